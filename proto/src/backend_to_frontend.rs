@@ -1,0 +1,91 @@
+//! Step 9: backend -> frontend. The answer is written into the task's slot by one RDMA WRITE_WITH_IMM:
+//! this header, then the output tensors.
+
+use wincode::{SchemaRead, SchemaWrite};
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
+
+use crate::{ids::BackendId, stages::AnswerStamps};
+
+/// How a planned task ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(u32)]
+pub enum AnswerStatus {
+    /// The output follows the header.
+    Done = 1,
+    /// The batch could not start by `latest`, so it was not started (Clockwork, section 4.4). No output follows.
+    WindowMissed = 2,
+    /// The executor failed; the reason follows as UTF-8 text.
+    Failed = 3,
+}
+
+/// Stands at `answer_offset` of the slot. Both ends are little-endian (asserted), so it is read in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct AnswerHeader {
+    /// The answered task.
+    pub task: u64,
+    /// How it ended.
+    pub status: AnswerStatus,
+    /// Bytes that follow: output tensors, or the text of a failure.
+    pub payload_bytes: u32,
+    /// The attempt that is answered; repeats the immediate's.
+    pub attempt: u16,
+    /// Tasks in the batch that this one ran in.
+    pub batch_size: u16,
+    /// The backend's GPU that ran it.
+    pub gpu: u32,
+    /// Where the time went.
+    pub stamps: AnswerStamps,
+}
+const _: () = assert!(size_of::<AnswerHeader>() == 80);
+const _: () = assert!(cfg!(target_endian = "little"), "slot headers are exchanged in host order");
+
+/// What a backend says about itself when it connects to a frontend.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub struct LinkHello {
+    /// As the scheduler named it.
+    pub backend: BackendId,
+}
+
+/// What the frontend answers: where its slots are. READ and WRITE reach nothing else.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub struct LinkWelcome {
+    /// Remote address of the arena's first byte.
+    pub arena_address: u64,
+    /// Length of the arena in bytes.
+    pub arena_bytes: u64,
+    /// Remote key that covers the arena and nothing else.
+    pub arena_rkey: u32,
+}
+
+/// Room that the header takes before the output.
+pub const ANSWER_HEADER_BYTES: usize = size_of::<AnswerHeader>();
+
+impl AnswerHeader {
+    /// Reads the header that stands at the start of `answer`; `None` if it is too short or its status unknown.
+    #[must_use]
+    pub fn parse(answer: &[u8]) -> Option<Self> {
+        Self::try_read_from_prefix(answer).ok().map(|(header, _)| header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_round_trips_and_garbage_does_not() {
+        let header = AnswerHeader {
+            task: 7,
+            status: AnswerStatus::Done,
+            payload_bytes: 40,
+            attempt: 1,
+            batch_size: 9,
+            gpu: 3,
+            stamps: AnswerStamps::default(),
+        };
+        assert_eq!(AnswerHeader::parse(header.as_bytes()), Some(header));
+        assert_eq!(AnswerHeader::parse(&header.as_bytes()[..79]), None);
+        assert_eq!(AnswerHeader::parse(&[0xff; 80]), None);
+    }
+}

@@ -1,0 +1,78 @@
+//! Backend -> scheduler: what it offers, and how its plans went.
+
+use wincode::{SchemaRead, SchemaWrite};
+
+use crate::{
+    ids::{FrontendId, PlanId, TaskId},
+    profile::LatencyProfile,
+    time::Timestamp,
+};
+
+/// A model that a backend has loaded on some of its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub struct ModelOffer {
+    /// As in the repository.
+    pub name: String,
+    /// As in the repository.
+    pub version: String,
+    /// l(b), measured when it was loaded.
+    pub profile: LatencyProfile,
+    /// Indexes of the GPUs that host it; each below the hello's `gpus`.
+    pub gpu_indexes: Vec<u32>,
+}
+
+/// What a backend says about itself when it connects to the scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub struct BackendHello {
+    /// GPUs it offers.
+    pub gpus: u32,
+    /// Models it has loaded.
+    pub models: Vec<ModelOffer>,
+}
+
+/// How a plan ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub enum PlanOutcome {
+    /// It ran. Both stamps are on the scheduler's clock.
+    Executed {
+        /// Execution started.
+        started_at: Timestamp,
+        /// Execution ended and the GPU was free.
+        finished_at: Timestamp,
+    },
+    /// It could not start by `latest`; its frontends have been told (`AnswerStatus::WindowMissed`).
+    WindowMissed {
+        /// When it was given up.
+        rejected_at: Timestamp,
+    },
+}
+
+/// A message to the scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub enum BackendToScheduler {
+    /// The queue pair to this frontend is up: its tasks can be planned here.
+    Linked {
+        /// The frontend.
+        frontend: FrontendId,
+    },
+    /// The queue pair to this frontend broke; the backend tries to connect again.
+    Unlinked {
+        /// The frontend.
+        frontend: FrontendId,
+    },
+    /// Asks for the scheduler's clock.
+    ClockRequest {
+        /// When this was sent, on the sender's clock; comes back in the reply.
+        sent_at: Timestamp,
+    },
+    /// A plan ended; the GPU is free.
+    PlanDone {
+        /// The plan.
+        plan: PlanId,
+        /// How.
+        outcome: PlanOutcome,
+        /// Tasks whose input could not be read or whose answer may not have arrived: their frontend must be asked
+        /// (fence) before they end or run again. All other tasks of the plan have been answered.
+        undelivered: Vec<TaskId>,
+    },
+}

@@ -1,0 +1,127 @@
+//! Frames: the messages of one edge, packed one after another into a single SEND, so that under load many of them
+//! cost one packet.
+
+use thiserror::Error;
+use wincode::{SchemaReadOwned, SchemaWrite, config::DefaultConfig};
+
+/// The largest frame: what one posted receive holds. The largest message, a plan of 256 tasks, fits (asserted there).
+pub const FRAME_BYTES_MAX: usize = 16 * 1024;
+
+/// Why a message could not be packed or a frame not unpacked.
+#[derive(Debug, Error)]
+pub enum FrameError {
+    /// The message alone is larger than a frame.
+    #[error("a control message of {found} bytes is larger than a frame ({FRAME_BYTES_MAX} bytes)")]
+    TooLarge {
+        /// Its encoded size.
+        found: usize,
+    },
+    /// Not a message of this edge. The peer runs another version, or the connection is not what it seems.
+    #[error("a frame from the peer does not decode at byte {at}: {cause}; do both sides run the same version?")]
+    Malformed {
+        /// Where decoding stopped.
+        at: usize,
+        /// What the decoder said.
+        cause: String,
+    },
+}
+
+/// Packs messages into frames.
+#[derive(Debug, Default)]
+pub struct FrameWriter {
+    frame: Vec<u8>,
+}
+
+impl FrameWriter {
+    /// Adds a message. If it does not fit any more, the frame so far is returned for sending and the message starts
+    /// the next one.
+    ///
+    /// # Errors
+    /// If the message alone is larger than a frame; nothing was added then.
+    pub fn push<M>(&mut self, message: &M) -> Result<Option<Vec<u8>>, FrameError>
+    where
+        M: SchemaWrite<DefaultConfig, Src = M>,
+    {
+        let encoded = wincode::serialize(message).expect("encoding into memory cannot fail");
+        if encoded.len() > FRAME_BYTES_MAX {
+            return Err(FrameError::TooLarge { found: encoded.len() });
+        }
+        let full = (self.frame.len() + encoded.len() > FRAME_BYTES_MAX).then(|| std::mem::take(&mut self.frame));
+        self.frame.extend_from_slice(&encoded);
+        Ok(full)
+    }
+
+    /// The frame so far, if it holds anything.
+    pub fn take(&mut self) -> Option<Vec<u8>> {
+        (!self.frame.is_empty()).then(|| std::mem::take(&mut self.frame))
+    }
+}
+
+/// Unpacks all messages of a frame, in order.
+///
+/// # Errors
+/// If it does not decode; messages before the fault have been handed out then.
+pub fn read_frame<M>(frame: &[u8]) -> impl Iterator<Item = Result<M, FrameError>>
+where
+    M: SchemaReadOwned<DefaultConfig, Dst = M>,
+{
+    let mut rest = frame;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let at = frame.len() - rest.len();
+        Some(wincode::deserialize_from::<M>(&mut rest).map_err(|cause| {
+            rest = &[];
+            FrameError::Malformed { at, cause: cause.to_string() }
+        }))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{frontend_to_scheduler::FrontendToScheduler, ids::TaskId, time::Timestamp};
+    use proptest::prelude::*;
+
+    fn cancel(task: u64) -> FrontendToScheduler {
+        FrontendToScheduler::Cancel { task: TaskId(task) }
+    }
+
+    #[test]
+    fn messages_come_out_as_they_went_in() {
+        let mut writer = FrameWriter::default();
+        let mut frames = Vec::new();
+        for task in 0..5000 {
+            frames.extend(writer.push(&cancel(task)).unwrap());
+        }
+        frames.extend(writer.take());
+        assert!(frames.len() > 1 && frames.iter().all(|frame| frame.len() <= FRAME_BYTES_MAX));
+        let read: Vec<FrontendToScheduler> =
+            frames.iter().flat_map(|frame| read_frame(frame)).map(Result::unwrap).collect();
+        assert_eq!(read, (0..5000).map(cancel).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_torn_frame_yields_what_is_whole_and_then_an_error() {
+        let mut writer = FrameWriter::default();
+        writer.push(&cancel(1)).unwrap();
+        writer.push(&FrontendToScheduler::ClockRequest { sent_at: Timestamp(5) }).unwrap();
+        let frame = writer.take().unwrap();
+        let read: Vec<_> = read_frame::<FrontendToScheduler>(&frame[..frame.len() - 1]).collect();
+        assert_eq!(read.len(), 2);
+        assert!(read[0].is_ok() && matches!(read[1], Err(FrameError::Malformed { at: 12, .. })), "{read:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            for message in read_frame::<FrontendToScheduler>(&bytes) {
+                let _ = message;
+            }
+            for message in read_frame::<crate::scheduler_to_backend::SchedulerToBackend>(&bytes) {
+                let _ = message;
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Step 3: frontend -> scheduler. Task ids, deadlines and slot descriptors; never a tensor byte.
+
+use wincode::{SchemaRead, SchemaWrite};
+
+use crate::{
+    ids::{BackendId, ModelId, TaskId},
+    slot::SlotDescriptor,
+    time::Timestamp,
+};
+
+/// A message to the ModelThread that owns the model, or (clock, fence) to the scheduler's control.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub enum FrontendToScheduler {
+    /// The client hung up: do not run the task if it is still queued. Its end is reported as any other's.
+    Cancel {
+        /// The task.
+        task: TaskId,
+    },
+    /// Asks for the scheduler's clock.
+    ClockRequest {
+        /// When this was sent, on the sender's clock; comes back in the reply.
+        sent_at: Timestamp,
+    },
+    /// Run this task by its deadline.
+    Submit {
+        /// The task.
+        task: TaskId,
+        /// The model.
+        model: ModelId,
+        /// When the client wants its answer, on the scheduler's clock. The scheduler takes off what the way back costs.
+        deadline: Timestamp,
+        /// Where its bytes are.
+        slot: SlotDescriptor,
+    },
+    /// The queue pair of `backend` is in ERROR: nothing that it still sends can reach a slot.
+    Fenced {
+        /// The backend that was asked about.
+        backend: BackendId,
+        /// Of the tasks asked about, those that have no answer yet; the others have been answered.
+        unanswered: Vec<TaskId>,
+    },
+}
+
+/// What a frontend says about itself when it connects to the scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub struct FrontendHello {
+    /// Where backends reach it: `ip:port` of its bootstrap listener.
+    pub link_address: String,
+}

@@ -1,0 +1,64 @@
+//! Ids. Each says who assigns it, and none is ever used again within one life of its assigner.
+
+use wincode::{SchemaRead, SchemaWrite};
+
+/// Assigned by the scheduler when a frontend joins; a frontend that comes back is given a fresh one,
+/// so an id is also the frontend's incarnation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
+pub struct FrontendId(pub u32);
+
+/// Assigned by the scheduler when a backend joins; a backend that comes back is given a fresh one,
+/// so an id is also the backend's incarnation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
+pub struct BackendId(pub u32);
+
+/// Assigned by the scheduler, one for each GPU that a backend offers, dense from 0. The smallest free id is
+/// used first, so GPUs with large ids stay idle at low load (Symphony, section 3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
+pub struct GpuId(pub u32);
+
+/// Assigned by the scheduler when a backend first offers a model of that name and version, dense from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
+pub struct ModelId(pub u32);
+
+/// Assigned by the scheduler when a batch is granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
+pub struct PlanId(pub u64);
+
+/// Assigned by a frontend when it admits a task: its own id in the upper 24 bits, a sequence number in the lower 40.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
+pub struct TaskId(pub u64);
+
+impl TaskId {
+    const SEQUENCE_BITS: u32 = 40;
+
+    /// The id of the `sequence`-th task of a frontend.
+    ///
+    /// # Panics
+    /// If `frontend` needs more than 24 bits or `sequence` more than 40: at a million tasks a second that takes 12 days
+    /// of one frontend's incarnation, which rejoins before.
+    #[must_use]
+    pub fn new(frontend: FrontendId, sequence: u64) -> Self {
+        assert!(frontend.0 < 1 << 24, "frontend ids are 24 bits in a task id");
+        assert!(sequence < 1 << Self::SEQUENCE_BITS, "task sequence numbers are 40 bits");
+        Self(u64::from(frontend.0) << Self::SEQUENCE_BITS | sequence)
+    }
+
+    /// The frontend that admitted the task and waits for its answer.
+    #[must_use]
+    pub fn frontend(self) -> FrontendId {
+        FrontendId((self.0 >> Self::SEQUENCE_BITS) as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_id_names_its_frontend() {
+        let task = TaskId::new(FrontendId(0xabcdef), (1 << 40) - 1);
+        assert_eq!(task.frontend(), FrontendId(0xabcdef));
+        assert_ne!(task, TaskId::new(FrontendId(0xabcdef), 0));
+    }
+}

@@ -1,0 +1,21 @@
+//! The vocabulary that downbeat's roles share: ids, instants on the scheduler's clock, latency profiles,
+//! and one file of messages for each edge of the data flow. No IO and no clock is read here.
+#![forbid(unsafe_code)]
+
+pub mod backend_to_frontend;
+pub mod backend_to_scheduler;
+pub mod clock;
+pub mod frame;
+pub mod frontend_to_scheduler;
+pub mod ids;
+pub mod profile;
+pub mod scheduler_to_backend;
+pub mod scheduler_to_frontend;
+pub mod slot;
+pub mod stages;
+pub mod time;
+
+pub use ids::{BackendId, FrontendId, GpuId, ModelId, PlanId, TaskId};
+pub use profile::{LatencyProfile, ProfileError};
+pub use slot::SlotDescriptor;
+pub use time::{Span, Timestamp};

@@ -1,0 +1,65 @@
+//! Slots: where a task's input waits to be read and where its output is written, in a frontend's registered arena.
+
+use wincode::{SchemaRead, SchemaWrite};
+
+/// Where a task's bytes lie in its frontend's arena. Offsets count from the arena's start; the arena's address and
+/// remote key are told to a backend when it connects to the frontend, never to the scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub struct SlotDescriptor {
+    /// Assigned by the frontend; below [`ImmediateData::SLOTS_MAX`].
+    pub slot: u32,
+    /// Where the input starts, in bytes.
+    pub input_offset: u64,
+    /// Length of the input in bytes: all input tensors of the model, in the order of its configuration.
+    pub input_bytes: u32,
+    /// Where the answer goes: an [`AnswerHeader`](crate::backend_to_frontend::AnswerHeader), then the output tensors
+    /// in the order of the model's configuration.
+    pub answer_offset: u64,
+    /// Room for the answer in bytes, its header included.
+    pub answer_bytes_max: u32,
+}
+
+/// The 32 bits that a WRITE_WITH_IMM carries: which slot is answered, and for which attempt.
+///
+/// The attempt keeps a late answer of an earlier run from being taken for the answer (DESIGN: fencing).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImmediateData {
+    /// The answered slot.
+    pub slot: u32,
+    /// The attempt that is answered, modulo [`Self::ATTEMPTS`].
+    pub attempt: u16,
+}
+
+impl ImmediateData {
+    const SLOT_BITS: u32 = 20;
+    /// Slots that one frontend can have.
+    pub const SLOTS_MAX: u32 = 1 << Self::SLOT_BITS;
+    /// Attempts that an immediate can tell apart.
+    pub const ATTEMPTS: u16 = 1 << (32 - Self::SLOT_BITS);
+
+    /// Packs both into an immediate: slot in the lower 20 bits, attempt in the upper 12.
+    #[must_use]
+    pub fn pack(self) -> u32 {
+        debug_assert!(self.slot < Self::SLOTS_MAX, "slot {} needs more than 20 bits", self.slot);
+        u32::from(self.attempt % Self::ATTEMPTS) << Self::SLOT_BITS | (self.slot & (Self::SLOTS_MAX - 1))
+    }
+
+    /// Unpacks an immediate; every value means something, so a check against the slot's lease must follow.
+    #[must_use]
+    pub fn unpack(immediate: u32) -> Self {
+        Self { slot: immediate & (Self::SLOTS_MAX - 1), attempt: (immediate >> Self::SLOT_BITS) as u16 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn immediates_round_trip(immediate: u32) {
+            prop_assert_eq!(ImmediateData::unpack(immediate).pack(), immediate);
+        }
+    }
+}

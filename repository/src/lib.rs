@@ -1,0 +1,126 @@
+//! Reads a model repository in Triton's layout (`<repo>/<model>/config.pbtxt`, `<repo>/<model>/<version>/model.onnx`):
+//! what each model takes and gives, its latency objective, and what executes it. All three roles agree on it.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+
+use proto::{LatencyProfile, Span};
+use thiserror::Error;
+
+/// One version of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// The folder's name.
+    pub name: String,
+    /// The version folder's name; the highest number is served.
+    pub version: String,
+    /// Inputs in the order in which they lie in a slot.
+    pub inputs: Vec<Tensor>,
+    /// Outputs in the order in which they lie in an answer.
+    pub outputs: Vec<Tensor>,
+    /// `max_batch_size`; at least 1.
+    pub max_batch: usize,
+    /// The latency objective of a request that names none (`parameters: slo_ms`).
+    pub slo: Span,
+    /// What runs it.
+    pub executor: Executor,
+    /// Class labels of the first output, if the configuration names a label file.
+    pub labels: Vec<String>,
+}
+
+/// A tensor of one task: the batch dimension is not part of its shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tensor {
+    /// As clients name it.
+    pub name: String,
+    /// Its element type.
+    pub datatype: DataType,
+    /// Its shape without the batch dimension, every dimension fixed and positive.
+    pub shape: Vec<usize>,
+}
+
+impl Tensor {
+    /// Elements of one task's tensor.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+    /// Bytes of one task's tensor.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.datatype.bytes()
+    }
+}
+
+impl Model {
+    /// Bytes of one task's inputs.
+    #[must_use]
+    pub fn input_bytes(&self) -> usize {
+        self.inputs.iter().map(Tensor::bytes).sum()
+    }
+    /// Bytes of one task's outputs.
+    #[must_use]
+    pub fn output_bytes(&self) -> usize {
+        self.outputs.iter().map(Tensor::bytes).sum()
+    }
+}
+
+/// Element types of the Open Inference Protocol that have a fixed size (BYTES has none).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum DataType {
+    Bool,
+    Uint8,
+    Uint16,
+    Uint32,
+    Uint64,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Fp16,
+    Fp32,
+    Fp64,
+}
+
+impl DataType {
+    /// Bytes of one element.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Bool | Self::Uint8 | Self::Int8 => 1,
+            Self::Uint16 | Self::Int16 | Self::Fp16 => 2,
+            Self::Uint32 | Self::Int32 | Self::Fp32 => 4,
+            Self::Uint64 | Self::Int64 | Self::Fp64 => 8,
+        }
+    }
+}
+
+/// What runs a model (`backend` or `parameters: executor` of the configuration).
+#[derive(Debug, Clone, PartialEq)]
+pub enum Executor {
+    /// Waits exactly l(b), then gives an output derived from every byte of its input.
+    Emulated {
+        /// l(b).
+        profile: LatencyProfile,
+    },
+    /// tract, on the CPU.
+    Onnx {
+        /// The model file.
+        file: PathBuf,
+    },
+}
+
+/// Why a repository could not be read. One line: the file, the key, what was found, what was expected.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub struct RepositoryError(pub String);
+
+/// Reads all models of a repository, sorted by name.
+///
+/// # Errors
+/// If the folder cannot be read, or any model's configuration is wrong.
+pub fn load(repository: &Path) -> Result<Vec<Model>, RepositoryError> {
+    let _ = repository;
+    todo!()
+}

@@ -1,0 +1,2 @@
+//! The `downbeat` binary: dispatches subcommands, nothing else.
+fn main() {}
