@@ -4,7 +4,10 @@
 use wincode::{SchemaRead, SchemaWrite};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-use crate::{ids::BackendId, stages::AnswerStamps};
+use crate::{
+    ids::{BackendId, FrontendId},
+    stages::AnswerStamps,
+};
 
 /// How a planned task ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -45,6 +48,9 @@ const _: () = assert!(cfg!(target_endian = "little"), "slot headers are exchange
 pub struct LinkHello {
     /// As the scheduler named it.
     pub backend: BackendId,
+    /// The frontend that it means to reach. A frontend that has rejoined under another id shares its arena's memory
+    /// with its former self, so it refuses links that were meant for that one.
+    pub frontend: FrontendId,
 }
 
 /// What the frontend answers: where its slots are. READ and WRITE reach nothing else.

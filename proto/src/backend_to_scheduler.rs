@@ -17,6 +17,8 @@ pub struct ModelOffer {
     pub version: String,
     /// l(b), measured when it was loaded.
     pub profile: LatencyProfile,
+    /// Bytes of one task's input, which the backend will READ.
+    pub input_bytes: u32,
     /// Indexes of the GPUs that host it; each below the hello's `gpus`.
     pub gpu_indexes: Vec<u32>,
 }
@@ -65,14 +67,22 @@ pub enum BackendToScheduler {
         /// When this was sent, on the sender's clock; comes back in the reply.
         sent_at: Timestamp,
     },
-    /// A plan ended; the GPU is free.
+    /// Every answer of a plan has arrived or failed: the plan's tasks have ended here. Sent once for each plan, after its
+    /// `PlanDone`; until then a task's answer can still be lost with the backend.
+    Answered {
+        /// The plan.
+        plan: PlanId,
+        /// Tasks that failed since `PlanDone`; as there.
+        undelivered: Vec<TaskId>,
+    },
+    /// A plan's execution ended or was given up: the GPU is free, the answers are on their way. Sent once for each plan.
     PlanDone {
         /// The plan.
         plan: PlanId,
         /// How.
         outcome: PlanOutcome,
         /// Tasks whose input could not be read or whose answer may not have arrived: their frontend must be asked
-        /// (fence) before they end or run again. All other tasks of the plan have been answered.
+        /// (fence) before they end or run again. Those that fail later are named by `Answered`.
         undelivered: Vec<TaskId>,
     },
 }

@@ -81,11 +81,15 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{frontend_to_scheduler::FrontendToScheduler, ids::TaskId, time::Timestamp};
+    use crate::{
+        frontend_to_scheduler::FrontendToScheduler,
+        ids::{ModelId, TaskId},
+        time::Timestamp,
+    };
     use proptest::prelude::*;
 
     fn cancel(task: u64) -> FrontendToScheduler {
-        FrontendToScheduler::Cancel { task: TaskId(task) }
+        FrontendToScheduler::Cancel { task: TaskId(task), model: ModelId(0) }
     }
 
     #[test]
@@ -110,7 +114,7 @@ mod tests {
         let frame = writer.take().unwrap();
         let read: Vec<_> = read_frame::<FrontendToScheduler>(&frame[..frame.len() - 1]).collect();
         assert_eq!(read.len(), 2);
-        assert!(read[0].is_ok() && matches!(read[1], Err(FrameError::Malformed { at: 12, .. })), "{read:?}");
+        assert!(read[0].is_ok() && matches!(read[1], Err(FrameError::Malformed { at: 16, .. })), "{read:?}");
     }
 
     proptest! {

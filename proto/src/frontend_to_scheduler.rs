@@ -15,6 +15,8 @@ pub enum FrontendToScheduler {
     Cancel {
         /// The task.
         task: TaskId,
+        /// Its model, so that no index of all tasks is needed.
+        model: ModelId,
     },
     /// Asks for the scheduler's clock.
     ClockRequest {

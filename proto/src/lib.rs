@@ -7,6 +7,7 @@ pub mod backend_to_scheduler;
 pub mod clock;
 pub mod frame;
 pub mod frontend_to_scheduler;
+pub mod hello;
 pub mod ids;
 pub mod profile;
 pub mod scheduler_to_backend;
