@@ -2,10 +2,19 @@
 //! what each model takes and gives, its latency objective, and what executes it. All three roles agree on it.
 #![forbid(unsafe_code)]
 
-use std::path::{Path, PathBuf};
+mod config;
+pub mod emulated;
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
 
 use proto::{LatencyProfile, Span};
 use thiserror::Error;
+
+/// The longest latency objective: a model's, and a request's own. Beyond it a number is a slip of the unit.
+pub const SLO_MAX: Span = Span::from_millis(600_000);
 
 /// One version of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,7 +92,54 @@ pub enum DataType {
     Fp64,
 }
 
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl DataType {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::Bool,
+        Self::Uint8,
+        Self::Uint16,
+        Self::Uint32,
+        Self::Uint64,
+        Self::Int8,
+        Self::Int16,
+        Self::Int32,
+        Self::Int64,
+        Self::Fp16,
+        Self::Fp32,
+        Self::Fp64,
+    ];
+
+    /// As the Open Inference Protocol spells it; Triton's configuration puts `TYPE_` before it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "BOOL",
+            Self::Uint8 => "UINT8",
+            Self::Uint16 => "UINT16",
+            Self::Uint32 => "UINT32",
+            Self::Uint64 => "UINT64",
+            Self::Int8 => "INT8",
+            Self::Int16 => "INT16",
+            Self::Int32 => "INT32",
+            Self::Int64 => "INT64",
+            Self::Fp16 => "FP16",
+            Self::Fp32 => "FP32",
+            Self::Fp64 => "FP64",
+        }
+    }
+
+    /// The type of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|datatype| datatype.name() == name)
+    }
+
     /// Bytes of one element.
     #[must_use]
     pub fn bytes(self) -> usize {
@@ -116,11 +172,32 @@ pub enum Executor {
 #[error("{0}")]
 pub struct RepositoryError(pub String);
 
-/// Reads all models of a repository, sorted by name.
+/// Reads all models of a repository, sorted by name. Files beside the model folders, and hidden folders, are ignored.
 ///
 /// # Errors
-/// If the folder cannot be read, or any model's configuration is wrong.
+/// If the folder cannot be read or holds no model, or any model's configuration is wrong.
 pub fn load(repository: &Path) -> Result<Vec<Model>, RepositoryError> {
-    let _ = repository;
-    todo!()
+    let mut models = folders(repository)?.iter().map(|folder| config::load(folder)).collect::<Result<Vec<_>, _>>()?;
+    if models.is_empty() {
+        return Err(RepositoryError(format!(
+            "{}: found no model folder, expected <model>/config.pbtxt",
+            repository.display()
+        )));
+    }
+    models.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(models)
+}
+
+/// The folders directly in `parent` whose names are not hidden.
+fn folders(parent: &Path) -> Result<Vec<PathBuf>, RepositoryError> {
+    let failed = |error| RepositoryError(format!("{}: cannot be listed: {error}", parent.display()));
+    let mut folders = Vec::new();
+    for entry in fs::read_dir(parent).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let hidden = path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
+        if path.is_dir() && !hidden {
+            folders.push(path);
+        }
+    }
+    Ok(folders)
 }

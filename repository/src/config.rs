@@ -1,0 +1,310 @@
+//! One model's folder: `config.pbtxt`, its version folders, its label file.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
+
+use miette::Diagnostic as _;
+use prost_reflect::{DescriptorPool, DynamicMessage, MapKey, MessageDescriptor, Value, text_format::ParseError};
+use proto::{LatencyProfile, Span};
+
+use crate::{DataType, Executor, Model, RepositoryError, SLO_MAX, Tensor, emulated, folders};
+
+/// `inference.ModelConfig`, as build.rs compiled it.
+static MODEL_CONFIG: LazyLock<MessageDescriptor> = LazyLock::new(|| {
+    DescriptorPool::decode(include_bytes!(concat!(env!("OUT_DIR"), "/model_config.bin")).as_slice())
+        .expect("build.rs wrote it")
+        .get_message_by_name("inference.ModelConfig")
+        .expect("the schema declares it")
+});
+
+/// Fields of the schema that a configuration may set and that change nothing here.
+const UNUSED_FIELDS: [&str; 3] = ["version_policy", "instance_group", "dynamic_batching"];
+
+/// Loads the model in `folder`.
+pub(crate) fn load(folder: &Path) -> Result<Model, RepositoryError> {
+    let path = folder.join("config.pbtxt");
+    let text = fs::read_to_string(&path).map_err(|error| RepositoryError(format!("{}: {error}", path.display())))?;
+    let text = with_colons(&text);
+    let message = DynamicMessage::parse_text_format(MODEL_CONFIG.clone(), &text)
+        .map_err(|error| RepositoryError(format!("{}: {}", path.display(), located(&error, &text))))?;
+    let file = ConfigFile { folder, path: &path, message };
+    file.note_unused_fields();
+    file.model()
+}
+
+/// Writes `input: [` for `input [`. The colon before a list of messages is optional in the text format and Triton's
+/// own examples leave it out, but the parser wants it. A blank before the bracket gives its place, so that the
+/// positions of errors stay what they are.
+fn with_colons(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 8);
+    let mut chars = text.chars();
+    // The last character that is neither a blank nor in a comment.
+    let mut last = ' ';
+    while let Some(c) = chars.next() {
+        match c {
+            '#' => {
+                out.push(c);
+                out.extend(chars.by_ref().take_while(|&c| c != '\n'));
+                out.push('\n');
+            }
+            '"' | '\'' => {
+                out.push(c);
+                let mut escaped = false;
+                for inner in chars.by_ref() {
+                    out.push(inner);
+                    if inner == c && !escaped {
+                        break;
+                    }
+                    escaped = inner == '\\' && !escaped;
+                }
+            }
+            '[' if last.is_ascii_alphanumeric() || last == '_' => {
+                if out.ends_with([' ', '\t']) {
+                    out.pop();
+                }
+                out.push_str(":[");
+            }
+            _ => out.push(c),
+        }
+        if c != '#' && !c.is_whitespace() {
+            last = c;
+        }
+    }
+    out
+}
+
+/// The parser's complaint with the line and column that it points at.
+fn located(error: &ParseError, text: &str) -> String {
+    let label = error.labels().and_then(|mut labels| labels.next());
+    let Some(before) = label.and_then(|label| text.get(..label.offset())) else { return error.to_string() };
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|&c| c != '\n').count() + 1;
+    format!("line {line}, column {column}: {error}")
+}
+
+/// A parsed `config.pbtxt`.
+struct ConfigFile<'a> {
+    folder: &'a Path,
+    path: &'a Path,
+    message: DynamicMessage,
+}
+
+impl ConfigFile<'_> {
+    fn model(&self) -> Result<Model, RepositoryError> {
+        let name = self.name()?;
+        let version = self.version()?;
+        let max_batch = self.max_batch()?;
+        let inputs = self.tensors("input")?;
+        let outputs = self.tensors("output")?;
+        let slo = Span::from_millis_f64(self.milliseconds("slo_ms")?);
+        let executor = self.executor(&version, max_batch, &outputs)?;
+        if let Executor::Emulated { profile } = &executor
+            && slo < profile.latency(1)
+        {
+            return Err(self.error("slo_ms", slo, format_args!("at least l(1) = {}", profile.latency(1))));
+        }
+        let labels = self.labels(&outputs[0])?;
+        Ok(Model { name, version, inputs, outputs, max_batch, slo, executor, labels })
+    }
+
+    fn name(&self) -> Result<String, RepositoryError> {
+        let folder = self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = text(&self.message, "name");
+        if !name.is_empty() && name != folder {
+            return Err(self.error(
+                "name",
+                format_args!("\"{name}\""),
+                format_args!("the folder's name, \"{folder}\""),
+            ));
+        }
+        Ok(folder)
+    }
+
+    /// The version folder with the highest number; "1" for an emulated model without any.
+    fn version(&self) -> Result<String, RepositoryError> {
+        let mut versions = Vec::new();
+        for folder in folders(self.folder)? {
+            let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if let Ok(number) = name.parse::<u64>() {
+                versions.push((number, name));
+            }
+        }
+        match versions.into_iter().max() {
+            Some((_, name)) => Ok(name),
+            None if self.executor_name() == "emulated" => Ok("1".to_owned()),
+            None => Err(RepositoryError(format!(
+                "{}: found no version folder, expected one whose name is a number, for example 1",
+                self.folder.display()
+            ))),
+        }
+    }
+
+    fn max_batch(&self) -> Result<usize, RepositoryError> {
+        let found = get(&self.message, "max_batch_size").as_i32().unwrap_or_default();
+        match usize::try_from(found) {
+            Ok(max_batch @ 1..=LatencyProfile::MAX_BATCH) => Ok(max_batch),
+            _ => Err(self.error("max_batch_size", found, format_args!("1 to {}", LatencyProfile::MAX_BATCH))),
+        }
+    }
+
+    /// `input` or `output`.
+    fn tensors(&self, key: &str) -> Result<Vec<Tensor>, RepositoryError> {
+        let value = get(&self.message, key);
+        let found = value.as_list().unwrap_or_default();
+        if found.is_empty() {
+            return Err(self.error(key, "none", "at least one tensor"));
+        }
+        let mut tensors: Vec<Tensor> = Vec::new();
+        let mut bytes = 0u32;
+        for (index, item) in found.iter().enumerate() {
+            let message = item.as_message().expect("the schema says message");
+            let tensor = self.tensor(&format!("{key}[{index}]"), message)?;
+            if tensors.iter().any(|other| other.name == tensor.name) {
+                return Err(self.error(&format!("{key}[{index}].name"), &tensor.name, "a name that is used once"));
+            }
+            // A slot descriptor counts bytes in 32 bits.
+            bytes = size_in_bytes(&tensor).and_then(|size| bytes.checked_add(size)).ok_or_else(|| {
+                self.error(&format!("{key}[{index}].dims"), "4 GiB or more", "tensors of less than 4 GiB together")
+            })?;
+            tensors.push(tensor);
+        }
+        Ok(tensors)
+    }
+
+    fn tensor(&self, key: &str, message: &DynamicMessage) -> Result<Tensor, RepositoryError> {
+        let name = text(message, "name");
+        if name.is_empty() {
+            return Err(self.error(&format!("{key}.name"), "none", "the name that clients use"));
+        }
+        let data_type = get(message, "data_type").as_enum_number().unwrap_or_default();
+        let spelled = MODEL_CONFIG
+            .parent_pool()
+            .get_enum_by_name("inference.DataType")
+            .and_then(|types| types.get_value(data_type).map(|value| value.name().to_owned()))
+            .unwrap_or_else(|| data_type.to_string());
+        let datatype = spelled.strip_prefix("TYPE_").and_then(DataType::from_name).ok_or_else(|| {
+            self.error(&format!("{key}.data_type"), &spelled, "TYPE_BOOL, TYPE_[U]INT8 to 64, or TYPE_FP16 to 64")
+        })?;
+        let dims = get(message, "dims");
+        let shape = dims.as_list().unwrap_or_default().iter().map(|dim| dim.as_i64().unwrap_or_default());
+        let shape = shape
+            .map(|dim| usize::try_from(dim).ok().filter(|&dim| dim > 0).ok_or(dim))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|dim| self.error(&format!("{key}.dims"), dim, "dimensions that are fixed and above 0"))?;
+        if shape.is_empty() {
+            return Err(self.error(&format!("{key}.dims"), "none", "at least one dimension (the batch is not one)"));
+        }
+        Ok(Tensor { name, datatype, shape })
+    }
+
+    /// `parameters: executor`, or else `backend`, or else `platform`.
+    fn executor_name(&self) -> String {
+        let candidates = [self.parameter("executor"), Some(text(&self.message, "backend"))];
+        candidates
+            .into_iter()
+            .flatten()
+            .find(|name| !name.is_empty())
+            .unwrap_or_else(|| text(&self.message, "platform"))
+    }
+
+    fn executor(&self, version: &str, max_batch: usize, outputs: &[Tensor]) -> Result<Executor, RepositoryError> {
+        match self.executor_name().as_str() {
+            "emulated" => {
+                let digest = Tensor {
+                    name: emulated::OUTPUT.to_owned(),
+                    datatype: DataType::Uint64,
+                    shape: vec![emulated::OUTPUT_ELEMENTS],
+                };
+                if outputs != [digest] {
+                    let found = format!("\"{}\"", outputs[0].name);
+                    return Err(self.error("output", found, "only \"digest\", TYPE_UINT64, dims [ 2 ], when emulated"));
+                }
+                let (alpha, beta) = (self.milliseconds("alpha_ms")?, self.milliseconds("beta_ms")?);
+                let profile = LatencyProfile::linear(alpha, beta, max_batch)
+                    .map_err(|error| RepositoryError(format!("{}: alpha_ms, beta_ms: {error}", self.path.display())))?;
+                Ok(Executor::Emulated { profile })
+            }
+            "onnx" | "onnxruntime" | "onnxruntime_onnx" => Ok(Executor::Onnx { file: self.model_file(version)? }),
+            other => {
+                Err(self.error("backend", format_args!("\"{other}\""), "\"onnxruntime\", \"onnx\" or \"emulated\""))
+            }
+        }
+    }
+
+    fn model_file(&self, version: &str) -> Result<PathBuf, RepositoryError> {
+        let name = Some(text(&self.message, "default_model_filename")).filter(|name| !name.is_empty());
+        let file = self.folder.join(version).join(name.as_deref().unwrap_or("model.onnx"));
+        if !file.is_file() {
+            return Err(RepositoryError(format!("{}: no such file, expected the model", file.display())));
+        }
+        Ok(file)
+    }
+
+    /// The labels of the first output, one a line, one for each of its elements.
+    fn labels(&self, first: &Tensor) -> Result<Vec<String>, RepositoryError> {
+        let output = get(&self.message, "output");
+        let name = output.as_list().unwrap_or_default()[0].as_message().map(|o| text(o, "label_filename"));
+        let Some(name) = name.filter(|name| !name.is_empty()) else { return Ok(Vec::new()) };
+        let path = self.folder.join(name);
+        let lines =
+            fs::read_to_string(&path).map_err(|error| RepositoryError(format!("{}: {error}", path.display())))?;
+        let labels: Vec<String> = lines.lines().map(str::trim).map(str::to_owned).collect();
+        if labels.len() != first.elements() {
+            return Err(RepositoryError(format!(
+                "{}: found {} labels, expected {}, one for each element of output \"{}\"",
+                path.display(),
+                labels.len(),
+                first.elements(),
+                first.name
+            )));
+        }
+        Ok(labels)
+    }
+
+    /// `parameters { key: "KEY" value: { string_value: ".." } }`.
+    fn parameter(&self, key: &str) -> Option<String> {
+        let parameters = get(&self.message, "parameters");
+        let value = parameters.as_map()?.get(&MapKey::String(key.to_owned()))?;
+        Some(text(value.as_message()?, "string_value"))
+    }
+
+    fn milliseconds(&self, key: &str) -> Result<f64, RepositoryError> {
+        let expected = "milliseconds, above 0 and at most 600000, in parameters { key value { string_value } }";
+        let Some(found) = self.parameter(key) else { return Err(self.error(key, "none", expected)) };
+        match found.parse::<f64>() {
+            Ok(ms) if ms > 0.0 && ms <= SLO_MAX.as_millis_f64() => Ok(ms),
+            _ => Err(self.error(key, format_args!("\"{found}\""), expected)),
+        }
+    }
+
+    fn note_unused_fields(&self) {
+        for key in UNUSED_FIELDS {
+            if self.message.has_field_by_name(key) {
+                tracing::info!("{}: {key} is accepted and changes nothing", self.path.display());
+            }
+        }
+    }
+
+    fn error(&self, key: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> RepositoryError {
+        RepositoryError(format!("{}: {key}: found {found}, expected {expected}", self.path.display()))
+    }
+}
+
+fn get(message: &DynamicMessage, field: &str) -> Value {
+    message.get_field_by_name(field).expect("the schema declares it").into_owned()
+}
+
+fn text(message: &DynamicMessage, field: &str) -> String {
+    get(message, field).as_str().unwrap_or_default().to_owned()
+}
+
+fn size_in_bytes(tensor: &Tensor) -> Option<u32> {
+    let elements = tensor.shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))?;
+    u32::try_from(elements.checked_mul(tensor.datatype.bytes())?).ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+use super::*;
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+const DIGITS: &str = r#"
+backend: "onnxruntime"
+max_batch_size: 16
+input [ { name: "image" data_type: TYPE_FP32 dims: [ 64 ] } ]
+output { name: "probabilities" data_type: TYPE_FP32 dims: 10 label_filename: "labels.txt" }
+parameters { key: "slo_ms" value: { string_value: "20" } }
+"#;
+
+/// A repository with one model, `digits`, in versions 2 and 10.
+fn repository(config: &str) -> TempDir {
+    let repository = tempfile::tempdir().unwrap();
+    let folder = repository.path().join("digits");
+    for version in ["2", "10", "notes"] {
+        fs::create_dir_all(folder.join(version)).unwrap();
+        fs::write(folder.join(version).join("model.onnx"), "").unwrap();
+    }
+    fs::write(folder.join("config.pbtxt"), config).unwrap();
+    fs::write(folder.join("labels.txt"), "zero\none\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine\n").unwrap();
+    repository
+}
+
+/// The error that a configuration gives, without the temporary folder's name.
+fn error(config: &str) -> String {
+    let repository = repository(config);
+    let prefix = format!("{}/", repository.path().display());
+    crate::load(repository.path()).unwrap_err().to_string().replace(&prefix, "")
+}
+
+#[test]
+fn a_model_of_files_loads() {
+    let repository = repository(DIGITS);
+    fs::write(repository.path().join("README"), "not a model").unwrap();
+    let model = crate::load(repository.path()).unwrap().remove(0);
+    assert_eq!((model.name.as_str(), model.version.as_str()), ("digits", "10"), "10 is above 2 as a number");
+    assert_eq!(model.inputs, [Tensor { name: "image".into(), datatype: DataType::Fp32, shape: vec![64] }]);
+    assert_eq!((model.input_bytes(), model.output_bytes(), model.max_batch), (256, 40, 16));
+    assert_eq!(model.slo, Span::from_millis(20));
+    assert_eq!(model.executor, Executor::Onnx { file: repository.path().join("digits/10/model.onnx") });
+    assert_eq!((model.labels.len(), model.labels[9].as_str()), (10, "nine"));
+}
+
+#[test]
+fn the_models_that_come_with_the_project_load() {
+    let models = crate::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")).unwrap();
+    let emulated = |name: &str| models.iter().find(|model| model.name == name).unwrap();
+    let resnet50 = emulated("resnet50");
+    let profile = LatencyProfile::linear(1.053, 5.072, resnet50.max_batch).unwrap();
+    assert_eq!(resnet50.executor, Executor::Emulated { profile });
+    assert_eq!((resnet50.input_bytes(), resnet50.output_bytes()), (3 * 224 * 224, 16));
+    assert_eq!(emulated("inception_resnet_v2").slo, Span::from_millis(70));
+}
+
+#[test]
+fn fields_of_triton_that_change_nothing_are_accepted() {
+    let config = format!(
+        "{DIGITS} instance_group [ {{ count: 1 kind: KIND_GPU }} ] dynamic_batching {{ }} \
+         version_policy: {{ latest {{ num_versions: 1 }} }}"
+    );
+    assert!(crate::load(repository(&config).path()).is_ok());
+}
+
+#[test]
+fn an_emulated_model_needs_no_version_folder() {
+    let repository = tempfile::tempdir().unwrap();
+    let folder = repository.path().join("m");
+    fs::create_dir(&folder).unwrap();
+    let config = r#"
+        parameters { key: "executor" value { string_value: "emulated" } }
+        max_batch_size: 4
+        input { name: "x" data_type: TYPE_INT8 dims: 3 }
+        output { name: "digest" data_type: TYPE_UINT64 dims: 2 }
+        parameters { key: "slo_ms" value { string_value: "9.5" } }
+        parameters { key: "alpha_ms" value { string_value: "1" } }
+        parameters { key: "beta_ms" value { string_value: "2" } }
+    "#;
+    fs::write(folder.join("config.pbtxt"), config).unwrap();
+    let model = crate::load(repository.path()).unwrap().remove(0);
+    assert_eq!((model.version.as_str(), model.slo), ("1", Span::from_micros(9500)));
+
+    fs::write(folder.join("config.pbtxt"), config.replace("9.5", "2.5")).unwrap();
+    let error = crate::load(repository.path()).unwrap_err().to_string();
+    assert!(error.ends_with("slo_ms: found 2.500 ms, expected at least l(1) = 3.000 ms"), "{error}");
+}
+
+#[test]
+fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
+    let wrong = |from: &str, to: &str| {
+        assert!(DIGITS.contains(from));
+        error(&DIGITS.replace(from, to))
+    };
+    let cases = [
+        (wrong("size: 16", "size: 0"), "digits/config.pbtxt: max_batch_size: found 0, expected 1 to 256"),
+        (wrong("size: 16", "size: 257"), "digits/config.pbtxt: max_batch_size: found 257, expected 1 to 256"),
+        (wrong("backend", "name: \"digit\" backend"), "name: found \"digit\", expected the folder's name, \"digits\""),
+        (
+            wrong("onnxruntime", "pytorch"),
+            "backend: found \"pytorch\", expected \"onnxruntime\", \"onnx\" or \"emulated\"",
+        ),
+        (wrong("[ 64 ]", "[ -1 ]"), "input[0].dims: found -1, expected dimensions that are fixed and above 0"),
+        (wrong("[ 64 ]", "[ 70000, 70000 ]"), "input[0].dims: found 4 GiB or more"),
+        (wrong("[ 64 ]", "[ 9223372036854775807, 9223372036854775807 ]"), "input[0].dims: found 4 GiB or more"),
+        (
+            wrong("TYPE_FP32 dims: [", "TYPE_STRING dims: ["),
+            "input[0].data_type: found TYPE_STRING, expected TYPE_BOOL",
+        ),
+        (wrong("\"20\"", "\"fast\""), "slo_ms: found \"fast\", expected milliseconds, above 0 and at most 600000"),
+        (wrong("\"20\"", "\"nan\""), "slo_ms: found \"nan\", expected milliseconds, above 0 and at most 600000"),
+        (wrong("slo_ms", "slo"), "slo_ms: found none, expected milliseconds, above 0 and at most 600000"),
+        (wrong("dims: 10", "dims: 9"), "labels.txt: found 10 labels, expected 9"),
+        (wrong("labels.txt", "l.txt"), "digits/l.txt: No such file"),
+        (
+            wrong("max_batch", "ensemble_scheduling { } max_batch"),
+            "digits/config.pbtxt: line 3, column 1: field 'ensemble_scheduling' not found",
+        ),
+        (wrong("[ 64 ]", "[ 64"), "digits/config.pbtxt: line 4, column 57: expected ',' or ']'"),
+        (wrong("output {", "# output {"), "output: found none, expected at least one tensor"),
+        (
+            wrong("backend", "default_model_filename: \"m.onnx\" backend"),
+            "digits/10/m.onnx: no such file, expected the model",
+        ),
+    ];
+    for (found, expected) in cases {
+        assert!(found.contains(expected) && !found.contains('\n'), "found `{found}`, expected `{expected}`");
+    }
+}
+
+#[test]
+fn the_colon_before_a_list_is_optional_and_strings_and_comments_stay() {
+    assert_eq!(with_colons("input [ {} ] dims: [ 3 ]"), "input:[ {} ] dims: [ 3 ]");
+    assert_eq!(with_colons("input\n[ ] gpus[ 0 ]"), "input\n:[ ] gpus:[ 0 ]");
+    let untouched = "a: \"input [ \\\" [\" # input [\nb: 'x [ \"' # end [\nc: # list\n[ ]";
+    assert_eq!(with_colons(untouched), untouched);
+}
+
+#[test]
+fn an_empty_repository_is_an_error() {
+    let repository = tempfile::tempdir().unwrap();
+    let error = crate::load(repository.path()).unwrap_err().to_string();
+    assert!(error.ends_with("found no model folder, expected <model>/config.pbtxt"), "{error}");
+    assert!(crate::load(&repository.path().join("missing")).unwrap_err().to_string().contains("cannot be listed"));
+}
+
+proptest! {
+    /// A configuration with any stretch replaced by any text gives a model or an error of one line.
+    #[test]
+    fn no_text_panics(start in 0..DIGITS.len(), length in 0usize..40, text in "[a-z0-9_:{}\\[\\]\" \n.-]{0,20}") {
+        let end = (start + length).min(DIGITS.len());
+        let config = format!("{}{text}{}", &DIGITS[..start], &DIGITS[end..]);
+        if let Err(error) = crate::load(repository(&config).path()) {
+            prop_assert!(!error.to_string().contains('\n'), "{}", error);
+        }
+    }
+}
