@@ -1,1 +1,28 @@
-//! soft-roce
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+mod completer;
+mod completion;
+mod config;
+mod counters;
+pub mod drive;
+mod endpoint;
+mod memory;
+mod outbox;
+mod queue_pair;
+mod region;
+mod requester;
+mod responder;
+mod run;
+mod time;
+pub mod wire;
+mod work_request;
+
+pub use completion::{Completion, CompletionOpcode, Status};
+pub use config::{EndpointConfig, Identification, PathMtu, Peer, QueuePairConfig, QueuePairState};
+pub use counters::Counters;
+pub use endpoint::{ConnectError, CreateError, Endpoint, Transmit};
+pub use memory::{Access, HeapMemory, Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError};
+pub use time::Timestamp;
+pub use wire::{Psn, QueuePairNumber};
+pub use work_request::{Operation, PostError, RecvRequest, Remote, Segment, SendRequest};

@@ -1,0 +1,241 @@
+//! What the examples share: an endpoint on its socket with the system's clock, TCP to agree with the peer, arguments.
+
+// The examples drive an endpoint in real time: they own their clock.
+#![allow(clippy::disallowed_methods)]
+// Each example uses its part.
+#![allow(dead_code)]
+
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    io::{self, Read, Write},
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    str::FromStr,
+    time::{Duration, Instant},
+};
+
+use soft_roce::{
+    Completion, Endpoint, EndpointConfig, Identification, PathMtu, Peer, Psn, QueuePairConfig, QueuePairNumber, Status,
+    Timestamp,
+    drive::{Driver, Faults},
+};
+
+/// Anything that ends an example.
+pub type Failure = Box<dyn Error>;
+
+/// The UDP port of RoCEv2.
+pub const ROCE_PORT: u16 = 4791;
+/// No single step takes longer, even with an emulated peer.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a server may take to start: an emulated machine loads its programs slowly.
+const START: Duration = Duration::from_secs(60);
+/// A finished end answers its peer's repetitions until nothing has arrived for so long.
+const SILENCE: Duration = Duration::from_millis(400);
+/// Passes without packets before the processor is given up for [`NAP`].
+const IDLE_PASSES: u32 = 200;
+const NAP: Duration = Duration::from_micros(50);
+
+/// An endpoint on its socket.
+pub struct Node {
+    pub endpoint: Endpoint,
+    driver: Driver,
+    started: Instant,
+    idle_passes: u32,
+}
+
+impl Node {
+    /// Binds `address`, with the share `loss` of what it sends thrown away.
+    pub fn bind(address: IpAddr, loss: f64) -> Result<Self, Failure> {
+        let local = SocketAddr::new(address, ROCE_PORT);
+        let seed = u64::from(std::process::id());
+        let driver = Driver::bind(local, Faults { loss, ..Faults::default() }, seed)
+            .map_err(|error| format!("cannot bind UDP {local}: {error}"))?;
+        let endpoint = Endpoint::new(EndpointConfig::new(driver.local(), seed));
+        Ok(Self { endpoint, driver, started: Instant::now(), idle_passes: 0 })
+    }
+
+    /// The time since the start.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::default() + self.elapsed()
+    }
+
+    /// One pass: receive, timers, send. False if nothing was received.
+    pub fn step(&mut self) -> bool {
+        let received = self.driver.receive(self.now(), &mut self.endpoint);
+        let now = self.now();
+        self.endpoint.handle_timeout(now);
+        let sent = self.driver.transmit(now, &mut self.endpoint);
+        if received || sent {
+            self.idle_passes = 0;
+        } else {
+            self.idle_passes += 1;
+            if self.idle_passes > IDLE_PASSES {
+                std::thread::sleep(NAP);
+            }
+        }
+        received
+    }
+
+    /// The next completion.
+    pub fn completion(&mut self) -> Result<Completion, Failure> {
+        let until = self.elapsed() + PATIENCE;
+        loop {
+            if let Some(completion) = self.endpoint.poll_completion() {
+                return Ok(completion);
+            }
+            if self.elapsed() > until {
+                let counters = self.endpoint.counters();
+                return Err(format!("nothing completed in {} s; {counters:?}", PATIENCE.as_secs()).into());
+            }
+            self.step();
+        }
+    }
+
+    /// The next completion, which must be a success.
+    pub fn success(&mut self) -> Result<Completion, Failure> {
+        let completion = self.completion()?;
+        match completion.status {
+            Status::Success => Ok(completion),
+            _ => Err(format!("{completion:?}; {:?}", self.endpoint.counters()).into()),
+        }
+    }
+
+    /// Answers what the peer repeats, until it is silent.
+    pub fn linger(&mut self) {
+        let mut heard = self.elapsed();
+        while self.elapsed() < heard + SILENCE {
+            if self.step() {
+                heard = self.elapsed();
+            }
+        }
+    }
+
+    /// Sets a queue pair up for a kernel or network card.
+    pub fn connect(&mut self, number: QueuePairNumber, own: Name, peer: Name, mtu: PathMtu) -> Result<(), Failure> {
+        let peer = Peer {
+            address: SocketAddr::new(peer.address, ROCE_PORT),
+            queue_pair: QueuePairNumber(peer.queue_pair),
+            rq_psn: Psn::new(peer.psn),
+            sq_psn: Psn::new(own.psn),
+            path_mtu: mtu,
+            identification: Identification::Any,
+        };
+        Ok(self.endpoint.connect_queue_pair(number, peer)?)
+    }
+
+    /// A queue pair and the name under which the peer reaches it.
+    pub fn queue_pair(&mut self, address: IpAddr, config: QueuePairConfig) -> Result<(QueuePairNumber, Name), Failure> {
+        let number = self.endpoint.create_queue_pair(config)?;
+        let psn = self.endpoint.random_psn().value();
+        Ok((number, Name { address, queue_pair: number.0, psn }))
+    }
+}
+
+/// What a peer must know to reach a queue pair.
+#[derive(Debug, Clone, Copy)]
+pub struct Name {
+    pub address: IpAddr,
+    pub queue_pair: u32,
+    /// The first packet sequence number that the queue pair sends.
+    pub psn: u32,
+}
+
+/// An address as a GID: IPv4 addresses are mapped (IBTA annex A17.4.1).
+pub fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// The address behind a GID.
+pub fn address(gid: [u8; 16]) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::from(gid)).to_canonical()
+}
+
+/// The TCP connection over which both sides agree: to `server`, or from whoever comes.
+pub fn agree(local: IpAddr, server: Option<IpAddr>, port: u16) -> Result<TcpStream, Failure> {
+    let stream = match server {
+        Some(server) => dial(SocketAddr::new(server, port))?,
+        None => {
+            let listener = TcpListener::bind((local, port))?;
+            println!("listening on {local}:{port}");
+            listener.accept()?.0
+        }
+    };
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// The server may still be starting.
+fn dial(server: SocketAddr) -> Result<TcpStream, Failure> {
+    let begun = Instant::now();
+    loop {
+        match TcpStream::connect_timeout(&server, PATIENCE) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && begun.elapsed() < START => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            other => return other.map_err(|error| format!("cannot connect to {server}: {error}").into()),
+        }
+    }
+}
+
+/// Sends ours and receives the peer's message of the same length; the client speaks first.
+pub fn exchange(stream: &mut TcpStream, client: bool, ours: &[u8]) -> io::Result<Vec<u8>> {
+    let mut theirs = vec![0; ours.len()];
+    if client {
+        stream.write_all(ours)?;
+        stream.read_exact(&mut theirs)?;
+    } else {
+        stream.read_exact(&mut theirs)?;
+        stream.write_all(ours)?;
+    }
+    Ok(theirs)
+}
+
+/// `--key value` pairs.
+pub struct Arguments(BTreeMap<String, String>);
+
+impl Arguments {
+    /// Those of the process, all of which must be among `known`.
+    pub fn parse(known: &[&str]) -> Result<Self, Failure> {
+        let mut found = BTreeMap::new();
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            let key = argument.strip_prefix("--").filter(|key| known.contains(key));
+            let key = key.ok_or(format!("{argument}: expected one of --{}", known.join(", --")))?;
+            let value = arguments.next().ok_or(format!("--{key}: expected a value"))?;
+            found.insert(key.to_owned(), value);
+        }
+        Ok(Self(found))
+    }
+
+    /// A value that may be missing.
+    pub fn find<T: FromStr>(&self, key: &str) -> Result<Option<T>, Failure> {
+        let Some(text) = self.0.get(key) else { return Ok(None) };
+        let value = text.parse().map_err(|_| format!("--{key} {text}: expected a {}", std::any::type_name::<T>()))?;
+        Ok(Some(value))
+    }
+
+    /// A value, or what it is where none is given.
+    pub fn get<T: FromStr>(&self, key: &str, default: T) -> Result<T, Failure> {
+        Ok(self.find(key)?.unwrap_or(default))
+    }
+
+    /// A value that must be there.
+    pub fn need<T: FromStr>(&self, key: &str) -> Result<T, Failure> {
+        self.find(key)?.ok_or(format!("--{key}: missing").into())
+    }
+
+    /// `--mtu`.
+    pub fn mtu(&self) -> Result<PathMtu, Failure> {
+        let bytes = self.get("mtu", 4096)?;
+        let mtu = PathMtu::for_link(bytes + 80).filter(|mtu| mtu.bytes() == bytes);
+        mtu.ok_or(format!("--mtu {bytes}: expected 256, 512, 1024, 2048 or 4096").into())
+    }
+}

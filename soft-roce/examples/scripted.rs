@@ -1,0 +1,151 @@
+//! An end that does what a script at the other end tells it, a line at a time over TCP: for tests that compare each step.
+//!
+//! ```text
+//! scripted --local ADDRESS [--port 18515] [--mtu 4096]
+//! ```
+//!
+//! | line | answer |
+//! | --- | --- |
+//! | `connect QPN PSN GID` (hexadecimal) | `QPN PSN RKEY ADDRESS` of a fresh queue pair and a memory of 1 MiB |
+//! | `fill SEED` | `ok`; byte k of the memory becomes (31 k + k / 256 + SEED) mod 256 |
+//! | `dump OFFSET BYTES` | the bytes in hexadecimal |
+//! | `recv BYTES` | `ok`; receives to the start of the memory |
+//! | `send BYTES`, `send_imm BYTES IMM` | `ok`; sends from the start of the memory |
+//! | `write`, `read` `BYTES ADDRESS RKEY`, `write_imm BYTES ADDRESS RKEY IMM` | `ok` |
+//! | `fetch_add ADDRESS RKEY ADD`, `compare_swap ADDRESS RKEY COMPARE SWAP` | `ok`; the original goes to the start |
+//! | `wait` | `STATUS BYTES IMM` of the next completion, numbered as `enum ibv_wc_status` is; IMM is `-` if there is none |
+
+mod common;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, TcpStream},
+    sync::Arc,
+};
+
+use common::{Arguments, Failure, Name, Node, PATIENCE, address, agree};
+use soft_roce::{
+    Access, HeapMemory, Memory, Operation, PathMtu, QueuePairConfig, QueuePairNumber, RecvRequest, RegionHandle,
+    Remote, Segment, SendRequest,
+};
+
+const MEMORY_BYTES: usize = 1 << 20;
+const LINE_BYTES_MAX: usize = 1 << 10;
+
+fn main() -> Result<(), Failure> {
+    let arguments = Arguments::parse(&["local", "port", "mtu"])?;
+    let local: IpAddr = arguments.need("local")?;
+    let mut node = Node::bind(local, 0.0)?;
+    let memory = HeapMemory::new(vec![0; MEMORY_BYTES]);
+    let region = node.endpoint.register(memory.clone(), Access::ALL)?;
+    let mut stream = agree(local, None, arguments.get("port", 18_515)?)?;
+    stream.set_nonblocking(true)?;
+    let mut actor = Actor { node, local, mtu: arguments.mtu()?, memory, region, number: None };
+    let mut line = Vec::new();
+    while let Some(text) = actor.next_line(&mut stream, &mut line)? {
+        let answer = actor.obey(&text).unwrap_or_else(|error| format!("error: {text}: {error}"));
+        stream.set_nonblocking(false)?;
+        writeln!(stream, "{answer}")?;
+        stream.set_nonblocking(true)?;
+    }
+    Ok(())
+}
+
+struct Actor {
+    node: Node,
+    local: IpAddr,
+    mtu: PathMtu,
+    memory: Arc<HeapMemory>,
+    region: RegionHandle,
+    number: Option<QueuePairNumber>,
+}
+
+impl Actor {
+    /// Serves the peer's packets until the next line has come; `None` at the end.
+    fn next_line(&mut self, stream: &mut TcpStream, line: &mut Vec<u8>) -> Result<Option<String>, Failure> {
+        let until = self.node.elapsed() + 2 * PATIENCE;
+        while self.node.elapsed() < until && line.len() < LINE_BYTES_MAX {
+            if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
+                let text = String::from_utf8(line[..end].to_vec())?;
+                line.drain(..=end);
+                return Ok(Some(text));
+            }
+            self.node.step();
+            let mut some = [0; 256];
+            match stream.read(&mut some) {
+                Ok(0) => return Ok(None),
+                Ok(bytes) => line.extend_from_slice(&some[..bytes]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err("no line came".into())
+    }
+
+    fn obey(&mut self, text: &str) -> Result<String, Failure> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let number = |at: usize| words.get(at).ok_or("too few words")?.parse::<u64>().map_err(Failure::from);
+        let local = |bytes: u64| Segment { lkey: self.region.lkey, offset: 0, bytes: bytes as u32 };
+        let remote = |at: usize| Ok::<_, Failure>(Remote { address: number(at)?, rkey: number(at + 1)? as u32 });
+        let operation = match words.first().copied().unwrap_or_default() {
+            "connect" => return self.connect(&words),
+            "fill" => {
+                let (seed, byte) = (number(1)? as usize, |at: usize| at * 31 + at / 256);
+                let bytes: Vec<u8> = (0..MEMORY_BYTES).map(|at| (byte(at) + seed) as u8).collect();
+                self.memory.write(0, &bytes);
+                return Ok("ok".into());
+            }
+            "dump" => {
+                let (offset, bytes) = (number(1)? as usize, number(2)? as usize);
+                let all = self.memory.to_vec();
+                let part = all.get(offset..offset.saturating_add(bytes)).ok_or("outside the memory")?;
+                return Ok(part.iter().map(|byte| format!("{byte:02x}")).collect());
+            }
+            "wait" => {
+                let done = self.node.completion()?;
+                let immediate = done.immediate.map_or("-".into(), |immediate| immediate.to_string());
+                return Ok(format!("{} {} {immediate}", done.status as u8, done.bytes));
+            }
+            "recv" => {
+                let request = RecvRequest { id: 0, segment: local(number(1)?) };
+                self.node.endpoint.post_recv(self.number.ok_or("not connected")?, request)?;
+                return Ok("ok".into());
+            }
+            "send" => Operation::Send { local: local(number(1)?) },
+            "send_imm" => Operation::SendWithImmediate { local: local(number(1)?), immediate: number(2)? as u32 },
+            "write" => Operation::Write { local: local(number(1)?), remote: remote(2)? },
+            "write_imm" => Operation::WriteWithImmediate {
+                local: local(number(1)?),
+                remote: remote(2)?,
+                immediate: number(4)? as u32,
+            },
+            "read" => Operation::Read { local: local(number(1)?), remote: remote(2)? },
+            "fetch_add" => Operation::FetchAdd { local: local(8), remote: remote(1)?, add: number(3)? },
+            "compare_swap" => {
+                Operation::CompareSwap { local: local(8), remote: remote(1)?, compare: number(3)?, swap: number(4)? }
+            }
+            _ => return Err("unknown command".into()),
+        };
+        self.node.endpoint.post_send(self.number.ok_or("not connected")?, SendRequest::new(0, operation))?;
+        Ok("ok".into())
+    }
+
+    fn connect(&mut self, words: &[&str]) -> Result<String, Failure> {
+        let [_, queue_pair, psn, gid] = words else { return Err("expected QPN PSN GID".into()) };
+        let peer = Name {
+            address: address(u128::from_str_radix(gid, 16)?.to_be_bytes()),
+            queue_pair: u32::from_str_radix(queue_pair, 16)?,
+            psn: u32::from_str_radix(psn, 16)?,
+        };
+        if let Some(old) = self.number.take() {
+            self.node.endpoint.destroy_queue_pair(old);
+        }
+        while self.node.endpoint.poll_completion().is_some() {}
+        // The kernel's peers here take and give up to 4 READs, and wait 1.28 ms for a receive.
+        let config = QueuePairConfig { max_rd_atomic: 4, ack_timeout: 14, min_rnr_timer: 14, ..Default::default() };
+        let (number, name) = self.node.queue_pair(self.local, config)?;
+        self.node.connect(number, name, peer, self.mtu)?;
+        self.number = Some(number);
+        Ok(format!("{} {} {} {}", name.queue_pair, name.psn, self.region.rkey, self.region.address))
+    }
+}

@@ -1,0 +1,213 @@
+//! The UDP driver under an [`Endpoint`]: moves packets between it and a socket, and makes no decision of its own.
+//!
+//! Every batch of received packets is followed by what the endpoint answers. A packet that the socket has no room for is
+//! kept, and nothing is taken from the endpoint meanwhile: its queues are the bound. In steady state nothing is
+//! allocated.
+
+// Sets one socket option that has no safe wrapper.
+#[allow(unsafe_code)]
+mod checksum;
+mod faults;
+mod socket;
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd},
+    time::Duration,
+};
+
+pub use faults::Faults;
+use faults::{FaultInjector, Packet};
+use socket::Socket;
+
+use crate::{Endpoint, Timestamp, Transmit};
+
+/// Runs of packets sent by one call of [`Driver::transmit`], so that a long queue does not keep us from receiving.
+const RUNS_PER_CALL: usize = 16;
+/// The same for single packets, where faults are injected.
+const PACKETS_PER_CALL: usize = 64;
+/// The largest payload of an IPv4 datagram: what UDP_SEGMENT takes at once.
+const RUN_BYTES_MAX: usize = 65_507;
+/// A reordered packet that nothing overtakes is sent after this.
+const HOLD: Duration = Duration::from_millis(1);
+
+/// A socket and what was taken from an endpoint for it.
+pub struct Driver {
+    socket: Socket,
+    buffer: Box<[u8]>,
+    /// The run in `buffer` that the socket had no room for.
+    blocked: Option<Transmit>,
+    injection: Option<Injection>,
+    counters: DriverCounters,
+}
+
+struct Injection {
+    injector: FaultInjector,
+    out: VecDeque<Packet>,
+    release_at: Option<Timestamp>,
+}
+
+/// What the driver has done and what it could not do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DriverCounters {
+    /// System calls that received something.
+    pub receive_calls: u64,
+    /// Runs of packets sent, each by one system call.
+    pub send_calls: u64,
+    /// Runs that waited because the socket's buffer was full.
+    pub send_blocked: u64,
+    /// Runs that the system refused (no route, a firewall, a packet larger than the link) and that were dropped.
+    pub send_errors: u64,
+}
+
+impl Driver {
+    /// Binds to a specific address; port 0 lets the system choose. `seed` is the faults'.
+    ///
+    /// # Errors
+    /// If the address is unspecified, taken, or not this host's, or a fault is no probability.
+    pub fn bind(address: SocketAddr, faults: Faults, seed: u64) -> io::Result<Self> {
+        if !faults.is_valid() {
+            let cause = format!("{faults:?}: each fault is a probability in 0 ..= 1");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
+        }
+        let injection = faults.any().then(|| Injection {
+            injector: FaultInjector::new(faults, seed),
+            out: VecDeque::new(),
+            release_at: None,
+        });
+        let socket = Socket::bind(address)?;
+        Ok(Self {
+            socket,
+            buffer: vec![0; RUN_BYTES_MAX].into(),
+            blocked: None,
+            injection,
+            counters: DriverCounters::default(),
+        })
+    }
+
+    /// Where the socket is bound.
+    #[must_use]
+    pub fn local(&self) -> SocketAddr {
+        self.socket.local()
+    }
+
+    /// Payload bytes that may arrive between two calls of [`Self::receive`] without loss.
+    #[must_use]
+    pub fn receive_capacity_bytes(&self) -> usize {
+        self.socket.receive_capacity_bytes()
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn counters(&self) -> DriverCounters {
+        self.counters
+    }
+
+    /// Hands the endpoint one batch of received packets. False if there was none.
+    pub fn receive(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
+        // An error here is lack of memory or a signal: the packets stay in the socket, and we come back.
+        let received = self.socket.receive(|source, datagram| endpoint.handle_packet(now, source, datagram));
+        let received = received.unwrap_or(false);
+        self.counters.receive_calls += u64::from(received);
+        received
+    }
+
+    /// Sends what the endpoint has to send, up to a bound. False if there was nothing, or no room for it.
+    pub fn transmit(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
+        if let Some(blocked) = self.blocked.take()
+            && !self.send(blocked)
+        {
+            return false;
+        }
+        if self.injection.is_some() {
+            return self.transmit_injected(now, endpoint);
+        }
+        for sent in 0..RUNS_PER_CALL {
+            let segments_max = self.socket.segments_max();
+            let Some(transmit) = endpoint.poll_transmit(now, &mut self.buffer, segments_max) else { return sent > 0 };
+            if !self.send(transmit) {
+                return sent > 0;
+            }
+        }
+        true
+    }
+
+    /// Whether to call [`Self::transmit`] once the socket can be written.
+    #[must_use]
+    pub fn wants_write(&self) -> bool {
+        self.blocked.is_some() || self.injection.as_ref().is_some_and(|injection| !injection.out.is_empty())
+    }
+
+    /// When to call [`Self::transmit`] even if the endpoint has nothing to send.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        self.injection.as_ref()?.release_at
+    }
+
+    /// Sends the run in the buffer. False if there was no room for it.
+    fn send(&mut self, transmit: Transmit) -> bool {
+        let segmented = self.socket.segments_max() > 1;
+        let run = &self.buffer[..transmit.bytes];
+        match self.socket.send(transmit.destination, run, transmit.segment_bytes) {
+            Ok(()) => self.counters.send_calls += 1,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.counters.send_blocked += 1;
+                self.blocked = Some(transmit);
+                return false;
+            }
+            Err(_) if segmented && self.socket.segments_max() == 1 => {
+                // The system has just refused to segment. One by one, all segments have identification 0; a peer of
+                // ours recovers from that, any other asks for them again.
+                for segment in run.chunks(transmit.segment_bytes) {
+                    let sent = self.socket.send(transmit.destination, segment, segment.len()).is_ok();
+                    *(if sent { &mut self.counters.send_calls } else { &mut self.counters.send_errors }) += 1;
+                }
+            }
+            // The packets are lost as on a wire; the endpoint's timers go on.
+            Err(_) => self.counters.send_errors += 1,
+        }
+        true
+    }
+
+    /// Packets one by one through the fault injector.
+    fn transmit_injected(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
+        let Some(injection) = &mut self.injection else { return false };
+        let mut progressed = false;
+        // What waits for room in the socket comes first.
+        let polls = if injection.out.is_empty() { PACKETS_PER_CALL } else { 0 };
+        for _ in 0..polls {
+            let Some(transmit) = endpoint.poll_transmit(now, &mut self.buffer, 1) else { break };
+            injection.injector.handle_packet(transmit.destination, &self.buffer[..transmit.bytes], &mut injection.out);
+            progressed = true;
+        }
+        if injection.release_at.is_some_and(|at| now >= at) {
+            injection.injector.release(&mut injection.out);
+        }
+        injection.release_at = match injection.release_at.filter(|&at| now < at) {
+            _ if !injection.injector.is_holding() => None,
+            Some(at) => Some(at),
+            None => Some(now + HOLD),
+        };
+        while let Some((destination, packet)) = injection.out.front() {
+            match self.socket.send(*destination, packet, packet.len()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.counters.send_blocked += 1;
+                    return progressed;
+                }
+                Ok(()) => self.counters.send_calls += 1,
+                Err(_) => self.counters.send_errors += 1,
+            }
+            injection.out.pop_front();
+            progressed = true;
+        }
+        progressed
+    }
+}
+
+impl AsFd for Driver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

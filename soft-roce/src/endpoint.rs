@@ -1,0 +1,421 @@
+//! One UDP address: its regions, queue pairs and completions. The whole public interface of the core.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
+    ops::Bound,
+    sync::Arc,
+};
+
+use rand_chacha::{
+    ChaCha8Rng,
+    rand_core::{Rng, SeedableRng},
+};
+use thiserror::Error;
+
+use crate::{
+    completion::{Completion, CompletionQueue},
+    config::{EndpointConfig, Peer, QueuePairConfig, QueuePairState},
+    counters::Counters,
+    memory::{Memory, RegionConfig, RegionHandle, RegisterError},
+    queue_pair::{Context, QueuePair},
+    region::RegionTable,
+    requester::QUEUED_PSNS_MAX,
+    time::Timestamp,
+    wire::{PACKET_BYTES_MAX, Packet, Psn, QueuePairNumber, TransportService, icrc},
+    work_request::{Operation, PostError, RecvRequest, SendRequest},
+};
+
+/// The part of a queue pair number that the endpoint chooses; the top byte is `queue_pair_prefix`.
+const NUMBER_BITS: u32 = 16;
+const NUMBER_MASK: u32 = (1 << NUMBER_BITS) - 1;
+/// Half of all numbers, so that a free one is found soon.
+const QUEUE_PAIRS_MAX: usize = 1 << (NUMBER_BITS - 1);
+const DEPTH_MAX: u64 = 65_536;
+const PSN_WINDOW_MAX: u64 = QUEUED_PSNS_MAX as u64;
+
+/// A datagram, or a run of equally long datagrams (the last may be shorter) that one `UDP_SEGMENT` send can carry.
+///
+/// Segment k carries an ICRC for IPv4 identification k with DF set: what Linux gives the segments of an unconnected
+/// socket with `IP_PMTUDISC_DO` or `IP_PMTUDISC_PROBE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transmit {
+    /// Where to.
+    pub destination: SocketAddr,
+    /// Bytes written to the buffer, from its start.
+    pub bytes: usize,
+    /// Bytes of every datagram but the last.
+    pub segment_bytes: usize,
+    /// Datagrams.
+    pub segments: usize,
+}
+
+/// Why no queue pair was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum CreateError {
+    /// The table is full.
+    #[error("queue_pairs_max: all {0} queue pairs are in use; destroy one or raise the limit")]
+    Full(usize),
+    /// A setting out of range.
+    #[error("{key}: found {found}, expected {expected}")]
+    Config {
+        /// The field of `QueuePairConfig`.
+        key: &'static str,
+        /// Its value.
+        found: u64,
+        /// The range.
+        expected: &'static str,
+    },
+}
+
+/// Why a queue pair was not connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ConnectError {
+    /// No such queue pair.
+    #[error("the endpoint has no such queue pair")]
+    UnknownQueuePair,
+    /// The transition does not exist.
+    #[error("the queue pair is in state {0:?}: this step is not allowed there")]
+    State(QueuePairState),
+    /// Our socket cannot reach that family.
+    #[error("peer address {0}: it must be of the same family as our own")]
+    AddressFamily(SocketAddr),
+    /// More than 24 bits, or a reserved number.
+    #[error("peer queue pair {0:#x}: expected 2 ..= 0xfffffe")]
+    PeerNumber(u32),
+}
+
+/// One UDP address. No IO, no clock.
+pub struct Endpoint {
+    config: EndpointConfig,
+    rng: ChaCha8Rng,
+    regions: RegionTable,
+    queue_pairs: BTreeMap<QueuePairNumber, QueuePair>,
+    /// Where the search for a free number goes on: a number comes back as late as possible.
+    next_number: u32,
+    /// Queue pairs that may have something to send, each at most once.
+    line: VecDeque<QueuePairNumber>,
+    completions: CompletionQueue,
+    counters: Counters,
+    /// No timer is due before. Timers mostly move back, so this lags behind and is put right when it is reached.
+    timeout: Option<Timestamp>,
+}
+
+/// Splits an endpoint into a queue pair and what it shares; `None` if there is no such queue pair.
+macro_rules! with_queue_pair {
+    ($self:ident, $number:expr, $now:expr) => {
+        $self.queue_pairs.get_mut(&$number).map(|queue_pair| {
+            let context = Context {
+                now: $now,
+                regions: &mut $self.regions,
+                completions: &mut $self.completions,
+                counters: &mut $self.counters,
+            };
+            (queue_pair, context)
+        })
+    };
+}
+
+impl Endpoint {
+    /// An endpoint without regions or queue pairs.
+    #[must_use]
+    pub fn new(config: EndpointConfig) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
+        Self {
+            config,
+            regions: RegionTable::new(config.regions_max),
+            queue_pairs: BTreeMap::new(),
+            next_number: rng.next_u32() & NUMBER_MASK,
+            rng,
+            line: VecDeque::new(),
+            completions: CompletionQueue::new(config.completions_max),
+            counters: Counters::default(),
+            timeout: None,
+        }
+    }
+
+    /// Makes `memory` reachable by its keys.
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    pub fn register(
+        &mut self,
+        memory: Arc<dyn Memory>,
+        config: impl Into<RegionConfig>,
+    ) -> Result<RegionHandle, RegisterError> {
+        self.regions.register(memory, config.into(), &mut self.rng)
+    }
+
+    /// Withdraws a region: when this returns, nothing reaches its memory any more. False if there is none.
+    pub fn deregister(&mut self, lkey: u32) -> bool {
+        self.regions.deregister(lkey)
+    }
+
+    /// A starting packet sequence number that a third party cannot guess.
+    pub fn random_psn(&mut self) -> Psn {
+        Psn::new(self.rng.next_u32())
+    }
+
+    /// Makes a queue pair, in INIT.
+    ///
+    /// # Errors
+    /// See [`CreateError`].
+    pub fn create_queue_pair(&mut self, config: QueuePairConfig) -> Result<QueuePairNumber, CreateError> {
+        check_config(&config)?;
+        let limit = self.config.queue_pairs_max.min(QUEUE_PAIRS_MAX);
+        if self.queue_pairs.len() >= limit {
+            return Err(CreateError::Full(limit));
+        }
+        let number = loop {
+            let number = QueuePairNumber(u32::from(self.config.queue_pair_prefix) << NUMBER_BITS | self.next_number);
+            self.next_number = (self.next_number + 1) & NUMBER_MASK;
+            // 0 and 1 are reserved for management, 0xffffff for multicast (IBTA 10.2.4).
+            let reserved = number.0 < 2 || number == QueuePairNumber::MAX;
+            if !reserved && !self.queue_pairs.contains_key(&number) {
+                break number;
+            }
+        };
+        self.queue_pairs.insert(number, QueuePair::new(number, config));
+        Ok(number)
+    }
+
+    /// INIT to RTR to RTS.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn connect_queue_pair(&mut self, qpn: QueuePairNumber, peer: Peer) -> Result<(), ConnectError> {
+        self.modify_to_ready_to_receive(qpn, peer)?;
+        self.modify_to_ready_to_send(qpn)
+    }
+
+    /// INIT to RTR: answers `peer` from now on.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn modify_to_ready_to_receive(&mut self, qpn: QueuePairNumber, peer: Peer) -> Result<(), ConnectError> {
+        if peer.address.is_ipv4() != self.config.local.is_ipv4() {
+            return Err(ConnectError::AddressFamily(peer.address));
+        }
+        if peer.queue_pair.0 < 2 || peer.queue_pair >= QueuePairNumber::MAX {
+            return Err(ConnectError::PeerNumber(peer.queue_pair.0));
+        }
+        self.find(qpn)?.modify_to_ready_to_receive(peer)
+    }
+
+    /// RTR to RTS: sends may be posted.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn modify_to_ready_to_send(&mut self, qpn: QueuePairNumber) -> Result<(), ConnectError> {
+        self.find(qpn)?.modify_to_ready_to_send()
+    }
+
+    /// Lowers what a queue pair keeps in flight to what its peer has since told that it takes: READs and atomics (the
+    /// peer's `max_dest_rd_atomic`), and SEND and WRITE packets. Never raises; at least one of each goes out. False if
+    /// there is no such queue pair.
+    pub fn limit_requests(&mut self, qpn: QueuePairNumber, max_rd_atomic: usize, window_packets: u32) -> bool {
+        let queue_pair = self.queue_pairs.get_mut(&qpn);
+        queue_pair.map(|queue_pair| queue_pair.limit_requests(max_rd_atomic, window_packets)).is_some()
+    }
+
+    fn find(&mut self, qpn: QueuePairNumber) -> Result<&mut QueuePair, ConnectError> {
+        self.queue_pairs.get_mut(&qpn).ok_or(ConnectError::UnknownQueuePair)
+    }
+
+    /// Any state to ERROR: when this returns, nothing that the peer sends touches our memory over this queue pair any
+    /// more. Everything outstanding completes as flushed. False if there is no such queue pair.
+    pub fn modify_to_error(&mut self, qpn: QueuePairNumber) -> bool {
+        let parts = with_queue_pair!(self, qpn, Timestamp::default());
+        parts.map(|(queue_pair, mut cx)| queue_pair.modify_to_error(&mut cx)).is_some()
+    }
+
+    /// Any state to INIT: outstanding work vanishes without completions. False if there is no such queue pair.
+    pub fn modify_to_reset(&mut self, qpn: QueuePairNumber) -> bool {
+        let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return false };
+        self.completions.release(queue_pair.outstanding());
+        queue_pair.reset();
+        true
+    }
+
+    /// Removes a queue pair; outstanding work vanishes without completions. False if there is none.
+    pub fn destroy_queue_pair(&mut self, qpn: QueuePairNumber) -> bool {
+        let Some(queue_pair) = self.queue_pairs.remove(&qpn) else { return false };
+        self.completions.release(queue_pair.outstanding());
+        self.line.retain(|number| *number != qpn);
+        true
+    }
+
+    /// Where a queue pair stands.
+    #[must_use]
+    pub fn state(&self, qpn: QueuePairNumber) -> Option<QueuePairState> {
+        self.queue_pairs.get(&qpn).map(QueuePair::state)
+    }
+
+    /// Posts to the send queue.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    pub fn post_send(&mut self, qpn: QueuePairNumber, request: SendRequest) -> Result<(), PostError> {
+        let bytes = request.operation.local().bytes;
+        if matches!(request.operation, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) && bytes != 8 {
+            return Err(PostError::AtomicSegment { bytes });
+        }
+        self.post(qpn, |queue_pair, cx| queue_pair.post_send(request, cx))?;
+        self.enqueue(qpn);
+        Ok(())
+    }
+
+    /// Posts to the receive queue.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    pub fn post_recv(&mut self, qpn: QueuePairNumber, request: RecvRequest) -> Result<(), PostError> {
+        self.post(qpn, |queue_pair, cx| queue_pair.post_recv(request, cx))
+    }
+
+    fn post(
+        &mut self,
+        qpn: QueuePairNumber,
+        post: impl FnOnce(&mut QueuePair, &mut Context<'_>) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        let parts = with_queue_pair!(self, qpn, Timestamp::default());
+        let (queue_pair, mut cx) = parts.ok_or(PostError::UnknownQueuePair)?;
+        if !cx.completions.reserve() {
+            return Err(PostError::CompletionQueueFull { limit: cx.completions.limit() });
+        }
+        let posted = post(queue_pair, &mut cx);
+        if posted.is_err() {
+            cx.completions.release(1);
+        }
+        posted
+    }
+
+    /// Takes a datagram (BTH to ICRC) that came from `source`. Anything malformed or unexpected is counted and dropped.
+    pub fn handle_packet(&mut self, now: Timestamp, source: SocketAddr, bytes: &[u8]) {
+        let Ok(packet) = Packet::new_checked(bytes) else {
+            self.counters.dropped_malformed += 1;
+            return;
+        };
+        if packet.opcode().service != TransportService::ReliableConnection {
+            self.counters.dropped_malformed += 1;
+            return;
+        }
+        let number = packet.destination();
+        let Some((queue_pair, mut cx)) = with_queue_pair!(self, number, now) else {
+            self.counters.dropped_no_queue_pair += 1;
+            return;
+        };
+        let ready = matches!(queue_pair.state(), QueuePairState::ReadyToReceive | QueuePairState::ReadyToSend);
+        let Some(peer) = queue_pair.peer().filter(|_| ready) else {
+            cx.counters.dropped_no_queue_pair += 1;
+            return;
+        };
+        if peer.address.ip() != source.ip() || !packet.is_default_partition() {
+            cx.counters.dropped_wrong_peer += 1;
+            return;
+        }
+        let local = self.config.local;
+        if icrc::verify(source, local, packet.covered(), packet.icrc(), peer.identification).is_none() {
+            cx.counters.dropped_icrc += 1;
+            return;
+        }
+        cx.counters.packets_received += 1;
+        queue_pair.handle_packet(&packet, &mut cx);
+        let due = queue_pair.poll_timeout();
+        self.note_timeout(due);
+        self.enqueue(number);
+    }
+
+    /// Runs the timers that are due.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        if self.timeout.is_none_or(|due| now < due) {
+            return;
+        }
+        self.timeout = None;
+        let mut after = Bound::Unbounded;
+        while let Some((&number, _)) = self.queue_pairs.range((after, Bound::Unbounded)).next() {
+            after = Bound::Excluded(number);
+            let Some((queue_pair, mut cx)) = with_queue_pair!(self, number, now) else { continue };
+            let due = queue_pair.poll_timeout().is_some_and(|due| due <= now);
+            if due {
+                queue_pair.handle_timeout(&mut cx);
+            }
+            let next = queue_pair.poll_timeout();
+            self.note_timeout(next);
+            if due {
+                self.enqueue(number);
+            }
+        }
+    }
+
+    fn note_timeout(&mut self, due: Option<Timestamp>) {
+        self.timeout = self.timeout.into_iter().chain(due).min();
+    }
+
+    /// When [`Self::handle_timeout`] must run; it may come out earlier than needed, never later.
+    #[must_use]
+    pub const fn poll_timeout(&self) -> Option<Timestamp> {
+        self.timeout
+    }
+
+    /// Writes a datagram or a run of at most `segments_max` (1 ..= 128) equally long ones to the start of `buf`.
+    /// Queue pairs take turns, a run each. `buf` must hold one packet ([`crate::wire::PACKET_BYTES_MAX`]); its length,
+    /// at most 65,507, bounds the run.
+    pub fn poll_transmit(&mut self, now: Timestamp, buf: &mut [u8], segments_max: usize) -> Option<Transmit> {
+        assert!(buf.len() >= PACKET_BYTES_MAX, "the transmit buffer holds {} bytes", buf.len());
+        while let Some(number) = self.line.pop_front() {
+            let Some((queue_pair, mut cx)) = with_queue_pair!(self, number, now) else { continue };
+            queue_pair.queued = false;
+            let transmit = queue_pair.poll_transmit(self.config.local, buf, segments_max, &mut cx);
+            let due = queue_pair.poll_timeout();
+            self.note_timeout(due);
+            if transmit.is_some() {
+                self.enqueue(number);
+                return transmit;
+            }
+        }
+        None
+    }
+
+    /// Something happened to a queue pair: it may have something to send.
+    fn enqueue(&mut self, number: QueuePairNumber) {
+        if let Some(queue_pair) = self.queue_pairs.get_mut(&number)
+            && !queue_pair.queued
+        {
+            queue_pair.queued = true;
+            self.line.push_back(number);
+        }
+    }
+
+    /// The next finished work request. Per queue, completions come in the order of posting.
+    pub fn poll_completion(&mut self) -> Option<Completion> {
+        self.completions.pop()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+fn check_config(config: &QueuePairConfig) -> Result<(), CreateError> {
+    let checks = [
+        ("send_depth", config.send_depth as u64, 1, DEPTH_MAX, "1 ..= 65536"),
+        ("recv_depth", config.recv_depth as u64, 0, DEPTH_MAX, "0 ..= 65536"),
+        ("max_rd_atomic", config.max_rd_atomic as u64, 0, 255, "0 ..= 255"),
+        ("max_dest_rd_atomic", config.max_dest_rd_atomic as u64, 0, 255, "0 ..= 255"),
+        ("retry_count", config.retry_count.into(), 0, 7, "0 ..= 7"),
+        ("rnr_retry", config.rnr_retry.into(), 0, 7, "0 ..= 7"),
+        ("ack_timeout", config.ack_timeout.into(), 0, 31, "0 ..= 31"),
+        ("min_rnr_timer", config.min_rnr_timer.into(), 0, 31, "0 ..= 31"),
+        ("request_window_packets", config.request_window_packets.into(), 1, PSN_WINDOW_MAX, "1 ..= 4194304"),
+        ("read_chunk_bytes", config.read_chunk_bytes.into(), 1, u64::from(u32::MAX), "at least 1"),
+    ];
+    for (key, found, min, max, expected) in checks {
+        if !(min..=max).contains(&found) {
+            return Err(CreateError::Config { key, found, expected });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! Registered memory: the trait through which the core reaches bytes, and what may be done with them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thiserror::Error;
+
+/// Bytes that queue pairs move. The core has checked every offset and length against [`Memory::len`] before it calls.
+///
+/// Peers write while local threads read, so implementations share by `&self`; there is no byte order promise inside a
+/// message (IBTA 9.5).
+pub trait Memory: Send + Sync {
+    /// Length in bytes; constant.
+    fn len(&self) -> usize;
+    /// Whether it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Copies `into.len()` bytes out, from `offset` on.
+    fn read(&self, offset: usize, into: &mut [u8]);
+    /// Copies `bytes` in at `offset`.
+    fn write(&self, offset: usize, bytes: &[u8]);
+    /// Replaces the host-endian `u64` at `offset` (a multiple of 8) by `swap` if it equals `compare`; returns what was
+    /// there.
+    fn compare_swap_u64(&self, offset: usize, compare: u64, swap: u64) -> u64;
+    /// Adds to the host-endian `u64` at `offset` (a multiple of 8), wrapping; returns what was there.
+    fn fetch_add_u64(&self, offset: usize, add: u64) -> u64;
+}
+
+/// Plain heap memory behind a lock: for tests, examples and small control buffers.
+#[derive(Debug)]
+pub struct HeapMemory(Mutex<Vec<u8>>);
+
+impl HeapMemory {
+    /// Takes over `bytes`.
+    #[must_use]
+    pub fn new(bytes: Vec<u8>) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(bytes)))
+    }
+
+    /// A copy of all bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.with(|bytes| bytes.clone())
+    }
+
+    fn with<T>(&self, apply: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        apply(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn update_u64(&self, offset: usize, update: impl FnOnce(u64) -> u64) -> u64 {
+        self.with(|bytes| {
+            let word = &mut bytes[offset..offset + 8];
+            let original = u64::from_ne_bytes(word.try_into().expect("eight bytes"));
+            word.copy_from_slice(&update(original).to_ne_bytes());
+            original
+        })
+    }
+}
+
+impl Memory for HeapMemory {
+    fn len(&self) -> usize {
+        self.with(|bytes| bytes.len())
+    }
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.with(|bytes| into.copy_from_slice(&bytes[offset..offset + into.len()]));
+    }
+    fn write(&self, offset: usize, from: &[u8]) {
+        self.with(|bytes| bytes[offset..offset + from.len()].copy_from_slice(from));
+    }
+    fn compare_swap_u64(&self, offset: usize, compare: u64, swap: u64) -> u64 {
+        self.update_u64(offset, |original| if original == compare { swap } else { original })
+    }
+    fn fetch_add_u64(&self, offset: usize, add: u64) -> u64 {
+        self.update_u64(offset, |original| original.wrapping_add(add))
+    }
+}
+
+/// What may be done with a region, or over a queue pair. Both must allow what a peer asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Access {
+    /// Our own receives and READs may fill it. Reading it locally needs no permission.
+    pub local_write: bool,
+    /// Peers may READ it.
+    pub remote_read: bool,
+    /// Peers may WRITE it; needs `local_write` on a region.
+    pub remote_write: bool,
+    /// Peers may run atomics on it; needs `local_write` on a region.
+    pub remote_atomic: bool,
+}
+
+impl Access {
+    /// Only we use it.
+    pub const LOCAL: Self = Self { local_write: true, remote_read: false, remote_write: false, remote_atomic: false };
+    /// Everything.
+    pub const ALL: Self = Self { local_write: true, remote_read: true, remote_write: true, remote_atomic: true };
+
+    /// Whether everything that `needed` allows is allowed here too.
+    pub(crate) const fn covers(self, needed: Self) -> bool {
+        (self.local_write || !needed.local_write)
+            && (self.remote_read || !needed.remote_read)
+            && (self.remote_write || !needed.remote_write)
+            && (self.remote_atomic || !needed.remote_atomic)
+    }
+}
+
+/// Groups regions and queue pairs that belong together (IBTA 10.2.3); chosen by the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ProtectionDomain(pub u32);
+
+/// How a region is registered. From an [`Access`]: in protection domain 0, at an address chosen by us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RegionConfig {
+    /// What may be done with it.
+    pub access: Access,
+    /// Only queue pairs of this domain reach it.
+    pub protection_domain: ProtectionDomain,
+    /// The virtual address of its first byte, for peers; `None`: a multiple of 4096 that no other region overlaps.
+    pub address: Option<u64>,
+}
+
+impl From<Access> for RegionConfig {
+    fn from(access: Access) -> Self {
+        Self { access, ..Self::default() }
+    }
+}
+
+/// A registered region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionHandle {
+    /// Names the region in local work requests.
+    pub lkey: u32,
+    /// Names it in a peer's.
+    pub rkey: u32,
+    /// The virtual address of its first byte, for peers.
+    pub address: u64,
+}
+
+/// Why a region was not registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum RegisterError {
+    /// REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE (IBTA 10.6.3.3).
+    #[error("access: remote_write and remote_atomic need local_write too")]
+    Access,
+    /// The table is full.
+    #[error("regions_max: all {0} regions are in use; deregister one or raise the limit")]
+    Full(usize),
+    /// The range wraps around the end of the address space.
+    #[error("address {address:#x}: {bytes} bytes from there run past the end of the address space")]
+    Range {
+        /// The wanted first address.
+        address: u64,
+        /// The region's length.
+        bytes: usize,
+    },
+}

@@ -1,0 +1,216 @@
+//! What the responder still has to send: acknowledgements, READ responses, atomic responses, in the order of sequence
+//! numbers; and what it remembers to answer a repeated READ or atomic (IBTA 9.7.5.1.5, responder resources).
+//!
+//! READ responses are made one by one when there is room on the wire: a reply only knows how far it got. Bounded by
+//! `max_dest_rd_atomic` READs and atomics, and one acknowledgement between any two of them.
+
+use std::collections::VecDeque;
+
+use crate::{
+    memory::{Access, ProtectionDomain},
+    region::{Denied, RegionTable, Window},
+    run::Outgoing,
+    wire::{Aeth, PacketKind, Position, Psn, QueuePairNumber, Repr, Reth, Syndrome},
+};
+
+/// A READ or atomic that a peer may ask for again.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Resource {
+    pub(crate) first: Psn,
+    pub(crate) packets: u32,
+    pub(crate) answer: Answer,
+    pub(crate) message_sequence: u32,
+}
+
+/// How a remembered request is answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Answer {
+    /// From memory, again each time.
+    Read(Reth),
+    /// With the saved original value: an atomic runs once.
+    Atomic(u64),
+}
+
+impl Resource {
+    fn covers(&self, psn: Psn) -> bool {
+        !psn.is_before(self.first) && psn.is_before(self.first.plus(self.packets))
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Reply {
+    Acknowledge {
+        psn: Psn,
+        syndrome: Syndrome,
+        message_sequence: u32,
+    },
+    /// `sent` packets of the resource are out.
+    Respond {
+        resource: Resource,
+        sent: u32,
+    },
+}
+
+impl Reply {
+    const fn psn(&self) -> Psn {
+        match self {
+            Self::Acknowledge { psn, .. } => *psn,
+            Self::Respond { resource, .. } => resource.first,
+        }
+    }
+}
+
+/// Replies to send, and answered requests to remember.
+pub(crate) struct Outbox {
+    replies: VecDeque<Reply>,
+    resources: VecDeque<Resource>,
+    resources_max: usize,
+}
+
+impl Outbox {
+    pub(crate) const fn new(resources_max: usize) -> Self {
+        Self { replies: VecDeque::new(), resources: VecDeque::new(), resources_max }
+    }
+
+    /// Acknowledges or refuses `psn`. What comes last speaks for all before it, so two in a row become one.
+    pub(crate) fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome, message_sequence: u32) {
+        if let Some(Reply::Acknowledge { .. }) = self.replies.back() {
+            self.replies.pop_back();
+        }
+        self.replies.push_back(Reply::Acknowledge { psn, syndrome, message_sequence });
+    }
+
+    /// Whether a refusal of `psn` is still to be sent.
+    pub(crate) fn refuses(&self, psn: Psn) -> bool {
+        matches!(
+            self.replies.back(),
+            Some(Reply::Acknowledge { psn: refused, syndrome, .. })
+                if *refused == psn && !matches!(syndrome, Syndrome::Ack { .. })
+        )
+    }
+
+    /// Answers a new READ or atomic, and remembers it instead of the oldest: the peer has at most `max_dest_rd_atomic`
+    /// of them outstanding, so it has the whole answer to the oldest.
+    pub(crate) fn respond(&mut self, resource: Resource) {
+        if self.resources.len() >= self.resources_max {
+            let forgotten = self.resources.pop_front();
+            self.replies.retain(|reply| match reply {
+                Reply::Respond { resource, .. } => !forgotten.is_some_and(|old| old.covers(resource.first)),
+                Reply::Acknowledge { .. } => true,
+            });
+        }
+        self.resources.push_back(resource);
+        self.replies.push_back(Reply::Respond { resource, sent: 0 });
+    }
+
+    /// The remembered request that `psn` belongs to.
+    pub(crate) fn resource(&self, psn: Psn) -> Option<&Resource> {
+        self.resources.iter().find(|resource| resource.covers(psn))
+    }
+
+    /// Answers (part of) a remembered request again, unless that is still to be sent anyway.
+    pub(crate) fn respond_again(&mut self, again: Resource) {
+        let whole = self.resource(again.first).copied();
+        let pending = self.replies.iter_mut().find_map(|reply| match reply {
+            Reply::Respond { resource, sent } if whole.is_some_and(|whole| whole.covers(resource.first)) => {
+                Some((resource, sent))
+            }
+            _ => None,
+        });
+        if let Some((resource, sent)) = pending {
+            if again.first.is_before(resource.first.plus(*sent)) {
+                (*resource, *sent) = (again, 0);
+            }
+            return;
+        }
+        // A later number must not overtake this one: the peer would take it for another loss.
+        let place = self.replies.iter().position(|reply| again.first.is_before(reply.psn()));
+        self.replies.insert(place.unwrap_or(self.replies.len()), Reply::Respond { resource: again, sent: 0 });
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.replies.clear();
+        self.resources.clear();
+    }
+
+    /// Reads no memory any more.
+    pub(crate) fn drop_responses(&mut self) {
+        self.resources.clear();
+        self.replies.retain(|reply| matches!(reply, Reply::Acknowledge { .. }));
+    }
+
+    /// The next packet. `Err`: the region of a READ is gone meanwhile; the number is that of the response.
+    pub(crate) fn peek<'r>(
+        &self,
+        peer: QueuePairNumber,
+        mtu_bytes: u32,
+        domain: ProtectionDomain,
+        regions: &'r RegionTable,
+    ) -> Result<Option<Outgoing<'r>>, Psn> {
+        let Some(reply) = self.replies.front() else { return Ok(None) };
+        match *reply {
+            Reply::Acknowledge { psn, syndrome, message_sequence } => {
+                let mut repr = Repr::reliable(PacketKind::Acknowledge, peer, psn);
+                repr.aeth = Some(Aeth { syndrome, message_sequence });
+                Ok(Some(Outgoing::new(repr, None)))
+            }
+            Reply::Respond { resource, sent } => {
+                let psn = resource.first.plus(sent);
+                let aeth = Aeth { syndrome: Syndrome::ACK, message_sequence: resource.message_sequence };
+                match resource.answer {
+                    Answer::Atomic(original) => {
+                        let mut repr = Repr::reliable(PacketKind::AtomicAcknowledge, peer, psn);
+                        (repr.aeth, repr.atomic_ack_eth) = (Some(aeth), Some(original));
+                        Ok(Some(Outgoing::new(repr, None)))
+                    }
+                    Answer::Read(reth) => {
+                        let kind = PacketKind::read_response(Position::of(sent, resource.packets));
+                        let mut repr = Repr::reliable(kind, peer, psn);
+                        repr.aeth = kind.has_aeth().then_some(aeth);
+                        let start = sent * mtu_bytes;
+                        repr.payload_bytes = reth.bytes.saturating_sub(start).min(mtu_bytes) as usize;
+                        let payload = readable(reth, start, repr.payload_bytes as u64, domain, regions);
+                        payload.map(|payload| Some(Outgoing::new(repr, payload))).map_err(|Denied| psn)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Notes that what `peek` gave is on its way.
+    pub(crate) fn advance(&mut self) {
+        let done = match self.replies.front_mut() {
+            Some(Reply::Respond { resource, sent }) => {
+                *sent += 1;
+                *sent >= resource.packets
+            }
+            Some(Reply::Acknowledge { .. }) => true,
+            None => false,
+        };
+        if done {
+            self.replies.pop_front();
+        }
+    }
+
+    /// Drops what comes before a refusal of `psn`, which ends everything.
+    pub(crate) fn refuse_only(&mut self, psn: Psn, syndrome: Syndrome, message_sequence: u32) {
+        self.clear();
+        self.acknowledge(psn, syndrome, message_sequence);
+    }
+}
+
+/// The bytes of a READ from `start` on; `None` for a READ of nothing, whose key is not looked at.
+pub(crate) fn readable<'r>(
+    reth: Reth,
+    start: u32,
+    bytes: u64,
+    domain: ProtectionDomain,
+    regions: &'r RegionTable,
+) -> Result<Option<Window<'r>>, Denied> {
+    const READ: Access = Access { local_write: false, remote_read: true, remote_write: false, remote_atomic: false };
+    if reth.bytes == 0 {
+        return Ok(None);
+    }
+    let address = reth.address.checked_add(u64::from(start)).ok_or(Denied)?;
+    regions.remote(domain, reth.rkey, address, bytes, READ).map(Some)
+}

@@ -1,0 +1,473 @@
+//! The sending side of a queue pair: posted requests become packets (IBTA 9.7.3).
+//!
+//! Life of a request: posted, it gets the sequence numbers of all its packets, so that request and offset follow from
+//! any number; transmitted, within windows; acknowledged or answered (`completer.rs`); completed, in order of posting.
+//! Loss is repaired by going back: `next` returns to the oldest number without an answer and everything from there is
+//! sent again. A READ goes out as requests for chunks with fixed borders, so that a repeated request always lies inside
+//! one that the responder remembers.
+
+use std::{collections::VecDeque, time::Duration};
+
+use crate::{
+    completion::{Completion, CompletionOpcode, Status},
+    config::{Peer, QueuePairConfig},
+    queue_pair::Context,
+    region::{RegionTable, Window},
+    run::Outgoing,
+    time::Timestamp,
+    wire::{AtomicEth, PacketKind, Position, Psn, QueuePairNumber, Repr, Reth},
+    work_request::{Operation, PostError, Remote, Segment, SendRequest},
+};
+
+/// Sequence numbers that the queued requests take together. Below 2^23, so that all can be compared.
+pub(crate) const QUEUED_PSNS_MAX: u32 = 1 << 22;
+/// IBTA 9.7.3: an unanswered stretch must not grow without asking for an acknowledgement; rdma_rxe asks every 64.
+const ACK_INTERVAL_PACKETS: u32 = 64;
+/// The timeout doubles with each retry, at most this often.
+const BACKOFF_SHIFT_MAX: u32 = 7;
+/// How often we go back without progress because of gaps, before only the timer may.
+const GAP_RETRIES: u32 = 3;
+
+/// Ends the queue pair: what becomes of the request at `psn`. All others are flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) psn: Psn,
+    pub(crate) status: Status,
+}
+
+/// A posted request with its sequence numbers.
+pub(crate) struct Entry {
+    pub(crate) request: SendRequest,
+    pub(crate) first: Psn,
+    pub(crate) packets: u32,
+}
+
+impl Entry {
+    pub(crate) const fn end(&self) -> Psn {
+        self.first.plus(self.packets)
+    }
+
+    pub(crate) const fn is_read(&self) -> bool {
+        matches!(self.request.operation, Operation::Read { .. })
+    }
+
+    /// Whether its sequence numbers are answered one by one, rather than acknowledged in bulk.
+    pub(crate) const fn wants_response(&self) -> bool {
+        matches!(
+            self.request.operation,
+            Operation::Read { .. } | Operation::CompareSwap { .. } | Operation::FetchAdd { .. }
+        )
+    }
+
+    /// The local memory of packet `index`, and of the `packets - 1` that follow.
+    pub(crate) fn segment(&self, index: u32, packets: u32, mtu_bytes: u32) -> Segment {
+        let local = self.request.operation.local();
+        let start = u64::from(index) * u64::from(mtu_bytes);
+        let length = u64::from(packets) * u64::from(mtu_bytes);
+        let bytes = u64::from(local.bytes).saturating_sub(start).min(length) as u32;
+        Segment { offset: local.offset.saturating_add(start as usize), bytes, ..local }
+    }
+}
+
+/// What is on its way: between `acknowledged` and `next`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct InFlight {
+    /// SEND and WRITE packets.
+    packets: u32,
+    /// READ responses that will come.
+    read_packets: u32,
+    /// READ and atomic requests.
+    reads: usize,
+}
+
+/// The sending side of a queue pair.
+pub(crate) struct Requester {
+    pub(crate) queue: VecDeque<Entry>,
+    /// The oldest number without an answer: everything before is done.
+    pub(crate) acknowledged: Psn,
+    /// The next to transmit; goes back to repair loss.
+    pub(crate) next: Psn,
+    /// One past the highest ever transmitted: what acknowledgements may name.
+    pub(crate) sent: Psn,
+    /// One past the last of the queue.
+    posted: Psn,
+    in_flight: InFlight,
+    since_ack_request: u32,
+    retransmit_at: Option<Timestamp>,
+    /// The peer has no receive posted and asked us to wait.
+    pub(crate) wait_until: Option<Timestamp>,
+    retries: u32,
+    pub(crate) rnr_retries: u32,
+    gap_retries: u32,
+    /// The last answer that came too early, since progress was made.
+    pub(crate) ahead: Option<Psn>,
+    mtu_bytes: u32,
+    config: QueuePairConfig,
+}
+
+impl Requester {
+    pub(crate) fn new(config: QueuePairConfig) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            acknowledged: Psn::default(),
+            next: Psn::default(),
+            sent: Psn::default(),
+            posted: Psn::default(),
+            in_flight: InFlight::default(),
+            since_ack_request: 0,
+            retransmit_at: None,
+            wait_until: None,
+            retries: 0,
+            rnr_retries: 0,
+            gap_retries: 0,
+            ahead: None,
+            mtu_bytes: 0,
+            config,
+        }
+    }
+
+    pub(crate) const fn connect(&mut self, peer: &Peer) {
+        let first = peer.sq_psn;
+        (self.acknowledged, self.next, self.sent, self.posted) = (first, first, first, first);
+        self.mtu_bytes = peer.path_mtu.bytes();
+    }
+
+    pub(crate) fn limit(&mut self, max_rd_atomic: usize, window_packets: u32) {
+        self.config.max_rd_atomic = self.config.max_rd_atomic.min(max_rd_atomic.max(1));
+        self.config.request_window_packets = self.config.request_window_packets.min(window_packets.max(1));
+    }
+
+    pub(crate) const fn mtu_bytes(&self) -> u32 {
+        self.mtu_bytes
+    }
+
+    pub(crate) const fn rnr_retry_limit(&self) -> u8 {
+        self.config.rnr_retry
+    }
+
+    pub(crate) fn post(&mut self, request: SendRequest) -> Result<(), PostError> {
+        let local = request.operation.local();
+        let packets = local.bytes.div_ceil(self.mtu_bytes).max(1);
+        if packets > QUEUED_PSNS_MAX {
+            let limit = QUEUED_PSNS_MAX.saturating_mul(self.mtu_bytes);
+            return Err(PostError::TooLong { bytes: local.bytes, limit });
+        }
+        let queued = self.queue.front().map_or(0, |front| self.posted.since(front.first) as u32);
+        if self.queue.len() >= self.config.send_depth || queued + packets > QUEUED_PSNS_MAX {
+            return Err(PostError::QueueFull { depth: self.config.send_depth });
+        }
+        self.queue.push_back(Entry { request, first: self.posted, packets });
+        self.posted = self.posted.plus(packets);
+        Ok(())
+    }
+
+    /// The next packet, if a window is open for it.
+    pub(crate) fn peek<'r>(
+        &self,
+        peer: QueuePairNumber,
+        regions: &'r RegionTable,
+    ) -> Result<Option<Outgoing<'r>>, Failure> {
+        if self.wait_until.is_some() || self.next == self.posted {
+            return Ok(None);
+        }
+        let entry = self.entry(self.next).expect("every number up to `posted` has its request");
+        if entry.request.fence && self.in_flight.reads > 0 {
+            return Ok(None);
+        }
+        let outgoing = match entry.request.operation {
+            // It would wait for ever.
+            _ if entry.wants_response() && self.config.max_rd_atomic == 0 => Err(Status::LocalQueuePairOperation),
+            Operation::Read { remote, .. } => self.peek_read(entry, remote, peer, regions),
+            Operation::CompareSwap { remote, compare, swap, .. } => {
+                self.peek_atomic(entry, PacketKind::CompareSwap, remote, (swap, compare), peer, regions)
+            }
+            Operation::FetchAdd { remote, add, .. } => {
+                self.peek_atomic(entry, PacketKind::FetchAdd, remote, (add, 0), peer, regions)
+            }
+            _ => self.peek_push(entry, peer, regions),
+        };
+        outgoing.map_err(|status| Failure { psn: self.next, status })
+    }
+
+    /// A packet of a SEND or WRITE.
+    fn peek_push<'r>(
+        &self,
+        entry: &Entry,
+        peer: QueuePairNumber,
+        regions: &'r RegionTable,
+    ) -> Result<Option<Outgoing<'r>>, Status> {
+        let window = self.config.request_window_packets;
+        if self.in_flight.packets >= window {
+            return Ok(None);
+        }
+        let index = self.next.since(entry.first) as u32;
+        let position = Position::of(index, entry.packets);
+        let segment = entry.segment(index, 1, self.mtu_bytes);
+        let mut repr = Repr::reliable(push_kind(&entry.request.operation, position), peer, self.next);
+        match entry.request.operation {
+            Operation::SendWithImmediate { immediate, .. } | Operation::WriteWithImmediate { immediate, .. } => {
+                repr.immediate = position.ends().then_some(immediate);
+            }
+            Operation::SendWithInvalidate { rkey, .. } => repr.invalidate = position.ends().then_some(rkey),
+            _ => {}
+        }
+        if let Operation::Write { remote, local } | Operation::WriteWithImmediate { remote, local, .. } =
+            entry.request.operation
+        {
+            let reth = Reth { address: remote.address, rkey: remote.rkey, bytes: local.bytes };
+            repr.reth = position.begins().then_some(reth);
+        }
+        // A full window must open again, so its last packet asks too.
+        repr.ack_request = position.ends()
+            || self.since_ack_request + 1 >= ACK_INTERVAL_PACKETS
+            || self.in_flight.packets + 1 >= window;
+        repr.solicited = entry.request.solicited && position.ends() && is_noticed(&entry.request.operation);
+        repr.payload_bytes = segment.bytes as usize;
+        Ok(Some(Outgoing::new(repr, self.local(segment, false, regions)?)))
+    }
+
+    /// A READ request for the rest of a chunk.
+    fn peek_read<'r>(
+        &self,
+        entry: &Entry,
+        remote: Remote,
+        peer: QueuePairNumber,
+        regions: &'r RegionTable,
+    ) -> Result<Option<Outgoing<'r>>, Status> {
+        let index = self.next.since(entry.first) as u32;
+        let chunk = self.chunk_packets();
+        let psns = (chunk - index % chunk).min(entry.packets - index);
+        let window = self.config.read_window_bytes / self.mtu_bytes;
+        let full = self.in_flight.read_packets > 0 && self.in_flight.read_packets + psns > window;
+        if full || self.in_flight.reads >= self.config.max_rd_atomic {
+            return Ok(None);
+        }
+        let segment = entry.segment(index, psns, self.mtu_bytes);
+        self.local(segment, true, regions)?;
+        let mut repr = Repr::reliable(PacketKind::ReadRequest, peer, self.next);
+        let address = remote.address.wrapping_add(u64::from(index) * u64::from(self.mtu_bytes));
+        repr.reth = Some(Reth { address, rkey: remote.rkey, bytes: segment.bytes });
+        repr.ack_request = true;
+        Ok(Some(Outgoing { repr, payload: None, psns }))
+    }
+
+    fn peek_atomic<'r>(
+        &self,
+        entry: &Entry,
+        kind: PacketKind,
+        remote: Remote,
+        (swap_or_add, compare): (u64, u64),
+        peer: QueuePairNumber,
+        regions: &'r RegionTable,
+    ) -> Result<Option<Outgoing<'r>>, Status> {
+        if self.in_flight.reads >= self.config.max_rd_atomic {
+            return Ok(None);
+        }
+        self.local(entry.request.operation.local(), true, regions)?;
+        let mut repr = Repr::reliable(kind, peer, self.next);
+        repr.atomic_eth = Some(AtomicEth { address: remote.address, rkey: remote.rkey, swap_or_add, compare });
+        repr.ack_request = true;
+        Ok(Some(Outgoing::new(repr, None)))
+    }
+
+    /// Checks a local segment; `None` if it is empty: then its key is not looked at.
+    pub(crate) fn local<'r>(
+        &self,
+        segment: Segment,
+        write: bool,
+        regions: &'r RegionTable,
+    ) -> Result<Option<Window<'r>>, Status> {
+        if segment.bytes == 0 {
+            return Ok(None);
+        }
+        let window = regions.local(self.config.protection_domain, segment, write);
+        window.map(Some).map_err(|_| Status::LocalProtection)
+    }
+
+    /// Notes that what `peek` gave is on its way.
+    pub(crate) fn advance(&mut self, now: Timestamp, packet: &Outgoing<'_>) {
+        let kind = packet.repr.opcode.kind;
+        if kind == PacketKind::ReadRequest {
+            self.in_flight.read_packets += packet.psns;
+            self.in_flight.reads += 1;
+        } else if kind.is_atomic() {
+            self.in_flight.reads += 1;
+        } else {
+            self.in_flight.packets += 1;
+        }
+        self.since_ack_request = if packet.repr.ack_request { 0 } else { self.since_ack_request + 1 };
+        self.next = self.next.plus(packet.psns);
+        if self.sent.is_before(self.next) {
+            self.sent = self.next;
+        }
+        if self.retransmit_at.is_none() {
+            self.restart_timer(now);
+        }
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
+        self.wait_until.or(self.retransmit_at)
+    }
+
+    pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
+        if let Some(until) = self.wait_until {
+            if until <= cx.now {
+                self.wait_until = None;
+            }
+            return Ok(());
+        }
+        if self.retransmit_at.is_none_or(|at| at > cx.now) {
+            return Ok(());
+        }
+        if self.retries >= u32::from(self.config.retry_count) {
+            return Err(Failure { psn: self.acknowledged, status: Status::RetryExceeded });
+        }
+        self.retries += 1;
+        self.gap_retries = 0;
+        self.ahead = None;
+        cx.counters.retransmits_timeout += 1;
+        self.go_back();
+        self.restart_timer(cx.now);
+        Ok(())
+    }
+
+    /// Something is missing, and the peer's answer shows it: sends again from the oldest number without an answer, at
+    /// once. Bounded, so that a peer cannot make us flood it.
+    pub(crate) fn repair_gap(&mut self, cx: &mut Context<'_>) {
+        if self.gap_retries < GAP_RETRIES && self.wait_until.is_none() && self.next != self.acknowledged {
+            self.gap_retries += 1;
+            cx.counters.retransmits_gap += 1;
+            self.go_back();
+            self.restart_timer(cx.now);
+        }
+    }
+
+    /// Holds all sending until `until`, then begins at the oldest number without an answer.
+    pub(crate) fn wait(&mut self, until: Timestamp) {
+        self.go_back();
+        self.retransmit_at = None;
+        self.wait_until = Some(until);
+    }
+
+    fn go_back(&mut self) {
+        self.next = self.acknowledged;
+        self.since_ack_request = 0;
+        self.recount();
+    }
+
+    /// IBTA 9.7.6.1.3: 4.096 us * 2^ack_timeout, and longer after each retry.
+    fn restart_timer(&mut self, now: Timestamp) {
+        let exponent = self.config.ack_timeout;
+        let base = Duration::from_nanos(4_096u64 << exponent);
+        let timeout = base.saturating_mul(1 << self.retries.min(BACKOFF_SHIFT_MAX));
+        self.retransmit_at = (exponent > 0 && self.acknowledged != self.sent).then(|| now + timeout);
+    }
+
+    /// Everything before `psn` is done.
+    pub(crate) fn acknowledge(&mut self, psn: Psn, number: QueuePairNumber, cx: &mut Context<'_>) {
+        if psn == self.acknowledged {
+            return;
+        }
+        self.acknowledged = psn;
+        if self.next.is_before(psn) {
+            self.next = psn;
+        }
+        (self.retries, self.rnr_retries, self.gap_retries) = (0, 0, 0);
+        self.ahead = None;
+        self.wait_until = None;
+        while self.queue.front().is_some_and(|front| !psn.is_before(front.end())) {
+            let entry = self.queue.pop_front().expect("just seen");
+            if entry.request.signalled {
+                cx.completions.push(completion(&entry.request, Status::Success, number));
+            } else {
+                cx.completions.release(1);
+            }
+        }
+        self.recount();
+        self.restart_timer(cx.now);
+    }
+
+    /// Completes everything that is queued with an error.
+    pub(crate) fn flush(&mut self, failure: Option<Failure>, number: QueuePairNumber, cx: &mut Context<'_>) {
+        self.wait_until = None;
+        self.retransmit_at = None;
+        for entry in self.queue.drain(..) {
+            let failed =
+                failure.filter(|failure| !failure.psn.is_before(entry.first) && failure.psn.is_before(entry.end()));
+            let status = failed.map_or(Status::Flushed, |failure| failure.status);
+            cx.completions.push(completion(&entry.request, status, number));
+        }
+        self.next = self.posted;
+        self.acknowledged = self.posted;
+        self.sent = self.posted;
+        self.in_flight = InFlight::default();
+    }
+
+    /// The request that `psn` belongs to.
+    pub(crate) fn entry(&self, psn: Psn) -> Option<&Entry> {
+        let index = self.queue.partition_point(|entry| !psn.is_before(entry.end()));
+        self.queue.get(index).filter(|entry| !psn.is_before(entry.first))
+    }
+
+    fn chunk_packets(&self) -> u32 {
+        (self.config.read_chunk_bytes / self.mtu_bytes).max(1)
+    }
+
+    fn recount(&mut self) {
+        let chunk = self.chunk_packets();
+        let mut count = InFlight::default();
+        for entry in self.queue.iter().take_while(|entry| entry.first.is_before(self.next)) {
+            let from = self.acknowledged.since(entry.first).max(0) as u32;
+            let to = (self.next.since(entry.first) as u32).min(entry.packets);
+            if from == to {
+                // We went back into the middle of it.
+            } else if entry.is_read() {
+                count.read_packets += to - from;
+                count.reads += (to.div_ceil(chunk) - from / chunk) as usize;
+            } else if entry.wants_response() {
+                count.reads += 1;
+            } else {
+                count.packets += to - from;
+            }
+        }
+        self.in_flight = count;
+    }
+}
+
+/// The packet kind of a SEND or WRITE at a position.
+const fn push_kind(operation: &Operation, position: Position) -> PacketKind {
+    match operation {
+        Operation::SendWithImmediate { .. } => PacketKind::send(position).with_immediate(),
+        Operation::SendWithInvalidate { .. } => PacketKind::send(position).with_invalidate(),
+        Operation::Write { .. } => PacketKind::write(position),
+        Operation::WriteWithImmediate { .. } => PacketKind::write(position).with_immediate(),
+        _ => PacketKind::send(position),
+    }
+}
+
+/// Whether it completes a receive, so that it can be solicited (IBTA 9.2.3).
+const fn is_noticed(operation: &Operation) -> bool {
+    !matches!(operation, Operation::Write { .. })
+}
+
+pub(crate) fn completion(request: &SendRequest, status: Status, queue_pair: QueuePairNumber) -> Completion {
+    let opcode = match request.operation {
+        Operation::Send { .. } | Operation::SendWithImmediate { .. } | Operation::SendWithInvalidate { .. } => {
+            CompletionOpcode::Send
+        }
+        Operation::Write { .. } | Operation::WriteWithImmediate { .. } => CompletionOpcode::Write,
+        Operation::Read { .. } => CompletionOpcode::Read,
+        Operation::CompareSwap { .. } => CompletionOpcode::CompareSwap,
+        Operation::FetchAdd { .. } => CompletionOpcode::FetchAdd,
+    };
+    Completion {
+        queue_pair,
+        id: request.id,
+        status,
+        opcode,
+        bytes: request.operation.local().bytes,
+        immediate: None,
+        invalidated_rkey: None,
+        solicited: false,
+    }
+}

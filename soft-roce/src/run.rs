@@ -1,0 +1,96 @@
+//! A run of packets that one `UDP_SEGMENT` send can carry: all equally long, only the last may be shorter.
+
+use std::net::SocketAddr;
+
+use crate::{
+    endpoint::Transmit,
+    region::Window,
+    wire::{
+        ICRC_BYTES, Repr,
+        icrc::{self, Path, SEGMENTS_MAX},
+    },
+};
+
+/// What the kernel accepts in one send: 65,535 bytes with IPv4 and UDP headers.
+const RUN_BYTES_MAX: usize = 65_507;
+
+/// A packet ready to be written.
+pub(crate) struct Outgoing<'a> {
+    pub(crate) repr: Repr,
+    /// Where its payload lies; `None` if it has none.
+    pub(crate) payload: Option<Window<'a>>,
+    /// Sequence numbers that it takes: more than one for a READ request.
+    pub(crate) psns: u32,
+}
+
+impl<'a> Outgoing<'a> {
+    pub(crate) const fn new(repr: Repr, payload: Option<Window<'a>>) -> Self {
+        Self { repr, payload, psns: 1 }
+    }
+}
+
+/// A run being written.
+pub(crate) struct Run<'a> {
+    buf: &'a mut [u8],
+    source: SocketAddr,
+    destination: SocketAddr,
+    segments_max: usize,
+    segments: usize,
+    segment_bytes: usize,
+    bytes: usize,
+    /// A shorter packet has ended it.
+    closed: bool,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(buf: &'a mut [u8], source: SocketAddr, destination: SocketAddr, segments_max: usize) -> Self {
+        let bytes_max = buf.len().min(RUN_BYTES_MAX);
+        Self {
+            buf: &mut buf[..bytes_max],
+            source,
+            destination,
+            segments_max: segments_max.clamp(1, SEGMENTS_MAX),
+            segments: 0,
+            segment_bytes: 0,
+            bytes: 0,
+            closed: false,
+        }
+    }
+
+    /// Whether a packet of this length can be the next.
+    pub(crate) const fn fits(&self, packet_bytes: usize) -> bool {
+        !self.closed
+            && self.segments < self.segments_max
+            && self.bytes + packet_bytes <= self.buf.len()
+            && (self.segments == 0 || packet_bytes <= self.segment_bytes)
+    }
+
+    /// Writes a packet that fits.
+    pub(crate) fn push(&mut self, packet: &Outgoing<'_>) {
+        let packet_bytes = packet.repr.packet_bytes();
+        let out = &mut self.buf[self.bytes..self.bytes + packet_bytes];
+        let payload = packet.repr.emit(out);
+        if let Some(Window { memory, offset }) = packet.payload {
+            memory.read(offset, payload);
+        }
+        let path = Path::segment(self.source, self.destination, self.segments as u16);
+        let (covered, icrc) = out.split_at_mut(packet_bytes - ICRC_BYTES);
+        icrc.copy_from_slice(&icrc::compute(&path, covered).to_le_bytes());
+        if self.segments == 0 {
+            self.segment_bytes = packet_bytes;
+        }
+        self.closed = packet_bytes < self.segment_bytes;
+        self.segments += 1;
+        self.bytes += packet_bytes;
+    }
+
+    /// What was written; `None` if nothing was.
+    pub(crate) fn finish(self) -> Option<Transmit> {
+        (self.segments > 0).then_some(Transmit {
+            destination: self.destination,
+            bytes: self.bytes,
+            segment_bytes: self.segment_bytes,
+            segments: self.segments,
+        })
+    }
+}

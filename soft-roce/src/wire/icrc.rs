@@ -1,0 +1,255 @@
+//! The invariant CRC (RoCEv2 annex A17.3.3): CRC-32 over the IP and UDP headers and the packet, with everything that
+//! routers may change replaced by ones.
+//!
+//! It covers the IPv4 identification, which a UDP socket neither sets nor shows. Sending: the socket is set up so that
+//! the kernel fills in what we assume. Receiving: a CRC is linear, so the difference between the CRC for identification
+//! 0 and the one received, taken back over all bytes after the field, *is* the identification, if the packet is whole.
+
+use std::{net::SocketAddr, sync::LazyLock};
+
+use crc32fast::Hasher;
+
+use super::{BTH_BYTES, ICRC_BYTES, PACKET_BYTES_MAX, packet::field};
+use crate::config::Identification;
+
+/// CRC-32 polynomial, reflected: bit 31 is the coefficient of x^0.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+/// The polynomial 1.
+const ONE: u32 = 0x8000_0000;
+const UDP_BYTES: usize = 8;
+const IPV4_BYTES: usize = 20;
+const IPV6_BYTES: usize = 40;
+/// Stands for the local routing header of InfiniBand.
+const LRH_BYTES: usize = 8;
+/// Bytes from the identification to the end of the UDP header.
+const IDENTIFICATION_TO_BTH: usize = IPV4_BYTES - 4 + UDP_BYTES;
+const DONT_FRAGMENT: u16 = 0x4000;
+/// The kernel numbers the segments of one send 0, 1, 2, ..; at most this many.
+pub const SEGMENTS_MAX: usize = 128;
+
+/// The addresses of a datagram and the parts of its IPv4 header that the ICRC covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// Sender.
+    pub source: SocketAddr,
+    /// Receiver.
+    pub destination: SocketAddr,
+    /// IPv4 identification; IPv6 has none.
+    pub identification: u16,
+    /// IPv4 DF.
+    pub dont_fragment: bool,
+}
+
+impl Path {
+    /// As our own sockets send segment `segment` of a run.
+    #[must_use]
+    pub const fn segment(source: SocketAddr, destination: SocketAddr, segment: u16) -> Self {
+        Self { source, destination, identification: segment, dont_fragment: true }
+    }
+}
+
+/// The ICRC of a packet without its last four bytes. On the wire it is little-endian.
+#[must_use]
+pub fn compute(path: &Path, covered: &[u8]) -> u32 {
+    let udp_bytes = (UDP_BYTES + covered.len() + ICRC_BYTES) as u16;
+    let mut prefix = [0xff_u8; LRH_BYTES + IPV6_BYTES + UDP_BYTES + BTH_BYTES];
+    let ip = &mut prefix[LRH_BYTES..];
+    let ip_bytes = match (path.source, path.destination) {
+        (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
+            // Type of service (1), time to live (8) and checksum (10 .. 12) stay ones.
+            ip[0] = 0x45;
+            ip[2..4].copy_from_slice(&(IPV4_BYTES as u16 + udp_bytes).to_be_bytes());
+            ip[4..6].copy_from_slice(&path.identification.to_be_bytes());
+            ip[6..8].copy_from_slice(&(u16::from(path.dont_fragment) * DONT_FRAGMENT).to_be_bytes());
+            ip[9] = 17;
+            ip[12..16].copy_from_slice(&source.ip().octets());
+            ip[16..20].copy_from_slice(&destination.ip().octets());
+            IPV4_BYTES
+        }
+        (source, destination) => {
+            // Traffic class and flow label (0 .. 4, but for the version) and hop limit (7) stay ones.
+            ip[0] = 0x6f;
+            ip[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
+            ip[6] = 17;
+            ip[8..24].copy_from_slice(&octets_v6(source));
+            ip[24..40].copy_from_slice(&octets_v6(destination));
+            IPV6_BYTES
+        }
+    };
+    let udp = &mut ip[ip_bytes..];
+    udp[0..2].copy_from_slice(&path.source.port().to_be_bytes());
+    udp[2..4].copy_from_slice(&path.destination.port().to_be_bytes());
+    udp[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
+    let bth = &mut udp[UDP_BYTES..];
+    bth[..BTH_BYTES].copy_from_slice(&covered[..BTH_BYTES]);
+    bth[field::CONGESTION] = 0xff;
+    let mut hasher = Hasher::new();
+    hasher.update(&prefix[..LRH_BYTES + ip_bytes + UDP_BYTES + BTH_BYTES]);
+    hasher.update(&covered[BTH_BYTES..]);
+    hasher.finalize()
+}
+
+fn octets_v6(address: SocketAddr) -> [u8; 16] {
+    match address {
+        SocketAddr::V4(address) => address.ip().to_ipv6_mapped().octets(),
+        SocketAddr::V6(address) => address.ip().octets(),
+    }
+}
+
+/// Checks a received packet, without its last four bytes, against `icrc`, and finds out what the IPv4 header held.
+/// `None` if it was damaged on the way.
+#[must_use]
+pub fn verify(
+    source: SocketAddr,
+    destination: SocketAddr,
+    covered: &[u8],
+    icrc: u32,
+    accept: Identification,
+) -> Option<Path> {
+    if covered.len() > PACKET_BYTES_MAX - ICRC_BYTES {
+        return None;
+    }
+    let path = Path::segment(source, destination, 0);
+    let difference = compute(&path, covered) ^ icrc;
+    if difference == 0 {
+        return Some(path);
+    }
+    if source.is_ipv6() {
+        return None;
+    }
+    match (recover(covered.len(), difference), accept) {
+        (Some(identification), Identification::Any) => Some(Path { identification, ..path }),
+        (Some(identification), Identification::SegmentIndex) => {
+            (usize::from(identification) < SEGMENTS_MAX).then_some(Path { identification, ..path })
+        }
+        (None, Identification::SegmentIndex) => None,
+        (None, Identification::Any) => {
+            let path = Path { dont_fragment: false, ..path };
+            let identification = recover(covered.len(), compute(&path, covered) ^ icrc)?;
+            Some(Path { identification, ..path })
+        }
+    }
+}
+
+/// The identification that turns the CRC for 0 into one that differs by `difference`; 16 bits of redundancy decide
+/// whether there is one.
+fn recover(covered_bytes: usize, difference: u32) -> Option<u16> {
+    let register = multiply(BACKWARDS[IDENTIFICATION_TO_BTH + covered_bytes], difference);
+    u16::try_from(register).ok().map(u16::swap_bytes)
+}
+
+/// `x^(-8 n)` for every n: multiplying a CRC register by it undoes n zero bytes.
+static BACKWARDS: LazyLock<Vec<u32>> = LazyLock::new(|| {
+    let one_byte = (0..8).fold(ONE, |power, _| divide_by_x(power));
+    let powers = std::iter::successors(Some(ONE), |power| Some(multiply(*power, one_byte)));
+    powers.take(IDENTIFICATION_TO_BTH + PACKET_BYTES_MAX).collect()
+});
+
+/// The polynomial's constant term is 1, so division by x is a shift after clearing ours.
+const fn divide_by_x(a: u32) -> u32 {
+    if a & ONE == 0 { a << 1 } else { (a ^ POLYNOMIAL) << 1 | 1 }
+}
+
+/// Product modulo the CRC polynomial.
+fn multiply(a: u32, mut b: u32) -> u32 {
+    let mut product = 0;
+    for bit in (0..32).rev() {
+        // Branch-free: which bits are set is random.
+        product ^= b & (a >> bit & 1).wrapping_neg();
+        b = b >> 1 ^ POLYNOMIAL & (b & 1).wrapping_neg();
+    }
+    product
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+    }
+
+    /// A congestion notification of a ConnectX-4 Lx.
+    #[test]
+    fn agrees_with_a_network_card() {
+        let covered = bytes(&("8100ffff4000011800000000".to_owned() + &"00".repeat(16)));
+        let path = Path {
+            source: "10.0.17.1:0".parse().unwrap(),
+            destination: "10.0.18.1:4791".parse().unwrap(),
+            identification: 0x718c,
+            dont_fragment: true,
+        };
+        assert_eq!(compute(&path, &covered).to_le_bytes(), [0x82, 0xfd, 0x00, 0x2a]);
+        let icrc = u32::from_le_bytes([0x82, 0xfd, 0x00, 0x2a]);
+        assert_eq!(verify(path.source, path.destination, &covered, icrc, Identification::Any), Some(path));
+        assert_eq!(verify(path.source, path.destination, &covered, icrc, Identification::SegmentIndex), None);
+    }
+
+    proptest! {
+        #[test]
+        fn recovers_what_the_socket_hides(
+            mut covered in prop::collection::vec(any::<u8>(), BTH_BYTES..600),
+            identification in any::<u16>(),
+            dont_fragment in any::<bool>(),
+            flip in any::<prop::sample::Index>(),
+        ) {
+            let path = Path {
+                source: "127.0.0.1:4791".parse().unwrap(),
+                destination: "127.9.8.7:4791".parse().unwrap(),
+                identification,
+                dont_fragment,
+            };
+            let icrc = compute(&path, &covered);
+            let found = verify(path.source, path.destination, &covered, icrc, Identification::Any);
+            // With DF assumed first, a packet without it passes for one with it once in 2^16.
+            prop_assert!(found.is_some());
+            if dont_fragment {
+                prop_assert_eq!(found, Some(path));
+                let strict = verify(path.source, path.destination, &covered, icrc, Identification::SegmentIndex);
+                prop_assert_eq!(strict.is_some(), usize::from(identification) < SEGMENTS_MAX);
+            }
+            // Any single damaged bit outside the masked byte is noticed by the strict check.
+            let bit = flip.index(covered.len() * 8);
+            if bit / 8 != field::CONGESTION && identification == 0 && dont_fragment {
+                covered[bit / 8] ^= 1 << (bit % 8);
+                let strict = verify(path.source, path.destination, &covered, icrc, Identification::SegmentIndex);
+                prop_assert_eq!(strict, None);
+            }
+        }
+    }
+
+    /// The naive way: try every identification.
+    fn search(path: Path, covered: &[u8], icrc: u32) -> Option<u16> {
+        (0..=u16::MAX)
+            .find(|identification| compute(&Path { identification: *identification, ..path }, covered) == icrc)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+        #[test]
+        fn recovery_agrees_with_search(
+            covered in prop::collection::vec(any::<u8>(), BTH_BYTES..80),
+            identification in any::<u16>(),
+            damage in prop::option::of(any::<u32>()),
+        ) {
+            let source = "127.0.0.1:4791".parse().unwrap();
+            let path = Path { source, destination: source, identification, dont_fragment: true };
+            let icrc = compute(&path, &covered) ^ damage.unwrap_or(0);
+            let unmarked = Path { identification: 0, ..path };
+            let found = recover(covered.len(), compute(&unmarked, &covered) ^ icrc);
+            prop_assert_eq!(found, search(path, &covered, icrc));
+        }
+    }
+
+    #[test]
+    fn ipv6_is_checked_in_full() {
+        let source = "[fd00::1]:4791".parse().unwrap();
+        let destination = "[fd00::2]:4791".parse().unwrap();
+        let covered = [7; 40];
+        let icrc = compute(&Path::segment(source, destination, 0), &covered);
+        assert!(verify(source, destination, &covered, icrc, Identification::Any).is_some());
+        assert!(verify(source, destination, &covered, icrc ^ 1, Identification::Any).is_none());
+    }
+}

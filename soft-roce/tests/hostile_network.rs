@@ -1,0 +1,316 @@
+//! Two endpoints over a network that loses, repeats, reorders, damages and delays packets, and falls apart for a while
+//! or for good. Every request must complete exactly once, in order, with the right bytes or the right error.
+//!
+//! `SOFT_ROCE_SEEDS=20000` runs more seeds than the default; `SOFT_ROCE_SEED=123` runs that one.
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use common::{Faults, Pair};
+use soft_roce::{
+    Access, HeapMemory, Memory, Operation, PathMtu, QueuePairConfig, QueuePairState, RecvRequest, RegionHandle, Remote,
+    Segment, SendRequest, Status, Timestamp,
+};
+
+const SEEDS: u64 = 1_000;
+/// Of 1,000 seeds, so many may give up over a network that does heal: with a fifth of all packets lost both ways, eight
+/// attempts in a row fail once in a few thousand.
+const GIVEN_UP_MAX: u64 = 3;
+/// Each request has a place of its own of this size in every region, so that each can be checked on its own.
+const PLACE_BYTES: usize = 16 * 1024;
+const REQUESTS_MAX: usize = 16;
+const REGION_BYTES: usize = PLACE_BYTES * REQUESTS_MAX;
+/// Where the u64 for atomics lies in the peer's sink: behind all places.
+const COUNTER: usize = REGION_BYTES;
+
+/// One end's memory.
+struct Side {
+    /// What we send and the peer reads; never changes.
+    source: (Arc<HeapMemory>, RegionHandle),
+    /// What the peer writes.
+    sink: (Arc<HeapMemory>, RegionHandle),
+    /// What our READs and receives fill.
+    landing: (Arc<HeapMemory>, RegionHandle),
+    /// What we posted.
+    requests: Vec<SendRequest>,
+    /// Receives that we still have to post.
+    receives_to_post: u64,
+    receives_posted: u64,
+}
+
+struct World {
+    pair: Pair,
+    sides: [Side; 2],
+    heals: bool,
+    perfect: bool,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut dice = Pair::new(seed, QueuePairConfig::default(), PathMtu::Mtu256);
+        let mtu = [PathMtu::Mtu256, PathMtu::Mtu1024, PathMtu::Mtu4096][dice.random(3) as usize];
+        let reads = 1 + dice.random(8) as usize;
+        let config = QueuePairConfig {
+            max_rd_atomic: reads,
+            max_dest_rd_atomic: reads + dice.random(3) as usize,
+            ack_timeout: 5,
+            min_rnr_timer: 1 + dice.random(6) as u8,
+            request_window_packets: 1 + dice.random(128),
+            read_chunk_bytes: 1 + dice.random(8_192),
+            read_window_bytes: dice.random(65_536),
+            ..QueuePairConfig::default()
+        };
+        let mut pair = Pair::new(seed ^ 0x5eed, config, mtu);
+        let (faults, heals, perfect) = faults(&mut pair);
+        let sides = [0, 1].map(|side| Side::new(&mut pair, side as u8));
+        pair.faults = faults;
+        let mut world = Self { pair, sides, heals, perfect };
+        for side in [0, 1] {
+            world.post(side);
+        }
+        world
+    }
+
+    /// Posts a random mix of requests at one end, and counts the receives that the other must post.
+    fn post(&mut self, side: usize) {
+        for index in 0..1 + self.pair.random(REQUESTS_MAX as u32) as usize {
+            let bytes = match self.pair.random(4) {
+                0 => self.pair.random(300),
+                1 => 0,
+                _ => self.pair.random(PLACE_BYTES as u32 + 1),
+            };
+            let offset = index * PLACE_BYTES;
+            let from = |region: &(Arc<HeapMemory>, RegionHandle), bytes| Segment { lkey: region.1.lkey, offset, bytes };
+            let (near, far) = (&self.sides[side], &self.sides[1 - side]);
+            let place = |region: &RegionHandle, at| Remote { address: region.address + at as u64, rkey: region.rkey };
+            let local = from(&near.source, bytes);
+            let immediate = index as u32;
+            let operation = match self.pair.random(7) {
+                0 => Operation::Send { local },
+                1 => Operation::SendWithImmediate { local, immediate },
+                2 => Operation::Write { local, remote: place(&far.sink.1, offset) },
+                3 => Operation::WriteWithImmediate { local, remote: place(&far.sink.1, offset), immediate },
+                4 | 5 => Operation::Read { local: from(&near.landing, bytes), remote: place(&far.source.1, offset) },
+                _ => Operation::FetchAdd {
+                    local: from(&near.landing, 8),
+                    remote: place(&far.sink.1, COUNTER),
+                    add: 1 << (index * 4),
+                },
+            };
+            let request = SendRequest { fence: self.pair.random(5) == 0, ..SendRequest::new(index as u64, operation) };
+            let number = self.pair.queue_pairs[side];
+            self.pair.ends[side].post_send(number, request).expect("room for all requests");
+            self.sides[side].requests.push(request);
+            self.sides[1 - side].receives_to_post += u64::from(consumes_receive(&operation));
+        }
+    }
+
+    /// Runs to the end; receives are posted late, so that senders meet RNR NAKs.
+    fn run(&mut self) {
+        for _ in 0..1_000_000 {
+            for side in [0, 1] {
+                if self.sides[side].receives_to_post > 0 && self.pair.random(8) == 0 {
+                    self.post_receive(side);
+                }
+            }
+            if !self.pair.step() && self.sides.iter().all(|side| side.receives_to_post == 0) {
+                // Only the owner ends what a peer that is gone has left behind.
+                for side in [0, 1] {
+                    assert!(self.pair.ends[side].modify_to_error(self.pair.queue_pairs[side]));
+                }
+                self.pair.collect();
+                return;
+            }
+        }
+        panic!("the endpoints never come to rest");
+    }
+
+    fn post_receive(&mut self, side: usize) {
+        let (number, owner) = (self.pair.queue_pairs[side], &mut self.sides[side]);
+        // Receives land in the upper half, READs in the lower.
+        let id = owner.receives_posted;
+        let offset = REGION_BYTES + id as usize * PLACE_BYTES;
+        let segment = Segment { lkey: owner.landing.1.lkey, offset, bytes: PLACE_BYTES as u32 };
+        self.pair.ends[side].post_recv(number, RecvRequest { id, segment }).expect("room for all receives");
+        owner.receives_posted += 1;
+        owner.receives_to_post -= 1;
+    }
+
+    fn check(&self) {
+        for side in [0, 1] {
+            let sends = self.check_order(side);
+            self.check_requests(side, &sends);
+            self.check_receives(side);
+            self.check_counter(side, &sends);
+        }
+    }
+
+    /// Exactly one completion per request, in order; success, then one real error at most, then flushes.
+    fn check_order(&self, side: usize) -> Vec<Status> {
+        let is_receive = |done: &&soft_roce::Completion| {
+            use soft_roce::CompletionOpcode::{Recv, RecvWriteWithImmediate};
+            matches!(done.opcode, Recv | RecvWriteWithImmediate)
+        };
+        let (receives, sends): (Vec<_>, Vec<_>) = self.pair.completions[side].iter().partition(is_receive);
+        let ids = |list: &[&soft_roce::Completion]| list.iter().map(|done| done.id).collect::<Vec<_>>();
+        assert_eq!(ids(&sends), (0..self.sides[side].requests.len() as u64).collect::<Vec<_>>(), "sends of {side}");
+        assert_eq!(ids(&receives), (0..self.sides[side].receives_posted).collect::<Vec<_>>(), "receives of {side}");
+        let statuses: Vec<_> = sends.iter().map(|done| done.status).collect();
+        let done = statuses.iter().take_while(|status| **status == Status::Success).count();
+        for (index, status) in statuses.iter().enumerate().skip(done) {
+            let real = index == done && *status == Status::RetryExceeded;
+            assert!(real || *status == Status::Flushed, "side {side}: {statuses:?}");
+        }
+        let counters = self.pair.ends[side].counters();
+        if done < statuses.len() && self.heals {
+            // Seven repetitions in a row lost, too: rare, see `GIVEN_UP_MAX`.
+            let peer_gave_up = self.pair.ends[1 - side].counters().retransmits_timeout >= 7;
+            assert!(counters.retransmits_timeout >= 7 || peer_gave_up, "side {side} gave up early: {statuses:?}");
+        }
+        if self.perfect {
+            assert_eq!(done, statuses.len(), "side {side}: {statuses:?}");
+            let repeated = counters.retransmits_timeout + counters.retransmits_gap + counters.duplicate_requests;
+            assert_eq!(repeated, 0, "side {side} repeated itself over a perfect network");
+        }
+        statuses
+    }
+
+    fn check_requests(&self, side: usize, statuses: &[Status]) {
+        let (near, far) = (&self.sides[side], &self.sides[1 - side]);
+        for (request, _) in near.requests.iter().zip(statuses).filter(|(_, status)| **status == Status::Success) {
+            let at = request.id as usize * PLACE_BYTES;
+            let bytes = request.operation.local().bytes as usize;
+            match request.operation {
+                Operation::Write { .. } | Operation::WriteWithImmediate { .. } => {
+                    same(&far.sink.0, at, &near.source.0, at, bytes);
+                }
+                Operation::Read { .. } => same(&near.landing.0, at, &far.source.0, at, bytes),
+                _ => {}
+            }
+        }
+    }
+
+    /// The k-th receive holds the k-th request that uses one, whole.
+    fn check_receives(&self, side: usize) {
+        let (near, far) = (&self.sides[side], &self.sides[1 - side]);
+        let mut senders = far.requests.iter().filter(|request| consumes_receive(&request.operation));
+        for done in &self.pair.completions[side] {
+            use soft_roce::CompletionOpcode::{Recv, RecvWriteWithImmediate};
+            if !matches!(done.opcode, Recv | RecvWriteWithImmediate) || done.status != Status::Success {
+                continue;
+            }
+            let sender = senders.next().expect("no more receives than senders");
+            let at = sender.id as usize * PLACE_BYTES;
+            assert_eq!(done.bytes, sender.operation.local().bytes);
+            if let Operation::SendWithImmediate { immediate, .. } | Operation::WriteWithImmediate { immediate, .. } =
+                sender.operation
+            {
+                assert_eq!(done.immediate, Some(immediate));
+            }
+            let landed = REGION_BYTES + done.id as usize * PLACE_BYTES;
+            match done.opcode {
+                Recv => same(&near.landing.0, landed, &far.source.0, at, done.bytes as usize),
+                _ => same(&near.sink.0, at, &far.source.0, at, done.bytes as usize),
+            }
+        }
+    }
+
+    /// Each atomic has four bits of the peer's counter for itself: it ran once if done, else at most once.
+    fn check_counter(&self, side: usize, statuses: &[Status]) {
+        let sink = self.sides[1 - side].sink.0.to_vec();
+        let counter = u64::from_ne_bytes(sink[COUNTER..COUNTER + 8].try_into().expect("eight bytes"));
+        for (index, request) in self.sides[side].requests.iter().enumerate() {
+            let ran = counter >> (index * 4) & 0xf;
+            let atomic = matches!(request.operation, Operation::FetchAdd { .. });
+            let done = statuses[index] == Status::Success;
+            assert!(ran <= u64::from(atomic) && (!atomic || !done || ran == 1), "atomic {index} ran {ran} times");
+        }
+    }
+}
+
+impl Side {
+    fn new(pair: &mut Pair, side: u8) -> Self {
+        let source = (0..REGION_BYTES).map(|at| (at * 31 + at / 253) as u8 ^ side).collect();
+        Self {
+            source: pair.register(side.into(), source, Access { remote_read: true, ..Access::LOCAL }),
+            sink: pair.register(side.into(), vec![0; REGION_BYTES + 8], Access::ALL),
+            landing: pair.register(side.into(), vec![0; 2 * REGION_BYTES], Access::LOCAL),
+            requests: Vec::new(),
+            receives_to_post: 0,
+            receives_posted: 0,
+        }
+    }
+}
+
+const fn consumes_receive(operation: &Operation) -> bool {
+    matches!(
+        operation,
+        Operation::Send { .. } | Operation::SendWithImmediate { .. } | Operation::WriteWithImmediate { .. }
+    )
+}
+
+fn same(left: &HeapMemory, left_at: usize, right: &HeapMemory, right_at: usize, bytes: usize) {
+    let copy = |memory: &HeapMemory, at| {
+        let mut copy = vec![0; bytes];
+        memory.read(at, &mut copy);
+        copy
+    };
+    assert!(copy(left, left_at) == copy(right, right_at), "bytes differ");
+}
+
+/// A quarter of the networks each: clean, lossy, all faults, all faults and a partition (half of which never heal).
+fn faults(pair: &mut Pair) -> (Faults, bool, bool) {
+    let mut faults = Faults::default();
+    let class = pair.random(4);
+    if class >= 1 {
+        faults.loss = pair.random(201);
+    }
+    if class >= 2 {
+        faults.duplicate = pair.random(101);
+        faults.reorder = pair.random(201);
+        faults.corrupt = pair.random(51);
+        faults.reorder_by = Duration::from_micros(1 + u64::from(pair.random(100)));
+    }
+    let mut heals = true;
+    if class == 3 {
+        let from = pair.now + Duration::from_micros(pair.random(200).into());
+        heals = pair.random(2) == 0;
+        // Three of the seven timeouts (131 us, doubling) pass in it, so enough are left for the other losses.
+        let span = if heals { Duration::from_micros(pair.random(1_000).into()) } else { Duration::from_secs(3_600) };
+        faults.partition = Some((from, from + span));
+    }
+    (faults, heals, class == 0)
+}
+
+/// Whether a side gave up although the network healed.
+fn run(seed: u64) -> bool {
+    let mut world = World::new(seed);
+    world.run();
+    world.check();
+    let ended = |side: usize| world.pair.ends[side].state(world.pair.queue_pairs[side]);
+    assert_eq!([ended(0), ended(1)], [Some(QueuePairState::Error); 2]);
+    assert!(world.pair.now < Timestamp::default() + Duration::from_secs(7_200));
+    let failed = |done: &soft_roce::Completion| done.status == Status::RetryExceeded;
+    world.heals && world.pair.completions.iter().flatten().any(failed)
+}
+
+#[test]
+fn every_request_ends_once_and_rightly() {
+    let variable = |name| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
+    let seeds = match variable("SOFT_ROCE_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..variable("SOFT_ROCE_SEEDS").unwrap_or(SEEDS),
+    };
+    let (count, mut given_up) = (seeds.end - seeds.start, 0);
+    for seed in seeds {
+        match std::panic::catch_unwind(|| run(seed)) {
+            Ok(gave_up) => given_up += u64::from(gave_up),
+            Err(cause) => {
+                eprintln!("replay with SOFT_ROCE_SEED={seed} cargo test -p soft-roce --test hostile_network");
+                std::panic::resume_unwind(cause);
+            }
+        }
+    }
+    assert!(given_up <= 1 + count * GIVEN_UP_MAX / 1_000, "{given_up} of {count} seeds gave up");
+}
