@@ -1,0 +1,466 @@
+//! What is said over TCP before two queue pairs can talk, and as long as they do. No IO.
+//!
+//! ```text
+//! client                                              server
+//!   Preface: magic, version, nonce         ->
+//!                                          <-         Preface: magic, version, nonce
+//!   Proof: HMAC-SHA-256 over both nonces   ->         checks it, or Close
+//!   checks it, or Close                    <-         Proof: the same under another label
+//!   Offer: queue pair parameters, hello    ->         Event `Incoming`; its owner decides
+//!   its queue pair can send and receive    <-         Answer: parameters, welcome; its queue pair can receive
+//!   Ready                                  ->         its queue pair may send
+//!   Heartbeat                             <->         Heartbeat, every 500 ms
+//!   Close: reason                          ->         (or the other way round, at any time)
+//! ```
+//!
+//! No queue pair number, key or hello is told to a peer that has not proved that it knows the secret (RFC 2104 HMAC,
+//! fresh nonces on both sides, so an old proof is worth nothing; different labels, so it cannot be reflected). The
+//! connection stays open: its end is the peer's end, its silence a stall. Deliberately absent: encryption, and
+//! protection against somebody who can change packets on the path; RoCEv2 itself has none.
+
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use proto::{Span, Timestamp};
+use sha2::Sha256;
+use wincode::{SchemaRead, SchemaWrite};
+
+const MAGIC: &[u8; 8] = b"downbeat";
+const VERSION: u16 = 1;
+pub(crate) const NONCE_BYTES: usize = 32;
+const PREFACE_BYTES: usize = MAGIC.len() + size_of::<u16>() + NONCE_BYTES;
+const LENGTH_BYTES: usize = size_of::<u32>();
+/// The largest hello or welcome.
+pub const HELLO_BYTES_MAX: usize = 64 * 1024;
+/// The largest reason told in a `Close`.
+const REASON_BYTES_MAX: usize = 512;
+/// A peer that has not proved itself may send a `Proof` or a `Close`, nothing larger.
+const UNPROVED_BYTES_MAX: usize = REASON_BYTES_MAX + 64;
+/// A hello and the fixed fields around it.
+const MESSAGE_BYTES_MAX: usize = HELLO_BYTES_MAX + 256;
+const _: () = assert!(UNPROVED_BYTES_MAX < MESSAGE_BYTES_MAX);
+
+/// From the opening of the connection to the offer.
+const HANDSHAKE_MAX: Span = Span::from_millis(2_000);
+/// From the offer to the answer: the time of `accept`'s caller.
+const DECISION_MAX: Span = Span::from_millis(10_000);
+/// Something is said at least this often.
+const HEARTBEAT: Span = Span::from_millis(500);
+/// A peer that has said nothing for so long has stalled: four heartbeats.
+const SILENCE_MAX: Span = Span::from_millis(2_000);
+
+/// What one side tells the other of its queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub(crate) struct Parameters {
+    /// Random for each opening of an endpoint, so a peer that came back is known as another.
+    pub incarnation: u64,
+    /// Where its packets arrive.
+    pub address: SocketAddr,
+    /// 24 bits, not 0 or 1.
+    pub queue_pair: u32,
+    /// The PSN of the first packet that it will send; 24 bits.
+    pub psn: u32,
+    /// The largest payload that its link carries: 256, 512, 1024, 2048 or 4096 bytes. The smaller one of both holds.
+    pub path_mtu_bytes: u16,
+    /// READs that it answers at once.
+    pub max_dest_rd_atomic: u8,
+    /// Receives that it has posted for frames and immediates: the first credits.
+    pub receive_depth: u16,
+    /// Bytes that its peer may have in flight towards it, so that all peers together fit its socket's buffer.
+    pub window_bytes: u32,
+}
+
+#[derive(Debug, SchemaRead, SchemaWrite)]
+enum Message {
+    Proof([u8; 32]),
+    Offer(Parameters, Vec<u8>),
+    Answer(Parameters, Vec<u8>),
+    Ready,
+    Heartbeat,
+    Close(String),
+}
+
+/// What the bootstrap tells its owner.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum BootstrapEvent {
+    /// To a client: the server proved itself; call [`Bootstrap::offer`].
+    Proved,
+    /// To a server: call [`Bootstrap::accept`] or [`Bootstrap::close`].
+    Incoming { parameters: Parameters, hello: Vec<u8> },
+    /// To a client: move the queue pair to RTS, then call [`Bootstrap::ready`].
+    Answered { parameters: Parameters, welcome: Vec<u8> },
+    /// To a server: the client's queue pair receives.
+    Ready,
+    /// The connection is over; nothing more comes. The text says why.
+    Closed(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Both.
+    AwaitPreface,
+    /// Both. A client has sent its own already.
+    AwaitProof { peer_nonce: [u8; NONCE_BYTES] },
+    /// Client: `Proved` was told, the owner's turn.
+    Offering,
+    /// Client.
+    AwaitAnswer,
+    /// Client: `Answered` was told, the owner's turn.
+    Connecting,
+    /// Server.
+    AwaitOffer,
+    /// Server: `Incoming` was told, the owner's turn.
+    Deciding,
+    /// Server.
+    AwaitReady,
+    /// Both.
+    Established,
+    /// Both.
+    Closed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Client,
+    Server,
+}
+
+/// One side of one bootstrap connection.
+pub(crate) struct Bootstrap {
+    role: Role,
+    state: State,
+    secret: Arc<[u8]>,
+    nonce: [u8; NONCE_BYTES],
+    inbound: Vec<u8>,
+    outbound: Vec<u8>,
+    events: VecDeque<BootstrapEvent>,
+    /// When this step's exchange began.
+    opened_at: Timestamp,
+    /// When the owner's decision was asked for, on either side.
+    offered_at: Timestamp,
+    heard_at: Timestamp,
+    said_at: Timestamp,
+}
+
+impl Bootstrap {
+    /// The side that connected. `nonce` must be fresh and unpredictable.
+    pub(crate) fn client(now: Timestamp, secret: Arc<[u8]>, nonce: [u8; NONCE_BYTES]) -> Self {
+        let mut bootstrap = Self::new(Role::Client, now, secret, nonce);
+        bootstrap.say_preface();
+        bootstrap
+    }
+
+    /// The side that was connected to. `nonce` must be fresh and unpredictable.
+    pub(crate) fn server(now: Timestamp, secret: Arc<[u8]>, nonce: [u8; NONCE_BYTES]) -> Self {
+        Self::new(Role::Server, now, secret, nonce)
+    }
+
+    fn new(role: Role, now: Timestamp, secret: Arc<[u8]>, nonce: [u8; NONCE_BYTES]) -> Self {
+        Self {
+            role,
+            state: State::AwaitPreface,
+            secret,
+            nonce,
+            inbound: Vec::new(),
+            outbound: Vec::new(),
+            events: VecDeque::new(),
+            opened_at: now,
+            offered_at: now,
+            heard_at: now,
+            said_at: now,
+        }
+    }
+
+    /// Bytes from the peer, in any pieces.
+    pub(crate) fn handle_bytes(&mut self, now: Timestamp, bytes: &[u8]) {
+        self.heard_at = now;
+        for piece in bytes.chunks(MESSAGE_BYTES_MAX) {
+            if self.state == State::Closed {
+                return;
+            }
+            self.inbound.extend_from_slice(piece);
+            while self.state != State::Closed && self.on_inbound(now) {}
+        }
+    }
+
+    /// The peer's end of the connection is gone; `cause` is a clause such as "it closed the connection".
+    pub(crate) fn handle_end(&mut self, cause: &str) {
+        self.on_failure(match self.state {
+            State::Established => format!("the peer is gone: {cause}"),
+            _ => format!("the connection ended before it was up: {cause}"),
+        });
+    }
+
+    /// Runs deadlines and heartbeats.
+    pub(crate) fn handle_timeout(&mut self, now: Timestamp) {
+        if self.state == State::Closed {
+            return;
+        }
+        if now >= self.deadline() {
+            let reason = match self.state {
+                State::Deciding | State::AwaitAnswer => format!("no answer to the offer within {DECISION_MAX}"),
+                State::Established => {
+                    format!("the peer has stalled: not even a heartbeat for {SILENCE_MAX}; is its thread blocked?")
+                }
+                _ => format!(
+                    "no complete handshake within {HANDSHAKE_MAX}; is that a downbeat process, and not stalled?"
+                ),
+            };
+            self.close(&reason);
+        } else if self.beats() && now >= self.said_at + HEARTBEAT {
+            self.said_at = now;
+            // A peer that reads nothing does not let our queue grow.
+            if self.outbound.is_empty() {
+                self.say(&Message::Heartbeat);
+            }
+        }
+    }
+
+    /// When [`Self::handle_timeout`] has something to do.
+    pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
+        match self.state {
+            State::Closed => None,
+            _ if self.beats() => Some(self.deadline().min(self.said_at + HEARTBEAT)),
+            _ => Some(self.deadline()),
+        }
+    }
+
+    /// Bytes for the peer; tell [`Self::handle_transmitted`] how many went out.
+    pub(crate) fn poll_transmit(&self) -> &[u8] {
+        &self.outbound
+    }
+
+    /// The first `bytes` of [`Self::poll_transmit`] are on their way.
+    pub(crate) fn handle_transmitted(&mut self, bytes: usize) {
+        self.outbound.drain(..bytes);
+    }
+
+    /// What happened.
+    pub(crate) fn poll_event(&mut self) -> Option<BootstrapEvent> {
+        self.events.pop_front()
+    }
+
+    /// A client's offer, once `Proved`.
+    pub(crate) fn offer(&mut self, now: Timestamp, parameters: Parameters, hello: Vec<u8>) {
+        assert_eq!(self.state, State::Offering);
+        (self.state, self.offered_at) = (State::AwaitAnswer, now);
+        self.say(&Message::Offer(parameters, hello));
+    }
+
+    /// A server's yes, once `Incoming`. The queue pair must be able to receive. False if the connection ended meanwhile.
+    pub(crate) fn accept(&mut self, now: Timestamp, parameters: Parameters, welcome: Vec<u8>) -> bool {
+        if self.state != State::Deciding {
+            return false;
+        }
+        (self.state, self.opened_at) = (State::AwaitReady, now);
+        self.say(&Message::Answer(parameters, welcome));
+        true
+    }
+
+    /// A client's queue pair receives, once `Answered`.
+    pub(crate) fn ready(&mut self) {
+        assert_eq!(self.state, State::Connecting);
+        self.state = State::Established;
+        self.say(&Message::Ready);
+    }
+
+    /// Ends the connection and tells the peer why.
+    pub(crate) fn close(&mut self, reason: &str) {
+        if self.state == State::Closed {
+            return;
+        }
+        if self.role == Role::Server && self.state == State::AwaitPreface {
+            // So that a peer of another version can read why.
+            self.say_preface();
+        }
+        self.say(&Message::Close(one_line(reason)));
+        self.on_failure(reason.to_owned());
+    }
+
+    /// Takes one message off `inbound`. False if there is none yet.
+    fn on_inbound(&mut self, now: Timestamp) -> bool {
+        if self.state == State::AwaitPreface {
+            return self.on_preface(now);
+        }
+        let Some((length, rest)) = self.inbound.split_first_chunk::<LENGTH_BYTES>() else { return false };
+        let length = u32::from_be_bytes(*length) as usize;
+        let proved = !matches!(self.state, State::AwaitProof { .. });
+        let limit = if proved { MESSAGE_BYTES_MAX } else { UNPROVED_BYTES_MAX };
+        if length > limit {
+            self.close(&format!("a bootstrap message of {length} bytes, where at most {limit} are allowed"));
+            return false;
+        }
+        let Some(encoded) = rest.get(..length) else { return false };
+        let message = wincode::deserialize_exact::<Message>(encoded);
+        self.inbound.drain(..LENGTH_BYTES + length);
+        match message {
+            Ok(message) => self.on_message(now, message),
+            Err(error) => self.close(&format!("a bootstrap message does not decode: {error}")),
+        }
+        true
+    }
+
+    fn on_preface(&mut self, now: Timestamp) -> bool {
+        let given = self.inbound.len().min(MAGIC.len());
+        if self.inbound[..given] != MAGIC[..given] {
+            self.on_failure(format!(
+                "the peer does not speak downbeat's bootstrap: it starts with \"{}\"; is the address right?",
+                self.inbound[..given].escape_ascii()
+            ));
+            return false;
+        }
+        let Some(preface) = self.inbound.first_chunk::<PREFACE_BYTES>() else { return false };
+        let (version, peer_nonce) = preface[MAGIC.len()..].split_at(size_of::<u16>());
+        let version = u16::from_be_bytes([version[0], version[1]]);
+        let peer_nonce = peer_nonce.try_into().expect("the preface ends with the nonce");
+        self.inbound.drain(..PREFACE_BYTES);
+        if version != VERSION {
+            self.close(&format!("the peer speaks bootstrap version {version}, we speak {VERSION}; run one release"));
+            return false;
+        }
+        self.state = State::AwaitProof { peer_nonce };
+        self.said_at = now;
+        match self.role {
+            Role::Client => {
+                self.say(&Message::Proof(self.proof(Role::Client, &peer_nonce).finalize().into_bytes().into()))
+            }
+            Role::Server => self.say_preface(),
+        }
+        true
+    }
+
+    fn on_message(&mut self, now: Timestamp, message: Message) {
+        match (self.role, self.state, message) {
+            (_, _, Message::Close(reason)) => self.on_failure(format!("the peer says: {}", one_line(&reason))),
+            (_, State::AwaitProof { peer_nonce }, Message::Proof(proof)) => self.on_proof(&peer_nonce, &proof),
+            (_, State::AwaitProof { .. }, _) => self.close("a message before the proof of the shared secret"),
+            (_, _, Message::Heartbeat) => {}
+            (Role::Server, State::AwaitOffer, Message::Offer(parameters, hello)) => {
+                if self.valid(&parameters, &hello) {
+                    (self.state, self.offered_at) = (State::Deciding, now);
+                    self.events.push_back(BootstrapEvent::Incoming { parameters, hello });
+                }
+            }
+            (Role::Client, State::AwaitAnswer, Message::Answer(parameters, welcome)) => {
+                if self.valid(&parameters, &welcome) {
+                    (self.state, self.opened_at) = (State::Connecting, now);
+                    self.events.push_back(BootstrapEvent::Answered { parameters, welcome });
+                }
+            }
+            (Role::Server, State::AwaitReady, Message::Ready) => {
+                self.state = State::Established;
+                self.events.push_back(BootstrapEvent::Ready);
+            }
+            _ => self.close("a bootstrap message out of order"),
+        }
+    }
+
+    fn on_proof(&mut self, peer_nonce: &[u8; NONCE_BYTES], proof: &[u8; 32]) {
+        let peer = match self.role {
+            Role::Client => Role::Server,
+            Role::Server => Role::Client,
+        };
+        // Compares in constant time.
+        if self.proof(peer, peer_nonce).verify_slice(proof).is_err() {
+            self.close("the shared secrets differ: give both sides the same `secret`");
+            return;
+        }
+        match self.role {
+            Role::Client => {
+                self.state = State::Offering;
+                self.events.push_back(BootstrapEvent::Proved);
+            }
+            Role::Server => {
+                self.state = State::AwaitOffer;
+                let ours = self.proof(Role::Server, peer_nonce).finalize().into_bytes().into();
+                self.say(&Message::Proof(ours));
+            }
+        }
+    }
+
+    /// The proof that `prover` gives in this connection.
+    fn proof(&self, prover: Role, peer_nonce: &[u8; NONCE_BYTES]) -> Hmac<Sha256> {
+        let (client_nonce, server_nonce) = match self.role {
+            Role::Client => (&self.nonce, peer_nonce),
+            Role::Server => (peer_nonce, &self.nonce),
+        };
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).expect("HMAC takes keys of any length");
+        mac.update(match prover {
+            Role::Client => b"downbeat bootstrap 1, client",
+            Role::Server => b"downbeat bootstrap 1, server",
+        });
+        mac.update(client_nonce);
+        mac.update(server_nonce);
+        mac
+    }
+
+    /// Whether a proved peer's parameters can be used; closes if not.
+    fn valid(&mut self, parameters: &Parameters, hello: &[u8]) -> bool {
+        let address = parameters.address;
+        let fault = if hello.len() > HELLO_BYTES_MAX {
+            Some(format!("a hello of {} bytes, where at most {HELLO_BYTES_MAX} are allowed", hello.len()))
+        } else if !(2..1 << 24).contains(&parameters.queue_pair) || parameters.psn >= 1 << 24 {
+            Some(format!("queue pair {:#x} with PSN {:#x}; both have 24 bits", parameters.queue_pair, parameters.psn))
+        } else if ![256, 512, 1024, 2048, 4096].contains(&parameters.path_mtu_bytes) {
+            Some(format!("a path MTU of {} bytes; IBTA has 256 to 4096", parameters.path_mtu_bytes))
+        } else if address.ip().is_unspecified() || address.ip().is_multicast() || address.port() == 0 {
+            Some(format!("the UDP address {address}; it must be one that packets can be sent to"))
+        } else if parameters.max_dest_rd_atomic == 0 || parameters.receive_depth == 0 || parameters.window_bytes == 0 {
+            Some("a queue pair that can receive nothing".to_owned())
+        } else {
+            None
+        };
+        if let Some(fault) = &fault {
+            self.close(&format!("the peer offers {fault}"));
+        }
+        fault.is_none()
+    }
+
+    /// Heartbeats run from the proof on: before, the handshake's deadline is enough.
+    fn beats(&self) -> bool {
+        !matches!(self.state, State::AwaitPreface | State::AwaitProof { .. } | State::Closed)
+    }
+
+    fn deadline(&self) -> Timestamp {
+        match self.state {
+            State::Deciding | State::AwaitAnswer => (self.offered_at + DECISION_MAX).min(self.heard_at + SILENCE_MAX),
+            State::Established => self.heard_at + SILENCE_MAX,
+            _ => self.opened_at + HANDSHAKE_MAX,
+        }
+    }
+
+    fn on_failure(&mut self, reason: String) {
+        if self.state != State::Closed {
+            self.state = State::Closed;
+            self.inbound = Vec::new();
+            self.events.push_back(BootstrapEvent::Closed(reason));
+        }
+    }
+
+    fn say_preface(&mut self) {
+        self.outbound.extend_from_slice(MAGIC);
+        self.outbound.extend_from_slice(&VERSION.to_be_bytes());
+        self.outbound.extend_from_slice(&self.nonce);
+    }
+
+    fn say(&mut self, message: &Message) {
+        let encoded = wincode::serialize(message).expect("encoding into memory cannot fail");
+        self.outbound.extend_from_slice(&(encoded.len() as u32).to_be_bytes());
+        self.outbound.extend_from_slice(&encoded);
+    }
+}
+
+/// A reason from or for a peer: one line of bounded length.
+fn one_line(reason: &str) -> String {
+    let mut line = String::new();
+    for character in reason.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+        if line.len() + character.len_utf8() > REASON_BYTES_MAX {
+            break;
+        }
+        line.push(character);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests;

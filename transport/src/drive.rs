@@ -1,0 +1,536 @@
+//! An endpoint: the only place where sockets, the queue pairs' core and the connections meet.
+//!
+//! Life of a connection: a TCP link whose [`crate::bootstrap::Bootstrap`] proves both sides and exchanges parameters; a [`Channel`], whose
+//! queue pair then carries everything else; the link stays open for liveness. Whatever ends either ends both, in
+//! [`Endpoint::on_down`] and nowhere else.
+
+mod links;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
+
+use proto::{Span, Timestamp};
+use soft_roce::{
+    CompletionOpcode, Counters, Endpoint as Core, PathMtu, QueuePairNumber, Status,
+    drive::{Driver, DriverCounters},
+};
+
+use links::Listener;
+
+use crate::{
+    Access, Arm, ConnectionId, DisconnectReason, EndpointConfig, Event, OpenError, PostError, Region, RegionKey,
+    Transfer,
+    bootstrap::Parameters,
+    channel::{Channel, Held, WORK_REQUESTS_MAX},
+    link::{Link, READ_BYTES},
+    poller::{Interest, Poller, Waker},
+    reads::Reads,
+};
+
+/// Turns of receiving and sending in one call, so that a flood does not keep the caller from its own work.
+const TURNS_MAX: usize = 8;
+/// TCP sockets are looked at whenever no packets come, and so often while they do.
+const POLL_EVERY: Span = Span::from_micros(100);
+/// A wait spins at first if a packet came so lately.
+const LATELY: Span = Span::from_millis(1);
+/// Regions that can be registered at once.
+pub const REGIONS_MAX: usize = 1024;
+/// The largest `connections_max`: the core's 4,096 regions less ours.
+pub const CONNECTIONS_MAX: usize = 4096 - REGIONS_MAX;
+/// What all peers together may have in flight towards us is shared as if there were so many.
+const SENDERS_EXPECTED: usize = 8;
+
+/// Numbers in the poller. Connections have their own, from 1.
+const UDP: u64 = 0;
+const LISTENER: u64 = u64::MAX - 1;
+
+/// One thread's device: its socket, regions, queue pairs and connections.
+pub struct Endpoint {
+    core: Core,
+    udp: Driver,
+    udp_interest: Interest,
+    poller: Poller,
+    listener: Option<Listener>,
+    secret: Arc<[u8]>,
+    incarnation: u64,
+    connections_max: usize,
+    read_window_bytes: u32,
+    peer_window_bytes: u32,
+    next_connection: u64,
+    connections: BTreeMap<ConnectionId, Connection>,
+    by_queue_pair: BTreeMap<QueuePairNumber, ConnectionId>,
+    reads: Reads,
+    /// Connections whose channels have something to post, each once.
+    due: VecDeque<ConnectionId>,
+    /// Whether READs were given since the last look at `reads`.
+    reads_due: bool,
+    /// Whether the last call of `drive` ended before the packets did.
+    unfinished: bool,
+    /// Connections that have failed and are to be taken down.
+    failed: VecDeque<(ConnectionId, String)>,
+    events: VecDeque<Held>,
+    /// When bootstraps have deadlines or heartbeats; may be too early.
+    bootstraps_at: Timestamp,
+    polled_at: Timestamp,
+    packet_at: Timestamp,
+    ready: Vec<u64>,
+    buffer: Box<[u8]>,
+}
+
+struct Connection {
+    link: Link,
+    interest: Interest,
+    peer: SocketAddr,
+    stage: Stage,
+    /// Whether it is in `due`.
+    due: bool,
+}
+
+enum Stage {
+    /// Ours, until the server has proved itself.
+    Calling { hello: Vec<u8> },
+    /// Ours, until the server answers; with the path MTU that we offered.
+    Offered { channel: Box<Channel>, path_mtu: PathMtu },
+    /// A stranger's: nobody has been told of it.
+    Unproved,
+    /// A peer's, until our owner decides.
+    Deciding { parameters: Parameters },
+    /// For sends, though an accepted one keeps them until the peer is ready.
+    Up { channel: Box<Channel>, peer: Parameters },
+}
+
+impl Endpoint {
+    /// Opens sockets.
+    ///
+    /// # Errors
+    /// One line that names the address that is taken or not this host's, or the limit of the system that is reached.
+    pub fn open(config: EndpointConfig) -> Result<Self, OpenError> {
+        let Arm::Soft { address, faults } = config.arm;
+        let poller = Poller::new().map_err(|error| OpenError(format!("no epoll instance: {error}")))?;
+        let udp = Driver::bind(address, faults, rand::random())
+            .map_err(|error| OpenError(format!("cannot open UDP address {address}: {error}")))?;
+        let listener = config
+            .listen
+            .map(|at| Listener::open(at).map_err(|error| OpenError(format!("cannot listen on TCP {at}: {error}"))))
+            .transpose()?;
+        let watch = |error| OpenError(format!("cannot watch a socket: {error}"));
+        poller.add(&udp, UDP, Interest::Read).map_err(watch)?;
+        if let Some(listener) = &listener {
+            poller.add(&listener.socket, LISTENER, Interest::Read).map_err(watch)?;
+        }
+        if config.connections_max > CONNECTIONS_MAX {
+            return Err(OpenError(format!("connections_max = {}: at most {CONNECTIONS_MAX}", config.connections_max)));
+        }
+        let capacity = udp.receive_capacity_bytes();
+        let read_budget = if config.read_budget_bytes == 0 { capacity / 2 } else { config.read_budget_bytes };
+        // The other half is for what peers send unasked.
+        let peer_window = capacity / 2 / SENDERS_EXPECTED;
+        Ok(Self {
+            core: Core::new(core_config(udp.local(), config.connections_max)),
+            udp,
+            udp_interest: Interest::Read,
+            poller,
+            listener,
+            secret: config.secret.into(),
+            incarnation: rand::random(),
+            connections_max: config.connections_max,
+            read_window_bytes: u32::try_from(read_budget).unwrap_or(u32::MAX),
+            peer_window_bytes: u32::try_from(peer_window).unwrap_or(u32::MAX).max(1),
+            next_connection: 1,
+            connections: BTreeMap::new(),
+            by_queue_pair: BTreeMap::new(),
+            reads: Reads::new(read_budget),
+            due: VecDeque::new(),
+            reads_due: false,
+            unfinished: false,
+            failed: VecDeque::new(),
+            events: VecDeque::new(),
+            bootstraps_at: Timestamp::NEVER,
+            polled_at: Timestamp::PAST,
+            packet_at: Timestamp::PAST,
+            ready: Vec::new(),
+            buffer: vec![0; READ_BYTES].into(),
+        })
+    }
+
+    /// Where peers reach our bootstrap listener.
+    #[must_use]
+    pub fn listen_address(&self) -> Option<SocketAddr> {
+        Some(self.listener.as_ref()?.address)
+    }
+
+    /// Where our packets come from and arrive.
+    #[must_use]
+    pub fn packet_address(&self) -> SocketAddr {
+        self.udp.local()
+    }
+
+    /// A random number that peers know this opening of the endpoint by.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The peer's incarnation, once its parameters are known.
+    #[must_use]
+    pub fn peer_incarnation(&self, connection: ConnectionId) -> Option<u64> {
+        match &self.connections.get(&connection)?.stage {
+            Stage::Deciding { parameters: peer } | Stage::Up { peer, .. } => Some(peer.incarnation),
+            _ => None,
+        }
+    }
+
+    /// What the queue pairs have seen.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        *self.core.counters()
+    }
+
+    /// What the UDP driver has done.
+    #[must_use]
+    pub fn driver_counters(&self) -> DriverCounters {
+        self.udp.counters()
+    }
+
+    /// Registers a region.
+    ///
+    /// # Panics
+    /// If more than [`REGIONS_MAX`] regions are registered.
+    pub fn register(&mut self, region: &Region, access: Access) -> RegionKey {
+        let access = soft_roce::Access {
+            local_write: true,
+            remote_read: access.remote_read,
+            remote_write: access.remote_write,
+            remote_atomic: false,
+        };
+        let handle = self
+            .core
+            .register(Arc::new(region.clone()), access)
+            .expect("at most REGIONS_MAX regions, and with local_write");
+        RegionKey { lkey: handle.lkey, rkey: handle.rkey, address: handle.address }
+    }
+
+    /// Opens a connection; the outcome comes as `Connected` or `Disconnected`. `hello`: at most `HELLO_BYTES_MAX` bytes.
+    pub fn connect(&mut self, now: Timestamp, to: SocketAddr, hello: Vec<u8>) -> ConnectionId {
+        let id = ConnectionId(self.next_connection);
+        self.next_connection += 1;
+        if let Err(reason) = self.try_connect(now, id, to, hello) {
+            let reason = DisconnectReason(format!("cannot connect to {to}: {reason}"));
+            self.events.push_back((Event::Disconnected { connection: id, reason }, None));
+        }
+        id
+    }
+
+    /// Accepts an incoming connection. If it has ended meanwhile, its `Disconnected` says so. `welcome`: at most
+    /// `HELLO_BYTES_MAX` bytes.
+    pub fn accept(&mut self, now: Timestamp, connection: ConnectionId, welcome: Vec<u8>) {
+        if let Err(reason) = self.try_accept(now, connection, welcome) {
+            self.failed.push_back((connection, reason));
+        }
+        self.on_link(now, connection);
+    }
+
+    /// Refuses an incoming connection; the peer is told why. No `Disconnected` follows.
+    pub fn refuse(&mut self, now: Timestamp, connection: ConnectionId, reason: &str) {
+        if let Some(refused) = self.connections.get_mut(&connection)
+            && let Stage::Deciding { .. } = refused.stage
+        {
+            refused.stage = Stage::Unproved;
+            refused.link.bootstrap.close(reason);
+        }
+        self.on_link(now, connection);
+    }
+
+    /// Moves the queue pair to ERROR at once: when this returns, nothing that the peer sends touches our memory any
+    /// more (fencing). Outstanding transfers are reported as `Flushed`, then `Disconnected`.
+    pub fn disconnect(&mut self, connection: ConnectionId) {
+        self.on_down(connection, "we disconnected", "it disconnected");
+    }
+
+    /// Sends a frame of at most `proto::frame::FRAME_BYTES_MAX` bytes, in order. Waits for credits in a bounded queue.
+    /// It leaves with the next [`Self::drive`] or [`Self::wait`].
+    ///
+    /// # Errors
+    /// `NotConnected`, or `QueueFull` when 512 KiB or 1,024 frames and WRITEs wait or are not acknowledged.
+    ///
+    /// # Panics
+    /// If the frame is too large.
+    pub fn send(&mut self, connection: ConnectionId, frame: &[u8]) -> Result<(), PostError> {
+        channel_of(&mut self.connections, connection)?.send(frame)?;
+        self.mark_due(connection);
+        Ok(())
+    }
+
+    /// Pulls a peer's memory into ours. Waits for the READ budget in a bounded queue.
+    ///
+    /// # Errors
+    /// `NotConnected`, or `QueueFull` when 4,096 READs of this connection wait.
+    pub fn read(&mut self, connection: ConnectionId, transfer: Transfer) -> Result<(), PostError> {
+        self.reads.post(connection, transfer)?;
+        self.reads_due = true;
+        Ok(())
+    }
+
+    /// Pushes our memory into a peer's and tells it `immediate`. In order with frames, and bounded with them.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn write_with_immediate(
+        &mut self,
+        connection: ConnectionId,
+        transfer: Transfer,
+        immediate: u32,
+    ) -> Result<(), PostError> {
+        channel_of(&mut self.connections, connection)?.write(transfer, immediate)?;
+        self.mark_due(connection);
+        Ok(())
+    }
+
+    /// Moves packets: receives, runs timers, sends. Never blocks. True if anything was done; call it again then.
+    ///
+    /// A thread that does not come here (or to [`Self::wait`]) for a second or two is taken for stalled by its peers, and
+    /// loses its connections: do long work elsewhere.
+    pub fn drive(&mut self, now: Timestamp) -> bool {
+        let turns = (1..=TURNS_MAX).take_while(|turn| self.move_packets(now, *turn == TURNS_MAX)).count();
+        self.unfinished = turns == TURNS_MAX;
+        let mut progressed = turns > 0;
+        if !progressed || now - self.polled_at >= POLL_EVERY {
+            self.polled_at = now;
+            progressed |= self.poll_sockets(now);
+        }
+        self.run_bootstrap_timers(now);
+        self.take_down_failed();
+        self.post();
+        self.watch_udp();
+        progressed
+    }
+
+    /// What happened since. A frame's or immediate's receive is the peer's again once it has been taken here, so a slow
+    /// caller slows its peers down.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        let (event, slot) = self.events.pop_front()?;
+        if let (Event::Message { connection, .. } | Event::Immediate { connection, .. }, Some(slot)) = (&event, slot)
+            && let Ok(channel) = channel_of(&mut self.connections, *connection)
+        {
+            match channel.handle_taken(&mut self.core, slot) {
+                Ok(()) if channel.is_due() => self.mark_due(*connection),
+                Ok(()) => {}
+                Err(reason) => self.failed.push_back((*connection, reason)),
+            }
+        }
+        Some(event)
+    }
+
+    /// When [`Self::drive`] must run again even if no packet comes; `PAST` if at once.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        if self.is_pending() {
+            return Some(Timestamp::PAST);
+        }
+        let core = [self.core.poll_timeout(), self.udp.poll_timeout()].into_iter().flatten().min();
+        let accepting = self.listener.as_ref().and_then(|listener| listener.paused_until);
+        let at = core.map_or(Timestamp::NEVER, from_core).min(self.bootstraps_at);
+        Some(at.min(accepting.unwrap_or(Timestamp::NEVER))).filter(|&at| at < Timestamp::NEVER)
+    }
+
+    /// Whether [`Self::drive`] has something to do even if nothing comes.
+    fn is_pending(&self) -> bool {
+        self.unfinished || self.reads_due || !self.due.is_empty() || !self.failed.is_empty()
+    }
+
+    /// Sends what waits, then sleeps until a packet or connection comes, a timer is due, or until `until`. Returns at once
+    /// while there are events to take. With [`Self::waker`] another thread can end it.
+    pub fn wait(&mut self, now: Timestamp, until: Timestamp) {
+        if self.is_pending() {
+            self.drive(now);
+        }
+        if !self.events.is_empty() {
+            return;
+        }
+        let timeout = (until.min(self.poll_timeout().unwrap_or(Timestamp::NEVER)) - now).to_duration();
+        self.poller.wait(timeout, now - self.packet_at < LATELY);
+    }
+
+    /// Ends a `wait` from another thread.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.poller.waker()
+    }
+
+    // Packets.
+
+    /// Receives a batch, then sends what there is to send. Timers run once nothing more is there to be received, or in the
+    /// `last` turn: if we were away for a while, the answer that a timer misses may lie in the socket.
+    fn move_packets(&mut self, now: Timestamp, last: bool) -> bool {
+        let at = to_core(now);
+        let received = self.receive(now);
+        if (last || !received) && self.core.poll_timeout().is_some_and(|due| due <= at) {
+            self.core.handle_timeout(at);
+            self.handle_completions();
+        }
+        self.post();
+        let sent = self.udp.transmit(at, &mut self.core);
+        // Last, so that a refusal (a NAK) is on its way before the queue pair that refused is gone.
+        self.take_down_failed();
+        sent || received
+    }
+
+    /// Takes in one batch of packets and what it completes.
+    fn receive(&mut self, now: Timestamp) -> bool {
+        let received = self.udp.receive(to_core(now), &mut self.core);
+        if received {
+            self.packet_at = now;
+        }
+        self.handle_completions();
+        received
+    }
+
+    fn handle_completions(&mut self) {
+        while let Some(completion) = self.core.poll_completion() {
+            let Some(&id) = self.by_queue_pair.get(&completion.queue_pair) else { continue };
+            let Ok(channel) = channel_of(&mut self.connections, id) else { continue };
+            match completion.opcode {
+                CompletionOpcode::Recv | CompletionOpcode::RecvWriteWithImmediate => {
+                    match channel.handle_received(&mut self.core, &completion) {
+                        Ok(held) => self.events.extend(held),
+                        Err(reason) => self.failed.push_back((id, reason)),
+                    }
+                }
+                _ => {
+                    let event = channel.handle_sent(&completion, &mut self.reads);
+                    self.events.extend(event.map(|event| (event, None)));
+                    self.reads_due = true;
+                }
+            }
+            if completion.status != Status::Success {
+                self.failed.push_back((id, failure(completion.status)));
+            }
+            self.mark_due(id);
+        }
+    }
+
+    /// Posts what waits and may go.
+    fn post(&mut self) {
+        while let Some(id) = self.due.pop_front() {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            connection.due = false;
+            if let Stage::Up { channel, .. } = &mut connection.stage
+                && let Err(reason) = channel.post(&mut self.core)
+            {
+                self.failed.push_back((id, reason));
+            }
+        }
+        self.reads_due = false;
+        while let Some((id, piece)) = self.reads.poll_piece() {
+            if let Ok(channel) = channel_of(&mut self.connections, id)
+                && let Err(reason) = channel.post_read(&mut self.core, piece)
+            {
+                self.failed.push_back((id, reason));
+            }
+        }
+    }
+
+    fn take_down_failed(&mut self) {
+        while let Some((id, reason)) = self.failed.pop_front() {
+            self.on_down(id, &reason, &reason);
+        }
+    }
+
+    fn mark_due(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.connections.get_mut(&id)
+            && !connection.due
+        {
+            connection.due = true;
+            self.due.push_back(id);
+        }
+    }
+
+    fn watch_udp(&mut self) {
+        let wanted = if self.udp.wants_write() { Interest::ReadWrite } else { Interest::Read };
+        if wanted != self.udp_interest && self.poller.modify(&self.udp, UDP, wanted).is_ok() {
+            self.udp_interest = wanted;
+        }
+    }
+
+    /// The end of a connection: fences it, tells the peer, reports what was under way, and lets go of everything.
+    fn on_down(&mut self, id: ConnectionId, reason: &str, told: &str) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if let Stage::Up { channel, .. } = &connection.stage {
+            self.core.modify_to_error(channel.number());
+            // What had ended before the fence is reported as it ended, the rest as flushed.
+            self.handle_completions();
+        }
+        let Some(mut connection) = self.connections.remove(&id) else { return };
+        connection.link.bootstrap.close(told);
+        connection.link.transmit();
+        match connection.stage {
+            Stage::Up { channel, .. } | Stage::Offered { channel, .. } => {
+                self.by_queue_pair.remove(&channel.number());
+                let flushed = channel.close(&mut self.core, &mut self.reads);
+                self.events.extend(flushed.into_iter().map(|event| (event, None)));
+            }
+            Stage::Unproved => {
+                tracing::warn!(peer = %connection.peer, "refused a connection: {reason}");
+                return;
+            }
+            Stage::Calling { .. } | Stage::Deciding { .. } => {}
+        }
+        let reason = DisconnectReason(format!("{}: {reason}", connection.peer));
+        self.events.push_back((Event::Disconnected { connection: id, reason }, None));
+    }
+}
+
+impl AsFd for Endpoint {
+    /// Readable when [`Endpoint::drive`] has something to do (an epoll instance), so that an event loop of another
+    /// library can wait for it. A call of a [`Waker`] makes it readable until the next [`Endpoint::wait`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.poller.as_fd()
+    }
+}
+
+/// Each connection takes one queue pair and one region.
+fn core_config(local: SocketAddr, connections_max: usize) -> soft_roce::EndpointConfig {
+    soft_roce::EndpointConfig {
+        queue_pairs_max: connections_max,
+        regions_max: connections_max + REGIONS_MAX,
+        completions_max: connections_max * WORK_REQUESTS_MAX,
+        ..soft_roce::EndpointConfig::new(local, rand::random())
+    }
+}
+
+fn channel_of(
+    connections: &mut BTreeMap<ConnectionId, Connection>,
+    id: ConnectionId,
+) -> Result<&mut Channel, PostError> {
+    match connections.get_mut(&id) {
+        Some(Connection { stage: Stage::Up { channel, .. }, .. }) => Ok(channel),
+        _ => Err(PostError::NotConnected),
+    }
+}
+
+/// Why a connection whose queue pair reports this is over.
+fn failure(status: Status) -> String {
+    match status {
+        Status::RetryExceeded => {
+            "the peer stopped acknowledging: is its process stalled, or does a firewall drop UDP between us?".to_owned()
+        }
+        Status::RemoteAccess => "the peer refused the address or key of a READ or WRITE".to_owned(),
+        Status::Flushed => {
+            "the queue pair went to ERROR: the peer asked for something that it may not do, or sent too much".to_owned()
+        }
+        status => format!("a work request failed: {status:?}"),
+    }
+}
+
+fn to_core(at: Timestamp) -> soft_roce::Timestamp {
+    // Our clocks start after their epoch.
+    soft_roce::Timestamp(u64::try_from(at.as_nanos()).unwrap_or(0))
+}
+
+fn from_core(at: soft_roce::Timestamp) -> Timestamp {
+    Timestamp(i64::try_from(at.0).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,275 @@
+//! The bootstrap side of an endpoint: TCP connections come, prove themselves, turn into channels, and tell when they end.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+};
+
+use proto::{Span, Timestamp};
+use soft_roce::PathMtu;
+
+use super::{Connection, Endpoint, LISTENER, Stage, TURNS_MAX, UDP};
+use crate::{
+    ConnectionId, Event,
+    bootstrap::{Bootstrap, BootstrapEvent, HELLO_BYTES_MAX, NONCE_BYTES, Parameters},
+    channel::{Channel, READS_POSTED_MAX, RECEIVE_DEPTH},
+    link::Link,
+    poller::Interest,
+};
+
+/// Connections accepted in one turn.
+const ACCEPTS_MAX: usize = 16;
+/// How long we stop accepting when the system has no descriptors left.
+const ACCEPT_PAUSE: Span = Span::from_millis(100);
+
+/// A TCP socket for peers that connect to us.
+pub(super) struct Listener {
+    pub(super) socket: TcpListener,
+    pub(super) address: SocketAddr,
+    /// Set while the system has no descriptors left.
+    pub(super) paused_until: Option<Timestamp>,
+}
+
+impl Listener {
+    pub(super) fn open(at: SocketAddr) -> io::Result<Self> {
+        // The standard library sets SO_REUSEADDR, so a restart need not wait for old connections to time out.
+        let socket = TcpListener::bind(at)?;
+        socket.set_nonblocking(true)?;
+        Ok(Self { address: socket.local_addr()?, socket, paused_until: None })
+    }
+}
+
+impl Endpoint {
+    pub(super) fn try_connect(
+        &mut self,
+        now: Timestamp,
+        id: ConnectionId,
+        to: SocketAddr,
+        hello: Vec<u8>,
+    ) -> Result<(), String> {
+        if self.connections.len() >= self.connections_max {
+            return Err(format!("connections_max = {} is reached", self.connections_max));
+        }
+        if hello.len() > HELLO_BYTES_MAX {
+            return Err(format!("a hello of {} bytes, where at most {HELLO_BYTES_MAX} are allowed", hello.len()));
+        }
+        let bootstrap = Bootstrap::client(now, self.secret.clone(), rand::random::<[u8; NONCE_BYTES]>());
+        let link = Link::connect(to, bootstrap).map_err(|error| error.to_string())?;
+        self.add_connection(id, link, to, Stage::Calling { hello }).map_err(|error| error.to_string())
+    }
+
+    fn add_connection(&mut self, id: ConnectionId, link: Link, peer: SocketAddr, stage: Stage) -> io::Result<()> {
+        let interest = Interest::ReadWrite;
+        self.poller.add(&link, id.0, interest)?;
+        self.bootstraps_at = self.bootstraps_at.min(link.bootstrap.poll_timeout().unwrap_or(Timestamp::NEVER));
+        self.connections.insert(id, Connection { link, interest, peer, stage, due: false });
+        Ok(())
+    }
+
+    pub(super) fn try_accept(&mut self, now: Timestamp, id: ConnectionId, welcome: Vec<u8>) -> Result<(), String> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        let Stage::Deciding { parameters: peer } = connection.stage else { return Ok(()) };
+        if welcome.len() > HELLO_BYTES_MAX {
+            return Err(format!("a welcome of {} bytes, where at most {HELLO_BYTES_MAX} are allowed", welcome.len()));
+        }
+        let ours = path_mtu(self.udp.local().ip(), peer.address)?;
+        let mut channel = Channel::create(&mut self.core, id, self.read_window_bytes)?;
+        if let Err(reason) = channel.connect(&mut self.core, &peer, ours.min(path_mtu_of(&peer))) {
+            channel.close(&mut self.core, &mut self.reads);
+            return Err(reason);
+        }
+        self.by_queue_pair.insert(channel.number(), id);
+        self.reads.open(id);
+        let parameters = self.parameters(&channel, ours);
+        let connection = self.connections.get_mut(&id).expect("looked up above");
+        connection.link.bootstrap.accept(now, parameters, welcome);
+        connection.stage = Stage::Up { channel: Box::new(channel), peer };
+        Ok(())
+    }
+
+    /// Serves the TCP sockets that are ready. True if there were any.
+    pub(super) fn poll_sockets(&mut self, now: Timestamp) -> bool {
+        let mut ready = std::mem::take(&mut self.ready);
+        self.poller.poll(&mut ready);
+        let mut progressed = false;
+        for &number in &ready {
+            match number {
+                UDP => {}
+                LISTENER => self.accept_links(now),
+                _ => {
+                    let id = ConnectionId(number);
+                    if let Some(connection) = self.connections.get_mut(&id) {
+                        connection.link.handle_ready(now, &mut self.buffer);
+                    }
+                    self.on_link(now, id);
+                }
+            }
+            progressed |= number != UDP;
+        }
+        self.ready = ready;
+        progressed
+    }
+
+    fn accept_links(&mut self, now: Timestamp) {
+        for _ in 0..ACCEPTS_MAX {
+            let Some(listener) = &mut self.listener else { return };
+            let (stream, peer) = match listener.socket.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    tracing::warn!(
+                        "accepting no connections for {ACCEPT_PAUSE}: {error}; raise the limit of open files"
+                    );
+                    listener.paused_until = Some(now + ACCEPT_PAUSE);
+                    let _ = self.poller.modify(&listener.socket, LISTENER, Interest::Paused);
+                    return;
+                }
+            };
+            let bootstrap = Bootstrap::server(now, self.secret.clone(), rand::random::<[u8; NONCE_BYTES]>());
+            let Ok(mut link) = Link::accepted(stream, bootstrap) else { continue };
+            if self.connections.len() >= self.connections_max {
+                link.bootstrap.close(&format!("connections_max = {} is reached", self.connections_max));
+                link.transmit();
+                continue;
+            }
+            let id = ConnectionId(self.next_connection);
+            self.next_connection += 1;
+            if let Err(error) = self.add_connection(id, link, peer, Stage::Unproved) {
+                tracing::warn!(%peer, "cannot watch a connection: {error}");
+            }
+        }
+    }
+
+    pub(super) fn run_bootstrap_timers(&mut self, now: Timestamp) {
+        if let Some(listener) = &mut self.listener
+            && listener.paused_until.is_some_and(|until| now >= until)
+            && self.poller.modify(&listener.socket, LISTENER, Interest::Read).is_ok()
+        {
+            listener.paused_until = None;
+        }
+        if now < self.bootstraps_at {
+            return;
+        }
+        self.bootstraps_at = Timestamp::NEVER;
+        let ids: Vec<_> = self.connections.keys().copied().collect();
+        for id in ids {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.link.bootstrap.handle_timeout(now);
+            }
+            self.on_link(now, id);
+        }
+    }
+
+    /// Goes on with a connection whose bootstrap was given something.
+    pub(super) fn on_link(&mut self, now: Timestamp, id: ConnectionId) {
+        while let Some(event) = self.connections.get_mut(&id).and_then(|c| c.link.bootstrap.poll_event()) {
+            if let Err(reason) = self.on_bootstrap(now, id, event) {
+                self.on_down(id, &reason, &reason);
+            }
+        }
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.link.transmit();
+        let wanted = if connection.link.wants_write() { Interest::ReadWrite } else { Interest::Read };
+        if wanted != connection.interest && self.poller.modify(&connection.link, id.0, wanted).is_ok() {
+            connection.interest = wanted;
+        }
+        let due = connection.link.bootstrap.poll_timeout().unwrap_or(Timestamp::NEVER);
+        self.bootstraps_at = self.bootstraps_at.min(due);
+    }
+
+    fn on_bootstrap(&mut self, now: Timestamp, id: ConnectionId, event: BootstrapEvent) -> Result<(), String> {
+        match event {
+            BootstrapEvent::Proved => self.on_proved(now, id),
+            BootstrapEvent::Incoming { parameters, hello } => {
+                let connection = self.connections.get_mut(&id).expect("its own event");
+                connection.stage = Stage::Deciding { parameters };
+                let event = Event::Incoming { connection: id, peer: connection.peer, hello };
+                self.events.push_back((event, None));
+                Ok(())
+            }
+            BootstrapEvent::Answered { parameters, welcome } => self.on_answered(id, parameters, welcome),
+            BootstrapEvent::Ready => {
+                self.start(id);
+                Ok(())
+            }
+            BootstrapEvent::Closed(reason) => {
+                // What the peer sent before its end counts, be it frames or the NAK that is the true cause.
+                (0..TURNS_MAX).take_while(|_| self.receive(now)).count();
+                Err(reason)
+            }
+        }
+    }
+
+    fn on_proved(&mut self, now: Timestamp, id: ConnectionId) -> Result<(), String> {
+        let connection = self.connections.get_mut(&id).expect("its own event");
+        let Stage::Calling { hello } = &mut connection.stage else { unreachable!("a client is proved to once") };
+        let hello = std::mem::take(hello);
+        let path_mtu = path_mtu(self.udp.local().ip(), SocketAddr::new(connection.peer.ip(), self.udp.local().port()))?;
+        let channel = Channel::create(&mut self.core, id, self.read_window_bytes)?;
+        self.by_queue_pair.insert(channel.number(), id);
+        let parameters = self.parameters(&channel, path_mtu);
+        let connection = self.connections.get_mut(&id).expect("its own event");
+        connection.link.bootstrap.offer(now, parameters, hello);
+        connection.stage = Stage::Offered { channel: Box::new(channel), path_mtu };
+        Ok(())
+    }
+
+    fn on_answered(&mut self, id: ConnectionId, peer: Parameters, welcome: Vec<u8>) -> Result<(), String> {
+        let connection = self.connections.get_mut(&id).expect("its own event");
+        let Stage::Offered { channel, path_mtu } = &mut connection.stage else {
+            unreachable!("an offer is answered once")
+        };
+        channel.connect(&mut self.core, &peer, (*path_mtu).min(path_mtu_of(&peer)))?;
+        let Stage::Offered { channel, .. } = std::mem::replace(&mut connection.stage, Stage::Unproved) else {
+            unreachable!("matched above")
+        };
+        connection.stage = Stage::Up { channel, peer };
+        connection.link.bootstrap.ready();
+        self.reads.open(id);
+        self.start(id);
+        self.events.push_back((Event::Connected { connection: id, welcome }, None));
+        Ok(())
+    }
+
+    /// Both queue pairs of an open connection receive: what waits may go.
+    fn start(&mut self, id: ConnectionId) {
+        let Some(Connection { stage: Stage::Up { channel, peer }, .. }) = self.connections.get_mut(&id) else { return };
+        channel.start();
+        self.reads.start(id, peer.max_dest_rd_atomic.min(READS_POSTED_MAX).into());
+        self.reads_due = true;
+        self.mark_due(id);
+    }
+
+    /// What we tell a peer of a connection's queue pair.
+    fn parameters(&self, channel: &Channel, path_mtu: PathMtu) -> Parameters {
+        Parameters {
+            incarnation: self.incarnation,
+            address: self.udp.local(),
+            queue_pair: channel.number().0,
+            psn: channel.psn().value(),
+            path_mtu_bytes: path_mtu.bytes() as u16,
+            max_dest_rd_atomic: READS_POSTED_MAX,
+            receive_depth: RECEIVE_DEPTH,
+            window_bytes: self.peer_window_bytes,
+        }
+    }
+}
+
+/// What the route from our address to a peer's carries.
+fn path_mtu(local: IpAddr, peer: SocketAddr) -> Result<PathMtu, String> {
+    let link_mtu = || -> io::Result<u32> {
+        // Not the packets' socket: that one must stay unconnected.
+        let probe = UdpSocket::bind((local, 0))?;
+        probe.connect(peer)?;
+        Ok(if peer.is_ipv4() { rustix::net::sockopt::ip_mtu(&probe) } else { rustix::net::sockopt::ipv6_mtu(&probe) }?)
+    };
+    let bytes = link_mtu().map_err(|error| format!("no UDP route from {local} to {}: {error}", peer.ip()))?;
+    PathMtu::for_link(bytes)
+        .ok_or_else(|| format!("the link from {local} to {} has an MTU of {bytes}; it needs 336", peer.ip()))
+}
+
+/// What a peer says that its link carries; the bootstrap has let only IBTA's sizes pass.
+fn path_mtu_of(peer: &Parameters) -> PathMtu {
+    PathMtu::for_link(u32::from(peer.path_mtu_bytes) + 80).unwrap_or(PathMtu::Mtu256)
+}

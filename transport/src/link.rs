@@ -1,0 +1,103 @@
+//! One bootstrap connection on a TCP socket. Never blocks.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use proto::Timestamp;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::bootstrap::Bootstrap;
+
+/// What one call reads at most (the size of its buffer); a peer that sends more gets its turn again.
+pub(crate) const READ_BYTES: usize = 64 * 1024;
+
+/// A TCP connection and what is said over it.
+pub(crate) struct Link {
+    stream: TcpStream,
+    pub(crate) bootstrap: Bootstrap,
+    /// Whether the system has told us that the connection stands.
+    connected: bool,
+}
+
+impl Link {
+    /// Begins to connect.
+    ///
+    /// # Errors
+    /// What the system refuses at once, such as an unreachable network.
+    pub(crate) fn connect(to: SocketAddr, bootstrap: Bootstrap) -> io::Result<Self> {
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_nonblocking(true)?;
+        match socket.connect(&to.into()) {
+            Err(error) if error.raw_os_error() != Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => Err(error),
+            _ => {
+                socket.set_tcp_nodelay(true)?;
+                Ok(Self { stream: socket.into(), bootstrap, connected: false })
+            }
+        }
+    }
+
+    /// A connection that was accepted.
+    ///
+    /// # Errors
+    /// If it broke since.
+    pub(crate) fn accepted(stream: TcpStream, bootstrap: Bootstrap) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, bootstrap, connected: true })
+    }
+
+    /// Reads and writes what can be without waiting. The socket is readable, writable, or broken.
+    pub(crate) fn handle_ready(&mut self, now: Timestamp, buffer: &mut [u8]) {
+        if !self.connected {
+            match self.stream.take_error() {
+                Ok(None) if self.stream.peer_addr().is_ok() => self.connected = true,
+                Ok(None) => return,
+                Ok(Some(error)) | Err(error) => {
+                    self.bootstrap.handle_end(&format!("{error}; does the peer listen there?"));
+                    return;
+                }
+            }
+        }
+        self.receive(now, buffer);
+        self.transmit();
+    }
+
+    fn receive(&mut self, now: Timestamp, buffer: &mut [u8]) {
+        match self.stream.read(buffer) {
+            Ok(0) => self.bootstrap.handle_end("it closed the connection"),
+            Ok(bytes) => self.bootstrap.handle_bytes(now, &buffer[..bytes]),
+            Err(error) if is_transient(&error) => {}
+            Err(error) => self.bootstrap.handle_end(&error.to_string()),
+        }
+    }
+
+    /// Writes what the bootstrap has to say, as far as the socket takes it.
+    pub(crate) fn transmit(&mut self) {
+        while self.connected && !self.bootstrap.poll_transmit().is_empty() {
+            match self.stream.write(self.bootstrap.poll_transmit()) {
+                Ok(bytes) => self.bootstrap.handle_transmitted(bytes),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_transient(&error) => return,
+                Err(error) => return self.bootstrap.handle_end(&error.to_string()),
+            }
+        }
+    }
+
+    /// Whether to wait until the socket can be written.
+    pub(crate) fn wants_write(&self) -> bool {
+        !self.connected || !self.bootstrap.poll_transmit().is_empty()
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

@@ -1,0 +1,176 @@
+//! A few endpoints in one thread, on their real sockets but on a clock that a test can push forward.
+#![allow(clippy::disallowed_methods)] // A test that hangs is ended by the real clock.
+
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use proto::{Span, Timestamp};
+use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, Region, RegionKey, Transfer};
+
+/// The arms that this build has. Every test runs on each.
+#[derive(Debug, Clone, Copy)]
+pub enum Arm {
+    Soft,
+}
+pub const ARMS: [Arm; 1] = [Arm::Soft];
+
+pub const SECRET: &[u8] = b"the fabric's secret";
+pub const REGION_BYTES: usize = 4 * 1024 * 1024;
+/// No test takes so long unless it hangs.
+const HANG: Duration = Duration::from_secs(60);
+
+/// An endpoint and one region that peers may READ and WRITE.
+pub struct Node {
+    pub endpoint: Endpoint,
+    pub region: Region,
+    pub key: RegionKey,
+    pub events: VecDeque<Event>,
+}
+
+impl Node {
+    fn open(config: EndpointConfig) -> Self {
+        let mut endpoint = Endpoint::open(config).unwrap();
+        let region = Region::allocate(REGION_BYTES).unwrap();
+        let key = endpoint.register(&region, Access { remote_read: true, remote_write: true });
+        Self { endpoint, region, key, events: VecDeque::new() }
+    }
+
+    pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.region.read(offset, &mut bytes);
+        bytes
+    }
+}
+
+pub struct Fabric {
+    clock: Clock,
+    skipped: Span,
+    pub nodes: Vec<Node>,
+    /// Nodes that stand still, as a stopped process does.
+    pub stalled: Vec<usize>,
+    /// Whether `step` takes events from the endpoints.
+    pub collecting: bool,
+}
+
+pub fn config(arm: Arm) -> EndpointConfig {
+    match arm {
+        Arm::Soft => EndpointConfig::default().with_secret(SECRET).listening("127.0.0.1:0".parse().unwrap()),
+    }
+}
+
+impl Fabric {
+    pub fn new(arm: Arm, nodes: usize) -> Self {
+        Self::with((0..nodes).map(|_| config(arm)))
+    }
+
+    pub fn with_faults(arm: Arm, nodes: usize, faults: Faults) -> Self {
+        Self::with((0..nodes).map(|_| config(arm).with_faults(faults)))
+    }
+
+    pub fn with(configs: impl IntoIterator<Item = EndpointConfig>) -> Self {
+        Self {
+            clock: Clock::start(),
+            skipped: Span::ZERO,
+            nodes: configs.into_iter().map(Node::open).collect(),
+            stalled: Vec::new(),
+            collecting: true,
+        }
+    }
+
+    pub fn now(&self) -> Timestamp {
+        self.clock.now() + self.skipped
+    }
+
+    /// Pushes every node's clock forward.
+    pub fn skip(&mut self, span: Span) {
+        self.skipped += span;
+    }
+
+    pub fn address(&self, node: usize) -> SocketAddr {
+        self.nodes[node].endpoint.listen_address().unwrap()
+    }
+
+    /// Drives every node once and takes its events.
+    pub fn step(&mut self) {
+        let mut progressed = false;
+        for at in 0..self.nodes.len() {
+            if !self.stalled.contains(&at) {
+                let now = self.now();
+                let node = &mut self.nodes[at];
+                progressed |= node.endpoint.drive(now);
+                if self.collecting {
+                    node.events.extend(std::iter::from_fn(|| node.endpoint.poll_event()));
+                }
+            }
+        }
+        if !progressed {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Drives until `look` finds what it looks for.
+    pub fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let started = Instant::now();
+        loop {
+            if let Some(found) = look(self) {
+                return found;
+            }
+            let counters: Vec<_> = self.nodes.iter().map(|node| node.endpoint.counters()).collect();
+            assert!(started.elapsed() < HANG, "waiting for {what} in vain; {counters:#?}");
+            self.step();
+        }
+    }
+
+    /// The next event of a node.
+    pub fn event(&mut self, node: usize) -> Event {
+        self.until("an event", |fabric| fabric.nodes[node].events.pop_front())
+    }
+
+    /// Connects two nodes; the connection's id on each.
+    pub fn connect(&mut self, client: usize, server: usize) -> (ConnectionId, ConnectionId) {
+        let now = self.now();
+        let to = self.address(server);
+        let ours = self.nodes[client].endpoint.connect(now, to, b"hello".to_vec());
+        let Event::Incoming { connection: theirs, hello, .. } = self.event(server) else { panic!("not incoming") };
+        assert_eq!(hello, b"hello");
+        let now = self.now();
+        self.nodes[server].endpoint.accept(now, theirs, b"welcome".to_vec());
+        assert_eq!(self.event(client), Event::Connected { connection: ours, welcome: b"welcome".to_vec() });
+        (ours, theirs)
+    }
+
+    /// A transfer between the same offset of the regions of two nodes.
+    pub fn transfer(&self, local: usize, remote: usize, token: u64, offset: usize, bytes: usize) -> Transfer {
+        let (local, remote) = (&self.nodes[local], &self.nodes[remote]);
+        Transfer {
+            token,
+            lkey: local.key.lkey,
+            local_offset: offset,
+            remote_address: remote.key.address + offset as u64,
+            rkey: remote.key.rkey,
+            bytes,
+        }
+    }
+
+    /// The reason of a node's next event, which must be the end of this connection.
+    pub fn disconnected(&mut self, node: usize, connection: ConnectionId) -> String {
+        match self.event(node) {
+            Event::Disconnected { connection: ended, reason } if ended == connection => reason.0,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Steps a while and checks that a node has nothing to tell.
+    pub fn quiet(&mut self, node: usize) {
+        (0..200).for_each(|_| self.step());
+        assert_eq!(self.nodes[node].events, []);
+    }
+}
+
+/// Bytes that tell one place and one seed from another.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    (0..length as u64).map(|at| ((at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
