@@ -1,0 +1,438 @@
+//! Steps 3 to 6: the scheduler's life with its peers. Frontends and backends join and leave; tasks go from a
+//! frontend's message through the ModelThread and the RankThread into a plan for a backend; plans end, or their
+//! backend is lost and its tasks run again or end (fencing).
+//!
+//! Each task that a frontend submits ends exactly once: its backend answers it, or the frontend is told `Dropped`.
+//! No IO and no clock: `handle_*` takes what arrived and `now`, `poll_output` yields what is to be sent.
+
+mod fencing;
+mod members;
+mod plans;
+
+use std::collections::VecDeque;
+
+use proto::{
+    BackendId, FrontendId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
+    backend_to_scheduler::{BackendHello, BackendToScheduler, PlanOutcome},
+    clock::ClockReply,
+    frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
+    scheduler_to_backend::{BackendWelcome, BatchPlan, PlannedTask, SchedulerToBackend},
+    scheduler_to_frontend::{DropReason, FrontendWelcome, SchedulerToFrontend},
+    slot::ImmediateData,
+    stages::SchedulerStamps,
+};
+use thiserror::Error;
+
+use crate::{
+    messages::{GpuUpdate, NetworkBudget},
+    model_thread::{Batch, ModelConfig, ModelThread, Output, Task},
+    policy::Policy,
+    rank_thread::RankThread,
+};
+use fencing::Fences;
+pub use members::JoinError;
+use members::Members;
+use plans::{Plans, RunningTask, SentPlan};
+
+/// Limits and budgets.
+#[derive(Debug, Clone)]
+pub struct ClusterConfig {
+    /// When batches run.
+    pub policy: Policy,
+    /// From the scheduler to a running batch.
+    pub budget: NetworkBudget,
+    /// What each megabyte (10^6 bytes) of a task's input adds to `budget.data_per_task`.
+    pub data_per_megabyte: Span,
+    /// From the end of execution to the client; taken off every deadline.
+    pub resp: Span,
+    /// Tasks that may wait for one model.
+    pub queue_max: usize,
+    /// Tasks that one frontend may have under way.
+    pub tasks_per_frontend_max: usize,
+}
+
+/// Something to send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClusterOutput {
+    /// To a frontend.
+    ToFrontend(FrontendId, SchedulerToFrontend),
+    /// To a backend.
+    ToBackend(BackendId, SchedulerToBackend),
+}
+
+/// A peer broke the protocol; its connection is to be closed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("the peer broke the protocol: {0}")]
+pub struct Violation(String);
+
+/// What rides along with a queued task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ride {
+    attempt: u16,
+    slot: SlotDescriptor,
+}
+
+/// The scheduler without its sockets.
+pub struct Cluster {
+    config: ClusterConfig,
+    members: Members,
+    models: ModelThread<Ride>,
+    rank: RankThread,
+    plans: Plans,
+    fences: Fences,
+    outputs: VecDeque<ClusterOutput>,
+}
+
+impl Cluster {
+    /// A scheduler that knows nobody yet.
+    #[must_use]
+    pub fn new(config: ClusterConfig) -> Self {
+        Self {
+            members: Members::default(),
+            models: ModelThread::new(config.budget, config.policy),
+            rank: RankThread::new(config.budget),
+            plans: Plans::default(),
+            fences: Fences::default(),
+            outputs: VecDeque::new(),
+            config,
+        }
+    }
+
+    /// A frontend connected.
+    ///
+    /// # Errors
+    /// If there are too many.
+    pub fn handle_frontend_joined(
+        &mut self,
+        now: Timestamp,
+        hello: FrontendHello,
+    ) -> Result<FrontendWelcome, JoinError> {
+        let link_address = hello.link_address.clone();
+        let frontend = self.members.add_frontend(hello.link_address)?;
+        for &backend in self.members.backends.keys() {
+            let link_address = link_address.clone();
+            let message = SchedulerToBackend::FrontendJoined { frontend, link_address };
+            self.outputs.push_back(ClusterOutput::ToBackend(backend, message));
+        }
+        self.settle(now);
+        self.announce();
+        Ok(FrontendWelcome { frontend })
+    }
+
+    /// A backend connected.
+    ///
+    /// # Errors
+    /// If there are too many, or its offer is wrong.
+    pub fn handle_backend_joined(&mut self, now: Timestamp, hello: BackendHello) -> Result<BackendWelcome, JoinError> {
+        let joined = self.members.add_backend(now, hello)?;
+        for &model in &joined.reprofiled {
+            let profile = self.members.models[model.0 as usize].profile.clone();
+            let budget = self.budget(model);
+            let config = ModelConfig { profile, queue_max: self.config.queue_max, budget: Some(budget) };
+            self.models.handle_model(now, model, config);
+            self.rank.handle_model_budget(model, budget);
+        }
+        for (&frontend, member) in &self.members.frontends {
+            let link_address = member.link_address.clone();
+            let message = SchedulerToBackend::FrontendJoined { frontend, link_address };
+            self.outputs.push_back(ClusterOutput::ToBackend(joined.backend, message));
+        }
+        self.on_links_changed(now);
+        Ok(BackendWelcome { backend: joined.backend, models: joined.models })
+    }
+
+    /// A frontend's connection ended: its tasks are forgotten and its slots no longer read.
+    pub fn handle_frontend_left(&mut self, now: Timestamp, frontend: FrontendId) {
+        if self.members.remove_frontend(frontend).is_none() {
+            return;
+        }
+        self.fences.forget_frontend(frontend);
+        self.models.handle_owner_left(now, |task| task.frontend() == frontend);
+        for &backend in self.members.backends.keys() {
+            self.outputs.push_back(ClusterOutput::ToBackend(backend, SchedulerToBackend::FrontendLeft { frontend }));
+        }
+        self.on_links_changed(now);
+    }
+
+    /// A backend's connection ended: its GPUs are gone, and its tasks are in doubt.
+    pub fn handle_backend_left(&mut self, now: Timestamp, backend: BackendId) {
+        let Some(gpus) = self.members.remove_backend(backend) else { return };
+        for gpu in gpus {
+            self.rank.handle_gpu_left(gpu);
+        }
+        let lost: Vec<_> = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks).collect();
+        self.doubt(backend, lost);
+        for index in 0..self.members.models.len() {
+            let model = ModelId(index as u32);
+            if !self.members.is_hosted(model) {
+                self.models.handle_unhosted(now, model);
+            }
+        }
+        self.on_links_changed(now);
+    }
+
+    /// A frontend's message.
+    ///
+    /// # Errors
+    /// If it breaks the protocol.
+    pub fn handle_frontend_message(
+        &mut self,
+        now: Timestamp,
+        frontend: FrontendId,
+        message: FrontendToScheduler,
+    ) -> Result<(), Violation> {
+        match message {
+            FrontendToScheduler::ClockRequest { sent_at } => {
+                let reply = ClockReply { sent_at, received_at: now, replied_at: now };
+                self.outputs.push_back(ClusterOutput::ToFrontend(frontend, SchedulerToFrontend::Clock(reply)));
+            }
+            FrontendToScheduler::Submit { task, model, deadline, slot } => {
+                check_owner(frontend, task)?;
+                self.on_submit(
+                    now,
+                    frontend,
+                    model,
+                    Task { id: task, deadline: deadline - self.config.resp, payload: Ride { attempt: 0, slot } },
+                );
+            }
+            FrontendToScheduler::Cancel { task, model } => {
+                check_owner(frontend, task)?;
+                self.models.handle_cancel(now, model, task);
+            }
+            FrontendToScheduler::Fenced { backend, unanswered } => {
+                let (again, answered) = self
+                    .fences
+                    .handle_fenced(frontend, backend, &unanswered)
+                    .map_err(|_| Violation(format!("{backend:?} is confirmed fenced, but that was not asked for")))?;
+                self.end_tasks(frontend, answered);
+                for task in again {
+                    self.on_unanswered(now, task);
+                }
+            }
+        }
+        self.settle(now);
+        Ok(())
+    }
+
+    /// A backend's message.
+    ///
+    /// # Errors
+    /// If it breaks the protocol.
+    pub fn handle_backend_message(
+        &mut self,
+        now: Timestamp,
+        backend: BackendId,
+        message: BackendToScheduler,
+    ) -> Result<(), Violation> {
+        match message {
+            BackendToScheduler::ClockRequest { sent_at } => {
+                let reply = ClockReply { sent_at, received_at: now, replied_at: now };
+                self.outputs.push_back(ClusterOutput::ToBackend(backend, SchedulerToBackend::Clock(reply)));
+            }
+            BackendToScheduler::Linked { frontend } => {
+                self.members.set_linked(backend, frontend, true);
+                self.on_links_changed(now);
+            }
+            BackendToScheduler::Unlinked { frontend } => {
+                self.members.set_linked(backend, frontend, false);
+                self.on_links_changed(now);
+            }
+            BackendToScheduler::PlanDone { plan, outcome, undelivered } => {
+                self.on_plan_done(backend, plan, outcome, &undelivered)?;
+            }
+            BackendToScheduler::Answered { plan, undelivered } => self.on_answered(backend, plan, &undelivered)?,
+        }
+        self.settle(now);
+        Ok(())
+    }
+
+    /// Timers of all parts.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        if self.members.poll_timeout().is_some_and(|at| at <= now) {
+            self.on_links_changed(now);
+        }
+        self.models.handle_timeout(now);
+        self.settle(now);
+    }
+
+    /// When [`Self::handle_timeout`] must be called at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        [self.models.poll_timeout(), self.rank.poll_timeout(), self.members.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// The next thing to send.
+    pub fn poll_output(&mut self) -> Option<ClusterOutput> {
+        self.outputs.pop_front()
+    }
+
+    fn on_submit(&mut self, now: Timestamp, frontend: FrontendId, model: ModelId, task: Task<Ride>) {
+        let Some(member) = self.members.frontends.get_mut(&frontend) else { return };
+        member.tasks += 1;
+        let refused = if member.tasks > self.config.tasks_per_frontend_max {
+            DropReason::QueueFull
+        } else if !self.members.is_hosted(model) {
+            DropReason::NoBackend
+        } else {
+            return self.models.handle_submit(now, model, task);
+        };
+        self.drop_task(task.id, refused);
+    }
+
+    /// A task's backend was fenced before it answered: run it again if there is time, with a new attempt number, so
+    /// that whatever the lost backend still does cannot be taken for the answer.
+    fn on_unanswered(&mut self, now: Timestamp, task: RunningTask) {
+        let profile = &self.members.models[task.model.0 as usize].profile;
+        let soonest_end = now + self.budget(task.model).delay(1) + profile.latency(1);
+        if soonest_end > task.deadline || !self.members.is_hosted(task.model) {
+            return self.drop_task(task.id, DropReason::BackendLost);
+        }
+        let attempt = (task.attempt + 1) % ImmediateData::ATTEMPTS;
+        let payload = Ride { attempt, slot: task.slot };
+        self.models.handle_submit(now, task.model, Task { id: task.id, deadline: task.deadline, payload });
+    }
+
+    fn on_plan_done(
+        &mut self,
+        backend: BackendId,
+        id: PlanId,
+        outcome: PlanOutcome,
+        undelivered: &[TaskId],
+    ) -> Result<(), Violation> {
+        let (gpu, doubtful) = self
+            .plans
+            .on_done(backend, id, undelivered)
+            .ok_or_else(|| Violation(format!("{id:?} is reported done, but {backend:?} does not run it")))?;
+        let (PlanOutcome::Executed { finished_at, .. } | PlanOutcome::WindowMissed { rejected_at: finished_at }) =
+            outcome;
+        self.rank.handle_gpu(gpu, GpuUpdate::Finished { finished_at });
+        self.doubt(backend, doubtful);
+        Ok(())
+    }
+
+    fn on_answered(&mut self, backend: BackendId, id: PlanId, undelivered: &[TaskId]) -> Result<(), Violation> {
+        let (answered, doubtful) = self
+            .plans
+            .on_answered(backend, id, undelivered)
+            .ok_or_else(|| Violation(format!("{id:?} is reported answered, but {backend:?} did not run it")))?;
+        for task in answered {
+            self.end_tasks(task.id.frontend(), 1);
+        }
+        self.doubt(backend, doubtful);
+        Ok(())
+    }
+
+    /// Asks the frontends that are still there about tasks of a backend.
+    fn doubt(&mut self, backend: BackendId, mut tasks: Vec<RunningTask>) {
+        tasks.retain(|task| self.members.frontends.contains_key(&task.id.frontend()));
+        for (frontend, question) in self.fences.ask(backend, tasks) {
+            self.outputs.push_back(ClusterOutput::ToFrontend(frontend, question));
+        }
+    }
+
+    fn drop_task(&mut self, task: TaskId, reason: DropReason) {
+        let frontend = task.frontend();
+        if self.members.frontends.contains_key(&frontend) {
+            self.outputs.push_back(ClusterOutput::ToFrontend(frontend, SchedulerToFrontend::Dropped { task, reason }));
+            self.end_tasks(frontend, 1);
+        }
+    }
+
+    fn end_tasks(&mut self, frontend: FrontendId, tasks: usize) {
+        if let Some(member) = self.members.frontends.get_mut(&frontend) {
+            member.tasks -= tasks;
+        }
+    }
+
+    /// Carries messages between the ModelThread and the RankThread until neither has any left.
+    fn settle(&mut self, now: Timestamp) {
+        loop {
+            while let Some(output) = self.models.poll_output() {
+                match output {
+                    Output::Candidate(model, candidate) => self.rank.handle_candidate(now, model, candidate),
+                    Output::Gpu(gpu, update) => self.rank.handle_gpu(gpu, update),
+                    Output::Batch(batch) => self.on_batch(now, batch),
+                    Output::Dropped { task, reason, .. } => self.drop_task(task.id, reason),
+                }
+            }
+            // A candidate may be schedulable as soon as it is known.
+            self.rank.handle_timeout(now);
+            let Some(grant) = self.rank.poll_grant() else { break };
+            self.models.handle_grant(now, grant);
+        }
+    }
+
+    /// Step 6: a final batch becomes a plan.
+    fn on_batch(&mut self, now: Timestamp, batch: Batch<Ride>) {
+        let Batch { model, gpu, exec_at, latest, tasks } = batch;
+        let member = self.members.gpus.get(&gpu).expect("GPUs leave the RankThread with their backend");
+        let (backend, gpu_index) = (member.backend, member.index);
+        let running = tasks.iter().map(|(key, ride)| RunningTask {
+            id: key.id,
+            model,
+            deadline: key.deadline,
+            attempt: ride.attempt,
+            slot: ride.slot,
+        });
+        let plan = self.plans.insert(SentPlan::new(backend, gpu, running.collect()));
+        let planned = tasks.iter().map(|(key, ride)| PlannedTask {
+            task: key.id,
+            attempt: ride.attempt,
+            slot: ride.slot,
+            stamps: SchedulerStamps { queued_at: key.queued_at, granted_at: now },
+        });
+        let plan = BatchPlan { plan, gpu_index, model, exec_at, latest, tasks: planned.collect() };
+        self.outputs.push_back(ClusterOutput::ToBackend(backend, SchedulerToBackend::Plan(plan)));
+    }
+
+    /// Links or members changed: GPUs may have become usable, and frontends are told what they can be served.
+    fn on_links_changed(&mut self, now: Timestamp) {
+        for backend in self.members.take_usable(now) {
+            for &gpu in &self.members.backends[&backend].gpus {
+                self.rank.handle_gpu_joined(now, gpu, self.members.gpus[&gpu].models.clone());
+            }
+        }
+        self.settle(now);
+        self.announce();
+    }
+
+    /// What the network costs a model: its inputs have a size of their own.
+    fn budget(&self, model: ModelId) -> NetworkBudget {
+        let input_bytes = i64::from(self.members.models[model.0 as usize].input_bytes);
+        let per_task = Span(self.config.data_per_megabyte.as_nanos() * input_bytes / 1_000_000);
+        let budget = self.config.budget;
+        NetworkBudget { data_per_task: budget.data_per_task + per_task, ..budget }
+    }
+
+    fn announce(&mut self) {
+        let mut news = Vec::new();
+        for (&frontend, member) in &self.members.frontends {
+            for (index, model) in self.members.models.iter().enumerate() {
+                let id = ModelId(index as u32);
+                let gpus = self.members.gpus_for(id, frontend);
+                let least_latency = model.profile.latency(1) + self.budget(id).delay(1) + self.config.resp;
+                if member.told.get(&id) != Some(&(gpus, least_latency)) {
+                    news.push((frontend, id, gpus, least_latency));
+                }
+            }
+        }
+        for (frontend, model, gpus, least_latency) in news {
+            let member = self.members.frontends.get_mut(&frontend).expect("listed above");
+            member.told.insert(model, (gpus, least_latency));
+            let entry = &self.members.models[model.0 as usize];
+            let (name, version) = (entry.name.clone(), entry.version.clone());
+            let message = SchedulerToFrontend::Model { model, name, version, gpus, least_latency };
+            self.outputs.push_back(ClusterOutput::ToFrontend(frontend, message));
+        }
+    }
+}
+
+fn check_owner(frontend: FrontendId, task: TaskId) -> Result<(), Violation> {
+    if task.frontend() == frontend {
+        return Ok(());
+    }
+    Err(Violation(format!("{frontend:?} speaks of {task:?}, which is another frontend's")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! Plans that a backend has and has not reported done: what is lost if the backend is.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::{BackendId, GpuId, ModelId, PlanId, SlotDescriptor, TaskId, Timestamp};
+
+/// A task that left its queue in a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RunningTask {
+    pub(super) id: TaskId,
+    pub(super) model: ModelId,
+    /// The end of execution must not be later (the way back is taken off).
+    pub(super) deadline: Timestamp,
+    pub(super) attempt: u16,
+    pub(super) slot: SlotDescriptor,
+}
+
+/// A batch that was sent to a backend.
+#[derive(Debug)]
+pub(super) struct SentPlan {
+    pub(super) backend: BackendId,
+    pub(super) gpu: GpuId,
+    /// Those that may still be answered.
+    pub(super) tasks: Vec<RunningTask>,
+    /// Execution ended; only answers are still on their way.
+    is_done: bool,
+}
+
+impl SentPlan {
+    pub(super) fn new(backend: BackendId, gpu: GpuId, tasks: Vec<RunningTask>) -> Self {
+        Self { backend, gpu, tasks, is_done: false }
+    }
+}
+
+/// All plans under way. Bounded by the tasks that frontends may have under way, as no plan is empty; a backend that
+/// stops reporting is lost by its heartbeat, and its plans with it.
+#[derive(Debug, Default)]
+pub(super) struct Plans {
+    under_way: BTreeMap<PlanId, SentPlan>,
+    next: u64,
+}
+
+impl Plans {
+    /// Takes in a plan that is about to be sent, and names it.
+    pub(super) fn insert(&mut self, plan: SentPlan) -> PlanId {
+        let id = PlanId(self.next);
+        self.next += 1;
+        self.under_way.insert(id, plan);
+        id
+    }
+
+    /// Execution ended. Yields the GPU and the tasks that failed; `None` if `backend` does not execute such a plan.
+    pub(super) fn on_done(
+        &mut self,
+        backend: BackendId,
+        id: PlanId,
+        failed: &[TaskId],
+    ) -> Option<(GpuId, Vec<RunningTask>)> {
+        let plan = self.under_way.get_mut(&id).filter(|plan| plan.backend == backend && !plan.is_done)?;
+        plan.is_done = true;
+        let failed: BTreeSet<&TaskId> = failed.iter().collect();
+        Some((plan.gpu, plan.tasks.extract_if(.., |task| failed.contains(&task.id)).collect()))
+    }
+
+    /// All answers have arrived or failed. Yields the tasks that were answered and those that failed; `None` if
+    /// `backend` has not executed such a plan.
+    pub(super) fn on_answered(
+        &mut self,
+        backend: BackendId,
+        id: PlanId,
+        failed: &[TaskId],
+    ) -> Option<(Vec<RunningTask>, Vec<RunningTask>)> {
+        self.under_way.get(&id).filter(|plan| plan.backend == backend && plan.is_done)?;
+        let plan = self.under_way.remove(&id)?;
+        let failed: BTreeSet<&TaskId> = failed.iter().collect();
+        Some(plan.tasks.into_iter().partition(|task| !failed.contains(&task.id)))
+    }
+
+    /// The backend is gone: its plans, oldest first.
+    pub(super) fn remove_backend(&mut self, backend: BackendId) -> Vec<SentPlan> {
+        self.under_way.extract_if(.., |_, plan| plan.backend == backend).map(|(_, plan)| plan).collect()
+    }
+
+    /// Plans under way.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.under_way.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::FrontendId;
+
+    fn task(sequence: u64) -> RunningTask {
+        let slot = SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80 };
+        let id = TaskId::new(FrontendId(1), sequence);
+        RunningTask { id, model: ModelId(0), deadline: Timestamp(1), attempt: 0, slot }
+    }
+
+    fn plan(backend: u32, tasks: impl IntoIterator<Item = u64>) -> SentPlan {
+        SentPlan::new(BackendId(backend), GpuId(0), tasks.into_iter().map(task).collect())
+    }
+
+    #[test]
+    fn each_task_of_a_plan_fails_or_is_answered() {
+        let mut plans = Plans::default();
+        let id = plans.insert(plan(1, 0..4));
+        let (_, failed) = plans.on_done(BackendId(1), id, &[task(1).id, task(9).id]).unwrap();
+        assert_eq!(failed, [task(1)]);
+        let (answered, failed) = plans.on_answered(BackendId(1), id, &[task(1).id, task(3).id]).unwrap();
+        assert_eq!((answered, failed), (vec![task(0), task(2)], vec![task(3)]));
+        assert_eq!(plans.len(), 0);
+    }
+
+    #[test]
+    fn a_backend_ends_its_own_plans_once_and_in_order() {
+        let mut plans = Plans::default();
+        let id = plans.insert(plan(1, 0..2));
+        assert!(plans.on_answered(BackendId(1), id, &[]).is_none(), "answered before it was done");
+        assert!(plans.on_done(BackendId(2), id, &[]).is_none(), "another backend's");
+        assert!(plans.on_done(BackendId(1), id, &[]).is_some());
+        assert!(plans.on_done(BackendId(1), id, &[]).is_none(), "done twice");
+        assert!(plans.on_answered(BackendId(1), id, &[]).is_some());
+        assert!(plans.on_answered(BackendId(1), id, &[]).is_none(), "answered twice");
+    }
+
+    #[test]
+    fn a_lost_backend_leaves_what_has_no_answer_yet() {
+        let mut plans = Plans::default();
+        let done = plans.insert(plan(1, 0..2));
+        plans.insert(plan(1, 2..3));
+        plans.insert(plan(2, 3..4));
+        plans.on_done(BackendId(1), done, &[task(0).id]).unwrap();
+        let lost: Vec<_> = plans.remove_backend(BackendId(1)).into_iter().flat_map(|plan| plan.tasks).collect();
+        assert_eq!(lost, [task(1), task(2)]);
+        assert_eq!(plans.len(), 1);
+    }
+}

@@ -1,0 +1,63 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use proto::Span;
+
+use super::*;
+
+fn candidate(serial: u32) -> Candidate {
+    let exec_at = Timestamp(-i64::from(serial));
+    Candidate { size: serial + 1, exec_at, latest: exec_at + Span(1), grants_seen: serial }
+}
+
+proptest! {
+    /// The oracle is a map of what was not looked at yet, and lists.
+    #[test]
+    fn behaves_like_a_map_and_lists(steps in proptest::collection::vec((0u32..6, 0u32..8), 0..200)) {
+        let (mut model_end, mut rank_end) = link(8);
+        let mut candidates = BTreeMap::new();
+        let (mut grants, mut gpus) = (Vec::new(), Vec::new());
+        for (serial, (kind, id)) in (0u32..).zip(steps) {
+            let at = Timestamp(i64::from(serial) << 33);
+            match kind {
+                0 | 1 => {
+                    let candidate = (kind == 0).then_some(candidate(serial));
+                    model_end.post_candidate(ModelId(id), candidate);
+                    candidates.insert(id, candidate);
+                }
+                2 if grants.len() < 8 => {
+                    let grant = Grant { model: ModelId(id), gpu: GpuId(serial), free_at: at };
+                    rank_end.post_grant(grant);
+                    grants.push(grant);
+                }
+                3 if gpus.len() < 16 => {
+                    let update = match id % 3 {
+                        0 => GpuUpdate::Planned { exec_at: at, free_at: at + Span(7) },
+                        1 => GpuUpdate::Returned,
+                        _ => GpuUpdate::Finished { finished_at: at },
+                    };
+                    model_end.post_gpu(GpuId(id), update);
+                    gpus.push((GpuId(id), update));
+                }
+                4 => prop_assert_eq!(model_end.poll_grant(), (!grants.is_empty()).then(|| grants.remove(0))),
+                _ => match rank_end.poll() {
+                    None => prop_assert!(candidates.is_empty() && gpus.is_empty()),
+                    Some(FromModelThread::Gpu(gpu, update)) => prop_assert_eq!((gpu, update), gpus.remove(0)),
+                    Some(FromModelThread::Candidate(model, candidate)) => {
+                        prop_assert!(gpus.is_empty(), "answers to grants come first");
+                        prop_assert_eq!(Some(candidate), candidates.remove(&model.0));
+                    }
+                },
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "more than 2 messages are under way")]
+fn a_full_ring_is_a_bug() {
+    let (_, mut rank_end) = link(2);
+    for _ in 0..3 {
+        rank_end.post_grant(Grant { model: ModelId(0), gpu: GpuId(0), free_at: Timestamp(0) });
+    }
+}

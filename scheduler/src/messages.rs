@@ -1,0 +1,71 @@
+//! What ModelThreads and the RankThread tell each other, and the network budget that both plan with.
+
+use proto::{GpuId, ModelId, Span, Timestamp};
+
+/// What the network may cost. Both threads plan with `delay(b) = ctrl + data_per_task * b` between a grant and the
+/// start of its batch: the plan travels, then the backend reads `b` inputs (Symphony, Figure 18).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NetworkBudget {
+    /// From the scheduler to a backend.
+    pub ctrl: Span,
+    /// To read one task's input.
+    pub data_per_task: Span,
+    /// How late timers fire and threads wake. The window of a deferred batch opens this much earlier: between
+    /// `d - l(b + 1)` and `d - l(b)` lies only what one more task would cost, which for a small model is less than any
+    /// operating system keeps time by. Zero in the paper.
+    pub jitter: Span,
+}
+
+impl NetworkBudget {
+    /// `delay(batch)`.
+    #[must_use]
+    pub fn delay(&self, batch: usize) -> Span {
+        self.ctrl + self.data_per_task * batch as i64
+    }
+}
+
+/// ModelThread -> RankThread: the batch that a model would run next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Tasks in it; at least 1.
+    pub size: u32,
+    /// It is schedulable from here on (deferred: the frontrun); may lie in the past.
+    pub exec_at: Timestamp,
+    /// It is schedulable until here: the head's deadline less l(size).
+    pub latest: Timestamp,
+    /// Grants that the ModelThread had answered for this model, of its whole life and modulo 2^32, when it drew this
+    /// up. A candidate that does not know the model's last grant yet consists of tasks that this grant takes away:
+    /// the RankThread ignores it, as the answer to the grant brings a new one.
+    pub grants_seen: u32,
+}
+
+/// RankThread -> ModelThread: run your candidate on this GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The model.
+    pub model: ModelId,
+    /// The GPU, which is reserved until a [`GpuUpdate`] answers this grant.
+    pub gpu: GpuId,
+    /// When the GPU is free; may lie in the past.
+    pub free_at: Timestamp,
+}
+
+/// To the RankThread: what became of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GpuUpdate {
+    /// From a ModelThread, in answer to a grant: a batch runs from `exec_at` to `free_at`.
+    Planned {
+        /// When it starts.
+        exec_at: Timestamp,
+        /// When the GPU will be free again.
+        free_at: Timestamp,
+    },
+    /// From a ModelThread, in answer to a grant: no batch wants the GPU now (its tasks were cancelled, or have
+    /// expired, while the grant was under way).
+    Returned,
+    /// From the backend: the oldest batch that it had not reported yet ended, or was rejected, at `finished_at`.
+    Finished {
+        /// When the GPU was free.
+        finished_at: Timestamp,
+    },
+}

@@ -1,0 +1,329 @@
+//! Steps 4 and 6: a ModelThread owns many models; for each it keeps the queue and the candidate batch, and makes the
+//! batch final when a GPU is granted (Symphony, section 4.2 and Figure 18).
+//!
+//! A task enters by `handle_submit` and leaves exactly once: in a [`Batch`], or dropped with a reason. The candidate
+//! is drawn up anew whenever the queue changes, and when it has become too large for the time that is left. Nothing
+//! here knows of other models or of GPUs; that is the RankThread's.
+
+use std::collections::VecDeque;
+
+use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_to_frontend::DropReason};
+
+use crate::{
+    indexed_heap::IndexedHeap,
+    messages::{Candidate, GpuUpdate, Grant, NetworkBudget},
+    policy::{BatchPolicy, Gathered, Policy, View},
+    task_queue::{Queued, TaskQueue},
+};
+
+/// A task to run. The payload rides along untouched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Task<P> {
+    /// The task.
+    pub id: TaskId,
+    /// When it must have finished on the GPU: the client's deadline less what the way back costs.
+    pub deadline: Timestamp,
+    /// Whatever its owner needs again when the task leaves.
+    pub payload: P,
+}
+
+/// What a ModelThread must know of a model.
+#[derive(Debug, Clone)]
+pub struct ModelConfig {
+    /// l(b).
+    pub profile: LatencyProfile,
+    /// Tasks that may wait; one more is refused at once.
+    pub queue_max: usize,
+    /// What the network costs this model, if that is not what it costs all; the RankThread is to be told the same.
+    pub budget: Option<NetworkBudget>,
+}
+
+/// A final batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch<P> {
+    /// The model.
+    pub model: ModelId,
+    /// The GPU that was granted.
+    pub gpu: GpuId,
+    /// The earliest start.
+    pub exec_at: Timestamp,
+    /// The latest start: from then on its first task would be late.
+    pub latest: Timestamp,
+    /// The tasks with the instants they were queued at, nearest deadline first.
+    pub tasks: Vec<(Queued, P)>,
+}
+
+/// What a ModelThread wants done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output<P> {
+    /// To the RankThread: the model's candidate is now this one. Several changes between two polls are one output.
+    Candidate(ModelId, Option<Candidate>),
+    /// To the RankThread: the answer to a grant.
+    Gpu(GpuId, GpuUpdate),
+    /// To the backend.
+    Batch(Batch<P>),
+    /// To the task's frontend: it ended without having run.
+    Dropped {
+        /// The model.
+        model: ModelId,
+        /// The task.
+        task: Task<P>,
+        /// Why.
+        reason: DropReason,
+    },
+}
+
+/// A shard of models. `P` is the tasks' payload.
+#[derive(Debug)]
+pub struct ModelThread<P> {
+    budget: NetworkBudget,
+    policy: Policy,
+    /// By model id; `None` for models of other shards.
+    models: Vec<Option<Box<Model<P>>>>,
+    /// By model id: when its candidate, or a task that was passed over, can no longer be met.
+    expiries: IndexedHeap,
+    /// Models whose candidate changed since it was last polled; each at most once.
+    changed: VecDeque<ModelId>,
+    outputs: VecDeque<Output<P>>,
+}
+
+#[derive(Debug)]
+struct Model<P> {
+    profile: LatencyProfile,
+    /// `lead_times[b - 1]` is delay(b) + l(b).
+    lead_times: Vec<Span>,
+    jitter: Span,
+    queue: TaskQueue<P>,
+    policy: Box<dyn BatchPolicy>,
+    candidate: Option<Candidate>,
+    /// Since when the candidate is schedulable, or will be.
+    due_at: Timestamp,
+    grants_seen: u32,
+    is_changed: bool,
+}
+
+impl<P> Model<P> {
+    fn view(&self, now: Timestamp, free_at: Timestamp) -> View<'_> {
+        View {
+            now,
+            free_at,
+            queue: self.queue.keys(),
+            profile: &self.profile,
+            lead_times: &self.lead_times,
+            jitter: self.jitter,
+        }
+    }
+
+    /// The first instant at which `deadline` is missed even if a batch of `size` were granted an idle GPU then.
+    fn expiry(&self, deadline: Timestamp, size: usize) -> Timestamp {
+        deadline - self.lead_times[size - 1] + Span(1)
+    }
+}
+
+impl<P> ModelThread<P> {
+    /// A shard without models.
+    #[must_use]
+    pub fn new(budget: NetworkBudget, policy: Policy) -> Self {
+        Self {
+            budget,
+            policy,
+            models: Vec::new(),
+            expiries: IndexedHeap::default(),
+            changed: VecDeque::new(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Takes a model in, or gives one that is already here a new profile (re-estimated, or of a new backend).
+    /// `grants_seen` goes on where it was for a model that comes back.
+    pub fn handle_model(&mut self, now: Timestamp, id: ModelId, config: ModelConfig) {
+        let budget = config.budget.unwrap_or(self.budget);
+        let lead_times =
+            (1..=config.profile.max_batch()).map(|batch| budget.delay(batch) + config.profile.latency(batch)).collect();
+        if self.models.len() <= id.0 as usize {
+            self.models.resize_with(id.0 as usize + 1, || None);
+        }
+        match &mut self.models[id.0 as usize] {
+            Some(model) => {
+                model.profile = config.profile;
+                model.lead_times = lead_times;
+                self.update_candidate(now, id);
+            }
+            absent => {
+                *absent = Some(Box::new(Model {
+                    profile: config.profile,
+                    lead_times,
+                    jitter: budget.jitter,
+                    queue: TaskQueue::new(config.queue_max),
+                    policy: self.policy.instantiate(),
+                    candidate: None,
+                    due_at: Timestamp::NEVER,
+                    grants_seen: 0,
+                    is_changed: false,
+                }));
+            }
+        }
+    }
+
+    /// No GPU hosts the model any more: all that waits is dropped. The model stays known, so that grants under way
+    /// are still counted and returned.
+    pub fn handle_unhosted(&mut self, now: Timestamp, id: ModelId) {
+        let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        while let Some((key, payload)) = model.queue.pop() {
+            self.outputs.push_back(dropped(id, key, payload, DropReason::NoBackend));
+        }
+        self.update_candidate(now, id);
+    }
+
+    /// Queues a task (Figure 18, `schedule`). It is dropped at once if its model is not here or the queue is full.
+    pub fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
+        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now };
+        let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            self.outputs.push_back(dropped(id, key, task.payload, DropReason::NoBackend));
+            return;
+        };
+        match model.queue.push(key, task.payload) {
+            Ok(()) => self.update_candidate(now, id),
+            Err(payload) => self.outputs.push_back(dropped(id, key, payload, DropReason::QueueFull)),
+        }
+    }
+
+    /// Drops a task that still waits. Nothing happens if it does not: it has left already.
+    pub fn handle_cancel(&mut self, now: Timestamp, id: ModelId, task: TaskId) {
+        let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        if let Some((key, payload)) = model.queue.remove(task) {
+            self.outputs.push_back(dropped(id, key, payload, DropReason::Cancelled));
+            self.update_candidate(now, id);
+        }
+    }
+
+    /// Forgets all waiting tasks whose owner is gone; nobody is told. A scan of everything: owners leave rarely.
+    pub fn handle_owner_left(&mut self, now: Timestamp, is_owned: impl Fn(TaskId) -> bool) {
+        for index in 0..self.models.len() {
+            let Some(model) = &mut self.models[index] else { continue };
+            if model.queue.retain(|key| !is_owned(key.id)) {
+                self.update_candidate(now, ModelId(index as u32));
+            }
+        }
+    }
+
+    /// Makes the batch final for a granted GPU (Figure 18, `granted_gpu`). The GPU goes back if no batch can use it:
+    /// all tasks have left, or so many that the rest is not due yet and would keep the GPU waiting.
+    pub fn handle_grant(&mut self, now: Timestamp, grant: Grant) {
+        let Some(model) = self.models.get_mut(grant.model.0 as usize).and_then(Option::as_mut) else {
+            self.outputs.push_back(Output::Gpu(grant.gpu, GpuUpdate::Returned));
+            return;
+        };
+        model.grants_seen = model.grants_seen.wrapping_add(1);
+        let Model { profile, lead_times, queue, policy, due_at, jitter, .. } = &mut **model;
+        let view = View { now, free_at: grant.free_at, queue: queue.keys(), profile, lead_times, jitter: *jitter };
+        let batch = policy.gather(&view);
+        let earliest_start = if batch.size == 0 { Timestamp::PAST } else { view.earliest_start(batch.size) };
+        let is_due = batch.size > 0 && policy.opens_at(&view, batch) <= earliest_start;
+        if is_due {
+            policy.handle_granted(&view, batch, earliest_start, earliest_start - *due_at);
+            self.on_final_batch(grant, batch, earliest_start);
+        } else {
+            self.outputs.push_back(Output::Gpu(grant.gpu, GpuUpdate::Returned));
+        }
+        self.models[grant.model.0 as usize].as_mut().expect("just used").due_at = Timestamp::NEVER;
+        self.update_candidate(now, grant.model);
+    }
+
+    /// Draws up anew every candidate that can no longer be met.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        while let Some((at, id)) = self.expiries.peek()
+            && at <= now
+        {
+            self.update_candidate(now, ModelId(id));
+        }
+    }
+
+    /// When `handle_timeout` must be called at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        self.expiries.peek().map(|(at, _)| at)
+    }
+
+    /// The next thing that is to be done.
+    pub fn poll_output(&mut self) -> Option<Output<P>> {
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
+        }
+        let id = self.changed.pop_front()?;
+        let model = self.models[id.0 as usize].as_mut().expect("only known models change");
+        model.is_changed = false;
+        Some(Output::Candidate(id, model.candidate))
+    }
+
+    /// Tasks of a model that wait.
+    #[must_use]
+    pub fn queue_length(&self, id: ModelId) -> usize {
+        self.models.get(id.0 as usize).and_then(Option::as_ref).map_or(0, |model| model.queue.keys().len())
+    }
+
+    fn on_final_batch(&mut self, grant: Grant, batch: Gathered, exec_at: Timestamp) {
+        let model = self.models[grant.model.0 as usize].as_mut().expect("the grant's model is known");
+        for _ in 0..batch.skip {
+            let (key, payload) = model.queue.pop().expect("gathered from this queue");
+            self.outputs.push_back(dropped(grant.model, key, payload, DropReason::Deadline));
+        }
+        let tasks: Vec<_> = (0..batch.size).map(|_| model.queue.pop().expect("gathered from this queue")).collect();
+        let latency = model.profile.latency(batch.size);
+        let latest = tasks[0].0.deadline - latency;
+        let update = GpuUpdate::Planned { exec_at, free_at: exec_at + latency };
+        self.outputs.push_back(Output::Batch(Batch { model: grant.model, gpu: grant.gpu, exec_at, latest, tasks }));
+        self.outputs.push_back(Output::Gpu(grant.gpu, update));
+    }
+
+    /// Symphony, Algorithm 1, `UpdateCandidate`; Figure 18, `update_candidate`.
+    fn update_candidate(&mut self, now: Timestamp, id: ModelId) {
+        let model = self.models[id.0 as usize].as_mut().expect("callers look the model up");
+        while let Some(head) = model.queue.keys().front()
+            && model.expiry(head.deadline, 1) <= now
+        {
+            let (key, payload) = model.queue.pop().expect("the queue has a head");
+            self.outputs.push_back(dropped(id, key, payload, DropReason::Deadline));
+        }
+        let view = model.view(now, Timestamp::PAST);
+        let batch = model.policy.gather(&view);
+        debug_assert!(batch.size == 0 || view.earliest_end(batch.size) <= view.queue[batch.skip].deadline);
+        let candidate = (batch.size > 0).then(|| {
+            let deadline = view.queue[batch.skip].deadline;
+            Candidate {
+                size: batch.size as u32,
+                exec_at: model.policy.opens_at(&view, batch),
+                latest: deadline - model.profile.latency(batch.size),
+                grants_seen: model.grants_seen,
+            }
+        });
+        match model.queue.keys().front() {
+            None => self.expiries.remove(id.0),
+            Some(head) => {
+                let mut expiry = model.expiry(head.deadline, 1);
+                if batch.size > 0 {
+                    expiry = expiry.min(model.expiry(model.queue.keys()[batch.skip].deadline, batch.size));
+                }
+                self.expiries.set(id.0, expiry);
+            }
+        }
+        let opens_at = candidate.map_or(Timestamp::NEVER, |candidate| candidate.exec_at.max(now));
+        // A window that is open stays open since it opened.
+        if opens_at > now || model.due_at > now {
+            model.due_at = opens_at;
+        }
+        if model.candidate != candidate {
+            model.candidate = candidate;
+            if !std::mem::replace(&mut model.is_changed, true) {
+                self.changed.push_back(id);
+            }
+        }
+    }
+}
+
+fn dropped<P>(model: ModelId, key: Queued, payload: P, reason: DropReason) -> Output<P> {
+    Output::Dropped { model, task: Task { id: key.id, deadline: key.deadline, payload }, reason }
+}
+
+#[cfg(test)]
+mod tests;

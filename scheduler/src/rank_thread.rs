@@ -1,0 +1,364 @@
+//! Step 5: the RankThread, the only global state: when each GPU frees, and two kinds of timer that match candidates
+//! with GPUs (Symphony, Algorithm 1 and Figure 18).
+//!
+//! A model's timer fires at `exec_at - delay(b)` and takes the GPU with the smallest id that hosts the model and is
+//! free by then. If there is none, the candidate is *schedulable* and waits; a sub-cluster's GPU timer fires
+//! `delay(b)` before its next GPU frees and takes the waiting candidate whose `latest` is nearest.
+//!
+//! GPUs that host the same models form a sub-cluster, so that one tree of free times and one heap of waiting
+//! candidates serve all of them; a model may be hosted by several sub-clusters. Every event costs
+//! O(S (log M + log G)), where S, the sub-clusters that host one model, is mostly 1.
+//!
+//! The life of a grant: the model and the GPU are taken out of all structures; the model comes back with the first
+//! candidate that knows of the grant, the GPU with the [`GpuUpdate`] that answers it. So at most one grant is under
+//! way for a model and for a GPU, whatever the two threads' delays are.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use proto::{GpuId, ModelId, Span, Timestamp};
+
+use crate::{
+    free_times::FreeTimes,
+    indexed_heap::IndexedHeap,
+    messages::{Candidate, GpuUpdate, Grant, NetworkBudget},
+};
+
+/// Plans of one GPU that its backend has not reported on: one runs and the inputs of the next are fetched. A GPU with
+/// this many is not granted before it reports, however long its batches should have ended.
+const UNREPORTED_PLANS_MAX: usize = 2;
+
+/// Matches candidates with GPUs.
+#[derive(Debug)]
+pub struct RankThread {
+    budget: NetworkBudget,
+    /// By model id.
+    models: Vec<Model>,
+    gpus: BTreeMap<GpuId, Gpu>,
+    /// Freed places are `None` and used again.
+    sub_clusters: Vec<Option<SubCluster>>,
+    /// By model id: when a candidate becomes schedulable.
+    model_timers: IndexedHeap,
+    /// By sub-cluster: when its next GPU frees, if a candidate waits for it.
+    gpu_timers: IndexedHeap,
+    grants: VecDeque<Grant>,
+}
+
+#[derive(Debug, Default)]
+struct Model {
+    /// What the network costs it, if that is not what it costs all.
+    budget: Option<NetworkBudget>,
+    candidate: Option<Candidate>,
+    /// The candidate's timer has fired and found no GPU.
+    is_schedulable: bool,
+    /// Grants of the model's whole life, modulo 2^32.
+    grants: u32,
+    /// The sub-clusters that host it, and its place among their models.
+    hosts: Vec<(u32, u32)>,
+}
+
+#[derive(Debug)]
+struct Gpu {
+    sub_cluster: u32,
+    /// Its place in the sub-cluster's free times.
+    position: usize,
+    /// When the last reported batch ended.
+    idle_since: Timestamp,
+    is_granted: bool,
+    unreported: VecDeque<Planned>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Planned {
+    exec_at: Timestamp,
+    execution: Span,
+}
+
+impl Gpu {
+    /// Each plan starts when its time has come and the one before it has ended.
+    fn free_at(&self) -> Timestamp {
+        let run = |free_at: Timestamp, plan: &Planned| free_at.max(plan.exec_at) + plan.execution;
+        self.unreported.iter().fold(self.idle_since, run)
+    }
+
+    /// When it can be granted for: `NEVER` while it cannot.
+    fn available_at(&self) -> Timestamp {
+        let is_blocked = self.is_granted || self.unreported.len() >= UNREPORTED_PLANS_MAX;
+        if is_blocked { Timestamp::NEVER } else { self.free_at() }
+    }
+}
+
+#[derive(Debug)]
+struct SubCluster {
+    /// What its GPUs host; ascending.
+    models: Vec<ModelId>,
+    /// Ascending.
+    gpus: Vec<GpuId>,
+    /// By place in `gpus`.
+    free_times: FreeTimes,
+    /// `latest` of each schedulable candidate, by place in `models`.
+    schedulable: IndexedHeap,
+}
+
+impl RankThread {
+    /// A cluster without GPUs.
+    #[must_use]
+    pub fn new(budget: NetworkBudget) -> Self {
+        Self {
+            budget,
+            models: Vec::new(),
+            gpus: BTreeMap::new(),
+            sub_clusters: Vec::new(),
+            model_timers: IndexedHeap::default(),
+            gpu_timers: IndexedHeap::default(),
+            grants: VecDeque::new(),
+        }
+    }
+
+    /// From now on the network costs this model so much; its ModelThread is to be told the same.
+    pub fn handle_model_budget(&mut self, id: ModelId, budget: NetworkBudget) {
+        self.model_mut(id).budget = Some(budget);
+    }
+
+    /// Takes in a GPU that is free at `now` and hosts `models`. O(G + M) of its sub-cluster: membership rarely changes.
+    ///
+    /// # Panics
+    /// If the GPU is already here: ids are never used twice.
+    pub fn handle_gpu_joined(&mut self, now: Timestamp, gpu: GpuId, mut models: Vec<ModelId>) {
+        assert!(!self.gpus.contains_key(&gpu), "{gpu:?} joined twice");
+        models.sort_unstable();
+        models.dedup();
+        let sub_cluster = self.sub_cluster_of(models);
+        let members = &mut self.sub_clusters[sub_cluster as usize].as_mut().expect("just looked up").gpus;
+        members.insert(members.partition_point(|&member| member < gpu), gpu);
+        self.gpus.insert(
+            gpu,
+            Gpu { sub_cluster, position: 0, idle_since: now, is_granted: false, unreported: VecDeque::new() },
+        );
+        self.rebuild_free_times(sub_cluster);
+    }
+
+    /// Forgets a GPU. A grant under way for it is the caller's to fail, as every plan of a lost backend.
+    pub fn handle_gpu_left(&mut self, gpu: GpuId) {
+        let Some(Gpu { sub_cluster, .. }) = self.gpus.remove(&gpu) else { return };
+        let members = &mut self.sub_clusters[sub_cluster as usize].as_mut().expect("its GPU was here").gpus;
+        members.retain(|&member| member != gpu);
+        if !members.is_empty() {
+            self.rebuild_free_times(sub_cluster);
+            return;
+        }
+        let SubCluster { models, .. } = self.sub_clusters[sub_cluster as usize].take().expect("just used");
+        for model in models {
+            self.models[model.0 as usize].hosts.retain(|&(host, _)| host != sub_cluster);
+        }
+        self.gpu_timers.remove(sub_cluster);
+    }
+
+    /// Takes in a model's newest candidate (Figure 18, `inform_candidate`).
+    pub fn handle_candidate(&mut self, now: Timestamp, id: ModelId, candidate: Option<Candidate>) {
+        let model = self.model_mut(id);
+        if candidate.is_some_and(|candidate| candidate.grants_seen != model.grants) {
+            return;
+        }
+        let waits_already = model.is_schedulable;
+        model.candidate = candidate;
+        match candidate {
+            // It keeps its place among those that wait, rather than look for a GPU that there was none of before.
+            Some(candidate) if waits_already && self.fires_at(id, &candidate) <= now => self.on_schedulable(id),
+            Some(candidate) => {
+                self.withdraw(id);
+                // Not before `now`: candidates that wait already come first.
+                self.model_timers.set(id.0, self.fires_at(id, &candidate).max(now));
+            }
+            None => self.withdraw(id),
+        }
+    }
+
+    /// Takes in what became of a GPU (Figure 18, `inform_gpu`). Of a GPU that has left nothing is expected any more.
+    pub fn handle_gpu(&mut self, id: GpuId, update: GpuUpdate) {
+        let Some(gpu) = self.gpus.get_mut(&id) else { return };
+        match update {
+            GpuUpdate::Planned { exec_at, free_at } => {
+                gpu.is_granted = false;
+                gpu.unreported.push_back(Planned { exec_at, execution: free_at - exec_at });
+            }
+            GpuUpdate::Returned => gpu.is_granted = false,
+            GpuUpdate::Finished { finished_at } => {
+                if gpu.unreported.pop_front().is_some() {
+                    gpu.idle_since = finished_at;
+                }
+            }
+        }
+        let (sub_cluster, position, available_at) = (gpu.sub_cluster, gpu.position, gpu.available_at());
+        self.set_available(sub_cluster, position, available_at);
+    }
+
+    /// Fires all timers that are due, in the order of their instants; at the same instant GPUs first, so that
+    /// candidates that wait come before those that begin to.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        loop {
+            let model = self.model_timers.peek().filter(|&(at, _)| at <= now);
+            let gpu = self.gpu_timers.peek().filter(|&(at, _)| at <= now);
+            match (model, gpu) {
+                (None, None) => return,
+                (Some((at, model)), gpu) if gpu.is_none_or(|(gpu_at, _)| at < gpu_at) => {
+                    self.on_model_timer(now, ModelId(model));
+                }
+                (_, Some((_, sub_cluster))) => self.on_gpu_timer(now, sub_cluster),
+                (Some(_), None) => unreachable!("the second arm takes every model timer that has no rival"),
+            }
+        }
+    }
+
+    /// When `handle_timeout` must be called at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        let earliest = |heap: &IndexedHeap| heap.peek().map(|(at, _)| at);
+        [earliest(&self.model_timers), earliest(&self.gpu_timers)].into_iter().flatten().min()
+    }
+
+    /// The next grant, for the ModelThread that owns its model.
+    pub fn poll_grant(&mut self) -> Option<Grant> {
+        self.grants.pop_front()
+    }
+
+    /// Algorithm 1, `OnModelTimer`.
+    fn on_model_timer(&mut self, now: Timestamp, id: ModelId) {
+        self.model_timers.remove(id.0);
+        let model = &self.models[id.0 as usize];
+        let candidate = model.candidate.expect("a model's timer runs only while it has a candidate");
+        let exec_at = candidate.exec_at.max(now + self.delay(id, candidate.size));
+        let first_free = model.hosts.iter().filter_map(|&(host, _)| {
+            let sub_cluster = self.sub_clusters[host as usize].as_ref().expect("hosts are sub-clusters with GPUs");
+            sub_cluster.free_times.first_free_by(exec_at).map(|(position, _)| sub_cluster.gpus[position])
+        });
+        match first_free.min() {
+            Some(gpu) => self.on_match(id, gpu),
+            None => self.on_schedulable(id),
+        }
+    }
+
+    /// Algorithm 1, `OnGpuTimer`, for the GPU of the sub-cluster that frees first.
+    fn on_gpu_timer(&mut self, now: Timestamp, host: u32) {
+        let sub_cluster = self.sub_clusters[host as usize].as_mut().expect("only sub-clusters with GPUs have timers");
+        let (position, free_at) = sub_cluster.free_times.earliest().expect("the timer runs for a GPU");
+        let (latest, place) = sub_cluster.schedulable.peek().expect("the timer runs for a candidate");
+        let model = sub_cluster.models[place as usize];
+        let size = self.models[model.0 as usize].candidate.expect("it waits").size;
+        let budget = self.models[model.0 as usize].budget.unwrap_or(self.budget);
+        if free_at.max(now + budget.delay(size as usize)) <= latest {
+            let gpu = sub_cluster.gpus[position];
+            self.on_match(model, gpu);
+        } else {
+            // Too late for this batch; its ModelThread is about to draw up a smaller one.
+            sub_cluster.schedulable.remove(place);
+            self.set_gpu_timer(host);
+        }
+    }
+
+    fn on_match(&mut self, id: ModelId, gpu_id: GpuId) {
+        self.withdraw(id);
+        let model = &mut self.models[id.0 as usize];
+        model.candidate = None;
+        model.grants = model.grants.wrapping_add(1);
+        let gpu = self.gpus.get_mut(&gpu_id).expect("sub-clusters hold GPUs that are here");
+        self.grants.push_back(Grant { model: id, gpu: gpu_id, free_at: gpu.free_at() });
+        gpu.is_granted = true;
+        let (sub_cluster, position) = (gpu.sub_cluster, gpu.position);
+        self.set_available(sub_cluster, position, Timestamp::NEVER);
+    }
+
+    /// The candidate waits for a GPU, wherever its model is hosted.
+    fn on_schedulable(&mut self, id: ModelId) {
+        let model = &mut self.models[id.0 as usize];
+        model.is_schedulable = true;
+        let latest = model.candidate.expect("callers checked").latest;
+        for index in 0..model.hosts.len() {
+            let (host, place) = self.models[id.0 as usize].hosts[index];
+            self.sub_clusters[host as usize].as_mut().expect("a host").schedulable.set(place, latest);
+            self.set_gpu_timer(host);
+        }
+    }
+
+    /// Stops the model's timer and waiting.
+    fn withdraw(&mut self, id: ModelId) {
+        self.model_timers.remove(id.0);
+        let model = &mut self.models[id.0 as usize];
+        if !std::mem::replace(&mut model.is_schedulable, false) {
+            return;
+        }
+        for index in 0..model.hosts.len() {
+            let (host, place) = self.models[id.0 as usize].hosts[index];
+            self.sub_clusters[host as usize].as_mut().expect("a host").schedulable.remove(place);
+            self.set_gpu_timer(host);
+        }
+    }
+
+    fn set_available(&mut self, host: u32, position: usize, at: Timestamp) {
+        self.sub_clusters[host as usize].as_mut().expect("a GPU's").free_times.set(position, at);
+        self.set_gpu_timer(host);
+    }
+
+    /// Figure 18, `set_gpu_timer`; the delay is that of the candidate that the timer would take.
+    fn set_gpu_timer(&mut self, host: u32) {
+        let sub_cluster = self.sub_clusters[host as usize].as_ref().expect("callers hold a sub-cluster with GPUs");
+        match (sub_cluster.free_times.earliest(), sub_cluster.schedulable.peek()) {
+            (Some((_, free_at)), Some((_, place))) => {
+                let model = sub_cluster.models[place as usize];
+                let size = self.models[model.0 as usize].candidate.expect("it waits").size;
+                self.gpu_timers.set(host, free_at - self.delay(model, size));
+            }
+            _ => self.gpu_timers.remove(host),
+        }
+    }
+
+    fn fires_at(&self, id: ModelId, candidate: &Candidate) -> Timestamp {
+        candidate.exec_at - self.delay(id, candidate.size)
+    }
+
+    /// From a grant for a batch of this model to its start.
+    fn delay(&self, id: ModelId, size: u32) -> Span {
+        self.models[id.0 as usize].budget.unwrap_or(self.budget).delay(size as usize)
+    }
+
+    fn model_mut(&mut self, id: ModelId) -> &mut Model {
+        if self.models.len() <= id.0 as usize {
+            self.models.resize_with(id.0 as usize + 1, Model::default);
+        }
+        &mut self.models[id.0 as usize]
+    }
+
+    /// The sub-cluster that hosts exactly `models`; a new one if there is none.
+    fn sub_cluster_of(&mut self, models: Vec<ModelId>) -> u32 {
+        let same = |place: &Option<SubCluster>| place.as_ref().is_some_and(|other| other.models == models);
+        if let Some(index) = self.sub_clusters.iter().position(same) {
+            return index as u32;
+        }
+        let index = self.sub_clusters.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.sub_clusters.push(None);
+            self.sub_clusters.len() - 1
+        });
+        let mut schedulable = IndexedHeap::default();
+        for (place, &id) in (0u32..).zip(&models) {
+            let model = self.model_mut(id);
+            model.hosts.push((index as u32, place));
+            if model.is_schedulable {
+                schedulable.set(place, model.candidate.expect("it waits").latest);
+            }
+        }
+        let free_times = FreeTimes::new(std::iter::empty());
+        self.sub_clusters[index] = Some(SubCluster { models, gpus: Vec::new(), free_times, schedulable });
+        index as u32
+    }
+
+    fn rebuild_free_times(&mut self, host: u32) {
+        let sub_cluster = self.sub_clusters[host as usize].as_mut().expect("callers hold a sub-cluster with GPUs");
+        for (position, id) in sub_cluster.gpus.iter().enumerate() {
+            self.gpus.get_mut(id).expect("its GPUs are here").position = position;
+        }
+        sub_cluster.free_times = FreeTimes::new(sub_cluster.gpus.iter().map(|id| self.gpus[id].available_at()));
+        self.set_gpu_timer(host);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Step 4: a model's queue of tasks, nearest deadline first.
+//!
+//! One model mostly has one SLO, so deadlines arrive in order and the queue is a ring; a task that is out of order is
+//! put in its place by a binary search. What policies look at (deadline, arrival) and what only rides along (payload)
+//! stand in two rings, so that a policy's scan stays within few cache lines and knows nothing of the payload's type.
+
+use std::collections::VecDeque;
+
+use proto::{ids::TaskId, time::Timestamp};
+
+/// What policies see of a queued task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Queued {
+    /// The task.
+    pub id: TaskId,
+    /// When it must have finished on the GPU: the client's deadline less what the way back costs.
+    pub deadline: Timestamp,
+    /// When the ModelThread took it in.
+    pub queued_at: Timestamp,
+}
+
+/// Tasks by deadline; those with the same deadline in the order of their arrival.
+#[derive(Debug)]
+pub struct TaskQueue<P> {
+    keys: VecDeque<Queued>,
+    payloads: VecDeque<P>,
+    length_max: usize,
+}
+
+impl<P> TaskQueue<P> {
+    /// An empty queue that holds at most `length_max` tasks.
+    #[must_use]
+    pub fn new(length_max: usize) -> Self {
+        Self { keys: VecDeque::new(), payloads: VecDeque::new(), length_max }
+    }
+
+    /// Queues a task.
+    ///
+    /// # Errors
+    /// Gives the payload back if the queue is full.
+    pub fn push(&mut self, key: Queued, payload: P) -> Result<(), P> {
+        if self.keys.len() >= self.length_max {
+            return Err(payload);
+        }
+        if self.keys.back().is_none_or(|last| last.deadline <= key.deadline) {
+            self.keys.push_back(key);
+            self.payloads.push_back(payload);
+        } else {
+            let position = self.keys.partition_point(|other| other.deadline <= key.deadline);
+            self.keys.insert(position, key);
+            self.payloads.insert(position, payload);
+        }
+        Ok(())
+    }
+
+    /// Takes the first task out.
+    pub fn pop(&mut self) -> Option<(Queued, P)> {
+        Some((self.keys.pop_front()?, self.payloads.pop_front()?))
+    }
+
+    /// Takes the task named `id` out. A scan: hang-ups are rare, an index would cost every task.
+    pub fn remove(&mut self, id: TaskId) -> Option<(Queued, P)> {
+        let position = self.keys.iter().position(|key| key.id == id)?;
+        Some((self.keys.remove(position)?, self.payloads.remove(position)?))
+    }
+
+    /// Keeps only tasks that `keep` wants. True if any was thrown away.
+    pub fn retain(&mut self, keep: impl Fn(&Queued) -> bool) -> bool {
+        let before = self.keys.len();
+        let mut keys = self.keys.iter();
+        self.payloads.retain(|_| keep(keys.next().expect("both rings are of one length")));
+        self.keys.retain(keep);
+        self.keys.len() < before
+    }
+
+    /// What policies see, nearest deadline first.
+    #[must_use]
+    pub fn keys(&self) -> &VecDeque<Queued> {
+        &self.keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Push(i64),
+        Pop,
+        Remove(u64),
+        KeepEvery(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (0i64..20).prop_map(Step::Push),
+            2 => Just(Step::Pop),
+            1 => (0u64..60).prop_map(Step::Remove),
+            1 => (2u64..5).prop_map(Step::KeepEvery),
+        ]
+    }
+
+    proptest! {
+        /// The oracle is a list that is stably sorted after every push.
+        #[test]
+        fn behaves_like_a_sorted_list(steps in proptest::collection::vec(step(), 0..120), length_max in 1usize..20) {
+            let mut queue = TaskQueue::new(length_max);
+            let mut oracle: Vec<(Queued, u64)> = Vec::new();
+            for (serial, step) in (0u64..).zip(steps) {
+                match step {
+                    Step::Push(deadline) => {
+                        let key = Queued {
+                            id: TaskId(serial),
+                            deadline: Timestamp(deadline),
+                            queued_at: Timestamp(serial as i64),
+                        };
+                        let accepted = queue.push(key, serial).is_ok();
+                        prop_assert_eq!(accepted, oracle.len() < length_max);
+                        if accepted {
+                            oracle.push((key, serial));
+                            oracle.sort_by_key(|(key, _)| key.deadline);
+                        }
+                    }
+                    Step::Pop => {
+                        let first = (!oracle.is_empty()).then(|| oracle.remove(0));
+                        prop_assert_eq!(queue.pop(), first);
+                    }
+                    Step::Remove(id) => {
+                        let position = oracle.iter().position(|(key, _)| key.id == TaskId(id));
+                        prop_assert_eq!(queue.remove(TaskId(id)), position.map(|position| oracle.remove(position)));
+                    }
+                    Step::KeepEvery(nth) => {
+                        let before = oracle.len();
+                        oracle.retain(|(key, _)| key.id.0 % nth == 0);
+                        prop_assert_eq!(queue.retain(|key| key.id.0 % nth == 0), oracle.len() < before);
+                    }
+                }
+                prop_assert!(queue.keys().iter().eq(oracle.iter().map(|(key, _)| key)));
+            }
+        }
+    }
+}
