@@ -1,1 +1,18 @@
-//! sim
+//! The whole cluster in virtual time, from one seed: requests arrive, the scheduler's real cores plan them, GPUs run
+//! them for exactly l(b), and every run is checked against the invariants of ARCHITECTURE.md.
+//!
+//! The control network costs nothing here but what the scheduler budgets for it, so results are those of the
+//! scheduling alone.
+#![forbid(unsafe_code)]
+
+pub mod arrivals;
+pub mod checker;
+pub mod cluster;
+pub mod command;
+pub mod report;
+pub mod trace;
+pub mod workload;
+
+pub use cluster::{Options, run};
+pub use report::Report;
+pub use workload::{Workload, WorkloadError};

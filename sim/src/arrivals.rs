@@ -1,0 +1,172 @@
+//! When the requests of each model arrive: random gaps from one seed, or listed instants.
+
+use proto::{Span, Timestamp};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, Exp1, Gamma};
+use scheduler::indexed_heap::IndexedHeap;
+
+use crate::workload::{ArrivalProcess, Workload};
+
+/// The arrivals of all models, in the order of time; at the same instant in the order of models.
+#[derive(Debug)]
+pub struct Arrivals {
+    models: Vec<ModelArrivals>,
+    /// By model: its next arrival.
+    next: IndexedHeap,
+    end: Timestamp,
+}
+
+#[derive(Debug)]
+enum ModelArrivals {
+    Random { gaps: Gaps, mean_gap_ns: f64, rng: Box<ChaCha8Rng>, last: Timestamp },
+    Uniform { gap_ns: f64, offset_ns: f64, count: u64 },
+    Listed(std::vec::IntoIter<Timestamp>),
+}
+
+#[derive(Debug)]
+enum Gaps {
+    Exponential,
+    Gamma(Gamma<f64>),
+}
+
+impl ModelArrivals {
+    fn next(&mut self) -> Option<Timestamp> {
+        match self {
+            Self::Random { gaps, mean_gap_ns, rng, last } => {
+                let gap: f64 = match gaps {
+                    Gaps::Exponential => Exp1.sample(rng.as_mut()),
+                    Gaps::Gamma(gamma) => gamma.sample(rng.as_mut()),
+                };
+                *last += Span((gap * *mean_gap_ns).round() as i64);
+                Some(*last)
+            }
+            Self::Uniform { gap_ns, offset_ns, count } => {
+                let at = Timestamp((*count as f64 * *gap_ns + *offset_ns).round() as i64);
+                *count += 1;
+                Some(at)
+            }
+            Self::Listed(instants) => instants.next(),
+        }
+    }
+}
+
+impl Arrivals {
+    /// Arrivals of an aggregate of `rate_rps` requests a second before `end`. Each model has its own stream of random
+    /// numbers; uniform arrivals of several models are staggered.
+    ///
+    /// # Panics
+    /// If `rate_rps` is not above 0.
+    #[must_use]
+    pub fn random(workload: &Workload, rate_rps: f64, seed: u64, end: Timestamp) -> Self {
+        assert!(rate_rps > 0.0, "a rate must be above 0, found {rate_rps}");
+        let count = workload.models.len();
+        let of_model = |(index, model): (usize, &crate::workload::Model)| {
+            let mean_gap_ns = 1e9 / (rate_rps * model.share);
+            let gaps = match workload.arrivals {
+                ArrivalProcess::Uniform => {
+                    let offset_ns = mean_gap_ns * index as f64 / count as f64;
+                    return ModelArrivals::Uniform { gap_ns: mean_gap_ns, offset_ns, count: 0 };
+                }
+                ArrivalProcess::Poisson => Gaps::Exponential,
+                ArrivalProcess::Gamma { shape } => {
+                    Gaps::Gamma(Gamma::new(shape, 1.0 / shape).expect("the workload's shape is above 0"))
+                }
+            };
+            let mut rng = Box::new(ChaCha8Rng::seed_from_u64(seed));
+            rng.set_stream(index as u64);
+            ModelArrivals::Random { gaps, mean_gap_ns, rng, last: Timestamp::ZERO }
+        };
+        Self::new(workload.models.iter().enumerate().map(of_model).collect(), end)
+    }
+
+    /// The given instants of each model, ascending.
+    #[must_use]
+    pub fn listed(instants: Vec<Vec<Timestamp>>) -> Self {
+        let models = instants.into_iter().map(|list| ModelArrivals::Listed(list.into_iter())).collect();
+        Self::new(models, Timestamp::NEVER)
+    }
+
+    fn new(models: Vec<ModelArrivals>, end: Timestamp) -> Self {
+        let mut arrivals = Self { models, next: IndexedHeap::default(), end };
+        for model in 0..arrivals.models.len() {
+            arrivals.advance(model as u32);
+        }
+        arrivals
+    }
+
+    /// When the next request arrives; `None` after the last.
+    #[must_use]
+    pub fn peek(&self) -> Option<Timestamp> {
+        self.next.peek().map(|(at, _)| at)
+    }
+
+    /// The next request's instant and the index of its model.
+    pub fn pop(&mut self) -> Option<(Timestamp, u32)> {
+        let first = self.next.peek()?;
+        self.advance(first.1);
+        Some(first)
+    }
+
+    fn advance(&mut self, model: u32) {
+        match self.models[model as usize].next().filter(|&at| at < self.end) {
+            Some(at) => self.next.set(model, at),
+            None => self.next.remove(model),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn workload(arrivals: &str) -> Workload {
+        let text = format!(
+            "gpus = 1\narrivals = {arrivals}\n[[model]]\nname = \"m\"\ncount = 2\nalpha_ms = 1\nbeta_ms = 5\nslo_ms = 20"
+        );
+        Workload::parse(&text, "test", "test", Path::new(".")).unwrap()
+    }
+
+    fn all(arrivals: &str, seed: u64) -> Vec<(Timestamp, u32)> {
+        let mut arrivals = Arrivals::random(&workload(arrivals), 2000.0, seed, Timestamp(100_000_000_000));
+        std::iter::from_fn(|| arrivals.pop()).collect()
+    }
+
+    #[test]
+    fn gaps_have_the_mean_and_the_variance_of_their_process() {
+        // Gamma(k) gaps have a squared coefficient of variation of 1 / k.
+        for (process, shape, mean_within) in [
+            ("{ process = \"poisson\" }", 1.0, 0.02),
+            ("{ process = \"gamma\", shape = 4 }", 4.0, 0.02),
+            ("{ process = \"gamma\", shape = 0.05 }", 0.05, 0.1),
+        ] {
+            let arrivals = all(process, 7);
+            assert!(arrivals.is_sorted());
+            let of_model: Vec<f64> =
+                arrivals.iter().filter(|&&(_, model)| model == 1).map(|(at, _)| at.as_nanos() as f64 / 1e6).collect();
+            let gaps: Vec<f64> = of_model.windows(2).map(|pair| pair[1] - pair[0]).collect();
+            let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+            let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+            assert!((mean - 1.0).abs() < mean_within, "{process}: mean {mean} ms");
+            assert!((variance / mean.powi(2) * shape - 1.0).abs() < 0.15, "{process}: variance {variance}");
+        }
+    }
+
+    #[test]
+    fn one_seed_gives_one_history_and_models_are_independent() {
+        let process = "{ process = \"poisson\" }";
+        assert_eq!(all(process, 1), all(process, 1));
+        assert_ne!(all(process, 1), all(process, 2));
+        let times = |model| all(process, 1).into_iter().filter(move |&(_, other)| other == model).map(|(at, _)| at);
+        assert_ne!(times(0).next(), times(1).next());
+    }
+
+    #[test]
+    fn uniform_arrivals_are_staggered() {
+        let first: Vec<_> = all("{ process = \"uniform\" }", 0).into_iter().take(4).collect();
+        let expected = [(0, 0), (500_000, 1), (1_000_000, 0), (1_500_000, 1)];
+        assert_eq!(first, expected.map(|(at, model)| (Timestamp(at), model)));
+    }
+}

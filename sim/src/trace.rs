@@ -1,0 +1,137 @@
+//! A run as a trace for Perfetto or chrome://tracing: one row per GPU, one slice per batch, one mark per drop.
+
+use std::{
+    fs::File,
+    io::{self, BufWriter, Write},
+    path::Path,
+};
+
+use proto::Timestamp;
+use serde_json::json;
+
+/// Events that a trace holds; later ones are counted, not kept. Viewers do not open much larger files.
+pub const EVENTS_MAX: usize = 1_000_000;
+
+/// What happened, in the order of decisions.
+#[derive(Debug, Default)]
+pub struct Trace {
+    events: Vec<Event>,
+    omitted: u64,
+}
+
+/// One event of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A GPU ran a batch.
+    Batch {
+        /// The GPU.
+        gpu: u32,
+        /// Index of the model in the workload.
+        model: u32,
+        /// Tasks in it.
+        size: u32,
+        /// When it started.
+        started_at: Timestamp,
+        /// When it ended.
+        finished_at: Timestamp,
+    },
+    /// A request was dropped.
+    Drop {
+        /// Index of the model in the workload.
+        model: u32,
+        /// When the request had arrived.
+        arrived_at: Timestamp,
+        /// When it was dropped.
+        dropped_at: Timestamp,
+    },
+}
+
+impl Trace {
+    /// Something happened.
+    pub fn push(&mut self, event: Event) {
+        if self.events.len() < EVENTS_MAX {
+            self.events.push(event);
+        } else {
+            self.omitted += 1;
+        }
+    }
+
+    /// What happened.
+    #[must_use]
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// Events that did not fit.
+    #[must_use]
+    pub fn omitted(&self) -> u64 {
+        self.omitted
+    }
+
+    /// Writes the trace in the Trace Event Format; times are microseconds.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write(&self, path: &Path, models: &[&str]) -> io::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        write!(file, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+        let gpu_of = |event: &Event| if let Event::Batch { gpu, .. } = event { gpu + 1 } else { 0 };
+        let gpus = self.events.iter().map(gpu_of).max().unwrap_or(0);
+        let mut separator = "";
+        for row in 0..=gpus {
+            let name = if row < gpus { format!("GPU {row}") } else { "dropped".to_owned() };
+            let name = json!({"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": name}});
+            write!(file, "{separator}\n{name}")?;
+            separator = ",";
+        }
+        let micros = |at: Timestamp| at.as_nanos() as f64 / 1e3;
+        for event in &self.events {
+            let event = match *event {
+                Event::Batch { gpu, model, size, started_at, finished_at } => json!({
+                    "ph": "X",
+                    "name": format!("{} x{size}", models[model as usize]),
+                    "pid": 0,
+                    "tid": gpu,
+                    "ts": micros(started_at),
+                    "dur": (finished_at - started_at).as_micros_f64(),
+                    "args": {"model": models[model as usize], "batch": size},
+                }),
+                Event::Drop { model, arrived_at, dropped_at } => json!({
+                    "ph": "i",
+                    "s": "t",
+                    "name": models[model as usize],
+                    "pid": 0,
+                    "tid": gpus,
+                    "ts": micros(dropped_at),
+                    "args": {"arrived_us": micros(arrived_at)},
+                }),
+            };
+            write!(file, ",\n{event}")?;
+        }
+        writeln!(file, "\n]}}")?;
+        file.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_is_json_with_a_row_per_gpu() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut trace = Trace::default();
+        trace.write(file.path(), &[]).unwrap();
+        let read = || -> serde_json::Value { serde_json::from_reader(File::open(file.path()).unwrap()).unwrap() };
+        assert_eq!(read()["traceEvents"].as_array().unwrap().len(), 1);
+        let (arrived_at, started_at, finished_at) = (Timestamp(0), Timestamp(1_500), Timestamp(4_000));
+        trace.push(Event::Batch { gpu: 1, model: 0, size: 3, started_at, finished_at });
+        trace.push(Event::Drop { model: 0, arrived_at, dropped_at: finished_at });
+        trace.write(file.path(), &["m"]).unwrap();
+        let events = read()["traceEvents"].as_array().unwrap().clone();
+        assert_eq!(events.len(), 5);
+        assert_eq!((events[3]["ts"].as_f64(), events[3]["dur"].as_f64()), (Some(1.5), Some(2.5)));
+        assert_eq!((&events[3]["tid"], &events[3]["name"]), (&json!(1), &json!("m x3")));
+        assert_eq!((&events[4]["tid"], events[4]["ts"].as_f64()), (&json!(2), Some(4.0)));
+    }
+}

@@ -1,0 +1,465 @@
+//! The workload file: which models are asked for how often, on how many GPUs.
+//!
+//! What is read here has been checked: every error is one line that names the key, what was found and what was expected.
+
+use std::{fs, path::Path};
+
+use proto::{LatencyProfile, ProfileError, Span};
+use scheduler::NetworkBudget;
+use serde::Deserialize;
+use thiserror::Error;
+
+/// Models that a workload may have, copies included.
+pub const MODELS_MAX: usize = 100_000;
+/// GPUs that a workload may have.
+pub const GPUS_MAX: u32 = 1_000_000;
+/// Longest simulated span in seconds: a day.
+pub const SECONDS_MAX: f64 = 86_400.0;
+/// Longest SLO, latency or network budget in milliseconds: an hour.
+const TIME_MAX_MS: f64 = 3_600_000.0;
+
+/// A checked workload.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    /// The file's name without its directories and extension.
+    pub name: String,
+    /// GPUs; each hosts all models.
+    pub gpus: u32,
+    /// Simulated span; its first tenth warms up and is not counted.
+    pub seconds: f64,
+    /// How requests arrive.
+    pub arrivals: ArrivalProcess,
+    /// What the scheduler plans with.
+    pub network: NetworkBudget,
+    /// What the way of an answer back to the client may cost; deadlines on the GPU are this much earlier.
+    pub response: Span,
+    /// At least one.
+    pub models: Vec<Model>,
+}
+
+/// A model of a workload.
+#[derive(Debug, Clone)]
+pub struct Model {
+    /// Unique in the workload.
+    pub name: String,
+    /// l(b), up to the largest batch that can meet the SLO.
+    pub profile: LatencyProfile,
+    /// From a request's arrival to its answer.
+    pub slo: Span,
+    /// Its part of the aggregate rate; all parts make 1.
+    pub share: f64,
+}
+
+/// How the requests of each model arrive.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(tag = "process", rename_all = "lowercase", deny_unknown_fields)]
+pub enum ArrivalProcess {
+    /// Exponential gaps.
+    Poisson,
+    /// Gamma-distributed gaps; the smaller the shape, the burstier (Symphony, section 3.4.2). Shape 1 is Poisson.
+    Gamma {
+        /// Above 0.
+        shape: f64,
+    },
+    /// Equal gaps.
+    Uniform,
+}
+
+/// Why a workload was refused.
+#[derive(Debug, Error)]
+pub enum WorkloadError {
+    /// The file, or its zoo, cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Not TOML, a key that is unknown or missing, or a value of another type.
+    #[error("{path}, line {line}: {message}")]
+    Syntax {
+        /// The file.
+        path: String,
+        /// From 1.
+        line: usize,
+        /// What the parser expected.
+        message: String,
+    },
+    /// A value out of its range, or keys that do not go together.
+    #[error("{path}: {key}: {problem}")]
+    Value {
+        /// The file.
+        path: String,
+        /// The key, with its model if it has one.
+        key: String,
+        /// What was found and what was expected.
+        problem: String,
+    },
+}
+
+impl Workload {
+    /// Reads and checks a workload file; a zoo is looked for beside it, then among the built-in ones.
+    ///
+    /// # Errors
+    /// If a file cannot be read or anything in it is not as expected.
+    pub fn read(path: &Path) -> Result<Self, WorkloadError> {
+        let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+        let directory = path.parent().unwrap_or(Path::new("."));
+        Self::parse(&read_text(path)?, &name, &path.display().to_string(), directory)
+    }
+
+    /// Checks the text of a workload file. `path` stands in errors; zoos are looked for in `directory`.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn parse(text: &str, name: &str, path: &str, directory: &Path) -> Result<Self, WorkloadError> {
+        let file: raw::File = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+            let message = error.message().replace('\n', " ");
+            WorkloadError::Syntax { path: path.to_owned(), line, message }
+        })?;
+        checks::Checks { path, directory }.workload(file, name)
+    }
+
+    /// The highest aggregate rate in requests per second that the GPUs could serve if every batch were the largest.
+    #[must_use]
+    pub fn capacity_rps(&self) -> f64 {
+        let gpu_seconds_per_request = |model: &Model| {
+            let of_batch = |batch| model.profile.latency(batch).as_secs_f64() / batch as f64;
+            model.share * (1..=model.profile.max_batch()).map(of_batch).fold(f64::INFINITY, f64::min)
+        };
+        f64::from(self.gpus) / self.models.iter().map(gpu_seconds_per_request).sum::<f64>()
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, WorkloadError> {
+    fs::read_to_string(path).map_err(|source| WorkloadError::Read { path: path.display().to_string(), source })
+}
+
+/// The file as it is written.
+mod raw {
+    use super::{ArrivalProcess, Deserialize};
+
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub struct File {
+        pub gpus: u32,
+        #[serde(default = "default_seconds")]
+        pub seconds: f64,
+        #[serde(default = "default_arrivals")]
+        pub arrivals: ArrivalProcess,
+        #[serde(default)]
+        pub popularity: Popularity,
+        #[serde(default)]
+        pub network: Network,
+        #[serde(default, rename = "model")]
+        pub models: Vec<Model>,
+    }
+
+    fn default_seconds() -> f64 {
+        60.0
+    }
+
+    fn default_arrivals() -> ArrivalProcess {
+        ArrivalProcess::Poisson
+    }
+
+    #[derive(Deserialize, Default, Clone, Copy)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Popularity {
+        #[default]
+        Equal,
+        Zipf(f64),
+    }
+
+    #[derive(Deserialize, Default)]
+    #[serde(deny_unknown_fields, default)]
+    pub struct Network {
+        pub ctrl_us: f64,
+        pub data_us_per_request: f64,
+        pub resp_us: f64,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub struct Model {
+        pub name: Option<String>,
+        pub alpha_ms: Option<f64>,
+        pub beta_ms: Option<f64>,
+        pub latency_ms: Option<Vec<f64>>,
+        pub slo_ms: Option<f64>,
+        pub max_batch: Option<usize>,
+        pub count: Option<usize>,
+        pub share: Option<f64>,
+        pub zoo: Option<String>,
+    }
+}
+
+/// From the file as written to a checked workload.
+mod checks {
+    use super::*;
+
+    /// Zoos that need no file.
+    const BUILT_IN_ZOOS: [(&str, &str); 2] = [
+        ("symphony-zoo-1080ti.csv", include_str!("../data/symphony-zoo-1080ti.csv")),
+        ("symphony-zoo-a100.csv", include_str!("../data/symphony-zoo-a100.csv")),
+    ];
+    const ZOO_COLUMNS: [&str; 4] = ["model", "alpha_ms", "beta_ms", "slo_ms"];
+
+    pub(super) struct Checks<'a> {
+        pub path: &'a str,
+        pub directory: &'a Path,
+    }
+
+    type Result<T> = std::result::Result<T, WorkloadError>;
+
+    impl Checks<'_> {
+        fn fail<T>(&self, key: impl Into<String>, problem: impl Into<String>) -> Result<T> {
+            Err(WorkloadError::Value { path: self.path.to_owned(), key: key.into(), problem: problem.into() })
+        }
+
+        fn range(&self, key: &str, found: f64, min: f64, max: f64) -> Result<f64> {
+            if (min..=max).contains(&found) {
+                return Ok(found);
+            }
+            self.fail(key, format!("expected a number from {min} to {max}, found {found}"))
+        }
+
+        fn above_zero(&self, key: &str, found: f64, max: f64) -> Result<f64> {
+            if found > 0.0 && found <= max {
+                return Ok(found);
+            }
+            self.fail(key, format!("expected a number above 0 and at most {max}, found {found}"))
+        }
+
+        pub(super) fn workload(&self, file: raw::File, name: &str) -> Result<Workload> {
+            if !(1..=GPUS_MAX).contains(&file.gpus) {
+                return self.fail("gpus", format!("expected 1 to {GPUS_MAX}, found {}", file.gpus));
+            }
+            self.above_zero("seconds", file.seconds, SECONDS_MAX)?;
+            if let ArrivalProcess::Gamma { shape } = file.arrivals {
+                self.range("arrivals.shape", shape, 0.001, 1000.0)?;
+            }
+            let micros =
+                |key, found| self.range(key, found, 0.0, TIME_MAX_MS * 1e3).map(|us| Span::from_millis_f64(us / 1e3));
+            let network = NetworkBudget {
+                ctrl: micros("network.ctrl_us", file.network.ctrl_us)?,
+                data_per_task: micros("network.data_us_per_request", file.network.data_us_per_request)?,
+                // Timers of the simulator are never late.
+                jitter: Span::ZERO,
+            };
+            let response = micros("network.resp_us", file.network.resp_us)?;
+            let overhead = network.delay(1) + response;
+
+            let mut models = Vec::new();
+            let mut shares = Vec::new();
+            for model in &file.models {
+                let first = models.len();
+                self.add_models(model, overhead, &mut models)?;
+                shares.extend(models[first..].iter().map(|_| model.share));
+            }
+            if models.is_empty() {
+                return self.fail("[[model]]", "expected at least one, found none");
+            }
+            let mut names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+            names.sort_unstable();
+            if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+                return self.fail("name", format!("expected unique names, found {:?} twice", twice[0]));
+            }
+            self.set_shares(&mut models, &shares, file.popularity)?;
+            Ok(Workload {
+                name: name.to_owned(),
+                gpus: file.gpus,
+                seconds: file.seconds,
+                arrivals: file.arrivals,
+                network,
+                response,
+                models,
+            })
+        }
+
+        fn add_models(&self, model: &raw::Model, overhead: Span, models: &mut Vec<Model>) -> Result<()> {
+            if let Some(zoo) = &model.zoo {
+                let alone = model.name.is_none()
+                    && model.alpha_ms.is_none()
+                    && model.beta_ms.is_none()
+                    && model.latency_ms.is_none()
+                    && model.slo_ms.is_none()
+                    && model.count.is_none();
+                if !alone {
+                    let problem = "brings name, latency and SLO of its models; expected no name, alpha_ms, beta_ms, \
+                                   latency_ms, slo_ms or count beside it";
+                    return self.fail("zoo", problem);
+                }
+                return self.add_zoo(zoo, model.max_batch, overhead, models);
+            }
+            let Some(name) = &model.name else {
+                return self
+                    .fail(format!("[[model]] number {}", models.len() + 1), "expected `name` or `zoo`, found neither");
+            };
+            let count = model.count.unwrap_or(1);
+            if count == 0 || models.len() + count > MODELS_MAX {
+                let problem = format!("expected 1 to {MODELS_MAX} models in all, found {count} here");
+                return self.fail(format!("model {name:?}: count"), problem);
+            }
+            let Some(slo_ms) = model.slo_ms else {
+                return self.fail(format!("model {name:?}: slo_ms"), "expected a number of milliseconds, found none");
+            };
+            let checked = match (&model.latency_ms, model.alpha_ms, model.beta_ms) {
+                (Some(table), None, None) => self.table_model(name, table, slo_ms, model.max_batch, overhead)?,
+                (None, Some(alpha), Some(beta)) => {
+                    self.linear_model(name, alpha, beta, slo_ms, model.max_batch, overhead)?
+                }
+                _ => {
+                    let problem = "expected both alpha_ms and beta_ms, or latency_ms alone";
+                    return self.fail(format!("model {name:?}"), problem);
+                }
+            };
+            if model.count.is_none() {
+                models.push(checked);
+            } else {
+                models.extend((1..=count).map(|copy| Model { name: format!("{name}-{copy}"), ..checked.clone() }));
+            }
+            Ok(())
+        }
+
+        fn add_zoo(&self, zoo: &str, max_batch: Option<usize>, overhead: Span, models: &mut Vec<Model>) -> Result<()> {
+            let beside = self.directory.join(zoo);
+            let built_in = BUILT_IN_ZOOS.iter().find(|(name, _)| *name == zoo);
+            let text = match built_in {
+                Some((_, text)) if !beside.exists() => (*text).to_owned(),
+                _ => read_text(&beside)?,
+            };
+            let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+            let header: Vec<&str> =
+                lines.next().map_or(Vec::new(), |(_, line)| line.split(',').map(str::trim).collect());
+            let mut columns = [0; 4];
+            for (index, column) in columns.iter_mut().zip(ZOO_COLUMNS) {
+                match header.iter().position(|&found| found == column) {
+                    Some(position) => *index = position,
+                    None => {
+                        let problem = format!("expected a column `{column}`, found `{}`", header.join(","));
+                        return self.fail(format!("zoo {zoo:?}"), problem);
+                    }
+                }
+            }
+            for (number, line) in lines {
+                let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+                let cell = |index: usize| -> Result<&str> {
+                    cells.get(columns[index]).copied().map_or_else(
+                        || self.fail(format!("zoo {zoo:?}, line {number}"), format!("has no `{}`", ZOO_COLUMNS[index])),
+                        Ok,
+                    )
+                };
+                let value = |index: usize| -> Result<f64> {
+                    let text = cell(index)?;
+                    text.parse().or_else(|_| {
+                        let key = format!("zoo {zoo:?}, line {number}: {}", ZOO_COLUMNS[index]);
+                        self.fail(key, format!("expected a number, found {text:?}"))
+                    })
+                };
+                if models.len() >= MODELS_MAX {
+                    return self.fail(format!("zoo {zoo:?}"), format!("expected at most {MODELS_MAX} models in all"));
+                }
+                let name = cell(0)?;
+                models.push(self.linear_model(name, value(1)?, value(2)?, value(3)?, max_batch, overhead)?);
+            }
+            Ok(())
+        }
+
+        fn linear_model(
+            &self,
+            name: &str,
+            alpha_ms: f64,
+            beta_ms: f64,
+            slo_ms: f64,
+            max_batch: Option<usize>,
+            overhead: Span,
+        ) -> Result<Model> {
+            self.range(&format!("model {name:?}: alpha_ms"), alpha_ms, 0.0, TIME_MAX_MS)?;
+            self.range(&format!("model {name:?}: beta_ms"), beta_ms, 0.0, TIME_MAX_MS)?;
+            let bound = LatencyProfile::MAX_BATCH;
+            let profile = LatencyProfile::linear(alpha_ms, beta_ms, bound);
+            self.model(name, profile, slo_ms, max_batch.unwrap_or(bound), overhead)
+        }
+
+        fn table_model(
+            &self,
+            name: &str,
+            latency_ms: &[f64],
+            slo_ms: f64,
+            max_batch: Option<usize>,
+            overhead: Span,
+        ) -> Result<Model> {
+            let table = latency_ms.iter().copied().map(Span::from_millis_f64).collect();
+            let profile = LatencyProfile::from_table(table);
+            self.model(name, profile, slo_ms, max_batch.unwrap_or(latency_ms.len()), overhead)
+        }
+
+        /// Checks the SLO and cuts the profile off at the largest batch that can meet it.
+        fn model(
+            &self,
+            name: &str,
+            profile: std::result::Result<LatencyProfile, ProfileError>,
+            slo_ms: f64,
+            max_batch: usize,
+            overhead: Span,
+        ) -> Result<Model> {
+            let key = |key: &str| format!("model {name:?}: {key}");
+            let profile = profile.or_else(|error| self.fail(key("l(b)"), error.to_string()))?;
+            self.above_zero(&key("slo_ms"), slo_ms, TIME_MAX_MS)?;
+            if !(1..=profile.max_batch()).contains(&max_batch) {
+                return self
+                    .fail(key("max_batch"), format!("expected 1 to {}, found {max_batch}", profile.max_batch()));
+            }
+            let slo = Span::from_millis_f64(slo_ms);
+            let largest = profile.largest_batch_within(slo - overhead).min(max_batch);
+            if largest == 0 {
+                let problem = format!(
+                    "expected at least l(1) = {} and the network budget of {overhead}, found {slo}: no request could be on time",
+                    profile.latency(1)
+                );
+                return self.fail(key("slo_ms"), problem);
+            }
+            let table = (1..=largest).map(|batch| profile.latency(batch)).collect();
+            let profile = LatencyProfile::from_table(table).expect("a prefix of a valid profile is one");
+            Ok(Model { name: name.to_owned(), profile, slo, share: 0.0 })
+        }
+
+        fn set_shares(&self, models: &mut [Model], shares: &[Option<f64>], popularity: raw::Popularity) -> Result<()> {
+            let given = shares.iter().flatten().count();
+            match popularity {
+                _ if given > 0 && given < shares.len() => {
+                    return self.fail(
+                        "share",
+                        format!("expected for every model or for none, found for {given} of {}", shares.len()),
+                    );
+                }
+                raw::Popularity::Zipf(_) if given > 0 => {
+                    return self.fail("popularity", "expected no zipf when models have a share");
+                }
+                raw::Popularity::Zipf(shape) => {
+                    self.range("popularity.zipf", shape, 0.0, 10.0)?;
+                    for (rank, model) in models.iter_mut().enumerate() {
+                        model.share = ((rank + 1) as f64).powf(-shape);
+                    }
+                }
+                raw::Popularity::Equal => {
+                    for (model, share) in models.iter_mut().zip(shares) {
+                        model.share =
+                            self.above_zero(&format!("model {:?}: share", model.name), share.unwrap_or(1.0), 1e9)?;
+                    }
+                }
+            }
+            let sum: f64 = models.iter().map(|model| model.share).sum();
+            for model in models {
+                model.share /= sum;
+            }
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

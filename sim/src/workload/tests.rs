@@ -1,0 +1,154 @@
+use super::*;
+
+const MODEL: &str = "[[model]]\nname = \"m\"\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 25\n";
+
+fn parse(text: &str) -> Result<Workload, String> {
+    Workload::parse(text, "w", "w.toml", Path::new("/nonexistent")).map_err(|error| error.to_string())
+}
+
+fn error(text: &str) -> String {
+    let error = parse(text).unwrap_err();
+    assert!(!error.contains('\n'), "more than one line: {error}");
+    error
+}
+
+#[test]
+fn the_documented_example() {
+    let text = "gpus = 8\nseconds = 60\narrivals = { process = \"poisson\" }\npopularity = \"equal\"\n\
+                network = { ctrl_us = 10, data_us_per_request = 2, resp_us = 30 }\n";
+    let workload = parse(&format!("{text}{MODEL}count = 20\n")).unwrap();
+    assert_eq!((workload.gpus, workload.models.len(), workload.arrivals), (8, 20, ArrivalProcess::Poisson));
+    assert_eq!(workload.network.delay(3), Span::from_micros(16));
+    assert_eq!(workload.response, Span::from_micros(30));
+    let last = &workload.models[19];
+    assert_eq!((last.name.as_str(), last.slo, last.profile.max_batch()), ("m-20", Span::from_millis(25), 18));
+    assert!((last.share - 0.05).abs() < 1e-12);
+}
+
+#[test]
+fn what_a_workload_may_leave_out() {
+    let workload = parse(&format!("gpus = 1\n{MODEL}")).unwrap();
+    assert_eq!((workload.seconds, workload.arrivals), (60.0, ArrivalProcess::Poisson));
+    assert_eq!(workload.models[0].name, "m");
+    assert!((workload.capacity_rps() - 18.0 / (18.0 * 1.053e-3 + 5.072e-3)).abs() < 1e-6);
+}
+
+#[test]
+fn built_in_zoos_are_whole() {
+    for (zoo, count, first) in
+        [("symphony-zoo-1080ti.csv", 35, "NASNetMobile"), ("symphony-zoo-a100.csv", 37, "DenseNet121")]
+    {
+        let workload = parse(&format!("gpus = 64\n[[model]]\nzoo = \"{zoo}\"\n")).unwrap();
+        assert_eq!((workload.models.len(), workload.models[0].name.as_str()), (count, first));
+    }
+}
+
+#[test]
+fn popularity_is_equal_zipf_or_by_share() {
+    let shares = |text: &str| parse(text).unwrap().models.iter().map(|model| model.share).collect::<Vec<_>>();
+    let zipf = shares(&format!("gpus = 1\npopularity = {{ zipf = 1.0 }}\n{MODEL}count = 2\n"));
+    assert!((zipf[0] - 2.0 / 3.0).abs() < 1e-12);
+    let other = MODEL.replace("\"m\"", "\"n\"");
+    assert_eq!(shares(&format!("gpus = 1\n{MODEL}share = 3\n{other}share = 1\n")), [0.75, 0.25]);
+    assert_eq!(
+        error(&format!("gpus = 1\n{MODEL}share = 3\n{other}")),
+        "w.toml: share: expected for every model or for none, found for 1 of 2"
+    );
+    assert_eq!(
+        error(&format!("gpus = 1\npopularity = {{ zipf = 1.0 }}\n{MODEL}share = 3\n")),
+        "w.toml: popularity: expected no zipf when models have a share"
+    );
+}
+
+#[test]
+fn every_error_names_the_key_what_was_found_and_what_was_expected() {
+    let with = |line: &str| format!("gpus = 1\n{line}\n{MODEL}");
+    let changed = |from: &str, to: &str| format!("gpus = 1\n{}", MODEL.replace(from, to));
+    for (text, expected) in [
+        (
+            with("gpu = 2"),
+            "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `seconds`, `arrivals`, `popularity`, `network`, `model`",
+        ),
+        (
+            changed("slo_ms", "slo"),
+            "w.toml, line 6: unknown field `slo`, expected one of `name`, `alpha_ms`, `beta_ms`, `latency_ms`, `slo_ms`, `max_batch`, `count`, `share`, `zoo`",
+        ),
+        (MODEL.to_owned(), "w.toml, line 1: missing field `gpus`"),
+        (with("seconds = \"x\""), "w.toml, line 2: invalid type: string \"x\", expected f64"),
+        (with("seconds = -1"), "w.toml: seconds: expected a number above 0 and at most 86400, found -1"),
+        (
+            with("arrivals = { process = \"gama\" }"),
+            "w.toml, line 2: unknown variant `gama`, expected one of `poisson`, `gamma`, `uniform`",
+        ),
+        (
+            with("arrivals = { process = \"gamma\", shape = 0 }"),
+            "w.toml: arrivals.shape: expected a number from 0.001 to 1000, found 0",
+        ),
+        (
+            with("network = { ctrl_us = -3 }"),
+            "w.toml: network.ctrl_us: expected a number from 0 to 3600000000, found -3",
+        ),
+        (format!("gpus = 0\n{MODEL}"), "w.toml: gpus: expected 1 to 1000000, found 0"),
+        ("gpus = 1".to_owned(), "w.toml: [[model]]: expected at least one, found none"),
+        (format!("gpus = 1\n{MODEL}{MODEL}"), "w.toml: name: expected unique names, found \"m\" twice"),
+        (changed("name = \"m\"\n", ""), "w.toml: [[model]] number 1: expected `name` or `zoo`, found neither"),
+        (changed("5.072", "-5.072"), "w.toml: model \"m\": beta_ms: expected a number from 0 to 3600000, found -5.072"),
+        (changed("1.053", "nan"), "w.toml: model \"m\": alpha_ms: expected a number from 0 to 3600000, found NaN"),
+        (
+            changed("= 25", "= 6"),
+            "w.toml: model \"m\": slo_ms: expected at least l(1) = 6.125 ms and the network budget of 0 ns, found 6.000 ms: no request could be on time",
+        ),
+        (changed("slo_ms = 25\n", ""), "w.toml: model \"m\": slo_ms: expected a number of milliseconds, found none"),
+        (
+            changed("beta_ms = 5.072\n", ""),
+            "w.toml: model \"m\": expected both alpha_ms and beta_ms, or latency_ms alone",
+        ),
+        (
+            format!("gpus = 1\n{MODEL}count = 0\n"),
+            "w.toml: model \"m\": count: expected 1 to 100000 models in all, found 0 here",
+        ),
+        (format!("gpus = 1\n{MODEL}max_batch = 0\n"), "w.toml: model \"m\": max_batch: expected 1 to 256, found 0"),
+        (
+            "gpus = 1\n[[model]]\nname = \"t\"\nlatency_ms = [3, 2]\nslo_ms = 9\n".to_owned(),
+            "w.toml: model \"t\": l(b): l(b) must not decrease: l(2) is 2.000 ms, below l(1) = 3.000 ms",
+        ),
+        (
+            "gpus = 1\n[[model]]\nzoo = \"symphony-zoo-a100.csv\"\nslo_ms = 9\n".to_owned(),
+            "w.toml: zoo: brings name, latency and SLO of its models; expected no name, alpha_ms, beta_ms, latency_ms, slo_ms or count beside it",
+        ),
+        (
+            "gpus = 1\n[[model]]\nzoo = \"none.csv\"\n".to_owned(),
+            "cannot read /nonexistent/none.csv: No such file or directory (os error 2)",
+        ),
+    ] {
+        assert_eq!(error(&text), expected);
+    }
+    assert!(error("gpus = ").starts_with("w.toml, line 1: "));
+}
+
+#[test]
+fn a_zoo_beside_the_workload_is_checked_cell_by_cell() {
+    let directory = tempfile::tempdir().unwrap();
+    let parse_zoo = |csv: &str| {
+        fs::write(directory.path().join("z.csv"), csv).unwrap();
+        let text = "gpus = 1\n[[model]]\nzoo = \"z.csv\"\n";
+        Workload::parse(text, "w", "w.toml", directory.path()).map_err(|error| error.to_string())
+    };
+    let workload = parse_zoo("slo_ms, model,alpha_ms,beta_ms,note\n25,a,1,5,x\n\n30,b,2,6,y\n").unwrap();
+    assert_eq!(workload.models[1].profile.latency(2), Span::from_millis(10));
+    for (csv, expected) in [
+        (
+            "model,alpha_ms,slo_ms\na,1,25\n",
+            "w.toml: zoo \"z.csv\": expected a column `beta_ms`, found `model,alpha_ms,slo_ms`",
+        ),
+        ("", "w.toml: zoo \"z.csv\": expected a column `model`, found ``"),
+        ("model,alpha_ms,beta_ms,slo_ms\n", "w.toml: [[model]]: expected at least one, found none"),
+        ("model,alpha_ms,beta_ms,slo_ms\na,1,5\n", "w.toml: zoo \"z.csv\", line 2: has no `slo_ms`"),
+        (
+            "model,alpha_ms,beta_ms,slo_ms\na,x,5,25\n",
+            "w.toml: zoo \"z.csv\", line 2: alpha_ms: expected a number, found \"x\"",
+        ),
+    ] {
+        assert_eq!(parse_zoo(csv).unwrap_err(), expected);
+    }
+}
