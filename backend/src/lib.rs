@@ -1,1 +1,10 @@
-//! backend
+//! Steps 7 to 9 of a request's way: fetches the inputs of a batch plan out of the frontends' memory, executes the batch
+//! in its window, and pushes the outputs back.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod drive;
+pub mod executor;
+pub mod links;
+pub mod staging;
+pub mod worker;

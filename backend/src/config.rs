@@ -1,0 +1,190 @@
+//! A backend's configuration file, and what it says about where models go.
+
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
+
+use proto::LatencyProfile;
+use repository::{Executor, Model};
+use serde::{Deserialize, Serialize};
+use transport::{Faults, ROCE_PORT, random_loopback};
+
+use crate::drive::BackendError;
+
+/// GPUs that one backend can offer: each has a thread and staging memory.
+pub const GPUS_MAX: u32 = 64;
+
+/// How a backend is started.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The scheduler's bootstrap listener, `ip:port`.
+    pub scheduler: SocketAddr,
+    /// Where our UDP socket binds; a random loopback address if it is not given.
+    #[serde(default = "random_address")]
+    pub address: SocketAddr,
+    /// What all roles of the cluster share.
+    pub secret: String,
+    /// The model repository.
+    pub repository: PathBuf,
+    /// GPUs to offer, 1 to [`GPUS_MAX`].
+    #[serde(default = "one")]
+    pub gpus: u32,
+    /// Which models are loaded on which GPUs (by index). Without it, every model of the repository on every GPU.
+    #[serde(default)]
+    pub placement: BTreeMap<String, Vec<u32>>,
+    /// Runs no model: each is emulated with this latency instead.
+    #[serde(default)]
+    pub emulate: Option<Emulate>,
+    /// Bytes of READs that may be outstanding at once; 0 lets the transport choose.
+    #[serde(default)]
+    pub read_budget_bytes: usize,
+    /// Connections at once: the scheduler, and one to each frontend.
+    #[serde(default = "default_connections_max")]
+    pub connections_max: usize,
+    /// Faults injected into our packets, for tests.
+    #[serde(default)]
+    pub faults: Faults,
+}
+
+/// l(b) = `alpha_ms` * b + `beta_ms`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Emulate {
+    /// Milliseconds for each task.
+    pub alpha_ms: f64,
+    /// Milliseconds for each batch.
+    pub beta_ms: f64,
+}
+
+fn random_address() -> SocketAddr {
+    SocketAddr::new(random_loopback().into(), ROCE_PORT)
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// Connections at once, unless the configuration says otherwise.
+#[must_use]
+pub fn default_connections_max() -> usize {
+    256
+}
+
+/// A model and the GPUs that host it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placed {
+    /// The model, with the executor that the configuration wants for it.
+    pub model: Model,
+    /// Ascending, none twice, at least one.
+    pub gpu_indexes: Vec<u32>,
+}
+
+impl Config {
+    /// Applies `gpus`, `placement` and `emulate` to the models of the repository.
+    ///
+    /// # Errors
+    /// If one of these keys names something that there is not.
+    pub fn place(&self, models: Vec<Model>) -> Result<Vec<Placed>, BackendError> {
+        if !(1..=GPUS_MAX).contains(&self.gpus) {
+            return Err(BackendError::Config(format!("gpus: found {}, expected 1 to {GPUS_MAX}", self.gpus)));
+        }
+        if let Some(unknown) = self.placement.keys().find(|name| models.iter().all(|model| model.name != **name)) {
+            let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+            let known = names.join(", ");
+            return Err(BackendError::Config(format!("placement: found model {unknown}, expected one of: {known}")));
+        }
+        let mut placed = Vec::new();
+        for mut model in models {
+            let Some(gpu_indexes) = self.gpu_indexes(&model.name)? else { continue };
+            if let Some(Emulate { alpha_ms, beta_ms }) = self.emulate {
+                let profile = LatencyProfile::linear(alpha_ms, beta_ms, model.max_batch)
+                    .map_err(|error| BackendError::Config(format!("emulate: {error}")))?;
+                model.executor = Executor::Emulated { profile };
+            }
+            placed.push(Placed { model, gpu_indexes });
+        }
+        if placed.is_empty() {
+            let folder = self.repository.display();
+            return Err(BackendError::Config(format!("repository: found no model in {folder}, expected at least one")));
+        }
+        Ok(placed)
+    }
+
+    /// The GPUs that host a model; `None` if it is not to be loaded.
+    fn gpu_indexes(&self, name: &str) -> Result<Option<Vec<u32>>, BackendError> {
+        if self.placement.is_empty() {
+            return Ok(Some((0..self.gpus).collect()));
+        }
+        let Some(indexes) = self.placement.get(name) else { return Ok(None) };
+        let mut indexes = indexes.clone();
+        indexes.sort_unstable();
+        indexes.dedup();
+        if indexes.is_empty() || indexes.iter().any(|&index| index >= self.gpus) {
+            let (found, last) = (&self.placement[name], self.gpus - 1);
+            let text = format!("placement.{name}: found {found:?}, expected indexes of GPUs, 0 to {last} (key gpus)");
+            return Err(BackendError::Config(text));
+        }
+        Ok(Some(indexes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::Span;
+
+    fn config(text: &str) -> Result<Config, toml::de::Error> {
+        let required = "scheduler = '127.0.0.1:7000'\nsecret = 's'\nrepository = 'models'\n";
+        toml::from_str(&format!("{required}{text}"))
+    }
+
+    fn models() -> Vec<Model> {
+        let model = |name: &str| Model {
+            name: name.into(),
+            version: "1".into(),
+            inputs: vec![],
+            outputs: vec![],
+            max_batch: 4,
+            slo: Span::from_millis(20),
+            executor: Executor::Onnx { file: "model.onnx".into() },
+            labels: vec![],
+        };
+        vec![model("a"), model("b")]
+    }
+
+    fn placed(text: &str) -> Result<Vec<(String, Vec<u32>)>, String> {
+        let placed = config(text).unwrap().place(models()).map_err(|error| error.to_string())?;
+        Ok(placed.into_iter().map(|placed| (placed.model.name, placed.gpu_indexes)).collect())
+    }
+
+    #[test]
+    fn every_model_goes_everywhere_unless_told_otherwise() {
+        assert_eq!(placed("gpus = 2").unwrap(), [("a".into(), vec![0, 1]), ("b".into(), vec![0, 1])]);
+        assert_eq!(placed("gpus = 3\nplacement = { b = [2, 0, 2] }").unwrap(), [("b".into(), vec![0, 2])]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_named_with_its_key() {
+        assert_eq!(placed("gpus = 0").unwrap_err(), "gpus: found 0, expected 1 to 64");
+        assert_eq!(placed("placement = { c = [0] }").unwrap_err(), "placement: found model c, expected one of: a, b");
+        let outside = placed("gpus = 2\nplacement = { a = [2] }").unwrap_err();
+        assert_eq!(outside, "placement.a: found [2], expected indexes of GPUs, 0 to 1 (key gpus)");
+        let empty = config("").unwrap().place(vec![]).unwrap_err().to_string();
+        assert_eq!(empty, "repository: found no model in models, expected at least one");
+        assert!(config("gpu = 1").err().unwrap().to_string().contains("unknown field `gpu`"));
+    }
+
+    #[test]
+    fn emulation_replaces_executors_and_is_checked() {
+        let emulated = config("emulate = { alpha_ms = 1, beta_ms = 2 }").unwrap().place(models()).unwrap();
+        let Executor::Emulated { profile } = &emulated[0].model.executor else { panic!("{emulated:?}") };
+        assert_eq!((profile.latency(4), profile.max_batch()), (Span::from_millis(6), 4));
+        let negative = placed("emulate = { alpha_ms = -1, beta_ms = 2 }").unwrap_err();
+        assert!(negative.starts_with("emulate: l("), "{negative}");
+    }
+
+    #[test]
+    fn faults_are_optional_one_by_one() {
+        assert_eq!(config("faults = { loss = 0.02 }").unwrap().faults, Faults { loss: 0.02, ..Faults::default() });
+        assert_eq!(config("").unwrap().faults, Faults::default());
+    }
+}

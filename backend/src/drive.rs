@@ -1,0 +1,130 @@
+//! Runs a backend: one network thread, which moves packets and drives the state machines, and one thread for each GPU.
+//!
+//! The backend serves one scheduler. When it loses it, it drops every link and every batch, and joins again under a new
+//! name: a scheduler that comes back knows nothing of the old plans, and one that was cut off has fenced them.
+#![allow(clippy::disallowed_methods)] // Drivers own threads and clocks.
+
+mod gpu;
+mod profile;
+mod session;
+
+use std::{
+    num::NonZeroU64,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use proto::LatencyProfile;
+use repository::{Model, RepositoryError};
+use thiserror::Error;
+use transport::{Clock, OpenError};
+
+use crate::{
+    config::{Config, Placed},
+    executor::{self, Executor, ExecutorError},
+    staging::ModelShape,
+};
+
+use gpu::Gpus;
+use session::Session;
+
+/// The first wait before the scheduler is tried again; each failure doubles it.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+/// The longest wait.
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// The kernel may let timers fire this much late to save power; its default is 50 us.
+const TIMER_SLACK_NS: u64 = 1_000;
+
+/// Why a backend could not run.
+#[derive(Debug, Error)]
+pub enum BackendError {
+    /// A key of the configuration is wrong.
+    #[error("{0}")]
+    Config(String),
+    /// The repository cannot be read.
+    #[error(transparent)]
+    Repository(#[from] RepositoryError),
+    /// A model cannot be loaded.
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+    /// The network cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// There is not enough memory to stage batches.
+    #[error("staging memory of {bytes} bytes: {cause}; lower gpus, max_batch_size or the number of models")]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// A thread cannot be started.
+    #[error("a GPU's thread could not be started: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A model that is ready to run.
+struct Loaded {
+    model: Model,
+    shape: ModelShape,
+    gpu_indexes: Vec<u32>,
+    executor: Arc<dyn Executor>,
+    profile: LatencyProfile,
+}
+
+/// Loads the models, then serves until `stop` is set (looked at ten times a second).
+///
+/// # Errors
+/// If the configuration, the repository or a model is wrong, or the network cannot be opened. A scheduler that cannot be
+/// reached is no error: it is tried again and again.
+pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
+    let clock = Clock::start();
+    let models = config.place(repository::load(&config.repository)?)?;
+    let models = models.into_iter().map(|placed| load(clock, placed)).collect::<Result<Vec<_>, _>>()?;
+    let gpus = Gpus::start(clock, config.gpus as usize).map_err(BackendError::Thread)?;
+    reduce_timer_slack();
+    let mut backoff = BACKOFF_MIN;
+    for number in 0.. {
+        let ended = Session::open(config, clock, &models, &gpus, number)?.run(stop);
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        if ended.joined {
+            backoff = BACKOFF_MIN;
+        }
+        tracing::warn!(scheduler = %config.scheduler, reason = ended.reason, "no scheduler; trying again in {backoff:?}");
+        std::thread::sleep(backoff);
+        backoff = (backoff * 2).min(BACKOFF_MAX);
+    }
+    Ok(())
+}
+
+/// Lets this thread's timers fire on time: batches start and end by them.
+fn reduce_timer_slack() {
+    if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS)) {
+        tracing::warn!(%error, "timer slack stays at its default; batches may start up to 50 us late");
+    }
+}
+
+fn load(clock: Clock, placed: Placed) -> Result<Loaded, BackendError> {
+    let Placed { model, gpu_indexes } = placed;
+    let executor = executor::load(&model)?;
+    let shape = ModelShape::from(&model);
+    let profile = profile::measure(clock, shape, executor.as_ref())?;
+    let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
+    tracing::info!(model = model.name, l_1 = %least, l_max = %largest, gpus = ?gpu_indexes, "loaded");
+    Ok(Loaded { model, shape, gpu_indexes, executor, profile })
+}
+
+/// l(b) of a model on this machine, measured as a backend measures it when it starts.
+///
+/// # Errors
+/// If the model cannot be loaded or run.
+pub fn profile(model: &Model) -> Result<LatencyProfile, ExecutorError> {
+    let executor = executor::load(model)?;
+    profile::measure(Clock::start(), ModelShape::from(model), executor.as_ref())
+}

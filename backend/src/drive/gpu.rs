@@ -1,0 +1,256 @@
+//! Step 8: a thread for each GPU, which runs one batch at a time.
+
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread::{Builder, JoinHandle},
+};
+
+use proto::{Span, Timestamp, clock::ClockOffset};
+use transport::{Clock, Region, Waker};
+
+use crate::{
+    executor::{Executor, ExecutorError},
+    staging::ModelShape,
+    worker::Execution,
+};
+
+/// A GPU has one batch at a time; a second waits only while one of a lost session ends.
+const JOBS_MAX: usize = 2;
+/// Sleeping ends up to this late, so the rest of a wait is spent awake.
+const SLEEP_ERROR: Span = Span::from_micros(80);
+
+/// A batch to run.
+pub(super) struct Job {
+    /// Comes back with the result.
+    pub(super) session: u64,
+    pub(super) executor: Arc<dyn Executor>,
+    pub(super) shape: ModelShape,
+    pub(super) region: Region,
+    /// Where the inputs lie in the region.
+    pub(super) inputs: Vec<usize>,
+    /// Where the outputs go, in the same order.
+    pub(super) outputs: Vec<usize>,
+    /// It must not start earlier than this, on the scheduler's clock.
+    pub(super) exec_at: Timestamp,
+    /// It must not start later than this, on the scheduler's clock.
+    pub(super) latest: Timestamp,
+    /// One estimate for all instants of a batch: with a better one in between, it could seem to start outside its window.
+    pub(super) offset: ClockOffset,
+    /// Whom to wake when it has ended.
+    pub(super) waker: Waker,
+}
+
+/// How a job ended.
+pub(super) struct Finished {
+    pub(super) session: u64,
+    pub(super) gpu: usize,
+    /// Its stamps are on the scheduler's clock.
+    pub(super) execution: Execution,
+}
+
+/// The threads.
+pub(super) struct Gpus {
+    jobs: Vec<SyncSender<Job>>,
+    finished: Option<Receiver<Finished>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Gpus {
+    pub(super) fn start(clock: Clock, count: usize) -> io::Result<Self> {
+        let (finished_sender, finished) = sync_channel(count * (JOBS_MAX + 1));
+        let mut gpus = Self { jobs: Vec::new(), finished: Some(finished), threads: Vec::new() };
+        for gpu in 0..count {
+            let (sender, jobs) = sync_channel(JOBS_MAX);
+            let finished = finished_sender.clone();
+            let thread = Builder::new().name(format!("gpu-{gpu}"));
+            gpus.threads.push(thread.spawn(move || run_jobs(clock, gpu, &jobs, &finished))?);
+            gpus.jobs.push(sender);
+        }
+        Ok(gpus)
+    }
+
+    /// Gives a GPU its next batch.
+    pub(super) fn post(&self, gpu: usize, job: Job) {
+        self.jobs[gpu].try_send(job).expect("a GPU's thread lives and has one batch at a time");
+    }
+
+    /// The next batch that has ended.
+    pub(super) fn poll_finished(&self) -> Option<Finished> {
+        self.finished.as_ref()?.try_recv().ok()
+    }
+}
+
+impl Drop for Gpus {
+    fn drop(&mut self) {
+        // Without a receiver and without senders, threads end after the batch that they run.
+        self.finished = None;
+        self.jobs.clear();
+        for thread in self.threads.drain(..) {
+            thread.join().expect("panics of executors are caught");
+        }
+    }
+}
+
+fn run_jobs(clock: Clock, gpu: usize, jobs: &Receiver<Job>, finished: &SyncSender<Finished>) {
+    super::reduce_timer_slack();
+    let mut scratch = Scratch::default();
+    for job in jobs {
+        let execution = run_job(clock, &job, &mut scratch);
+        if finished.send(Finished { session: job.session, gpu, execution }).is_err() {
+            return;
+        }
+        job.waker.wake();
+    }
+}
+
+/// A batch's inputs and outputs, contiguous; kept from batch to batch, so that memory is mapped only once.
+#[derive(Default)]
+struct Scratch {
+    inputs: Vec<u8>,
+    outputs: Vec<u8>,
+}
+
+fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch) -> Execution {
+    // Before the scheduler has answered, clocks are taken as equal; no plan has a task that can run then.
+    let scheduler_now = || job.offset.to_scheduler(clock.now()).unwrap_or(clock.now());
+    sleep_until(scheduler_now, job.exec_at);
+    let started_at = scheduler_now();
+    // Clockwork, section 4.4: what cannot start in its window is cancelled, so that one delay does not spread.
+    if started_at > job.latest {
+        return Execution::WindowMissed { rejected_at: started_at };
+    }
+    let result = catch_unwind(AssertUnwindSafe(|| scratch.run(job)));
+    let result = result.unwrap_or_else(|_| Err(ExecutorError("the executor panicked; see the backend's log".into())));
+    if let Some(profile) = job.executor.emulated_profile() {
+        sleep_until(scheduler_now, started_at + profile.latency(job.inputs.len()));
+    }
+    let finished_at = scheduler_now();
+    match result {
+        Ok(()) => Execution::Done { started_at, finished_at },
+        Err(ExecutorError(reason)) => Execution::Failed { started_at, finished_at, reason },
+    }
+}
+
+impl Scratch {
+    fn run(&mut self, job: &Job) -> Result<(), ExecutorError> {
+        let ModelShape { input_bytes, output_bytes, .. } = job.shape;
+        self.inputs.resize(job.inputs.len() * input_bytes, 0);
+        self.outputs.resize(job.outputs.len() * output_bytes, 0);
+        for (&offset, into) in job.inputs.iter().zip(self.inputs.chunks_exact_mut(input_bytes)) {
+            job.region.read(offset, into);
+        }
+        job.executor.execute(&self.inputs, &mut self.outputs)?;
+        for (&offset, from) in job.outputs.iter().zip(self.outputs.chunks_exact(output_bytes)) {
+            job.region.write(offset, from);
+        }
+        Ok(())
+    }
+}
+
+/// Sleeps while there is time to oversleep, then yields until `at`.
+fn sleep_until(now: impl Fn() -> Timestamp, at: Timestamp) {
+    loop {
+        let left = at - now();
+        if left <= Span::ZERO {
+            return;
+        }
+        if left > SLEEP_ERROR {
+            std::thread::sleep((left - SLEEP_ERROR).to_duration());
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::LatencyProfile;
+    use transport::{Endpoint, EndpointConfig};
+
+    /// Doubles every byte; panics on 13, fails on 14.
+    struct Doubling(Option<LatencyProfile>);
+
+    impl Executor for Doubling {
+        fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
+            assert!(!inputs.contains(&13), "this panic is part of the test");
+            if inputs.contains(&14) {
+                return Err(ExecutorError("out of luck".into()));
+            }
+            outputs.iter_mut().zip(inputs).for_each(|(output, input)| *output = input * 2);
+            Ok(())
+        }
+
+        fn emulated_profile(&self) -> Option<&LatencyProfile> {
+            self.0.as_ref()
+        }
+    }
+
+    /// Runs one batch whose inputs lie in reverse order in the region.
+    fn run(inputs: &[u8], latest: Timestamp, profile: Option<LatencyProfile>) -> (Execution, Vec<u8>) {
+        let clock = Clock::start();
+        let gpus = Gpus::start(clock, 1).unwrap();
+        let mut endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
+        let region = Region::allocate(200).unwrap();
+        let offsets: Vec<usize> = (0..inputs.len()).rev().collect();
+        inputs.iter().zip(&offsets).for_each(|(input, &offset)| region.write(offset, &[*input]));
+        let job = Job {
+            session: 1,
+            executor: Arc::new(Doubling(profile)),
+            shape: ModelShape { input_bytes: 1, output_bytes: 1, batch_max: 8 },
+            region: region.clone(),
+            inputs: offsets,
+            outputs: (100..100 + inputs.len()).collect(),
+            exec_at: Timestamp::PAST,
+            latest,
+            offset: ClockOffset::default(),
+            waker: endpoint.waker(),
+        };
+        gpus.post(0, job);
+        let finished = loop {
+            match gpus.poll_finished() {
+                Some(finished) => break finished,
+                None => endpoint.wait(clock.now(), Timestamp::NEVER),
+            }
+        };
+        assert_eq!((finished.session, finished.gpu), (1, 0));
+        let mut outputs = vec![0; inputs.len()];
+        region.read(100, &mut outputs);
+        (finished.execution, outputs)
+    }
+
+    #[test]
+    fn a_batch_is_gathered_executed_and_scattered() {
+        let (execution, outputs) = run(&[1, 2, 3], Timestamp::NEVER, None);
+        assert!(matches!(execution, Execution::Done { started_at, finished_at } if started_at <= finished_at));
+        assert_eq!(outputs, [2, 4, 6]);
+    }
+
+    #[test]
+    fn an_emulated_batch_lasts_as_long_as_its_profile_says() {
+        let profile = LatencyProfile::linear(1.0, 5.0, 8).unwrap();
+        let (execution, _) = run(&[1, 2, 3], Timestamp::NEVER, Some(profile));
+        let Execution::Done { started_at, finished_at } = execution else { panic!("{execution:?}") };
+        assert!(finished_at - started_at >= Span::from_millis(8));
+    }
+
+    #[test]
+    fn a_batch_that_is_taken_in_too_late_is_not_run() {
+        let (execution, outputs) = run(&[1, 2, 3], Timestamp::PAST, None);
+        assert!(matches!(execution, Execution::WindowMissed { .. }));
+        assert_eq!(outputs, [0, 0, 0]);
+    }
+
+    #[test]
+    fn an_executor_that_fails_or_panics_fails_its_batch_only() {
+        for (input, expected) in [(13, "the executor panicked; see the backend's log"), (14, "out of luck")] {
+            let (execution, _) = run(&[1, input], Timestamp::NEVER, None);
+            assert!(matches!(execution, Execution::Failed { reason, .. } if reason == expected));
+        }
+    }
+}

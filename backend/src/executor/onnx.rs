@@ -1,0 +1,179 @@
+//! Step 8 on the CPU: an ONNX model, run by tract. The graph is optimised once with a symbolic batch dimension, so every
+//! batch size runs the same kernels, and a task's output does not depend on which others it was batched with (but for
+//! rounding).
+
+use std::path::Path;
+
+use proto::LatencyProfile;
+use repository::{DataType, Model};
+use tract_onnx::prelude::*;
+use tract_onnx::tract_core::{internal::DimLike, plan::SimplePlan};
+
+use super::{Executor, ExecutorError};
+
+/// A loaded ONNX model.
+pub struct Onnx {
+    plan: Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>,
+    inputs: Vec<repository::Tensor>,
+    outputs: Vec<repository::Tensor>,
+}
+
+impl Onnx {
+    /// Loads the model `file`, whose inputs and outputs must bear the names that `model` configures, with a first
+    /// dimension for the batch.
+    ///
+    /// # Errors
+    /// If the file cannot be read, uses an operator that tract lacks, or does not fit the configuration.
+    pub fn load(model: &Model, file: &Path) -> Result<Self, ExecutorError> {
+        let refused = |cause: TractError| ExecutorError(format!("model {}: {}: {cause:#}", model.name, file.display()));
+        let mut graph = tract_onnx::onnx().model_for_path(file).map_err(refused)?;
+        bind_inputs(&mut graph, model).map_err(refused)?;
+        bind_outputs(&mut graph, model).map_err(refused)?;
+        let plan = graph.into_optimized().and_then(|graph| graph.into_runnable()).map_err(refused)?;
+        check_outputs(plan.model(), model).map_err(refused)?;
+        Ok(Self { plan, inputs: model.inputs.clone(), outputs: model.outputs.clone() })
+    }
+
+    /// One tensor of the whole batch, gathered from where it lies in each task's input.
+    fn gather(&self, inputs: &[u8], index: usize, batch: usize) -> TractResult<TValue> {
+        let tensor = &self.inputs[index];
+        let task_bytes = task_bytes(&self.inputs);
+        let offset = task_bytes_before(&self.inputs, index);
+        let mut gathered = Tensor::zero_dt(datum_type(tensor.datatype), &batched(tensor, batch))?;
+        for (task, into) in gathered.as_bytes_mut().chunks_exact_mut(tensor.bytes()).enumerate() {
+            let from = &inputs[task * task_bytes + offset..][..tensor.bytes()];
+            if tensor.datatype == DataType::Bool {
+                // Clients choose these bytes, but a `bool` other than 0 or 1 is undefined.
+                into.iter_mut().zip(from).for_each(|(into, from)| *into = u8::from(*from != 0));
+            } else {
+                into.copy_from_slice(from);
+            }
+        }
+        Ok(gathered.into())
+    }
+
+    fn run(&self, inputs: &[u8], outputs: &mut [u8]) -> TractResult<()> {
+        let batch = inputs.len() / task_bytes(&self.inputs);
+        let gathered = (0..self.inputs.len()).map(|index| self.gather(inputs, index, batch));
+        let results = self.plan.run(gathered.collect::<TractResult<TVec<_>>>()?)?;
+        let answer_bytes = task_bytes(&self.outputs);
+        for (index, (tensor, result)) in self.outputs.iter().zip(&results).enumerate() {
+            let offset = task_bytes_before(&self.outputs, index);
+            if result.shape() != batched(tensor, batch) {
+                return Err(TractError::msg(format!(
+                    "output {} has shape {:?}, config.pbtxt and the batch give {:?}",
+                    tensor.name,
+                    result.shape(),
+                    batched(tensor, batch)
+                )));
+            }
+            for (task, from) in result.as_bytes().chunks_exact(tensor.bytes()).enumerate() {
+                outputs[task * answer_bytes + offset..][..tensor.bytes()].copy_from_slice(from);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Executor for Onnx {
+    fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
+        self.run(inputs, outputs).map_err(|cause| ExecutorError(format!("execution failed: {cause:#}")))
+    }
+
+    fn emulated_profile(&self) -> Option<&LatencyProfile> {
+        None
+    }
+}
+
+/// Puts the graph's inputs into the configuration's order, and gives them its types and shapes.
+fn bind_inputs(graph: &mut InferenceModel, model: &Model) -> TractResult<()> {
+    let found: Vec<String> = graph.inputs.iter().map(|outlet| graph.node(outlet.node).name.clone()).collect();
+    let names: Vec<&str> = model.inputs.iter().map(|tensor| tensor.name.as_str()).collect();
+    same_names("input", &names, &found)?;
+    graph.set_input_names(&names)?;
+    let batch = graph.symbols.sym("batch");
+    for (index, tensor) in model.inputs.iter().enumerate() {
+        let mut shape: TVec<TDim> = tvec![batch.clone().into()];
+        shape.extend(tensor.shape.iter().map(|&length| TDim::from(length)));
+        graph.set_input_fact(index, InferenceFact::dt_shape(datum_type(tensor.datatype), shape))?;
+    }
+    Ok(())
+}
+
+/// Puts the graph's outputs into the configuration's order, and drops those that it does not name.
+fn bind_outputs(graph: &mut InferenceModel, model: &Model) -> TractResult<()> {
+    let outlets = graph.outputs.clone();
+    let found: Vec<String> = outlets.iter().map(|&o| graph.outlet_label(o).unwrap_or_default().to_owned()).collect();
+    let position = |tensor: &repository::Tensor| {
+        found.iter().position(|name| *name == tensor.name).ok_or_else(|| {
+            TractError::msg(format!("config.pbtxt names output {}, the file has {}", tensor.name, found.join(", ")))
+        })
+    };
+    let bound = model.outputs.iter().map(|tensor| Ok(outlets[position(tensor)?])).collect::<TractResult<Vec<_>>>()?;
+    graph.select_output_outlets(&bound)
+}
+
+fn same_names(kind: &str, configured: &[&str], found: &[String]) -> TractResult<()> {
+    let mut configured: Vec<&str> = configured.to_vec();
+    let mut found: Vec<&str> = found.iter().map(String::as_str).collect();
+    configured.sort_unstable();
+    found.sort_unstable();
+    if configured == found {
+        return Ok(());
+    }
+    Err(TractError::msg(format!(
+        "config.pbtxt names {kind}s {}, the file has {}",
+        configured.join(", "),
+        found.join(", ")
+    )))
+}
+
+/// Types and shapes of the outputs follow from the graph; where they are known, they must be the configured ones.
+fn check_outputs(graph: &TypedModel, model: &Model) -> TractResult<()> {
+    for (index, tensor) in model.outputs.iter().enumerate() {
+        let fact = graph.output_fact(index)?;
+        let shape: Option<Vec<usize>> = fact.shape.iter().skip(1).map(|length| length.to_usize().ok()).collect();
+        let fits = fact.datum_type == datum_type(tensor.datatype)
+            && fact.shape.first().is_some_and(|batch| batch.to_usize().is_err())
+            && shape.is_none_or(|shape| shape == tensor.shape);
+        if !fits {
+            return Err(TractError::msg(format!(
+                "output {} is {fact:?}, expected {:?} of shape [batch, {:?}]; does the first dimension vary?",
+                tensor.name, tensor.datatype, tensor.shape
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn task_bytes(tensors: &[repository::Tensor]) -> usize {
+    task_bytes_before(tensors, tensors.len())
+}
+
+fn task_bytes_before(tensors: &[repository::Tensor], index: usize) -> usize {
+    tensors[..index].iter().map(repository::Tensor::bytes).sum()
+}
+
+fn batched(tensor: &repository::Tensor, batch: usize) -> Vec<usize> {
+    [&[batch], tensor.shape.as_slice()].concat()
+}
+
+fn datum_type(datatype: DataType) -> DatumType {
+    match datatype {
+        DataType::Bool => DatumType::Bool,
+        DataType::Uint8 => DatumType::U8,
+        DataType::Uint16 => DatumType::U16,
+        DataType::Uint32 => DatumType::U32,
+        DataType::Uint64 => DatumType::U64,
+        DataType::Int8 => DatumType::I8,
+        DataType::Int16 => DatumType::I16,
+        DataType::Int32 => DatumType::I32,
+        DataType::Int64 => DatumType::I64,
+        DataType::Fp16 => DatumType::F16,
+        DataType::Fp32 => DatumType::F32,
+        DataType::Fp64 => DatumType::F64,
+    }
+}
+
+#[cfg(test)]
+mod tests;

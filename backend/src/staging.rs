@@ -1,0 +1,148 @@
+//! Where the backend's registered memory holds what: for each GPU a few staging buffers, in each room for the inputs of
+//! one batch and for its answers.
+
+use proto::backend_to_frontend::ANSWER_HEADER_BYTES;
+use repository::Model;
+
+/// Staging buffers of a GPU: one whose batch executes, one being fetched meanwhile, and two whose answers are still on
+/// their way, so that one slow frontend does not hold up the next batch.
+pub const BUFFERS: usize = 4;
+/// Longest text that tells a client why execution failed.
+pub const FAILURE_TEXT_BYTES_MAX: usize = 256;
+/// Areas start on cache lines.
+const ALIGNMENT: usize = 64;
+
+/// What staging must know of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelShape {
+    /// Bytes of one task's inputs.
+    pub input_bytes: usize,
+    /// Bytes of one task's outputs.
+    pub output_bytes: usize,
+    /// The largest batch.
+    pub batch_max: usize,
+}
+
+impl From<&Model> for ModelShape {
+    fn from(model: &Model) -> Self {
+        Self { input_bytes: model.input_bytes(), output_bytes: model.output_bytes(), batch_max: model.max_batch }
+    }
+}
+
+impl ModelShape {
+    fn input_stride(self) -> usize {
+        self.input_bytes.next_multiple_of(ALIGNMENT)
+    }
+
+    fn answer_stride(self) -> usize {
+        (ANSWER_HEADER_BYTES + self.output_bytes.max(FAILURE_TEXT_BYTES_MAX)).next_multiple_of(ALIGNMENT)
+    }
+}
+
+/// A place in staging memory, and the name of the transfer into or out of it: a place has at most one at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Index of the GPU.
+    pub gpu: usize,
+    /// Index of the staging buffer, below [`BUFFERS`].
+    pub buffer: usize,
+    /// Index of the task in its plan.
+    pub task: usize,
+}
+
+impl Place {
+    /// As the token of a transfer.
+    #[must_use]
+    pub fn token(self) -> u64 {
+        (self.gpu as u64) << 32 | (self.buffer as u64) << 16 | self.task as u64
+    }
+
+    /// Back from a token.
+    #[must_use]
+    pub fn from_token(token: u64) -> Self {
+        Self { gpu: (token >> 32) as usize, buffer: (token >> 16) as usize & 0xffff, task: token as usize & 0xffff }
+    }
+}
+
+/// Offsets into the staging memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Staging {
+    gpus: usize,
+    inputs_bytes: usize,
+    answers_bytes: usize,
+}
+
+impl Staging {
+    /// Lays out staging for `gpus` GPUs, each of which can run any of `models`.
+    #[must_use]
+    pub fn new(gpus: usize, models: &[ModelShape]) -> Self {
+        let largest = |bytes: fn(&ModelShape) -> usize| {
+            models.iter().map(|model| model.batch_max * bytes(model)).max().unwrap_or(0)
+        };
+        Self { gpus, inputs_bytes: largest(|m| m.input_stride()), answers_bytes: largest(|m| m.answer_stride()) }
+    }
+
+    /// Bytes of the whole memory; at least one cache line, so that it can be registered.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        (self.gpus * BUFFERS * (self.inputs_bytes + self.answers_bytes)).max(ALIGNMENT)
+    }
+
+    /// GPUs that have staging buffers.
+    #[must_use]
+    pub fn gpus(&self) -> usize {
+        self.gpus
+    }
+
+    /// Where the input of the task at `place` is fetched to.
+    #[must_use]
+    pub fn input_offset(&self, place: Place, model: ModelShape) -> usize {
+        self.buffer_offset(place) + place.task * model.input_stride()
+    }
+
+    /// Where the answer of the task at `place` is written: its header, then its payload.
+    #[must_use]
+    pub fn answer_offset(&self, place: Place, model: ModelShape) -> usize {
+        self.buffer_offset(place) + self.inputs_bytes + place.task * model.answer_stride()
+    }
+
+    fn buffer_offset(&self, place: Place) -> usize {
+        (place.gpu * BUFFERS + place.buffer) * (self.inputs_bytes + self.answers_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn areas_of_a_buffer_never_overlap_and_stay_inside(
+            gpus in 1usize..4,
+            shapes in proptest::collection::vec((1usize..5000, 1usize..5000, 1usize..20), 1..4),
+        ) {
+            let shapes: Vec<_> = shapes.into_iter()
+                .map(|(input_bytes, output_bytes, batch_max)| ModelShape { input_bytes, output_bytes, batch_max })
+                .collect();
+            let staging = Staging::new(gpus, &shapes);
+            for chosen in 0..shapes.len() {
+                // Neighbouring buffers may hold batches of different models.
+                let mut areas = Vec::new();
+                for (gpu, buffer) in (0..gpus).flat_map(|gpu| (0..BUFFERS).map(move |buffer| (gpu, buffer))) {
+                    let shape = shapes[(chosen + buffer) % shapes.len()];
+                    for task in 0..shape.batch_max {
+                        let place = Place { gpu, buffer, task };
+                        prop_assert_eq!(Place::from_token(place.token()), place);
+                        areas.push((staging.input_offset(place, shape), shape.input_bytes));
+                        let answer_bytes = ANSWER_HEADER_BYTES + shape.output_bytes.max(FAILURE_TEXT_BYTES_MAX);
+                        areas.push((staging.answer_offset(place, shape), answer_bytes));
+                    }
+                }
+                areas.sort_unstable();
+                prop_assert!(areas.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+                prop_assert!(areas.last().is_none_or(|last| last.0 + last.1 <= staging.bytes()));
+            }
+        }
+    }
+}

@@ -1,0 +1,606 @@
+//! Steps 7 to 9 for one GPU: the life of a batch from its plan to its last answer.
+//!
+//! A plan waits for a staging buffer, fetches its inputs, starts in `[exec_at, latest]` or is rejected (Clockwork, section
+//! 4.4), and pushes an answer for each of its tasks. Its buffer is given to another plan when the last READ into it and the
+//! last WRITE from it have ended, however they ended. A task whose input is not there does not hold up its batch: the
+//! first half of the window is kept for stragglers, then the batch starts without them.
+//!
+//! A frontend that left, or whose link broke, is *cut off*: none of its tasks known here is read or answered any more,
+//! not even after it has linked again, because it may have given their slots to other tasks by then (fencing).
+//!
+//! Instants are on the scheduler's clock. Bytes are moved by the driver; no memory is touched here.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use proto::{
+    FrontendId, ModelId, Span, TaskId, Timestamp,
+    backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
+    backend_to_scheduler::{BackendToScheduler, PlanOutcome},
+    scheduler_to_backend::{BatchPlan, PlannedTask},
+    slot::ImmediateData,
+    stages::AnswerStamps,
+};
+use thiserror::Error;
+
+use crate::staging::{BUFFERS, FAILURE_TEXT_BYTES_MAX, ModelShape, Place};
+
+/// Plans that wait for a staging buffer. The scheduler has about two plans of a GPU under way; more than these only queue
+/// when frontends stopped acknowledging, and every buffer waits for their transfers to fail.
+pub const WAITING_MAX: usize = 16;
+
+/// What the driver must do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// READ a task's input from its frontend; then call [`Worker::handle_fetched`].
+    Fetch {
+        /// Where to, and the transfer's name.
+        place: Place,
+        /// The model, which tells how large inputs are.
+        model: ModelId,
+        /// From whom.
+        frontend: FrontendId,
+        /// Where from, in the frontend's arena.
+        input_offset: u64,
+    },
+    /// Execute a batch in its window, of which this may be a little ahead; then call [`Worker::handle_executed`].
+    Execute {
+        /// The staging buffer.
+        buffer: usize,
+        /// The model.
+        model: ModelId,
+        /// The tasks that take part, by their index in the plan: their inputs are in the buffer.
+        tasks: Vec<usize>,
+        /// It must not start earlier.
+        exec_at: Timestamp,
+        /// If it has not started by then, it must not start.
+        latest: Timestamp,
+    },
+    /// WRITE_WITH_IMM an answer into its slot; then call [`Worker::handle_pushed`].
+    Push(Push),
+    /// Tell the scheduler.
+    Report(BackendToScheduler),
+}
+
+/// An answer to write: the header and `header.payload_bytes` more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Push {
+    /// Where from, and the transfer's name.
+    pub place: Place,
+    /// The model, which tells how large answers are.
+    pub model: ModelId,
+    /// To whom.
+    pub frontend: FrontendId,
+    /// Where to, in the frontend's arena.
+    pub answer_offset: u64,
+    /// Packed slot and attempt.
+    pub immediate: u32,
+    /// What to write in front of the payload.
+    pub header: AnswerHeader,
+    /// The payload, if it is a failure's text. Otherwise execution has put it where it belongs.
+    pub text: Option<String>,
+}
+
+/// How an execution ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Execution {
+    /// The outputs are in the buffer.
+    Done {
+        /// It started.
+        started_at: Timestamp,
+        /// It ended.
+        finished_at: Timestamp,
+    },
+    /// The executor failed.
+    Failed {
+        /// It started.
+        started_at: Timestamp,
+        /// It ended.
+        finished_at: Timestamp,
+        /// Why, in one line.
+        reason: String,
+    },
+    /// The executor found that `latest` had passed, and did not start.
+    WindowMissed {
+        /// When it looked.
+        rejected_at: Timestamp,
+    },
+}
+
+/// Why a plan was refused as a whole. Scheduler and backend disagree; all its tasks are reported undelivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum PlanError {
+    /// The model is not loaded on this GPU.
+    #[error("the plan names model {0}, which this GPU does not host")]
+    UnknownModel(u32),
+    /// No task, or more than the model's largest batch.
+    #[error("the plan has {found} tasks, the model takes 1 to {batch_max}")]
+    BatchSize {
+        /// Tasks of the plan.
+        found: usize,
+        /// The model's largest batch.
+        batch_max: usize,
+    },
+    /// The bounded queue is full.
+    #[error("{WAITING_MAX} plans wait for this GPU already")]
+    QueueFull,
+}
+
+/// One GPU's batches.
+#[derive(Debug)]
+pub struct Worker {
+    gpu: usize,
+    models: BTreeMap<ModelId, ModelShape>,
+    handover: Span,
+    linked: BTreeSet<FrontendId>,
+    /// At most [`WAITING_MAX`], oldest first.
+    waiting: VecDeque<Batch>,
+    buffers: [Option<Batch>; BUFFERS],
+    /// The buffer whose batch executes.
+    executing: Option<usize>,
+    actions: VecDeque<Action>,
+}
+
+#[derive(Debug)]
+struct Batch {
+    plan: BatchPlan,
+    model: ModelShape,
+    phase: Phase,
+    /// One for each task of the plan.
+    tasks: Vec<Task>,
+    planned_at: Timestamp,
+    /// The last input that arrived.
+    fetched_at: Timestamp,
+    /// Not reported yet.
+    undelivered: Vec<TaskId>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Inputs are awaited; the GPU has not taken it, and nobody gave it up.
+    Pending,
+    /// The GPU has it.
+    Executing,
+    /// Executed or given up, `PlanDone` is out.
+    Answering,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Task {
+    progress: Progress,
+    /// Its frontend must not be touched any more.
+    cut_off: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Its batch has no buffer yet.
+    Waiting,
+    /// Its READ is outstanding.
+    Fetching,
+    /// Its READ is outstanding, and its batch does without it: it will be answered `WindowMissed`.
+    Straggling,
+    /// Its input is here.
+    Fetched,
+    /// It is part of the execution.
+    Executing,
+    /// Its WRITE is outstanding.
+    Answering,
+    /// Answered or reported undelivered.
+    Ended,
+}
+
+/// What a task is answered with.
+enum Answer {
+    Output { started_at: Timestamp, finished_at: Timestamp, batch_size: u16 },
+    WindowMissed,
+    Failed { reason: String },
+}
+
+impl Worker {
+    /// A GPU with nothing to do and no frontend. A complete batch is handed to the executor `handover` before it may
+    /// start, so that the executor is awake by then.
+    #[must_use]
+    pub fn new(gpu: usize, models: BTreeMap<ModelId, ModelShape>, handover: Span) -> Self {
+        Self {
+            gpu,
+            models,
+            handover,
+            linked: BTreeSet::new(),
+            waiting: VecDeque::new(),
+            buffers: std::array::from_fn(|_| None),
+            executing: None,
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// The frontend's slots can be read and written from now on.
+    pub fn handle_linked(&mut self, frontend: FrontendId) {
+        self.linked.insert(frontend);
+    }
+
+    /// The frontend left, or its link broke: it is cut off. Transfers that are outstanding must still be reported.
+    pub fn handle_unlinked(&mut self, now: Timestamp, frontend: FrontendId) {
+        if self.linked.remove(&frontend) {
+            for batch in self.waiting.iter_mut().chain(self.buffers.iter_mut().flatten()) {
+                batch.cut_off(frontend);
+            }
+            self.on_change(now);
+        }
+    }
+
+    /// Takes in a plan.
+    ///
+    /// # Errors
+    /// If the plan as a whole cannot be run here; it has been reported to the scheduler as ended then.
+    pub fn handle_plan(&mut self, now: Timestamp, plan: BatchPlan) -> Result<(), PlanError> {
+        let model = match self.check(&plan) {
+            Ok(model) => model,
+            Err(error) => {
+                self.actions.extend(refuse(now, &plan).map(Action::Report));
+                return Err(error);
+            }
+        };
+        let mut batch = Batch::new(now, plan, model);
+        for index in 0..batch.tasks.len() {
+            if !self.linked.contains(&batch.plan.tasks[index].task.frontend()) || !batch.can_be_answered(index) {
+                batch.end_undelivered(index);
+            }
+        }
+        self.waiting.push_back(batch);
+        self.on_change(now);
+        Ok(())
+    }
+
+    fn check(&self, plan: &BatchPlan) -> Result<ModelShape, PlanError> {
+        let model = *self.models.get(&plan.model).ok_or(PlanError::UnknownModel(plan.model.0))?;
+        if plan.tasks.is_empty() || plan.tasks.len() > model.batch_max {
+            return Err(PlanError::BatchSize { found: plan.tasks.len(), batch_max: model.batch_max });
+        }
+        if self.waiting.len() >= WAITING_MAX {
+            return Err(PlanError::QueueFull);
+        }
+        Ok(model)
+    }
+
+    /// A READ ended.
+    pub fn handle_fetched(&mut self, now: Timestamp, place: Place, arrived: bool) {
+        let batch = self.batch_mut(place.buffer);
+        let task = batch.tasks[place.task];
+        match task.progress {
+            _ if !arrived || task.cut_off => batch.end_undelivered(place.task),
+            Progress::Fetching => {
+                batch.tasks[place.task].progress = Progress::Fetched;
+                batch.fetched_at = now;
+            }
+            Progress::Straggling => self.answer(place.buffer, place.task, &Answer::WindowMissed),
+            progress => unreachable!("a READ ended for a task that is {progress:?}"),
+        }
+        self.on_change(now);
+    }
+
+    /// An execution ended.
+    pub fn handle_executed(&mut self, now: Timestamp, execution: Execution) {
+        let buffer = self.executing.take().expect("an execution ends only after it was asked for");
+        let batch = self.batch_mut(buffer);
+        batch.phase = Phase::Answering;
+        let executed = batch.indexes_in(Progress::Executing);
+        for &index in &executed {
+            if batch.tasks[index].cut_off {
+                batch.end_undelivered(index);
+            }
+        }
+        let (outcome, answer) = match execution {
+            Execution::Done { started_at, finished_at } => (
+                PlanOutcome::Executed { started_at, finished_at },
+                Answer::Output { started_at, finished_at, batch_size: executed.len() as u16 },
+            ),
+            Execution::Failed { started_at, finished_at, reason } => {
+                (PlanOutcome::Executed { started_at, finished_at }, Answer::Failed { reason })
+            }
+            Execution::WindowMissed { rejected_at } => {
+                (PlanOutcome::WindowMissed { rejected_at }, Answer::WindowMissed)
+            }
+        };
+        for index in batch.indexes_in(Progress::Executing) {
+            self.answer(buffer, index, &answer);
+        }
+        self.report_done(buffer, outcome);
+        self.on_change(now);
+    }
+
+    /// A WRITE ended.
+    pub fn handle_pushed(&mut self, now: Timestamp, place: Place, arrived: bool) {
+        let batch = self.batch_mut(place.buffer);
+        let progress = &mut batch.tasks[place.task].progress;
+        assert_eq!(*progress, Progress::Answering, "a WRITE ended that was not outstanding");
+        if arrived {
+            *progress = Progress::Ended;
+        } else {
+            batch.end_undelivered(place.task);
+        }
+        self.on_change(now);
+    }
+
+    /// Time passed.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.on_change(now);
+    }
+
+    /// When [`Self::handle_timeout`] must be called even if nothing else happens; [`Timestamp::NEVER`] if not at all.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Timestamp {
+        let starts = self.next_start().map(|(_, at)| at);
+        let pending = self.waiting.iter().chain(self.buffers.iter().flatten());
+        let rejections = pending.filter(|batch| batch.phase == Phase::Pending).map(Batch::reject_at);
+        starts.into_iter().chain(rejections).min().unwrap_or(Timestamp::NEVER)
+    }
+
+    /// What to do next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    fn on_change(&mut self, now: Timestamp) {
+        loop {
+            self.reject_overdue(now);
+            self.start_next(now);
+            self.release_buffers();
+            if !self.admit_next() {
+                break;
+            }
+        }
+    }
+
+    /// Gives up the batches that missed their window, or have lost every task.
+    fn reject_overdue(&mut self, now: Timestamp) {
+        let outcome = PlanOutcome::WindowMissed { rejected_at: now };
+        for batch in self.waiting.iter_mut().filter(|batch| batch.is_lost(now)) {
+            batch.phase = Phase::Answering;
+            self.actions.push_back(Action::Report(batch.done(outcome)));
+        }
+        for buffer in 0..BUFFERS {
+            let Some(batch) = self.buffers[buffer].as_mut().filter(|batch| batch.is_lost(now)) else { continue };
+            batch.phase = Phase::Answering;
+            batch.leave_stragglers();
+            for index in batch.indexes_in(Progress::Fetched) {
+                self.answer(buffer, index, &Answer::WindowMissed);
+            }
+            self.report_done(buffer, outcome);
+        }
+    }
+
+    /// The batch to start next, and when, as things stand: the soonest, and of equals the one that was planned first
+    /// (Clockwork, section 5.2: chronologically by the earliest start). Only the first of all is handed over ahead of its
+    /// window: others would take the GPU from one that is still being fetched.
+    fn next_start(&self) -> Option<(usize, Timestamp)> {
+        if self.executing.is_some() {
+            return None;
+        }
+        let pending = self.buffers.iter().enumerate().filter_map(|(buffer, batch)| Some((buffer, batch.as_ref()?)));
+        let mut pending: Vec<_> = pending.filter(|(_, batch)| batch.phase == Phase::Pending).collect();
+        pending.sort_unstable_by_key(|(_, batch)| (batch.plan.exec_at, batch.plan.plan));
+        let handover = |order| if order == 0 { self.handover } else { Span::ZERO };
+        let starts = pending.into_iter().enumerate();
+        let starts = starts.filter_map(|(order, (buffer, batch))| Some((buffer, batch.start_at(handover(order))?)));
+        starts.min_by_key(|(_, at)| *at)
+    }
+
+    fn start_next(&mut self, now: Timestamp) {
+        let Some((buffer, _)) = self.next_start().filter(|(_, at)| *at <= now) else { return };
+        let batch = self.batch_mut(buffer);
+        batch.phase = Phase::Executing;
+        batch.leave_stragglers();
+        let tasks = batch.indexes_in(Progress::Fetched);
+        for &index in &tasks {
+            batch.tasks[index].progress = Progress::Executing;
+        }
+        let BatchPlan { model, exec_at, latest, .. } = batch.plan;
+        self.executing = Some(buffer);
+        self.actions.push_back(Action::Execute { buffer, model, tasks, exec_at, latest });
+    }
+
+    /// Frees the buffers whose tasks have all ended: no transfer is outstanding there.
+    fn release_buffers(&mut self) {
+        for buffer in &mut self.buffers {
+            let over = |batch: &mut Batch| {
+                batch.phase == Phase::Answering && batch.tasks.iter().all(|task| task.progress == Progress::Ended)
+            };
+            if let Some(Batch { plan, undelivered, .. }) = buffer.take_if(over) {
+                self.actions.push_back(Action::Report(BackendToScheduler::Answered { plan: plan.plan, undelivered }));
+            }
+        }
+    }
+
+    /// Gives the oldest waiting plan a free buffer; false if there is none of either.
+    fn admit_next(&mut self) -> bool {
+        let Some(buffer) = self.buffers.iter().position(Option::is_none) else { return false };
+        let Some(batch) = self.waiting.pop_front() else { return false };
+        let given_up = batch.phase == Phase::Answering;
+        let waiting = batch.indexes_in(Progress::Waiting);
+        self.buffers[buffer] = Some(batch);
+        for index in waiting {
+            let refusal = self.batch_mut(buffer).refusal(index);
+            match refusal {
+                Some(reason) => self.answer(buffer, index, &Answer::Failed { reason }),
+                None if given_up => self.answer(buffer, index, &Answer::WindowMissed),
+                None => self.fetch(buffer, index),
+            }
+        }
+        true
+    }
+
+    fn fetch(&mut self, buffer: usize, index: usize) {
+        let place = Place { gpu: self.gpu, buffer, task: index };
+        let batch = self.batch_mut(buffer);
+        batch.tasks[index].progress = Progress::Fetching;
+        let PlannedTask { task, slot, .. } = batch.plan.tasks[index];
+        let model = batch.plan.model;
+        let (frontend, input_offset) = (task.frontend(), slot.input_offset);
+        self.actions.push_back(Action::Fetch { place, model, frontend, input_offset });
+    }
+
+    fn answer(&mut self, buffer: usize, index: usize, answer: &Answer) {
+        let place = Place { gpu: self.gpu, buffer, task: index };
+        let batch = self.batch_mut(buffer);
+        batch.tasks[index].progress = Progress::Answering;
+        let PlannedTask { task, attempt, slot, .. } = batch.plan.tasks[index];
+        let (header, text) = batch.header(place, answer);
+        let push = Push {
+            place,
+            model: batch.plan.model,
+            frontend: task.frontend(),
+            answer_offset: slot.answer_offset,
+            immediate: ImmediateData { slot: slot.slot, attempt }.pack(),
+            header,
+            text,
+        };
+        self.actions.push_back(Action::Push(push));
+    }
+
+    fn report_done(&mut self, buffer: usize, outcome: PlanOutcome) {
+        let done = self.batch_mut(buffer).done(outcome);
+        self.report(done);
+    }
+
+    fn report(&mut self, message: BackendToScheduler) {
+        self.actions.push_back(Action::Report(message));
+    }
+
+    fn batch_mut(&mut self, buffer: usize) -> &mut Batch {
+        self.buffers[buffer].as_mut().expect("a buffer keeps its batch until all its transfers and its execution ended")
+    }
+}
+
+/// What the scheduler is told of a plan that cannot be run at all: that it ended at once, and all its tasks with it.
+#[must_use]
+pub fn refuse(now: Timestamp, plan: &BatchPlan) -> [BackendToScheduler; 2] {
+    let undelivered = plan.tasks.iter().map(|task| task.task).collect();
+    let outcome = PlanOutcome::WindowMissed { rejected_at: now };
+    [
+        BackendToScheduler::PlanDone { plan: plan.plan, outcome, undelivered },
+        BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] },
+    ]
+}
+
+impl Batch {
+    fn new(now: Timestamp, plan: BatchPlan, model: ModelShape) -> Self {
+        let tasks = vec![Task { progress: Progress::Waiting, cut_off: false }; plan.tasks.len()];
+        Self { plan, model, phase: Phase::Pending, tasks, planned_at: now, fetched_at: now, undelivered: vec![] }
+    }
+
+    fn indexes_in(&self, progress: Progress) -> Vec<usize> {
+        (0..self.tasks.len()).filter(|&index| self.tasks[index].progress == progress).collect()
+    }
+
+    /// When it can be handed to a free GPU, as things stand; `None` if no input is here.
+    fn start_at(&self, handover: Span) -> Option<Timestamp> {
+        let BatchPlan { exec_at, latest, .. } = self.plan;
+        let complete = !self.tasks.iter().any(|task| task.progress == Progress::Fetching && !task.cut_off);
+        let start_at = if complete { exec_at - handover } else { exec_at.max(exec_at + (latest - exec_at) / 2) };
+        let any_input = self.tasks.iter().any(|task| task.progress == Progress::Fetched);
+        any_input.then_some(start_at)
+    }
+
+    /// The first instant after its window.
+    fn reject_at(&self) -> Timestamp {
+        self.plan.latest + Span(1)
+    }
+
+    fn is_lost(&self, now: Timestamp) -> bool {
+        let hopeful = |task: &Task| {
+            matches!(task.progress, Progress::Waiting | Progress::Fetching | Progress::Fetched) && !task.cut_off
+        };
+        self.phase == Phase::Pending && (now >= self.reject_at() || !self.tasks.iter().any(hopeful))
+    }
+
+    fn leave_stragglers(&mut self) {
+        for task in self.tasks.iter_mut().filter(|task| task.progress == Progress::Fetching) {
+            task.progress = Progress::Straggling;
+        }
+    }
+
+    fn cut_off(&mut self, frontend: FrontendId) {
+        for index in 0..self.tasks.len() {
+            if self.plan.tasks[index].task.frontend() != frontend {
+                continue;
+            }
+            match self.tasks[index].progress {
+                Progress::Waiting | Progress::Fetched => self.end_undelivered(index),
+                // They end with their READ, execution or WRITE.
+                Progress::Fetching | Progress::Straggling | Progress::Executing | Progress::Answering => {
+                    self.tasks[index].cut_off = true;
+                }
+                Progress::Ended => {}
+            }
+        }
+    }
+
+    fn end_undelivered(&mut self, index: usize) {
+        self.tasks[index].progress = Progress::Ended;
+        self.undelivered.push(self.plan.tasks[index].task);
+    }
+
+    fn done(&mut self, outcome: PlanOutcome) -> BackendToScheduler {
+        let undelivered = std::mem::take(&mut self.undelivered);
+        BackendToScheduler::PlanDone { plan: self.plan.plan, outcome, undelivered }
+    }
+
+    fn can_be_answered(&self, index: usize) -> bool {
+        let slot = &self.plan.tasks[index].slot;
+        slot.slot < ImmediateData::SLOTS_MAX && slot.answer_bytes_max as usize >= ANSWER_HEADER_BYTES
+    }
+
+    /// Why a task cannot be run, whatever the rest of its batch does.
+    fn refusal(&self, index: usize) -> Option<String> {
+        let slot = &self.plan.tasks[index].slot;
+        let ModelShape { input_bytes, output_bytes, .. } = self.model;
+        if slot.input_bytes as usize != input_bytes {
+            return Some(format!("the task has {} input bytes, the model takes {input_bytes}", slot.input_bytes));
+        }
+        let room = slot.answer_bytes_max as usize - ANSWER_HEADER_BYTES;
+        (room < output_bytes)
+            .then(|| format!("the slot has room for {room} output bytes, the model gives {output_bytes}"))
+    }
+
+    fn header(&self, place: Place, answer: &Answer) -> (AnswerHeader, Option<String>) {
+        let PlannedTask { task, attempt, slot, stamps } = self.plan.tasks[place.task];
+        let mut header = AnswerHeader {
+            task: task.0,
+            status: AnswerStatus::WindowMissed,
+            payload_bytes: 0,
+            attempt,
+            batch_size: 0,
+            gpu: place.gpu as u32,
+            stamps: AnswerStamps {
+                queued_at_ns: stamps.queued_at.0,
+                granted_at_ns: stamps.granted_at.0,
+                planned_at_ns: self.planned_at.0,
+                fetched_at_ns: self.fetched_at.0,
+                exec_at_ns: self.plan.exec_at.0,
+                ..AnswerStamps::default()
+            },
+        };
+        let mut text = None;
+        match answer {
+            Answer::Output { started_at, finished_at, batch_size } => {
+                header.status = AnswerStatus::Done;
+                header.payload_bytes = self.model.output_bytes as u32;
+                header.batch_size = *batch_size;
+                header.stamps.started_at_ns = started_at.0;
+                header.stamps.finished_at_ns = finished_at.0;
+            }
+            Answer::WindowMissed => {}
+            Answer::Failed { reason } => {
+                let room = FAILURE_TEXT_BYTES_MAX.min(slot.answer_bytes_max as usize - ANSWER_HEADER_BYTES);
+                let reason = &reason[..reason.floor_char_boundary(room)];
+                header.status = AnswerStatus::Failed;
+                header.payload_bytes = reason.len() as u32;
+                text = Some(reason.to_owned());
+            }
+        }
+        (header, text)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! Unit tests of single rules, then whole histories from a seed with every invariant checked at every step.
+
+use super::*;
+use proto::{PlanId, SlotDescriptor, stages::SchedulerStamps};
+
+mod simulation;
+
+const MODEL: ModelId = ModelId(3);
+const SHAPE: ModelShape = ModelShape { input_bytes: 100, output_bytes: 40, batch_max: 8 };
+
+fn worker(frontends: u32) -> Worker {
+    let mut worker = Worker::new(0, BTreeMap::from([(MODEL, SHAPE)]), Span::ZERO);
+    (0..frontends).for_each(|frontend| worker.handle_linked(FrontendId(frontend)));
+    worker
+}
+
+/// A plan with one task for each of `frontends`; `place` makes its slots unlike those of other plans.
+fn plan(id: u64, window: (i64, i64), frontends: &[u32]) -> BatchPlan {
+    let task = |(index, &frontend): (usize, &u32)| {
+        let number = id * 100 + index as u64;
+        PlannedTask {
+            task: TaskId::new(FrontendId(frontend), number),
+            attempt: 1,
+            slot: SlotDescriptor {
+                slot: index as u32,
+                input_offset: number,
+                input_bytes: SHAPE.input_bytes as u32,
+                answer_offset: number,
+                answer_bytes_max: 120,
+            },
+            stamps: SchedulerStamps { queued_at: Timestamp(1), granted_at: Timestamp(2) },
+        }
+    };
+    BatchPlan {
+        plan: PlanId(id),
+        gpu_index: 0,
+        model: MODEL,
+        exec_at: Timestamp(window.0),
+        latest: Timestamp(window.1),
+        tasks: frontends.iter().enumerate().map(task).collect(),
+    }
+}
+
+fn place(buffer: usize, task: usize) -> Place {
+    Place { gpu: 0, buffer, task }
+}
+
+fn actions(worker: &mut Worker) -> Vec<Action> {
+    std::iter::from_fn(|| worker.poll_action()).collect()
+}
+
+fn reports(worker: &mut Worker) -> Vec<BackendToScheduler> {
+    let report = |action| if let Action::Report(report) = action { Some(report) } else { None };
+    actions(worker).into_iter().filter_map(report).collect()
+}
+
+fn pushes(worker: &mut Worker) -> Vec<(usize, AnswerHeader, Option<String>)> {
+    let push = |action| match action {
+        Action::Push(Push { place, header, text, .. }) => Some((place.task, header, text)),
+        _ => None,
+    };
+    actions(worker).into_iter().filter_map(push).collect()
+}
+
+fn executes(worker: &mut Worker) -> Vec<(usize, Vec<usize>)> {
+    let execute =
+        |action| if let Action::Execute { buffer, tasks, .. } = action { Some((buffer, tasks)) } else { None };
+    actions(worker).into_iter().filter_map(execute).collect()
+}
+
+fn done(started_at: i64, finished_at: i64) -> Execution {
+    Execution::Done { started_at: Timestamp(started_at), finished_at: Timestamp(finished_at) }
+}
+
+#[test]
+fn a_batch_is_fetched_at_once_executed_in_its_window_and_answered() {
+    let mut worker = worker(2);
+    worker.handle_plan(Timestamp(10), plan(1, (100, 200), &[0, 1])).unwrap();
+    assert!(matches!(actions(&mut worker)[..], [Action::Fetch { .. }, Action::Fetch { .. }]));
+    worker.handle_fetched(Timestamp(20), place(0, 1), true);
+    worker.handle_fetched(Timestamp(30), place(0, 0), true);
+    assert_eq!((executes(&mut worker), worker.poll_timeout()), (vec![], Timestamp(100)));
+    worker.handle_timeout(Timestamp(100));
+    assert_eq!((executes(&mut worker), worker.poll_timeout()), (vec![(0, vec![0, 1])], Timestamp::NEVER));
+    worker.handle_executed(Timestamp(150), done(101, 149));
+    let actions = actions(&mut worker);
+    let [Action::Push(Push { immediate, header, .. }), Action::Push(Push { .. }), Action::Report(report)] =
+        &actions[..]
+    else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(*immediate, ImmediateData { slot: 0, attempt: 1 }.pack());
+    assert_eq!((header.status, header.payload_bytes, header.batch_size), (AnswerStatus::Done, 40, 2));
+    let stamps = AnswerStamps {
+        queued_at_ns: 1,
+        granted_at_ns: 2,
+        planned_at_ns: 10,
+        fetched_at_ns: 30,
+        exec_at_ns: 100,
+        started_at_ns: 101,
+        finished_at_ns: 149,
+    };
+    assert_eq!(header.stamps, stamps);
+    let outcome = PlanOutcome::Executed { started_at: Timestamp(101), finished_at: Timestamp(149) };
+    assert_eq!(*report, BackendToScheduler::PlanDone { plan: PlanId(1), outcome, undelivered: vec![] });
+
+    // One answer arrives, the other does not.
+    worker.handle_pushed(Timestamp(160), place(0, 0), true);
+    assert_eq!(reports(&mut worker), []);
+    worker.handle_pushed(Timestamp(170), place(0, 1), false);
+    let undelivered = vec![TaskId::new(FrontendId(1), 101)];
+    assert_eq!(reports(&mut worker), [BackendToScheduler::Answered { plan: PlanId(1), undelivered }]);
+}
+
+#[test]
+fn the_next_batch_is_fetched_while_one_executes_and_starts_when_it_ends() {
+    let mut worker = worker(1);
+    for (id, window) in [(1, (0, 100)), (2, (50, 100))] {
+        worker.handle_plan(Timestamp(0), plan(id, window, &[0])).unwrap();
+        worker.handle_fetched(Timestamp(5), place(id as usize - 1, 0), true);
+    }
+    assert_eq!(executes(&mut worker), [(0, vec![0])]);
+    worker.handle_timeout(Timestamp(60));
+    assert_eq!(executes(&mut worker), []);
+    worker.handle_executed(Timestamp(100), done(5, 100));
+    assert_eq!(executes(&mut worker), [(1, vec![0])]);
+}
+
+#[test]
+fn only_the_batch_that_was_planned_first_is_handed_over_ahead_of_its_window() {
+    let mut worker = worker(1);
+    worker.handover = Span(30);
+    worker.handle_plan(Timestamp(0), plan(1, (100, 200), &[0])).unwrap();
+    worker.handle_plan(Timestamp(0), plan(2, (110, 200), &[0])).unwrap();
+    worker.handle_fetched(Timestamp(5), place(1, 0), true);
+    assert_eq!(worker.poll_timeout(), Timestamp(110));
+    worker.handle_fetched(Timestamp(6), place(0, 0), true);
+    assert_eq!((executes(&mut worker), worker.poll_timeout()), (vec![], Timestamp(70)));
+    worker.handle_timeout(Timestamp(70));
+    assert_eq!(executes(&mut worker), [(0, vec![0])]);
+}
+
+#[test]
+fn a_batch_that_cannot_start_in_its_window_is_rejected() {
+    let mut worker = worker(1);
+    worker.handle_plan(Timestamp(0), plan(1, (10, 20), &[0, 0])).unwrap();
+    worker.handle_fetched(Timestamp(1), place(0, 0), true);
+    actions(&mut worker);
+    worker.handle_timeout(Timestamp(21));
+    let outcome = PlanOutcome::WindowMissed { rejected_at: Timestamp(21) };
+    let actions = actions(&mut worker);
+    let [Action::Push(Push { place: first, header, .. }), Action::Report(report)] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert_eq!((*first, header.status, header.payload_bytes), (place(0, 0), AnswerStatus::WindowMissed, 0));
+    assert_eq!(*report, BackendToScheduler::PlanDone { plan: PlanId(1), outcome, undelivered: vec![] });
+    // The other task's READ still runs: it is answered when it ends, and until then the buffer is taken.
+    worker.handle_fetched(Timestamp(30), place(0, 1), true);
+    assert_eq!(pushes(&mut worker)[0].0, 1);
+    worker.handle_pushed(Timestamp(40), place(0, 0), true);
+    worker.handle_pushed(Timestamp(40), place(0, 1), true);
+    assert_eq!(reports(&mut worker), [BackendToScheduler::Answered { plan: PlanId(1), undelivered: vec![] }]);
+}
+
+#[test]
+fn stragglers_hold_up_their_batch_for_half_of_its_window() {
+    let mut worker = worker(2);
+    worker.handle_plan(Timestamp(0), plan(1, (100, 200), &[0, 1])).unwrap();
+    worker.handle_fetched(Timestamp(1), place(0, 0), true);
+    worker.handle_timeout(Timestamp(149));
+    assert_eq!((executes(&mut worker), worker.poll_timeout()), (vec![], Timestamp(150)));
+    worker.handle_timeout(Timestamp(150));
+    assert_eq!(executes(&mut worker), [(0, vec![0])]);
+    worker.handle_executed(Timestamp(180), done(150, 180));
+    actions(&mut worker);
+    worker.handle_fetched(Timestamp(190), place(0, 1), true);
+    assert_eq!(pushes(&mut worker)[0].1.status, AnswerStatus::WindowMissed);
+}
+
+#[test]
+fn a_frontend_that_cannot_be_read_does_not_sink_the_batch() {
+    let mut worker = worker(2);
+    worker.handle_plan(Timestamp(0), plan(1, (100, 200), &[0, 1])).unwrap();
+    worker.handle_fetched(Timestamp(1), place(0, 0), true);
+    worker.handle_fetched(Timestamp(90), place(0, 1), false);
+    worker.handle_timeout(Timestamp(100));
+    assert_eq!(executes(&mut worker), [(0, vec![0])]);
+    worker.handle_executed(Timestamp(150), done(100, 150));
+    let undelivered = vec![TaskId::new(FrontendId(1), 101)];
+    let outcome = PlanOutcome::Executed { started_at: Timestamp(100), finished_at: Timestamp(150) };
+    assert_eq!(reports(&mut worker), [BackendToScheduler::PlanDone { plan: PlanId(1), outcome, undelivered }]);
+}
+
+#[test]
+fn a_frontend_that_comes_back_is_not_written_for_what_it_asked_before() {
+    let mut worker = worker(1);
+    worker.handle_plan(Timestamp(0), plan(1, (0, 200), &[0])).unwrap();
+    worker.handle_fetched(Timestamp(1), place(0, 0), true);
+    worker.handle_plan(Timestamp(2), plan(2, (0, 200), &[0])).unwrap();
+    worker.handle_unlinked(Timestamp(3), FrontendId(0));
+    worker.handle_linked(FrontendId(0));
+    actions(&mut worker);
+    worker.handle_fetched(Timestamp(4), place(1, 0), true);
+    worker.handle_executed(Timestamp(150), done(1, 150));
+    assert!(actions(&mut worker).iter().all(|action| matches!(action, Action::Report(_))));
+}
+
+#[test]
+fn an_executor_that_fails_is_told_to_the_client_within_the_room_there_is() {
+    let mut worker = worker(1);
+    worker.handle_plan(Timestamp(0), plan(1, (0, 200), &[0])).unwrap();
+    worker.handle_fetched(Timestamp(1), place(0, 0), true);
+    let reason = format!("{}ü and more", "x".repeat(39));
+    let failed = Execution::Failed { started_at: Timestamp(1), finished_at: Timestamp(9), reason };
+    actions(&mut worker);
+    worker.handle_executed(Timestamp(10), failed);
+    let (_, header, text) = pushes(&mut worker).remove(0);
+    assert_eq!((header.status, header.payload_bytes, text), (AnswerStatus::Failed, 39, Some("x".repeat(39))));
+}
+
+#[test]
+fn tasks_that_do_not_fit_the_model_are_refused_alone() {
+    let mut worker = worker(2);
+    let mut mixed = plan(1, (100, 200), &[0, 0, 0, 0, 7]);
+    mixed.tasks[1].slot.input_bytes = 99;
+    mixed.tasks[1].slot.answer_bytes_max = 200;
+    mixed.tasks[2].slot.answer_bytes_max = 119;
+    mixed.tasks[3].slot.answer_bytes_max = 79;
+    let undelivered = vec![mixed.tasks[3].task, mixed.tasks[4].task];
+    worker.handle_plan(Timestamp(0), mixed).unwrap();
+    let texts: Vec<_> = pushes(&mut worker).into_iter().map(|(_, _, text)| text.unwrap()).collect();
+    assert_eq!(texts[0], "the task has 99 input bytes, the model takes 100");
+    assert_eq!(texts[1], "the slot has room for 39 output bytes, t"[..39], "cut to the room that there is");
+    worker.handle_fetched(Timestamp(1), place(0, 0), true);
+    worker.handle_timeout(Timestamp(100));
+    assert_eq!(executes(&mut worker), [(0, vec![0])]);
+    worker.handle_executed(Timestamp(150), done(100, 150));
+    let outcome = PlanOutcome::Executed { started_at: Timestamp(100), finished_at: Timestamp(150) };
+    assert_eq!(reports(&mut worker), [BackendToScheduler::PlanDone { plan: PlanId(1), outcome, undelivered }]);
+}
+
+#[test]
+fn plans_that_no_gpu_could_run_end_at_once() {
+    let refusal = |change: &dyn Fn(&mut BatchPlan)| {
+        let mut worker = worker(1);
+        let mut refused = plan(1, (100, 200), &[0; 8]);
+        change(&mut refused);
+        let error = worker.handle_plan(Timestamp(5), refused.clone()).unwrap_err();
+        let undelivered = refused.tasks.iter().map(|task| task.task).collect();
+        let outcome = PlanOutcome::WindowMissed { rejected_at: Timestamp(5) };
+        let expected = [
+            BackendToScheduler::PlanDone { plan: PlanId(1), outcome, undelivered },
+            BackendToScheduler::Answered { plan: PlanId(1), undelivered: vec![] },
+        ];
+        assert_eq!(reports(&mut worker), expected);
+        error.to_string()
+    };
+    assert_eq!(refusal(&|plan| plan.model = ModelId(9)), "the plan names model 9, which this GPU does not host");
+    assert_eq!(refusal(&|plan| plan.tasks.clear()), "the plan has 0 tasks, the model takes 1 to 8");
+    let ninth = |plan: &mut BatchPlan| plan.tasks.push(plan.tasks[0]);
+    assert_eq!(refusal(&ninth), "the plan has 9 tasks, the model takes 1 to 8");
+}
+
+#[test]
+fn plans_wait_for_buffers_up_to_the_bound() {
+    let mut worker = worker(1);
+    let room = (BUFFERS + WAITING_MAX) as u64;
+    for id in 0..room {
+        worker.handle_plan(Timestamp(0), plan(id, (100, 200), &[0])).unwrap();
+    }
+    assert_eq!(actions(&mut worker).len(), BUFFERS);
+    let refused = worker.handle_plan(Timestamp(0), plan(room, (100, 200), &[0])).unwrap_err();
+    assert_eq!(refused, PlanError::QueueFull);
+    // All that wait are given up on time, although no buffer is free to answer them from.
+    actions(&mut worker);
+    worker.handle_timeout(worker.poll_timeout());
+    assert_eq!(reports(&mut worker).len(), room as usize);
+}

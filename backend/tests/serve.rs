@@ -1,0 +1,363 @@
+//! A backend process's worth of threads against a scheduler and a frontend that are played here, over real sockets: held-
+//! out digits go through arena, READ, batch, ONNX, WRITE and back.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+use backend::{
+    config::{Config, Emulate},
+    drive::{BackendError, run},
+};
+use proto::{
+    BackendId, FrontendId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
+    backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
+    backend_to_scheduler::{BackendHello, BackendToScheduler, PlanOutcome},
+    clock::ClockReply,
+    frame::{FrameWriter, read_frame},
+    hello::SchedulerHello,
+    scheduler_to_backend::{BackendWelcome, BatchPlan, PlannedTask, SchedulerToBackend},
+    slot::ImmediateData,
+    stages::{AnswerStamps, SchedulerStamps},
+};
+use transport::{
+    Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, ROCE_PORT, Region, RegionKey, random_loopback,
+};
+
+const SECRET: &str = "the cluster's";
+const FRONTEND: FrontendId = FrontendId(2);
+const IMAGE_BYTES: usize = 64 * 4;
+const CLASSES: usize = 10;
+const SLOTS: usize = 450;
+const ANSWER_BYTES: usize = ANSWER_HEADER_BYTES + CLASSES * 4;
+const ANSWERS_AT: usize = SLOTS * IMAGE_BYTES;
+/// Nothing here takes nearly as long; a test that hangs must end.
+const PATIENCE: Span = Span::from_millis(60_000);
+
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")
+}
+
+fn endpoint(ip: Ipv4Addr) -> Endpoint {
+    let config = EndpointConfig::soft((ip, ROCE_PORT).into()).listening((ip, 0).into()).with_secret(SECRET);
+    Endpoint::open(config).unwrap()
+}
+
+/// A scheduler and a frontend, and the backend that they talk with.
+struct Cluster {
+    clock: Clock,
+    started_at: Timestamp,
+    scheduler: Endpoint,
+    frontend: Endpoint,
+    arena: Region,
+    arena_key: RegionKey,
+    /// The backend's connections to both.
+    to_backend: Option<ConnectionId>,
+    link: Option<ConnectionId>,
+    hello: Option<BackendHello>,
+    joins: u32,
+    reports: VecDeque<BackendToScheduler>,
+    immediates: VecDeque<u32>,
+    stop: Arc<AtomicBool>,
+    backend: Option<JoinHandle<Result<(), BackendError>>>,
+}
+
+impl Cluster {
+    fn start(change: impl FnOnce(&mut Config)) -> Self {
+        let clock = Clock::start();
+        let scheduler = endpoint(random_loopback());
+        let mut frontend = endpoint(random_loopback());
+        let arena = Region::allocate(SLOTS * (IMAGE_BYTES + ANSWER_BYTES)).unwrap();
+        let arena_key = frontend.register(&arena, Access { remote_read: true, remote_write: true });
+        let mut config = Config {
+            scheduler: scheduler.listen_address().unwrap(),
+            address: SocketAddr::new(random_loopback().into(), ROCE_PORT),
+            secret: SECRET.into(),
+            repository: models(),
+            gpus: 2,
+            placement: BTreeMap::from([("digits".into(), vec![0, 1])]),
+            emulate: None,
+            read_budget_bytes: 0,
+            connections_max: 8,
+            faults: Faults::default(),
+        };
+        change(&mut config);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let backend = std::thread::spawn(move || run(&config, &stopped));
+        Self {
+            clock,
+            started_at: clock.now(),
+            scheduler,
+            frontend,
+            arena,
+            arena_key,
+            to_backend: None,
+            link: None,
+            hello: None,
+            joins: 0,
+            reports: VecDeque::new(),
+            immediates: VecDeque::new(),
+            stop,
+            backend: Some(backend),
+        }
+    }
+
+    /// Moves packets until `done`.
+    fn run_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        while !done(self) {
+            let now = self.clock.now();
+            assert!(now - self.started_at < PATIENCE, "waited too long for {what}");
+            let mut busy = self.scheduler.drive(now) | self.frontend.drive(now);
+            while let Some(event) = self.scheduler.poll_event() {
+                busy = true;
+                self.handle_scheduler_event(event);
+            }
+            while let Some(event) = self.frontend.poll_event() {
+                busy = true;
+                self.handle_frontend_event(event);
+            }
+            if !busy {
+                self.scheduler.wait(now, now + Span::from_micros(100));
+            }
+        }
+    }
+
+    fn handle_scheduler_event(&mut self, event: Event) {
+        match event {
+            Event::Incoming { connection, hello, .. } => {
+                let SchedulerHello::Backend(hello) = wincode::deserialize(&hello).unwrap() else {
+                    panic!("a backend says that it is one")
+                };
+                self.hello = Some(hello);
+                self.joins += 1;
+                let welcome = BackendWelcome { backend: BackendId(10 + self.joins), models: vec![ModelId(5)] };
+                self.scheduler.accept(self.clock.now(), connection, wincode::serialize(&welcome).unwrap());
+                self.to_backend = Some(connection);
+                let link_address = self.frontend.listen_address().unwrap().to_string();
+                self.tell(&SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
+            }
+            Event::Message { frame, .. } => {
+                for message in read_frame::<BackendToScheduler>(&frame) {
+                    self.handle_report(message.unwrap());
+                }
+            }
+            Event::Disconnected { .. } => self.to_backend = None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn handle_report(&mut self, message: BackendToScheduler) {
+        let BackendToScheduler::ClockRequest { sent_at } = message else { return self.reports.push_back(message) };
+        let now = self.clock.now();
+        self.tell(&SchedulerToBackend::Clock(ClockReply { sent_at, received_at: now, replied_at: now }));
+    }
+
+    fn handle_frontend_event(&mut self, event: Event) {
+        match event {
+            Event::Incoming { connection, hello, .. } => {
+                let hello: LinkHello = wincode::deserialize(&hello).unwrap();
+                assert_eq!((hello.backend, hello.frontend), (BackendId(10 + self.joins), FRONTEND));
+                let welcome = LinkWelcome {
+                    arena_address: self.arena_key.address,
+                    arena_bytes: self.arena.len() as u64,
+                    arena_rkey: self.arena_key.rkey,
+                };
+                self.frontend.accept(self.clock.now(), connection, wincode::serialize(&welcome).unwrap());
+                self.link = Some(connection);
+            }
+            Event::Immediate { immediate, .. } => self.immediates.push_back(immediate),
+            Event::Disconnected { .. } => self.link = None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn tell(&mut self, message: &SchedulerToBackend) {
+        let mut writer = FrameWriter::default();
+        writer.push(message).unwrap();
+        self.scheduler.send(self.to_backend.unwrap(), &writer.take().unwrap()).unwrap();
+    }
+
+    fn await_linked(&mut self) {
+        self.run_until("the link", |cluster| {
+            let linked = BackendToScheduler::Linked { frontend: FRONTEND };
+            cluster.reports.pop_front().is_some_and(|report| report == linked)
+        });
+    }
+
+    /// Sends a plan for `slots`, to start within the next second.
+    fn plan(&mut self, id: u64, gpu_index: u32, slots: std::ops::Range<usize>) {
+        let now = self.clock.now();
+        let task = |slot: usize| PlannedTask {
+            task: TaskId::new(FRONTEND, slot as u64),
+            attempt: 3,
+            slot: SlotDescriptor {
+                slot: slot as u32,
+                input_offset: (slot * IMAGE_BYTES) as u64,
+                input_bytes: IMAGE_BYTES as u32,
+                answer_offset: (ANSWERS_AT + slot * ANSWER_BYTES) as u64,
+                answer_bytes_max: ANSWER_BYTES as u32,
+            },
+            stamps: SchedulerStamps { queued_at: now, granted_at: now },
+        };
+        self.tell(&SchedulerToBackend::Plan(BatchPlan {
+            plan: PlanId(id),
+            gpu_index,
+            model: ModelId(5),
+            exec_at: now + Span::from_millis(1),
+            latest: now + Span::from_millis(10_000),
+            tasks: slots.map(task).collect(),
+        }));
+    }
+
+    fn answer(&self, slot: usize) -> (AnswerHeader, Vec<f32>) {
+        let mut bytes = vec![0; ANSWER_BYTES];
+        self.arena.read(ANSWERS_AT + slot * ANSWER_BYTES, &mut bytes);
+        let output = bytes[ANSWER_HEADER_BYTES..].chunks_exact(4);
+        (AnswerHeader::parse(&bytes).unwrap(), output.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let result = self.backend.take().unwrap().join();
+        if !std::thread::panicking() {
+            result.expect("the backend panicked").expect("the backend failed");
+        }
+    }
+}
+
+fn held_out() -> Vec<(usize, Vec<u8>)> {
+    let text = std::fs::read_to_string(models().join("digits/heldout.csv")).unwrap();
+    let image = |line: &str| {
+        let mut values = line.split(',').map(|value| value.parse::<u8>().unwrap());
+        let label = usize::from(values.next().unwrap());
+        (label, values.flat_map(|pixel| f32::from(pixel).to_le_bytes()).collect())
+    };
+    text.lines().map(image).collect()
+}
+
+/// Runs all held-out images in batches of different sizes, on both GPUs; how many were classified rightly.
+fn classify(cluster: &mut Cluster) -> usize {
+    let images = held_out();
+    assert_eq!(images.len(), SLOTS);
+    for (slot, (_, image)) in images.iter().enumerate() {
+        cluster.arena.write(slot * IMAGE_BYTES, image);
+    }
+    cluster.await_linked();
+    let mut from = 0;
+    for id in 0.. {
+        let slots = from..SLOTS.min(from + 1 + (id as usize * 17) % 64);
+        let answers = slots.len();
+        cluster.plan(id, id as u32 % 2, slots.clone());
+        cluster.run_until("the answers", |cluster| cluster.immediates.len() == answers && cluster.reports.len() == 2);
+        let mut answered: Vec<_> = cluster.immediates.drain(..).map(ImmediateData::unpack).collect();
+        answered.sort_unstable_by_key(|immediate| immediate.slot);
+        let expected = slots.clone().map(|slot| ImmediateData { slot: slot as u32, attempt: 3 });
+        assert_eq!(answered, expected.collect::<Vec<_>>());
+        check_reports(&mut cluster.reports, PlanId(id));
+        for slot in slots {
+            let (header, _) = cluster.answer(slot);
+            assert_eq!(header.task, TaskId::new(FRONTEND, slot as u64).0);
+            assert_eq!((header.status, header.payload_bytes), (AnswerStatus::Done, CLASSES as u32 * 4));
+            let AnswerStamps { exec_at_ns, fetched_at_ns, planned_at_ns, started_at_ns, finished_at_ns, .. } =
+                header.stamps;
+            assert!(planned_at_ns <= fetched_at_ns && exec_at_ns <= started_at_ns && started_at_ns < finished_at_ns);
+            assert_eq!((header.attempt, header.gpu, usize::from(header.batch_size)), (3, id as u32 % 2, answers));
+        }
+        from += answers;
+        if from == SLOTS {
+            break;
+        }
+    }
+    let right = |(slot, (label, _)): (usize, &(usize, Vec<u8>))| {
+        let (_, output) = cluster.answer(slot);
+        (0..CLASSES).max_by(|&a, &b| output[a].total_cmp(&output[b])) == Some(*label)
+    };
+    images.iter().enumerate().filter(|image| right(*image)).count()
+}
+
+fn check_reports(reports: &mut VecDeque<BackendToScheduler>, id: PlanId) {
+    match (reports.pop_front(), reports.pop_front()) {
+        (
+            Some(BackendToScheduler::PlanDone {
+                plan,
+                outcome: PlanOutcome::Executed { started_at, finished_at },
+                undelivered: lost,
+            }),
+            Some(BackendToScheduler::Answered { plan: answered, undelivered }),
+        ) => {
+            assert_eq!((plan, answered), (id, id));
+            assert!(started_at < finished_at && lost.is_empty() && undelivered.is_empty());
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// As `models/digits/README.md` records it from training.
+const RIGHT: usize = 440;
+
+#[test]
+fn held_out_digits_are_classified_as_in_training() {
+    let mut cluster = Cluster::start(|_| {});
+    assert_eq!(classify(&mut cluster), RIGHT);
+    let hello = cluster.hello.as_ref().unwrap();
+    assert_eq!((hello.gpus, hello.models.len(), &*hello.models[0].name), (2, 1, "digits"));
+    assert_eq!((hello.models[0].profile.max_batch(), &hello.models[0].gpu_indexes), (64, &vec![0, 1]));
+}
+
+#[test]
+fn a_network_that_loses_duplicates_reorders_and_corrupts_changes_no_answer() {
+    let faults = Faults { loss: 0.03, duplicate: 0.02, reorder: 0.02, corrupt: 0.02 };
+    let mut cluster = Cluster::start(|config| config.faults = faults);
+    assert_eq!(classify(&mut cluster), RIGHT);
+}
+
+#[test]
+fn a_backend_that_loses_its_scheduler_joins_again_and_serves_again() {
+    let mut cluster = Cluster::start(|_| {});
+    cluster.await_linked();
+    cluster.scheduler.disconnect(cluster.to_backend.unwrap());
+    cluster.run_until("the backend to join again", |cluster| cluster.joins == 2);
+    assert_eq!(classify(&mut cluster), RIGHT);
+}
+
+#[test]
+fn a_link_that_breaks_is_reported_and_opened_again() {
+    let mut cluster = Cluster::start(|_| {});
+    cluster.await_linked();
+    cluster.frontend.disconnect(cluster.link.unwrap());
+    let unlinked = BackendToScheduler::Unlinked { frontend: FRONTEND };
+    cluster.run_until("the broken link to be noticed", |cluster| cluster.reports.front() == Some(&unlinked));
+    cluster.reports.clear();
+    assert_eq!(classify(&mut cluster), RIGHT);
+}
+
+#[test]
+fn tasks_of_a_frontend_that_left_are_undelivered_and_its_memory_is_left_alone() {
+    let mut cluster = Cluster::start(|config| config.emulate = Some(Emulate { alpha_ms: 1.0, beta_ms: 300.0 }));
+    cluster.await_linked();
+    cluster.plan(1, 0, 0..3);
+    // Let it start, then leave while it executes.
+    let started_at = cluster.clock.now();
+    cluster.run_until("the start", |cluster| cluster.clock.now() - started_at > Span::from_millis(100));
+    cluster.tell(&SchedulerToBackend::FrontendLeft { frontend: FRONTEND });
+    cluster.run_until("the end of the plan", |cluster| cluster.reports.len() == 2);
+    let undelivered = match cluster.reports.pop_front() {
+        Some(BackendToScheduler::PlanDone { undelivered, .. }) => undelivered,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(undelivered, (0..3).map(|slot| TaskId::new(FRONTEND, slot)).collect::<Vec<_>>());
+    assert!(cluster.immediates.is_empty() && cluster.link.is_none());
+    let mut answers = vec![0; 3 * ANSWER_BYTES];
+    cluster.arena.read(ANSWERS_AT, &mut answers);
+    assert!(answers.iter().all(|&byte| byte == 0));
+}
