@@ -1,1 +1,27 @@
-//! frontend
+//! The frontend: admits requests, keeps their inputs in registered slots for backends to READ, and answers them when
+//! the outputs have been written there.
+#![deny(unsafe_code)]
+
+pub mod client;
+pub mod config;
+pub mod core;
+pub mod desk;
+pub mod drive;
+pub mod error;
+pub mod http;
+pub mod models;
+pub mod protocol;
+// The one place where tokio needs a promise about a descriptor.
+#[allow(unsafe_code)]
+mod readiness;
+pub mod rope;
+pub mod slots;
+pub mod tasks;
+#[cfg(test)]
+mod testing;
+
+pub use client::{Client, Infer, Inferred, OutputTensor};
+pub use config::Config;
+pub use drive::{Frontend, FrontendError, run};
+pub use error::InferError;
+pub use protocol::InputTensor;

@@ -1,0 +1,184 @@
+//! The frontend inside another program: the same admission, slots and replies without HTTP.
+
+use std::{
+    rc::Rc,
+    sync::{Arc, mpsc as std_mpsc},
+    thread::JoinHandle,
+};
+
+use bytes::Bytes;
+use proto::Span;
+use repository::{DataType, Model};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    config::Config,
+    desk::Desk,
+    drive::{Frontend, FrontendError},
+    error::InferError,
+    protocol::{self, InputTensor},
+    tasks::Timing,
+};
+
+/// Calls that wait to be looked at by the frontend's thread; more of them make callers wait.
+const CALLS_MAX: usize = 1024;
+
+/// A handle to a frontend that runs on a thread of its own. Cheap to clone; when the last clone is dropped, the thread
+/// ends.
+#[derive(Clone)]
+pub struct Client {
+    calls: mpsc::Sender<Call>,
+    _thread: Arc<Thread>,
+}
+
+/// One request.
+#[derive(Debug, Clone)]
+pub struct Infer {
+    /// The model's name.
+    pub model: String,
+    /// All inputs of the model, in any order.
+    pub inputs: Vec<InputTensor>,
+    /// The latency objective; the model's own if `None`.
+    pub slo: Option<Span>,
+}
+
+/// One request's answer.
+#[derive(Debug, Clone)]
+pub struct Inferred {
+    /// All outputs, in the order of the model's configuration.
+    pub outputs: Vec<OutputTensor>,
+    /// Where the time went.
+    pub timing: Timing,
+}
+
+/// One output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputTensor {
+    /// As in the model's configuration.
+    pub name: String,
+    /// As in the model's configuration.
+    pub datatype: DataType,
+    /// The batch dimension, then the dimensions of the model's configuration.
+    pub shape: Vec<usize>,
+    /// Elements in row-major order, little-endian.
+    pub data: Bytes,
+}
+
+enum Call {
+    Infer { infer: Infer, answer: oneshot::Sender<Result<Inferred, InferError>> },
+    IsReady { model: String, answer: oneshot::Sender<Result<bool, InferError>> },
+}
+
+impl Client {
+    /// Starts a frontend on its own thread; it also serves HTTP if the configuration says so.
+    ///
+    /// # Errors
+    /// As [`drive::run`](crate::drive::run).
+    pub fn start(config: Config) -> Result<Self, FrontendError> {
+        let (calls, queue) = mpsc::channel(CALLS_MAX);
+        let (opened, wait_opened) = std_mpsc::channel();
+        let thread = std::thread::Builder::new().name("frontend".to_owned()).spawn(move || {
+            // A frontend belongs to the thread that opened it.
+            let frontend = match Frontend::open(&config) {
+                Ok(frontend) => frontend,
+                Err(error) => return drop(opened.send(Err(error))),
+            };
+            let desk = frontend.desk();
+            let _ = opened.send(Ok(()));
+            if let Err(error) = frontend.run(take_calls(desk, queue)) {
+                tracing::error!("the frontend ended: {error}");
+            }
+        })?;
+        wait_opened.recv().expect("the thread says how it went")?;
+        Ok(Self { calls, _thread: Arc::new(Thread(Some(thread))) })
+    }
+
+    /// Sends a request and waits for its answer. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub async fn infer(&self, infer: Infer) -> Result<Inferred, InferError> {
+        self.call(|answer| Call::Infer { infer, answer }).await
+    }
+
+    /// As [`Self::infer`], for threads without an async runtime.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    ///
+    /// # Panics
+    /// If called within an async runtime.
+    pub fn infer_blocking(&self, infer: Infer) -> Result<Inferred, InferError> {
+        let (answer, wait) = oneshot::channel();
+        self.calls.blocking_send(Call::Infer { infer, answer }).map_err(|_| InferError::ShuttingDown)?;
+        wait.blocking_recv().unwrap_or(Err(InferError::ShuttingDown))
+    }
+
+    /// Whether requests for a model can be taken.
+    ///
+    /// # Errors
+    /// If there is no such model.
+    pub async fn is_ready(&self, model: &str) -> Result<bool, InferError> {
+        self.call(|answer| Call::IsReady { model: model.to_owned(), answer }).await
+    }
+
+    async fn call<T>(
+        &self,
+        call: impl FnOnce(oneshot::Sender<Result<T, InferError>>) -> Call,
+    ) -> Result<T, InferError> {
+        let (answer, wait) = oneshot::channel();
+        self.calls.send(call(answer)).await.map_err(|_| InferError::ShuttingDown)?;
+        wait.await.unwrap_or(Err(InferError::ShuttingDown))
+    }
+}
+
+/// Takes calls until the last client is gone.
+async fn take_calls(desk: Rc<Desk>, mut calls: mpsc::Receiver<Call>) {
+    while let Some(call) = calls.recv().await {
+        match call {
+            Call::Infer { infer, mut answer } => {
+                let desk = Rc::clone(&desk);
+                tokio::task::spawn_local(async move {
+                    tokio::select! {
+                        result = self::infer(&desk, infer) => drop(answer.send(result)),
+                        () = answer.closed() => {}
+                    }
+                });
+            }
+            Call::IsReady { model, answer } => drop(answer.send(desk.with_model(&model, None, |_, _, ready| ready))),
+        }
+    }
+}
+
+async fn infer(desk: &Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
+    let Infer { model, inputs, slo } = infer;
+    let checked = desk.with_model(&model, None, |index, served, _| {
+        let slo = slo.map_or(Ok(served.model.slo), |slo| protocol::slo_from_micros(slo.0 / 1000))?;
+        protocol::check(&served.model, index, inputs, slo)
+    })??;
+    let reply = desk.submit(&checked)?.wait().await?;
+    let name_outputs = |model: &Model| {
+        let outputs = model.outputs.iter().zip(reply.outputs);
+        outputs
+            .map(|(tensor, data)| OutputTensor {
+                name: tensor.name.clone(),
+                datatype: tensor.datatype,
+                shape: [reply.rows].into_iter().chain(tensor.shape.iter().copied()).collect(),
+                data,
+            })
+            .collect()
+    };
+    let outputs = desk.with_model(&model, None, |_, served, _| name_outputs(&served.model))?;
+    Ok(Inferred { outputs, timing: reply.timing })
+}
+
+/// Waits for the thread's end, which follows from the end of the channel.
+struct Thread(Option<JoinHandle<()>>);
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            let _ = thread.join();
+        }
+    }
+}

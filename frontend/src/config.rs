@@ -1,0 +1,136 @@
+//! A frontend's configuration file.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use transport::{Faults, ROCE_PORT, random_loopback};
+
+use crate::http::Limits;
+
+/// How a frontend is started.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The scheduler's bootstrap listener, `ip:port`.
+    pub scheduler: SocketAddr,
+    /// What all roles of the cluster share.
+    pub secret: String,
+    /// The model repository.
+    pub repository: PathBuf,
+    /// Where clients reach us over HTTP; without it there are only in-process clients.
+    #[serde(default)]
+    pub http: Option<SocketAddr>,
+    /// Where our UDP socket binds; a random loopback address if it is not given.
+    #[serde(default = "random_address")]
+    pub address: SocketAddr,
+    /// Where backends reach us (TCP); any port of `address` if it is not given. Backends are told this address.
+    #[serde(default)]
+    pub link: Option<SocketAddr>,
+    /// Bytes of registered memory for slots.
+    #[serde(default = "default_arena_bytes")]
+    pub arena_bytes: usize,
+    /// Backends linked at once.
+    #[serde(default = "default_links_max")]
+    pub links_max: usize,
+    /// HTTP connections at once.
+    #[serde(default = "default_connections_max")]
+    pub connections_max: usize,
+    /// Bytes of one request's body.
+    #[serde(default = "default_body_bytes_max")]
+    pub body_bytes_max: usize,
+    /// Bytes of all bodies that are being received.
+    #[serde(default = "default_bodies_bytes_max")]
+    pub bodies_bytes_max: usize,
+    /// How long a client may take to send a request's head, and how long its connection may stay idle.
+    #[serde(default = "default_head_timeout_ms")]
+    pub head_timeout_ms: u64,
+    /// How long a client may take to send a request's body, and to take in a reply.
+    #[serde(default = "default_body_timeout_ms")]
+    pub body_timeout_ms: u64,
+    /// Faults injected into our packets, for tests.
+    #[serde(default)]
+    pub faults: Faults,
+}
+
+impl Config {
+    /// A configuration with the default of everything that has one.
+    #[must_use]
+    pub fn new(scheduler: SocketAddr, secret: impl Into<String>, repository: impl Into<PathBuf>) -> Self {
+        Self {
+            scheduler,
+            secret: secret.into(),
+            repository: repository.into(),
+            http: None,
+            address: random_address(),
+            link: None,
+            arena_bytes: default_arena_bytes(),
+            links_max: default_links_max(),
+            connections_max: default_connections_max(),
+            body_bytes_max: default_body_bytes_max(),
+            bodies_bytes_max: default_bodies_bytes_max(),
+            head_timeout_ms: default_head_timeout_ms(),
+            body_timeout_ms: default_body_timeout_ms(),
+            faults: Faults::default(),
+        }
+    }
+
+    pub(crate) fn http_limits(&self) -> Limits {
+        Limits {
+            body_bytes_max: self.body_bytes_max,
+            bodies_bytes_max: self.bodies_bytes_max,
+            connections_max: self.connections_max,
+            head_timeout: Duration::from_millis(self.head_timeout_ms),
+            body_timeout: Duration::from_millis(self.body_timeout_ms),
+        }
+    }
+}
+
+fn random_address() -> SocketAddr {
+    SocketAddr::new(random_loopback().into(), ROCE_PORT)
+}
+
+/// Over 400 tasks of 150 kB, a second of 400 requests each.
+fn default_arena_bytes() -> usize {
+    64 << 20
+}
+
+fn default_links_max() -> usize {
+    255
+}
+
+fn default_connections_max() -> usize {
+    1024
+}
+
+/// A full batch of 64 images of 3 x 299 x 299 bytes, and room to spare.
+fn default_body_bytes_max() -> usize {
+    32 << 20
+}
+
+fn default_bodies_bytes_max() -> usize {
+    512 << 20
+}
+
+fn default_head_timeout_ms() -> u64 {
+    60_000
+}
+
+fn default_body_timeout_ms() -> u64 {
+    10_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_configuration_has_the_same_defaults_as_new() {
+        let json = r#"{"scheduler":"127.0.0.1:7000","secret":"s","repository":"models","address":"127.0.0.2:4791"}"#;
+        let read: Config = serde_json::from_str(json).unwrap();
+        let mut new = Config::new("127.0.0.1:7000".parse().unwrap(), "s", "models");
+        assert!(new.address.ip().is_loopback());
+        new.address = read.address;
+        assert_eq!(format!("{read:?}"), format!("{new:?}"));
+        assert!(serde_json::from_str::<Config>(&json.replace("secret", "secrets")).is_err());
+    }
+}

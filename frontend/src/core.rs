@@ -1,0 +1,477 @@
+//! Steps 1 to 3 and 10: the frontend as a state machine. It takes requests and transport events with the time, and
+//! gives replies and what the driver is to do with connections. It does no IO and reads no clock.
+//!
+//! Towards the scheduler it is waiting, connecting, joined, or leaving. Leaving ends every request and disconnects
+//! every backend; once the last link is down no slot can be reached, so all are free, and it waits to connect again.
+//! There is one scheduler connection; shards of the scheduler are behind it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use proto::{
+    BackendId, FrontendId, Span, TaskId, Timestamp,
+    backend_to_frontend::{LinkHello, LinkWelcome},
+    clock::ClockOffset,
+    frame::{FrameWriter, read_frame},
+    frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
+    hello::SchedulerHello,
+    scheduler_to_frontend::{FENCED_TASKS_MAX, FrontendWelcome, SchedulerToFrontend},
+};
+use transport::{ConnectionId, Event};
+
+use crate::{
+    error::InferError,
+    models::{ModelTable, Offer, ServedModel},
+    slots::{ArenaTooSmall, SlotSize},
+    tasks::{AdmitInstants, Arena, CheckedRequest, Counters, Reply, RequestId, Tasks},
+};
+
+/// The first wait before connecting again; each failure doubles it.
+const RETRY_FIRST: Span = Span::from_millis(50);
+/// The longest wait before connecting again.
+const RETRY_MAX: Span = Span::from_millis(2_000);
+/// Clock requests sent in quick succession after joining, so that the least of their round trips is a good one.
+const CLOCK_BURST: u32 = 8;
+/// The time between those.
+const CLOCK_BURST_INTERVAL: Span = Span::from_millis(5);
+/// The time between clock requests later.
+const CLOCK_INTERVAL: Span = Span::from_millis(1_000);
+
+/// What a frontend's core must know.
+#[derive(Debug, Clone)]
+pub struct CoreConfig {
+    /// Length of the arena.
+    pub arena_bytes: usize,
+    /// Where the arena is for backends.
+    pub arena: LinkWelcome,
+    /// Where backends reach our bootstrap listener.
+    pub link_address: String,
+    /// Backends linked at once.
+    pub links_max: usize,
+}
+
+/// What the driver is to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Connect to the scheduler with this hello, then call [`Core::handle_connecting`].
+    Connect {
+        /// An encoded [`SchedulerHello`].
+        hello: Vec<u8>,
+    },
+    /// Accept a backend.
+    Accept {
+        /// Its connection.
+        connection: ConnectionId,
+        /// An encoded [`LinkWelcome`].
+        welcome: Vec<u8>,
+    },
+    /// Refuse a backend.
+    Refuse {
+        /// Its connection.
+        connection: ConnectionId,
+        /// What it is told.
+        reason: String,
+    },
+    /// Disconnect; `Disconnected` must follow as an event, after everything that landed before.
+    Disconnect {
+        /// The connection.
+        connection: ConnectionId,
+    },
+    /// Send a frame.
+    Send {
+        /// The connection.
+        connection: ConnectionId,
+        /// Encoded messages.
+        frame: Vec<u8>,
+    },
+    /// A request ended.
+    Reply {
+        /// The request.
+        request: RequestId,
+        /// How.
+        result: Result<Reply, InferError>,
+    },
+}
+
+/// The frontend.
+#[derive(Debug)]
+pub struct Core {
+    config: CoreConfig,
+    models: ModelTable,
+    tasks: Tasks,
+    session: Session,
+    retry_after: Span,
+    clock: ClockOffset,
+    clock_requests: u32,
+    clock_request_at: Timestamp,
+    /// Connections of backends, until they are reported down.
+    links: BTreeMap<ConnectionId, BackendId>,
+    /// Backends that came before the scheduler's welcome.
+    early: VecDeque<(ConnectionId, LinkHello)>,
+    fences: Vec<Fence>,
+    writer: FrameWriter,
+    outputs: VecDeque<Output>,
+}
+
+/// Where we stand with the scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Session {
+    /// Connects at this instant.
+    Waiting { until: Timestamp },
+    /// The driver is to connect, or is connecting.
+    Connecting { connection: Option<ConnectionId> },
+    /// The scheduler named us.
+    Joined { connection: ConnectionId, frontend: FrontendId },
+    /// Waits until no backend is linked.
+    Leaving,
+}
+
+/// A backend that the scheduler suspects.
+#[derive(Debug)]
+struct Fence {
+    backend: BackendId,
+    tasks: Vec<TaskId>,
+    /// Its links at the time of the fence that are not reported down yet.
+    links: Vec<ConnectionId>,
+}
+
+impl Core {
+    /// A frontend for these models that connects at its first [`Self::handle_timeout`].
+    ///
+    /// # Errors
+    /// If the arena is too small for the models.
+    pub fn new(config: CoreConfig, models: Vec<repository::Model>) -> Result<Self, ArenaTooSmall> {
+        let models = ModelTable::new(models);
+        let sizes: Vec<SlotSize> = models.iter().map(|served| served.slot_size).collect();
+        Ok(Self {
+            tasks: Tasks::new(config.arena_bytes, &sizes)?,
+            config,
+            models,
+            session: Session::Waiting { until: Timestamp::PAST },
+            retry_after: RETRY_FIRST,
+            clock: ClockOffset::default(),
+            clock_requests: 0,
+            clock_request_at: Timestamp::NEVER,
+            links: BTreeMap::new(),
+            early: VecDeque::new(),
+            fences: Vec::new(),
+            writer: FrameWriter::default(),
+            outputs: VecDeque::new(),
+        })
+    }
+
+    /// The models of the repository.
+    #[must_use]
+    pub fn models(&self) -> &ModelTable {
+        &self.models
+    }
+
+    /// Whether requests for some model can be taken.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.models.iter().any(|served| self.is_model_ready(served))
+    }
+
+    /// Whether requests for this model can be taken.
+    #[must_use]
+    pub fn is_model_ready(&self, served: &ServedModel) -> bool {
+        self.joined().is_some()
+            && self.clock.error_bound().is_some()
+            && served.offer.is_some_and(|offer| offer.gpus > 0)
+    }
+
+    /// What was counted since the start.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.tasks.counters()
+    }
+
+    /// Tasks that have not ended; each holds a slot.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.tasks.outstanding()
+    }
+
+    /// Step 1: admits a request and submits its tasks. The reply comes as [`Output::Reply`].
+    ///
+    /// # Errors
+    /// If it cannot be served now, or never in time. Nothing has happened then.
+    pub fn handle_request(
+        &mut self,
+        now: Timestamp,
+        request: &CheckedRequest,
+        arena: &dyn Arena,
+    ) -> Result<RequestId, InferError> {
+        let ((_, frontend), scheduler_now) =
+            self.joined().zip(self.clock.to_scheduler(now)).ok_or(InferError::NoScheduler)?;
+        let served = self.models.get(request.model);
+        let model = || served.model.name.clone();
+        let offer =
+            served.offer.filter(|offer| offer.gpus > 0).ok_or_else(|| InferError::NoBackend { model: model() })?;
+        if request.slo < offer.least_latency {
+            return Err(InferError::NeverMet { model: model(), slo: request.slo, least: offer.least_latency });
+        }
+        if self.tasks.ids_used_up(request.rows) {
+            self.leave("task ids are used up, joining again gives new ones");
+            self.settle(now);
+            return Err(InferError::NoScheduler);
+        }
+        self.tasks.admit(AdmitInstants { now, scheduler_now }, frontend, (served, offer), request, arena)
+    }
+
+    /// The client hung up: its request's tasks are cancelled and no reply comes.
+    pub fn handle_cancel(&mut self, request: RequestId) {
+        self.tasks.handle_cancel(request);
+    }
+
+    /// The driver did what [`Output::Connect`] asked for.
+    pub fn handle_connecting(&mut self, connection: ConnectionId) {
+        if self.session == (Session::Connecting { connection: None }) {
+            self.session = Session::Connecting { connection: Some(connection) };
+        }
+    }
+
+    /// Takes in what happened on the transport.
+    pub fn handle_event(&mut self, now: Timestamp, event: Event, arena: &dyn Arena) {
+        match event {
+            Event::Incoming { connection, hello, .. } => self.on_incoming(connection, &hello),
+            Event::Connected { connection, welcome } => self.on_connected(now, connection, &welcome),
+            Event::Message { connection, frame } => self.on_frame(now, connection, &frame),
+            Event::Immediate { connection, immediate, bytes } => {
+                if let Some(&backend) = self.links.get(&connection)
+                    && let Some(answered_at) = self.clock.to_scheduler(now)
+                {
+                    self.tasks.handle_immediate(answered_at, backend, immediate, bytes, arena);
+                }
+            }
+            Event::Disconnected { connection, reason } => self.on_disconnected(connection, &reason.0),
+            // A frontend posts neither.
+            Event::ReadDone { .. } | Event::WriteDone { .. } => {}
+        }
+        self.settle(now);
+    }
+
+    /// Runs every timer that is due.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.tasks.handle_timeout(now);
+        match self.session {
+            Session::Waiting { until } if until <= now => {
+                let link_address = self.config.link_address.clone();
+                let hello = SchedulerHello::Frontend(FrontendHello { link_address });
+                self.session = Session::Connecting { connection: None };
+                self.outputs.push_back(Output::Connect { hello: encode(&hello) });
+            }
+            Session::Joined { .. } if self.clock_request_at <= now => self.post_clock_request(now),
+            _ => {}
+        }
+        self.settle(now);
+    }
+
+    /// When [`Self::handle_timeout`] must be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        let session = match self.session {
+            Session::Waiting { until } => Some(until),
+            Session::Joined { .. } => Some(self.clock_request_at),
+            Session::Connecting { .. } | Session::Leaving => None,
+        };
+        [session, self.tasks.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// What the driver is to do next. All messages since the last `None` are packed into as few frames as hold them.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        while let Some(message) = self.tasks.poll_message() {
+            self.post(&message);
+        }
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
+        }
+        if let Some((request, result)) = self.tasks.poll_reply() {
+            return Some(Output::Reply { request, result });
+        }
+        let frame = self.writer.take()?;
+        let (connection, _) = self.joined()?;
+        Some(Output::Send { connection, frame })
+    }
+
+    fn joined(&self) -> Option<(ConnectionId, FrontendId)> {
+        match self.session {
+            Session::Joined { connection, frontend } => Some((connection, frontend)),
+            _ => None,
+        }
+    }
+
+    /// The connection to the scheduler, up or not.
+    fn scheduler(&self) -> Option<ConnectionId> {
+        match self.session {
+            Session::Joined { connection, .. } => Some(connection),
+            Session::Connecting { connection } => connection,
+            Session::Waiting { .. } | Session::Leaving => None,
+        }
+    }
+
+    fn post(&mut self, message: &FrontendToScheduler) {
+        let Some((connection, _)) = self.joined() else { return };
+        let full = self.writer.push(message).expect("every message to the scheduler fits a frame");
+        self.outputs.extend(full.map(|frame| Output::Send { connection, frame }));
+    }
+
+    fn post_clock_request(&mut self, now: Timestamp) {
+        self.clock_requests += 1;
+        let burst = self.clock_requests < CLOCK_BURST;
+        self.clock_request_at = now + if burst { CLOCK_BURST_INTERVAL } else { CLOCK_INTERVAL };
+        self.post(&FrontendToScheduler::ClockRequest { sent_at: now });
+    }
+
+    fn on_connected(&mut self, now: Timestamp, connection: ConnectionId, welcome: &[u8]) {
+        if self.scheduler() != Some(connection) {
+            return;
+        }
+        let Ok(FrontendWelcome { frontend }) = wincode::deserialize(welcome) else {
+            self.leave("its welcome does not decode; do both sides run the same version?");
+            return;
+        };
+        tracing::info!("joined the scheduler as frontend {}", frontend.0);
+        self.session = Session::Joined { connection, frontend };
+        self.retry_after = RETRY_FIRST;
+        self.clock = ClockOffset::default();
+        self.clock_requests = 0;
+        self.post_clock_request(now);
+        for (connection, hello) in std::mem::take(&mut self.early) {
+            self.on_hello(connection, hello);
+        }
+    }
+
+    fn on_frame(&mut self, now: Timestamp, connection: ConnectionId, frame: &[u8]) {
+        if self.links.contains_key(&connection) {
+            tracing::warn!("a backend sent a message, which only a scheduler does; its link is closed");
+            self.outputs.push_back(Output::Disconnect { connection });
+            return;
+        }
+        for message in read_frame::<SchedulerToFrontend>(frame) {
+            // A message can end the session; what follows in the frame is then void.
+            if self.joined().is_none_or(|(scheduler, _)| scheduler != connection) {
+                return;
+            }
+            match message {
+                Ok(message) => self.on_message(now, message),
+                Err(error) => self.leave(&error.to_string()),
+            }
+        }
+    }
+
+    fn on_message(&mut self, now: Timestamp, message: SchedulerToFrontend) {
+        match message {
+            SchedulerToFrontend::Dropped { task, reason } => self.tasks.handle_dropped(task, reason),
+            SchedulerToFrontend::Clock(reply) => self.clock.handle_reply(now, reply),
+            SchedulerToFrontend::Fence { tasks, .. } if tasks.len() > FENCED_TASKS_MAX => {
+                self.leave(&format!("a fence asks about {} tasks, at most {FENCED_TASKS_MAX} fit", tasks.len()));
+            }
+            SchedulerToFrontend::Fence { backend, tasks } => self.on_fence(backend, tasks),
+            SchedulerToFrontend::Model { model, name, version, gpus, least_latency } => {
+                let offer = Offer { id: model, gpus, least_latency };
+                if self.models.handle_offer(&name, &version, offer) {
+                    tracing::info!("model '{name}' version {version}: {gpus} GPUs, at least {least_latency}");
+                } else {
+                    tracing::warn!("backends offer model '{name}' version '{version}', which our repository lacks");
+                }
+            }
+        }
+    }
+
+    fn on_fence(&mut self, backend: BackendId, tasks: Vec<TaskId>) {
+        let links: Vec<ConnectionId> =
+            self.links.iter().filter(|(_, linked)| **linked == backend).map(|(connection, _)| *connection).collect();
+        tracing::warn!("backend {} is fenced off, {} tasks are asked about", backend.0, tasks.len());
+        self.outputs.extend(links.iter().map(|&connection| Output::Disconnect { connection }));
+        self.fences.push(Fence { backend, tasks, links });
+    }
+
+    fn on_incoming(&mut self, connection: ConnectionId, hello: &[u8]) {
+        let Ok(hello) = wincode::deserialize::<LinkHello>(hello) else {
+            self.refuse(connection, "the hello does not decode; do both sides run the same version?");
+            return;
+        };
+        match self.session {
+            Session::Connecting { .. } if self.early.len() < self.config.links_max => {
+                self.early.push_back((connection, hello));
+            }
+            _ => self.on_hello(connection, hello),
+        }
+    }
+
+    fn on_hello(&mut self, connection: ConnectionId, hello: LinkHello) {
+        match self.joined() {
+            Some((_, frontend)) if frontend == hello.frontend => {}
+            Some((_, FrontendId(id))) => {
+                self.refuse(connection, &format!("found frontend {}, expected {id}", hello.frontend.0));
+                return;
+            }
+            None => {
+                self.refuse(connection, "this frontend has no scheduler now");
+                return;
+            }
+        }
+        if self.links.len() >= self.config.links_max {
+            self.refuse(connection, &format!("links_max: {} backends are linked already", self.links.len()));
+            return;
+        }
+        // It noticed before us that its former link is broken.
+        let former = self.links.iter().filter(|(_, backend)| **backend == hello.backend);
+        self.outputs.extend(former.map(|(&connection, _)| Output::Disconnect { connection }));
+        self.links.insert(connection, hello.backend);
+        self.outputs.push_back(Output::Accept { connection, welcome: encode(&self.config.arena) });
+    }
+
+    fn refuse(&mut self, connection: ConnectionId, reason: &str) {
+        tracing::warn!("a backend is refused: {reason}");
+        self.outputs.push_back(Output::Refuse { connection, reason: reason.to_owned() });
+    }
+
+    fn on_disconnected(&mut self, connection: ConnectionId, reason: &str) {
+        if self.scheduler() == Some(connection) {
+            self.leave(reason);
+            return;
+        }
+        self.early.retain(|(early, _)| *early != connection);
+        if let Some(BackendId(backend)) = self.links.remove(&connection) {
+            tracing::info!("the link of backend {backend} is down: {reason}");
+        }
+        self.fences.iter_mut().for_each(|fence| fence.links.retain(|link| *link != connection));
+    }
+
+    /// Ends the session with the scheduler and everything that depends on it.
+    fn leave(&mut self, reason: &str) {
+        tracing::warn!("the scheduler is lost: {reason}");
+        self.outputs.extend(self.scheduler().map(|connection| Output::Disconnect { connection }));
+        self.outputs.extend(self.links.keys().map(|&connection| Output::Disconnect { connection }));
+        for (connection, _) in std::mem::take(&mut self.early) {
+            self.refuse(connection, "this frontend has no scheduler now");
+        }
+        self.session = Session::Leaving;
+        self.tasks.abandon(&InferError::SchedulerLost);
+        self.models.clear_offers();
+        self.fences.clear();
+        self.writer = FrameWriter::default();
+    }
+
+    /// Does what waited for links to be down.
+    fn settle(&mut self, now: Timestamp) {
+        if self.session == Session::Leaving && self.links.is_empty() {
+            self.tasks.release_abandoned();
+            self.session = Session::Waiting { until: now + self.retry_after };
+            self.retry_after = (self.retry_after * 2).min(RETRY_MAX);
+        }
+        while let Some(index) = self.fences.iter().position(|fence| fence.links.is_empty()) {
+            let fence = self.fences.remove(index);
+            let unanswered = self.tasks.handle_fenced(fence.tasks);
+            self.post(&FrontendToScheduler::Fenced { backend: fence.backend, unanswered });
+        }
+    }
+}
+
+fn encode<T: wincode::SchemaWrite<wincode::config::DefaultConfig, Src = T>>(value: &T) -> Vec<u8> {
+    wincode::serialize(value).expect("encoding into memory cannot fail")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,583 @@
+//! The core against a scheduler and backends that a seed drives: links break, fences cross answers, answers come late,
+//! clients hang up, the scheduler is lost. A failing seed is in the assertion's text; `simulate(seed)` replays it.
+
+use std::collections::BTreeSet;
+
+use proto::{
+    ModelId, SlotDescriptor,
+    backend_to_frontend::{AnswerHeader, AnswerStatus},
+    clock::ClockReply,
+    scheduler_to_frontend::DropReason,
+    slot::ImmediateData,
+    stages::AnswerStamps,
+};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use repository::{DataType, emulated::digest};
+use transport::DisconnectReason;
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::testing::{PlainArena, model, tensor};
+
+const ARENA: usize = 1 << 15;
+const BACKENDS: u32 = 4;
+const INPUT: usize = 40;
+/// The scheduler's clock is this far ahead of ours.
+const OFFSET: Span = Span::from_millis(7_000);
+
+/// What the fake scheduler knows of a task.
+#[derive(Debug, Clone)]
+struct Planned {
+    slot: SlotDescriptor,
+    input: Vec<u8>,
+    attempt: u16,
+    /// The link that its plan went to; `None` while it is queued.
+    link: Option<ConnectionId>,
+    /// A fence that names it is under way.
+    fencing: bool,
+}
+
+/// A plan at a backend: it will READ and WRITE its slot if its link is up then, whatever the scheduler thinks.
+#[derive(Debug, Clone)]
+struct Flight {
+    task: TaskId,
+    attempt: u16,
+    link: ConnectionId,
+    slot: SlotDescriptor,
+    input: Vec<u8>,
+}
+
+/// Something that happens later.
+#[derive(Debug)]
+enum Later {
+    /// The scheduler plans a queued task, or drops it.
+    Plan(TaskId),
+    /// A backend's READ and WRITE of a plan land.
+    Land(Flight),
+    /// The core takes in an event.
+    Event(Event),
+    /// The scheduler takes in a frame.
+    Frame(ConnectionId, Vec<u8>),
+    /// The scheduler accepts.
+    Welcome(ConnectionId),
+    /// A backend connects.
+    Link(BackendId),
+    /// A client sends a request.
+    Request,
+    /// A client hangs up.
+    HangUp(RequestId),
+    /// A backend is lost: the scheduler fences it.
+    LoseBackend,
+    /// The scheduler is lost.
+    LoseScheduler,
+}
+
+struct World {
+    seed: u64,
+    rng: ChaCha8Rng,
+    now: Timestamp,
+    later: BTreeMap<(Timestamp, u64), Later>,
+    order: u64,
+    core: Core,
+    arena: PlainArena,
+    /// Events reach the core in order: none before this instant.
+    inbox_until: Timestamp,
+    next_connection: u64,
+    scheduler: Option<(ConnectionId, FrontendId)>,
+    next_frontend: u32,
+    links: BTreeMap<ConnectionId, BackendId>,
+    tasks: BTreeMap<TaskId, Planned>,
+    /// Inputs of requests that have neither ended nor been hung up.
+    requests: BTreeMap<RequestId, Vec<u8>>,
+    stop_at: Timestamp,
+    ok: u64,
+    failed: BTreeSet<String>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let inputs = vec![tensor("x", DataType::Uint8, &[INPUT])];
+        let outputs = vec![tensor("digest", DataType::Uint64, &[2]), tensor("attempt", DataType::Uint16, &[1])];
+        let config = CoreConfig {
+            arena_bytes: ARENA,
+            arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2 },
+            link_address: "127.0.0.1:1".to_owned(),
+            links_max: 16,
+        };
+        let mut world = Self {
+            seed,
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            now: Timestamp(0),
+            later: BTreeMap::new(),
+            order: 0,
+            core: Core::new(config, vec![model("m", inputs, outputs)]).unwrap(),
+            arena: PlainArena::new(ARENA),
+            inbox_until: Timestamp(0),
+            next_connection: 0,
+            scheduler: None,
+            next_frontend: 1,
+            links: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            stop_at: Timestamp(0) + Span::from_millis(3_000),
+            ok: 0,
+            failed: BTreeSet::new(),
+        };
+        world.after(Span::ZERO, Later::Request);
+        world.after(Span::from_millis(100), Later::LoseBackend);
+        world.after(Span::from_millis(900), Later::LoseScheduler);
+        world
+    }
+
+    fn after(&mut self, span: Span, what: Later) {
+        self.order += 1;
+        self.later.insert((self.now + span, self.order), what);
+    }
+
+    fn micros(&mut self, up_to: i64) -> Span {
+        Span::from_micros(self.rng.random_range(0..=up_to))
+    }
+
+    fn chance(&mut self, percent: u32) -> bool {
+        self.rng.random_ratio(percent, 100)
+    }
+
+    fn connection(&mut self) -> ConnectionId {
+        self.next_connection += 1;
+        ConnectionId(self.next_connection)
+    }
+
+    /// The transport reports an event: in order, and the core may take a while to look.
+    fn report(&mut self, event: Event) {
+        let delay = self.micros(300);
+        self.inbox_until = self.inbox_until.max(self.now + delay);
+        self.after(self.inbox_until - self.now, Later::Event(event));
+    }
+
+    fn tell(&mut self, message: &SchedulerToFrontend) {
+        let Some((connection, _)) = self.scheduler else { return };
+        let frame = encode(message);
+        self.report(Event::Message { connection, frame });
+    }
+
+    fn tell_model(&mut self) {
+        let gpus = self.links.len() as u32;
+        self.tell(&SchedulerToFrontend::Model {
+            model: ModelId(0),
+            name: "m".to_owned(),
+            version: "1".to_owned(),
+            gpus,
+            least_latency: Span::from_millis(5),
+        });
+    }
+
+    /// Runs until nothing is left to happen.
+    fn run(&mut self) {
+        loop {
+            self.drain_outputs();
+            let timer = self.core.poll_timeout().unwrap_or(Timestamp::NEVER);
+            let next = self.later.first_key_value().map(|((at, _), _)| *at);
+            // Once clients have stopped and nothing is outstanding, only the clock requests go on.
+            let quiet = self.requests.is_empty() && self.core.outstanding() == 0;
+            if self.now > self.stop_at + Span::from_millis(20_000) || (self.now > self.stop_at && quiet) {
+                return;
+            }
+            match next {
+                Some(at) if at <= timer => {
+                    let ((at, _), what) = self.later.pop_first().unwrap();
+                    self.now = at;
+                    self.step(what);
+                }
+                _ if timer == Timestamp::NEVER => return,
+                _ => {
+                    self.now = self.now.max(timer);
+                    self.core.handle_timeout(self.now);
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, what: Later) {
+        match what {
+            Later::Event(event) => self.core.handle_event(self.now, event, &self.arena),
+            Later::Plan(task) => self.plan(task),
+            Later::Land(flight) => self.land(flight),
+            Later::Frame(connection, frame) => self.scheduler_takes(connection, &frame),
+            Later::Welcome(connection) => self.welcome(connection),
+            Later::Link(backend) => self.link(backend),
+            Later::Request => self.request(),
+            Later::HangUp(request) => {
+                if self.requests.remove(&request).is_some() {
+                    self.core.handle_cancel(request);
+                }
+            }
+            Later::LoseBackend => self.lose_backend(),
+            Later::LoseScheduler => self.lose_scheduler(),
+        }
+    }
+
+    fn request(&mut self) {
+        if self.now > self.stop_at {
+            return;
+        }
+        let rows = self.rng.random_range(1..=3);
+        let mut input = vec![0; rows * INPUT];
+        self.rng.fill_bytes(&mut input);
+        let slo = Span::from_millis(if self.chance(3) { 1 } else { 30 });
+        let request = CheckedRequest { model: 0, rows, inputs: vec![input.clone().into()], slo };
+        match self.core.handle_request(self.now, &request, &self.arena) {
+            Ok(id) => {
+                self.requests.insert(id, input);
+                if self.chance(10) {
+                    let delay = self.micros(20_000);
+                    self.after(delay, Later::HangUp(id));
+                }
+            }
+            Err(error) => {
+                self.failed.insert(format!("{error:?}").split([' ', '(']).next().unwrap().to_owned());
+            }
+        }
+        let gap = self.micros(1_500);
+        self.after(gap, Later::Request);
+    }
+
+    fn drain_outputs(&mut self) {
+        while let Some(output) = self.core.poll_output() {
+            match output {
+                Output::Connect { hello } => {
+                    assert!(matches!(wincode::deserialize(&hello), Ok(SchedulerHello::Frontend(_))));
+                    let connection = self.connection();
+                    self.core.handle_connecting(connection);
+                    let delay = self.micros(3_000);
+                    self.after(delay, Later::Welcome(connection));
+                }
+                Output::Accept { .. } => self.tell_model(),
+                Output::Refuse { connection, .. } => {
+                    if let Some(backend) = self.links.remove(&connection) {
+                        self.after(Span::from_millis(30), Later::Link(backend));
+                    }
+                }
+                Output::Disconnect { connection } => self.disconnect(connection, "told to"),
+                Output::Send { connection, frame } => {
+                    let delay = self.micros(200);
+                    self.after(delay, Later::Frame(connection, frame));
+                }
+                Output::Reply { request, result } => self.reply(request, result),
+            }
+        }
+    }
+
+    fn reply(&mut self, request: RequestId, result: Result<Reply, InferError>) {
+        let seed = self.seed;
+        let input =
+            self.requests.remove(&request).unwrap_or_else(|| panic!("seed {seed}: replied twice to {request:?}"));
+        match result {
+            Ok(reply) => {
+                self.ok += 1;
+                for (row, input) in input.chunks(INPUT).enumerate() {
+                    let expected: Vec<u8> = digest(input).into_iter().flat_map(u64::to_le_bytes).collect();
+                    assert_eq!(reply.outputs[0][row * 16..][..16], expected, "seed {seed}: another row's answer");
+                    let attempt = u16::from_le_bytes([reply.outputs[1][row * 2], reply.outputs[1][row * 2 + 1]]);
+                    let task = self.tasks.values().find(|task| task.input == input);
+                    if let Some(task) = task {
+                        assert_eq!(attempt, task.attempt, "seed {seed}: the answer of another attempt was taken");
+                    }
+                }
+            }
+            Err(error) => {
+                self.failed.insert(format!("{error:?}").split([' ', '(']).next().unwrap().to_owned());
+            }
+        }
+    }
+
+    /// The connection is gone at once for whatever has not landed; the core hears of it later.
+    fn disconnect(&mut self, connection: ConnectionId, reason: &str) {
+        let event = Event::Disconnected { connection, reason: DisconnectReason(reason.to_owned()) };
+        if let Some(backend) = self.links.remove(&connection) {
+            self.report(event);
+            let away = self.micros(20_000);
+            self.after(away, Later::Link(backend));
+            self.tell_model();
+            self.fence(backend, connection);
+        } else if self.scheduler.is_some_and(|(scheduler, _)| scheduler == connection) {
+            self.scheduler = None;
+            self.tasks.clear();
+            self.report(event);
+        }
+    }
+
+    /// The backend tells the scheduler that its link broke; the scheduler asks about the tasks planned there.
+    fn fence(&mut self, backend: BackendId, link: ConnectionId) {
+        let mut asked = Vec::new();
+        for (id, task) in &mut self.tasks {
+            if task.link == Some(link) && !task.fencing {
+                task.fencing = true;
+                asked.push(*id);
+            }
+        }
+        if !asked.is_empty() {
+            self.tell(&SchedulerToFrontend::Fence { backend, tasks: asked });
+        }
+    }
+
+    fn lose_backend(&mut self) {
+        if let Some((&link, &backend)) = self.links.iter().nth(self.rng.random_range(0..4)) {
+            // Either the link breaks, or the backend stalls: then its writes go on until the frontend cuts it off.
+            if self.chance(50) { self.disconnect(link, "broken") } else { self.fence(backend, link) }
+        }
+        let delay = self.micros(200_000);
+        self.after(delay, Later::LoseBackend);
+    }
+
+    fn lose_scheduler(&mut self) {
+        if let Some((connection, _)) = self.scheduler {
+            self.disconnect(connection, "the scheduler's process died");
+        }
+        let delay = self.micros(1_500_000);
+        self.after(delay, Later::LoseScheduler);
+    }
+
+    fn welcome(&mut self, connection: ConnectionId) {
+        if self.now <= self.stop_at && self.chance(30) {
+            let reason = DisconnectReason("nobody listens".to_owned());
+            self.report(Event::Disconnected { connection, reason });
+            return;
+        }
+        let frontend = FrontendId(self.next_frontend);
+        self.next_frontend += 1;
+        self.scheduler = Some((connection, frontend));
+        // Some backends are faster than the welcome.
+        for backend in 0..BACKENDS {
+            let delay = self.micros(2_000);
+            self.after(delay, Later::Link(BackendId(backend)));
+        }
+        let delay = self.micros(1_000);
+        self.after(
+            delay,
+            Later::Event(Event::Connected { connection, welcome: encode(&FrontendWelcome { frontend }) }),
+        );
+        self.inbox_until = self.inbox_until.max(self.now + delay);
+    }
+
+    fn link(&mut self, backend: BackendId) {
+        let Some((_, frontend)) = self.scheduler else { return };
+        if self.links.values().any(|linked| *linked == backend) {
+            return;
+        }
+        let connection = self.connection();
+        self.links.insert(connection, backend);
+        let hello = encode(&LinkHello { backend, frontend });
+        self.report(Event::Incoming { connection, peer: "127.0.0.1:1".parse().unwrap(), hello });
+    }
+
+    fn scheduler_takes(&mut self, connection: ConnectionId, frame: &[u8]) {
+        if self.scheduler.is_none_or(|(scheduler, _)| scheduler != connection) {
+            return;
+        }
+        for message in read_frame::<FrontendToScheduler>(frame) {
+            match message.unwrap() {
+                FrontendToScheduler::ClockRequest { sent_at } => {
+                    let at = self.now + OFFSET;
+                    self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
+                }
+                FrontendToScheduler::Submit { task, slot, .. } => self.submitted(task, slot),
+                FrontendToScheduler::Cancel { task, .. } => {
+                    if self.tasks.get(&task).is_some_and(|task| task.link.is_none() && !task.fencing) {
+                        self.drop_task(task, DropReason::Cancelled);
+                    }
+                }
+                FrontendToScheduler::Fenced { unanswered, .. } => {
+                    for id in unanswered {
+                        let task = self.tasks.get_mut(&id).expect("an unanswered task has not ended");
+                        assert!(task.fencing);
+                        (task.fencing, task.link) = (false, None);
+                        task.attempt += 1;
+                        self.plan(id);
+                    }
+                }
+            }
+        }
+    }
+
+    fn submitted(&mut self, task: TaskId, slot: SlotDescriptor) {
+        let end = |slot: &SlotDescriptor| slot.answer_offset + u64::from(slot.answer_bytes_max);
+        // Invariant 3: what can still be READ or written is leased to nobody else.
+        for flight in self.later.values() {
+            let Later::Land(flight) = flight else { continue };
+            let apart = end(&slot) <= flight.slot.input_offset || end(&flight.slot) <= slot.input_offset;
+            let void = !self.links.contains_key(&flight.link);
+            assert!(apart || void, "seed {}: {task:?} was given the slot of {flight:?}", self.seed);
+        }
+        let input = self.arena.bytes(slot.input_offset, slot.input_bytes);
+        self.tasks.insert(task, Planned { slot, input, attempt: 0, link: None, fencing: false });
+        let wait = self.micros(10_000);
+        self.after(wait, Later::Plan(task));
+    }
+
+    fn drop_task(&mut self, task: TaskId, reason: DropReason) {
+        self.tasks.remove(&task);
+        self.tell(&SchedulerToFrontend::Dropped { task, reason });
+    }
+
+    fn plan(&mut self, id: TaskId) {
+        let linked: Vec<ConnectionId> = self.links.keys().copied().collect();
+        let drop = self.chance(10);
+        let Some(task) = self.tasks.get_mut(&id).filter(|task| task.link.is_none()) else { return };
+        let attempt = task.attempt;
+        if linked.is_empty() || drop {
+            self.drop_task(id, if attempt > 0 { DropReason::BackendLost } else { DropReason::Deadline });
+            return;
+        }
+        let link = linked[self.rng.random_range(0..linked.len())];
+        task.link = Some(link);
+        let flight = Flight { task: id, attempt, link, slot: task.slot, input: task.input.clone() };
+        let run = self.micros(15_000);
+        self.after(run, Later::Land(flight));
+    }
+
+    fn land(&mut self, Flight { task, attempt, link, slot, input }: Flight) {
+        if !self.links.contains_key(&link) {
+            return;
+        }
+        let read = self.arena.bytes(slot.input_offset, slot.input_bytes);
+        assert_eq!(read, input, "seed {}: the input of {task:?} was overwritten before it was read", self.seed);
+        let mut answer: Vec<u8> = digest(&read).into_iter().flat_map(u64::to_le_bytes).collect();
+        answer.extend(attempt.to_le_bytes());
+        let done = !self.chance(10);
+        let header = AnswerHeader {
+            task: task.0,
+            status: if done { AnswerStatus::Done } else { AnswerStatus::WindowMissed },
+            payload_bytes: if done { 18 } else { 0 },
+            attempt,
+            batch_size: 1,
+            gpu: 0,
+            stamps: AnswerStamps::default(),
+        };
+        self.arena.write(slot.answer_offset as usize, header.as_bytes());
+        self.arena.write(slot.answer_offset as usize + size_of::<AnswerHeader>(), &answer);
+        let immediate = ImmediateData { slot: slot.slot, attempt };
+        self.report(Event::Immediate { connection: link, immediate: immediate.pack(), bytes: 98 });
+        // Immediates that match no attempt must change nothing.
+        let stale = ImmediateData { attempt: attempt + 1, ..immediate };
+        self.report(Event::Immediate { connection: link, immediate: stale.pack(), bytes: 98 });
+    }
+}
+
+fn simulate(seed: u64) -> World {
+    let mut world = World::new(seed);
+    world.run();
+    assert_eq!(world.requests.len(), 0, "seed {seed}: requests that never ended");
+    assert_eq!(world.core.outstanding(), 0, "seed {seed}: slots that never came back");
+    world
+}
+
+#[test]
+fn every_request_ends_once_and_no_stale_answer_is_taken() {
+    let mut failed = BTreeSet::new();
+    for seed in 0..40 {
+        let world = simulate(seed);
+        assert!(world.ok > 200, "seed {seed}: only {} requests were answered", world.ok);
+        assert!(world.core.counters().stale_answers > 0, "seed {seed}");
+        failed.extend(world.failed);
+    }
+    // The faults reach every way in which a request can end.
+    for way in ["Dropped", "WindowMissed", "SchedulerLost", "NoScheduler", "NeverMet", "NoBackend"] {
+        assert!(failed.contains(way), "no seed gave {way}: {failed:?}");
+    }
+}
+
+/// A world whose frontend has joined, without faults and clients.
+fn joined() -> World {
+    let mut world = World::new(0);
+    world.later.clear();
+    world.core.handle_timeout(world.now);
+    assert!(matches!(world.core.poll_output(), Some(Output::Connect { .. })));
+    let connection = world.connection();
+    world.core.handle_connecting(connection);
+    let welcome = encode(&FrontendWelcome { frontend: FrontendId(1) });
+    world.core.handle_event(world.now, Event::Connected { connection, welcome }, &world.arena);
+    world.scheduler = Some((connection, FrontendId(1)));
+    world
+}
+
+impl World {
+    fn tell_now(&mut self, message: &SchedulerToFrontend) {
+        let (connection, _) = self.scheduler.unwrap();
+        self.core.handle_event(self.now, Event::Message { connection, frame: encode(message) }, &self.arena);
+    }
+
+    fn offer_now(&mut self, gpus: u32) {
+        let (name, version) = ("m".to_owned(), "1".to_owned());
+        let least_latency = Span::from_millis(5);
+        self.tell_now(&SchedulerToFrontend::Model { model: ModelId(0), name, version, gpus, least_latency });
+    }
+
+    fn request_now(&mut self) -> Result<RequestId, InferError> {
+        let inputs = vec![vec![0; INPUT].into()];
+        let request = CheckedRequest { model: 0, rows: 1, inputs, slo: Span::from_millis(30) };
+        self.core.handle_request(self.now, &request, &self.arena)
+    }
+
+    fn frames(&mut self) -> Vec<Vec<FrontendToScheduler>> {
+        let outputs: Vec<Output> = std::iter::from_fn(|| self.core.poll_output()).collect();
+        let read = |output| match output {
+            Output::Send { frame, .. } => read_frame(&frame).map(Result::unwrap).collect(),
+            other => panic!("found {other:?}, expected a frame"),
+        };
+        outputs.into_iter().map(read).collect()
+    }
+}
+
+#[test]
+fn a_model_is_ready_once_the_clock_is_known_and_a_gpu_hosts_it() {
+    let mut world = joined();
+    assert_eq!(world.request_now(), Err(InferError::NoScheduler), "no clock yet");
+    let reply = ClockReply { sent_at: world.now, received_at: world.now, replied_at: world.now };
+    world.tell_now(&SchedulerToFrontend::Clock(reply));
+    let no_backend = Err(InferError::NoBackend { model: "m".to_owned() });
+    assert_eq!((world.request_now(), world.core.is_ready()), (no_backend.clone(), false));
+    world.offer_now(1);
+    assert!(world.request_now().is_ok() && world.core.is_ready());
+    world.offer_now(0);
+    assert_eq!((world.request_now(), world.core.is_ready()), (no_backend, false));
+}
+
+#[test]
+fn the_messages_of_one_turn_share_a_frame() {
+    let mut world = joined();
+    let reply = ClockReply { sent_at: world.now, received_at: world.now, replied_at: world.now };
+    world.tell_now(&SchedulerToFrontend::Clock(reply));
+    world.offer_now(1);
+    world.frames();
+    let requests: Vec<RequestId> = (0..30).map(|_| world.request_now().unwrap()).collect();
+    world.core.handle_cancel(requests[7]);
+    let frames = world.frames();
+    assert_eq!(frames.iter().map(Vec::len).collect::<Vec<_>>(), [31]);
+}
+
+#[test]
+fn a_link_that_was_meant_for_another_frontend_is_refused() {
+    let mut world = joined();
+    world.frames();
+    let hello = |frontend| encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(frontend) });
+    for (hello, refused) in [(hello(2), true), (vec![1], true), (hello(1), false)] {
+        let connection = world.connection();
+        let peer = "127.0.0.1:1".parse().unwrap();
+        world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
+        assert_eq!(matches!(world.core.poll_output(), Some(Output::Refuse { .. })), refused);
+    }
+}
+
+#[test]
+fn a_scheduler_that_breaks_the_protocol_is_left_and_joined_again() {
+    let mut world = joined();
+    let (connection, _) = world.scheduler.unwrap();
+    let frame = vec![0xff; 9];
+    world.core.handle_event(world.now, Event::Message { connection, frame }, &world.arena);
+    assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection }));
+    let again = world.core.poll_timeout().unwrap();
+    assert_eq!(again, world.now + RETRY_FIRST);
+    world.core.handle_timeout(again);
+    assert!(matches!(world.core.poll_output(), Some(Output::Connect { .. })));
+}

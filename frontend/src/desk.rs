@@ -1,0 +1,149 @@
+//! The core, its arena and those who wait for replies, shared by the parts of one thread: the transport's loop, the
+//! HTTP server and the in-process client. A request costs no hop between threads.
+
+use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
+
+use proto::Timestamp;
+use tokio::sync::{Notify, oneshot};
+use transport::Event;
+
+use crate::{
+    core::{Core, Output},
+    error::InferError,
+    models::ServedModel,
+    tasks::{Arena, CheckedRequest, Reply, RequestId},
+};
+
+/// What the parts of a frontend's thread share.
+pub struct Desk {
+    state: RefCell<State>,
+    arena: Box<dyn Arena>,
+    clock: Box<dyn Fn() -> Timestamp>,
+    /// Something was put in that the transport's loop must look at. Many requests of one turn are one notice, so their
+    /// messages share frames.
+    wake: Notify,
+}
+
+struct State {
+    core: Core,
+    waiting: BTreeMap<RequestId, oneshot::Sender<Result<Reply, InferError>>>,
+}
+
+/// A request that is under way. Dropping it cancels the request.
+pub struct PendingReply {
+    desk: Rc<Desk>,
+    request: RequestId,
+    reply: oneshot::Receiver<Result<Reply, InferError>>,
+}
+
+impl Desk {
+    /// A desk over this core, whose slots lie in `arena`, told the time by `clock`.
+    #[must_use]
+    pub fn new(core: Core, arena: Box<dyn Arena>, clock: Box<dyn Fn() -> Timestamp>) -> Rc<Self> {
+        let state = RefCell::new(State { core, waiting: BTreeMap::new() });
+        Rc::new(Self { state, arena, clock, wake: Notify::new() })
+    }
+
+    /// Now, on our clock.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+
+    /// Looks at the core.
+    pub fn with_core<T>(&self, look: impl FnOnce(&Core) -> T) -> T {
+        look(&self.state.borrow().core)
+    }
+
+    /// Looks at a model and whether it is ready.
+    ///
+    /// # Errors
+    /// If there is no such model or version.
+    pub fn with_model<T>(
+        &self,
+        name: &str,
+        version: Option<&str>,
+        look: impl FnOnce(usize, &ServedModel, bool) -> T,
+    ) -> Result<T, InferError> {
+        self.with_core(|core| {
+            let index = core.models().find(name, version)?;
+            let served = core.models().get(index);
+            Ok(look(index, served, core.is_model_ready(served)))
+        })
+    }
+
+    /// Step 1: admits a request.
+    ///
+    /// # Errors
+    /// As [`Core::handle_request`].
+    pub fn submit(self: &Rc<Self>, request: &CheckedRequest) -> Result<PendingReply, InferError> {
+        let mut state = self.state.borrow_mut();
+        let id = state.core.handle_request(self.now(), request, &*self.arena)?;
+        let (sender, reply) = oneshot::channel();
+        state.waiting.insert(id, sender);
+        self.wake.notify_one();
+        Ok(PendingReply { desk: Rc::clone(self), request: id, reply })
+    }
+
+    /// Takes in what happened on the transport.
+    pub fn handle_event(&self, event: Event) {
+        self.state.borrow_mut().core.handle_event(self.now(), event, &*self.arena);
+    }
+
+    /// Runs every timer that is due.
+    pub fn handle_timeout(&self) {
+        self.state.borrow_mut().core.handle_timeout(self.now());
+    }
+
+    /// When [`Self::handle_timeout`] must be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        self.with_core(Core::poll_timeout)
+    }
+
+    /// What the transport's loop is to do next; replies are handed to those who wait for them on the way.
+    pub fn poll_output(&self) -> Option<Output> {
+        loop {
+            let mut state = self.state.borrow_mut();
+            match state.core.poll_output()? {
+                Output::Reply { request, result } => {
+                    if let Some(waiting) = state.waiting.remove(&request) {
+                        // A waiter that is gone has cancelled.
+                        let _ = waiting.send(result);
+                    }
+                }
+                output => return Some(output),
+            }
+        }
+    }
+
+    /// The driver did what [`Output::Connect`] asked for.
+    pub fn handle_connecting(&self, connection: transport::ConnectionId) {
+        self.state.borrow_mut().core.handle_connecting(connection);
+    }
+
+    /// Returns when something was put in since the last call.
+    pub async fn woken(&self) {
+        self.wake.notified().await;
+    }
+}
+
+impl PendingReply {
+    /// Waits for the request's end.
+    ///
+    /// # Errors
+    /// Why it has no answer.
+    pub async fn wait(mut self) -> Result<Reply, InferError> {
+        (&mut self.reply).await.unwrap_or(Err(InferError::ShuttingDown))
+    }
+}
+
+impl Drop for PendingReply {
+    fn drop(&mut self) {
+        let mut state = self.desk.state.borrow_mut();
+        if state.waiting.remove(&self.request).is_some() {
+            state.core.handle_cancel(self.request);
+            self.desk.wake.notify_one();
+        }
+    }
+}

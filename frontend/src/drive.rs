@@ -1,0 +1,251 @@
+//! Runs a frontend: one thread that owns the transport's endpoint, the core, the HTTP server and the way in for
+//! in-process clients. Nothing is shared with other threads but the clients' channel.
+#![allow(clippy::disallowed_methods)] // Drivers own threads and clocks.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::{SocketAddr, TcpListener},
+    rc::Rc,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use proto::{Timestamp, backend_to_frontend::LinkWelcome};
+use thiserror::Error;
+use tokio::task::LocalSet;
+use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region};
+
+use crate::{
+    config::Config,
+    core::{Core, CoreConfig, Output},
+    desk::Desk,
+    http::{self, Limits},
+    readiness::Readiness,
+    slots::ArenaTooSmall,
+    tasks::Arena,
+};
+
+/// How often a stop flag is looked at.
+const STOP_POLL: Duration = Duration::from_millis(100);
+
+/// Why a frontend could not run.
+#[derive(Debug, Error)]
+pub enum FrontendError {
+    /// A key of the configuration is wrong.
+    #[error("{0}")]
+    Config(String),
+    /// The repository cannot be read.
+    #[error(transparent)]
+    Repository(#[from] repository::RepositoryError),
+    /// The arena is too small for the models.
+    #[error(transparent)]
+    Arena(#[from] ArenaTooSmall),
+    /// There is no memory for the arena.
+    #[error("arena_bytes: {bytes} bytes cannot be allocated: {cause}")]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// The network cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Clients cannot reach us.
+    #[error("http: cannot listen on {address}: {cause}")]
+    Http {
+        /// The configured address.
+        address: SocketAddr,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// The event loop or its thread cannot be set up.
+    #[error("the event loop cannot be set up: {0}")]
+    Runtime(#[from] io::Error),
+}
+
+/// A frontend that is ready to run: its sockets are open. It belongs to one thread.
+pub struct Frontend {
+    endpoint: Endpoint,
+    scheduler: SocketAddr,
+    clock: Clock,
+    desk: Rc<Desk>,
+    http: Option<TcpListener>,
+    limits: Limits,
+    /// Frames that the scheduler has no room for yet. Bounded by the slots: each task has at most a few messages.
+    unsent: VecDeque<(ConnectionId, Vec<u8>)>,
+}
+
+/// Opens a frontend and serves until `stop` is set (looked at ten times a second).
+///
+/// # Errors
+/// If the configuration or the repository is wrong, or the network cannot be opened. A scheduler that cannot be
+/// reached is no error: it is tried again and again.
+pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), FrontendError> {
+    Frontend::open(config)?.run(async {
+        while !stop.load(Ordering::Relaxed) {
+            tokio::time::sleep(STOP_POLL).await;
+        }
+    })
+}
+
+impl Frontend {
+    /// Reads the repository, allocates the arena and opens all sockets.
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub fn open(config: &Config) -> Result<Self, FrontendError> {
+        let link = config.link.unwrap_or(SocketAddr::new(config.address.ip(), 0));
+        if link.ip().is_unspecified() {
+            let expected = "an address of this host that backends can reach";
+            return Err(FrontendError::Config(format!("link: found {link}, expected {expected}")));
+        }
+        let models = repository::load(&config.repository)?;
+        let bytes = config.arena_bytes;
+        let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
+        let endpoint = EndpointConfig {
+            // The scheduler is one more.
+            connections_max: config.links_max + 1,
+            ..EndpointConfig::soft(config.address).listening(link)
+        };
+        let endpoint = endpoint.with_secret(config.secret.as_bytes()).with_faults(config.faults);
+        let mut endpoint = Endpoint::open(endpoint)?;
+        let key = endpoint.register(&region, Access { remote_read: true, remote_write: true });
+        let link = endpoint.listen_address().expect("it was told to listen");
+        let core = CoreConfig {
+            arena_bytes: bytes,
+            arena: LinkWelcome { arena_address: key.address, arena_bytes: bytes as u64, arena_rkey: key.rkey },
+            link_address: link.to_string(),
+            links_max: config.links_max,
+        };
+        let core = Core::new(core, models)?;
+        let http = config.http.map(listen).transpose()?;
+        let clock = Clock::start();
+        let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()));
+        let limits = config.http_limits();
+        Ok(Self { endpoint, scheduler: config.scheduler, clock, desk, http, limits, unsent: VecDeque::new() })
+    }
+
+    /// Where clients reach us over HTTP.
+    #[must_use]
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref()?.local_addr().ok()
+    }
+
+    /// What the parts of this frontend's thread share.
+    pub(crate) fn desk(&self) -> Rc<Desk> {
+        Rc::clone(&self.desk)
+    }
+
+    /// Serves until `stop` is ready.
+    ///
+    /// # Errors
+    /// If the event loop cannot be set up.
+    pub fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), FrontendError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (desk, limits, http) = (Rc::clone(&self.desk), self.limits, self.http.take());
+        LocalSet::new().block_on(&runtime, async move {
+            let http = http.map(tokio::net::TcpListener::from_std).transpose()?;
+            let serve = async {
+                match http {
+                    Some(listener) => http::serve(listener, desk, limits).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop => Ok(()),
+                () = serve => Ok(()),
+                result = self.move_packets() => Ok(result?),
+            }
+        })
+    }
+
+    /// The transport's loop: packets to events, events to the core, the core's outputs to the transport.
+    async fn move_packets(&mut self) -> io::Result<()> {
+        let endpoint = Readiness::of(&self.endpoint)?;
+        let desk = Rc::clone(&self.desk);
+        loop {
+            let busy = self.turn();
+            if busy {
+                // Others of this thread have a turn too.
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let wait = (self.poll_timeout() - self.clock.now()).to_duration();
+            tokio::select! {
+                ready = endpoint.readable() => ready?,
+                () = tokio::time::sleep(wait) => {}
+                () = desk.woken() => {}
+            }
+        }
+    }
+
+    /// Looks at everything once. True if there may be more to do at once.
+    fn turn(&mut self) -> bool {
+        let progressed = self.endpoint.drive(self.clock.now());
+        while let Some(event) = self.endpoint.poll_event() {
+            self.desk.handle_event(event);
+        }
+        self.desk.handle_timeout();
+        self.send_unsent();
+        while let Some(output) = self.desk.poll_output() {
+            self.handle_output(output);
+        }
+        progressed || self.poll_timeout() <= self.clock.now()
+    }
+
+    fn poll_timeout(&self) -> Timestamp {
+        [self.endpoint.poll_timeout(), self.desk.poll_timeout()].into_iter().flatten().min().unwrap_or(Timestamp::NEVER)
+    }
+
+    fn handle_output(&mut self, output: Output) {
+        let now = self.clock.now();
+        match output {
+            Output::Connect { hello } => {
+                self.unsent.clear();
+                let connection = self.endpoint.connect(now, self.scheduler, hello);
+                self.desk.handle_connecting(connection);
+            }
+            Output::Accept { connection, welcome } => self.endpoint.accept(now, connection, welcome),
+            Output::Refuse { connection, reason } => self.endpoint.refuse(now, connection, &reason),
+            Output::Disconnect { connection } => self.endpoint.disconnect(connection),
+            Output::Send { connection, frame } => {
+                self.unsent.push_back((connection, frame));
+                self.send_unsent();
+            }
+            Output::Reply { .. } => unreachable!("the desk hands replies out"),
+        }
+    }
+
+    fn send_unsent(&mut self) {
+        while let Some((connection, frame)) = self.unsent.front() {
+            if self.endpoint.send(*connection, frame) == Err(PostError::QueueFull) {
+                return;
+            }
+            // A connection that is not up any more has been, or will be, reported.
+            self.unsent.pop_front();
+        }
+    }
+}
+
+/// The arena as registered memory.
+struct Registered(Region);
+
+impl Arena for Registered {
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        self.0.write(offset, bytes);
+    }
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.0.read(offset, into);
+    }
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, FrontendError> {
+    let open = || {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    open().map_err(|cause| FrontendError::Http { address, cause })
+}

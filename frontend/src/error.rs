@@ -1,0 +1,67 @@
+//! Why a request was refused or ended without an answer. The text tells the client, or its operator, what to change.
+
+use proto::{Span, scheduler_to_frontend::DropReason};
+use thiserror::Error;
+
+/// The end of a request that has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum InferError {
+    /// The request itself is wrong: the text names the field, what was found and what was expected.
+    #[error("{0}")]
+    Invalid(String),
+    /// No such model or version in the repository.
+    #[error("{0}")]
+    NotFound(String),
+    /// The request's latency objective is shorter than the model can ever be.
+    #[error(
+        "parameters.timeout: found {slo}, expected at least {least}, the least latency of model '{model}' (one task alone \
+         and the network); it can never be met"
+    )]
+    NeverMet {
+        /// The model.
+        model: String,
+        /// What was asked for.
+        slo: Span,
+        /// l(1) and the network budget.
+        least: Span,
+    },
+    /// The frontend is not connected to a scheduler, or has not yet learned its clock.
+    #[error("the frontend has no scheduler now; it keeps trying to connect")]
+    NoScheduler,
+    /// No GPU that this frontend can use hosts the model now.
+    #[error("no backend hosts model '{model}' now")]
+    NoBackend {
+        /// The model.
+        model: String,
+    },
+    /// Every slot that the request could use is leased.
+    #[error("all slots for model '{model}' are in use; send less at once or raise arena_bytes")]
+    ArenaFull {
+        /// The model.
+        model: String,
+    },
+    /// The scheduler dropped the task.
+    #[error("dropped: {0}")]
+    Dropped(#[from] DropReason),
+    /// The backend could not start the batch in its window.
+    #[error("dropped: the backend could not start its batch in time")]
+    WindowMissed,
+    /// The executor failed.
+    #[error("the backend failed to execute the model: {0}")]
+    Failed(String),
+    /// The backend's answer does not fit the model.
+    #[error("the backend's answer is malformed: {0}; do both serve the same model repository?")]
+    BadAnswer(String),
+    /// The connection to the scheduler broke while the task was outstanding.
+    #[error("the connection to the scheduler was lost while the request was outstanding")]
+    SchedulerLost,
+    /// Long past its deadline there is neither an answer nor a drop.
+    #[error("neither an answer nor a drop came within {waited} after the deadline")]
+    NoAnswer {
+        /// How long after the deadline it was given up.
+        waited: Span,
+    },
+    /// The frontend is shutting down.
+    #[error("the frontend is shutting down")]
+    ShuttingDown,
+}

@@ -1,0 +1,199 @@
+use proto::{ModelId, SlotDescriptor};
+use repository::{DataType, Model};
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::{
+    models::ModelTable,
+    testing::{PlainArena, model, tensor},
+};
+
+const ARENA: usize = 1 << 16;
+const BACKEND: BackendId = BackendId(5);
+const SLO: Span = Span::from_millis(25);
+
+/// Two inputs and two outputs, so that their order shows.
+fn two_by_two() -> Model {
+    let inputs = vec![tensor("a", DataType::Uint8, &[3]), tensor("b", DataType::Uint16, &[1])];
+    model("two", inputs, vec![tensor("x", DataType::Uint8, &[2]), tensor("y", DataType::Uint8, &[1])])
+}
+
+struct Bench {
+    models: ModelTable,
+    tasks: Tasks,
+    arena: PlainArena,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let models = ModelTable::new(vec![two_by_two()]);
+        let tasks = Tasks::new(ARENA, &[models.get(0).slot_size]).unwrap();
+        Self { models, tasks, arena: PlainArena::new(ARENA) }
+    }
+
+    /// Admits rows 0 .. `rows`: row r has a = [r, r, r] and b = r * 256 + 1.
+    fn admit(&mut self, rows: usize) -> Result<RequestId, InferError> {
+        let a: Vec<u8> = (0..rows as u8).flat_map(|row| [row; 3]).collect();
+        let b: Vec<u8> = (0..rows as u8).flat_map(|row| [1, row]).collect();
+        let request = CheckedRequest { model: 0, rows, inputs: vec![a.into(), b.into()], slo: SLO };
+        let offer = Offer { id: ModelId(3), gpus: 1, least_latency: Span(1) };
+        let at = AdmitInstants { now: Timestamp(0), scheduler_now: Timestamp(1_000) };
+        self.tasks.admit(at, FrontendId(9), (self.models.get(0), offer), &request, &self.arena)
+    }
+
+    fn submitted(&mut self) -> Vec<(TaskId, SlotDescriptor)> {
+        std::iter::from_fn(|| self.tasks.poll_message())
+            .map(|message| match message {
+                FrontendToScheduler::Submit { task, model, deadline, slot } => {
+                    assert_eq!((model, deadline), (ModelId(3), Timestamp(1_000) + SLO));
+                    (task, slot)
+                }
+                other => panic!("found {other:?}, expected a submission"),
+            })
+            .collect()
+    }
+
+    /// A backend writes an answer and tells it.
+    fn answer(&mut self, slot: SlotDescriptor, header: AnswerHeader, payload: &[u8]) {
+        self.arena.write(slot.answer_offset as usize, header.as_bytes());
+        self.arena.write(slot.answer_offset as usize + ANSWER_HEADER_BYTES, payload);
+        let immediate = ImmediateData { slot: slot.slot, attempt: header.attempt }.pack();
+        let bytes = (ANSWER_HEADER_BYTES + payload.len()) as u32;
+        self.tasks.handle_immediate(Timestamp(2_000), BACKEND, immediate, bytes, &self.arena);
+    }
+}
+
+fn done(task: TaskId, payload_bytes: u32) -> AnswerHeader {
+    AnswerHeader {
+        task: task.0,
+        status: AnswerStatus::Done,
+        payload_bytes,
+        attempt: 0,
+        batch_size: 2,
+        gpu: 1,
+        stamps: AnswerStamps::default(),
+    }
+}
+
+#[test]
+fn rows_become_tasks_and_their_answers_join_in_the_order_of_rows() {
+    let mut bench = Bench::new();
+    let request = bench.admit(3).unwrap();
+    let tasks = bench.submitted();
+    for (row, (_, slot)) in tasks.iter().enumerate() {
+        let row = row as u8;
+        assert_eq!(bench.arena.bytes(slot.input_offset, slot.input_bytes), [row, row, row, 1, row]);
+    }
+    for row in [2, 0, 1u8] {
+        assert_eq!(bench.tasks.poll_reply(), None);
+        let (task, slot) = tasks[usize::from(row)];
+        bench.answer(slot, done(task, 3), &[row, 10 + row, 20 + row]);
+    }
+    let (replied, reply) = bench.tasks.poll_reply().unwrap();
+    let reply = reply.unwrap();
+    assert_eq!((replied, reply.rows), (request, 3));
+    assert_eq!(reply.outputs, [vec![0, 10, 1, 11, 2, 12], vec![20, 21, 22]]);
+    assert_eq!((reply.timing.backend, reply.timing.gpu, reply.timing.batch_size), (BACKEND, 1, 2));
+    assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_timeout()), (0, None));
+    assert_eq!(bench.tasks.poll_message(), None);
+}
+
+#[test]
+fn a_failed_row_ends_the_request_once_and_cancels_the_others() {
+    let mut bench = Bench::new();
+    let request = bench.admit(3).unwrap();
+    let tasks = bench.submitted();
+    let (task, slot) = tasks[1];
+    let reason = "no kernel";
+    let header = AnswerHeader { status: AnswerStatus::Failed, ..done(task, reason.len() as u32) };
+    bench.answer(slot, header, reason.as_bytes());
+    assert_eq!(bench.tasks.poll_reply(), Some((request, Err(InferError::Failed(reason.to_owned())))));
+    let cancelled: Vec<_> = std::iter::from_fn(|| bench.tasks.poll_message()).collect();
+    let cancel = |task| FrontendToScheduler::Cancel { task, model: ModelId(3) };
+    assert_eq!(cancelled, [cancel(tasks[0].0), cancel(tasks[2].0)]);
+    assert_eq!(bench.tasks.outstanding(), 2, "cancelled tasks keep their slots until they end");
+    bench.tasks.handle_dropped(tasks[0].0, DropReason::Cancelled);
+    bench.answer(tasks[2].1, done(tasks[2].0, 3), &[0; 3]);
+    assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_reply()), (0, None));
+}
+
+#[test]
+fn only_the_present_attempt_of_the_present_lease_is_an_answer() {
+    let mut bench = Bench::new();
+    bench.admit(1).unwrap();
+    let (task, slot) = bench.submitted()[0];
+    assert_eq!(bench.tasks.handle_fenced(vec![task, TaskId(77)]), [task]);
+    bench.answer(slot, done(task, 3), &[0; 3]);
+    bench.answer(slot, AnswerHeader { attempt: 1, ..done(TaskId(task.0 + 1), 3) }, &[0; 3]);
+    bench.answer(SlotDescriptor { slot: slot.slot + 1, ..slot }, done(task, 3), &[0; 3]);
+    assert_eq!((bench.tasks.counters().stale_answers, bench.tasks.poll_reply()), (3, None));
+    bench.answer(slot, AnswerHeader { attempt: 1, ..done(task, 3) }, &[1, 2, 3]);
+    assert!(bench.tasks.poll_reply().unwrap().1.is_ok());
+    bench.answer(slot, AnswerHeader { attempt: 1, ..done(task, 3) }, &[1, 2, 3]);
+    assert_eq!((bench.tasks.counters().stale_answers, bench.tasks.poll_reply()), (4, None));
+}
+
+#[test]
+fn an_answer_that_does_not_fit_the_model_ends_the_task_with_an_error() {
+    let error = |header: fn(TaskId) -> AnswerHeader, bytes: usize| {
+        let mut bench = Bench::new();
+        bench.admit(1).unwrap();
+        let (task, slot) = bench.submitted()[0];
+        bench.answer(slot, header(task), &vec![0; bytes]);
+        assert_eq!(bench.tasks.outstanding(), 0);
+        bench.tasks.poll_reply().unwrap().1.unwrap_err().to_string()
+    };
+    assert!(error(|task| done(task, 4), 4).contains("found 4 bytes of output, expected 3"));
+    assert!(error(|task| done(task, 3), 2).contains("announces 3 bytes and 82 came"));
+    let huge = |task| AnswerHeader { status: AnswerStatus::Failed, ..done(task, u32::MAX) };
+    assert!(error(huge, 2).contains("announces 4294967295 bytes"));
+    assert!(error(|task| AnswerHeader { status: AnswerStatus::WindowMissed, ..done(task, 0) }, 0).contains("in time"));
+
+    let mut bench = Bench::new();
+    bench.admit(1).unwrap();
+    let (_, slot) = bench.submitted()[0];
+    bench.arena.write(slot.answer_offset as usize, &[0xff; ANSWER_HEADER_BYTES]);
+    let immediate = ImmediateData { slot: slot.slot, attempt: 0 }.pack();
+    bench.tasks.handle_immediate(Timestamp(1), BACKEND, immediate, 80, &bench.arena);
+    assert!(bench.tasks.poll_reply().unwrap().1.unwrap_err().to_string().contains("its status is unknown"));
+}
+
+#[test]
+fn a_full_arena_refuses_the_whole_request_and_keeps_nothing() {
+    let mut bench = Bench::new();
+    let admitted = (0..).take_while(|_| bench.admit(8).is_ok()).count();
+    let outstanding = bench.tasks.outstanding();
+    assert_eq!(outstanding, admitted * 8);
+    assert!(matches!(bench.admit(8), Err(InferError::ArenaFull { .. })));
+    assert_eq!(bench.tasks.outstanding(), outstanding);
+    assert_eq!(bench.submitted().len(), outstanding);
+}
+
+#[test]
+fn a_request_without_any_word_is_given_up_and_its_slot_kept() {
+    let mut bench = Bench::new();
+    let request = bench.admit(1).unwrap();
+    let (task, _) = bench.submitted()[0];
+    let at = bench.tasks.poll_timeout().unwrap();
+    assert_eq!(at, Timestamp(0) + SLO + WORD_WAIT);
+    bench.tasks.handle_timeout(at - Span(1));
+    assert_eq!(bench.tasks.poll_reply(), None);
+    bench.tasks.handle_timeout(at);
+    assert_eq!(bench.tasks.poll_reply(), Some((request, Err(InferError::NoAnswer { waited: WORD_WAIT }))));
+    assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_timeout()), (1, None));
+    bench.tasks.handle_dropped(task, DropReason::Deadline);
+    assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_reply()), (0, None));
+}
+
+#[test]
+fn losing_the_scheduler_ends_requests_at_once_and_frees_slots_only_later() {
+    let mut bench = Bench::new();
+    let requests: Vec<_> = (0..3).map(|_| bench.admit(2).unwrap()).collect();
+    bench.tasks.abandon(&InferError::SchedulerLost);
+    let ended: Vec<_> = std::iter::from_fn(|| bench.tasks.poll_reply()).collect();
+    let expected: Vec<_> = requests.into_iter().map(|request| (request, Err(InferError::SchedulerLost))).collect();
+    assert_eq!((ended, bench.tasks.outstanding()), (expected, 6));
+    bench.tasks.release_abandoned();
+    assert_eq!((bench.tasks.outstanding(), bench.tasks.counters().abandoned), (0, 6));
+    assert_eq!(bench.tasks.poll_message(), None, "nobody is left to tell");
+}

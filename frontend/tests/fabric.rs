@@ -1,0 +1,347 @@
+//! A frontend over real soft-RoCE on the loopback network; the test is its scheduler and its backend.
+
+use std::{collections::BTreeMap, fs, net::SocketAddr, sync::mpsc, thread};
+
+use frontend::{Client, Config, Infer, InferError, InputTensor};
+use proto::{
+    BackendId, FrontendId, ModelId, SlotDescriptor, Span, TaskId,
+    backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
+    clock::ClockReply,
+    frame::read_frame,
+    frontend_to_scheduler::FrontendToScheduler,
+    hello::SchedulerHello,
+    scheduler_to_frontend::{FrontendWelcome, SchedulerToFrontend},
+    slot::ImmediateData,
+    stages::AnswerStamps,
+};
+use repository::{DataType, emulated::digest};
+use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, ROCE_PORT, Region, RegionKey, Transfer};
+use zerocopy::IntoBytes as _;
+
+const SECRET: &str = "fabric";
+const INPUT_BYTES: usize = 150_528;
+const ANSWER_AT: usize = INPUT_BYTES;
+const CONFIG: &str = r#"
+    backend: "emulated"
+    max_batch_size: 8
+    input { name: "image" data_type: TYPE_UINT8 dims: [ 150528 ] }
+    output { name: "digest" data_type: TYPE_UINT64 dims: 2 }
+    parameters { key: "slo_ms" value { string_value: "60000" } }
+    parameters { key: "alpha_ms" value { string_value: "1" } }
+    parameters { key: "beta_ms" value { string_value: "1" } }
+"#;
+
+/// What happens instead of an answer to the next input that is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// The scheduler breaks its connection to the frontend.
+    LoseScheduler,
+    /// The backend stalls; it is fenced off and its tasks run again at another.
+    Fence,
+}
+
+/// A scheduler and a backend on one thread.
+struct Fabric {
+    clock: Clock,
+    scheduler: Endpoint,
+    backend: Endpoint,
+    region: Region,
+    key: RegionKey,
+    frontend: Option<(ConnectionId, String)>,
+    frontends: u32,
+    backends: u32,
+    link: Option<(ConnectionId, LinkWelcome)>,
+    fault: Option<Fault>,
+    /// Tasks without an answer, and how often each was fenced.
+    tasks: BTreeMap<TaskId, (SlotDescriptor, u16)>,
+    /// The task whose input is being read: one at a time.
+    running: Option<TaskId>,
+}
+
+impl Fabric {
+    fn open() -> (Self, SocketAddr) {
+        let host = transport::random_loopback();
+        let roce = |config: EndpointConfig| Endpoint::open(config.with_secret(SECRET)).unwrap();
+        let at = SocketAddr::new(host.into(), ROCE_PORT);
+        let scheduler = roce(EndpointConfig::soft(at).listening(SocketAddr::new(host.into(), 0)));
+        let mut backend = roce(EndpointConfig::default());
+        let region = Region::allocate(ANSWER_AT + 1024).unwrap();
+        let key = backend.register(&region, Access::default());
+        let address = scheduler.listen_address().unwrap();
+        let fabric = Self {
+            clock: Clock::start(),
+            scheduler,
+            backend,
+            region,
+            key,
+            frontend: None,
+            frontends: 0,
+            backends: 0,
+            link: None,
+            fault: None,
+            tasks: BTreeMap::new(),
+            running: None,
+        };
+        (fabric, address)
+    }
+
+    fn run(mut self, faults: &mpsc::Receiver<Fault>) {
+        loop {
+            match faults.try_recv() {
+                Ok(fault) => self.fault = Some(fault),
+                Err(mpsc::TryRecvError::Disconnected) => return,
+                Err(mpsc::TryRecvError::Empty) => {}
+            }
+            let now = self.clock.now();
+            let busy = self.scheduler.drive(now) | self.backend.drive(now);
+            while let Some(event) = self.scheduler.poll_event() {
+                self.on_scheduler_event(event);
+            }
+            while let Some(event) = self.backend.poll_event() {
+                self.on_backend_event(event);
+            }
+            self.run_next();
+            if !busy {
+                let now = self.clock.now();
+                self.backend.wait(now, now + Span::from_micros(500));
+            }
+        }
+    }
+
+    fn on_scheduler_event(&mut self, event: Event) {
+        let now = self.clock.now();
+        match event {
+            Event::Incoming { connection, hello, .. } => {
+                let SchedulerHello::Frontend(hello) = wincode::deserialize(&hello).unwrap() else {
+                    panic!("only a frontend connects here");
+                };
+                self.frontends += 1;
+                let welcome = FrontendWelcome { frontend: FrontendId(self.frontends) };
+                self.scheduler.accept(now, connection, wincode::serialize(&welcome).unwrap());
+                self.frontend = Some((connection, hello.link_address));
+                self.connect_backend();
+            }
+            Event::Message { connection, frame } if self.frontend.as_ref().is_some_and(|(f, _)| *f == connection) => {
+                read_frame(&frame).for_each(|message| self.on_message(message.unwrap()));
+            }
+            Event::Disconnected { connection, reason } => {
+                let ours = self.frontend.as_ref().is_some_and(|(frontend, _)| *frontend == connection);
+                assert!(!ours, "the frontend's connection ended: {reason}");
+            }
+            _ => {}
+        }
+    }
+
+    fn connect_backend(&mut self) {
+        let (_, address) = self.frontend.as_ref().unwrap();
+        self.backends += 1;
+        let hello = LinkHello { backend: BackendId(self.backends), frontend: FrontendId(self.frontends) };
+        self.backend.connect(self.clock.now(), address.parse().unwrap(), wincode::serialize(&hello).unwrap());
+    }
+
+    fn on_message(&mut self, message: FrontendToScheduler) {
+        match message {
+            FrontendToScheduler::ClockRequest { sent_at } => {
+                let at = self.clock.now();
+                self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
+            }
+            FrontendToScheduler::Submit { task, slot, deadline, .. } => {
+                assert!(deadline > self.clock.now() && task.frontend() == FrontendId(self.frontends));
+                self.tasks.insert(task, (slot, 0));
+            }
+            FrontendToScheduler::Cancel { .. } => {}
+            FrontendToScheduler::Fenced { unanswered, .. } => {
+                for task in unanswered {
+                    self.tasks.get_mut(&task).expect("it was not answered").1 += 1;
+                }
+                self.running = None;
+                self.connect_backend();
+            }
+        }
+    }
+
+    fn on_read(&mut self) {
+        match self.fault.take() {
+            None => self.answer(),
+            Some(Fault::Fence) => {
+                let tasks = self.tasks.keys().copied().collect();
+                self.tell(&SchedulerToFrontend::Fence { backend: BackendId(self.backends), tasks });
+            }
+            Some(Fault::LoseScheduler) => {
+                let (connection, _) = self.frontend.take().expect("its task was read");
+                self.tasks.clear();
+                self.scheduler.disconnect(connection);
+            }
+        }
+    }
+
+    fn tell(&mut self, message: &SchedulerToFrontend) {
+        let (connection, _) = self.frontend.as_ref().unwrap();
+        // A connection that has just ended is reported as an event.
+        let _ = self.scheduler.send(*connection, &wincode::serialize(message).unwrap());
+    }
+
+    fn on_backend_event(&mut self, event: Event) {
+        match event {
+            Event::Connected { connection, welcome } => {
+                self.link = Some((connection, wincode::deserialize(&welcome).unwrap()));
+                self.tell(&SchedulerToFrontend::Model {
+                    model: ModelId(0),
+                    name: "m".to_owned(),
+                    version: "1".to_owned(),
+                    gpus: 1,
+                    least_latency: Span::from_millis(1),
+                });
+            }
+            Event::ReadDone { result: Ok(()), .. } => self.on_read(),
+            Event::WriteDone { result: Ok(()), token, .. } => {
+                self.tasks.remove(&TaskId(token));
+                self.running = None;
+            }
+            Event::Disconnected { connection, .. } if self.link.as_ref().is_some_and(|(l, _)| *l == connection) => {
+                (self.link, self.running) = (None, None);
+            }
+            _ => {}
+        }
+    }
+
+    /// Step 7: reads the next task's input.
+    fn run_next(&mut self) {
+        let (None, Some((connection, welcome))) = (self.running, &self.link) else { return };
+        let Some((&task, (slot, _))) = self.tasks.first_key_value() else { return };
+        let transfer = self.transfer(task, welcome, 0, slot.input_offset, slot.input_bytes as usize);
+        if self.backend.read(*connection, transfer).is_ok() {
+            self.running = Some(task);
+        }
+    }
+
+    /// Step 9: writes the digest of the input that has been read.
+    fn answer(&mut self) {
+        let (Some(task), Some((connection, welcome))) = (self.running, &self.link) else { return };
+        let Some((slot, attempt)) = self.tasks.get(&task) else { return };
+        let mut input = vec![0; slot.input_bytes as usize];
+        self.region.read(0, &mut input);
+        let output: Vec<u8> = digest(&input).into_iter().flat_map(u64::to_le_bytes).collect();
+        let header = AnswerHeader {
+            task: task.0,
+            status: AnswerStatus::Done,
+            payload_bytes: output.len() as u32,
+            attempt: *attempt,
+            batch_size: 1,
+            gpu: 0,
+            stamps: AnswerStamps::default(),
+        };
+        self.region.write(ANSWER_AT, header.as_bytes());
+        self.region.write(ANSWER_AT + ANSWER_HEADER_BYTES, &output);
+        let bytes = ANSWER_HEADER_BYTES + output.len();
+        let transfer = self.transfer(task, welcome, ANSWER_AT, slot.answer_offset, bytes);
+        let immediate = ImmediateData { slot: slot.slot, attempt: *attempt }.pack();
+        self.backend.write_with_immediate(*connection, transfer, immediate).unwrap();
+    }
+
+    fn transfer(&self, task: TaskId, welcome: &LinkWelcome, local: usize, remote: u64, bytes: usize) -> Transfer {
+        Transfer {
+            token: task.0,
+            lkey: self.key.lkey,
+            local_offset: local,
+            remote_address: welcome.arena_address + remote,
+            rkey: welcome.arena_rkey,
+            bytes,
+        }
+    }
+}
+
+/// Runs a test with a client whose model is ready.
+fn with_fabric(test: impl AsyncFnOnce(&Client, &mpsc::Sender<Fault>)) {
+    let repository = tempfile::tempdir().unwrap();
+    fs::create_dir(repository.path().join("m")).unwrap();
+    fs::write(repository.path().join("m/config.pbtxt"), CONFIG).unwrap();
+    let (faults, received) = mpsc::channel();
+    let (opened, address) = mpsc::channel();
+    let fabric = thread::spawn(move || {
+        let (fabric, address) = Fabric::open();
+        opened.send(address).unwrap();
+        fabric.run(&received);
+    });
+    let config = Config::new(address.recv().unwrap(), SECRET, repository.path());
+    let client = Client::start(config).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        until_ready(&client).await;
+        test(&client, &faults).await;
+    });
+    // The fabric first: it takes the end of the frontend's connection for a failure.
+    drop(faults);
+    fabric.join().unwrap();
+    drop(client);
+}
+
+async fn until_ready(client: &Client) {
+    while !client.is_ready("m").await.unwrap() {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A request of `rows` images that no other number gives.
+fn request(rows: usize, number: u8) -> (Infer, Vec<u8>) {
+    let image = |row: usize| (0..INPUT_BYTES).map(move |at| (at * 31 + row * 7) as u8 ^ number);
+    let bytes: Vec<u8> = (0..rows).flat_map(image).collect();
+    let digests = bytes.chunks(INPUT_BYTES).flat_map(digest).flat_map(u64::to_le_bytes).collect();
+    let (name, datatype, shape) = ("image".to_owned(), DataType::Uint8, vec![rows, INPUT_BYTES]);
+    let inputs = vec![InputTensor { name, datatype, shape, data: bytes.into() }];
+    (Infer { model: "m".to_owned(), inputs, slo: None }, digests)
+}
+
+async fn is_served(client: &Client, rows: usize, number: u8) {
+    let (request, digests) = request(rows, number);
+    let inferred = client.infer(request).await.unwrap();
+    assert_eq!((&inferred.outputs[0].shape, &inferred.outputs[0].data[..]), (&vec![rows, 2], &digests[..]));
+}
+
+#[test]
+fn every_row_is_answered_with_the_digest_of_its_input() {
+    with_fabric(async |client, _| {
+        let tasks: Vec<_> = (0..20).map(|number| is_served(client, usize::from(number) % 3 + 1, number)).collect();
+        for task in tasks {
+            task.await;
+        }
+        let (mut wrong, _) = request(1, 0);
+        wrong.inputs[0].shape[1] -= 1;
+        let error = client.infer(wrong).await.unwrap_err().to_string();
+        assert!(error.starts_with("inputs['image'].shape: found [1, 150527], expected [n, 150528]"), "{error}");
+        assert!(matches!(client.is_ready("n").await, Err(InferError::NotFound(_))));
+    });
+}
+
+#[test]
+fn losing_the_scheduler_ends_what_is_outstanding_and_the_frontend_joins_again() {
+    with_fabric(async |client, faults| {
+        faults.send(Fault::LoseScheduler).unwrap();
+        let error = loop {
+            // Until the fabric has taken the fault in, requests are answered.
+            if let Err(error) = client.infer(request(2, 1).0).await {
+                break error;
+            }
+        };
+        assert_eq!(error, InferError::SchedulerLost);
+        until_ready(client).await;
+        is_served(client, 3, 2).await;
+    });
+}
+
+#[test]
+fn a_fenced_backends_tasks_run_again_elsewhere() {
+    with_fabric(async |client, faults| {
+        is_served(client, 1, 1).await;
+        faults.send(Fault::Fence).unwrap();
+        for number in 2..10 {
+            let (request, digests) = request(2, number);
+            let inferred = client.infer(request).await.unwrap();
+            assert_eq!(&inferred.outputs[0].data[..], &digests[..]);
+            if inferred.timing.backend == BackendId(2) {
+                return;
+            }
+        }
+        panic!("no request was answered by the second backend");
+    });
+}
