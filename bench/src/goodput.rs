@@ -1,0 +1,255 @@
+//! `downbeat bench goodput`: the highest aggregate rate at which, for every model, at most 1 % of requests are late or
+//! dropped (Symphony, section 3.4: a binary search over fixed rates).
+//!
+//! Near its limit deferred scheduling is metastable, so one seed's answer may be lucky or unlucky: with several seeds
+//! the median is reported.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+use indicatif::{ProgressBar, ProgressStyle};
+use scheduler::Policy;
+use serde::Serialize;
+use sim::{
+    Options, Report, Workload,
+    checker::Violation,
+    cluster,
+    command::{CommandError, positive},
+    workload::SECONDS_MAX,
+};
+
+/// Late or dropped requests that goodput allows, of each model's.
+pub const BAD_RATE_MAX: f64 = 0.01;
+/// The search ends when its bounds are this close, as a part of the upper one.
+const RESOLUTION: f64 = 0.001;
+/// Searches that one command runs.
+const SEEDS_MAX: u64 = 1000;
+
+/// Search the highest rate that a workload is served at, in simulation.
+#[derive(Debug, ClapArgs)]
+pub struct Args {
+    /// Workload file (TOML).
+    #[arg(long)]
+    pub workload: PathBuf,
+    /// Batch policy: downbeat, deferred, eager or timeout:MS.
+    #[arg(long, default_value = "downbeat")]
+    pub policy: Policy,
+    /// Simulated span of each probe in seconds; the workload's by default. Its first tenth warms up.
+    #[arg(long)]
+    pub seconds: Option<f64>,
+    /// First seed.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Search with this many consecutive seeds and report the search with the median goodput.
+    #[arg(long, default_value_t = 1)]
+    pub seeds: u64,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The result: the best probe of the search with the median goodput.
+#[derive(Debug, Clone, Serialize)]
+pub struct Goodput {
+    /// The workload's name.
+    pub workload: String,
+    /// As on the command line.
+    pub policy: String,
+    /// Median over seeds of the highest rate found, in requests a second.
+    pub goodput_rps: f64,
+    /// Mean of batch sizes over batches.
+    pub batch_mean: f64,
+    /// Time that GPUs executed, of all GPUs' time.
+    pub gpu_busy_fraction: f64,
+    /// GPUs that ran at least one batch in a second, averaged over seconds.
+    pub gpus_used_mean: f64,
+    /// In the order of the workload.
+    pub models: Vec<ModelGoodput>,
+}
+
+/// One model at the found rate.
+#[derive(Debug, Clone, Serialize)]
+pub struct ModelGoodput {
+    /// Its name in the workload.
+    pub name: String,
+    /// Requests a second that arrived.
+    pub offered_rps: f64,
+    /// Late or dropped, of those.
+    pub bad_rate: f64,
+    /// Median latency of those answered; `null` if there were none.
+    pub p50_ms: Option<f64>,
+    /// Its 99th percentile.
+    pub p99_ms: Option<f64>,
+    /// Median of batch sizes over batches.
+    pub batch_median: Option<f64>,
+}
+
+/// Searches with one seed; each probe runs for `seconds`. `progress` is told what part of the search is done, from 0
+/// to 1, and the rate that is being tried.
+///
+/// Returns the run at the highest rate that was good enough; its rate is 0, and no request arrived, if none was.
+///
+/// # Errors
+/// If an invariant is broken.
+pub fn search(
+    workload: &Workload,
+    policy: Policy,
+    seconds: f64,
+    seed: u64,
+    progress: &mut dyn FnMut(f64, f64),
+) -> Result<Option<Report>, Violation> {
+    let mut bounds = (0.0, workload.capacity_rps());
+    let probes = RESOLUTION.log2().abs().ceil() + 1.0;
+    let mut done = 0.0;
+    let mut best = None;
+    // Below this even one request in a probe is too many.
+    let floor = 1.0 / seconds;
+    while bounds.1 - bounds.0 > RESOLUTION * bounds.1 && bounds.1 > floor {
+        let rate_rps = f64::midpoint(bounds.0, bounds.1);
+        let options = Options { policy, rate_rps, seconds, seed };
+        let report = cluster::run(workload, &options, None, &mut |second| {
+            progress(((done + second / seconds) / probes).min(1.0), rate_rps);
+        })?;
+        if report.models.iter().all(|model| model.figures.bad_rate() <= BAD_RATE_MAX) {
+            bounds.0 = rate_rps;
+            best = Some(report);
+        } else {
+            bounds.1 = rate_rps;
+        }
+        done += 1.0;
+    }
+    Ok(best)
+}
+
+/// Runs the command and prints its result on stdout, its progress on stderr.
+///
+/// # Errors
+/// On bad input (exit code 2).
+pub fn run(args: &Args) -> Result<(), CommandError> {
+    let workload = Workload::read(&args.workload)?;
+    let seconds = positive("--seconds", args.seconds.unwrap_or(workload.seconds), SECONDS_MAX)?;
+    positive("--seeds", args.seeds as f64, SEEDS_MAX as f64)?;
+    let bar = ProgressBar::new(1000 * args.seeds);
+    let style = ProgressStyle::with_template("searching [{bar:40}] {percent} %, {msg}, {eta} left");
+    bar.set_style(style.expect("a constant template").progress_chars("=> "));
+    let mut found = Vec::new();
+    for index in 0..args.seeds {
+        let seed = args.seed.wrapping_add(index);
+        let report = search(&workload, args.policy, seconds, seed, &mut |part, rate_rps| {
+            bar.set_position(1000 * index + (1000.0 * part) as u64);
+            bar.set_message(format!("seed {seed}, {rate_rps:.0} requests/s"));
+        })?;
+        found.push(report);
+    }
+    bar.finish_and_clear();
+    let goodput = median(&workload, args.policy, found);
+    if args.json {
+        println!("{}", serde_json::to_string(&goodput).expect("plain data"));
+    } else {
+        println!("{}", goodput.table());
+    }
+    Ok(())
+}
+
+/// The search with the median goodput; with an even number of seeds the rate is between the two middle ones.
+fn median(workload: &Workload, policy: Policy, mut found: Vec<Option<Report>>) -> Goodput {
+    let rate_of = |report: &Option<Report>| report.as_ref().map_or(0.0, |report| report.rate_rps);
+    found.sort_by(|one, other| rate_of(one).total_cmp(&rate_of(other)));
+    let (low, high) = (&found[(found.len() - 1) / 2], &found[found.len() / 2]);
+    let goodput_rps = f64::midpoint(rate_of(low), rate_of(high));
+    let report = low.as_ref();
+    let models = report.into_iter().flat_map(|report| &report.models).map(|model| ModelGoodput {
+        name: model.name.clone(),
+        offered_rps: model.figures.offered_rps,
+        bad_rate: model.figures.bad_rate(),
+        p50_ms: model.figures.p50_ms,
+        p99_ms: model.figures.p99_ms,
+        batch_median: model.figures.batch_median,
+    });
+    Goodput {
+        workload: workload.name.clone(),
+        policy: policy.to_string(),
+        goodput_rps,
+        batch_mean: report.map_or(0.0, |report| report.batch_mean),
+        gpu_busy_fraction: report.map_or(0.0, |report| report.gpu_busy_fraction),
+        gpus_used_mean: report.map_or(0.0, |report| report.gpus_used_mean),
+        models: models.collect(),
+    }
+}
+
+impl Goodput {
+    /// A table for people.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut lines = vec![format!(
+            "{} under {}: {:.0} requests/s; mean batch {:.2}, GPUs busy {:.1} % of the time, {:.2} used in a second\n",
+            self.workload,
+            self.policy,
+            self.goodput_rps,
+            self.batch_mean,
+            100.0 * self.gpu_busy_fraction,
+            self.gpus_used_mean
+        )];
+        let row = |cells: [String; 6]| {
+            let [name, offered, bad, p50, p99, batch] = cells;
+            format!("{name:<24}{offered:>12}{bad:>10}{p50:>10}{p99:>10}{batch:>7}")
+        };
+        lines.push(row(["model", "offered r/s", "bad", "p50 ms", "p99 ms", "batch"].map(str::to_owned)));
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+        lines.extend(self.models.iter().map(|model| {
+            row([
+                model.name.clone(),
+                format!("{:.1}", model.offered_rps),
+                format!("{:.3} %", 100.0 * model.bad_rate),
+                number(model.p50_ms),
+                number(model.p99_ms),
+                model.batch_median.map_or_else(|| "-".to_owned(), |median| median.to_string()),
+            ])
+        }));
+        lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn workload(text: &str) -> Workload {
+        Workload::parse(text, "test", "test", Path::new(".")).unwrap()
+    }
+
+    #[test]
+    fn finds_the_limit_of_a_queue_without_randomness() {
+        // A batch of one takes 10 ms; uniform arrivals at up to 100 requests/s are all served.
+        let text = "gpus = 1\nseconds = 10\narrivals = { process = \"uniform\" }\n\
+                    [[model]]\nname = \"m\"\nlatency_ms = [10]\nslo_ms = 15\n";
+        let workload = workload(text);
+        let report = search(&workload, Policy::Eager, 10.0, 1, &mut |_, _| ()).unwrap().unwrap();
+        // The search approaches the capacity from below.
+        assert!((99.8..=100.0).contains(&report.rate_rps), "{}", report.rate_rps);
+    }
+
+    #[test]
+    fn the_median_of_searches() {
+        let workload = workload("gpus = 1\n[[model]]\nname = \"m\"\nlatency_ms = [10]\nslo_ms = 15\n");
+        let at = |rate_rps| {
+            let options = Options { policy: Policy::Eager, rate_rps, seconds: 1.0, seed: 1 };
+            Some(cluster::run(&workload, &options, None, &mut |_| ()).unwrap())
+        };
+        let median_of = |found| median(&workload, Policy::Eager, found).goodput_rps;
+        assert_eq!(median_of(vec![at(30.0), None, at(20.0)]), 20.0);
+        assert_eq!(median_of(vec![at(30.0), at(20.0)]), 25.0);
+        assert_eq!(median_of(vec![None]), 0.0);
+    }
+
+    #[test]
+    fn deferred_beats_eager_where_batching_matters() {
+        let workload =
+            workload("gpus = 32\n[[model]]\nname = \"m\"\ncount = 10\nalpha_ms = 1\nbeta_ms = 15\nslo_ms = 46\n");
+        let goodput = |policy| search(&workload, policy, 5.0, 2, &mut |_, _| ()).unwrap().unwrap().rate_rps;
+        let (deferred, eager) = (goodput(Policy::Deferred), goodput(Policy::Eager));
+        assert!(deferred > 1.05 * eager, "deferred {deferred}, eager {eager}");
+    }
+}
