@@ -1,2 +1,97 @@
 //! The `downbeat` binary: dispatches subcommands, nothing else.
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod demo;
+mod digits;
+mod load;
+mod role;
+mod supervisor;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A serving fabric for DNN inference under tight latency objectives.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a local cluster of real processes for about ten seconds and show what it does
+    Demo(demo::Args),
+    /// Run the same cluster until stopped
+    Up(cluster::UpArgs),
+    /// Run the scheduler
+    Scheduler(role::Args),
+    /// Run a frontend
+    Frontend(role::Args),
+    /// Run a backend
+    Backend(role::Args),
+    /// Simulate a cluster in virtual time
+    Sim(sim::command::Args),
+    /// Measure
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Search the highest rate at which every model stays within its objective, in virtual time
+    Goodput(bench::goodput::Args),
+    /// Measure how many requests the scheduler handles, with real threads and emulated GPUs
+    Scheduler(bench::scheduler::Args),
+    /// Send load to a running server over HTTP and measure its latency
+    Load(load::Args),
+}
+
+/// Bad input: one line on stderr says what to change.
+const BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            // Its further lines only point to --help.
+            let text = error.to_string();
+            eprintln!("downbeat: {}", text.lines().next().unwrap_or_default().trim_start_matches("error: "));
+            return ExitCode::from(BAD_INPUT);
+        }
+        Err(help) => help.exit(),
+    };
+    let result = match cli.command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Up(args) => cluster::up(&args),
+        Command::Scheduler(args) => role::scheduler(&args),
+        Command::Frontend(args) => role::frontend(&args),
+        Command::Backend(args) => role::backend(&args),
+        Command::Sim(args) => sim::command::run(&args).map_err(anyhow::Error::from),
+        Command::Bench(Bench::Goodput(args)) => bench::goodput::run(&args).map_err(anyhow::Error::from),
+        Command::Bench(Bench::Scheduler(args)) => bench::scheduler::run(&args).map_err(anyhow::Error::from),
+        Command::Bench(Bench::Load(args)) => load::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("downbeat: {}", one_line(&error));
+            // `demo` ran and found something wrong: that is not bad input.
+            ExitCode::from(if error.is::<demo::Failed>() { 1 } else { BAD_INPUT })
+        }
+    }
+}
+
+/// The error and its causes, less those that the text before names already.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}

@@ -1,0 +1,62 @@
+//! One role of a cluster: reads its configuration file and runs it.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use anyhow::{Context, Result, anyhow};
+use serde::de::DeserializeOwned;
+
+use crate::supervisor;
+
+/// Arguments of `scheduler`, `frontend` and `backend`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The role's configuration file (TOML)
+    #[arg(long)]
+    config: PathBuf,
+    /// End when this process ends; set by `demo` and `up`
+    #[arg(long, hide = true)]
+    supervised_by: Option<u32>,
+}
+
+impl Args {
+    fn start<C: DeserializeOwned>(&self) -> Result<C> {
+        if let Some(parent) = self.supervised_by {
+            supervisor::die_with(parent)?;
+        }
+        init_logging();
+        read_config(&self.config)
+    }
+}
+
+/// Reads a TOML file. What is wrong with it is told in one line, with the number of the line where it stands.
+pub fn read_config<C: DeserializeOwned>(file: &Path) -> Result<C> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("--config: cannot read {}", file.display()))?;
+    toml::from_str(&text).map_err(|error| {
+        let line = text[..error.span().map_or(0, |span| span.start)].lines().count().max(1);
+        anyhow!("--config: {}, line {line}: {}", file.display(), error.message().replace('\n', "; "))
+    })
+}
+
+/// Logs to stderr; `RUST_LOG` chooses what.
+pub fn init_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+/// Runs a scheduler until the process is ended.
+pub fn scheduler(args: &Args) -> Result<()> {
+    match scheduler::drive::run(&args.start()?)? {}
+}
+
+/// Runs a frontend until the process is ended.
+pub fn frontend(args: &Args) -> Result<()> {
+    Ok(frontend::drive::run(&args.start()?, &AtomicBool::new(false))?)
+}
+
+/// Runs a backend until the process is ended.
+pub fn backend(args: &Args) -> Result<()> {
+    Ok(backend::drive::run(&args.start()?, &AtomicBool::new(false))?)
+}

@@ -1,0 +1,190 @@
+//! The whole fabric as real processes: members are killed, packets lost, and every request must still end once, with
+//! the right answer or a reason. Nothing here asserts how long anything takes.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener},
+    process::{Child, ChildStdout, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use bench::load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, is_ready};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+/// One cluster at a time: the machine may have two cores.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A cluster under `downbeat up`, and the process ids that it printed.
+struct Up {
+    child: Child,
+    members: BTreeMap<String, Pid>,
+    http: Vec<SocketAddr>,
+    /// Kept open: a cluster whose output nobody reads any more must not be what ends it.
+    _stdout: BufReader<ChildStdout>,
+    _config: tempfile::NamedTempFile,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Up {
+    /// Starts a cluster of one backend process for each entry of `gpus`, all of which host `model`.
+    fn start(frontends: usize, model: &str, gpus: &[u32], rest: &str) -> Self {
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let http: Vec<SocketAddr> = (0..frontends).map(|_| free_address()).collect();
+        let quoted: Vec<String> = http.iter().map(|address| format!("\"{address}\"")).collect();
+        let mut config = tempfile::NamedTempFile::new().unwrap();
+        writeln!(config, "http = [{}]\n{rest}", quoted.join(", ")).unwrap();
+        for gpus in gpus {
+            writeln!(config, "[[backend]]\ngpus = {gpus}\nmodels = [\"{model}\"]").unwrap();
+        }
+        let mut child = Command::new(env!("CARGO_BIN_EXE_downbeat"))
+            .args(["up", "--config"])
+            .arg(config.path())
+            .env("RUST_LOG", "warn")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut members = BTreeMap::new();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while stdout.read_line(&mut line).unwrap() > 0 {
+            if line.starts_with("ready") {
+                return Self { child, members, http, _stdout: stdout, _config: config, _alone: alone };
+            }
+            if let Some((name, pid)) = line.split_once(": process ") {
+                members.insert(name.to_owned(), Pid::from_raw(pid.trim().parse().unwrap()).unwrap());
+            }
+            line.clear();
+        }
+        let ended = child.wait().unwrap();
+        panic!("the cluster did not become ready: {ended}");
+    }
+
+    fn send(&self, frontend: usize, seconds: f64, stream: &Stream) -> Tally {
+        let target = Target { address: self.http[frontend], span: Duration::from_secs_f64(seconds), seed: 7 };
+        generate(&target, std::slice::from_ref(stream), |_| {}).unwrap().remove(0)
+    }
+
+    /// Kills a member with SIGKILL one second after the load has started.
+    fn send_and_kill(&self, frontend: usize, seconds: f64, stream: &Stream, member: &str) -> Tally {
+        let victim = self.members[member];
+        let killer = thread::spawn(move || {
+            pause(Duration::from_secs(1));
+            kill_process(victim, Signal::KILL).unwrap();
+        });
+        let tally = self.send(frontend, seconds, stream);
+        killer.join().unwrap();
+        tally
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
+        let _ = self.child.wait();
+    }
+}
+
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+#[allow(clippy::disallowed_methods, reason = "waits for other processes, in real time")]
+fn pause(span: Duration) {
+    thread::sleep(span);
+}
+
+/// Requests whose answers name every byte of their input.
+fn emulated(rate_rps: f64) -> Stream {
+    let models = repository::load("models".as_ref()).unwrap();
+    let model = models.iter().find(|model| model.name == "resnet50").unwrap();
+    let inputs = (0..16u8).map(|number| {
+        let data: Vec<u8> = (0..model.input_bytes()).map(|at| (at as u8).wrapping_mul(31) ^ number).collect();
+        let digest = repository::emulated::digest(&data).iter().flat_map(|word| word.to_le_bytes()).collect();
+        Input::new("image", "UINT8", &[3, 224, 224], &data, Some(200.0), Expected::Bytes(digest))
+    });
+    let arrivals = Arrivals::Poisson { rate_rps };
+    Stream { model: "resnet50".into(), arrivals, slo_ms: 200.0, inputs: inputs.collect() }
+}
+
+/// Each request ended once, and none with a wrong answer or an error that is no reason.
+fn assert_accounted_for(tally: &Tally) {
+    assert!(tally.sent > 0);
+    assert_eq!(tally.ended(), tally.sent, "{tally:?}");
+    assert_eq!(tally.wrong, 0, "{tally:?}");
+    assert!(tally.errors.is_empty(), "{tally:?}");
+    assert!(tally.served > 0, "{tally:?}");
+}
+
+#[test]
+fn a_backend_is_killed_under_load() {
+    let up = Up::start(1, "resnet50", &[4, 4], "");
+    let tally = up.send_and_kill(0, 4.0, &emulated(100.0), "backend-1");
+    assert_accounted_for(&tally);
+    // What the lost backend held had 200 ms to run again on the other one; the rest did not notice.
+    assert!(tally.served * 4 >= tally.sent * 3, "{tally:?}");
+    assert_accounted_for(&up.send(0, 1.0, &emulated(50.0)));
+}
+
+#[test]
+fn a_frontend_is_killed_under_load() {
+    let up = Up::start(2, "resnet50", &[4], "");
+    let doomed = (up.http[1], up.members["frontend-1"]);
+    let rest = thread::scope(|scope| {
+        scope.spawn(|| {
+            // Its own client sees broken connections; what counts is that the others see nothing.
+            let _ = up.send_and_kill(1, 2.0, &emulated(50.0), "frontend-1");
+        });
+        up.send(0, 4.0, &emulated(50.0))
+    });
+    assert!(!is_ready(doomed.0, "resnet50"));
+    assert_accounted_for(&rest);
+    assert!(rest.served * 4 >= rest.sent * 3, "{rest:?}");
+}
+
+#[test]
+fn two_percent_of_all_packets_are_lost() {
+    let up = Up::start(1, "resnet50", &[8], "faults = { loss = 0.02 }");
+    assert_accounted_for(&up.send(0, 4.0, &emulated(40.0)));
+}
+
+#[test]
+fn an_idle_cluster_hardly_runs_and_an_interrupt_leaves_nothing_behind() {
+    let mut up = Up::start(1, "resnet50", &[1, 8], "");
+    let before = up.members.values().map(|pid| cpu_seconds(*pid)).sum::<f64>();
+    pause(Duration::from_secs(4));
+    let used = up.members.values().map(|pid| cpu_seconds(*pid)).sum::<f64>() - before;
+    assert!(used < 0.05 * 4.0, "an idle cluster used {used:.3} s of CPU time in 4 s");
+    kill_process(Pid::from_child(&up.child), Signal::INT).unwrap();
+    assert_eq!(up.child.wait().unwrap().code(), Some(130));
+    for (member, pid) in &up.members {
+        assert!(test_kill_process(*pid).is_err(), "{member} is still there");
+    }
+}
+
+/// User and system time of a process so far (proc_pid_stat(5), fields 14 and 15, in ticks of 10 ms).
+fn cpu_seconds(pid: Pid) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+    let after_name = stat.rsplit_once(')').unwrap().1;
+    let ticks = after_name.split_whitespace().skip(11).take(2).map(|field| field.parse::<f64>().unwrap());
+    ticks.sum::<f64>() / 100.0
+}
+
+#[test]
+fn bad_input_is_one_line_and_exit_code_2() {
+    let bad: [(&[&str], &str); 5] = [
+        (&["demo", "--policy", "sometimes"], "sometimes"),
+        (&["demo", "--fault", "loss=2"], "loss=0"),
+        (&["up", "--config", "/nonexistent.toml"], "/nonexistent.toml"),
+        (&["bench", "load", "--url", "ftp://x", "--model", "m", "--rate", "1"], "--url"),
+        (&["scheduler", "--config", "Cargo.toml"], "Cargo.toml"),
+    ];
+    for (args, expected) in bad {
+        let output = Command::new(env!("CARGO_BIN_EXE_downbeat")).args(args).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
+    }
+}

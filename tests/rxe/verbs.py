@@ -1,0 +1,300 @@
+"""Step by step in the guest: the kernel's queue pairs against soft-roce's, through libibverbs.
+
+Usage: verbs.py HOST PORT GID_INDEX OWN_GID. One line per case; what soft-roce does is told to its `scripted` example.
+"""
+
+import socket
+import sys
+import time
+
+import pyverbs.enums as e
+from pyverbs.addr import GID, AHAttr, GlobalRoute
+from pyverbs.cq import CQ
+from pyverbs.device import Context
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+from pyverbs.wr import SGE, RecvWR, SendWR
+
+SIZES = [0, 1, 3, 4, 4095, 4096, 4097, 100_000]
+BYTES = 1 << 20
+ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
+SUCCESS, LOCAL_LENGTH, REMOTE_INVALID, REMOTE_ACCESS, REMOTE_OPERATION = 0, 1, 9, 10, 11
+IMMEDIATE = 0x01020304
+OWN_PSN = 0xFFFFF0  # wraps within the first case that moves more than 16 packets
+
+
+# The pattern repeats after 65,536 bytes; the emulated processor is too slow to compute more than once.
+PERIOD = bytes((at * 31 + at // 256) % 256 for at in range(65_536))
+
+
+def pattern(seed, count):
+    shifted = PERIOD.translate(bytes((value + seed) % 256 for value in range(256)))
+    return (shifted * (count // len(shifted) + 1))[:count]
+
+
+class Host:
+    """soft-roce's end: a line each way."""
+
+    def __init__(self, address, port):
+        self.lines = socket.create_connection((address, port), 20).makefile("rw", newline="\n")
+
+    def __call__(self, *words):
+        self.lines.write(" ".join(map(str, words)) + "\n")
+        self.lines.flush()
+        answer = self.lines.readline().strip()
+        assert answer and not answer.startswith("error"), answer or "the host has closed"
+        return answer
+
+    def wait(self):
+        status, count, immediate = self("wait").split()
+        return int(status), int(count), None if immediate == "-" else int(immediate)
+
+    def dump(self, count, offset=0):
+        return bytes.fromhex(self("dump", offset, count)) if count else b""
+
+
+class Pair:
+    """A fresh pair of queue pairs: ours by the kernel, the other by soft-roce."""
+
+    def __init__(self, host, pd, cq, mr, gid_index, own_gid, host_gid):
+        self.host, self.cq, self.mr = host, cq, mr
+        while cq.poll(1)[0]:
+            pass
+        cap = QPCap(max_send_wr=16, max_recv_wr=16, max_send_sge=1, max_recv_sge=1)
+        self.qp = QP(pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=cap))
+        answer = host("connect", f"{self.qp.qp_num:x}", f"{OWN_PSN:x}", own_gid.replace(":", ""))
+        number, psn, self.rkey, self.address = map(int, answer.split())
+        attr = QPAttr(port_num=1)
+        attr.qp_access_flags = ACCESS
+        self.qp.to_init(attr)
+        attr.ah_attr = AHAttr(gr=GlobalRoute(dgid=GID(host_gid), sgid_index=gid_index), is_global=1, port_num=1)
+        attr.dest_qp_num, attr.rq_psn, attr.path_mtu = number, psn, e.IBV_MTU_4096
+        attr.max_dest_rd_atomic, attr.min_rnr_timer = 4, 14
+        self.qp.to_rtr(attr)
+        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.sq_psn, attr.max_rd_atomic = 14, 6, 6, OWN_PSN, 4
+        self.qp.to_rts(attr)
+
+    def post(self, opcode, count, rkey=None, offset=0, immediate=None, atomic=None):
+        sge = SGE(self.mr.buf, count, self.mr.lkey)
+        wr = SendWR(opcode=opcode, num_sge=1, sg=[sge], send_flags=e.IBV_SEND_SIGNALED,
+                    imm_data=socket.htonl(immediate or 0))
+        rkey = self.rkey if rkey is None else rkey
+        if atomic:
+            wr.set_wr_atomic(rkey, self.address + offset, *atomic)
+        else:
+            wr.set_wr_rdma(rkey, self.address + offset)
+        self.qp.post_send(wr)
+
+    def receive(self, count):
+        self.qp.post_recv(RecvWR(num_sge=1, sg=[SGE(self.mr.buf, count, self.mr.lkey)]))
+
+    def wait(self):
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            found, completions = self.cq.poll(1)
+            if found:
+                return completions[0]
+        raise AssertionError("the kernel completed nothing in 20 s")
+
+    def status(self):
+        return self.wait().status
+
+
+def expect(found, expected, what="status"):
+    if isinstance(expected, bytes) and found != expected:
+        at = next((k for k, (a, b) in enumerate(zip(found, expected)) if a != b), min(len(found), len(expected)))
+        raise AssertionError(f"{what}: differs at byte {at} of {len(expected)}")
+    assert found == expected, f"{what}: found {found}, expected {expected}"
+
+
+def kernel_writes(pair, count):
+    pair.host("fill", 7)
+    pair.mr.write(pattern(1, BYTES), BYTES)
+    pair.post(e.IBV_WR_RDMA_WRITE, count, offset=64)
+    expect(pair.status(), SUCCESS)
+    whole = bytearray(pattern(7, count + 128))
+    whole[64:64 + count] = pattern(1, count)
+    expect(pair.host.dump(count + 128), bytes(whole), "memory")
+
+
+def kernel_reads(pair, count):
+    pair.host("fill", 2)
+    pair.mr.write(bytes(BYTES), BYTES)
+    pair.post(e.IBV_WR_RDMA_READ, count, offset=64)
+    expect(pair.status(), SUCCESS)
+    expect(pair.mr.read(count + 1, 0), pattern(2, count + 64)[64:] + b"\0", "memory")
+
+
+def soft_writes(pair, count):
+    pair.host("fill", 3)
+    pair.mr.write(bytes(BYTES), BYTES)
+    pair.host("write", count, pair.mr.buf + 64, pair.mr.rkey)
+    expect(pair.host.wait()[0], SUCCESS)
+    expect(pair.mr.read(count + 128, 0), bytes(64) + pattern(3, count) + bytes(64), "memory")
+
+
+def soft_reads(pair, count):
+    pair.host("fill", 0)
+    pair.mr.write(pattern(4, BYTES), BYTES)
+    pair.host("read", count, pair.mr.buf + 64, pair.mr.rkey)
+    expect(pair.host.wait()[0], SUCCESS)
+    expect(pair.host.dump(count), pattern(4, count + 64)[64:], "memory")
+
+
+def kernel_sends(pair, count):
+    pair.mr.write(pattern(5, BYTES), BYTES)
+    pair.host("recv", count)
+    pair.post(e.IBV_WR_SEND_WITH_IMM, count, immediate=IMMEDIATE)
+    expect(pair.status(), SUCCESS)
+    expect(pair.host.wait(), (SUCCESS, count, IMMEDIATE), "receive")
+    expect(pair.host.dump(count), pattern(5, count), "memory")
+
+
+def soft_sends(pair, count):
+    pair.host("fill", 6)
+    pair.receive(count)
+    pair.host("send_imm", count, IMMEDIATE)
+    expect(pair.host.wait()[0], SUCCESS)
+    done = pair.wait()
+    expect((done.status, done.byte_len, socket.ntohl(done.imm_data)), (SUCCESS, count, IMMEDIATE), "receive")
+    expect(pair.mr.read(count, 0), pattern(6, count), "memory")
+
+
+def kernel_writes_with_immediate(pair):
+    pair.mr.write(pattern(8, BYTES), BYTES)
+    pair.host("recv", 0)
+    pair.post(e.IBV_WR_RDMA_WRITE_WITH_IMM, 5000, immediate=IMMEDIATE)
+    expect(pair.status(), SUCCESS)
+    expect(pair.host.wait(), (SUCCESS, 5000, IMMEDIATE), "receive")
+    expect(pair.host.dump(5000), pattern(8, 5000), "memory")
+
+
+def soft_writes_with_immediate(pair):
+    pair.host("fill", 9)
+    pair.receive(0)
+    pair.host("write_imm", 5000, pair.mr.buf, pair.mr.rkey, IMMEDIATE)
+    expect(pair.host.wait()[0], SUCCESS)
+    done = pair.wait()
+    expect((done.status, socket.ntohl(done.imm_data)), (SUCCESS, IMMEDIATE), "receive")
+    expect(pair.mr.read(5000, 0), pattern(9, 5000), "memory")
+
+
+def kernel_bad_key(pair):
+    for opcode in (e.IBV_WR_RDMA_READ, e.IBV_WR_RDMA_WRITE):
+        pair = pair.again()
+        pair.post(opcode, 64, rkey=pair.rkey ^ 0x1000)
+        expect(pair.status(), REMOTE_ACCESS)
+
+
+def soft_bad_key(pair):
+    for operation in ("read", "write"):
+        pair = pair.again()
+        pair.host(operation, 64, pair.mr.buf, pair.mr.rkey ^ 1)
+        expect(pair.host.wait()[0], REMOTE_ACCESS)
+
+
+def kernel_out_of_range(pair):
+    for opcode in (e.IBV_WR_RDMA_READ, e.IBV_WR_RDMA_WRITE):
+        pair = pair.again()
+        pair.post(opcode, 64, offset=BYTES - 63)
+        expect(pair.status(), REMOTE_ACCESS)
+
+
+def soft_out_of_range(pair):
+    for operation in ("read", "write"):
+        pair = pair.again()
+        pair.host(operation, 64, pair.mr.buf + BYTES - 63, pair.mr.rkey)
+        expect(pair.host.wait()[0], REMOTE_ACCESS)
+
+
+def kernel_waits_for_receive(pair):
+    pair.mr.write(pattern(10, BYTES), BYTES)
+    pair.post(e.IBV_WR_SEND, 10_000)
+    time.sleep(0.004)
+    pair.host("recv", 10_000)
+    expect(pair.status(), SUCCESS)
+    expect(pair.host.wait(), (SUCCESS, 10_000, None), "receive")
+    expect(pair.host.dump(10_000), pattern(10, 10_000), "memory")
+
+
+def soft_waits_for_receive(pair):
+    pair.host("fill", 11)
+    pair.host("send", 10_000)
+    time.sleep(0.01)
+    pair.receive(10_000)
+    expect(pair.host.wait()[0], SUCCESS)
+    expect(pair.status(), SUCCESS)
+    expect(pair.mr.read(10_000, 0), pattern(11, 10_000), "memory")
+
+
+def kernel_sends_too_much(pair):
+    pair.host("recv", 10)
+    pair.post(e.IBV_WR_SEND, 100)
+    expect(pair.status(), REMOTE_INVALID)
+    expect(pair.host.wait()[0], LOCAL_LENGTH)
+
+
+def soft_sends_too_much(pair):
+    pair.receive(10)
+    pair.host("send", 100)
+    # The specification says invalid request, rdma_rxe that its own operation failed.
+    assert pair.host.wait()[0] in (REMOTE_INVALID, REMOTE_OPERATION)
+
+
+def kernel_atomics(pair):
+    pair.host("fill", 0)
+    before = int.from_bytes(pattern(0, 8), "little")
+    pair.post(e.IBV_WR_ATOMIC_FETCH_AND_ADD, 8, atomic=(5, 0))
+    expect(pair.status(), SUCCESS)
+    expect(int.from_bytes(pair.mr.read(8, 0), "little"), before, "original")
+    pair.post(e.IBV_WR_ATOMIC_CMP_AND_SWP, 8, atomic=(before + 5, 99))
+    expect(pair.status(), SUCCESS)
+    expect(int.from_bytes(pair.mr.read(8, 0), "little"), before + 5, "original")
+    expect(pair.host.dump(8), (99).to_bytes(8, "little"), "memory")
+
+
+def soft_atomics(pair):
+    pair.mr.write((40).to_bytes(8, "little"), 8)
+    pair.host("fetch_add", pair.mr.buf, pair.mr.rkey, 2)
+    expect(pair.host.wait()[0], SUCCESS)
+    expect(pair.host.dump(8), (40).to_bytes(8, "little"), "original")
+    pair.host("compare_swap", pair.mr.buf, pair.mr.rkey, 42, 7)
+    expect(pair.host.wait()[0], SUCCESS)
+    expect(pair.host.dump(8), (42).to_bytes(8, "little"), "original")
+    expect(pair.mr.read(8, 0), (7).to_bytes(8, "little"), "memory")
+
+
+SIZED = [kernel_writes, kernel_reads, soft_writes, soft_reads, kernel_sends, soft_sends]
+PLAIN = [
+    kernel_writes_with_immediate, soft_writes_with_immediate, kernel_bad_key, soft_bad_key, kernel_out_of_range,
+    soft_out_of_range, kernel_waits_for_receive, soft_waits_for_receive, kernel_sends_too_much, soft_sends_too_much,
+    kernel_atomics, soft_atomics,
+]
+
+
+def main():
+    address, port, gid_index, own_gid = sys.argv[1:]
+    host = Host(address, int(port))
+    context = Context(name="rxe0")
+    pd, cq = PD(context), CQ(context, 64)
+    mr = MR(pd, BYTES, ACCESS)
+    v4 = socket.inet_aton(address).hex()
+    host_gid = ":".join(["0000"] * 5 + ["ffff", v4[:4], v4[4:]])
+
+    def fresh():
+        pair = Pair(host, pd, cq, mr, int(gid_index), own_gid, host_gid)
+        pair.again = fresh
+        return pair
+
+    cases = [(f"{run.__name__}_{count}", lambda pair, run=run, count=count: run(pair, count))
+             for run in SIZED for count in SIZES]
+    for name, run in cases + [(run.__name__, run) for run in PLAIN]:
+        try:
+            run(fresh())
+            print(f"passed {name}", flush=True)
+        except Exception as error:  # one case's trouble is not the next one's
+            print(f"failed {name} ({type(error).__name__}: {error})", flush=True)
+
+
+main()
