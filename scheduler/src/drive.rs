@@ -65,7 +65,7 @@ pub struct Network {
 impl Default for Network {
     fn default() -> Self {
         Self {
-            ctrl_us: 150.0,
+            ctrl_us: 100.0,
             data_us_per_request: 20.0,
             data_us_per_megabyte: 1000.0,
             resp_us: 1000.0,
