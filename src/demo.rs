@@ -91,13 +91,9 @@ pub fn run(args: &Args) -> Result<()> {
     let tallies = send(&cluster, "load", args.seconds, args.seed, &streams)?;
     cluster.check().map_err(|error| Failed(format!("{error:#}")))?;
     drop(cluster);
+    show(&streams, &tallies, &alone, args.seconds);
 
     let names: Vec<String> = streams.iter().map(|stream| stream.model.clone()).collect();
-    let reports: Vec<_> = names.iter().zip(&tallies).map(|(name, tally)| tally.report(name, args.seconds)).collect();
-    println!("{}\n\nWhere a request's time goes\n{}", table::models(&reports), table::stages(&names, &tallies));
-    if let Some((stage, p50, p99)) = alone.stages.rows().last() {
-        println!("\nOne request at a time ({}): {stage} p50 {p50:.0} us, p99 {p99:.0} us", names[0]);
-    }
     judge(&names[..1], &[alone], (images, direct_accuracy))?;
     judge(&names, &tallies, (images, direct_accuracy))?;
     for (name, tally) in names.iter().zip(&tallies) {
@@ -112,6 +108,16 @@ pub fn run(args: &Args) -> Result<()> {
     }
     println!("every answer was right and every request accounted for");
     Ok(())
+}
+
+/// The tables: what each model got, where the time went, and what one request costs alone.
+fn show(streams: &[Stream], tallies: &[Tally], alone: &Tally, seconds: f64) {
+    let names: Vec<String> = streams.iter().map(|stream| stream.model.clone()).collect();
+    let reports: Vec<_> = names.iter().zip(tallies).map(|(name, tally)| tally.report(name, seconds)).collect();
+    println!("{}\n\nWhere a request's time goes\n{}", table::models(&reports), table::stages(&names, tallies));
+    if let Some((stage, p50, p99)) = alone.stages.rows().last() {
+        println!("\nOne request at a time ({}): {stage} p50 {p50:.0} us, p99 {p99:.0} us", names[0]);
+    }
 }
 
 fn send(cluster: &Cluster, what: &str, seconds: f64, seed: u64, streams: &[Stream]) -> Result<Vec<Tally>> {

@@ -5,6 +5,7 @@
 //! tasks enter by [`ModelThread::handle_submit`]; each model's candidate goes to [`RankThread::handle_candidate`];
 //! a [`Grant`] comes back to [`ModelThread::handle_grant`], which makes the batch final and says when its GPU will be
 //! free again ([`RankThread::handle_gpu`]). The two may run on different threads with delays between them.
+//! [`cluster::Cluster`] is the scheduler's life with its peers around them; [`drive`] gives it sockets and a clock.
 #![forbid(unsafe_code)]
 
 pub mod cluster;

@@ -299,11 +299,11 @@ impl World {
     }
 }
 
-/// Replays one seed: `SEED=17 cargo test -p backend histories`.
+/// Replays one seed: `DOWNBEAT_SEED=17 cargo test -p backend histories`.
 #[test]
 fn histories_keep_every_invariant() {
-    let (seeds, whole) = match std::env::var("SEED") {
-        Ok(seed) => (vec![seed.parse().expect("SEED is a number")], false),
+    let (seeds, whole) = match std::env::var("DOWNBEAT_SEED") {
+        Ok(seed) => (vec![seed.parse().expect("DOWNBEAT_SEED is a number")], false),
         Err(_) => ((0..1000).collect::<Vec<u64>>(), true),
     };
     let mut seen = BTreeSet::new();
@@ -311,7 +311,7 @@ fn histories_keep_every_invariant() {
         match std::panic::catch_unwind(|| World::new(seed).run()) {
             Ok(history) => seen.extend(history),
             Err(panic) => {
-                eprintln!("seed {seed} failed; replay it with SEED={seed}");
+                eprintln!("seed {seed} failed; replay it with DOWNBEAT_SEED={seed}");
                 std::panic::resume_unwind(panic);
             }
         }
