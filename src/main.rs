@@ -4,6 +4,7 @@
 mod cluster;
 mod demo;
 mod digits;
+mod doctor;
 mod load;
 mod role;
 mod supervisor;
@@ -33,6 +34,8 @@ enum Command {
     Frontend(role::Args),
     /// Run a backend
     Backend(role::Args),
+    /// Tell what this host offers and what to change
+    Doctor(doctor::Args),
     /// Simulate a cluster in virtual time
     Sim(sim::command::Args),
     /// Measure
@@ -70,6 +73,11 @@ fn main() -> ExitCode {
         Command::Scheduler(args) => role::scheduler(&args),
         Command::Frontend(args) => role::frontend(&args),
         Command::Backend(args) => role::backend(&args),
+        Command::Doctor(args) => match doctor::run(&args) {
+            Ok(true) => Ok(()),
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
         Command::Sim(args) => sim::command::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Goodput(args)) => bench::goodput::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Scheduler(args)) => bench::scheduler::run(&args).map_err(anyhow::Error::from),

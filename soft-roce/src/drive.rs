@@ -99,6 +99,18 @@ impl Driver {
         self.socket.receive_capacity_bytes()
     }
 
+    /// Packets that one system call sends; 1 where the system cannot segment (UDP_SEGMENT).
+    #[must_use]
+    pub fn segments_sent_at_once(&self) -> usize {
+        self.socket.segments_max()
+    }
+
+    /// Packets that one system call receives as one run; 1 where the system does not merge (UDP_GRO).
+    #[must_use]
+    pub fn segments_received_at_once(&self) -> usize {
+        self.socket.segments_merged_max()
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn counters(&self) -> DriverCounters {

@@ -86,6 +86,12 @@ impl Socket {
         self.state.max_gso_segments()
     }
 
+    /// The longest run of segments that one receive merges; 1 where the system does not merge.
+    #[must_use]
+    pub fn segments_merged_max(&self) -> usize {
+        self.state.gro_segments()
+    }
+
     /// Sends one datagram, or a run of datagrams of `segment_bytes` each (the last may be shorter).
     ///
     /// # Errors

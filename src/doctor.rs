@@ -1,0 +1,176 @@
+//! `doctor`: what this host offers to downbeat, and what to change.
+//!
+//! One finding a line, each with its remedy. What stops downbeat from working on the arm asked for makes the exit code
+//! 1; advice does not. The checks read files below a root and values that are handed to them, so that a test can hand
+//! them any host; only [`run`] looks at this one. Nothing is ever changed: `--fix-script` prints commands.
+
+mod compute;
+mod host;
+mod network;
+mod rdma;
+
+use std::{fmt, io::Write, net::IpAddr};
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use host::{Host, Limits};
+
+/// Twice the slots of a frontend of default size (`arena_bytes`), so that its rings and a backend's staging fit too.
+const REGISTERED_BYTES_USUAL: u64 = 128 << 20;
+
+/// Arguments of `doctor`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The arm that shall work: soft, or verbs:DEV
+    #[arg(long, default_value = "soft")]
+    arm: String,
+    /// The address that peers will reach this host at, which decides the GID of an RDMA device
+    #[arg(long)]
+    address: Option<IpAddr>,
+    /// One JSON object on stdout
+    #[arg(long)]
+    json: bool,
+    /// Print the commands that mend what was found, and nothing else; they are never run
+    #[arg(long, conflicts_with = "json")]
+    fix_script: bool,
+}
+
+/// How much a finding matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    /// As it should be.
+    Ok,
+    /// Works, but something else would be faster, steadier, or needed for the other arm.
+    Advice,
+    /// The arm that was asked for cannot work.
+    Stop,
+}
+
+/// One line of the report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Finding {
+    subject: String,
+    level: Level,
+    found: String,
+    /// What to do; nothing where all is well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+    /// Commands that do it, for root, in this order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    commands: Vec<String>,
+}
+
+impl Finding {
+    fn ok(subject: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { subject: subject.into(), level: Level::Ok, found: found.into(), remedy: None, commands: Vec::new() }
+    }
+
+    fn advice(subject: impl Into<String>, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { level: Level::Advice, remedy: Some(remedy.into()), ..Self::ok(subject, found) }
+    }
+
+    fn stop(subject: impl Into<String>, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { level: Level::Stop, ..Self::advice(subject, found, remedy) }
+    }
+
+    fn with_commands<C: Into<String>>(mut self, commands: impl IntoIterator<Item = C>) -> Self {
+        self.commands = commands.into_iter().map(Into::into).collect();
+        self
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = match self.level {
+            Level::Ok => "ok    ",
+            Level::Advice => "advice",
+            Level::Stop => "STOP  ",
+        };
+        write!(f, "{mark} {}: {}", self.subject, self.found)?;
+        match &self.remedy {
+            Some(remedy) => write!(f, "; {remedy}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The arm that shall work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Wanted {
+    Soft,
+    Verbs { device: String },
+}
+
+impl Wanted {
+    fn parse(text: &str) -> Result<Self> {
+        match text.split_once(':') {
+            None if text == "soft" => Ok(Self::Soft),
+            Some(("verbs", device)) if !device.is_empty() => Ok(Self::Verbs { device: device.to_owned() }),
+            _ => bail!("--arm: expected soft or verbs:DEV, found `{text}`"),
+        }
+    }
+}
+
+/// The whole report as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Report {
+    arm: String,
+    works: bool,
+    findings: Vec<Finding>,
+}
+
+/// Looks at this host and prints what it found. True if downbeat can work here.
+///
+/// # Errors
+/// A bad argument.
+pub fn run(args: &Args) -> Result<bool> {
+    let wanted = Wanted::parse(&args.arm)?;
+    let findings = examine(&Host::here(), &Limits::here(), &wanted, args.address);
+    let works = findings.iter().all(|finding| finding.level != Level::Stop);
+    let text = if args.fix_script {
+        script(&findings)
+    } else if args.json {
+        serde_json::to_string(&Report { arm: args.arm.clone(), works, findings })? + "\n"
+    } else {
+        lines(&args.arm, works, &findings)
+    };
+    // A reader that has seen enough (`| head`) is no error.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(works)
+}
+
+fn lines(arm: &str, works: bool, findings: &[Finding]) -> String {
+    let mut text: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    let verdict = if works { "works".to_owned() } else { format!("cannot work ({} found)", count(Level::Stop)) };
+    text += &format!("the {arm} arm {verdict} here; advice: {}\n", count(Level::Advice));
+    text
+}
+
+/// Every check, in the order of the way of a packet: device, socket, memory, processor.
+fn examine(host: &Host, limits: &Limits, wanted: &Wanted, address: Option<IpAddr>) -> Vec<Finding> {
+    let devices = rdma::devices(host);
+    let mut findings = rdma::check(host, &devices, wanted, address);
+    findings.push(rdma::memlock(host, &devices, limits, wanted));
+    findings.extend(network::soft_arm(wanted, limits.soft_arm.as_ref()));
+    findings.extend(network::socket_buffers(host));
+    findings.extend(network::open_files(limits));
+    findings.extend(compute::check(host, limits, &devices));
+    findings
+}
+
+/// The commands of all findings as a script for root.
+fn script(findings: &[Finding]) -> String {
+    let mut text = String::from(
+        "#!/bin/sh\n# Printed by `downbeat doctor --fix-script`. Read it, then run it as root.\nset -eu\n",
+    );
+    for finding in findings.iter().filter(|finding| !finding.commands.is_empty()) {
+        text += &format!("\n# {}: {}\n{}\n", finding.subject, finding.found, finding.commands.join("\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

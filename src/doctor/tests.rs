@@ -1,0 +1,181 @@
+//! Hosts made of files.
+
+use std::{fs, path::Path};
+
+use super::{host::SoftArm, *};
+
+/// A plain container: no RDMA device.
+fn plain(files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
+    let root = tempfile::tempdir().unwrap();
+    let common = [
+        ("/proc/sys/net/core/rmem_max", "212992\n"),
+        ("/proc/sys/net/core/wmem_max", "16777216\n"),
+        ("/sys/devices/system/clocksource/clocksource0/current_clocksource", "tsc\n"),
+        (
+            "/proc/meminfo",
+            "MemTotal: 1 kB\nHugePages_Total:       0\nHugePages_Free:        0\nHugepagesize:       2048 kB\n",
+        ),
+    ];
+    for (path, text) in common.iter().chain(files) {
+        write(root.path(), path, text);
+    }
+    let host = Host::at(root.path());
+    (root, host)
+}
+
+fn write(root: &Path, path: &str, text: &str) {
+    let path = root.join(path.trim_start_matches('/'));
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// A RoCE device `mlx5_0` on eth0 with a link-local, a version 1 and two routable GIDs.
+const ROCE: &[(&str, &str)] = &[
+    ("/sys/class/infiniband/mlx5_0/device/numa_node", "1"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/link_layer", "Ethernet"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/rate", "100 Gb/sec (4X EDR)"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0", "eth0"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/gids/0", "fe80:0000:0000:0000:0000:0000:0000:0001"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0", "RoCE v2"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a00:0001"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1", "IB/RoCE v1"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/gids/2", "fd00:0000:0000:0000:0000:0000:0000:0001"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/2", "RoCE v2"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/gids/10", "0000:0000:0000:0000:0000:ffff:0a00:0001"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/10", "RoCE v2"),
+    ("/sys/class/infiniband/mlx5_0/ports/1/gids/11", "0000:0000:0000:0000:0000:0000:0000:0000"),
+    ("/sys/class/net/eth0/mtu", "1500"),
+    ("/dev/infiniband/uverbs0", ""),
+    ("/usr/lib/x86_64-linux-gnu/libibverbs.so.1", ""),
+];
+
+fn limits() -> Limits {
+    let soft_arm =
+        SoftArm { segments_sent_at_once: 64, segments_received_at_once: 64, receive_capacity_bytes: 1 << 20 };
+    Limits { memlock_bytes: Some(8 << 20), open_files: Some(1024), cores: 2, soft_arm: Ok(soft_arm) }
+}
+
+fn verbs() -> Wanted {
+    Wanted::parse("verbs:mlx5_0").unwrap()
+}
+
+fn with<'a>(findings: &'a [Finding], subject: &str) -> &'a Finding {
+    let found = findings.iter().find(|finding| finding.subject == subject);
+    found.unwrap_or_else(|| panic!("no finding about {subject}: {findings:#?}"))
+}
+
+fn stops(findings: &[Finding]) -> Vec<&str> {
+    findings.iter().filter(|finding| finding.level == Level::Stop).map(|finding| finding.subject.as_str()).collect()
+}
+
+#[test]
+fn a_plain_container_has_the_soft_arm_and_is_told_so() {
+    let (_root, host) = plain(&[("/.dockerenv", "")]);
+    let findings = examine(&host, &limits(), &Wanted::Soft, None);
+    assert_eq!(stops(&findings), [""; 0]);
+    assert!(with(&findings, "RDMA devices").found.contains("only the soft arm is available"));
+    assert_eq!(with(&findings, "container").level, Level::Ok);
+    assert_eq!(with(&findings, "RLIMIT_MEMLOCK").level, Level::Ok, "nothing is pinned on the soft arm");
+}
+
+#[test]
+fn every_piece_of_advice_says_what_to_do_and_the_script_holds_its_commands() {
+    let (_root, host) = plain(&[
+        ("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n"),
+        ("/sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n"),
+        ("/sys/devices/system/clocksource/clocksource0/available_clocksource", "hpet tsc acpi_pm\n"),
+        ("/sys/fs/cgroup/cpu.max", "150000 100000\n"),
+    ]);
+    let findings = examine(&host, &limits(), &Wanted::Soft, None);
+    for finding in &findings {
+        assert_eq!(finding.level == Level::Ok, finding.remedy.is_none(), "{finding}");
+        assert_eq!(finding.to_string().lines().count(), 1);
+    }
+    assert!(with(&findings, "processor quota").found.contains("1.5 cores"));
+    let script = script(&findings);
+    for command in [
+        "sysctl -w net.core.rmem_max=8388608",
+        "sysctl -w vm.nr_hugepages=64",
+        "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource",
+        "echo performance >",
+    ] {
+        assert!(script.contains(command), "no `{command}` in\n{script}");
+    }
+    assert!(!script.contains("wmem_max"), "that one is well");
+}
+
+#[test]
+fn a_socket_that_does_not_open_stops_the_soft_arm_only() {
+    let broken = Limits { soft_arm: Err("UDP 127.1.2.3:4791: Address already in use".into()), ..limits() };
+    let (_root, host) = plain(ROCE);
+    assert_eq!(stops(&examine(&host, &broken, &Wanted::Soft, None)), ["soft arm"]);
+    let pinned = Limits { memlock_bytes: None, ..broken };
+    assert_eq!(stops(&examine(&host, &pinned, &verbs(), None)), [""; 0]);
+}
+
+#[test]
+fn the_gid_is_chosen_by_address_and_never_by_index() {
+    let (_root, host) = plain(ROCE);
+    let chosen = |address: Option<&str>| {
+        let findings = examine(&host, &limits(), &verbs(), address.map(|address| address.parse().unwrap()));
+        findings.iter().find(|finding| finding.subject == "mlx5_0 port 1 GID").map(|finding| finding.found.clone())
+    };
+    assert_eq!(chosen(None).unwrap(), "index 10: 10.0.0.1 would be chosen");
+    assert_eq!(chosen(Some("fd00::1")).unwrap(), "index 2: fd00::1 would be chosen");
+    assert_eq!(chosen(Some("10.0.0.9")), None);
+    let findings = examine(&host, &limits(), &verbs(), Some("10.0.0.9".parse().unwrap()));
+    let finding = with(&findings, "mlx5_0 port 1");
+    assert!(finding.level == Level::Ok, "the port is well");
+    assert!(
+        stops(&findings).contains(&"mlx5_0 port 1")
+            && findings.iter().any(|finding| finding.to_string().contains("the address 10.0.0.9"))
+    );
+}
+
+#[test]
+fn a_small_interface_mtu_is_named_with_the_path_mtu_that_fits() {
+    let (root, host) = plain(ROCE);
+    let findings = examine(&host, &limits(), &verbs(), None);
+    assert_eq!(with(&findings, "mlx5_0 port 1 path MTU").found, "1024 (eth0 has 1500)");
+    write(root.path(), "/sys/class/net/eth0/mtu", "4200");
+    let findings = examine(&host, &limits(), &verbs(), None);
+    assert_eq!(with(&findings, "mlx5_0 port 1 path MTU").level, Level::Ok);
+}
+
+#[test]
+fn what_the_verbs_arm_lacks_stops_it() {
+    let (_root, host) = plain(&[]);
+    let findings = examine(&host, &limits(), &verbs(), None);
+    assert_eq!(stops(&findings), ["RDMA devices", "/dev/infiniband", "libibverbs", "RLIMIT_MEMLOCK"]);
+
+    let (root, host) = plain(ROCE);
+    assert_eq!(stops(&examine(&host, &limits(), &verbs(), None)), ["RLIMIT_MEMLOCK"]);
+    write(root.path(), "/proc/self/status", "Name:\tdownbeat\nCapEff:\t0000000000004000\n");
+    assert_eq!(stops(&examine(&host, &limits(), &verbs(), None)), [""; 0]);
+    write(root.path(), "/sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN");
+    assert_eq!(stops(&examine(&host, &limits(), &verbs(), None)), ["mlx5_0 port 1"]);
+    let advice = examine(&host, &limits(), &Wanted::Soft, None);
+    assert_eq!(with(&advice, "mlx5_0 port 1").commands, ["ip link set eth0 up"]);
+}
+
+#[test]
+fn a_gpu_on_another_node_than_the_nic_is_named() {
+    let gpu = "/sys/bus/pci/devices/0000:3b:00.0";
+    let files = [("vendor", "0x10de"), ("class", "0x030200"), ("numa_node", "0")]
+        .map(|(file, text)| (format!("{gpu}/{file}"), text));
+    let files: Vec<(&str, &str)> =
+        files.iter().map(|(path, text)| (path.as_str(), *text)).chain(ROCE.iter().copied()).collect();
+    let (_root, host) = plain(&files);
+    let findings = examine(&host, &limits(), &Wanted::Soft, None);
+    let finding = with(&findings, "NUMA node of mlx5_0");
+    assert!(finding.level == Level::Advice && finding.remedy.as_ref().unwrap().contains("0000:3b:00.0"), "{finding}");
+}
+
+#[test]
+fn an_arm_that_is_none_is_named() {
+    for text in ["", "tcp", "verbs", "verbs:"] {
+        let error = Wanted::parse(text).unwrap_err().to_string();
+        assert!(error.starts_with("--arm:") && error.contains("verbs:DEV"), "{error}");
+    }
+}
