@@ -107,7 +107,7 @@ pub fn search(
     while bounds.1 - bounds.0 > RESOLUTION * bounds.1 && bounds.1 > floor {
         let rate_rps = f64::midpoint(bounds.0, bounds.1);
         let options = Options { policy, rate_rps, seconds, seed };
-        let report = cluster::run(workload, &options, None, &mut |second| {
+        let report = cluster::run(workload, &options, &mut |_| (), &mut |second| {
             progress(((done + second / seconds) / probes).min(1.0), rate_rps);
         })?;
         if report.models.iter().all(|model| model.figures.bad_rate() <= BAD_RATE_MAX) {
@@ -236,7 +236,7 @@ mod tests {
         let workload = workload("gpus = 1\n[[model]]\nname = \"m\"\nlatency_ms = [10]\nslo_ms = 15\n");
         let at = |rate_rps| {
             let options = Options { policy: Policy::Eager, rate_rps, seconds: 1.0, seed: 1 };
-            Some(cluster::run(&workload, &options, None, &mut |_| ()).unwrap())
+            Some(cluster::run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap())
         };
         let median_of = |found| median(&workload, Policy::Eager, found).goodput_rps;
         assert_eq!(median_of(vec![at(30.0), None, at(20.0)]), 20.0);

@@ -12,7 +12,7 @@ use crate::{
     arrivals::Arrivals,
     checker::{Checker, Violation},
     report::{Recorder, Report},
-    trace::{Event, Trace},
+    trace::Event,
     workload::Workload,
 };
 
@@ -32,20 +32,36 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// Runs a workload. `trace`, if given, takes all events; `progress` is told once a simulated second how many have passed.
+/// Runs a workload. `observe` is told all events in the order of decisions; `progress` once a simulated second how many
+/// have passed.
 ///
 /// # Errors
 /// If an invariant is broken.
 pub fn run(
     workload: &Workload,
     options: &Options,
-    trace: Option<&mut Trace>,
+    observe: &mut dyn FnMut(Event),
+    progress: &mut dyn FnMut(f64),
+) -> Result<Report, Violation> {
+    let end = Timestamp::ZERO + Span::from_secs_f64(options.seconds);
+    let arrivals = Arrivals::random(workload, options.rate_rps, options.seed, end);
+    run_arrivals(workload, options, arrivals, observe, progress)
+}
+
+/// As [`run`], with requests that come as given; the options' rate and seed only name the run.
+///
+/// # Errors
+/// If an invariant is broken.
+pub fn run_arrivals(
+    workload: &Workload,
+    options: &Options,
+    arrivals: Arrivals,
+    observe: &mut dyn FnMut(Event),
     progress: &mut dyn FnMut(f64),
 ) -> Result<Report, Violation> {
     let end = Timestamp::ZERO + Span::from_secs_f64(options.seconds);
     let warm = Timestamp::ZERO + Span::from_secs_f64(options.seconds / 10.0);
-    let arrivals = Arrivals::random(workload, options.rate_rps, options.seed, end);
-    let mut cluster = Cluster::new(workload, options.policy, (warm, end), trace);
+    let mut cluster = Cluster::new(workload, options.policy, (warm, end), observe);
     for gpu in 0..workload.gpus {
         cluster.add_gpu(Timestamp::ZERO, GpuId(gpu));
     }
@@ -56,7 +72,7 @@ pub fn run(
     Ok(cluster.recorder.report(&names, identity))
 }
 
-struct Cluster<'a> {
+pub(crate) struct Cluster<'a> {
     workload: &'a Workload,
     model_thread: ModelThread<()>,
     rank_thread: RankThread,
@@ -64,15 +80,16 @@ struct Cluster<'a> {
     reports: BinaryHeap<Reverse<(Timestamp, GpuId, Timestamp)>>,
     checker: Checker,
     recorder: Recorder,
-    trace: Option<&'a mut Trace>,
+    observe: &'a mut dyn FnMut(Event),
 }
 
 impl<'a> Cluster<'a> {
-    fn new(
+    /// Without GPUs. Requests that arrive in `measured`, half open, count.
+    pub(crate) fn new(
         workload: &'a Workload,
         policy: Policy,
         measured: (Timestamp, Timestamp),
-        trace: Option<&'a mut Trace>,
+        observe: &'a mut dyn FnMut(Event),
     ) -> Self {
         let mut model_thread = ModelThread::new(workload.network, policy);
         for (id, model) in (0..).zip(&workload.models) {
@@ -87,16 +104,17 @@ impl<'a> Cluster<'a> {
             reports: BinaryHeap::new(),
             checker: Checker::new(workload.gpus as usize),
             recorder: Recorder::new(measured, slos, workload.gpus as usize),
-            trace,
+            observe,
         }
     }
 
-    fn add_gpu(&mut self, free_at: Timestamp, gpu: GpuId) {
+    pub(crate) fn add_gpu(&mut self, free_at: Timestamp, gpu: GpuId) {
         let models = (0..self.workload.models.len() as u32).map(ModelId).collect();
         self.rank_thread.handle_gpu_joined(free_at, gpu, models);
     }
 
-    fn run(&mut self, mut arrivals: Arrivals, progress: &mut dyn FnMut(f64)) -> Result<(), Violation> {
+    /// Until nothing is left to happen.
+    pub(crate) fn run(&mut self, mut arrivals: Arrivals, progress: &mut dyn FnMut(f64)) -> Result<(), Violation> {
         let mut next_progress = Timestamp::ZERO;
         loop {
             let report_at = self.reports.peek().map(|Reverse((at, ..))| *at);
@@ -162,9 +180,7 @@ impl<'a> Cluster<'a> {
                 let slo = self.workload.models[model.0 as usize].slo;
                 let arrived_at = task.deadline + self.workload.response - slo;
                 self.recorder.dropped(model.0 as usize, arrived_at);
-                if let Some(trace) = &mut self.trace {
-                    trace.push(Event::Drop { model: model.0, arrived_at, dropped_at: now });
-                }
+                (self.observe)(Event::Drop { model: model.0, arrived_at, dropped_at: now });
             }
         }
         Ok(())
@@ -182,13 +198,11 @@ impl<'a> Cluster<'a> {
             if finished_at > task.deadline {
                 return Err(Violation::PlannedLate { task: task.id, late: finished_at - task.deadline });
             }
-            self.recorder.answered(model, task.queued_at, finished_at + self.workload.response);
+            self.recorder.answered(model, task.queued_at, started_at, finished_at + self.workload.response);
         }
         self.recorder.executed(model, batch.gpu.0 as usize, size, started_at, finished_at);
-        if let Some(trace) = &mut self.trace {
-            let (gpu, model) = (batch.gpu.0, batch.model.0);
-            trace.push(Event::Batch { gpu, model, size: size as u32, started_at, finished_at });
-        }
+        let (gpu, model) = (batch.gpu.0, batch.model.0);
+        (self.observe)(Event::Batch { gpu, model, size: size as u32, started_at, finished_at });
         // The report of its end takes the way that the plan took.
         self.reports.push(Reverse((finished_at + self.workload.network.ctrl, batch.gpu, finished_at)));
         Ok(())

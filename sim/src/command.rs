@@ -102,7 +102,12 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
             .progress_chars("=> "),
     );
     let mut trace = args.trace.is_some().then(Trace::default);
-    let report = cluster::run(&workload, &options, trace.as_mut(), &mut |seconds| bar.set_position(seconds as u64));
+    let mut observe = |event| {
+        if let Some(trace) = &mut trace {
+            trace.push(event);
+        }
+    };
+    let report = cluster::run(&workload, &options, &mut observe, &mut |seconds| bar.set_position(seconds as u64));
     bar.finish_and_clear();
     let report = report?;
     if let (Some(trace), Some(path)) = (&trace, &args.trace) {

@@ -9,6 +9,7 @@ pub mod arrivals;
 pub mod checker;
 pub mod cluster;
 pub mod command;
+pub mod examples;
 pub mod report;
 pub mod trace;
 pub mod workload;

@@ -29,6 +29,12 @@ pub struct Report {
     pub gpu_busy_fraction: f64,
     /// GPUs that ran at least one batch in a second, averaged over seconds.
     pub gpus_used_mean: f64,
+    /// All models together: `batches[b - 1]` batches of size b.
+    #[serde(skip)]
+    pub batches: Vec<u64>,
+    /// All models together: from the arrival of an answered request to the start of its batch, in microseconds.
+    #[serde(skip)]
+    pub queueing_us: Histogram<u64>,
 }
 
 /// One model's part.
@@ -126,6 +132,8 @@ pub struct Recorder {
     /// What counts: from the end of the warm-up to the end of arrivals.
     measured: (Timestamp, Timestamp),
     models: Vec<ModelRecord>,
+    /// Microseconds.
+    queueing: Histogram<u64>,
     busy: Span,
     /// By GPU: the last second, from the end of the warm-up, that it was seen busy in.
     last_second: Vec<i64>,
@@ -153,12 +161,13 @@ impl Recorder {
             offered: 0,
             on_time: 0,
             dropped: 0,
-            latencies: Histogram::new(3).expect("three digits are within hdrhistogram's bounds"),
+            latencies: histogram(),
             batches: vec![0; LatencyProfile::MAX_BATCH],
         };
         Self {
             measured,
             models: slos.map(record).collect(),
+            queueing: histogram(),
             busy: Span::ZERO,
             last_second: vec![-1; gpus],
             gpu_seconds: 0,
@@ -179,13 +188,15 @@ impl Recorder {
         self.models[model].dropped += u64::from(self.counts(arrived_at));
     }
 
-    /// A request that arrived at `arrived_at` was answered.
-    pub fn answered(&mut self, model: usize, arrived_at: Timestamp, answered_at: Timestamp) {
+    /// A request that arrived at `arrived_at` was answered; its batch started at `started_at`.
+    pub fn answered(&mut self, model: usize, arrived_at: Timestamp, started_at: Timestamp, answered_at: Timestamp) {
         if self.counts(arrived_at) {
             let record = &mut self.models[model];
             let latency = answered_at - arrived_at;
+            let micros = |span: Span| (span.as_nanos() / 1000) as u64;
             record.on_time += u64::from(latency <= record.slo);
-            record.latencies.record((latency.as_nanos() / 1000) as u64).expect("the histogram resizes");
+            record.latencies.record(micros(latency)).expect("the histogram resizes");
+            self.queueing.record(micros(started_at - arrived_at)).expect("the histogram resizes");
         }
     }
 
@@ -215,7 +226,7 @@ impl Recorder {
             offered: 0,
             on_time: 0,
             dropped: 0,
-            latencies: Histogram::new(3).expect("three digits are within hdrhistogram's bounds"),
+            latencies: histogram(),
             batches: vec![0; LatencyProfile::MAX_BATCH],
         };
         for model in &self.models {
@@ -244,8 +255,14 @@ impl Recorder {
             batch_mean: if batches == 0 { 0.0 } else { tasks as f64 / batches as f64 },
             gpu_busy_fraction: self.busy.as_secs_f64() / (span * self.last_second.len() as f64),
             gpus_used_mean: self.gpu_seconds as f64 / span.ceil(),
+            batches: all.batches,
+            queueing_us: self.queueing.clone(),
         }
     }
+}
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new(3).expect("three digits are within hdrhistogram's bounds")
 }
 
 impl ModelRecord {
@@ -302,8 +319,8 @@ mod tests {
         }
         recorder.dropped(0, second(0.5));
         recorder.dropped(0, second(2.0));
-        recorder.answered(0, second(3.0), second(3.010));
-        recorder.answered(0, second(4.0), second(4.011));
+        recorder.answered(0, second(3.0), second(3.002), second(3.010));
+        recorder.answered(0, second(4.0), second(4.006), second(4.011));
         recorder.executed(0, 0, 3, second(0.5), second(1.5));
         recorder.executed(0, 0, 5, second(1.6), second(3.2));
         recorder.executed(0, 1, 7, second(10.5), second(12.0));
@@ -313,6 +330,9 @@ mod tests {
         assert!((figures.on_time_fraction - 1.0 / 3.0).abs() < 1e-12);
         assert!((figures.p99_ms.unwrap() - 11.0).abs() < 0.02);
         assert_eq!((figures.batch_median, report.batch_mean), (Some(6.0), 6.0));
+        assert_eq!((report.batches[4], report.batches[6], report.batches.iter().sum::<u64>()), (1, 1, 2));
+        let queueing = |quantile| report.queueing_us.value_at_quantile(quantile) / 10;
+        assert_eq!((queueing(0.5), queueing(1.0)), (200, 600));
         assert!((report.gpu_busy_fraction - (0.5 + 1.6 + 0.5) / 20.0).abs() < 1e-9);
         // GPU 0 in seconds 0, 1 and 2, GPU 1 in second 9, of ten.
         assert!((report.gpus_used_mean - 0.4).abs() < 1e-12);

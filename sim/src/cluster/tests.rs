@@ -8,71 +8,12 @@ fn workload(text: &str) -> Workload {
     Workload::parse(text, "test", "test", Path::new(".")).unwrap()
 }
 
-/// Section 3.3 of the Symphony paper, a time unit as a millisecond: l(b) = b + 5, SLO 12, three GPUs.
-const SECTION_3_3: &str = "gpus = 3\n[[model]]\nname = \"m\"\nalpha_ms = 1\nbeta_ms = 5\nslo_ms = 12\n";
-
-/// Arrival of request `R_i`: at 0.75 (i - 1).
-fn arrival(i: i64) -> Timestamp {
-    Timestamp(750_000 * (i - 1))
-}
-
-/// Runs requests on GPUs that are free at the given instants. Returns (start in time units, GPU counted from 1, batch
-/// size) of each batch, and the numbers of the dropped requests.
-fn schedule(policy: &str, requests: impl Iterator<Item = i64>, free_at: [f64; 3]) -> (Vec<(f64, u32, u32)>, Vec<i64>) {
-    let workload = workload(SECTION_3_3);
-    let mut trace = Trace::default();
-    let measured = (Timestamp::ZERO, Timestamp(1_000_000_000));
-    let mut cluster = Cluster::new(&workload, policy.parse().unwrap(), measured, Some(&mut trace));
-    for (gpu, at) in (0..).zip(free_at) {
-        cluster.add_gpu(Timestamp::ZERO + Span::from_millis_f64(at), GpuId(gpu));
-    }
-    let arrivals = Arrivals::listed(vec![requests.map(arrival).collect()]);
-    cluster.run(arrivals, &mut |_| ()).unwrap();
-    let (mut batches, mut dropped) = (Vec::new(), Vec::new());
-    for event in trace.events() {
-        match *event {
-            Event::Batch { gpu, size, started_at, .. } => {
-                batches.push((started_at.as_nanos() as f64 / 1e6, gpu + 1, size));
-            }
-            Event::Drop { arrived_at, .. } => dropped.push(arrived_at.as_nanos() / 750_000 + 1),
-        }
-    }
-    (batches, dropped)
-}
-
-#[test]
-fn figure_4_deferred_scheduling_staggers_the_gpus() {
-    let (batches, dropped) = schedule("deferred", 1..=48, [0.0; 3]);
-    // Batch n takes four requests when the last of them arrives, 3 time units after the one before. GPU 1 ends its
-    // first batch at 11.25, the instant its second one is due.
-    let expected: Vec<_> = (0u32..12).map(|n| (2.25 + 3.0 * f64::from(n), n % 3 + 1, 4)).collect();
-    assert_eq!((batches, dropped), (expected, vec![]));
-}
-
-#[test]
-fn figure_5a_eager_scheduling_does_not_recover_from_three_missing_requests() {
-    // The GPUs run the batches of R1 to R12 until then.
-    let (batches, dropped) = schedule("eager", 16..=60, [11.25, 14.25, 17.25]);
-    // GPU 1 takes R16 alone and is free again when GPU 3 is; of the two the smaller id goes first.
-    let first: Vec<_> = batches.iter().take(5).copied().collect();
-    assert_eq!(first, [(11.25, 1, 1), (14.25, 2, 4), (17.25, 1, 4), (18.0, 3, 1), (23.25, 2, 2)]);
-    assert_eq!(dropped[..3], [35, 37, 38]);
-}
-
-#[test]
-fn figure_5b_deferred_scheduling_idles_and_recovers() {
-    let (batches, dropped) = schedule("deferred", (1..=12).chain(16..=51), [0.0; 3]);
-    let before = (0u32..3).map(|n| (2.25 + 3.0 * f64::from(n), n % 3 + 1, 4));
-    let after = (0u32..9).map(|n| (13.5 + 3.0 * f64::from(n), n % 3 + 1, 4));
-    assert_eq!((batches, dropped), (before.chain(after).collect(), vec![]));
-}
-
 #[test]
 fn one_seed_gives_one_history() {
     let workload = workload("gpus = 4\n[[model]]\nzoo = \"symphony-zoo-a100.csv\"\n");
     let run = |seed| {
         let options = Options { policy: Policy::Deferred, rate_rps: 1500.0, seconds: 5.0, seed };
-        serde_json::to_string(&run(&workload, &options, None, &mut |_| ()).unwrap()).unwrap()
+        serde_json::to_string(&run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap()).unwrap()
     };
     assert_eq!(run(3), run(3));
     assert_ne!(run(3), run(4));
@@ -83,7 +24,7 @@ fn at_half_load_all_is_served_by_part_of_the_gpus() {
     let workload =
         workload("gpus = 8\n[[model]]\nname = \"ResNet50\"\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 25\n");
     let options = Options { policy: Policy::Deferred, rate_rps: 2500.0, seconds: 20.0, seed: 5 };
-    let report = run(&workload, &options, None, &mut |_| ()).unwrap();
+    let report = run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap();
     assert!(report.totals.bad_rate() < 0.001, "{report:?}");
     assert!((report.totals.served_rps - report.totals.offered_rps).abs() < 1.0, "{report:?}");
     assert!(report.gpus_used_mean < 7.0, "{report:?}");
@@ -98,7 +39,7 @@ fn downbeat_holds_its_goodput_in_overload() {
         workload("gpus = 8\n[[model]]\nname = \"ResNet50\"\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 25\n");
     let on_time_rps = |rate_rps| {
         let options = Options { policy: Policy::Downbeat, rate_rps, seconds: 20.0, seed: 5 };
-        let totals = run(&workload, &options, None, &mut |_| ()).unwrap().totals;
+        let totals = run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap().totals;
         totals.offered_rps * totals.on_time_fraction
     };
     assert!(on_time_rps(5300.0) > 0.99 * 5250.0);
@@ -129,7 +70,7 @@ proptest! {
         ));
         let rate_rps = workload.capacity_rps().min(3000.0) * load;
         let options = Options { policy: policy.parse().unwrap(), rate_rps, seconds: 1.0, seed };
-        let report = run(&workload, &options, None, &mut |_| ()).unwrap();
+        let report = run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap();
         for model in report.models.iter().map(|model| &model.figures).chain([&report.totals]) {
             let answered = model.served_rps * 0.9 + model.dropped as f64;
             prop_assert!((answered - model.offered_rps * 0.9).abs() < 1e-6);
