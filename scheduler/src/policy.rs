@@ -92,6 +92,8 @@ pub enum Policy {
     Eager,
     /// The window opens this long after the batch's first task arrived (Symphony, section 3.4).
     Timeout(Span),
+    /// The same with a timeout that is this part, from 0 to 1, of the time that the task's client gave it.
+    TimeoutPart(f64),
 }
 
 /// Why a policy was not understood.
@@ -101,7 +103,10 @@ pub enum PolicyError {
     #[error("unknown policy `{0}`; expected downbeat, deferred, eager or timeout:MS, such as timeout:5")]
     Unknown(String),
     /// The time of `timeout:MS`.
-    #[error("policy timeout:MS needs a number of milliseconds from 0 to 60000, found `{0}`")]
+    #[error(
+        "policy timeout:MS needs a number of milliseconds from 0 to 60000, or of per cent of the SLO as in timeout:30%, \
+         found `{0}`"
+    )]
     Timeout(String),
 }
 
@@ -112,8 +117,9 @@ impl Policy {
         match self {
             Self::Deferred => Box::new(Deferred),
             Self::Downbeat => Box::<downbeat::Downbeat>::default(),
-            Self::Eager => Box::new(Timeout(Span::ZERO)),
-            Self::Timeout(timeout) => Box::new(Timeout(timeout)),
+            Self::Eager => Box::new(Timeout { after: Span::ZERO, part: 0.0 }),
+            Self::Timeout(after) => Box::new(Timeout { after, part: 0.0 }),
+            Self::TimeoutPart(part) => Box::new(Timeout { after: Span::ZERO, part }),
         }
     }
 }
@@ -126,10 +132,14 @@ impl FromStr for Policy {
             None if text == "deferred" => Ok(Self::Deferred),
             None if text == "downbeat" => Ok(Self::Downbeat),
             None if text == "eager" => Ok(Self::Eager),
-            Some(("timeout", ms)) => match ms.parse::<f64>() {
-                Ok(value) if (0.0..=60_000.0).contains(&value) => Ok(Self::Timeout(Span::from_millis_f64(value))),
-                _ => Err(PolicyError::Timeout(ms.to_owned())),
-            },
+            Some(("timeout", time)) => {
+                let within = |text: &str, max: f64| text.parse().ok().filter(|value| (0.0..=max).contains(value));
+                let timeout = match time.strip_suffix('%') {
+                    Some(part) => within(part, 100.0).map(|part| Self::TimeoutPart(part / 100.0)),
+                    None => within(time, 60_000.0).map(|ms| Self::Timeout(Span::from_millis_f64(ms))),
+                };
+                timeout.ok_or_else(|| PolicyError::Timeout(time.to_owned()))
+            }
             _ => Err(PolicyError::Unknown(text.to_owned())),
         }
     }
@@ -142,6 +152,7 @@ impl fmt::Display for Policy {
             Self::Downbeat => f.write_str("downbeat"),
             Self::Eager => f.write_str("eager"),
             Self::Timeout(timeout) => write!(f, "timeout:{}", timeout.as_millis_f64()),
+            Self::TimeoutPart(part) => write!(f, "timeout:{}%", 100.0 * part),
         }
     }
 }
@@ -179,15 +190,21 @@ fn frontrun(view: &View<'_>, batch: Gathered) -> Timestamp {
 
 /// Symphony, section 3.4: `exec = a + k`, with `a` the first arrival in the batch; k = 0 is eager.
 #[derive(Debug)]
-struct Timeout(Span);
+struct Timeout {
+    after: Span,
+    /// Of the first task's time, added to `after`.
+    part: f64,
+}
 
 impl BatchPolicy for Timeout {
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
-        if self.0 == Span::ZERO {
+        if self.after == Span::ZERO && self.part == 0.0 {
             return Timestamp::PAST;
         }
         let tasks = view.queue.range(batch.skip..batch.skip + batch.size);
-        tasks.map(|task| task.queued_at).min().expect("a gathered batch has a task") + self.0
+        let first = tasks.min_by_key(|task| task.queued_at).expect("a gathered batch has a task");
+        let slo_ns = (first.deadline - first.queued_at).as_nanos() as f64;
+        first.queued_at + self.after + Span((slo_ns * self.part) as i64)
     }
 }
 
@@ -197,7 +214,7 @@ mod tests {
 
     #[test]
     fn policies_read_as_they_are_written() {
-        for text in ["downbeat", "deferred", "eager", "timeout:2.5"] {
+        for text in ["downbeat", "deferred", "eager", "timeout:2.5", "timeout:30%"] {
             assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
         }
     }
@@ -209,9 +226,37 @@ mod tests {
             error("lazy"),
             "unknown policy `lazy`; expected downbeat, deferred, eager or timeout:MS, such as timeout:5"
         );
-        for bad in ["x", "", "-1", "NaN", "inf"] {
-            let expected = format!("policy timeout:MS needs a number of milliseconds from 0 to 60000, found `{bad}`");
+        for bad in ["x", "", "-1", "NaN", "inf", "101%", "%"] {
+            let expected = format!(
+                "policy timeout:MS needs a number of milliseconds from 0 to 60000, or of per cent of the SLO as in \
+                 timeout:30%, found `{bad}`"
+            );
             assert_eq!(error(&format!("timeout:{bad}")), expected);
         }
+    }
+
+    #[test]
+    fn a_timeout_runs_from_the_first_arrival() {
+        let profile = LatencyProfile::from_table(vec![Span(10), Span(15)]).unwrap();
+        let task = |id, queued_at, deadline| Queued {
+            id: proto::TaskId(id),
+            queued_at: Timestamp(queued_at),
+            deadline: Timestamp(deadline),
+        };
+        // The second task arrived first, and was given 100.
+        let queue = VecDeque::from([task(0, 20, 90), task(1, 10, 110)]);
+        let lead_times = [Span(10), Span(15)];
+        let view = View {
+            now: Timestamp(20),
+            free_at: Timestamp::PAST,
+            queue: &queue,
+            profile: &profile,
+            lead_times: &lead_times,
+            jitter: Span::ZERO,
+        };
+        let opens_at = |policy: Policy| policy.instantiate().opens_at(&view, Gathered { skip: 0, size: 2 });
+        assert_eq!(opens_at(Policy::Eager), Timestamp::PAST);
+        assert_eq!(opens_at(Policy::Timeout(Span(7))), Timestamp(17));
+        assert_eq!(opens_at(Policy::TimeoutPart(0.3)), Timestamp(40));
     }
 }
