@@ -28,6 +28,8 @@ pub struct Counters {
     pub requests_refused: u64,
     /// Times that we went back because the peer reported a gap, or a READ response was missing.
     pub retransmits_gap: u64,
+    /// Packets that we repeated because the answer took much longer than usual.
+    pub probes: u64,
     /// Times that we went back because nothing came back in time.
     pub retransmits_timeout: u64,
 }

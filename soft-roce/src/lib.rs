@@ -7,6 +7,7 @@ mod config;
 mod counters;
 pub mod drive;
 mod endpoint;
+mod loss_timer;
 mod memory;
 mod outbox;
 mod queue_pair;

@@ -6,11 +6,12 @@
 //! sent again. A READ goes out as requests for chunks with fixed borders, so that a repeated request always lies inside
 //! one that the responder remembers.
 
-use std::{collections::VecDeque, time::Duration};
+use std::collections::VecDeque;
 
 use crate::{
     completion::{Completion, CompletionOpcode, Status},
     config::{Peer, QueuePairConfig},
+    loss_timer::{LossTimer, Overdue},
     queue_pair::Context,
     region::{RegionTable, Window},
     run::Outgoing,
@@ -23,8 +24,6 @@ use crate::{
 pub(crate) const QUEUED_PSNS_MAX: u32 = 1 << 22;
 /// IBTA 9.7.3: an unanswered stretch must not grow without asking for an acknowledgement; rdma_rxe asks every 64.
 const ACK_INTERVAL_PACKETS: u32 = 64;
-/// The timeout doubles with each retry, at most this often.
-const BACKOFF_SHIFT_MAX: u32 = 7;
 /// How often we go back without progress because of gaps, before only the timer may.
 const GAP_RETRIES: u32 = 3;
 
@@ -93,10 +92,11 @@ pub(crate) struct Requester {
     posted: Psn,
     in_flight: InFlight,
     since_ack_request: u32,
-    retransmit_at: Option<Timestamp>,
+    timer: LossTimer,
+    /// A packet between `acknowledged` and `next` to repeat before anything else.
+    probe: Option<Psn>,
     /// The peer has no receive posted and asked us to wait.
     pub(crate) wait_until: Option<Timestamp>,
-    retries: u32,
     pub(crate) rnr_retries: u32,
     gap_retries: u32,
     /// The last answer that came too early, since progress was made.
@@ -115,9 +115,9 @@ impl Requester {
             posted: Psn::default(),
             in_flight: InFlight::default(),
             since_ack_request: 0,
-            retransmit_at: None,
+            timer: LossTimer::new(&config),
+            probe: None,
             wait_until: None,
-            retries: 0,
             rnr_retries: 0,
             gap_retries: 0,
             ahead: None,
@@ -161,49 +161,66 @@ impl Requester {
         Ok(())
     }
 
-    /// The next packet, if a window is open for it.
+    /// The next packet: a probe, or what a window is open for.
     pub(crate) fn peek<'r>(
         &self,
         peer: QueuePairNumber,
         regions: &'r RegionTable,
     ) -> Result<Option<Outgoing<'r>>, Failure> {
-        if self.wait_until.is_some() || self.next == self.posted {
+        let psn = self.probe.unwrap_or(self.next);
+        if self.wait_until.is_some() || psn == self.posted {
             return Ok(None);
         }
-        let entry = self.entry(self.next).expect("every number up to `posted` has its request");
-        if entry.request.fence && self.in_flight.reads > 0 {
+        let entry = self.entry(psn).expect("every number up to `posted` has its request");
+        if entry.wants_response() && self.config.max_rd_atomic == 0 {
+            // It would wait for ever.
+            return Err(Failure { psn, status: Status::LocalQueuePairOperation });
+        }
+        // A probe is counted as in flight already.
+        if self.probe.is_none() && !self.is_open(entry) {
             return Ok(None);
         }
         let outgoing = match entry.request.operation {
-            // It would wait for ever.
-            _ if entry.wants_response() && self.config.max_rd_atomic == 0 => Err(Status::LocalQueuePairOperation),
-            Operation::Read { remote, .. } => self.peek_read(entry, remote, peer, regions),
+            Operation::Read { remote, .. } => self.read_packet(entry, psn, remote, peer, regions),
             Operation::CompareSwap { remote, compare, swap, .. } => {
-                self.peek_atomic(entry, PacketKind::CompareSwap, remote, (swap, compare), peer, regions)
+                let eth = AtomicEth { address: remote.address, rkey: remote.rkey, swap_or_add: swap, compare };
+                self.atomic_packet(entry, psn, PacketKind::CompareSwap, eth, peer, regions)
             }
             Operation::FetchAdd { remote, add, .. } => {
-                self.peek_atomic(entry, PacketKind::FetchAdd, remote, (add, 0), peer, regions)
+                let eth = AtomicEth { address: remote.address, rkey: remote.rkey, swap_or_add: add, compare: 0 };
+                self.atomic_packet(entry, psn, PacketKind::FetchAdd, eth, peer, regions)
             }
-            _ => self.peek_push(entry, peer, regions),
+            _ => self.push_packet(entry, psn, peer, regions),
         };
-        outgoing.map_err(|status| Failure { psn: self.next, status })
+        outgoing.map(Some).map_err(|status| Failure { psn, status })
+    }
+
+    /// Whether there is room in flight for the packet at `next`, which belongs to `entry`.
+    fn is_open(&self, entry: &Entry) -> bool {
+        let InFlight { packets, read_packets, reads } = self.in_flight;
+        if entry.request.fence && reads > 0 {
+            return false;
+        }
+        if !entry.wants_response() {
+            return packets < self.config.request_window_packets;
+        }
+        let window = self.config.read_window_bytes / self.mtu_bytes;
+        let full = entry.is_read() && read_packets > 0 && read_packets + self.read_psns(entry, self.next) > window;
+        !full && reads < self.config.max_rd_atomic
     }
 
     /// A packet of a SEND or WRITE.
-    fn peek_push<'r>(
+    fn push_packet<'r>(
         &self,
         entry: &Entry,
+        psn: Psn,
         peer: QueuePairNumber,
         regions: &'r RegionTable,
-    ) -> Result<Option<Outgoing<'r>>, Status> {
-        let window = self.config.request_window_packets;
-        if self.in_flight.packets >= window {
-            return Ok(None);
-        }
-        let index = self.next.since(entry.first) as u32;
+    ) -> Result<Outgoing<'r>, Status> {
+        let index = psn.since(entry.first) as u32;
         let position = Position::of(index, entry.packets);
         let segment = entry.segment(index, 1, self.mtu_bytes);
-        let mut repr = Repr::reliable(push_kind(&entry.request.operation, position), peer, self.next);
+        let mut repr = Repr::reliable(push_kind(&entry.request.operation, position), peer, psn);
         match entry.request.operation {
             Operation::SendWithImmediate { immediate, .. } | Operation::WriteWithImmediate { immediate, .. } => {
                 repr.immediate = position.ends().then_some(immediate);
@@ -219,55 +236,54 @@ impl Requester {
         }
         // A full window must open again, so its last packet asks too.
         repr.ack_request = position.ends()
+            || self.probe.is_some()
             || self.since_ack_request + 1 >= ACK_INTERVAL_PACKETS
-            || self.in_flight.packets + 1 >= window;
+            || self.in_flight.packets + 1 >= self.config.request_window_packets;
         repr.solicited = entry.request.solicited && position.ends() && is_noticed(&entry.request.operation);
         repr.payload_bytes = segment.bytes as usize;
-        Ok(Some(Outgoing::new(repr, self.local(segment, false, regions)?)))
+        Ok(Outgoing::new(repr, self.local(segment, false, regions)?))
     }
 
     /// A READ request for the rest of a chunk.
-    fn peek_read<'r>(
+    fn read_packet<'r>(
         &self,
         entry: &Entry,
+        psn: Psn,
         remote: Remote,
         peer: QueuePairNumber,
         regions: &'r RegionTable,
-    ) -> Result<Option<Outgoing<'r>>, Status> {
-        let index = self.next.since(entry.first) as u32;
-        let chunk = self.chunk_packets();
-        let psns = (chunk - index % chunk).min(entry.packets - index);
-        let window = self.config.read_window_bytes / self.mtu_bytes;
-        let full = self.in_flight.read_packets > 0 && self.in_flight.read_packets + psns > window;
-        if full || self.in_flight.reads >= self.config.max_rd_atomic {
-            return Ok(None);
-        }
+    ) -> Result<Outgoing<'r>, Status> {
+        let index = psn.since(entry.first) as u32;
+        let psns = self.read_psns(entry, psn);
         let segment = entry.segment(index, psns, self.mtu_bytes);
         self.local(segment, true, regions)?;
-        let mut repr = Repr::reliable(PacketKind::ReadRequest, peer, self.next);
+        let mut repr = Repr::reliable(PacketKind::ReadRequest, peer, psn);
         let address = remote.address.wrapping_add(u64::from(index) * u64::from(self.mtu_bytes));
         repr.reth = Some(Reth { address, rkey: remote.rkey, bytes: segment.bytes });
         repr.ack_request = true;
-        Ok(Some(Outgoing { repr, payload: None, psns }))
+        Ok(Outgoing { repr, payload: None, psns })
     }
 
-    fn peek_atomic<'r>(
+    /// Numbers from `psn` to the end of its chunk.
+    fn read_psns(&self, entry: &Entry, psn: Psn) -> u32 {
+        let (index, chunk) = (psn.since(entry.first) as u32, self.chunk_packets());
+        (chunk - index % chunk).min(entry.packets - index)
+    }
+
+    fn atomic_packet<'r>(
         &self,
         entry: &Entry,
+        psn: Psn,
         kind: PacketKind,
-        remote: Remote,
-        (swap_or_add, compare): (u64, u64),
+        eth: AtomicEth,
         peer: QueuePairNumber,
         regions: &'r RegionTable,
-    ) -> Result<Option<Outgoing<'r>>, Status> {
-        if self.in_flight.reads >= self.config.max_rd_atomic {
-            return Ok(None);
-        }
+    ) -> Result<Outgoing<'r>, Status> {
         self.local(entry.request.operation.local(), true, regions)?;
-        let mut repr = Repr::reliable(kind, peer, self.next);
-        repr.atomic_eth = Some(AtomicEth { address: remote.address, rkey: remote.rkey, swap_or_add, compare });
+        let mut repr = Repr::reliable(kind, peer, psn);
+        repr.atomic_eth = Some(eth);
         repr.ack_request = true;
-        Ok(Some(Outgoing::new(repr, None)))
+        Ok(Outgoing::new(repr, None))
     }
 
     /// Checks a local segment; `None` if it is empty: then its key is not looked at.
@@ -286,6 +302,9 @@ impl Requester {
 
     /// Notes that what `peek` gave is on its way.
     pub(crate) fn advance(&mut self, now: Timestamp, packet: &Outgoing<'_>) {
+        if self.probe.take().is_some() {
+            return;
+        }
         let kind = packet.repr.opcode.kind;
         if kind == PacketKind::ReadRequest {
             self.in_flight.read_packets += packet.psns;
@@ -296,17 +315,18 @@ impl Requester {
             self.in_flight.packets += 1;
         }
         self.since_ack_request = if packet.repr.ack_request { 0 } else { self.since_ack_request + 1 };
+        if packet.repr.ack_request && self.next == self.sent {
+            self.timer.time(self.next, now);
+        }
         self.next = self.next.plus(packet.psns);
         if self.sent.is_before(self.next) {
             self.sent = self.next;
         }
-        if self.retransmit_at.is_none() {
-            self.restart_timer(now);
-        }
+        self.timer.start(now);
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
-        self.wait_until.or(self.retransmit_at)
+        self.wait_until.or(self.timer.poll_timeout())
     }
 
     pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
@@ -316,19 +336,40 @@ impl Requester {
             }
             return Ok(());
         }
-        if self.retransmit_at.is_none_or(|at| at > cx.now) {
-            return Ok(());
+        match self.timer.handle_timeout(cx.now) {
+            None => {}
+            Some(Overdue::ProbeLast) => self.probe(self.last_in_flight(), cx),
+            Some(Overdue::ProbeOldest) => self.probe(self.acknowledged, cx),
+            Some(Overdue::Timeout) => {
+                (self.gap_retries, self.ahead) = (0, None);
+                cx.counters.retransmits_timeout += 1;
+                self.go_back();
+                self.timer.on_repeat(cx.now);
+            }
+            Some(Overdue::RetriesExceeded) => {
+                return Err(Failure { psn: self.acknowledged, status: Status::RetryExceeded });
+            }
         }
-        if self.retries >= u32::from(self.config.retry_count) {
-            return Err(Failure { psn: self.acknowledged, status: Status::RetryExceeded });
-        }
-        self.retries += 1;
-        self.gap_retries = 0;
-        self.ahead = None;
-        cx.counters.retransmits_timeout += 1;
-        self.go_back();
-        self.restart_timer(cx.now);
         Ok(())
+    }
+
+    /// Repeats one packet, unless it is still to be sent anyway.
+    fn probe(&mut self, psn: Psn, cx: &mut Context<'_>) {
+        if psn.is_before(self.next) {
+            cx.counters.probes += 1;
+            // The answer may show the gap once more.
+            (self.gap_retries, self.ahead) = (0, None);
+            self.probe = Some(psn);
+        }
+    }
+
+    /// The last packet before `next`. A READ is repeated from the first byte that is missing.
+    fn last_in_flight(&self) -> Psn {
+        let last = self.next.previous();
+        let Some(entry) = self.entry(last).filter(|entry| entry.is_read()) else { return last };
+        let index = last.since(entry.first) as u32;
+        let chunk = entry.first.plus(index - index % self.chunk_packets());
+        if chunk.is_before(self.acknowledged) { self.acknowledged } else { chunk }
     }
 
     /// Something is missing, and the peer's answer shows it: sends again from the oldest number without an answer, at
@@ -338,29 +379,22 @@ impl Requester {
             self.gap_retries += 1;
             cx.counters.retransmits_gap += 1;
             self.go_back();
-            self.restart_timer(cx.now);
+            self.timer.on_repeat(cx.now);
         }
     }
 
     /// Holds all sending until `until`, then begins at the oldest number without an answer.
     pub(crate) fn wait(&mut self, until: Timestamp) {
         self.go_back();
-        self.retransmit_at = None;
+        self.timer.stop();
         self.wait_until = Some(until);
     }
 
     fn go_back(&mut self) {
         self.next = self.acknowledged;
+        self.probe = None;
         self.since_ack_request = 0;
         self.recount();
-    }
-
-    /// IBTA 9.7.6.1.3: 4.096 us * 2^ack_timeout, and longer after each retry.
-    fn restart_timer(&mut self, now: Timestamp) {
-        let exponent = self.config.ack_timeout;
-        let base = Duration::from_nanos(4_096u64 << exponent);
-        let timeout = base.saturating_mul(1 << self.retries.min(BACKOFF_SHIFT_MAX));
-        self.retransmit_at = (exponent > 0 && self.acknowledged != self.sent).then(|| now + timeout);
     }
 
     /// Everything before `psn` is done.
@@ -372,8 +406,9 @@ impl Requester {
         if self.next.is_before(psn) {
             self.next = psn;
         }
-        (self.retries, self.rnr_retries, self.gap_retries) = (0, 0, 0);
+        (self.rnr_retries, self.gap_retries) = (0, 0);
         self.ahead = None;
+        self.probe = None;
         self.wait_until = None;
         while self.queue.front().is_some_and(|front| !psn.is_before(front.end())) {
             let entry = self.queue.pop_front().expect("just seen");
@@ -384,13 +419,14 @@ impl Requester {
             }
         }
         self.recount();
-        self.restart_timer(cx.now);
+        self.timer.on_progress(cx.now, psn, psn != self.sent);
     }
 
     /// Completes everything that is queued with an error.
     pub(crate) fn flush(&mut self, failure: Option<Failure>, number: QueuePairNumber, cx: &mut Context<'_>) {
         self.wait_until = None;
-        self.retransmit_at = None;
+        self.probe = None;
+        self.timer.stop();
         for entry in self.queue.drain(..) {
             let failed =
                 failure.filter(|failure| !failure.psn.is_before(entry.first) && failure.psn.is_before(entry.end()));

@@ -54,7 +54,8 @@ impl World {
         let config = QueuePairConfig {
             max_rd_atomic: reads,
             max_dest_rd_atomic: reads + dice.random(3) as usize,
-            ack_timeout: 5,
+            // The longer ones leave time for probes.
+            ack_timeout: [5, 9, 11][dice.random(3) as usize],
             min_rnr_timer: 1 + dice.random(6) as u8,
             request_window_packets: 1 + dice.random(128),
             read_chunk_bytes: 1 + dice.random(8_192),

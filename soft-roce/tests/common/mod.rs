@@ -25,9 +25,14 @@ pub struct Faults {
     pub reorder_by: Duration,
     /// Nothing passes between these instants.
     pub partition: Option<(Timestamp, Timestamp)>,
+    /// The packet with this number, counted from 0 over both directions, is lost.
+    pub lost: Option<u64>,
+    /// Nanoseconds that a byte occupies the wire in its direction.
+    pub byte_nanos: f64,
 }
 
-const LATENCY: Duration = Duration::from_micros(5);
+/// One way.
+pub const LATENCY: Duration = Duration::from_micros(5);
 
 /// Two endpoints with a queue pair each, connected to one another.
 pub struct Pair {
@@ -40,6 +45,10 @@ pub struct Pair {
     /// Every packet that was sent: who sent it, and its bytes.
     pub sent: Vec<(usize, Vec<u8>)>,
     pub record: bool,
+    /// Packets given to the network so far.
+    pub carried: u64,
+    /// When the wire towards each end is free again.
+    free_at: [Timestamp; 2],
     in_flight: BTreeMap<(Timestamp, u64), (usize, Vec<u8>)>,
     sequence: u64,
     rng: ChaCha8Rng,
@@ -79,6 +88,8 @@ impl Pair {
             completions: [Vec::new(), Vec::new()],
             sent: Vec::new(),
             record: false,
+            carried: 0,
+            free_at: [Timestamp::default(); 2],
             in_flight: BTreeMap::new(),
             sequence: 0,
             segments_max: 1 + rng.next_u32() as usize % 64,
@@ -135,9 +146,14 @@ impl Pair {
         }
         let faults = self.faults;
         let partitioned = faults.partition.is_some_and(|(from, until)| (from..until).contains(&self.now));
-        if partitioned || self.chance(faults.loss) {
+        let picked = faults.lost == Some(self.carried);
+        self.carried += 1;
+        let busy = Duration::from_nanos((bytes.len() as f64 * faults.byte_nanos) as u64);
+        self.free_at[to] = self.free_at[to].max(self.now) + busy;
+        if partitioned || picked || self.chance(faults.loss) {
             return;
         }
+        let queueing = Duration::from_nanos(self.free_at[to].0 - self.now.0);
         let copies = 1 + u32::from(self.chance(faults.duplicate));
         for _ in 0..copies {
             let mut bytes = bytes.to_vec();
@@ -145,7 +161,7 @@ impl Pair {
                 let bit = self.random(bytes.len() as u32 * 8);
                 bytes[bit as usize / 8] ^= 1 << (bit % 8);
             }
-            let mut delay = LATENCY;
+            let mut delay = LATENCY + queueing;
             if self.chance(faults.reorder) {
                 let extra = faults.reorder_by.as_nanos() as u32;
                 delay += Duration::from_nanos(u64::from(self.random(extra.max(1))));
