@@ -75,7 +75,7 @@ impl Cluster {
         let scheduler = endpoint(random_loopback());
         let mut frontend = endpoint(random_loopback());
         let arena = Region::allocate(SLOTS * (IMAGE_BYTES + ANSWER_BYTES)).unwrap();
-        let arena_key = frontend.register(&arena, Access { remote_read: true, remote_write: true });
+        let arena_key = frontend.register(&arena, Access { remote_read: true, remote_write: true }).unwrap();
         let mut config = Config {
             scheduler: scheduler.listen_address().unwrap(),
             address: SocketAddr::new(random_loopback().into(), ROCE_PORT),

@@ -111,7 +111,7 @@ impl Frontend {
         };
         let endpoint = endpoint.with_secret(config.secret.as_bytes()).with_faults(config.faults);
         let mut endpoint = Endpoint::open(endpoint)?;
-        let key = endpoint.register(&region, Access { remote_read: true, remote_write: true });
+        let key = endpoint.register(&region, Access { remote_read: true, remote_write: true })?;
         let link = endpoint.listen_address().expect("it was told to listen");
         let core = CoreConfig {
             arena_bytes: bytes,

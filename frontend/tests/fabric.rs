@@ -66,7 +66,7 @@ impl Fabric {
         let scheduler = roce(EndpointConfig::soft(at).listening(SocketAddr::new(host.into(), 0)));
         let mut backend = roce(EndpointConfig::default());
         let region = Region::allocate(ANSWER_AT + 1024).unwrap();
-        let key = backend.register(&region, Access::default());
+        let key = backend.register(&region, Access::default()).unwrap();
         let address = scheduler.listen_address().unwrap();
         let fabric = Self {
             clock: Clock::start(),

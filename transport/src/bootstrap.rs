@@ -26,7 +26,7 @@ use sha2::Sha256;
 use wincode::{SchemaRead, SchemaWrite};
 
 const MAGIC: &[u8; 8] = b"downbeat";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 pub(crate) const NONCE_BYTES: usize = 32;
 const PREFACE_BYTES: usize = MAGIC.len() + size_of::<u16>() + NONCE_BYTES;
 const LENGTH_BYTES: usize = size_of::<u32>();
@@ -55,7 +55,7 @@ pub(crate) struct Parameters {
     /// Random for each opening of an endpoint, so a peer that came back is known as another.
     pub incarnation: u64,
     /// Where its packets arrive.
-    pub address: SocketAddr,
+    pub address: PacketAddress,
     /// 24 bits, not 0 or 1.
     pub queue_pair: u32,
     /// The PSN of the first packet that it will send; 24 bits.
@@ -68,6 +68,49 @@ pub(crate) struct Parameters {
     pub receive_depth: u16,
     /// Bytes that its peer may have in flight towards it, so that all peers together fit its socket's buffer.
     pub window_bytes: u32,
+}
+
+/// Where the packets of a queue pair arrive, which also tells what kind of device is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub(crate) enum PacketAddress {
+    /// RoCEv2 by soft-RoCE, which may have any UDP port.
+    SoftRoce(SocketAddr),
+    /// RoCEv2 by a verbs device, at RoCEv2's own UDP port.
+    Roce(SocketAddr),
+    /// A port of an InfiniBand subnet.
+    InfiniBand {
+        /// Assigned by the subnet manager; 1 to 0xbfff (IBTA 4.1.3).
+        lid: u16,
+    },
+}
+
+impl PacketAddress {
+    /// The UDP address, where there is UDP.
+    pub(crate) fn udp(self) -> Option<SocketAddr> {
+        match self {
+            Self::SoftRoce(address) | Self::Roce(address) => Some(address),
+            Self::InfiniBand { .. } => None,
+        }
+    }
+
+    /// Whether packets can be sent there.
+    fn is_valid(self) -> bool {
+        match self {
+            Self::SoftRoce(at) | Self::Roce(at) => {
+                !at.ip().is_unspecified() && !at.ip().is_multicast() && at.port() != 0
+            }
+            Self::InfiniBand { lid } => (1..0xc000).contains(&lid),
+        }
+    }
+}
+
+impl std::fmt::Display for PacketAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::SoftRoce(address) | Self::Roce(address) => write!(f, "the UDP address {address}"),
+            Self::InfiniBand { lid } => write!(f, "the LID {lid:#x}"),
+        }
+    }
 }
 
 #[derive(Debug, SchemaRead, SchemaWrite)]
@@ -386,8 +429,8 @@ impl Bootstrap {
         };
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).expect("HMAC takes keys of any length");
         mac.update(match prover {
-            Role::Client => b"downbeat bootstrap 1, client",
-            Role::Server => b"downbeat bootstrap 1, server",
+            Role::Client => b"downbeat bootstrap 2, client",
+            Role::Server => b"downbeat bootstrap 2, server",
         });
         mac.update(client_nonce);
         mac.update(server_nonce);
@@ -403,8 +446,8 @@ impl Bootstrap {
             Some(format!("queue pair {:#x} with PSN {:#x}; both have 24 bits", parameters.queue_pair, parameters.psn))
         } else if ![256, 512, 1024, 2048, 4096].contains(&parameters.path_mtu_bytes) {
             Some(format!("a path MTU of {} bytes; IBTA has 256 to 4096", parameters.path_mtu_bytes))
-        } else if address.ip().is_unspecified() || address.ip().is_multicast() || address.port() == 0 {
-            Some(format!("the UDP address {address}; it must be one that packets can be sent to"))
+        } else if !address.is_valid() {
+            Some(format!("{address}; it must be one that packets can be sent to"))
         } else if parameters.max_dest_rd_atomic == 0 || parameters.receive_depth == 0 || parameters.window_bytes == 0 {
             Some("a queue pair that can receive nothing".to_owned())
         } else {

@@ -1,22 +1,24 @@
-//! One connection's queue pair and what waits for it. No IO of its own: it posts to the endpoint's core.
+//! One connection's queue pair and what waits for it. No IO of its own: it posts to the endpoint's device.
 //!
 //! Life: created with its receives posted (so that whatever the peer sends finds one), connected once the peer's
 //! parameters are known, started once the peer can receive, closed once. Frames are copied into registered memory when
 //! they are given to us and leave from there; they and WRITEs go out in the order given, each for one credit. READs come
-//! from [`crate::reads`] and overtake both.
+//! from [`crate::reads`] and overtake both. Nobody waits for the end of a frame, so most go out unsignalled: a queue pair
+//! completes in order, and the next completion tells of all before it.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::collections::VecDeque;
 
 use proto::frame::FRAME_BYTES_MAX;
 use soft_roce::{
-    Access, Completion, CompletionOpcode, Endpoint as Core, Identification, Operation, PathMtu, Peer, Psn,
-    QueuePairConfig, QueuePairNumber, RecvRequest, RegionHandle, Remote, Segment, SendRequest, Status,
+    Completion, CompletionOpcode, Operation, PathMtu, Psn, QueuePairNumber, RecvRequest, Remote, Segment, SendRequest,
+    Status,
 };
 
 use crate::{
-    ConnectionId, Event, PostError, Transfer, TransferError,
+    Access, ConnectionId, Event, PostError, RegionKey, Transfer, TransferError,
     bootstrap::Parameters,
     credits::{CREDIT_RECEIVES, Credits, HEADER_BYTES, Header},
+    device::Device,
     reads::{Piece, Reads},
     region::Region,
     ring::Ring,
@@ -28,29 +30,27 @@ pub(crate) const RECEIVE_DEPTH: u16 = 64;
 pub(crate) const READS_POSTED_MAX: u8 = 16;
 /// SENDs and WRITEs posted at once; more wait here.
 const SENDS_POSTED_MAX: usize = 128;
-/// However small the peer's buffer: fewer would make every few packets wait for a round trip.
-const WINDOW_PACKETS_MIN: u32 = 4;
 /// Frames and WRITEs that wait or are under way.
 const WORK_MAX: usize = 1024;
 /// Frames that wait or are under way, in bytes.
 const RING_BYTES: usize = 512 * 1024;
 /// One receive: a header and the largest frame.
 const SLOT_BYTES: usize = (HEADER_BYTES + FRAME_BYTES_MAX).next_multiple_of(64);
-const SLOTS: usize = (RECEIVE_DEPTH + CREDIT_RECEIVES) as usize;
+pub(crate) const SLOTS: usize = (RECEIVE_DEPTH + CREDIT_RECEIVES) as usize;
 /// The send queue: frames and WRITEs, the one credit message, pieces of READs.
-const SEND_DEPTH: usize = SENDS_POSTED_MAX + 1 + READS_POSTED_MAX as usize;
-/// Work requests that one connection has outstanding, in both queues.
-pub(crate) const WORK_REQUESTS_MAX: usize = SEND_DEPTH + SLOTS;
-/// The first retransmission timeout, as an exponent: 4.096 us * 2^11 = 8.4 ms, long against a busy peer's turn and short
-/// against a deadline. It doubles seven times, so a queue pair gives up after 2.1 s, as the bootstrap does on silence.
-const ACK_TIMEOUT: u8 = 11;
+pub(crate) const SEND_DEPTH: usize = SENDS_POSTED_MAX + 1 + READS_POSTED_MAX as usize;
+/// Frames in a row, at most, whose end is told by a later completion only; and how much of the ring they may hold.
+const UNSIGNALLED_MAX: usize = 16;
+const UNSIGNALLED_BYTES_MAX: usize = RING_BYTES / 4;
 
 /// The connection's memory: the ring of frames to send, the one credit message, the receives.
 const CREDIT_AT: usize = RING_BYTES;
 const SLOTS_AT: usize = CREDIT_AT + 64;
 const MEMORY_BYTES: usize = SLOTS_AT + SLOTS * SLOT_BYTES;
 
-const _: () = assert!(RING_BYTES >= 2 * SLOT_BYTES);
+// With nothing else under way, frames that were sent but not told of leave room for one more, and for the next.
+const _: () = assert!(UNSIGNALLED_MAX < SENDS_POSTED_MAX);
+const _: () = assert!((RING_BYTES - UNSIGNALLED_BYTES_MAX - SLOT_BYTES) / 2 >= SLOT_BYTES);
 
 /// What waits for a credit.
 #[derive(Debug)]
@@ -77,11 +77,17 @@ pub(crate) struct Channel {
     number: QueuePairNumber,
     psn: Psn,
     memory: Region,
-    handle: RegionHandle,
+    key: RegionKey,
     credits: Credits,
     ring: Ring,
     waiting: VecDeque<Work>,
     posted: VecDeque<Posted>,
+    /// How many work requests had been posted, or taken off `posted`, so far: their ids.
+    posted_count: u64,
+    ended_count: u64,
+    /// Frames since the last signalled work request, and what they hold of the ring.
+    unsignalled: usize,
+    unsignalled_bytes: usize,
     /// Of the posted ones, those that consume a receive.
     sends_posted: usize,
     credit_posted: bool,
@@ -92,37 +98,41 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// A queue pair that can receive as soon as it is connected. `access` is what its peer may do.
+    /// A queue pair that can receive as soon as it is connected.
     ///
     /// # Errors
-    /// One line if the system or the core has no room for it.
-    pub(crate) fn create(core: &mut Core, id: ConnectionId, read_window_bytes: u32) -> Result<Self, String> {
+    /// One line if the system or the device has no room for it.
+    pub(crate) fn create(device: &mut Device, id: ConnectionId) -> Result<Self, String> {
         let memory = Region::allocate(MEMORY_BYTES)
             .map_err(|error| format!("no memory for one more connection ({MEMORY_BYTES} bytes): {error}"))?;
-        let handle = core
-            .register(Arc::new(memory.clone()), Access::LOCAL)
+        let key = device
+            .register(&memory, Access::default())
             .map_err(|error| format!("no registration for one more connection: {error}"))?;
-        let number = core.create_queue_pair(queue_pair_config(read_window_bytes)).map_err(|error| {
-            core.deregister(handle.lkey);
+        let number = device.create_queue_pair().map_err(|error| {
+            device.deregister(key.lkey);
             format!("no queue pair for one more connection: {error}")
         })?;
         let channel = Self {
             id,
             number,
-            psn: core.random_psn(),
+            psn: device.random_psn(),
             memory,
-            handle,
+            key,
             credits: Credits::new(RECEIVE_DEPTH, 0),
             ring: Ring::new(RING_BYTES),
             waiting: VecDeque::new(),
             posted: VecDeque::new(),
+            posted_count: 0,
+            ended_count: 0,
+            unsignalled: 0,
+            unsignalled_bytes: 0,
             sends_posted: 0,
             credit_posted: false,
             started: false,
             read_failure: None,
         };
         for slot in 0..SLOTS as u64 {
-            channel.post_receive(core, slot).inspect_err(|_| channel.release(core))?;
+            channel.post_receive(device, slot).inspect_err(|_| channel.release(device))?;
         }
         Ok(channel)
     }
@@ -140,22 +150,12 @@ impl Channel {
     /// Tells the queue pair who its peer is. From now on it receives; `path_mtu` is what both links carry.
     ///
     /// # Errors
-    /// One line if the core refuses what the peer told.
-    pub(crate) fn connect(&mut self, core: &mut Core, peer: &Parameters, path_mtu: PathMtu) -> Result<(), String> {
+    /// One line if the device refuses what the peer told.
+    pub(crate) fn connect(&mut self, device: &mut Device, peer: &Parameters, path_mtu: PathMtu) -> Result<(), String> {
         self.credits = Credits::new(RECEIVE_DEPTH, peer.receive_depth);
-        let address = Peer {
-            address: peer.address,
-            queue_pair: QueuePairNumber(peer.queue_pair),
-            rq_psn: Psn::new(peer.psn),
-            sq_psn: self.psn,
-            path_mtu,
-            identification: Identification::SegmentIndex,
-        };
-        core.connect_queue_pair(self.number, address)
-            .map_err(|error| format!("the queue pair cannot be connected: {error}"))?;
-        let window_packets = (peer.window_bytes / path_mtu.bytes()).max(WINDOW_PACKETS_MIN);
-        core.limit_requests(self.number, peer.max_dest_rd_atomic.into(), window_packets);
-        Ok(())
+        device
+            .connect_queue_pair(self.number, self.psn, peer, path_mtu)
+            .map_err(|error| format!("the queue pair cannot be connected: {error}"))
     }
 
     /// The peer can receive: what waits may go.
@@ -201,7 +201,7 @@ impl Channel {
     ///
     /// # Errors
     /// One line if the queue pair refuses; the connection cannot go on then.
-    pub(crate) fn post(&mut self, core: &mut Core) -> Result<(), String> {
+    pub(crate) fn post(&mut self, device: &mut Device) -> Result<(), String> {
         while self.may_send() && self.credits.take().is_ok() {
             self.sends_posted += 1;
             match self.waiting.pop_front().expect("may_send looked") {
@@ -209,12 +209,12 @@ impl Channel {
                     let header = Header { granted: self.credits.grant(), frame: true };
                     self.memory.write(offset, &header.emit());
                     let local = self.own_segment(offset, HEADER_BYTES + bytes);
-                    self.post_send(core, Operation::Send { local }, Posted::Frame)?;
+                    self.post_send(device, Operation::Send { local }, Posted::Frame)?;
                 }
                 Work::Write { transfer, immediate } => {
                     let (local, remote) = ends(&transfer);
                     let operation = Operation::WriteWithImmediate { local, remote, immediate };
-                    self.post_send(core, operation, Posted::Write { token: transfer.token })?;
+                    self.post_send(device, operation, Posted::Write { token: transfer.token })?;
                 }
             }
         }
@@ -223,7 +223,7 @@ impl Channel {
             let header = Header { granted: self.credits.grant(), frame: false };
             self.memory.write(CREDIT_AT, &header.emit());
             let local = self.own_segment(CREDIT_AT, HEADER_BYTES);
-            self.post_send(core, Operation::Send { local }, Posted::Credit)?;
+            self.post_send(device, Operation::Send { local }, Posted::Credit)?;
         }
         Ok(())
     }
@@ -245,24 +245,35 @@ impl Channel {
     ///
     /// # Errors
     /// As [`Self::post`].
-    pub(crate) fn post_read(&mut self, core: &mut Core, piece: Piece) -> Result<(), String> {
+    pub(crate) fn post_read(&mut self, device: &mut Device, piece: Piece) -> Result<(), String> {
         let (local, remote) = ends(&piece.transfer);
         let posted = Posted::Read { token: piece.transfer.token, last: piece.last };
-        self.post_send(core, Operation::Read { local, remote }, posted)
+        self.post_send(device, Operation::Read { local, remote }, posted)
     }
 
     /// The receive of an event that was taken is the peer's to use again.
     ///
     /// # Errors
     /// As [`Self::post`].
-    pub(crate) fn handle_taken(&mut self, core: &mut Core, slot: u64) -> Result<(), String> {
+    pub(crate) fn handle_taken(&mut self, device: &mut Device, slot: u64) -> Result<(), String> {
         self.credits.on_reposted();
-        self.post_receive(core, slot)
+        self.post_receive(device, slot)
     }
 
-    /// Takes in the end of the oldest posted SEND, WRITE or READ; of a READ, tells `reads`.
+    /// Takes in the end of a posted SEND, WRITE or READ, and of the unsignalled frames before it; of a READ, tells
+    /// `reads`.
     pub(crate) fn handle_sent(&mut self, completion: &Completion, reads: &mut Reads) -> Option<Event> {
-        let result = outcome(completion.status);
+        while self.ended_count < completion.id {
+            // They ended well, or they would have told.
+            let event = self.on_ended(Ok(()), reads);
+            assert!(event.is_none(), "only frames go out unsignalled");
+        }
+        self.on_ended(outcome(completion.status), reads)
+    }
+
+    /// The oldest posted work request has ended.
+    fn on_ended(&mut self, result: Result<(), TransferError>, reads: &mut Reads) -> Option<Event> {
+        self.ended_count += 1;
         match self.posted.pop_front().expect("the queue pair completes what was posted, once and in order") {
             Posted::Frame => {
                 self.ring.give_back();
@@ -305,7 +316,11 @@ impl Channel {
     ///
     /// # Errors
     /// One line if the peer sent what no peer of ours sends.
-    pub(crate) fn handle_received(&mut self, core: &mut Core, completion: &Completion) -> Result<Option<Held>, String> {
+    pub(crate) fn handle_received(
+        &mut self,
+        device: &mut Device,
+        completion: &Completion,
+    ) -> Result<Option<Held>, String> {
         if completion.status != Status::Success {
             return Ok(None);
         }
@@ -326,7 +341,7 @@ impl Channel {
             return Err("the peer granted credits that it cannot have".to_owned());
         }
         if !header.frame {
-            self.post_receive(core, slot)?;
+            self.post_receive(device, slot)?;
             return Ok(None);
         }
         let mut frame = vec![0; bytes];
@@ -336,8 +351,8 @@ impl Channel {
 
     /// Ends the queue pair, whose flushed work has been handed to [`Self::handle_sent`], and returns the memory.
     /// What was never posted, or not completed, ends here.
-    pub(crate) fn close(mut self, core: &mut Core, reads: &mut Reads) -> Vec<Event> {
-        self.release(core);
+    pub(crate) fn close(mut self, device: &mut Device, reads: &mut Reads) -> Vec<Event> {
+        self.release(device);
         let connection = self.id;
         let mut events = Vec::new();
         let flushed = Err(TransferError::Flushed);
@@ -361,37 +376,40 @@ impl Channel {
         events
     }
 
-    fn release(&self, core: &mut Core) {
-        core.destroy_queue_pair(self.number);
-        core.deregister(self.handle.lkey);
+    fn release(&self, device: &mut Device) {
+        device.destroy_queue_pair(self.number);
+        device.deregister(self.key.lkey);
     }
 
-    fn post_send(&mut self, core: &mut Core, operation: Operation, posted: Posted) -> Result<(), String> {
+    fn post_send(&mut self, device: &mut Device, operation: Operation, posted: Posted) -> Result<(), String> {
+        let signalled = self.is_signalled(&operation, &posted);
+        let request = SendRequest { signalled, ..SendRequest::new(self.posted_count, operation) };
         // Remembered even if it is refused: whatever was taken in is reported once.
         self.posted.push_back(posted);
-        core.post_send(self.number, SendRequest::new(0, operation)).map_err(|error| error.to_string())
+        self.posted_count += 1;
+        device.post_send(self.number, request)
     }
 
-    fn post_receive(&self, core: &mut Core, slot: u64) -> Result<(), String> {
+    /// Whether the end of this work request is told by a completion of its own.
+    fn is_signalled(&mut self, operation: &Operation, posted: &Posted) -> bool {
+        self.unsignalled += 1;
+        self.unsignalled_bytes += operation.local().bytes as usize;
+        let signalled = !matches!(posted, Posted::Frame)
+            || self.unsignalled > UNSIGNALLED_MAX
+            || self.unsignalled_bytes > UNSIGNALLED_BYTES_MAX;
+        if signalled {
+            (self.unsignalled, self.unsignalled_bytes) = (0, 0);
+        }
+        signalled
+    }
+
+    fn post_receive(&self, device: &mut Device, slot: u64) -> Result<(), String> {
         let segment = self.own_segment(slot_at(slot), SLOT_BYTES);
-        core.post_recv(self.number, RecvRequest { id: slot, segment }).map_err(|error| error.to_string())
+        device.post_recv(self.number, RecvRequest { id: slot, segment })
     }
 
     fn own_segment(&self, offset: usize, bytes: usize) -> Segment {
-        Segment { lkey: self.handle.lkey, offset, bytes: bytes as u32 }
-    }
-}
-
-fn queue_pair_config(read_window_bytes: u32) -> QueuePairConfig {
-    QueuePairConfig {
-        send_depth: SEND_DEPTH,
-        recv_depth: SLOTS,
-        max_rd_atomic: READS_POSTED_MAX.into(),
-        max_dest_rd_atomic: READS_POSTED_MAX.into(),
-        access: Access { local_write: true, remote_read: true, remote_write: true, remote_atomic: false },
-        ack_timeout: ACK_TIMEOUT,
-        read_window_bytes,
-        ..QueuePairConfig::default()
+        Segment { lkey: self.key.lkey, offset, bytes: bytes as u32 }
     }
 }
 

@@ -1,4 +1,4 @@
-//! An endpoint: the only place where sockets, the queue pairs' core and the connections meet.
+//! An endpoint: the only place where sockets, the device and the connections meet.
 //!
 //! Life of a connection: a TCP link whose [`crate::bootstrap::Bootstrap`] proves both sides and exchanges parameters; a [`Channel`], whose
 //! queue pair then carries everything else; the link stays open for liveness. Whatever ends either ends both, in
@@ -14,18 +14,15 @@ use std::{
 };
 
 use proto::{Span, Timestamp};
-use soft_roce::{
-    CompletionOpcode, Counters, Endpoint as Core, PathMtu, QueuePairNumber, Status,
-    drive::{Driver, DriverCounters},
-};
+use soft_roce::{CompletionOpcode, Counters, PathMtu, QueuePairNumber, Status, drive::DriverCounters};
 
 use links::Listener;
 
 use crate::{
-    Access, Arm, ConnectionId, DisconnectReason, EndpointConfig, Event, OpenError, PostError, Region, RegionKey,
-    Transfer,
+    Access, ConnectionId, DisconnectReason, EndpointConfig, Event, OpenError, PostError, Region, RegionKey, Transfer,
     bootstrap::Parameters,
-    channel::{Channel, Held, WORK_REQUESTS_MAX},
+    channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
+    device::{Demand, Descriptor, Device, Offer},
     link::{Link, READ_BYTES},
     poller::{Interest, Poller, Waker},
     reads::Reads,
@@ -39,27 +36,26 @@ const POLL_EVERY: Span = Span::from_micros(100);
 const LATELY: Span = Span::from_millis(1);
 /// Regions that can be registered at once.
 pub const REGIONS_MAX: usize = 1024;
-/// The largest `connections_max`: the core's 4,096 regions less ours.
+/// The largest `connections_max`: soft-RoCE's 4,096 regions less ours, as each connection takes one.
 pub const CONNECTIONS_MAX: usize = 4096 - REGIONS_MAX;
-/// What all peers together may have in flight towards us is shared as if there were so many.
-const SENDERS_EXPECTED: usize = 8;
 
 /// Numbers in the poller. Connections have their own, from 1.
-const UDP: u64 = 0;
+const DATA: u64 = 0;
 const LISTENER: u64 = u64::MAX - 1;
 
-/// One thread's device: its socket, regions, queue pairs and connections.
+/// One thread's device with its regions, queue pairs and connections.
 pub struct Endpoint {
-    core: Core,
-    udp: Driver,
-    udp_interest: Interest,
+    device: Device,
+    offer: Offer,
+    /// What the poller watches each of the device's descriptors for.
+    watched: Vec<(Descriptor, Interest)>,
     poller: Poller,
     listener: Option<Listener>,
     secret: Arc<[u8]>,
     incarnation: u64,
     connections_max: usize,
-    read_window_bytes: u32,
-    peer_window_bytes: u32,
+    /// Registered by our owner.
+    regions: usize,
     next_connection: u64,
     connections: BTreeMap<ConnectionId, Connection>,
     by_queue_pair: BTreeMap<QueuePairNumber, ConnectionId>,
@@ -104,46 +100,53 @@ enum Stage {
 }
 
 impl Endpoint {
-    /// Opens sockets.
+    /// Opens the device and the sockets.
     ///
     /// # Errors
-    /// One line that names the address that is taken or not this host's, or the limit of the system that is reached.
+    /// One line that names the address that is taken or not this host's, what the device lacks, or the limit that is
+    /// reached.
     pub fn open(config: EndpointConfig) -> Result<Self, OpenError> {
-        let Arm::Soft { address, faults } = config.arm;
+        if config.connections_max > CONNECTIONS_MAX {
+            return Err(OpenError(format!("connections_max = {}: at most {CONNECTIONS_MAX}", config.connections_max)));
+        }
         let poller = Poller::new().map_err(|error| OpenError(format!("no epoll instance: {error}")))?;
-        let udp = Driver::bind(address, faults, rand::random())
-            .map_err(|error| OpenError(format!("cannot open UDP address {address}: {error}")))?;
+        let demand = Demand {
+            queue_pairs_max: config.connections_max,
+            regions_max: config.connections_max + REGIONS_MAX,
+            send_depth: SEND_DEPTH,
+            receive_depth: SLOTS,
+            reads_max: READS_POSTED_MAX,
+            read_budget_bytes: config.read_budget_bytes,
+        };
+        let device = Device::open(config.arm, demand).map_err(OpenError)?;
         let listener = config
             .listen
             .map(|at| Listener::open(at).map_err(|error| OpenError(format!("cannot listen on TCP {at}: {error}"))))
             .transpose()?;
-        let watch = |error| OpenError(format!("cannot watch a socket: {error}"));
-        poller.add(&udp, UDP, Interest::Read).map_err(watch)?;
+        let watch = |error| OpenError(format!("cannot watch a descriptor: {error}"));
+        let mut watched = Vec::new();
+        for (descriptor, fd, interest) in device.descriptors() {
+            poller.add(fd, number_of(descriptor), interest).map_err(watch)?;
+            watched.push((descriptor, interest));
+        }
         if let Some(listener) = &listener {
             poller.add(&listener.socket, LISTENER, Interest::Read).map_err(watch)?;
         }
-        if config.connections_max > CONNECTIONS_MAX {
-            return Err(OpenError(format!("connections_max = {}: at most {CONNECTIONS_MAX}", config.connections_max)));
-        }
-        let capacity = udp.receive_capacity_bytes();
-        let read_budget = if config.read_budget_bytes == 0 { capacity / 2 } else { config.read_budget_bytes };
-        // The other half is for what peers send unasked.
-        let peer_window = capacity / 2 / SENDERS_EXPECTED;
+        let offer = device.offer();
         Ok(Self {
-            core: Core::new(core_config(udp.local(), config.connections_max)),
-            udp,
-            udp_interest: Interest::Read,
+            device,
+            offer,
+            watched,
             poller,
             listener,
             secret: config.secret.into(),
             incarnation: rand::random(),
             connections_max: config.connections_max,
-            read_window_bytes: u32::try_from(read_budget).unwrap_or(u32::MAX),
-            peer_window_bytes: u32::try_from(peer_window).unwrap_or(u32::MAX).max(1),
+            regions: 0,
             next_connection: 1,
             connections: BTreeMap::new(),
             by_queue_pair: BTreeMap::new(),
-            reads: Reads::new(read_budget),
+            reads: Reads::new(offer.read_budget_bytes, offer.read_bytes_max),
             due: VecDeque::new(),
             reads_due: false,
             unfinished: false,
@@ -163,10 +166,10 @@ impl Endpoint {
         Some(self.listener.as_ref()?.address)
     }
 
-    /// Where our packets come from and arrive.
+    /// The UDP address where our packets come from and arrive; none on InfiniBand.
     #[must_use]
-    pub fn packet_address(&self) -> SocketAddr {
-        self.udp.local()
+    pub fn packet_address(&self) -> Option<SocketAddr> {
+        self.device.address().udp()
     }
 
     /// A random number that peers know this opening of the endpoint by.
@@ -184,34 +187,32 @@ impl Endpoint {
         }
     }
 
-    /// What the queue pairs have seen.
+    /// What the soft arm's queue pairs have seen. A verbs device has counters of its own, for all that use it.
     #[must_use]
-    pub fn counters(&self) -> Counters {
-        *self.core.counters()
+    pub fn counters(&self) -> Option<Counters> {
+        Some(self.device.soft()?.counters())
     }
 
-    /// What the UDP driver has done.
+    /// What the soft arm's UDP driver has done.
     #[must_use]
-    pub fn driver_counters(&self) -> DriverCounters {
-        self.udp.counters()
+    pub fn driver_counters(&self) -> Option<DriverCounters> {
+        Some(self.device.soft()?.driver_counters())
     }
 
-    /// Registers a region.
+    /// Registers a region, for as long as this endpoint lives.
     ///
-    /// # Panics
-    /// If more than [`REGIONS_MAX`] regions are registered.
-    pub fn register(&mut self, region: &Region, access: Access) -> RegionKey {
-        let access = soft_roce::Access {
-            local_write: true,
-            remote_read: access.remote_read,
-            remote_write: access.remote_write,
-            remote_atomic: false,
-        };
-        let handle = self
-            .core
-            .register(Arc::new(region.clone()), access)
-            .expect("at most REGIONS_MAX regions, and with local_write");
-        RegionKey { lkey: handle.lkey, rkey: handle.rkey, address: handle.address }
+    /// # Errors
+    /// One line that names the limit of ours or of the system that is reached.
+    pub fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, OpenError> {
+        if self.regions == REGIONS_MAX {
+            return Err(OpenError(format!("cannot register one more region: {REGIONS_MAX} are registered")));
+        }
+        let key = self
+            .device
+            .register(region, access)
+            .map_err(|error| OpenError(format!("cannot register {} bytes: {error}", region.len())))?;
+        self.regions += 1;
+        Ok(key)
     }
 
     /// Opens a connection; the outcome comes as `Connected` or `Disconnected`. `hello`: at most `HELLO_BYTES_MAX` bytes.
@@ -305,7 +306,7 @@ impl Endpoint {
         self.run_bootstrap_timers(now);
         self.take_down_failed();
         self.post();
-        self.watch_udp();
+        self.watch_device();
         progressed
     }
 
@@ -316,7 +317,7 @@ impl Endpoint {
         if let (Event::Message { connection, .. } | Event::Immediate { connection, .. }, Some(slot)) = (&event, slot)
             && let Ok(channel) = channel_of(&mut self.connections, *connection)
         {
-            match channel.handle_taken(&mut self.core, slot) {
+            match channel.handle_taken(&mut self.device, slot) {
                 Ok(()) if channel.is_due() => self.mark_due(*connection),
                 Ok(()) => {}
                 Err(reason) => self.failed.push_back((*connection, reason)),
@@ -331,9 +332,8 @@ impl Endpoint {
         if self.is_pending() {
             return Some(Timestamp::PAST);
         }
-        let core = [self.core.poll_timeout(), self.udp.poll_timeout()].into_iter().flatten().min();
         let accepting = self.listener.as_ref().and_then(|listener| listener.paused_until);
-        let at = core.map_or(Timestamp::NEVER, from_core).min(self.bootstraps_at);
+        let at = self.device.poll_timeout().unwrap_or(Timestamp::NEVER).min(self.bootstraps_at);
         Some(at.min(accepting.unwrap_or(Timestamp::NEVER))).filter(|&at| at < Timestamp::NEVER)
     }
 
@@ -366,14 +366,13 @@ impl Endpoint {
     /// Receives a batch, then sends what there is to send. Timers run once nothing more is there to be received, or in the
     /// `last` turn: if we were away for a while, the answer that a timer misses may lie in the socket.
     fn move_packets(&mut self, now: Timestamp, last: bool) -> bool {
-        let at = to_core(now);
         let received = self.receive(now);
-        if (last || !received) && self.core.poll_timeout().is_some_and(|due| due <= at) {
-            self.core.handle_timeout(at);
+        if (last || !received) && self.device.is_timer_due(now) {
+            self.device.handle_timeout(now);
             self.handle_completions();
         }
         self.post();
-        let sent = self.udp.transmit(at, &mut self.core);
+        let sent = self.device.transmit(now);
         // Last, so that a refusal (a NAK) is on its way before the queue pair that refused is gone.
         self.take_down_failed();
         sent || received
@@ -381,7 +380,7 @@ impl Endpoint {
 
     /// Takes in one batch of packets and what it completes.
     fn receive(&mut self, now: Timestamp) -> bool {
-        let received = self.udp.receive(to_core(now), &mut self.core);
+        let received = self.device.receive(now);
         if received {
             self.packet_at = now;
         }
@@ -390,12 +389,12 @@ impl Endpoint {
     }
 
     fn handle_completions(&mut self) {
-        while let Some(completion) = self.core.poll_completion() {
+        while let Some(completion) = self.device.poll_completion() {
             let Some(&id) = self.by_queue_pair.get(&completion.queue_pair) else { continue };
             let Ok(channel) = channel_of(&mut self.connections, id) else { continue };
             match completion.opcode {
                 CompletionOpcode::Recv | CompletionOpcode::RecvWriteWithImmediate => {
-                    match channel.handle_received(&mut self.core, &completion) {
+                    match channel.handle_received(&mut self.device, &completion) {
                         Ok(held) => self.events.extend(held),
                         Err(reason) => self.failed.push_back((id, reason)),
                     }
@@ -419,7 +418,7 @@ impl Endpoint {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
             connection.due = false;
             if let Stage::Up { channel, .. } = &mut connection.stage
-                && let Err(reason) = channel.post(&mut self.core)
+                && let Err(reason) = channel.post(&mut self.device)
             {
                 self.failed.push_back((id, reason));
             }
@@ -427,7 +426,7 @@ impl Endpoint {
         self.reads_due = false;
         while let Some((id, piece)) = self.reads.poll_piece() {
             if let Ok(channel) = channel_of(&mut self.connections, id)
-                && let Err(reason) = channel.post_read(&mut self.core, piece)
+                && let Err(reason) = channel.post_read(&mut self.device, piece)
             {
                 self.failed.push_back((id, reason));
             }
@@ -449,10 +448,12 @@ impl Endpoint {
         }
     }
 
-    fn watch_udp(&mut self) {
-        let wanted = if self.udp.wants_write() { Interest::ReadWrite } else { Interest::Read };
-        if wanted != self.udp_interest && self.poller.modify(&self.udp, UDP, wanted).is_ok() {
-            self.udp_interest = wanted;
+    /// Has the poller watch the device's descriptors for what they are to be watched for now.
+    fn watch_device(&mut self) {
+        for ((descriptor, fd, wanted), (_, watched)) in self.device.descriptors().zip(&mut self.watched) {
+            if wanted != *watched && self.poller.modify(fd, number_of(descriptor), wanted).is_ok() {
+                *watched = wanted;
+            }
         }
     }
 
@@ -460,7 +461,7 @@ impl Endpoint {
     fn on_down(&mut self, id: ConnectionId, reason: &str, told: &str) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if let Stage::Up { channel, .. } = &connection.stage {
-            self.core.modify_to_error(channel.number());
+            self.device.modify_to_error(channel.number());
             // What had ended before the fence is reported as it ended, the rest as flushed.
             self.handle_completions();
         }
@@ -470,7 +471,7 @@ impl Endpoint {
         match connection.stage {
             Stage::Up { channel, .. } | Stage::Offered { channel, .. } => {
                 self.by_queue_pair.remove(&channel.number());
-                let flushed = channel.close(&mut self.core, &mut self.reads);
+                let flushed = channel.close(&mut self.device, &mut self.reads);
                 self.events.extend(flushed.into_iter().map(|event| (event, None)));
             }
             Stage::Unproved => {
@@ -492,13 +493,10 @@ impl AsFd for Endpoint {
     }
 }
 
-/// Each connection takes one queue pair and one region.
-fn core_config(local: SocketAddr, connections_max: usize) -> soft_roce::EndpointConfig {
-    soft_roce::EndpointConfig {
-        queue_pairs_max: connections_max,
-        regions_max: connections_max + REGIONS_MAX,
-        completions_max: connections_max * WORK_REQUESTS_MAX,
-        ..soft_roce::EndpointConfig::new(local, rand::random())
+/// A descriptor's number in the poller.
+fn number_of(descriptor: Descriptor) -> u64 {
+    match descriptor {
+        Descriptor::Data => DATA,
     }
 }
 
@@ -524,13 +522,4 @@ fn failure(status: Status) -> String {
         }
         status => format!("a work request failed: {status:?}"),
     }
-}
-
-fn to_core(at: Timestamp) -> soft_roce::Timestamp {
-    // Our clocks start after their epoch.
-    soft_roce::Timestamp(u64::try_from(at.as_nanos()).unwrap_or(0))
-}
-
-fn from_core(at: soft_roce::Timestamp) -> Timestamp {
-    Timestamp(i64::try_from(at.0).unwrap_or(i64::MAX))
 }

@@ -141,7 +141,7 @@ pub enum PostError {
     QueueFull,
 }
 
-/// Why an endpoint could not be opened.
+/// Why an endpoint could not be opened, or a region not registered with it.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub struct OpenError(pub String);

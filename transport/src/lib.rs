@@ -40,6 +40,7 @@
 //! | `drive` | [`Endpoint`]: where sockets, queue pairs and connections meet; `drive/links`: its bootstrap side |
 //! | `bootstrap` | what two peers say over TCP: proof of the secret, parameters, heartbeats. No IO |
 //! | `link` | one bootstrap on a TCP socket |
+//! | `device` | what carries the queue pairs: `soft` or `verbs` |
 //! | `channel` | one queue pair with its memory and its queues. No IO |
 //! | `credits`, `ring` | flow control of frames and immediates, and the place of frames. No IO |
 //! | `reads` | the READ budget. No IO |
@@ -51,6 +52,7 @@ mod channel;
 mod clock;
 mod config;
 mod credits;
+mod device;
 mod drive;
 mod event;
 mod link;

@@ -11,10 +11,6 @@ use crate::{ConnectionId, PostError, Transfer};
 /// READs that may wait, per connection.
 pub(crate) const READS_WAITING_MAX: usize = 4096;
 
-/// A piece of a READ is at most this large, and never more than an eighth of the budget.
-const PIECE_BYTES_MAX: usize = 256 * 1024;
-const PIECE_BYTES_MIN: usize = 4096;
-
 /// A part of a transfer, to be posted as one READ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
@@ -47,8 +43,8 @@ struct Source {
 }
 
 impl Reads {
-    pub(crate) fn new(budget_bytes: usize) -> Self {
-        let piece_bytes_max = (budget_bytes / 8).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
+    /// Two limits: of the bytes outstanding, and of one piece.
+    pub(crate) fn new(budget_bytes: usize, piece_bytes_max: usize) -> Self {
         Self { budget_bytes, piece_bytes_max, outstanding_bytes: 0, sources: BTreeMap::new(), turns: VecDeque::new() }
     }
 
@@ -141,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_large_read_goes_out_in_adjacent_pieces() {
-        let mut reads = Reads::new(8 * 10_000);
+        let mut reads = Reads::new(8 * 10_000, 10_000);
         let connection = ConnectionId(1);
         reads.open(connection);
         reads.start(connection, 16);
@@ -163,7 +159,7 @@ mod tests {
 
     #[test]
     fn an_empty_read_is_one_piece() {
-        let mut reads = Reads::new(1000);
+        let mut reads = Reads::new(1000, 4096);
         reads.open(ConnectionId(1));
         reads.post(ConnectionId(1), read(1, 0)).unwrap();
         assert_eq!(reads.poll_piece(), None, "not started");
@@ -174,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_busy_source_does_not_starve_a_quiet_one() {
-        let mut reads = Reads::new(8 * 4096);
+        let mut reads = Reads::new(8 * 4096, 4096);
         (1..=2).for_each(|id| reads.open(ConnectionId(id)));
         (1..=2).for_each(|id| reads.start(ConnectionId(id), 100));
         (0..50).for_each(|token| reads.post(ConnectionId(1), read(token, 4096)).unwrap());
@@ -188,7 +184,7 @@ mod tests {
 
     #[test]
     fn the_queue_is_bounded_and_closing_returns_what_waits() {
-        let mut reads = Reads::new(1 << 20);
+        let mut reads = Reads::new(1 << 20, 1 << 17);
         assert_eq!(reads.post(ConnectionId(1), read(0, 1)), Err(PostError::NotConnected));
         reads.open(ConnectionId(1));
         reads.start(ConnectionId(1), 1);
@@ -205,10 +201,11 @@ mod tests {
         #[test]
         fn budget_and_coverage(
             budget in 1usize..200_000,
+            piece_max in 1000usize..300_000,
             depth in 1usize..5,
             steps in proptest::collection::vec((0u64..3, 0usize..60_000, any::<bool>()), 1..60),
         ) {
-            let mut reads = Reads::new(budget);
+            let mut reads = Reads::new(budget, piece_max);
             (0..3).for_each(|id| reads.open(ConnectionId(id)));
             (0..3).for_each(|id| reads.start(ConnectionId(id), depth));
             let mut asked = BTreeMap::new();

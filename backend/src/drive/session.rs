@@ -98,7 +98,7 @@ impl<'a> Session<'a> {
         let staging = Staging::new(config.gpus as usize, &shapes);
         let bytes = staging.bytes();
         let region = Region::allocate(bytes).map_err(|cause| BackendError::Memory { bytes, cause })?;
-        let key = endpoint.register(&region, Access::default());
+        let key = endpoint.register(&region, Access::default())?;
         let scheduler = endpoint.connect(clock.now(), config.scheduler, hello(config, models)?);
         Ok(Self {
             number,

@@ -11,7 +11,7 @@ fn at(ms: i64) -> Timestamp {
 fn parameters(queue_pair: u32) -> Parameters {
     Parameters {
         incarnation: 7,
-        address: "127.0.0.1:4791".parse().unwrap(),
+        address: PacketAddress::SoftRoce("127.0.0.1:4791".parse().unwrap()),
         queue_pair,
         psn: 0xabcdef,
         path_mtu_bytes: 4096,
@@ -132,8 +132,8 @@ fn another_version_is_named_on_both_sides() {
     let (mut client, mut server) = (client(SECRET), server(SECRET));
     client.outbound[MAGIC.len() + 1] = 9;
     exchange(&mut client, &mut server, at(1));
-    assert!(closed(&mut server).contains("version 9, we speak 1"));
-    assert!(closed(&mut client).contains("version 9, we speak 1"));
+    assert!(closed(&mut server).contains("version 9, we speak 2"));
+    assert!(closed(&mut client).contains("version 9, we speak 2"));
 }
 
 #[test]
@@ -216,7 +216,11 @@ fn unusable_parameters_are_refused_by_name() {
         (Parameters { queue_pair: 1, ..good }, "queue pair 0x1"),
         (Parameters { psn: 1 << 24, ..good }, "PSN 0x1000000"),
         (Parameters { path_mtu_bytes: 1500, ..good }, "path MTU of 1500"),
-        (Parameters { address: "0.0.0.0:4791".parse().unwrap(), ..good }, "UDP address 0.0.0.0:4791"),
+        (
+            Parameters { address: PacketAddress::Roce("0.0.0.0:4791".parse().unwrap()), ..good },
+            "UDP address 0.0.0.0:4791",
+        ),
+        (Parameters { address: PacketAddress::InfiniBand { lid: 0xc000 }, ..good }, "LID 0xc000"),
         (Parameters { receive_depth: 0, ..good }, "can receive nothing"),
     ];
     for (bad, text) in cases {

@@ -2,17 +2,17 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    net::{SocketAddr, TcpListener},
 };
 
 use proto::{Span, Timestamp};
 use soft_roce::PathMtu;
 
-use super::{Connection, Endpoint, LISTENER, Stage, TURNS_MAX, UDP};
+use super::{Connection, DATA, Endpoint, LISTENER, Stage, TURNS_MAX};
 use crate::{
     ConnectionId, Event,
     bootstrap::{Bootstrap, BootstrapEvent, HELLO_BYTES_MAX, NONCE_BYTES, Parameters},
-    channel::{Channel, READS_POSTED_MAX, RECEIVE_DEPTH},
+    channel::{Channel, RECEIVE_DEPTH},
     link::Link,
     poller::Interest,
 };
@@ -72,10 +72,10 @@ impl Endpoint {
         if welcome.len() > HELLO_BYTES_MAX {
             return Err(format!("a welcome of {} bytes, where at most {HELLO_BYTES_MAX} are allowed", welcome.len()));
         }
-        let ours = path_mtu(self.udp.local().ip(), peer.address)?;
-        let mut channel = Channel::create(&mut self.core, id, self.read_window_bytes)?;
-        if let Err(reason) = channel.connect(&mut self.core, &peer, ours.min(path_mtu_of(&peer))) {
-            channel.close(&mut self.core, &mut self.reads);
+        let ours = self.device.path_mtu(peer.address.udp().map_or(connection.peer.ip(), |at| at.ip()))?;
+        let mut channel = Channel::create(&mut self.device, id)?;
+        if let Err(reason) = channel.connect(&mut self.device, &peer, ours.min(path_mtu_of(&peer))) {
+            channel.close(&mut self.device, &mut self.reads);
             return Err(reason);
         }
         self.by_queue_pair.insert(channel.number(), id);
@@ -94,7 +94,7 @@ impl Endpoint {
         let mut progressed = false;
         for &number in &ready {
             match number {
-                UDP => {}
+                DATA => {}
                 LISTENER => self.accept_links(now),
                 _ => {
                     let id = ConnectionId(number);
@@ -104,7 +104,7 @@ impl Endpoint {
                     self.on_link(now, id);
                 }
             }
-            progressed |= number != UDP;
+            progressed |= number != DATA;
         }
         self.ready = ready;
         progressed
@@ -205,8 +205,8 @@ impl Endpoint {
         let connection = self.connections.get_mut(&id).expect("its own event");
         let Stage::Calling { hello } = &mut connection.stage else { unreachable!("a client is proved to once") };
         let hello = std::mem::take(hello);
-        let path_mtu = path_mtu(self.udp.local().ip(), SocketAddr::new(connection.peer.ip(), self.udp.local().port()))?;
-        let channel = Channel::create(&mut self.core, id, self.read_window_bytes)?;
+        let path_mtu = self.device.path_mtu(connection.peer.ip())?;
+        let channel = Channel::create(&mut self.device, id)?;
         self.by_queue_pair.insert(channel.number(), id);
         let parameters = self.parameters(&channel, path_mtu);
         let connection = self.connections.get_mut(&id).expect("its own event");
@@ -220,7 +220,7 @@ impl Endpoint {
         let Stage::Offered { channel, path_mtu } = &mut connection.stage else {
             unreachable!("an offer is answered once")
         };
-        channel.connect(&mut self.core, &peer, (*path_mtu).min(path_mtu_of(&peer)))?;
+        channel.connect(&mut self.device, &peer, (*path_mtu).min(path_mtu_of(&peer)))?;
         let Stage::Offered { channel, .. } = std::mem::replace(&mut connection.stage, Stage::Unproved) else {
             unreachable!("matched above")
         };
@@ -236,7 +236,7 @@ impl Endpoint {
     fn start(&mut self, id: ConnectionId) {
         let Some(Connection { stage: Stage::Up { channel, peer }, .. }) = self.connections.get_mut(&id) else { return };
         channel.start();
-        self.reads.start(id, peer.max_dest_rd_atomic.min(READS_POSTED_MAX).into());
+        self.reads.start(id, peer.max_dest_rd_atomic.min(self.offer.reads_max).into());
         self.reads_due = true;
         self.mark_due(id);
     }
@@ -245,28 +245,15 @@ impl Endpoint {
     fn parameters(&self, channel: &Channel, path_mtu: PathMtu) -> Parameters {
         Parameters {
             incarnation: self.incarnation,
-            address: self.udp.local(),
+            address: self.device.address(),
             queue_pair: channel.number().0,
             psn: channel.psn().value(),
             path_mtu_bytes: path_mtu.bytes() as u16,
-            max_dest_rd_atomic: READS_POSTED_MAX,
+            max_dest_rd_atomic: self.offer.reads_answered_max,
             receive_depth: RECEIVE_DEPTH,
-            window_bytes: self.peer_window_bytes,
+            window_bytes: self.offer.peer_window_bytes,
         }
     }
-}
-
-/// What the route from our address to a peer's carries.
-fn path_mtu(local: IpAddr, peer: SocketAddr) -> Result<PathMtu, String> {
-    let link_mtu = || -> io::Result<u32> {
-        // Not the packets' socket: that one must stay unconnected.
-        let probe = UdpSocket::bind((local, 0))?;
-        probe.connect(peer)?;
-        Ok(if peer.is_ipv4() { rustix::net::sockopt::ip_mtu(&probe) } else { rustix::net::sockopt::ipv6_mtu(&probe) }?)
-    };
-    let bytes = link_mtu().map_err(|error| format!("no UDP route from {local} to {}: {error}", peer.ip()))?;
-    PathMtu::for_link(bytes)
-        .ok_or_else(|| format!("the link from {local} to {} has an MTU of {bytes}; it needs 336", peer.ip()))
 }
 
 /// What a peer says that its link carries; the bootstrap has let only IBTA's sizes pass.

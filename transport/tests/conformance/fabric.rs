@@ -34,7 +34,7 @@ impl Node {
     fn open(config: EndpointConfig) -> Self {
         let mut endpoint = Endpoint::open(config).unwrap();
         let region = Region::allocate(REGION_BYTES).unwrap();
-        let key = endpoint.register(&region, Access { remote_read: true, remote_write: true });
+        let key = endpoint.register(&region, Access { remote_read: true, remote_write: true }).unwrap();
         Self { endpoint, region, key, events: VecDeque::new() }
     }
 
@@ -118,7 +118,7 @@ impl Fabric {
             if let Some(found) = look(self) {
                 return found;
             }
-            let counters: Vec<_> = self.nodes.iter().map(|node| node.endpoint.counters()).collect();
+            let counters: Vec<_> = self.nodes.iter().map(|node| node.endpoint.counters().unwrap()).collect();
             assert!(started.elapsed() < HANG, "waiting for {what} in vain; {counters:#?}");
             self.step();
         }

@@ -1,0 +1,210 @@
+//! What carries the queue pairs: soft-RoCE on a UDP socket or a verbs device. The rest of the crate sees this interface
+//! and nothing behind it; work requests and completions are soft-RoCE's types, which are IBTA's.
+//!
+//! An arm is chosen once, when an endpoint is opened, and the choice is an enum: no call on the way of a packet goes
+//! through a table. Life of a queue pair: created (it takes receives), connected (it receives and may send), moved to
+//! ERROR, destroyed. When `destroy_queue_pair` has returned, nothing that its peer sends reaches our memory, and no
+//! completion of it is left.
+
+mod soft;
+
+use std::{net::IpAddr, os::fd::BorrowedFd};
+
+use proto::Timestamp;
+use soft_roce::{Completion, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest};
+
+use crate::{
+    Access, Arm, Region, RegionKey,
+    bootstrap::{PacketAddress, Parameters},
+    poller::Interest,
+};
+
+/// What an endpoint will ask of its device, at most.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Demand {
+    /// Queue pairs at once.
+    pub queue_pairs_max: usize,
+    /// Regions at once.
+    pub regions_max: usize,
+    /// Send work requests outstanding on one queue pair.
+    pub send_depth: usize,
+    /// Receives posted on one queue pair.
+    pub receive_depth: usize,
+    /// READs that a queue pair asks for, and answers, at once.
+    pub reads_max: u8,
+    /// Bytes of READs outstanding, as configured; 0: what suits the device.
+    pub read_budget_bytes: usize,
+}
+
+/// What a device offers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Offer {
+    /// Bytes of READs outstanding over all queue pairs.
+    pub read_budget_bytes: usize,
+    /// The largest READ that is posted as one.
+    pub read_bytes_max: usize,
+    /// READs that one queue pair keeps outstanding, at least 1.
+    pub reads_max: u8,
+    /// READs that it answers at once, at least 1.
+    pub reads_answered_max: u8,
+    /// Bytes that one peer may have in flight towards us.
+    pub peer_window_bytes: u32,
+}
+
+/// Which of a device's descriptors an endpoint's poller watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Descriptor {
+    /// Ready when packets or completions have come.
+    Data,
+}
+
+/// One arm, opened.
+pub(crate) enum Device {
+    Soft(Box<soft::Soft>),
+}
+
+/// Calls the same method on whichever arm it is.
+macro_rules! each {
+    ($self:expr, $device:ident => $call:expr) => {
+        match $self {
+            Device::Soft($device) => $call,
+        }
+    };
+}
+
+impl Device {
+    /// Opens an arm.
+    ///
+    /// # Errors
+    /// One line that names what is missing, taken or out of bounds.
+    pub(crate) fn open(arm: Arm, demand: Demand) -> Result<Self, String> {
+        match arm {
+            Arm::Soft { address, faults } => Ok(Self::Soft(Box::new(soft::Soft::open(address, faults, demand)?))),
+        }
+    }
+
+    pub(crate) fn offer(&self) -> Offer {
+        each!(self, device => device.offer())
+    }
+
+    /// Where our packets come from and arrive, as peers are told.
+    pub(crate) fn address(&self) -> PacketAddress {
+        each!(self, device => device.address())
+    }
+
+    /// The descriptors to watch, and what for. What a descriptor is watched for may change with each
+    /// [`Self::transmit`].
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = (Descriptor, BorrowedFd<'_>, Interest)> {
+        each!(self, device => device.descriptors().into_iter())
+    }
+
+    /// soft-RoCE's own counters; a verbs device keeps its own, in `/sys/class/infiniband/DEV/ports/N/`.
+    pub(crate) fn soft(&self) -> Option<&soft::Soft> {
+        let Self::Soft(soft) = self;
+        Some(soft)
+    }
+
+    /// Registers a region; our own queue pairs may always fill it.
+    ///
+    /// # Errors
+    /// One line that names the limit that is reached.
+    pub(crate) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, String> {
+        each!(self, device => device.register(region, access))
+    }
+
+    /// Takes a region back. No queue pair that uses it may be left.
+    pub(crate) fn deregister(&mut self, lkey: u32) {
+        each!(self, device => device.deregister(lkey))
+    }
+
+    /// What our link carries towards a peer.
+    ///
+    /// # Errors
+    /// One line if nothing does.
+    pub(crate) fn path_mtu(&self, peer: IpAddr) -> Result<PathMtu, String> {
+        each!(self, device => device.path_mtu(peer))
+    }
+
+    /// A queue pair that takes receives.
+    ///
+    /// # Errors
+    /// One line that names the limit that is reached.
+    pub(crate) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, String> {
+        each!(self, device => device.create_queue_pair())
+    }
+
+    /// The first packet sequence number of a queue pair of ours.
+    pub(crate) fn random_psn(&mut self) -> Psn {
+        each!(self, device => device.random_psn())
+    }
+
+    /// Tells a queue pair who its peer is. From now on it receives, and sends what is posted.
+    ///
+    /// # Errors
+    /// One line if this device cannot reach that peer.
+    pub(crate) fn connect_queue_pair(
+        &mut self,
+        number: QueuePairNumber,
+        psn: Psn,
+        peer: &Parameters,
+        path_mtu: PathMtu,
+    ) -> Result<(), String> {
+        each!(self, device => device.connect_queue_pair(number, psn, peer, path_mtu))
+    }
+
+    /// Takes a work request in; it leaves with the next [`Self::transmit`] at the latest.
+    ///
+    /// # Errors
+    /// One line if it cannot be carried out; nothing of it happens then.
+    pub(crate) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> Result<(), String> {
+        each!(self, device => device.post_send(number, request))
+    }
+
+    /// Takes a receive in; it stands before anything that is posted as a send after it leaves.
+    ///
+    /// # Errors
+    /// As [`Self::post_send`].
+    pub(crate) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> Result<(), String> {
+        each!(self, device => device.post_recv(number, request))
+    }
+
+    /// Takes in what has come. True if anything has.
+    pub(crate) fn receive(&mut self, now: Timestamp) -> bool {
+        each!(self, device => device.receive(now))
+    }
+
+    /// Runs timers that are due.
+    pub(crate) fn handle_timeout(&mut self, now: Timestamp) {
+        each!(self, device => device.handle_timeout(now))
+    }
+
+    /// Sends what there is to send, up to a bound. True if anything was sent.
+    pub(crate) fn transmit(&mut self, now: Timestamp) -> bool {
+        each!(self, device => device.transmit(now))
+    }
+
+    /// What has ended.
+    pub(crate) fn poll_completion(&mut self) -> Option<Completion> {
+        each!(self, device => device.poll_completion())
+    }
+
+    /// When [`Self::handle_timeout`] or [`Self::transmit`] have something to do.
+    pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
+        each!(self, device => device.poll_timeout())
+    }
+
+    /// Whether timers are due.
+    pub(crate) fn is_timer_due(&self, now: Timestamp) -> bool {
+        each!(self, device => device.is_timer_due(now))
+    }
+
+    /// Stops a queue pair: it flushes what is outstanding.
+    pub(crate) fn modify_to_error(&mut self, number: QueuePairNumber) {
+        each!(self, device => device.modify_to_error(number))
+    }
+
+    /// Ends a queue pair; the module's text says what holds afterwards.
+    pub(crate) fn destroy_queue_pair(&mut self, number: QueuePairNumber) {
+        each!(self, device => device.destroy_queue_pair(number))
+    }
+}

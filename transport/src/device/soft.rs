@@ -1,0 +1,220 @@
+//! The soft arm: soft-RoCE's core on its UDP driver.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
+
+use proto::Timestamp;
+use soft_roce::{
+    Completion, Counters, Endpoint as Core, Identification, PathMtu, Peer, Psn, QueuePairConfig, QueuePairNumber,
+    RecvRequest, SendRequest,
+    drive::{Driver, DriverCounters},
+};
+
+use super::{Demand, Descriptor, Offer};
+use crate::{
+    Access, Faults, Region, RegionKey,
+    bootstrap::{PacketAddress, Parameters},
+    poller::Interest,
+};
+
+/// What all peers together may have in flight towards us is shared as if there were so many.
+const SENDERS_EXPECTED: usize = 8;
+/// A READ goes out in pieces of at most this, and never more than an eighth of the budget.
+const READ_BYTES_MAX: usize = 256 * 1024;
+const READ_BYTES_MIN: usize = 4096;
+/// However small the peer's buffer: fewer would make every few packets wait for a round trip.
+const WINDOW_PACKETS_MIN: u32 = 4;
+/// The first retransmission timeout, as an exponent: 4.096 us * 2^11 = 8.4 ms, long against a busy peer's turn and short
+/// against a deadline. It doubles seven times, so a queue pair gives up after 2.1 s, as the bootstrap does on silence.
+const ACK_TIMEOUT: u8 = 11;
+
+/// A UDP socket and the queue pairs behind it.
+pub(crate) struct Soft {
+    core: Core,
+    udp: Driver,
+    queue_pair: QueuePairConfig,
+    offer: Offer,
+}
+
+impl Soft {
+    pub(super) fn open(address: SocketAddr, faults: Faults, demand: Demand) -> Result<Self, String> {
+        let udp = Driver::bind(address, faults, rand::random())
+            .map_err(|error| format!("cannot open UDP address {address}: {error}"))?;
+        let offer = offer(udp.receive_capacity_bytes(), &demand);
+        let core = Core::new(soft_roce::EndpointConfig {
+            queue_pairs_max: demand.queue_pairs_max,
+            regions_max: demand.regions_max,
+            completions_max: demand.queue_pairs_max * (demand.send_depth + demand.receive_depth),
+            ..soft_roce::EndpointConfig::new(udp.local(), rand::random())
+        });
+        let queue_pair = QueuePairConfig {
+            send_depth: demand.send_depth,
+            recv_depth: demand.receive_depth,
+            max_rd_atomic: demand.reads_max.into(),
+            max_dest_rd_atomic: demand.reads_max.into(),
+            access: soft_roce::Access {
+                local_write: true,
+                remote_read: true,
+                remote_write: true,
+                remote_atomic: false,
+            },
+            ack_timeout: ACK_TIMEOUT,
+            read_window_bytes: u32::try_from(offer.read_budget_bytes).unwrap_or(u32::MAX),
+            ..QueuePairConfig::default()
+        };
+        Ok(Self { core, udp, queue_pair, offer })
+    }
+
+    pub(super) fn offer(&self) -> Offer {
+        self.offer
+    }
+
+    pub(super) fn address(&self) -> PacketAddress {
+        PacketAddress::SoftRoce(self.udp.local())
+    }
+
+    pub(super) fn descriptors(&self) -> [(Descriptor, BorrowedFd<'_>, Interest); 1] {
+        let interest = if self.udp.wants_write() { Interest::ReadWrite } else { Interest::Read };
+        [(Descriptor::Data, self.udp.as_fd(), interest)]
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        *self.core.counters()
+    }
+
+    pub(crate) fn driver_counters(&self) -> DriverCounters {
+        self.udp.counters()
+    }
+
+    pub(super) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, String> {
+        let access = soft_roce::Access {
+            local_write: true,
+            remote_read: access.remote_read,
+            remote_write: access.remote_write,
+            remote_atomic: false,
+        };
+        let handle = self.core.register(Arc::new(region.clone()), access).map_err(|error| error.to_string())?;
+        Ok(RegionKey { lkey: handle.lkey, rkey: handle.rkey, address: handle.address })
+    }
+
+    pub(super) fn deregister(&mut self, lkey: u32) {
+        self.core.deregister(lkey);
+    }
+
+    pub(super) fn path_mtu(&self, peer: IpAddr) -> Result<PathMtu, String> {
+        let local = self.udp.local();
+        let link_mtu = || -> io::Result<u32> {
+            // Not the packets' socket: that one must stay unconnected.
+            let probe = UdpSocket::bind((local.ip(), 0))?;
+            probe.connect((peer, local.port()))?;
+            let ipv4 = peer.is_ipv4();
+            Ok(if ipv4 { rustix::net::sockopt::ip_mtu(&probe) } else { rustix::net::sockopt::ipv6_mtu(&probe) }?)
+        };
+        let bytes = link_mtu().map_err(|error| format!("no UDP route from {} to {peer}: {error}", local.ip()))?;
+        PathMtu::for_link(bytes)
+            .ok_or_else(|| format!("the link from {} to {peer} has an MTU of {bytes}; it needs 336", local.ip()))
+    }
+
+    pub(super) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, String> {
+        self.core.create_queue_pair(self.queue_pair).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn random_psn(&mut self) -> Psn {
+        self.core.random_psn()
+    }
+
+    pub(super) fn connect_queue_pair(
+        &mut self,
+        number: QueuePairNumber,
+        psn: Psn,
+        peer: &Parameters,
+        path_mtu: PathMtu,
+    ) -> Result<(), String> {
+        let (address, identification) = match peer.address {
+            PacketAddress::SoftRoce(address) => (address, Identification::SegmentIndex),
+            PacketAddress::Roce(address) => (address, Identification::Any),
+            PacketAddress::InfiniBand { .. } => {
+                return Err("the peer is on InfiniBand, where soft-RoCE has no packets; give both sides one arm".into());
+            }
+        };
+        let queue_pair = Peer {
+            address,
+            queue_pair: QueuePairNumber(peer.queue_pair),
+            rq_psn: Psn::new(peer.psn),
+            sq_psn: psn,
+            path_mtu,
+            identification,
+        };
+        self.core.connect_queue_pair(number, queue_pair).map_err(|error| error.to_string())?;
+        let window_packets = (peer.window_bytes / path_mtu.bytes()).max(WINDOW_PACKETS_MIN);
+        self.core.limit_requests(number, peer.max_dest_rd_atomic.into(), window_packets);
+        Ok(())
+    }
+
+    pub(super) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> Result<(), String> {
+        self.core.post_send(number, request).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> Result<(), String> {
+        self.core.post_recv(number, request).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn receive(&mut self, now: Timestamp) -> bool {
+        self.udp.receive(to_core(now), &mut self.core)
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Timestamp) {
+        self.core.handle_timeout(to_core(now));
+    }
+
+    pub(super) fn is_timer_due(&self, now: Timestamp) -> bool {
+        self.core.poll_timeout().is_some_and(|due| due <= to_core(now))
+    }
+
+    pub(super) fn transmit(&mut self, now: Timestamp) -> bool {
+        self.udp.transmit(to_core(now), &mut self.core)
+    }
+
+    pub(super) fn poll_completion(&mut self) -> Option<Completion> {
+        self.core.poll_completion()
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
+        [self.core.poll_timeout(), self.udp.poll_timeout()].into_iter().flatten().min().map(from_core)
+    }
+
+    pub(super) fn modify_to_error(&mut self, number: QueuePairNumber) {
+        self.core.modify_to_error(number);
+    }
+
+    pub(super) fn destroy_queue_pair(&mut self, number: QueuePairNumber) {
+        self.core.destroy_queue_pair(number);
+    }
+}
+
+/// One half of the socket's buffer is for the READs that we ask for, the other for what peers send unasked.
+fn offer(capacity_bytes: usize, demand: &Demand) -> Offer {
+    let configured = demand.read_budget_bytes;
+    let read_budget_bytes = if configured == 0 { capacity_bytes / 2 } else { configured };
+    let peer_window = capacity_bytes / 2 / SENDERS_EXPECTED;
+    Offer {
+        read_budget_bytes,
+        read_bytes_max: (read_budget_bytes / 8).clamp(READ_BYTES_MIN, READ_BYTES_MAX),
+        reads_max: demand.reads_max,
+        reads_answered_max: demand.reads_max,
+        peer_window_bytes: u32::try_from(peer_window).unwrap_or(u32::MAX).max(1),
+    }
+}
+
+fn to_core(at: Timestamp) -> soft_roce::Timestamp {
+    // Our clocks start after their epoch.
+    soft_roce::Timestamp(u64::try_from(at.as_nanos()).unwrap_or(0))
+}
+
+fn from_core(at: soft_roce::Timestamp) -> Timestamp {
+    Timestamp(i64::try_from(at.0).unwrap_or(i64::MAX))
+}
