@@ -25,8 +25,8 @@ pub struct Args {
     #[arg(long, default_value = "deferred")]
     policy: String,
     /// Inject faults into the soft-RoCE path, such as loss=0.02
-    #[arg(long, value_parser = parse_loss)]
-    fault: Option<f64>,
+    #[arg(long)]
+    fault: Option<Faults>,
     /// How long load is sent
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
@@ -47,11 +47,6 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-fn parse_loss(text: &str) -> Result<f64, String> {
-    let loss = text.strip_prefix("loss=").and_then(|value| value.parse().ok());
-    loss.filter(|loss| (0.0..=0.5).contains(loss)).ok_or_else(|| format!("expected loss=0 to loss=0.5, found `{text}`"))
-}
-
 /// The first part: one request at a time, to show what one costs.
 const ALONE_SECONDS: f64 = 2.0;
 /// Different inputs of an emulated model, used in turn.
@@ -65,7 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
     let layout = Layout {
         http: vec![random_http()],
         policy: args.policy.clone(),
-        faults: Faults { loss: args.fault.unwrap_or(0.0), ..Faults::default() },
+        faults: args.fault.unwrap_or_default(),
         ..Layout::default()
     };
     let models = repository::load(&layout.repository)?;

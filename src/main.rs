@@ -49,6 +49,8 @@ enum Bench {
     Goodput(bench::goodput::Args),
     /// Measure how many requests the scheduler handles, with real threads and emulated GPUs
     Scheduler(bench::scheduler::Args),
+    /// Measure RDMA operations on loopback, beside raw UDP and TCP sockets
+    Verbs(bench::verbs::Args),
     /// Send load to a running server over HTTP and measure its latency
     Load(load::Args),
 }
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
         Command::Sim(args) => sim::command::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Goodput(args)) => bench::goodput::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Scheduler(args)) => bench::scheduler::run(&args).map_err(anyhow::Error::from),
+        Command::Bench(Bench::Verbs(args)) => bench::verbs::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Load(args)) => load::run(&args),
     };
     match result {

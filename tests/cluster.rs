@@ -176,7 +176,7 @@ fn cpu_seconds(pid: Pid) -> f64 {
 fn bad_input_is_one_line_and_exit_code_2() {
     let bad: [(&[&str], &str); 5] = [
         (&["demo", "--policy", "sometimes"], "sometimes"),
-        (&["demo", "--fault", "loss=2"], "loss=0"),
+        (&["demo", "--fault", "loss=2"], "a probability in 0 to 1"),
         (&["up", "--config", "/nonexistent.toml"], "/nonexistent.toml"),
         (&["bench", "load", "--url", "ftp://x", "--model", "m", "--rate", "1"], "--url"),
         (&["scheduler", "--config", "Cargo.toml"], "Cargo.toml"),

@@ -3,4 +3,8 @@
 
 pub mod goodput;
 pub mod load;
+mod percentiles;
 pub mod scheduler;
+pub mod verbs;
+
+pub use percentiles::Percentiles;

@@ -25,6 +25,8 @@ use scheduler::{
 use serde::Serialize;
 use sim::command::{CommandError, positive};
 
+use crate::Percentiles;
+
 /// DenseNet121 on an A100 (Symphony, Table 4), in milliseconds.
 const ALPHA_MS: f64 = 0.054;
 const BETA_MS: f64 = 10.546;
@@ -79,19 +81,6 @@ pub struct Throughput {
     /// Refused or given up, of all requests: above 0 the load was more than the GPUs could take.
     #[serde(skip)]
     pub dropped_fraction: f64,
-}
-
-/// In microseconds.
-#[derive(Debug, Clone, Serialize)]
-pub struct Percentiles {
-    /// Median.
-    pub p50: f64,
-    /// 99th percentile.
-    pub p99: f64,
-    /// 99.9th percentile.
-    pub p999: f64,
-    /// The largest.
-    pub max: f64,
 }
 
 /// Runs the command and prints its result on stdout.
@@ -375,16 +364,10 @@ fn summarize(args: &Args, counts: &[Counts], rank_busy: Span, measured: Duration
     for shard in counts {
         lateness.add(&shard.lateness).expect("all histograms are alike and resize");
     }
-    let micros = |quantile| lateness.value_at_quantile(quantile) as f64 / 1e3;
     Throughput {
         rate_rps: planned as f64 / measured.as_secs_f64(),
         ns_per_request: busy.as_nanos() as f64 / planned.max(1) as f64,
-        lateness_us: Percentiles {
-            p50: micros(0.5),
-            p99: micros(0.99),
-            p999: micros(0.999),
-            max: lateness.max() as f64 / 1e3,
-        },
+        lateness_us: Percentiles::of(&lateness),
         rank_busy_fraction: rank_busy.as_secs_f64() / measured.as_secs_f64(),
         model_threads: args.model_threads,
         models: args.models,

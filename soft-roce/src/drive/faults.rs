@@ -1,6 +1,6 @@
 //! Faults under the driver, by seed: packets lost, doubled, overtaken and damaged on their way to the socket. No IO.
 
-use std::{collections::VecDeque, net::SocketAddr};
+use std::{collections::VecDeque, net::SocketAddr, str::FromStr};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
@@ -32,6 +32,27 @@ impl Faults {
     #[must_use]
     pub fn any(&self) -> bool {
         *self != Self::default()
+    }
+}
+
+/// From `loss=0.01`, or several with commas.
+impl FromStr for Faults {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut faults = Self::default();
+        for fault in text.split(',') {
+            let (name, value) = fault.split_once('=').unwrap_or((fault, ""));
+            let place = match name {
+                "loss" => &mut faults.loss,
+                "duplicate" => &mut faults.duplicate,
+                "reorder" => &mut faults.reorder,
+                "corrupt" => &mut faults.corrupt,
+                _ => return Err(format!("expected loss=, duplicate=, reorder= or corrupt=, found `{fault}`")),
+            };
+            let probability = value.parse().ok().filter(|value| (0.0..=1.0).contains(value));
+            *place = probability.ok_or_else(|| format!("expected a probability in 0 to 1, found `{fault}`"))?;
+        }
+        Ok(faults)
     }
 }
 
@@ -97,6 +118,15 @@ impl FaultInjector {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn are_read_from_a_flag() {
+        let found = "loss=0.02,reorder=1".parse();
+        assert_eq!(found, Ok(Faults { loss: 0.02, reorder: 1.0, ..Faults::default() }));
+        for bad in ["", "loss", "loss=", "loss=2", "loss=NaN", "delay=0.1", "loss=0.1,"] {
+            assert!(bad.parse::<Faults>().unwrap_err().contains("expected"), "{bad}");
+        }
+    }
 
     fn run(faults: Faults, seed: u64, packets: u32) -> Vec<Vec<u8>> {
         let (mut injector, mut out) = (FaultInjector::new(faults, seed), VecDeque::new());

@@ -1,0 +1,26 @@
+//! The figures of a histogram that every measurement prints.
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// In microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Percentiles {
+    /// Median.
+    pub p50: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// 99.9th percentile.
+    pub p999: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Percentiles {
+    /// Of a histogram of nanoseconds.
+    #[must_use]
+    pub fn of(nanoseconds: &Histogram<u64>) -> Self {
+        let micros = |quantile| nanoseconds.value_at_quantile(quantile) as f64 / 1e3;
+        Self { p50: micros(0.5), p99: micros(0.99), p999: micros(0.999), max: nanoseconds.max() as f64 / 1e3 }
+    }
+}

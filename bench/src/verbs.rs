@@ -1,0 +1,235 @@
+//! `downbeat bench verbs`: what one RDMA operation costs and how many bytes a second many of them move, beside a raw UDP
+//! socket and a TCP socket that move the same objects.
+//!
+//! A pair of threads plays the two ends of every contestant in turn, in many small rounds: what else runs on the machine
+//! then slows all of them alike, and their ratios hold. An arm is added by implementing [`measure::Initiator`] and
+//! [`measure::Target`].
+
+mod exchange;
+mod measure;
+mod soft;
+
+use std::str::FromStr;
+
+use clap::{Args as ClapArgs, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use sim::command::{CommandError, positive};
+use soft_roce::drive::Faults;
+use thiserror::Error;
+
+use crate::percentiles::Percentiles;
+use measure::Schedule;
+
+/// The largest object: what RDMA cards take as one message.
+const BYTES_MAX: f64 = 8.0 * 1024.0 * 1024.0;
+const ITERS_MAX: f64 = 1e8;
+/// Objects under way in the bandwidth pass, each with memory of its own, take at most so much of it, for it to stay in
+/// caches,
+const IN_FLIGHT_BYTES: usize = 1024 * 1024;
+/// and are at most so many.
+const IN_FLIGHT_MAX: usize = 64;
+
+/// Measure RDMA operations on loopback beside raw UDP and TCP sockets.
+#[derive(Debug, ClapArgs)]
+pub struct Args {
+    /// The network: `soft` is soft-RoCE over UDP, on any machine.
+    #[arg(long, default_value = "soft")]
+    pub arm: ArmName,
+    /// The operation.
+    #[arg(long)]
+    pub op: Op,
+    /// Bytes of one object.
+    #[arg(long)]
+    pub bytes: u32,
+    /// Operations of the latency pass, and again of the bandwidth pass.
+    #[arg(long)]
+    pub iters: u64,
+    /// Inject faults into the soft arm, such as loss=0.01; it is then also measured without them.
+    #[arg(long)]
+    pub fault: Option<Faults>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which network carries the operations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ArmName {
+    /// soft-RoCE.
+    Soft,
+}
+
+impl FromStr for ArmName {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "soft" => Ok(Self::Soft),
+            _ => Err("expected soft".to_owned()),
+        }
+    }
+}
+
+impl std::fmt::Display for ArmName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("soft")
+    }
+}
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// Two-sided: fills a posted receive.
+    Send,
+    /// One-sided: pushes into the peer's memory.
+    Write,
+    /// One-sided: pulls from the peer's memory.
+    Read,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, Error)]
+pub enum VerbsError {
+    /// A flag's value.
+    #[error(transparent)]
+    Flag(#[from] CommandError),
+    /// A socket or a device.
+    #[error("{who}: {cause}")]
+    Contestant {
+        /// Of whom.
+        who: &'static str,
+        /// One line.
+        cause: String,
+    },
+}
+
+/// The result.
+#[derive(Debug, Clone, Serialize)]
+pub struct Verbs {
+    /// As on the command line.
+    pub arm: String,
+    /// As on the command line.
+    pub op: Op,
+    /// Of one object.
+    pub bytes: u32,
+    /// Of each pass.
+    pub iters: u64,
+    /// The arm's.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// One socket pair that asks and answers with the same objects, without any protocol.
+    pub raw_udp: Figures,
+    /// The same over TCP.
+    pub raw_tcp: Figures,
+    /// With `--fault`: the arm without faults.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub without_fault: Option<Figures>,
+}
+
+/// What was measured of one contestant.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Figures {
+    /// From posting an operation to its completion, one at a time.
+    pub latency_us: Percentiles,
+    /// Payload bits in a nanosecond with many operations under way: the median of all rounds.
+    pub gbps: f64,
+}
+
+/// Runs the command and prints its result on stdout, its progress on stderr.
+///
+/// # Errors
+/// On bad input, or if an address or device cannot be used (exit code 2).
+pub fn run(args: &Args) -> Result<(), VerbsError> {
+    positive("--bytes", args.bytes.into(), BYTES_MAX)?;
+    positive("--iters", args.iters as f64, ITERS_MAX)?;
+    let result = measure(args)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&result).expect("plain data"));
+    } else {
+        println!("{}", result.table());
+    }
+    Ok(())
+}
+
+fn measure(args: &Args) -> Result<Verbs, VerbsError> {
+    let faults = args.fault.unwrap_or_default();
+    let window = (IN_FLIGHT_BYTES / args.bytes as usize).clamp(1, IN_FLIGHT_MAX);
+    let of = |who| move |cause| VerbsError::Contestant { who, cause };
+    let arm = |faults| match args.arm {
+        ArmName::Soft => soft::open(args.op, args.bytes, window, faults).map_err(of("--arm soft")),
+    };
+    let mut contestants = vec![
+        arm(faults)?,
+        exchange::open_udp(args.op, args.bytes).map_err(of("raw UDP"))?,
+        exchange::open_tcp(args.op, args.bytes, window).map_err(of("raw TCP"))?,
+    ];
+    if faults.any() {
+        contestants.push(arm(Faults::default())?);
+    }
+    let schedule = Schedule { iters: args.iters, bytes: args.bytes, window };
+    let bar = ProgressBar::new(schedule.rounds());
+    let style = ProgressStyle::with_template("measuring [{bar:40}] {percent} %");
+    bar.set_style(style.expect("a constant template").progress_chars("=> "));
+    let figures = measure::run(&schedule, contestants, |round| bar.set_position(round));
+    bar.finish_and_clear();
+    let figures = figures.map_err(|(who, cause)| VerbsError::Contestant { who, cause })?;
+    Ok(Verbs {
+        arm: args.arm.to_string(),
+        op: args.op,
+        bytes: args.bytes,
+        iters: args.iters,
+        figures: figures[0],
+        raw_udp: figures[1],
+        raw_tcp: figures[2],
+        without_fault: figures.get(3).copied(),
+    })
+}
+
+impl Verbs {
+    /// A table for people, with perftest's columns.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let row = |cells: [String; 9]| {
+            let [name, numbers @ ..] = cells;
+            numbers.iter().fold(format!("{name:<14}"), |line, number| format!("{line}{number:>14}"))
+        };
+        let mut lines = vec![row([
+            "",
+            "#bytes",
+            "#iterations",
+            "t_p50[usec]",
+            "t_p99[usec]",
+            "t_p99.9[usec]",
+            "t_max[usec]",
+            "BW[Gb/sec]",
+            "MsgRate[Mpps]",
+        ]
+        .map(str::to_owned))];
+        let faulty = if self.without_fault.is_some() { ", faults" } else { "" };
+        let rows = [
+            (format!("{}{faulty}", self.arm), Some(self.figures)),
+            (self.arm.clone(), self.without_fault),
+            ("raw UDP".to_owned(), Some(self.raw_udp)),
+            ("raw TCP".to_owned(), Some(self.raw_tcp)),
+        ];
+        for (name, figures) in rows {
+            let Some(Figures { latency_us, gbps }) = figures else { continue };
+            lines.push(row([
+                name,
+                self.bytes.to_string(),
+                self.iters.to_string(),
+                format!("{:.2}", latency_us.p50),
+                format!("{:.2}", latency_us.p99),
+                format!("{:.2}", latency_us.p999),
+                format!("{:.2}", latency_us.max),
+                format!("{gbps:.3}"),
+                format!("{:.4}", gbps * 1e3 / 8.0 / f64::from(self.bytes)),
+            ]));
+        }
+        lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! The soft arm of `bench verbs`: two soft-RoCE endpoints, each on a loopback address of its own.
+#![allow(clippy::disallowed_methods)] // A driver: it reads the clock.
+
+use std::{net::SocketAddr, sync::Arc, time::Instant};
+
+use soft_roce::{
+    Access, Endpoint, EndpointConfig, Identification, Operation, PathMtu, Peer, Psn, QueuePairConfig, QueuePairNumber,
+    RecvRequest, RegionHandle, Remote, Segment, SendRequest, Status, Timestamp,
+    drive::{Driver, Faults},
+};
+use transport::{ROCE_PORT, Region, random_loopback};
+
+use super::{
+    Op,
+    measure::{Contestant, Initiator, Target},
+};
+
+/// Addresses that are tried before we believe that none is free.
+const BINDS_MAX: u32 = 8;
+/// The first retransmission timeout, as an exponent: 4.096 us * 2^8 = 1 ms.
+const ACK_TIMEOUT: u8 = 8;
+/// The loopback's links take packets of 64 KiB.
+const PATH_MTU: PathMtu = PathMtu::Mtu4096;
+
+/// Two connected ends.
+pub fn open(op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {
+    let [mut near, mut far] = [Node::bind(bytes, window, faults)?, Node::bind(bytes, window, faults)?];
+    let [one, other] = [near.peer(), far.peer()];
+    near.connect(other)?;
+    far.connect(one)?;
+    let source = if op == Op::Read { &far } else { &near };
+    let pattern: Vec<u8> = (0..source.memory.len()).map(|at| (at * 7 + at / 251 + 1) as u8).collect();
+    source.memory.write(0, &pattern);
+    let receives = if op == Op::Send { 2 * window } else { 0 };
+    (0..receives).try_for_each(|_| far.post_recv())?;
+    let remote = Remote { address: far.region.address, rkey: far.region.rkey };
+    Ok(Contestant {
+        name: "--arm soft",
+        initiator: Box::new(SoftInitiator { node: near, op, remote }),
+        target: Box::new(SoftTarget(far)),
+    })
+}
+
+/// An endpoint on its socket, with one queue pair and memory for `window` objects, which are used in turn.
+struct Node {
+    core: Endpoint,
+    driver: Driver,
+    started: Instant,
+    number: QueuePairNumber,
+    first_psn: Psn,
+    memory: Region,
+    region: RegionHandle,
+    object_bytes: u32,
+    /// Where in the memory the next object is.
+    next_offset: usize,
+}
+
+impl Node {
+    fn bind(bytes: u32, window: usize, faults: Faults) -> Result<Self, String> {
+        let driver = bind(faults)?;
+        let mut core = Endpoint::new(EndpointConfig::new(driver.local(), rand::random()));
+        let memory = Region::allocate(window * bytes as usize).map_err(|error| format!("--bytes {bytes}: {error}"))?;
+        let region = core.register(Arc::new(memory.clone()), Access::ALL).map_err(|error| error.to_string())?;
+        // Half of what the socket holds: requests of the other end come, too.
+        let window_bytes = u32::try_from(driver.receive_capacity_bytes() / 2).unwrap_or(u32::MAX);
+        let config = QueuePairConfig {
+            send_depth: window,
+            recv_depth: 2 * window,
+            ack_timeout: ACK_TIMEOUT,
+            read_window_bytes: window_bytes,
+            read_chunk_bytes: window_bytes,
+            request_window_packets: (window_bytes / PATH_MTU.bytes()).max(1),
+            ..QueuePairConfig::default()
+        };
+        let number = core.create_queue_pair(config).map_err(|error| error.to_string())?;
+        let first_psn = core.random_psn();
+        let started = Instant::now();
+        Ok(Self { core, driver, started, number, first_psn, memory, region, object_bytes: bytes, next_offset: 0 })
+    }
+
+    /// What the other end must know of this one.
+    fn peer(&self) -> (SocketAddr, QueuePairNumber, Psn) {
+        (self.driver.local(), self.number, self.first_psn)
+    }
+
+    fn connect(&mut self, (address, queue_pair, rq_psn): (SocketAddr, QueuePairNumber, Psn)) -> Result<(), String> {
+        let peer = Peer {
+            address,
+            queue_pair,
+            rq_psn,
+            sq_psn: self.first_psn,
+            path_mtu: PATH_MTU,
+            identification: Identification::SegmentIndex,
+        };
+        self.core.connect_queue_pair(self.number, peer).map_err(|error| error.to_string())
+    }
+
+    /// The next object's place.
+    fn next_segment(&mut self) -> Segment {
+        let segment = Segment { lkey: self.region.lkey, offset: self.next_offset, bytes: self.object_bytes };
+        self.next_offset = (self.next_offset + self.object_bytes as usize) % self.memory.len();
+        segment
+    }
+
+    fn post_recv(&mut self) -> Result<(), String> {
+        let request = RecvRequest { id: 0, segment: self.next_segment() };
+        self.core.post_recv(self.number, request).map_err(|error| error.to_string())
+    }
+
+    fn transmit(&mut self, now: Timestamp) {
+        self.driver.transmit(now, &mut self.core);
+    }
+
+    /// Receives, runs timers, answers; returns how many work requests have completed.
+    fn turn(&mut self) -> Result<u64, String> {
+        let now = self.now();
+        if !self.driver.receive(now, &mut self.core) {
+            self.core.handle_timeout(now);
+        }
+        self.transmit(now);
+        let mut completed = 0;
+        while let Some(completion) = self.core.poll_completion() {
+            if completion.status != Status::Success {
+                return Err(format!("an operation ended with status {:?}", completion.status));
+            }
+            completed += 1;
+        }
+        Ok(completed)
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::default() + self.started.elapsed()
+    }
+}
+
+/// On a random address of the loopback network.
+fn bind(faults: Faults) -> Result<Driver, String> {
+    let mut tries = 1;
+    loop {
+        let address = SocketAddr::new(random_loopback().into(), ROCE_PORT);
+        match Driver::bind(address, faults, rand::random()) {
+            Ok(driver) => return Ok(driver),
+            Err(error) if tries == BINDS_MAX => return Err(error.to_string()),
+            Err(_) => tries += 1,
+        }
+    }
+}
+
+struct SoftInitiator {
+    node: Node,
+    op: Op,
+    /// The peer's first object.
+    remote: Remote,
+}
+
+impl Initiator for SoftInitiator {
+    fn post(&mut self) -> Result<(), String> {
+        let local = self.node.next_segment();
+        let remote = Remote { address: self.remote.address + local.offset as u64, ..self.remote };
+        let operation = match self.op {
+            Op::Send => Operation::Send { local },
+            Op::Write => Operation::Write { local, remote },
+            Op::Read => Operation::Read { local, remote },
+        };
+        let request = SendRequest::new(0, operation);
+        self.node.core.post_send(self.node.number, request).map_err(|error| error.to_string())?;
+        self.node.transmit(self.node.now());
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<u64, String> {
+        self.node.turn()
+    }
+
+    fn objects(&self) -> Option<Vec<u8>> {
+        Some(objects(&self.node))
+    }
+}
+
+struct SoftTarget(Node);
+
+impl Target for SoftTarget {
+    fn serve(&mut self) -> Result<(), String> {
+        // The target posts nothing but receives.
+        let received = self.0.turn()?;
+        (0..received).try_for_each(|_| self.0.post_recv())
+    }
+
+    fn objects(&self) -> Option<Vec<u8>> {
+        Some(objects(&self.0))
+    }
+}
+
+fn objects(node: &Node) -> Vec<u8> {
+    let mut bytes = vec![0; node.memory.len()];
+    node.memory.read(0, &mut bytes);
+    bytes
+}
