@@ -51,6 +51,8 @@ enum Bench {
     Scheduler(bench::scheduler::Args),
     /// Measure RDMA operations on loopback, beside raw UDP and TCP sockets
     Verbs(bench::verbs::Args),
+    /// Pull many objects from many servers at once, and measure how long each takes
+    Incast(bench::incast::Args),
     /// Send load to a running server over HTTP and measure its latency
     Load(load::Args),
 }
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Command::Bench(Bench::Goodput(args)) => bench::goodput::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Scheduler(args)) => bench::scheduler::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Verbs(args)) => bench::verbs::run(&args).map_err(anyhow::Error::from),
+        Command::Bench(Bench::Incast(args)) => bench::incast::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Load(args)) => load::run(&args),
     };
     match result {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod goodput;
+pub mod incast;
 pub mod load;
 mod percentiles;
 pub mod scheduler;

@@ -64,6 +64,9 @@ pub enum CommandError {
         /// Why.
         source: io::Error,
     },
+    /// The system does not do what a measurement needs.
+    #[error("{0}")]
+    Failed(String),
     /// A bug of ours.
     #[error("this is a bug in the scheduler, please report it with the command line: {0}")]
     Violation(#[from] Violation),
