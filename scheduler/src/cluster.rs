@@ -24,10 +24,10 @@ use proto::{
 use thiserror::Error;
 
 use crate::{
-    messages::{GpuUpdate, NetworkBudget},
-    model_thread::{Batch, ModelConfig, ModelThread, Output, Task},
+    messages::NetworkBudget,
+    model_thread::{Batch, ModelConfig, Task},
+    planner::{Planner, PlannerOutput},
     policy::Policy,
-    rank_thread::RankThread,
 };
 use fencing::Fences;
 pub use members::JoinError;
@@ -76,8 +76,7 @@ struct Ride {
 pub struct Cluster {
     config: ClusterConfig,
     members: Members,
-    models: ModelThread<Ride>,
-    rank: RankThread,
+    planner: Box<dyn Planner<Ride>>,
     plans: Plans,
     fences: Fences,
     outputs: VecDeque<ClusterOutput>,
@@ -89,8 +88,7 @@ impl Cluster {
     pub fn new(config: ClusterConfig) -> Self {
         Self {
             members: Members::default(),
-            models: ModelThread::new(config.budget, config.policy),
-            rank: RankThread::new(config.budget),
+            planner: config.policy.planner(config.budget),
             plans: Plans::default(),
             fences: Fences::default(),
             outputs: VecDeque::new(),
@@ -129,8 +127,7 @@ impl Cluster {
             let profile = self.members.models[model.0 as usize].profile.clone();
             let budget = self.budget(model);
             let config = ModelConfig { profile, queue_max: self.config.queue_max, budget: Some(budget) };
-            self.models.handle_model(now, model, config);
-            self.rank.handle_model_budget(model, budget);
+            self.planner.handle_model(now, model, config);
         }
         for (&frontend, member) in &self.members.frontends {
             let link_address = member.link_address.clone();
@@ -147,7 +144,7 @@ impl Cluster {
             return;
         }
         self.fences.forget_frontend(frontend);
-        self.models.handle_owner_left(now, |task| task.frontend() == frontend);
+        self.planner.handle_owner_left(now, &|task| task.frontend() == frontend);
         for &backend in self.members.backends.keys() {
             self.outputs.push_back(ClusterOutput::ToBackend(backend, SchedulerToBackend::FrontendLeft { frontend }));
         }
@@ -158,14 +155,14 @@ impl Cluster {
     pub fn handle_backend_left(&mut self, now: Timestamp, backend: BackendId) {
         let Some(gpus) = self.members.remove_backend(backend) else { return };
         for gpu in gpus {
-            self.rank.handle_gpu_left(gpu);
+            self.planner.handle_gpu_left(now, gpu);
         }
         let lost: Vec<_> = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks).collect();
         self.doubt(backend, lost);
         for index in 0..self.members.models.len() {
             let model = ModelId(index as u32);
             if !self.members.is_hosted(model) {
-                self.models.handle_unhosted(now, model);
+                self.planner.handle_unhosted(now, model);
             }
         }
         self.on_links_changed(now);
@@ -197,7 +194,7 @@ impl Cluster {
             }
             FrontendToScheduler::Cancel { task, model } => {
                 check_owner(frontend, task)?;
-                self.models.handle_cancel(now, model, task);
+                self.planner.handle_cancel(now, model, task);
             }
             FrontendToScheduler::Fenced { backend, unanswered } => {
                 let (again, answered) = self
@@ -251,14 +248,13 @@ impl Cluster {
         if self.members.poll_timeout().is_some_and(|at| at <= now) {
             self.on_links_changed(now);
         }
-        self.models.handle_timeout(now);
         self.settle(now);
     }
 
     /// When [`Self::handle_timeout`] must be called at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        [self.models.poll_timeout(), self.rank.poll_timeout(), self.members.poll_timeout()].into_iter().flatten().min()
+        [self.planner.poll_timeout(), self.members.poll_timeout()].into_iter().flatten().min()
     }
 
     /// The next thing to send.
@@ -274,7 +270,7 @@ impl Cluster {
         } else if !self.members.is_hosted(model) {
             DropReason::NoBackend
         } else {
-            return self.models.handle_submit(now, model, task);
+            return self.planner.handle_submit(now, model, task);
         };
         self.drop_task(task.id, refused);
     }
@@ -289,7 +285,7 @@ impl Cluster {
         }
         let attempt = (task.attempt + 1) % ImmediateData::ATTEMPTS;
         let payload = Ride { attempt, slot: task.slot };
-        self.models.handle_submit(now, task.model, Task { id: task.id, deadline: task.deadline, payload });
+        self.planner.handle_submit(now, task.model, Task { id: task.id, deadline: task.deadline, payload });
     }
 
     fn on_plan_done(
@@ -305,7 +301,7 @@ impl Cluster {
             .ok_or_else(|| Violation(format!("{id:?} is reported done, but {backend:?} does not run it")))?;
         let (PlanOutcome::Executed { finished_at, .. } | PlanOutcome::WindowMissed { rejected_at: finished_at }) =
             outcome;
-        self.rank.handle_gpu(gpu, GpuUpdate::Finished { finished_at });
+        self.planner.handle_finished(gpu, finished_at);
         self.doubt(backend, doubtful);
         Ok(())
     }
@@ -344,21 +340,15 @@ impl Cluster {
         }
     }
 
-    /// Carries messages between the ModelThread and the RankThread until neither has any left.
+    /// Lets the planner decide, and passes on what it decided.
     fn settle(&mut self, now: Timestamp) {
-        loop {
-            while let Some(output) = self.models.poll_output() {
-                match output {
-                    Output::Candidate(model, candidate) => self.rank.handle_candidate(now, model, candidate),
-                    Output::Gpu(gpu, update) => self.rank.handle_gpu(gpu, update),
-                    Output::Batch(batch) => self.on_batch(now, batch),
-                    Output::Dropped { task, reason, .. } => self.drop_task(task.id, reason),
-                }
+        self.planner.handle_timeout(now);
+        while let Some(output) = self.planner.poll_output() {
+            match output {
+                PlannerOutput::Batch(batch) => self.on_batch(now, batch),
+                PlannerOutput::Preempt(_) => unreachable!("a policy that preempts is refused before it gets here"),
+                PlannerOutput::Dropped { task, reason, .. } => self.drop_task(task.id, reason),
             }
-            // A candidate may be schedulable as soon as it is known.
-            self.rank.handle_timeout(now);
-            let Some(grant) = self.rank.poll_grant() else { break };
-            self.models.handle_grant(now, grant);
         }
     }
 
@@ -389,7 +379,7 @@ impl Cluster {
     fn on_links_changed(&mut self, now: Timestamp) {
         for backend in self.members.take_usable(now) {
             for &gpu in &self.members.backends[&backend].gpus {
-                self.rank.handle_gpu_joined(now, gpu, self.members.gpus[&gpu].models.clone());
+                self.planner.handle_gpu_joined(now, gpu, self.members.gpus[&gpu].models.clone());
             }
         }
         self.settle(now);

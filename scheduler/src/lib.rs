@@ -5,7 +5,8 @@
 //! tasks enter by [`ModelThread::handle_submit`]; each model's candidate goes to [`RankThread::handle_candidate`];
 //! a [`Grant`] comes back to [`ModelThread::handle_grant`], which makes the batch final and says when its GPU will be
 //! free again ([`RankThread::handle_gpu`]). The two may run on different threads with delays between them.
-//! [`cluster::Cluster`] is the scheduler's life with its peers around them; [`drive`] gives it sockets and a clock.
+//! [`matchmaker::Matchmaker`] runs them on one. It is a [`Planner`], as is each published policy that works otherwise;
+//! [`cluster::Cluster`] is a planner's life with its peers around them; [`drive`] gives it sockets and a clock.
 #![forbid(unsafe_code)]
 
 pub mod cluster;
@@ -13,13 +14,16 @@ pub mod drive;
 pub mod free_times;
 pub mod indexed_heap;
 pub mod mailbox;
+pub mod matchmaker;
 pub mod messages;
 pub mod model_thread;
+pub mod planner;
 pub mod policy;
 pub mod rank_thread;
 pub mod task_queue;
 
 pub use messages::{Candidate, GpuUpdate, Grant, NetworkBudget};
 pub use model_thread::{Batch, ModelConfig, ModelThread, Task};
+pub use planner::{Planner, PlannerOutput};
 pub use policy::Policy;
 pub use rank_thread::RankThread;

@@ -10,7 +10,7 @@ use std::{collections::VecDeque, fmt, str::FromStr};
 use proto::{LatencyProfile, Span, Timestamp};
 use thiserror::Error;
 
-use crate::task_queue::Queued;
+use crate::{matchmaker::Matchmaker, messages::NetworkBudget, planner::Planner, task_queue::Queued};
 
 mod downbeat;
 
@@ -111,6 +111,12 @@ pub enum PolicyError {
 }
 
 impl Policy {
+    /// All that turns tasks into batches under this policy.
+    #[must_use]
+    pub fn planner<P: Send + 'static>(self, budget: NetworkBudget) -> Box<dyn Planner<P>> {
+        Box::new(Matchmaker::new(budget, self))
+    }
+
     /// The policy's state for one model.
     #[must_use]
     pub fn instantiate(self) -> Box<dyn BatchPolicy> {

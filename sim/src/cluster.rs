@@ -1,16 +1,17 @@
-//! One run: arrivals, the scheduler's cores and GPUs under one clock.
+//! One run: arrivals, the scheduler's planner and GPUs under one clock.
 //!
-//! At each instant: batches that end are reported, requests that arrive are submitted, then timers fire, and what the
-//! two threads tell each other is delivered until both are silent.
+//! At each instant: batches end, GPUs fail or return, ends are reported, requests arrive, then the planner decides.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use proto::{GpuId, ModelId, Span, Timestamp};
-use scheduler::{Batch, GpuUpdate, ModelConfig, ModelThread, Policy, RankThread, Task, model_thread::Output};
+use proto::{GpuId, ModelId, Span, TaskId, Timestamp};
+use scheduler::{Batch, ModelConfig, Planner, PlannerOutput, Policy, Task, task_queue::Queued};
 
 use crate::{
     arrivals::Arrivals,
     checker::{Checker, Violation},
+    faults::{Fault, FaultSource, Faults},
+    gpus::{GpuEvent, Gpus},
     report::{Recorder, Report},
     trace::Event,
     workload::Workload,
@@ -32,7 +33,7 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// Runs a workload. `observe` is told all events in the order of decisions; `progress` once a simulated second how many
+/// Runs a workload. `observe` is told all events as they end; `progress` once a simulated second how many
 /// have passed.
 ///
 /// # Errors
@@ -61,7 +62,7 @@ pub fn run_arrivals(
 ) -> Result<Report, Violation> {
     let end = Timestamp::ZERO + Span::from_secs_f64(options.seconds);
     let warm = Timestamp::ZERO + Span::from_secs_f64(options.seconds / 10.0);
-    let mut cluster = Cluster::new(workload, options.policy, (warm, end), observe);
+    let mut cluster = Cluster::new(workload, (options.policy, options.seed), (warm, end), observe);
     for gpu in 0..workload.gpus {
         cluster.add_gpu(Timestamp::ZERO, GpuId(gpu));
     }
@@ -74,9 +75,12 @@ pub fn run_arrivals(
 
 pub(crate) struct Cluster<'a> {
     workload: &'a Workload,
-    model_thread: ModelThread<()>,
-    rank_thread: RankThread,
-    /// Batches that run, by when the scheduler learns that they ended.
+    planner: Box<dyn Planner<()>>,
+    gpus: Gpus,
+    faults: FaultSource,
+    /// GPUs that are up.
+    up: usize,
+    /// Ends of batches, by when the scheduler learns of them.
     reports: BinaryHeap<Reverse<(Timestamp, GpuId, Timestamp)>>,
     checker: Checker,
     recorder: Recorder,
@@ -87,30 +91,34 @@ impl<'a> Cluster<'a> {
     /// Without GPUs. Requests that arrive in `measured`, half open, count.
     pub(crate) fn new(
         workload: &'a Workload,
-        policy: Policy,
+        (policy, seed): (Policy, u64),
         measured: (Timestamp, Timestamp),
         observe: &'a mut dyn FnMut(Event),
     ) -> Self {
-        let mut model_thread = ModelThread::new(workload.network, policy);
+        let mut planner = policy.planner(workload.network);
         for (id, model) in (0..).zip(&workload.models) {
             let config = ModelConfig { profile: model.profile.clone(), queue_max: QUEUE_MAX, budget: None };
-            model_thread.handle_model(Timestamp::ZERO, ModelId(id), config);
+            planner.handle_model(Timestamp::ZERO, ModelId(id), config);
         }
         let slos = workload.models.iter().map(|model| model.slo);
+        let gpus = workload.gpus as usize;
         Self {
             workload,
-            model_thread,
-            rank_thread: RankThread::new(workload.network),
+            planner,
+            gpus: Gpus::new(gpus),
+            faults: FaultSource::new(workload.faults, workload.gpus, seed),
+            up: 0,
             reports: BinaryHeap::new(),
-            checker: Checker::new(workload.gpus as usize),
-            recorder: Recorder::new(measured, slos, workload.gpus as usize),
+            checker: Checker::new(gpus),
+            recorder: Recorder::new(measured, slos, gpus),
             observe,
         }
     }
 
     pub(crate) fn add_gpu(&mut self, free_at: Timestamp, gpu: GpuId) {
         let models = (0..self.workload.models.len() as u32).map(ModelId).collect();
-        self.rank_thread.handle_gpu_joined(free_at, gpu, models);
+        self.planner.handle_gpu_joined(free_at, gpu, models);
+        self.up += 1;
     }
 
     /// Until nothing is left to happen.
@@ -118,93 +126,195 @@ impl<'a> Cluster<'a> {
         let mut next_progress = Timestamp::ZERO;
         loop {
             let report_at = self.reports.peek().map(|Reverse((at, ..))| *at);
-            let timers = [self.model_thread.poll_timeout(), self.rank_thread.poll_timeout()];
-            let Some(now) = timers.into_iter().chain([arrivals.peek(), report_at]).flatten().min() else { break };
+            let timers = [self.planner.poll_timeout(), self.gpus.poll_timeout(), arrivals.peek(), report_at];
+            let Some(next) = timers.into_iter().flatten().min() else { break };
+            // Faults alone do not keep a run going.
+            let now = self.faults.poll_timeout().map_or(next, |at| at.min(next));
             if now >= next_progress {
                 progress((now - Timestamp::ZERO).as_secs_f64());
                 next_progress = now + Span::from_millis(1000);
+            }
+            self.on_gpu_timeout(now)?;
+            while let Some(fault) = self.faults.poll_fault(now) {
+                self.on_fault(now, fault)?;
             }
             while let Some(&Reverse((at, gpu, finished_at))) = self.reports.peek()
                 && at <= now
             {
                 self.reports.pop();
-                self.rank_thread.handle_gpu(gpu, GpuUpdate::Finished { finished_at });
+                self.planner.handle_finished(gpu, finished_at);
             }
             while arrivals.peek().is_some_and(|at| at <= now) {
                 let (at, model) = arrivals.pop().expect("just peeked");
-                self.submit(at, ModelId(model))?;
+                self.on_arrival(at, ModelId(model))?;
             }
-            self.model_thread.handle_timeout(now);
-            self.settle(now)?;
+            self.decide(now)?;
         }
         self.checker.finish()
     }
 
-    fn submit(&mut self, now: Timestamp, model: ModelId) -> Result<(), Violation> {
+    fn on_arrival(&mut self, now: Timestamp, model: ModelId) -> Result<(), Violation> {
         let index = model.0 as usize;
         self.recorder.arrived(index, now);
         let deadline = now + self.workload.models[index].slo - self.workload.response;
-        let task = Task { id: self.checker.submit(), deadline, payload: () };
-        self.model_thread.handle_submit(now, model, task);
-        match self.model_thread.queue_length(model) {
+        let id = self.checker.submit();
+        self.submit(now, model, Task { id, deadline, payload: () })
+    }
+
+    fn submit(&mut self, now: Timestamp, model: ModelId, task: Task<()>) -> Result<(), Violation> {
+        if self.up == 0 {
+            return self.on_dropped(now, model, task.id, task.deadline);
+        }
+        self.planner.handle_submit(now, model, task);
+        match self.planner.queue_length(model) {
             0..=QUEUE_MAX => Ok(()),
             found => Err(Violation::Unbounded { what: "a model's queue", found, bound: QUEUE_MAX }),
         }
     }
 
-    /// Delivers what the threads have for each other, and fires the RankThread's timers, until nothing is left.
-    fn settle(&mut self, now: Timestamp) -> Result<(), Violation> {
-        loop {
-            while let Some(output) = self.model_thread.poll_output() {
-                self.on_output(now, output)?;
-            }
-            self.rank_thread.handle_timeout(now);
-            let mut is_silent = true;
-            while let Some(grant) = self.rank_thread.poll_grant() {
-                self.model_thread.handle_grant(now, grant);
-                is_silent = false;
-            }
-            if is_silent {
-                return Ok(());
-            }
-        }
-    }
-
-    fn on_output(&mut self, now: Timestamp, output: Output<()>) -> Result<(), Violation> {
-        match output {
-            Output::Candidate(model, candidate) => self.rank_thread.handle_candidate(now, model, candidate),
-            Output::Gpu(gpu, update) => self.rank_thread.handle_gpu(gpu, update),
-            Output::Batch(batch) => self.on_batch(&batch)?,
-            Output::Dropped { model, task, .. } => {
-                self.checker.end(task.id)?;
-                let slo = self.workload.models[model.0 as usize].slo;
-                let arrived_at = task.deadline + self.workload.response - slo;
-                self.recorder.dropped(model.0 as usize, arrived_at);
-                (self.observe)(Event::Drop { model: model.0, arrived_at, dropped_at: now });
+    /// Lets the planner decide until it has nothing more to do now.
+    fn decide(&mut self, now: Timestamp) -> Result<(), Violation> {
+        let mut is_settled = false;
+        while !is_settled {
+            is_settled = true;
+            self.planner.handle_timeout(now);
+            while let Some(output) = self.planner.poll_output() {
+                match output {
+                    PlannerOutput::Batch(batch) => self.on_batch(now, batch)?,
+                    PlannerOutput::Dropped { model, task, .. } => {
+                        self.on_dropped(now, model, task.id, task.deadline)?;
+                    }
+                    PlannerOutput::Preempt(gpu) => {
+                        is_settled = false;
+                        self.on_preempt(now, gpu)?;
+                    }
+                }
             }
         }
         Ok(())
     }
 
-    /// The GPU starts the batch as soon as it may.
-    fn on_batch(&mut self, batch: &Batch<()>) -> Result<(), Violation> {
-        let model = batch.model.0 as usize;
-        let size = batch.tasks.len();
-        let started_at = batch.exec_at;
-        let finished_at = started_at + self.workload.models[model].profile.latency(size);
-        self.checker.execute(batch.gpu.0, (batch.exec_at, batch.latest), started_at, finished_at)?;
+    fn on_dropped(&mut self, now: Timestamp, model: ModelId, id: TaskId, deadline: Timestamp) -> Result<(), Violation> {
+        self.checker.end(id)?;
+        let arrived_at = self.arrived_at(model, deadline);
+        self.recorder.dropped(model.0 as usize, arrived_at);
+        (self.observe)(Event::Drop { model: model.0, arrived_at, dropped_at: now });
+        Ok(())
+    }
+
+    /// Tasks that come back are queued anew, but their clients have waited since they arrived.
+    fn arrived_at(&self, model: ModelId, deadline: Timestamp) -> Timestamp {
+        deadline + self.workload.response - self.workload.models[model.0 as usize].slo
+    }
+
+    fn on_batch(&mut self, now: Timestamp, batch: Batch<()>) -> Result<(), Violation> {
+        let profile = &self.workload.models[batch.model.0 as usize].profile;
+        let planned_end = batch.exec_at + profile.latency(batch.tasks.len());
+        let late = |(task, ()): &&(Queued, ())| planned_end > task.deadline;
+        // Only policies without windows plan batches that must not be rejected.
+        if batch.latest != Timestamp::NEVER
+            && let Some((task, ())) = batch.tasks.iter().find(late)
+        {
+            return Err(Violation::PlannedLate { task: task.id, late: planned_end - task.deadline });
+        }
+        self.gpus.handle_batch(now, batch, &mut |batch| self.faults.duration(self.workload, batch));
+        self.on_gpu_events()
+    }
+
+    fn on_gpu_timeout(&mut self, now: Timestamp) -> Result<(), Violation> {
+        self.gpus.handle_timeout(now, &mut |batch| self.faults.duration(self.workload, batch));
+        self.on_gpu_events()
+    }
+
+    fn on_gpu_events(&mut self) -> Result<(), Violation> {
+        while let Some(event) = self.gpus.poll_event() {
+            match event {
+                GpuEvent::Finished { batch, started_at, finished_at } => {
+                    self.on_finished(&batch, started_at, finished_at)?;
+                }
+                GpuEvent::Rejected { batch, rejected_at } => self.on_rejected(&batch, rejected_at)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn on_finished(
+        &mut self,
+        batch: &Batch<()>,
+        started_at: Timestamp,
+        finished_at: Timestamp,
+    ) -> Result<(), Violation> {
+        let (model, place, size) = (batch.model.0, self.gpus.place(batch.gpu), batch.tasks.len());
+        self.checker.execute(place as u32, (batch.exec_at, batch.latest), started_at, finished_at)?;
+        let answered_at = finished_at + self.workload.response;
         for (task, ()) in &batch.tasks {
             self.checker.end(task.id)?;
-            if finished_at > task.deadline {
-                return Err(Violation::PlannedLate { task: task.id, late: finished_at - task.deadline });
-            }
-            self.recorder.answered(model, task.queued_at, started_at, finished_at + self.workload.response);
+            let arrived_at = self.arrived_at(batch.model, task.deadline);
+            self.recorder.answered(model as usize, arrived_at, started_at, answered_at);
         }
-        self.recorder.executed(model, batch.gpu.0 as usize, size, started_at, finished_at);
-        let (gpu, model) = (batch.gpu.0, batch.model.0);
-        (self.observe)(Event::Batch { gpu, model, size: size as u32, started_at, finished_at });
-        // The report of its end takes the way that the plan took.
-        self.reports.push(Reverse((finished_at + self.workload.network.ctrl, batch.gpu, finished_at)));
+        self.recorder.executed(model as usize, size, started_at);
+        self.recorder.busy(place, started_at, finished_at);
+        let (gpu, size) = (place as u32, size as u32);
+        (self.observe)(Event::Batch { gpu, model, size, started_at, finished_at });
+        self.report(batch.gpu, finished_at);
+        Ok(())
+    }
+
+    /// Without faults every plan holds.
+    fn on_rejected(&mut self, batch: &Batch<()>, rejected_at: Timestamp) -> Result<(), Violation> {
+        if self.workload.faults == Faults::default() {
+            let place = self.gpus.place(batch.gpu) as u32;
+            self.checker.execute(place, (batch.exec_at, batch.latest), rejected_at, rejected_at)?;
+        }
+        for (task, ()) in &batch.tasks {
+            self.on_dropped(rejected_at, batch.model, task.id, task.deadline)?;
+        }
+        self.report(batch.gpu, rejected_at);
+        Ok(())
+    }
+
+    /// The report of a batch's end takes the way that the plan took.
+    fn report(&mut self, gpu: GpuId, finished_at: Timestamp) {
+        self.reports.push(Reverse((finished_at + self.workload.network.ctrl, gpu, finished_at)));
+    }
+
+    fn on_preempt(&mut self, now: Timestamp, gpu: GpuId) -> Result<(), Violation> {
+        let Some((batch, started_at)) = self.gpus.handle_preempt(gpu) else { return Ok(()) };
+        self.report(gpu, now);
+        self.on_killed(now, batch, Some(started_at))
+    }
+
+    fn on_fault(&mut self, now: Timestamp, fault: Fault) -> Result<(), Violation> {
+        match fault {
+            Fault::Up(gpu) => self.add_gpu(now, gpu),
+            Fault::Down(gpu) => {
+                self.up -= 1;
+                self.planner.handle_gpu_left(now, gpu);
+                if self.up == 0 {
+                    for model in 0..self.workload.models.len() as u32 {
+                        self.planner.handle_unhosted(now, ModelId(model));
+                    }
+                }
+                for (batch, started_at) in self.gpus.handle_failure(gpu) {
+                    self.on_killed(now, batch, started_at)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A batch is lost. Its tasks run again; the planner drops those for which there is no time.
+    fn on_killed(&mut self, now: Timestamp, batch: Batch<()>, started_at: Option<Timestamp>) -> Result<(), Violation> {
+        if let Some(started_at) = started_at {
+            let place = self.gpus.place(batch.gpu);
+            self.checker.execute(place as u32, (batch.exec_at, batch.latest), started_at, now)?;
+            self.recorder.busy(place, started_at, now);
+            let (gpu, model, size) = (place as u32, batch.model.0, batch.tasks.len() as u32);
+            (self.observe)(Event::Killed { gpu, model, size, started_at, killed_at: now });
+        }
+        for (Queued { id, deadline, .. }, payload) in batch.tasks {
+            self.submit(now, batch.model, Task { id, deadline, payload })?;
+        }
         Ok(())
     }
 }

@@ -12,7 +12,7 @@ use crate::{Workload, arrivals::Arrivals, cluster::Cluster, trace::Event};
 /// What happened to the requests, in time units.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
-    /// In the order of decisions.
+    /// In the order of their starts.
     pub batches: Vec<Slice>,
     /// Numbers of dropped requests.
     pub dropped: Vec<i64>,
@@ -71,14 +71,16 @@ fn schedule(policy: Policy, requests: impl Iterator<Item = i64>, free_at: [f64; 
         Event::Drop { arrived_at, .. } => {
             dropped.push((arrived_at - Timestamp::ZERO).as_nanos() / GAP.as_nanos() + 1);
         }
+        Event::Killed { .. } => unreachable!("nothing is preempted and no GPU dies"),
     };
     let measured = (Timestamp::ZERO, Timestamp::NEVER);
-    let mut cluster = Cluster::new(&workload, policy, measured, &mut observe);
+    let mut cluster = Cluster::new(&workload, (policy, 0), measured, &mut observe);
     for (gpu, at) in (0..).zip(free_at) {
         cluster.add_gpu(Timestamp::ZERO + Span::from_millis_f64(at), GpuId(gpu));
     }
     let arrivals = requests.map(|i| Timestamp::ZERO + Span(GAP.as_nanos() * (i - 1))).collect();
     cluster.run(Arrivals::listed(vec![arrivals]), &mut |_| ()).expect("deferred and eager keep the invariants");
+    batches.sort_by(|one, other| one.start.total_cmp(&other.start));
     Schedule { batches, dropped }
 }
 

@@ -10,6 +10,8 @@ pub mod checker;
 pub mod cluster;
 pub mod command;
 pub mod examples;
+pub mod faults;
+pub mod gpus;
 pub mod report;
 pub mod trace;
 pub mod workload;

@@ -200,11 +200,13 @@ impl Recorder {
         }
     }
 
-    /// A batch of `size` ran on a GPU.
-    pub fn executed(&mut self, model: usize, gpu: usize, size: usize, started_at: Timestamp, finished_at: Timestamp) {
-        if self.counts(started_at) {
-            self.models[model].batches[size - 1] += 1;
-        }
+    /// A batch of `size` ran to its end.
+    pub fn executed(&mut self, model: usize, size: usize, started_at: Timestamp) {
+        self.models[model].batches[size - 1] += u64::from(self.counts(started_at));
+    }
+
+    /// A GPU was busy.
+    pub fn busy(&mut self, gpu: usize, started_at: Timestamp, finished_at: Timestamp) {
         let (from, to) = (started_at.max(self.measured.0), finished_at.min(self.measured.1));
         if from >= to {
             return;
@@ -321,9 +323,10 @@ mod tests {
         recorder.dropped(0, second(2.0));
         recorder.answered(0, second(3.0), second(3.002), second(3.010));
         recorder.answered(0, second(4.0), second(4.006), second(4.011));
-        recorder.executed(0, 0, 3, second(0.5), second(1.5));
-        recorder.executed(0, 0, 5, second(1.6), second(3.2));
-        recorder.executed(0, 1, 7, second(10.5), second(12.0));
+        for (gpu, size, started_at, finished_at) in [(0, 3, 0.5, 1.5), (0, 5, 1.6, 3.2), (1, 7, 10.5, 12.0)] {
+            recorder.executed(0, size, second(started_at));
+            recorder.busy(gpu, second(started_at), second(finished_at));
+        }
         let report = recorder.report(&["m"], ("w".into(), "p".into(), 1.0, 11.0, 0));
         let figures = &report.models[0].figures;
         assert_eq!((figures.offered_rps, figures.served_rps, figures.dropped), (0.3, 0.2, 1));

@@ -12,7 +12,7 @@ use serde_json::json;
 /// Events that a trace holds; later ones are counted, not kept. Viewers do not open much larger files.
 pub const EVENTS_MAX: usize = 1_000_000;
 
-/// What happened, in the order of decisions.
+/// What happened, in the order in which it ended.
 #[derive(Debug, Default)]
 pub struct Trace {
     events: Vec<Event>,
@@ -22,7 +22,7 @@ pub struct Trace {
 /// One event of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A GPU ran a batch.
+    /// A GPU ran a batch to its end.
     Batch {
         /// The GPU.
         gpu: u32,
@@ -34,6 +34,19 @@ pub enum Event {
         started_at: Timestamp,
         /// When it ended.
         finished_at: Timestamp,
+    },
+    /// A batch was lost while it ran: it was preempted, or its GPU died. Its tasks run again, or are dropped.
+    Killed {
+        /// The GPU.
+        gpu: u32,
+        /// Index of the model in the workload.
+        model: u32,
+        /// Tasks in it.
+        size: u32,
+        /// When it started.
+        started_at: Timestamp,
+        /// When it was lost.
+        killed_at: Timestamp,
     },
     /// A request was dropped.
     Drop {
@@ -75,7 +88,10 @@ impl Trace {
     pub fn write(&self, path: &Path, models: &[&str]) -> io::Result<()> {
         let mut file = BufWriter::new(File::create(path)?);
         write!(file, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
-        let gpu_of = |event: &Event| if let Event::Batch { gpu, .. } = event { gpu + 1 } else { 0 };
+        let gpu_of = |event: &Event| match event {
+            Event::Batch { gpu, .. } | Event::Killed { gpu, .. } => gpu + 1,
+            Event::Drop { .. } => 0,
+        };
         let gpus = self.events.iter().map(gpu_of).max().unwrap_or(0);
         let mut separator = "";
         for row in 0..=gpus {
@@ -86,16 +102,24 @@ impl Trace {
         }
         let micros = |at: Timestamp| at.as_nanos() as f64 / 1e3;
         for event in &self.events {
-            let event = match *event {
-                Event::Batch { gpu, model, size, started_at, finished_at } => json!({
+            let slice = |gpu: u32, model: u32, size: u32, (from, to): (Timestamp, Timestamp), note| {
+                json!({
                     "ph": "X",
-                    "name": format!("{} x{size}", models[model as usize]),
+                    "name": format!("{} x{size}{note}", models[model as usize]),
                     "pid": 0,
                     "tid": gpu,
-                    "ts": micros(started_at),
-                    "dur": (finished_at - started_at).as_micros_f64(),
+                    "ts": micros(from),
+                    "dur": (to - from).as_micros_f64(),
                     "args": {"model": models[model as usize], "batch": size},
-                }),
+                })
+            };
+            let event = match *event {
+                Event::Batch { gpu, model, size, started_at, finished_at } => {
+                    slice(gpu, model, size, (started_at, finished_at), "")
+                }
+                Event::Killed { gpu, model, size, started_at, killed_at } => {
+                    slice(gpu, model, size, (started_at, killed_at), " killed")
+                }
                 Event::Drop { model, arrived_at, dropped_at } => json!({
                     "ph": "i",
                     "s": "t",

@@ -9,6 +9,8 @@ use scheduler::NetworkBudget;
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::faults::{DEVIATIONS_MAX, Faults};
+
 /// Models that a workload may have, copies included.
 pub const MODELS_MAX: usize = 100_000;
 /// GPUs that a workload may have.
@@ -33,6 +35,8 @@ pub struct Workload {
     pub network: NetworkBudget,
     /// What the way of an answer back to the client may cost; deadlines on the GPU are this much earlier.
     pub response: Span,
+    /// What goes wrong.
+    pub faults: Faults,
     /// At least one.
     pub models: Vec<Model>,
 }
@@ -153,6 +157,8 @@ mod raw {
         pub popularity: Popularity,
         #[serde(default)]
         pub network: Network,
+        #[serde(default)]
+        pub faults: Faults,
         #[serde(default, rename = "model")]
         pub models: Vec<Model>,
     }
@@ -179,6 +185,15 @@ mod raw {
         pub ctrl_us: f64,
         pub data_us_per_request: f64,
         pub resp_us: f64,
+    }
+
+    #[derive(Deserialize, Default)]
+    #[serde(deny_unknown_fields)]
+    pub struct Faults {
+        #[serde(default)]
+        pub execution_jitter: f64,
+        pub gpu_up_s: Option<f64>,
+        pub gpu_down_s: Option<f64>,
     }
 
     #[derive(Deserialize)]
@@ -275,8 +290,22 @@ mod checks {
                 arrivals: file.arrivals,
                 network,
                 response,
+                faults: self.faults(&file.faults)?,
                 models,
             })
+        }
+
+        fn faults(&self, raw: &raw::Faults) -> Result<Faults> {
+            // Below 1 / DEVIATIONS_MAX every execution takes some time.
+            let jitter_max = (1.0 / DEVIATIONS_MAX * 10.0).floor() / 10.0;
+            let execution_jitter = self.range("faults.execution_jitter", raw.execution_jitter, 0.0, jitter_max)?;
+            let seconds = |key, found| self.range(key, found, 0.001, SECONDS_MAX).map(Span::from_secs_f64);
+            let (up_mean, down_mean) = match (raw.gpu_up_s, raw.gpu_down_s) {
+                (None, None) => (Span::ZERO, Span::ZERO),
+                (Some(up), Some(down)) => (seconds("faults.gpu_up_s", up)?, seconds("faults.gpu_down_s", down)?),
+                _ => return self.fail("faults", "expected both gpu_up_s and gpu_down_s, or neither"),
+            };
+            Ok(Faults { execution_jitter, up_mean, down_mean })
         }
 
         fn add_models(&self, model: &raw::Model, overhead: Span, models: &mut Vec<Model>) -> Result<()> {

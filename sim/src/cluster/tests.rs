@@ -32,6 +32,26 @@ fn at_half_load_all_is_served_by_part_of_the_gpus() {
     assert!(report.totals.p50_ms.unwrap() > 15.0 && report.totals.p999_ms.unwrap() <= 25.1, "{report:?}");
 }
 
+#[test]
+fn what_a_dead_gpu_ran_runs_again_or_is_dropped() {
+    // One of two GPUs is down for a third of the time; at a fifth of the load there is time to run tasks again.
+    let text = "gpus = 2\nfaults = { gpu_up_s = 0.2, gpu_down_s = 0.1 }\n\
+                [[model]]\nname = \"m\"\nalpha_ms = 1\nbeta_ms = 5\nslo_ms = 60\n";
+    let workload = workload(text);
+    let options = Options { policy: Policy::Eager, rate_rps: 60.0, seconds: 60.0, seed: 5 };
+    let (mut killed, mut dropped) = (0, 0);
+    let mut observe = |event| match event {
+        Event::Killed { size, .. } => killed += size,
+        Event::Drop { .. } => dropped += 1,
+        Event::Batch { .. } => (),
+    };
+    let report = run(&workload, &options, &mut observe, &mut |_| ()).unwrap();
+    assert!(killed > 50, "{killed}");
+    // Both GPUs are down for a ninth of the time; then nobody is served.
+    assert!((0.8..0.95).contains(&report.totals.on_time_fraction), "{report:?}");
+    assert!(dropped > 0 && report.totals.p999_ms.unwrap() <= 60.1, "{report:?}");
+}
+
 /// Symphony, section 3.5: in overload the bad rate is comparable to (o - p) / o, with p the goodput.
 #[test]
 fn downbeat_holds_its_goodput_in_overload() {
@@ -50,7 +70,7 @@ fn downbeat_holds_its_goodput_in_overload() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// No workload, policy or network budget breaks an invariant: the checkers run within `run`.
+    /// No workload, policy, network budget or fault breaks an invariant: the checkers run within `run`.
     #[test]
     fn invariants_hold(
         (alpha, beta, slo) in (0.0f64..3.0, 0.1f64..10.0, 20.0f64..80.0),
@@ -59,12 +79,14 @@ proptest! {
         network in (0.0f64..500.0, 0.0f64..100.0, 0.0f64..1000.0),
         policy in proptest::sample::select(vec!["downbeat", "deferred", "eager", "timeout:7"]),
         arrivals in proptest::sample::select(vec!["poisson\"", "uniform\"", "gamma\", shape = 0.1"]),
+        faults in proptest::sample::select(vec!["", "execution_jitter = 0.2", "gpu_up_s = 0.2, gpu_down_s = 0.05"]),
         seed: u64,
     ) {
         let (ctrl, data, response) = network;
         let workload = workload(&format!(
             "gpus = {gpus}\narrivals = {{ process = \"{arrivals} }}\n\
              network = {{ ctrl_us = {ctrl}, data_us_per_request = {data}, resp_us = {response} }}\n\
+             faults = {{ {faults} }}\n\
              [[model]]\nname = \"m\"\nalpha_ms = {alpha}\nbeta_ms = {beta}\nslo_ms = {slo}\ncount = {count}\n\
              [[model]]\nname = \"other\"\nlatency_ms = [3, 5.5, 9]\nslo_ms = 19\n"
         ));

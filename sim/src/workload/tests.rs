@@ -67,7 +67,7 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
     for (text, expected) in [
         (
             with("gpu = 2"),
-            "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `seconds`, `arrivals`, `popularity`, `network`, `model`",
+            "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `seconds`, `arrivals`, `popularity`, `network`, `faults`, `model`",
         ),
         (
             changed("slo_ms", "slo"),
@@ -87,6 +87,19 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (
             with("network = { ctrl_us = -3 }"),
             "w.toml: network.ctrl_us: expected a number from 0 to 3600000000, found -3",
+        ),
+        (
+            with("faults = { execution_jitter = 0.4 }"),
+            "w.toml: faults.execution_jitter: expected a number from 0 to 0.3, found 0.4",
+        ),
+        (
+            with("faults = { gpu_up_s = 0, gpu_down_s = 1 }"),
+            "w.toml: faults.gpu_up_s: expected a number from 0.001 to 86400, found 0",
+        ),
+        (with("faults = { gpu_up_s = 9 }"), "w.toml: faults: expected both gpu_up_s and gpu_down_s, or neither"),
+        (
+            with("faults = { jitter = 1 }"),
+            "w.toml, line 2: unknown field `jitter`, expected one of `execution_jitter`, `gpu_up_s`, `gpu_down_s`",
         ),
         (format!("gpus = 0\n{MODEL}"), "w.toml: gpus: expected 1 to 1000000, found 0"),
         ("gpus = 1".to_owned(), "w.toml: [[model]]: expected at least one, found none"),

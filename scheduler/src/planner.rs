@@ -1,0 +1,71 @@
+//! Steps 4 to 6 as one thing: what turns tasks into batches on GPUs. The simulator and production drive any policy
+//! through this interface, so a published policy that is no choice of window (a static plan, a queue for each replica,
+//! preemption) can be a state machine of its own beside ModelThread and RankThread.
+
+use proto::{GpuId, ModelId, TaskId, Timestamp, scheduler_to_frontend::DropReason};
+
+use crate::model_thread::{Batch, ModelConfig, Task};
+
+/// What a planner wants done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlannerOutput<P> {
+    /// To the backend.
+    Batch(Batch<P>),
+    /// To the backend: kill what the GPU runs. It reports the batch as ended, and its tasks are submitted again.
+    Preempt(GpuId),
+    /// To the task's frontend: it ended without having run.
+    Dropped {
+        /// The model.
+        model: ModelId,
+        /// The task.
+        task: Task<P>,
+        /// Why.
+        reason: DropReason,
+    },
+}
+
+/// Tasks in, batches out. `P` is the tasks' payload.
+///
+/// Inputs of one instant may come in any number; decisions are made by [`Self::handle_timeout`] after them. Each task
+/// leaves once: in a batch, dropped, or forgotten with its owner. Each batch's end is reported once, in the order of
+/// its GPU's batches.
+pub trait Planner<P>: Send {
+    /// Takes a model in, or gives one that is already here a new profile.
+    fn handle_model(&mut self, now: Timestamp, id: ModelId, config: ModelConfig);
+
+    /// No GPU hosts the model any more: all that waits is dropped.
+    fn handle_unhosted(&mut self, now: Timestamp, id: ModelId);
+
+    /// A task to run. It is dropped at once if its model is not here or too many wait.
+    fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>);
+
+    /// Drops a task that still waits. Nothing happens if it does not.
+    fn handle_cancel(&mut self, now: Timestamp, id: ModelId, task: TaskId);
+
+    /// Forgets all waiting tasks whose owner is gone; nobody is told.
+    fn handle_owner_left(&mut self, now: Timestamp, is_owned: &dyn Fn(TaskId) -> bool);
+
+    /// A GPU that is free from `free_at` on and hosts `models`.
+    ///
+    /// # Panics
+    /// If the GPU is already here: ids are never used twice.
+    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>);
+
+    /// Forgets a GPU; its batches are the caller's to end.
+    fn handle_gpu_left(&mut self, now: Timestamp, gpu: GpuId);
+
+    /// The GPU's oldest batch that was not reported yet ended, or was rejected.
+    fn handle_finished(&mut self, gpu: GpuId, finished_at: Timestamp);
+
+    /// Decides, and fires all timers that are due.
+    fn handle_timeout(&mut self, now: Timestamp);
+
+    /// When [`Self::handle_timeout`] must be called at the latest, if nothing comes in.
+    fn poll_timeout(&self) -> Option<Timestamp>;
+
+    /// The next thing that is to be done.
+    fn poll_output(&mut self) -> Option<PlannerOutput<P>>;
+
+    /// Tasks of a model that wait.
+    fn queue_length(&self, id: ModelId) -> usize;
+}

@@ -1,0 +1,199 @@
+//! Emulated GPUs: each runs its batches in turn, one at a time, each for l(b) give or take what the workload says.
+//!
+//! A batch starts once its time has come and the one before it has ended; one that cannot start within its window is
+//! rejected (Clockwork, section 4.4). A GPU can be told to kill what runs, and it can die.
+
+use std::collections::VecDeque;
+
+use proto::{GpuId, Span, Timestamp};
+use scheduler::{Batch, indexed_heap::IndexedHeap};
+
+/// What a GPU has to tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GpuEvent {
+    /// A batch ran to its end.
+    Finished {
+        /// The batch.
+        batch: Batch<()>,
+        /// When it started.
+        started_at: Timestamp,
+        /// When it ended.
+        finished_at: Timestamp,
+    },
+    /// A batch could not start within its window.
+    Rejected {
+        /// The batch.
+        batch: Batch<()>,
+        /// When that was clear.
+        rejected_at: Timestamp,
+    },
+}
+
+/// All GPUs, by place: a GPU that comes back has a new id, and the place of the one that died.
+#[derive(Debug)]
+pub struct Gpus {
+    places: Vec<Place>,
+    /// By place: when a batch ends, or the next one is to start.
+    timers: IndexedHeap,
+    events: VecDeque<GpuEvent>,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    /// In the order they came; the first one runs if `running` says so.
+    batches: VecDeque<Batch<()>>,
+    running: Option<Running>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    started_at: Timestamp,
+    ends_at: Timestamp,
+}
+
+impl Gpus {
+    /// So many idle GPUs.
+    #[must_use]
+    pub fn new(places: usize) -> Self {
+        Self {
+            places: (0..places).map(|_| Place::default()).collect(),
+            timers: IndexedHeap::default(),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Where a GPU stands.
+    #[must_use]
+    pub fn place(&self, gpu: GpuId) -> usize {
+        gpu.0 as usize % self.places.len()
+    }
+
+    /// A batch for the GPU that it names. `duration` tells how long a batch that starts runs.
+    pub fn handle_batch(&mut self, now: Timestamp, batch: Batch<()>, duration: &mut dyn FnMut(&Batch<()>) -> Span) {
+        let place = self.place(batch.gpu);
+        self.places[place].batches.push_back(batch);
+        self.advance(now, place, duration);
+    }
+
+    /// Ends and starts what is due.
+    pub fn handle_timeout(&mut self, now: Timestamp, duration: &mut dyn FnMut(&Batch<()>) -> Span) {
+        while let Some((at, place)) = self.timers.peek()
+            && at <= now
+        {
+            self.advance(now, place as usize, duration);
+        }
+    }
+
+    /// When [`Self::handle_timeout`] must be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        self.timers.peek().map(|(at, _)| at)
+    }
+
+    /// What happened next.
+    pub fn poll_event(&mut self) -> Option<GpuEvent> {
+        self.events.pop_front()
+    }
+
+    /// Kills what a GPU runs. Returns the batch and its start, if one runs.
+    pub fn handle_preempt(&mut self, gpu: GpuId) -> Option<(Batch<()>, Timestamp)> {
+        let place = self.place(gpu);
+        let running = self.places[place].running.take()?;
+        self.timers.remove(place as u32);
+        let batch = self.places[place].batches.pop_front().expect("it runs");
+        Some((batch, running.started_at))
+    }
+
+    /// A GPU dies. Returns its batches, with the start of that which ran.
+    pub fn handle_failure(&mut self, gpu: GpuId) -> Vec<(Batch<()>, Option<Timestamp>)> {
+        let place = self.place(gpu);
+        self.timers.remove(place as u32);
+        let mut started_at = self.places[place].running.take().map(|running| running.started_at);
+        self.places[place].batches.drain(..).map(|batch| (batch, started_at.take())).collect()
+    }
+
+    /// Ends the batch that runs if it is time, then starts the next one if it is time.
+    fn advance(&mut self, now: Timestamp, index: usize, duration: &mut dyn FnMut(&Batch<()>) -> Span) {
+        let place = &mut self.places[index];
+        if let Some(Running { started_at, ends_at: finished_at }) =
+            place.running.filter(|running| running.ends_at <= now)
+        {
+            place.running = None;
+            let batch = place.batches.pop_front().expect("it ran");
+            self.events.push_back(GpuEvent::Finished { batch, started_at, finished_at });
+        }
+        while place.running.is_none()
+            && let Some(batch) = place.batches.front()
+            && batch.exec_at <= now
+        {
+            if now <= batch.latest {
+                place.running = Some(Running { started_at: now, ends_at: now + duration(batch) });
+            } else {
+                let batch = place.batches.pop_front().expect("it is in front");
+                self.events.push_back(GpuEvent::Rejected { batch, rejected_at: now });
+            }
+        }
+        match (place.running, place.batches.front()) {
+            (Some(running), _) => self.timers.set(index as u32, running.ends_at),
+            (None, Some(batch)) => self.timers.set(index as u32, batch.exec_at),
+            (None, None) => self.timers.remove(index as u32),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{ModelId, TaskId};
+    use scheduler::task_queue::Queued;
+
+    use super::*;
+
+    fn batch(task: u64, exec_at: i64, latest: i64) -> Batch<()> {
+        let key = Queued { id: TaskId(task), deadline: Timestamp(latest + 10), queued_at: Timestamp(0) };
+        let (exec_at, latest) = (Timestamp(exec_at), Timestamp(latest));
+        Batch { model: ModelId(0), gpu: GpuId(3), exec_at, latest, tasks: vec![(key, ())] }
+    }
+
+    fn finished(batch: Batch<()>, started_at: i64, finished_at: i64) -> Option<GpuEvent> {
+        Some(GpuEvent::Finished { batch, started_at: Timestamp(started_at), finished_at: Timestamp(finished_at) })
+    }
+
+    #[test]
+    fn batches_run_in_turn_within_their_windows() {
+        let mut gpus = Gpus::new(2);
+        let ten = &mut |_: &Batch<()>| Span(10);
+        gpus.handle_batch(Timestamp(0), batch(1, 5, 9), ten);
+        gpus.handle_batch(Timestamp(0), batch(2, 6, 15), ten);
+        gpus.handle_batch(Timestamp(0), batch(3, 6, 20), ten);
+        gpus.handle_batch(Timestamp(0), batch(4, 6, 30), ten);
+        let mut events = Vec::new();
+        while let Some(at) = gpus.poll_timeout() {
+            gpus.handle_timeout(at, ten);
+            events.extend(std::iter::from_fn(|| gpus.poll_event()));
+        }
+        let expected = [
+            finished(batch(1, 5, 9), 5, 15).unwrap(),
+            finished(batch(2, 6, 15), 15, 25).unwrap(),
+            GpuEvent::Rejected { batch: batch(3, 6, 20), rejected_at: Timestamp(25) },
+            finished(batch(4, 6, 30), 25, 35).unwrap(),
+        ];
+        assert_eq!(events, expected);
+    }
+
+    #[test]
+    fn a_killed_batch_makes_room_and_a_dead_gpu_gives_all_back() {
+        let mut gpus = Gpus::new(2);
+        let ten = &mut |_: &Batch<()>| Span(10);
+        assert_eq!(gpus.handle_preempt(GpuId(3)), None);
+        gpus.handle_batch(Timestamp(0), batch(1, 0, 9), ten);
+        assert_eq!(gpus.handle_preempt(GpuId(3)), Some((batch(1, 0, 9), Timestamp(0))));
+        gpus.handle_batch(Timestamp(4), batch(2, 4, 9), ten);
+        gpus.handle_timeout(Timestamp(14), ten);
+        assert_eq!(gpus.poll_event(), finished(batch(2, 4, 9), 4, 14));
+        gpus.handle_batch(Timestamp(20), batch(3, 20, 29), ten);
+        gpus.handle_batch(Timestamp(20), batch(4, 30, 39), ten);
+        let lost = [(batch(3, 20, 29), Some(Timestamp(20))), (batch(4, 30, 39), None)];
+        assert_eq!(gpus.handle_failure(GpuId(3)), lost);
+        assert_eq!(gpus.poll_timeout(), None);
+    }
+}
