@@ -32,7 +32,9 @@ impl Requester {
             (PacketKind::Acknowledge, Some(syndrome)) => self.on_acknowledge(psn, syndrome, number, cx),
             (PacketKind::AtomicAcknowledge, _) => self.on_atomic_response(packet, number, cx),
             _ => self.on_read_response(packet, number, cx),
-        }
+        }?;
+        self.catch_up(number, cx);
+        Ok(())
     }
 
     fn on_acknowledge(
@@ -49,9 +51,9 @@ impl Requester {
             }
             Syndrome::ReceiverNotReady { timer } => self.on_receiver_not_ready(psn, timer, number, cx),
             Syndrome::Nak(NakCode::SequenceError) => {
-                if self.reach(psn, number, cx) {
-                    self.repair_gap(cx);
-                }
+                // It says so once. If a response before is missing as well, both are repaired together.
+                self.settle(psn, number, cx);
+                self.repair_gap(cx);
                 Ok(())
             }
             Syndrome::Nak(code) => {
@@ -80,8 +82,12 @@ impl Requester {
         number: QueuePairNumber,
         cx: &mut Context<'_>,
     ) -> Result<(), Failure> {
-        // A second one while we wait is a duplicate: it must not cost a retry.
-        if !self.reach(psn, number, cx) || self.wait_until.is_some() {
+        if !self.settle(psn, number, cx) {
+            self.repair_gap(cx);
+            return Ok(());
+        }
+        if self.wait_until.is_some() {
+            // A second one while we wait is a duplicate: it must not cost a retry.
             return Ok(());
         }
         let limit = self.rnr_retry_limit();
@@ -102,23 +108,54 @@ impl Requester {
         cx: &mut Context<'_>,
     ) -> Result<(), Failure> {
         let psn = packet.psn();
-        if !self.reach(psn, number, cx) {
+        if self.settle(psn, number, cx) {
+            // Unless it came early before, so that what followed is settled with it.
+            if psn == self.acknowledged {
+                self.take_read_response(packet, cx).map_err(|status| Failure { psn, status })?;
+                self.acknowledge(psn.plus(1), number, cx);
+            }
             return Ok(());
         }
-        let failure = |status| Failure { psn, status };
+        let first = self.is_first_ahead(psn);
+        if self.take_read_response(packet, cx).is_ok() {
+            self.arrivals.insert(self.acknowledged, psn);
+        }
+        if first {
+            self.repair_hole(cx);
+        }
+        Ok(())
+    }
+
+    /// Puts the payload in its place.
+    fn take_read_response(&self, packet: &Packet<'_>, cx: &Context<'_>) -> Result<(), Status> {
+        let psn = packet.psn();
         // A middle response has no AETH; in every other the syndrome must be an acknowledgement.
         let accepted = packet.aeth().is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
-        let entry = self.entry(psn).filter(|entry| entry.is_read() && accepted);
-        let entry = entry.ok_or(failure(Status::BadResponse))?;
+        let entry = self.entry(psn).filter(|entry| entry.is_read() && accepted).ok_or(Status::BadResponse)?;
         let segment = entry.segment(psn.since(entry.first) as u32, 1, self.mtu_bytes());
         if packet.payload().len() != segment.bytes as usize {
-            return Err(failure(Status::BadResponse));
+            return Err(Status::BadResponse);
         }
-        if let Some(window) = self.local(segment, true, cx.regions).map_err(failure)? {
+        if let Some(window) = self.local(segment, true, cx.regions)? {
             window.memory.write(window.offset, packet.payload());
         }
-        self.acknowledge(psn.plus(1), number, cx);
         Ok(())
+    }
+
+    /// What came early may be next now, or shows that something else before it is missing too.
+    fn catch_up(&mut self, number: QueuePairNumber, cx: &mut Context<'_>) {
+        while let Some(early) = self.arrivals.first(self.acknowledged) {
+            if self.acknowledged.is_before(self.hole_end) {
+                // On its way already.
+                self.ahead = self.arrivals.last();
+                return;
+            }
+            if !self.settle(early, number, cx) {
+                self.ahead = self.arrivals.last();
+                self.repair_hole(cx);
+                return;
+            }
+        }
     }
 
     fn on_atomic_response(
@@ -143,8 +180,17 @@ impl Requester {
     }
 
     /// The peer has handled everything before `psn`. False if a response to a READ or atomic before it is missing: then
-    /// it is asked for again.
+    /// everything from there is asked for again.
     fn reach(&mut self, psn: Psn, number: QueuePairNumber, cx: &mut Context<'_>) -> bool {
+        let reached = self.settle(psn, number, cx);
+        if !reached && self.is_first_ahead(psn) {
+            self.repair_gap(cx);
+        }
+        reached
+    }
+
+    /// Acknowledges everything before `psn`, or before the first response that is missing: then false.
+    fn settle(&mut self, psn: Psn, number: QueuePairNumber, cx: &mut Context<'_>) -> bool {
         let from = self.acknowledged;
         let missing = self
             .queue
@@ -153,17 +199,14 @@ impl Requester {
             .find(|entry| entry.wants_response() && from.is_before(entry.end()))
             .map(|entry| if entry.first.is_before(from) { from } else { entry.first })
             .filter(|missing| missing.is_before(psn));
-        let Some(missing) = missing else {
-            self.acknowledge(psn, number, cx);
-            return true;
-        };
-        self.acknowledge(missing, number, cx);
-        // One loss makes everything behind it come too early, in ascending order: only the first counts. When it begins
-        // from lower numbers again, that is the answer to the repeated request, with another loss at its head.
-        if self.ahead.is_none_or(|last| !last.is_before(psn)) {
-            self.repair_gap(cx);
-        }
-        self.ahead = Some(psn);
-        false
+        self.acknowledge(missing.unwrap_or(psn), number, cx);
+        missing.is_none()
+    }
+
+    /// One loss makes everything behind it come too early, in ascending order: only the first counts. When it begins
+    /// from lower numbers again, that is the answer to the repeated request, with another loss at its head.
+    fn is_first_ahead(&mut self, psn: Psn) -> bool {
+        let last = self.ahead.replace(psn);
+        last.is_none_or(|last| !last.is_before(psn))
     }
 }

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+mod arrivals;
 mod completer;
 mod completion;
 mod config;

@@ -32,8 +32,12 @@ pub(crate) enum Answer {
 }
 
 impl Resource {
+    const fn end(&self) -> Psn {
+        self.first.plus(self.packets)
+    }
+
     fn covers(&self, psn: Psn) -> bool {
-        !psn.is_before(self.first) && psn.is_before(self.first.plus(self.packets))
+        !psn.is_before(self.first) && psn.is_before(self.end())
     }
 }
 
@@ -108,24 +112,32 @@ impl Outbox {
         self.resources.iter().find(|resource| resource.covers(psn))
     }
 
-    /// Answers (part of) a remembered request again, unless that is still to be sent anyway.
+    /// Answers (part of) a remembered request again, unless that is still to be sent anyway. At most two answers to one
+    /// request wait: one that goes to its end, and one for a part from its middle.
     pub(crate) fn respond_again(&mut self, again: Resource) {
-        let whole = self.resource(again.first).copied();
-        let pending = self.replies.iter_mut().find_map(|reply| match reply {
-            Reply::Respond { resource, sent } if whole.is_some_and(|whole| whole.covers(resource.first)) => {
-                Some((resource, sent))
+        let Some(whole) = self.resource(again.first).copied() else { return };
+        let is_part = |resource: &Resource| resource.end() != whole.end();
+        let mut same = None;
+        for (place, reply) in self.replies.iter().enumerate() {
+            let Reply::Respond { resource, sent } = reply else { continue };
+            if !whole.covers(resource.first) {
+                continue;
             }
-            _ => None,
-        });
-        if let Some((resource, sent)) = pending {
-            if again.first.is_before(resource.first.plus(*sent)) {
-                (*resource, *sent) = (again, 0);
+            if !again.first.is_before(resource.first.plus(*sent)) && !resource.end().is_before(again.end()) {
+                return;
             }
+            if is_part(resource) == is_part(&again) {
+                same = Some(place);
+            }
+        }
+        let reply = Reply::Respond { resource: again, sent: 0 };
+        if let Some(place) = same {
+            self.replies[place] = reply;
             return;
         }
         // A later number must not overtake this one: the peer would take it for another loss.
         let place = self.replies.iter().position(|reply| again.first.is_before(reply.psn()));
-        self.replies.insert(place.unwrap_or(self.replies.len()), Reply::Respond { resource: again, sent: 0 });
+        self.replies.insert(place.unwrap_or(self.replies.len()), reply);
     }
 
     pub(crate) fn clear(&mut self) {

@@ -3,12 +3,13 @@
 //! Life of a request: posted, it gets the sequence numbers of all its packets, so that request and offset follow from
 //! any number; transmitted, within windows; acknowledged or answered (`completer.rs`); completed, in order of posting.
 //! Loss is repaired by going back: `next` returns to the oldest number without an answer and everything from there is
-//! sent again. A READ goes out as requests for chunks with fixed borders, so that a repeated request always lies inside
+//! sent again. Only a hole in READ responses is asked for alone. A READ goes out as requests for chunks with fixed borders, so that a repeated request always lies inside
 //! one that the responder remembers.
 
 use std::collections::VecDeque;
 
 use crate::{
+    arrivals::Arrivals,
     completion::{Completion, CompletionOpcode, Status},
     config::{Peer, QueuePairConfig},
     loss_timer::{LossTimer, Overdue},
@@ -94,7 +95,11 @@ pub(crate) struct Requester {
     since_ack_request: u32,
     timer: LossTimer,
     /// A packet between `acknowledged` and `next` to repeat before anything else.
-    probe: Option<Psn>,
+    repeat: Option<Psn>,
+    /// READ responses that came early; none is before `acknowledged`.
+    pub(crate) arrivals: Arrivals,
+    /// The end of the hole before them that was asked for again.
+    pub(crate) hole_end: Psn,
     /// The peer has no receive posted and asked us to wait.
     pub(crate) wait_until: Option<Timestamp>,
     pub(crate) rnr_retries: u32,
@@ -116,7 +121,9 @@ impl Requester {
             in_flight: InFlight::default(),
             since_ack_request: 0,
             timer: LossTimer::new(&config),
-            probe: None,
+            repeat: None,
+            arrivals: Arrivals::default(),
+            hole_end: Psn::default(),
             wait_until: None,
             rnr_retries: 0,
             gap_retries: 0,
@@ -161,13 +168,13 @@ impl Requester {
         Ok(())
     }
 
-    /// The next packet: a probe, or what a window is open for.
+    /// The next packet: one to repeat, or what a window is open for.
     pub(crate) fn peek<'r>(
         &self,
         peer: QueuePairNumber,
         regions: &'r RegionTable,
     ) -> Result<Option<Outgoing<'r>>, Failure> {
-        let psn = self.probe.unwrap_or(self.next);
+        let psn = self.repeat.unwrap_or(self.next);
         if self.wait_until.is_some() || psn == self.posted {
             return Ok(None);
         }
@@ -176,8 +183,8 @@ impl Requester {
             // It would wait for ever.
             return Err(Failure { psn, status: Status::LocalQueuePairOperation });
         }
-        // A probe is counted as in flight already.
-        if self.probe.is_none() && !self.is_open(entry) {
+        // What is repeated is counted as in flight already.
+        if self.repeat.is_none() && !self.is_open(entry) {
             return Ok(None);
         }
         let outgoing = match entry.request.operation {
@@ -236,7 +243,7 @@ impl Requester {
         }
         // A full window must open again, so its last packet asks too.
         repr.ack_request = position.ends()
-            || self.probe.is_some()
+            || self.repeat.is_some()
             || self.since_ack_request + 1 >= ACK_INTERVAL_PACKETS
             || self.in_flight.packets + 1 >= self.config.request_window_packets;
         repr.solicited = entry.request.solicited && position.ends() && is_noticed(&entry.request.operation);
@@ -254,7 +261,10 @@ impl Requester {
         regions: &'r RegionTable,
     ) -> Result<Outgoing<'r>, Status> {
         let index = psn.since(entry.first) as u32;
-        let psns = self.read_psns(entry, psn);
+        let psns = match self.repeat {
+            Some(_) => self.missing_psns(entry, psn),
+            None => self.read_psns(entry, psn),
+        };
         let segment = entry.segment(index, psns, self.mtu_bytes);
         self.local(segment, true, regions)?;
         let mut repr = Repr::reliable(PacketKind::ReadRequest, peer, psn);
@@ -268,6 +278,12 @@ impl Requester {
     fn read_psns(&self, entry: &Entry, psn: Psn) -> u32 {
         let (index, chunk) = (psn.since(entry.first) as u32, self.chunk_packets());
         (chunk - index % chunk).min(entry.packets - index)
+    }
+
+    /// The same, or to the first response that has come already.
+    fn missing_psns(&self, entry: &Entry, psn: Psn) -> u32 {
+        let arrived = self.arrivals.first(psn).map(|first| first.since(psn) as u32);
+        self.read_psns(entry, psn).min(arrived.unwrap_or(u32::MAX))
     }
 
     fn atomic_packet<'r>(
@@ -302,7 +318,7 @@ impl Requester {
 
     /// Notes that what `peek` gave is on its way.
     pub(crate) fn advance(&mut self, now: Timestamp, packet: &Outgoing<'_>) {
-        if self.probe.take().is_some() {
+        if self.repeat.take().is_some() {
             return;
         }
         let kind = packet.repr.opcode.kind;
@@ -353,18 +369,32 @@ impl Requester {
         Ok(())
     }
 
-    /// Repeats one packet, unless it is still to be sent anyway.
+    /// An answer is overdue: repeats one packet.
     fn probe(&mut self, psn: Psn, cx: &mut Context<'_>) {
-        if psn.is_before(self.next) {
+        if self.repeat(psn) {
             cx.counters.probes += 1;
             // The answer may show the gap once more.
             (self.gap_retries, self.ahead) = (0, None);
-            self.probe = Some(psn);
         }
     }
 
-    /// The last packet before `next`. A READ is repeated from the first byte that is missing.
+    /// Makes one packet go out again, unless it is still to be sent anyway.
+    fn repeat(&mut self, psn: Psn) -> bool {
+        if !psn.is_before(self.next) {
+            return false;
+        }
+        self.repeat = Some(psn);
+        if let Some(entry) = self.entry(psn).filter(|_| psn == self.acknowledged) {
+            self.hole_end = psn.plus(if entry.is_read() { self.missing_psns(entry, psn) } else { 1 });
+        }
+        true
+    }
+
+    /// The last packet before `next` that may be missing. A READ is repeated from the first byte that is.
     fn last_in_flight(&self) -> Psn {
+        if !self.arrivals.is_empty() {
+            return self.acknowledged;
+        }
         let last = self.next.previous();
         let Some(entry) = self.entry(last).filter(|entry| entry.is_read()) else { return last };
         let index = last.since(entry.first) as u32;
@@ -373,14 +403,27 @@ impl Requester {
     }
 
     /// Something is missing, and the peer's answer shows it: sends again from the oldest number without an answer, at
-    /// once. Bounded, so that a peer cannot make us flood it.
+    /// once.
     pub(crate) fn repair_gap(&mut self, cx: &mut Context<'_>) {
-        if self.gap_retries < GAP_RETRIES && self.wait_until.is_none() && self.next != self.acknowledged {
-            self.gap_retries += 1;
-            cx.counters.retransmits_gap += 1;
+        if self.may_repair(cx) {
             self.go_back();
             self.timer.on_repeat(cx.now);
         }
+    }
+
+    /// READ responses have come although an earlier one is missing: asks again for what is missing before them.
+    pub(crate) fn repair_hole(&mut self, cx: &mut Context<'_>) {
+        if self.may_repair(cx) && self.repeat(self.acknowledged) {
+            self.timer.on_repeat(cx.now);
+        }
+    }
+
+    /// Bounds repairs without progress, so that a peer cannot make us flood it.
+    fn may_repair(&mut self, cx: &mut Context<'_>) -> bool {
+        let may = self.gap_retries < GAP_RETRIES && self.wait_until.is_none() && self.next != self.acknowledged;
+        self.gap_retries += u32::from(may);
+        cx.counters.retransmits_gap += u64::from(may);
+        may
     }
 
     /// Holds all sending until `until`, then begins at the oldest number without an answer.
@@ -392,23 +435,26 @@ impl Requester {
 
     fn go_back(&mut self) {
         self.next = self.acknowledged;
-        self.probe = None;
+        self.repeat = None;
+        self.arrivals.clear();
+        self.hole_end = self.acknowledged;
         self.since_ack_request = 0;
         self.recount();
     }
 
-    /// Everything before `psn` is done.
+    /// Everything before `psn` is done, and so is what follows without a hole.
     pub(crate) fn acknowledge(&mut self, psn: Psn, number: QueuePairNumber, cx: &mut Context<'_>) {
         if psn == self.acknowledged {
             return;
         }
+        let psn = self.arrivals.advance(self.acknowledged, psn);
         self.acknowledged = psn;
         if self.next.is_before(psn) {
             self.next = psn;
         }
         (self.rnr_retries, self.gap_retries) = (0, 0);
         self.ahead = None;
-        self.probe = None;
+        self.repeat = None;
         self.wait_until = None;
         while self.queue.front().is_some_and(|front| !psn.is_before(front.end())) {
             let entry = self.queue.pop_front().expect("just seen");
@@ -425,7 +471,8 @@ impl Requester {
     /// Completes everything that is queued with an error.
     pub(crate) fn flush(&mut self, failure: Option<Failure>, number: QueuePairNumber, cx: &mut Context<'_>) {
         self.wait_until = None;
-        self.probe = None;
+        self.repeat = None;
+        self.arrivals.clear();
         self.timer.stop();
         for entry in self.queue.drain(..) {
             let failed =

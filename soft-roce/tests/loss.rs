@@ -1,4 +1,5 @@
-//! What a lost packet costs, in virtual time: a single one a probe's delay at most.
+//! What a lost packet costs, in virtual time: a single one a probe's delay at most, one percent of all at most a third of
+//! the throughput.
 
 mod common;
 
@@ -116,4 +117,29 @@ fn one_percent_loss_leaves_the_tail_of_a_read_below_5_ms() {
     let p999 = latencies[latencies.len() * 999 / 1_000];
     println!("p50 {:?} p99 {:?} p99.9 {p999:?}", latencies[2_500], latencies[4_950]);
     assert!(p999 < Duration::from_millis(5), "{p999:?}");
+}
+
+/// Bytes a second of READs of 150 KB, eight at once, over a wire of 10 Gbit/s.
+fn throughput(loss: u32) -> f64 {
+    const READS: usize = 2_000;
+    let mut world = World::new(9, PathMtu::Mtu4096);
+    (world.pair.faults.loss, world.pair.faults.byte_nanos) = (loss, 0.8);
+    let read = Operation::Read { local: world.near, remote: world.remote };
+    let (begin, mut posted, mut done) = (world.pair.now, 0, 0);
+    while done < READS {
+        while posted < READS.min(done + 8) {
+            world.post(read);
+            posted += 1;
+        }
+        assert!(world.pair.step(), "everything comes to an end");
+        done += world.pair.completions[0].drain(..).filter(|done| done.status == Status::Success).count();
+    }
+    done as f64 * f64::from(BYTES) / since(world.pair.now, begin).as_secs_f64()
+}
+
+#[test]
+fn one_percent_loss_costs_at_most_a_third_of_the_throughput() {
+    let (clean, lossy) = (throughput(0), throughput(10));
+    println!("{:.2} and {:.2} Gbit/s", clean * 8e-9, lossy * 8e-9);
+    assert!(lossy > clean * 2.0 / 3.0, "{lossy:.3e} of {clean:.3e} bytes a second");
 }

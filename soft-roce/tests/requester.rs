@@ -236,18 +236,40 @@ fn a_read_is_split_into_chunks_within_its_windows() {
 
 #[test]
 fn a_lost_read_response_is_asked_for_at_once() {
-    let (mut peer, _, handle) = connected(config());
+    let (mut peer, memory, handle) = connected(config());
     peer.post_send(0, Operation::Read { local: segment(handle, 2_048), remote: REMOTE });
     peer.transmitted();
     assert_eq!(read_response(&mut peer, 0, 256), []);
     let again = read_response(&mut peer, 2, 256);
-    let reth = again[0].repr.reth.expect("a READ");
-    assert_eq!((offsets(&again), reth.address, reth.bytes), (vec![1, 4], 0x7000 + 256, 768));
-    assert_eq!(read_response(&mut peer, 3, 256), [], "the rest of the first answer asks for nothing more");
+    let asked = |again: &[Decoded]| {
+        let reths = again.iter().map(|packet| packet.repr.reth.expect("a READ"));
+        reths.map(|reth| (reth.address - 0x7000, reth.bytes)).collect::<Vec<_>>()
+    };
+    assert_eq!((offsets(&again), asked(&again)), (vec![1], vec![(256, 256)]), "what is missing, and no more");
+    assert_eq!(read_response(&mut peer, 3, 256), [], "one loss is repaired once");
+    // Another is lost behind it: seen once the first is there.
+    for offset in [6, 7] {
+        assert_eq!(read_response(&mut peer, offset, 256), []);
+    }
+    let again = read_response(&mut peer, 1, 256);
+    assert_eq!((offsets(&again), asked(&again)), (vec![4], vec![(1_024, 512)]));
+    // The repeated answer comes without its first packet.
+    let again = read_response(&mut peer, 5, 256);
+    assert_eq!((offsets(&again), asked(&again)), (vec![4], vec![(1_024, 256)]));
     assert_eq!(read_response(&mut peer, 4, 256), []);
-    // The repeated answer begins, with its first packet lost again.
-    assert_eq!(offsets(&read_response(&mut peer, 2, 256)), [1, 4]);
-    for offset in 1..8 {
+    assert_eq!(statuses(&mut peer), [(0, Status::Success)]);
+    assert!((0..2_048).all(|at| memory.to_vec()[at] == (at / 256) as u8));
+}
+
+#[test]
+fn a_lost_response_and_a_lost_request_are_repaired_together() {
+    let (mut peer, _, handle) = connected(config());
+    peer.post_send(0, Operation::Read { local: segment(handle, 2_048), remote: REMOTE });
+    peer.transmitted();
+    assert_eq!(offsets(&read_response(&mut peer, 2, 256)), [0]);
+    // The request for the second chunk never arrived; this is said once.
+    assert_eq!(offsets(&answer(&mut peer, 4, Syndrome::Nak(NakCode::SequenceError))), [0, 4]);
+    for offset in 0..8 {
         assert_eq!(read_response(&mut peer, offset, 256), []);
     }
     assert_eq!(statuses(&mut peer), [(0, Status::Success)]);

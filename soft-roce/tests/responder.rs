@@ -124,6 +124,27 @@ fn a_repeated_read_is_answered_from_memory_again() {
 }
 
 #[test]
+fn a_part_that_is_asked_for_again_does_not_cut_the_answer_short() {
+    let (mut peer, _, handle) = connected(QueuePairConfig::default());
+    let read = peer.read(0, reth(handle, 0, 1_024));
+    let again = peer.read(1, reth(handle, 256, 256));
+    let encoded = [read, again, again].map(|repr| peer.encode(repr, &[]));
+    peer.endpoint.handle_packet(peer.now, peer.remote, &encoded[0]);
+    let mut buf = vec![0; 65_507];
+    let sent = peer.endpoint.poll_transmit(peer.now, &mut buf, 3).expect("the answer begins");
+    assert_eq!(sent.segments, 2, "First and one Middle, which is shorter");
+    for bytes in &encoded[1..] {
+        peer.endpoint.handle_packet(peer.now, peer.remote, bytes);
+    }
+    let numbers: Vec<_> = peer.transmitted().iter().map(|packet| packet.repr.psn.since(RQ_PSN)).collect();
+    assert_eq!(numbers, [2, 3, 1]);
+    // What is still to be sent anyway is not sent twice.
+    peer.endpoint.handle_packet(peer.now, peer.remote, &encoded[0]);
+    peer.endpoint.handle_packet(peer.now, peer.remote, &encoded[1]);
+    assert_eq!(peer.transmitted().len(), 4);
+}
+
+#[test]
 fn only_the_latest_reads_are_remembered() {
     let config = QueuePairConfig { max_dest_rd_atomic: 2, ..QueuePairConfig::default() };
     let (mut peer, _, handle) = connected(config);
