@@ -188,6 +188,7 @@ impl Wiring {
             queue_max: scheduler::drive::default_queue_max(),
             tasks_per_frontend_max: scheduler::drive::default_tasks_per_frontend_max(),
             faults: layout.faults,
+            tls: None,
         })
     }
 
@@ -219,6 +220,7 @@ impl Wiring {
             read_budget_bytes: 0,
             connections_max: backend::config::default_connections_max(),
             faults: layout.faults,
+            tls: None,
         })
     }
 }

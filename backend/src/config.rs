@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 use proto::LatencyProfile;
 use repository::{Executor, Model};
 use serde::{Deserialize, Serialize};
-use transport::{Faults, ROCE_PORT, random_loopback};
+use transport::{Faults, ROCE_PORT, TlsFiles, random_loopback};
 
 use crate::drive::BackendError;
 
@@ -43,6 +43,9 @@ pub struct Config {
     /// Faults injected into our packets, for tests.
     #[serde(default)]
     pub faults: Faults,
+    /// Certificates, with which members also prove themselves to each other by mutual TLS.
+    #[serde(default)]
+    pub tls: Option<TlsFiles>,
 }
 
 /// l(b) = `alpha_ms` * b + `beta_ms`.

@@ -87,6 +87,7 @@ impl Cluster {
             read_budget_bytes: 0,
             connections_max: 8,
             faults: Faults::default(),
+            tls: None,
         };
         change(&mut config);
         let stop = Arc::new(AtomicBool::new(false));

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use transport::{Faults, ROCE_PORT, random_loopback};
+use transport::{Faults, ROCE_PORT, TlsFiles, random_loopback};
 
 use crate::http::Limits;
 
@@ -50,6 +50,9 @@ pub struct Config {
     /// Faults injected into our packets, for tests.
     #[serde(default)]
     pub faults: Faults,
+    /// Certificates, with which members also prove themselves to each other by mutual TLS.
+    #[serde(default)]
+    pub tls: Option<TlsFiles>,
 }
 
 impl Config {
@@ -71,6 +74,7 @@ impl Config {
             head_timeout_ms: default_head_timeout_ms(),
             body_timeout_ms: default_body_timeout_ms(),
             faults: Faults::default(),
+            tls: None,
         }
     }
 

@@ -109,7 +109,8 @@ impl Frontend {
             connections_max: config.links_max + 1,
             ..EndpointConfig::soft(config.address).listening(link)
         };
-        let endpoint = endpoint.with_secret(config.secret.as_bytes()).with_faults(config.faults);
+        let endpoint =
+            endpoint.with_secret(config.secret.as_bytes()).with_tls(config.tls.clone()).with_faults(config.faults);
         let mut endpoint = Endpoint::open(endpoint)?;
         let key = endpoint.register(&region, Access { remote_read: true, remote_write: true })?;
         let link = endpoint.listen_address().expect("it was told to listen");

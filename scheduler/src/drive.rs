@@ -10,7 +10,7 @@ use proto::{
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use transport::{Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, OpenError};
+use transport::{Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, OpenError, TlsFiles};
 use wincode::SchemaWrite;
 
 use crate::{
@@ -44,6 +44,9 @@ pub struct Config {
     /// Faults injected into our packets, for tests.
     #[serde(default)]
     pub faults: Faults,
+    /// Certificates, with which members also prove themselves to each other by mutual TLS.
+    #[serde(default)]
+    pub tls: Option<TlsFiles>,
 }
 
 /// The network budget in microseconds: what the scheduler plans with, so better too large than too small.
@@ -140,6 +143,7 @@ pub fn run(config: &Config) -> Result<std::convert::Infallible, RunError> {
         EndpointConfig::soft(config.address)
             .listening(config.listen)
             .with_secret(config.secret.as_str())
+            .with_tls(config.tls.clone())
             .with_faults(config.faults),
     )?;
     tracing::info!(listen = %config.listen, policy = %config.policy, "the scheduler is up");

@@ -16,7 +16,7 @@
 //! No queue pair number, key or hello is told to a peer that has not proved that it knows the secret (RFC 2104 HMAC,
 //! fresh nonces on both sides, so an old proof is worth nothing; different labels, so it cannot be reflected). The
 //! connection stays open: its end is the peer's end, its silence a stall. Deliberately absent: encryption, and
-//! protection against somebody who can change packets on the path; RoCEv2 itself has none.
+//! protection against somebody who can change bytes on the path; that is [`crate::tls`]'s, below. RoCEv2 itself has none.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 

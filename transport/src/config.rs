@@ -4,6 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 pub use soft_roce::drive::Faults;
 
+use crate::TlsFiles;
+
 /// The UDP port of RoCEv2 (IANA).
 pub const ROCE_PORT: u16 = 4791;
 
@@ -28,6 +30,8 @@ pub struct EndpointConfig {
     pub listen: Option<SocketAddr>,
     /// Both ends of every connection must prove that they know it (HMAC-SHA-256 challenge), before any key is told.
     pub secret: Vec<u8>,
+    /// Certificates; with them both ends of every bootstrap also prove themselves by mutual TLS, and it is encrypted.
+    pub tls: Option<TlsFiles>,
     /// Connections at once, both directions.
     pub connections_max: usize,
     /// Bytes of READs that may be outstanding at once, over all connections, shared fairly. 0: half of what the
@@ -38,10 +42,11 @@ pub struct EndpointConfig {
 impl std::fmt::Debug for EndpointConfig {
     /// Without the secret, which has no place in a log.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { arm, listen, secret: _, connections_max, read_budget_bytes } = self;
+        let Self { arm, listen, secret: _, tls, connections_max, read_budget_bytes } = self;
         f.debug_struct("EndpointConfig")
             .field("arm", arm)
             .field("listen", listen)
+            .field("tls", tls)
             .field("connections_max", connections_max)
             .field("read_budget_bytes", read_budget_bytes)
             .finish_non_exhaustive()
@@ -62,6 +67,7 @@ impl EndpointConfig {
             arm: Arm::Soft { address, faults: Faults::default() },
             listen: None,
             secret: Vec::new(),
+            tls: None,
             connections_max: 256,
             read_budget_bytes: 0,
         }
@@ -78,6 +84,13 @@ impl EndpointConfig {
     #[must_use]
     pub fn with_secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = secret.into();
+        self
+    }
+
+    /// The same with these certificates, if any.
+    #[must_use]
+    pub fn with_tls(mut self, files: Option<TlsFiles>) -> Self {
+        self.tls = files;
         self
     }
 

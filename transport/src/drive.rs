@@ -26,6 +26,7 @@ use crate::{
     link::{Link, READ_BYTES},
     poller::{Interest, Poller, Waker},
     reads::Reads,
+    tls::Tls,
 };
 
 /// Turns of receiving and sending in one call, so that a flood does not keep the caller from its own work.
@@ -52,6 +53,8 @@ pub struct Endpoint {
     poller: Poller,
     listener: Option<Listener>,
     secret: Arc<[u8]>,
+    tls: Option<Tls>,
+    connections_refused: u64,
     incarnation: u64,
     connections_max: usize,
     /// Registered by our owner.
@@ -109,6 +112,7 @@ impl Endpoint {
         if config.connections_max > CONNECTIONS_MAX {
             return Err(OpenError(format!("connections_max = {}: at most {CONNECTIONS_MAX}", config.connections_max)));
         }
+        let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let poller = Poller::new().map_err(|error| OpenError(format!("no epoll instance: {error}")))?;
         let demand = Demand {
             queue_pairs_max: config.connections_max,
@@ -140,6 +144,8 @@ impl Endpoint {
             poller,
             listener,
             secret: config.secret.into(),
+            tls,
+            connections_refused: 0,
             incarnation: rand::random(),
             connections_max: config.connections_max,
             regions: 0,
@@ -197,6 +203,12 @@ impl Endpoint {
     #[must_use]
     pub fn driver_counters(&self) -> Option<DriverCounters> {
         Some(self.device.soft()?.driver_counters())
+    }
+
+    /// Connections that ended before their peer had proved itself.
+    #[must_use]
+    pub fn connections_refused(&self) -> u64 {
+        self.connections_refused
     }
 
     /// Registers a region, for as long as this endpoint lives.
@@ -475,6 +487,7 @@ impl Endpoint {
                 self.events.extend(flushed.into_iter().map(|event| (event, None)));
             }
             Stage::Unproved => {
+                self.connections_refused += 1;
                 tracing::warn!(peer = %connection.peer, "refused a connection: {reason}");
                 return;
             }

@@ -39,7 +39,7 @@
 //! | --- | --- |
 //! | `drive` | [`Endpoint`]: where sockets, queue pairs and connections meet; `drive/links`: its bootstrap side |
 //! | `bootstrap` | what two peers say over TCP: proof of the secret, parameters, heartbeats. No IO |
-//! | `link` | one bootstrap on a TCP socket |
+//! | `link`, `tls` | one bootstrap on a TCP socket; mutual TLS under it |
 //! | `device` | what carries the queue pairs: `soft` or `verbs` |
 //! | `channel` | one queue pair with its memory and its queues. No IO |
 //! | `credits`, `ring` | flow control of frames and immediates, and the place of frames. No IO |
@@ -62,6 +62,7 @@ mod reads;
 #[allow(unsafe_code)]
 mod region;
 mod ring;
+mod tls;
 
 pub use bootstrap::HELLO_BYTES_MAX;
 pub use clock::Clock;
@@ -72,3 +73,4 @@ pub use event::{
 };
 pub use poller::Waker;
 pub use region::Region;
+pub use tls::TlsFiles;

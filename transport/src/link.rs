@@ -1,7 +1,7 @@
-//! One bootstrap connection on a TCP socket. Never blocks.
+//! One bootstrap connection on a TCP socket, with TLS or without. Never blocks.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io,
     net::{SocketAddr, TcpStream},
     os::fd::{AsFd, BorrowedFd},
 };
@@ -9,14 +9,17 @@ use std::{
 use proto::Timestamp;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::bootstrap::Bootstrap;
+use crate::{
+    bootstrap::Bootstrap,
+    tls::{Tls, Wire},
+};
 
 /// What one call reads at most (the size of its buffer); a peer that sends more gets its turn again.
 pub(crate) const READ_BYTES: usize = 64 * 1024;
 
 /// A TCP connection and what is said over it.
 pub(crate) struct Link {
-    stream: TcpStream,
+    wire: Wire,
     pub(crate) bootstrap: Bootstrap,
     /// Whether the system has told us that the connection stands.
     connected: bool,
@@ -27,14 +30,14 @@ impl Link {
     ///
     /// # Errors
     /// What the system refuses at once, such as an unreachable network.
-    pub(crate) fn connect(to: SocketAddr, bootstrap: Bootstrap) -> io::Result<Self> {
+    pub(crate) fn connect(to: SocketAddr, tls: Option<&Tls>, bootstrap: Bootstrap) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
         match socket.connect(&to.into()) {
             Err(error) if error.raw_os_error() != Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => Err(error),
             _ => {
                 socket.set_tcp_nodelay(true)?;
-                Ok(Self { stream: socket.into(), bootstrap, connected: false })
+                Ok(Self { wire: Wire::client(tls, socket.into()), bootstrap, connected: false })
             }
         }
     }
@@ -43,17 +46,18 @@ impl Link {
     ///
     /// # Errors
     /// If it broke since.
-    pub(crate) fn accepted(stream: TcpStream, bootstrap: Bootstrap) -> io::Result<Self> {
+    pub(crate) fn accepted(stream: TcpStream, tls: Option<&Tls>, bootstrap: Bootstrap) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, bootstrap, connected: true })
+        Ok(Self { wire: Wire::server(tls, stream), bootstrap, connected: true })
     }
 
     /// Reads and writes what can be without waiting. The socket is readable, writable, or broken.
     pub(crate) fn handle_ready(&mut self, now: Timestamp, buffer: &mut [u8]) {
         if !self.connected {
-            match self.stream.take_error() {
-                Ok(None) if self.stream.peer_addr().is_ok() => self.connected = true,
+            let stream = self.wire.stream();
+            match stream.take_error() {
+                Ok(None) if stream.peer_addr().is_ok() => self.connected = true,
                 Ok(None) => return,
                 Ok(Some(error)) | Err(error) => {
                     self.bootstrap.handle_end(&format!("{error}; does the peer listen there?"));
@@ -66,7 +70,7 @@ impl Link {
     }
 
     fn receive(&mut self, now: Timestamp, buffer: &mut [u8]) {
-        match self.stream.read(buffer) {
+        match self.wire.read(buffer) {
             Ok(0) => self.bootstrap.handle_end("it closed the connection"),
             Ok(bytes) => self.bootstrap.handle_bytes(now, &buffer[..bytes]),
             Err(error) if is_transient(&error) => {}
@@ -76,8 +80,8 @@ impl Link {
 
     /// Writes what the bootstrap has to say, as far as the socket takes it.
     pub(crate) fn transmit(&mut self) {
-        while self.connected && !self.bootstrap.poll_transmit().is_empty() {
-            match self.stream.write(self.bootstrap.poll_transmit()) {
+        while self.wants_write() && self.connected {
+            match self.write_some() {
                 Ok(bytes) => self.bootstrap.handle_transmitted(bytes),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_transient(&error) => return,
@@ -86,15 +90,24 @@ impl Link {
         }
     }
 
+    /// How many of the bootstrap's bytes were taken.
+    fn write_some(&mut self) -> io::Result<usize> {
+        self.wire.flush()?;
+        match self.bootstrap.poll_transmit() {
+            [] => Ok(0),
+            bytes => self.wire.write(bytes),
+        }
+    }
+
     /// Whether to wait until the socket can be written.
     pub(crate) fn wants_write(&self) -> bool {
-        !self.connected || !self.bootstrap.poll_transmit().is_empty()
+        !self.connected || self.wire.wants_write() || !self.bootstrap.poll_transmit().is_empty()
     }
 }
 
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.wire.stream().as_fd()
     }
 }
 

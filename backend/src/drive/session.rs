@@ -91,6 +91,7 @@ impl<'a> Session<'a> {
             arm: Arm::Soft { address: config.address, faults: config.faults },
             listen: None,
             secret: config.secret.clone().into_bytes(),
+            tls: config.tls.clone(),
             connections_max: config.connections_max,
             read_budget_bytes: config.read_budget_bytes,
         })?;

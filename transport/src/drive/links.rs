@@ -54,7 +54,7 @@ impl Endpoint {
             return Err(format!("a hello of {} bytes, where at most {HELLO_BYTES_MAX} are allowed", hello.len()));
         }
         let bootstrap = Bootstrap::client(now, self.secret.clone(), rand::random::<[u8; NONCE_BYTES]>());
-        let link = Link::connect(to, bootstrap).map_err(|error| error.to_string())?;
+        let link = Link::connect(to, self.tls.as_ref(), bootstrap).map_err(|error| error.to_string())?;
         self.add_connection(id, link, to, Stage::Calling { hello }).map_err(|error| error.to_string())
     }
 
@@ -127,7 +127,7 @@ impl Endpoint {
                 }
             };
             let bootstrap = Bootstrap::server(now, self.secret.clone(), rand::random::<[u8; NONCE_BYTES]>());
-            let Ok(mut link) = Link::accepted(stream, bootstrap) else { continue };
+            let Ok(mut link) = Link::accepted(stream, self.tls.as_ref(), bootstrap) else { continue };
             if self.connections.len() >= self.connections_max {
                 link.bootstrap.close(&format!("connections_max = {} is reached", self.connections_max));
                 link.transmit();

@@ -1,0 +1,225 @@
+//! Mutual TLS under the bootstrap: both ends show a certificate of one authority before anything else is said, and
+//! everything that follows is encrypted. The bytes of the bootstrap do not change; the queue pairs' packets are not
+//! covered (RoCEv2 has no encryption), so keys and queue pair numbers are what this keeps from strangers.
+//!
+//! The name in a certificate is the cluster's, not a host's: members come and go and are dialled by address, and what
+//! must be known is that the other end belongs to this cluster.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{
+    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+    client::verify_server_name,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    server::{ParsedCertificate, WebPkiClientVerifier},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::OpenError;
+
+/// Certificates of a member, as files in PEM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// This member's certificate, and those between it and the authority's.
+    pub certificate: PathBuf,
+    /// Its private key (PKCS #8, PKCS #1 or SEC 1).
+    pub key: PathBuf,
+    /// The certificates of the authorities that members' certificates come from.
+    pub authority: PathBuf,
+    /// The DNS name that every member's certificate carries.
+    #[serde(default = "default_name")]
+    pub name: String,
+}
+
+fn default_name() -> String {
+    "downbeat".into()
+}
+
+/// What is needed to speak TLS with other members.
+#[derive(Clone)]
+pub(crate) struct Tls {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    name: ServerName<'static>,
+}
+
+impl Tls {
+    /// Reads the files. TLS 1.3 only.
+    ///
+    /// # Errors
+    /// One line that names the key and the file, and what is wrong with it.
+    pub(crate) fn load(files: &TlsFiles) -> Result<Self, OpenError> {
+        let wrong = |key: &str, path: &Path, cause: &dyn std::fmt::Display| {
+            OpenError(format!("tls.{key}: {}: {cause}", path.display()))
+        };
+        let certificates = |key: &str, path: &Path| {
+            let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            match read {
+                Ok(found) if found.is_empty() => Err(wrong(key, path, &"no certificate in it")),
+                read => read.map_err(|error| wrong(key, path, &error)),
+            }
+        };
+        let chain = certificates("certificate", &files.certificate)?;
+        let private = || PrivateKeyDer::from_pem_file(&files.key).map_err(|error| wrong("key", &files.key, &error));
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates("authority", &files.authority)? {
+            roots.add(certificate).map_err(|error| wrong("authority", &files.authority, &error))?;
+        }
+        let roots = Arc::new(roots);
+        let name = ServerName::try_from(files.name.clone())
+            .map_err(|error| OpenError(format!("tls.name: `{}`: {error}", files.name)))?;
+        let (key, path) = ("certificate and tls.key", &files.certificate);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+            .build()
+            .map_err(|error| wrong("authority", &files.authority, &error))?;
+        let versions = &[&rustls::version::TLS13];
+        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(versions)
+            .map_err(|error| wrong(key, path, &error))?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain.clone(), private()?)
+            .map_err(|error| wrong(key, path, &error))?;
+        let server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(versions)
+            .map_err(|error| wrong(key, path, &error))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, private()?)
+            .map_err(|error| wrong(key, path, &error))?;
+        Ok(Self { client: Arc::new(client), server: Arc::new(server), name })
+    }
+}
+
+/// A byte stream that never blocks: TCP, or TLS on it.
+pub(crate) enum Wire {
+    Plain(TcpStream),
+    Tls(Box<TlsWire>),
+}
+
+pub(crate) struct TlsWire {
+    stream: TcpStream,
+    connection: Connection,
+    /// The name that the peer's certificate must still be checked for.
+    unchecked: Option<ServerName<'static>>,
+}
+
+impl Wire {
+    /// The end that connected.
+    pub(crate) fn client(tls: Option<&Tls>, stream: TcpStream) -> Self {
+        let Some(tls) = tls else { return Self::Plain(stream) };
+        let connection = ClientConnection::new(Arc::clone(&tls.client), tls.name.clone());
+        let connection = connection.expect("a checked configuration").into();
+        Self::Tls(Box::new(TlsWire { stream, connection, unchecked: None }))
+    }
+
+    /// The end that accepted.
+    pub(crate) fn server(tls: Option<&Tls>, stream: TcpStream) -> Self {
+        let Some(tls) = tls else { return Self::Plain(stream) };
+        let connection = ServerConnection::new(Arc::clone(&tls.server)).expect("a checked configuration").into();
+        // A client proves that it has a certificate of the authority; that it is a member's is for us to check.
+        Self::Tls(Box::new(TlsWire { stream, connection, unchecked: Some(tls.name.clone()) }))
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(wire) => &wire.stream,
+        }
+    }
+
+    /// Whether bytes wait here for the socket, beside those that `write` has not taken.
+    pub(crate) fn wants_write(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(wire) => wire.connection.wants_write(),
+        }
+    }
+
+    /// Moves what waits here to the socket, as far as it takes it.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(_) => Ok(()),
+            Self::Tls(wire) => wire.flush(),
+        }
+    }
+
+    /// Reads what has come; `WouldBlock` if that is nothing.
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(into),
+            Self::Tls(wire) => wire.read(into),
+        }
+    }
+
+    /// Takes bytes; they are on their way when [`Self::wants_write`] is false.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(bytes),
+            Self::Tls(wire) => wire.write(bytes),
+        }
+    }
+}
+
+impl TlsWire {
+    fn flush(&mut self) -> io::Result<()> {
+        while self.connection.wants_write() {
+            self.connection.write_tls(&mut self.stream)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.connection.reader().read(into) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // The end of the stream without TLS's own: as with TCP, whoever ends it has its reasons.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                done => return done,
+            }
+            let received = self.connection.read_tls(&mut self.stream)?;
+            let processed = self.connection.process_new_packets();
+            if let Err(error) = processed {
+                // An alert tells the peer why.
+                let _ = self.flush();
+                return Err(io::Error::new(io::ErrorKind::InvalidData, refusal(&error)));
+            }
+            self.check_name()?;
+            if received == 0 {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// Nothing is handed out before the name is checked: a client's certificate comes with its last handshake message.
+    fn check_name(&mut self) -> io::Result<()> {
+        let (Some(name), Some([certificate, ..])) = (&self.unchecked, self.connection.peer_certificates()) else {
+            return Ok(());
+        };
+        let checked = ParsedCertificate::try_from(certificate).and_then(|parsed| verify_server_name(&parsed, name));
+        checked.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, refusal(&error)))?;
+        self.unchecked = None;
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.flush()?;
+        self.connection.writer().write(bytes)
+    }
+}
+
+fn refusal(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InvalidMessage(_) => "it does not speak TLS; do both ends have [tls] configured?".into(),
+        error => format!("TLS: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;
