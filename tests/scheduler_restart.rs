@@ -1,0 +1,89 @@
+//! The three roles as an operator starts them, each by its own command; the scheduler is killed and started again.
+//! Nothing here asserts how long anything takes.
+
+use std::{
+    io::Write,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use bench::load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, is_ready};
+
+const MODEL: &str = "resnet50";
+const HANG: Duration = Duration::from_secs(60);
+
+/// A role's process and its configuration file.
+struct Role {
+    child: Child,
+    _config: tempfile::NamedTempFile,
+}
+
+impl Role {
+    fn start(role: &str, text: &str) -> Self {
+        let mut config = tempfile::NamedTempFile::new().unwrap();
+        config.write_all(text.as_bytes()).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
+        command.args([role, "--config"]).arg(config.path()).env("RUST_LOG", "error").stdout(Stdio::null());
+        Self { child: command.spawn().unwrap(), _config: config }
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "waits for other processes, in real time")]
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < HANG, "waiting in vain until {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn send(http: SocketAddr, seconds: f64) -> Tally {
+    let models = repository::load("models".as_ref()).unwrap();
+    let model = models.iter().find(|model| model.name == MODEL).unwrap();
+    let data: Vec<u8> = (0..model.input_bytes()).map(|at| (at % 253) as u8).collect();
+    let digest = repository::emulated::digest(&data).iter().flat_map(|word| word.to_le_bytes()).collect();
+    let input = Input::new("image", "UINT8", &[3, 224, 224], &data, Some(200.0), Expected::Bytes(digest));
+    let arrivals = Arrivals::Poisson { rate_rps: 40.0 };
+    let stream = Stream { model: MODEL.into(), arrivals, slo_ms: 200.0, inputs: [input].into() };
+    let target = Target { address: http, span: Duration::from_secs_f64(seconds), seed: 3 };
+    generate(&target, &[stream], |_| {}).unwrap().remove(0)
+}
+
+#[test]
+fn a_cluster_outlives_its_scheduler() {
+    let (x, y) = (rand::random_range(1..=254), rand::random_range(0..=255));
+    let host = |last: u8, port: u16| SocketAddr::from((Ipv4Addr::new(127, x, y, last), port));
+    let http = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (listen, secret) = (host(1, 7000), "the cluster's");
+    let scheduler = format!("listen = '{listen}'\naddress = '{}'\nsecret = \"{secret}\"\n", host(1, 4791));
+    let member = format!("scheduler = '{listen}'\nsecret = \"{secret}\"\nrepository = 'models'\n");
+
+    let first = Role::start("scheduler", &scheduler);
+    let _frontend = Role::start("frontend", &format!("{member}address = '{}'\nhttp = '{http}'\n", host(2, 4791)));
+    let placement = format!("gpus = 2\nplacement = {{ {MODEL} = [0, 1] }}\n");
+    let _backend = Role::start("backend", &format!("{member}address = '{}'\n{placement}", host(3, 4791)));
+    wait_until("the model is ready", || is_ready(http, MODEL));
+    assert!(send(http, 1.0).served > 0);
+
+    // Requests go on coming while there is none: each ends at once or by its deadline, with a reason.
+    let load = thread::spawn(move || send(http, 3.0));
+    drop(first);
+    wait_until("nothing can be served", || !is_ready(http, MODEL));
+    let without = load.join().unwrap();
+    assert_eq!((without.ended(), without.wrong), (without.sent, 0), "{without:?}");
+
+    let _second = Role::start("scheduler", &scheduler);
+    wait_until("the model is ready again", || is_ready(http, MODEL));
+    let after = send(http, 2.0);
+    assert_eq!((after.ended(), after.wrong), (after.sent, 0), "{after:?}");
+    assert!(after.served > 0 && after.errors.is_empty(), "{after:?}");
+}
