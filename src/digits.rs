@@ -24,7 +24,7 @@ pub fn load(model: &repository::Model, folder: &Path) -> Result<HeldOut> {
     });
     let images = images.collect::<Result<Vec<_>>>()?;
     ensure!(!images.is_empty(), "{} has no images", path.display());
-    let repository::Executor::Onnx { file } = &model.executor else {
+    let repository::Executor::Onnx { file, .. } = &model.executor else {
         bail!("the model {} is not an ONNX model", model.name)
     };
     let direct = Onnx::load(model, file)?;

@@ -6,6 +6,7 @@ mod demo;
 mod digits;
 mod doctor;
 mod load;
+mod profile;
 mod role;
 mod supervisor;
 mod table;
@@ -36,6 +37,8 @@ enum Command {
     Backend(role::Args),
     /// Tell what this host offers and what to change
     Doctor(doctor::Args),
+    /// Measure how long a model's batches take, and store it beside the model
+    Profile(profile::Args),
     /// Simulate a cluster in virtual time
     Sim(sim::command::Args),
     /// Measure
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Profile(args) => profile::run(&args),
         Command::Sim(args) => sim::command::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Goodput(args)) => bench::goodput::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Scheduler(args)) => bench::scheduler::run(&args).map_err(anyhow::Error::from),

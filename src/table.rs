@@ -52,6 +52,15 @@ pub fn stages(names: &[String], tallies: &[Tally]) -> Table {
     align(table)
 }
 
+/// A table with the numbers to the right of a name.
+pub fn rows<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> Table {
+    let mut table = table(header);
+    rows.into_iter().for_each(|row| {
+        table.add_row(row);
+    });
+    align(table)
+}
+
 fn table<T: Into<comfy_table::Cell>>(header: impl IntoIterator<Item = T>) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_BORDERS_ONLY).set_header(header.into_iter().map(Into::into).collect::<Vec<_>>());

@@ -148,7 +148,7 @@ mod tests {
             outputs: vec![],
             max_batch: 4,
             slo: Span::from_millis(20),
-            executor: Executor::Onnx { file: "model.onnx".into() },
+            executor: Executor::Onnx { file: "model.onnx".into(), profile: None },
             labels: vec![],
         };
         vec![model("a"), model("b")]

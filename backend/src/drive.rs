@@ -29,6 +29,7 @@ use crate::{
 };
 
 use gpu::Gpus;
+pub use profile::{Effort, Measured, QUANTILE};
 use session::Session;
 
 /// The first wait before the scheduler is tried again; each failure doubles it.
@@ -114,17 +115,38 @@ fn load(clock: Clock, placed: Placed) -> Result<Loaded, BackendError> {
     let Placed { model, gpu_indexes } = placed;
     let executor = executor::load(&model)?;
     let shape = ModelShape::from(&model);
-    let profile = profile::measure(clock, shape, executor.as_ref())?;
+    let (profile, source) = match known_profile(&model, executor.as_ref()) {
+        Some(profile) => (profile, "known"),
+        None => {
+            let measured = profile::measure(clock, shape, executor.as_ref(), Effort::AT_START, &mut |_| {})?;
+            (profile::table(&measured), "measured")
+        }
+    };
     let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
-    tracing::info!(model = model.name, l_1 = %least, l_max = %largest, gpus = ?gpu_indexes, "loaded");
+    tracing::info!(model = model.name, l_1 = %least, l_max = %largest, profile = source, gpus = ?gpu_indexes, "loaded");
     Ok(Loaded { model, shape, gpu_indexes, executor, profile })
 }
 
-/// l(b) of a model on this machine, measured as a backend measures it when it starts.
+/// l(b) without measuring: an emulated GPU says what it is, and a model may have been measured ahead of time.
+fn known_profile(model: &Model, executor: &dyn Executor) -> Option<LatencyProfile> {
+    let stored = match &model.executor {
+        repository::Executor::Onnx { profile, .. } => profile.clone(),
+        repository::Executor::Emulated { .. } => None,
+    };
+    executor.emulated_profile().cloned().or(stored)
+}
+
+/// Measures a model on this machine. `progress` is told each batch size before it begins.
 ///
 /// # Errors
 /// If the model cannot be loaded or run.
-pub fn profile(model: &Model) -> Result<LatencyProfile, ExecutorError> {
+pub fn measure(
+    model: &Model,
+    effort: Effort,
+    progress: &mut dyn FnMut(usize),
+) -> Result<(Vec<Measured>, LatencyProfile), ExecutorError> {
     let executor = executor::load(model)?;
-    profile::measure(Clock::start(), ModelShape::from(model), executor.as_ref())
+    let measured = profile::measure(Clock::start(), ModelShape::from(model), executor.as_ref(), effort, progress)?;
+    let table = profile::table(&measured);
+    Ok((measured, table))
 }

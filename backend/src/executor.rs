@@ -41,6 +41,6 @@ pub trait Executor: Send + Sync {
 pub fn load(model: &Model) -> Result<Arc<dyn Executor>, ExecutorError> {
     Ok(match &model.executor {
         repository::Executor::Emulated { profile } => Arc::new(Emulated::new(model, profile.clone())),
-        repository::Executor::Onnx { file } => Arc::new(Onnx::load(model, file)?),
+        repository::Executor::Onnx { file, .. } => Arc::new(Onnx::load(model, file)?),
     })
 }

@@ -10,7 +10,7 @@ use miette::Diagnostic as _;
 use prost_reflect::{DescriptorPool, DynamicMessage, MapKey, MessageDescriptor, Value, text_format::ParseError};
 use proto::{LatencyProfile, Span};
 
-use crate::{DataType, Executor, Model, RepositoryError, SLO_MAX, Tensor, emulated, folders};
+use crate::{DataType, Executor, Model, RepositoryError, SLO_MAX, Tensor, emulated, folders, profile::StoredProfile};
 
 /// `inference.ModelConfig`, as build.rs compiled it.
 static MODEL_CONFIG: LazyLock<MessageDescriptor> = LazyLock::new(|| {
@@ -19,6 +19,9 @@ static MODEL_CONFIG: LazyLock<MessageDescriptor> = LazyLock::new(|| {
         .get_message_by_name("inference.ModelConfig")
         .expect("the schema declares it")
 });
+
+/// The executor that runs ONNX models.
+pub(crate) const ONNX: &str = "onnx";
 
 /// Fields of the schema that a configuration may set and that change nothing here.
 const UNUSED_FIELDS: [&str; 3] = ["version_policy", "instance_group", "dynamic_batching"];
@@ -101,7 +104,7 @@ impl ConfigFile<'_> {
         let outputs = self.tensors("output")?;
         let slo = Span::from_millis_f64(self.milliseconds("slo_ms")?);
         let executor = self.executor(&version, max_batch, &outputs)?;
-        if let Executor::Emulated { profile } = &executor
+        if let Executor::Emulated { profile } | Executor::Onnx { profile: Some(profile), .. } = &executor
             && slo < profile.latency(1)
         {
             return Err(self.error("slo_ms", slo, format_args!("at least l(1) = {}", profile.latency(1))));
@@ -227,7 +230,10 @@ impl ConfigFile<'_> {
                     .map_err(|error| RepositoryError(format!("{}: alpha_ms, beta_ms: {error}", self.path.display())))?;
                 Ok(Executor::Emulated { profile })
             }
-            "onnx" | "onnxruntime" | "onnxruntime_onnx" => Ok(Executor::Onnx { file: self.model_file(version)? }),
+            ONNX | "onnxruntime" | "onnxruntime_onnx" => {
+                let profile = StoredProfile::read(self.folder, ONNX, version, max_batch)?;
+                Ok(Executor::Onnx { file: self.model_file(version)?, profile })
+            }
             other => {
                 Err(self.error("backend", format_args!("\"{other}\""), "\"onnxruntime\", \"onnx\" or \"emulated\""))
             }

@@ -4,6 +4,7 @@
 
 mod config;
 pub mod emulated;
+pub mod profile;
 
 use std::{
     fmt, fs,
@@ -62,6 +63,15 @@ impl Tensor {
 }
 
 impl Model {
+    /// The name of what runs it.
+    #[must_use]
+    pub fn executor_name(&self) -> &'static str {
+        match self.executor {
+            Executor::Emulated { .. } => "emulated",
+            Executor::Onnx { .. } => config::ONNX,
+        }
+    }
+
     /// Bytes of one task's inputs.
     #[must_use]
     pub fn input_bytes(&self) -> usize {
@@ -164,6 +174,8 @@ pub enum Executor {
     Onnx {
         /// The model file.
         file: PathBuf,
+        /// l(b), where it was measured ahead of time ([`profile`]).
+        profile: Option<LatencyProfile>,
     },
 }
 
@@ -186,6 +198,14 @@ pub fn load(repository: &Path) -> Result<Vec<Model>, RepositoryError> {
     }
     models.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(models)
+}
+
+/// Reads the model in one folder.
+///
+/// # Errors
+/// If its configuration is wrong.
+pub fn load_model(folder: &Path) -> Result<Model, RepositoryError> {
+    config::load(folder)
 }
 
 /// The folders directly in `parent` whose names are not hidden.

@@ -8,34 +8,86 @@ use crate::{
     staging::ModelShape,
 };
 
-/// Runs of each measured batch size, if they are quick. The first of all warms caches up and is not counted.
-const RUNS_MAX: usize = 30;
-/// Runs of each measured batch size, however slow.
-const RUNS_MIN: usize = 3;
-/// Time for the runs of one batch size beyond the least.
-const RUNS_SPAN: Span = Span::from_millis(50);
 /// The share of runs that the estimate covers.
-const QUANTILE: f64 = 0.9;
+pub const QUANTILE: f64 = 0.9;
+/// Runs of a batch size, however slow.
+const RUNS_MIN: usize = 3;
+/// Half the width of a normal distribution's central 95 %, in standard deviations.
+const CONFIDENCE_95: f64 = 1.96;
 
-/// Warms `executor` up and measures l(b) for every batch size; an emulated GPU says what it is.
+/// How thorough a measurement is.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Every batch size, or few, with what lies between them interpolated.
+    pub every_size: bool,
+    /// Runs of a batch size that are not counted: caches and clocks of the processor warm up.
+    pub warm_up: usize,
+    /// Runs of a batch size, if they are quick.
+    pub runs_max: usize,
+    /// Time for the runs of one batch size, beyond the least.
+    pub span: Span,
+}
+
+impl Effort {
+    /// A backend that starts wants to serve soon.
+    pub const AT_START: Self = Self { every_size: false, warm_up: 1, runs_max: 30, span: Span::from_millis(50) };
+}
+
+/// What was measured of one batch size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// The size.
+    pub batch: usize,
+    /// Counted runs.
+    pub runs: usize,
+    /// The median.
+    pub median: Span,
+    /// What the share [`QUANTILE`] of all runs stays within: the estimate of l(b).
+    pub estimate: Span,
+    /// With 95 % confidence that quantile lies between these two, whatever the distribution (order statistics).
+    pub confidence: (Span, Span),
+}
+
+impl Measured {
+    fn of(batch: usize, mut runs: Vec<Span>) -> Self {
+        runs.sort_unstable();
+        let count = runs.len() as f64;
+        let at = |rank: f64| runs[(rank.max(0.0) as usize).min(runs.len() - 1)].max(Span(1));
+        let deviation = CONFIDENCE_95 * (count * QUANTILE * (1.0 - QUANTILE)).sqrt();
+        Self {
+            batch,
+            runs: runs.len(),
+            median: at((count - 1.0) / 2.0),
+            estimate: at((count - 1.0) * QUANTILE),
+            confidence: (at(count * QUANTILE - deviation), at((count * QUANTILE + deviation).ceil())),
+        }
+    }
+}
+
+/// Measures batch sizes one after another; `progress` is told the size before it begins.
 pub(super) fn measure(
     clock: Clock,
     shape: ModelShape,
     executor: &dyn Executor,
-) -> Result<LatencyProfile, ExecutorError> {
-    if let Some(profile) = executor.emulated_profile() {
-        return Ok(profile.clone());
-    }
-    let sizes = measured_sizes(shape.batch_max);
-    let mut points = Vec::new();
-    for &batch in &sizes {
-        points.push((batch, time_batch(clock, shape, executor, batch)?));
-    }
-    Ok(LatencyProfile::from_table(interpolate(&points)).expect("positive and monotone by construction"))
+    effort: Effort,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Vec<Measured>, ExecutorError> {
+    let sizes = if effort.every_size { (1..=shape.batch_max).collect() } else { few_sizes(shape.batch_max) };
+    let measured = sizes.into_iter().map(|batch| {
+        progress(batch);
+        time_batch(clock, shape, executor, effort, batch)
+    });
+    measured.collect()
+}
+
+/// l(b) for every batch size: the estimates, never decreasing, linear in between.
+pub(super) fn table(measured: &[Measured]) -> LatencyProfile {
+    let points: Vec<_> = measured.iter().map(|size| (size.batch, size.estimate)).collect();
+    LatencyProfile::from_table(interpolate(&points)).expect("positive and monotone by construction")
 }
 
 /// 1, 2, 3, 4, 6, 8, 12, 16, ...: powers of two, the middles between them, and the largest.
-fn measured_sizes(batch_max: usize) -> Vec<usize> {
+fn few_sizes(batch_max: usize) -> Vec<usize> {
     let powers = (0..usize::BITS).map(|power| 1usize << power).take_while(|&size| size <= batch_max);
     let mut sizes: Vec<usize> = powers.flat_map(|power| [power, power + power / 2]).collect();
     sizes.push(batch_max);
@@ -45,19 +97,26 @@ fn measured_sizes(batch_max: usize) -> Vec<usize> {
     sizes
 }
 
-fn time_batch(clock: Clock, shape: ModelShape, executor: &dyn Executor, batch: usize) -> Result<Span, ExecutorError> {
+fn time_batch(
+    clock: Clock,
+    shape: ModelShape,
+    executor: &dyn Executor,
+    effort: Effort,
+    batch: usize,
+) -> Result<Measured, ExecutorError> {
     let inputs = vec![0; batch * shape.input_bytes];
     let mut outputs = vec![0; batch * shape.output_bytes];
-    executor.execute(&inputs, &mut outputs)?;
+    for _ in 0..effort.warm_up {
+        executor.execute(&inputs, &mut outputs)?;
+    }
     let started_at = clock.now();
-    let mut spans = Vec::new();
-    while spans.len() < RUNS_MIN || (spans.len() < RUNS_MAX && clock.now() - started_at < RUNS_SPAN) {
+    let mut runs = Vec::new();
+    while runs.len() < RUNS_MIN || (runs.len() < effort.runs_max && clock.now() - started_at < effort.span) {
         let before = clock.now();
         executor.execute(&inputs, &mut outputs)?;
-        spans.push(clock.now() - before);
+        runs.push(clock.now() - before);
     }
-    spans.sort_unstable();
-    Ok(spans[((spans.len() - 1) as f64 * QUANTILE) as usize].max(Span(1)))
+    Ok(Measured::of(batch, runs))
 }
 
 /// l(b) for every b from l at some: never decreasing, linear in between.
@@ -81,13 +140,27 @@ mod tests {
 
     #[test]
     fn sizes_are_dense_where_batches_are_small() {
-        assert_eq!(measured_sizes(1), [1]);
-        assert_eq!(measured_sizes(20), [1, 2, 3, 4, 6, 8, 12, 16, 20]);
+        assert_eq!(few_sizes(1), [1]);
+        assert_eq!(few_sizes(20), [1, 2, 3, 4, 6, 8, 12, 16, 20]);
     }
 
     #[test]
     fn an_outlier_raises_what_follows_and_gaps_are_filled() {
         let points = [(1, Span(10)), (2, Span(8)), (4, Span(30)), (8, Span(50))];
         assert_eq!(interpolate(&points), [10, 10, 20, 30, 35, 40, 45, 50].map(Span));
+    }
+
+    #[test]
+    fn the_confidence_narrows_with_the_runs() {
+        let of = |runs: i64| Measured::of(1, (1..=runs).rev().map(|run| Span(run * 1_000_000 / runs)).collect());
+        let few = of(10);
+        assert_eq!((few.runs, few.median, few.estimate), (10, Span(500_000), Span(900_000)));
+        assert!(few.confidence.0 <= few.estimate && few.estimate <= few.confidence.1, "{few:?}");
+        let width = |measured: Measured| measured.confidence.1 - measured.confidence.0;
+        // 1.96 * sqrt(0.9 * 0.1 / 1000) to both sides.
+        let many = of(1000);
+        assert!((Span(30_000)..Span(45_000)).contains(&width(many)), "{many:?}");
+        assert!(width(many) < width(of(100)));
+        assert_eq!(Measured::of(1, vec![Span(0)]).estimate, Span(1), "never nothing");
     }
 }

@@ -39,7 +39,7 @@ fn a_model_of_files_loads() {
     assert_eq!(model.inputs, [Tensor { name: "image".into(), datatype: DataType::Fp32, shape: vec![64] }]);
     assert_eq!((model.input_bytes(), model.output_bytes(), model.max_batch), (256, 40, 16));
     assert_eq!(model.slo, Span::from_millis(20));
-    assert_eq!(model.executor, Executor::Onnx { file: repository.path().join("digits/10/model.onnx") });
+    assert_eq!(model.executor, Executor::Onnx { file: repository.path().join("digits/10/model.onnx"), profile: None });
     assert_eq!((model.labels.len(), model.labels[9].as_str()), (10, "nine"));
 }
 
