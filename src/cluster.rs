@@ -4,7 +4,6 @@
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
-    str::FromStr,
     time::{Duration, Instant},
 };
 
@@ -99,7 +98,7 @@ impl Cluster {
     /// Starts all processes; see [`Self::wait_until_ready`].
     pub fn start(layout: Layout, logs: Logs) -> Result<Self> {
         // A member would refuse it too, but only in its log.
-        Policy::from_str(&layout.policy).context("policy")?;
+        Policy::of_cluster(&layout.policy).context("policy")?;
         let (frontends, backends) = (layout.http.len(), layout.backend.len());
         ensure!(
             (1..=FRONTENDS_MAX).contains(&frontends),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressStyle};
-use scheduler::Policy;
+use scheduler::{Policy, policy::POLICIES};
 use serde::Serialize;
 use sim::{
     Options, Report, Workload,
@@ -31,8 +31,8 @@ pub struct Args {
     /// Workload file (TOML).
     #[arg(long)]
     pub workload: PathBuf,
-    /// Batch policy: downbeat, deferred, eager or timeout:MS.
-    #[arg(long, default_value = "downbeat")]
+    /// Batch policy.
+    #[arg(long, default_value = "downbeat", help = format!("Batch policy: {POLICIES}"))]
     pub policy: Policy,
     /// Simulated span of each probe in seconds; the workload's by default. Its first tenth warms up.
     #[arg(long)]

@@ -1,7 +1,7 @@
 //! The scheduler's process: one endpoint, one thread, one clock. Everything it decides is in [`Cluster`].
 #![allow(clippy::disallowed_methods, reason = "the scheduler's only place with a clock and a socket")]
 
-use std::{collections::BTreeMap, net::SocketAddr, str::FromStr};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use proto::{
     BackendId, FrontendId, Span, Timestamp,
@@ -119,7 +119,7 @@ impl Config {
             _ => Err(RunError::Network { key, found: us }),
         };
         Ok(ClusterConfig {
-            policy: Policy::from_str(&self.policy)?,
+            policy: Policy::of_cluster(&self.policy)?,
             budget: NetworkBudget {
                 ctrl: span("ctrl_us", self.network.ctrl_us)?,
                 data_per_task: span("data_us_per_request", self.network.data_us_per_request)?,

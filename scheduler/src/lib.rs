@@ -12,6 +12,7 @@
 pub mod cluster;
 pub mod drive;
 pub mod free_times;
+pub mod gpu_work;
 pub mod indexed_heap;
 pub mod mailbox;
 pub mod matchmaker;

@@ -1,6 +1,6 @@
 //! What ModelThreads and the RankThread tell each other, and the network budget that both plan with.
 
-use proto::{GpuId, ModelId, Span, Timestamp};
+use proto::{GpuId, LatencyProfile, ModelId, Span, Timestamp};
 
 /// What the network may cost. Both threads plan with `delay(b) = ctrl + data_per_task * b` between a grant and the
 /// start of its batch: the plan travels, then the backend reads `b` inputs (Symphony, Figure 18).
@@ -21,6 +21,12 @@ impl NetworkBudget {
     #[must_use]
     pub fn delay(&self, batch: usize) -> Span {
         self.ctrl + self.data_per_task * batch as i64
+    }
+
+    /// delay(b) + l(b) for b = 1, 2, ...: from a grant to the end of its batch, on an idle GPU.
+    #[must_use]
+    pub fn lead_times(&self, profile: &LatencyProfile) -> Vec<Span> {
+        (1..=profile.max_batch()).map(|batch| self.delay(batch) + profile.latency(batch)).collect()
     }
 }
 

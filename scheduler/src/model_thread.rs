@@ -122,6 +122,9 @@ impl<P> Model<P> {
 
 impl<P> ModelThread<P> {
     /// A shard without models.
+    ///
+    /// # Panics
+    /// Once a model comes, if the policy has no windows and so is a planner of its own ([`Policy::planner`]).
     #[must_use]
     pub fn new(budget: NetworkBudget, policy: Policy) -> Self {
         Self {
@@ -138,8 +141,7 @@ impl<P> ModelThread<P> {
     /// `grants_seen` goes on where it was for a model that comes back.
     pub fn handle_model(&mut self, now: Timestamp, id: ModelId, config: ModelConfig) {
         let budget = config.budget.unwrap_or(self.budget);
-        let lead_times =
-            (1..=config.profile.max_batch()).map(|batch| budget.delay(batch) + config.profile.latency(batch)).collect();
+        let lead_times = budget.lead_times(&config.profile);
         if self.models.len() <= id.0 as usize {
             self.models.resize_with(id.0 as usize + 1, || None);
         }

@@ -12,7 +12,12 @@ use thiserror::Error;
 
 use crate::{matchmaker::Matchmaker, messages::NetworkBudget, planner::Planner, task_queue::Queued};
 
+mod central;
+mod clockwork;
 mod downbeat;
+mod shepherd;
+#[cfg(test)]
+mod testing;
 
 /// What a policy sees of a model.
 #[derive(Debug)]
@@ -86,6 +91,10 @@ pub trait BatchPolicy: fmt::Debug + Send {
 pub enum Policy {
     /// Symphony: the window opens at the frontrun moment.
     Deferred,
+    /// Symphony, section 3.1: the window opens at the latest moment.
+    DeferredLatest,
+    /// Symphony, section 3.2: as deferred, but heads are given up early to keep the batch at a target size.
+    DeferredTarget,
     /// Ours: as deferred, but it gives heads up early and opens the window earlier (`policy/downbeat.rs`).
     Downbeat,
     /// The window is always open.
@@ -94,13 +103,21 @@ pub enum Policy {
     Timeout(Span),
     /// The same with a timeout that is this part, from 0 to 1, of the time that the task's client gave it.
     TimeoutPart(f64),
+    /// Clockwork (`policy/clockwork.rs`).
+    Clockwork,
+    /// Shepherd's Flex (`policy/shepherd.rs`).
+    Shepherd,
 }
+
+/// What a policy may be called, for errors and help.
+pub const POLICIES: &str = "downbeat, deferred, deferred:latest, deferred:target, eager, timeout:MS, timeout:P%, \
+                            clockwork or shepherd";
 
 /// Why a policy was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PolicyError {
     /// No such name.
-    #[error("unknown policy `{0}`; expected downbeat, deferred, eager or timeout:MS, such as timeout:5")]
+    #[error("unknown policy `{0}`; expected {POLICIES}")]
     Unknown(String),
     /// The time of `timeout:MS`.
     #[error(
@@ -108,24 +125,50 @@ pub enum PolicyError {
          found `{0}`"
     )]
     Timeout(String),
+    /// Not with real backends.
+    #[error(
+        "policy {0} kills running batches, which backends cannot do; it is for sim and bench goodput, expected another"
+    )]
+    Preempts(String),
 }
 
 impl Policy {
+    /// Reads the policy of a real cluster.
+    ///
+    /// # Errors
+    /// If there is no such policy, or backends cannot do what it asks of them.
+    pub fn of_cluster(text: &str) -> Result<Self, PolicyError> {
+        match text.parse()? {
+            Self::Shepherd => Err(PolicyError::Preempts(text.to_owned())),
+            policy => Ok(policy),
+        }
+    }
+
     /// All that turns tasks into batches under this policy.
     #[must_use]
     pub fn planner<P: Send + 'static>(self, budget: NetworkBudget) -> Box<dyn Planner<P>> {
-        Box::new(Matchmaker::new(budget, self))
+        match self {
+            Self::Clockwork => Box::new(central::Central::new(budget, clockwork::Clockwork)),
+            Self::Shepherd => Box::new(central::Central::new(budget, shepherd::Shepherd)),
+            _ => Box::new(Matchmaker::new(budget, self)),
+        }
     }
 
     /// The policy's state for one model.
+    ///
+    /// # Panics
+    /// If the policy has no windows, and so is a planner of its own.
     #[must_use]
     pub fn instantiate(self) -> Box<dyn BatchPolicy> {
         match self {
             Self::Deferred => Box::new(Deferred),
+            Self::DeferredLatest => Box::new(DeferredLatest),
+            Self::DeferredTarget => Box::new(DeferredTarget),
             Self::Downbeat => Box::<downbeat::Downbeat>::default(),
             Self::Eager => Box::new(Timeout { after: Span::ZERO, part: 0.0 }),
             Self::Timeout(after) => Box::new(Timeout { after, part: 0.0 }),
             Self::TimeoutPart(part) => Box::new(Timeout { after: Span::ZERO, part }),
+            Self::Clockwork | Self::Shepherd => unreachable!("{self} is a planner, not a choice of windows"),
         }
     }
 }
@@ -136,8 +179,12 @@ impl FromStr for Policy {
     fn from_str(text: &str) -> Result<Self, PolicyError> {
         match text.split_once(':') {
             None if text == "deferred" => Ok(Self::Deferred),
+            Some(("deferred", "latest")) => Ok(Self::DeferredLatest),
+            Some(("deferred", "target")) => Ok(Self::DeferredTarget),
             None if text == "downbeat" => Ok(Self::Downbeat),
             None if text == "eager" => Ok(Self::Eager),
+            None if text == "clockwork" => Ok(Self::Clockwork),
+            None if text == "shepherd" => Ok(Self::Shepherd),
             Some(("timeout", time)) => {
                 let within = |text: &str, max: f64| text.parse().ok().filter(|value| (0.0..=max).contains(value));
                 let timeout = match time.strip_suffix('%') {
@@ -155,10 +202,14 @@ impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Deferred => f.write_str("deferred"),
+            Self::DeferredLatest => f.write_str("deferred:latest"),
+            Self::DeferredTarget => f.write_str("deferred:target"),
             Self::Downbeat => f.write_str("downbeat"),
             Self::Eager => f.write_str("eager"),
             Self::Timeout(timeout) => write!(f, "timeout:{}", timeout.as_millis_f64()),
             Self::TimeoutPart(part) => write!(f, "timeout:{}%", 100.0 * part),
+            Self::Clockwork => f.write_str("clockwork"),
+            Self::Shepherd => f.write_str("shepherd"),
         }
     }
 }
@@ -171,6 +222,49 @@ impl BatchPolicy for Deferred {
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
         frontrun(view, batch)
     }
+}
+
+/// Symphony, section 3.1: at the latest moment, which leaves GPUs idle for longer.
+#[derive(Debug)]
+struct DeferredLatest;
+
+impl BatchPolicy for DeferredLatest {
+    fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
+        view.queue[batch.skip].deadline - view.profile.latency(batch.size) - view.jitter
+    }
+}
+
+/// Symphony, section 3.2: batches are gathered as in Nexus, which gives up heads that would keep a batch below its
+/// target: the largest batch that a GPU of its own can run, `2 l(b) <= SLO` (section 5.3).
+#[derive(Debug)]
+struct DeferredTarget;
+
+impl BatchPolicy for DeferredTarget {
+    fn gather(&self, view: &View<'_>) -> Gathered {
+        let Some(head) = view.queue.front() else { return longest_prefix(view) };
+        whole_batch(view, view.profile.largest_batch_within((head.deadline - head.queued_at) / 2))
+    }
+
+    fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
+        frontrun(view, batch)
+    }
+}
+
+/// The longest batch from the first head on from which on `target` tasks, or all, can be on time.
+fn whole_batch(view: &View<'_>, target: usize) -> Gathered {
+    let first = longest_prefix(view);
+    let waiting = view.queue.len();
+    let is_whole = |skip: usize| view.longest_batch(skip) >= target.min(waiting - skip);
+    if first.size == 0 || is_whole(first.skip) {
+        return first;
+    }
+    // Deadlines ascend, so once a head leaves enough room all later ones do; the last task alone always does.
+    let (mut short, mut whole) = (first.skip, waiting - 1);
+    while whole - short > 1 {
+        let middle = usize::midpoint(short, whole);
+        if is_whole(middle) { whole = middle } else { short = middle }
+    }
+    Gathered { skip: whole, size: view.longest_batch(whole) }
 }
 
 /// The longest run of tasks that can finish by the deadline of its first one, from the first task that even alone can.
@@ -220,7 +314,17 @@ mod tests {
 
     #[test]
     fn policies_read_as_they_are_written() {
-        for text in ["downbeat", "deferred", "eager", "timeout:2.5", "timeout:30%"] {
+        for text in [
+            "downbeat",
+            "deferred",
+            "deferred:latest",
+            "deferred:target",
+            "eager",
+            "timeout:2.5",
+            "timeout:30%",
+            "clockwork",
+            "shepherd",
+        ] {
             assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
         }
     }
@@ -228,10 +332,7 @@ mod tests {
     #[test]
     fn a_bad_policy_says_what_is_expected() {
         let error = |text: &str| text.parse::<Policy>().unwrap_err().to_string();
-        assert_eq!(
-            error("lazy"),
-            "unknown policy `lazy`; expected downbeat, deferred, eager or timeout:MS, such as timeout:5"
-        );
+        assert_eq!(error("lazy"), format!("unknown policy `lazy`; expected {POLICIES}"));
         for bad in ["x", "", "-1", "NaN", "inf", "101%", "%"] {
             let expected = format!(
                 "policy timeout:MS needs a number of milliseconds from 0 to 60000, or of per cent of the SLO as in \
@@ -239,6 +340,42 @@ mod tests {
             );
             assert_eq!(error(&format!("timeout:{bad}")), expected);
         }
+    }
+
+    #[test]
+    fn a_real_cluster_does_not_preempt() {
+        let expected = "policy shepherd kills running batches, which backends cannot do; it is for sim and bench goodput, \
+                        expected another";
+        assert_eq!(Policy::of_cluster("shepherd").unwrap_err().to_string(), expected);
+        assert_eq!(Policy::of_cluster("clockwork"), Ok(Policy::Clockwork));
+    }
+
+    /// l(b) = b + 5 and an SLO of 16.
+    #[test]
+    fn variants_of_deferred_differ_in_the_window_and_in_what_heads_cost() {
+        let profile = LatencyProfile::linear(1e-6, 5e-6, 64).unwrap();
+        let task = |id, queued_at| Queued {
+            id: proto::TaskId(id),
+            queued_at: Timestamp(queued_at),
+            deadline: Timestamp(queued_at + 16),
+        };
+        let queue: VecDeque<_> = [task(0, 0), task(1, 3), task(2, 6), task(3, 7)].into();
+        let lead_times = NetworkBudget::default().lead_times(&profile);
+        let gather = |policy: Policy, now, free_at| {
+            let (now, free_at) = (Timestamp(now), Timestamp(free_at));
+            let view =
+                View { now, free_at, queue: &queue, profile: &profile, lead_times: &lead_times, jitter: Span(0) };
+            let policy = policy.instantiate();
+            let batch = policy.gather(&view);
+            (batch.skip, batch.size, policy.opens_at(&view, batch).0)
+        };
+        assert_eq!(gather(Policy::Deferred, 7, 7), (0, 4, 6));
+        assert_eq!(gather(Policy::DeferredLatest, 7, 7), (0, 4, 7));
+        assert_eq!(gather(Policy::DeferredTarget, 7, 7), (0, 4, 6));
+        // From 9 on the first task allows two; a GPU of its own would run three, 2 l(3) = 16, and from the second head
+        // on there is time for all three that are left.
+        assert_eq!(gather(Policy::Deferred, 9, 9), (0, 2, 8));
+        assert_eq!(gather(Policy::DeferredTarget, 9, 9), (1, 3, 10));
     }
 
     #[test]

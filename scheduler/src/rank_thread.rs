@@ -19,6 +19,7 @@ use proto::{GpuId, ModelId, Span, Timestamp};
 
 use crate::{
     free_times::FreeTimes,
+    gpu_work::GpuWork,
     indexed_heap::IndexedHeap,
     messages::{Candidate, GpuUpdate, Grant, NetworkBudget},
 };
@@ -61,29 +62,15 @@ struct Gpu {
     sub_cluster: u32,
     /// Its place in the sub-cluster's free times.
     position: usize,
-    /// When the last reported batch ended.
-    idle_since: Timestamp,
     is_granted: bool,
-    unreported: VecDeque<Planned>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Planned {
-    exec_at: Timestamp,
-    execution: Span,
+    work: GpuWork,
 }
 
 impl Gpu {
-    /// Each plan starts when its time has come and the one before it has ended.
-    fn free_at(&self) -> Timestamp {
-        let run = |free_at: Timestamp, plan: &Planned| free_at.max(plan.exec_at) + plan.execution;
-        self.unreported.iter().fold(self.idle_since, run)
-    }
-
     /// When it can be granted for: `NEVER` while it cannot.
     fn available_at(&self) -> Timestamp {
-        let is_blocked = self.is_granted || self.unreported.len() >= UNREPORTED_PLANS_MAX;
-        if is_blocked { Timestamp::NEVER } else { self.free_at() }
+        let is_blocked = self.is_granted || self.work.len() >= UNREPORTED_PLANS_MAX;
+        if is_blocked { Timestamp::NEVER } else { self.work.free_at() }
     }
 }
 
@@ -130,10 +117,7 @@ impl RankThread {
         let sub_cluster = self.sub_cluster_of(models);
         let members = &mut self.sub_clusters[sub_cluster as usize].as_mut().expect("just looked up").gpus;
         members.insert(members.partition_point(|&member| member < gpu), gpu);
-        self.gpus.insert(
-            gpu,
-            Gpu { sub_cluster, position: 0, idle_since: now, is_granted: false, unreported: VecDeque::new() },
-        );
+        self.gpus.insert(gpu, Gpu { sub_cluster, position: 0, is_granted: false, work: GpuWork::new(now) });
         self.rebuild_free_times(sub_cluster);
     }
 
@@ -179,14 +163,10 @@ impl RankThread {
         match update {
             GpuUpdate::Planned { exec_at, free_at } => {
                 gpu.is_granted = false;
-                gpu.unreported.push_back(Planned { exec_at, execution: free_at - exec_at });
+                gpu.work.push(exec_at, free_at - exec_at);
             }
             GpuUpdate::Returned => gpu.is_granted = false,
-            GpuUpdate::Finished { finished_at } => {
-                if gpu.unreported.pop_front().is_some() {
-                    gpu.idle_since = finished_at;
-                }
-            }
+            GpuUpdate::Finished { finished_at } => gpu.work.handle_finished(finished_at),
         }
         let (sub_cluster, position, available_at) = (gpu.sub_cluster, gpu.position, gpu.available_at());
         self.set_available(sub_cluster, position, available_at);
@@ -261,7 +241,7 @@ impl RankThread {
         model.candidate = None;
         model.grants = model.grants.wrapping_add(1);
         let gpu = self.gpus.get_mut(&gpu_id).expect("sub-clusters hold GPUs that are here");
-        self.grants.push_back(Grant { model: id, gpu: gpu_id, free_at: gpu.free_at() });
+        self.grants.push_back(Grant { model: id, gpu: gpu_id, free_at: gpu.work.free_at() });
         gpu.is_granted = true;
         let (sub_cluster, position) = (gpu.sub_cluster, gpu.position);
         self.set_available(sub_cluster, position, Timestamp::NEVER);

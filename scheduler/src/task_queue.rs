@@ -4,7 +4,7 @@
 //! put in its place by a binary search. What policies look at (deadline, arrival) and what only rides along (payload)
 //! stand in two rings, so that a policy's scan stays within few cache lines and knows nothing of the payload's type.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 use proto::{ids::TaskId, time::Timestamp};
 
@@ -58,6 +58,15 @@ impl<P> TaskQueue<P> {
         Some((self.keys.pop_front()?, self.payloads.pop_front()?))
     }
 
+    /// Takes a run of tasks out.
+    ///
+    /// # Panics
+    /// If the queue is shorter.
+    pub fn take(&mut self, tasks: Range<usize>) -> Vec<(Queued, P)> {
+        let keys = self.keys.drain(tasks.clone());
+        keys.zip(self.payloads.drain(tasks)).collect()
+    }
+
     /// Takes the task named `id` out. A scan: hang-ups are rare, an index would cost every task.
     pub fn remove(&mut self, id: TaskId) -> Option<(Queued, P)> {
         let position = self.keys.iter().position(|key| key.id == id)?;
@@ -89,6 +98,7 @@ mod tests {
     enum Step {
         Push(i64),
         Pop,
+        Take(usize, usize),
         Remove(u64),
         KeepEvery(u64),
     }
@@ -97,6 +107,7 @@ mod tests {
         prop_oneof![
             4 => (0i64..20).prop_map(Step::Push),
             2 => Just(Step::Pop),
+            1 => (0usize..6, 0usize..6).prop_map(|(skip, size)| Step::Take(skip, size)),
             1 => (0u64..60).prop_map(Step::Remove),
             1 => (2u64..5).prop_map(Step::KeepEvery),
         ]
@@ -126,6 +137,11 @@ mod tests {
                     Step::Pop => {
                         let first = (!oracle.is_empty()).then(|| oracle.remove(0));
                         prop_assert_eq!(queue.pop(), first);
+                    }
+                    Step::Take(skip, size) => {
+                        let skip = skip.min(oracle.len());
+                        let tasks = skip..(skip + size).min(oracle.len());
+                        prop_assert_eq!(queue.take(tasks.clone()), oracle.drain(tasks).collect::<Vec<_>>());
                     }
                     Step::Remove(id) => {
                         let position = oracle.iter().position(|(key, _)| key.id == TaskId(id));

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressStyle};
-use scheduler::Policy;
+use scheduler::{Policy, policy::POLICIES};
 use thiserror::Error;
 
 use crate::{
@@ -20,8 +20,8 @@ pub struct Args {
     /// Workload file (TOML).
     #[arg(long)]
     pub workload: PathBuf,
-    /// Batch policy: downbeat, deferred, eager or timeout:MS.
-    #[arg(long, default_value = "downbeat")]
+    /// Batch policy.
+    #[arg(long, default_value = "downbeat", help = format!("Batch policy: {POLICIES}"))]
     pub policy: Policy,
     /// Aggregate request rate per second.
     #[arg(long)]

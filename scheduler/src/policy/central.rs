@@ -1,0 +1,297 @@
+//! Steps 4 to 6 for policies that look at all queues whenever a GPU can take work: Clockwork and Shepherd.
+//!
+//! Each model has one queue. A GPU is offered a batch of every model that waits, and the [`Rule`] says which comes
+//! first. A waiting task leaves in a batch, or when even alone it would be late on an idle GPU. Nothing is held back:
+//! work waits only for GPUs, so the cost of a decision is O(M log Q) for M models that wait, and few do.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt,
+    ops::Bound,
+};
+
+use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_to_frontend::DropReason};
+
+use super::{Gathered, View};
+use crate::{
+    gpu_work::GpuWork,
+    indexed_heap::IndexedHeap,
+    messages::NetworkBudget,
+    model_thread::{Batch, ModelConfig, Task},
+    planner::{Planner, PlannerOutput},
+    task_queue::{Queued, TaskQueue},
+};
+
+/// Batches of one GPU that its backend has not reported on. A rule gives work ahead of time in small amounts; this
+/// bounds what goes to a backend that does not report.
+const UNREPORTED_PLANS_MAX: usize = 16;
+
+/// What distinguishes the policies.
+pub(super) trait Rule: fmt::Debug + Send {
+    /// A GPU is given work when it will be free so soon.
+    fn ahead(&self) -> Span;
+
+    /// A model's batch for a GPU, of 0 tasks if none could be on time. Heads that it skips go on waiting.
+    fn gather(&self, view: &View<'_>) -> Gathered;
+
+    /// Of the models' batches, the one with the smallest rank goes first.
+    fn rank(&self, view: &View<'_>, batch: Gathered) -> i64;
+
+    /// A running batch is killed for one that is so many times as large, if ever.
+    fn preemption_factor(&self) -> Option<usize> {
+        None
+    }
+}
+
+/// A planner with a queue for each model.
+#[derive(Debug)]
+pub(super) struct Central<P, R> {
+    rule: R,
+    budget: NetworkBudget,
+    /// By model id.
+    models: Vec<Option<Model<P>>>,
+    /// Models whose queue is not empty.
+    waiting: BTreeSet<ModelId>,
+    /// By model id: when its head can no longer be met.
+    expiries: IndexedHeap,
+    gpus: BTreeMap<GpuId, Gpu>,
+    /// All GPUs by when they are free.
+    by_free_at: BTreeSet<(Timestamp, GpuId)>,
+    /// GPUs with one unreported batch, by its size.
+    by_size: BTreeSet<(usize, GpuId)>,
+    decided_at: Timestamp,
+    outputs: VecDeque<PlannerOutput<P>>,
+}
+
+#[derive(Debug)]
+struct Model<P> {
+    profile: LatencyProfile,
+    /// `lead_times[b - 1]` is delay(b) + l(b).
+    lead_times: Vec<Span>,
+    queue: TaskQueue<P>,
+}
+
+impl<P> Model<P> {
+    fn view(&self, now: Timestamp, free_at: Timestamp) -> View<'_> {
+        let Self { profile, lead_times, queue } = self;
+        View { now, free_at, queue: queue.keys(), profile, lead_times, jitter: Span::ZERO }
+    }
+}
+
+#[derive(Debug)]
+struct Gpu {
+    models: BTreeSet<ModelId>,
+    work: GpuWork,
+    /// Of the newest batch.
+    size: usize,
+}
+
+impl<P, R: Rule> Central<P, R> {
+    pub(super) fn new(budget: NetworkBudget, rule: R) -> Self {
+        Self {
+            rule,
+            budget,
+            models: Vec::new(),
+            waiting: BTreeSet::new(),
+            expiries: IndexedHeap::default(),
+            gpus: BTreeMap::new(),
+            by_free_at: BTreeSet::new(),
+            by_size: BTreeSet::new(),
+            decided_at: Timestamp::PAST,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    fn model(&mut self, id: ModelId) -> Option<&mut Model<P>> {
+        self.models.get_mut(id.0 as usize).and_then(Option::as_mut)
+    }
+
+    fn drop_task(&mut self, model: ModelId, (key, payload): (Queued, P), reason: DropReason) {
+        let task = Task { id: key.id, deadline: key.deadline, payload };
+        self.outputs.push_back(PlannerOutput::Dropped { model, task, reason });
+    }
+
+    /// The model's queue changed.
+    fn on_queue_changed(&mut self, id: ModelId) {
+        let model = self.models[id.0 as usize].as_ref().expect("callers hold a model");
+        match model.queue.keys().front() {
+            Some(head) => {
+                self.expiries.set(id.0, head.deadline - model.lead_times[0] + Span(1));
+                self.waiting.insert(id);
+            }
+            None => {
+                self.expiries.remove(id.0);
+                self.waiting.remove(&id);
+            }
+        }
+    }
+
+    fn change_gpu(&mut self, id: GpuId, change: impl FnOnce(&mut Gpu)) {
+        let Some(gpu) = self.gpus.get_mut(&id) else { return };
+        self.by_free_at.remove(&(gpu.work.free_at(), id));
+        self.by_size.remove(&(gpu.size, id));
+        change(gpu);
+        self.by_free_at.insert((gpu.work.free_at(), id));
+        if gpu.work.len() == 1 {
+            self.by_size.insert((gpu.size, id));
+        }
+    }
+
+    fn expire(&mut self, now: Timestamp) {
+        while let Some((at, id)) = self.expiries.peek()
+            && at <= now
+        {
+            let id = ModelId(id);
+            let task = self.model(id).and_then(|model| model.queue.pop()).expect("only queues with a head expire");
+            self.drop_task(id, task, DropReason::Deadline);
+            self.on_queue_changed(id);
+        }
+    }
+
+    /// The best batch for a GPU that is free at `free_at`.
+    fn choose(&self, now: Timestamp, gpu: &Gpu, free_at: Timestamp) -> Option<(ModelId, Gathered)> {
+        let offer = |&id: &ModelId| {
+            let view = self.models[id.0 as usize].as_ref().expect("it waits").view(now, free_at);
+            let batch = self.rule.gather(&view);
+            (batch.size > 0).then(|| (self.rule.rank(&view, batch), id, batch))
+        };
+        let hosted = self.waiting.iter().filter(|id| gpu.models.contains(id));
+        hosted.filter_map(offer).min_by_key(|&(rank, id, _)| (rank, id)).map(|(_, id, batch)| (id, batch))
+    }
+
+    /// Gives work to the GPU that frees first of those that can take some; false if none can.
+    fn give_work(&mut self, now: Timestamp) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
+        let soon = self.by_free_at.range(..=(now + self.rule.ahead(), GpuId(u32::MAX)));
+        let found =
+            soon.filter(|(_, id)| self.gpus[id].work.len() < UNREPORTED_PLANS_MAX).find_map(|&(free_at, id)| {
+                self.choose(now, &self.gpus[&id], free_at).map(|(model, batch)| (id, free_at, model, batch))
+            });
+        let Some((gpu, free_at, model, batch)) = found else { return false };
+        self.plan(now, gpu, free_at, model, batch);
+        true
+    }
+
+    /// Kills the smallest running batch that a large enough one would replace; false if there is none.
+    fn preempt(&mut self, now: Timestamp) -> bool {
+        let Some(factor) = self.rule.preemption_factor() else { return false };
+        if self.waiting.is_empty() {
+            return false;
+        }
+        let found = self.by_size.iter().find_map(|&(size, id)| {
+            let gpu = &self.gpus[&id];
+            let (model, batch) = self.choose(now, gpu, now).filter(|_| gpu.work.free_at() > now)?;
+            (batch.size >= factor * size).then_some((id, model, batch))
+        });
+        let Some((id, model, batch)) = found else { return false };
+        self.change_gpu(id, |gpu| gpu.work.handle_preempted(now));
+        self.outputs.push_back(PlannerOutput::Preempt(id));
+        self.plan(now, id, now, model, batch);
+        true
+    }
+
+    fn plan(&mut self, now: Timestamp, gpu: GpuId, free_at: Timestamp, id: ModelId, batch: Gathered) {
+        let model = self.models[id.0 as usize].as_mut().expect("callers chose it");
+        let exec_at = model.view(now, free_at).earliest_start(batch.size);
+        let execution = model.profile.latency(batch.size);
+        let tasks = model.queue.take(batch.skip..batch.skip + batch.size);
+        // Clockwork, section 4.4: what cannot start in time is rejected rather than late.
+        let latest = tasks[0].0.deadline - execution;
+        self.outputs.push_back(PlannerOutput::Batch(Batch { model: id, gpu, exec_at, latest, tasks }));
+        self.on_queue_changed(id);
+        self.change_gpu(gpu, |gpu| {
+            gpu.work.push(exec_at, execution);
+            gpu.size = batch.size;
+        });
+    }
+}
+
+impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
+    fn handle_model(&mut self, _now: Timestamp, id: ModelId, config: ModelConfig) {
+        let budget = config.budget.unwrap_or(self.budget);
+        let lead_times = budget.lead_times(&config.profile);
+        if self.models.len() <= id.0 as usize {
+            self.models.resize_with(id.0 as usize + 1, || None);
+        }
+        let queue = match self.models[id.0 as usize].take() {
+            Some(model) => model.queue,
+            None => TaskQueue::new(config.queue_max),
+        };
+        self.models[id.0 as usize] = Some(Model { profile: config.profile, lead_times, queue });
+        self.on_queue_changed(id);
+    }
+
+    fn handle_unhosted(&mut self, _now: Timestamp, id: ModelId) {
+        while let Some(task) = self.model(id).and_then(|model| model.queue.pop()) {
+            self.drop_task(id, task, DropReason::NoBackend);
+            self.on_queue_changed(id);
+        }
+    }
+
+    fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
+        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now };
+        let Some(model) = self.model(id) else {
+            return self.drop_task(id, (key, task.payload), DropReason::NoBackend);
+        };
+        match model.queue.push(key, task.payload) {
+            Ok(()) => self.on_queue_changed(id),
+            Err(payload) => self.drop_task(id, (key, payload), DropReason::QueueFull),
+        }
+    }
+
+    fn handle_cancel(&mut self, _now: Timestamp, id: ModelId, task: TaskId) {
+        if let Some(task) = self.model(id).and_then(|model| model.queue.remove(task)) {
+            self.drop_task(id, task, DropReason::Cancelled);
+            self.on_queue_changed(id);
+        }
+    }
+
+    fn handle_owner_left(&mut self, _now: Timestamp, is_owned: &dyn Fn(TaskId) -> bool) {
+        for id in self.waiting.clone() {
+            self.model(id).expect("it waits").queue.retain(|key| !is_owned(key.id));
+            self.on_queue_changed(id);
+        }
+    }
+
+    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>) {
+        let member = Gpu { models: models.into_iter().collect(), work: GpuWork::new(free_at), size: 0 };
+        assert!(self.gpus.insert(gpu, member).is_none(), "{gpu:?} joined twice");
+        self.by_free_at.insert((free_at, gpu));
+    }
+
+    fn handle_gpu_left(&mut self, _now: Timestamp, id: GpuId) {
+        if let Some(gpu) = self.gpus.remove(&id) {
+            self.by_free_at.remove(&(gpu.work.free_at(), id));
+            self.by_size.remove(&(gpu.size, id));
+        }
+    }
+
+    fn handle_finished(&mut self, gpu: GpuId, finished_at: Timestamp) {
+        self.change_gpu(gpu, |gpu| gpu.work.handle_finished(finished_at));
+    }
+
+    fn handle_timeout(&mut self, now: Timestamp) {
+        self.decided_at = now;
+        self.expire(now);
+        while self.give_work(now) || self.preempt(now) {}
+    }
+
+    /// GPUs that could take work at the last decision were offered all there is.
+    fn poll_timeout(&self) -> Option<Timestamp> {
+        let ahead = self.rule.ahead();
+        let offered = Bound::Excluded((self.decided_at + ahead, GpuId(u32::MAX)));
+        let frees = self.by_free_at.range((offered, Bound::Unbounded)).next().filter(|_| !self.waiting.is_empty());
+        let expires = self.expiries.peek().map(|(at, _)| at);
+        frees.map(|&(free_at, _)| free_at - ahead).into_iter().chain(expires).min()
+    }
+
+    fn poll_output(&mut self) -> Option<PlannerOutput<P>> {
+        self.outputs.pop_front()
+    }
+
+    fn queue_length(&self, id: ModelId) -> usize {
+        self.models.get(id.0 as usize).and_then(Option::as_ref).map_or(0, |model| model.queue.keys().len())
+    }
+}

@@ -1,0 +1,67 @@
+//! A planner under test: times are milliseconds, outputs are text. All models have l(b) = b + 5 ms and up to 64 tasks in
+//! a batch, all GPUs host all models, the network costs nothing.
+
+use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
+
+use super::Policy;
+use crate::{
+    messages::NetworkBudget,
+    model_thread::{ModelConfig, Task},
+    planner::{Planner, PlannerOutput},
+};
+
+pub struct Bench {
+    pub planner: Box<dyn Planner<()>>,
+    tasks: u64,
+}
+
+fn at(ms: f64) -> Timestamp {
+    Timestamp::ZERO + Span::from_millis_f64(ms)
+}
+
+impl Bench {
+    pub fn new(policy: Policy, gpus: u32, models: u32) -> Self {
+        let mut planner = policy.planner(NetworkBudget::default());
+        for id in (0..models).map(ModelId) {
+            let profile = LatencyProfile::linear(1.0, 5.0, 64).unwrap();
+            planner.handle_model(at(0.0), id, ModelConfig { profile, queue_max: 1000, budget: None });
+        }
+        for gpu in (0..gpus).map(GpuId) {
+            planner.handle_gpu_joined(at(0.0), gpu, (0..models).map(ModelId).collect());
+        }
+        Self { planner, tasks: 0 }
+    }
+
+    /// Tasks are numbered from 0.
+    pub fn submit(&mut self, now: f64, model: u32, deadline: f64) {
+        self.submit_again(now, model, self.tasks, deadline);
+        self.tasks += 1;
+    }
+
+    pub fn submit_again(&mut self, now: f64, model: u32, task: u64, deadline: f64) {
+        let task = Task { id: TaskId(task), deadline: at(deadline), payload: () };
+        self.planner.handle_submit(at(now), ModelId(model), task);
+    }
+
+    pub fn finished(&mut self, gpu: u32, finished_at: f64) {
+        self.planner.handle_finished(GpuId(gpu), at(finished_at));
+    }
+
+    pub fn timeout(&self) -> Option<f64> {
+        self.planner.poll_timeout().map(|at| (at - Timestamp::ZERO).as_millis_f64())
+    }
+
+    pub fn decide(&mut self, now: f64) -> Vec<String> {
+        self.planner.handle_timeout(at(now));
+        let text = |output| match output {
+            PlannerOutput::Batch(batch) => {
+                let tasks: Vec<_> = batch.tasks.iter().map(|(key, ())| key.id.0).collect();
+                let exec_at = (batch.exec_at - Timestamp::ZERO).as_millis_f64();
+                format!("model {} on GPU {} at {exec_at}: {tasks:?}", batch.model.0, batch.gpu.0)
+            }
+            PlannerOutput::Preempt(gpu) => format!("preempt GPU {}", gpu.0),
+            PlannerOutput::Dropped { task, reason, .. } => format!("dropped [{}]: {reason:?}", task.id.0),
+        };
+        std::iter::from_fn(|| self.planner.poll_output()).map(text).collect()
+    }
+}
