@@ -72,17 +72,28 @@ pub struct Completion {
     pub solicited: bool,
 }
 
+/// Which completions a waiting user wants to hear of (IBTA 11.4.2.2, request completion notification).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notify {
+    /// The next one.
+    Next,
+    /// The next receive that the peer has marked as solicited, or the next failure.
+    Solicited,
+}
+
 /// Completions that were not polled yet. Room is reserved when a request is posted, so it cannot overrun.
 pub(crate) struct CompletionQueue {
     ready: VecDeque<Completion>,
     /// Requests posted and neither polled nor dropped.
     reserved: usize,
     limit: usize,
+    armed: Option<Notify>,
+    notified: bool,
 }
 
 impl CompletionQueue {
     pub(crate) const fn new(limit: usize) -> Self {
-        Self { ready: VecDeque::new(), reserved: 0, limit }
+        Self { ready: VecDeque::new(), reserved: 0, limit, armed: None, notified: false }
     }
 
     pub(crate) const fn limit(&self) -> usize {
@@ -104,7 +115,27 @@ impl CompletionQueue {
     /// Takes the room that the request has reserved.
     pub(crate) fn push(&mut self, completion: Completion) {
         assert!(self.ready.len() < self.reserved, "every completion has its reservation");
+        let wanted = match self.armed {
+            Some(Notify::Next) => true,
+            Some(Notify::Solicited) => completion.solicited || completion.status != Status::Success,
+            None => false,
+        };
+        if wanted {
+            (self.armed, self.notified) = (None, true);
+        }
         self.ready.push_back(completion);
+    }
+
+    /// Asks for one notification, of a completion that is yet to come. The wider of two wishes counts.
+    pub(crate) fn arm(&mut self, notify: Notify) {
+        if self.armed != Some(Notify::Next) {
+            self.armed = Some(notify);
+        }
+    }
+
+    /// Whether a completion came that was asked for; told once.
+    pub(crate) const fn take_notification(&mut self) -> bool {
+        std::mem::replace(&mut self.notified, false)
     }
 
     pub(crate) fn pop(&mut self) -> Option<Completion> {

@@ -2,10 +2,17 @@
 
 use std::net::SocketAddr;
 
+use thiserror::Error;
+
 use crate::{
     memory::{Access, ProtectionDomain},
+    requester::QUEUED_PSNS_MAX,
+    shared_receives::SharedReceivesNumber,
     wire::{Psn, QueuePairNumber},
 };
+
+pub(crate) const DEPTH_MAX: u64 = 65_536;
+const PSN_WINDOW_MAX: u64 = QUEUED_PSNS_MAX as u64;
 
 /// Payload bytes per packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,8 +84,10 @@ pub struct QueuePairConfig {
     pub protection_domain: ProtectionDomain,
     /// Send work requests outstanding.
     pub send_depth: usize,
-    /// Receive work requests outstanding.
+    /// Receive work requests outstanding, unless they are shared.
     pub recv_depth: usize,
+    /// Takes receives from there instead of from a queue of its own.
+    pub shared_receives: Option<SharedReceivesNumber>,
     /// READs and atomics that we keep outstanding; at most the peer's `max_dest_rd_atomic`.
     pub max_rd_atomic: usize,
     /// READs and atomics that the peer may keep outstanding.
@@ -107,6 +116,7 @@ impl Default for QueuePairConfig {
             protection_domain: ProtectionDomain(0),
             send_depth: 256,
             recv_depth: 256,
+            shared_receives: None,
             max_rd_atomic: 16,
             max_dest_rd_atomic: 16,
             retry_count: 7,
@@ -150,7 +160,6 @@ pub struct Peer {
 }
 
 /// Where a queue pair stands in its life (IBTA 10.3.1). RESET and INIT are one here: a queue pair is created in INIT.
-/// SQD and SQE are absent: nothing needs to drain a send queue, and RC has no SQE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueuePairState {
     /// Takes receives; ignores packets.
@@ -159,6 +168,82 @@ pub enum QueuePairState {
     ReadyToReceive,
     /// Works.
     ReadyToSend,
+    /// SQD: finishes the sends that it has begun and holds back the others; answers the peer.
+    SendQueueDrain,
+    /// SQE, of datagrams: a send has failed, all others are flushed; receives go on.
+    SendQueueError,
     /// Failed, or stopped by its owner: flushes everything.
     Error,
+}
+
+/// Why no queue pair or shared receive queue was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum CreateError {
+    /// The table is full.
+    #[error("queue_pairs_max: all {0} queue pairs are in use; destroy one or raise the limit")]
+    Full(usize),
+    /// The table of shared receive queues is full.
+    #[error("all {0} shared receive queues are in use; destroy one")]
+    SharedReceivesFull(usize),
+    /// The shared receive queue does not exist.
+    #[error("shared_receives: the endpoint has no shared receive queue {}", .0.0)]
+    UnknownSharedReceives(SharedReceivesNumber),
+    /// A setting out of range.
+    #[error("{key}: found {found}, expected {expected}")]
+    Config {
+        /// The field of the configuration.
+        key: &'static str,
+        /// Its value.
+        found: u64,
+        /// The range.
+        expected: &'static str,
+    },
+}
+
+/// Why a queue pair was not moved to another state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ModifyError {
+    /// No such queue pair.
+    #[error("the endpoint has no such queue pair")]
+    UnknownQueuePair,
+    /// The transition does not exist.
+    #[error("the queue pair is in state {from:?}: it cannot go to {to:?} from there")]
+    Transition {
+        /// Where it is.
+        from: QueuePairState,
+        /// Where it was to go.
+        to: QueuePairState,
+    },
+    /// Our socket cannot reach that family.
+    #[error("peer address {0}: it must be of the same family as our own")]
+    AddressFamily(SocketAddr),
+    /// More than 24 bits, or a reserved number.
+    #[error("peer queue pair {0:#x}: expected 2 ..= 0xfffffe")]
+    PeerNumber(u32),
+}
+
+impl QueuePairConfig {
+    pub(crate) fn check(&self) -> Result<(), CreateError> {
+        let checks = [
+            ("send_depth", self.send_depth as u64, 1, DEPTH_MAX, "1 ..= 65536"),
+            ("recv_depth", self.recv_depth as u64, 0, DEPTH_MAX, "0 ..= 65536"),
+            ("max_rd_atomic", self.max_rd_atomic as u64, 0, 255, "0 ..= 255"),
+            ("max_dest_rd_atomic", self.max_dest_rd_atomic as u64, 0, 255, "0 ..= 255"),
+            ("retry_count", self.retry_count.into(), 0, 7, "0 ..= 7"),
+            ("rnr_retry", self.rnr_retry.into(), 0, 7, "0 ..= 7"),
+            ("ack_timeout", self.ack_timeout.into(), 0, 31, "0 ..= 31"),
+            ("min_rnr_timer", self.min_rnr_timer.into(), 0, 31, "0 ..= 31"),
+            ("request_window_packets", self.request_window_packets.into(), 1, PSN_WINDOW_MAX, "1 ..= 4194304"),
+            ("read_chunk_bytes", self.read_chunk_bytes.into(), 1, u64::from(u32::MAX), "at least 1"),
+        ];
+        in_range(&checks)
+    }
+}
+
+/// Key, value, least, most, and both in words.
+pub(crate) type Limit = (&'static str, u64, u64, u64, &'static str);
+
+pub(crate) fn in_range(limits: &[Limit]) -> Result<(), CreateError> {
+    let wrong = limits.iter().find(|(_, found, min, max, _)| !(min..=max).contains(&found));
+    wrong.map_or(Ok(()), |&(key, found, _, _, expected)| Err(CreateError::Config { key, found, expected }))
 }

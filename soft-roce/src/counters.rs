@@ -8,8 +8,10 @@ pub struct Counters {
     pub packets_received: u64,
     /// Packets written.
     pub packets_sent: u64,
-    /// Dropped: too short, too long, or not a whole packet of a known opcode.
+    /// Dropped: too short, too long, or not a whole packet.
     pub dropped_malformed: u64,
+    /// Dropped: an opcode that we do not speak (UC, RD, XRC, congestion notifications, reserved values).
+    pub dropped_unsupported: u64,
     /// Dropped: for no queue pair of ours, or one that is not ready.
     pub dropped_no_queue_pair: u64,
     /// Dropped: from another address than the queue pair's peer, or with another partition key.
@@ -18,6 +20,8 @@ pub struct Counters {
     pub dropped_icrc: u64,
     /// Dropped: an acknowledgement or response for nothing that is outstanding.
     pub dropped_ghost: u64,
+    /// Asynchronous events that nobody polled in time.
+    pub events_lost: u64,
     /// Requests that arrived again.
     pub duplicate_requests: u64,
     /// Gaps in the request sequence that we reported (NAK 0x60).

@@ -11,18 +11,18 @@ use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
 };
-use thiserror::Error;
 
 use crate::{
-    completion::{Completion, CompletionQueue},
-    config::{EndpointConfig, Peer, QueuePairConfig, QueuePairState},
+    completion::{Completion, CompletionQueue, Notify},
+    config::{CreateError, DEPTH_MAX, EndpointConfig, ModifyError, Peer, QueuePairConfig, QueuePairState, in_range},
     counters::Counters,
+    events::{AsyncEvent, EventQueue},
     memory::{Memory, RegionConfig, RegionHandle, RegisterError},
     queue_pair::{Context, QueuePair},
     region::RegionTable,
-    requester::QUEUED_PSNS_MAX,
+    shared_receives::{SHARED_RECEIVES_MAX, SharedReceivesConfig, SharedReceivesNumber, SharedReceivesTable},
     time::Timestamp,
-    wire::{PACKET_BYTES_MAX, Packet, Psn, QueuePairNumber, TransportService, icrc},
+    wire::{Malformed, PACKET_BYTES_MAX, Packet, Psn, QueuePairNumber, TransportService, icrc},
     work_request::{Operation, PostError, RecvRequest, SendRequest},
 };
 
@@ -31,8 +31,6 @@ const NUMBER_BITS: u32 = 16;
 const NUMBER_MASK: u32 = (1 << NUMBER_BITS) - 1;
 /// Half of all numbers, so that a free one is found soon.
 const QUEUE_PAIRS_MAX: usize = 1 << (NUMBER_BITS - 1);
-const DEPTH_MAX: u64 = 65_536;
-const PSN_WINDOW_MAX: u64 = QUEUED_PSNS_MAX as u64;
 
 /// A datagram, or a run of equally long datagrams (the last may be shorter) that one `UDP_SEGMENT` send can carry.
 ///
@@ -50,41 +48,6 @@ pub struct Transmit {
     pub segments: usize,
 }
 
-/// Why no queue pair was created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum CreateError {
-    /// The table is full.
-    #[error("queue_pairs_max: all {0} queue pairs are in use; destroy one or raise the limit")]
-    Full(usize),
-    /// A setting out of range.
-    #[error("{key}: found {found}, expected {expected}")]
-    Config {
-        /// The field of `QueuePairConfig`.
-        key: &'static str,
-        /// Its value.
-        found: u64,
-        /// The range.
-        expected: &'static str,
-    },
-}
-
-/// Why a queue pair was not connected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum ConnectError {
-    /// No such queue pair.
-    #[error("the endpoint has no such queue pair")]
-    UnknownQueuePair,
-    /// The transition does not exist.
-    #[error("the queue pair is in state {0:?}: this step is not allowed there")]
-    State(QueuePairState),
-    /// Our socket cannot reach that family.
-    #[error("peer address {0}: it must be of the same family as our own")]
-    AddressFamily(SocketAddr),
-    /// More than 24 bits, or a reserved number.
-    #[error("peer queue pair {0:#x}: expected 2 ..= 0xfffffe")]
-    PeerNumber(u32),
-}
-
 /// One UDP address. No IO, no clock.
 pub struct Endpoint {
     config: EndpointConfig,
@@ -97,6 +60,8 @@ pub struct Endpoint {
     line: VecDeque<QueuePairNumber>,
     completions: CompletionQueue,
     counters: Counters,
+    shared_receives: SharedReceivesTable,
+    events: EventQueue,
     /// No timer is due before. Timers mostly move back, so this lags behind and is put right when it is reached.
     timeout: Option<Timestamp>,
 }
@@ -110,6 +75,8 @@ macro_rules! with_queue_pair {
                 regions: &mut $self.regions,
                 completions: &mut $self.completions,
                 counters: &mut $self.counters,
+                shared_receives: &mut $self.shared_receives,
+                events: &mut $self.events,
             };
             (queue_pair, context)
         })
@@ -130,6 +97,8 @@ impl Endpoint {
             line: VecDeque::new(),
             completions: CompletionQueue::new(config.completions_max),
             counters: Counters::default(),
+            shared_receives: SharedReceivesTable::default(),
+            events: EventQueue::default(),
             timeout: None,
         }
     }
@@ -161,11 +130,19 @@ impl Endpoint {
     /// # Errors
     /// See [`CreateError`].
     pub fn create_queue_pair(&mut self, config: QueuePairConfig) -> Result<QueuePairNumber, CreateError> {
-        check_config(&config)?;
+        config.check()?;
         let limit = self.config.queue_pairs_max.min(QUEUE_PAIRS_MAX);
         if self.queue_pairs.len() >= limit {
             return Err(CreateError::Full(limit));
         }
+        let receive_domain = match config.shared_receives {
+            Some(shared) => {
+                let queue = self.shared_receives.find(shared).ok_or(CreateError::UnknownSharedReceives(shared))?;
+                queue.users += 1;
+                queue.config.protection_domain
+            }
+            None => config.protection_domain,
+        };
         let number = loop {
             let number = QueuePairNumber(u32::from(self.config.queue_pair_prefix) << NUMBER_BITS | self.next_number);
             self.next_number = (self.next_number + 1) & NUMBER_MASK;
@@ -175,15 +152,15 @@ impl Endpoint {
                 break number;
             }
         };
-        self.queue_pairs.insert(number, QueuePair::new(number, config));
+        self.queue_pairs.insert(number, QueuePair::new(number, config, receive_domain));
         Ok(number)
     }
 
     /// INIT to RTR to RTS.
     ///
     /// # Errors
-    /// See [`ConnectError`].
-    pub fn connect_queue_pair(&mut self, qpn: QueuePairNumber, peer: Peer) -> Result<(), ConnectError> {
+    /// See [`ModifyError`].
+    pub fn connect_queue_pair(&mut self, qpn: QueuePairNumber, peer: Peer) -> Result<(), ModifyError> {
         self.modify_to_ready_to_receive(qpn, peer)?;
         self.modify_to_ready_to_send(qpn)
     }
@@ -191,23 +168,35 @@ impl Endpoint {
     /// INIT to RTR: answers `peer` from now on.
     ///
     /// # Errors
-    /// See [`ConnectError`].
-    pub fn modify_to_ready_to_receive(&mut self, qpn: QueuePairNumber, peer: Peer) -> Result<(), ConnectError> {
+    /// See [`ModifyError`].
+    pub fn modify_to_ready_to_receive(&mut self, qpn: QueuePairNumber, peer: Peer) -> Result<(), ModifyError> {
         if peer.address.is_ipv4() != self.config.local.is_ipv4() {
-            return Err(ConnectError::AddressFamily(peer.address));
+            return Err(ModifyError::AddressFamily(peer.address));
         }
         if peer.queue_pair.0 < 2 || peer.queue_pair >= QueuePairNumber::MAX {
-            return Err(ConnectError::PeerNumber(peer.queue_pair.0));
+            return Err(ModifyError::PeerNumber(peer.queue_pair.0));
         }
         self.find(qpn)?.modify_to_ready_to_receive(peer)
     }
 
-    /// RTR to RTS: sends may be posted.
+    /// RTR or SQD to RTS: sends may be posted, and are sent.
     ///
     /// # Errors
-    /// See [`ConnectError`].
-    pub fn modify_to_ready_to_send(&mut self, qpn: QueuePairNumber) -> Result<(), ConnectError> {
-        self.find(qpn)?.modify_to_ready_to_send()
+    /// See [`ModifyError`].
+    pub fn modify_to_ready_to_send(&mut self, qpn: QueuePairNumber) -> Result<(), ModifyError> {
+        self.find(qpn)?.modify_to_ready_to_send()?;
+        self.enqueue(qpn);
+        Ok(())
+    }
+
+    /// RTS to SQD: sends that were begun are finished, which [`AsyncEvent::SendQueueDrained`] tells; others wait for RTS.
+    ///
+    /// # Errors
+    /// See [`ModifyError`].
+    pub fn modify_to_send_queue_drain(&mut self, qpn: QueuePairNumber) -> Result<(), ModifyError> {
+        let parts = with_queue_pair!(self, qpn, Timestamp::default());
+        let (queue_pair, mut cx) = parts.ok_or(ModifyError::UnknownQueuePair)?;
+        queue_pair.modify_to_send_queue_drain(&mut cx)
     }
 
     /// Lowers what a queue pair keeps in flight to what its peer has since told that it takes: READs and atomics (the
@@ -218,8 +207,8 @@ impl Endpoint {
         queue_pair.map(|queue_pair| queue_pair.limit_requests(max_rd_atomic, window_packets)).is_some()
     }
 
-    fn find(&mut self, qpn: QueuePairNumber) -> Result<&mut QueuePair, ConnectError> {
-        self.queue_pairs.get_mut(&qpn).ok_or(ConnectError::UnknownQueuePair)
+    fn find(&mut self, qpn: QueuePairNumber) -> Result<&mut QueuePair, ModifyError> {
+        self.queue_pairs.get_mut(&qpn).ok_or(ModifyError::UnknownQueuePair)
     }
 
     /// Any state to ERROR: when this returns, nothing that the peer sends touches our memory over this queue pair any
@@ -241,6 +230,10 @@ impl Endpoint {
     pub fn destroy_queue_pair(&mut self, qpn: QueuePairNumber) -> bool {
         let Some(queue_pair) = self.queue_pairs.remove(&qpn) else { return false };
         self.completions.release(queue_pair.outstanding());
+        let shared = queue_pair.config().shared_receives;
+        if let Some(queue) = shared.and_then(|shared| self.shared_receives.find(shared)) {
+            queue.users -= 1;
+        }
         self.line.retain(|number| *number != qpn);
         true
     }
@@ -273,6 +266,47 @@ impl Endpoint {
         self.post(qpn, |queue_pair, cx| queue_pair.post_recv(request, cx))
     }
 
+    /// Makes a queue of receives for many queue pairs ([`QueuePairConfig::shared_receives`]).
+    ///
+    /// # Errors
+    /// See [`CreateError`].
+    pub fn create_shared_receives(
+        &mut self,
+        config: SharedReceivesConfig,
+    ) -> Result<SharedReceivesNumber, CreateError> {
+        in_range(&[("depth", config.depth as u64, 1, DEPTH_MAX, "1 ..= 65536")])?;
+        self.shared_receives.create(config).ok_or(CreateError::SharedReceivesFull(SHARED_RECEIVES_MAX))
+    }
+
+    /// Removes a shared receive queue, whose receives vanish without completions. False if there is none, or if queue
+    /// pairs use it.
+    pub fn destroy_shared_receives(&mut self, shared: SharedReceivesNumber) -> bool {
+        let held = self.shared_receives.destroy(shared);
+        self.completions.release(held.unwrap_or(0));
+        held.is_some()
+    }
+
+    /// Posts to a shared receive queue.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    pub fn post_shared_recv(&mut self, shared: SharedReceivesNumber, request: RecvRequest) -> Result<(), PostError> {
+        if !self.completions.reserve() {
+            return Err(PostError::CompletionQueueFull { limit: self.completions.limit() });
+        }
+        let posted = self.shared_receives.post(shared, request);
+        if posted.is_err() {
+            self.completions.release(1);
+        }
+        posted
+    }
+
+    /// Asks for one [`AsyncEvent::SharedReceivesLow`] once fewer than `limit` receives are left; 0: for none. False if
+    /// there is no such queue.
+    pub fn arm_shared_receives(&mut self, shared: SharedReceivesNumber, limit: usize) -> bool {
+        self.shared_receives.find(shared).map(|queue| queue.limit = limit).is_some()
+    }
+
     fn post(
         &mut self,
         qpn: QueuePairNumber,
@@ -292,20 +326,26 @@ impl Endpoint {
 
     /// Takes a datagram (BTH to ICRC) that came from `source`. Anything malformed or unexpected is counted and dropped.
     pub fn handle_packet(&mut self, now: Timestamp, source: SocketAddr, bytes: &[u8]) {
-        let Ok(packet) = Packet::new_checked(bytes) else {
-            self.counters.dropped_malformed += 1;
-            return;
+        let packet = match Packet::new_checked(bytes) {
+            Ok(packet) if packet.opcode().service == TransportService::ReliableConnection => packet,
+            Ok(_) | Err(Malformed::Opcode) => {
+                self.counters.dropped_unsupported += 1;
+                return;
+            }
+            Err(_) => {
+                self.counters.dropped_malformed += 1;
+                return;
+            }
         };
-        if packet.opcode().service != TransportService::ReliableConnection {
-            self.counters.dropped_malformed += 1;
-            return;
-        }
         let number = packet.destination();
         let Some((queue_pair, mut cx)) = with_queue_pair!(self, number, now) else {
             self.counters.dropped_no_queue_pair += 1;
             return;
         };
-        let ready = matches!(queue_pair.state(), QueuePairState::ReadyToReceive | QueuePairState::ReadyToSend);
+        let ready = matches!(
+            queue_pair.state(),
+            QueuePairState::ReadyToReceive | QueuePairState::ReadyToSend | QueuePairState::SendQueueDrain
+        );
         let Some(peer) = queue_pair.peer().filter(|_| ready) else {
             cx.counters.dropped_no_queue_pair += 1;
             return;
@@ -392,30 +432,24 @@ impl Endpoint {
         self.completions.pop()
     }
 
+    /// The next event that belongs to no work request. At most 1,024 wait; more are counted and dropped.
+    pub fn poll_event(&mut self) -> Option<AsyncEvent> {
+        self.events.pop()
+    }
+
+    /// Asks for one notification, of a completion that is yet to come: poll what is there after this, then sleep.
+    pub fn request_notification(&mut self, notify: Notify) {
+        self.completions.arm(notify);
+    }
+
+    /// Whether a completion has come that was asked for; told once.
+    pub fn poll_notification(&mut self) -> bool {
+        self.completions.take_notification()
+    }
+
     /// What happened so far.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
-}
-
-fn check_config(config: &QueuePairConfig) -> Result<(), CreateError> {
-    let checks = [
-        ("send_depth", config.send_depth as u64, 1, DEPTH_MAX, "1 ..= 65536"),
-        ("recv_depth", config.recv_depth as u64, 0, DEPTH_MAX, "0 ..= 65536"),
-        ("max_rd_atomic", config.max_rd_atomic as u64, 0, 255, "0 ..= 255"),
-        ("max_dest_rd_atomic", config.max_dest_rd_atomic as u64, 0, 255, "0 ..= 255"),
-        ("retry_count", config.retry_count.into(), 0, 7, "0 ..= 7"),
-        ("rnr_retry", config.rnr_retry.into(), 0, 7, "0 ..= 7"),
-        ("ack_timeout", config.ack_timeout.into(), 0, 31, "0 ..= 31"),
-        ("min_rnr_timer", config.min_rnr_timer.into(), 0, 31, "0 ..= 31"),
-        ("request_window_packets", config.request_window_packets.into(), 1, PSN_WINDOW_MAX, "1 ..= 4194304"),
-        ("read_chunk_bytes", config.read_chunk_bytes.into(), 1, u64::from(u32::MAX), "at least 1"),
-    ];
-    for (key, found, min, max, expected) in checks {
-        if !(min..=max).contains(&found) {
-            return Err(CreateError::Config { key, found, expected });
-        }
-    }
-    Ok(())
 }

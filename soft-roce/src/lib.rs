@@ -8,6 +8,7 @@ mod config;
 mod counters;
 pub mod drive;
 mod endpoint;
+mod events;
 mod loss_timer;
 mod memory;
 mod outbox;
@@ -16,15 +17,20 @@ mod region;
 mod requester;
 mod responder;
 mod run;
+mod shared_receives;
 mod time;
 pub mod wire;
 mod work_request;
 
-pub use completion::{Completion, CompletionOpcode, Status};
-pub use config::{EndpointConfig, Identification, PathMtu, Peer, QueuePairConfig, QueuePairState};
+pub use completion::{Completion, CompletionOpcode, Notify, Status};
+pub use config::{
+    CreateError, EndpointConfig, Identification, ModifyError, PathMtu, Peer, QueuePairConfig, QueuePairState,
+};
 pub use counters::Counters;
-pub use endpoint::{ConnectError, CreateError, Endpoint, Transmit};
+pub use endpoint::{Endpoint, Transmit};
+pub use events::AsyncEvent;
 pub use memory::{Access, HeapMemory, Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError};
+pub use shared_receives::{SharedReceivesConfig, SharedReceivesNumber};
 pub use time::Timestamp;
 pub use wire::{Psn, QueuePairNumber};
 pub use work_request::{Operation, PostError, RecvRequest, Remote, Segment, SendRequest};

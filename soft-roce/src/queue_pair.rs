@@ -1,19 +1,22 @@
 //! One reliable connection: a requester and a responder under one state (IBTA 10.3.1).
 //!
-//! Created in INIT, connected to RTR and RTS, ended in ERROR: by its owner, by a request of ours that failed, or by a
-//! request of the peer that had to be refused. On the way to ERROR everything outstanding completes.
+//! Created in INIT, connected to RTR and RTS, held in SQD and released, ended in ERROR: by its owner, by a request of
+//! ours that failed, or by a request of the peer that had to be refused. On the way to ERROR everything outstanding completes.
 
 use std::net::SocketAddr;
 
 use crate::{
     completion::{CompletionQueue, Status},
-    config::{Peer, QueuePairConfig, QueuePairState},
+    config::{ModifyError, Peer, QueuePairConfig, QueuePairState},
     counters::Counters,
-    endpoint::{ConnectError, Transmit},
+    endpoint::Transmit,
+    events::{AsyncEvent, EventQueue},
+    memory::ProtectionDomain,
     region::RegionTable,
     requester::{self, Failure, Requester},
     responder::Responder,
     run::Run,
+    shared_receives::SharedReceivesTable,
     time::Timestamp,
     wire::{Packet, QueuePairNumber, TransportService},
     work_request::{PostError, RecvRequest, SendRequest},
@@ -25,6 +28,14 @@ pub(crate) struct Context<'a> {
     pub(crate) regions: &'a mut RegionTable,
     pub(crate) completions: &'a mut CompletionQueue,
     pub(crate) counters: &'a mut Counters,
+    pub(crate) shared_receives: &'a mut SharedReceivesTable,
+    pub(crate) events: &'a mut EventQueue,
+}
+
+impl Context<'_> {
+    pub(crate) fn raise(&mut self, event: AsyncEvent) {
+        self.counters.events_lost += u64::from(!self.events.push(event));
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +52,9 @@ pub(crate) struct QueuePair {
     peer: Option<Peer>,
     requester: Requester,
     responder: Responder,
+    receive_domain: ProtectionDomain,
+    /// The event of this kind is out: COMM_EST in RTR, SQ_DRAINED in SQD.
+    announced: bool,
     /// Which side may send first next time.
     turn: Side,
     /// It stands in the endpoint's line of those that may have something to send.
@@ -48,14 +62,17 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    pub(crate) fn new(number: QueuePairNumber, config: QueuePairConfig) -> Self {
+    /// `receive_domain` is that of the receive queue, its own or shared.
+    pub(crate) fn new(number: QueuePairNumber, config: QueuePairConfig, receive_domain: ProtectionDomain) -> Self {
         Self {
             number,
             config,
             state: QueuePairState::Init,
             peer: None,
             requester: Requester::new(config),
-            responder: Responder::new(config),
+            responder: Responder::new(config, receive_domain),
+            receive_domain,
+            announced: false,
             turn: Side::Responder,
             queued: false,
         }
@@ -71,26 +88,58 @@ impl QueuePair {
 
     /// Work requests that were posted and have no completion.
     pub(crate) fn outstanding(&self) -> usize {
-        self.requester.queue.len() + self.responder.receives.len()
+        self.requester.queue.len() + self.responder.outstanding()
     }
 
-    pub(crate) fn modify_to_ready_to_receive(&mut self, peer: Peer) -> Result<(), ConnectError> {
-        if self.state != QueuePairState::Init {
-            return Err(ConnectError::State(self.state));
+    pub(crate) const fn config(&self) -> &QueuePairConfig {
+        &self.config
+    }
+
+    /// IBTA 10.3.1: the transitions that an owner may ask for, apart from those to ERROR and RESET, which always exist.
+    fn enter(&mut self, to: QueuePairState) -> Result<(), ModifyError> {
+        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrain};
+        let from = self.state;
+        match (from, to) {
+            (Init, ReadyToReceive) | (ReadyToReceive | SendQueueDrain, ReadyToSend) | (ReadyToSend, SendQueueDrain) => {
+                self.state = to;
+                self.announced = false;
+                Ok(())
+            }
+            _ => Err(ModifyError::Transition { from, to }),
         }
+    }
+
+    pub(crate) fn modify_to_ready_to_receive(&mut self, peer: Peer) -> Result<(), ModifyError> {
+        self.enter(QueuePairState::ReadyToReceive)?;
         self.requester.connect(&peer);
         self.responder.connect(&peer);
         self.peer = Some(peer);
-        self.state = QueuePairState::ReadyToReceive;
         Ok(())
     }
 
-    pub(crate) fn modify_to_ready_to_send(&mut self) -> Result<(), ConnectError> {
-        if self.state != QueuePairState::ReadyToReceive {
-            return Err(ConnectError::State(self.state));
-        }
-        self.state = QueuePairState::ReadyToSend;
+    pub(crate) fn modify_to_ready_to_send(&mut self) -> Result<(), ModifyError> {
+        self.enter(QueuePairState::ReadyToSend)?;
+        self.requester.resume();
         Ok(())
+    }
+
+    pub(crate) fn modify_to_send_queue_drain(&mut self, cx: &mut Context<'_>) -> Result<(), ModifyError> {
+        self.enter(QueuePairState::SendQueueDrain)?;
+        self.requester.drain();
+        self.announce_drained(cx);
+        Ok(())
+    }
+
+    fn announce_drained(&mut self, cx: &mut Context<'_>) {
+        if self.state == QueuePairState::SendQueueDrain && !self.announced && self.requester.is_drained() {
+            self.announced = true;
+            cx.raise(AsyncEvent::SendQueueDrained(self.number));
+        }
+    }
+
+    /// Whether it may send requests, and take answers to them.
+    const fn is_sending(&self) -> bool {
+        matches!(self.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrain)
     }
 
     pub(crate) fn limit_requests(&mut self, max_rd_atomic: usize, window_packets: u32) {
@@ -99,7 +148,7 @@ impl QueuePair {
 
     /// Back to INIT: queues emptied without completions.
     pub(crate) fn reset(&mut self) {
-        *self = Self { queued: self.queued, ..Self::new(self.number, self.config) };
+        *self = Self { queued: self.queued, ..Self::new(self.number, self.config, self.receive_domain) };
     }
 
     /// By its owner: nothing more is sent, but for the refusal that may have ended it before.
@@ -113,14 +162,17 @@ impl QueuePair {
     }
 
     fn fail(&mut self, failure: Option<Failure>, receive: Status, cx: &mut Context<'_>) {
-        self.state = QueuePairState::Error;
+        let was_error = std::mem::replace(&mut self.state, QueuePairState::Error) == QueuePairState::Error;
         self.requester.flush(failure, self.number, cx);
         self.responder.flush(receive, self.number, cx);
+        if self.config.shared_receives.is_some() && !was_error {
+            cx.raise(AsyncEvent::LastReceiveReached(self.number));
+        }
     }
 
     pub(crate) fn post_send(&mut self, request: SendRequest, cx: &mut Context<'_>) -> Result<(), PostError> {
         match self.state {
-            QueuePairState::ReadyToSend => self.requester.post(request),
+            QueuePairState::ReadyToSend | QueuePairState::SendQueueDrain => self.requester.post(request),
             QueuePairState::Error => {
                 cx.completions.push(requester::completion(&request, Status::Flushed, self.number));
                 Ok(())
@@ -130,6 +182,9 @@ impl QueuePair {
     }
 
     pub(crate) fn post_recv(&mut self, request: RecvRequest, cx: &mut Context<'_>) -> Result<(), PostError> {
+        if self.config.shared_receives.is_some() {
+            return Err(PostError::ReceivesAreShared);
+        }
         if self.responder.receives.len() >= self.config.recv_depth {
             return Err(PostError::QueueFull { depth: self.config.recv_depth });
         }
@@ -143,8 +198,12 @@ impl QueuePair {
     /// Takes a packet from the peer whose ICRC was right.
     pub(crate) fn handle_packet(&mut self, packet: &Packet<'_>, cx: &mut Context<'_>) {
         debug_assert_eq!(packet.opcode().service, TransportService::ReliableConnection);
+        if self.state == QueuePairState::ReadyToReceive && !self.announced {
+            self.announced = true;
+            cx.raise(AsyncEvent::CommunicationEstablished(self.number));
+        }
         if packet.opcode().kind.is_response() {
-            if self.state != QueuePairState::ReadyToSend {
+            if !self.is_sending() {
                 cx.counters.dropped_ghost += 1;
             } else if let Err(failure) = self.requester.handle_response(packet, self.number, cx) {
                 self.fail(Some(failure), Status::Flushed, cx);
@@ -154,6 +213,7 @@ impl QueuePair {
             // The outbox stays: answers to what came before, then the refusal.
             self.fail(None, broken.receive, cx);
         }
+        self.announce_drained(cx);
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
@@ -193,7 +253,7 @@ impl QueuePair {
     }
 
     fn transmit_requests(&mut self, run: &mut Run<'_>, peer: QueuePairNumber, cx: &mut Context<'_>) {
-        while self.state == QueuePairState::ReadyToSend {
+        while self.is_sending() {
             match self.requester.peek(peer, cx.regions) {
                 Ok(Some(packet)) if run.fits(packet.repr.packet_bytes()) => {
                     run.push(&packet);
@@ -218,7 +278,7 @@ impl QueuePair {
                 }
                 Ok(_) => return,
                 Err(psn) => {
-                    self.responder.refuse_read(psn, cx);
+                    self.responder.refuse_read(psn, self.number, cx);
                     self.fail(None, Status::Flushed, cx);
                 }
             }

@@ -91,6 +91,8 @@ pub(crate) struct Requester {
     pub(crate) sent: Psn,
     /// One past the last of the queue.
     posted: Psn,
+    /// In SQD: requests from here on are held back.
+    hold_at: Option<Psn>,
     in_flight: InFlight,
     since_ack_request: u32,
     timer: LossTimer,
@@ -118,6 +120,7 @@ impl Requester {
             next: Psn::default(),
             sent: Psn::default(),
             posted: Psn::default(),
+            hold_at: None,
             in_flight: InFlight::default(),
             since_ack_request: 0,
             timer: LossTimer::new(&config),
@@ -175,7 +178,7 @@ impl Requester {
         regions: &'r RegionTable,
     ) -> Result<Option<Outgoing<'r>>, Failure> {
         let psn = self.repeat.unwrap_or(self.next);
-        if self.wait_until.is_some() || psn == self.posted {
+        if self.wait_until.is_some() || psn == self.hold_at.unwrap_or(self.posted) {
             return Ok(None);
         }
         let entry = self.entry(psn).expect("every number up to `posted` has its request");
@@ -314,6 +317,21 @@ impl Requester {
         }
         let window = regions.local(self.config.protection_domain, segment, write);
         window.map(Some).map_err(|_| Status::LocalProtection)
+    }
+
+    /// IBTA 10.3.1.4: no request is begun any more; those that were are finished.
+    pub(crate) fn drain(&mut self) {
+        self.hold_at = Some(self.entry(self.sent.previous()).map_or(self.sent, Entry::end));
+    }
+
+    /// Requests that were held back may be begun.
+    pub(crate) const fn resume(&mut self) {
+        self.hold_at = None;
+    }
+
+    /// Whether everything that was begun is finished.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.hold_at == Some(self.acknowledged)
     }
 
     /// Notes that what `peek` gave is on its way.

@@ -9,7 +9,8 @@ use std::collections::VecDeque;
 use crate::{
     completion::{Completion, CompletionOpcode, Status},
     config::{Peer, QueuePairConfig},
-    memory::Access,
+    events::AsyncEvent,
+    memory::{Access, ProtectionDomain},
     outbox::{Answer, Outbox, Resource, readable},
     queue_pair::Context,
     requester::QUEUED_PSNS_MAX,
@@ -57,6 +58,10 @@ pub(crate) struct Broken {
 /// The receiving side of a queue pair.
 pub(crate) struct Responder {
     pub(crate) receives: VecDeque<RecvRequest>,
+    /// The shared receive that the message in progress uses.
+    taken: Option<RecvRequest>,
+    /// The domain of the regions that receives may fill.
+    receive_domain: ProtectionDomain,
     pub(crate) outbox: Outbox,
     /// The next sequence number to carry out.
     expected: Psn,
@@ -70,9 +75,12 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    pub(crate) fn new(config: QueuePairConfig) -> Self {
+    /// `receive_domain` is that of the receive queue, its own or shared.
+    pub(crate) fn new(config: QueuePairConfig, receive_domain: ProtectionDomain) -> Self {
         Self {
             receives: VecDeque::new(),
+            taken: None,
+            receive_domain,
             outbox: Outbox::new(config.max_dest_rd_atomic),
             expected: Psn::default(),
             message_sequence: 0,
@@ -143,10 +151,33 @@ impl Responder {
             }
             Err(Refusal::Nak(code, status)) => {
                 cx.counters.requests_refused += 1;
+                cx.raise(match code {
+                    NakCode::RemoteAccess => AsyncEvent::AccessError(number),
+                    NakCode::RemoteOperation => AsyncEvent::QueuePairFatal(number),
+                    NakCode::InvalidRequest | NakCode::SequenceError => AsyncEvent::RequestError(number),
+                });
                 self.outbox.acknowledge(self.expected, Syndrome::Nak(code), self.message_sequence);
                 Err(Broken { receive: if in_receive { status } else { Status::Flushed } })
             }
         }
+    }
+
+    /// The receive for the message in progress, or for one that begins.
+    fn receive(&mut self, cx: &mut Context<'_>) -> Option<RecvRequest> {
+        let Some(shared) = self.config.shared_receives else { return self.receives.front().copied() };
+        if self.taken.is_none() {
+            let (receive, low) = cx.shared_receives.take(shared)?;
+            self.taken = Some(receive);
+            if low {
+                cx.raise(AsyncEvent::SharedReceivesLow(shared));
+            }
+        }
+        self.taken
+    }
+
+    /// Receives that are posted or in use.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.receives.len() + usize::from(self.taken.is_some())
     }
 
     /// Carries the packet out; how many sequence numbers it takes.
@@ -159,8 +190,11 @@ impl Responder {
             self.execute_write(packet, number, cx)?;
         } else if kind.is_atomic() {
             self.execute_atomic(packet, cx)?;
-        } else {
+        } else if kind == PacketKind::ReadRequest {
             return self.execute_read(packet, cx);
+        } else {
+            // FLUSH and ATOMIC WRITE.
+            return Err(Refusal::INVALID);
         }
         Ok(1)
     }
@@ -193,7 +227,7 @@ impl Responder {
         number: QueuePairNumber,
         cx: &mut Context<'_>,
     ) -> Result<(), Refusal> {
-        let receive = *self.receives.front().ok_or(Refusal::NotReady)?;
+        let receive = self.receive(cx).ok_or(Refusal::NotReady)?;
         let filled = if let Inbound::Send { filled } = self.inbound { filled } else { 0 };
         let bytes = self.check_length(packet)?;
         if u64::from(filled) + u64::from(bytes) > u64::from(receive.segment.bytes) {
@@ -202,7 +236,7 @@ impl Responder {
         if bytes > 0 {
             let offset = receive.segment.offset.saturating_add(filled as usize);
             let segment = Segment { offset, bytes, ..receive.segment };
-            let window = cx.regions.local(self.config.protection_domain, segment, true);
+            let window = cx.regions.local(self.receive_domain, segment, true);
             let window = window.map_err(|_| Refusal::Nak(NakCode::RemoteOperation, Status::LocalProtection))?;
             window.memory.write(window.offset, packet.payload());
         }
@@ -228,7 +262,7 @@ impl Responder {
             return Err(Refusal::INVALID);
         }
         let kind = packet.opcode().kind;
-        if kind.has_immediate() && self.receives.is_empty() {
+        if kind.has_immediate() && self.receive(cx).is_none() {
             return Err(Refusal::NotReady);
         }
         let (reth, written) = match (self.inbound, packet.reth()) {
@@ -320,7 +354,7 @@ impl Responder {
         cx: &mut Context<'_>,
     ) {
         self.complete_message();
-        let Some(receive) = self.receives.pop_front() else { return };
+        let Some(receive) = self.taken.take().or_else(|| self.receives.pop_front()) else { return };
         cx.completions.push(Completion {
             queue_pair,
             id: receive.id,
@@ -347,7 +381,7 @@ impl Responder {
         }
         let Some(resource) = self.outbox.resource(psn).copied() else { return };
         match (resource.answer, packet.reth()) {
-            (Answer::Read(original), Some(again)) => {
+            (Answer::Read(original), Some(again)) if kind == PacketKind::ReadRequest => {
                 let skipped = psn.since(resource.first) as u32;
                 let offset = u64::from(skipped) * u64::from(self.mtu_bytes);
                 let packets = again.bytes.div_ceil(self.mtu_bytes).max(1);
@@ -371,14 +405,15 @@ impl Responder {
     }
 
     /// The region of a READ in progress was withdrawn.
-    pub(crate) fn refuse_read(&mut self, psn: Psn, cx: &mut Context<'_>) {
+    pub(crate) fn refuse_read(&mut self, psn: Psn, number: QueuePairNumber, cx: &mut Context<'_>) {
         cx.counters.requests_refused += 1;
+        cx.raise(AsyncEvent::AccessError(number));
         self.outbox.refuse_only(psn, Syndrome::Nak(NakCode::RemoteAccess), self.message_sequence);
     }
 
     /// Completes all receives with an error: the oldest with `first`.
     pub(crate) fn flush(&mut self, mut first: Status, queue_pair: QueuePairNumber, cx: &mut Context<'_>) {
-        for receive in self.receives.drain(..) {
+        for receive in self.taken.take().into_iter().chain(self.receives.drain(..)) {
             cx.completions.push(Completion {
                 queue_pair,
                 id: receive.id,

@@ -149,6 +149,12 @@ pub enum PostError {
     /// Sends need ReadyToSend.
     #[error("the queue pair is in state {0:?}: connect it before posting sends")]
     State(QueuePairState),
+    /// No such shared receive queue.
+    #[error("the endpoint has no such shared receive queue")]
+    UnknownSharedReceives,
+    /// The queue pair has no receive queue of its own.
+    #[error("the queue pair takes shared receives: post to its shared receive queue")]
+    ReceivesAreShared,
     /// `send_depth` or `recv_depth` requests are outstanding.
     #[error("the queue holds {depth} requests already: poll completions, or raise its depth")]
     QueueFull {

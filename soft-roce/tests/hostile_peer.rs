@@ -37,7 +37,7 @@ fn forged() -> impl Strategy<Value = Forged> {
     let range = (any::<usize>(), -600_i16..600, any::<usize>(), 0_usize..5);
     let rest = (any::<u8>(), any::<u64>(), any::<bool>(), 0_u32..1_000_000);
     let raw = prop::option::weighted(0.05, prop::collection::vec(any::<u8>(), 0..80));
-    (0_u8..0x18, place, range, rest, raw).prop_map(|(opcode, place, range, rest, raw)| Forged {
+    (0_u8..0x20, place, range, rest, raw).prop_map(|(opcode, place, range, rest, raw)| Forged {
         opcode,
         psn_base: place.0,
         // Mostly exactly what is expected.
@@ -162,6 +162,7 @@ impl Victim {
         let aeth = Aeth { syndrome: Syndrome::from_value(forged.syndrome), message_sequence: 1 };
         Repr {
             ack_request: forged.ack_request,
+            feth: kind.has_feth().then_some(forged.word as u32),
             reth: kind.has_reth().then_some(Reth { address, rkey, bytes }),
             atomic_eth: kind.has_atomic_eth().then_some(AtomicEth {
                 address,

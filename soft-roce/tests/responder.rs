@@ -375,3 +375,35 @@ fn an_owner_that_ends_a_refused_queue_pair_does_not_swallow_the_refusal() {
     peer.endpoint.modify_to_error(peer.number);
     assert_eq!(aeths(&peer.transmitted()), [(psn(3), NAK_ACCESS, 1)]);
 }
+
+#[test]
+fn flush_and_atomic_write_are_refused() {
+    refused(QueuePairConfig::default(), NAK_INVALID, |peer, handle| {
+        let flush = Repr { feth: Some(0x11), ..peer.request(PacketKind::Flush, 0) };
+        (with_reth(flush, reth(handle, 0, 8)), vec![])
+    });
+    refused(QueuePairConfig::default(), NAK_INVALID, |peer, handle| {
+        (with_reth(peer.request(PacketKind::AtomicWrite, 0), reth(handle, 0, 8)), vec![1; 8])
+    });
+    // Nor does a repeated one pass for the READ that had its number.
+    let (mut peer, _, handle) = connected(QueuePairConfig::default());
+    peer.deliver(peer.read(0, reth(handle, 0, 8)), &[]);
+    let flush = Repr { feth: Some(0x11), ..peer.request(PacketKind::Flush, 0) };
+    assert_eq!(peer.deliver(with_reth(flush, reth(handle, 0, 8)), &[]), []);
+}
+
+#[test]
+fn services_that_we_do_not_speak_are_counted_and_dropped() {
+    // UC SEND Only, RD SEND Only, XRC SEND Only, a congestion notification, and a reserved value.
+    for opcode in [0x24, 0x44, 0xa4, 0x81, 0x15] {
+        let (mut peer, _, handle) = connected(QueuePairConfig::default());
+        peer.post_recv(0, Segment { lkey: handle.lkey, offset: 0, bytes: 100 });
+        let mut bytes = peer.encode(asking(peer.request(PacketKind::SendOnly, 0)), &[0; 16]);
+        bytes[0] = opcode;
+        peer.endpoint.handle_packet(peer.now, peer.remote, &bytes);
+        assert_eq!(peer.transmitted(), [], "{opcode:#x}");
+        assert_eq!(peer.completions(), []);
+        assert_eq!(peer.endpoint.counters().dropped_unsupported, 1, "{opcode:#x}");
+        assert_eq!(peer.state(), QueuePairState::ReadyToSend);
+    }
+}

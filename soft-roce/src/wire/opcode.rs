@@ -7,7 +7,7 @@ pub enum TransportService {
     ReliableConnection,
     /// UC: SEND and WRITE without acknowledgement. Decoded only.
     UnreliableConnection,
-    /// UD: single packets to anyone. Decoded only.
+    /// UD: single packets to anyone.
     UnreliableDatagram,
 }
 
@@ -77,10 +77,12 @@ pub enum PacketKind {
     FetchAdd = 0x14,
     SendLastInvalidate = 0x16,
     SendOnlyInvalidate = 0x17,
+    Flush = 0x1c,
+    AtomicWrite = 0x1d,
 }
 
 impl PacketKind {
-    const ALL: [Self; 23] = [
+    const ALL: [Self; 25] = [
         Self::SendFirst,
         Self::SendMiddle,
         Self::SendLast,
@@ -104,6 +106,8 @@ impl PacketKind {
         Self::FetchAdd,
         Self::SendLastInvalidate,
         Self::SendOnlyInvalidate,
+        Self::Flush,
+        Self::AtomicWrite,
     ];
 
     /// By the low five bits.
@@ -215,7 +219,21 @@ impl PacketKind {
     /// Whether a RETH follows.
     #[must_use]
     pub const fn has_reth(self) -> bool {
-        matches!(self, Self::WriteFirst | Self::WriteOnly | Self::WriteOnlyImmediate | Self::ReadRequest)
+        matches!(
+            self,
+            Self::WriteFirst
+                | Self::WriteOnly
+                | Self::WriteOnlyImmediate
+                | Self::ReadRequest
+                | Self::Flush
+                | Self::AtomicWrite
+        )
+    }
+
+    /// Whether a FETH comes before the RETH.
+    #[must_use]
+    pub const fn has_feth(self) -> bool {
+        matches!(self, Self::Flush)
     }
 
     /// Whether an AtomicETH follows.
@@ -279,7 +297,7 @@ impl Opcode {
         service << 5 | self.kind as u8
     }
 
-    /// From the byte; `None` for what we do not decode: RD, XRC, CNP, FLUSH, ATOMIC WRITE, reserved values.
+    /// From the byte; `None` for what we do not decode: RD, XRC, CNP, reserved values.
     #[must_use]
     pub fn from_value(value: u8) -> Option<Self> {
         let kind = PacketKind::BY_VALUE[usize::from(value & 0x1f)]?;
@@ -301,6 +319,7 @@ impl Opcode {
         let kind = self.kind;
         super::BTH_BYTES
             + if matches!(self.service, TransportService::UnreliableDatagram) { 8 } else { 0 }
+            + if kind.has_feth() { 4 } else { 0 }
             + if kind.has_reth() { 16 } else { 0 }
             + if kind.has_atomic_eth() { 28 } else { 0 }
             + if kind.has_aeth() { 4 } else { 0 }
@@ -319,8 +338,8 @@ mod tests {
         for value in &known {
             assert_eq!(Opcode::from_value(*value).unwrap().value(), *value);
         }
-        // 23 of RC, 12 of UC, 2 of UD.
-        assert_eq!(known.len(), 23 + 12 + 2);
+        // 25 of RC, 12 of UC, 2 of UD.
+        assert_eq!(known.len(), 25 + 12 + 2);
         assert!(Opcode::from_value(0x15).is_none() && Opcode::from_value(0x81).is_none());
     }
 

@@ -149,13 +149,19 @@ impl<'a> Packet<'a> {
             source: QueuePairNumber(u24(&self.bytes[BTH_BYTES + 5..BTH_BYTES + 8])),
         })
     }
+    /// FETH, where the opcode has one: what a FLUSH is to reach.
+    #[must_use]
+    pub fn feth(&self) -> Option<u32> {
+        self.opcode.kind.has_feth().then(|| u32_at(self.bytes, BTH_BYTES))
+    }
     /// RETH, where the opcode has one.
     #[must_use]
     pub fn reth(&self) -> Option<Reth> {
+        let at = BTH_BYTES + if self.opcode.kind.has_feth() { 4 } else { 0 };
         self.opcode.kind.has_reth().then(|| Reth {
-            address: u64_at(self.bytes, BTH_BYTES),
-            rkey: u32_at(self.bytes, BTH_BYTES + 8),
-            bytes: u32_at(self.bytes, BTH_BYTES + 12),
+            address: u64_at(self.bytes, at),
+            rkey: u32_at(self.bytes, at + 8),
+            bytes: u32_at(self.bytes, at + 12),
         })
     }
     /// AtomicETH, where the opcode has one.

@@ -70,6 +70,8 @@ pub struct Repr {
     pub psn: Psn,
     /// DETH.
     pub deth: Option<Deth>,
+    /// FETH.
+    pub feth: Option<u32>,
     /// RETH.
     pub reth: Option<Reth>,
     /// AtomicETH.
@@ -101,6 +103,7 @@ impl Repr {
             ack_request: false,
             psn,
             deth: None,
+            feth: None,
             reth: None,
             atomic_eth: None,
             aeth: None,
@@ -125,6 +128,7 @@ impl Repr {
             ack_request: packet.ack_request(),
             psn: packet.psn(),
             deth: packet.deth(),
+            feth: packet.feth(),
             reth: packet.reth(),
             atomic_eth: packet.atomic_eth(),
             aeth: packet.aeth(),
@@ -156,6 +160,9 @@ impl Repr {
         if let Some(deth) = self.deth {
             cursor.put(&deth.queue_key.to_be_bytes());
             cursor.put(&deth.source.0.to_be_bytes());
+        }
+        if let Some(feth) = self.feth {
+            cursor.put(&feth.to_be_bytes());
         }
         if let Some(reth) = self.reth {
             cursor.put(&reth.address.to_be_bytes());

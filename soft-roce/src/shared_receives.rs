@@ -1,0 +1,89 @@
+//! Shared receive queues (IBTA 10.2.9): receives that many queue pairs take from, each when a message begins.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::{
+    memory::ProtectionDomain,
+    work_request::{PostError, RecvRequest},
+};
+
+/// Shared receive queues of one endpoint.
+pub(crate) const SHARED_RECEIVES_MAX: usize = 1_024;
+
+/// Names a shared receive queue of an endpoint. Assigned by the endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SharedReceivesNumber(pub u32);
+
+/// What a shared receive queue is made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedReceivesConfig {
+    /// The regions that its receives may fill, whichever queue pair takes them.
+    pub protection_domain: ProtectionDomain,
+    /// Receives outstanding, 1 ..= 65536.
+    pub depth: usize,
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct SharedReceives {
+    pub(crate) config: SharedReceivesConfig,
+    pub(crate) receives: VecDeque<RecvRequest>,
+    /// Below this, an event is due once.
+    pub(crate) limit: usize,
+    /// Queue pairs that take from it.
+    pub(crate) users: usize,
+}
+
+/// The shared receive queues of an endpoint.
+#[derive(Debug, Default)]
+pub(crate) struct SharedReceivesTable {
+    queues: BTreeMap<SharedReceivesNumber, SharedReceives>,
+    next_number: u32,
+}
+
+impl SharedReceivesTable {
+    /// `None` if the table is full.
+    pub(crate) fn create(&mut self, config: SharedReceivesConfig) -> Option<SharedReceivesNumber> {
+        if self.queues.len() >= SHARED_RECEIVES_MAX {
+            return None;
+        }
+        while self.queues.contains_key(&SharedReceivesNumber(self.next_number)) {
+            self.next_number = self.next_number.wrapping_add(1);
+        }
+        let number = SharedReceivesNumber(self.next_number);
+        // A number comes back as late as possible.
+        self.next_number = self.next_number.wrapping_add(1);
+        self.queues.insert(number, SharedReceives { config, receives: VecDeque::new(), limit: 0, users: 0 });
+        Some(number)
+    }
+
+    pub(crate) fn find(&mut self, number: SharedReceivesNumber) -> Option<&mut SharedReceives> {
+        self.queues.get_mut(&number)
+    }
+
+    /// Removes a queue that no queue pair uses; how many receives it held.
+    pub(crate) fn destroy(&mut self, number: SharedReceivesNumber) -> Option<usize> {
+        let unused = self.queues.get(&number).is_some_and(|queue| queue.users == 0);
+        unused.then(|| self.queues.remove(&number).map_or(0, |queue| queue.receives.len()))
+    }
+
+    pub(crate) fn post(&mut self, number: SharedReceivesNumber, request: RecvRequest) -> Result<(), PostError> {
+        let queue = self.queues.get_mut(&number).ok_or(PostError::UnknownSharedReceives)?;
+        if queue.receives.len() >= queue.config.depth {
+            return Err(PostError::QueueFull { depth: queue.config.depth });
+        }
+        queue.receives.push_back(request);
+        Ok(())
+    }
+
+    /// The oldest receive; and whether that took the queue below its limit, which is told once.
+    pub(crate) fn take(&mut self, number: SharedReceivesNumber) -> Option<(RecvRequest, bool)> {
+        let queue = self.queues.get_mut(&number)?;
+        let receive = queue.receives.pop_front()?;
+        let low = queue.receives.len() < queue.limit;
+        if low {
+            queue.limit = 0;
+        }
+        Some((receive, low))
+    }
+}
