@@ -1,51 +1,97 @@
-//! The other end of perftest's `ib_send_lat`, `ib_write_lat` and `ib_read_lat` (version 6.06), which may run on a
-//! kernel's or network card's queue pair.
+//! The other end of perftest's `ib_{send,write,read,atomic}_{lat,bw}` (version 6.06), which may run on a kernel's or
+//! network card's queue pair.
 //!
 //! Both sides agree over TCP: version, two settings of their build, MTU, then one message of 108 bytes that names queue
-//! pair and memory, repeated as a barrier before and after the test; "done" ends it. A server answers each message as it
-//! comes, but begins a test only after the last barrier.
+//! pair and memory, repeated as a barrier before and after the test; "done" ends it. After a bandwidth test, numbers that
+//! only its tool prints go both ways. A server answers each message as it comes, but begins a test only after the last
+//! barrier, and answers what follows a test only when it has done its part.
+//!
+//! Latency: one request at a time; SEND and WRITE go back and forth. Bandwidth: the client keeps many under way.
 //!
 //! ```text
-//! perftest --test send|write|read --local ADDRESS [--server ADDRESS] [--port 18515] [--bytes 2] [--rounds 1000]
+//! perftest --test send_lat|..|atomic_bw --local ADDRESS [--server ADDRESS] [--port 18515] [--bytes 2] [--rounds 1000]
 //!          [--mtu 4096] [--loss 0]
 //! ```
 
 mod common;
 
 use std::{
+    collections::VecDeque,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, TcpStream},
     str::FromStr,
     sync::Arc,
+    time::Duration,
 };
 
 use common::{Arguments, Failure, Name, Node, PATIENCE, address, agree, exchange, gid};
 use soft_roce::{
     Access, CompletionOpcode, HeapMemory, Memory, Operation, PathMtu, QueuePairConfig, QueuePairNumber, RecvRequest,
-    RegionHandle, Remote, Segment, SendRequest,
+    RegionHandle, Remote, Segment, SendRequest, Status,
 };
 
 /// Barriers from the first exchange of names to the first packet.
 const BARRIERS: u32 = 4;
-/// Receives kept posted.
-const RECEIVES: u32 = 4;
+/// Numbers in the report of a bandwidth test, and what ours are: the tool only prints them.
+const REPORT_NUMBERS: usize = 5;
+const NUMBER: [u8; 8] = [0; 8];
+/// Requests under way in a bandwidth test.
+const DEPTH: u32 = 64;
+/// Receives kept posted, as many as the tool does.
+const RECEIVES: u32 = 512;
+/// READs and atomics that we take at once.
+const READS: usize = 16;
+/// A bandwidth test reaches so much memory at least: the tool's requests wander through it.
+const CYCLE_BYTES: u32 = 4096;
+const ATOMIC_BYTES: u32 = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Test {
+enum Verb {
     Send,
     Write,
     Read,
+    Atomic,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Test {
+    verb: Verb,
+    bandwidth: bool,
 }
 
 impl FromStr for Test {
     type Err = ();
     fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "send" => Ok(Self::Send),
-            "write" => Ok(Self::Write),
-            "read" => Ok(Self::Read),
+        let (verb, kind) = text.split_once('_').ok_or(())?;
+        let verb = match verb {
+            "send" => Verb::Send,
+            "write" => Verb::Write,
+            "read" => Verb::Read,
+            "atomic" => Verb::Atomic,
+            _ => return Err(()),
+        };
+        match kind {
+            "lat" => Ok(Self { verb, bandwidth: false }),
+            "bw" => Ok(Self { verb, bandwidth: true }),
             _ => Err(()),
         }
+    }
+}
+
+impl Test {
+    /// Whether messages go back and forth, one at a time.
+    fn alternates(self) -> bool {
+        !self.bandwidth && matches!(self.verb, Verb::Send | Verb::Write)
+    }
+
+    /// Whether the tool goes without a word after the test.
+    fn is_silent_at_the_end(self) -> bool {
+        self == Self { verb: Verb::Write, bandwidth: false }
+    }
+
+    /// Whether numbers are exchanged after the test.
+    fn reports(self) -> bool {
+        self.bandwidth && self.verb != Verb::Send
     }
 }
 
@@ -54,7 +100,8 @@ fn main() -> Result<(), Failure> {
     let (local, server): (IpAddr, Option<IpAddr>) = (arguments.need("local")?, arguments.find("server")?);
     let mtu = arguments.mtu()?;
     let mut node = Node::bind(local, arguments.get("loss", 0.0)?)?;
-    let (test, bytes) = (arguments.need("test")?, arguments.get("bytes", 2)?);
+    let (test, bytes): (Test, _) = (arguments.need("test")?, arguments.get("bytes", 2)?);
+    let bytes = if test.verb == Verb::Atomic { ATOMIC_BYTES } else { bytes };
     let mut session = Session::new(&mut node, local, test, server.is_some(), bytes, arguments.get("rounds", 1000)?)?;
     let mut stream = agree(local, server, arguments.get("port", 18_515)?)?;
     settings(&mut stream, server.is_some(), mtu)?;
@@ -63,9 +110,10 @@ fn main() -> Result<(), Failure> {
     } else {
         session.run_server(&mut node, &mut stream, mtu)?;
     }
-    node.linger();
-    let Session { sent, received, rounds, .. } = session;
-    println!("{sent} sent, {received} received of {rounds}; {:?}", node.endpoint.counters());
+    if test.is_silent_at_the_end() {
+        node.linger();
+    }
+    println!("{}; {:?}", session.result(), node.endpoint.counters());
     if session.is_done() { Ok(()) } else { Err("the test did not run to its end".into()) }
 }
 
@@ -89,7 +137,7 @@ fn settings(stream: &mut TcpStream, client: bool, mtu: PathMtu) -> Result<(), Fa
     Ok(())
 }
 
-/// One run of a test. Messages alternate: one is under way at a time.
+/// One run of a test.
 struct Session {
     test: Test,
     client: bool,
@@ -103,22 +151,51 @@ struct Session {
     near: RegionHandle,
     far: RegionHandle,
     peer: Option<Remote>,
-    sent: u32,
+    posted: u32,
+    completed: u32,
     received: u32,
-    in_flight: bool,
+    /// When the request under way was posted, and how long each took before.
+    posted_at: Duration,
+    times: Vec<Duration>,
+    /// From the first request to the last completion.
+    begun: Option<Duration>,
+    ended: Duration,
 }
 
 impl Session {
     fn new(node: &mut Node, local: IpAddr, test: Test, client: bool, bytes: u32, rounds: u32) -> Result<Self, Failure> {
-        let config = QueuePairConfig { max_rd_atomic: 1, ack_timeout: 14, ..Default::default() };
+        let config = QueuePairConfig {
+            recv_depth: RECEIVES as usize,
+            max_rd_atomic: READS,
+            max_dest_rd_atomic: READS,
+            ack_timeout: 14,
+            ..Default::default()
+        };
         let (number, name) = node.queue_pair(local, config)?;
-        let memory = || HeapMemory::new(vec![0; bytes as usize]);
+        let memory = || HeapMemory::new(vec![0; bytes.max(CYCLE_BYTES) as usize]);
         let (out, inbox) = (memory(), memory());
         let near = node.endpoint.register(out.clone(), Access::LOCAL)?;
         let far = node.endpoint.register(inbox.clone(), Access::ALL)?;
-        let (peer, sent, received, in_flight) = (None, 0, 0, false);
-        let session =
-            Self { test, client, bytes, rounds, number, name, out, inbox, near, far, peer, sent, received, in_flight };
+        let session = Self {
+            test,
+            client,
+            bytes,
+            rounds,
+            number,
+            name,
+            out,
+            inbox,
+            near,
+            far,
+            peer: None,
+            posted: 0,
+            completed: 0,
+            received: 0,
+            posted_at: Duration::ZERO,
+            times: Vec::new(),
+            begun: None,
+            ended: Duration::ZERO,
+        };
         for _ in 0..RECEIVES {
             session.post_receive(node)?;
         }
@@ -130,60 +207,102 @@ impl Session {
         Ok(node.endpoint.post_recv(self.number, RecvRequest { id: 0, segment })?)
     }
 
-    /// Whether it is our turn. The client begins with SEND, the server with WRITE; only the client READs.
-    fn may_send(&self) -> bool {
-        let begins = match self.test {
-            Test::Read => return self.client && self.sent < self.rounds && !self.in_flight,
-            Test::Send => self.client,
-            Test::Write => !self.client,
-        };
-        let answered = if begins { self.sent == self.received } else { self.sent < self.received };
-        answered && self.sent < self.rounds && !self.in_flight
+    /// Whether it is our turn. Where messages alternate, the client begins with SEND, the server with WRITE.
+    fn may_post(&self) -> bool {
+        let depth = if self.test.bandwidth { DEPTH } else { 1 };
+        let room = self.posted < self.rounds && self.posted - self.completed < depth;
+        if !self.test.alternates() {
+            return self.client && room;
+        }
+        let begins = self.client == (self.test.verb == Verb::Send);
+        room && if begins { self.posted == self.received } else { self.posted < self.received }
     }
 
     fn is_done(&self) -> bool {
-        let sent = self.sent == self.rounds && !self.in_flight;
-        match self.test {
-            Test::Read => sent || !self.client,
-            Test::Send | Test::Write => sent && self.received == self.rounds,
+        let sent = self.completed == self.rounds;
+        match self.test.verb {
+            _ if self.test.alternates() => sent && self.received == self.rounds,
+            _ if self.client => sent,
+            Verb::Send => self.received == self.rounds,
+            // The tool adds 1 each time: none may be lost or done twice.
+            Verb::Atomic => self.count() == u64::from(self.rounds),
+            Verb::Write | Verb::Read => true,
         }
     }
 
-    /// One pass: packets, completions, our next message.
+    /// What the peer's atomics have added up to, wherever the tool has sent them.
+    fn count(&self) -> u64 {
+        let words = self.inbox.to_vec();
+        words.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes"))).sum()
+    }
+
+    /// One pass: packets, completions, our next requests.
     fn step(&mut self, node: &mut Node, peer: Remote) -> Result<(), Failure> {
         node.step();
         while let Some(completion) = node.endpoint.poll_completion() {
-            if completion.status != soft_roce::Status::Success {
+            if completion.status != Status::Success {
                 return Err(format!("{completion:?}; {:?}", node.endpoint.counters()).into());
             }
             if completion.opcode == CompletionOpcode::Recv {
                 self.received += 1;
                 self.post_receive(node)?;
             } else {
-                self.in_flight = false;
+                self.completed += 1;
+                self.ended = node.elapsed();
             }
+            self.on_round(node);
         }
-        if self.test == Test::Write && self.received < self.rounds {
+        if self.test.alternates() && self.test.verb == Verb::Write && self.received < self.rounds {
             // A WRITE shows by its last byte, which counts.
             let mut last = [0];
             self.inbox.read(self.bytes as usize - 1, &mut last);
-            self.received += u32::from(last[0] == (self.received + 1) as u8);
-        }
-        if self.may_send() {
-            self.sent += 1;
-            self.in_flight = true;
-            let local = Segment { lkey: self.near.lkey, offset: 0, bytes: self.bytes };
-            let operation = match self.test {
-                Test::Send => Operation::Send { local },
-                Test::Write => Operation::Write { local, remote: peer },
-                Test::Read => Operation::Read { local, remote: peer },
-            };
-            if self.test == Test::Write {
-                self.out.write(self.bytes as usize - 1, &[self.sent as u8]);
+            if last[0] == (self.received + 1) as u8 {
+                self.received += 1;
+                self.on_round(node);
             }
-            node.endpoint.post_send(self.number, SendRequest::new(0, operation))?;
+        }
+        while self.may_post() {
+            self.post(node, peer)?;
         }
         Ok(())
+    }
+
+    /// Takes the time of a round that has ended: there and back, or done.
+    fn on_round(&mut self, node: &Node) {
+        let ended = if self.test.alternates() { self.received } else { self.completed };
+        if !self.test.bandwidth && self.begun.is_some() && ended == self.posted && self.times.len() < ended as usize {
+            self.times.push(node.elapsed() - self.posted_at);
+        }
+    }
+
+    fn post(&mut self, node: &mut Node, peer: Remote) -> Result<(), Failure> {
+        self.posted += 1;
+        self.posted_at = node.elapsed();
+        self.begun.get_or_insert(self.posted_at);
+        let local = Segment { lkey: self.near.lkey, offset: 0, bytes: self.bytes };
+        let operation = match self.test.verb {
+            Verb::Send => Operation::Send { local },
+            Verb::Write => Operation::Write { local, remote: peer },
+            Verb::Read => Operation::Read { local, remote: peer },
+            Verb::Atomic => Operation::FetchAdd { local, remote: peer, add: 1 },
+        };
+        if self.test.verb == Verb::Write {
+            self.out.write(self.bytes as usize - 1, &[self.posted as u8]);
+        }
+        Ok(node.endpoint.post_send(self.number, SendRequest::new(0, operation))?)
+    }
+
+    /// What the tool prints: latency is half of a round where messages alternate; a MB has 2^20 bytes.
+    fn result(&mut self) -> String {
+        let Some(begun) = self.begun else { return format!("{} received of {}", self.received, self.rounds) };
+        if self.test.bandwidth {
+            let bytes = f64::from(self.bytes) * f64::from(self.completed);
+            return format!("bandwidth {:.2} MB/s", bytes / f64::from(1 << 20) / (self.ended - begun).as_secs_f64());
+        }
+        self.times.sort_unstable();
+        let median = self.times.get(self.times.len() / 2).copied().unwrap_or_default();
+        let halves = if self.test.alternates() { 2 } else { 1 };
+        format!("latency {:.2} us", (median / halves).as_secs_f64() * 1e6)
     }
 
     /// Meets the peer: the first time, connects to it.
@@ -203,26 +322,36 @@ impl Session {
             self.on_keys(node, &theirs, mtu)?;
         }
         let peer = self.peer.expect("met at the first barrier");
-        let until = node.elapsed() + PATIENCE;
-        while !self.is_done() && node.elapsed() < until {
+        let (mut heard, mut heard_at) = (0, node.elapsed());
+        while !self.is_done() && node.elapsed() < heard_at + PATIENCE {
             self.step(node, peer)?;
+            let packets = node.endpoint.counters().packets_received;
+            if packets != std::mem::replace(&mut heard, packets) {
+                heard_at = node.elapsed();
+            }
         }
-        // The write test does without a farewell.
-        if self.test != Test::Write {
-            exchange(stream, true, &keys)?;
-            exchange(stream, true, DONE)?;
+        if self.test.is_silent_at_the_end() || !self.is_done() {
+            return Ok(());
         }
+        if self.test.reports() {
+            for _ in 0..REPORT_NUMBERS {
+                exchange(stream, true, &NUMBER)?;
+            }
+        }
+        exchange(stream, true, &keys)?;
+        exchange(stream, true, DONE)?;
         Ok(())
     }
 
     fn run_server(&mut self, node: &mut Node, stream: &mut TcpStream, mtu: PathMtu) -> Result<(), Failure> {
         let (keys, mut heard) = (self.keys(), Vec::new());
-        let mut barriers = 0;
+        let mut answers = self.answers(&keys);
+        let after_test = answers.len() - BARRIERS as usize;
         stream.set_nonblocking(true)?;
-        let mut progressed = node.elapsed();
+        let (mut progress, mut progressed) = ((0, 0), node.elapsed());
         while node.elapsed() < progressed + PATIENCE {
-            let before = (self.sent, self.received, heard.len());
-            match self.peer.filter(|_| barriers >= BARRIERS) {
+            let testing = answers.len() <= after_test;
+            match self.peer.filter(|_| testing) {
                 Some(peer) => self.step(node, peer)?,
                 None => {
                     node.step();
@@ -231,21 +360,34 @@ impl Session {
             if !listen(stream, &mut heard)? {
                 return Ok(());
             }
-            if heard.starts_with(DONE) {
-                stream.write_all(DONE)?;
+            let due = answers.front().filter(|answer| heard.len() >= answer.len() && (!testing || self.is_done()));
+            if let Some(&answer) = due {
+                self.on_keys(node, &heard[..answer.len()], mtu)?;
+                heard.drain(..answer.len());
+                stream.write_all(answer)?;
+                answers.pop_front();
+            }
+            if answers.is_empty() && !self.test.is_silent_at_the_end() {
                 return Ok(());
             }
-            if heard.len() >= KEYS_BYTES {
-                self.on_keys(node, &heard[..KEYS_BYTES], mtu)?;
-                heard.drain(..KEYS_BYTES);
-                stream.write_all(&keys)?;
-                barriers += 1;
-            }
-            if before != (self.sent, self.received, heard.len()) || self.test == Test::Read {
+            let now = (node.endpoint.counters().packets_received, answers.len());
+            if now != std::mem::replace(&mut progress, now) {
                 progressed = node.elapsed();
             }
         }
         Err(format!("nothing happened for {} s", PATIENCE.as_secs()).into())
+    }
+
+    /// What a server says, in order; each answers a message of the same length.
+    fn answers<'a>(&self, keys: &'a [u8]) -> VecDeque<&'a [u8]> {
+        let mut answers = VecDeque::from([keys; BARRIERS as usize]);
+        if self.test.reports() {
+            answers.extend([&NUMBER[..]; REPORT_NUMBERS]);
+        }
+        if !self.test.is_silent_at_the_end() {
+            answers.extend([keys, DONE]);
+        }
+        answers
     }
 
     /// LID, outstanding READs, queue pair, PSN, key, address, GID, shared receive queue, and a NUL, all hexadecimal.
@@ -253,11 +395,10 @@ impl Session {
         let Name { queue_pair, psn, address } = self.name;
         let gid: String = gid(address).iter().map(|byte| format!("{byte:02x}:")).collect();
         let (rkey, vaddr) = (self.far.rkey, self.far.address);
-        format!("0000:0001:{queue_pair:06x}:{psn:06x}:{rkey:08x}:{vaddr:016x}:{gid}00000000:\0").into_bytes()
+        format!("0000:{READS:04x}:{queue_pair:06x}:{psn:06x}:{rkey:08x}:{vaddr:016x}:{gid}00000000:\0").into_bytes()
     }
 }
 
-const KEYS_BYTES: usize = 108;
 const DONE: &[u8] = b"done\0";
 
 /// Takes what has come. False if the peer has closed.

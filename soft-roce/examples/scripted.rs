@@ -1,13 +1,14 @@
 //! An end that does what a script at the other end tells it, a line at a time over TCP: for tests that compare each step.
 //!
 //! ```text
-//! scripted --local ADDRESS [--port 18515] [--mtu 4096]
+//! scripted --local ADDRESS [--port 18515] [--mtu 4096] [--loss 0]
 //! ```
 //!
 //! | line | answer |
 //! | --- | --- |
-//! | `connect QPN PSN GID` (hexadecimal) | `QPN PSN RKEY ADDRESS` of a fresh queue pair and a memory of 1 MiB |
+//! | `connect QPN PSN GID` (hexadecimal) | `QPN PSN RKEY ADDRESS` of a fresh queue pair and a memory of 8 MiB + 128 bytes |
 //! | `fill SEED` | `ok`; byte k of the memory becomes (31 k + k / 256 + SEED) mod 256 |
+//! | `compare SEED OFFSET BYTES START` | `same` if the memory from OFFSET on holds the pattern of SEED from START on, or where it does not |
 //! | `dump OFFSET BYTES` | the bytes in hexadecimal |
 //! | `recv BYTES` | `ok`; receives to the start of the memory |
 //! | `send BYTES`, `send_imm BYTES IMM` | `ok`; sends from the start of the memory |
@@ -29,13 +30,13 @@ use soft_roce::{
     Remote, Segment, SendRequest,
 };
 
-const MEMORY_BYTES: usize = 1 << 20;
+const MEMORY_BYTES: usize = (8 << 20) + 128;
 const LINE_BYTES_MAX: usize = 1 << 10;
 
 fn main() -> Result<(), Failure> {
-    let arguments = Arguments::parse(&["local", "port", "mtu"])?;
+    let arguments = Arguments::parse(&["local", "port", "mtu", "loss"])?;
     let local: IpAddr = arguments.need("local")?;
-    let mut node = Node::bind(local, 0.0)?;
+    let mut node = Node::bind(local, arguments.get("loss", 0.0)?)?;
     let memory = HeapMemory::new(vec![0; MEMORY_BYTES]);
     let region = node.endpoint.register(memory.clone(), Access::ALL)?;
     let mut stream = agree(local, None, arguments.get("port", 18_515)?)?;
@@ -90,15 +91,19 @@ impl Actor {
         let operation = match words.first().copied().unwrap_or_default() {
             "connect" => return self.connect(&words),
             "fill" => {
-                let (seed, byte) = (number(1)? as usize, |at: usize| at * 31 + at / 256);
-                let bytes: Vec<u8> = (0..MEMORY_BYTES).map(|at| (byte(at) + seed) as u8).collect();
+                let seed = number(1)?;
+                let bytes: Vec<u8> = (0..MEMORY_BYTES).map(|at| pattern(seed, at)).collect();
                 self.memory.write(0, &bytes);
                 return Ok("ok".into());
             }
+            "compare" => {
+                let (seed, start) = (number(1)?, number(4)? as usize);
+                let part = self.part(number(2)?, number(3)?)?;
+                let differs = (0..part.len()).find(|&at| part[at] != pattern(seed, start + at));
+                return Ok(differs.map_or("same".into(), |at| format!("differs at byte {at} of {}", part.len())));
+            }
             "dump" => {
-                let (offset, bytes) = (number(1)? as usize, number(2)? as usize);
-                let all = self.memory.to_vec();
-                let part = all.get(offset..offset.saturating_add(bytes)).ok_or("outside the memory")?;
+                let part = self.part(number(1)?, number(2)?)?;
                 return Ok(part.iter().map(|byte| format!("{byte:02x}")).collect());
             }
             "wait" => {
@@ -130,6 +135,17 @@ impl Actor {
         Ok("ok".into())
     }
 
+    /// A copy of a part of the memory.
+    fn part(&self, offset: u64, bytes: u64) -> Result<Vec<u8>, Failure> {
+        let end = offset.saturating_add(bytes);
+        if end > MEMORY_BYTES as u64 {
+            return Err("outside the memory".into());
+        }
+        let mut part = vec![0; bytes as usize];
+        self.memory.read(offset as usize, &mut part);
+        Ok(part)
+    }
+
     fn connect(&mut self, words: &[&str]) -> Result<String, Failure> {
         let [_, queue_pair, psn, gid] = words else { return Err("expected QPN PSN GID".into()) };
         let peer = Name {
@@ -148,4 +164,9 @@ impl Actor {
         self.number = Some(number);
         Ok(format!("{} {} {} {}", name.queue_pair, name.psn, self.region.rkey, self.region.address))
     }
+}
+
+/// Byte `at` of the pattern of `seed`.
+fn pattern(seed: u64, at: usize) -> u8 {
+    (at * 31 + at / 256 + seed as usize) as u8
 }

@@ -1,8 +1,10 @@
 """Step by step in the guest: the kernel's queue pairs against soft-roce's, through libibverbs.
 
-Usage: verbs.py HOST PORT GID_INDEX OWN_GID. One line per case; what soft-roce does is told to its `scripted` example.
+Usage: verbs.py HOST PORT GID_INDEX MTU SIZE.. One line per case; what soft-roce does is told to its `scripted` example.
+Cases that move memory are run with each size.
 """
 
+import ipaddress
 import socket
 import sys
 import time
@@ -16,8 +18,8 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
-SIZES = [0, 1, 3, 4, 4095, 4096, 4097, 100_000]
-BYTES = 1 << 20
+# Of each side's memory: the largest message, and what surrounds it.
+BYTES = (8 << 20) + 128
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
 SUCCESS, LOCAL_LENGTH, REMOTE_INVALID, REMOTE_ACCESS, REMOTE_OPERATION = 0, 1, 9, 10, 11
 IMMEDIATE = 0x01020304
@@ -50,14 +52,18 @@ class Host:
         status, count, immediate = self("wait").split()
         return int(status), int(count), None if immediate == "-" else int(immediate)
 
-    def dump(self, count, offset=0):
-        return bytes.fromhex(self("dump", offset, count)) if count else b""
+    def word(self):
+        return int.from_bytes(bytes.fromhex(self("dump", 0, 8)), "little")
+
+    def expect(self, seed, count, offset=0, start=0):
+        """Bytes from `offset` on are those of the pattern from `start` on."""
+        expect(self("compare", seed, offset, count, start), "same", "memory")
 
 
 class Pair:
     """A fresh pair of queue pairs: ours by the kernel, the other by soft-roce."""
 
-    def __init__(self, host, pd, cq, mr, gid_index, own_gid, host_gid):
+    def __init__(self, host, pd, cq, mr, gid_index, own_gid, host_gid, mtu):
         self.host, self.cq, self.mr = host, cq, mr
         while cq.poll(1)[0]:
             pass
@@ -69,7 +75,7 @@ class Pair:
         attr.qp_access_flags = ACCESS
         self.qp.to_init(attr)
         attr.ah_attr = AHAttr(gr=GlobalRoute(dgid=GID(host_gid), sgid_index=gid_index), is_global=1, port_num=1)
-        attr.dest_qp_num, attr.rq_psn, attr.path_mtu = number, psn, e.IBV_MTU_4096
+        attr.dest_qp_num, attr.rq_psn, attr.path_mtu = number, psn, mtu.bit_length() - 8
         attr.max_dest_rd_atomic, attr.min_rnr_timer = 4, 14
         self.qp.to_rtr(attr)
         attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.sq_psn, attr.max_rd_atomic = 14, 6, 6, OWN_PSN, 4
@@ -100,6 +106,15 @@ class Pair:
     def status(self):
         return self.wait().status
 
+    def fill(self, seed, count):
+        self.mr.write(pattern(seed, count), count)
+
+    def clear(self, count):
+        self.mr.write(bytes(count), count)
+
+    def word(self):
+        return int.from_bytes(self.mr.read(8, 0), "little")
+
 
 def expect(found, expected, what="status"):
     if isinstance(expected, bytes) and found != expected:
@@ -110,17 +125,17 @@ def expect(found, expected, what="status"):
 
 def kernel_writes(pair, count):
     pair.host("fill", 7)
-    pair.mr.write(pattern(1, BYTES), BYTES)
+    pair.fill(1, count)
     pair.post(e.IBV_WR_RDMA_WRITE, count, offset=64)
     expect(pair.status(), SUCCESS)
-    whole = bytearray(pattern(7, count + 128))
-    whole[64:64 + count] = pattern(1, count)
-    expect(pair.host.dump(count + 128), bytes(whole), "memory")
+    pair.host.expect(7, 64)
+    pair.host.expect(1, count, offset=64)
+    pair.host.expect(7, 64, offset=64 + count, start=64 + count)
 
 
 def kernel_reads(pair, count):
     pair.host("fill", 2)
-    pair.mr.write(bytes(BYTES), BYTES)
+    pair.clear(count + 1)
     pair.post(e.IBV_WR_RDMA_READ, count, offset=64)
     expect(pair.status(), SUCCESS)
     expect(pair.mr.read(count + 1, 0), pattern(2, count + 64)[64:] + b"\0", "memory")
@@ -128,7 +143,7 @@ def kernel_reads(pair, count):
 
 def soft_writes(pair, count):
     pair.host("fill", 3)
-    pair.mr.write(bytes(BYTES), BYTES)
+    pair.clear(count + 128)
     pair.host("write", count, pair.mr.buf + 64, pair.mr.rkey)
     expect(pair.host.wait()[0], SUCCESS)
     expect(pair.mr.read(count + 128, 0), bytes(64) + pattern(3, count) + bytes(64), "memory")
@@ -136,19 +151,19 @@ def soft_writes(pair, count):
 
 def soft_reads(pair, count):
     pair.host("fill", 0)
-    pair.mr.write(pattern(4, BYTES), BYTES)
+    pair.fill(4, count + 64)
     pair.host("read", count, pair.mr.buf + 64, pair.mr.rkey)
     expect(pair.host.wait()[0], SUCCESS)
-    expect(pair.host.dump(count), pattern(4, count + 64)[64:], "memory")
+    pair.host.expect(4, count, start=64)
 
 
 def kernel_sends(pair, count):
-    pair.mr.write(pattern(5, BYTES), BYTES)
+    pair.fill(5, count)
     pair.host("recv", count)
     pair.post(e.IBV_WR_SEND_WITH_IMM, count, immediate=IMMEDIATE)
     expect(pair.status(), SUCCESS)
     expect(pair.host.wait(), (SUCCESS, count, IMMEDIATE), "receive")
-    expect(pair.host.dump(count), pattern(5, count), "memory")
+    pair.host.expect(5, count)
 
 
 def soft_sends(pair, count):
@@ -162,12 +177,12 @@ def soft_sends(pair, count):
 
 
 def kernel_writes_with_immediate(pair):
-    pair.mr.write(pattern(8, BYTES), BYTES)
+    pair.fill(8, 5000)
     pair.host("recv", 0)
     pair.post(e.IBV_WR_RDMA_WRITE_WITH_IMM, 5000, immediate=IMMEDIATE)
     expect(pair.status(), SUCCESS)
     expect(pair.host.wait(), (SUCCESS, 5000, IMMEDIATE), "receive")
-    expect(pair.host.dump(5000), pattern(8, 5000), "memory")
+    pair.host.expect(8, 5000)
 
 
 def soft_writes_with_immediate(pair):
@@ -209,13 +224,13 @@ def soft_out_of_range(pair):
 
 
 def kernel_waits_for_receive(pair):
-    pair.mr.write(pattern(10, BYTES), BYTES)
+    pair.fill(10, 10_000)
     pair.post(e.IBV_WR_SEND, 10_000)
     time.sleep(0.004)
     pair.host("recv", 10_000)
     expect(pair.status(), SUCCESS)
     expect(pair.host.wait(), (SUCCESS, 10_000, None), "receive")
-    expect(pair.host.dump(10_000), pattern(10, 10_000), "memory")
+    pair.host.expect(10, 10_000)
 
 
 def soft_waits_for_receive(pair):
@@ -244,25 +259,25 @@ def soft_sends_too_much(pair):
 
 def kernel_atomics(pair):
     pair.host("fill", 0)
-    before = int.from_bytes(pattern(0, 8), "little")
+    before = pair.host.word()
     pair.post(e.IBV_WR_ATOMIC_FETCH_AND_ADD, 8, atomic=(5, 0))
     expect(pair.status(), SUCCESS)
-    expect(int.from_bytes(pair.mr.read(8, 0), "little"), before, "original")
+    expect(pair.word(), before, "original")
     pair.post(e.IBV_WR_ATOMIC_CMP_AND_SWP, 8, atomic=(before + 5, 99))
     expect(pair.status(), SUCCESS)
-    expect(int.from_bytes(pair.mr.read(8, 0), "little"), before + 5, "original")
-    expect(pair.host.dump(8), (99).to_bytes(8, "little"), "memory")
+    expect(pair.word(), before + 5, "original")
+    expect(pair.host.word(), 99, "memory")
 
 
 def soft_atomics(pair):
     pair.mr.write((40).to_bytes(8, "little"), 8)
     pair.host("fetch_add", pair.mr.buf, pair.mr.rkey, 2)
     expect(pair.host.wait()[0], SUCCESS)
-    expect(pair.host.dump(8), (40).to_bytes(8, "little"), "original")
+    expect(pair.host.word(), 40, "original")
     pair.host("compare_swap", pair.mr.buf, pair.mr.rkey, 42, 7)
     expect(pair.host.wait()[0], SUCCESS)
-    expect(pair.host.dump(8), (42).to_bytes(8, "little"), "original")
-    expect(pair.mr.read(8, 0), (7).to_bytes(8, "little"), "memory")
+    expect(pair.host.word(), 42, "original")
+    expect(pair.word(), 7, "memory")
 
 
 SIZED = [kernel_writes, kernel_reads, soft_writes, soft_reads, kernel_sends, soft_sends]
@@ -274,21 +289,21 @@ PLAIN = [
 
 
 def main():
-    address, port, gid_index, own_gid = sys.argv[1:]
+    address, port, gid_index, mtu, *sizes = sys.argv[1:]
     host = Host(address, int(port))
     context = Context(name="rxe0")
     pd, cq = PD(context), CQ(context, 64)
     mr = MR(pd, BYTES, ACCESS)
-    v4 = socket.inet_aton(address).hex()
-    host_gid = ":".join(["0000"] * 5 + ["ffff", v4[:4], v4[4:]])
+    own_gid = str(context.query_gid(1, int(gid_index)))
+    host_gid = str(ipaddress.ip_address("::ffff:" + address if "." in address else address).exploded)
 
     def fresh():
-        pair = Pair(host, pd, cq, mr, int(gid_index), own_gid, host_gid)
+        pair = Pair(host, pd, cq, mr, int(gid_index), own_gid, host_gid, int(mtu))
         pair.again = fresh
         return pair
 
-    cases = [(f"{run.__name__}_{count}", lambda pair, run=run, count=count: run(pair, count))
-             for run in SIZED for count in SIZES]
+    cases = [(f"{run.__name__}_{count}", lambda pair, run=run, count=int(count): run(pair, count))
+             for run in SIZED for count in sizes]
     for name, run in cases + [(run.__name__, run) for run in PLAIN]:
         try:
             run(fresh())
