@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::wire::QueuePairNumber;
+use crate::{datagram::DatagramAddress, wire::QueuePairNumber};
 
 /// How a work request ended (IBTA 11.6.2; the numbers are those of `enum ibv_wc_status`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +70,8 @@ pub struct Completion {
     pub invalidated_rkey: Option<u32>,
     /// The peer asked for attention.
     pub solicited: bool,
+    /// The sender, on receives of datagrams.
+    pub source: Option<DatagramAddress>,
 }
 
 /// Which completions a waiting user wants to hear of (IBTA 11.4.2.2, request completion notification).

@@ -18,6 +18,10 @@ pub struct Counters {
     pub dropped_wrong_peer: u64,
     /// Dropped: ICRC mismatch.
     pub dropped_icrc: u64,
+    /// Dropped: a datagram with another queue key.
+    pub dropped_queue_key: u64,
+    /// Dropped: a datagram that met no receive, or one that is too short for it.
+    pub dropped_no_receive: u64,
     /// Dropped: an acknowledgement or response for nothing that is outstanding.
     pub dropped_ghost: u64,
     /// Asynchronous events that nobody polled in time.

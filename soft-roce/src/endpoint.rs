@@ -16,6 +16,7 @@ use crate::{
     completion::{Completion, CompletionQueue, Notify},
     config::{CreateError, DEPTH_MAX, EndpointConfig, ModifyError, Peer, QueuePairConfig, QueuePairState, in_range},
     counters::Counters,
+    datagram::DatagramQueuePair,
     events::{AsyncEvent, EventQueue},
     memory::{Memory, RegionConfig, RegionHandle, RegisterError},
     queue_pair::{Context, QueuePair},
@@ -54,6 +55,7 @@ pub struct Endpoint {
     rng: ChaCha8Rng,
     regions: RegionTable,
     queue_pairs: BTreeMap<QueuePairNumber, QueuePair>,
+    datagrams: BTreeMap<QueuePairNumber, DatagramQueuePair>,
     /// Where the search for a free number goes on: a number comes back as late as possible.
     next_number: u32,
     /// Queue pairs that may have something to send, each at most once.
@@ -66,22 +68,28 @@ pub struct Endpoint {
     timeout: Option<Timestamp>,
 }
 
+/// What a queue pair shares with the others, apart from the tables of queue pairs.
+macro_rules! context {
+    ($self:ident, $now:expr) => {
+        Context {
+            now: $now,
+            regions: &mut $self.regions,
+            completions: &mut $self.completions,
+            counters: &mut $self.counters,
+            shared_receives: &mut $self.shared_receives,
+            events: &mut $self.events,
+        }
+    };
+}
+
 /// Splits an endpoint into a queue pair and what it shares; `None` if there is no such queue pair.
 macro_rules! with_queue_pair {
     ($self:ident, $number:expr, $now:expr) => {
-        $self.queue_pairs.get_mut(&$number).map(|queue_pair| {
-            let context = Context {
-                now: $now,
-                regions: &mut $self.regions,
-                completions: &mut $self.completions,
-                counters: &mut $self.counters,
-                shared_receives: &mut $self.shared_receives,
-                events: &mut $self.events,
-            };
-            (queue_pair, context)
-        })
+        $self.queue_pairs.get_mut(&$number).map(|queue_pair| (queue_pair, context!($self, $now)))
     };
 }
+
+mod datagrams;
 
 impl Endpoint {
     /// An endpoint without regions or queue pairs.
@@ -92,6 +100,7 @@ impl Endpoint {
             config,
             regions: RegionTable::new(config.regions_max),
             queue_pairs: BTreeMap::new(),
+            datagrams: BTreeMap::new(),
             next_number: rng.next_u32() & NUMBER_MASK,
             rng,
             line: VecDeque::new(),
@@ -131,10 +140,7 @@ impl Endpoint {
     /// See [`CreateError`].
     pub fn create_queue_pair(&mut self, config: QueuePairConfig) -> Result<QueuePairNumber, CreateError> {
         config.check()?;
-        let limit = self.config.queue_pairs_max.min(QUEUE_PAIRS_MAX);
-        if self.queue_pairs.len() >= limit {
-            return Err(CreateError::Full(limit));
-        }
+        let number = self.free_number()?;
         let receive_domain = match config.shared_receives {
             Some(shared) => {
                 let queue = self.shared_receives.find(shared).ok_or(CreateError::UnknownSharedReceives(shared))?;
@@ -143,17 +149,25 @@ impl Endpoint {
             }
             None => config.protection_domain,
         };
-        let number = loop {
+        self.queue_pairs.insert(number, QueuePair::new(number, config, receive_domain));
+        Ok(number)
+    }
+
+    /// A number for another queue pair of either service.
+    fn free_number(&mut self) -> Result<QueuePairNumber, CreateError> {
+        let limit = self.config.queue_pairs_max.min(QUEUE_PAIRS_MAX);
+        if self.queue_pairs.len() + self.datagrams.len() >= limit {
+            return Err(CreateError::Full(limit));
+        }
+        loop {
             let number = QueuePairNumber(u32::from(self.config.queue_pair_prefix) << NUMBER_BITS | self.next_number);
             self.next_number = (self.next_number + 1) & NUMBER_MASK;
             // 0 and 1 are reserved for management, 0xffffff for multicast (IBTA 10.2.4).
             let reserved = number.0 < 2 || number == QueuePairNumber::MAX;
-            if !reserved && !self.queue_pairs.contains_key(&number) {
-                break number;
+            if !reserved && !self.queue_pairs.contains_key(&number) && !self.datagrams.contains_key(&number) {
+                return Ok(number);
             }
-        };
-        self.queue_pairs.insert(number, QueuePair::new(number, config, receive_domain));
-        Ok(number)
+        }
     }
 
     /// INIT to RTR to RTS.
@@ -179,12 +193,29 @@ impl Endpoint {
         self.find(qpn)?.modify_to_ready_to_receive(peer)
     }
 
-    /// RTR or SQD to RTS: sends may be posted, and are sent.
+    /// INIT to RTR, for datagrams: receives them from now on.
+    ///
+    /// # Errors
+    /// See [`ModifyError`].
+    pub fn modify_datagrams_to_ready_to_receive(&mut self, qpn: QueuePairNumber) -> Result<(), ModifyError> {
+        self.enter_datagrams(qpn, QueuePairState::ReadyToReceive).unwrap_or(Err(ModifyError::UnknownQueuePair))
+    }
+
+    /// `None` if there is no such datagram queue pair.
+    fn enter_datagrams(&mut self, qpn: QueuePairNumber, to: QueuePairState) -> Option<Result<(), ModifyError>> {
+        let queue_pair = self.datagrams.get_mut(&qpn)?;
+        Some(queue_pair.enter(to, &mut context!(self, Timestamp::default())))
+    }
+
+    /// RTR, SQD or (of datagrams) SQE to RTS: sends may be posted, and are sent.
     ///
     /// # Errors
     /// See [`ModifyError`].
     pub fn modify_to_ready_to_send(&mut self, qpn: QueuePairNumber) -> Result<(), ModifyError> {
-        self.find(qpn)?.modify_to_ready_to_send()?;
+        match self.enter_datagrams(qpn, QueuePairState::ReadyToSend) {
+            Some(entered) => entered?,
+            None => self.find(qpn)?.modify_to_ready_to_send()?,
+        }
         self.enqueue(qpn);
         Ok(())
     }
@@ -194,6 +225,9 @@ impl Endpoint {
     /// # Errors
     /// See [`ModifyError`].
     pub fn modify_to_send_queue_drain(&mut self, qpn: QueuePairNumber) -> Result<(), ModifyError> {
+        if let Some(entered) = self.enter_datagrams(qpn, QueuePairState::SendQueueDrain) {
+            return entered;
+        }
         let parts = with_queue_pair!(self, qpn, Timestamp::default());
         let (queue_pair, mut cx) = parts.ok_or(ModifyError::UnknownQueuePair)?;
         queue_pair.modify_to_send_queue_drain(&mut cx)
@@ -214,12 +248,21 @@ impl Endpoint {
     /// Any state to ERROR: when this returns, nothing that the peer sends touches our memory over this queue pair any
     /// more. Everything outstanding completes as flushed. False if there is no such queue pair.
     pub fn modify_to_error(&mut self, qpn: QueuePairNumber) -> bool {
+        if let Some(queue_pair) = self.datagrams.get_mut(&qpn) {
+            queue_pair.modify_to_error(&mut context!(self, Timestamp::default()));
+            return true;
+        }
         let parts = with_queue_pair!(self, qpn, Timestamp::default());
         parts.map(|(queue_pair, mut cx)| queue_pair.modify_to_error(&mut cx)).is_some()
     }
 
     /// Any state to INIT: outstanding work vanishes without completions. False if there is no such queue pair.
     pub fn modify_to_reset(&mut self, qpn: QueuePairNumber) -> bool {
+        if let Some(queue_pair) = self.datagrams.get_mut(&qpn) {
+            self.completions.release(queue_pair.outstanding());
+            queue_pair.reset();
+            return true;
+        }
         let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return false };
         self.completions.release(queue_pair.outstanding());
         queue_pair.reset();
@@ -228,20 +271,25 @@ impl Endpoint {
 
     /// Removes a queue pair; outstanding work vanishes without completions. False if there is none.
     pub fn destroy_queue_pair(&mut self, qpn: QueuePairNumber) -> bool {
+        self.line.retain(|number| *number != qpn);
+        if let Some(queue_pair) = self.datagrams.remove(&qpn) {
+            self.completions.release(queue_pair.outstanding());
+            return true;
+        }
         let Some(queue_pair) = self.queue_pairs.remove(&qpn) else { return false };
         self.completions.release(queue_pair.outstanding());
         let shared = queue_pair.config().shared_receives;
         if let Some(queue) = shared.and_then(|shared| self.shared_receives.find(shared)) {
             queue.users -= 1;
         }
-        self.line.retain(|number| *number != qpn);
         true
     }
 
     /// Where a queue pair stands.
     #[must_use]
     pub fn state(&self, qpn: QueuePairNumber) -> Option<QueuePairState> {
-        self.queue_pairs.get(&qpn).map(QueuePair::state)
+        let datagrams = self.datagrams.get(&qpn).map(DatagramQueuePair::state);
+        datagrams.or_else(|| self.queue_pairs.get(&qpn).map(QueuePair::state))
     }
 
     /// Posts to the send queue.
@@ -253,7 +301,12 @@ impl Endpoint {
         if matches!(request.operation, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) && bytes != 8 {
             return Err(PostError::AtomicSegment { bytes });
         }
-        self.post(qpn, |queue_pair, cx| queue_pair.post_send(request, cx))?;
+        if self.datagrams.contains_key(&qpn) {
+            return Err(PostError::Service);
+        }
+        let parts = with_queue_pair!(self, qpn, Timestamp::default());
+        let (queue_pair, mut cx) = parts.ok_or(PostError::UnknownQueuePair)?;
+        cx.reserved(|cx| queue_pair.post_send(request, cx))?;
         self.enqueue(qpn);
         Ok(())
     }
@@ -263,7 +316,12 @@ impl Endpoint {
     /// # Errors
     /// See [`PostError`].
     pub fn post_recv(&mut self, qpn: QueuePairNumber, request: RecvRequest) -> Result<(), PostError> {
-        self.post(qpn, |queue_pair, cx| queue_pair.post_recv(request, cx))
+        let mut cx = context!(self, Timestamp::default());
+        if let Some(queue_pair) = self.datagrams.get_mut(&qpn) {
+            return cx.reserved(|cx| queue_pair.post_recv(request, cx));
+        }
+        let queue_pair = self.queue_pairs.get_mut(&qpn).ok_or(PostError::UnknownQueuePair)?;
+        cx.reserved(|cx| queue_pair.post_recv(request, cx))
     }
 
     /// Makes a queue of receives for many queue pairs ([`QueuePairConfig::shared_receives`]).
@@ -291,14 +349,7 @@ impl Endpoint {
     /// # Errors
     /// See [`PostError`].
     pub fn post_shared_recv(&mut self, shared: SharedReceivesNumber, request: RecvRequest) -> Result<(), PostError> {
-        if !self.completions.reserve() {
-            return Err(PostError::CompletionQueueFull { limit: self.completions.limit() });
-        }
-        let posted = self.shared_receives.post(shared, request);
-        if posted.is_err() {
-            self.completions.release(1);
-        }
-        posted
+        context!(self, Timestamp::default()).reserved(|cx| cx.shared_receives.post(shared, request))
     }
 
     /// Asks for one [`AsyncEvent::SharedReceivesLow`] once fewer than `limit` receives are left; 0: for none. False if
@@ -307,27 +358,14 @@ impl Endpoint {
         self.shared_receives.find(shared).map(|queue| queue.limit = limit).is_some()
     }
 
-    fn post(
-        &mut self,
-        qpn: QueuePairNumber,
-        post: impl FnOnce(&mut QueuePair, &mut Context<'_>) -> Result<(), PostError>,
-    ) -> Result<(), PostError> {
-        let parts = with_queue_pair!(self, qpn, Timestamp::default());
-        let (queue_pair, mut cx) = parts.ok_or(PostError::UnknownQueuePair)?;
-        if !cx.completions.reserve() {
-            return Err(PostError::CompletionQueueFull { limit: cx.completions.limit() });
-        }
-        let posted = post(queue_pair, &mut cx);
-        if posted.is_err() {
-            cx.completions.release(1);
-        }
-        posted
-    }
-
     /// Takes a datagram (BTH to ICRC) that came from `source`. Anything malformed or unexpected is counted and dropped.
     pub fn handle_packet(&mut self, now: Timestamp, source: SocketAddr, bytes: &[u8]) {
         let packet = match Packet::new_checked(bytes) {
             Ok(packet) if packet.opcode().service == TransportService::ReliableConnection => packet,
+            Ok(packet) if packet.opcode().service == TransportService::UnreliableDatagram => {
+                self.handle_datagram(now, source, &packet);
+                return;
+            }
             Ok(_) | Err(Malformed::Opcode) => {
                 self.counters.dropped_unsupported += 1;
                 return;
@@ -404,6 +442,15 @@ impl Endpoint {
     pub fn poll_transmit(&mut self, now: Timestamp, buf: &mut [u8], segments_max: usize) -> Option<Transmit> {
         assert!(buf.len() >= PACKET_BYTES_MAX, "the transmit buffer holds {} bytes", buf.len());
         while let Some(number) = self.line.pop_front() {
+            if let Some(queue_pair) = self.datagrams.get_mut(&number) {
+                queue_pair.queued = false;
+                let transmit = queue_pair.poll_transmit(self.config.local, buf, &mut context!(self, now));
+                if transmit.is_some() {
+                    self.enqueue(number);
+                    return transmit;
+                }
+                continue;
+            }
             let Some((queue_pair, mut cx)) = with_queue_pair!(self, number, now) else { continue };
             queue_pair.queued = false;
             let transmit = queue_pair.poll_transmit(self.config.local, buf, segments_max, &mut cx);
@@ -419,10 +466,12 @@ impl Endpoint {
 
     /// Something happened to a queue pair: it may have something to send.
     fn enqueue(&mut self, number: QueuePairNumber) {
-        if let Some(queue_pair) = self.queue_pairs.get_mut(&number)
-            && !queue_pair.queued
-        {
-            queue_pair.queued = true;
+        let queued = match self.queue_pairs.get_mut(&number) {
+            Some(queue_pair) => Some(&mut queue_pair.queued),
+            None => self.datagrams.get_mut(&number).map(|queue_pair| &mut queue_pair.queued),
+        };
+        if let Some(queued) = queued.filter(|queued| !**queued) {
+            *queued = true;
             self.line.push_back(number);
         }
     }

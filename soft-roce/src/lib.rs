@@ -6,6 +6,7 @@ mod completer;
 mod completion;
 mod config;
 mod counters;
+mod datagram;
 pub mod drive;
 mod endpoint;
 mod events;
@@ -27,6 +28,7 @@ pub use config::{
     CreateError, EndpointConfig, Identification, ModifyError, PathMtu, Peer, QueuePairConfig, QueuePairState,
 };
 pub use counters::Counters;
+pub use datagram::{DATAGRAM_HEADER_BYTES, DatagramAddress, DatagramConfig, DatagramRequest};
 pub use endpoint::{Endpoint, Transmit};
 pub use events::AsyncEvent;
 pub use memory::{Access, HeapMemory, Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError};

@@ -33,6 +33,18 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// Posts a work request, with room for its completion.
+    pub(crate) fn reserved(&mut self, post: impl FnOnce(&mut Self) -> Result<(), PostError>) -> Result<(), PostError> {
+        if !self.completions.reserve() {
+            return Err(PostError::CompletionQueueFull { limit: self.completions.limit() });
+        }
+        let posted = post(self);
+        if posted.is_err() {
+            self.completions.release(1);
+        }
+        posted
+    }
+
     pub(crate) fn raise(&mut self, event: AsyncEvent) {
         self.counters.events_lost += u64::from(!self.events.push(event));
     }

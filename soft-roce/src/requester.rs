@@ -570,5 +570,6 @@ pub(crate) fn completion(request: &SendRequest, status: Status, queue_pair: Queu
         immediate: None,
         invalidated_rkey: None,
         solicited: false,
+        source: None,
     }
 }

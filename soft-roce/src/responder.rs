@@ -364,6 +364,7 @@ impl Responder {
             immediate: packet.immediate(),
             invalidated_rkey: packet.invalidate(),
             solicited: packet.solicited(),
+            source: None,
         });
     }
 
@@ -423,6 +424,7 @@ impl Responder {
                 immediate: None,
                 invalidated_rkey: None,
                 solicited: false,
+                source: None,
             });
         }
         self.inbound = Inbound::None;

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::config::QueuePairState;
+use crate::{config::QueuePairState, datagram::DatagramAddress};
 
 /// A piece of local registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -155,6 +155,12 @@ pub enum PostError {
     /// The queue pair has no receive queue of its own.
     #[error("the queue pair takes shared receives: post to its shared receive queue")]
     ReceivesAreShared,
+    /// Connected and datagram queue pairs take different requests.
+    #[error("the queue pair is of the other service: `post_send` is for connected ones, `post_datagram` for datagrams")]
+    Service,
+    /// Another address family than our socket's, or a reserved queue pair number.
+    #[error("destination {0:?}: expected an address of our own family and a queue pair in 1 ..= 0xfffffe")]
+    Destination(DatagramAddress),
     /// `send_depth` or `recv_depth` requests are outstanding.
     #[error("the queue holds {depth} requests already: poll completions, or raise its depth")]
     QueueFull {

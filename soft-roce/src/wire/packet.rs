@@ -198,6 +198,11 @@ impl<'a> Packet<'a> {
         self.opcode.kind.has_invalidate().then(|| u32_at(self.bytes, self.opcode.header_bytes() - 4))
     }
 
+    /// The whole packet.
+    #[must_use]
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
     /// Payload without pad.
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {

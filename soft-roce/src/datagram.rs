@@ -1,0 +1,349 @@
+//! A queue pair for datagrams (UD, IBTA 9.8.3): single packets to anyone, without acknowledgement.
+//!
+//! A send is complete once it is on its way. What is received begins with 40 bytes that name the sender: the IPv6
+//! header, or 20 zeros and the IPv4 header, as far as a UDP socket shows them. Created in INIT, moved to RTR and RTS;
+//! a send that fails ends the send queue (SQE), a receive that fails the queue pair (ERROR).
+
+use std::{collections::VecDeque, net::SocketAddr};
+
+use crate::{
+    completion::{Completion, CompletionOpcode, Status},
+    config::{CreateError, DEPTH_MAX, Identification, ModifyError, PathMtu, QueuePairState, in_range},
+    endpoint::Transmit,
+    events::AsyncEvent,
+    memory::ProtectionDomain,
+    queue_pair::Context,
+    run::{Outgoing, Run},
+    wire::{Deth, Opcode, Packet, PacketKind, Psn, QueuePairNumber, Repr, TransportService, icrc::Path},
+    work_request::{PostError, RecvRequest, Segment},
+};
+
+/// Bytes at the start of every receive for where the datagram came from.
+pub const DATAGRAM_HEADER_BYTES: usize = 40;
+/// A request's queue key with this bit stands for that of the sending queue pair (IBTA 10.2.5).
+const OWN_QUEUE_KEY: u32 = 0x8000_0000;
+const IPV4_BYTES: usize = 20;
+const UDP_BYTES: usize = 8;
+const UDP: u8 = 17;
+
+/// What a datagram queue pair is made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DatagramConfig {
+    /// The regions that it may use.
+    pub protection_domain: ProtectionDomain,
+    /// Only datagrams with this key are received.
+    pub queue_key: u32,
+    /// Sends outstanding, 1 ..= 65536.
+    pub send_depth: usize,
+    /// Receives outstanding, 0 ..= 65536.
+    pub recv_depth: usize,
+    /// The longest datagram, in payload bytes.
+    pub path_mtu: PathMtu,
+    /// How strictly the ICRC of senders can be checked.
+    pub identification: Identification,
+}
+
+impl DatagramConfig {
+    /// Protection domain 0, depths of 256, datagrams of up to 1024 bytes from any sender.
+    #[must_use]
+    pub const fn new(queue_key: u32) -> Self {
+        Self {
+            protection_domain: ProtectionDomain(0),
+            queue_key,
+            send_depth: 256,
+            recv_depth: 256,
+            path_mtu: PathMtu::Mtu1024,
+            identification: Identification::Any,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), CreateError> {
+        in_range(&[
+            ("send_depth", self.send_depth as u64, 1, DEPTH_MAX, "1 ..= 65536"),
+            ("recv_depth", self.recv_depth as u64, 0, DEPTH_MAX, "0 ..= 65536"),
+        ])
+    }
+}
+
+/// Where a datagram goes to or came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DatagramAddress {
+    /// The UDP address. Senders may use any port; a reply to a network card or a kernel goes to 4791.
+    pub address: SocketAddr,
+    /// The queue pair there.
+    pub queue_pair: QueuePairNumber,
+}
+
+/// A datagram to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DatagramRequest {
+    /// Comes back in the completion.
+    pub id: u64,
+    /// The message, at most a path MTU.
+    pub local: Segment,
+    /// 32 bits for the receive's completion.
+    pub immediate: Option<u32>,
+    /// Where to.
+    pub to: DatagramAddress,
+    /// The key of the receiving queue pair; with the top bit set, that of the sending one is used.
+    pub queue_key: u32,
+    /// Whether success is reported; failure always is.
+    pub signalled: bool,
+    /// Marks the peer's completion as solicited.
+    pub solicited: bool,
+}
+
+/// A datagram queue pair.
+pub(crate) struct DatagramQueuePair {
+    number: QueuePairNumber,
+    config: DatagramConfig,
+    state: QueuePairState,
+    next: Psn,
+    sends: VecDeque<DatagramRequest>,
+    receives: VecDeque<RecvRequest>,
+    /// It stands in the endpoint's line of those that may have something to send.
+    pub(crate) queued: bool,
+}
+
+impl DatagramQueuePair {
+    /// `first` is the sequence number of its first datagram.
+    pub(crate) const fn new(number: QueuePairNumber, config: DatagramConfig, first: Psn) -> Self {
+        Self {
+            number,
+            config,
+            state: QueuePairState::Init,
+            next: first,
+            sends: VecDeque::new(),
+            receives: VecDeque::new(),
+            queued: false,
+        }
+    }
+
+    pub(crate) const fn state(&self) -> QueuePairState {
+        self.state
+    }
+
+    pub(crate) const fn identification(&self) -> Identification {
+        self.config.identification
+    }
+
+    /// Work requests that were posted and have no completion.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.sends.len() + self.receives.len()
+    }
+
+    /// Whether it takes datagrams.
+    pub(crate) const fn is_receiving(&self) -> bool {
+        !matches!(self.state, QueuePairState::Init | QueuePairState::Error)
+    }
+
+    /// IBTA 10.3.1: the transitions that an owner may ask for, apart from those to ERROR and RESET, which always exist.
+    pub(crate) fn enter(&mut self, to: QueuePairState, cx: &mut Context<'_>) -> Result<(), ModifyError> {
+        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrain, SendQueueError};
+        let from = self.state;
+        match (from, to) {
+            (Init, ReadyToReceive)
+            | (ReadyToReceive | SendQueueDrain | SendQueueError, ReadyToSend)
+            | (ReadyToSend, SendQueueDrain) => {}
+            _ => return Err(ModifyError::Transition { from, to }),
+        }
+        self.state = to;
+        if to == SendQueueDrain {
+            // A datagram is begun and finished at once.
+            cx.raise(AsyncEvent::SendQueueDrained(self.number));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn modify_to_error(&mut self, cx: &mut Context<'_>) {
+        self.state = QueuePairState::Error;
+        self.flush_sends(Status::Flushed, cx);
+        self.flush_receives(Status::Flushed, cx);
+    }
+
+    /// Back to INIT: queues emptied without completions.
+    pub(crate) fn reset(&mut self) {
+        *self = Self { queued: self.queued, ..Self::new(self.number, self.config, self.next) };
+    }
+
+    pub(crate) fn post_send(
+        &mut self,
+        request: DatagramRequest,
+        local: SocketAddr,
+        cx: &mut Context<'_>,
+    ) -> Result<(), PostError> {
+        let (bytes, limit) = (request.local.bytes, self.config.path_mtu.bytes());
+        if bytes > limit {
+            return Err(PostError::TooLong { bytes, limit });
+        }
+        let DatagramAddress { address, queue_pair } = request.to;
+        if address.is_ipv4() != local.is_ipv4() || queue_pair.0 == 0 || queue_pair >= QueuePairNumber::MAX {
+            return Err(PostError::Destination(request.to));
+        }
+        match self.state {
+            QueuePairState::ReadyToSend | QueuePairState::SendQueueDrain => {
+                if self.sends.len() >= self.config.send_depth {
+                    return Err(PostError::QueueFull { depth: self.config.send_depth });
+                }
+                self.sends.push_back(request);
+            }
+            QueuePairState::SendQueueError | QueuePairState::Error => {
+                cx.completions.push(self.completion(request.id, Status::Flushed, CompletionOpcode::Send));
+            }
+            state => return Err(PostError::State(state)),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn post_recv(&mut self, request: RecvRequest, cx: &mut Context<'_>) -> Result<(), PostError> {
+        if self.receives.len() >= self.config.recv_depth {
+            return Err(PostError::QueueFull { depth: self.config.recv_depth });
+        }
+        self.receives.push_back(request);
+        if self.state == QueuePairState::Error {
+            self.flush_receives(Status::Flushed, cx);
+        }
+        Ok(())
+    }
+
+    /// Takes a datagram whose ICRC was right. What does not fit is dropped without a word to the sender (IBTA 9.8.3.1).
+    pub(crate) fn handle_packet(&mut self, packet: &Packet<'_>, path: &Path, cx: &mut Context<'_>) {
+        let Some(deth) = packet.deth().filter(|deth| deth.queue_key == self.config.queue_key) else {
+            cx.counters.dropped_queue_key += 1;
+            return;
+        };
+        let payload = packet.payload();
+        if payload.len() > self.config.path_mtu.bytes() as usize {
+            cx.counters.dropped_malformed += 1;
+            return;
+        }
+        let bytes = (DATAGRAM_HEADER_BYTES + payload.len()) as u32;
+        let Some(receive) = self.receives.pop_front_if(|receive| receive.segment.bytes >= bytes) else {
+            cx.counters.dropped_no_receive += 1;
+            return;
+        };
+        let segment = Segment { bytes, ..receive.segment };
+        let Ok(window) = cx.regions.local(self.config.protection_domain, segment, true) else {
+            self.receives.push_front(receive);
+            self.state = QueuePairState::Error;
+            cx.raise(AsyncEvent::QueuePairFatal(self.number));
+            self.flush_receives(Status::LocalProtection, cx);
+            self.flush_sends(Status::Flushed, cx);
+            return;
+        };
+        window.memory.write(window.offset, &network_header(path, packet));
+        window.memory.write(window.offset + DATAGRAM_HEADER_BYTES, payload);
+        cx.completions.push(Completion {
+            bytes,
+            immediate: packet.immediate(),
+            solicited: packet.solicited(),
+            source: Some(DatagramAddress { address: path.source, queue_pair: deth.source }),
+            ..self.completion(receive.id, Status::Success, CompletionOpcode::Recv)
+        });
+    }
+
+    /// Writes the next datagram.
+    pub(crate) fn poll_transmit(
+        &mut self,
+        source: SocketAddr,
+        buf: &mut [u8],
+        cx: &mut Context<'_>,
+    ) -> Option<Transmit> {
+        if self.state != QueuePairState::ReadyToSend {
+            return None;
+        }
+        let request = *self.sends.front()?;
+        let window = (request.local.bytes > 0)
+            .then(|| cx.regions.local(self.config.protection_domain, request.local, false))
+            .transpose();
+        let Ok(window) = window else {
+            self.state = QueuePairState::SendQueueError;
+            self.flush_sends(Status::LocalProtection, cx);
+            return None;
+        };
+        let mut run = Run::new(buf, source, request.to.address, 1);
+        run.push(&Outgoing::new(self.repr(&request), window));
+        self.sends.pop_front();
+        self.next = self.next.plus(1);
+        if request.signalled {
+            let done = self.completion(request.id, Status::Success, CompletionOpcode::Send);
+            cx.completions.push(Completion { bytes: request.local.bytes, ..done });
+        } else {
+            cx.completions.release(1);
+        }
+        cx.counters.packets_sent += 1;
+        run.finish()
+    }
+
+    fn repr(&self, request: &DatagramRequest) -> Repr {
+        let kind = PacketKind::SendOnly;
+        let kind = if request.immediate.is_some() { kind.with_immediate() } else { kind };
+        let own = request.queue_key & OWN_QUEUE_KEY != 0;
+        let queue_key = if own { self.config.queue_key } else { request.queue_key };
+        Repr {
+            opcode: Opcode { service: TransportService::UnreliableDatagram, kind },
+            solicited: request.solicited,
+            deth: Some(Deth { queue_key, source: self.number }),
+            immediate: request.immediate,
+            payload_bytes: request.local.bytes as usize,
+            ..Repr::reliable(kind, request.to.queue_pair, self.next)
+        }
+    }
+
+    fn flush_sends(&mut self, mut first: Status, cx: &mut Context<'_>) {
+        while let Some(request) = self.sends.pop_front() {
+            let status = std::mem::replace(&mut first, Status::Flushed);
+            cx.completions.push(self.completion(request.id, status, CompletionOpcode::Send));
+        }
+    }
+
+    fn flush_receives(&mut self, mut first: Status, cx: &mut Context<'_>) {
+        while let Some(receive) = self.receives.pop_front() {
+            let status = std::mem::replace(&mut first, Status::Flushed);
+            cx.completions.push(self.completion(receive.id, status, CompletionOpcode::Recv));
+        }
+    }
+
+    const fn completion(&self, id: u64, status: Status, opcode: CompletionOpcode) -> Completion {
+        Completion {
+            queue_pair: self.number,
+            id,
+            status,
+            opcode,
+            bytes: 0,
+            immediate: None,
+            invalidated_rkey: None,
+            solicited: false,
+            source: None,
+        }
+    }
+}
+
+/// The 40 bytes before a received message, as rdma_rxe writes them. Type of service, time to live and header checksum
+/// stay zero: a UDP socket does not show them.
+fn network_header(path: &Path, packet: &Packet<'_>) -> [u8; DATAGRAM_HEADER_BYTES] {
+    let mut header = [0; DATAGRAM_HEADER_BYTES];
+    let udp_bytes = (UDP_BYTES + packet.bytes().len()) as u16;
+    match (path.source, path.destination) {
+        (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
+            let ip = &mut header[DATAGRAM_HEADER_BYTES - IPV4_BYTES..];
+            ip[0] = 0x45;
+            ip[2..4].copy_from_slice(&(IPV4_BYTES as u16 + udp_bytes).to_be_bytes());
+            ip[4..6].copy_from_slice(&path.identification.to_be_bytes());
+            ip[6] = if path.dont_fragment { 0x40 } else { 0 };
+            ip[9] = UDP;
+            ip[12..16].copy_from_slice(&source.ip().octets());
+            ip[16..20].copy_from_slice(&destination.ip().octets());
+        }
+        (SocketAddr::V6(source), SocketAddr::V6(destination)) => {
+            header[0] = 0x60;
+            header[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
+            header[6] = UDP;
+            header[8..24].copy_from_slice(&source.ip().octets());
+            header[24..40].copy_from_slice(&destination.ip().octets());
+        }
+        // The endpoint's own address decides the family; the socket delivers no other.
+        _ => {}
+    }
+    header
+}
