@@ -44,6 +44,8 @@ enum Command {
     /// Measure
     #[command(subcommand)]
     Bench(Bench),
+    /// Reproduce the papers' figures, and what this project claims, as SVG and CSV
+    Figures(bench::figures::Args),
 }
 
 #[derive(Debug, Subcommand)]
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
         },
         Command::Profile(args) => profile::run(&args),
         Command::Sim(args) => sim::command::run(&args).map_err(anyhow::Error::from),
+        Command::Figures(args) => bench::figures::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Goodput(args)) => bench::goodput::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Scheduler(args)) => bench::scheduler::run(&args).map_err(anyhow::Error::from),
         Command::Bench(Bench::Verbs(args)) => bench::verbs::run(&args).map_err(anyhow::Error::from),

@@ -20,8 +20,8 @@ use sim::{
 
 /// Late or dropped requests that goodput allows, of each model's.
 pub const BAD_RATE_MAX: f64 = 0.01;
-/// The search ends when its bounds are this close, as a part of the upper one.
-const RESOLUTION: f64 = 0.001;
+/// The usual [`Probe::resolution`].
+pub const RESOLUTION: f64 = 0.001;
 /// Searches that one command runs.
 const SEEDS_MAX: u64 = 1000;
 
@@ -84,7 +84,18 @@ pub struct ModelGoodput {
     pub batch_median: Option<f64>,
 }
 
-/// Searches with one seed; each probe runs for `seconds`. `progress` is told what part of the search is done, from 0
+/// How a search tries a rate, and when it ends.
+#[derive(Debug, Clone)]
+pub struct Probe {
+    /// Simulated span in seconds; its first tenth warms up.
+    pub seconds: f64,
+    /// Seeds the arrivals of every probe.
+    pub seed: u64,
+    /// The search ends when its bounds are this close, as a part of the upper one.
+    pub resolution: f64,
+}
+
+/// Searches with one seed. `progress` is told what part of the search is done, from 0
 /// to 1, and the rate that is being tried.
 ///
 /// Returns the run at the highest rate that was good enough; its rate is 0, and no request arrived, if none was.
@@ -94,17 +105,17 @@ pub struct ModelGoodput {
 pub fn search(
     workload: &Workload,
     policy: Policy,
-    seconds: f64,
-    seed: u64,
+    probe: &Probe,
     progress: &mut dyn FnMut(f64, f64),
 ) -> Result<Option<Report>, Violation> {
+    let &Probe { seconds, seed, resolution } = probe;
     let mut bounds = (0.0, workload.capacity_rps());
-    let probes = RESOLUTION.log2().abs().ceil() + 1.0;
+    let probes = resolution.log2().abs().ceil() + 1.0;
     let mut done = 0.0;
     let mut best = None;
     // Below this even one request in a probe is too many.
     let floor = 1.0 / seconds;
-    while bounds.1 - bounds.0 > RESOLUTION * bounds.1 && bounds.1 > floor {
+    while bounds.1 - bounds.0 > resolution * bounds.1 && bounds.1 > floor {
         let rate_rps = f64::midpoint(bounds.0, bounds.1);
         let options = Options { policy, rate_rps, seconds, seed };
         let report = cluster::run(workload, &options, &mut |_| (), &mut |second| {
@@ -135,7 +146,8 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
     let mut found = Vec::new();
     for index in 0..args.seeds {
         let seed = args.seed.wrapping_add(index);
-        let report = search(&workload, args.policy, seconds, seed, &mut |part, rate_rps| {
+        let probe = Probe { seconds, seed, resolution: RESOLUTION };
+        let report = search(&workload, args.policy, &probe, &mut |part, rate_rps| {
             bar.set_position(1000 * index + (1000.0 * part) as u64);
             bar.set_message(format!("seed {seed}, {rate_rps:.0} requests/s"));
         })?;
@@ -220,13 +232,17 @@ mod tests {
         Workload::parse(text, "test", "test", Path::new(".")).unwrap()
     }
 
+    fn probe(seconds: f64, seed: u64) -> Probe {
+        Probe { seconds, seed, resolution: RESOLUTION }
+    }
+
     #[test]
     fn finds_the_limit_of_a_queue_without_randomness() {
         // A batch of one takes 10 ms; uniform arrivals at up to 100 requests/s are all served.
         let text = "gpus = 1\nseconds = 10\narrivals = { process = \"uniform\" }\n\
                     [[model]]\nname = \"m\"\nlatency_ms = [10]\nslo_ms = 15\n";
         let workload = workload(text);
-        let report = search(&workload, Policy::Eager, 10.0, 1, &mut |_, _| ()).unwrap().unwrap();
+        let report = search(&workload, Policy::Eager, &probe(10.0, 1), &mut |_, _| ()).unwrap().unwrap();
         // The search approaches the capacity from below.
         assert!((99.8..=100.0).contains(&report.rate_rps), "{}", report.rate_rps);
     }
@@ -248,7 +264,7 @@ mod tests {
     fn deferred_beats_eager_where_batching_matters() {
         let workload =
             workload("gpus = 32\n[[model]]\nname = \"m\"\ncount = 10\nalpha_ms = 1\nbeta_ms = 15\nslo_ms = 46\n");
-        let goodput = |policy| search(&workload, policy, 5.0, 2, &mut |_, _| ()).unwrap().unwrap().rate_rps;
+        let goodput = |policy| search(&workload, policy, &probe(5.0, 2), &mut |_, _| ()).unwrap().unwrap().rate_rps;
         let (deferred, eager) = (goodput(Policy::Deferred), goodput(Policy::Eager));
         assert!(deferred > 1.05 * eager, "deferred {deferred}, eager {eager}");
     }

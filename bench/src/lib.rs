@@ -1,6 +1,7 @@
 //! Measurements of downbeat, each a subcommand of `downbeat bench`.
 #![forbid(unsafe_code)]
 
+pub mod figures;
 pub mod goodput;
 pub mod incast;
 pub mod load;

@@ -128,7 +128,9 @@ impl Run<'_> {
     }
 }
 
-fn measure(args: &Args) -> Throughput {
+/// Measures with flags that [`run`] would take.
+#[must_use]
+pub fn measure(args: &Args) -> Throughput {
     let run = Run {
         args,
         started: Instant::now(),

@@ -12,6 +12,8 @@ use crate::{Workload, arrivals::Arrivals, cluster::Cluster, trace::Event};
 /// What happened to the requests, in time units.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
+    /// Numbers of the requests that came.
+    pub requests: Vec<i64>,
     /// In the order of their starts.
     pub batches: Vec<Slice>,
     /// Numbers of dropped requests.
@@ -78,10 +80,11 @@ fn schedule(policy: Policy, requests: impl Iterator<Item = i64>, free_at: [f64; 
     for (gpu, at) in (0..).zip(free_at) {
         cluster.add_gpu(Timestamp::ZERO + Span::from_millis_f64(at), GpuId(gpu));
     }
-    let arrivals = requests.map(|i| Timestamp::ZERO + Span(GAP.as_nanos() * (i - 1))).collect();
+    let requests: Vec<_> = requests.collect();
+    let arrivals = requests.iter().map(|i| Timestamp::ZERO + Span(GAP.as_nanos() * (i - 1))).collect();
     cluster.run(Arrivals::listed(vec![arrivals]), &mut |_| ()).expect("deferred and eager keep the invariants");
     batches.sort_by(|one, other| one.start.total_cmp(&other.start));
-    Schedule { batches, dropped }
+    Schedule { requests, batches, dropped }
 }
 
 #[cfg(test)]
