@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 
 use common::{
     Pair,
-    scripted::{RQ_PSN, Scripted},
+    scripted::{PEER, RQ_PSN, SQ_PSN, Scripted},
 };
 use serde_json::Value;
 use soft_roce::{
-    Access, Operation, PathMtu, Psn, QueuePairConfig, RecvRequest, RegionConfig, Remote, Segment, SendRequest,
-    wire::{Packet, PacketKind, Repr, TransportService},
+    Access, DatagramAddress, DatagramConfig, DatagramRequest, Operation, PathMtu, Psn, QueuePairConfig, RecvRequest,
+    RegionConfig, Remote, Segment, SendRequest,
+    wire::{Aeth, Deth, NakCode, Packet, PacketKind, Repr, Reth, Syndrome, TransportService},
 };
 
 /// What must agree: sender (0: requester), and everything but names of places.
@@ -75,7 +76,7 @@ fn exchanges() -> Vec<(String, Exchange)> {
 /// An exchange that a fresh pair of ours can repeat: reliable, one request, nothing refused or lost.
 fn is_plain(name: &str, packets: &[Packet<'_>]) -> bool {
     let reliable = packets.iter().all(|packet| packet.opcode().service == TransportService::ReliableConnection);
-    // The peer that answered here did not count messages that invalidate.
+    // See `our_requests_to_invalidate_are_those_of_the_kernel`.
     let counts = !(name.starts_with("tap_respond/") && name.contains("send_inv"));
     reliable && counts && !["nak", "lost"].iter().any(|word| name.contains(word))
 }
@@ -183,4 +184,125 @@ fn our_refusals_are_those_of_the_kernel() {
         repeated += 1;
     }
     assert_eq!(repeated, 7, "refusals in the recording");
+}
+
+/// The recorded exchange of that name.
+fn recorded(name: &str) -> Vec<Vec<u8>> {
+    let exchange = exchanges().into_iter().find(|(found, _)| found == name);
+    exchange.expect("it was recorded").1.into_iter().map(|(_, bytes)| bytes).collect()
+}
+
+/// The other end of these recordings did not count messages that invalidate, so only the requests are compared.
+#[test]
+fn our_requests_to_invalidate_are_those_of_the_kernel() {
+    for name in ["tap_respond/send_inv_only", "tap_respond/send_inv_fml"] {
+        let packets = recorded(name);
+        let theirs: Vec<_> = packets.iter().map(|bytes| Packet::new_checked(bytes).expect("a packet")).collect();
+        let requests: Vec<_> = theirs.iter().filter(|packet| !packet.opcode().kind.is_response()).collect();
+        let mut peer = Scripted::new(QueuePairConfig::default(), PathMtu::Mtu256);
+        let payload: Vec<_> = requests.iter().flat_map(|packet| packet.payload().to_vec()).collect();
+        let bytes = payload.len() as u32;
+        let (_, handle) = peer.register(payload, Access::LOCAL);
+        let local = Segment { lkey: handle.lkey, offset: 0, bytes };
+        let rkey = requests.iter().find_map(|packet| packet.invalidate()).expect("it invalidates");
+        peer.post_send(0, Operation::SendWithInvalidate { local, rkey });
+        let ours = peer.transmitted();
+        assert_eq!(ours.len(), requests.len(), "{name}");
+        for (ours, theirs) in ours.iter().zip(requests) {
+            let repr = Repr::parse(theirs);
+            assert_eq!(ours.repr, Repr { destination: PEER, psn: ours.repr.psn, ..repr }, "{name}");
+            assert_eq!(ours.payload, theirs.payload(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_receive_that_comes_late_is_used_as_by_the_kernel() {
+    for name in ["veth_v4_256/rnr_nak_then_recv", "veth_v6/rnr_nak_then_recv"] {
+        let packets = recorded(name);
+        let [request, not_ready, done] = [0, 1, 2].map(|index| Packet::new_checked(&packets[index]).expect("a packet"));
+        let config = QueuePairConfig { min_rnr_timer: 14, ..QueuePairConfig::default() };
+        let mut peer = Scripted::new(config, PathMtu::Mtu256);
+        let repr = Repr { destination: peer.number, psn: RQ_PSN, ..Repr::parse(&request) };
+        let (_, handle) = peer.register(vec![0; 100], Access::LOCAL);
+        let answers = peer.deliver(repr, request.payload());
+        assert_eq!(answers.iter().map(|answer| answer.repr.aeth).collect::<Vec<_>>(), [not_ready.aeth()], "{name}");
+        peer.post_recv(0, Segment { lkey: handle.lkey, offset: 0, bytes: 100 });
+        let answers = peer.deliver(repr, request.payload());
+        assert_eq!(answers.iter().map(|answer| answer.repr.aeth).collect::<Vec<_>>(), [done.aeth()], "{name}");
+    }
+}
+
+/// The kernel answers 0x63; the specification, and we, 0x61. The rest agrees.
+#[test]
+fn a_message_too_long_is_refused_as_by_the_kernel_but_for_the_code() {
+    let packets = recorded("veth_v6/nak_send_too_long");
+    let [request, answer] = [0, 1].map(|index| Packet::new_checked(&packets[index]).expect("a packet"));
+    let mut peer = Scripted::new(QueuePairConfig::default(), PathMtu::Mtu256);
+    let (_, handle) = peer.register(vec![0; 8], Access::LOCAL);
+    peer.post_recv(0, Segment { lkey: handle.lkey, offset: 0, bytes: 8 });
+    let repr = Repr { destination: peer.number, psn: RQ_PSN, ..Repr::parse(&request) };
+    let ours = peer.deliver(repr, request.payload());
+    let code = NakCode::InvalidRequest;
+    let aeth = answer.aeth().map(|aeth| Aeth { syndrome: Syndrome::Nak(code), ..aeth });
+    let theirs = Repr { aeth, destination: PEER, psn: RQ_PSN, ..Repr::parse(&answer) };
+    assert_eq!(ours.iter().map(|answer| answer.repr).collect::<Vec<_>>(), [theirs]);
+}
+
+/// The kernel asks for everything from the lost response on, once its timer has run out; we ask at once, and only for
+/// what is missing. Number, address and key agree.
+#[test]
+fn a_lost_response_is_asked_for_where_the_kernel_asks() {
+    let packets = recorded("tap_respond_drop1/read_1022_one_response_lost");
+    let theirs: Vec<_> = packets.iter().map(|bytes| Packet::new_checked(bytes).expect("a packet")).collect();
+    let mut peer = Scripted::new(QueuePairConfig::default(), PathMtu::Mtu256);
+    let (_, handle) = peer.register(vec![0; 1_022], Access::LOCAL);
+    let first = theirs[0].reth().expect("a READ");
+    let local = Segment { lkey: handle.lkey, offset: 0, bytes: first.bytes };
+    peer.post_send(0, Operation::Read { local, remote: Remote { address: first.address, rkey: first.rkey } });
+    let mut sent = peer.transmitted();
+    for response in &theirs[1..4] {
+        let offset = response.psn().since(theirs[0].psn()) as u32;
+        let repr = Repr { destination: peer.number, psn: SQ_PSN.plus(offset), ..Repr::parse(response) };
+        sent.extend(peer.deliver(repr, response.payload()));
+    }
+    let again = theirs[4].reth().expect("a READ");
+    let expected = [(0, first), (1, Reth { bytes: 256, ..again })];
+    let ours: Vec<_> =
+        sent.iter().map(|packet| (packet.repr.psn.since(SQ_PSN), packet.repr.reth.expect("a READ"))).collect();
+    assert_eq!(ours, expected);
+    let repr = Repr { destination: peer.number, psn: SQ_PSN.plus(1), ..Repr::parse(&theirs[5]) };
+    peer.deliver(repr, theirs[5].payload());
+    assert_eq!(peer.completions().len(), 1, "the recorded answer completes it");
+}
+
+#[test]
+fn our_datagrams_are_those_of_the_kernel() {
+    for name in ["veth_v4_256/ud_send_50", "veth_v4_256/ud_send_imm_51", "veth_v6/ud_send_50"] {
+        let packets = recorded(name);
+        let theirs = Packet::new_checked(&packets[0]).expect("a packet");
+        let mut peer = Scripted::initialised(QueuePairConfig::default());
+        let deth = theirs.deth().expect("a datagram");
+        let config = DatagramConfig { path_mtu: PathMtu::Mtu256, ..DatagramConfig::new(deth.queue_key) };
+        let number = peer.endpoint.create_datagram_queue_pair(config).expect("room");
+        peer.endpoint.modify_datagrams_to_ready_to_receive(number).expect("INIT to RTR");
+        peer.endpoint.modify_to_ready_to_send(number).expect("RTR to RTS");
+        let bytes = theirs.payload().len() as u32;
+        let (_, handle) = peer.register(theirs.payload().to_vec(), Access::LOCAL);
+        let request = DatagramRequest {
+            id: 0,
+            local: Segment { lkey: handle.lkey, offset: 0, bytes },
+            immediate: theirs.immediate(),
+            to: DatagramAddress { address: peer.remote, queue_pair: theirs.destination() },
+            queue_key: deth.queue_key,
+            signalled: true,
+            solicited: theirs.solicited(),
+        };
+        peer.endpoint.post_datagram(number, request).expect("room");
+        let ours = peer.transmitted();
+        let expected = Repr { psn: ours[0].repr.psn, ..Repr::parse(&theirs) };
+        let expected = Repr { deth: Some(Deth { source: number, ..deth }), ..expected };
+        assert_eq!(ours.iter().map(|packet| packet.repr).collect::<Vec<_>>(), [expected], "{name}");
+        assert_eq!(ours[0].payload, theirs.payload(), "{name}");
+    }
 }

@@ -11,7 +11,7 @@ use rand_chacha::{
 };
 use soft_roce::{
     Completion, Endpoint, EndpointConfig, HeapMemory, Identification, PathMtu, Peer, Psn, QueuePairConfig,
-    QueuePairNumber, RegionConfig, RegionHandle, Timestamp,
+    QueuePairNumber, RecvRequest, RegionConfig, RegionHandle, SharedReceivesConfig, SharedReceivesNumber, Timestamp,
 };
 
 /// What the network does to packets; probabilities out of 1,000.
@@ -40,6 +40,8 @@ pub struct Pair {
     pub ends: [Endpoint; 2],
     pub addresses: [SocketAddr; 2],
     pub queue_pairs: [QueuePairNumber; 2],
+    /// Where they take their receives from, unless from queues of their own.
+    pub shared: [Option<SharedReceivesNumber>; 2],
     pub faults: Faults,
     pub completions: [Vec<Completion>; 2],
     /// Every packet that was sent: who sent it, and its bytes.
@@ -62,11 +64,26 @@ impl Pair {
     }
 
     pub fn with_psns(seed: u64, config: QueuePairConfig, path_mtu: PathMtu, psns: Option<[Psn; 2]>) -> Self {
+        Self::build(seed, config, path_mtu, psns, false)
+    }
+
+    pub fn with_shared_receives(seed: u64, config: QueuePairConfig, path_mtu: PathMtu, shared: bool) -> Self {
+        Self::build(seed, config, path_mtu, None, shared)
+    }
+
+    fn build(seed: u64, config: QueuePairConfig, path_mtu: PathMtu, psns: Option<[Psn; 2]>, shared: bool) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let addresses: [SocketAddr; 2] =
             ["127.0.0.1:4791", "127.0.0.2:4791"].map(|address| address.parse().expect("an address"));
         let mut ends = addresses.map(|address| Endpoint::new(EndpointConfig::new(address, rng.next_u64())));
-        let queue_pairs = [0, 1].map(|side| ends[side].create_queue_pair(config).expect("a queue pair"));
+        let shared = [0, 1].map(|side| {
+            let config = SharedReceivesConfig { protection_domain: config.protection_domain, depth: config.recv_depth };
+            shared.then(|| ends[side].create_shared_receives(config).expect("room"))
+        });
+        let queue_pairs = [0, 1].map(|side| {
+            let config = QueuePairConfig { shared_receives: shared[side], ..config };
+            ends[side].create_queue_pair(config).expect("a queue pair")
+        });
         let psns = psns.unwrap_or_else(|| [0, 1].map(|side| ends[side].random_psn()));
         for side in [0, 1] {
             let peer = Peer {
@@ -84,6 +101,7 @@ impl Pair {
             ends,
             addresses,
             queue_pairs,
+            shared,
             faults: Faults::default(),
             completions: [Vec::new(), Vec::new()],
             sent: Vec::new(),
@@ -108,6 +126,16 @@ impl Pair {
         let memory = HeapMemory::new(bytes);
         let handle = self.ends[side].register(memory.clone(), config).expect("room for a region");
         (memory, handle)
+    }
+
+    /// Posts a receive for the connection.
+    pub fn post_recv(&mut self, side: usize, request: RecvRequest) {
+        let end = &mut self.ends[side];
+        match self.shared[side] {
+            Some(shared) => end.post_shared_recv(shared, request),
+            None => end.post_recv(self.queue_pairs[side], request),
+        }
+        .expect("room for a receive");
     }
 
     /// A number below `limit`.
