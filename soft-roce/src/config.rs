@@ -131,6 +131,23 @@ impl Default for QueuePairConfig {
     }
 }
 
+impl QueuePairConfig {
+    /// The same with windows that overrun neither socket, however late either end reads: READs are split and kept to
+    /// half of what our own holds ([`Driver::receive_capacity_bytes`](crate::drive::Driver)), SENDs and WRITEs to half
+    /// of what the peer's holds. The other halves are for what the other end asks for, and for packets smaller than the
+    /// capacity counts with. Queue pairs that share a socket must share its capacity too.
+    #[must_use]
+    pub fn within(self, own_capacity_bytes: usize, peer_capacity_bytes: usize, path_mtu: PathMtu) -> Self {
+        let half = |capacity_bytes: usize| u32::try_from(capacity_bytes / 2).unwrap_or(u32::MAX);
+        Self {
+            read_window_bytes: half(own_capacity_bytes),
+            read_chunk_bytes: half(own_capacity_bytes).max(1),
+            request_window_packets: (half(peer_capacity_bytes) / path_mtu.bytes()).max(1),
+            ..self
+        }
+    }
+}
+
 /// How a peer's kernel fills the IPv4 identification field, which the ICRC covers but a UDP socket does not show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Identification {

@@ -3,11 +3,15 @@
 //! Every batch of received packets is followed by what the endpoint answers. A packet that the socket has no room for is
 //! kept, and nothing is taken from the endpoint meanwhile: its queues are the bound. In steady state nothing is
 //! allocated.
+//!
+//! Several processes may share one address: `share` tells how.
 
-// Sets one socket option that has no safe wrapper.
-#[allow(unsafe_code)]
-mod checksum;
 mod faults;
+mod group;
+// Socket options that have no safe wrapper.
+#[allow(unsafe_code)]
+mod options;
+mod share;
 mod socket;
 
 use std::{
@@ -20,6 +24,7 @@ use std::{
 
 pub use faults::Faults;
 use faults::{FaultInjector, Packet};
+use group::Group;
 use socket::Socket;
 
 use crate::{Endpoint, Timestamp, Transmit};
@@ -33,9 +38,42 @@ const RUN_BYTES_MAX: usize = 65_507;
 /// A reordered packet that nothing overtakes is sent after this.
 const HOLD: Duration = Duration::from_millis(1);
 
+/// What is asked of the system for receiving; it grants at most net.core.rmem_max.
+const RECEIVE_BUFFER_BYTES: usize = 8 * 1024 * 1024;
+
+/// How a [`Driver`] is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DriverConfig {
+    /// Injected faults, for tests.
+    pub faults: Faults,
+    /// Decides the faults, and where the search for a prefix begins; unpredictable in production.
+    pub seed: u64,
+    /// Other processes of this user may have the same address, each with a top byte of queue pair numbers of its own
+    /// ([`Driver::queue_pair_prefix`]); all must say so. They must see the same `/dev/shm`.
+    pub shared: bool,
+    /// Wanted of the system for received packets; 8 MiB, and what the system grants may be less.
+    pub receive_buffer_bytes: usize,
+    /// Makes the system refuse UDP_SEGMENT from the first run on, as some devices do: for tests.
+    pub refuse_segmentation: bool,
+}
+
+impl Default for DriverConfig {
+    fn default() -> Self {
+        Self {
+            faults: Faults::default(),
+            seed: 0,
+            shared: false,
+            receive_buffer_bytes: RECEIVE_BUFFER_BYTES,
+            refuse_segmentation: false,
+        }
+    }
+}
+
 /// A socket and what was taken from an endpoint for it.
 pub struct Driver {
     socket: Socket,
+    /// Where the address is shared.
+    group: Option<Group>,
     buffer: Box<[u8]>,
     /// The run in `buffer` that the socket had no room for.
     blocked: Option<Transmit>,
@@ -66,8 +104,18 @@ impl Driver {
     /// Binds to a specific address; port 0 lets the system choose. `seed` is the faults'.
     ///
     /// # Errors
-    /// If the address is unspecified, taken, or not this host's, or a fault is no probability.
+    /// See [`Self::open`].
     pub fn bind(address: SocketAddr, faults: Faults, seed: u64) -> io::Result<Self> {
+        Self::open(address, DriverConfig { faults, seed, ..DriverConfig::default() })
+    }
+
+    /// Binds to a specific address; port 0 lets the system choose.
+    ///
+    /// # Errors
+    /// One line that says what to change: if the address is unspecified, taken, or not this host's, the socket's buffer
+    /// too small, the address shared by too many, or a fault no probability.
+    pub fn open(address: SocketAddr, config: DriverConfig) -> io::Result<Self> {
+        let DriverConfig { faults, seed, .. } = config;
         if !faults.is_valid() {
             let cause = format!("{faults:?}: each fault is a probability in 0 ..= 1");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
@@ -77,14 +125,30 @@ impl Driver {
             out: VecDeque::new(),
             release_at: None,
         });
-        let socket = Socket::bind(address)?;
+        let socket = Socket::bind(address, &config)?;
+        let group = config.shared.then(|| Group::join(&socket, seed)).transpose()?;
         Ok(Self {
             socket,
+            group,
             buffer: vec![0; RUN_BYTES_MAX].into(),
             blocked: None,
             injection,
             counters: DriverCounters::default(),
         })
+    }
+
+    /// The top byte that all queue pair numbers behind this socket must have
+    /// ([`EndpointConfig::queue_pair_prefix`](crate::EndpointConfig)); 0 unless the address is shared.
+    #[must_use]
+    pub fn queue_pair_prefix(&self) -> u8 {
+        self.group.as_ref().map_or(0, Group::prefix)
+    }
+
+    /// Whether the system was last seen to hand this process its packets: always, unless the address is shared and
+    /// [`Self::receive`] and [`Self::transmit`] have not been called for long, or another process has just died.
+    #[must_use]
+    pub fn is_reachable(&self) -> bool {
+        self.group.as_ref().is_none_or(Group::is_reachable)
     }
 
     /// Where the socket is bound.
@@ -111,6 +175,23 @@ impl Driver {
         self.socket.segments_merged_max()
     }
 
+    /// What to change if packets have to be sent one by one, which costs a system call each. It can turn out at any time.
+    #[must_use]
+    pub fn segmentation_advice(&self) -> Option<&'static str> {
+        (self.socket.segments_max() == 1).then_some(
+            "this system refuses UDP_SEGMENT, so packets are sent one by one: it needs Linux 4.18 or later, and checksum \
+             offload on the network device (`ethtool -K DEVICE tx on`)",
+        )
+    }
+
+    /// Packets that the system threw away because the socket's buffer was full.
+    ///
+    /// # Errors
+    /// If the system does not tell (Linux before 4.12).
+    pub fn dropped_packets(&self) -> io::Result<u32> {
+        self.socket.dropped_packets()
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn counters(&self) -> DriverCounters {
@@ -120,7 +201,13 @@ impl Driver {
     /// Hands the endpoint one batch of received packets. False if there was none.
     pub fn receive(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
         // An error here is lack of memory or a signal: the packets stay in the socket, and we come back.
-        let received = self.socket.receive(|source, datagram| endpoint.handle_packet(now, source, datagram));
+        let group = &mut self.group;
+        let received = self.socket.receive(|source, datagram| {
+            let taken = group.as_mut().is_some_and(|group| group.handle_datagram(now, source, datagram));
+            if !taken {
+                endpoint.handle_packet(now, source, datagram);
+            }
+        });
         let received = received.unwrap_or(false);
         self.counters.receive_calls += u64::from(received);
         received
@@ -128,6 +215,9 @@ impl Driver {
 
     /// Sends what the endpoint has to send, up to a bound. False if there was nothing, or no room for it.
     pub fn transmit(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
+        if let Some(group) = &mut self.group {
+            group.turn(now, &self.socket);
+        }
         if let Some(blocked) = self.blocked.take()
             && !self.send(blocked)
         {
@@ -155,7 +245,8 @@ impl Driver {
     /// When to call [`Self::transmit`] even if the endpoint has nothing to send.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        self.injection.as_ref()?.release_at
+        let release_at = self.injection.as_ref().and_then(|injection| injection.release_at);
+        release_at.into_iter().chain(self.group.as_ref().map(Group::poll_timeout)).min()
     }
 
     /// Sends the run in the buffer. False if there was no room for it.

@@ -18,6 +18,9 @@ pub enum Arm {
         address: SocketAddr,
         /// Injected faults, for tests.
         faults: Faults,
+        /// Whether other processes of this user may have the same address; all of them must say so, and see the same
+        /// `/dev/shm`.
+        shared: bool,
     },
 }
 
@@ -64,7 +67,7 @@ impl EndpointConfig {
     #[must_use]
     pub fn soft(address: SocketAddr) -> Self {
         Self {
-            arm: Arm::Soft { address, faults: Faults::default() },
+            arm: Arm::Soft { address, faults: Faults::default(), shared: false },
             listen: None,
             secret: Vec::new(),
             tls: None,
@@ -91,6 +94,14 @@ impl EndpointConfig {
     #[must_use]
     pub fn with_tls(mut self, files: Option<TlsFiles>) -> Self {
         self.tls = files;
+        self
+    }
+
+    /// The same, and other processes of this user may have the same address.
+    #[must_use]
+    pub fn sharing_address(mut self) -> Self {
+        let Arm::Soft { shared, .. } = &mut self.arm;
+        *shared = true;
         self
     }
 

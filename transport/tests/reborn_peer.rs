@@ -19,7 +19,7 @@ fn a_peer_that_came_back_is_another() {
         let transfer = fabric.transfer(0, 1, 1, 0, BYTES);
         fabric.nodes.pop();
         let same = EndpointConfig {
-            arm: Arm::Soft { address, faults: Faults::default() },
+            arm: Arm::Soft { address, faults: Faults::default(), shared: false },
             ..config(arm).listening(listening)
         };
         fabric.nodes.extend(Fabric::with([same]).nodes);

@@ -61,17 +61,15 @@ impl Node {
         let mut core = Endpoint::new(EndpointConfig::new(driver.local(), rand::random()));
         let memory = Region::allocate(window * bytes as usize).map_err(|error| format!("--bytes {bytes}: {error}"))?;
         let region = core.register(Arc::new(memory.clone()), Access::ALL).map_err(|error| error.to_string())?;
-        // Half of what the socket holds: requests of the other end come, too.
-        let window_bytes = u32::try_from(driver.receive_capacity_bytes() / 2).unwrap_or(u32::MAX);
+        let capacity = driver.receive_capacity_bytes();
         let config = QueuePairConfig {
             send_depth: window,
             recv_depth: 2 * window,
             ack_timeout: ACK_TIMEOUT,
-            read_window_bytes: window_bytes,
-            read_chunk_bytes: window_bytes,
-            request_window_packets: (window_bytes / PATH_MTU.bytes()).max(1),
             ..QueuePairConfig::default()
         };
+        // Both ends have the same system's buffers.
+        let config = config.within(capacity, capacity, PATH_MTU);
         let number = core.create_queue_pair(config).map_err(|error| error.to_string())?;
         let first_psn = core.random_psn();
         let started = Instant::now();

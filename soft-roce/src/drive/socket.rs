@@ -13,12 +13,18 @@ use std::{
 };
 
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Type};
 
-use super::checksum;
+use super::{
+    DriverConfig,
+    options::{self, Instruction},
+};
+use crate::wire::PACKET_BYTES_MAX;
 
-/// What is asked of the system; it grants at most net.core.rmem_max and wmem_max.
-const BUFFER_BYTES_WANTED: usize = 8 * 1024 * 1024;
+/// What must arrive before we read without loss: fewer packets would make every READ wait for many round trips.
+const CAPACITY_BYTES_MIN: usize = 4 * PACKET_BYTES_MAX;
+/// What is asked of the system for sending; it grants at most net.core.wmem_max.
+const SEND_BUFFER_BYTES: usize = 8 * 1024 * 1024;
 /// What one receive buffer holds: the largest run that UDP_GRO merges.
 const RUN_BYTES_MAX: usize = 64 * 1024;
 /// Buffers per system call. More would leave the second-level cache.
@@ -32,39 +38,60 @@ pub struct Socket {
     receive_buffer_bytes: usize,
     buffers: Vec<Vec<u8>>,
     metas: [RecvMeta; BATCH],
+    /// Buffers to offer next: looking at an empty socket costs by their number, so it grows while they are filled.
+    batch: usize,
 }
 
 impl Socket {
     /// Binds to a specific address; port 0 lets the system choose.
     ///
     /// # Errors
-    /// If the address is unspecified (the invariant CRC covers it, so it must be known), taken, or not this host's.
-    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+    /// One line that says what to change: if the address is unspecified (the invariant CRC covers it, so it must be
+    /// known), taken, or not this host's, or the system grants too small a buffer.
+    pub fn bind(address: SocketAddr, config: &DriverConfig) -> io::Result<Self> {
         if address.ip().is_unspecified() {
-            let cause = "RoCEv2 needs one specific IP address of this host, not the unspecified one";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
+            return Err(invalid("RoCEv2 needs one specific IP address of this host, not the unspecified one"));
         }
-        let socket = UdpSocket::bind(address)?;
+        if config.shared && address.port() == 0 {
+            return Err(invalid("a port can only be shared if it is named; RoCEv2's is 4791"));
+        }
+        let socket = socket2::Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
+        socket.set_reuse_port(config.shared)?;
+        socket.bind(&address.into()).map_err(|error| explain(&error, config.shared))?;
+        let socket = UdpSocket::from(socket);
         let state = UdpSocketState::new((&socket).into())?;
         if state.may_fragment() {
             let cause = "this system sets no DF bit (IP_MTU_DISCOVER), so the invariant CRC cannot be known";
             return Err(io::Error::new(io::ErrorKind::Unsupported, cause));
         }
         if address.is_ipv6() {
-            checksum::accept_zero(&socket)?;
+            options::accept_zero_checksums(&socket)?;
         }
-        let options = SockRef::from(&socket);
+        options::omit_arrivals(&socket)?;
+        if config.refuse_segmentation {
+            options::refuse_segmentation(&socket)?;
+        }
+        let sizes = SockRef::from(&socket);
         // The system cuts down what it does not grant; what we really got is asked below.
-        options.set_recv_buffer_size(BUFFER_BYTES_WANTED)?;
-        options.set_send_buffer_size(BUFFER_BYTES_WANTED)?;
-        Ok(Self {
+        sizes.set_recv_buffer_size(config.receive_buffer_bytes)?;
+        sizes.set_send_buffer_size(SEND_BUFFER_BYTES)?;
+        let bound = Self {
             local: socket.local_addr()?,
-            receive_buffer_bytes: options.recv_buffer_size()?,
+            receive_buffer_bytes: sizes.recv_buffer_size()?,
             buffers: vec![vec![0; RUN_BYTES_MAX]; BATCH],
             metas: [RecvMeta::default(); BATCH],
+            batch: 1,
             socket,
             state,
-        })
+        };
+        let capacity = bound.receive_capacity_bytes();
+        if capacity < CAPACITY_BYTES_MIN {
+            return Err(io::Error::other(format!(
+                "the socket's receive buffer holds {capacity} bytes of packets, and {CAPACITY_BYTES_MIN} are needed: \
+                 raise the limit with `sysctl -w net.core.rmem_max=4194304`"
+            )));
+        }
+        Ok(bound)
     }
 
     /// Where it is bound.
@@ -92,11 +119,25 @@ impl Socket {
         self.state.gro_segments()
     }
 
+    /// Makes `program` choose among the sockets that share our address.
+    pub fn steer(&self, program: &[Instruction]) -> io::Result<()> {
+        options::steer(&self.socket, program)
+    }
+
+    /// Packets that the system threw away because our buffer was full.
+    pub fn dropped_packets(&self) -> io::Result<u32> {
+        options::dropped_packets(&self.socket)
+    }
+
     /// Sends one datagram, or a run of datagrams of `segment_bytes` each (the last may be shorter).
     ///
     /// # Errors
     /// `WouldBlock` if the socket's buffer is full; anything else means that this run cannot be sent now.
     pub fn send(&self, destination: SocketAddr, bytes: &[u8], segment_bytes: usize) -> io::Result<()> {
+        if bytes.len() <= segment_bytes {
+            // Without control messages the system does it faster.
+            return self.socket.send_to(bytes, destination).map(|_| ());
+        }
         let transmit =
             Transmit { destination, ecn: None, contents: bytes, segment_size: Some(segment_bytes), src_ip: None };
         self.state.try_send((&self.socket).into(), &transmit)
@@ -109,11 +150,15 @@ impl Socket {
     pub fn receive(&mut self, mut handle: impl FnMut(SocketAddr, &[u8])) -> io::Result<bool> {
         let mut slices = self.buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer));
         let mut slices: [IoSliceMut<'_>; BATCH] = std::array::from_fn(|_| slices.next().expect("one for each"));
-        let runs = match self.state.recv((&self.socket).into(), &mut slices, &mut self.metas) {
+        let runs = match self.state.recv((&self.socket).into(), &mut slices[..self.batch], &mut self.metas) {
             Ok(runs) => runs,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.batch = 1;
+                return Ok(false);
+            }
             Err(error) => return Err(error),
         };
+        self.batch = if runs == self.batch { BATCH.min(2 * runs) } else { self.batch };
         for (buffer, meta) in self.buffers.iter().zip(&self.metas[..runs]) {
             for datagram in buffer[..meta.len].chunks(meta.stride.max(1)) {
                 handle(meta.addr, datagram);
@@ -121,6 +166,26 @@ impl Socket {
         }
         Ok(runs > 0)
     }
+}
+
+fn invalid(cause: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, cause)
+}
+
+/// What to change if an address cannot be bound.
+fn explain(error: &io::Error, shared: bool) -> io::Error {
+    let cause = match (error.kind(), shared) {
+        (io::ErrorKind::AddrInUse, false) => {
+            "another process has it: choose another address, or let all processes share it (Linux: one user's)"
+        }
+        (io::ErrorKind::AddrInUse, true) => {
+            "a process has it that does not share it, or that another user runs: choose another address, or stop that one"
+        }
+        (io::ErrorKind::AddrNotAvailable, _) => "it is none of this host's addresses: `ip address` shows those",
+        (io::ErrorKind::PermissionDenied, _) => "this user may not bind that port: choose one above 1023",
+        _ => return io::Error::new(error.kind(), error.to_string()),
+    };
+    io::Error::new(error.kind(), cause)
 }
 
 impl AsFd for Socket {
@@ -133,6 +198,10 @@ impl AsFd for Socket {
 mod tests {
     use super::*;
 
+    fn bind(address: &str) -> io::Result<Socket> {
+        Socket::bind(address.parse().unwrap(), &DriverConfig::default())
+    }
+
     fn receive(socket: &mut Socket, datagrams: usize) -> Vec<(SocketAddr, Vec<u8>)> {
         let mut received = Vec::new();
         while received.len() < datagrams {
@@ -143,8 +212,7 @@ mod tests {
 
     #[test]
     fn a_run_arrives_as_its_segments() {
-        let any_port = "127.0.0.1:0".parse().unwrap();
-        let (sender, mut receiver) = (Socket::bind(any_port).unwrap(), Socket::bind(any_port).unwrap());
+        let (sender, mut receiver) = (bind("127.0.0.1:0").unwrap(), bind("127.0.0.1:0").unwrap());
         let run: Vec<u8> = (0..5300u32).map(|at| (at / 7) as u8).collect();
         let segment_bytes = if sender.segments_max() > 1 { 1000 } else { run.len() };
         sender.send(receiver.local(), &run, segment_bytes).unwrap();
@@ -158,8 +226,7 @@ mod tests {
 
     #[test]
     fn a_burst_within_the_capacity_is_not_lost() {
-        let any_port = "127.0.0.1:0".parse().unwrap();
-        let (sender, mut receiver) = (Socket::bind(any_port).unwrap(), Socket::bind(any_port).unwrap());
+        let (sender, mut receiver) = (bind("127.0.0.1:0").unwrap(), bind("127.0.0.1:0").unwrap());
         let packet = [7; 4112];
         let packets = receiver.receive_capacity_bytes() / packet.len();
         assert!(packets > 0);
@@ -169,7 +236,25 @@ mod tests {
 
     #[test]
     fn the_unspecified_address_is_refused_by_name() {
-        let error = Socket::bind("0.0.0.0:0".parse().unwrap()).err().expect("refused");
+        let error = bind("0.0.0.0:0").err().expect("refused");
         assert!(error.to_string().contains("one specific IP address"), "{error}");
+    }
+
+    #[test]
+    fn every_refusal_says_what_to_change() {
+        let refused = |address: SocketAddr, config: &DriverConfig| {
+            Socket::bind(address, config).err().expect("refused").to_string()
+        };
+        let (alone, sharing) = (DriverConfig::default(), DriverConfig { shared: true, ..DriverConfig::default() });
+        let first = bind("127.0.0.1:0").unwrap();
+        assert!(refused(first.local(), &alone).contains("another process has it: choose another address, or let all"));
+        assert!(refused(first.local(), &sharing).contains("that does not share it"));
+        let shared = Socket::bind("127.55.44.33:4791".parse().unwrap(), &sharing).unwrap();
+        assert!(refused(shared.local(), &alone).contains("let all processes share it"));
+        assert!(Socket::bind(shared.local(), &sharing).is_ok());
+        assert!(refused("192.0.2.1:4791".parse().unwrap(), &alone).contains("`ip address`"));
+        assert!(refused("127.0.0.1:0".parse().unwrap(), &sharing).contains("4791"));
+        let small = DriverConfig { receive_buffer_bytes: 4096, ..DriverConfig::default() };
+        assert!(refused("127.0.0.1:0".parse().unwrap(), &small).contains("sysctl -w net.core.rmem_max"));
     }
 }

@@ -11,7 +11,7 @@ use proto::Timestamp;
 use soft_roce::{
     Completion, Counters, Endpoint as Core, Identification, PathMtu, Peer, Psn, QueuePairConfig, QueuePairNumber,
     RecvRequest, SendRequest,
-    drive::{Driver, DriverCounters},
+    drive::{Driver, DriverConfig, DriverCounters},
 };
 
 use super::{Demand, Descriptor, Offer};
@@ -38,14 +38,18 @@ pub(crate) struct Soft {
     udp: Driver,
     queue_pair: QueuePairConfig,
     offer: Offer,
+    /// The owner knows that packets are sent one by one.
+    advised: bool,
 }
 
 impl Soft {
-    pub(super) fn open(address: SocketAddr, faults: Faults, demand: Demand) -> Result<Self, String> {
-        let udp = Driver::bind(address, faults, rand::random())
-            .map_err(|error| format!("cannot open UDP address {address}: {error}"))?;
+    pub(super) fn open(address: SocketAddr, faults: Faults, shared: bool, demand: Demand) -> Result<Self, String> {
+        let config = DriverConfig { faults, shared, seed: rand::random(), ..DriverConfig::default() };
+        let udp =
+            Driver::open(address, config).map_err(|error| format!("cannot open UDP address {address}: {error}"))?;
         let offer = offer(udp.receive_capacity_bytes(), &demand);
         let core = Core::new(soft_roce::EndpointConfig {
+            queue_pair_prefix: udp.queue_pair_prefix(),
             queue_pairs_max: demand.queue_pairs_max,
             regions_max: demand.regions_max,
             completions_max: demand.queue_pairs_max * (demand.send_depth + demand.receive_depth),
@@ -66,7 +70,7 @@ impl Soft {
             read_window_bytes: u32::try_from(offer.read_budget_bytes).unwrap_or(u32::MAX),
             ..QueuePairConfig::default()
         };
-        Ok(Self { core, udp, queue_pair, offer })
+        Ok(Self { core, udp, queue_pair, offer, advised: false })
     }
 
     pub(super) fn offer(&self) -> Offer {
@@ -176,7 +180,14 @@ impl Soft {
     }
 
     pub(super) fn transmit(&mut self, now: Timestamp) -> bool {
-        self.udp.transmit(to_core(now), &mut self.core)
+        let sent = self.udp.transmit(to_core(now), &mut self.core);
+        if !self.advised
+            && let Some(advice) = self.udp.segmentation_advice()
+        {
+            self.advised = true;
+            tracing::warn!("{}: {advice}", self.udp.local());
+        }
+        sent
     }
 
     pub(super) fn poll_completion(&mut self) -> Option<Completion> {
