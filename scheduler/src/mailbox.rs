@@ -26,8 +26,9 @@ mod sync {
     };
 }
 
-/// Every message fits three words.
-type Words = [u64; 3];
+/// Every message fits four words.
+type Words = [u64; 4];
+type AtomicWords = [AtomicU64; 4];
 
 /// The mailboxes of one ModelThread, for models with ids below `models_max`.
 ///
@@ -89,7 +90,7 @@ impl ModelEnd {
         slot.write(&mut self.versions[model.0 as usize], encode_candidate(candidate));
         // After the value, so that whoever sees the flag cleared by the reader knows that the reader has yet to look.
         if !slot.is_changed.swap(true, Ordering::AcqRel) {
-            self.changed.send([u64::from(model.0), 0, 0]);
+            self.changed.send([u64::from(model.0), 0, 0, 0]);
         }
     }
 
@@ -100,7 +101,7 @@ impl ModelEnd {
 
     /// The next grant.
     pub fn poll_grant(&mut self) -> Option<Grant> {
-        self.grants.receive().map(|[ids, free_at, _]| Grant {
+        self.grants.receive().map(|[ids, free_at, ..]| Grant {
             model: ModelId((ids >> 32) as u32),
             gpu: GpuId(ids as u32),
             free_at: Timestamp(free_at as i64),
@@ -129,24 +130,25 @@ impl RankEnd {
 
     /// Posts a grant.
     pub fn post_grant(&mut self, grant: Grant) {
-        self.grants.send([u64::from(grant.model.0) << 32 | u64::from(grant.gpu.0), grant.free_at.0 as u64, 0]);
+        self.grants.send([u64::from(grant.model.0) << 32 | u64::from(grant.gpu.0), grant.free_at.0 as u64, 0, 0]);
     }
 }
 
 fn encode_candidate(candidate: Option<Candidate>) -> Words {
     // A size of 0 is no candidate.
-    candidate.map_or([0; 3], |candidate| {
+    candidate.map_or([0; 4], |candidate| {
         let counts = u64::from(candidate.size) << 32 | u64::from(candidate.grants_seen);
-        [counts, candidate.exec_at.0 as u64, candidate.latest.0 as u64]
+        [counts, candidate.exec_at.0 as u64, candidate.latest.0 as u64, candidate.due_at.0 as u64]
     })
 }
 
-fn decode_candidate([counts, exec_at, latest]: Words) -> Option<Candidate> {
+fn decode_candidate([counts, exec_at, latest, due_at]: Words) -> Option<Candidate> {
     let size = (counts >> 32) as u32;
     (size > 0).then_some(Candidate {
         size,
         exec_at: Timestamp(exec_at as i64),
         latest: Timestamp(latest as i64),
+        due_at: Timestamp(due_at as i64),
         grants_seen: counts as u32,
     })
 }
@@ -157,16 +159,24 @@ fn encode_gpu(gpu: GpuId, update: GpuUpdate) -> Words {
         GpuUpdate::Returned => (1, 0, 0),
         GpuUpdate::Finished { finished_at } => (2, finished_at.0, 0),
     };
-    [kind << 32 | u64::from(gpu.0), first as u64, second as u64]
+    [kind << 32 | u64::from(gpu.0), first as u64, second as u64, 0]
 }
 
-fn decode_gpu([head, first, second]: Words) -> (GpuId, GpuUpdate) {
+fn decode_gpu([head, first, second, _]: Words) -> (GpuId, GpuUpdate) {
     let update = match head >> 32 {
         0 => GpuUpdate::Planned { exec_at: Timestamp(first as i64), free_at: Timestamp(second as i64) },
         1 => GpuUpdate::Returned,
         _ => GpuUpdate::Finished { finished_at: Timestamp(first as i64) },
     };
     (GpuId(head as u32), update)
+}
+
+fn zeros() -> AtomicWords {
+    std::array::from_fn(|_| AtomicU64::new(0))
+}
+
+fn load(words: &AtomicWords) -> Words {
+    std::array::from_fn(|index| words[index].load(Ordering::Relaxed))
 }
 
 /// One slot per model; written by one thread, read by another.
@@ -181,18 +191,14 @@ struct LatestValues {
 struct Slot {
     /// Odd while a write is going on.
     version: AtomicU64,
-    words: [AtomicU64; 3],
+    words: AtomicWords,
     /// The model is in the queue of changed ones, or about to be.
     is_changed: AtomicBool,
 }
 
 impl LatestValues {
     fn new(models_max: usize) -> Self {
-        let slot = |_| Slot {
-            version: AtomicU64::new(0),
-            words: [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)],
-            is_changed: AtomicBool::new(false),
-        };
+        let slot = |_| Slot { version: AtomicU64::new(0), words: zeros(), is_changed: AtomicBool::new(false) };
         Self { slots: (0..models_max).map(slot).collect() }
     }
 }
@@ -212,7 +218,7 @@ impl Slot {
     /// `None` if a write is going on.
     fn read(&self) -> Option<Words> {
         let before = self.version.load(Ordering::Acquire);
-        let words = [0, 1, 2].map(|index: usize| self.words[index].load(Ordering::Relaxed));
+        let words = load(&self.words);
         // No word was read after this version.
         fence(Ordering::Acquire);
         let after = self.version.load(Ordering::Relaxed);
@@ -223,7 +229,7 @@ impl Slot {
 /// A bounded queue with one sender and one receiver.
 #[derive(Debug)]
 struct Ring {
-    slots: Box<[[AtomicU64; 3]]>,
+    slots: Box<[AtomicWords]>,
     /// Messages taken out; written by the receiver.
     taken: Padded,
     /// Messages put in; written by the sender.
@@ -252,9 +258,8 @@ struct Receiver {
 }
 
 fn ring(capacity: usize) -> (Sender, Receiver) {
-    let slot = |_| [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)];
     let ring = Arc::new(Ring {
-        slots: (0..capacity.next_power_of_two()).map(slot).collect(),
+        slots: (0..capacity.next_power_of_two()).map(|_| zeros()).collect(),
         taken: Padded(AtomicUsize::new(0)),
         put: Padded(AtomicUsize::new(0)),
     });
@@ -288,7 +293,7 @@ impl Receiver {
             }
         }
         let slot = &self.ring.slots[self.taken & (self.ring.slots.len() - 1)];
-        let words = [0, 1, 2].map(|index: usize| slot[index].load(Ordering::Relaxed));
+        let words = load(slot);
         self.taken += 1;
         self.ring.taken.0.store(self.taken, Ordering::Release);
         Some(words)

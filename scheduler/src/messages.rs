@@ -39,6 +39,8 @@ pub struct Candidate {
     pub exec_at: Timestamp,
     /// It is schedulable until here: the head's deadline less l(size).
     pub latest: Timestamp,
+    /// Of the candidates that wait for a GPU the one with the nearest is taken. Symphony's Algorithm 1 takes `latest`.
+    pub due_at: Timestamp,
     /// Grants that the ModelThread had answered for this model, of its whole life and modulo 2^32, when it drew this
     /// up. A candidate that does not know the model's last grant yet consists of tasks that this grant takes away:
     /// the RankThread ignores it, as the answer to the grant brings a new one.

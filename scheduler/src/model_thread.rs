@@ -268,6 +268,7 @@ impl<P> ModelThread<P> {
         let model = self.models[grant.model.0 as usize].as_mut().expect("the grant's model is known");
         for _ in 0..batch.skip {
             let (key, payload) = model.queue.pop().expect("gathered from this queue");
+            model.policy.handle_lost();
             self.outputs.push_back(dropped(grant.model, key, payload, DropReason::Deadline));
         }
         let tasks: Vec<_> = (0..batch.size).map(|_| model.queue.pop().expect("gathered from this queue")).collect();
@@ -285,17 +286,19 @@ impl<P> ModelThread<P> {
             && model.expiry(head.deadline, 1) <= now
         {
             let (key, payload) = model.queue.pop().expect("the queue has a head");
+            model.policy.handle_lost();
             self.outputs.push_back(dropped(id, key, payload, DropReason::Deadline));
         }
         let view = model.view(now, Timestamp::PAST);
         let batch = model.policy.gather(&view);
         debug_assert!(batch.size == 0 || view.earliest_end(batch.size) <= view.queue[batch.skip].deadline);
         let candidate = (batch.size > 0).then(|| {
-            let deadline = view.queue[batch.skip].deadline;
+            let latest = view.queue[batch.skip].deadline - model.profile.latency(batch.size);
             Candidate {
                 size: batch.size as u32,
                 exec_at: model.policy.opens_at(&view, batch),
-                latest: deadline - model.profile.latency(batch.size),
+                latest,
+                due_at: latest + model.policy.patience(&view, batch),
                 grants_seen: model.grants_seen,
             }
         });

@@ -1,8 +1,9 @@
 //! Batch policies: which tasks form the next batch, and from when on it may run.
 //!
-//! A policy is asked whenever a model's queue changes and once more when a GPU was granted. It decides two things
-//! and nothing else: which heads to pass over and how many tasks to take ([`BatchPolicy::gather`]), and when the
-//! window of that batch opens ([`BatchPolicy::opens_at`]); the window always ends at `deadline - l(b)`. Queues,
+//! A policy is asked whenever a model's queue changes and once more when a GPU was granted. It decides three things
+//! and nothing else: which heads to pass over and how many tasks to take ([`BatchPolicy::gather`]), when the window of
+//! that batch opens ([`BatchPolicy::opens_at`]; it always ends at `deadline - l(b)`), and which of the batches that
+//! wait goes first ([`BatchPolicy::patience`]). Queues,
 //! timers, matchmaking and the bookkeeping of GPUs are the same for all policies.
 
 use std::{collections::VecDeque, fmt, str::FromStr};
@@ -82,6 +83,15 @@ pub trait BatchPolicy: fmt::Debug + Send {
     /// When the window of a gathered batch (of at least one task) opens; `PAST` for at once.
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp;
 
+    /// Batches that wait for a GPU go in the order of the end of their window plus this. By default zero (Symphony,
+    /// Algorithm 1: the nearest `latest`).
+    fn patience(&self, _view: &View<'_>, _batch: Gathered) -> Span {
+        Span::ZERO
+    }
+
+    /// A task was given up: it was passed over, or could not be met any more.
+    fn handle_lost(&mut self) {}
+
     /// A gathered batch was granted a GPU and starts at `start`; it has `waited` since its window opened.
     fn handle_granted(&mut self, _view: &View<'_>, _batch: Gathered, _start: Timestamp, _waited: Span) {}
 }
@@ -95,7 +105,7 @@ pub enum Policy {
     DeferredLatest,
     /// Symphony, section 3.2: as deferred, but heads are given up early to keep the batch at a target size.
     DeferredTarget,
-    /// Ours: as deferred, but it gives heads up early and opens the window earlier (`policy/downbeat.rs`).
+    /// Ours: deferred, with heads given up early, earlier windows and a fair order (`policy/downbeat.rs`).
     Downbeat,
     /// The window is always open.
     Eager,

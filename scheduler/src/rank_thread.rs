@@ -3,7 +3,7 @@
 //!
 //! A model's timer fires at `exec_at - delay(b)` and takes the GPU with the smallest id that hosts the model and is
 //! free by then. If there is none, the candidate is *schedulable* and waits; a sub-cluster's GPU timer fires
-//! `delay(b)` before its next GPU frees and takes the waiting candidate whose `latest` is nearest.
+//! `delay(b)` before its next GPU frees and takes the waiting candidate whose `due_at` is nearest.
 //!
 //! GPUs that host the same models form a sub-cluster, so that one tree of free times and one heap of waiting
 //! candidates serve all of them; a model may be hosted by several sub-clusters. Every event costs
@@ -82,7 +82,7 @@ struct SubCluster {
     gpus: Vec<GpuId>,
     /// By place in `gpus`.
     free_times: FreeTimes,
-    /// `latest` of each schedulable candidate, by place in `models`.
+    /// `due_at` of each schedulable candidate, by place in `models`.
     schedulable: IndexedHeap,
 }
 
@@ -221,9 +221,9 @@ impl RankThread {
     fn on_gpu_timer(&mut self, now: Timestamp, host: u32) {
         let sub_cluster = self.sub_clusters[host as usize].as_mut().expect("only sub-clusters with GPUs have timers");
         let (position, free_at) = sub_cluster.free_times.earliest().expect("the timer runs for a GPU");
-        let (latest, place) = sub_cluster.schedulable.peek().expect("the timer runs for a candidate");
+        let (_, place) = sub_cluster.schedulable.peek().expect("the timer runs for a candidate");
         let model = sub_cluster.models[place as usize];
-        let size = self.models[model.0 as usize].candidate.expect("it waits").size;
+        let Candidate { size, latest, .. } = self.models[model.0 as usize].candidate.expect("it waits");
         let budget = self.models[model.0 as usize].budget.unwrap_or(self.budget);
         if free_at.max(now + budget.delay(size as usize)) <= latest {
             let gpu = sub_cluster.gpus[position];
@@ -251,10 +251,10 @@ impl RankThread {
     fn on_schedulable(&mut self, id: ModelId) {
         let model = &mut self.models[id.0 as usize];
         model.is_schedulable = true;
-        let latest = model.candidate.expect("callers checked").latest;
+        let due_at = model.candidate.expect("callers checked").due_at;
         for index in 0..model.hosts.len() {
             let (host, place) = self.models[id.0 as usize].hosts[index];
-            self.sub_clusters[host as usize].as_mut().expect("a host").schedulable.set(place, latest);
+            self.sub_clusters[host as usize].as_mut().expect("a host").schedulable.set(place, due_at);
             self.set_gpu_timer(host);
         }
     }
@@ -322,7 +322,7 @@ impl RankThread {
             let model = self.model_mut(id);
             model.hosts.push((index as u32, place));
             if model.is_schedulable {
-                schedulable.set(place, model.candidate.expect("it waits").latest);
+                schedulable.set(place, model.candidate.expect("it waits").due_at);
             }
         }
         let free_times = FreeTimes::new(std::iter::empty());

@@ -6,7 +6,7 @@ use super::*;
 
 fn candidate(serial: u32) -> Candidate {
     let at = Timestamp(i64::from(serial));
-    Candidate { size: serial, exec_at: at, latest: at, grants_seen: serial }
+    Candidate { size: serial, exec_at: at, latest: at, due_at: at, grants_seen: serial }
 }
 
 fn is_whole(candidate: Candidate) -> bool {

@@ -7,7 +7,7 @@ use super::*;
 
 fn candidate(serial: u32) -> Candidate {
     let exec_at = Timestamp(-i64::from(serial));
-    Candidate { size: serial + 1, exec_at, latest: exec_at + Span(1), grants_seen: serial }
+    Candidate { size: serial + 1, exec_at, latest: exec_at + Span(1), due_at: exec_at + Span(2), grants_seen: serial }
 }
 
 proptest! {

@@ -23,7 +23,13 @@ fn outputs(thread: &mut ModelThread<u64>) -> Vec<Output<u64>> {
 }
 
 fn candidate(size: u32, exec_at: i64, latest: i64) -> Option<Candidate> {
-    Some(Candidate { size, exec_at: Timestamp(exec_at), latest: Timestamp(latest), grants_seen: 0 })
+    Some(Candidate {
+        size,
+        exec_at: Timestamp(exec_at),
+        latest: Timestamp(latest),
+        due_at: Timestamp(latest),
+        grants_seen: 0,
+    })
 }
 
 fn ids(batch: &Batch<u64>) -> Vec<u64> {
@@ -91,7 +97,7 @@ fn a_grant_that_nothing_is_due_for_returns_the_gpu() {
     }
     outputs(&mut thread);
     thread.handle_grant(Timestamp(8), grant);
-    let expected = Candidate { size: 1, exec_at: Timestamp(13), latest: Timestamp(14), grants_seen: 2 };
+    let expected = Candidate { grants_seen: 2, ..candidate(1, 13, 14).unwrap() };
     assert_eq!(
         outputs(&mut thread),
         [Output::Gpu(GpuId(0), GpuUpdate::Returned), Output::Candidate(MODEL, Some(expected))]

@@ -1,16 +1,19 @@
-//! Our own policy. It defers as Symphony does, with two changes that keep a model at the edge of its capacity from
-//! falling into late starts that make small batches that make late starts.
+//! Our own policy. It defers as Symphony does, with three changes that keep a cluster at the edge of its capacity from
+//! falling into late starts that make small batches that make late starts. docs/policy.md tells what each is worth.
 //!
-//! Both come from the staggered execution of Symphony's section 3.3: a model that keeps N GPUs busy runs best when
-//! `(1 + 1/N) l(b) <= SLO` (equation 1), which leaves `SLO / (N + 1)` of a task's time for queueing. N is measured: the
-//! execution time of recent batches over the time between them.
+//! They come from the staggered execution of Symphony's section 3.3: a batch of b tasks is gathered while `b - 1` more
+//! arrive after its head, and then runs for l(b); both must fit the head's time. What is needed is measured: the gap
+//! between tasks that are served, and N, the GPUs that the model keeps busy.
 //!
-//! 1. *Heads are given up early* if they would keep the batch below its target, nearly the largest b of equation 1:
-//!    a backlog is shed at once, and what follows is on time and in large batches again.
-//! 2. *The window opens earlier*, by a part of that queueing time, while candidates have to wait for GPUs. Where waits
-//!    are rare but happen (bursts), GPUs are idle at other times, and starting earlier costs little; where most
+//! 1. *Heads are given up early* if they would keep the batch below its target, nearly the largest b that can be
+//!    gathered and run in time: a backlog is shed at once, and what follows is on time and in large batches again.
+//! 2. *The window opens earlier* while candidates have to wait for GPUs, by a part of the time for gathering. Where
+//!    waits are rare but happen (bursts), GPUs are idle at other times, and starting earlier costs little; where most
 //!    candidates wait, GPUs are scarce, and starting much earlier would make batches smaller. A model that never waits
 //!    is deferred in full, so that GPUs that are not needed stay idle.
+//! 3. *Models that lose few tasks let others go first.* By the nearest `latest` alone, a model whose tasks have long
+//!    hardly loses any, while those in a hurry lose more than 1 %. So its batches wait a little longer: by a part of
+//!    its SLO that shrinks as its losses grow, which keeps all models' losses alike.
 
 use proto::{Span, Timestamp};
 
@@ -18,19 +21,28 @@ use super::{BatchPolicy, Gathered, View, frontrun, longest_prefix};
 
 /// Weight of the newest batch in each average: they look back on about fifty.
 const AVERAGE_WEIGHT: f64 = 0.02;
-/// The part of equation 1's execution time that the target batch takes; the rest absorbs that arrivals are random.
-const TARGET_PART: f64 = 0.9;
-/// The slack never falls below this part of the queueing time while candidates wait.
+/// Weight of the newest task in the part that is lost, which is to be known to a tenth of a per cent.
+const LOST_WEIGHT: f64 = 0.0005;
+/// The part of its time that the target batch takes; the rest absorbs that arrivals are random.
+const TARGET_PART: f64 = 0.89;
+/// The slack never falls below this part of the gathering time while candidates wait.
 const SLACK_PART_MIN: f64 = 0.15;
 /// Slack is given in full from this part of waiting candidates on, and in proportion below.
 const WAITED_PART_ENOUGH: f64 = 0.05;
 /// A wait shorter than this part of the SLO is none.
 const WAIT_PART_MIN: f64 = 0.001;
+/// How long a batch of a model that loses nothing lets others go first, as a part of its SLO.
+const PATIENCE_PART: f64 = 0.03;
+/// A model that loses this part of its tasks, twice what its objective allows, lets nobody go first.
+const LOST_PART_MAX: f64 = 0.02;
 
-/// What was learned of one model; `None` before its first batch.
+/// What was learned of one model.
 #[derive(Debug, Default)]
 pub(super) struct Downbeat {
+    /// `None` before its first batch.
     averages: Option<Averages>,
+    /// Tasks that were given up, of all.
+    lost_part: f64,
 }
 
 #[derive(Debug)]
@@ -38,6 +50,8 @@ struct Averages {
     last_start: Timestamp,
     /// From one batch's start to the next one's, in nanoseconds; longer ones count as an SLO.
     interval_ns: f64,
+    /// Tasks in a batch.
+    size: f64,
     /// l(b), in nanoseconds.
     execution_ns: f64,
     /// Batches that waited for a GPU after their window had opened, of all.
@@ -45,23 +59,20 @@ struct Averages {
 }
 
 impl Averages {
-    /// N: the GPUs that the model keeps busy.
-    fn gpus(&self) -> f64 {
-        self.execution_ns / self.interval_ns.max(1.0)
-    }
-
     /// How much earlier than at the frontrun moment the window opens.
     fn slack(&self, slo: Span) -> Span {
-        let queueing_ns = slo.as_nanos() as f64 / (self.gpus() + 1.0);
+        let gpus = self.execution_ns / self.interval_ns.max(1.0);
+        // Symphony, equation 1: a batch runs for `SLO N / (N + 1)` and is gathered in what is left.
+        let gathering_ns = slo.as_nanos() as f64 / (gpus + 1.0);
         let part = (1.0 - self.waited_part).powi(2).max(SLACK_PART_MIN);
-        Span((queueing_ns * part * (self.waited_part / WAITED_PART_ENOUGH).min(1.0)) as i64)
+        Span((gathering_ns * part * (self.waited_part / WAITED_PART_ENOUGH).min(1.0)) as i64)
     }
 
-    /// The batch that heads must not stand in the way of.
-    fn target(&self, view: &View<'_>, slo: Span) -> usize {
-        let gpus = self.gpus();
-        let within = Span((slo.as_nanos() as f64 * TARGET_PART * gpus / (gpus + 1.0)) as i64);
-        view.lead_times.partition_point(|&lead| lead <= within)
+    /// No head must stand in the way of one more task in a batch of `size`: it is at its target.
+    fn is_enough(&self, view: &View<'_>, size: usize, slo: Span) -> bool {
+        let Some(&lead) = view.lead_times.get(size) else { return true };
+        let gathering_ns = size as f64 * self.interval_ns / self.size;
+        gathering_ns + lead.as_nanos() as f64 > slo.as_nanos() as f64 * TARGET_PART
     }
 }
 
@@ -75,8 +86,11 @@ impl BatchPolicy for Downbeat {
         let first = longest_prefix(view);
         let (Some(averages), true) = (&self.averages, first.size > 0) else { return first };
         let waiting = view.queue.len();
-        let target = averages.target(view, slo(view, first.skip));
-        let is_enough = |skip: usize| view.longest_batch(skip) >= target.min(waiting - skip);
+        let slo = slo(view, first.skip);
+        let is_enough = |skip: usize| {
+            let size = view.longest_batch(skip);
+            size == waiting - skip || averages.is_enough(view, size, slo)
+        };
         if is_enough(first.skip) {
             return first;
         }
@@ -94,18 +108,30 @@ impl BatchPolicy for Downbeat {
         frontrun(view, batch) - slack
     }
 
+    fn patience(&self, view: &View<'_>, batch: Gathered) -> Span {
+        let part = PATIENCE_PART * (1.0 - self.lost_part / LOST_PART_MAX).max(0.0);
+        Span((slo(view, batch.skip).as_nanos() as f64 * part) as i64)
+    }
+
+    fn handle_lost(&mut self) {
+        self.lost_part += LOST_WEIGHT * (1.0 - self.lost_part);
+    }
+
     fn handle_granted(&mut self, view: &View<'_>, batch: Gathered, start: Timestamp, waited: Span) {
+        self.lost_part *= (1.0 - LOST_WEIGHT).powi(batch.size as i32);
         let slo_ns = slo(view, batch.skip).as_nanos() as f64;
+        let size = batch.size as f64;
         let execution_ns = view.profile.latency(batch.size).as_nanos() as f64;
         let has_waited = f64::from(u8::from(waited.as_nanos() as f64 > slo_ns * WAIT_PART_MIN));
         let Some(averages) = &mut self.averages else {
-            let averages = Averages { last_start: start, interval_ns: slo_ns, execution_ns, waited_part: 0.0 };
+            let averages = Averages { last_start: start, interval_ns: slo_ns, size, execution_ns, waited_part: 0.0 };
             self.averages = Some(averages);
             return;
         };
         let interval_ns = ((start - averages.last_start).as_nanos() as f64).clamp(0.0, slo_ns);
         averages.last_start = start;
         averages.interval_ns += AVERAGE_WEIGHT * (interval_ns - averages.interval_ns);
+        averages.size += AVERAGE_WEIGHT * (size - averages.size);
         averages.execution_ns += AVERAGE_WEIGHT * (execution_ns - averages.execution_ns);
         averages.waited_part += AVERAGE_WEIGHT * (has_waited - averages.waited_part);
     }
@@ -122,7 +148,7 @@ mod tests {
     use crate::task_queue::Queued;
 
     fn averages(gpus: f64, waited_part: f64) -> Averages {
-        Averages { last_start: Timestamp(0), interval_ns: 1000.0, execution_ns: 1000.0 * gpus, waited_part }
+        Averages { last_start: Timestamp(0), interval_ns: 1000.0, size: 1.0, execution_ns: 1000.0 * gpus, waited_part }
     }
 
     #[test]
@@ -153,7 +179,7 @@ mod tests {
             policy.handle_granted(&view, Gathered { skip: 0, size: 1 }, Timestamp(batch * 100_000), waited);
         }
         let averages = policy.averages.unwrap();
-        assert!((averages.gpus() - 4.0).abs() < 0.01, "{averages:?}");
+        assert!((averages.execution_ns / averages.interval_ns - 4.0).abs() < 0.01, "{averages:?}");
         assert!((averages.waited_part - 0.25).abs() < 0.02, "{averages:?}");
     }
 
@@ -162,7 +188,7 @@ mod tests {
         #[test]
         fn gives_up_as_few_heads_as_make_room_for_the_target(
             deadlines in proptest::collection::vec(0i64..60, 0..30),
-            gpus in 0.1f64..20.0,
+            gap_ns in 0.1f64..20.0,
         ) {
             let profile = LatencyProfile::from_table((1..=12).map(|batch| Span(2 * batch + 6)).collect()).unwrap();
             let lead_times: Vec<_> = (1..=12).map(|batch| profile.latency(batch)).collect();
@@ -176,15 +202,47 @@ mod tests {
                 queue: &queue,
                 profile: &profile,
                 lead_times: &lead_times, jitter: Span::ZERO };
-            let averages = averages(gpus, 0.0);
-            let target = averages.target(&view, Span(50));
+            let averages = Averages { interval_ns: 4.0 * gap_ns, size: 4.0, ..averages(1.0, 0.0) };
+            // The largest batch that is gathered and runs in 89 % of the 50 ns that each task was given.
+            let fits = |&size: &usize| (size - 1) as f64 * gap_ns + lead_times[size - 1].as_nanos() as f64 <= 0.89 * 50.0;
+            let target = (1..=12).take_while(fits).last().unwrap_or(0);
             let possible = (0..queue.len()).filter(|&skip| view.longest_batch(skip) > 0);
             let expected = possible
                 .map(|skip| (skip, view.longest_batch(skip)))
                 .find(|&(skip, size)| size >= target.min(queue.len() - skip))
                 .map_or((queue.len(), 0), |found| found);
-            let found = Downbeat { averages: Some(averages) }.gather(&view);
+            let found = Downbeat { averages: Some(averages), lost_part: 0.0 }.gather(&view);
             prop_assert_eq!((found.skip, found.size), expected);
         }
+    }
+
+    #[test]
+    fn patience_shrinks_as_losses_grow() {
+        let profile = LatencyProfile::from_table(vec![Span(400)]).unwrap();
+        let queue = VecDeque::from([Queued { id: TaskId(0), deadline: Timestamp(10_100), queued_at: Timestamp(100) }]);
+        let view = View {
+            now: Timestamp(100),
+            free_at: Timestamp::PAST,
+            queue: &queue,
+            profile: &profile,
+            lead_times: &[Span(400)],
+            jitter: Span::ZERO,
+        };
+        let batch = Gathered { skip: 0, size: 1 };
+        let mut policy = Downbeat::default();
+        assert_eq!(policy.patience(&view, batch), Span(300));
+        // One of a hundred is lost, for long.
+        for task in 0..100_000 {
+            if task % 100 == 0 {
+                policy.handle_lost();
+            } else {
+                policy.handle_granted(&view, batch, Timestamp(task), Span::ZERO);
+            }
+        }
+        assert!((140..=160).contains(&policy.patience(&view, batch).as_nanos()), "{policy:?}");
+        for _ in 0..1000 {
+            policy.handle_lost();
+        }
+        assert_eq!(policy.patience(&view, batch), Span::ZERO);
     }
 }

@@ -7,7 +7,8 @@ use super::*;
 const BUDGET: NetworkBudget = NetworkBudget { ctrl: Span(2), data_per_task: Span(1), jitter: Span(0) };
 
 fn candidate(size: u32, exec_at: i64, latest: i64, grants_seen: u32) -> Option<Candidate> {
-    Some(Candidate { size, exec_at: Timestamp(exec_at), latest: Timestamp(latest), grants_seen })
+    let latest = Timestamp(latest);
+    Some(Candidate { size, exec_at: Timestamp(exec_at), latest, due_at: latest, grants_seen })
 }
 
 fn grants(rank: &mut RankThread) -> Vec<(u32, u32, i64)> {
@@ -180,7 +181,7 @@ impl Oracle {
         }
     }
 
-    /// The GPU timers: of each hosted set, the GPU that frees first and the waiting candidate with the nearest latest.
+    /// The GPU timers: of each hosted set, the GPU that frees first and the waiting candidate that is due first.
     fn gpu_timers(&self) -> Vec<(Timestamp, u32, u32)> {
         let sets: BTreeSet<_> = self.gpus.values().map(|gpu| gpu.hosted.clone()).collect();
         let of_set = |set: Vec<u32>| {
@@ -188,7 +189,7 @@ impl Oracle {
             let (&gpu, state) = members.min_by_key(|(id, gpu)| (gpu.free_at(), **id))?;
             let waiting = self.waiting.iter().filter(|(hosted, _)| *hosted == set);
             let candidates = waiting.map(|&(_, model)| (self.models[&model].candidate.unwrap(), model));
-            let (candidate, model) = candidates.min_by_key(|&(candidate, model)| (candidate.latest, model))?;
+            let (candidate, model) = candidates.min_by_key(|&(candidate, model)| (candidate.due_at, model))?;
             Some((state.free_at() - BUDGET.delay(candidate.size as usize), gpu, model))
         };
         sets.into_iter().filter_map(of_set).collect()
@@ -242,6 +243,7 @@ enum Step {
         size: u32,
         opens_in: i64,
         window: i64,
+        patience: i64,
         is_stale: bool,
     },
     NoCandidate {
@@ -263,10 +265,10 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let candidate = (0u32..5, 1u32..9, -1000i64..4000, 0i64..6000, proptest::bool::weighted(0.1));
+    let candidate = (0u32..5, 1u32..9, -1000i64..4000, 0i64..6000, -500i64..500, proptest::bool::weighted(0.1));
     prop_oneof![
-        6 => candidate.prop_map(|(model, size, opens_in, window, is_stale)| Step::Candidate {
-            model, size, opens_in, window, is_stale
+        6 => candidate.prop_map(|(model, size, opens_in, window, patience, is_stale)| Step::Candidate {
+            model, size, opens_in, window, patience, is_stale
         }),
         1 => (0u32..5).prop_map(|model| Step::NoCandidate { model }),
         1 => proptest::sample::select(vec![vec![0, 1, 2, 3, 4], vec![0, 1], vec![1, 2, 3], vec![4]])
@@ -291,10 +293,12 @@ proptest! {
             now += Span(pause);
             let nth_gpu = |oracle: &Oracle, nth: usize| oracle.gpus.keys().nth(nth).copied();
             match step {
-                Step::Candidate { model, size, opens_in, window, is_stale } => {
+                Step::Candidate { model, size, opens_in, window, patience, is_stale } => {
                     let grants = oracle.models.get(&model).map_or(0, |model| model.grants);
                     let exec_at = now.0 + opens_in;
                     let candidate = candidate(size, exec_at, exec_at + window, grants.wrapping_sub(is_stale.into()));
+                    let candidate =
+                        candidate.map(|candidate| Candidate { due_at: candidate.latest + Span(patience), ..candidate });
                     rank.handle_candidate(now, ModelId(model), candidate);
                     oracle.handle_candidate(now, model, candidate);
                 }
