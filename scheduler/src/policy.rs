@@ -14,8 +14,11 @@ use thiserror::Error;
 use crate::{matchmaker::Matchmaker, messages::NetworkBudget, planner::Planner, task_queue::Queued};
 
 mod central;
+mod clipper;
 mod clockwork;
 mod downbeat;
+mod nexus;
+mod replicas;
 mod shepherd;
 #[cfg(test)]
 mod testing;
@@ -115,13 +118,17 @@ pub enum Policy {
     TimeoutPart(f64),
     /// Clockwork (`policy/clockwork.rs`).
     Clockwork,
+    /// Nexus (`policy/nexus.rs`).
+    Nexus,
     /// Shepherd's Flex (`policy/shepherd.rs`).
     Shepherd,
+    /// Clipper (`policy/clipper.rs`).
+    Clipper,
 }
 
 /// What a policy may be called, for errors and help.
 pub const POLICIES: &str = "downbeat, deferred, deferred:latest, deferred:target, eager, timeout:MS, timeout:P%, \
-                            clockwork or shepherd";
+                            clockwork, nexus, shepherd or clipper";
 
 /// Why a policy was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -160,6 +167,8 @@ impl Policy {
         match self {
             Self::Clockwork => Box::new(central::Central::new(budget, clockwork::Clockwork)),
             Self::Shepherd => Box::new(central::Central::new(budget, shepherd::Shepherd)),
+            Self::Nexus => Box::new(replicas::Replicas::new(budget, nexus::Nexus::default())),
+            Self::Clipper => Box::new(replicas::Replicas::new(budget, clipper::Clipper)),
             _ => Box::new(Matchmaker::new(budget, self)),
         }
     }
@@ -178,7 +187,9 @@ impl Policy {
             Self::Eager => Box::new(Timeout { after: Span::ZERO, part: 0.0 }),
             Self::Timeout(after) => Box::new(Timeout { after, part: 0.0 }),
             Self::TimeoutPart(part) => Box::new(Timeout { after: Span::ZERO, part }),
-            Self::Clockwork | Self::Shepherd => unreachable!("{self} is a planner, not a choice of windows"),
+            Self::Clockwork | Self::Nexus | Self::Shepherd | Self::Clipper => {
+                unreachable!("{self} is a planner, not a choice of windows")
+            }
         }
     }
 }
@@ -194,7 +205,9 @@ impl FromStr for Policy {
             None if text == "downbeat" => Ok(Self::Downbeat),
             None if text == "eager" => Ok(Self::Eager),
             None if text == "clockwork" => Ok(Self::Clockwork),
+            None if text == "nexus" => Ok(Self::Nexus),
             None if text == "shepherd" => Ok(Self::Shepherd),
+            None if text == "clipper" => Ok(Self::Clipper),
             Some(("timeout", time)) => {
                 let within = |text: &str, max: f64| text.parse().ok().filter(|value| (0.0..=max).contains(value));
                 let timeout = match time.strip_suffix('%') {
@@ -219,7 +232,9 @@ impl fmt::Display for Policy {
             Self::Timeout(timeout) => write!(f, "timeout:{}", timeout.as_millis_f64()),
             Self::TimeoutPart(part) => write!(f, "timeout:{}%", 100.0 * part),
             Self::Clockwork => f.write_str("clockwork"),
+            Self::Nexus => f.write_str("nexus"),
             Self::Shepherd => f.write_str("shepherd"),
+            Self::Clipper => f.write_str("clipper"),
         }
     }
 }
@@ -333,7 +348,9 @@ mod tests {
             "timeout:2.5",
             "timeout:30%",
             "clockwork",
+            "nexus",
             "shepherd",
+            "clipper",
         ] {
             assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
         }
