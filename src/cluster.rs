@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rand::RngExt;
 use scheduler::Policy;
 use serde::Deserialize;
-use transport::{Faults, ROCE_PORT};
+use transport::{Arm, ArmName, Endpoint, EndpointConfig, Faults, ROCE_PORT, VerbsSettings};
 
 use crate::{
     role,
@@ -30,6 +30,10 @@ pub struct Layout {
     pub policy: String,
     /// The scheduler's network budget.
     pub network: scheduler::drive::Network,
+    /// The network of all members: `soft`, or `verbs:DEVICE`.
+    pub arm: ArmName,
+    /// How the queue pairs of a verbs device are set up.
+    pub verbs: VerbsSettings,
     /// Faults on the soft-RoCE path, for tests.
     pub faults: Faults,
     /// The backends.
@@ -55,6 +59,8 @@ impl Default for Layout {
             repository: "models".into(),
             policy: "deferred".into(),
             network: scheduler::drive::Network::default(),
+            arm: ArmName::Soft,
+            verbs: VerbsSettings::default(),
             faults: Faults::default(),
             backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
         }
@@ -62,6 +68,11 @@ impl Default for Layout {
 }
 
 impl Layout {
+    /// A member's address for packets: all of them share that of a device.
+    fn packet_address(&self, soft: SocketAddr) -> Option<SocketAddr> {
+        (self.arm == ArmName::Soft).then_some(soft)
+    }
+
     /// All models that some backend hosts.
     pub fn models(&self) -> Vec<String> {
         let mut models: Vec<_> = self.backend.iter().flat_map(|backend| backend.models.iter().cloned()).collect();
@@ -118,8 +129,11 @@ impl Cluster {
             let listener = std::net::TcpListener::bind(http);
             drop(listener.with_context(|| format!("cannot serve HTTP on {http}; choose another address (--http)"))?);
         }
-        let supervisor = Supervisor::new(logs)?;
         let wiring = Wiring::random();
+        let address = layout.packet_address(wiring.host(1, ROCE_PORT));
+        let arm = Arm::choose(&layout.arm, address, layout.faults, layout.verbs)?;
+        drop(Endpoint::open(EndpointConfig::over(arm))?);
+        let supervisor = Supervisor::new(logs)?;
         supervisor.start("scheduler", "scheduler", &wiring.scheduler(&layout))?;
         for index in 0..frontends {
             supervisor.start("frontend", &format!("frontend-{index}"), &wiring.frontend(&layout, index))?;
@@ -180,7 +194,9 @@ impl Wiring {
     fn scheduler(&self, layout: &Layout) -> String {
         to_toml(&scheduler::drive::Config {
             listen: self.host(1, BOOTSTRAP_PORT),
-            address: self.host(1, ROCE_PORT),
+            arm: layout.arm.clone(),
+            address: layout.packet_address(self.host(1, ROCE_PORT)),
+            verbs: layout.verbs,
             secret: self.secret.clone(),
             policy: layout.policy.clone(),
             network: layout.network,
@@ -192,10 +208,13 @@ impl Wiring {
     }
 
     fn frontend(&self, layout: &Layout, index: usize) -> String {
-        let address = self.host(FRONTEND_HOSTS + index as u8, ROCE_PORT);
+        let host = |port| self.host(FRONTEND_HOSTS + index as u8, port);
         to_toml(&frontend::config::Config {
             http: Some(layout.http[index]),
-            address,
+            arm: layout.arm.clone(),
+            address: layout.packet_address(host(ROCE_PORT)),
+            verbs: layout.verbs,
+            link: Some(host(0)),
             faults: layout.faults,
             ..frontend::config::Config::new(
                 self.host(1, BOOTSTRAP_PORT),
@@ -210,7 +229,9 @@ impl Wiring {
         let all_gpus: Vec<u32> = (0..*gpus).collect();
         to_toml(&backend::config::Config {
             scheduler: self.host(1, BOOTSTRAP_PORT),
-            address: self.host(BACKEND_HOSTS + index as u8, ROCE_PORT),
+            arm: layout.arm.clone(),
+            address: layout.packet_address(self.host(BACKEND_HOSTS + index as u8, ROCE_PORT)),
+            verbs: layout.verbs,
             secret: self.secret.clone(),
             repository: layout.repository.clone(),
             gpus: *gpus,

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use anyhow::{Context, Result};
 use bench::load::{Arrivals, Expected, Input, Stream, Tally, Target, generate};
 use rand::{Rng, SeedableRng};
-use transport::Faults;
+use transport::{ArmName, Faults};
 
 use crate::{
     cluster::{Cluster, Layout, READY_TIMEOUT, random_http},
@@ -18,9 +18,9 @@ use crate::{
 /// Arguments of `demo`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The network: `soft` is soft-RoCE over UDP, on any machine
-    #[arg(long, default_value = "soft", value_parser = ["soft"])]
-    arm: String,
+    /// The network: `soft` is soft-RoCE over UDP, on any machine; `verbs:DEVICE` an RDMA device of this host
+    #[arg(long, default_value_t)]
+    arm: ArmName,
     /// The scheduler's policy
     #[arg(long, default_value = "deferred")]
     policy: String,
@@ -60,6 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
     let layout = Layout {
         http: vec![random_http()],
         policy: args.policy.clone(),
+        arm: args.arm.clone(),
         faults: args.fault.unwrap_or_default(),
         ..Layout::default()
     };

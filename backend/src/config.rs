@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 use proto::LatencyProfile;
 use repository::{Executor, Model};
 use serde::{Deserialize, Serialize};
-use transport::{Faults, ROCE_PORT, TlsFiles, random_loopback};
+use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
 use crate::drive::BackendError;
 
@@ -18,9 +18,16 @@ pub const GPUS_MAX: u32 = 64;
 pub struct Config {
     /// The scheduler's bootstrap listener, `ip:port`.
     pub scheduler: SocketAddr,
-    /// Where our UDP socket binds; a random loopback address if it is not given.
-    #[serde(default = "random_address")]
-    pub address: SocketAddr,
+    /// The network: `soft`, or `verbs:DEVICE`.
+    #[serde(default)]
+    pub arm: ArmName,
+    /// Where packets come from and arrive. Without it, the soft arm takes a random loopback address, and a verbs device
+    /// its first that others can route to.
+    #[serde(default)]
+    pub address: Option<SocketAddr>,
+    /// How the queue pairs of a verbs device are set up.
+    #[serde(default)]
+    pub verbs: VerbsSettings,
     /// What all roles of the cluster share.
     pub secret: String,
     /// The model repository.
@@ -56,10 +63,6 @@ pub struct Emulate {
     pub alpha_ms: f64,
     /// Milliseconds for each batch.
     pub beta_ms: f64,
-}
-
-fn random_address() -> SocketAddr {
-    SocketAddr::new(random_loopback().into(), ROCE_PORT)
 }
 
 fn one() -> u32 {

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    net::{Ipv4Addr, SocketAddr},
+    net::Ipv4Addr,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -78,7 +78,9 @@ impl Cluster {
         let arena_key = frontend.register(&arena, Access { remote_read: true, remote_write: true }).unwrap();
         let mut config = Config {
             scheduler: scheduler.listen_address().unwrap(),
-            address: SocketAddr::new(random_loopback().into(), ROCE_PORT),
+            arm: transport::ArmName::Soft,
+            address: None,
+            verbs: transport::VerbsSettings::default(),
             secret: SECRET.into(),
             repository: models(),
             gpus: 2,

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use transport::{Faults, ROCE_PORT, TlsFiles, random_loopback};
+use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
 use crate::http::Limits;
 
@@ -20,9 +20,16 @@ pub struct Config {
     /// Where clients reach us over HTTP; without it there are only in-process clients.
     #[serde(default)]
     pub http: Option<SocketAddr>,
-    /// Where our UDP socket binds; a random loopback address if it is not given.
-    #[serde(default = "random_address")]
-    pub address: SocketAddr,
+    /// The network: `soft`, or `verbs:DEVICE`.
+    #[serde(default)]
+    pub arm: ArmName,
+    /// Where packets come from and arrive. Without it, the soft arm takes a random loopback address, and a verbs device
+    /// its first that others can route to.
+    #[serde(default)]
+    pub address: Option<SocketAddr>,
+    /// How the queue pairs of a verbs device are set up.
+    #[serde(default)]
+    pub verbs: VerbsSettings,
     /// Where backends reach us (TCP); any port of `address` if it is not given. Backends are told this address.
     #[serde(default)]
     pub link: Option<SocketAddr>,
@@ -64,7 +71,9 @@ impl Config {
             secret: secret.into(),
             repository: repository.into(),
             http: None,
-            address: random_address(),
+            arm: ArmName::Soft,
+            address: None,
+            verbs: VerbsSettings::default(),
             link: None,
             arena_bytes: default_arena_bytes(),
             links_max: default_links_max(),
@@ -87,10 +96,6 @@ impl Config {
             body_timeout: Duration::from_millis(self.body_timeout_ms),
         }
     }
-}
-
-fn random_address() -> SocketAddr {
-    SocketAddr::new(random_loopback().into(), ROCE_PORT)
 }
 
 /// Over 400 tasks of 150 kB, a second of 400 requests each.
@@ -129,11 +134,9 @@ mod tests {
 
     #[test]
     fn the_least_configuration_has_the_same_defaults_as_new() {
-        let json = r#"{"scheduler":"127.0.0.1:7000","secret":"s","repository":"models","address":"127.0.0.2:4791"}"#;
+        let json = r#"{"scheduler":"127.0.0.1:7000","secret":"s","repository":"models"}"#;
         let read: Config = serde_json::from_str(json).unwrap();
-        let mut new = Config::new("127.0.0.1:7000".parse().unwrap(), "s", "models");
-        assert!(new.address.ip().is_loopback());
-        new.address = read.address;
+        let new = Config::new("127.0.0.1:7000".parse().unwrap(), "s", "models");
         assert_eq!(format!("{read:?}"), format!("{new:?}"));
         assert!(serde_json::from_str::<Config>(&json.replace("secret", "secrets")).is_err());
     }

@@ -14,7 +14,7 @@ use std::{
 use proto::{Timestamp, backend_to_frontend::LinkWelcome};
 use thiserror::Error;
 use tokio::task::LocalSet;
-use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region};
+use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region};
 
 use crate::{
     config::Config,
@@ -96,7 +96,14 @@ impl Frontend {
     /// # Errors
     /// As [`run`].
     pub fn open(config: &Config) -> Result<Self, FrontendError> {
-        let link = config.link.unwrap_or(SocketAddr::new(config.address.ip(), 0));
+        let arm = Arm::choose(&config.arm, config.address, config.faults, config.verbs)?;
+        let own = match &arm {
+            Arm::Soft { address, .. } => Some(address.ip()),
+            Arm::Verbs(verbs) => verbs.address,
+        };
+        let link = config.link.or(own.map(|ip| SocketAddr::new(ip, 0))).ok_or_else(|| {
+            FrontendError::Config(format!("link: expected, as arm {} was given no address", config.arm))
+        })?;
         if link.ip().is_unspecified() {
             let expected = "an address of this host that backends can reach";
             return Err(FrontendError::Config(format!("link: found {link}, expected {expected}")));
@@ -107,10 +114,9 @@ impl Frontend {
         let endpoint = EndpointConfig {
             // The scheduler is one more.
             connections_max: config.links_max + 1,
-            ..EndpointConfig::soft(config.address).listening(link)
+            ..EndpointConfig::over(arm).listening(link)
         };
-        let endpoint =
-            endpoint.with_secret(config.secret.as_bytes()).with_tls(config.tls.clone()).with_faults(config.faults);
+        let endpoint = endpoint.with_secret(config.secret.as_bytes()).with_tls(config.tls.clone());
         let mut endpoint = Endpoint::open(endpoint)?;
         let key = endpoint.register(&region, Access { remote_read: true, remote_write: true })?;
         let link = endpoint.listen_address().expect("it was told to listen");

@@ -10,7 +10,10 @@ use proto::{
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use transport::{Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, OpenError, TlsFiles};
+use transport::{
+    Arm, ArmName, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, OpenError, ROCE_PORT, TlsFiles,
+    VerbsSettings,
+};
 use wincode::SchemaWrite;
 
 use crate::{
@@ -25,8 +28,16 @@ use crate::{
 pub struct Config {
     /// Where frontends and backends connect (TCP).
     pub listen: SocketAddr,
-    /// Where the soft-RoCE socket binds (UDP); a specific address.
-    pub address: SocketAddr,
+    /// The network: `soft`, or `verbs:DEVICE`.
+    #[serde(default)]
+    pub arm: ArmName,
+    /// Where packets come from and arrive: a specific address. Without it, the soft arm takes that of `listen`, and a
+    /// verbs device its first that others can route to.
+    #[serde(default)]
+    pub address: Option<SocketAddr>,
+    /// How the queue pairs of a verbs device are set up.
+    #[serde(default)]
+    pub verbs: VerbsSettings,
     /// Shared with all frontends and backends.
     pub secret: String,
     /// When batches run.
@@ -139,12 +150,13 @@ impl Config {
 /// If the configuration is wrong or a socket cannot be opened. Nothing that a peer does ends it.
 pub fn run(config: &Config) -> Result<std::convert::Infallible, RunError> {
     let cluster = Cluster::new(config.cluster_config()?);
+    let soft_address = (config.arm == ArmName::Soft).then(|| SocketAddr::new(config.listen.ip(), ROCE_PORT));
+    let arm = Arm::choose(&config.arm, config.address.or(soft_address), config.faults, config.verbs)?;
     let endpoint = Endpoint::open(
-        EndpointConfig::soft(config.address)
+        EndpointConfig::over(arm)
             .listening(config.listen)
             .with_secret(config.secret.as_str())
-            .with_tls(config.tls.clone())
-            .with_faults(config.faults),
+            .with_tls(config.tls.clone()),
     )?;
     tracing::info!(listen = %config.listen, policy = %config.policy, "the scheduler is up");
     let mut server =

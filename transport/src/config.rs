@@ -1,10 +1,15 @@
 //! How an endpoint is opened.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    str::FromStr,
+};
 
+use serde::{Deserialize, Serialize};
 pub use soft_roce::drive::Faults;
 
-use crate::TlsFiles;
+use crate::{OpenError, TlsFiles};
 
 /// The UDP port of RoCEv2 (IANA).
 pub const ROCE_PORT: u16 = 4791;
@@ -22,6 +27,139 @@ pub enum Arm {
         /// `/dev/shm`.
         shared: bool,
     },
+    /// A device of libibverbs; in builds with the feature `verbs`.
+    Verbs(VerbsConfig),
+}
+
+/// A verbs device, and how its queue pairs are set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerbsConfig {
+    /// Its name, as `ibv_devices` shows it.
+    pub device: String,
+    /// On Ethernet, the address of the port that is used; without it, the first that others can route to.
+    pub address: Option<IpAddr>,
+    /// The rest.
+    pub settings: VerbsSettings,
+}
+
+/// How the queue pairs of a verbs device are set up: the table `[verbs]` of a role's configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VerbsSettings {
+    /// The device's port, from 1.
+    pub port: u8,
+    /// An unanswered packet is sent again after 4.096 us * 2^this, or up to four times as much; 1 to 31.
+    pub ack_timeout: u8,
+    /// How often, before the connection is given up; 0 to 7 (and 7 is for ever on `rdma_rxe`).
+    pub retry_count: u8,
+    /// How often a request that met no receive is sent again; 0 to 6. Credits keep that from happening.
+    pub rnr_retry: u8,
+    /// The code of the time that a peer waits then (IBTA table 45); 0 to 31.
+    pub min_rnr_timer: u8,
+    /// The traffic class of RoCEv2 packets: by it, switches choose queues and whether to lose nothing.
+    pub traffic_class: u8,
+}
+
+impl Default for VerbsSettings {
+    /// Gives up a silent peer after two seconds or so, as the bootstrap does.
+    fn default() -> Self {
+        Self { port: 1, ack_timeout: 14, retry_count: 6, rnr_retry: 6, min_rnr_timer: 12, traffic_class: 0 }
+    }
+}
+
+impl VerbsSettings {
+    /// # Errors
+    /// One line that names the key that is out of bounds.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code))]
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Self { port, ack_timeout, retry_count, rnr_retry, min_rnr_timer, traffic_class: _ } = *self;
+        for (key, found, bounds) in [
+            ("port", port, 1..=255),
+            ("ack_timeout", ack_timeout, 1..=31),
+            ("retry_count", retry_count, 0..=7),
+            ("rnr_retry", rnr_retry, 0..=6),
+            ("min_rnr_timer", min_rnr_timer, 0..=31),
+        ] {
+            if !bounds.contains(&found) {
+                return Err(format!("verbs.{key}: found {found}, expected {} to {}", bounds.start(), bounds.end()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What configuration files and `--arm` call an arm: `soft`, or `verbs:DEVICE`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ArmName {
+    /// soft-RoCE, on any machine.
+    #[default]
+    Soft,
+    /// The verbs device of this name.
+    Verbs(String),
+}
+
+impl FromStr for ArmName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "soft" => Ok(Self::Soft),
+            Some(("verbs", device)) if !device.is_empty() => Ok(Self::Verbs(device.to_owned())),
+            _ => Err(format!("expected `soft` or `verbs:DEVICE` (see ibv_devices), found `{text}`")),
+        }
+    }
+}
+
+impl TryFrom<String> for ArmName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for ArmName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Soft => f.write_str("soft"),
+            Self::Verbs(device) => write!(f, "verbs:{device}"),
+        }
+    }
+}
+
+impl From<ArmName> for String {
+    fn from(name: ArmName) -> Self {
+        name.to_string()
+    }
+}
+
+impl Arm {
+    /// The arm that a role's keys `arm`, `address`, `faults` and `[verbs]` choose. Without an address, the soft arm has
+    /// a random one of the loopback network.
+    ///
+    /// # Errors
+    /// One line that names the key that does not fit the arm.
+    pub fn choose(
+        name: &ArmName,
+        address: Option<SocketAddr>,
+        faults: Faults,
+        settings: VerbsSettings,
+    ) -> Result<Self, OpenError> {
+        let ArmName::Verbs(device) = name else {
+            let address = address.unwrap_or_else(|| SocketAddr::new(random_loopback().into(), ROCE_PORT));
+            return Ok(Self::Soft { address, faults, shared: false });
+        };
+        if faults != Faults::default() {
+            return Err(OpenError(format!("faults: only arm `soft` injects them, found arm `{name}`")));
+        }
+        if let Some(address) = address.filter(|address| address.port() != ROCE_PORT) {
+            let expected = format!("expected port {ROCE_PORT}, as a verbs device has no other");
+            return Err(OpenError(format!("address: found {address}, {expected}")));
+        }
+        let address = address.map(|address| address.ip());
+        Ok(Self::Verbs(VerbsConfig { device: device.clone(), address, settings }))
+    }
 }
 
 /// How an endpoint is opened. `Default` gives an endpoint that only connects, on a random 127.x.y.z, without a secret.
@@ -37,8 +175,8 @@ pub struct EndpointConfig {
     pub tls: Option<TlsFiles>,
     /// Connections at once, both directions.
     pub connections_max: usize,
-    /// Bytes of READs that may be outstanding at once, over all connections, shared fairly. 0: half of what the
-    /// socket's receive buffer really holds.
+    /// Bytes of READs that may be outstanding at once, over all connections, shared fairly. 0: what suits the arm, which
+    /// for soft-RoCE is half of what the socket's receive buffer really holds, and for a verbs device 1 MiB.
     pub read_budget_bytes: usize,
 }
 
@@ -66,14 +204,13 @@ impl EndpointConfig {
     /// An endpoint of the soft arm at this address that only connects.
     #[must_use]
     pub fn soft(address: SocketAddr) -> Self {
-        Self {
-            arm: Arm::Soft { address, faults: Faults::default(), shared: false },
-            listen: None,
-            secret: Vec::new(),
-            tls: None,
-            connections_max: 256,
-            read_budget_bytes: 0,
-        }
+        Self::over(Arm::Soft { address, faults: Faults::default(), shared: false })
+    }
+
+    /// An endpoint of this arm that only connects.
+    #[must_use]
+    pub fn over(arm: Arm) -> Self {
+        Self { arm, listen: None, secret: Vec::new(), tls: None, connections_max: 256, read_budget_bytes: 0 }
     }
 
     /// The same, and listens there (TCP).
@@ -98,17 +235,23 @@ impl EndpointConfig {
     }
 
     /// The same, and other processes of this user may have the same address.
+    ///
+    /// # Panics
+    /// If it is not of the soft arm; a device is shared anyway.
     #[must_use]
     pub fn sharing_address(mut self) -> Self {
-        let Arm::Soft { shared, .. } = &mut self.arm;
+        let Arm::Soft { shared, .. } = &mut self.arm else { panic!("a shared address on {:?}", self.arm) };
         *shared = true;
         self
     }
 
     /// The same with these faults injected.
+    ///
+    /// # Panics
+    /// If it is not of the soft arm, which alone has faults to inject.
     #[must_use]
     pub fn with_faults(mut self, injected: Faults) -> Self {
-        let Arm::Soft { faults, .. } = &mut self.arm;
+        let Arm::Soft { faults, .. } = &mut self.arm else { panic!("faults on {:?}", self.arm) };
         *faults = injected;
         self
     }
@@ -129,6 +272,32 @@ mod tests {
     fn a_log_does_not_tell_the_secret() {
         let text = format!("{:?}", EndpointConfig::default().with_secret([77; 8]));
         assert!(!text.contains("77, 77") && text.contains("connections_max: 256"), "{text}");
+    }
+
+    #[test]
+    fn arms_are_named_and_what_does_not_fit_them_is_refused() {
+        assert_eq!("soft".parse(), Ok(ArmName::Soft));
+        assert_eq!("verbs:mlx5_0".parse(), Ok(ArmName::Verbs("mlx5_0".into())));
+        for wrong in ["", "verbs", "verbs:", "soft:x", "tcp"] {
+            assert!(wrong.parse::<ArmName>().unwrap_err().contains(&format!("found `{wrong}`")));
+        }
+        let (settings, verbs) = (VerbsSettings::default(), ArmName::Verbs("rxe0".into()));
+        let choose = |address: &str, faults| Arm::choose(&verbs, Some(address.parse().unwrap()), faults, settings);
+        let Arm::Verbs(config) = choose("10.0.0.1:4791", Faults::default()).unwrap() else { panic!("not verbs") };
+        assert_eq!((config.device.as_str(), config.address), ("rxe0", Some([10, 0, 0, 1].into())));
+        let error = choose("10.0.0.1:4792", Faults::default()).unwrap_err().to_string();
+        assert!(error.contains("10.0.0.1:4792") && error.contains("expected port 4791"), "{error}");
+        let error = choose("10.0.0.1:4791", Faults { loss: 0.1, ..Faults::default() }).unwrap_err().to_string();
+        assert!(error.contains("faults: only arm `soft`"), "{error}");
+    }
+
+    #[test]
+    fn settings_out_of_bounds_are_named() {
+        assert_eq!(VerbsSettings::default().check(), Ok(()));
+        let wrong = VerbsSettings { rnr_retry: 7, ..VerbsSettings::default() };
+        assert_eq!(wrong.check(), Err("verbs.rnr_retry: found 7, expected 0 to 6".to_owned()));
+        let wrong = VerbsSettings { ack_timeout: 0, ..VerbsSettings::default() };
+        assert!(wrong.check().is_err());
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //! completion of it is left.
 
 mod soft;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 use std::{net::IpAddr, os::fd::BorrowedFd};
 
@@ -56,11 +58,25 @@ pub(crate) struct Offer {
 pub(crate) enum Descriptor {
     /// Ready when packets or completions have come.
     Data,
+    /// Ready when the device has something to tell of itself.
+    Events,
+}
+
+/// What a device tells of itself.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "only a verbs device has events"))]
+pub(crate) enum DeviceEvent {
+    /// A queue pair is in ERROR.
+    QueuePairFailed { number: QueuePairNumber, reason: String },
+    /// No queue pair works any more, and what peers were told of us does not hold.
+    Lost { reason: String },
 }
 
 /// One arm, opened.
 pub(crate) enum Device {
     Soft(Box<soft::Soft>),
+    #[cfg(feature = "verbs")]
+    Verbs(Box<verbs::Verbs>),
 }
 
 /// Calls the same method on whichever arm it is.
@@ -68,6 +84,8 @@ macro_rules! each {
     ($self:expr, $device:ident => $call:expr) => {
         match $self {
             Device::Soft($device) => $call,
+            #[cfg(feature = "verbs")]
+            Device::Verbs($device) => $call,
         }
     };
 }
@@ -82,6 +100,16 @@ impl Device {
             Arm::Soft { address, faults, shared } => {
                 Ok(Self::Soft(Box::new(soft::Soft::open(address, faults, shared, demand)?)))
             }
+            #[cfg(feature = "verbs")]
+            Arm::Verbs(config) => {
+                let name = config.device.clone();
+                let opened = verbs::Verbs::open(config, demand);
+                Ok(Self::Verbs(Box::new(opened.map_err(|reason| format!("arm verbs:{name}: {reason}"))?)))
+            }
+            #[cfg(not(feature = "verbs"))]
+            Arm::Verbs(crate::VerbsConfig { device, .. }) => Err(format!(
+                "arm verbs:{device}: this program is built without libibverbs; build it with `--features verbs`"
+            )),
         }
     }
 
@@ -97,13 +125,16 @@ impl Device {
     /// The descriptors to watch, and what for. What a descriptor is watched for may change with each
     /// [`Self::transmit`].
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = (Descriptor, BorrowedFd<'_>, Interest)> {
-        each!(self, device => device.descriptors().into_iter())
+        each!(self, device => device.descriptors().to_vec()).into_iter()
     }
 
     /// soft-RoCE's own counters; a verbs device keeps its own, in `/sys/class/infiniband/DEV/ports/N/`.
     pub(crate) fn soft(&self) -> Option<&soft::Soft> {
-        let Self::Soft(soft) = self;
-        Some(soft)
+        match self {
+            Self::Soft(soft) => Some(soft),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => None,
+        }
     }
 
     /// Registers a region; our own queue pairs may always fill it.
@@ -154,7 +185,7 @@ impl Device {
         each!(self, device => device.connect_queue_pair(number, psn, peer, path_mtu))
     }
 
-    /// Takes a work request in; it leaves with the next [`Self::transmit`] at the latest.
+    /// Takes a work request in; it leaves after the next [`Self::ring`].
     ///
     /// # Errors
     /// One line if it cannot be carried out; nothing of it happens then.
@@ -168,6 +199,27 @@ impl Device {
     /// As [`Self::post_send`].
     pub(crate) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> Result<(), String> {
         each!(self, device => device.post_recv(number, request))
+    }
+
+    /// Hands what was posted since to the device.
+    pub(crate) fn ring(&mut self) {
+        each!(self, device => device.ring());
+    }
+
+    /// Before its owner sleeps: from now on [`Descriptor::Data`] gets ready with what comes. True if something has come
+    /// already.
+    pub(crate) fn arm(&mut self) -> bool {
+        each!(self, device => device.arm())
+    }
+
+    /// One of the descriptors is ready.
+    pub(crate) fn handle_ready(&mut self, descriptor: Descriptor) {
+        each!(self, device => device.handle_ready(descriptor))
+    }
+
+    /// What the device has told of itself.
+    pub(crate) fn poll_event(&mut self) -> Option<DeviceEvent> {
+        each!(self, device => device.poll_event())
     }
 
     /// Takes in what has come. True if anything has.

@@ -22,7 +22,7 @@ use crate::{
     Access, ConnectionId, DisconnectReason, EndpointConfig, Event, OpenError, PostError, Region, RegionKey, Transfer,
     bootstrap::Parameters,
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
-    device::{Demand, Descriptor, Device, Offer},
+    device::{Demand, Descriptor, Device, DeviceEvent, Offer},
     link::{Link, READ_BYTES},
     poller::{Interest, Poller, Waker},
     reads::Reads,
@@ -43,6 +43,7 @@ pub const CONNECTIONS_MAX: usize = 4096 - REGIONS_MAX;
 /// Numbers in the poller. Connections have their own, from 1.
 const DATA: u64 = 0;
 const LISTENER: u64 = u64::MAX - 1;
+const DEVICE_EVENTS: u64 = u64::MAX - 2;
 
 /// One thread's device with its regions, queue pairs and connections.
 pub struct Endpoint {
@@ -319,6 +320,10 @@ impl Endpoint {
         self.take_down_failed();
         self.post();
         self.watch_device();
+        if !progressed && self.device.arm() {
+            self.unfinished = true;
+            return true;
+        }
         progressed
     }
 
@@ -361,6 +366,10 @@ impl Endpoint {
             self.drive(now);
         }
         if !self.events.is_empty() {
+            return;
+        }
+        if self.device.arm() {
+            self.unfinished = true;
             return;
         }
         let timeout = (until.min(self.poll_timeout().unwrap_or(Timestamp::NEVER)) - now).to_duration();
@@ -443,6 +452,25 @@ impl Endpoint {
                 self.failed.push_back((id, reason));
             }
         }
+        self.device.ring();
+        self.handle_device_events();
+    }
+
+    /// What the device tells of itself ends connections; their owners open them again.
+    fn handle_device_events(&mut self) {
+        while let Some(event) = self.device.poll_event() {
+            match event {
+                DeviceEvent::QueuePairFailed { number, reason } => {
+                    self.failed.extend(self.by_queue_pair.get(&number).map(|&id| (id, reason)));
+                }
+                DeviceEvent::Lost { reason } => {
+                    tracing::warn!("all connections end: {reason}");
+                    self.failed.extend(self.by_queue_pair.values().map(|&id| (id, reason.clone())));
+                    // What comes up again is another life, by which peers tell what is of the old one.
+                    self.incarnation = rand::random();
+                }
+            }
+        }
     }
 
     fn take_down_failed(&mut self) {
@@ -510,6 +538,7 @@ impl AsFd for Endpoint {
 fn number_of(descriptor: Descriptor) -> u64 {
     match descriptor {
         Descriptor::Data => DATA,
+        Descriptor::Events => DEVICE_EVENTS,
     }
 }
 

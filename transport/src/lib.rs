@@ -1,4 +1,5 @@
-//! Registered memory and reliable connections. One API, two arms: soft-RoCE now, libibverbs to come.
+//! Registered memory and reliable connections. One API, two arms: soft-RoCE, and libibverbs with the
+//! feature `verbs`.
 //!
 //! An [`Endpoint`] belongs to one thread. It never blocks except in [`Endpoint::wait`]. Its owner's loop:
 //!
@@ -66,7 +67,7 @@ mod tls;
 
 pub use bootstrap::HELLO_BYTES_MAX;
 pub use clock::Clock;
-pub use config::{Arm, EndpointConfig, Faults, ROCE_PORT, random_loopback};
+pub use config::{Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, VerbsConfig, VerbsSettings, random_loopback};
 pub use drive::{CONNECTIONS_MAX, Endpoint, REGIONS_MAX};
 pub use event::{
     Access, ConnectionId, DisconnectReason, Event, OpenError, PostError, RegionKey, Transfer, TransferError,

@@ -8,7 +8,7 @@
 //! event has told of a transfer (`ReadDone`, `Immediate`, `Message`), the transfer's bytes are visible to the thread
 //! that polled the event, and to every thread that this one hands them to by the usual means (channels, locks).
 //!
-//! This is the crate's only module with `unsafe`: a mapping's address has to become a slice once, and be unmapped once.
+//! This module has `unsafe` because a mapping's address has to become a slice once, and be unmapped once.
 
 use std::{
     ptr::NonNull,
@@ -53,6 +53,12 @@ impl Region {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
+    }
+
+    /// Where it is mapped, for a device that reaches it by itself.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn address(&self) -> u64 {
+        self.mapping.address.as_ptr().expose_provenance() as u64
     }
 
     /// Copies `bytes` in at `offset`.

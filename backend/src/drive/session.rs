@@ -88,7 +88,7 @@ impl<'a> Session<'a> {
         number: u64,
     ) -> Result<Self, BackendError> {
         let mut endpoint = Endpoint::open(EndpointConfig {
-            arm: Arm::Soft { address: config.address, faults: config.faults, shared: false },
+            arm: Arm::choose(&config.arm, config.address, config.faults, config.verbs)?,
             listen: None,
             secret: config.secret.clone().into_bytes(),
             tls: config.tls.clone(),

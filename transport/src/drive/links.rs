@@ -8,11 +8,12 @@ use std::{
 use proto::{Span, Timestamp};
 use soft_roce::PathMtu;
 
-use super::{Connection, DATA, Endpoint, LISTENER, Stage, TURNS_MAX};
+use super::{Connection, DATA, DEVICE_EVENTS, Endpoint, LISTENER, Stage, TURNS_MAX};
 use crate::{
     ConnectionId, Event,
     bootstrap::{Bootstrap, BootstrapEvent, HELLO_BYTES_MAX, NONCE_BYTES, Parameters},
     channel::{Channel, RECEIVE_DEPTH},
+    device::Descriptor,
     link::Link,
     poller::Interest,
 };
@@ -94,7 +95,11 @@ impl Endpoint {
         let mut progressed = false;
         for &number in &ready {
             match number {
-                DATA => {}
+                DATA => self.device.handle_ready(Descriptor::Data),
+                DEVICE_EVENTS => {
+                    self.device.handle_ready(Descriptor::Events);
+                    self.handle_device_events();
+                }
                 LISTENER => self.accept_links(now),
                 _ => {
                     let id = ConnectionId(number);
