@@ -1,5 +1,8 @@
-//! A few endpoints in one thread, on their real sockets but on a clock that a test can push forward.
+//! A few endpoints in one thread, on their real sockets or devices but on a clock that a test can push forward.
 #![allow(clippy::disallowed_methods)] // A test that hangs is ended by the real clock.
+
+#[path = "fabric/arm.rs"] // Two test programs include this file.
+mod arm;
 
 use std::{
     collections::VecDeque,
@@ -7,15 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use arm::Netem;
+pub use arm::{config, is_soft};
 use proto::{Span, Timestamp};
 use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, Region, RegionKey, Transfer};
-
-/// The arms that this build has. Every test runs on each.
-#[derive(Debug, Clone, Copy)]
-pub enum Arm {
-    Soft,
-}
-pub const ARMS: [Arm; 1] = [Arm::Soft];
 
 pub const SECRET: &[u8] = b"the fabric's secret";
 pub const REGION_BYTES: usize = 4 * 1024 * 1024;
@@ -53,21 +51,22 @@ pub struct Fabric {
     pub stalled: Vec<usize>,
     /// Whether `step` takes events from the endpoints.
     pub collecting: bool,
-}
-
-pub fn config(arm: Arm) -> EndpointConfig {
-    match arm {
-        Arm::Soft => EndpointConfig::default().with_secret(SECRET).listening("127.0.0.1:0".parse().unwrap()),
-    }
+    /// What spoils the links of verbs devices.
+    netem: Vec<Netem>,
+    not_ready_before: u64,
 }
 
 impl Fabric {
-    pub fn new(arm: Arm, nodes: usize) -> Self {
-        Self::with((0..nodes).map(|_| config(arm)))
+    pub fn new(nodes: usize) -> Self {
+        Self::with((0..nodes).map(config))
     }
 
-    pub fn with_faults(arm: Arm, nodes: usize, faults: Faults) -> Self {
-        Self::with((0..nodes).map(|_| config(arm).with_faults(faults)))
+    pub fn with_faults(nodes: usize, faults: Faults) -> Self {
+        let mut fabric = Self::with(
+            (0..nodes).map(|node| if is_soft(node) { config(node).with_faults(faults) } else { config(node) }),
+        );
+        fabric.netem = (0..nodes).filter_map(|node| Netem::on(node, faults)).collect();
+        fabric
     }
 
     pub fn with(configs: impl IntoIterator<Item = EndpointConfig>) -> Self {
@@ -77,7 +76,15 @@ impl Fabric {
             nodes: configs.into_iter().map(Node::open).collect(),
             stalled: Vec::new(),
             collecting: true,
+            netem: Vec::new(),
+            not_ready_before: arm::not_ready_of_devices(),
         }
+    }
+
+    /// How often a SEND or WRITE has met no receive.
+    pub fn not_ready(&self) -> u64 {
+        let soft: u64 = self.nodes.iter().filter_map(|node| Some(node.endpoint.counters()?.receiver_not_ready)).sum();
+        soft + arm::not_ready_of_devices() - self.not_ready_before
     }
 
     pub fn now(&self) -> Timestamp {
@@ -118,7 +125,7 @@ impl Fabric {
             if let Some(found) = look(self) {
                 return found;
             }
-            let counters: Vec<_> = self.nodes.iter().map(|node| node.endpoint.counters().unwrap()).collect();
+            let counters: Vec<_> = self.nodes.iter().map(|node| node.endpoint.counters()).collect();
             assert!(started.elapsed() < HANG, "waiting for {what} in vain; {counters:#?}");
             self.step();
         }

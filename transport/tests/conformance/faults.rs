@@ -2,47 +2,45 @@
 
 use transport::{Event, Faults};
 
-use crate::fabric::{ARMS, Fabric, pattern};
+use crate::fabric::{Fabric, pattern};
 
 const ROUNDS: u64 = 25;
 const BYTES: usize = 40_000;
 
 /// Frames, WRITEs and READs both ways. Each must come through whole, in order, once.
 fn everything_over(faults: Faults) {
-    for arm in ARMS {
-        let mut fabric = Fabric::with_faults(arm, 2, faults);
-        let (ours, theirs) = fabric.connect(0, 1);
-        let ids = [ours, theirs];
-        for round in 0..ROUNDS {
-            for (node, &connection) in ids.iter().enumerate() {
-                let peer = 1 - node;
-                let seed = 2 * round + node as u64;
-                // Each node READs its own quarter of the region and WRITEs into another one.
-                let (read_at, write_at) = (node * 1_000_000, (2 + node) * 1_000_000);
-                fabric.nodes[peer].region.write(read_at, &pattern(seed, BYTES));
-                fabric.nodes[node].region.write(write_at, &pattern(!seed, BYTES));
-                let read = fabric.transfer(node, peer, round, read_at, BYTES);
-                let write = fabric.transfer(node, peer, round, write_at, BYTES);
-                let endpoint = &mut fabric.nodes[node].endpoint;
-                endpoint.send(connection, &pattern(seed, 500)).unwrap();
-                endpoint.read(connection, read).unwrap();
-                endpoint.write_with_immediate(connection, write, round as u32).unwrap();
-            }
-            for (node, &connection) in ids.iter().enumerate() {
-                let peer = 1 - node;
-                let seed = 2 * round + node as u64;
-                let mut events: Vec<_> = (0..4).map(|_| fabric.event(node)).collect();
-                let mut take = |wanted: Event| {
-                    let at = events.iter().position(|event| *event == wanted);
-                    events.remove(at.unwrap_or_else(|| panic!("round {round}: {wanted:?} is not among {events:?}")));
-                };
-                take(Event::Message { connection, frame: pattern(2 * round + peer as u64, 500) });
-                take(Event::Immediate { connection, immediate: round as u32, bytes: BYTES as u32 });
-                take(Event::ReadDone { connection, token: round, result: Ok(()) });
-                take(Event::WriteDone { connection, token: round, result: Ok(()) });
-                assert!(fabric.nodes[node].bytes(node * 1_000_000, BYTES) == pattern(seed, BYTES));
-                assert!(fabric.nodes[peer].bytes((2 + node) * 1_000_000, BYTES) == pattern(!seed, BYTES));
-            }
+    let mut fabric = Fabric::with_faults(2, faults);
+    let (ours, theirs) = fabric.connect(0, 1);
+    let ids = [ours, theirs];
+    for round in 0..ROUNDS {
+        for (node, &connection) in ids.iter().enumerate() {
+            let peer = 1 - node;
+            let seed = 2 * round + node as u64;
+            // Each node READs its own quarter of the region and WRITEs into another one.
+            let (read_at, write_at) = (node * 1_000_000, (2 + node) * 1_000_000);
+            fabric.nodes[peer].region.write(read_at, &pattern(seed, BYTES));
+            fabric.nodes[node].region.write(write_at, &pattern(!seed, BYTES));
+            let read = fabric.transfer(node, peer, round, read_at, BYTES);
+            let write = fabric.transfer(node, peer, round, write_at, BYTES);
+            let endpoint = &mut fabric.nodes[node].endpoint;
+            endpoint.send(connection, &pattern(seed, 500)).unwrap();
+            endpoint.read(connection, read).unwrap();
+            endpoint.write_with_immediate(connection, write, round as u32).unwrap();
+        }
+        for (node, &connection) in ids.iter().enumerate() {
+            let peer = 1 - node;
+            let seed = 2 * round + node as u64;
+            let mut events: Vec<_> = (0..4).map(|_| fabric.event(node)).collect();
+            let mut take = |wanted: Event| {
+                let at = events.iter().position(|event| *event == wanted);
+                events.remove(at.unwrap_or_else(|| panic!("round {round}: {wanted:?} is not among {events:?}")));
+            };
+            take(Event::Message { connection, frame: pattern(2 * round + peer as u64, 500) });
+            take(Event::Immediate { connection, immediate: round as u32, bytes: BYTES as u32 });
+            take(Event::ReadDone { connection, token: round, result: Ok(()) });
+            take(Event::WriteDone { connection, token: round, result: Ok(()) });
+            assert!(fabric.nodes[node].bytes(node * 1_000_000, BYTES) == pattern(seed, BYTES));
+            assert!(fabric.nodes[peer].bytes((2 + node) * 1_000_000, BYTES) == pattern(!seed, BYTES));
         }
     }
 }
@@ -69,9 +67,7 @@ fn damage() {
 
 #[test]
 fn a_fault_that_is_no_probability_is_refused() {
-    for arm in ARMS {
-        let config = crate::fabric::config(arm).with_faults(Faults { loss: 2.0, ..Faults::default() });
-        let error = transport::Endpoint::open(config).err().expect("refused");
-        assert!(error.to_string().contains("loss: 2.0"), "{error}");
-    }
+    let config = transport::EndpointConfig::default().with_faults(Faults { loss: 2.0, ..Faults::default() });
+    let error = transport::Endpoint::open(config).err().expect("refused");
+    assert!(error.to_string().contains("loss: 2.0"), "{error}");
 }
