@@ -47,6 +47,7 @@ impl Requester {
         match syndrome {
             Syndrome::Ack { .. } => {
                 self.reach(psn.plus(1), number, cx);
+                self.conclude_probe(cx);
                 Ok(())
             }
             Syndrome::ReceiverNotReady { timer } => self.on_receiver_not_ready(psn, timer, number, cx),

@@ -19,7 +19,7 @@ const BACKOFF_SHIFT_MAX: u32 = 7;
 /// What to do about silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Overdue {
-    /// Repeat the packet that was sent last.
+    /// Repeat the packet that was sent last, if its answer shows what is missing before it.
     ProbeLast,
     /// Repeat the oldest without an answer: a peer that has reported a gap once is silent until that one comes.
     ProbeOldest,

@@ -25,6 +25,10 @@ use crate::{
 pub(crate) const QUEUED_PSNS_MAX: u32 = 1 << 22;
 /// IBTA 9.7.3: an unanswered stretch must not grow without asking for an acknowledgement; rdma_rxe asks every 64.
 const ACK_INTERVAL_PACKETS: u32 = 64;
+/// Fewer packets in flight would be a round trip each.
+const WINDOW_MIN_PACKETS: u32 = 16;
+/// The window grows by a packet for so many acknowledged.
+const WINDOW_GROWTH_PACKETS: u32 = 8;
 /// How often we go back without progress because of gaps, before only the timer may.
 const GAP_RETRIES: u32 = 3;
 
@@ -95,9 +99,16 @@ pub(crate) struct Requester {
     hold_at: Option<Psn>,
     in_flight: InFlight,
     since_ack_request: u32,
+    /// SEND and WRITE packets that may be in flight. After a loss, everything behind it comes to nothing: so it halves,
+    /// and grows back to what is configured (after Chiu and Jain, additive increase and multiplicative decrease).
+    window: u32,
+    /// Packets acknowledged since it grew.
+    since_growth: u32,
     timer: LossTimer,
     /// A packet between `acknowledged` and `next` to repeat before anything else.
     repeat: Option<Psn>,
+    /// One past what was sent when the oldest packet was repeated as a probe: the answer to that speaks for all of it.
+    probed_to: Option<Psn>,
     /// READ responses that came early; none is before `acknowledged`.
     pub(crate) arrivals: Arrivals,
     /// The end of the hole before them that was asked for again.
@@ -123,8 +134,11 @@ impl Requester {
             hold_at: None,
             in_flight: InFlight::default(),
             since_ack_request: 0,
+            window: config.request_window_packets,
+            since_growth: 0,
             timer: LossTimer::new(&config),
             repeat: None,
+            probed_to: None,
             arrivals: Arrivals::default(),
             hole_end: Psn::default(),
             wait_until: None,
@@ -145,6 +159,7 @@ impl Requester {
     pub(crate) fn limit(&mut self, max_rd_atomic: usize, window_packets: u32) {
         self.config.max_rd_atomic = self.config.max_rd_atomic.min(max_rd_atomic.max(1));
         self.config.request_window_packets = self.config.request_window_packets.min(window_packets.max(1));
+        self.window = self.window.min(self.config.request_window_packets);
     }
 
     pub(crate) const fn mtu_bytes(&self) -> u32 {
@@ -212,7 +227,7 @@ impl Requester {
             return false;
         }
         if !entry.wants_response() {
-            return packets < self.config.request_window_packets;
+            return packets < self.window;
         }
         let window = self.config.read_window_bytes / self.mtu_bytes;
         let full = entry.is_read() && read_packets > 0 && read_packets + self.read_psns(entry, self.next) > window;
@@ -247,8 +262,8 @@ impl Requester {
         // A full window must open again, so its last packet asks too.
         repr.ack_request = position.ends()
             || self.repeat.is_some()
-            || self.since_ack_request + 1 >= ACK_INTERVAL_PACKETS
-            || self.in_flight.packets + 1 >= self.config.request_window_packets;
+            || self.since_ack_request + 1 >= ACK_INTERVAL_PACKETS.min(self.window / 2).max(WINDOW_MIN_PACKETS / 2)
+            || self.in_flight.packets + 1 >= self.window;
         repr.solicited = entry.request.solicited && position.ends() && is_noticed(&entry.request.operation);
         repr.payload_bytes = segment.bytes as usize;
         Ok(Outgoing::new(repr, self.local(segment, false, regions)?))
@@ -372,11 +387,12 @@ impl Requester {
         }
         match self.timer.handle_timeout(cx.now) {
             None => {}
-            Some(Overdue::ProbeLast) => self.probe(self.last_in_flight(), cx),
+            Some(Overdue::ProbeLast) => self.probe(self.last_missing(), cx),
             Some(Overdue::ProbeOldest) => self.probe(self.acknowledged, cx),
             Some(Overdue::Timeout) => {
                 (self.gap_retries, self.ahead) = (0, None);
                 cx.counters.retransmits_timeout += 1;
+                self.shrink_window();
                 self.go_back();
                 self.timer.on_repeat(cx.now);
             }
@@ -393,6 +409,15 @@ impl Requester {
             cx.counters.probes += 1;
             // The answer may show the gap once more.
             (self.gap_retries, self.ahead) = (0, None);
+            let acknowledges = self.entry(psn).is_some_and(|entry| !entry.wants_response());
+            self.probed_to = (acknowledges && psn == self.acknowledged).then_some(self.next);
+        }
+    }
+
+    /// An acknowledgement has come. If a probe asked for it, what it leaves out is lost.
+    pub(crate) fn conclude_probe(&mut self, cx: &mut Context<'_>) {
+        if self.probed_to.take().is_some_and(|end| self.acknowledged.is_before(end)) {
+            self.repair_gap(cx);
         }
     }
 
@@ -408,9 +433,11 @@ impl Requester {
         true
     }
 
-    /// The last packet before `next` that may be missing. A READ is repeated from the first byte that is.
-    fn last_in_flight(&self) -> Psn {
-        if !self.arrivals.is_empty() {
+    /// The last packet that may be missing, if that can be told from its answer: a response to a READ shows what is
+    /// missing before it. To a SEND or WRITE behind a gap there may be none, so the oldest is probed.
+    fn last_missing(&self) -> Psn {
+        let reads = self.entry(self.acknowledged).is_some_and(Entry::wants_response);
+        if !reads || !self.arrivals.is_empty() {
             return self.acknowledged;
         }
         let last = self.next.previous();
@@ -424,6 +451,7 @@ impl Requester {
     /// once.
     pub(crate) fn repair_gap(&mut self, cx: &mut Context<'_>) {
         if self.may_repair(cx) {
+            self.shrink_window();
             self.go_back();
             self.timer.on_repeat(cx.now);
         }
@@ -444,6 +472,20 @@ impl Requester {
         may
     }
 
+    fn shrink_window(&mut self) {
+        let least = self.config.request_window_packets.min(WINDOW_MIN_PACKETS);
+        (self.window, self.since_growth) = ((self.window / 2).max(least), 0);
+    }
+
+    fn grow_window(&mut self, acknowledged: u32) {
+        if self.window < self.config.request_window_packets {
+            self.since_growth += acknowledged;
+            let grown = self.window + self.since_growth / WINDOW_GROWTH_PACKETS;
+            self.window = grown.min(self.config.request_window_packets);
+            self.since_growth %= WINDOW_GROWTH_PACKETS;
+        }
+    }
+
     /// Holds all sending until `until`, then begins at the oldest number without an answer.
     pub(crate) fn wait(&mut self, until: Timestamp) {
         self.go_back();
@@ -454,6 +496,7 @@ impl Requester {
     fn go_back(&mut self) {
         self.next = self.acknowledged;
         self.repeat = None;
+        self.probed_to = None;
         self.arrivals.clear();
         self.hole_end = self.acknowledged;
         self.since_ack_request = 0;
@@ -466,6 +509,7 @@ impl Requester {
             return;
         }
         let psn = self.arrivals.advance(self.acknowledged, psn);
+        self.grow_window(psn.since(self.acknowledged) as u32);
         self.acknowledged = psn;
         if self.next.is_before(psn) {
             self.next = psn;
