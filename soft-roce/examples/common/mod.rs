@@ -26,7 +26,7 @@ pub type Failure = Box<dyn Error>;
 /// The UDP port of RoCEv2.
 pub const ROCE_PORT: u16 = 4791;
 /// No single step takes longer, even with an emulated peer.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a server may take to start: an emulated machine loads its programs slowly.
 const START: Duration = Duration::from_secs(60);
 /// A finished end answers its peer's repetitions until nothing has arrived for so long.
