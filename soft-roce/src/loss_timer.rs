@@ -7,12 +7,10 @@
 //! algorithm, section 3). It doubles with each probe and stays so until a new round trip is measured (section 5.7), so
 //! that a peer that is merely slow is not flooded.
 
-use std::time::Duration;
-
 use crate::{config::QueuePairConfig, time::Timestamp, wire::Psn};
 
 /// The least delay of a probe: on a machine with fewer cores than busy threads, a peer is often away that long.
-const PROBE_DELAY_MIN: Duration = Duration::from_millis(1);
+const PROBE_DELAY_MIN_NANOS: u64 = 1_000_000;
 /// A delay doubles at most this often.
 const BACKOFF_SHIFT_MAX: u32 = 7;
 
@@ -46,16 +44,16 @@ impl RoundTrip {
         Self { smoothed: self.smoothed - self.smoothed / 8 + sample / 8, variation }
     }
 
-    fn timeout(self) -> Duration {
-        Duration::from_nanos(self.smoothed.saturating_add(self.variation.saturating_mul(4))).max(PROBE_DELAY_MIN)
+    fn timeout(self) -> u64 {
+        self.smoothed.saturating_add(self.variation.saturating_mul(4)).max(PROBE_DELAY_MIN_NANOS)
     }
 }
 
 /// The timers, and what they are set by.
 #[derive(Debug)]
 pub(crate) struct LossTimer {
-    /// The acknowledgement timeout; `None`: never.
-    timeout: Option<Duration>,
+    /// The acknowledgement timeout in nanoseconds; `None`: never.
+    timeout: Option<u64>,
     retries_max: u32,
     retransmit_at: Option<Timestamp>,
     probe_at: Option<Timestamp>,
@@ -74,7 +72,7 @@ impl LossTimer {
     pub(crate) fn new(config: &QueuePairConfig) -> Self {
         let exponent = config.ack_timeout;
         Self {
-            timeout: (exponent > 0).then(|| Duration::from_nanos(4_096 << exponent)),
+            timeout: (exponent > 0).then_some(4_096 << exponent),
             retries_max: config.retry_count.into(),
             retransmit_at: None,
             probe_at: None,
@@ -130,9 +128,8 @@ impl LossTimer {
     }
 
     fn restart(&mut self, now: Timestamp) {
-        let doubled = |delay: Duration, times: u32| now + delay.saturating_mul(1 << times.min(BACKOFF_SHIFT_MAX));
-        self.retransmit_at = self.timeout.map(|delay| doubled(delay, self.retries));
-        self.probe_at = self.round_trip.map(|known| doubled(known.timeout(), self.backoff));
+        self.retransmit_at = self.timeout.map(|delay| doubled(now, delay, self.retries));
+        self.probe_at = self.round_trip.map(|known| doubled(now, known.timeout(), self.backoff));
     }
 
     /// When [`Self::handle_timeout`] has something to do. Probes are for the time before the timeout.
@@ -155,13 +152,20 @@ impl LossTimer {
         self.backoff += 1;
         self.timed = None;
         let known = self.round_trip?;
-        self.probe_at = Some(now + known.timeout().saturating_mul(1 << self.backoff.min(BACKOFF_SHIFT_MAX)));
+        self.probe_at = Some(doubled(now, known.timeout(), self.backoff));
         Some(probe)
     }
 }
 
+/// `delay` nanoseconds from now, doubled so often.
+fn doubled(now: Timestamp, delay: u64, times: u32) -> Timestamp {
+    Timestamp(now.0.saturating_add(delay.saturating_mul(1 << times.min(BACKOFF_SHIFT_MAX))))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_nanos(4_096 << 11);

@@ -367,6 +367,19 @@ fn bad_local_memory_fails_the_request_that_uses_it() {
 }
 
 #[test]
+fn nothing_lands_in_memory_that_was_withdrawn_during_a_read() {
+    let (mut peer, memory, handle) = connected(config());
+    peer.post_send(0, Operation::Read { local: segment(handle, 512), remote: REMOTE });
+    peer.transmitted();
+    read_response(&mut peer, 0, 256);
+    assert!(peer.endpoint.deregister(handle.lkey));
+    let before = memory.to_vec();
+    read_response(&mut peer, 1, 256);
+    assert_eq!(statuses(&mut peer), [(0, Status::LocalProtection)]);
+    assert!(memory.to_vec() == before);
+}
+
+#[test]
 fn a_read_that_may_never_go_out_fails() {
     let (mut peer, _, handle) = connected(QueuePairConfig { max_rd_atomic: 0, ..config() });
     peer.post_send(0, Operation::Read { local: segment(handle, 8), remote: REMOTE });

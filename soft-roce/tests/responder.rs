@@ -377,6 +377,23 @@ fn an_owner_that_ends_a_refused_queue_pair_does_not_swallow_the_refusal() {
 }
 
 #[test]
+fn a_region_is_valid_until_it_is_withdrawn_even_within_a_message() {
+    let (mut peer, memory, handle) = connected(QueuePairConfig::default());
+    peer.deliver(with_reth(peer.request(PacketKind::WriteFirst, 0), reth(handle, 0, 300)), &[7; 256]);
+    assert!(peer.endpoint.deregister(handle.lkey));
+    let before = memory.to_vec();
+    let answers = peer.deliver(asking(peer.request(PacketKind::WriteLast, 1)), &[8; 44]);
+    assert_eq!(aeths(&answers), [(psn(1), NAK_ACCESS, 0)]);
+    assert!(memory.to_vec() == before);
+    // What takes its place in the table is another region.
+    let (mut peer, _, handle) = connected(QueuePairConfig::default());
+    assert!(peer.endpoint.deregister(handle.lkey));
+    let (_, next) = peer.register(vec![0; 1_024], Access::ALL);
+    let stale = Reth { address: next.address, ..reth(handle, 0, 8) };
+    assert_eq!(aeths(&peer.deliver(peer.read(0, stale), &[])), [(psn(0), NAK_ACCESS, 0)]);
+}
+
+#[test]
 fn flush_and_atomic_write_are_refused() {
     refused(QueuePairConfig::default(), NAK_INVALID, |peer, handle| {
         let flush = Repr { feth: Some(0x11), ..peer.request(PacketKind::Flush, 0) };
