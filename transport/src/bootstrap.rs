@@ -283,9 +283,11 @@ impl Bootstrap {
         self.events.pop_front()
     }
 
-    /// A client's offer, once `Proved`.
+    /// A client's offer, once `Proved`. Nothing is said if the connection ended meanwhile.
     pub(crate) fn offer(&mut self, now: Timestamp, parameters: Parameters, hello: Vec<u8>) {
-        assert_eq!(self.state, State::Offering);
+        if self.state != State::Offering {
+            return;
+        }
         (self.state, self.offered_at) = (State::AwaitAnswer, now);
         self.say(&Message::Offer(parameters, hello));
     }
@@ -300,9 +302,11 @@ impl Bootstrap {
         true
     }
 
-    /// A client's queue pair receives, once `Answered`.
+    /// A client's queue pair receives, once `Answered`. Nothing is said if the connection ended meanwhile.
     pub(crate) fn ready(&mut self) {
-        assert_eq!(self.state, State::Connecting);
+        if self.state != State::Connecting {
+            return;
+        }
         self.state = State::Established;
         self.say(&Message::Ready);
     }

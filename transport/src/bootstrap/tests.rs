@@ -66,6 +66,28 @@ fn offered(piece: usize) -> (Bootstrap, Bootstrap) {
     (client, server)
 }
 
+/// Regression: the end of a connection in one piece with the message before it was taken for a bug of ours.
+#[test]
+fn a_peer_that_ends_at_once_is_no_bug_of_ours() {
+    let (mut client, mut server) = offered(usize::MAX);
+    assert!(server.accept(at(5), parameters(18), Vec::new()));
+    server.close("changed its mind");
+    carry(&mut server, &mut client, at(6), usize::MAX);
+    assert!(matches!(client.poll_event(), Some(BootstrapEvent::Answered { .. })));
+    client.ready();
+    assert!(closed(&mut client).contains("changed its mind"));
+
+    let (mut client, mut server) = (super::tests::client(SECRET), super::tests::server(SECRET));
+    carry(&mut client, &mut server, at(1), usize::MAX);
+    carry(&mut server, &mut client, at(1), usize::MAX);
+    carry(&mut client, &mut server, at(2), usize::MAX);
+    server.close("changed its mind");
+    carry(&mut server, &mut client, at(2), usize::MAX);
+    assert_eq!(client.poll_event(), Some(BootstrapEvent::Proved));
+    client.offer(at(3), parameters(17), Vec::new());
+    assert!(closed(&mut client).contains("changed its mind"));
+}
+
 fn established(piece: usize) -> (Bootstrap, Bootstrap) {
     let (mut client, mut server) = offered(piece);
     assert!(server.accept(at(5), parameters(18), b"welcome".to_vec()));
