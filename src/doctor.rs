@@ -11,8 +11,9 @@ mod rdma;
 
 use std::{fmt, io::Write, net::IpAddr};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde::Serialize;
+use transport::ArmName;
 
 use host::{Host, Limits};
 
@@ -24,7 +25,7 @@ const REGISTERED_BYTES_USUAL: u64 = 128 << 20;
 pub struct Args {
     /// The arm that shall work: soft, or verbs:DEV
     #[arg(long, default_value = "soft")]
-    arm: String,
+    arm: ArmName,
     /// The address that peers will reach this host at, which decides the GID of an RDMA device
     #[arg(long)]
     address: Option<IpAddr>,
@@ -96,23 +97,6 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The arm that shall work.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Wanted {
-    Soft,
-    Verbs { device: String },
-}
-
-impl Wanted {
-    fn parse(text: &str) -> Result<Self> {
-        match text.split_once(':') {
-            None if text == "soft" => Ok(Self::Soft),
-            Some(("verbs", device)) if !device.is_empty() => Ok(Self::Verbs { device: device.to_owned() }),
-            _ => bail!("--arm: expected soft or verbs:DEV, found `{text}`"),
-        }
-    }
-}
-
 /// The whole report as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -126,13 +110,12 @@ struct Report {
 /// # Errors
 /// A bad argument.
 pub fn run(args: &Args) -> Result<bool> {
-    let wanted = Wanted::parse(&args.arm)?;
-    let findings = examine(&Host::here(), &Limits::here(), &wanted, args.address);
+    let findings = examine(&Host::here(), &Limits::here(), &args.arm, args.address);
     let works = findings.iter().all(|finding| finding.level != Level::Stop);
     let text = if args.fix_script {
         script(&findings)
     } else if args.json {
-        serde_json::to_string(&Report { arm: args.arm.clone(), works, findings })? + "\n"
+        serde_json::to_string(&Report { arm: args.arm.to_string(), works, findings })? + "\n"
     } else {
         lines(&args.arm, works, &findings)
     };
@@ -141,7 +124,7 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(works)
 }
 
-fn lines(arm: &str, works: bool, findings: &[Finding]) -> String {
+fn lines(arm: &ArmName, works: bool, findings: &[Finding]) -> String {
     let mut text: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
     let verdict = if works { "works".to_owned() } else { format!("cannot work ({} found)", count(Level::Stop)) };
@@ -150,7 +133,7 @@ fn lines(arm: &str, works: bool, findings: &[Finding]) -> String {
 }
 
 /// Every check, in the order of the way of a packet: device, socket, memory, processor.
-fn examine(host: &Host, limits: &Limits, wanted: &Wanted, address: Option<IpAddr>) -> Vec<Finding> {
+fn examine(host: &Host, limits: &Limits, wanted: &ArmName, address: Option<IpAddr>) -> Vec<Finding> {
     let devices = rdma::devices(host);
     let mut findings = rdma::check(host, &devices, wanted, address);
     findings.push(rdma::memlock(host, &devices, limits, wanted));

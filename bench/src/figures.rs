@@ -27,6 +27,7 @@ mod fig15;
 mod fig6;
 mod fig7;
 mod fig9;
+mod incast;
 mod page;
 mod schedules;
 mod stability;
@@ -55,6 +56,7 @@ const FIGURES: &[Figure] = &[
     fig13::FIG13,
     fig14::FIG14,
     fig15::FIG15,
+    incast::INCAST,
 ];
 
 /// A figure's definition.

@@ -10,7 +10,7 @@ mod object;
 mod rdma;
 mod tcp;
 
-use std::time::Duration;
+use std::{fmt, str::FromStr, time::Duration};
 
 use clap::Args as ClapArgs;
 use hdrhistogram::Histogram;
@@ -18,7 +18,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use proto::{Span, Timestamp};
 use serde::Serialize;
 use sim::command::{CommandError, positive};
-use transport::Clock;
+use transport::{ArmName, Clock};
+
+use crate::percentiles::Tail;
 
 /// Objects of one server: what a connection lets wait (`transport`'s READs of one connection).
 const OBJECTS_MAX: f64 = 4096.0;
@@ -34,20 +36,20 @@ const WARM_UP_FRACTION: f64 = 0.05;
 /// Pull many objects from many servers at once.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
-    /// soft: READs over soft-RoCE. tcp: one pipelined connection for each server
-    #[arg(long, default_value = "soft")]
-    pub arm: String,
+    /// soft: READs over soft-RoCE. verbs:DEV: READs by a device. tcp: one pipelined connection for each server
+    #[arg(long, default_value_t = Self::default().arm)]
+    pub arm: Carrier,
     /// Servers
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = Self::default().servers)]
     pub servers: usize,
     /// Objects of each server
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = Self::default().objects)]
     pub objects: usize,
     /// Size of an object
-    #[arg(long, default_value_t = 153_600)]
+    #[arg(long, default_value_t = Self::default().bytes)]
     pub bytes: usize,
     /// Rounds, after a warm-up of a twentieth of them
-    #[arg(long, default_value_t = 500)]
+    #[arg(long, default_value_t = Self::default().rounds)]
     pub rounds: u64,
     /// Ask for objects one after another, evenly spaced at this rate, instead of all at once
     #[arg(long)]
@@ -58,6 +60,52 @@ pub struct Args {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+impl Default for Args {
+    /// What the command line leaves out.
+    fn default() -> Self {
+        let arm = Carrier::Rdma(ArmName::Soft);
+        Self {
+            arm,
+            servers: 8,
+            objects: 8,
+            bytes: 153_600,
+            rounds: 500,
+            pace_gbps: None,
+            reader_window: None,
+            json: false,
+        }
+    }
+}
+
+/// What carries the objects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Carrier {
+    /// READs over one of transport's arms.
+    Rdma(ArmName),
+    /// TCP.
+    Tcp,
+}
+
+impl FromStr for Carrier {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "tcp" {
+            return Ok(Self::Tcp);
+        }
+        text.parse().map(Self::Rdma).map_err(|error: String| format!("{error}; or `tcp`"))
+    }
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rdma(arm) => arm.fmt(f),
+            Self::Tcp => f.write_str("tcp"),
+        }
+    }
 }
 
 /// The result.
@@ -74,9 +122,9 @@ pub struct Incast {
     /// Counted rounds.
     pub rounds: u64,
     /// From when an object was to be asked for to its last byte.
-    pub object_us: Percentiles,
+    pub object_us: Tail,
     /// From the first object's start to the last one's end.
-    pub round_us: Percentiles,
+    pub round_us: Tail,
     /// Payload of all rounds over the time of all rounds.
     pub goodput_gbps: f64,
     /// Whether every byte of every object was right.
@@ -87,28 +135,9 @@ pub struct Incast {
     /// As asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reader_window_bytes: Option<usize>,
-}
-
-/// In microseconds.
-#[derive(Debug, Clone, Serialize)]
-pub struct Percentiles {
-    /// Median.
-    pub p50: f64,
-    /// 99th percentile.
-    pub p99: f64,
-    /// 99.9th percentile.
-    pub p999: f64,
-    /// 99.99th percentile.
-    pub p9999: f64,
-    /// The largest.
-    pub max: f64,
-}
-
-impl Percentiles {
-    fn of(nanoseconds: &Histogram<u64>) -> Self {
-        let at = |quantile| nanoseconds.value_at_quantile(quantile) as f64 / 1e3;
-        Self { p50: at(0.5), p99: at(0.99), p999: at(0.999), p9999: at(0.9999), max: nanoseconds.max() as f64 / 1e3 }
-    }
+    /// Of every object, in nanoseconds.
+    #[serde(skip)]
+    pub objects_ns: Histogram<u64>,
 }
 
 /// How much is pulled.
@@ -168,10 +197,11 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
 pub fn measure(args: &Args) -> Result<Incast, CommandError> {
     let shape = check(args)?;
     let clock = Clock::start();
-    let mut reader: Box<dyn Reader> = match args.arm.as_str() {
-        "soft" => Box::new(rdma::RdmaReader::start(&clock, shape, args.reader_window)?),
-        "tcp" => Box::new(tcp::TcpReader::start(shape).map_err(|error| failed("cannot use TCP on loopback", &error))?),
-        found => return Err(flag("--arm", "soft or tcp", found)),
+    let mut reader: Box<dyn Reader> = match &args.arm {
+        Carrier::Rdma(arm) => Box::new(rdma::RdmaReader::start(&clock, shape, arm, args.reader_window)?),
+        Carrier::Tcp => {
+            Box::new(tcp::TcpReader::start(shape).map_err(|error| failed("cannot use TCP on loopback", &error))?)
+        }
     };
     let warm_up = (args.rounds as f64 * WARM_UP_FRACTION).ceil() as u64;
     let bar = ProgressBar::new(args.rounds + warm_up);
@@ -194,18 +224,19 @@ pub fn measure(args: &Args) -> Result<Incast, CommandError> {
     }
     bar.finish_and_clear();
     Ok(Incast {
-        arm: args.arm.clone(),
+        arm: args.arm.to_string(),
         servers: shape.servers,
         objects: shape.objects,
         bytes: shape.bytes,
         rounds: args.rounds,
-        object_us: Percentiles::of(&tally.objects),
-        round_us: Percentiles::of(&tally.rounds),
+        object_us: Tail::of(&tally.objects),
+        round_us: Tail::of(&tally.rounds),
         goodput_gbps: (shape.count() * shape.bytes) as f64 * 8.0 * args.rounds as f64
             / tally.measured.as_nanos() as f64,
         verified: check.all_right(),
         pace_gbps: args.pace_gbps,
         reader_window_bytes: args.reader_window,
+        objects_ns: tally.objects,
     })
 }
 
@@ -219,7 +250,7 @@ fn check(args: &Args) -> Result<Shape, CommandError> {
     }
     if let Some(bytes) = args.reader_window {
         positive("--reader-window", bytes as f64, BYTES_MAX as f64)?;
-        if args.arm == "tcp" {
+        if args.arm == Carrier::Tcp {
             return Err(flag("--reader-window", "an arm with READs, such as soft", "--arm tcp"));
         }
     }
@@ -302,8 +333,8 @@ fn record(histogram: &mut Histogram<u64>, took: Span) {
 
 impl Incast {
     fn text(&self) -> String {
-        let row = |name: &str, us: &Percentiles| {
-            let Percentiles { p50, p99, p999, p9999, max } = us;
+        let row = |name: &str, us: &Tail| {
+            let Tail { p50, p99, p999, p9999, max } = us;
             format!("{name:<8}{p50:>12.1}{p99:>12.1}{p999:>12.1}{p9999:>12.1}{max:>12.1}{:>12.2}\n", p9999 / p50)
         };
         let pace = self.pace_gbps.map_or("all at once".into(), |gbps| format!("paced at {gbps} Gbit/s"));
@@ -344,7 +375,7 @@ mod tests {
     use super::*;
 
     fn args(arm: &str) -> Args {
-        let arm = arm.to_owned();
+        let arm = arm.parse().unwrap();
         Args { arm, servers: 3, objects: 4, bytes: 20_001, rounds: 5, pace_gbps: None, reader_window: None, json: true }
     }
 
@@ -354,7 +385,7 @@ mod tests {
             for pace_gbps in [None, Some(0.5)] {
                 let incast = measure(&Args { pace_gbps, ..args(arm) }).unwrap();
                 assert!(incast.verified && incast.rounds == 5 && incast.goodput_gbps > 0.0, "{incast:?}");
-                let Percentiles { p50, max, .. } = incast.object_us;
+                let Tail { p50, max, .. } = incast.object_us;
                 assert!(0.0 < p50 && p50 <= max && max <= incast.round_us.max * 1.01, "{incast:?}");
             }
         }
@@ -365,7 +396,11 @@ mod tests {
     #[test]
     fn what_cannot_be_is_named() {
         let error = |args: Args| measure(&args).unwrap_err().to_string();
-        assert_eq!(error(args("quic")), "--arm: expected soft or tcp, found quic");
+        let unknown = "quic".parse::<Carrier>().unwrap_err();
+        assert!(
+            unknown.contains("`soft`") && unknown.contains("`tcp`") && unknown.contains("found `quic`"),
+            "{unknown}"
+        );
         assert!(error(Args { servers: 0, ..args("soft") }).starts_with("--servers: "));
         assert!(error(Args { bytes: 1 << 29, ..args("soft") }).contains("at most 1073741824 bytes in all"));
         assert!(error(Args { reader_window: Some(1), ..args("tcp") }).contains("--arm tcp"));

@@ -16,6 +16,30 @@ pub struct Percentiles {
     pub max: f64,
 }
 
+/// The same, for what is measured often enough to tell how it ends. In microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Tail {
+    /// Median.
+    pub p50: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// 99.9th percentile.
+    pub p999: f64,
+    /// 99.99th percentile.
+    pub p9999: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Tail {
+    /// Of a histogram of nanoseconds.
+    #[must_use]
+    pub fn of(nanoseconds: &Histogram<u64>) -> Self {
+        let Percentiles { p50, p99, p999, max } = Percentiles::of(nanoseconds);
+        Self { p50, p99, p999, p9999: nanoseconds.value_at_quantile(0.9999) as f64 / 1e3, max }
+    }
+}
+
 impl Percentiles {
     /// Of a histogram of nanoseconds.
     #[must_use]

@@ -1,7 +1,9 @@
 //! Sockets: the soft arm's own, the limits of their buffers, and how many there may be.
 
+use transport::ArmName;
+
 use super::{
-    Finding, Wanted,
+    Finding,
     host::{Host, Limits, SoftArm},
 };
 
@@ -13,16 +15,16 @@ const RECEIVE_CAPACITY_BYTES_MIN: usize = 400 << 10;
 const OPEN_FILES_MIN: u64 = 4096;
 
 /// Whether a soft-RoCE socket opens, and what it offers.
-pub fn soft_arm(wanted: &Wanted, probe: Result<&SoftArm, &String>) -> Vec<Finding> {
+pub fn soft_arm(wanted: &ArmName, probe: Result<&SoftArm, &String>) -> Vec<Finding> {
     let subject = "soft arm";
     let offer = match (probe, wanted) {
         (Ok(offer), _) => offer,
-        (Err(error), Wanted::Soft) => {
+        (Err(error), ArmName::Soft) => {
             let remedy =
                 "the soft arm needs one UDP socket on port 4791; free the port, or allow sockets in this sandbox";
             return vec![Finding::stop(subject, error, remedy)];
         }
-        (Err(error), Wanted::Verbs { .. }) => {
+        (Err(error), ArmName::Verbs(_)) => {
             return vec![Finding::advice(subject, error, "not needed for the verbs arm")];
         }
     };

@@ -2,8 +2,10 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use transport::ArmName;
+
 use super::{
-    Finding, REGISTERED_BYTES_USUAL, Wanted,
+    Finding, REGISTERED_BYTES_USUAL,
     host::{Host, Limits},
 };
 
@@ -100,32 +102,32 @@ fn gids(host: &Host, port: &str) -> Vec<Gid> {
 }
 
 /// What the devices offer, and whether the one asked for can be used.
-pub fn check(host: &Host, devices: &[Device], wanted: &Wanted, address: Option<IpAddr>) -> Vec<Finding> {
+pub fn check(host: &Host, devices: &[Device], wanted: &ArmName, address: Option<IpAddr>) -> Vec<Finding> {
     let mut findings = vec![presence(devices, wanted)];
     for device in devices {
-        let needed = matches!(wanted, Wanted::Verbs { device: name } if *name == device.name);
+        let needed = matches!(wanted, ArmName::Verbs(name) if *name == device.name);
         for port in &device.ports {
             findings.extend(check_port(device, port, needed, address));
         }
     }
-    if !devices.is_empty() || *wanted != Wanted::Soft {
+    if !devices.is_empty() || *wanted != ArmName::Soft {
         findings.extend(access(host, wanted));
     }
     findings
 }
 
-fn presence(devices: &[Device], wanted: &Wanted) -> Finding {
+fn presence(devices: &[Device], wanted: &ArmName) -> Finding {
     let subject = "RDMA devices";
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
     let found = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
     match wanted {
-        Wanted::Verbs { device } if !names.contains(&device.as_str()) => {
+        ArmName::Verbs(device) if !names.contains(&device.as_str()) => {
             let remedy = format!(
                 "--arm verbs:{device} needs that device; name one that exists, load its driver, or use --arm soft"
             );
             Finding::stop(subject, found, remedy)
         }
-        Wanted::Soft if names.is_empty() => {
+        ArmName::Soft if names.is_empty() => {
             Finding::ok(subject, "none: only the soft arm is available, and it needs none")
         }
         _ => Finding::ok(subject, found),
@@ -196,10 +198,10 @@ fn path_mtu(subject: &str, interface: &str, mtu: i64) -> Finding {
 }
 
 /// Whether this process may open devices: the kernel's node, and the library.
-fn access(host: &Host, wanted: &Wanted) -> Vec<Finding> {
+fn access(host: &Host, wanted: &ArmName) -> Vec<Finding> {
     let missing = |subject: &str, found: &str, remedy: &str| match wanted {
-        Wanted::Soft => Finding::advice(subject, found, remedy),
-        Wanted::Verbs { .. } => Finding::stop(subject, found, remedy),
+        ArmName::Soft => Finding::advice(subject, found, remedy),
+        ArmName::Verbs(_) => Finding::stop(subject, found, remedy),
     };
     let nodes: Vec<String> =
         host.names("/dev/infiniband").into_iter().filter(|name| name.starts_with("uverbs")).collect();
@@ -223,7 +225,7 @@ fn access(host: &Host, wanted: &Wanted) -> Vec<Finding> {
 }
 
 /// Memory that a device reaches is pinned, and the usual limit of 8 MiB is less than one arena.
-pub fn memlock(host: &Host, devices: &[Device], limits: &Limits, wanted: &Wanted) -> Finding {
+pub fn memlock(host: &Host, devices: &[Device], limits: &Limits, wanted: &ArmName) -> Finding {
     let subject = "RLIMIT_MEMLOCK";
     let found = limits.memlock_bytes.map_or("unlimited".into(), |bytes| format!("{} MiB", bytes >> 20));
     if limits.memlock_bytes.is_none_or(|bytes| bytes >= REGISTERED_BYTES_USUAL) {
@@ -232,13 +234,13 @@ pub fn memlock(host: &Host, devices: &[Device], limits: &Limits, wanted: &Wanted
     if may_pin_without_limit(host) {
         return Finding::ok(subject, format!("{found}, not enforced for this process (CAP_IPC_LOCK)"));
     }
-    if devices.is_empty() && *wanted == Wanted::Soft {
+    if devices.is_empty() && *wanted == ArmName::Soft {
         return Finding::ok(subject, format!("{found} (only the verbs arm pins memory)"));
     }
     let remedy = "registered memory is pinned; set LimitMEMLOCK=infinity in the unit, `--ulimit memlock=-1` for a container, or `ulimit -l unlimited`";
     match wanted {
-        Wanted::Soft => Finding::advice(subject, found, remedy),
-        Wanted::Verbs { .. } => Finding::stop(subject, found, remedy),
+        ArmName::Soft => Finding::advice(subject, found, remedy),
+        ArmName::Verbs(_) => Finding::stop(subject, found, remedy),
     }
 }
 

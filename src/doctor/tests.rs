@@ -56,8 +56,8 @@ fn limits() -> Limits {
     Limits { memlock_bytes: Some(8 << 20), open_files: Some(1024), cores: 2, soft_arm: Ok(soft_arm) }
 }
 
-fn verbs() -> Wanted {
-    Wanted::parse("verbs:mlx5_0").unwrap()
+fn verbs() -> ArmName {
+    "verbs:mlx5_0".parse::<ArmName>().unwrap()
 }
 
 fn with<'a>(findings: &'a [Finding], subject: &str) -> &'a Finding {
@@ -72,7 +72,7 @@ fn stops(findings: &[Finding]) -> Vec<&str> {
 #[test]
 fn a_plain_container_has_the_soft_arm_and_is_told_so() {
     let (_root, host) = plain(&[("/.dockerenv", "")]);
-    let findings = examine(&host, &limits(), &Wanted::Soft, None);
+    let findings = examine(&host, &limits(), &ArmName::Soft, None);
     assert_eq!(stops(&findings), [""; 0]);
     assert!(with(&findings, "RDMA devices").found.contains("only the soft arm is available"));
     assert_eq!(with(&findings, "container").level, Level::Ok);
@@ -87,7 +87,7 @@ fn every_piece_of_advice_says_what_to_do_and_the_script_holds_its_commands() {
         ("/sys/devices/system/clocksource/clocksource0/available_clocksource", "hpet tsc acpi_pm\n"),
         ("/sys/fs/cgroup/cpu.max", "150000 100000\n"),
     ]);
-    let findings = examine(&host, &limits(), &Wanted::Soft, None);
+    let findings = examine(&host, &limits(), &ArmName::Soft, None);
     for finding in &findings {
         assert_eq!(finding.level == Level::Ok, finding.remedy.is_none(), "{finding}");
         assert_eq!(finding.to_string().lines().count(), 1);
@@ -109,7 +109,7 @@ fn every_piece_of_advice_says_what_to_do_and_the_script_holds_its_commands() {
 fn a_socket_that_does_not_open_stops_the_soft_arm_only() {
     let broken = Limits { soft_arm: Err("UDP 127.1.2.3:4791: Address already in use".into()), ..limits() };
     let (_root, host) = plain(ROCE);
-    assert_eq!(stops(&examine(&host, &broken, &Wanted::Soft, None)), ["soft arm"]);
+    assert_eq!(stops(&examine(&host, &broken, &ArmName::Soft, None)), ["soft arm"]);
     let pinned = Limits { memlock_bytes: None, ..broken };
     assert_eq!(stops(&examine(&host, &pinned, &verbs(), None)), [""; 0]);
 }
@@ -155,7 +155,7 @@ fn what_the_verbs_arm_lacks_stops_it() {
     assert_eq!(stops(&examine(&host, &limits(), &verbs(), None)), [""; 0]);
     write(root.path(), "/sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN");
     assert_eq!(stops(&examine(&host, &limits(), &verbs(), None)), ["mlx5_0 port 1"]);
-    let advice = examine(&host, &limits(), &Wanted::Soft, None);
+    let advice = examine(&host, &limits(), &ArmName::Soft, None);
     assert_eq!(with(&advice, "mlx5_0 port 1").commands, ["ip link set eth0 up"]);
 }
 
@@ -167,15 +167,7 @@ fn a_gpu_on_another_node_than_the_nic_is_named() {
     let files: Vec<(&str, &str)> =
         files.iter().map(|(path, text)| (path.as_str(), *text)).chain(ROCE.iter().copied()).collect();
     let (_root, host) = plain(&files);
-    let findings = examine(&host, &limits(), &Wanted::Soft, None);
+    let findings = examine(&host, &limits(), &ArmName::Soft, None);
     let finding = with(&findings, "NUMA node of mlx5_0");
     assert!(finding.level == Level::Advice && finding.remedy.as_ref().unwrap().contains("0000:3b:00.0"), "{finding}");
-}
-
-#[test]
-fn an_arm_that_is_none_is_named() {
-    for text in ["", "tcp", "verbs", "verbs:"] {
-        let error = Wanted::parse(text).unwrap_err().to_string();
-        assert!(error.starts_with("--arm:") && error.contains("verbs:DEV"), "{error}");
-    }
 }

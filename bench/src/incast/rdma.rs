@@ -12,7 +12,10 @@ use std::{
 
 use proto::{Span, Timestamp};
 use sim::command::CommandError;
-use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Region, RegionKey, Transfer, Waker};
+use transport::{
+    Access, Arm, ArmName, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, Region, RegionKey, Transfer,
+    VerbsSettings, Waker,
+};
 
 use super::{Reader, Shape, failed, object};
 
@@ -40,9 +43,15 @@ struct Server {
 
 impl RdmaReader {
     /// Starts the servers and connects to each.
-    pub(super) fn start(clock: &Clock, shape: Shape, window: Option<usize>) -> Result<Self, CommandError> {
-        let read_budget_bytes = window.unwrap_or(EndpointConfig::default().read_budget_bytes);
-        let config = EndpointConfig { read_budget_bytes, connections_max: shape.servers, ..EndpointConfig::default() };
+    pub(super) fn start(
+        clock: &Clock,
+        shape: Shape,
+        arm: &ArmName,
+        window: Option<usize>,
+    ) -> Result<Self, CommandError> {
+        let config = config(arm)?;
+        let read_budget_bytes = window.unwrap_or(config.read_budget_bytes);
+        let config = EndpointConfig { read_budget_bytes, connections_max: shape.servers, ..config };
         let mut endpoint = Endpoint::open(config).map_err(|error| failed("the reader's endpoint", &error))?;
         let region =
             Region::allocate(shape.count() * shape.bytes).map_err(|error| failed("the reader's memory", &error))?;
@@ -50,15 +59,16 @@ impl RdmaReader {
             endpoint.register(&region, Access::default()).map_err(|error| failed("the reader's memory", &error))?.lkey;
         let mut reader = Self { shape, endpoint, region, lkey, servers: Vec::new() };
         for server in 0..shape.servers {
-            reader.add(clock, server)?;
+            reader.add(clock, arm, server)?;
         }
         Ok(reader)
     }
 
-    fn add(&mut self, clock: &Clock, server: usize) -> Result<(), CommandError> {
+    fn add(&mut self, clock: &Clock, arm: &ArmName, server: usize) -> Result<(), CommandError> {
+        let config = config(arm)?.listening(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let (stop, at) = (Arc::new(AtomicBool::new(false)), mpsc::sync_channel(1));
         let (shape, clock_of_server, stop_of_server) = (self.shape, *clock, Arc::clone(&stop));
-        let thread = thread::spawn(move || serve(&clock_of_server, shape, server, &stop_of_server, &at.0));
+        let thread = thread::spawn(move || serve(config, &clock_of_server, shape, server, &stop_of_server, &at.0));
         let opened = at.1.recv().unwrap_or_else(|_| Err("it ended at once".into()));
         let (address, objects, waker) = opened.map_err(|error| failed("a server's endpoint", &error))?;
         let connection = self.endpoint.connect(clock.now(), address, Vec::new());
@@ -129,15 +139,26 @@ impl Drop for RdmaReader {
     }
 }
 
+/// Each endpoint of the soft arm has a random address of the loopback network; a device has its own.
+fn config(arm: &ArmName) -> Result<EndpointConfig, CommandError> {
+    let arm = Arm::choose(arm, None, Faults::default(), VerbsSettings::default());
+    arm.map(EndpointConfig::over).map_err(|error| failed("--arm", &error))
+}
+
 /// Where a server can be reached, what it holds, and how it is woken; or why it has not started.
 type Opened = Result<(SocketAddr, RegionKey, Waker), String>;
 
 /// One server: holds its objects and answers, until it is told to stop.
-fn serve(clock: &Clock, shape: Shape, server: usize, stop: &AtomicBool, opened: &mpsc::SyncSender<Opened>) {
+fn serve(
+    config: EndpointConfig,
+    clock: &Clock,
+    shape: Shape,
+    server: usize,
+    stop: &AtomicBool,
+    opened: &mpsc::SyncSender<Opened>,
+) {
     let open = || -> Result<Endpoint, String> {
-        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let mut endpoint =
-            Endpoint::open(EndpointConfig::default().listening(listen)).map_err(|error| error.to_string())?;
+        let mut endpoint = Endpoint::open(config).map_err(|error| error.to_string())?;
         let region = Region::allocate(shape.objects * shape.bytes).map_err(|error| error.to_string())?;
         (0..shape.objects).for_each(|object| region.write(object * shape.bytes, &object::bytes(shape, server, object)));
         let access = Access { remote_read: true, remote_write: false };
