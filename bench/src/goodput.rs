@@ -18,6 +18,8 @@ use sim::{
     workload::SECONDS_MAX,
 };
 
+use crate::real_time;
+
 /// Late or dropped requests that goodput allows, of each model's.
 pub const BAD_RATE_MAX: f64 = 0.01;
 /// The usual [`Probe::resolution`].
@@ -25,7 +27,7 @@ pub const RESOLUTION: f64 = 0.001;
 /// Searches that one command runs.
 const SEEDS_MAX: u64 = 1000;
 
-/// Search the highest rate that a workload is served at, in simulation.
+/// Search the highest rate that a workload is served at, in virtual or in real time.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
     /// Workload file (TOML).
@@ -43,6 +45,10 @@ pub struct Args {
     /// Search with this many consecutive seeds and report the search with the median goodput.
     #[arg(long, default_value_t = 1)]
     pub seeds: u64,
+    /// Run every probe in real time: the scheduler and emulated GPUs on threads of their own. It takes about eleven
+    /// times `--seconds`.
+    #[arg(long)]
+    pub real_time: bool,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -108,6 +114,18 @@ pub fn search(
     probe: &Probe,
     progress: &mut dyn FnMut(f64, f64),
 ) -> Result<Option<Report>, Violation> {
+    let run = |options: &Options, progress: &mut dyn FnMut(f64)| cluster::run(workload, options, &mut |_| (), progress);
+    search_with(run, workload, policy, probe, progress)
+}
+
+/// As [`search`], with probes that `run` tries.
+fn search_with<E>(
+    mut run: impl FnMut(&Options, &mut dyn FnMut(f64)) -> Result<Report, E>,
+    workload: &Workload,
+    policy: Policy,
+    probe: &Probe,
+    progress: &mut dyn FnMut(f64, f64),
+) -> Result<Option<Report>, E> {
     let &Probe { seconds, seed, resolution } = probe;
     let mut bounds = (0.0, workload.capacity_rps());
     let probes = resolution.log2().abs().ceil() + 1.0;
@@ -118,7 +136,7 @@ pub fn search(
     while bounds.1 - bounds.0 > resolution * bounds.1 && bounds.1 > floor {
         let rate_rps = f64::midpoint(bounds.0, bounds.1);
         let options = Options { policy, rate_rps, seconds, seed };
-        let report = cluster::run(workload, &options, &mut |_| (), &mut |second| {
+        let report = run(&options, &mut |second| {
             progress(((done + second / seconds) / probes).min(1.0), rate_rps);
         })?;
         if report.models.iter().all(|model| model.figures.bad_rate() <= BAD_RATE_MAX) {
@@ -147,10 +165,16 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
     for index in 0..args.seeds {
         let seed = args.seed.wrapping_add(index);
         let probe = Probe { seconds, seed, resolution: RESOLUTION };
-        let report = search(&workload, args.policy, &probe, &mut |part, rate_rps| {
+        let mut progress = |part: f64, rate_rps: f64| {
             bar.set_position(1000 * index + (1000.0 * part) as u64);
             bar.set_message(format!("seed {seed}, {rate_rps:.0} requests/s"));
-        })?;
+        };
+        let report = if args.real_time {
+            let run = |options: &Options, progress: &mut dyn FnMut(f64)| real_time::run(&workload, options, progress);
+            search_with(run, &workload, args.policy, &probe, &mut progress)?
+        } else {
+            search(&workload, args.policy, &probe, &mut progress)?
+        };
         found.push(report);
     }
     bar.finish_and_clear();
@@ -258,6 +282,27 @@ mod tests {
         assert_eq!(median_of(vec![at(30.0), None, at(20.0)]), 20.0);
         assert_eq!(median_of(vec![at(30.0), at(20.0)]), 25.0);
         assert_eq!(median_of(vec![None]), 0.0);
+    }
+
+    /// Symphony, Table 2: Symphony before Shepherd, Nexus and Clockwork on both workloads. Section 5.3:
+    /// the goodput of Nexus is near what eight GPUs can do without coordination.
+    #[test]
+    fn table_2_in_the_papers_order() {
+        for (alpha, beta, slo, uncoordinated) in [(1.053, 5.072, 25, 4501.0), (5.090, 18.368, 70, 713.0)] {
+            let workload = workload(&format!(
+                "gpus = 8\n[[model]]\nname = \"m\"\nalpha_ms = {alpha}\nbeta_ms = {beta}\nslo_ms = {slo}\n"
+            ));
+            let goodput = |policy| {
+                let found = search(&workload, policy, &probe(20.0, 3), &mut |_, _| ()).unwrap();
+                found.map_or(0.0, |report| report.rate_rps)
+            };
+            let deferred = goodput(Policy::Deferred);
+            for other in [Policy::Shepherd, Policy::Nexus, Policy::Clockwork] {
+                assert!(goodput(other) < deferred, "{other}: {} of {deferred}", goodput(other));
+            }
+            let nexus = goodput(Policy::Nexus);
+            assert!((0.8..1.0).contains(&(nexus / uncoordinated)), "{nexus} of {uncoordinated}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod goodput;
 pub mod incast;
 pub mod load;
 mod percentiles;
+pub mod real_time;
 pub mod scheduler;
 pub mod verbs;
 

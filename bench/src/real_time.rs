@@ -1,0 +1,356 @@
+//! A workload in real time, on threads that stand for the parts of a cluster: one generates requests, one is the
+//! scheduler as in production (a planner with the clock), one runs the emulated GPUs.
+//!
+//! What virtual time leaves out is what is measured here: the scheduler's work takes time, timers are late, threads wait
+//! for cores. Deadlines count from the instant a request was to be generated, so lateness of the generator counts too.
+//! A generator that falls far behind ends the run: whatever came out would be another rate's result. This is a driver:
+//! it owns threads and reads the clock.
+#![allow(clippy::disallowed_methods)]
+
+use std::{
+    sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender, SyncSender},
+    thread,
+    time::Instant,
+};
+
+use proto::{GpuId, ModelId, Span, Timestamp};
+use scheduler::{Batch, ModelConfig, Planner, PlannerOutput, Task, task_queue::Queued};
+use sim::{
+    Options, Report, Workload,
+    arrivals::Arrivals,
+    checker::{Checker, Violation},
+    command::CommandError,
+    faults::FaultSource,
+    gpus::{GpuEvent, Gpus},
+    report::Recorder,
+};
+
+/// Tasks that may wait for one model.
+const QUEUE_MAX: usize = 16_384;
+/// Messages on their way to the scheduler. What goes to the GPUs is bounded by the planner's bound on each GPU's batches.
+const MESSAGES_MAX: usize = 65_536;
+/// Messages that the scheduler takes in before it decides.
+const TURN_MAX: usize = 256;
+/// A generator that is so far behind does not generate the rate.
+const BEHIND_MAX: Span = Span::from_millis(200);
+/// Before an instant a thread spins for so long: it would sleep past it.
+const SPIN: Span = Span::from_micros(150);
+/// The longest sleep.
+const SLEEP_MAX: Span = Span::from_millis(100);
+
+#[derive(Clone, Copy)]
+struct Clock(Instant);
+
+impl Clock {
+    fn now(self) -> Timestamp {
+        Timestamp::ZERO + Span::from(self.0.elapsed())
+    }
+}
+
+enum ToScheduler {
+    Request {
+        at: Timestamp,
+        model: ModelId,
+    },
+    Ended(GpuEvent),
+    Killed {
+        batch: Batch<()>,
+        started_at: Timestamp,
+        killed_at: Timestamp,
+    },
+    /// The last request was sent, or the generator gave up, so far behind.
+    Generated {
+        behind: Span,
+    },
+}
+
+enum ToGpus {
+    Batch(Batch<()>),
+    Preempt(GpuId),
+}
+
+/// Runs a workload for `options.seconds` of real time. `progress` is told how many seconds have passed.
+///
+/// # Errors
+/// If the rate cannot be generated, GPUs are to fail (only virtual time has that), or an invariant is broken.
+pub fn run(workload: &Workload, options: &Options, progress: &mut dyn FnMut(f64)) -> Result<Report, CommandError> {
+    if workload.faults.up_mean > Span::ZERO {
+        return Err(CommandError::Flag {
+            flag: "--real-time",
+            expected: "a workload without faults.gpu_up_s".into(),
+            found: workload.name.clone(),
+        });
+    }
+    let end = Timestamp::ZERO + Span::from_secs_f64(options.seconds);
+    let arrivals = Arrivals::random(workload, options.rate_rps, options.seed, end);
+    let faults = FaultSource::new(workload.faults, workload.gpus, options.seed);
+    let (to_scheduler, inbox) = mpsc::sync_channel(MESSAGES_MAX);
+    let (to_gpus, batches) = mpsc::channel();
+    let clock = Clock(Instant::now());
+    let (checker, recorder) = thread::scope(|scope| {
+        // They end with this closure, and with them the threads that wait at their other ends.
+        let (inbox, to_gpus) = (inbox, to_gpus);
+        let from_generator = to_scheduler.clone();
+        scope.spawn(move || generate(clock, arrivals, &from_generator));
+        scope.spawn(move || run_gpus(clock, workload, faults, &batches, &to_scheduler));
+        let mut scheduler = Scheduler::new(workload, options, to_gpus);
+        scheduler.run(clock, &inbox, progress)?;
+        Ok::<_, CommandError>((scheduler.checker, scheduler.recorder))
+    })?;
+    checker.finish()?;
+    let names: Vec<_> = workload.models.iter().map(|model| model.name.as_str()).collect();
+    let policy = options.policy.to_string();
+    let identity = (workload.name.clone(), policy, options.rate_rps, options.seconds, options.seed);
+    Ok(recorder.report(&names, identity))
+}
+
+/// Sends every request when its time has come.
+fn generate(clock: Clock, mut arrivals: Arrivals, to_scheduler: &SyncSender<ToScheduler>) {
+    let mut behind = Span::ZERO;
+    while let Some(at) = arrivals.peek()
+        && behind <= BEHIND_MAX
+    {
+        let now = clock.now();
+        if at > now {
+            thread::sleep((at - now).to_duration());
+            continue;
+        }
+        behind = now - at;
+        let (at, model) = arrivals.pop().expect("just peeked");
+        if to_scheduler.send(ToScheduler::Request { at, model: ModelId(model) }).is_err() {
+            return;
+        }
+    }
+    // Nobody listens once the run has failed.
+    let _ = to_scheduler.send(ToScheduler::Generated { behind });
+}
+
+/// Waits for a message until `due`. The last part of the wait is spun.
+fn receive<T>(clock: Clock, inbox: &Receiver<T>, due: Option<Timestamp>) -> Result<Option<T>, RecvTimeoutError> {
+    let sleep = |span: Span| match inbox.recv_timeout(span.min(SLEEP_MAX).max(Span::ZERO).to_duration()) {
+        Ok(message) => Ok(Some(message)),
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Err(error) => Err(error),
+    };
+    let Some(due) = due else { return sleep(SLEEP_MAX) };
+    let left = due - clock.now() - SPIN;
+    if left > Span::ZERO {
+        return sleep(left);
+    }
+    loop {
+        let message = sleep(Span::ZERO)?;
+        if message.is_some() || clock.now() >= due {
+            return Ok(message);
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// The emulated GPUs, until the scheduler hangs up.
+fn run_gpus(
+    clock: Clock,
+    workload: &Workload,
+    mut faults: FaultSource,
+    batches: &Receiver<ToGpus>,
+    to_scheduler: &SyncSender<ToScheduler>,
+) {
+    let mut gpus = Gpus::new(workload.gpus as usize);
+    let mut duration = |batch: &Batch<()>| faults.duration(workload, batch);
+    while let Ok(message) = receive(clock, batches, gpus.poll_timeout()) {
+        let now = clock.now();
+        // First what ends by now: a batch that has ended cannot be killed.
+        gpus.handle_timeout(now, &mut duration);
+        let killed = match message {
+            Some(ToGpus::Batch(batch)) => {
+                gpus.handle_batch(now, batch, &mut duration);
+                None
+            }
+            Some(ToGpus::Preempt(gpu)) => gpus.handle_preempt(gpu),
+            None => None,
+        };
+        let ended = std::iter::from_fn(|| gpus.poll_event()).map(ToScheduler::Ended).collect::<Vec<_>>();
+        let killed = killed.map(|(batch, started_at)| ToScheduler::Killed { batch, started_at, killed_at: now });
+        if ended.into_iter().chain(killed).try_for_each(|event| to_scheduler.send(event)).is_err() {
+            return;
+        }
+    }
+}
+
+/// The scheduler's thread: its planner, and what became of every request.
+struct Scheduler<'a> {
+    workload: &'a Workload,
+    rate_rps: f64,
+    planner: Box<dyn Planner<()>>,
+    to_gpus: Sender<ToGpus>,
+    checker: Checker,
+    recorder: Recorder,
+    submitted: u64,
+    ended: u64,
+    is_generated: bool,
+}
+
+impl<'a> Scheduler<'a> {
+    fn new(workload: &'a Workload, options: &Options, to_gpus: Sender<ToGpus>) -> Self {
+        let mut planner = options.policy.planner(workload.network);
+        let models: Vec<_> = (0..workload.models.len() as u32).map(ModelId).collect();
+        for (&id, model) in models.iter().zip(&workload.models) {
+            let config = ModelConfig { profile: model.profile.clone(), queue_max: QUEUE_MAX, budget: None };
+            planner.handle_model(Timestamp::ZERO, id, config);
+        }
+        for gpu in (0..workload.gpus).map(GpuId) {
+            planner.handle_gpu_joined(Timestamp::ZERO, gpu, models.clone());
+        }
+        let instant = |seconds| Timestamp::ZERO + Span::from_secs_f64(seconds);
+        let measured = (instant(options.seconds / 10.0), instant(options.seconds));
+        let slos = workload.models.iter().map(|model| model.slo);
+        Self {
+            workload,
+            rate_rps: options.rate_rps,
+            planner,
+            to_gpus,
+            checker: Checker::new(workload.gpus as usize),
+            recorder: Recorder::new(measured, slos, workload.gpus as usize),
+            submitted: 0,
+            ended: 0,
+            is_generated: false,
+        }
+    }
+
+    fn run(
+        &mut self,
+        clock: Clock,
+        inbox: &Receiver<ToScheduler>,
+        progress: &mut dyn FnMut(f64),
+    ) -> Result<(), CommandError> {
+        while !self.is_generated || self.ended < self.submitted {
+            let first = receive(clock, inbox, self.planner.poll_timeout()).expect("both threads send until the end");
+            let now = clock.now();
+            for message in first.into_iter().chain(inbox.try_iter().take(TURN_MAX)) {
+                self.on_message(now, message)?;
+            }
+            self.planner.handle_timeout(now);
+            while let Some(output) = self.planner.poll_output() {
+                self.on_output(output)?;
+            }
+            progress((now - Timestamp::ZERO).as_secs_f64());
+        }
+        Ok(())
+    }
+
+    fn on_message(&mut self, now: Timestamp, message: ToScheduler) -> Result<(), CommandError> {
+        match message {
+            ToScheduler::Request { at, model } => {
+                self.recorder.arrived(model.0 as usize, at);
+                let deadline = at + self.workload.models[model.0 as usize].slo - self.workload.response;
+                self.submitted += 1;
+                self.planner.handle_submit(now, model, Task { id: self.checker.submit(), deadline, payload: () });
+            }
+            ToScheduler::Ended(GpuEvent::Finished { batch, started_at, finished_at }) => {
+                self.on_ran(&batch, started_at, finished_at)?;
+                let (model, answered_at) = (batch.model.0 as usize, finished_at + self.workload.response);
+                self.recorder.executed(model, batch.tasks.len(), started_at);
+                for (key, ()) in &batch.tasks {
+                    self.end(*key)?;
+                    let arrived_at = self.arrived_at(batch.model, key.deadline);
+                    self.recorder.answered(model, arrived_at, started_at, answered_at);
+                }
+            }
+            ToScheduler::Ended(GpuEvent::Rejected { batch, rejected_at }) => {
+                self.planner.handle_finished(batch.gpu, rejected_at);
+                for (key, ()) in batch.tasks {
+                    self.on_dropped(batch.model, key)?;
+                }
+            }
+            ToScheduler::Killed { batch, started_at, killed_at } => {
+                self.on_ran(&batch, started_at, killed_at)?;
+                for (Queued { id, deadline, .. }, payload) in batch.tasks {
+                    self.planner.handle_submit(now, batch.model, Task { id, deadline, payload });
+                }
+            }
+            ToScheduler::Generated { behind } if behind > BEHIND_MAX => {
+                return Err(CommandError::Flag {
+                    flag: "--real-time",
+                    expected: "a rate that this machine can generate".into(),
+                    found: format!("{:.0} requests/s, with which it fell {behind} behind", self.rate_rps),
+                });
+            }
+            ToScheduler::Generated { .. } => self.is_generated = true,
+        }
+        Ok(())
+    }
+
+    fn on_output(&mut self, output: PlannerOutput<()>) -> Result<(), CommandError> {
+        let sent = match output {
+            PlannerOutput::Batch(batch) => self.to_gpus.send(ToGpus::Batch(batch)),
+            PlannerOutput::Preempt(gpu) => self.to_gpus.send(ToGpus::Preempt(gpu)),
+            PlannerOutput::Dropped { model, task, .. } => {
+                let key = Queued { id: task.id, deadline: task.deadline, queued_at: Timestamp::PAST };
+                return self.on_dropped(model, key);
+            }
+        };
+        let Ok(()): Result<(), SendError<ToGpus>> = sent else { unreachable!("the GPUs run until this side hangs up") };
+        Ok(())
+    }
+
+    /// A batch left its GPU, whole or killed.
+    fn on_ran(&mut self, batch: &Batch<()>, started_at: Timestamp, ended_at: Timestamp) -> Result<(), Violation> {
+        self.checker.execute(batch.gpu.0, (batch.exec_at, batch.latest), started_at, ended_at)?;
+        self.recorder.busy(batch.gpu.0 as usize, started_at, ended_at);
+        self.planner.handle_finished(batch.gpu, ended_at);
+        Ok(())
+    }
+
+    fn on_dropped(&mut self, model: ModelId, key: Queued) -> Result<(), CommandError> {
+        self.end(key)?;
+        let arrived_at = self.arrived_at(model, key.deadline);
+        self.recorder.dropped(model.0 as usize, arrived_at);
+        Ok(())
+    }
+
+    fn end(&mut self, key: Queued) -> Result<(), Violation> {
+        self.ended += 1;
+        self.checker.end(key.id)
+    }
+
+    fn arrived_at(&self, model: ModelId, deadline: Timestamp) -> Timestamp {
+        deadline + self.workload.response - self.workload.models[model.0 as usize].slo
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn run_at(workload: &str, policy: &str, rate_rps: f64) -> Result<Report, CommandError> {
+        let workload = Workload::parse(workload, "test", "test", Path::new(".")).unwrap();
+        let options = Options { policy: policy.parse().unwrap(), rate_rps, seconds: 0.5, seed: 1 };
+        run(&workload, &options, &mut |_| ())
+    }
+
+    /// Whatever the machine does, each request ends once: the checker runs within `run`.
+    #[test]
+    fn every_policy_runs_and_every_request_ends() {
+        let workload = "gpus = 4\nfaults = { execution_jitter = 0.05 }\n\
+                        [[model]]\nname = \"m\"\nalpha_ms = 1\nbeta_ms = 5\nslo_ms = 60\ncount = 2\n";
+        for policy in ["downbeat", "deferred", "eager", "clockwork", "nexus", "shepherd", "clipper"] {
+            let report = run_at(workload, policy, 500.0).unwrap();
+            assert!(report.totals.offered_rps > 0.0, "{report:?}");
+            let ended = report.totals.served_rps * 0.45 + report.totals.dropped as f64;
+            assert!((ended - report.totals.offered_rps * 0.45).abs() < 1e-6, "{report:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_says_so() {
+        let model = "[[model]]\nname = \"m\"\nalpha_ms = 0.001\nbeta_ms = 0.1\nslo_ms = 60\n";
+        let error = |text: &str, rate| run_at(text, "eager", rate).unwrap_err().to_string();
+        let expected = "--real-time: expected a rate that this machine can generate, found 1000000000 requests/s, with";
+        assert!(error(&format!("gpus = 1\n{model}"), 1e9).starts_with(expected));
+        assert_eq!(
+            error(&format!("gpus = 1\nfaults = {{ gpu_up_s = 9, gpu_down_s = 1 }}\n{model}"), 10.0),
+            "--real-time: expected a workload without faults.gpu_up_s, found test"
+        );
+    }
+}
