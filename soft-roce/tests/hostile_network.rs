@@ -10,9 +10,9 @@ use std::{sync::Arc, time::Duration};
 
 use common::{Faults, Pair};
 use soft_roce::{
-    Access, DATAGRAM_HEADER_BYTES, DatagramAddress, DatagramConfig, DatagramRequest, HeapMemory, Memory, Operation,
-    PathMtu, QueuePairConfig, QueuePairNumber, QueuePairState, RecvRequest, RegionHandle, Remote, Segment, SendRequest,
-    Status, Timestamp,
+    Access, DATAGRAM_HEADER_BYTES, DatagramAddress, DatagramConfig, DatagramRequest, HeapMemory, Identification,
+    Memory, Operation, PathMtu, QueuePairConfig, QueuePairNumber, QueuePairState, RecvRequest, RegionHandle, Remote,
+    Segment, SendRequest, Status, Timestamp,
 };
 
 const SEEDS: u64 = 10_000;
@@ -315,7 +315,12 @@ impl World {
 impl Side {
     fn new(pair: &mut Pair, side: u8) -> Self {
         let source = (0..REGION_BYTES).map(|at| (at * 31 + at / 253) as u8 ^ side).collect();
-        let config = DatagramConfig { path_mtu: PathMtu::Mtu256, ..DatagramConfig::new(QUEUE_KEY) };
+        // Of `Identification::Any`, the ICRC lets one damaged datagram in 2^15 pass.
+        let config = DatagramConfig {
+            path_mtu: PathMtu::Mtu256,
+            identification: Identification::SegmentIndex,
+            ..DatagramConfig::new(QUEUE_KEY)
+        };
         let end = usize::from(side);
         let datagrams = pair.ends[end].create_datagram_queue_pair(config).expect("room");
         pair.ends[end].modify_datagrams_to_ready_to_receive(datagrams).expect("INIT to RTR");
