@@ -57,7 +57,7 @@ impl Default for Layout {
         Self {
             http: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8000))],
             repository: "models".into(),
-            policy: "deferred".into(),
+            policy: scheduler::Policy::default().to_string(),
             network: scheduler::drive::Network::default(),
             arm: ArmName::Soft,
             verbs: VerbsSettings::default(),
@@ -258,7 +258,7 @@ pub struct UpArgs {
     /// Where to serve HTTP [default: 127.0.0.1:8000]
     #[arg(long)]
     http: Option<SocketAddr>,
-    /// The scheduler's policy [default: deferred]
+    /// The scheduler's policy [default: downbeat]
     #[arg(long)]
     policy: Option<String>,
 }

@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(long, default_value_t)]
     arm: ArmName,
     /// The scheduler's policy
-    #[arg(long, default_value = "deferred")]
+    #[arg(long, default_value = "downbeat")]
     policy: String,
     /// Inject faults into the soft-RoCE path, such as loss=0.02
     #[arg(long)]

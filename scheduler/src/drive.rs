@@ -89,7 +89,7 @@ impl Default for Network {
 }
 
 fn default_policy() -> String {
-    Policy::Deferred.to_string()
+    Policy::default().to_string()
 }
 
 /// Tasks that may wait for one model, unless the configuration says otherwise.

@@ -100,7 +100,7 @@ pub trait BatchPolicy: fmt::Debug + Send {
 }
 
 /// A choice of policy, as written on the command line.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Policy {
     /// Symphony: the window opens at the frontrun moment.
     Deferred,
@@ -109,6 +109,7 @@ pub enum Policy {
     /// Symphony, section 3.2: as deferred, but heads are given up early to keep the batch at a target size.
     DeferredTarget,
     /// Ours: deferred, with heads given up early, earlier windows and a fair order (`policy/downbeat.rs`).
+    #[default]
     Downbeat,
     /// The window is always open.
     Eager,
