@@ -508,6 +508,7 @@ fn completion(found: sys::WorkCompletion) -> Completion {
         bytes: found.bytes,
         immediate: (opcode == CompletionOpcode::RecvWriteWithImmediate).then_some(found.immediate),
         invalidated_rkey: None,
+        source: None,
         solicited: false,
     }
 }
