@@ -16,6 +16,7 @@ use sim::{
 use thiserror::Error;
 
 mod chart;
+mod clockwork5;
 mod context;
 mod fig1;
 mod fig10;
@@ -56,6 +57,7 @@ const FIGURES: &[Figure] = &[
     fig13::FIG13,
     fig14::FIG14,
     fig15::FIG15,
+    clockwork5::CLOCKWORK5,
     incast::INCAST,
 ];
 
