@@ -32,7 +32,7 @@ const SECONDS_MIN: f64 = 3.0;
 const SECONDS_MAX: f64 = 240.0;
 
 /// The policies that figures compare, and their looks.
-pub const POLICIES: [&str; 5] = ["downbeat", "deferred", "eager", "shepherd", "clockwork"];
+pub const POLICIES: [&str; 7] = ["downbeat", "deferred", "eager", "shepherd", "nexus", "clockwork", "clipper"];
 
 /// One goodput search.
 pub struct Search {
@@ -74,10 +74,11 @@ impl Context {
             let probe = Probe { seconds, seed: self.seed, resolution: goodput::RESOLUTION };
             goodput::search(&search.workload, search.policy, &probe, &mut |_, _| ())
         })?;
-        let least = searches
-            .iter()
-            .zip(&found)
-            .filter_map(|(search, report)| Some(report.as_ref()?.rate_rps * share_min(&search.workload)));
+        // Where next to nothing can be served there is nothing to be precise about.
+        let least = searches.iter().zip(&found).filter_map(|(search, report)| {
+            let rate_rps = report.as_ref()?.rate_rps;
+            (rate_rps > 0.1 * search.workload.capacity_rps()).then(|| rate_rps * share_min(&search.workload))
+        });
         note_precision(table, seconds, least.fold(f64::INFINITY, f64::min));
         Ok(found)
     }
