@@ -15,8 +15,8 @@ use std::{
 };
 
 use soft_roce::{
-    Completion, Endpoint, EndpointConfig, Identification, PathMtu, Peer, Psn, QueuePairConfig, QueuePairNumber, Status,
-    Timestamp,
+    Completion, DatagramConfig, Endpoint, EndpointConfig, Identification, PathMtu, Peer, Psn, QueuePairConfig,
+    QueuePairNumber, Status, Timestamp,
     drive::{Driver, Faults},
 };
 
@@ -132,6 +132,19 @@ impl Node {
         let number = self.endpoint.create_queue_pair(config)?;
         let psn = self.endpoint.random_psn().value();
         Ok((number, Name { address, queue_pair: number.0, psn }))
+    }
+
+    /// A datagram queue pair, ready, and the name under which peers reach it.
+    pub fn datagram_queue_pair(
+        &mut self,
+        address: IpAddr,
+        config: DatagramConfig,
+    ) -> Result<(QueuePairNumber, Name), Failure> {
+        let number = self.endpoint.create_datagram_queue_pair(config)?;
+        self.endpoint.modify_datagrams_to_ready_to_receive(number)?;
+        self.endpoint.modify_to_ready_to_send(number)?;
+        // Datagrams are not numbered for their receiver.
+        Ok((number, Name { address, queue_pair: number.0, psn: 0 }))
     }
 }
 
