@@ -37,6 +37,8 @@ const QUEUE_MAX: usize = 65_536;
 const BURST_MAX: u64 = 64;
 /// Looks without anything to do after which a thread offers its core to others.
 const IDLE_LOOKS_MAX: u32 = 64;
+/// A load that falls short of `--rate` by more than a fiftieth is another load.
+const GENERATED_PART_MIN: f64 = 0.98;
 
 /// Measure the scheduler's throughput and the lateness of its timers.
 #[derive(Debug, ClapArgs)]
@@ -81,6 +83,9 @@ pub struct Throughput {
     /// Refused or given up, of all requests: above 0 the load was more than the GPUs could take.
     #[serde(skip)]
     pub dropped_fraction: f64,
+    /// Requests a second that were generated.
+    #[serde(skip)]
+    pub generated_rps: f64,
 }
 
 /// Runs the command and prints its result on stdout.
@@ -103,6 +108,13 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
         });
     }
     let result = measure(args);
+    if let Some(rate) = args.rate.filter(|rate| result.generated_rps < GENERATED_PART_MIN * rate) {
+        return Err(CommandError::Flag {
+            flag: "--rate",
+            expected: format!("what this machine can generate now, at most {:.0}", result.generated_rps),
+            found: rate.to_string(),
+        });
+    }
     if args.json {
         println!("{}", serde_json::to_string(&result).expect("plain data"));
     } else {
@@ -184,6 +196,7 @@ fn wait(run: &Run<'_>) -> Duration {
 
 /// What one ModelThread counted while it was warm.
 struct Counts {
+    generated: u64,
     planned: u64,
     dropped: u64,
     busy: Span,
@@ -205,6 +218,7 @@ fn model_thread(run: &Run<'_>, index: u32, mut link: ModelEnd) -> Counts {
     }
     let mut load = Load::new(run.args, models);
     let mut counts = Counts {
+        generated: 0,
         planned: 0,
         dropped: 0,
         busy: Span::ZERO,
@@ -243,6 +257,7 @@ fn model_thread(run: &Run<'_>, index: u32, mut link: ModelEnd) -> Counts {
         waiting -= planned + dropped;
         let turn_end = run.now();
         if run.warm.load(Ordering::Relaxed) {
+            counts.generated += burst;
             counts.planned += planned;
             counts.dropped += dropped;
             if is_busy {
@@ -374,6 +389,7 @@ fn summarize(args: &Args, counts: &[Counts], rank_busy: Span, measured: Duration
         model_threads: args.model_threads,
         models: args.models,
         gpus: args.gpus,
+        generated_rps: sum(|counts| counts.generated) as f64 / measured.as_secs_f64(),
         dropped_fraction: dropped as f64 / (planned + dropped).max(1) as f64,
     }
 }
@@ -416,6 +432,14 @@ mod tests {
         let documented =
             ["gpus", "lateness_us", "model_threads", "models", "ns_per_request", "rank_busy_fraction", "rate_rps"];
         assert_eq!(keys, documented);
+    }
+
+    #[test]
+    fn a_rate_that_no_machine_generates_is_refused() {
+        let args = Args { model_threads: 1, models: 1, gpus: 1, rate: Some(1e9), seconds: 0.2, json: true };
+        let error = run(&args).unwrap_err().to_string();
+        assert!(error.starts_with("--rate: expected what this machine can generate now, at most "), "{error}");
+        assert!(error.ends_with(", found 1000000000"), "{error}");
     }
 
     #[test]
