@@ -1,0 +1,109 @@
+//! Work for `bench/instructions`, which counts it: requests through ModelThread and RankThread in virtual time, so that
+//! one build always executes the same instructions.
+//!
+//! Every model gets the same rate whatever their number, so batches are alike and only the structures grow.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
+use scheduler::{ModelConfig, NetworkBudget, Planner, PlannerOutput, Policy, Task};
+
+/// DenseNet121 on an A100 (Symphony, Table 4), in milliseconds.
+const ALPHA_MS: f64 = 0.054;
+const BETA_MS: f64 = 10.546;
+const SLO: Span = Span::from_millis(100);
+/// From one request of a model to its next one, on average: about nine gather in a batch.
+const GAP_NS: i64 = 10_000_000;
+/// Requests of each model before counting begins: more than an SLO holds.
+const WARM_UP: u64 = 20;
+
+struct Load {
+    planner: Box<dyn Planner<()>>,
+    models: u64,
+    /// Requests submitted.
+    submitted: u64,
+    /// Batches that run, by their ends.
+    running: BinaryHeap<Reverse<(Timestamp, GpuId)>>,
+    dropped: u64,
+}
+
+impl Load {
+    fn new(models: u32, gpus: u32) -> Self {
+        let mut planner = Policy::Downbeat.planner(NetworkBudget::default());
+        let profile = LatencyProfile::linear(ALPHA_MS, BETA_MS, LatencyProfile::MAX_BATCH).expect("a constant profile");
+        for id in 0..models {
+            let config = ModelConfig { profile: profile.clone(), queue_max: 1024, budget: None };
+            planner.handle_model(Timestamp::ZERO, ModelId(id), config);
+        }
+        for gpu in 0..gpus {
+            planner.handle_gpu_joined(Timestamp::ZERO, GpuId(gpu), (0..models).map(ModelId).collect());
+        }
+        Self { planner, models: models.into(), submitted: 0, running: BinaryHeap::new(), dropped: 0 }
+    }
+
+    /// Named in `bench/instructions`: only what happens in here is counted.
+    #[inline(never)]
+    fn handle_counted_requests(&mut self, count: u64) {
+        for _ in 0..count {
+            self.handle_request();
+        }
+    }
+
+    /// Submits the next request, to a model that a fixed sequence of numbers names, after all timers before it.
+    fn handle_request(&mut self) {
+        self.submitted += 1;
+        let at = Timestamp(self.submitted as i64 * GAP_NS / self.models as i64);
+        self.run_until(at);
+        // Knuth's multiplicative hash.
+        let model = ModelId((self.submitted.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32 % self.models as u32);
+        let task = Task { id: TaskId(self.submitted), deadline: at + SLO, payload: () };
+        self.planner.handle_submit(at, model, task);
+        self.decide(at);
+    }
+
+    fn run_until(&mut self, end: Timestamp) {
+        loop {
+            let finish = self.running.peek().map(|&Reverse((at, _))| at);
+            let Some(now) = [finish, self.planner.poll_timeout()].into_iter().flatten().min() else { return };
+            if now > end {
+                return;
+            }
+            while let Some(&Reverse((at, gpu))) = self.running.peek()
+                && at <= now
+            {
+                self.running.pop();
+                self.planner.handle_finished(gpu, at);
+            }
+            self.decide(now);
+        }
+    }
+
+    fn decide(&mut self, now: Timestamp) {
+        self.planner.handle_timeout(now);
+        while let Some(output) = self.planner.poll_output() {
+            match output {
+                PlannerOutput::Batch(batch) => {
+                    let latency_ms = BETA_MS + ALPHA_MS * batch.tasks.len() as f64;
+                    self.running.push(Reverse((batch.exec_at + Span::from_millis_f64(latency_ms), batch.gpu)));
+                }
+                PlannerOutput::Dropped { .. } => self.dropped += 1,
+                PlannerOutput::Preempt(_) => unreachable!("this policy lets batches run to their end"),
+            }
+        }
+    }
+}
+
+fn main() {
+    let numbers: Vec<u32> = std::env::args().skip(1).filter_map(|text| text.parse().ok()).collect();
+    let &[models, gpus, requests] = &numbers[..] else {
+        eprintln!("usage: instructions MODELS GPUS REQUESTS");
+        std::process::exit(2);
+    };
+    let mut load = Load::new(models, gpus);
+    for _ in 0..WARM_UP * u64::from(models) {
+        load.handle_request();
+    }
+    load.handle_counted_requests(requests.into());
+    // All models begin at once, so some tasks find no GPU at first.
+    assert!(load.dropped * 20 <= load.submitted, "{} of {} were dropped", load.dropped, load.submitted);
+}
