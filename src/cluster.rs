@@ -24,6 +24,8 @@ use crate::{
 pub struct Layout {
     /// Where HTTP is served: one frontend for each address.
     pub http: Vec<SocketAddr>,
+    /// Where gRPC is served: one of the frontends for each address, from the first on.
+    pub grpc: Vec<SocketAddr>,
     /// The model repository.
     pub repository: PathBuf,
     /// The scheduler's policy.
@@ -56,6 +58,7 @@ impl Default for Layout {
             |gpus, models: &[&str]| BackendLayout { gpus, models: models.iter().map(|&m| m.into()).collect() };
         Self {
             http: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8000))],
+            grpc: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8001))],
             repository: "models".into(),
             policy: scheduler::Policy::default().to_string(),
             network: scheduler::drive::Network::default(),
@@ -124,10 +127,16 @@ impl Cluster {
             "no model repository at `{}`; run from the project's root or name it with `repository` in --config",
             layout.repository.display()
         );
-        for http in &layout.http {
+        ensure!(
+            layout.grpc.len() <= frontends,
+            "grpc: expected at most {frontends} addresses, as http has, found {}",
+            layout.grpc.len()
+        );
+        let http = layout.http.iter().map(|address| ("http", address));
+        for (key, address) in http.chain(layout.grpc.iter().map(|address| ("grpc", address))) {
             // A port that is taken would only show in the frontend's log; say it here, where it can be changed.
-            let listener = std::net::TcpListener::bind(http);
-            drop(listener.with_context(|| format!("cannot serve HTTP on {http}; choose another address (--http)"))?);
+            let listener = std::net::TcpListener::bind(address);
+            drop(listener.with_context(|| format!("cannot listen on {address}; choose another address (--{key})"))?);
         }
         let wiring = Wiring::random();
         let address = layout.packet_address(wiring.host(1, ROCE_PORT));
@@ -211,6 +220,7 @@ impl Wiring {
         let host = |port| self.host(FRONTEND_HOSTS + index as u8, port);
         to_toml(&frontend::config::Config {
             http: Some(layout.http[index]),
+            grpc: layout.grpc.get(index).copied(),
             arm: layout.arm.clone(),
             address: layout.packet_address(host(ROCE_PORT)),
             verbs: layout.verbs,
@@ -258,6 +268,9 @@ pub struct UpArgs {
     /// Where to serve HTTP [default: 127.0.0.1:8000]
     #[arg(long)]
     http: Option<SocketAddr>,
+    /// Where to serve gRPC [default: 127.0.0.1:8001]
+    #[arg(long)]
+    grpc: Option<SocketAddr>,
     /// The scheduler's policy [default: downbeat]
     #[arg(long)]
     policy: Option<String>,
@@ -274,6 +287,7 @@ pub fn up(args: &UpArgs) -> Result<()> {
         Some(file) => role::read_config(file)?,
     };
     layout.http = args.http.map_or(layout.http, |http| vec![http]);
+    layout.grpc = args.grpc.map_or(layout.grpc, |grpc| vec![grpc]);
     layout.policy = args.policy.clone().unwrap_or(layout.policy);
     let cluster = Cluster::start(layout, Logs::Inherited)?;
     for (name, process) in cluster.supervisor.process_ids() {
@@ -281,6 +295,8 @@ pub fn up(args: &UpArgs) -> Result<()> {
     }
     cluster.wait_until_ready(READY_TIMEOUT)?;
     let at: Vec<String> = cluster.layout.http.iter().map(|http| format!("http://{http}")).collect();
+    let at = at.into_iter().chain(cluster.layout.grpc.iter().map(|grpc| format!("grpc://{grpc}")));
+    let at: Vec<String> = at.collect();
     println!("ready: {} at {}", cluster.layout.models().join(", "), at.join(", "));
     loop {
         std::thread::sleep(Duration::from_millis(200));

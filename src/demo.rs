@@ -59,6 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
     anyhow::ensure!((0.1..=3600.0).contains(&args.seconds), "--seconds must be 0.1 to 3600, found {}", args.seconds);
     let layout = Layout {
         http: vec![random_http()],
+        grpc: vec![],
         policy: args.policy.clone(),
         arm: args.arm.clone(),
         faults: args.fault.unwrap_or_default(),

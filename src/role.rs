@@ -6,7 +6,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
+use frontend::service::SetLogLevel;
 use serde::de::DeserializeOwned;
+use tracing_subscriber::EnvFilter;
 
 use crate::supervisor;
 
@@ -26,7 +28,6 @@ impl Args {
         if let Some(parent) = self.supervised_by {
             supervisor::die_with(parent)?;
         }
-        init_logging();
         read_config(&self.config)
     }
 }
@@ -40,23 +41,30 @@ pub fn read_config<C: DeserializeOwned>(file: &Path) -> Result<C> {
     })
 }
 
-/// Logs to stderr; `RUST_LOG` chooses what.
-pub fn init_logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+/// Logs to stderr; `RUST_LOG` chooses what. Yields what sets another level later.
+pub fn init_logging() -> SetLogLevel {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let subscriber =
+        tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).with_filter_reloading();
+    let filter = subscriber.reload_handle();
+    subscriber.init();
+    Box::new(move |level| filter.reload(EnvFilter::default().add_directive(level.into())).map_err(|e| e.to_string()))
 }
 
 /// Runs a scheduler until the process is ended.
 pub fn scheduler(args: &Args) -> Result<()> {
+    let _ = init_logging();
     match scheduler::drive::run(&args.start()?)? {}
 }
 
 /// Runs a frontend until the process is ended.
 pub fn frontend(args: &Args) -> Result<()> {
-    Ok(frontend::drive::run(&args.start()?, &AtomicBool::new(false))?)
+    let set_log_level = init_logging();
+    Ok(frontend::drive::run(&args.start()?, set_log_level, &AtomicBool::new(false))?)
 }
 
 /// Runs a backend until the process is ended.
 pub fn backend(args: &Args) -> Result<()> {
+    let _ = init_logging();
     Ok(backend::drive::run(&args.start()?, &AtomicBool::new(false))?)
 }

@@ -35,7 +35,7 @@ impl Up {
         let http: Vec<SocketAddr> = (0..frontends).map(|_| free_address()).collect();
         let quoted: Vec<String> = http.iter().map(|address| format!("\"{address}\"")).collect();
         let mut config = tempfile::NamedTempFile::new().unwrap();
-        writeln!(config, "http = [{}]\n{rest}", quoted.join(", ")).unwrap();
+        writeln!(config, "http = [{}]\ngrpc = []\n{rest}", quoted.join(", ")).unwrap();
         for gpus in gpus {
             writeln!(config, "[[backend]]\ngpus = {gpus}\nmodels = [\"{model}\"]").unwrap();
         }

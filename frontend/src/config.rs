@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
-use crate::http::Limits;
+use crate::server::Limits;
 
 /// How a frontend is started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -20,6 +20,9 @@ pub struct Config {
     /// Where clients reach us over HTTP; without it there are only in-process clients.
     #[serde(default)]
     pub http: Option<SocketAddr>,
+    /// Where clients reach us over gRPC; without it only at `http`, which answers both.
+    #[serde(default)]
+    pub grpc: Option<SocketAddr>,
     /// The network: `soft`, or `verbs:DEVICE`.
     #[serde(default)]
     pub arm: ArmName,
@@ -39,7 +42,7 @@ pub struct Config {
     /// Backends linked at once.
     #[serde(default = "default_links_max")]
     pub links_max: usize,
-    /// HTTP connections at once.
+    /// Connections of clients at once.
     #[serde(default = "default_connections_max")]
     pub connections_max: usize,
     /// Bytes of one request's body.
@@ -71,6 +74,7 @@ impl Config {
             secret: secret.into(),
             repository: repository.into(),
             http: None,
+            grpc: None,
             arm: ArmName::Soft,
             address: None,
             verbs: VerbsSettings::default(),
@@ -87,7 +91,7 @@ impl Config {
         }
     }
 
-    pub(crate) fn http_limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> Limits {
         Limits {
             body_bytes_max: self.body_bytes_max,
             bodies_bytes_max: self.bodies_bytes_max,

@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
-use proto::Timestamp;
+use proto::{Span, Timestamp};
 use tokio::sync::{Notify, oneshot};
 use transport::Event;
 
@@ -11,6 +11,7 @@ use crate::{
     core::{Core, Output},
     error::InferError,
     models::ServedModel,
+    statistics::Statistics,
     tasks::{Arena, CheckedRequest, Reply, RequestId},
 };
 
@@ -26,7 +27,16 @@ pub struct Desk {
 
 struct State {
     core: Core,
-    waiting: BTreeMap<RequestId, oneshot::Sender<Result<Reply, InferError>>>,
+    waiting: BTreeMap<RequestId, Waiting>,
+    /// By index in the model table.
+    statistics: Vec<Statistics>,
+}
+
+/// Who waits for a request's end.
+struct Waiting {
+    model: usize,
+    admitted_at: Timestamp,
+    sender: oneshot::Sender<Result<Reply, InferError>>,
 }
 
 /// A request that is under way. Dropping it cancels the request.
@@ -40,7 +50,8 @@ impl Desk {
     /// A desk over this core, whose slots lie in `arena`, told the time by `clock`.
     #[must_use]
     pub fn new(core: Core, arena: Box<dyn Arena>, clock: Box<dyn Fn() -> Timestamp>) -> Rc<Self> {
-        let state = RefCell::new(State { core, waiting: BTreeMap::new() });
+        let statistics = core.models().iter().map(|_| Statistics::default()).collect();
+        let state = RefCell::new(State { core, waiting: BTreeMap::new(), statistics });
         Rc::new(Self { state, arena, clock, wake: Notify::new() })
     }
 
@@ -72,15 +83,24 @@ impl Desk {
         })
     }
 
+    /// Looks at the counts of a model, by its index in the model table.
+    pub fn with_statistics<T>(&self, model: usize, look: impl FnOnce(&Statistics) -> T) -> T {
+        look(&self.state.borrow().statistics[model])
+    }
+
     /// Step 1: admits a request.
     ///
     /// # Errors
     /// As [`Core::handle_request`].
     pub fn submit(self: &Rc<Self>, request: &CheckedRequest) -> Result<PendingReply, InferError> {
         let mut state = self.state.borrow_mut();
-        let id = state.core.handle_request(self.now(), request, &*self.arena)?;
+        let (now, model) = (self.now(), request.model);
+        let id = state
+            .core
+            .handle_request(now, request, &*self.arena)
+            .inspect_err(|_| state.statistics[model].handle_failure(now, Span::ZERO))?;
         let (sender, reply) = oneshot::channel();
-        state.waiting.insert(id, sender);
+        state.waiting.insert(id, Waiting { model, admitted_at: now, sender });
         self.wake.notify_one();
         Ok(PendingReply { desk: Rc::clone(self), request: id, reply })
     }
@@ -108,8 +128,13 @@ impl Desk {
             match state.core.poll_output()? {
                 Output::Reply { request, result } => {
                     if let Some(waiting) = state.waiting.remove(&request) {
+                        let (now, statistics) = (self.now(), &mut state.statistics[waiting.model]);
+                        match &result {
+                            Ok(reply) => statistics.handle_success(now, reply),
+                            Err(_) => statistics.handle_failure(now, now - waiting.admitted_at),
+                        }
                         // A waiter that is gone has cancelled.
-                        let _ = waiting.send(result);
+                        let _ = waiting.sender.send(result);
                     }
                 }
                 output => return Some(output),
@@ -141,7 +166,9 @@ impl PendingReply {
 impl Drop for PendingReply {
     fn drop(&mut self) {
         let mut state = self.desk.state.borrow_mut();
-        if state.waiting.remove(&self.request).is_some() {
+        if let Some(waiting) = state.waiting.remove(&self.request) {
+            let now = self.desk.now();
+            state.statistics[waiting.model].handle_failure(now, now - waiting.admitted_at);
             state.core.handle_cancel(self.request);
             self.desk.wake.notify_one();
         }

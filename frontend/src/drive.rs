@@ -8,7 +8,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     rc::Rc,
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use proto::{Timestamp, backend_to_frontend::LinkWelcome};
@@ -20,8 +20,9 @@ use crate::{
     config::Config,
     core::{Core, CoreConfig, Output},
     desk::Desk,
-    http::{self, Limits},
     readiness::Readiness,
+    server::{self, Limits, Server},
+    service::{Service, SetLogLevel},
     slots::ArenaTooSmall,
     tasks::Arena,
 };
@@ -53,8 +54,10 @@ pub enum FrontendError {
     #[error(transparent)]
     Open(#[from] OpenError),
     /// Clients cannot reach us.
-    #[error("http: cannot listen on {address}: {cause}")]
-    Http {
+    #[error("{key}: cannot listen on {address}: {cause}")]
+    Listen {
+        /// `http` or `grpc`.
+        key: &'static str,
         /// The configured address.
         address: SocketAddr,
         /// What the system said.
@@ -72,18 +75,22 @@ pub struct Frontend {
     clock: Clock,
     desk: Rc<Desk>,
     http: Option<TcpListener>,
+    grpc: Option<TcpListener>,
     limits: Limits,
+    set_log_level: Option<SetLogLevel>,
     /// Frames that the scheduler has no room for yet. Bounded by the slots: each task has at most a few messages.
     unsent: VecDeque<(ConnectionId, Vec<u8>)>,
 }
 
-/// Opens a frontend and serves until `stop` is set (looked at ten times a second).
+/// Opens a frontend and serves until `stop` is set (looked at ten times a second). Clients may change the level of the
+/// process's log by `set_log_level`.
 ///
 /// # Errors
 /// If the configuration or the repository is wrong, or the network cannot be opened. A scheduler that cannot be
 /// reached is no error: it is tried again and again.
-pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), FrontendError> {
-    Frontend::open(config)?.run(async {
+pub fn run(config: &Config, set_log_level: SetLogLevel, stop: &AtomicBool) -> Result<(), FrontendError> {
+    let frontend = Frontend { set_log_level: Some(set_log_level), ..Frontend::open(config)? };
+    frontend.run(async {
         while !stop.load(Ordering::Relaxed) {
             tokio::time::sleep(STOP_POLL).await;
         }
@@ -127,11 +134,13 @@ impl Frontend {
             links_max: config.links_max,
         };
         let core = Core::new(core, models)?;
-        let http = config.http.map(listen).transpose()?;
+        let http = config.http.map(|address| listen("http", address)).transpose()?;
+        let grpc = config.grpc.map(|address| listen("grpc", address)).transpose()?;
         let clock = Clock::start();
         let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()));
-        let limits = config.http_limits();
-        Ok(Self { endpoint, scheduler: config.scheduler, clock, desk, http, limits, unsent: VecDeque::new() })
+        let (scheduler, limits) = (config.scheduler, config.limits());
+        let (unsent, set_log_level) = (VecDeque::new(), None);
+        Ok(Self { endpoint, scheduler, clock, desk, http, grpc, limits, set_log_level, unsent })
     }
 
     /// Where clients reach us over HTTP.
@@ -151,20 +160,24 @@ impl Frontend {
     /// If the event loop cannot be set up.
     pub fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), FrontendError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (desk, limits, http) = (Rc::clone(&self.desk), self.limits, self.http.take());
+        let service = Service::new(Rc::clone(&self.desk), self.set_log_level.take(), SystemTime::now);
+        let server = Server::new(service, self.limits);
+        let (http, grpc) = (self.http.take(), self.grpc.take());
         LocalSet::new().block_on(&runtime, async move {
-            let http = http.map(tokio::net::TcpListener::from_std).transpose()?;
-            let serve = async {
-                match http {
-                    Some(listener) => http::serve(listener, desk, limits).await,
-                    None => std::future::pending().await,
+            let serve = async |listener: Option<TcpListener>| match listener {
+                Some(listener) => {
+                    server::serve(tokio::net::TcpListener::from_std(listener)?, Rc::clone(&server)).await;
+                    Ok(())
                 }
+                None => std::future::pending().await,
             };
             tokio::select! {
                 () = stop => Ok(()),
-                () = serve => Ok(()),
-                result = self.move_packets() => Ok(result?),
+                ended = serve(http) => ended,
+                ended = serve(grpc) => ended,
+                ended = self.move_packets() => ended,
             }
+            .map_err(FrontendError::Runtime)
         })
     }
 
@@ -248,11 +261,11 @@ impl Arena for Registered {
     }
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener, FrontendError> {
+fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, FrontendError> {
     let open = || {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         Ok(listener)
     };
-    open().map_err(|cause| FrontendError::Http { address, cause })
+    open().map_err(|cause| FrontendError::Listen { key, address, cause })
 }

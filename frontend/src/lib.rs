@@ -2,20 +2,28 @@
 //! the outputs have been written there.
 #![deny(unsafe_code)]
 
+pub mod api;
 pub mod client;
+pub mod compression;
 pub mod config;
 pub mod core;
 pub mod desk;
 pub mod drive;
 pub mod error;
-pub mod http;
+pub mod grpc;
 pub mod models;
 pub mod protocol;
 // The one place where tokio needs a promise about a descriptor.
 #[allow(unsafe_code)]
 mod readiness;
+pub mod regions;
+pub mod rest;
 pub mod rope;
+pub mod server;
+pub mod service;
+pub mod settings;
 pub mod slots;
+pub mod statistics;
 pub mod tasks;
 #[cfg(test)]
 mod testing;

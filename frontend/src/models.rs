@@ -1,5 +1,7 @@
 //! What this frontend can serve: the repository's models, joined with what the scheduler says about them.
 
+use std::rc::Rc;
+
 use proto::{ModelId, Span};
 use repository::Model;
 
@@ -9,7 +11,7 @@ use crate::{error::InferError, slots::SlotSize};
 #[derive(Debug)]
 pub struct ServedModel {
     /// As in the repository.
-    pub model: Model,
+    pub model: Rc<Model>,
     /// What one of its tasks needs.
     pub slot_size: SlotSize,
     /// What the scheduler said last; `None` before it said anything, and after it was lost.
@@ -40,7 +42,7 @@ impl ModelTable {
         models.sort_by(|a, b| a.name.cmp(&b.name));
         let served = |model: Model| ServedModel {
             slot_size: SlotSize::new(model.input_bytes(), model.output_bytes()),
-            model,
+            model: Rc::new(model),
             offer: None,
         };
         Self { models: models.into_iter().map(served).collect() }

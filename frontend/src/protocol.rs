@@ -1,28 +1,74 @@
-//! Step 1: Open Inference Protocol v2, REST form with the binary tensor extension: a body becomes a checked request,
-//! and a reply becomes a body. No IO.
-//!
-//! A body is a JSON object; with the extension its length is in `Inference-Header-Content-Length` and the bytes of the
-//! inputs that name a `binary_data_size` follow it, in the order of the inputs. Elements are little-endian.
-
-use std::fmt::Write as _;
+//! Step 1: Open Inference Protocol v2 without its wire: a request as any of its forms carries it is checked against its
+//! model. `json` is the REST form, `messages` the gRPC form; both end here. No IO but reads of shared memory.
 
 use proto::Span;
 use repository::{DataType, Model, SLO_MAX, Tensor};
-use serde::Deserialize;
-use serde_json::{Map, Value, json, value::RawValue};
+use serde_json::{Map, Value, value::RawValue};
 
 use crate::{
     error::InferError,
-    models::{ServedModel, excerpt},
+    models::excerpt,
+    regions::{RegionSpan, Regions},
     rope::Rope,
-    tasks::{CheckedRequest, Reply},
+    tasks::CheckedRequest,
 };
 
 mod elements;
+pub mod json;
+pub mod messages;
+
+/// Parameters by name, of a request or of one of its tensors.
+pub type Parameters = Map<String, Value>;
+
+/// A request as a client gives it, not checked yet.
+#[derive(Debug)]
+pub struct InferRequest<'a> {
+    /// Comes back in the reply.
+    pub id: Option<String>,
+    /// `timeout` and `binary_data_output`; `priority` is checked, and others are not looked at.
+    pub parameters: Parameters,
+    /// In any order.
+    pub inputs: Vec<RequestInput<'a>>,
+    /// The outputs that are wanted; all of them if none is named.
+    pub outputs: Vec<RequestedOutput>,
+}
+
+/// One input of an [`InferRequest`].
+#[derive(Debug)]
+pub struct RequestInput<'a> {
+    /// As the client says.
+    pub name: String,
+    /// As the client says.
+    pub datatype: String,
+    /// As the client says.
+    pub shape: Vec<usize>,
+    /// `shared_memory_region` and its fellows.
+    pub parameters: Parameters,
+    /// Where its elements are, unless they are in shared memory.
+    pub data: Option<InputData<'a>>,
+}
+
+/// An input's elements.
+#[derive(Debug)]
+pub enum InputData<'a> {
+    /// In row-major order, little-endian.
+    Bytes(Rope),
+    /// A JSON array.
+    Json(&'a RawValue),
+}
+
+/// An output that a client names.
+#[derive(Debug)]
+pub struct RequestedOutput {
+    /// As the client says.
+    pub name: String,
+    /// `binary_data`, `shared_memory_region` and its fellows.
+    pub parameters: Parameters,
+}
 
 /// A request with what its reply needs to know.
 #[derive(Debug)]
-pub struct InferRequest {
+pub struct Prepared {
     /// Comes back in the reply.
     pub id: Option<String>,
     /// What the core needs.
@@ -32,15 +78,26 @@ pub struct InferRequest {
 }
 
 /// An output that the client wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputChoice {
     /// Index among the model's outputs.
     pub index: usize,
-    /// As bytes after the JSON object instead of numbers in it.
-    pub binary: bool,
+    /// How the client wants it.
+    pub form: OutputForm,
 }
 
-/// One input as a client gives it.
+/// Where an output's elements go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OutputForm {
+    /// Into the reply, in its usual form: numbers in JSON, raw bytes in gRPC.
+    Usual,
+    /// As bytes after the JSON object instead of numbers in it.
+    Binary,
+    /// Into shared memory of the client.
+    Region(RegionSpan),
+}
+
+/// One input as a client in this process gives it.
 #[derive(Debug, Clone)]
 pub struct InputTensor {
     /// As in the model's configuration.
@@ -53,82 +110,32 @@ pub struct InputTensor {
     pub data: Rope,
 }
 
-/// A body's bytes.
-#[derive(Debug)]
-pub struct EncodedReply {
-    /// The JSON object, then the binary outputs.
-    pub body: Vec<u8>,
-    /// Length of the JSON object, if binary outputs follow.
-    pub header_length: Option<usize>,
-}
-
-#[derive(Deserialize)]
-struct RawRequest<'a> {
-    id: Option<String>,
-    #[serde(default)]
-    parameters: Map<String, Value>,
-    #[serde(borrow)]
-    inputs: Vec<RawInput<'a>>,
-    #[serde(default)]
-    outputs: Vec<RawOutput>,
-}
-
-#[derive(Deserialize)]
-struct RawInput<'a> {
-    name: String,
-    shape: Vec<usize>,
-    datatype: String,
-    #[serde(default)]
-    parameters: Map<String, Value>,
-    #[serde(borrow)]
-    data: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct RawOutput {
-    name: String,
-    #[serde(default)]
-    parameters: Map<String, Value>,
-}
-
-/// Reads the body of an infer request for `model`, which is at `index` of the model table. `header_length` is the value
-/// of `Inference-Header-Content-Length`, if the client sent it.
+/// Checks a request for `model`, which is at `index` of the model table. `within` bounds its objective: what the
+/// client's own protocol leaves it.
 ///
 /// # Errors
 /// [`InferError::Invalid`], which names the field, what was found and what was expected.
-pub fn parse_request(
+pub fn prepare(
     model: &Model,
     index: usize,
-    body: &Rope,
-    header_length: Option<usize>,
-) -> Result<InferRequest, InferError> {
-    let json_bytes = header_length.unwrap_or(body.len());
-    if json_bytes > body.len() {
-        return Err(invalid(
-            "Inference-Header-Content-Length",
-            json_bytes,
-            format_args!("at most the length of the body, {}", body.len()),
-        ));
-    }
-    let json = body.slice(0..json_bytes).joined();
-    let raw: RawRequest<'_> = serde_json::from_slice(&json)
-        .map_err(|error| InferError::Invalid(format!("the request is not a JSON object of this protocol: {error}")))?;
-    let mut binary = body.slice(json_bytes..body.len());
-    let mut inputs = Vec::with_capacity(raw.inputs.len().min(model.inputs.len()));
-    for input in &raw.inputs {
+    request: InferRequest<'_>,
+    within: Option<Span>,
+    regions: &Regions,
+) -> Result<Prepared, InferError> {
+    let mut inputs = Vec::with_capacity(request.inputs.len().min(model.inputs.len()));
+    for input in request.inputs {
         // Checked before its data is read, so that wrong data costs nothing.
         let tensor = known_input(model, &input.name, &input.datatype)?;
-        check_shape(model, tensor, &input.shape)?;
-        let data = input_data(input, tensor, &mut binary)?;
-        let (name, shape) = (tensor.name.clone(), input.shape.clone());
+        let rows = check_shape(model, tensor, &input.shape)?;
+        let data = input_data(&input, tensor, rows, regions)?;
+        let (name, shape) = (tensor.name.clone(), input.shape);
         inputs.push(InputTensor { name, datatype: tensor.datatype, shape, data });
     }
-    if !binary.is_empty() {
-        return Err(invalid("body", format_args!("{} bytes after the last binary input", binary.len()), "none"));
-    }
-    let slo = timeout(&raw.parameters)?.unwrap_or(model.slo);
-    let outputs = output_choices(model, &raw)?;
-    Ok(InferRequest { id: raw.id, checked: check(model, index, inputs, slo)?, outputs })
+    let slo = timeout(&request.parameters)?.unwrap_or(model.slo);
+    let slo = within.map_or(slo, |within| slo.min(within));
+    check_priority(&request.parameters)?;
+    let outputs = output_choices(model, &request.parameters, &request.outputs)?;
+    Ok(Prepared { id: request.id, checked: check(model, index, inputs, slo)?, outputs })
 }
 
 /// Checks inputs against a model and puts them into its order.
@@ -182,71 +189,6 @@ pub fn slo_from_micros(micros: i64) -> Result<Span, InferError> {
     Ok(Span::from_micros(micros))
 }
 
-/// Writes a reply's body.
-#[must_use]
-pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], reply: &Reply) -> EncodedReply {
-    let mut json = String::from("{");
-    if let Some(id) = id {
-        write!(json, "\"id\":{},", json!(id)).expect("writing into memory cannot fail");
-    }
-    write!(json, "\"model_name\":{},\"model_version\":{},\"outputs\":[", json!(model.name), json!(model.version))
-        .expect("writing into memory cannot fail");
-    for (position, choice) in outputs.iter().enumerate() {
-        let (tensor, data) = (&model.outputs[choice.index], &reply.outputs[choice.index]);
-        let shape: Vec<usize> = [reply.rows].into_iter().chain(tensor.shape.iter().copied()).collect();
-        let comma = if position > 0 { "," } else { "" };
-        let (name, datatype) = (json!(tensor.name), tensor.datatype);
-        write!(json, "{comma}{{\"name\":{name},\"datatype\":\"{datatype}\",\"shape\":{shape:?},")
-            .expect("writing into memory cannot fail");
-        if choice.binary {
-            write!(json, "\"parameters\":{{\"binary_data_size\":{}}}}}", data.len())
-                .expect("writing into memory cannot fail");
-        } else {
-            json.push_str("\"data\":[");
-            elements::write_json(tensor.datatype, data, &mut json);
-            json.push_str("]}");
-        }
-    }
-    json.push_str("]}");
-    let mut body = json.into_bytes();
-    let binary: Vec<_> = outputs.iter().filter(|choice| choice.binary).collect();
-    let header_length = (!binary.is_empty()).then_some(body.len());
-    binary.iter().for_each(|choice| body.extend_from_slice(&reply.outputs[choice.index]));
-    EncodedReply { body, header_length }
-}
-
-/// What `GET /v2` answers.
-#[must_use]
-pub fn server_metadata() -> Value {
-    json!({ "name": "downbeat", "version": env!("CARGO_PKG_VERSION"), "extensions": ["binary_tensor_data"] })
-}
-
-/// What `GET /v2/models/{m}` answers.
-#[must_use]
-pub fn model_metadata(served: &ServedModel) -> Value {
-    let tensors = |tensors: &[Tensor]| -> Vec<Value> {
-        tensors
-            .iter()
-            .map(|tensor| {
-                let shape: Vec<i64> = [-1].into_iter().chain(tensor.shape.iter().map(|&dim| dim as i64)).collect();
-                json!({ "name": tensor.name, "datatype": tensor.datatype.name(), "shape": shape })
-            })
-            .collect()
-    };
-    let model = &served.model;
-    let platform = match model.executor {
-        repository::Executor::Emulated { .. } => "emulated",
-        repository::Executor::Onnx { .. } => "onnxruntime_onnx",
-    };
-    json!({
-        "name": model.name,
-        "versions": [model.version],
-        "platform": platform,
-        "inputs": tensors(&model.inputs),
-        "outputs": tensors(&model.outputs),
-    })
-}
-
 fn known_input<'m>(model: &'m Model, name: &str, datatype: &str) -> Result<&'m Tensor, InferError> {
     let Some(tensor) = model.inputs.iter().find(|tensor| tensor.name == name) else {
         return Err(unknown_name("inputs", name, &model.inputs));
@@ -273,40 +215,53 @@ fn check_shape(model: &Model, tensor: &Tensor, shape: &[usize]) -> Result<usize,
     }
 }
 
-/// An input's bytes, from the JSON object or from the front of `binary`.
-fn input_data(input: &RawInput<'_>, tensor: &Tensor, binary: &mut Rope) -> Result<Rope, InferError> {
-    let field = |rest: &str| format!("inputs['{}'].{rest}", tensor.name);
-    if input.parameters.contains_key("shared_memory_region") {
-        return Err(invalid(&field("parameters.shared_memory_region"), "one", "none: send the data in the body"));
-    }
-    match (input.data, input.parameters.get("binary_data_size")) {
-        (Some(json), None) => {
-            let elements = input.shape[0] * tensor.elements();
+/// An input's bytes, in the order of its elements.
+fn input_data(input: &RequestInput<'_>, tensor: &Tensor, rows: usize, regions: &Regions) -> Result<Rope, InferError> {
+    let field = format!("inputs['{}']", tensor.name);
+    let span = region_span(&input.parameters, &field)?;
+    match (&input.data, span) {
+        (Some(InputData::Bytes(bytes)), None) => Ok(bytes.clone()),
+        (Some(InputData::Json(json)), None) => {
+            let elements = rows * tensor.elements();
             let bytes = elements::read_json(tensor.datatype, elements, json.get())
-                .map_err(|cause| InferError::Invalid(format!("{}: {cause}", field("data"))))?;
+                .map_err(|cause| InferError::Invalid(format!("{field}.data: {cause}")))?;
             Ok(bytes.into())
         }
-        (None, Some(size)) => {
-            let size = size.as_u64().and_then(|size| usize::try_from(size).ok()).ok_or_else(|| {
-                invalid(&field("parameters.binary_data_size"), excerpt(&size.to_string()), "a number of bytes")
-            })?;
-            if size > binary.len() {
-                let left = format!("at most the {} bytes that the body has left", binary.len());
-                return Err(invalid(&field("parameters.binary_data_size"), size, left));
+        (None, Some(span)) => {
+            let expected = rows * tensor.bytes();
+            if span.bytes != expected as u64 {
+                return Err(invalid(&format!("{field}.parameters.shared_memory_byte_size"), span.bytes, expected));
             }
-            let data = binary.slice(0..size);
-            *binary = binary.slice(size..binary.len());
-            Ok(data)
+            Ok(regions.read(&span)?.into())
         }
         (data, _) => {
             let found = if data.is_some() { "both" } else { "neither" };
-            Err(invalid(&field("data"), found, "either data or parameters.binary_data_size"))
+            Err(invalid(&format!("{field}.data"), found, "either data or parameters that say where it is"))
         }
     }
 }
 
+/// Shared memory that a tensor's parameters name, if they do.
+fn region_span(parameters: &Parameters, field: &str) -> Result<Option<RegionSpan>, InferError> {
+    let Some(region) = parameters.get("shared_memory_region") else { return Ok(None) };
+    let wrong = |key: &str, found: Option<&Value>, expected: &str| {
+        let found = found.map_or_else(|| "none".to_owned(), |found| excerpt(&found.to_string()));
+        invalid(&format!("{field}.parameters.{key}"), found, expected)
+    };
+    let number = |key: &str, absent: Option<u64>| {
+        let value = parameters.get(key);
+        value.map_or(absent, Value::as_u64).ok_or_else(|| wrong(key, value, "a number of bytes"))
+    };
+    let name = region.as_str().ok_or_else(|| wrong("shared_memory_region", Some(region), "a region's name"))?;
+    Ok(Some(RegionSpan {
+        region: name.to_owned(),
+        offset: number("shared_memory_offset", Some(0))?,
+        bytes: number("shared_memory_byte_size", None)?,
+    }))
+}
+
 /// The request's own latency objective. Triton's 0 means none.
-fn timeout(parameters: &Map<String, Value>) -> Result<Option<Span>, InferError> {
+fn timeout(parameters: &Parameters) -> Result<Option<Span>, InferError> {
     match parameters.get("timeout") {
         None => Ok(None),
         Some(value) => match value.as_i64() {
@@ -317,31 +272,48 @@ fn timeout(parameters: &Map<String, Value>) -> Result<Option<Span>, InferError> 
     }
 }
 
-fn output_choices(model: &Model, raw: &RawRequest<'_>) -> Result<Vec<OutputChoice>, InferError> {
-    let flag = |parameters: &Map<String, Value>, key: &str, field: String, default: bool| match parameters.get(key) {
+/// Triton's priority changes nothing: the scheduler orders by deadline.
+fn check_priority(parameters: &Parameters) -> Result<(), InferError> {
+    match parameters.get("priority") {
+        Some(value) if !value.is_u64() => {
+            Err(invalid("parameters.priority", excerpt(&value.to_string()), "0 (none), or 1 (the highest) and up"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn output_choices(
+    model: &Model,
+    parameters: &Parameters,
+    outputs: &[RequestedOutput],
+) -> Result<Vec<OutputChoice>, InferError> {
+    let binary = |parameters: &Parameters, key: &str, field: &str, default: bool| match parameters.get(key) {
         None => Ok(default),
         Some(Value::Bool(flag)) => Ok(*flag),
-        Some(other) => Err(invalid(&format!("{field}{key}"), excerpt(&other.to_string()), "true or false")),
+        Some(other) => Err(invalid(&format!("{field}parameters.{key}"), excerpt(&other.to_string()), "true or false")),
     };
-    let default = flag(&raw.parameters, "binary_data_output", "parameters.".to_owned(), false)?;
-    if raw.outputs.is_empty() {
-        return Ok((0..model.outputs.len()).map(|index| OutputChoice { index, binary: default }).collect());
+    let form = |binary| if binary { OutputForm::Binary } else { OutputForm::Usual };
+    let default = binary(parameters, "binary_data_output", "", false)?;
+    if outputs.is_empty() {
+        return Ok((0..model.outputs.len()).map(|index| OutputChoice { index, form: form(default) }).collect());
     }
     let mut choices: Vec<OutputChoice> = Vec::new();
-    for output in &raw.outputs {
+    for output in outputs {
         let Some(index) = model.outputs.iter().position(|tensor| tensor.name == output.name) else {
             return Err(unknown_name("outputs", &output.name, &model.outputs));
         };
-        let field = format!("outputs['{}'].parameters.", output.name);
-        if let Some(unsupported) =
-            ["classification", "shared_memory_region"].into_iter().find(|key| output.parameters.contains_key(*key))
-        {
-            return Err(invalid(&format!("{field}{unsupported}"), "one", "none: it is not supported"));
+        let field = format!("outputs['{}']", output.name);
+        if output.parameters.contains_key("classification") {
+            return Err(invalid(&format!("{field}.parameters.classification"), "one", "none: it is not supported"));
         }
         if choices.iter().any(|choice| choice.index == index) {
             return Err(invalid("outputs", format_args!("'{}' twice", output.name), "each output once"));
         }
-        choices.push(OutputChoice { index, binary: flag(&output.parameters, "binary_data", field, default)? });
+        let form = match region_span(&output.parameters, &field)? {
+            Some(span) => OutputForm::Region(span),
+            None => form(binary(&output.parameters, "binary_data", &format!("{field}."), default)?),
+        };
+        choices.push(OutputChoice { index, form });
     }
     Ok(choices)
 }
@@ -355,7 +327,7 @@ fn unknown_name(field: &str, name: &str, known: &[Tensor]) -> InferError {
     )
 }
 
-fn invalid(field: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> InferError {
+pub(crate) fn invalid(field: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> InferError {
     InferError::Invalid(format!("{field}: found {found}, expected {expected}"))
 }
 

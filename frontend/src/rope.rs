@@ -1,7 +1,11 @@
 //! Bytes in the pieces in which they arrived. A request's body is never joined: its tensors are copied once, from the
 //! pieces into their slots.
 
-use std::ops::Range;
+use std::{
+    io::{self, Read},
+    ops::Range,
+    slice,
+};
 
 use bytes::Bytes;
 
@@ -62,9 +66,28 @@ impl Rope {
         }
     }
 
+    /// Reads the bytes in order.
+    pub fn reader(&self) -> impl Read {
+        Reader { pieces: self.pieces.iter(), front: &[] }
+    }
+
     /// The pieces in order.
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         self.pieces.iter().map(|piece| &piece[..])
+    }
+}
+
+struct Reader<'a> {
+    pieces: slice::Iter<'a, Bytes>,
+    front: &'a [u8],
+}
+
+impl Read for Reader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.front.is_empty() {
+            self.front = self.pieces.next().map_or(&[], |piece| &piece[..]);
+        }
+        self.front.read(into)
     }
 }
 

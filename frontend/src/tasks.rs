@@ -66,6 +66,8 @@ pub struct Reply {
     pub rows: usize,
     /// Where the time of the row that came last went.
     pub timing: Timing,
+    /// Where the time of one row of each batch that ran any of them went; the last is `timing`'s.
+    pub batches: Vec<Timing>,
 }
 
 /// The stages of one task. All instants are on the scheduler's clock.
@@ -88,6 +90,12 @@ pub struct Timing {
 }
 
 impl Timing {
+    /// Tells executions apart: a GPU runs one batch at a time.
+    #[must_use]
+    pub fn execution(&self) -> (BackendId, u32, i64) {
+        (self.backend, self.gpu, self.stamps.started_at_ns)
+    }
+
     /// How far the answer missed its deadline; not above zero if it was in time (DESIGN, invariant 4).
     #[must_use]
     pub fn lateness(&self) -> Span {
@@ -154,6 +162,8 @@ struct Request {
     /// Bytes of one row of each output.
     row_bytes: Vec<usize>,
     outputs: Vec<Vec<u8>>,
+    /// Of one row of each batch that has run any.
+    batches: Vec<Timing>,
     admitted_at: Timestamp,
     deadline: Timestamp,
     give_up_at: Timestamp,
@@ -213,8 +223,11 @@ impl Tasks {
         let admitted_at = at.scheduler_now;
         let unanswered = request.rows;
         let model = offer.id;
-        self.requests
-            .insert(id, Request { model, tasks, unanswered, row_bytes, outputs, admitted_at, deadline, give_up_at });
+        let batches = Vec::new();
+        self.requests.insert(
+            id,
+            Request { model, tasks, unanswered, row_bytes, outputs, batches, admitted_at, deadline, give_up_at },
+        );
         Ok(id)
     }
 
@@ -343,11 +356,6 @@ impl Tasks {
             arena.read(offset, &mut output[row * bytes..][..bytes]);
             offset += bytes;
         }
-        request.tasks[row] = None;
-        request.unanswered -= 1;
-        if request.unanswered > 0 {
-            return;
-        }
         let timing = Timing {
             admitted_at: request.admitted_at,
             deadline: request.deadline,
@@ -357,10 +365,18 @@ impl Tasks {
             backend,
             gpu: header.gpu,
         };
+        request.batches.retain(|batch| batch.execution() != timing.execution());
+        request.batches.push(timing);
+        request.tasks[row] = None;
+        request.unanswered -= 1;
+        if request.unanswered > 0 {
+            return;
+        }
         let outputs = std::mem::take(&mut request.outputs).into_iter().map(Bytes::from).collect();
+        let batches = std::mem::take(&mut request.batches);
         let rows = request.tasks.len();
         self.end_request(id);
-        self.replies.push_back((id, Ok(Reply { outputs, rows, timing })));
+        self.replies.push_back((id, Ok(Reply { outputs, rows, timing, batches })));
     }
 
     /// The scheduler dropped a task: no plan names it, so its slot is free.

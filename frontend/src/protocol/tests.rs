@@ -4,7 +4,7 @@ use proto::{BackendId, Timestamp, stages::AnswerStamps};
 
 use super::*;
 use crate::{
-    tasks::Timing,
+    tasks::{Reply, Timing},
     testing::{model, tensor},
 };
 
@@ -17,13 +17,19 @@ const JSON: &str = r#"{"id":"7","inputs":[
     {"name":"b","shape":[2,1],"datatype":"FP32","data":[1.5,[-2]]},
     {"name":"a","shape":[2,3],"datatype":"UINT8","data":[[1,2,3],[4,5,6]]}]}"#;
 
-fn parse(json: &str, binary: &[u8]) -> Result<InferRequest, InferError> {
+fn parse(json: &str, binary: &[u8]) -> Result<Prepared, InferError> {
     let mut body = Rope::from(json.to_owned());
     body.push(Bytes::copy_from_slice(binary));
-    parse_request(&two_by_two(), 4, &body, (!binary.is_empty()).then_some(json.len()))
+    parse_body(&body, (!binary.is_empty()).then_some(json.len()))
 }
 
-fn inputs(request: &InferRequest) -> Vec<Vec<u8>> {
+fn parse_body(body: &Rope, header_length: Option<usize>) -> Result<Prepared, InferError> {
+    let (json, binary) = json::split_body(body, header_length)?;
+    let regions = Regions::new("/nonexistent");
+    prepare(&two_by_two(), 4, json::parse_request(&json, binary)?, None, &regions)
+}
+
+fn inputs(request: &Prepared) -> Vec<Vec<u8>> {
     request.checked.inputs.iter().map(|input| input.joined().to_vec()).collect()
 }
 
@@ -34,7 +40,7 @@ fn json_inputs_come_out_in_the_order_of_the_model() {
     assert_eq!(inputs(&request), [vec![1, 2, 3, 4, 5, 6], b]);
     assert_eq!((request.id.as_deref(), request.checked.rows, request.checked.model), (Some("7"), 2, 4));
     assert_eq!(request.checked.slo, Span::from_millis(25), "the model's objective");
-    let choice = |index| OutputChoice { index, binary: false };
+    let choice = |index| OutputChoice { index, form: OutputForm::Usual };
     assert_eq!(request.outputs, [choice(0), choice(1)]);
 }
 
@@ -47,7 +53,8 @@ fn binary_inputs_follow_the_json_in_the_order_of_the_request() {
     let request = parse(json, &[0, 0, 128, 63, 7, 8, 9]).unwrap();
     assert_eq!(inputs(&request), [vec![7, 8, 9], vec![0, 0, 128, 63]]);
     assert_eq!(request.checked.slo, Span::from_millis(12));
-    let choices = [OutputChoice { index: 1, binary: true }, OutputChoice { index: 0, binary: false }];
+    let choices =
+        [OutputChoice { index: 1, form: OutputForm::Binary }, OutputChoice { index: 0, form: OutputForm::Usual }];
     assert_eq!(request.outputs, choices);
 }
 
@@ -98,6 +105,25 @@ fn errors_name_the_field_what_was_found_and_what_was_expected() {
             "outputs['x'].parameters.classification: found one, expected none: it is not supported",
         ),
         (
+            wrong(r#""id":"7""#, r#""parameters":{"priority":-1}"#),
+            "parameters.priority: found -1, expected 0 (none), or 1",
+        ),
+        (
+            wrong(r#""data":[1.5,[-2]]"#, r#""parameters":{"shared_memory_region":"r"}"#),
+            "inputs['b'].parameters.shared_memory_byte_size: found none, expected a number of bytes",
+        ),
+        (
+            wrong(
+                r#""data":[1.5,[-2]]"#,
+                r#""parameters":{"shared_memory_region":"r","shared_memory_byte_size":9000000000}"#,
+            ),
+            "inputs['b'].parameters.shared_memory_byte_size: found 9000000000, expected 8",
+        ),
+        (
+            wrong(r#""data":[1.5,[-2]]"#, r#""parameters":{"shared_memory_region":"r","shared_memory_byte_size":8}"#),
+            "shared memory region: found 'r', expected a registered one",
+        ),
+        (
             wrong(r#""id":"7""#, r#""parameters":{"binary_data_output":1}"#),
             "parameters.binary_data_output: found 1, expected true or false",
         ),
@@ -121,11 +147,23 @@ fn inputs_must_be_there_once_with_the_same_rows() {
 }
 
 #[test]
+fn a_client_that_waits_less_has_a_shorter_objective() {
+    let within = |millis| {
+        let body = Rope::from(JSON.to_owned());
+        let (json, binary) = json::split_body(&body, None).unwrap();
+        let request = json::parse_request(&json, binary).unwrap();
+        let regions = Regions::new("/nonexistent");
+        prepare(&two_by_two(), 4, request, Some(Span::from_millis(millis)), &regions).unwrap().checked.slo
+    };
+    assert_eq!((within(10), within(100)), (Span::from_millis(10), Span::from_millis(25)));
+}
+
+#[test]
 fn lying_lengths_are_named() {
     let body = Rope::from(JSON.to_owned());
-    let error = parse_request(&two_by_two(), 0, &body, Some(10_000)).unwrap_err().to_string();
+    let error = parse_body(&body, Some(10_000)).unwrap_err().to_string();
     assert!(error.starts_with("Inference-Header-Content-Length: found 10000, expected at most the length"), "{error}");
-    assert!(parse_request(&two_by_two(), 0, &body, Some(20)).is_err());
+    assert!(parse_body(&body, Some(20)).is_err());
     let error = parse(JSON, &[1, 2]).unwrap_err().to_string();
     assert_eq!(error, "body: found 2 bytes after the last binary input, expected none");
     let short = r#"{"inputs":[{"name":"a","shape":[1,3],"datatype":"UINT8","parameters":{"binary_data_size":2}},
@@ -145,21 +183,23 @@ fn reply() -> Reply {
         gpu: 0,
     };
     let y: Vec<u8> = [-1i64, 300].into_iter().flat_map(i64::to_le_bytes).collect();
-    Reply { outputs: vec![vec![1, 2, 3, 4].into(), y.into()], rows: 2, timing }
+    Reply { outputs: vec![vec![1, 2, 3, 4].into(), y.into()], rows: 2, timing, batches: vec![timing] }
 }
 
 #[test]
 fn a_reply_has_the_outputs_that_were_chosen_in_their_order_and_form() {
-    let choice = |index, binary| OutputChoice { index, binary };
+    let choice = |index, form| OutputChoice { index, form };
+    let (usual, binary) = (OutputForm::Usual, OutputForm::Binary);
     let model = two_by_two();
-    let encoded = encode_reply(&model, Some("a\"b"), &[choice(1, false), choice(0, false)], &reply());
+    let encoded =
+        json::encode_reply(&model, Some("a\"b"), &[choice(1, usual.clone()), choice(0, usual.clone())], &reply());
     let expected = r#"{"id":"a\"b","model_name":"two","model_version":"1","outputs":[
         {"name":"y","datatype":"INT64","shape":[2,1],"data":[-1,300]},
         {"name":"x","datatype":"UINT8","shape":[2,2],"data":[1,2,3,4]}]}"#;
     let value = |json: &[u8]| serde_json::from_slice::<Value>(json).unwrap();
     assert_eq!((value(&encoded.body), encoded.header_length), (value(expected.as_bytes()), None));
 
-    let encoded = encode_reply(&model, None, &[choice(1, true), choice(0, false)], &reply());
+    let encoded = json::encode_reply(&model, None, &[choice(1, binary), choice(0, usual)], &reply());
     let (header, binary) = encoded.body.split_at(encoded.header_length.unwrap());
     let expected = r#"{"model_name":"two","model_version":"1","outputs":[
         {"name":"y","datatype":"INT64","shape":[2,1],"parameters":{"binary_data_size":16}},
@@ -182,7 +222,7 @@ proptest! {
         let cut = cut.index(bytes.len() + 1);
         let mut body = Rope::from(bytes[..cut].to_vec());
         body.push(bytes[cut..].to_vec().into());
-        if let Err(error) = parse_request(&two_by_two(), 0, &body, header_length) {
+        if let Err(error) = parse_body(&body, header_length) {
             prop_assert!(!error.to_string().contains('\n'), "{}", error);
         }
     }

@@ -1,0 +1,289 @@
+//! HTTP/2 and gRPC, spoken frame by frame.
+
+use std::io::Write as _;
+
+use bytes::{Buf as _, BufMut as _, BytesMut};
+use flate2::{Compression, write::GzEncoder};
+use h2::{
+    RecvStream,
+    client::{SendRequest, handshake},
+};
+use prost::Message;
+
+use super::*;
+use crate::api::{
+    InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
+    ServerReadyRequest, ServerReadyResponse, infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
+};
+
+/// A connection whose frames are moved by a task of its own.
+async fn connect(address: SocketAddr) -> SendRequest<Bytes> {
+    let (client, connection) = handshake(TcpStream::connect(address).await.unwrap()).await.unwrap();
+    tokio::task::spawn_local(async move {
+        let _ = connection.await;
+    });
+    client
+}
+
+fn head(method: &str) -> hyper::http::request::Builder {
+    Request::post(format!("http://h/inference.GRPCInferenceService/{method}"))
+        .header("content-type", "application/grpc")
+}
+
+/// A message with the five bytes that go before it (gRPC over HTTP/2, "Length-Prefixed-Message").
+fn framed(is_compressed: bool, message: &[u8]) -> Bytes {
+    let mut frame = BytesMut::new();
+    frame.put_u8(u8::from(is_compressed));
+    frame.put_u32(message.len() as u32);
+    frame.put_slice(message);
+    frame.freeze()
+}
+
+/// What a call ended with: its `grpc-status`, its `grpc-message`, and the messages before.
+async fn finish(response: Response<RecvStream>) -> (u16, String, Vec<Bytes>) {
+    assert_eq!(response.status(), 200, "{response:?}");
+    let (head, mut body) = response.into_parts();
+    let mut bytes = BytesMut::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece.unwrap();
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        bytes.extend_from_slice(&piece);
+    }
+    // A failure without a message has its trailers as its head.
+    let trailers = body.trailers().await.unwrap().unwrap_or(head.headers);
+    let text = |name: &str| trailers.get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+    let mut messages = Vec::new();
+    while bytes.has_remaining() {
+        assert_eq!(bytes.get_u8(), 0, "no reply is compressed here");
+        let length = bytes.get_u32() as usize;
+        messages.push(bytes.split_to(length).freeze());
+    }
+    let message = percent_encoding::percent_decode_str(&text("grpc-message")).decode_utf8().unwrap().into_owned();
+    (text("grpc-status").parse().unwrap(), message, messages)
+}
+
+async fn call(client: &mut SendRequest<Bytes>, request: Request<()>, body: Bytes) -> (u16, String, Vec<Bytes>) {
+    std::future::poll_fn(|context| client.poll_ready(context)).await.unwrap();
+    let (response, mut stream) = client.send_request(request, false).unwrap();
+    stream.send_data(body, true).unwrap();
+    finish(response.await.unwrap()).await
+}
+
+fn double(raw: &[u8]) -> ModelInferRequest {
+    let rows = (raw.len() / 4) as i64;
+    let input = InferInputTensor {
+        name: "x".to_owned(),
+        datatype: "UINT8".to_owned(),
+        shape: vec![rows, 4],
+        ..InferInputTensor::default()
+    };
+    ModelInferRequest {
+        model_name: "double".to_owned(),
+        id: "q".to_owned(),
+        inputs: vec![input],
+        raw_input_contents: vec![Bytes::copy_from_slice(raw)],
+        ..ModelInferRequest::default()
+    }
+}
+
+async fn infer(client: &mut SendRequest<Bytes>, message: &ModelInferRequest) -> (u16, String, Vec<Bytes>) {
+    call(client, head("ModelInfer").body(()).unwrap(), framed(false, &message.encode_to_vec())).await
+}
+
+async fn is_served_here(client: &mut SendRequest<Bytes>) {
+    let (status, text, messages) = infer(client, &double(&[1, 2, 3, 4])).await;
+    assert_eq!((status, messages.len()), (0, 1), "{text}");
+    let response = ModelInferResponse::decode(messages[0].clone()).unwrap();
+    assert_eq!((response.id.as_str(), &response.raw_output_contents[0][..]), ("q", &[2, 4, 6, 8][..]));
+}
+
+#[test]
+fn rest_and_grpc_share_a_port_and_a_connection() {
+    with_server(limits(), async |address, _| {
+        let mut client = connect(address).await;
+        is_served_here(&mut client).await;
+        let (response, _) =
+            client.send_request(Request::get("http://h/v2/health/ready").body(()).unwrap(), true).unwrap();
+        assert_eq!(response.await.unwrap().status(), 200);
+        let post = Request::post(format!("http://h{INFER}")).body(()).unwrap();
+        let (response, mut stream) = client.send_request(post, false).unwrap();
+        stream.send_data(Bytes::from_static(GOOD.as_bytes()), true).unwrap();
+        let mut response = response.await.unwrap();
+        assert_eq!(response.status(), 200);
+        let body = response.body_mut().data().await.unwrap().unwrap();
+        assert_eq!(serde_json::from_slice::<Value>(&body).unwrap()["outputs"][0]["data"], json!([2, 4, 6, 8]));
+        let ready = call(
+            &mut client,
+            head("ServerReady").body(()).unwrap(),
+            framed(false, &ServerReadyRequest {}.encode_to_vec()),
+        );
+        let (status, _, messages) = ready.await;
+        assert!(status == 0 && ServerReadyResponse::decode(messages[0].clone()).unwrap().ready);
+    });
+}
+
+#[test]
+fn raw_and_typed_contents_and_compressed_messages() {
+    with_server(limits(), async |address, _| {
+        let mut client = connect(address).await;
+        let mut typed = double(&[1, 2, 3, 4]);
+        typed.raw_input_contents.clear();
+        let contents = InferTensorContents { uint_contents: vec![1, 2, 3, 4], ..InferTensorContents::default() };
+        typed.inputs[0].contents = Some(contents);
+        let (status, text, messages) = infer(&mut client, &typed).await;
+        assert_eq!(status, 0, "{text}");
+        let response = ModelInferResponse::decode(messages[0].clone()).unwrap();
+        assert_eq!(response.raw_output_contents[0][..], [2, 4, 6, 8]);
+        assert_eq!(
+            (response.outputs[0].shape.as_slice(), response.outputs[0].datatype.as_str()),
+            (&[1, 4][..], "UINT8")
+        );
+
+        let packed = gzip(&double(&[1, 2, 3, 4]).encode_to_vec());
+        let request = head("ModelInfer").header("grpc-encoding", "gzip").body(()).unwrap();
+        let (status, text, _) = call(&mut client, request, framed(true, &packed)).await;
+        assert_eq!(status, 0, "{text}");
+    });
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn errors_have_their_code_and_the_connection_goes_on() {
+    with_server(limits(), async |address, peer| {
+        let mut client = connect(address).await;
+        let changed = |change: &dyn Fn(&mut ModelInferRequest)| {
+            let mut request = double(&[1, 2, 3, 4]);
+            change(&mut request);
+            (head("ModelInfer").body(()).unwrap(), framed(false, &request.encode_to_vec()))
+        };
+        let parameter = |choice| InferParameter { parameter_choice: Some(choice) };
+        let good = framed(false, &double(&[1, 2, 3, 4]).encode_to_vec());
+        let timeout = |text: &str| (head("ModelInfer").header("grpc-timeout", text).body(()).unwrap(), good.clone());
+        let bomb = framed(true, &gzip(&[0; 1 << 20]));
+        let packed = head("ModelInfer").header("grpc-encoding", "gzip").body(()).unwrap();
+        let cases = [
+            (changed(&|r| r.model_name = "triple".into()), 5, "model: found 'triple', expected one of: double"),
+            (changed(&|r| r.model_version = "2".into()), 5, "found '2', expected '1'"),
+            (changed(&|r| r.inputs[0].shape = vec![1, -4]), 3, "inputs['x'].shape: found [1, -4]"),
+            (changed(&|r| r.inputs[0].datatype = "FP32".into()), 3, "found 'FP32', expected 'UINT8'"),
+            (changed(&|r| r.raw_input_contents.clear()), 3, "inputs['x'].data: found neither"),
+            (changed(&|r| r.raw_input_contents.push(Bytes::new())), 3, "raw_input_contents: found 2, expected 1"),
+            (
+                changed(&|r| {
+                    r.parameters.insert("timeout".into(), parameter(ParameterChoice::Int64Param(4999)));
+                }),
+                4,
+                "expected at least 5.000 ms",
+            ),
+            (
+                changed(&|r| {
+                    r.parameters.insert("priority".into(), parameter(ParameterChoice::StringParam("high".into())));
+                }),
+                3,
+                "parameters.priority: found \"high\"",
+            ),
+            (timeout("4m"), 4, "found 4.000 ms, expected at least 5.000 ms"),
+            (timeout("soon"), 3, "grpc-timeout: found"),
+            (timeout("123456789S"), 3, "grpc-timeout: found"),
+            ((head("ModelTrain").body(()).unwrap(), good.clone()), 12, "expected a method of"),
+            ((head("ModelInfer").body(()).unwrap(), framed(false, &[0xff; 9])), 13, "decode"),
+            ((head("ModelInfer").body(()).unwrap(), framed(false, &[0; 5000])), 8, "body_bytes_max"),
+            ((packed, bomb), 8, "size limit, of 4096 bytes, exceeded while decompressing"),
+        ];
+        for ((request, body), status, expected) in cases {
+            let (found, text, _) = call(&mut client, request, body).await;
+            assert!(
+                found == status && text.contains(expected),
+                "found {found} '{text}', expected {status} '{expected}'"
+            );
+            is_served_here(&mut client).await;
+        }
+        let fates = [
+            (Fate::Drop(DropReason::Deadline), 4),
+            (Fate::Drop(DropReason::QueueFull), 8),
+            (Fate::Drop(DropReason::NoBackend), 14),
+            (Fate::Fail("out of memory"), 13),
+        ];
+        for (fate, status) in fates {
+            peer.fates.borrow_mut().push_back(fate);
+            assert_eq!(infer(&mut client, &double(&[1, 2, 3, 4])).await.0, status, "{fate:?}");
+        }
+        assert_eq!(peer.desk.with_core(Core::outstanding), 0);
+    });
+}
+
+#[test]
+fn a_stream_answers_each_message_and_survives_errors() {
+    with_server(limits(), async |address, peer| {
+        let mut client = connect(address).await;
+        let (response, mut stream) = client.send_request(head("ModelStreamInfer").body(()).unwrap(), false).unwrap();
+        let mut unknown = double(&[1, 2, 3, 4]);
+        (unknown.model_name, unknown.id) = ("triple".to_owned(), "bad".to_owned());
+        for message in [double(&[1, 2, 3, 4]), unknown, double(&[5, 6, 7, 8, 1, 1, 1, 1])] {
+            stream.send_data(framed(false, &message.encode_to_vec()), false).unwrap();
+        }
+        stream.send_data(Bytes::new(), true).unwrap();
+        let (status, text, messages) = finish(response.await.unwrap()).await;
+        assert_eq!((status, messages.len()), (0, 3), "{text}");
+        let answers = messages.into_iter().map(|message| ModelStreamInferResponse::decode(message).unwrap());
+        let (refused, served): (Vec<_>, Vec<_>) = answers.partition(|answer| !answer.error_message.is_empty());
+        assert!(refused.len() == 1 && refused[0].error_message.contains("found 'triple'"), "{refused:?}");
+        assert_eq!(refused[0].infer_response.as_ref().unwrap().id, "bad");
+        let outputs: Vec<_> =
+            served.into_iter().map(|answer| answer.infer_response.unwrap().raw_output_contents[0].to_vec()).collect();
+        assert_eq!(outputs, [vec![2, 4, 6, 8], vec![10, 12, 14, 16, 2, 2, 2, 2]]);
+        assert_eq!(peer.desk.with_core(Core::outstanding), 0);
+    });
+}
+
+#[test]
+fn calls_that_are_cancelled_cancel_their_tasks() {
+    with_server(limits(), async |address, peer| {
+        let mut client = connect(address).await;
+        for (method, cancelled) in [("ModelInfer", 1), ("ModelStreamInfer", 2)] {
+            peer.fates.borrow_mut().push_back(Fate::Keep);
+            let (response, mut stream) = client.send_request(head(method).body(()).unwrap(), false).unwrap();
+            let is_unary = method == "ModelInfer";
+            stream.send_data(framed(false, &double(&[1, 2, 3, 4]).encode_to_vec()), is_unary).unwrap();
+            while peer.kept.borrow().len() < cancelled {
+                tokio::task::yield_now().await;
+            }
+            stream.send_reset(h2::Reason::CANCEL);
+            drop(response);
+            while peer.cancelled.get() < cancelled {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(peer.desk.with_core(Core::outstanding), 0);
+            is_served_here(&mut client).await;
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_ends_cancels_all_its_tasks() {
+    with_server(limits(), async |address, peer| {
+        peer.fates.borrow_mut().extend([Fate::Keep; 3]);
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (mut client, connection) = handshake(stream).await.unwrap();
+        let moved = tokio::task::spawn_local(connection);
+        let mut open = Vec::new();
+        for _ in 0..3 {
+            let (response, mut stream) = client.send_request(head("ModelInfer").body(()).unwrap(), false).unwrap();
+            stream.send_data(framed(false, &double(&[1, 2, 3, 4]).encode_to_vec()), true).unwrap();
+            open.push(response);
+        }
+        while peer.kept.borrow().len() < 3 {
+            tokio::task::yield_now().await;
+        }
+        moved.abort();
+        while peer.cancelled.get() < 3 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(peer.desk.with_core(Core::outstanding), 0);
+    });
+}

@@ -1,0 +1,187 @@
+//! REST: what clients are answered.
+
+use super::*;
+
+#[test]
+fn health_and_metadata() {
+    with_server(limits(), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let heard = ask(&mut stream, &get_of("/v2")).await;
+        assert_eq!((heard.status, &heard.json()["extensions"][0]), (200, &json!("binary_tensor_data")));
+        for probe in ["live", "ready"] {
+            let heard = ask(&mut stream, &get_of(&format!("/v2/health/{probe}"))).await;
+            assert_eq!((heard.status, heard.json()), (200, json!({ "live": true, "ready": true })));
+        }
+        for path in ["/v2/models/double", "/v2/models/double/versions/1"] {
+            let metadata = ask(&mut stream, &get_of(path)).await.json();
+            let expected = json!([{ "name": "x", "datatype": "UINT8", "shape": [-1, 4] }]);
+            assert_eq!((&metadata["inputs"], &metadata["versions"]), (&expected, &json!(["1"])));
+            let heard = ask(&mut stream, &get_of(&format!("{path}/ready"))).await;
+            assert_eq!((heard.status, heard.json()), (200, json!({ "name": "double", "ready": true })));
+        }
+    });
+}
+
+#[test]
+fn tensors_in_json_and_in_binary() {
+    with_server(limits(), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let heard = ask(&mut stream, &post_of(INFER, "", GOOD.as_bytes())).await;
+        let outputs = json!([{ "name": "y", "datatype": "UINT8", "shape": [1, 4], "data": [2, 4, 6, 8] }]);
+        let expected = json!({ "id": "q", "model_name": "double", "model_version": "1", "outputs": outputs });
+        assert_eq!(
+            (heard.status, heard.json(), heard.header("content-type")),
+            (200, expected, Some("application/json"))
+        );
+        let timing = heard.header("x-downbeat-timing").unwrap();
+        assert!(timing.ends_with(";deadline=25000;batch=3;gpu=6:2"), "{timing}");
+
+        let header = r#"{"parameters":{"binary_data_output":true},"inputs":[{"name":"x","shape":[2,4],
+            "datatype":"UINT8","parameters":{"binary_data_size":8}}]}"#;
+        let body = [header.as_bytes(), &[1, 2, 3, 4, 5, 6, 7, 200]].concat();
+        let length = format!("Inference-Header-Content-Length: {}\r\n", header.len());
+        let heard = ask(&mut stream, &post_of("/v2/models/double/versions/1/infer", &length, &body)).await;
+        let header_length: usize = heard.header("inference-header-content-length").unwrap().parse().unwrap();
+        let (header, binary) = heard.body.split_at(header_length);
+        assert_eq!(binary, [2, 4, 6, 8, 10, 12, 14, 144]);
+        let header: Value = serde_json::from_slice(header).unwrap();
+        assert_eq!(header["outputs"][0]["parameters"]["binary_data_size"], 8);
+    });
+}
+
+#[test]
+fn errors_have_their_status_and_the_connection_goes_on() {
+    with_server(limits(), async |address, peer| {
+        let infer = |body: &str| post_of(INFER, "", body.as_bytes());
+        let length = "inference-header-content-length: 5000\r\n";
+        let cases = [
+            (get_of("/v1"), 404, "path: found '/v1'"),
+            (get_of("/v2/models/triple"), 404, "model: found 'triple', expected one of: double"),
+            (get_of("/v2/models/double/versions/2/ready"), 404, "version of model 'double': found '2', expected '1'"),
+            (get_of(INFER), 405, "method: found GET, expected POST"),
+            (post_of("/v2", "", b""), 405, "method: found POST, expected GET"),
+            (infer(&GOOD.replace("[1,4]", "[1,5]")), 400, "inputs['x'].shape: found [1, 5]"),
+            (infer(&GOOD.replace("UINT8", "INT8")), 400, "inputs['x'].datatype: found 'INT8', expected 'UINT8'"),
+            (
+                post_of("/v2/models/triple/infer", "", &[b' '; 4000]),
+                404,
+                "model: found 'triple', expected one of: double",
+            ),
+            (infer(&GOOD[..30]), 400, "the request is not a JSON object of this protocol"),
+            (infer(""), 400, "the request is not a JSON object of this protocol"),
+            (post_of(INFER, length, GOOD.as_bytes()), 400, "Inference-Header-Content-Length: found 5000"),
+            (
+                infer(&GOOD.replace(r#""id":"q""#, r#""parameters":{"timeout":4999}"#)),
+                400,
+                "parameters.timeout: found 4.999 ms, expected at least 5.000 ms",
+            ),
+        ];
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        for (request, status, expected) in cases {
+            let heard = ask(&mut stream, &request).await;
+            let error = heard.json()["error"].as_str().unwrap().to_owned();
+            assert!(heard.status == status && error.contains(expected), "{heard:?}: expected {status} {expected}");
+            is_served(&mut stream).await;
+        }
+        let fates = [
+            (Fate::Drop(DropReason::Deadline), 504, "its deadline could no longer be met"),
+            (Fate::Drop(DropReason::QueueFull), 503, "the model's queue is full"),
+            (Fate::Drop(DropReason::NoBackend), 503, "no backend hosts the model now"),
+            (Fate::Fail("out of memory"), 500, "out of memory"),
+        ];
+        for (fate, status, expected) in fates {
+            peer.fates.borrow_mut().push_back(fate);
+            let heard = ask(&mut stream, &infer(GOOD)).await;
+            assert_eq!((heard.status, heard.header("retry-after").is_some()), (status, status == 503));
+            assert!(heard.json()["error"].as_str().unwrap().contains(expected), "{heard:?}");
+        }
+        assert_eq!(peer.desk.with_core(Core::outstanding), 0);
+    });
+}
+
+#[test]
+fn a_client_that_hangs_up_cancels_its_task() {
+    with_server(limits(), async |address, peer| {
+        peer.fates.borrow_mut().push_back(Fate::Keep);
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(&post_of(INFER, "", GOOD.as_bytes())).await.unwrap();
+        while peer.kept.borrow().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(peer.desk.with_core(Core::outstanding), 1);
+        drop(stream);
+        while peer.cancelled.get() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(peer.desk.with_core(Core::outstanding), 0);
+    });
+}
+
+#[test]
+fn a_full_arena_refuses_at_once_and_serves_again() {
+    with_server(Limits { connections_max: 1000, ..limits() }, async |address, peer| {
+        let rows = r#"{"inputs":[{"name":"x","shape":[8,4],"datatype":"UINT8","data":[RR]}]}"#
+            .replace("RR", &vec!["1"; 32].join(","));
+        let mut held = Vec::new();
+        let refused = loop {
+            peer.fates.borrow_mut().extend([Fate::Keep; 8]);
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(&post_of(INFER, "", rows.as_bytes())).await.unwrap();
+            let before = peer.kept.borrow().len();
+            tokio::select! {
+                heard = hear(&mut stream) => break heard.unwrap(),
+                () = async { while peer.kept.borrow().len() == before { tokio::task::yield_now().await } } => {}
+            }
+            held.push(stream);
+        };
+        assert!(!held.is_empty());
+        assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+        assert!(refused.json()["error"].as_str().unwrap().contains("raise arena_bytes"), "{refused:?}");
+        peer.fates.borrow_mut().clear();
+        let kept = std::mem::take(&mut *peer.kept.borrow_mut());
+        kept.into_iter()
+            .for_each(|task| peer.tell(&SchedulerToFrontend::Dropped { task, reason: DropReason::Deadline }));
+        is_served(&mut TcpStream::connect(address).await.unwrap()).await;
+    });
+}
+
+#[test]
+fn extensions_answer_as_tritons() {
+    with_server(limits(), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        is_served(&mut stream).await;
+        let config = ask(&mut stream, &get_of("/v2/models/double/config")).await.json();
+        let input = json!([{ "name": "x", "data_type": "TYPE_UINT8", "dims": [4] }]);
+        assert_eq!((&config["input"], &config["max_batch_size"]), (&input, &json!(8)));
+        for path in ["/v2/models/stats", "/v2/models/double/stats", "/v2/models/double/versions/1/stats"] {
+            let stats = ask(&mut stream, &get_of(path)).await.json();
+            let stats = &stats["model_stats"][0];
+            assert_eq!((&stats["inference_count"], &stats["execution_count"]), (&json!(1), &json!(1)), "{path}");
+            assert_eq!(stats["inference_stats"]["success"]["count"], 1);
+            assert_eq!(stats["batch_stats"][0]["batch_size"], 3);
+        }
+        let index = ask(&mut stream, &post_of("/v2/repository/index", "", b"{\"ready\":true}")).await.json();
+        assert_eq!(index, json!([{ "name": "double", "version": "1", "state": "READY", "reason": "" }]));
+        let changed = ask(&mut stream, &post_of("/v2/logging", "", b"{\"log_verbose_level\":1}")).await.json();
+        assert_eq!(changed["log_verbose_level"], 1);
+        assert_eq!(ask(&mut stream, &get_of("/v2/logging")).await.json(), changed);
+        let trace = b"{\"trace_rate\":\"7\"}";
+        assert_eq!(ask(&mut stream, &post_of("/v2/trace/setting", "", trace)).await.json()["trace_rate"], "7");
+        assert_eq!(ask(&mut stream, &get_of("/v2/models/double/trace/setting")).await.json()["trace_rate"], "7");
+        for (request, status) in [
+            (get_of("/v2/models/triple/config"), 404),
+            (get_of("/v2/models/double/versions/2/stats"), 404),
+            (get_of("/v2/systemsharedmemory/region/none/status"), 404),
+            (post_of("/v2/systemsharedmemory/region/r/register", "", b"{\"key\":\"/a/b\",\"byte_size\":1}"), 400),
+            (post_of("/v2/systemsharedmemory/region/r/register", "", b"[]"), 400),
+            (post_of("/v2/logging", "", b"{\"log_info\":7}"), 400),
+            (post_of("/v2/models/stats", "", b""), 405),
+            (get_of("/v2/repository/index"), 405),
+        ] {
+            let heard = ask(&mut stream, &request).await;
+            assert_eq!((heard.status, heard.json()["error"].is_string()), (status, true), "{heard:?}");
+            assert_eq!(heard.header("allow").is_some(), status == 405);
+            is_served(&mut stream).await;
+        }
+    });
+}

@@ -1,0 +1,277 @@
+"""tritonclient over HTTP or gRPC: every call that both have, then what only one of them has."""
+
+import queue
+
+import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+import tritonclient.utils.shared_memory as shm
+from judge import IMAGES, LABELS, MODEL, PATIENT, Table, close, expect
+from tritonclient.utils import InferenceServerException
+
+REGION_BYTES = 16 * 64 * 4
+
+
+class Triton:
+    """One client library against one address."""
+
+    def __init__(self, library, name, address):
+        self.library = library
+        self.is_http = library is tritonclient.http
+        self.client = library.InferenceServerClient(address)
+        self.call = Table(name)
+        self.known = None
+
+    def tensor(self, images, binary=True, name="image"):
+        tensor = self.library.InferInput(name, images.shape, "FP32")
+        if self.is_http:
+            tensor.set_data_from_numpy(images, binary_data=binary)
+        else:
+            tensor.set_data_from_numpy(images)
+        return tensor
+
+    def infer(self, images, model=MODEL, tensor="image", binary=True, **options):
+        inputs = [self.tensor(images, binary, tensor)]
+        return self.client.infer(model, inputs, **{"timeout": PATIENT, **options})
+
+    def scores(self, images, **options):
+        return self.infer(images, **options).as_numpy("probabilities")
+
+    def json(self, method, *arguments, **options):
+        """A call's answer as plain data, which is what the HTTP client yields anyway."""
+        return method(*arguments, **options) if self.is_http else method(*arguments, as_json=True, **options)
+
+    def run(self):
+        self.health_and_metadata()
+        self.inference()
+        self.statistics()
+        self.settings()
+        self.shared_memory()
+        self.refusals()
+        self.asynchronous()
+        self.http_only() if self.is_http else self.grpc_only()
+        self.client.close()
+        return self.call
+
+    def health_and_metadata(self):
+        call, client = self.call, self.client
+        call("is_server_live", "true", lambda: expect(client.is_server_live(), True))
+        call("is_server_ready", "true", lambda: expect(client.is_server_ready(), True))
+        call("is_model_ready", "true", lambda: expect(client.is_model_ready(MODEL), True))
+        call("is_model_ready (version)", "true", lambda: expect(client.is_model_ready(MODEL, "1"), True))
+        metadata = call("get_server_metadata", "name and extensions", lambda: self.json(client.get_server_metadata))
+        expect(metadata["name"], "downbeat")
+        assert "statistics" in metadata["extensions"], metadata
+
+        def model_metadata(*version):
+            inputs = self.json(client.get_model_metadata, MODEL, *version)["inputs"]
+            expect([(t["name"], t["datatype"], [int(dim) for dim in t["shape"]]) for t in inputs], [("image", "FP32", [-1, 64])])
+
+        call("get_model_metadata", "inputs and outputs", model_metadata)
+        call("get_model_metadata (version)", "inputs and outputs", lambda: model_metadata("1"))
+
+        def config():
+            config = self.json(client.get_model_config, MODEL)
+            config = config if self.is_http else config["config"]
+            expect((config["name"], config["backend"], config["input"][0]["data_type"]), ("digits", "onnx", "TYPE_FP32"))
+            expect([int(dim) for dim in config["input"][0]["dims"]], [64])
+            expect(config["parameters"]["slo_ms"]["string_value"], "20")
+
+        call("get_model_config", "types, shapes, batch size and objective", config)
+
+        def index():
+            models = self.json(client.get_model_repository_index)
+            models = models if self.is_http else models["models"]
+            expect({model["name"]: model["state"] for model in models}[MODEL], "READY")
+
+        call("get_model_repository_index", "every model and its state", index)
+
+    def inference(self):
+        call = self.call
+
+        def one_by_one():
+            scores = [self.scores(image[None, :])[0] for image in IMAGES]
+            right = sum(int(s.argmax()) == label for s, label in zip(scores, LABELS))
+            assert right >= 55, f"only {right} of {len(LABELS)} classified right"
+            return np.array(scores)
+
+        self.known = call("infer", "60 images, one request each, classified as the model does", one_by_one)
+        call("infer (batch)", "as one by one", lambda: close(self.scores(IMAGES[:16]), self.known[:16]))
+
+        def with_id():
+            response = self.infer(IMAGES[:1], request_id="seven").get_response()
+            expect(response["id"] if self.is_http else response.id, "seven")
+
+        call("infer (request_id)", "comes back", with_id)
+        outputs = [self.library.InferRequestedOutput("probabilities")]
+        call("infer (outputs)", "those that are named", lambda: close(self.scores(IMAGES[:1], outputs=outputs), self.known[:1]))
+        call("infer (priority)", "accepted and not used: the scheduler orders by deadline", lambda: close(self.scores(IMAGES[:1], priority=1), self.known[:1]))
+        call("infer (version)", "as without", lambda: close(self.scores(IMAGES[:1], model_version="1"), self.known[:1]))
+
+    def statistics(self):
+        def counts(*model):
+            stats = self.json(self.client.get_inference_statistics, *model)["model_stats"]
+            stats = {entry["name"]: entry for entry in stats}[MODEL]
+            return int(stats["inference_count"]), int(stats["inference_stats"]["success"]["count"])
+
+        def counted():
+            rows, requests = counts(MODEL)
+            self.infer(IMAGES[:3])
+            expect(counts(MODEL), (rows + 3, requests + 1))
+
+        self.call("get_inference_statistics", "count every row and request", counted)
+        self.call("get_inference_statistics (all models)", "the same", lambda: expect(counts(), counts(MODEL)))
+
+    def settings(self):
+        call, client = self.call, self.client
+
+        def trace(settings):
+            return settings if self.is_http else {key: entry["value"] for key, entry in settings["settings"].items()}
+
+        def update_trace(**options):
+            settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "500"}
+            told = trace(self.json(client.update_trace_settings, settings=settings, **options))
+            expect(told["trace_level"], ["TIMESTAMPS"])
+            expect(told, trace(self.json(client.get_trace_settings, **options)))
+            cleared = self.json(client.update_trace_settings, settings={"trace_level": None, "trace_rate": None}, **options)
+            expect(trace(cleared)["trace_level"], ["OFF"])
+
+        call("get_trace_settings", "off", lambda: expect(trace(self.json(client.get_trace_settings))["trace_level"], ["OFF"]))
+        call("update_trace_settings", "set and cleared", update_trace)
+        call("update_trace_settings (model)", "set and cleared", lambda: update_trace(model_name=MODEL))
+
+        def log(settings):
+            if self.is_http:
+                return settings
+            return {key: next(iter(entry.values()), None) for key, entry in settings["settings"].items()}
+
+        def update_log():
+            expect(log(self.json(client.update_log_settings, {"log_verbose_level": 1}))["log_verbose_level"], 1)
+            client.update_log_settings({"log_verbose_level": 0})
+
+        call("get_log_settings", "info", lambda: expect(log(self.json(client.get_log_settings))["log_info"], True))
+        call("update_log_settings", "the level follows", update_log)
+
+    def shared_memory(self):
+        call, client = self.call, self.client
+        name = f"downbeat {self.call.client.split('[')[1][:4]}"
+        handle = shm.create_shared_memory_region(name, "/" + name.replace(" ", "_"), 2 * REGION_BYTES)
+        try:
+            key = "/" + name.replace(" ", "_")
+            call("register_system_shared_memory", "done", lambda: client.register_system_shared_memory(name, key, 2 * REGION_BYTES))
+
+            def status():
+                status = self.json(client.get_system_shared_memory_status, name)
+                entries = status if self.is_http else list(status["regions"].values())
+                expect([(entry["name"], int(entry["byte_size"])) for entry in entries], [(name, 2 * REGION_BYTES)])
+
+            call("get_system_shared_memory_status", "what was registered", status)
+
+            def through_memory():
+                shm.set_shared_memory_region(handle, [IMAGES[:16]])
+                tensor = self.library.InferInput("image", [16, 64], "FP32")
+                tensor.set_shared_memory(name, 16 * 64 * 4)
+                output = self.library.InferRequestedOutput("probabilities")
+                output.set_shared_memory(name, 16 * 10 * 4, REGION_BYTES)
+                client.infer(MODEL, [tensor], outputs=[output], timeout=PATIENT)
+                close(shm.get_contents_as_numpy(handle, np.float32, [16, 10], REGION_BYTES), self.known[:16])
+
+            call("infer (shared memory)", "input and output through it, as without", through_memory)
+
+            def truncated():
+                tensor = self.library.InferInput("image", [1, 64], "FP32")
+                tensor.set_shared_memory(name, 64 * 4)
+                with open(f"/dev/shm{key}", "r+b") as file:
+                    file.truncate(16)
+                client.infer(MODEL, [tensor], timeout=PATIENT)
+
+            call.refused("infer (truncated shared memory)", "was it truncated?", InferenceServerException, truncated)
+            call("unregister_system_shared_memory", "done", lambda: client.unregister_system_shared_memory(name))
+            call("unregister_system_shared_memory (all)", "done", lambda: client.unregister_system_shared_memory())
+            call.refused(
+                "register_system_shared_memory (a path)",
+                "without further path separators",
+                InferenceServerException,
+                lambda: client.register_system_shared_memory("evil", "/../etc/passwd", 16),
+            )
+        finally:
+            shm.destroy_shared_memory_region(handle)
+
+    def refusals(self):
+        refused = lambda call, reason, function: self.call.refused(call, reason, InferenceServerException, function)
+        refused("infer (unknown model)", "found 'nothing', expected one of", lambda: self.infer(IMAGES[:1], model="nothing"))
+        refused("infer (unknown version)", "found '9', expected '1'", lambda: self.infer(IMAGES[:1], model_version="9"))
+        refused("infer (unknown input)", "found 'wrong', expected one of", lambda: self.infer(IMAGES[:1], tensor="wrong"))
+        refused("infer (wrong shape)", "expected [n, 64]", lambda: self.infer(IMAGES[:1, :63]))
+        refused("infer (objective that cannot be met)", "it can never be met", lambda: self.infer(IMAGES[:1], timeout=1))
+        refused("get_model_metadata (unknown model)", "expected one of", lambda: self.client.get_model_metadata("nothing"))
+        reason = "expected a route of the protocol" if self.is_http else "expected a method of"
+        refused("load_model", reason, lambda: self.client.load_model(MODEL))
+        refused("unload_model", reason, lambda: self.client.unload_model(MODEL))
+        refused("update_log_settings (a file)", "the log goes to stderr", lambda: self.client.update_log_settings({"log_file": "/tmp/x"}))
+        self.call("infer (after all of these)", "as before", lambda: close(self.scores(IMAGES[:1]), self.known[:1]))
+
+    def asynchronous(self):
+        if self.is_http:
+            start = lambda: self.client.async_infer(MODEL, [self.tensor(IMAGES[:2])], timeout=PATIENT)
+            self.call("async_infer", "as infer", lambda: close(start().get_result().as_numpy("probabilities"), self.known[:2]))
+            return
+        done = queue.Queue()
+
+        def wait():
+            self.client.async_infer(MODEL, [self.tensor(IMAGES[:2])], lambda result, error: done.put((result, error)), timeout=PATIENT)
+            result, error = done.get(timeout=60)
+            assert error is None, error
+            close(result.as_numpy("probabilities"), self.known[:2])
+
+        self.call("async_infer", "as infer", wait)
+
+    def http_only(self):
+        call = self.call
+        call("infer (JSON)", "as in binary", lambda: close(self.scores(IMAGES[:4], binary=False), self.known[:4]))
+        for coding in ("gzip", "deflate"):
+            # Large enough that its answer is worth compressing too.
+            def compressed():
+                options = {"request_compression_algorithm": coding, "response_compression_algorithm": coding}
+                close(self.scores(IMAGES[:48], **options), self.known[:48])
+
+            call(f"infer ({coding} both ways)", "as without", compressed)
+        output = [tritonclient.http.InferRequestedOutput("probabilities", binary_data=False)]
+        call("infer (output in JSON)", "as in binary", lambda: close(self.scores(IMAGES[:4], outputs=output), self.known[:4]))
+
+    def grpc_only(self):
+        call, client = self.call, self.client
+        for coding in ("gzip", "deflate"):
+            call(f"infer ({coding})", "as without", lambda: close(self.scores(IMAGES[:16], compression_algorithm=coding), self.known[:16]))
+        call("infer (client_timeout)", "as without", lambda: close(self.scores(IMAGES[:1], client_timeout=30), self.known[:1]))
+        answers = queue.Queue()
+
+        def stream():
+            client.start_stream(lambda result, error: answers.put((result, error)))
+            for index in range(8):
+                client.async_stream_infer(MODEL, [self.tensor(IMAGES[index : index + 1])], request_id=str(index), timeout=PATIENT)
+            for _ in range(8):
+                result, error = answers.get(timeout=60)
+                assert error is None, error
+                index = int(result.get_response().id)
+                close(result.as_numpy("probabilities")[0], self.known[index])
+
+        call("start_stream, async_stream_infer", "8 requests, each with its answer", stream)
+
+        def stream_error():
+            client.async_stream_infer("nothing", [self.tensor(IMAGES[:1])])
+            result, error = answers.get(timeout=60)
+            assert result is None and "expected one of" in str(error), error
+            client.async_stream_infer(MODEL, [self.tensor(IMAGES[:1])], timeout=PATIENT)
+            result, error = answers.get(timeout=60)
+            assert error is None, error
+
+        call("async_stream_infer (unknown model)", "its error, and the stream goes on", stream_error)
+        call("stop_stream", "done", client.stop_stream)
+
+
+def run(http, grpc):
+    return [
+        Triton(tritonclient.http, "tritonclient[http]", http).run(),
+        Triton(tritonclient.grpc, "tritonclient[grpc]", grpc).run(),
+    ]
