@@ -279,18 +279,21 @@ impl BatchPolicy for DeferredTarget {
 /// The longest batch from the first head on from which on `target` tasks, or all, can be on time.
 fn whole_batch(view: &View<'_>, target: usize) -> Gathered {
     let first = longest_prefix(view);
-    let waiting = view.queue.len();
-    let is_whole = |skip: usize| view.longest_batch(skip) >= target.min(waiting - skip);
-    if first.size == 0 || is_whole(first.skip) {
+    give_up_heads(view, first, |skip| view.longest_batch(skip) >= target.min(view.queue.len() - skip))
+}
+
+/// The longest batch from the first head on, `first.skip` or a later one, that `is_enough`; that holds for all heads
+/// behind one that it holds for, and for the last task alone.
+fn give_up_heads(view: &View<'_>, first: Gathered, is_enough: impl Fn(usize) -> bool) -> Gathered {
+    if first.size == 0 || is_enough(first.skip) {
         return first;
     }
-    // Deadlines ascend, so once a head leaves enough room all later ones do; the last task alone always does.
-    let (mut short, mut whole) = (first.skip, waiting - 1);
-    while whole - short > 1 {
-        let middle = usize::midpoint(short, whole);
-        if is_whole(middle) { whole = middle } else { short = middle }
+    let (mut short, mut enough) = (first.skip, view.queue.len() - 1);
+    while enough - short > 1 {
+        let middle = usize::midpoint(short, enough);
+        if is_enough(middle) { enough = middle } else { short = middle }
     }
-    Gathered { skip: whole, size: view.longest_batch(whole) }
+    Gathered { skip: enough, size: view.longest_batch(enough) }
 }
 
 /// The longest run of tasks that can finish by the deadline of its first one, from the first task that even alone can.

@@ -17,7 +17,7 @@
 
 use proto::{Span, Timestamp};
 
-use super::{BatchPolicy, Gathered, View, frontrun, longest_prefix};
+use super::{BatchPolicy, Gathered, View, frontrun, give_up_heads, longest_prefix};
 
 /// Weight of the newest batch in each average: they look back on about fifty.
 const AVERAGE_WEIGHT: f64 = 0.02;
@@ -87,20 +87,11 @@ impl BatchPolicy for Downbeat {
         let (Some(averages), true) = (&self.averages, first.size > 0) else { return first };
         let waiting = view.queue.len();
         let slo = slo(view, first.skip);
-        let is_enough = |skip: usize| {
+        // Deadlines ascend, so once a head leaves enough room all later ones do; the last task alone always does.
+        give_up_heads(view, first, |skip| {
             let size = view.longest_batch(skip);
             size == waiting - skip || averages.is_enough(view, size, slo)
-        };
-        if is_enough(first.skip) {
-            return first;
-        }
-        // Deadlines ascend, so once a head leaves enough room all later ones do; the last task alone always does.
-        let (mut short, mut enough) = (first.skip, waiting - 1);
-        while enough - short > 1 {
-            let middle = usize::midpoint(short, enough);
-            if is_enough(middle) { enough = middle } else { short = middle }
-        }
-        Gathered { skip: enough, size: view.longest_batch(enough) }
+        })
     }
 
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
