@@ -262,3 +262,26 @@ impl Device {
         each!(self, device => device.destroy_queue_pair(number))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_had_is_named_with_what_is_missing() {
+        let arm = Arm::Verbs(crate::VerbsConfig {
+            device: "nonesuch0".to_owned(),
+            address: None,
+            settings: crate::VerbsSettings::default(),
+        });
+        let error = crate::Endpoint::open(crate::EndpointConfig::over(arm)).err().expect("no such device").to_string();
+        let missing = if cfg!(feature = "verbs") {
+            ["no RDMA device nonesuch0", "libibverbs.so.1 cannot be loaded", "no list of RDMA devices"].as_slice()
+        } else {
+            &["build it with `--features verbs`"]
+        };
+        assert!(error.starts_with("arm verbs:nonesuch0: "), "{error}");
+        assert!(missing.iter().any(|missing| error.contains(missing)), "{error}");
+        assert_eq!(error.lines().count(), 1);
+    }
+}
