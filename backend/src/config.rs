@@ -153,6 +153,7 @@ mod tests {
             slo: Span::from_millis(20),
             executor: Executor::Onnx { file: "model.onnx".into(), profile: None },
             labels: vec![],
+            image: None,
         };
         vec![model("a"), model("b")]
     }

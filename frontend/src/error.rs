@@ -40,6 +40,9 @@ pub enum InferError {
         /// The model.
         model: String,
     },
+    /// Every place for pictures that are being decoded is taken.
+    #[error("too many pictures are being decoded; send less at once, or tensors")]
+    ImagesFull,
     /// The scheduler dropped the task.
     #[error("dropped: {0}")]
     Dropped(#[from] DropReason),

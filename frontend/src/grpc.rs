@@ -183,7 +183,9 @@ async fn infer_one(
     share: &Share,
 ) -> Result<ModelInferResponse, Status> {
     let model = server.service.find(&request.model_name, given(&request.model_version))?;
-    let submitted = server.service.submit(model, messages::parse_request(request)?, within)?;
+    let mut request = messages::parse_request(request)?;
+    server.service.decode_pictures(&model.1, &mut request).await?;
+    let submitted = server.service.submit(model, request, within)?;
     // Its bytes are in slots now.
     share.release();
     let Answer { model, id, outputs, reply } = submitted.wait().await?;
@@ -383,7 +385,9 @@ impl From<InferError> for Status {
             | InferError::Dropped(DropReason::Deadline | DropReason::BackendLost)
             | InferError::WindowMissed
             | InferError::NoAnswer { .. } => Code::DeadlineExceeded,
-            InferError::Dropped(DropReason::QueueFull) | InferError::ArenaFull { .. } => Code::ResourceExhausted,
+            InferError::Dropped(DropReason::QueueFull) | InferError::ArenaFull { .. } | InferError::ImagesFull => {
+                Code::ResourceExhausted
+            }
             InferError::Dropped(DropReason::Cancelled) => Code::Cancelled,
             InferError::Dropped(DropReason::NoBackend)
             | InferError::NoScheduler

@@ -11,6 +11,7 @@ pub mod desk;
 pub mod drive;
 pub mod error;
 pub mod grpc;
+mod image;
 pub mod models;
 pub mod protocol;
 // The one place where tokio needs a promise about a descriptor.

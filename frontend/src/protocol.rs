@@ -1,6 +1,7 @@
 //! Step 1: Open Inference Protocol v2 without its wire: a request as any of its forms carries it is checked against its
 //! model. `json` is the REST form, `messages` the gRPC form; both end here. No IO but reads of shared memory.
 
+use bytes::Bytes;
 use proto::Span;
 use repository::{DataType, Model, SLO_MAX, Tensor};
 use serde_json::{Map, Value, value::RawValue};
@@ -13,9 +14,13 @@ use crate::{
     tasks::CheckedRequest,
 };
 
+mod classes;
 mod elements;
 pub mod json;
 pub mod messages;
+
+/// The best classes that a picture is answered with.
+const PICTURE_CLASSES: u32 = 3;
 
 /// Parameters by name, of a request or of one of its tensors.
 pub type Parameters = Map<String, Value>;
@@ -84,6 +89,8 @@ pub struct OutputChoice {
     pub index: usize,
     /// How the client wants it.
     pub form: OutputForm,
+    /// How many of its best classes instead of its scores; 0 for the scores.
+    pub classes: usize,
 }
 
 /// Where an output's elements go.
@@ -215,6 +222,61 @@ fn check_shape(model: &Model, tensor: &Tensor, shape: &[usize]) -> Result<usize,
     }
 }
 
+/// The pictures of an input of BYTES: strings with their length before them, one for each row.
+///
+/// # Errors
+/// [`InferError::Invalid`], which names the field, what was found and what was expected.
+pub(crate) fn pictures(input: &RequestInput<'_>, rows_max: usize) -> Result<Vec<Bytes>, InferError> {
+    let field = format!("inputs['{}']", excerpt(&input.name));
+    let rows = match input.shape[..] {
+        [rows] | [rows, 1] if (1..=rows_max).contains(&rows) => rows,
+        ref shape => {
+            let expected = format!("[n] or [n, 1] pictures with n from 1 to {rows_max}");
+            return Err(invalid(&format!("{field}.shape"), excerpt(&format!("{shape:?}")), expected));
+        }
+    };
+    let wrong = || invalid(&format!("{field}.data"), "others", format_args!("{rows} pictures, each after its length"));
+    let Some(InputData::Bytes(data)) = &input.data else {
+        return Err(invalid(&format!("{field}.data"), "none", "pictures as binary data"));
+    };
+    let mut rest = data.joined();
+    let mut pictures = Vec::with_capacity(rows);
+    while let Some(length) = rest.first_chunk().map(|length| u32::from_le_bytes(*length) as usize) {
+        if pictures.len() == rows || length > rest.len() - 4 {
+            return Err(wrong());
+        }
+        let mut picture = rest.split_off(4);
+        rest = picture.split_off(length);
+        pictures.push(picture);
+    }
+    if pictures.len() != rows || !rest.is_empty() { Err(wrong()) } else { Ok(pictures) }
+}
+
+/// The request that a picture makes, sent as it is: its best classes are the answer where the model has labels.
+pub(crate) fn picture_request<'a>(
+    model: &Model,
+    picture: &Rope,
+    parameters: Parameters,
+) -> Result<InferRequest<'a>, InferError> {
+    let Some(pipeline) = &model.image else {
+        let expected = format!("application/json: model '{}' takes no pictures (parameters: image)", model.name);
+        return Err(invalid("Content-Type", "an image", expected));
+    };
+    let mut data = Rope::from((picture.len() as u32).to_le_bytes().to_vec());
+    data.push(picture.joined());
+    let input = RequestInput {
+        name: model.inputs[pipeline.input].name.clone(),
+        datatype: "BYTES".to_owned(),
+        shape: vec![1],
+        parameters: Parameters::new(),
+        data: Some(InputData::Bytes(data)),
+    };
+    let classes = || [("classification".to_owned(), PICTURE_CLASSES.into())].into_iter().collect();
+    let output = |output: &Tensor| RequestedOutput { name: output.name.clone(), parameters: classes() };
+    let outputs = if model.labels.is_empty() { Vec::new() } else { vec![output(&model.outputs[0])] };
+    Ok(InferRequest { id: None, parameters, inputs: vec![input], outputs })
+}
+
 /// An input's bytes, in the order of its elements.
 fn input_data(input: &RequestInput<'_>, tensor: &Tensor, rows: usize, regions: &Regions) -> Result<Rope, InferError> {
     let field = format!("inputs['{}']", tensor.name);
@@ -295,7 +357,9 @@ fn output_choices(
     let form = |binary| if binary { OutputForm::Binary } else { OutputForm::Usual };
     let default = binary(parameters, "binary_data_output", "", false)?;
     if outputs.is_empty() {
-        return Ok((0..model.outputs.len()).map(|index| OutputChoice { index, form: form(default) }).collect());
+        return Ok((0..model.outputs.len())
+            .map(|index| OutputChoice { index, form: form(default), classes: 0 })
+            .collect());
     }
     let mut choices: Vec<OutputChoice> = Vec::new();
     for output in outputs {
@@ -303,9 +367,6 @@ fn output_choices(
             return Err(unknown_name("outputs", &output.name, &model.outputs));
         };
         let field = format!("outputs['{}']", output.name);
-        if output.parameters.contains_key("classification") {
-            return Err(invalid(&format!("{field}.parameters.classification"), "one", "none: it is not supported"));
-        }
         if choices.iter().any(|choice| choice.index == index) {
             return Err(invalid("outputs", format_args!("'{}' twice", output.name), "each output once"));
         }
@@ -313,9 +374,22 @@ fn output_choices(
             Some(span) => OutputForm::Region(span),
             None => form(binary(&output.parameters, "binary_data", &format!("{field}."), default)?),
         };
-        choices.push(OutputChoice { index, form });
+        let classes = class_count(&output.parameters, &field)?;
+        if classes > 0 && matches!(form, OutputForm::Region(_)) {
+            let key = format!("{field}.parameters.classification");
+            return Err(invalid(&key, "shared memory too", "one of both: classes have no fixed size"));
+        }
+        choices.push(OutputChoice { index, form, classes });
     }
     Ok(choices)
+}
+
+/// Triton's classification extension; its 0 means none.
+fn class_count(parameters: &Parameters, field: &str) -> Result<usize, InferError> {
+    let Some(value) = parameters.get("classification") else { return Ok(0) };
+    value.as_u64().and_then(|count| usize::try_from(count).ok()).ok_or_else(|| {
+        invalid(&format!("{field}.parameters.classification"), excerpt(&value.to_string()), "a number of classes")
+    })
 }
 
 fn unknown_name(field: &str, name: &str, known: &[Tensor]) -> InferError {

@@ -19,7 +19,7 @@ use crate::{
     compression::{Coding, DecodeError},
     error::InferError,
     models::excerpt,
-    protocol::{invalid, json},
+    protocol::{self, Parameters, invalid, json},
     rope::Rope,
     server::{IntakeError, Server, Share},
     service::{Service, timing_text},
@@ -220,12 +220,22 @@ fn unregister_region(service: &Service, at: At<'_>, _: &Settings) -> Result<Repl
 
 async fn infer(server: &Server, at: At<'_>, request: Request<Incoming>) -> Result<Reply, Failure> {
     let header_length = header_length(&request)?;
+    let is_picture = request.headers().get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"image/"));
+    let query = request.uri().query().map_or_else(Parameters::new, parameters_of);
     let submitted = {
         // Before anything can be refused: a connection whose request was read to its end goes on.
         let (body, _share) = read_body(server, request).await?;
         let model = server.service.find(at.model, at.version)?;
-        let (json, binary) = json::split_body(&body, header_length)?;
-        server.service.submit(model, json::parse_request(&json, binary)?, None)?
+        let json_part;
+        let mut parsed = if is_picture {
+            protocol::picture_request(&model.1, &body, query)?
+        } else {
+            let (json, binary) = json::split_body(&body, header_length)?;
+            json_part = json;
+            json::parse_request(&json_part, binary)?
+        };
+        server.service.decode_pictures(&model.1, &mut parsed).await?;
+        server.service.submit(model, parsed, None)?
         // The body's bytes are in slots now, or were JSON; either way they go.
     };
     let answer = submitted.wait().await?;
@@ -237,6 +247,13 @@ async fn infer(server: &Server, at: At<'_>, request: Request<Incoming>) -> Resul
     headers.extend(encoded.header_length.map(|length| (HEADER_LENGTH, HeaderValue::from(length))));
     headers.extend(HeaderValue::try_from(timing_text(&answer.reply.timing)).ok().map(|timing| (TIMING, timing)));
     Ok(response)
+}
+
+/// The parameters that a query such as `timeout=20000&priority=1` sets: a picture has no JSON around it to hold them.
+fn parameters_of(query: &str) -> Parameters {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let value = |text: &str| text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from);
+    pairs.map(|(key, text)| (key.to_owned(), value(text))).collect()
 }
 
 fn header_length(request: &Request<Incoming>) -> Result<Option<usize>, Failure> {
@@ -369,6 +386,7 @@ impl From<InferError> for Failure {
             | InferError::NoScheduler
             | InferError::NoBackend { .. }
             | InferError::ArenaFull { .. }
+            | InferError::ImagesFull
             | InferError::SchedulerLost
             | InferError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
         };

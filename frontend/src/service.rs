@@ -18,9 +18,11 @@ use crate::{
     },
     desk::{Desk, PendingReply},
     error::InferError,
+    image::Decoders,
     models::ServedModel,
-    protocol::{self, InferRequest, OutputChoice, OutputForm},
+    protocol::{self, InferRequest, InputData, OutputChoice, OutputForm, RequestInput},
     regions::Regions,
+    rope::Rope,
     settings::{LogSettings, Settings, Tracer},
     tasks::{Reply, Timing},
 };
@@ -29,7 +31,7 @@ use crate::{
 const SHARED_MEMORY_FOLDER: &str = "/dev/shm";
 
 /// What the protocol calls its extensions that are served.
-const EXTENSIONS: [&str; 7] = [
+const EXTENSIONS: [&str; 8] = [
     "binary_tensor_data",
     "model_configuration",
     "system_shared_memory",
@@ -37,6 +39,7 @@ const EXTENSIONS: [&str; 7] = [
     "trace",
     "logging",
     "parameters",
+    "classification",
 ];
 
 /// Sets the level of the process's log, or says why it cannot.
@@ -48,6 +51,7 @@ pub struct Service {
     pub desk: Rc<Desk>,
     /// Shared memory that clients have registered.
     pub regions: RefCell<Regions>,
+    decoders: Decoders,
     tracer: RefCell<Tracer>,
     log: RefCell<LogSettings>,
     set_log_level: Option<SetLogLevel>,
@@ -83,6 +87,7 @@ impl Service {
         Self {
             desk,
             regions: RefCell::new(Regions::new(SHARED_MEMORY_FOLDER)),
+            decoders: Decoders::new(),
             tracer: RefCell::default(),
             log: RefCell::default(),
             set_log_level,
@@ -112,6 +117,26 @@ impl Service {
         let prepared = protocol::prepare(&model, index, request, within, &self.regions.borrow())?;
         let pending = self.desk.submit(&prepared.checked)?;
         Ok(Submitted { service: self, pending, model, id: prepared.id, outputs: prepared.outputs })
+    }
+
+    /// Turns pictures (inputs of BYTES) into what the model takes, if it has an image pipeline.
+    ///
+    /// # Errors
+    /// If a picture cannot be used, or too many are being decoded.
+    pub async fn decode_pictures(&self, model: &Model, request: &mut InferRequest<'_>) -> Result<(), InferError> {
+        let Some(pipeline) = &model.image else { return Ok(()) };
+        let tensor = &model.inputs[pipeline.input];
+        let is_picture = |input: &&mut RequestInput<'_>| input.name == tensor.name && input.datatype == "BYTES";
+        let Some(input) = request.inputs.iter_mut().find(is_picture) else { return Ok(()) };
+        let pictures = protocol::pictures(input, model.max_batch)?;
+        input.shape = [pictures.len()].into_iter().chain(tensor.shape.iter().copied()).collect();
+        input.datatype = tensor.datatype.name().to_owned();
+        let mut data = Rope::default();
+        for picture in pictures {
+            data.push(self.decoders.run(pipeline.clone(), tensor.clone(), picture).await?.into());
+        }
+        input.data = Some(InputData::Bytes(data));
+        Ok(())
     }
 
     /// Whether requests for some model can be taken.
@@ -267,7 +292,7 @@ impl Submitted<'_> {
     pub async fn wait(self) -> Result<Answer, InferError> {
         let Self { service, pending, model, id, outputs } = self;
         let reply = pending.wait().await?;
-        for OutputChoice { index, form } in &outputs {
+        for OutputChoice { index, form, classes: _ } in &outputs {
             if let OutputForm::Region(span) = form {
                 service.regions.borrow().write(span, &reply.outputs[*index])?;
             }

@@ -45,6 +45,7 @@ pub fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Model {
         slo: Span::from_millis(25),
         executor: Executor::Emulated { profile },
         labels: Vec::new(),
+        image: None,
     }
 }
 

@@ -10,7 +10,10 @@ use miette::Diagnostic as _;
 use prost_reflect::{DescriptorPool, DynamicMessage, MapKey, MessageDescriptor, Value, text_format::ParseError};
 use proto::{LatencyProfile, Span};
 
-use crate::{DataType, Executor, Model, RepositoryError, SLO_MAX, Tensor, emulated, folders, profile::StoredProfile};
+use crate::{
+    DataType, Executor, ImagePipeline, Model, RepositoryError, SLO_MAX, Tensor, emulated, folders,
+    profile::StoredProfile,
+};
 
 /// `inference.ModelConfig`, as build.rs compiled it.
 static MODEL_CONFIG: LazyLock<MessageDescriptor> = LazyLock::new(|| {
@@ -110,7 +113,10 @@ impl ConfigFile<'_> {
             return Err(self.error("slo_ms", slo, format_args!("at least l(1) = {}", profile.latency(1))));
         }
         let labels = self.labels(&outputs[0])?;
-        Ok(Model { name, version, inputs, outputs, max_batch, slo, executor, labels })
+        let image = self.parameter("image").map(|text| ImagePipeline::parse(&text, &inputs)).transpose();
+        let image =
+            image.map_err(|error| RepositoryError(format!("{}: parameter image: {error}", self.path.display())))?;
+        Ok(Model { name, version, inputs, outputs, max_batch, slo, executor, labels, image })
     }
 
     fn name(&self) -> Result<String, RepositoryError> {

@@ -4,6 +4,7 @@
 
 mod config;
 pub mod emulated;
+mod image;
 pub mod profile;
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use image::{Color, ImagePipeline, Layout};
 use proto::{LatencyProfile, Span};
 use thiserror::Error;
 
@@ -36,6 +38,8 @@ pub struct Model {
     pub executor: Executor,
     /// Class labels of the first output, if the configuration names a label file.
     pub labels: Vec<String>,
+    /// How a picture becomes its input, if it takes pictures (`parameters: image`).
+    pub image: Option<ImagePipeline>,
 }
 
 /// A tensor of one task: the batch dimension is not part of its shape.

@@ -45,6 +45,7 @@ class Triton:
         self.health_and_metadata()
         self.inference()
         self.statistics()
+        self.classes()
         self.settings()
         self.shared_memory()
         self.refusals()
@@ -121,6 +122,35 @@ class Triton:
 
         self.call("get_inference_statistics", "count every row and request", counted)
         self.call("get_inference_statistics (all models)", "the same", lambda: expect(counts(), counts(MODEL)))
+
+    def classes(self):
+        top = self.library.InferRequestedOutput("probabilities", class_count=3)
+
+        def labelled(answer):
+            best = answer.as_numpy("probabilities")
+            expect(list(best.shape), [1, 3])
+            score, index, label = best[0][0].decode().split(":")
+            expect((int(index), label), (7, "seven"))
+            assert float(score) > 0.5, best
+
+        def picture():
+            with open("models/digits/seven.png", "rb") as file:
+                pixels = np.array([[file.read()]], dtype=np.object_)
+            tensor = self.library.InferInput("image", pixels.shape, "BYTES")
+            tensor.set_data_from_numpy(pixels)
+            return self.client.infer(MODEL, [tensor], outputs=[top], timeout=PATIENT)
+
+        self.call("infer (a picture as BYTES, its classes)", "a seven", lambda: labelled(picture()))
+        seven = next(index for index, label in enumerate(LABELS) if label == 7)
+        first = IMAGES[seven : seven + 1]
+        self.call("infer (class_count)", "a seven", lambda: labelled(self.infer(first, outputs=[top])))
+
+        def torn():
+            tensor = self.library.InferInput("image", [1, 1], "BYTES")
+            tensor.set_data_from_numpy(np.array([[b"\x89PNG\r\n\x1a\n torn"]], dtype=np.object_))
+            self.client.infer(MODEL, [tensor], timeout=PATIENT)
+
+        self.call.refused("infer (a torn picture)", "the picture cannot be used", InferenceServerException, torn)
 
     def settings(self):
         call, client = self.call, self.client

@@ -54,6 +54,7 @@ mod tests {
             slo: Span::from_millis(20),
             executor: repository::Executor::Emulated { profile: profile.clone() },
             labels: vec![],
+            image: None,
         };
         let mut outputs = [0; 2 * 19];
         Emulated::new(&model, profile).execute(b"firstother", &mut outputs).unwrap();

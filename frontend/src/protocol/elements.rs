@@ -43,6 +43,26 @@ pub fn write_json(datatype: DataType, data: &[u8], json: &mut String) {
     }
 }
 
+/// The elements as numbers; true is 1.
+pub fn to_f64(datatype: DataType, data: &[u8]) -> Vec<f64> {
+    fn each<const N: usize>(data: &[u8], element: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+        data.as_chunks::<N>().0.iter().map(|bytes| element(*bytes)).collect()
+    }
+    match datatype {
+        DataType::Bool | DataType::Uint8 => each(data, |[byte]| byte.into()),
+        DataType::Uint16 => each(data, |bytes| u16::from_le_bytes(bytes).into()),
+        DataType::Uint32 => each(data, |bytes| u32::from_le_bytes(bytes).into()),
+        DataType::Uint64 => each(data, |bytes| u64::from_le_bytes(bytes) as f64),
+        DataType::Int8 => each(data, |bytes| i8::from_le_bytes(bytes).into()),
+        DataType::Int16 => each(data, |bytes| i16::from_le_bytes(bytes).into()),
+        DataType::Int32 => each(data, |bytes| i32::from_le_bytes(bytes).into()),
+        DataType::Int64 => each(data, |bytes| i64::from_le_bytes(bytes) as f64),
+        DataType::Fp16 => each(data, |bytes| half_to_f32(u16::from_le_bytes(bytes)).into()),
+        DataType::Fp32 => each(data, |bytes| f32::from_le_bytes(bytes).into()),
+        DataType::Fp64 => each(data, f64::from_le_bytes),
+    }
+}
+
 fn join<const N: usize, T: fmt::Display>(data: &[u8], element: impl Fn([u8; N]) -> T, json: &mut String) {
     for (index, bytes) in data.as_chunks::<N>().0.iter().enumerate() {
         let comma = if index > 0 { "," } else { "" };

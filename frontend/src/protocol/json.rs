@@ -10,7 +10,11 @@ use repository::Model;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
-use super::{InferRequest, InputData, OutputChoice, OutputForm, Parameters, RequestInput, RequestedOutput, elements};
+use super::{
+    InferRequest, InputData, OutputChoice, OutputForm, Parameters, RequestInput, RequestedOutput,
+    classes::{Shown, shown},
+    elements,
+};
 use crate::{error::InferError, models::excerpt, protocol::invalid, rope::Rope, tasks::Reply};
 
 /// A body's bytes.
@@ -121,20 +125,31 @@ pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], r
     }
     write!(json, "\"model_name\":{},\"model_version\":{},\"outputs\":[", json!(model.name), json!(model.version))
         .expect("writing into memory cannot fail");
+    let mut binary = Vec::new();
     for (position, choice) in outputs.iter().enumerate() {
-        let (tensor, data) = (&model.outputs[choice.index], &reply.outputs[choice.index]);
-        let shape: Vec<usize> = [reply.rows].into_iter().chain(tensor.shape.iter().copied()).collect();
+        let tensor = &model.outputs[choice.index];
+        let Shown { datatype, shape, data, classes } = shown(model, choice, reply);
         let comma = if position > 0 { "," } else { "" };
-        let (name, datatype) = (json!(tensor.name), tensor.datatype);
+        let name = json!(tensor.name);
         write!(json, "{comma}{{\"name\":{name},\"datatype\":\"{datatype}\",\"shape\":{shape:?},")
             .expect("writing into memory cannot fail");
         match &choice.form {
-            OutputForm::Binary => write!(json, "\"parameters\":{{\"binary_data_size\":{}}}}}", data.len())
-                .expect("writing into memory cannot fail"),
+            OutputForm::Binary => {
+                write!(json, "\"parameters\":{{\"binary_data_size\":{}}}}}", data.len())
+                    .expect("writing into memory cannot fail");
+                binary.push(data);
+            }
             OutputForm::Usual => {
-                json.push_str("\"data\":[");
-                elements::write_json(tensor.datatype, data, &mut json);
-                json.push_str("]}");
+                json.push_str("\"data\":");
+                match classes {
+                    Some(classes) => json.push_str(&json!(classes).to_string()),
+                    None => {
+                        json.push('[');
+                        elements::write_json(tensor.datatype, &data, &mut json);
+                        json.push(']');
+                    }
+                }
+                json.push('}');
             }
             OutputForm::Region(span) => write!(json, "\"parameters\":{}}}", json!(span.parameters(data.len())))
                 .expect("writing into memory cannot fail"),
@@ -142,8 +157,7 @@ pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], r
     }
     json.push_str("]}");
     let mut body = json.into_bytes();
-    let binary: Vec<_> = outputs.iter().filter(|choice| choice.form == OutputForm::Binary).collect();
     let header_length = (!binary.is_empty()).then_some(body.len());
-    binary.iter().for_each(|choice| body.extend_from_slice(&reply.outputs[choice.index]));
+    binary.iter().for_each(|data| body.extend_from_slice(data));
     EncodedReply { body, header_length }
 }

@@ -8,7 +8,11 @@ use bytes::Bytes;
 use repository::Model;
 use serde_json::Value;
 
-use super::{InferRequest, InputData, OutputChoice, OutputForm, Parameters, RequestInput, RequestedOutput, invalid};
+use super::{
+    InferRequest, InputData, OutputChoice, OutputForm, Parameters, RequestInput, RequestedOutput,
+    classes::{Shown, shown},
+    invalid,
+};
 use crate::{
     api::{
         InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, infer_parameter::ParameterChoice,
@@ -72,15 +76,15 @@ pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], r
         ..ModelInferResponse::default()
     };
     for choice in outputs {
-        let (tensor, data) = (&model.outputs[choice.index], &reply.outputs[choice.index]);
+        let Shown { datatype, shape, data, classes: _ } = shown(model, choice, reply);
         let (parameters, raw) = match &choice.form {
-            OutputForm::Usual | OutputForm::Binary => (Parameters::new(), data.clone()),
+            OutputForm::Usual | OutputForm::Binary => (Parameters::new(), data),
             OutputForm::Region(span) => (span.parameters(data.len()), Bytes::new()),
         };
         response.outputs.push(InferOutputTensor {
-            name: tensor.name.clone(),
-            datatype: tensor.datatype.name().to_owned(),
-            shape: [reply.rows].iter().chain(&tensor.shape).map(|&dim| dim as i64).collect(),
+            name: model.outputs[choice.index].name.clone(),
+            datatype: datatype.to_owned(),
+            shape: shape.iter().map(|&dim| dim as i64).collect(),
             parameters: parameters.into_iter().map(|(key, value)| (key, to_parameter(&value))).collect(),
             contents: None,
         });

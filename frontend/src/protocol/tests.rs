@@ -40,7 +40,7 @@ fn json_inputs_come_out_in_the_order_of_the_model() {
     assert_eq!(inputs(&request), [vec![1, 2, 3, 4, 5, 6], b]);
     assert_eq!((request.id.as_deref(), request.checked.rows, request.checked.model), (Some("7"), 2, 4));
     assert_eq!(request.checked.slo, Span::from_millis(25), "the model's objective");
-    let choice = |index| OutputChoice { index, form: OutputForm::Usual };
+    let choice = |index| OutputChoice { index, form: OutputForm::Usual, classes: 0 };
     assert_eq!(request.outputs, [choice(0), choice(1)]);
 }
 
@@ -53,8 +53,10 @@ fn binary_inputs_follow_the_json_in_the_order_of_the_request() {
     let request = parse(json, &[0, 0, 128, 63, 7, 8, 9]).unwrap();
     assert_eq!(inputs(&request), [vec![7, 8, 9], vec![0, 0, 128, 63]]);
     assert_eq!(request.checked.slo, Span::from_millis(12));
-    let choices =
-        [OutputChoice { index: 1, form: OutputForm::Binary }, OutputChoice { index: 0, form: OutputForm::Usual }];
+    let choices = [
+        OutputChoice { index: 1, form: OutputForm::Binary, classes: 0 },
+        OutputChoice { index: 0, form: OutputForm::Usual, classes: 0 },
+    ];
     assert_eq!(request.outputs, choices);
 }
 
@@ -101,8 +103,8 @@ fn errors_name_the_field_what_was_found_and_what_was_expected() {
             "outputs: found 'x' twice, expected each output once",
         ),
         (
-            wrong(r#""id":"7""#, r#""outputs":[{"name":"x","parameters":{"classification":3}}]"#),
-            "outputs['x'].parameters.classification: found one, expected none: it is not supported",
+            wrong(r#""id":"7""#, r#""outputs":[{"name":"x","parameters":{"classification":"3"}}]"#),
+            "outputs['x'].parameters.classification: found \"3\", expected a number of classes",
         ),
         (
             wrong(r#""id":"7""#, r#""parameters":{"priority":-1}"#),
@@ -188,7 +190,7 @@ fn reply() -> Reply {
 
 #[test]
 fn a_reply_has_the_outputs_that_were_chosen_in_their_order_and_form() {
-    let choice = |index, form| OutputChoice { index, form };
+    let choice = |index, form| OutputChoice { index, form, classes: 0 };
     let (usual, binary) = (OutputForm::Usual, OutputForm::Binary);
     let model = two_by_two();
     let encoded =
@@ -230,5 +232,42 @@ proptest! {
     #[test]
     fn no_json_text_panics(text in "[\\[\\]{}\"a-z:,0-9. -]{0,80}") {
         let _ = parse(&text, &[]);
+    }
+}
+
+#[test]
+fn an_output_may_be_shown_as_its_best_classes() {
+    let mut model = two_by_two();
+    model.labels = vec!["cold".into(), "hot".into()];
+    let choices = |form| [OutputChoice { index: 0, form, classes: 1 }];
+    let encoded = json::encode_reply(&model, None, &choices(OutputForm::Usual), &reply());
+    let value: Value = serde_json::from_slice(&encoded.body).unwrap();
+    let expected = serde_json::json!(["2.000000:1:hot", "4.000000:1:hot"]);
+    assert_eq!((&value["outputs"][0]["data"], &value["outputs"][0]["datatype"]), (&expected, &"BYTES".into()));
+    let encoded = json::encode_reply(&model, None, &choices(OutputForm::Binary), &reply());
+    let binary = &encoded.body[encoded.header_length.unwrap()..];
+    assert_eq!(binary, b"\x0e\0\0\x002.000000:1:hot\x0e\0\0\x004.000000:1:hot");
+    let response = messages::encode_reply(&model, None, &choices(OutputForm::Usual), &reply());
+    assert_eq!((&response.outputs[0].datatype[..], &response.outputs[0].shape[..]), ("BYTES", &[2, 1][..]));
+    assert_eq!(response.raw_output_contents[0], binary);
+}
+
+#[test]
+fn pictures_come_one_after_another_each_after_its_length() {
+    let input = |shape: &[usize], data: &[u8]| RequestInput {
+        name: "image".into(),
+        datatype: "BYTES".into(),
+        shape: shape.to_vec(),
+        parameters: Parameters::new(),
+        data: Some(InputData::Bytes(data.to_vec().into())),
+    };
+    let two = b"\x02\0\0\0ab\0\0\0\0";
+    assert_eq!(pictures(&input(&[2, 1], two), 8).unwrap(), [&b"ab"[..], b""]);
+    assert_eq!(pictures(&input(&[2], two), 8).unwrap().len(), 2);
+    let wrong: [(&[usize], &[u8]); 6] =
+        [(&[1], two), (&[3], two), (&[2], &two[..9]), (&[1], b"\xff\xff\xff\xffab"), (&[9], two), (&[2, 2], two)];
+    for (shape, data) in wrong {
+        let error = pictures(&input(shape, data), 8).unwrap_err().to_string();
+        assert!(error.starts_with("inputs['image']."), "{error}");
     }
 }

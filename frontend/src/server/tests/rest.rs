@@ -69,6 +69,11 @@ fn errors_have_their_status_and_the_connection_goes_on() {
             ),
             (infer(&GOOD[..30]), 400, "the request is not a JSON object of this protocol"),
             (infer(""), 400, "the request is not a JSON object of this protocol"),
+            (
+                post_of(INFER, "content-type: image/png\r\n", b"\x89PNG"),
+                400,
+                "Content-Type: found an image, expected application/json: model 'double' takes no pictures",
+            ),
             (post_of(INFER, length, GOOD.as_bytes()), 400, "Inference-Header-Content-Length: found 5000"),
             (
                 infer(&GOOD.replace(r#""id":"q""#, r#""parameters":{"timeout":4999}"#)),
