@@ -191,6 +191,18 @@ impl Core {
         self.tasks.outstanding()
     }
 
+    /// Backends that can reach our slots.
+    #[must_use]
+    pub fn backends_linked(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Whether the scheduler has named us.
+    #[must_use]
+    pub fn has_scheduler(&self) -> bool {
+        self.joined().is_some()
+    }
+
     /// Step 1: admits a request and submits its tasks. The reply comes as [`Output::Reply`].
     ///
     /// # Errors

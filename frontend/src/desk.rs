@@ -3,13 +3,14 @@
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
-use proto::{Span, Timestamp};
+use proto::{Span, Timestamp, scheduler_to_frontend::DropReason};
 use tokio::sync::{Notify, oneshot};
 use transport::Event;
 
 use crate::{
     core::{Core, Output},
     error::InferError,
+    metrics::{Metrics, Stage},
     models::ServedModel,
     statistics::Statistics,
     tasks::{Arena, CheckedRequest, Reply, RequestId},
@@ -23,6 +24,7 @@ pub struct Desk {
     /// Something was put in that the transport's loop must look at. Many requests of one turn are one notice, so their
     /// messages share frames.
     wake: Notify,
+    metrics: Metrics,
 }
 
 struct State {
@@ -51,8 +53,9 @@ impl Desk {
     #[must_use]
     pub fn new(core: Core, arena: Box<dyn Arena>, clock: Box<dyn Fn() -> Timestamp>) -> Rc<Self> {
         let statistics = core.models().iter().map(|_| Statistics::default()).collect();
+        let metrics = Metrics::new(core.models().iter().map(|served| &*served.model));
         let state = RefCell::new(State { core, waiting: BTreeMap::new(), statistics });
-        Rc::new(Self { state, arena, clock, wake: Notify::new() })
+        Rc::new(Self { state, arena, clock, wake: Notify::new(), metrics })
     }
 
     /// Now, on our clock.
@@ -88,6 +91,19 @@ impl Desk {
         look(&self.state.borrow().statistics[model])
     }
 
+    /// What Prometheus scrapes.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        let state = self.state.borrow();
+        let pending = |model| state.waiting.values().filter(|waiting| waiting.model == model).count();
+        self.metrics.text(&state.core, pending)
+    }
+
+    /// A request for a model was this long in a stage that only its protocol knows.
+    pub fn observe(&self, model: usize, stage: Stage, took: Span) {
+        self.metrics.observe(model, stage, took);
+    }
+
     /// Step 1: admits a request.
     ///
     /// # Errors
@@ -95,10 +111,10 @@ impl Desk {
     pub fn submit(self: &Rc<Self>, request: &CheckedRequest) -> Result<PendingReply, InferError> {
         let mut state = self.state.borrow_mut();
         let (now, model) = (self.now(), request.model);
-        let id = state
-            .core
-            .handle_request(now, request, &*self.arena)
-            .inspect_err(|_| state.statistics[model].handle_failure(now, Span::ZERO))?;
+        let id = state.core.handle_request(now, request, &*self.arena).inspect_err(|error| {
+            state.statistics[model].handle_failure(now, Span::ZERO);
+            self.metrics.handle_failure(model, error);
+        })?;
         let (sender, reply) = oneshot::channel();
         state.waiting.insert(id, Waiting { model, admitted_at: now, sender });
         self.wake.notify_one();
@@ -130,8 +146,14 @@ impl Desk {
                     if let Some(waiting) = state.waiting.remove(&request) {
                         let (now, statistics) = (self.now(), &mut state.statistics[waiting.model]);
                         match &result {
-                            Ok(reply) => statistics.handle_success(now, reply),
-                            Err(_) => statistics.handle_failure(now, now - waiting.admitted_at),
+                            Ok(reply) => {
+                                let executions = statistics.handle_success(now, reply);
+                                self.metrics.handle_success(waiting.model, reply, executions);
+                            }
+                            Err(error) => {
+                                statistics.handle_failure(now, now - waiting.admitted_at);
+                                self.metrics.handle_failure(waiting.model, error);
+                            }
                         }
                         // A waiter that is gone has cancelled.
                         let _ = waiting.sender.send(result);
@@ -169,6 +191,7 @@ impl Drop for PendingReply {
         if let Some(waiting) = state.waiting.remove(&self.request) {
             let now = self.desk.now();
             state.statistics[waiting.model].handle_failure(now, now - waiting.admitted_at);
+            self.desk.metrics.handle_failure(waiting.model, &InferError::Dropped(DropReason::Cancelled));
             state.core.handle_cancel(self.request);
             self.desk.wake.notify_one();
         }

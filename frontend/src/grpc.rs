@@ -184,11 +184,11 @@ async fn infer_one(
 ) -> Result<ModelInferResponse, Status> {
     let model = server.service.find(&request.model_name, given(&request.model_version))?;
     let mut request = messages::parse_request(request)?;
-    server.service.decode_pictures(&model.1, &mut request).await?;
+    server.service.decode_pictures(&model, &mut request).await?;
     let submitted = server.service.submit(model, request, within)?;
     // Its bytes are in slots now.
     share.release();
-    let Answer { model, id, outputs, reply } = submitted.wait().await?;
+    let Answer { model, id, outputs, reply, number: _ } = submitted.wait().await?;
     Ok(messages::encode_reply(&model, id.as_deref(), &outputs, &reply))
 }
 

@@ -12,11 +12,13 @@ pub mod drive;
 pub mod error;
 pub mod grpc;
 mod image;
+pub mod metrics;
 pub mod models;
 pub mod protocol;
 // The one place where tokio needs a promise about a descriptor.
 #[allow(unsafe_code)]
 mod readiness;
+pub mod recent;
 pub mod regions;
 pub mod rest;
 pub mod rope;

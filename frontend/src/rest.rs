@@ -18,6 +18,7 @@ use crate::{
     api::ModelStatisticsResponse,
     compression::{Coding, DecodeError},
     error::InferError,
+    metrics::Stage,
     models::excerpt,
     protocol::{self, Parameters, invalid, json},
     rope::Rope,
@@ -28,6 +29,8 @@ use crate::{
 
 /// Length of the JSON object that binary tensors follow.
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+/// The number by which `/debug/requests/` explains the request.
+const REQUEST: HeaderName = HeaderName::from_static("x-downbeat-request");
 /// Where the request's time went; see [`timing_text`].
 const TIMING: HeaderName = HeaderName::from_static("x-downbeat-timing");
 
@@ -50,6 +53,7 @@ struct At<'a> {
     model: &'a str,
     version: Option<&'a str>,
     region: Option<&'a str>,
+    request: &'a str,
 }
 
 use Action::{Change, Infer, Look};
@@ -57,6 +61,8 @@ use Action::{Change, Infer, Look};
 /// Every route. Of two that fit the first is taken, so names come before braces.
 const ROUTES: &[(&str, Action)] = &[
     ("v2/models/{model}/infer", Infer),
+    ("metrics", Look(|service, _| Ok(metrics(service)))),
+    ("debug/requests/{request}", Look(|service, at| Ok(ok(&service.recent.borrow().explain(at.request)?)))),
     ("v2/models/{model}/versions/{version}/infer", Infer),
     ("v2", Look(|service, _| Ok(ok(&service.server_metadata())))),
     ("v2/health/live", Look(|service, _| Ok(health(service, true)))),
@@ -167,10 +173,17 @@ fn matched<'a>(pattern: &str, path: &'a str) -> Option<At<'a>> {
             (Some("{model}"), Some(name)) => at.model = name,
             (Some("{version}"), Some(name)) => at.version = Some(name),
             (Some("{region}"), Some(name)) => at.region = Some(name),
+            (Some("{request}"), Some(name)) => at.request = name,
             (Some(expected), Some(found)) if expected == found => {}
             _ => return None,
         }
     }
+}
+
+fn metrics(service: &Service) -> Reply {
+    let mut reply = Response::new(Full::from(service.desk.metrics_text()));
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
+    reply
 }
 
 fn health(service: &Service, up: bool) -> Reply {
@@ -224,8 +237,10 @@ async fn infer(server: &Server, at: At<'_>, request: Request<Incoming>) -> Resul
     let query = request.uri().query().map_or_else(Parameters::new, parameters_of);
     let submitted = {
         // Before anything can be refused: a connection whose request was read to its end goes on.
+        let began = server.service.desk.now();
         let (body, _share) = read_body(server, request).await?;
         let model = server.service.find(at.model, at.version)?;
+        server.service.desk.observe(model.0, Stage::Receive, server.service.desk.now() - began);
         let json_part;
         let mut parsed = if is_picture {
             protocol::picture_request(&model.1, &body, query)?
@@ -234,7 +249,7 @@ async fn infer(server: &Server, at: At<'_>, request: Request<Incoming>) -> Resul
             json_part = json;
             json::parse_request(&json_part, binary)?
         };
-        server.service.decode_pictures(&model.1, &mut parsed).await?;
+        server.service.decode_pictures(&model, &mut parsed).await?;
         server.service.submit(model, parsed, None)?
         // The body's bytes are in slots now, or were JSON; either way they go.
     };
@@ -245,6 +260,7 @@ async fn infer(server: &Server, at: At<'_>, request: Request<Incoming>) -> Resul
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.extend(encoded.header_length.map(|length| (HEADER_LENGTH, HeaderValue::from(length))));
+    headers.insert(REQUEST, HeaderValue::from(answer.number));
     headers.extend(HeaderValue::try_from(timing_text(&answer.reply.timing)).ok().map(|timing| (TIMING, timing)));
     Ok(response)
 }

@@ -19,8 +19,10 @@ use crate::{
     desk::{Desk, PendingReply},
     error::InferError,
     image::Decoders,
+    metrics::Stage,
     models::ServedModel,
     protocol::{self, InferRequest, InputData, OutputChoice, OutputForm, RequestInput},
+    recent::Recent,
     regions::Regions,
     rope::Rope,
     settings::{LogSettings, Settings, Tracer},
@@ -51,6 +53,8 @@ pub struct Service {
     pub desk: Rc<Desk>,
     /// Shared memory that clients have registered.
     pub regions: RefCell<Regions>,
+    /// What became of the last requests.
+    pub recent: RefCell<Recent>,
     decoders: Decoders,
     tracer: RefCell<Tracer>,
     log: RefCell<LogSettings>,
@@ -78,6 +82,8 @@ pub struct Answer {
     pub outputs: Vec<OutputChoice>,
     /// What the backend answered.
     pub reply: Reply,
+    /// Its number among those that have ended here ([`Recent`]).
+    pub number: u64,
 }
 
 impl Service {
@@ -87,6 +93,7 @@ impl Service {
         Self {
             desk,
             regions: RefCell::new(Regions::new(SHARED_MEMORY_FOLDER)),
+            recent: RefCell::default(),
             decoders: Decoders::new(),
             tracer: RefCell::default(),
             log: RefCell::default(),
@@ -123,11 +130,16 @@ impl Service {
     ///
     /// # Errors
     /// If a picture cannot be used, or too many are being decoded.
-    pub async fn decode_pictures(&self, model: &Model, request: &mut InferRequest<'_>) -> Result<(), InferError> {
+    pub async fn decode_pictures(
+        &self,
+        (index, model): &(usize, Rc<Model>),
+        request: &mut InferRequest<'_>,
+    ) -> Result<(), InferError> {
         let Some(pipeline) = &model.image else { return Ok(()) };
         let tensor = &model.inputs[pipeline.input];
         let is_picture = |input: &&mut RequestInput<'_>| input.name == tensor.name && input.datatype == "BYTES";
         let Some(input) = request.inputs.iter_mut().find(is_picture) else { return Ok(()) };
+        let began = self.desk.now();
         let pictures = protocol::pictures(input, model.max_batch)?;
         input.shape = [pictures.len()].into_iter().chain(tensor.shape.iter().copied()).collect();
         input.datatype = tensor.datatype.name().to_owned();
@@ -136,6 +148,7 @@ impl Service {
             data.push(self.decoders.run(pipeline.clone(), tensor.clone(), picture).await?.into());
         }
         input.data = Some(InputData::Bytes(data));
+        self.desk.observe(*index, Stage::Preprocess, self.desk.now() - began);
         Ok(())
     }
 
@@ -291,7 +304,10 @@ impl Submitted<'_> {
     /// Why there is none.
     pub async fn wait(self) -> Result<Answer, InferError> {
         let Self { service, pending, model, id, outputs } = self;
-        let reply = pending.wait().await?;
+        let result = pending.wait().await;
+        let outcome = result.as_ref().map(|reply| reply.timing);
+        let number = service.recent.borrow_mut().push(id.as_deref(), &model.name, outcome);
+        let reply = result?;
         for OutputChoice { index, form, classes: _ } in &outputs {
             if let OutputForm::Region(span) = form {
                 service.regions.borrow().write(span, &reply.outputs[*index])?;
@@ -301,7 +317,7 @@ impl Submitted<'_> {
             let id = id.as_deref().unwrap_or_default();
             tracing::info!(model = model.name, id, timing = timing_text(&reply.timing), "trace");
         }
-        Ok(Answer { model, id, outputs, reply })
+        Ok(Answer { model, id, outputs, reply, number })
     }
 }
 

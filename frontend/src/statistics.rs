@@ -44,8 +44,9 @@ struct Stages {
 }
 
 impl Statistics {
-    /// A request was answered at `now`.
-    pub fn handle_success(&mut self, now: Timestamp, reply: &Reply) {
+    /// A request was answered at `now`. How many executions are known by it that were not before.
+    pub fn handle_success(&mut self, now: Timestamp, reply: &Reply) -> u64 {
+        let known = self.executions;
         let timing = &reply.timing;
         self.last_at = Some(now);
         self.inferences += reply.rows as u64;
@@ -61,6 +62,7 @@ impl Statistics {
                 self.by_batch_size.entry(batch.batch_size).or_default().add(batch);
             }
         }
+        self.executions - known
     }
 
     /// A request ended without an answer at `now`, `after` its admission.

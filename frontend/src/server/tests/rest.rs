@@ -190,3 +190,43 @@ fn extensions_answer_as_tritons() {
         }
     });
 }
+
+#[test]
+fn metrics_count_what_happened_and_single_requests_are_explained() {
+    with_server(limits(), async |address, peer| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let heard = ask(&mut stream, &post_of(INFER, "", GOOD.as_bytes())).await;
+        let number = heard.header("x-downbeat-request").unwrap().to_owned();
+        peer.fates.borrow_mut().push_back(Fate::Drop(DropReason::Deadline));
+        ask(&mut stream, &post_of(INFER, "", GOOD.as_bytes())).await;
+
+        let metrics = ask(&mut stream, &get_of("/metrics")).await;
+        assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
+        let text = String::from_utf8(metrics.body).unwrap();
+        let label = r#"model="double",version="1""#;
+        for expected in [
+            format!("nv_inference_request_success{{{label}}} 1"),
+            format!("nv_inference_count{{{label}}} 1"),
+            format!("nv_inference_exec_count{{{label}}} 1"),
+            format!("nv_inference_pending_request_count{{{label}}} 0"),
+            r#"nv_inference_request_failure{model="double",reason="REJECTED",version="1"} 1"#.to_owned(),
+            r#"downbeat_dropped{model="double",reason="deadline",version="1"} 1"#.to_owned(),
+            format!("downbeat_request_seconds_count{{{label}}} 1"),
+            r#"downbeat_stage_seconds_count{model="double",stage="execute",version="1"} 1"#.to_owned(),
+            r#"downbeat_stage_seconds_count{model="double",stage="receive",version="1"} 2"#.to_owned(),
+            "downbeat_slots_in_use 0".to_owned(),
+            "downbeat_backends_linked 1".to_owned(),
+            "downbeat_scheduler_connected 1".to_owned(),
+        ] {
+            assert!(text.lines().any(|line| line == expected), "no `{expected}` in\n{text}");
+        }
+
+        let explained = ask(&mut stream, &get_of(&format!("/debug/requests/{number}"))).await.json();
+        assert_eq!((&explained["outcome"], &explained["id"]), (&json!("answered"), &json!("q")));
+        assert_eq!(explained["batch"], json!({ "size": 3, "backend": 6, "gpu": 2 }));
+        let by_id = ask(&mut stream, &get_of("/debug/requests/q")).await.json();
+        assert_eq!(by_id["outcome"], "dropped: its deadline could no longer be met", "the last one with that id");
+        let unknown = ask(&mut stream, &get_of("/debug/requests/99")).await;
+        assert_eq!(unknown.status, 404);
+    });
+}

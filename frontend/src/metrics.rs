@@ -1,0 +1,298 @@
+//! Step 10: what Prometheus scrapes: Triton's names, which dashboards know, and histograms of our own for every stage.
+//!
+//! Everything is resolved to a handle when a model is loaded, so a request costs a few additions and no look-up.
+
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder, exponential_buckets,
+};
+use proto::{Span, scheduler_to_frontend::DropReason};
+use repository::Model;
+
+use crate::{core::Core, error::InferError, tasks::Reply};
+
+/// Of our own durations: 20 us to 10 s, each bucket twice the one before.
+const BUCKETS: (f64, f64, usize) = (20e-6, 2.0, 20);
+/// The labels that Triton's metrics have.
+const MODEL: [&str; 2] = ["model", "version"];
+
+/// A part of a request's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// The client sends its request.
+    Receive,
+    /// A picture becomes a tensor.
+    Preprocess,
+    /// The task's descriptor goes to the scheduler.
+    Submit,
+    /// The batch grows for as long as the deadline allows, and waits for a GPU.
+    Queue,
+    /// The plan goes to the backend.
+    Grant,
+    /// The backend READs the inputs of the batch.
+    Fetch,
+    /// The batch waits for its window and for its GPU.
+    Wait,
+    /// The batch runs.
+    Execute,
+    /// The outputs are WRITTEN back.
+    Push,
+}
+
+impl Stage {
+    const ALL: [(Self, &str); 9] = [
+        (Self::Receive, "receive"),
+        (Self::Preprocess, "preprocess"),
+        (Self::Submit, "submit"),
+        (Self::Queue, "queue"),
+        (Self::Grant, "grant"),
+        (Self::Fetch, "fetch"),
+        (Self::Wait, "wait"),
+        (Self::Execute, "execute"),
+        (Self::Push, "push"),
+    ];
+}
+
+/// Everything that is scraped.
+pub struct Metrics {
+    registry: Registry,
+    models: Vec<ModelMetrics>,
+    pending: IntGaugeVec,
+    slots: IntGauge,
+    backends: IntGauge,
+    scheduler: IntGauge,
+}
+
+/// One model's handles.
+struct ModelMetrics {
+    name: String,
+    version: String,
+    success: IntCounter,
+    failure: IntCounterVec,
+    dropped: IntCounterVec,
+    late: IntCounter,
+    inferences: IntCounter,
+    executions: IntCounter,
+    request_us: IntCounter,
+    queue_us: IntCounter,
+    input_us: IntCounter,
+    infer_us: IntCounter,
+    output_us: IntCounter,
+    request: Histogram,
+    batch: Histogram,
+    /// In the order of [`Stage::ALL`].
+    stages: Vec<Histogram>,
+}
+
+impl Metrics {
+    /// Metrics of these models, all zero.
+    #[must_use]
+    pub fn new<'m>(models: impl IntoIterator<Item = &'m Model>) -> Self {
+        let registry = Registry::new();
+        let families = Families::new(&registry);
+        let gauge = |name: &str, help: &str| registered(&registry, IntGauge::new(name, help));
+        Self {
+            models: models.into_iter().map(|model| families.model(model)).collect(),
+            pending: registered(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new("nv_inference_pending_request_count", "Requests without an answer yet"),
+                    &MODEL,
+                ),
+            ),
+            slots: gauge("downbeat_slots_in_use", "Slots of registered memory that are leased"),
+            backends: gauge("downbeat_backends_linked", "Backends that can reach our slots"),
+            scheduler: gauge("downbeat_scheduler_connected", "1 while there is a connection to the scheduler"),
+            registry,
+        }
+    }
+
+    /// A request was answered.
+    pub fn handle_success(&self, model: usize, reply: &Reply, new_executions: u64) {
+        let of = &self.models[model];
+        let (timing, stamps) = (&reply.timing, &reply.timing.stamps);
+        let (admitted, answered) = (timing.admitted_at.0, timing.answered_at.0);
+        of.success.inc();
+        of.late.inc_by(u64::from(timing.answered_at > timing.deadline));
+        of.inferences.inc_by(reply.rows as u64);
+        of.executions.inc_by(new_executions);
+        of.request.observe(seconds(answered - admitted));
+        of.batch.observe(timing.batch_size.into());
+        for (counter, ns) in [
+            (&of.request_us, answered - admitted),
+            (&of.queue_us, stamps.granted_at_ns - admitted),
+            (&of.input_us, stamps.fetched_at_ns - stamps.planned_at_ns),
+            (&of.infer_us, stamps.finished_at_ns - stamps.started_at_ns),
+            (&of.output_us, answered - stamps.finished_at_ns),
+        ] {
+            counter.inc_by(u64::try_from(ns / 1000).unwrap_or(0));
+        }
+        let instants = [
+            admitted,
+            stamps.queued_at_ns,
+            stamps.granted_at_ns,
+            stamps.planned_at_ns,
+            stamps.fetched_at_ns,
+            stamps.started_at_ns,
+            stamps.finished_at_ns,
+            answered,
+        ];
+        for (histogram, pair) in of.stages[Stage::Submit as usize..].iter().zip(instants.windows(2)) {
+            histogram.observe(seconds(pair[1] - pair[0]));
+        }
+    }
+
+    /// A request ended without an answer.
+    pub fn handle_failure(&self, model: usize, error: &InferError) {
+        let of = &self.models[model];
+        let labels = |reason| [&of.name[..], &of.version, reason];
+        of.failure.with_label_values(&labels(tritons_reason(error))).inc();
+        if let Some(reason) = drop_reason(error) {
+            of.dropped.with_label_values(&labels(reason)).inc();
+        }
+    }
+
+    /// A request was this long in a stage that the frontend alone knows.
+    pub fn observe(&self, model: usize, stage: Stage, took: Span) {
+        self.models[model].stages[stage as usize].observe(seconds(took.0));
+    }
+
+    /// All metrics in Prometheus's text format; the gauges are read now.
+    #[must_use]
+    pub fn text(&self, core: &Core, pending: impl Fn(usize) -> usize) -> String {
+        for (index, of) in self.models.iter().enumerate() {
+            self.pending.with_label_values(&[&of.name, &of.version]).set(pending(index) as i64);
+        }
+        self.slots.set(core.outstanding() as i64);
+        self.backends.set(core.backends_linked() as i64);
+        self.scheduler.set(i64::from(core.has_scheduler()));
+        TextEncoder::new()
+            .encode_to_string(&self.registry.gather())
+            .expect("names and labels were checked when they were made")
+    }
+}
+
+/// Metrics that each model has one of.
+struct Families {
+    counters: [IntCounterVec; 9],
+    failure: IntCounterVec,
+    dropped: IntCounterVec,
+    request: HistogramVec,
+    batch: HistogramVec,
+    stages: HistogramVec,
+}
+
+impl Families {
+    fn new(registry: &Registry) -> Self {
+        let counter = |name: &str, help: &str, labels: &[&str]| {
+            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
+        };
+        let of_model = |(name, help): (&str, &str)| counter(name, help, &MODEL);
+        let (start, factor, count) = BUCKETS;
+        let durations = exponential_buckets(start, factor, count).expect("constants");
+        let histogram = |name: &str, help: &str, labels: &[&str], buckets: Vec<f64>| {
+            registered(registry, HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), labels))
+        };
+        let (by_reason, by_stage) = (["model", "version", "reason"], ["model", "version", "stage"]);
+        Self {
+            counters: [
+                ("nv_inference_request_success", "Requests that were answered"),
+                ("downbeat_request_late", "Of these, answered after their deadline"),
+                ("nv_inference_count", "Rows that were answered"),
+                ("nv_inference_exec_count", "Batches of which this frontend saw an answer"),
+                ("nv_inference_request_duration_us", "Sum of the time of answered requests"),
+                ("nv_inference_queue_duration_us", "Sum of their time until a GPU was granted"),
+                ("nv_inference_compute_input_duration_us", "Sum of the time of fetching inputs"),
+                ("nv_inference_compute_infer_duration_us", "Sum of the time of execution"),
+                ("nv_inference_compute_output_duration_us", "Sum of the time of pushing outputs"),
+            ]
+            .map(of_model),
+            failure: counter("nv_inference_request_failure", "Requests without an answer", &by_reason),
+            dropped: counter(
+                "downbeat_dropped",
+                "Requests that were dropped, by the reason in its own terms",
+                &by_reason,
+            ),
+            request: histogram("downbeat_request_seconds", "From admission to answer", &MODEL, durations.clone()),
+            batch: histogram(
+                "downbeat_batch_size",
+                "Tasks in the batch of an answered request",
+                &MODEL,
+                exponential_buckets(1.0, 2.0, 9).expect("constants"),
+            ),
+            stages: histogram("downbeat_stage_seconds", "Where a request's time goes", &by_stage, durations),
+        }
+    }
+
+    fn model(&self, model: &Model) -> ModelMetrics {
+        let labels = [&model.name[..], &model.version];
+        let [success, late, inferences, executions, request_us, queue_us, input_us, infer_us, output_us] =
+            self.counters.each_ref().map(|family| family.with_label_values(&labels));
+        let stage = |(_, name): (Stage, &str)| self.stages.with_label_values(&[labels[0], labels[1], name]);
+        ModelMetrics {
+            name: model.name.clone(),
+            version: model.version.clone(),
+            success,
+            failure: self.failure.clone(),
+            dropped: self.dropped.clone(),
+            late,
+            inferences,
+            executions,
+            request_us,
+            queue_us,
+            input_us,
+            infer_us,
+            output_us,
+            request: self.request.with_label_values(&labels),
+            batch: self.batch.with_label_values(&labels),
+            stages: Stage::ALL.map(stage).into(),
+        }
+    }
+}
+
+/// Constant names are valid, and each is registered once.
+fn registered<C: prometheus::core::Collector + Clone + 'static>(
+    registry: &Registry,
+    collector: prometheus::Result<C>,
+) -> C {
+    let collector = collector.expect("a valid name");
+    registry.register(Box::new(collector.clone())).expect("a new name");
+    collector
+}
+
+/// Clocks of members agree within an error, so a short stage can seem to end before it began.
+fn seconds(ns: i64) -> f64 {
+    ns.max(0) as f64 / 1e9
+}
+
+/// Triton's reasons of failure.
+fn tritons_reason(error: &InferError) -> &'static str {
+    match error {
+        InferError::Dropped(DropReason::Cancelled) => "CANCELED",
+        InferError::Failed(_) | InferError::BadAnswer(_) => "BACKEND",
+        InferError::Dropped(_)
+        | InferError::NeverMet { .. }
+        | InferError::WindowMissed
+        | InferError::ArenaFull { .. }
+        | InferError::NoScheduler
+        | InferError::NoBackend { .. } => "REJECTED",
+        _ => "OTHER",
+    }
+}
+
+/// Why a request was dropped, in our own terms; nothing if it was not.
+fn drop_reason(error: &InferError) -> Option<&'static str> {
+    Some(match error {
+        InferError::Dropped(DropReason::Deadline) => "deadline",
+        InferError::Dropped(DropReason::QueueFull) => "queue_full",
+        InferError::Dropped(DropReason::NoBackend) | InferError::NoBackend { .. } => "no_backend",
+        InferError::Dropped(DropReason::BackendLost) => "backend_lost",
+        InferError::Dropped(DropReason::Cancelled) => "cancelled",
+        InferError::WindowMissed => "window_missed",
+        InferError::NeverMet { .. } => "never_met",
+        InferError::ArenaFull { .. } => "slots_full",
+        InferError::NoScheduler | InferError::SchedulerLost => "no_scheduler",
+        InferError::NoAnswer { .. } => "no_answer",
+        _ => return None,
+    })
+}
