@@ -26,9 +26,10 @@ mod sync {
     };
 }
 
-/// Every message fits four words.
-type Words = [u64; 4];
-type AtomicWords = [AtomicU64; 4];
+/// Every message of a ring fits three words.
+type Words = [u64; 3];
+/// A candidate fits four.
+type CandidateWords = [u64; 4];
 
 /// The mailboxes of one ModelThread, for models with ids below `models_max`.
 ///
@@ -90,7 +91,7 @@ impl ModelEnd {
         slot.write(&mut self.versions[model.0 as usize], encode_candidate(candidate));
         // After the value, so that whoever sees the flag cleared by the reader knows that the reader has yet to look.
         if !slot.is_changed.swap(true, Ordering::AcqRel) {
-            self.changed.send([u64::from(model.0), 0, 0, 0]);
+            self.changed.send([u64::from(model.0), 0, 0]);
         }
     }
 
@@ -130,11 +131,11 @@ impl RankEnd {
 
     /// Posts a grant.
     pub fn post_grant(&mut self, grant: Grant) {
-        self.grants.send([u64::from(grant.model.0) << 32 | u64::from(grant.gpu.0), grant.free_at.0 as u64, 0, 0]);
+        self.grants.send([u64::from(grant.model.0) << 32 | u64::from(grant.gpu.0), grant.free_at.0 as u64, 0]);
     }
 }
 
-fn encode_candidate(candidate: Option<Candidate>) -> Words {
+fn encode_candidate(candidate: Option<Candidate>) -> CandidateWords {
     // A size of 0 is no candidate.
     candidate.map_or([0; 4], |candidate| {
         let counts = u64::from(candidate.size) << 32 | u64::from(candidate.grants_seen);
@@ -142,7 +143,7 @@ fn encode_candidate(candidate: Option<Candidate>) -> Words {
     })
 }
 
-fn decode_candidate([counts, exec_at, latest, due_at]: Words) -> Option<Candidate> {
+fn decode_candidate([counts, exec_at, latest, due_at]: CandidateWords) -> Option<Candidate> {
     let size = (counts >> 32) as u32;
     (size > 0).then_some(Candidate {
         size,
@@ -159,10 +160,10 @@ fn encode_gpu(gpu: GpuId, update: GpuUpdate) -> Words {
         GpuUpdate::Returned => (1, 0, 0),
         GpuUpdate::Finished { finished_at } => (2, finished_at.0, 0),
     };
-    [kind << 32 | u64::from(gpu.0), first as u64, second as u64, 0]
+    [kind << 32 | u64::from(gpu.0), first as u64, second as u64]
 }
 
-fn decode_gpu([head, first, second, _]: Words) -> (GpuId, GpuUpdate) {
+fn decode_gpu([head, first, second]: Words) -> (GpuId, GpuUpdate) {
     let update = match head >> 32 {
         0 => GpuUpdate::Planned { exec_at: Timestamp(first as i64), free_at: Timestamp(second as i64) },
         1 => GpuUpdate::Returned,
@@ -171,11 +172,11 @@ fn decode_gpu([head, first, second, _]: Words) -> (GpuId, GpuUpdate) {
     (GpuId(head as u32), update)
 }
 
-fn zeros() -> AtomicWords {
+fn zeros<const WORDS: usize>() -> [AtomicU64; WORDS] {
     std::array::from_fn(|_| AtomicU64::new(0))
 }
 
-fn load(words: &AtomicWords) -> Words {
+fn load<const WORDS: usize>(words: &[AtomicU64; WORDS]) -> [u64; WORDS] {
     std::array::from_fn(|index| words[index].load(Ordering::Relaxed))
 }
 
@@ -191,7 +192,7 @@ struct LatestValues {
 struct Slot {
     /// Odd while a write is going on.
     version: AtomicU64,
-    words: AtomicWords,
+    words: [AtomicU64; 4],
     /// The model is in the queue of changed ones, or about to be.
     is_changed: AtomicBool,
 }
@@ -204,7 +205,7 @@ impl LatestValues {
 }
 
 impl Slot {
-    fn write(&self, version: &mut u64, words: Words) {
+    fn write(&self, version: &mut u64, words: CandidateWords) {
         self.version.store(*version + 1, Ordering::Relaxed);
         // No word becomes visible before the odd version.
         fence(Ordering::Release);
@@ -216,7 +217,7 @@ impl Slot {
     }
 
     /// `None` if a write is going on.
-    fn read(&self) -> Option<Words> {
+    fn read(&self) -> Option<CandidateWords> {
         let before = self.version.load(Ordering::Acquire);
         let words = load(&self.words);
         // No word was read after this version.
@@ -229,7 +230,7 @@ impl Slot {
 /// A bounded queue with one sender and one receiver.
 #[derive(Debug)]
 struct Ring {
-    slots: Box<[AtomicWords]>,
+    slots: Box<[[AtomicU64; 3]]>,
     /// Messages taken out; written by the receiver.
     taken: Padded,
     /// Messages put in; written by the sender.

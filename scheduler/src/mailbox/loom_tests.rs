@@ -65,7 +65,7 @@ fn poll_unchecked(rank_end: &mut RankEnd) -> Option<FromModelThread> {
     let [model, ..] = rank_end.changed.receive()?;
     let slot = &rank_end.candidates.slots[model as usize];
     slot.is_changed.swap(false, Ordering::AcqRel);
-    let words = [0, 1, 2].map(|index: usize| slot.words[index].load(Ordering::Relaxed));
+    let words = load(&slot.words);
     Some(FromModelThread::Candidate(ModelId(model as u32), decode_candidate(words)))
 }
 
