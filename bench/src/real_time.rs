@@ -55,7 +55,7 @@ enum ToScheduler {
     Ended(GpuEvent),
     Killed {
         batch: Batch<()>,
-        started_at: Timestamp,
+        started_at: Option<Timestamp>,
         killed_at: Timestamp,
     },
     /// The last request was sent, or the generator gave up, so far behind.
@@ -262,7 +262,10 @@ impl<'a> Scheduler<'a> {
                 }
             }
             ToScheduler::Killed { batch, started_at, killed_at } => {
-                self.on_ran(&batch, started_at, killed_at)?;
+                match started_at {
+                    Some(started_at) => self.on_ran(&batch, started_at, killed_at)?,
+                    None => self.planner.handle_finished(batch.gpu, killed_at),
+                }
                 for (Queued { id, deadline, .. }, payload) in batch.tasks {
                     self.planner.handle_submit(now, batch.model, Task { id, deadline, payload });
                 }
@@ -335,7 +338,10 @@ mod tests {
         let workload = "gpus = 4\nfaults = { execution_jitter = 0.05 }\n\
                         [[model]]\nname = \"m\"\nalpha_ms = 1\nbeta_ms = 5\nslo_ms = 60\ncount = 2\n";
         for policy in ["downbeat", "deferred", "eager", "clockwork", "nexus", "shepherd", "clipper"] {
-            let report = run_at(workload, policy, 500.0).unwrap();
+            // A machine that is too busy for real time says so; another try may find it less so.
+            let is_busy = |result: &Result<Report, CommandError>| matches!(result, Err(CommandError::Flag { .. }));
+            let mut tries = (0..20).map(|_| run_at(workload, policy, 500.0)).skip_while(is_busy);
+            let report = tries.next().expect("a machine that can generate 500 requests/s").unwrap();
             assert!(report.totals.offered_rps > 0.0, "{report:?}");
             let ended = report.totals.served_rps * 0.45 + report.totals.dropped as f64;
             assert!((ended - report.totals.offered_rps * 0.45).abs() < 1e-6, "{report:?}");

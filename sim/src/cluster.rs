@@ -281,7 +281,7 @@ impl<'a> Cluster<'a> {
     fn on_preempt(&mut self, now: Timestamp, gpu: GpuId) -> Result<(), Violation> {
         let Some((batch, started_at)) = self.gpus.handle_preempt(gpu) else { return Ok(()) };
         self.report(gpu, now);
-        self.on_killed(now, batch, Some(started_at))
+        self.on_killed(now, batch, started_at)
     }
 
     fn on_fault(&mut self, now: Timestamp, fault: Fault) -> Result<(), Violation> {

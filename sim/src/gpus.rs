@@ -95,13 +95,12 @@ impl Gpus {
         self.events.pop_front()
     }
 
-    /// Kills what a GPU runs. Returns the batch and its start, if one runs.
-    pub fn handle_preempt(&mut self, gpu: GpuId) -> Option<(Batch<()>, Timestamp)> {
+    /// Kills what a GPU runs, or is about to run. Returns the batch with its start, if there is one.
+    pub fn handle_preempt(&mut self, gpu: GpuId) -> Option<(Batch<()>, Option<Timestamp>)> {
         let place = self.place(gpu);
-        let running = self.places[place].running.take()?;
+        let batch = self.places[place].batches.pop_front()?;
         self.timers.remove(place as u32);
-        let batch = self.places[place].batches.pop_front().expect("it runs");
-        Some((batch, running.started_at))
+        Some((batch, self.places[place].running.take().map(|running| running.started_at)))
     }
 
     /// A GPU dies. Returns its batches, with the start of that which ran.
@@ -186,7 +185,10 @@ mod tests {
         let ten = &mut |_: &Batch<()>| Span(10);
         assert_eq!(gpus.handle_preempt(GpuId(3)), None);
         gpus.handle_batch(Timestamp(0), batch(1, 0, 9), ten);
-        assert_eq!(gpus.handle_preempt(GpuId(3)), Some((batch(1, 0, 9), Timestamp(0))));
+        assert_eq!(gpus.handle_preempt(GpuId(3)), Some((batch(1, 0, 9), Some(Timestamp(0)))));
+        // One that is still waiting for its time is not run before the one that replaces it.
+        gpus.handle_batch(Timestamp(1), batch(5, 3, 9), ten);
+        assert_eq!(gpus.handle_preempt(GpuId(3)), Some((batch(5, 3, 9), None)));
         gpus.handle_batch(Timestamp(4), batch(2, 4, 9), ten);
         gpus.handle_timeout(Timestamp(14), ten);
         assert_eq!(gpus.poll_event(), finished(batch(2, 4, 9), 4, 14));
