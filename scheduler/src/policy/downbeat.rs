@@ -9,8 +9,9 @@
 //!    gathered and run in time: a backlog is shed at once, and what follows is on time and in large batches again.
 //! 2. *The window opens earlier* while candidates have to wait for GPUs, by a part of the time for gathering. Where
 //!    waits are rare but happen (bursts), GPUs are idle at other times, and starting earlier costs little; where most
-//!    candidates wait, GPUs are scarce, and starting much earlier would make batches smaller. A model that never waits
-//!    is deferred in full, so that GPUs that are not needed stay idle.
+//!    candidates wait, GPUs are scarce, and starting much earlier would make batches smaller; but a model that gathers
+//!    hardly a second task has nothing to lose by it. A task that was lost has waited too. A model that never waits is
+//!    deferred in full, so that GPUs that are not needed stay idle.
 //! 3. *Models that lose few tasks let others go first.* By the nearest `latest` alone, a model whose tasks have long
 //!    hardly loses any, while those in a hurry lose more than 1 %. So its batches wait a little longer: by a part of
 //!    its SLO that shrinks as its losses grow, which keeps all models' losses alike.
@@ -64,7 +65,9 @@ impl Averages {
         let gpus = self.execution_ns / self.interval_ns.max(1.0);
         // Symphony, equation 1: a batch runs for `SLO N / (N + 1)` and is gathered in what is left.
         let gathering_ns = slo.as_nanos() as f64 / (gpus + 1.0);
-        let part = (1.0 - self.waited_part).powi(2).max(SLACK_PART_MIN);
+        // Who gathers only a task or two by waiting has little to lose by starting early.
+        let gathered = gathering_ns * self.size / self.interval_ns.max(1.0);
+        let part = (1.0 - self.waited_part).powi(2).max(SLACK_PART_MIN).max(gathered.max(1.0).powi(-2));
         Span((gathering_ns * part * (self.waited_part / WAITED_PART_ENOUGH).min(1.0)) as i64)
     }
 
@@ -106,6 +109,10 @@ impl BatchPolicy for Downbeat {
 
     fn handle_lost(&mut self) {
         self.lost_part += LOST_WEIGHT * (1.0 - self.lost_part);
+        if let Some(averages) = &mut self.averages {
+            // Its batch has waited in vain.
+            averages.waited_part += AVERAGE_WEIGHT / averages.size.max(1.0) * (1.0 - averages.waited_part);
+        }
     }
 
     fn handle_granted(&mut self, view: &View<'_>, batch: Gathered, start: Timestamp, waited: Span) {
@@ -144,12 +151,16 @@ mod tests {
 
     #[test]
     fn slack_follows_waits() {
-        let slack = |gpus, waited_part| averages(gpus, waited_part).slack(Span(1000)).as_nanos();
+        let of =
+            |size, gpus, waited_part| Averages { size, ..averages(gpus, waited_part) }.slack(Span(1000)).as_nanos();
+        let slack = |gpus, waited_part| of(100.0, gpus, waited_part);
         assert_eq!(slack(1.0, 0.0), 0);
         assert_eq!(slack(1.0, 0.025), (500.0 * 0.975f64.powi(2) / 2.0) as i64);
         assert_eq!(slack(1.0, 0.5), 125);
         assert_eq!(slack(4.0, 0.5), 50);
         assert_eq!(slack(1.0, 1.0), 75);
+        // Gathers two tasks, or not even one.
+        assert_eq!((of(4.0, 1.0, 0.5), of(4.0, 1.0, 1.0), of(1.0, 1.0, 1.0)), (125, 125, 500));
     }
 
     #[test]

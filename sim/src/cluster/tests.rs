@@ -68,6 +68,20 @@ fn downbeat_holds_its_goodput_in_overload() {
     }
 }
 
+/// Many models on one GPU: each has too few requests for batches, and deferral alone makes their batches collide, since
+/// each has a window shorter than another's execution.
+#[test]
+fn many_models_on_one_gpu_are_served() {
+    let workload =
+        workload("gpus = 1\n[[model]]\nname = \"m\"\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 50\ncount = 15\n");
+    let on_time = |policy| {
+        let options = Options { policy, rate_rps: 100.0, seconds: 120.0, seed: 5 };
+        run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap().totals.on_time_fraction
+    };
+    assert!(on_time(Policy::Downbeat) > 0.995, "{}", on_time(Policy::Downbeat));
+    assert!(on_time(Policy::Deferred) < 0.9, "the control: {}", on_time(Policy::Deferred));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// No workload, policy, network budget or fault breaks an invariant: the checkers run within `run`.
