@@ -133,13 +133,11 @@ impl Requester {
         // A middle response has no AETH; in every other the syndrome must be an acknowledgement.
         let accepted = packet.aeth().is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
         let entry = self.entry(psn).filter(|entry| entry.is_read() && accepted).ok_or(Status::BadResponse)?;
-        let segment = entry.segment(psn.since(entry.first) as u32, 1, self.mtu_bytes());
-        if packet.payload().len() != segment.bytes as usize {
+        let range = entry.range(psn.since(entry.first) as u32, 1, self.mtu_bytes());
+        if packet.payload().len() != range.len() {
             return Err(Status::BadResponse);
         }
-        if let Some(window) = self.local(segment, true, cx.regions)? {
-            window.memory.write(window.offset, packet.payload());
-        }
+        self.local(entry, range, true, cx.regions)?.write(&[], packet.payload());
         Ok(())
     }
 
@@ -172,10 +170,8 @@ impl Requester {
         let failure = |status| Failure { psn, status };
         let entry = self.entry(psn).filter(|entry| entry.wants_response() && !entry.is_read());
         let (entry, original) = entry.zip(packet.atomic_ack_eth()).ok_or(failure(Status::BadResponse))?;
-        let segment = entry.request.operation.local();
-        if let Some(window) = self.local(segment, true, cx.regions).map_err(failure)? {
-            window.memory.write(window.offset, &original.to_ne_bytes());
-        }
+        let local = self.local(entry, 0..entry.segments.bytes(), true, cx.regions).map_err(failure)?;
+        local.write(&[], &original.to_ne_bytes());
         self.acknowledge(psn.plus(1), number, cx);
         Ok(())
     }

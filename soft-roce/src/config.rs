@@ -7,6 +7,7 @@ use thiserror::Error;
 use crate::{
     memory::{Access, ProtectionDomain},
     requester::QUEUED_PSNS_MAX,
+    segments::SEGMENTS_MAX,
     shared_receives::SharedReceivesNumber,
     wire::{Psn, QueuePairNumber},
 };
@@ -86,6 +87,8 @@ pub struct QueuePairConfig {
     pub send_depth: usize,
     /// Receive work requests outstanding, unless they are shared.
     pub recv_depth: usize,
+    /// Pieces of local memory of one request or receive, 1 ..= [`SEGMENTS_MAX`](crate::SEGMENTS_MAX).
+    pub max_sge: usize,
     /// Takes receives from there instead of from a queue of its own.
     pub shared_receives: Option<SharedReceivesNumber>,
     /// READs and atomics that we keep outstanding; at most the peer's `max_dest_rd_atomic`.
@@ -116,6 +119,7 @@ impl Default for QueuePairConfig {
             protection_domain: ProtectionDomain(0),
             send_depth: 256,
             recv_depth: 256,
+            max_sge: 4,
             shared_receives: None,
             max_rd_atomic: 16,
             max_dest_rd_atomic: 16,
@@ -244,6 +248,7 @@ impl QueuePairConfig {
         let checks = [
             ("send_depth", self.send_depth as u64, 1, DEPTH_MAX, "1 ..= 65536"),
             ("recv_depth", self.recv_depth as u64, 0, DEPTH_MAX, "0 ..= 65536"),
+            max_sge_limit(self.max_sge),
             ("max_rd_atomic", self.max_rd_atomic as u64, 0, 255, "0 ..= 255"),
             ("max_dest_rd_atomic", self.max_dest_rd_atomic as u64, 0, 255, "0 ..= 255"),
             ("retry_count", self.retry_count.into(), 0, 7, "0 ..= 7"),
@@ -259,6 +264,11 @@ impl QueuePairConfig {
 
 /// Key, value, least, most, and both in words.
 pub(crate) type Limit = (&'static str, u64, u64, u64, &'static str);
+
+pub(crate) const fn max_sge_limit(max_sge: usize) -> Limit {
+    const { assert!(SEGMENTS_MAX == 8, "the text below, and that of `PostError::TooManySegments`") };
+    ("max_sge", max_sge as u64, 1, SEGMENTS_MAX as u64, "1 ..= 8")
+}
 
 pub(crate) fn in_range(limits: &[Limit]) -> Result<(), CreateError> {
     let wrong = limits.iter().find(|(_, found, min, max, _)| !(min..=max).contains(&found));

@@ -8,14 +8,15 @@ use std::{collections::VecDeque, net::SocketAddr};
 
 use crate::{
     completion::{Completion, CompletionOpcode, Status},
-    config::{CreateError, DEPTH_MAX, Identification, ModifyError, PathMtu, QueuePairState, in_range},
+    config::{CreateError, DEPTH_MAX, Identification, ModifyError, PathMtu, QueuePairState, in_range, max_sge_limit},
     endpoint::Transmit,
     events::AsyncEvent,
     memory::ProtectionDomain,
     queue_pair::Context,
     run::{Outgoing, Run},
+    segments::SegmentList,
     wire::{Deth, Opcode, Packet, PacketKind, Psn, QueuePairNumber, Repr, TransportService, icrc::Path},
-    work_request::{PostError, RecvRequest, Segment},
+    work_request::{PostError, Receive, RecvRequest, Segment},
 };
 
 /// Bytes at the start of every receive for where the datagram came from.
@@ -37,6 +38,8 @@ pub struct DatagramConfig {
     pub send_depth: usize,
     /// Receives outstanding, 0 ..= 65536.
     pub recv_depth: usize,
+    /// Pieces of local memory of one datagram or receive, 1 ..= [`SEGMENTS_MAX`](crate::SEGMENTS_MAX).
+    pub max_sge: usize,
     /// The longest datagram, in payload bytes.
     pub path_mtu: PathMtu,
     /// How strictly the ICRC of senders can be checked. With `Any`, 15 bits of it protect a datagram over IPv4, besides the
@@ -53,6 +56,7 @@ impl DatagramConfig {
             queue_key,
             send_depth: 256,
             recv_depth: 256,
+            max_sge: 4,
             path_mtu: PathMtu::Mtu1024,
             identification: Identification::Any,
         }
@@ -62,6 +66,7 @@ impl DatagramConfig {
         in_range(&[
             ("send_depth", self.send_depth as u64, 1, DEPTH_MAX, "1 ..= 65536"),
             ("recv_depth", self.recv_depth as u64, 0, DEPTH_MAX, "0 ..= 65536"),
+            max_sge_limit(self.max_sge),
         ])
     }
 }
@@ -80,7 +85,7 @@ pub struct DatagramAddress {
 pub struct DatagramRequest {
     /// Comes back in the completion.
     pub id: u64,
-    /// The message, at most a path MTU.
+    /// The message, at most a path MTU, or the first piece of it.
     pub local: Segment,
     /// 32 bits for the receive's completion.
     pub immediate: Option<u32>,
@@ -100,8 +105,8 @@ pub(crate) struct DatagramQueuePair {
     config: DatagramConfig,
     state: QueuePairState,
     next: Psn,
-    sends: VecDeque<DatagramRequest>,
-    receives: VecDeque<RecvRequest>,
+    sends: VecDeque<(DatagramRequest, SegmentList)>,
+    receives: VecDeque<Receive>,
     /// It stands in the endpoint's line of those that may have something to send.
     pub(crate) queued: bool,
 }
@@ -170,12 +175,14 @@ impl DatagramQueuePair {
     pub(crate) fn post_send(
         &mut self,
         request: DatagramRequest,
+        more: &[Segment],
         local: SocketAddr,
         cx: &mut Context<'_>,
     ) -> Result<(), PostError> {
-        let (bytes, limit) = (request.local.bytes, self.config.path_mtu.bytes());
+        let segments = SegmentList::new(request.local, more, self.config.max_sge)?;
+        let (bytes, limit) = (segments.bytes(), self.config.path_mtu.bytes());
         if bytes > limit {
-            return Err(PostError::TooLong { bytes, limit });
+            return Err(PostError::TooLong { bytes: bytes.into(), limit });
         }
         let DatagramAddress { address, queue_pair } = request.to;
         if address.is_ipv4() != local.is_ipv4() || queue_pair.0 == 0 || queue_pair >= QueuePairNumber::MAX {
@@ -186,7 +193,7 @@ impl DatagramQueuePair {
                 if self.sends.len() >= self.config.send_depth {
                     return Err(PostError::QueueFull { depth: self.config.send_depth });
                 }
-                self.sends.push_back(request);
+                self.sends.push_back((request, segments));
             }
             QueuePairState::SendQueueError | QueuePairState::Error => {
                 cx.completions.push(self.completion(request.id, Status::Flushed, CompletionOpcode::Send));
@@ -196,11 +203,16 @@ impl DatagramQueuePair {
         Ok(())
     }
 
-    pub(crate) fn post_recv(&mut self, request: RecvRequest, cx: &mut Context<'_>) -> Result<(), PostError> {
+    pub(crate) fn post_recv(
+        &mut self,
+        request: RecvRequest,
+        more: &[Segment],
+        cx: &mut Context<'_>,
+    ) -> Result<(), PostError> {
         if self.receives.len() >= self.config.recv_depth {
             return Err(PostError::QueueFull { depth: self.config.recv_depth });
         }
-        self.receives.push_back(request);
+        self.receives.push_back(Receive::new(request, more, self.config.max_sge)?);
         if self.state == QueuePairState::Error {
             self.flush_receives(Status::Flushed, cx);
         }
@@ -219,12 +231,12 @@ impl DatagramQueuePair {
             return;
         }
         let bytes = (DATAGRAM_HEADER_BYTES + payload.len()) as u32;
-        let Some(receive) = self.receives.pop_front_if(|receive| receive.segment.bytes >= bytes) else {
+        let Some(receive) = self.receives.pop_front_if(|receive| receive.segments.bytes() >= bytes) else {
             cx.counters.dropped_no_receive += 1;
             return;
         };
-        let segment = Segment { bytes, ..receive.segment };
-        let Ok(window) = cx.regions.local(self.config.protection_domain, segment, true) else {
+        let windows = receive.segments.windows(0..bytes, true, self.config.protection_domain, cx.regions);
+        let Ok(windows) = windows else {
             self.receives.push_front(receive);
             self.state = QueuePairState::Error;
             cx.raise(AsyncEvent::QueuePairFatal(self.number));
@@ -232,8 +244,7 @@ impl DatagramQueuePair {
             self.flush_sends(Status::Flushed, cx);
             return;
         };
-        window.memory.write(window.offset, &network_header(path, packet));
-        window.memory.write(window.offset + DATAGRAM_HEADER_BYTES, payload);
+        windows.write(&network_header(path, packet), payload);
         cx.completions.push(Completion {
             bytes,
             immediate: packet.immediate(),
@@ -253,22 +264,20 @@ impl DatagramQueuePair {
         if self.state != QueuePairState::ReadyToSend {
             return None;
         }
-        let request = *self.sends.front()?;
-        let window = (request.local.bytes > 0)
-            .then(|| cx.regions.local(self.config.protection_domain, request.local, false))
-            .transpose();
-        let Ok(window) = window else {
+        let (request, segments) = *self.sends.front()?;
+        let bytes = segments.bytes();
+        let Ok(windows) = segments.windows(0..bytes, false, self.config.protection_domain, cx.regions) else {
             self.state = QueuePairState::SendQueueError;
             self.flush_sends(Status::LocalProtection, cx);
             return None;
         };
         let mut run = Run::new(buf, source, request.to.address, 1);
-        run.push(&Outgoing::new(self.repr(&request), window));
+        run.push(&Outgoing::new(self.repr(&request, bytes as usize), windows));
         self.sends.pop_front();
         self.next = self.next.plus(1);
         if request.signalled {
             let done = self.completion(request.id, Status::Success, CompletionOpcode::Send);
-            cx.completions.push(Completion { bytes: request.local.bytes, ..done });
+            cx.completions.push(Completion { bytes, ..done });
         } else {
             cx.completions.release(1);
         }
@@ -276,7 +285,7 @@ impl DatagramQueuePair {
         run.finish()
     }
 
-    fn repr(&self, request: &DatagramRequest) -> Repr {
+    fn repr(&self, request: &DatagramRequest, payload_bytes: usize) -> Repr {
         let kind = PacketKind::SendOnly;
         let kind = if request.immediate.is_some() { kind.with_immediate() } else { kind };
         let own = request.queue_key & OWN_QUEUE_KEY != 0;
@@ -286,13 +295,13 @@ impl DatagramQueuePair {
             solicited: request.solicited,
             deth: Some(Deth { queue_key, source: self.number }),
             immediate: request.immediate,
-            payload_bytes: request.local.bytes as usize,
+            payload_bytes,
             ..Repr::reliable(kind, request.to.queue_pair, self.next)
         }
     }
 
     fn flush_sends(&mut self, mut first: Status, cx: &mut Context<'_>) {
-        while let Some(request) = self.sends.pop_front() {
+        while let Some((request, _)) = self.sends.pop_front() {
             let status = std::mem::replace(&mut first, Status::Flushed);
             cx.completions.push(self.completion(request.id, status, CompletionOpcode::Send));
         }

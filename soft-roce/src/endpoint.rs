@@ -14,7 +14,10 @@ use rand_chacha::{
 
 use crate::{
     completion::{Completion, CompletionQueue, Notify},
-    config::{CreateError, DEPTH_MAX, EndpointConfig, ModifyError, Peer, QueuePairConfig, QueuePairState, in_range},
+    config::{
+        CreateError, DEPTH_MAX, EndpointConfig, ModifyError, Peer, QueuePairConfig, QueuePairState, in_range,
+        max_sge_limit,
+    },
     counters::Counters,
     datagram::DatagramQueuePair,
     events::{AsyncEvent, EventQueue},
@@ -24,7 +27,6 @@ use crate::{
     shared_receives::{SHARED_RECEIVES_MAX, SharedReceivesConfig, SharedReceivesNumber, SharedReceivesTable},
     time::Timestamp,
     wire::{Malformed, PACKET_BYTES_MAX, Packet, Psn, QueuePairNumber, TransportService, icrc},
-    work_request::{Operation, PostError, RecvRequest, SendRequest},
 };
 
 /// The part of a queue pair number that the endpoint chooses; the top byte is `queue_pair_prefix`.
@@ -90,6 +92,7 @@ macro_rules! with_queue_pair {
 }
 
 mod datagrams;
+mod posting;
 
 impl Endpoint {
     /// An endpoint without regions or queue pairs.
@@ -292,38 +295,6 @@ impl Endpoint {
         datagrams.or_else(|| self.queue_pairs.get(&qpn).map(QueuePair::state))
     }
 
-    /// Posts to the send queue.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn post_send(&mut self, qpn: QueuePairNumber, request: SendRequest) -> Result<(), PostError> {
-        let bytes = request.operation.local().bytes;
-        if matches!(request.operation, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) && bytes != 8 {
-            return Err(PostError::AtomicSegment { bytes });
-        }
-        if self.datagrams.contains_key(&qpn) {
-            return Err(PostError::Service);
-        }
-        let parts = with_queue_pair!(self, qpn, Timestamp::default());
-        let (queue_pair, mut cx) = parts.ok_or(PostError::UnknownQueuePair)?;
-        cx.reserved(|cx| queue_pair.post_send(request, cx))?;
-        self.enqueue(qpn);
-        Ok(())
-    }
-
-    /// Posts to the receive queue.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn post_recv(&mut self, qpn: QueuePairNumber, request: RecvRequest) -> Result<(), PostError> {
-        let mut cx = context!(self, Timestamp::default());
-        if let Some(queue_pair) = self.datagrams.get_mut(&qpn) {
-            return cx.reserved(|cx| queue_pair.post_recv(request, cx));
-        }
-        let queue_pair = self.queue_pairs.get_mut(&qpn).ok_or(PostError::UnknownQueuePair)?;
-        cx.reserved(|cx| queue_pair.post_recv(request, cx))
-    }
-
     /// Makes a queue of receives for many queue pairs ([`QueuePairConfig::shared_receives`]).
     ///
     /// # Errors
@@ -332,7 +303,7 @@ impl Endpoint {
         &mut self,
         config: SharedReceivesConfig,
     ) -> Result<SharedReceivesNumber, CreateError> {
-        in_range(&[("depth", config.depth as u64, 1, DEPTH_MAX, "1 ..= 65536")])?;
+        in_range(&[("depth", config.depth as u64, 1, DEPTH_MAX, "1 ..= 65536"), max_sge_limit(config.max_sge)])?;
         self.shared_receives.create(config).ok_or(CreateError::SharedReceivesFull(SHARED_RECEIVES_MAX))
     }
 
@@ -342,14 +313,6 @@ impl Endpoint {
         let held = self.shared_receives.destroy(shared);
         self.completions.release(held.unwrap_or(0));
         held.is_some()
-    }
-
-    /// Posts to a shared receive queue.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn post_shared_recv(&mut self, shared: SharedReceivesNumber, request: RecvRequest) -> Result<(), PostError> {
-        context!(self, Timestamp::default()).reserved(|cx| cx.shared_receives.post(shared, request))
     }
 
     /// Asks for one [`AsyncEvent::SharedReceivesLow`] once fewer than `limit` receives are left; 0: for none. False if

@@ -18,6 +18,7 @@ mod region;
 mod requester;
 mod responder;
 mod run;
+mod segments;
 mod shared_receives;
 mod time;
 pub mod wire;
@@ -32,6 +33,7 @@ pub use datagram::{DATAGRAM_HEADER_BYTES, DatagramAddress, DatagramConfig, Datag
 pub use endpoint::{Endpoint, Transmit};
 pub use events::AsyncEvent;
 pub use memory::{Access, HeapMemory, Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError};
+pub use segments::SEGMENTS_MAX;
 pub use shared_receives::{SharedReceivesConfig, SharedReceivesNumber};
 pub use time::Timestamp;
 pub use wire::{Psn, QueuePairNumber};

@@ -8,8 +8,9 @@ use std::collections::VecDeque;
 
 use crate::{
     memory::{Access, ProtectionDomain},
-    region::{Denied, RegionTable, Window},
+    region::{Denied, RegionTable},
     run::Outgoing,
+    segments::Windows,
     wire::{Aeth, PacketKind, Position, Psn, QueuePairNumber, Repr, Reth, Syndrome},
 };
 
@@ -164,7 +165,7 @@ impl Outbox {
             Reply::Acknowledge { psn, syndrome, message_sequence } => {
                 let mut repr = Repr::reliable(PacketKind::Acknowledge, peer, psn);
                 repr.aeth = Some(Aeth { syndrome, message_sequence });
-                Ok(Some(Outgoing::new(repr, None)))
+                Ok(Some(Outgoing::new(repr, Windows::default())))
             }
             Reply::Respond { resource, sent } => {
                 let psn = resource.first.plus(sent);
@@ -173,7 +174,7 @@ impl Outbox {
                     Answer::Atomic(original) => {
                         let mut repr = Repr::reliable(PacketKind::AtomicAcknowledge, peer, psn);
                         (repr.aeth, repr.atomic_ack_eth) = (Some(aeth), Some(original));
-                        Ok(Some(Outgoing::new(repr, None)))
+                        Ok(Some(Outgoing::new(repr, Windows::default())))
                     }
                     Answer::Read(reth) => {
                         let kind = PacketKind::read_response(Position::of(sent, resource.packets));
@@ -211,18 +212,19 @@ impl Outbox {
     }
 }
 
-/// The bytes of a READ from `start` on; `None` for a READ of nothing, whose key is not looked at.
+/// The bytes of a READ from `start` on. For a READ of nothing the key is not looked at.
 pub(crate) fn readable<'r>(
     reth: Reth,
     start: u32,
     bytes: u64,
     domain: ProtectionDomain,
     regions: &'r RegionTable,
-) -> Result<Option<Window<'r>>, Denied> {
+) -> Result<Windows<'r>, Denied> {
     const READ: Access = Access { local_write: false, remote_read: true, remote_write: false, remote_atomic: false };
     if reth.bytes == 0 {
-        return Ok(None);
+        return Ok(Windows::default());
     }
     let address = reth.address.checked_add(u64::from(start)).ok_or(Denied)?;
-    regions.remote(domain, reth.rkey, address, bytes, READ).map(Some)
+    let window = regions.remote(domain, reth.rkey, address, bytes, READ)?;
+    Ok(Windows::from((window, bytes as usize)))
 }

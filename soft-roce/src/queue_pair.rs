@@ -16,10 +16,11 @@ use crate::{
     requester::{self, Failure, Requester},
     responder::Responder,
     run::Run,
+    segments::SegmentList,
     shared_receives::SharedReceivesTable,
     time::Timestamp,
     wire::{Packet, QueuePairNumber, TransportService},
-    work_request::{PostError, RecvRequest, SendRequest},
+    work_request::{Operation, PostError, Receive, RecvRequest, Segment, SendRequest},
 };
 
 /// What a queue pair shares with the others of its endpoint.
@@ -182,9 +183,19 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn post_send(&mut self, request: SendRequest, cx: &mut Context<'_>) -> Result<(), PostError> {
+    pub(crate) fn post_send(
+        &mut self,
+        request: SendRequest,
+        more: &[Segment],
+        cx: &mut Context<'_>,
+    ) -> Result<(), PostError> {
+        let segments = SegmentList::new(request.operation.local(), more, self.config.max_sge)?;
+        let bytes = segments.bytes();
+        if matches!(request.operation, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) && bytes != 8 {
+            return Err(PostError::AtomicSegment { bytes });
+        }
         match self.state {
-            QueuePairState::ReadyToSend | QueuePairState::SendQueueDrain => self.requester.post(request),
+            QueuePairState::ReadyToSend | QueuePairState::SendQueueDrain => self.requester.post(request, segments),
             QueuePairState::Error => {
                 cx.completions.push(requester::completion(&request, Status::Flushed, self.number));
                 Ok(())
@@ -193,14 +204,19 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn post_recv(&mut self, request: RecvRequest, cx: &mut Context<'_>) -> Result<(), PostError> {
+    pub(crate) fn post_recv(
+        &mut self,
+        request: RecvRequest,
+        more: &[Segment],
+        cx: &mut Context<'_>,
+    ) -> Result<(), PostError> {
         if self.config.shared_receives.is_some() {
             return Err(PostError::ReceivesAreShared);
         }
         if self.responder.receives.len() >= self.config.recv_depth {
             return Err(PostError::QueueFull { depth: self.config.recv_depth });
         }
-        self.responder.receives.push_back(request);
+        self.responder.receives.push_back(Receive::new(request, more, self.config.max_sge)?);
         if self.state == QueuePairState::Error {
             self.responder.flush(Status::Flushed, self.number, cx);
         }

@@ -8,7 +8,7 @@
 
 mod packets;
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 use crate::{
     arrivals::Arrivals,
@@ -16,11 +16,12 @@ use crate::{
     config::{Peer, QueuePairConfig},
     loss_timer::{LossTimer, Overdue},
     queue_pair::Context,
-    region::{RegionTable, Window},
+    region::RegionTable,
     run::Outgoing,
+    segments::{SegmentList, Windows},
     time::Timestamp,
     wire::{PacketKind, Psn, QueuePairNumber},
-    work_request::{Operation, PostError, Segment, SendRequest},
+    work_request::{Operation, PostError, SendRequest},
 };
 
 /// Sequence numbers that the queued requests take together. Below 2^23, so that all can be compared.
@@ -44,6 +45,7 @@ pub(crate) struct Failure {
 /// A posted request with its sequence numbers.
 pub(crate) struct Entry {
     pub(crate) request: SendRequest,
+    pub(crate) segments: SegmentList,
     pub(crate) first: Psn,
     pub(crate) packets: u32,
 }
@@ -65,13 +67,11 @@ impl Entry {
         )
     }
 
-    /// The local memory of packet `index`, and of the `packets - 1` that follow.
-    pub(crate) fn segment(&self, index: u32, packets: u32, mtu_bytes: u32) -> Segment {
-        let local = self.request.operation.local();
-        let start = u64::from(index) * u64::from(mtu_bytes);
-        let length = u64::from(packets) * u64::from(mtu_bytes);
-        let bytes = u64::from(local.bytes).saturating_sub(start).min(length) as u32;
-        Segment { offset: local.offset.saturating_add(start as usize), bytes, ..local }
+    /// The part of the message in packet `index`, and in the `packets - 1` that follow.
+    pub(crate) fn range(&self, index: u32, packets: u32, mtu_bytes: u32) -> Range<u32> {
+        let bytes = self.segments.bytes();
+        let end = |packets: u32| (u64::from(packets) * u64::from(mtu_bytes)).min(bytes.into()) as u32;
+        end(index)..end(index + packets)
     }
 }
 
@@ -172,18 +172,18 @@ impl Requester {
         self.config.rnr_retry
     }
 
-    pub(crate) fn post(&mut self, request: SendRequest) -> Result<(), PostError> {
-        let local = request.operation.local();
-        let packets = local.bytes.div_ceil(self.mtu_bytes).max(1);
+    pub(crate) fn post(&mut self, request: SendRequest, segments: SegmentList) -> Result<(), PostError> {
+        let bytes = segments.bytes();
+        let packets = bytes.div_ceil(self.mtu_bytes).max(1);
         if packets > QUEUED_PSNS_MAX {
             let limit = QUEUED_PSNS_MAX.saturating_mul(self.mtu_bytes);
-            return Err(PostError::TooLong { bytes: local.bytes, limit });
+            return Err(PostError::TooLong { bytes: bytes.into(), limit });
         }
         let queued = self.queue.front().map_or(0, |front| self.posted.since(front.first) as u32);
         if self.queue.len() >= self.config.send_depth || queued + packets > QUEUED_PSNS_MAX {
             return Err(PostError::QueueFull { depth: self.config.send_depth });
         }
-        self.queue.push_back(Entry { request, first: self.posted, packets });
+        self.queue.push_back(Entry { request, segments, first: self.posted, packets });
         self.posted = self.posted.plus(packets);
         Ok(())
     }
@@ -225,18 +225,16 @@ impl Requester {
         !full && reads < self.config.max_rd_atomic
     }
 
-    /// Checks a local segment; `None` if it is empty: then its key is not looked at.
+    /// Checks the local memory of a part of a message.
     pub(crate) fn local<'r>(
         &self,
-        segment: Segment,
+        entry: &Entry,
+        range: Range<u32>,
         write: bool,
         regions: &'r RegionTable,
-    ) -> Result<Option<Window<'r>>, Status> {
-        if segment.bytes == 0 {
-            return Ok(None);
-        }
-        let window = regions.local(self.config.protection_domain, segment, write);
-        window.map(Some).map_err(|_| Status::LocalProtection)
+    ) -> Result<Windows<'r>, Status> {
+        let windows = entry.segments.windows(range, write, self.config.protection_domain, regions);
+        windows.map_err(|_| Status::LocalProtection)
     }
 
     /// IBTA 10.3.1.4: no request is begun any more; those that were are finished.
@@ -426,7 +424,8 @@ impl Requester {
         while self.queue.front().is_some_and(|front| !psn.is_before(front.end())) {
             let entry = self.queue.pop_front().expect("just seen");
             if entry.request.signalled {
-                cx.completions.push(completion(&entry.request, Status::Success, number));
+                let bytes = entry.segments.bytes();
+                cx.completions.push(Completion { bytes, ..completion(&entry.request, Status::Success, number) });
             } else {
                 cx.completions.release(1);
             }
@@ -495,7 +494,7 @@ pub(crate) fn completion(request: &SendRequest, status: Status, queue_pair: Queu
         id: request.id,
         status,
         opcode,
-        bytes: request.operation.local().bytes,
+        bytes: 0,
         immediate: None,
         invalidated_rkey: None,
         solicited: false,

@@ -15,7 +15,7 @@ use crate::{
     queue_pair::Context,
     requester::QUEUED_PSNS_MAX,
     wire::{NakCode, Packet, PacketKind, Psn, QueuePairNumber, Reth, Syndrome},
-    work_request::{RecvRequest, Segment},
+    work_request::Receive,
 };
 
 const WRITE: Access = Access { local_write: true, remote_read: false, remote_write: true, remote_atomic: false };
@@ -57,9 +57,9 @@ pub(crate) struct Broken {
 
 /// The receiving side of a queue pair.
 pub(crate) struct Responder {
-    pub(crate) receives: VecDeque<RecvRequest>,
+    pub(crate) receives: VecDeque<Receive>,
     /// The shared receive that the message in progress uses.
-    taken: Option<RecvRequest>,
+    taken: Option<Receive>,
     /// The domain of the regions that receives may fill.
     receive_domain: ProtectionDomain,
     pub(crate) outbox: Outbox,
@@ -163,7 +163,7 @@ impl Responder {
     }
 
     /// The receive for the message in progress, or for one that begins.
-    fn receive(&mut self, cx: &mut Context<'_>) -> Option<RecvRequest> {
+    fn receive(&mut self, cx: &mut Context<'_>) -> Option<Receive> {
         let Some(shared) = self.config.shared_receives else { return self.receives.front().copied() };
         if self.taken.is_none() {
             let (receive, low) = cx.shared_receives.take(shared)?;
@@ -230,16 +230,12 @@ impl Responder {
         let receive = self.receive(cx).ok_or(Refusal::NotReady)?;
         let filled = if let Inbound::Send { filled } = self.inbound { filled } else { 0 };
         let bytes = self.check_length(packet)?;
-        if u64::from(filled) + u64::from(bytes) > u64::from(receive.segment.bytes) {
+        if u64::from(filled) + u64::from(bytes) > u64::from(receive.segments.bytes()) {
             return Err(Refusal::Nak(NakCode::InvalidRequest, Status::LocalLength));
         }
-        if bytes > 0 {
-            let offset = receive.segment.offset.saturating_add(filled as usize);
-            let segment = Segment { offset, bytes, ..receive.segment };
-            let window = cx.regions.local(self.receive_domain, segment, true);
-            let window = window.map_err(|_| Refusal::Nak(NakCode::RemoteOperation, Status::LocalProtection))?;
-            window.memory.write(window.offset, packet.payload());
-        }
+        let windows = receive.segments.windows(filled..filled + bytes, true, self.receive_domain, cx.regions);
+        let windows = windows.map_err(|_| Refusal::Nak(NakCode::RemoteOperation, Status::LocalProtection))?;
+        windows.write(&[], packet.payload());
         if !packet.opcode().kind.position().ends() {
             self.inbound = Inbound::Send { filled: filled + bytes };
             return Ok(());

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::{
     endpoint::Transmit,
-    region::Window,
+    segments::Windows,
     wire::{
         ICRC_BYTES, Repr,
         icrc::{self, Path, SEGMENTS_MAX},
@@ -17,14 +17,14 @@ const RUN_BYTES_MAX: usize = 65_507;
 /// A packet ready to be written.
 pub(crate) struct Outgoing<'a> {
     pub(crate) repr: Repr,
-    /// Where its payload lies; `None` if it has none.
-    pub(crate) payload: Option<Window<'a>>,
+    /// Where its payload lies.
+    pub(crate) payload: Windows<'a>,
     /// Sequence numbers that it takes: more than one for a READ request.
     pub(crate) psns: u32,
 }
 
 impl<'a> Outgoing<'a> {
-    pub(crate) const fn new(repr: Repr, payload: Option<Window<'a>>) -> Self {
+    pub(crate) const fn new(repr: Repr, payload: Windows<'a>) -> Self {
         Self { repr, payload, psns: 1 }
     }
 }
@@ -70,9 +70,7 @@ impl<'a> Run<'a> {
         let packet_bytes = packet.repr.packet_bytes();
         let out = &mut self.buf[self.bytes..self.bytes + packet_bytes];
         let payload = packet.repr.emit(out);
-        if let Some(Window { memory, offset }) = packet.payload {
-            memory.read(offset, payload);
-        }
+        packet.payload.read(payload);
         let path = Path::segment(self.source, self.destination, self.segments as u16);
         let (covered, icrc) = out.split_at_mut(packet_bytes - ICRC_BYTES);
         icrc.copy_from_slice(&icrc::compute(&path, covered).to_le_bytes());

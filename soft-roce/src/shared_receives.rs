@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::{
     memory::ProtectionDomain,
-    work_request::{PostError, RecvRequest},
+    work_request::{PostError, Receive, RecvRequest, Segment},
 };
 
 /// Shared receive queues of one endpoint.
@@ -21,13 +21,15 @@ pub struct SharedReceivesConfig {
     pub protection_domain: ProtectionDomain,
     /// Receives outstanding, 1 ..= 65536.
     pub depth: usize,
+    /// Pieces of local memory of one receive, 1 ..= [`SEGMENTS_MAX`](crate::SEGMENTS_MAX).
+    pub max_sge: usize,
 }
 
 /// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct SharedReceives {
     pub(crate) config: SharedReceivesConfig,
-    pub(crate) receives: VecDeque<RecvRequest>,
+    pub(crate) receives: VecDeque<Receive>,
     /// Below this, an event is due once.
     pub(crate) limit: usize,
     /// Queue pairs that take from it.
@@ -67,17 +69,22 @@ impl SharedReceivesTable {
         unused.then(|| self.queues.remove(&number).map_or(0, |queue| queue.receives.len()))
     }
 
-    pub(crate) fn post(&mut self, number: SharedReceivesNumber, request: RecvRequest) -> Result<(), PostError> {
+    pub(crate) fn post(
+        &mut self,
+        number: SharedReceivesNumber,
+        request: RecvRequest,
+        more: &[Segment],
+    ) -> Result<(), PostError> {
         let queue = self.queues.get_mut(&number).ok_or(PostError::UnknownSharedReceives)?;
         if queue.receives.len() >= queue.config.depth {
             return Err(PostError::QueueFull { depth: queue.config.depth });
         }
-        queue.receives.push_back(request);
+        queue.receives.push_back(Receive::new(request, more, queue.config.max_sge)?);
         Ok(())
     }
 
     /// The oldest receive; and whether that took the queue below its limit, which is told once.
-    pub(crate) fn take(&mut self, number: SharedReceivesNumber) -> Option<(RecvRequest, bool)> {
+    pub(crate) fn take(&mut self, number: SharedReceivesNumber) -> Option<(Receive, bool)> {
         let queue = self.queues.get_mut(&number)?;
         let receive = queue.receives.pop_front()?;
         let low = queue.receives.len() < queue.limit;

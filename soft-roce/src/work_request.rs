@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{config::QueuePairState, datagram::DatagramAddress};
+use crate::{config::QueuePairState, datagram::DatagramAddress, segments::SegmentList};
 
 /// A piece of local registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -92,7 +92,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The local memory that it reads or fills.
+    /// The local memory that it reads or fills, or the first piece of it.
     #[must_use]
     pub const fn local(&self) -> Segment {
         match self {
@@ -136,8 +136,22 @@ impl SendRequest {
 pub struct RecvRequest {
     /// Comes back in the completion.
     pub id: u64,
-    /// Room for the message.
+    /// Room for the message, or the first piece of it.
     pub segment: Segment,
+}
+
+/// A posted receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Receive {
+    pub(crate) id: u64,
+    pub(crate) segments: SegmentList,
+}
+
+impl Receive {
+    /// A request with the pieces that follow its own, of at most `max_sge` together.
+    pub(crate) fn new(request: RecvRequest, more: &[Segment], max_sge: usize) -> Result<Self, PostError> {
+        Ok(Self { id: request.id, segments: SegmentList::new(request.segment, more, max_sge)? })
+    }
 }
 
 /// Why a work request was not taken. Nothing has happened; no completion will come.
@@ -177,12 +191,20 @@ pub enum PostError {
     #[error("message of {bytes} bytes: at most {limit} fit")]
     TooLong {
         /// Wanted.
-        bytes: u32,
+        bytes: u64,
         /// Possible.
         limit: u32,
     },
-    /// An atomic's local segment must have 8 bytes.
-    #[error("atomic with a local segment of {bytes} bytes: it must have 8")]
+    /// The scatter/gather list is longer than the queue takes.
+    #[error("max_sge: {found} local segments, at most {limit} are allowed; post fewer, or raise the limit (8 at most)")]
+    TooManySegments {
+        /// Posted.
+        found: usize,
+        /// The configured limit.
+        limit: usize,
+    },
+    /// An atomic's local memory must have 8 bytes.
+    #[error("atomic with {bytes} bytes of local memory: it must have 8")]
     AtomicSegment {
         /// Found.
         bytes: u32,

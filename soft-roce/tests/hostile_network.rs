@@ -1,6 +1,7 @@
 //! Two endpoints over a network that loses, repeats, reorders, damages and delays packets, and falls apart for a while
-//! or for good. Every request must complete exactly once, in order, with the right bytes or the right error. Receives
-//! are shared or not, send queues are drained and released meanwhile, and datagrams arrive whole or not at all.
+//! or for good. Every request must complete exactly once, in order, with the right bytes or the right error. Messages
+//! are gathered from pieces and scattered over others, receives are shared or not, send queues are drained and released
+//! meanwhile, and datagrams arrive whole or not at all.
 //!
 //! `DOWNBEAT_SEEDS=100000` runs more seeds than the default; `DOWNBEAT_SEED=123` runs that one.
 
@@ -38,8 +39,10 @@ struct Side {
     sink: (Arc<HeapMemory>, RegionHandle),
     /// What our READs and receives fill.
     landing: (Arc<HeapMemory>, RegionHandle),
-    /// What we posted.
-    requests: Vec<SendRequest>,
+    /// What we posted, each with all pieces of its local memory.
+    requests: Vec<(SendRequest, Vec<Segment>)>,
+    /// The pieces of the receives that we posted.
+    receives: Vec<Vec<Segment>>,
     /// Receives that we still have to post.
     receives_to_post: u64,
     receives_posted: u64,
@@ -130,10 +133,12 @@ impl World {
                     add: 1 << (index * 4),
                 },
             };
+            let pieces = cut(&mut self.pair, operation.local());
+            let operation = starting_with(operation, pieces[0]);
             let request = SendRequest { fence: self.pair.random(5) == 0, ..SendRequest::new(index as u64, operation) };
             let number = self.pair.queue_pairs[side];
-            self.pair.ends[side].post_send(number, request).expect("room for all requests");
-            self.sides[side].requests.push(request);
+            self.pair.ends[side].post_send_list(number, request, &pieces[1..]).expect("room for all requests");
+            self.sides[side].requests.push((request, pieces));
             self.sides[1 - side].receives_to_post += u64::from(consumes_receive(&operation));
         }
     }
@@ -186,7 +191,9 @@ impl World {
         let segment = Segment { lkey: owner.landing.1.lkey, offset, bytes: PLACE_BYTES as u32 };
         owner.receives_posted += 1;
         owner.receives_to_post -= 1;
-        self.pair.post_recv(side, RecvRequest { id, segment });
+        let pieces = cut(&mut self.pair, segment);
+        self.pair.post_recv_list(side, RecvRequest { id, segment: pieces[0] }, &pieces[1..]);
+        self.sides[side].receives.push(pieces);
     }
 
     fn check(&self) {
@@ -261,14 +268,17 @@ impl World {
 
     fn check_requests(&self, side: usize, statuses: &[Status]) {
         let (near, far) = (&self.sides[side], &self.sides[1 - side]);
-        for (request, _) in near.requests.iter().zip(statuses).filter(|(_, status)| **status == Status::Success) {
+        let done = near.requests.iter().zip(statuses).filter(|(_, status)| **status == Status::Success);
+        for ((request, pieces), _) in done {
             let at = request.id as usize * PLACE_BYTES;
-            let bytes = request.operation.local().bytes as usize;
+            let whole = |memory: &HeapMemory| copy(memory, at, total(pieces) as usize);
             match request.operation {
                 Operation::Write { .. } | Operation::WriteWithImmediate { .. } => {
-                    same(&far.sink.0, at, &near.source.0, at, bytes);
+                    assert!(whole(&far.sink.0) == gathered(&near.source.0, pieces), "bytes differ");
                 }
-                Operation::Read { .. } => same(&near.landing.0, at, &far.source.0, at, bytes),
+                Operation::Read { .. } => {
+                    assert!(gathered(&near.landing.0, pieces) == whole(&far.source.0), "bytes differ");
+                }
                 _ => {}
             }
         }
@@ -277,25 +287,25 @@ impl World {
     /// The k-th receive holds the k-th request that uses one, whole.
     fn check_receives(&self, side: usize) {
         let (near, far) = (&self.sides[side], &self.sides[1 - side]);
-        let mut senders = far.requests.iter().filter(|request| consumes_receive(&request.operation));
+        let mut senders = far.requests.iter().filter(|(request, _)| consumes_receive(&request.operation));
         for done in self.connected(side) {
             use soft_roce::CompletionOpcode::{Recv, RecvWriteWithImmediate};
             if !matches!(done.opcode, Recv | RecvWriteWithImmediate) || done.status != Status::Success {
                 continue;
             }
-            let sender = senders.next().expect("no more receives than senders");
-            let at = sender.id as usize * PLACE_BYTES;
-            assert_eq!(done.bytes, sender.operation.local().bytes);
+            let (sender, pieces) = senders.next().expect("no more receives than senders");
+            assert_eq!(done.bytes, total(pieces));
             if let Operation::SendWithImmediate { immediate, .. } | Operation::WriteWithImmediate { immediate, .. } =
                 sender.operation
             {
                 assert_eq!(done.immediate, Some(immediate));
             }
-            let landed = REGION_BYTES + done.id as usize * PLACE_BYTES;
-            match done.opcode {
-                Recv => same(&near.landing.0, landed, &far.source.0, at, done.bytes as usize),
-                _ => same(&near.sink.0, at, &far.source.0, at, done.bytes as usize),
-            }
+            let message = gathered(&far.source.0, pieces);
+            let arrived = match done.opcode {
+                Recv => gathered(&near.landing.0, &near.receives[done.id as usize]),
+                _ => copy(&near.sink.0, sender.id as usize * PLACE_BYTES, message.len()),
+            };
+            assert!(arrived[..message.len()] == message, "bytes differ");
         }
     }
 
@@ -303,7 +313,7 @@ impl World {
     fn check_counter(&self, side: usize, statuses: &[Status]) {
         let sink = self.sides[1 - side].sink.0.to_vec();
         let counter = u64::from_ne_bytes(sink[COUNTER..COUNTER + 8].try_into().expect("eight bytes"));
-        for (index, request) in self.sides[side].requests.iter().enumerate() {
+        for (index, (request, _)) in self.sides[side].requests.iter().enumerate() {
             let ran = counter >> (index * 4) & 0xf;
             let atomic = matches!(request.operation, Operation::FetchAdd { .. });
             let done = statuses[index] == Status::Success;
@@ -340,6 +350,7 @@ impl Side {
             sink: pair.register(side.into(), vec![0; REGION_BYTES + 8], Access::ALL),
             landing: pair.register(side.into(), vec![0; 2 * REGION_BYTES], Access::LOCAL),
             requests: Vec::new(),
+            receives: Vec::new(),
             receives_to_post: 0,
             receives_posted: 0,
         }
@@ -354,12 +365,49 @@ const fn consumes_receive(operation: &Operation) -> bool {
 }
 
 fn same(left: &HeapMemory, left_at: usize, right: &HeapMemory, right_at: usize, bytes: usize) {
-    let copy = |memory: &HeapMemory, at| {
-        let mut copy = vec![0; bytes];
-        memory.read(at, &mut copy);
-        copy
-    };
-    assert!(copy(left, left_at) == copy(right, right_at), "bytes differ");
+    assert!(copy(left, left_at, bytes) == copy(right, right_at, bytes), "bytes differ");
+}
+
+fn copy(memory: &HeapMemory, at: usize, bytes: usize) -> Vec<u8> {
+    let mut copy = vec![0; bytes];
+    memory.read(at, &mut copy);
+    copy
+}
+
+/// A segment as up to four pieces, the first at its end, so that their order shows.
+fn cut(pair: &mut Pair, segment: Segment) -> Vec<Segment> {
+    let mut pieces = Vec::new();
+    let mut left = segment.bytes;
+    for _ in 0..pair.random(4) {
+        let bytes = pair.random(left + 1);
+        left -= bytes;
+        pieces.push(Segment { offset: segment.offset + left as usize, bytes, ..segment });
+    }
+    pieces.push(Segment { bytes: left, ..segment });
+    pieces
+}
+
+fn total(pieces: &[Segment]) -> u32 {
+    pieces.iter().map(|piece| piece.bytes).sum()
+}
+
+/// The message that the pieces make up.
+fn gathered(memory: &HeapMemory, pieces: &[Segment]) -> Vec<u8> {
+    pieces.iter().flat_map(|piece| copy(memory, piece.offset, piece.bytes as usize)).collect()
+}
+
+fn starting_with(mut operation: Operation, piece: Segment) -> Operation {
+    match &mut operation {
+        Operation::Send { local }
+        | Operation::SendWithImmediate { local, .. }
+        | Operation::SendWithInvalidate { local, .. }
+        | Operation::Write { local, .. }
+        | Operation::WriteWithImmediate { local, .. }
+        | Operation::Read { local, .. }
+        | Operation::CompareSwap { local, .. }
+        | Operation::FetchAdd { local, .. } => *local = piece,
+    }
+    operation
 }
 
 /// A quarter of the networks each: clean, lossy, all faults, all faults and a partition (half of which never heal).

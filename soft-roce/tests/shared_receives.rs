@@ -22,7 +22,7 @@ impl World {
     /// Two queue pairs of domain 0 that share receives of domain 4.
     fn new() -> Self {
         let mut peer = Scripted::initialised(QueuePairConfig::default());
-        let config = SharedReceivesConfig { protection_domain: HOME, depth: 4 };
+        let config = SharedReceivesConfig { protection_domain: HOME, depth: 4, max_sge: 4 };
         let shared = peer.endpoint.create_shared_receives(config).unwrap();
         let config = QueuePairConfig { shared_receives: Some(shared), ..QueuePairConfig::default() };
         let queue_pairs = [0, 1].map(|_| {
@@ -143,7 +143,7 @@ fn refusals_name_the_reason_and_the_queue_outlives_its_users() {
     assert_eq!(endpoint.post_shared_recv(unknown, receive), Err(PostError::UnknownSharedReceives));
     let config = QueuePairConfig { shared_receives: Some(unknown), ..QueuePairConfig::default() };
     assert_eq!(endpoint.create_queue_pair(config), Err(CreateError::UnknownSharedReceives(unknown)));
-    let config = SharedReceivesConfig { protection_domain: HOME, depth: 0 };
+    let config = SharedReceivesConfig { protection_domain: HOME, depth: 0, max_sge: 4 };
     assert!(matches!(endpoint.create_shared_receives(config), Err(CreateError::Config { key: "depth", .. })));
     assert!(!endpoint.destroy_shared_receives(shared), "in use");
     assert!(endpoint.destroy_queue_pair(left) && endpoint.destroy_queue_pair(right));

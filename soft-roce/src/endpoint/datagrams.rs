@@ -5,10 +5,9 @@ use std::net::SocketAddr;
 use super::{Context, Endpoint};
 use crate::{
     config::CreateError,
-    datagram::{DatagramConfig, DatagramQueuePair, DatagramRequest},
+    datagram::{DatagramConfig, DatagramQueuePair},
     time::Timestamp,
     wire::{Packet, QueuePairNumber, icrc},
-    work_request::PostError,
 };
 
 impl Endpoint {
@@ -23,22 +22,6 @@ impl Endpoint {
         let first = self.random_psn();
         self.datagrams.insert(number, DatagramQueuePair::new(number, config, first));
         Ok(number)
-    }
-
-    /// Posts a datagram.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn post_datagram(&mut self, qpn: QueuePairNumber, request: DatagramRequest) -> Result<(), PostError> {
-        if self.queue_pairs.contains_key(&qpn) {
-            return Err(PostError::Service);
-        }
-        let local = self.config.local;
-        let queue_pair = self.datagrams.get_mut(&qpn).ok_or(PostError::UnknownQueuePair)?;
-        let mut cx = context!(self, Timestamp::default());
-        cx.reserved(|cx| queue_pair.post_send(request, local, cx))?;
-        self.enqueue(qpn);
-        Ok(())
     }
 
     pub(super) fn handle_datagram(&mut self, now: Timestamp, source: SocketAddr, packet: &Packet<'_>) {

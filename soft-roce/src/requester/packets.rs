@@ -6,6 +6,7 @@ use crate::{
     completion::Status,
     region::RegionTable,
     run::Outgoing,
+    segments::Windows,
     wire::{AtomicEth, PacketKind, Position, Psn, QueuePairNumber, Repr, Reth},
     work_request::{Operation, Remote},
 };
@@ -43,7 +44,7 @@ impl Requester {
     ) -> Result<Outgoing<'r>, Status> {
         let index = psn.since(entry.first) as u32;
         let position = Position::of(index, entry.packets);
-        let segment = entry.segment(index, 1, self.mtu_bytes);
+        let range = entry.range(index, 1, self.mtu_bytes);
         let mut repr = Repr::reliable(push_kind(&entry.request.operation, position), peer, psn);
         match entry.request.operation {
             Operation::SendWithImmediate { immediate, .. } | Operation::WriteWithImmediate { immediate, .. } => {
@@ -52,10 +53,9 @@ impl Requester {
             Operation::SendWithInvalidate { rkey, .. } => repr.invalidate = position.ends().then_some(rkey),
             _ => {}
         }
-        if let Operation::Write { remote, local } | Operation::WriteWithImmediate { remote, local, .. } =
-            entry.request.operation
+        if let Operation::Write { remote, .. } | Operation::WriteWithImmediate { remote, .. } = entry.request.operation
         {
-            let reth = Reth { address: remote.address, rkey: remote.rkey, bytes: local.bytes };
+            let reth = Reth { address: remote.address, rkey: remote.rkey, bytes: entry.segments.bytes() };
             repr.reth = position.begins().then_some(reth);
         }
         // A full window must open again, so its last packet asks too.
@@ -64,8 +64,8 @@ impl Requester {
             || self.since_ack_request + 1 >= ACK_INTERVAL_PACKETS.min(self.window / 2).max(WINDOW_MIN_PACKETS / 2)
             || self.in_flight.packets + 1 >= self.window;
         repr.solicited = entry.request.solicited && position.ends() && is_noticed(&entry.request.operation);
-        repr.payload_bytes = segment.bytes as usize;
-        Ok(Outgoing::new(repr, self.local(segment, false, regions)?))
+        repr.payload_bytes = range.len();
+        Ok(Outgoing::new(repr, self.local(entry, range, false, regions)?))
     }
 
     /// A READ request for the rest of a chunk.
@@ -82,13 +82,14 @@ impl Requester {
             Some(_) => self.missing_psns(entry, psn),
             None => self.read_psns(entry, psn),
         };
-        let segment = entry.segment(index, psns, self.mtu_bytes);
-        self.local(segment, true, regions)?;
+        let range = entry.range(index, psns, self.mtu_bytes);
+        let bytes = range.len() as u32;
+        self.local(entry, range, true, regions)?;
         let mut repr = Repr::reliable(PacketKind::ReadRequest, peer, psn);
         let address = remote.address.wrapping_add(u64::from(index) * u64::from(self.mtu_bytes));
-        repr.reth = Some(Reth { address, rkey: remote.rkey, bytes: segment.bytes });
+        repr.reth = Some(Reth { address, rkey: remote.rkey, bytes });
         repr.ack_request = true;
-        Ok(Outgoing { repr, payload: None, psns })
+        Ok(Outgoing { repr, payload: Windows::default(), psns })
     }
 
     /// Numbers from `psn` to the end of its chunk.
@@ -112,11 +113,11 @@ impl Requester {
         peer: QueuePairNumber,
         regions: &'r RegionTable,
     ) -> Result<Outgoing<'r>, Status> {
-        self.local(entry.request.operation.local(), true, regions)?;
+        self.local(entry, 0..entry.segments.bytes(), true, regions)?;
         let mut repr = Repr::reliable(kind, peer, psn);
         repr.atomic_eth = Some(eth);
         repr.ack_request = true;
-        Ok(Outgoing::new(repr, None))
+        Ok(Outgoing::new(repr, Windows::default()))
     }
 
     pub(super) fn chunk_packets(&self) -> u32 {

@@ -11,7 +11,8 @@ use rand_chacha::{
 };
 use soft_roce::{
     Completion, Endpoint, EndpointConfig, HeapMemory, Identification, PathMtu, Peer, Psn, QueuePairConfig,
-    QueuePairNumber, RecvRequest, RegionConfig, RegionHandle, SharedReceivesConfig, SharedReceivesNumber, Timestamp,
+    QueuePairNumber, RecvRequest, RegionConfig, RegionHandle, Segment, SharedReceivesConfig, SharedReceivesNumber,
+    Timestamp,
 };
 
 /// What the network does to packets; probabilities out of 1,000.
@@ -77,7 +78,11 @@ impl Pair {
             ["127.0.0.1:4791", "127.0.0.2:4791"].map(|address| address.parse().expect("an address"));
         let mut ends = addresses.map(|address| Endpoint::new(EndpointConfig::new(address, rng.next_u64())));
         let shared = [0, 1].map(|side| {
-            let config = SharedReceivesConfig { protection_domain: config.protection_domain, depth: config.recv_depth };
+            let config = SharedReceivesConfig {
+                protection_domain: config.protection_domain,
+                depth: config.recv_depth,
+                max_sge: config.max_sge,
+            };
             shared.then(|| ends[side].create_shared_receives(config).expect("room"))
         });
         let queue_pairs = [0, 1].map(|side| {
@@ -130,10 +135,15 @@ impl Pair {
 
     /// Posts a receive for the connection.
     pub fn post_recv(&mut self, side: usize, request: RecvRequest) {
+        self.post_recv_list(side, request, &[]);
+    }
+
+    /// The same, with further pieces.
+    pub fn post_recv_list(&mut self, side: usize, request: RecvRequest, more: &[Segment]) {
         let end = &mut self.ends[side];
         match self.shared[side] {
-            Some(shared) => end.post_shared_recv(shared, request),
-            None => end.post_recv(self.queue_pairs[side], request),
+            Some(shared) => end.post_shared_recv_list(shared, request, more),
+            None => end.post_recv_list(self.queue_pairs[side], request, more),
         }
         .expect("room for a receive");
     }
