@@ -256,6 +256,8 @@ impl Core {
                 }
             }
             Event::Disconnected { connection, reason } => self.on_disconnected(connection, &reason.0),
+            // The slots' region is the only one; backends that come again are told the key as it is now.
+            Event::KeyChanged { rkey, .. } => self.config.arena.arena_rkey = rkey,
             // A frontend posts neither.
             Event::ReadDone { .. } | Event::WriteDone { .. } => {}
         }

@@ -240,7 +240,11 @@ impl Server {
             }
             Event::Disconnected { connection, reason } => self.on_disconnected(now, connection, &reason.to_string()),
             // The scheduler opens no connection and registers no memory, so the rest does not happen to it.
-            Event::Connected { .. } | Event::ReadDone { .. } | Event::WriteDone { .. } | Event::Immediate { .. } => {}
+            Event::Connected { .. }
+            | Event::ReadDone { .. }
+            | Event::WriteDone { .. }
+            | Event::Immediate { .. }
+            | Event::KeyChanged { .. } => {}
         }
     }
 

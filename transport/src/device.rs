@@ -150,6 +150,17 @@ impl Device {
         each!(self, device => device.deregister(lkey))
     }
 
+    /// Gives each region that peers may reach another remote key; the old ones open nothing from now on. No queue pair is
+    /// left. Returns the local keys, which stay, with the new remote ones.
+    pub(crate) fn renew_keys(&mut self) -> Vec<(u32, u32)> {
+        match self {
+            // Its device cannot be lost, so its keys live as long as the endpoint.
+            Self::Soft(_) => Vec::new(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(verbs) => verbs.renew_keys(),
+        }
+    }
+
     /// What our link carries towards a peer.
     ///
     /// # Errors

@@ -465,9 +465,13 @@ impl Endpoint {
                 }
                 DeviceEvent::Lost { reason } => {
                     tracing::warn!("all connections end: {reason}");
-                    self.failed.extend(self.by_queue_pair.values().map(|&id| (id, reason.clone())));
+                    let ids: Vec<_> = self.by_queue_pair.values().copied().collect();
+                    ids.into_iter().for_each(|id| self.on_down(id, &reason, &reason));
                     // What comes up again is another life, by which peers tell what is of the old one.
                     self.incarnation = rand::random();
+                    let changed = self.device.renew_keys();
+                    self.events
+                        .extend(changed.into_iter().map(|(lkey, rkey)| (Event::KeyChanged { lkey, rkey }, None)));
                 }
             }
         }

@@ -16,9 +16,9 @@ pub struct Access {
 /// A region as registered with one endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionKey {
-    /// Names the region in local work requests.
+    /// Names the region in local work requests, as long as the endpoint lives.
     pub lkey: u32,
-    /// Names it in a peer's; told only to peers that have proved themselves.
+    /// Names it in a peer's, in this incarnation; told only to peers that have proved themselves.
     pub rkey: u32,
     /// The remote address of its first byte.
     pub address: u64,
@@ -105,6 +105,14 @@ pub enum Event {
         connection: ConnectionId,
         /// For the log.
         reason: DisconnectReason,
+    },
+    /// The device's port went down or has another address: all connections have ended, [`crate::Endpoint::incarnation`]
+    /// is another, and no key that peers were told opens anything any more. Tells the new one of each region that peers may reach.
+    KeyChanged {
+        /// As before.
+        lkey: u32,
+        /// What peers are to be told from now on.
+        rkey: u32,
     },
 }
 

@@ -169,6 +169,7 @@ impl<'a> Session<'a> {
                     "a frontend sent what no frontend sends; do both sides run the same version?"
                 );
             }
+            Event::KeyChanged { .. } => unreachable!("no peer may reach our memory"),
             Event::Incoming { .. } => unreachable!("the endpoint does not listen"),
         }
     }

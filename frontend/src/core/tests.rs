@@ -570,6 +570,18 @@ fn a_link_that_was_meant_for_another_frontend_is_refused() {
 }
 
 #[test]
+fn a_backend_is_told_the_key_as_it_is_now() {
+    let mut world = joined();
+    world.frames();
+    world.core.handle_event(world.now, Event::KeyChanged { lkey: 1, rkey: 77 }, &world.arena);
+    let (connection, peer) = (world.connection(), "127.0.0.1:1".parse().unwrap());
+    let hello = encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(1) });
+    world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
+    let Some(Output::Accept { welcome, .. }) = world.core.poll_output() else { panic!("not accepted") };
+    assert_eq!(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().arena_rkey, 77);
+}
+
+#[test]
 fn a_scheduler_that_breaks_the_protocol_is_left_and_joined_again() {
     let mut world = joined();
     let (connection, _) = world.scheduler.unwrap();

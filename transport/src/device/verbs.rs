@@ -49,6 +49,8 @@ pub(crate) struct Verbs {
     /// Connections end, and regions are let go, before what they are of: fields are dropped in this order.
     queue_pairs: BTreeMap<QueuePairNumber, QueuePair>,
     regions: BTreeMap<u32, MemoryRegion>,
+    /// What the next region is called here: a device's own keys change with [`Self::renew_keys`].
+    next_lkey: u32,
     /// As few as hold the completions of all queue pairs.
     queues: Vec<Arc<CompletionQueue>>,
     channel: Arc<CompletionChannel>,
@@ -118,6 +120,7 @@ impl Verbs {
         Ok(Self {
             queue_pairs: BTreeMap::new(),
             regions: BTreeMap::new(),
+            next_lkey: 1,
             queues: Vec::new(),
             channel,
             domain,
@@ -158,9 +161,30 @@ impl Verbs {
         let registered = MemoryRegion::register(&self.domain, region, access).map_err(|error| {
             format!("{}: {error}; is the limit of locked memory (ulimit -l) large enough?", self.config.device)
         })?;
-        let (lkey, rkey) = registered.keys();
+        let (lkey, rkey) = (self.next_lkey, registered.rkey());
+        self.next_lkey += 1;
         self.regions.insert(lkey, registered);
         Ok(RegionKey { lkey, rkey, address: region.address() })
+    }
+
+    pub(super) fn renew_keys(&mut self) -> Vec<(u32, u32)> {
+        let mut changed = Vec::new();
+        for (&lkey, region) in self.regions.iter_mut().filter(|(_, region)| region.is_remote()) {
+            // Registered anew before the old registration ends, so the keys differ.
+            match region.again() {
+                Ok(again) => *region = again,
+                Err(error) => {
+                    let device = &self.config.device;
+                    self.failed = Some(format!(
+                        "{device} gives no new keys: {error}; for that, memory counts twice against the limit of \
+                         locked memory (ulimit -l): raise it and restart this process"
+                    ));
+                    return changed;
+                }
+            }
+            changed.push((lkey, region.rkey()));
+        }
+        changed
     }
 
     pub(super) fn deregister(&mut self, lkey: u32) {

@@ -1,7 +1,7 @@
 //! A few endpoints in one thread, on their real sockets or devices but on a clock that a test can push forward.
 #![allow(clippy::disallowed_methods)] // A test that hangs is ended by the real clock.
 
-#[path = "fabric/arm.rs"] // Two test programs include this file.
+#[path = "fabric/arm.rs"] // Several test programs include this file.
 mod arm;
 
 use std::{
@@ -10,8 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use arm::Netem;
-pub use arm::{config, is_soft};
+use arm::Undo;
+#[allow(unused_imports)] // Each of the programs that include this file has its own needs.
+pub use arm::{Interface, config, is_soft};
 use proto::{Span, Timestamp};
 use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, Region, RegionKey, Transfer};
 
@@ -52,7 +53,7 @@ pub struct Fabric {
     /// Whether `step` takes events from the endpoints.
     pub collecting: bool,
     /// What spoils the links of verbs devices.
-    netem: Vec<Netem>,
+    spoilt: Vec<Undo>,
     not_ready_before: u64,
 }
 
@@ -62,10 +63,9 @@ impl Fabric {
     }
 
     pub fn with_faults(nodes: usize, faults: Faults) -> Self {
-        let mut fabric = Self::with(
-            (0..nodes).map(|node| if is_soft(node) { config(node).with_faults(faults) } else { config(node) }),
-        );
-        fabric.netem = (0..nodes).filter_map(|node| Netem::on(node, faults)).collect();
+        let mut fabric = Self::with((0..nodes).map(|node| arm::config_with(node, faults)));
+        let interfaces = (0..nodes).filter_map(Interface::of);
+        fabric.spoilt = interfaces.map(|interface| interface.spoil(faults)).collect();
         fabric
     }
 
@@ -76,7 +76,7 @@ impl Fabric {
             nodes: configs.into_iter().map(Node::open).collect(),
             stalled: Vec::new(),
             collecting: true,
-            netem: Vec::new(),
+            spoilt: Vec::new(),
             not_ready_before: arm::not_ready_of_devices(),
         }
     }

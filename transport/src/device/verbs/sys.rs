@@ -306,6 +306,7 @@ pub(super) struct MemoryRegion {
     raw: Handle<ibv_mr>,
     /// Keeps the memory mapped.
     region: Region,
+    access: Access,
 }
 
 impl MemoryRegion {
@@ -323,20 +324,35 @@ impl MemoryRegion {
         let raw = unsafe {
             (domain.context.library.ibv_reg_mr)(domain.raw.raw(), address, region.len().max(1), flags.0 as c_int)
         };
-        Ok(Self { domain: Arc::clone(domain), raw: Handle::new(raw)?, region: region.clone() })
+        Ok(Self { domain: Arc::clone(domain), raw: Handle::new(raw)?, region: region.clone(), access })
     }
 
-    /// The keys, for us and for peers.
-    pub(super) fn keys(&self) -> (u32, u32) {
+    /// The same memory, registered once more.
+    pub(super) fn again(&self) -> io::Result<Self> {
+        Self::register(&self.domain, &self.region, self.access)
+    }
+
+    /// Whether peers may reach it.
+    pub(super) fn is_remote(&self) -> bool {
+        self.access.remote_read || self.access.remote_write
+    }
+
+    fn lkey(&self) -> u32 {
         // SAFETY: a registered region.
-        unsafe { ((*self.raw.raw()).lkey, (*self.raw.raw()).rkey) }
+        unsafe { (*self.raw.raw()).lkey }
+    }
+
+    /// The key for peers.
+    pub(super) fn rkey(&self) -> u32 {
+        // SAFETY: a registered region.
+        unsafe { (*self.raw.raw()).rkey }
     }
 
     /// The entry for a segment of this region.
     fn entry(&self, segment: Segment) -> Option<ibv_sge> {
         let end = segment.offset.checked_add(segment.bytes as usize)?;
         let addr = self.region.address() + segment.offset as u64;
-        (end <= self.region.len()).then_some(ibv_sge { addr, length: segment.bytes, lkey: segment.lkey })
+        (end <= self.region.len()).then_some(ibv_sge { addr, length: segment.bytes, lkey: self.lkey() })
     }
 }
 

@@ -2,12 +2,13 @@
 //! as many as there are nodes) or `verbs:DEVICE@ADDRESS`. Unless it is set, all are soft, on random loopback addresses.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
     process::Command,
     sync::LazyLock,
 };
 
-use transport::{Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, VerbsSettings};
+use transport::{Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, VerbsConfig, VerbsSettings};
 
 use super::SECRET;
 
@@ -47,6 +48,16 @@ pub fn config(node: usize) -> EndpointConfig {
     EndpointConfig::over(arm).with_secret(SECRET).listening("127.0.0.1:0".parse().unwrap())
 }
 
+/// The same for a network with these faults; a device's are its interface's ([`Interface::spoil`]).
+pub fn config_with(node: usize, faults: Faults) -> EndpointConfig {
+    let mut config = config(node);
+    let Arm::Verbs(VerbsConfig { settings, .. }) = &mut config.arm else { return config.with_faults(faults) };
+    // rdma_rxe counts every gap that its peer tells of as a retry, also where packets came through before it, so a long
+    // message runs out of any number of them; 7 are for ever there.
+    settings.retry_count = 7;
+    config
+}
+
 fn devices() -> impl Iterator<Item = &'static str> {
     KINDS.iter().filter_map(|kind| match &kind.name {
         ArmName::Verbs(device) => Some(device.as_str()),
@@ -63,43 +74,80 @@ pub fn not_ready_of_devices() -> u64 {
     devices().map(count).sum()
 }
 
-/// The kernel's network emulator on what a verbs device sends, until it is dropped.
-pub struct Netem {
-    interface: String,
+/// The network interface under a verbs device.
+#[allow(dead_code)] // Only one of the test programs that include this file looks at the port.
+pub struct Interface {
+    /// Of the device's port, as the kernel shows it.
+    port: PathBuf,
+    name: String,
+    address: Option<IpAddr>,
 }
 
-impl Netem {
-    /// None for a soft node, which injects faults by itself.
-    pub fn on(node: usize, faults: Faults) -> Option<Self> {
-        let ArmName::Verbs(device) = &kind(node).name else { return None };
-        let interface = format!("/sys/class/infiniband/{device}/ports/1/gid_attrs/ndevs/0");
-        let netem = Self { interface: std::fs::read_to_string(interface).unwrap().trim().to_owned() };
+/// Undoes something when it is dropped.
+pub struct Undo {
+    command: String,
+}
+
+#[allow(dead_code)] // As above.
+impl Interface {
+    /// None for a soft node.
+    pub fn of(node: usize) -> Option<Self> {
+        let Kind { name: ArmName::Verbs(device), address } = kind(node) else { return None };
+        let port = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/1"));
+        let name = std::fs::read_to_string(port.join("gid_attrs/ndevs/0")).unwrap().trim().to_owned();
+        Some(Self { port, name, address: *address })
+    }
+
+    /// Takes the link down.
+    pub fn down(&self) -> Undo {
+        configure(&format!("ip link set {} down", self.name));
+        Undo { command: format!("ip link set {} up", self.name) }
+    }
+
+    /// Takes the address away, which must be one of 24 bits of network.
+    pub fn without_address(&self) -> Undo {
+        let address = self.address.expect("a node with an address");
+        configure(&format!("ip addr del {address}/24 dev {}", self.name));
+        Undo { command: format!("ip addr add {address}/24 dev {}", self.name) }
+    }
+
+    /// Whether the device's port is up.
+    pub fn is_active(&self) -> bool {
+        std::fs::read_to_string(self.port.join("state")).unwrap().contains("ACTIVE")
+    }
+
+    /// Whether the device knows the address.
+    pub fn has_gid(&self) -> bool {
+        let known = (0..16).filter_map(|index| std::fs::read_to_string(self.port.join(format!("gids/{index}"))).ok());
+        let known = known.filter_map(|gid| gid.trim().parse::<Ipv6Addr>().ok());
+        known.map(|gid| gid.to_canonical()).any(|gid| Some(gid) == self.address)
+    }
+
+    /// The kernel's network emulator on what it sends.
+    pub fn spoil(&self, faults: Faults) -> Undo {
         let Faults { loss, duplicate, reorder, corrupt } = faults;
         // A packet that netem "reorders" overtakes those that it delays.
         let reorder =
             if reorder > 0.0 { format!("delay 1ms reorder {}%", 100.0 - reorder * 100.0) } else { String::new() };
-        netem.tc(&format!(
-            "replace dev {} root netem limit 100000 {reorder} loss {}% duplicate {}% corrupt {}%",
-            netem.interface,
+        configure(&format!(
+            "tc qdisc replace dev {} root netem limit 100000 {reorder} loss {}% duplicate {}% corrupt {}%",
+            self.name,
             loss * 100.0,
             duplicate * 100.0,
             corrupt * 100.0
         ));
-        Some(netem)
-    }
-
-    /// In the network namespace of process 1, as rdma_rxe's interfaces are, wherever our sockets may be.
-    fn tc(&self, what: &str) {
-        let status = Command::new("nsenter")
-            .args(["--net=/proc/1/ns/net", "tc", "qdisc"])
-            .args(what.split_whitespace())
-            .status();
-        assert!(status.as_ref().is_ok_and(|status| status.success()), "tc qdisc {what}: {status:?}");
+        Undo { command: format!("tc qdisc del dev {} root", self.name) }
     }
 }
 
-impl Drop for Netem {
+impl Drop for Undo {
     fn drop(&mut self) {
-        self.tc(&format!("del dev {} root", self.interface));
+        configure(&self.command);
     }
+}
+
+/// In the network namespace of process 1, as rdma_rxe's interfaces are, wherever our sockets may be.
+fn configure(command: &str) {
+    let status = Command::new("nsenter").arg("--net=/proc/1/ns/net").args(command.split_whitespace()).status();
+    assert!(status.as_ref().is_ok_and(|status| status.success()), "{command}: {status:?}");
 }

@@ -1,0 +1,103 @@
+//! What a verbs device tells of itself: its link goes down and up, its address goes and comes. Needs a node on such a
+//! device (`DOWNBEAT_NODES`), the other one soft, and the right to change its interface: `tests/rxe/run transport`.
+
+#[path = "conformance/fabric.rs"]
+#[allow(dead_code)]
+mod fabric;
+
+use fabric::{Fabric, Interface, is_soft, pattern};
+use transport::{ConnectionId, Event, Transfer, TransferError};
+
+/// Two connected nodes, one of them on a device whose interface we may spoil.
+struct Pair {
+    fabric: Fabric,
+    interface: Interface,
+    /// The node on the device, and the other.
+    node: usize,
+    peer: usize,
+    /// The connection, as each node knows it.
+    ids: [ConnectionId; 2],
+}
+
+fn pair() -> Option<Pair> {
+    let Some(node) = (0..2).find(|&node| !is_soft(node) && is_soft(1 - node)) else {
+        eprintln!("not run: of two nodes, none is on a verbs device and the other one soft");
+        return None;
+    };
+    let mut fabric = Fabric::new(2);
+    let (ours, theirs) = fabric.connect(0, 1);
+    let interface = Interface::of(node).expect("a verbs node has one");
+    Some(Pair { fabric, interface, node, peer: 1 - node, ids: [ours, theirs] })
+}
+
+impl Pair {
+    /// The reason why the connection has ended: the node's own, which it tells its peer.
+    fn ended(&mut self) -> String {
+        let (node, peer) = (self.node, self.peer);
+        let reason = self.fabric.disconnected(node, self.ids[node]);
+        let told = self.fabric.disconnected(peer, self.ids[peer]);
+        let cause = reason.split_once(": ").expect("the peer's address comes first").1;
+        assert!(told.ends_with(cause), "{told}");
+        reason
+    }
+
+    /// What comes up again is another life: the old one's keys open nothing, and what peers are told now does.
+    fn lives_again(&mut self, incarnation: u64, old: Transfer) {
+        let (node, peer) = (self.node, self.peer);
+        let Event::KeyChanged { lkey, rkey } = self.fabric.event(node) else { panic!("no new key") };
+        assert_eq!(lkey, self.fabric.nodes[node].key.lkey);
+        self.fabric.nodes[node].key.rkey = rkey;
+        let (ours, theirs) = self.fabric.connect(0, 1);
+        let at_peer = [ours, theirs][peer];
+        assert_ne!(self.fabric.nodes[peer].endpoint.peer_incarnation(at_peer), Some(incarnation));
+        self.fabric.nodes[peer].endpoint.read(at_peer, old).unwrap();
+        let refused = Err(TransferError::RemoteAccess);
+        assert_eq!(self.fabric.event(peer), Event::ReadDone { connection: at_peer, token: 1, result: refused });
+        self.fabric.disconnected(0, ours);
+        self.fabric.disconnected(1, theirs);
+
+        let (ours, theirs) = self.fabric.connect(0, 1);
+        let ids = [ours, theirs];
+        for (from, to) in [(node, peer), (peer, node)] {
+            self.fabric.nodes[to].region.write(0, &pattern(to as u64, 100_000));
+            let transfer = self.fabric.transfer(from, to, 2, 0, 100_000);
+            self.fabric.nodes[from].endpoint.read(ids[from], transfer).unwrap();
+            let done = Event::ReadDone { connection: ids[from], token: 2, result: Ok(()) };
+            assert_eq!(self.fabric.event(from), done);
+            assert!(self.fabric.nodes[from].bytes(0, 100_000) == pattern(to as u64, 100_000));
+        }
+    }
+
+    fn incarnation(&self) -> u64 {
+        self.fabric.nodes[self.node].endpoint.incarnation()
+    }
+}
+
+#[test]
+fn a_port_that_went_down_comes_up_as_another_incarnation() {
+    let Some(mut pair) = pair() else { return };
+    let (before, old) = (pair.incarnation(), pair.fabric.transfer(pair.peer, pair.node, 1, 0, 100));
+    let down = pair.interface.down();
+    assert!(pair.ended().contains("is down; bring its link up"));
+    // Whoever connects meanwhile is told at once.
+    let (now, to) = (pair.fabric.now(), pair.fabric.address(pair.peer));
+    let early = pair.fabric.nodes[pair.node].endpoint.connect(now, to, Vec::new());
+    pair.fabric.until("the new key", |fabric| (fabric.nodes[pair.node].events.len() == 2).then_some(()));
+    let ended = pair.fabric.nodes[pair.node].events.pop_back().unwrap();
+    let Event::Disconnected { connection, reason } = ended else { panic!("{ended:?}") };
+    assert!(connection == early && reason.0.contains("is down"), "{reason}");
+    drop(down);
+    pair.fabric.until("the port to be up", |_| pair.interface.is_active().then_some(()));
+    pair.lives_again(before, old);
+}
+
+#[test]
+fn an_address_that_went_away_comes_back_as_another_incarnation() {
+    let Some(mut pair) = pair() else { return };
+    let (before, old) = (pair.incarnation(), pair.fabric.transfer(pair.peer, pair.node, 1, 0, 100));
+    let without = pair.interface.without_address();
+    assert!(pair.ended().contains("no RoCEv2 GID for address"));
+    drop(without);
+    pair.fabric.until("the GID", |_| pair.interface.has_gid().then_some(()));
+    pair.lives_again(before, old);
+}
