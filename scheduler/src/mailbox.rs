@@ -102,10 +102,11 @@ impl ModelEnd {
 
     /// The next grant.
     pub fn poll_grant(&mut self) -> Option<Grant> {
-        self.grants.receive().map(|[ids, free_at, ..]| Grant {
+        self.grants.receive().map(|[ids, free_at, gpus]| Grant {
             model: ModelId((ids >> 32) as u32),
             gpu: GpuId(ids as u32),
             free_at: Timestamp(free_at as i64),
+            gpus: gpus as u32,
         })
     }
 }
@@ -131,7 +132,11 @@ impl RankEnd {
 
     /// Posts a grant.
     pub fn post_grant(&mut self, grant: Grant) {
-        self.grants.send([u64::from(grant.model.0) << 32 | u64::from(grant.gpu.0), grant.free_at.0 as u64, 0]);
+        self.grants.send([
+            u64::from(grant.model.0) << 32 | u64::from(grant.gpu.0),
+            grant.free_at.0 as u64,
+            u64::from(grant.gpus),
+        ]);
     }
 }
 

@@ -56,6 +56,8 @@ pub struct Grant {
     pub gpu: GpuId,
     /// When the GPU is free; may lie in the past.
     pub free_at: Timestamp,
+    /// GPUs that host the model.
+    pub gpus: u32,
 }
 
 /// To the RankThread: what became of a GPU.

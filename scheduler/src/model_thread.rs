@@ -12,7 +12,7 @@ use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_t
 use crate::{
     indexed_heap::IndexedHeap,
     messages::{Candidate, GpuUpdate, Grant, NetworkBudget},
-    policy::{BatchPolicy, Gathered, Policy, View},
+    policy::{BatchPolicy, Gathered, Granted, Policy, View},
     task_queue::{Queued, TaskQueue},
 };
 
@@ -223,7 +223,8 @@ impl<P> ModelThread<P> {
         let earliest_start = if batch.size == 0 { Timestamp::PAST } else { view.earliest_start(batch.size) };
         let is_due = batch.size > 0 && policy.opens_at(&view, batch) <= earliest_start;
         if is_due {
-            policy.handle_granted(&view, batch, earliest_start, earliest_start - *due_at);
+            let granted = Granted { start: earliest_start, waited: earliest_start - *due_at, gpus: grant.gpus };
+            policy.handle_granted(&view, batch, granted);
             self.on_final_batch(grant, batch, earliest_start);
         } else {
             self.outputs.push_back(Output::Gpu(grant.gpu, GpuUpdate::Returned));

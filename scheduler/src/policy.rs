@@ -75,6 +75,17 @@ pub struct Gathered {
     pub size: usize,
 }
 
+/// What came of a gathered batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Granted {
+    /// When it starts.
+    pub start: Timestamp,
+    /// How long it has waited since its window opened.
+    pub waited: Span,
+    /// GPUs that host the model, this one and others.
+    pub gpus: u32,
+}
+
 /// One model's policy. It sees one model and may learn from it.
 pub trait BatchPolicy: fmt::Debug + Send {
     /// The next batch, if it started as early as it can. By default the longest prefix that can finish in time, which
@@ -95,8 +106,8 @@ pub trait BatchPolicy: fmt::Debug + Send {
     /// A task was given up: it was passed over, or could not be met any more.
     fn handle_lost(&mut self) {}
 
-    /// A gathered batch was granted a GPU and starts at `start`; it has `waited` since its window opened.
-    fn handle_granted(&mut self, _view: &View<'_>, _batch: Gathered, _start: Timestamp, _waited: Span) {}
+    /// A gathered batch was granted a GPU.
+    fn handle_granted(&mut self, _view: &View<'_>, _batch: Gathered, _granted: Granted) {}
 }
 
 /// A choice of policy, as written on the command line.

@@ -241,9 +241,11 @@ impl RankThread {
         model.candidate = None;
         model.grants = model.grants.wrapping_add(1);
         let gpu = self.gpus.get_mut(&gpu_id).expect("sub-clusters hold GPUs that are here");
-        self.grants.push_back(Grant { model: id, gpu: gpu_id, free_at: gpu.work.free_at() });
         gpu.is_granted = true;
-        let (sub_cluster, position) = (gpu.sub_cluster, gpu.position);
+        let (sub_cluster, position, free_at) = (gpu.sub_cluster, gpu.position, gpu.work.free_at());
+        let hosts = model.hosts.iter().filter_map(|&(host, _)| self.sub_clusters[host as usize].as_ref());
+        let gpus = hosts.map(|host| host.gpus.len() as u32).sum();
+        self.grants.push_back(Grant { model: id, gpu: gpu_id, free_at, gpus });
         self.set_available(sub_cluster, position, Timestamp::NEVER);
     }
 

@@ -21,8 +21,8 @@ pub const CLOCKWORK5: Figure = Figure {
         "`deferred` is unfit for fifteen models on one GPU: when two models become due together, one \
          batch waits for the other's whole execution, which is longer than the window of a small batch, so one in a hundred is \
          soon lost at any load. The search, which takes it that a lower rate is no harder, then ends near zero. Deferral \
-         wants about as many GPUs as models (Symphony's Table 1 begins there). `downbeat` learns from what is lost and starts \
-         early here, but not in full: it stays up to three tenths below `eager`.",
+         wants about as many GPUs as models (Symphony's Table 1 begins there). `downbeat` opens its windows early where few \
+         GPUs serve many models, and so does not fall behind `eager` here.",
         "All weights are in GPU memory from the start, as in that experiment; nothing is loaded or unloaded.",
     ],
     draw,

@@ -26,7 +26,7 @@ proptest! {
                     candidates.insert(id, candidate);
                 }
                 2 if grants.len() < 8 => {
-                    let grant = Grant { model: ModelId(id), gpu: GpuId(serial), free_at: at };
+                    let grant = Grant { model: ModelId(id), gpu: GpuId(serial), free_at: at, gpus: 1 };
                     rank_end.post_grant(grant);
                     grants.push(grant);
                 }
@@ -58,6 +58,6 @@ proptest! {
 fn a_full_ring_is_a_bug() {
     let (_, mut rank_end) = link(2);
     for _ in 0..3 {
-        rank_end.post_grant(Grant { model: ModelId(0), gpu: GpuId(0), free_at: Timestamp(0) });
+        rank_end.post_grant(Grant { model: ModelId(0), gpu: GpuId(0), free_at: Timestamp(0), gpus: 1 });
     }
 }

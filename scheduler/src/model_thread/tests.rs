@@ -72,7 +72,7 @@ fn a_grant_takes_the_batch_that_fits_the_granted_gpu() {
     }
     outputs(&mut thread);
     // At 10 the GPU that frees at 13 leaves room for l(2) = 7.
-    thread.handle_grant(Timestamp(10), Grant { model: MODEL, gpu: GpuId(1), free_at: Timestamp(13) });
+    thread.handle_grant(Timestamp(10), Grant { model: MODEL, gpu: GpuId(1), free_at: Timestamp(13), gpus: 1 });
     let out = outputs(&mut thread);
     let [Output::Batch(batch), Output::Gpu(GpuId(1), update), Output::Candidate(MODEL, Some(next))] = &out[..] else {
         panic!("{out:?}");
@@ -85,7 +85,7 @@ fn a_grant_takes_the_batch_that_fits_the_granted_gpu() {
 #[test]
 fn a_grant_that_nothing_is_due_for_returns_the_gpu() {
     let mut thread = thread(NetworkBudget::default(), "deferred", 100);
-    let grant = Grant { model: MODEL, gpu: GpuId(0), free_at: Timestamp(0) };
+    let grant = Grant { model: MODEL, gpu: GpuId(0), free_at: Timestamp(0), gpus: 1 };
     thread.handle_grant(Timestamp(0), grant);
     assert_eq!(outputs(&mut thread), [Output::Gpu(GpuId(0), GpuUpdate::Returned)]);
     // Five of six are cancelled while the grant is under way: the last one's window opens later.
@@ -202,7 +202,7 @@ proptest! {
                 Step::Grant { free_in } => {
                     let free_at = now + Span(free_in);
                     let naive = naive_candidate(&waiting, now, free_at, budget);
-                    thread.handle_grant(now, Grant { model: MODEL, gpu: GpuId(0), free_at });
+                    thread.handle_grant(now, Grant { model: MODEL, gpu: GpuId(0), free_at, gpus: 1 });
                     let start = |size| (now + budget.delay(size)).max(free_at);
                     let is_due = naive.is_some_and(|(_, size, frontrun, _)| frontrun <= start(size));
                     match thread.poll_output() {

@@ -9,16 +9,16 @@
 //!    gathered and run in time: a backlog is shed at once, and what follows is on time and in large batches again.
 //! 2. *The window opens earlier* while candidates have to wait for GPUs, by a part of the time for gathering. Where
 //!    waits are rare but happen (bursts), GPUs are idle at other times, and starting earlier costs little; where most
-//!    candidates wait, GPUs are scarce, and starting much earlier would make batches smaller; but a model that gathers
-//!    hardly a second task has nothing to lose by it. A task that was lost has waited too. A model that never waits is
-//!    deferred in full, so that GPUs that are not needed stay idle.
+//!    candidates wait, GPUs are scarce, and starting much earlier would make batches smaller; but where a few GPUs
+//!    serve many models, a batch gathers while it waits its turn, and loses nothing by queueing early. A task that was
+//!    lost has waited too. A model that never waits is deferred in full, so that GPUs that are not needed stay idle.
 //! 3. *Models that lose few tasks let others go first.* By the nearest `latest` alone, a model whose tasks have long
 //!    hardly loses any, while those in a hurry lose more than 1 %. So its batches wait a little longer: by a part of
 //!    its SLO that shrinks as its losses grow, which keeps all models' losses alike.
 
 use proto::{Span, Timestamp};
 
-use super::{BatchPolicy, Gathered, View, frontrun, give_up_heads, longest_prefix};
+use super::{BatchPolicy, Gathered, Granted, View, frontrun, give_up_heads, longest_prefix};
 
 /// Weight of the newest batch in each average: they look back on about fifty.
 const AVERAGE_WEIGHT: f64 = 0.02;
@@ -30,6 +30,8 @@ const TARGET_PART: f64 = 0.89;
 const SLACK_PART_MIN: f64 = 0.15;
 /// Slack is given in full from this part of waiting candidates on, and in proportion below.
 const WAITED_PART_ENOUGH: f64 = 0.05;
+/// A model that keeps less than one GPU busy gets a slack of so many times the time in which some GPU frees.
+const SLACK_TURNS: f64 = 10.0;
 /// A wait shorter than this part of the SLO is none.
 const WAIT_PART_MIN: f64 = 0.001;
 /// How long a batch of a model that loses nothing lets others go first, as a part of its SLO.
@@ -57,6 +59,8 @@ struct Averages {
     execution_ns: f64,
     /// Batches that waited for a GPU after their window had opened, of all.
     waited_part: f64,
+    /// GPUs that host the model.
+    hosts: u32,
 }
 
 impl Averages {
@@ -65,9 +69,10 @@ impl Averages {
         let gpus = self.execution_ns / self.interval_ns.max(1.0);
         // Symphony, equation 1: a batch runs for `SLO N / (N + 1)` and is gathered in what is left.
         let gathering_ns = slo.as_nanos() as f64 / (gpus + 1.0);
-        // Who gathers only a task or two by waiting has little to lose by starting early.
-        let gathered = gathering_ns * self.size / self.interval_ns.max(1.0);
-        let part = (1.0 - self.waited_part).powi(2).max(SLACK_PART_MIN).max(gathered.max(1.0).powi(-2));
+        // If all GPUs run such batches, one of them frees every `l(b) / hosts`.
+        let turn_ns = self.execution_ns / f64::from(self.hosts.max(1));
+        let queueing = (SLACK_TURNS * turn_ns / gathering_ns).min(1.0 - gpus);
+        let part = (1.0 - self.waited_part).powi(2).max(SLACK_PART_MIN).max(queueing);
         Span((gathering_ns * part * (self.waited_part / WAITED_PART_ENOUGH).min(1.0)) as i64)
     }
 
@@ -115,19 +120,20 @@ impl BatchPolicy for Downbeat {
         }
     }
 
-    fn handle_granted(&mut self, view: &View<'_>, batch: Gathered, start: Timestamp, waited: Span) {
+    fn handle_granted(&mut self, view: &View<'_>, batch: Gathered, granted: Granted) {
+        let Granted { start, waited, gpus: hosts } = granted;
         self.lost_part *= (1.0 - LOST_WEIGHT).powi(batch.size as i32);
         let slo_ns = slo(view, batch.skip).as_nanos() as f64;
         let size = batch.size as f64;
         let execution_ns = view.profile.latency(batch.size).as_nanos() as f64;
         let has_waited = f64::from(u8::from(waited.as_nanos() as f64 > slo_ns * WAIT_PART_MIN));
         let Some(averages) = &mut self.averages else {
-            let averages = Averages { last_start: start, interval_ns: slo_ns, size, execution_ns, waited_part: 0.0 };
-            self.averages = Some(averages);
+            let (interval_ns, waited_part) = (slo_ns, 0.0);
+            self.averages = Some(Averages { last_start: start, interval_ns, size, execution_ns, waited_part, hosts });
             return;
         };
         let interval_ns = ((start - averages.last_start).as_nanos() as f64).clamp(0.0, slo_ns);
-        averages.last_start = start;
+        (averages.last_start, averages.hosts) = (start, hosts);
         averages.interval_ns += AVERAGE_WEIGHT * (interval_ns - averages.interval_ns);
         averages.size += AVERAGE_WEIGHT * (size - averages.size);
         averages.execution_ns += AVERAGE_WEIGHT * (execution_ns - averages.execution_ns);
@@ -146,21 +152,24 @@ mod tests {
     use crate::task_queue::Queued;
 
     fn averages(gpus: f64, waited_part: f64) -> Averages {
-        Averages { last_start: Timestamp(0), interval_ns: 1000.0, size: 1.0, execution_ns: 1000.0 * gpus, waited_part }
+        let execution_ns = 1000.0 * gpus;
+        Averages { last_start: Timestamp(0), interval_ns: 1000.0, size: 1.0, execution_ns, waited_part, hosts: 8 }
     }
 
     #[test]
     fn slack_follows_waits() {
         let of =
-            |size, gpus, waited_part| Averages { size, ..averages(gpus, waited_part) }.slack(Span(1000)).as_nanos();
-        let slack = |gpus, waited_part| of(100.0, gpus, waited_part);
+            |hosts, gpus, waited_part| Averages { hosts, ..averages(gpus, waited_part) }.slack(Span(1000)).as_nanos();
+        let slack = |gpus, waited_part| of(8, gpus, waited_part);
         assert_eq!(slack(1.0, 0.0), 0);
         assert_eq!(slack(1.0, 0.025), (500.0 * 0.975f64.powi(2) / 2.0) as i64);
         assert_eq!(slack(1.0, 0.5), 125);
         assert_eq!(slack(4.0, 0.5), 50);
         assert_eq!(slack(1.0, 1.0), 75);
-        // Gathers two tasks, or not even one.
-        assert_eq!((of(4.0, 1.0, 0.5), of(4.0, 1.0, 1.0), of(1.0, 1.0, 1.0)), (125, 125, 500));
+        // A quarter of a GPU, executions of 250 ns, 800 ns to gather: some GPU frees every 2.5 ns of 100, or it is the one.
+        assert_eq!((of(100, 0.25, 1.0), of(25, 0.25, 1.0), of(1, 0.25, 1.0)), (120, 120, 600));
+        // In between ten such times count; and nobody waits: no slack.
+        assert_eq!((of(10, 0.25, 1.0), of(10, 0.25, 0.0)), (250, 0));
     }
 
     #[test]
@@ -178,7 +187,8 @@ mod tests {
         let mut policy = Downbeat::default();
         for batch in 0..1000 {
             let waited = if batch % 4 == 0 { Span(500_000) } else { Span(0) };
-            policy.handle_granted(&view, Gathered { skip: 0, size: 1 }, Timestamp(batch * 100_000), waited);
+            let granted = Granted { start: Timestamp(batch * 100_000), waited, gpus: 8 };
+            policy.handle_granted(&view, Gathered { skip: 0, size: 1 }, granted);
         }
         let averages = policy.averages.unwrap();
         assert!((averages.execution_ns / averages.interval_ns - 4.0).abs() < 0.01, "{averages:?}");
@@ -238,7 +248,7 @@ mod tests {
             if task % 100 == 0 {
                 policy.handle_lost();
             } else {
-                policy.handle_granted(&view, batch, Timestamp(task), Span::ZERO);
+                policy.handle_granted(&view, batch, Granted { start: Timestamp(task), waited: Span::ZERO, gpus: 8 });
             }
         }
         assert!((140..=160).contains(&policy.patience(&view, batch).as_nanos()), "{policy:?}");

@@ -116,6 +116,18 @@ fn a_gpu_that_left_is_forgotten_and_a_new_one_serves_who_waits() {
     assert_eq!(grants(&mut rank), [(1, 2, 9)]);
 }
 
+#[test]
+fn a_grant_tells_how_many_gpus_host_the_model() {
+    let mut rank = cluster(2, 1);
+    rank.handle_gpu_joined(Timestamp(0), GpuId(2), vec![ModelId(0), ModelId(1)]);
+    for (seen, gpus) in [(0, 3), (1, 2)] {
+        rank.handle_candidate(Timestamp(0), ModelId(0), candidate(1, 0, 90, seen));
+        rank.handle_timeout(Timestamp(0));
+        assert_eq!(rank.poll_grant().map(|grant| grant.gpus), Some(gpus));
+        rank.handle_gpu_left(GpuId(1));
+    }
+}
+
 /// Algorithm 1 by scanning everything: no trees, no heaps, no sub-clusters with indexes.
 #[derive(Default)]
 struct Oracle {

@@ -82,6 +82,23 @@ fn many_models_on_one_gpu_are_served() {
     assert!(on_time(Policy::Deferred) < 0.9, "the control: {}", on_time(Policy::Deferred));
 }
 
+/// Where a few GPUs serve many models, batches gather while they wait their turn: nothing is won by waiting before that,
+/// so downbeat must not do worse than who starts at once.
+#[test]
+fn downbeat_serves_many_models_on_few_gpus_as_eager_does() {
+    for (gpus, rate_rps) in [(1, 520.0), (2, 1300.0), (4, 2800.0)] {
+        let text = "[[model]]\nname = \"m\"\nalpha_ms = 1.2\nbeta_ms = 2\nslo_ms = 100\ncount = 15\n";
+        let workload = workload(&format!("gpus = {gpus}\n{text}"));
+        let on_time = |policy| {
+            let options = Options { policy, rate_rps, seconds: 60.0, seed: 5 };
+            run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap().totals.on_time_fraction
+        };
+        let (downbeat, eager) = (on_time(Policy::Downbeat), on_time(Policy::Eager));
+        assert!(eager > 0.99, "{gpus} GPUs: the rate is one that can be served: {eager}");
+        assert!(downbeat > eager - 0.002, "{gpus} GPUs: downbeat {downbeat}, eager {eager}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// No workload, policy, network budget or fault breaks an invariant: the checkers run within `run`.
