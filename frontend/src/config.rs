@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
-use crate::server::Limits;
+use crate::{access::Clients, server::Limits};
 
 /// How a frontend is started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -45,6 +45,12 @@ pub struct Config {
     /// Connections of clients at once.
     #[serde(default = "default_connections_max")]
     pub connections_max: usize,
+    /// Requests of clients under way at once.
+    #[serde(default = "default_requests_max")]
+    pub requests_max: usize,
+    /// Bytes of one request's head.
+    #[serde(default = "default_head_bytes_max")]
+    pub head_bytes_max: usize,
     /// Bytes of one request's body.
     #[serde(default = "default_body_bytes_max")]
     pub body_bytes_max: usize,
@@ -63,6 +69,9 @@ pub struct Config {
     /// Certificates, with which members also prove themselves to each other by mutual TLS.
     #[serde(default)]
     pub tls: Option<TlsFiles>,
+    /// Who may connect over HTTP and gRPC, and what they may do.
+    #[serde(default)]
+    pub clients: Clients,
 }
 
 impl Config {
@@ -82,17 +91,22 @@ impl Config {
             arena_bytes: default_arena_bytes(),
             links_max: default_links_max(),
             connections_max: default_connections_max(),
+            requests_max: default_requests_max(),
+            head_bytes_max: default_head_bytes_max(),
             body_bytes_max: default_body_bytes_max(),
             bodies_bytes_max: default_bodies_bytes_max(),
             head_timeout_ms: default_head_timeout_ms(),
             body_timeout_ms: default_body_timeout_ms(),
             faults: Faults::default(),
             tls: None,
+            clients: Clients::default(),
         }
     }
 
     pub(crate) fn limits(&self) -> Limits {
         Limits {
+            requests_max: self.requests_max,
+            head_bytes_max: self.head_bytes_max,
             body_bytes_max: self.body_bytes_max,
             bodies_bytes_max: self.bodies_bytes_max,
             connections_max: self.connections_max,
@@ -113,6 +127,15 @@ fn default_links_max() -> usize {
 
 fn default_connections_max() -> usize {
     1024
+}
+
+/// Sixteen for each connection; a slot for each row is what binds before.
+fn default_requests_max() -> usize {
+    16_384
+}
+
+fn default_head_bytes_max() -> usize {
+    64 << 10
 }
 
 /// A full batch of 64 images of 3 x 299 x 299 bytes, and room to spare.

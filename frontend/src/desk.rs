@@ -10,7 +10,7 @@ use transport::Event;
 use crate::{
     core::{Core, Output},
     error::InferError,
-    metrics::{Metrics, Stage},
+    metrics::{Metrics, Refusals, Stage},
     models::ServedModel,
     statistics::Statistics,
     tasks::{Arena, CheckedRequest, Reply, RequestId},
@@ -102,6 +102,12 @@ impl Desk {
     /// A request for a model was this long in a stage that only its protocol knows.
     pub fn observe(&self, model: usize, stage: Stage, took: Span) {
         self.metrics.observe(model, stage, took);
+    }
+
+    /// What counts those who are refused.
+    #[must_use]
+    pub fn refusals(&self) -> &Refusals {
+        self.metrics.refusals()
     }
 
     /// Step 1: admits a request.

@@ -21,7 +21,7 @@ use crate::{
     core::{Core, CoreConfig, Output},
     desk::Desk,
     readiness::Readiness,
-    server::{self, Limits, Server},
+    server::{self, Gate, Server},
     service::{Service, SetLogLevel},
     slots::ArenaTooSmall,
     tasks::Arena,
@@ -76,7 +76,8 @@ pub struct Frontend {
     desk: Rc<Desk>,
     http: Option<TcpListener>,
     grpc: Option<TcpListener>,
-    limits: Limits,
+    /// Who may connect, and what all clients may take up.
+    gate: Gate,
     set_log_level: Option<SetLogLevel>,
     /// Frames that the scheduler has no room for yet. Bounded by the slots: each task has at most a few messages.
     unsent: VecDeque<(ConnectionId, Vec<u8>)>,
@@ -134,13 +135,14 @@ impl Frontend {
             links_max: config.links_max,
         };
         let core = Core::new(core, models)?;
+        let gate = Gate::open(config).map_err(FrontendError::Config)?;
         let http = config.http.map(|address| listen("http", address)).transpose()?;
         let grpc = config.grpc.map(|address| listen("grpc", address)).transpose()?;
         let clock = Clock::start();
         let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()));
-        let (scheduler, limits) = (config.scheduler, config.limits());
         let (unsent, set_log_level) = (VecDeque::new(), None);
-        Ok(Self { endpoint, scheduler, clock, desk, http, grpc, limits, set_log_level, unsent })
+        let scheduler = config.scheduler;
+        Ok(Self { endpoint, scheduler, clock, desk, http, grpc, gate, set_log_level, unsent })
     }
 
     /// Where clients reach us over HTTP.
@@ -161,7 +163,7 @@ impl Frontend {
     pub fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), FrontendError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let service = Service::new(Rc::clone(&self.desk), self.set_log_level.take(), SystemTime::now);
-        let server = Server::new(service, self.limits);
+        let server = Server::new(service, self.gate.clone());
         let (http, grpc) = (self.http.take(), self.grpc.take());
         LocalSet::new().block_on(&runtime, async move {
             let serve = async |listener: Option<TcpListener>| match listener {

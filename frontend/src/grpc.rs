@@ -25,6 +25,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use crate::{
+    access::{Refusal, Scope},
     api::{
         InferParameter, LogSettingsRequest, LogSettingsResponse, ModelConfigRequest, ModelConfigResponse,
         ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse,
@@ -37,10 +38,14 @@ use crate::{
     },
     error::InferError,
     protocol::messages,
-    server::{IntakeError, Server, Share},
+    server::{Caller, IntakeError, Server, Share},
     service::{Answer, Service},
     settings::Settings,
 };
+
+use asks::Asks;
+
+mod asks;
 
 /// Before a method's name in a path.
 const SERVICE_PATH: &str = "/inference.GRPCInferenceService/";
@@ -48,9 +53,9 @@ const SERVICE_PATH: &str = "/inference.GRPCInferenceService/";
 const STREAM_REQUESTS_MAX: usize = 64;
 
 /// Answers a request; what goes wrong is in the reply's `grpc-status`.
-pub async fn answer(server: Rc<Server>, request: Request<Incoming>) -> Response<Body> {
+pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path().to_owned();
-    let call = Call { server: &server, request };
+    let call = Call { caller: &caller, request };
     match path.strip_prefix(SERVICE_PATH).unwrap_or_default() {
         "ModelInfer" => infer(call).await,
         "ModelStreamInfer" => stream_infer(call).await,
@@ -79,7 +84,7 @@ pub async fn answer(server: Rc<Server>, request: Request<Incoming>) -> Response<
 
 /// A request and who answers it.
 struct Call<'a> {
-    server: &'a Rc<Server>,
+    caller: &'a Rc<Caller>,
     request: Request<Incoming>,
 }
 
@@ -87,26 +92,33 @@ impl Call<'_> {
     /// Answers one message with one, at once.
     async fn unary<Q, A>(self, answer: impl FnOnce(&Service, Q) -> Result<A, InferError>) -> Response<Body>
     where
-        Q: Message + Default + Send + 'static,
+        Q: Asks + Message + Default + Send + 'static,
         A: Message + Send + 'static,
     {
-        let server = Rc::clone(self.server);
+        let server = Rc::clone(&self.caller.server);
         self.unary_later(|question, _| async move { Ok(answer(&server.service, question)?) }).await
     }
 
     /// Answers one message with one. The share of the common budget is to be released once the message's bytes are not
-    /// needed any more.
+    /// needed any more. What the client may not do is refused before any of it is read, or else once it says of what.
     async fn unary_later<Q, A, F>(self, answer: impl FnOnce(Q, Share) -> F) -> Response<Body>
     where
-        Q: Message + Default + Send + 'static,
+        Q: Asks + Message + Default + Send + 'static,
         A: Message + Send + 'static,
         F: Future<Output = Result<A, Status>>,
     {
+        let caller = Rc::clone(self.caller);
+        if let Err(refusal) = caller.permit(Q::OPERATION, Scope::Server) {
+            return Status::from(refusal).into_http();
+        }
         let mut grpc = self.framing::<A, Q>();
         let (head, body) = self.request.into_parts();
-        let body = self.server.intake(body, false);
+        let body = caller.server.intake(body, false);
         let share = body.share();
-        let service = Unary(Some(|question| async { answer(question, share).await.map(tonic::Response::new) }));
+        let service = Unary(Some(|question: Q| async move {
+            caller.permit(Q::OPERATION, Scope::of(Q::OPERATION, question.model()))?;
+            answer(question, share).await.map(tonic::Response::new)
+        }));
         grpc.unary(service, Request::from_parts(head, body.map_err(Status::from))).await
     }
 
@@ -118,7 +130,7 @@ impl Call<'_> {
         A: Message + Send + 'static,
     {
         let grpc = Grpc::new(ProstCodec::default())
-            .max_decoding_message_size(self.server.limits.body_bytes_max)
+            .max_decoding_message_size(self.caller.server.limits.body_bytes_max)
             .max_encoding_message_size(usize::MAX)
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate);
@@ -172,7 +184,7 @@ async fn infer(call: Call<'_>) -> Response<Body> {
         Ok(within) => within,
         Err(status) => return status.into_http(),
     };
-    let server = Rc::clone(call.server);
+    let server = Rc::clone(&call.caller.server);
     call.unary_later(|request, share| async move { infer_one(&server, request, within, &share).await }).await
 }
 
@@ -195,13 +207,16 @@ async fn infer_one(
 /// Answers each message of a stream when its answer is there, not in their order. An error is the answer of its message
 /// and the stream goes on.
 async fn stream_infer(call: Call<'_>) -> Response<Body> {
+    if let Err(refusal) = call.caller.permit(ModelInferRequest::OPERATION, Scope::Server) {
+        return Status::from(refusal).into_http();
+    }
     let mut grpc = call.framing::<ModelStreamInferResponse, ModelInferRequest>();
     let (head, body) = call.request.into_parts();
-    let body = call.server.intake(body, true);
+    let body = call.caller.server.intake(body, true);
     let (give, requests) = oneshot::channel();
     let (answers, replies) = mpsc::channel(STREAM_REQUESTS_MAX);
     let share = body.share();
-    tokio::task::spawn_local(answer_stream(Rc::clone(call.server), requests, answers, share));
+    tokio::task::spawn_local(answer_stream(Rc::clone(call.caller), requests, answers, share));
     let service = Stream(Some((give, replies)));
     grpc.streaming(service, Request::from_parts(head, body.map_err(Status::from))).await
 }
@@ -209,7 +224,7 @@ async fn stream_infer(call: Call<'_>) -> Response<Body> {
 type StreamAnswer = Result<ModelStreamInferResponse, Status>;
 
 async fn answer_stream(
-    server: Rc<Server>,
+    caller: Rc<Caller>,
     requests: oneshot::Receiver<Streaming<ModelInferRequest>>,
     answers: mpsc::Sender<StreamAnswer>,
     share: Share,
@@ -224,9 +239,9 @@ async fn answer_stream(
             Some(_) = under_way.join_next() => {}
             request = requests.message(), if is_open && under_way.len() < STREAM_REQUESTS_MAX => match request {
                 Ok(Some(request)) => {
-                    let (server, answers, share) = (Rc::clone(&server), answers.clone(), share.clone());
+                    let (caller, answers, share) = (Rc::clone(&caller), answers.clone(), share.clone());
                     under_way.spawn_local(async move {
-                        let _ = answers.send(Ok(stream_answer(&server, request, &share).await)).await;
+                        let _ = answers.send(Ok(stream_answer(&caller, request, &share).await)).await;
                     });
                 }
                 Ok(None) => is_open = false,
@@ -239,9 +254,14 @@ async fn answer_stream(
     }
 }
 
-async fn stream_answer(server: &Server, request: ModelInferRequest, share: &Share) -> ModelStreamInferResponse {
+async fn stream_answer(caller: &Caller, request: ModelInferRequest, share: &Share) -> ModelStreamInferResponse {
     let id = request.id.clone();
-    match infer_one(server, request, None, share).await {
+    let answer = async {
+        caller.permit(ModelInferRequest::OPERATION, Scope::of(ModelInferRequest::OPERATION, request.model()))?;
+        let _counted = caller.another()?;
+        infer_one(&caller.server, request, None, share).await
+    };
+    match answer.await {
         Ok(mut response) => {
             // There is one response to each request.
             let is_final = InferParameter { parameter_choice: Some(infer_parameter::ParameterChoice::BoolParam(true)) };
@@ -362,6 +382,24 @@ fn log_settings(service: &Service, request: LogSettingsRequest) -> Result<LogSet
 /// A field of proto3 that is empty was not given.
 fn given(field: &str) -> Option<&str> {
     (!field.is_empty()).then_some(field)
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let code = match &refusal {
+            Refusal::Unauthenticated { .. } => Code::Unauthenticated,
+            Refusal::Forbidden { .. } => Code::PermissionDenied,
+            Refusal::Rate { .. } | Refusal::Busy { .. } | Refusal::Overloaded { .. } | Refusal::Head { .. } => {
+                Code::ResourceExhausted
+            }
+        };
+        let mut status = Self::new(code, refusal.to_string());
+        if let Some(span) = refusal.retry_after() {
+            // gRPC proposal A6, "pushback": milliseconds until the client may try again.
+            status.metadata_mut().insert("grpc-retry-pushback-ms", (span.0 as u64).div_ceil(1_000_000).into());
+        }
+        status
+    }
 }
 
 impl From<IntakeError> for Status {

@@ -2,6 +2,7 @@
 //! the outputs have been written there.
 #![deny(unsafe_code)]
 
+pub mod access;
 pub mod api;
 pub mod client;
 pub mod compression;

@@ -9,7 +9,7 @@ use prometheus::{
 use proto::{Span, scheduler_to_frontend::DropReason};
 use repository::Model;
 
-use crate::{core::Core, error::InferError, tasks::Reply};
+use crate::{access::Refusal, core::Core, error::InferError, tasks::Reply};
 
 /// Of our own durations: 20 us to 10 s, each bucket twice the one before.
 const BUCKETS: (f64, f64, usize) = (20e-6, 2.0, 20);
@@ -61,6 +61,77 @@ pub struct Metrics {
     slots: IntGauge,
     backends: IntGauge,
     scheduler: IntGauge,
+    refusals: Refusals,
+}
+
+/// Why a client was refused before its request was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Too many connections.
+    Connections,
+    /// TLS could not be agreed on, or the client's certificate is none of ours.
+    Handshake,
+    /// The head is too large.
+    Head,
+    /// A body is too large, or all of them are.
+    Body,
+    /// A token is missing or unknown.
+    Unauthenticated,
+    /// The token does not cover the operation.
+    Forbidden,
+    /// Too many requests over time.
+    Rate,
+    /// Too many requests at once.
+    Requests,
+}
+
+impl Cause {
+    const ALL: [(Self, &str); 8] = [
+        (Self::Connections, "connections"),
+        (Self::Handshake, "handshake"),
+        (Self::Head, "head"),
+        (Self::Body, "body"),
+        (Self::Unauthenticated, "unauthenticated"),
+        (Self::Forbidden, "forbidden"),
+        (Self::Rate, "rate"),
+        (Self::Requests, "requests"),
+    ];
+}
+
+impl From<&Refusal> for Cause {
+    fn from(refusal: &Refusal) -> Self {
+        match refusal {
+            Refusal::Unauthenticated { .. } => Self::Unauthenticated,
+            Refusal::Forbidden { .. } => Self::Forbidden,
+            Refusal::Rate { .. } => Self::Rate,
+            Refusal::Busy { .. } | Refusal::Overloaded { .. } => Self::Requests,
+            Refusal::Head { .. } => Self::Head,
+        }
+    }
+}
+
+/// How often clients were refused, by cause.
+#[derive(Debug, Clone)]
+pub struct Refusals(IntCounterVec);
+
+impl Refusals {
+    /// Of each cause none yet.
+    fn new(registry: &Registry) -> Self {
+        let counters = IntCounterVec::new(
+            Opts::new("downbeat_refused", "Connections and requests that were refused unseen, by cause"),
+            &["cause"],
+        );
+        let counters = registered(registry, counters);
+        for (_, name) in Cause::ALL {
+            counters.with_label_values(&[name]);
+        }
+        Self(counters)
+    }
+
+    /// A client was refused.
+    pub fn count(&self, cause: Cause) {
+        self.0.with_label_values(&[Cause::ALL[cause as usize].1]).inc();
+    }
 }
 
 /// One model's handles.
@@ -103,8 +174,15 @@ impl Metrics {
             slots: gauge("downbeat_slots_in_use", "Slots of registered memory that are leased"),
             backends: gauge("downbeat_backends_linked", "Backends that can reach our slots"),
             scheduler: gauge("downbeat_scheduler_connected", "1 while there is a connection to the scheduler"),
+            refusals: Refusals::new(&registry),
             registry,
         }
+    }
+
+    /// What counts those who are refused.
+    #[must_use]
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
     }
 
     /// A request was answered.

@@ -7,6 +7,7 @@ use hyper::{
     body::Incoming,
     header::{
         ACCEPT_ENCODING, ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER,
+        WWW_AUTHENTICATE,
     },
 };
 use percent_encoding::percent_decode_str;
@@ -15,6 +16,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
+    access::{Operation as Op, Refusal, Scope},
     api::ModelStatisticsResponse,
     compression::{Coding, DecodeError},
     error::InferError,
@@ -22,7 +24,7 @@ use crate::{
     models::excerpt,
     protocol::{self, Parameters, invalid, json},
     rope::Rope,
-    server::{IntakeError, Server, Share},
+    server::{Caller, IntakeError, Server, Share},
     service::{Service, timing_text},
     settings::Settings,
 };
@@ -58,45 +60,60 @@ struct At<'a> {
 
 use Action::{Change, Infer, Look};
 
-/// Every route. Of two that fit the first is taken, so names come before braces.
-const ROUTES: &[(&str, Action)] = &[
-    ("v2/models/{model}/infer", Infer),
-    ("metrics", Look(|service, _| Ok(metrics(service)))),
-    ("debug/requests/{request}", Look(|service, at| Ok(ok(&service.recent.borrow().explain(at.request)?)))),
-    ("v2/models/{model}/versions/{version}/infer", Infer),
-    ("v2", Look(|service, _| Ok(ok(&service.server_metadata())))),
-    ("v2/health/live", Look(|service, _| Ok(health(service, true)))),
-    ("v2/health/ready", Look(|service, _| Ok(health(service, service.is_ready())))),
-    ("v2/models/stats", Look(|service, at| statistics(service, None, at))),
-    ("v2/models/{model}", Look(|service, at| Ok(ok(&service.model_metadata(at.model, at.version)?)))),
+/// Every route, and what a client must be allowed to. Of two that fit the first is taken, so names come before braces.
+const ROUTES: &[(&str, Op, Action)] = &[
+    ("v2/models/{model}/infer", Op::Infer, Infer),
+    ("metrics", Op::Metrics, Look(|service, _| Ok(metrics(service)))),
+    ("debug/requests/{request}", Op::Debug, Look(|service, at| Ok(ok(&service.recent.borrow().explain(at.request)?)))),
+    ("v2/models/{model}/versions/{version}/infer", Op::Infer, Infer),
+    ("v2", Op::Health, Look(|service, _| Ok(ok(&service.server_metadata())))),
+    ("v2/health/live", Op::Health, Look(|service, _| Ok(health(service, true)))),
+    ("v2/health/ready", Op::Health, Look(|service, _| Ok(health(service, service.is_ready())))),
+    ("v2/models/stats", Op::Metadata, Look(|service, at| statistics(service, None, at))),
+    ("v2/models/{model}", Op::Metadata, Look(|service, at| Ok(ok(&service.model_metadata(at.model, at.version)?)))),
     (
         "v2/models/{model}/versions/{version}",
+        Op::Metadata,
         Look(|service, at| Ok(ok(&service.model_metadata(at.model, at.version)?))),
     ),
-    ("v2/models/{model}/ready", Look(model_ready)),
-    ("v2/models/{model}/versions/{version}/ready", Look(model_ready)),
-    ("v2/models/{model}/config", Look(|service, at| Ok(ok(&service.model_config(at.model, at.version)?)))),
+    ("v2/models/{model}/ready", Op::Metadata, Look(model_ready)),
+    ("v2/models/{model}/versions/{version}/ready", Op::Metadata, Look(model_ready)),
     (
-        "v2/models/{model}/versions/{version}/config",
+        "v2/models/{model}/config",
+        Op::Metadata,
         Look(|service, at| Ok(ok(&service.model_config(at.model, at.version)?))),
     ),
-    ("v2/models/{model}/stats", Look(|service, at| statistics(service, Some(at.model), at))),
-    ("v2/models/{model}/versions/{version}/stats", Look(|service, at| statistics(service, Some(at.model), at))),
-    ("v2/models/{model}/trace/setting", Look(|service, at| Ok(ok(&service.trace_settings(Some(at.model))?)))),
+    (
+        "v2/models/{model}/versions/{version}/config",
+        Op::Metadata,
+        Look(|service, at| Ok(ok(&service.model_config(at.model, at.version)?))),
+    ),
+    ("v2/models/{model}/stats", Op::Metadata, Look(|service, at| statistics(service, Some(at.model), at))),
+    (
+        "v2/models/{model}/versions/{version}/stats",
+        Op::Metadata,
+        Look(|service, at| statistics(service, Some(at.model), at)),
+    ),
     (
         "v2/models/{model}/trace/setting",
+        Op::Settings,
+        Look(|service, at| Ok(ok(&service.trace_settings(Some(at.model))?))),
+    ),
+    (
+        "v2/models/{model}/trace/setting",
+        Op::Settings,
         Change(|service, at, body| Ok(ok(&service.change_trace_settings(Some(at.model), body)?))),
     ),
-    ("v2/trace/setting", Look(|service, _| Ok(ok(&service.trace_settings(None)?)))),
-    ("v2/trace/setting", Change(|service, _, body| Ok(ok(&service.change_trace_settings(None, body)?)))),
-    ("v2/logging", Look(|service, _| Ok(ok(&service.log_settings())))),
-    ("v2/logging", Change(|service, _, body| Ok(ok(&service.change_log_settings(body)?)))),
-    ("v2/repository/index", Change(repository_index)),
-    ("v2/systemsharedmemory/status", Look(region_status)),
-    ("v2/systemsharedmemory/region/{region}/status", Look(region_status)),
-    ("v2/systemsharedmemory/region/{region}/register", Change(register_region)),
-    ("v2/systemsharedmemory/region/{region}/unregister", Change(unregister_region)),
-    ("v2/systemsharedmemory/unregister", Change(unregister_region)),
+    ("v2/trace/setting", Op::Settings, Look(|service, _| Ok(ok(&service.trace_settings(None)?)))),
+    ("v2/trace/setting", Op::Settings, Change(|service, _, body| Ok(ok(&service.change_trace_settings(None, body)?)))),
+    ("v2/logging", Op::Settings, Look(|service, _| Ok(ok(&service.log_settings())))),
+    ("v2/logging", Op::Settings, Change(|service, _, body| Ok(ok(&service.change_log_settings(body)?)))),
+    ("v2/repository/index", Op::Metadata, Change(repository_index)),
+    ("v2/systemsharedmemory/status", Op::SharedMemory, Look(region_status)),
+    ("v2/systemsharedmemory/region/{region}/status", Op::SharedMemory, Look(region_status)),
+    ("v2/systemsharedmemory/region/{region}/register", Op::SharedMemory, Change(register_region)),
+    ("v2/systemsharedmemory/region/{region}/unregister", Op::SharedMemory, Change(unregister_region)),
+    ("v2/systemsharedmemory/unregister", Op::SharedMemory, Change(unregister_region)),
 ];
 
 /// An answer that is no success.
@@ -104,33 +121,41 @@ const ROUTES: &[(&str, Action)] = &[
 struct Failure {
     status: StatusCode,
     message: String,
-    /// Methods that would do (RFC 9110, section 15.5.6).
-    allow: Option<&'static str>,
+    /// What the client needs to know to do better.
+    header: Option<(HeaderName, HeaderValue)>,
     /// Part of the request was not read, so a connection of HTTP/1.1 cannot go on.
     close: bool,
 }
 
 /// Answers a request.
-pub async fn answer(server: &Server, request: Request<Incoming>) -> Reply {
+pub async fn answer(caller: &Caller, request: Request<Incoming>) -> Reply {
     let coding = request.headers().get(ACCEPT_ENCODING).and_then(|value| Coding::accepted(value.to_str().ok()?));
     let version = request.version();
-    let reply = route(server, request).await.unwrap_or_else(|failure| failure.into_reply(version));
+    let reply = route(caller, request).await.unwrap_or_else(|failure| failure.into_reply(version));
     match coding {
         Some(coding) => compressed(reply, coding).await,
         None => reply,
     }
 }
 
-async fn route(server: &Server, request: Request<Incoming>) -> Result<Reply, Failure> {
+/// Answers a request that was refused before it was looked at.
+#[must_use]
+pub fn refuse(refusal: Refusal, version: Version) -> Reply {
+    Failure::from(refusal).into_reply(version)
+}
+
+async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Failure> {
+    let server = &*caller.server;
     let path = percent_decode_str(request.uri().path().trim_start_matches('/')).decode_utf8_lossy().into_owned();
-    let fits = |(pattern, action): &(&str, Action)| Some((matched(pattern, &path)?, *action));
+    let fits =
+        |(pattern, operation, action): &(&str, Op, Action)| Some((matched(pattern, &path)?, *operation, *action));
     let mut routes = ROUTES.iter().filter_map(fits).peekable();
     if routes.peek().is_none() {
         let message = format!("path: found '/{}', expected a route of the protocol, as /v2/models/..", excerpt(&path));
         return Err(Failure::new(StatusCode::NOT_FOUND, message));
     }
     let mut allow = None;
-    for (at, action) in routes {
+    for (at, operation, action) in routes {
         if allow.is_some_and(|allow| allow == action.method()) {
             break;
         }
@@ -138,6 +163,8 @@ async fn route(server: &Server, request: Request<Incoming>) -> Result<Reply, Fai
             allow = Some(action.method());
             continue;
         }
+        let model = (!at.model.is_empty()).then_some(at.model);
+        caller.permit(operation, Scope::of(operation, model))?;
         return match action {
             Infer => infer(server, at, request).await,
             Look(look) => Ok(look(&server.service, at)?),
@@ -151,7 +178,9 @@ async fn route(server: &Server, request: Request<Incoming>) -> Result<Reply, Fai
     }
     let allow = allow.expect("some route fits");
     let message = format!("method: found {}, expected {allow}", excerpt(request.method().as_str()));
-    Err(Failure { allow: Some(allow), ..Failure::new(StatusCode::METHOD_NOT_ALLOWED, message) })
+    // RFC 9110, section 15.5.6.
+    let header = Some((ALLOW, HeaderValue::from_static(allow)));
+    Err(Failure { header, ..Failure::new(StatusCode::METHOD_NOT_ALLOWED, message) })
 }
 
 impl Action {
@@ -355,7 +384,7 @@ fn json_reply(status: StatusCode, body: &impl Serialize) -> Reply {
 
 impl Failure {
     fn new(status: StatusCode, message: String) -> Self {
-        Self { status, message, allow: None, close: false }
+        Self { status, message, header: None, close: false }
     }
 
     fn closing(status: StatusCode, message: String) -> Self {
@@ -365,14 +394,36 @@ impl Failure {
     fn into_reply(self, version: Version) -> Reply {
         let mut reply = json_reply(self.status, &json!({ "error": self.message }));
         let headers = reply.headers_mut();
-        headers.extend(self.allow.map(|allow| (ALLOW, HeaderValue::from_static(allow))));
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        headers.extend(self.header);
         if self.close && version < Version::HTTP_2 {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         reply
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        let status = match &refusal {
+            Refusal::Unauthenticated { .. } => StatusCode::UNAUTHORIZED,
+            Refusal::Forbidden { .. } => StatusCode::FORBIDDEN,
+            Refusal::Rate { .. } | Refusal::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Refusal::Overloaded { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Refusal::Head { .. } => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        };
+        // RFC 6750, section 3; RFC 9110, section 10.2.3, in whole seconds.
+        let header = match &refusal {
+            Refusal::Unauthenticated { .. } => Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
+            Refusal::Forbidden { .. } => {
+                Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer error=\"insufficient_scope\"")))
+            }
+            refusal => refusal.retry_after().map(|span| (RETRY_AFTER, (span.0 as u64).div_ceil(1_000_000_000).into())),
+        };
+        let close = matches!(refusal, Refusal::Head { .. });
+        Self { status, message: refusal.to_string(), header, close }
     }
 }
 

@@ -4,9 +4,10 @@
 #![allow(clippy::disallowed_methods)] // Drivers own clocks.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     convert::Infallible,
     io,
+    net::IpAddr,
     pin::pin,
     rc::Rc,
     sync::{Arc, atomic::AtomicUsize},
@@ -27,21 +28,24 @@ use hyper_util::{
     server::conn::auto,
 };
 use tokio::{
-    io::AsyncWriteExt as _,
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
+use tokio_rustls::TlsAcceptor;
 
-use crate::{grpc, rest, service::Service};
+use crate::{access::Access, grpc, metrics::Cause, rest, service::Service};
 use activity::{Activity, Watched};
+pub use caller::Caller;
+pub use gate::Gate;
 pub use intake::{Intake, IntakeError, Share};
 
 mod activity;
+mod caller;
+mod gate;
 mod intake;
 
-/// Largest head of a request, and largest piece in which a body is read: few pieces, few system calls.
+/// Largest head of a request that is looked at at all, and largest piece in which a body is read: few pieces, few system calls.
 const READ_BUFFER_BYTES_MAX: usize = 256 * 1024;
-/// Largest head of a request over HTTP/2.
-const HEADER_LIST_BYTES_MAX: u32 = 64 * 1024;
 /// Requests at once on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
 /// HTTP/2's own 64 KiB would make a client wait for a round trip in the middle of every image.
@@ -58,12 +62,16 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bounds on what clients can take up.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
+    /// Bytes of one request's head.
+    pub head_bytes_max: usize,
     /// Bytes of one request's body, as it comes and decoded; in gRPC of one message.
     pub body_bytes_max: usize,
     /// Bytes of all bodies that have not been copied into slots.
     pub bodies_bytes_max: usize,
     /// Connections at once.
     pub connections_max: usize,
+    /// Requests under way at once.
+    pub requests_max: usize,
     /// How long a client may take to send a request's head; also how long a connection may stay idle.
     pub head_timeout: Duration,
     /// How long a client may take to send a request's body, and to take in what we send.
@@ -76,6 +84,8 @@ pub struct Server {
     pub service: Service,
     /// What clients may take up.
     pub limits: Limits,
+    access: RefCell<Access>,
+    tls: Option<TlsAcceptor>,
     connections: Cell<usize>,
     bodies_bytes: Arc<AtomicUsize>,
 }
@@ -86,8 +96,11 @@ pub type Body = Either<Full<Bytes>, tonic::body::Body>;
 impl Server {
     /// A server without connections.
     #[must_use]
-    pub fn new(service: Service, limits: Limits) -> Rc<Self> {
-        Rc::new(Self { service, limits, connections: Cell::new(0), bodies_bytes: Arc::default() })
+    pub fn new(service: Service, gate: Gate) -> Rc<Self> {
+        let Gate { limits, grants, tls } = gate;
+        let access = RefCell::new(Access::new(grants, limits.requests_max));
+        let connections = Cell::new(0);
+        Rc::new(Self { service, limits, access, tls, connections, bodies_bytes: Arc::default() })
     }
 
     /// Connections at this moment.
@@ -99,7 +112,8 @@ impl Server {
     /// A body as it is to be read: bounded, counted and timed. In a stream of messages only single ones are bounded.
     #[must_use]
     pub fn intake(&self, body: Incoming, is_stream: bool) -> Intake {
-        Intake::new(body, self.limits, &self.bodies_bytes, is_stream)
+        let refusals = self.service.desk.refusals().clone();
+        Intake::new(body, self.limits, &self.bodies_bytes, refusals, is_stream)
     }
 }
 
@@ -110,8 +124,8 @@ pub async fn serve(listener: TcpListener, server: Rc<Server>) {
         let accepted = listener.accept().await;
         while connections.try_join_next().is_some() {}
         match accepted {
-            Ok((stream, _)) => {
-                connections.spawn_local(connection(Rc::clone(&server), stream));
+            Ok((stream, from)) => {
+                connections.spawn_local(connection(Rc::clone(&server), stream, from.ip()));
             }
             Err(error) => {
                 tracing::warn!("connections cannot be accepted: {error}");
@@ -121,23 +135,46 @@ pub async fn serve(listener: TcpListener, server: Rc<Server>) {
     }
 }
 
-async fn connection(server: Rc<Server>, mut stream: TcpStream) {
+async fn connection(server: Rc<Server>, mut stream: TcpStream, from: IpAddr) {
     let limits = server.limits;
     let _counted = Counted::add(&server.connections);
     if server.connections.get() > limits.connections_max {
+        server.service.desk.refusals().count(Cause::Connections);
         let text =
             "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-        let _ = tokio::time::timeout(limits.body_timeout, stream.write_all(text.as_bytes())).await;
+        // Who expects TLS would not understand it.
+        if server.tls.is_none() {
+            let _ = tokio::time::timeout(limits.body_timeout, stream.write_all(text.as_bytes())).await;
+        }
         return;
     }
     if let Err(error) = tune(&stream, limits.body_timeout) {
         tracing::warn!("a connection cannot be set up: {error}");
         return;
     }
+    let Some(tls) = &server.tls else { return converse(&server, stream, from).await };
+    match tokio::time::timeout(limits.head_timeout, tls.accept(stream)).await {
+        Ok(Ok(encrypted)) => converse(&server, encrypted, from).await,
+        failed => {
+            server.service.desk.refusals().count(Cause::Handshake);
+            match failed {
+                Ok(Err(error)) => tracing::debug!("a TLS handshake failed: {error}"),
+                _ => tracing::debug!("a TLS handshake was not done after {:?} (head_timeout_ms)", limits.head_timeout),
+            }
+        }
+    }
+}
+
+/// Answers the requests of a connection until it ends.
+async fn converse(server: &Rc<Server>, stream: impl AsyncRead + AsyncWrite + Unpin + 'static, from: IpAddr) {
+    let limits = server.limits;
     let activity = Activity::new();
     let service = service_fn(|request| {
-        let (server, request_open) = (Rc::clone(&server), activity.open());
-        async move { Ok::<_, Infallible>(answer(server, request).await.map(|body| Watched::new(body, request_open))) }
+        let (server, request_open) = (Rc::clone(server), activity.open());
+        async move {
+            let (caller, reply) = answer(server, from, request).await;
+            Ok::<_, Infallible>(reply.map(|body| Watched::new(body, request_open, caller)))
+        }
     });
     let builder = builder(limits);
     let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -167,7 +204,7 @@ fn builder(limits: Limits) -> auto::Builder<Local> {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES_MAX)
         .max_send_buf_size(SEND_BUFFER_BYTES_MAX)
-        .max_header_list_size(HEADER_LIST_BYTES_MAX);
+        .max_header_list_size(READ_BUFFER_BYTES_MAX as u32);
     builder
 }
 
@@ -178,13 +215,21 @@ fn tune(stream: &TcpStream, timeout: Duration) -> io::Result<()> {
     Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?)
 }
 
-async fn answer(server: Rc<Server>, request: Request<Incoming>) -> Response<Body> {
+/// A reply, and who is to be counted until it has been taken in.
+async fn answer(server: Rc<Server>, from: IpAddr, request: Request<Incoming>) -> (Option<Rc<Caller>>, Response<Body>) {
     let content_type = request.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-    if content_type.is_some_and(|value| value.starts_with(b"application/grpc")) {
-        grpc::answer(server, request).await.map(Either::Right)
+    let is_grpc = content_type.is_some_and(|value| value.starts_with(b"application/grpc"));
+    let caller = match Caller::admit(&server, from, &request) {
+        Ok(caller) => Rc::new(caller),
+        Err(refusal) if is_grpc => return (None, tonic::Status::from(refusal).into_http().map(Either::Right)),
+        Err(refusal) => return (None, rest::refuse(refusal, request.version()).map(Either::Left)),
+    };
+    let reply = if is_grpc {
+        grpc::answer(Rc::clone(&caller), request).await.map(Either::Right)
     } else {
-        rest::answer(&server, request).await.map(Either::Left)
-    }
+        rest::answer(&caller, request).await.map(Either::Left)
+    };
+    (Some(caller), reply)
 }
 
 /// Runs the streams of HTTP/2 connections on this thread.

@@ -74,4 +74,4 @@ pub use event::{
 };
 pub use poller::Waker;
 pub use region::Region;
-pub use tls::TlsFiles;
+pub use tls::{ServerTlsFiles, TlsFiles};

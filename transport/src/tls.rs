@@ -4,8 +4,11 @@
 //!
 //! The name in a certificate is the cluster's, not a host's: members come and go and are dialled by address, and what
 //! must be known is that the other end belongs to this cluster.
+//!
+//! Servers of clients read their certificates here, too ([`ServerTlsFiles`]), and speak TLS by themselves.
 
 use std::{
+    fmt::Display,
     io::{self, Read, Write},
     net::TcpStream,
     path::{Path, PathBuf},
@@ -14,7 +17,9 @@ use std::{
 
 use rustls::{
     ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+    SupportedProtocolVersion,
     client::verify_server_name,
+    crypto::CryptoProvider,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     server::{ParsedCertificate, WebPkiClientVerifier},
 };
@@ -42,6 +47,31 @@ fn default_name() -> String {
     "downbeat".into()
 }
 
+/// Certificates of a server whose clients are strangers, as files in PEM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerTlsFiles {
+    /// The server's certificate, and those between it and the authority's that clients know.
+    pub certificate: PathBuf,
+    /// Its private key (PKCS #8, PKCS #1 or SEC 1).
+    pub key: PathBuf,
+    /// The certificates of the authorities that clients' certificates come from; without it, clients show none.
+    #[serde(default)]
+    pub authority: Option<PathBuf>,
+}
+
+impl ServerTlsFiles {
+    /// Reads the files, which the table of this name in a configuration names. TLS 1.3 only.
+    ///
+    /// # Errors
+    /// One line that names the key and the file, and what is wrong with it.
+    pub fn load(&self, table: &str) -> Result<ServerConfig, OpenError> {
+        let pem = Pem { table };
+        let roots = self.authority.as_ref().map(|authority| pem.roots(authority)).transpose()?;
+        pem.server(&self.certificate, &self.key, roots.zip(self.authority.as_deref()))
+    }
+}
+
 /// What is needed to speak TLS with other members.
 #[derive(Clone)]
 pub(crate) struct Tls {
@@ -56,44 +86,83 @@ impl Tls {
     /// # Errors
     /// One line that names the key and the file, and what is wrong with it.
     pub(crate) fn load(files: &TlsFiles) -> Result<Self, OpenError> {
-        let wrong = |key: &str, path: &Path, cause: &dyn std::fmt::Display| {
-            OpenError(format!("tls.{key}: {}: {cause}", path.display()))
-        };
-        let certificates = |key: &str, path: &Path| {
-            let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-            match read {
-                Ok(found) if found.is_empty() => Err(wrong(key, path, &"no certificate in it")),
-                read => read.map_err(|error| wrong(key, path, &error)),
-            }
-        };
-        let chain = certificates("certificate", &files.certificate)?;
-        let private = || PrivateKeyDer::from_pem_file(&files.key).map_err(|error| wrong("key", &files.key, &error));
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates("authority", &files.authority)? {
-            roots.add(certificate).map_err(|error| wrong("authority", &files.authority, &error))?;
-        }
-        let roots = Arc::new(roots);
-        let name = ServerName::try_from(files.name.clone())
+        let pem = Pem { table: "tls" };
+        let TlsFiles { certificate, key, authority, name } = files;
+        let (chain, roots) = (pem.certificates("certificate", certificate)?, pem.roots(authority)?);
+        let wrong = |error| pem.unfit(certificate, &error);
+        let client = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(VERSIONS)
+            .map_err(wrong)?
+            .with_root_certificates(Arc::clone(&roots))
+            .with_client_auth_cert(chain, pem.private(key)?)
+            .map_err(wrong)?;
+        let server = pem.server(certificate, key, Some((roots, authority)))?;
+        let name = ServerName::try_from(name.clone())
             .map_err(|error| OpenError(format!("tls.name: `{}`: {error}", files.name)))?;
-        let (key, path) = ("certificate and tls.key", &files.certificate);
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
-            .build()
-            .map_err(|error| wrong("authority", &files.authority, &error))?;
-        let versions = &[&rustls::version::TLS13];
-        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(versions)
-            .map_err(|error| wrong(key, path, &error))?
-            .with_root_certificates(roots)
-            .with_client_auth_cert(chain.clone(), private()?)
-            .map_err(|error| wrong(key, path, &error))?;
-        let server = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(versions)
-            .map_err(|error| wrong(key, path, &error))?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(chain, private()?)
-            .map_err(|error| wrong(key, path, &error))?;
         Ok(Self { client: Arc::new(client), server: Arc::new(server), name })
+    }
+}
+
+const VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// Reads what a table of a configuration names.
+struct Pem<'a> {
+    table: &'a str,
+}
+
+impl Pem<'_> {
+    fn wrong(&self, key: &str, path: &Path, cause: &dyn Display) -> OpenError {
+        OpenError(format!("{}.{key}: {}: {cause}", self.table, path.display()))
+    }
+
+    /// The certificate and the key do not fit each other, or nobody could use them.
+    fn unfit(&self, certificate: &Path, error: &rustls::Error) -> OpenError {
+        self.wrong(&format!("certificate and {}.key", self.table), certificate, error)
+    }
+
+    fn certificates(&self, key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, OpenError> {
+        let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        match read {
+            Ok(found) if found.is_empty() => Err(self.wrong(key, path, &"no certificate in it")),
+            read => read.map_err(|error| self.wrong(key, path, &error)),
+        }
+    }
+
+    fn private(&self, path: &Path) -> Result<PrivateKeyDer<'static>, OpenError> {
+        PrivateKeyDer::from_pem_file(path).map_err(|error| self.wrong("key", path, &error))
+    }
+
+    fn roots(&self, path: &Path) -> Result<Arc<RootCertStore>, OpenError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in self.certificates("authority", path)? {
+            roots.add(certificate).map_err(|error| self.wrong("authority", path, &error))?;
+        }
+        Ok(Arc::new(roots))
+    }
+
+    /// A server's side; with authorities, clients must show a certificate of one of them.
+    fn server(
+        &self,
+        certificate: &Path,
+        key: &Path,
+        authority: Option<(Arc<RootCertStore>, &Path)>,
+    ) -> Result<ServerConfig, OpenError> {
+        let wrong = |error| self.unfit(certificate, &error);
+        let builder =
+            ServerConfig::builder_with_provider(provider()).with_protocol_versions(VERSIONS).map_err(wrong)?;
+        let builder = match authority {
+            None => builder.with_no_client_auth(),
+            Some((roots, path)) => builder.with_client_cert_verifier(
+                WebPkiClientVerifier::builder_with_provider(roots, provider())
+                    .build()
+                    .map_err(|error| self.wrong("authority", path, &error))?,
+            ),
+        };
+        builder.with_single_cert(self.certificates("certificate", certificate)?, self.private(key)?).map_err(wrong)
     }
 }
 

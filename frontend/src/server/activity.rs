@@ -12,7 +12,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
-use super::Limits;
+use super::{Caller, Limits};
 
 /// What goes on on one connection.
 #[derive(Debug)]
@@ -82,16 +82,17 @@ impl Drop for Open {
 }
 
 /// A reply's body that counts as under way until the client has taken it in.
-#[derive(Debug)]
 pub(super) struct Watched<B> {
     body: B,
     open: Open,
+    /// Whose; nobody's if the request was refused.
+    _caller: Option<Rc<Caller>>,
 }
 
 impl<B> Watched<B> {
-    pub(super) fn new(body: B, mut open: Open) -> Self {
+    pub(super) fn new(body: B, mut open: Open, caller: Option<Rc<Caller>>) -> Self {
         open.set_reply(true);
-        Self { body, open }
+        Self { body, open, _caller: caller }
     }
 }
 

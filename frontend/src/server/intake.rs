@@ -15,6 +15,7 @@ use thiserror::Error;
 use tokio::time::{Sleep, sleep};
 
 use super::Limits;
+use crate::metrics::{Cause, Refusals};
 
 /// Why a body was not read to its end.
 #[derive(Debug, Error)]
@@ -45,6 +46,7 @@ pub struct Intake {
     limits: Limits,
     received: usize,
     share: Share,
+    refusals: Refusals,
     /// When the body must be there; a stream of messages may stay open.
     deadline: Option<Pin<Box<Sleep>>>,
 }
@@ -60,10 +62,16 @@ struct ShareInner {
 }
 
 impl Intake {
-    pub(super) fn new(body: Incoming, limits: Limits, total: &Arc<AtomicUsize>, is_stream: bool) -> Self {
+    pub(super) fn new(
+        body: Incoming,
+        limits: Limits,
+        total: &Arc<AtomicUsize>,
+        refusals: Refusals,
+        is_stream: bool,
+    ) -> Self {
         let share = Share(Arc::new(ShareInner { total: Arc::clone(total), own: AtomicUsize::new(0) }));
         let deadline = (!is_stream).then(|| Box::pin(sleep(limits.body_timeout)));
-        Self { body, limits, received: 0, share, deadline }
+        Self { body, limits, received: 0, share, refusals, deadline }
     }
 
     /// What the body takes up. Whoever keeps its bytes keeps a clone.
@@ -72,14 +80,19 @@ impl Intake {
         self.share.clone()
     }
 
+    fn refuse(&self, error: IntakeError) -> IntakeError {
+        self.refusals.count(Cause::Body);
+        error
+    }
+
     fn take_in(&mut self, bytes: usize) -> Result<(), IntakeError> {
         self.received += bytes;
         let max = self.limits.body_bytes_max;
         if self.deadline.is_some() && self.received > max {
-            return Err(IntakeError::TooLarge { found: "more".to_owned(), max });
+            return Err(self.refuse(IntakeError::TooLarge { found: "more".to_owned(), max }));
         }
         if self.share.grow(bytes) > self.limits.bodies_bytes_max {
-            return Err(IntakeError::TooMuch);
+            return Err(self.refuse(IntakeError::TooMuch));
         }
         Ok(())
     }
@@ -95,7 +108,8 @@ impl Body for Intake {
     ) -> Poll<Option<Result<Frame<Bytes>, IntakeError>>> {
         let (announced, max) = (self.body.size_hint().lower(), self.limits.body_bytes_max);
         if self.deadline.is_some() && announced > max as u64 {
-            return Poll::Ready(Some(Err(IntakeError::TooLarge { found: announced.to_string(), max })));
+            let error = IntakeError::TooLarge { found: announced.to_string(), max };
+            return Poll::Ready(Some(Err(self.refuse(error))));
         }
         if let Some(deadline) = &mut self.deadline
             && deadline.as_mut().poll(context).is_ready()

@@ -14,12 +14,13 @@ use proto::{
 };
 use repository::DataType;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 use transport::{ConnectionId, Event};
 use zerocopy::IntoBytes as _;
 
 use super::*;
 use crate::{
+    access::Clients,
     core::{Core, CoreConfig, Output},
     desk::Desk,
     tasks::Arena as _,
@@ -121,8 +122,12 @@ impl Peer {
     }
 }
 
-/// Runs a test against a server; the clock stands still, so only sockets and fates decide.
+/// Runs a test against a server that knows no tokens; the clock stands still, so only sockets and fates decide.
 fn with_server<F: Future<Output = ()>>(limits: Limits, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
+    with_gate(Gate { limits, grants: Clients::default().grants().unwrap(), tls: None }, test);
+}
+
+fn with_gate<F: Future<Output = ()>>(gate: Gate, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
     let arena = Rc::new(PlainArena::new(ARENA));
     let config = CoreConfig {
         arena_bytes: ARENA,
@@ -134,7 +139,7 @@ fn with_server<F: Future<Output = ()>>(limits: Limits, test: impl FnOnce(SocketA
     let core = Core::new(config, vec![double]).unwrap();
     let desk = Desk::new(core, Box::new(Rc::clone(&arena)), Box::new(|| Timestamp(1_000)));
     let peer = Rc::new(Peer {
-        server: Server::new(Service::new(Rc::clone(&desk), Some(Box::new(|_| Ok(()))), SystemTime::now), limits),
+        server: Server::new(Service::new(Rc::clone(&desk), Some(Box::new(|_| Ok(()))), SystemTime::now), gate),
         desk,
         arena,
         fates: RefCell::default(),
@@ -157,6 +162,8 @@ fn limits() -> Limits {
         body_bytes_max: 4096,
         bodies_bytes_max: 1 << 20,
         connections_max: 8,
+        requests_max: 64,
+        head_bytes_max: 8192,
         head_timeout: Duration::from_secs(60),
         body_timeout: Duration::from_secs(60),
     }
@@ -181,7 +188,7 @@ impl Heard {
 }
 
 /// Reads one response; `None` if the connection ended instead.
-async fn hear(stream: &mut TcpStream) -> Option<Heard> {
+async fn hear(stream: &mut (impl AsyncRead + Unpin)) -> Option<Heard> {
     let mut bytes = Vec::new();
     let head_end = loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -201,7 +208,7 @@ async fn hear(stream: &mut TcpStream) -> Option<Heard> {
     Some(heard)
 }
 
-async fn ask(stream: &mut TcpStream, request: &[u8]) -> Heard {
+async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), request: &[u8]) -> Heard {
     stream.write_all(request).await.unwrap();
     hear(stream).await.expect("an answer")
 }
@@ -219,7 +226,7 @@ fn post_of(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
 const INFER: &str = "/v2/models/double/infer";
 const GOOD: &str = r#"{"id":"q","inputs":[{"name":"x","shape":[1,4],"datatype":"UINT8","data":[1,2,3,4]}]}"#;
 
-async fn is_served(stream: &mut TcpStream) {
+async fn is_served(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let heard = ask(stream, &post_of(INFER, "", GOOD.as_bytes())).await;
     assert_eq!((heard.status, &heard.json()["outputs"][0]["data"]), (200, &json!([2, 4, 6, 8])), "{heard:?}");
 }
@@ -227,3 +234,4 @@ async fn is_served(stream: &mut TcpStream) {
 mod grpc;
 mod hostile;
 mod rest;
+mod secure;

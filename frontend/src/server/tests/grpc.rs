@@ -287,3 +287,62 @@ fn a_connection_that_ends_cancels_all_its_tasks() {
         assert_eq!(peer.desk.with_core(Core::outstanding), 0);
     });
 }
+
+#[test]
+fn refusals_have_their_code_before_and_after_the_message() {
+    with_gate(
+        super::secure::gate("operations = ['infer'], models = ['dou*'], requests_per_second = 0.5, burst = 4"),
+        async |address, _| {
+            let mut client = connect(address).await;
+            let good = framed(false, &double(&[1, 2, 3, 4]).encode_to_vec());
+            let mut other = double(&[1, 2, 3, 4]);
+            other.model_name = "triple".to_owned();
+            let other = framed(false, &other.encode_to_vec());
+            let bearer = |method: &str, token: &str| {
+                head(method).header("authorization", format!("Bearer {token}")).body(()).unwrap()
+            };
+            let known = super::secure::TOKEN;
+            for (request, body, status, expected) in [
+                (head("ModelInfer").body(()).unwrap(), &good, 16, "authorization: found no token, expected 'Bearer'"),
+                (head("ModelStreamInfer").body(()).unwrap(), &good, 16, "authorization: found no token"),
+                (bearer("ModelInfer", "wrong"), &good, 16, "authorization: found an unknown token"),
+                (bearer("ModelInfer", known), &good, 0, ""),
+                (bearer("ModelInfer", known), &other, 7, "token 'x' does not cover infer of model 'triple'"),
+                (bearer("ServerReady", known), &good, 7, "token 'x' does not cover health"),
+                (bearer("ModelInfer", known), &good, 0, ""),
+                (bearer("ModelInfer", known), &good, 8, "exceeds its rate"),
+            ] {
+                let (found, text, _) = call(&mut client, request, body.clone()).await;
+                assert!(
+                    found == status && text.contains(expected),
+                    "found {found} '{text}', expected {status} '{expected}'"
+                );
+            }
+        },
+    );
+}
+
+#[test]
+fn each_message_of_a_stream_counts_and_is_permitted_by_itself() {
+    with_gate(
+        super::secure::gate("operations = ['infer'], models = ['double'], requests_per_second = 0.5, burst = 2"),
+        async |address, _| {
+            let mut client = connect(address).await;
+            let request = head("ModelStreamInfer").header("authorization", format!("bearer {}", super::secure::TOKEN));
+            let (response, mut stream) = client.send_request(request.body(()).unwrap(), false).unwrap();
+            let mut other = double(&[1, 2, 3, 4]);
+            other.model_name = "triple".to_owned();
+            for message in [double(&[1, 2, 3, 4]), other, double(&[1, 2, 3, 4])] {
+                stream.send_data(framed(false, &message.encode_to_vec()), false).unwrap();
+            }
+            stream.send_data(Bytes::new(), true).unwrap();
+            let (status, text, messages) = finish(response.await.unwrap()).await;
+            assert_eq!((status, messages.len()), (0, 3), "{text}");
+            let answers = messages.into_iter().map(|message| ModelStreamInferResponse::decode(message).unwrap());
+            let mut errors: Vec<String> = answers.map(|answer| answer.error_message).collect();
+            errors.sort();
+            assert!(errors[0].is_empty() && errors[1].contains("exceeds its rate"), "{errors:?}");
+            assert!(errors[2].contains("does not cover infer of model 'triple'"), "{errors:?}");
+        },
+    );
+}

@@ -1,0 +1,51 @@
+//! What each message asks for, as far as permissions are concerned.
+
+use super::given;
+use crate::{
+    access::Operation,
+    api::{
+        LogSettingsRequest, ModelConfigRequest, ModelInferRequest, ModelMetadataRequest, ModelReadyRequest,
+        ModelStatisticsRequest, RepositoryIndexRequest, ServerLiveRequest, ServerMetadataRequest, ServerReadyRequest,
+        SystemSharedMemoryRegisterRequest, SystemSharedMemoryStatusRequest, SystemSharedMemoryUnregisterRequest,
+        TraceSettingRequest,
+    },
+};
+
+/// A message that asks for something.
+pub(super) trait Asks {
+    /// What it asks for.
+    const OPERATION: Operation;
+
+    /// Of which model, if it names one.
+    fn model(&self) -> Option<&str>;
+}
+
+/// Messages, what they ask for, and the field that names their model if they have one.
+macro_rules! asks {
+    ($($message:ident $operation:ident $($model:ident)?;)*) => {
+        $(impl Asks for $message {
+            const OPERATION: Operation = Operation::$operation;
+
+            fn model(&self) -> Option<&str> {
+                None$(.or(given(&self.$model)))?
+            }
+        })*
+    };
+}
+
+asks! {
+    ServerLiveRequest Health;
+    ServerReadyRequest Health;
+    ServerMetadataRequest Health;
+    ModelInferRequest Infer model_name;
+    ModelReadyRequest Metadata name;
+    ModelMetadataRequest Metadata name;
+    ModelConfigRequest Metadata name;
+    ModelStatisticsRequest Metadata name;
+    RepositoryIndexRequest Metadata;
+    SystemSharedMemoryStatusRequest SharedMemory;
+    SystemSharedMemoryRegisterRequest SharedMemory;
+    SystemSharedMemoryUnregisterRequest SharedMemory;
+    TraceSettingRequest Settings model_name;
+    LogSettingsRequest Settings;
+}
