@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
-use crate::{access::Clients, server::Limits};
+use crate::{access::Clients, drive::Otlp, server::Limits};
 
 /// How a frontend is started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -72,6 +72,9 @@ pub struct Config {
     /// Who may connect over HTTP and gRPC, and what they may do.
     #[serde(default)]
     pub clients: Clients,
+    /// Where traces of requests go; without it, into the log.
+    #[serde(default)]
+    pub otlp: Option<Otlp>,
 }
 
 impl Config {
@@ -100,6 +103,7 @@ impl Config {
             faults: Faults::default(),
             tls: None,
             clients: Clients::default(),
+            otlp: None,
         }
     }
 

@@ -165,6 +165,12 @@ impl Core {
         &self.models
     }
 
+    /// An instant of the scheduler's clock on ours; `None` before that is known.
+    #[must_use]
+    pub fn to_local(&self, at: Timestamp) -> Option<Timestamp> {
+        self.clock.to_local(at)
+    }
+
     /// Whether requests for some model can be taken.
     #[must_use]
     pub fn is_ready(&self) -> bool {

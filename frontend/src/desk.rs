@@ -10,7 +10,7 @@ use transport::Event;
 use crate::{
     core::{Core, Output},
     error::InferError,
-    metrics::{Metrics, Refusals, Stage},
+    metrics::{Metrics, Refusals, Stage, Traces},
     models::ServedModel,
     statistics::Statistics,
     tasks::{Arena, CheckedRequest, Reply, RequestId},
@@ -108,6 +108,12 @@ impl Desk {
     #[must_use]
     pub fn refusals(&self) -> &Refusals {
         self.metrics.refusals()
+    }
+
+    /// What counts traces.
+    #[must_use]
+    pub fn traces(&self) -> &Traces {
+        self.metrics.traces()
     }
 
     /// Step 1: admits a request.

@@ -16,6 +16,10 @@ use thiserror::Error;
 use tokio::task::LocalSet;
 use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region};
 
+pub use export::Otlp;
+
+pub(crate) mod export;
+
 use crate::{
     config::Config,
     core::{Core, CoreConfig, Output},
@@ -25,6 +29,7 @@ use crate::{
     service::{Service, SetLogLevel},
     slots::ArenaTooSmall,
     tasks::Arena,
+    trace::Tracing,
 };
 
 /// How often a stop flag is looked at.
@@ -79,6 +84,8 @@ pub struct Frontend {
     /// Who may connect, and what all clients may take up.
     gate: Gate,
     set_log_level: Option<SetLogLevel>,
+    /// Where traces go, and one in how many requests is traced without its caller's word.
+    tracing: Option<(Rc<Tracing>, u32)>,
     /// Frames that the scheduler has no room for yet. Bounded by the slots: each task has at most a few messages.
     unsent: VecDeque<(ConnectionId, Vec<u8>)>,
 }
@@ -140,9 +147,16 @@ impl Frontend {
         let grpc = config.grpc.map(|address| listen("grpc", address)).transpose()?;
         let clock = Clock::start();
         let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()));
+        let tracing = match &config.otlp {
+            None => None,
+            Some(otlp) => {
+                let queue = export::start(otlp, desk.traces().clone()).map_err(FrontendError::Config)?;
+                Some((Tracing::new(Rc::clone(&desk), queue, export::unix_ns), otlp.trace_rate))
+            }
+        };
         let (unsent, set_log_level) = (VecDeque::new(), None);
         let scheduler = config.scheduler;
-        Ok(Self { endpoint, scheduler, clock, desk, http, grpc, gate, set_log_level, unsent })
+        Ok(Self { endpoint, scheduler, clock, desk, http, grpc, gate, set_log_level, tracing, unsent })
     }
 
     /// Where clients reach us over HTTP.
@@ -163,6 +177,10 @@ impl Frontend {
     pub fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), FrontendError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let service = Service::new(Rc::clone(&self.desk), self.set_log_level.take(), SystemTime::now);
+        let service = match self.tracing.take() {
+            Some((tracing, rate)) => service.tracing(tracing, rate),
+            None => service,
+        };
         let server = Server::new(service, self.gate.clone());
         let (http, grpc) = (self.http.take(), self.grpc.take());
         LocalSet::new().block_on(&runtime, async move {

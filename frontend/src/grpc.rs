@@ -37,10 +37,12 @@ use crate::{
         trace_setting_response,
     },
     error::InferError,
+    metrics::Stage,
     protocol::messages,
     server::{Caller, IntakeError, Server, Share},
     service::{Answer, Service},
     settings::Settings,
+    trace::{OpenTrace, TraceContext},
 };
 
 use asks::Asks;
@@ -185,7 +187,13 @@ async fn infer(call: Call<'_>) -> Response<Body> {
         Err(status) => return status.into_http(),
     };
     let server = Rc::clone(&call.caller.server);
-    call.unary_later(|request, share| async move { infer_one(&server, request, within, &share).await }).await
+    let (context, began) = (TraceContext::of(call.request.headers()), server.service.desk.now());
+    call.unary_later(|request: ModelInferRequest, share| async move {
+        let mut trace = server.service.trace(context, &request.model_name, began);
+        trace.stage(Stage::Receive, began);
+        infer_one(&server, request, within, &share, &mut trace).await
+    })
+    .await
 }
 
 async fn infer_one(
@@ -193,15 +201,30 @@ async fn infer_one(
     request: ModelInferRequest,
     within: Option<Span>,
     share: &Share,
+    trace: &mut OpenTrace,
+) -> Result<ModelInferResponse, Status> {
+    infer_traced(server, request, within, share, trace).await.inspect_err(|status| trace.refused(status.message()))
+}
+
+async fn infer_traced(
+    server: &Server,
+    request: ModelInferRequest,
+    within: Option<Span>,
+    share: &Share,
+    trace: &mut OpenTrace,
 ) -> Result<ModelInferResponse, Status> {
     let model = server.service.find(&request.model_name, given(&request.model_version))?;
     let mut request = messages::parse_request(request)?;
-    server.service.decode_pictures(&model, &mut request).await?;
-    let submitted = server.service.submit(model, request, within)?;
+    server.service.decode_pictures(&model, &mut request, trace).await?;
+    let index = model.0;
+    let submitted = server.service.submit(model, request, within).inspect_err(|error| trace.failed(error))?;
     // Its bytes are in slots now.
     share.release();
-    let Answer { model, id, outputs, reply, number: _ } = submitted.wait().await?;
-    Ok(messages::encode_reply(&model, id.as_deref(), &outputs, &reply))
+    let Answer { model, id, outputs, reply, number: _ } = submitted.wait(trace).await?;
+    let answered = server.service.desk.now();
+    let response = messages::encode_reply(&model, id.as_deref(), &outputs, &reply);
+    server.service.desk.observe(index, Stage::Reply, server.service.desk.now() - answered);
+    Ok(response)
 }
 
 /// Answers each message of a stream when its answer is there, not in their order. An error is the answer of its message
@@ -211,12 +234,13 @@ async fn stream_infer(call: Call<'_>) -> Response<Body> {
         return Status::from(refusal).into_http();
     }
     let mut grpc = call.framing::<ModelStreamInferResponse, ModelInferRequest>();
+    let context = TraceContext::of(call.request.headers());
     let (head, body) = call.request.into_parts();
     let body = call.caller.server.intake(body, true);
     let (give, requests) = oneshot::channel();
     let (answers, replies) = mpsc::channel(STREAM_REQUESTS_MAX);
     let share = body.share();
-    tokio::task::spawn_local(answer_stream(Rc::clone(call.caller), requests, answers, share));
+    tokio::task::spawn_local(answer_stream(Rc::clone(call.caller), context, requests, answers, share));
     let service = Stream(Some((give, replies)));
     grpc.streaming(service, Request::from_parts(head, body.map_err(Status::from))).await
 }
@@ -225,6 +249,7 @@ type StreamAnswer = Result<ModelStreamInferResponse, Status>;
 
 async fn answer_stream(
     caller: Rc<Caller>,
+    context: Option<TraceContext>,
     requests: oneshot::Receiver<Streaming<ModelInferRequest>>,
     answers: mpsc::Sender<StreamAnswer>,
     share: Share,
@@ -240,8 +265,10 @@ async fn answer_stream(
             request = requests.message(), if is_open && under_way.len() < STREAM_REQUESTS_MAX => match request {
                 Ok(Some(request)) => {
                     let (caller, answers, share) = (Rc::clone(&caller), answers.clone(), share.clone());
+                    let service = &caller.server.service;
+                    let mut trace = service.trace(context.clone(), &request.model_name, service.desk.now());
                     under_way.spawn_local(async move {
-                        let _ = answers.send(Ok(stream_answer(&caller, request, &share).await)).await;
+                        let _ = answers.send(Ok(stream_answer(&caller, request, &share, &mut trace).await)).await;
                     });
                 }
                 Ok(None) => is_open = false,
@@ -254,12 +281,17 @@ async fn answer_stream(
     }
 }
 
-async fn stream_answer(caller: &Caller, request: ModelInferRequest, share: &Share) -> ModelStreamInferResponse {
+async fn stream_answer(
+    caller: &Caller,
+    request: ModelInferRequest,
+    share: &Share,
+    trace: &mut OpenTrace,
+) -> ModelStreamInferResponse {
     let id = request.id.clone();
     let answer = async {
         caller.permit(ModelInferRequest::OPERATION, Scope::of(ModelInferRequest::OPERATION, request.model()))?;
         let _counted = caller.another()?;
-        infer_one(&caller.server, request, None, share).await
+        infer_one(&caller.server, request, None, share, trace).await
     };
     match answer.await {
         Ok(mut response) => {

@@ -31,6 +31,7 @@ pub mod statistics;
 pub mod tasks;
 #[cfg(test)]
 mod testing;
+pub mod trace;
 
 pub use client::{Client, Infer, Inferred, OutputTensor};
 pub use config::Config;

@@ -9,7 +9,12 @@ use prometheus::{
 use proto::{Span, scheduler_to_frontend::DropReason};
 use repository::Model;
 
-use crate::{access::Refusal, core::Core, error::InferError, tasks::Reply};
+use crate::{
+    access::Refusal,
+    core::Core,
+    error::InferError,
+    tasks::{Reply, Timing},
+};
 
 /// Of our own durations: 20 us to 10 s, each bucket twice the one before.
 const BUCKETS: (f64, f64, usize) = (20e-6, 2.0, 20);
@@ -37,10 +42,12 @@ pub enum Stage {
     Execute,
     /// The outputs are WRITTEN back.
     Push,
+    /// The answer becomes a reply.
+    Reply,
 }
 
 impl Stage {
-    const ALL: [(Self, &str); 9] = [
+    const ALL: [(Self, &str); 10] = [
         (Self::Receive, "receive"),
         (Self::Preprocess, "preprocess"),
         (Self::Submit, "submit"),
@@ -50,7 +57,31 @@ impl Stage {
         (Self::Wait, "wait"),
         (Self::Execute, "execute"),
         (Self::Push, "push"),
+        (Self::Reply, "reply"),
     ];
+
+    /// What metrics and traces call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+}
+
+/// The stages of an answered request between admission and answer: when each began and ended, in nanoseconds on the
+/// scheduler's clock.
+#[must_use]
+pub fn stages(timing: &Timing) -> [(Stage, i64, i64); 7] {
+    let stamps = &timing.stamps;
+    let (admitted, answered) = (timing.admitted_at.0, timing.answered_at.0);
+    [
+        (Stage::Submit, admitted, stamps.queued_at_ns),
+        (Stage::Queue, stamps.queued_at_ns, stamps.granted_at_ns),
+        (Stage::Grant, stamps.granted_at_ns, stamps.planned_at_ns),
+        (Stage::Fetch, stamps.planned_at_ns, stamps.fetched_at_ns),
+        (Stage::Wait, stamps.fetched_at_ns, stamps.started_at_ns),
+        (Stage::Execute, stamps.started_at_ns, stamps.finished_at_ns),
+        (Stage::Push, stamps.finished_at_ns, answered),
+    ]
 }
 
 /// Everything that is scraped.
@@ -62,6 +93,43 @@ pub struct Metrics {
     backends: IntGauge,
     scheduler: IntGauge,
     refusals: Refusals,
+    traces: Traces,
+}
+
+/// What became of the trace of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TraceOutcome {
+    /// The collector has it.
+    Exported,
+    /// Too many waited for the collector.
+    QueueFull,
+    /// The collector was not there, too slow, or did not want it.
+    CollectorFailed,
+}
+
+impl TraceOutcome {
+    const ALL: [(Self, &str); 3] =
+        [(Self::Exported, "exported"), (Self::QueueFull, "queue_full"), (Self::CollectorFailed, "collector_failed")];
+}
+
+/// What became of traces.
+#[derive(Debug, Clone)]
+pub struct Traces(IntCounterVec);
+
+impl Traces {
+    fn new(registry: &Registry) -> Self {
+        let opts = Opts::new("downbeat_traces", "Requests that were traced, by what became of their spans");
+        let counters = registered(registry, IntCounterVec::new(opts, &["outcome"]));
+        for (_, name) in TraceOutcome::ALL {
+            counters.with_label_values(&[name]);
+        }
+        Self(counters)
+    }
+
+    /// So many traces ended so.
+    pub fn count(&self, outcome: TraceOutcome, traces: usize) {
+        self.0.with_label_values(&[TraceOutcome::ALL[outcome as usize].1]).inc_by(traces as u64);
+    }
 }
 
 /// Why a client was refused before its request was looked at.
@@ -175,6 +243,7 @@ impl Metrics {
             backends: gauge("downbeat_backends_linked", "Backends that can reach our slots"),
             scheduler: gauge("downbeat_scheduler_connected", "1 while there is a connection to the scheduler"),
             refusals: Refusals::new(&registry),
+            traces: Traces::new(&registry),
             registry,
         }
     }
@@ -183,6 +252,12 @@ impl Metrics {
     #[must_use]
     pub fn refusals(&self) -> &Refusals {
         &self.refusals
+    }
+
+    /// What counts traces.
+    #[must_use]
+    pub fn traces(&self) -> &Traces {
+        &self.traces
     }
 
     /// A request was answered.
@@ -205,18 +280,8 @@ impl Metrics {
         ] {
             counter.inc_by(u64::try_from(ns / 1000).unwrap_or(0));
         }
-        let instants = [
-            admitted,
-            stamps.queued_at_ns,
-            stamps.granted_at_ns,
-            stamps.planned_at_ns,
-            stamps.fetched_at_ns,
-            stamps.started_at_ns,
-            stamps.finished_at_ns,
-            answered,
-        ];
-        for (histogram, pair) in of.stages[Stage::Submit as usize..].iter().zip(instants.windows(2)) {
-            histogram.observe(seconds(pair[1] - pair[0]));
+        for (stage, from, to) in stages(timing) {
+            of.stages[stage as usize].observe(seconds(to - from));
         }
     }
 
@@ -359,7 +424,7 @@ fn tritons_reason(error: &InferError) -> &'static str {
 }
 
 /// Why a request was dropped, in our own terms; nothing if it was not.
-fn drop_reason(error: &InferError) -> Option<&'static str> {
+pub(crate) fn drop_reason(error: &InferError) -> Option<&'static str> {
     Some(match error {
         InferError::Dropped(DropReason::Deadline) => "deadline",
         InferError::Dropped(DropReason::QueueFull) => "queue_full",

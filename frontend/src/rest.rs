@@ -27,6 +27,7 @@ use crate::{
     server::{Caller, IntakeError, Server, Share},
     service::{Service, timing_text},
     settings::Settings,
+    trace::{OpenTrace, TraceContext},
 };
 
 /// Length of the JSON object that binary tensors follow.
@@ -261,15 +262,28 @@ fn unregister_region(service: &Service, at: At<'_>, _: &Settings) -> Result<Repl
 }
 
 async fn infer(server: &Server, at: At<'_>, request: Request<Incoming>) -> Result<Reply, Failure> {
+    let context = TraceContext::of(request.headers());
+    let mut trace = server.service.trace(context, at.model, server.service.desk.now());
+    let result = infer_traced(server, at, request, &mut trace).await;
+    result.inspect_err(|failure| trace.refused(&failure.message))
+}
+
+async fn infer_traced(
+    server: &Server,
+    at: At<'_>,
+    request: Request<Incoming>,
+    trace: &mut OpenTrace,
+) -> Result<Reply, Failure> {
     let header_length = header_length(&request)?;
     let is_picture = request.headers().get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"image/"));
     let query = request.uri().query().map_or_else(Parameters::new, parameters_of);
-    let submitted = {
+    let (index, submitted) = {
         // Before anything can be refused: a connection whose request was read to its end goes on.
         let began = server.service.desk.now();
         let (body, _share) = read_body(server, request).await?;
         let model = server.service.find(at.model, at.version)?;
         server.service.desk.observe(model.0, Stage::Receive, server.service.desk.now() - began);
+        trace.stage(Stage::Receive, began);
         let json_part;
         let mut parsed = if is_picture {
             protocol::picture_request(&model.1, &body, query)?
@@ -278,11 +292,13 @@ async fn infer(server: &Server, at: At<'_>, request: Request<Incoming>) -> Resul
             json_part = json;
             json::parse_request(&json_part, binary)?
         };
-        server.service.decode_pictures(&model, &mut parsed).await?;
-        server.service.submit(model, parsed, None)?
+        server.service.decode_pictures(&model, &mut parsed, trace).await?;
+        let index = model.0;
+        (index, server.service.submit(model, parsed, None).inspect_err(|error| trace.failed(error))?)
         // The body's bytes are in slots now, or were JSON; either way they go.
     };
-    let answer = submitted.wait().await?;
+    let answer = submitted.wait(trace).await?;
+    let answered = server.service.desk.now();
     let encoded = json::encode_reply(&answer.model, answer.id.as_deref(), &answer.outputs, &answer.reply);
     let content_type = if encoded.header_length.is_some() { "application/octet-stream" } else { "application/json" };
     let mut response = Response::new(Full::from(encoded.body));
@@ -291,6 +307,7 @@ async fn infer(server: &Server, at: At<'_>, request: Request<Incoming>) -> Resul
     headers.extend(encoded.header_length.map(|length| (HEADER_LENGTH, HeaderValue::from(length))));
     headers.insert(REQUEST, HeaderValue::from(answer.number));
     headers.extend(HeaderValue::try_from(timing_text(&answer.reply.timing)).ok().map(|timing| (TIMING, timing)));
+    server.service.desk.observe(index, Stage::Reply, server.service.desk.now() - answered);
     Ok(response)
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::Span;
+use proto::{Span, Timestamp};
 use repository::{Executor, Model, Tensor};
 
 use crate::{
@@ -27,6 +27,7 @@ use crate::{
     rope::Rope,
     settings::{LogSettings, Settings, Tracer},
     tasks::{Reply, Timing},
+    trace::{OpenTrace, TraceContext, Tracing},
 };
 
 /// Where Linux keeps POSIX shared memory.
@@ -57,6 +58,7 @@ pub struct Service {
     pub recent: RefCell<Recent>,
     decoders: Decoders,
     tracer: RefCell<Tracer>,
+    tracing: Option<Rc<Tracing>>,
     log: RefCell<LogSettings>,
     set_log_level: Option<SetLogLevel>,
     wall_clock: fn() -> SystemTime,
@@ -96,10 +98,29 @@ impl Service {
             recent: RefCell::default(),
             decoders: Decoders::new(),
             tracer: RefCell::default(),
+            tracing: None,
             log: RefCell::default(),
             set_log_level,
             wall_clock,
         }
+    }
+
+    /// The same, and traces go to a collector: of requests whose caller says nothing, one in `rate`.
+    #[must_use]
+    pub fn tracing(self, tracing: Rc<Tracing>, rate: u32) -> Self {
+        Self { tracer: RefCell::new(Tracer::for_collector(rate)), tracing: Some(tracing), ..self }
+    }
+
+    /// The trace of a request for this model that came at `began`, if it is to be traced for a collector: as its caller
+    /// says, or else as the settings do.
+    #[must_use]
+    pub fn trace(&self, context: Option<TraceContext>, model: &str, began: Timestamp) -> OpenTrace {
+        let Some(tracing) = &self.tracing else { return OpenTrace::default() };
+        let sampled = match &context {
+            Some(context) => context.sampled,
+            None => self.tracer.borrow_mut().sample(model),
+        };
+        if sampled { OpenTrace::new(tracing, context, model, began) } else { OpenTrace::default() }
     }
 
     /// A model and its index in the model table.
@@ -134,6 +155,7 @@ impl Service {
         &self,
         (index, model): &(usize, Rc<Model>),
         request: &mut InferRequest<'_>,
+        trace: &mut OpenTrace,
     ) -> Result<(), InferError> {
         let Some(pipeline) = &model.image else { return Ok(()) };
         let tensor = &model.inputs[pipeline.input];
@@ -149,6 +171,7 @@ impl Service {
         }
         input.data = Some(InputData::Bytes(data));
         self.desk.observe(*index, Stage::Preprocess, self.desk.now() - began);
+        trace.stage(Stage::Preprocess, began);
         Ok(())
     }
 
@@ -302,9 +325,13 @@ impl Submitted<'_> {
     ///
     /// # Errors
     /// Why there is none.
-    pub async fn wait(self) -> Result<Answer, InferError> {
+    pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
         let Self { service, pending, model, id, outputs } = self;
         let result = pending.wait().await;
+        match &result {
+            Ok(reply) => trace.answered(&reply.timing),
+            Err(error) => trace.failed(error),
+        }
         let outcome = result.as_ref().map(|reply| reply.timing);
         let number = service.recent.borrow_mut().push(id.as_deref(), &model.name, outcome);
         let reply = result?;
@@ -313,7 +340,7 @@ impl Submitted<'_> {
                 service.regions.borrow().write(span, &reply.outputs[*index])?;
             }
         }
-        if service.tracer.borrow_mut().sample(&model.name) {
+        if service.tracing.is_none() && service.tracer.borrow_mut().sample(&model.name) {
             let id = id.as_deref().unwrap_or_default();
             tracing::info!(model = model.name, id, timing = timing_text(&reply.timing), "trace");
         }

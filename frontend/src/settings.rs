@@ -1,7 +1,7 @@
 //! What clients may change while the server runs: how much is logged, and which requests leave a trace there.
 //!
-//! A trace is one line in the log with the stages of a request. Settings that would name a file on this host cannot be
-//! changed from outside.
+//! A trace is one line in the log with the stages of a request, or with a collector of OpenTelemetry configured, its
+//! spans. Settings that would name a file on this host cannot be changed from outside.
 
 use std::collections::BTreeMap;
 
@@ -91,11 +91,31 @@ struct TraceSettings {
     rate: u32,
     /// So many more; no bound if `None`.
     count: Option<u32>,
+    mode: TraceMode,
+}
+
+/// Where traces go, in Triton's terms. It is the operator's to choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TraceMode {
+    /// The log.
+    #[default]
+    Triton,
+    /// A collector.
+    OpenTelemetry,
+}
+
+impl TraceMode {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Triton => "triton",
+            Self::OpenTelemetry => "opentelemetry",
+        }
+    }
 }
 
 impl Default for TraceSettings {
     fn default() -> Self {
-        Self { on: false, rate: 1000, count: None }
+        Self { on: false, rate: 1000, count: None, mode: TraceMode::default() }
     }
 }
 
@@ -125,9 +145,12 @@ impl TraceSettings {
                 ("log_frequency", _) if number() == Some(0) => {}
                 ("log_frequency", _) => return Err(wrong("0: each trace is logged at once")),
                 ("trace_file", value) if value == "" => {}
-                ("trace_file", _) => return Err(wrong("\"\": traces go to the log")),
-                ("trace_mode", value) if value == "triton" => {}
-                ("trace_mode", _) => return Err(wrong("\"triton\"")),
+                ("trace_file", _) => return Err(wrong("\"\": traces go to the log, or to a collector")),
+                ("trace_mode", value) if value == self.mode.name() => {}
+                ("trace_mode", _) => {
+                    let expected = format!("\"{}\", as the frontend is configured ([otlp])", self.mode.name());
+                    return Err(wrong(&expected));
+                }
                 _ => return Err(unknown("trace setting", key, &self.report())),
             }
         }
@@ -141,7 +164,7 @@ impl TraceSettings {
             "trace_count": self.count.map_or_else(|| "-1".to_owned(), |count| count.to_string()),
             "log_frequency": "0",
             "trace_file": "",
-            "trace_mode": "triton",
+            "trace_mode": self.mode.name(),
         }))
     }
 }
@@ -175,6 +198,16 @@ struct Sampler {
 }
 
 impl Tracer {
+    /// Traces go to a collector; unless clients say otherwise, one request in `rate`, or none if that is zero.
+    #[must_use]
+    pub fn for_collector(rate: u32) -> Self {
+        let defaults = TraceSettings::default();
+        let rate_or_default = if rate == 0 { defaults.rate } else { rate };
+        let settings =
+            TraceSettings { on: rate > 0, rate: rate_or_default, mode: TraceMode::OpenTelemetry, ..defaults };
+        Self { server: Sampler { settings, requests: 0 }, ..Self::default() }
+    }
+
     /// The settings that hold for a model, or for the server.
     #[must_use]
     pub fn report(&self, model: Option<&str>) -> Settings {
@@ -186,7 +219,10 @@ impl Tracer {
     /// # Errors
     /// If a setting is unknown, fixed, or has a wrong value.
     pub fn change(&mut self, model: Option<&str>, changes: &Settings) -> Result<(), InferError> {
-        let default = model.map_or_else(TraceSettings::default, |_| self.server.settings.clone());
+        let default = match model {
+            Some(_) => self.server.settings.clone(),
+            None => TraceSettings { mode: self.server.settings.mode, ..TraceSettings::default() },
+        };
         let settings = self.sampler(model).settings.changed(changes, &default)?;
         let sampler = Sampler { settings, requests: 0 };
         match model {
@@ -267,6 +303,17 @@ mod tests {
     }
 
     #[test]
+    fn a_collector_gets_what_is_configured_until_clients_say_otherwise() {
+        let mut tracer = Tracer::for_collector(2);
+        assert_eq!(tracer.report(None)["trace_mode"], "opentelemetry");
+        assert_eq!((0..4).map(|_| tracer.sample("m")).collect::<Vec<_>>(), [false, true, false, true]);
+        tracer.change(None, &settings(json!({ "trace_level": null, "trace_mode": "opentelemetry" }))).unwrap();
+        assert!(!tracer.sample("m") && !Tracer::for_collector(0).sample("m"));
+        assert_eq!(tracer.report(None)["trace_mode"], "opentelemetry");
+        assert!(tracer.change(None, &settings(json!({ "trace_mode": "triton" }))).is_err());
+    }
+
+    #[test]
     fn wrong_trace_settings_change_nothing() {
         let mut tracer = Tracer::default();
         let before = tracer.report(None);
@@ -277,6 +324,7 @@ mod tests {
             ),
             (json!({ "trace_level": ["TENSORS"] }), "expected [\"OFF\"] or [\"TIMESTAMPS\"]"),
             (json!({ "trace_file": "/tmp/x" }), "traces go to the log"),
+            (json!({ "trace_mode": "opentelemetry" }), "expected \"triton\", as the frontend is configured ([otlp])"),
             (json!({ "trace_count": -2 }), "expected a number from 0 on"),
             (json!({ "trace_colour": 1 }), "trace setting: found 'trace_colour', expected one of"),
         ] {

@@ -23,8 +23,10 @@ use crate::{
     access::Clients,
     core::{Core, CoreConfig, Output},
     desk::Desk,
+    drive::{Otlp, export},
     tasks::Arena as _,
     testing::{PlainArena, model, tensor},
+    trace::Tracing,
 };
 
 const ARENA: usize = 1 << 14;
@@ -128,6 +130,19 @@ fn with_server<F: Future<Output = ()>>(limits: Limits, test: impl FnOnce(SocketA
 }
 
 fn with_gate<F: Future<Output = ()>>(gate: Gate, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
+    with_gate_and_collector(gate, None, test);
+}
+
+fn with_collector<F: Future<Output = ()>>(otlp: Option<Otlp>, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
+    let gate = Gate { limits: limits(), grants: Clients::default().grants().unwrap(), tls: None };
+    with_gate_and_collector(gate, otlp, test);
+}
+
+fn with_gate_and_collector<F: Future<Output = ()>>(
+    gate: Gate,
+    otlp: Option<Otlp>,
+    test: impl FnOnce(SocketAddr, Rc<Peer>) -> F,
+) {
     let arena = Rc::new(PlainArena::new(ARENA));
     let config = CoreConfig {
         arena_bytes: ARENA,
@@ -138,8 +153,13 @@ fn with_gate<F: Future<Output = ()>>(gate: Gate, test: impl FnOnce(SocketAddr, R
     let double = model("double", vec![tensor("x", DataType::Uint8, &[4])], vec![tensor("y", DataType::Uint8, &[4])]);
     let core = Core::new(config, vec![double]).unwrap();
     let desk = Desk::new(core, Box::new(Rc::clone(&arena)), Box::new(|| Timestamp(1_000)));
+    let mut service = Service::new(Rc::clone(&desk), Some(Box::new(|_| Ok(()))), SystemTime::now);
+    if let Some(otlp) = otlp {
+        let queue = export::start(&otlp, desk.traces().clone()).unwrap();
+        service = service.tracing(Tracing::new(Rc::clone(&desk), queue, || 1_700_000_000_000_000_000), otlp.trace_rate);
+    }
     let peer = Rc::new(Peer {
-        server: Server::new(Service::new(Rc::clone(&desk), Some(Box::new(|_| Ok(()))), SystemTime::now), gate),
+        server: Server::new(service, gate),
         desk,
         arena,
         fates: RefCell::default(),
@@ -235,3 +255,4 @@ mod grpc;
 mod hostile;
 mod rest;
 mod secure;
+mod tracing;

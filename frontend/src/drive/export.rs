@@ -1,0 +1,171 @@
+//! Sends traces to a collector of OpenTelemetry, from a thread of its own: OTLP over HTTP, in batches. A collector that
+//! is slow, refuses or is not there costs traces, which are counted, and nothing else.
+
+use std::{
+    io,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{
+    Request, Uri,
+    client::conn::http1,
+    header::{CONNECTION, CONTENT_TYPE, HOST},
+};
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, Serialize};
+use tokio::{net::TcpStream, sync::mpsc, task::JoinSet};
+
+use crate::{
+    metrics::{TraceOutcome, Traces},
+    trace::{Trace, otlp},
+};
+
+/// Traces in one request.
+const BATCH_MAX: usize = 256;
+/// How long a trace waits for others.
+const BATCH_WAIT: Duration = Duration::from_secs(1);
+/// Where collectors take traces in (OTLP/HTTP, "Request": the default path).
+const PATH: &str = "/v1/traces";
+
+/// The table `[otlp]`: where traces go, and which.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Otlp {
+    /// The collector: `http://host:port`, or with a path of its own.
+    pub endpoint: String,
+    /// Of the requests whose caller says nothing, one in so many is traced; 0: none.
+    #[serde(default)]
+    pub trace_rate: u32,
+    /// Traces that wait to be sent.
+    #[serde(default = "default_queue_max")]
+    pub queue_max: usize,
+    /// How long the collector may take for a batch.
+    #[serde(default = "default_timeout_ms")]
+    pub timeout_ms: u64,
+}
+
+fn default_queue_max() -> usize {
+    4096
+}
+
+fn default_timeout_ms() -> u64 {
+    10_000
+}
+
+/// Where the collector is.
+struct Collector {
+    authority: String,
+    path: String,
+    timeout: Duration,
+}
+
+/// Starts the thread that sends what is put into the queue; it ends when the queue's sender is dropped.
+///
+/// # Errors
+/// One line that names the key, and tells what was found and expected.
+pub fn start(otlp: &Otlp, traces: Traces) -> Result<mpsc::Sender<Trace>, String> {
+    if otlp.queue_max == 0 {
+        return Err("otlp.queue_max: found 0, expected at least 1".to_owned());
+    }
+    let collector = Collector::of(otlp)?;
+    let (queue, waiting) = mpsc::channel(otlp.queue_max);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("otlp: the exporter cannot be set up: {error}"))?;
+    let run = move || runtime.block_on(collector.export(waiting, &traces));
+    std::thread::Builder::new()
+        .name("otlp".into())
+        .spawn(run)
+        .map_err(|error| format!("otlp: the exporter cannot be set up: {error}"))?;
+    Ok(queue)
+}
+
+/// Now, in nanoseconds since 1970.
+pub fn unix_ns() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+impl Collector {
+    fn of(otlp: &Otlp) -> Result<Self, String> {
+        let wrong = || format!("otlp.endpoint: found '{}', expected http://HOST:PORT", otlp.endpoint);
+        let uri: Uri = otlp.endpoint.parse().map_err(|_| wrong())?;
+        let authority = uri.authority().filter(|authority| authority.port().is_some()).ok_or_else(wrong)?;
+        if uri.scheme_str() != Some("http") {
+            return Err(wrong());
+        }
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        let path = if path == "/" { PATH } else { path }.to_owned();
+        Ok(Self { authority: authority.to_string(), path, timeout: Duration::from_millis(otlp.timeout_ms) })
+    }
+
+    async fn export(self, mut waiting: mpsc::Receiver<Trace>, traces: &Traces) {
+        let mut reachable = true;
+        let mut batch = Vec::new();
+        while let Some(first) = waiting.recv().await {
+            batch.push(first);
+            let _ = tokio::time::timeout(BATCH_WAIT, async {
+                while batch.len() < BATCH_MAX
+                    && let Some(next) = waiting.recv().await
+                {
+                    batch.push(next);
+                }
+            })
+            .await;
+            let body = otlp::encode(&batch, rand::random);
+            let sent = tokio::time::timeout(self.timeout, self.post(body)).await;
+            let sent = sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            match &sent {
+                Ok(()) => traces.count(TraceOutcome::Exported, batch.len()),
+                Err(error) => {
+                    traces.count(TraceOutcome::CollectorFailed, batch.len());
+                    if reachable {
+                        tracing::warn!("otlp.endpoint: {} traces are lost: {}: {error}", batch.len(), self.authority);
+                    }
+                }
+            }
+            // Told once, not with every batch.
+            reachable = sent.is_ok();
+            batch.clear();
+        }
+    }
+
+    async fn post(&self, body: Vec<u8>) -> io::Result<()> {
+        let stream = TcpStream::connect(&self.authority).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        let request = Request::post(&self.path)
+            .header(HOST, &self.authority)
+            .header(CONTENT_TYPE, "application/json")
+            .header(CONNECTION, "close")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(io::Error::other)?;
+        // It moves the bytes until it is dropped.
+        let mut moving = JoinSet::new();
+        moving.spawn(connection);
+        let response = sender.send_request(request).await.map_err(io::Error::other)?;
+        match response.status() {
+            status if status.is_success() => Ok(()),
+            status => Err(io::Error::other(format!("it answered {status}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_urls_of_http() {
+        let of = |endpoint: &str| {
+            let otlp = Otlp { endpoint: endpoint.into(), trace_rate: 0, queue_max: 1, timeout_ms: 1 };
+            Collector::of(&otlp).map(|collector| (collector.authority, collector.path))
+        };
+        assert_eq!(of("http://127.0.0.1:4318"), Ok(("127.0.0.1:4318".into(), PATH.into())));
+        assert_eq!(of("http://collector:80/x/y"), Ok(("collector:80".into(), "/x/y".into())));
+        for wrong in ["", "collector:4318", "https://collector:4318", "http://collector"] {
+            let expected = format!("otlp.endpoint: found '{wrong}', expected http://HOST:PORT");
+            assert_eq!(of(wrong), Err(expected));
+        }
+    }
+}
