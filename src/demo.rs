@@ -30,6 +30,9 @@ pub struct Args {
     /// How long load is sent
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
+    /// Requests a second over all models; their shares stay
+    #[arg(long, default_value_t = default_rate_rps())]
+    rate: f64,
     /// Decides arrivals and inputs
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -51,12 +54,17 @@ impl std::error::Error for Failed {}
 const ALONE_SECONDS: f64 = 2.0;
 /// Different inputs of an emulated model, used in turn.
 const EMULATED_INPUTS: usize = 32;
-/// Requests a second for each model of the demo's repository.
+/// Requests a second for each model of the demo's repository, unless told otherwise.
 const RATES_RPS: [(&str, f64); 3] = [("digits", 200.0), ("resnet50", 200.0), ("inception_resnet_v2", 40.0)];
+
+fn default_rate_rps() -> f64 {
+    RATES_RPS.iter().map(|(_, rate_rps)| rate_rps).sum()
+}
 
 /// Runs the demo.
 pub fn run(args: &Args) -> Result<()> {
     anyhow::ensure!((0.1..=3600.0).contains(&args.seconds), "--seconds must be 0.1 to 3600, found {}", args.seconds);
+    anyhow::ensure!((1.0..=1e5).contains(&args.rate), "--rate must be 1 to 100000, found {}", args.rate);
     let layout = Layout {
         http: vec![random_http()],
         grpc: vec![],
@@ -72,7 +80,7 @@ pub fn run(args: &Args) -> Result<()> {
         digits::load(digits, &layout.repository.join("digits"))?
     };
     let (images, direct_accuracy) = (held_out.inputs.len(), held_out.direct_accuracy);
-    let streams = streams(&models, held_out, args.seed)?;
+    let streams = streams(&models, held_out, args)?;
 
     eprintln!(
         "starting 1 scheduler, 1 frontend and {} backends ({} arm, {})",
@@ -126,9 +134,9 @@ fn send(cluster: &Cluster, what: &str, seconds: f64, seed: u64, streams: &[Strea
 }
 
 /// One stream for each model: real images for the real one, random bytes for the emulated ones.
-fn streams(models: &[repository::Model], held_out: digits::HeldOut, seed: u64) -> Result<Vec<Stream>> {
+fn streams(models: &[repository::Model], held_out: digits::HeldOut, args: &Args) -> Result<Vec<Stream>> {
     let mut images = Some(held_out.inputs);
-    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(args.seed);
     let stream = |(name, rate_rps): (&str, f64)| {
         let model = models.iter().find(|model| model.name == name);
         let model = model.with_context(|| format!("the repository has no model {name}"))?;
@@ -140,7 +148,7 @@ fn streams(models: &[repository::Model], held_out: digits::HeldOut, seed: u64) -
         };
         Ok(Stream {
             model: name.into(),
-            arrivals: Arrivals::Poisson { rate_rps },
+            arrivals: Arrivals::Poisson { rate_rps: rate_rps * args.rate / default_rate_rps() },
             slo_ms: model.slo.as_millis_f64(),
             inputs: inputs.into(),
         })
