@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! perftest --test send_lat|..|atomic_bw --local ADDRESS [--server ADDRESS] [--port 18515] [--bytes 2] [--rounds 1000]
-//!          [--mtu 4096] [--loss 0]
+//!          [--mtu 4096] [--loss 0] [--seed N]
 //! ```
 
 mod common;
@@ -96,10 +96,10 @@ impl Test {
 }
 
 fn main() -> Result<(), Failure> {
-    let arguments = Arguments::parse(&["test", "local", "server", "port", "bytes", "rounds", "mtu", "loss"])?;
+    let arguments = Arguments::parse(&["test", "local", "server", "port", "bytes", "rounds", "mtu", "loss", "seed"])?;
     let (local, server): (IpAddr, Option<IpAddr>) = (arguments.need("local")?, arguments.find("server")?);
     let mtu = arguments.mtu()?;
-    let mut node = Node::bind(local, arguments.get("loss", 0.0)?)?;
+    let mut node = Node::bind(local, &arguments)?;
     let (test, bytes): (Test, _) = (arguments.need("test")?, arguments.get("bytes", 2)?);
     let bytes = if test.verb == Verb::Atomic { ATOMIC_BYTES } else { bytes };
     let mut session = Session::new(&mut node, local, test, server.is_some(), bytes, arguments.get("rounds", 1000)?)?;

@@ -5,7 +5,7 @@
 //! from the buffer into which it receives, so what we get is what we sent the round before: every byte is compared.
 //!
 //! ```text
-//! pingpong --local ADDRESS [--server ADDRESS] [--port 18515] [--bytes 4096] [--rounds 100] [--mtu 4096] [--loss 0]
+//! pingpong --local ADDRESS [--server ADDRESS] [--port 18515] [--bytes 4096] [--rounds 100] [--mtu 4096] [--loss 0] [--seed N]
 //!          [--service rc|ud]
 //! ```
 
@@ -27,12 +27,12 @@ const FILL: u8 = 0x7b;
 const QUEUE_KEY: u32 = 0x1111_1111;
 
 fn main() -> Result<(), Failure> {
-    let known = ["local", "server", "port", "bytes", "rounds", "mtu", "loss", "service"];
+    let known = ["local", "server", "port", "bytes", "rounds", "mtu", "loss", "seed", "service"];
     let arguments = Arguments::parse(&known)?;
     let (local, server) = (arguments.need("local")?, arguments.find("server")?);
     let bytes: u32 = arguments.get("bytes", 4096)?;
     let rounds: u32 = arguments.get("rounds", 100)?;
-    let mut node = Node::bind(local, arguments.get("loss", 0.0)?)?;
+    let mut node = Node::bind(local, &arguments)?;
     let mtu = arguments.mtu()?;
     let (number, name, datagrams) = match arguments.get("service", "rc".to_owned())?.as_str() {
         "rc" => {

@@ -1,7 +1,7 @@
 //! An end that does what a script at the other end tells it, a line at a time over TCP: for tests that compare each step.
 //!
 //! ```text
-//! scripted --local ADDRESS [--port 18515] [--mtu 4096] [--loss 0]
+//! scripted --local ADDRESS [--port 18515] [--mtu 4096] [--loss 0] [--seed N]
 //! ```
 //!
 //! | line | answer |
@@ -10,6 +10,7 @@
 //! | `fill SEED` | `ok`; byte k of the memory becomes (31 k + k / 256 + SEED) mod 256 |
 //! | `compare SEED OFFSET BYTES START` | `same` if the memory from OFFSET on holds the pattern of SEED from START on, or where it does not |
 //! | `dump OFFSET BYTES` | the bytes in hexadecimal |
+//! | `pieces N` | `ok`; the local memory of each request from now on is given as N pieces |
 //! | `recv BYTES` | `ok`; receives to the start of the memory |
 //! | `send BYTES`, `send_imm BYTES IMM` | `ok`; sends from the start of the memory |
 //! | `write`, `read` `BYTES ADDRESS RKEY`, `write_imm BYTES ADDRESS RKEY IMM` | `ok` |
@@ -34,14 +35,14 @@ const MEMORY_BYTES: usize = (8 << 20) + 128;
 const LINE_BYTES_MAX: usize = 1 << 10;
 
 fn main() -> Result<(), Failure> {
-    let arguments = Arguments::parse(&["local", "port", "mtu", "loss"])?;
+    let arguments = Arguments::parse(&["local", "port", "mtu", "loss", "seed"])?;
     let local: IpAddr = arguments.need("local")?;
-    let mut node = Node::bind(local, arguments.get("loss", 0.0)?)?;
+    let mut node = Node::bind(local, &arguments)?;
     let memory = HeapMemory::new(vec![0; MEMORY_BYTES]);
     let region = node.endpoint.register(memory.clone(), Access::ALL)?;
     let mut stream = agree(local, None, arguments.get("port", 18_515)?)?;
     stream.set_nonblocking(true)?;
-    let mut actor = Actor { node, local, mtu: arguments.mtu()?, memory, region, number: None };
+    let mut actor = Actor { node, local, mtu: arguments.mtu()?, memory, region, number: None, pieces: 1 };
     let mut line = Vec::new();
     while let Some(text) = actor.next_line(&mut stream, &mut line)? {
         let answer = actor.obey(&text).unwrap_or_else(|error| format!("error: {text}: {error}"));
@@ -59,6 +60,7 @@ struct Actor {
     memory: Arc<HeapMemory>,
     region: RegionHandle,
     number: Option<QueuePairNumber>,
+    pieces: u64,
 }
 
 impl Actor {
@@ -86,7 +88,8 @@ impl Actor {
     fn obey(&mut self, text: &str) -> Result<String, Failure> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let number = |at: usize| words.get(at).ok_or("too few words")?.parse::<u64>().map_err(Failure::from);
-        let local = |bytes: u64| Segment { lkey: self.region.lkey, offset: 0, bytes: bytes as u32 };
+        let pieces = |bytes: u64| pieces(self.region.lkey, bytes, self.pieces);
+        let local = |bytes: u64| pieces(bytes)[0];
         let remote = |at: usize| Ok::<_, Failure>(Remote { address: number(at)?, rkey: number(at + 1)? as u32 });
         let operation = match words.first().copied().unwrap_or_default() {
             "connect" => return self.connect(&words),
@@ -111,9 +114,14 @@ impl Actor {
                 let immediate = done.immediate.map_or("-".into(), |immediate| immediate.to_string());
                 return Ok(format!("{} {} {immediate}", done.status as u8, done.bytes));
             }
+            "pieces" => {
+                self.pieces = number(1)?.max(1);
+                return Ok("ok".into());
+            }
             "recv" => {
-                let request = RecvRequest { id: 0, segment: local(number(1)?) };
-                self.node.endpoint.post_recv(self.number.ok_or("not connected")?, request)?;
+                let list = pieces(number(1)?);
+                let request = RecvRequest { id: 0, segment: list[0] };
+                self.node.endpoint.post_recv_list(self.number.ok_or("not connected")?, request, &list[1..])?;
                 return Ok("ok".into());
             }
             "send" => Operation::Send { local: local(number(1)?) },
@@ -131,7 +139,10 @@ impl Actor {
             }
             _ => return Err("unknown command".into()),
         };
-        self.node.endpoint.post_send(self.number.ok_or("not connected")?, SendRequest::new(0, operation))?;
+        let atomic = matches!(operation, Operation::FetchAdd { .. } | Operation::CompareSwap { .. });
+        let list = pieces(if atomic { 8 } else { number(1)? });
+        let number = self.number.ok_or("not connected")?;
+        self.node.endpoint.post_send_list(number, SendRequest::new(0, operation), &list[1..])?;
         Ok("ok".into())
     }
 
@@ -164,6 +175,14 @@ impl Actor {
         self.number = Some(number);
         Ok(format!("{} {} {} {}", name.queue_pair, name.psn, self.region.rkey, self.region.address))
     }
+}
+
+/// The first `bytes` of a region, in `count` pieces.
+fn pieces(lkey: u32, bytes: u64, count: u64) -> Vec<Segment> {
+    let border = |index: u64| bytes * index / count;
+    let piece =
+        |index| Segment { lkey, offset: border(index) as usize, bytes: (border(index + 1) - border(index)) as u32 };
+    (0..count).map(piece).collect()
 }
 
 /// Byte `at` of the pattern of `seed`.

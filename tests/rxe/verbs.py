@@ -199,6 +199,13 @@ def soft_writes_with_immediate(pair):
     expect(pair.mr.read(5000, 0), pattern(9, 5000), "memory")
 
 
+def soft_lists(pair):
+    pair.host("pieces", 3)
+    for run in (soft_sends, kernel_sends, soft_writes, soft_reads):
+        run(pair, 10_001)
+    pair.host("pieces", 1)
+
+
 def kernel_bad_key(pair):
     for opcode in (e.IBV_WR_RDMA_READ, e.IBV_WR_RDMA_WRITE):
         pair = pair.again()
@@ -288,7 +295,7 @@ def soft_atomics(pair):
 SIZED = [kernel_writes, kernel_reads, soft_writes, soft_reads, kernel_sends, soft_sends]
 PLAIN = [
     kernel_writes_with_immediate, soft_writes_with_immediate, kernel_waits_for_receive, soft_waits_for_receive,
-    kernel_atomics, soft_atomics,
+    kernel_atomics, soft_atomics, soft_lists,
 ]
 REFUSED = [
     kernel_bad_key, soft_bad_key, kernel_out_of_range, soft_out_of_range, kernel_sends_too_much, soft_sends_too_much,

@@ -44,13 +44,18 @@ pub struct Node {
 }
 
 impl Node {
-    /// Binds `address`, with the share `loss` of what it sends thrown away.
-    pub fn bind(address: IpAddr, loss: f64) -> Result<Self, Failure> {
+    /// Binds `address`, with the share `--loss` of what it sends thrown away, drawn from `--seed`.
+    pub fn bind(address: IpAddr, arguments: &Arguments) -> Result<Self, Failure> {
         let local = SocketAddr::new(address, ROCE_PORT);
-        let seed = u64::from(std::process::id());
-        let driver = Driver::bind(local, Faults { loss, ..Faults::default() }, seed)
+        let process = u64::from(std::process::id());
+        let (loss, given) = (arguments.get("loss", 0.0)?, arguments.find("seed")?);
+        if loss > 0.0 && given.is_none() {
+            eprintln!("losses are drawn from --seed {process}");
+        }
+        let faults = Faults { loss, ..Faults::default() };
+        let driver = Driver::bind(local, faults, given.unwrap_or(process))
             .map_err(|error| format!("cannot bind UDP {local}: {error}"))?;
-        let endpoint = Endpoint::new(EndpointConfig::new(driver.local(), seed));
+        let endpoint = Endpoint::new(EndpointConfig::new(driver.local(), process));
         Ok(Self { endpoint, driver, started: Instant::now(), idle_passes: 0 })
     }
 
