@@ -1,6 +1,11 @@
 //! Registered memory: the trait through which the core reaches bytes, and what may be done with them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
+
+#[cfg(loom)]
+use loom::sync::Mutex;
+#[cfg(not(loom))]
+use std::sync::Mutex;
 
 use thiserror::Error;
 
@@ -152,4 +157,82 @@ pub enum RegisterError {
         /// The region's length.
         bytes: usize,
     },
+}
+
+/// Every interleaving of the threads that share a region's bytes.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::{model, thread};
+
+    use super::*;
+
+    /// Two threads add to one word by `add`; what it holds then.
+    fn sum(add: fn(&HeapMemory)) -> u64 {
+        let memory = HeapMemory::new(vec![0; 8]);
+        let other = memory.clone();
+        let adder = thread::spawn(move || add(&other));
+        add(&memory);
+        adder.join().expect("it adds");
+        memory.with(|bytes| u64::from_ne_bytes((&bytes[..]).try_into().expect("eight bytes")))
+    }
+
+    #[test]
+    fn loom_no_addition_is_lost() {
+        model(|| {
+            let add = |memory: &HeapMemory| {
+                memory.fetch_add_u64(0, 1);
+            };
+            assert_eq!(sum(add), 2);
+        });
+    }
+
+    /// Control: reads, and writes back later, so that an addition in between is lost.
+    #[test]
+    #[should_panic(expected = "left: 1")]
+    fn loom_control_an_addition_in_two_steps_is_lost() {
+        model(|| {
+            let add = |memory: &HeapMemory| {
+                let mut word = [0; 8];
+                memory.read(0, &mut word);
+                memory.write(0, &(u64::from_ne_bytes(word) + 1).to_ne_bytes());
+            };
+            assert_eq!(sum(add), 2);
+        });
+    }
+
+    /// A peer's WRITE of one packet, while the owner looks with `look`: whether it was ever seen in part.
+    fn is_torn(look: fn(&HeapMemory) -> [u8; 2]) -> bool {
+        let memory = HeapMemory::new(vec![0; 2]);
+        let peer = memory.clone();
+        let writer = thread::spawn(move || peer.write(0, &[1; 2]));
+        let seen = look(&memory);
+        writer.join().expect("it writes");
+        seen[0] != seen[1]
+    }
+
+    #[test]
+    fn loom_a_packet_is_seen_whole_or_not_at_all() {
+        model(|| {
+            assert!(!is_torn(|memory| {
+                let mut both = [0; 2];
+                memory.read(0, &mut both);
+                both
+            }));
+        });
+    }
+
+    /// Control: looks at one byte after the other.
+    #[test]
+    #[should_panic(expected = "is_torn")]
+    fn loom_control_a_packet_is_torn_by_two_looks() {
+        model(|| {
+            assert!(!is_torn(|memory| {
+                [0, 1].map(|at| {
+                    let mut one = [0];
+                    memory.read(at, &mut one);
+                    one[0]
+                })
+            }));
+        });
+    }
 }
