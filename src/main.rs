@@ -54,7 +54,7 @@ enum Bench {
     Goodput(bench::goodput::Args),
     /// Measure how many requests the scheduler handles, with real threads and emulated GPUs
     Scheduler(bench::scheduler::Args),
-    /// Measure RDMA operations on loopback, beside raw UDP and TCP sockets
+    /// Measure RDMA operations within this host, beside raw UDP and TCP sockets
     Verbs(bench::verbs::Args),
     /// Pull many objects from many servers at once, and measure how long each takes
     Incast(bench::incast::Args),

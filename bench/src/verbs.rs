@@ -5,11 +5,10 @@
 //! then slows all of them alike, and their ratios hold. An arm is added by implementing [`measure::Initiator`] and
 //! [`measure::Target`].
 
+mod device;
 mod exchange;
 mod measure;
 mod soft;
-
-use std::str::FromStr;
 
 use clap::{Args as ClapArgs, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -17,6 +16,7 @@ use serde::Serialize;
 use sim::command::{CommandError, positive};
 use soft_roce::drive::Faults;
 use thiserror::Error;
+use transport::ArmName;
 
 use crate::percentiles::Percentiles;
 use measure::Schedule;
@@ -30,10 +30,10 @@ const IN_FLIGHT_BYTES: usize = 1024 * 1024;
 /// and are at most so many.
 const IN_FLIGHT_MAX: usize = 64;
 
-/// Measure RDMA operations on loopback beside raw UDP and TCP sockets.
+/// Measure RDMA operations within this host beside raw UDP and TCP sockets.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
-    /// The network: `soft` is soft-RoCE over UDP, on any machine.
+    /// The network: `soft` is soft-RoCE over UDP, on any machine; `verbs:DEVICE` an RDMA device of this host.
     #[arg(long, default_value = "soft")]
     pub arm: ArmName,
     /// The operation.
@@ -53,29 +53,6 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Which network carries the operations.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ArmName {
-    /// soft-RoCE.
-    Soft,
-}
-
-impl FromStr for ArmName {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "soft" => Ok(Self::Soft),
-            _ => Err("expected soft".to_owned()),
-        }
-    }
-}
-
-impl std::fmt::Display for ArmName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("soft")
-    }
-}
-
 /// What an operation does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -86,6 +63,15 @@ pub enum Op {
     Write,
     /// One-sided: pulls from the peer's memory.
     Read,
+    /// A SEND that is answered by a SEND; latency is half of both, as perftest's `ib_send_lat` has it.
+    Pingpong,
+}
+
+impl Op {
+    /// How often the object crosses the network.
+    fn crossings(self) -> u32 {
+        if self == Self::Pingpong { 2 } else { 1 }
+    }
 }
 
 /// Why nothing was measured.
@@ -130,7 +116,7 @@ pub struct Verbs {
 /// What was measured of one contestant.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Figures {
-    /// From posting an operation to its completion, one at a time.
+    /// From posting an operation to its completion, one at a time; of a ping-pong half of that.
     pub latency_us: Percentiles,
     /// Payload bits in a nanosecond with many operations under way: the median of all rounds.
     pub gbps: f64,
@@ -156,8 +142,9 @@ fn measure(args: &Args) -> Result<Verbs, VerbsError> {
     let faults = args.fault.unwrap_or_default();
     let window = (IN_FLIGHT_BYTES / args.bytes as usize).clamp(1, IN_FLIGHT_MAX);
     let of = |who| move |cause| VerbsError::Contestant { who, cause };
-    let arm = |faults| match args.arm {
+    let arm = |faults| match &args.arm {
         ArmName::Soft => soft::open(args.op, args.bytes, window, faults).map_err(of("--arm soft")),
+        ArmName::Verbs(_) => device::open(&args.arm, args.op, args.bytes, window, faults).map_err(of("--arm verbs")),
     };
     let mut contestants = vec![
         arm(faults)?,
@@ -167,7 +154,7 @@ fn measure(args: &Args) -> Result<Verbs, VerbsError> {
     if faults.any() {
         contestants.push(arm(Faults::default())?);
     }
-    let schedule = Schedule { iters: args.iters, bytes: args.bytes, window };
+    let schedule = Schedule { iters: args.iters, bytes: args.bytes, window, crossings: args.op.crossings() };
     let bar = ProgressBar::new(schedule.rounds());
     let style = ProgressStyle::with_template("measuring [{bar:40}] {percent} %");
     bar.set_style(style.expect("a constant template").progress_chars("=> "));

@@ -23,6 +23,7 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use proto::{Span, Timestamp};
 use sha2::Sha256;
+use soft_roce::PathMtu;
 use wincode::{SchemaRead, SchemaWrite};
 
 const MAGIC: &[u8; 8] = b"downbeat";
@@ -68,6 +69,13 @@ pub(crate) struct Parameters {
     pub receive_depth: u16,
     /// Bytes that its peer may have in flight towards it, so that all peers together fit its socket's buffer.
     pub window_bytes: u32,
+}
+
+impl Parameters {
+    /// What its link carries; the bootstrap lets only IBTA's sizes pass.
+    pub(crate) fn path_mtu(&self) -> PathMtu {
+        PathMtu::for_link(u32::from(self.path_mtu_bytes) + 80).unwrap_or(PathMtu::Mtu256)
+    }
 }
 
 /// Where the packets of a queue pair arrive, which also tells what kind of device is there.

@@ -45,6 +45,7 @@
 //! | `channel` | one queue pair with its memory and its queues. No IO |
 //! | `credits`, `ring` | flow control of frames and immediates, and the place of frames. No IO |
 //! | `reads` | the READ budget. No IO |
+//! | `raw` | one queue pair without all that, for measuring |
 //! | `region`, `clock`, `poller` | memory, time, waiting |
 #![deny(unsafe_code)]
 
@@ -58,6 +59,7 @@ mod drive;
 mod event;
 mod link;
 mod poller;
+mod raw;
 mod reads;
 // Maps memory and shares it as atomic words.
 #[allow(unsafe_code)]
@@ -73,5 +75,6 @@ pub use event::{
     Access, ConnectionId, DisconnectReason, Event, OpenError, PostError, RegionKey, Transfer, TransferError,
 };
 pub use poller::Waker;
+pub use raw::{RawAddress, RawQueuePair};
 pub use region::Region;
 pub use tls::{ServerTlsFiles, TlsFiles};

@@ -55,7 +55,11 @@ impl Plan {
         let pieces = bytes.div_ceil(window_bytes);
         let piece = bytes.div_ceil(pieces);
         let small = SMALL_BYTES.min(piece);
-        let (forward, back) = if op == Op::Read { (small, piece) } else { (piece, small) };
+        let (forward, back) = match op {
+            Op::Read => (small, piece),
+            Op::Send | Op::Write => (piece, small),
+            Op::Pingpong => (piece, piece),
+        };
         Self { pieces, pieces_max: (window_bytes / piece).max(1), forward, back }
     }
 }

@@ -72,6 +72,8 @@ pub struct Schedule {
     pub bytes: u32,
     /// Operations under way in the bandwidth pass.
     pub window: usize,
+    /// How often an operation's object crosses the network, one after the other.
+    pub crossings: u32,
 }
 
 impl Schedule {
@@ -183,7 +185,7 @@ impl Turn<'_> {
             initiator.post()?;
             self.await_completions(initiator, start)?;
             if warm {
-                let nanoseconds = start.elapsed().as_nanos().max(1) as u64;
+                let nanoseconds = (start.elapsed() / self.schedule.crossings).as_nanos().max(1) as u64;
                 tally.latency_ns.record(nanoseconds).expect("the histogram resizes");
             }
         }
@@ -196,7 +198,7 @@ impl Turn<'_> {
             completed += self.await_completions(initiator, Instant::now())?;
         }
         if warm {
-            let bits = 8.0 * f64::from(self.schedule.bytes) * iters as f64;
+            let bits = 8.0 * f64::from(self.schedule.bytes) * f64::from(self.schedule.crossings) * iters as f64;
             tally.gbps.push(bits / start.elapsed().as_nanos().max(1) as f64);
         }
         Ok(())

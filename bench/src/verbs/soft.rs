@@ -4,8 +4,8 @@
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 use soft_roce::{
-    Access, Endpoint, EndpointConfig, Identification, Operation, PathMtu, Peer, Psn, QueuePairConfig, QueuePairNumber,
-    RecvRequest, RegionHandle, Remote, Segment, SendRequest, Status, Timestamp,
+    Access, CompletionOpcode, Endpoint, EndpointConfig, Identification, Operation, PathMtu, Peer, Psn, QueuePairConfig,
+    QueuePairNumber, RecvRequest, RegionHandle, Remote, Segment, SendRequest, Status, Timestamp,
     drive::{Driver, Faults},
 };
 use transport::{ROCE_PORT, Region, random_loopback};
@@ -31,14 +31,24 @@ pub fn open(op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contest
     let source = if op == Op::Read { &far } else { &near };
     let pattern: Vec<u8> = (0..source.memory.len()).map(|at| (at * 7 + at / 251 + 1) as u8).collect();
     source.memory.write(0, &pattern);
-    let receives = if op == Op::Send { 2 * window } else { 0 };
-    (0..receives).try_for_each(|_| far.post_recv())?;
+    let [ours, theirs] = receives(op, window);
+    (0..ours).try_for_each(|_| near.post_recv())?;
+    (0..theirs).try_for_each(|_| far.post_recv())?;
     let remote = Remote { address: far.region.address, rkey: far.region.rkey };
     Ok(Contestant {
         name: "--arm soft",
         initiator: Box::new(SoftInitiator { node: near, op, remote }),
-        target: Box::new(SoftTarget(far)),
+        target: Box::new(SoftTarget { node: far, answers: op == Op::Pingpong }),
     })
+}
+
+/// What each end keeps posted.
+pub fn receives(op: Op, window: usize) -> [usize; 2] {
+    match op {
+        Op::Send => [0, 2 * window],
+        Op::Pingpong => [2 * window, 2 * window],
+        Op::Write | Op::Read => [0, 0],
+    }
 }
 
 /// An endpoint on its socket, with one queue pair and memory for `window` objects, which are used in turn.
@@ -51,8 +61,17 @@ struct Node {
     memory: Region,
     region: RegionHandle,
     object_bytes: u32,
-    /// Where in the memory the next object is.
-    next_offset: usize,
+    /// Where in the memory the next object to send is,
+    send_offset: usize,
+    /// and where the next one to receive belongs.
+    receive_offset: usize,
+}
+
+/// Work requests that have completed.
+#[derive(Default)]
+struct Completed {
+    sends: u64,
+    receives: u64,
 }
 
 impl Node {
@@ -73,7 +92,8 @@ impl Node {
         let number = core.create_queue_pair(config).map_err(|error| error.to_string())?;
         let first_psn = core.random_psn();
         let started = Instant::now();
-        Ok(Self { core, driver, started, number, first_psn, memory, region, object_bytes: bytes, next_offset: 0 })
+        let (object_bytes, send_offset, receive_offset) = (bytes, 0, 0);
+        Ok(Self { core, driver, started, number, first_psn, memory, region, object_bytes, send_offset, receive_offset })
     }
 
     /// What the other end must know of this one.
@@ -93,16 +113,23 @@ impl Node {
         self.core.connect_queue_pair(self.number, peer).map_err(|error| error.to_string())
     }
 
-    /// The next object's place.
-    fn next_segment(&mut self) -> Segment {
-        let segment = Segment { lkey: self.region.lkey, offset: self.next_offset, bytes: self.object_bytes };
-        self.next_offset = (self.next_offset + self.object_bytes as usize) % self.memory.len();
-        segment
+    fn segment(&self, offset: usize) -> Segment {
+        Segment { lkey: self.region.lkey, offset, bytes: self.object_bytes }
     }
 
     fn post_recv(&mut self) -> Result<(), String> {
-        let request = RecvRequest { id: 0, segment: self.next_segment() };
-        self.core.post_recv(self.number, request).map_err(|error| error.to_string())
+        let segment = self.segment(self.receive_offset);
+        self.receive_offset = (self.receive_offset + self.object_bytes as usize) % self.memory.len();
+        self.core.post_recv(self.number, RecvRequest { id: 0, segment }).map_err(|error| error.to_string())
+    }
+
+    /// Posts what `operation` makes of the next object's place.
+    fn post_send(&mut self, operation: impl FnOnce(Segment) -> Operation) -> Result<(), String> {
+        let request = SendRequest::new(0, operation(self.segment(self.send_offset)));
+        self.send_offset = (self.send_offset + self.object_bytes as usize) % self.memory.len();
+        self.core.post_send(self.number, request).map_err(|error| error.to_string())?;
+        self.transmit(self.now());
+        Ok(())
     }
 
     fn transmit(&mut self, now: Timestamp) {
@@ -110,18 +137,21 @@ impl Node {
     }
 
     /// Receives, runs timers, answers; returns how many work requests have completed.
-    fn turn(&mut self) -> Result<u64, String> {
+    fn turn(&mut self) -> Result<Completed, String> {
         let now = self.now();
         if !self.driver.receive(now, &mut self.core) {
             self.core.handle_timeout(now);
         }
         self.transmit(now);
-        let mut completed = 0;
+        let mut completed = Completed::default();
         while let Some(completion) = self.core.poll_completion() {
             if completion.status != Status::Success {
                 return Err(format!("an operation ended with status {:?}", completion.status));
             }
-            completed += 1;
+            match completion.opcode {
+                CompletionOpcode::Recv => completed.receives += 1,
+                _ => completed.sends += 1,
+            }
         }
         Ok(completed)
     }
@@ -153,21 +183,14 @@ struct SoftInitiator {
 
 impl Initiator for SoftInitiator {
     fn post(&mut self) -> Result<(), String> {
-        let local = self.node.next_segment();
-        let remote = Remote { address: self.remote.address + local.offset as u64, ..self.remote };
-        let operation = match self.op {
-            Op::Send => Operation::Send { local },
-            Op::Write => Operation::Write { local, remote },
-            Op::Read => Operation::Read { local, remote },
-        };
-        let request = SendRequest::new(0, operation);
-        self.node.core.post_send(self.node.number, request).map_err(|error| error.to_string())?;
-        self.node.transmit(self.node.now());
-        Ok(())
+        let (op, remote) = (self.op, self.remote);
+        self.node.post_send(|local| operation(op, local, remote))
     }
 
     fn poll(&mut self) -> Result<u64, String> {
-        self.node.turn()
+        let Completed { sends, receives } = self.node.turn()?;
+        (0..receives).try_for_each(|_| self.node.post_recv())?;
+        Ok(if self.op == Op::Pingpong { receives } else { sends })
     }
 
     fn objects(&self) -> Option<Vec<u8>> {
@@ -175,17 +198,33 @@ impl Initiator for SoftInitiator {
     }
 }
 
-struct SoftTarget(Node);
+/// The work request of one operation; `remote` is the peer's first object.
+pub fn operation(op: Op, local: Segment, remote: Remote) -> Operation {
+    let remote = Remote { address: remote.address + local.offset as u64, ..remote };
+    match op {
+        Op::Send | Op::Pingpong => Operation::Send { local },
+        Op::Write => Operation::Write { local, remote },
+        Op::Read => Operation::Read { local, remote },
+    }
+}
+
+struct SoftTarget {
+    node: Node,
+    /// Each object that arrives is sent back.
+    answers: bool,
+}
 
 impl Target for SoftTarget {
     fn serve(&mut self) -> Result<(), String> {
-        // The target posts nothing but receives.
-        let received = self.0.turn()?;
-        (0..received).try_for_each(|_| self.0.post_recv())
+        let received = self.node.turn()?.receives;
+        (0..received).try_for_each(|_| {
+            self.node.post_recv()?;
+            if self.answers { self.node.post_send(|local| Operation::Send { local }) } else { Ok(()) }
+        })
     }
 
     fn objects(&self) -> Option<Vec<u8>> {
-        Some(objects(&self.0))
+        Some(objects(&self.node))
     }
 }
 

@@ -6,7 +6,7 @@ fn args(op: Op, bytes: u32, iters: u64) -> Args {
 
 #[test]
 fn every_operation_moves_its_object() {
-    for op in [Op::Send, Op::Write, Op::Read] {
+    for op in [Op::Send, Op::Write, Op::Read, Op::Pingpong] {
         for bytes in [1, 8, 4096, 150 * 1024] {
             // `measure` itself compares the bytes at both ends.
             let result = measure(&args(op, bytes, 40)).unwrap();
@@ -40,5 +40,7 @@ fn faults_are_compared_with_none() {
 fn bad_flags_say_what_is_expected() {
     let error = run(&args(Op::Read, 0, 1)).unwrap_err().to_string();
     assert_eq!(error, "--bytes: expected a number above 0 and at most 8388608, found 0");
-    assert_eq!("tcp".parse::<ArmName>().unwrap_err(), "expected soft");
+    let arm = "verbs:nonesuch0".parse().unwrap();
+    let error = run(&Args { arm, ..args(Op::Read, 8, 1) }).unwrap_err().to_string();
+    assert!(error.starts_with("--arm verbs: arm verbs:nonesuch0: "), "{error}");
 }

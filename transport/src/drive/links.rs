@@ -75,7 +75,7 @@ impl Endpoint {
         }
         let ours = self.device.path_mtu(peer.address.udp().map_or(connection.peer.ip(), |at| at.ip()))?;
         let mut channel = Channel::create(&mut self.device, id)?;
-        if let Err(reason) = channel.connect(&mut self.device, &peer, ours.min(path_mtu_of(&peer))) {
+        if let Err(reason) = channel.connect(&mut self.device, &peer, ours.min(peer.path_mtu())) {
             channel.close(&mut self.device, &mut self.reads);
             return Err(reason);
         }
@@ -225,7 +225,7 @@ impl Endpoint {
         let Stage::Offered { channel, path_mtu } = &mut connection.stage else {
             unreachable!("an offer is answered once")
         };
-        channel.connect(&mut self.device, &peer, (*path_mtu).min(path_mtu_of(&peer)))?;
+        channel.connect(&mut self.device, &peer, (*path_mtu).min(peer.path_mtu()))?;
         let Stage::Offered { channel, .. } = std::mem::replace(&mut connection.stage, Stage::Unproved) else {
             unreachable!("matched above")
         };
@@ -259,9 +259,4 @@ impl Endpoint {
             window_bytes: self.offer.peer_window_bytes,
         }
     }
-}
-
-/// What a peer says that its link carries; the bootstrap has let only IBTA's sizes pass.
-fn path_mtu_of(peer: &Parameters) -> PathMtu {
-    PathMtu::for_link(u32::from(peer.path_mtu_bytes) + 80).unwrap_or(PathMtu::Mtu256)
 }

@@ -573,13 +573,18 @@ impl QueuePair {
         if request.signalled {
             flags |= ibv_send_flags::IBV_SEND_SIGNALED;
         }
+        let is_short = entry.length <= self.inline_bytes;
+        if is_short && matches!(request.operation, Operation::Send { .. } | Operation::Write { .. }) {
+            flags |= ibv_send_flags::IBV_SEND_INLINE;
+        }
         let remote = match request.operation {
             Operation::Send { .. } => {
                 send.opcode = ibv_wr_opcode::IBV_WR_SEND;
-                if entry.length <= self.inline_bytes {
-                    flags |= ibv_send_flags::IBV_SEND_INLINE;
-                }
                 None
+            }
+            Operation::Write { remote, .. } => {
+                send.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+                Some(remote)
             }
             Operation::WriteWithImmediate { remote, immediate, .. } => {
                 send.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -590,7 +595,7 @@ impl QueuePair {
                 send.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
                 Some(remote)
             }
-            other => unreachable!("channels post no {other:?}"),
+            other => unreachable!("nobody posts {other:?}"),
         };
         if let Some(remote) = remote {
             send.wr.rdma = rdma_sys::rdma_t { remote_addr: remote.address, rkey: remote.rkey };

@@ -1,0 +1,137 @@
+//! The verbs arm of `bench verbs`: two queue pairs on one RDMA device of this host, each opened on its own.
+#![allow(clippy::disallowed_methods)] // A driver: it reads the clock.
+
+use soft_roce::{CompletionOpcode, Operation, RecvRequest, Remote, Segment, SendRequest, Status};
+use transport::{Access, Arm, ArmName, Clock, Faults, RawQueuePair, Region, RegionKey, VerbsSettings};
+
+use super::{
+    Op,
+    measure::{Contestant, Initiator, Target},
+    soft::{operation, receives},
+};
+
+/// Two connected ends.
+pub fn open(arm: &ArmName, op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {
+    let arm = Arm::choose(arm, None, faults, VerbsSettings::default()).map_err(|error| error.to_string())?;
+    let [mut near, mut far] = [Node::open(&arm, bytes, window)?, Node::open(&arm, bytes, window)?];
+    let connect = |one: &mut Node, other: &Node| one.pair.connect(&other.pair.address()?);
+    connect(&mut near, &far).and_then(|()| connect(&mut far, &near)).map_err(|error| error.to_string())?;
+    let source = if op == Op::Read { &far } else { &near };
+    let pattern: Vec<u8> = (0..source.memory.len()).map(|at| (at * 7 + at / 251 + 1) as u8).collect();
+    source.memory.write(0, &pattern);
+    let [ours, theirs] = receives(op, window);
+    (0..ours).try_for_each(|_| near.post_recv())?;
+    (0..theirs).try_for_each(|_| far.post_recv())?;
+    // So that the receives stand.
+    near.poll()?;
+    far.poll()?;
+    let remote = Remote { address: far.key.address, rkey: far.key.rkey };
+    Ok(Contestant {
+        name: "--arm verbs",
+        initiator: Box::new(DeviceInitiator { node: near, op, remote }),
+        target: Box::new(DeviceTarget { node: far, answers: op == Op::Pingpong }),
+    })
+}
+
+/// A queue pair and memory for `window` objects, which are used in turn.
+struct Node {
+    pair: RawQueuePair,
+    clock: Clock,
+    memory: Region,
+    key: RegionKey,
+    object_bytes: u32,
+    /// Where in the memory the next object to send is,
+    send_offset: usize,
+    /// and where the next one to receive belongs.
+    receive_offset: usize,
+}
+
+impl Node {
+    fn open(arm: &Arm, bytes: u32, window: usize) -> Result<Self, String> {
+        let failed = |error: transport::OpenError| error.to_string();
+        let depth = u16::try_from(2 * window).map_err(|_| format!("--bytes {bytes}: too many objects under way"))?;
+        let mut pair = RawQueuePair::open(arm.clone(), depth).map_err(failed)?;
+        let memory = Region::allocate(window * bytes as usize).map_err(|error| format!("--bytes {bytes}: {error}"))?;
+        let access = Access { remote_read: true, remote_write: true };
+        let key = pair.register(&memory, access).map_err(failed)?;
+        let (send_offset, receive_offset) = (0, 0);
+        Ok(Self { pair, clock: Clock::start(), memory, key, object_bytes: bytes, send_offset, receive_offset })
+    }
+
+    fn segment(&self, offset: usize) -> Segment {
+        Segment { lkey: self.key.lkey, offset, bytes: self.object_bytes }
+    }
+
+    fn post_recv(&mut self) -> Result<(), String> {
+        let segment = self.segment(self.receive_offset);
+        self.receive_offset = (self.receive_offset + self.object_bytes as usize) % self.memory.len();
+        self.pair.post_recv(RecvRequest { id: 0, segment }).map_err(|error| error.to_string())
+    }
+
+    fn post_send(&mut self, operation: impl FnOnce(Segment) -> Operation) -> Result<(), String> {
+        let request = SendRequest::new(0, operation(self.segment(self.send_offset)));
+        self.send_offset = (self.send_offset + self.object_bytes as usize) % self.memory.len();
+        self.pair.post_send(request).map_err(|error| error.to_string())
+    }
+
+    /// What has completed, if anything has.
+    fn poll(&mut self) -> Result<Option<CompletionOpcode>, String> {
+        let Some(completion) = self.pair.poll(self.clock.now()) else { return Ok(None) };
+        if completion.status != Status::Success {
+            return Err(format!("an operation ended with status {:?}", completion.status));
+        }
+        Ok(Some(completion.opcode))
+    }
+
+    fn objects(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.memory.len()];
+        self.memory.read(0, &mut bytes);
+        bytes
+    }
+}
+
+struct DeviceInitiator {
+    node: Node,
+    op: Op,
+    /// The peer's first object.
+    remote: Remote,
+}
+
+impl Initiator for DeviceInitiator {
+    fn post(&mut self) -> Result<(), String> {
+        let (op, remote) = (self.op, self.remote);
+        self.node.post_send(|local| operation(op, local, remote))
+    }
+
+    fn poll(&mut self) -> Result<u64, String> {
+        match self.node.poll()? {
+            None => Ok(0),
+            Some(CompletionOpcode::Recv) => self.node.post_recv().map(|()| 1),
+            Some(_) => Ok(u64::from(self.op != Op::Pingpong)),
+        }
+    }
+
+    fn objects(&self) -> Option<Vec<u8>> {
+        Some(self.node.objects())
+    }
+}
+
+struct DeviceTarget {
+    node: Node,
+    /// Each object that arrives is sent back.
+    answers: bool,
+}
+
+impl Target for DeviceTarget {
+    fn serve(&mut self) -> Result<(), String> {
+        if self.node.poll()? != Some(CompletionOpcode::Recv) {
+            return Ok(());
+        }
+        self.node.post_recv()?;
+        if self.answers { self.node.post_send(|local| Operation::Send { local }) } else { Ok(()) }
+    }
+
+    fn objects(&self) -> Option<Vec<u8>> {
+        Some(self.node.objects())
+    }
+}
