@@ -211,6 +211,7 @@ impl Wiring {
             network: layout.network,
             queue_max: scheduler::drive::default_queue_max(),
             tasks_per_frontend_max: scheduler::drive::default_tasks_per_frontend_max(),
+            reestimate: true,
             faults: layout.faults,
             tls: None,
         })

@@ -24,6 +24,7 @@ use proto::{
 use thiserror::Error;
 
 use crate::{
+    estimates::Estimates,
     messages::NetworkBudget,
     model_thread::{Batch, ModelConfig, Task},
     planner::{Planner, PlannerOutput},
@@ -49,6 +50,8 @@ pub struct ClusterConfig {
     pub queue_max: usize,
     /// Tasks that one frontend may have under way.
     pub tasks_per_frontend_max: usize,
+    /// Plan with what executions take, not only with what backends offered.
+    pub reestimate: bool,
 }
 
 /// Something to send.
@@ -76,6 +79,8 @@ struct Ride {
 pub struct Cluster {
     config: ClusterConfig,
     members: Members,
+    /// l(b) of all models.
+    estimates: Estimates,
     planner: Box<dyn Planner<Ride>>,
     plans: Plans,
     fences: Fences,
@@ -88,6 +93,7 @@ impl Cluster {
     pub fn new(config: ClusterConfig) -> Self {
         Self {
             members: Members::default(),
+            estimates: Estimates::new(config.reestimate),
             planner: config.policy.planner(config.budget),
             plans: Plans::default(),
             fences: Fences::default(),
@@ -124,11 +130,9 @@ impl Cluster {
     pub fn handle_backend_joined(&mut self, now: Timestamp, hello: BackendHello) -> Result<BackendWelcome, JoinError> {
         let joined = self.members.add_backend(now, hello)?;
         for &model in &joined.reprofiled {
-            let profile = self.members.models[model.0 as usize].profile.clone();
-            let budget = self.budget(model);
-            let config = ModelConfig { profile, queue_max: self.config.queue_max, budget: Some(budget) };
-            self.planner.handle_model(now, model, config);
+            self.estimates.handle_model(model, self.members.models[model.0 as usize].profile.clone());
         }
+        self.on_estimates_changed(now);
         for (&frontend, member) in &self.members.frontends {
             let link_address = member.link_address.clone();
             let message = SchedulerToBackend::FrontendJoined { frontend, link_address };
@@ -156,6 +160,7 @@ impl Cluster {
         let Some(gpus) = self.members.remove_backend(backend) else { return };
         for gpu in gpus {
             self.planner.handle_gpu_left(now, gpu);
+            self.estimates.handle_gpu_left(gpu);
         }
         let lost: Vec<_> = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks).collect();
         self.doubt(backend, lost);
@@ -235,7 +240,7 @@ impl Cluster {
                 self.on_links_changed(now);
             }
             BackendToScheduler::PlanDone { plan, outcome, undelivered } => {
-                self.on_plan_done(backend, plan, outcome, &undelivered)?;
+                self.on_plan_done(now, backend, plan, outcome, &undelivered)?;
             }
             BackendToScheduler::Answered { plan, undelivered } => self.on_answered(backend, plan, &undelivered)?,
         }
@@ -248,13 +253,16 @@ impl Cluster {
         if self.members.poll_timeout().is_some_and(|at| at <= now) {
             self.on_links_changed(now);
         }
+        self.estimates.handle_timeout(now);
+        self.follow_estimates(now);
         self.settle(now);
     }
 
     /// When [`Self::handle_timeout`] must be called at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        [self.planner.poll_timeout(), self.members.poll_timeout()].into_iter().flatten().min()
+        let timeouts = [self.planner.poll_timeout(), self.members.poll_timeout(), self.estimates.poll_timeout()];
+        timeouts.into_iter().flatten().min()
     }
 
     /// The next thing to send.
@@ -278,7 +286,7 @@ impl Cluster {
     /// A task's backend was fenced before it answered: run it again if there is time, with a new attempt number, so
     /// that whatever the lost backend still does cannot be taken for the answer.
     fn on_unanswered(&mut self, now: Timestamp, task: RunningTask) {
-        let profile = &self.members.models[task.model.0 as usize].profile;
+        let profile = self.estimates.profile(task.model);
         let soonest_end = now + self.budget(task.model).delay(1) + profile.latency(1);
         if soonest_end > task.deadline || !self.members.is_hosted(task.model) {
             return self.drop_task(task.id, DropReason::BackendLost);
@@ -290,20 +298,46 @@ impl Cluster {
 
     fn on_plan_done(
         &mut self,
+        now: Timestamp,
         backend: BackendId,
         id: PlanId,
         outcome: PlanOutcome,
         undelivered: &[TaskId],
     ) -> Result<(), Violation> {
-        let (gpu, doubtful) = self
+        let done = self
             .plans
             .on_done(backend, id, undelivered)
             .ok_or_else(|| Violation(format!("{id:?} is reported done, but {backend:?} does not run it")))?;
-        let (PlanOutcome::Executed { finished_at, .. } | PlanOutcome::WindowMissed { rejected_at: finished_at }) =
-            outcome;
-        self.planner.handle_finished(gpu, finished_at);
-        self.doubt(backend, doubtful);
+        match outcome {
+            PlanOutcome::Executed { started_at, finished_at } => {
+                self.planner.handle_finished(done.gpu, finished_at);
+                self.estimates.handle_executed(now, done.model, done.gpu, done.size, finished_at - started_at);
+                self.follow_estimates(now);
+            }
+            PlanOutcome::WindowMissed { rejected_at } => self.planner.handle_finished(done.gpu, rejected_at),
+        }
+        self.doubt(backend, done.failed);
         Ok(())
+    }
+
+    /// Executions have shown another l(b): it is planned with, and frontends are told the least latency.
+    fn follow_estimates(&mut self, now: Timestamp) {
+        if self.on_estimates_changed(now) {
+            self.announce();
+        }
+    }
+
+    /// True if any did.
+    fn on_estimates_changed(&mut self, now: Timestamp) -> bool {
+        let mut has_changed = false;
+        while let Some(model) = self.estimates.poll_changed() {
+            has_changed = true;
+            let profile = self.estimates.profile(model).clone();
+            let budget = self.budget(model);
+            let config = ModelConfig { profile, queue_max: self.config.queue_max, budget: Some(budget) };
+            self.planner.handle_model(now, model, config);
+        }
+        has_changed
     }
 
     fn on_answered(&mut self, backend: BackendId, id: PlanId, undelivered: &[TaskId]) -> Result<(), Violation> {
@@ -397,10 +431,9 @@ impl Cluster {
     fn announce(&mut self) {
         let mut news = Vec::new();
         for (&frontend, member) in &self.members.frontends {
-            for (index, model) in self.members.models.iter().enumerate() {
-                let id = ModelId(index as u32);
+            for id in (0..self.members.models.len() as u32).map(ModelId) {
                 let gpus = self.members.gpus_for(id, frontend);
-                let least_latency = model.profile.latency(1) + self.budget(id).delay(1) + self.config.resp;
+                let least_latency = self.estimates.profile(id).latency(1) + self.budget(id).delay(1) + self.config.resp;
                 if member.told.get(&id) != Some(&(gpus, least_latency)) {
                     news.push((frontend, id, gpus, least_latency));
                 }

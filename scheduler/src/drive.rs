@@ -52,6 +52,9 @@ pub struct Config {
     /// Tasks that one frontend may have under way.
     #[serde(default = "default_tasks_per_frontend_max")]
     pub tasks_per_frontend_max: usize,
+    /// Plan with what executions take, not only with what backends offered.
+    #[serde(default = "default_reestimate")]
+    pub reestimate: bool,
     /// Faults injected into our packets, for tests.
     #[serde(default)]
     pub faults: Faults,
@@ -104,6 +107,10 @@ pub fn default_tasks_per_frontend_max() -> usize {
     65_536
 }
 
+fn default_reestimate() -> bool {
+    true
+}
+
 /// Why the scheduler stopped, or did not start.
 #[derive(Debug, Error)]
 pub enum RunError {
@@ -140,6 +147,7 @@ impl Config {
             resp: span("resp_us", self.network.resp_us)?,
             queue_max: self.queue_max,
             tasks_per_frontend_max: self.tasks_per_frontend_max,
+            reestimate: self.reestimate,
         })
     }
 }

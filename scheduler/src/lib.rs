@@ -11,6 +11,7 @@
 
 pub mod cluster;
 pub mod drive;
+pub mod estimates;
 pub mod free_times;
 pub mod gpu_work;
 pub mod indexed_heap;
@@ -23,6 +24,7 @@ pub mod policy;
 pub mod rank_thread;
 pub mod task_queue;
 
+pub use estimates::Estimates;
 pub use messages::{Candidate, GpuUpdate, Grant, NetworkBudget};
 pub use model_thread::{Batch, ModelConfig, ModelThread, Task};
 pub use planner::{Planner, PlannerOutput};

@@ -22,14 +22,28 @@ pub(super) struct SentPlan {
     pub(super) gpu: GpuId,
     /// Those that may still be answered.
     pub(super) tasks: Vec<RunningTask>,
+    /// Tasks in the batch.
+    size: usize,
     /// Execution ended; only answers are still on their way.
     is_done: bool,
 }
 
 impl SentPlan {
+    /// Of at least one task.
     pub(super) fn new(backend: BackendId, gpu: GpuId, tasks: Vec<RunningTask>) -> Self {
-        Self { backend, gpu, tasks, is_done: false }
+        Self { backend, gpu, size: tasks.len(), tasks, is_done: false }
     }
+}
+
+/// A plan whose execution ended.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) gpu: GpuId,
+    /// Tasks in the batch.
+    pub(super) size: usize,
+    pub(super) model: ModelId,
+    /// Those that cannot be answered from there.
+    pub(super) failed: Vec<RunningTask>,
 }
 
 /// All plans under way. Bounded by the tasks that frontends may have under way, as no plan is empty; a backend that
@@ -49,17 +63,14 @@ impl Plans {
         id
     }
 
-    /// Execution ended. Yields the GPU and the tasks that failed; `None` if `backend` does not execute such a plan.
-    pub(super) fn on_done(
-        &mut self,
-        backend: BackendId,
-        id: PlanId,
-        failed: &[TaskId],
-    ) -> Option<(GpuId, Vec<RunningTask>)> {
+    /// Execution ended. `None` if `backend` does not execute such a plan.
+    pub(super) fn on_done(&mut self, backend: BackendId, id: PlanId, failed: &[TaskId]) -> Option<Done> {
         let plan = self.under_way.get_mut(&id).filter(|plan| plan.backend == backend && !plan.is_done)?;
         plan.is_done = true;
+        let model = plan.tasks.first().expect("no plan is empty").model;
         let failed: BTreeSet<&TaskId> = failed.iter().collect();
-        Some((plan.gpu, plan.tasks.extract_if(.., |task| failed.contains(&task.id)).collect()))
+        let failed = plan.tasks.extract_if(.., |task| failed.contains(&task.id)).collect();
+        Some(Done { gpu: plan.gpu, size: plan.size, model, failed })
     }
 
     /// All answers have arrived or failed. Yields the tasks that were answered and those that failed; `None` if
@@ -107,8 +118,8 @@ mod tests {
     fn each_task_of_a_plan_fails_or_is_answered() {
         let mut plans = Plans::default();
         let id = plans.insert(plan(1, 0..4));
-        let (_, failed) = plans.on_done(BackendId(1), id, &[task(1).id, task(9).id]).unwrap();
-        assert_eq!(failed, [task(1)]);
+        let done = plans.on_done(BackendId(1), id, &[task(1).id, task(9).id]).unwrap();
+        assert_eq!((done.failed, done.size), (vec![task(1)], 4));
         let (answered, failed) = plans.on_answered(BackendId(1), id, &[task(1).id, task(3).id]).unwrap();
         assert_eq!((answered, failed), (vec![task(0), task(2)], vec![task(3)]));
         assert_eq!(plans.len(), 0);

@@ -24,6 +24,7 @@ fn config() -> ClusterConfig {
         resp: Span::from_millis(1),
         queue_max: 64,
         tasks_per_frontend_max: 100,
+        reestimate: true,
     }
 }
 
@@ -73,6 +74,56 @@ fn a_task_becomes_a_plan_within_its_window() {
     let [ClusterOutput::ToBackend(to, SchedulerToBackend::Plan(plan))] = &outputs[..] else { panic!("{outputs:?}") };
     assert_eq!((*to, plan.exec_at, plan.latest), (backend, Timestamp(17 * MS), Timestamp(18 * MS)));
     assert_eq!(plan.tasks[0].stamps, SchedulerStamps { queued_at: Timestamp(0), granted_at: fires_at });
+}
+
+/// Submits a task at `now` and waits for its plan, which then runs for `execution`.
+fn run_one(
+    cluster: &mut Cluster,
+    (frontend, backend): (FrontendId, BackendId),
+    now: Timestamp,
+    sequence: u64,
+    execution: Span,
+) -> BatchPlan {
+    let task = submit(frontend, sequence, now + Span::from_millis(25));
+    cluster.handle_frontend_message(now, frontend, task).unwrap();
+    let plan = loop {
+        let at = cluster.poll_timeout().expect("a task waits");
+        cluster.handle_timeout(at);
+        let outputs = drain(cluster);
+        if let Some(ClusterOutput::ToBackend(_, SchedulerToBackend::Plan(plan))) = outputs.into_iter().next() {
+            break plan;
+        }
+    };
+    let finished_at = plan.exec_at + execution;
+    let outcome = PlanOutcome::Executed { started_at: plan.exec_at, finished_at };
+    let done = BackendToScheduler::PlanDone { plan: plan.plan, outcome, undelivered: vec![] };
+    cluster.handle_backend_message(finished_at, backend, done).unwrap();
+    let answered = BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] };
+    cluster.handle_backend_message(finished_at, backend, answered).unwrap();
+    plan
+}
+
+#[test]
+fn what_executions_take_is_planned_with_and_told() {
+    for (reestimate, latency_us) in [(true, 7_200), (false, 6_000)] {
+        let mut cluster = Cluster::new(ClusterConfig { reestimate, ..config() });
+        let members = join(&mut cluster, Timestamp(0));
+        let mut told = None;
+        for sequence in 0..40 {
+            let now = Timestamp(sequence as i64 * 100 * MS);
+            let plan = run_one(&mut cluster, members, now, sequence, Span::from_micros(7_200));
+            for output in drain(&mut cluster) {
+                if let ClusterOutput::ToFrontend(_, SchedulerToFrontend::Model { least_latency, .. }) = output {
+                    told = Some(least_latency);
+                }
+            }
+            if sequence == 39 {
+                assert_eq!(plan.latest, now + Span::from_millis(24) - Span::from_micros(latency_us));
+            }
+        }
+        // l(1), delay(1) and the way back.
+        assert_eq!(told, reestimate.then_some(Span::from_micros(7_200 + 320 + 1_000)));
+    }
 }
 
 #[test]
