@@ -275,6 +275,9 @@ pub struct UpArgs {
     /// The scheduler's policy [default: downbeat]
     #[arg(long)]
     policy: Option<String>,
+    /// How members write their logs to stderr
+    #[arg(long, value_enum, default_value_t)]
+    log_format: role::LogFormat,
 }
 
 /// Measuring a model at every batch size takes a while on a busy machine.
@@ -290,7 +293,7 @@ pub fn up(args: &UpArgs) -> Result<()> {
     layout.http = args.http.map_or(layout.http, |http| vec![http]);
     layout.grpc = args.grpc.map_or(layout.grpc, |grpc| vec![grpc]);
     layout.policy = args.policy.clone().unwrap_or(layout.policy);
-    let cluster = Cluster::start(layout, Logs::Inherited)?;
+    let cluster = Cluster::start(layout, Logs::Inherited(args.log_format))?;
     for (name, process) in cluster.supervisor.process_ids() {
         println!("{name}: process {process}");
     }

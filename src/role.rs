@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use frontend::service::SetLogLevel;
 use serde::de::DeserializeOwned;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, reload};
 
 use crate::supervisor;
 
@@ -18,9 +18,22 @@ pub struct Args {
     /// The role's configuration file (TOML)
     #[arg(long)]
     config: PathBuf,
+    /// How the log is written to stderr
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
     /// End when this process ends; set by `demo` and `up`
     #[arg(long, hide = true)]
     supervised_by: Option<u32>,
+}
+
+/// How a log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    #[default]
+    Text,
+    /// A JSON object on each line
+    Json,
 }
 
 impl Args {
@@ -42,29 +55,43 @@ pub fn read_config<C: DeserializeOwned>(file: &Path) -> Result<C> {
 }
 
 /// Logs to stderr; `RUST_LOG` chooses what. Yields what sets another level later.
-pub fn init_logging() -> SetLogLevel {
+fn init_logging(format: LogFormat) -> SetLogLevel {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    let subscriber =
-        tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).with_filter_reloading();
-    let filter = subscriber.reload_handle();
-    subscriber.init();
+    let builder = tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter);
+    match format {
+        LogFormat::Text => {
+            let subscriber = builder.with_filter_reloading();
+            let set_level = reloading(subscriber.reload_handle());
+            subscriber.init();
+            set_level
+        }
+        LogFormat::Json => {
+            let subscriber = builder.json().flatten_event(true).with_filter_reloading();
+            let set_level = reloading(subscriber.reload_handle());
+            subscriber.init();
+            set_level
+        }
+    }
+}
+
+fn reloading<S: 'static>(filter: reload::Handle<EnvFilter, S>) -> SetLogLevel {
     Box::new(move |level| filter.reload(EnvFilter::default().add_directive(level.into())).map_err(|e| e.to_string()))
 }
 
 /// Runs a scheduler until the process is ended.
 pub fn scheduler(args: &Args) -> Result<()> {
-    let _ = init_logging();
+    let _ = init_logging(args.log_format);
     match scheduler::drive::run(&args.start()?)? {}
 }
 
 /// Runs a frontend until the process is ended.
 pub fn frontend(args: &Args) -> Result<()> {
-    let set_log_level = init_logging();
+    let set_log_level = init_logging(args.log_format);
     Ok(frontend::drive::run(&args.start()?, set_log_level, &AtomicBool::new(false))?)
 }
 
 /// Runs a backend until the process is ended.
 pub fn backend(args: &Args) -> Result<()> {
-    let _ = init_logging();
+    let _ = init_logging(args.log_format);
     Ok(backend::drive::run(&args.start()?, &AtomicBool::new(false))?)
 }

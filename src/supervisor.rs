@@ -9,14 +9,17 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use clap::ValueEnum as _;
+
+use crate::role::LogFormat;
 
 /// Where a member's log goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Logs {
     /// A file in the cluster's folder; its end is shown if the member fails.
     Files,
-    /// This process's stderr.
-    Inherited,
+    /// This process's stderr, in this format.
+    Inherited(LogFormat),
 }
 
 /// A running set of members.
@@ -71,7 +74,11 @@ impl Supervisor {
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         let log = match self.logs {
-            Logs::Inherited => None,
+            Logs::Inherited(format) => {
+                let format = format.to_possible_value().expect("every format has a name");
+                command.args(["--log-format", format.get_name()]);
+                None
+            }
             Logs::Files => {
                 let path = self.folder.path().join(format!("{name}.log"));
                 command.stderr(File::create(&path).with_context(|| format!("cannot create {}", path.display()))?);
