@@ -10,4 +10,4 @@ pub mod real_time;
 pub mod scheduler;
 pub mod verbs;
 
-pub use percentiles::Percentiles;
+pub use percentiles::{Percentiles, Tail};

@@ -31,6 +31,12 @@ pub struct Tail {
     pub max: f64,
 }
 
+/// A histogram of nanoseconds for [`Tail`] and [`Percentiles`]; it grows with its values.
+#[must_use]
+pub fn nanoseconds() -> Histogram<u64> {
+    Histogram::new(3).expect("three digits are within hdrhistogram's bounds")
+}
+
 impl Tail {
     /// Of a histogram of nanoseconds.
     #[must_use]

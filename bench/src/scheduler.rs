@@ -1,49 +1,40 @@
-//! `downbeat bench scheduler`: how many requests a second the scheduler's threads plan, and how late its timers are
+//! `downbeat bench scheduler`: the highest rate that the scheduler's threads keep up with, and how late its timers are
 //! (Symphony, section 5.5 and Figure 13).
 //!
-//! Real threads and real mailboxes; the load is generated within the ModelThreads and GPUs are emulated by the end of
-//! their batches, so that nothing but the scheduler is measured. This is a driver: it owns threads and reads the clock.
-#![allow(clippy::disallowed_methods)]
+//! It keeps up while requests hardly wait to be taken in, batches leave within their windows, and the GPUs can take
+//! all. On a machine that is shared, or has no core to spare, a large part of the longest waits is the operating
+//! system's: what it takes is measured beside them, and nothing is subtracted. Where it takes so much that not even the
+//! lowest rate is within the bounds, the result is the highest rate that was sustained, and says so (`keeps_up`).
 
-use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
-    sync::atomic::{AtomicBool, AtomicI64, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{num::NonZero, thread, time::Duration};
 
 use clap::Args as ClapArgs;
-use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
-use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
-use scheduler::{
-    GpuUpdate, ModelConfig, ModelThread, NetworkBudget, Policy, RankThread, Task,
-    mailbox::{self, FromModelThread, ModelEnd, RankEnd},
-    model_thread::Output,
-};
 use serde::Serialize;
 use sim::command::{CommandError, positive};
 
-use crate::Percentiles;
+use crate::Tail;
 
-/// DenseNet121 on an A100 (Symphony, Table 4), in milliseconds.
-const ALPHA_MS: f64 = 0.054;
-const BETA_MS: f64 = 10.546;
-const SLO: Span = Span::from_millis(100);
-/// Tasks that may wait for one model.
-const QUEUE_MAX: usize = 65_536;
-/// Requests that one turn of a ModelThread takes in at most, as from one poll of its receive queue.
-const BURST_MAX: u64 = 64;
-/// Looks without anything to do after which a thread offers its core to others.
-const IDLE_LOOKS_MAX: u32 = 64;
-/// A load that falls short of `--rate` by more than a fiftieth is another load.
+mod search;
+mod stalls;
+mod trial;
+
+pub use trial::{Measured, Polling, Setup, measure};
+
+/// A load that falls short of its rate by more than a fiftieth is another load.
 const GENERATED_PART_MIN: f64 = 0.98;
+/// Of all waits until a request is taken in, 99.99 % are at most this long.
+const WAIT_US_MAX: f64 = 2_000.0;
+/// One batch in so many may leave after its window, as one request in so many may wait longer than that.
+const BATCHES_FOR_A_LATE_ONE: u64 = 10_000;
+/// Of all requests, dropped: goodput's bound.
+const DROPPED_FRACTION_MAX: f64 = 0.01;
 
-/// Measure the scheduler's throughput and the lateness of its timers.
+/// Search the highest rate that the scheduler's threads keep up with, or measure one.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
-    /// ModelThreads, each pinned to a core where there are enough; the RankThread has one more.
+    /// ModelThreads, each pinned to a core where there are enough; the RankThread has one more. From two on, the
+    /// highest rates for 1, 2, 4, ... are searched, too.
     #[arg(long, default_value_t = 1)]
     pub model_threads: u32,
     /// Models, spread over the ModelThreads.
@@ -52,12 +43,15 @@ pub struct Args {
     /// Emulated GPUs; each hosts all models.
     #[arg(long, default_value_t = 600)]
     pub gpus: u32,
-    /// Aggregate requests per second; as many as can be planned by default.
+    /// Measure this aggregate rate, in requests per second, instead of searching the highest.
     #[arg(long)]
     pub rate: Option<f64>,
-    /// Measured span in seconds, after a warm-up of a tenth of it.
+    /// Measured span of each try in seconds, after a warm-up of a tenth of it. A search takes 7 to 20 of them.
     #[arg(long, default_value_t = 5.0)]
     pub seconds: f64,
+    /// How threads wait for work; by default `spin` where they leave a core to others, `adaptive` where they do not.
+    #[arg(long)]
+    pub polling: Option<Polling>,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
@@ -68,10 +62,13 @@ pub struct Args {
 pub struct Throughput {
     /// Requests a second that were planned in batches.
     pub rate_rps: f64,
+    /// That waits, late and dropped requests were within their bounds. If not, a search found this for no rate; what it
+    /// gives is the highest rate whose requests were all generated and planned, however late.
+    pub keeps_up: bool,
     /// Time that ModelThreads were busy for each planned request.
     pub ns_per_request: f64,
     /// From the instant the first timer of the RankThread's turn was due to the final batch in the ModelThread.
-    pub lateness_us: Percentiles,
+    pub lateness_us: Tail,
     /// Time that the RankThread was busy, of the measured time.
     pub rank_busy_fraction: f64,
     /// As asked for.
@@ -80,19 +77,68 @@ pub struct Throughput {
     pub models: u32,
     /// As asked for.
     pub gpus: u32,
-    /// Refused or given up, of all requests: above 0 the load was more than the GPUs could take.
-    #[serde(skip)]
+    /// From the instant a request was due to the end of the turn that took it in.
+    pub wait_us: Tail,
+    /// Batches that left.
+    pub batches: u64,
+    /// Those that left after their window.
+    pub batches_late: u64,
+    /// Refused or given up, of all requests.
     pub dropped_fraction: f64,
-    /// Requests a second that were generated.
-    #[serde(skip)]
-    pub generated_rps: f64,
+    /// What the machine did meanwhile.
+    pub machine: Machine,
+    /// The highest rate with fewer ModelThreads, and with these; empty if one rate was measured.
+    pub scaling: Vec<Scale>,
 }
 
-/// Runs the command and prints its result on stdout.
+/// What the machine adds to all waits.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Machine {
+    /// As measured by as many threads that do nothing but look at the clock, before everything else.
+    pub idle_wait_us: Tail,
+    /// Time that the scheduler's threads were ready but had no core, of all their time; `null` where the system does
+    /// not tell.
+    pub no_core_fraction: Option<f64>,
+    /// The longest turn of a thread: where it was interrupted for longest.
+    pub turn_us_max: f64,
+}
+
+/// The highest rate with a number of ModelThreads.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Scale {
+    /// So many.
+    pub model_threads: u32,
+    /// Requests a second; 0 if they sustained none.
+    pub rate_rps: f64,
+    /// As in [`Throughput`].
+    pub keeps_up: bool,
+    /// As in [`Throughput`].
+    pub ns_per_request: f64,
+    /// As in [`Throughput`].
+    pub rank_busy_fraction: f64,
+}
+
+/// Runs the command and prints its result on stdout, its progress on stderr.
 ///
 /// # Errors
-/// On bad input (exit code 2).
+/// On bad input, and if the machine cannot generate the rate or its threads keep up with none (exit code 2).
 pub fn run(args: &Args) -> Result<(), CommandError> {
+    let setup = check(args)?;
+    let bar = ProgressBar::new(1000);
+    let style = ProgressStyle::with_template("[{bar:40}] {percent} % {msg}");
+    bar.set_style(style.expect("a constant template").progress_chars("=> "));
+    let result = with_progress(args, setup, &bar);
+    bar.finish_and_clear();
+    let result = result?;
+    if args.json {
+        println!("{}", serde_json::to_string(&result).expect("plain data"));
+    } else {
+        println!("{}", result.text());
+    }
+    Ok(())
+}
+
+fn check(args: &Args) -> Result<Setup, CommandError> {
     positive("--model-threads", args.model_threads.into(), 256.0)?;
     positive("--models", args.models.into(), 100_000.0)?;
     positive("--gpus", args.gpus.into(), 1_000_000.0)?;
@@ -107,313 +153,206 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
             found: args.models.to_string(),
         });
     }
-    let result = measure(args);
-    if let Some(rate) = args.rate.filter(|rate| result.generated_rps < GENERATED_PART_MIN * rate) {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let leaves_a_core = cores > args.model_threads as usize + 1;
+    let polling = args.polling.unwrap_or(if leaves_a_core { Polling::Spin } else { Polling::Adaptive });
+    let Args { model_threads, models, gpus, rate: rate_rps, seconds, .. } = *args;
+    Ok(Setup { model_threads, models, gpus, rate_rps, seconds, polling })
+}
+
+fn with_progress(args: &Args, setup: Setup, bar: &ProgressBar) -> Result<Throughput, CommandError> {
+    bar.set_message("idle threads");
+    let idle_wait_us = stalls::measure(args.model_threads + 1, Duration::from_secs_f64(args.seconds));
+    let Some(rate) = args.rate else { return searched(setup, idle_wait_us, bar) };
+    let measured = measure(setup, &mut |part| {
+        bar.set_message(format!("{rate:.0} requests/s"));
+        bar.set_position((1000.0 * part) as u64);
+    });
+    if measured.generated_rps < GENERATED_PART_MIN * rate {
         return Err(CommandError::Flag {
             flag: "--rate",
-            expected: format!("what this machine can generate now, at most {:.0}", result.generated_rps),
+            expected: format!("what this machine can generate now, at most {:.0}", measured.generated_rps),
             found: rate.to_string(),
         });
     }
-    if args.json {
-        println!("{}", serde_json::to_string(&result).expect("plain data"));
-    } else {
-        println!("{}", result.text());
+    Ok(Throughput::new(setup, (rate, &measured), idle_wait_us, Vec::new()))
+}
+
+/// The highest rates with 1, 2, 4, ... ModelThreads and with all.
+fn searched(setup: Setup, idle_wait_us: Tail, bar: &ProgressBar) -> Result<Throughput, CommandError> {
+    let powers = (0..).map(|power| 1 << power).take_while(|&threads| threads < setup.model_threads);
+    let mut scaling = Vec::new();
+    for model_threads in powers {
+        let found = search_with(Setup { model_threads, ..setup }, bar);
+        scaling.push(Scale::new(model_threads, found.kept.as_ref()));
     }
-    Ok(())
-}
-
-/// What all threads share.
-struct Run<'a> {
-    args: &'a Args,
-    started: Instant,
-    /// Busy times and counts are taken from here to `stop`.
-    warm: AtomicBool,
-    stop: AtomicBool,
-    /// By model: when the first timer of the turn that granted it was due. At most one grant is under way for a model.
-    granted_due_ns: Vec<AtomicI64>,
-}
-
-impl Run<'_> {
-    fn now(&self) -> Timestamp {
-        Timestamp::ZERO + Span::from(self.started.elapsed())
-    }
-}
-
-/// Measures with flags that [`run`] would take.
-#[must_use]
-pub fn measure(args: &Args) -> Throughput {
-    let run = Run {
-        args,
-        started: Instant::now(),
-        warm: AtomicBool::new(false),
-        stop: AtomicBool::new(false),
-        granted_due_ns: (0..args.models).map(|_| AtomicI64::new(0)).collect(),
+    let found = search_with(setup, bar);
+    let Some((rate_rps, measured)) = &found.kept else {
+        let refused = found.refused.map_or_else(String::new, |(_, measured)| why_refused(setup, &measured));
+        return Err(CommandError::Failed(format!(
+            "the scheduler sustained no rate: {refused}; threads without work waited up to {:.0} us (p99.99 {:.0} us)",
+            idle_wait_us.max, idle_wait_us.p9999
+        )));
     };
-    let (model_ends, rank_ends): (Vec<_>, Vec<_>) =
-        (0..args.model_threads).map(|_| mailbox::link(args.models as usize)).unzip();
-    // Only where a core is left for everything else: a pinned thread cannot give way to what runs on its core.
-    let cores = core_affinity::get_core_ids().filter(|cores| cores.len() > args.model_threads as usize + 1);
-    let pin = |index: usize| cores.as_ref().map(|cores| core_affinity::set_for_current(cores[index]));
-    let (counts, rank_busy, measured) = thread::scope(|scope| {
-        let run = &run;
-        let rank = scope.spawn(move || {
-            pin(0);
-            rank_thread(run, rank_ends)
-        });
-        let spawn = |(index, end)| {
-            scope.spawn(move || {
-                pin(index + 1);
-                model_thread(run, index as u32, end)
-            })
-        };
-        let shards: Vec<_> = model_ends.into_iter().enumerate().map(spawn).collect();
-        let measured = wait(run);
-        let join = |shard: thread::ScopedJoinHandle<'_, Counts>| shard.join().expect("a ModelThread panicked");
-        let counts: Vec<_> = shards.into_iter().map(join).collect();
-        (counts, rank.join().expect("the RankThread panicked"), measured)
-    });
-    summarize(args, &counts, rank_busy, measured)
+    scaling.push(Scale::new(setup.model_threads, found.kept.as_ref()));
+    Ok(Throughput::new(setup, (*rate_rps, measured), idle_wait_us, scaling))
 }
 
-/// Sleeps through warm-up and measurement; returns how long was measured.
-fn wait(run: &Run<'_>) -> Duration {
-    thread::sleep(Duration::from_secs_f64(run.args.seconds / 10.0));
-    run.warm.store(true, Ordering::Relaxed);
-    let start = Instant::now();
-    let bar = ProgressBar::new((run.args.seconds * 10.0).ceil() as u64);
-    let style = ProgressStyle::with_template("measuring [{bar:40}] {percent} %");
-    bar.set_style(style.expect("a constant template").progress_chars("=> "));
-    let length = Duration::from_secs_f64(run.args.seconds);
-    while let Some(left) = length.checked_sub(start.elapsed()) {
-        thread::sleep(left.min(Duration::from_millis(100)));
-        bar.set_position((start.elapsed().as_secs_f64() * 10.0) as u64);
-    }
-    bar.finish_and_clear();
-    run.stop.store(true, Ordering::Relaxed);
-    start.elapsed()
-}
+/// A rate that was asked for, and what was measured at it.
+type Try = (f64, Measured);
 
-/// What one ModelThread counted while it was warm.
-struct Counts {
-    generated: u64,
-    planned: u64,
-    dropped: u64,
-    busy: Span,
-    /// Nanoseconds.
-    lateness: Histogram<u64>,
-}
-
-/// One shard: generates its part of the load, and does what a ModelThread does in each turn.
-fn model_thread(run: &Run<'_>, index: u32, mut link: ModelEnd) -> Counts {
-    let mut shard = ModelThread::<()>::new(NetworkBudget::default(), Policy::Deferred);
-    let models: Vec<_> =
-        (0..run.args.models).filter(|model| model % run.args.model_threads == index).map(ModelId).collect();
-    for &model in &models {
-        shard.handle_model(
-            Timestamp::ZERO,
-            model,
-            ModelConfig { profile: profile(), queue_max: QUEUE_MAX, budget: None },
-        );
-    }
-    let mut load = Load::new(run.args, models);
-    let mut counts = Counts {
-        generated: 0,
-        planned: 0,
-        dropped: 0,
-        busy: Span::ZERO,
-        lateness: Histogram::new(3).expect("three digits are within hdrhistogram's bounds"),
+/// Between nothing and what the threads plan if they are given all they take.
+fn search_with(setup: Setup, bar: &ProgressBar) -> search::Found<Try> {
+    let threads = setup.model_threads;
+    bar.set_message(format!("{threads} ModelThreads, all they take"));
+    let most = measure(Setup { rate_rps: None, ..setup }, &mut |part| bar.set_position((1000.0 * part) as u64));
+    let try_rate = |rate_rps: f64, done: f64| {
+        bar.set_message(format!("{threads} ModelThreads, {rate_rps:.0} requests/s"));
+        bar.set_position((1000.0 * done) as u64);
+        (rate_rps, measure(Setup { rate_rps: Some(rate_rps), ..setup }, &mut |_| ()))
     };
-    let mut idle_looks = 0;
-    let mut waiting: u64 = 0;
-    let mut now = run.now();
-    while !run.stop.load(Ordering::Relaxed) {
-        let burst = load.due(now, waiting);
-        for _ in 0..burst {
-            let (id, model) = load.next();
-            shard.handle_submit(now, model, Task { id, deadline: now + SLO, payload: () });
-        }
-        waiting += burst;
-        let mut is_busy = burst > 0;
-        while let Some(grant) = link.poll_grant() {
-            is_busy = true;
-            let due = run.granted_due_ns[grant.model.0 as usize].load(Ordering::Relaxed);
-            let late = (run.now() - Timestamp(due)).as_nanos().max(0) as u64;
-            if run.warm.load(Ordering::Relaxed) {
-                counts.lateness.record(late).expect("the histogram resizes");
-            }
-            shard.handle_grant(now, grant);
-        }
-        shard.handle_timeout(now);
-        let (mut planned, mut dropped) = (0, 0);
-        while let Some(output) = shard.poll_output() {
-            match output {
-                Output::Candidate(model, candidate) => link.post_candidate(model, candidate),
-                Output::Gpu(gpu, update) => link.post_gpu(gpu, update),
-                Output::Batch(batch) => planned += batch.tasks.len() as u64,
-                Output::Dropped { .. } => dropped += 1,
-            }
-        }
-        waiting -= planned + dropped;
-        let turn_end = run.now();
-        if run.warm.load(Ordering::Relaxed) {
-            counts.generated += burst;
-            counts.planned += planned;
-            counts.dropped += dropped;
-            if is_busy {
-                counts.busy += turn_end - now;
-            }
-        }
-        now = turn_end;
-        idle(is_busy, &mut idle_looks);
+    let keeps_up = |(rate_rps, measured): &Try| measured.keeps_up(*rate_rps);
+    // A machine that does not let the threads keep up with next to nothing would refuse every rate.
+    let least = search::attempt(|| try_rate(search::RESOLUTION * most.planned_rps, 0.0), keeps_up);
+    if keeps_up(&least) {
+        let found = search::search(most.planned_rps, try_rate, keeps_up);
+        return search::Found { kept: found.kept.or(Some(least)), ..found };
     }
-    counts
+    search::search(most.planned_rps, try_rate, |(rate_rps, measured)| measured.sustains(*rate_rps))
 }
 
-/// The requests of one shard, to its models in turn.
-struct Load {
-    models: Vec<ModelId>,
-    generated: u64,
-    /// In requests a nanosecond; as many as can be planned if `None`.
-    rate: Option<f64>,
-    /// Without a rate: requests that may wait. Enough that each model has a full batch ready while its last one is
-    /// granted, and few enough that none expires when the threads must share a core.
-    waiting_max: u64,
+fn why_refused(setup: Setup, measured: &Measured) -> String {
+    format!(
+        "at {:.0} requests/s with {} ModelThreads p99.99 of waits was {:.0} us, {} of {} batches were late and {:.2} % \
+         of requests dropped",
+        measured.generated_rps,
+        setup.model_threads,
+        measured.wait_us.p9999,
+        measured.batches_late,
+        measured.batches,
+        100.0 * measured.dropped_fraction
+    )
 }
 
-impl Load {
-    fn new(args: &Args, models: Vec<ModelId>) -> Self {
-        let share = models.len() as f64 / f64::from(args.models);
-        let rate = args.rate.map(|rate| rate * share / 1e9);
-        let waiting_max = 4 * (models.len() * LatencyProfile::MAX_BATCH) as u64;
-        Self { models, generated: 0, rate, waiting_max }
+impl Measured {
+    fn keeps_up(&self, rate_rps: f64) -> bool {
+        self.sustains(rate_rps)
+            && self.wait_us.p9999 <= WAIT_US_MAX
+            && self.batches_late * BATCHES_FOR_A_LATE_ONE <= self.batches
     }
 
-    /// Requests to submit now.
-    fn due(&self, now: Timestamp, waiting: u64) -> u64 {
-        match self.rate {
-            Some(rate) => ((now.as_nanos() as f64 * rate) as u64).saturating_sub(self.generated).min(BURST_MAX),
-            None => self.waiting_max.saturating_sub(waiting).min(BURST_MAX),
-        }
-    }
-
-    fn next(&mut self) -> (TaskId, ModelId) {
-        self.generated += 1;
-        (TaskId(self.generated), self.models[(self.generated % self.models.len() as u64) as usize])
+    /// However long requests wait and batches are late.
+    fn sustains(&self, rate_rps: f64) -> bool {
+        self.generated_rps >= GENERATED_PART_MIN * rate_rps && self.dropped_fraction <= DROPPED_FRACTION_MAX
     }
 }
 
-/// The RankThread, and the ends of batches on emulated GPUs. Returns how long it was busy while warm.
-fn rank_thread(run: &Run<'_>, mut links: Vec<RankEnd>) -> Span {
-    let mut rank = RankThread::new(NetworkBudget::default());
-    let models: Vec<_> = (0..run.args.models).map(ModelId).collect();
-    for gpu in 0..run.args.gpus {
-        rank.handle_gpu_joined(Timestamp::ZERO, GpuId(gpu), models.clone());
-    }
-    let mut running: BinaryHeap<Reverse<(Timestamp, GpuId)>> = BinaryHeap::new();
-    let mut busy = Span::ZERO;
-    let mut idle_looks = 0;
-    let mut now = run.now();
-    while !run.stop.load(Ordering::Relaxed) {
-        let mut is_busy = false;
-        for link in &mut links {
-            while let Some(message) = link.poll() {
-                is_busy = true;
-                match message {
-                    FromModelThread::Gpu(gpu, update) => {
-                        if let GpuUpdate::Planned { free_at, .. } = update {
-                            running.push(Reverse((free_at, gpu)));
-                        }
-                        rank.handle_gpu(gpu, update);
-                    }
-                    FromModelThread::Candidate(model, candidate) => rank.handle_candidate(now, model, candidate),
-                }
-            }
+impl Scale {
+    fn new(model_threads: u32, kept: Option<&Try>) -> Self {
+        let figure = |of: fn(&Measured) -> f64| kept.map_or(0.0, |(_, measured)| of(measured));
+        Self {
+            model_threads,
+            rate_rps: figure(|measured| measured.planned_rps),
+            keeps_up: kept.is_some_and(|(rate_rps, measured)| measured.keeps_up(*rate_rps)),
+            ns_per_request: figure(|measured| measured.ns_per_request),
+            rank_busy_fraction: figure(|measured| measured.rank_busy_fraction),
         }
-        while let Some(&Reverse((finished_at, gpu))) = running.peek()
-            && finished_at <= now
-        {
-            is_busy = true;
-            running.pop();
-            rank.handle_gpu(gpu, GpuUpdate::Finished { finished_at });
-        }
-        if let Some(due) = rank.poll_timeout().filter(|&due| due <= now) {
-            is_busy = true;
-            rank.handle_timeout(now);
-            while let Some(grant) = rank.poll_grant() {
-                // Published by the grant's mailbox.
-                run.granted_due_ns[grant.model.0 as usize].store(due.as_nanos(), Ordering::Relaxed);
-                links[(grant.model.0 % run.args.model_threads) as usize].post_grant(grant);
-            }
-        }
-        let turn_end = run.now();
-        if is_busy && run.warm.load(Ordering::Relaxed) {
-            busy += turn_end - now;
-        }
-        now = turn_end;
-        idle(is_busy, &mut idle_looks);
-    }
-    busy
-}
-
-/// Spins for a while, then lets others run: there may be fewer cores than threads.
-fn idle(is_busy: bool, idle_looks: &mut u32) {
-    if is_busy {
-        *idle_looks = 0;
-    } else if *idle_looks < IDLE_LOOKS_MAX {
-        *idle_looks += 1;
-        std::hint::spin_loop();
-    } else {
-        thread::yield_now();
-    }
-}
-
-fn profile() -> LatencyProfile {
-    LatencyProfile::linear(ALPHA_MS, BETA_MS, LatencyProfile::MAX_BATCH).expect("a constant profile")
-}
-
-fn summarize(args: &Args, counts: &[Counts], rank_busy: Span, measured: Duration) -> Throughput {
-    let sum = |count: fn(&Counts) -> u64| counts.iter().map(count).sum::<u64>();
-    let planned = sum(|counts| counts.planned);
-    let dropped = sum(|counts| counts.dropped);
-    let busy: Span = counts.iter().map(|counts| counts.busy).sum();
-    let mut lateness = Histogram::<u64>::new(3).expect("three digits are within hdrhistogram's bounds");
-    for shard in counts {
-        lateness.add(&shard.lateness).expect("all histograms are alike and resize");
-    }
-    Throughput {
-        rate_rps: planned as f64 / measured.as_secs_f64(),
-        ns_per_request: busy.as_nanos() as f64 / planned.max(1) as f64,
-        lateness_us: Percentiles::of(&lateness),
-        rank_busy_fraction: rank_busy.as_secs_f64() / measured.as_secs_f64(),
-        model_threads: args.model_threads,
-        models: args.models,
-        gpus: args.gpus,
-        generated_rps: sum(|counts| counts.generated) as f64 / measured.as_secs_f64(),
-        dropped_fraction: dropped as f64 / (planned + dropped).max(1) as f64,
     }
 }
 
 impl Throughput {
+    fn new(setup: Setup, (rate_rps, measured): (f64, &Measured), idle_wait_us: Tail, scaling: Vec<Scale>) -> Self {
+        Self {
+            rate_rps: measured.planned_rps,
+            keeps_up: measured.keeps_up(rate_rps),
+            ns_per_request: measured.ns_per_request,
+            lateness_us: measured.lateness_us,
+            rank_busy_fraction: measured.rank_busy_fraction,
+            model_threads: setup.model_threads,
+            models: setup.models,
+            gpus: setup.gpus,
+            wait_us: measured.wait_us,
+            batches: measured.batches,
+            batches_late: measured.batches_late,
+            dropped_fraction: measured.dropped_fraction,
+            machine: Machine {
+                idle_wait_us,
+                no_core_fraction: measured.no_core_fraction,
+                turn_us_max: measured.turn_us_max,
+            },
+            scaling,
+        }
+    }
+
     /// For people.
     #[must_use]
     pub fn text(&self) -> String {
-        let late = &self.lateness_us;
+        let tail = |tail: &Tail| {
+            let Tail { p50, p99, p999, p9999, max } = tail;
+            format!("p50 {p50:.1}, p99 {p99:.1}, p99.9 {p999:.1}, p99.99 {p9999:.1}, max {max:.1}")
+        };
+        let no_core = self
+            .machine
+            .no_core_fraction
+            .map_or_else(|| "an unknown part".to_owned(), |fraction| format!("{:.2} %", 100.0 * fraction));
+        let mut lines = vec![
+            format!(
+                "{:.0} requests/s on {} ModelThreads and the RankThread, {} models, {} GPUs",
+                self.rate_rps, self.model_threads, self.models, self.gpus
+            ),
+            format!("until a request is taken in, us: {}", tail(&self.wait_us)),
+            format!("dispatch lateness, us: {}", tail(&self.lateness_us)),
+            format!(
+                "{} batches, {} after their window; {:.3} % of requests dropped",
+                self.batches,
+                self.batches_late,
+                100.0 * self.dropped_fraction
+            ),
+            format!(
+                "{:.1} ns of a ModelThread per request; RankThread busy {:.1} % of the time",
+                self.ns_per_request,
+                100.0 * self.rank_busy_fraction
+            ),
+            format!(
+                "this machine: threads had no core for {no_core} of their time, the longest turn took {:.1} us; threads \
+                 without work waited, us: {}",
+                self.machine.turn_us_max,
+                tail(&self.machine.idle_wait_us)
+            ),
+        ];
+        if !self.keeps_up {
+            lines.push(self.out_of_bounds());
+        }
+        if !self.scaling.is_empty() {
+            lines.push(format!(
+                "\n{:>12}{:>14}{:>10}{:>12}{:>18}",
+                "ModelThreads", "requests/s", "keeps up", "ns/request", "RankThread busy"
+            ));
+        }
+        lines.extend(self.scaling.iter().map(|scale| {
+            format!(
+                "{:>12}{:>14.0}{:>10}{:>12.1}{:>16.1} %",
+                scale.model_threads,
+                scale.rate_rps,
+                if scale.keeps_up { "yes" } else { "no" },
+                scale.ns_per_request,
+                100.0 * scale.rank_busy_fraction
+            )
+        }));
+        lines.join("\n")
+    }
+
+    fn out_of_bounds(&self) -> String {
+        let found =
+            if self.scaling.is_empty() { "this rate is not" } else { "no rate was; this is the highest sustained" };
+        let cause = if self.machine.idle_wait_us.p9999 > WAIT_US_MAX {
+            "threads without work waited longer than that, too: this machine has no cores for them"
+        } else {
+            "threads without work did not wait as long"
+        };
         format!(
-            "{:.0} requests/s planned on {} ModelThreads, {} models, {} GPUs; {:.3} % dropped\n\
-             {:.1} ns of a ModelThread per request; RankThread busy {:.1} % of the time\n\
-             lateness us: p50 {:.1}, p99 {:.1}, p99.9 {:.1}, max {:.1}",
-            self.rate_rps,
-            self.model_threads,
-            self.models,
-            self.gpus,
-            100.0 * self.dropped_fraction,
-            self.ns_per_request,
-            100.0 * self.rank_busy_fraction,
-            late.p50,
-            late.p99,
-            late.p999,
-            late.max
+            "within the bounds of {WAIT_US_MAX:.0} us for 99.99 % of requests and one late batch in {BATCHES_FOR_A_LATE_ONE} \
+             {found}; {cause}"
         )
     }
 }
@@ -422,31 +361,94 @@ impl Throughput {
 mod tests {
     use super::*;
 
+    fn args(model_threads: u32, models: u32, rate: Option<f64>) -> Args {
+        Args { model_threads, models, gpus: 16, rate, seconds: 0.2, polling: None, json: true }
+    }
+
     #[test]
-    fn what_is_asked_for_is_planned() {
-        let args = Args { model_threads: 2, models: 4, gpus: 16, rate: Some(20_000.0), seconds: 0.3, json: true };
-        let result = measure(&args);
+    fn one_rate_is_measured() {
+        let args = args(2, 4, Some(20_000.0));
+        let result = with_progress(&args, check(&args).unwrap(), &ProgressBar::hidden()).unwrap();
         assert!(result.rate_rps > 0.0 && result.ns_per_request > 0.0, "{}", result.text());
+        assert!(result.wait_us.max >= result.wait_us.p50 && result.batches > 0, "{}", result.text());
         let json = serde_json::to_value(&result).unwrap();
-        let keys: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
-        let documented =
-            ["gpus", "lateness_us", "model_threads", "models", "ns_per_request", "rank_busy_fraction", "rate_rps"];
-        assert_eq!(keys, documented);
+        let documented = [
+            "batches",
+            "batches_late",
+            "dropped_fraction",
+            "gpus",
+            "keeps_up",
+            "lateness_us",
+            "machine",
+            "model_threads",
+            "models",
+            "ns_per_request",
+            "rank_busy_fraction",
+            "rate_rps",
+            "scaling",
+            "wait_us",
+        ];
+        assert!(json.as_object().unwrap().keys().eq(documented), "{json}");
+    }
+
+    /// The search as a whole, whatever this machine can do now.
+    #[test]
+    fn a_search_ends_with_a_rate_or_with_why_there_is_none() {
+        let args = Args { seconds: 0.05, ..args(2, 4, None) };
+        match with_progress(&args, check(&args).unwrap(), &ProgressBar::hidden()) {
+            Ok(result) => {
+                let threads: Vec<_> = result.scaling.iter().map(|scale| scale.model_threads).collect();
+                assert_eq!(threads, [1, 2]);
+                assert!(result.rate_rps > 0.0, "{}", result.text());
+                let said_so = result.text().contains("no rate was; this is the highest sustained");
+                assert_eq!(result.wait_us.p9999 <= WAIT_US_MAX && !said_so, result.keeps_up, "{}", result.text());
+            }
+            Err(error) => assert!(error.to_string().starts_with("the scheduler sustained no rate: at "), "{error}"),
+        }
+    }
+
+    #[test]
+    fn what_keeping_up_means() {
+        let tail = Tail { p50: 1.0, p99: 2.0, p999: 3.0, p9999: 2_000.0, max: 9_000.0 };
+        let good = Measured {
+            generated_rps: 980.0,
+            planned_rps: 970.0,
+            dropped_fraction: 0.01,
+            batches: 20_000,
+            batches_late: 2,
+            wait_us: tail,
+            lateness_us: tail,
+            ns_per_request: 1.0,
+            rank_busy_fraction: 0.1,
+            no_core_fraction: None,
+            turn_us_max: 9_000.0,
+        };
+        assert!(good.keeps_up(1000.0));
+        for bad in [
+            Measured { generated_rps: 979.0, ..good.clone() },
+            Measured { dropped_fraction: 0.011, ..good.clone() },
+            Measured { batches_late: 3, ..good.clone() },
+            Measured { wait_us: Tail { p9999: 2_001.0, ..tail }, ..good.clone() },
+        ] {
+            assert!(!bad.keeps_up(1000.0), "{bad:?}");
+        }
+        let late = Measured { batches_late: 20_000, wait_us: Tail { p9999: 90_000.0, ..tail }, ..good.clone() };
+        assert!(late.sustains(1000.0));
+        assert!(!late.sustains(1001.0));
+        assert!(!Measured { dropped_fraction: 0.011, ..late }.sustains(1000.0));
     }
 
     #[test]
     fn a_rate_that_no_machine_generates_is_refused() {
-        let args = Args { model_threads: 1, models: 1, gpus: 1, rate: Some(1e9), seconds: 0.2, json: true };
-        let error = run(&args).unwrap_err().to_string();
+        let error = run(&args(1, 1, Some(1e9))).unwrap_err().to_string();
         assert!(error.starts_with("--rate: expected what this machine can generate now, at most "), "{error}");
         assert!(error.ends_with(", found 1000000000"), "{error}");
     }
 
     #[test]
     fn bad_flags_say_what_is_expected() {
-        let args = Args { model_threads: 3, models: 2, gpus: 1, rate: None, seconds: 0.1, json: false };
         assert_eq!(
-            run(&args).unwrap_err().to_string(),
+            run(&args(3, 2, None)).unwrap_err().to_string(),
             "--models: expected at least one for each of the 3 ModelThreads, found 2"
         );
     }

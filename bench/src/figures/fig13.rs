@@ -74,16 +74,16 @@ fn scalability(context: &Context, table: &mut Table) -> (usize, Vec<Series>) {
     for (gpus, look) in [(1000, 4), (4000, 5)] {
         let mut points = Vec::new();
         for threads in 1..=cores as u32 {
-            let args = scheduler::Args {
+            let setup = scheduler::Setup {
                 model_threads: threads,
                 models: 100.max(threads),
                 gpus,
-                rate: None,
+                rate_rps: None,
                 seconds: SECONDS,
-                json: true,
+                polling: scheduler::Polling::Spin,
             };
             context.bar.set_message(format!("{threads} ModelThreads"));
-            let rate_rps = scheduler::measure(&args).rate_rps;
+            let rate_rps = scheduler::measure(setup, &mut |_| ()).planned_rps;
             points.push((f64::from(threads), rate_rps / 1e6));
             table.push(["left".into(), format!("{gpus} GPUs"), threads.to_string(), cell(rate_rps)]);
         }
