@@ -2,9 +2,11 @@
 //! scheduler as in production (a planner with the clock), one runs the emulated GPUs.
 //!
 //! What virtual time leaves out is what is measured here: the scheduler's work takes time, timers are late, threads wait
-//! for cores. Deadlines count from the instant a request was to be generated, so lateness of the generator counts too.
-//! A generator that falls far behind ends the run: whatever came out would be another rate's result. This is a driver:
-//! it owns threads and reads the clock.
+//! for cores. The scheduler plans with what a hand-over between threads takes, as it does with a network's, so that a
+//! GPU has its next batch when it becomes free; the GPUs keep their own time, as devices do. Deadlines count from the
+//! instant a request was to be generated, so lateness of the generator counts too. A generator that falls far behind
+//! ends the run: whatever came out would be another rate's result. This is a driver: it owns threads and reads the
+//! clock.
 #![allow(clippy::disallowed_methods)]
 
 use std::{
@@ -14,7 +16,7 @@ use std::{
 };
 
 use proto::{GpuId, ModelId, Span, Timestamp};
-use scheduler::{Batch, ModelConfig, Planner, PlannerOutput, Task, task_queue::Queued};
+use scheduler::{Batch, ModelConfig, NetworkBudget, Planner, PlannerOutput, Task, task_queue::Queued};
 use sim::{
     Options, Report, Workload,
     arrivals::Arrivals,
@@ -33,8 +35,9 @@ const MESSAGES_MAX: usize = 65_536;
 const TURN_MAX: usize = 256;
 /// A generator that is so far behind does not generate the rate.
 const BEHIND_MAX: Span = Span::from_millis(200);
-/// Before an instant a thread spins for so long: it would sleep past it.
-const SPIN: Span = Span::from_micros(150);
+/// From a grant to the GPUs' thread: the scheduler's timer is late, and so is the thread that it wakes. Planned with, in
+/// addition to the workload's network.
+const HAND_OVER: Span = Span::from_micros(250);
 /// The longest sleep.
 const SLEEP_MAX: Span = Span::from_millis(100);
 
@@ -125,24 +128,13 @@ fn generate(clock: Clock, mut arrivals: Arrivals, to_scheduler: &SyncSender<ToSc
     let _ = to_scheduler.send(ToScheduler::Generated { behind });
 }
 
-/// Waits for a message until `due`. The last part of the wait is spun.
+/// Waits for a message until `due`.
 fn receive<T>(clock: Clock, inbox: &Receiver<T>, due: Option<Timestamp>) -> Result<Option<T>, RecvTimeoutError> {
-    let sleep = |span: Span| match inbox.recv_timeout(span.min(SLEEP_MAX).max(Span::ZERO).to_duration()) {
+    let left = due.map_or(SLEEP_MAX, |due| due - clock.now());
+    match inbox.recv_timeout(left.min(SLEEP_MAX).max(Span::ZERO).to_duration()) {
         Ok(message) => Ok(Some(message)),
         Err(RecvTimeoutError::Timeout) => Ok(None),
         Err(error) => Err(error),
-    };
-    let Some(due) = due else { return sleep(SLEEP_MAX) };
-    let left = due - clock.now() - SPIN;
-    if left > Span::ZERO {
-        return sleep(left);
-    }
-    loop {
-        let message = sleep(Span::ZERO)?;
-        if message.is_some() || clock.now() >= due {
-            return Ok(message);
-        }
-        std::hint::spin_loop();
     }
 }
 
@@ -165,7 +157,7 @@ fn run_gpus(
                 gpus.handle_batch(now, batch, &mut duration);
                 None
             }
-            Some(ToGpus::Preempt(gpu)) => gpus.handle_preempt(gpu),
+            Some(ToGpus::Preempt(gpu)) => gpus.handle_preempt(now, gpu),
             None => None,
         };
         let ended = std::iter::from_fn(|| gpus.poll_event()).map(ToScheduler::Ended).collect::<Vec<_>>();
@@ -191,7 +183,8 @@ struct Scheduler<'a> {
 
 impl<'a> Scheduler<'a> {
     fn new(workload: &'a Workload, options: &Options, to_gpus: Sender<ToGpus>) -> Self {
-        let mut planner = options.policy.planner(workload.network);
+        let budget = NetworkBudget { ctrl: workload.network.ctrl + HAND_OVER, ..workload.network };
+        let mut planner = options.policy.planner(budget);
         let models: Vec<_> = (0..workload.models.len() as u32).map(ModelId).collect();
         for (&id, model) in models.iter().zip(&workload.models) {
             let config = ModelConfig { profile: model.profile.clone(), queue_max: QUEUE_MAX, budget: None };

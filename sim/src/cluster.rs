@@ -279,7 +279,7 @@ impl<'a> Cluster<'a> {
     }
 
     fn on_preempt(&mut self, now: Timestamp, gpu: GpuId) -> Result<(), Violation> {
-        let Some((batch, started_at)) = self.gpus.handle_preempt(gpu) else { return Ok(()) };
+        let Some((batch, started_at)) = self.gpus.handle_preempt(now, gpu) else { return Ok(()) };
         self.report(gpu, now);
         self.on_killed(now, batch, started_at)
     }

@@ -2,6 +2,8 @@
 //!
 //! A batch starts once its time has come and the one before it has ended; one that cannot start within its window is
 //! rejected (Clockwork, section 4.4). A GPU can be told to kill what runs, and it can die.
+//!
+//! A GPU keeps its own time: what is noticed late, because a thread in real time woke late, happened when it was due.
 
 use std::collections::VecDeque;
 
@@ -40,9 +42,11 @@ pub struct Gpus {
 
 #[derive(Debug, Default)]
 struct Place {
-    /// In the order they came; the first one runs if `running` says so.
-    batches: VecDeque<Batch<()>>,
+    /// With the instants they came at, in that order; the first one runs if `running` says so.
+    batches: VecDeque<(Timestamp, Batch<()>)>,
     running: Option<Running>,
+    /// When the last batch that ran ended.
+    idle_since: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +75,7 @@ impl Gpus {
     /// A batch for the GPU that it names. `duration` tells how long a batch that starts runs.
     pub fn handle_batch(&mut self, now: Timestamp, batch: Batch<()>, duration: &mut dyn FnMut(&Batch<()>) -> Span) {
         let place = self.place(batch.gpu);
-        self.places[place].batches.push_back(batch);
+        self.places[place].batches.push_back((now, batch));
         self.advance(now, place, duration);
     }
 
@@ -96,10 +100,11 @@ impl Gpus {
     }
 
     /// Kills what a GPU runs, or is about to run. Returns the batch with its start, if there is one.
-    pub fn handle_preempt(&mut self, gpu: GpuId) -> Option<(Batch<()>, Option<Timestamp>)> {
+    pub fn handle_preempt(&mut self, now: Timestamp, gpu: GpuId) -> Option<(Batch<()>, Option<Timestamp>)> {
         let place = self.place(gpu);
-        let batch = self.places[place].batches.pop_front()?;
+        let (_, batch) = self.places[place].batches.pop_front()?;
         self.timers.remove(place as u32);
+        self.places[place].idle_since = now;
         Some((batch, self.places[place].running.take().map(|running| running.started_at)))
     }
 
@@ -108,7 +113,9 @@ impl Gpus {
         let place = self.place(gpu);
         self.timers.remove(place as u32);
         let mut started_at = self.places[place].running.take().map(|running| running.started_at);
-        self.places[place].batches.drain(..).map(|batch| (batch, started_at.take())).collect()
+        // The GPU that takes its place has run nothing.
+        self.places[place].idle_since = Timestamp::ZERO;
+        self.places[place].batches.drain(..).map(|(_, batch)| (batch, started_at.take())).collect()
     }
 
     /// Ends the batch that runs if it is time, then starts the next one if it is time.
@@ -118,23 +125,25 @@ impl Gpus {
             place.running.filter(|running| running.ends_at <= now)
         {
             place.running = None;
-            let batch = place.batches.pop_front().expect("it ran");
+            place.idle_since = finished_at;
+            let (_, batch) = place.batches.pop_front().expect("it ran");
             self.events.push_back(GpuEvent::Finished { batch, started_at, finished_at });
         }
         while place.running.is_none()
-            && let Some(batch) = place.batches.front()
+            && let Some((came_at, batch)) = place.batches.front()
             && batch.exec_at <= now
         {
-            if now <= batch.latest {
-                place.running = Some(Running { started_at: now, ends_at: now + duration(batch) });
+            let started_at = batch.exec_at.max(*came_at).max(place.idle_since);
+            if started_at <= batch.latest {
+                place.running = Some(Running { started_at, ends_at: started_at + duration(batch) });
             } else {
-                let batch = place.batches.pop_front().expect("it is in front");
-                self.events.push_back(GpuEvent::Rejected { batch, rejected_at: now });
+                let (_, batch) = place.batches.pop_front().expect("it is in front");
+                self.events.push_back(GpuEvent::Rejected { batch, rejected_at: started_at });
             }
         }
         match (place.running, place.batches.front()) {
             (Some(running), _) => self.timers.set(index as u32, running.ends_at),
-            (None, Some(batch)) => self.timers.set(index as u32, batch.exec_at),
+            (None, Some((_, batch))) => self.timers.set(index as u32, batch.exec_at),
             (None, None) => self.timers.remove(index as u32),
         }
     }
@@ -180,15 +189,34 @@ mod tests {
     }
 
     #[test]
+    fn what_is_noticed_late_happened_when_it_was_due() {
+        let mut gpus = Gpus::new(1);
+        let ten = &mut |_: &Batch<()>| Span(10);
+        gpus.handle_batch(Timestamp(0), batch(1, 5, 9), ten);
+        gpus.handle_batch(Timestamp(0), batch(2, 5, 15), ten);
+        // Both should have run by now; the third comes late itself.
+        gpus.handle_timeout(Timestamp(40), ten);
+        gpus.handle_batch(Timestamp(40), batch(3, 30, 50), ten);
+        gpus.handle_timeout(Timestamp(50), ten);
+        let events: Vec<_> = std::iter::from_fn(|| gpus.poll_event()).collect();
+        let expected = [
+            finished(batch(1, 5, 9), 5, 15).unwrap(),
+            finished(batch(2, 5, 15), 15, 25).unwrap(),
+            finished(batch(3, 30, 50), 40, 50).unwrap(),
+        ];
+        assert_eq!(events, expected);
+    }
+
+    #[test]
     fn a_killed_batch_makes_room_and_a_dead_gpu_gives_all_back() {
         let mut gpus = Gpus::new(2);
         let ten = &mut |_: &Batch<()>| Span(10);
-        assert_eq!(gpus.handle_preempt(GpuId(3)), None);
+        assert_eq!(gpus.handle_preempt(Timestamp(0), GpuId(3)), None);
         gpus.handle_batch(Timestamp(0), batch(1, 0, 9), ten);
-        assert_eq!(gpus.handle_preempt(GpuId(3)), Some((batch(1, 0, 9), Some(Timestamp(0)))));
+        assert_eq!(gpus.handle_preempt(Timestamp(1), GpuId(3)), Some((batch(1, 0, 9), Some(Timestamp(0)))));
         // One that is still waiting for its time is not run before the one that replaces it.
         gpus.handle_batch(Timestamp(1), batch(5, 3, 9), ten);
-        assert_eq!(gpus.handle_preempt(GpuId(3)), Some((batch(5, 3, 9), None)));
+        assert_eq!(gpus.handle_preempt(Timestamp(2), GpuId(3)), Some((batch(5, 3, 9), None)));
         gpus.handle_batch(Timestamp(4), batch(2, 4, 9), ten);
         gpus.handle_timeout(Timestamp(14), ten);
         assert_eq!(gpus.poll_event(), finished(batch(2, 4, 9), 4, 14));
