@@ -75,12 +75,14 @@ enum ToGpus {
 /// Runs a workload for `options.seconds` of real time. `progress` is told how many seconds have passed.
 ///
 /// # Errors
-/// If the rate cannot be generated, GPUs are to fail (only virtual time has that), or an invariant is broken.
+/// If the rate cannot be generated, GPUs are to fail or profiles to be estimated anew (only virtual time has that), or an
+/// invariant is broken.
 pub fn run(workload: &Workload, options: &Options, progress: &mut dyn FnMut(f64)) -> Result<Report, CommandError> {
-    if workload.faults.up_mean > Span::ZERO {
+    let virtual_only = [("faults.gpu_up_s", workload.faults.up_mean > Span::ZERO), ("reestimate", workload.reestimate)];
+    if let Some((key, _)) = virtual_only.iter().find(|(_, is_set)| *is_set) {
         return Err(CommandError::Flag {
             flag: "--real-time",
-            expected: "a workload without faults.gpu_up_s".into(),
+            expected: format!("a workload without {key}"),
             found: workload.name.clone(),
         });
     }
@@ -147,7 +149,7 @@ fn run_gpus(
     to_scheduler: &SyncSender<ToScheduler>,
 ) {
     let mut gpus = Gpus::new(workload.gpus as usize);
-    let mut duration = |batch: &Batch<()>| faults.duration(workload, batch);
+    let mut duration = |started_at, batch: &Batch<()>| faults.duration(started_at, workload, batch);
     while let Ok(message) = receive(clock, batches, gpus.poll_timeout()) {
         let now = clock.now();
         // First what ends by now: a batch that has ended cannot be killed.
@@ -350,6 +352,10 @@ mod tests {
         assert_eq!(
             error(&format!("gpus = 1\nfaults = {{ gpu_up_s = 9, gpu_down_s = 1 }}\n{model}"), 10.0),
             "--real-time: expected a workload without faults.gpu_up_s, found test"
+        );
+        assert_eq!(
+            error(&format!("gpus = 1\nreestimate = true\n{model}"), 10.0),
+            "--real-time: expected a workload without reestimate, found test"
         );
     }
 }

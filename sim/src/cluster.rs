@@ -1,11 +1,12 @@
 //! One run: arrivals, the scheduler's planner and GPUs under one clock.
 //!
-//! At each instant: batches end, GPUs fail or return, ends are reported, requests arrive, then the planner decides.
+//! At each instant: batches end, GPUs fail or return, ends are reported, requests arrive, then the planner decides. What
+//! reports teach about l(b) is planned with if the workload says `reestimate`.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use proto::{GpuId, ModelId, Span, TaskId, Timestamp};
-use scheduler::{Batch, ModelConfig, Planner, PlannerOutput, Policy, Task, task_queue::Queued};
+use scheduler::{Batch, Estimates, ModelConfig, Planner, PlannerOutput, Policy, Task, task_queue::Queued};
 
 use crate::{
     arrivals::Arrivals,
@@ -76,15 +77,28 @@ pub fn run_arrivals(
 pub(crate) struct Cluster<'a> {
     workload: &'a Workload,
     planner: Box<dyn Planner<()>>,
+    /// l(b) of all models, as the scheduler knows it.
+    estimates: Estimates,
     gpus: Gpus,
     faults: FaultSource,
     /// GPUs that are up.
     up: usize,
     /// Ends of batches, by when the scheduler learns of them.
-    reports: BinaryHeap<Reverse<(Timestamp, GpuId, Timestamp)>>,
+    reports: BinaryHeap<Reverse<EndReport>>,
     checker: Checker,
     recorder: Recorder,
     observe: &'a mut dyn FnMut(Event),
+}
+
+/// A batch has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct EndReport {
+    /// When the scheduler learns of it.
+    at: Timestamp,
+    gpu: GpuId,
+    finished_at: Timestamp,
+    /// What was executed how long; `None` if the batch was rejected or killed.
+    executed: Option<(ModelId, usize, Span)>,
 }
 
 impl<'a> Cluster<'a> {
@@ -95,16 +109,16 @@ impl<'a> Cluster<'a> {
         measured: (Timestamp, Timestamp),
         observe: &'a mut dyn FnMut(Event),
     ) -> Self {
-        let mut planner = policy.planner(workload.network);
+        let mut estimates = Estimates::new(workload.reestimate);
         for (id, model) in (0..).zip(&workload.models) {
-            let config = ModelConfig { profile: model.profile.clone(), queue_max: QUEUE_MAX, budget: None };
-            planner.handle_model(Timestamp::ZERO, ModelId(id), config);
+            estimates.handle_model(ModelId(id), model.profile.clone());
         }
         let slos = workload.models.iter().map(|model| model.slo);
         let gpus = workload.gpus as usize;
-        Self {
+        let mut cluster = Self {
             workload,
-            planner,
+            planner: policy.planner(workload.network),
+            estimates,
             gpus: Gpus::new(gpus),
             faults: FaultSource::new(workload.faults, workload.gpus, seed),
             up: 0,
@@ -112,6 +126,16 @@ impl<'a> Cluster<'a> {
             checker: Checker::new(gpus),
             recorder: Recorder::new(measured, slos, gpus),
             observe,
+        };
+        cluster.follow_estimates(Timestamp::ZERO);
+        cluster
+    }
+
+    /// The planner is told every l(b) that is another one now.
+    fn follow_estimates(&mut self, now: Timestamp) {
+        while let Some(id) = self.estimates.poll_changed() {
+            let profile = self.estimates.profile(id).clone();
+            self.planner.handle_model(now, id, ModelConfig { profile, queue_max: QUEUE_MAX, budget: None });
         }
     }
 
@@ -125,11 +149,12 @@ impl<'a> Cluster<'a> {
     pub(crate) fn run(&mut self, mut arrivals: Arrivals, progress: &mut dyn FnMut(f64)) -> Result<(), Violation> {
         let mut next_progress = Timestamp::ZERO;
         loop {
-            let report_at = self.reports.peek().map(|Reverse((at, ..))| *at);
+            let report_at = self.reports.peek().map(|Reverse(report)| report.at);
             let timers = [self.planner.poll_timeout(), self.gpus.poll_timeout(), arrivals.peek(), report_at];
             let Some(next) = timers.into_iter().flatten().min() else { break };
-            // Faults alone do not keep a run going.
-            let now = self.faults.poll_timeout().map_or(next, |at| at.min(next));
+            // Faults and what is forgotten do not keep a run going.
+            let others = [self.faults.poll_timeout(), self.estimates.poll_timeout()];
+            let now = others.into_iter().flatten().fold(next, Timestamp::min);
             if now >= next_progress {
                 progress((now - Timestamp::ZERO).as_secs_f64());
                 next_progress = now + Span::from_millis(1000);
@@ -138,12 +163,14 @@ impl<'a> Cluster<'a> {
             while let Some(fault) = self.faults.poll_fault(now) {
                 self.on_fault(now, fault)?;
             }
-            while let Some(&Reverse((at, gpu, finished_at))) = self.reports.peek()
-                && at <= now
+            while let Some(&Reverse(report)) = self.reports.peek()
+                && report.at <= now
             {
                 self.reports.pop();
-                self.planner.handle_finished(gpu, finished_at);
+                self.on_report(now, report);
             }
+            self.estimates.handle_timeout(now);
+            self.follow_estimates(now);
             while arrivals.peek().is_some_and(|at| at <= now) {
                 let (at, model) = arrivals.pop().expect("just peeked");
                 self.on_arrival(at, ModelId(model))?;
@@ -151,6 +178,15 @@ impl<'a> Cluster<'a> {
             self.decide(now)?;
         }
         self.checker.finish()
+    }
+
+    fn on_report(&mut self, now: Timestamp, report: EndReport) {
+        self.planner.handle_finished(report.gpu, report.finished_at);
+        if let Some((model, size, execution)) = report.executed
+            && self.faults.is_up(report.gpu)
+        {
+            self.estimates.handle_executed(now, model, report.gpu, size, execution);
+        }
     }
 
     fn on_arrival(&mut self, now: Timestamp, model: ModelId) -> Result<(), Violation> {
@@ -208,7 +244,7 @@ impl<'a> Cluster<'a> {
     }
 
     fn on_batch(&mut self, now: Timestamp, batch: Batch<()>) -> Result<(), Violation> {
-        let profile = &self.workload.models[batch.model.0 as usize].profile;
+        let profile = self.estimates.profile(batch.model);
         let planned_end = batch.exec_at + profile.latency(batch.tasks.len());
         let late = |(task, ()): &&(Queued, ())| planned_end > task.deadline;
         // Only policies without windows plan batches that must not be rejected.
@@ -217,12 +253,13 @@ impl<'a> Cluster<'a> {
         {
             return Err(Violation::PlannedLate { task: task.id, late: planned_end - task.deadline });
         }
-        self.gpus.handle_batch(now, batch, &mut |batch| self.faults.duration(self.workload, batch));
+        self.gpus
+            .handle_batch(now, batch, &mut |started_at, batch| self.faults.duration(started_at, self.workload, batch));
         self.on_gpu_events()
     }
 
     fn on_gpu_timeout(&mut self, now: Timestamp) -> Result<(), Violation> {
-        self.gpus.handle_timeout(now, &mut |batch| self.faults.duration(self.workload, batch));
+        self.gpus.handle_timeout(now, &mut |started_at, batch| self.faults.duration(started_at, self.workload, batch));
         self.on_gpu_events()
     }
 
@@ -256,7 +293,7 @@ impl<'a> Cluster<'a> {
         self.recorder.busy(place, started_at, finished_at);
         let (gpu, size) = (place as u32, size as u32);
         (self.observe)(Event::Batch { gpu, model, size, started_at, finished_at });
-        self.report(batch.gpu, finished_at);
+        self.report(batch.gpu, finished_at, Some((batch.model, batch.tasks.len(), finished_at - started_at)));
         Ok(())
     }
 
@@ -269,18 +306,19 @@ impl<'a> Cluster<'a> {
         for (task, ()) in &batch.tasks {
             self.on_dropped(rejected_at, batch.model, task.id, task.deadline)?;
         }
-        self.report(batch.gpu, rejected_at);
+        self.report(batch.gpu, rejected_at, None);
         Ok(())
     }
 
     /// The report of a batch's end takes the way that the plan took.
-    fn report(&mut self, gpu: GpuId, finished_at: Timestamp) {
-        self.reports.push(Reverse((finished_at + self.workload.network.ctrl, gpu, finished_at)));
+    fn report(&mut self, gpu: GpuId, finished_at: Timestamp, executed: Option<(ModelId, usize, Span)>) {
+        let at = finished_at + self.workload.network.ctrl;
+        self.reports.push(Reverse(EndReport { at, gpu, finished_at, executed }));
     }
 
     fn on_preempt(&mut self, now: Timestamp, gpu: GpuId) -> Result<(), Violation> {
         let Some((batch, started_at)) = self.gpus.handle_preempt(now, gpu) else { return Ok(()) };
-        self.report(gpu, now);
+        self.report(gpu, now, None);
         self.on_killed(now, batch, started_at)
     }
 
@@ -290,6 +328,7 @@ impl<'a> Cluster<'a> {
             Fault::Down(gpu) => {
                 self.up -= 1;
                 self.planner.handle_gpu_left(now, gpu);
+                self.estimates.handle_gpu_left(gpu);
                 if self.up == 0 {
                     for model in 0..self.workload.models.len() as u32 {
                         self.planner.handle_unhosted(now, ModelId(model));

@@ -1,4 +1,5 @@
-//! What goes wrong in a run, from its seed: executions that take longer or shorter than l(b), GPUs that die and return.
+//! What goes wrong in a run, from its seed: executions that take longer or shorter than l(b), GPUs that throttle, GPUs
+//! that die and return.
 
 use std::collections::VecDeque;
 
@@ -15,10 +16,23 @@ use crate::workload::Workload;
 pub struct Faults {
     /// Standard deviation of execution times, as a part of l(b); normal, cut off at [`DEVIATIONS_MAX`].
     pub execution_jitter: f64,
+    /// GPUs that throttle; `None` if none ever does.
+    pub slowdown: Option<Slowdown>,
     /// Mean time that a GPU is up, exponential; zero if none ever dies.
     pub up_mean: Span,
     /// Mean time until a dead GPU returns, exponential.
     pub down_mean: Span,
+}
+
+/// GPUs that take longer than l(b) from some instant on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Slowdown {
+    /// Their execution times as a part of l(b), in addition to what jitter makes of them; at least 1.
+    pub factor: f64,
+    /// Batches that start from here on.
+    pub from: Timestamp,
+    /// The first places of the cluster, so many of them; who returns to one is as slow.
+    pub gpus: u32,
 }
 
 /// Deviations of an execution time from l(b) are cut off at so many standard deviations.
@@ -75,15 +89,31 @@ impl FaultSource {
         source
     }
 
-    /// How long a batch that starts now will run.
-    pub fn duration(&mut self, workload: &Workload, batch: &Batch<()>) -> Span {
+    /// How long a batch runs that starts now.
+    pub fn duration(&mut self, now: Timestamp, workload: &Workload, batch: &Batch<()>) -> Span {
         let latency = workload.models[batch.model.0 as usize].profile.latency(batch.tasks.len());
-        if self.faults.execution_jitter == 0.0 {
-            return latency;
+        let mut part = 1.0;
+        if self.faults.execution_jitter > 0.0 {
+            let deviation: f64 = StandardNormal.sample(&mut self.execution);
+            part += self.faults.execution_jitter * deviation.clamp(-DEVIATIONS_MAX, DEVIATIONS_MAX);
         }
-        let deviation: f64 = StandardNormal.sample(&mut self.execution);
-        let part = 1.0 + self.faults.execution_jitter * deviation.clamp(-DEVIATIONS_MAX, DEVIATIONS_MAX);
+        if let Some(slowdown) = self.faults.slowdown
+            && now >= slowdown.from
+            && (self.place(batch.gpu) as u32) < slowdown.gpus
+        {
+            part *= slowdown.factor;
+        }
         Span((latency.as_nanos() as f64 * part).round() as i64)
+    }
+
+    /// False once a GPU has died: the one that takes its place has another id.
+    #[must_use]
+    pub fn is_up(&self, gpu: GpuId) -> bool {
+        self.gpus[self.place(gpu)] == (gpu, true)
+    }
+
+    fn place(&self, gpu: GpuId) -> usize {
+        gpu.0 as usize % self.gpus.len()
     }
 
     /// When the next GPU dies or returns.
@@ -132,7 +162,7 @@ mod tests {
 
     #[test]
     fn gpus_die_and_return_under_new_ids_as_often_as_asked() {
-        let faults = Faults { execution_jitter: 0.0, up_mean: SECOND * 30, down_mean: SECOND * 10 };
+        let faults = Faults { up_mean: SECOND * 30, down_mean: SECOND * 10, ..Faults::default() };
         let mut source = FaultSource::new(faults, 4, 7);
         let mut up_since = [Some(Timestamp::ZERO); 4];
         let (mut up, mut last_id) = (Span::ZERO, [0u32, 1, 2, 3]);
@@ -166,11 +196,30 @@ mod tests {
         let task = Queued { id: TaskId(0), deadline: Timestamp(0), queued_at: Timestamp(0) };
         let (exec_at, latest) = (Timestamp(0), Timestamp(0));
         let batch = Batch { model: ModelId(0), gpu: GpuId(0), exec_at, latest, tasks: vec![(task, ())] };
-        let times: Vec<f64> = (0..10_000).map(|_| source.duration(&workload, &batch).as_millis_f64()).collect();
+        let times: Vec<f64> =
+            (0..10_000).map(|_| source.duration(Timestamp(0), &workload, &batch).as_millis_f64()).collect();
         let mean = times.iter().sum::<f64>() / times.len() as f64;
         let variance = times.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / times.len() as f64;
         assert!((mean - 10.0).abs() < 0.05, "{mean}");
         assert!((variance.sqrt() - 1.0).abs() < 0.05, "{variance}");
         assert!(times.iter().all(|time| (7.0..=13.0).contains(time)));
+    }
+
+    #[test]
+    fn only_slow_gpus_take_longer_and_only_from_their_time_on() {
+        let text = "gpus = 3\nfaults = { gpu_slowdown = 1.5, slow_from_s = 2, slow_gpus = 2 }\n\
+                    [[model]]\nname = \"m\"\nlatency_ms = [10]\nslo_ms = 30";
+        let workload = Workload::parse(text, "test", "test", Path::new(".")).unwrap();
+        let mut source = FaultSource::new(workload.faults, 3, 3);
+        let from = Timestamp::ZERO + SECOND * 2;
+        // The fifth id is the second one of the place in the middle.
+        for (gpu, now, milliseconds) in
+            [(0, from - Span(1), 10), (0, from, 15), (1, from, 15), (2, from, 10), (4, from + SECOND, 15)]
+        {
+            let task = Queued { id: TaskId(0), deadline: now, queued_at: now };
+            let batch =
+                Batch { model: ModelId(0), gpu: GpuId(gpu), exec_at: now, latest: now, tasks: vec![(task, ())] };
+            assert_eq!(source.duration(now, &workload, &batch), Span::from_millis(milliseconds), "{gpu} at {now:?}");
+        }
     }
 }

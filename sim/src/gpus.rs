@@ -72,15 +72,20 @@ impl Gpus {
         gpu.0 as usize % self.places.len()
     }
 
-    /// A batch for the GPU that it names. `duration` tells how long a batch that starts runs.
-    pub fn handle_batch(&mut self, now: Timestamp, batch: Batch<()>, duration: &mut dyn FnMut(&Batch<()>) -> Span) {
+    /// A batch for the GPU that it names. `duration` tells how long a batch runs that starts then.
+    pub fn handle_batch(
+        &mut self,
+        now: Timestamp,
+        batch: Batch<()>,
+        duration: &mut dyn FnMut(Timestamp, &Batch<()>) -> Span,
+    ) {
         let place = self.place(batch.gpu);
         self.places[place].batches.push_back((now, batch));
         self.advance(now, place, duration);
     }
 
     /// Ends and starts what is due.
-    pub fn handle_timeout(&mut self, now: Timestamp, duration: &mut dyn FnMut(&Batch<()>) -> Span) {
+    pub fn handle_timeout(&mut self, now: Timestamp, duration: &mut dyn FnMut(Timestamp, &Batch<()>) -> Span) {
         while let Some((at, place)) = self.timers.peek()
             && at <= now
         {
@@ -119,7 +124,7 @@ impl Gpus {
     }
 
     /// Ends the batch that runs if it is time, then starts the next one if it is time.
-    fn advance(&mut self, now: Timestamp, index: usize, duration: &mut dyn FnMut(&Batch<()>) -> Span) {
+    fn advance(&mut self, now: Timestamp, index: usize, duration: &mut dyn FnMut(Timestamp, &Batch<()>) -> Span) {
         let place = &mut self.places[index];
         if let Some(Running { started_at, ends_at: finished_at }) =
             place.running.filter(|running| running.ends_at <= now)
@@ -135,7 +140,7 @@ impl Gpus {
         {
             let started_at = batch.exec_at.max(*came_at).max(place.idle_since);
             if started_at <= batch.latest {
-                place.running = Some(Running { started_at, ends_at: started_at + duration(batch) });
+                place.running = Some(Running { started_at, ends_at: started_at + duration(started_at, batch) });
             } else {
                 let (_, batch) = place.batches.pop_front().expect("it is in front");
                 self.events.push_back(GpuEvent::Rejected { batch, rejected_at: started_at });
@@ -169,7 +174,7 @@ mod tests {
     #[test]
     fn batches_run_in_turn_within_their_windows() {
         let mut gpus = Gpus::new(2);
-        let ten = &mut |_: &Batch<()>| Span(10);
+        let ten = &mut |_: Timestamp, _: &Batch<()>| Span(10);
         gpus.handle_batch(Timestamp(0), batch(1, 5, 9), ten);
         gpus.handle_batch(Timestamp(0), batch(2, 6, 15), ten);
         gpus.handle_batch(Timestamp(0), batch(3, 6, 20), ten);
@@ -191,7 +196,7 @@ mod tests {
     #[test]
     fn what_is_noticed_late_happened_when_it_was_due() {
         let mut gpus = Gpus::new(1);
-        let ten = &mut |_: &Batch<()>| Span(10);
+        let ten = &mut |_: Timestamp, _: &Batch<()>| Span(10);
         gpus.handle_batch(Timestamp(0), batch(1, 5, 9), ten);
         gpus.handle_batch(Timestamp(0), batch(2, 5, 15), ten);
         // Both should have run by now; the third comes late itself.
@@ -210,7 +215,7 @@ mod tests {
     #[test]
     fn a_killed_batch_makes_room_and_a_dead_gpu_gives_all_back() {
         let mut gpus = Gpus::new(2);
-        let ten = &mut |_: &Batch<()>| Span(10);
+        let ten = &mut |_: Timestamp, _: &Batch<()>| Span(10);
         assert_eq!(gpus.handle_preempt(Timestamp(0), GpuId(3)), None);
         gpus.handle_batch(Timestamp(0), batch(1, 0, 9), ten);
         assert_eq!(gpus.handle_preempt(Timestamp(1), GpuId(3)), Some((batch(1, 0, 9), Some(Timestamp(0)))));

@@ -4,12 +4,12 @@
 
 use std::{fs, path::Path};
 
-use proto::{LatencyProfile, ProfileError, Span};
+use proto::{LatencyProfile, ProfileError, Span, Timestamp};
 use scheduler::NetworkBudget;
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::faults::{DEVIATIONS_MAX, Faults};
+use crate::faults::{DEVIATIONS_MAX, Faults, Slowdown};
 
 /// Models that a workload may have, copies included.
 pub const MODELS_MAX: usize = 100_000;
@@ -17,6 +17,8 @@ pub const MODELS_MAX: usize = 100_000;
 pub const GPUS_MAX: u32 = 1_000_000;
 /// Longest simulated span in seconds: a day.
 pub const SECONDS_MAX: f64 = 86_400.0;
+/// Largest `faults.gpu_slowdown`.
+const SLOWDOWN_MAX: f64 = 100.0;
 /// Longest SLO, latency or network budget in milliseconds: an hour.
 const TIME_MAX_MS: f64 = 3_600_000.0;
 
@@ -37,6 +39,8 @@ pub struct Workload {
     pub response: Span,
     /// What goes wrong.
     pub faults: Faults,
+    /// The scheduler plans with what executions take, as its own configuration's key of this name says.
+    pub reestimate: bool,
     /// At least one.
     pub models: Vec<Model>,
 }
@@ -159,6 +163,8 @@ mod raw {
         pub network: Network,
         #[serde(default)]
         pub faults: Faults,
+        #[serde(default)]
+        pub reestimate: bool,
         #[serde(default, rename = "model")]
         pub models: Vec<Model>,
     }
@@ -194,6 +200,9 @@ mod raw {
         pub execution_jitter: f64,
         pub gpu_up_s: Option<f64>,
         pub gpu_down_s: Option<f64>,
+        pub gpu_slowdown: Option<f64>,
+        pub slow_from_s: Option<f64>,
+        pub slow_gpus: Option<u32>,
     }
 
     #[derive(Deserialize)]
@@ -290,12 +299,13 @@ mod checks {
                 arrivals: file.arrivals,
                 network,
                 response,
-                faults: self.faults(&file.faults)?,
+                faults: self.faults(&file.faults, file.gpus)?,
+                reestimate: file.reestimate,
                 models,
             })
         }
 
-        fn faults(&self, raw: &raw::Faults) -> Result<Faults> {
+        fn faults(&self, raw: &raw::Faults, gpus: u32) -> Result<Faults> {
             // Below 1 / DEVIATIONS_MAX every execution takes some time.
             let jitter_max = (1.0 / DEVIATIONS_MAX * 10.0).floor() / 10.0;
             let execution_jitter = self.range("faults.execution_jitter", raw.execution_jitter, 0.0, jitter_max)?;
@@ -305,7 +315,23 @@ mod checks {
                 (Some(up), Some(down)) => (seconds("faults.gpu_up_s", up)?, seconds("faults.gpu_down_s", down)?),
                 _ => return self.fail("faults", "expected both gpu_up_s and gpu_down_s, or neither"),
             };
-            Ok(Faults { execution_jitter, up_mean, down_mean })
+            Ok(Faults { execution_jitter, slowdown: self.slowdown(raw, gpus)?, up_mean, down_mean })
+        }
+
+        fn slowdown(&self, raw: &raw::Faults, gpus: u32) -> Result<Option<Slowdown>> {
+            let Some(factor) = raw.gpu_slowdown else {
+                if raw.slow_from_s.is_some() || raw.slow_gpus.is_some() {
+                    return self.fail("faults", "expected gpu_slowdown beside slow_from_s and slow_gpus");
+                }
+                return Ok(None);
+            };
+            let factor = self.range("faults.gpu_slowdown", factor, 1.0, SLOWDOWN_MAX)?;
+            let from_s = self.range("faults.slow_from_s", raw.slow_from_s.unwrap_or(0.0), 0.0, SECONDS_MAX)?;
+            let slow = raw.slow_gpus.unwrap_or(gpus);
+            if !(1..=gpus).contains(&slow) {
+                return self.fail("faults.slow_gpus", format!("expected 1 to {gpus}, found {slow}"));
+            }
+            Ok(Some(Slowdown { factor, from: Timestamp::ZERO + Span::from_secs_f64(from_s), gpus: slow }))
         }
 
         fn add_models(&self, model: &raw::Model, overhead: Span, models: &mut Vec<Model>) -> Result<()> {

@@ -52,6 +52,60 @@ fn what_a_dead_gpu_ran_runs_again_or_is_dropped() {
     assert!(dropped > 0 && report.totals.p999_ms.unwrap() <= 60.1, "{report:?}");
 }
 
+const RESNET50: &str = "[[model]]\nname = \"ResNet50\"\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 25\n";
+
+/// The part of the requests that arrive from one second to another that is late or dropped, of 3,000 a second for
+/// eight GPUs.
+fn bad_rate_between(keys: &str, policy: Policy, (from_s, to_s): (f64, f64)) -> f64 {
+    let workload = workload(&format!("gpus = 8\n{keys}\n{RESNET50}"));
+    let instant = |seconds| Timestamp::ZERO + Span::from_secs_f64(seconds);
+    let arrivals = Arrivals::random(&workload, 3000.0, 5, instant(to_s));
+    let mut ignore = |_| ();
+    let mut cluster = Cluster::new(&workload, (policy, 5), (instant(from_s), instant(to_s)), &mut ignore);
+    for gpu in 0..workload.gpus {
+        cluster.add_gpu(Timestamp::ZERO, GpuId(gpu));
+    }
+    cluster.run(arrivals, &mut |_| ()).unwrap();
+    let identity = (String::new(), policy.to_string(), 3000.0, to_s - from_s, 5);
+    cluster.recorder.report(&["ResNet50"], identity).totals.bad_rate()
+}
+
+/// GPUs throttle from the third second on: what was planned to end in time does not, until plans follow.
+#[test]
+fn batches_are_in_time_again_once_throttled_gpus_were_measured() {
+    for slow_gpus in [1, 8] {
+        let faults = format!("faults = {{ gpu_slowdown = 1.2, slow_from_s = 3, slow_gpus = {slow_gpus} }}");
+        for policy in [Policy::Deferred, Policy::Downbeat] {
+            let bad = |reestimate: bool, span| {
+                bad_rate_between(&format!("reestimate = {reestimate}\n{faults}"), policy, span)
+            };
+            assert_eq!(bad(true, (0.5, 3.0)), bad(false, (0.5, 3.0)), "{policy}, {slow_gpus} slow");
+            assert!(bad(true, (0.5, 3.0)) < 0.01, "{policy}: the rate is one that can be served");
+            assert!(bad(true, (3.0, 3.5)) > 0.1, "{policy}, {slow_gpus} slow: it takes some executions to learn");
+            assert!(bad(true, (3.5, 10.0)) < 0.01, "{policy}, {slow_gpus} slow: {}", bad(true, (3.5, 10.0)));
+            assert!(bad(false, (3.5, 10.0)) > 0.2, "{policy}, {slow_gpus} slow: the control");
+        }
+    }
+}
+
+/// Without a fault there is nothing to learn, not even from rounding; with faults one seed gives one history.
+#[test]
+fn histories_are_the_same_with_re_estimation() {
+    let run = |keys: &str| {
+        let workload = workload(&format!("gpus = 4\n{keys}\n{RESNET50}"));
+        let options = Options { policy: Policy::Downbeat, rate_rps: 1500.0, seconds: 5.0, seed: 3 };
+        let mut events = Vec::new();
+        run(&workload, &options, &mut |event| events.push(event), &mut |_| ()).unwrap();
+        events
+    };
+    // Not `assert_eq!`: it would print thousands of events.
+    assert!(run("reestimate = true") == run("reestimate = false"));
+    let faults = "faults = { execution_jitter = 0.05, gpu_slowdown = 1.3, gpu_up_s = 2, gpu_down_s = 0.1 }";
+    let learned = run(&format!("reestimate = true\n{faults}"));
+    assert!(learned == run(&format!("reestimate = true\n{faults}")));
+    assert!(learned != run(&format!("reestimate = false\n{faults}")), "the control");
+}
+
 /// Symphony, section 3.5: in overload the bad rate is comparable to (o - p) / o, with p the goodput.
 #[test]
 fn downbeat_holds_its_goodput_in_overload() {
@@ -113,14 +167,17 @@ proptest! {
             "clipper",
         ]),
         arrivals in proptest::sample::select(vec!["poisson\"", "uniform\"", "gamma\", shape = 0.1"]),
-        faults in proptest::sample::select(vec!["", "execution_jitter = 0.2", "gpu_up_s = 0.2, gpu_down_s = 0.05"]),
+        faults in proptest::sample::select(vec!["", "execution_jitter = 0.2", "gpu_up_s = 0.2, gpu_down_s = 0.05",
+            "gpu_slowdown = 1.4, slow_from_s = 0.2, slow_gpus = 1",
+            "execution_jitter = 0.2, gpu_up_s = 0.3, gpu_down_s = 0.05, gpu_slowdown = 3"]),
+        reestimate: bool,
         seed: u64,
     ) {
         let (ctrl, data, response) = network;
         let workload = workload(&format!(
             "gpus = {gpus}\narrivals = {{ process = \"{arrivals} }}\n\
              network = {{ ctrl_us = {ctrl}, data_us_per_request = {data}, resp_us = {response} }}\n\
-             faults = {{ {faults} }}\n\
+             faults = {{ {faults} }}\nreestimate = {reestimate}\n\
              [[model]]\nname = \"m\"\nalpha_ms = {alpha}\nbeta_ms = {beta}\nslo_ms = {slo}\ncount = {count}\n\
              [[model]]\nname = \"other\"\nlatency_ms = [3, 5.5, 9]\nslo_ms = 19\n"
         ));

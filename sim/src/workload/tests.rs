@@ -67,7 +67,7 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
     for (text, expected) in [
         (
             with("gpu = 2"),
-            "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `seconds`, `arrivals`, `popularity`, `network`, `faults`, `model`",
+            "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `seconds`, `arrivals`, `popularity`, `network`, `faults`, `reestimate`, `model`",
         ),
         (
             changed("slo_ms", "slo"),
@@ -96,10 +96,23 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
             with("faults = { gpu_up_s = 0, gpu_down_s = 1 }"),
             "w.toml: faults.gpu_up_s: expected a number from 0.001 to 86400, found 0",
         ),
+        (
+            with("faults = { gpu_slowdown = 0.9 }"),
+            "w.toml: faults.gpu_slowdown: expected a number from 1 to 100, found 0.9",
+        ),
+        (
+            with("faults = { gpu_slowdown = 2, slow_from_s = -1 }"),
+            "w.toml: faults.slow_from_s: expected a number from 0 to 86400, found -1",
+        ),
+        (with("faults = { gpu_slowdown = 2, slow_gpus = 2 }"), "w.toml: faults.slow_gpus: expected 1 to 1, found 2"),
+        (
+            with("faults = { slow_from_s = 2 }"),
+            "w.toml: faults: expected gpu_slowdown beside slow_from_s and slow_gpus",
+        ),
         (with("faults = { gpu_up_s = 9 }"), "w.toml: faults: expected both gpu_up_s and gpu_down_s, or neither"),
         (
             with("faults = { jitter = 1 }"),
-            "w.toml, line 2: unknown field `jitter`, expected one of `execution_jitter`, `gpu_up_s`, `gpu_down_s`",
+            "w.toml, line 2: unknown field `jitter`, expected one of `execution_jitter`, `gpu_up_s`, `gpu_down_s`, `gpu_slowdown`, `slow_from_s`, `slow_gpus`",
         ),
         (format!("gpus = 0\n{MODEL}"), "w.toml: gpus: expected 1 to 1000000, found 0"),
         ("gpus = 1".to_owned(), "w.toml: [[model]]: expected at least one, found none"),
