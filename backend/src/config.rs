@@ -98,21 +98,27 @@ impl Config {
             let known = names.join(", ");
             return Err(BackendError::Config(format!("placement: found model {unknown}, expected one of: {known}")));
         }
-        let mut placed = Vec::new();
-        for mut model in models {
-            let Some(gpu_indexes) = self.gpu_indexes(&model.name)? else { continue };
-            if let Some(Emulate { alpha_ms, beta_ms }) = self.emulate {
-                let profile = LatencyProfile::linear(alpha_ms, beta_ms, model.max_batch)
-                    .map_err(|error| BackendError::Config(format!("emulate: {error}")))?;
-                model.executor = Executor::Emulated { profile };
-            }
-            placed.push(Placed { model, gpu_indexes });
-        }
+        let placed = models.into_iter().map(|model| self.place_one(model));
+        let placed: Vec<Placed> = placed.filter_map(Result::transpose).collect::<Result<_, _>>()?;
         if placed.is_empty() {
             let folder = self.repository.display();
             return Err(BackendError::Config(format!("repository: found no model in {folder}, expected at least one")));
         }
         Ok(placed)
+    }
+
+    /// Applies `gpus`, `placement` and `emulate` to one model; `None` if no GPU is to host it.
+    ///
+    /// # Errors
+    /// As [`Self::place`].
+    pub fn place_one(&self, mut model: Model) -> Result<Option<Placed>, BackendError> {
+        let Some(gpu_indexes) = self.gpu_indexes(&model.name)? else { return Ok(None) };
+        if let Some(Emulate { alpha_ms, beta_ms }) = self.emulate {
+            let profile = LatencyProfile::linear(alpha_ms, beta_ms, model.max_batch)
+                .map_err(|error| BackendError::Config(format!("emulate: {error}")))?;
+            model.executor = Executor::Emulated { profile };
+        }
+        Ok(Some(Placed { model, gpu_indexes }))
     }
 
     /// The GPUs that host a model; `None` if it is not to be loaded.

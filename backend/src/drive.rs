@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods)] // Drivers own threads and clocks.
 
 mod gpu;
+mod loader;
 mod profile;
 mod session;
 
@@ -29,6 +30,7 @@ use crate::{
 };
 
 use gpu::Gpus;
+use loader::Loader;
 pub use profile::{Effort, Measured, QUANTILE};
 use session::Session;
 
@@ -64,7 +66,7 @@ pub enum BackendError {
         cause: std::io::Error,
     },
     /// A thread cannot be started.
-    #[error("a GPU's thread could not be started: {0}")]
+    #[error("a thread for a GPU or for loading models could not be started: {0}")]
     Thread(std::io::Error),
 }
 
@@ -85,12 +87,17 @@ struct Loaded {
 pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     let clock = Clock::start();
     let models = config.place(repository::load(&config.repository)?)?;
-    let models = models.into_iter().map(|placed| load(clock, placed)).collect::<Result<Vec<_>, _>>()?;
+    let models = models.into_iter().map(|placed| load(clock, placed).map(Arc::new));
+    let mut models = models.collect::<Result<Vec<_>, _>>()?;
+    // A model that clients unload may be loaded again, whatever happened meanwhile.
+    let shapes: Vec<ModelShape> = models.iter().map(|model| model.shape).collect();
+    let loader = Loader::start(clock, config.clone()).map_err(BackendError::Thread)?;
     let gpus = Gpus::start(clock, config.gpus as usize).map_err(BackendError::Thread)?;
     reduce_timer_slack();
     let mut backoff = BACKOFF_MIN;
     for number in 0.. {
-        let ended = Session::open(config, clock, &models, &gpus, number)?.run(stop);
+        let ended = Session::open(config, clock, (models, &shapes), (&gpus, &loader), number)?.run(stop);
+        models = ended.models;
         if stop.load(Ordering::Relaxed) {
             break;
         }

@@ -82,6 +82,13 @@ impl Staging {
         Self { gpus, inputs_bytes: largest(|m| m.input_stride()), answers_bytes: largest(|m| m.answer_stride()) }
     }
 
+    /// Whether a batch of this model has room in a staging buffer.
+    #[must_use]
+    pub fn fits(&self, model: ModelShape) -> bool {
+        model.batch_max * model.input_stride() <= self.inputs_bytes
+            && model.batch_max * model.answer_stride() <= self.answers_bytes
+    }
+
     /// Bytes of the whole memory; at least one cache line, so that it can be registered.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -127,6 +134,11 @@ mod tests {
                 .collect();
             let staging = Staging::new(gpus, &shapes);
             for chosen in 0..shapes.len() {
+                let ModelShape { input_bytes, output_bytes, batch_max } = shapes[chosen];
+                prop_assert!(staging.fits(shapes[chosen]));
+                let more = |factor| ModelShape { input_bytes, output_bytes, batch_max: batch_max * factor };
+                // No area is more than 5000 bytes for each of 20 tasks, and none less than a cache line.
+                prop_assert!(!staging.fits(more(20 * 5120 / 64 + 1)));
                 // Neighbouring buffers may hold batches of different models.
                 let mut areas = Vec::new();
                 for (gpu, buffer) in (0..gpus).flat_map(|gpu| (0..BUFFERS).map(move |buffer| (gpu, buffer))) {

@@ -228,6 +228,18 @@ impl Worker {
         }
     }
 
+    /// The model is hosted from now on, or, without a shape, no more. Batches under way keep the shape that they have.
+    pub fn handle_model(&mut self, model: ModelId, shape: Option<ModelShape>) {
+        self.models.remove(&model);
+        self.models.extend(shape.map(|shape| (model, shape)));
+    }
+
+    /// Whether a batch of the model is under way.
+    #[must_use]
+    pub fn uses(&self, model: ModelId) -> bool {
+        self.waiting.iter().chain(self.buffers.iter().flatten()).any(|batch| batch.plan.model == model)
+    }
+
     /// Takes in a plan.
     ///
     /// # Errors

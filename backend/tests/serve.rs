@@ -17,9 +17,9 @@ use backend::{
     drive::{BackendError, run},
 };
 use proto::{
-    BackendId, FrontendId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
+    BackendId, FrontendId, LoadId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
-    backend_to_scheduler::{BackendHello, BackendToScheduler, PlanOutcome},
+    backend_to_scheduler::{BackendHello, BackendToScheduler, LoadOutcome, PlanOutcome},
     clock::ClockReply,
     frame::{FrameWriter, read_frame},
     hello::SchedulerHello,
@@ -188,6 +188,24 @@ impl Cluster {
         self.scheduler.send(self.to_backend.unwrap(), &writer.take().unwrap()).unwrap();
     }
 
+    /// Asks for a load, and yields how it ended.
+    fn load(&mut self, load: u64, name: &str) -> LoadOutcome {
+        let load = LoadId(load);
+        self.tell(&SchedulerToBackend::Load { load, name: name.into() });
+        let mut outcome = None;
+        self.run_until("the load", |cluster| {
+            cluster.reports.retain(|report| match report {
+                BackendToScheduler::Loaded { load: ended, outcome: found } if *ended == load => {
+                    outcome = Some(found.clone());
+                    false
+                }
+                _ => true,
+            });
+            outcome.is_some()
+        });
+        outcome.unwrap()
+    }
+
     fn await_linked(&mut self) {
         self.run_until("the link", |cluster| {
             let linked = BackendToScheduler::Linked { frontend: FRONTEND };
@@ -342,6 +360,33 @@ fn a_link_that_breaks_is_reported_and_opened_again() {
     cluster.run_until("the broken link to be noticed", |cluster| cluster.reports.front() == Some(&unlinked));
     cluster.reports.clear();
     assert_eq!(classify(&mut cluster), RIGHT);
+}
+
+#[test]
+fn models_are_loaded_beside_what_is_served_and_unloaded() {
+    let mut cluster = Cluster::start(|_| {});
+    cluster.run_until("the backend", |cluster| cluster.to_backend.is_some());
+    assert_eq!(cluster.load(1, "resnet50"), LoadOutcome::NotPlaced);
+    for name in ["nothing", "", "..", "../models/digits", "/"] {
+        let LoadOutcome::Failed(reason) = cluster.load(2, name) else { panic!("{name} was loaded") };
+        assert!(reason.contains("found no model"), "{reason}");
+    }
+    let LoadOutcome::Ready(offer) = cluster.load(3, "digits") else { panic!("digits is whole") };
+    assert_eq!((offer.version.as_str(), &offer.gpu_indexes[..]), ("1", &[0, 1][..]));
+    assert_eq!(classify(&mut cluster), RIGHT, "what was hosted still is");
+    cluster.tell(&SchedulerToBackend::Host { load: LoadId(3), model: ModelId(5) });
+    cluster.plan(98, 1, 0..3);
+    cluster.run_until("the answers", |cluster| cluster.immediates.len() == 3 && cluster.reports.len() == 2);
+    check_reports(&mut cluster.reports, PlanId(98));
+    assert!((0..3).all(|slot| cluster.answer(slot).0.status == AnswerStatus::Done));
+    cluster.tell(&SchedulerToBackend::Unload { model: ModelId(5) });
+    let gone = BackendToScheduler::Unloaded { model: ModelId(5) };
+    cluster.run_until("the unload", |cluster| cluster.reports.pop_front().as_ref() == Some(&gone));
+    cluster.plan(99, 0, 0..1);
+    cluster.run_until("the refusal", |cluster| cluster.reports.len() == 2);
+    let undelivered = vec![TaskId::new(FRONTEND, 0)];
+    let Some(BackendToScheduler::PlanDone { undelivered: found, .. }) = cluster.reports.pop_front() else { panic!() };
+    assert_eq!(found, undelivered);
 }
 
 #[test]

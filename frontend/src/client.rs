@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use proto::Span;
-use repository::{DataType, Model};
+use repository::DataType;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
@@ -152,24 +152,17 @@ async fn take_calls(desk: Rc<Desk>, mut calls: mpsc::Receiver<Call>) {
 
 async fn infer(desk: &Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
     let Infer { model, inputs, slo } = infer;
-    let checked = desk.with_model(&model, None, |index, served, _| {
-        let slo = slo.map_or(Ok(served.model.slo), |slo| protocol::slo_from_micros(slo.0 / 1000))?;
-        protocol::check(&served.model, index, inputs, slo)
-    })??;
+    let (index, model) = desk.with_model(&model, None, |index, served, _| (index, Rc::clone(&served.model)))?;
+    let slo = slo.map_or(Ok(model.slo), |slo| protocol::slo_from_micros(slo.0 / 1000))?;
+    let checked = protocol::check(&model, index, inputs, slo)?;
     let reply = desk.submit(&checked)?.wait().await?;
-    let name_outputs = |model: &Model| {
-        let outputs = model.outputs.iter().zip(reply.outputs);
-        outputs
-            .map(|(tensor, data)| OutputTensor {
-                name: tensor.name.clone(),
-                datatype: tensor.datatype,
-                shape: [reply.rows].into_iter().chain(tensor.shape.iter().copied()).collect(),
-                data,
-            })
-            .collect()
-    };
-    let outputs = desk.with_model(&model, None, |_, served, _| name_outputs(&served.model))?;
-    Ok(Inferred { outputs, timing: reply.timing })
+    let outputs = model.outputs.iter().zip(reply.outputs).map(|(tensor, data)| OutputTensor {
+        name: tensor.name.clone(),
+        datatype: tensor.datatype,
+        shape: [reply.rows].into_iter().chain(tensor.shape.iter().copied()).collect(),
+        data,
+    });
+    Ok(Inferred { outputs: outputs.collect(), timing: reply.timing })
 }
 
 /// Waits for the thread's end, which follows from the end of the channel.

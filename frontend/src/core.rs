@@ -8,17 +8,18 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use proto::{
-    BackendId, FrontendId, Span, TaskId, Timestamp,
+    BackendId, ChangeId, FrontendId, Span, TaskId, Timestamp,
     backend_to_frontend::{LinkHello, LinkWelcome},
     clock::ClockOffset,
     frame::{FrameWriter, read_frame},
-    frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
+    frontend_to_scheduler::{FrontendHello, FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
     hello::SchedulerHello,
-    scheduler_to_frontend::{FENCED_TASKS_MAX, FrontendWelcome, SchedulerToFrontend},
+    scheduler_to_frontend::{FENCED_TASKS_MAX, FrontendWelcome, ModelState, SchedulerToFrontend},
 };
 use transport::{ConnectionId, Event};
 
 use crate::{
+    changes::{ChangeOutput, Changes},
     error::InferError,
     models::{ModelTable, Offer, ServedModel},
     slots::{ArenaTooSmall, SlotSize},
@@ -90,6 +91,18 @@ pub enum Output {
         /// How.
         result: Result<Reply, InferError>,
     },
+    /// Read a model from the repository, then call [`Core::handle_model_read`].
+    ReadModel {
+        /// Its name.
+        name: String,
+    },
+    /// A change of a model ended.
+    ModelChanged {
+        /// The change.
+        change: ChangeId,
+        /// How.
+        result: Result<(), InferError>,
+    },
 }
 
 /// The frontend.
@@ -97,6 +110,7 @@ pub enum Output {
 pub struct Core {
     config: CoreConfig,
     models: ModelTable,
+    changes: Changes,
     tasks: Tasks,
     session: Session,
     retry_after: Span,
@@ -146,6 +160,7 @@ impl Core {
             tasks: Tasks::new(config.arena_bytes, &sizes)?,
             config,
             models,
+            changes: Changes::default(),
             session: Session::Waiting { until: Timestamp::PAST },
             retry_after: RETRY_FIRST,
             clock: ClockOffset::default(),
@@ -223,8 +238,10 @@ impl Core {
             self.joined().zip(self.clock.to_scheduler(now)).ok_or(InferError::NoScheduler)?;
         let served = self.models.get(request.model);
         let model = || served.model.name.clone();
-        let offer =
-            served.offer.filter(|offer| offer.gpus > 0).ok_or_else(|| InferError::NoBackend { model: model() })?;
+        let offer = served.offer.filter(|offer| offer.gpus > 0).ok_or_else(|| match served.state {
+            ModelState::Unloading | ModelState::Unloaded => InferError::Unloaded { model: model() },
+            ModelState::Serving | ModelState::Loading => InferError::NoBackend { model: model() },
+        })?;
         if request.slo < offer.least_latency {
             return Err(InferError::NeverMet { model: model(), slo: request.slo, least: offer.least_latency });
         }
@@ -239,6 +256,43 @@ impl Core {
     /// The client hung up: its request's tasks are cancelled and no reply comes.
     pub fn handle_cancel(&mut self, request: RequestId) {
         self.tasks.handle_cancel(request);
+    }
+
+    /// A client wants a model loaded or unloaded. The answer comes as [`Output::ModelChanged`].
+    ///
+    /// # Errors
+    /// If nobody can be asked now.
+    pub fn handle_change(&mut self, to: ModelChange, name: &str) -> Result<ChangeId, InferError> {
+        self.joined().ok_or(InferError::NoScheduler)?;
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            let expected = format!("1 to {NAME_BYTES_MAX} bytes");
+            return Err(InferError::Invalid(format!(
+                "model: found a name of {} bytes, expected {expected}",
+                name.len()
+            )));
+        }
+        let change = self.changes.handle_asked(to, name)?;
+        self.post(&FrontendToScheduler::ChangeModel { change, to, name: name.to_owned() });
+        Ok(change)
+    }
+
+    /// The driver did what [`Output::ReadModel`] asked for. Yields the model's index if it is served anew.
+    pub fn handle_model_read(&mut self, name: &str, model: Result<repository::Model, String>) -> Option<usize> {
+        let model = model.and_then(|model| {
+            let size = SlotSize::new(model.input_bytes(), model.output_bytes());
+            let reason = "its tensors are larger than those of any model this frontend started with; restart it";
+            if self.tasks.fits(size) { Ok(model) } else { Err(reason.to_owned()) }
+        });
+        let result = model.as_ref().map(|_| ()).map_err(String::clone);
+        let counts = self.changes.handle_read(name, &result);
+        match model {
+            _ if !counts => None,
+            Ok(model) => Some(self.models.handle_model(model)),
+            Err(reason) => {
+                tracing::warn!("model '{name}' was loaded, and cannot be served here: {reason}");
+                None
+            }
+        }
     }
 
     /// The driver did what [`Output::Connect`] asked for.
@@ -304,6 +358,11 @@ impl Core {
         }
         if let Some(output) = self.outputs.pop_front() {
             return Some(output);
+        }
+        match self.changes.poll_output() {
+            Some(ChangeOutput::Read(name)) => return Some(Output::ReadModel { name }),
+            Some(ChangeOutput::Ended(change, result)) => return Some(Output::ModelChanged { change, result }),
+            None => {}
         }
         if let Some((request, result)) = self.tasks.poll_reply() {
             return Some(Output::Reply { request, result });
@@ -387,6 +446,12 @@ impl Core {
                 self.leave(&format!("a fence asks about {} tasks, at most {FENCED_TASKS_MAX} fit", tasks.len()));
             }
             SchedulerToFrontend::Fence { backend, tasks } => self.on_fence(backend, tasks),
+            SchedulerToFrontend::ModelState { name, state, loads } => {
+                if self.models.handle_state(&name, state, loads) {
+                    self.changes.handle_loaded(&name);
+                }
+            }
+            SchedulerToFrontend::ModelChanged { change, refused } => self.changes.handle_changed(change, refused),
             SchedulerToFrontend::Model { model, name, version, gpus, least_latency } => {
                 let offer = Offer { id: model, gpus, least_latency };
                 if self.models.handle_offer(&name, &version, offer) {
@@ -470,6 +535,7 @@ impl Core {
         self.session = Session::Leaving;
         self.tasks.abandon(&InferError::SchedulerLost);
         self.models.clear_offers();
+        self.changes.abandon();
         self.fences.clear();
         self.writer = FrameWriter::default();
     }

@@ -3,7 +3,8 @@
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
-use proto::{Span, Timestamp, scheduler_to_frontend::DropReason};
+use proto::{ChangeId, Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
+use repository::Model;
 use tokio::sync::{Notify, oneshot};
 use transport::Event;
 
@@ -30,6 +31,7 @@ pub struct Desk {
 struct State {
     core: Core,
     waiting: BTreeMap<RequestId, Waiting>,
+    changing: BTreeMap<ChangeId, oneshot::Sender<Result<(), InferError>>>,
     /// By index in the model table.
     statistics: Vec<Statistics>,
 }
@@ -54,7 +56,7 @@ impl Desk {
     pub fn new(core: Core, arena: Box<dyn Arena>, clock: Box<dyn Fn() -> Timestamp>) -> Rc<Self> {
         let statistics = core.models().iter().map(|_| Statistics::default()).collect();
         let metrics = Metrics::new(core.models().iter().map(|served| &*served.model));
-        let state = RefCell::new(State { core, waiting: BTreeMap::new(), statistics });
+        let state = RefCell::new(State { core, waiting: BTreeMap::new(), changing: BTreeMap::new(), statistics });
         Rc::new(Self { state, arena, clock, wake: Notify::new(), metrics })
     }
 
@@ -133,6 +135,33 @@ impl Desk {
         Ok(PendingReply { desk: Rc::clone(self), request: id, reply })
     }
 
+    /// Loads or unloads a model, and waits until that is done.
+    ///
+    /// # Errors
+    /// Why nothing was changed.
+    pub async fn change_model(&self, to: ModelChange, name: &str) -> Result<(), InferError> {
+        let (sender, answer) = oneshot::channel();
+        {
+            let mut state = self.state.borrow_mut();
+            let change = state.core.handle_change(to, name)?;
+            state.changing.insert(change, sender);
+        }
+        self.wake.notify_one();
+        answer.await.unwrap_or(Err(InferError::ShuttingDown))
+    }
+
+    /// A model was read from the repository, as [`Output::ReadModel`] asked for.
+    pub fn handle_model_read(&self, name: &str, model: Result<Model, String>) {
+        let mut state = self.state.borrow_mut();
+        if let Some(index) = state.core.handle_model_read(name, model) {
+            self.metrics.handle_model(index, &state.core.models().get(index).model);
+            if index == state.statistics.len() {
+                state.statistics.push(Statistics::default());
+            }
+        }
+        self.wake.notify_one();
+    }
+
     /// Takes in what happened on the transport.
     pub fn handle_event(&self, event: Event) {
         self.state.borrow_mut().core.handle_event(self.now(), event, &*self.arena);
@@ -170,6 +199,10 @@ impl Desk {
                         // A waiter that is gone has cancelled.
                         let _ = waiting.sender.send(result);
                     }
+                }
+                Output::ModelChanged { change, result } => {
+                    // A client that is gone does not care.
+                    let _ = state.changing.remove(&change).map(|waiting| waiting.send(result));
                 }
                 output => return Some(output),
             }

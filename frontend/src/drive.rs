@@ -6,6 +6,7 @@ use std::{
     collections::VecDeque,
     io,
     net::{SocketAddr, TcpListener},
+    path::PathBuf,
     rc::Rc,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, SystemTime},
@@ -77,6 +78,7 @@ pub enum FrontendError {
 pub struct Frontend {
     endpoint: Endpoint,
     scheduler: SocketAddr,
+    repository: PathBuf,
     clock: Clock,
     desk: Rc<Desk>,
     http: Option<TcpListener>,
@@ -155,8 +157,8 @@ impl Frontend {
             }
         };
         let (unsent, set_log_level) = (VecDeque::new(), None);
-        let scheduler = config.scheduler;
-        Ok(Self { endpoint, scheduler, clock, desk, http, grpc, gate, set_log_level, tracing, unsent })
+        let (scheduler, repository) = (config.scheduler, config.repository.clone());
+        Ok(Self { endpoint, scheduler, repository, clock, desk, http, grpc, gate, set_log_level, tracing, unsent })
     }
 
     /// Where clients reach us over HTTP.
@@ -254,8 +256,21 @@ impl Frontend {
                 self.unsent.push_back((connection, frame));
                 self.send_unsent();
             }
-            Output::Reply { .. } => unreachable!("the desk hands replies out"),
+            Output::ReadModel { name } => self.read_model(name),
+            Output::Reply { .. } | Output::ModelChanged { .. } => unreachable!("the desk hands answers out"),
         }
+    }
+
+    /// Files can be slow; others of this thread must not wait for them.
+    fn read_model(&self, name: String) {
+        let (desk, repository) = (Rc::clone(&self.desk), self.repository.clone());
+        tokio::task::spawn_local(async move {
+            let folder = name.clone();
+            let read = tokio::task::spawn_blocking(move || repository::load_named(&repository, &folder)).await;
+            let model =
+                read.map_err(|error| error.to_string()).and_then(|read| read.map_err(|error| error.to_string()));
+            desk.handle_model_read(&name, model);
+        });
     }
 
     fn send_unsent(&mut self) {

@@ -34,6 +34,24 @@ pub enum InferError {
         /// The model.
         model: String,
     },
+    /// Clients have unloaded the model (Triton's words).
+    #[error("Request for unknown model: '{model}' has no available versions, as it was unloaded")]
+    Unloaded {
+        /// The model.
+        model: String,
+    },
+    /// While the request came, the model was loaded anew, perhaps with other tensors.
+    #[error("model '{model}' was loaded anew while the request came; send it again")]
+    LoadedAnew {
+        /// The model.
+        model: String,
+    },
+    /// A model could not be loaded or unloaded.
+    #[error("{0}")]
+    ChangeFailed(String),
+    /// Every place for clients that wait for models to be loaded or unloaded is taken.
+    #[error("too many clients wait for models to be loaded or unloaded; try again")]
+    ChangesFull,
     /// Every slot that the request could use is leased.
     #[error("all slots for model '{model}' are in use; send less at once or raise arena_bytes")]
     ArenaFull {

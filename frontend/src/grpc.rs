@@ -9,7 +9,7 @@ use std::{
 use http_body_util::BodyExt as _;
 use hyper::{Request, Response, body::Incoming};
 use prost::Message;
-use proto::{Span, scheduler_to_frontend::DropReason};
+use proto::{Span, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
 use serde_json::Value;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -30,11 +30,12 @@ use crate::{
         InferParameter, LogSettingsRequest, LogSettingsResponse, ModelConfigRequest, ModelConfigResponse,
         ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse,
         ModelStatisticsRequest, ModelStatisticsResponse, ModelStreamInferResponse, RepositoryIndexRequest,
-        ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest, ServerReadyRequest, ServerReadyResponse,
-        SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest,
-        SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse,
-        TraceSettingRequest, TraceSettingResponse, infer_parameter, log_settings_request, log_settings_response,
-        trace_setting_response,
+        RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
+        RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
+        ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse,
+        SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest,
+        SystemSharedMemoryUnregisterResponse, TraceSettingRequest, TraceSettingResponse, infer_parameter,
+        log_settings_request, log_settings_response, trace_setting_response,
     },
     error::InferError,
     metrics::Stage,
@@ -75,6 +76,8 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
         "RepositoryIndex" => {
             call.unary(|service, of: RepositoryIndexRequest| Ok(service.repository_index(of.ready))).await
         }
+        "RepositoryModelLoad" => call.unary_later(load_model).await,
+        "RepositoryModelUnload" => call.unary_later(unload_model).await,
         "SystemSharedMemoryStatus" => call.unary(region_status).await,
         "SystemSharedMemoryRegister" => call.unary(register_region).await,
         "SystemSharedMemoryUnregister" => call.unary(unregister_region).await,
@@ -97,13 +100,12 @@ impl Call<'_> {
         Q: Asks + Message + Default + Send + 'static,
         A: Message + Send + 'static,
     {
-        let server = Rc::clone(&self.caller.server);
-        self.unary_later(|question, _| async move { Ok(answer(&server.service, question)?) }).await
+        self.unary_later(|server, question, _| async move { Ok(answer(&server.service, question)?) }).await
     }
 
     /// Answers one message with one. The share of the common budget is to be released once the message's bytes are not
     /// needed any more. What the client may not do is refused before any of it is read, or else once it says of what.
-    async fn unary_later<Q, A, F>(self, answer: impl FnOnce(Q, Share) -> F) -> Response<Body>
+    async fn unary_later<Q, A, F>(self, answer: impl FnOnce(Rc<Server>, Q, Share) -> F) -> Response<Body>
     where
         Q: Asks + Message + Default + Send + 'static,
         A: Message + Send + 'static,
@@ -119,7 +121,7 @@ impl Call<'_> {
         let share = body.share();
         let service = Unary(Some(|question: Q| async move {
             caller.permit(Q::OPERATION, Scope::of(Q::OPERATION, question.model()))?;
-            answer(question, share).await.map(tonic::Response::new)
+            answer(Rc::clone(&caller.server), question, share).await.map(tonic::Response::new)
         }));
         grpc.unary(service, Request::from_parts(head, body.map_err(Status::from))).await
     }
@@ -186,9 +188,9 @@ async fn infer(call: Call<'_>) -> Response<Body> {
         Ok(within) => within,
         Err(status) => return status.into_http(),
     };
-    let server = Rc::clone(&call.caller.server);
-    let (context, began) = (TraceContext::of(call.request.headers()), server.service.desk.now());
-    call.unary_later(|request: ModelInferRequest, share| async move {
+    let began = call.caller.server.service.desk.now();
+    let context = TraceContext::of(call.request.headers());
+    call.unary_later(|server, request: ModelInferRequest, share| async move {
         let mut trace = server.service.trace(context, &request.model_name, began);
         trace.stage(Stage::Receive, began);
         infer_one(&server, request, within, &share, &mut trace).await
@@ -335,6 +337,26 @@ fn model_statistics(service: &Service, of: ModelStatisticsRequest) -> Result<Mod
     Ok(ModelStatisticsResponse { model_stats: service.statistics(given(&of.name), given(&of.version))? })
 }
 
+async fn load_model(
+    server: Rc<Server>,
+    of: RepositoryModelLoadRequest,
+    _: Share,
+) -> Result<RepositoryModelLoadResponse, Status> {
+    let parameters = of.parameters.keys().map(String::as_str);
+    server.service.change_model(ModelChange::Load, &of.model_name, parameters).await?;
+    Ok(RepositoryModelLoadResponse {})
+}
+
+async fn unload_model(
+    server: Rc<Server>,
+    of: RepositoryModelUnloadRequest,
+    _: Share,
+) -> Result<RepositoryModelUnloadResponse, Status> {
+    let parameters = of.parameters.keys().map(String::as_str);
+    server.service.change_model(ModelChange::Unload, &of.model_name, parameters).await?;
+    Ok(RepositoryModelUnloadResponse {})
+}
+
 fn region_status(
     service: &Service,
     of: SystemSharedMemoryStatusRequest,
@@ -448,20 +470,23 @@ impl From<IntakeError> for Status {
 impl From<InferError> for Status {
     fn from(error: InferError) -> Self {
         let code = match &error {
-            InferError::Invalid(_) => Code::InvalidArgument,
+            InferError::Invalid(_) | InferError::ChangeFailed(_) => Code::InvalidArgument,
             InferError::NotFound(_) => Code::NotFound,
             InferError::Failed(_) | InferError::BadAnswer(_) => Code::Internal,
             InferError::NeverMet { .. }
             | InferError::Dropped(DropReason::Deadline | DropReason::BackendLost)
             | InferError::WindowMissed
             | InferError::NoAnswer { .. } => Code::DeadlineExceeded,
-            InferError::Dropped(DropReason::QueueFull) | InferError::ArenaFull { .. } | InferError::ImagesFull => {
-                Code::ResourceExhausted
-            }
+            InferError::Dropped(DropReason::QueueFull)
+            | InferError::ArenaFull { .. }
+            | InferError::ImagesFull
+            | InferError::ChangesFull => Code::ResourceExhausted,
             InferError::Dropped(DropReason::Cancelled) => Code::Cancelled,
-            InferError::Dropped(DropReason::NoBackend)
+            InferError::Dropped(DropReason::NoBackend | DropReason::Unloaded)
             | InferError::NoScheduler
             | InferError::NoBackend { .. }
+            | InferError::Unloaded { .. }
+            | InferError::LoadedAnew { .. }
             | InferError::SchedulerLost
             | InferError::ShuttingDown => Code::Unavailable,
         };

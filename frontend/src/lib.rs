@@ -4,6 +4,7 @@
 
 pub mod access;
 pub mod api;
+pub mod changes;
 pub mod client;
 pub mod compression;
 pub mod config;

@@ -2,6 +2,8 @@
 //!
 //! Everything is resolved to a handle when a model is loaded, so a request costs a few additions and no look-up.
 
+use std::cell::RefCell;
+
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder, exponential_buckets,
@@ -87,7 +89,9 @@ pub fn stages(timing: &Timing) -> [(Stage, i64, i64); 7] {
 /// Everything that is scraped.
 pub struct Metrics {
     registry: Registry,
-    models: Vec<ModelMetrics>,
+    families: Families,
+    /// By index in the model table.
+    models: RefCell<Vec<ModelMetrics>>,
     pending: IntGaugeVec,
     slots: IntGauge,
     backends: IntGauge,
@@ -231,7 +235,8 @@ impl Metrics {
         let families = Families::new(&registry);
         let gauge = |name: &str, help: &str| registered(&registry, IntGauge::new(name, help));
         Self {
-            models: models.into_iter().map(|model| families.model(model)).collect(),
+            models: RefCell::new(models.into_iter().map(|model| families.model(model)).collect()),
+            families,
             pending: registered(
                 &registry,
                 IntGaugeVec::new(
@@ -260,9 +265,19 @@ impl Metrics {
         &self.traces
     }
 
+    /// A model was loaded: another version of one that is here, or the next one of the table.
+    pub fn handle_model(&self, index: usize, model: &Model) {
+        let metrics = self.families.model(model);
+        let mut models = self.models.borrow_mut();
+        match models.get_mut(index) {
+            Some(known) => *known = metrics,
+            None => models.push(metrics),
+        }
+    }
+
     /// A request was answered.
     pub fn handle_success(&self, model: usize, reply: &Reply, new_executions: u64) {
-        let of = &self.models[model];
+        let of = &self.models.borrow()[model];
         let (timing, stamps) = (&reply.timing, &reply.timing.stamps);
         let (admitted, answered) = (timing.admitted_at.0, timing.answered_at.0);
         of.success.inc();
@@ -287,7 +302,7 @@ impl Metrics {
 
     /// A request ended without an answer.
     pub fn handle_failure(&self, model: usize, error: &InferError) {
-        let of = &self.models[model];
+        let of = &self.models.borrow()[model];
         let labels = |reason| [&of.name[..], &of.version, reason];
         of.failure.with_label_values(&labels(tritons_reason(error))).inc();
         if let Some(reason) = drop_reason(error) {
@@ -297,13 +312,13 @@ impl Metrics {
 
     /// A request was this long in a stage that the frontend alone knows.
     pub fn observe(&self, model: usize, stage: Stage, took: Span) {
-        self.models[model].stages[stage as usize].observe(seconds(took.0));
+        self.models.borrow()[model].stages[stage as usize].observe(seconds(took.0));
     }
 
     /// All metrics in Prometheus's text format; the gauges are read now.
     #[must_use]
     pub fn text(&self, core: &Core, pending: impl Fn(usize) -> usize) -> String {
-        for (index, of) in self.models.iter().enumerate() {
+        for (index, of) in self.models.borrow().iter().enumerate() {
             self.pending.with_label_values(&[&of.name, &of.version]).set(pending(index) as i64);
         }
         self.slots.set(core.outstanding() as i64);
@@ -418,7 +433,9 @@ fn tritons_reason(error: &InferError) -> &'static str {
         | InferError::WindowMissed
         | InferError::ArenaFull { .. }
         | InferError::NoScheduler
-        | InferError::NoBackend { .. } => "REJECTED",
+        | InferError::NoBackend { .. }
+        | InferError::Unloaded { .. }
+        | InferError::LoadedAnew { .. } => "REJECTED",
         _ => "OTHER",
     }
 }
@@ -429,6 +446,7 @@ pub(crate) fn drop_reason(error: &InferError) -> Option<&'static str> {
         InferError::Dropped(DropReason::Deadline) => "deadline",
         InferError::Dropped(DropReason::QueueFull) => "queue_full",
         InferError::Dropped(DropReason::NoBackend) | InferError::NoBackend { .. } => "no_backend",
+        InferError::Dropped(DropReason::Unloaded) | InferError::Unloaded { .. } => "unloaded",
         InferError::Dropped(DropReason::BackendLost) => "backend_lost",
         InferError::Dropped(DropReason::Cancelled) => "cancelled",
         InferError::WindowMissed => "window_missed",

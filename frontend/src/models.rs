@@ -1,8 +1,8 @@
 //! What this frontend can serve: the repository's models, joined with what the scheduler says about them.
 
-use std::rc::Rc;
+use std::{collections::BTreeMap, rc::Rc};
 
-use proto::{ModelId, Span};
+use proto::{ModelId, Span, scheduler_to_frontend::ModelState};
 use repository::Model;
 
 use crate::{error::InferError, slots::SlotSize};
@@ -16,6 +16,8 @@ pub struct ServedModel {
     pub slot_size: SlotSize,
     /// What the scheduler said last; `None` before it said anything, and after it was lost.
     pub offer: Option<Offer>,
+    /// What clients have made of it, as the scheduler said last.
+    pub state: ModelState,
 }
 
 /// The scheduler's word on a model.
@@ -29,23 +31,41 @@ pub struct Offer {
     pub least_latency: Span,
 }
 
-/// All models, sorted by name.
-#[derive(Debug)]
+/// All models. One that has come keeps its index.
+#[derive(Debug, Default)]
 pub struct ModelTable {
     models: Vec<ServedModel>,
+    by_name: BTreeMap<String, usize>,
+    /// All that the scheduler said, by name and version: it may speak of a version before we have read it.
+    offers: BTreeMap<(String, String), Offer>,
+    /// What clients have made of models, and how often they were loaded, by name.
+    states: BTreeMap<String, (ModelState, u32)>,
 }
 
 impl ModelTable {
     /// The repository's models, none of them offered yet.
     #[must_use]
-    pub fn new(mut models: Vec<Model>) -> Self {
-        models.sort_by(|a, b| a.name.cmp(&b.name));
-        let served = |model: Model| ServedModel {
-            slot_size: SlotSize::new(model.input_bytes(), model.output_bytes()),
-            model: Rc::new(model),
-            offer: None,
-        };
-        Self { models: models.into_iter().map(served).collect() }
+    pub fn new(models: Vec<Model>) -> Self {
+        let mut table = Self::default();
+        for model in models {
+            table.handle_model(model);
+        }
+        table
+    }
+
+    /// Takes in a model as it was read; instead of what was known under its name, if anything was. Yields its index.
+    pub fn handle_model(&mut self, model: Model) -> usize {
+        let name = model.name.clone();
+        let offer = self.offers.get(&(name.clone(), model.version.clone())).copied();
+        let state = self.states.get(&name).map_or(ModelState::Serving, |(state, _)| *state);
+        let slot_size = SlotSize::new(model.input_bytes(), model.output_bytes());
+        let served = ServedModel { slot_size, model: Rc::new(model), offer, state };
+        let index = *self.by_name.entry(name).or_insert(self.models.len());
+        match self.models.get_mut(index) {
+            Some(known) => *known = served,
+            None => self.models.push(served),
+        }
+        index
     }
 
     /// The index of a model, by the name and, if given, the version that a client asked for.
@@ -53,10 +73,11 @@ impl ModelTable {
     /// # Errors
     /// If there is none of that name, or it has another version.
     pub fn find(&self, name: &str, version: Option<&str>) -> Result<usize, InferError> {
-        let Ok(index) = self.models.binary_search_by(|served| served.model.name.as_str().cmp(name)) else {
-            let known: Vec<&str> = self.models.iter().map(|served| served.model.name.as_str()).collect();
+        let Some(&index) = self.by_name.get(name) else {
+            let known: Vec<&str> = self.by_name.keys().map(String::as_str).collect();
+            // As Triton says it.
             return Err(InferError::NotFound(format!(
-                "model: found '{}', expected one of: {}",
+                "Request for unknown model: '{}' is not found, expected one of: {}",
                 excerpt(name),
                 known.join(", ")
             )));
@@ -78,21 +99,40 @@ impl ModelTable {
         &self.models[index]
     }
 
-    /// All models.
+    /// All models and their indexes, by name.
+    pub fn sorted(&self) -> impl Iterator<Item = (usize, &ServedModel)> {
+        self.by_name.values().map(|&index| (index, &self.models[index]))
+    }
+
+    /// All models, by index.
     pub fn iter(&self) -> impl Iterator<Item = &ServedModel> {
         self.models.iter()
     }
 
     /// Takes in the scheduler's word on a model. False if the repository has no such model and version.
     pub fn handle_offer(&mut self, name: &str, version: &str, offer: Offer) -> bool {
+        self.offers.insert((name.to_owned(), version.to_owned()), offer);
         let Ok(index) = self.find(name, Some(version)) else { return false };
         self.models[index].offer = Some(offer);
         true
     }
 
+    /// Takes in what clients have made of a model. True if it has been loaded since it was last spoken of.
+    pub fn handle_state(&mut self, name: &str, state: ModelState, loads: u32) -> bool {
+        let before = self.states.insert(name.to_owned(), (state, loads));
+        if let Some(&index) = self.by_name.get(name) {
+            self.models[index].state = state;
+        }
+        loads > before.map_or(0, |(_, loads)| loads)
+    }
+
     /// Forgets everything that the scheduler said.
     pub fn clear_offers(&mut self) {
-        self.models.iter_mut().for_each(|served| served.offer = None);
+        self.offers.clear();
+        self.states.clear();
+        for served in &mut self.models {
+            (served.offer, served.state) = (None, ModelState::Serving);
+        }
     }
 }
 

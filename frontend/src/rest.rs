@@ -11,7 +11,7 @@ use hyper::{
     },
 };
 use percent_encoding::percent_decode_str;
-use proto::scheduler_to_frontend::DropReason;
+use proto::{frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -48,6 +48,8 @@ enum Action {
     Look(fn(&Service, At<'_>) -> Result<Reply, InferError>),
     /// POST: answers at once, to a JSON object.
     Change(fn(&Service, At<'_>, &Settings) -> Result<Reply, InferError>),
+    /// POST: answers when every backend has.
+    ChangeModel(ModelChange),
 }
 
 /// What the names in a route's braces stand for.
@@ -59,7 +61,7 @@ struct At<'a> {
     request: &'a str,
 }
 
-use Action::{Change, Infer, Look};
+use Action::{Change, ChangeModel, Infer, Look};
 
 /// Every route, and what a client must be allowed to. Of two that fit the first is taken, so names come before braces.
 const ROUTES: &[(&str, Op, Action)] = &[
@@ -110,6 +112,8 @@ const ROUTES: &[(&str, Op, Action)] = &[
     ("v2/logging", Op::Settings, Look(|service, _| Ok(ok(&service.log_settings())))),
     ("v2/logging", Op::Settings, Change(|service, _, body| Ok(ok(&service.change_log_settings(body)?)))),
     ("v2/repository/index", Op::Metadata, Change(repository_index)),
+    ("v2/repository/models/{model}/load", Op::Repository, ChangeModel(ModelChange::Load)),
+    ("v2/repository/models/{model}/unload", Op::Repository, ChangeModel(ModelChange::Unload)),
     ("v2/systemsharedmemory/status", Op::SharedMemory, Look(region_status)),
     ("v2/systemsharedmemory/region/{region}/status", Op::SharedMemory, Look(region_status)),
     ("v2/systemsharedmemory/region/{region}/register", Op::SharedMemory, Change(register_region)),
@@ -175,6 +179,15 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
                 drop(share);
                 Ok(change(&server.service, at, &body)?)
             }
+            ChangeModel(to) => {
+                let (body, share) = read_body(server, request).await?;
+                let body = read_object(&body)?;
+                drop(share);
+                let parameters = body.get("parameters").and_then(Value::as_object);
+                let names = parameters.into_iter().flat_map(|parameters| parameters.keys());
+                server.service.change_model(to, at.model, names.map(String::as_str)).await?;
+                Ok(ok(&json!({})))
+            }
         };
     }
     let allow = allow.expect("some route fits");
@@ -188,7 +201,7 @@ impl Action {
     fn method(self) -> &'static str {
         match self {
             Look(_) => "GET",
-            Infer | Change(_) => "POST",
+            Infer | Change(_) | ChangeModel(_) => "POST",
         }
     }
 }
@@ -459,16 +472,23 @@ impl From<IntakeError> for Failure {
 impl From<InferError> for Failure {
     fn from(error: InferError) -> Self {
         let status = match &error {
-            InferError::Invalid(_) | InferError::NeverMet { .. } => StatusCode::BAD_REQUEST,
+            InferError::Invalid(_) | InferError::NeverMet { .. } | InferError::ChangeFailed(_) => {
+                StatusCode::BAD_REQUEST
+            }
             InferError::NotFound(_) => StatusCode::NOT_FOUND,
             InferError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
             InferError::BadAnswer(_) => StatusCode::BAD_GATEWAY,
             InferError::Dropped(DropReason::Deadline | DropReason::BackendLost)
             | InferError::WindowMissed
             | InferError::NoAnswer { .. } => StatusCode::GATEWAY_TIMEOUT,
-            InferError::Dropped(DropReason::QueueFull | DropReason::NoBackend | DropReason::Cancelled)
+            InferError::Dropped(
+                DropReason::QueueFull | DropReason::NoBackend | DropReason::Unloaded | DropReason::Cancelled,
+            )
             | InferError::NoScheduler
             | InferError::NoBackend { .. }
+            | InferError::Unloaded { .. }
+            | InferError::LoadedAnew { .. }
+            | InferError::ChangesFull
             | InferError::ArenaFull { .. }
             | InferError::ImagesFull
             | InferError::SchedulerLost

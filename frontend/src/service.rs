@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::{Span, Timestamp};
+use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
 use repository::{Executor, Model, Tensor};
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     error::InferError,
     image::Decoders,
     metrics::Stage,
-    models::ServedModel,
+    models::{ServedModel, excerpt},
     protocol::{self, InferRequest, InputData, OutputChoice, OutputForm, RequestInput},
     recent::Recent,
     regions::Regions,
@@ -34,9 +34,11 @@ use crate::{
 const SHARED_MEMORY_FOLDER: &str = "/dev/shm";
 
 /// What the protocol calls its extensions that are served.
-const EXTENSIONS: [&str; 8] = [
+const EXTENSIONS: [&str; 10] = [
     "binary_tensor_data",
     "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
     "system_shared_memory",
     "statistics",
     "trace",
@@ -142,6 +144,9 @@ impl Service {
         request: InferRequest<'_>,
         within: Option<Span>,
     ) -> Result<Submitted<'_>, InferError> {
+        if !self.desk.with_core(|core| Rc::ptr_eq(&core.models().get(index).model, &model)) {
+            return Err(InferError::LoadedAnew { model: model.name.clone() });
+        }
         let prepared = protocol::prepare(&model, index, request, within, &self.regions.borrow())?;
         let pending = self.desk.submit(&prepared.checked)?;
         Ok(Submitted { service: self, pending, model, id: prepared.id, outputs: prepared.outputs })
@@ -187,6 +192,26 @@ impl Service {
     /// If there is no such model or version.
     pub fn is_model_ready(&self, model: &str, version: Option<&str>) -> Result<bool, InferError> {
         self.desk.with_model(model, version, |_, _, ready| ready)
+    }
+
+    /// Loads or unloads a model on every backend that may host it; `parameters` are the names of those given.
+    ///
+    /// # Errors
+    /// If a parameter is not known, or why nothing was changed.
+    pub async fn change_model<'p>(
+        &self,
+        to: ModelChange,
+        model: &str,
+        parameters: impl Iterator<Item = &'p str>,
+    ) -> Result<(), InferError> {
+        for name in parameters {
+            // No model depends on another one.
+            if (to, name) != (ModelChange::Unload, "unload_dependents") {
+                let expected = "none: a model is loaded from the repository as it is there";
+                return Err(protocol::invalid("parameters", excerpt(name), expected));
+            }
+        }
+        self.desk.change_model(to, model).await
     }
 
     /// Who we are.
@@ -243,9 +268,9 @@ impl Service {
                 Ok(vec![of(index, &model)])
             }
             None => {
-                let models: Vec<Rc<Model>> =
-                    self.desk.with_core(|c| c.models().iter().map(|s| s.model.clone()).collect());
-                Ok(models.iter().enumerate().map(|(index, model)| of(index, model)).collect())
+                let models: Vec<(usize, Rc<Model>)> =
+                    self.desk.with_core(|c| c.models().sorted().map(|(index, s)| (index, s.model.clone())).collect());
+                Ok(models.iter().map(|(index, model)| of(*index, model)).collect())
             }
         }
     }
@@ -255,17 +280,26 @@ impl Service {
     pub fn repository_index(&self, ready_only: bool) -> RepositoryIndexResponse {
         self.desk.with_core(|core| {
             let entry = |served: &ServedModel| {
-                let ready = core.is_model_ready(served);
-                let reason = if ready { "" } else { "no backend hosts it now" };
+                let (state, reason) = match served.state {
+                    _ if core.is_model_ready(served) => ("READY", ""),
+                    ModelState::Loading => ("LOADING", ""),
+                    ModelState::Unloading => ("UNLOADING", ""),
+                    ModelState::Unloaded => ("UNAVAILABLE", "unloaded"),
+                    ModelState::Serving => ("UNAVAILABLE", "no backend hosts it now"),
+                };
                 ModelIndex {
                     name: served.model.name.clone(),
                     version: served.model.version.clone(),
-                    state: if ready { "READY" } else { "UNAVAILABLE" }.to_owned(),
+                    state: state.to_owned(),
                     reason: reason.to_owned(),
                 }
             };
-            let models =
-                core.models().iter().map(entry).filter(|model| !ready_only || model.state == "READY").collect();
+            let models = core
+                .models()
+                .sorted()
+                .map(|(_, served)| entry(served))
+                .filter(|model| !ready_only || model.state == "READY")
+                .collect();
             RepositoryIndexResponse { models }
         })
     }

@@ -231,6 +231,12 @@ impl Tasks {
         Ok(id)
     }
 
+    /// Whether a task of this size has room in any slot.
+    #[must_use]
+    pub fn fits(&self, size: SlotSize) -> bool {
+        self.slots.fits(size)
+    }
+
     /// Whether task ids are used up; a new id from the scheduler gives new ones.
     #[must_use]
     pub fn ids_used_up(&self, rows: usize) -> bool {

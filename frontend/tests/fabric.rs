@@ -150,6 +150,7 @@ impl Fabric {
                 self.tasks.insert(task, (slot, 0));
             }
             FrontendToScheduler::Cancel { .. } => {}
+            other @ FrontendToScheduler::ChangeModel { .. } => panic!("nobody changes models here: {other:?}"),
             FrontendToScheduler::Fenced { unanswered, .. } => {
                 for task in unanswered {
                     self.tasks.get_mut(&task).expect("it was not answered").1 += 1;

@@ -3,7 +3,7 @@
 use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
-    ids::{FrontendId, PlanId, TaskId},
+    ids::{FrontendId, LoadId, ModelId, PlanId, TaskId},
     profile::LatencyProfile,
     time::Timestamp,
 };
@@ -49,6 +49,18 @@ pub enum PlanOutcome {
     },
 }
 
+/// How a load ended.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub enum LoadOutcome {
+    /// It waits for `Host` or `Discard`.
+    Ready(ModelOffer),
+    /// This backend's configuration places the model on none of its GPUs.
+    NotPlaced,
+    /// It cannot be run here, and what is hosted stays hosted; the reason has at most
+    /// [`REASON_BYTES_MAX`](crate::scheduler_to_frontend::REASON_BYTES_MAX).
+    Failed(String),
+}
+
 /// A message to the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub enum BackendToScheduler {
@@ -61,6 +73,18 @@ pub enum BackendToScheduler {
     Unlinked {
         /// The frontend.
         frontend: FrontendId,
+    },
+    /// A load ended.
+    Loaded {
+        /// As in the question.
+        load: LoadId,
+        /// How.
+        outcome: LoadOutcome,
+    },
+    /// Nothing of the model is left.
+    Unloaded {
+        /// The model.
+        model: ModelId,
     },
     /// Asks for the scheduler's clock.
     ClockRequest {

@@ -3,10 +3,19 @@
 use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
-    ids::{BackendId, ModelId, TaskId},
+    ids::{BackendId, ChangeId, ModelId, TaskId},
     slot::SlotDescriptor,
     time::Timestamp,
 };
+
+/// What is to become of a model, on every backend that may host it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub enum ModelChange {
+    /// Read it from the repository, and serve that.
+    Load,
+    /// Serve it no more.
+    Unload,
+}
 
 /// A message to the ModelThread that owns the model, or (clock, fence) to the scheduler's control.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
@@ -34,6 +43,15 @@ pub enum FrontendToScheduler {
         /// Where its bytes are.
         slot: SlotDescriptor,
     },
+    /// A client asks for a change of a model. Answered once, by `ModelChanged`.
+    ChangeModel {
+        /// Comes back in the answer.
+        change: ChangeId,
+        /// Which one.
+        to: ModelChange,
+        /// The model, as in the repository; at most [`NAME_BYTES_MAX`].
+        name: String,
+    },
     /// The queue pair of `backend` is in ERROR: nothing that it still sends can reach a slot.
     Fenced {
         /// The backend that was asked about.
@@ -42,6 +60,9 @@ pub enum FrontendToScheduler {
         unanswered: Vec<TaskId>,
     },
 }
+
+/// Bytes of a model's name and of its version.
+pub const NAME_BYTES_MAX: usize = 256;
 
 /// What a frontend says about itself when it connects to the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]

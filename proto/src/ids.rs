@@ -25,6 +25,14 @@ pub struct ModelId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
 pub struct PlanId(pub u64);
 
+/// Assigned by the scheduler when it asks backends to load a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
+pub struct LoadId(pub u64);
+
+/// Assigned by a frontend when a client asks for a change of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
+pub struct ChangeId(pub u64);
+
 /// Assigned by a frontend when it admits a task: its own id in the upper 24 bits, a sequence number in the lower 40.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
 pub struct TaskId(pub u64);

@@ -5,7 +5,7 @@ use wincode::{SchemaRead, SchemaWrite};
 use crate::{
     clock::ClockReply,
     frame::FRAME_BYTES_MAX,
-    ids::{BackendId, FrontendId, ModelId, PlanId, TaskId},
+    ids::{BackendId, FrontendId, LoadId, ModelId, PlanId, TaskId},
     profile::LatencyProfile,
     slot::SlotDescriptor,
     stages::SchedulerStamps,
@@ -58,6 +58,30 @@ pub enum SchedulerToBackend {
         frontend: FrontendId,
         /// `ip:port` of its bootstrap listener.
         link_address: String,
+    },
+    /// Read this model from the repository and make it ready to run, beside whatever is hosted. Answered by `Loaded`.
+    Load {
+        /// Comes back in the answer.
+        load: LoadId,
+        /// The model, as in the repository.
+        name: String,
+    },
+    /// What was loaded is hosted from now on, in the place of what was hosted as the same model.
+    Host {
+        /// What was loaded.
+        load: LoadId,
+        /// Its id in plans.
+        model: ModelId,
+    },
+    /// What was loaded, or is being loaded, is not wanted any more.
+    Discard {
+        /// The load.
+        load: LoadId,
+    },
+    /// No plan names this model any more; once those that have come are finished, it can go. Answered by `Unloaded`.
+    Unload {
+        /// The model.
+        model: ModelId,
     },
     /// Run this batch.
     Plan(BatchPlan),

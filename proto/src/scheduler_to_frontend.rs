@@ -5,7 +5,7 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
     clock::ClockReply,
-    ids::{BackendId, FrontendId, ModelId, TaskId},
+    ids::{BackendId, ChangeId, FrontendId, ModelId, TaskId},
     time::Span,
 };
 
@@ -24,9 +24,25 @@ pub enum DropReason {
     /// The frontend cancelled it.
     #[error("it was cancelled")]
     Cancelled,
+    /// A client unloaded the model while the task waited.
+    #[error("the model was unloaded")]
+    Unloaded,
     /// Its backend failed, and no time was left to run it again.
     #[error("its backend failed and its deadline left no time to run it again")]
     BackendLost,
+}
+
+/// What clients have made of a model by loading and unloading it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub enum ModelState {
+    /// It is served wherever a backend hosts it.
+    Serving,
+    /// Backends load it; what they hosted before is served meanwhile.
+    Loading,
+    /// It is not served any more; backends still finish the batches that they were given.
+    Unloading,
+    /// It is not served.
+    Unloaded,
 }
 
 /// A message to a frontend.
@@ -61,7 +77,26 @@ pub enum SchedulerToFrontend {
         /// The least time from submission to answer: l(1) and the network budget. A shorter SLO can never be met.
         least_latency: Span,
     },
+    /// A model's state changed, whatever its version.
+    ModelState {
+        /// As in the repository.
+        name: String,
+        /// Its state now.
+        state: ModelState,
+        /// How often it has been loaded so far. When that grows its configuration is to be read anew.
+        loads: u32,
+    },
+    /// The answer to `ChangeModel`, after everything that the change made known.
+    ModelChanged {
+        /// As in the question.
+        change: ChangeId,
+        /// Why nothing was changed, if so; at most [`REASON_BYTES_MAX`].
+        refused: Option<String>,
+    },
 }
+
+/// Bytes of a reason that is told in words.
+pub const REASON_BYTES_MAX: usize = 1024;
 
 /// Tasks that one [`SchedulerToFrontend::Fence`] asks about.
 pub const FENCED_TASKS_MAX: usize = 1024;

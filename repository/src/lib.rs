@@ -212,6 +212,21 @@ pub fn load_model(folder: &Path) -> Result<Model, RepositoryError> {
     config::load(folder)
 }
 
+/// Reads the model of that name, which may come from a client.
+///
+/// # Errors
+/// If it is not the name of a folder in the repository, or its configuration is wrong.
+pub fn load_named(repository: &Path, name: &str) -> Result<Model, RepositoryError> {
+    let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+    let folder = repository.join(name);
+    if !is_plain || !folder.is_dir() {
+        return Err(RepositoryError(format!(
+            "found no model '{name}' in the repository, expected the name of a folder there"
+        )));
+    }
+    config::load(&folder)
+}
+
 /// The folders directly in `parent` whose names are not hidden.
 fn folders(parent: &Path) -> Result<Vec<PathBuf>, RepositoryError> {
     let failed = |error| RepositoryError(format!("{}: cannot be listed: {error}", parent.display()));

@@ -5,7 +5,9 @@
 //! Each task that a frontend submits ends exactly once: its backend answers it, or the frontend is told `Dropped`.
 //! No IO and no clock: `handle_*` takes what arrived and `now`, `poll_output` yields what is to be sent.
 
+mod changes;
 mod fencing;
+mod lifecycle;
 mod members;
 mod plans;
 
@@ -30,6 +32,7 @@ use crate::{
     planner::{Planner, PlannerOutput},
     policy::Policy,
 };
+use changes::Changes;
 use fencing::Fences;
 pub use members::JoinError;
 use members::Members;
@@ -84,6 +87,7 @@ pub struct Cluster {
     planner: Box<dyn Planner<Ride>>,
     plans: Plans,
     fences: Fences,
+    changes: Changes,
     outputs: VecDeque<ClusterOutput>,
 }
 
@@ -97,6 +101,7 @@ impl Cluster {
             planner: config.policy.planner(config.budget),
             plans: Plans::default(),
             fences: Fences::default(),
+            changes: Changes::default(),
             outputs: VecDeque::new(),
             config,
         }
@@ -120,6 +125,7 @@ impl Cluster {
         }
         self.settle(now);
         self.announce();
+        self.tell_states(frontend);
         Ok(FrontendWelcome { frontend })
     }
 
@@ -128,9 +134,12 @@ impl Cluster {
     /// # Errors
     /// If there are too many, or its offer is wrong.
     pub fn handle_backend_joined(&mut self, now: Timestamp, hello: BackendHello) -> Result<BackendWelcome, JoinError> {
-        let joined = self.members.add_backend(now, hello)?;
+        let joined = self.members.add_backend(now, hello, |model| self.changes.is_unloaded(model))?;
         for &model in &joined.reprofiled {
             self.estimates.handle_model(model, self.members.models[model.0 as usize].profile.clone());
+        }
+        for &model in &joined.unwanted {
+            self.outputs.push_back(ClusterOutput::ToBackend(joined.backend, SchedulerToBackend::Unload { model }));
         }
         self.on_estimates_changed(now);
         for (&frontend, member) in &self.members.frontends {
@@ -148,6 +157,7 @@ impl Cluster {
             return;
         }
         self.fences.forget_frontend(frontend);
+        self.changes.handle_frontend_left(frontend);
         self.planner.handle_owner_left(now, &|task| task.frontend() == frontend);
         for &backend in self.members.backends.keys() {
             self.outputs.push_back(ClusterOutput::ToBackend(backend, SchedulerToBackend::FrontendLeft { frontend }));
@@ -164,11 +174,9 @@ impl Cluster {
         }
         let lost: Vec<_> = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks).collect();
         self.doubt(backend, lost);
+        self.changes.handle_backend_left(backend);
         for index in 0..self.members.models.len() {
-            let model = ModelId(index as u32);
-            if !self.members.is_hosted(model) {
-                self.planner.handle_unhosted(now, model);
-            }
+            self.drop_if_unhosted(now, ModelId(index as u32));
         }
         self.on_links_changed(now);
     }
@@ -200,6 +208,9 @@ impl Cluster {
             FrontendToScheduler::Cancel { task, model } => {
                 check_owner(frontend, task)?;
                 self.planner.handle_cancel(now, model, task);
+            }
+            FrontendToScheduler::ChangeModel { change, to, name } => {
+                self.on_change_asked(now, (frontend, change), to, &name)
             }
             FrontendToScheduler::Fenced { backend, unanswered } => {
                 let (again, answered) = self
@@ -239,6 +250,8 @@ impl Cluster {
                 self.members.set_linked(backend, frontend, false);
                 self.on_links_changed(now);
             }
+            BackendToScheduler::Loaded { load, outcome } => self.on_loaded(backend, load, outcome),
+            BackendToScheduler::Unloaded { model } => self.changes.handle_unloaded(backend, model),
             BackendToScheduler::PlanDone { plan, outcome, undelivered } => {
                 self.on_plan_done(now, backend, plan, outcome, &undelivered)?;
             }
@@ -261,7 +274,8 @@ impl Cluster {
     /// When [`Self::handle_timeout`] must be called at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        let timeouts = [self.planner.poll_timeout(), self.members.poll_timeout(), self.estimates.poll_timeout()];
+        let (members, changes) = (self.members.poll_timeout(), self.changes.poll_timeout());
+        let timeouts = [self.planner.poll_timeout(), self.estimates.poll_timeout(), members, changes];
         timeouts.into_iter().flatten().min()
     }
 
@@ -276,7 +290,7 @@ impl Cluster {
         let refused = if member.tasks > self.config.tasks_per_frontend_max {
             DropReason::QueueFull
         } else if !self.members.is_hosted(model) {
-            DropReason::NoBackend
+            self.reason_unhosted(model)
         } else {
             return self.planner.handle_submit(now, model, task);
         };
@@ -308,13 +322,15 @@ impl Cluster {
             .plans
             .on_done(backend, id, undelivered)
             .ok_or_else(|| Violation(format!("{id:?} is reported done, but {backend:?} does not run it")))?;
-        match outcome {
-            PlanOutcome::Executed { started_at, finished_at } => {
-                self.planner.handle_finished(done.gpu, finished_at);
+        let (PlanOutcome::Executed { finished_at, .. } | PlanOutcome::WindowMissed { rejected_at: finished_at }) =
+            outcome;
+        // One that hosts other models now has another id: what it was sent before is counted in when it joined again.
+        if self.members.gpus.contains_key(&done.gpu) {
+            self.planner.handle_finished(done.gpu, finished_at);
+            if let PlanOutcome::Executed { started_at, finished_at } = outcome {
                 self.estimates.handle_executed(now, done.model, done.gpu, done.size, finished_at - started_at);
                 self.follow_estimates(now);
             }
-            PlanOutcome::WindowMissed { rejected_at } => self.planner.handle_finished(done.gpu, rejected_at),
         }
         self.doubt(backend, done.failed);
         Ok(())
@@ -374,13 +390,19 @@ impl Cluster {
         }
     }
 
-    /// Lets the planner decide, and passes on what it decided.
+    /// Ends changes of models, lets the planner decide, and passes on what it decided.
     fn settle(&mut self, now: Timestamp) {
+        while let Some(ended) = self.changes.poll_ended(now) {
+            self.on_change_ended(now, ended);
+        }
         self.planner.handle_timeout(now);
         while let Some(output) = self.planner.poll_output() {
             match output {
                 PlannerOutput::Batch(batch) => self.on_batch(now, batch),
                 PlannerOutput::Preempt(_) => unreachable!("a policy that preempts is refused before it gets here"),
+                PlannerOutput::Dropped { model, task, reason: DropReason::NoBackend } => {
+                    self.drop_task(task.id, self.reason_unhosted(model));
+                }
                 PlannerOutput::Dropped { task, reason, .. } => self.drop_task(task.id, reason),
             }
         }
@@ -398,7 +420,8 @@ impl Cluster {
             attempt: ride.attempt,
             slot: ride.slot,
         });
-        let plan = self.plans.insert(SentPlan::new(backend, gpu, running.collect()));
+        let frees_at = exec_at + self.estimates.profile(model).latency(tasks.len());
+        let plan = self.plans.insert(SentPlan::new(backend, gpu, running.collect(), frees_at));
         let planned = tasks.iter().map(|(key, ride)| PlannedTask {
             task: key.id,
             attempt: ride.attempt,
@@ -411,10 +434,15 @@ impl Cluster {
 
     /// Links or members changed: GPUs may have become usable, and frontends are told what they can be served.
     fn on_links_changed(&mut self, now: Timestamp) {
-        for backend in self.members.take_usable(now) {
+        let usable = self.members.take_usable(now);
+        for &backend in &usable {
             for &gpu in &self.members.backends[&backend].gpus {
                 self.planner.handle_gpu_joined(now, gpu, self.members.gpus[&gpu].models.clone());
             }
+            self.members.note_planned(backend);
+        }
+        if !usable.is_empty() {
+            self.replan_gpus(now);
         }
         self.settle(now);
         self.announce();

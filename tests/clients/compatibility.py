@@ -9,8 +9,8 @@ import sys
 HEAD = """# Compatibility
 
 Clients as PyPI has them, unmodified, against `downbeat up`. `tests/clients/run` makes every call below, judges its
-answer, and fails if this table is not what it found (`tests/clients/run --update` writes it). Loading and unloading of
-models and CUDA shared memory are not served.
+answer, and fails if this table is not what it found (`tests/clients/run --update` writes it). CUDA shared memory is not
+served.
 """
 # Each in a process of its own: they register the same protocol buffers.
 LIBRARIES = ["tritonclient_calls", "open_inference_calls"]

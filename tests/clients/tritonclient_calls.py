@@ -6,7 +6,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as shm
-from judge import IMAGES, LABELS, MODEL, PATIENT, Table, close, expect
+from judge import IMAGES, LABELS, MODEL, PATIENT, REPOSITORY, Table, close, expect
 from tritonclient.utils import InferenceServerException
 
 REGION_BYTES = 16 * 64 * 4
@@ -49,6 +49,7 @@ class Triton:
         self.settings()
         self.shared_memory()
         self.refusals()
+        self.loading()
         self.asynchronous()
         self.http_only() if self.is_http else self.grpc_only()
         self.client.close()
@@ -229,17 +230,60 @@ class Triton:
 
     def refusals(self):
         refused = lambda call, reason, function: self.call.refused(call, reason, InferenceServerException, function)
-        refused("infer (unknown model)", "found 'nothing', expected one of", lambda: self.infer(IMAGES[:1], model="nothing"))
+        refused("infer (unknown model)", "Request for unknown model: 'nothing' is not found", lambda: self.infer(IMAGES[:1], model="nothing"))
         refused("infer (unknown version)", "found '9', expected '1'", lambda: self.infer(IMAGES[:1], model_version="9"))
         refused("infer (unknown input)", "found 'wrong', expected one of", lambda: self.infer(IMAGES[:1], tensor="wrong"))
         refused("infer (wrong shape)", "expected [n, 64]", lambda: self.infer(IMAGES[:1, :63]))
         refused("infer (objective that cannot be met)", "it can never be met", lambda: self.infer(IMAGES[:1], timeout=1))
         refused("get_model_metadata (unknown model)", "expected one of", lambda: self.client.get_model_metadata("nothing"))
-        reason = "expected a route of the protocol" if self.is_http else "expected a method of"
-        refused("load_model", reason, lambda: self.client.load_model(MODEL))
-        refused("unload_model", reason, lambda: self.client.unload_model(MODEL))
+        refused("load_model (unknown model)", "failed to load 'nothing'", lambda: self.client.load_model("nothing"))
+        refused("load_model (a path)", "expected the name of a folder", lambda: self.client.load_model(".."))
+        refused("load_model (config)", "loaded from the repository as it is there", lambda: self.client.load_model(MODEL, config="{}"))
+        refused("unload_model (unknown model)", "failed to unload 'nothing'", lambda: self.client.unload_model("nothing"))
         refused("update_log_settings (a file)", "the log goes to stderr", lambda: self.client.update_log_settings({"log_file": "/tmp/x"}))
         self.call("infer (after all of these)", "as before", lambda: close(self.scores(IMAGES[:1]), self.known[:1]))
+
+    def state(self):
+        models = self.json(self.client.get_model_repository_index)
+        models = models if self.is_http else models["models"]
+        entry = {model["name"]: model for model in models}[MODEL]
+        return entry["state"], entry.get("reason", "")
+
+    def loading(self):
+        call, client = self.call, self.client
+
+        def unload():
+            client.unload_model(MODEL)
+            expect(client.is_model_ready(MODEL), False)
+            expect(self.state(), ("UNAVAILABLE", "unloaded"))
+
+        def load():
+            client.load_model(MODEL)
+            expect(client.is_model_ready(MODEL), True)
+            expect(self.state(), ("READY", ""))
+
+        call("unload_model", "not ready, and the index says why", unload)
+        refused = "has no available versions, as it was unloaded"
+        call.refused("infer (unloaded model)", refused, InferenceServerException, lambda: self.infer(IMAGES[:1]))
+        call("unload_model (again)", "done", unload)
+        call("load_model", "ready", load)
+        call("infer (loaded again)", "as before", lambda: close(self.scores(IMAGES[:1]), self.known[:1]))
+        call("load_model (again)", "ready", load)
+
+        def broken():
+            path = f"{REPOSITORY}/{MODEL}/1/model.onnx"
+            with open(path, "rb") as file:
+                whole = file.read()
+            try:
+                with open(path, "wb") as file:
+                    file.write(whole[: len(whole) // 2])
+                client.load_model(MODEL)
+            finally:
+                with open(path, "wb") as file:
+                    file.write(whole)
+
+        call.refused("load_model (a torn file)", "failed to load 'digits', backend", InferenceServerException, broken)
+        call("infer (after that)", "as before", lambda: close(self.scores(IMAGES[:1]), self.known[:1]))
 
     def asynchronous(self):
         if self.is_http:

@@ -1,14 +1,19 @@
 //! One life with one scheduler, on the network thread: takes in events, drives links and workers, posts what they ask for.
 
+mod hosting;
+
 use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicBool, Ordering},
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use proto::{
-    BackendId, FrontendId, ModelId, Span, Timestamp,
+    BackendId, FrontendId, LoadId, ModelId, Span, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, LinkHello, LinkWelcome},
-    backend_to_scheduler::{BackendHello, BackendToScheduler, ModelOffer},
+    backend_to_scheduler::{BackendHello, BackendToScheduler},
     clock::ClockOffset,
     frame::{FrameWriter, read_frame},
     hello::SchedulerHello,
@@ -22,11 +27,12 @@ use zerocopy::IntoBytes;
 use super::{
     BackendError, Loaded,
     gpu::{Finished, Gpus, Job},
+    loader::Loader,
 };
 use crate::{
     config::Config,
     links::{Broken, LinkAction, Links},
-    staging::{Place, Staging},
+    staging::{ModelShape, Place, Staging},
     worker::{self, Action, Push, Worker},
 };
 
@@ -45,13 +51,17 @@ pub(super) struct Ended {
     pub(super) reason: String,
     /// Whether the scheduler had taken us in.
     pub(super) joined: bool,
+    /// What is hosted now.
+    pub(super) models: Vec<Arc<Loaded>>,
 }
 
 pub(super) struct Session<'a> {
     number: u64,
     clock: Clock,
-    models: &'a [Loaded],
+    /// What was hosted when the session began, in the order of the hello.
+    models: Vec<Arc<Loaded>>,
     gpus: &'a Gpus,
+    loader: &'a Loader,
     endpoint: Endpoint,
     region: Region,
     key: RegionKey,
@@ -74,17 +84,21 @@ struct Joined {
     backend: BackendId,
     /// One for each GPU.
     workers: Vec<Worker>,
-    /// Indexes of `Session::models`.
-    models: BTreeMap<ModelId, usize>,
+    /// What is hosted.
+    models: BTreeMap<ModelId, Arc<Loaded>>,
+    /// What is loaded, and waits for the scheduler's word.
+    ready: BTreeMap<LoadId, Arc<Loaded>>,
+    /// Hosted models that go when their last batch is finished.
+    leaving: BTreeSet<ModelId>,
 }
 
 impl<'a> Session<'a> {
-    /// Opens the network and starts to connect.
+    /// Opens the network and starts to connect. Staging memory has room for batches of the models and of `shapes`.
     pub(super) fn open(
         config: &Config,
         clock: Clock,
-        models: &'a [Loaded],
-        gpus: &'a Gpus,
+        (models, shapes): (Vec<Arc<Loaded>>, &[ModelShape]),
+        (gpus, loader): (&'a Gpus, &'a Loader),
         number: u64,
     ) -> Result<Self, BackendError> {
         let mut endpoint = Endpoint::open(EndpointConfig {
@@ -95,17 +109,18 @@ impl<'a> Session<'a> {
             connections_max: config.connections_max,
             read_budget_bytes: config.read_budget_bytes,
         })?;
-        let shapes: Vec<_> = models.iter().map(|model| model.shape).collect();
+        let shapes: Vec<_> = models.iter().map(|model| model.shape).chain(shapes.iter().copied()).collect();
         let staging = Staging::new(config.gpus as usize, &shapes);
         let bytes = staging.bytes();
         let region = Region::allocate(bytes).map_err(|cause| BackendError::Memory { bytes, cause })?;
         let key = endpoint.register(&region, Access::default())?;
-        let scheduler = endpoint.connect(clock.now(), config.scheduler, hello(config, models)?);
+        let scheduler = endpoint.connect(clock.now(), config.scheduler, hello(config, &models)?);
         Ok(Self {
             number,
             clock,
             models,
             gpus,
+            loader,
             endpoint,
             region,
             key,
@@ -134,15 +149,21 @@ impl<'a> Session<'a> {
                 busy = true;
                 self.handle_finished(finished);
             }
+            while let Some(done) = self.loader.poll_done() {
+                busy = true;
+                self.handle_loaded(done);
+            }
             self.handle_timeouts();
             busy |= self.perform_actions();
+            self.release_models();
             self.send_reports();
             if !busy {
                 let now = self.clock.now();
                 self.endpoint.wait(now, self.poll_timeout().min(now + WAIT_MAX));
             }
         }
-        Ended { joined: self.joined.is_some(), reason: self.lost.unwrap_or_else(|| "asked to stop".into()) }
+        let reason = self.lost.take().unwrap_or_else(|| "asked to stop".into());
+        Ended { joined: self.joined.is_some(), reason, models: self.into_models() }
     }
 
     fn handle_event(&mut self, event: Event) {
@@ -183,13 +204,15 @@ impl<'a> Session<'a> {
             }
         };
         tracing::info!(backend = welcome.backend.0, "joined");
-        let models: BTreeMap<ModelId, usize> = welcome.models.iter().copied().zip(0..).collect();
+        let models: BTreeMap<ModelId, Arc<Loaded>> =
+            welcome.models.into_iter().zip(self.models.iter().cloned()).collect();
         let hosted = |gpu: u32| {
-            let hosted = models.iter().filter(|(_, index)| self.models[**index].gpu_indexes.contains(&gpu));
-            hosted.map(|(&id, &index)| (id, self.models[index].shape)).collect()
+            let hosted = models.iter().filter(|(_, loaded)| loaded.gpu_indexes.contains(&gpu));
+            hosted.map(|(&id, loaded)| (id, loaded.shape)).collect()
         };
         let workers = (0..self.staging.gpus()).map(|gpu| Worker::new(gpu, hosted(gpu as u32), HANDOVER)).collect();
-        self.joined = Some(Joined { backend: welcome.backend, workers, models });
+        let (ready, leaving) = (BTreeMap::new(), BTreeSet::new());
+        self.joined = Some(Joined { backend: welcome.backend, workers, models, ready, leaving });
         self.next_clock_request = self.clock.now();
     }
 
@@ -223,6 +246,10 @@ impl<'a> Session<'a> {
                     tracing::warn!(frontend, link_address, "the frontend's address is not ip:port; it is not served");
                 }
             },
+            SchedulerToBackend::Load { load, name } => self.handle_load(load, name),
+            SchedulerToBackend::Host { load, model } => self.handle_host(load, model),
+            SchedulerToBackend::Discard { load } => self.handle_discard(load),
+            SchedulerToBackend::Unload { model } => self.handle_unload(model),
             SchedulerToBackend::Plan(plan) => self.handle_plan(plan),
         }
     }
@@ -398,7 +425,7 @@ impl<'a> Session<'a> {
         tasks: &[usize],
         (exec_at, latest): (Timestamp, Timestamp),
     ) {
-        let Loaded { shape, executor, .. } = self.model(model);
+        let Loaded { shape, executor, .. } = &**self.model(model);
         let places = tasks.iter().map(|&task| Place { gpu, buffer, task });
         let answers = places.clone().map(|place| self.staging.answer_offset(place, *shape));
         let job = Job {
@@ -475,21 +502,15 @@ impl<'a> Session<'a> {
         &mut self.joined().workers[place.gpu]
     }
 
-    fn model(&self, model: ModelId) -> &'a Loaded {
-        let joined = self.joined.as_ref().expect("workers exist once the scheduler's welcome is in");
-        &self.models[joined.models[&model]]
+    /// A model that a batch names: it stays until its last batch is finished.
+    fn model(&self, model: ModelId) -> &Arc<Loaded> {
+        &self.joined.as_ref().expect("workers exist once the scheduler's welcome is in").models[&model]
     }
 }
 
-fn hello(config: &Config, models: &[Loaded]) -> Result<Vec<u8>, BackendError> {
-    let offer = |loaded: &Loaded| ModelOffer {
-        name: loaded.model.name.clone(),
-        version: loaded.model.version.clone(),
-        profile: loaded.profile.clone(),
-        input_bytes: u32::try_from(loaded.model.input_bytes()).unwrap_or(u32::MAX),
-        gpu_indexes: loaded.gpu_indexes.clone(),
-    };
-    let hello = SchedulerHello::Backend(BackendHello { gpus: config.gpus, models: models.iter().map(offer).collect() });
+fn hello(config: &Config, models: &[Arc<Loaded>]) -> Result<Vec<u8>, BackendError> {
+    let offers = models.iter().map(|loaded| hosting::offer(loaded)).collect();
+    let hello = SchedulerHello::Backend(BackendHello { gpus: config.gpus, models: offers });
     let hello = wincode::serialize(&hello).expect("encoding into memory cannot fail");
     if hello.len() > HELLO_BYTES_MAX {
         return Err(BackendError::Config(format!(

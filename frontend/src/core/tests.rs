@@ -264,6 +264,7 @@ impl World {
                     self.after(delay, Later::Frame(connection, frame));
                 }
                 Output::Reply { request, result } => self.reply(request, result),
+                other => panic!("nobody changes models here: {other:?}"),
             }
         }
     }
@@ -387,6 +388,7 @@ impl World {
                         self.drop_task(task, DropReason::Cancelled);
                     }
                 }
+                other @ FrontendToScheduler::ChangeModel { .. } => panic!("nobody changes models here: {other:?}"),
                 FrontendToScheduler::Fenced { unanswered, .. } => {
                     for id in unanswered {
                         let task = self.tasks.get_mut(&id).expect("an unanswered task has not ended");

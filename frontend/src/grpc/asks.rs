@@ -5,9 +5,9 @@ use crate::{
     access::Operation,
     api::{
         LogSettingsRequest, ModelConfigRequest, ModelInferRequest, ModelMetadataRequest, ModelReadyRequest,
-        ModelStatisticsRequest, RepositoryIndexRequest, ServerLiveRequest, ServerMetadataRequest, ServerReadyRequest,
-        SystemSharedMemoryRegisterRequest, SystemSharedMemoryStatusRequest, SystemSharedMemoryUnregisterRequest,
-        TraceSettingRequest,
+        ModelStatisticsRequest, RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
+        ServerLiveRequest, ServerMetadataRequest, ServerReadyRequest, SystemSharedMemoryRegisterRequest,
+        SystemSharedMemoryStatusRequest, SystemSharedMemoryUnregisterRequest, TraceSettingRequest,
     },
 };
 
@@ -43,6 +43,8 @@ asks! {
     ModelConfigRequest Metadata name;
     ModelStatisticsRequest Metadata name;
     RepositoryIndexRequest Metadata;
+    RepositoryModelLoadRequest Repository model_name;
+    RepositoryModelUnloadRequest Repository model_name;
     SystemSharedMemoryStatusRequest SharedMemory;
     SystemSharedMemoryRegisterRequest SharedMemory;
     SystemSharedMemoryUnregisterRequest SharedMemory;

@@ -3,12 +3,12 @@
 use std::{cell::RefCell, collections::VecDeque, future::Future, net::SocketAddr, time::SystemTime};
 
 use proto::{
-    BackendId, FrontendId, ModelId, SlotDescriptor, Span, TaskId, Timestamp,
+    BackendId, ChangeId, FrontendId, ModelId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     clock::ClockReply,
     frame::read_frame,
-    frontend_to_scheduler::FrontendToScheduler,
-    scheduler_to_frontend::{DropReason, FrontendWelcome, SchedulerToFrontend},
+    frontend_to_scheduler::{FrontendToScheduler, ModelChange},
+    scheduler_to_frontend::{DropReason, FrontendWelcome, ModelState, SchedulerToFrontend},
     slot::ImmediateData,
     stages::AnswerStamps,
 };
@@ -48,6 +48,8 @@ struct Peer {
     arena: Rc<PlainArena>,
     fates: RefCell<VecDeque<Fate>>,
     kept: RefCell<Vec<TaskId>>,
+    /// Loads of models so far.
+    loads: Cell<u32>,
     cancelled: Cell<usize>,
 }
 
@@ -72,12 +74,11 @@ impl Peer {
                 let hello = wincode::serialize(&LinkHello { backend: BackendId(6), frontend }).unwrap();
                 let peer = "127.0.0.1:1".parse().unwrap();
                 self.desk.handle_event(Event::Incoming { connection: BACKEND, peer, hello });
-                let (name, version) = ("double".to_owned(), "1".to_owned());
-                let least_latency = Span::from_millis(5);
-                self.tell(&SchedulerToFrontend::Model { model: ModelId(0), name, version, gpus: 1, least_latency });
+                self.tell_gpus(1);
             }
             Output::Send { frame, .. } => read_frame(&frame).for_each(|message| self.handle_message(message.unwrap())),
             Output::Accept { .. } => {}
+            Output::ReadModel { name } => self.desk.handle_model_read(&name, Ok(double())),
             other => panic!("found {other:?}, expected nothing of that kind"),
         }
     }
@@ -98,8 +99,28 @@ impl Peer {
                 self.cancelled.set(self.cancelled.get() + 1);
                 self.tell(&SchedulerToFrontend::Dropped { task, reason: DropReason::Cancelled });
             }
+            FrontendToScheduler::ChangeModel { change, to, name } => self.change_model(change, to, name),
             FrontendToScheduler::Fenced { .. } => panic!("nobody asked for a fence"),
         }
+    }
+
+    fn tell_gpus(&self, gpus: u32) {
+        let (name, version, least_latency) = ("double".to_owned(), "1".to_owned(), Span::from_millis(5));
+        self.tell(&SchedulerToFrontend::Model { model: ModelId(0), name, version, gpus, least_latency });
+    }
+
+    /// As the scheduler does it; only one model can be had.
+    fn change_model(&self, change: ChangeId, to: ModelChange, name: String) {
+        if name != "double" {
+            let refused = Some("there is no such folder".to_owned());
+            return self.tell(&SchedulerToFrontend::ModelChanged { change, refused });
+        }
+        let is_load = to == ModelChange::Load;
+        self.loads.set(self.loads.get() + u32::from(is_load));
+        self.tell_gpus(u32::from(is_load));
+        let state = if is_load { ModelState::Serving } else { ModelState::Unloaded };
+        self.tell(&SchedulerToFrontend::ModelState { name, state, loads: self.loads.get() });
+        self.tell(&SchedulerToFrontend::ModelChanged { change, refused: None });
     }
 
     fn doubled(&self, slot: SlotDescriptor) -> Vec<u8> {
@@ -150,8 +171,7 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
         link_address: "127.0.0.1:1".to_owned(),
         links_max: 4,
     };
-    let double = model("double", vec![tensor("x", DataType::Uint8, &[4])], vec![tensor("y", DataType::Uint8, &[4])]);
-    let core = Core::new(config, vec![double]).unwrap();
+    let core = Core::new(config, vec![double()]).unwrap();
     let desk = Desk::new(core, Box::new(Rc::clone(&arena)), Box::new(|| Timestamp(1_000)));
     let mut service = Service::new(Rc::clone(&desk), Some(Box::new(|_| Ok(()))), SystemTime::now);
     if let Some(otlp) = otlp {
@@ -164,6 +184,7 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
         arena,
         fates: RefCell::default(),
         kept: RefCell::default(),
+        loads: Cell::new(0),
         cancelled: Cell::new(0),
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -175,6 +196,10 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
         tokio::task::yield_now().await;
         test(address, peer).await;
     });
+}
+
+fn double() -> repository::Model {
+    model("double", vec![tensor("x", DataType::Uint8, &[4])], vec![tensor("y", DataType::Uint8, &[4])])
 }
 
 fn limits() -> Limits {

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proto::{
     BackendId, FrontendId, GpuId, LatencyProfile, ModelId, Span, Timestamp,
     backend_to_scheduler::{BackendHello, ModelOffer},
+    frontend_to_scheduler::NAME_BYTES_MAX,
 };
 use thiserror::Error;
 
@@ -20,7 +21,6 @@ const FRONTENDS_MAX: usize = 1024;
 const BACKENDS_MAX: usize = 4096;
 const GPUS_PER_BACKEND_MAX: u32 = 64;
 const MODELS_MAX: usize = 65_536;
-const NAME_BYTES_MAX: usize = 256;
 
 /// Why a member was refused; the member prints it.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -61,7 +61,10 @@ pub(super) struct Backend {
 pub(super) struct Gpu {
     pub(super) backend: BackendId,
     pub(super) index: u32,
+    /// What it hosts; ascending.
     pub(super) models: Vec<ModelId>,
+    /// What the planner takes it to host.
+    pub(super) planned: Vec<ModelId>,
 }
 
 #[derive(Debug)]
@@ -93,6 +96,17 @@ pub(super) struct Joined {
     pub(super) models: Vec<ModelId>,
     /// Models that are new or whose profile changed.
     pub(super) reprofiled: BTreeSet<ModelId>,
+    /// Models that it offers in vain.
+    pub(super) unwanted: BTreeSet<ModelId>,
+}
+
+/// What a load changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Hosted {
+    /// Under which id each backend hosts the model now.
+    pub(super) models: BTreeMap<BackendId, ModelId>,
+    /// Other versions of the model, which these backends have no use for any more.
+    pub(super) replaced: BTreeSet<(BackendId, ModelId)>,
 }
 
 impl Members {
@@ -106,7 +120,13 @@ impl Members {
         Ok(id)
     }
 
-    pub(super) fn add_backend(&mut self, now: Timestamp, hello: BackendHello) -> Result<Joined, JoinError> {
+    /// Takes in a backend; of its models those that are `unwanted` are not used.
+    pub(super) fn add_backend(
+        &mut self,
+        now: Timestamp,
+        hello: BackendHello,
+        unwanted: impl Fn(&str) -> bool,
+    ) -> Result<Joined, JoinError> {
         if self.backends.len() >= BACKENDS_MAX {
             return Err(JoinError::TooMany { kind: "backends", max: BACKENDS_MAX });
         }
@@ -116,7 +136,7 @@ impl Members {
         }
         let backend = BackendId(self.next_backend);
         self.next_backend += 1;
-        let mut reprofiled = BTreeSet::new();
+        let (mut reprofiled, mut refused) = (BTreeSet::new(), BTreeSet::new());
         let mut models = Vec::new();
         let mut hosted: Vec<Vec<ModelId>> = vec![Vec::new(); hello.gpus as usize];
         for offer in offers {
@@ -124,30 +144,114 @@ impl Members {
             if changed {
                 reprofiled.insert(model);
             }
+            models.push(model);
+            if unwanted(&offer.name) {
+                refused.insert(model);
+                continue;
+            }
             for &index in &offer.gpu_indexes {
                 hosted[index as usize].push(model);
             }
-            models.push(model);
         }
         let mut gpus = Vec::new();
         for (index, mut models) in hosted.into_iter().enumerate() {
             models.sort_unstable();
             models.dedup();
-            let id = GpuId(self.next_gpu);
-            self.next_gpu += 1;
-            self.gpus.insert(id, Gpu { backend, index: index as u32, models });
-            gpus.push(id);
+            gpus.push(self.add_gpu(Gpu { backend, index: index as u32, models, planned: Vec::new() }));
         }
         let awaited = Some(self.frontends.keys().copied().collect());
         let use_from = now + LINK_GRACE;
         self.backends.insert(backend, Backend { gpus, linked: BTreeSet::new(), awaited, use_from });
-        Ok(Joined { backend, models, reprofiled })
+        Ok(Joined { backend, models, reprofiled, unwanted: refused })
+    }
+
+    fn add_gpu(&mut self, gpu: Gpu) -> GpuId {
+        let id = GpuId(self.next_gpu);
+        self.next_gpu += 1;
+        self.gpus.insert(id, gpu);
+        id
+    }
+
+    /// Gives a GPU a new id, as one that the planner does not know.
+    pub(super) fn rename_gpu(&mut self, old: GpuId) -> GpuId {
+        let gpu = self.gpus.remove(&old).expect("the caller looked it up");
+        let (backend, index) = (gpu.backend, gpu.index as usize);
+        let new = self.add_gpu(gpu);
+        self.backends.get_mut(&backend).expect("GPUs leave with their backend").gpus[index] = new;
+        new
+    }
+
+    /// GPUs in use of which the planner is wrong: what they host has changed.
+    pub(super) fn misplanned_gpus(&self) -> Vec<GpuId> {
+        let in_use = || self.gpus.iter().filter(|(_, gpu)| self.backends[&gpu.backend].awaited.is_none());
+        let hosted: BTreeSet<ModelId> = in_use().flat_map(|(_, gpu)| gpu.models.iter().copied()).collect();
+        let differs = |gpu: &Gpu| {
+            let only_in = |one: &[ModelId], other: &[ModelId]| {
+                one.iter().any(|model| hosted.contains(model) && other.binary_search(model).is_err())
+            };
+            only_in(&gpu.models, &gpu.planned) || only_in(&gpu.planned, &gpu.models)
+        };
+        in_use().filter(|(_, gpu)| differs(gpu)).map(|(&id, _)| id).collect()
+    }
+
+    /// Takes a model, whatever its version, from all GPUs. Yields who hosted it.
+    pub(super) fn withdraw(&mut self, name: &str) -> BTreeSet<(BackendId, ModelId)> {
+        let mut hosts = BTreeSet::new();
+        for gpu in self.gpus.values_mut() {
+            let gone = gpu.models.extract_if(.., |model| self.models[model.0 as usize].name == name);
+            hosts.extend(gone.map(|model| (gpu.backend, model)));
+        }
+        hosts
+    }
+
+    /// Whether any backend has ever offered a model of that name.
+    pub(super) fn is_known(&self, name: &str) -> bool {
+        self.models.iter().any(|model| model.name == name)
+    }
+
+    /// The offer of a backend that has loaded `name`, checked; or why it cannot be taken.
+    pub(super) fn checked(&self, backend: BackendId, name: &str, offer: &ModelOffer) -> Result<ModelOffer, String> {
+        if offer.name != name {
+            return Err(format!("it was asked to load {name} and offers {}", offer.name));
+        }
+        if self.models.len() >= MODELS_MAX && self.position(offer).is_none() {
+            return Err(JoinError::TooMany { kind: "models", max: MODELS_MAX }.to_string());
+        }
+        let gpus = self.backends.get(&backend).map_or(0, |backend| backend.gpus.len() as u32);
+        check_offer(gpus, offer)
+    }
+
+    /// Backends host what they have loaded, instead of any other version. The profile is made of these offers alone.
+    pub(super) fn host(&mut self, offers: &BTreeMap<BackendId, ModelOffer>) -> Hosted {
+        let mut hosted = Hosted::default();
+        for (&backend, offer) in offers {
+            let is_first = self.position(offer).is_none_or(|model| hosted.models.values().all(|other| *other != model));
+            let (model, _) = self.merge_offer(offer);
+            if is_first {
+                let entry = &mut self.models[model.0 as usize];
+                (entry.profile, entry.input_bytes) = (offer.profile.clone(), offer.input_bytes);
+            }
+            hosted.models.insert(backend, model);
+            for gpu in self.backends.get(&backend).into_iter().flat_map(|backend| &backend.gpus) {
+                let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
+                let former = gpu.models.extract_if(.., |model| self.models[model.0 as usize].name == offer.name);
+                hosted.replaced.extend(former.filter(|former| *former != model).map(|former| (backend, former)));
+                if offer.gpu_indexes.contains(&gpu.index) {
+                    gpu.models.insert(gpu.models.partition_point(|other| *other < model), model);
+                }
+            }
+        }
+        hosted
+    }
+
+    fn position(&self, offer: &ModelOffer) -> Option<ModelId> {
+        let same = |model: &Model| model.name == offer.name && model.version == offer.version;
+        self.models.iter().position(same).map(|index| ModelId(index as u32))
     }
 
     /// The offered model's id, and whether it is new or its profile changed.
     fn merge_offer(&mut self, offer: &ModelOffer) -> (ModelId, bool) {
-        let known = self.models.iter().position(|m| m.name == offer.name && m.version == offer.version);
-        let Some(index) = known else {
+        let Some(id) = self.position(offer) else {
             self.models.push(Model {
                 name: offer.name.clone(),
                 version: offer.version.clone(),
@@ -156,11 +260,11 @@ impl Members {
             });
             return (ModelId((self.models.len() - 1) as u32), true);
         };
-        let profile = &mut self.models[index].profile;
+        let profile = &mut self.models[id.0 as usize].profile;
         let slowest = slowest(profile, &offer.profile);
         let changed = slowest != *profile;
         *profile = slowest;
-        (ModelId(index as u32), changed)
+        (id, changed)
     }
 
     pub(super) fn remove_frontend(&mut self, frontend: FrontendId) -> Option<Frontend> {
@@ -210,6 +314,14 @@ impl Members {
         usable
     }
 
+    /// The planner knows what a backend's GPUs host now.
+    pub(super) fn note_planned(&mut self, backend: BackendId) {
+        for gpu in self.backends.get(&backend).into_iter().flat_map(|backend| &backend.gpus) {
+            let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
+            gpu.planned.clone_from(&gpu.models);
+        }
+    }
+
     /// When [`Self::take_usable`] has something to yield even if nobody links.
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
         self.backends.values().filter(|b| b.awaited.is_some()).map(|b| b.use_from).min()
@@ -231,25 +343,25 @@ impl Members {
 }
 
 fn check_offers(hello: &BackendHello) -> Result<Vec<ModelOffer>, JoinError> {
-    let bad = |text: String| Err(JoinError::BadOffer(text));
     if !(1..=GPUS_PER_BACKEND_MAX).contains(&hello.gpus) {
-        return bad(format!("gpus is {}, expected 1 to {GPUS_PER_BACKEND_MAX}", hello.gpus));
+        let text = format!("gpus is {}, expected 1 to {GPUS_PER_BACKEND_MAX}", hello.gpus);
+        return Err(JoinError::BadOffer(text));
     }
-    let mut offers = Vec::with_capacity(hello.models.len());
-    for offer in &hello.models {
-        let ModelOffer { name, version, profile, gpu_indexes, .. } = offer;
-        if name.is_empty() || name.len() > NAME_BYTES_MAX || version.len() > NAME_BYTES_MAX {
-            return bad(format!("a model's name and version have 1 to {NAME_BYTES_MAX} bytes, found {}", name.len()));
-        }
-        if let Some(index) = gpu_indexes.iter().find(|index| **index >= hello.gpus) {
-            return bad(format!("{name} names GPU {index} of {} (they count from 0)", hello.gpus));
-        }
-        match profile.clone().validated() {
-            Ok(profile) => offers.push(ModelOffer { profile, ..offer.clone() }),
-            Err(error) => return bad(format!("{name}: {error}")),
-        }
+    let checked = hello.models.iter().map(|offer| check_offer(hello.gpus, offer).map_err(JoinError::BadOffer));
+    checked.collect()
+}
+
+/// An offer with its profile validated, or what is wrong with it.
+fn check_offer(gpus: u32, offer: &ModelOffer) -> Result<ModelOffer, String> {
+    let ModelOffer { name, version, profile, gpu_indexes, .. } = offer;
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || version.len() > NAME_BYTES_MAX {
+        return Err(format!("a model's name and version have 1 to {NAME_BYTES_MAX} bytes, found {}", name.len()));
     }
-    Ok(offers)
+    if let Some(index) = gpu_indexes.iter().find(|index| **index >= gpus) {
+        return Err(format!("{name} names GPU {index} of {gpus} (they count from 0)"));
+    }
+    let profile = profile.clone().validated().map_err(|error| format!("{name}: {error}"))?;
+    Ok(ModelOffer { profile, ..offer.clone() })
 }
 
 /// The slower of two profiles at every batch size that both have.
@@ -272,11 +384,16 @@ mod tests {
         BackendHello { gpus, models }
     }
 
+    /// Every model is wanted.
+    fn all(_: &str) -> bool {
+        false
+    }
+
     #[test]
     fn a_backend_is_used_once_it_is_linked_to_all_who_were_there() {
         let mut members = Members::default();
         let early = members.add_frontend("a:1".into()).unwrap();
-        let joined = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 1.0, vec![0])])).unwrap();
+        let joined = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 1.0, vec![0])]), all).unwrap();
         let late = members.add_frontend("b:1".into()).unwrap();
         assert!(members.take_usable(Timestamp(1)).is_empty());
         assert!(!members.is_hosted(joined.models[0]));
@@ -291,7 +408,7 @@ mod tests {
     fn a_frontend_that_cannot_be_reached_delays_a_backend_only_so_long() {
         let mut members = Members::default();
         members.add_frontend("a:1".into()).unwrap();
-        let joined = members.add_backend(Timestamp(5), hello(1, vec![])).unwrap();
+        let joined = members.add_backend(Timestamp(5), hello(1, vec![]), all).unwrap();
         assert_eq!(members.poll_timeout(), Some(Timestamp(5) + LINK_GRACE));
         assert_eq!(members.take_usable(Timestamp(5) + LINK_GRACE), [joined.backend]);
         assert_eq!(members.poll_timeout(), None);
@@ -300,9 +417,9 @@ mod tests {
     #[test]
     fn two_offers_of_a_model_share_its_id_and_the_slower_profile() {
         let mut members = Members::default();
-        let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 1.0, vec![0, 1])])).unwrap();
-        let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 2.0, vec![0])])).unwrap();
-        let same = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 0.5, vec![0])])).unwrap();
+        let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 1.0, vec![0, 1])]), all).unwrap();
+        let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 2.0, vec![0])]), all).unwrap();
+        let same = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 0.5, vec![0])]), all).unwrap();
         assert_eq!((one.models.clone(), other.models), (vec![ModelId(0)], vec![ModelId(0)]));
         assert_eq!((other.reprofiled.len(), same.reprofiled.len()), (1, 0));
         assert_eq!(members.models[0].profile.latency(3), Span::from_millis(7));
@@ -312,9 +429,34 @@ mod tests {
     #[test]
     fn wrong_offers_are_refused_with_the_reason() {
         let mut members = Members::default();
-        let mut refuse = |hello| members.add_backend(Timestamp(0), hello).unwrap_err().to_string();
+        let mut refuse = |hello| members.add_backend(Timestamp(0), hello, all).unwrap_err().to_string();
         assert!(refuse(hello(0, vec![])).contains("gpus is 0, expected 1 to 64"));
         assert!(refuse(hello(2, vec![offer("m", 1.0, vec![2])])).contains("m names GPU 2 of 2"));
         assert!(refuse(hello(1, vec![offer("", 1.0, vec![0])])).contains("name"));
+    }
+
+    #[test]
+    fn a_loaded_version_takes_the_place_of_the_others_and_their_profile() {
+        let mut members = Members::default();
+        let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 5.0, vec![0, 1])]), all).unwrap();
+        let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 5.0, vec![0])]), all).unwrap();
+        members.take_usable(Timestamp(0)).iter().for_each(|backend| members.note_planned(*backend));
+        let newer = |alpha_ms| ModelOffer { version: "2".into(), ..offer("m", alpha_ms, vec![0]) };
+        let offers = [(one.backend, newer(1.0)), (other.backend, newer(2.0))].into();
+        let hosted = members.host(&offers);
+        assert_eq!(hosted.models, [(one.backend, ModelId(1)), (other.backend, ModelId(1))].into());
+        assert_eq!(hosted.replaced, [(one.backend, ModelId(0)), (other.backend, ModelId(0))].into());
+        assert_eq!(members.models[1].profile.latency(1), Span::from_millis(3));
+        // The second GPU of the first backend hosts nothing that is of use any more, so the planner need not know.
+        assert_eq!(members.misplanned_gpus(), [one_gpu(&members, one.backend), one_gpu(&members, other.backend)]);
+        let again = [(one.backend, newer(0.5)), (other.backend, newer(0.5))].into();
+        assert_eq!(members.host(&again).replaced, BTreeSet::new());
+        assert_eq!(members.models[1].profile.latency(1), Span::from_micros(1_500), "not the slower one of before");
+        assert_eq!(members.withdraw("m"), [(one.backend, ModelId(1)), (other.backend, ModelId(1))].into());
+        assert!(!members.is_hosted(ModelId(1)) && members.is_known("m"));
+    }
+
+    fn one_gpu(members: &Members, backend: BackendId) -> GpuId {
+        members.backends[&backend].gpus[0]
     }
 }

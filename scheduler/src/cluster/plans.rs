@@ -24,14 +24,16 @@ pub(super) struct SentPlan {
     pub(super) tasks: Vec<RunningTask>,
     /// Tasks in the batch.
     size: usize,
+    /// When the GPU will be done with it, as planned.
+    frees_at: Timestamp,
     /// Execution ended; only answers are still on their way.
     is_done: bool,
 }
 
 impl SentPlan {
     /// Of at least one task.
-    pub(super) fn new(backend: BackendId, gpu: GpuId, tasks: Vec<RunningTask>) -> Self {
-        Self { backend, gpu, size: tasks.len(), tasks, is_done: false }
+    pub(super) fn new(backend: BackendId, gpu: GpuId, tasks: Vec<RunningTask>, frees_at: Timestamp) -> Self {
+        Self { backend, gpu, size: tasks.len(), tasks, frees_at, is_done: false }
     }
 }
 
@@ -87,6 +89,11 @@ impl Plans {
         Some(plan.tasks.into_iter().partition(|task| !failed.contains(&task.id)))
     }
 
+    /// When a GPU will have executed all that it was sent, as planned; `None` if it has.
+    pub(super) fn free_at(&self, gpu: GpuId) -> Option<Timestamp> {
+        self.under_way.values().filter(|plan| plan.gpu == gpu && !plan.is_done).map(|plan| plan.frees_at).max()
+    }
+
     /// The backend is gone: its plans, oldest first.
     pub(super) fn remove_backend(&mut self, backend: BackendId) -> Vec<SentPlan> {
         self.under_way.extract_if(.., |_, plan| plan.backend == backend).map(|(_, plan)| plan).collect()
@@ -111,7 +118,7 @@ mod tests {
     }
 
     fn plan(backend: u32, tasks: impl IntoIterator<Item = u64>) -> SentPlan {
-        SentPlan::new(BackendId(backend), GpuId(0), tasks.into_iter().map(task).collect())
+        SentPlan::new(BackendId(backend), GpuId(0), tasks.into_iter().map(task).collect(), Timestamp(9))
     }
 
     #[test]
@@ -143,6 +150,7 @@ mod tests {
         let done = plans.insert(plan(1, 0..2));
         plans.insert(plan(1, 2..3));
         plans.insert(plan(2, 3..4));
+        assert_eq!(plans.free_at(GpuId(0)), Some(Timestamp(9)));
         plans.on_done(BackendId(1), done, &[task(0).id]).unwrap();
         let lost: Vec<_> = plans.remove_backend(BackendId(1)).into_iter().flat_map(|plan| plan.tasks).collect();
         assert_eq!(lost, [task(1), task(2)]);

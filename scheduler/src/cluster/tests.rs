@@ -3,7 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::{LatencyProfile, backend_to_scheduler::ModelOffer};
+use proto::{
+    ChangeId, LatencyProfile, LoadId,
+    backend_to_scheduler::{LoadOutcome, ModelOffer},
+    frontend_to_scheduler::ModelChange,
+};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -33,10 +37,13 @@ fn slot() -> SlotDescriptor {
 }
 
 fn offer(gpus: u32) -> BackendHello {
+    BackendHello { gpus, models: vec![model_offer(gpus, "m", 1)] }
+}
+
+fn model_offer(gpus: u32, name: &str, version: u32) -> ModelOffer {
     let profile = LatencyProfile::linear(1.0, 5.0, 16).unwrap();
     let gpu_indexes = (0..gpus).collect();
-    let model = ModelOffer { name: "m".into(), version: "1".into(), profile, input_bytes: 10_000, gpu_indexes };
-    BackendHello { gpus, models: vec![model] }
+    ModelOffer { name: name.into(), version: version.to_string(), profile, input_bytes: 10_000, gpu_indexes }
 }
 
 fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendToScheduler {
@@ -187,6 +194,71 @@ fn tasks_per_frontend_are_bounded() {
     assert_eq!(drain(&mut cluster), [ClusterOutput::ToFrontend(frontend, dropped)]);
 }
 
+fn change(cluster: &mut Cluster, frontend: FrontendId, change: u64, to: ModelChange) -> Vec<ClusterOutput> {
+    let message = FrontendToScheduler::ChangeModel { change: ChangeId(change), to, name: "m".into() };
+    cluster.handle_frontend_message(Timestamp(0), frontend, message).unwrap();
+    drain(cluster)
+}
+
+fn changed(frontend: FrontendId, change: u64, refused: Option<&str>) -> ClusterOutput {
+    let (change, refused) = (ChangeId(change), refused.map(str::to_owned));
+    ClusterOutput::ToFrontend(frontend, SchedulerToFrontend::ModelChanged { change, refused })
+}
+
+#[test]
+fn unloading_ends_what_waits_and_loading_serves_again() {
+    let (mut cluster, frontend, backend) = pair(Timestamp(0));
+    let now = Timestamp(0);
+    let reason = "no backend has ever hosted 'x'";
+    let unknown = FrontendToScheduler::ChangeModel { change: ChangeId(9), to: ModelChange::Unload, name: "x".into() };
+    cluster.handle_frontend_message(now, frontend, unknown).unwrap();
+    assert_eq!(drain(&mut cluster), [changed(frontend, 9, Some(reason))]);
+
+    cluster.handle_frontend_message(now, frontend, submit(frontend, 0, Timestamp(90 * MS))).unwrap();
+    let outputs = change(&mut cluster, frontend, 1, ModelChange::Unload);
+    let dropped = |sequence| {
+        let (task, reason) = (TaskId::new(frontend, sequence), DropReason::Unloaded);
+        ClusterOutput::ToFrontend(frontend, SchedulerToFrontend::Dropped { task, reason })
+    };
+    assert!(outputs.contains(&dropped(0)), "{outputs:?}");
+    let unload = ClusterOutput::ToBackend(backend, SchedulerToBackend::Unload { model: ModelId(0) });
+    assert!(outputs.contains(&unload), "{outputs:?}");
+    assert!(!outputs.contains(&changed(frontend, 1, None)), "the backend has not finished");
+    cluster.handle_backend_message(now, backend, BackendToScheduler::Unloaded { model: ModelId(0) }).unwrap();
+    assert_eq!(drain(&mut cluster).last(), Some(&changed(frontend, 1, None)));
+    cluster.handle_frontend_message(now, frontend, submit(frontend, 1, Timestamp(90 * MS))).unwrap();
+    assert_eq!(drain(&mut cluster), [dropped(1)]);
+
+    // A backend that comes meanwhile is told to do without it, too.
+    let late = cluster.handle_backend_joined(now, offer(1)).unwrap();
+    let unwanted = ClusterOutput::ToBackend(late.backend, SchedulerToBackend::Unload { model: late.models[0] });
+    assert!(drain(&mut cluster).contains(&unwanted));
+    cluster.handle_backend_left(now, late.backend);
+
+    let outputs = change(&mut cluster, frontend, 2, ModelChange::Load);
+    let [ClusterOutput::ToBackend(_, SchedulerToBackend::Load { load, .. }), ..] = outputs[..] else {
+        panic!("{outputs:?}")
+    };
+    let failed = LoadOutcome::Failed("model.onnx: it is torn".into());
+    cluster.handle_backend_message(now, backend, BackendToScheduler::Loaded { load, outcome: failed }).unwrap();
+    let reason = "backend 0: model.onnx: it is torn";
+    assert_eq!(drain(&mut cluster).last(), Some(&changed(frontend, 2, Some(reason))));
+
+    let outputs = change(&mut cluster, frontend, 3, ModelChange::Load);
+    let [ClusterOutput::ToBackend(_, SchedulerToBackend::Load { load, .. }), ..] = outputs[..] else {
+        panic!("{outputs:?}")
+    };
+    let ready = LoadOutcome::Ready(model_offer(1, "m", 1));
+    cluster.handle_backend_message(now, backend, BackendToScheduler::Loaded { load, outcome: ready }).unwrap();
+    let outputs = drain(&mut cluster);
+    let host = ClusterOutput::ToBackend(backend, SchedulerToBackend::Host { load, model: ModelId(0) });
+    assert_eq!((outputs.first(), outputs.last()), (Some(&host), Some(&changed(frontend, 3, None))));
+    cluster.handle_frontend_message(now, frontend, submit(frontend, 2, Timestamp(25 * MS))).unwrap();
+    cluster.handle_timeout(cluster.poll_timeout().unwrap());
+    let outputs = drain(&mut cluster);
+    assert!(matches!(&outputs[..], [ClusterOutput::ToBackend(_, SchedulerToBackend::Plan(_))]), "{outputs:?}");
+}
+
 /// What is under way in the simulated world.
 #[derive(Debug)]
 enum Arrival {
@@ -210,6 +282,8 @@ enum Arrival {
     BackendDies,
     BackendJoins,
     FrontendDies,
+    /// A client asks for a change of a model.
+    Change,
 }
 
 #[derive(Debug, Default)]
@@ -219,6 +293,16 @@ struct FakeFrontend {
     /// The queue pair of each backend that is not fenced.
     links: BTreeMap<BackendId, u64>,
     next: u64,
+    /// Changes of models that are not answered yet.
+    changes: BTreeSet<ChangeId>,
+}
+
+#[derive(Debug, Default)]
+struct FakeBackend {
+    /// What it can be sent plans for.
+    hosts: BTreeSet<ModelId>,
+    /// What is loaded, or being loaded, beside that.
+    loads: BTreeSet<LoadId>,
 }
 
 struct World {
@@ -230,13 +314,14 @@ struct World {
     last: BTreeMap<String, Timestamp>,
     next: u64,
     frontends: BTreeMap<FrontendId, FakeFrontend>,
-    backends: BTreeSet<BackendId>,
+    backends: BTreeMap<BackendId, FakeBackend>,
     /// Answers of a plan that did not arrive.
     undelivered: BTreeMap<PlanId, Vec<TaskId>>,
     submitted: usize,
     ended: usize,
     forgotten: usize,
     answered: usize,
+    changed: usize,
 }
 
 impl World {
@@ -249,12 +334,13 @@ impl World {
             last: BTreeMap::new(),
             next: 0,
             frontends: BTreeMap::new(),
-            backends: BTreeSet::new(),
+            backends: BTreeMap::new(),
             undelivered: BTreeMap::new(),
             submitted: 0,
             ended: 0,
             forgotten: 0,
             answered: 0,
+            changed: 0,
         };
         for name in 0..3 {
             let hello = FrontendHello { link_address: format!("f:{name}") };
@@ -317,11 +403,11 @@ impl World {
             Arrival::FromFrontend(id, message) if self.frontends.contains_key(&id) => {
                 self.cluster.handle_frontend_message(now, id, message).unwrap();
             }
-            Arrival::FromBackend(id, message) if self.backends.contains(&id) => {
+            Arrival::FromBackend(id, message) if self.backends.contains_key(&id) => {
                 self.cluster.handle_backend_message(now, id, message).unwrap();
             }
             Arrival::ToFrontend(id, message) => self.on_frontend_message(id, message),
-            Arrival::ToBackend(id, message) if self.backends.contains(&id) => self.on_backend_message(id, message),
+            Arrival::ToBackend(id, message) if self.backends.contains_key(&id) => self.on_backend_message(id, message),
             Arrival::Answer { backend, plan, task, attempt, link } => {
                 let Some(frontend) = self.frontends.get_mut(&task.frontend()) else { return };
                 if frontend.links.get(&backend) == Some(&link) {
@@ -338,26 +424,28 @@ impl World {
                 self.on_arrival(Arrival::FromBackend(id, message));
             }
             Arrival::Link(id, frontend) => {
-                if let Some(entry) = self.frontends.get_mut(&frontend).filter(|_| self.backends.contains(&id)) {
+                if let Some(entry) = self.frontends.get_mut(&frontend).filter(|_| self.backends.contains_key(&id)) {
                     entry.links.insert(id, self.next);
                     let message = BackendToScheduler::Linked { frontend };
                     self.send(format!("from {id:?}"), Arrival::FromBackend(id, message));
                 }
             }
             Arrival::BackendDies => {
-                let Some(&id) = self.backends.iter().nth(self.random.random_range(0..2)) else { return };
+                let Some(&id) = self.backends.keys().nth(self.random.random_range(0..2)) else { return };
                 self.backends.remove(&id);
                 self.cluster.handle_backend_left(now, id);
             }
             Arrival::BackendJoins => {
-                let id = self.cluster.handle_backend_joined(now, offer(2)).unwrap().backend;
-                self.backends.insert(id);
+                let welcome = self.cluster.handle_backend_joined(now, offer(2)).unwrap();
+                let hosts = welcome.models.into_iter().collect();
+                self.backends.insert(welcome.backend, FakeBackend { hosts, loads: BTreeSet::new() });
             }
             Arrival::FrontendDies => {
                 let Some((id, gone)) = self.frontends.pop_last() else { return };
                 self.forgotten += gone.open.len();
                 self.cluster.handle_frontend_left(now, id);
             }
+            Arrival::Change => self.on_change(),
             Arrival::FromFrontend(..) | Arrival::FromBackend(..) | Arrival::ToBackend(..) => {}
         }
     }
@@ -365,13 +453,16 @@ impl World {
     fn on_submit(&mut self, id: FrontendId) {
         let Some(frontend) = self.frontends.get_mut(&id) else { return };
         let deadline = self.now + Span::from_millis(self.random.random_range(5..60));
-        let (message, task) = (submit(id, frontend.next, deadline), TaskId::new(id, frontend.next));
+        let (slot, task) = (slot(), TaskId::new(id, frontend.next));
+        // Some may not be hosted any more, or never have been.
+        let model = ModelId(self.random.random_range(0..4u32).saturating_sub(1));
+        let message = FrontendToScheduler::Submit { task, model, deadline, slot };
         frontend.next += 1;
         frontend.open.insert(task, 0);
         self.submitted += 1;
         self.send(format!("from {id:?}"), Arrival::FromFrontend(id, message));
         if self.random.random_bool(0.05) {
-            let cancel = FrontendToScheduler::Cancel { task, model: ModelId(0) };
+            let cancel = FrontendToScheduler::Cancel { task, model };
             self.send(format!("from {id:?}"), Arrival::FromFrontend(id, cancel));
         }
     }
@@ -392,13 +483,45 @@ impl World {
                 let message = FrontendToScheduler::Fenced { backend, unanswered };
                 self.send(format!("from {id:?}"), Arrival::FromFrontend(id, message));
                 self.schedule(self.now + Span::from_millis(1), Arrival::Link(backend, id));
-                if self.backends.contains(&backend) {
+                if self.backends.contains_key(&backend) {
                     let message = BackendToScheduler::Unlinked { frontend: id };
                     self.send(format!("from {backend:?}"), Arrival::FromBackend(backend, message));
                 }
             }
-            SchedulerToFrontend::Model { .. } | SchedulerToFrontend::Clock(_) => {}
+            SchedulerToFrontend::ModelChanged { change, .. } => {
+                assert!(frontend.changes.remove(&change), "{change:?} is answered twice");
+                self.changed += 1;
+            }
+            SchedulerToFrontend::Model { .. }
+            | SchedulerToFrontend::ModelState { .. }
+            | SchedulerToFrontend::Clock(_) => {}
         }
+    }
+
+    fn on_change(&mut self) {
+        let count = self.frontends.len();
+        let Some((&id, frontend)) = self.frontends.iter_mut().nth(self.random.random_range(0..count)) else { return };
+        let change = ChangeId(self.next);
+        frontend.changes.insert(change);
+        let to = if self.random.random_bool(0.6) { ModelChange::Load } else { ModelChange::Unload };
+        let name = if self.random.random_bool(0.8) { "m" } else { "n" }.to_owned();
+        let message = FrontendToScheduler::ChangeModel { change, to, name };
+        self.send(format!("from {id:?}"), Arrival::FromFrontend(id, message));
+    }
+
+    /// The repository gets a second version of each model half way.
+    fn on_load(&mut self, id: BackendId, load: LoadId, name: &str) {
+        let version = 1 + u32::from(self.now > Timestamp(100 * MS));
+        let outcome = match self.random.random_range(0..10) {
+            0 => LoadOutcome::Failed("bad luck".into()),
+            1 => LoadOutcome::NotPlaced,
+            _ => LoadOutcome::Ready(model_offer(2, name, version)),
+        };
+        if matches!(outcome, LoadOutcome::Ready(_)) {
+            self.backends.get_mut(&id).unwrap().loads.insert(load);
+        }
+        let at = self.now + Span::from_micros(self.random.random_range(100..20_000));
+        self.schedule(at, Arrival::FromBackend(id, BackendToScheduler::Loaded { load, outcome }));
     }
 
     fn on_backend_message(&mut self, id: BackendId, message: SchedulerToBackend) {
@@ -407,12 +530,27 @@ impl World {
                 self.on_arrival(Arrival::Link(id, frontend));
             }
             SchedulerToBackend::Plan(plan) => self.on_plan(id, plan),
+            SchedulerToBackend::Load { load, name } => self.on_load(id, load, &name),
+            SchedulerToBackend::Host { load, model } => {
+                let backend = self.backends.get_mut(&id).unwrap();
+                assert!(backend.loads.remove(&load), "{load:?} is to be hosted, but it is not loaded");
+                backend.hosts.insert(model);
+            }
+            SchedulerToBackend::Discard { load } => {
+                self.backends.get_mut(&id).unwrap().loads.remove(&load);
+            }
+            SchedulerToBackend::Unload { model } => {
+                self.backends.get_mut(&id).unwrap().hosts.remove(&model);
+                let at = self.now + Span::from_millis(self.random.random_range(0..8));
+                self.schedule(at, Arrival::FromBackend(id, BackendToScheduler::Unloaded { model }));
+            }
             SchedulerToBackend::FrontendLeft { .. } | SchedulerToBackend::Clock(_) => {}
         }
     }
 
     fn on_plan(&mut self, id: BackendId, plan: BatchPlan) {
         assert!(plan.exec_at <= plan.latest && !plan.tasks.is_empty());
+        assert!(self.backends[&id].hosts.contains(&plan.model), "{id:?} does not host {:?}", plan.model);
         let started_at = plan.exec_at.max(self.now);
         let finished_at = started_at + Span::from_millis(5 + plan.tasks.len() as i64);
         let outcome = if started_at > plan.latest {
@@ -452,6 +590,10 @@ fn run_seed(seed: u64) -> World {
         let back = at + Span(world.random.random_range(0..20 * MS));
         world.schedule(back, Arrival::BackendJoins);
     }
+    for _ in 0..world.random.random_range(0..8) {
+        let at = Timestamp(world.random.random_range(MS..200 * MS));
+        world.schedule(at, Arrival::Change);
+    }
     if world.random.random_bool(0.3) {
         let at = Timestamp(world.random.random_range(MS..200 * MS));
         world.schedule(at, Arrival::FrontendDies);
@@ -461,6 +603,13 @@ fn run_seed(seed: u64) -> World {
     assert!(open.is_empty(), "lost: {open:?}");
     assert_eq!(world.ended + world.forgotten, world.submitted);
     assert_eq!((world.cluster.plans.len(), world.cluster.fences.len()), (0, 0));
+    let waits: Vec<_> = world.frontends.values().flat_map(|frontend| &frontend.changes).collect();
+    assert!(waits.is_empty(), "without an answer: {waits:?}");
+    for (id, backend) in &world.backends {
+        let gpus = world.cluster.members.gpus.values().filter(|gpu| gpu.backend == *id);
+        let known: BTreeSet<ModelId> = gpus.flat_map(|gpu| gpu.models.iter().copied()).collect();
+        assert_eq!((&backend.hosts, backend.loads.len()), (&known, 0), "{id:?} hosts something else");
+    }
     assert!(world.cluster.members.frontends.values().all(|frontend| frontend.tasks == 0), "a count is off");
     world
 }
@@ -472,12 +621,16 @@ fn each_task_ends_exactly_once_whatever_fails() {
             let seed: u64 = seed.parse().expect("DOWNBEAT_SEED is a number");
             seed..seed + 1
         }
-        Err(_) => 0..200,
+        Err(_) => 0..400,
     };
-    let mut answered = 0;
+    let (mut answered, mut changed) = (0, 0);
     for seed in seeds {
-        let outcome = std::panic::catch_unwind(|| run_seed(seed).answered);
-        answered += outcome.unwrap_or_else(|_| panic!("seed {seed} failed; DOWNBEAT_SEED={seed} replays it"));
+        let outcome = std::panic::catch_unwind(|| {
+            let world = run_seed(seed);
+            (world.answered, world.changed)
+        });
+        let counts = outcome.unwrap_or_else(|_| panic!("seed {seed} failed; DOWNBEAT_SEED={seed} replays it"));
+        (answered, changed) = (answered + counts.0, changed + counts.1);
     }
-    assert!(answered > 0, "a test in which nothing is answered shows nothing");
+    assert!(answered > 0 && changed > 0, "a test in which nothing is answered shows nothing");
 }

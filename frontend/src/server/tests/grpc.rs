@@ -13,7 +13,8 @@ use prost::Message;
 use super::*;
 use crate::api::{
     InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
-    ServerReadyRequest, ServerReadyResponse, infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
+    RepositoryModelLoadRequest, RepositoryModelUnloadRequest, ServerReadyRequest, ServerReadyResponse,
+    infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
 };
 
 /// A connection whose frames are moved by a task of its own.
@@ -167,7 +168,11 @@ fn errors_have_their_code_and_the_connection_goes_on() {
         let bomb = framed(true, &gzip(&[0; 1 << 20]));
         let packed = head("ModelInfer").header("grpc-encoding", "gzip").body(()).unwrap();
         let cases = [
-            (changed(&|r| r.model_name = "triple".into()), 5, "model: found 'triple', expected one of: double"),
+            (
+                changed(&|r| r.model_name = "triple".into()),
+                5,
+                "Request for unknown model: 'triple' is not found, expected one of: double",
+            ),
             (changed(&|r| r.model_version = "2".into()), 5, "found '2', expected '1'"),
             (changed(&|r| r.inputs[0].shape = vec![1, -4]), 3, "inputs['x'].shape: found [1, -4]"),
             (changed(&|r| r.inputs[0].datatype = "FP32".into()), 3, "found 'FP32', expected 'UINT8'"),
@@ -232,7 +237,7 @@ fn a_stream_answers_each_message_and_survives_errors() {
         assert_eq!((status, messages.len()), (0, 3), "{text}");
         let answers = messages.into_iter().map(|message| ModelStreamInferResponse::decode(message).unwrap());
         let (refused, served): (Vec<_>, Vec<_>) = answers.partition(|answer| !answer.error_message.is_empty());
-        assert!(refused.len() == 1 && refused[0].error_message.contains("found 'triple'"), "{refused:?}");
+        assert!(refused.len() == 1 && refused[0].error_message.contains("unknown model: 'triple'"), "{refused:?}");
         assert_eq!(refused[0].infer_response.as_ref().unwrap().id, "bad");
         let outputs: Vec<_> =
             served.into_iter().map(|answer| answer.infer_response.unwrap().raw_output_contents[0].to_vec()).collect();
@@ -345,4 +350,26 @@ fn each_message_of_a_stream_counts_and_is_permitted_by_itself() {
             assert!(errors[2].contains("does not cover infer of model 'triple'"), "{errors:?}");
         },
     );
+}
+
+#[test]
+fn models_are_unloaded_and_loaded() {
+    with_server(limits(), async |address, _| {
+        let mut client = connect(address).await;
+        let unload = |model_name: &str| {
+            let request = RepositoryModelUnloadRequest { model_name: model_name.to_owned(), ..Default::default() };
+            framed(false, &request.encode_to_vec())
+        };
+        let head_of = |method| head(method).body(()).unwrap();
+        assert_eq!(call(&mut client, head_of("RepositoryModelUnload"), unload("double")).await.0, 0);
+        let infer = framed(false, &double(&[1, 2, 3, 4]).encode_to_vec());
+        let (status, message, _) = call(&mut client, head_of("ModelInfer"), infer.clone()).await;
+        assert!(status == 14 && message.contains("has no available versions"), "{status} {message}");
+        let (status, message, _) = call(&mut client, head_of("RepositoryModelUnload"), unload("triple")).await;
+        assert_eq!((status, message.as_str()), (3, "failed to unload 'triple', there is no such folder"));
+        let load = RepositoryModelLoadRequest { model_name: "double".to_owned(), ..Default::default() };
+        let load = framed(false, &load.encode_to_vec());
+        assert_eq!(call(&mut client, head_of("RepositoryModelLoad"), load).await.0, 0);
+        assert_eq!(call(&mut client, head_of("ModelInfer"), infer).await.0, 0);
+    });
 }

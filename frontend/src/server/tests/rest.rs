@@ -56,7 +56,11 @@ fn errors_have_their_status_and_the_connection_goes_on() {
         let length = "inference-header-content-length: 5000\r\n";
         let cases = [
             (get_of("/v1"), 404, "path: found '/v1'"),
-            (get_of("/v2/models/triple"), 404, "model: found 'triple', expected one of: double"),
+            (
+                get_of("/v2/models/triple"),
+                404,
+                "Request for unknown model: 'triple' is not found, expected one of: double",
+            ),
             (get_of("/v2/models/double/versions/2/ready"), 404, "version of model 'double': found '2', expected '1'"),
             (get_of(INFER), 405, "method: found GET, expected POST"),
             (post_of("/v2", "", b""), 405, "method: found POST, expected GET"),
@@ -65,7 +69,7 @@ fn errors_have_their_status_and_the_connection_goes_on() {
             (
                 post_of("/v2/models/triple/infer", "", &[b' '; 4000]),
                 404,
-                "model: found 'triple', expected one of: double",
+                "Request for unknown model: 'triple' is not found, expected one of: double",
             ),
             (infer(&GOOD[..30]), 400, "the request is not a JSON object of this protocol"),
             (infer(""), 400, "the request is not a JSON object of this protocol"),
@@ -228,5 +232,37 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
         assert_eq!(by_id["outcome"], "dropped: its deadline could no longer be met", "the last one with that id");
         let unknown = ask(&mut stream, &get_of("/debug/requests/99")).await;
         assert_eq!(unknown.status, 404);
+    });
+}
+
+#[test]
+fn models_are_unloaded_and_loaded() {
+    with_server(limits(), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let change = |model: &str, to: &str| post_of(&format!("/v2/repository/models/{model}/{to}"), "", b"");
+        let index = post_of("/v2/repository/index", "", b"");
+        assert_eq!(ask(&mut stream, &change("double", "unload")).await.status, 200);
+        let heard = ask(&mut stream, &post_of(INFER, "", GOOD.as_bytes())).await;
+        let error = "Request for unknown model: 'double' has no available versions, as it was unloaded";
+        assert_eq!((heard.status, &heard.json()["error"]), (503, &json!(error)));
+        assert_eq!(ask(&mut stream, &get_of("/v2/models/double/ready")).await.status, 503);
+        let unloaded = json!([{ "name": "double", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded" }]);
+        assert_eq!(ask(&mut stream, &index).await.json(), unloaded);
+
+        let dependents = br#"{"parameters":{"unload_dependents":true}}"#;
+        let again = post_of("/v2/repository/models/double/unload", "", dependents);
+        assert_eq!(ask(&mut stream, &again).await.status, 200);
+        let config = post_of("/v2/repository/models/double/load", "", br#"{"parameters":{"config":"{}"}}"#);
+        let heard = ask(&mut stream, &config).await;
+        assert_eq!(heard.status, 400, "{heard:?}");
+        let heard = ask(&mut stream, &change("triple", "load")).await;
+        let error = "failed to load 'triple', there is no such folder";
+        assert_eq!((heard.status, &heard.json()["error"]), (400, &json!(error)));
+
+        assert_eq!(ask(&mut stream, &change("double", "load")).await.status, 200);
+        let ready = json!([{ "name": "double", "version": "1", "state": "READY", "reason": "" }]);
+        assert_eq!(ask(&mut stream, &index).await.json(), ready);
+        is_served(&mut stream).await;
+        assert_eq!(ask(&mut stream, &get_of("/v2/repository/models/double/load")).await.status, 405);
     });
 }

@@ -1,0 +1,169 @@
+//! What loading and unloading a model does to members, planner and peers; when, is [`Changes`](super::changes)' affair.
+//!
+//! A backend is sent plans only for what it hosts: it is told to host a model before the first plan, and to unload it
+//! after the last. The planner knows a GPU by what it hosts, so one that hosts something else leaves and joins again,
+//! under a new id and free from when its plans will have ended.
+
+use std::collections::BTreeSet;
+
+use proto::{
+    FrontendId, LoadId, ModelId, Timestamp,
+    backend_to_scheduler::LoadOutcome,
+    frontend_to_scheduler::{ModelChange, NAME_BYTES_MAX},
+    scheduler_to_backend::SchedulerToBackend,
+    scheduler_to_frontend::{DropReason, SchedulerToFrontend},
+};
+
+use super::{
+    BackendId, Cluster, ClusterOutput,
+    changes::{Asked, Ended, Outcome, Waiter},
+    members::Hosted,
+};
+
+impl Cluster {
+    /// A client asks for a change of a model.
+    pub(super) fn on_change_asked(&mut self, now: Timestamp, waiter: Waiter, to: ModelChange, name: &str) {
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            return self
+                .answer(waiter, Some(format!("a model's name has 1 to {NAME_BYTES_MAX} bytes, found {}", name.len())));
+        }
+        if to == ModelChange::Unload && !self.members.is_known(name) {
+            return self.answer(waiter, Some(format!("no backend has ever hosted '{name}'")));
+        }
+        let backends = self.members.backends.keys().copied();
+        match self.changes.handle_asked(now, waiter, (to, name), backends) {
+            Asked::Load(load) => {
+                for &backend in self.members.backends.keys() {
+                    let message = SchedulerToBackend::Load { load, name: name.to_owned() };
+                    self.outputs.push_back(ClusterOutput::ToBackend(backend, message));
+                }
+            }
+            Asked::Unload => {
+                let hosts = self.members.withdraw(name);
+                self.unload(now, &hosts);
+                self.changes.handle_withdrawn(name, hosts);
+                self.announce();
+            }
+            Asked::Joined => return,
+            Asked::Refused(reason) => return self.answer(waiter, Some(reason)),
+        }
+        self.tell_state(name);
+    }
+
+    /// A backend has ended a load.
+    pub(super) fn on_loaded(&mut self, backend: BackendId, load: LoadId, outcome: LoadOutcome) {
+        let outcome = match outcome {
+            LoadOutcome::Ready(offer) => {
+                let name = self.changes.name_of(load).unwrap_or_default();
+                self.members.checked(backend, name, &offer).map_or_else(LoadOutcome::Failed, LoadOutcome::Ready)
+            }
+            other => other,
+        };
+        let is_ready = matches!(outcome, LoadOutcome::Ready(_));
+        // Whatever it holds that nobody waits for must go; one that holds nothing does not mind.
+        if !self.changes.handle_loaded(backend, load, outcome) || !is_ready {
+            self.discard(load, [backend]);
+        }
+    }
+
+    pub(super) fn on_change_ended(&mut self, now: Timestamp, ended: Ended) {
+        let Ended { name, waiters, outcome } = ended;
+        let refused = match outcome {
+            Outcome::Loaded(load, offers) => {
+                let hosted = self.members.host(&offers);
+                self.on_hosted(now, load, hosted);
+                None
+            }
+            Outcome::LoadFailed(load, ready, reason) => {
+                self.discard(load, ready);
+                Some(reason)
+            }
+            Outcome::Unloaded(reason) => reason,
+        };
+        self.announce();
+        self.tell_state(&name);
+        for waiter in waiters {
+            self.answer(waiter, refused.clone());
+        }
+    }
+
+    fn on_hosted(&mut self, now: Timestamp, load: LoadId, hosted: Hosted) {
+        for (&backend, &model) in &hosted.models {
+            let message = SchedulerToBackend::Host { load, model };
+            self.outputs.push_back(ClusterOutput::ToBackend(backend, message));
+        }
+        for model in hosted.models.into_values().collect::<BTreeSet<_>>() {
+            self.estimates.handle_model(model, self.members.models[model.0 as usize].profile.clone());
+        }
+        self.on_estimates_changed(now);
+        self.replan_gpus(now);
+        self.unload(now, &hosted.replaced);
+    }
+
+    /// Lets GPUs whose models changed leave the planner and join again. One may differ in models that nobody hosted when
+    /// it changed, and that matters as soon as somebody does.
+    pub(super) fn replan_gpus(&mut self, now: Timestamp) {
+        for old in self.members.misplanned_gpus() {
+            self.planner.handle_gpu_left(now, old);
+            self.estimates.handle_gpu_left(old);
+            let new = self.members.rename_gpu(old);
+            let gpu = self.members.gpus.get_mut(&new).expect("just renamed");
+            gpu.planned.clone_from(&gpu.models);
+            let free_at = self.plans.free_at(old).map_or(now, |at| at.max(now));
+            self.planner.handle_gpu_joined(free_at, new, gpu.models.clone());
+        }
+    }
+
+    /// Ends what waits for models that nobody hosts any more, and tells those who hosted them. No plan comes after that.
+    fn unload(&mut self, now: Timestamp, hosts: &BTreeSet<(BackendId, ModelId)>) {
+        for model in hosts.iter().map(|(_, model)| *model).collect::<BTreeSet<_>>() {
+            self.drop_if_unhosted(now, model);
+        }
+        for &(backend, model) in hosts {
+            self.outputs.push_back(ClusterOutput::ToBackend(backend, SchedulerToBackend::Unload { model }));
+        }
+    }
+
+    pub(super) fn drop_if_unhosted(&mut self, now: Timestamp, model: ModelId) {
+        if !self.members.is_hosted(model) {
+            self.planner.handle_unhosted(now, model);
+        }
+    }
+
+    /// Why a task for a model that nobody hosts is dropped.
+    pub(super) fn reason_unhosted(&self, model: ModelId) -> DropReason {
+        let entry = self.members.models.get(model.0 as usize);
+        let is_unloaded = entry.is_some_and(|entry| self.changes.is_unloaded(&entry.name));
+        if is_unloaded { DropReason::Unloaded } else { DropReason::NoBackend }
+    }
+
+    fn discard(&mut self, load: LoadId, backends: impl IntoIterator<Item = BackendId>) {
+        for backend in backends {
+            self.outputs.push_back(ClusterOutput::ToBackend(backend, SchedulerToBackend::Discard { load }));
+        }
+    }
+
+    fn answer(&mut self, (frontend, change): Waiter, refused: Option<String>) {
+        let message = SchedulerToFrontend::ModelChanged { change, refused };
+        self.outputs.push_back(ClusterOutput::ToFrontend(frontend, message));
+    }
+
+    fn tell_state(&mut self, name: &str) {
+        let message = self.state_of(name);
+        for &frontend in self.members.frontends.keys() {
+            self.outputs.push_back(ClusterOutput::ToFrontend(frontend, message.clone()));
+        }
+    }
+
+    /// Tells a new frontend what clients have made of models.
+    pub(super) fn tell_states(&mut self, frontend: FrontendId) {
+        for name in self.changes.names() {
+            self.outputs.push_back(ClusterOutput::ToFrontend(frontend, self.state_of(name)));
+        }
+    }
+
+    fn state_of(&self, name: &str) -> SchedulerToFrontend {
+        let (state, loads) = self.changes.state(name);
+        SchedulerToFrontend::ModelState { name: name.to_owned(), state, loads }
+    }
+}
