@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
     let cluster = Cluster::start(layout, Logs::Files)?;
     cluster.wait_until_ready(READY_TIMEOUT).map_err(|error| Failed(format!("{error:#}")))?;
 
-    let alone = Stream { arrivals: Arrivals::OneAtATime, ..streams[0].clone() };
+    let alone = Stream { arrivals: Arrivals::ONE_AT_A_TIME, ..streams[0].clone() };
     let alone = send(&cluster, "alone", ALONE_SECONDS, args.seed, &[alone])?.remove(0);
     let tallies = send(&cluster, "load", args.seconds, args.seed, &streams)?;
     cluster.check().map_err(|error| Failed(format!("{error:#}")))?;
@@ -126,7 +126,7 @@ fn show(streams: &[Stream], tallies: &[Tally], alone: &Tally, seconds: f64) {
 }
 
 fn send(cluster: &Cluster, what: &str, seconds: f64, seed: u64, streams: &[Stream]) -> Result<Vec<Tally>> {
-    let target = Target { address: cluster.http(), span: Duration::from_secs_f64(seconds), seed };
+    let target = Target::http(cluster.http(), Duration::from_secs_f64(seconds), seed);
     let bar = progress_bar(what);
     let tallies = generate(&target, streams, |fraction| bar.set_position((fraction * 1000.0) as u64))?;
     bar.finish_and_clear();
@@ -148,7 +148,7 @@ fn streams(models: &[repository::Model], held_out: digits::HeldOut, args: &Args)
         };
         Ok(Stream {
             model: name.into(),
-            arrivals: Arrivals::Poisson { rate_rps: rate_rps * args.rate / default_rate_rps() },
+            arrivals: Arrivals::poisson(rate_rps * args.rate / default_rate_rps()),
             slo_ms: model.slo.as_millis_f64(),
             inputs: inputs.into(),
         })
@@ -161,7 +161,7 @@ fn emulated_input(model: &repository::Model, random: &mut impl Rng) -> Input {
     random.fill_bytes(&mut data);
     let digest = repository::emulated::digest(&data).iter().flat_map(|word| word.to_le_bytes()).collect();
     let input = &model.inputs[0];
-    Input::new(&input.name, "UINT8", &input.shape, &data, None, Expected::Bytes(digest))
+    Input::new(&input.name, input.datatype, &input.shape, &data, None, Expected::Bytes(digest))
 }
 
 /// Every answer must be right and every request accounted for. Lateness on a busy machine is only a warning.

@@ -37,7 +37,7 @@ pub fn load(model: &repository::Model, folder: &Path) -> Result<HeldOut> {
         let largest = scores.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(index, _)| index);
         right += usize::from(largest == Some(label));
         let expected = Expected::Scores { scores, label };
-        inputs.push(Input::new(&input.name, "FP32", &input.shape, &pixels, None, expected));
+        inputs.push(Input::new(&input.name, input.datatype, &input.shape, &pixels, None, expected));
     }
     let direct_accuracy = right as f64 / inputs.len() as f64;
     Ok(HeldOut { inputs, direct_accuracy })

@@ -1,115 +1,85 @@
-//! `bench load`: open-loop load on a server that speaks the Open Inference Protocol.
+//! `bench load`: load on a server that speaks the Open Inference Protocol.
 
-use std::{net::ToSocketAddrs, time::Duration};
+use std::{
+    fs::File,
+    io::{BufWriter, Write as _},
+    path::Path,
+    time::SystemTime,
+};
 
-use anyhow::{Context, Result, ensure};
-use bench::load::{Arrivals, Expected, Input, Stream, Target, generate};
+use anyhow::{Context, Result};
+use bench::load::{Args, Plan, Report, Tally, first_inputs, generate, latency_chart, write_log};
 use indicatif::{ProgressBar, ProgressStyle};
-use rand::{Rng, SeedableRng};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::table;
 
-/// Arguments of `bench load`.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// The server, such as http://127.0.0.1:8000
-    #[arg(long)]
-    url: String,
-    /// The model
-    #[arg(long)]
-    model: String,
-    /// Requests a second (Poisson)
-    #[arg(long, required_unless_present = "one_at_a_time")]
-    rate: Option<f64>,
-    /// Closed loop instead: the next request leaves when the last one is answered
-    #[arg(long, conflicts_with = "rate")]
-    one_at_a_time: bool,
-    /// How long
-    #[arg(long, default_value_t = 10.0)]
-    seconds: f64,
-    /// The objective, sent with each request; without it the model's own holds and nothing is late
-    #[arg(long)]
-    slo_ms: Option<f64>,
-    /// Decides arrivals and inputs
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// One JSON object on stdout
-    #[arg(long)]
-    json: bool,
-}
-
 /// Generates the load and prints what came of it.
+#[allow(clippy::disallowed_methods, reason = "a log of latencies says when it began")]
 pub fn run(args: &Args) -> Result<()> {
-    ensure!((0.001..=86_400.0).contains(&args.seconds), "--seconds must be 0.001 to 86400, found {}", args.seconds);
-    let arrivals = match args.rate {
-        None => Arrivals::OneAtATime,
-        Some(rate_rps) => {
-            ensure!((0.001..=1e6).contains(&rate_rps), "--rate must be 0.001 to 1000000, found {rate_rps}");
-            Arrivals::Poisson { rate_rps }
-        }
+    let Plan { target, streams } = args.plan()?;
+    // What cannot be written is better known before the load than after it.
+    let create = |flag: &str, path: &Path| {
+        File::create(path).with_context(|| format!("{flag}: cannot write {}", path.display())).map(BufWriter::new)
     };
-    if let Some(slo_ms) = args.slo_ms {
-        ensure!((0.001..=60_000.0).contains(&slo_ms), "--slo-ms must be 0.001 to 60000, found {slo_ms}");
-    }
-    let host = args.url.strip_prefix("http://").context("--url must start with http://")?.trim_end_matches('/');
-    let address = host
-        .to_socket_addrs()
-        .ok()
-        .and_then(|mut addresses| addresses.next())
-        .with_context(|| format!("--url: no address for `{host}`; expected host:port"))?;
-    let (name, datatype, shape) = bench::load::first_input(address, &args.model)?;
-    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(args.seed);
-    let inputs = (0..INPUTS)
-        .map(|_| {
-            let mut data = vec![0u8; shape.iter().product::<usize>() * bytes_of(&datatype)?];
-            random.fill_bytes(&mut data);
-            if datatype.starts_with("FP") {
-                // Random bits make NaNs; zeros are as good a load.
-                data.fill(0);
-            }
-            Ok(Input::new(&name, &datatype, &shape, &data, args.slo_ms, Expected::Any))
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let stream = Stream {
-        model: args.model.clone(),
-        arrivals,
-        slo_ms: args.slo_ms.unwrap_or(f64::INFINITY),
-        inputs: inputs.into(),
-    };
-    let target = Target { address, span: Duration::from_secs_f64(args.seconds), seed: args.seed };
+    let hdr = args.hdr.as_deref().map(|path| create("--hdr", path)).transpose()?;
+    let svg = args.svg.as_deref().map(|path| create("--svg", path)).transpose()?;
+    let models: Vec<&str> = streams.iter().map(|stream| stream.model.as_str()).collect();
+    let inputs = first_inputs(&target, &models)?;
+    let streams = streams.into_iter().zip(&inputs).map(|(plan, input)| plan.stream(input, target.seed));
+    let streams = streams.collect::<Result<Vec<_>, _>>()?;
+
     let bar = progress_bar("load");
-    let tallies = generate(&target, &[stream], |fraction| bar.set_position((fraction * 1000.0) as u64))?;
+    let started_at = SystemTime::now();
+    let tallies = generate(&target, &streams, |fraction| bar.set_position((fraction * 1000.0) as u64));
     bar.finish_and_clear();
-    let report = tallies[0].report(&args.model, args.seconds);
+    let names = streams.into_iter().map(|stream| stream.model);
+    let tallies: Vec<(String, Tally)> = names.zip(tallies?).collect();
+    let total = Tally::total(target.span, tallies.iter().map(|(_, tally)| tally));
+
+    if let Some(mut file) = hdr {
+        write_log(&mut file, started_at, &tallies).context("--hdr")?;
+        file.flush().context("--hdr")?;
+    }
+    if let Some(mut file) = svg {
+        let title = format!("{} for {} s", args.url, args.seconds);
+        file.write_all(latency_chart(&title, &tallies, &total).as_bytes()).context("--svg")?;
+        file.flush().context("--svg")?;
+    }
     if args.json {
-        let reasons = json!({ "dropped": tallies[0].dropped, "errors": tallies[0].errors });
-        let stages: serde_json::Map<_, _> = tallies[0]
-            .stages
-            .rows()
-            .map(|(stage, p50, p99)| (stage.to_owned(), json!({ "p50": p50, "p99": p99 })))
-            .collect();
-        println!("{}", json!({ "models": [report], "reasons": reasons, "stages_us": stages }));
+        println!("{}", as_json(&tallies, &total, args.seconds));
     } else {
-        println!("{}\n{}", table::models(&[report]), table::stages(std::slice::from_ref(&args.model), &tallies));
-        for (what, count) in tallies[0].dropped.iter().chain(&tallies[0].errors) {
-            println!("{count} x {what}");
-        }
+        print_tables(&tallies, &total, args.seconds);
     }
     Ok(())
 }
 
-/// Different request bodies, used in turn.
-const INPUTS: usize = 16;
+fn as_json(tallies: &[(String, Tally)], total: &Tally, seconds: f64) -> Value {
+    let model = |(name, tally): &(String, Tally)| {
+        let mut model = json!(tally.report(name, seconds));
+        model["reasons"] = json!({ "dropped": tally.dropped, "errors": tally.errors });
+        let stages = tally.stages.rows().map(|(stage, p50, p99)| (stage.to_owned(), json!({ "p50": p50, "p99": p99 })));
+        model["stages_us"] = Value::Object(stages.collect());
+        model
+    };
+    json!({ "models": tallies.iter().map(model).collect::<Vec<_>>(), "total": total.report("total", seconds) })
+}
 
-fn bytes_of(datatype: &str) -> Result<usize> {
-    Ok(match datatype {
-        "BOOL" | "UINT8" | "INT8" => 1,
-        "UINT16" | "INT16" | "FP16" => 2,
-        "UINT32" | "INT32" | "FP32" => 4,
-        "UINT64" | "INT64" | "FP64" => 8,
-        other => anyhow::bail!("--model: its input is {other}, which has no fixed size"),
-    })
+fn print_tables(tallies: &[(String, Tally)], total: &Tally, seconds: f64) {
+    let mut reports: Vec<Report> = tallies.iter().map(|(name, tally)| tally.report(name, seconds)).collect();
+    if reports.len() > 1 {
+        reports.push(total.report("total", seconds));
+    }
+    println!("{}", table::models(&reports));
+    // Only downbeat says where the time went, and only over HTTP.
+    let staged: Vec<_> = tallies.iter().filter(|(_, tally)| !tally.stages.is_empty()).cloned().collect();
+    if !staged.is_empty() {
+        let (names, tallies): (Vec<_>, Vec<_>) = staged.into_iter().unzip();
+        println!("{}", table::stages(&names, &tallies));
+    }
+    for (what, count) in total.dropped.iter().chain(&total.errors) {
+        println!("{count} x {what}");
+    }
 }
 
 /// A bar of a thousand steps on stderr; invisible where stderr is no terminal.

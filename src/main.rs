@@ -58,8 +58,8 @@ enum Bench {
     Verbs(bench::verbs::Args),
     /// Pull many objects from many servers at once, and measure how long each takes
     Incast(bench::incast::Args),
-    /// Send load to a running server over HTTP and measure its latency
-    Load(load::Args),
+    /// Send load to a running server over HTTP or gRPC and measure its latency
+    Load(bench::load::Args),
 }
 
 /// Bad input: one line on stderr says what to change.

@@ -11,7 +11,8 @@ use std::{
     time::Duration,
 };
 
-use bench::load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, is_ready};
+use bench::load::{Arrivals, Encoding, Expected, Input, Stream, Tally, Target, Wire, generate, is_ready};
+use repository::DataType;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 /// One cluster at a time: the machine may have two cores.
@@ -63,7 +64,12 @@ impl Up {
     }
 
     fn send(&self, frontend: usize, seconds: f64, stream: &Stream) -> Tally {
-        let target = Target { address: self.http[frontend], span: Duration::from_secs_f64(seconds), seed: 7 };
+        self.send_over(Wire::Http(Encoding::Binary), frontend, seconds, stream)
+    }
+
+    /// Every listener answers gRPC, too.
+    fn send_over(&self, wire: Wire, frontend: usize, seconds: f64, stream: &Stream) -> Tally {
+        let target = Target { wire, ..Target::http(self.http[frontend], Duration::from_secs_f64(seconds), 7) };
         generate(&target, std::slice::from_ref(stream), |_| {}).unwrap().remove(0)
     }
 
@@ -103,10 +109,9 @@ fn emulated(rate_rps: f64) -> Stream {
     let inputs = (0..16u8).map(|number| {
         let data: Vec<u8> = (0..model.input_bytes()).map(|at| (at as u8).wrapping_mul(31) ^ number).collect();
         let digest = repository::emulated::digest(&data).iter().flat_map(|word| word.to_le_bytes()).collect();
-        Input::new("image", "UINT8", &[3, 224, 224], &data, Some(200.0), Expected::Bytes(digest))
+        Input::new("image", DataType::Uint8, &[3, 224, 224], &data, Some(200.0), Expected::Bytes(digest))
     });
-    let arrivals = Arrivals::Poisson { rate_rps };
-    Stream { model: "resnet50".into(), arrivals, slo_ms: 200.0, inputs: inputs.collect() }
+    Stream { model: "resnet50".into(), arrivals: Arrivals::poisson(rate_rps), slo_ms: 200.0, inputs: inputs.collect() }
 }
 
 /// Each request ended once, and none with a wrong answer or an error that is no reason.
@@ -147,7 +152,9 @@ fn a_frontend_is_killed_under_load() {
 #[test]
 fn two_percent_of_all_packets_are_lost() {
     let up = Up::start(1, "resnet50", &[8], "faults = { loss = 0.02 }");
-    assert_accounted_for(&up.send(0, 4.0, &emulated(40.0)));
+    for wire in [Wire::Http(Encoding::Binary), Wire::Grpc] {
+        assert_accounted_for(&up.send_over(wire, 0, 3.0, &emulated(40.0)));
+    }
 }
 
 #[test]
@@ -174,11 +181,12 @@ fn cpu_seconds(pid: Pid) -> f64 {
 
 #[test]
 fn bad_input_is_one_line_and_exit_code_2() {
-    let bad: [(&[&str], &str); 5] = [
+    let bad: [(&[&str], &str); 6] = [
         (&["demo", "--policy", "sometimes"], "sometimes"),
         (&["demo", "--fault", "loss=2"], "a probability in 0 to 1"),
         (&["up", "--config", "/nonexistent.toml"], "/nonexistent.toml"),
         (&["bench", "load", "--url", "ftp://x", "--model", "m", "--rate", "1"], "--url"),
+        (&["bench", "load", "--url", "http://127.0.0.1:1", "--model", "m:1e9"], "--rate: expected 0.001 to 1000000"),
         (&["scheduler", "--config", "Cargo.toml"], "Cargo.toml"),
     ];
     for (args, expected) in bad {

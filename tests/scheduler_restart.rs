@@ -10,6 +10,7 @@ use std::{
 };
 
 use bench::load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, is_ready};
+use repository::DataType;
 
 const MODEL: &str = "resnet50";
 const HANG: Duration = Duration::from_secs(60);
@@ -51,10 +52,10 @@ fn send(http: SocketAddr, seconds: f64) -> Tally {
     let model = models.iter().find(|model| model.name == MODEL).unwrap();
     let data: Vec<u8> = (0..model.input_bytes()).map(|at| (at % 253) as u8).collect();
     let digest = repository::emulated::digest(&data).iter().flat_map(|word| word.to_le_bytes()).collect();
-    let input = Input::new("image", "UINT8", &[3, 224, 224], &data, Some(200.0), Expected::Bytes(digest));
-    let arrivals = Arrivals::Poisson { rate_rps: 40.0 };
+    let input = Input::new("image", DataType::Uint8, &[3, 224, 224], &data, Some(200.0), Expected::Bytes(digest));
+    let arrivals = Arrivals::poisson(40.0);
     let stream = Stream { model: MODEL.into(), arrivals, slo_ms: 200.0, inputs: [input].into() };
-    let target = Target { address: http, span: Duration::from_secs_f64(seconds), seed: 3 };
+    let target = Target::http(http, Duration::from_secs_f64(seconds), 3);
     generate(&target, &[stream], |_| {}).unwrap().remove(0)
 }
 

@@ -15,7 +15,7 @@ use sim::{
 };
 use thiserror::Error;
 
-mod chart;
+pub(crate) mod chart;
 mod clockwork5;
 mod context;
 mod fig1;

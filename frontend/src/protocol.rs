@@ -15,7 +15,7 @@ use crate::{
 };
 
 mod classes;
-mod elements;
+pub mod elements;
 pub mod json;
 pub mod messages;
 

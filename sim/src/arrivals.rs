@@ -1,12 +1,45 @@
 //! When the requests of each model arrive: random gaps from one seed, or listed instants.
 
 use proto::{Span, Timestamp};
-use rand::SeedableRng;
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1, Gamma};
 use scheduler::indexed_heap::IndexedHeap;
 
 use crate::workload::{ArrivalProcess, Workload};
+
+/// The gaps between arrivals of a process, as multiples of their mean.
+#[derive(Debug, Clone)]
+pub enum Gaps {
+    /// Of a Poisson process.
+    Exponential,
+    /// The smaller the shape, the burstier.
+    Gamma(Gamma<f64>),
+    /// All alike.
+    Equal,
+}
+
+impl Gaps {
+    /// # Panics
+    /// If a shape is not above 0.
+    #[must_use]
+    pub fn new(process: ArrivalProcess) -> Self {
+        match process {
+            ArrivalProcess::Poisson => Self::Exponential,
+            ArrivalProcess::Gamma { shape } => Self::Gamma(Gamma::new(shape, 1.0 / shape).expect("a shape is above 0")),
+            ArrivalProcess::Uniform => Self::Equal,
+        }
+    }
+
+    /// The next gap; its mean is 1.
+    pub fn sample(&self, random: &mut impl Rng) -> f64 {
+        match self {
+            Self::Exponential => Exp1.sample(random),
+            Self::Gamma(gamma) => gamma.sample(random),
+            Self::Equal => 1.0,
+        }
+    }
+}
 
 /// The arrivals of all models, in the order of time; at the same instant in the order of models.
 #[derive(Debug)]
@@ -24,21 +57,11 @@ enum ModelArrivals {
     Listed(std::vec::IntoIter<Timestamp>),
 }
 
-#[derive(Debug)]
-enum Gaps {
-    Exponential,
-    Gamma(Gamma<f64>),
-}
-
 impl ModelArrivals {
     fn next(&mut self) -> Option<Timestamp> {
         match self {
             Self::Random { gaps, mean_gap_ns, rng, last } => {
-                let gap: f64 = match gaps {
-                    Gaps::Exponential => Exp1.sample(rng.as_mut()),
-                    Gaps::Gamma(gamma) => gamma.sample(rng.as_mut()),
-                };
-                *last += Span((gap * *mean_gap_ns).round() as i64);
+                *last += Span((gaps.sample(rng.as_mut()) * *mean_gap_ns).round() as i64);
                 Some(*last)
             }
             Self::Uniform { gap_ns, offset_ns, count } => {
@@ -63,16 +86,11 @@ impl Arrivals {
         let count = workload.models.len();
         let of_model = |(index, model): (usize, &crate::workload::Model)| {
             let mean_gap_ns = 1e9 / (rate_rps * model.share);
-            let gaps = match workload.arrivals {
-                ArrivalProcess::Uniform => {
-                    let offset_ns = mean_gap_ns * index as f64 / count as f64;
-                    return ModelArrivals::Uniform { gap_ns: mean_gap_ns, offset_ns, count: 0 };
-                }
-                ArrivalProcess::Poisson => Gaps::Exponential,
-                ArrivalProcess::Gamma { shape } => {
-                    Gaps::Gamma(Gamma::new(shape, 1.0 / shape).expect("the workload's shape is above 0"))
-                }
-            };
+            if workload.arrivals == ArrivalProcess::Uniform {
+                let offset_ns = mean_gap_ns * index as f64 / count as f64;
+                return ModelArrivals::Uniform { gap_ns: mean_gap_ns, offset_ns, count: 0 };
+            }
+            let gaps = Gaps::new(workload.arrivals);
             let mut rng = Box::new(ChaCha8Rng::seed_from_u64(seed));
             rng.set_stream(index as u64);
             ModelArrivals::Random { gaps, mean_gap_ns, rng, last: Timestamp::ZERO }

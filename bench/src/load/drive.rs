@@ -1,5 +1,5 @@
-//! Sends and receives: one thread, one clock, a pool of keep-alive connections.
-#![allow(clippy::disallowed_methods, reason = "the load generator's only place with a clock")]
+//! Sends and receives: one thread, one clock.
+#![allow(clippy::disallowed_methods, reason = "the load generator's clock and sockets")]
 
 use std::{
     cell::RefCell,
@@ -8,36 +8,39 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Request, StatusCode, Uri, header::HeaderMap};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
-use rand::{RngExt, SeedableRng};
+use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use thiserror::Error;
-use tokio::{
-    io::unix::AsyncFd,
-    task::{JoinSet, LocalSet},
-};
+use tokio::task::{JoinSet, LocalSet};
 
 use super::{
-    request::{Arrivals, Input, Stream},
+    arrivals::{Arrivals, Instants},
+    exchange::{Client, Encoding, InputShape, Outcome, Requests, Wire},
+    http::Http,
+    pacer::Pacer,
+    request::Stream,
     tally::Tally,
 };
 
 /// Where to send, and for how long.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// The server's HTTP address.
+    /// The server.
     pub address: SocketAddr,
+    /// How requests travel.
+    pub wire: Wire,
     /// How long requests are sent.
     pub span: Duration,
     /// Decides the arrivals.
     pub seed: u64,
+}
+
+impl Target {
+    /// A server that is reached over HTTP with binary tensors.
+    #[must_use]
+    pub fn http(address: SocketAddr, span: Duration, seed: u64) -> Self {
+        Self { address, wire: Wire::Http(Encoding::Binary), span, seed }
+    }
 }
 
 /// Why no load could be generated.
@@ -47,8 +50,26 @@ pub enum LoadError {
     #[error("the load generator could not start: {0}")]
     Start(#[from] std::io::Error),
     /// The server could not be asked what the model takes.
-    #[error("the server does not tell what the model takes: {0}")]
-    Metadata(String),
+    #[error("the server does not tell what the model {model} takes: {cause}")]
+    Metadata {
+        /// The model.
+        model: String,
+        /// What happened instead.
+        cause: String,
+    },
+    /// The rate is more than this machine can send.
+    #[error(
+        "the rate of {model}: expected what this machine can generate now, about {reached_rps:.0} requests a second, \
+         found {asked_rps:.0}"
+    )]
+    Behind {
+        /// The model.
+        model: String,
+        /// What the arrivals asked for.
+        asked_rps: f64,
+        /// What came of it.
+        reached_rps: f64,
+    },
 }
 
 /// Requests of one stream under way at once; more of them count as errors, because this client, not the server, would
@@ -56,275 +77,179 @@ pub enum LoadError {
 const IN_FLIGHT_MAX: usize = 4096;
 /// How long an answer is waited for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Answers longer than this are errors.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
-
-type HttpClient = Client<HttpConnector, Full<Bytes>>;
+/// A generator that is so late has been asked for too much: no pause of a busy machine takes as long.
+const LAG_MAX: Duration = Duration::from_secs(5);
 
 /// Sends all streams to the target and waits for the last answer. `on_progress` is told the elapsed fraction now and
 /// then.
 ///
 /// # Errors
-/// If no timer or runtime could be made. Whatever goes wrong with a request is counted in its tally.
+/// If no timer or runtime could be made, or a rate is too much for this machine. Whatever goes wrong with a request is
+/// counted in its tally.
 pub fn generate(target: &Target, streams: &[Stream], on_progress: impl Fn(f64)) -> Result<Vec<Tally>, LoadError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let tallies: Vec<_> = streams.iter().map(|_| Rc::new(RefCell::new(Tally::default()))).collect();
+    let tallies: Vec<_> = streams.iter().map(|_| Rc::new(RefCell::new(Tally::new(target.span)))).collect();
     LocalSet::new().block_on(&runtime, async {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        let client: HttpClient = Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(Duration::from_secs(30))
-            .pool_timer(TokioTimer::new())
-            .build(connector);
+        let client = Client::new(&target.address.to_string(), target.wire);
         let started = Instant::now();
         let mut senders = JoinSet::new();
         for (index, stream) in streams.iter().enumerate() {
             let sender = Sender {
-                client: client.clone(),
-                uri: model_uri(target.address, &stream.model, "/infer"),
+                requests: client.prepare(&stream.model, &stream.inputs),
                 stream: stream.clone(),
                 tally: tallies[index].clone(),
                 started,
+                span: target.span,
             };
             let random = ChaCha8Rng::seed_from_u64(target.seed.wrapping_add(index as u64));
-            let pacer = Pacer::new()?;
-            senders.spawn_local(sender.send_all(pacer, random, target.span));
+            senders.spawn_local(Rc::new(sender).send_all(Pacer::new()?, random));
         }
         let mut progress = tokio::time::interval(Duration::from_millis(100));
         loop {
             tokio::select! {
                 ended = senders.join_next() => match ended {
-                    None => break,
-                    Some(result) => result.expect("a sender does not panic"),
+                    None => return Ok::<(), LoadError>(()),
+                    Some(result) => result.expect("a sender does not panic")?,
                 },
                 _ = progress.tick() => on_progress((started.elapsed().as_secs_f64() / target.span.as_secs_f64()).min(1.0)),
             }
         }
-        Ok::<(), std::io::Error>(())
     })?;
-    Ok(tallies.into_iter().map(|tally| Rc::unwrap_or_clone(tally).into_inner()).collect())
+    Ok(tallies.into_iter().map(|tally| finished(&tally)).collect())
 }
 
-/// Asks the server for the name, datatype and shape (without the batch dimension) of a model's first input.
+fn finished(tally: &RefCell<Tally>) -> Tally {
+    let mut tally = tally.borrow().clone();
+    tally.timeline.close();
+    tally
+}
+
+/// Asks the server for the name, datatype and shape of each model's first input.
 ///
 /// # Errors
-/// If the server does not answer, or does not have the model.
-pub fn first_input(address: SocketAddr, model: &str) -> Result<(String, String, Vec<usize>), LoadError> {
+/// If the server does not answer, or does not have a model.
+pub fn first_inputs(target: &Target, models: &[&str]) -> Result<Vec<InputShape>, LoadError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let client: HttpClient = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
-        let metadata = get_json(&client, model_uri(address, model, "")).await.map_err(LoadError::Metadata)?;
-        let input = &metadata["inputs"][0];
-        let text = |key: &str| input[key].as_str().map(str::to_owned);
-        let shape = input["shape"].as_array().map(|shape| {
-            shape.iter().skip(1).filter_map(|size| usize::try_from(size.as_u64()?).ok()).collect::<Vec<usize>>()
-        });
-        match (text("name"), text("datatype"), shape) {
-            (Some(name), Some(datatype), Some(shape)) => Ok((name, datatype, shape)),
-            _ => Err(LoadError::Metadata(format!("its metadata names no input: {metadata}"))),
+        let client = Client::new(&target.address.to_string(), target.wire);
+        let mut inputs = Vec::new();
+        for &model in models {
+            let asked = tokio::time::timeout(ANSWER_TIMEOUT, client.first_input(model)).await;
+            let input = asked.unwrap_or_else(|_| Err(no_answer()));
+            inputs.push(input.map_err(|cause| LoadError::Metadata { model: model.to_owned(), cause })?);
         }
+        Ok(inputs)
     })
 }
 
-/// A GET that must answer 200 with JSON.
-async fn get_json(client: &HttpClient, uri: Uri) -> Result<serde_json::Value, String> {
-    let request = Request::get(uri).body(Full::default()).expect("a valid URI makes a valid request");
-    let response = client.request(request).await.map_err(|error| deepest(&error))?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-    let body = body.map_err(|error| deepest(&*error))?.to_bytes();
-    if status != StatusCode::OK {
-        return Err(format!("{status}: {}", String::from_utf8_lossy(&body)));
-    }
-    serde_json::from_slice(&body).map_err(|error| error.to_string())
-}
-
-/// Whether the model is ready to be served.
+/// Whether the model is ready to be served, over HTTP.
 #[must_use]
 pub fn is_ready(address: SocketAddr, model: &str) -> bool {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return false };
     runtime.block_on(async {
-        let client: HttpClient = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
-        let request = Request::get(model_uri(address, model, "/ready")).body(Full::default());
-        let request = request.expect("a valid URI makes a valid request");
-        let answer = tokio::time::timeout(ANSWER_TIMEOUT, client.request(request)).await;
-        matches!(answer, Ok(Ok(response)) if response.status() == StatusCode::OK)
+        let http = Http::new(&address.to_string(), Encoding::Binary);
+        tokio::time::timeout(ANSWER_TIMEOUT, http.is_ready(model)).await.unwrap_or(false)
     })
 }
 
-fn model_uri(address: SocketAddr, model: &str, rest: &str) -> Uri {
-    let escape = |byte| match byte {
-        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
-        other => format!("%{other:02X}"),
-    };
-    let path: String = model.bytes().map(escape).collect();
-    format!("http://{address}/v2/models/{path}{rest}").parse().expect("an escaped path makes a valid URI")
+fn no_answer() -> String {
+    format!("no answer in {} s", ANSWER_TIMEOUT.as_secs())
 }
 
 struct Sender {
-    client: HttpClient,
-    uri: Uri,
+    requests: Requests,
     stream: Stream,
     tally: Rc<RefCell<Tally>>,
     started: Instant,
+    span: Duration,
 }
 
 impl Sender {
-    async fn send_all(self, pacer: Pacer, random: ChaCha8Rng, span: Duration) {
-        match self.stream.arrivals {
-            Arrivals::OneAtATime => self.send_one_at_a_time(span).await,
-            Arrivals::Poisson { rate_rps } => self.send_poisson(pacer, random, rate_rps, span).await,
+    async fn send_all(self: Rc<Self>, pacer: Pacer, random: ChaCha8Rng) -> Result<(), LoadError> {
+        match self.stream.arrivals.clone() {
+            Arrivals::Closed { requests } => {
+                let loops: JoinSet<()> = (0..requests)
+                    .map(|first| Rc::clone(&self).send_in_turn(first, requests))
+                    .fold(JoinSet::new(), |mut loops, turns| {
+                        loops.spawn_local(turns);
+                        loops
+                    });
+                loops.join_all().await;
+                Ok(())
+            }
+            Arrivals::Open { process, rate } => self.send_at(pacer, Instants::new(process, rate, random)).await,
         }
     }
 
-    async fn send_one_at_a_time(self, span: Duration) {
-        for number in 0.. {
+    /// Closed loop: one of `step` of them.
+    async fn send_in_turn(self: Rc<Self>, first: usize, step: usize) {
+        for number in (first..).step_by(step) {
             let now = Instant::now();
-            if now >= self.started + span {
+            if now >= self.started + self.span {
                 break;
             }
-            self.tally.borrow_mut().sent += 1;
+            self.tally.borrow_mut().record_sent(Duration::ZERO);
             self.send_one(number, now).await;
         }
     }
 
-    async fn send_poisson(self, pacer: Pacer, mut random: ChaCha8Rng, rate_rps: f64, span: Duration) {
-        let this = Rc::new(self);
+    /// Open loop.
+    async fn send_at(self: Rc<Self>, pacer: Pacer, instants: Instants) -> Result<(), LoadError> {
         let mut in_flight = JoinSet::new();
-        let mut at = Duration::ZERO;
-        for number in 0.. {
-            // Gaps of a Poisson process are exponential. `random` is below 1, so the logarithm is finite.
-            at += Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() / rate_rps);
-            if at >= span {
-                break;
-            }
-            let intended = this.started + at;
+        for (number, at) in instants.take_while(|at| *at < self.span).enumerate() {
+            let intended = self.started + at;
             pacer.wait_until(intended).await;
+            let lag = intended.elapsed();
+            if lag > LAG_MAX {
+                // The first request left a gap after the start, not at it.
+                let per = |span: Duration| (number + 1) as f64 / span.as_secs_f64();
+                let model = self.stream.model.clone();
+                return Err(LoadError::Behind { model, asked_rps: per(at), reached_rps: per(at + lag) });
+            }
             while in_flight.try_join_next().is_some() {}
-            this.tally.borrow_mut().sent += 1;
+            self.tally.borrow_mut().record_sent(lag);
             if in_flight.len() >= IN_FLIGHT_MAX {
-                this.tally.borrow_mut().record_error(format!("not sent: {IN_FLIGHT_MAX} requests wait for answers"));
+                self.tally.borrow_mut().record_error(format!("not sent: {IN_FLIGHT_MAX} requests wait for answers"));
                 continue;
             }
-            let this = this.clone();
+            let this = Rc::clone(&self);
             in_flight.spawn_local(async move { this.send_one(number, intended).await });
         }
         while in_flight.join_next().await.is_some() {}
+        Ok(())
     }
 
     async fn send_one(&self, number: usize, intended: Instant) {
         let index = number % self.stream.inputs.len();
-        let input = &self.stream.inputs[index];
-        let outcome = match tokio::time::timeout(ANSWER_TIMEOUT, self.exchange(input)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(format!("no answer in {} s", ANSWER_TIMEOUT.as_secs())),
-        };
-        let latency_us = intended.elapsed().as_secs_f64() * 1e6;
+        let outcome = tokio::time::timeout(ANSWER_TIMEOUT, self.requests.exchange(index)).await;
+        let latency = intended.elapsed();
         let mut tally = self.tally.borrow_mut();
-        match outcome {
-            Err(what) => tally.record_error(what),
-            Ok(answer) => match answer.status {
-                StatusCode::OK => {
-                    let verdict = input.judge(&answer.body, answer.json_bytes());
-                    let timing = answer.headers.get("x-downbeat-timing").and_then(|value| value.to_str().ok());
-                    tally.record_served(latency_us, self.stream.slo_ms, (index, verdict), timing);
-                }
-                StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
-                    tally.record_dropped(answer.error_text());
-                }
-                status => tally.record_error(format!("{status}: {}", answer.error_text())),
-            },
-        }
-    }
-
-    async fn exchange(&self, input: &Input) -> Result<Answer, String> {
-        let request = Request::post(self.uri.clone())
-            .header("content-type", "application/octet-stream")
-            .header("inference-header-content-length", input.json_bytes())
-            .body(Full::new(input.body()))
-            .expect("a valid URI and valid headers make a valid request");
-        let response = self.client.request(request).await.map_err(|error| deepest(&error))?;
-        let (head, body) = response.into_parts();
-        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(|error| deepest(&*error))?;
-        Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
-    }
-}
-
-struct Answer {
-    status: StatusCode,
-    headers: HeaderMap,
-    body: Bytes,
-}
-
-impl Answer {
-    fn json_bytes(&self) -> usize {
-        let header = self.headers.get("inference-header-content-length");
-        header.and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(self.body.len())
-    }
-
-    fn error_text(&self) -> String {
-        let body: Option<serde_json::Value> = serde_json::from_slice(&self.body).ok();
-        let text = body.as_ref().and_then(|body| body["error"].as_str());
-        text.unwrap_or("no error text").to_owned()
-    }
-}
-
-/// The innermost cause says most: "connection refused" rather than "client error".
-fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut innermost = error;
-    while let Some(cause) = innermost.source() {
-        innermost = cause;
-    }
-    innermost.to_string()
-}
-
-/// Sleeps with the kernel's resolution: the runtime's own timer wheel counts in milliseconds, which is a good part of
-/// the latencies measured here.
-struct Pacer(AsyncFd<std::os::fd::OwnedFd>);
-
-impl Pacer {
-    fn new() -> std::io::Result<Self> {
-        let timer =
-            rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-        // An `OwnedFd` keeps its descriptor for its whole life, which is what the unsafe `register` asks its caller for.
-        #[expect(deprecated, reason = "the replacement is unsafe, and this crate forbids that")]
-        let timer = AsyncFd::new(timer)?;
-        Ok(Self(timer))
-    }
-
-    async fn wait_until(&self, instant: Instant) {
-        let left = instant.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            // Still let answers in: a generator that is late must not starve what it measures.
-            tokio::task::yield_now().await;
-            return;
-        }
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let once = Itimerspec { it_interval: zero, it_value: left };
-        rustix::time::timerfd_settime(self.0.get_ref(), TimerfdTimerFlags::empty(), &once)
-            .expect("a timer of this process takes a valid time");
-        if let Ok(mut ready) = self.0.readable().await {
-            // Whether the read finds an expiration or not, the next wait arms the timer anew.
-            let _ = rustix::io::read(self.0.get_ref(), &mut [0u8; 8]);
-            ready.clear_ready();
+        match outcome.unwrap_or_else(|_| Outcome::Failed(no_answer())) {
+            Outcome::Served { output, timing } => {
+                let verdict = self.stream.inputs[index].judge(output.as_deref());
+                let at = self.started.elapsed();
+                tally.record_served(at, latency, self.stream.slo_ms, (index, verdict), timing.as_deref());
+            }
+            Outcome::Dropped(reason) => tally.record_dropped(reason),
+            Outcome::Failed(what) => tally.record_error(what),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use repository::DataType;
 
-    #[test]
-    fn model_names_are_escaped() {
-        let uri = model_uri("127.0.0.1:80".parse().unwrap(), "a b/ü.1", "/infer");
-        assert_eq!(uri.path(), "/v2/models/a%20b%2F%C3%BC.1/infer");
-    }
+    use super::{
+        super::{
+            arrivals::Rate,
+            request::{Expected, Input},
+        },
+        *,
+    };
 
-    /// A server that answers some, refuses some and hangs up on some: each request is counted once.
-    #[test]
-    fn every_request_is_accounted_for() {
+    /// A server that answers some, refuses some and hangs up on some.
+    fn half_broken_server() -> SocketAddr {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         std::thread::spawn(move || {
@@ -338,16 +263,89 @@ mod tests {
                 }
             }
         });
-        let stream = Stream {
-            model: "m".into(),
-            arrivals: Arrivals::Poisson { rate_rps: 500.0 },
-            slo_ms: 25.0,
-            inputs: [Input::new("i", "UINT8", &[1], &[0], None, super::super::Expected::Any)].into(),
-        };
-        let target = Target { address, span: Duration::from_millis(200), seed: 1 };
-        let tally = generate(&target, &[stream], |_| {}).unwrap().remove(0);
-        assert!(tally.sent > 0);
-        assert_eq!(tally.ended(), tally.sent);
-        assert!(tally.dropped.contains_key("full"), "{tally:?}");
+        address
+    }
+
+    fn stream(arrivals: Arrivals) -> Stream {
+        let input = Input::new("i", DataType::Uint8, &[1], &[0], None, Expected::Any);
+        Stream { model: "m".into(), arrivals, slo_ms: 25.0, inputs: [input].into() }
+    }
+
+    #[test]
+    fn every_request_is_accounted_for() {
+        let target = Target::http(half_broken_server(), Duration::from_millis(200), 1);
+        for arrivals in [Arrivals::poisson(500.0), Arrivals::Closed { requests: 3 }] {
+            let tally = generate(&target, &[stream(arrivals)], |_| {}).unwrap().remove(0);
+            assert!(tally.sent > 0);
+            assert_eq!(tally.ended(), tally.sent);
+            assert!(tally.dropped.contains_key("full"), "{tally:?}");
+        }
+    }
+
+    /// A frontend without a scheduler: it tells what its models take, and refuses every request.
+    fn lonely_frontend() -> (SocketAddr, tempfile::TempDir) {
+        let repository = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(repository.path().join("m/1")).unwrap();
+        let config = r#"
+            backend: "emulated"
+            max_batch_size: 8
+            input { name: "x" data_type: TYPE_INT16 dims: [ 2, 3 ] }
+            output { name: "digest" data_type: TYPE_UINT64 dims: 2 }
+            parameters { key: "slo_ms" value { string_value: "20" } }
+            parameters { key: "alpha_ms" value { string_value: "1" } }
+            parameters { key: "beta_ms" value { string_value: "1" } }
+        "#;
+        std::fs::write(repository.path().join("m/config.pbtxt"), config).unwrap();
+        let (path, (tell, told)) = (repository.path().to_owned(), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            let [nobody, any] = ["127.0.0.1:1", "127.0.0.1:0"].map(|address| address.parse().unwrap());
+            let config = frontend::Config { http: Some(any), ..frontend::Config::new(nobody, "secret", path) };
+            let frontend = frontend::Frontend::open(&config).unwrap();
+            tell.send(frontend.http_address().unwrap()).unwrap();
+            frontend.run(std::future::pending()).unwrap();
+        });
+        (told.recv().unwrap(), repository)
+    }
+
+    #[test]
+    fn every_wire_asks_and_is_refused_with_the_reason() {
+        let (address, _repository) = lonely_frontend();
+        for wire in [Wire::Http(Encoding::Binary), Wire::Http(Encoding::Json), Wire::Grpc] {
+            let target = Target { wire, ..Target::http(address, Duration::from_millis(100), 1) };
+            let input = first_inputs(&target, &["m"]).unwrap().remove(0);
+            assert_eq!((&*input.name, &*input.datatype, &input.shape[1..]), ("x", "INT16", &[2, 3][..]));
+            let error = first_inputs(&target, &["m", "other"]).unwrap_err().to_string();
+            assert!(error.starts_with("the server does not tell what the model other takes: "), "{error}");
+
+            let input = Input::new("x", DataType::Int16, &[2, 3], &[7; 12], Some(20.0), Expected::Any);
+            let stream = Stream { inputs: [input].into(), ..stream(Arrivals::poisson(300.0)) };
+            let tally = generate(&target, &[stream], |_| {}).unwrap().remove(0);
+            assert!(tally.sent > 0);
+            assert_eq!(tally.dropped.values().sum::<u64>(), tally.sent, "{wire:?}: {tally:?}");
+        }
+    }
+
+    #[test]
+    fn nobody_listens() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        for wire in [Wire::Http(Encoding::Json), Wire::Grpc] {
+            let target = Target { wire, ..Target::http(address, Duration::from_millis(50), 1) };
+            let error = first_inputs(&target, &["m"]).unwrap_err().to_string();
+            assert!(error.contains("refused"), "{error}");
+            let tally = generate(&target, &[stream(Arrivals::poisson(200.0))], |_| {}).unwrap().remove(0);
+            assert_eq!(tally.errors.values().sum::<u64>(), tally.sent, "{wire:?}: {tally:?}");
+        }
+    }
+
+    #[test]
+    fn a_rate_that_no_machine_generates_says_so() {
+        let target = Target::http(half_broken_server(), Duration::from_secs(1000), 1);
+        let rate = Rate::constant(1e9);
+        let arrivals = Arrivals::Open { process: sim::workload::ArrivalProcess::Uniform, rate };
+        let error = generate(&target, &[stream(arrivals)], |_| {}).unwrap_err().to_string();
+        assert!(error.starts_with("the rate of m: expected what this machine can generate now, about "), "{error}");
+        assert!(error.ends_with(", found 1000000000"), "{error}");
     }
 }

@@ -1,11 +1,11 @@
 //! What was measured, for one model.
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::request::Verdict;
+use super::{request::Verdict, timeline::Timeline};
 
 /// Counts and latencies of one stream. Every request that was sent is in exactly one of `served`, `dropped`, `errors`.
 #[derive(Debug, Clone)]
@@ -26,14 +26,19 @@ pub struct Tally {
     pub errors: BTreeMap<String, u64>,
     /// Stages of served requests.
     pub stages: Stages,
-    latency_us: Histogram<u64>,
+    /// Latencies of answers with an output, in nanoseconds from the intended send time.
+    pub latencies_ns: Histogram<u64>,
+    /// The same, over time.
+    pub timeline: Timeline,
     batch: Histogram<u64>,
+    /// How much later than intended requests were sent.
+    send_lag_ns: Histogram<u64>,
 }
 
 /// The reasons kept apart; more of them share one entry.
 const REASONS_MAX: usize = 16;
 /// A minute: the longest latency that is told apart from longer ones.
-const LATENCY_US_MAX: u64 = 60_000_000;
+const LATENCY_MAX: Duration = Duration::from_secs(60);
 
 fn histogram(max: u64) -> Histogram<u64> {
     let mut histogram = Histogram::new_with_bounds(1, max, 3).expect("1 to a larger bound at three digits is valid");
@@ -41,8 +46,15 @@ fn histogram(max: u64) -> Histogram<u64> {
     histogram
 }
 
-impl Default for Tally {
-    fn default() -> Self {
+/// An empty histogram for latencies in nanoseconds.
+pub(super) fn latency_histogram() -> Histogram<u64> {
+    histogram(LATENCY_MAX.as_nanos() as u64)
+}
+
+impl Tally {
+    /// Nothing yet of a run that sends for `span`.
+    #[must_use]
+    pub fn new(span: Duration) -> Self {
         Self {
             sent: 0,
             served: 0,
@@ -52,22 +64,32 @@ impl Default for Tally {
             dropped: BTreeMap::new(),
             errors: BTreeMap::new(),
             stages: Stages::default(),
-            latency_us: histogram(LATENCY_US_MAX),
+            latencies_ns: latency_histogram(),
+            timeline: Timeline::new(span, latency_histogram()),
             batch: histogram(4096),
+            send_lag_ns: latency_histogram(),
         }
     }
-}
 
-impl Tally {
+    /// A request was sent so much later than intended.
+    pub(super) fn record_sent(&mut self, lag: Duration) {
+        self.sent += 1;
+        self.send_lag_ns.saturating_record(lag.as_nanos() as u64);
+    }
+
+    /// An answer came `at` after the start of the run.
     pub(super) fn record_served(
         &mut self,
-        latency_us: f64,
+        at: Duration,
+        latency: Duration,
         slo_ms: f64,
         answer: (usize, Verdict),
         timing: Option<&str>,
     ) {
+        let (latency_ns, latency_us) = (latency.as_nanos() as u64, latency.as_secs_f64() * 1e6);
         self.served += 1;
-        self.latency_us.saturating_record(latency_us.round() as u64);
+        self.latencies_ns.saturating_record(latency_ns);
+        self.timeline.record(at, latency_ns);
         self.on_time += u64::from(latency_us <= slo_ms * 1e3);
         match answer {
             (_, Verdict::Wrong) => self.wrong += 1,
@@ -83,11 +105,11 @@ impl Tally {
     }
 
     pub(super) fn record_dropped(&mut self, reason: String) {
-        count(&mut self.dropped, reason);
+        count(&mut self.dropped, reason, 1);
     }
 
     pub(super) fn record_error(&mut self, what: String) {
-        count(&mut self.errors, what);
+        count(&mut self.errors, what, 1);
     }
 
     /// Requests that ended in one way or another.
@@ -99,7 +121,7 @@ impl Tally {
     /// The figures as `bench load --json` prints them.
     #[must_use]
     pub fn report(&self, name: &str, seconds: f64) -> Report {
-        let quantile_ms = |q| if self.served == 0 { 0.0 } else { self.latency_us.value_at_quantile(q) as f64 / 1e3 };
+        let quantile_ms = |q| if self.served == 0 { 0.0 } else { self.latencies_ns.value_at_quantile(q) as f64 / 1e6 };
         Report {
             name: name.to_owned(),
             offered_rps: self.sent as f64 / seconds,
@@ -111,8 +133,33 @@ impl Tally {
             p99_ms: quantile_ms(0.99),
             p999_ms: quantile_ms(0.999),
             batch_median: self.batch.value_at_quantile(0.5),
+            send_lag_p99_ms: self.send_lag_ns.value_at_quantile(0.99) as f64 / 1e6,
             accuracy: self.accuracy(),
         }
+    }
+
+    /// All models as one: counts, latencies and reasons, without stages and classes.
+    #[must_use]
+    pub fn total<'a>(span: Duration, tallies: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut total = Self::new(span);
+        for tally in tallies {
+            total.sent += tally.sent;
+            total.served += tally.served;
+            total.on_time += tally.on_time;
+            total.wrong += tally.wrong;
+            for (sum, counts) in [(&mut total.dropped, &tally.dropped), (&mut total.errors, &tally.errors)] {
+                counts.iter().for_each(|(reason, &n)| count(sum, reason.clone(), n));
+            }
+            let histograms = [
+                (&mut total.latencies_ns, &tally.latencies_ns),
+                (&mut total.batch, &tally.batch),
+                (&mut total.send_lag_ns, &tally.send_lag_ns),
+            ];
+            for (sum, histogram) in histograms {
+                sum.add(histogram).expect("histograms of one kind have the same bounds");
+            }
+        }
+        total
     }
 
     /// Of the inputs that were answered, each counted once, the share whose class was found; `None` for a model that
@@ -124,9 +171,9 @@ impl Tally {
     }
 }
 
-fn count(by_reason: &mut BTreeMap<String, u64>, reason: String) {
+fn count(by_reason: &mut BTreeMap<String, u64>, reason: String, n: u64) {
     let room = by_reason.len() < REASONS_MAX || by_reason.contains_key(&reason);
-    *by_reason.entry(if room { reason } else { "other reasons".into() }).or_default() += 1;
+    *by_reason.entry(if room { reason } else { "other reasons".into() }).or_default() += n;
 }
 
 /// The figures of one model.
@@ -152,6 +199,8 @@ pub struct Report {
     pub p999_ms: f64,
     /// Half of the requests ran in a batch of at least this size.
     pub batch_median: u64,
+    /// 99 % of the requests were sent at most so much later than intended, which is part of their latency.
+    pub send_lag_p99_ms: f64,
     /// Of a classifier's inputs that were answered, the share whose class was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
@@ -182,11 +231,17 @@ const OVERHEAD: &str = "overhead";
 impl Default for Stages {
     fn default() -> Self {
         let names = STAGES.into_iter().map(|(stage, _)| stage).chain([HTTP, OVERHEAD]);
-        Self(names.map(|stage| (stage, histogram(LATENCY_US_MAX))).collect())
+        Self(names.map(|stage| (stage, histogram(LATENCY_MAX.as_micros() as u64))).collect())
     }
 }
 
 impl Stages {
+    /// Whether no answer told its stages.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|(_, histogram)| histogram.is_empty())
+    }
+
     /// Name, median and p99 in microseconds of each stage, in order; the last is `overhead`: latency less execution
     /// and intentional deferral.
     pub fn rows(&self) -> impl Iterator<Item = (&'static str, f64, f64)> {
@@ -236,10 +291,11 @@ mod tests {
 
     #[test]
     fn stages_and_what_is_left_of_them() {
-        let mut tally = Tally { sent: 2, ..Tally::default() };
+        let mut tally = Tally { sent: 2, ..Tally::new(Duration::from_secs(2)) };
         let timing = "queued=50;granted=3050;planned=3100;fetched=3200;exec_at=3200;started=3200;finished=8700;\
                       answered=8750;deadline=25000;batch=7;gpu=1:0";
-        tally.record_served(9_000.0, 25.0, (0, Verdict::Right { classified: Some(true) }), Some(timing));
+        let (at, latency) = (Duration::from_secs(1), Duration::from_millis(9));
+        tally.record_served(at, latency, 25.0, (0, Verdict::Right { classified: Some(true) }), Some(timing));
         tally.record_dropped("late".into());
         assert_eq!(tally.ended(), tally.sent);
         let report = tally.report("m", 2.0);
@@ -251,8 +307,26 @@ mod tests {
     }
 
     #[test]
+    fn a_total_has_the_requests_of_all_models() {
+        let (mut fast, mut slow) = (Tally::new(Duration::from_secs(1)), Tally::new(Duration::from_secs(1)));
+        let right = (0, Verdict::Right { classified: None });
+        for (tally, ms, n) in [(&mut fast, 1, 98), (&mut slow, 50, 2)] {
+            for _ in 0..n {
+                tally.record_sent(Duration::ZERO);
+                tally.record_served(Duration::ZERO, Duration::from_millis(ms), 25.0, right, None);
+            }
+        }
+        slow.record_sent(Duration::from_millis(3));
+        slow.record_dropped("late".into());
+        let total = Tally::total(Duration::from_secs(1), [&fast, &slow]);
+        let report = total.report("total", 1.0);
+        assert_eq!((total.sent, total.ended(), report.dropped, total.on_time), (101, 101, 1, 98));
+        assert!((report.p50_ms - 1.0).abs() < 0.01 && (report.p99_ms - 50.0).abs() < 0.1, "{report:?}");
+    }
+
+    #[test]
     fn reasons_are_bounded() {
-        let mut tally = Tally::default();
+        let mut tally = Tally::new(Duration::from_secs(2));
         for n in 0..100 {
             tally.record_error(format!("error {n}"));
         }
