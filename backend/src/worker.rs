@@ -5,6 +5,9 @@
 //! last WRITE from it have ended, however they ended. A task whose input is not there does not hold up its batch: the
 //! first half of the window is kept for stragglers, then the batch starts without them.
 //!
+//! A task whose client hung up is dropped from its batch until it executes: its input is not fetched, or, if that is under
+//! way, not used. Only when no READ is outstanding is it reported, because its slot is free from then on.
+//!
 //! A frontend that left, or whose link broke, is *cut off*: none of its tasks known here is read or answered any more,
 //! not even after it has linked again, because it may have given their slots to other tasks by then (fencing).
 //!
@@ -13,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
-    FrontendId, ModelId, Span, TaskId, Timestamp,
+    FrontendId, ModelId, PlanId, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
     backend_to_scheduler::{BackendToScheduler, PlanOutcome},
     scheduler_to_backend::{BatchPlan, PlannedTask},
@@ -169,6 +172,15 @@ struct Task {
     progress: Progress,
     /// Its frontend must not be touched any more.
     cut_off: bool,
+    /// Nobody wants its output; it ends with its READ.
+    cancelled: bool,
+}
+
+impl Task {
+    /// It can still take part in its batch.
+    fn is_wanted(&self) -> bool {
+        !self.cut_off && !self.cancelled
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -263,6 +275,22 @@ impl Worker {
         Ok(())
     }
 
+    /// A client hung up: its task is dropped, if it has not begun to execute.
+    pub fn handle_cancel(&mut self, now: Timestamp, plan: PlanId, task: TaskId) {
+        let mut batches = self.waiting.iter_mut().chain(self.buffers.iter_mut().flatten());
+        let Some(batch) = batches.find(|batch| batch.plan.plan == plan) else { return };
+        let Some(index) = batch.plan.tasks.iter().position(|planned| planned.task == task) else { return };
+        match batch.tasks[index].progress {
+            Progress::Waiting | Progress::Fetched => {
+                batch.tasks[index].progress = Progress::Ended;
+                self.report(BackendToScheduler::Cancelled { plan, task });
+            }
+            Progress::Fetching | Progress::Straggling => batch.tasks[index].cancelled = true,
+            Progress::Executing | Progress::Answering | Progress::Ended => {}
+        }
+        self.on_change(now);
+    }
+
     fn check(&self, plan: &BatchPlan) -> Result<ModelShape, PlanError> {
         let model = *self.models.get(&plan.model).ok_or(PlanError::UnknownModel(plan.model.0))?;
         if plan.tasks.is_empty() || plan.tasks.len() > model.batch_max {
@@ -280,6 +308,11 @@ impl Worker {
         let task = batch.tasks[place.task];
         match task.progress {
             _ if !arrived || task.cut_off => batch.end_undelivered(place.task),
+            Progress::Fetching | Progress::Straggling if task.cancelled => {
+                batch.tasks[place.task].progress = Progress::Ended;
+                let (plan, task) = (batch.plan.plan, batch.plan.tasks[place.task].task);
+                self.report(BackendToScheduler::Cancelled { plan, task });
+            }
             Progress::Fetching => {
                 batch.tasks[place.task].progress = Progress::Fetched;
                 batch.fetched_at = now;
@@ -496,7 +529,7 @@ pub fn refuse(now: Timestamp, plan: &BatchPlan) -> [BackendToScheduler; 2] {
 
 impl Batch {
     fn new(now: Timestamp, plan: BatchPlan, model: ModelShape) -> Self {
-        let tasks = vec![Task { progress: Progress::Waiting, cut_off: false }; plan.tasks.len()];
+        let tasks = vec![Task { progress: Progress::Waiting, cut_off: false, cancelled: false }; plan.tasks.len()];
         Self { plan, model, phase: Phase::Pending, tasks, planned_at: now, fetched_at: now, undelivered: vec![] }
     }
 
@@ -507,7 +540,7 @@ impl Batch {
     /// When it can be handed to a free GPU, as things stand; `None` if no input is here.
     fn start_at(&self, handover: Span) -> Option<Timestamp> {
         let BatchPlan { exec_at, latest, .. } = self.plan;
-        let complete = !self.tasks.iter().any(|task| task.progress == Progress::Fetching && !task.cut_off);
+        let complete = !self.tasks.iter().any(|task| task.progress == Progress::Fetching && task.is_wanted());
         let start_at = if complete { exec_at - handover } else { exec_at.max(exec_at + (latest - exec_at) / 2) };
         let any_input = self.tasks.iter().any(|task| task.progress == Progress::Fetched);
         any_input.then_some(start_at)
@@ -520,7 +553,7 @@ impl Batch {
 
     fn is_lost(&self, now: Timestamp) -> bool {
         let hopeful = |task: &Task| {
-            matches!(task.progress, Progress::Waiting | Progress::Fetching | Progress::Fetched) && !task.cut_off
+            matches!(task.progress, Progress::Waiting | Progress::Fetching | Progress::Fetched) && task.is_wanted()
         };
         self.phase == Phase::Pending && (now >= self.reject_at() || !self.tasks.iter().any(hopeful))
     }

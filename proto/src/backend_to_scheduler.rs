@@ -86,6 +86,14 @@ pub enum BackendToScheduler {
         /// The model.
         model: ModelId,
     },
+    /// A task that was cancelled was dropped from its batch: its slot is neither read nor written any more. Precedes the
+    /// plan's `Answered`.
+    Cancelled {
+        /// The plan.
+        plan: PlanId,
+        /// The task.
+        task: TaskId,
+    },
     /// Asks for the scheduler's clock.
     ClockRequest {
         /// When this was sent, on the sender's clock; comes back in the reply.

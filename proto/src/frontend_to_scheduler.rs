@@ -20,7 +20,7 @@ pub enum ModelChange {
 /// A message to the ModelThread that owns the model, or (clock, fence) to the scheduler's control.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub enum FrontendToScheduler {
-    /// The client hung up: do not run the task if it is still queued. Its end is reported as any other's.
+    /// The client hung up: do not run the task, if its execution has not begun. Its end is reported as any other's.
     Cancel {
         /// The task.
         task: TaskId,

@@ -83,6 +83,13 @@ pub enum SchedulerToBackend {
         /// The model.
         model: ModelId,
     },
+    /// The client of a planned task hung up. Answered by `Cancelled` if the task has not begun to execute.
+    Cancel {
+        /// The plan that it is in.
+        plan: PlanId,
+        /// The task.
+        task: TaskId,
+    },
     /// Run this batch.
     Plan(BatchPlan),
 }

@@ -207,7 +207,13 @@ impl Cluster {
             }
             FrontendToScheduler::Cancel { task, model } => {
                 check_owner(frontend, task)?;
-                self.planner.handle_cancel(now, model, task);
+                match self.plans.find(model, task) {
+                    Some((backend, plan)) => {
+                        let message = SchedulerToBackend::Cancel { plan, task };
+                        self.outputs.push_back(ClusterOutput::ToBackend(backend, message));
+                    }
+                    None => self.planner.handle_cancel(now, model, task),
+                }
             }
             FrontendToScheduler::ChangeModel { change, to, name } => {
                 self.on_change_asked(now, (frontend, change), to, &name)
@@ -252,6 +258,14 @@ impl Cluster {
             }
             BackendToScheduler::Loaded { load, outcome } => self.on_loaded(backend, load, outcome),
             BackendToScheduler::Unloaded { model } => self.changes.handle_unloaded(backend, model),
+            BackendToScheduler::Cancelled { plan, task } => {
+                if !self.plans.on_cancelled(backend, plan, task) {
+                    return Err(Violation(format!(
+                        "{task:?} is cancelled, but {backend:?} does not have it in {plan:?}"
+                    )));
+                }
+                self.drop_task(task, DropReason::Cancelled);
+            }
             BackendToScheduler::PlanDone { plan, outcome, undelivered } => {
                 self.on_plan_done(now, backend, plan, outcome, &undelivered)?;
             }

@@ -250,6 +250,10 @@ impl<'a> Session<'a> {
             SchedulerToBackend::Host { load, model } => self.handle_host(load, model),
             SchedulerToBackend::Discard { load } => self.handle_discard(load),
             SchedulerToBackend::Unload { model } => self.handle_unload(model),
+            SchedulerToBackend::Cancel { plan, task } => {
+                let now = self.scheduler_now();
+                self.joined().workers.iter_mut().for_each(|worker| worker.handle_cancel(now, plan, task));
+            }
             SchedulerToBackend::Plan(plan) => self.handle_plan(plan),
         }
     }

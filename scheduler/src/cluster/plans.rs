@@ -20,9 +20,10 @@ pub(super) struct RunningTask {
 pub(super) struct SentPlan {
     pub(super) backend: BackendId,
     pub(super) gpu: GpuId,
-    /// Those that may still be answered.
+    model: ModelId,
+    /// Those that may still be answered; none, if all were cancelled.
     pub(super) tasks: Vec<RunningTask>,
-    /// Tasks in the batch.
+    /// Tasks in the batch, as planned.
     size: usize,
     /// When the GPU will be done with it, as planned.
     frees_at: Timestamp,
@@ -33,7 +34,8 @@ pub(super) struct SentPlan {
 impl SentPlan {
     /// Of at least one task.
     pub(super) fn new(backend: BackendId, gpu: GpuId, tasks: Vec<RunningTask>, frees_at: Timestamp) -> Self {
-        Self { backend, gpu, size: tasks.len(), tasks, frees_at, is_done: false }
+        let model = tasks.first().expect("no plan is empty").model;
+        Self { backend, gpu, model, size: tasks.len(), tasks, frees_at, is_done: false }
     }
 }
 
@@ -41,7 +43,7 @@ impl SentPlan {
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) gpu: GpuId,
-    /// Tasks in the batch.
+    /// Tasks in the batch, as planned.
     pub(super) size: usize,
     pub(super) model: ModelId,
     /// Those that cannot be answered from there.
@@ -69,10 +71,21 @@ impl Plans {
     pub(super) fn on_done(&mut self, backend: BackendId, id: PlanId, failed: &[TaskId]) -> Option<Done> {
         let plan = self.under_way.get_mut(&id).filter(|plan| plan.backend == backend && !plan.is_done)?;
         plan.is_done = true;
-        let model = plan.tasks.first().expect("no plan is empty").model;
         let failed: BTreeSet<&TaskId> = failed.iter().collect();
         let failed = plan.tasks.extract_if(.., |task| failed.contains(&task.id)).collect();
-        Some(Done { gpu: plan.gpu, size: plan.size, model, failed })
+        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, failed })
+    }
+
+    /// Where a task of a model is planned, if it is. A scan of that model's plans: hang-ups are rare.
+    pub(super) fn find(&self, model: ModelId, task: TaskId) -> Option<(BackendId, PlanId)> {
+        let holds = |plan: &SentPlan| plan.model == model && plan.tasks.iter().any(|other| other.id == task);
+        self.under_way.iter().find(|(_, plan)| holds(plan)).map(|(&id, plan)| (plan.backend, id))
+    }
+
+    /// A task was dropped from its batch. False if `backend` has no such task in such a plan.
+    pub(super) fn on_cancelled(&mut self, backend: BackendId, id: PlanId, task: TaskId) -> bool {
+        let plan = self.under_way.get_mut(&id).filter(|plan| plan.backend == backend);
+        plan.is_some_and(|plan| plan.tasks.extract_if(.., |other| other.id == task).count() == 1)
     }
 
     /// All answers have arrived or failed. Yields the tasks that were answered and those that failed; `None` if
@@ -142,6 +155,24 @@ mod tests {
         assert!(plans.on_done(BackendId(1), id, &[]).is_none(), "done twice");
         assert!(plans.on_answered(BackendId(1), id, &[]).is_some());
         assert!(plans.on_answered(BackendId(1), id, &[]).is_none(), "answered twice");
+    }
+
+    #[test]
+    fn a_cancelled_task_leaves_its_plan_once() {
+        let mut plans = Plans::default();
+        let id = plans.insert(plan(1, 0..2));
+        assert_eq!(plans.find(ModelId(0), task(1).id), Some((BackendId(1), id)));
+        assert_eq!(plans.find(ModelId(1), task(1).id), None);
+        assert!(!plans.on_cancelled(BackendId(2), id, task(1).id), "another backend's");
+        assert!(plans.on_cancelled(BackendId(1), id, task(1).id));
+        assert!(!plans.on_cancelled(BackendId(1), id, task(1).id), "it is gone");
+        plans.on_done(BackendId(1), id, &[]).unwrap();
+        assert_eq!(plans.on_answered(BackendId(1), id, &[]), Some((vec![task(0)], vec![])));
+        let all = plans.insert(plan(1, 2..3));
+        assert!(plans.on_cancelled(BackendId(1), all, task(2).id));
+        let done = plans.on_done(BackendId(1), all, &[]).unwrap();
+        assert_eq!((done.failed, done.model), (vec![], ModelId(0)), "a batch of nothing ends, too");
+        assert_eq!(plans.on_answered(BackendId(1), all, &[]), Some((vec![], vec![])));
     }
 
     #[test]

@@ -322,6 +322,7 @@ struct World {
     forgotten: usize,
     answered: usize,
     changed: usize,
+    cancelled: usize,
 }
 
 impl World {
@@ -341,6 +342,7 @@ impl World {
             forgotten: 0,
             answered: 0,
             changed: 0,
+            cancelled: 0,
         };
         for name in 0..3 {
             let hello = FrontendHello { link_address: format!("f:{name}") };
@@ -461,9 +463,10 @@ impl World {
         frontend.open.insert(task, 0);
         self.submitted += 1;
         self.send(format!("from {id:?}"), Arrival::FromFrontend(id, message));
-        if self.random.random_bool(0.05) {
+        if self.random.random_bool(0.2) {
             let cancel = FrontendToScheduler::Cancel { task, model };
-            self.send(format!("from {id:?}"), Arrival::FromFrontend(id, cancel));
+            let at = self.now + Span::from_micros(self.random.random_range(400..60_000));
+            self.schedule(at, Arrival::FromFrontend(id, cancel));
         }
     }
 
@@ -530,6 +533,7 @@ impl World {
                 self.on_arrival(Arrival::Link(id, frontend));
             }
             SchedulerToBackend::Plan(plan) => self.on_plan(id, plan),
+            SchedulerToBackend::Cancel { plan, task } => self.on_cancel(id, plan, task),
             SchedulerToBackend::Load { load, name } => self.on_load(id, load, &name),
             SchedulerToBackend::Host { load, model } => {
                 let backend = self.backends.get_mut(&id).unwrap();
@@ -545,6 +549,18 @@ impl World {
                 self.schedule(at, Arrival::FromBackend(id, BackendToScheduler::Unloaded { model }));
             }
             SchedulerToBackend::FrontendLeft { .. } | SchedulerToBackend::Clock(_) => {}
+        }
+    }
+
+    /// Drops a task if its answer is not on its way for good.
+    fn on_cancel(&mut self, id: BackendId, plan: PlanId, task: TaskId) {
+        let is_its = |arrival: &Arrival| match arrival {
+            Arrival::Answer { plan: other, task: of, .. } => (*other, *of) == (plan, task),
+            _ => false,
+        };
+        if self.random.random_bool(0.7) && self.arrivals.extract_if(.., |_, arrival| is_its(arrival)).count() == 1 {
+            self.cancelled += 1;
+            self.schedule(self.now, Arrival::FromBackend(id, BackendToScheduler::Cancelled { plan, task }));
         }
     }
 
@@ -623,14 +639,14 @@ fn each_task_ends_exactly_once_whatever_fails() {
         }
         Err(_) => 0..400,
     };
-    let (mut answered, mut changed) = (0, 0);
+    let (mut answered, mut changed, mut cancelled) = (0, 0, 0);
     for seed in seeds {
         let outcome = std::panic::catch_unwind(|| {
             let world = run_seed(seed);
-            (world.answered, world.changed)
+            (world.answered, world.changed, world.cancelled)
         });
         let counts = outcome.unwrap_or_else(|_| panic!("seed {seed} failed; DOWNBEAT_SEED={seed} replays it"));
-        (answered, changed) = (answered + counts.0, changed + counts.1);
+        (answered, changed, cancelled) = (answered + counts.0, changed + counts.1, cancelled + counts.2);
     }
-    assert!(answered > 0 && changed > 0, "a test in which nothing is answered shows nothing");
+    assert!(answered > 0 && changed > 0 && cancelled > 0, "a test in which nothing is answered shows nothing");
 }

@@ -14,6 +14,7 @@ enum Event {
     Fetched { place: Place, link: Link },
     Pushed { place: Place, link: Link },
     Executed(Execution),
+    Cancel(PlanId, TaskId),
 }
 
 /// A frontend, and how often it had linked.
@@ -80,7 +81,14 @@ impl World {
             let latest = exec_at + world.rng.random_range(-5..150);
             let size = world.rng.random_range(1..=SHAPE.batch_max);
             let frontends: Vec<u32> = (0..size).map(|_| world.rng.random_range(0..FRONTENDS)).collect();
-            world.schedule(Timestamp(at), Event::Plan(plan(id, (exec_at, latest), &frontends)));
+            let plan = plan(id, (exec_at, latest), &frontends);
+            for task in &plan.tasks {
+                if world.rng.random_bool(0.1) {
+                    let hangs_up_at = at + world.rng.random_range(0..400);
+                    world.schedule(Timestamp(hangs_up_at), Event::Cancel(plan.plan, task.task));
+                }
+            }
+            world.schedule(Timestamp(at), Event::Plan(plan));
         }
         for _ in 0..world.rng.random_range(0..12) {
             let frontend = FrontendId(world.rng.random_range(0..FRONTENDS));
@@ -150,6 +158,7 @@ impl World {
                     self.seen.insert("queue full");
                 }
             }
+            Event::Cancel(plan, task) => self.worker.handle_cancel(self.now, plan, task),
             Event::Unlink(frontend) => {
                 self.linked[frontend.0 as usize] = false;
                 self.worker.handle_unlinked(self.now, frontend);
@@ -222,6 +231,12 @@ impl World {
                 assert!(history.done && !std::mem::replace(&mut history.answered, true), "{plan:?} is answered twice");
                 assert!(history.plan.tasks.iter().all(|task| self.ends.contains_key(&task.task)));
             }
+            Action::Report(BackendToScheduler::Cancelled { plan, task }) => {
+                assert!(!self.plans[&plan].answered);
+                let touches = self.reads.values().chain(self.writes.values()).any(|transfer| transfer.task == task);
+                assert!(!touches, "{task:?} is given up while its slot is being read or written");
+                self.end(task, "cancelled");
+            }
             Action::Report(other) => panic!("{other:?} is not a worker's to report"),
         }
     }
@@ -234,6 +249,7 @@ impl World {
         assert_eq!((task.frontend(), offset % 100), (frontend, place.task as u64));
         assert!(self.linked[frontend.0 as usize], "{frontend:?} is touched while it is away");
         assert_eq!(history.links[place.task], Some(self.link(frontend)), "{task:?} is touched over a later link");
+        assert_ne!(self.ends.get(&task), Some(&"cancelled"), "{task:?} is touched though its slot may be another's");
         let others = self.reads.iter().chain(&self.writes).filter(|(other, _)| other.buffer == place.buffer);
         for (other, outstanding) in others {
             assert_eq!(outstanding.plan, plan, "{other:?} is reused while a transfer is outstanding there");
@@ -317,6 +333,16 @@ fn histories_keep_every_invariant() {
         }
     }
     // The histories are worth something only if they reach every end.
-    let every = ["answered", "done", "failed", "late start", "queue full", "straggler", "undelivered", "window missed"];
+    let every = [
+        "answered",
+        "cancelled",
+        "done",
+        "failed",
+        "late start",
+        "queue full",
+        "straggler",
+        "undelivered",
+        "window missed",
+    ];
     assert!(!whole || seen.iter().eq(&every), "{seen:?}");
 }
