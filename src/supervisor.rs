@@ -53,7 +53,9 @@ impl Supervisor {
             tempfile::Builder::new().prefix("downbeat-").tempdir().context("cannot make a temporary folder")?;
         let (doomed, path) = (members.clone(), folder.path().to_owned());
         ctrlc::set_handler(move || {
-            kill_all(&mut doomed.lock().expect("no holder of this lock panics"));
+            // Held until the end: nobody else is to see that no member is left, and end this process as failed.
+            let mut doomed = doomed.lock().expect("no holder of this lock panics");
+            kill_all(&mut doomed);
             // `exit` runs no destructor; what cannot be removed is left to the system.
             let _ = fs::remove_dir_all(&path);
             std::process::exit(130);
