@@ -1,0 +1,123 @@
+//! One batch by itself: when it may start or must be rejected, which of its tasks still count, and what each is answered.
+
+use super::*;
+
+impl Batch {
+    pub(super) fn new(now: Timestamp, plan: BatchPlan, model: ModelShape) -> Self {
+        let tasks = vec![Task { progress: Progress::Waiting, cut_off: false, cancelled: false }; plan.tasks.len()];
+        Self { plan, model, phase: Phase::Pending, tasks, planned_at: now, fetched_at: now, undelivered: vec![] }
+    }
+
+    pub(super) fn indexes_in(&self, progress: Progress) -> Vec<usize> {
+        (0..self.tasks.len()).filter(|&index| self.tasks[index].progress == progress).collect()
+    }
+
+    /// When it can be handed to a free GPU, as things stand; `None` if no input is here.
+    pub(super) fn start_at(&self, handover: Span) -> Option<Timestamp> {
+        let BatchPlan { exec_at, latest, .. } = self.plan;
+        let complete = !self.tasks.iter().any(|task| task.progress == Progress::Fetching && task.is_wanted());
+        let start_at = if complete { exec_at - handover } else { exec_at.max(exec_at + (latest - exec_at) / 2) };
+        let any_input = self.tasks.iter().any(|task| task.progress == Progress::Fetched);
+        any_input.then_some(start_at)
+    }
+
+    /// The first instant after its window.
+    pub(super) fn reject_at(&self) -> Timestamp {
+        self.plan.latest + Span(1)
+    }
+
+    pub(super) fn is_lost(&self, now: Timestamp) -> bool {
+        let hopeful = |task: &Task| {
+            matches!(task.progress, Progress::Waiting | Progress::Fetching | Progress::Fetched) && task.is_wanted()
+        };
+        self.phase == Phase::Pending && (now >= self.reject_at() || !self.tasks.iter().any(hopeful))
+    }
+
+    pub(super) fn leave_stragglers(&mut self) {
+        for task in self.tasks.iter_mut().filter(|task| task.progress == Progress::Fetching) {
+            task.progress = Progress::Straggling;
+        }
+    }
+
+    pub(super) fn cut_off(&mut self, frontend: FrontendId) {
+        for index in 0..self.tasks.len() {
+            if self.plan.tasks[index].task.frontend() != frontend {
+                continue;
+            }
+            match self.tasks[index].progress {
+                Progress::Waiting | Progress::Fetched => self.end_undelivered(index),
+                // They end with their READ, execution or WRITE.
+                Progress::Fetching | Progress::Straggling | Progress::Executing | Progress::Answering => {
+                    self.tasks[index].cut_off = true;
+                }
+                Progress::Ended => {}
+            }
+        }
+    }
+
+    pub(super) fn end_undelivered(&mut self, index: usize) {
+        self.tasks[index].progress = Progress::Ended;
+        self.undelivered.push(self.plan.tasks[index].task);
+    }
+
+    pub(super) fn done(&mut self, outcome: PlanOutcome) -> BackendToScheduler {
+        let undelivered = std::mem::take(&mut self.undelivered);
+        BackendToScheduler::PlanDone { plan: self.plan.plan, outcome, undelivered }
+    }
+
+    pub(super) fn can_be_answered(&self, index: usize) -> bool {
+        let slot = &self.plan.tasks[index].slot;
+        slot.slot < ImmediateData::SLOTS_MAX && slot.answer_bytes_max as usize >= ANSWER_HEADER_BYTES
+    }
+
+    /// Why a task cannot be run, whatever the rest of its batch does.
+    pub(super) fn refusal(&self, index: usize) -> Option<String> {
+        let slot = &self.plan.tasks[index].slot;
+        let ModelShape { input_bytes, output_bytes, .. } = self.model;
+        if slot.input_bytes as usize != input_bytes {
+            return Some(format!("the task has {} input bytes, the model takes {input_bytes}", slot.input_bytes));
+        }
+        let room = slot.answer_bytes_max as usize - ANSWER_HEADER_BYTES;
+        (room < output_bytes)
+            .then(|| format!("the slot has room for {room} output bytes, the model gives {output_bytes}"))
+    }
+
+    pub(super) fn header(&self, place: Place, answer: &Answer) -> (AnswerHeader, Option<String>) {
+        let PlannedTask { task, attempt, slot, stamps } = self.plan.tasks[place.task];
+        let mut header = AnswerHeader {
+            task: task.0,
+            status: AnswerStatus::WindowMissed,
+            payload_bytes: 0,
+            attempt,
+            batch_size: 0,
+            gpu: place.gpu as u32,
+            stamps: AnswerStamps {
+                queued_at_ns: stamps.queued_at.0,
+                granted_at_ns: stamps.granted_at.0,
+                planned_at_ns: self.planned_at.0,
+                fetched_at_ns: self.fetched_at.0,
+                exec_at_ns: self.plan.exec_at.0,
+                ..AnswerStamps::default()
+            },
+        };
+        let mut text = None;
+        match answer {
+            Answer::Output { started_at, finished_at, batch_size } => {
+                header.status = AnswerStatus::Done;
+                header.payload_bytes = self.model.output_bytes as u32;
+                header.batch_size = *batch_size;
+                header.stamps.started_at_ns = started_at.0;
+                header.stamps.finished_at_ns = finished_at.0;
+            }
+            Answer::WindowMissed => {}
+            Answer::Failed { reason } => {
+                let room = FAILURE_TEXT_BYTES_MAX.min(slot.answer_bytes_max as usize - ANSWER_HEADER_BYTES);
+                let reason = &reason[..reason.floor_char_boundary(room)];
+                header.status = AnswerStatus::Failed;
+                header.payload_bytes = reason.len() as u32;
+                text = Some(reason.to_owned());
+            }
+        }
+        (header, text)
+    }
+}
