@@ -1,5 +1,5 @@
-//! `downbeat bench goodput`: the highest aggregate rate at which, for every model, at most 1 % of requests are late or
-//! dropped (Symphony, section 3.4: a binary search over fixed rates).
+//! `downbeat bench goodput`: the highest aggregate rate at which, for every model and each of its classes, at most 1 % of
+//! requests are late or dropped (Symphony, section 3.4: a binary search over fixed rates).
 //!
 //! Near its limit deferred scheduling is metastable, so one seed's answer may be lucky or unlucky: with several seeds
 //! the median is reported.
@@ -15,6 +15,7 @@ use sim::{
     checker::Violation,
     cluster,
     command::{CommandError, positive},
+    report::ClassReport,
     workload::SECONDS_MAX,
 };
 
@@ -88,6 +89,9 @@ pub struct ModelGoodput {
     pub p99_ms: Option<f64>,
     /// Median of batch sizes over batches.
     pub batch_median: Option<f64>,
+    /// Its classes, in the order of the workload; none if there is but one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<ClassReport>,
 }
 
 /// How a search tries a rate, and when it ends.
@@ -139,7 +143,7 @@ fn search_with<E>(
         let report = run(&options, &mut |second| {
             progress(((done + second / seconds) / probes).min(1.0), rate_rps);
         })?;
-        if report.models.iter().all(|model| model.figures.bad_rate() <= BAD_RATE_MAX) {
+        if report.models.iter().all(|model| model.worst_bad_rate() <= BAD_RATE_MAX) {
             bounds.0 = rate_rps;
             best = Some(report);
         } else {
@@ -201,6 +205,7 @@ fn median(workload: &Workload, policy: Policy, mut found: Vec<Option<Report>>) -
         p50_ms: model.figures.p50_ms,
         p99_ms: model.figures.p99_ms,
         batch_median: model.figures.batch_median,
+        classes: model.classes.clone(),
     });
     Goodput {
         workload: workload.name.clone(),
@@ -232,16 +237,27 @@ impl Goodput {
         };
         lines.push(row(["model", "offered r/s", "bad", "p50 ms", "p99 ms", "batch"].map(str::to_owned)));
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
-        lines.extend(self.models.iter().map(|model| {
-            row([
+        let percent = |part: f64| format!("{:.3} %", 100.0 * part);
+        for model in &self.models {
+            lines.push(row([
                 model.name.clone(),
                 format!("{:.1}", model.offered_rps),
-                format!("{:.3} %", 100.0 * model.bad_rate),
+                percent(model.bad_rate),
                 number(model.p50_ms),
                 number(model.p99_ms),
                 model.batch_median.map_or_else(|| "-".to_owned(), |median| median.to_string()),
-            ])
-        }));
+            ]));
+            lines.extend(model.classes.iter().map(|class| {
+                row([
+                    format!("  SLO {} ms", class.slo_ms),
+                    format!("{:.1}", class.offered_rps),
+                    percent(class.bad_rate()),
+                    number(class.p50_ms),
+                    number(class.p99_ms),
+                    String::new(),
+                ])
+            }));
+        }
         lines.join("\n")
     }
 }

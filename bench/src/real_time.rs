@@ -15,11 +15,11 @@ use std::{
     time::Instant,
 };
 
-use proto::{GpuId, ModelId, Span, Timestamp};
+use proto::{GpuId, ModelId, Span, TaskId, Timestamp};
 use scheduler::{Batch, ModelConfig, NetworkBudget, Planner, PlannerOutput, Task, task_queue::Queued};
 use sim::{
     Options, Report, Workload,
-    arrivals::Arrivals,
+    arrivals::{Arrivals, Request},
     checker::{Checker, Violation},
     command::CommandError,
     faults::FaultSource,
@@ -51,13 +51,10 @@ impl Clock {
 }
 
 enum ToScheduler {
-    Request {
-        at: Timestamp,
-        model: ModelId,
-    },
+    Request(Request),
     Ended(GpuEvent),
     Killed {
-        batch: Batch<()>,
+        batch: Batch<Request>,
         started_at: Option<Timestamp>,
         killed_at: Timestamp,
     },
@@ -68,7 +65,7 @@ enum ToScheduler {
 }
 
 enum ToGpus {
-    Batch(Batch<()>),
+    Batch(Batch<Request>),
     Preempt(GpuId),
 }
 
@@ -103,10 +100,7 @@ pub fn run(workload: &Workload, options: &Options, progress: &mut dyn FnMut(f64)
         Ok::<_, CommandError>((scheduler.checker, scheduler.recorder))
     })?;
     checker.finish()?;
-    let names: Vec<_> = workload.models.iter().map(|model| model.name.as_str()).collect();
-    let policy = options.policy.to_string();
-    let identity = (workload.name.clone(), policy, options.rate_rps, options.seconds, options.seed);
-    Ok(recorder.report(&names, identity))
+    Ok(recorder.report(workload, options))
 }
 
 /// Sends every request when its time has come.
@@ -121,8 +115,8 @@ fn generate(clock: Clock, mut arrivals: Arrivals, to_scheduler: &SyncSender<ToSc
             continue;
         }
         behind = now - at;
-        let (at, model) = arrivals.pop().expect("just peeked");
-        if to_scheduler.send(ToScheduler::Request { at, model: ModelId(model) }).is_err() {
+        let request = arrivals.pop().expect("just peeked");
+        if to_scheduler.send(ToScheduler::Request(request)).is_err() {
             return;
         }
     }
@@ -149,7 +143,7 @@ fn run_gpus(
     to_scheduler: &SyncSender<ToScheduler>,
 ) {
     let mut gpus = Gpus::new(workload.gpus as usize);
-    let mut duration = |started_at, batch: &Batch<()>| faults.duration(started_at, workload, batch);
+    let mut duration = |started_at, batch: &Batch<Request>| faults.duration(started_at, workload, batch);
     while let Ok(message) = receive(clock, batches, gpus.poll_timeout()) {
         let now = clock.now();
         // First what ends by now: a batch that has ended cannot be killed.
@@ -174,7 +168,7 @@ fn run_gpus(
 struct Scheduler<'a> {
     workload: &'a Workload,
     rate_rps: f64,
-    planner: Box<dyn Planner<()>>,
+    planner: Box<dyn Planner<Request>>,
     to_gpus: Sender<ToGpus>,
     checker: Checker,
     recorder: Recorder,
@@ -197,14 +191,13 @@ impl<'a> Scheduler<'a> {
         }
         let instant = |seconds| Timestamp::ZERO + Span::from_secs_f64(seconds);
         let measured = (instant(options.seconds / 10.0), instant(options.seconds));
-        let slos = workload.models.iter().map(|model| model.slo);
         Self {
             workload,
             rate_rps: options.rate_rps,
             planner,
             to_gpus,
             checker: Checker::new(workload.gpus as usize),
-            recorder: Recorder::new(measured, slos, workload.gpus as usize),
+            recorder: Recorder::new(measured, &workload.models, workload.gpus as usize),
             submitted: 0,
             ended: 0,
             is_generated: false,
@@ -234,26 +227,25 @@ impl<'a> Scheduler<'a> {
 
     fn on_message(&mut self, now: Timestamp, message: ToScheduler) -> Result<(), CommandError> {
         match message {
-            ToScheduler::Request { at, model } => {
-                self.recorder.arrived(model.0 as usize, at);
-                let deadline = at + self.workload.models[model.0 as usize].slo - self.workload.response;
+            ToScheduler::Request(request) => {
+                self.recorder.arrived(request);
                 self.submitted += 1;
-                self.planner.handle_submit(now, model, Task { id: self.checker.submit(), deadline, payload: () });
+                let (id, deadline) = (self.checker.submit(), self.workload.deadline(request));
+                self.planner.handle_submit(now, request.model, Task { id, deadline, payload: request });
             }
             ToScheduler::Ended(GpuEvent::Finished { batch, started_at, finished_at }) => {
                 self.on_ran(&batch, started_at, finished_at)?;
-                let (model, answered_at) = (batch.model.0 as usize, finished_at + self.workload.response);
-                self.recorder.executed(model, batch.tasks.len(), started_at);
-                for (key, ()) in &batch.tasks {
-                    self.end(*key)?;
-                    let arrived_at = self.arrived_at(batch.model, key.deadline);
-                    self.recorder.answered(model, arrived_at, started_at, answered_at);
+                let answered_at = finished_at + self.workload.response;
+                self.recorder.executed(batch.model.0 as usize, batch.tasks.len(), started_at);
+                for &(key, request) in &batch.tasks {
+                    self.end(key.id)?;
+                    self.recorder.answered(request, started_at, answered_at);
                 }
             }
             ToScheduler::Ended(GpuEvent::Rejected { batch, rejected_at }) => {
                 self.planner.handle_finished(batch.gpu, rejected_at);
-                for (key, ()) in batch.tasks {
-                    self.on_dropped(batch.model, key)?;
+                for (key, request) in batch.tasks {
+                    self.on_dropped(key.id, request)?;
                 }
             }
             ToScheduler::Killed { batch, started_at, killed_at } => {
@@ -277,41 +269,33 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    fn on_output(&mut self, output: PlannerOutput<()>) -> Result<(), CommandError> {
+    fn on_output(&mut self, output: PlannerOutput<Request>) -> Result<(), CommandError> {
         let sent = match output {
             PlannerOutput::Batch(batch) => self.to_gpus.send(ToGpus::Batch(batch)),
             PlannerOutput::Preempt(gpu) => self.to_gpus.send(ToGpus::Preempt(gpu)),
-            PlannerOutput::Dropped { model, task, .. } => {
-                let key = Queued { id: task.id, deadline: task.deadline, queued_at: Timestamp::PAST };
-                return self.on_dropped(model, key);
-            }
+            PlannerOutput::Dropped { task, .. } => return self.on_dropped(task.id, task.payload),
         };
         let Ok(()): Result<(), SendError<ToGpus>> = sent else { unreachable!("the GPUs run until this side hangs up") };
         Ok(())
     }
 
     /// A batch left its GPU, whole or killed.
-    fn on_ran(&mut self, batch: &Batch<()>, started_at: Timestamp, ended_at: Timestamp) -> Result<(), Violation> {
+    fn on_ran(&mut self, batch: &Batch<Request>, started_at: Timestamp, ended_at: Timestamp) -> Result<(), Violation> {
         self.checker.execute(batch.gpu.0, (batch.exec_at, batch.latest), started_at, ended_at)?;
         self.recorder.busy(batch.gpu.0 as usize, started_at, ended_at);
         self.planner.handle_finished(batch.gpu, ended_at);
         Ok(())
     }
 
-    fn on_dropped(&mut self, model: ModelId, key: Queued) -> Result<(), CommandError> {
-        self.end(key)?;
-        let arrived_at = self.arrived_at(model, key.deadline);
-        self.recorder.dropped(model.0 as usize, arrived_at);
+    fn on_dropped(&mut self, id: TaskId, request: Request) -> Result<(), CommandError> {
+        self.end(id)?;
+        self.recorder.dropped(request);
         Ok(())
     }
 
-    fn end(&mut self, key: Queued) -> Result<(), Violation> {
+    fn end(&mut self, id: TaskId) -> Result<(), Violation> {
         self.ended += 1;
-        self.checker.end(key.id)
-    }
-
-    fn arrived_at(&self, model: ModelId, deadline: Timestamp) -> Timestamp {
-        deadline + self.workload.response - self.workload.models[model.0 as usize].slo
+        self.checker.end(id)
     }
 }
 

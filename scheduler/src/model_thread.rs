@@ -269,7 +269,7 @@ impl<P> ModelThread<P> {
         let model = self.models[grant.model.0 as usize].as_mut().expect("the grant's model is known");
         for _ in 0..batch.skip {
             let (key, payload) = model.queue.pop().expect("gathered from this queue");
-            model.policy.handle_lost();
+            model.policy.handle_lost(&key);
             self.outputs.push_back(dropped(grant.model, key, payload, DropReason::Deadline));
         }
         let tasks: Vec<_> = (0..batch.size).map(|_| model.queue.pop().expect("gathered from this queue")).collect();
@@ -287,7 +287,7 @@ impl<P> ModelThread<P> {
             && model.expiry(head.deadline, 1) <= now
         {
             let (key, payload) = model.queue.pop().expect("the queue has a head");
-            model.policy.handle_lost();
+            model.policy.handle_lost(&key);
             self.outputs.push_back(dropped(id, key, payload, DropReason::Deadline));
         }
         let view = model.view(now, Timestamp::PAST);

@@ -17,6 +17,7 @@ mod central;
 mod clipper;
 mod clockwork;
 mod downbeat;
+mod losses;
 mod nexus;
 mod replicas;
 mod shepherd;
@@ -104,7 +105,7 @@ pub trait BatchPolicy: fmt::Debug + Send {
     }
 
     /// A task was given up: it was passed over, or could not be met any more.
-    fn handle_lost(&mut self) {}
+    fn handle_lost(&mut self, _task: &Queued) {}
 
     /// A gathered batch was granted a GPU.
     fn handle_granted(&mut self, _view: &View<'_>, _batch: Gathered, _granted: Granted) {}

@@ -1,12 +1,12 @@
 //! When the requests of each model arrive: random gaps from one seed, or listed instants.
 
-use proto::{Span, Timestamp};
+use proto::{ModelId, Span, Timestamp};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1, Gamma};
 use scheduler::indexed_heap::IndexedHeap;
 
-use crate::workload::{ArrivalProcess, Workload};
+use crate::workload::{ArrivalProcess, Class, Workload};
 
 /// The gaps between arrivals of a process, as multiples of their mean.
 #[derive(Debug, Clone)]
@@ -41,23 +41,43 @@ impl Gaps {
     }
 }
 
-/// The arrivals of all models, in the order of time; at the same instant in the order of models.
+/// A request, as it rides along with its task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Request {
+    /// When it arrived; its objective counts from here, whatever becomes of its task.
+    pub arrived_at: Timestamp,
+    /// The model that it is for.
+    pub model: ModelId,
+    /// Its class: an index into the model's.
+    pub class: u32,
+}
+
+/// The arrivals of all classes of all models, in the order of time; at the same instant in the order of models and
+/// classes.
 #[derive(Debug)]
 pub struct Arrivals {
-    models: Vec<ModelArrivals>,
-    /// By model: its next arrival.
+    streams: Vec<Stream>,
+    /// By stream: its next arrival.
     next: IndexedHeap,
     end: Timestamp,
 }
 
+/// The requests of one class of one model.
 #[derive(Debug)]
-enum ModelArrivals {
+struct Stream {
+    model: ModelId,
+    class: u32,
+    instants: Instants,
+}
+
+#[derive(Debug)]
+enum Instants {
     Random { gaps: Gaps, mean_gap_ns: f64, rng: Box<ChaCha8Rng>, last: Timestamp },
     Uniform { gap_ns: f64, offset_ns: f64, count: u64 },
     Listed(std::vec::IntoIter<Timestamp>),
 }
 
-impl ModelArrivals {
+impl Instants {
     fn next(&mut self) -> Option<Timestamp> {
         match self {
             Self::Random { gaps, mean_gap_ns, rng, last } => {
@@ -75,40 +95,51 @@ impl ModelArrivals {
 }
 
 impl Arrivals {
-    /// Arrivals of an aggregate of `rate_rps` requests a second before `end`. Each model has its own stream of random
-    /// numbers; uniform arrivals of several models are staggered.
+    /// Arrivals of an aggregate of `rate_rps` requests a second before `end`. Each class of each model has its own stream
+    /// of random numbers; uniform arrivals of several are staggered.
     ///
     /// # Panics
     /// If `rate_rps` is not above 0.
     #[must_use]
     pub fn random(workload: &Workload, rate_rps: f64, seed: u64, end: Timestamp) -> Self {
         assert!(rate_rps > 0.0, "a rate must be above 0, found {rate_rps}");
-        let count = workload.models.len();
-        let of_model = |(index, model): (usize, &crate::workload::Model)| {
-            let mean_gap_ns = 1e9 / (rate_rps * model.share);
+        let count: usize = workload.models.iter().map(|model| model.classes.len()).sum();
+        let instants = |index: usize, share: f64| {
+            let mean_gap_ns = 1e9 / (rate_rps * share);
             if workload.arrivals == ArrivalProcess::Uniform {
                 let offset_ns = mean_gap_ns * index as f64 / count as f64;
-                return ModelArrivals::Uniform { gap_ns: mean_gap_ns, offset_ns, count: 0 };
+                return Instants::Uniform { gap_ns: mean_gap_ns, offset_ns, count: 0 };
             }
             let gaps = Gaps::new(workload.arrivals);
             let mut rng = Box::new(ChaCha8Rng::seed_from_u64(seed));
             rng.set_stream(index as u64);
-            ModelArrivals::Random { gaps, mean_gap_ns, rng, last: Timestamp::ZERO }
+            Instants::Random { gaps, mean_gap_ns, rng, last: Timestamp::ZERO }
         };
-        Self::new(workload.models.iter().enumerate().map(of_model).collect(), end)
+        let mut streams = Vec::with_capacity(count);
+        for (id, model) in (0..).zip(&workload.models) {
+            for (class, Class { share, .. }) in (0..).zip(&model.classes) {
+                let instants = instants(streams.len(), model.share * share);
+                streams.push(Stream { model: ModelId(id), class, instants });
+            }
+        }
+        Self::new(streams, end)
     }
 
-    /// The given instants of each model, ascending.
+    /// The given instants of each model, ascending; all requests are of its first class.
     #[must_use]
     pub fn listed(instants: Vec<Vec<Timestamp>>) -> Self {
-        let models = instants.into_iter().map(|list| ModelArrivals::Listed(list.into_iter())).collect();
-        Self::new(models, Timestamp::NEVER)
+        let of_model = |(id, list): (u32, Vec<_>)| Stream {
+            model: ModelId(id),
+            class: 0,
+            instants: Instants::Listed(list.into_iter()),
+        };
+        Self::new((0..).zip(instants).map(of_model).collect(), Timestamp::NEVER)
     }
 
-    fn new(models: Vec<ModelArrivals>, end: Timestamp) -> Self {
-        let mut arrivals = Self { models, next: IndexedHeap::default(), end };
-        for model in 0..arrivals.models.len() {
-            arrivals.advance(model as u32);
+    fn new(streams: Vec<Stream>, end: Timestamp) -> Self {
+        let mut arrivals = Self { streams, next: IndexedHeap::default(), end };
+        for stream in 0..arrivals.streams.len() {
+            arrivals.advance(stream as u32);
         }
         arrivals
     }
@@ -119,17 +150,18 @@ impl Arrivals {
         self.next.peek().map(|(at, _)| at)
     }
 
-    /// The next request's instant and the index of its model.
-    pub fn pop(&mut self) -> Option<(Timestamp, u32)> {
-        let first = self.next.peek()?;
-        self.advance(first.1);
-        Some(first)
+    /// The next request.
+    pub fn pop(&mut self) -> Option<Request> {
+        let (arrived_at, index) = self.next.peek()?;
+        self.advance(index);
+        let Stream { model, class, .. } = self.streams[index as usize];
+        Some(Request { arrived_at, model, class })
     }
 
-    fn advance(&mut self, model: u32) {
-        match self.models[model as usize].next().filter(|&at| at < self.end) {
-            Some(at) => self.next.set(model, at),
-            None => self.next.remove(model),
+    fn advance(&mut self, index: u32) {
+        match self.streams[index as usize].instants.next().filter(|&at| at < self.end) {
+            Some(at) => self.next.set(index, at),
+            None => self.next.remove(index),
         }
     }
 }
@@ -149,7 +181,7 @@ mod tests {
 
     fn all(arrivals: &str, seed: u64) -> Vec<(Timestamp, u32)> {
         let mut arrivals = Arrivals::random(&workload(arrivals), 2000.0, seed, Timestamp(100_000_000_000));
-        std::iter::from_fn(|| arrivals.pop()).collect()
+        std::iter::from_fn(|| arrivals.pop()).map(|request| (request.arrived_at, request.model.0)).collect()
     }
 
     #[test]
@@ -179,6 +211,19 @@ mod tests {
         assert_ne!(all(process, 1), all(process, 2));
         let times = |model| all(process, 1).into_iter().filter(move |&(_, other)| other == model).map(|(at, _)| at);
         assert_ne!(times(0).next(), times(1).next());
+    }
+
+    #[test]
+    fn classes_arrive_in_proportion_to_their_shares() {
+        let text = "gpus = 1\n[[model]]\nname = \"m\"\nlatency_ms = [1]\n\
+                    classes = [{ slo_ms = 20, share = 1 }, { slo_ms = 30, share = 3 }]";
+        let workload = Workload::parse(text, "test", "test", Path::new(".")).unwrap();
+        let mut arrivals = Arrivals::random(&workload, 2000.0, 3, Timestamp(100_000_000_000));
+        let requests: Vec<_> = std::iter::from_fn(|| arrivals.pop()).collect();
+        assert!(requests.is_sorted_by_key(|request| request.arrived_at));
+        let part = requests.iter().filter(|request| request.class == 1).count() as f64 / requests.len() as f64;
+        assert!((part - 0.75).abs() < 0.01, "{part}");
+        assert!((requests.len() as f64 / 200_000.0 - 1.0).abs() < 0.02, "{}", requests.len());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use proto::{GpuId, ModelId, Span, TaskId, Timestamp};
 use scheduler::{Batch, Estimates, ModelConfig, Planner, PlannerOutput, Policy, Task, task_queue::Queued};
 
 use crate::{
-    arrivals::Arrivals,
+    arrivals::{Arrivals, Request},
     checker::{Checker, Violation},
     faults::{Fault, FaultSource, Faults},
     gpus::{GpuEvent, Gpus},
@@ -68,15 +68,12 @@ pub fn run_arrivals(
         cluster.add_gpu(Timestamp::ZERO, GpuId(gpu));
     }
     cluster.run(arrivals, progress)?;
-    let names: Vec<_> = workload.models.iter().map(|model| model.name.as_str()).collect();
-    let policy = options.policy.to_string();
-    let identity = (workload.name.clone(), policy, options.rate_rps, options.seconds, options.seed);
-    Ok(cluster.recorder.report(&names, identity))
+    Ok(cluster.recorder.report(workload, options))
 }
 
 pub(crate) struct Cluster<'a> {
     workload: &'a Workload,
-    planner: Box<dyn Planner<()>>,
+    planner: Box<dyn Planner<Request>>,
     /// l(b) of all models, as the scheduler knows it.
     estimates: Estimates,
     gpus: Gpus,
@@ -113,7 +110,6 @@ impl<'a> Cluster<'a> {
         for (id, model) in (0..).zip(&workload.models) {
             estimates.handle_model(ModelId(id), model.profile.clone());
         }
-        let slos = workload.models.iter().map(|model| model.slo);
         let gpus = workload.gpus as usize;
         let mut cluster = Self {
             workload,
@@ -124,7 +120,7 @@ impl<'a> Cluster<'a> {
             up: 0,
             reports: BinaryHeap::new(),
             checker: Checker::new(gpus),
-            recorder: Recorder::new(measured, slos, gpus),
+            recorder: Recorder::new(measured, &workload.models, gpus),
             observe,
         };
         cluster.follow_estimates(Timestamp::ZERO);
@@ -172,8 +168,8 @@ impl<'a> Cluster<'a> {
             self.estimates.handle_timeout(now);
             self.follow_estimates(now);
             while arrivals.peek().is_some_and(|at| at <= now) {
-                let (at, model) = arrivals.pop().expect("just peeked");
-                self.on_arrival(at, ModelId(model))?;
+                let request = arrivals.pop().expect("just peeked");
+                self.on_arrival(now, request)?;
             }
             self.decide(now)?;
         }
@@ -189,18 +185,18 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    fn on_arrival(&mut self, now: Timestamp, model: ModelId) -> Result<(), Violation> {
-        let index = model.0 as usize;
-        self.recorder.arrived(index, now);
-        let deadline = now + self.workload.models[index].slo - self.workload.response;
+    fn on_arrival(&mut self, now: Timestamp, request: Request) -> Result<(), Violation> {
+        self.recorder.arrived(request);
+        let deadline = self.workload.deadline(request);
         let id = self.checker.submit();
-        self.submit(now, model, Task { id, deadline, payload: () })
+        self.submit(now, Task { id, deadline, payload: request })
     }
 
-    fn submit(&mut self, now: Timestamp, model: ModelId, task: Task<()>) -> Result<(), Violation> {
+    fn submit(&mut self, now: Timestamp, task: Task<Request>) -> Result<(), Violation> {
         if self.up == 0 {
-            return self.on_dropped(now, model, task.id, task.deadline);
+            return self.on_dropped(now, task.id, task.payload);
         }
+        let model = task.payload.model;
         self.planner.handle_submit(now, model, task);
         match self.planner.queue_length(model) {
             0..=QUEUE_MAX => Ok(()),
@@ -217,9 +213,7 @@ impl<'a> Cluster<'a> {
             while let Some(output) = self.planner.poll_output() {
                 match output {
                     PlannerOutput::Batch(batch) => self.on_batch(now, batch)?,
-                    PlannerOutput::Dropped { model, task, .. } => {
-                        self.on_dropped(now, model, task.id, task.deadline)?;
-                    }
+                    PlannerOutput::Dropped { task, .. } => self.on_dropped(now, task.id, task.payload)?,
                     PlannerOutput::Preempt(gpu) => {
                         is_settled = false;
                         self.on_preempt(now, gpu)?;
@@ -230,26 +224,20 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    fn on_dropped(&mut self, now: Timestamp, model: ModelId, id: TaskId, deadline: Timestamp) -> Result<(), Violation> {
+    fn on_dropped(&mut self, now: Timestamp, id: TaskId, request: Request) -> Result<(), Violation> {
         self.checker.end(id)?;
-        let arrived_at = self.arrived_at(model, deadline);
-        self.recorder.dropped(model.0 as usize, arrived_at);
-        (self.observe)(Event::Drop { model: model.0, arrived_at, dropped_at: now });
+        self.recorder.dropped(request);
+        (self.observe)(Event::Drop { model: request.model.0, arrived_at: request.arrived_at, dropped_at: now });
         Ok(())
     }
 
-    /// Tasks that come back are queued anew, but their clients have waited since they arrived.
-    fn arrived_at(&self, model: ModelId, deadline: Timestamp) -> Timestamp {
-        deadline + self.workload.response - self.workload.models[model.0 as usize].slo
-    }
-
-    fn on_batch(&mut self, now: Timestamp, batch: Batch<()>) -> Result<(), Violation> {
+    fn on_batch(&mut self, now: Timestamp, batch: Batch<Request>) -> Result<(), Violation> {
         let profile = self.estimates.profile(batch.model);
         let planned_end = batch.exec_at + profile.latency(batch.tasks.len());
-        let late = |(task, ()): &&(Queued, ())| planned_end > task.deadline;
+        let late = |(task, _): &&(Queued, Request)| planned_end > task.deadline;
         // Only policies without windows plan batches that must not be rejected.
         if batch.latest != Timestamp::NEVER
-            && let Some((task, ())) = batch.tasks.iter().find(late)
+            && let Some((task, _)) = batch.tasks.iter().find(late)
         {
             return Err(Violation::PlannedLate { task: task.id, late: planned_end - task.deadline });
         }
@@ -277,17 +265,16 @@ impl<'a> Cluster<'a> {
 
     fn on_finished(
         &mut self,
-        batch: &Batch<()>,
+        batch: &Batch<Request>,
         started_at: Timestamp,
         finished_at: Timestamp,
     ) -> Result<(), Violation> {
         let (model, place, size) = (batch.model.0, self.gpus.place(batch.gpu), batch.tasks.len());
         self.checker.execute(place as u32, (batch.exec_at, batch.latest), started_at, finished_at)?;
         let answered_at = finished_at + self.workload.response;
-        for (task, ()) in &batch.tasks {
+        for &(task, request) in &batch.tasks {
             self.checker.end(task.id)?;
-            let arrived_at = self.arrived_at(batch.model, task.deadline);
-            self.recorder.answered(model as usize, arrived_at, started_at, answered_at);
+            self.recorder.answered(request, started_at, answered_at);
         }
         self.recorder.executed(model as usize, size, started_at);
         self.recorder.busy(place, started_at, finished_at);
@@ -298,13 +285,13 @@ impl<'a> Cluster<'a> {
     }
 
     /// Without faults every plan holds.
-    fn on_rejected(&mut self, batch: &Batch<()>, rejected_at: Timestamp) -> Result<(), Violation> {
+    fn on_rejected(&mut self, batch: &Batch<Request>, rejected_at: Timestamp) -> Result<(), Violation> {
         if self.workload.faults == Faults::default() {
             let place = self.gpus.place(batch.gpu) as u32;
             self.checker.execute(place, (batch.exec_at, batch.latest), rejected_at, rejected_at)?;
         }
-        for (task, ()) in &batch.tasks {
-            self.on_dropped(rejected_at, batch.model, task.id, task.deadline)?;
+        for &(task, request) in &batch.tasks {
+            self.on_dropped(rejected_at, task.id, request)?;
         }
         self.report(batch.gpu, rejected_at, None);
         Ok(())
@@ -342,8 +329,14 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// A batch is lost. Its tasks run again; the planner drops those for which there is no time.
-    fn on_killed(&mut self, now: Timestamp, batch: Batch<()>, started_at: Option<Timestamp>) -> Result<(), Violation> {
+    /// A batch is lost. Its tasks are queued anew, but their clients have waited since they arrived;
+    /// the planner drops those for which there is no time.
+    fn on_killed(
+        &mut self,
+        now: Timestamp,
+        batch: Batch<Request>,
+        started_at: Option<Timestamp>,
+    ) -> Result<(), Violation> {
         if let Some(started_at) = started_at {
             let place = self.gpus.place(batch.gpu);
             self.checker.execute(place as u32, (batch.exec_at, batch.latest), started_at, now)?;
@@ -352,7 +345,7 @@ impl<'a> Cluster<'a> {
             (self.observe)(Event::Killed { gpu, model, size, started_at, killed_at: now });
         }
         for (Queued { id, deadline, .. }, payload) in batch.tasks {
-            self.submit(now, batch.model, Task { id, deadline, payload })?;
+            self.submit(now, Task { id, deadline, payload })?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1, StandardNormal};
 use scheduler::{Batch, indexed_heap::IndexedHeap};
 
-use crate::workload::Workload;
+use crate::{arrivals::Request, workload::Workload};
 
 /// The workload's key `faults`. None by default.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -90,7 +90,7 @@ impl FaultSource {
     }
 
     /// How long a batch runs that starts now.
-    pub fn duration(&mut self, now: Timestamp, workload: &Workload, batch: &Batch<()>) -> Span {
+    pub fn duration(&mut self, now: Timestamp, workload: &Workload, batch: &Batch<Request>) -> Span {
         let latency = workload.models[batch.model.0 as usize].profile.latency(batch.tasks.len());
         let mut part = 1.0;
         if self.faults.execution_jitter > 0.0 {
@@ -158,6 +158,8 @@ mod tests {
 
     use super::*;
 
+    const REQUEST: Request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0 };
+
     const SECOND: Span = Span::from_millis(1000);
 
     #[test]
@@ -195,7 +197,7 @@ mod tests {
         let mut source = FaultSource::new(workload.faults, 1, 3);
         let task = Queued { id: TaskId(0), deadline: Timestamp(0), queued_at: Timestamp(0) };
         let (exec_at, latest) = (Timestamp(0), Timestamp(0));
-        let batch = Batch { model: ModelId(0), gpu: GpuId(0), exec_at, latest, tasks: vec![(task, ())] };
+        let batch = Batch { model: ModelId(0), gpu: GpuId(0), exec_at, latest, tasks: vec![(task, REQUEST)] };
         let times: Vec<f64> =
             (0..10_000).map(|_| source.duration(Timestamp(0), &workload, &batch).as_millis_f64()).collect();
         let mean = times.iter().sum::<f64>() / times.len() as f64;
@@ -218,7 +220,7 @@ mod tests {
         {
             let task = Queued { id: TaskId(0), deadline: now, queued_at: now };
             let batch =
-                Batch { model: ModelId(0), gpu: GpuId(gpu), exec_at: now, latest: now, tasks: vec![(task, ())] };
+                Batch { model: ModelId(0), gpu: GpuId(gpu), exec_at: now, latest: now, tasks: vec![(task, REQUEST)] };
             assert_eq!(source.duration(now, &workload, &batch), Span::from_millis(milliseconds), "{gpu} at {now:?}");
         }
     }

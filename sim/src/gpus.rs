@@ -10,13 +10,15 @@ use std::collections::VecDeque;
 use proto::{GpuId, Span, Timestamp};
 use scheduler::{Batch, indexed_heap::IndexedHeap};
 
+use crate::arrivals::Request;
+
 /// What a GPU has to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuEvent {
     /// A batch ran to its end.
     Finished {
         /// The batch.
-        batch: Batch<()>,
+        batch: Batch<Request>,
         /// When it started.
         started_at: Timestamp,
         /// When it ended.
@@ -25,7 +27,7 @@ pub enum GpuEvent {
     /// A batch could not start within its window.
     Rejected {
         /// The batch.
-        batch: Batch<()>,
+        batch: Batch<Request>,
         /// When that was clear.
         rejected_at: Timestamp,
     },
@@ -43,7 +45,7 @@ pub struct Gpus {
 #[derive(Debug, Default)]
 struct Place {
     /// With the instants they came at, in that order; the first one runs if `running` says so.
-    batches: VecDeque<(Timestamp, Batch<()>)>,
+    batches: VecDeque<(Timestamp, Batch<Request>)>,
     running: Option<Running>,
     /// When the last batch that ran ended.
     idle_since: Timestamp,
@@ -76,8 +78,8 @@ impl Gpus {
     pub fn handle_batch(
         &mut self,
         now: Timestamp,
-        batch: Batch<()>,
-        duration: &mut dyn FnMut(Timestamp, &Batch<()>) -> Span,
+        batch: Batch<Request>,
+        duration: &mut dyn FnMut(Timestamp, &Batch<Request>) -> Span,
     ) {
         let place = self.place(batch.gpu);
         self.places[place].batches.push_back((now, batch));
@@ -85,7 +87,7 @@ impl Gpus {
     }
 
     /// Ends and starts what is due.
-    pub fn handle_timeout(&mut self, now: Timestamp, duration: &mut dyn FnMut(Timestamp, &Batch<()>) -> Span) {
+    pub fn handle_timeout(&mut self, now: Timestamp, duration: &mut dyn FnMut(Timestamp, &Batch<Request>) -> Span) {
         while let Some((at, place)) = self.timers.peek()
             && at <= now
         {
@@ -105,7 +107,7 @@ impl Gpus {
     }
 
     /// Kills what a GPU runs, or is about to run. Returns the batch with its start, if there is one.
-    pub fn handle_preempt(&mut self, now: Timestamp, gpu: GpuId) -> Option<(Batch<()>, Option<Timestamp>)> {
+    pub fn handle_preempt(&mut self, now: Timestamp, gpu: GpuId) -> Option<(Batch<Request>, Option<Timestamp>)> {
         let place = self.place(gpu);
         let (_, batch) = self.places[place].batches.pop_front()?;
         self.timers.remove(place as u32);
@@ -114,7 +116,7 @@ impl Gpus {
     }
 
     /// A GPU dies. Returns its batches, with the start of that which ran.
-    pub fn handle_failure(&mut self, gpu: GpuId) -> Vec<(Batch<()>, Option<Timestamp>)> {
+    pub fn handle_failure(&mut self, gpu: GpuId) -> Vec<(Batch<Request>, Option<Timestamp>)> {
         let place = self.place(gpu);
         self.timers.remove(place as u32);
         let mut started_at = self.places[place].running.take().map(|running| running.started_at);
@@ -124,7 +126,7 @@ impl Gpus {
     }
 
     /// Ends the batch that runs if it is time, then starts the next one if it is time.
-    fn advance(&mut self, now: Timestamp, index: usize, duration: &mut dyn FnMut(Timestamp, &Batch<()>) -> Span) {
+    fn advance(&mut self, now: Timestamp, index: usize, duration: &mut dyn FnMut(Timestamp, &Batch<Request>) -> Span) {
         let place = &mut self.places[index];
         if let Some(Running { started_at, ends_at: finished_at }) =
             place.running.filter(|running| running.ends_at <= now)
@@ -161,20 +163,21 @@ mod tests {
 
     use super::*;
 
-    fn batch(task: u64, exec_at: i64, latest: i64) -> Batch<()> {
+    fn batch(task: u64, exec_at: i64, latest: i64) -> Batch<Request> {
         let key = Queued { id: TaskId(task), deadline: Timestamp(latest + 10), queued_at: Timestamp(0) };
         let (exec_at, latest) = (Timestamp(exec_at), Timestamp(latest));
-        Batch { model: ModelId(0), gpu: GpuId(3), exec_at, latest, tasks: vec![(key, ())] }
+        let request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0 };
+        Batch { model: ModelId(0), gpu: GpuId(3), exec_at, latest, tasks: vec![(key, request)] }
     }
 
-    fn finished(batch: Batch<()>, started_at: i64, finished_at: i64) -> Option<GpuEvent> {
+    fn finished(batch: Batch<Request>, started_at: i64, finished_at: i64) -> Option<GpuEvent> {
         Some(GpuEvent::Finished { batch, started_at: Timestamp(started_at), finished_at: Timestamp(finished_at) })
     }
 
     #[test]
     fn batches_run_in_turn_within_their_windows() {
         let mut gpus = Gpus::new(2);
-        let ten = &mut |_: Timestamp, _: &Batch<()>| Span(10);
+        let ten = &mut |_: Timestamp, _: &Batch<Request>| Span(10);
         gpus.handle_batch(Timestamp(0), batch(1, 5, 9), ten);
         gpus.handle_batch(Timestamp(0), batch(2, 6, 15), ten);
         gpus.handle_batch(Timestamp(0), batch(3, 6, 20), ten);
@@ -196,7 +199,7 @@ mod tests {
     #[test]
     fn what_is_noticed_late_happened_when_it_was_due() {
         let mut gpus = Gpus::new(1);
-        let ten = &mut |_: Timestamp, _: &Batch<()>| Span(10);
+        let ten = &mut |_: Timestamp, _: &Batch<Request>| Span(10);
         gpus.handle_batch(Timestamp(0), batch(1, 5, 9), ten);
         gpus.handle_batch(Timestamp(0), batch(2, 5, 15), ten);
         // Both should have run by now; the third comes late itself.
@@ -215,7 +218,7 @@ mod tests {
     #[test]
     fn a_killed_batch_makes_room_and_a_dead_gpu_gives_all_back() {
         let mut gpus = Gpus::new(2);
-        let ten = &mut |_: Timestamp, _: &Batch<()>| Span(10);
+        let ten = &mut |_: Timestamp, _: &Batch<Request>| Span(10);
         assert_eq!(gpus.handle_preempt(Timestamp(0), GpuId(3)), None);
         gpus.handle_batch(Timestamp(0), batch(1, 0, 9), ten);
         assert_eq!(gpus.handle_preempt(Timestamp(1), GpuId(3)), Some((batch(1, 0, 9), Some(Timestamp(0)))));

@@ -6,6 +6,12 @@ use hdrhistogram::Histogram;
 use proto::{LatencyProfile, Span, Timestamp};
 use serde::Serialize;
 
+use crate::{
+    arrivals::Request,
+    cluster::Options,
+    workload::{Class, Model, Workload},
+};
+
 /// The result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
@@ -45,6 +51,42 @@ pub struct ModelReport {
     /// What was measured.
     #[serde(flatten)]
     pub figures: Figures,
+    /// Its classes, in the order of the workload; none if there is but one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<ClassReport>,
+}
+
+impl ModelReport {
+    /// Late or dropped, of all requests of the class that fared worst.
+    #[must_use]
+    pub fn worst_bad_rate(&self) -> f64 {
+        self.classes.iter().map(ClassReport::bad_rate).fold(self.figures.bad_rate(), f64::max)
+    }
+}
+
+/// What was measured of the requests of one class of a model.
+#[derive(Debug, Clone, Serialize)]
+pub struct ClassReport {
+    /// Its SLO.
+    pub slo_ms: f64,
+    /// Requests a second that arrived.
+    pub offered_rps: f64,
+    /// Answered in time, of all that arrived; 1 if none did.
+    pub on_time_fraction: f64,
+    /// Requests that were refused or given up.
+    pub dropped: u64,
+    /// Latency of answered requests: median. `null` if there were none.
+    pub p50_ms: Option<f64>,
+    /// 99th percentile.
+    pub p99_ms: Option<f64>,
+}
+
+impl ClassReport {
+    /// Late or dropped, of all that arrived.
+    #[must_use]
+    pub fn bad_rate(&self) -> f64 {
+        1.0 - self.on_time_fraction
+    }
 }
 
 /// What was measured of one model, or of all.
@@ -99,9 +141,9 @@ impl Report {
             "p99.9 ms",
             "batch"
         );
-        let named = self.models.iter().map(|model| (model.name.as_str(), &model.figures));
-        for (name, figures) in named.chain([("all", &self.totals)]) {
-            let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+        let named = self.models.iter().map(|model| (model.name.as_str(), &model.figures, &model.classes[..]));
+        for (name, figures, classes) in named.chain([("all", &self.totals, &[][..])]) {
             let _ = writeln!(
                 text,
                 "{name:<24}{:>12.1}{:>12.1}{:>9.3}%{:>10}{:>10}{:>10}{:>10}{:>7}",
@@ -114,6 +156,19 @@ impl Report {
                 number(figures.p999_ms),
                 figures.batch_median.map_or_else(|| "-".to_owned(), |median| median.to_string()),
             );
+            for class in classes {
+                let _ = writeln!(
+                    text,
+                    "{:<24}{:>12.1}{:>12}{:>9.3}%{:>10}{:>10}{:>10}",
+                    format!("  SLO {} ms", class.slo_ms),
+                    class.offered_rps,
+                    "",
+                    100.0 * class.on_time_fraction,
+                    class.dropped,
+                    number(class.p50_ms),
+                    number(class.p99_ms),
+                );
+            }
         }
         let _ = write!(
             text,
@@ -142,31 +197,33 @@ pub struct Recorder {
 
 #[derive(Debug)]
 struct ModelRecord {
+    classes: Vec<Record>,
+    /// `batches[b - 1]` batches of size b.
+    batches: Vec<u64>,
+}
+
+/// Of the requests of one class, or of several.
+#[derive(Debug, Clone)]
+struct Record {
     slo: Span,
     offered: u64,
     on_time: u64,
     dropped: u64,
     /// Microseconds.
     latencies: Histogram<u64>,
-    /// `batches[b - 1]` batches of size b.
-    batches: Vec<u64>,
 }
 
 impl Recorder {
-    /// For models with these SLOs and this many GPUs. `measured` is half open.
+    /// For these models and this many GPUs. `measured` is half open.
     #[must_use]
-    pub fn new(measured: (Timestamp, Timestamp), slos: impl Iterator<Item = Span>, gpus: usize) -> Self {
-        let record = |slo| ModelRecord {
-            slo,
-            offered: 0,
-            on_time: 0,
-            dropped: 0,
-            latencies: histogram(),
+    pub fn new(measured: (Timestamp, Timestamp), models: &[Model], gpus: usize) -> Self {
+        let record = |model: &Model| ModelRecord {
+            classes: model.classes.iter().map(|class: &Class| Record::new(class.slo)).collect(),
             batches: vec![0; LatencyProfile::MAX_BATCH],
         };
         Self {
             measured,
-            models: slos.map(record).collect(),
+            models: models.iter().map(record).collect(),
             queueing: histogram(),
             busy: Span::ZERO,
             last_second: vec![-1; gpus],
@@ -178,20 +235,30 @@ impl Recorder {
         self.measured.0 <= at && at < self.measured.1
     }
 
-    /// A request of `model` arrived.
-    pub fn arrived(&mut self, model: usize, at: Timestamp) {
-        self.models[model].offered += u64::from(self.counts(at));
+    /// The record of a request's class, if the request counts.
+    fn record(&mut self, request: Request) -> Option<&mut Record> {
+        let counts = self.counts(request.arrived_at);
+        counts.then(|| &mut self.models[request.model.0 as usize].classes[request.class as usize])
     }
 
-    /// A request that arrived at `arrived_at` was dropped.
-    pub fn dropped(&mut self, model: usize, arrived_at: Timestamp) {
-        self.models[model].dropped += u64::from(self.counts(arrived_at));
+    /// A request arrived.
+    pub fn arrived(&mut self, request: Request) {
+        if let Some(record) = self.record(request) {
+            record.offered += 1;
+        }
     }
 
-    /// A request that arrived at `arrived_at` was answered; its batch started at `started_at`.
-    pub fn answered(&mut self, model: usize, arrived_at: Timestamp, started_at: Timestamp, answered_at: Timestamp) {
-        if self.counts(arrived_at) {
-            let record = &mut self.models[model];
+    /// A request was dropped.
+    pub fn dropped(&mut self, request: Request) {
+        if let Some(record) = self.record(request) {
+            record.dropped += 1;
+        }
+    }
+
+    /// A request was answered; its batch started at `started_at`.
+    pub fn answered(&mut self, request: Request, started_at: Timestamp, answered_at: Timestamp) {
+        let arrived_at = request.arrived_at;
+        if let Some(record) = self.record(request) {
             let latency = answered_at - arrived_at;
             let micros = |span: Span| (span.as_nanos() / 1000) as u64;
             record.on_time += u64::from(latency <= record.slo);
@@ -218,46 +285,32 @@ impl Recorder {
         self.last_second[gpu] = self.last_second[gpu].max(last);
     }
 
-    /// The measured figures; what identifies the run is given.
+    /// What was measured in the run of this workload with these options.
     #[must_use]
-    pub fn report(&self, names: &[&str], identity: (String, String, f64, f64, u64)) -> Report {
-        let (workload, policy, rate_rps, seconds, seed) = identity;
+    pub fn report(&self, workload: &Workload, options: &Options) -> Report {
         let span = (self.measured.1 - self.measured.0).as_secs_f64();
-        let mut all = ModelRecord {
-            slo: Span::ZERO,
-            offered: 0,
-            on_time: 0,
-            dropped: 0,
-            latencies: histogram(),
-            batches: vec![0; LatencyProfile::MAX_BATCH],
-        };
+        let all = Record::sum(self.models.iter().flat_map(|model| &model.classes));
+        let mut all_batches = vec![0; LatencyProfile::MAX_BATCH];
         for model in &self.models {
-            all.offered += model.offered;
-            all.on_time += model.on_time;
-            all.dropped += model.dropped;
-            all.latencies.add(&model.latencies).expect("all histograms are alike and resize");
-            for (sum, count) in all.batches.iter_mut().zip(&model.batches) {
+            for (sum, count) in all_batches.iter_mut().zip(&model.batches) {
                 *sum += count;
             }
         }
-        let batches: u64 = all.batches.iter().sum();
-        let tasks: u64 = (1..).zip(&all.batches).map(|(size, count): (u64, _)| size * count).sum();
-        let of_model = |(name, record): (&&str, &ModelRecord)| ModelReport {
-            name: (*name).to_owned(),
-            figures: record.figures(span),
-        };
+        let batches: u64 = all_batches.iter().sum();
+        let tasks: u64 = (1..).zip(&all_batches).map(|(size, count): (u64, _)| size * count).sum();
+        let of_model = |(model, record): (&Model, &ModelRecord)| record.report(&model.name, span);
         Report {
-            workload,
-            policy,
-            rate_rps,
-            seconds,
-            seed,
-            models: names.iter().zip(&self.models).map(of_model).collect(),
-            totals: all.figures(span),
+            workload: workload.name.clone(),
+            policy: options.policy.to_string(),
+            rate_rps: options.rate_rps,
+            seconds: options.seconds,
+            seed: options.seed,
+            models: workload.models.iter().zip(&self.models).map(of_model).collect(),
+            totals: all.figures(&all_batches, span),
             batch_mean: if batches == 0 { 0.0 } else { tasks as f64 / batches as f64 },
             gpu_busy_fraction: self.busy.as_secs_f64() / (span * self.last_second.len() as f64),
             gpus_used_mean: self.gpu_seconds as f64 / span.ceil(),
-            batches: all.batches,
+            batches: all_batches,
             queueing_us: self.queueing.clone(),
         }
     }
@@ -268,19 +321,63 @@ fn histogram() -> Histogram<u64> {
 }
 
 impl ModelRecord {
-    fn figures(&self, span_s: f64) -> Figures {
-        let percentile =
-            |quantile| (!self.latencies.is_empty()).then(|| self.latencies.value_at_quantile(quantile) as f64 / 1e3);
+    fn report(&self, name: &str, span_s: f64) -> ModelReport {
+        let figures = Record::sum(&self.classes).figures(&self.batches, span_s);
+        let reported = if self.classes.len() > 1 { &self.classes[..] } else { &[] };
+        ModelReport {
+            name: name.to_owned(),
+            figures,
+            classes: reported.iter().map(|class| class.report(span_s)).collect(),
+        }
+    }
+}
+
+impl Record {
+    fn new(slo: Span) -> Self {
+        Self { slo, offered: 0, on_time: 0, dropped: 0, latencies: histogram() }
+    }
+
+    fn sum<'a>(records: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut sum = Self::new(Span::ZERO);
+        for record in records {
+            sum.offered += record.offered;
+            sum.on_time += record.on_time;
+            sum.dropped += record.dropped;
+            sum.latencies.add(&record.latencies).expect("all histograms are alike and resize");
+        }
+        sum
+    }
+
+    fn on_time_fraction(&self) -> f64 {
+        if self.offered == 0 { 1.0 } else { self.on_time as f64 / self.offered as f64 }
+    }
+
+    fn percentile_ms(&self, quantile: f64) -> Option<f64> {
+        (!self.latencies.is_empty()).then(|| self.latencies.value_at_quantile(quantile) as f64 / 1e3)
+    }
+
+    fn report(&self, span_s: f64) -> ClassReport {
+        ClassReport {
+            slo_ms: self.slo.as_secs_f64() * 1e3,
+            offered_rps: self.offered as f64 / span_s,
+            on_time_fraction: self.on_time_fraction(),
+            dropped: self.dropped,
+            p50_ms: self.percentile_ms(0.5),
+            p99_ms: self.percentile_ms(0.99),
+        }
+    }
+
+    fn figures(&self, batches: &[u64], span_s: f64) -> Figures {
         Figures {
             offered_rps: self.offered as f64 / span_s,
             served_rps: self.latencies.len() as f64 / span_s,
-            on_time_fraction: if self.offered == 0 { 1.0 } else { self.on_time as f64 / self.offered as f64 },
+            on_time_fraction: self.on_time_fraction(),
             dropped: self.dropped,
             errors: 0,
-            p50_ms: percentile(0.5),
-            p99_ms: percentile(0.99),
-            p999_ms: percentile(0.999),
-            batch_median: median(&self.batches),
+            p50_ms: self.percentile_ms(0.5),
+            p99_ms: self.percentile_ms(0.99),
+            p999_ms: self.percentile_ms(0.999),
+            batch_median: median(batches),
         }
     }
 }
@@ -301,7 +398,37 @@ fn median(counts: &[u64]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use proto::ModelId;
+    use scheduler::Policy;
+
     use super::*;
+
+    const OPTIONS: Options = Options { policy: Policy::Eager, rate_rps: 1.0, seconds: 11.0, seed: 0 };
+
+    fn workload(slos: &str) -> Workload {
+        let text = format!("gpus = 2\n[[model]]\nname = \"m\"\nlatency_ms = [1]\n{slos}\n");
+        Workload::parse(&text, "test", "test", Path::new(".")).unwrap()
+    }
+
+    #[test]
+    fn a_model_is_the_sum_of_its_classes_and_as_bad_as_the_worst() {
+        let second = |s: f64| Timestamp((s * 1e9) as i64);
+        let workload = workload("classes = [{ slo_ms = 10 }, { slo_ms = 20 }]");
+        let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload.models, 2);
+        for (class, latency) in [(0, 0.011), (0, 0.009), (1, 0.011), (1, 0.019)] {
+            let request = Request { arrived_at: second(2.0), model: ModelId(0), class };
+            recorder.arrived(request);
+            recorder.answered(request, second(2.0), second(2.0 + latency));
+        }
+        let report = recorder.report(&workload, &OPTIONS);
+        let model = &report.models[0];
+        assert_eq!((model.figures.on_time_fraction, model.worst_bad_rate()), (0.75, 0.5));
+        let classes = model.classes.iter().map(|class| (class.slo_ms, class.on_time_fraction, class.offered_rps));
+        assert_eq!(classes.collect::<Vec<_>>(), [(10.0, 0.5, 0.2), (20.0, 1.0, 0.2)]);
+        assert!(report.table().contains("  SLO 20 ms"), "{}", report.table());
+    }
 
     #[test]
     fn medians() {
@@ -314,20 +441,22 @@ mod tests {
     #[test]
     fn only_what_is_after_the_warm_up_counts() {
         let second = |s: f64| Timestamp((s * 1e9) as i64);
-        let slo = Span::from_millis(10);
-        let mut recorder = Recorder::new((second(1.0), second(11.0)), [slo].into_iter(), 2);
+        let request = |s| Request { arrived_at: second(s), model: ModelId(0), class: 0 };
+        let workload = workload("slo_ms = 10");
+        let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload.models, 2);
         for at in [0.5, 2.0, 3.0, 4.0] {
-            recorder.arrived(0, second(at));
+            recorder.arrived(request(at));
         }
-        recorder.dropped(0, second(0.5));
-        recorder.dropped(0, second(2.0));
-        recorder.answered(0, second(3.0), second(3.002), second(3.010));
-        recorder.answered(0, second(4.0), second(4.006), second(4.011));
+        recorder.dropped(request(0.5));
+        recorder.dropped(request(2.0));
+        recorder.answered(request(3.0), second(3.002), second(3.010));
+        recorder.answered(request(4.0), second(4.006), second(4.011));
         for (gpu, size, started_at, finished_at) in [(0, 3, 0.5, 1.5), (0, 5, 1.6, 3.2), (1, 7, 10.5, 12.0)] {
             recorder.executed(0, size, second(started_at));
             recorder.busy(gpu, second(started_at), second(finished_at));
         }
-        let report = recorder.report(&["m"], ("w".into(), "p".into(), 1.0, 11.0, 0));
+        let report = recorder.report(&workload, &OPTIONS);
+        assert!(report.models[0].classes.is_empty());
         let figures = &report.models[0].figures;
         assert_eq!((figures.offered_rps, figures.served_rps, figures.dropped), (0.3, 0.2, 1));
         assert!((figures.on_time_fraction - 1.0 / 3.0).abs() < 1e-12);

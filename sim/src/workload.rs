@@ -9,7 +9,10 @@ use scheduler::NetworkBudget;
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::faults::{DEVIATIONS_MAX, Faults, Slowdown};
+use crate::{
+    arrivals::Request,
+    faults::{DEVIATIONS_MAX, Faults, Slowdown},
+};
 
 /// Models that a workload may have, copies included.
 pub const MODELS_MAX: usize = 100_000;
@@ -19,6 +22,8 @@ pub const GPUS_MAX: u32 = 1_000_000;
 pub const SECONDS_MAX: f64 = 86_400.0;
 /// Largest `faults.gpu_slowdown`.
 const SLOWDOWN_MAX: f64 = 100.0;
+/// Classes that a model may have.
+const CLASSES_MAX: usize = 100;
 /// Longest SLO, latency or network budget in milliseconds: an hour.
 const TIME_MAX_MS: f64 = 3_600_000.0;
 
@@ -50,11 +55,20 @@ pub struct Workload {
 pub struct Model {
     /// Unique in the workload.
     pub name: String,
-    /// l(b), up to the largest batch that can meet the SLO.
+    /// l(b), up to the largest batch that can meet the longest SLO.
     pub profile: LatencyProfile,
+    /// What its clients ask for; at least one, with the nearest SLO first.
+    pub classes: Vec<Class>,
+    /// Its part of the aggregate rate; all parts make 1.
+    pub share: f64,
+}
+
+/// Requests of a model that have one SLO.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Class {
     /// From a request's arrival to its answer.
     pub slo: Span,
-    /// Its part of the aggregate rate; all parts make 1.
+    /// Its part of the model's rate; all parts make 1.
     pub share: f64,
 }
 
@@ -128,6 +142,12 @@ impl Workload {
             WorkloadError::Syntax { path: path.to_owned(), line, message }
         })?;
         checks::Checks { path, directory }.workload(file, name)
+    }
+
+    /// When a request's task must have ended on its GPU.
+    #[must_use]
+    pub fn deadline(&self, request: Request) -> Timestamp {
+        request.arrived_at + self.models[request.model.0 as usize].classes[request.class as usize].slo - self.response
     }
 
     /// The highest aggregate rate in requests per second that the GPUs could serve if every batch were the largest.
@@ -213,10 +233,18 @@ mod raw {
         pub beta_ms: Option<f64>,
         pub latency_ms: Option<Vec<f64>>,
         pub slo_ms: Option<f64>,
+        pub classes: Option<Vec<Class>>,
         pub max_batch: Option<usize>,
         pub count: Option<usize>,
         pub share: Option<f64>,
         pub zoo: Option<String>,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub struct Class {
+        pub slo_ms: f64,
+        pub share: Option<f64>,
     }
 }
 
@@ -341,10 +369,11 @@ mod checks {
                     && model.beta_ms.is_none()
                     && model.latency_ms.is_none()
                     && model.slo_ms.is_none()
+                    && model.classes.is_none()
                     && model.count.is_none();
                 if !alone {
                     let problem = "brings name, latency and SLO of its models; expected no name, alpha_ms, beta_ms, \
-                                   latency_ms, slo_ms or count beside it";
+                                   latency_ms, slo_ms, classes or count beside it";
                     return self.fail("zoo", problem);
                 }
                 return self.add_zoo(zoo, model.max_batch, overhead, models);
@@ -358,13 +387,11 @@ mod checks {
                 let problem = format!("expected 1 to {MODELS_MAX} models in all, found {count} here");
                 return self.fail(format!("model {name:?}: count"), problem);
             }
-            let Some(slo_ms) = model.slo_ms else {
-                return self.fail(format!("model {name:?}: slo_ms"), "expected a number of milliseconds, found none");
-            };
+            let classes = self.classes(name, model)?;
             let checked = match (&model.latency_ms, model.alpha_ms, model.beta_ms) {
-                (Some(table), None, None) => self.table_model(name, table, slo_ms, model.max_batch, overhead)?,
+                (Some(table), None, None) => self.table_model(name, table, classes, model.max_batch, overhead)?,
                 (None, Some(alpha), Some(beta)) => {
-                    self.linear_model(name, alpha, beta, slo_ms, model.max_batch, overhead)?
+                    self.linear_model(name, alpha, beta, classes, model.max_batch, overhead)?
                 }
                 _ => {
                     let problem = "expected both alpha_ms and beta_ms, or latency_ms alone";
@@ -377,6 +404,45 @@ mod checks {
                 models.extend((1..=count).map(|copy| Model { name: format!("{name}-{copy}"), ..checked.clone() }));
             }
             Ok(())
+        }
+
+        /// The nearest SLO first.
+        fn classes(&self, name: &str, model: &raw::Model) -> Result<Vec<Class>> {
+            let key = |key: &str| format!("model {name:?}: {key}");
+            let class = |slo_ms, share| Class { slo: Span::from_millis_f64(slo_ms), share };
+            match (model.slo_ms, &model.classes) {
+                (Some(slo_ms), None) => {
+                    self.above_zero(&key("slo_ms"), slo_ms, TIME_MAX_MS)?;
+                    Ok(vec![class(slo_ms, 1.0)])
+                }
+                (None, Some(raw)) => {
+                    if !(1..=CLASSES_MAX).contains(&raw.len()) {
+                        return self.fail(key("classes"), format!("expected 1 to {CLASSES_MAX}, found {}", raw.len()));
+                    }
+                    let given = raw.iter().filter(|class| class.share.is_some()).count();
+                    if given > 0 && given < raw.len() {
+                        let problem =
+                            format!("expected for every class or for none, found for {given} of {}", raw.len());
+                        return self.fail(key("classes.share"), problem);
+                    }
+                    let mut classes = Vec::new();
+                    for raw::Class { slo_ms, share } in raw {
+                        self.above_zero(&key("classes.slo_ms"), *slo_ms, TIME_MAX_MS)?;
+                        let share = self.above_zero(&key("classes.share"), share.unwrap_or(1.0), 1e9)?;
+                        classes.push(class(*slo_ms, share));
+                    }
+                    classes.sort_unstable_by_key(|class| class.slo);
+                    if let Some(twice) = classes.windows(2).find(|pair| pair[0].slo == pair[1].slo) {
+                        let problem = format!("expected different ones, found {} twice", twice[0].slo);
+                        return self.fail(key("classes.slo_ms"), problem);
+                    }
+                    let sum: f64 = classes.iter().map(|class| class.share).sum();
+                    classes.iter_mut().for_each(|class| class.share /= sum);
+                    Ok(classes)
+                }
+                (None, None) => self.fail(key("slo_ms"), "expected a number of milliseconds, found none"),
+                (Some(_), Some(_)) => self.fail(key("classes"), "expected no slo_ms beside them"),
+            }
         }
 
         fn add_zoo(&self, zoo: &str, max_batch: Option<usize>, overhead: Span, models: &mut Vec<Model>) -> Result<()> {
@@ -418,7 +484,9 @@ mod checks {
                     return self.fail(format!("zoo {zoo:?}"), format!("expected at most {MODELS_MAX} models in all"));
                 }
                 let name = cell(0)?;
-                models.push(self.linear_model(name, value(1)?, value(2)?, value(3)?, max_batch, overhead)?);
+                let slo_ms = self.above_zero(&format!("model {name:?}: slo_ms"), value(3)?, TIME_MAX_MS)?;
+                let classes = vec![Class { slo: Span::from_millis_f64(slo_ms), share: 1.0 }];
+                models.push(self.linear_model(name, value(1)?, value(2)?, classes, max_batch, overhead)?);
             }
             Ok(())
         }
@@ -428,7 +496,7 @@ mod checks {
             name: &str,
             alpha_ms: f64,
             beta_ms: f64,
-            slo_ms: f64,
+            classes: Vec<Class>,
             max_batch: Option<usize>,
             overhead: Span,
         ) -> Result<Model> {
@@ -436,50 +504,49 @@ mod checks {
             self.range(&format!("model {name:?}: beta_ms"), beta_ms, 0.0, TIME_MAX_MS)?;
             let bound = LatencyProfile::MAX_BATCH;
             let profile = LatencyProfile::linear(alpha_ms, beta_ms, bound);
-            self.model(name, profile, slo_ms, max_batch.unwrap_or(bound), overhead)
+            self.model(name, profile, classes, max_batch.unwrap_or(bound), overhead)
         }
 
         fn table_model(
             &self,
             name: &str,
             latency_ms: &[f64],
-            slo_ms: f64,
+            classes: Vec<Class>,
             max_batch: Option<usize>,
             overhead: Span,
         ) -> Result<Model> {
             let table = latency_ms.iter().copied().map(Span::from_millis_f64).collect();
             let profile = LatencyProfile::from_table(table);
-            self.model(name, profile, slo_ms, max_batch.unwrap_or(latency_ms.len()), overhead)
+            self.model(name, profile, classes, max_batch.unwrap_or(latency_ms.len()), overhead)
         }
 
-        /// Checks the SLO and cuts the profile off at the largest batch that can meet it.
+        /// Checks the SLOs and cuts the profile off at the largest batch that can meet the longest of them.
         fn model(
             &self,
             name: &str,
             profile: std::result::Result<LatencyProfile, ProfileError>,
-            slo_ms: f64,
+            classes: Vec<Class>,
             max_batch: usize,
             overhead: Span,
         ) -> Result<Model> {
             let key = |key: &str| format!("model {name:?}: {key}");
             let profile = profile.or_else(|error| self.fail(key("l(b)"), error.to_string()))?;
-            self.above_zero(&key("slo_ms"), slo_ms, TIME_MAX_MS)?;
             if !(1..=profile.max_batch()).contains(&max_batch) {
                 return self
                     .fail(key("max_batch"), format!("expected 1 to {}, found {max_batch}", profile.max_batch()));
             }
-            let slo = Span::from_millis_f64(slo_ms);
-            let largest = profile.largest_batch_within(slo - overhead).min(max_batch);
-            if largest == 0 {
+            let (nearest, farthest) = (classes[0].slo, classes[classes.len() - 1].slo);
+            if profile.largest_batch_within(nearest - overhead) == 0 {
                 let problem = format!(
-                    "expected at least l(1) = {} and the network budget of {overhead}, found {slo}: no request could be on time",
+                    "expected at least l(1) = {} and the network budget of {overhead}, found {nearest}: no request could be on time",
                     profile.latency(1)
                 );
                 return self.fail(key("slo_ms"), problem);
             }
+            let largest = profile.largest_batch_within(farthest - overhead).min(max_batch);
             let table = (1..=largest).map(|batch| profile.latency(batch)).collect();
             let profile = LatencyProfile::from_table(table).expect("a prefix of a valid profile is one");
-            Ok(Model { name: name.to_owned(), profile, slo, share: 0.0 })
+            Ok(Model { name: name.to_owned(), profile, classes, share: 0.0 })
         }
 
         fn set_shares(&self, models: &mut [Model], shares: &[Option<f64>], popularity: raw::Popularity) -> Result<()> {

@@ -71,7 +71,7 @@ fn fewest(workload: &Workload, policy: Policy, seconds: f64, seed: u64) -> Resul
         }
         let options = Options { policy, rate_rps: RATE_RPS, seconds, seed };
         let report = cluster::run(&workload, &options, &mut |_| (), &mut |_| ())?;
-        Ok(report.models.iter().all(|model| model.figures.bad_rate() <= BAD_RATE_MAX))
+        Ok(report.models.iter().all(|model| model.worst_bad_rate() <= BAD_RATE_MAX))
     };
     let (mut few, mut enough) = (0, GPUS_MAX);
     if !is_enough(enough)? {

@@ -6,7 +6,8 @@
 //! between tasks that are served, and N, the GPUs that the model keeps busy.
 //!
 //! 1. *Heads are given up early* if they would keep the batch below its target, nearly the largest b that can be
-//!    gathered and run in time: a backlog is shed at once, and what follows is on time and in large batches again.
+//!    gathered and run in time: a backlog is shed at once, and what follows is on time and in large batches again. Only
+//!    clients that ask for another SLO than most, and lose more than these already, are spared.
 //! 2. *The window opens earlier* while candidates have to wait for GPUs, by a part of the time for gathering. Where
 //!    waits are rare but happen (bursts), GPUs are idle at other times, and starting earlier costs little; where most
 //!    candidates wait, GPUs are scarce, and starting much earlier would make batches smaller; but where a few GPUs
@@ -18,12 +19,14 @@
 
 use proto::{Span, Timestamp};
 
-use super::{BatchPolicy, Gathered, Granted, View, frontrun, give_up_heads, longest_prefix};
+use super::{
+    BatchPolicy, Gathered, Granted, View, frontrun, give_up_heads, longest_prefix,
+    losses::{Losses, slo},
+};
+use crate::task_queue::Queued;
 
 /// Weight of the newest batch in each average: they look back on about fifty.
 const AVERAGE_WEIGHT: f64 = 0.02;
-/// Weight of the newest task in the part that is lost, which is to be known to a tenth of a per cent.
-const LOST_WEIGHT: f64 = 0.0005;
 /// The part of its time that the target batch takes; the rest absorbs that arrivals are random.
 const TARGET_PART: f64 = 0.89;
 /// The slack never falls below this part of the gathering time while candidates wait.
@@ -44,8 +47,7 @@ const LOST_PART_MAX: f64 = 0.02;
 pub(super) struct Downbeat {
     /// `None` before its first batch.
     averages: Option<Averages>,
-    /// Tasks that were given up, of all.
-    lost_part: f64,
+    losses: Losses,
 }
 
 #[derive(Debug)]
@@ -84,17 +86,15 @@ impl Averages {
     }
 }
 
-/// The time that a task's client gave it, less the way back.
-fn slo(view: &View<'_>, index: usize) -> Span {
-    view.queue[index].deadline - view.queue[index].queued_at
-}
-
 impl BatchPolicy for Downbeat {
     fn gather(&self, view: &View<'_>) -> Gathered {
         let first = longest_prefix(view);
         let (Some(averages), true) = (&self.averages, first.size > 0) else { return first };
-        let waiting = view.queue.len();
-        let slo = slo(view, first.skip);
+        let head = &view.queue[first.skip];
+        if self.losses.is_worse_off(head) {
+            return first;
+        }
+        let (waiting, slo) = (view.queue.len(), slo(head));
         // Deadlines ascend, so once a head leaves enough room all later ones do; the last task alone always does.
         give_up_heads(view, first, |skip| {
             let size = view.longest_batch(skip);
@@ -103,17 +103,17 @@ impl BatchPolicy for Downbeat {
     }
 
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
-        let slack = self.averages.as_ref().map_or(Span::ZERO, |averages| averages.slack(slo(view, batch.skip)));
+        let slack = self.averages.as_ref().map_or(Span::ZERO, |averages| averages.slack(slo(&view.queue[batch.skip])));
         frontrun(view, batch) - slack
     }
 
     fn patience(&self, view: &View<'_>, batch: Gathered) -> Span {
-        let part = PATIENCE_PART * (1.0 - self.lost_part / LOST_PART_MAX).max(0.0);
-        Span((slo(view, batch.skip).as_nanos() as f64 * part) as i64)
+        let part = PATIENCE_PART * (1.0 - self.losses.worst() / LOST_PART_MAX).max(0.0);
+        Span((slo(&view.queue[batch.skip]).as_nanos() as f64 * part) as i64)
     }
 
-    fn handle_lost(&mut self) {
-        self.lost_part += LOST_WEIGHT * (1.0 - self.lost_part);
+    fn handle_lost(&mut self, task: &Queued) {
+        self.losses.handle_lost(task);
         if let Some(averages) = &mut self.averages {
             // Its batch has waited in vain.
             averages.waited_part += AVERAGE_WEIGHT / averages.size.max(1.0) * (1.0 - averages.waited_part);
@@ -122,13 +122,13 @@ impl BatchPolicy for Downbeat {
 
     fn handle_granted(&mut self, view: &View<'_>, batch: Gathered, granted: Granted) {
         let Granted { start, waited, gpus: hosts } = granted;
-        self.lost_part *= (1.0 - LOST_WEIGHT).powi(batch.size as i32);
-        let slo_ns = slo(view, batch.skip).as_nanos() as f64;
+        self.losses.handle_served(view.queue.range(batch.skip..batch.skip + batch.size));
+        let slo_ns = slo(&view.queue[batch.skip]).as_nanos() as f64;
         let size = batch.size as f64;
         let execution_ns = view.profile.latency(batch.size).as_nanos() as f64;
         let has_waited = f64::from(u8::from(waited.as_nanos() as f64 > slo_ns * WAIT_PART_MIN));
         let Some(averages) = &mut self.averages else {
-            let (interval_ns, waited_part) = (slo_ns, 0.0);
+            let (interval_ns, waited_part) = (slo_ns, WAITED_PART_ENOUGH);
             self.averages = Some(Averages { last_start: start, interval_ns, size, execution_ns, waited_part, hosts });
             return;
         };
@@ -149,7 +149,6 @@ mod tests {
     use proto::{LatencyProfile, TaskId};
 
     use super::*;
-    use crate::task_queue::Queued;
 
     fn averages(gpus: f64, waited_part: f64) -> Averages {
         let execution_ns = 1000.0 * gpus;
@@ -223,7 +222,7 @@ mod tests {
                 .map(|skip| (skip, view.longest_batch(skip)))
                 .find(|&(skip, size)| size >= target.min(queue.len() - skip))
                 .map_or((queue.len(), 0), |found| found);
-            let found = Downbeat { averages: Some(averages), lost_part: 0.0 }.gather(&view);
+            let found = Downbeat { averages: Some(averages), losses: Losses::default() }.gather(&view);
             prop_assert_eq!((found.skip, found.size), expected);
         }
     }
@@ -246,14 +245,14 @@ mod tests {
         // One of a hundred is lost, for long.
         for task in 0..100_000 {
             if task % 100 == 0 {
-                policy.handle_lost();
+                policy.handle_lost(&queue[0]);
             } else {
                 policy.handle_granted(&view, batch, Granted { start: Timestamp(task), waited: Span::ZERO, gpus: 8 });
             }
         }
         assert!((140..=160).contains(&policy.patience(&view, batch).as_nanos()), "{policy:?}");
         for _ in 0..1000 {
-            policy.handle_lost();
+            policy.handle_lost(&queue[0]);
         }
         assert_eq!(policy.patience(&view, batch), Span::ZERO);
     }

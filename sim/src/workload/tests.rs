@@ -1,5 +1,8 @@
+use proto::ModelId;
+
 use super::*;
 
+const CLASSES: &str = "classes = [{ slo_ms = 50, share = 1 }, { slo_ms = 25, share = 3 }]";
 const MODEL: &str = "[[model]]\nname = \"m\"\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 25\n";
 
 fn parse(text: &str) -> Result<Workload, String> {
@@ -13,6 +16,18 @@ fn error(text: &str) -> String {
 }
 
 #[test]
+fn classes_are_in_the_order_of_their_slos_and_the_longest_bounds_batches() {
+    let text = format!("gpus = 1\n{}", MODEL.replace("slo_ms = 25", CLASSES));
+    let workload = parse(&text).unwrap();
+    let model = &workload.models[0];
+    let class = |slo_ms, share| Class { slo: Span::from_millis(slo_ms), share };
+    assert_eq!(model.classes, [class(25, 0.75), class(50, 0.25)]);
+    assert_eq!(model.profile.max_batch(), 42);
+    let request = Request { arrived_at: Timestamp(7), model: ModelId(0), class: 1 };
+    assert_eq!(workload.deadline(request), Timestamp(50_000_007) - workload.response);
+}
+
+#[test]
 fn the_documented_example() {
     let text = "gpus = 8\nseconds = 60\narrivals = { process = \"poisson\" }\npopularity = \"equal\"\n\
                 network = { ctrl_us = 10, data_us_per_request = 2, resp_us = 30 }\n";
@@ -21,7 +36,10 @@ fn the_documented_example() {
     assert_eq!(workload.network.delay(3), Span::from_micros(16));
     assert_eq!(workload.response, Span::from_micros(30));
     let last = &workload.models[19];
-    assert_eq!((last.name.as_str(), last.slo, last.profile.max_batch()), ("m-20", Span::from_millis(25), 18));
+    assert_eq!(
+        (last.name.as_str(), last.classes[0].slo, last.profile.max_batch()),
+        ("m-20", Span::from_millis(25), 18)
+    );
     assert!((last.share - 0.05).abs() < 1e-12);
 }
 
@@ -71,7 +89,7 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         ),
         (
             changed("slo_ms", "slo"),
-            "w.toml, line 6: unknown field `slo`, expected one of `name`, `alpha_ms`, `beta_ms`, `latency_ms`, `slo_ms`, `max_batch`, `count`, `share`, `zoo`",
+            "w.toml, line 6: unknown field `slo`, expected one of `name`, `alpha_ms`, `beta_ms`, `latency_ms`, `slo_ms`, `classes`, `max_batch`, `count`, `share`, `zoo`",
         ),
         (MODEL.to_owned(), "w.toml, line 1: missing field `gpus`"),
         (with("seconds = \"x\""), "w.toml, line 2: invalid type: string \"x\", expected f64"),
@@ -125,6 +143,23 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
             "w.toml: model \"m\": slo_ms: expected at least l(1) = 6.125 ms and the network budget of 0 ns, found 6.000 ms: no request could be on time",
         ),
         (changed("slo_ms = 25\n", ""), "w.toml: model \"m\": slo_ms: expected a number of milliseconds, found none"),
+        (changed("slo_ms = 25", "classes = []"), "w.toml: model \"m\": classes: expected 1 to 100, found 0"),
+        (
+            changed("slo_ms = 25", "classes = [{ slo_ms = 25 }, { slo_ms = 50, share = 2 }]"),
+            "w.toml: model \"m\": classes.share: expected for every class or for none, found for 1 of 2",
+        ),
+        (
+            changed("slo_ms = 25", "classes = [{ slo_ms = 50 }, { slo_ms = 25 }, { slo_ms = 50 }]"),
+            "w.toml: model \"m\": classes.slo_ms: expected different ones, found 50.000 ms twice",
+        ),
+        (
+            changed("slo_ms = 25", "classes = [{ slo_ms = 50 }, { slo_ms = 6 }]"),
+            "w.toml: model \"m\": slo_ms: expected at least l(1) = 6.125 ms and the network budget of 0 ns, found 6.000 ms: no request could be on time",
+        ),
+        (
+            format!("gpus = 1\n{MODEL}classes = [{{ slo_ms = 50 }}]\n"),
+            "w.toml: model \"m\": classes: expected no slo_ms beside them",
+        ),
         (
             changed("beta_ms = 5.072\n", ""),
             "w.toml: model \"m\": expected both alpha_ms and beta_ms, or latency_ms alone",
@@ -140,7 +175,7 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         ),
         (
             "gpus = 1\n[[model]]\nzoo = \"symphony-zoo-a100.csv\"\nslo_ms = 9\n".to_owned(),
-            "w.toml: zoo: brings name, latency and SLO of its models; expected no name, alpha_ms, beta_ms, latency_ms, slo_ms or count beside it",
+            "w.toml: zoo: brings name, latency and SLO of its models; expected no name, alpha_ms, beta_ms, latency_ms, slo_ms, classes or count beside it",
         ),
         (
             "gpus = 1\n[[model]]\nzoo = \"none.csv\"\n".to_owned(),
