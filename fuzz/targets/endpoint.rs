@@ -30,12 +30,25 @@ const QUEUE_KEY: u32 = 0x1234;
 const SECRET: u8 = 0xa7;
 const REMOTE: Remote = Remote { address: 0x1000, rkey: 7 };
 
-/// Which queue pair: a connected one, one that takes shared receives, one for datagrams.
+/// Which queue pair: a connected one, one for datagrams, and one of each that takes shared receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Arbitrary)]
 enum Which {
     Connected,
     Sharing,
     Datagrams,
+    SharingDatagrams,
+}
+
+impl Which {
+    const ALL: [Self; 4] = [Self::Connected, Self::Sharing, Self::Datagrams, Self::SharingDatagrams];
+
+    const fn takes_datagrams(self) -> bool {
+        matches!(self, Self::Datagrams | Self::SharingDatagrams)
+    }
+
+    const fn shares_receives(self) -> bool {
+        matches!(self, Self::Sharing | Self::SharingDatagrams)
+    }
 }
 
 #[derive(Debug, Arbitrary)]
@@ -79,7 +92,7 @@ struct Forged {
 struct Victim {
     endpoint: Endpoint,
     /// In the order of [`Which`].
-    numbers: [QueuePairNumber; 3],
+    numbers: [QueuePairNumber; 4],
     shared: SharedReceivesNumber,
     granted: (Arc<Guarded>, RegionHandle),
     private: (Arc<Guarded>, RegionHandle),
@@ -107,10 +120,12 @@ impl Victim {
         let shared = endpoint.create_shared_receives(shared).unwrap();
         let sharing = QueuePairConfig { shared_receives: Some(shared), ..Default::default() };
         let datagrams = DatagramConfig { path_mtu: PathMtu::Mtu256, ..DatagramConfig::new(QUEUE_KEY) };
+        let sharing_datagrams = DatagramConfig { shared_receives: Some(shared), ..datagrams };
         let numbers = [
             endpoint.create_queue_pair(QueuePairConfig::default()).unwrap(),
             endpoint.create_queue_pair(sharing).unwrap(),
             endpoint.create_datagram_queue_pair(datagrams).unwrap(),
+            endpoint.create_datagram_queue_pair(sharing_datagrams).unwrap(),
         ];
         let (granted, private) = (Guarded::new(0), Guarded::new(SECRET));
         let open = endpoint.register(granted.clone(), Access::ALL).unwrap();
@@ -127,7 +142,7 @@ impl Victim {
             next_id: 0,
             now: Timestamp(0),
         };
-        for which in [Which::Connected, Which::Sharing, Which::Datagrams] {
+        for which in Which::ALL {
             victim.connect(which);
         }
         victim
@@ -147,7 +162,7 @@ impl Victim {
             path_mtu: PathMtu::Mtu256,
             identification: Identification::SegmentIndex,
         };
-        if which == Which::Datagrams {
+        if which.takes_datagrams() {
             self.endpoint.modify_datagrams_to_ready_to_receive(number).unwrap();
             self.endpoint.modify_to_ready_to_send(number).unwrap();
         } else {
@@ -207,7 +222,7 @@ impl Victim {
     fn post_send(&mut self, which: Which, kind: u8, local: Local) {
         let (number, id) = (self.number(which), self.next_id);
         let [local, more @ ..] = self.pieces(local);
-        let posted = if which == Which::Datagrams {
+        let posted = if which.takes_datagrams() {
             let to = DatagramAddress { address: peer(), queue_pair: QueuePairNumber(0x33) };
             let request = DatagramRequest {
                 id,
@@ -245,7 +260,7 @@ impl Victim {
         let [segment, more @ ..] = self.pieces(local);
         let request = RecvRequest { id: self.next_id, segment };
         self.next_id += 1;
-        if which == Which::Sharing {
+        if which.shares_receives() {
             if self.endpoint.post_shared_recv_list(self.shared, request, &more).is_ok() {
                 self.open_shared.insert(request.id);
             }
@@ -281,7 +296,7 @@ impl Victim {
     }
 
     fn headers(&self, forged: &Forged) -> Option<(Repr, u8)> {
-        let service = if forged.to == Some(Which::Datagrams) { 0b011 << 5 } else { 0 };
+        let service = if forged.to.is_some_and(Which::takes_datagrams) { 0b011 << 5 } else { 0 };
         let opcode = Opcode::from_value(service | forged.opcode % 0x20)?;
         let kind = opcode.kind;
         let destination = forged.to.map_or(QueuePairNumber(0x00ab_cdef), |which| self.number(which));
@@ -317,7 +332,7 @@ impl Victim {
 
     fn check(mut self) {
         self.transmit();
-        for which in [Which::Connected, Which::Sharing, Which::Datagrams] {
+        for which in Which::ALL {
             self.endpoint.modify_to_error(self.number(which));
         }
         self.complete();

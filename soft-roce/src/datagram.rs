@@ -15,6 +15,7 @@ use crate::{
     queue_pair::Context,
     run::{Outgoing, Run},
     segments::SegmentList,
+    shared_receives::SharedReceivesNumber,
     wire::{Deth, Opcode, Packet, PacketKind, Psn, QueuePairNumber, Repr, TransportService, icrc::Path},
     work_request::{PostError, Receive, RecvRequest, Segment},
 };
@@ -36,10 +37,12 @@ pub struct DatagramConfig {
     pub queue_key: u32,
     /// Sends outstanding, 1 ..= 65536.
     pub send_depth: usize,
-    /// Receives outstanding, 0 ..= 65536.
+    /// Receives outstanding, unless they are shared, 0 ..= 65536.
     pub recv_depth: usize,
     /// Pieces of local memory of one datagram or receive, 1 ..= [`SEGMENTS_MAX`](crate::SEGMENTS_MAX).
     pub max_sge: usize,
+    /// Takes receives from there instead of from a queue of its own.
+    pub shared_receives: Option<SharedReceivesNumber>,
     /// The longest datagram, in payload bytes.
     pub path_mtu: PathMtu,
     /// How strictly the ICRC of senders can be checked. With `Any`, 15 bits of it protect a datagram over IPv4, besides the
@@ -57,6 +60,7 @@ impl DatagramConfig {
             send_depth: 256,
             recv_depth: 256,
             max_sge: 4,
+            shared_receives: None,
             path_mtu: PathMtu::Mtu1024,
             identification: Identification::Any,
         }
@@ -107,13 +111,21 @@ pub(crate) struct DatagramQueuePair {
     next: Psn,
     sends: VecDeque<(DatagramRequest, SegmentList)>,
     receives: VecDeque<Receive>,
+    /// The domain of the regions that receives may fill.
+    receive_domain: ProtectionDomain,
     /// It stands in the endpoint's line of those that may have something to send.
     pub(crate) queued: bool,
 }
 
 impl DatagramQueuePair {
-    /// `first` is the sequence number of its first datagram.
-    pub(crate) const fn new(number: QueuePairNumber, config: DatagramConfig, first: Psn) -> Self {
+    /// `receive_domain` is that of the receive queue, its own or shared; `first` the sequence number of its first
+    /// datagram.
+    pub(crate) const fn new(
+        number: QueuePairNumber,
+        config: DatagramConfig,
+        receive_domain: ProtectionDomain,
+        first: Psn,
+    ) -> Self {
         Self {
             number,
             config,
@@ -121,12 +133,17 @@ impl DatagramQueuePair {
             next: first,
             sends: VecDeque::new(),
             receives: VecDeque::new(),
+            receive_domain,
             queued: false,
         }
     }
 
     pub(crate) const fn state(&self) -> QueuePairState {
         self.state
+    }
+
+    pub(crate) const fn config(&self) -> &DatagramConfig {
+        &self.config
     }
 
     pub(crate) const fn identification(&self) -> Identification {
@@ -162,14 +179,17 @@ impl DatagramQueuePair {
     }
 
     pub(crate) fn modify_to_error(&mut self, cx: &mut Context<'_>) {
-        self.state = QueuePairState::Error;
+        let was_error = std::mem::replace(&mut self.state, QueuePairState::Error) == QueuePairState::Error;
         self.flush_sends(Status::Flushed, cx);
-        self.flush_receives(Status::Flushed, cx);
+        self.flush_receives(cx);
+        if self.config.shared_receives.is_some() && !was_error {
+            cx.raise(AsyncEvent::LastReceiveReached(self.number));
+        }
     }
 
     /// Back to INIT: queues emptied without completions.
     pub(crate) fn reset(&mut self) {
-        *self = Self { queued: self.queued, ..Self::new(self.number, self.config, self.next) };
+        *self = Self { queued: self.queued, ..Self::new(self.number, self.config, self.receive_domain, self.next) };
     }
 
     pub(crate) fn post_send(
@@ -209,12 +229,15 @@ impl DatagramQueuePair {
         more: &[Segment],
         cx: &mut Context<'_>,
     ) -> Result<(), PostError> {
+        if self.config.shared_receives.is_some() {
+            return Err(PostError::ReceivesAreShared);
+        }
         if self.receives.len() >= self.config.recv_depth {
             return Err(PostError::QueueFull { depth: self.config.recv_depth });
         }
         self.receives.push_back(Receive::new(request, more, self.config.max_sge)?);
         if self.state == QueuePairState::Error {
-            self.flush_receives(Status::Flushed, cx);
+            self.flush_receives(cx);
         }
         Ok(())
     }
@@ -231,17 +254,18 @@ impl DatagramQueuePair {
             return;
         }
         let bytes = (DATAGRAM_HEADER_BYTES + payload.len()) as u32;
-        let Some(receive) = self.receives.pop_front_if(|receive| receive.segments.bytes() >= bytes) else {
+        let receive = match self.config.shared_receives {
+            Some(shared) => cx.take_shared(shared, bytes),
+            None => self.receives.pop_front_if(|receive| receive.segments.bytes() >= bytes),
+        };
+        let Some(receive) = receive else {
             cx.counters.dropped_no_receive += 1;
             return;
         };
-        let windows = receive.segments.windows(0..bytes, true, self.config.protection_domain, cx.regions);
-        let Ok(windows) = windows else {
-            self.receives.push_front(receive);
-            self.state = QueuePairState::Error;
+        let Ok(windows) = receive.segments.windows(0..bytes, true, self.receive_domain, cx.regions) else {
             cx.raise(AsyncEvent::QueuePairFatal(self.number));
-            self.flush_receives(Status::LocalProtection, cx);
-            self.flush_sends(Status::Flushed, cx);
+            cx.completions.push(self.completion(receive.id, Status::LocalProtection, CompletionOpcode::Recv));
+            self.modify_to_error(cx);
             return;
         };
         windows.write(&network_header(path, packet), payload);
@@ -307,10 +331,9 @@ impl DatagramQueuePair {
         }
     }
 
-    fn flush_receives(&mut self, mut first: Status, cx: &mut Context<'_>) {
+    fn flush_receives(&mut self, cx: &mut Context<'_>) {
         while let Some(receive) = self.receives.pop_front() {
-            let status = std::mem::replace(&mut first, Status::Flushed);
-            cx.completions.push(self.completion(receive.id, status, CompletionOpcode::Recv));
+            cx.completions.push(self.completion(receive.id, Status::Flushed, CompletionOpcode::Recv));
         }
     }
 

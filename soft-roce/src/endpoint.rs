@@ -21,7 +21,7 @@ use crate::{
     counters::Counters,
     datagram::DatagramQueuePair,
     events::{AsyncEvent, EventQueue},
-    memory::{Memory, RegionConfig, RegionHandle, RegisterError},
+    memory::{Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError},
     queue_pair::{Context, QueuePair},
     region::RegionTable,
     shared_receives::{SHARED_RECEIVES_MAX, SharedReceivesConfig, SharedReceivesNumber, SharedReceivesTable},
@@ -144,16 +144,17 @@ impl Endpoint {
     pub fn create_queue_pair(&mut self, config: QueuePairConfig) -> Result<QueuePairNumber, CreateError> {
         config.check()?;
         let number = self.free_number()?;
-        let receive_domain = match config.shared_receives {
-            Some(shared) => {
-                let queue = self.shared_receives.find(shared).ok_or(CreateError::UnknownSharedReceives(shared))?;
-                queue.users += 1;
-                queue.config.protection_domain
-            }
-            None => config.protection_domain,
-        };
+        let receive_domain = self.attach(config.shared_receives)?.unwrap_or(config.protection_domain);
         self.queue_pairs.insert(number, QueuePair::new(number, config, receive_domain));
         Ok(number)
+    }
+
+    /// A queue pair will take its receives from a shared receive queue, if it says so: the domain of those.
+    fn attach(&mut self, shared: Option<SharedReceivesNumber>) -> Result<Option<ProtectionDomain>, CreateError> {
+        let Some(shared) = shared else { return Ok(None) };
+        let queue = self.shared_receives.find(shared).ok_or(CreateError::UnknownSharedReceives(shared))?;
+        queue.users += 1;
+        Ok(Some(queue.config.protection_domain))
     }
 
     /// A number for another queue pair of either service.
@@ -275,13 +276,14 @@ impl Endpoint {
     /// Removes a queue pair; outstanding work vanishes without completions. False if there is none.
     pub fn destroy_queue_pair(&mut self, qpn: QueuePairNumber) -> bool {
         self.line.retain(|number| *number != qpn);
-        if let Some(queue_pair) = self.datagrams.remove(&qpn) {
-            self.completions.release(queue_pair.outstanding());
-            return true;
-        }
-        let Some(queue_pair) = self.queue_pairs.remove(&qpn) else { return false };
-        self.completions.release(queue_pair.outstanding());
-        let shared = queue_pair.config().shared_receives;
+        let (outstanding, shared) = if let Some(queue_pair) = self.datagrams.remove(&qpn) {
+            (queue_pair.outstanding(), queue_pair.config().shared_receives)
+        } else if let Some(queue_pair) = self.queue_pairs.remove(&qpn) {
+            (queue_pair.outstanding(), queue_pair.config().shared_receives)
+        } else {
+            return false;
+        };
+        self.completions.release(outstanding);
         if let Some(queue) = shared.and_then(|shared| self.shared_receives.find(shared)) {
             queue.users -= 1;
         }

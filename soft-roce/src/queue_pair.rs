@@ -17,7 +17,7 @@ use crate::{
     responder::Responder,
     run::Run,
     segments::SegmentList,
-    shared_receives::SharedReceivesTable,
+    shared_receives::{SharedReceivesNumber, SharedReceivesTable},
     time::Timestamp,
     wire::{Packet, QueuePairNumber, TransportService},
     work_request::{Operation, PostError, Receive, RecvRequest, Segment, SendRequest},
@@ -44,6 +44,15 @@ impl Context<'_> {
             self.completions.release(1);
         }
         posted
+    }
+
+    /// The oldest of the shared receives, if it has room for `bytes`.
+    pub(crate) fn take_shared(&mut self, shared: SharedReceivesNumber, bytes: u32) -> Option<Receive> {
+        let (receive, low) = self.shared_receives.take(shared, bytes)?;
+        if low {
+            self.raise(AsyncEvent::SharedReceivesLow(shared));
+        }
+        Some(receive)
     }
 
     pub(crate) fn raise(&mut self, event: AsyncEvent) {

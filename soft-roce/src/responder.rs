@@ -165,13 +165,8 @@ impl Responder {
     /// The receive for the message in progress, or for one that begins.
     fn receive(&mut self, cx: &mut Context<'_>) -> Option<Receive> {
         let Some(shared) = self.config.shared_receives else { return self.receives.front().copied() };
-        if self.taken.is_none() {
-            let (receive, low) = cx.shared_receives.take(shared)?;
-            self.taken = Some(receive);
-            if low {
-                cx.raise(AsyncEvent::SharedReceivesLow(shared));
-            }
-        }
+        // One that turns out too short fails with its message.
+        self.taken = self.taken.or_else(|| cx.take_shared(shared, 0));
         self.taken
     }
 

@@ -83,10 +83,11 @@ impl SharedReceivesTable {
         Ok(())
     }
 
-    /// The oldest receive; and whether that took the queue below its limit, which is told once.
-    pub(crate) fn take(&mut self, number: SharedReceivesNumber) -> Option<(Receive, bool)> {
+    /// The oldest receive, if it has room for `bytes`; and whether that took the queue below its limit, which is told
+    /// once.
+    pub(crate) fn take(&mut self, number: SharedReceivesNumber, bytes: u32) -> Option<(Receive, bool)> {
         let queue = self.queues.get_mut(&number)?;
-        let receive = queue.receives.pop_front()?;
+        let receive = queue.receives.pop_front_if(|receive| receive.segments.bytes() >= bytes)?;
         let low = queue.receives.len() < queue.limit;
         if low {
             queue.limit = 0;
