@@ -211,7 +211,7 @@ impl DatagramQueuePair {
         match self.state {
             QueuePairState::ReadyToSend | QueuePairState::SendQueueDrain => {
                 if self.sends.len() >= self.config.send_depth {
-                    return Err(PostError::QueueFull { depth: self.config.send_depth });
+                    return Err(PostError::QueueFull { key: "send_depth", depth: self.config.send_depth });
                 }
                 self.sends.push_back((request, segments));
             }
@@ -233,7 +233,7 @@ impl DatagramQueuePair {
             return Err(PostError::ReceivesAreShared);
         }
         if self.receives.len() >= self.config.recv_depth {
-            return Err(PostError::QueueFull { depth: self.config.recv_depth });
+            return Err(PostError::QueueFull { key: "recv_depth", depth: self.config.recv_depth });
         }
         self.receives.push_back(Receive::new(request, more, self.config.max_sge)?);
         if self.state == QueuePairState::Error {

@@ -223,7 +223,7 @@ impl QueuePair {
             return Err(PostError::ReceivesAreShared);
         }
         if self.responder.receives.len() >= self.config.recv_depth {
-            return Err(PostError::QueueFull { depth: self.config.recv_depth });
+            return Err(PostError::QueueFull { key: "recv_depth", depth: self.config.recv_depth });
         }
         self.responder.receives.push_back(Receive::new(request, more, self.config.max_sge)?);
         if self.state == QueuePairState::Error {

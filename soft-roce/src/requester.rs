@@ -180,8 +180,11 @@ impl Requester {
             return Err(PostError::TooLong { bytes: bytes.into(), limit });
         }
         let queued = self.queue.front().map_or(0, |front| self.posted.since(front.first) as u32);
-        if self.queue.len() >= self.config.send_depth || queued + packets > QUEUED_PSNS_MAX {
-            return Err(PostError::QueueFull { depth: self.config.send_depth });
+        if self.queue.len() >= self.config.send_depth {
+            return Err(PostError::QueueFull { key: "send_depth", depth: self.config.send_depth });
+        }
+        if queued + packets > QUEUED_PSNS_MAX {
+            return Err(PostError::TooManyPackets { limit: QUEUED_PSNS_MAX });
         }
         self.queue.push_back(Entry { request, segments, first: self.posted, packets });
         self.posted = self.posted.plus(packets);

@@ -77,7 +77,7 @@ impl SharedReceivesTable {
     ) -> Result<(), PostError> {
         let queue = self.queues.get_mut(&number).ok_or(PostError::UnknownSharedReceives)?;
         if queue.receives.len() >= queue.config.depth {
-            return Err(PostError::QueueFull { depth: queue.config.depth });
+            return Err(PostError::QueueFull { key: "depth", depth: queue.config.depth });
         }
         queue.receives.push_back(Receive::new(request, more, queue.config.max_sge)?);
         Ok(())

@@ -175,11 +175,19 @@ pub enum PostError {
     /// Another address family than our socket's, or a reserved queue pair number.
     #[error("destination {0:?}: expected an address of our own family and a queue pair in 1 ..= 0xfffffe")]
     Destination(DatagramAddress),
-    /// `send_depth` or `recv_depth` requests are outstanding.
-    #[error("the queue holds {depth} requests already: poll completions, or raise its depth")]
+    /// As many requests are outstanding as the queue was made for.
+    #[error("{key}: the queue holds {depth} requests already: poll completions, or raise it")]
     QueueFull {
-        /// The configured depth.
+        /// The setting that bounds it.
+        key: &'static str,
+        /// Its value.
         depth: usize,
+    },
+    /// The messages that are outstanding and this one have more packets than sequence numbers can tell apart.
+    #[error("the send queue's messages take {limit} packets at most: poll completions first, or raise the path MTU")]
+    TooManyPackets {
+        /// Possible.
+        limit: u32,
     },
     /// As many requests are outstanding or completed but not polled as the endpoint has room to complete.
     #[error("completions_max: {limit} requests are outstanding or not polled: poll completions, or raise the limit")]
@@ -188,7 +196,7 @@ pub enum PostError {
         limit: usize,
     },
     /// The message is longer than the limit.
-    #[error("message of {bytes} bytes: at most {limit} fit")]
+    #[error("message of {bytes} bytes: at most {limit} fit; send it in parts, or raise path_mtu")]
     TooLong {
         /// Wanted.
         bytes: u64,

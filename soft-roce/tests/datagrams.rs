@@ -192,7 +192,7 @@ fn posts_are_refused_with_the_reason() {
     assert_eq!(world.post(wrong), Err(PostError::Destination(to)));
     let request = world.request(8);
     assert_eq!([world.post(request), world.post(request)], [Ok(()); 2]);
-    assert_eq!(world.post(request), Err(PostError::QueueFull { depth: 2 }));
+    assert_eq!(world.post(request), Err(PostError::QueueFull { key: "send_depth", depth: 2 }));
     // Each service has its own requests.
     let send = SendRequest::new(0, Operation::Send { local: Segment::default() });
     assert_eq!(world.ends[0].post_send(world.numbers[0], send), Err(PostError::Service));

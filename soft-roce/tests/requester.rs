@@ -395,14 +395,17 @@ fn posts_are_refused_with_the_reason() {
     assert_eq!(post(&mut peer, send), Err(PostError::State(QueuePairState::Init)));
     peer.post_recv(0, Segment::default());
     let receive = soft_roce::RecvRequest { id: 0, segment: Segment::default() };
-    assert_eq!(peer.endpoint.post_recv(peer.number, receive), Err(PostError::QueueFull { depth: 1 }));
+    assert_eq!(
+        peer.endpoint.post_recv(peer.number, receive),
+        Err(PostError::QueueFull { key: "recv_depth", depth: 1 })
+    );
     peer.endpoint.connect_queue_pair(peer.number, peer.peer(PathMtu::Mtu256)).unwrap();
     let atomic = Operation::FetchAdd { local: Segment { bytes: 4, ..Segment::default() }, remote: REMOTE, add: 1 };
     assert_eq!(post(&mut peer, SendRequest::new(0, atomic)), Err(PostError::AtomicSegment { bytes: 4 }));
     let huge = Operation::Send { local: Segment { bytes: u32::MAX, ..Segment::default() } };
     assert!(matches!(post(&mut peer, SendRequest::new(0, huge)), Err(PostError::TooLong { .. })));
     assert_eq!(post(&mut peer, send), Ok(()));
-    assert_eq!(post(&mut peer, send), Err(PostError::QueueFull { depth: 1 }));
+    assert_eq!(post(&mut peer, send), Err(PostError::QueueFull { key: "send_depth", depth: 1 }));
 }
 
 #[test]

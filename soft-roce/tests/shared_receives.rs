@@ -135,7 +135,7 @@ fn refusals_name_the_reason_and_the_queue_outlives_its_users() {
     for id in 0..4 {
         world.post(id).unwrap();
     }
-    assert_eq!(world.post(4), Err(PostError::QueueFull { depth: 4 }));
+    assert_eq!(world.post(4), Err(PostError::QueueFull { key: "depth", depth: 4 }));
     let endpoint = &mut world.peer.endpoint;
     let receive = RecvRequest { id: 0, segment: Segment::default() };
     assert_eq!(endpoint.post_recv(left, receive), Err(PostError::ReceivesAreShared));
