@@ -40,6 +40,8 @@ pub struct Node {
     pub endpoint: Endpoint,
     driver: Driver,
     started: Instant,
+    /// Of the last pass, since the start.
+    now: Duration,
     idle_passes: u32,
 }
 
@@ -56,7 +58,7 @@ impl Node {
         let driver = Driver::bind(local, faults, given.unwrap_or(process))
             .map_err(|error| format!("cannot bind UDP {local}: {error}"))?;
         let endpoint = Endpoint::new(EndpointConfig::new(driver.local(), process));
-        Ok(Self { endpoint, driver, started: Instant::now(), idle_passes: 0 })
+        Ok(Self { endpoint, driver, started: Instant::now(), now: Duration::ZERO, idle_passes: 0 })
     }
 
     /// The time since the start.
@@ -64,25 +66,34 @@ impl Node {
         self.started.elapsed()
     }
 
-    fn now(&self) -> Timestamp {
-        Timestamp::default() + self.elapsed()
+    /// The same, as the last pass has read it: for limits that need not be exact.
+    pub fn elapsed_about(&self) -> Duration {
+        self.now
     }
 
     /// One pass: receive, timers, send. False if nothing was received.
     pub fn step(&mut self) -> bool {
-        let received = self.driver.receive(self.now(), &mut self.endpoint);
-        let now = self.now();
-        self.endpoint.handle_timeout(now);
-        let sent = self.driver.transmit(now, &mut self.endpoint);
-        if received || sent {
-            self.idle_passes = 0;
-        } else {
-            self.idle_passes += 1;
-            if self.idle_passes > IDLE_PASSES {
-                std::thread::sleep(NAP);
-            }
-        }
+        let received = self.receive();
+        self.transmit(received);
         received
+    }
+
+    /// The first half of a pass. What is posted before the second leaves with it. False if nothing was received.
+    pub fn receive(&mut self) -> bool {
+        self.now = self.elapsed();
+        let now = Timestamp::default() + self.now;
+        let received = self.driver.receive(now, &mut self.endpoint);
+        self.endpoint.handle_timeout(now);
+        received
+    }
+
+    /// The second half; a nap if nothing has moved for long.
+    pub fn transmit(&mut self, received: bool) {
+        let sent = self.driver.transmit(Timestamp::default() + self.now, &mut self.endpoint);
+        self.idle_passes = if received || sent { 0 } else { self.idle_passes.saturating_add(1) };
+        if self.idle_passes > IDLE_PASSES {
+            std::thread::sleep(NAP);
+        }
     }
 
     /// The next completion.
@@ -92,7 +103,7 @@ impl Node {
             if let Some(completion) = self.endpoint.poll_completion() {
                 return Ok(completion);
             }
-            if self.elapsed() > until {
+            if self.elapsed_about() > until {
                 let counters = self.endpoint.counters();
                 return Err(format!("nothing completed in {} s; {counters:?}", PATIENCE.as_secs()).into());
             }
@@ -112,9 +123,9 @@ impl Node {
     /// Answers what the peer repeats, until it is silent.
     pub fn linger(&mut self) {
         let mut heard = self.elapsed();
-        while self.elapsed() < heard + SILENCE {
+        while self.elapsed_about() < heard + SILENCE {
             if self.step() {
-                heard = self.elapsed();
+                heard = self.elapsed_about();
             }
         }
     }
