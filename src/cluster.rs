@@ -140,7 +140,7 @@ impl Cluster {
         }
         let wiring = Wiring::random();
         let address = layout.packet_address(wiring.host(1, ROCE_PORT));
-        let arm = Arm::choose(&layout.arm, address, layout.faults, layout.verbs)?;
+        let arm = Arm::choose(&layout.arm, address, false, layout.faults, layout.verbs)?;
         drop(Endpoint::open(EndpointConfig::over(arm))?);
         let supervisor = Supervisor::new(logs)?;
         supervisor.start("scheduler", "scheduler", &wiring.scheduler(&layout))?;
@@ -205,6 +205,7 @@ impl Wiring {
             listen: self.host(1, BOOTSTRAP_PORT),
             arm: layout.arm.clone(),
             address: layout.packet_address(self.host(1, ROCE_PORT)),
+            shared_address: false,
             verbs: layout.verbs,
             secret: self.secret.clone(),
             policy: layout.policy.clone(),
@@ -242,6 +243,7 @@ impl Wiring {
             scheduler: self.host(1, BOOTSTRAP_PORT),
             arm: layout.arm.clone(),
             address: layout.packet_address(self.host(BACKEND_HOSTS + index as u8, ROCE_PORT)),
+            shared_address: false,
             verbs: layout.verbs,
             secret: self.secret.clone(),
             repository: layout.repository.clone(),

@@ -88,6 +88,7 @@ impl Cluster {
             emulate: None,
             read_budget_bytes: 0,
             connections_max: 8,
+            shared_address: false,
             faults: Faults::default(),
             tls: None,
         };

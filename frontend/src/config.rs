@@ -30,6 +30,9 @@ pub struct Config {
     /// its first that others can route to.
     #[serde(default)]
     pub address: Option<SocketAddr>,
+    /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
+    #[serde(default)]
+    pub shared_address: bool,
     /// How the queue pairs of a verbs device are set up.
     #[serde(default)]
     pub verbs: VerbsSettings,
@@ -89,6 +92,7 @@ impl Config {
             grpc: None,
             arm: ArmName::Soft,
             address: None,
+            shared_address: false,
             verbs: VerbsSettings::default(),
             link: None,
             arena_bytes: default_arena_bytes(),

@@ -113,7 +113,7 @@ impl Frontend {
     /// # Errors
     /// As [`run`].
     pub fn open(config: &Config) -> Result<Self, FrontendError> {
-        let arm = Arm::choose(&config.arm, config.address, config.faults, config.verbs)?;
+        let arm = Arm::choose(&config.arm, config.address, config.shared_address, config.faults, config.verbs)?;
         let own = match &arm {
             Arm::Soft { address, .. } => Some(address.ip()),
             Arm::Verbs(verbs) => verbs.address,

@@ -35,6 +35,9 @@ pub struct Config {
     /// verbs device its first that others can route to.
     #[serde(default)]
     pub address: Option<SocketAddr>,
+    /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
+    #[serde(default)]
+    pub shared_address: bool,
     /// How the queue pairs of a verbs device are set up.
     #[serde(default)]
     pub verbs: VerbsSettings,
@@ -159,7 +162,8 @@ impl Config {
 pub fn run(config: &Config) -> Result<std::convert::Infallible, RunError> {
     let cluster = Cluster::new(config.cluster_config()?);
     let soft_address = (config.arm == ArmName::Soft).then(|| SocketAddr::new(config.listen.ip(), ROCE_PORT));
-    let arm = Arm::choose(&config.arm, config.address.or(soft_address), config.faults, config.verbs)?;
+    let address = config.address.or(soft_address);
+    let arm = Arm::choose(&config.arm, address, config.shared_address, config.faults, config.verbs)?;
     let endpoint = Endpoint::open(
         EndpointConfig::over(arm)
             .listening(config.listen)

@@ -135,21 +135,31 @@ impl From<ArmName> for String {
 }
 
 impl Arm {
-    /// The arm that a role's keys `arm`, `address`, `faults` and `[verbs]` choose. Without an address, the soft arm has
-    /// a random one of the loopback network.
+    /// The arm that a role's keys `arm`, `address`, `shared_address`, `faults` and `[verbs]` choose. Without an address,
+    /// the soft arm has a random one of the loopback network.
     ///
     /// # Errors
     /// One line that names the key that does not fit the arm.
     pub fn choose(
         name: &ArmName,
         address: Option<SocketAddr>,
+        shared: bool,
         faults: Faults,
         settings: VerbsSettings,
     ) -> Result<Self, OpenError> {
         let ArmName::Verbs(device) = name else {
+            if shared && address.is_none_or(|address| address.port() == 0) {
+                let found = address.map_or("none".to_owned(), |address| address.to_string());
+                let expected = "expected one IP address and port for all that share it";
+                return Err(OpenError(format!("shared_address: found `address` {found}, {expected}")));
+            }
             let address = address.unwrap_or_else(|| SocketAddr::new(random_loopback().into(), ROCE_PORT));
-            return Ok(Self::Soft { address, faults, shared: false });
+            return Ok(Self::Soft { address, faults, shared });
         };
+        if shared {
+            let found = format!("found arm `{name}`, which processes share anyway");
+            return Err(OpenError(format!("shared_address: only arm `soft` has it, {found}")));
+        }
         if faults != Faults::default() {
             return Err(OpenError(format!("faults: only arm `soft` injects them, found arm `{name}`")));
         }
@@ -282,13 +292,34 @@ mod tests {
             assert!(wrong.parse::<ArmName>().unwrap_err().contains(&format!("found `{wrong}`")));
         }
         let (settings, verbs) = (VerbsSettings::default(), ArmName::Verbs("rxe0".into()));
-        let choose = |address: &str, faults| Arm::choose(&verbs, Some(address.parse().unwrap()), faults, settings);
+        let choose =
+            |address: &str, faults| Arm::choose(&verbs, Some(address.parse().unwrap()), false, faults, settings);
         let Arm::Verbs(config) = choose("10.0.0.1:4791", Faults::default()).unwrap() else { panic!("not verbs") };
         assert_eq!((config.device.as_str(), config.address), ("rxe0", Some([10, 0, 0, 1].into())));
         let error = choose("10.0.0.1:4792", Faults::default()).unwrap_err().to_string();
         assert!(error.contains("10.0.0.1:4792") && error.contains("expected port 4791"), "{error}");
         let error = choose("10.0.0.1:4791", Faults { loss: 0.1, ..Faults::default() }).unwrap_err().to_string();
         assert!(error.contains("faults: only arm `soft`"), "{error}");
+    }
+
+    #[test]
+    fn an_address_is_shared_where_there_is_one_to_share() {
+        let share = |arm: ArmName, address: Option<&str>| {
+            let address = address.map(|address| address.parse().unwrap());
+            Arm::choose(&arm, address, true, Faults::default(), VerbsSettings::default())
+        };
+        let Arm::Soft { address, shared: true, .. } = share(ArmName::Soft, Some("10.0.0.1:4791")).unwrap() else {
+            panic!("not shared")
+        };
+        assert_eq!(address, "10.0.0.1:4791".parse().unwrap());
+        for (arm, address, told) in [
+            (ArmName::Soft, None, "found `address` none"),
+            (ArmName::Soft, Some("10.0.0.1:0"), "found `address` 10.0.0.1:0"),
+            (ArmName::Verbs("rxe0".into()), Some("10.0.0.1:4791"), "found arm `verbs:rxe0`"),
+        ] {
+            let error = share(arm, address).unwrap_err().to_string();
+            assert!(error.starts_with("shared_address: ") && error.contains(told), "{error}");
+        }
     }
 
     #[test]

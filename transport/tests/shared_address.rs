@@ -13,7 +13,7 @@ fn endpoints_share_an_address() {
     };
     let mut servers = [open(), open(), open()];
     let alone = Endpoint::open(EndpointConfig::soft(address)).err().expect("refused").to_string();
-    assert!(alone.contains("let all processes share it"), "{alone}");
+    assert!(alone.contains("let all processes share it") && alone.contains("keys address, shared_address"), "{alone}");
     let mut client = Endpoint::open(EndpointConfig::default().with_secret("s3cret")).unwrap();
     let connections = servers.each_ref().map(|server| {
         let to = server.listen_address().unwrap();

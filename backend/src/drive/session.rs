@@ -102,7 +102,7 @@ impl<'a> Session<'a> {
         number: u64,
     ) -> Result<Self, BackendError> {
         let mut endpoint = Endpoint::open(EndpointConfig {
-            arm: Arm::choose(&config.arm, config.address, config.faults, config.verbs)?,
+            arm: Arm::choose(&config.arm, config.address, config.shared_address, config.faults, config.verbs)?,
             listen: None,
             secret: config.secret.clone().into_bytes(),
             tls: config.tls.clone(),

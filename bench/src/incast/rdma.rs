@@ -141,7 +141,7 @@ impl Drop for RdmaReader {
 
 /// Each endpoint of the soft arm has a random address of the loopback network; a device has its own.
 fn config(arm: &ArmName) -> Result<EndpointConfig, CommandError> {
-    let arm = Arm::choose(arm, None, Faults::default(), VerbsSettings::default());
+    let arm = Arm::choose(arm, None, false, Faults::default(), VerbsSettings::default());
     arm.map(EndpointConfig::over).map_err(|error| failed("--arm", &error))
 }
 

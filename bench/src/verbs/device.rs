@@ -12,7 +12,7 @@ use super::{
 
 /// Two connected ends.
 pub fn open(arm: &ArmName, op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {
-    let arm = Arm::choose(arm, None, faults, VerbsSettings::default()).map_err(|error| error.to_string())?;
+    let arm = Arm::choose(arm, None, false, faults, VerbsSettings::default()).map_err(|error| error.to_string())?;
     let [mut near, mut far] = [Node::open(&arm, bytes, window)?, Node::open(&arm, bytes, window)?];
     let connect = |one: &mut Node, other: &Node| one.pair.connect(&other.pair.address()?);
     connect(&mut near, &far).and_then(|()| connect(&mut far, &near)).map_err(|error| error.to_string())?;

@@ -45,8 +45,10 @@ pub(crate) struct Soft {
 impl Soft {
     pub(super) fn open(address: SocketAddr, faults: Faults, shared: bool, demand: Demand) -> Result<Self, String> {
         let config = DriverConfig { faults, shared, seed: rand::random(), ..DriverConfig::default() };
-        let udp =
-            Driver::open(address, config).map_err(|error| format!("cannot open UDP address {address}: {error}"))?;
+        let udp = Driver::open(address, config).map_err(|error| {
+            let keys = if error.kind() == io::ErrorKind::AddrInUse { " (keys address, shared_address)" } else { "" };
+            format!("cannot open UDP address {address}: {error}{keys}")
+        })?;
         let offer = offer(udp.receive_capacity_bytes(), &demand);
         let core = Core::new(soft_roce::EndpointConfig {
             queue_pair_prefix: udp.queue_pair_prefix(),

@@ -44,7 +44,7 @@ pub fn config(node: usize) -> EndpointConfig {
         address => address,
     });
     let address = address.map(|ip| SocketAddr::new(ip, ROCE_PORT));
-    let arm = Arm::choose(&kind.name, address, Faults::default(), VerbsSettings::default()).unwrap();
+    let arm = Arm::choose(&kind.name, address, false, Faults::default(), VerbsSettings::default()).unwrap();
     EndpointConfig::over(arm).with_secret(SECRET).listening("127.0.0.1:0".parse().unwrap())
 }
 
