@@ -1,13 +1,15 @@
 //! `downbeat bench incast`: many servers answer one reader at once (Symphony, appendix B).
 //!
 //! Each of N servers holds M objects; one reader pulls all N x M of them, round after round, which is what a backend does
-//! that fetches the inputs of a batch from its frontends. Servers have a thread each and the reader one, on every arm.
+//! that fetches the inputs of a batch from its frontends. The reader has a thread, and the servers share the other cores,
+//! on every arm.
 //! The bytes of every object are checked after every round, outside the measured time, and wiped before the next, so
 //! that an answer of an earlier round is not taken for one. This is a driver: it owns threads and reads the clock.
 #![allow(clippy::disallowed_methods)]
 
 mod object;
 mod rdma;
+mod servers;
 mod tcp;
 
 use std::{fmt, str::FromStr, time::Duration};
@@ -22,6 +24,8 @@ use transport::{ArmName, Clock};
 
 use crate::percentiles::Tail;
 
+/// Servers, and threads for them.
+const SERVERS_MAX: f64 = 256.0;
 /// Objects of one server: what a connection lets wait (`transport`'s READs of one connection).
 const OBJECTS_MAX: f64 = 4096.0;
 /// Memory of the servers, and as much again for the reader and what it expects.
@@ -57,6 +61,9 @@ pub struct Args {
     /// Bytes that the reader lets be on their way to it; by default what its socket's buffer holds
     #[arg(long)]
     pub reader_window: Option<usize>,
+    /// Threads that the servers share; by default one less than there are cores, as the reader has one
+    #[arg(long)]
+    pub server_threads: Option<usize>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
@@ -74,6 +81,7 @@ impl Default for Args {
             rounds: 500,
             pace_gbps: None,
             reader_window: None,
+            server_threads: None,
             json: false,
         }
     }
@@ -197,10 +205,12 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
 pub fn measure(args: &Args) -> Result<Incast, CommandError> {
     let shape = check(args)?;
     let clock = Clock::start();
+    let threads = args.server_threads.unwrap_or_else(servers::threads_by_default);
     let mut reader: Box<dyn Reader> = match &args.arm {
-        Carrier::Rdma(arm) => Box::new(rdma::RdmaReader::start(&clock, shape, arm, args.reader_window)?),
+        Carrier::Rdma(arm) => Box::new(rdma::RdmaReader::start(&clock, shape, arm, args.reader_window, threads)?),
         Carrier::Tcp => {
-            Box::new(tcp::TcpReader::start(shape).map_err(|error| failed("cannot use TCP on loopback", &error))?)
+            let reader = tcp::TcpReader::start(&clock, shape, threads);
+            Box::new(reader.map_err(|error| failed("cannot use TCP on loopback", &error))?)
         }
     };
     let warm_up = (args.rounds as f64 * WARM_UP_FRACTION).ceil() as u64;
@@ -241,12 +251,15 @@ pub fn measure(args: &Args) -> Result<Incast, CommandError> {
 }
 
 fn check(args: &Args) -> Result<Shape, CommandError> {
-    positive("--servers", args.servers as f64, 256.0)?;
+    positive("--servers", args.servers as f64, SERVERS_MAX)?;
     positive("--objects", args.objects as f64, OBJECTS_MAX)?;
     positive("--bytes", args.bytes as f64, BYTES_MAX as f64)?;
     positive("--rounds", args.rounds as f64, 1e7)?;
     if let Some(gbps) = args.pace_gbps {
         positive("--pace-gbps", gbps, 1000.0)?;
+    }
+    if let Some(threads) = args.server_threads {
+        positive("--server-threads", threads as f64, SERVERS_MAX)?;
     }
     if let Some(bytes) = args.reader_window {
         positive("--reader-window", bytes as f64, BYTES_MAX as f64)?;
@@ -376,7 +389,7 @@ mod tests {
 
     fn args(arm: &str) -> Args {
         let arm = arm.parse().unwrap();
-        Args { arm, servers: 3, objects: 4, bytes: 20_001, rounds: 5, pace_gbps: None, reader_window: None, json: true }
+        Args { arm, servers: 3, objects: 4, bytes: 20_001, rounds: 5, ..Args::default() }
     }
 
     #[test]

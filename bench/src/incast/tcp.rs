@@ -1,10 +1,10 @@
 //! Objects over TCP: one connection for each server, requests pipelined, bytes received straight into their place.
 
 use std::{
+    collections::VecDeque,
     io::{self, ErrorKind, Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},
-    os::fd::AsFd,
-    thread::{self, JoinHandle},
+    os::fd::{AsFd, BorrowedFd},
 };
 
 use proto::Timestamp;
@@ -13,15 +13,19 @@ use rustix::{
     thread::sched_yield,
 };
 use sim::command::CommandError;
-use std::collections::VecDeque;
 use transport::Clock;
 
-use super::{Reader, Shape, failed, object};
+use super::{
+    Reader, Shape, failed, object,
+    servers::{Server, Servers},
+};
 
 /// Looks at the sockets before it sleeps, as the other arm does.
 const SPINS: u32 = 50;
+/// Requests taken in at once.
+const REQUESTS_BYTES: usize = 4096;
 
-/// The reader, and the threads of its servers.
+/// The reader.
 pub(super) struct TcpReader {
     shape: Shape,
     /// All slots.
@@ -29,7 +33,7 @@ pub(super) struct TcpReader {
     connections: Vec<Connection>,
     /// Complete, not taken yet.
     done: VecDeque<usize>,
-    servers: Vec<JoinHandle<()>>,
+    _servers: Servers,
 }
 
 struct Connection {
@@ -42,25 +46,27 @@ struct Connection {
 
 impl TcpReader {
     /// Starts the servers and connects to each.
-    pub(super) fn start(shape: Shape) -> io::Result<Self> {
-        let mut reader = Self {
-            shape,
-            memory: vec![0; shape.count() * shape.bytes],
-            connections: Vec::new(),
-            done: VecDeque::new(),
-            servers: Vec::new(),
-        };
+    pub(super) fn start(clock: &Clock, shape: Shape, threads: usize) -> io::Result<Self> {
+        let (mut connections, mut servers) = (Vec::new(), Vec::new());
         for server in 0..shape.servers {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
             let stream = TcpStream::connect(listener.local_addr()?)?;
             let (theirs, _) = listener.accept()?;
-            theirs.set_nodelay(true)?;
-            stream.set_nodelay(true)?;
-            stream.set_nonblocking(true)?;
-            reader.servers.push(thread::spawn(move || serve(theirs, shape, server)));
-            reader.connections.push(Connection { stream, asked: VecDeque::new(), received: 0 });
+            for end in [&stream, &theirs] {
+                end.set_nodelay(true)?;
+                end.set_nonblocking(true)?;
+            }
+            servers.push(TcpServer::new(theirs, shape, server));
+            connections.push(Connection { stream, asked: VecDeque::new(), received: 0 });
         }
-        Ok(reader)
+        let memory = vec![0; shape.count() * shape.bytes];
+        Ok(Self {
+            shape,
+            memory,
+            connections,
+            done: VecDeque::new(),
+            _servers: Servers::start(clock, servers, threads)?,
+        })
     }
 
     /// Takes what all sockets hold. False if that was nothing.
@@ -141,24 +147,74 @@ impl Reader for TcpReader {
     }
 }
 
-impl Drop for TcpReader {
-    fn drop(&mut self) {
-        // The servers see the end of their streams.
-        self.connections.clear();
-        for server in self.servers.drain(..) {
-            let _ = server.join();
+/// Answers requests, the number of an object each, in their order.
+struct TcpServer {
+    stream: TcpStream,
+    objects: Vec<Vec<u8>>,
+    /// What has come of a request.
+    request: Vec<u8>,
+    /// Objects to send, and how much of the first has been sent.
+    asked: VecDeque<usize>,
+    sent: usize,
+}
+
+impl TcpServer {
+    fn new(stream: TcpStream, shape: Shape, server: usize) -> Self {
+        let objects = (0..shape.objects).map(|object| object::bytes(shape, server, object)).collect();
+        Self { stream, objects, request: Vec::new(), asked: VecDeque::new(), sent: 0 }
+    }
+
+    /// Takes requests in; how many bytes of them came.
+    fn receive(&mut self) -> io::Result<usize> {
+        let mut buffer = [0; REQUESTS_BYTES];
+        let received = self.stream.read(&mut buffer)?;
+        self.request.extend(&buffer[..received]);
+        let whole = self.request.len() / 4 * 4;
+        for number in self.request[..whole].chunks_exact(4) {
+            self.asked.push_back(u32::from_le_bytes(number.try_into().expect("four bytes")) as usize);
         }
+        self.request.drain(..whole);
+        if received == 0 { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(received) }
+    }
+
+    /// Sends of the first object what the socket takes.
+    fn transmit(&mut self) -> io::Result<usize> {
+        let Some(&object) = self.asked.front() else { return Ok(0) };
+        let sent = self.stream.write(&self.objects[object][self.sent..])?;
+        self.sent += sent;
+        if self.sent == self.objects[object].len() {
+            self.sent = 0;
+            self.asked.pop_front();
+        }
+        Ok(sent)
     }
 }
 
-/// One server: answers requests in their order until the stream ends.
-fn serve(mut stream: TcpStream, shape: Shape, server: usize) {
-    let objects: Vec<_> = (0..shape.objects).map(|object| object::bytes(shape, server, object)).collect();
-    let mut request = [0; 4];
-    while stream.read_exact(&mut request).is_ok() {
-        let object = u32::from_le_bytes(request) as usize;
-        if stream.write_all(&objects[object]).is_err() {
-            return;
-        }
+impl Server for TcpServer {
+    fn turn(&mut self, _: Timestamp) -> io::Result<bool> {
+        let [received, sent] = [Self::receive, Self::transmit].map(|step| or_none(step(self)));
+        Ok(received? + sent? > 0)
+    }
+
+    fn interest(&self) -> PollFlags {
+        if self.asked.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
+    }
+
+    fn poll_timeout(&self) -> Option<Timestamp> {
+        None
+    }
+}
+
+/// 0 where there is nothing, or no room.
+fn or_none(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
+        other => other,
+    }
+}
+
+impl AsFd for TcpServer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
