@@ -7,6 +7,7 @@
 //! A device tells of its own troubles, too: a queue pair that failed, its port that went down, an address that is
 //! another now. Connections end with that reason, and their owners connect again once it is over.
 
+mod attributes;
 mod gid;
 #[allow(unsafe_code)] // libibverbs is C.
 mod sys;
@@ -20,7 +21,6 @@ use std::{
 };
 
 use proto::Timestamp;
-use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state};
 use soft_roce::{Completion, CompletionOpcode, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest, Status};
 
 use super::{Demand, Descriptor, DeviceEvent, Offer};
@@ -40,8 +40,6 @@ const PEER_WINDOW_BYTES: u32 = 256 * 1024;
 const INLINE_BYTES: u32 = 256;
 /// Set in the ids of receives: a failed completion does not say which queue it is of.
 const RECEIVE: u64 = 1 << 63;
-/// Hops that RoCEv2 packets may take.
-const HOP_LIMIT: u8 = 64;
 
 /// An opened device.
 pub(crate) struct Verbs {
@@ -214,18 +212,8 @@ impl Verbs {
         let pair = sys::QueuePair::new(&self.domain, &queue, depths(INLINE_BYTES))
             .or_else(|_| sys::QueuePair::new(&self.domain, &queue, depths(0)))
             .map_err(failed)?;
-        let access = rdma_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
-            | rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ
-            | rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
-        pair.modify(
-            Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS,
-            |attributes| {
-                attributes.qp_state = ibv_qp_state::IBV_QPS_INIT;
-                attributes.port_num = self.config.settings.port;
-                attributes.qp_access_flags = access.0;
-            },
-        )
-        .map_err(failed)?;
+        pair.modify(attributes::initialised_mask(), |to| attributes::initialised(to, &self.config.settings))
+            .map_err(failed)?;
         let number = QueuePairNumber(pair.number());
         self.queue_pairs.insert(number, QueuePair { pair, sends: Vec::new(), receives: Vec::new() });
         Ok(number)
@@ -264,59 +252,17 @@ impl Verbs {
         self.ring_one(number).map_err(|error| format!("its receives cannot be posted: {error}"))?;
         let entry = self.queue_pairs.get(&number).expect("a channel connects its own queue pair, once");
         let failed = |error: io::Error| format!("{} cannot reach {}: {error}", self.config.device, peer.address);
-        let ready_to_receive = Mask::IBV_QP_STATE
-            | Mask::IBV_QP_AV
-            | Mask::IBV_QP_PATH_MTU
-            | Mask::IBV_QP_DEST_QPN
-            | Mask::IBV_QP_RQ_PSN
-            | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
-            | Mask::IBV_QP_MIN_RNR_TIMER;
+        let (settings, offer) = (&self.config.settings, &self.offer);
         entry
             .pair
-            .modify(ready_to_receive, |to| {
-                to.qp_state = ibv_qp_state::IBV_QPS_RTR;
-                self.fill_address(to, route);
-                to.path_mtu = path_mtu.bytes().ilog2() - 7;
-                (to.dest_qp_num, to.rq_psn) = (peer.queue_pair, peer.psn);
-                to.max_dest_rd_atomic = self.offer.reads_answered_max;
-                to.min_rnr_timer = self.config.settings.min_rnr_timer;
+            .modify(attributes::ready_to_receive_mask(), |to| {
+                attributes::ready_to_receive(to, settings, offer, (route, path_mtu), peer);
             })
             .map_err(failed)?;
-        let ready_to_send = Mask::IBV_QP_STATE
-            | Mask::IBV_QP_TIMEOUT
-            | Mask::IBV_QP_RETRY_CNT
-            | Mask::IBV_QP_RNR_RETRY
-            | Mask::IBV_QP_SQ_PSN
-            | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
         entry
             .pair
-            .modify(ready_to_send, |to| {
-                to.qp_state = ibv_qp_state::IBV_QPS_RTS;
-                (to.timeout, to.retry_cnt, to.rnr_retry) = (
-                    self.config.settings.ack_timeout,
-                    self.config.settings.retry_count,
-                    self.config.settings.rnr_retry,
-                );
-                to.sq_psn = psn.value();
-                // The bootstrap has refused a peer that answers none.
-                to.max_rd_atomic = self.offer.reads_max.min(peer.max_dest_rd_atomic);
-            })
+            .modify(attributes::ready_to_send_mask(), |to| attributes::ready_to_send(to, settings, offer, psn, peer))
             .map_err(failed)
-    }
-
-    fn fill_address(&self, attributes: &mut ibv_qp_attr, route: Route) {
-        let address = &mut attributes.ah_attr;
-        address.port_num = self.config.settings.port;
-        match route {
-            Route::Roce { gid_index, peer } => {
-                address.is_global = 1;
-                address.grh.dgid = rdma_sys::ibv_gid { raw: gid::octets(peer) };
-                address.grh.sgid_index = gid_index;
-                address.grh.hop_limit = HOP_LIMIT;
-                address.grh.traffic_class = self.config.settings.traffic_class;
-            }
-            Route::InfiniBand { lid } => address.dlid = lid,
-        }
     }
 
     pub(super) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> Result<(), String> {
@@ -342,12 +288,14 @@ impl Verbs {
     }
 
     pub(super) fn ring(&mut self) {
-        for number in std::mem::take(&mut self.posted) {
+        let mut posted = std::mem::take(&mut self.posted);
+        for number in posted.drain(..) {
             if let Err(error) = self.ring_one(number) {
                 let reason = format!("{} takes no work requests: {error}", self.config.device);
                 self.events.push_back(DeviceEvent::QueuePairFailed { number, reason });
             }
         }
+        self.posted = posted;
     }
 
     fn ring_one(&mut self, number: QueuePairNumber) -> io::Result<()> {

@@ -489,6 +489,19 @@ pub(super) struct Depths {
     pub inline_bytes: u32,
 }
 
+/// What nothing is set of yet.
+pub(super) fn no_attributes() -> ibv_qp_attr {
+    // SAFETY: plain numbers, for which zeroes are valid.
+    unsafe { zeroed() }
+}
+
+/// The bytes of a GID.
+#[cfg(test)]
+pub(super) fn octets(gid: rdma_sys::ibv_gid) -> [u8; 16] {
+    // SAFETY: all fields of the union are plain numbers of the same size.
+    unsafe { gid.raw }
+}
+
 /// A reliable connected queue pair.
 pub(super) struct QueuePair {
     domain: Arc<ProtectionDomain>,
@@ -531,8 +544,7 @@ impl QueuePair {
 
     /// Changes what `fill` sets, from no attributes at all.
     pub(super) fn modify(&self, mask: ibv_qp_attr_mask, fill: impl FnOnce(&mut ibv_qp_attr)) -> io::Result<()> {
-        // SAFETY: plain numbers, for which zeroes are valid.
-        let mut attributes: ibv_qp_attr = unsafe { zeroed() };
+        let mut attributes = no_attributes();
         fill(&mut attributes);
         let modify = self.domain.context.library.ibv_modify_qp;
         // SAFETY: the queue pair is there; the attributes are numbers, which the device checks.
