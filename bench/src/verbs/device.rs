@@ -13,7 +13,7 @@ use super::{
 /// Two connected ends.
 pub fn open(arm: &ArmName, op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {
     let arm = Arm::choose(arm, None, false, faults, VerbsSettings::default()).map_err(|error| error.to_string())?;
-    let [mut near, mut far] = [Node::open(&arm, bytes, window)?, Node::open(&arm, bytes, window)?];
+    let [mut near, mut far] = [Node::open(&arm, op, bytes, window)?, Node::open(&arm, op, bytes, window)?];
     let connect = |one: &mut Node, other: &Node| one.pair.connect(&other.pair.address()?);
     connect(&mut near, &far).and_then(|()| connect(&mut far, &near)).map_err(|error| error.to_string())?;
     let source = if op == Op::Read { &far } else { &near };
@@ -29,7 +29,7 @@ pub fn open(arm: &ArmName, op: Op, bytes: u32, window: usize, faults: Faults) ->
     Ok(Contestant {
         name: "--arm verbs",
         initiator: Box::new(DeviceInitiator { node: near, op, remote }),
-        target: Box::new(DeviceTarget { node: far, answers: op == Op::Pingpong }),
+        target: Box::new(DeviceTarget { node: far, op }),
     })
 }
 
@@ -40,6 +40,9 @@ struct Node {
     memory: Region,
     key: RegionKey,
     object_bytes: u32,
+    /// Of a ping-pong's SENDs so many have one completion: the answer tells as much. All others have one each.
+    signal_every: usize,
+    sent: usize,
     /// Where in the memory the next object to send is,
     send_offset: usize,
     /// and where the next one to receive belongs.
@@ -47,15 +50,24 @@ struct Node {
 }
 
 impl Node {
-    fn open(arm: &Arm, bytes: u32, window: usize) -> Result<Self, String> {
+    fn open(arm: &Arm, op: Op, bytes: u32, window: usize) -> Result<Self, String> {
         let failed = |error: transport::OpenError| error.to_string();
         let depth = u16::try_from(2 * window).map_err(|_| format!("--bytes {bytes}: too many objects under way"))?;
         let mut pair = RawQueuePair::open(arm.clone(), depth).map_err(failed)?;
         let memory = Region::allocate(window * bytes as usize).map_err(|error| format!("--bytes {bytes}: {error}"))?;
         let access = Access { remote_read: true, remote_write: true };
         let key = pair.register(&memory, access).map_err(failed)?;
-        let (send_offset, receive_offset) = (0, 0);
-        Ok(Self { pair, clock: Clock::start(), memory, key, object_bytes: bytes, send_offset, receive_offset })
+        Ok(Self {
+            pair,
+            clock: Clock::start(),
+            memory,
+            key,
+            object_bytes: bytes,
+            signal_every: if op == Op::Pingpong { (window / 2).max(1) } else { 1 },
+            sent: 0,
+            send_offset: 0,
+            receive_offset: 0,
+        })
     }
 
     fn segment(&self, offset: usize) -> Segment {
@@ -69,14 +81,16 @@ impl Node {
     }
 
     fn post_send(&mut self, operation: impl FnOnce(Segment) -> Operation) -> Result<(), String> {
-        let request = SendRequest::new(0, operation(self.segment(self.send_offset)));
+        self.sent += 1;
+        let signalled = self.sent.is_multiple_of(self.signal_every);
+        let request = SendRequest { signalled, ..SendRequest::new(0, operation(self.segment(self.send_offset))) };
         self.send_offset = (self.send_offset + self.object_bytes as usize) % self.memory.len();
         self.pair.post_send(request).map_err(|error| error.to_string())
     }
 
     /// What has completed, if anything has.
     fn poll(&mut self) -> Result<Option<CompletionOpcode>, String> {
-        let Some(completion) = self.pair.poll(self.clock.now()) else { return Ok(None) };
+        let Some(completion) = self.pair.poll(|| self.clock.now()) else { return Ok(None) };
         if completion.status != Status::Success {
             return Err(format!("an operation ended with status {:?}", completion.status));
         }
@@ -118,8 +132,7 @@ impl Initiator for DeviceInitiator {
 
 struct DeviceTarget {
     node: Node,
-    /// Each object that arrives is sent back.
-    answers: bool,
+    op: Op,
 }
 
 impl Target for DeviceTarget {
@@ -128,7 +141,12 @@ impl Target for DeviceTarget {
             return Ok(());
         }
         self.node.post_recv()?;
-        if self.answers { self.node.post_send(|local| Operation::Send { local }) } else { Ok(()) }
+        if self.op == Op::Pingpong { self.node.post_send(|local| Operation::Send { local }) } else { Ok(()) }
+    }
+
+    /// A device answers one-sided operations by itself.
+    fn is_idle(&self) -> bool {
+        matches!(self.op, Op::Read | Op::Write)
     }
 
     fn objects(&self) -> Option<Vec<u8>> {

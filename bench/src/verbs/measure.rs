@@ -49,6 +49,10 @@ pub trait Target: Send {
     /// # Errors
     /// One line; ends the measurement.
     fn serve(&mut self) -> Result<(), String>;
+    /// Whether it has nothing to serve, ever: its thread sleeps then, and leaves its core to whoever has.
+    fn is_idle(&self) -> bool {
+        false
+    }
     /// See [`Initiator::objects`].
     fn objects(&self) -> Option<Vec<u8>>;
 }
@@ -126,10 +130,12 @@ pub fn run(
                     break 'rounds;
                 }
                 shared.turns_over.fetch_add(1, Ordering::Relaxed);
+                serving.thread().unpark();
             }
             progress(round + 1);
         }
         shared.stop.store(true, Ordering::Relaxed);
+        serving.thread().unpark();
         let targets = serving.join().expect("the serving thread panicked");
         outcome.map(|()| targets)
     })?;
@@ -156,7 +162,11 @@ impl Shared {
     fn serve(&self, mut targets: Vec<Box<dyn Target>>) -> Vec<Box<dyn Target>> {
         while !self.stop.load(Ordering::Relaxed) {
             let index = self.turns_over.load(Ordering::Relaxed) % targets.len() as u64;
-            if let Err(cause) = targets[index as usize].serve() {
+            let target = &mut targets[index as usize];
+            if target.is_idle() {
+                // Until the next turn, or at any time: then it looks again.
+                thread::park();
+            } else if let Err(cause) = target.serve() {
                 *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
                 break;
             }
@@ -180,14 +190,17 @@ impl Turn<'_> {
     fn take(&self, initiator: &mut dyn Initiator, tally: &mut Tally) -> Result<(), String> {
         let iters = self.schedule.iters_of(self.round);
         let warm = self.round > 0;
+        // The end of one is the start of the next, as in perftest: a clock may be a system call.
+        let mut start = Instant::now();
         for _ in 0..iters {
-            let start = Instant::now();
             initiator.post()?;
             self.await_completions(initiator, start)?;
+            let end = Instant::now();
             if warm {
-                let nanoseconds = (start.elapsed() / self.schedule.crossings).as_nanos().max(1) as u64;
+                let nanoseconds = ((end - start) / self.schedule.crossings).as_nanos().max(1) as u64;
                 tally.latency_ns.record(nanoseconds).expect("the histogram resizes");
             }
+            start = end;
         }
         let (start, mut posted, mut completed) = (Instant::now(), 0, 0);
         while completed < iters {

@@ -42,10 +42,21 @@ fn everything_over(faults: Faults) {
             take(Event::Immediate { connection, immediate: round as u32, bytes: BYTES as u32 });
             take(Event::ReadDone { connection, token: round, result: Ok(()) });
             take(Event::WriteDone { connection, token: round, result: Ok(()) });
-            assert!(fabric.nodes[node].bytes(node * 1_000_000, BYTES) == pattern(seed, BYTES));
-            assert!(fabric.nodes[peer].bytes((2 + node) * 1_000_000, BYTES) == pattern(!seed, BYTES));
+            let read = fabric.nodes[node].bytes(node * 1_000_000, BYTES);
+            same(&read, &pattern(seed, BYTES), &format!("round {round}: READ by node {node}"));
+            let written = fabric.nodes[peer].bytes((2 + node) * 1_000_000, BYTES);
+            same(&written, &pattern(!seed, BYTES), &format!("round {round}: WRITE by node {node}"));
         }
     }
+}
+
+/// Says who moved which bytes to where they do not belong.
+fn same(found: &[u8], expected: &[u8], what: &str) {
+    let wrong: Vec<_> = (0..expected.len()).filter(|&at| found[at] != expected[at]).collect();
+    let (Some(&first), Some(&last)) = (wrong.first(), wrong.last()) else { return };
+    let there = &found[first..(first + 16).min(found.len())];
+    let belongs = expected.windows(there.len()).position(|bytes| bytes == there);
+    panic!("{what}: {} wrong bytes from {first} to {last}; what is there belongs to {belongs:?}", wrong.len());
 }
 
 #[test]
