@@ -285,7 +285,7 @@ fn input_data(input: &RequestInput<'_>, tensor: &Tensor, rows: usize, regions: &
         (Some(InputData::Bytes(bytes)), None) => Ok(bytes.clone()),
         (Some(InputData::Json(json)), None) => {
             let elements = rows * tensor.elements();
-            let bytes = elements::read_json(tensor.datatype, elements, json.get())
+            let bytes = elements::read_json(tensor.datatype, elements, json)
                 .map_err(|cause| InferError::Invalid(format!("{field}.data: {cause}")))?;
             Ok(bytes.into())
         }

@@ -389,22 +389,26 @@ impl Submitted<'_> {
 pub fn timing_text(timing: &Timing) -> String {
     let since = |at_ns: i64| (at_ns - timing.admitted_at.0) / 1000;
     let stamps = &timing.stamps;
-    format!(
-        "queued={};granted={};planned={};fetched={};exec_at={};started={};finished={};answered={};deadline={};batch={};\
-         gpu={}:{}",
-        since(stamps.queued_at_ns),
-        since(stamps.granted_at_ns),
-        since(stamps.planned_at_ns),
-        since(stamps.fetched_at_ns),
-        since(stamps.exec_at_ns),
-        since(stamps.started_at_ns),
-        since(stamps.finished_at_ns),
-        since(timing.answered_at.0),
-        since(timing.deadline.0),
-        timing.batch_size,
-        timing.backend.0,
-        timing.gpu,
-    )
+    let mut text = String::with_capacity(192);
+    let mut digits = itoa::Buffer::new();
+    for (name, value) in [
+        ("queued=", since(stamps.queued_at_ns)),
+        (";granted=", since(stamps.granted_at_ns)),
+        (";planned=", since(stamps.planned_at_ns)),
+        (";fetched=", since(stamps.fetched_at_ns)),
+        (";exec_at=", since(stamps.exec_at_ns)),
+        (";started=", since(stamps.started_at_ns)),
+        (";finished=", since(stamps.finished_at_ns)),
+        (";answered=", since(timing.answered_at.0)),
+        (";deadline=", since(timing.deadline.0)),
+        (";batch=", timing.batch_size.into()),
+        (";gpu=", timing.backend.0.into()),
+        (":", timing.gpu.into()),
+    ] {
+        text.push_str(name);
+        text.push_str(digits.format(value));
+    }
+    text
 }
 
 fn model_config(model: &Model) -> ModelConfig {

@@ -203,7 +203,7 @@ fn first_output(answer: &Answer) -> Option<Bytes> {
     }
     let datatype = DataType::from_name(&output.datatype)?;
     let elements = output.shape.iter().try_fold(1, |product: usize, size| product.checked_mul(*size))?;
-    elements::read_json(datatype, elements, output.data?.get()).ok().map(Bytes::from)
+    elements::read_json(datatype, elements, output.data?).ok().map(Bytes::from)
 }
 
 #[cfg(test)]

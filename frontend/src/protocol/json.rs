@@ -119,18 +119,20 @@ fn input_data<'a>(
 /// Writes a reply's body.
 #[must_use]
 pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], reply: &Reply) -> EncodedReply {
-    let mut json = String::from("{");
+    let mut json = String::with_capacity(256);
+    json.push('{');
     if let Some(id) = id {
-        write!(json, "\"id\":{},", json!(id)).expect("writing into memory cannot fail");
+        write!(json, "\"id\":{},", quoted(id)).expect("writing into memory cannot fail");
     }
-    write!(json, "\"model_name\":{},\"model_version\":{},\"outputs\":[", json!(model.name), json!(model.version))
+    let (name, version) = (quoted(&model.name), quoted(&model.version));
+    write!(json, "\"model_name\":{name},\"model_version\":{version},\"outputs\":[")
         .expect("writing into memory cannot fail");
     let mut binary = Vec::new();
     for (position, choice) in outputs.iter().enumerate() {
         let tensor = &model.outputs[choice.index];
         let Shown { datatype, shape, data, classes } = shown(model, choice, reply);
         let comma = if position > 0 { "," } else { "" };
-        let name = json!(tensor.name);
+        let name = quoted(&tensor.name);
         write!(json, "{comma}{{\"name\":{name},\"datatype\":\"{datatype}\",\"shape\":{shape:?},")
             .expect("writing into memory cannot fail");
         match &choice.form {
@@ -160,4 +162,8 @@ pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], r
     let header_length = (!binary.is_empty()).then_some(body.len());
     binary.iter().for_each(|data| body.extend_from_slice(data));
     EncodedReply { body, header_length }
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::to_string(text).expect("text is representable in JSON")
 }
