@@ -14,7 +14,7 @@ use std::{
 
 use proto::{Timestamp, backend_to_frontend::LinkWelcome};
 use thiserror::Error;
-use tokio::task::LocalSet;
+use tokio::runtime::LocalOptions;
 use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region};
 
 pub use export::Otlp;
@@ -35,6 +35,9 @@ use crate::{
 
 /// How often a stop flag is looked at.
 const STOP_POLL: Duration = Duration::from_millis(100);
+/// Connections that are served between two turns of the transport's loop. With many more, scheduler and backends wait while
+/// requests are read, and clients while replies are written; with few, each frame carries little.
+const CONNECTIONS_PER_TURN: u32 = 16;
 
 /// Why a frontend could not run.
 #[derive(Debug, Error)]
@@ -177,7 +180,10 @@ impl Frontend {
     /// # Errors
     /// If the event loop cannot be set up.
     pub fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), FrontendError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .event_interval(CONNECTIONS_PER_TURN)
+            .build_local(LocalOptions::default())?;
         let service = Service::new(Rc::clone(&self.desk), self.set_log_level.take(), SystemTime::now);
         let service = match self.tracing.take() {
             Some((tracing, rate)) => service.tracing(tracing, rate),
@@ -185,7 +191,7 @@ impl Frontend {
         };
         let server = Server::new(service, self.gate.clone());
         let (http, grpc) = (self.http.take(), self.grpc.take());
-        LocalSet::new().block_on(&runtime, async move {
+        runtime.block_on(async move {
             let serve = async |listener: Option<TcpListener>| match listener {
                 Some(listener) => {
                     server::serve(tokio::net::TcpListener::from_std(listener)?, Rc::clone(&server)).await;

@@ -117,7 +117,7 @@ impl Server {
     }
 }
 
-/// Serves connections until the returned future is dropped. Must run in a `LocalSet`.
+/// Serves connections until the returned future is dropped. Must run in a `LocalSet` or on a `LocalRuntime`.
 pub async fn serve(listener: TcpListener, server: Rc<Server>) {
     let mut connections = tokio::task::JoinSet::new();
     loop {

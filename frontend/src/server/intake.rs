@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use bytes::Bytes;
@@ -111,12 +111,16 @@ impl Body for Intake {
             let error = IntakeError::TooLarge { found: announced.to_string(), max };
             return Poll::Ready(Some(Err(self.refuse(error))));
         }
-        if let Some(deadline) = &mut self.deadline
-            && deadline.as_mut().poll(context).is_ready()
-        {
-            return Poll::Ready(Some(Err(IntakeError::Late(self.limits.body_timeout))));
-        }
-        Poll::Ready(ready!(Pin::new(&mut self.body).poll_frame(context)).map(|frame| {
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
+            // A body that is there already needs no timer.
+            let is_late = self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready());
+            return if is_late {
+                Poll::Ready(Some(Err(IntakeError::Late(self.limits.body_timeout))))
+            } else {
+                Poll::Pending
+            };
+        };
+        Poll::Ready(frame.map(|frame| {
             let frame = frame?;
             self.take_in(frame.data_ref().map_or(0, Bytes::len))?;
             Ok(frame)
