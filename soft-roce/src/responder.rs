@@ -65,6 +65,10 @@ pub(crate) struct Responder {
     pub(crate) outbox: Outbox,
     /// The next sequence number to carry out.
     expected: Psn,
+    /// The newest packet of a SEND or WRITE that was carried out: what an acknowledgement names. Never a number of a
+    /// READ or atomic behind it, which its response alone answers; Linux's `rdma_rxe` ends a READ of which only the last
+    /// response is missing with success when an acknowledgement names that one (`check_psn`, then `COMPST_WRITE_SEND`).
+    acknowledged: Psn,
     /// Requests carried out, 24 bits.
     message_sequence: u32,
     /// The peer knows that it must come back to `expected`: everything beyond is dropped silently.
@@ -83,6 +87,7 @@ impl Responder {
             receive_domain,
             outbox: Outbox::new(config.max_dest_rd_atomic),
             expected: Psn::default(),
+            acknowledged: Psn::default(),
             message_sequence: 0,
             gap_reported: false,
             inbound: Inbound::None,
@@ -93,6 +98,7 @@ impl Responder {
 
     pub(crate) const fn connect(&mut self, peer: &Peer) {
         self.expected = peer.rq_psn;
+        self.acknowledged = peer.rq_psn.previous();
         self.mtu_bytes = peer.path_mtu.bytes();
     }
 
@@ -137,8 +143,11 @@ impl Responder {
             Ok(psns) => {
                 self.expected = self.expected.plus(psns);
                 let kind = packet.opcode().kind;
-                if packet.ack_request() && (kind.is_send() || kind.is_write()) {
-                    self.outbox.acknowledge(self.expected.previous(), Syndrome::ACK, self.message_sequence);
+                if kind.is_send() || kind.is_write() {
+                    self.acknowledged = packet.psn();
+                    if packet.ack_request() {
+                        self.outbox.acknowledge(self.acknowledged, Syndrome::ACK, self.message_sequence);
+                    }
                 }
                 Ok(())
             }
@@ -367,7 +376,7 @@ impl Responder {
         if kind.is_send() || kind.is_write() {
             // What refuses `expected` acknowledges all before it too, and must not get lost.
             if !self.outbox.refuses(self.expected) {
-                self.outbox.acknowledge(self.expected.previous(), Syndrome::ACK, self.message_sequence);
+                self.outbox.acknowledge(self.acknowledged, Syndrome::ACK, self.message_sequence);
             }
             return;
         }

@@ -89,6 +89,20 @@ fn repeated_sends_and_writes_are_acknowledged_but_not_carried_out() {
     assert_eq!(peer.endpoint.counters().duplicate_requests, 1);
 }
 
+/// Linux's `rdma_rxe` takes an acknowledgement of a READ's last number for its last response, and ends the READ with
+/// other bytes than the peer's.
+#[test]
+fn a_repeated_write_does_not_acknowledge_a_read_behind_it() {
+    let (mut peer, _, handle) = connected(QueuePairConfig::default());
+    let write = with_reth(peer.request(PacketKind::WriteOnly, 0), reth(handle, 0, 4));
+    peer.deliver(write, &[1; 4]);
+    assert_eq!(peer.deliver(peer.read(1, reth(handle, 0, 700)), &[]).len(), 3);
+    assert_eq!(aeths(&peer.deliver(write, &[1; 4])), [(psn(0), ACK, 2)]);
+    let behind = with_reth(peer.request(PacketKind::WriteOnly, 4), reth(handle, 0, 4));
+    assert_eq!(aeths(&peer.deliver(asking(behind), &[1; 4])), [(psn(4), ACK, 3)]);
+    assert_eq!(aeths(&peer.deliver(write, &[1; 4])), [(psn(4), ACK, 3)], "the latest number of a WRITE");
+}
+
 #[test]
 fn reads_are_answered_in_packets_that_number_themselves() {
     let (mut peer, memory, handle) = connected(QueuePairConfig::default());
