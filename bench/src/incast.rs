@@ -12,12 +12,13 @@ mod rdma;
 mod servers;
 mod tcp;
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, num::NonZero, str::FromStr, time::Duration};
 
 use clap::Args as ClapArgs;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use proto::{Span, Timestamp};
+use rustix::thread::set_current_timer_slack;
 use serde::Serialize;
 use sim::command::{CommandError, positive};
 use transport::{ArmName, Clock};
@@ -204,6 +205,9 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
 /// On bad input, or if an object never comes.
 pub fn measure(args: &Args) -> Result<Incast, CommandError> {
     let shape = check(args)?;
+    // A sleep may otherwise end 50 us after its time (PR_SET_TIMERSLACK in prctl(2)), which would count as an object's.
+    // The servers' threads inherit it. Where the system forbids it, sleeps are as late as they are.
+    let _ = set_current_timer_slack(NonZero::new(1));
     let clock = Clock::start();
     let threads = args.server_threads.unwrap_or_else(servers::threads_by_default);
     let mut reader: Box<dyn Reader> = match &args.arm {
