@@ -136,12 +136,12 @@ impl ModelTable {
     }
 }
 
-/// A client's text, short enough for an error message.
+/// A client's text for an error message: short, and on one line whatever is in it.
 #[must_use]
 pub fn excerpt(text: &str) -> String {
     const CHARS_MAX: usize = 64;
-    if text.chars().count() <= CHARS_MAX {
-        return text.to_owned();
-    }
-    text.chars().take(CHARS_MAX).chain("...".chars()).collect()
+    let cut = if text.chars().nth(CHARS_MAX).is_some() { "..." } else { "" };
+    let shown =
+        text.chars().take(CHARS_MAX).map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char });
+    shown.chain(cut.chars()).collect()
 }

@@ -271,3 +271,10 @@ fn pictures_come_one_after_another_each_after_its_length() {
         assert!(error.starts_with("inputs['image']."), "{error}");
     }
 }
+
+#[test]
+fn what_a_client_writes_stays_short_and_on_one_line() {
+    assert_eq!(excerpt("UIN\n8\r\u{1b}[2J é"), "UIN\u{fffd}8\u{fffd}\u{fffd}[2J é");
+    let long = "é".repeat(65);
+    assert_eq!((excerpt(&long), excerpt(&long[2..])), ("é".repeat(64) + "...", "é".repeat(64)));
+}
