@@ -68,7 +68,7 @@ impl Decoders {
 ///
 /// # Errors
 /// If the picture cannot be used, in one line.
-fn tensor_of(pipeline: &ImagePipeline, tensor: &Tensor, picture: &[u8]) -> Result<Vec<u8>, InferError> {
+pub fn tensor_of(pipeline: &ImagePipeline, tensor: &Tensor, picture: &[u8]) -> Result<Vec<u8>, InferError> {
     let decoded = decode(picture).map_err(unusable)?;
     let pixels = resize(pipeline, decoded).map_err(unusable)?;
     let channels = pipeline.color.channels();

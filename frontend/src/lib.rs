@@ -38,4 +38,6 @@ pub use client::{Client, Infer, Inferred, OutputTensor};
 pub use config::Config;
 pub use drive::{Frontend, FrontendError, run};
 pub use error::InferError;
+#[cfg(fuzzing)]
+pub use image::tensor_of;
 pub use protocol::InputTensor;

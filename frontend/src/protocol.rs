@@ -226,7 +226,7 @@ fn check_shape(model: &Model, tensor: &Tensor, shape: &[usize]) -> Result<usize,
 ///
 /// # Errors
 /// [`InferError::Invalid`], which names the field, what was found and what was expected.
-pub(crate) fn pictures(input: &RequestInput<'_>, rows_max: usize) -> Result<Vec<Bytes>, InferError> {
+pub fn pictures(input: &RequestInput<'_>, rows_max: usize) -> Result<Vec<Bytes>, InferError> {
     let field = format!("inputs['{}']", excerpt(&input.name));
     let rows = match input.shape[..] {
         [rows] | [rows, 1] if (1..=rows_max).contains(&rows) => rows,

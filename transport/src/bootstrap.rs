@@ -38,7 +38,7 @@ const REASON_BYTES_MAX: usize = 512;
 /// A peer that has not proved itself may send a `Proof` or a `Close`, nothing larger.
 const UNPROVED_BYTES_MAX: usize = REASON_BYTES_MAX + 64;
 /// A hello and the fixed fields around it.
-const MESSAGE_BYTES_MAX: usize = HELLO_BYTES_MAX + 256;
+pub(crate) const MESSAGE_BYTES_MAX: usize = HELLO_BYTES_MAX + 256;
 const _: () = assert!(UNPROVED_BYTES_MAX < MESSAGE_BYTES_MAX);
 
 /// From the opening of the connection to the offer.
@@ -284,6 +284,12 @@ impl Bootstrap {
     /// The first `bytes` of [`Self::poll_transmit`] are on their way.
     pub(crate) fn handle_transmitted(&mut self, bytes: usize) {
         self.outbound.drain(..bytes);
+    }
+
+    /// Bytes that wait for the rest of their message.
+    #[cfg(fuzzing)]
+    pub(crate) fn inbound_bytes(&self) -> usize {
+        self.inbound.len()
     }
 
     /// What happened.

@@ -57,6 +57,8 @@ mod credits;
 mod device;
 mod drive;
 mod event;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod link;
 mod poller;
 mod raw;

@@ -1,0 +1,31 @@
+//! The body of an infer request as bytes, in pieces, with any header length; its inputs also as pictures.
+#![no_main]
+
+mod served;
+
+use bytes::Bytes;
+use frontend::{
+    protocol::{json, pictures, prepare},
+    regions::Regions,
+    rope::Rope,
+};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: (Option<u16>, u8, &[u8])| {
+    let (header_length, piece_bytes, bytes) = input;
+    let mut body = Rope::default();
+    for piece in bytes.chunks(usize::from(piece_bytes).max(1)) {
+        body.push(Bytes::copy_from_slice(piece));
+    }
+    let split = json::split_body(&body, header_length.map(usize::from));
+    served::check(split.and_then(|(json, binary)| {
+        let request = json::parse_request(&json, binary)?;
+        for input in &request.inputs {
+            match pictures(input, 4) {
+                Ok(pictures) => assert_eq!(pictures.len(), input.shape[0]),
+                Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),
+            }
+        }
+        prepare(&served::MODEL, 0, request, None, &Regions::new("/nonexistent"))
+    }));
+});
