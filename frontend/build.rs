@@ -4,11 +4,12 @@
 use std::error::Error;
 
 /// Messages that REST answers with.
-const JSON_MESSAGES: [&str; 14] = [
+const JSON_MESSAGES: [&str; 15] = [
     "ServerMetadataResponse",
     "ModelMetadataResponse",
     "ModelMetadataResponse.TensorMetadata",
     "ModelConfig",
+    "ModelDynamicBatching",
     "ModelInput",
     "ModelOutput",
     "ModelParameter",
@@ -38,9 +39,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     }
     // The objective and the backends decide what these would; they are accepted in a configuration and not used.
-    for field in ["version_policy", "instance_group", "dynamic_batching"] {
-        config.field_attribute(format!("inference.ModelConfig.{field}"), "#[serde(skip)]");
+    let unused = ["preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"];
+    let unused = unused.map(|field| format!("ModelDynamicBatching.{field}"));
+    for field in
+        ["version_policy", "instance_group"].map(|field| format!("ModelConfig.{field}")).into_iter().chain(unused)
+    {
+        config.field_attribute(format!("inference.{field}"), "#[serde(skip)]");
     }
+    config.field_attribute(
+        "inference.ModelConfig.dynamic_batching",
+        "#[serde(skip_serializing_if = \"Option::is_none\")]",
+    );
     config.field_attribute("inference.ModelInput.format", "#[serde(skip)]");
     config.compile_fds(protox::compile(["inference_service.proto"], folders)?)?;
     Ok(())

@@ -160,6 +160,7 @@ mod tests {
             outputs: vec![],
             max_batch: 4,
             slo: Span::from_millis(20),
+            priorities: repository::Priorities::default(),
             executor: Executor::Onnx { file: "model.onnx".into(), profile: None },
             labels: vec![],
             image: None,

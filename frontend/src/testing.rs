@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use proto::{LatencyProfile, Span};
-use repository::{DataType, Executor, Model, Tensor};
+use repository::{DataType, Executor, Model, Priorities, Tensor};
 
 use crate::tasks::Arena;
 
@@ -43,6 +43,7 @@ pub fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Model {
         outputs,
         max_batch: 8,
         slo: Span::from_millis(25),
+        priorities: Priorities { levels: 3, default: 2 },
         executor: Executor::Emulated { profile },
         labels: Vec::new(),
         image: None,

@@ -1,18 +1,23 @@
-//! One model's folder: `config.pbtxt`, its version folders, its label file.
+//! One model's folder: `config.pbtxt`, its version folders, its label file. What the configuration leaves out is
+//! completed from the model's file (`completion`).
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::LazyLock,
 };
 
+mod completion;
+
 use miette::Diagnostic as _;
-use prost_reflect::{DescriptorPool, DynamicMessage, MapKey, MessageDescriptor, Value, text_format::ParseError};
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, EnumDescriptor, MapKey, MessageDescriptor, Value, text_format::ParseError,
+};
 use proto::{LatencyProfile, Span};
 
 use crate::{
-    DataType, Executor, ImagePipeline, Model, RepositoryError, SLO_MAX, Tensor, emulated, folders,
-    profile::StoredProfile,
+    DataType, Executor, ImagePipeline, Model, Priorities, RepositoryError, SLO_DEFAULT, SLO_MAX, Tensor, emulated,
+    folders, profile::StoredProfile,
 };
 
 /// `inference.ModelConfig`, as build.rs compiled it.
@@ -27,17 +32,23 @@ static MODEL_CONFIG: LazyLock<MessageDescriptor> = LazyLock::new(|| {
 pub(crate) const ONNX: &str = "onnx";
 
 /// Fields of the schema that a configuration may set and that change nothing here.
-const UNUSED_FIELDS: [&str; 3] = ["version_policy", "instance_group", "dynamic_batching"];
+const UNUSED_FIELDS: [&str; 1] = ["instance_group"];
+/// The same of `dynamic_batching`: the objective and the latency profile decide how batches form.
+const UNUSED_BATCHING_FIELDS: [&str; 3] = ["preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"];
 
-/// Loads the model in `folder`.
+/// Loads the model in `folder`. A model with a file needs no configuration.
 pub(crate) fn load(folder: &Path) -> Result<Model, RepositoryError> {
     let path = folder.join("config.pbtxt");
-    let text = fs::read_to_string(&path).map_err(|error| RepositoryError(format!("{}: {error}", path.display())))?;
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        read => read.map_err(|error| RepositoryError(format!("{}: {error}", path.display())))?,
+    };
     let text = with_colons(&text);
     let message = DynamicMessage::parse_text_format(MODEL_CONFIG.clone(), &text)
         .map_err(|error| RepositoryError(format!("{}: {}", path.display(), located(&error, &text))))?;
-    let file = ConfigFile { folder, path: &path, message };
+    let mut file = ConfigFile { folder, path: &path, message };
     file.note_unused_fields();
+    file.complete()?;
     file.model()
 }
 
@@ -105,18 +116,25 @@ impl ConfigFile<'_> {
         let max_batch = self.max_batch()?;
         let inputs = self.tensors("input")?;
         let outputs = self.tensors("output")?;
-        let slo = Span::from_millis_f64(self.milliseconds("slo_ms")?);
+        let slo = match self.parameter("slo_ms") {
+            Some(_) => Span::from_millis_f64(self.milliseconds("slo_ms")?),
+            None => {
+                tracing::info!("{}: slo_ms: found none, which means {SLO_DEFAULT}", self.path.display());
+                SLO_DEFAULT
+            }
+        };
         let executor = self.executor(&version, max_batch, &outputs)?;
         if let Executor::Emulated { profile } | Executor::Onnx { profile: Some(profile), .. } = &executor
             && slo < profile.latency(1)
         {
             return Err(self.error("slo_ms", slo, format_args!("at least l(1) = {}", profile.latency(1))));
         }
+        let priorities = self.priorities()?;
         let labels = self.labels(&outputs[0])?;
         let image = self.parameter("image").map(|text| ImagePipeline::parse(&text, &inputs)).transpose();
         let image =
             image.map_err(|error| RepositoryError(format!("{}: parameter image: {error}", self.path.display())))?;
-        Ok(Model { name, version, inputs, outputs, max_batch, slo, executor, labels, image })
+        Ok(Model { name, version, inputs, outputs, max_batch, slo, priorities, executor, labels, image })
     }
 
     fn name(&self) -> Result<String, RepositoryError> {
@@ -132,7 +150,8 @@ impl ConfigFile<'_> {
         Ok(folder)
     }
 
-    /// The version folder with the highest number; "1" for an emulated model without any.
+    /// The version folder with the highest number, of those that the version policy allows; "1" for an emulated model
+    /// without any.
     fn version(&self) -> Result<String, RepositoryError> {
         let mut versions = Vec::new();
         for folder in folders(self.folder)? {
@@ -141,14 +160,37 @@ impl ConfigFile<'_> {
                 versions.push((number, name));
             }
         }
-        match versions.into_iter().max() {
-            Some((_, name)) => Ok(name),
-            None if self.executor_name() == "emulated" => Ok("1".to_owned()),
-            None => Err(RepositoryError(format!(
+        let allowed = self.allowed_versions();
+        let found =
+            versions.clone().into_iter().filter(|(number, _)| allowed.as_ref().is_none_or(|a| a.contains(number)));
+        match (found.max(), versions.is_empty()) {
+            (Some((_, name)), _) => Ok(name),
+            (None, false) => {
+                let names: Vec<String> = versions.into_iter().map(|(_, name)| name).collect();
+                let found = format_args!("none of the versions {:?}", allowed.unwrap_or_default());
+                Err(self.error("version_policy.specific", found, format_args!("one of: {}", names.join(", "))))
+            }
+            (None, true) if self.executor_name() == "emulated" => Ok("1".to_owned()),
+            (None, true) => Err(RepositoryError(format!(
                 "{}: found no version folder, expected one whose name is a number, for example 1",
                 self.folder.display()
             ))),
         }
+    }
+
+    /// Those that `version_policy` names, if it does: `latest` and `all` both allow the highest.
+    fn allowed_versions(&self) -> Option<Vec<u64>> {
+        let policy = get(&self.message, "version_policy");
+        let policy = policy.as_message().expect("the schema says message");
+        if policy.has_field_by_name("all") {
+            tracing::info!("{}: version_policy: one version is served, the highest", self.path.display());
+        }
+        if !policy.has_field_by_name("specific") {
+            return None;
+        }
+        let versions = get(get(policy, "specific").as_message().expect("the schema says message"), "versions");
+        let versions = versions.as_list().unwrap_or_default().iter().map(|version| version.as_i64().unwrap_or(-1));
+        Some(versions.filter_map(|version| u64::try_from(version).ok()).collect())
     }
 
     fn max_batch(&self) -> Result<usize, RepositoryError> {
@@ -157,6 +199,20 @@ impl ConfigFile<'_> {
             Ok(max_batch @ 1..=LatencyProfile::MAX_BATCH) => Ok(max_batch),
             _ => Err(self.error("max_batch_size", found, format_args!("1 to {}", LatencyProfile::MAX_BATCH))),
         }
+    }
+
+    fn priorities(&self) -> Result<Priorities, RepositoryError> {
+        let batching = get(&self.message, "dynamic_batching");
+        let batching = batching.as_message().expect("the schema says message");
+        let found = |key: &str| get(batching, key).as_u64().unwrap_or_default();
+        let wrong = |key: &str, expected: &str| self.error(&format!("dynamic_batching.{key}"), found(key), expected);
+        let levels = u8::try_from(found("priority_levels")).map_err(|_| wrong("priority_levels", "at most 255"))?;
+        let default = u8::try_from(found("default_priority_level"))
+            .ok()
+            .filter(|&default| if levels == 0 { default == 0 } else { (1..=levels).contains(&default) });
+        let expected = if levels == 0 { "0, as there are no priority_levels" } else { "1 to priority_levels" };
+        let default = default.ok_or_else(|| wrong("default_priority_level", expected))?;
+        Ok(Priorities { levels, default })
     }
 
     /// `input` or `output`.
@@ -189,9 +245,7 @@ impl ConfigFile<'_> {
             return Err(self.error(&format!("{key}.name"), "none", "the name that clients use"));
         }
         let data_type = get(message, "data_type").as_enum_number().unwrap_or_default();
-        let spelled = MODEL_CONFIG
-            .parent_pool()
-            .get_enum_by_name("inference.DataType")
+        let spelled = data_types()
             .and_then(|types| types.get_value(data_type).map(|value| value.name().to_owned()))
             .unwrap_or_else(|| data_type.to_string());
         let datatype = spelled.strip_prefix("TYPE_").and_then(DataType::from_name).ok_or_else(|| {
@@ -293,8 +347,11 @@ impl ConfigFile<'_> {
     }
 
     fn note_unused_fields(&self) {
-        for key in UNUSED_FIELDS {
-            if self.message.has_field_by_name(key) {
+        let batching = get(&self.message, "dynamic_batching");
+        let batching = batching.as_message().expect("the schema says message");
+        let fields = UNUSED_FIELDS.map(|key| (&self.message, key)).into_iter();
+        for (message, key) in fields.chain(UNUSED_BATCHING_FIELDS.map(|key| (batching, key))) {
+            if message.has_field_by_name(key) {
                 tracing::info!("{}: {key} is accepted and changes nothing", self.path.display());
             }
         }
@@ -311,6 +368,11 @@ fn get(message: &DynamicMessage, field: &str) -> Value {
 
 fn text(message: &DynamicMessage, field: &str) -> String {
     get(message, field).as_str().unwrap_or_default().to_owned()
+}
+
+/// Triton's names and numbers of types.
+fn data_types() -> Option<EnumDescriptor> {
+    MODEL_CONFIG.parent_pool().get_enum_by_name("inference.DataType")
 }
 
 fn size_in_bytes(tensor: &Tensor) -> Option<u32> {

@@ -5,6 +5,7 @@
 mod config;
 pub mod emulated;
 mod image;
+mod onnx;
 pub mod profile;
 
 use std::{
@@ -18,6 +19,9 @@ use thiserror::Error;
 
 /// The longest latency objective: a model's, and a request's own. Beyond it a number is a slip of the unit.
 pub const SLO_MAX: Span = Span::from_millis(600_000);
+
+/// The latency objective of a model that has no `slo_ms`.
+pub const SLO_DEFAULT: Span = Span::from_millis(100);
 
 /// One version of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,12 +38,32 @@ pub struct Model {
     pub max_batch: usize,
     /// The latency objective of a request that names none (`parameters: slo_ms`).
     pub slo: Span,
+    /// How its requests may differ in importance.
+    pub priorities: Priorities,
     /// What runs it.
     pub executor: Executor,
     /// Class labels of the first output, if the configuration names a label file.
     pub labels: Vec<String>,
     /// How a picture becomes its input, if it takes pictures (`parameters: image`).
     pub image: Option<ImagePipeline>,
+}
+
+/// The priorities that a model's requests may have (`dynamic_batching`); by default none but 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Priorities {
+    /// `priority_levels`: they count from 1, the most important, to this.
+    pub levels: u8,
+    /// `default_priority_level`: of requests that name none; 0 if there are no levels.
+    pub default: u8,
+}
+
+impl Priorities {
+    /// The priority of a request whose parameter `priority` is `asked`: the default for 0, and for what is no level, as in
+    /// Triton.
+    #[must_use]
+    pub fn of(self, asked: u64) -> u8 {
+        u8::try_from(asked).ok().filter(|level| (1..=self.levels).contains(level)).unwrap_or(self.default)
+    }
 }
 
 /// A tensor of one task: the batch dimension is not part of its shape.
@@ -196,7 +220,7 @@ pub fn load(repository: &Path) -> Result<Vec<Model>, RepositoryError> {
     let mut models = folders(repository)?.iter().map(|folder| config::load(folder)).collect::<Result<Vec<_>, _>>()?;
     if models.is_empty() {
         return Err(RepositoryError(format!(
-            "{}: found no model folder, expected <model>/config.pbtxt",
+            "{}: found no model folder, expected <model>/config.pbtxt or <model>/1/model.onnx",
             repository.display()
         )));
     }

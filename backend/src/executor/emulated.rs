@@ -52,6 +52,7 @@ mod tests {
             outputs: vec![tensor(DataType::Uint64, 2), tensor(DataType::Uint8, 3)],
             max_batch: 4,
             slo: Span::from_millis(20),
+            priorities: repository::Priorities::default(),
             executor: repository::Executor::Emulated { profile: profile.clone() },
             labels: vec![],
             image: None,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::onnx;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -64,6 +65,110 @@ fn fields_of_triton_that_change_nothing_are_accepted() {
 }
 
 #[test]
+fn a_version_policy_may_name_versions() {
+    let config = format!("{DIGITS} version_policy {{ specific {{ versions: [ 1, 2 ] }} }}");
+    assert_eq!(crate::load(repository(&config).path()).unwrap()[0].version, "2");
+}
+
+/// A repository whose `digits`, in version 1, have this file and perhaps a configuration.
+fn plain(model: &[u8], config: Option<&str>) -> TempDir {
+    let repository = tempfile::tempdir().unwrap();
+    let folder = repository.path().join("digits");
+    fs::create_dir_all(folder.join("1")).unwrap();
+    fs::write(folder.join("1/model.onnx"), model).unwrap();
+    config.into_iter().for_each(|config| fs::write(folder.join("config.pbtxt"), config).unwrap());
+    repository
+}
+
+#[test]
+fn a_model_without_a_configuration_is_as_its_file_says() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/digits/1/model.onnx");
+    let repository = plain(&fs::read(&file).unwrap(), None);
+    let model = crate::load(repository.path()).unwrap().remove(0);
+    let tensor = |name: &str, length| Tensor { name: name.into(), datatype: DataType::Fp32, shape: vec![length] };
+    assert_eq!((model.name.as_str(), model.version.as_str()), ("digits", "1"));
+    assert_eq!((model.inputs, model.outputs), (vec![tensor("image", 64)], vec![tensor("probabilities", 10)]));
+    assert_eq!((model.max_batch, model.slo), (32, Span::from_millis(100)));
+    let file = repository.path().join("digits/1/model.onnx");
+    assert_eq!(model.executor, Executor::Onnx { file, profile: None });
+}
+
+#[test]
+fn what_a_configuration_says_stays_and_the_file_completes_it() {
+    let file = onnx::tests::file(&[("x", 1, &[-1, 3, -1]), ("mask", 9, &[-1, 4])], &[("y", 7, &[-1, 2])], &[]);
+    let config = r#"
+        max_batch_size: 6
+        input { name: "mask" } input { name: "x" dims: [ 3, 5 ] }
+        parameters { key: "slo_ms" value { string_value: "30" } }
+    "#;
+    let model = crate::load(plain(&file, Some(config)).path()).unwrap().remove(0);
+    let tensor = |name: &str, datatype, shape: &[usize]| Tensor { name: name.into(), datatype, shape: shape.to_vec() };
+    assert_eq!(model.inputs, [tensor("mask", DataType::Bool, &[4]), tensor("x", DataType::Fp32, &[3, 5])]);
+    assert_eq!(model.outputs, [tensor("y", DataType::Int64, &[2])]);
+    assert_eq!((model.max_batch, model.slo), (6, Span::from_millis(30)));
+    let single = onnx::tests::file(&[("x", 1, &[1, 3])], &[("y", 1, &[1, 2])], &[]);
+    assert_eq!(crate::load(plain(&single, Some("")).path()).unwrap()[0].max_batch, 1);
+}
+
+#[test]
+fn what_a_file_cannot_complete_names_the_file_and_the_key() {
+    let error = |file: &[u8], config: &str| {
+        let repository = plain(file, Some(config));
+        let prefix = format!("{}/", repository.path().display());
+        crate::load(repository.path()).unwrap_err().to_string().replace(&prefix, "")
+    };
+    let of = |elem_type, dims: &[i64]| onnx::tests::file(&[("x", elem_type, dims)], &[("y", 1, &[-1, 2])], &[]);
+    let cases = [
+        (error(b"no model", ""), "digits/1/model.onnx: found no ONNX model ("),
+        (
+            error(&of(1, &[4, 3]), ""),
+            "digits/1/model.onnx: max_batch_size: found 'x' of shape [4, 3], expected a first dimension that is symbolic or 1",
+        ),
+        (
+            error(&of(1, &[-1, 3, -1]), ""),
+            "digits/1/model.onnx: input 'x': dims: found shape [N, 3, N], expected a batch dimension and then fixed ones",
+        ),
+        (error(&of(8, &[-1, 3]), ""), "digits/1/model.onnx: input 'x': data_type: found none that the protocol has"),
+        (
+            error(&of(1, &[-1, 3]), "input { name: \"z\" }"),
+            "digits/config.pbtxt: input.name: found \"z\", expected one of the model file's: x",
+        ),
+        (
+            error(&of(1, &[-1, 3]), "default_model_filename: \"m.onnx\""),
+            "digits/1/m.onnx: no such file, expected the model",
+        ),
+    ];
+    for (found, expected) in cases {
+        assert!(found.contains(expected) && !found.contains('\n'), "found `{found}`, expected `{expected}`");
+    }
+}
+
+#[test]
+fn priorities_are_levels_from_1_and_what_is_no_level_is_the_default() {
+    let with = |fields: &str| format!("{DIGITS} dynamic_batching {{ {fields} }}");
+    let model = |config: &str| crate::load(repository(config).path()).unwrap().remove(0);
+    assert_eq!(model(DIGITS).priorities.of(1), 0, "no levels");
+    let priorities = model(&with("priority_levels: 3 default_priority_level: 2")).priorities;
+    assert_eq!([0, 1, 2, 3, 4, 258, u64::MAX].map(|asked| priorities.of(asked)), [2, 1, 2, 3, 2, 2, 2]);
+    let cases = [
+        ("priority_levels: 256", "dynamic_batching.priority_levels: found 256, expected at most 255"),
+        ("priority_levels: 2", "dynamic_batching.default_priority_level: found 0, expected 1 to priority_levels"),
+        (
+            "priority_levels: 2 default_priority_level: 3",
+            "dynamic_batching.default_priority_level: found 3, expected 1 to priority_levels",
+        ),
+        (
+            "default_priority_level: 1",
+            "dynamic_batching.default_priority_level: found 1, expected 0, as there are no priority_levels",
+        ),
+    ];
+    for (fields, expected) in cases {
+        let found = error(&with(fields));
+        assert!(found.ends_with(expected), "found `{found}`, expected `{expected}`");
+    }
+}
+
+#[test]
 fn an_emulated_model_needs_no_version_folder() {
     let repository = tempfile::tempdir().unwrap();
     let folder = repository.path().join("m");
@@ -93,7 +198,7 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
         error(&DIGITS.replace(from, to))
     };
     let cases = [
-        (wrong("size: 16", "size: 0"), "digits/config.pbtxt: max_batch_size: found 0, expected 1 to 256"),
+        (wrong("size: 16", "size: -1"), "digits/config.pbtxt: max_batch_size: found -1, expected 1 to 256"),
         (wrong("size: 16", "size: 257"), "digits/config.pbtxt: max_batch_size: found 257, expected 1 to 256"),
         (wrong("backend", "name: \"digit\" backend"), "name: found \"digit\", expected the folder's name, \"digits\""),
         (
@@ -109,7 +214,6 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
         ),
         (wrong("\"20\"", "\"fast\""), "slo_ms: found \"fast\", expected milliseconds, above 0 and at most 600000"),
         (wrong("\"20\"", "\"nan\""), "slo_ms: found \"nan\", expected milliseconds, above 0 and at most 600000"),
-        (wrong("slo_ms", "slo"), "slo_ms: found none, expected milliseconds, above 0 and at most 600000"),
         (wrong("dims: 10", "dims: 9"), "labels.txt: found 10 labels, expected 9"),
         (wrong("labels.txt", "l.txt"), "digits/l.txt: No such file"),
         (
@@ -117,7 +221,15 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
             "digits/config.pbtxt: line 3, column 1: field 'ensemble_scheduling' not found",
         ),
         (wrong("[ 64 ]", "[ 64"), "digits/config.pbtxt: line 4, column 57: expected ',' or ']'"),
-        (wrong("output {", "# output {"), "output: found none, expected at least one tensor"),
+        (wrong("output {", "# output {"), "digits/10/model.onnx: found no graph, expected an ONNX model"),
+        (
+            wrong("backend: \"onnxruntime\"", "backend: \"emulated\""),
+            "output: found \"probabilities\", expected only \"digest\"",
+        ),
+        (
+            wrong("backend", "version_policy { specific { versions: [ 3, 4 ] } } backend"),
+            "version_policy.specific: found none of the versions [3, 4], expected one of: 2, 10",
+        ),
         (
             wrong("backend", "default_model_filename: \"m.onnx\" backend"),
             "digits/10/m.onnx: no such file, expected the model",
@@ -140,7 +252,7 @@ fn the_colon_before_a_list_is_optional_and_strings_and_comments_stay() {
 fn an_empty_repository_is_an_error() {
     let repository = tempfile::tempdir().unwrap();
     let error = crate::load(repository.path()).unwrap_err().to_string();
-    assert!(error.ends_with("found no model folder, expected <model>/config.pbtxt"), "{error}");
+    assert!(error.ends_with("found no model folder, expected <model>/config.pbtxt or <model>/1/model.onnx"), "{error}");
     assert!(crate::load(&repository.path().join("missing")).unwrap_err().to_string().contains("cannot be listed"));
 }
 

@@ -1,0 +1,123 @@
+//! What a configuration leaves out, as its model's ONNX file has it (Triton's auto-completion).
+//!
+//! It is written into the parsed message, so that what follows checks one whole configuration, wherever a part of it came
+//! from; errors about what came from the file name the file.
+
+use std::path::Path;
+
+use prost_reflect::{DynamicMessage, Value};
+use proto::LatencyProfile;
+
+use super::{ConfigFile, MODEL_CONFIG, ONNX, data_types, get, text};
+use crate::{
+    RepositoryError,
+    onnx::{self, Signature},
+};
+
+/// `max_batch_size` of a model whose file allows any. Triton takes 4; here the objective bounds batches anyway.
+const MAX_BATCH_DEFAULT: usize = 32;
+const _: () = assert!(MAX_BATCH_DEFAULT <= LatencyProfile::MAX_BATCH);
+
+impl ConfigFile<'_> {
+    /// Completes the configuration of a model that has a file, if it lacks anything that the file says.
+    pub(super) fn complete(&mut self) -> Result<(), RepositoryError> {
+        let executor = self.executor_name();
+        if !["", ONNX, "onnxruntime", "onnxruntime_onnx"].contains(&executor.as_str()) {
+            return Ok(());
+        }
+        let lacks_batch = get(&self.message, "max_batch_size").as_i32() == Some(0);
+        let lacks_tensors = ["input", "output"].map(|key| self.lacks_tensors(key));
+        if !executor.is_empty() && !lacks_batch && lacks_tensors == [false; 2] {
+            return Ok(());
+        }
+        let file = self.model_file(&self.version()?)?;
+        if executor.is_empty() {
+            self.message.set_field_by_name("backend", Value::String(ONNX.to_owned()));
+        }
+        if !lacks_batch && lacks_tensors == [false; 2] {
+            return Ok(());
+        }
+        let signature = Signature::read(&file)?;
+        if lacks_batch {
+            let limit = signature.max_batch().map_err(|found| {
+                let expected = "a first dimension that is symbolic or 1, the batch";
+                RepositoryError(format!("{}: max_batch_size: found {found}, expected {expected}", file.display()))
+            })?;
+            let max_batch = limit.unwrap_or(MAX_BATCH_DEFAULT);
+            self.message.set_field_by_name("max_batch_size", Value::I32(max_batch as i32));
+        }
+        for (key, values, is_lacking) in
+            [("input", &signature.inputs, lacks_tensors[0]), ("output", &signature.outputs, lacks_tensors[1])]
+        {
+            if is_lacking {
+                self.complete_tensors(key, values, &file)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lacks_tensors(&self, key: &str) -> bool {
+        let tensors = get(&self.message, key);
+        let tensors = tensors.as_list().unwrap_or_default();
+        tensors.is_empty()
+            || tensors.iter().filter_map(Value::as_message).any(|tensor| lacks_type(tensor) || lacks_dims(tensor))
+    }
+
+    /// Names all tensors of the file if the configuration names none, and completes those that it names.
+    fn complete_tensors(&mut self, key: &str, values: &[onnx::Value], file: &Path) -> Result<(), RepositoryError> {
+        let field = MODEL_CONFIG.get_field_by_name(key).expect("the schema declares it");
+        let kind = field.kind();
+        let tensor = kind.as_message().expect("the schema says message");
+        let named = |value: &onnx::Value| {
+            let mut message = DynamicMessage::new(tensor.clone());
+            message.set_field_by_name("name", Value::String(value.name.clone()));
+            message
+        };
+        let configured = get(&self.message, key);
+        let configured = configured.as_list().unwrap_or_default().iter().filter_map(Value::as_message).cloned();
+        let mut tensors: Vec<DynamicMessage> = configured.collect();
+        if tensors.is_empty() {
+            tensors = values.iter().map(named).collect();
+        }
+        for tensor in &mut tensors {
+            let name = text(tensor, "name");
+            let Some(value) = values.iter().find(|value| value.name == name) else {
+                let known: Vec<&str> = values.iter().map(|value| value.name.as_str()).collect();
+                let expected = format!("one of the model file's: {}", known.join(", "));
+                return Err(self.error(&format!("{key}.name"), format_args!("\"{name}\""), expected));
+            };
+            complete_tensor(tensor, value)
+                .map_err(|cause| RepositoryError(format!("{}: {key} '{name}': {cause}", file.display())))?;
+        }
+        self.message.set_field(&field, Value::List(tensors.into_iter().map(Value::Message).collect()));
+        Ok(())
+    }
+}
+
+fn lacks_type(tensor: &DynamicMessage) -> bool {
+    get(tensor, "data_type").as_enum_number() == Some(0)
+}
+
+fn lacks_dims(tensor: &DynamicMessage) -> bool {
+    get(tensor, "dims").as_list().is_some_and(<[Value]>::is_empty)
+}
+
+fn complete_tensor(tensor: &mut DynamicMessage, value: &onnx::Value) -> Result<(), String> {
+    if lacks_type(tensor) {
+        let known = value.datatype.zip(data_types());
+        let number = known.and_then(|(datatype, types)| types.get_value_by_name(&format!("TYPE_{datatype}")));
+        let number =
+            number.ok_or("data_type: found none that the protocol has, expected BOOL, [U]INT8 to 64 or FP16 to 64")?;
+        tensor.set_field_by_name("data_type", Value::EnumNumber(number.number()));
+    }
+    if lacks_dims(tensor) {
+        let dims = value.task_dims().map_err(|found| {
+            format!(
+                "dims: found shape {found}, expected a batch dimension and then fixed ones; or say dims in config.pbtxt"
+            )
+        })?;
+        let dims = dims.into_iter().map(|length| Value::I64(length as i64));
+        tensor.set_field_by_name("dims", Value::List(dims.collect()));
+    }
+    Ok(())
+}

@@ -1,0 +1,267 @@
+//! What an ONNX file says about its model: the names, types and shapes of its inputs and outputs, which complete what
+//! `config.pbtxt` leaves out.
+//!
+//! Only the few fields of `ModelProto` that say so are declared, with the numbers of onnx.proto; the decoder passes over
+//! all others, the weights above all, without keeping them.
+
+use std::{collections::BTreeSet, fmt, fs, path::Path};
+
+use prost::Message;
+
+use crate::{DataType, RepositoryError};
+
+#[derive(Clone, PartialEq, Message)]
+struct ModelProto {
+    #[prost(message, optional, tag = "7")]
+    graph: Option<GraphProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct GraphProto {
+    #[prost(message, repeated, tag = "5")]
+    initializer: Vec<TensorProto>,
+    #[prost(message, repeated, tag = "11")]
+    input: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "12")]
+    output: Vec<ValueInfoProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorProto {
+    #[prost(string, tag = "8")]
+    name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ValueInfoProto {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(message, optional, tag = "2")]
+    r#type: Option<TypeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TypeProto {
+    #[prost(message, optional, tag = "1")]
+    tensor_type: Option<TensorTypeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorTypeProto {
+    #[prost(int32, tag = "1")]
+    elem_type: i32,
+    #[prost(message, optional, tag = "2")]
+    shape: Option<TensorShapeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorShapeProto {
+    #[prost(message, repeated, tag = "1")]
+    dim: Vec<DimensionProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct DimensionProto {
+    #[prost(int64, tag = "1")]
+    dim_value: i64,
+    #[prost(string, tag = "2")]
+    dim_param: String,
+}
+
+/// A file's inputs and outputs.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Signature {
+    /// Without those that only name weights, as old files list them.
+    pub(crate) inputs: Vec<Value>,
+    pub(crate) outputs: Vec<Value>,
+}
+
+/// An input or an output.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Value {
+    pub(crate) name: String,
+    /// `None` for types that the protocol lacks.
+    pub(crate) datatype: Option<DataType>,
+    /// With the batch dimension; `None` if the file does not tell.
+    pub(crate) shape: Option<Vec<Dimension>>,
+}
+
+/// A dimension.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Dimension {
+    Fixed(usize),
+    /// Any length; with the file's name for it, or none.
+    Symbolic(String),
+}
+
+impl fmt::Display for Dimension {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(length) => length.fmt(f),
+            Self::Symbolic(name) if name.is_empty() => f.write_str("?"),
+            Self::Symbolic(name) => name.fmt(f),
+        }
+    }
+}
+
+impl Signature {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is no model.
+    pub(crate) fn read(file: &Path) -> Result<Self, RepositoryError> {
+        let wrong = |cause: &dyn fmt::Display| RepositoryError(format!("{}: {cause}", file.display()));
+        let bytes = fs::read(file).map_err(|error| wrong(&error))?;
+        let model = ModelProto::decode(bytes.as_slice())
+            .map_err(|error| wrong(&format_args!("found no ONNX model ({error}), expected one")))?;
+        let graph = model.graph.ok_or_else(|| wrong(&"found no graph, expected an ONNX model"))?;
+        let weights: BTreeSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+        let inputs = graph.input.iter().filter(|input| !weights.contains(input.name.as_str()));
+        Ok(Self { inputs: inputs.map(Value::new).collect(), outputs: graph.output.iter().map(Value::new).collect() })
+    }
+
+    /// How many tasks one execution may take, as far as the file limits that: any number (`None`) if the first dimension
+    /// of every tensor is symbolic, one if it is 1.
+    ///
+    /// # Errors
+    /// The tensor that has no such dimension, and what it has.
+    pub(crate) fn max_batch(&self) -> Result<Option<usize>, String> {
+        let mut is_one = false;
+        for value in self.inputs.iter().chain(&self.outputs) {
+            // An output without a shape is checked when the model is loaded.
+            match value.shape.as_deref().map(<[Dimension]>::first) {
+                None | Some(Some(Dimension::Symbolic(_))) => {}
+                Some(Some(Dimension::Fixed(1))) => is_one = true,
+                Some(_) => return Err(format!("'{}' of shape {}", value.name, value.shown_shape())),
+            }
+        }
+        Ok(is_one.then_some(1))
+    }
+}
+
+impl Value {
+    fn new(info: &ValueInfoProto) -> Self {
+        let tensor = info.r#type.as_ref().and_then(|kind| kind.tensor_type.as_ref());
+        let dimension = |dim: &DimensionProto| match usize::try_from(dim.dim_value) {
+            Ok(length @ 1..) if dim.dim_param.is_empty() => Dimension::Fixed(length),
+            _ => Dimension::Symbolic(dim.dim_param.clone()),
+        };
+        let shape = tensor.and_then(|tensor| tensor.shape.as_ref());
+        Self {
+            name: info.name.clone(),
+            datatype: tensor.and_then(|tensor| datatype(tensor.elem_type)),
+            shape: shape.map(|shape| shape.dim.iter().map(dimension).collect()),
+        }
+    }
+
+    /// The dimensions of one task: without the first, which is the batch.
+    ///
+    /// # Errors
+    /// What the file says instead of fixed dimensions.
+    pub(crate) fn task_dims(&self) -> Result<Vec<usize>, String> {
+        let after_batch = self.shape.as_ref().and_then(|shape| shape.get(1..)).filter(|dims| !dims.is_empty());
+        let fixed = |dimension: &Dimension| match dimension {
+            Dimension::Fixed(length) => Some(*length),
+            Dimension::Symbolic(_) => None,
+        };
+        after_batch.and_then(|dims| dims.iter().map(fixed).collect()).ok_or_else(|| self.shown_shape())
+    }
+
+    fn shown_shape(&self) -> String {
+        let Some(shape) = &self.shape else { return "unknown".to_owned() };
+        let dims: Vec<String> = shape.iter().map(ToString::to_string).collect();
+        format!("[{}]", dims.join(", "))
+    }
+}
+
+/// `TensorProto.DataType`.
+fn datatype(elem_type: i32) -> Option<DataType> {
+    Some(match elem_type {
+        1 => DataType::Fp32,
+        2 => DataType::Uint8,
+        3 => DataType::Int8,
+        4 => DataType::Uint16,
+        5 => DataType::Int16,
+        6 => DataType::Int32,
+        7 => DataType::Int64,
+        9 => DataType::Bool,
+        10 => DataType::Fp16,
+        11 => DataType::Fp64,
+        12 => DataType::Uint32,
+        13 => DataType::Uint64,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A model without nodes; a dimension below 0 is called `N`, 0 has no name.
+    pub(crate) fn file(inputs: &[(&str, i32, &[i64])], outputs: &[(&str, i32, &[i64])], weights: &[&str]) -> Vec<u8> {
+        let dimension = |&length: &i64| DimensionProto {
+            dim_value: length.max(0),
+            dim_param: if length < 0 { "N".to_owned() } else { String::new() },
+        };
+        let value = |&(name, elem_type, dims): &(&str, i32, &[i64])| {
+            let shape = Some(TensorShapeProto { dim: dims.iter().map(dimension).collect() });
+            let kind = TypeProto { tensor_type: Some(TensorTypeProto { elem_type, shape }) };
+            ValueInfoProto { name: name.to_owned(), r#type: Some(kind) }
+        };
+        let graph = GraphProto {
+            initializer: weights.iter().map(|&name| TensorProto { name: name.to_owned() }).collect(),
+            input: inputs.iter().map(value).collect(),
+            output: outputs.iter().map(value).collect(),
+        };
+        ModelProto { graph: Some(graph) }.encode_to_vec()
+    }
+
+    fn read(bytes: &[u8]) -> Result<Signature, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), bytes).unwrap();
+        let prefix = format!("{}: ", file.path().display());
+        Signature::read(file.path()).map_err(|error| error.to_string().replace(&prefix, ""))
+    }
+
+    #[test]
+    fn the_digits_are_read_from_a_real_file() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/digits/1/model.onnx");
+        let signature = Signature::read(&file).unwrap();
+        let value = |name: &str, length| Value {
+            name: name.to_owned(),
+            datatype: Some(DataType::Fp32),
+            shape: Some(vec![Dimension::Symbolic("N".to_owned()), Dimension::Fixed(length)]),
+        };
+        assert_eq!(
+            signature,
+            Signature { inputs: vec![value("image", 64)], outputs: vec![value("probabilities", 10)] }
+        );
+        assert_eq!((signature.max_batch(), signature.inputs[0].task_dims()), (Ok(None), Ok(vec![64])));
+    }
+
+    #[test]
+    fn weights_are_no_inputs_and_batches_are_first_dimensions() {
+        let of = |dims: &[i64]| read(&file(&[("x", 7, dims), ("w", 1, &[3, 3])], &[], &["w"])).unwrap();
+        let signature = of(&[-1, 3, 2]);
+        assert_eq!((signature.inputs.len(), signature.inputs[0].datatype), (1, Some(DataType::Int64)));
+        assert_eq!(signature.inputs[0].task_dims(), Ok(vec![3, 2]));
+        assert_eq!((of(&[0, 3]).max_batch(), of(&[1, 3]).max_batch()), (Ok(None), Ok(Some(1))));
+        assert_eq!(of(&[4, 3]).max_batch(), Err("'x' of shape [4, 3]".to_owned()));
+        assert_eq!(of(&[]).max_batch(), Err("'x' of shape []".to_owned()));
+        assert_eq!(of(&[-1]).inputs[0].task_dims(), Err("[N]".to_owned()));
+        assert_eq!(of(&[-1, 0]).inputs[0].task_dims(), Err("[N, ?]".to_owned()));
+        assert_eq!(read(&file(&[("x", 8, &[-1, 1])], &[], &[])).unwrap().inputs[0].datatype, None, "strings");
+    }
+
+    #[test]
+    fn no_file_panics() {
+        assert_eq!(read(b""), Err("found no graph, expected an ONNX model".to_owned()));
+        assert!(read(b"not a model").unwrap_err().starts_with("found no ONNX model ("));
+        let whole = file(&[("x", 1, &[-1, 3])], &[("y", 1, &[-1, 2])], &["w"]);
+        for length in 0..whole.len() {
+            if let Err(error) = read(&whole[..length]) {
+                assert!(!error.contains('\n'), "{error}");
+            }
+        }
+    }
+}
