@@ -227,7 +227,7 @@ impl Cluster {
                 answer_offset: (ANSWERS_AT + slot * ANSWER_BYTES) as u64,
                 answer_bytes_max: ANSWER_BYTES as u32,
             },
-            stamps: SchedulerStamps { queued_at: now, granted_at: now },
+            stamps: SchedulerStamps { queued_at: now, due_at: now, granted_at: now },
         };
         self.tell(&SchedulerToBackend::Plan(BatchPlan {
             plan: PlanId(id),

@@ -231,7 +231,7 @@ impl<'a> Scheduler<'a> {
                 self.recorder.arrived(request);
                 self.submitted += 1;
                 let (id, deadline) = (self.checker.submit(), self.workload.deadline(request));
-                self.planner.handle_submit(now, request.model, Task { id, deadline, payload: request });
+                self.planner.handle_submit(now, request.model, Task { id, deadline, priority: 0, payload: request });
             }
             ToScheduler::Ended(GpuEvent::Finished { batch, started_at, finished_at }) => {
                 self.on_ran(&batch, started_at, finished_at)?;
@@ -253,8 +253,8 @@ impl<'a> Scheduler<'a> {
                     Some(started_at) => self.on_ran(&batch, started_at, killed_at)?,
                     None => self.planner.handle_finished(batch.gpu, killed_at),
                 }
-                for (Queued { id, deadline, .. }, payload) in batch.tasks {
-                    self.planner.handle_submit(now, batch.model, Task { id, deadline, payload });
+                for (Queued { id, deadline, priority, .. }, payload) in batch.tasks {
+                    self.planner.handle_submit(now, batch.model, Task { id, deadline, priority, payload });
                 }
             }
             ToScheduler::Generated { behind } if behind > BEHIND_MAX => {

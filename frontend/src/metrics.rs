@@ -32,8 +32,10 @@ pub enum Stage {
     Preprocess,
     /// The task's descriptor goes to the scheduler.
     Submit,
-    /// The batch grows for as long as the deadline allows, and waits for a GPU.
+    /// The batch has not been granted a GPU, although it is held back no longer.
     Queue,
+    /// The batch is held back on purpose: it grows for as long as its deadline allows.
+    Defer,
     /// The plan goes to the backend.
     Grant,
     /// The backend READs the inputs of the batch.
@@ -49,11 +51,12 @@ pub enum Stage {
 }
 
 impl Stage {
-    const ALL: [(Self, &str); 10] = [
+    const ALL: [(Self, &str); 11] = [
         (Self::Receive, "receive"),
         (Self::Preprocess, "preprocess"),
         (Self::Submit, "submit"),
         (Self::Queue, "queue"),
+        (Self::Defer, "defer"),
         (Self::Grant, "grant"),
         (Self::Fetch, "fetch"),
         (Self::Wait, "wait"),
@@ -72,12 +75,13 @@ impl Stage {
 /// The stages of an answered request between admission and answer: when each began and ended, in nanoseconds on the
 /// scheduler's clock.
 #[must_use]
-pub fn stages(timing: &Timing) -> [(Stage, i64, i64); 7] {
+pub fn stages(timing: &Timing) -> [(Stage, i64, i64); 8] {
     let stamps = &timing.stamps;
     let (admitted, answered) = (timing.admitted_at.0, timing.answered_at.0);
     [
         (Stage::Submit, admitted, stamps.queued_at_ns),
-        (Stage::Queue, stamps.queued_at_ns, stamps.granted_at_ns),
+        (Stage::Defer, stamps.queued_at_ns, stamps.due_at_ns),
+        (Stage::Queue, stamps.due_at_ns, stamps.granted_at_ns),
         (Stage::Grant, stamps.granted_at_ns, stamps.planned_at_ns),
         (Stage::Fetch, stamps.planned_at_ns, stamps.fetched_at_ns),
         (Stage::Wait, stamps.fetched_at_ns, stamps.started_at_ns),

@@ -30,7 +30,7 @@ pub type Parameters = Map<String, Value>;
 pub struct InferRequest<'a> {
     /// Comes back in the reply.
     pub id: Option<String>,
-    /// `timeout` and `binary_data_output`; `priority` is checked, and others are not looked at.
+    /// `timeout`, `priority` and `binary_data_output`; others are not looked at.
     pub parameters: Parameters,
     /// In any order.
     pub inputs: Vec<RequestInput<'a>>,
@@ -140,12 +140,13 @@ pub fn prepare(
     }
     let slo = timeout(&request.parameters)?.unwrap_or(model.slo);
     let slo = within.map_or(slo, |within| slo.min(within));
-    check_priority(&request.parameters)?;
+    let priority = model.priorities.of(priority(&request.parameters)?);
     let outputs = output_choices(model, &request.parameters, &request.outputs)?;
-    Ok(Prepared { id: request.id, checked: check(model, index, inputs, slo)?, outputs })
+    let checked = CheckedRequest { priority, ..check(model, index, inputs, slo)? };
+    Ok(Prepared { id: request.id, checked, outputs })
 }
 
-/// Checks inputs against a model and puts them into its order.
+/// Checks inputs against a model and puts them into its order. The priority is the model's.
 ///
 /// # Errors
 /// [`InferError::Invalid`], which names the field, what was found and what was expected.
@@ -180,7 +181,8 @@ pub fn check(model: &Model, index: usize, inputs: Vec<InputTensor>, slo: Span) -
         ));
     }
     let rows = rows.expect("a model has at least one input");
-    Ok(CheckedRequest { model: index, rows, inputs: ordered.into_iter().flatten().collect(), slo })
+    let (inputs, priority) = (ordered.into_iter().flatten().collect(), model.priorities.of(0));
+    Ok(CheckedRequest { model: index, rows, inputs, slo, priority })
 }
 
 /// A latency objective in microseconds, as clients send it.
@@ -334,14 +336,11 @@ fn timeout(parameters: &Parameters) -> Result<Option<Span>, InferError> {
     }
 }
 
-/// Triton's priority changes nothing: the scheduler orders by deadline.
-fn check_priority(parameters: &Parameters) -> Result<(), InferError> {
-    match parameters.get("priority") {
-        Some(value) if !value.is_u64() => {
-            Err(invalid("parameters.priority", excerpt(&value.to_string()), "0 (none), or 1 (the highest) and up"))
-        }
-        _ => Ok(()),
-    }
+/// Triton's priority; 0, the model's default, if the client names none.
+fn priority(parameters: &Parameters) -> Result<u64, InferError> {
+    let Some(value) = parameters.get("priority") else { return Ok(0) };
+    let expected = "0 (the model's default), or 1 (the highest) and up";
+    value.as_u64().ok_or_else(|| invalid("parameters.priority", excerpt(&value.to_string()), expected))
 }
 
 fn output_choices(

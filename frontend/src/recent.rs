@@ -73,10 +73,11 @@ fn explain(timing: &Timing) -> impl Iterator<Item = (String, Value)> {
     let ms = |ns: i64| ns as f64 / 1e6;
     let (late, left) = (stamps.started_at_ns - stamps.exec_at_ns, timing.deadline.0 - timing.answered_at.0);
     let why = format!(
-        "it waited {:.3} ms, for its batch to grow to {} and for a GPU; the plan was to start at {:.3} ms, and GPU {} of backend {} \
-         started {:.3} ms {} that; its answer came {:.3} ms {} its deadline",
-        ms(stamps.granted_at_ns - stamps.queued_at_ns),
+        "it was held back {:.3} ms, so that its batch grows, to {}, and waited {:.3} ms for a GPU; the plan was to start at \
+         {:.3} ms, and GPU {} of backend {} started {:.3} ms {} that; its answer came {:.3} ms {} its deadline",
+        ms(stamps.due_at_ns - stamps.queued_at_ns),
         timing.batch_size,
+        ms(stamps.granted_at_ns - stamps.due_at_ns),
         ms(stamps.exec_at_ns - timing.admitted_at.0),
         timing.gpu,
         timing.backend.0,
@@ -87,6 +88,7 @@ fn explain(timing: &Timing) -> impl Iterator<Item = (String, Value)> {
     );
     let instants = json!({
         "queued": at_us(stamps.queued_at_ns),
+        "due": at_us(stamps.due_at_ns),
         "granted": at_us(stamps.granted_at_ns),
         "planned": at_us(stamps.planned_at_ns),
         "fetched": at_us(stamps.fetched_at_ns),
@@ -116,6 +118,7 @@ mod tests {
         let ms = |ms: i64| 1_000_000 * ms + 500;
         let stamps = AnswerStamps {
             queued_at_ns: ms(1),
+            due_at_ns: ms(6),
             granted_at_ns: ms(9),
             planned_at_ns: ms(10),
             fetched_at_ns: ms(11),
@@ -140,8 +143,8 @@ mod tests {
         let number = recent.push(Some("mine"), "digits", Ok(timing()));
         let explained = recent.explain(&number.to_string()).unwrap();
         assert_eq!(explained, recent.explain("mine").unwrap());
-        let expected = "it waited 8.000 ms, for its batch to grow to 5 and for a GPU; the plan was to start at 12.000 ms, and \
-                        GPU 1 of backend 3 started 1.000 ms after that; its answer came 1.000 ms before its deadline";
+        let expected = "it was held back 5.000 ms, so that its batch grows, to 5, and waited 3.000 ms for a GPU; the plan was \
+                        to start at 12.000 ms, and GPU 1 of backend 3 started 1.000 ms after that; its answer came 1.000 ms before its deadline";
         assert_eq!(explained["why"], expected);
         assert_eq!(explained["microseconds_since_admission"]["answered"], 19_000.0);
         let failed = recent.push(None, "digits", Err(&InferError::NoScheduler));

@@ -12,8 +12,8 @@ use repository::{Executor, Model, Tensor};
 
 use crate::{
     api::{
-        DataType, ModelConfig, ModelInput, ModelMetadataResponse, ModelOutput, ModelParameter, ModelStatistics,
-        RepositoryIndexResponse, ServerMetadataResponse, model_metadata_response::TensorMetadata,
+        DataType, ModelConfig, ModelDynamicBatching, ModelInput, ModelMetadataResponse, ModelOutput, ModelParameter,
+        ModelStatistics, RepositoryIndexResponse, ServerMetadataResponse, model_metadata_response::TensorMetadata,
         repository_index_response::ModelIndex,
     },
     desk::{Desk, PendingReply},
@@ -383,7 +383,7 @@ impl Submitted<'_> {
 }
 
 /// Where the time went, in whole microseconds since admission, for the row that came last: `queued` by the scheduler,
-/// `granted` a GPU, `planned` and `fetched` at the backend, execution `started` (planned for `exec_at`) and `finished`,
+/// `due` from then on (held back until then), `granted` a GPU, `planned` and `fetched` at the backend, execution `started` (planned for `exec_at`) and `finished`,
 /// `answered` here, and the `deadline`; then the batch it ran in and `backend:gpu`.
 #[must_use]
 pub fn timing_text(timing: &Timing) -> String {
@@ -393,6 +393,7 @@ pub fn timing_text(timing: &Timing) -> String {
     let mut digits = itoa::Buffer::new();
     for (name, value) in [
         ("queued=", since(stamps.queued_at_ns)),
+        (";due=", since(stamps.due_at_ns)),
         (";granted=", since(stamps.granted_at_ns)),
         (";planned=", since(stamps.planned_at_ns)),
         (";fetched=", since(stamps.fetched_at_ns)),
@@ -442,6 +443,11 @@ fn model_config(model: &Model) -> ModelConfig {
                 ..ModelOutput::default()
             })
             .collect(),
+        dynamic_batching: (model.priorities.levels > 0).then(|| ModelDynamicBatching {
+            priority_levels: model.priorities.levels.into(),
+            default_priority_level: model.priorities.default.into(),
+            ..ModelDynamicBatching::default()
+        }),
         parameters: [("slo_ms".to_owned(), parameter(slo_ms.to_string()))].into(),
         ..ModelConfig::default()
     }

@@ -55,6 +55,8 @@ pub struct CheckedRequest {
     pub inputs: Vec<Rope>,
     /// The latency objective.
     pub slo: Span,
+    /// The smaller, the more important among the tasks of its model while these cannot all be met.
+    pub priority: u8,
 }
 
 /// The answer to a request.
@@ -211,7 +213,8 @@ impl Tasks {
         for (row, (task, lease)) in leases.into_iter().enumerate() {
             let slot = lease.descriptor();
             write_row(row, slot.input_offset as usize, request, served, arena);
-            self.messages.push_back(FrontendToScheduler::Submit { task, model: offer.id, deadline, slot });
+            let (model, priority) = (offer.id, request.priority);
+            self.messages.push_back(FrontendToScheduler::Submit { task, model, deadline, priority, slot });
             self.tasks.insert(task, Task { lease, attempt: 0, row: Some((id, row)) });
             tasks.push(Some(task));
         }

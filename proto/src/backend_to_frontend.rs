@@ -40,7 +40,7 @@ pub struct AnswerHeader {
     /// Where the time went.
     pub stamps: AnswerStamps,
 }
-const _: () = assert!(size_of::<AnswerHeader>() == 80);
+const _: () = assert!(size_of::<AnswerHeader>() == 88);
 const _: () = assert!(cfg!(target_endian = "little"), "slot headers are exchanged in host order");
 
 /// What a backend says about itself when it connects to a frontend.
@@ -91,7 +91,7 @@ mod tests {
             stamps: AnswerStamps::default(),
         };
         assert_eq!(AnswerHeader::parse(header.as_bytes()), Some(header));
-        assert_eq!(AnswerHeader::parse(&header.as_bytes()[..79]), None);
-        assert_eq!(AnswerHeader::parse(&[0xff; 80]), None);
+        assert_eq!(AnswerHeader::parse(&header.as_bytes()[..ANSWER_HEADER_BYTES - 1]), None);
+        assert_eq!(AnswerHeader::parse(&[0xff; ANSWER_HEADER_BYTES]), None);
     }
 }

@@ -40,6 +40,8 @@ pub enum FrontendToScheduler {
         model: ModelId,
         /// When the client wants its answer, on the scheduler's clock. The scheduler takes off what the way back costs.
         deadline: Timestamp,
+        /// The smaller, the more important among the tasks of its model while these cannot all be met.
+        priority: u8,
         /// Where its bytes are.
         slot: SlotDescriptor,
     },

@@ -104,7 +104,7 @@ pub struct BackendWelcome {
 }
 
 /// Encoded bytes of a [`PlannedTask`].
-const PLANNED_TASK_BYTES: usize = 8 + 2 + (4 + 8 + 4 + 8 + 4) + 16;
+const PLANNED_TASK_BYTES: usize = 8 + 2 + (4 + 8 + 4 + 8 + 4) + 3 * 8;
 /// Encoded bytes of a [`SchedulerToBackend::Plan`] without its tasks.
 const PLAN_BYTES: usize = 4 + 8 + 4 + 4 + 8 + 8 + 8;
 const _: () = assert!(PLAN_BYTES + LatencyProfile::MAX_BATCH * PLANNED_TASK_BYTES + 4 <= FRAME_BYTES_MAX);

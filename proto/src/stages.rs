@@ -10,8 +10,10 @@ use crate::time::Timestamp;
 pub struct SchedulerStamps {
     /// The ModelThread took the task into its queue.
     pub queued_at: Timestamp,
+    /// The window of the task's batch was open: until then it was held back on purpose, so that it grows (deferral), from
+    /// then on it waited for a GPU. Not before `queued_at`, not after `granted_at`.
+    pub due_at: Timestamp,
     /// The RankThread's grant reached the ModelThread and the batch was made final.
-    /// `granted_at - queued_at` is deferral plus the wait for a GPU.
     pub granted_at: Timestamp,
 }
 
@@ -21,6 +23,8 @@ pub struct SchedulerStamps {
 pub struct AnswerStamps {
     /// The scheduler queued the task.
     pub queued_at_ns: i64,
+    /// Its batch was not held back any more.
+    pub due_at_ns: i64,
     /// The scheduler granted the batch a GPU.
     pub granted_at_ns: i64,
     /// The backend took in the plan and posted its READs.
@@ -34,4 +38,4 @@ pub struct AnswerStamps {
     /// Execution ended; the answer was posted right after.
     pub finished_at_ns: i64,
 }
-const _: () = assert!(size_of::<AnswerStamps>() == 56);
+const _: () = assert!(size_of::<AnswerStamps>() == 64);

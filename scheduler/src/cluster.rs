@@ -196,14 +196,10 @@ impl Cluster {
                 let reply = ClockReply { sent_at, received_at: now, replied_at: now };
                 self.outputs.push_back(ClusterOutput::ToFrontend(frontend, SchedulerToFrontend::Clock(reply)));
             }
-            FrontendToScheduler::Submit { task, model, deadline, slot } => {
+            FrontendToScheduler::Submit { task, model, deadline, priority, slot } => {
                 check_owner(frontend, task)?;
-                self.on_submit(
-                    now,
-                    frontend,
-                    model,
-                    Task { id: task, deadline: deadline - self.config.resp, payload: Ride { attempt: 0, slot } },
-                );
+                let (deadline, payload) = (deadline - self.config.resp, Ride { attempt: 0, slot });
+                self.on_submit(now, frontend, model, Task { id: task, deadline, priority, payload });
             }
             FrontendToScheduler::Cancel { task, model } => {
                 check_owner(frontend, task)?;
@@ -320,8 +316,8 @@ impl Cluster {
             return self.drop_task(task.id, DropReason::BackendLost);
         }
         let attempt = (task.attempt + 1) % ImmediateData::ATTEMPTS;
-        let payload = Ride { attempt, slot: task.slot };
-        self.planner.handle_submit(now, task.model, Task { id: task.id, deadline: task.deadline, payload });
+        let RunningTask { id, model, deadline, priority, slot, .. } = task;
+        self.planner.handle_submit(now, model, Task { id, deadline, priority, payload: Ride { attempt, slot } });
     }
 
     fn on_plan_done(
@@ -424,13 +420,14 @@ impl Cluster {
 
     /// Step 6: a final batch becomes a plan.
     fn on_batch(&mut self, now: Timestamp, batch: Batch<Ride>) {
-        let Batch { model, gpu, exec_at, latest, tasks } = batch;
+        let Batch { model, gpu, due_at, exec_at, latest, tasks } = batch;
         let member = self.members.gpus.get(&gpu).expect("GPUs leave the RankThread with their backend");
         let (backend, gpu_index) = (member.backend, member.index);
         let running = tasks.iter().map(|(key, ride)| RunningTask {
             id: key.id,
             model,
             deadline: key.deadline,
+            priority: key.priority,
             attempt: ride.attempt,
             slot: ride.slot,
         });
@@ -440,7 +437,11 @@ impl Cluster {
             task: key.id,
             attempt: ride.attempt,
             slot: ride.slot,
-            stamps: SchedulerStamps { queued_at: key.queued_at, granted_at: now },
+            stamps: SchedulerStamps {
+                queued_at: key.queued_at,
+                due_at: due_at.max(key.queued_at).min(now),
+                granted_at: now,
+            },
         });
         let plan = BatchPlan { plan, gpu_index, model, exec_at, latest, tasks: planned.collect() };
         self.outputs.push_back(ClusterOutput::ToBackend(backend, SchedulerToBackend::Plan(plan)));

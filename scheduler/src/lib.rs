@@ -21,6 +21,7 @@ pub mod messages;
 pub mod model_thread;
 pub mod planner;
 pub mod policy;
+mod priorities;
 pub mod rank_thread;
 pub mod task_queue;
 

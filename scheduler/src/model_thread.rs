@@ -13,6 +13,7 @@ use crate::{
     indexed_heap::IndexedHeap,
     messages::{Candidate, GpuUpdate, Grant, NetworkBudget},
     policy::{BatchPolicy, Gathered, Granted, Policy, View},
+    priorities,
     task_queue::{Queued, TaskQueue},
 };
 
@@ -23,6 +24,8 @@ pub struct Task<P> {
     pub id: TaskId,
     /// When it must have finished on the GPU: the client's deadline less what the way back costs.
     pub deadline: Timestamp,
+    /// The smaller, the more important (`priorities`).
+    pub priority: u8,
     /// Whatever its owner needs again when the task leaves.
     pub payload: P,
 }
@@ -45,6 +48,8 @@ pub struct Batch<P> {
     pub model: ModelId,
     /// The GPU that was granted.
     pub gpu: GpuId,
+    /// Until when it was held back on purpose; from then on, if that was before the grant, it waited for a GPU.
+    pub due_at: Timestamp,
     /// The earliest start.
     pub exec_at: Timestamp,
     /// The latest start: from then on its first task would be late.
@@ -98,6 +103,8 @@ struct Model<P> {
     candidate: Option<Candidate>,
     /// Since when the candidate is schedulable, or will be.
     due_at: Timestamp,
+    /// Until when priorities count, since a task was lost.
+    contended_until: Timestamp,
     grants_seen: u32,
     is_changed: bool,
 }
@@ -112,6 +119,23 @@ impl<P> Model<P> {
             lead_times: &self.lead_times,
             jitter: self.jitter,
         }
+    }
+
+    /// Whether some tasks must give way to others.
+    fn is_contended(&self, now: Timestamp) -> bool {
+        now < self.contended_until && self.queue.has_priorities()
+    }
+
+    /// The next batch: the policy's, unless some tasks must give way.
+    fn gather(&self, view: &View<'_>) -> Gathered {
+        let by_policy = self.policy.gather(view);
+        if self.is_contended(view.now) { priorities::lead(view, by_policy) } else { by_policy }
+    }
+
+    /// A task that was queued cannot be met.
+    fn on_lost(&mut self, now: Timestamp, key: &Queued) {
+        self.policy.handle_lost(key);
+        self.contended_until = self.contended_until.max(now + (key.deadline - key.queued_at));
     }
 
     /// The first instant at which `deadline` is missed even if a batch of `size` were granted an idle GPU then.
@@ -160,6 +184,7 @@ impl<P> ModelThread<P> {
                     policy: self.policy.instantiate(),
                     candidate: None,
                     due_at: Timestamp::NEVER,
+                    contended_until: Timestamp::PAST,
                     grants_seen: 0,
                     is_changed: false,
                 }));
@@ -177,16 +202,24 @@ impl<P> ModelThread<P> {
         self.update_candidate(now, id);
     }
 
-    /// Queues a task (Figure 18, `schedule`). It is dropped at once if its model is not here or the queue is full.
+    /// Queues a task (Figure 18, `schedule`). It is dropped at once if its model is not here. If the queue is full, the
+    /// least important task is; of equally important ones the one that comes.
     pub fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
-        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now };
+        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now, priority: task.priority };
         let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             self.outputs.push_back(dropped(id, key, task.payload, DropReason::NoBackend));
             return;
         };
         match model.queue.push(key, task.payload) {
             Ok(()) => self.update_candidate(now, id),
-            Err(payload) => self.outputs.push_back(dropped(id, key, payload, DropReason::QueueFull)),
+            Err(payload) => match model.queue.take_below(key.priority) {
+                Some((least, its_payload)) => {
+                    assert!(model.queue.push(key, payload).is_ok(), "one has just left");
+                    self.outputs.push_back(dropped(id, least, its_payload, DropReason::QueueFull));
+                    self.update_candidate(now, id);
+                }
+                None => self.outputs.push_back(dropped(id, key, payload, DropReason::QueueFull)),
+            },
         }
     }
 
@@ -217,15 +250,19 @@ impl<P> ModelThread<P> {
             return;
         };
         model.grants_seen = model.grants_seen.wrapping_add(1);
+        let is_contended = model.is_contended(now);
         let Model { profile, lead_times, queue, policy, due_at, jitter, .. } = &mut **model;
         let view = View { now, free_at: grant.free_at, queue: queue.keys(), profile, lead_times, jitter: *jitter };
-        let batch = policy.gather(&view);
+        let by_policy = policy.gather(&view);
+        let batch = if is_contended { priorities::lead(&view, by_policy) } else { by_policy };
         let earliest_start = if batch.size == 0 { Timestamp::PAST } else { view.earliest_start(batch.size) };
         let is_due = batch.size > 0 && policy.opens_at(&view, batch) <= earliest_start;
         if is_due {
             let granted = Granted { start: earliest_start, waited: earliest_start - *due_at, gpus: grant.gpus };
             policy.handle_granted(&view, batch, granted);
-            self.on_final_batch(grant, batch, earliest_start);
+            let given_up = by_policy.skip.min(batch.skip);
+            let due_at = *due_at;
+            self.on_final_batch(now, grant, (given_up, batch), (due_at, earliest_start));
         } else {
             self.outputs.push_back(Output::Gpu(grant.gpu, GpuUpdate::Returned));
         }
@@ -265,18 +302,31 @@ impl<P> ModelThread<P> {
         self.models.get(id.0 as usize).and_then(Option::as_ref).map_or(0, |model| model.queue.keys().len())
     }
 
-    fn on_final_batch(&mut self, grant: Grant, batch: Gathered, exec_at: Timestamp) {
+    /// Heads that gave way and were not given up wait for another chance.
+    fn on_final_batch(
+        &mut self,
+        now: Timestamp,
+        grant: Grant,
+        (given_up, batch): (usize, Gathered),
+        (due_at, exec_at): (Timestamp, Timestamp),
+    ) {
         let model = self.models[grant.model.0 as usize].as_mut().expect("the grant's model is known");
-        for _ in 0..batch.skip {
+        let is_contended = model.is_contended(now);
+        for _ in 0..given_up {
             let (key, payload) = model.queue.pop().expect("gathered from this queue");
-            model.policy.handle_lost(&key);
+            model.on_lost(now, &key);
             self.outputs.push_back(dropped(grant.model, key, payload, DropReason::Deadline));
         }
-        let tasks: Vec<_> = (0..batch.size).map(|_| model.queue.pop().expect("gathered from this queue")).collect();
+        let tasks: Vec<_> = if is_contended {
+            model.queue.take_best(batch.skip - given_up, batch.size)
+        } else {
+            (0..batch.size).map(|_| model.queue.pop().expect("gathered from this queue")).collect()
+        };
         let latency = model.profile.latency(batch.size);
         let latest = tasks[0].0.deadline - latency;
         let update = GpuUpdate::Planned { exec_at, free_at: exec_at + latency };
-        self.outputs.push_back(Output::Batch(Batch { model: grant.model, gpu: grant.gpu, exec_at, latest, tasks }));
+        let (model, gpu) = (grant.model, grant.gpu);
+        self.outputs.push_back(Output::Batch(Batch { model, gpu, due_at, exec_at, latest, tasks }));
         self.outputs.push_back(Output::Gpu(grant.gpu, update));
     }
 
@@ -287,11 +337,11 @@ impl<P> ModelThread<P> {
             && model.expiry(head.deadline, 1) <= now
         {
             let (key, payload) = model.queue.pop().expect("the queue has a head");
-            model.policy.handle_lost(&key);
+            model.on_lost(now, &key);
             self.outputs.push_back(dropped(id, key, payload, DropReason::Deadline));
         }
         let view = model.view(now, Timestamp::PAST);
-        let batch = model.policy.gather(&view);
+        let batch = model.gather(&view);
         debug_assert!(batch.size == 0 || view.earliest_end(batch.size) <= view.queue[batch.skip].deadline);
         let candidate = (batch.size > 0).then(|| {
             let latest = view.queue[batch.skip].deadline - model.profile.latency(batch.size);
@@ -328,7 +378,11 @@ impl<P> ModelThread<P> {
 }
 
 fn dropped<P>(model: ModelId, key: Queued, payload: P, reason: DropReason) -> Output<P> {
-    Output::Dropped { model, task: Task { id: key.id, deadline: key.deadline, payload }, reason }
+    Output::Dropped {
+        model,
+        task: Task { id: key.id, deadline: key.deadline, priority: key.priority, payload },
+        reason,
+    }
 }
 
 #[cfg(test)]

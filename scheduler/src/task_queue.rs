@@ -17,6 +17,8 @@ pub struct Queued {
     pub deadline: Timestamp,
     /// When the ModelThread took it in.
     pub queued_at: Timestamp,
+    /// As [`Task::priority`](crate::Task::priority).
+    pub priority: u8,
 }
 
 /// Tasks by deadline; those with the same deadline in the order of their arrival.
@@ -25,13 +27,15 @@ pub struct TaskQueue<P> {
     keys: VecDeque<Queued>,
     payloads: VecDeque<P>,
     length_max: usize,
+    /// The smallest and the largest priority of the tasks that came since the queue was empty.
+    priorities: (u8, u8),
 }
 
 impl<P> TaskQueue<P> {
     /// An empty queue that holds at most `length_max` tasks.
     #[must_use]
     pub fn new(length_max: usize) -> Self {
-        Self { keys: VecDeque::new(), payloads: VecDeque::new(), length_max }
+        Self { keys: VecDeque::new(), payloads: VecDeque::new(), length_max, priorities: (0, 0) }
     }
 
     /// Queues a task.
@@ -42,6 +46,8 @@ impl<P> TaskQueue<P> {
         if self.keys.len() >= self.length_max {
             return Err(payload);
         }
+        let (least, most) = if self.keys.is_empty() { (key.priority, key.priority) } else { self.priorities };
+        self.priorities = (least.min(key.priority), most.max(key.priority));
         if self.keys.back().is_none_or(|last| last.deadline <= key.deadline) {
             self.keys.push_back(key);
             self.payloads.push_back(payload);
@@ -65,6 +71,45 @@ impl<P> TaskQueue<P> {
     pub fn take(&mut self, tasks: Range<usize>) -> Vec<(Queued, P)> {
         let keys = self.keys.drain(tasks.clone());
         keys.zip(self.payloads.drain(tasks)).collect()
+    }
+
+    /// Whether tasks may wait that are not equally important.
+    #[must_use]
+    pub fn has_priorities(&self) -> bool {
+        self.priorities.0 < self.priorities.1
+    }
+
+    /// Takes out the least important task if it is less important than `priority`; the one with the farthest deadline,
+    /// as if it had come last. A scan: for queues that are full.
+    pub fn take_below(&mut self, priority: u8) -> Option<(Queued, P)> {
+        if priority >= self.priorities.1 {
+            return None;
+        }
+        let least = (0..self.keys.len()).max_by_key(|&at| (self.keys[at].priority, at))?;
+        if self.keys[least].priority <= priority {
+            return None;
+        }
+        Some((self.keys.remove(least)?, self.payloads.remove(least)?))
+    }
+
+    /// Takes out the `size` most important tasks from the `skip`-th on, of equally important ones those with the nearest
+    /// deadlines. They come in the order of their deadlines.
+    ///
+    /// # Panics
+    /// If the queue is shorter.
+    pub fn take_best(&mut self, skip: usize, size: usize) -> Vec<(Queued, P)> {
+        let mut best: Vec<usize> = (skip..self.keys.len()).collect();
+        best.sort_by_key(|&at| self.keys[at].priority);
+        best.truncate(size);
+        best.sort_unstable();
+        let mut taken = Vec::with_capacity(size);
+        // From the back, so that positions before stay what they are.
+        while let Some(at) = best.pop() {
+            let key = self.keys.remove(at).expect("it was found there");
+            taken.push((key, self.payloads.remove(at).expect("both rings are of one length")));
+        }
+        taken.reverse();
+        taken
     }
 
     /// Takes the task named `id` out. A scan: hang-ups are rare, an index would cost every task.
@@ -96,8 +141,10 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum Step {
-        Push(i64),
+        Push(i64, u8),
         Pop,
+        TakeBelow(u8),
+        TakeBest(usize, usize),
         Take(usize, usize),
         Remove(u64),
         KeepEvery(u64),
@@ -105,7 +152,9 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            4 => (0i64..20).prop_map(Step::Push),
+            4 => (0i64..20, 0u8..3).prop_map(|(deadline, priority)| Step::Push(deadline, priority)),
+            1 => (0u8..3).prop_map(Step::TakeBelow),
+            1 => (0usize..6, 0usize..6).prop_map(|(skip, size)| Step::TakeBest(skip, size)),
             2 => Just(Step::Pop),
             1 => (0usize..6, 0usize..6).prop_map(|(skip, size)| Step::Take(skip, size)),
             1 => (0u64..60).prop_map(Step::Remove),
@@ -121,11 +170,12 @@ mod tests {
             let mut oracle: Vec<(Queued, u64)> = Vec::new();
             for (serial, step) in (0u64..).zip(steps) {
                 match step {
-                    Step::Push(deadline) => {
+                    Step::Push(deadline, priority) => {
                         let key = Queued {
                             id: TaskId(serial),
                             deadline: Timestamp(deadline),
                             queued_at: Timestamp(serial as i64),
+                            priority,
                         };
                         let accepted = queue.push(key, serial).is_ok();
                         prop_assert_eq!(accepted, oracle.len() < length_max);
@@ -143,6 +193,21 @@ mod tests {
                         let tasks = skip..(skip + size).min(oracle.len());
                         prop_assert_eq!(queue.take(tasks.clone()), oracle.drain(tasks).collect::<Vec<_>>());
                     }
+                    Step::TakeBelow(priority) => {
+                        let least = oracle.iter().map(|(key, _)| key.priority).max().filter(|&least| least > priority);
+                        let position = oracle.iter().rposition(|(key, _)| Some(key.priority) == least);
+                        prop_assert_eq!(queue.take_below(priority), position.map(|position| oracle.remove(position)));
+                    }
+                    Step::TakeBest(skip, size) => {
+                        let skip = skip.min(oracle.len());
+                        let size = size.min(oracle.len() - skip);
+                        let mut best = oracle[skip..].to_vec();
+                        best.sort_by_key(|(key, _)| key.priority);
+                        best.truncate(size);
+                        best.sort_by_key(|(key, serial)| (key.deadline, *serial));
+                        oracle.retain(|task| !best.contains(task));
+                        prop_assert_eq!(queue.take_best(skip, size), best);
+                    }
                     Step::Remove(id) => {
                         let position = oracle.iter().position(|(key, _)| key.id == TaskId(id));
                         prop_assert_eq!(queue.remove(TaskId(id)), position.map(|position| oracle.remove(position)));
@@ -153,6 +218,8 @@ mod tests {
                         prop_assert_eq!(queue.retain(|key| key.id.0 % nth == 0), oracle.len() < before);
                     }
                 }
+                let is_mixed = oracle.iter().any(|(key, _)| key.priority != oracle[0].0.priority);
+                prop_assert!(queue.has_priorities() || !is_mixed);
                 prop_assert!(queue.keys().iter().eq(oracle.iter().map(|(key, _)| key)));
             }
         }

@@ -189,7 +189,7 @@ impl<'a> Cluster<'a> {
         self.recorder.arrived(request);
         let deadline = self.workload.deadline(request);
         let id = self.checker.submit();
-        self.submit(now, Task { id, deadline, payload: request })
+        self.submit(now, Task { id, deadline, priority: 0, payload: request })
     }
 
     fn submit(&mut self, now: Timestamp, task: Task<Request>) -> Result<(), Violation> {
@@ -344,8 +344,8 @@ impl<'a> Cluster<'a> {
             let (gpu, model, size) = (place as u32, batch.model.0, batch.tasks.len() as u32);
             (self.observe)(Event::Killed { gpu, model, size, started_at, killed_at: now });
         }
-        for (Queued { id, deadline, .. }, payload) in batch.tasks {
-            self.submit(now, Task { id, deadline, payload })?;
+        for (Queued { id, deadline, priority, .. }, payload) in batch.tasks {
+            self.submit(now, Task { id, deadline, priority, payload })?;
         }
         Ok(())
     }

@@ -195,9 +195,10 @@ mod tests {
             "gpus = 1\nfaults = { execution_jitter = 0.1 }\n[[model]]\nname = \"m\"\nlatency_ms = [10]\nslo_ms = 30";
         let workload = Workload::parse(text, "test", "test", Path::new(".")).unwrap();
         let mut source = FaultSource::new(workload.faults, 1, 3);
-        let task = Queued { id: TaskId(0), deadline: Timestamp(0), queued_at: Timestamp(0) };
+        let task = Queued { id: TaskId(0), deadline: Timestamp(0), queued_at: Timestamp(0), priority: 0 };
         let (exec_at, latest) = (Timestamp(0), Timestamp(0));
-        let batch = Batch { model: ModelId(0), gpu: GpuId(0), exec_at, latest, tasks: vec![(task, REQUEST)] };
+        let batch =
+            Batch { model: ModelId(0), gpu: GpuId(0), due_at: exec_at, exec_at, latest, tasks: vec![(task, REQUEST)] };
         let times: Vec<f64> =
             (0..10_000).map(|_| source.duration(Timestamp(0), &workload, &batch).as_millis_f64()).collect();
         let mean = times.iter().sum::<f64>() / times.len() as f64;
@@ -218,9 +219,15 @@ mod tests {
         for (gpu, now, milliseconds) in
             [(0, from - Span(1), 10), (0, from, 15), (1, from, 15), (2, from, 10), (4, from + SECOND, 15)]
         {
-            let task = Queued { id: TaskId(0), deadline: now, queued_at: now };
-            let batch =
-                Batch { model: ModelId(0), gpu: GpuId(gpu), exec_at: now, latest: now, tasks: vec![(task, REQUEST)] };
+            let task = Queued { id: TaskId(0), deadline: now, queued_at: now, priority: 0 };
+            let batch = Batch {
+                model: ModelId(0),
+                gpu: GpuId(gpu),
+                due_at: now,
+                exec_at: now,
+                latest: now,
+                tasks: vec![(task, REQUEST)],
+            };
             assert_eq!(source.duration(now, &workload, &batch), Span::from_millis(milliseconds), "{gpu} at {now:?}");
         }
     }

@@ -107,7 +107,7 @@ class Triton:
         call("infer (request_id)", "comes back", with_id)
         outputs = [self.library.InferRequestedOutput("probabilities")]
         call("infer (outputs)", "those that are named", lambda: close(self.scores(IMAGES[:1], outputs=outputs), self.known[:1]))
-        call("infer (priority)", "accepted and not used: the scheduler orders by deadline", lambda: close(self.scores(IMAGES[:1], priority=1), self.known[:1]))
+        call("infer (priority)", "as without: nothing has to give way", lambda: close(self.scores(IMAGES[:1], priority=1), self.known[:1]))
         call("infer (version)", "as without", lambda: close(self.scores(IMAGES[:1], model_version="1"), self.known[:1]))
 
     def statistics(self):

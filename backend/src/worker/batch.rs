@@ -93,6 +93,7 @@ impl Batch {
             gpu: place.gpu as u32,
             stamps: AnswerStamps {
                 queued_at_ns: stamps.queued_at.0,
+                due_at_ns: stamps.due_at.0,
                 granted_at_ns: stamps.granted_at.0,
                 planned_at_ns: self.planned_at.0,
                 fetched_at_ns: self.fetched_at.0,

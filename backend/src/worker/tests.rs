@@ -28,7 +28,7 @@ fn plan(id: u64, window: (i64, i64), frontends: &[u32]) -> BatchPlan {
                 answer_offset: number,
                 answer_bytes_max: 120,
             },
-            stamps: SchedulerStamps { queued_at: Timestamp(1), granted_at: Timestamp(2) },
+            stamps: SchedulerStamps { queued_at: Timestamp(1), due_at: Timestamp(2), granted_at: Timestamp(3) },
         }
     };
     BatchPlan {
@@ -93,7 +93,8 @@ fn a_batch_is_fetched_at_once_executed_in_its_window_and_answered() {
     assert_eq!((header.status, header.payload_bytes, header.batch_size), (AnswerStatus::Done, 40, 2));
     let stamps = AnswerStamps {
         queued_at_ns: 1,
-        granted_at_ns: 2,
+        due_at_ns: 2,
+        granted_at_ns: 3,
         planned_at_ns: 10,
         fetched_at_ns: 30,
         exec_at_ns: 100,

@@ -262,7 +262,7 @@ fn model_thread(run: &Run, index: u32, mut link: ModelEnd) -> (Counts, Turns<'_>
         let first_due = load.next_due(now);
         for _ in 0..burst {
             let (due, id, model) = load.next(now);
-            shard.handle_submit(now, model, Task { id, deadline: due + SLO, payload: () });
+            shard.handle_submit(now, model, Task { id, deadline: due + SLO, priority: 0, payload: () });
         }
         let mut is_busy = burst > 0;
         while let Some(grant) = link.poll_grant() {

@@ -225,7 +225,7 @@ impl World {
         let mut input = vec![0; rows * INPUT];
         self.rng.fill_bytes(&mut input);
         let slo = Span::from_millis(if self.chance(3) { 1 } else { 30 });
-        let request = CheckedRequest { model: 0, rows, inputs: vec![input.clone().into()], slo };
+        let request = CheckedRequest { model: 0, rows, inputs: vec![input.clone().into()], slo, priority: 0 };
         match self.core.handle_request(self.now, &request, &self.arena) {
             Ok(id) => {
                 self.requests.insert(id, input);
@@ -517,7 +517,7 @@ impl World {
 
     fn request_now(&mut self) -> Result<RequestId, InferError> {
         let inputs = vec![vec![0; INPUT].into()];
-        let request = CheckedRequest { model: 0, rows: 1, inputs, slo: Span::from_millis(30) };
+        let request = CheckedRequest { model: 0, rows: 1, inputs, slo: Span::from_millis(30), priority: 0 };
         self.core.handle_request(self.now, &request, &self.arena)
     }
 

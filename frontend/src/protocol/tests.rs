@@ -45,6 +45,15 @@ fn json_inputs_come_out_in_the_order_of_the_model() {
 }
 
 #[test]
+fn the_priority_is_the_clients_or_else_the_models() {
+    let priority = |parameters: &str| {
+        parse(&JSON.replace(r#""id":"7""#, &format!(r#""parameters":{{{parameters}}}"#)), &[]).unwrap().checked.priority
+    };
+    let found = ["", r#""priority":0"#, r#""priority":1"#, r#""priority":3"#, r#""priority":4"#].map(priority);
+    assert_eq!(found, [2, 2, 1, 3, 2], "levels 1 to 3, 2 by default");
+}
+
+#[test]
 fn binary_inputs_follow_the_json_in_the_order_of_the_request() {
     let json = r#"{"parameters":{"timeout":12000,"binary_data_output":true},"inputs":[
         {"name":"b","shape":[1,1],"datatype":"FP32","parameters":{"binary_data_size":4}},
@@ -108,7 +117,7 @@ fn errors_name_the_field_what_was_found_and_what_was_expected() {
         ),
         (
             wrong(r#""id":"7""#, r#""parameters":{"priority":-1}"#),
-            "parameters.priority: found -1, expected 0 (none), or 1",
+            "parameters.priority: found -1, expected 0 (the model's default), or 1",
         ),
         (
             wrong(r#""data":[1.5,[-2]]"#, r#""parameters":{"shared_memory_region":"r"}"#),

@@ -35,7 +35,7 @@ impl Bench {
     fn admit(&mut self, rows: usize) -> Result<RequestId, InferError> {
         let a: Vec<u8> = (0..rows as u8).flat_map(|row| [row; 3]).collect();
         let b: Vec<u8> = (0..rows as u8).flat_map(|row| [1, row]).collect();
-        let request = CheckedRequest { model: 0, rows, inputs: vec![a.into(), b.into()], slo: SLO };
+        let request = CheckedRequest { model: 0, rows, inputs: vec![a.into(), b.into()], slo: SLO, priority: 2 };
         let offer = Offer { id: ModelId(3), gpus: 1, least_latency: Span(1) };
         let at = AdmitInstants { now: Timestamp(0), scheduler_now: Timestamp(1_000) };
         self.tasks.admit(at, FrontendId(9), (self.models.get(0), offer), &request, &self.arena)
@@ -44,8 +44,8 @@ impl Bench {
     fn submitted(&mut self) -> Vec<(TaskId, SlotDescriptor)> {
         std::iter::from_fn(|| self.tasks.poll_message())
             .map(|message| match message {
-                FrontendToScheduler::Submit { task, model, deadline, slot } => {
-                    assert_eq!((model, deadline), (ModelId(3), Timestamp(1_000) + SLO));
+                FrontendToScheduler::Submit { task, model, deadline, priority, slot } => {
+                    assert_eq!((model, deadline, priority), (ModelId(3), Timestamp(1_000) + SLO, 2));
                     (task, slot)
                 }
                 other => panic!("found {other:?}, expected a submission"),
@@ -154,7 +154,7 @@ fn an_answer_that_does_not_fit_the_model_ends_the_task_with_an_error() {
     let (_, slot) = bench.submitted()[0];
     bench.arena.write(slot.answer_offset as usize, &[0xff; ANSWER_HEADER_BYTES]);
     let immediate = ImmediateData { slot: slot.slot, attempt: 0 }.pack();
-    bench.tasks.handle_immediate(Timestamp(1), BACKEND, immediate, 80, &bench.arena);
+    bench.tasks.handle_immediate(Timestamp(1), BACKEND, immediate, ANSWER_HEADER_BYTES as u32, &bench.arena);
     assert!(bench.tasks.poll_reply().unwrap().1.unwrap_err().to_string().contains("its status is unknown"));
 }
 

@@ -93,6 +93,7 @@ mod tests {
             id: TaskId::new(FrontendId(frontend), sequence),
             model: ModelId(0),
             deadline: Timestamp(1),
+            priority: 0,
             attempt: 0,
             slot: SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80 },
         }

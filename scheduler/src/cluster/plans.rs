@@ -11,6 +11,7 @@ pub(super) struct RunningTask {
     pub(super) model: ModelId,
     /// The end of execution must not be later (the way back is taken off).
     pub(super) deadline: Timestamp,
+    pub(super) priority: u8,
     pub(super) attempt: u16,
     pub(super) slot: SlotDescriptor,
 }
@@ -127,7 +128,7 @@ mod tests {
     fn task(sequence: u64) -> RunningTask {
         let slot = SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80 };
         let id = TaskId::new(FrontendId(1), sequence);
-        RunningTask { id, model: ModelId(0), deadline: Timestamp(1), attempt: 0, slot }
+        RunningTask { id, model: ModelId(0), deadline: Timestamp(1), priority: 0, attempt: 0, slot }
     }
 
     fn plan(backend: u32, tasks: impl IntoIterator<Item = u64>) -> SentPlan {

@@ -47,7 +47,13 @@ fn model_offer(gpus: u32, name: &str, version: u32) -> ModelOffer {
 }
 
 fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendToScheduler {
-    FrontendToScheduler::Submit { task: TaskId::new(frontend, sequence), model: ModelId(0), deadline, slot: slot() }
+    FrontendToScheduler::Submit {
+        task: TaskId::new(frontend, sequence),
+        model: ModelId(0),
+        deadline,
+        priority: 0,
+        slot: slot(),
+    }
 }
 
 fn drain(cluster: &mut Cluster) -> Vec<ClusterOutput> {
@@ -80,7 +86,10 @@ fn a_task_becomes_a_plan_within_its_window() {
     let outputs = drain(&mut cluster);
     let [ClusterOutput::ToBackend(to, SchedulerToBackend::Plan(plan))] = &outputs[..] else { panic!("{outputs:?}") };
     assert_eq!((*to, plan.exec_at, plan.latest), (backend, Timestamp(17 * MS), Timestamp(18 * MS)));
-    assert_eq!(plan.tasks[0].stamps, SchedulerStamps { queued_at: Timestamp(0), granted_at: fires_at });
+    assert_eq!(
+        plan.tasks[0].stamps,
+        SchedulerStamps { queued_at: Timestamp(0), due_at: fires_at, granted_at: fires_at }
+    );
 }
 
 /// Submits a task at `now` and waits for its plan, which then runs for `execution`.
@@ -458,7 +467,7 @@ impl World {
         let (slot, task) = (slot(), TaskId::new(id, frontend.next));
         // Some may not be hosted any more, or never have been.
         let model = ModelId(self.random.random_range(0..4u32).saturating_sub(1));
-        let message = FrontendToScheduler::Submit { task, model, deadline, slot };
+        let message = FrontendToScheduler::Submit { task, model, deadline, priority: (task.0 % 3) as u8, slot };
         frontend.next += 1;
         frontend.open.insert(task, 0);
         self.submitted += 1;

@@ -107,7 +107,7 @@ impl<P, R: Rule> Central<P, R> {
     }
 
     fn drop_task(&mut self, model: ModelId, (key, payload): (Queued, P), reason: DropReason) {
-        let task = Task { id: key.id, deadline: key.deadline, payload };
+        let task = Task { id: key.id, deadline: key.deadline, priority: key.priority, payload };
         self.outputs.push_back(PlannerOutput::Dropped { model, task, reason });
     }
 
@@ -199,7 +199,15 @@ impl<P, R: Rule> Central<P, R> {
         let tasks = model.queue.take(batch.skip..batch.skip + batch.size);
         // Clockwork, section 4.4: what cannot start in time is rejected rather than late.
         let latest = tasks[0].0.deadline - execution;
-        self.outputs.push_back(PlannerOutput::Batch(Batch { model: id, gpu, exec_at, latest, tasks }));
+        self.outputs.push_back(PlannerOutput::Batch(Batch {
+            model: id,
+            gpu,
+            // Nothing is held back.
+            due_at: Timestamp::PAST,
+            exec_at,
+            latest,
+            tasks,
+        }));
         self.on_queue_changed(id);
         self.change_gpu(gpu, |gpu| {
             gpu.work.push(exec_at, execution);
@@ -231,7 +239,7 @@ impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
     }
 
     fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
-        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now };
+        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now, priority: task.priority };
         let Some(model) = self.model(id) else {
             return self.drop_task(id, (key, task.payload), DropReason::NoBackend);
         };

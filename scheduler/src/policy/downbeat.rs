@@ -174,7 +174,12 @@ mod tests {
     #[test]
     fn learns_how_many_gpus_are_busy_and_how_many_candidates_wait() {
         let profile = LatencyProfile::from_table(vec![Span(400_000)]).unwrap();
-        let queue = VecDeque::from([Queued { id: TaskId(0), deadline: Timestamp(1_000_000), queued_at: Timestamp(0) }]);
+        let queue = VecDeque::from([Queued {
+            id: TaskId(0),
+            deadline: Timestamp(1_000_000),
+            queued_at: Timestamp(0),
+            priority: 0,
+        }]);
         let view = View {
             now: Timestamp(0),
             free_at: Timestamp::PAST,
@@ -205,7 +210,7 @@ mod tests {
             let lead_times: Vec<_> = (1..=12).map(|batch| profile.latency(batch)).collect();
             let mut deadlines = deadlines;
             deadlines.sort_unstable();
-            let key = |(id, &at)| Queued { id: TaskId(id), deadline: Timestamp(at), queued_at: Timestamp(at - 50) };
+            let key = |(id, &at)| Queued { id: TaskId(id), deadline: Timestamp(at), queued_at: Timestamp(at - 50), priority: 0 };
             let queue: VecDeque<_> = (0..).zip(&deadlines).map(key).collect();
             let view = View {
                 now: Timestamp(0),
@@ -230,7 +235,12 @@ mod tests {
     #[test]
     fn patience_shrinks_as_losses_grow() {
         let profile = LatencyProfile::from_table(vec![Span(400)]).unwrap();
-        let queue = VecDeque::from([Queued { id: TaskId(0), deadline: Timestamp(10_100), queued_at: Timestamp(100) }]);
+        let queue = VecDeque::from([Queued {
+            id: TaskId(0),
+            deadline: Timestamp(10_100),
+            queued_at: Timestamp(100),
+            priority: 0,
+        }]);
         let view = View {
             now: Timestamp(100),
             free_at: Timestamp::PAST,

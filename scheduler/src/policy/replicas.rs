@@ -167,7 +167,7 @@ impl<P, R: Rule> Replicas<P, R> {
     }
 
     fn drop_task(&mut self, model: ModelId, (key, payload): (Queued, P), reason: DropReason) {
-        let task = Task { id: key.id, deadline: key.deadline, payload };
+        let task = Task { id: key.id, deadline: key.deadline, priority: key.priority, payload };
         self.outputs.push_back(PlannerOutput::Dropped { model, task, reason });
     }
 
@@ -288,7 +288,15 @@ impl<P, R: Rule> Replicas<P, R> {
         if let Some((exec_at, latest, execution, sent)) = plan {
             gpu.work.push(exec_at, execution);
             gpu.sent.push_back(sent);
-            self.outputs.push_back(PlannerOutput::Batch(Batch { model: model_id, gpu: id, exec_at, latest, tasks }));
+            self.outputs.push_back(PlannerOutput::Batch(Batch {
+                model: model_id,
+                gpu: id,
+                // Nothing is held back.
+                due_at: Timestamp::PAST,
+                exec_at,
+                latest,
+                tasks,
+            }));
         }
         for task in skipped {
             self.drop_task(model_id, task, DropReason::Deadline);
@@ -348,7 +356,7 @@ impl<P: Send, R: Rule> Planner<P> for Replicas<P, R> {
     }
 
     fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
-        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now };
+        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now, priority: task.priority };
         if self.models.get(id.0 as usize).is_none_or(Option::is_none) {
             return self.drop_task(id, (key, task.payload), DropReason::NoBackend);
         }

@@ -39,7 +39,7 @@ impl Bench {
     }
 
     pub fn submit_again(&mut self, now: f64, model: u32, task: u64, deadline: f64) {
-        let task = Task { id: TaskId(task), deadline: at(deadline), payload: () };
+        let task = Task { id: TaskId(task), deadline: at(deadline), priority: 0, payload: () };
         self.planner.handle_submit(at(now), ModelId(model), task);
     }
 
