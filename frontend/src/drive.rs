@@ -170,6 +170,12 @@ impl Frontend {
         self.http.as_ref()?.local_addr().ok()
     }
 
+    /// Where clients reach us over gRPC.
+    #[must_use]
+    pub fn grpc_address(&self) -> Option<SocketAddr> {
+        self.grpc.as_ref()?.local_addr().ok()
+    }
+
     /// What the parts of this frontend's thread share.
     pub(crate) fn desk(&self) -> Rc<Desk> {
         Rc::clone(&self.desk)

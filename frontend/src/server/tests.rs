@@ -15,7 +15,7 @@ use proto::{
 use repository::DataType;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
-use transport::{ConnectionId, Event};
+use transport::{ConnectionId, DisconnectReason, Event};
 use zerocopy::IntoBytes as _;
 
 use super::*;
@@ -37,7 +37,7 @@ const BACKEND: ConnectionId = ConnectionId(2);
 #[derive(Debug, Clone, Copy)]
 enum Fate {
     Drop(DropReason),
-    Fail(&'static str),
+    Answer(AnswerStatus, &'static str),
     Keep,
 }
 
@@ -51,6 +51,9 @@ struct Peer {
     /// Loads of models so far.
     loads: Cell<u32>,
     cancelled: Cell<usize>,
+    /// Changes of models that wait for their answer, while they are to.
+    changes: RefCell<Option<Vec<ChangeId>>>,
+    clock: Rc<Cell<Timestamp>>,
 }
 
 impl Peer {
@@ -78,6 +81,7 @@ impl Peer {
             }
             Output::Send { frame, .. } => read_frame(&frame).for_each(|message| self.handle_message(message.unwrap())),
             Output::Accept { .. } => {}
+            Output::Disconnect { connection } => self.disconnect(connection),
             Output::ReadModel { name } => self.desk.handle_model_read(&name, Ok(double())),
             other => panic!("found {other:?}, expected nothing of that kind"),
         }
@@ -91,7 +95,7 @@ impl Peer {
             }
             FrontendToScheduler::Submit { task, slot, .. } => match self.fates.borrow_mut().pop_front() {
                 None => self.answer(task, slot, AnswerStatus::Done, &self.doubled(slot)),
-                Some(Fate::Fail(reason)) => self.answer(task, slot, AnswerStatus::Failed, reason.as_bytes()),
+                Some(Fate::Answer(status, payload)) => self.answer(task, slot, status, payload.as_bytes()),
                 Some(Fate::Drop(reason)) => self.tell(&SchedulerToFrontend::Dropped { task, reason }),
                 Some(Fate::Keep) => self.kept.borrow_mut().push(task),
             },
@@ -109,8 +113,16 @@ impl Peer {
         self.tell(&SchedulerToFrontend::Model { model: ModelId(0), name, version, gpus, least_latency });
     }
 
+    fn disconnect(&self, connection: ConnectionId) {
+        let reason = DisconnectReason("the test ends it".to_owned());
+        self.desk.handle_event(Event::Disconnected { connection, reason });
+    }
+
     /// As the scheduler does it; only one model can be had.
     fn change_model(&self, change: ChangeId, to: ModelChange, name: String) {
+        if let Some(waiting) = &mut *self.changes.borrow_mut() {
+            return waiting.push(change);
+        }
         if name != "double" {
             let refused = Some("there is no such folder".to_owned());
             return self.tell(&SchedulerToFrontend::ModelChanged { change, refused });
@@ -145,7 +157,8 @@ impl Peer {
     }
 }
 
-/// Runs a test against a server that knows no tokens; the clock stands still, so only sockets and fates decide.
+/// Runs a test against a server that knows no tokens; the clock stands still unless the test moves it, so only sockets and
+/// fates decide.
 fn with_server<F: Future<Output = ()>>(limits: Limits, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
     with_gate(Gate { limits, grants: Clients::default().grants().unwrap(), tls: None }, test);
 }
@@ -172,7 +185,9 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
         links_max: 4,
     };
     let core = Core::new(config, vec![double()]).unwrap();
-    let desk = Desk::new(core, Box::new(Rc::clone(&arena)), Box::new(|| Timestamp(1_000)));
+    let clock = Rc::new(Cell::new(Timestamp(1_000)));
+    let read = Rc::clone(&clock);
+    let desk = Desk::new(core, Box::new(Rc::clone(&arena)), Box::new(move || read.get()));
     let mut service = Service::new(Rc::clone(&desk), Some(Box::new(|_| Ok(()))), SystemTime::now);
     if let Some(otlp) = otlp {
         let queue = export::start(&otlp, desk.traces().clone()).unwrap();
@@ -186,6 +201,8 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
         kept: RefCell::default(),
         loads: Cell::new(0),
         cancelled: Cell::new(0),
+        changes: RefCell::new(None),
+        clock,
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
@@ -276,6 +293,7 @@ async fn is_served(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     assert_eq!((heard.status, &heard.json()["outputs"][0]["data"]), (200, &json!([2, 4, 6, 8])), "{heard:?}");
 }
 
+mod errors;
 mod grpc;
 mod hostile;
 mod rest;

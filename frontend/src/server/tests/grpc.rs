@@ -18,7 +18,7 @@ use crate::api::{
 };
 
 /// A connection whose frames are moved by a task of its own.
-async fn connect(address: SocketAddr) -> SendRequest<Bytes> {
+pub(super) async fn connect(address: SocketAddr) -> SendRequest<Bytes> {
     let (client, connection) = handshake(TcpStream::connect(address).await.unwrap()).await.unwrap();
     tokio::task::spawn_local(async move {
         let _ = connection.await;
@@ -26,13 +26,13 @@ async fn connect(address: SocketAddr) -> SendRequest<Bytes> {
     client
 }
 
-fn head(method: &str) -> hyper::http::request::Builder {
+pub(super) fn head(method: &str) -> hyper::http::request::Builder {
     Request::post(format!("http://h/inference.GRPCInferenceService/{method}"))
         .header("content-type", "application/grpc")
 }
 
 /// A message with the five bytes that go before it (gRPC over HTTP/2, "Length-Prefixed-Message").
-fn framed(is_compressed: bool, message: &[u8]) -> Bytes {
+pub(super) fn framed(is_compressed: bool, message: &[u8]) -> Bytes {
     let mut frame = BytesMut::new();
     frame.put_u8(u8::from(is_compressed));
     frame.put_u32(message.len() as u32);
@@ -63,14 +63,18 @@ async fn finish(response: Response<RecvStream>) -> (u16, String, Vec<Bytes>) {
     (text("grpc-status").parse().unwrap(), message, messages)
 }
 
-async fn call(client: &mut SendRequest<Bytes>, request: Request<()>, body: Bytes) -> (u16, String, Vec<Bytes>) {
+pub(super) async fn call(
+    client: &mut SendRequest<Bytes>,
+    request: Request<()>,
+    body: Bytes,
+) -> (u16, String, Vec<Bytes>) {
     std::future::poll_fn(|context| client.poll_ready(context)).await.unwrap();
     let (response, mut stream) = client.send_request(request, false).unwrap();
     stream.send_data(body, true).unwrap();
     finish(response.await.unwrap()).await
 }
 
-fn double(raw: &[u8]) -> ModelInferRequest {
+pub(super) fn double(raw: &[u8]) -> ModelInferRequest {
     let rows = (raw.len() / 4) as i64;
     let input = InferInputTensor {
         name: "x".to_owned(),
@@ -87,11 +91,11 @@ fn double(raw: &[u8]) -> ModelInferRequest {
     }
 }
 
-async fn infer(client: &mut SendRequest<Bytes>, message: &ModelInferRequest) -> (u16, String, Vec<Bytes>) {
+pub(super) async fn infer(client: &mut SendRequest<Bytes>, message: &ModelInferRequest) -> (u16, String, Vec<Bytes>) {
     call(client, head("ModelInfer").body(()).unwrap(), framed(false, &message.encode_to_vec())).await
 }
 
-async fn is_served_here(client: &mut SendRequest<Bytes>) {
+pub(super) async fn is_served_here(client: &mut SendRequest<Bytes>) {
     let (status, text, messages) = infer(client, &double(&[1, 2, 3, 4])).await;
     assert_eq!((status, messages.len()), (0, 1), "{text}");
     let response = ModelInferResponse::decode(messages[0].clone()).unwrap();
@@ -212,7 +216,7 @@ fn errors_have_their_code_and_the_connection_goes_on() {
             (Fate::Drop(DropReason::Deadline), 4),
             (Fate::Drop(DropReason::QueueFull), 8),
             (Fate::Drop(DropReason::NoBackend), 14),
-            (Fate::Fail("out of memory"), 13),
+            (Fate::Answer(AnswerStatus::Failed, "out of memory"), 13),
         ];
         for (fate, status) in fates {
             peer.fates.borrow_mut().push_back(fate);

@@ -96,7 +96,7 @@ fn errors_have_their_status_and_the_connection_goes_on() {
             (Fate::Drop(DropReason::Deadline), 504, "its deadline could no longer be met"),
             (Fate::Drop(DropReason::QueueFull), 503, "the model's queue is full"),
             (Fate::Drop(DropReason::NoBackend), 503, "no backend hosts the model now"),
-            (Fate::Fail("out of memory"), 500, "out of memory"),
+            (Fate::Answer(AnswerStatus::Failed, "out of memory"), 500, "out of memory"),
         ];
         for (fate, status, expected) in fates {
             peer.fates.borrow_mut().push_back(fate);
