@@ -2,12 +2,13 @@
 //! over loopback. `demo` drives it, `up` leaves it running.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use frontend::{access::Clients, drive::Otlp};
 use rand::RngExt;
 use scheduler::Policy;
 use serde::Deserialize;
@@ -38,6 +39,10 @@ pub struct Layout {
     pub verbs: VerbsSettings,
     /// Faults on the soft-RoCE path, for tests.
     pub faults: Faults,
+    /// Who may connect to the frontends, and what they may do.
+    pub clients: Clients,
+    /// Where the frontends send traces.
+    pub otlp: Option<Otlp>,
     /// The backends.
     pub backend: Vec<BackendLayout>,
 }
@@ -65,6 +70,8 @@ impl Default for Layout {
             arm: ArmName::Soft,
             verbs: VerbsSettings::default(),
             faults: Faults::default(),
+            clients: Clients::default(),
+            otlp: None,
             backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
         }
     }
@@ -98,21 +105,27 @@ const BOOTSTRAP_PORT: u16 = 7400;
 /// The first host of a 127.x.y.0/24 for each role; the scheduler is at 1.
 const FRONTEND_HOSTS: u8 = 2;
 const BACKEND_HOSTS: u8 = 32;
-/// Frontends that fit before the first backend, and backends that fit behind it.
-const FRONTENDS_MAX: usize = (BACKEND_HOSTS - FRONTEND_HOSTS) as usize;
+/// A frontend within this process, that sees when the cluster is ready where its clients must prove who they are.
+const OBSERVER_HOST: u8 = BACKEND_HOSTS - 1;
+/// Frontends that fit before the first backend and the observer, and backends that fit behind them.
+const FRONTENDS_MAX: usize = (OBSERVER_HOST - FRONTEND_HOSTS) as usize;
 const BACKENDS_MAX: usize = (255 - BACKEND_HOSTS) as usize;
 
 /// A running cluster.
 pub struct Cluster {
     supervisor: Supervisor,
     layout: Layout,
+    /// What sees when the cluster is ready, if strangers are not told.
+    observer: Option<frontend::Config>,
 }
 
 impl Cluster {
     /// Starts all processes; see [`Self::wait_until_ready`].
     pub fn start(layout: Layout, logs: Logs) -> Result<Self> {
-        // A member would refuse it too, but only in its log.
+        // A member would refuse these too, but only in its log.
         Policy::of_cluster(&layout.policy).context("policy")?;
+        layout.clients.grants().map_err(|error| anyhow!(error))?;
+        layout.clients.tls.as_ref().map(|tls| tls.load("clients.tls")).transpose()?;
         let (frontends, backends) = (layout.http.len(), layout.backend.len());
         ensure!(
             (1..=FRONTENDS_MAX).contains(&frontends),
@@ -150,7 +163,9 @@ impl Cluster {
         for index in 0..backends {
             supervisor.start("backend", &format!("backend-{index}"), &wiring.backend(&layout, index))?;
         }
-        Ok(Self { supervisor, layout })
+        // Who must show a token or a certificate is not asked by strangers.
+        let observer = (layout.clients != Clients::default()).then(|| wiring.silent_frontend(&layout, OBSERVER_HOST));
+        Ok(Self { supervisor, layout, observer })
     }
 
     /// Where the first frontend serves HTTP.
@@ -165,12 +180,17 @@ impl Cluster {
     #[allow(clippy::disallowed_methods, reason = "waits for other processes, in real time")]
     pub fn wait_until_ready(&self, timeout: Duration) -> Result<()> {
         let started = Instant::now();
+        let observer = self.observer.clone().map(frontend::Client::start).transpose()?;
+        let is_ready = |http: SocketAddr, model: &str| match &observer {
+            None => bench::load::is_ready(http, model),
+            Some(client) => TcpStream::connect(http).is_ok() && client.is_ready_blocking(model).unwrap_or(false),
+        };
         let models = self.layout.models();
         let mut missing: Vec<_> =
             self.layout.http.iter().flat_map(|http| models.iter().map(move |model| (*http, model))).collect();
         loop {
             self.check()?;
-            missing.retain(|(http, model)| !bench::load::is_ready(*http, model));
+            missing.retain(|(http, model)| !is_ready(*http, model));
             let Some((http, model)) = missing.first() else { return Ok(()) };
             if started.elapsed() > timeout {
                 bail!("after {} s {model} is not ready at {http}", timeout.as_secs());
@@ -219,21 +239,25 @@ impl Wiring {
     }
 
     fn frontend(&self, layout: &Layout, index: usize) -> String {
-        let host = |port| self.host(FRONTEND_HOSTS + index as u8, port);
-        to_toml(&frontend::config::Config {
+        to_toml(&frontend::Config {
             http: Some(layout.http[index]),
             grpc: layout.grpc.get(index).copied(),
-            arm: layout.arm.clone(),
-            address: layout.packet_address(host(ROCE_PORT)),
-            verbs: layout.verbs,
-            link: Some(host(0)),
-            faults: layout.faults,
-            ..frontend::config::Config::new(
-                self.host(1, BOOTSTRAP_PORT),
-                self.secret.clone(),
-                layout.repository.clone(),
-            )
+            clients: layout.clients.clone(),
+            otlp: layout.otlp.clone(),
+            ..self.silent_frontend(layout, FRONTEND_HOSTS + index as u8)
         })
+    }
+
+    /// One that serves no clients over the network.
+    fn silent_frontend(&self, layout: &Layout, host: u8) -> frontend::Config {
+        frontend::Config {
+            arm: layout.arm.clone(),
+            address: layout.packet_address(self.host(host, ROCE_PORT)),
+            verbs: layout.verbs,
+            link: Some(self.host(host, 0)),
+            faults: layout.faults,
+            ..frontend::Config::new(self.host(1, BOOTSTRAP_PORT), self.secret.clone(), layout.repository.clone())
+        }
     }
 
     fn backend(&self, layout: &Layout, index: usize) -> String {

@@ -124,6 +124,19 @@ fn assert_accounted_for(tally: &Tally) {
 }
 
 #[test]
+fn clients_of_a_cluster_may_need_a_token() {
+    let token = "[[clients.token]]\nname = \"camera\"\nallow = { operations = [\"infer\", \"metadata\"] }\n\
+                 sha256 = \"7b467437ad0215a143a8d995fea9a9e55d93a0c2ff3367e4a7990aec3f6fbd6b\"";
+    let up = Up::start(1, "resnet50", &[4], token);
+    assert!(!is_ready(up.http[0], "resnet50"), "a stranger is not told");
+    let stranger = up.send(0, 0.5, &emulated(20.0));
+    assert_eq!(stranger.errors.values().sum::<u64>(), stranger.sent, "{stranger:?}");
+    let known =
+        Target { token: Some("open sesame, please".to_owned()), ..Target::http(up.http[0], Duration::from_secs(1), 1) };
+    assert_accounted_for(&generate(&known, &[emulated(20.0)], |_| {}).unwrap().remove(0));
+}
+
+#[test]
 fn a_backend_is_killed_under_load() {
     let up = Up::start(1, "resnet50", &[4, 4], "");
     let tally = up.send_and_kill(0, 4.0, &emulated(100.0), "backend-1");

@@ -13,6 +13,7 @@ mod log;
 mod pacer;
 mod recorded;
 mod request;
+mod server;
 mod tally;
 mod timeline;
 
@@ -23,5 +24,6 @@ pub use drive::{LoadError, Target, first_inputs, generate, is_ready};
 pub use exchange::{Encoding, InputShape, Wire};
 pub use log::write_log;
 pub use request::{Expected, Input, Stream};
+pub use server::Tls;
 pub use tally::{Report, Stages, Tally};
 pub use timeline::{Interval, Timeline};

@@ -122,6 +122,20 @@ impl Client {
         self.call(|answer| Call::IsReady { model: model.to_owned(), answer }).await
     }
 
+    /// As [`Self::is_ready`], for threads without an async runtime.
+    ///
+    /// # Errors
+    /// If there is no such model.
+    ///
+    /// # Panics
+    /// If called within an async runtime.
+    pub fn is_ready_blocking(&self, model: &str) -> Result<bool, InferError> {
+        let (answer, wait) = oneshot::channel();
+        let call = Call::IsReady { model: model.to_owned(), answer };
+        self.calls.blocking_send(call).map_err(|_| InferError::ShuttingDown)?;
+        wait.blocking_recv().unwrap_or(Err(InferError::ShuttingDown))
+    }
+
     async fn call<T>(
         &self,
         call: impl FnOnce(oneshot::Sender<Result<T, InferError>>) -> Call,

@@ -79,4 +79,4 @@ pub use event::{
 pub use poller::Waker;
 pub use raw::{RawAddress, RawQueuePair};
 pub use region::Region;
-pub use tls::{ServerTlsFiles, TlsFiles};
+pub use tls::{ServerTlsFiles, TlsFiles, client_tls};

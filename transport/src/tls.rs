@@ -72,6 +72,27 @@ impl ServerTlsFiles {
     }
 }
 
+/// What a client needs of a server that it knows by the authorities in a file (PEM), which the key of this name in a
+/// configuration names. TLS 1.3 only; the client shows no certificate.
+///
+/// # Errors
+/// One line that names the key and the file, and what is wrong with it.
+pub fn client_tls(key: &str, authority: &Path) -> Result<ClientConfig, OpenError> {
+    let wrong = |cause: &dyn Display| OpenError(format!("{key}: {}: {cause}", authority.display()));
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(authority).map_err(|error| wrong(&error))? {
+        let added = certificate
+            .map_err(|error| wrong(&error))
+            .and_then(|found| roots.add(found).map_err(|error| wrong(&error)));
+        added?;
+    }
+    if roots.is_empty() {
+        return Err(wrong(&"no certificate in it"));
+    }
+    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(VERSIONS);
+    Ok(builder.map_err(|error| wrong(&error))?.with_root_certificates(roots).with_no_client_auth())
+}
+
 /// What is needed to speak TLS with other members.
 #[derive(Clone)]
 pub(crate) struct Tls {

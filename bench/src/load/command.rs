@@ -1,9 +1,10 @@
 //! What the command line asks for.
 
 use std::{
-    fs,
+    env, fs,
     net::ToSocketAddrs,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,14 +20,21 @@ use super::{
     exchange::{Encoding, InputShape, Wire},
     recorded,
     request::{Expected, Input, Stream},
+    server::{Tls, authorization},
 };
 
 /// Arguments of `bench load`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The server: http://HOST:PORT, or grpc://HOST:PORT
+    /// The server: http://HOST:PORT, or grpc://HOST:PORT; with TLS, https:// or grpcs://
     #[arg(long)]
     pub url: String,
+    /// The certificates (PEM) that the server's may come from, for https:// and grpcs://
+    #[arg(long, value_name = "FILE")]
+    pub tls_authority: Option<PathBuf>,
+    /// A file with a bearer token to send, if not the one in the environment variable DOWNBEAT_TOKEN
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// A model, and its requests a second if not --rate; may be repeated
     #[arg(long = "model", value_name = "NAME[:RATE]", required_unless_present = "streams")]
     pub models: Vec<String>,
@@ -95,6 +103,8 @@ pub struct StreamPlan {
     pub slo_ms: Option<f64>,
 }
 
+/// Holds a token that is not to be seen among the arguments of processes.
+const TOKEN_VARIABLE: &str = "DOWNBEAT_TOKEN";
 /// Requests a second of all models: more than any machine sends.
 const RATE_RPS_MAX: f64 = 1e6;
 /// The slowest stream worth the name: one request in a quarter of an hour.
@@ -143,18 +153,45 @@ impl Args {
     }
 
     fn target(&self) -> Result<Target> {
-        let form = "http://HOST:PORT or grpc://HOST:PORT";
+        let form = "http[s]://HOST:PORT or grpc[s]://HOST:PORT";
         let wrong = || flag("--url", form, &self.url);
         let (scheme, authority) = self.url.split_once("://").ok_or_else(wrong)?;
         let wire = match (scheme, self.encoding) {
-            ("http", encoding) => Wire::Http(encoding.unwrap_or(Encoding::Binary)),
-            ("grpc", None) => Wire::Grpc,
-            ("grpc", Some(_)) => return Err(flag("--encoding", "an http:// address in --url", &self.url)),
+            ("http" | "https", encoding) => Wire::Http(encoding.unwrap_or(Encoding::Binary)),
+            ("grpc" | "grpcs", None) => Wire::Grpc,
+            ("grpc" | "grpcs", Some(_)) => return Err(flag("--encoding", "an http:// address in --url", &self.url)),
             _ => return Err(wrong()),
         };
-        let addresses = authority.trim_end_matches('/').to_socket_addrs();
+        let authority = authority.trim_end_matches('/');
+        let addresses = authority.to_socket_addrs();
         let address = addresses.ok().and_then(|mut addresses| addresses.next()).ok_or_else(wrong)?;
-        Ok(Target { address, wire, span: Duration::from_secs_f64(self.seconds), seed: self.seed })
+        let tls = match (scheme, &self.tls_authority) {
+            ("http" | "grpc", None) => None,
+            ("http" | "grpc", Some(_)) => {
+                return Err(flag("--tls-authority", "https:// or grpcs:// in --url", &self.url));
+            }
+            (_, None) => return Err(flag("--tls-authority", format!("a file, for {scheme}://"), "none")),
+            (_, Some(path)) => {
+                let config = transport::client_tls("--tls-authority", path);
+                let config = config.map_err(|error| CommandError::Failed(error.to_string()))?;
+                Some(Tls { authority: authority.to_owned(), config: Arc::new(config) })
+            }
+        };
+        let (span, token) = (Duration::from_secs_f64(self.seconds), self.token()?);
+        Ok(Target { address, wire, tls, token, span, seed: self.seed })
+    }
+
+    fn token(&self) -> Result<Option<String>> {
+        let (name, token) = match &self.token_file {
+            Some(path) => ("--token-file", Some(read("--token-file", path)?)),
+            None => (TOKEN_VARIABLE, env::var(TOKEN_VARIABLE).ok()),
+        };
+        let Some(token) = token else { return Ok(None) };
+        let token = token.trim();
+        if token.is_empty() || authorization(token).is_none() {
+            return Err(flag(name, "a token: printable characters", "others, or none"));
+        }
+        Ok(Some(token.to_owned()))
     }
 
     fn streams_of_flags(&self) -> Result<Vec<StreamPlan>> {
@@ -410,9 +447,28 @@ mod tests {
         }
         for url in ["ftp://x", "127.0.0.1:80", "http://127.0.0.1", "grpc://:x"] {
             let error = Cli::try_parse_from(["load", "--url", url, "--model", "m:1"]).unwrap().args.plan().unwrap_err();
-            let form = "--url: expected http://HOST:PORT or grpc://HOST:PORT, found";
+            let form = "--url: expected http[s]://HOST:PORT or grpc[s]://HOST:PORT, found";
             assert_eq!(error.to_string(), format!("{form} {url}"));
         }
+    }
+
+    #[test]
+    fn a_token_and_an_authority_come_from_files() {
+        let (token, empty) = (file("secret\n"), file("\n"));
+        let path = |file: &tempfile::NamedTempFile| file.path().to_str().unwrap().to_owned();
+        let with = |rest: &[&str]| plan(&[&["--model", "m:1"], rest].concat());
+        assert_eq!(with(&["--token-file", &path(&token)]).unwrap().target.token.as_deref(), Some("secret"));
+        let error = with(&["--token-file", &path(&empty)]).unwrap_err();
+        assert_eq!(error, "--token-file: expected a token: printable characters, found others, or none");
+        let error = with(&["--tls-authority", &path(&token)]).unwrap_err();
+        assert!(error.starts_with("--tls-authority: expected https:// or grpcs:// in --url, found http://"), "{error}");
+        let encrypted = |rest: &[&str]| {
+            let args = ["load", "--url", "https://localhost:8000", "--model", "m:1"].iter().chain(rest);
+            Cli::try_parse_from(args).unwrap().args.plan().map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(encrypted(&[]), Err("--tls-authority: expected a file, for https://, found none".to_owned()));
+        let error = encrypted(&["--tls-authority", &path(&token)]).unwrap_err();
+        assert!(error.starts_with("--tls-authority: ") && error.ends_with("no certificate in it"), "{error}");
     }
 
     #[test]

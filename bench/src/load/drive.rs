@@ -19,6 +19,7 @@ use super::{
     http::Http,
     pacer::Pacer,
     request::Stream,
+    server::{Server, Tls},
     tally::Tally,
 };
 
@@ -29,6 +30,10 @@ pub struct Target {
     pub address: SocketAddr,
     /// How requests travel.
     pub wire: Wire,
+    /// The server's name and authority, if requests are encrypted; `address` is not used then.
+    pub tls: Option<Tls>,
+    /// A bearer token, sent with each request.
+    pub token: Option<String>,
     /// How long requests are sent.
     pub span: Duration,
     /// Decides the arrivals.
@@ -39,7 +44,7 @@ impl Target {
     /// A server that is reached over HTTP with binary tensors.
     #[must_use]
     pub fn http(address: SocketAddr, span: Duration, seed: u64) -> Self {
-        Self { address, wire: Wire::Http(Encoding::Binary), span, seed }
+        Self { address, wire: Wire::Http(Encoding::Binary), tls: None, token: None, span, seed }
     }
 }
 
@@ -90,7 +95,7 @@ pub fn generate(target: &Target, streams: &[Stream], on_progress: impl Fn(f64)) 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let tallies: Vec<_> = streams.iter().map(|_| Rc::new(RefCell::new(Tally::new(target.span)))).collect();
     LocalSet::new().block_on(&runtime, async {
-        let client = Client::new(&target.address.to_string(), target.wire);
+        let client = Client::new(target);
         let started = Instant::now();
         let mut senders = JoinSet::new();
         for (index, stream) in streams.iter().enumerate() {
@@ -131,7 +136,7 @@ fn finished(tally: &RefCell<Tally>) -> Tally {
 pub fn first_inputs(target: &Target, models: &[&str]) -> Result<Vec<InputShape>, LoadError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let client = Client::new(&target.address.to_string(), target.wire);
+        let client = Client::new(target);
         let mut inputs = Vec::new();
         for &model in models {
             let asked = tokio::time::timeout(ANSWER_TIMEOUT, client.first_input(model)).await;
@@ -147,7 +152,7 @@ pub fn first_inputs(target: &Target, models: &[&str]) -> Result<Vec<InputShape>,
 pub fn is_ready(address: SocketAddr, model: &str) -> bool {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return false };
     runtime.block_on(async {
-        let http = Http::new(&address.to_string(), Encoding::Binary);
+        let http = Http::new(Server::new(&Target::http(address, ANSWER_TIMEOUT, 0)), Encoding::Binary);
         tokio::time::timeout(ANSWER_TIMEOUT, http.is_ready(model)).await.unwrap_or(false)
     })
 }
@@ -283,7 +288,7 @@ mod tests {
     }
 
     /// A frontend without a scheduler: it tells what its models take, and refuses every request.
-    fn lonely_frontend() -> (SocketAddr, tempfile::TempDir) {
+    fn lonely_frontend(clients: frontend::access::Clients) -> (SocketAddr, tempfile::TempDir) {
         let repository = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(repository.path().join("m/1")).unwrap();
         let config = r#"
@@ -299,7 +304,7 @@ mod tests {
         let (path, (tell, told)) = (repository.path().to_owned(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
             let [nobody, any] = ["127.0.0.1:1", "127.0.0.1:0"].map(|address| address.parse().unwrap());
-            let config = frontend::Config { http: Some(any), ..frontend::Config::new(nobody, "secret", path) };
+            let config = frontend::Config { http: Some(any), clients, ..frontend::Config::new(nobody, "secret", path) };
             let frontend = frontend::Frontend::open(&config).unwrap();
             tell.send(frontend.http_address().unwrap()).unwrap();
             frontend.run(std::future::pending()).unwrap();
@@ -309,7 +314,7 @@ mod tests {
 
     #[test]
     fn every_wire_asks_and_is_refused_with_the_reason() {
-        let (address, _repository) = lonely_frontend();
+        let (address, _repository) = lonely_frontend(frontend::access::Clients::default());
         for wire in [Wire::Http(Encoding::Binary), Wire::Http(Encoding::Json), Wire::Grpc] {
             let target = Target { wire, ..Target::http(address, Duration::from_millis(100), 1) };
             let input = first_inputs(&target, &["m"]).unwrap().remove(0);
@@ -322,6 +327,38 @@ mod tests {
             let tally = generate(&target, &[stream], |_| {}).unwrap().remove(0);
             assert!(tally.sent > 0);
             assert_eq!(tally.dropped.values().sum::<u64>(), tally.sent, "{wire:?}: {tally:?}");
+        }
+    }
+
+    #[test]
+    fn a_guarded_server_is_known_by_its_certificate_and_shown_a_token() {
+        let rcgen::CertifiedKey { cert, signing_key } =
+            rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let (certificate, key) = (folder.path().join("server.pem"), folder.path().join("server.key"));
+        std::fs::write(&certificate, cert.pem()).unwrap();
+        std::fs::write(&key, signing_key.serialize_pem()).unwrap();
+        let clients = format!(
+            "tls = {{ certificate = {certificate:?}, key = {key:?} }}\n[[token]]\nname = 'x'\n\
+             sha256 = '7b467437ad0215a143a8d995fea9a9e55d93a0c2ff3367e4a7990aec3f6fbd6b'\n\
+             allow = {{ operations = ['infer', 'metadata'] }}"
+        );
+        let (address, _repository) = lonely_frontend(toml::from_str(&clients).unwrap());
+        let config = transport::client_tls("--tls-authority", &certificate).unwrap();
+        let tls = Tls { authority: address.to_string(), config: std::sync::Arc::new(config) };
+        for wire in [Wire::Http(Encoding::Binary), Wire::Grpc] {
+            let stranger =
+                Target { wire, tls: Some(tls.clone()), ..Target::http(address, Duration::from_millis(100), 1) };
+            let error = first_inputs(&stranger, &["m"]).unwrap_err().to_string();
+            assert!(error.contains("found no token"), "{error}");
+            let known = Target { token: Some("open sesame, please".to_owned()), ..stranger.clone() };
+            assert_eq!(first_inputs(&known, &["m"]).unwrap()[0].name, "x");
+            let input = Input::new("x", DataType::Int16, &[2, 3], &[7; 12], Some(20.0), Expected::Any);
+            let stream = Stream { inputs: [input].into(), ..stream(Arrivals::poisson(300.0)) };
+            let tally = generate(&known, &[stream], |_| {}).unwrap().remove(0);
+            assert_eq!(tally.dropped.values().sum::<u64>(), tally.sent, "no scheduler, {wire:?}: {tally:?}");
+            let plain = Target { tls: None, ..known };
+            assert!(first_inputs(&plain, &["m"]).is_err(), "{wire:?}");
         }
     }
 

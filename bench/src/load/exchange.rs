@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper_util::client::legacy::connect::HttpConnector;
 
-use super::{grpc, http, request::Input};
+use super::{drive::Target, grpc, http, request::Input, server::Server};
 
 /// Answers longer than this are errors.
 pub const ANSWER_BYTES_MAX: usize = 16 << 20;
@@ -70,11 +69,11 @@ pub enum Requests {
 }
 
 impl Client {
-    /// Connects when the first request is sent. `authority` is `host:port`.
-    pub fn new(authority: &str, wire: Wire) -> Self {
-        match wire {
-            Wire::Http(encoding) => Self::Http(http::Http::new(authority, encoding)),
-            Wire::Grpc => Self::Grpc(grpc::Grpc::new(authority)),
+    /// Connects when the first request is sent.
+    pub fn new(target: &Target) -> Self {
+        match target.wire {
+            Wire::Http(encoding) => Self::Http(http::Http::new(Server::new(target), encoding)),
+            Wire::Grpc => Self::Grpc(grpc::Grpc::new(Server::new(target))),
         }
     }
 
@@ -101,12 +100,6 @@ impl Requests {
             Self::Grpc(requests) => requests.exchange(index).await,
         }
     }
-}
-
-pub fn connector() -> HttpConnector {
-    let mut connector = HttpConnector::new();
-    connector.set_nodelay(true);
-    connector
 }
 
 /// The innermost cause says most: "connection refused" rather than "client error".

@@ -8,16 +8,23 @@ use frontend::api::{
     infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
 };
 use hyper::{Uri, http::uri::PathAndQuery};
+use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use tonic::{Code, Status, body::Body, client};
+use tonic::{
+    Code, Status,
+    body::Body,
+    client,
+    metadata::{Ascii, MetadataValue},
+};
 use tonic_prost::ProstCodec;
 
 use super::{
-    exchange::{ANSWER_BYTES_MAX, InputShape, Outcome, connector},
+    exchange::{ANSWER_BYTES_MAX, InputShape, Outcome},
     request::Input,
+    server::Server,
 };
 
 /// HTTP/2's own 64 KiB would make the server wait in the middle of every large output.
@@ -27,7 +34,8 @@ const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 /// A client of one server.
 #[derive(Clone)]
 pub struct Grpc {
-    client: client::Grpc<Client<HttpConnector, Body>>,
+    client: client::Grpc<Client<HttpsConnector<HttpConnector>, Body>>,
+    authorization: Option<MetadataValue<Ascii>>,
 }
 
 /// The requests of one stream, ready to be sent.
@@ -37,15 +45,16 @@ pub struct Requests {
 }
 
 impl Grpc {
-    pub(super) fn new(authority: &str) -> Self {
+    pub(super) fn new(server: Server) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .http2_only(true)
             .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
             .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .build(connector());
-        let origin: Uri = format!("http://{authority}").parse().expect("a checked authority makes a valid URI");
+            .build(server.connector);
+        let origin: Uri = server.origin.parse().expect("a checked authority makes a valid URI");
         let client = client::Grpc::with_origin(client, origin).max_decoding_message_size(ANSWER_BYTES_MAX);
-        Self { client }
+        let authorization = server.authorization.and_then(|value| MetadataValue::try_from(value.as_bytes()).ok());
+        Self { client, authorization }
     }
 
     /// Asks for the model's metadata.
@@ -71,7 +80,11 @@ impl Grpc {
         client.ready().await.map_err(|error| Status::from_error(error.into()))?;
         let codec = ProstCodec::default();
         let path = path.expect("the name of a method makes a valid path");
-        Ok(client.unary(tonic::Request::new(message), path, codec).await?.into_inner())
+        let mut request = tonic::Request::new(message);
+        if let Some(value) = &self.authorization {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(client.unary(request, path, codec).await?.into_inner())
     }
 }
 

@@ -4,7 +4,11 @@
 use bytes::Bytes;
 use frontend::protocol::elements;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Request, StatusCode, Uri};
+use hyper::{
+    Request, StatusCode, Uri,
+    header::{AUTHORIZATION, HeaderValue},
+};
+use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
@@ -14,8 +18,9 @@ use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
 use super::{
-    exchange::{ANSWER_BYTES_MAX, CONNECTION_IDLE_MAX, Encoding, InputShape, Outcome, connector, deepest},
+    exchange::{ANSWER_BYTES_MAX, CONNECTION_IDLE_MAX, Encoding, InputShape, Outcome, deepest},
     request::Input,
+    server::Server,
 };
 
 /// Length of the JSON before binary tensors, in requests and replies.
@@ -24,9 +29,10 @@ const JSON_LENGTH: &str = "inference-header-content-length";
 /// A client of one server.
 #[derive(Clone)]
 pub struct Http {
-    client: Client<HttpConnector, Full<Bytes>>,
-    /// `http://host:port`
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// `http://host:port` or `https://host:port`
     origin: String,
+    authorization: Option<HeaderValue>,
     encoding: Encoding,
 }
 
@@ -49,12 +55,12 @@ struct Answer {
 }
 
 impl Http {
-    pub(super) fn new(authority: &str, encoding: Encoding) -> Self {
+    pub(super) fn new(server: Server, encoding: Encoding) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_idle_timeout(CONNECTION_IDLE_MAX)
             .pool_timer(TokioTimer::new())
-            .build(connector());
-        Self { client, origin: format!("http://{authority}"), encoding }
+            .build(server.connector);
+        Self { client, origin: server.origin, authorization: server.authorization, encoding }
     }
 
     /// Asks for the model's metadata.
@@ -94,7 +100,8 @@ impl Http {
         Requests { http: self.clone(), uri: self.model_uri(model, "/infer"), bodies: bodies.collect() }
     }
 
-    async fn request(&self, request: Request<Full<Bytes>>) -> Result<Answer, String> {
+    async fn request(&self, mut request: Request<Full<Bytes>>) -> Result<Answer, String> {
+        request.headers_mut().extend(self.authorization.clone().map(|value| (AUTHORIZATION, value)));
         let response = self.client.request(request).await.map_err(|error| deepest(&error))?;
         let (head, body) = response.into_parts();
         let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(|error| deepest(&*error))?;
@@ -208,9 +215,14 @@ fn first_output(answer: &Answer) -> Option<Bytes> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use hyper::{Response, http::response};
 
-    use super::{super::request::Expected, *};
+    use super::{
+        super::{drive::Target, request::Expected},
+        *,
+    };
 
     fn answer(header: Option<usize>, body: &[u8]) -> Answer {
         let mut builder = Response::builder();
@@ -227,7 +239,8 @@ mod tests {
 
     #[test]
     fn model_names_are_escaped() {
-        let http = Http::new("127.0.0.1:80", Encoding::Json);
+        let target = Target::http("127.0.0.1:80".parse().unwrap(), Duration::from_secs(1), 1);
+        let http = Http::new(Server::new(&target), Encoding::Json);
         assert_eq!(http.model_uri("a b/ü.1", "/infer").path(), "/v2/models/a%20b%2F%C3%BC.1/infer");
     }
 

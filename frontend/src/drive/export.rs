@@ -1,8 +1,11 @@
-//! Sends traces to a collector of OpenTelemetry, from a thread of its own: OTLP over HTTP, in batches. A collector that
-//! is slow, refuses or is not there costs traces, which are counted, and nothing else.
+//! Sends traces to a collector of OpenTelemetry, from a thread of its own: OTLP over HTTP or HTTPS, in batches. A batch is
+//! tried a few times if the collector is not there or says that it is busy. What it never takes is lost and counted, and
+//! costs nothing else.
 
 use std::{
     io,
+    path::PathBuf,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -15,7 +18,13 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
-use tokio::{net::TcpStream, sync::mpsc, task::JoinSet};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::mpsc,
+    task::JoinSet,
+};
+use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
 
 use crate::{
     metrics::{TraceOutcome, Traces},
@@ -26,6 +35,10 @@ use crate::{
 const BATCH_MAX: usize = 256;
 /// How long a trace waits for others.
 const BATCH_WAIT: Duration = Duration::from_secs(1);
+/// How often a batch is tried, and the wait before the second time; each later wait is twice the one before. Meanwhile
+/// traces wait in the queue, and what does not fit there is lost.
+const ATTEMPTS_MAX: u32 = 4;
+const RETRY_FIRST: Duration = Duration::from_millis(250);
 /// Where collectors take traces in (OTLP/HTTP, "Request": the default path).
 const PATH: &str = "/v1/traces";
 
@@ -33,15 +46,18 @@ const PATH: &str = "/v1/traces";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Otlp {
-    /// The collector: `http://host:port`, or with a path of its own.
+    /// The collector: `http://host:port` or `https://host:port`, or with a path of its own.
     pub endpoint: String,
+    /// A file (PEM) with the certificates that the collector's may come from; for `https`.
+    #[serde(default)]
+    pub authority: Option<PathBuf>,
     /// Of the requests whose caller says nothing, one in so many is traced; 0: none.
     #[serde(default)]
     pub trace_rate: u32,
     /// Traces that wait to be sent.
     #[serde(default = "default_queue_max")]
     pub queue_max: usize,
-    /// How long the collector may take for a batch.
+    /// How long the collector may take for a batch each time.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
 }
@@ -58,7 +74,21 @@ fn default_timeout_ms() -> u64 {
 struct Collector {
     authority: String,
     path: String,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
     timeout: Duration,
+}
+
+/// Why a batch was not taken.
+struct Refused {
+    cause: io::Error,
+    /// Whether it may be another time.
+    is_passing: bool,
+}
+
+impl From<io::Error> for Refused {
+    fn from(cause: io::Error) -> Self {
+        Self { cause, is_passing: true }
+    }
 }
 
 /// Starts the thread that sends what is put into the queue; it ends when the queue's sender is dropped.
@@ -89,15 +119,23 @@ pub fn unix_ns() -> i64 {
 
 impl Collector {
     fn of(otlp: &Otlp) -> Result<Self, String> {
-        let wrong = || format!("otlp.endpoint: found '{}', expected http://HOST:PORT", otlp.endpoint);
+        let wrong = || format!("otlp.endpoint: found '{}', expected http[s]://HOST:PORT", otlp.endpoint);
         let uri: Uri = otlp.endpoint.parse().map_err(|_| wrong())?;
         let authority = uri.authority().filter(|authority| authority.port().is_some()).ok_or_else(wrong)?;
-        if uri.scheme_str() != Some("http") {
-            return Err(wrong());
-        }
+        let tls = match (uri.scheme_str(), &otlp.authority) {
+            (Some("http"), None) => None,
+            (Some("http"), Some(_)) => return Err("otlp.authority: found a file, expected none for http://".to_owned()),
+            (Some("https"), None) => return Err("otlp.authority: found none, expected a file for https://".to_owned()),
+            (Some("https"), Some(file)) => {
+                let client = transport::client_tls("otlp.authority", file).map_err(|error| error.to_string())?;
+                let name = ServerName::try_from(authority.host().to_owned()).map_err(|_| wrong())?;
+                Some((TlsConnector::from(Arc::new(client)), name))
+            }
+            _ => return Err(wrong()),
+        };
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
         let path = if path == "/" { PATH } else { path }.to_owned();
-        Ok(Self { authority: authority.to_string(), path, timeout: Duration::from_millis(otlp.timeout_ms) })
+        Ok(Self { authority: authority.to_string(), path, tls, timeout: Duration::from_millis(otlp.timeout_ms) })
     }
 
     async fn export(self, mut waiting: mpsc::Receiver<Trace>, traces: &Traces) {
@@ -113,9 +151,7 @@ impl Collector {
                 }
             })
             .await;
-            let body = otlp::encode(&batch, rand::random);
-            let sent = tokio::time::timeout(self.timeout, self.post(body)).await;
-            let sent = sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            let sent = self.send(otlp::encode(&batch, rand::random).into()).await;
             match &sent {
                 Ok(()) => traces.count(TraceOutcome::Exported, batch.len()),
                 Err(error) => {
@@ -131,14 +167,41 @@ impl Collector {
         }
     }
 
-    async fn post(&self, body: Vec<u8>) -> io::Result<()> {
+    async fn send(&self, body: Bytes) -> io::Result<()> {
+        let mut wait = RETRY_FIRST;
+        for attempt in 1.. {
+            let sent = tokio::time::timeout(self.timeout, self.post(body.clone())).await;
+            match sent.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into())) {
+                Ok(()) => break,
+                Err(Refused { is_passing: true, .. }) if attempt < ATTEMPTS_MAX => {
+                    tokio::time::sleep(wait).await;
+                    wait *= 2;
+                }
+                Err(Refused { cause, .. }) => return Err(cause),
+            }
+        }
+        Ok(())
+    }
+
+    async fn post(&self, body: Bytes) -> Result<(), Refused> {
         let stream = TcpStream::connect(&self.authority).await?;
+        match &self.tls {
+            None => self.post_over(stream, body).await,
+            Some((tls, name)) => self.post_over(tls.connect(name.clone(), stream).await?, body).await,
+        }
+    }
+
+    async fn post_over(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        body: Bytes,
+    ) -> Result<(), Refused> {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         let request = Request::post(&self.path)
             .header(HOST, &self.authority)
             .header(CONTENT_TYPE, "application/json")
             .header(CONNECTION, "close")
-            .body(Full::new(Bytes::from(body)))
+            .body(Full::new(body))
             .map_err(io::Error::other)?;
         // It moves the bytes until it is dropped.
         let mut moving = JoinSet::new();
@@ -146,7 +209,11 @@ impl Collector {
         let response = sender.send_request(request).await.map_err(io::Error::other)?;
         match response.status() {
             status if status.is_success() => Ok(()),
-            status => Err(io::Error::other(format!("it answered {status}"))),
+            // OTLP/HTTP, "Retryable Response Codes".
+            status => Err(Refused {
+                cause: io::Error::other(format!("it answered {status}")),
+                is_passing: [429, 502, 503, 504].contains(&status.as_u16()),
+            }),
         }
     }
 }
@@ -158,14 +225,16 @@ mod tests {
     #[test]
     fn endpoints_are_urls_of_http() {
         let of = |endpoint: &str| {
-            let otlp = Otlp { endpoint: endpoint.into(), trace_rate: 0, queue_max: 1, timeout_ms: 1 };
+            let otlp = Otlp { endpoint: endpoint.into(), authority: None, trace_rate: 0, queue_max: 1, timeout_ms: 1 };
             Collector::of(&otlp).map(|collector| (collector.authority, collector.path))
         };
         assert_eq!(of("http://127.0.0.1:4318"), Ok(("127.0.0.1:4318".into(), PATH.into())));
         assert_eq!(of("http://collector:80/x/y"), Ok(("collector:80".into(), "/x/y".into())));
-        for wrong in ["", "collector:4318", "https://collector:4318", "http://collector"] {
-            let expected = format!("otlp.endpoint: found '{wrong}', expected http://HOST:PORT");
+        for wrong in ["", "collector:4318", "ftp://collector:4318", "http://collector"] {
+            let expected = format!("otlp.endpoint: found '{wrong}', expected http[s]://HOST:PORT");
             assert_eq!(of(wrong), Err(expected));
         }
+        let expected = "otlp.authority: found none, expected a file for https://";
+        assert_eq!(of("https://collector:4318"), Err(expected.to_owned()));
     }
 }

@@ -9,7 +9,7 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
 fn otlp(address: SocketAddr, trace_rate: u32) -> Otlp {
     let endpoint = format!("http://{address}");
-    Otlp { endpoint, trace_rate, queue_max: 4, timeout_ms: 60_000 }
+    Otlp { endpoint, authority: None, trace_rate, queue_max: 4, timeout_ms: 60_000 }
 }
 
 fn traced(flags: &str) -> Vec<u8> {
@@ -71,7 +71,7 @@ fn a_collector_gets_sampled_requests_with_their_stages_and_no_others() {
         let spans = collect(&listener, 2).await;
         let (of_caller, own): (Vec<_>, Vec<_>) = spans.iter().partition(|span| span["traceId"] == TRACE);
         let names: Vec<&str> = of_caller.iter().map(|span| span["name"].as_str().unwrap()).collect();
-        let stages = ["receive", "submit", "queue", "grant", "fetch", "wait", "execute", "push", "reply"];
+        let stages = ["receive", "submit", "defer", "queue", "grant", "fetch", "wait", "execute", "push", "reply"];
         assert_eq!((names[0], &names[1..]), ("infer double", &stages[..]));
         assert_eq!(of_caller[0]["parentSpanId"], "00f067aa0ba902b7");
         assert!(of_caller[1..].iter().all(|span| span["parentSpanId"] == of_caller[0]["spanId"]));
@@ -109,6 +109,29 @@ fn calls_of_grpc_carry_the_trace_in_their_metadata() {
         let spans = collect(&listener, 1).await;
         assert_eq!((&spans[0]["traceId"], &spans[0]["status"]["code"]), (&json!(TRACE), &json!(2)));
     });
+}
+
+#[test]
+fn a_collector_that_is_busy_is_asked_again_and_one_that_refuses_is_not() {
+    for (answers, outcome) in
+        [(&["503 Busy", "429 Busy", "200 OK"][..], "exported"), (&["400 Bad"], "collector_failed")]
+    {
+        let (listener, collector) = listen();
+        with_collector(Some(otlp(collector, 0)), async |address, peer| {
+            let listener = TcpListener::from_std(listener).unwrap();
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            assert_eq!(ask(&mut stream, &traced("01")).await.status, 200);
+            for answer in answers {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                assert_ne!(stream.read(&mut [0; 1 << 16]).await.unwrap(), 0);
+                let answer = format!("HTTP/1.1 {answer}\r\ncontent-length: 0\r\n\r\n");
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+            while traces(&peer, outcome) < 1 {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
 }
 
 #[test]
