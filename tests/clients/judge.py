@@ -9,6 +9,8 @@ import numpy as np
 # Microseconds: the objective of requests whose answers are judged, not their lateness.
 PATIENT = 5_000_000
 MODEL = "digits"
+# The same model, of which there is nothing but the file.
+PLAIN = "plain"
 # The cluster's own copy, which tests may spoil.
 REPOSITORY = "target/clients-models"
 

@@ -6,7 +6,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as shm
-from judge import IMAGES, LABELS, MODEL, PATIENT, REPOSITORY, Table, close, expect
+from judge import IMAGES, LABELS, MODEL, PATIENT, PLAIN, REPOSITORY, Table, close, expect
 from tritonclient.utils import InferenceServerException
 
 REGION_BYTES = 16 * 64 * 4
@@ -81,6 +81,15 @@ class Triton:
 
         call("get_model_config", "types, shapes, batch size and objective", config)
 
+        def completed():
+            config = self.json(client.get_model_config, PLAIN)
+            config = config if self.is_http else config["config"]
+            tensors = [(t["name"], t["data_type"], [int(dim) for dim in t["dims"]]) for t in config["input"] + config["output"]]
+            expect(tensors, [("image", "TYPE_FP32", [64]), ("probabilities", "TYPE_FP32", [10])])
+            expect(int(config["max_batch_size"]), 32)
+
+        call("get_model_config (no config.pbtxt)", "what the model's file says", completed)
+
         def index():
             models = self.json(client.get_model_repository_index)
             models = models if self.is_http else models["models"]
@@ -108,6 +117,7 @@ class Triton:
         outputs = [self.library.InferRequestedOutput("probabilities")]
         call("infer (outputs)", "those that are named", lambda: close(self.scores(IMAGES[:1], outputs=outputs), self.known[:1]))
         call("infer (priority)", "as without: nothing has to give way", lambda: close(self.scores(IMAGES[:1], priority=1), self.known[:1]))
+        call("infer (no config.pbtxt)", "as with one", lambda: close(self.scores(IMAGES[:9], model=PLAIN), self.known[:9]))
         call("infer (version)", "as without", lambda: close(self.scores(IMAGES[:1], model_version="1"), self.known[:1]))
 
     def statistics(self):
