@@ -9,10 +9,8 @@ const BROKEN_PIPE: i32 = 141;
 fn a_reader_that_leaves_ends_the_process_quietly() {
     let simulated = "sim --workload workloads/resnet50.toml --policy eager --rate 100 --seconds 1";
     let commands = [
-        "doctor",
         simulated,
         &format!("{simulated} --json"),
-        "bench goodput --workload workloads/resnet50.toml --policy eager --seconds 1",
         "bench verbs --op send --bytes 64 --iters 10",
         "bench incast --arm tcp --servers 2 --objects 2 --bytes 1000 --rounds 2",
         "demo --seconds 1",

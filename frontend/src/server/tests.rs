@@ -116,6 +116,9 @@ impl Peer {
     fn disconnect(&self, connection: ConnectionId) {
         let reason = DisconnectReason("the test ends it".to_owned());
         self.desk.handle_event(Event::Disconnected { connection, reason });
+        while let Some(output) = self.desk.poll_output() {
+            self.handle_output(output);
+        }
     }
 
     /// As the scheduler does it; only one model can be had.

@@ -75,7 +75,6 @@ fn without_a_scheduler_what_is_open_ends_and_what_comes_is_refused() {
                 tokio::task::yield_now().await;
             }
             peer.disconnect(SCHEDULER);
-            // Its loop is woken by the next request only.
             let mut other = TcpStream::connect(address).await.unwrap();
             ask(&mut other, &post_of(INFER, "", GOOD.as_bytes())).await
         };
@@ -114,7 +113,7 @@ fn a_task_that_nobody_speaks_of_is_given_up_after_its_deadline() {
 
 #[test]
 fn clients_that_wait_for_loads_are_bounded() {
-    with_server(limits(), async |address, peer| {
+    with_server(Limits { requests_max: 1000, ..limits() }, async |address, peer| {
         *peer.changes.borrow_mut() = Some(Vec::new());
         let mut client = connect(address).await;
         let load = RepositoryModelLoadRequest { model_name: "double".to_owned(), ..Default::default() };
