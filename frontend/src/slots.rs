@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_full_arena_refuses_and_serves_again_after_a_release() {
-        let small = size(1000, 0);
+        let small = size(900, 0);
         let mut slots = Slots::new(16 * 1024, &[small]).unwrap();
         let mut leases: Vec<Lease> = (0..).map_while(|sequence| slots.lease(small, task(sequence))).collect();
         assert!(leases.len() >= 12, "{} slots of {} bytes in 16 KiB", leases.len(), small.class_bytes());

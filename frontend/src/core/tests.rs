@@ -459,10 +459,18 @@ impl World {
         self.arena.write(slot.answer_offset as usize, header.as_bytes());
         self.arena.write(slot.answer_offset as usize + size_of::<AnswerHeader>(), &answer);
         let immediate = ImmediateData { slot: slot.slot, attempt };
-        self.report(Event::Immediate { connection: link, immediate: immediate.pack(), bytes: 98 });
+        self.report(Event::Immediate {
+            connection: link,
+            immediate: immediate.pack(),
+            bytes: size_of::<AnswerHeader>() as u32 + 18,
+        });
         // Immediates that match no attempt must change nothing.
         let stale = ImmediateData { attempt: attempt + 1, ..immediate };
-        self.report(Event::Immediate { connection: link, immediate: stale.pack(), bytes: 98 });
+        self.report(Event::Immediate {
+            connection: link,
+            immediate: stale.pack(),
+            bytes: size_of::<AnswerHeader>() as u32 + 18,
+        });
     }
 }
 

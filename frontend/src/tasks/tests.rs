@@ -144,7 +144,7 @@ fn an_answer_that_does_not_fit_the_model_ends_the_task_with_an_error() {
         bench.tasks.poll_reply().unwrap().1.unwrap_err().to_string()
     };
     assert!(error(|task| done(task, 4), 4).contains("found 4 bytes of output, expected 3"));
-    assert!(error(|task| done(task, 3), 2).contains("announces 3 bytes and 82 came"));
+    assert!(error(|task| done(task, 3), 2).contains("announces 3 bytes and 90 came"));
     let huge = |task| AnswerHeader { status: AnswerStatus::Failed, ..done(task, u32::MAX) };
     assert!(error(huge, 2).contains("announces 4294967295 bytes"));
     assert!(error(|task| AnswerHeader { status: AnswerStatus::WindowMissed, ..done(task, 0) }, 0).contains("in time"));

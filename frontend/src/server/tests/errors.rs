@@ -105,7 +105,7 @@ fn a_task_that_nobody_speaks_of_is_given_up_after_its_deadline() {
         peer.desk.handle_timeout();
         is_served(&mut TcpStream::connect(address).await.unwrap()).await;
         let heard = hear(&mut stream).await.unwrap();
-        let expected = "neither an answer nor a drop came within 5000.000 ms after the deadline";
+        let expected = "neither an answer nor a drop came within 5.000 s after the deadline";
         assert_eq!((heard.status, &heard.json()["error"]), (504, &json!(expected)));
         is_served(&mut stream).await;
     });
