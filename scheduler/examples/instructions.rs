@@ -15,7 +15,7 @@ const SLO: Span = Span::from_millis(100);
 /// From one request of a model to its next one, on average: about nine gather in a batch.
 const GAP_NS: i64 = 10_000_000;
 /// Requests of each model before counting begins: more than an SLO holds.
-const WARM_UP: u64 = 20;
+const WARM_UP: u64 = 100;
 
 struct Load {
     planner: Box<dyn Planner<()>>,

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::task_queue::Queued;
 
-/// Weight of the newest batch in each average: they look back on about fifty.
+/// Weight of the newest batch in each average, once there were as many: they look back on about fifty.
 const AVERAGE_WEIGHT: f64 = 0.02;
 /// The part of its time that the target batch takes; the rest absorbs that arrivals are random.
 const TARGET_PART: f64 = 0.89;
@@ -52,6 +52,8 @@ pub(super) struct Downbeat {
 
 #[derive(Debug)]
 struct Averages {
+    /// Batches seen; the first ones weigh alike.
+    batches: u32,
     last_start: Timestamp,
     /// From one batch's start to the next one's, in nanoseconds; longer ones count as an SLO.
     interval_ns: f64,
@@ -129,15 +131,18 @@ impl BatchPolicy for Downbeat {
         let has_waited = f64::from(u8::from(waited.as_nanos() as f64 > slo_ns * WAIT_PART_MIN));
         let Some(averages) = &mut self.averages else {
             let (interval_ns, waited_part) = (slo_ns, WAITED_PART_ENOUGH);
-            self.averages = Some(Averages { last_start: start, interval_ns, size, execution_ns, waited_part, hosts });
+            let first = Averages { batches: 1, last_start: start, interval_ns, size, execution_ns, waited_part, hosts };
+            self.averages = Some(first);
             return;
         };
+        averages.batches = averages.batches.saturating_add(1);
+        let weight = (1.0 / f64::from(averages.batches)).max(AVERAGE_WEIGHT);
         let interval_ns = ((start - averages.last_start).as_nanos() as f64).clamp(0.0, slo_ns);
         (averages.last_start, averages.hosts) = (start, hosts);
-        averages.interval_ns += AVERAGE_WEIGHT * (interval_ns - averages.interval_ns);
-        averages.size += AVERAGE_WEIGHT * (size - averages.size);
-        averages.execution_ns += AVERAGE_WEIGHT * (execution_ns - averages.execution_ns);
-        averages.waited_part += AVERAGE_WEIGHT * (has_waited - averages.waited_part);
+        averages.interval_ns += weight * (interval_ns - averages.interval_ns);
+        averages.size += weight * (size - averages.size);
+        averages.execution_ns += weight * (execution_ns - averages.execution_ns);
+        averages.waited_part += weight * (has_waited - averages.waited_part);
     }
 }
 
@@ -152,7 +157,15 @@ mod tests {
 
     fn averages(gpus: f64, waited_part: f64) -> Averages {
         let execution_ns = 1000.0 * gpus;
-        Averages { last_start: Timestamp(0), interval_ns: 1000.0, size: 1.0, execution_ns, waited_part, hosts: 8 }
+        Averages {
+            batches: 1,
+            last_start: Timestamp(0),
+            interval_ns: 1000.0,
+            size: 1.0,
+            execution_ns,
+            waited_part,
+            hosts: 8,
+        }
     }
 
     #[test]
