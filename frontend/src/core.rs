@@ -14,7 +14,7 @@ use proto::{
     frame::{FrameWriter, read_frame},
     frontend_to_scheduler::{FrontendHello, FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
     hello::SchedulerHello,
-    scheduler_to_frontend::{FENCED_TASKS_MAX, FrontendWelcome, ModelState, SchedulerToFrontend},
+    scheduler_to_frontend::{FENCED_TASKS_MAX, FrontendWelcome, ModelState, SchedulerLoad, SchedulerToFrontend},
 };
 use transport::{ConnectionId, Event};
 
@@ -115,6 +115,7 @@ pub struct Core {
     session: Session,
     retry_after: Span,
     clock: ClockOffset,
+    scheduler_load: SchedulerLoad,
     clock_requests: u32,
     clock_request_at: Timestamp,
     /// Connections of backends, until they are reported down.
@@ -164,6 +165,7 @@ impl Core {
             session: Session::Waiting { until: Timestamp::PAST },
             retry_after: RETRY_FIRST,
             clock: ClockOffset::default(),
+            scheduler_load: SchedulerLoad::default(),
             clock_requests: 0,
             clock_request_at: Timestamp::NEVER,
             links: BTreeMap::new(),
@@ -222,6 +224,12 @@ impl Core {
     #[must_use]
     pub fn has_scheduler(&self) -> bool {
         self.joined().is_some()
+    }
+
+    /// How much the scheduler had to do when it last said so, about a second ago; nothing while there is none.
+    #[must_use]
+    pub fn scheduler_load(&self) -> SchedulerLoad {
+        if self.has_scheduler() { self.scheduler_load } else { SchedulerLoad::default() }
     }
 
     /// Step 1: admits a request and submits its tasks. The reply comes as [`Output::Reply`].
@@ -413,6 +421,7 @@ impl Core {
         self.session = Session::Joined { connection, frontend };
         self.retry_after = RETRY_FIRST;
         self.clock = ClockOffset::default();
+        self.scheduler_load = SchedulerLoad::default();
         self.clock_requests = 0;
         self.post_clock_request(now);
         for (connection, hello) in std::mem::take(&mut self.early) {
@@ -442,6 +451,7 @@ impl Core {
         match message {
             SchedulerToFrontend::Dropped { task, reason } => self.tasks.handle_dropped(task, reason),
             SchedulerToFrontend::Clock(reply) => self.clock.handle_reply(now, reply),
+            SchedulerToFrontend::Load(load) => self.scheduler_load = load,
             SchedulerToFrontend::Fence { tasks, .. } if tasks.len() > FENCED_TASKS_MAX => {
                 self.leave(&format!("a fence asks about {} tasks, at most {FENCED_TASKS_MAX} fit", tasks.len()));
             }

@@ -8,7 +8,10 @@ use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder, exponential_buckets,
 };
-use proto::{Span, scheduler_to_frontend::DropReason};
+use proto::{
+    Span,
+    scheduler_to_frontend::{DropReason, SchedulerLoad},
+};
 use repository::Model;
 
 use crate::{
@@ -100,6 +103,8 @@ pub struct Metrics {
     slots: IntGauge,
     backends: IntGauge,
     scheduler: IntGauge,
+    /// Tasks, batches and GPUs of the whole scheduler.
+    scheduler_load: [IntGauge; 3],
     refusals: Refusals,
     traces: Traces,
 }
@@ -251,6 +256,11 @@ impl Metrics {
             slots: gauge("downbeat_slots_in_use", "Slots of registered memory that are leased"),
             backends: gauge("downbeat_backends_linked", "Backends that can reach our slots"),
             scheduler: gauge("downbeat_scheduler_connected", "1 while there is a connection to the scheduler"),
+            scheduler_load: [
+                gauge("downbeat_scheduler_tasks_queued", "Tasks of all frontends that wait for their batch"),
+                gauge("downbeat_scheduler_batches_in_flight", "Batches of all frontends that have no answer yet"),
+                gauge("downbeat_scheduler_gpus", "GPUs of all backends that are connected to the scheduler"),
+            ],
             refusals: Refusals::new(&registry),
             traces: Traces::new(&registry),
             registry,
@@ -328,6 +338,8 @@ impl Metrics {
         self.slots.set(core.outstanding() as i64);
         self.backends.set(core.backends_linked() as i64);
         self.scheduler.set(i64::from(core.has_scheduler()));
+        let SchedulerLoad { queued, batches, gpus } = core.scheduler_load();
+        self.scheduler_load.iter().zip([queued, batches, gpus]).for_each(|(gauge, count)| gauge.set(count.into()));
         TextEncoder::new()
             .encode_to_string(&self.registry.gather())
             .expect("names and labels were checked when they were made")

@@ -45,6 +45,17 @@ pub enum ModelState {
     Unloaded,
 }
 
+/// How much a scheduler has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, SchemaRead, SchemaWrite)]
+pub struct SchedulerLoad {
+    /// Tasks of all frontends that wait for their batch.
+    pub queued: u32,
+    /// Batches that backends were given and have not answered for.
+    pub batches: u32,
+    /// GPUs of the backends that are here.
+    pub gpus: u32,
+}
+
 /// A message to a frontend.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub enum SchedulerToFrontend {
@@ -57,6 +68,8 @@ pub enum SchedulerToFrontend {
     },
     /// The scheduler's clock.
     Clock(ClockReply),
+    /// How much the scheduler has to do. Follows each `Clock`.
+    Load(SchedulerLoad),
     /// Move the queue pair of `backend` to ERROR, then say which of `tasks` have no answer.
     Fence {
         /// The suspected backend.

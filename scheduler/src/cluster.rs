@@ -19,7 +19,7 @@ use proto::{
     clock::ClockReply,
     frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
     scheduler_to_backend::{BackendWelcome, BatchPlan, PlannedTask, SchedulerToBackend},
-    scheduler_to_frontend::{DropReason, FrontendWelcome, SchedulerToFrontend},
+    scheduler_to_frontend::{DropReason, FrontendWelcome, SchedulerLoad, SchedulerToFrontend},
     slot::ImmediateData,
     stages::SchedulerStamps,
 };
@@ -194,7 +194,9 @@ impl Cluster {
         match message {
             FrontendToScheduler::ClockRequest { sent_at } => {
                 let reply = ClockReply { sent_at, received_at: now, replied_at: now };
-                self.outputs.push_back(ClusterOutput::ToFrontend(frontend, SchedulerToFrontend::Clock(reply)));
+                let load = SchedulerToFrontend::Load(self.load());
+                let replies = [SchedulerToFrontend::Clock(reply), load];
+                self.outputs.extend(replies.map(|reply| ClusterOutput::ToFrontend(frontend, reply)));
             }
             FrontendToScheduler::Submit { task, model, deadline, priority, slot } => {
                 check_owner(frontend, task)?;
@@ -416,6 +418,13 @@ impl Cluster {
                 PlannerOutput::Dropped { task, reason, .. } => self.drop_task(task.id, reason),
             }
         }
+    }
+
+    fn load(&self) -> SchedulerLoad {
+        let queued = (0..self.members.models.len()).map(|index| self.planner.queue_length(ModelId(index as u32)));
+        let [queued, batches, gpus] =
+            [queued.sum(), self.plans.len(), self.members.gpus.len()].map(|count| count as u32);
+        SchedulerLoad { queued, batches, gpus }
     }
 
     /// Step 6: a final batch becomes a plan.

@@ -8,7 +8,7 @@ use proto::{
     clock::ClockReply,
     frame::read_frame,
     frontend_to_scheduler::{FrontendToScheduler, ModelChange},
-    scheduler_to_frontend::{DropReason, FrontendWelcome, ModelState, SchedulerToFrontend},
+    scheduler_to_frontend::{DropReason, FrontendWelcome, ModelState, SchedulerLoad, SchedulerToFrontend},
     slot::ImmediateData,
     stages::AnswerStamps,
 };
@@ -92,6 +92,7 @@ impl Peer {
             FrontendToScheduler::ClockRequest { sent_at } => {
                 let at = sent_at + Span::from_millis(5_000);
                 self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
+                self.tell(&SchedulerToFrontend::Load(SchedulerLoad { queued: 3, batches: 2, gpus: 1 }));
             }
             FrontendToScheduler::Submit { task, slot, .. } => match self.fates.borrow_mut().pop_front() {
                 None => self.answer(task, slot, AnswerStatus::Done, &self.doubled(slot)),

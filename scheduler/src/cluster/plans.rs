@@ -114,7 +114,6 @@ impl Plans {
     }
 
     /// Plans under way.
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.under_way.len()
     }

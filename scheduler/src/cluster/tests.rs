@@ -92,6 +92,32 @@ fn a_task_becomes_a_plan_within_its_window() {
     );
 }
 
+#[test]
+fn a_frontend_that_asks_for_the_time_is_told_how_much_there_is_to_do() {
+    let (mut cluster, frontend, backend) = pair(Timestamp(0));
+    let load = |cluster: &mut Cluster| {
+        let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0) };
+        cluster.handle_frontend_message(Timestamp(1), frontend, request).unwrap();
+        match &drain(cluster)[..] {
+            &[
+                ClusterOutput::ToFrontend(_, SchedulerToFrontend::Clock(_)),
+                ClusterOutput::ToFrontend(to, SchedulerToFrontend::Load(load)),
+            ] if to == frontend => load,
+            outputs => panic!("{outputs:?}"),
+        }
+    };
+    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 0, batches: 0, gpus: 1 });
+    cluster.handle_frontend_message(Timestamp(0), frontend, submit(frontend, 0, Timestamp(25 * MS))).unwrap();
+    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 1, batches: 0, gpus: 1 });
+    let fires_at = cluster.poll_timeout().unwrap();
+    cluster.handle_timeout(fires_at);
+    drain(&mut cluster);
+    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 0, batches: 1, gpus: 1 });
+    cluster.handle_backend_left(fires_at, backend);
+    drain(&mut cluster);
+    assert_eq!(load(&mut cluster), SchedulerLoad::default());
+}
+
 /// Submits a task at `now` and waits for its plan, which then runs for `execution`.
 fn run_one(
     cluster: &mut Cluster,
@@ -506,7 +532,8 @@ impl World {
             }
             SchedulerToFrontend::Model { .. }
             | SchedulerToFrontend::ModelState { .. }
-            | SchedulerToFrontend::Clock(_) => {}
+            | SchedulerToFrontend::Clock(_)
+            | SchedulerToFrontend::Load(_) => {}
         }
     }
 

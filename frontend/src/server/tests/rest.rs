@@ -221,6 +221,9 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
             "downbeat_slots_in_use 0".to_owned(),
             "downbeat_backends_linked 1".to_owned(),
             "downbeat_scheduler_connected 1".to_owned(),
+            "downbeat_scheduler_tasks_queued 3".to_owned(),
+            "downbeat_scheduler_batches_in_flight 2".to_owned(),
+            "downbeat_scheduler_gpus 1".to_owned(),
         ] {
             assert!(text.lines().any(|line| line == expected), "no `{expected}` in\n{text}");
         }
