@@ -7,6 +7,7 @@ mod simulation;
 
 const MODEL: ModelId = ModelId(3);
 const SHAPE: ModelShape = ModelShape { input_bytes: 100, output_bytes: 40, batch_max: 8 };
+const ANSWER_BYTES: u32 = (ANSWER_HEADER_BYTES + SHAPE.output_bytes) as u32;
 
 fn worker(frontends: u32) -> Worker {
     let mut worker = Worker::new(0, BTreeMap::from([(MODEL, SHAPE)]), Span::ZERO);
@@ -26,7 +27,7 @@ fn plan(id: u64, window: (i64, i64), frontends: &[u32]) -> BatchPlan {
                 input_offset: number,
                 input_bytes: SHAPE.input_bytes as u32,
                 answer_offset: number,
-                answer_bytes_max: 120,
+                answer_bytes_max: ANSWER_BYTES,
             },
             stamps: SchedulerStamps { queued_at: Timestamp(1), due_at: Timestamp(2), granted_at: Timestamp(3) },
         }
@@ -225,8 +226,8 @@ fn tasks_that_do_not_fit_the_model_are_refused_alone() {
     let mut mixed = plan(1, (100, 200), &[0, 0, 0, 0, 7]);
     mixed.tasks[1].slot.input_bytes = 99;
     mixed.tasks[1].slot.answer_bytes_max = 200;
-    mixed.tasks[2].slot.answer_bytes_max = 119;
-    mixed.tasks[3].slot.answer_bytes_max = 79;
+    mixed.tasks[2].slot.answer_bytes_max = ANSWER_BYTES - 1;
+    mixed.tasks[3].slot.answer_bytes_max = ANSWER_HEADER_BYTES as u32 - 1;
     let undelivered = vec![mixed.tasks[3].task, mixed.tasks[4].task];
     worker.handle_plan(Timestamp(0), mixed).unwrap();
     let texts: Vec<_> = pushes(&mut worker).into_iter().map(|(_, _, text)| text.unwrap()).collect();
