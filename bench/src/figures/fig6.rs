@@ -17,7 +17,7 @@ pub const FIG6: Figure = Figure {
         "As in the paper: without a batching effect (beta/alpha = 1) eager is as good, and falls behind as it grows; a well \
          chosen timeout comes close to deferral. Unlike in the paper that holds for the mix, too, where short timeouts do \
          as well as eager scheduling.",
-        "`downbeat` learns from about fifty batches of each model; in short runs that shows as a loss at strong batching.",
+        "`downbeat` gains most where batches are of middling size, and next to nothing at strong batching.",
         "From half the SLO on some model of the zoo has no time left to run even alone, so goodput is zero.",
         "The paper does not give its ResNet50's profile for the right panel; Table 2's is used.",
     ],
