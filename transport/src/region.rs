@@ -2,13 +2,17 @@
 //!
 //! A peer writes a region through the endpoint's thread while other threads of ours read it, and nobody can be stopped
 //! from reading too early. So the memory is a slice of [`AtomicU64`] and every copy goes through relaxed loads and
-//! stores: an early reader sees old words or new words, never undefined behaviour.
+//! stores of words, or of vectors of them (`copy`): an early reader sees old words or new words, never undefined
+//! behaviour.
 //!
 //! What is promised: each aligned 8-byte word is copied whole; words are not ordered against one another; once an
 //! event has told of a transfer (`ReadDone`, `Immediate`, `Message`), the transfer's bytes are visible to the thread
 //! that polled the event, and to every thread that this one hands them to by the usual means (channels, locks).
 //!
-//! This module has `unsafe` because a mapping's address has to become a slice once, and be unmapped once.
+//! This module has `unsafe` because a mapping's address has to become a slice once, and be unmapped once; `copy` because
+//! vectors of atomic words need assembly.
+
+mod copy;
 
 use std::{
     ptr::NonNull,
@@ -76,9 +80,7 @@ impl Region {
         }
         let whole = &words[first + usize::from(head_bytes > 0)..];
         let (chunks, end) = rest.as_chunks::<WORD>();
-        for (word, chunk) in whole.iter().zip(chunks) {
-            word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
-        }
+        copy::store(&whole[..chunks.len()], chunks);
         if !end.is_empty() {
             write_part(&whole[chunks.len()], 0, end);
         }
@@ -99,9 +101,7 @@ impl Region {
         }
         let whole = &words[first + usize::from(head_bytes > 0)..];
         let (chunks, end) = rest.as_chunks_mut::<WORD>();
-        for (word, chunk) in whole.iter().zip(chunks.iter_mut()) {
-            *chunk = word.load(Ordering::Relaxed).to_ne_bytes();
-        }
+        copy::load(&whole[..chunks.len()], chunks);
         if !end.is_empty() {
             read_part(&whole[chunks.len()], 0, end);
         }
@@ -234,11 +234,12 @@ mod tests {
         /// Against a plain vector: any sequence of writes reads back, at every alignment and length.
         #[test]
         fn copies_as_a_vector_does(
-            writes in proptest::collection::vec((0usize..200, proptest::collection::vec(any::<u8>(), 0..60)), 1..20),
-            (from, length) in (0usize..200, 0usize..60),
+            writes in proptest::collection::vec((0usize..200, proptest::collection::vec(any::<u8>(), 0..900)), 1..20),
+            (from, length) in (0usize..200, 0usize..900),
         ) {
-            let region = Region::allocate(260).unwrap();
-            let mut oracle = vec![0; 260];
+            const BYTES: usize = 1100;
+            let region = Region::allocate(BYTES).unwrap();
+            let mut oracle = vec![0; BYTES];
             for (offset, bytes) in &writes {
                 region.write(*offset, bytes);
                 oracle[*offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -246,7 +247,7 @@ mod tests {
             let mut read = vec![0xee; length];
             region.read(from, &mut read);
             prop_assert_eq!(&read, &oracle[from..from + length]);
-            let mut all = vec![0; 260];
+            let mut all = vec![0; BYTES];
             region.read(0, &mut all);
             prop_assert_eq!(all, oracle);
         }

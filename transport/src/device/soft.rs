@@ -70,6 +70,8 @@ impl Soft {
             },
             ack_timeout: ACK_TIMEOUT,
             read_window_bytes: u32::try_from(offer.read_budget_bytes).unwrap_or(u32::MAX),
+            // A READ's pieces are small enough: cut again, each part would begin and end with runs of one packet or two.
+            read_chunk_bytes: offer.read_bytes_max as u32,
             ..QueuePairConfig::default()
         };
         Ok(Self { core, udp, queue_pair, offer, advised: false })
