@@ -39,7 +39,7 @@ pub(crate) struct Demand {
 }
 
 /// What a device offers.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// Bytes of READs outstanding over all queue pairs.
     pub read_budget_bytes: usize,
@@ -68,8 +68,12 @@ pub(crate) enum Descriptor {
 pub(crate) enum DeviceEvent {
     /// A queue pair is in ERROR.
     QueuePairFailed { number: QueuePairNumber, reason: String },
-    /// No queue pair works any more, and what peers were told of us does not hold.
+    /// No queue pair works any more, and what peers were told of us does not hold: its owner ends all connections, then
+    /// calls [`Device::let_go`].
     Lost { reason: String },
+    /// A lost device is back, with other descriptors; the local keys of regions that peers may reach, with the remote keys
+    /// that these have now.
+    OpenedAgain { changed: Vec<(u32, u32)> },
 }
 
 /// One arm, opened.
@@ -150,14 +154,13 @@ impl Device {
         each!(self, device => device.deregister(lkey))
     }
 
-    /// Gives each region that peers may reach another remote key; the old ones open nothing from now on. No queue pair is
-    /// left. Returns the local keys, which stay, with the new remote ones.
-    pub(crate) fn renew_keys(&mut self) -> Vec<(u32, u32)> {
+    /// Lets a lost device go; no queue pair is left, and no descriptor of it is watched. It is opened again as soon as
+    /// that is possible, which [`DeviceEvent::OpenedAgain`] tells. Keys of the old life open nothing then.
+    pub(crate) fn let_go(&mut self, reason: String) {
         match self {
-            // Its device cannot be lost, so its keys live as long as the endpoint.
-            Self::Soft(_) => Vec::new(),
+            Self::Soft(_) => unreachable!("soft-RoCE is never lost: {reason}"),
             #[cfg(feature = "verbs")]
-            Self::Verbs(verbs) => verbs.renew_keys(),
+            Self::Verbs(verbs) => verbs.let_go(reason),
         }
     }
 

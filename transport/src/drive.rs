@@ -8,6 +8,7 @@ mod links;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    io,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd},
     sync::Arc,
@@ -49,7 +50,7 @@ const DEVICE_EVENTS: u64 = u64::MAX - 2;
 pub struct Endpoint {
     device: Device,
     offer: Offer,
-    /// What the poller watches each of the device's descriptors for.
+    /// What the poller watches each of the device's descriptors for, in their order.
     watched: Vec<(Descriptor, Interest)>,
     poller: Poller,
     listener: Option<Listener>,
@@ -129,11 +130,7 @@ impl Endpoint {
             .map(|at| Listener::open(at).map_err(|error| OpenError(format!("cannot listen on TCP {at}: {error}"))))
             .transpose()?;
         let watch = |error| OpenError(format!("cannot watch a descriptor: {error}"));
-        let mut watched = Vec::new();
-        for (descriptor, fd, interest) in device.descriptors() {
-            poller.add(fd, number_of(descriptor), interest).map_err(watch)?;
-            watched.push((descriptor, interest));
-        }
+        let watched = watched(&poller, &device).map_err(watch)?;
         if let Some(listener) = &listener {
             poller.add(&listener.socket, LISTENER, Interest::Read).map_err(watch)?;
         }
@@ -463,18 +460,31 @@ impl Endpoint {
                 DeviceEvent::QueuePairFailed { number, reason } => {
                     self.failed.extend(self.by_queue_pair.get(&number).map(|&id| (id, reason)));
                 }
-                DeviceEvent::Lost { reason } => {
-                    tracing::warn!("all connections end: {reason}");
-                    let ids: Vec<_> = self.by_queue_pair.values().copied().collect();
-                    ids.into_iter().for_each(|id| self.on_down(id, &reason, &reason));
-                    // What comes up again is another life, by which peers tell what is of the old one.
-                    self.incarnation = rand::random();
-                    let changed = self.device.renew_keys();
+                DeviceEvent::Lost { reason } => self.on_device_lost(reason),
+                DeviceEvent::OpenedAgain { changed } => {
+                    tracing::info!("the device is there again");
+                    self.watched = watched(&self.poller, &self.device).unwrap_or_else(|error| {
+                        tracing::error!("cannot watch the device: {error}; restart this process");
+                        Vec::new()
+                    });
                     self.events
                         .extend(changed.into_iter().map(|(lkey, rkey)| (Event::KeyChanged { lkey, rkey }, None)));
                 }
             }
         }
+    }
+
+    fn on_device_lost(&mut self, reason: String) {
+        tracing::warn!("all connections end: {reason}");
+        let ids: Vec<_> = self.by_queue_pair.values().copied().collect();
+        ids.into_iter().for_each(|id| self.on_down(id, &reason, &reason));
+        // What comes up again is another life, by which peers tell what is of the old one.
+        self.incarnation = rand::random();
+        for (_, fd, _) in self.device.descriptors() {
+            // Closing them would do, but a driver that fails may leave them open.
+            let _ = self.poller.remove(fd);
+        }
+        self.device.let_go(reason);
     }
 
     fn take_down_failed(&mut self) {
@@ -536,6 +546,15 @@ impl AsFd for Endpoint {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.poller.as_fd()
     }
+}
+
+/// Has the poller watch a device that has just been opened.
+fn watched(poller: &Poller, device: &Device) -> io::Result<Vec<(Descriptor, Interest)>> {
+    let watch = |(descriptor, fd, interest)| {
+        poller.add(fd, number_of(descriptor), interest)?;
+        Ok((descriptor, interest))
+    };
+    device.descriptors().map(watch).collect()
 }
 
 /// A descriptor's number in the poller.

@@ -64,6 +64,11 @@ impl Poller {
         Ok(epoll::add(&self.epoll, descriptor, EventData::new_u64(number), interest.flags())?)
     }
 
+    /// Watches a descriptor no more.
+    pub(crate) fn remove(&self, descriptor: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.epoll, descriptor)?)
+    }
+
     /// Changes what a descriptor is watched for.
     pub(crate) fn modify(&self, descriptor: impl AsFd, number: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::modify(&self.epoll, descriptor, EventData::new_u64(number), interest.flags())?)

@@ -1,4 +1,4 @@
-//! What a verbs device tells of itself: its link goes down and up, its address goes and comes. Needs a node on such a
+//! What becomes of a verbs device: its link goes down and up, its address and the device itself go and come. Needs a node on such a
 //! device (`DOWNBEAT_NODES`), the other one soft, and the right to change its interface: `tests/rxe/run transport`.
 
 #[path = "conformance/fabric.rs"]
@@ -82,10 +82,8 @@ fn a_port_that_went_down_comes_up_as_another_incarnation() {
     // Whoever connects meanwhile is told at once.
     let (now, to) = (pair.fabric.now(), pair.fabric.address(pair.peer));
     let early = pair.fabric.nodes[pair.node].endpoint.connect(now, to, Vec::new());
-    pair.fabric.until("the new key", |fabric| (fabric.nodes[pair.node].events.len() == 2).then_some(()));
-    let ended = pair.fabric.nodes[pair.node].events.pop_back().unwrap();
-    let Event::Disconnected { connection, reason } = ended else { panic!("{ended:?}") };
-    assert!(connection == early && reason.0.contains("is down"), "{reason}");
+    let reason = pair.fabric.disconnected(pair.node, early);
+    assert!(reason.contains("is down"), "{reason}");
     drop(down);
     pair.fabric.until("the port to be up", |_| pair.interface.is_active().then_some(()));
     pair.lives_again(before, old);
@@ -100,4 +98,43 @@ fn an_address_that_went_away_comes_back_as_another_incarnation() {
     drop(without);
     pair.fabric.until("the GID", |_| pair.interface.has_gid().then_some(()));
     pair.lives_again(before, old);
+}
+
+#[test]
+fn a_device_that_was_removed_comes_back_as_another_incarnation() {
+    const CONNECTIONS: usize = 8;
+    let Some(mut pair) = pair() else { return };
+    let (node, peer) = (pair.node, pair.peer);
+    let (before, old) = (pair.incarnation(), pair.fabric.transfer(peer, node, 1, 0, 100));
+    let mut ids = vec![pair.ids];
+    ids.extend((1..CONNECTIONS).map(|_| pair.fabric.connect(0, 1)).map(|(ours, theirs)| [ours, theirs]));
+    let mut removal = pair.interface.remove_device();
+    // Each connection ends once on each side, and both know why.
+    for side in [node, peer] {
+        let mut expected: Vec<_> = ids.iter().map(|ids| ids[side]).collect();
+        for _ in 0..CONNECTIONS {
+            let ended = pair.fabric.event(side);
+            let Event::Disconnected { connection, reason } = ended else { panic!("{ended:?}") };
+            assert!(reason.0.ends_with("was removed from this host"), "{reason}");
+            expected.retain(|&id| id != connection);
+        }
+        assert_eq!(expected, []);
+    }
+    pair.fabric.until("the device to be let go", |_| removal.is_over().then_some(()));
+    // Whoever connects meanwhile is told at once.
+    let (now, to) = (pair.fabric.now(), pair.fabric.address(peer));
+    let early = pair.fabric.nodes[node].endpoint.connect(now, to, Vec::new());
+    let reason = pair.fabric.disconnected(node, early);
+    assert!(reason.contains("no RDMA device") || reason.contains("was removed"), "{reason}");
+    removal.undo();
+    pair.lives_again(before, old);
+    for at in 1..CONNECTIONS {
+        let (ours, theirs) = pair.fabric.connect(0, 1);
+        let (id, token) = ([ours, theirs][node], at as u64);
+        let transfer = pair.fabric.transfer(node, peer, token, at * 10_000, 10_000);
+        pair.fabric.nodes[node].endpoint.read(id, transfer).unwrap();
+        assert_eq!(pair.fabric.event(node), Event::ReadDone { connection: id, token, result: Ok(()) });
+    }
+    pair.fabric.quiet(node);
+    pair.fabric.quiet(peer);
 }

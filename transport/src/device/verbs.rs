@@ -4,76 +4,69 @@
 //! rings once; receives first, since the sends tell the peer of them. Completions are polled in batches while there is
 //! work; before its owner sleeps, [`Verbs::arm`] has the device tell of the next one.
 //!
-//! A device tells of its own troubles, too: a queue pair that failed, its port that went down, an address that is
-//! another now. Connections end with that reason, and their owners connect again once it is over.
+//! Life of the device: opened; lost, when it tells that it has failed, its port went down, or its address is another
+//! now, or when it is gone from this host; let go, once its owner has ended all connections; and opened again as soon
+//! as that is possible, with all memory registered anew, so that keys of the old life open nothing. One failed queue
+//! pair is no loss: its connection alone ends.
 
 mod attributes;
 mod gid;
+mod opened;
 #[allow(unsafe_code)] // libibverbs is C.
 mod sys;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    io,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, BorrowedFd},
-    sync::Arc,
+    os::fd::BorrowedFd,
 };
 
-use proto::Timestamp;
+use proto::{Span, Timestamp};
 use soft_roce::{Completion, CompletionOpcode, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest, Status};
 
 use super::{Demand, Descriptor, DeviceEvent, Offer};
 use crate::{
-    Access, ROCE_PORT, Region, RegionKey, VerbsConfig, VerbsSettings,
+    Access, ROCE_PORT, Region, RegionKey, VerbsConfig,
     bootstrap::{PacketAddress, Parameters},
     poller::Interest,
 };
 use gid::Gid;
-use sys::{AsyncEvent, CompletionChannel, CompletionQueue, Context, Depths, MemoryRegion, PortState, ProtectionDomain};
+use opened::Opened;
+use sys::{AsyncEvent, PortState};
 
-/// READs outstanding, unless configured: the bandwidth-delay product of 100 Gbit/s and 20 us, and some inputs.
-const READ_BUDGET_BYTES: usize = 1024 * 1024;
-/// What a soft peer may have in flight towards us: what it can send within a round trip.
-const PEER_WINDOW_BYTES: u32 = 256 * 1024;
-/// SENDs of at most so many bytes are copied when they are posted, where the device can.
-const INLINE_BYTES: u32 = 256;
+/// How often we look whether the device is still there: a driver that cannot take a device from its users (`rdma_rxe`)
+/// waits until they let it go, and tells nobody.
+const LOOK_EVERY: Span = Span::from_millis(1000);
+/// How often we try to open a device that we have lost.
+const OPEN_EVERY: Span = Span::from_millis(250);
 /// Set in the ids of receives: a failed completion does not say which queue it is of.
 const RECEIVE: u64 = 1 << 63;
 
-/// An opened device.
+/// A device, and what it is to have again whenever it is opened.
 pub(crate) struct Verbs {
     config: VerbsConfig,
-    /// Connections end, and regions are let go, before what they are of: fields are dropped in this order.
-    queue_pairs: BTreeMap<QueuePairNumber, QueuePair>,
-    regions: BTreeMap<u32, MemoryRegion>,
-    /// What the next region is called here: a device's own keys change with [`Self::renew_keys`].
-    next_lkey: u32,
-    /// As few as hold the completions of all queue pairs.
-    queues: Vec<Arc<CompletionQueue>>,
-    channel: Arc<CompletionChannel>,
-    domain: Arc<ProtectionDomain>,
-    context: Arc<Context>,
-    link: Link,
-    message_bytes_max: u32,
     demand: Demand,
     offer: Offer,
-    /// Queue pairs that a completion queue has room for.
-    queue_pairs_per_queue: usize,
+    /// What our port was on when the device was opened last.
+    link: Link,
+    /// Or why there is nothing.
+    opened: Result<Opened, String>,
+    /// What is registered, by keys of our own.
+    memory: BTreeMap<u32, Memory>,
+    next_lkey: u32,
     /// Queue pairs with something posted since the last [`Self::ring`], each once.
     posted: Vec<QueuePairNumber>,
     ready: VecDeque<Completion>,
     events: VecDeque<DeviceEvent>,
-    /// Whether the channel will tell of the next completion, or has told.
-    armed: bool,
-    /// Why the device cannot be used any more.
-    failed: Option<String>,
+    /// When to look whether the device is still there, or there again.
+    look_at: Timestamp,
 }
 
-struct QueuePair {
-    pair: sys::QueuePair,
-    sends: Vec<SendRequest>,
-    receives: Vec<RecvRequest>,
+struct Memory {
+    region: Region,
+    access: Access,
+    /// The device's key for peers.
+    rkey: u32,
 }
 
 /// What our port is on.
@@ -86,54 +79,19 @@ enum Link {
 impl Verbs {
     pub(super) fn open(config: VerbsConfig, demand: Demand) -> Result<Self, String> {
         config.settings.check()?;
-        let name = &config.device;
-        let failed = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
-        let context = Context::open(name)?;
-        let port = active_port(&context, &config)?;
-        let link = link_of(&port, &config)?;
-        let limits = context.limits().map_err(failed("its limits cannot be read"))?;
-        if limits.reads_max == 0 || limits.reads_answered_max == 0 {
-            return Err(format!("{name} carries no READs (max_qp_rd_atom is 0)"));
-        }
-        let requests = demand.send_depth + demand.receive_depth;
-        if limits.queue_pair_requests_max < demand.send_depth || limits.completions_max < requests {
-            let (pair, queue) = (limits.queue_pair_requests_max, limits.completions_max);
-            return Err(format!(
-                "{name} has {pair} requests a queue pair and {queue} completions; {requests} are needed"
-            ));
-        }
-        let read_budget_bytes =
-            if demand.read_budget_bytes == 0 { READ_BUDGET_BYTES } else { demand.read_budget_bytes };
-        let reads = |of_device: usize| u8::try_from(of_device).unwrap_or(u8::MAX).min(demand.reads_max);
-        let offer = Offer {
-            read_budget_bytes,
-            // What neither the device nor the budget forbids is one READ.
-            read_bytes_max: (port.message_bytes_max as usize).min(read_budget_bytes),
-            reads_max: reads(limits.reads_max),
-            reads_answered_max: reads(limits.reads_answered_max),
-            peer_window_bytes: PEER_WINDOW_BYTES,
-        };
-        let domain = ProtectionDomain::new(&context).map_err(failed("no protection domain"))?;
-        let channel = CompletionChannel::new(&context).map_err(failed("no completion channel"))?;
+        let opened = Opened::open(&config, demand)?;
         Ok(Self {
-            queue_pairs: BTreeMap::new(),
-            regions: BTreeMap::new(),
-            next_lkey: 1,
-            queues: Vec::new(),
-            channel,
-            domain,
-            context,
-            link,
-            message_bytes_max: port.message_bytes_max,
+            config,
             demand,
-            offer,
-            queue_pairs_per_queue: (limits.completions_max / requests).min(demand.queue_pairs_max.max(1)),
+            offer: opened.offer,
+            link: opened.link,
+            opened: Ok(opened),
+            memory: BTreeMap::new(),
+            next_lkey: 1,
             posted: Vec::new(),
             ready: VecDeque::new(),
             events: VecDeque::new(),
-            armed: false,
-            failed: None,
-            config,
+            look_at: Timestamp::default(),
         })
     }
 
@@ -148,93 +106,39 @@ impl Verbs {
         }
     }
 
-    pub(super) fn descriptors(&self) -> [(Descriptor, BorrowedFd<'_>, Interest); 2] {
-        [
-            (Descriptor::Data, self.channel.as_fd(), Interest::Read),
-            (Descriptor::Events, self.context.as_fd(), Interest::Read),
-        ]
+    pub(super) fn descriptors(&self) -> Vec<(Descriptor, BorrowedFd<'_>, Interest)> {
+        let Ok(opened) = &self.opened else { return Vec::new() };
+        let [data, events] = opened.descriptors();
+        vec![(Descriptor::Data, data, Interest::Read), (Descriptor::Events, events, Interest::Read)]
+    }
+
+    /// The device, or why there is none.
+    fn device(&mut self) -> Result<&mut Opened, String> {
+        self.opened.as_mut().map_err(|reason| reason.clone())
     }
 
     pub(super) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, String> {
-        let registered = MemoryRegion::register(&self.domain, region, access).map_err(|error| {
-            format!("{}: {error}; is the limit of locked memory (ulimit -l) large enough?", self.config.device)
-        })?;
-        let (lkey, rkey) = (self.next_lkey, registered.rkey());
+        let lkey = self.next_lkey;
+        let rkey = self.device()?.register(lkey, region, access, None)?;
         self.next_lkey += 1;
-        self.regions.insert(lkey, registered);
+        self.memory.insert(lkey, Memory { region: region.clone(), access, rkey });
         Ok(RegionKey { lkey, rkey, address: region.address() })
     }
 
-    pub(super) fn renew_keys(&mut self) -> Vec<(u32, u32)> {
-        let mut changed = Vec::new();
-        for (&lkey, region) in self.regions.iter_mut().filter(|(_, region)| region.is_remote()) {
-            // Registered anew before the old registration ends, so the keys differ.
-            match region.again() {
-                Ok(again) => *region = again,
-                Err(error) => {
-                    let device = &self.config.device;
-                    self.failed = Some(format!(
-                        "{device} gives no new keys: {error}; for that, memory counts twice against the limit of \
-                         locked memory (ulimit -l): raise it and restart this process"
-                    ));
-                    return changed;
-                }
-            }
-            changed.push((lkey, region.rkey()));
-        }
-        changed
-    }
-
     pub(super) fn deregister(&mut self, lkey: u32) {
-        self.regions.remove(&lkey);
+        self.memory.remove(&lkey);
+        if let Ok(opened) = &mut self.opened {
+            opened.deregister(lkey);
+        }
     }
 
-    /// What the port carries now. Both ends of a route may carry more than what is between them: that is the
-    /// operator's to see to, as no packet of a verbs device is ever split.
     pub(super) fn path_mtu(&self, _: IpAddr) -> Result<PathMtu, String> {
-        if let Some(reason) = &self.failed {
-            return Err(reason.clone());
-        }
-        let port = active_port(&self.context, &self.config)?;
-        // IBTA 14.2.5.6: 1 is 256 bytes, each further code is twice as much.
-        let mtus = [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096];
-        let at = (port.active_mtu as usize).clamp(1, mtus.len());
-        Ok(mtus[at - 1])
+        self.opened.as_ref().map_err(String::clone)?.path_mtu()
     }
 
     pub(super) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, String> {
-        let queue = self.queue_with_room();
-        let failed = |error: io::Error| format!("{}: {error}", self.config.device);
-        let queue = queue.map_err(failed)?;
-        let depths =
-            |inline_bytes| Depths { send: self.demand.send_depth, receive: self.demand.receive_depth, inline_bytes };
-        // A device that copies no SENDs, or no such long ones, refuses the queue pair.
-        let pair = sys::QueuePair::new(&self.domain, &queue, depths(INLINE_BYTES))
-            .or_else(|_| sys::QueuePair::new(&self.domain, &queue, depths(0)))
-            .map_err(failed)?;
-        pair.modify(attributes::initialised_mask(), |to| attributes::initialised(to, &self.config.settings))
-            .map_err(failed)?;
-        let number = QueuePairNumber(pair.number());
-        self.queue_pairs.insert(number, QueuePair { pair, sends: Vec::new(), receives: Vec::new() });
-        Ok(number)
-    }
-
-    /// A completion queue that one more queue pair cannot overrun.
-    fn queue_with_room(&mut self) -> io::Result<Arc<CompletionQueue>> {
-        let has_room = |queue: &&Arc<CompletionQueue>| {
-            let pairs = self.queue_pairs.values().filter(|entry| entry.pair.completes_to(queue)).count();
-            pairs < self.queue_pairs_per_queue
-        };
-        if let Some(queue) = self.queues.iter().find(has_room) {
-            return Ok(Arc::clone(queue));
-        }
-        let entries = self.queue_pairs_per_queue * (self.demand.send_depth + self.demand.receive_depth);
-        let queue = CompletionQueue::new(&self.channel, entries)?;
-        if self.armed {
-            queue.arm();
-        }
-        self.queues.push(Arc::clone(&queue));
-        Ok(queue)
+        let created = self.device()?.create_queue_pair();
+        created.map_err(|error| format!("{}: {error}", self.config.device))
     }
 
     pub(super) fn random_psn(&self) -> Psn {
@@ -248,64 +152,36 @@ impl Verbs {
         peer: &Parameters,
         path_mtu: PathMtu,
     ) -> Result<(), String> {
-        let route = route(self.link, peer.address)?;
-        self.ring_one(number).map_err(|error| format!("its receives cannot be posted: {error}"))?;
-        let entry = self.queue_pairs.get(&number).expect("a channel connects its own queue pair, once");
-        let failed = |error: io::Error| format!("{} cannot reach {}: {error}", self.config.device, peer.address);
-        let (settings, offer) = (&self.config.settings, &self.offer);
-        entry
-            .pair
-            .modify(attributes::ready_to_receive_mask(), |to| {
-                attributes::ready_to_receive(to, settings, offer, (route, path_mtu), peer);
-            })
-            .map_err(failed)?;
-        entry
-            .pair
-            .modify(attributes::ready_to_send_mask(), |to| attributes::ready_to_send(to, settings, offer, psn, peer))
-            .map_err(failed)
+        self.device()?.connect_queue_pair(number, psn, peer, path_mtu)
     }
 
     pub(super) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> Result<(), String> {
-        let (bytes, most) = (request.operation.local().bytes, self.message_bytes_max);
+        let opened = self.opened.as_mut().map_err(|reason| reason.clone())?;
+        let (bytes, most) = (request.operation.local().bytes, opened.message_bytes_max);
         if bytes > most {
             return Err(format!("a message of {bytes} bytes, where {} carries {most}", self.config.device));
         }
-        self.posting(number).sends.push(request);
+        if opened.post_send(number, request) {
+            self.posted.push(number);
+        }
         Ok(())
     }
 
     pub(super) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> Result<(), String> {
-        self.posting(number).receives.push(RecvRequest { id: request.id | RECEIVE, ..request });
+        if self.device()?.post_recv(number, RecvRequest { id: request.id | RECEIVE, ..request }) {
+            self.posted.push(number);
+        }
         Ok(())
     }
 
-    fn posting(&mut self, number: QueuePairNumber) -> &mut QueuePair {
-        let entry = self.queue_pairs.get_mut(&number).expect("a channel posts to its own queue pair");
-        if entry.sends.is_empty() && entry.receives.is_empty() {
-            self.posted.push(number);
-        }
-        entry
-    }
-
     pub(super) fn ring(&mut self) {
-        let mut posted = std::mem::take(&mut self.posted);
-        for number in posted.drain(..) {
-            if let Err(error) = self.ring_one(number) {
+        let Ok(opened) = &mut self.opened else { return };
+        for number in self.posted.drain(..) {
+            if let Err(error) = opened.ring(number) {
                 let reason = format!("{} takes no work requests: {error}", self.config.device);
                 self.events.push_back(DeviceEvent::QueuePairFailed { number, reason });
             }
         }
-        self.posted = posted;
-    }
-
-    fn ring_one(&mut self, number: QueuePairNumber) -> io::Result<()> {
-        let Some(entry) = self.queue_pairs.get_mut(&number) else { return Ok(()) };
-        let region = |lkey| self.regions.get(&lkey);
-        entry.pair.post_receives(&entry.receives, region)?;
-        entry.receives.clear();
-        entry.pair.post_sends(&entry.sends, region)?;
-        entry.sends.clear();
-        Ok(())
     }
 
     pub(super) fn receive(&mut self, _: Timestamp) -> bool {
@@ -314,10 +190,9 @@ impl Verbs {
 
     /// Takes in all completions; true if there were any.
     fn poll_queues(&mut self) -> bool {
+        let Ok(opened) = &self.opened else { return false };
         let before = self.ready.len();
-        for queue in &self.queues {
-            while queue.poll(|found| self.ready.push_back(completion(found))) {}
-        }
+        opened.poll_queues(|found| self.ready.push_back(completion(found)));
         self.ready.len() > before
     }
 
@@ -326,9 +201,7 @@ impl Verbs {
     }
 
     pub(super) fn arm(&mut self) -> bool {
-        if !self.armed {
-            self.queues.iter().for_each(|queue| queue.arm());
-            self.armed = true;
+        if self.opened.as_mut().is_ok_and(Opened::arm) {
             // What came before it was armed is not told.
             self.poll_queues();
         }
@@ -336,11 +209,12 @@ impl Verbs {
     }
 
     pub(super) fn handle_ready(&mut self, descriptor: Descriptor) {
+        let Ok(opened) = &mut self.opened else { return };
         match descriptor {
-            Descriptor::Data => self.armed &= !self.channel.drain(),
+            Descriptor::Data => opened.drain(),
             Descriptor::Events => {
-                while let Some(event) = self.context.poll_async_event() {
-                    self.on_async_event(event);
+                while let Some(event) = opened.poll_async_event() {
+                    self.events.extend(consequence(event, &self.config.device, self.link, || opened.look()));
                 }
             }
         }
@@ -350,42 +224,9 @@ impl Verbs {
         self.events.pop_front()
     }
 
-    fn on_async_event(&mut self, event: AsyncEvent) {
-        let (device, port) = (&self.config.device, self.config.settings.port);
-        let event = match event {
-            AsyncEvent::QueuePairFailed { number } => DeviceEvent::QueuePairFailed {
-                number: QueuePairNumber(number),
-                reason: format!("{device} moved the queue pair to ERROR: one side asked for what the other refused"),
-            },
-            AsyncEvent::DeviceFailed => {
-                let reason = format!("{device} has failed; restart this process once the kernel has recovered it");
-                self.failed = Some(reason.clone());
-                DeviceEvent::Lost { reason }
-            }
-            AsyncEvent::PortDown => match active_port(&self.context, &self.config) {
-                // Another port of the device, or it is up again.
-                Ok(_) => return,
-                Err(reason) => DeviceEvent::Lost { reason },
-            },
-            AsyncEvent::AddressChanged => {
-                let link = self.context.port(port).map_err(|error| error.to_string());
-                match link.and_then(|state| link_of(&state, &self.config)) {
-                    Ok(link) if link == self.link => return,
-                    Ok(link) => {
-                        self.link = link;
-                        DeviceEvent::Lost { reason: format!("the address of {device} has changed") }
-                    }
-                    Err(reason) => DeviceEvent::Lost { reason },
-                }
-            }
-            AsyncEvent::Other => return,
-        };
-        self.events.push_back(event);
-    }
-
     pub(super) fn modify_to_error(&mut self, number: QueuePairNumber) {
-        if let Some(entry) = self.queue_pairs.get(&number)
-            && let Err(error) = entry.pair.modify_to_error()
+        if let Ok(opened) = &mut self.opened
+            && let Err(error) = opened.modify_to_error(number)
         {
             // It is destroyed next, which no device refuses.
             tracing::warn!("{}: a queue pair does not go to ERROR: {error}", self.config.device);
@@ -394,27 +235,101 @@ impl Verbs {
     }
 
     pub(super) fn destroy_queue_pair(&mut self, number: QueuePairNumber) {
-        self.queue_pairs.remove(&number);
+        if let Ok(opened) = &mut self.opened {
+            opened.destroy_queue_pair(number);
+        }
         // The device may give the number to the next queue pair, which must not get these.
         self.poll_queues();
         self.ready.retain(|completion| completion.queue_pair != number);
         self.events.retain(|event| !matches!(event, DeviceEvent::QueuePairFailed { number: of, .. } if *of == number));
     }
 
-    // What only soft-RoCE has: a device has timers and packets of its own.
-
-    pub(super) fn handle_timeout(&mut self, _: Timestamp) {}
-
-    pub(super) fn transmit(&mut self, _: Timestamp) -> bool {
-        false
+    /// Lets the device go, which may be what its driver waits for. No queue pair is left.
+    pub(super) fn let_go(&mut self, reason: String) {
+        self.opened = Err(reason);
+        // Whatever it still had to tell was of the life that is over.
+        self.events.clear();
+        self.look_at = Timestamp::default();
     }
 
-    pub(super) fn is_timer_due(&self, _: Timestamp) -> bool {
-        false
+    pub(super) fn handle_timeout(&mut self, now: Timestamp) {
+        if !self.is_timer_due(now) {
+            return;
+        }
+        match &self.opened {
+            Ok(opened) => {
+                if !opened.is_there() {
+                    let reason = format!("{} was removed from this host", self.config.device);
+                    self.events.push_back(DeviceEvent::Lost { reason });
+                }
+                self.look_at = now + LOOK_EVERY;
+            }
+            Err(_) => {
+                if let Err(reason) = self.open_again() {
+                    self.opened = Err(reason);
+                }
+                self.look_at = now + OPEN_EVERY;
+            }
+        }
+    }
+
+    /// Opens the device and registers all memory anew.
+    fn open_again(&mut self) -> Result<(), String> {
+        let mut opened = Opened::open(&self.config, self.demand)?;
+        if opened.offer != self.offer {
+            return Err(format!("{} came back with other limits; restart this process", self.config.device));
+        }
+        let mut rkeys = Vec::with_capacity(self.memory.len());
+        for (&lkey, memory) in &self.memory {
+            rkeys.push(opened.register(lkey, &memory.region, memory.access, Some(memory.rkey))?);
+        }
+        let mut changed = Vec::new();
+        for ((&lkey, memory), rkey) in self.memory.iter_mut().zip(rkeys) {
+            memory.rkey = rkey;
+            if memory.access.remote_read || memory.access.remote_write {
+                changed.push((lkey, rkey));
+            }
+        }
+        (self.link, self.opened) = (opened.link, Ok(opened));
+        self.events.push_back(DeviceEvent::OpenedAgain { changed });
+        Ok(())
+    }
+
+    pub(super) fn is_timer_due(&self, now: Timestamp) -> bool {
+        self.look_at <= now
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
-        None
+        Some(self.look_at)
+    }
+
+    /// Deliberately nothing: a device sends by itself.
+    pub(super) fn transmit(&mut self, _: Timestamp) -> bool {
+        false
+    }
+}
+
+/// What an event of the device means for its owner. `look` tells what our port is on now.
+fn consequence(
+    event: AsyncEvent,
+    device: &str,
+    link: Link,
+    look: impl FnOnce() -> Result<Link, String>,
+) -> Option<DeviceEvent> {
+    let lost = |reason| Some(DeviceEvent::Lost { reason });
+    match event {
+        AsyncEvent::QueuePairFailed { number } => {
+            let reason = format!("{device} moved the queue pair to ERROR: one side asked for what the other refused");
+            Some(DeviceEvent::QueuePairFailed { number: QueuePairNumber(number), reason })
+        }
+        AsyncEvent::DeviceFailed => lost(format!("{device} has failed")),
+        AsyncEvent::PortDown | AsyncEvent::AddressChanged => match look() {
+            // Of another port or another address, or over again.
+            Ok(found) if found == link => None,
+            Ok(_) => lost(format!("the address of {device} has changed")),
+            Err(reason) => lost(reason),
+        },
+        AsyncEvent::Other => None,
     }
 }
 
@@ -440,13 +355,6 @@ fn route(link: Link, peer: PacketAddress) -> Result<Route, String> {
         (Link::InfiniBand { .. }, PacketAddress::InfiniBand { lid }) => Ok(Route::InfiniBand { lid }),
         _ => Err("one side is on Ethernet, the other on InfiniBand; use ports of one network".to_owned()),
     }
-}
-
-/// Our port, if it is up.
-fn active_port(context: &Context, config: &VerbsConfig) -> Result<PortState, String> {
-    let VerbsConfig { device, settings: VerbsSettings { port, .. }, .. } = config;
-    let state = context.port(*port).map_err(|error| format!("{device} has no port {port}: {error}"))?;
-    if state.active { Ok(state) } else { Err(format!("port {port} of {device} is down; bring its link up")) }
 }
 
 fn link_of(port: &PortState, config: &VerbsConfig) -> Result<Link, String> {
@@ -524,10 +432,43 @@ mod tests {
         assert_eq!(completion(found(3, 19, 0)).status, Status::LocalQueuePairOperation);
     }
 
+    const GID: Gid = Gid { index: 1, address: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)) };
+
+    /// A failed device and a queue pair that a device moved to ERROR by itself: `rdma_rxe` tells of neither, so its cases
+    /// (ports, addresses and devices that come and go, in `transport/tests/device_events.rs`) leave these two.
+    #[test]
+    fn one_failed_queue_pair_is_one_connections_end_and_a_failed_device_is_all_of_theirs() {
+        let told = |event| consequence(event, "mlx5_0", Link::Roce(GID), || unreachable!("the port does not matter"));
+        let failed = told(AsyncEvent::QueuePairFailed { number: 17 });
+        let Some(DeviceEvent::QueuePairFailed { number: QueuePairNumber(17), reason }) = failed else {
+            panic!("{failed:?}")
+        };
+        assert!(reason.contains("mlx5_0 moved the queue pair to ERROR"), "{reason}");
+        let failed = told(AsyncEvent::DeviceFailed);
+        assert!(matches!(&failed, Some(DeviceEvent::Lost { reason }) if reason == "mlx5_0 has failed"), "{failed:?}");
+        assert!(told(AsyncEvent::Other).is_none());
+    }
+
+    #[test]
+    fn a_port_is_lost_if_it_is_down_or_no_longer_what_peers_were_told() {
+        let other = Gid { index: 3, ..GID };
+        for event in [AsyncEvent::PortDown, AsyncEvent::AddressChanged] {
+            let told = |found| consequence(event, "mlx5_0", Link::Roce(GID), || found);
+            assert!(told(Ok(Link::Roce(GID))).is_none());
+            for (found, why) in [
+                (Ok(Link::Roce(other)), "the address of mlx5_0 has changed"),
+                (Ok(Link::InfiniBand { lid: 4 }), "the address of mlx5_0 has changed"),
+                (Err("port 1 of mlx5_0 is down".to_owned()), "port 1 of mlx5_0 is down"),
+            ] {
+                let lost = told(found);
+                assert!(matches!(&lost, Some(DeviceEvent::Lost { reason }) if reason == why), "{lost:?}");
+            }
+        }
+    }
+
     #[test]
     fn routes_exist_within_one_network_only() {
-        let gid = Gid { index: 1, address: "10.0.0.1".parse().unwrap() };
-        let (roce, infiniband) = (Link::Roce(gid), Link::InfiniBand { lid: 3 });
+        let (roce, infiniband) = (Link::Roce(GID), Link::InfiniBand { lid: 3 });
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let peer = at("10.0.0.2:4791");
         let expected = Ok(Route::Roce { gid_index: 1, peer: peer.ip() });

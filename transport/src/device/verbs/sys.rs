@@ -10,10 +10,14 @@
 //! the memory mapped, and it checks every access against the registration; libibverbs may be called from any thread.
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_void},
+    ffi::{CStr, OsStr, c_char, c_int, c_void},
     io,
     mem::{MaybeUninit, zeroed},
-    os::fd::{AsFd, BorrowedFd},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    },
+    path::{Path, PathBuf},
     ptr::{NonNull, null_mut},
     sync::{Arc, OnceLock},
 };
@@ -126,6 +130,9 @@ fn check(result: c_int) -> io::Result<()> {
 pub(super) struct Context {
     library: &'static Library,
     raw: Handle<ibv_context>,
+    /// The kernel's entry for it, and which one it is of all that ever have that name.
+    entry: PathBuf,
+    entry_number: Option<u64>,
 }
 
 /// What a device is able to do; see `ibv_query_device(3)`.
@@ -160,6 +167,23 @@ pub(super) enum AsyncEvent {
     Other,
 }
 
+impl AsyncEvent {
+    /// From a number of `enum ibv_event_type`. `queue_pair` is asked where the event is about one.
+    fn of(kind: c_int, queue_pair: impl FnOnce() -> u32) -> Self {
+        match kind {
+            // QP_FATAL, QP_REQ_ERR, QP_ACCESS_ERR.
+            1..=3 => Self::QueuePairFailed { number: queue_pair() },
+            // CQ_ERR (all queue pairs of ours may complete there) and DEVICE_FATAL.
+            0 | 8 => Self::DeviceFailed,
+            // PORT_ERR.
+            10 => Self::PortDown,
+            // LID_CHANGE, GID_CHANGE.
+            11 | 18 => Self::AddressChanged,
+            _ => Self::Other,
+        }
+    }
+}
+
 impl Context {
     /// Opens a device by its name.
     ///
@@ -180,9 +204,15 @@ impl Context {
             unsafe { CStr::from_ptr((library.ibv_get_device_name)(device)) }.to_string_lossy().into_owned()
         };
         let opened = match devices.iter().find(|device| name_of(device) == name) {
-            // SAFETY: the device is in the list.
-            Some(&device) => Handle::new(unsafe { (library.ibv_open_device)(device) })
-                .map_err(|error| format!("{name} cannot be opened: {error}; is /dev/infiniband accessible?")),
+            Some(&device) => {
+                // SAFETY: the device is in the list, and the path is a C string inside it.
+                let entry = unsafe { CStr::from_ptr((*device).dev_path.as_ptr()) };
+                let entry = PathBuf::from(OsStr::from_bytes(entry.to_bytes()));
+                // SAFETY: the device is in the list.
+                Handle::new(unsafe { (library.ibv_open_device)(device) })
+                    .map(|raw| (raw, entry))
+                    .map_err(|error| format!("{name} cannot be opened: {error}; is /dev/infiniband accessible?"))
+            }
             None if devices.is_empty() => Err(format!("no RDMA device {name}, nor any other; is its driver loaded?")),
             None => {
                 let names: Vec<_> = devices.iter().map(name_of).collect();
@@ -191,9 +221,15 @@ impl Context {
         };
         // SAFETY: allocated above; an opened device outlives the list.
         unsafe { (library.ibv_free_device_list)(list) };
-        let context = Self { library, raw: opened? };
+        let (raw, entry) = opened?;
+        let context = Self { library, raw, entry_number: inode(&entry), entry };
         nonblocking(context.as_fd()).map_err(|error| format!("{name}: {error}"))?;
         Ok(Arc::new(context))
+    }
+
+    /// Whether the kernel still lists it.
+    pub(super) fn is_there(&self) -> bool {
+        inode(&self.entry) == self.entry_number
     }
 
     pub(super) fn limits(&self) -> io::Result<DeviceLimits> {
@@ -243,17 +279,9 @@ impl Context {
         check(unsafe { (self.library.ibv_get_async_event)(self.raw.raw(), event.as_mut_ptr().cast()) }).ok()?;
         // SAFETY: zeroes are a valid `Raw`, and so is what the library wrote.
         let mut event = unsafe { event.assume_init() };
-        let told = match event.kind {
-            1..=3 => {
-                // SAFETY: QP_FATAL, QP_REQ_ERR and QP_ACCESS_ERR are about a queue pair, which cannot be destroyed
-                // before its event is acknowledged, below.
-                AsyncEvent::QueuePairFailed { number: unsafe { (*event.element.cast::<ibv_qp>()).qp_num } }
-            }
-            0 | 8 => AsyncEvent::DeviceFailed,
-            10 => AsyncEvent::PortDown,
-            11 | 18 => AsyncEvent::AddressChanged,
-            _ => AsyncEvent::Other,
-        };
+        // SAFETY: called for events that are about a queue pair, which cannot be destroyed before its event is
+        // acknowledged, below.
+        let told = AsyncEvent::of(event.kind, || unsafe { (*event.element.cast::<ibv_qp>()).qp_num });
         // SAFETY: an event that was read and not acknowledged yet.
         unsafe { (self.library.ibv_ack_async_event)((&raw mut event).cast()) };
         Some(told)
@@ -273,6 +301,10 @@ impl Drop for Context {
         // SAFETY: all objects of the device hold it by `Arc`, so none is left.
         unsafe { (self.library.ibv_close_device)(self.raw.raw()) };
     }
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    std::fs::metadata(path).ok().map(|entry| entry.ino())
 }
 
 fn nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
@@ -306,7 +338,6 @@ pub(super) struct MemoryRegion {
     raw: Handle<ibv_mr>,
     /// Keeps the memory mapped.
     region: Region,
-    access: Access,
 }
 
 impl MemoryRegion {
@@ -324,17 +355,7 @@ impl MemoryRegion {
         let raw = unsafe {
             (domain.context.library.ibv_reg_mr)(domain.raw.raw(), address, region.len().max(1), flags.0 as c_int)
         };
-        Ok(Self { domain: Arc::clone(domain), raw: Handle::new(raw)?, region: region.clone(), access })
-    }
-
-    /// The same memory, registered once more.
-    pub(super) fn again(&self) -> io::Result<Self> {
-        Self::register(&self.domain, &self.region, self.access)
-    }
-
-    /// Whether peers may reach it.
-    pub(super) fn is_remote(&self) -> bool {
-        self.access.remote_read || self.access.remote_write
+        Ok(Self { domain: Arc::clone(domain), raw: Handle::new(raw)?, region: region.clone() })
     }
 
     fn lkey(&self) -> u32 {
@@ -664,4 +685,26 @@ fn chain<T>(list: &mut [T], set_next: impl Fn(&mut T, *mut T)) -> Option<*mut T>
         unsafe { set_next(&mut *first.add(at - 1), first.add(at)) };
     }
     (!list.is_empty()).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers are those of verbs.h, which rdma_rxe gives few of: it never moves a queue pair to ERROR by itself
+    /// without a completion that says so, and has no failure of the device.
+    #[test]
+    fn events_are_known_by_their_numbers() {
+        let of = |kind| AsyncEvent::of(kind, || 0x17);
+        for kind in [1, 2, 3] {
+            assert_eq!(of(kind), AsyncEvent::QueuePairFailed { number: 0x17 });
+        }
+        assert_eq!((of(0), of(8)), (AsyncEvent::DeviceFailed, AsyncEvent::DeviceFailed));
+        assert_eq!(of(10), AsyncEvent::PortDown);
+        assert_eq!((of(11), of(18)), (AsyncEvent::AddressChanged, AsyncEvent::AddressChanged));
+        // COMM_EST, SQ_DRAINED, PATH_MIG, PORT_ACTIVE, and what a newer kernel may say: not about a queue pair of ours.
+        for kind in [4, 5, 6, 9, 99] {
+            assert_eq!(AsyncEvent::of(kind, || unreachable!()), AsyncEvent::Other);
+        }
+    }
 }

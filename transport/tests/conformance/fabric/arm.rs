@@ -4,7 +4,7 @@
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
     path::PathBuf,
-    process::Command,
+    process::{Child, Command},
     sync::LazyLock,
 };
 
@@ -77,6 +77,7 @@ pub fn not_ready_of_devices() -> u64 {
 /// The network interface under a verbs device.
 #[allow(dead_code)] // Only one of the test programs that include this file looks at the port.
 pub struct Interface {
+    device: &'static str,
     /// Of the device's port, as the kernel shows it.
     port: PathBuf,
     name: String,
@@ -95,7 +96,7 @@ impl Interface {
         let Kind { name: ArmName::Verbs(device), address } = kind(node) else { return None };
         let port = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/1"));
         let name = std::fs::read_to_string(port.join("gid_attrs/ndevs/0")).unwrap().trim().to_owned();
-        Some(Self { port, name, address: *address })
+        Some(Self { device, port, name, address: *address })
     }
 
     /// Takes the link down.
@@ -109,6 +110,12 @@ impl Interface {
         let address = self.address.expect("a node with an address");
         configure(&format!("ip addr del {address}/24 dev {}", self.name));
         Undo { command: format!("ip addr add {address}/24 dev {}", self.name) }
+    }
+
+    /// Has the device removed, as far as its users let the kernel: this returns at once.
+    pub fn remove_device(&self) -> Removal {
+        let removing = in_namespace_of_rxe(&format!("rdma link delete {}", self.device)).spawn().unwrap();
+        Removal { removing, again: format!("rdma link add {} type rxe netdev {}", self.device, self.name) }
     }
 
     /// Whether the device's port is up.
@@ -140,6 +147,28 @@ impl Interface {
     }
 }
 
+/// A device that is being removed.
+#[allow(dead_code)] // As above.
+pub struct Removal {
+    removing: Child,
+    again: String,
+}
+
+#[allow(dead_code)] // As above.
+impl Removal {
+    /// Whether the device is gone, which the kernel waits for its users to allow.
+    pub fn is_over(&mut self) -> bool {
+        let status = self.removing.try_wait().unwrap();
+        assert!(status.is_none_or(|status| status.success()), "{status:?}");
+        status.is_some()
+    }
+
+    /// Adds the device again, once it is gone.
+    pub fn undo(self) {
+        configure(&self.again);
+    }
+}
+
 impl Drop for Undo {
     fn drop(&mut self) {
         configure(&self.command);
@@ -147,7 +176,13 @@ impl Drop for Undo {
 }
 
 /// In the network namespace of process 1, as rdma_rxe's interfaces are, wherever our sockets may be.
+fn in_namespace_of_rxe(command: &str) -> Command {
+    let mut nsenter = Command::new("nsenter");
+    nsenter.arg("--net=/proc/1/ns/net").args(command.split_whitespace());
+    nsenter
+}
+
 fn configure(command: &str) {
-    let status = Command::new("nsenter").arg("--net=/proc/1/ns/net").args(command.split_whitespace()).status();
+    let status = in_namespace_of_rxe(command).status();
     assert!(status.as_ref().is_ok_and(|status| status.success()), "{command}: {status:?}");
 }

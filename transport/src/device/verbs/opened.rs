@@ -1,0 +1,279 @@
+//! What there is of a device while it is opened: its objects, each of which ends before what it is made of.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
+
+use soft_roce::{PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest};
+
+use super::{
+    Link, attributes, link_of, route,
+    sys::{
+        self, AsyncEvent, CompletionChannel, CompletionQueue, Context, Depths, MemoryRegion, PortState,
+        ProtectionDomain, WorkCompletion,
+    },
+};
+use crate::{
+    Access, Region, VerbsConfig, VerbsSettings,
+    bootstrap::Parameters,
+    device::{Demand, Offer},
+};
+
+/// READs outstanding, unless configured: the bandwidth-delay product of 100 Gbit/s and 20 us, and some inputs.
+const READ_BUDGET_BYTES: usize = 1024 * 1024;
+/// What a soft peer may have in flight towards us: what it can send within a round trip.
+const PEER_WINDOW_BYTES: u32 = 256 * 1024;
+/// SENDs of at most so many bytes are copied when they are posted, where the device can.
+const INLINE_BYTES: u32 = 256;
+
+/// An opened device. Its fields are dropped in this order.
+pub(super) struct Opened {
+    queue_pairs: BTreeMap<QueuePairNumber, QueuePair>,
+    /// By the keys that their owners know.
+    regions: BTreeMap<u32, MemoryRegion>,
+    /// As few as hold the completions of all queue pairs.
+    queues: Vec<Arc<CompletionQueue>>,
+    channel: Arc<CompletionChannel>,
+    domain: Arc<ProtectionDomain>,
+    context: Arc<Context>,
+    pub(super) link: Link,
+    pub(super) offer: Offer,
+    pub(super) message_bytes_max: u32,
+    config: VerbsConfig,
+    demand: Demand,
+    /// Queue pairs that a completion queue has room for.
+    queue_pairs_per_queue: usize,
+    /// Whether the channel will tell of the next completion, or has told.
+    armed: bool,
+}
+
+struct QueuePair {
+    pair: sys::QueuePair,
+    sends: Vec<SendRequest>,
+    receives: Vec<RecvRequest>,
+}
+
+impl Opened {
+    pub(super) fn open(config: &VerbsConfig, demand: Demand) -> Result<Self, String> {
+        let name = &config.device;
+        let failed = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+        let context = Context::open(name)?;
+        let port = active_port(&context, config)?;
+        let link = link_of(&port, config)?;
+        let limits = context.limits().map_err(failed("its limits cannot be read"))?;
+        if limits.reads_max == 0 || limits.reads_answered_max == 0 {
+            return Err(format!("{name} carries no READs (max_qp_rd_atom is 0)"));
+        }
+        let requests = demand.send_depth + demand.receive_depth;
+        if limits.queue_pair_requests_max < demand.send_depth || limits.completions_max < requests {
+            let (pair, queue) = (limits.queue_pair_requests_max, limits.completions_max);
+            return Err(format!(
+                "{name} has {pair} requests a queue pair and {queue} completions; {requests} are needed"
+            ));
+        }
+        let read_budget_bytes =
+            if demand.read_budget_bytes == 0 { READ_BUDGET_BYTES } else { demand.read_budget_bytes };
+        let reads = |of_device: usize| u8::try_from(of_device).unwrap_or(u8::MAX).min(demand.reads_max);
+        let offer = Offer {
+            read_budget_bytes,
+            // What neither the device nor the budget forbids is one READ.
+            read_bytes_max: (port.message_bytes_max as usize).min(read_budget_bytes),
+            reads_max: reads(limits.reads_max),
+            reads_answered_max: reads(limits.reads_answered_max),
+            peer_window_bytes: PEER_WINDOW_BYTES,
+        };
+        Ok(Self {
+            queue_pairs: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            queues: Vec::new(),
+            channel: CompletionChannel::new(&context).map_err(failed("no completion channel"))?,
+            domain: ProtectionDomain::new(&context).map_err(failed("no protection domain"))?,
+            context,
+            link,
+            offer,
+            message_bytes_max: port.message_bytes_max,
+            config: config.clone(),
+            demand,
+            queue_pairs_per_queue: (limits.completions_max / requests).min(demand.queue_pairs_max.max(1)),
+            armed: false,
+        })
+    }
+
+    /// Whether the device is still that of this host which we have opened.
+    pub(super) fn is_there(&self) -> bool {
+        self.context.is_there()
+    }
+
+    /// Told of completions, and of the device itself.
+    pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.channel.as_fd(), self.context.as_fd()]
+    }
+
+    pub(super) fn poll_async_event(&self) -> Option<AsyncEvent> {
+        self.context.poll_async_event()
+    }
+
+    /// What our port is on now.
+    pub(super) fn look(&self) -> Result<Link, String> {
+        link_of(&active_port(&self.context, &self.config)?, &self.config)
+    }
+
+    /// Registers a region under `lkey`; its remote key, which is none that it had in an earlier life of the device.
+    pub(super) fn register(
+        &mut self,
+        lkey: u32,
+        region: &Region,
+        access: Access,
+        before: Option<u32>,
+    ) -> Result<u32, String> {
+        let register = || {
+            MemoryRegion::register(&self.domain, region, access).map_err(|error| {
+                format!("{}: {error}; is the limit of locked memory (ulimit -l) large enough?", self.config.device)
+            })
+        };
+        let first = register()?;
+        // A device that came back may begin to count again. Two registrations at once have different keys.
+        let registered = if Some(first.rkey()) == before { register()? } else { first };
+        let rkey = registered.rkey();
+        self.regions.insert(lkey, registered);
+        Ok(rkey)
+    }
+
+    pub(super) fn deregister(&mut self, lkey: u32) {
+        self.regions.remove(&lkey);
+    }
+
+    /// What the port carries now. Both ends of a route may carry more than what is between them: that is the
+    /// operator's to see to, as no packet of a verbs device is ever split.
+    pub(super) fn path_mtu(&self) -> Result<PathMtu, String> {
+        let port = active_port(&self.context, &self.config)?;
+        // IBTA 14.2.5.6: 1 is 256 bytes, each further code is twice as much.
+        let mtus = [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096];
+        let at = (port.active_mtu as usize).clamp(1, mtus.len());
+        Ok(mtus[at - 1])
+    }
+
+    pub(super) fn create_queue_pair(&mut self) -> io::Result<QueuePairNumber> {
+        let queue = self.queue_with_room()?;
+        let depths =
+            |inline_bytes| Depths { send: self.demand.send_depth, receive: self.demand.receive_depth, inline_bytes };
+        // A device that copies no SENDs, or no such long ones, refuses the queue pair.
+        let pair = sys::QueuePair::new(&self.domain, &queue, depths(INLINE_BYTES))
+            .or_else(|_| sys::QueuePair::new(&self.domain, &queue, depths(0)))?;
+        pair.modify(attributes::initialised_mask(), |to| attributes::initialised(to, &self.config.settings))?;
+        let number = QueuePairNumber(pair.number());
+        self.queue_pairs.insert(number, QueuePair { pair, sends: Vec::new(), receives: Vec::new() });
+        Ok(number)
+    }
+
+    /// A completion queue that one more queue pair cannot overrun.
+    fn queue_with_room(&mut self) -> io::Result<Arc<CompletionQueue>> {
+        let has_room = |queue: &&Arc<CompletionQueue>| {
+            let pairs = self.queue_pairs.values().filter(|entry| entry.pair.completes_to(queue)).count();
+            pairs < self.queue_pairs_per_queue
+        };
+        if let Some(queue) = self.queues.iter().find(has_room) {
+            return Ok(Arc::clone(queue));
+        }
+        let entries = self.queue_pairs_per_queue * (self.demand.send_depth + self.demand.receive_depth);
+        let queue = CompletionQueue::new(&self.channel, entries)?;
+        if self.armed {
+            queue.arm();
+        }
+        self.queues.push(Arc::clone(&queue));
+        Ok(queue)
+    }
+
+    pub(super) fn connect_queue_pair(
+        &mut self,
+        number: QueuePairNumber,
+        psn: Psn,
+        peer: &Parameters,
+        path_mtu: PathMtu,
+    ) -> Result<(), String> {
+        let route = route(self.link, peer.address)?;
+        self.ring(number).map_err(|error| format!("its receives cannot be posted: {error}"))?;
+        let pair = &self.queue_pairs.get(&number).expect("a channel connects its own queue pair, once").pair;
+        let (settings, offer) = (&self.config.settings, &self.offer);
+        pair.modify(attributes::ready_to_receive_mask(), |to| {
+            attributes::ready_to_receive(to, settings, offer, (route, path_mtu), peer);
+        })
+        .and_then(|()| {
+            pair.modify(attributes::ready_to_send_mask(), |to| {
+                attributes::ready_to_send(to, settings, offer, psn, peer);
+            })
+        })
+        .map_err(|error| format!("{} cannot reach {}: {error}", self.config.device, peer.address))
+    }
+
+    /// Takes a send in for the next [`Self::ring`]; true if it is the first that waits.
+    pub(super) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> bool {
+        let (entry, is_first) = self.posting(number);
+        entry.sends.push(request);
+        is_first
+    }
+
+    /// Takes a receive in, as [`Self::post_send`].
+    pub(super) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> bool {
+        let (entry, is_first) = self.posting(number);
+        entry.receives.push(request);
+        is_first
+    }
+
+    fn posting(&mut self, number: QueuePairNumber) -> (&mut QueuePair, bool) {
+        let entry = self.queue_pairs.get_mut(&number).expect("a channel posts to its own queue pair");
+        let is_first = entry.sends.is_empty() && entry.receives.is_empty();
+        (entry, is_first)
+    }
+
+    /// Hands what a queue pair gathered to the device: receives first, since the sends tell the peer of them.
+    pub(super) fn ring(&mut self, number: QueuePairNumber) -> io::Result<()> {
+        let Some(entry) = self.queue_pairs.get_mut(&number) else { return Ok(()) };
+        let region = |lkey| self.regions.get(&lkey);
+        entry.pair.post_receives(&entry.receives, region)?;
+        entry.receives.clear();
+        entry.pair.post_sends(&entry.sends, region)?;
+        entry.sends.clear();
+        Ok(())
+    }
+
+    /// Hands over all completions.
+    pub(super) fn poll_queues(&self, mut take: impl FnMut(WorkCompletion)) {
+        for queue in &self.queues {
+            while queue.poll(&mut take) {}
+        }
+    }
+
+    /// Has the channel tell of the next completion; false if it will, or has, already. What came before is not told.
+    pub(super) fn arm(&mut self) -> bool {
+        let arms = !self.armed;
+        if arms {
+            self.queues.iter().for_each(|queue| queue.arm());
+            self.armed = true;
+        }
+        arms
+    }
+
+    /// Takes in what the channel has told.
+    pub(super) fn drain(&mut self) {
+        self.armed &= !self.channel.drain();
+    }
+
+    pub(super) fn modify_to_error(&mut self, number: QueuePairNumber) -> io::Result<()> {
+        self.queue_pairs.get(&number).map_or(Ok(()), |entry| entry.pair.modify_to_error())
+    }
+
+    pub(super) fn destroy_queue_pair(&mut self, number: QueuePairNumber) {
+        self.queue_pairs.remove(&number);
+    }
+}
+
+/// Our port, if it is up.
+fn active_port(context: &Context, config: &VerbsConfig) -> Result<PortState, String> {
+    let VerbsConfig { device, settings: VerbsSettings { port, .. }, .. } = config;
+    let state = context.port(*port).map_err(|error| format!("{device} has no port {port}: {error}"))?;
+    if state.active { Ok(state) } else { Err(format!("port {port} of {device} is down; bring its link up")) }
+}
