@@ -577,7 +577,7 @@ impl QueuePair {
         self.modify(ibv_qp_attr_mask::IBV_QP_STATE, |attributes| attributes.qp_state = ibv_qp_state::IBV_QPS_ERR)
     }
 
-    /// Posts send work requests as one list, so that the device is told once. `region` finds a region by its key.
+    /// Posts send work requests in lists, for each of which the device is told once. `region` finds a region by its key.
     ///
     /// # Errors
     /// If the device takes one not in; those before it are posted.
@@ -586,15 +586,20 @@ impl QueuePair {
         requests: &[SendRequest],
         region: impl Fn(u32) -> Option<&'a MemoryRegion>,
     ) -> io::Result<()> {
-        let mut entries =
-            requests.iter().map(|request| entry(request.operation.local(), &region)).collect::<io::Result<Vec<_>>>()?;
-        let mut list: Vec<_> =
-            requests.iter().zip(&mut entries).map(|(request, entry)| self.send_request(request, entry)).collect();
-        let Some(first) = chain(&mut list, |request, next| request.next = next) else { return Ok(()) };
-        let mut bad = null_mut();
-        // SAFETY: the list and its entries live until the call returns, which copies them. Each entry lies within a
-        // registered region, so what the device reads inline, now, is mapped; everything else it checks by the key.
-        check(unsafe { rdma_sys::ibv_post_send(self.raw.raw(), first, &raw mut bad) })
+        for requests in requests.chunks(LIST) {
+            let mut entries = [NO_ENTRY; LIST];
+            let mut list = [const { MaybeUninit::<ibv_send_wr>::uninit() }; LIST];
+            for (at, (request, place)) in requests.iter().zip(&mut entries).enumerate() {
+                *place = entry(request.operation.local(), &region)?;
+                list[at].write(self.send_request(request, place));
+            }
+            let first = chain(&mut list[..requests.len()], |request, next| request.next = next);
+            let mut bad = null_mut();
+            // SAFETY: the list and its entries live until the call returns, which copies them. Each entry lies within a
+            // registered region, so what the device reads inline, now, is mapped; everything else it checks by the key.
+            check(unsafe { rdma_sys::ibv_post_send(self.raw.raw(), first, &raw mut bad) })?;
+        }
+        Ok(())
     }
 
     fn send_request(&self, request: &SendRequest, entry: &mut ibv_sge) -> ibv_send_wr {
@@ -637,7 +642,7 @@ impl QueuePair {
         send
     }
 
-    /// Posts receives as one list.
+    /// Posts receives in lists.
     ///
     /// # Errors
     /// As [`Self::post_sends`].
@@ -646,18 +651,20 @@ impl QueuePair {
         requests: &[RecvRequest],
         region: impl Fn(u32) -> Option<&'a MemoryRegion>,
     ) -> io::Result<()> {
-        let mut entries =
-            requests.iter().map(|request| entry(request.segment, &region)).collect::<io::Result<Vec<_>>>()?;
-        let mut list: Vec<_> = requests
-            .iter()
-            .zip(&mut entries)
-            .map(|(request, entry)| ibv_recv_wr { wr_id: request.id, next: null_mut(), sg_list: entry, num_sge: 1 })
-            .collect();
-        let Some(first) = chain(&mut list, |request, next| request.next = next) else { return Ok(()) };
-        let mut bad = null_mut();
-        // SAFETY: as in `post_sends`; the memory is the device's to fill until the receive completes, and it is shared
-        // as atomic words.
-        check(unsafe { rdma_sys::ibv_post_recv(self.raw.raw(), first, &raw mut bad) })
+        for requests in requests.chunks(LIST) {
+            let mut entries = [NO_ENTRY; LIST];
+            let mut list = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; LIST];
+            for (at, (request, place)) in requests.iter().zip(&mut entries).enumerate() {
+                *place = entry(request.segment, &region)?;
+                list[at].write(ibv_recv_wr { wr_id: request.id, next: null_mut(), sg_list: place, num_sge: 1 });
+            }
+            let first = chain(&mut list[..requests.len()], |request, next| request.next = next);
+            let mut bad = null_mut();
+            // SAFETY: as in `post_sends`; the memory is the device's to fill until the receive completes, and it is
+            // shared as atomic words.
+            check(unsafe { rdma_sys::ibv_post_recv(self.raw.raw(), first, &raw mut bad) })?;
+        }
+        Ok(())
     }
 }
 
@@ -668,23 +675,27 @@ impl Drop for QueuePair {
     }
 }
 
+/// Work requests in one list, which is on the stack: an allocation takes as long as everything else here.
+const LIST: usize = 16;
+const NO_ENTRY: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
+
 fn entry<'a>(segment: Segment, region: &impl Fn(u32) -> Option<&'a MemoryRegion>) -> io::Result<ibv_sge> {
     if segment.bytes == 0 {
-        return Ok(ibv_sge { addr: 0, length: 0, lkey: 0 });
+        return Ok(NO_ENTRY);
     }
     region(segment.lkey)
         .and_then(|region| region.entry(segment))
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a segment outside of registered memory"))
 }
 
-/// Chains work requests in their order; the first, if there is any.
-fn chain<T>(list: &mut [T], set_next: impl Fn(&mut T, *mut T)) -> Option<*mut T> {
-    let first = list.as_mut_ptr();
+/// Chains work requests, all of them written, in their order; the first.
+fn chain<T>(list: &mut [MaybeUninit<T>], set_next: impl Fn(&mut T, *mut T)) -> *mut T {
+    let first = list.as_mut_ptr().cast::<T>();
     for at in 1..list.len() {
-        // SAFETY: both are elements of the list, and no reference to either is held.
+        // SAFETY: both are elements of the list and written, and no reference to either is held.
         unsafe { set_next(&mut *first.add(at - 1), first.add(at)) };
     }
-    (!list.is_empty()).then_some(first)
+    first
 }
 
 #[cfg(test)]
