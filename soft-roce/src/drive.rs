@@ -23,7 +23,7 @@ use std::{
 };
 
 pub use faults::Faults;
-use faults::{FaultInjector, Packet};
+use faults::{FaultInjector, Piece};
 use group::Group;
 use socket::Socket;
 
@@ -31,8 +31,6 @@ use crate::{Endpoint, Timestamp, Transmit};
 
 /// Runs of packets sent by one call of [`Driver::transmit`], so that a long queue does not keep us from receiving.
 const RUNS_PER_CALL: usize = 16;
-/// The same for single packets, where faults are injected.
-const PACKETS_PER_CALL: usize = 64;
 /// The largest payload of an IPv4 datagram: what UDP_SEGMENT takes at once.
 const RUN_BYTES_MAX: usize = 65_507;
 /// A reordered packet that nothing overtakes is sent after this.
@@ -83,7 +81,10 @@ pub struct Driver {
 
 struct Injection {
     injector: FaultInjector,
-    out: VecDeque<Packet>,
+    /// What is to be sent: of the run in the buffer, and by itself.
+    out: VecDeque<Piece>,
+    /// The run in the buffer.
+    run: Option<Transmit>,
     release_at: Option<Timestamp>,
 }
 
@@ -120,12 +121,13 @@ impl Driver {
             let cause = format!("{faults:?}: each fault is a probability in 0 ..= 1");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
         }
+        let socket = Socket::bind(address, &config)?;
         let injection = faults.any().then(|| Injection {
-            injector: FaultInjector::new(faults, seed),
+            injector: FaultInjector::new(faults, seed, socket.local()),
             out: VecDeque::new(),
+            run: None,
             release_at: None,
         });
-        let socket = Socket::bind(address, &config)?;
         let group = config.shared.then(|| Group::join(&socket, seed)).transpose()?;
         Ok(Self {
             socket,
@@ -251,62 +253,85 @@ impl Driver {
 
     /// Sends the run in the buffer. False if there was no room for it.
     fn send(&mut self, transmit: Transmit) -> bool {
-        let segmented = self.socket.segments_max() > 1;
         let run = &self.buffer[..transmit.bytes];
-        match self.socket.send(transmit.destination, run, transmit.segment_bytes) {
-            Ok(()) => self.counters.send_calls += 1,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.counters.send_blocked += 1;
-                self.blocked = Some(transmit);
-                return false;
-            }
-            Err(_) if segmented && self.socket.segments_max() == 1 => {
-                // The system has just refused to segment. One by one, all segments have identification 0; a peer of
-                // ours recovers from that, any other asks for them again.
-                for segment in run.chunks(transmit.segment_bytes) {
-                    let sent = self.socket.send(transmit.destination, segment, segment.len()).is_ok();
-                    *(if sent { &mut self.counters.send_calls } else { &mut self.counters.send_errors }) += 1;
-                }
-            }
-            // The packets are lost as on a wire; the endpoint's timers go on.
-            Err(_) => self.counters.send_errors += 1,
-        }
-        true
+        let sent = send(&self.socket, transmit.destination, run, transmit.segment_bytes, &mut self.counters);
+        self.blocked = (!sent).then_some(transmit);
+        sent
     }
 
-    /// Packets one by one through the fault injector.
+    /// The same as without faults, but that the injector decides what is left of each run.
     fn transmit_injected(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
-        let Some(injection) = &mut self.injection else { return false };
         let mut progressed = false;
-        // What waits for room in the socket comes first.
-        let polls = if injection.out.is_empty() { PACKETS_PER_CALL } else { 0 };
-        for _ in 0..polls {
-            let Some(transmit) = endpoint.poll_transmit(now, &mut self.buffer, 1) else { break };
-            injection.injector.handle_packet(transmit.destination, &self.buffer[..transmit.bytes], &mut injection.out);
+        for _ in 0..RUNS_PER_CALL {
+            if !self.send_pieces() {
+                break;
+            }
+            let Some(injection) = &mut self.injection else { break };
+            let Some(run) = endpoint.poll_transmit(now, &mut self.buffer, self.socket.segments_max()) else { break };
+            let bytes = &mut self.buffer[..run.bytes];
+            injection.injector.handle_run(run.destination, bytes, run.segment_bytes, &mut injection.out);
+            injection.run = Some(run);
             progressed = true;
         }
+        let Some(injection) = &mut self.injection else { return false };
         if injection.release_at.is_some_and(|at| now >= at) {
             injection.injector.release(&mut injection.out);
+            progressed = true;
         }
         injection.release_at = match injection.release_at.filter(|&at| now < at) {
             _ if !injection.injector.is_holding() => None,
             Some(at) => Some(at),
             None => Some(now + HOLD),
         };
-        while let Some((destination, packet)) = injection.out.front() {
-            match self.socket.send(*destination, packet, packet.len()) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.counters.send_blocked += 1;
-                    return progressed;
-                }
-                Ok(()) => self.counters.send_calls += 1,
-                Err(_) => self.counters.send_errors += 1,
-            }
-            injection.out.pop_front();
-            progressed = true;
-        }
+        self.send_pieces();
         progressed
     }
+
+    /// Sends what the injector has put out. False if there was no room for all of it.
+    fn send_pieces(&mut self) -> bool {
+        let Some(Injection { out, run, .. }) = &mut self.injection else { return true };
+        while let Some(piece) = out.front() {
+            let (destination, bytes, segment_bytes) = match (piece, &run) {
+                (Piece::Packet((destination, packet)), _) => (*destination, &packet[..], packet.len()),
+                (Piece::Part(part), Some(run)) => (run.destination, &self.buffer[part.clone()], run.segment_bytes),
+                (Piece::Part(_), None) => unreachable!("a part is of the run that was handed in last"),
+            };
+            if !send(&self.socket, destination, bytes, segment_bytes, &mut self.counters) {
+                return false;
+            }
+            out.pop_front();
+        }
+        true
+    }
+}
+
+/// Sends a run. False if there was no room for it.
+fn send(
+    socket: &Socket,
+    destination: SocketAddr,
+    run: &[u8],
+    segment_bytes: usize,
+    counters: &mut DriverCounters,
+) -> bool {
+    let segmented = socket.segments_max() > 1;
+    match socket.send(destination, run, segment_bytes) {
+        Ok(()) => counters.send_calls += 1,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            counters.send_blocked += 1;
+            return false;
+        }
+        Err(_) if segmented && socket.segments_max() == 1 => {
+            // The system has just refused to segment. One by one, all segments have identification 0; a peer of ours
+            // recovers from that, any other asks for them again.
+            for segment in run.chunks(segment_bytes) {
+                let sent = socket.send(destination, segment, segment.len()).is_ok();
+                *(if sent { &mut counters.send_calls } else { &mut counters.send_errors }) += 1;
+            }
+        }
+        // The packets are lost as on a wire; the endpoint's timers go on.
+        Err(_) => counters.send_errors += 1,
+    }
+    true
 }
 
 impl AsFd for Driver {

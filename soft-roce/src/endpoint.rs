@@ -26,7 +26,7 @@ use crate::{
     region::RegionTable,
     shared_receives::{SHARED_RECEIVES_MAX, SharedReceivesConfig, SharedReceivesNumber, SharedReceivesTable},
     time::Timestamp,
-    wire::{Malformed, PACKET_BYTES_MAX, Packet, Psn, QueuePairNumber, TransportService, icrc},
+    wire::{Malformed, PACKET_BYTES_MAX, Packet, Psn, QueuePairNumber, TransportService, icrc::Verifier},
 };
 
 /// The part of a queue pair number that the endpoint chooses; the top byte is `queue_pair_prefix`.
@@ -66,6 +66,7 @@ pub struct Endpoint {
     counters: Counters,
     shared_receives: SharedReceivesTable,
     events: EventQueue,
+    verifier: Verifier,
     /// No timer is due before. Timers mostly move back, so this lags behind and is put right when it is reached.
     timeout: Option<Timestamp>,
 }
@@ -111,6 +112,7 @@ impl Endpoint {
             counters: Counters::default(),
             shared_receives: SharedReceivesTable::default(),
             events: EventQueue::default(),
+            verifier: Verifier::default(),
             timeout: None,
         }
     }
@@ -358,7 +360,8 @@ impl Endpoint {
             return;
         }
         let local = self.config.local;
-        if icrc::verify(source, local, packet.covered(), packet.icrc(), peer.identification).is_none() {
+        let path = self.verifier.verify(source, local, packet.covered(), packet.icrc(), peer.identification);
+        if path.is_none() {
             cx.counters.dropped_icrc += 1;
             return;
         }

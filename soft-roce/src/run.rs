@@ -7,7 +7,7 @@ use crate::{
     segments::Windows,
     wire::{
         ICRC_BYTES, Repr,
-        icrc::{self, Path, SEGMENTS_MAX},
+        icrc::{Headers, SEGMENTS_MAX},
     },
 };
 
@@ -34,6 +34,8 @@ pub(crate) struct Run<'a> {
     buf: &'a mut [u8],
     source: SocketAddr,
     destination: SocketAddr,
+    /// Of the last packet.
+    headers: Option<Headers>,
     segments_max: usize,
     segments: usize,
     segment_bytes: usize,
@@ -49,6 +51,7 @@ impl<'a> Run<'a> {
             buf: &mut buf[..bytes_max],
             source,
             destination,
+            headers: None,
             segments_max: segments_max.clamp(1, SEGMENTS_MAX),
             segments: 0,
             segment_bytes: 0,
@@ -71,9 +74,11 @@ impl<'a> Run<'a> {
         let out = &mut self.buf[self.bytes..self.bytes + packet_bytes];
         let payload = packet.repr.emit(out);
         packet.payload.read(payload);
-        let path = Path::segment(self.source, self.destination, self.segments as u16);
         let (covered, icrc) = out.split_at_mut(packet_bytes - ICRC_BYTES);
-        icrc.copy_from_slice(&icrc::compute(&path, covered).to_le_bytes());
+        let alike = self.headers.filter(|headers| headers.are_of(self.source, self.destination, covered.len()));
+        let headers = alike.unwrap_or_else(|| Headers::new(self.source, self.destination, true, covered.len()));
+        self.headers = Some(headers);
+        icrc.copy_from_slice(&headers.icrc(self.segments as u16, covered).to_le_bytes());
         if self.segments == 0 {
             self.segment_bytes = packet_bytes;
         }

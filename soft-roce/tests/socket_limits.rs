@@ -1,11 +1,11 @@
-//! What the system grants may be little: small socket buffers, no segmentation.
+//! What the system grants may be little: small socket buffers, no segmentation. Injected faults take no more away.
 
 use std::sync::Arc;
 
 use soft_roce::{
-    Access, Endpoint, EndpointConfig, HeapMemory, Identification, Operation, PathMtu, Peer, Psn, QueuePairConfig,
-    QueuePairNumber, Remote, Segment, SendRequest, Status, Timestamp,
-    drive::{Driver, DriverConfig},
+    Access, Endpoint, EndpointConfig, HeapMemory, Identification, Memory, Operation, PathMtu, Peer, Psn,
+    QueuePairConfig, QueuePairNumber, Remote, Segment, SendRequest, Status, Timestamp,
+    drive::{Driver, DriverConfig, Faults},
 };
 
 const OBJECT_BYTES: usize = 150_000;
@@ -113,5 +113,31 @@ fn packets_go_one_by_one_where_segmentation_is_refused() {
             assert_eq!(advice, None);
         }
         assert_eq!(nodes[1].driver.counters().send_errors, 0);
+    }
+}
+
+#[test]
+fn injected_faults_leave_runs_together() {
+    let faults = Faults { loss: 0.01, duplicate: 0.01, reorder: 0.01, corrupt: 0.01 };
+    let mut nodes = pair(DriverConfig { faults, seed: 4, ..DriverConfig::default() }, PathMtu::Mtu1024, None);
+    if nodes[1].driver.segmentation_advice().is_some() {
+        eprintln!("not run: this system never segments");
+        return;
+    }
+    for round in 0..20 {
+        let [near, far] = &nodes;
+        assert_ne!(near.memory.to_vec(), far.memory.to_vec(), "round {round}");
+        let request = match round % 2 {
+            0 => read_of(&nodes),
+            _ => SendRequest::new(1, Operation::Write { local: near.segment, remote: far.remote }),
+        };
+        assert_eq!(run_late(&mut nodes, request), Status::Success);
+        assert_eq!(nodes[0].memory.to_vec(), nodes[1].memory.to_vec(), "round {round}");
+        nodes[0].memory.write(0, &vec![round; OBJECT_BYTES]);
+    }
+    for node in &nodes {
+        let (calls, packets) = (node.driver.counters().send_calls, node.endpoint.counters().packets_sent);
+        assert!(calls < packets / 2, "{calls} calls for {packets} packets");
+        assert_eq!(node.driver.counters().send_errors, 0);
     }
 }

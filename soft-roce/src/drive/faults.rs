@@ -1,8 +1,10 @@
 //! Faults under the driver, by seed: packets lost, doubled, overtaken and damaged on their way to the socket. No IO.
 
-use std::{collections::VecDeque, net::SocketAddr, str::FromStr};
+use std::{collections::VecDeque, net::SocketAddr, ops::Range, str::FromStr};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+
+use crate::wire::icrc::seal;
 
 /// Faults, each a probability per packet in 0 ..= 1. The default has none.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -62,51 +64,126 @@ const OVERTAKEN_MAX: u32 = 4;
 /// A packet and where it goes.
 pub(super) type Packet = (SocketAddr, Vec<u8>);
 
-/// Decides each packet's fate.
+/// What is to be sent at once.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// A part of the run that was handed in: whole packets.
+    Part(Range<usize>),
+    /// A packet by itself.
+    Packet(Packet),
+}
+
+/// What befalls a packet; by default nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Fate {
+    lost: bool,
+    flipped_bit: Option<usize>,
+    /// How many packets overtake it.
+    overtaken: Option<u32>,
+    doubled: bool,
+}
+
+/// Decides each packet's fate. What no fault meets stays together, so that runs leave as runs.
 pub(super) struct FaultInjector {
     faults: Faults,
     rng: StdRng,
     /// Held back until so many packets have overtaken it.
     held: VecDeque<(u32, Packet)>,
+    source: SocketAddr,
 }
 
 impl FaultInjector {
-    pub(super) fn new(faults: Faults, seed: u64) -> Self {
-        Self { faults, rng: StdRng::seed_from_u64(seed), held: VecDeque::new() }
+    /// Of packets from `source`.
+    pub(super) fn new(faults: Faults, seed: u64, source: SocketAddr) -> Self {
+        Self { faults, rng: StdRng::seed_from_u64(seed), held: VecDeque::new(), source }
     }
 
-    /// Takes a packet in; puts out what is to be sent now.
-    pub(super) fn handle_packet(&mut self, destination: SocketAddr, packet: &[u8], out: &mut VecDeque<Packet>) {
+    /// Takes a run in; puts out what is to be sent now. The system numbers the packets of every part from 0 again, so
+    /// what has moved up is sealed again.
+    pub(super) fn handle_run(
+        &mut self,
+        destination: SocketAddr,
+        run: &mut [u8],
+        segment_bytes: usize,
+        out: &mut VecDeque<Piece>,
+    ) {
+        let mut part = 0..0;
+        for start in (0..run.len()).step_by(segment_bytes) {
+            let place = start..run.len().min(start + segment_bytes);
+            let fate = self.draw(place.len());
+            if fate == Fate::default() && self.held.is_empty() {
+                part.end = place.end;
+                continue;
+            }
+            self.end_part(destination, run, segment_bytes, part, out);
+            part = place.end..place.end;
+            if !fate.lost {
+                self.send_apart(destination, &run[place], fate, out);
+            }
+        }
+        self.end_part(destination, run, segment_bytes, part, out);
+    }
+
+    fn draw(&mut self, packet_bytes: usize) -> Fate {
         if self.rng.random_bool(self.faults.loss) {
+            return Fate { lost: true, ..Fate::default() };
+        }
+        let corrupted = self.rng.random_bool(self.faults.corrupt);
+        let flipped_bit = corrupted.then(|| self.rng.random_range(0..packet_bytes * 8));
+        let overtaken = self.rng.random_bool(self.faults.reorder).then(|| self.rng.random_range(1..=OVERTAKEN_MAX));
+        let doubled = overtaken.is_none() && self.rng.random_bool(self.faults.duplicate);
+        Fate { lost: false, flipped_bit, overtaken, doubled }
+    }
+
+    /// Puts out the part that no fault has met.
+    fn end_part(
+        &self,
+        destination: SocketAddr,
+        run: &mut [u8],
+        segment_bytes: usize,
+        part: Range<usize>,
+        out: &mut VecDeque<Piece>,
+    ) {
+        if part.is_empty() {
             return;
         }
+        if part.start > 0 {
+            for (segment, packet) in run[part.clone()].chunks_mut(segment_bytes).enumerate() {
+                seal(self.source, destination, segment as u16, packet);
+            }
+        }
+        out.push_back(Piece::Part(part));
+    }
+
+    /// Sends a packet by itself: now, twice, damaged or later.
+    fn send_apart(&mut self, destination: SocketAddr, packet: &[u8], fate: Fate, out: &mut VecDeque<Piece>) {
         let mut packet = packet.to_vec();
-        if !packet.is_empty() && self.rng.random_bool(self.faults.corrupt) {
-            let bit = self.rng.random_range(0..packet.len() * 8);
+        seal(self.source, destination, 0, &mut packet);
+        if let Some(bit) = fate.flipped_bit {
             packet[bit / 8] ^= 1 << (bit % 8);
         }
-        if self.rng.random_bool(self.faults.reorder) {
-            self.held.push_back((self.rng.random_range(1..=OVERTAKEN_MAX), (destination, packet)));
+        if let Some(overtakers) = fate.overtaken {
+            self.held.push_back((overtakers, (destination, packet)));
             return;
         }
-        if self.rng.random_bool(self.faults.duplicate) {
-            out.push_back((destination, packet.clone()));
+        if fate.doubled {
+            out.push_back(Piece::Packet((destination, packet.clone())));
         }
-        out.push_back((destination, packet));
+        out.push_back(Piece::Packet((destination, packet)));
         for (overtakers, _) in &mut self.held {
             *overtakers -= 1;
         }
         for _ in 0..self.held.len() {
             match self.held.pop_front().expect("counted") {
-                (0, packet) => out.push_back(packet),
+                (0, packet) => out.push_back(Piece::Packet(packet)),
                 waiting => self.held.push_back(waiting),
             }
         }
     }
 
     /// Puts out what is still held back, for when nothing comes to overtake it.
-    pub(super) fn release(&mut self, out: &mut VecDeque<Packet>) {
-        out.extend(self.held.drain(..).map(|(_, packet)| packet));
+    pub(super) fn release(&mut self, out: &mut VecDeque<Piece>) {
+        out.extend(self.held.drain(..).map(|(_, packet)| Piece::Packet(packet)));
     }
 
     /// Whether anything is held back.
@@ -118,6 +195,7 @@ impl FaultInjector {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::{BTH_BYTES, ICRC_BYTES};
 
     #[test]
     fn are_read_from_a_flag() {
@@ -128,35 +206,90 @@ mod tests {
         }
     }
 
-    fn run(faults: Faults, seed: u64, packets: u32) -> Vec<Vec<u8>> {
-        let (mut injector, mut out) = (FaultInjector::new(faults, seed), VecDeque::new());
-        let to = "127.0.0.1:4791".parse().unwrap();
-        (0..packets).for_each(|number| injector.handle_packet(to, &number.to_be_bytes(), &mut out));
+    const PACKET_BYTES: usize = BTH_BYTES + 4 + ICRC_BYTES;
+    const RUN_PACKETS: usize = 15;
+
+    fn ends() -> [SocketAddr; 2] {
+        ["127.0.0.1:4791", "127.0.0.2:4791"].map(|end| end.parse().unwrap())
+    }
+
+    /// A packet that holds its number.
+    fn packet(number: u32, segment: usize) -> Vec<u8> {
+        let mut packet = vec![0; PACKET_BYTES];
+        packet[BTH_BYTES..][..4].copy_from_slice(&number.to_be_bytes());
+        seal(ends()[0], ends()[1], segment as u16, &mut packet);
+        packet
+    }
+
+    fn number(packet: &[u8]) -> u32 {
+        u32::from_be_bytes(packet[BTH_BYTES..][..4].try_into().unwrap())
+    }
+
+    /// What leaves of a thousand packets in runs: pieces of packets.
+    fn pieces(faults: Faults, seed: u64) -> Vec<Vec<Vec<u8>>> {
+        let (mut injector, mut out) = (FaultInjector::new(faults, seed, ends()[0]), VecDeque::new());
+        let mut left = Vec::new();
+        let mut leave = |run: &[u8], out: &mut VecDeque<Piece>| {
+            left.extend(out.drain(..).map(|piece| match piece {
+                Piece::Part(part) => run[part].to_vec(),
+                Piece::Packet((_, packet)) => packet,
+            }));
+        };
+        let numbers: Vec<u32> = (0..1000).collect();
+        for numbers in numbers.chunks(RUN_PACKETS) {
+            let packets = numbers.iter().enumerate().map(|(segment, number)| packet(*number, segment));
+            let mut run = packets.collect::<Vec<_>>().concat();
+            injector.handle_run(ends()[1], &mut run, PACKET_BYTES, &mut out);
+            leave(&run, &mut out);
+        }
         injector.release(&mut out);
+        leave(&[], &mut out);
         assert!(!injector.is_holding());
-        out.into_iter().map(|(_, packet)| packet).collect()
+        left.iter().map(|piece| piece.chunks(PACKET_BYTES).map(<[u8]>::to_vec).collect()).collect()
+    }
+
+    fn numbers(pieces: &[Vec<Vec<u8>>]) -> Vec<u32> {
+        pieces.iter().flatten().map(|packet| number(packet)).collect()
     }
 
     #[test]
     fn each_fault_does_what_it_says() {
-        let sent: Vec<_> = (0..1000u32).map(|number| number.to_be_bytes().to_vec()).collect();
-        assert_eq!(run(Faults::default(), 1, 1000), sent);
-        assert!(run(Faults { loss: 1.0, ..Default::default() }, 1, 1000).is_empty());
-        let doubled: Vec<_> = sent.iter().flat_map(|packet| [packet.clone(), packet.clone()]).collect();
-        assert_eq!(run(Faults { duplicate: 1.0, ..Default::default() }, 1, 1000), doubled);
-        let damaged = run(Faults { corrupt: 1.0, ..Default::default() }, 1, 1000);
-        let flipped = |(a, b): (&Vec<u8>, &Vec<u8>)| a.iter().zip(b).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
-        assert!(damaged.iter().zip(&sent).all(|pair| flipped(pair) == 1));
-        let mut reordered = run(Faults { reorder: 0.3, ..Default::default() }, 1, 1000);
+        let sent: Vec<u32> = (0..1000).collect();
+        let whole = pieces(Faults::default(), 1);
+        assert_eq!((whole.len(), numbers(&whole)), (1000_usize.div_ceil(RUN_PACKETS), sent.clone()));
+        assert!(pieces(Faults { loss: 1.0, ..Default::default() }, 1).is_empty());
+        let doubled: Vec<_> = sent.iter().flat_map(|number| [*number; 2]).collect();
+        assert_eq!(numbers(&pieces(Faults { duplicate: 1.0, ..Default::default() }, 1)), doubled);
+        let damaged = pieces(Faults { corrupt: 1.0, ..Default::default() }, 1).concat();
+        assert_eq!(damaged.len(), sent.len());
+        for (damaged, number) in damaged.iter().zip(&sent) {
+            let flipped = damaged.iter().zip(packet(*number, 0)).map(|(found, sent)| (found ^ sent).count_ones());
+            assert_eq!(flipped.sum::<u32>(), 1);
+        }
+        let mut reordered = numbers(&pieces(Faults { reorder: 0.3, ..Default::default() }, 1));
         assert_ne!(reordered, sent);
-        reordered.sort();
+        reordered.sort_unstable();
         assert_eq!(reordered, sent);
+    }
+
+    /// The checksum covers the place in the run, which the system numbers anew in what is left of one.
+    #[test]
+    fn what_is_left_of_a_run_is_sealed_for_its_place() {
+        for faults in ["loss=0.1", "reorder=0.1", "duplicate=0.1", "loss=0.05,reorder=0.05,duplicate=0.05"] {
+            let pieces = pieces(faults.parse().unwrap(), 3);
+            assert!(pieces.iter().any(|piece| piece.len() > 1) && pieces.len() > 1000 / RUN_PACKETS);
+            for piece in &pieces {
+                for (segment, found) in piece.iter().enumerate() {
+                    assert_eq!(*found, packet(number(found), segment), "{faults}");
+                }
+            }
+        }
     }
 
     #[test]
     fn a_seed_replays() {
         let faults = Faults { loss: 0.1, duplicate: 0.1, reorder: 0.1, corrupt: 0.1 };
-        assert_eq!(run(faults, 7, 500), run(faults, 7, 500));
-        assert_ne!(run(faults, 7, 500), run(faults, 8, 500));
+        assert_eq!(pieces(faults, 7), pieces(faults, 7));
+        assert_ne!(pieces(faults, 7), pieces(faults, 8));
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     config::CreateError,
     datagram::{DatagramConfig, DatagramQueuePair},
     time::Timestamp,
-    wire::{Packet, QueuePairNumber, icrc},
+    wire::{Packet, QueuePairNumber},
 };
 
 impl Endpoint {
@@ -36,7 +36,8 @@ impl Endpoint {
             return;
         }
         let accept = queue_pair.identification();
-        let Some(path) = icrc::verify(source, self.config.local, packet.covered(), packet.icrc(), accept) else {
+        let Some(path) = self.verifier.verify(source, self.config.local, packet.covered(), packet.icrc(), accept)
+        else {
             self.counters.dropped_icrc += 1;
             return;
         };

@@ -2,14 +2,15 @@
 //! routers may change replaced by ones.
 //!
 //! It covers the IPv4 identification, which a UDP socket neither sets nor shows. Sending: the socket is set up so that
-//! the kernel fills in what we assume. Receiving: a CRC is linear, so the difference between the CRC for identification
-//! 0 and the one received, taken back over all bytes after the field, *is* the identification, if the packet is whole.
+//! the kernel fills in what we assume. Receiving: a CRC is linear, so the difference between the CRC for an expected
+//! identification and the one received, taken back over all bytes after the field, *is* the difference of the
+//! identifications, if the packet is whole.
 
 use std::{net::SocketAddr, sync::LazyLock};
 
 use crc32fast::Hasher;
 
-use super::{BTH_BYTES, ICRC_BYTES, PACKET_BYTES_MAX, packet::field};
+use super::{ICRC_BYTES, PACKET_BYTES_MAX, packet::field};
 use crate::config::Identification;
 
 /// CRC-32 polynomial, reflected: bit 31 is the coefficient of x^0.
@@ -51,49 +52,133 @@ impl Path {
 /// The ICRC of a packet without its last four bytes. On the wire it is little-endian.
 #[must_use]
 pub fn compute(path: &Path, covered: &[u8]) -> u32 {
-    let udp_bytes = (UDP_BYTES + covered.len() + ICRC_BYTES) as u16;
-    let mut prefix = [0xff_u8; LRH_BYTES + IPV6_BYTES + UDP_BYTES + BTH_BYTES];
-    let ip = &mut prefix[LRH_BYTES..];
-    let ip_bytes = match (path.source, path.destination) {
-        (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
-            // Type of service (1), time to live (8) and checksum (10 .. 12) stay ones.
-            ip[0] = 0x45;
-            ip[2..4].copy_from_slice(&(IPV4_BYTES as u16 + udp_bytes).to_be_bytes());
-            ip[4..6].copy_from_slice(&path.identification.to_be_bytes());
-            ip[6..8].copy_from_slice(&(u16::from(path.dont_fragment) * DONT_FRAGMENT).to_be_bytes());
-            ip[9] = 17;
-            ip[12..16].copy_from_slice(&source.ip().octets());
-            ip[16..20].copy_from_slice(&destination.ip().octets());
-            IPV4_BYTES
-        }
-        (source, destination) => {
-            // Traffic class and flow label (0 .. 4, but for the version) and hop limit (7) stay ones.
-            ip[0] = 0x6f;
-            ip[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
-            ip[6] = 17;
-            ip[8..24].copy_from_slice(&octets_v6(source));
-            ip[24..40].copy_from_slice(&octets_v6(destination));
-            IPV6_BYTES
-        }
-    };
-    let udp = &mut ip[ip_bytes..];
-    udp[0..2].copy_from_slice(&path.source.port().to_be_bytes());
-    udp[2..4].copy_from_slice(&path.destination.port().to_be_bytes());
-    udp[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
-    let bth = &mut udp[UDP_BYTES..];
-    bth[..BTH_BYTES].copy_from_slice(&covered[..BTH_BYTES]);
-    bth[field::CONGESTION] = 0xff;
-    let mut hasher = Hasher::new();
-    hasher.update(&prefix[..LRH_BYTES + ip_bytes + UDP_BYTES + BTH_BYTES]);
-    hasher.update(&covered[BTH_BYTES..]);
-    hasher.finalize()
+    let headers = Headers::new(path.source, path.destination, path.dont_fragment, covered.len());
+    headers.icrc(path.identification, covered)
 }
+
+/// The CRC of what comes before the BTH. The packets of a run differ in nothing there but their identification, which is
+/// 0 here: a CRC is linear, so another one changes the CRC in a known way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Headers {
+    source: SocketAddr,
+    destination: SocketAddr,
+    covered_bytes: usize,
+    crc: u32,
+}
+
+impl Headers {
+    /// Of packets with so many bytes that are covered.
+    pub(crate) fn new(source: SocketAddr, destination: SocketAddr, dont_fragment: bool, covered_bytes: usize) -> Self {
+        let udp_bytes = (UDP_BYTES + covered_bytes + ICRC_BYTES) as u16;
+        let mut bytes = [0xff_u8; LRH_BYTES + IPV6_BYTES + UDP_BYTES];
+        let ip = &mut bytes[LRH_BYTES..];
+        let ip_bytes = match (source, destination) {
+            (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
+                // Type of service (1), time to live (8) and checksum (10 .. 12) stay ones.
+                ip[0] = 0x45;
+                ip[2..4].copy_from_slice(&(IPV4_BYTES as u16 + udp_bytes).to_be_bytes());
+                ip[4..6].fill(0);
+                ip[6..8].copy_from_slice(&(u16::from(dont_fragment) * DONT_FRAGMENT).to_be_bytes());
+                ip[9] = 17;
+                ip[12..16].copy_from_slice(&source.ip().octets());
+                ip[16..20].copy_from_slice(&destination.ip().octets());
+                IPV4_BYTES
+            }
+            (source, destination) => {
+                // Traffic class and flow label (0 .. 4, but for the version) and hop limit (7) stay ones.
+                ip[0] = 0x6f;
+                ip[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
+                ip[6] = 17;
+                ip[8..24].copy_from_slice(&octets_v6(source));
+                ip[24..40].copy_from_slice(&octets_v6(destination));
+                IPV6_BYTES
+            }
+        };
+        let udp = &mut ip[ip_bytes..];
+        udp[0..2].copy_from_slice(&source.port().to_be_bytes());
+        udp[2..4].copy_from_slice(&destination.port().to_be_bytes());
+        udp[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
+        let mut hasher = Hasher::new();
+        hasher.update(&bytes[..LRH_BYTES + ip_bytes + UDP_BYTES]);
+        Self { source, destination, covered_bytes, crc: hasher.finalize() }
+    }
+
+    /// Whether they are those of such packets.
+    pub(crate) fn are_of(&self, source: SocketAddr, destination: SocketAddr, covered_bytes: usize) -> bool {
+        self.covered_bytes == covered_bytes && self.source == source && self.destination == destination
+    }
+
+    /// The ICRC of a packet with these headers.
+    pub(crate) fn icrc(&self, identification: u16, covered: &[u8]) -> u32 {
+        debug_assert_eq!(covered.len(), self.covered_bytes, "the headers tell the length");
+        // The congestion byte counts as ones, so the register starts as if the difference had been taken back over the
+        // bytes before it, too.
+        let masked = MASKED[usize::from(covered[field::CONGESTION] ^ 0xff)];
+        let mut hasher = Hasher::new_with_initial(self.crc ^ self.marked(identification) ^ masked);
+        hasher.update(covered);
+        hasher.finalize()
+    }
+
+    /// What an identification changes.
+    fn marked(&self, identification: u16) -> u32 {
+        if self.source.is_ipv6() {
+            return 0;
+        }
+        MARKED.get(usize::from(identification)).copied().unwrap_or_else(|| mark(identification))
+    }
+}
+
+/// What an identification changes of the CRC at the end of the UDP header, whose length from there is fixed.
+const fn mark(identification: u16) -> u32 {
+    multiply(POWER_TO_BTH, identification.swap_bytes() as u32)
+}
+
+/// `x^(8 n)` for the bytes from the identification to the end of the UDP header.
+const POWER_TO_BTH: u32 = {
+    let (mut power, mut bits) = (ONE, 0);
+    while bits < 8 * IDENTIFICATION_TO_BTH {
+        power = power >> 1 ^ POLYNOMIAL & (power & 1).wrapping_neg();
+        bits += 1;
+    }
+    power
+};
+
+/// [`mark`] of the identifications that our own sockets use.
+static MARKED: [u32; SEGMENTS_MAX] = {
+    let (mut marked, mut identification) = ([0; SEGMENTS_MAX], 0);
+    while identification < SEGMENTS_MAX {
+        marked[identification] = mark(identification as u16);
+        identification += 1;
+    }
+    marked
+};
+
+/// What a difference in the congestion byte comes to before the bytes in front of it.
+static MASKED: [u32; 256] = {
+    let (mut masked, mut difference) = ([0; 256], 0);
+    while difference < 256 {
+        let (mut register, mut bits) = (difference as u32, 0);
+        while bits < 8 * field::CONGESTION {
+            register = divide_by_x(register);
+            bits += 1;
+        }
+        masked[difference] = register;
+        difference += 1;
+    }
+    masked
+};
 
 fn octets_v6(address: SocketAddr) -> [u8; 16] {
     match address {
         SocketAddr::V4(address) => address.ip().to_ipv6_mapped().octets(),
         SocketAddr::V6(address) => address.ip().octets(),
     }
+}
+
+/// Writes the ICRC of a packet that our own socket sends as segment `segment` of a run.
+pub(crate) fn seal(source: SocketAddr, destination: SocketAddr, segment: u16, packet: &mut [u8]) {
+    let (covered, icrc) = packet.split_at_mut(packet.len() - ICRC_BYTES);
+    icrc.copy_from_slice(&compute(&Path::segment(source, destination, segment), covered).to_le_bytes());
 }
 
 /// Checks a received packet, without its last four bytes, against `icrc`, and finds out what the IPv4 header held.
@@ -106,33 +191,65 @@ pub fn verify(
     icrc: u32,
     accept: Identification,
 ) -> Option<Path> {
-    if covered.len() > PACKET_BYTES_MAX - ICRC_BYTES {
-        return None;
-    }
-    let path = Path::segment(source, destination, 0);
-    let difference = compute(&path, covered) ^ icrc;
-    if difference == 0 {
-        return Some(path);
-    }
-    if source.is_ipv6() {
-        return None;
-    }
-    match (recover(covered.len(), difference), accept) {
-        (Some(identification), Identification::Any) => Some(Path { identification, ..path }),
-        (Some(identification), Identification::SegmentIndex) => {
-            (usize::from(identification) < SEGMENTS_MAX).then_some(Path { identification, ..path })
+    Verifier::default().verify(source, destination, covered, icrc, accept)
+}
+
+/// Checks packets one after another. Those of a run are alike, and numbered: what is known of one helps with the next.
+#[derive(Debug, Default)]
+pub(crate) struct Verifier {
+    /// Of the last packet,
+    headers: Option<Headers>,
+    /// and the identification after its own.
+    next: u16,
+}
+
+impl Verifier {
+    /// As [`verify`].
+    pub(crate) fn verify(
+        &mut self,
+        source: SocketAddr,
+        destination: SocketAddr,
+        covered: &[u8],
+        icrc: u32,
+        accept: Identification,
+    ) -> Option<Path> {
+        if covered.len() > PACKET_BYTES_MAX - ICRC_BYTES {
+            return None;
         }
-        (None, Identification::SegmentIndex) => None,
-        (None, Identification::Any) => {
-            let path = Path { dont_fragment: false, ..path };
-            let identification = recover(covered.len(), compute(&path, covered) ^ icrc)?;
-            Some(Path { identification, ..path })
+        let alike = self.headers.filter(|headers| headers.are_of(source, destination, covered.len()));
+        let headers = alike.unwrap_or_else(|| Headers::new(source, destination, true, covered.len()));
+        let expected = if alike.is_some() { self.next } else { 0 };
+        (self.headers, self.next) = (Some(headers), 0);
+        let difference = headers.icrc(expected, covered) ^ icrc;
+        let path = Path::segment(source, destination, 0);
+        let found = if difference == 0 {
+            Some(expected)
+        } else if source.is_ipv6() {
+            return None;
+        } else {
+            recover(covered.len(), difference).map(|change| expected ^ change)
+        };
+        let path = match (found, accept) {
+            (Some(identification), Identification::Any) => Path { identification, ..path },
+            (Some(identification), Identification::SegmentIndex) if usize::from(identification) < SEGMENTS_MAX => {
+                Path { identification, ..path }
+            }
+            (_, Identification::SegmentIndex) => return None,
+            (None, Identification::Any) => {
+                let path = Path { dont_fragment: false, ..path };
+                let identification = recover(covered.len(), compute(&path, covered) ^ icrc)?;
+                Path { identification, ..path }
+            }
+        };
+        if source.is_ipv4() {
+            self.next = path.identification.wrapping_add(1);
         }
+        Some(path)
     }
 }
 
-/// The identification that turns the CRC for 0 into one that differs by `difference`; 16 bits of redundancy decide
-/// whether there is one.
+/// What must change in the identification for the CRC to change by `difference`; 16 bits of redundancy decide whether
+/// that can be.
 fn recover(covered_bytes: usize, difference: u32) -> Option<u16> {
     let register = multiply(BACKWARDS[IDENTIFICATION_TO_BTH + covered_bytes], difference);
     u16::try_from(register).ok().map(u16::swap_bytes)
@@ -151,9 +268,10 @@ const fn divide_by_x(a: u32) -> u32 {
 }
 
 /// Product modulo the CRC polynomial.
-fn multiply(a: u32, mut b: u32) -> u32 {
-    let mut product = 0;
-    for bit in (0..32).rev() {
+const fn multiply(a: u32, mut b: u32) -> u32 {
+    let (mut product, mut bit) = (0, 32);
+    while bit > 0 {
+        bit -= 1;
         // Branch-free: which bits are set is random.
         product ^= b & (a >> bit & 1).wrapping_neg();
         b = b >> 1 ^ POLYNOMIAL & (b & 1).wrapping_neg();
@@ -166,6 +284,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::wire::BTH_BYTES;
 
     fn bytes(hex: &str) -> Vec<u8> {
         (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
@@ -216,6 +335,82 @@ mod tests {
                 covered[bit / 8] ^= 1 << (bit % 8);
                 let strict = verify(path.source, path.destination, &covered, icrc, Identification::SegmentIndex);
                 prop_assert_eq!(strict, None);
+            }
+        }
+    }
+
+    /// The naive way: all headers and the packet in one piece.
+    fn compute_naively(path: &Path, covered: &[u8]) -> u32 {
+        let udp_bytes = (UDP_BYTES + covered.len() + ICRC_BYTES) as u16;
+        let mut all = vec![0xff; LRH_BYTES];
+        match (path.source, path.destination) {
+            (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
+                all.extend([0x45, 0xff]);
+                all.extend((IPV4_BYTES as u16 + udp_bytes).to_be_bytes());
+                all.extend(path.identification.to_be_bytes());
+                all.extend([if path.dont_fragment { 0x40 } else { 0 }, 0, 0xff, 17, 0xff, 0xff]);
+                all.extend(source.ip().octets());
+                all.extend(destination.ip().octets());
+            }
+            (source, destination) => {
+                all.extend([0x6f, 0xff, 0xff, 0xff]);
+                all.extend(udp_bytes.to_be_bytes());
+                all.extend([17, 0xff]);
+                all.extend(octets_v6(source));
+                all.extend(octets_v6(destination));
+            }
+        }
+        all.extend(path.source.port().to_be_bytes());
+        all.extend(path.destination.port().to_be_bytes());
+        all.extend(udp_bytes.to_be_bytes());
+        all.extend([0xff; 2]);
+        all.extend(covered);
+        all[LRH_BYTES + if path.source.is_ipv4() { IPV4_BYTES } else { IPV6_BYTES } + UDP_BYTES + field::CONGESTION] =
+            0xff;
+        crc32fast::hash(&all)
+    }
+
+    proptest! {
+        #[test]
+        fn computes_what_one_pass_over_everything_does(
+            covered in prop::collection::vec(any::<u8>(), BTH_BYTES..5000),
+            identification in prop_oneof![0..SEGMENTS_MAX as u16, any::<u16>()],
+            dont_fragment in any::<bool>(),
+            ipv6 in any::<bool>(),
+            ports in any::<[u16; 2]>(),
+        ) {
+            let hosts: [std::net::IpAddr; 2] = if ipv6 {
+                ["fd00::1".parse().unwrap(), "fd00:1234::9".parse().unwrap()]
+            } else {
+                [[127, 0, 0, 1].into(), [10, 9, 200, 7].into()]
+            };
+            let [source, destination] = [0, 1].map(|end| SocketAddr::new(hosts[end], ports[end]));
+            let path = Path { source, destination, identification, dont_fragment };
+            prop_assert_eq!(compute(&path, &covered), compute_naively(&path, &covered));
+        }
+
+        /// What came before must not change what is found of a packet.
+        #[test]
+        fn a_verifier_forgets_nothing_and_invents_nothing(
+            packets in prop::collection::vec(
+                (0..3_usize, BTH_BYTES..BTH_BYTES + 3, 0..4_u16, prop::bool::weighted(0.1), any::<bool>()),
+                1..40,
+            ),
+        ) {
+            let sources: [SocketAddr; 3] =
+                ["127.0.0.1:4791", "127.0.0.2:4791", "[fd00::1]:4791"].map(|address| address.parse().unwrap());
+            let destinations: [SocketAddr; 3] =
+                ["127.9.8.7:4791", "127.9.8.7:4791", "[fd00::2]:4791"].map(|address| address.parse().unwrap());
+            let mut verifier = Verifier::default();
+            for (number, (end, bytes, jump, damaged, any)) in packets.into_iter().enumerate() {
+                let identification = number as u16 * jump;
+                let covered: Vec<u8> = (0..bytes).map(|at| (at * 31 + number) as u8).collect();
+                let (source, destination) = (sources[end], destinations[end]);
+                let path = Path { source, destination, identification, dont_fragment: true };
+                let icrc = compute(&path, &covered) ^ u32::from(damaged) << 7;
+                let accept = if any { Identification::Any } else { Identification::SegmentIndex };
+                let found = verifier.verify(source, destination, &covered, icrc, accept);
+                prop_assert_eq!(found, verify(source, destination, &covered, icrc, accept));
             }
         }
     }
