@@ -23,7 +23,7 @@ use serde::Serialize;
 use sim::command::{CommandError, positive};
 use transport::{ArmName, Clock};
 
-use crate::percentiles::Tail;
+use crate::{percentiles::Tail, stalls};
 
 /// Servers, and threads for them.
 const SERVERS_MAX: f64 = 256.0;
@@ -35,6 +35,8 @@ const BYTES_MAX: u64 = 1 << 30;
 const STALL: Span = Span::from_millis(10_000);
 /// What a histogram holds; a longer wait is counted as this.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
+/// How long idle threads are watched at most: for as long as the rounds took, but for less than this.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 /// Of the first rounds, what is not counted: connections and caches warm up.
 const WARM_UP_FRACTION: f64 = 0.05;
 
@@ -138,6 +140,9 @@ pub struct Incast {
     pub goodput_gbps: f64,
     /// Whether every byte of every object was right.
     pub verified: bool,
+    /// What threads that do nothing wait for on this machine, as many and for as long as the rounds took (10 s at most),
+    /// right after them: no figure above can be better.
+    pub idle_wait_us: Tail,
     /// As asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pace_gbps: Option<f64>,
@@ -237,6 +242,9 @@ pub fn measure(args: &Args) -> Result<Incast, CommandError> {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    // The servers end before.
+    drop(reader);
+    let idle_wait_us = stalls::measure(threads as u32 + 1, tally.measured.min(IDLE_MAX));
     Ok(Incast {
         arm: args.arm.to_string(),
         servers: shape.servers,
@@ -248,6 +256,7 @@ pub fn measure(args: &Args) -> Result<Incast, CommandError> {
         goodput_gbps: (shape.count() * shape.bytes) as f64 * 8.0 * args.rounds as f64
             / tally.measured.as_nanos() as f64,
         verified: check.all_right(),
+        idle_wait_us,
         pace_gbps: args.pace_gbps,
         reader_window_bytes: args.reader_window,
         objects_ns: tally.objects,
@@ -357,7 +366,8 @@ impl Incast {
         let pace = self.pace_gbps.map_or("all at once".into(), |gbps| format!("paced at {gbps} Gbit/s"));
         format!(
             "{} arm: {} servers x {} objects x {} bytes, {} rounds, {pace}\n\
-             us      {:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n{}{}\
+             us      {:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n{}{}{}\
+             idle: threads that only look at the clock, on this machine, for as long\n\
              goodput {:.2} Gbit/s; {}\n\
              Symphony, appendix B, 56 Gbit/s InfiniBand: an object within 24 us, p99.99 33 us; by TCP p50 3034 us, p99.99 12 times that\n",
             self.arm,
@@ -373,6 +383,7 @@ impl Incast {
             "p99.99/p50",
             row("object", &self.object_us),
             row("round", &self.round_us),
+            row("idle", &self.idle_wait_us),
             self.goodput_gbps,
             if self.verified { "every byte was right" } else { "WRONG BYTES" },
         )

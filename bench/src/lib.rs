@@ -8,6 +8,7 @@ pub mod load;
 mod percentiles;
 pub mod real_time;
 pub mod scheduler;
+mod stalls;
 pub mod verbs;
 
 pub use percentiles::{Percentiles, Tail};

@@ -13,10 +13,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use sim::command::{CommandError, positive};
 
-use crate::Tail;
+use crate::{Tail, stalls};
 
 mod search;
-mod stalls;
 mod trial;
 
 pub use trial::{Measured, Polling, Setup, measure};
