@@ -140,8 +140,8 @@ pub struct Incast {
     pub goodput_gbps: f64,
     /// Whether every byte of every object was right.
     pub verified: bool,
-    /// What threads that do nothing wait for on this machine, as many and for as long as the rounds took (10 s at most),
-    /// right after them: no figure above can be better.
+    /// What this machine makes threads wait for that only look at the clock, as many and for as long as the rounds took
+    /// (10 s at most), right after them: how much of a tail may be its. Threads that sleep in between may lose less.
     pub idle_wait_us: Tail,
     /// As asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -359,15 +359,16 @@ fn record(histogram: &mut Histogram<u64>, took: Span) {
 
 impl Incast {
     fn text(&self) -> String {
-        let row = |name: &str, us: &Tail| {
+        let cells = |name: &str, us: &Tail| {
             let Tail { p50, p99, p999, p9999, max } = us;
-            format!("{name:<8}{p50:>12.1}{p99:>12.1}{p999:>12.1}{p9999:>12.1}{max:>12.1}{:>12.2}\n", p9999 / p50)
+            format!("{name:<8}{p50:>12.1}{p99:>12.1}{p999:>12.1}{p9999:>12.1}{max:>12.1}")
         };
+        let row = |name, us: &Tail| format!("{}{:>12.2}\n", cells(name, us), us.p9999 / us.p50);
         let pace = self.pace_gbps.map_or("all at once".into(), |gbps| format!("paced at {gbps} Gbit/s"));
         format!(
             "{} arm: {} servers x {} objects x {} bytes, {} rounds, {pace}\n\
-             us      {:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n{}{}{}\
-             idle: threads that only look at the clock, on this machine, for as long\n\
+             us      {:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n{}{}{}\n\
+             idle: what threads that only look at the clock wait for on this machine, as many and for as long\n\
              goodput {:.2} Gbit/s; {}\n\
              Symphony, appendix B, 56 Gbit/s InfiniBand: an object within 24 us, p99.99 33 us; by TCP p50 3034 us, p99.99 12 times that\n",
             self.arm,
@@ -383,7 +384,7 @@ impl Incast {
             "p99.99/p50",
             row("object", &self.object_us),
             row("round", &self.round_us),
-            row("idle", &self.idle_wait_us),
+            cells("idle", &self.idle_wait_us),
             self.goodput_gbps,
             if self.verified { "every byte was right" } else { "WRONG BYTES" },
         )
