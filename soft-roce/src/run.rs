@@ -75,9 +75,7 @@ impl<'a> Run<'a> {
         let payload = packet.repr.emit(out);
         packet.payload.read(payload);
         let (covered, icrc) = out.split_at_mut(packet_bytes - ICRC_BYTES);
-        let alike = self.headers.filter(|headers| headers.are_of(self.source, self.destination, covered.len()));
-        let headers = alike.unwrap_or_else(|| Headers::new(self.source, self.destination, true, covered.len()));
-        self.headers = Some(headers);
+        let headers = Headers::after(&mut self.headers, self.source, self.destination, covered.len());
         icrc.copy_from_slice(&headers.icrc(self.segments as u16, covered).to_le_bytes());
         if self.segments == 0 {
             self.segment_bytes = packet_bytes;

@@ -58,7 +58,7 @@ pub fn compute(path: &Path, covered: &[u8]) -> u32 {
 
 /// The CRC of what comes before the BTH. The packets of a run differ in nothing there but their identification, which is
 /// 0 here: a CRC is linear, so another one changes the CRC in a known way.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct Headers {
     source: SocketAddr,
     destination: SocketAddr,
@@ -103,8 +103,21 @@ impl Headers {
         Self { source, destination, covered_bytes, crc: hasher.finalize() }
     }
 
-    /// Whether they are those of such packets.
-    pub(crate) fn are_of(&self, source: SocketAddr, destination: SocketAddr, covered_bytes: usize) -> bool {
+    /// As [`Self::new`], with DF, in the place of `last` unless those are the same. In place: copied just after they were
+    /// written, they would stall the CPU for longer than all other work on a packet.
+    pub(crate) fn after(
+        last: &mut Option<Self>,
+        source: SocketAddr,
+        destination: SocketAddr,
+        covered_bytes: usize,
+    ) -> &Self {
+        if last.as_ref().is_some_and(|last| !last.are_of(source, destination, covered_bytes)) {
+            *last = None;
+        }
+        last.get_or_insert_with(|| Self::new(source, destination, true, covered_bytes))
+    }
+
+    fn are_of(&self, source: SocketAddr, destination: SocketAddr, covered_bytes: usize) -> bool {
         self.covered_bytes == covered_bytes && self.source == source && self.destination == destination
     }
 
@@ -216,10 +229,10 @@ impl Verifier {
         if covered.len() > PACKET_BYTES_MAX - ICRC_BYTES {
             return None;
         }
-        let alike = self.headers.filter(|headers| headers.are_of(source, destination, covered.len()));
-        let headers = alike.unwrap_or_else(|| Headers::new(source, destination, true, covered.len()));
-        let expected = if alike.is_some() { self.next } else { 0 };
-        (self.headers, self.next) = (Some(headers), 0);
+        let alike = self.headers.as_ref().is_some_and(|last| last.are_of(source, destination, covered.len()));
+        let expected = if alike { self.next } else { 0 };
+        self.next = 0;
+        let headers = Headers::after(&mut self.headers, source, destination, covered.len());
         let difference = headers.icrc(expected, covered) ^ icrc;
         let path = Path::segment(source, destination, 0);
         let found = if difference == 0 {
