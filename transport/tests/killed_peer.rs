@@ -1,18 +1,22 @@
 //! A peer that is killed in the middle of READs: each ends once, and what is reported as read is right.
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
+#[path = "conformance/fabric.rs"]
+#[allow(dead_code)]
+mod fabric;
+
 use std::{
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
+use fabric::config;
 use proto::Span;
-use transport::{Access, Clock, Endpoint, EndpointConfig, Event, Region, Transfer, TransferError};
+use transport::{Access, Clock, Endpoint, Event, Region, Transfer, TransferError};
 
 /// Set in the process that shall be killed.
 const VICTIM: &str = "DOWNBEAT_TEST_VICTIM";
-const SECRET: &str = "killed";
 const READS: usize = 64;
 const BYTES: usize = 1 << 20;
 /// READs that end before the kill.
@@ -25,8 +29,7 @@ fn byte(at: usize) -> u8 {
 
 /// The victim: offers its memory until it is killed.
 fn serve() -> ! {
-    let config = EndpointConfig::default().with_secret(SECRET).listening("127.0.0.1:0".parse().unwrap());
-    let mut endpoint = Endpoint::open(config).unwrap();
+    let mut endpoint = Endpoint::open(config(1)).unwrap();
     let region = Region::allocate(BYTES).unwrap();
     region.write(0, &(0..BYTES).map(byte).collect::<Vec<_>>());
     let key = endpoint.register(&region, Access { remote_read: true, remote_write: false }).unwrap();
@@ -67,7 +70,7 @@ fn every_read_from_a_killed_process_ends_once() {
     let [address, remote_address, rkey] = line.split(' ').collect::<Vec<_>>().try_into().unwrap();
 
     let clock = Clock::start();
-    let mut endpoint = Endpoint::open(EndpointConfig::default().with_secret(SECRET)).unwrap();
+    let mut endpoint = Endpoint::open(config(0)).unwrap();
     let region = Region::allocate(READS * BYTES).unwrap();
     let lkey = endpoint.register(&region, Access::default()).unwrap().lkey;
     let ours = endpoint.connect(clock.now(), address.parse().unwrap(), Vec::new());
