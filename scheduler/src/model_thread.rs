@@ -349,7 +349,7 @@ impl<P> ModelThread<P> {
                 size: batch.size as u32,
                 exec_at: model.policy.opens_at(&view, batch),
                 latest,
-                due_at: latest + model.policy.patience(&view, batch),
+                due_at: latest - model.policy.urgency(),
                 grants_seen: model.grants_seen,
             }
         });

@@ -3,7 +3,7 @@
 //! A policy is asked whenever a model's queue changes and once more when a GPU was granted. It decides three things
 //! and nothing else: which heads to pass over and how many tasks to take ([`BatchPolicy::gather`]), when the window of
 //! that batch opens ([`BatchPolicy::opens_at`]; it always ends at `deadline - l(b)`), and which of the batches that
-//! wait goes first ([`BatchPolicy::patience`]). Queues,
+//! wait goes first ([`BatchPolicy::urgency`]). Queues,
 //! timers, matchmaking and the bookkeeping of GPUs are the same for all policies.
 
 use std::{collections::VecDeque, fmt, str::FromStr};
@@ -98,9 +98,9 @@ pub trait BatchPolicy: fmt::Debug + Send {
     /// When the window of a gathered batch (of at least one task) opens; `PAST` for at once.
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp;
 
-    /// Batches that wait for a GPU go in the order of the end of their window plus this. By default zero (Symphony,
+    /// Batches that wait for a GPU go in the order of the end of their window less this. By default zero (Symphony,
     /// Algorithm 1: the nearest `latest`).
-    fn patience(&self, _view: &View<'_>, _batch: Gathered) -> Span {
+    fn urgency(&self) -> Span {
         Span::ZERO
     }
 

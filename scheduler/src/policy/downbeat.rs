@@ -13,9 +13,9 @@
 //!    candidates wait, GPUs are scarce, and starting much earlier would make batches smaller; but where a few GPUs
 //!    serve many models, a batch gathers while it waits its turn, and loses nothing by queueing early. A task that was
 //!    lost has waited too. A model that never waits is deferred in full, so that GPUs that are not needed stay idle.
-//! 3. *Models that lose few tasks let others go first.* By the nearest `latest` alone, a model whose tasks have long
-//!    hardly loses any, while those in a hurry lose more than 1 %. So its batches wait a little longer: by a part of
-//!    its SLO that shrinks as its losses grow, which keeps all models' losses alike.
+//! 3. *Models that lose more tasks go first.* By the nearest `latest` alone, a model whose tasks have long hardly loses
+//!    any, while those in a hurry lose more than 1 %. So batches have their turn the earlier the more their model has
+//!    lost, which keeps all models' losses alike.
 
 use proto::{Span, Timestamp};
 
@@ -37,10 +37,11 @@ const WAITED_PART_ENOUGH: f64 = 0.05;
 const SLACK_TURNS: f64 = 10.0;
 /// A wait shorter than this part of the SLO is none.
 const WAIT_PART_MIN: f64 = 0.001;
-/// How long a batch of a model that loses nothing lets others go first, as a part of its SLO.
-const PATIENCE_PART: f64 = 0.03;
-/// A model that loses this part of its tasks, twice what its objective allows, lets nobody go first.
-const LOST_PART_MAX: f64 = 0.02;
+/// So much earlier has a model its turn for each per cent of its tasks that it loses. It is a time, not a part of the
+/// SLO: what helps a model is how many others it passes.
+const URGENCY_OF_PERCENT: Span = Span::from_millis(20);
+/// What a model loses above this is not held against the others: perhaps its objective cannot be met.
+const LOST_PERCENT_MAX: f64 = 10.0;
 
 /// What was learned of one model.
 #[derive(Debug, Default)]
@@ -109,9 +110,9 @@ impl BatchPolicy for Downbeat {
         frontrun(view, batch) - slack
     }
 
-    fn patience(&self, view: &View<'_>, batch: Gathered) -> Span {
-        let part = PATIENCE_PART * (1.0 - self.losses.worst() / LOST_PART_MAX).max(0.0);
-        Span((slo(&view.queue[batch.skip]).as_nanos() as f64 * part) as i64)
+    fn urgency(&self) -> Span {
+        let lost_percent = (100.0 * self.losses.worst()).min(LOST_PERCENT_MAX);
+        Span((URGENCY_OF_PERCENT.as_nanos() as f64 * lost_percent) as i64)
     }
 
     fn handle_lost(&mut self, task: &Queued) {
@@ -246,37 +247,20 @@ mod tests {
     }
 
     #[test]
-    fn patience_shrinks_as_losses_grow() {
-        let profile = LatencyProfile::from_table(vec![Span(400)]).unwrap();
-        let queue = VecDeque::from([Queued {
-            id: TaskId(0),
-            deadline: Timestamp(10_100),
-            queued_at: Timestamp(100),
-            priority: 0,
-        }]);
-        let view = View {
-            now: Timestamp(100),
-            free_at: Timestamp::PAST,
-            queue: &queue,
-            profile: &profile,
-            lead_times: &[Span(400)],
-            jitter: Span::ZERO,
-        };
-        let batch = Gathered { skip: 0, size: 1 };
+    fn urgency_grows_with_losses_up_to_a_limit() {
+        let task = Queued { id: TaskId(0), deadline: Timestamp(10_100), queued_at: Timestamp(100), priority: 0 };
         let mut policy = Downbeat::default();
-        assert_eq!(policy.patience(&view, batch), Span(300));
+        assert_eq!(policy.urgency(), Span::ZERO);
         // One of a hundred is lost, for long.
-        for task in 0..100_000 {
-            if task % 100 == 0 {
-                policy.handle_lost(&queue[0]);
-            } else {
-                policy.handle_granted(&view, batch, Granted { start: Timestamp(task), waited: Span::ZERO, gpus: 8 });
-            }
-        }
-        assert!((140..=160).contains(&policy.patience(&view, batch).as_nanos()), "{policy:?}");
         for _ in 0..1000 {
-            policy.handle_lost(&queue[0]);
+            policy.losses.handle_served([task; 99].iter());
+            policy.handle_lost(&task);
         }
-        assert_eq!(policy.patience(&view, batch), Span::ZERO);
+        let urgency = policy.urgency();
+        assert!(URGENCY_OF_PERCENT * 19 / 20 < urgency && urgency < URGENCY_OF_PERCENT * 21 / 20, "{urgency:?}");
+        for _ in 0..10_000 {
+            policy.handle_lost(&task);
+        }
+        assert_eq!(policy.urgency(), URGENCY_OF_PERCENT * 10);
     }
 }

@@ -8,8 +8,11 @@ use proto::Span;
 
 use crate::task_queue::Queued;
 
-/// Weight of the newest task in the part that is lost, which is to be known to a tenth of a per cent.
-const LOST_WEIGHT: f64 = 0.0005;
+/// Weight of the newest task in the part that is lost. It looks back on twenty thousand, of which 1 % are two hundred:
+/// that tells a loss from luck.
+const LOST_WEIGHT: f64 = 0.00005;
+/// A new model is taken to have served so many tasks and lost none.
+const SERVED_BEFORE: u32 = 2000;
 /// Weight of the newest batch in what SLOs there are.
 const BATCH_WEIGHT: f64 = 0.02;
 /// A task is in a hurry if its SLO is below this part of the mean.
@@ -24,8 +27,33 @@ pub(super) struct Losses {
     slo_ns: f64,
     /// Tasks that are in a hurry, of those that were served.
     hurried_part: f64,
-    /// Tasks that were lost, of all with a longer SLO and of all in a hurry. Models with one SLO have only the former.
-    lost_parts: [f64; 2],
+    /// Tasks with a longer SLO, and those in a hurry. Models with one SLO have only the former.
+    classes: [Class; 2],
+}
+
+/// What one class loses.
+#[derive(Debug, Default)]
+struct Class {
+    /// Tasks seen; the first ones weigh alike.
+    tasks: u32,
+    /// Tasks that were lost, of all.
+    lost_part: f64,
+}
+
+impl Class {
+    fn weight(&self) -> f64 {
+        (1.0 / f64::from(self.tasks.saturating_add(SERVED_BEFORE))).max(LOST_WEIGHT)
+    }
+
+    fn handle_lost(&mut self) {
+        self.tasks = self.tasks.saturating_add(1);
+        self.lost_part += self.weight() * (1.0 - self.lost_part);
+    }
+
+    fn handle_served(&mut self, count: u32) {
+        self.tasks = self.tasks.saturating_add(count);
+        self.lost_part *= (1.0 - self.weight()).powi(count as i32);
+    }
 }
 
 /// The time that a task's client gave it, less the way back.
@@ -40,8 +68,8 @@ impl Losses {
 
     /// A task was given up.
     pub(super) fn handle_lost(&mut self, task: &Queued) {
-        let part = &mut self.lost_parts[self.class(task)];
-        *part += LOST_WEIGHT * (1.0 - *part);
+        let class = self.class(task);
+        self.classes[class].handle_lost();
     }
 
     /// A batch was served.
@@ -51,8 +79,8 @@ impl Losses {
             slos_ns += slo(task).as_nanos();
             counts[self.class(task)] += 1;
         }
-        for (part, &count) in self.lost_parts.iter_mut().zip(&counts) {
-            *part *= (1.0 - LOST_WEIGHT).powi(count);
+        for (class, &count) in self.classes.iter_mut().zip(&counts) {
+            class.handle_served(count);
         }
         let size = f64::from(counts[0] + counts[1]);
         self.slo_ns += BATCH_WEIGHT * (slos_ns as f64 / size - self.slo_ns);
@@ -61,14 +89,14 @@ impl Losses {
 
     /// The part of its tasks that the class loses that fares worse.
     pub(super) fn worst(&self) -> f64 {
-        self.lost_parts[0].max(self.lost_parts[1])
+        self.classes[0].lost_part.max(self.classes[1].lost_part)
     }
 
     /// There are two classes, and that of `task` fares worse.
     pub(super) fn is_worse_off(&self, task: &Queued) -> bool {
         let class = self.class(task);
         let are_two = self.hurried_part.min(1.0 - self.hurried_part) >= CLASS_PART_MIN;
-        are_two && self.lost_parts[class] > self.lost_parts[1 - class]
+        are_two && self.classes[class].lost_part > self.classes[1 - class].lost_part
     }
 }
 
@@ -99,7 +127,7 @@ mod tests {
     fn the_class_that_loses_more_is_worse_off() {
         let (hurried, patient) = (task(25), task(50));
         let mut losses = Losses::default();
-        for batch in 0..10_000 {
+        for batch in 0..100_000 {
             losses.handle_served([hurried, patient, patient, patient].iter());
             if batch % 50 == 0 {
                 losses.handle_lost(&hurried);
@@ -109,9 +137,20 @@ mod tests {
         // Each class lost one: of fifty, and of a hundred and fifty.
         assert!((losses.worst() - 0.0196).abs() < 0.002, "{losses:?}");
         assert_eq!((losses.is_worse_off(&hurried), losses.is_worse_off(&patient)), (true, false));
-        for _ in 0..100 {
+        for _ in 0..400 {
             losses.handle_lost(&patient);
         }
         assert_eq!((losses.is_worse_off(&hurried), losses.is_worse_off(&patient)), (false, true));
+    }
+
+    #[test]
+    fn a_new_model_is_thought_well_of() {
+        let mut losses = Losses::default();
+        losses.handle_lost(&task(100));
+        assert!(losses.worst() < 0.001, "{losses:?}");
+        for _ in 0..999 {
+            losses.handle_lost(&task(100));
+        }
+        assert!((losses.worst() - 1.0 / 3.0).abs() < 0.001, "a thousand of three thousand: {losses:?}");
     }
 }
