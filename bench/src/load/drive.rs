@@ -82,7 +82,7 @@ pub enum LoadError {
 const IN_FLIGHT_MAX: usize = 4096;
 /// How long an answer is waited for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// A generator that is so late has been asked for too much: no pause of a busy machine takes as long.
+/// A generator that is so late, and does not catch up within as long again, has been asked for too much.
 const LAG_MAX: Duration = Duration::from_secs(5);
 
 /// Sends all streams to the target and waits for the last answer. `on_progress` is told the elapsed fraction now and
@@ -201,11 +201,12 @@ impl Sender {
     /// Open loop.
     async fn send_at(self: Rc<Self>, pacer: Pacer, instants: Instants) -> Result<(), LoadError> {
         let mut in_flight = JoinSet::new();
+        let mut pace = Pace::default();
         for (number, at) in instants.take_while(|at| *at < self.span).enumerate() {
             let intended = self.started + at;
             pacer.wait_until(intended).await;
             let lag = intended.elapsed();
-            if lag > LAG_MAX {
+            if pace.is_lost(Instant::now(), lag) {
                 // The first request left a gap after the start, not at it.
                 let per = |span: Duration| (number + 1) as f64 / span.as_secs_f64();
                 let model = self.stream.model.clone();
@@ -238,6 +239,24 @@ impl Sender {
             Outcome::Dropped(reason) => tally.record_dropped(reason),
             Outcome::Failed(what) => tally.record_error(what),
         }
+    }
+}
+
+/// Tells a rate that is too much from a pause: a busy machine may stop us for long, but then we catch up.
+#[derive(Debug, Default)]
+struct Pace {
+    /// Since when requests have left later than [`LAG_MAX`].
+    behind_since: Option<Instant>,
+}
+
+impl Pace {
+    /// A request leaves `lag` later than it was to.
+    fn is_lost(&mut self, now: Instant, lag: Duration) -> bool {
+        if lag <= LAG_MAX {
+            self.behind_since = None;
+            return false;
+        }
+        now - *self.behind_since.get_or_insert(now) > LAG_MAX
     }
 }
 
@@ -374,6 +393,20 @@ mod tests {
             let tally = generate(&target, &[stream(Arrivals::poisson(200.0))], |_| {}).unwrap().remove(0);
             assert_eq!(tally.errors.values().sum::<u64>(), tally.sent, "{wire:?}: {tally:?}");
         }
+    }
+
+    #[test]
+    fn a_pause_is_no_lost_pace_if_it_is_caught_up_with() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut pace = Pace::default();
+        // Stopped for eight seconds, then caught up within three.
+        assert!(!pace.is_lost(start + 8 * second, 8 * second));
+        assert!(!pace.is_lost(start + 10 * second, 6 * second));
+        assert!(!pace.is_lost(start + 11 * second, Duration::ZERO));
+        // Once more, and not caught up: the time counts anew.
+        assert!(!pace.is_lost(start + 20 * second, 6 * second));
+        assert!(!pace.is_lost(start + 25 * second, 7 * second));
+        assert!(pace.is_lost(start + 26 * second, 7 * second));
     }
 
     #[test]
