@@ -1,5 +1,6 @@
-//! What becomes of a verbs device: its link goes down and up, its address and the device itself go and come. Needs a node on such a
-//! device (`DOWNBEAT_NODES`), the other one soft, and the right to change its interface: `tests/rxe/run transport`.
+//! What becomes of a verbs device: its link goes down and up, its address and the device itself go and come. Needs a
+//! node on such a device (`DOWNBEAT_NODES`), the other one soft, and the right to change its interface:
+//! `tests/rxe/run transport`.
 
 #[path = "conformance/fabric.rs"]
 #[allow(dead_code)]

@@ -180,7 +180,14 @@ impl<P, R: Rule> Central<P, R> {
         if self.waiting.is_empty() {
             return false;
         }
-        let found = self.by_size.iter().find_map(|&(size, id)| {
+        // Of what waits, on a GPU that could start it now; mostly that is too small for any, and no GPU is looked at.
+        let size_of = |id: &ModelId| {
+            let model = self.models[id.0 as usize].as_ref().expect("it waits");
+            self.rule.gather(&model.view(now, now)).size
+        };
+        let largest = self.waiting.iter().map(size_of).max().unwrap_or(0);
+        let mut small = self.by_size.iter().take_while(|&&(size, _)| factor * size <= largest);
+        let found = small.find_map(|&(size, id)| {
             let gpu = &self.gpus[&id];
             let (model, batch) = self.choose(now, gpu, now).filter(|_| gpu.work.free_at() > now)?;
             (batch.size >= factor * size).then_some((id, model, batch))
