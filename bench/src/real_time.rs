@@ -187,6 +187,11 @@ impl<'a> Scheduler<'a> {
             planner.handle_model(Timestamp::ZERO, id, config);
         }
         for gpu in (0..workload.gpus).map(GpuId) {
+            let kind = workload.kind_of(gpu.0);
+            for (&id, model) in models.iter().zip(&workload.models) {
+                let own = Some(&model.offers[kind]).filter(|offer| **offer != model.profile);
+                planner.handle_gpu_profile(id, gpu, own.cloned());
+            }
             planner.handle_gpu_joined(Timestamp::ZERO, gpu, models.clone());
         }
         let instant = |seconds| Timestamp::ZERO + Span::from_secs_f64(seconds);

@@ -98,6 +98,37 @@ impl LatencyProfile {
         Self::from_table(self.table)
     }
 
+    /// This profile times a factor above 0: nothing becomes shorter than 1 ns.
+    #[must_use]
+    pub fn scaled(&self, factor: f64) -> Self {
+        let scale = |latency: &Span| Span(((latency.as_nanos() as f64 * factor).round() as i64).clamp(1, i64::MAX - 1));
+        Self { table: self.table.iter().map(scale).collect() }
+    }
+
+    /// The slower of two profiles at every batch size that both have.
+    #[must_use]
+    pub fn slowest(&self, other: &Self) -> Self {
+        Self { table: self.table.iter().zip(&other.table).map(|(&one, &other)| one.max(other)).collect() }
+    }
+
+    /// Without the batches that are larger than `max_batch`, which is at least 1.
+    #[must_use]
+    pub fn up_to(&self, max_batch: usize) -> Self {
+        debug_assert!(max_batch > 0, "a profile has an l(1)");
+        Self { table: self.table[..max_batch.min(self.table.len())].to_vec() }
+    }
+
+    /// Whether two profiles have the same batch sizes and neither is longer than the other by more than the part
+    /// `tolerance` at any of them.
+    #[must_use]
+    pub fn is_near(&self, other: &Self, tolerance: f64) -> bool {
+        let is_near = |(one, other): (&Span, &Span)| {
+            let (one, other) = (one.as_nanos() as f64, other.as_nanos() as f64);
+            one <= other * (1.0 + tolerance) && other <= one * (1.0 + tolerance)
+        };
+        self.table.len() == other.table.len() && self.table.iter().zip(&other.table).all(is_near)
+    }
+
     /// l(b).
     ///
     /// # Panics

@@ -14,7 +14,7 @@ mod plans;
 use std::collections::VecDeque;
 
 use proto::{
-    BackendId, FrontendId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
+    BackendId, FrontendId, LatencyProfile, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_scheduler::{BackendHello, BackendToScheduler, PlanOutcome},
     clock::ClockReply,
     frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
@@ -26,7 +26,7 @@ use proto::{
 use thiserror::Error;
 
 use crate::{
-    estimates::Estimates,
+    estimates::{Estimates, ProfileChange},
     messages::NetworkBudget,
     model_thread::{Batch, ModelConfig, Task},
     planner::{Planner, PlannerOutput},
@@ -135,13 +135,15 @@ impl Cluster {
     /// If there are too many, or its offer is wrong.
     pub fn handle_backend_joined(&mut self, now: Timestamp, hello: BackendHello) -> Result<BackendWelcome, JoinError> {
         let joined = self.members.add_backend(now, hello, |model| self.changes.is_unloaded(model))?;
-        for &model in &joined.reprofiled {
-            self.estimates.handle_model(model, self.members.models[model.0 as usize].profile.clone());
-        }
         for &model in &joined.unwanted {
             self.outputs.push_back(ClusterOutput::ToBackend(joined.backend, SchedulerToBackend::Unload { model }));
         }
-        self.on_estimates_changed(now);
+        for &model in joined.models.iter().filter(|model| !joined.reprofiled.contains(model)) {
+            for (_, gpus, offered) in self.members.offers(model).filter(|(host, ..)| *host == joined.backend) {
+                self.estimates.handle_offer(model, &gpus, offered);
+            }
+        }
+        self.on_offers_changed(now, joined.reprofiled);
         for (&frontend, member) in &self.members.frontends {
             let link_address = member.link_address.clone();
             let message = SchedulerToBackend::FrontendJoined { frontend, link_address };
@@ -167,11 +169,12 @@ impl Cluster {
 
     /// A backend's connection ended: its GPUs are gone, and its tasks are in doubt.
     pub fn handle_backend_left(&mut self, now: Timestamp, backend: BackendId) {
-        let Some(gpus) = self.members.remove_backend(backend) else { return };
+        let Some((gpus, reprofiled)) = self.members.remove_backend(backend) else { return };
         for gpu in gpus {
             self.planner.handle_gpu_left(now, gpu);
             self.estimates.handle_gpu_left(gpu);
         }
+        self.on_offers_changed(now, reprofiled);
         let lost: Vec<_> = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks).collect();
         self.doubt(backend, lost);
         self.changes.handle_backend_left(backend);
@@ -355,17 +358,36 @@ impl Cluster {
         }
     }
 
-    /// True if any did.
+    /// Tells the planner. True if what holds on every GPU has changed for any model.
     fn on_estimates_changed(&mut self, now: Timestamp) -> bool {
         let mut has_changed = false;
-        while let Some(model) = self.estimates.poll_changed() {
-            has_changed = true;
-            let profile = self.estimates.profile(model).clone();
-            let budget = self.budget(model);
-            let config = ModelConfig { profile, queue_max: self.config.queue_max, budget: Some(budget) };
-            self.planner.handle_model(now, model, config);
+        while let Some(change) = self.estimates.poll_changed() {
+            match change {
+                ProfileChange::Common(model) => {
+                    has_changed = true;
+                    let profile = self.estimates.profile(model).clone();
+                    let budget = self.budget(model);
+                    let config = ModelConfig { profile, queue_max: self.config.queue_max, budget: Some(budget) };
+                    self.planner.handle_model(now, model, config);
+                }
+                ProfileChange::OfGpu(model, gpu) => {
+                    let profile = self.estimates.own_profile(model, gpu).map(|own| LatencyProfile::clone(own));
+                    self.planner.handle_gpu_profile(model, gpu, profile);
+                }
+            }
         }
         has_changed
+    }
+
+    /// Models with a new common profile; each GPU is held against that anew.
+    fn on_offers_changed(&mut self, now: Timestamp, models: impl IntoIterator<Item = ModelId>) {
+        for model in models {
+            self.estimates.handle_model(model, self.members.models[model.0 as usize].profile.clone());
+            for (_, gpus, offered) in self.members.offers(model) {
+                self.estimates.handle_offer(model, &gpus, offered);
+            }
+        }
+        self.on_estimates_changed(now);
     }
 
     fn on_answered(&mut self, backend: BackendId, id: PlanId, undelivered: &[TaskId]) -> Result<(), Violation> {
@@ -440,7 +462,7 @@ impl Cluster {
             attempt: ride.attempt,
             slot: ride.slot,
         });
-        let frees_at = exec_at + self.estimates.profile(model).latency(tasks.len());
+        let frees_at = exec_at + self.estimates.profile_on(model, gpu).latency(tasks.len());
         let plan = self.plans.insert(SentPlan::new(backend, gpu, running.collect(), frees_at));
         let planned = tasks.iter().map(|(key, ride)| PlannedTask {
             task: key.id,

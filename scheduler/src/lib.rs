@@ -19,13 +19,14 @@ pub mod mailbox;
 pub mod matchmaker;
 pub mod messages;
 pub mod model_thread;
+mod model_times;
 pub mod planner;
 pub mod policy;
 mod priorities;
 pub mod rank_thread;
 pub mod task_queue;
 
-pub use estimates::Estimates;
+pub use estimates::{Estimates, ProfileChange};
 pub use messages::{Candidate, GpuUpdate, Grant, NetworkBudget};
 pub use model_thread::{Batch, ModelConfig, ModelThread, Task};
 pub use planner::{Planner, PlannerOutput};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use proto::{GpuId, ModelId, TaskId, Timestamp};
+use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp};
 
 use crate::{
     messages::{GpuUpdate, NetworkBudget},
@@ -39,6 +39,10 @@ impl<P: Send> Planner<P> for Matchmaker<P> {
         self.models.handle_model(now, id, config);
     }
 
+    fn handle_gpu_profile(&mut self, id: ModelId, gpu: GpuId, profile: Option<LatencyProfile>) {
+        self.models.handle_gpu_profile(id, gpu, profile);
+    }
+
     fn handle_unhosted(&mut self, now: Timestamp, id: ModelId) {
         self.models.handle_unhosted(now, id);
     }
@@ -60,6 +64,7 @@ impl<P: Send> Planner<P> for Matchmaker<P> {
     }
 
     fn handle_gpu_left(&mut self, _now: Timestamp, gpu: GpuId) {
+        self.models.handle_gpu_left(gpu);
         self.rank.handle_gpu_left(gpu);
     }
 

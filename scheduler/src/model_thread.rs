@@ -12,6 +12,7 @@ use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_t
 use crate::{
     indexed_heap::IndexedHeap,
     messages::{Candidate, GpuUpdate, Grant, NetworkBudget},
+    model_times::{ModelTimes, Times},
     policy::{BatchPolicy, Gathered, Granted, Policy, View},
     priorities,
     task_queue::{Queued, TaskQueue},
@@ -94,9 +95,7 @@ pub struct ModelThread<P> {
 
 #[derive(Debug)]
 struct Model<P> {
-    profile: LatencyProfile,
-    /// `lead_times[b - 1]` is delay(b) + l(b).
-    lead_times: Vec<Span>,
+    times: ModelTimes,
     jitter: Span,
     queue: TaskQueue<P>,
     policy: Box<dyn BatchPolicy>,
@@ -110,17 +109,6 @@ struct Model<P> {
 }
 
 impl<P> Model<P> {
-    fn view(&self, now: Timestamp, free_at: Timestamp) -> View<'_> {
-        View {
-            now,
-            free_at,
-            queue: self.queue.keys(),
-            profile: &self.profile,
-            lead_times: &self.lead_times,
-            jitter: self.jitter,
-        }
-    }
-
     /// Whether some tasks must give way to others.
     fn is_contended(&self, now: Timestamp) -> bool {
         now < self.contended_until && self.queue.has_priorities()
@@ -140,7 +128,7 @@ impl<P> Model<P> {
 
     /// The first instant at which `deadline` is missed even if a batch of `size` were granted an idle GPU then.
     fn expiry(&self, deadline: Timestamp, size: usize) -> Timestamp {
-        deadline - self.lead_times[size - 1] + Span(1)
+        deadline - self.times.common().lead_times[size - 1] + Span(1)
     }
 }
 
@@ -165,20 +153,17 @@ impl<P> ModelThread<P> {
     /// `grants_seen` goes on where it was for a model that comes back.
     pub fn handle_model(&mut self, now: Timestamp, id: ModelId, config: ModelConfig) {
         let budget = config.budget.unwrap_or(self.budget);
-        let lead_times = budget.lead_times(&config.profile);
         if self.models.len() <= id.0 as usize {
             self.models.resize_with(id.0 as usize + 1, || None);
         }
         match &mut self.models[id.0 as usize] {
             Some(model) => {
-                model.profile = config.profile;
-                model.lead_times = lead_times;
+                model.times.set_common(config.profile, budget);
                 self.update_candidate(now, id);
             }
             absent => {
                 *absent = Some(Box::new(Model {
-                    profile: config.profile,
-                    lead_times,
+                    times: ModelTimes::new(config.profile, budget),
                     jitter: budget.jitter,
                     queue: TaskQueue::new(config.queue_max),
                     policy: self.policy.instantiate(),
@@ -189,6 +174,20 @@ impl<P> ModelThread<P> {
                     is_changed: false,
                 }));
             }
+        }
+    }
+
+    /// What a model takes on one GPU, if that is less than what it takes on all; a model that is not here has no GPUs.
+    pub fn handle_gpu_profile(&mut self, id: ModelId, gpu: GpuId, profile: Option<LatencyProfile>) {
+        if let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            model.times.set_own(gpu, profile);
+        }
+    }
+
+    /// Forgets what was known of a GPU. A scan: GPUs leave rarely.
+    pub fn handle_gpu_left(&mut self, gpu: GpuId) {
+        for model in self.models.iter_mut().flatten() {
+            model.times.set_own(gpu, None);
         }
     }
 
@@ -243,7 +242,8 @@ impl<P> ModelThread<P> {
     }
 
     /// Makes the batch final for a granted GPU (Figure 18, `granted_gpu`). The GPU goes back if no batch can use it:
-    /// all tasks have left, or so many that the rest is not due yet and would keep the GPU waiting.
+    /// all tasks have left, or so many that the rest is not due yet and would keep the GPU waiting. Whether a batch is
+    /// due is a question of all GPUs; on one that is faster than others it may then be a larger one.
     pub fn handle_grant(&mut self, now: Timestamp, grant: Grant) {
         let Some(model) = self.models.get_mut(grant.model.0 as usize).and_then(Option::as_mut) else {
             self.outputs.push_back(Output::Gpu(grant.gpu, GpuUpdate::Returned));
@@ -251,18 +251,24 @@ impl<P> ModelThread<P> {
         };
         model.grants_seen = model.grants_seen.wrapping_add(1);
         let is_contended = model.is_contended(now);
-        let Model { profile, lead_times, queue, policy, due_at, jitter, .. } = &mut **model;
-        let view = View { now, free_at: grant.free_at, queue: queue.keys(), profile, lead_times, jitter: *jitter };
-        let by_policy = policy.gather(&view);
-        let batch = if is_contended { priorities::lead(&view, by_policy) } else { by_policy };
-        let earliest_start = if batch.size == 0 { Timestamp::PAST } else { view.earliest_start(batch.size) };
-        let is_due = batch.size > 0 && policy.opens_at(&view, batch) <= earliest_start;
+        let Model { times, queue, policy, due_at, jitter, .. } = &mut **model;
+        let (queue, due_at, jitter) = (queue.keys(), *due_at, *jitter);
+        let gather = |policy: &dyn BatchPolicy, view: &View<'_>| {
+            let by_policy = policy.gather(view);
+            (by_policy, if is_contended { priorities::lead(view, by_policy) } else { by_policy })
+        };
+        let mut view = view((now, grant.free_at), queue, times.common(), jitter);
+        let (mut by_policy, mut batch) = gather(&**policy, &view);
+        let is_due = batch.size > 0 && policy.opens_at(&view, batch) <= view.earliest_start(batch.size);
         if is_due {
-            let granted = Granted { start: earliest_start, waited: earliest_start - *due_at, gpus: grant.gpus };
-            policy.handle_granted(&view, batch, granted);
+            if let Some(own) = times.own(grant.gpu) {
+                view = View { profile: &own.profile, lead_times: &own.lead_times, ..view };
+                (by_policy, batch) = gather(&**policy, &view);
+            }
+            let start = view.earliest_start(batch.size);
+            policy.handle_granted(&view, batch, Granted { start, waited: start - due_at, gpus: grant.gpus });
             let given_up = by_policy.skip.min(batch.skip);
-            let due_at = *due_at;
-            self.on_final_batch(now, grant, (given_up, batch), (due_at, earliest_start));
+            self.on_final_batch(now, grant, (given_up, batch), (due_at, start));
         } else {
             self.outputs.push_back(Output::Gpu(grant.gpu, GpuUpdate::Returned));
         }
@@ -322,7 +328,7 @@ impl<P> ModelThread<P> {
         } else {
             (0..batch.size).map(|_| model.queue.pop().expect("gathered from this queue")).collect()
         };
-        let latency = model.profile.latency(batch.size);
+        let latency = model.times.of(grant.gpu).profile.latency(batch.size);
         let latest = tasks[0].0.deadline - latency;
         let update = GpuUpdate::Planned { exec_at, free_at: exec_at + latency };
         let (model, gpu) = (grant.model, grant.gpu);
@@ -340,11 +346,12 @@ impl<P> ModelThread<P> {
             model.on_lost(now, &key);
             self.outputs.push_back(dropped(id, key, payload, DropReason::Deadline));
         }
-        let view = model.view(now, Timestamp::PAST);
+        let times = model.times.common();
+        let view = view((now, Timestamp::PAST), model.queue.keys(), times, model.jitter);
         let batch = model.gather(&view);
         debug_assert!(batch.size == 0 || view.earliest_end(batch.size) <= view.queue[batch.skip].deadline);
         let candidate = (batch.size > 0).then(|| {
-            let latest = view.queue[batch.skip].deadline - model.profile.latency(batch.size);
+            let latest = view.queue[batch.skip].deadline - view.profile.latency(batch.size);
             Candidate {
                 size: batch.size as u32,
                 exec_at: model.policy.opens_at(&view, batch),
@@ -375,6 +382,15 @@ impl<P> ModelThread<P> {
             }
         }
     }
+}
+
+fn view<'a>(
+    (now, free_at): (Timestamp, Timestamp),
+    queue: &'a VecDeque<Queued>,
+    Times { profile, lead_times }: &'a Times,
+    jitter: Span,
+) -> View<'a> {
+    View { now, free_at, queue, profile, lead_times, jitter }
 }
 
 fn dropped<P>(model: ModelId, key: Queued, payload: P, reason: DropReason) -> Output<P> {

@@ -2,7 +2,7 @@
 //! through this interface, so a published policy that is no choice of window (a static plan, a queue for each replica,
 //! preemption) can be a state machine of its own beside ModelThread and RankThread.
 
-use proto::{GpuId, ModelId, TaskId, Timestamp, scheduler_to_frontend::DropReason};
+use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp, scheduler_to_frontend::DropReason};
 
 use crate::model_thread::{Batch, ModelConfig, Task};
 
@@ -32,6 +32,10 @@ pub enum PlannerOutput<P> {
 pub trait Planner<P>: Send {
     /// Takes a model in, or gives one that is already here a new profile.
     fn handle_model(&mut self, now: Timestamp, id: ModelId, config: ModelConfig);
+
+    /// What a model takes on one GPU, if that is less than what it takes on every one; `None`: it is not. It holds until
+    /// the GPU leaves.
+    fn handle_gpu_profile(&mut self, id: ModelId, gpu: GpuId, profile: Option<LatencyProfile>);
 
     /// No GPU hosts the model any more: all that waits is dropped.
     fn handle_unhosted(&mut self, now: Timestamp, id: ModelId);

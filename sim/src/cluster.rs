@@ -5,8 +5,10 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use proto::{GpuId, ModelId, Span, TaskId, Timestamp};
-use scheduler::{Batch, Estimates, ModelConfig, Planner, PlannerOutput, Policy, Task, task_queue::Queued};
+use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
+use scheduler::{
+    Batch, Estimates, ModelConfig, Planner, PlannerOutput, Policy, ProfileChange, Task, task_queue::Queued,
+};
 
 use crate::{
     arrivals::{Arrivals, Request},
@@ -129,14 +131,30 @@ impl<'a> Cluster<'a> {
 
     /// The planner is told every l(b) that is another one now.
     fn follow_estimates(&mut self, now: Timestamp) {
-        while let Some(id) = self.estimates.poll_changed() {
-            let profile = self.estimates.profile(id).clone();
-            self.planner.handle_model(now, id, ModelConfig { profile, queue_max: QUEUE_MAX, budget: None });
+        while let Some(change) = self.estimates.poll_changed() {
+            match change {
+                ProfileChange::Common(id) => {
+                    let profile = self.estimates.profile(id).clone();
+                    self.planner.handle_model(now, id, ModelConfig { profile, queue_max: QUEUE_MAX, budget: None });
+                }
+                ProfileChange::OfGpu(id, gpu) => {
+                    let profile = self.estimates.own_profile(id, gpu).map(|own| LatencyProfile::clone(own));
+                    self.planner.handle_gpu_profile(id, gpu, profile);
+                }
+            }
         }
     }
 
     pub(crate) fn add_gpu(&mut self, free_at: Timestamp, gpu: GpuId) {
-        let models = (0..self.workload.models.len() as u32).map(ModelId).collect();
+        let models: Vec<_> = (0..self.workload.models.len() as u32).map(ModelId).collect();
+        // As its backend would, which has measured it.
+        if self.workload.gpu_kinds.len() > 1 {
+            let kind = self.workload.kind_of(self.gpus.place(gpu) as u32);
+            for (&id, model) in models.iter().zip(&self.workload.models) {
+                self.estimates.handle_offer(id, &[gpu], &model.offers[kind]);
+            }
+            self.follow_estimates(free_at);
+        }
         self.planner.handle_gpu_joined(free_at, gpu, models);
         self.up += 1;
     }
@@ -232,7 +250,7 @@ impl<'a> Cluster<'a> {
     }
 
     fn on_batch(&mut self, now: Timestamp, batch: Batch<Request>) -> Result<(), Violation> {
-        let profile = self.estimates.profile(batch.model);
+        let profile = self.estimates.profile_on(batch.model, batch.gpu);
         let planned_end = batch.exec_at + profile.latency(batch.tasks.len());
         let late = |(task, _): &&(Queued, Request)| planned_end > task.deadline;
         // Only policies without windows plan batches that must not be rejected.

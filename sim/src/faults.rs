@@ -91,7 +91,8 @@ impl FaultSource {
 
     /// How long a batch runs that starts now.
     pub fn duration(&mut self, now: Timestamp, workload: &Workload, batch: &Batch<Request>) -> Span {
-        let latency = workload.models[batch.model.0 as usize].profile.latency(batch.tasks.len());
+        let kind = workload.kind_of(self.place(batch.gpu) as u32);
+        let latency = workload.models[batch.model.0 as usize].offers[kind].latency(batch.tasks.len());
         let mut part = 1.0;
         if self.faults.execution_jitter > 0.0 {
             let deviation: f64 = StandardNormal.sample(&mut self.execution);

@@ -5,7 +5,7 @@
 use std::{fs, path::Path};
 
 use proto::{LatencyProfile, ProfileError, Span, Timestamp};
-use scheduler::NetworkBudget;
+use scheduler::{Estimates, NetworkBudget};
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -22,6 +22,10 @@ pub const GPUS_MAX: u32 = 1_000_000;
 pub const SECONDS_MAX: f64 = 86_400.0;
 /// Largest `faults.gpu_slowdown`.
 const SLOWDOWN_MAX: f64 = 100.0;
+/// The least and the largest `gpu_kinds.factor`.
+const FACTORS: (f64, f64) = (0.01, 100.0);
+/// Kinds of GPUs besides those that run l(b) as it is given; all have profiles of their own in the scheduler.
+const GPU_KINDS_MAX: usize = Estimates::KINDS_MAX - 1;
 /// Classes that a model may have.
 const CLASSES_MAX: usize = 100;
 /// Longest SLO, latency or network budget in milliseconds: an hour.
@@ -34,6 +38,8 @@ pub struct Workload {
     pub name: String,
     /// GPUs; each hosts all models.
     pub gpus: u32,
+    /// Kinds of GPUs, in the order of their places; all counts make `gpus`. One, with the factor 1, if all are alike.
+    pub gpu_kinds: Vec<GpuKind>,
     /// Simulated span; its first tenth warms up and is not counted.
     pub seconds: f64,
     /// How requests arrive.
@@ -50,13 +56,24 @@ pub struct Workload {
     pub models: Vec<Model>,
 }
 
+/// GPUs that are equally fast.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GpuKind {
+    /// How many; at least 1.
+    pub count: u32,
+    /// What they take for a batch, as a part of the l(b) of the file.
+    pub factor: f64,
+}
+
 /// A model of a workload.
 #[derive(Debug, Clone)]
 pub struct Model {
     /// Unique in the workload.
     pub name: String,
-    /// l(b), up to the largest batch that can meet the longest SLO.
+    /// l(b) of the slowest kind of GPU, up to the largest batch that can meet the longest SLO there.
     pub profile: LatencyProfile,
+    /// l(b) of each kind of GPU, in their order, up to the largest batch that can meet the longest SLO there.
+    pub offers: Vec<LatencyProfile>,
     /// What its clients ask for; at least one, with the nearest SLO first.
     pub classes: Vec<Class>,
     /// Its part of the aggregate rate; all parts make 1.
@@ -150,14 +167,42 @@ impl Workload {
         request.arrived_at + self.models[request.model.0 as usize].classes[request.class as usize].slo - self.response
     }
 
-    /// The highest aggregate rate in requests per second that the GPUs could serve if every batch were the largest.
+    /// The same on another number of GPUs, of its only kind.
+    ///
+    /// # Panics
+    /// If its GPUs are not all alike.
+    #[must_use]
+    pub fn on(&self, gpus: u32) -> Self {
+        let &[kind] = &self.gpu_kinds[..] else { panic!("{} has several kinds of GPUs", self.name) };
+        Self { gpus, gpu_kinds: vec![GpuKind { count: gpus, ..kind }], ..self.clone() }
+    }
+
+    /// The position in `gpu_kinds` of the GPU at a place.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    #[must_use]
+    pub fn kind_of(&self, place: u32) -> usize {
+        let ends = self.gpu_kinds.iter().scan(0, |end, kind| {
+            *end += kind.count;
+            Some(*end)
+        });
+        ends.take_while(|&end| end <= place).count()
+    }
+
+    /// The highest aggregate rate in requests per second that the GPUs could serve if every batch were the largest and
+    /// every kind of GPU served all models alike.
     #[must_use]
     pub fn capacity_rps(&self) -> f64 {
-        let gpu_seconds_per_request = |model: &Model| {
-            let of_batch = |batch| model.profile.latency(batch).as_secs_f64() / batch as f64;
-            model.share * (1..=model.profile.max_batch()).map(of_batch).fold(f64::INFINITY, f64::min)
+        let of_kind = |(index, kind): (usize, &GpuKind)| {
+            let gpu_seconds_per_request = |model: &Model| {
+                let profile = &model.offers[index];
+                let of_batch = |batch| profile.latency(batch).as_secs_f64() / batch as f64;
+                model.share * (1..=profile.max_batch()).map(of_batch).fold(f64::INFINITY, f64::min)
+            };
+            f64::from(kind.count) / self.models.iter().map(gpu_seconds_per_request).sum::<f64>()
         };
-        f64::from(self.gpus) / self.models.iter().map(gpu_seconds_per_request).sum::<f64>()
+        self.gpu_kinds.iter().enumerate().map(of_kind).sum()
     }
 }
 
@@ -173,6 +218,8 @@ mod raw {
     #[serde(deny_unknown_fields)]
     pub struct File {
         pub gpus: u32,
+        #[serde(default)]
+        pub gpu_kinds: Vec<GpuKind>,
         #[serde(default = "default_seconds")]
         pub seconds: f64,
         #[serde(default = "default_arrivals")]
@@ -195,6 +242,13 @@ mod raw {
 
     fn default_arrivals() -> ArrivalProcess {
         ArrivalProcess::Poisson
+    }
+
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub struct GpuKind {
+        pub count: u32,
+        pub factor: f64,
     }
 
     #[derive(Deserialize, Default, Clone, Copy)]
@@ -264,6 +318,13 @@ mod checks {
         pub directory: &'a Path,
     }
 
+    /// What every model is held against.
+    struct Terms {
+        /// What the network takes of an SLO at least.
+        overhead: Span,
+        gpu_kinds: Vec<GpuKind>,
+    }
+
     type Result<T> = std::result::Result<T, WorkloadError>;
 
     impl Checks<'_> {
@@ -302,13 +363,14 @@ mod checks {
                 jitter: Span::ZERO,
             };
             let response = micros("network.resp_us", file.network.resp_us)?;
-            let overhead = network.delay(1) + response;
+            let terms =
+                Terms { overhead: network.delay(1) + response, gpu_kinds: self.gpu_kinds(&file.gpu_kinds, file.gpus)? };
 
             let mut models = Vec::new();
             let mut shares = Vec::new();
             for model in &file.models {
                 let first = models.len();
-                self.add_models(model, overhead, &mut models)?;
+                self.add_models(model, &terms, &mut models)?;
                 shares.extend(models[first..].iter().map(|_| model.share));
             }
             if models.is_empty() {
@@ -323,6 +385,7 @@ mod checks {
             Ok(Workload {
                 name: name.to_owned(),
                 gpus: file.gpus,
+                gpu_kinds: terms.gpu_kinds,
                 seconds: file.seconds,
                 arrivals: file.arrivals,
                 network,
@@ -331,6 +394,27 @@ mod checks {
                 reestimate: file.reestimate,
                 models,
             })
+        }
+
+        /// Those of the file, and what is left.
+        fn gpu_kinds(&self, raw: &[raw::GpuKind], gpus: u32) -> Result<Vec<GpuKind>> {
+            if raw.len() > GPU_KINDS_MAX {
+                return self.fail("gpu_kinds", format!("expected at most {GPU_KINDS_MAX}, found {}", raw.len()));
+            }
+            let (mut kinds, mut left) = (Vec::new(), gpus);
+            for &raw::GpuKind { count, factor } in raw {
+                self.range("gpu_kinds.factor", factor, FACTORS.0, FACTORS.1)?;
+                if !(1..=left).contains(&count) {
+                    let problem = format!(
+                        "expected at least 1 each and at most {gpus} in all, found {count} where {left} are left"
+                    );
+                    return self.fail("gpu_kinds.count", problem);
+                }
+                left -= count;
+                kinds.push(GpuKind { count, factor });
+            }
+            kinds.extend((left > 0).then_some(GpuKind { count: left, factor: 1.0 }));
+            Ok(kinds)
         }
 
         fn faults(&self, raw: &raw::Faults, gpus: u32) -> Result<Faults> {
@@ -362,7 +446,7 @@ mod checks {
             Ok(Some(Slowdown { factor, from: Timestamp::ZERO + Span::from_secs_f64(from_s), gpus: slow }))
         }
 
-        fn add_models(&self, model: &raw::Model, overhead: Span, models: &mut Vec<Model>) -> Result<()> {
+        fn add_models(&self, model: &raw::Model, terms: &Terms, models: &mut Vec<Model>) -> Result<()> {
             if let Some(zoo) = &model.zoo {
                 let alone = model.name.is_none()
                     && model.alpha_ms.is_none()
@@ -376,7 +460,7 @@ mod checks {
                                    latency_ms, slo_ms, classes or count beside it";
                     return self.fail("zoo", problem);
                 }
-                return self.add_zoo(zoo, model.max_batch, overhead, models);
+                return self.add_zoo(zoo, model.max_batch, terms, models);
             }
             let Some(name) = &model.name else {
                 return self
@@ -389,9 +473,9 @@ mod checks {
             }
             let classes = self.classes(name, model)?;
             let checked = match (&model.latency_ms, model.alpha_ms, model.beta_ms) {
-                (Some(table), None, None) => self.table_model(name, table, classes, model.max_batch, overhead)?,
+                (Some(table), None, None) => self.table_model(name, table, classes, model.max_batch, terms)?,
                 (None, Some(alpha), Some(beta)) => {
-                    self.linear_model(name, alpha, beta, classes, model.max_batch, overhead)?
+                    self.linear_model(name, alpha, beta, classes, model.max_batch, terms)?
                 }
                 _ => {
                     let problem = "expected both alpha_ms and beta_ms, or latency_ms alone";
@@ -445,7 +529,7 @@ mod checks {
             }
         }
 
-        fn add_zoo(&self, zoo: &str, max_batch: Option<usize>, overhead: Span, models: &mut Vec<Model>) -> Result<()> {
+        fn add_zoo(&self, zoo: &str, max_batch: Option<usize>, terms: &Terms, models: &mut Vec<Model>) -> Result<()> {
             let beside = self.directory.join(zoo);
             let built_in = BUILT_IN_ZOOS.iter().find(|(name, _)| *name == zoo);
             let text = match built_in {
@@ -486,7 +570,7 @@ mod checks {
                 let name = cell(0)?;
                 let slo_ms = self.above_zero(&format!("model {name:?}: slo_ms"), value(3)?, TIME_MAX_MS)?;
                 let classes = vec![Class { slo: Span::from_millis_f64(slo_ms), share: 1.0 }];
-                models.push(self.linear_model(name, value(1)?, value(2)?, classes, max_batch, overhead)?);
+                models.push(self.linear_model(name, value(1)?, value(2)?, classes, max_batch, terms)?);
             }
             Ok(())
         }
@@ -498,13 +582,13 @@ mod checks {
             beta_ms: f64,
             classes: Vec<Class>,
             max_batch: Option<usize>,
-            overhead: Span,
+            terms: &Terms,
         ) -> Result<Model> {
             self.range(&format!("model {name:?}: alpha_ms"), alpha_ms, 0.0, TIME_MAX_MS)?;
             self.range(&format!("model {name:?}: beta_ms"), beta_ms, 0.0, TIME_MAX_MS)?;
             let bound = LatencyProfile::MAX_BATCH;
             let profile = LatencyProfile::linear(alpha_ms, beta_ms, bound);
-            self.model(name, profile, classes, max_batch.unwrap_or(bound), overhead)
+            self.model(name, profile, classes, max_batch.unwrap_or(bound), terms)
         }
 
         fn table_model(
@@ -513,11 +597,11 @@ mod checks {
             latency_ms: &[f64],
             classes: Vec<Class>,
             max_batch: Option<usize>,
-            overhead: Span,
+            terms: &Terms,
         ) -> Result<Model> {
             let table = latency_ms.iter().copied().map(Span::from_millis_f64).collect();
             let profile = LatencyProfile::from_table(table);
-            self.model(name, profile, classes, max_batch.unwrap_or(latency_ms.len()), overhead)
+            self.model(name, profile, classes, max_batch.unwrap_or(latency_ms.len()), terms)
         }
 
         /// Checks the SLOs and cuts the profile off at the largest batch that can meet the longest of them.
@@ -527,7 +611,7 @@ mod checks {
             profile: std::result::Result<LatencyProfile, ProfileError>,
             classes: Vec<Class>,
             max_batch: usize,
-            overhead: Span,
+            terms: &Terms,
         ) -> Result<Model> {
             let key = |key: &str| format!("model {name:?}: {key}");
             let profile = profile.or_else(|error| self.fail(key("l(b)"), error.to_string()))?;
@@ -535,18 +619,22 @@ mod checks {
                 return self
                     .fail(key("max_batch"), format!("expected 1 to {}, found {max_batch}", profile.max_batch()));
             }
+            let overhead = terms.overhead;
             let (nearest, farthest) = (classes[0].slo, classes[classes.len() - 1].slo);
-            if profile.largest_batch_within(nearest - overhead) == 0 {
-                let problem = format!(
-                    "expected at least l(1) = {} and the network budget of {overhead}, found {nearest}: no request could be on time",
-                    profile.latency(1)
-                );
-                return self.fail(key("slo_ms"), problem);
+            let mut offers = Vec::new();
+            for kind in &terms.gpu_kinds {
+                let scaled = profile.scaled(kind.factor);
+                if scaled.largest_batch_within(nearest - overhead) == 0 {
+                    let problem = format!(
+                        "expected at least l(1) = {} and the network budget of {overhead}, found {nearest}: no request could be on time",
+                        scaled.latency(1)
+                    );
+                    return self.fail(key("slo_ms"), problem);
+                }
+                offers.push(scaled.up_to(scaled.largest_batch_within(farthest - overhead).min(max_batch)));
             }
-            let largest = profile.largest_batch_within(farthest - overhead).min(max_batch);
-            let table = (1..=largest).map(|batch| profile.latency(batch)).collect();
-            let profile = LatencyProfile::from_table(table).expect("a prefix of a valid profile is one");
-            Ok(Model { name: name.to_owned(), profile, classes, share: 0.0 })
+            let slowest = offers[1..].iter().fold(offers[0].clone(), |slowest, other| slowest.slowest(other));
+            Ok(Model { name: name.to_owned(), profile: slowest, offers, classes, share: 0.0 })
         }
 
         fn set_shares(&self, models: &mut [Model], shares: &[Option<f64>], popularity: raw::Popularity) -> Result<()> {

@@ -65,7 +65,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
 /// `None` if `GPUS_MAX` are too few.
 fn fewest(workload: &Workload, policy: Policy, seconds: f64, seed: u64) -> Result<Option<u32>, Violation> {
     let is_enough = |gpus| {
-        let workload = Workload { gpus, ..workload.clone() };
+        let workload = workload.on(gpus);
         if workload.capacity_rps() < RATE_RPS {
             return Ok(false);
         }

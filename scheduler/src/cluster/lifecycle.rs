@@ -92,10 +92,7 @@ impl Cluster {
             let message = SchedulerToBackend::Host { load, model };
             self.outputs.push_back(ClusterOutput::ToBackend(backend, message));
         }
-        for model in hosted.models.into_values().collect::<BTreeSet<_>>() {
-            self.estimates.handle_model(model, self.members.models[model.0 as usize].profile.clone());
-        }
-        self.on_estimates_changed(now);
+        self.on_offers_changed(now, hosted.models.into_values().collect::<BTreeSet<_>>());
         self.replan_gpus(now);
         self.unload(now, &hosted.replaced);
     }
@@ -105,13 +102,14 @@ impl Cluster {
     pub(super) fn replan_gpus(&mut self, now: Timestamp) {
         for old in self.members.misplanned_gpus() {
             self.planner.handle_gpu_left(now, old);
-            self.estimates.handle_gpu_left(old);
             let new = self.members.rename_gpu(old);
+            self.estimates.handle_gpu_renamed(old, new);
             let gpu = self.members.gpus.get_mut(&new).expect("just renamed");
             gpu.planned.clone_from(&gpu.models);
             let free_at = self.plans.free_at(old).map_or(now, |at| at.max(now));
             self.planner.handle_gpu_joined(free_at, new, gpu.models.clone());
         }
+        self.on_estimates_changed(now);
     }
 
     /// Ends what waits for models that nobody hosts any more, and tells those who hosted them. No plan comes after that.
@@ -127,6 +125,8 @@ impl Cluster {
     pub(super) fn drop_if_unhosted(&mut self, now: Timestamp, model: ModelId) {
         if !self.members.is_hosted(model) {
             self.planner.handle_unhosted(now, model);
+            self.estimates.handle_unhosted(model);
+            self.on_estimates_changed(now);
         }
     }
 

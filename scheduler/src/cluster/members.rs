@@ -3,7 +3,10 @@
 //! A backend's GPUs are used once it is linked to every frontend that was there when it joined (or has had
 //! [`LINK_GRACE`] to do so), so that no batch is sent to where its inputs cannot be read from.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use proto::{
     BackendId, FrontendId, GpuId, LatencyProfile, ModelId, Span, Timestamp,
@@ -11,6 +14,8 @@ use proto::{
     frontend_to_scheduler::NAME_BYTES_MAX,
 };
 use thiserror::Error;
+
+use crate::estimates::TOLERANCE;
 
 /// How long a backend's GPUs wait for its links to the frontends that are there. One that cannot be reached must not
 /// keep the others from being served.
@@ -51,6 +56,8 @@ pub(super) struct Frontend {
 pub(super) struct Backend {
     /// Its GPUs; the position is the index in plans.
     pub(super) gpus: Vec<GpuId>,
+    /// l(b) of what it hosts; backends that offer the same share a table.
+    offers: BTreeMap<ModelId, Arc<LatencyProfile>>,
     pub(super) linked: BTreeSet<FrontendId>,
     /// Frontends that its GPUs still wait for; `None` once they are in use.
     awaited: Option<BTreeSet<FrontendId>>,
@@ -71,7 +78,7 @@ pub(super) struct Gpu {
 pub(super) struct Model {
     pub(super) name: String,
     pub(super) version: String,
-    /// The slowest of all offers, batch size by batch size: a batch must fit its window on whichever GPU it gets.
+    /// The slowest of all offers, batch size by batch size: a candidate must fit its window on whichever GPU it gets.
     pub(super) profile: LatencyProfile,
     /// Bytes of one task's input.
     pub(super) input_bytes: u32,
@@ -137,7 +144,7 @@ impl Members {
         let backend = BackendId(self.next_backend);
         self.next_backend += 1;
         let (mut reprofiled, mut refused) = (BTreeSet::new(), BTreeSet::new());
-        let mut models = Vec::new();
+        let (mut models, mut taken) = (Vec::new(), BTreeMap::new());
         let mut hosted: Vec<Vec<ModelId>> = vec![Vec::new(); hello.gpus as usize];
         for offer in offers {
             let (model, changed) = self.merge_offer(&offer);
@@ -149,6 +156,7 @@ impl Members {
                 refused.insert(model);
                 continue;
             }
+            taken.insert(model, self.shared(model, &offer.profile));
             for &index in &offer.gpu_indexes {
                 hosted[index as usize].push(model);
             }
@@ -161,7 +169,7 @@ impl Members {
         }
         let awaited = Some(self.frontends.keys().copied().collect());
         let use_from = now + LINK_GRACE;
-        self.backends.insert(backend, Backend { gpus, linked: BTreeSet::new(), awaited, use_from });
+        self.backends.insert(backend, Backend { gpus, offers: taken, linked: BTreeSet::new(), awaited, use_from });
         Ok(Joined { backend, models, reprofiled, unwanted: refused })
     }
 
@@ -201,7 +209,25 @@ impl Members {
             let gone = gpu.models.extract_if(.., |model| self.models[model.0 as usize].name == name);
             hosts.extend(gone.map(|model| (gpu.backend, model)));
         }
+        for (backend, model) in &hosts {
+            self.backends.get_mut(backend).expect("GPUs leave with their backend").offers.remove(model);
+        }
         hosts
+    }
+
+    /// Backends that host a model, with their GPUs that do and what it takes there.
+    pub(super) fn offers(&self, model: ModelId) -> impl Iterator<Item = (BackendId, Vec<GpuId>, &LatencyProfile)> {
+        self.backends.iter().filter_map(move |(&id, backend)| {
+            let offer = backend.offers.get(&model)?;
+            let hosts = backend.gpus.iter().copied().filter(|gpu| self.gpus[gpu].models.binary_search(&model).is_ok());
+            Some((id, hosts.collect(), &**offer))
+        })
+    }
+
+    /// One table for all who offer the same.
+    fn shared(&self, model: ModelId, offer: &LatencyProfile) -> Arc<LatencyProfile> {
+        let mut others = self.backends.values().filter_map(|backend| backend.offers.get(&model));
+        others.find(|other| ***other == *offer).cloned().unwrap_or_else(|| Arc::new(offer.clone()))
     }
 
     /// Whether any backend has ever offered a model of that name.
@@ -232,6 +258,11 @@ impl Members {
                 (entry.profile, entry.input_bytes) = (offer.profile.clone(), offer.input_bytes);
             }
             hosted.models.insert(backend, model);
+            let profile = self.shared(model, &offer.profile);
+            if let Some(backend) = self.backends.get_mut(&backend) {
+                backend.offers.retain(|other, _| self.models[other.0 as usize].name != offer.name);
+                backend.offers.insert(model, profile);
+            }
             for gpu in self.backends.get(&backend).into_iter().flat_map(|backend| &backend.gpus) {
                 let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
                 let former = gpu.models.extract_if(.., |model| self.models[model.0 as usize].name == offer.name);
@@ -261,7 +292,7 @@ impl Members {
             return (ModelId((self.models.len() - 1) as u32), true);
         };
         let profile = &mut self.models[id.0 as usize].profile;
-        let slowest = slowest(profile, &offer.profile);
+        let slowest = profile.slowest(&offer.profile);
         let changed = slowest != *profile;
         *profile = slowest;
         (id, changed)
@@ -277,13 +308,25 @@ impl Members {
         self.frontends.remove(&frontend)
     }
 
-    /// Yields the ids of the GPUs that went with it.
-    pub(super) fn remove_backend(&mut self, backend: BackendId) -> Option<Vec<GpuId>> {
+    /// Yields the ids of the GPUs that went with it, and the models whose profile changed: those who are left need not
+    /// wait for one that is not there. Small differences are kept, as re-measured offers never are the same.
+    pub(super) fn remove_backend(&mut self, backend: BackendId) -> Option<(Vec<GpuId>, Vec<ModelId>)> {
         let gone = self.backends.remove(&backend)?;
         for gpu in &gone.gpus {
             self.gpus.remove(gpu);
         }
-        Some(gone.gpus)
+        let mut reprofiled = Vec::new();
+        for model in gone.offers.into_keys() {
+            let mut left = self.backends.values().filter_map(|backend| backend.offers.get(&model));
+            let Some(first) = left.next() else { continue };
+            let slowest = left.fold(LatencyProfile::clone(first), |slowest, other| slowest.slowest(other));
+            let profile = &mut self.models[model.0 as usize].profile;
+            if !slowest.is_near(profile, TOLERANCE) {
+                *profile = slowest;
+                reprofiled.push(model);
+            }
+        }
+        Some((gone.gpus, reprofiled))
     }
 
     /// Notes a link, or its end. False if either is not there (any more).
@@ -364,13 +407,6 @@ fn check_offer(gpus: u32, offer: &ModelOffer) -> Result<ModelOffer, String> {
     Ok(ModelOffer { profile, ..offer.clone() })
 }
 
-/// The slower of two profiles at every batch size that both have.
-fn slowest(one: &LatencyProfile, other: &LatencyProfile) -> LatencyProfile {
-    let sizes = 1..=one.max_batch().min(other.max_batch());
-    let table = sizes.map(|batch| one.latency(batch).max(other.latency(batch))).collect();
-    LatencyProfile::from_table(table).expect("the maximum of two valid profiles is valid")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -424,6 +460,26 @@ mod tests {
         assert_eq!((other.reprofiled.len(), same.reprofiled.len()), (1, 0));
         assert_eq!(members.models[0].profile.latency(3), Span::from_millis(7));
         assert_eq!(members.gpus.len(), 4);
+    }
+
+    #[test]
+    fn a_slower_backend_counts_while_it_is_there_and_equal_offers_are_one() {
+        let mut members = Members::default();
+        let [slow, fast, same] = [2.0, 1.0, 1.0].map(|alpha_ms| {
+            let offers = vec![offer("m", alpha_ms, vec![0, 1])];
+            members.add_backend(Timestamp(0), hello(3, offers), all).unwrap().backend
+        });
+        let offers: Vec<_> = members.offers(ModelId(0)).collect();
+        let ids = |backend: BackendId| members.backends[&backend].gpus[..2].to_vec();
+        assert_eq!(offers.iter().map(|offer| offer.0).collect::<Vec<_>>(), [slow, fast, same]);
+        assert!(offers.iter().all(|(backend, gpus, _)| *gpus == ids(*backend)));
+        assert!(std::ptr::eq(offers[1].2, offers[2].2) && !std::ptr::eq(offers[0].2, offers[1].2));
+        assert_eq!(members.remove_backend(fast).unwrap().1, []);
+        assert_eq!(members.models[0].profile.latency(3), Span::from_millis(7));
+        assert_eq!(members.remove_backend(slow).unwrap().1, [ModelId(0)]);
+        assert_eq!(members.models[0].profile.latency(3), Span::from_millis(4));
+        assert_eq!(members.remove_backend(same).unwrap().1, [], "who comes back is measured again");
+        assert_eq!(members.models[0].profile.latency(3), Span::from_millis(4));
     }
 
     #[test]

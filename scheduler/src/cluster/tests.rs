@@ -168,6 +168,36 @@ fn what_executions_take_is_planned_with_and_told() {
     }
 }
 
+/// A slow backend and one that takes a third of the time: what is due fits both, what is planned is right for each.
+#[test]
+fn each_gpu_is_planned_with_its_own_times() {
+    let mut cluster = Cluster::new(ClusterConfig { reestimate: false, ..config() });
+    let (frontend, slow) = join(&mut cluster, Timestamp(0));
+    let mut faster = offer(1);
+    faster.models[0].profile = faster.models[0].profile.scaled(1.0 / 3.0);
+    let fast = cluster.handle_backend_joined(Timestamp(0), faster).unwrap().backend;
+    cluster.handle_backend_message(Timestamp(0), fast, BackendToScheduler::Linked { frontend }).unwrap();
+    let plan_of_next = |cluster: &mut Cluster, sequence| {
+        cluster
+            .handle_frontend_message(Timestamp(0), frontend, submit(frontend, sequence, Timestamp(25 * MS)))
+            .unwrap();
+        let at = cluster.poll_timeout().expect("a task waits");
+        cluster.handle_timeout(at);
+        let plan = drain(cluster).into_iter().find_map(|output| match output {
+            ClusterOutput::ToBackend(backend, SchedulerToBackend::Plan(plan)) => Some((backend, plan.latest)),
+            _ => None,
+        });
+        plan.expect("it is due")
+    };
+    assert_eq!(plan_of_next(&mut cluster, 0), (slow, Timestamp(18 * MS)));
+    assert_eq!(plan_of_next(&mut cluster, 1), (fast, Timestamp(22 * MS)));
+    // Without the slow one what is due is due later, too: 24 ms less l(2) = 7/3 ms and the way there.
+    cluster.handle_backend_left(Timestamp(0), slow);
+    drain(&mut cluster);
+    cluster.handle_frontend_message(Timestamp(0), frontend, submit(frontend, 2, Timestamp(25 * MS))).unwrap();
+    assert_eq!(cluster.poll_timeout(), Some(Timestamp(24 * MS - 7 * MS / 3 - 320_000)));
+}
+
 #[test]
 fn the_window_opens_earlier_by_what_timers_are_late() {
     let mut config = config();

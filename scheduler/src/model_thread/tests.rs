@@ -86,6 +86,32 @@ fn a_grant_takes_the_batch_that_fits_the_granted_gpu() {
     assert_eq!((next.size, next.grants_seen), (2, 1));
 }
 
+/// What is due on every GPU is due on a fast one, which takes what fits there.
+#[test]
+fn a_gpu_that_is_faster_than_others_takes_more() {
+    let mut thread = thread(NetworkBudget::default(), "deferred", 100);
+    let faster = LatencyProfile::from_table((1..=8).map(|batch| Span(batch + 1)).collect()).unwrap();
+    thread.handle_gpu_profile(MODEL, GpuId(1), Some(faster));
+    for id in 1..=16 {
+        submit(&mut thread, 0, id, 20);
+    }
+    // l(6) = 11 on every GPU; the next ones would not fit.
+    assert_eq!(outputs(&mut thread), [Output::Candidate(MODEL, candidate(6, i64::MIN, 9))]);
+    let mut grant = |gpu| {
+        thread.handle_grant(Timestamp(7), Grant { model: MODEL, gpu: GpuId(gpu), free_at: Timestamp(13), gpus: 2 });
+        let out = outputs(&mut thread);
+        let [Output::Batch(batch), Output::Gpu(_, GpuUpdate::Planned { exec_at, free_at }), _] = &out[..] else {
+            panic!("{out:?}");
+        };
+        (ids(batch).len(), batch.latest.0, exec_at.0, free_at.0)
+    };
+    // Until 20: l(2) = 7, and 7 for a batch of six.
+    assert_eq!((grant(0), grant(1)), ((2, 13, 13, 20), (6, 13, 13, 20)));
+    thread.handle_gpu_left(GpuId(1));
+    thread.handle_grant(Timestamp(7), Grant { model: MODEL, gpu: GpuId(1), free_at: Timestamp(13), gpus: 2 });
+    assert!(matches!(&outputs(&mut thread)[0], Output::Batch(batch) if batch.tasks.len() == 2));
+}
+
 #[test]
 fn a_grant_that_nothing_is_due_for_returns_the_gpu() {
     let mut thread = thread(NetworkBudget::default(), "deferred", 100);

@@ -18,6 +18,7 @@ use crate::{
     indexed_heap::IndexedHeap,
     messages::NetworkBudget,
     model_thread::{Batch, ModelConfig, Task},
+    model_times::{ModelTimes, Times},
     planner::{Planner, PlannerOutput},
     task_queue::{Queued, TaskQueue},
 };
@@ -65,16 +66,14 @@ pub(super) struct Central<P, R> {
 
 #[derive(Debug)]
 struct Model<P> {
-    profile: LatencyProfile,
-    /// `lead_times[b - 1]` is delay(b) + l(b).
-    lead_times: Vec<Span>,
+    times: ModelTimes,
     queue: TaskQueue<P>,
 }
 
 impl<P> Model<P> {
-    fn view(&self, now: Timestamp, free_at: Timestamp) -> View<'_> {
-        let Self { profile, lead_times, queue } = self;
-        View { now, free_at, queue: queue.keys(), profile, lead_times, jitter: Span::ZERO }
+    fn view<'a>(&'a self, now: Timestamp, free_at: Timestamp, times: &'a Times) -> View<'a> {
+        let Times { profile, lead_times } = times;
+        View { now, free_at, queue: self.queue.keys(), profile, lead_times, jitter: Span::ZERO }
     }
 }
 
@@ -116,7 +115,7 @@ impl<P, R: Rule> Central<P, R> {
         let model = self.models[id.0 as usize].as_ref().expect("callers hold a model");
         match model.queue.keys().front() {
             Some(head) => {
-                self.expiries.set(id.0, head.deadline - model.lead_times[0] + Span(1));
+                self.expiries.set(id.0, head.deadline - model.times.common().lead_times[0] + Span(1));
                 self.waiting.insert(id);
             }
             None => {
@@ -149,13 +148,14 @@ impl<P, R: Rule> Central<P, R> {
     }
 
     /// The best batch for a GPU that is free at `free_at`.
-    fn choose(&self, now: Timestamp, gpu: &Gpu, free_at: Timestamp) -> Option<(ModelId, Gathered)> {
+    fn choose(&self, now: Timestamp, gpu: GpuId, free_at: Timestamp) -> Option<(ModelId, Gathered)> {
         let offer = |&id: &ModelId| {
-            let view = self.models[id.0 as usize].as_ref().expect("it waits").view(now, free_at);
+            let model = self.models[id.0 as usize].as_ref().expect("it waits");
+            let view = model.view(now, free_at, model.times.of(gpu));
             let batch = self.rule.gather(&view);
             (batch.size > 0).then(|| (self.rule.rank(&view, batch), id, batch))
         };
-        let hosted = self.waiting.iter().filter(|id| gpu.models.contains(id));
+        let hosted = self.waiting.iter().filter(|id| self.gpus[&gpu].models.contains(id));
         hosted.filter_map(offer).min_by_key(|&(rank, id, _)| (rank, id)).map(|(_, id, batch)| (id, batch))
     }
 
@@ -165,10 +165,9 @@ impl<P, R: Rule> Central<P, R> {
             return false;
         }
         let soon = self.by_free_at.range(..=(now + self.rule.ahead(), GpuId(u32::MAX)));
-        let found =
-            soon.filter(|(_, id)| self.gpus[id].work.len() < UNREPORTED_PLANS_MAX).find_map(|&(free_at, id)| {
-                self.choose(now, &self.gpus[&id], free_at).map(|(model, batch)| (id, free_at, model, batch))
-            });
+        let found = soon
+            .filter(|(_, id)| self.gpus[id].work.len() < UNREPORTED_PLANS_MAX)
+            .find_map(|&(free_at, id)| self.choose(now, id, free_at).map(|(model, batch)| (id, free_at, model, batch)));
         let Some((gpu, free_at, model, batch)) = found else { return false };
         self.plan(now, gpu, free_at, model, batch);
         true
@@ -180,16 +179,16 @@ impl<P, R: Rule> Central<P, R> {
         if self.waiting.is_empty() {
             return false;
         }
-        // Of what waits, on a GPU that could start it now; mostly that is too small for any, and no GPU is looked at.
+        // Of what waits, on any GPU that could start it now; mostly that is too small for all, and none is looked at.
         let size_of = |id: &ModelId| {
             let model = self.models[id.0 as usize].as_ref().expect("it waits");
-            self.rule.gather(&model.view(now, now)).size
+            self.rule.gather(&model.view(now, now, model.times.common())).size
         };
         let largest = self.waiting.iter().map(size_of).max().unwrap_or(0);
         let mut small = self.by_size.iter().take_while(|&&(size, _)| factor * size <= largest);
         let found = small.find_map(|&(size, id)| {
-            let gpu = &self.gpus[&id];
-            let (model, batch) = self.choose(now, gpu, now).filter(|_| gpu.work.free_at() > now)?;
+            let is_busy = self.gpus[&id].work.free_at() > now;
+            let (model, batch) = self.choose(now, id, now).filter(|_| is_busy)?;
             (batch.size >= factor * size).then_some((id, model, batch))
         });
         let Some((id, model, batch)) = found else { return false };
@@ -201,8 +200,8 @@ impl<P, R: Rule> Central<P, R> {
 
     fn plan(&mut self, now: Timestamp, gpu: GpuId, free_at: Timestamp, id: ModelId, batch: Gathered) {
         let model = self.models[id.0 as usize].as_mut().expect("callers chose it");
-        let exec_at = model.view(now, free_at).earliest_start(batch.size);
-        let execution = model.profile.latency(batch.size);
+        let view = model.view(now, free_at, model.times.of(gpu));
+        let (exec_at, execution) = (view.earliest_start(batch.size), view.profile.latency(batch.size));
         let tasks = model.queue.take(batch.skip..batch.skip + batch.size);
         // Clockwork, section 4.4: what cannot start in time is rejected rather than late.
         let latest = tasks[0].0.deadline - execution;
@@ -226,16 +225,24 @@ impl<P, R: Rule> Central<P, R> {
 impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
     fn handle_model(&mut self, _now: Timestamp, id: ModelId, config: ModelConfig) {
         let budget = config.budget.unwrap_or(self.budget);
-        let lead_times = budget.lead_times(&config.profile);
         if self.models.len() <= id.0 as usize {
             self.models.resize_with(id.0 as usize + 1, || None);
         }
-        let queue = match self.models[id.0 as usize].take() {
-            Some(model) => model.queue,
-            None => TaskQueue::new(config.queue_max),
-        };
-        self.models[id.0 as usize] = Some(Model { profile: config.profile, lead_times, queue });
+        match &mut self.models[id.0 as usize] {
+            Some(model) => model.times.set_common(config.profile, budget),
+            absent => {
+                let times = ModelTimes::new(config.profile, budget);
+                *absent = Some(Model { times, queue: TaskQueue::new(config.queue_max) });
+            }
+        }
         self.on_queue_changed(id);
+    }
+
+    /// A GPU is offered what fits there; heads wait only as long as any GPU could serve them.
+    fn handle_gpu_profile(&mut self, id: ModelId, gpu: GpuId, profile: Option<LatencyProfile>) {
+        if let Some(model) = self.model(id) {
+            model.times.set_own(gpu, profile);
+        }
     }
 
     fn handle_unhosted(&mut self, _now: Timestamp, id: ModelId) {
@@ -277,6 +284,9 @@ impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
     }
 
     fn handle_gpu_left(&mut self, _now: Timestamp, id: GpuId) {
+        for model in self.models.iter_mut().flatten() {
+            model.times.set_own(id, None);
+        }
         if let Some(gpu) = self.gpus.remove(&id) {
             self.by_free_at.remove(&(gpu.work.free_at(), id));
             self.by_size.remove(&(gpu.size, id));

@@ -17,6 +17,7 @@ use crate::{
     gpu_work::GpuWork,
     messages::NetworkBudget,
     model_thread::{Batch, ModelConfig, Task},
+    model_times::{ModelTimes, Times},
     planner::{Planner, PlannerOutput},
     task_queue::{Queued, TaskQueue},
 };
@@ -93,9 +94,7 @@ pub(super) struct Replicas<P, R> {
 
 #[derive(Debug)]
 struct Model {
-    profile: LatencyProfile,
-    /// `lead_times[b - 1]` is delay(b) + l(b).
-    lead_times: Vec<Span>,
+    times: ModelTimes,
     queue_max: usize,
     /// In all its replicas.
     queued: usize,
@@ -210,7 +209,7 @@ impl<P, R: Rule> Replicas<P, R> {
         }
         self.is_stale = false;
         let profiles: Vec<_> =
-            self.models.iter().map(|model| model.as_ref().map(|model| model.profile.clone())).collect();
+            self.models.iter().map(|model| model.as_ref().map(|model| model.times.common().profile.clone())).collect();
         let hosts = self.gpus.iter().map(|(&id, gpu)| (id, gpu.models.clone())).collect();
         let placements = self.rule.plan(now, &profiles, &hosts);
         let waiting = self.drain();
@@ -264,7 +263,7 @@ impl<P, R: Rule> Replicas<P, R> {
         gpu.turn = model_id;
         let model = self.models[model_id.0 as usize].as_mut().expect("it has a replica");
         let replica = gpu.replicas.get_mut(&model_id).expect("it waits");
-        let Model { profile, lead_times, .. } = &*model;
+        let Times { profile, lead_times } = model.times.of(id);
         let free_at = gpu.work.free_at();
         let view = View { now, free_at, queue: replica.queue.keys(), profile, lead_times, jitter: Span::ZERO };
         let batch_max = (replica.batch_max as usize).clamp(1, profile.max_batch());
@@ -338,15 +337,27 @@ impl<P, R: Rule> Replicas<P, R> {
 impl<P: Send, R: Rule> Planner<P> for Replicas<P, R> {
     fn handle_model(&mut self, _now: Timestamp, id: ModelId, config: ModelConfig) {
         let budget = config.budget.unwrap_or(self.budget);
-        let lead_times = budget.lead_times(&config.profile);
         if self.models.len() <= id.0 as usize {
             self.models.resize_with(id.0 as usize + 1, || None);
         }
-        let known = self.models[id.0 as usize].take();
-        let (queued, routes) = known.map_or((0, Vec::new()), |model| (model.queued, model.routes));
-        let (profile, queue_max) = (config.profile, config.queue_max);
-        self.models[id.0 as usize] = Some(Model { profile, lead_times, queue_max, queued, routes });
+        match &mut self.models[id.0 as usize] {
+            Some(model) => {
+                model.times.set_common(config.profile, budget);
+                model.queue_max = config.queue_max;
+            }
+            absent => {
+                let (times, queue_max) = (ModelTimes::new(config.profile, budget), config.queue_max);
+                *absent = Some(Model { times, queue_max, queued: 0, routes: Vec::new() });
+            }
+        }
         self.is_stale = true;
+    }
+
+    /// The plan goes by what fits every GPU; each batch by what fits its own.
+    fn handle_gpu_profile(&mut self, id: ModelId, gpu: GpuId, profile: Option<LatencyProfile>) {
+        if let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            model.times.set_own(gpu, profile);
+        }
     }
 
     fn handle_unhosted(&mut self, _now: Timestamp, id: ModelId) {
@@ -393,6 +404,9 @@ impl<P: Send, R: Rule> Planner<P> for Replicas<P, R> {
     fn handle_gpu_left(&mut self, now: Timestamp, id: GpuId) {
         // Its tasks are routed anew by the plan that does without it.
         let waiting = self.drain();
+        for model in self.models.iter_mut().flatten() {
+            model.times.set_own(id, None);
+        }
         let Some(gpu) = self.gpus.remove(&id) else { return };
         if let Some(at) = gpu.timer {
             self.timers.remove(&(at, id));

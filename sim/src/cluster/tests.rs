@@ -106,6 +106,52 @@ fn histories_are_the_same_with_re_estimation() {
     assert!(learned != run(&format!("reestimate = false\n{faults}")), "the control");
 }
 
+/// Four GPUs take 0.4 of what the other four do. Planned with the slowest, the fast ones get batches that are too small
+/// for them and are thought to be busy for longer than they are.
+#[test]
+fn fast_gpus_are_planned_with_what_they_take() {
+    let text = "[[model]]\nname = \"m\"\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 25\ncount = 2";
+    let workload = workload(&format!("gpus = 8\ngpu_kinds = [{{ count = 4, factor = 0.4 }}]\n{text}"));
+    let instant = |seconds| Timestamp::ZERO + Span::from_secs_f64(seconds);
+    let late_or_dropped = |policy, has_offers: bool| {
+        let options = Options { policy, rate_rps: 10_000.0, seconds: 10.0, seed: 5 };
+        let mut ignore = |_| ();
+        let mut cluster = Cluster::new(&workload, (policy, 5), (instant(1.0), instant(10.0)), &mut ignore);
+        for gpu in (0..workload.gpus).map(GpuId) {
+            if has_offers {
+                cluster.add_gpu(Timestamp::ZERO, gpu);
+            } else {
+                // The control: nobody has told what the fast ones offer.
+                cluster.planner.handle_gpu_joined(Timestamp::ZERO, gpu, vec![ModelId(0), ModelId(1)]);
+                cluster.up += 1;
+            }
+        }
+        cluster.run(Arrivals::random(&workload, options.rate_rps, 5, instant(10.0)), &mut |_| ()).unwrap();
+        cluster.recorder.report(&workload, &options).totals.bad_rate()
+    };
+    for policy in [Policy::Downbeat, Policy::Deferred, Policy::Eager] {
+        let (own, slowest) = (late_or_dropped(policy, true), late_or_dropped(policy, false));
+        assert!(own < 0.006 && slowest > 3.0 * own, "{policy}: {own} bad, {slowest} if planned with the slowest");
+    }
+}
+
+/// One of two kinds is down most of the time; the other serves as it would alone, whatever the first one took.
+#[test]
+fn gpus_that_return_are_planned_with_what_they_take() {
+    let faults = "faults = { gpu_up_s = 0.5, gpu_down_s = 0.1, execution_jitter = 0.05 }\nreestimate = true";
+    let workload = workload(&format!("gpus = 4\ngpu_kinds = [{{ count = 2, factor = 0.4 }}]\n{faults}\n{RESNET50}"));
+    let mut sizes = [0; 4];
+    let mut observe = |event| {
+        if let Event::Batch { gpu, size, .. } = event {
+            sizes[gpu as usize] = size.max(sizes[gpu as usize]);
+        }
+    };
+    let options = Options { policy: Policy::Eager, rate_rps: 8000.0, seconds: 20.0, seed: 5 };
+    run(&workload, &options, &mut observe, &mut |_| ()).unwrap();
+    // l(18) = 24.026 ms; 0.4 l(54) = 24.774 ms.
+    assert!(sizes[..2].iter().all(|&size| size > 30) && sizes[2..].iter().all(|&size| size <= 18), "{sizes:?}");
+}
+
 /// Symphony, section 3.5: in overload the bad rate is comparable to (o - p) / o, with p the goodput.
 #[test]
 fn downbeat_holds_its_goodput_in_overload() {
@@ -184,12 +230,14 @@ proptest! {
         faults in proptest::sample::select(vec!["", "execution_jitter = 0.2", "gpu_up_s = 0.2, gpu_down_s = 0.05",
             "gpu_slowdown = 1.4, slow_from_s = 0.2, slow_gpus = 1",
             "execution_jitter = 0.2, gpu_up_s = 0.3, gpu_down_s = 0.05, gpu_slowdown = 3"]),
+        kinds in proptest::sample::select(vec!["", "{ count = 1, factor = 0.4 }", "{ count = 1, factor = 1.2 }",
+            "{ count = 1, factor = 0.96 }"]),
         reestimate: bool,
         seed: u64,
     ) {
         let (ctrl, data, response) = network;
         let workload = workload(&format!(
-            "gpus = {gpus}\narrivals = {{ process = \"{arrivals} }}\n\
+            "gpus = {gpus}\ngpu_kinds = [{kinds}]\narrivals = {{ process = \"{arrivals} }}\n\
              network = {{ ctrl_us = {ctrl}, data_us_per_request = {data}, resp_us = {response} }}\n\
              faults = {{ {faults} }}\nreestimate = {reestimate}\n\
              [[model]]\nname = \"m\"\nalpha_ms = {alpha}\nbeta_ms = {beta}\nslo_ms = {slo}\ncount = {count}\n\

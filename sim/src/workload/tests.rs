@@ -85,7 +85,7 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
     for (text, expected) in [
         (
             with("gpu = 2"),
-            "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `seconds`, `arrivals`, `popularity`, `network`, `faults`, `reestimate`, `model`",
+            "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `gpu_kinds`, `seconds`, `arrivals`, `popularity`, `network`, `faults`, `reestimate`, `model`",
         ),
         (
             changed("slo_ms", "slo"),
@@ -133,6 +133,31 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
             "w.toml, line 2: unknown field `jitter`, expected one of `execution_jitter`, `gpu_up_s`, `gpu_down_s`, `gpu_slowdown`, `slow_from_s`, `slow_gpus`",
         ),
         (format!("gpus = 0\n{MODEL}"), "w.toml: gpus: expected 1 to 1000000, found 0"),
+        (
+            with("gpu_kinds = [{ count = 1, factor = 0 }]"),
+            "w.toml: gpu_kinds.factor: expected a number from 0.01 to 100, found 0",
+        ),
+        (
+            with("gpu_kinds = [{ count = 1, factor = 2 }, { count = 1, factor = 3 }]"),
+            "w.toml: gpu_kinds.count: expected at least 1 each and at most 1 in all, found 1 where 0 are left",
+        ),
+        (
+            with("gpu_kinds = [{ count = 0, factor = 2 }]"),
+            "w.toml: gpu_kinds.count: expected at least 1 each and at most 1 in all, found 0 where 1 are left",
+        ),
+        (with("gpu_kinds = [{ count = 1 }]"), "w.toml, line 2: missing field `factor`"),
+        (
+            with("gpu_kinds = [{ count = 1, factor = 2, name = \"slow\" }]"),
+            "w.toml, line 2: unknown field `name`, expected `count` or `factor`",
+        ),
+        (
+            with(&format!("gpu_kinds = [{}]", "{ count = 1, factor = 2 },".repeat(16))),
+            "w.toml: gpu_kinds: expected at most 15, found 16",
+        ),
+        (
+            with("gpu_kinds = [{ count = 1, factor = 5 }]"),
+            "w.toml: model \"m\": slo_ms: expected at least l(1) = 30.625 ms and the network budget of 0 ns, found 25.000 ms: no request could be on time",
+        ),
         ("gpus = 1".to_owned(), "w.toml: [[model]]: expected at least one, found none"),
         (format!("gpus = 1\n{MODEL}{MODEL}"), "w.toml: name: expected unique names, found \"m\" twice"),
         (changed("name = \"m\"\n", ""), "w.toml: [[model]] number 1: expected `name` or `zoo`, found neither"),
@@ -212,4 +237,24 @@ fn a_zoo_beside_the_workload_is_checked_cell_by_cell() {
     ] {
         assert_eq!(parse_zoo(csv).unwrap_err(), expected);
     }
+}
+
+#[test]
+fn kinds_of_gpus_have_their_places_and_profiles() {
+    let kinds = "gpus = 8\ngpu_kinds = [{ count = 2, factor = 0.5 }, { count = 3, factor = 1.5 }]\n";
+    let workload = parse(&format!("{kinds}{MODEL}")).unwrap();
+    let places: Vec<_> = (0..8).map(|place| workload.kind_of(place)).collect();
+    assert_eq!(places, [0, 0, 1, 1, 1, 2, 2, 2]);
+    let model = &workload.models[0];
+    let l_of_1: Vec<_> = model.offers.iter().map(|offer| offer.latency(1)).collect();
+    assert_eq!(l_of_1, [6.125 / 2.0, 6.125 * 1.5, 6.125].map(Span::from_millis_f64));
+    // Each up to what meets the SLO there; all know the batches of the slowest.
+    assert_eq!(model.offers.iter().map(LatencyProfile::max_batch).collect::<Vec<_>>(), [42, 11, 18]);
+    assert_eq!(model.profile, model.offers[1]);
+    // As many requests as the kinds serve, each with its largest batches.
+    let of = |count: f64, factor: f64, batch: f64| count * batch / ((1.053 * batch + 5.072) * factor) * 1e3;
+    let expected = of(2.0, 0.5, 42.0) + of(3.0, 1.5, 11.0) + of(3.0, 1.0, 18.0);
+    assert!((workload.capacity_rps() / expected - 1.0).abs() < 1e-6);
+    let all_of_one_kind = parse(&format!("gpus = 2\ngpu_kinds = [{{ count = 2, factor = 0.5 }}]\n{MODEL}")).unwrap();
+    assert_eq!((all_of_one_kind.gpu_kinds.len(), all_of_one_kind.models[0].profile.max_batch()), (1, 42));
 }
