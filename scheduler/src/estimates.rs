@@ -72,7 +72,7 @@ impl Estimates {
         self.changes.extend(gone.map(|gpu| ProfileChange::OfGpu(id, gpu)));
     }
 
-    /// What GPUs offer for a model, at no batch size slower than its common offer.
+    /// What GPUs offer for a model. If that is slower than its common offer at any batch size, all are planned with it.
     ///
     /// # Panics
     /// If the model is not here.

@@ -153,6 +153,10 @@ impl Estimate {
             }
             self.insert_gpu(gpu, kind);
         }
+        // Slower than what was taken to be the slowest: no GPU's own profile may be.
+        if kind != 0 && self.kinds[kind].current.slowest(&self.common) != self.common {
+            self.on_kinds_changed();
+        }
     }
 
     /// False if that teaches nothing.
@@ -253,9 +257,9 @@ impl Estimate {
     }
 
     fn on_kinds_changed(&mut self) {
-        let mut kinds = self.kinds.iter().map(|kind| &kind.current);
-        let first = LatencyProfile::clone(kinds.next().expect("the first kind stays"));
-        let common = kinds.fold(first, |slowest, other| slowest.slowest(other));
+        let first = LatencyProfile::clone(&self.kinds[0].current);
+        let others = self.kinds[1..].iter().filter(|kind| kind.gpus > 0);
+        let common = others.fold(first, |slowest, other| slowest.slowest(&other.current));
         self.is_common_changed |= common != self.common;
         self.common = common;
         for gpu in self.gpus.keys().copied().collect::<Vec<_>>() {

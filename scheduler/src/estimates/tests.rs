@@ -113,6 +113,18 @@ fn a_gpu_has_a_profile_of_its_own_while_it_is_faster() {
 }
 
 #[test]
+fn an_offer_that_is_slower_than_the_common_one_is_what_all_are_planned_with() {
+    let mut estimates = estimates();
+    estimates.handle_offer(MODEL, &[GpuId(0)], &offered().scaled(0.5));
+    estimates.handle_offer(MODEL, &[GpuId(1)], &offered().scaled(2.0).up_to(4));
+    assert_eq!(estimates.profile(MODEL), &offered().scaled(2.0).up_to(4));
+    assert_eq!(
+        (estimates.own_profile(MODEL, GpuId(0)).is_some(), estimates.own_profile(MODEL, GpuId(1))),
+        (true, None)
+    );
+}
+
+#[test]
 fn kinds_are_bounded_and_one_too_many_counts_as_common() {
     let mut estimates = estimates();
     for gpu in 1..=Estimates::KINDS_MAX as u32 {
