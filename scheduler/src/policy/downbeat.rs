@@ -8,11 +8,12 @@
 //! 1. *Heads are given up early* if they would keep the batch below its target, nearly the largest b that can be
 //!    gathered and run in time: a backlog is shed at once, and what follows is on time and in large batches again. Only
 //!    clients that ask for another SLO than most, and lose more than these already, are spared.
-//! 2. *The window opens earlier* while candidates have to wait for GPUs, by a part of the time for gathering. Where
-//!    waits are rare but happen (bursts), GPUs are idle at other times, and starting earlier costs little; where most
-//!    candidates wait, GPUs are scarce, and starting much earlier would make batches smaller; but where a few GPUs
-//!    serve many models, a batch gathers while it waits its turn, and loses nothing by queueing early. A task that was
-//!    lost has waited too. A model that never waits is deferred in full, so that GPUs that are not needed stay idle.
+//! 2. *The window opens earlier* while candidates have to wait for GPUs. Where waits are rare, GPUs are idle at other
+//!    times, and starting earlier costs little. Where most candidates wait, it may be by what makes their tasks a little
+//!    dearer, which is much for models that gain little by batching; where a few GPUs serve many models, a batch gathers
+//!    while it waits its turn, and loses nothing by queueing early; and where tasks come in bursts nothing more comes
+//!    after one. A task that was lost has waited too. A model that never waits is deferred in full, so that GPUs that
+//!    are not needed stay idle.
 //! 3. *Models that lose more tasks go first.* By the nearest `latest` alone, a model whose tasks have long hardly loses
 //!    any, while those in a hurry lose more than 1 %. So batches have their turn the earlier the more their model has
 //!    lost, which keeps all models' losses alike.
@@ -27,10 +28,20 @@ use crate::task_queue::Queued;
 
 /// Weight of the newest batch in each average, once there were as many: they look back on about fifty.
 const AVERAGE_WEIGHT: f64 = 0.02;
-/// The part of its time that the target batch takes; the rest absorbs that arrivals are random.
-const TARGET_PART: f64 = 0.89;
-/// The slack never falls below this part of the gathering time while candidates wait.
-const SLACK_PART_MIN: f64 = 0.15;
+/// The target batch leaves at least this part of its time unused, and at most that.
+const SPARE_PART: (f64, f64) = (0.1, 0.15);
+/// Where waits are rare, windows open earlier by this part of the gathering time. With all of it batches get so small
+/// that GPUs are busy, and candidates wait, at three quarters of the peak load.
+const RARE_WAITS_PART: f64 = 0.5;
+/// While candidates wait, a batch may always start so much earlier that its tasks take this part more of a GPU's time.
+const EXTRA_COST: f64 = 0.065;
+/// Where batching saves nothing a batch might start at any time; it counts as saving this part.
+const FIXED_PART_MIN: f64 = 0.05;
+/// Nothing has come for so many gaps between tasks before a batch starts: they come in bursts. If arrivals are random
+/// it is at most one.
+const SILENCE_OF_BURSTS: f64 = 1.5;
+/// For each gap more the window opens earlier by this part of the SLO.
+const SLACK_OF_SILENCE: f64 = 0.5;
 /// Slack is given in full from this part of waiting candidates on, and in proportion below.
 const WAITED_PART_ENOUGH: f64 = 0.05;
 /// A model that keeps less than one GPU busy gets a slack of so many times the time in which some GPU frees.
@@ -64,28 +75,87 @@ struct Averages {
     execution_ns: f64,
     /// Batches that waited for a GPU after their window had opened, of all.
     waited_part: f64,
-    /// GPUs that host the model.
+    /// From the newest task's arrival to the start of a batch, in nanoseconds.
+    silence_ns: f64,
+    /// What one more task adds to l(b), in nanoseconds; of the newest batch.
+    task_ns: f64,
+    /// GPUs that host the model; of the newest batch.
     hosts: u32,
 }
 
 impl Averages {
+    /// Between tasks that are served.
+    fn gap_ns(&self) -> f64 {
+        self.interval_ns / self.size
+    }
+
+    /// If all GPUs that host the model run such batches, one of them frees so often.
+    fn turn_ns(&self) -> f64 {
+        self.execution_ns / f64::from(self.hosts.max(1))
+    }
+
     /// How much earlier than at the frontrun moment the window opens.
     fn slack(&self, slo: Span) -> Span {
+        let slo_ns = slo.as_nanos() as f64;
         let gpus = self.execution_ns / self.interval_ns.max(1.0);
         // Symphony, equation 1: a batch runs for `SLO N / (N + 1)` and is gathered in what is left.
-        let gathering_ns = slo.as_nanos() as f64 / (gpus + 1.0);
-        // If all GPUs run such batches, one of them frees every `l(b) / hosts`.
-        let turn_ns = self.execution_ns / f64::from(self.hosts.max(1));
-        let queueing = (SLACK_TURNS * turn_ns / gathering_ns).min(1.0 - gpus);
-        let part = (1.0 - self.waited_part).powi(2).max(SLACK_PART_MIN).max(queueing);
-        Span((gathering_ns * part * (self.waited_part / WAITED_PART_ENOUGH).min(1.0)) as i64)
+        let gathering_ns = slo_ns / (gpus + 1.0);
+        let queueing = (SLACK_TURNS * self.turn_ns() / gathering_ns).min(1.0 - gpus);
+        // A batch that starts earlier by t lacks `t / interval` of its tasks, whose share of what l(b) has in any case
+        // the others bear.
+        let fixed_part = (1.0 - self.task_ns * self.size / self.execution_ns).clamp(FIXED_PART_MIN, 1.0);
+        let cheap = (EXTRA_COST * self.interval_ns / fixed_part / gathering_ns).min(1.0);
+        let rare_waits = RARE_WAITS_PART * (1.0 - self.waited_part).powi(2);
+        let part = rare_waits.max(cheap).max(queueing);
+        let silence = self.silence_ns / self.gap_ns().max(1.0) - SILENCE_OF_BURSTS;
+        let after_burst = (SLACK_OF_SILENCE * silence).clamp(0.0, 1.0);
+        let slack_ns = gathering_ns * part + slo_ns * after_burst;
+        Span((slack_ns * (self.waited_part / WAITED_PART_ENOUGH).min(1.0)) as i64)
     }
 
     /// No head must stand in the way of one more task in a batch of `size`: it is at its target.
     fn is_enough(&self, view: &View<'_>, size: usize, slo: Span) -> bool {
         let Some(&lead) = view.lead_times.get(size) else { return true };
-        let gathering_ns = size as f64 * self.interval_ns / self.size;
-        gathering_ns + lead.as_nanos() as f64 > slo.as_nanos() as f64 * TARGET_PART
+        let slo_ns = slo.as_nanos() as f64;
+        // What may go wrong: no GPU is free at the right moment, and that many tasks take longer to come.
+        let at_stake_ns = self.turn_ns() + self.size.sqrt() * self.gap_ns();
+        let spare_ns = at_stake_ns.max(slo_ns * SPARE_PART.0).min(slo_ns * SPARE_PART.1);
+        size as f64 * self.gap_ns() + lead.as_nanos() as f64 > slo_ns - spare_ns
+    }
+
+    /// Takes in one more batch.
+    fn handle_granted(&mut self, view: &View<'_>, batch: Gathered, granted: Granted) {
+        let sample = Self::of(view, batch, granted);
+        self.batches = self.batches.saturating_add(1);
+        let weight = (1.0 / f64::from(self.batches)).max(AVERAGE_WEIGHT);
+        let interval_ns = ((sample.last_start - self.last_start).as_nanos() as f64).clamp(0.0, sample.interval_ns);
+        let follow = |average: &mut f64, value: f64| *average += weight * (value - *average);
+        follow(&mut self.interval_ns, interval_ns);
+        follow(&mut self.size, sample.size);
+        follow(&mut self.execution_ns, sample.execution_ns);
+        follow(&mut self.waited_part, sample.waited_part);
+        follow(&mut self.silence_ns, sample.silence_ns);
+        (self.last_start, self.task_ns, self.hosts) = (sample.last_start, sample.task_ns, sample.hosts);
+    }
+
+    /// What one batch shows, as if it came an SLO after the one before.
+    fn of(view: &View<'_>, batch: Gathered, Granted { start, waited, gpus: hosts }: Granted) -> Self {
+        let slo_ns = slo(&view.queue[batch.skip]).as_nanos() as f64;
+        let (largest, latency) = (view.profile.max_batch(), |size| view.profile.latency(size).as_nanos() as f64);
+        let tasks = view.queue.range(batch.skip..batch.skip + batch.size);
+        // With one SLO the last of all that wait is the newest.
+        let newest = tasks.chain(view.queue.back()).map(|task| task.queued_at).max().expect("batches have tasks");
+        Self {
+            batches: 1,
+            last_start: start,
+            interval_ns: slo_ns,
+            size: batch.size as f64,
+            execution_ns: latency(batch.size),
+            waited_part: f64::from(u8::from(waited.as_nanos() as f64 > slo_ns * WAIT_PART_MIN)),
+            silence_ns: (start - newest).as_nanos() as f64,
+            task_ns: (latency(largest) - latency(1)) / (largest.max(2) - 1) as f64,
+            hosts,
+        }
     }
 }
 
@@ -124,26 +194,15 @@ impl BatchPolicy for Downbeat {
     }
 
     fn handle_granted(&mut self, view: &View<'_>, batch: Gathered, granted: Granted) {
-        let Granted { start, waited, gpus: hosts } = granted;
         self.losses.handle_served(view.queue.range(batch.skip..batch.skip + batch.size));
-        let slo_ns = slo(&view.queue[batch.skip]).as_nanos() as f64;
-        let size = batch.size as f64;
-        let execution_ns = view.profile.latency(batch.size).as_nanos() as f64;
-        let has_waited = f64::from(u8::from(waited.as_nanos() as f64 > slo_ns * WAIT_PART_MIN));
-        let Some(averages) = &mut self.averages else {
-            let (interval_ns, waited_part) = (slo_ns, WAITED_PART_ENOUGH);
-            let first = Averages { batches: 1, last_start: start, interval_ns, size, execution_ns, waited_part, hosts };
-            self.averages = Some(first);
-            return;
-        };
-        averages.batches = averages.batches.saturating_add(1);
-        let weight = (1.0 / f64::from(averages.batches)).max(AVERAGE_WEIGHT);
-        let interval_ns = ((start - averages.last_start).as_nanos() as f64).clamp(0.0, slo_ns);
-        (averages.last_start, averages.hosts) = (start, hosts);
-        averages.interval_ns += weight * (interval_ns - averages.interval_ns);
-        averages.size += weight * (size - averages.size);
-        averages.execution_ns += weight * (execution_ns - averages.execution_ns);
-        averages.waited_part += weight * (has_waited - averages.waited_part);
+        match &mut self.averages {
+            Some(averages) => averages.handle_granted(view, batch, granted),
+            // Of what comes next nothing is known; it may have to wait.
+            None => {
+                let first = Averages::of(view, batch, granted);
+                self.averages = Some(Averages { waited_part: WAITED_PART_ENOUGH, silence_ns: 0.0, ..first });
+            }
+        }
     }
 }
 
@@ -156,61 +215,85 @@ mod tests {
 
     use super::*;
 
+    /// l(b) hardly grows with b, so that batches are worth waiting for; a gap is 1000 ns.
     fn averages(gpus: f64, waited_part: f64) -> Averages {
-        let execution_ns = 1000.0 * gpus;
         Averages {
             batches: 1,
             last_start: Timestamp(0),
             interval_ns: 1000.0,
             size: 1.0,
-            execution_ns,
+            execution_ns: 1000.0 * gpus,
             waited_part,
+            silence_ns: 1000.0,
+            task_ns: 0.0,
             hosts: 8,
         }
     }
 
+    fn slack(averages: Averages) -> i64 {
+        averages.slack(Span(10_000)).as_nanos()
+    }
+
     #[test]
     fn slack_follows_waits() {
-        let of =
-            |hosts, gpus, waited_part| Averages { hosts, ..averages(gpus, waited_part) }.slack(Span(1000)).as_nanos();
-        let slack = |gpus, waited_part| of(8, gpus, waited_part);
-        assert_eq!(slack(1.0, 0.0), 0);
-        assert_eq!(slack(1.0, 0.025), (500.0 * 0.975f64.powi(2) / 2.0) as i64);
-        assert_eq!(slack(1.0, 0.5), 125);
-        assert_eq!(slack(4.0, 0.5), 50);
-        assert_eq!(slack(1.0, 1.0), 75);
-        // A quarter of a GPU, executions of 250 ns, 800 ns to gather: some GPU frees every 2.5 ns of 100, or it is the one.
-        assert_eq!((of(100, 0.25, 1.0), of(25, 0.25, 1.0), of(1, 0.25, 1.0)), (120, 120, 600));
-        // In between ten such times count; and nobody waits: no slack.
-        assert_eq!((of(10, 0.25, 1.0), of(10, 0.25, 0.0)), (250, 0));
+        let of = |gpus, waited_part| slack(averages(gpus, waited_part));
+        assert_eq!((of(1.0, 0.0), of(1.0, 0.025)), (0, (2500.0 * 0.975f64.powi(2) / 2.0) as i64));
+        assert_eq!((of(1.0, 0.5), of(4.0, 0.5), of(1.0, 1.0)), (625, 250, 65));
+    }
+
+    #[test]
+    fn a_batch_may_start_earlier_by_what_makes_its_tasks_a_little_dearer() {
+        let of = |task_part| slack(Averages { task_ns: 1000.0 * task_part, ..averages(1.0, 1.0) });
+        // 6.5 % fewer tasks; if half of l(b) is theirs, 13 % fewer; if all of it, batching is still worth a twentieth.
+        assert_eq!((of(0.0), of(0.5), of(1.0)), (65, 130, 1300));
+    }
+
+    #[test]
+    fn models_that_share_gpus_queue_early() {
+        let of = |hosts, waited_part| slack(Averages { hosts, interval_ns: 4000.0, ..averages(1.0, waited_part) });
+        // A quarter of a GPU, executions of 1000 ns, 8000 to gather: some GPU frees every 10 ns of 100, or it is the one.
+        assert_eq!((of(100, 1.0), of(25, 1.0), of(1, 1.0)), (260, 400, 6000));
+        // Nobody waits: no slack.
+        assert_eq!((of(10, 1.0), of(10, 0.0)), (1000, 0));
+    }
+
+    #[test]
+    fn nothing_is_waited_for_after_a_burst() {
+        let of = |silence, waited_part| slack(Averages { silence_ns: 1000.0 * silence, ..averages(1.0, waited_part) });
+        assert_eq!((of(0.0, 1.0), of(1.5, 1.0)), (65, 65));
+        assert_eq!((of(2.5, 1.0), of(3.5, 1.0), of(9.0, 1.0)), (5065, 10_065, 10_065));
+        assert_eq!(of(9.0, 0.0), 0);
     }
 
     #[test]
     fn learns_how_many_gpus_are_busy_and_how_many_candidates_wait() {
         let profile = LatencyProfile::from_table(vec![Span(400_000)]).unwrap();
-        let queue = VecDeque::from([Queued {
-            id: TaskId(0),
-            deadline: Timestamp(1_000_000),
-            queued_at: Timestamp(0),
-            priority: 0,
-        }]);
-        let view = View {
-            now: Timestamp(0),
-            free_at: Timestamp::PAST,
-            queue: &queue,
-            profile: &profile,
-            lead_times: &[Span(400_000)],
-            jitter: Span::ZERO,
-        };
         let mut policy = Downbeat::default();
         for batch in 0..1000 {
             let waited = if batch % 4 == 0 { Span(500_000) } else { Span(0) };
             let granted = Granted { start: Timestamp(batch * 100_000), waited, gpus: 8 };
+            let queued_at = granted.start - Span(30_000);
+            let queue = VecDeque::from([Queued {
+                id: TaskId(0),
+                deadline: queued_at + Span(1_000_000),
+                queued_at,
+                priority: 0,
+            }]);
+            let view = View {
+                now: granted.start,
+                free_at: Timestamp::PAST,
+                queue: &queue,
+                profile: &profile,
+                lead_times: &[Span(400_000)],
+                jitter: Span::ZERO,
+            };
             policy.handle_granted(&view, Gathered { skip: 0, size: 1 }, granted);
         }
         let averages = policy.averages.unwrap();
         assert!((averages.execution_ns / averages.interval_ns - 4.0).abs() < 0.01, "{averages:?}");
         assert!((averages.waited_part - 0.25).abs() < 0.02, "{averages:?}");
+        // The first batch tells nothing of silence.
+        assert!((averages.silence_ns - 30_000.0).abs() < 100.0, "{averages:?}");
     }
 
     proptest! {
@@ -232,9 +315,11 @@ mod tests {
                 queue: &queue,
                 profile: &profile,
                 lead_times: &lead_times, jitter: Span::ZERO };
-            let averages = Averages { interval_ns: 4.0 * gap_ns, size: 4.0, ..averages(1.0, 0.0) };
-            // The largest batch that is gathered and runs in 89 % of the 50 ns that each task was given.
-            let fits = |&size: &usize| (size - 1) as f64 * gap_ns + lead_times[size - 1].as_nanos() as f64 <= 0.89 * 50.0;
+            let averages = Averages { interval_ns: 4.0 * gap_ns, size: 4.0, execution_ns: 14.0, ..averages(1.0, 0.0) };
+            // The largest batch that is gathered and runs in the 50 ns that each task was given, less a turn of eight
+            // GPUs and twice the gap, or at least a tenth of the time and at most 15 %.
+            let time_ns = 50.0 - (14.0 / 8.0 + 2.0 * gap_ns).clamp(5.0, 7.5);
+            let fits = |&size: &usize| (size - 1) as f64 * gap_ns + lead_times[size - 1].as_nanos() as f64 <= time_ns;
             let target = (1..=12).take_while(fits).last().unwrap_or(0);
             let possible = (0..queue.len()).filter(|&skip| view.longest_batch(skip) > 0);
             let expected = possible

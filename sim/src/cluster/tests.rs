@@ -131,7 +131,7 @@ fn fast_gpus_are_planned_with_what_they_take() {
     };
     for policy in [Policy::Downbeat, Policy::Deferred, Policy::Eager] {
         let (own, slowest) = (late_or_dropped(policy, true), late_or_dropped(policy, false));
-        assert!(own < 0.006 && slowest > 3.0 * own, "{policy}: {own} bad, {slowest} if planned with the slowest");
+        assert!(own < 0.01 && slowest > 2.0 * own, "{policy}: {own} bad, {slowest} if planned with the slowest");
     }
 }
 
@@ -166,6 +166,37 @@ fn downbeat_holds_its_goodput_in_overload() {
     for overload in [6000.0, 8000.0, 12_000.0, 20_000.0] {
         assert!(on_time_rps(overload) > 5000.0, "{} at {overload}", on_time_rps(overload));
     }
+}
+
+/// Symphony, section 3.5. Windows that open early make batches small, which keep GPUs busy, so that candidates wait and
+/// windows open early: at three quarters of the peak twenty models once took 92 % of GPU time.
+#[test]
+fn downbeat_takes_gpu_time_in_proportion_to_the_load() {
+    let resnet50s = format!("gpus = 32\n{RESNET50}count = 20\n");
+    let zoo = "gpus = 64\n[[model]]\nzoo = \"symphony-zoo-1080ti.csv\"\n";
+    for (text, peak_rps) in [(resnet50s.as_str(), 19_960.0), (zoo, 7840.0)] {
+        let workload = workload(text);
+        for load in [0.25, 0.5, 0.75, 0.85] {
+            let options = Options { policy: Policy::Downbeat, rate_rps: load * peak_rps, seconds: 10.0, seed: 5 };
+            let report = run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap();
+            assert!(report.totals.bad_rate() < 0.001, "{}", report.table());
+            assert!(report.gpu_busy_fraction < load + 0.1, "at {load}: {}", report.table());
+        }
+    }
+}
+
+/// Tasks that come in bursts need not be waited for: who starts at once serves more of them than who defers, and
+/// downbeat more than both.
+#[test]
+fn downbeat_waits_for_nothing_after_a_burst() {
+    let workload =
+        workload(&format!("gpus = 32\narrivals = {{ process = \"gamma\", shape = 0.05 }}\n{RESNET50}count = 20\n"));
+    let bad_rate = |policy| {
+        let options = Options { policy, rate_rps: 18_000.0, seconds: 20.0, seed: 5 };
+        run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap().totals.bad_rate()
+    };
+    let (downbeat, eager, deferred) = (bad_rate(Policy::Downbeat), bad_rate(Policy::Eager), bad_rate(Policy::Deferred));
+    assert!(downbeat < 0.01 && downbeat < eager && eager < deferred, "{downbeat} {eager} {deferred}");
 }
 
 /// A tenth of a model's clients is in a hurry. They stand first in its queue and make its batches small; without a look
