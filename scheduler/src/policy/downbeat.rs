@@ -6,8 +6,8 @@
 //! between tasks that are served, and N, the GPUs that the model keeps busy.
 //!
 //! 1. *Heads are given up early* if they would keep the batch below its target, nearly the largest b that can be
-//!    gathered and run in time: a backlog is shed at once, and what follows is on time and in large batches again. Only
-//!    clients that ask for another SLO than most, and lose more than these already, are spared.
+//!    gathered and run in time: a backlog is shed at once, and what follows is on time and in large batches again. They
+//!    are not if others hardly gain by it, nor if their clients ask for another SLO than most and lose more already.
 //! 2. *The window opens earlier* while candidates have to wait for GPUs. Where waits are rare, GPUs are idle at other
 //!    times, and starting earlier costs little. Where most candidates wait, it may be by what makes their tasks a little
 //!    dearer, which is much for models that gain little by batching; where a few GPUs serve many models, a batch gathers
@@ -30,6 +30,10 @@ use crate::task_queue::Queued;
 const AVERAGE_WEIGHT: f64 = 0.02;
 /// The target batch leaves at least this part of its time unused, and at most that.
 const SPARE_PART: (f64, f64) = (0.1, 0.15);
+/// A batch that is smaller than this part of the usual one is a backlog, which heads are always given up for.
+const BACKLOG_PART: f64 = 0.6;
+/// Else they are given up only if the batch grows by this part of the tasks that fit into the time they leave.
+const GAIN_PART_MIN: f64 = 0.5;
 /// Where waits are rare, windows open earlier by this part of the gathering time. With all of it batches get so small
 /// that GPUs are busy, and candidates wait, at three quarters of the peak load.
 const RARE_WAITS_PART: f64 = 0.5;
@@ -123,6 +127,15 @@ impl Averages {
         size as f64 * self.gap_ns() + lead.as_nanos() as f64 > slo_ns - spare_ns
     }
 
+    /// The heads that `enough` gives up are worth what it has more than `first`.
+    fn pays(&self, first: Gathered, enough: Gathered) -> bool {
+        let given_up = (enough.skip - first.skip) as f64;
+        let gained = enough.size as f64 - first.size as f64;
+        // A head leaves a gap of time. Where several tasks fit into it, one for one is enough.
+        let fit_per_head = (self.gap_ns() / self.task_ns.max(1.0)).min(1.0);
+        (first.size as f64) < BACKLOG_PART * self.size || gained >= GAIN_PART_MIN * fit_per_head * given_up
+    }
+
     /// Takes in one more batch.
     fn handle_granted(&mut self, view: &View<'_>, batch: Gathered, granted: Granted) {
         let sample = Self::of(view, batch, granted);
@@ -169,10 +182,11 @@ impl BatchPolicy for Downbeat {
         }
         let (waiting, slo) = (view.queue.len(), slo(head));
         // Deadlines ascend, so once a head leaves enough room all later ones do; the last task alone always does.
-        give_up_heads(view, first, |skip| {
+        let enough = give_up_heads(view, first, |skip| {
             let size = view.longest_batch(skip);
             size == waiting - skip || averages.is_enough(view, size, slo)
-        })
+        });
+        if averages.pays(first, enough) { enough } else { first }
     }
 
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
@@ -315,20 +329,43 @@ mod tests {
                 queue: &queue,
                 profile: &profile,
                 lead_times: &lead_times, jitter: Span::ZERO };
-            let averages = Averages { interval_ns: 4.0 * gap_ns, size: 4.0, execution_ns: 14.0, ..averages(1.0, 0.0) };
+            let averages = Averages { interval_ns: 4.0 * gap_ns, size: 4.0, execution_ns: 14.0, task_ns: 2.0, ..averages(1.0, 0.0) };
             // The largest batch that is gathered and runs in the 50 ns that each task was given, less a turn of eight
             // GPUs and twice the gap, or at least a tenth of the time and at most 15 %.
             let time_ns = 50.0 - (14.0 / 8.0 + 2.0 * gap_ns).clamp(5.0, 7.5);
             let fits = |&size: &usize| (size - 1) as f64 * gap_ns + lead_times[size - 1].as_nanos() as f64 <= time_ns;
             let target = (1..=12).take_while(fits).last().unwrap_or(0);
-            let possible = (0..queue.len()).filter(|&skip| view.longest_batch(skip) > 0);
-            let expected = possible
-                .map(|skip| (skip, view.longest_batch(skip)))
-                .find(|&(skip, size)| size >= target.min(queue.len() - skip))
-                .map_or((queue.len(), 0), |found| found);
-            let found = Downbeat { averages: Some(averages), losses: Losses::default() }.gather(&view);
-            prop_assert_eq!((found.skip, found.size), expected);
+            let batches: Vec<_> = (0..queue.len())
+                .map(|skip| Gathered { skip, size: view.longest_batch(skip) })
+                .filter(|batch| batch.size > 0)
+                .collect();
+            let is_enough = |batch: &&Gathered| batch.size >= target.min(queue.len() - batch.skip);
+            let expected = match (batches.first(), batches.iter().find(is_enough)) {
+                // Usual batches are of 4, and a task takes 2 ns.
+                (Some(&first), Some(&enough)) if first.size < 3 || pays(first, enough, gap_ns / 2.0) => enough,
+                (Some(&first), _) => first,
+                (None, _) => Gathered { skip: queue.len(), size: 0 },
+            };
+            prop_assert_eq!(Downbeat { averages: Some(averages), losses: Losses::default() }.gather(&view), expected);
         }
+    }
+
+    /// Two heads, or the gaps that two tasks fit into, for each task more.
+    fn pays(first: Gathered, enough: Gathered, tasks_per_gap: f64) -> bool {
+        let gained = enough.size as f64 - first.size as f64;
+        gained * 2.0 >= (enough.skip - first.skip) as f64 * tasks_per_gap.min(1.0)
+    }
+
+    #[test]
+    fn heads_are_not_given_up_for_little() {
+        let averages = Averages { size: 10.0, interval_ns: 10_000.0, task_ns: 500.0, ..averages(1.0, 1.0) };
+        let gather = |skip, size| Gathered { skip, size };
+        assert!(averages.pays(gather(1, 8), gather(3, 9)) && !averages.pays(gather(1, 8), gather(4, 9)));
+        assert!(!averages.pays(gather(0, 8), gather(1, 7)), "the queue is too short for more");
+        assert!(averages.pays(gather(1, 5), gather(9, 6)), "a backlog");
+        // Where a task takes five gaps, five times as many heads are worth one.
+        let dense = Averages { task_ns: 5000.0, ..averages };
+        assert!(dense.pays(gather(1, 8), gather(11, 9)) && !dense.pays(gather(1, 8), gather(12, 9)));
     }
 
     #[test]
