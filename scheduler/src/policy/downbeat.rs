@@ -30,10 +30,13 @@ use crate::task_queue::Queued;
 const AVERAGE_WEIGHT: f64 = 0.02;
 /// The target batch leaves at least this part of its time unused, and at most that.
 const SPARE_PART: (f64, f64) = (0.1, 0.15);
-/// A batch that is smaller than this part of the usual one is a backlog, which heads are always given up for.
+/// A batch that is smaller than this part of the usual one is a backlog, which heads are always given up for,
 const BACKLOG_PART: f64 = 0.6;
-/// Else they are given up only if the batch grows by this part of the tasks that fit into the time they leave.
-const GAIN_PART_MIN: f64 = 0.5;
+/// unless it wastes less than this part of its GPU time.
+const WASTED_PART_MIN: f64 = 0.2;
+/// Else each task that a batch gains is worth so many heads, times the part of l(b) that does not grow with b. A batch
+/// that is too small wastes more than its own time: those after it start later, and are smaller for it.
+const WORTH_OF_GAIN: f64 = 7.0;
 /// Where waits are rare, windows open earlier by this part of the gathering time. With all of it batches get so small
 /// that GPUs are busy, and candidates wait, at three quarters of the peak load.
 const RARE_WAITS_PART: f64 = 0.5;
@@ -98,6 +101,12 @@ impl Averages {
         self.execution_ns / f64::from(self.hosts.max(1))
     }
 
+    /// The part of l(size) that does not grow with the size: what larger batches save.
+    fn fixed_part(&self, size: f64) -> f64 {
+        let fixed_ns = (self.execution_ns - self.task_ns * self.size).max(0.0);
+        fixed_ns / (fixed_ns + self.task_ns * size)
+    }
+
     /// How much earlier than at the frontrun moment the window opens.
     fn slack(&self, slo: Span) -> Span {
         let slo_ns = slo.as_nanos() as f64;
@@ -107,7 +116,7 @@ impl Averages {
         let queueing = (SLACK_TURNS * self.turn_ns() / gathering_ns).min(1.0 - gpus);
         // A batch that starts earlier by t lacks `t / interval` of its tasks, whose share of what l(b) has in any case
         // the others bear.
-        let fixed_part = (1.0 - self.task_ns * self.size / self.execution_ns).clamp(FIXED_PART_MIN, 1.0);
+        let fixed_part = self.fixed_part(self.size).max(FIXED_PART_MIN);
         let cheap = (EXTRA_COST * self.interval_ns / fixed_part / gathering_ns).min(1.0);
         let rare_waits = RARE_WAITS_PART * (1.0 - self.waited_part).powi(2);
         let part = rare_waits.max(cheap).max(queueing);
@@ -133,7 +142,9 @@ impl Averages {
         let gained = enough.size as f64 - first.size as f64;
         // A head leaves a gap of time. Where several tasks fit into it, one for one is enough.
         let fit_per_head = (self.gap_ns() / self.task_ns.max(1.0)).min(1.0);
-        (first.size as f64) < BACKLOG_PART * self.size || gained >= GAIN_PART_MIN * fit_per_head * given_up
+        let (size, fixed_part) = (first.size as f64, self.fixed_part(first.size as f64));
+        let is_backlog = size < BACKLOG_PART * self.size && fixed_part > WASTED_PART_MIN;
+        is_backlog || WORTH_OF_GAIN * fixed_part * gained >= fit_per_head * given_up
     }
 
     /// Takes in one more batch.
@@ -341,8 +352,8 @@ mod tests {
                 .collect();
             let is_enough = |batch: &&Gathered| batch.size >= target.min(queue.len() - batch.skip);
             let expected = match (batches.first(), batches.iter().find(is_enough)) {
-                // Usual batches are of 4, and a task takes 2 ns.
-                (Some(&first), Some(&enough)) if first.size < 3 || pays(first, enough, gap_ns / 2.0) => enough,
+                // Usual batches are of 4.
+                (Some(&first), Some(&enough)) if first.size < 3 || pays(first, enough, gap_ns) => enough,
                 (Some(&first), _) => first,
                 (None, _) => Gathered { skip: queue.len(), size: 0 },
             };
@@ -350,22 +361,38 @@ mod tests {
         }
     }
 
-    /// Two heads, or the gaps that two tasks fit into, for each task more.
-    fn pays(first: Gathered, enough: Gathered, tasks_per_gap: f64) -> bool {
+    /// l(b) = 6 + 2b ns.
+    fn pays(first: Gathered, enough: Gathered, gap_ns: f64) -> bool {
         let gained = enough.size as f64 - first.size as f64;
-        gained * 2.0 >= (enough.skip - first.skip) as f64 * tasks_per_gap.min(1.0)
+        let worth = 7.0 * (6.0 / (6.0 + 2.0 * first.size as f64)) * gained;
+        worth >= (gap_ns / 2.0).min(1.0) * (enough.skip - first.skip) as f64
     }
 
     #[test]
     fn heads_are_not_given_up_for_little() {
-        let averages = Averages { size: 10.0, interval_ns: 10_000.0, task_ns: 500.0, ..averages(1.0, 1.0) };
-        let gather = |skip, size| Gathered { skip, size };
-        assert!(averages.pays(gather(1, 8), gather(3, 9)) && !averages.pays(gather(1, 8), gather(4, 9)));
-        assert!(!averages.pays(gather(0, 8), gather(1, 7)), "the queue is too short for more");
-        assert!(averages.pays(gather(1, 5), gather(9, 6)), "a backlog");
-        // Where a task takes five gaps, five times as many heads are worth one.
-        let dense = Averages { task_ns: 5000.0, ..averages };
-        assert!(dense.pays(gather(1, 8), gather(11, 9)) && !dense.pays(gather(1, 8), gather(12, 9)));
+        // l(b) = fixed + b tasks; a gap is 1000 ns.
+        let averages = |fixed_ns, task_ns| Averages {
+            size: 10.0,
+            interval_ns: 10_000.0,
+            execution_ns: fixed_ns + 10.0 * task_ns,
+            task_ns,
+            ..averages(1.0, 1.0)
+        };
+        let pays = |averages: &Averages, first: (usize, usize), enough: (usize, usize)| {
+            let gather = |(skip, size)| Gathered { skip, size };
+            averages.pays(gather(first), gather(enough))
+        };
+        // More than half of l(8) is fixed, so a task is worth nearly four heads.
+        let usual = averages(5000.0, 500.0);
+        assert!(pays(&usual, (1, 8), (4, 9)) && !pays(&usual, (1, 8), (5, 9)));
+        assert!(!pays(&usual, (0, 8), (1, 7)), "the queue is too short for more");
+        assert!(pays(&usual, (1, 5), (19, 6)), "a backlog");
+        // Where a task takes five gaps, five times as many heads are worth one: here a fifth is fixed.
+        let dense = averages(10_000.0, 5000.0);
+        assert!(pays(&dense, (1, 8), (7, 9)) && !pays(&dense, (1, 8), (9, 9)));
+        // Where batching saves hardly anything none is.
+        let weak = averages(500.0, 5000.0);
+        assert!(!pays(&weak, (1, 8), (2, 9)) && !pays(&weak, (1, 5), (2, 6)));
     }
 
     #[test]
