@@ -36,7 +36,7 @@ const BACKLOG_PART: f64 = 0.6;
 const WASTED_PART_MIN: f64 = 0.2;
 /// Else each task that a batch gains is worth so many heads, times the part of l(b) that does not grow with b. A batch
 /// that is too small wastes more than its own time: those after it start later, and are smaller for it.
-const WORTH_OF_GAIN: f64 = 7.0;
+const WORTH_OF_GAIN: f64 = 6.0;
 /// Where waits are rare, windows open earlier by this part of the gathering time. With all of it batches get so small
 /// that GPUs are busy, and candidates wait, at three quarters of the peak load.
 const RARE_WAITS_PART: f64 = 0.5;
@@ -364,7 +364,7 @@ mod tests {
     /// l(b) = 6 + 2b ns.
     fn pays(first: Gathered, enough: Gathered, gap_ns: f64) -> bool {
         let gained = enough.size as f64 - first.size as f64;
-        let worth = 7.0 * (6.0 / (6.0 + 2.0 * first.size as f64)) * gained;
+        let worth = 6.0 * (6.0 / (6.0 + 2.0 * first.size as f64)) * gained;
         worth >= (gap_ns / 2.0).min(1.0) * (enough.skip - first.skip) as f64
     }
 
@@ -382,14 +382,14 @@ mod tests {
             let gather = |(skip, size)| Gathered { skip, size };
             averages.pays(gather(first), gather(enough))
         };
-        // More than half of l(8) is fixed, so a task is worth nearly four heads.
+        // More than half of l(8) is fixed, so a task is worth more than three heads.
         let usual = averages(5000.0, 500.0);
         assert!(pays(&usual, (1, 8), (4, 9)) && !pays(&usual, (1, 8), (5, 9)));
         assert!(!pays(&usual, (0, 8), (1, 7)), "the queue is too short for more");
         assert!(pays(&usual, (1, 5), (19, 6)), "a backlog");
         // Where a task takes five gaps, five times as many heads are worth one: here a fifth is fixed.
         let dense = averages(10_000.0, 5000.0);
-        assert!(pays(&dense, (1, 8), (7, 9)) && !pays(&dense, (1, 8), (9, 9)));
+        assert!(pays(&dense, (1, 8), (6, 9)) && !pays(&dense, (1, 8), (9, 9)));
         // Where batching saves hardly anything none is.
         let weak = averages(500.0, 5000.0);
         assert!(!pays(&weak, (1, 8), (2, 9)) && !pays(&weak, (1, 5), (2, 6)));
