@@ -90,9 +90,6 @@ fn scalability(context: &Context, table: &mut Table) -> (usize, Vec<Series>) {
         }
         throughput.push(Series { name: format!("{gpus} GPUs in the pool"), mark: Mark::Line, look, points });
     }
-    table.note(
-        "finding",
-        format!("The left panel was measured on {cores} cores, with other programs running beside it."),
-    );
+    table.note("finding", format!("The left panel was measured on {cores} cores."));
     (cores, throughput)
 }

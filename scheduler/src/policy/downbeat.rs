@@ -130,7 +130,7 @@ impl Averages {
     fn is_enough(&self, view: &View<'_>, size: usize, slo: Span) -> bool {
         let Some(&lead) = view.lead_times.get(size) else { return true };
         let slo_ns = slo.as_nanos() as f64;
-        // What may go wrong: no GPU is free at the right moment, and that many tasks take longer to come.
+        // What may go wrong: no GPU is free at the right moment, and so many tasks take longer to come than usual.
         let at_stake_ns = self.turn_ns() + self.size.sqrt() * self.gap_ns();
         let spare_ns = at_stake_ns.max(slo_ns * SPARE_PART.0).min(slo_ns * SPARE_PART.1);
         size as f64 * self.gap_ns() + lead.as_nanos() as f64 > slo_ns - spare_ns
@@ -340,7 +340,13 @@ mod tests {
                 queue: &queue,
                 profile: &profile,
                 lead_times: &lead_times, jitter: Span::ZERO };
-            let averages = Averages { interval_ns: 4.0 * gap_ns, size: 4.0, execution_ns: 14.0, task_ns: 2.0, ..averages(1.0, 0.0) };
+            let averages = Averages {
+                interval_ns: 4.0 * gap_ns,
+                size: 4.0,
+                execution_ns: 14.0,
+                task_ns: 2.0,
+                ..averages(1.0, 0.0)
+            };
             // The largest batch that is gathered and runs in the 50 ns that each task was given, less a turn of eight
             // GPUs and twice the gap, or at least a tenth of the time and at most 15 %.
             let time_ns = 50.0 - (14.0 / 8.0 + 2.0 * gap_ns).clamp(5.0, 7.5);
