@@ -12,7 +12,7 @@ use std::{
     net::SocketAddr,
 };
 
-use proto::{FrontendId, Span, Timestamp, backend_to_frontend::LinkWelcome};
+use proto::{FrontendId, LinkId, Span, Timestamp, backend_to_frontend::LinkWelcome};
 use transport::ConnectionId;
 
 /// The first wait before a broken link is opened again; each failure doubles it.
@@ -31,6 +31,8 @@ pub enum LinkAction {
         frontend: FrontendId,
         /// Its bootstrap listener.
         address: SocketAddr,
+        /// The link that the connection is to be.
+        link: LinkId,
     },
     /// Close a connection whose frontend left. Its end need not be reported.
     Close {
@@ -54,10 +56,13 @@ pub struct Links {
     frontends: BTreeMap<FrontendId, Link>,
     connections: BTreeMap<ConnectionId, FrontendId>,
     actions: VecDeque<LinkAction>,
+    /// The last link that was to be opened.
+    last: u32,
 }
 
 #[derive(Debug)]
 struct Link {
+    id: LinkId,
     address: SocketAddr,
     state: State,
     backoff: Span,
@@ -79,7 +84,7 @@ impl Links {
     /// The scheduler says that a frontend joined.
     pub fn handle_joined(&mut self, now: Timestamp, frontend: FrontendId, address: SocketAddr) {
         self.handle_left(frontend);
-        let link = Link { address, state: State::AwaitingClock { since: now }, backoff: BACKOFF_MIN };
+        let link = Link { id: LinkId::NONE, address, state: State::AwaitingClock { since: now }, backoff: BACKOFF_MIN };
         self.frontends.insert(frontend, link);
         self.actions.push_back(LinkAction::AskClock);
     }
@@ -113,13 +118,14 @@ impl Links {
         }
     }
 
-    /// A connection came up. The frontend that can be served now; `None` if the connection is not wanted any more.
-    pub fn handle_up(&mut self, connection: ConnectionId, welcome: LinkWelcome) -> Option<FrontendId> {
+    /// A connection came up. The frontend that can be served now, and by which link; `None` if the connection is not
+    /// wanted any more.
+    pub fn handle_up(&mut self, connection: ConnectionId, welcome: LinkWelcome) -> Option<(FrontendId, LinkId)> {
         let frontend = *self.connections.get(&connection)?;
         let link = self.frontends.get_mut(&frontend)?;
         link.state = State::Up { connection, welcome };
         link.backoff = BACKOFF_MIN;
-        Some(frontend)
+        Some((frontend, link.id))
     }
 
     /// A connection ended, or did not come up. `None` if that was expected.
@@ -142,8 +148,10 @@ impl Links {
             if let State::AwaitingRetry { at } = link.state
                 && at <= now
             {
+                self.last += 1;
+                link.id = LinkId(self.last);
                 link.state = State::Opening { connection: None };
-                self.actions.push_back(LinkAction::Open { frontend, address: link.address });
+                self.actions.push_back(LinkAction::Open { frontend, address: link.address, link: link.id });
             }
         }
     }
@@ -197,7 +205,7 @@ mod tests {
         let mut links = Links::default();
         links.handle_joined(Timestamp(10), FRONTEND, address());
         links.handle_clock(Timestamp(12), Timestamp(10));
-        let open = LinkAction::Open { frontend: FRONTEND, address: address() };
+        let open = LinkAction::Open { frontend: FRONTEND, address: address(), link: LinkId(1) };
         assert_eq!(actions(&mut links), [LinkAction::AskClock, open]);
         links.handle_opened(FRONTEND, ConnectionId(0));
         links
@@ -206,13 +214,13 @@ mod tests {
     #[test]
     fn a_link_waits_for_a_clock_that_was_asked_for_after_it_broke() {
         let mut links = opening();
-        assert_eq!(links.handle_up(ConnectionId(0), welcome()), Some(FRONTEND));
+        assert_eq!(links.handle_up(ConnectionId(0), welcome()), Some((FRONTEND, LinkId(1))));
         assert_eq!(links.handle_broken(Timestamp(50), ConnectionId(0)), Some(Broken::Link(FRONTEND)));
         assert_eq!(links.remote(FRONTEND, 0, 1), None);
         links.handle_clock(Timestamp(60), Timestamp(49));
         assert_eq!(actions(&mut links), [LinkAction::AskClock]);
         links.handle_clock(Timestamp(61), Timestamp(51));
-        assert_eq!(actions(&mut links), [LinkAction::Open { frontend: FRONTEND, address: address() }]);
+        assert_eq!(actions(&mut links), [LinkAction::Open { frontend: FRONTEND, address: address(), link: LinkId(2) }]);
     }
 
     #[test]

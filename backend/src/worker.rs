@@ -15,12 +15,12 @@
 
 mod batch;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use proto::{
-    FrontendId, ModelId, PlanId, Span, TaskId, Timestamp,
+    FrontendId, LinkId, ModelId, PlanId, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
-    backend_to_scheduler::{BackendToScheduler, PlanOutcome},
+    backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
     scheduler_to_backend::{BatchPlan, PlannedTask},
     slot::ImmediateData,
     stages::AnswerStamps,
@@ -136,7 +136,7 @@ pub struct Worker {
     gpu: usize,
     models: BTreeMap<ModelId, ModelShape>,
     handover: Span,
-    linked: BTreeSet<FrontendId>,
+    linked: BTreeMap<FrontendId, LinkId>,
     /// At most [`WAITING_MAX`], oldest first.
     waiting: VecDeque<Batch>,
     buffers: [Option<Batch>; BUFFERS],
@@ -156,7 +156,7 @@ struct Batch {
     /// The last input that arrived.
     fetched_at: Timestamp,
     /// Not reported yet.
-    undelivered: Vec<TaskId>,
+    undelivered: Vec<Undelivered>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,6 +172,8 @@ enum Phase {
 #[derive(Debug, Clone, Copy)]
 struct Task {
     progress: Progress,
+    /// What carries its input and its answer.
+    link: LinkId,
     /// Its frontend must not be touched any more.
     cut_off: bool,
     /// Nobody wants its output; it ends with its READ.
@@ -219,7 +221,7 @@ impl Worker {
             gpu,
             models,
             handover,
-            linked: BTreeSet::new(),
+            linked: BTreeMap::new(),
             waiting: VecDeque::new(),
             buffers: std::array::from_fn(|_| None),
             executing: None,
@@ -228,13 +230,13 @@ impl Worker {
     }
 
     /// The frontend's slots can be read and written from now on.
-    pub fn handle_linked(&mut self, frontend: FrontendId) {
-        self.linked.insert(frontend);
+    pub fn handle_linked(&mut self, frontend: FrontendId, link: LinkId) {
+        self.linked.insert(frontend, link);
     }
 
     /// The frontend left, or its link broke: it is cut off. Transfers that are outstanding must still be reported.
     pub fn handle_unlinked(&mut self, now: Timestamp, frontend: FrontendId) {
-        if self.linked.remove(&frontend) {
+        if self.linked.remove(&frontend).is_some() {
             for batch in self.waiting.iter_mut().chain(self.buffers.iter_mut().flatten()) {
                 batch.cut_off(frontend);
             }
@@ -268,7 +270,9 @@ impl Worker {
         };
         let mut batch = Batch::new(now, plan, model);
         for index in 0..batch.tasks.len() {
-            if !self.linked.contains(&batch.plan.tasks[index].task.frontend()) || !batch.can_be_answered(index) {
+            let link = self.linked.get(&batch.plan.tasks[index].task.frontend()).copied();
+            batch.tasks[index].link = link.unwrap_or(LinkId::NONE);
+            if link.is_none() || !batch.can_be_answered(index) {
                 batch.end_undelivered(index);
             }
         }
@@ -521,10 +525,10 @@ impl Worker {
 /// What the scheduler is told of a plan that cannot be run at all: that it ended at once, and all its tasks with it.
 #[must_use]
 pub fn refuse(now: Timestamp, plan: &BatchPlan) -> [BackendToScheduler; 2] {
-    let undelivered = plan.tasks.iter().map(|task| task.task).collect();
+    let undelivered = plan.tasks.iter().map(|task| Undelivered { task: task.task, link: LinkId::NONE }).collect();
     let outcome = PlanOutcome::WindowMissed { rejected_at: now };
     [
-        BackendToScheduler::PlanDone { plan: plan.plan, outcome, undelivered },
+        BackendToScheduler::PlanDone { plan: plan.plan, outcome, undelivered, arrived_at: now, fetched_at: now },
         BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] },
     ]
 }

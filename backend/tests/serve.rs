@@ -17,12 +17,12 @@ use backend::{
     drive::{BackendError, run},
 };
 use proto::{
-    BackendId, FrontendId, LoadId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
+    BackendId, FrontendId, LinkId, LoadId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
-    backend_to_scheduler::{BackendHello, BackendToScheduler, LoadOutcome, PlanOutcome},
+    backend_to_scheduler::{BackendHello, BackendToScheduler, LoadOutcome, PlanOutcome, Undelivered},
     clock::ClockReply,
     frame::{FrameWriter, read_frame},
-    hello::SchedulerHello,
+    hello::{ModelThreads, SchedulerHello},
     scheduler_to_backend::{BackendWelcome, BatchPlan, PlannedTask, SchedulerToBackend},
     slot::ImmediateData,
     stages::{AnswerStamps, SchedulerStamps},
@@ -142,7 +142,11 @@ impl Cluster {
                 };
                 self.hello = Some(hello);
                 self.joins += 1;
-                let welcome = BackendWelcome { backend: BackendId(10 + self.joins), models: vec![ModelId(5)] };
+                let welcome = BackendWelcome {
+                    backend: BackendId(10 + self.joins),
+                    models: vec![ModelId(5)],
+                    model_threads: ModelThreads::default(),
+                };
                 self.scheduler.accept(self.clock.now(), connection, wincode::serialize(&welcome).unwrap());
                 self.to_backend = Some(connection);
                 let link_address = self.frontend.listen_address().unwrap().to_string();
@@ -314,6 +318,7 @@ fn check_reports(reports: &mut VecDeque<BackendToScheduler>, id: PlanId) {
                 plan,
                 outcome: PlanOutcome::Executed { started_at, finished_at },
                 undelivered: lost,
+                ..
             }),
             Some(BackendToScheduler::Answered { plan: answered, undelivered }),
         ) => {
@@ -385,7 +390,7 @@ fn models_are_loaded_beside_what_is_served_and_unloaded() {
     cluster.run_until("the unload", |cluster| cluster.reports.pop_front().as_ref() == Some(&gone));
     cluster.plan(99, 0, 0..1);
     cluster.run_until("the refusal", |cluster| cluster.reports.len() == 2);
-    let undelivered = vec![TaskId::new(FRONTEND, 0)];
+    let undelivered = vec![Undelivered { task: TaskId::new(FRONTEND, 0), link: LinkId::NONE }];
     let Some(BackendToScheduler::PlanDone { undelivered: found, .. }) = cluster.reports.pop_front() else { panic!() };
     assert_eq!(found, undelivered);
 }
@@ -404,7 +409,8 @@ fn tasks_of_a_frontend_that_left_are_undelivered_and_its_memory_is_left_alone() 
         Some(BackendToScheduler::PlanDone { undelivered, .. }) => undelivered,
         other => panic!("{other:?}"),
     };
-    assert_eq!(undelivered, (0..3).map(|slot| TaskId::new(FRONTEND, slot)).collect::<Vec<_>>());
+    let failed = |slot| Undelivered { task: TaskId::new(FRONTEND, slot), link: LinkId(1) };
+    assert_eq!(undelivered, (0..3).map(failed).collect::<Vec<_>>());
     assert!(cluster.immediates.is_empty() && cluster.link.is_none());
     let mut answers = vec![0; 3 * ANSWER_BYTES];
     cluster.arena.read(ANSWERS_AT, &mut answers);

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use proto::{
-    BackendId, ChangeId, FrontendId, Span, TaskId, Timestamp,
+    BackendId, ChangeId, FrontendId, LinkId, Span, TaskId, Timestamp,
     backend_to_frontend::{LinkHello, LinkWelcome},
     clock::ClockOffset,
     frame::{FrameWriter, read_frame},
@@ -34,6 +34,9 @@ const RETRY_MAX: Span = Span::from_millis(2_000);
 const CLOCK_BURST: u32 = 8;
 /// The time between those.
 const CLOCK_BURST_INTERVAL: Span = Span::from_millis(5);
+/// Backends of which it is remembered that links were fenced off. Ids ascend and a lost backend tries for a few seconds at
+/// most, so the smallest can be forgotten.
+const FENCED_MAX: usize = 4_096;
 /// The time between clock requests later.
 const CLOCK_INTERVAL: Span = Span::from_millis(1_000);
 
@@ -119,7 +122,9 @@ pub struct Core {
     clock_requests: u32,
     clock_request_at: Timestamp,
     /// Connections of backends, until they are reported down.
-    links: BTreeMap<ConnectionId, BackendId>,
+    links: BTreeMap<ConnectionId, (BackendId, LinkId)>,
+    /// Links up to these were fenced off, and are not taken again; at most [`FENCED_MAX`] backends.
+    fenced: BTreeMap<BackendId, LinkId>,
     /// Backends that came before the scheduler's welcome.
     early: VecDeque<(ConnectionId, LinkHello)>,
     fences: Vec<Fence>,
@@ -169,6 +174,7 @@ impl Core {
             clock_requests: 0,
             clock_request_at: Timestamp::NEVER,
             links: BTreeMap::new(),
+            fenced: BTreeMap::new(),
             early: VecDeque::new(),
             fences: Vec::new(),
             writer: FrameWriter::default(),
@@ -317,7 +323,7 @@ impl Core {
             Event::Connected { connection, welcome } => self.on_connected(now, connection, &welcome),
             Event::Message { connection, frame } => self.on_frame(now, connection, &frame),
             Event::Immediate { connection, immediate, bytes } => {
-                if let Some(&backend) = self.links.get(&connection)
+                if let Some(&(backend, _)) = self.links.get(&connection)
                     && let Some(answered_at) = self.clock.to_scheduler(now)
                 {
                     self.tasks.handle_immediate(answered_at, backend, immediate, bytes, arena);
@@ -406,14 +412,14 @@ impl Core {
         self.clock_requests += 1;
         let burst = self.clock_requests < CLOCK_BURST;
         self.clock_request_at = now + if burst { CLOCK_BURST_INTERVAL } else { CLOCK_INTERVAL };
-        self.post(&FrontendToScheduler::ClockRequest { sent_at: now });
+        self.post(&FrontendToScheduler::ClockRequest { sent_at: now, resp: Span::ZERO });
     }
 
     fn on_connected(&mut self, now: Timestamp, connection: ConnectionId, welcome: &[u8]) {
         if self.scheduler() != Some(connection) {
             return;
         }
-        let Ok(FrontendWelcome { frontend }) = wincode::deserialize(welcome) else {
+        let Ok(FrontendWelcome { frontend, .. }) = wincode::deserialize(welcome) else {
             self.leave("its welcome does not decode; do both sides run the same version?");
             return;
         };
@@ -455,14 +461,14 @@ impl Core {
             SchedulerToFrontend::Fence { tasks, .. } if tasks.len() > FENCED_TASKS_MAX => {
                 self.leave(&format!("a fence asks about {} tasks, at most {FENCED_TASKS_MAX} fit", tasks.len()));
             }
-            SchedulerToFrontend::Fence { backend, tasks } => self.on_fence(backend, tasks),
+            SchedulerToFrontend::Fence { backend, link, tasks } => self.on_fence((backend, link), tasks),
             SchedulerToFrontend::ModelState { name, state, loads } => {
                 if self.models.handle_state(&name, state, loads) {
                     self.changes.handle_loaded(&name);
                 }
             }
             SchedulerToFrontend::ModelChanged { change, refused } => self.changes.handle_changed(change, refused),
-            SchedulerToFrontend::Model { model, name, version, gpus, least_latency } => {
+            SchedulerToFrontend::Model { model, name, version, gpus, least_latency, model_thread: _ } => {
                 let offer = Offer { id: model, gpus, least_latency };
                 if self.models.handle_offer(&name, &version, offer) {
                     tracing::info!("model '{name}' version {version}: {gpus} GPUs, at least {least_latency}");
@@ -473,10 +479,17 @@ impl Core {
         }
     }
 
-    fn on_fence(&mut self, backend: BackendId, tasks: Vec<TaskId>) {
+    /// What failed on one link is no reason to cut off a newer one.
+    fn on_fence(&mut self, (backend, up_to): (BackendId, LinkId), tasks: Vec<TaskId>) {
+        let is_meant = |&(other, link): &(BackendId, LinkId)| other == backend && link <= up_to;
         let links: Vec<ConnectionId> =
-            self.links.iter().filter(|(_, linked)| **linked == backend).map(|(connection, _)| *connection).collect();
+            self.links.iter().filter(|(_, link)| is_meant(link)).map(|(connection, _)| *connection).collect();
         tracing::warn!("backend {} is fenced off, {} tasks are asked about", backend.0, tasks.len());
+        let fenced = self.fenced.entry(backend).or_insert(up_to);
+        *fenced = up_to.max(*fenced);
+        if self.fenced.len() > FENCED_MAX {
+            self.fenced.pop_first();
+        }
         self.outputs.extend(links.iter().map(|&connection| Output::Disconnect { connection }));
         self.fences.push(Fence { backend, tasks, links });
     }
@@ -510,10 +523,14 @@ impl Core {
             self.refuse(connection, &format!("links_max: {} backends are linked already", self.links.len()));
             return;
         }
+        if self.fenced.get(&hello.backend).is_some_and(|&fenced| hello.link <= fenced) {
+            self.refuse(connection, "the scheduler has fenced this link off");
+            return;
+        }
         // It noticed before us that its former link is broken.
-        let former = self.links.iter().filter(|(_, backend)| **backend == hello.backend);
+        let former = self.links.iter().filter(|(_, (backend, _))| *backend == hello.backend);
         self.outputs.extend(former.map(|(&connection, _)| Output::Disconnect { connection }));
-        self.links.insert(connection, hello.backend);
+        self.links.insert(connection, (hello.backend, hello.link));
         self.outputs.push_back(Output::Accept { connection, welcome: encode(&self.config.arena) });
     }
 
@@ -528,7 +545,7 @@ impl Core {
             return;
         }
         self.early.retain(|(early, _)| *early != connection);
-        if let Some(BackendId(backend)) = self.links.remove(&connection) {
+        if let Some((BackendId(backend), _)) = self.links.remove(&connection) {
             tracing::info!("the link of backend {backend} is down: {reason}");
         }
         self.fences.iter_mut().for_each(|fence| fence.links.retain(|link| *link != connection));
@@ -547,6 +564,7 @@ impl Core {
         self.models.clear_offers();
         self.changes.abandon();
         self.fences.clear();
+        self.fenced.clear();
         self.writer = FrameWriter::default();
     }
 

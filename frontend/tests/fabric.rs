@@ -4,12 +4,12 @@ use std::{collections::BTreeMap, fs, net::SocketAddr, sync::mpsc, thread};
 
 use frontend::{Client, Config, Infer, InferError, InputTensor};
 use proto::{
-    BackendId, FrontendId, ModelId, SlotDescriptor, Span, TaskId,
+    BackendId, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     clock::ClockReply,
     frame::read_frame,
     frontend_to_scheduler::FrontendToScheduler,
-    hello::SchedulerHello,
+    hello::{ModelThreads, SchedulerHello},
     scheduler_to_frontend::{FrontendWelcome, SchedulerToFrontend},
     slot::ImmediateData,
     stages::AnswerStamps,
@@ -116,7 +116,8 @@ impl Fabric {
                     panic!("only a frontend connects here");
                 };
                 self.frontends += 1;
-                let welcome = FrontendWelcome { frontend: FrontendId(self.frontends) };
+                let welcome =
+                    FrontendWelcome { frontend: FrontendId(self.frontends), model_threads: ModelThreads::default() };
                 self.scheduler.accept(now, connection, wincode::serialize(&welcome).unwrap());
                 self.frontend = Some((connection, hello.link_address));
                 self.connect_backend();
@@ -135,13 +136,14 @@ impl Fabric {
     fn connect_backend(&mut self) {
         let (_, address) = self.frontend.as_ref().unwrap();
         self.backends += 1;
-        let hello = LinkHello { backend: BackendId(self.backends), frontend: FrontendId(self.frontends) };
+        let hello =
+            LinkHello { backend: BackendId(self.backends), frontend: FrontendId(self.frontends), link: LinkId(1) };
         self.backend.connect(self.clock.now(), address.parse().unwrap(), wincode::serialize(&hello).unwrap());
     }
 
     fn on_message(&mut self, message: FrontendToScheduler) {
         match message {
-            FrontendToScheduler::ClockRequest { sent_at } => {
+            FrontendToScheduler::ClockRequest { sent_at, .. } => {
                 let at = self.clock.now();
                 self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
             }
@@ -166,7 +168,7 @@ impl Fabric {
             None => self.answer(),
             Some(Fault::Fence) => {
                 let tasks = self.tasks.keys().copied().collect();
-                self.tell(&SchedulerToFrontend::Fence { backend: BackendId(self.backends), tasks });
+                self.tell(&SchedulerToFrontend::Fence { link: LinkId::ALL, backend: BackendId(self.backends), tasks });
             }
             Some(Fault::LoseScheduler) => {
                 let (connection, _) = self.frontend.take().expect("its task was read");
@@ -187,6 +189,7 @@ impl Fabric {
             Event::Connected { connection, welcome } => {
                 self.link = Some((connection, wincode::deserialize(&welcome).unwrap()));
                 self.tell(&SchedulerToFrontend::Model {
+                    model_thread: ModelThreadId(0),
                     model: ModelId(0),
                     name: "m".to_owned(),
                     version: "1".to_owned(),

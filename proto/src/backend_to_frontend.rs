@@ -5,7 +5,7 @@ use wincode::{SchemaRead, SchemaWrite};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use crate::{
-    ids::{BackendId, FrontendId},
+    ids::{BackendId, FrontendId, LinkId},
     stages::AnswerStamps,
 };
 
@@ -51,6 +51,8 @@ pub struct LinkHello {
     /// The frontend that it means to reach. A frontend that has rejoined under another id shares its arena's memory
     /// with its former self, so it refuses links that were meant for that one.
     pub frontend: FrontendId,
+    /// Which of the backend's links this is to be.
+    pub link: LinkId,
 }
 
 /// What the frontend answers: where its slots are. READ and WRITE reach nothing else.

@@ -3,7 +3,7 @@
 use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
-    ids::{FrontendId, LoadId, ModelId, PlanId, TaskId},
+    ids::{FrontendId, LinkId, LoadId, ModelId, PlanId, TaskId},
     profile::LatencyProfile,
     time::Timestamp,
 };
@@ -47,6 +47,15 @@ pub enum PlanOutcome {
         /// When it was given up.
         rejected_at: Timestamp,
     },
+}
+
+/// A task that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, SchemaRead, SchemaWrite)]
+pub struct Undelivered {
+    /// The task.
+    pub task: TaskId,
+    /// The link that its READ and WRITE were meant for; [`LinkId::NONE`] if there was none when its plan came.
+    pub link: LinkId,
 }
 
 /// How a load ended.
@@ -105,7 +114,7 @@ pub enum BackendToScheduler {
         /// The plan.
         plan: PlanId,
         /// Tasks that failed since `PlanDone`; as there.
-        undelivered: Vec<TaskId>,
+        undelivered: Vec<Undelivered>,
     },
     /// A plan's execution ended or was given up: the GPU is free, the answers are on their way. Sent once for each plan.
     PlanDone {
@@ -115,6 +124,10 @@ pub enum BackendToScheduler {
         outcome: PlanOutcome,
         /// Tasks whose input could not be read or whose answer may not have arrived: their frontend must be asked
         /// (fence) before they end or run again. Those that fail later are named by `Answered`.
-        undelivered: Vec<TaskId>,
+        undelivered: Vec<Undelivered>,
+        /// When the plan arrived here, on the scheduler's clock.
+        arrived_at: Timestamp,
+        /// When the last of its inputs did.
+        fetched_at: Timestamp,
     },
 }

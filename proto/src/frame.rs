@@ -82,6 +82,7 @@ where
 mod tests {
     use super::*;
     use crate::{
+        Span,
         frontend_to_scheduler::FrontendToScheduler,
         ids::{ModelId, TaskId},
         time::Timestamp,
@@ -110,7 +111,7 @@ mod tests {
     fn a_torn_frame_yields_what_is_whole_and_then_an_error() {
         let mut writer = FrameWriter::default();
         writer.push(&cancel(1)).unwrap();
-        writer.push(&FrontendToScheduler::ClockRequest { sent_at: Timestamp(5) }).unwrap();
+        writer.push(&FrontendToScheduler::ClockRequest { sent_at: Timestamp(5), resp: Span::ZERO }).unwrap();
         let frame = writer.take().unwrap();
         let read: Vec<_> = read_frame::<FrontendToScheduler>(&frame[..frame.len() - 1]).collect();
         assert_eq!(read.len(), 2);

@@ -5,7 +5,7 @@ use wincode::{SchemaRead, SchemaWrite};
 use crate::{
     ids::{BackendId, ChangeId, ModelId, TaskId},
     slot::SlotDescriptor,
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 /// What is to become of a model, on every backend that may host it.
@@ -31,6 +31,8 @@ pub enum FrontendToScheduler {
     ClockRequest {
         /// When this was sent, on the sender's clock; comes back in the reply.
         sent_at: Timestamp,
+        /// What the way back from the end of execution took of late, at a high percentile; zero if nothing came back.
+        resp: Span,
     },
     /// Run this task by its deadline.
     Submit {

@@ -21,9 +21,49 @@ pub struct GpuId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
 pub struct ModelId(pub u32);
 
-/// Assigned by the scheduler when a batch is granted.
+/// The position of one of the scheduler's ModelThreads, from 0. Each owns its models; at most
+/// [`ModelThreadId::COUNT_MAX`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, SchemaRead, SchemaWrite)]
+pub struct ModelThreadId(pub u16);
+
+impl ModelThreadId {
+    /// ModelThreads that a scheduler can have.
+    pub const COUNT_MAX: u16 = 256;
+}
+
+/// Assigned by a ModelThread when a batch is granted: its own id in the upper 16 bits, a sequence number in the lower 48.
+/// What becomes of the plan is reported to that thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
 pub struct PlanId(pub u64);
+
+impl PlanId {
+    const SEQUENCE_BITS: u32 = 48;
+
+    /// The id of the `sequence`-th plan of a ModelThread.
+    #[must_use]
+    pub fn new(model_thread: ModelThreadId, sequence: u64) -> Self {
+        debug_assert!(sequence < 1 << Self::SEQUENCE_BITS, "at a million plans a second that takes nine years");
+        Self(u64::from(model_thread.0) << Self::SEQUENCE_BITS | sequence)
+    }
+
+    /// The ModelThread that made the plan.
+    #[must_use]
+    pub fn model_thread(self) -> ModelThreadId {
+        ModelThreadId((self.0 >> Self::SEQUENCE_BITS) as u16)
+    }
+}
+
+/// Assigned by a backend when it opens a connection to a frontend, ascending from 1 over all its frontends. So what
+/// failed on one link is not blamed on a newer one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
+pub struct LinkId(pub u32);
+
+impl LinkId {
+    /// Below every link: there was none.
+    pub const NONE: Self = Self(0);
+    /// Every link, those that are still to come too: the backend is lost.
+    pub const ALL: Self = Self(u32::MAX);
+}
 
 /// Assigned by the scheduler when it asks backends to load a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]

@@ -16,7 +16,7 @@ pub mod slot;
 pub mod stages;
 pub mod time;
 
-pub use ids::{BackendId, ChangeId, FrontendId, GpuId, LoadId, ModelId, PlanId, TaskId};
+pub use ids::{BackendId, ChangeId, FrontendId, GpuId, LinkId, LoadId, ModelId, ModelThreadId, PlanId, TaskId};
 pub use profile::{LatencyProfile, ProfileError};
 pub use slot::SlotDescriptor;
 pub use time::{Span, Timestamp};

@@ -5,6 +5,7 @@ use wincode::{SchemaRead, SchemaWrite};
 use crate::{
     clock::ClockReply,
     frame::FRAME_BYTES_MAX,
+    hello::ModelThreads,
     ids::{BackendId, FrontendId, LoadId, ModelId, PlanId, TaskId},
     profile::LatencyProfile,
     slot::SlotDescriptor,
@@ -101,6 +102,8 @@ pub struct BackendWelcome {
     pub backend: BackendId,
     /// The ids of the models it offered, in the order of its hello.
     pub models: Vec<ModelId>,
+    /// Where plans come from.
+    pub model_threads: ModelThreads,
 }
 
 /// Encoded bytes of a [`PlannedTask`].

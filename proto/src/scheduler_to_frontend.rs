@@ -5,7 +5,8 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
     clock::ClockReply,
-    ids::{BackendId, ChangeId, FrontendId, ModelId, TaskId},
+    hello::ModelThreads,
+    ids::{BackendId, ChangeId, FrontendId, LinkId, ModelId, ModelThreadId, TaskId},
     time::Span,
 };
 
@@ -70,10 +71,13 @@ pub enum SchedulerToFrontend {
     Clock(ClockReply),
     /// How much the scheduler has to do. Follows each `Clock`.
     Load(SchedulerLoad),
-    /// Move the queue pair of `backend` to ERROR, then say which of `tasks` have no answer.
+    /// Move the queue pairs of these links to ERROR and never accept one of them again, then say which of `tasks` have
+    /// no answer.
     Fence {
         /// The suspected backend.
         backend: BackendId,
+        /// Its links up to this one; newer ones are not to blame.
+        link: LinkId,
         /// Tasks of this frontend that were planned there; at most [`FENCED_TASKS_MAX`] a message.
         tasks: Vec<TaskId>,
     },
@@ -89,6 +93,8 @@ pub enum SchedulerToFrontend {
         gpus: u32,
         /// The least time from submission to answer: l(1) and the network budget. A shorter SLO can never be met.
         least_latency: Span,
+        /// Which ModelThread owns it: its tasks are submitted there.
+        model_thread: ModelThreadId,
     },
     /// A model's state changed, whatever its version.
     ModelState {
@@ -119,4 +125,6 @@ pub const FENCED_TASKS_MAX: usize = 1024;
 pub struct FrontendWelcome {
     /// The frontend's name from now on.
     pub frontend: FrontendId,
+    /// Where tasks go.
+    pub model_threads: ModelThreads,
 }

@@ -14,10 +14,12 @@ mod plans;
 use std::collections::VecDeque;
 
 use proto::{
-    BackendId, FrontendId, LatencyProfile, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
-    backend_to_scheduler::{BackendHello, BackendToScheduler, PlanOutcome},
+    BackendId, FrontendId, LatencyProfile, LinkId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId,
+    Timestamp,
+    backend_to_scheduler::{BackendHello, BackendToScheduler, PlanOutcome, Undelivered},
     clock::ClockReply,
     frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
+    hello::ModelThreads,
     scheduler_to_backend::{BackendWelcome, BatchPlan, PlannedTask, SchedulerToBackend},
     scheduler_to_frontend::{DropReason, FrontendWelcome, SchedulerLoad, SchedulerToFrontend},
     slot::ImmediateData,
@@ -126,7 +128,7 @@ impl Cluster {
         self.settle(now);
         self.announce();
         self.tell_states(frontend);
-        Ok(FrontendWelcome { frontend })
+        Ok(FrontendWelcome { frontend, model_threads: ModelThreads::default() })
     }
 
     /// A backend connected.
@@ -150,7 +152,8 @@ impl Cluster {
             self.outputs.push_back(ClusterOutput::ToBackend(joined.backend, message));
         }
         self.on_links_changed(now);
-        Ok(BackendWelcome { backend: joined.backend, models: joined.models })
+        let model_threads = ModelThreads::default();
+        Ok(BackendWelcome { backend: joined.backend, models: joined.models, model_threads })
     }
 
     /// A frontend's connection ended: its tasks are forgotten and its slots no longer read.
@@ -176,7 +179,7 @@ impl Cluster {
         }
         self.on_offers_changed(now, reprofiled);
         let lost: Vec<_> = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks).collect();
-        self.doubt(backend, lost);
+        self.doubt((backend, LinkId::ALL), lost);
         self.changes.handle_backend_left(backend);
         for index in 0..self.members.models.len() {
             self.drop_if_unhosted(now, ModelId(index as u32));
@@ -195,7 +198,7 @@ impl Cluster {
         message: FrontendToScheduler,
     ) -> Result<(), Violation> {
         match message {
-            FrontendToScheduler::ClockRequest { sent_at } => {
+            FrontendToScheduler::ClockRequest { sent_at, resp: _ } => {
                 let reply = ClockReply { sent_at, received_at: now, replied_at: now };
                 let load = SchedulerToFrontend::Load(self.load());
                 let replies = [SchedulerToFrontend::Clock(reply), load];
@@ -267,7 +270,7 @@ impl Cluster {
                 }
                 self.drop_task(task, DropReason::Cancelled);
             }
-            BackendToScheduler::PlanDone { plan, outcome, undelivered } => {
+            BackendToScheduler::PlanDone { plan, outcome, undelivered, arrived_at: _, fetched_at: _ } => {
                 self.on_plan_done(now, backend, plan, outcome, &undelivered)?;
             }
             BackendToScheduler::Answered { plan, undelivered } => self.on_answered(backend, plan, &undelivered)?,
@@ -331,11 +334,12 @@ impl Cluster {
         backend: BackendId,
         id: PlanId,
         outcome: PlanOutcome,
-        undelivered: &[TaskId],
+        undelivered: &[Undelivered],
     ) -> Result<(), Violation> {
+        let (failed, link) = named(undelivered);
         let done = self
             .plans
-            .on_done(backend, id, undelivered)
+            .on_done(backend, id, &failed)
             .ok_or_else(|| Violation(format!("{id:?} is reported done, but {backend:?} does not run it")))?;
         let (PlanOutcome::Executed { finished_at, .. } | PlanOutcome::WindowMissed { rejected_at: finished_at }) =
             outcome;
@@ -347,7 +351,7 @@ impl Cluster {
                 self.follow_estimates(now);
             }
         }
-        self.doubt(backend, done.failed);
+        self.doubt((backend, link), done.failed);
         Ok(())
     }
 
@@ -390,22 +394,23 @@ impl Cluster {
         self.on_estimates_changed(now);
     }
 
-    fn on_answered(&mut self, backend: BackendId, id: PlanId, undelivered: &[TaskId]) -> Result<(), Violation> {
+    fn on_answered(&mut self, backend: BackendId, id: PlanId, undelivered: &[Undelivered]) -> Result<(), Violation> {
+        let (failed, link) = named(undelivered);
         let (answered, doubtful) = self
             .plans
-            .on_answered(backend, id, undelivered)
+            .on_answered(backend, id, &failed)
             .ok_or_else(|| Violation(format!("{id:?} is reported answered, but {backend:?} did not run it")))?;
         for task in answered {
             self.end_tasks(task.id.frontend(), 1);
         }
-        self.doubt(backend, doubtful);
+        self.doubt((backend, link), doubtful);
         Ok(())
     }
 
     /// Asks the frontends that are still there about tasks of a backend.
-    fn doubt(&mut self, backend: BackendId, mut tasks: Vec<RunningTask>) {
+    fn doubt(&mut self, (backend, link): (BackendId, LinkId), mut tasks: Vec<RunningTask>) {
         tasks.retain(|task| self.members.frontends.contains_key(&task.id.frontend()));
-        for (frontend, question) in self.fences.ask(backend, tasks) {
+        for (frontend, question) in self.fences.ask((backend, link), tasks) {
             self.outputs.push_back(ClusterOutput::ToFrontend(frontend, question));
         }
     }
@@ -518,10 +523,17 @@ impl Cluster {
             member.told.insert(model, (gpus, least_latency));
             let entry = &self.members.models[model.0 as usize];
             let (name, version) = (entry.name.clone(), entry.version.clone());
-            let message = SchedulerToFrontend::Model { model, name, version, gpus, least_latency };
+            let model_thread = ModelThreadId(0);
+            let message = SchedulerToFrontend::Model { model, name, version, gpus, least_latency, model_thread };
             self.outputs.push_back(ClusterOutput::ToFrontend(frontend, message));
         }
     }
+}
+
+/// The failed tasks, and the newest of the links that are to blame.
+fn named(undelivered: &[Undelivered]) -> (Vec<TaskId>, LinkId) {
+    let newest = undelivered.iter().map(|failed| failed.link).max().unwrap_or(LinkId::NONE);
+    (undelivered.iter().map(|failed| failed.task).collect(), newest)
 }
 
 fn check_owner(frontend: FrontendId, task: TaskId) -> Result<(), Violation> {

@@ -280,6 +280,7 @@ impl Server {
                 self.routes.backends.insert(welcome.backend, Route::new(connection));
                 Ok(encode(&welcome))
             }
+            SchedulerHello::Member(_) => Err("this scheduler has no ModelThreads to connect to".to_owned()),
         }
     }
 

@@ -277,12 +277,12 @@ impl<'a> Session<'a> {
             self.endpoint.disconnect(connection);
             return;
         };
-        let Some(frontend) = self.links.handle_up(connection, welcome) else {
+        let Some((frontend, link)) = self.links.handle_up(connection, welcome) else {
             self.endpoint.disconnect(connection);
             return;
         };
         tracing::info!(frontend = frontend.0, "linked");
-        self.joined().workers.iter_mut().for_each(|worker| worker.handle_linked(frontend));
+        self.joined().workers.iter_mut().for_each(|worker| worker.handle_linked(frontend, link));
         self.report(&BackendToScheduler::Linked { frontend });
     }
 
@@ -450,8 +450,8 @@ impl<'a> Session<'a> {
     fn perform_link(&mut self, action: LinkAction) {
         match action {
             LinkAction::AskClock => self.ask_clock(),
-            LinkAction::Open { frontend, address } => {
-                let hello = LinkHello { backend: self.joined().backend, frontend };
+            LinkAction::Open { frontend, address, link } => {
+                let hello = LinkHello { backend: self.joined().backend, frontend, link };
                 let hello = wincode::serialize(&hello).expect("encoding into memory cannot fail");
                 let connection = self.endpoint.connect(self.clock.now(), address, hello);
                 self.links.handle_opened(frontend, connection);

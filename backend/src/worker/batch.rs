@@ -4,7 +4,10 @@ use super::*;
 
 impl Batch {
     pub(super) fn new(now: Timestamp, plan: BatchPlan, model: ModelShape) -> Self {
-        let tasks = vec![Task { progress: Progress::Waiting, cut_off: false, cancelled: false }; plan.tasks.len()];
+        let tasks = vec![
+            Task { progress: Progress::Waiting, link: LinkId::NONE, cut_off: false, cancelled: false };
+            plan.tasks.len()
+        ];
         Self { plan, model, phase: Phase::Pending, tasks, planned_at: now, fetched_at: now, undelivered: vec![] }
     }
 
@@ -57,12 +60,14 @@ impl Batch {
 
     pub(super) fn end_undelivered(&mut self, index: usize) {
         self.tasks[index].progress = Progress::Ended;
-        self.undelivered.push(self.plan.tasks[index].task);
+        let (task, link) = (self.plan.tasks[index].task, self.tasks[index].link);
+        self.undelivered.push(Undelivered { task, link });
     }
 
     pub(super) fn done(&mut self, outcome: PlanOutcome) -> BackendToScheduler {
         let undelivered = std::mem::take(&mut self.undelivered);
-        BackendToScheduler::PlanDone { plan: self.plan.plan, outcome, undelivered }
+        let (plan, arrived_at, fetched_at) = (self.plan.plan, self.planned_at, self.fetched_at);
+        BackendToScheduler::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
     }
 
     pub(super) fn can_be_answered(&self, index: usize) -> bool {

@@ -6,12 +6,13 @@ use proto::{PlanId, SlotDescriptor, stages::SchedulerStamps};
 mod simulation;
 
 const MODEL: ModelId = ModelId(3);
+const LINK: LinkId = LinkId(1);
 const SHAPE: ModelShape = ModelShape { input_bytes: 100, output_bytes: 40, batch_max: 8 };
 const ANSWER_BYTES: u32 = (ANSWER_HEADER_BYTES + SHAPE.output_bytes) as u32;
 
 fn worker(frontends: u32) -> Worker {
     let mut worker = Worker::new(0, BTreeMap::from([(MODEL, SHAPE)]), Span::ZERO);
-    (0..frontends).for_each(|frontend| worker.handle_linked(FrontendId(frontend)));
+    (0..frontends).for_each(|frontend| worker.handle_linked(FrontendId(frontend), LINK));
     worker
 }
 
@@ -50,8 +51,22 @@ fn actions(worker: &mut Worker) -> Vec<Action> {
     std::iter::from_fn(|| worker.poll_action()).collect()
 }
 
+/// When a plan and its inputs arrived is in its answers' stamps, too, and compared there.
+fn without_instants(mut report: BackendToScheduler) -> BackendToScheduler {
+    if let BackendToScheduler::PlanDone { arrived_at, fetched_at, .. } = &mut report {
+        (*arrived_at, *fetched_at) = (Timestamp::PAST, Timestamp::PAST);
+    }
+    report
+}
+
+/// Of plan 1, without instants.
+fn plan_done(outcome: PlanOutcome, undelivered: Vec<Undelivered>) -> BackendToScheduler {
+    let (plan, arrived_at, fetched_at) = (PlanId(1), Timestamp::PAST, Timestamp::PAST);
+    BackendToScheduler::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
+}
+
 fn reports(worker: &mut Worker) -> Vec<BackendToScheduler> {
-    let report = |action| if let Action::Report(report) = action { Some(report) } else { None };
+    let report = |action| if let Action::Report(report) = action { Some(without_instants(report)) } else { None };
     actions(worker).into_iter().filter_map(report).collect()
 }
 
@@ -104,13 +119,13 @@ fn a_batch_is_fetched_at_once_executed_in_its_window_and_answered() {
     };
     assert_eq!(header.stamps, stamps);
     let outcome = PlanOutcome::Executed { started_at: Timestamp(101), finished_at: Timestamp(149) };
-    assert_eq!(*report, BackendToScheduler::PlanDone { plan: PlanId(1), outcome, undelivered: vec![] });
+    assert_eq!(without_instants(report.clone()), plan_done(outcome, vec![]));
 
     // One answer arrives, the other does not.
     worker.handle_pushed(Timestamp(160), place(0, 0), true);
     assert_eq!(reports(&mut worker), []);
     worker.handle_pushed(Timestamp(170), place(0, 1), false);
-    let undelivered = vec![TaskId::new(FrontendId(1), 101)];
+    let undelivered = vec![Undelivered { task: TaskId::new(FrontendId(1), 101), link: LINK }];
     assert_eq!(reports(&mut worker), [BackendToScheduler::Answered { plan: PlanId(1), undelivered }]);
 }
 
@@ -155,7 +170,7 @@ fn a_batch_that_cannot_start_in_its_window_is_rejected() {
         panic!("{actions:?}")
     };
     assert_eq!((*first, header.status, header.payload_bytes), (place(0, 0), AnswerStatus::WindowMissed, 0));
-    assert_eq!(*report, BackendToScheduler::PlanDone { plan: PlanId(1), outcome, undelivered: vec![] });
+    assert_eq!(without_instants(report.clone()), plan_done(outcome, vec![]));
     // The other task's READ still runs: it is answered when it ends, and until then the buffer is taken.
     worker.handle_fetched(Timestamp(30), place(0, 1), true);
     assert_eq!(pushes(&mut worker)[0].0, 1);
@@ -188,9 +203,9 @@ fn a_frontend_that_cannot_be_read_does_not_sink_the_batch() {
     worker.handle_timeout(Timestamp(100));
     assert_eq!(executes(&mut worker), [(0, vec![0])]);
     worker.handle_executed(Timestamp(150), done(100, 150));
-    let undelivered = vec![TaskId::new(FrontendId(1), 101)];
+    let undelivered = vec![Undelivered { task: TaskId::new(FrontendId(1), 101), link: LINK }];
     let outcome = PlanOutcome::Executed { started_at: Timestamp(100), finished_at: Timestamp(150) };
-    assert_eq!(reports(&mut worker), [BackendToScheduler::PlanDone { plan: PlanId(1), outcome, undelivered }]);
+    assert_eq!(reports(&mut worker), [plan_done(outcome, undelivered)]);
 }
 
 #[test]
@@ -200,7 +215,7 @@ fn a_frontend_that_comes_back_is_not_written_for_what_it_asked_before() {
     worker.handle_fetched(Timestamp(1), place(0, 0), true);
     worker.handle_plan(Timestamp(2), plan(2, (0, 200), &[0])).unwrap();
     worker.handle_unlinked(Timestamp(3), FrontendId(0));
-    worker.handle_linked(FrontendId(0));
+    worker.handle_linked(FrontendId(0), LINK);
     actions(&mut worker);
     worker.handle_fetched(Timestamp(4), place(1, 0), true);
     worker.handle_executed(Timestamp(150), done(1, 150));
@@ -228,7 +243,10 @@ fn tasks_that_do_not_fit_the_model_are_refused_alone() {
     mixed.tasks[1].slot.answer_bytes_max = 200;
     mixed.tasks[2].slot.answer_bytes_max = ANSWER_BYTES - 1;
     mixed.tasks[3].slot.answer_bytes_max = ANSWER_HEADER_BYTES as u32 - 1;
-    let undelivered = vec![mixed.tasks[3].task, mixed.tasks[4].task];
+    let undelivered = vec![
+        Undelivered { task: mixed.tasks[3].task, link: LINK },
+        Undelivered { task: mixed.tasks[4].task, link: LinkId::NONE },
+    ];
     worker.handle_plan(Timestamp(0), mixed).unwrap();
     let texts: Vec<_> = pushes(&mut worker).into_iter().map(|(_, _, text)| text.unwrap()).collect();
     assert_eq!(texts[0], "the task has 99 input bytes, the model takes 100");
@@ -238,7 +256,7 @@ fn tasks_that_do_not_fit_the_model_are_refused_alone() {
     assert_eq!(executes(&mut worker), [(0, vec![0])]);
     worker.handle_executed(Timestamp(150), done(100, 150));
     let outcome = PlanOutcome::Executed { started_at: Timestamp(100), finished_at: Timestamp(150) };
-    assert_eq!(reports(&mut worker), [BackendToScheduler::PlanDone { plan: PlanId(1), outcome, undelivered }]);
+    assert_eq!(reports(&mut worker), [plan_done(outcome, undelivered)]);
 }
 
 #[test]
@@ -248,12 +266,11 @@ fn plans_that_no_gpu_could_run_end_at_once() {
         let mut refused = plan(1, (100, 200), &[0; 8]);
         change(&mut refused);
         let error = worker.handle_plan(Timestamp(5), refused.clone()).unwrap_err();
-        let undelivered = refused.tasks.iter().map(|task| task.task).collect();
+        let undelivered =
+            refused.tasks.iter().map(|task| Undelivered { task: task.task, link: LinkId::NONE }).collect();
         let outcome = PlanOutcome::WindowMissed { rejected_at: Timestamp(5) };
-        let expected = [
-            BackendToScheduler::PlanDone { plan: PlanId(1), outcome, undelivered },
-            BackendToScheduler::Answered { plan: PlanId(1), undelivered: vec![] },
-        ];
+        let expected =
+            [plan_done(outcome, undelivered), BackendToScheduler::Answered { plan: PlanId(1), undelivered: vec![] }];
         assert_eq!(reports(&mut worker), expected);
         error.to_string()
     };

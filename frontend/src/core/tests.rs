@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    ModelId, SlotDescriptor,
+    ModelId, ModelThreadId, SlotDescriptor,
     backend_to_frontend::{AnswerHeader, AnswerStatus},
     clock::ClockReply,
+    hello::ModelThreads,
     scheduler_to_frontend::DropReason,
     slot::ImmediateData,
     stages::AnswerStamps,
@@ -164,6 +165,7 @@ impl World {
     fn tell_model(&mut self) {
         let gpus = self.links.len() as u32;
         self.tell(&SchedulerToFrontend::Model {
+            model_thread: ModelThreadId(0),
             model: ModelId(0),
             name: "m".to_owned(),
             version: "1".to_owned(),
@@ -318,7 +320,7 @@ impl World {
             }
         }
         if !asked.is_empty() {
-            self.tell(&SchedulerToFrontend::Fence { backend, tasks: asked });
+            self.tell(&SchedulerToFrontend::Fence { link: LinkId::ALL, backend, tasks: asked });
         }
     }
 
@@ -356,7 +358,10 @@ impl World {
         let delay = self.micros(1_000);
         self.after(
             delay,
-            Later::Event(Event::Connected { connection, welcome: encode(&FrontendWelcome { frontend }) }),
+            Later::Event(Event::Connected {
+                connection,
+                welcome: encode(&FrontendWelcome { frontend, model_threads: ModelThreads::default() }),
+            }),
         );
         self.inbox_until = self.inbox_until.max(self.now + delay);
     }
@@ -368,7 +373,7 @@ impl World {
         }
         let connection = self.connection();
         self.links.insert(connection, backend);
-        let hello = encode(&LinkHello { backend, frontend });
+        let hello = encode(&LinkHello { backend, frontend, link: LinkId(1) });
         self.report(Event::Incoming { connection, peer: "127.0.0.1:1".parse().unwrap(), hello });
     }
 
@@ -378,7 +383,7 @@ impl World {
         }
         for message in read_frame::<FrontendToScheduler>(frame) {
             match message.unwrap() {
-                FrontendToScheduler::ClockRequest { sent_at } => {
+                FrontendToScheduler::ClockRequest { sent_at, .. } => {
                     let at = self.now + OFFSET;
                     self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
                 }
@@ -505,7 +510,7 @@ fn joined() -> World {
     assert!(matches!(world.core.poll_output(), Some(Output::Connect { .. })));
     let connection = world.connection();
     world.core.handle_connecting(connection);
-    let welcome = encode(&FrontendWelcome { frontend: FrontendId(1) });
+    let welcome = encode(&FrontendWelcome { frontend: FrontendId(1), model_threads: ModelThreads::default() });
     world.core.handle_event(world.now, Event::Connected { connection, welcome }, &world.arena);
     world.scheduler = Some((connection, FrontendId(1)));
     world
@@ -520,7 +525,14 @@ impl World {
     fn offer_now(&mut self, gpus: u32) {
         let (name, version) = ("m".to_owned(), "1".to_owned());
         let least_latency = Span::from_millis(5);
-        self.tell_now(&SchedulerToFrontend::Model { model: ModelId(0), name, version, gpus, least_latency });
+        self.tell_now(&SchedulerToFrontend::Model {
+            model_thread: ModelThreadId(0),
+            model: ModelId(0),
+            name,
+            version,
+            gpus,
+            least_latency,
+        });
     }
 
     fn request_now(&mut self) -> Result<RequestId, InferError> {
@@ -570,7 +582,8 @@ fn the_messages_of_one_turn_share_a_frame() {
 fn a_link_that_was_meant_for_another_frontend_is_refused() {
     let mut world = joined();
     world.frames();
-    let hello = |frontend| encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(frontend) });
+    let hello =
+        |frontend| encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(frontend), link: LinkId(1) });
     for (hello, refused) in [(hello(2), true), (vec![1], true), (hello(1), false)] {
         let connection = world.connection();
         let peer = "127.0.0.1:1".parse().unwrap();
@@ -585,7 +598,7 @@ fn a_backend_is_told_the_key_as_it_is_now() {
     world.frames();
     world.core.handle_event(world.now, Event::KeyChanged { lkey: 1, rkey: 77 }, &world.arena);
     let (connection, peer) = (world.connection(), "127.0.0.1:1".parse().unwrap());
-    let hello = encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(1) });
+    let hello = encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(1), link: LinkId(1) });
     world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
     let Some(Output::Accept { welcome, .. }) = world.core.poll_output() else { panic!("not accepted") };
     assert_eq!(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().arena_rkey, 77);

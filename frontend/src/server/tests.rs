@@ -3,11 +3,12 @@
 use std::{cell::RefCell, collections::VecDeque, future::Future, net::SocketAddr, time::SystemTime};
 
 use proto::{
-    BackendId, ChangeId, FrontendId, ModelId, SlotDescriptor, Span, TaskId, Timestamp,
+    BackendId, ChangeId, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     clock::ClockReply,
     frame::read_frame,
     frontend_to_scheduler::{FrontendToScheduler, ModelChange},
+    hello::ModelThreads,
     scheduler_to_frontend::{DropReason, FrontendWelcome, ModelState, SchedulerLoad, SchedulerToFrontend},
     slot::ImmediateData,
     stages::AnswerStamps,
@@ -72,9 +73,11 @@ impl Peer {
             Output::Connect { .. } => {
                 self.desk.handle_connecting(SCHEDULER);
                 let frontend = FrontendId(1);
-                let welcome = wincode::serialize(&FrontendWelcome { frontend }).unwrap();
+                let welcome =
+                    wincode::serialize(&FrontendWelcome { frontend, model_threads: ModelThreads::default() }).unwrap();
                 self.desk.handle_event(Event::Connected { connection: SCHEDULER, welcome });
-                let hello = wincode::serialize(&LinkHello { backend: BackendId(6), frontend }).unwrap();
+                let hello =
+                    wincode::serialize(&LinkHello { backend: BackendId(6), frontend, link: LinkId(1) }).unwrap();
                 let peer = "127.0.0.1:1".parse().unwrap();
                 self.desk.handle_event(Event::Incoming { connection: BACKEND, peer, hello });
                 self.tell_gpus(1);
@@ -89,7 +92,7 @@ impl Peer {
 
     fn handle_message(&self, message: FrontendToScheduler) {
         match message {
-            FrontendToScheduler::ClockRequest { sent_at } => {
+            FrontendToScheduler::ClockRequest { sent_at, .. } => {
                 let at = sent_at + Span::from_millis(5_000);
                 self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
                 self.tell(&SchedulerToFrontend::Load(SchedulerLoad { queued: 3, batches: 2, gpus: 1 }));
@@ -111,7 +114,14 @@ impl Peer {
 
     fn tell_gpus(&self, gpus: u32) {
         let (name, version, least_latency) = ("double".to_owned(), "1".to_owned(), Span::from_millis(5));
-        self.tell(&SchedulerToFrontend::Model { model: ModelId(0), name, version, gpus, least_latency });
+        self.tell(&SchedulerToFrontend::Model {
+            model_thread: ModelThreadId(0),
+            model: ModelId(0),
+            name,
+            version,
+            gpus,
+            least_latency,
+        });
     }
 
     fn disconnect(&self, connection: ConnectionId) {

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
-    BackendId, FrontendId, TaskId,
+    BackendId, FrontendId, LinkId, TaskId,
     scheduler_to_frontend::{FENCED_TASKS_MAX, SchedulerToFrontend},
 };
 
@@ -30,7 +30,7 @@ impl Fences {
     /// tasks need.
     pub(super) fn ask(
         &mut self,
-        backend: BackendId,
+        (backend, link): (BackendId, LinkId),
         tasks: impl IntoIterator<Item = RunningTask>,
     ) -> Vec<(FrontendId, SchedulerToFrontend)> {
         let mut by_frontend: BTreeMap<FrontendId, Vec<RunningTask>> = BTreeMap::new();
@@ -41,7 +41,7 @@ impl Fences {
         for (frontend, tasks) in by_frontend {
             for chunk in tasks.chunks(FENCED_TASKS_MAX) {
                 let tasks = chunk.iter().map(|task| task.id).collect();
-                questions.push((frontend, SchedulerToFrontend::Fence { backend, tasks }));
+                questions.push((frontend, SchedulerToFrontend::Fence { backend, link, tasks }));
                 let doubtful = chunk.iter().map(|task| (task.id, *task)).collect();
                 self.asked.entry((frontend, backend)).or_default().push_back(doubtful);
             }
@@ -103,7 +103,7 @@ mod tests {
     fn each_frontend_is_asked_about_its_own_tasks_in_messages_that_fit() {
         let mut fences = Fences::default();
         let tasks = (0..FENCED_TASKS_MAX as u64 + 1).map(|n| task(1, n)).chain([task(2, 0)]);
-        let questions = fences.ask(BACKEND, tasks);
+        let questions = fences.ask((BACKEND, LinkId::ALL), tasks);
         let sizes: Vec<(u32, usize)> = questions
             .iter()
             .map(|(frontend, question)| match question {
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn only_what_was_asked_about_runs_again_and_only_once() {
         let mut fences = Fences::default();
-        fences.ask(BACKEND, [task(1, 0), task(1, 1), task(1, 2)]);
+        fences.ask((BACKEND, LinkId::ALL), [task(1, 0), task(1, 1), task(1, 2)]);
         let stranger = TaskId::new(FrontendId(1), 99);
         let unanswered = [task(1, 2).id, stranger, task(1, 0).id, task(1, 0).id];
         let again = fences.handle_fenced(FrontendId(1), BACKEND, &unanswered).unwrap();
@@ -130,8 +130,8 @@ mod tests {
     #[test]
     fn a_lost_frontend_takes_its_doubts_with_it() {
         let mut fences = Fences::default();
-        fences.ask(BACKEND, [task(1, 0), task(2, 0)]);
-        fences.ask(BackendId(9), [task(1, 7)]);
+        fences.ask((BACKEND, LinkId::ALL), [task(1, 0), task(2, 0)]);
+        fences.ask((BackendId(9), LinkId::ALL), [task(1, 7)]);
         fences.forget_frontend(FrontendId(1));
         assert_eq!(fences.len(), 1);
         assert_eq!(fences.handle_fenced(FrontendId(2), BACKEND, &[]), Ok((vec![], 1)));

@@ -60,6 +60,11 @@ fn drain(cluster: &mut Cluster) -> Vec<ClusterOutput> {
     std::iter::from_fn(|| cluster.poll_output()).collect()
 }
 
+fn plan_done(plan: PlanId, outcome: PlanOutcome, undelivered: Vec<Undelivered>) -> BackendToScheduler {
+    let (arrived_at, fetched_at) = (Timestamp::PAST, Timestamp::PAST);
+    BackendToScheduler::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
+}
+
 /// One frontend linked to one backend of one GPU.
 fn pair(now: Timestamp) -> (Cluster, FrontendId, BackendId) {
     let mut cluster = Cluster::new(config());
@@ -96,7 +101,7 @@ fn a_task_becomes_a_plan_within_its_window() {
 fn a_frontend_that_asks_for_the_time_is_told_how_much_there_is_to_do() {
     let (mut cluster, frontend, backend) = pair(Timestamp(0));
     let load = |cluster: &mut Cluster| {
-        let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0) };
+        let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
         cluster.handle_frontend_message(Timestamp(1), frontend, request).unwrap();
         match &drain(cluster)[..] {
             &[
@@ -138,7 +143,7 @@ fn run_one(
     };
     let finished_at = plan.exec_at + execution;
     let outcome = PlanOutcome::Executed { started_at: plan.exec_at, finished_at };
-    let done = BackendToScheduler::PlanDone { plan: plan.plan, outcome, undelivered: vec![] };
+    let done = plan_done(plan.plan, outcome, vec![]);
     cluster.handle_backend_message(finished_at, backend, done).unwrap();
     let answered = BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] };
     cluster.handle_backend_message(finished_at, backend, answered).unwrap();
@@ -381,7 +386,7 @@ struct World {
     frontends: BTreeMap<FrontendId, FakeFrontend>,
     backends: BTreeMap<BackendId, FakeBackend>,
     /// Answers of a plan that did not arrive.
-    undelivered: BTreeMap<PlanId, Vec<TaskId>>,
+    undelivered: BTreeMap<PlanId, Vec<Undelivered>>,
     submitted: usize,
     ended: usize,
     forgotten: usize,
@@ -482,7 +487,8 @@ impl World {
                     self.ended += 1;
                     self.answered += 1;
                 } else {
-                    self.undelivered.entry(plan).or_default().push(task);
+                    let failed = Undelivered { task, link: LinkId::ALL };
+                    self.undelivered.entry(plan).or_default().push(failed);
                 }
             }
             Arrival::Answered(id, plan) => {
@@ -542,7 +548,7 @@ impl World {
                 assert!(frontend.open.remove(&task).is_some(), "{task:?} ended twice");
                 self.ended += 1;
             }
-            SchedulerToFrontend::Fence { backend, tasks } => {
+            SchedulerToFrontend::Fence { backend, tasks, .. } => {
                 frontend.links.remove(&backend);
                 let unanswered: Vec<_> = tasks.into_iter().filter(|task| frontend.open.contains_key(task)).collect();
                 for task in &unanswered {
@@ -650,10 +656,10 @@ impl World {
                     answered_at = answered_at.max(at);
                     self.schedule(at, Arrival::Answer { backend: id, plan: plan.plan, task, attempt, link });
                 }
-                _ => unread.push(task),
+                _ => unread.push(Undelivered { task, link: LinkId::ALL }),
             }
         }
-        let done = BackendToScheduler::PlanDone { plan: plan.plan, outcome, undelivered: unread };
+        let done = plan_done(plan.plan, outcome, unread);
         self.schedule(finished_at, Arrival::FromBackend(id, done));
         self.schedule(answered_at + Span(1), Arrival::Answered(id, plan.plan));
     }

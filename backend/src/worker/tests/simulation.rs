@@ -1,5 +1,7 @@
 //! Histories from a seed: random plans, latencies, failures, and frontends that leave and come back.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -167,7 +169,7 @@ impl World {
             Event::Link(frontend) => {
                 self.linked[frontend.0 as usize] = true;
                 self.links[frontend.0 as usize] += 1;
-                self.worker.handle_linked(frontend);
+                self.worker.handle_linked(frontend, LinkId(1));
             }
             Event::Fetched { place, link } => {
                 let arrived = self.is_up(link) && self.rng.random_bool(0.98);
@@ -217,8 +219,8 @@ impl World {
                 self.schedule(at, event);
             }
             Action::Execute { buffer, tasks, exec_at, latest, .. } => self.execute(buffer, &tasks, (exec_at, latest)),
-            Action::Report(BackendToScheduler::PlanDone { plan, outcome, undelivered }) => {
-                undelivered.into_iter().for_each(|task| self.end(task, "undelivered"));
+            Action::Report(BackendToScheduler::PlanDone { plan, outcome, undelivered, .. }) => {
+                undelivered.into_iter().for_each(|failed| self.end(failed.task, "undelivered"));
                 let history = self.plans.get_mut(&plan).unwrap();
                 assert!(!std::mem::replace(&mut history.done, true), "{plan:?} is done twice");
                 if let PlanOutcome::Executed { started_at, finished_at } = outcome {
@@ -226,7 +228,7 @@ impl World {
                 }
             }
             Action::Report(BackendToScheduler::Answered { plan, undelivered }) => {
-                undelivered.into_iter().for_each(|task| self.end(task, "undelivered"));
+                undelivered.into_iter().for_each(|failed| self.end(failed.task, "undelivered"));
                 let history = self.plans.get_mut(&plan).unwrap();
                 assert!(history.done && !std::mem::replace(&mut history.answered, true), "{plan:?} is answered twice");
                 assert!(history.plan.tasks.iter().all(|task| self.ends.contains_key(&task.task)));
