@@ -4,13 +4,14 @@
 //! kept, and nothing is taken from the endpoint meanwhile: its queues are the bound. In steady state nothing is
 //! allocated.
 //!
-//! Several processes may share one address: `share` tells how.
+//! Several drivers may share one address, of one process or of many: `share` tells how.
 
 mod faults;
 mod group;
 // Socket options that have no safe wrapper.
 #[allow(unsafe_code)]
 mod options;
+mod process;
 mod share;
 mod socket;
 
@@ -25,6 +26,7 @@ use std::{
 pub use faults::Faults;
 use faults::{FaultInjector, Piece};
 use group::Group;
+use process::Held;
 use socket::Socket;
 
 use crate::{Endpoint, Timestamp, Transmit};
@@ -46,13 +48,26 @@ pub struct DriverConfig {
     pub faults: Faults,
     /// Decides the faults, and where the search for a prefix begins; unpredictable in production.
     pub seed: u64,
-    /// Other processes of this user may have the same address, each with a top byte of queue pair numbers of its own
-    /// ([`Driver::queue_pair_prefix`]); all must say so. They must see the same `/dev/shm`.
-    pub shared: bool,
+    /// Who else may have the same address.
+    pub sharing: Sharing,
     /// Wanted of the system for received packets; 8 MiB, and what the system grants may be less.
     pub receive_buffer_bytes: usize,
     /// Makes the system refuse UDP_SEGMENT from the first run on, as some devices do: for tests.
     pub refuse_segmentation: bool,
+}
+
+/// Who may have the same address and port. Each driver that shares one has a top byte of queue pair numbers of its own
+/// ([`Driver::queue_pair_prefix`]). At most 64 drivers share one, and all must say so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// Nobody.
+    #[default]
+    Alone,
+    /// Drivers of this process, so that each of its threads may have one. Another process is refused the address as long
+    /// as it shares it with none, and so are we if it was there first.
+    Process,
+    /// Drivers of all processes of this user, which must see the same `/dev/shm`.
+    User,
 }
 
 impl Default for DriverConfig {
@@ -60,7 +75,7 @@ impl Default for DriverConfig {
         Self {
             faults: Faults::default(),
             seed: 0,
-            shared: false,
+            sharing: Sharing::Alone,
             receive_buffer_bytes: RECEIVE_BUFFER_BYTES,
             refuse_segmentation: false,
         }
@@ -72,6 +87,8 @@ pub struct Driver {
     socket: Socket,
     /// Where the address is shared.
     group: Option<Group>,
+    /// Where it is this process's; given back after the socket is closed.
+    _held: Option<Held>,
     buffer: Box<[u8]>,
     /// The run in `buffer` that the socket had no room for.
     blocked: Option<Transmit>,
@@ -121,17 +138,21 @@ impl Driver {
             let cause = format!("{faults:?}: each fault is a probability in 0 ..= 1");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
         }
-        let socket = Socket::bind(address, &config)?;
+        let (socket, held) = match config.sharing {
+            Sharing::Process => Held::bind(address, &config).map(|(socket, held)| (socket, Some(held)))?,
+            Sharing::Alone | Sharing::User => (Socket::bind(address, &config)?, None),
+        };
         let injection = faults.any().then(|| Injection {
             injector: FaultInjector::new(faults, seed, socket.local()),
             out: VecDeque::new(),
             run: None,
             release_at: None,
         });
-        let group = config.shared.then(|| Group::join(&socket, seed)).transpose()?;
+        let group = (config.sharing != Sharing::Alone).then(|| Group::join(&socket, seed)).transpose()?;
         Ok(Self {
             socket,
             group,
+            _held: held,
             buffer: vec![0; RUN_BYTES_MAX].into(),
             blocked: None,
             injection,

@@ -16,7 +16,7 @@ use std::{
 use soft_roce::{
     Access, Endpoint, EndpointConfig, HeapMemory, Identification, Operation, PathMtu, Peer, Psn, QueuePairConfig,
     QueuePairNumber, Remote, Segment, SendRequest, Status, Timestamp,
-    drive::{Driver, DriverConfig},
+    drive::{Driver, DriverConfig, Sharing},
 };
 
 /// The address to share, for a process of this test that is a sharer.
@@ -33,9 +33,9 @@ struct Node {
 }
 
 impl Node {
-    fn open(address: SocketAddr, shared: bool) -> Self {
+    fn open(address: SocketAddr, sharing: Sharing) -> Self {
         let seed = u64::from(std::process::id());
-        let driver = Driver::open(address, DriverConfig { seed, shared, ..DriverConfig::default() }).unwrap();
+        let driver = Driver::open(address, DriverConfig { seed, sharing, ..DriverConfig::default() }).unwrap();
         let queue_pair_prefix = driver.queue_pair_prefix();
         let endpoint = Endpoint::new(EndpointConfig { queue_pair_prefix, ..EndpointConfig::new(driver.local(), seed) });
         Self { driver, endpoint, started: Instant::now() }
@@ -77,7 +77,7 @@ fn pattern(number: QueuePairNumber) -> Vec<u8> {
 #[test]
 fn sharer() {
     let Ok(address) = std::env::var(ROLE) else { return };
-    let mut node = Node::open(address.parse().unwrap(), true);
+    let mut node = Node::open(address.parse().unwrap(), Sharing::User);
     let number = node.create_queue_pair();
     let memory = HeapMemory::new(pattern(number));
     let region = node.endpoint.register(memory, Access { remote_read: true, ..Access::LOCAL }).unwrap();
@@ -179,7 +179,7 @@ fn run(reader: &mut Node, sharers: &mut [Sharer], more: u64) {
 fn survivors_of_a_kill_lose_nothing_and_others_may_join() {
     let pid = std::process::id();
     let shared: SocketAddr = format!("127.{}.{}.77:4791", 1 + pid % 250, pid / 250 % 250).parse().unwrap();
-    let mut reader = Node::open(format!("{}:0", shared.ip()).parse().unwrap(), false);
+    let mut reader = Node::open(format!("{}:0", shared.ip()).parse().unwrap(), Sharing::Alone);
     let mut sharers: Vec<_> = (0..3).map(|_| Sharer::start(&mut reader, shared)).collect();
     run(&mut reader, &mut sharers, 20);
     // The first to bind: the kernel moves the last into its place.

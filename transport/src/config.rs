@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-pub use soft_roce::drive::Faults;
+pub use soft_roce::drive::{Faults, Sharing};
 
 use crate::{OpenError, TlsFiles};
 
@@ -23,9 +23,8 @@ pub enum Arm {
         address: SocketAddr,
         /// Injected faults, for tests.
         faults: Faults,
-        /// Whether other processes of this user may have the same address; all of them must say so, and see the same
-        /// `/dev/shm`.
-        shared: bool,
+        /// Which other endpoints may have the same address; all of them must say so.
+        sharing: Sharing,
     },
     /// A device of libibverbs; in builds with the feature `verbs`.
     Verbs(VerbsConfig),
@@ -154,7 +153,8 @@ impl Arm {
                 return Err(OpenError(format!("shared_address: found `address` {found}, {expected}")));
             }
             let address = address.unwrap_or_else(|| SocketAddr::new(random_loopback().into(), ROCE_PORT));
-            return Ok(Self::Soft { address, faults, shared });
+            let sharing = if shared { Sharing::User } else { Sharing::Alone };
+            return Ok(Self::Soft { address, faults, sharing });
         };
         if shared {
             let found = format!("found arm `{name}`, which processes share anyway");
@@ -214,7 +214,7 @@ impl EndpointConfig {
     /// An endpoint of the soft arm at this address that only connects.
     #[must_use]
     pub fn soft(address: SocketAddr) -> Self {
-        Self::over(Arm::Soft { address, faults: Faults::default(), shared: false })
+        Self::over(Arm::Soft { address, faults: Faults::default(), sharing: Sharing::Alone })
     }
 
     /// An endpoint of this arm that only connects.
@@ -250,8 +250,19 @@ impl EndpointConfig {
     /// If it is not of the soft arm; a device is shared anyway.
     #[must_use]
     pub fn sharing_address(mut self) -> Self {
-        let Arm::Soft { shared, .. } = &mut self.arm else { panic!("a shared address on {:?}", self.arm) };
-        *shared = true;
+        let Arm::Soft { sharing, .. } = &mut self.arm else { panic!("a shared address on {:?}", self.arm) };
+        *sharing = Sharing::User;
+        self
+    }
+
+    /// The same, and other endpoints of this process may have the same address, each for a thread of its own: all of them
+    /// must say so. Nothing changes if other processes may have it too, or on a verbs device, which any number of
+    /// endpoints open.
+    #[must_use]
+    pub fn sharing_address_within_process(mut self) -> Self {
+        if let Arm::Soft { sharing: sharing @ Sharing::Alone, .. } = &mut self.arm {
+            *sharing = Sharing::Process;
+        }
         self
     }
 
@@ -308,7 +319,8 @@ mod tests {
             let address = address.map(|address| address.parse().unwrap());
             Arm::choose(&arm, address, true, Faults::default(), VerbsSettings::default())
         };
-        let Arm::Soft { address, shared: true, .. } = share(ArmName::Soft, Some("10.0.0.1:4791")).unwrap() else {
+        let Arm::Soft { address, sharing: Sharing::User, .. } = share(ArmName::Soft, Some("10.0.0.1:4791")).unwrap()
+        else {
             panic!("not shared")
         };
         assert_eq!(address, "10.0.0.1:4791".parse().unwrap());

@@ -101,8 +101,8 @@ impl Device {
     /// One line that names what is missing, taken or out of bounds.
     pub(crate) fn open(arm: Arm, demand: Demand) -> Result<Self, String> {
         match arm {
-            Arm::Soft { address, faults, shared } => {
-                Ok(Self::Soft(Box::new(soft::Soft::open(address, faults, shared, demand)?)))
+            Arm::Soft { address, faults, sharing } => {
+                Ok(Self::Soft(Box::new(soft::Soft::open(address, faults, sharing, demand)?)))
             }
             #[cfg(feature = "verbs")]
             Arm::Verbs(config) => {

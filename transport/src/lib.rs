@@ -71,7 +71,9 @@ mod tls;
 
 pub use bootstrap::HELLO_BYTES_MAX;
 pub use clock::Clock;
-pub use config::{Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, VerbsConfig, VerbsSettings, random_loopback};
+pub use config::{
+    Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, Sharing, VerbsConfig, VerbsSettings, random_loopback,
+};
 pub use drive::{CONNECTIONS_MAX, Endpoint, REGIONS_MAX};
 pub use event::{
     Access, ConnectionId, DisconnectReason, Event, OpenError, PostError, RegionKey, Transfer, TransferError,

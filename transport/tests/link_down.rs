@@ -10,7 +10,7 @@ use std::{
 };
 
 use proto::{Span, Timestamp};
-use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, Region, Transfer};
+use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, Region, Sharing, Transfer};
 
 /// Set in the two processes, to the role.
 const ROLE: &str = "DOWNBEAT_TEST_ROLE";
@@ -23,7 +23,7 @@ const LISTEN: &str = "10.77.0.2:7000";
 const RECONNECT: Span = Span::from_millis(200);
 
 fn open(address: &str) -> (Clock, Endpoint, Region) {
-    let arm = Arm::Soft { address: address.parse().unwrap(), faults: Faults::default(), shared: false };
+    let arm = Arm::Soft { address: address.parse().unwrap(), faults: Faults::default(), sharing: Sharing::Alone };
     let config = EndpointConfig { arm, ..EndpointConfig::default() }.with_secret(SECRET);
     let config = if address == SERVER { config.listening(LISTEN.parse().unwrap()) } else { config };
     (Clock::start(), Endpoint::open(config).unwrap(), Region::allocate(BYTES).unwrap())

@@ -19,7 +19,7 @@ fn a_peer_that_came_back_is_another() {
     fabric.nodes.pop();
     let same = config(1).listening(listening);
     let arm = match same.arm {
-        Arm::Soft { faults, shared, .. } => Arm::Soft { address, faults, shared },
+        Arm::Soft { faults, sharing, .. } => Arm::Soft { address, faults, sharing },
         verbs @ Arm::Verbs(_) => verbs,
     };
     let same = EndpointConfig { arm, ..same };

@@ -1,6 +1,6 @@
-//! Several processes of one user share an IP address and UDP port. No IO.
+//! Several drivers share an IP address and UDP port, in processes of one user or in threads of one. No IO.
 //!
-//! Each process owns one top byte of queue pair numbers, its *prefix*. The kernel hands a packet to the socket whose
+//! Each owns one top byte of queue pair numbers, its *prefix*. The kernel hands a packet to the socket whose
 //! index a small program ([`program`]) names, by a table from prefixes to indexes. A socket's index is its place in the
 //! order of binding; when any socket of the group closes, however its process dies, the kernel moves the last one into
 //! the hole. So exactly one survivor can no longer be reached, and nobody tells it.
@@ -22,7 +22,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::options::Instruction;
 use crate::Timestamp;
 
-/// Processes that share one address.
+/// Drivers that share one address.
 pub(super) const MEMBERS_MAX: usize = 64;
 /// How long a member may be unreachable before it looks: short against the time in which peers give up (seconds).
 const CHECK_EVERY: Duration = Duration::from_millis(20);
@@ -146,7 +146,7 @@ enum State {
     },
 }
 
-/// One process of a group.
+/// One driver of a group.
 #[derive(Debug)]
 pub(super) struct Member {
     prefix: u8,

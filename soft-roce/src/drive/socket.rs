@@ -16,7 +16,7 @@ use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use socket2::{Domain, SockRef, Type};
 
 use super::{
-    DriverConfig,
+    DriverConfig, Sharing,
     options::{self, Instruction},
 };
 use crate::wire::PACKET_BYTES_MAX;
@@ -52,12 +52,13 @@ impl Socket {
         if address.ip().is_unspecified() {
             return Err(invalid("RoCEv2 needs one specific IP address of this host, not the unspecified one"));
         }
-        if config.shared && address.port() == 0 {
+        let shared = config.sharing != Sharing::Alone;
+        if shared && address.port() == 0 {
             return Err(invalid("a port can only be shared if it is named; RoCEv2's is 4791"));
         }
         let socket = socket2::Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
-        socket.set_reuse_port(config.shared)?;
-        socket.bind(&address.into()).map_err(|error| explain(&error, config.shared))?;
+        socket.set_reuse_port(shared)?;
+        socket.bind(&address.into()).map_err(|error| explain(&error, shared))?;
         let socket = UdpSocket::from(socket);
         let state = UdpSocketState::new((&socket).into())?;
         if state.may_fragment() {
@@ -245,7 +246,8 @@ mod tests {
         let refused = |address: SocketAddr, config: &DriverConfig| {
             Socket::bind(address, config).err().expect("refused").to_string()
         };
-        let (alone, sharing) = (DriverConfig::default(), DriverConfig { shared: true, ..DriverConfig::default() });
+        let (alone, sharing) =
+            (DriverConfig::default(), DriverConfig { sharing: Sharing::User, ..DriverConfig::default() });
         let first = bind("127.0.0.1:0").unwrap();
         assert!(refused(first.local(), &alone).contains("another process has it: choose another address, or let all"));
         assert!(refused(first.local(), &sharing).contains("that does not share it"));

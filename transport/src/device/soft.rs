@@ -16,7 +16,7 @@ use soft_roce::{
 
 use super::{Demand, Descriptor, DeviceEvent, Offer};
 use crate::{
-    Access, Faults, Region, RegionKey,
+    Access, Faults, Region, RegionKey, Sharing,
     bootstrap::{PacketAddress, Parameters},
     poller::Interest,
 };
@@ -43,8 +43,8 @@ pub(crate) struct Soft {
 }
 
 impl Soft {
-    pub(super) fn open(address: SocketAddr, faults: Faults, shared: bool, demand: Demand) -> Result<Self, String> {
-        let config = DriverConfig { faults, shared, seed: rand::random(), ..DriverConfig::default() };
+    pub(super) fn open(address: SocketAddr, faults: Faults, sharing: Sharing, demand: Demand) -> Result<Self, String> {
+        let config = DriverConfig { faults, sharing, seed: rand::random(), ..DriverConfig::default() };
         let udp = Driver::open(address, config).map_err(|error| {
             let keys = if error.kind() == io::ErrorKind::AddrInUse { " (keys address, shared_address)" } else { "" };
             format!("cannot open UDP address {address}: {error}{keys}")

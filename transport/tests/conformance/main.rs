@@ -6,4 +6,5 @@ mod faults;
 mod frames;
 mod incast;
 mod lifecycle;
+mod sharing;
 mod transfers;

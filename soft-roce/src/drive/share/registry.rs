@@ -59,7 +59,7 @@ impl Registry {
                 Err(TryLockError::Error(error)) => return Err(error),
             }
         }
-        let cause = format!("{MEMBERS_MAX} processes share this address already, which is the limit; choose another");
+        let cause = format!("{MEMBERS_MAX} endpoints share this address already, which is the limit; choose another");
         Err(io::Error::new(io::ErrorKind::AddrInUse, cause))
     }
 
@@ -223,7 +223,7 @@ mod tests {
     fn the_sixty_fifth_is_refused_by_name() {
         let place = Place::new("full");
         let members: Vec<_> = (0..MEMBERS_MAX).map(|_| place.join(3).unwrap()).collect();
-        assert!(place.join(3).unwrap_err().to_string().contains("64 processes share"));
+        assert!(place.join(3).unwrap_err().to_string().contains("64 endpoints share"));
         assert_eq!(members[0].count(), MEMBERS_MAX);
     }
 
