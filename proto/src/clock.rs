@@ -79,6 +79,78 @@ impl ClockOffset {
     }
 }
 
+/// Requests in quick succession at first, so that the least of their round trips is a good one.
+const BURST: u32 = SAMPLES as u32;
+/// The time between those.
+const BURST_INTERVAL: Span = Span::from_millis(5);
+/// The time between requests later.
+const INTERVAL: Span = Span::from_millis(1_000);
+
+/// A member's side of one connection to the scheduler: when to ask for its clock, and what the answers say. `Default` asks
+/// nothing yet; life begins with [`Self::start`], and a new connection begins a new one, since another scheduler has
+/// another clock.
+///
+/// ```
+/// # use proto::{clock::{ClockReply, ClockSync}, Timestamp};
+/// let now = Timestamp(100);
+/// let mut clock = ClockSync::start(now);
+/// assert_eq!(clock.poll_request(now), Some(now));
+/// // .. sends a ClockRequest with that stamp; the reply arrives:
+/// let reply = ClockReply { sent_at: now, received_at: Timestamp(5_110), replied_at: Timestamp(5_120) };
+/// clock.handle_reply(Timestamp(130), reply);
+/// assert_eq!(clock.offset().to_scheduler(Timestamp(200)), Some(Timestamp(5_200)));
+/// assert_eq!(clock.poll_request(Timestamp(130)), None, "the next one is not due yet");
+/// ```
+#[derive(Debug, Clone)]
+pub struct ClockSync {
+    offset: ClockOffset,
+    requests: u32,
+    request_at: Timestamp,
+}
+
+impl Default for ClockSync {
+    fn default() -> Self {
+        Self { offset: ClockOffset::default(), requests: 0, request_at: Timestamp::NEVER }
+    }
+}
+
+impl ClockSync {
+    /// The member has just joined: the first request is due.
+    #[must_use]
+    pub fn start(now: Timestamp) -> Self {
+        Self { request_at: now, ..Self::default() }
+    }
+
+    /// A reply arrived at `now` on our clock.
+    pub fn handle_reply(&mut self, now: Timestamp, reply: ClockReply) {
+        self.offset.handle_reply(now, reply);
+    }
+
+    /// The stamp (`sent_at`) of a request that is due. It is to leave at once: time spent in a queue would count as a
+    /// round trip.
+    #[must_use]
+    pub fn poll_request(&mut self, now: Timestamp) -> Option<Timestamp> {
+        if now < self.request_at {
+            return None;
+        }
+        self.requests = self.requests.saturating_add(1);
+        self.request_at = now + if self.requests < BURST { BURST_INTERVAL } else { INTERVAL };
+        Some(now)
+    }
+
+    /// When [`Self::poll_request`] has one; [`Timestamp::NEVER`] before [`Self::start`].
+    #[must_use]
+    pub const fn poll_timeout(&self) -> Timestamp {
+        self.request_at
+    }
+
+    /// What is known so far.
+    #[must_use]
+    pub const fn offset(&self) -> &ClockOffset {
+        &self.offset
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,5 +187,33 @@ mod tests {
         clock.handle_reply(Timestamp(110), reply);
         clock.handle_reply(Timestamp(90), ClockReply { replied_at: Timestamp(60), ..reply });
         assert_eq!(clock.to_scheduler(Timestamp(0)), None);
+    }
+
+    #[test]
+    fn a_burst_of_requests_then_one_a_second() {
+        let mut clock = ClockSync::start(Timestamp(7));
+        let mut stamps = Vec::new();
+        while stamps.len() < 11 {
+            let due = clock.poll_timeout();
+            assert_eq!(clock.poll_request(due - Span(1)), None);
+            stamps.extend(clock.poll_request(due));
+        }
+        let waits: Vec<_> = stamps.windows(2).map(|pair| (pair[1] - pair[0]).as_millis_f64()).collect();
+        assert_eq!(waits, [5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 1000.0, 1000.0, 1000.0]);
+    }
+
+    #[test]
+    fn a_member_that_was_late_asks_once() {
+        let mut clock = ClockSync::start(Timestamp(0));
+        let late = Timestamp(0) + Span::from_millis(60_000);
+        assert_eq!(clock.poll_request(late), Some(late));
+        assert_eq!(clock.poll_request(late), None);
+    }
+
+    #[test]
+    fn who_has_not_joined_asks_nothing() {
+        let mut clock = ClockSync::default();
+        assert_eq!((clock.poll_request(Timestamp(i64::MAX - 1)), clock.poll_timeout()), (None, Timestamp::NEVER));
+        assert_eq!(clock.offset().error_bound(), None);
     }
 }

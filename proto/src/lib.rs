@@ -4,6 +4,7 @@
 
 pub mod backend_to_frontend;
 pub mod backend_to_scheduler;
+pub mod backoff;
 pub mod clock;
 pub mod frame;
 pub mod frontend_to_scheduler;
