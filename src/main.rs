@@ -1,15 +1,10 @@
 //! The `downbeat` binary: dispatches subcommands, nothing else.
 #![forbid(unsafe_code)]
 
-mod cluster;
-mod demo;
-mod digits;
 mod doctor;
-mod load;
-mod profile;
 mod role;
-mod supervisor;
-mod table;
+#[cfg(feature = "tools")]
+mod tools;
 
 use std::process::ExitCode;
 
@@ -25,10 +20,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a local cluster of real processes for about ten seconds and show what it does
-    Demo(demo::Args),
-    /// Run the same cluster until stopped
-    Up(cluster::UpArgs),
+    #[cfg(feature = "tools")]
+    #[command(flatten)]
+    Tool(tools::Command),
     /// Run the scheduler
     Scheduler(role::Args),
     /// Run a frontend
@@ -37,29 +31,6 @@ enum Command {
     Backend(role::Args),
     /// Tell what this host offers and what to change
     Doctor(doctor::Args),
-    /// Measure how long a model's batches take, and store it beside the model
-    Profile(profile::Args),
-    /// Simulate a cluster in virtual time
-    Sim(sim::command::Args),
-    /// Measure
-    #[command(subcommand)]
-    Bench(Bench),
-    /// Reproduce the papers' figures, and what this project claims, as SVG and CSV
-    Figures(bench::figures::Args),
-}
-
-#[derive(Debug, Subcommand)]
-enum Bench {
-    /// Search the highest rate at which every model stays within its objective, in virtual time
-    Goodput(bench::goodput::Args),
-    /// Measure how many requests the scheduler handles, with real threads and emulated GPUs
-    Scheduler(bench::scheduler::Args),
-    /// Measure RDMA operations within this host, beside raw UDP and TCP sockets
-    Verbs(bench::verbs::Args),
-    /// Pull many objects from many servers at once, and measure how long each takes
-    Incast(bench::incast::Args),
-    /// Send load to a running server over HTTP or gRPC and measure its latency
-    Load(bench::load::Args),
 }
 
 /// Bad input: one line on stderr says what to change.
@@ -93,8 +64,8 @@ fn main() -> ExitCode {
         Err(help) => help.exit(),
     };
     let result = match cli.command {
-        Command::Demo(args) => demo::run(&args),
-        Command::Up(args) => cluster::up(&args),
+        #[cfg(feature = "tools")]
+        Command::Tool(command) => tools::run(&command),
         Command::Scheduler(args) => role::scheduler(&args),
         Command::Frontend(args) => role::frontend(&args),
         Command::Backend(args) => role::backend(&args),
@@ -103,23 +74,25 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
-        Command::Profile(args) => profile::run(&args),
-        Command::Sim(args) => sim::command::run(&args).map_err(anyhow::Error::from),
-        Command::Figures(args) => bench::figures::run(&args).map_err(anyhow::Error::from),
-        Command::Bench(Bench::Goodput(args)) => bench::goodput::run(&args).map_err(anyhow::Error::from),
-        Command::Bench(Bench::Scheduler(args)) => bench::scheduler::run(&args).map_err(anyhow::Error::from),
-        Command::Bench(Bench::Verbs(args)) => bench::verbs::run(&args).map_err(anyhow::Error::from),
-        Command::Bench(Bench::Incast(args)) => bench::incast::run(&args).map_err(anyhow::Error::from),
-        Command::Bench(Bench::Load(args)) => load::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("downbeat: {}", one_line(&error));
-            // `demo` ran and found something wrong: that is not bad input.
-            ExitCode::from(if error.is::<demo::Failed>() { 1 } else { BAD_INPUT })
+            ExitCode::from(if ran(&error) { 1 } else { BAD_INPUT })
         }
     }
+}
+
+/// Whether the command did its work and found something wrong, which is not bad input.
+#[cfg(feature = "tools")]
+fn ran(error: &anyhow::Error) -> bool {
+    error.is::<tools::Failed>()
+}
+
+#[cfg(not(feature = "tools"))]
+fn ran(_: &anyhow::Error) -> bool {
+    false
 }
 
 /// The error and its causes, less those that the text before names already.

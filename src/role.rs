@@ -5,12 +5,18 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use frontend::service::SetLogLevel;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::de::DeserializeOwned;
-use tracing_subscriber::{EnvFilter, reload};
-
-use crate::supervisor;
+use tracing_subscriber::{
+    Layer as _,
+    filter::{LevelFilter, Targets},
+    fmt,
+    layer::SubscriberExt as _,
+    reload,
+    util::SubscriberInitExt as _,
+};
 
 /// Arguments of `scheduler`, `frontend` and `backend`.
 #[derive(Debug, clap::Args)]
@@ -39,7 +45,7 @@ pub enum LogFormat {
 impl Args {
     fn start<C: DeserializeOwned>(&self) -> Result<C> {
         if let Some(parent) = self.supervised_by {
-            supervisor::die_with(parent)?;
+            die_with(parent)?;
         }
         read_config(&self.config)
     }
@@ -54,28 +60,27 @@ pub fn read_config<C: DeserializeOwned>(file: &Path) -> Result<C> {
     })
 }
 
-/// Logs to stderr; `RUST_LOG` chooses what. Yields what sets another level later.
-fn init_logging(format: LogFormat) -> SetLogLevel {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    let builder = tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter);
-    match format {
-        LogFormat::Text => {
-            let subscriber = builder.with_filter_reloading();
-            let set_level = reloading(subscriber.reload_handle());
-            subscriber.init();
-            set_level
-        }
-        LogFormat::Json => {
-            let subscriber = builder.json().flatten_event(true).with_filter_reloading();
-            let set_level = reloading(subscriber.reload_handle());
-            subscriber.init();
-            set_level
-        }
-    }
+/// Ties this process's life to its parent's: called by a member as its first act.
+fn die_with(parent: u32) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie this process to its parent")?;
+    // The parent may have ended before the line above; then another process has adopted this one.
+    let adopted = getppid().is_none_or(|found| found.as_raw_nonzero().get().unsigned_abs() != parent);
+    ensure!(!adopted, "the parent process is gone");
+    Ok(())
 }
 
-fn reloading<S: 'static>(filter: reload::Handle<EnvFilter, S>) -> SetLogLevel {
-    Box::new(move |level| filter.reload(EnvFilter::default().add_directive(level.into())).map_err(|e| e.to_string()))
+/// Logs to stderr; `RUST_LOG` chooses what. Yields what sets another level later.
+fn init_logging(format: LogFormat) -> SetLogLevel {
+    let chosen = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
+    let all = |level: LevelFilter| Targets::new().with_default(level);
+    let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| all(LevelFilter::INFO)));
+    let lines = fmt::layer().with_writer(std::io::stderr);
+    let lines = match format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    tracing_subscriber::registry().with(filter).with(lines).init();
+    Box::new(move |level| handle.reload(all(level)).map_err(|error| error.to_string()))
 }
 
 /// Runs a scheduler until the process is ended.

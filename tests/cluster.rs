@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use bench::load::{Arrivals, Encoding, Expected, Input, Stream, Tally, Target, Wire, generate, is_ready};
+use load::{Arrivals, Encoding, Expected, Input, Stream, Tally, Target, Wire, generate, is_ready};
 use repository::DataType;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bench::load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, is_ready};
+use load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, is_ready};
 use repository::DataType;
 
 const MODEL: &str = "resnet50";

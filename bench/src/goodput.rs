@@ -7,17 +7,11 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
+use cli::{CommandError, positive};
 use indicatif::{ProgressBar, ProgressStyle};
 use scheduler::{Policy, policy::POLICIES};
 use serde::Serialize;
-use sim::{
-    Options, Report, Workload,
-    checker::Violation,
-    cluster,
-    command::{CommandError, positive},
-    report::ClassReport,
-    workload::SECONDS_MAX,
-};
+use sim::{Options, Report, Workload, checker::Violation, cluster, report::ClassReport, workload::SECONDS_MAX};
 
 use crate::real_time;
 

@@ -15,12 +15,12 @@ mod tcp;
 use std::{fmt, num::NonZero, str::FromStr, time::Duration};
 
 use clap::Args as ClapArgs;
+use cli::{CommandError, positive};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use proto::{Span, Timestamp};
 use rustix::thread::set_current_timer_slack;
 use serde::Serialize;
-use sim::command::{CommandError, positive};
 use transport::{ArmName, Clock};
 
 use crate::{percentiles::Tail, stalls};
@@ -219,7 +219,7 @@ pub fn measure(args: &Args) -> Result<Incast, CommandError> {
         Carrier::Rdma(arm) => Box::new(rdma::RdmaReader::start(&clock, shape, arm, args.reader_window, threads)?),
         Carrier::Tcp => {
             let reader = tcp::TcpReader::start(&clock, shape, threads);
-            Box::new(reader.map_err(|error| failed("cannot use TCP on loopback", &error))?)
+            Box::new(reader.map_err(|error| CommandError::failed("cannot use TCP on loopback", error))?)
         }
     };
     let warm_up = (args.rounds as f64 * WARM_UP_FRACTION).ceil() as u64;
@@ -277,7 +277,7 @@ fn check(args: &Args) -> Result<Shape, CommandError> {
     if let Some(bytes) = args.reader_window {
         positive("--reader-window", bytes as f64, BYTES_MAX as f64)?;
         if args.arm == Carrier::Tcp {
-            return Err(flag("--reader-window", "an arm with READs, such as soft", "--arm tcp"));
+            return Err(CommandError::flag("--reader-window", "an arm with READs, such as soft", "--arm tcp"));
         }
     }
     let total = [args.servers, args.objects, args.bytes]
@@ -287,10 +287,10 @@ fn check(args: &Args) -> Result<Shape, CommandError> {
         Some(total) if total <= BYTES_MAX => {
             Ok(Shape { servers: args.servers, objects: args.objects, bytes: args.bytes })
         }
-        _ => Err(flag(
+        _ => Err(CommandError::flag(
             "--servers x --objects x --bytes",
-            &format!("at most {BYTES_MAX} bytes in all"),
-            &format!("{} x {} x {}", args.servers, args.objects, args.bytes),
+            format!("at most {BYTES_MAX} bytes in all"),
+            format!("{} x {} x {}", args.servers, args.objects, args.bytes),
         )),
     }
 }
@@ -339,7 +339,7 @@ fn pull(
                     shape.count(),
                     STALL.to_duration().as_secs()
                 );
-                return Err(failed("the round does not end", &cause));
+                return Err(CommandError::failed("the round does not end", cause));
             }
             continue;
         };
@@ -389,14 +389,6 @@ impl Incast {
             if self.verified { "every byte was right" } else { "WRONG BYTES" },
         )
     }
-}
-
-fn flag(flag: &'static str, expected: &str, found: &str) -> CommandError {
-    CommandError::Flag { flag, expected: expected.into(), found: found.into() }
-}
-
-fn failed(what: &str, cause: &dyn std::fmt::Display) -> CommandError {
-    CommandError::Failed(format!("{what}: {cause}"))
 }
 
 #[cfg(test)]

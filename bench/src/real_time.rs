@@ -15,13 +15,13 @@ use std::{
     time::Instant,
 };
 
+use cli::CommandError;
 use proto::{GpuId, ModelId, Span, TaskId, Timestamp};
 use scheduler::{Batch, ModelConfig, NetworkBudget, Planner, PlannerOutput, Task, task_queue::Queued};
 use sim::{
     Options, Report, Workload,
     arrivals::{Arrivals, Request},
     checker::{Checker, Violation},
-    command::CommandError,
     faults::FaultSource,
     gpus::{GpuEvent, Gpus},
     report::Recorder,

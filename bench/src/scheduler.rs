@@ -9,9 +9,9 @@
 use std::{num::NonZero, thread, time::Duration};
 
 use clap::Args as ClapArgs;
+use cli::{CommandError, positive};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use sim::command::{CommandError, positive};
 
 use crate::{Tail, stalls};
 

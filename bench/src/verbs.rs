@@ -11,9 +11,9 @@ mod measure;
 mod soft;
 
 use clap::{Args as ClapArgs, ValueEnum};
+use cli::{CommandError, positive};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use sim::command::{CommandError, positive};
 use soft_roce::drive::Faults;
 use thiserror::Error;
 use transport::ArmName;

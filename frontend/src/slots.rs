@@ -4,7 +4,7 @@
 //! The arena is cut into equal blocks. A block belongs to one size class while any of its slots is leased and then
 //! goes back to the pool, so the arena follows the mix of models without being divided beforehand. A slot's life:
 //! free, leased to one task, free again. Nothing here decides when a lease may end; that is `tasks`' affair
-//! (DESIGN, invariant 3: not while a READ or WRITE to it can still arrive).
+//! (ARCHITECTURE.md, invariant 3: not while a READ or WRITE to it can still arrive).
 
 use std::collections::BTreeSet;
 

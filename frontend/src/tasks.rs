@@ -2,7 +2,7 @@
 //!
 //! A task's life: admitted with a leased slot and submitted; then it ends exactly once, by a valid answer, by the
 //! scheduler's drop, or with the scheduler itself. Only its end frees the slot, because only then can no READ or
-//! WRITE still arrive (DESIGN, invariant 3). A request ends with its last task's answer or its first task's failure;
+//! WRITE still arrive (ARCHITECTURE.md, invariant 3). A request ends with its last task's answer or its first task's failure;
 //! tasks that outlive their request (the client hung up, a sibling failed) are cancelled and keep their slots until
 //! they end themselves.
 //!
@@ -98,7 +98,7 @@ impl Timing {
         (self.backend, self.gpu, self.stamps.started_at_ns)
     }
 
-    /// How far the answer missed its deadline; not above zero if it was in time (DESIGN, invariant 4).
+    /// How far the answer missed its deadline; not above zero if it was in time (ARCHITECTURE.md, invariant 4).
     #[must_use]
     pub fn lateness(&self) -> Span {
         self.answered_at - self.deadline

@@ -127,8 +127,8 @@ pub enum Policy {
     Eager,
     /// The window opens this long after the batch's first task arrived (Symphony, section 3.4).
     Timeout(Span),
-    /// The same with a timeout that is this part, from 0 to 1, of the time that the task's client gave it.
-    TimeoutPart(f64),
+    /// The same with a timeout of so many per cent of the time that the task's client gave it.
+    TimeoutPercent(f64),
     /// Clockwork (`policy/clockwork.rs`).
     Clockwork,
     /// Nexus (`policy/nexus.rs`).
@@ -199,7 +199,7 @@ impl Policy {
             Self::Downbeat => Box::<downbeat::Downbeat>::default(),
             Self::Eager => Box::new(Timeout { after: Span::ZERO, part: 0.0 }),
             Self::Timeout(after) => Box::new(Timeout { after, part: 0.0 }),
-            Self::TimeoutPart(part) => Box::new(Timeout { after: Span::ZERO, part }),
+            Self::TimeoutPercent(percent) => Box::new(Timeout { after: Span::ZERO, part: percent / 100.0 }),
             Self::Clockwork | Self::Nexus | Self::Shepherd | Self::Clipper => {
                 unreachable!("{self} is a planner, not a choice of windows")
             }
@@ -224,7 +224,7 @@ impl FromStr for Policy {
             Some(("timeout", time)) => {
                 let within = |text: &str, max: f64| text.parse().ok().filter(|value| (0.0..=max).contains(value));
                 let timeout = match time.strip_suffix('%') {
-                    Some(part) => within(part, 100.0).map(|part| Self::TimeoutPart(part / 100.0)),
+                    Some(percent) => within(percent, 100.0).map(Self::TimeoutPercent),
                     None => within(time, 60_000.0).map(|ms| Self::Timeout(Span::from_millis_f64(ms))),
                 };
                 timeout.ok_or_else(|| PolicyError::Timeout(time.to_owned()))
@@ -243,7 +243,7 @@ impl fmt::Display for Policy {
             Self::Downbeat => f.write_str("downbeat"),
             Self::Eager => f.write_str("eager"),
             Self::Timeout(timeout) => write!(f, "timeout:{}", timeout.as_millis_f64()),
-            Self::TimeoutPart(part) => write!(f, "timeout:{}%", 100.0 * part),
+            Self::TimeoutPercent(percent) => write!(f, "timeout:{percent}%"),
             Self::Clockwork => f.write_str("clockwork"),
             Self::Nexus => f.write_str("nexus"),
             Self::Shepherd => f.write_str("shepherd"),
@@ -363,12 +363,19 @@ mod tests {
             "eager",
             "timeout:2.5",
             "timeout:30%",
+            "timeout:7%",
             "clockwork",
             "nexus",
             "shepherd",
             "clipper",
         ] {
             assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
+        }
+        for tenths in 0..=1000 {
+            for unit in ["", "%"] {
+                let text = format!("timeout:{}{unit}", f64::from(tenths) / 10.0);
+                assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
+            }
         }
     }
 
@@ -445,6 +452,6 @@ mod tests {
         let opens_at = |policy: Policy| policy.instantiate().opens_at(&view, Gathered { skip: 0, size: 2 });
         assert_eq!(opens_at(Policy::Eager), Timestamp::PAST);
         assert_eq!(opens_at(Policy::Timeout(Span(7))), Timestamp(17));
-        assert_eq!(opens_at(Policy::TimeoutPart(0.3)), Timestamp(40));
+        assert_eq!(opens_at(Policy::TimeoutPercent(30.0)), Timestamp(40));
     }
 }

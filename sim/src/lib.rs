@@ -8,7 +8,6 @@
 pub mod arrivals;
 pub mod checker;
 pub mod cluster;
-pub mod command;
 pub mod examples;
 pub mod faults;
 pub mod gpus;

@@ -42,8 +42,8 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
+    use cli::CommandError;
     use proto::Timestamp;
-    use sim::command::CommandError;
     use transport::Clock;
 
     use super::*;

@@ -6,16 +6,16 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
+use cli::CommandError;
 use proto::{Span, Timestamp};
 use rustix::event::PollFlags;
-use sim::command::CommandError;
 use transport::{
     Access, Arm, ArmName, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, OpenError, Region, RegionKey,
     Transfer, VerbsSettings,
 };
 
 use super::{
-    Reader, Shape, failed, object,
+    Reader, Shape, object,
     servers::{Server, Servers},
 };
 
@@ -43,22 +43,25 @@ impl RdmaReader {
     ) -> Result<Self, CommandError> {
         let mut peers = Vec::new();
         let servers = (0..shape.servers).map(|index| {
-            let (server, at, key) =
-                RdmaServer::open(arm, shape, index).map_err(|error| failed("a server's endpoint", &error))?;
+            let (server, at, key) = RdmaServer::open(arm, shape, index)
+                .map_err(|error| CommandError::failed("a server's endpoint", error))?;
             peers.push((at, key));
             Ok(server)
         });
         let servers = servers.collect::<Result<Vec<_>, CommandError>>()?;
-        let servers =
-            Servers::start(clock, servers, threads).map_err(|error| failed("cannot start the servers", &error))?;
-        let config = config(arm).map_err(|error| failed("--arm", &error))?;
+        let servers = Servers::start(clock, servers, threads)
+            .map_err(|error| CommandError::failed("cannot start the servers", error))?;
+        let config = config(arm).map_err(|error| CommandError::failed("--arm", error))?;
         let read_budget_bytes = window.unwrap_or(config.read_budget_bytes);
         let config = EndpointConfig { read_budget_bytes, connections_max: shape.servers, ..config };
-        let mut endpoint = Endpoint::open(config).map_err(|error| failed("the reader's endpoint", &error))?;
-        let region =
-            Region::allocate(shape.count() * shape.bytes).map_err(|error| failed("the reader's memory", &error))?;
-        let lkey =
-            endpoint.register(&region, Access::default()).map_err(|error| failed("the reader's memory", &error))?.lkey;
+        let mut endpoint =
+            Endpoint::open(config).map_err(|error| CommandError::failed("the reader's endpoint", error))?;
+        let region = Region::allocate(shape.count() * shape.bytes)
+            .map_err(|error| CommandError::failed("the reader's memory", error))?;
+        let lkey = endpoint
+            .register(&region, Access::default())
+            .map_err(|error| CommandError::failed("the reader's memory", error))?
+            .lkey;
         let objects = peers.into_iter().map(|(at, key)| Ok((connect(clock, &mut endpoint, at)?, key)));
         let objects = objects.collect::<Result<Vec<_>, CommandError>>()?;
         Ok(Self { shape, endpoint, region, lkey, objects, _servers: servers })
@@ -72,11 +75,11 @@ fn connect(clock: &Clock, endpoint: &mut Endpoint, to: SocketAddr) -> Result<Con
         endpoint.drive(clock.now());
         match endpoint.poll_event() {
             Some(Event::Connected { .. }) => return Ok(connection),
-            Some(event) => return Err(failed("cannot connect to a server", &format!("{event:?}"))),
+            Some(event) => return Err(CommandError::failed("cannot connect to a server", format!("{event:?}"))),
             None => endpoint.wait(clock.now(), deadline),
         }
     }
-    Err(failed("cannot connect to a server", &format!("no answer from {to}")))
+    Err(CommandError::failed("cannot connect to a server", format!("no answer from {to}")))
 }
 
 impl Reader for RdmaReader {
@@ -91,14 +94,16 @@ impl Reader for RdmaReader {
             rkey: objects.rkey,
             bytes,
         };
-        self.endpoint.read(connection, transfer).map_err(|error| failed("cannot ask for an object", &error))
+        self.endpoint
+            .read(connection, transfer)
+            .map_err(|error| CommandError::failed("cannot ask for an object", error))
     }
 
     fn poll_done(&mut self, clock: &Clock, until: Timestamp) -> Result<Option<usize>, CommandError> {
         loop {
             match self.endpoint.poll_event() {
                 Some(Event::ReadDone { token, result: Ok(()), .. }) => return Ok(Some(token as usize)),
-                Some(event) => return Err(failed("a server is lost", &format!("{event:?}"))),
+                Some(event) => return Err(CommandError::failed("a server is lost", format!("{event:?}"))),
                 None => {}
             }
             let now = clock.now();

@@ -7,16 +7,16 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
+use cli::CommandError;
 use proto::Timestamp;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     thread::sched_yield,
 };
-use sim::command::CommandError;
 use transport::Clock;
 
 use super::{
-    Reader, Shape, failed, object,
+    Reader, Shape, object,
     servers::{Server, Servers},
 };
 
@@ -111,7 +111,7 @@ impl Reader for TcpReader {
         connection
             .stream
             .write_all(&(object as u32).to_le_bytes())
-            .map_err(|error| failed("cannot ask for an object", &error))?;
+            .map_err(|error| CommandError::failed("cannot ask for an object", error))?;
         connection.asked.push_back(self.shape.slot(server, object));
         Ok(())
     }
@@ -122,7 +122,7 @@ impl Reader for TcpReader {
             if let Some(slot) = self.done.pop_front() {
                 return Ok(Some(slot));
             }
-            if self.receive().map_err(|error| failed("a server is lost", &error))? {
+            if self.receive().map_err(|error| CommandError::failed("a server is lost", error))? {
                 continue;
             }
             let now = clock.now();
@@ -133,7 +133,7 @@ impl Reader for TcpReader {
             if spins < SPINS {
                 sched_yield();
             } else {
-                self.wait(now, until).map_err(|error| failed("cannot wait for sockets", &error))?;
+                self.wait(now, until).map_err(|error| CommandError::failed("cannot wait for sockets", error))?;
             }
         }
     }

@@ -1,5 +1,5 @@
 //! Fencing: before a task runs again elsewhere, its frontend moves the suspected backend's queue pair to ERROR and
-//! says which of the tasks have no answer (DESIGN, Transport).
+//! says which of the tasks have no answer (ARCHITECTURE.md, "When something fails").
 //!
 //! A task is *in doubt* from the moment its backend is lost, or reports that an answer may not have arrived, until its
 //! frontend confirms. Nothing times out here: a frontend that does not confirm is itself lost, by its heartbeat, and

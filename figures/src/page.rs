@@ -1,0 +1,77 @@
+//! The page that shows all figures: made from the data beside them and the remarks in the code, so that it says what
+//! was measured.
+
+use std::{fmt::Write, io, path::Path};
+
+use crate::{FIGURES, Figure, table::Table};
+
+/// Rows up to which a figure's data is shown as a table below it.
+const ROWS_MAX: usize = 24;
+
+const INTRODUCTION: &str = "# Results
+
+Made by `downbeat figures`; the page itself, too (`--page`). Every figure names the command that makes it again, from the
+same seed: the simulator runs the scheduler's own state machines in virtual time, so the numbers do not depend on the
+machine, except where a figure says so. Beside each SVG lies its data as CSV.
+
+What the paper calls Symphony is the policy `deferred` here, `downbeat` is our own, and the other systems are
+re-implemented as their papers describe them. The papers ran them on emulated and real GPUs with a network between; here
+GPUs run every batch for exactly l(b), and the network costs what the workload says, mostly nothing. So absolute numbers
+of the papers may be lower than ours, above all those of Clockwork and Nexus, whose implementations had limits of their own;
+the order of the systems and the reasons for it are what can be compared. Where a paper's text gives a number, it is
+drawn (diamonds, dashed lines) or listed; numbers that are only in its drawings are not guessed.
+
+Goodput is the highest aggregate rate at which at most 1 % of each model's requests are late or dropped.
+";
+
+/// The page for the figures whose data lies in `data`; `link` leads there from the page.
+///
+/// # Errors
+/// If data is there but cannot be read.
+pub fn page(data: &Path, link: &str) -> io::Result<String> {
+    let mut text = INTRODUCTION.to_owned();
+    for figure in FIGURES {
+        let path = data.join(figure.name).with_extension("csv");
+        if path.exists() {
+            section(&mut text, figure, &Table::read(&path)?, link);
+        }
+    }
+    Ok(text)
+}
+
+fn section(text: &mut String, figure: &Figure, table: &Table, link: &str) {
+    let name = figure.name;
+    let _ = writeln!(text, "\n## {}\n\n{}\n\n![{}]({link}/{name}.svg)\n", figure.title, figure.shows, figure.title);
+    for (kind, finding) in table.notes.iter().filter(|(kind, _)| kind == "finding" || kind == "precision") {
+        let _ = writeln!(text, "- {}{finding}", if kind == "precision" { "Precision: " } else { "" });
+    }
+    for remark in figure.remarks {
+        let _ = writeln!(text, "- {remark}");
+    }
+    let made = table.noted("command").unwrap_or("unknown");
+    let _ = writeln!(text, "\nMade by `{made}`; data: [{name}.csv]({link}/{name}.csv).");
+    if table.rows.len() <= ROWS_MAX {
+        let _ = write!(text, "\n{}", table.markdown());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_committed_page_is_made_from_the_committed_data() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let expected = page(&docs.join("results"), "results").unwrap();
+        let found = fs::read_to_string(docs.join("results.md")).unwrap();
+        assert!(
+            found == expected,
+            "docs/results.md is out of date; run `downbeat figures --only fig4 --out docs/results --page docs/results.md`"
+        );
+        for figure in FIGURES.iter().filter(|figure| expected.contains(&format!("({}.svg)", figure.name))) {
+            assert!(docs.join("results").join(figure.name).with_extension("svg").exists(), "{}", figure.name);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The protocol over gRPC: all requests share one HTTP/2 connection, tensors are raw bytes.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use frontend::api::{
+    InferParameter, ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelMetadataResponse,
+    infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
+};
+use hyper::{Uri, http::uri::PathAndQuery};
+use hyper_rustls::HttpsConnector;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use tonic::{
+    Code, Status,
+    body::Body,
+    client,
+    metadata::{Ascii, MetadataValue},
+};
+use tonic_prost::ProstCodec;
+
+use crate::{
+    answer::{ANSWER_BYTES_MAX, InputShape, Outcome, deepest},
+    request::Input,
+    server::Server,
+};
+
+/// HTTP/2's own 64 KiB would make the server wait in the middle of every large output.
+const STREAM_WINDOW_BYTES: u32 = 2 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
+
+/// A client of one server.
+#[derive(Clone)]
+pub struct Grpc {
+    client: client::Grpc<Client<HttpsConnector<HttpConnector>, Body>>,
+    authorization: Option<MetadataValue<Ascii>>,
+}
+
+/// The requests of one stream, ready to be sent.
+pub struct Requests {
+    grpc: Grpc,
+    messages: Vec<ModelInferRequest>,
+}
+
+impl Grpc {
+    pub(crate) fn new(server: Server) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .http2_only(true)
+            .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .build(server.connector);
+        let origin: Uri = server.origin.parse().expect("a checked authority makes a valid URI");
+        let client = client::Grpc::with_origin(client, origin).max_decoding_message_size(ANSWER_BYTES_MAX);
+        let authorization = server.authorization.and_then(|value| MetadataValue::try_from(value.as_bytes()).ok());
+        Self { client, authorization }
+    }
+
+    /// Asks for the model's metadata.
+    pub(crate) async fn first_input(&self, model: &str) -> Result<InputShape, String> {
+        let question = ModelMetadataRequest { name: model.to_owned(), ..ModelMetadataRequest::default() };
+        let metadata: ModelMetadataResponse =
+            self.call("ModelMetadata", question).await.map_err(|status| text(&status))?;
+        let input = metadata.inputs.into_iter().next().ok_or("its metadata names no input")?;
+        Ok(InputShape { name: input.name, datatype: input.datatype, shape: input.shape })
+    }
+
+    pub(crate) fn prepare(&self, model: &str, inputs: &[Input]) -> Requests {
+        Requests { grpc: self.clone(), messages: inputs.iter().map(|input| message(model, input)).collect() }
+    }
+
+    async fn call<Q, A>(&self, method: &str, message: Q) -> Result<A, Status>
+    where
+        Q: prost::Message + Send + Sync + 'static,
+        A: prost::Message + Default + Send + Sync + 'static,
+    {
+        let path = PathAndQuery::try_from(format!("/inference.GRPCInferenceService/{method}"));
+        let mut client = self.client.clone();
+        client.ready().await.map_err(|error| Status::from_error(error.into()))?;
+        let codec = ProstCodec::default();
+        let path = path.expect("the name of a method makes a valid path");
+        let mut request = tonic::Request::new(message);
+        if let Some(value) = &self.authorization {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(client.unary(request, path, codec).await?.into_inner())
+    }
+}
+
+impl Requests {
+    pub(crate) async fn exchange(&self, index: usize) -> Outcome {
+        let answer: Result<ModelInferResponse, Status> =
+            self.grpc.call("ModelInfer", self.messages[index].clone()).await;
+        match answer {
+            Ok(answer) => Outcome::Served { output: answer.raw_output_contents.into_iter().next(), timing: None },
+            Err(status) => match status.code() {
+                Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted
+                    // Without a source the server sent it; with one the connection broke.
+                    if std::error::Error::source(&status).is_none() =>
+                {
+                    Outcome::Dropped(status.message().to_owned())
+                }
+                _ => Outcome::Failed(text(&status)),
+            },
+        }
+    }
+}
+
+fn message(model: &str, input: &Input) -> ModelInferRequest {
+    let timeout = |us| InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(us)) };
+    let parameters: BTreeMap<String, InferParameter> =
+        input.timeout_us.into_iter().map(|us| ("timeout".to_owned(), timeout(us))).collect();
+    ModelInferRequest {
+        model_name: model.to_owned(),
+        parameters,
+        inputs: vec![InferInputTensor {
+            name: input.name.clone(),
+            datatype: input.datatype.to_string(),
+            shape: input.shape.clone(),
+            ..InferInputTensor::default()
+        }],
+        raw_input_contents: vec![Bytes::clone(&input.data)],
+        ..ModelInferRequest::default()
+    }
+}
+
+/// One line: the code's name, and what the server or the connection said.
+fn text(status: &Status) -> String {
+    let cause = std::error::Error::source(status).map(deepest);
+    format!("{:?}: {}", status.code(), cause.as_deref().unwrap_or_else(|| status.message()))
+}
+
+#[cfg(test)]
+mod tests {
+    use repository::DataType;
+
+    use super::*;
+    use crate::request::Expected;
+
+    #[test]
+    fn a_message_holds_the_tensor_as_raw_bytes() {
+        let input = Input::new("i", DataType::Uint8, &[3], &[1, 2, 3], Some(25.0), Expected::Any);
+        let message = message("m", &input);
+        let choice = message.parameters["timeout"].parameter_choice.clone();
+        assert_eq!(choice, Some(ParameterChoice::Int64Param(25_000)));
+        assert_eq!((&message.inputs[0].shape[..], &message.raw_input_contents[0][..]), (&[1, 3][..], &[1, 2, 3][..]));
+    }
+}

@@ -1,0 +1,131 @@
+//! What is sent and what must come back.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use repository::DataType;
+
+use crate::arrivals::Arrivals;
+
+/// The requests for one model.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    /// The model's name.
+    pub model: String,
+    /// When requests are sent.
+    pub arrivals: Arrivals,
+    /// The objective that on-time is judged by, in milliseconds.
+    pub slo_ms: f64,
+    /// Used in turn.
+    pub inputs: Arc<[Input]>,
+}
+
+/// One request with one input tensor of one task, and what its answer must be.
+#[derive(Debug, Clone)]
+pub struct Input {
+    pub(crate) name: String,
+    pub(crate) datatype: DataType,
+    /// With a batch dimension of 1.
+    pub(crate) shape: Vec<i64>,
+    /// Little-endian.
+    pub(crate) data: Bytes,
+    pub(crate) timeout_us: Option<i64>,
+    expected: Expected,
+}
+
+/// What the first output must be.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Expected {
+    /// Anything of the right form.
+    Any,
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// These floats within 1e-5, and whether their largest is at `label`.
+    Scores {
+        /// What running the model directly gives.
+        scores: Vec<f32>,
+        /// The true class.
+        label: usize,
+    },
+}
+
+/// How an answer compares with what was expected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// As expected. For scores: whether the largest is at the true class.
+    Right { classified: Option<bool> },
+    /// Not as expected.
+    Wrong,
+}
+
+impl Input {
+    /// `shape` is without the batch dimension. With `slo_ms` the request carries that objective (`timeout`); without,
+    /// the model's own holds.
+    #[must_use]
+    pub fn new(
+        name: &str,
+        datatype: DataType,
+        shape: &[usize],
+        data: &[u8],
+        slo_ms: Option<f64>,
+        expected: Expected,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            datatype,
+            shape: std::iter::once(1).chain(shape.iter().map(|&size| size as i64)).collect(),
+            data: Bytes::copy_from_slice(data),
+            timeout_us: slo_ms.map(|slo_ms| (slo_ms * 1e3).round() as i64),
+            expected,
+        }
+    }
+
+    /// Compares the first output's bytes; there is none in an answer that has not the protocol's form.
+    pub(crate) fn judge(&self, output: Option<&[u8]>) -> Verdict {
+        let Some(output) = output else { return Verdict::Wrong };
+        match &self.expected {
+            Expected::Any => Verdict::Right { classified: None },
+            Expected::Bytes(bytes) if output == bytes => Verdict::Right { classified: None },
+            Expected::Bytes(_) => Verdict::Wrong,
+            Expected::Scores { scores, label } => judge_scores(output, scores, *label),
+        }
+    }
+}
+
+fn judge_scores(output: &[u8], scores: &[f32], label: usize) -> Verdict {
+    let (floats, rest) = output.as_chunks::<4>();
+    let found: Vec<f32> = floats.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let close = rest.is_empty()
+        && found.len() == scores.len()
+        && found.iter().zip(scores).all(|(found, score)| (found - score).abs() <= 1e-5);
+    let largest = found.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(index, _)| index);
+    if close { Verdict::Right { classified: Some(largest == Some(label)) } } else { Verdict::Wrong }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn input(expected: Expected) -> Input {
+        Input::new("i", DataType::Uint8, &[3], &[1, 2, 3], Some(25.0), expected)
+    }
+
+    #[test]
+    fn wrong_and_missing_outputs_are_caught() {
+        let right = Verdict::Right { classified: None };
+        assert_eq!(input(Expected::Bytes(vec![7, 8])).judge(Some(&[7, 8])), right);
+        assert_eq!(input(Expected::Bytes(vec![7, 9])).judge(Some(&[7, 8])), Verdict::Wrong);
+        assert_eq!(input(Expected::Any).judge(Some(&[])), right);
+        assert_eq!(input(Expected::Any).judge(None), Verdict::Wrong);
+    }
+
+    #[test]
+    fn scores_must_agree_and_then_count_for_accuracy() {
+        let bytes: Vec<u8> = [0.25f32, 0.75].iter().flat_map(|f| f.to_le_bytes()).collect();
+        let judge =
+            |scores: [f32; 2], label| input(Expected::Scores { scores: scores.to_vec(), label }).judge(Some(&bytes));
+        assert_eq!(judge([0.25, 0.750_001], 1), Verdict::Right { classified: Some(true) });
+        assert_eq!(judge([0.25, 0.75], 0), Verdict::Right { classified: Some(false) });
+        assert_eq!(judge([0.25, 0.7501], 1), Verdict::Wrong);
+    }
+}

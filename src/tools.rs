@@ -1,0 +1,64 @@
+//! Everything but the roles: local clusters, the simulator, the load generator, measurements and figures. The feature
+//! `tools`; a host that only serves does without.
+
+mod cluster;
+mod demo;
+mod digits;
+mod profile;
+mod sim;
+mod supervisor;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+pub use demo::Failed;
+
+/// Subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a local cluster of real processes for about ten seconds and show what it does
+    Demo(demo::Args),
+    /// Run the same cluster until stopped
+    Up(cluster::UpArgs),
+    /// Measure how long a model's batches take, and store it beside the model
+    Profile(profile::Args),
+    /// Simulate a cluster in virtual time
+    Sim(sim::Args),
+    /// Measure
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Reproduce the papers' figures, and what this project claims, as SVG and CSV
+    Figures(figures::Args),
+}
+
+/// Measurements.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Search the highest rate at which every model stays within its objective, in virtual time
+    Goodput(bench::goodput::Args),
+    /// Measure how many requests the scheduler handles, with real threads and emulated GPUs
+    Scheduler(bench::scheduler::Args),
+    /// Measure RDMA operations within this host, beside raw UDP and TCP sockets
+    Verbs(bench::verbs::Args),
+    /// Pull many objects from many servers at once, and measure how long each takes
+    Incast(bench::incast::Args),
+    /// Send load to a running server over HTTP or gRPC and measure its latency
+    Load(load::Args),
+}
+
+/// Runs one of them.
+pub fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Demo(args) => demo::run(args)?,
+        Command::Up(args) => cluster::up(args)?,
+        Command::Profile(args) => profile::run(args)?,
+        Command::Sim(args) => sim::run(args)?,
+        Command::Figures(args) => figures::run(args)?,
+        Command::Bench(Bench::Goodput(args)) => bench::goodput::run(args)?,
+        Command::Bench(Bench::Scheduler(args)) => bench::scheduler::run(args)?,
+        Command::Bench(Bench::Verbs(args)) => bench::verbs::run(args)?,
+        Command::Bench(Bench::Incast(args)) => bench::incast::run(args)?,
+        Command::Bench(Bench::Load(args)) => load::run(args)?,
+    }
+    Ok(())
+}

@@ -1,0 +1,344 @@
+//! A local cluster: one scheduler, one frontend and some backends, real processes of this binary joined by soft-RoCE
+//! over loopback. `demo` drives it, `up` leaves it running.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use frontend::{access::Clients, drive::Otlp};
+use rand::RngExt;
+use scheduler::Policy;
+use serde::Deserialize;
+use transport::{Arm, ArmName, Endpoint, EndpointConfig, Faults, ROCE_PORT, VerbsSettings};
+
+use super::supervisor::{Casualty, Logs, Supervisor};
+use crate::role;
+
+/// What a local cluster consists of; the file of `up --config`. Every key has a default: the cluster of `demo`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Layout {
+    /// Where HTTP is served: one frontend for each address.
+    pub http: Vec<SocketAddr>,
+    /// Where gRPC is served: one of the frontends for each address, from the first on.
+    pub grpc: Vec<SocketAddr>,
+    /// The model repository.
+    pub repository: PathBuf,
+    /// The scheduler's policy.
+    pub policy: String,
+    /// The scheduler's network budget.
+    pub network: scheduler::drive::Network,
+    /// The network of all members: `soft`, or `verbs:DEVICE`.
+    pub arm: ArmName,
+    /// How the queue pairs of a verbs device are set up.
+    pub verbs: VerbsSettings,
+    /// Faults on the soft-RoCE path, for tests.
+    pub faults: Faults,
+    /// Who may connect to the frontends, and what they may do.
+    pub clients: Clients,
+    /// Where the frontends send traces.
+    pub otlp: Option<Otlp>,
+    /// The backends.
+    pub backend: Vec<BackendLayout>,
+}
+
+/// One backend process.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BackendLayout {
+    /// GPUs that it offers.
+    pub gpus: u32,
+    /// Models that each of them hosts.
+    pub models: Vec<String>,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        let backend =
+            |gpus, models: &[&str]| BackendLayout { gpus, models: models.iter().map(|&m| m.into()).collect() };
+        Self {
+            http: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8000))],
+            grpc: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8001))],
+            repository: "models".into(),
+            policy: scheduler::Policy::default().to_string(),
+            network: scheduler::drive::Network::default(),
+            arm: ArmName::Soft,
+            verbs: VerbsSettings::default(),
+            faults: Faults::default(),
+            clients: Clients::default(),
+            otlp: None,
+            backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
+        }
+    }
+}
+
+impl Layout {
+    /// A member's address for packets: all of them share that of a device.
+    fn packet_address(&self, soft: SocketAddr) -> Option<SocketAddr> {
+        (self.arm == ArmName::Soft).then_some(soft)
+    }
+
+    /// All models that some backend hosts.
+    pub fn models(&self) -> Vec<String> {
+        let mut models: Vec<_> = self.backend.iter().flat_map(|backend| backend.models.iter().cloned()).collect();
+        models.sort();
+        models.dedup();
+        models
+    }
+}
+
+/// How the members of one cluster find and trust each other: a random 127.x.y.0/24 and a random secret, so that
+/// clusters on one host do not meet.
+struct Wiring {
+    x: u8,
+    y: u8,
+    secret: String,
+}
+
+/// TCP port of bootstrap listeners.
+const BOOTSTRAP_PORT: u16 = 7400;
+/// The first host of a 127.x.y.0/24 for each role; the scheduler is at 1.
+const FRONTEND_HOSTS: u8 = 2;
+const BACKEND_HOSTS: u8 = 32;
+/// A frontend within this process, that sees when the cluster is ready where its clients must prove who they are.
+const OBSERVER_HOST: u8 = BACKEND_HOSTS - 1;
+/// Frontends that fit before the first backend and the observer, and backends that fit behind them.
+const FRONTENDS_MAX: usize = (OBSERVER_HOST - FRONTEND_HOSTS) as usize;
+const BACKENDS_MAX: usize = (255 - BACKEND_HOSTS) as usize;
+
+/// A running cluster.
+pub struct Cluster {
+    supervisor: Supervisor,
+    layout: Layout,
+    /// What sees when the cluster is ready, if strangers are not told.
+    observer: Option<frontend::Config>,
+}
+
+impl Cluster {
+    /// Starts all processes; see [`Self::wait_until_ready`].
+    pub fn start(layout: Layout, logs: Logs) -> Result<Self> {
+        // A member would refuse these too, but only in its log.
+        Policy::of_cluster(&layout.policy).context("policy")?;
+        layout.clients.grants().map_err(|error| anyhow!(error))?;
+        layout.clients.tls.as_ref().map(|tls| tls.load("clients.tls")).transpose()?;
+        let (frontends, backends) = (layout.http.len(), layout.backend.len());
+        ensure!(
+            (1..=FRONTENDS_MAX).contains(&frontends),
+            "http: expected 1 to {FRONTENDS_MAX} addresses, found {frontends}"
+        );
+        ensure!(
+            (1..=BACKENDS_MAX).contains(&backends),
+            "backend: expected 1 to {BACKENDS_MAX} of them, found {backends}"
+        );
+        ensure!(
+            layout.repository.is_dir(),
+            "no model repository at `{}`; run from the project's root or name it with `repository` in --config",
+            layout.repository.display()
+        );
+        ensure!(
+            layout.grpc.len() <= frontends,
+            "grpc: expected at most {frontends} addresses, as http has, found {}",
+            layout.grpc.len()
+        );
+        let http = layout.http.iter().map(|address| ("http", address));
+        for (key, address) in http.chain(layout.grpc.iter().map(|address| ("grpc", address))) {
+            // A port that is taken would only show in the frontend's log; say it here, where it can be changed.
+            let listener = std::net::TcpListener::bind(address);
+            drop(listener.with_context(|| format!("cannot listen on {address}; choose another address (--{key})"))?);
+        }
+        let wiring = Wiring::random();
+        let address = layout.packet_address(wiring.host(1, ROCE_PORT));
+        let arm = Arm::choose(&layout.arm, address, false, layout.faults, layout.verbs)?;
+        drop(Endpoint::open(EndpointConfig::over(arm))?);
+        let supervisor = Supervisor::new(logs)?;
+        supervisor.start("scheduler", "scheduler", &wiring.scheduler(&layout))?;
+        for index in 0..frontends {
+            supervisor.start("frontend", &format!("frontend-{index}"), &wiring.frontend(&layout, index))?;
+        }
+        for index in 0..backends {
+            supervisor.start("backend", &format!("backend-{index}"), &wiring.backend(&layout, index))?;
+        }
+        // Who must show a token or a certificate is not asked by strangers.
+        let observer = (layout.clients != Clients::default()).then(|| wiring.silent_frontend(&layout, OBSERVER_HOST));
+        Ok(Self { supervisor, layout, observer })
+    }
+
+    /// Where the first frontend serves HTTP.
+    pub fn http(&self) -> SocketAddr {
+        self.layout.http[0]
+    }
+
+    /// Waits until every model can be served.
+    ///
+    /// # Errors
+    /// If a member ends, or `timeout` passes: says which, and shows its last words.
+    #[allow(clippy::disallowed_methods, reason = "waits for other processes, in real time")]
+    pub fn wait_until_ready(&self, timeout: Duration) -> Result<()> {
+        let started = Instant::now();
+        let observer = self.observer.clone().map(frontend::Client::start).transpose()?;
+        let is_ready = |http: SocketAddr, model: &str| match &observer {
+            None => load::is_ready(http, model),
+            Some(client) => TcpStream::connect(http).is_ok() && client.is_ready_blocking(model).unwrap_or(false),
+        };
+        let models = self.layout.models();
+        let mut missing: Vec<_> =
+            self.layout.http.iter().flat_map(|http| models.iter().map(move |model| (*http, model))).collect();
+        loop {
+            self.check()?;
+            missing.retain(|(http, model)| !is_ready(*http, model));
+            let Some((http, model)) = missing.first() else { return Ok(()) };
+            if started.elapsed() > timeout {
+                bail!("after {} s {model} is not ready at {http}", timeout.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// An error if a member ended by itself.
+    pub fn check(&self) -> Result<()> {
+        let Some(Casualty { name, status, last_words }) = self.supervisor.casualties().into_iter().next() else {
+            return Ok(());
+        };
+        bail!("{name} ended with {status}; its last words were:\n{}", last_words.trim_end())
+    }
+}
+
+impl Wiring {
+    fn random() -> Self {
+        let mut random = rand::rng();
+        let secret = format!("{:032x}", random.random::<u128>());
+        // Not 127.0: that is where everybody else's servers are.
+        Self { x: random.random_range(1..=254), y: random.random_range(0..=255), secret }
+    }
+
+    fn host(&self, host: u8, port: u16) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::new(127, self.x, self.y, host), port))
+    }
+
+    fn scheduler(&self, layout: &Layout) -> String {
+        to_toml(&scheduler::drive::Config {
+            listen: self.host(1, BOOTSTRAP_PORT),
+            arm: layout.arm.clone(),
+            address: layout.packet_address(self.host(1, ROCE_PORT)),
+            shared_address: false,
+            verbs: layout.verbs,
+            secret: self.secret.clone(),
+            policy: layout.policy.clone(),
+            network: layout.network,
+            queue_max: scheduler::drive::default_queue_max(),
+            tasks_per_frontend_max: scheduler::drive::default_tasks_per_frontend_max(),
+            reestimate: true,
+            faults: layout.faults,
+            tls: None,
+        })
+    }
+
+    fn frontend(&self, layout: &Layout, index: usize) -> String {
+        to_toml(&frontend::Config {
+            http: Some(layout.http[index]),
+            grpc: layout.grpc.get(index).copied(),
+            clients: layout.clients.clone(),
+            otlp: layout.otlp.clone(),
+            ..self.silent_frontend(layout, FRONTEND_HOSTS + index as u8)
+        })
+    }
+
+    /// One that serves no clients over the network.
+    fn silent_frontend(&self, layout: &Layout, host: u8) -> frontend::Config {
+        frontend::Config {
+            arm: layout.arm.clone(),
+            address: layout.packet_address(self.host(host, ROCE_PORT)),
+            verbs: layout.verbs,
+            link: Some(self.host(host, 0)),
+            faults: layout.faults,
+            ..frontend::Config::new(self.host(1, BOOTSTRAP_PORT), self.secret.clone(), layout.repository.clone())
+        }
+    }
+
+    fn backend(&self, layout: &Layout, index: usize) -> String {
+        let BackendLayout { gpus, models } = &layout.backend[index];
+        let all_gpus: Vec<u32> = (0..*gpus).collect();
+        to_toml(&backend::config::Config {
+            scheduler: self.host(1, BOOTSTRAP_PORT),
+            arm: layout.arm.clone(),
+            address: layout.packet_address(self.host(BACKEND_HOSTS + index as u8, ROCE_PORT)),
+            shared_address: false,
+            verbs: layout.verbs,
+            secret: self.secret.clone(),
+            repository: layout.repository.clone(),
+            gpus: *gpus,
+            placement: models.iter().map(|model| (model.clone(), all_gpus.clone())).collect(),
+            emulate: None,
+            read_budget_bytes: 0,
+            connections_max: backend::config::default_connections_max(),
+            faults: layout.faults,
+            tls: None,
+        })
+    }
+}
+
+fn to_toml(config: &impl serde::Serialize) -> String {
+    toml::to_string(config).expect("a configuration is representable in TOML")
+}
+
+/// Arguments of `up`.
+#[derive(Debug, clap::Args)]
+pub struct UpArgs {
+    /// The cluster's file (TOML); without it, the cluster of `demo`
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Where to serve HTTP [default: 127.0.0.1:8000]
+    #[arg(long)]
+    http: Option<SocketAddr>,
+    /// Where to serve gRPC [default: 127.0.0.1:8001]
+    #[arg(long)]
+    grpc: Option<SocketAddr>,
+    /// The scheduler's policy [default: downbeat]
+    #[arg(long)]
+    policy: Option<String>,
+    /// How members write their logs to stderr
+    #[arg(long, value_enum, default_value_t)]
+    log_format: role::LogFormat,
+}
+
+/// Measuring a model at every batch size takes a while on a busy machine.
+pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Runs a cluster until a member ends or this process is interrupted.
+#[allow(clippy::disallowed_methods, reason = "waits for other processes, in real time")]
+pub fn up(args: &UpArgs) -> Result<()> {
+    let mut layout = match &args.config {
+        None => Layout::default(),
+        Some(file) => role::read_config(file)?,
+    };
+    layout.http = args.http.map_or(layout.http, |http| vec![http]);
+    layout.grpc = args.grpc.map_or(layout.grpc, |grpc| vec![grpc]);
+    layout.policy = args.policy.clone().unwrap_or(layout.policy);
+    let cluster = Cluster::start(layout, Logs::Inherited(args.log_format))?;
+    for (name, process) in cluster.supervisor.process_ids() {
+        println!("{name}: process {process}");
+    }
+    cluster.wait_until_ready(READY_TIMEOUT)?;
+    let at: Vec<String> = cluster.layout.http.iter().map(|http| format!("http://{http}")).collect();
+    let at = at.into_iter().chain(cluster.layout.grpc.iter().map(|grpc| format!("grpc://{grpc}")));
+    let at: Vec<String> = at.collect();
+    println!("ready: {} at {}", cluster.layout.models().join(", "), at.join(", "));
+    loop {
+        std::thread::sleep(Duration::from_millis(200));
+        for Casualty { name, status, .. } in cluster.supervisor.casualties() {
+            // What is left goes on: that is what it is for.
+            eprintln!("downbeat: {name} ended with {status}");
+        }
+        ensure!(!cluster.supervisor.process_ids().is_empty(), "no member is left");
+    }
+}
+
+/// An HTTP address for one run of the demo, which must not be in the way of anything else.
+pub fn random_http() -> SocketAddr {
+    let mut random = rand::rng();
+    let host = Ipv4Addr::new(127, random.random_range(1..=254), random.random_range(0..=255), FRONTEND_HOSTS);
+    SocketAddr::from((host, 8000))
+}

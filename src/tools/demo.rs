@@ -1,0 +1,197 @@
+//! `demo`: a local cluster of real processes, a real model, real inputs; a table, and an exit code that means it.
+
+use std::{fmt, time::Duration};
+
+use anyhow::{Context, Result};
+use load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, progress_bar, tables};
+use rand::{Rng, SeedableRng};
+use transport::{ArmName, Faults};
+
+use super::{
+    cluster::{Cluster, Layout, READY_TIMEOUT, random_http},
+    digits,
+    supervisor::Logs,
+};
+
+/// Arguments of `demo`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The network: `soft` is soft-RoCE over UDP, on any machine; `verbs:DEVICE` an RDMA device of this host
+    #[arg(long, default_value_t)]
+    arm: ArmName,
+    /// The scheduler's policy
+    #[arg(long, default_value = "downbeat")]
+    policy: String,
+    /// Inject faults into the soft-RoCE path, such as loss=0.02
+    #[arg(long)]
+    fault: Option<Faults>,
+    /// How long load is sent
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// Requests a second over all models; their shares stay
+    #[arg(long, default_value_t = default_rate_rps())]
+    rate: f64,
+    /// Decides arrivals and inputs
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// The demo ran, and something was wrong: exit code 1, not bad input.
+#[derive(Debug)]
+pub struct Failed(String);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failed {}
+
+/// The first part: one request at a time, to show what one costs.
+const ALONE_SECONDS: f64 = 2.0;
+/// Different inputs of an emulated model, used in turn.
+const EMULATED_INPUTS: usize = 32;
+/// Requests a second for each model of the demo's repository, unless told otherwise.
+const RATES_RPS: [(&str, f64); 3] = [("digits", 200.0), ("resnet50", 200.0), ("inception_resnet_v2", 40.0)];
+
+fn default_rate_rps() -> f64 {
+    RATES_RPS.iter().map(|(_, rate_rps)| rate_rps).sum()
+}
+
+/// Runs the demo.
+pub fn run(args: &Args) -> Result<()> {
+    anyhow::ensure!((0.1..=3600.0).contains(&args.seconds), "--seconds must be 0.1 to 3600, found {}", args.seconds);
+    anyhow::ensure!((1.0..=1e5).contains(&args.rate), "--rate must be 1 to 100000, found {}", args.rate);
+    let layout = Layout {
+        http: vec![random_http()],
+        grpc: vec![],
+        policy: args.policy.clone(),
+        arm: args.arm.clone(),
+        faults: args.fault.unwrap_or_default(),
+        ..Layout::default()
+    };
+    let models = repository::load(&layout.repository)?;
+    let held_out = {
+        let digits =
+            models.iter().find(|model| model.name == "digits").context("the repository has no digits model")?;
+        digits::load(digits, &layout.repository.join("digits"))?
+    };
+    let (images, direct_accuracy) = (held_out.inputs.len(), held_out.direct_accuracy);
+    let streams = streams(&models, held_out, args)?;
+
+    eprintln!(
+        "starting 1 scheduler, 1 frontend and {} backends ({} arm, {})",
+        layout.backend.len(),
+        args.arm,
+        args.policy
+    );
+    let cluster = Cluster::start(layout, Logs::Files)?;
+    cluster.wait_until_ready(READY_TIMEOUT).map_err(|error| Failed(format!("{error:#}")))?;
+
+    let alone = Stream { arrivals: Arrivals::ONE_AT_A_TIME, ..streams[0].clone() };
+    let alone = send(&cluster, "alone", ALONE_SECONDS, args.seed, &[alone])?.remove(0);
+    let tallies = send(&cluster, "load", args.seconds, args.seed, &streams)?;
+    cluster.check().map_err(|error| Failed(format!("{error:#}")))?;
+    drop(cluster);
+    show(&streams, &tallies, &alone, args.seconds);
+
+    let names: Vec<String> = streams.iter().map(|stream| stream.model.clone()).collect();
+    judge(&names[..1], &[alone], (images, direct_accuracy))?;
+    judge(&names, &tallies, (images, direct_accuracy))?;
+    for (name, tally) in names.iter().zip(&tallies) {
+        if let Some(accuracy) = tally.accuracy() {
+            println!(
+                "{name}: {:.2} % of {} held-out images classified right; {:.2} % when the model is run directly",
+                accuracy * 100.0,
+                tally.classified.len(),
+                direct_accuracy * 100.0
+            );
+        }
+    }
+    println!("every answer was right and every request accounted for");
+    Ok(())
+}
+
+/// The tables: what each model got, where the time went, and what one request costs alone.
+fn show(streams: &[Stream], tallies: &[Tally], alone: &Tally, seconds: f64) {
+    let names: Vec<String> = streams.iter().map(|stream| stream.model.clone()).collect();
+    let reports: Vec<_> = names.iter().zip(tallies).map(|(name, tally)| tally.report(name, seconds)).collect();
+    println!("{}\n\nWhere a request's time goes\n{}", tables::models(&reports), tables::stages(&names, tallies));
+    if let Some((stage, p50, p99)) = alone.stages.rows().last() {
+        println!("\nOne request at a time ({}): {stage} p50 {p50:.0} us, p99 {p99:.0} us", names[0]);
+    }
+}
+
+fn send(cluster: &Cluster, what: &str, seconds: f64, seed: u64, streams: &[Stream]) -> Result<Vec<Tally>> {
+    let target = Target::http(cluster.http(), Duration::from_secs_f64(seconds), seed);
+    let bar = progress_bar(what);
+    let tallies = generate(&target, streams, |fraction| bar.set_position((fraction * 1000.0) as u64))?;
+    bar.finish_and_clear();
+    Ok(tallies)
+}
+
+/// One stream for each model: real images for the real one, random bytes for the emulated ones.
+fn streams(models: &[repository::Model], held_out: digits::HeldOut, args: &Args) -> Result<Vec<Stream>> {
+    let mut images = Some(held_out.inputs);
+    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(args.seed);
+    let stream = |(name, rate_rps): (&str, f64)| {
+        let model = models.iter().find(|model| model.name == name);
+        let model = model.with_context(|| format!("the repository has no model {name}"))?;
+        let inputs: Vec<Input> = match model.executor {
+            repository::Executor::Onnx { .. } => images.take().context("one model classifies digits")?,
+            repository::Executor::Emulated { .. } => {
+                (0..EMULATED_INPUTS).map(|_| emulated_input(model, &mut random)).collect()
+            }
+        };
+        Ok(Stream {
+            model: name.into(),
+            arrivals: Arrivals::poisson(rate_rps * args.rate / default_rate_rps()),
+            slo_ms: model.slo.as_millis_f64(),
+            inputs: inputs.into(),
+        })
+    };
+    RATES_RPS.into_iter().map(stream).collect()
+}
+
+fn emulated_input(model: &repository::Model, random: &mut impl Rng) -> Input {
+    let mut data = vec![0; model.input_bytes()];
+    random.fill_bytes(&mut data);
+    let digest = repository::emulated::digest(&data).iter().flat_map(|word| word.to_le_bytes()).collect();
+    let input = &model.inputs[0];
+    Input::new(&input.name, input.datatype, &input.shape, &data, None, Expected::Bytes(digest))
+}
+
+/// Every answer must be right and every request accounted for. Lateness on a busy machine is only a warning.
+fn judge(names: &[String], tallies: &[Tally], (held_out, direct_accuracy): (usize, f64)) -> Result<()> {
+    let fail = |text: String| Err(Failed(text).into());
+    let mut late = 0;
+    for (name, tally) in names.iter().zip(tallies) {
+        if tally.ended() != tally.sent {
+            return fail(format!("{name}: {} requests were sent, but {} ended", tally.sent, tally.ended()));
+        }
+        if tally.wrong > 0 {
+            return fail(format!("{name}: {} of {} answers were wrong", tally.wrong, tally.served));
+        }
+        if let Some((what, count)) = tally.errors.first_key_value() {
+            return fail(format!("{name}: {count} requests failed: {what}"));
+        }
+        if tally.served == 0 {
+            return fail(format!("{name}: none of {} requests was answered with an output", tally.sent));
+        }
+        for (reason, count) in &tally.dropped {
+            println!("warning: {name}: {count} of {} requests without an output: {reason}", tally.sent);
+        }
+        late += tally.served - tally.on_time;
+        let Some(accuracy) = tally.accuracy() else { continue };
+        if tally.classified.len() == held_out && accuracy != direct_accuracy {
+            return fail(format!(
+                "{name}: accuracy is {accuracy}, but {direct_accuracy} when the model is run directly"
+            ));
+        }
+    }
+    if late > 0 {
+        println!("warning: {late} answers came after their objective; this machine is busy, or too small for the load");
+    }
+    Ok(())
+}

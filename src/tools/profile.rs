@@ -1,0 +1,165 @@
+//! `profile`: measures l(b) of a model for every batch size on this machine, and stores it where backends look for it.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail, ensure};
+use backend::drive::{Effort, Measured, QUANTILE};
+use indicatif::{ProgressBar, ProgressStyle};
+use proto::{LatencyProfile, Span};
+use repository::{Executor, profile::StoredProfile};
+use serde_json::json;
+
+/// Arguments of `profile`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model's folder, with its config.pbtxt
+    #[arg(long)]
+    model: PathBuf,
+    /// What runs it; by default, and so far always, what config.pbtxt names
+    #[arg(long)]
+    executor: Option<String>,
+    /// Where to store the profile; by default profile.toml in the model's folder
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Runs of each batch size
+    #[arg(long, default_value_t = 200)]
+    runs: usize,
+    /// Runs of each batch size that are not counted
+    #[arg(long, default_value_t = 5)]
+    warm_up: usize,
+    /// Time for each batch size, in seconds; slow ones are run less often, but three times at least
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// One JSON object on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures, prints and stores.
+pub fn run(args: &Args) -> Result<()> {
+    ensure!((10..=100_000).contains(&args.runs), "--runs must be 10 to 100000, found {}", args.runs);
+    ensure!(args.warm_up <= 1_000, "--warm-up must be at most 1000, found {}", args.warm_up);
+    ensure!((0.01..=600.0).contains(&args.seconds), "--seconds must be 0.01 to 600, found {}", args.seconds);
+    let model = repository::load_model(&args.model)?;
+    let executor = model.executor_name();
+    if let Some(asked) = &args.executor {
+        ensure!(asked == executor, "--executor: {} is configured for {executor}, found {asked}", args.model.display());
+    }
+    if let Executor::Emulated { .. } = model.executor {
+        bail!("--model: {} is emulated, so its profile is what its config.pbtxt says", args.model.display());
+    }
+    let bar = ProgressBar::new(model.max_batch as u64);
+    let style = ProgressStyle::with_template("batch size {pos} of {len} [{bar:40}] {eta} left")?;
+    bar.set_style(style.progress_chars("=> "));
+    let span = Span::from_secs_f64(args.seconds);
+    let effort = Effort { every_size: true, warm_up: args.warm_up, runs_max: args.runs, span };
+    let measured = backend::drive::measure(&model, effort, &mut |batch| bar.set_position(batch as u64));
+    bar.finish_and_clear();
+    let (measured, profile) = measured?;
+    let fit = Fit::of(&profile);
+    let stored = StoredProfile {
+        executor: executor.to_owned(),
+        version: model.version.clone(),
+        quantile: QUANTILE,
+        alpha_ms: fit.alpha_ms,
+        beta_ms: fit.beta_ms,
+        latency_ms: (1..=profile.max_batch()).map(|batch| profile.latency(batch).as_millis_f64()).collect(),
+    };
+    let out = args.out.clone().unwrap_or_else(|| StoredProfile::path(&args.model));
+    stored.write(&out)?;
+    if args.json {
+        let latency_ms = &stored.latency_ms;
+        let Fit { alpha_ms, beta_ms, r_squared } = fit;
+        println!(
+            "{}",
+            json!({
+                "model": model.name, "version": model.version, "executor": executor, "quantile": QUANTILE,
+                "alpha_ms": alpha_ms, "beta_ms": beta_ms, "r_squared": r_squared, "latency_ms": latency_ms,
+                "sizes": measured.iter().map(size_json).collect::<Vec<_>>(),
+            })
+        );
+    } else {
+        println!("{}", text(&measured, &fit));
+        println!("stored in {}", out.display());
+    }
+    Ok(())
+}
+
+fn size_json(size: &Measured) -> serde_json::Value {
+    let (low, high) = size.confidence;
+    json!({
+        "batch": size.batch, "runs": size.runs, "median_ms": size.median.as_millis_f64(),
+        "estimate_ms": size.estimate.as_millis_f64(), "low_ms": low.as_millis_f64(), "high_ms": high.as_millis_f64(),
+    })
+}
+
+fn text(measured: &[Measured], fit: &Fit) -> String {
+    let ms = |span: Span| format!("{:.3}", span.as_millis_f64());
+    let rows = measured.iter().map(|size| {
+        let (low, high) = size.confidence;
+        let line = fit.alpha_ms * size.batch as f64 + fit.beta_ms;
+        let Measured { batch, runs, median, estimate, .. } = *size;
+        [
+            batch.to_string(),
+            runs.to_string(),
+            ms(median),
+            ms(estimate),
+            format!("{}-{}", ms(low), ms(high)),
+            format!("{line:.3}"),
+        ]
+    });
+    let header = ["batch", "runs", "median ms", "p90 ms = l(b)", "95 % confidence", "fit ms"];
+    let Fit { alpha_ms, beta_ms, r_squared } = fit;
+    let table = cli::table(header, rows);
+    format!(
+        "{table}\nl(b) = {alpha_ms:.4} ms * b + {beta_ms:.4} ms (R^2 = {r_squared:.4}); beta / alpha = {:.2}",
+        beta_ms / alpha_ms
+    )
+}
+
+/// The line nearest to a profile, by least squares.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Fit {
+    alpha_ms: f64,
+    beta_ms: f64,
+    /// The share of the variation that the line explains.
+    r_squared: f64,
+}
+
+impl Fit {
+    fn of(profile: &LatencyProfile) -> Self {
+        let points: Vec<(f64, f64)> =
+            (1..=profile.max_batch()).map(|batch| (batch as f64, profile.latency(batch).as_millis_f64())).collect();
+        let count = points.len() as f64;
+        let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
+        let (mean_b, mean_l) = (mean(|point| point.0), mean(|point| point.1));
+        let sum = |of: &dyn Fn(f64, f64) -> f64| points.iter().map(|(b, l)| of(b - mean_b, l - mean_l)).sum::<f64>();
+        let (variation_b, variation_l) = (sum(&|b, _| b * b), sum(&|_, l| l * l));
+        // One batch size says nothing of the next.
+        let alpha_ms = if variation_b > 0.0 { sum(&|b, l| b * l) / variation_b } else { 0.0 };
+        let rest = sum(&|b, l| (l - alpha_ms * b).powi(2));
+        let r_squared = if variation_l > 0.0 { 1.0 - rest / variation_l } else { 1.0 };
+        Self { alpha_ms, beta_ms: mean_l - alpha_ms * mean_b, r_squared }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_again() {
+        let fit = Fit::of(&LatencyProfile::linear(1.053, 5.072, 64).unwrap());
+        assert!((fit.alpha_ms - 1.053).abs() < 1e-5 && (fit.beta_ms - 5.072).abs() < 1e-4, "{fit:?}");
+        assert!(fit.r_squared > 0.999_999);
+    }
+
+    #[test]
+    fn what_is_no_line_says_so() {
+        let steps = [1, 1, 1, 8, 8, 8].map(Span::from_millis).to_vec();
+        let fit = Fit::of(&LatencyProfile::from_table(steps).unwrap());
+        assert!(fit.r_squared < 0.9, "{fit:?}");
+        let one = Fit::of(&LatencyProfile::linear(1.0, 1.0, 1).unwrap());
+        assert_eq!(one, Fit { alpha_ms: 0.0, beta_ms: 2.0, r_squared: 1.0 });
+    }
+}

@@ -1,0 +1,144 @@
+//! Child processes: the roles of a local cluster, each this same binary. None outlives this process, however it ends.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum as _;
+
+use crate::role::LogFormat;
+
+/// Where a member's log goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Logs {
+    /// A file in the cluster's folder; its end is shown if the member fails.
+    Files,
+    /// This process's stderr, in this format.
+    Inherited(LogFormat),
+}
+
+/// A running set of members.
+pub struct Supervisor {
+    folder: tempfile::TempDir,
+    logs: Logs,
+    members: Arc<Mutex<Vec<Member>>>,
+}
+
+struct Member {
+    name: String,
+    child: Child,
+    log: Option<PathBuf>,
+}
+
+/// A member that ended although nobody stopped it.
+pub struct Casualty {
+    /// As it was started.
+    pub name: String,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// The last lines that it logged.
+    pub last_words: String,
+}
+
+impl Supervisor {
+    /// No members yet. From now on Ctrl-C (SIGINT, SIGTERM, SIGHUP) kills them all and ends this process with 130.
+    pub fn new(logs: Logs) -> Result<Self> {
+        let members: Arc<Mutex<Vec<Member>>> = Arc::default();
+        let folder =
+            tempfile::Builder::new().prefix("downbeat-").tempdir().context("cannot make a temporary folder")?;
+        let (doomed, path) = (members.clone(), folder.path().to_owned());
+        ctrlc::set_handler(move || {
+            // Held until the end: nobody else is to see that no member is left, and end this process as failed.
+            let mut doomed = doomed.lock().expect("no holder of this lock panics");
+            kill_all(&mut doomed);
+            // `exit` runs no destructor; what cannot be removed is left to the system.
+            let _ = fs::remove_dir_all(&path);
+            std::process::exit(130);
+        })
+        .context("cannot handle Ctrl-C")?;
+        Ok(Self { folder, logs, members })
+    }
+
+    /// Starts a member: `downbeat <role> --config FILE` with `config` as the file's text.
+    pub fn start(&self, role: &str, name: &str, config: &str) -> Result<()> {
+        let file = self.folder.path().join(format!("{name}.toml"));
+        fs::write(&file, config).with_context(|| format!("cannot write {}", file.display()))?;
+        let mut command = Command::new(std::env::current_exe().context("cannot find this binary")?);
+        let parent = std::process::id().to_string();
+        command
+            .args([role, "--supervised-by", &parent, "--config"])
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let log = match self.logs {
+            Logs::Inherited(format) => {
+                let format = format.to_possible_value().expect("every format has a name");
+                command.args(["--log-format", format.get_name()]);
+                None
+            }
+            Logs::Files => {
+                let path = self.folder.path().join(format!("{name}.log"));
+                command.stderr(File::create(&path).with_context(|| format!("cannot create {}", path.display()))?);
+                Some(path)
+            }
+        };
+        let mut members = self.members.lock().expect("no holder of this lock panics");
+        // Under the lock, so that an interrupt cannot miss a child that is just being born.
+        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        members.push(Member { name: name.to_owned(), child, log });
+        Ok(())
+    }
+
+    /// Members that ended by themselves since the last call.
+    pub fn casualties(&self) -> Vec<Casualty> {
+        let mut members = self.members.lock().expect("no holder of this lock panics");
+        let mut fallen = Vec::new();
+        members.retain_mut(|member| match member.child.try_wait() {
+            Ok(Some(status)) => {
+                let last_words = member.log.as_deref().map(|log| tail(log).unwrap_or_default()).unwrap_or_default();
+                fallen.push(Casualty { name: member.name.clone(), status, last_words });
+                false
+            }
+            _ => true,
+        });
+        fallen
+    }
+
+    /// Process ids by name, for tests that kill one.
+    pub fn process_ids(&self) -> Vec<(String, u32)> {
+        let members = self.members.lock().expect("no holder of this lock panics");
+        members.iter().map(|member| (member.name.clone(), member.child.id())).collect()
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        kill_all(&mut self.members.lock().expect("no holder of this lock panics"));
+    }
+}
+
+fn kill_all(members: &mut Vec<Member>) {
+    for member in members.iter_mut() {
+        // It may have ended already; then there is nothing to kill.
+        let _ = member.child.kill();
+    }
+    for mut member in members.drain(..) {
+        let _ = member.child.wait();
+    }
+}
+
+/// The end of a log: its last 2 KiB.
+fn tail(path: &Path) -> io::Result<String> {
+    const BYTES: u64 = 2048;
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(BYTES)))?;
+    let mut bytes = Vec::new();
+    file.take(BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
