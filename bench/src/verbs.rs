@@ -14,7 +14,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 use cli::{CommandError, positive};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use soft_roce::drive::Faults;
+use soft_roce::udp::Faults;
 use thiserror::Error;
 use transport::ArmName;
 

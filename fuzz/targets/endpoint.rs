@@ -17,7 +17,7 @@ use libfuzzer_sys::fuzz_target;
 use soft_roce::{
     Access, DatagramAddress, DatagramConfig, DatagramRequest, Endpoint, EndpointConfig, Identification, Operation,
     PathMtu, Peer, Psn, QueuePairConfig, QueuePairNumber, RecvRequest, RegionHandle, Remote, Segment, SendRequest,
-    SharedReceivesConfig, SharedReceivesNumber, Timestamp,
+    SharedReceiveQueueConfig, SharedReceiveQueueNumber, Timestamp,
     wire::{
         Aeth, AtomicEth, Deth, ICRC_BYTES, Opcode, PACKET_BYTES_MAX, Repr, Reth, Syndrome,
         icrc::{self, Path},
@@ -30,7 +30,7 @@ const QUEUE_KEY: u32 = 0x1234;
 const SECRET: u8 = 0xa7;
 const REMOTE: Remote = Remote { address: 0x1000, rkey: 7 };
 
-/// Which queue pair: a connected one, one for datagrams, and one of each that takes shared receives.
+/// Which queue pair: a connected one, one for datagrams, and one of each that takes from a shared receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Arbitrary)]
 enum Which {
     Connected,
@@ -93,7 +93,7 @@ struct Victim {
     endpoint: Endpoint,
     /// In the order of [`Which`].
     numbers: [QueuePairNumber; 4],
-    shared: SharedReceivesNumber,
+    shared: SharedReceiveQueueNumber,
     granted: (Arc<Guarded>, RegionHandle),
     private: (Arc<Guarded>, RegionHandle),
     /// Has no queue pairs, and gets every packet too.
@@ -116,11 +116,11 @@ fn peer() -> SocketAddr {
 impl Victim {
     fn new() -> Self {
         let mut endpoint = Endpoint::new(EndpointConfig::new(local(), 1));
-        let shared = SharedReceivesConfig { protection_domain: Default::default(), depth: 16, max_sge: 4 };
-        let shared = endpoint.create_shared_receives(shared).unwrap();
-        let sharing = QueuePairConfig { shared_receives: Some(shared), ..Default::default() };
+        let shared = SharedReceiveQueueConfig { protection_domain: Default::default(), depth: 16, max_sge: 4 };
+        let shared = endpoint.create_shared_receive_queue(shared).unwrap();
+        let sharing = QueuePairConfig { shared_receive_queue: Some(shared), ..Default::default() };
         let datagrams = DatagramConfig { path_mtu: PathMtu::Mtu256, ..DatagramConfig::new(QUEUE_KEY) };
-        let sharing_datagrams = DatagramConfig { shared_receives: Some(shared), ..datagrams };
+        let sharing_datagrams = DatagramConfig { shared_receive_queue: Some(shared), ..datagrams };
         let numbers = [
             endpoint.create_queue_pair(QueuePairConfig::default()).unwrap(),
             endpoint.create_queue_pair(sharing).unwrap(),
@@ -264,7 +264,7 @@ impl Victim {
             if self.endpoint.post_shared_recv_list(self.shared, request, &more).is_ok() {
                 self.open_shared.insert(request.id);
             }
-            self.endpoint.arm_shared_receives(self.shared, usize::from(local.offset % 4));
+            self.endpoint.set_shared_receive_queue_limit(self.shared, usize::from(local.offset % 4));
         } else if self.endpoint.post_recv_list(self.number(which), request, &more).is_ok() {
             self.open.insert(request.id, which);
         }

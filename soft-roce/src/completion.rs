@@ -89,13 +89,13 @@ pub(crate) struct CompletionQueue {
     /// Requests posted and neither polled nor dropped.
     reserved: usize,
     limit: usize,
-    armed: Option<Notify>,
+    requested: Option<Notify>,
     notified: bool,
 }
 
 impl CompletionQueue {
     pub(crate) const fn new(limit: usize) -> Self {
-        Self { ready: VecDeque::new(), reserved: 0, limit, armed: None, notified: false }
+        Self { ready: VecDeque::new(), reserved: 0, limit, requested: None, notified: false }
     }
 
     pub(crate) const fn limit(&self) -> usize {
@@ -117,21 +117,21 @@ impl CompletionQueue {
     /// Takes the room that the request has reserved.
     pub(crate) fn push(&mut self, completion: Completion) {
         assert!(self.ready.len() < self.reserved, "every completion has its reservation");
-        let wanted = match self.armed {
+        let wanted = match self.requested {
             Some(Notify::Next) => true,
             Some(Notify::Solicited) => completion.solicited || completion.status != Status::Success,
             None => false,
         };
         if wanted {
-            (self.armed, self.notified) = (None, true);
+            (self.requested, self.notified) = (None, true);
         }
         self.ready.push_back(completion);
     }
 
     /// Asks for one notification, of a completion that is yet to come. The wider of two wishes counts.
-    pub(crate) fn arm(&mut self, notify: Notify) {
-        if self.armed != Some(Notify::Next) {
-            self.armed = Some(notify);
+    pub(crate) fn request_notification(&mut self, notify: Notify) {
+        if self.requested != Some(Notify::Next) {
+            self.requested = Some(notify);
         }
     }
 

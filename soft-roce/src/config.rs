@@ -8,7 +8,7 @@ use crate::{
     memory::{Access, ProtectionDomain},
     requester::QUEUED_PSNS_MAX,
     segments::SEGMENTS_MAX,
-    shared_receives::SharedReceivesNumber,
+    shared_receive_queue::SharedReceiveQueueNumber,
     wire::{Psn, QueuePairNumber},
 };
 
@@ -90,7 +90,7 @@ pub struct QueuePairConfig {
     /// Pieces of local memory of one request or receive, 1 ..= [`SEGMENTS_MAX`](crate::SEGMENTS_MAX).
     pub max_sge: usize,
     /// Takes receives from there instead of from a queue of its own.
-    pub shared_receives: Option<SharedReceivesNumber>,
+    pub shared_receive_queue: Option<SharedReceiveQueueNumber>,
     /// READs and atomics that we keep outstanding; at most the peer's `max_dest_rd_atomic`.
     pub max_rd_atomic: usize,
     /// READs and atomics that the peer may keep outstanding.
@@ -120,7 +120,7 @@ impl Default for QueuePairConfig {
             send_depth: 256,
             recv_depth: 256,
             max_sge: 4,
-            shared_receives: None,
+            shared_receive_queue: None,
             max_rd_atomic: 16,
             max_dest_rd_atomic: 16,
             retry_count: 7,
@@ -137,7 +137,7 @@ impl Default for QueuePairConfig {
 
 impl QueuePairConfig {
     /// The same with windows that overrun neither socket, however late either end reads: READs are split and kept to
-    /// half of what our own holds ([`Driver::receive_capacity_bytes`](crate::drive::Driver)), SENDs and WRITEs to half
+    /// half of what our own holds (`udp::Driver::receive_capacity_bytes`), SENDs and WRITEs to half
     /// of what the peer's holds. The other halves are for what the other end asks for, and for packets smaller than the
     /// capacity counts with. Queue pairs that share a socket must share its capacity too.
     #[must_use]
@@ -155,7 +155,7 @@ impl QueuePairConfig {
 /// How a peer's kernel fills the IPv4 identification field, which the ICRC covers but a UDP socket does not show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Identification {
-    /// A socket set up as ours are: 0, or the packet's place in a segmentation run (below 128), with DF. The ICRC check
+    /// A socket set up as ours are: 0, or the packet's place in a segmentation batch (below 128), with DF. The ICRC check
     /// keeps 25 of its 32 bits.
     #[default]
     SegmentIndex,
@@ -205,10 +205,10 @@ pub enum CreateError {
     Full(usize),
     /// The table of shared receive queues is full.
     #[error("all {0} shared receive queues are in use; destroy one")]
-    SharedReceivesFull(usize),
+    SharedReceiveQueuesFull(usize),
     /// The shared receive queue does not exist.
-    #[error("shared_receives: the endpoint has no shared receive queue {}", .0.0)]
-    UnknownSharedReceives(SharedReceivesNumber),
+    #[error("shared_receive_queue: the endpoint has no shared receive queue {}", .0.0)]
+    UnknownSharedReceiveQueue(SharedReceiveQueueNumber),
     /// A setting out of range.
     #[error("{key}: found {found}, expected {expected}")]
     Config {

@@ -13,9 +13,9 @@ use crate::{
     events::AsyncEvent,
     memory::ProtectionDomain,
     queue_pair::Context,
-    run::{Outgoing, Run},
+    segmentation_batch::{Outgoing, SegmentationBatch},
     segments::SegmentList,
-    shared_receives::SharedReceivesNumber,
+    shared_receive_queue::SharedReceiveQueueNumber,
     wire::{Deth, Opcode, Packet, PacketKind, Psn, QueuePairNumber, Repr, TransportService, icrc::Path},
     work_request::{PostError, Receive, RecvRequest, Segment},
 };
@@ -42,7 +42,7 @@ pub struct DatagramConfig {
     /// Pieces of local memory of one datagram or receive, 1 ..= [`SEGMENTS_MAX`](crate::SEGMENTS_MAX).
     pub max_sge: usize,
     /// Takes receives from there instead of from a queue of its own.
-    pub shared_receives: Option<SharedReceivesNumber>,
+    pub shared_receive_queue: Option<SharedReceiveQueueNumber>,
     /// The longest datagram, in payload bytes.
     pub path_mtu: PathMtu,
     /// How strictly the ICRC of senders can be checked. With `Any`, 15 bits of it protect a datagram over IPv4, besides the
@@ -60,7 +60,7 @@ impl DatagramConfig {
             send_depth: 256,
             recv_depth: 256,
             max_sge: 4,
-            shared_receives: None,
+            shared_receive_queue: None,
             path_mtu: PathMtu::Mtu1024,
             identification: Identification::Any,
         }
@@ -113,7 +113,7 @@ pub(crate) struct DatagramQueuePair {
     receives: VecDeque<Receive>,
     /// The domain of the regions that receives may fill.
     receive_domain: ProtectionDomain,
-    /// It stands in the endpoint's line of those that may have something to send.
+    /// It stands in the endpoint's transmit queue.
     pub(crate) queued: bool,
 }
 
@@ -182,7 +182,7 @@ impl DatagramQueuePair {
         let was_error = std::mem::replace(&mut self.state, QueuePairState::Error) == QueuePairState::Error;
         self.flush_sends(Status::Flushed, cx);
         self.flush_receives(cx);
-        if self.config.shared_receives.is_some() && !was_error {
+        if self.config.shared_receive_queue.is_some() && !was_error {
             cx.raise(AsyncEvent::LastReceiveReached(self.number));
         }
     }
@@ -229,7 +229,7 @@ impl DatagramQueuePair {
         more: &[Segment],
         cx: &mut Context<'_>,
     ) -> Result<(), PostError> {
-        if self.config.shared_receives.is_some() {
+        if self.config.shared_receive_queue.is_some() {
             return Err(PostError::ReceivesAreShared);
         }
         if self.receives.len() >= self.config.recv_depth {
@@ -254,7 +254,7 @@ impl DatagramQueuePair {
             return;
         }
         let bytes = (DATAGRAM_HEADER_BYTES + payload.len()) as u32;
-        let receive = match self.config.shared_receives {
+        let receive = match self.config.shared_receive_queue {
             Some(shared) => cx.take_shared(shared, bytes),
             None => self.receives.pop_front_if(|receive| receive.segments.bytes() >= bytes),
         };
@@ -295,8 +295,8 @@ impl DatagramQueuePair {
             self.flush_sends(Status::LocalProtection, cx);
             return None;
         };
-        let mut run = Run::new(buf, source, request.to.address, 1);
-        run.push(&Outgoing::new(self.repr(&request, bytes as usize), windows));
+        let mut batch = SegmentationBatch::new(buf, source, request.to.address, 1);
+        batch.push(&Outgoing::new(self.repr(&request, bytes as usize), windows));
         self.sends.pop_front();
         self.next = self.next.plus(1);
         if request.signalled {
@@ -306,7 +306,7 @@ impl DatagramQueuePair {
             cx.completions.release(1);
         }
         cx.counters.packets_sent += 1;
-        run.finish()
+        batch.finish()
     }
 
     fn repr(&self, request: &DatagramRequest, payload_bytes: usize) -> Repr {

@@ -24,7 +24,9 @@ use crate::{
     memory::{Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError},
     queue_pair::{Context, QueuePair},
     region::RegionTable,
-    shared_receives::{SHARED_RECEIVES_MAX, SharedReceivesConfig, SharedReceivesNumber, SharedReceivesTable},
+    shared_receive_queue::{
+        SHARED_RECEIVE_QUEUES_MAX, SharedReceiveQueueConfig, SharedReceiveQueueNumber, SharedReceiveQueueTable,
+    },
     time::Timestamp,
     wire::{Malformed, PACKET_BYTES_MAX, Packet, Psn, QueuePairNumber, TransportService, icrc::Verifier},
 };
@@ -35,7 +37,7 @@ const NUMBER_MASK: u32 = (1 << NUMBER_BITS) - 1;
 /// Half of all numbers, so that a free one is found soon.
 const QUEUE_PAIRS_MAX: usize = 1 << (NUMBER_BITS - 1);
 
-/// A datagram, or a run of equally long datagrams (the last may be shorter) that one `UDP_SEGMENT` send can carry.
+/// A datagram, or a segmentation batch of equally long datagrams (the last may be shorter) that one `UDP_SEGMENT` send can carry.
 ///
 /// Segment k carries an ICRC for IPv4 identification k with DF set: what Linux gives the segments of an unconnected
 /// socket with `IP_PMTUDISC_DO` or `IP_PMTUDISC_PROBE`.
@@ -61,10 +63,10 @@ pub struct Endpoint {
     /// Where the search for a free number goes on: a number comes back as late as possible.
     next_number: u32,
     /// Queue pairs that may have something to send, each at most once.
-    line: VecDeque<QueuePairNumber>,
+    transmit_queue: VecDeque<QueuePairNumber>,
     completions: CompletionQueue,
     counters: Counters,
-    shared_receives: SharedReceivesTable,
+    shared_receive_queues: SharedReceiveQueueTable,
     events: EventQueue,
     verifier: Verifier,
     /// No timer is due before. Timers mostly move back, so this lags behind and is put right when it is reached.
@@ -79,7 +81,7 @@ macro_rules! context {
             regions: &mut $self.regions,
             completions: &mut $self.completions,
             counters: &mut $self.counters,
-            shared_receives: &mut $self.shared_receives,
+            shared_receive_queue: &mut $self.shared_receive_queues,
             events: &mut $self.events,
         }
     };
@@ -107,10 +109,10 @@ impl Endpoint {
             datagrams: BTreeMap::new(),
             next_number: rng.next_u32() & NUMBER_MASK,
             rng,
-            line: VecDeque::new(),
+            transmit_queue: VecDeque::new(),
             completions: CompletionQueue::new(config.completions_max),
             counters: Counters::default(),
-            shared_receives: SharedReceivesTable::default(),
+            shared_receive_queues: SharedReceiveQueueTable::default(),
             events: EventQueue::default(),
             verifier: Verifier::default(),
             timeout: None,
@@ -146,15 +148,15 @@ impl Endpoint {
     pub fn create_queue_pair(&mut self, config: QueuePairConfig) -> Result<QueuePairNumber, CreateError> {
         config.check()?;
         let number = self.free_number()?;
-        let receive_domain = self.attach(config.shared_receives)?.unwrap_or(config.protection_domain);
+        let receive_domain = self.attach(config.shared_receive_queue)?.unwrap_or(config.protection_domain);
         self.queue_pairs.insert(number, QueuePair::new(number, config, receive_domain));
         Ok(number)
     }
 
     /// A queue pair will take its receives from a shared receive queue, if it says so: the domain of those.
-    fn attach(&mut self, shared: Option<SharedReceivesNumber>) -> Result<Option<ProtectionDomain>, CreateError> {
+    fn attach(&mut self, shared: Option<SharedReceiveQueueNumber>) -> Result<Option<ProtectionDomain>, CreateError> {
         let Some(shared) = shared else { return Ok(None) };
-        let queue = self.shared_receives.find(shared).ok_or(CreateError::UnknownSharedReceives(shared))?;
+        let queue = self.shared_receive_queues.find(shared).ok_or(CreateError::UnknownSharedReceiveQueue(shared))?;
         queue.users += 1;
         Ok(Some(queue.config.protection_domain))
     }
@@ -277,16 +279,16 @@ impl Endpoint {
 
     /// Removes a queue pair; outstanding work vanishes without completions. False if there is none.
     pub fn destroy_queue_pair(&mut self, qpn: QueuePairNumber) -> bool {
-        self.line.retain(|number| *number != qpn);
+        self.transmit_queue.retain(|number| *number != qpn);
         let (outstanding, shared) = if let Some(queue_pair) = self.datagrams.remove(&qpn) {
-            (queue_pair.outstanding(), queue_pair.config().shared_receives)
+            (queue_pair.outstanding(), queue_pair.config().shared_receive_queue)
         } else if let Some(queue_pair) = self.queue_pairs.remove(&qpn) {
-            (queue_pair.outstanding(), queue_pair.config().shared_receives)
+            (queue_pair.outstanding(), queue_pair.config().shared_receive_queue)
         } else {
             return false;
         };
         self.completions.release(outstanding);
-        if let Some(queue) = shared.and_then(|shared| self.shared_receives.find(shared)) {
+        if let Some(queue) = shared.and_then(|shared| self.shared_receive_queues.find(shared)) {
             queue.users -= 1;
         }
         true
@@ -299,30 +301,30 @@ impl Endpoint {
         datagrams.or_else(|| self.queue_pairs.get(&qpn).map(QueuePair::state))
     }
 
-    /// Makes a queue of receives for many queue pairs ([`QueuePairConfig::shared_receives`]).
+    /// Makes a queue of receives for many queue pairs ([`QueuePairConfig::shared_receive_queue`]).
     ///
     /// # Errors
     /// See [`CreateError`].
-    pub fn create_shared_receives(
+    pub fn create_shared_receive_queue(
         &mut self,
-        config: SharedReceivesConfig,
-    ) -> Result<SharedReceivesNumber, CreateError> {
+        config: SharedReceiveQueueConfig,
+    ) -> Result<SharedReceiveQueueNumber, CreateError> {
         in_range(&[("depth", config.depth as u64, 1, DEPTH_MAX, "1 ..= 65536"), max_sge_limit(config.max_sge)])?;
-        self.shared_receives.create(config).ok_or(CreateError::SharedReceivesFull(SHARED_RECEIVES_MAX))
+        self.shared_receive_queues.create(config).ok_or(CreateError::SharedReceiveQueuesFull(SHARED_RECEIVE_QUEUES_MAX))
     }
 
     /// Removes a shared receive queue, whose receives vanish without completions. False if there is none, or if queue
     /// pairs use it.
-    pub fn destroy_shared_receives(&mut self, shared: SharedReceivesNumber) -> bool {
-        let held = self.shared_receives.destroy(shared);
+    pub fn destroy_shared_receive_queue(&mut self, shared: SharedReceiveQueueNumber) -> bool {
+        let held = self.shared_receive_queues.destroy(shared);
         self.completions.release(held.unwrap_or(0));
         held.is_some()
     }
 
-    /// Asks for one [`AsyncEvent::SharedReceivesLow`] once fewer than `limit` receives are left; 0: for none. False if
+    /// Asks for one [`AsyncEvent::SharedReceiveQueueLow`] once fewer than `limit` receives are left; 0: for none. False if
     /// there is no such queue.
-    pub fn arm_shared_receives(&mut self, shared: SharedReceivesNumber, limit: usize) -> bool {
-        self.shared_receives.find(shared).map(|queue| queue.limit = limit).is_some()
+    pub fn set_shared_receive_queue_limit(&mut self, shared: SharedReceiveQueueNumber, limit: usize) -> bool {
+        self.shared_receive_queues.find(shared).map(|queue| queue.limit = limit).is_some()
     }
 
     /// Takes a datagram (BTH to ICRC) that came from `source`. Anything malformed or unexpected is counted and dropped.
@@ -404,12 +406,12 @@ impl Endpoint {
         self.timeout
     }
 
-    /// Writes a datagram or a run of at most `segments_max` (1 ..= 128) equally long ones to the start of `buf`.
-    /// Queue pairs take turns, a run each. `buf` must hold one packet ([`crate::wire::PACKET_BYTES_MAX`]); its length,
-    /// at most 65,507, bounds the run.
+    /// Writes a datagram or a segmentation batch of at most `segments_max` (1 ..= 128) equally long ones to the start of `buf`.
+    /// Queue pairs take turns, a batch each. `buf` must hold one packet ([`crate::wire::PACKET_BYTES_MAX`]); its length,
+    /// at most 65,507, bounds the batch.
     pub fn poll_transmit(&mut self, now: Timestamp, buf: &mut [u8], segments_max: usize) -> Option<Transmit> {
         assert!(buf.len() >= PACKET_BYTES_MAX, "the transmit buffer holds {} bytes", buf.len());
-        while let Some(number) = self.line.pop_front() {
+        while let Some(number) = self.transmit_queue.pop_front() {
             if let Some(queue_pair) = self.datagrams.get_mut(&number) {
                 queue_pair.queued = false;
                 let transmit = queue_pair.poll_transmit(self.config.local, buf, &mut context!(self, now));
@@ -440,7 +442,7 @@ impl Endpoint {
         };
         if let Some(queued) = queued.filter(|queued| !**queued) {
             *queued = true;
-            self.line.push_back(number);
+            self.transmit_queue.push_back(number);
         }
     }
 
@@ -456,7 +458,7 @@ impl Endpoint {
 
     /// Asks for one notification, of a completion that is yet to come: poll what is there after this, then sleep.
     pub fn request_notification(&mut self, notify: Notify) {
-        self.completions.arm(notify);
+        self.completions.request_notification(notify);
     }
 
     /// Whether a completion has come that was asked for; told once.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{shared_receives::SharedReceivesNumber, wire::QueuePairNumber};
+use crate::{shared_receive_queue::SharedReceiveQueueNumber, wire::QueuePairNumber};
 
 /// Events that were not polled yet; more are counted and dropped.
 const EVENTS_MAX: usize = 1_024;
@@ -22,8 +22,8 @@ pub enum AsyncEvent {
     QueuePairFatal(QueuePairNumber),
     /// A queue pair in ERROR takes nothing more from its shared receive queue [QP_LAST_WQE_REACHED].
     LastReceiveReached(QueuePairNumber),
-    /// A shared receive queue holds fewer receives than its armed limit [SRQ_LIMIT_REACHED].
-    SharedReceivesLow(SharedReceivesNumber),
+    /// A shared receive queue holds fewer receives than its limit [SRQ_LIMIT_REACHED].
+    SharedReceiveQueueLow(SharedReceiveQueueNumber),
 }
 
 /// The events of an endpoint in order.

@@ -1,4 +1,5 @@
-#![doc = include_str!("../README.md")]
+// Its example uses the driver.
+#![cfg_attr(any(feature = "udp", not(doctest)), doc = include_str!("../README.md"))]
 #![deny(unsafe_code)]
 
 mod arrivals;
@@ -7,7 +8,6 @@ mod completion;
 mod config;
 mod counters;
 mod datagram;
-pub mod drive;
 mod endpoint;
 mod events;
 mod loss_timer;
@@ -17,10 +17,12 @@ mod queue_pair;
 mod region;
 mod requester;
 mod responder;
-mod run;
+mod segmentation_batch;
 mod segments;
-mod shared_receives;
+mod shared_receive_queue;
 mod time;
+#[cfg(feature = "udp")]
+pub mod udp;
 pub mod wire;
 mod work_request;
 
@@ -34,7 +36,7 @@ pub use endpoint::{Endpoint, Transmit};
 pub use events::AsyncEvent;
 pub use memory::{Access, HeapMemory, Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError};
 pub use segments::SEGMENTS_MAX;
-pub use shared_receives::{SharedReceivesConfig, SharedReceivesNumber};
+pub use shared_receive_queue::{SharedReceiveQueueConfig, SharedReceiveQueueNumber};
 pub use time::Timestamp;
 pub use wire::{Psn, QueuePairNumber};
 pub use work_request::{Operation, PostError, RecvRequest, Remote, Segment, SendRequest};

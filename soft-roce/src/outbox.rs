@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use crate::{
     memory::{Access, ProtectionDomain},
     region::{Denied, RegionTable},
-    run::Outgoing,
+    segmentation_batch::Outgoing,
     segments::Windows,
     wire::{Aeth, PacketKind, Position, Psn, QueuePairNumber, Repr, Reth, Syndrome},
 };

@@ -15,9 +15,9 @@ use crate::{
     region::RegionTable,
     requester::{self, Failure, Requester},
     responder::Responder,
-    run::Run,
+    segmentation_batch::SegmentationBatch,
     segments::SegmentList,
-    shared_receives::{SharedReceivesNumber, SharedReceivesTable},
+    shared_receive_queue::{SharedReceiveQueueNumber, SharedReceiveQueueTable},
     time::Timestamp,
     wire::{Packet, QueuePairNumber, TransportService},
     work_request::{Operation, PostError, Receive, RecvRequest, Segment, SendRequest},
@@ -29,7 +29,7 @@ pub(crate) struct Context<'a> {
     pub(crate) regions: &'a mut RegionTable,
     pub(crate) completions: &'a mut CompletionQueue,
     pub(crate) counters: &'a mut Counters,
-    pub(crate) shared_receives: &'a mut SharedReceivesTable,
+    pub(crate) shared_receive_queue: &'a mut SharedReceiveQueueTable,
     pub(crate) events: &'a mut EventQueue,
 }
 
@@ -47,10 +47,10 @@ impl Context<'_> {
     }
 
     /// The oldest of the shared receives, if it has room for `bytes`.
-    pub(crate) fn take_shared(&mut self, shared: SharedReceivesNumber, bytes: u32) -> Option<Receive> {
-        let (receive, low) = self.shared_receives.take(shared, bytes)?;
+    pub(crate) fn take_shared(&mut self, shared: SharedReceiveQueueNumber, bytes: u32) -> Option<Receive> {
+        let (receive, low) = self.shared_receive_queue.take(shared, bytes)?;
         if low {
-            self.raise(AsyncEvent::SharedReceivesLow(shared));
+            self.raise(AsyncEvent::SharedReceiveQueueLow(shared));
         }
         Some(receive)
     }
@@ -79,7 +79,7 @@ pub(crate) struct QueuePair {
     announced: bool,
     /// Which side may send first next time.
     turn: Side,
-    /// It stands in the endpoint's line of those that may have something to send.
+    /// It stands in the endpoint's transmit queue.
     pub(crate) queued: bool,
 }
 
@@ -187,7 +187,7 @@ impl QueuePair {
         let was_error = std::mem::replace(&mut self.state, QueuePairState::Error) == QueuePairState::Error;
         self.requester.flush(failure, self.number, cx);
         self.responder.flush(receive, self.number, cx);
-        if self.config.shared_receives.is_some() && !was_error {
+        if self.config.shared_receive_queue.is_some() && !was_error {
             cx.raise(AsyncEvent::LastReceiveReached(self.number));
         }
     }
@@ -219,7 +219,7 @@ impl QueuePair {
         more: &[Segment],
         cx: &mut Context<'_>,
     ) -> Result<(), PostError> {
-        if self.config.shared_receives.is_some() {
+        if self.config.shared_receive_queue.is_some() {
             return Err(PostError::ReceivesAreShared);
         }
         if self.responder.receives.len() >= self.config.recv_depth {
@@ -264,7 +264,7 @@ impl QueuePair {
         }
     }
 
-    /// Writes a run of packets of one side; the sides take turns.
+    /// Writes a segmentation batch of one side; the sides take turns.
     pub(crate) fn poll_transmit(
         &mut self,
         source: SocketAddr,
@@ -275,12 +275,12 @@ impl QueuePair {
         let peer = self.peer?;
         let other = if self.turn == Side::Requester { Side::Responder } else { Side::Requester };
         for side in [self.turn, other] {
-            let mut run = Run::new(buf, source, peer.address, segments_max);
+            let mut batch = SegmentationBatch::new(buf, source, peer.address, segments_max);
             match side {
-                Side::Requester => self.transmit_requests(&mut run, peer.queue_pair, cx),
-                Side::Responder => self.transmit_replies(&mut run, peer.queue_pair, cx),
+                Side::Requester => self.transmit_requests(&mut batch, peer.queue_pair, cx),
+                Side::Responder => self.transmit_replies(&mut batch, peer.queue_pair, cx),
             }
-            if let Some(transmit) = run.finish() {
+            if let Some(transmit) = batch.finish() {
                 self.turn = if side == Side::Requester { Side::Responder } else { Side::Requester };
                 cx.counters.packets_sent += transmit.segments as u64;
                 return Some(transmit);
@@ -289,11 +289,11 @@ impl QueuePair {
         None
     }
 
-    fn transmit_requests(&mut self, run: &mut Run<'_>, peer: QueuePairNumber, cx: &mut Context<'_>) {
+    fn transmit_requests(&mut self, batch: &mut SegmentationBatch<'_>, peer: QueuePairNumber, cx: &mut Context<'_>) {
         while self.is_sending() {
             match self.requester.peek(peer, cx.regions) {
-                Ok(Some(packet)) if run.fits(packet.repr.packet_bytes()) => {
-                    run.push(&packet);
+                Ok(Some(packet)) if batch.fits(packet.repr.packet_bytes()) => {
+                    batch.push(&packet);
                     self.requester.advance(cx.now, &packet);
                 }
                 Ok(_) => return,
@@ -305,12 +305,12 @@ impl QueuePair {
         }
     }
 
-    fn transmit_replies(&mut self, run: &mut Run<'_>, peer: QueuePairNumber, cx: &mut Context<'_>) {
+    fn transmit_replies(&mut self, batch: &mut SegmentationBatch<'_>, peer: QueuePairNumber, cx: &mut Context<'_>) {
         let domain = self.config.protection_domain;
         loop {
             match self.responder.outbox.peek(peer, self.requester.mtu_bytes(), domain, cx.regions) {
-                Ok(Some(packet)) if run.fits(packet.repr.packet_bytes()) => {
-                    run.push(&packet);
+                Ok(Some(packet)) if batch.fits(packet.repr.packet_bytes()) => {
+                    batch.push(&packet);
                     self.responder.outbox.advance();
                 }
                 Ok(_) => return,

@@ -17,7 +17,7 @@ use crate::{
     loss_timer::{LossTimer, Overdue},
     queue_pair::Context,
     region::RegionTable,
-    run::Outgoing,
+    segmentation_batch::Outgoing,
     segments::{SegmentList, Windows},
     time::Timestamp,
     wire::{PacketKind, Psn, QueuePairNumber},

@@ -173,7 +173,7 @@ impl Responder {
 
     /// The receive for the message in progress, or for one that begins.
     fn receive(&mut self, cx: &mut Context<'_>) -> Option<Receive> {
-        let Some(shared) = self.config.shared_receives else { return self.receives.front().copied() };
+        let Some(shared) = self.config.shared_receive_queue else { return self.receives.front().copied() };
         // One that turns out too short fails with its message.
         self.taken = self.taken.or_else(|| cx.take_shared(shared, 0));
         self.taken

@@ -165,9 +165,9 @@ pub enum PostError {
     State(QueuePairState),
     /// No such shared receive queue.
     #[error("the endpoint has no such shared receive queue")]
-    UnknownSharedReceives,
+    UnknownSharedReceiveQueue,
     /// The queue pair has no receive queue of its own.
-    #[error("the queue pair takes shared receives: post to its shared receive queue")]
+    #[error("the queue pair takes from a shared receive queue: post there")]
     ReceivesAreShared,
     /// Connected and datagram queue pairs take different requests.
     #[error("the queue pair is of the other service: `post_send` is for connected ones, `post_datagram` for datagrams")]

@@ -6,7 +6,7 @@ use soft_roce::{
     Access, AsyncEvent, Completion, CompletionOpcode, CreateError, DATAGRAM_HEADER_BYTES, DatagramAddress,
     DatagramConfig, DatagramRequest, Endpoint, EndpointConfig, HeapMemory, ModifyError, Operation, PathMtu, PostError,
     ProtectionDomain, QueuePairConfig, QueuePairNumber, QueuePairState, RecvRequest, RegionConfig, RegionHandle,
-    Segment, SendRequest, SharedReceivesConfig, SharedReceivesNumber, Status, Timestamp,
+    Segment, SendRequest, SharedReceiveQueueConfig, SharedReceiveQueueNumber, Status, Timestamp,
 };
 
 const NOW: Timestamp = Timestamp(1);
@@ -39,14 +39,14 @@ impl World {
         Self { ends, addresses, numbers, memory, handles, next_id: 0 }
     }
 
-    /// The receiver is one that takes shared receives, of another domain than its own.
-    fn sharing() -> (Self, SharedReceivesNumber) {
+    /// The receiver is one that takes from a shared receive queue, of another domain than its own.
+    fn sharing() -> (Self, SharedReceiveQueueNumber) {
         let mut world = Self::new(V4);
         let domain = ProtectionDomain(4);
         let receiver = &mut world.ends[1];
-        let config = SharedReceivesConfig { protection_domain: domain, depth: 4, max_sge: 4 };
-        let shared = receiver.create_shared_receives(config).expect("room");
-        let config = DatagramConfig { shared_receives: Some(shared), ..DatagramConfig::new(QUEUE_KEY) };
+        let config = SharedReceiveQueueConfig { protection_domain: domain, depth: 4, max_sge: 4 };
+        let shared = receiver.create_shared_receive_queue(config).expect("room");
+        let config = DatagramConfig { shared_receive_queue: Some(shared), ..DatagramConfig::new(QUEUE_KEY) };
         world.numbers[1] = receiver.create_datagram_queue_pair(config).expect("room");
         receiver.modify_datagrams_to_ready_to_receive(world.numbers[1]).expect("INIT to RTR");
         let config = RegionConfig { protection_domain: domain, ..Access::LOCAL.into() };
@@ -54,7 +54,7 @@ impl World {
         (world, shared)
     }
 
-    fn receive_shared(&mut self, shared: SharedReceivesNumber, id: u64, bytes: u32) {
+    fn receive_shared(&mut self, shared: SharedReceiveQueueNumber, id: u64, bytes: u32) {
         let segment = Segment { lkey: self.handles[1].lkey, offset: 100, bytes };
         self.ends[1].post_shared_recv(shared, RecvRequest { id, segment }).expect("room");
     }
@@ -281,18 +281,18 @@ fn datagrams_take_shared_receives() {
     for (id, bytes) in [(5, 60), (6, 200), (7, 200)] {
         world.receive_shared(shared, id, bytes);
     }
-    assert!(world.ends[1].arm_shared_receives(shared, 2));
+    assert!(world.ends[1].set_shared_receive_queue_limit(shared, 2));
     assert_eq!((send(&mut world, 21), world.ends[1].counters().dropped_no_receive), (vec![], 2), "a byte too long");
     assert_eq!((send(&mut world, 20), world.events()), (vec![(5, Status::Success)], vec![]));
     let buffer = world.memory[1].to_vec()[100 + DATAGRAM_HEADER_BYTES..][..20].to_vec();
     assert_eq!(buffer, world.memory[0].to_vec()[..20]);
-    let low = AsyncEvent::SharedReceivesLow(shared);
+    let low = AsyncEvent::SharedReceiveQueueLow(shared);
     assert_eq!((send(&mut world, 150), world.events()), (vec![(6, Status::Success)], vec![low]));
     // Its end leaves the last one to the others.
     let receiver = world.numbers[1];
     assert!(world.ends[1].modify_to_error(receiver) && world.ends[1].modify_to_error(receiver));
     assert_eq!((world.statuses(1), world.events()), (vec![], vec![AsyncEvent::LastReceiveReached(receiver)]));
-    let config = DatagramConfig { shared_receives: Some(shared), ..DatagramConfig::new(QUEUE_KEY) };
+    let config = DatagramConfig { shared_receive_queue: Some(shared), ..DatagramConfig::new(QUEUE_KEY) };
     world.numbers[1] = world.ends[1].create_datagram_queue_pair(config).unwrap();
     world.ends[1].modify_datagrams_to_ready_to_receive(world.numbers[1]).unwrap();
     assert_eq!(send(&mut world, 9), [(7, Status::Success)]);
@@ -313,11 +313,11 @@ fn a_shared_receive_that_fails_ends_the_queue_pair_alone() {
     assert_eq!((world.events(), world.ends[1].state(receiver)), (told.to_vec(), Some(QueuePairState::Error)));
     let receive = RecvRequest { id: 3, segment };
     assert_eq!(world.ends[1].post_recv(receiver, receive), Err(PostError::ReceivesAreShared));
-    let unknown = SharedReceivesNumber(99);
-    let config = DatagramConfig { shared_receives: Some(unknown), ..DatagramConfig::new(QUEUE_KEY) };
+    let unknown = SharedReceiveQueueNumber(99);
+    let config = DatagramConfig { shared_receive_queue: Some(unknown), ..DatagramConfig::new(QUEUE_KEY) };
     let refused = world.ends[1].create_datagram_queue_pair(config);
-    assert_eq!(refused, Err(CreateError::UnknownSharedReceives(unknown)));
-    assert!(!world.ends[1].destroy_shared_receives(shared), "in use");
-    assert!(world.ends[1].destroy_queue_pair(receiver) && world.ends[1].destroy_shared_receives(shared));
+    assert_eq!(refused, Err(CreateError::UnknownSharedReceiveQueue(unknown)));
+    assert!(!world.ends[1].destroy_shared_receive_queue(shared), "in use");
+    assert!(world.ends[1].destroy_queue_pair(receiver) && world.ends[1].destroy_shared_receive_queue(shared));
     assert_eq!(world.statuses(1), []);
 }

@@ -1,4 +1,4 @@
-//! What makes it fast enough: no allocation per packet, runs as long as the kernel takes, turns between queue pairs.
+//! What makes it fast enough: no allocation per packet, segmentation batches as long as the kernel takes, turns between queue pairs.
 
 mod common;
 
@@ -44,9 +44,9 @@ fn exchange(pair: &mut Pair, buf: &mut [u8]) {
     loop {
         let mut moved = false;
         for side in [0, 1] {
-            while let Some(run) = pair.ends[side].poll_transmit(pair.now, buf, 64) {
+            while let Some(batch) = pair.ends[side].poll_transmit(pair.now, buf, 64) {
                 moved = true;
-                for datagram in buf[..run.bytes].chunks(run.segment_bytes) {
+                for datagram in buf[..batch.bytes].chunks(batch.segment_bytes) {
                     pair.ends[1 - side].handle_packet(pair.now, pair.addresses[side], datagram);
                 }
             }
@@ -126,23 +126,23 @@ fn read_responses_of_many_queue_pairs_take_turns() {
         pair.ends[0].post_send(*number, SendRequest::new(0, Operation::Read { local, remote })).unwrap();
     }
     let mut buf = vec![0; 65_507];
-    while let Some(run) = pair.ends[0].poll_transmit(pair.now, &mut buf, 64) {
-        for datagram in buf[..run.bytes].chunks(run.segment_bytes) {
+    while let Some(batch) = pair.ends[0].poll_transmit(pair.now, &mut buf, 64) {
+        for datagram in buf[..batch.bytes].chunks(batch.segment_bytes) {
             pair.ends[1].handle_packet(pair.now, pair.addresses[0], datagram);
         }
     }
-    // Served bytes never differ by more than two runs between any two queue pairs that still wait.
+    // Served bytes never differ by more than two batches between any two queue pairs that still wait.
     let mut served = std::collections::BTreeMap::<u32, usize>::new();
     let mut longest = 0;
-    while let Some(run) = pair.ends[1].poll_transmit(pair.now, &mut buf, 64) {
+    while let Some(batch) = pair.ends[1].poll_transmit(pair.now, &mut buf, 64) {
         let destination = u32::from_be_bytes([0, buf[5], buf[6], buf[7]]);
-        *served.entry(destination).or_default() += run.bytes;
-        longest = longest.max(run.segments);
+        *served.entry(destination).or_default() += batch.bytes;
+        longest = longest.max(batch.segments);
         let least = numbers.iter().map(|[number, _]| served.get(&number.0).copied().unwrap_or(0)).min();
         let most = served.values().max().copied().unwrap_or(0);
         assert!(most - least.unwrap_or(0) <= 2 * buf.len(), "{served:?}");
     }
     assert!(served.values().all(|bytes| *bytes > BYTES as usize) && served.len() == 4);
-    // Of a chunk's 16 packets, the first and the last are longer than the others: they leave in three runs.
-    assert!(longest >= 13, "longest run: {longest}");
+    // Of a chunk's 16 packets, the first and the last are longer than the others: they leave in three batches.
+    assert!(longest >= 13, "longest batch: {longest}");
 }

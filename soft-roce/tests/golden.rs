@@ -109,7 +109,7 @@ fn every_icrc_is_right_and_gives_the_identification_away() {
             Path::segment(source, destination, 0)
         };
         assert_eq!(found, Some(expected), "{name}");
-        let ours = usize::from(expected.identification) < icrc::SEGMENTS_MAX;
+        let ours = usize::from(expected.identification) < icrc::BATCH_SEGMENTS_MAX;
         let strict = icrc::verify(source, destination, packet.covered(), packet.icrc(), Identification::SegmentIndex);
         assert_eq!(strict.is_some(), ours, "{name}");
         let damaged = packet.icrc() ^ 0x0100_0000;

@@ -76,7 +76,7 @@ impl World {
             ..QueuePairConfig::default()
         };
         let shared = dice.random(2) == 0;
-        let mut pair = Pair::with_shared_receives(seed ^ 0x5eed, config, mtu, shared);
+        let mut pair = Pair::with_shared_receive_queue(seed ^ 0x5eed, config, mtu, shared);
         let (faults, heals, perfect) = faults(&mut pair);
         let sides = [0, 1].map(|side| Side::new(&mut pair, side as u8));
         pair.faults = faults;

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use soft_roce::{
     Access, Completion, DATAGRAM_HEADER_BYTES, DatagramAddress, DatagramConfig, HeapMemory, PathMtu, ProtectionDomain,
     QueuePairConfig, QueuePairNumber, QueuePairState, RecvRequest, RegionConfig, RegionHandle, Segment,
-    SharedReceivesConfig, SharedReceivesNumber, Status,
+    SharedReceiveQueueConfig, SharedReceiveQueueNumber, Status,
     wire::{Aeth, AtomicEth, Deth, Opcode, PacketKind, Psn, Repr, Reth, Syndrome},
 };
 
@@ -66,7 +66,7 @@ struct Victim {
     attacked: QueuePairNumber,
     bystander: QueuePairNumber,
     datagrams: QueuePairNumber,
-    shared: SharedReceivesNumber,
+    shared: SharedReceiveQueueNumber,
     receiving: (Arc<HeapMemory>, RegionHandle),
     secret: (Arc<HeapMemory>, RegionHandle),
     expected: Psn,
@@ -80,9 +80,9 @@ struct Victim {
 impl Victim {
     fn new() -> Self {
         let mut peer = Scripted::initialised(QueuePairConfig::default());
-        let config = SharedReceivesConfig { protection_domain: RECEIVES, depth: SHARED_DEPTH, max_sge: 2 };
-        let shared = peer.endpoint.create_shared_receives(config).expect("room");
-        let config = QueuePairConfig { shared_receives: Some(shared), ..QueuePairConfig::default() };
+        let config = SharedReceiveQueueConfig { protection_domain: RECEIVES, depth: SHARED_DEPTH, max_sge: 2 };
+        let shared = peer.endpoint.create_shared_receive_queue(config).expect("room");
+        let config = QueuePairConfig { shared_receive_queue: Some(shared), ..QueuePairConfig::default() };
         let [attacked, bystander] = [0, 1].map(|_| {
             let number = peer.endpoint.create_queue_pair(config).expect("room");
             peer.endpoint.connect_queue_pair(number, peer.peer(PathMtu::Mtu256)).expect("it is fresh");

@@ -3,11 +3,11 @@
 use soft_roce::{
     Access, DatagramAddress, DatagramConfig, DatagramRequest, Endpoint, EndpointConfig, HeapMemory, Identification,
     Operation, PathMtu, Peer, Psn, QueuePairConfig, QueuePairNumber, RecvRequest, Segment, SendRequest,
-    SharedReceivesConfig,
+    SharedReceiveQueueConfig,
 };
 
-const SHARED: SharedReceivesConfig =
-    SharedReceivesConfig { protection_domain: soft_roce::ProtectionDomain(0), depth: 1, max_sge: 1 };
+const SHARED: SharedReceiveQueueConfig =
+    SharedReceiveQueueConfig { protection_domain: soft_roce::ProtectionDomain(0), depth: 1, max_sge: 1 };
 
 fn endpoint(config: impl FnOnce(EndpointConfig) -> EndpointConfig) -> Endpoint {
     Endpoint::new(config(EndpointConfig::new("127.0.0.1:4791".parse().unwrap(), 1)))
@@ -36,7 +36,7 @@ fn tables_name_their_limit() {
         refusal(|| small.create_queue_pair(QueuePairConfig::default())),
         refusal(|| small.create_datagram_queue_pair(DatagramConfig::new(1))),
         refusal(|| small.register(HeapMemory::new(vec![0; 8]), Access::LOCAL)),
-        refusal(|| small.create_shared_receives(SHARED)),
+        refusal(|| small.create_shared_receive_queue(SHARED)),
     ];
     let wanted = [
         "queue_pairs_max: all 2 queue pairs are in use; destroy one or raise the limit",
@@ -98,7 +98,7 @@ fn queues_name_the_depth_to_raise() {
     let depth = |depth, key| format!("{key}: the queue holds {depth} requests already: poll completions, or raise it");
     assert_eq!(refusal(|| endpoint.post_recv(number, receive)), depth(1, "recv_depth"));
     assert_eq!(refusal(|| endpoint.post_send(number, send)), depth(2, "send_depth"));
-    let shared = endpoint.create_shared_receives(SHARED).unwrap();
+    let shared = endpoint.create_shared_receive_queue(SHARED).unwrap();
     let full = "completions_max: 4 requests are outstanding or not polled: poll completions, or raise the limit";
     assert_eq!(refusal(|| endpoint.post_shared_recv(shared, receive)), full);
     assert!(endpoint.modify_to_reset(number));

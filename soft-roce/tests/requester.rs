@@ -427,13 +427,13 @@ fn the_owner_ends_a_queue_pair_and_everything_is_flushed() {
 #[test]
 fn equally_long_packets_leave_together() {
     let (mut peer, _, handle) = connected(config());
-    let mut runs = |operation| {
+    let mut batches = |operation| {
         peer.post_send(0, operation);
         let mut buf = vec![0; 65_507];
-        std::iter::from_fn(|| peer.endpoint.poll_transmit(peer.now, &mut buf, 64).map(|run| run.segments))
+        std::iter::from_fn(|| peer.endpoint.poll_transmit(peer.now, &mut buf, 64).map(|batch| batch.segments))
             .collect::<Vec<_>>()
     };
-    assert_eq!(runs(Operation::Send { local: segment(handle, 256 * 9 + 5) }), [10]);
+    assert_eq!(batches(Operation::Send { local: segment(handle, 256 * 9 + 5) }), [10]);
     // The RETH makes a first packet longer than the others, so only one other may follow it.
-    assert_eq!(runs(Operation::Write { local: segment(handle, 256 * 9 + 5), remote: REMOTE }), [2, 8]);
+    assert_eq!(batches(Operation::Write { local: segment(handle, 256 * 9 + 5), remote: REMOTE }), [2, 8]);
 }

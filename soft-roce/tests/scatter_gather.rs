@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use soft_roce::{
     Access, CreateError, DATAGRAM_HEADER_BYTES, DatagramAddress, DatagramConfig, DatagramRequest, HeapMemory,
     Operation, PathMtu, PostError, QueuePairConfig, RecvRequest, RegionHandle, Remote, SEGMENTS_MAX, Segment,
-    SendRequest, SharedReceivesConfig, Status,
+    SendRequest, SharedReceiveQueueConfig, Status,
 };
 
 const REGION_BYTES: usize = 4_096;
@@ -19,7 +19,7 @@ type Region = (Arc<HeapMemory>, RegionHandle);
 
 fn pair(shared: bool) -> Pair {
     let config = QueuePairConfig { max_sge: SEGMENTS_MAX, read_chunk_bytes: 700, ..QueuePairConfig::default() };
-    Pair::with_shared_receives(1, config, PathMtu::Mtu256, shared)
+    Pair::with_shared_receive_queue(1, config, PathMtu::Mtu256, shared)
 }
 
 /// Two regions at one end, all their bytes different in sequence from the other end's.
@@ -184,8 +184,8 @@ fn refusals_name_the_limit_and_hold_no_place() {
     );
     assert_eq!(end.post_send_list(number, request, &[piece]), Ok(()));
     assert_eq!(end.post_recv_list(number, RecvRequest { id: 1, segment: piece }, &[piece]), Ok(()));
-    let shared = SharedReceivesConfig { protection_domain: Default::default(), depth: 1, max_sge: 1 };
-    let shared = end.create_shared_receives(shared).unwrap();
+    let shared = SharedReceiveQueueConfig { protection_domain: Default::default(), depth: 1, max_sge: 1 };
+    let shared = end.create_shared_receive_queue(shared).unwrap();
     let refused = end.post_shared_recv_list(shared, RecvRequest { id: 1, segment: piece }, &[piece]);
     assert_eq!(refused, Err(PostError::TooManySegments { found: 2, limit: 1 }));
 }
@@ -201,8 +201,8 @@ fn the_limit_itself_is_bounded() {
         assert_eq!(end.create_queue_pair(connected), Err(refused));
         let datagrams = DatagramConfig { max_sge, ..DatagramConfig::new(1) };
         assert_eq!(end.create_datagram_queue_pair(datagrams), Err(refused));
-        let shared = SharedReceivesConfig { protection_domain: Default::default(), depth: 1, max_sge };
-        assert_eq!(end.create_shared_receives(shared), Err(refused));
+        let shared = SharedReceiveQueueConfig { protection_domain: Default::default(), depth: 1, max_sge };
+        assert_eq!(end.create_shared_receive_queue(shared), Err(refused));
     }
 }
 

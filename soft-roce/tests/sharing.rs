@@ -16,7 +16,7 @@ use std::{
 use soft_roce::{
     Access, Endpoint, EndpointConfig, HeapMemory, Identification, Operation, PathMtu, Peer, Psn, QueuePairConfig,
     QueuePairNumber, Remote, Segment, SendRequest, Status, Timestamp,
-    drive::{Driver, DriverConfig, Sharing},
+    udp::{Driver, DriverConfig, Sharing},
 };
 
 /// The address to share, for a process of this test that is a sharer.

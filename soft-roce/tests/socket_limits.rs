@@ -5,7 +5,7 @@ use std::sync::Arc;
 use soft_roce::{
     Access, Endpoint, EndpointConfig, HeapMemory, Identification, Memory, Operation, PathMtu, Peer, Psn,
     QueuePairConfig, QueuePairNumber, Remote, Segment, SendRequest, Status, Timestamp,
-    drive::{Driver, DriverConfig, Faults},
+    udp::{Driver, DriverConfig, Faults},
 };
 
 const OBJECT_BYTES: usize = 150_000;

@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use rustix::process::{Resource, getrlimit};
-use soft_roce::drive::{Driver, Faults};
+use soft_roce::udp::{Driver, Faults};
 use transport::{ROCE_PORT, random_loopback};
 
 /// The files of a host. `/sys`, `/proc` and the like are looked up below a root.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-pub use soft_roce::drive::{Faults, Sharing};
+pub use soft_roce::udp::{Faults, Sharing};
 
 use crate::{OpenError, TlsFiles};
 

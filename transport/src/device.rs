@@ -222,8 +222,8 @@ impl Device {
 
     /// Before its owner sleeps: from now on [`Descriptor::Data`] gets ready with what comes. True if something has come
     /// already.
-    pub(crate) fn arm(&mut self) -> bool {
-        each!(self, device => device.arm())
+    pub(crate) fn request_notification(&mut self) -> bool {
+        each!(self, device => device.request_notification())
     }
 
     /// One of the descriptors is ready.

@@ -38,7 +38,7 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `drive` | [`Endpoint`]: where sockets, queue pairs and connections meet; `drive/links`: its bootstrap side |
+//! | `endpoint` | [`Endpoint`]: where sockets, queue pairs and connections meet; `endpoint/links`: its bootstrap side |
 //! | `bootstrap` | what two peers say over TCP: proof of the secret, parameters, heartbeats. No IO |
 //! | `link`, `tls` | one bootstrap on a TCP socket; mutual TLS under it |
 //! | `device` | what carries the queue pairs: `soft` or `verbs` |
@@ -55,7 +55,7 @@ mod clock;
 mod config;
 mod credits;
 mod device;
-mod drive;
+mod endpoint;
 mod event;
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -74,7 +74,7 @@ pub use clock::Clock;
 pub use config::{
     Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, Sharing, VerbsConfig, VerbsSettings, random_loopback,
 };
-pub use drive::{CONNECTIONS_MAX, Endpoint, REGIONS_MAX};
+pub use endpoint::{CONNECTIONS_MAX, Endpoint, REGIONS_MAX};
 pub use event::{
     Access, ConnectionId, DisconnectReason, Event, OpenError, PostError, RegionKey, Transfer, TransferError,
 };

@@ -6,7 +6,7 @@ use std::{net::SocketAddr, sync::Arc, time::Instant};
 use soft_roce::{
     Access, CompletionOpcode, Endpoint, EndpointConfig, Identification, Operation, PathMtu, Peer, Psn, QueuePairConfig,
     QueuePairNumber, RecvRequest, RegionHandle, Remote, Segment, SendRequest, Status, Timestamp,
-    drive::{Driver, Faults},
+    udp::{Driver, Faults},
 };
 use transport::{ROCE_PORT, Region, random_loopback};
 

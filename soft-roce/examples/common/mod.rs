@@ -17,7 +17,7 @@ use std::{
 use soft_roce::{
     Completion, DatagramConfig, Endpoint, EndpointConfig, Identification, PathMtu, Peer, Psn, QueuePairConfig,
     QueuePairNumber, Status, Timestamp,
-    drive::{Driver, Faults},
+    udp::{Driver, Faults},
 };
 
 /// Anything that ends an example.

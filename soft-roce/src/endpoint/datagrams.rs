@@ -19,7 +19,7 @@ impl Endpoint {
     pub fn create_datagram_queue_pair(&mut self, config: DatagramConfig) -> Result<QueuePairNumber, CreateError> {
         config.check()?;
         let number = self.free_number()?;
-        let receive_domain = self.attach(config.shared_receives)?.unwrap_or(config.protection_domain);
+        let receive_domain = self.attach(config.shared_receive_queue)?.unwrap_or(config.protection_domain);
         let first = self.random_psn();
         self.datagrams.insert(number, DatagramQueuePair::new(number, config, receive_domain, first));
         Ok(number)

@@ -4,7 +4,7 @@
 use super::{Context, Endpoint};
 use crate::{
     datagram::DatagramRequest,
-    shared_receives::SharedReceivesNumber,
+    shared_receive_queue::SharedReceiveQueueNumber,
     time::Timestamp,
     wire::QueuePairNumber,
     work_request::{PostError, RecvRequest, Segment, SendRequest},
@@ -71,7 +71,11 @@ impl Endpoint {
     ///
     /// # Errors
     /// See [`PostError`].
-    pub fn post_shared_recv(&mut self, shared: SharedReceivesNumber, request: RecvRequest) -> Result<(), PostError> {
+    pub fn post_shared_recv(
+        &mut self,
+        shared: SharedReceiveQueueNumber,
+        request: RecvRequest,
+    ) -> Result<(), PostError> {
         self.post_shared_recv_list(shared, request, &[])
     }
 
@@ -81,11 +85,11 @@ impl Endpoint {
     /// See [`PostError`].
     pub fn post_shared_recv_list(
         &mut self,
-        shared: SharedReceivesNumber,
+        shared: SharedReceiveQueueNumber,
         request: RecvRequest,
         more: &[Segment],
     ) -> Result<(), PostError> {
-        context!(self, Timestamp::default()).reserved(|cx| cx.shared_receives.post(shared, request, more))
+        context!(self, Timestamp::default()).reserved(|cx| cx.shared_receive_queue.post(shared, request, more))
     }
 
     /// Posts a datagram.

@@ -5,7 +5,7 @@ use super::{ACK_INTERVAL_PACKETS, Entry, Requester, WINDOW_MIN_PACKETS};
 use crate::{
     completion::Status,
     region::RegionTable,
-    run::Outgoing,
+    segmentation_batch::Outgoing,
     segments::Windows,
     wire::{AtomicEth, PacketKind, Position, Psn, QueuePairNumber, Repr, Reth},
     work_request::{Operation, Remote},

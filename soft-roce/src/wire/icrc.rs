@@ -26,7 +26,7 @@ const LRH_BYTES: usize = 8;
 const IDENTIFICATION_TO_BTH: usize = IPV4_BYTES - 4 + UDP_BYTES;
 const DONT_FRAGMENT: u16 = 0x4000;
 /// The kernel numbers the segments of one send 0, 1, 2, ..; at most this many.
-pub const SEGMENTS_MAX: usize = 128;
+pub const BATCH_SEGMENTS_MAX: usize = 128;
 
 /// The addresses of a datagram and the parts of its IPv4 header that the ICRC covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// As our own sockets send segment `segment` of a run.
+    /// As our own sockets send segment `segment` of a segmentation batch.
     #[must_use]
     pub const fn segment(source: SocketAddr, destination: SocketAddr, segment: u16) -> Self {
         Self { source, destination, identification: segment, dont_fragment: true }
@@ -56,7 +56,7 @@ pub fn compute(path: &Path, covered: &[u8]) -> u32 {
     headers.icrc(path.identification, covered)
 }
 
-/// The CRC of what comes before the BTH. The packets of a run differ in nothing there but their identification, which is
+/// The CRC of what comes before the BTH. The packets of a segmentation batch differ in nothing there but their identification, which is
 /// 0 here: a CRC is linear, so another one changes the CRC in a known way.
 #[derive(Debug)]
 pub(crate) struct Headers {
@@ -157,9 +157,9 @@ const POWER_TO_BTH: u32 = {
 };
 
 /// [`mark`] of the identifications that our own sockets use.
-static MARKED: [u32; SEGMENTS_MAX] = {
-    let (mut marked, mut identification) = ([0; SEGMENTS_MAX], 0);
-    while identification < SEGMENTS_MAX {
+static MARKED: [u32; BATCH_SEGMENTS_MAX] = {
+    let (mut marked, mut identification) = ([0; BATCH_SEGMENTS_MAX], 0);
+    while identification < BATCH_SEGMENTS_MAX {
         marked[identification] = mark(identification as u16);
         identification += 1;
     }
@@ -188,7 +188,8 @@ fn octets_v6(address: SocketAddr) -> [u8; 16] {
     }
 }
 
-/// Writes the ICRC of a packet that our own socket sends as segment `segment` of a run.
+/// Writes the ICRC of a packet that our own socket sends as segment `segment` of a segmentation batch.
+#[cfg(feature = "udp")] // Only its faults change a packet that is written.
 pub(crate) fn seal(source: SocketAddr, destination: SocketAddr, segment: u16, packet: &mut [u8]) {
     let (covered, icrc) = packet.split_at_mut(packet.len() - ICRC_BYTES);
     icrc.copy_from_slice(&compute(&Path::segment(source, destination, segment), covered).to_le_bytes());
@@ -207,7 +208,7 @@ pub fn verify(
     Verifier::default().verify(source, destination, covered, icrc, accept)
 }
 
-/// Checks packets one after another. Those of a run are alike, and numbered: what is known of one helps with the next.
+/// Checks packets one after another. Those of a segmentation batch are alike, and numbered: what is known of one helps with the next.
 #[derive(Debug, Default)]
 pub(crate) struct Verifier {
     /// Of the last packet,
@@ -244,7 +245,9 @@ impl Verifier {
         };
         let path = match (found, accept) {
             (Some(identification), Identification::Any) => Path { identification, ..path },
-            (Some(identification), Identification::SegmentIndex) if usize::from(identification) < SEGMENTS_MAX => {
+            (Some(identification), Identification::SegmentIndex)
+                if usize::from(identification) < BATCH_SEGMENTS_MAX =>
+            {
                 Path { identification, ..path }
             }
             (_, Identification::SegmentIndex) => return None,
@@ -340,7 +343,7 @@ mod tests {
             if dont_fragment {
                 prop_assert_eq!(found, Some(path));
                 let strict = verify(path.source, path.destination, &covered, icrc, Identification::SegmentIndex);
-                prop_assert_eq!(strict.is_some(), usize::from(identification) < SEGMENTS_MAX);
+                prop_assert_eq!(strict.is_some(), usize::from(identification) < BATCH_SEGMENTS_MAX);
             }
             // Any single damaged bit outside the masked byte is noticed by the strict check.
             let bit = flip.index(covered.len() * 8);
@@ -387,7 +390,7 @@ mod tests {
         #[test]
         fn computes_what_one_pass_over_everything_does(
             covered in prop::collection::vec(any::<u8>(), BTH_BYTES..5000),
-            identification in prop_oneof![0..SEGMENTS_MAX as u16, any::<u16>()],
+            identification in prop_oneof![0..BATCH_SEGMENTS_MAX as u16, any::<u16>()],
             dont_fragment in any::<bool>(),
             ipv6 in any::<bool>(),
             ports in any::<[u16; 2]>(),

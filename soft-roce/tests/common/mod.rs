@@ -11,8 +11,8 @@ use rand_chacha::{
 };
 use soft_roce::{
     Completion, Endpoint, EndpointConfig, HeapMemory, Identification, PathMtu, Peer, Psn, QueuePairConfig,
-    QueuePairNumber, RecvRequest, RegionConfig, RegionHandle, Segment, SharedReceivesConfig, SharedReceivesNumber,
-    Timestamp,
+    QueuePairNumber, RecvRequest, RegionConfig, RegionHandle, Segment, SharedReceiveQueueConfig,
+    SharedReceiveQueueNumber, Timestamp,
 };
 
 /// What the network does to packets; probabilities out of 1,000.
@@ -42,7 +42,7 @@ pub struct Pair {
     pub addresses: [SocketAddr; 2],
     pub queue_pairs: [QueuePairNumber; 2],
     /// Where they take their receives from, unless from queues of their own.
-    pub shared: [Option<SharedReceivesNumber>; 2],
+    pub shared: [Option<SharedReceiveQueueNumber>; 2],
     pub faults: Faults,
     pub completions: [Vec<Completion>; 2],
     /// Every packet that was sent: who sent it, and its bytes.
@@ -68,7 +68,7 @@ impl Pair {
         Self::build(seed, config, path_mtu, psns, false)
     }
 
-    pub fn with_shared_receives(seed: u64, config: QueuePairConfig, path_mtu: PathMtu, shared: bool) -> Self {
+    pub fn with_shared_receive_queue(seed: u64, config: QueuePairConfig, path_mtu: PathMtu, shared: bool) -> Self {
         Self::build(seed, config, path_mtu, None, shared)
     }
 
@@ -78,15 +78,15 @@ impl Pair {
             ["127.0.0.1:4791", "127.0.0.2:4791"].map(|address| address.parse().expect("an address"));
         let mut ends = addresses.map(|address| Endpoint::new(EndpointConfig::new(address, rng.next_u64())));
         let shared = [0, 1].map(|side| {
-            let config = SharedReceivesConfig {
+            let config = SharedReceiveQueueConfig {
                 protection_domain: config.protection_domain,
                 depth: config.recv_depth,
                 max_sge: config.max_sge,
             };
-            shared.then(|| ends[side].create_shared_receives(config).expect("room"))
+            shared.then(|| ends[side].create_shared_receive_queue(config).expect("room"))
         });
         let queue_pairs = [0, 1].map(|side| {
-            let config = QueuePairConfig { shared_receives: shared[side], ..config };
+            let config = QueuePairConfig { shared_receive_queue: shared[side], ..config };
             ends[side].create_queue_pair(config).expect("a queue pair")
         });
         let psns = psns.unwrap_or_else(|| [0, 1].map(|side| ends[side].random_psn()));
@@ -168,8 +168,8 @@ impl Pair {
         for side in [0, 1] {
             while let Some(transmit) = self.ends[side].poll_transmit(self.now, &mut self.buf, self.segments_max) {
                 assert_eq!(transmit.destination, self.addresses[1 - side]);
-                let run = self.buf[..transmit.bytes].to_vec();
-                let segments: Vec<_> = run.chunks(transmit.segment_bytes).collect();
+                let batch = self.buf[..transmit.bytes].to_vec();
+                let segments: Vec<_> = batch.chunks(transmit.segment_bytes).collect();
                 assert_eq!(segments.len(), transmit.segments);
                 for segment in segments {
                     self.carry(1 - side, segment);

@@ -11,7 +11,7 @@ use proto::Timestamp;
 use soft_roce::{
     Completion, Counters, Endpoint as Core, Identification, PathMtu, Peer, Psn, QueuePairConfig, QueuePairNumber,
     RecvRequest, SendRequest,
-    drive::{Driver, DriverConfig, DriverCounters},
+    udp::{Driver, DriverConfig, DriverCounters},
 };
 
 use super::{Demand, Descriptor, DeviceEvent, Offer};
@@ -70,7 +70,7 @@ impl Soft {
             },
             ack_timeout: ACK_TIMEOUT,
             read_window_bytes: u32::try_from(offer.read_budget_bytes).unwrap_or(u32::MAX),
-            // A READ's pieces are small enough: cut again, each part would begin and end with runs of one packet or two.
+            // A READ's pieces are small enough: cut again, each part would begin and end with batches of one packet or two.
             read_chunk_bytes: offer.read_bytes_max as u32,
             ..QueuePairConfig::default()
         };
@@ -176,7 +176,7 @@ impl Soft {
 
     pub(super) fn ring(&mut self) {}
 
-    pub(super) fn arm(&mut self) -> bool {
+    pub(super) fn request_notification(&mut self) -> bool {
         false
     }
 

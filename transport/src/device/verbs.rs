@@ -200,9 +200,9 @@ impl Verbs {
         self.ready.pop_front()
     }
 
-    pub(super) fn arm(&mut self) -> bool {
-        if self.opened.as_mut().is_ok_and(Opened::arm) {
-            // What came before it was armed is not told.
+    pub(super) fn request_notification(&mut self) -> bool {
+        if self.opened.as_mut().is_ok_and(Opened::request_notification) {
+            // What came before the request is not told.
             self.poll_queues();
         }
         !self.ready.is_empty()

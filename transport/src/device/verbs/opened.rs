@@ -47,7 +47,7 @@ pub(super) struct Opened {
     /// Queue pairs that a completion queue has room for.
     queue_pairs_per_queue: usize,
     /// Whether the channel will tell of the next completion, or has told.
-    armed: bool,
+    notifying: bool,
 }
 
 struct QueuePair {
@@ -98,7 +98,7 @@ impl Opened {
             config: config.clone(),
             demand,
             queue_pairs_per_queue: (limits.completions_max / requests).min(demand.queue_pairs_max.max(1)),
-            armed: false,
+            notifying: false,
         })
     }
 
@@ -180,8 +180,8 @@ impl Opened {
         }
         let entries = self.queue_pairs_per_queue * (self.demand.send_depth + self.demand.receive_depth);
         let queue = CompletionQueue::new(&self.channel, entries)?;
-        if self.armed {
-            queue.arm();
+        if self.notifying {
+            queue.request_notification();
         }
         self.queues.push(Arc::clone(&queue));
         Ok(queue)
@@ -248,18 +248,18 @@ impl Opened {
     }
 
     /// Has the channel tell of the next completion; false if it will, or has, already. What came before is not told.
-    pub(super) fn arm(&mut self) -> bool {
-        let arms = !self.armed;
-        if arms {
-            self.queues.iter().for_each(|queue| queue.arm());
-            self.armed = true;
+    pub(super) fn request_notification(&mut self) -> bool {
+        let asks = !self.notifying;
+        if asks {
+            self.queues.iter().for_each(|queue| queue.request_notification());
+            self.notifying = true;
         }
-        arms
+        asks
     }
 
     /// Takes in what the channel has told.
     pub(super) fn drain(&mut self) {
-        self.armed &= !self.channel.drain();
+        self.notifying &= !self.channel.drain();
     }
 
     pub(super) fn modify_to_error(&mut self, number: QueuePairNumber) -> io::Result<()> {

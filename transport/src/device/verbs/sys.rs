@@ -464,7 +464,7 @@ impl CompletionQueue {
     }
 
     /// Has the channel tell of the next completion, once.
-    pub(super) fn arm(&self) {
+    pub(super) fn request_notification(&self) {
         // SAFETY: the completion queue is there. An error means that the device is gone, which its events tell.
         unsafe { rdma_sys::ibv_req_notify_cq(self.raw.raw(), 0) };
     }

@@ -67,7 +67,7 @@ pub(super) type Packet = (SocketAddr, Vec<u8>);
 /// What is to be sent at once.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// A part of the run that was handed in: whole packets.
+    /// A part of the batch that was handed in: whole packets.
     Part(Range<usize>),
     /// A packet by itself.
     Packet(Packet),
@@ -83,7 +83,7 @@ struct Fate {
     doubled: bool,
 }
 
-/// Decides each packet's fate. What no fault meets stays together, so that runs leave as runs.
+/// Decides each packet's fate. What no fault meets stays together, so that batches leave whole.
 pub(super) struct FaultInjector {
     faults: Faults,
     rng: StdRng,
@@ -98,30 +98,30 @@ impl FaultInjector {
         Self { faults, rng: StdRng::seed_from_u64(seed), held: VecDeque::new(), source }
     }
 
-    /// Takes a run in; puts out what is to be sent now. The system numbers the packets of every part from 0 again, so
+    /// Takes a batch in; puts out what is to be sent now. The system numbers the packets of every part from 0 again, so
     /// what has moved up is sealed again.
-    pub(super) fn handle_run(
+    pub(super) fn handle_batch(
         &mut self,
         destination: SocketAddr,
-        run: &mut [u8],
+        batch: &mut [u8],
         segment_bytes: usize,
         out: &mut VecDeque<Piece>,
     ) {
         let mut part = 0..0;
-        for start in (0..run.len()).step_by(segment_bytes) {
-            let place = start..run.len().min(start + segment_bytes);
+        for start in (0..batch.len()).step_by(segment_bytes) {
+            let place = start..batch.len().min(start + segment_bytes);
             let fate = self.draw(place.len());
             if fate == Fate::default() && self.held.is_empty() {
                 part.end = place.end;
                 continue;
             }
-            self.end_part(destination, run, segment_bytes, part, out);
+            self.end_part(destination, batch, segment_bytes, part, out);
             part = place.end..place.end;
             if !fate.lost {
-                self.send_apart(destination, &run[place], fate, out);
+                self.send_apart(destination, &batch[place], fate, out);
             }
         }
-        self.end_part(destination, run, segment_bytes, part, out);
+        self.end_part(destination, batch, segment_bytes, part, out);
     }
 
     fn draw(&mut self, packet_bytes: usize) -> Fate {
@@ -139,7 +139,7 @@ impl FaultInjector {
     fn end_part(
         &self,
         destination: SocketAddr,
-        run: &mut [u8],
+        batch: &mut [u8],
         segment_bytes: usize,
         part: Range<usize>,
         out: &mut VecDeque<Piece>,
@@ -148,7 +148,7 @@ impl FaultInjector {
             return;
         }
         if part.start > 0 {
-            for (segment, packet) in run[part.clone()].chunks_mut(segment_bytes).enumerate() {
+            for (segment, packet) in batch[part.clone()].chunks_mut(segment_bytes).enumerate() {
                 seal(self.source, destination, segment as u16, packet);
             }
         }
@@ -225,22 +225,22 @@ mod tests {
         u32::from_be_bytes(packet[BTH_BYTES..][..4].try_into().unwrap())
     }
 
-    /// What leaves of a thousand packets in runs: pieces of packets.
+    /// What leaves of a thousand packets in batches: pieces of packets.
     fn pieces(faults: Faults, seed: u64) -> Vec<Vec<Vec<u8>>> {
         let (mut injector, mut out) = (FaultInjector::new(faults, seed, ends()[0]), VecDeque::new());
         let mut left = Vec::new();
-        let mut leave = |run: &[u8], out: &mut VecDeque<Piece>| {
+        let mut leave = |batch: &[u8], out: &mut VecDeque<Piece>| {
             left.extend(out.drain(..).map(|piece| match piece {
-                Piece::Part(part) => run[part].to_vec(),
+                Piece::Part(part) => batch[part].to_vec(),
                 Piece::Packet((_, packet)) => packet,
             }));
         };
         let numbers: Vec<u32> = (0..1000).collect();
         for numbers in numbers.chunks(RUN_PACKETS) {
             let packets = numbers.iter().enumerate().map(|(segment, number)| packet(*number, segment));
-            let mut run = packets.collect::<Vec<_>>().concat();
-            injector.handle_run(ends()[1], &mut run, PACKET_BYTES, &mut out);
-            leave(&run, &mut out);
+            let mut batch = packets.collect::<Vec<_>>().concat();
+            injector.handle_batch(ends()[1], &mut batch, PACKET_BYTES, &mut out);
+            leave(&batch, &mut out);
         }
         injector.release(&mut out);
         leave(&[], &mut out);
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(reordered, sent);
     }
 
-    /// The checksum covers the place in the run, which the system numbers anew in what is left of one.
+    /// The checksum covers the place in the batch, which the system numbers anew in what is left of one.
     #[test]
     fn what_is_left_of_a_run_is_sealed_for_its_place() {
         for faults in ["loss=0.1", "reorder=0.1", "duplicate=0.1", "loss=0.05,reorder=0.05,duplicate=0.05"] {

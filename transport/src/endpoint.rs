@@ -15,7 +15,7 @@ use std::{
 };
 
 use proto::{Span, Timestamp};
-use soft_roce::{CompletionOpcode, Counters, PathMtu, QueuePairNumber, Status, drive::DriverCounters};
+use soft_roce::{CompletionOpcode, Counters, PathMtu, QueuePairNumber, Status, udp::DriverCounters};
 
 use links::Listener;
 
@@ -317,7 +317,7 @@ impl Endpoint {
         self.take_down_failed();
         self.post();
         self.watch_device();
-        if !progressed && self.device.arm() {
+        if !progressed && self.device.request_notification() {
             self.unfinished = true;
             return true;
         }
@@ -365,7 +365,7 @@ impl Endpoint {
         if !self.events.is_empty() {
             return;
         }
-        if self.device.arm() {
+        if self.device.request_notification() {
             self.unfinished = true;
             return;
         }

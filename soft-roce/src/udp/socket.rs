@@ -25,10 +25,10 @@ use crate::wire::PACKET_BYTES_MAX;
 const CAPACITY_BYTES_MIN: usize = 4 * PACKET_BYTES_MAX;
 /// What is asked of the system for sending; it grants at most net.core.wmem_max.
 const SEND_BUFFER_BYTES: usize = 8 * 1024 * 1024;
-/// What one receive buffer holds: the largest run that UDP_GRO merges.
-const RUN_BYTES_MAX: usize = 64 * 1024;
+/// What one receive buffer holds: the largest batch of packets that UDP_GRO merges.
+const BATCH_BYTES_MAX: usize = 64 * 1024;
 /// Buffers per system call. More would leave the second-level cache.
-const BATCH: usize = 8;
+const BUFFERS: usize = 8;
 
 /// A non-blocking, unconnected UDP socket with segmentation offload in both directions.
 pub struct Socket {
@@ -37,9 +37,9 @@ pub struct Socket {
     local: SocketAddr,
     receive_buffer_bytes: usize,
     buffers: Vec<Vec<u8>>,
-    metas: [RecvMeta; BATCH],
+    metas: [RecvMeta; BUFFERS],
     /// Buffers to offer next: looking at an empty socket costs by their number, so it grows while they are filled.
-    batch: usize,
+    offered: usize,
 }
 
 impl Socket {
@@ -79,9 +79,9 @@ impl Socket {
         let bound = Self {
             local: socket.local_addr()?,
             receive_buffer_bytes: sizes.recv_buffer_size()?,
-            buffers: vec![vec![0; RUN_BYTES_MAX]; BATCH],
-            metas: [RecvMeta::default(); BATCH],
-            batch: 1,
+            buffers: vec![vec![0; BATCH_BYTES_MAX]; BUFFERS],
+            metas: [RecvMeta::default(); BUFFERS],
+            offered: 1,
             socket,
             state,
         };
@@ -108,13 +108,13 @@ impl Socket {
         self.receive_buffer_bytes / 20 * 9
     }
 
-    /// The longest run of segments that [`Self::send`] takes; 1 where the system cannot segment.
+    /// The longest batch of segments that [`Self::send`] takes; 1 where the system cannot segment.
     #[must_use]
     pub fn segments_max(&self) -> usize {
         self.state.max_gso_segments()
     }
 
-    /// The longest run of segments that one receive merges; 1 where the system does not merge.
+    /// The longest batch of segments that one receive merges; 1 where the system does not merge.
     #[must_use]
     pub fn segments_merged_max(&self) -> usize {
         self.state.gro_segments()
@@ -130,10 +130,10 @@ impl Socket {
         options::dropped_packets(&self.socket)
     }
 
-    /// Sends one datagram, or a run of datagrams of `segment_bytes` each (the last may be shorter).
+    /// Sends one datagram, or a segmentation batch: datagrams of `segment_bytes` each (the last may be shorter).
     ///
     /// # Errors
-    /// `WouldBlock` if the socket's buffer is full; anything else means that this run cannot be sent now.
+    /// `WouldBlock` if the socket's buffer is full; anything else means that this batch cannot be sent now.
     pub fn send(&self, destination: SocketAddr, bytes: &[u8], segment_bytes: usize) -> io::Result<()> {
         if bytes.len() <= segment_bytes {
             // Without control messages the system does it faster.
@@ -150,22 +150,22 @@ impl Socket {
     /// If the system cannot receive, which is not known to happen to a bound UDP socket but for lack of memory.
     pub fn receive(&mut self, mut handle: impl FnMut(SocketAddr, &[u8])) -> io::Result<bool> {
         let mut slices = self.buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer));
-        let mut slices: [IoSliceMut<'_>; BATCH] = std::array::from_fn(|_| slices.next().expect("one for each"));
-        let runs = match self.state.recv((&self.socket).into(), &mut slices[..self.batch], &mut self.metas) {
-            Ok(runs) => runs,
+        let mut slices: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| slices.next().expect("one for each"));
+        let batches = match self.state.recv((&self.socket).into(), &mut slices[..self.offered], &mut self.metas) {
+            Ok(batches) => batches,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.batch = 1;
+                self.offered = 1;
                 return Ok(false);
             }
             Err(error) => return Err(error),
         };
-        self.batch = if runs == self.batch { BATCH.min(2 * runs) } else { self.batch };
-        for (buffer, meta) in self.buffers.iter().zip(&self.metas[..runs]) {
+        self.offered = if batches == self.offered { BUFFERS.min(2 * batches) } else { self.offered };
+        for (buffer, meta) in self.buffers.iter().zip(&self.metas[..batches]) {
             for datagram in buffer[..meta.len].chunks(meta.stride.max(1)) {
                 handle(meta.addr, datagram);
             }
         }
-        Ok(runs > 0)
+        Ok(batches > 0)
     }
 }
 
@@ -212,13 +212,13 @@ mod tests {
     }
 
     #[test]
-    fn a_run_arrives_as_its_segments() {
+    fn a_batch_arrives_as_its_segments() {
         let (sender, mut receiver) = (bind("127.0.0.1:0").unwrap(), bind("127.0.0.1:0").unwrap());
-        let run: Vec<u8> = (0..5300u32).map(|at| (at / 7) as u8).collect();
-        let segment_bytes = if sender.segments_max() > 1 { 1000 } else { run.len() };
-        sender.send(receiver.local(), &run, segment_bytes).unwrap();
+        let batch: Vec<u8> = (0..5300u32).map(|at| (at / 7) as u8).collect();
+        let segment_bytes = if sender.segments_max() > 1 { 1000 } else { batch.len() };
+        sender.send(receiver.local(), &batch, segment_bytes).unwrap();
         sender.send(receiver.local(), b"one", 3).unwrap();
-        let expected: Vec<_> = run.chunks(segment_bytes).chain([&b"one"[..]]).map(<[u8]>::to_vec).collect();
+        let expected: Vec<_> = batch.chunks(segment_bytes).chain([&b"one"[..]]).map(<[u8]>::to_vec).collect();
         let received = receive(&mut receiver, expected.len());
         assert!(received.iter().all(|(source, _)| *source == sender.local()));
         assert_eq!(received.into_iter().map(|(_, datagram)| datagram).collect::<Vec<_>>(), expected);

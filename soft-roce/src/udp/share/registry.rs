@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{MEMBERS_MAX, Published, Table};
-use crate::drive::options;
+use crate::udp::options;
 
 /// The same for all processes of a host: an environment variable may differ between them.
 const DIRECTORIES: [&str; 2] = ["/dev/shm", "/tmp"];

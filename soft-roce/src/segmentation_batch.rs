@@ -1,4 +1,4 @@
-//! A run of packets that one `UDP_SEGMENT` send can carry: all equally long, only the last may be shorter.
+//! A segmentation batch: packets that one `UDP_SEGMENT` send can carry: all equally long, only the last may be shorter.
 
 use std::net::SocketAddr;
 
@@ -7,12 +7,12 @@ use crate::{
     segments::Windows,
     wire::{
         ICRC_BYTES, Repr,
-        icrc::{Headers, SEGMENTS_MAX},
+        icrc::{BATCH_SEGMENTS_MAX, Headers},
     },
 };
 
 /// What the kernel accepts in one send: 65,535 bytes with IPv4 and UDP headers.
-const RUN_BYTES_MAX: usize = 65_507;
+const BATCH_BYTES_MAX: usize = 65_507;
 
 /// A packet ready to be written.
 pub(crate) struct Outgoing<'a> {
@@ -29,8 +29,8 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// A run being written.
-pub(crate) struct Run<'a> {
+/// A segmentation batch being written.
+pub(crate) struct SegmentationBatch<'a> {
     buf: &'a mut [u8],
     source: SocketAddr,
     destination: SocketAddr,
@@ -44,15 +44,15 @@ pub(crate) struct Run<'a> {
     closed: bool,
 }
 
-impl<'a> Run<'a> {
+impl<'a> SegmentationBatch<'a> {
     pub(crate) fn new(buf: &'a mut [u8], source: SocketAddr, destination: SocketAddr, segments_max: usize) -> Self {
-        let bytes_max = buf.len().min(RUN_BYTES_MAX);
+        let bytes_max = buf.len().min(BATCH_BYTES_MAX);
         Self {
             buf: &mut buf[..bytes_max],
             source,
             destination,
             headers: None,
-            segments_max: segments_max.clamp(1, SEGMENTS_MAX),
+            segments_max: segments_max.clamp(1, BATCH_SEGMENTS_MAX),
             segments: 0,
             segment_bytes: 0,
             bytes: 0,

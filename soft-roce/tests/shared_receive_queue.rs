@@ -5,7 +5,7 @@ mod common;
 use common::scripted::{PEER, RQ_PSN, SQ_PSN, Scripted};
 use soft_roce::{
     Access, AsyncEvent, CreateError, Identification, PathMtu, Peer, PostError, ProtectionDomain, QueuePairConfig,
-    QueuePairNumber, RecvRequest, RegionConfig, Segment, SharedReceivesConfig, SharedReceivesNumber, Status,
+    QueuePairNumber, RecvRequest, RegionConfig, Segment, SharedReceiveQueueConfig, SharedReceiveQueueNumber, Status,
     wire::{PacketKind, Repr},
 };
 
@@ -13,7 +13,7 @@ const HOME: ProtectionDomain = ProtectionDomain(4);
 
 struct World {
     peer: Scripted,
-    shared: SharedReceivesNumber,
+    shared: SharedReceiveQueueNumber,
     queue_pairs: [QueuePairNumber; 2],
     lkey: u32,
 }
@@ -22,9 +22,9 @@ impl World {
     /// Two queue pairs of domain 0 that share receives of domain 4.
     fn new() -> Self {
         let mut peer = Scripted::initialised(QueuePairConfig::default());
-        let config = SharedReceivesConfig { protection_domain: HOME, depth: 4, max_sge: 4 };
-        let shared = peer.endpoint.create_shared_receives(config).unwrap();
-        let config = QueuePairConfig { shared_receives: Some(shared), ..QueuePairConfig::default() };
+        let config = SharedReceiveQueueConfig { protection_domain: HOME, depth: 4, max_sge: 4 };
+        let shared = peer.endpoint.create_shared_receive_queue(config).unwrap();
+        let config = QueuePairConfig { shared_receive_queue: Some(shared), ..QueuePairConfig::default() };
         let queue_pairs = [0, 1].map(|_| {
             let number = peer.endpoint.create_queue_pair(config).unwrap();
             let connection = Peer {
@@ -119,11 +119,11 @@ fn running_short_is_told_once_when_asked() {
     for id in 0..3 {
         world.post(id).unwrap();
     }
-    assert!(world.peer.endpoint.arm_shared_receives(world.shared, 2));
+    assert!(world.peer.endpoint.set_shared_receive_queue_limit(world.shared, 2));
     world.send(0, PacketKind::SendOnly, 0, 8);
     assert_eq!(world.events(), []);
     world.send(0, PacketKind::SendOnly, 1, 8);
-    assert_eq!(world.events(), [AsyncEvent::SharedReceivesLow(world.shared)]);
+    assert_eq!(world.events(), [AsyncEvent::SharedReceiveQueueLow(world.shared)]);
     world.send(0, PacketKind::SendOnly, 2, 8);
     assert_eq!(world.events(), [], "once");
 }
@@ -139,14 +139,14 @@ fn refusals_name_the_reason_and_the_queue_outlives_its_users() {
     let endpoint = &mut world.peer.endpoint;
     let receive = RecvRequest { id: 0, segment: Segment::default() };
     assert_eq!(endpoint.post_recv(left, receive), Err(PostError::ReceivesAreShared));
-    let unknown = SharedReceivesNumber(99);
-    assert_eq!(endpoint.post_shared_recv(unknown, receive), Err(PostError::UnknownSharedReceives));
-    let config = QueuePairConfig { shared_receives: Some(unknown), ..QueuePairConfig::default() };
-    assert_eq!(endpoint.create_queue_pair(config), Err(CreateError::UnknownSharedReceives(unknown)));
-    let config = SharedReceivesConfig { protection_domain: HOME, depth: 0, max_sge: 4 };
-    assert!(matches!(endpoint.create_shared_receives(config), Err(CreateError::Config { key: "depth", .. })));
-    assert!(!endpoint.destroy_shared_receives(shared), "in use");
+    let unknown = SharedReceiveQueueNumber(99);
+    assert_eq!(endpoint.post_shared_recv(unknown, receive), Err(PostError::UnknownSharedReceiveQueue));
+    let config = QueuePairConfig { shared_receive_queue: Some(unknown), ..QueuePairConfig::default() };
+    assert_eq!(endpoint.create_queue_pair(config), Err(CreateError::UnknownSharedReceiveQueue(unknown)));
+    let config = SharedReceiveQueueConfig { protection_domain: HOME, depth: 0, max_sge: 4 };
+    assert!(matches!(endpoint.create_shared_receive_queue(config), Err(CreateError::Config { key: "depth", .. })));
+    assert!(!endpoint.destroy_shared_receive_queue(shared), "in use");
     assert!(endpoint.destroy_queue_pair(left) && endpoint.destroy_queue_pair(right));
-    assert!(endpoint.destroy_shared_receives(shared) && !endpoint.destroy_shared_receives(shared));
+    assert!(endpoint.destroy_shared_receive_queue(shared) && !endpoint.destroy_shared_receive_queue(shared));
     assert_eq!(world.done(), []);
 }

@@ -8,15 +8,15 @@ use crate::{
 };
 
 /// Shared receive queues of one endpoint.
-pub(crate) const SHARED_RECEIVES_MAX: usize = 1_024;
+pub(crate) const SHARED_RECEIVE_QUEUES_MAX: usize = 1_024;
 
 /// Names a shared receive queue of an endpoint. Assigned by the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SharedReceivesNumber(pub u32);
+pub struct SharedReceiveQueueNumber(pub u32);
 
 /// What a shared receive queue is made with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SharedReceivesConfig {
+pub struct SharedReceiveQueueConfig {
     /// The regions that its receives may fill, whichever queue pair takes them.
     pub protection_domain: ProtectionDomain,
     /// Receives outstanding, 1 ..= 65536.
@@ -27,8 +27,8 @@ pub struct SharedReceivesConfig {
 
 /// A shared receive queue.
 #[derive(Debug)]
-pub(crate) struct SharedReceives {
-    pub(crate) config: SharedReceivesConfig,
+pub(crate) struct SharedReceiveQueue {
+    pub(crate) config: SharedReceiveQueueConfig,
     pub(crate) receives: VecDeque<Receive>,
     /// Below this, an event is due once.
     pub(crate) limit: usize,
@@ -38,44 +38,44 @@ pub(crate) struct SharedReceives {
 
 /// The shared receive queues of an endpoint.
 #[derive(Debug, Default)]
-pub(crate) struct SharedReceivesTable {
-    queues: BTreeMap<SharedReceivesNumber, SharedReceives>,
+pub(crate) struct SharedReceiveQueueTable {
+    queues: BTreeMap<SharedReceiveQueueNumber, SharedReceiveQueue>,
     next_number: u32,
 }
 
-impl SharedReceivesTable {
+impl SharedReceiveQueueTable {
     /// `None` if the table is full.
-    pub(crate) fn create(&mut self, config: SharedReceivesConfig) -> Option<SharedReceivesNumber> {
-        if self.queues.len() >= SHARED_RECEIVES_MAX {
+    pub(crate) fn create(&mut self, config: SharedReceiveQueueConfig) -> Option<SharedReceiveQueueNumber> {
+        if self.queues.len() >= SHARED_RECEIVE_QUEUES_MAX {
             return None;
         }
-        while self.queues.contains_key(&SharedReceivesNumber(self.next_number)) {
+        while self.queues.contains_key(&SharedReceiveQueueNumber(self.next_number)) {
             self.next_number = self.next_number.wrapping_add(1);
         }
-        let number = SharedReceivesNumber(self.next_number);
+        let number = SharedReceiveQueueNumber(self.next_number);
         // A number comes back as late as possible.
         self.next_number = self.next_number.wrapping_add(1);
-        self.queues.insert(number, SharedReceives { config, receives: VecDeque::new(), limit: 0, users: 0 });
+        self.queues.insert(number, SharedReceiveQueue { config, receives: VecDeque::new(), limit: 0, users: 0 });
         Some(number)
     }
 
-    pub(crate) fn find(&mut self, number: SharedReceivesNumber) -> Option<&mut SharedReceives> {
+    pub(crate) fn find(&mut self, number: SharedReceiveQueueNumber) -> Option<&mut SharedReceiveQueue> {
         self.queues.get_mut(&number)
     }
 
     /// Removes a queue that no queue pair uses; how many receives it held.
-    pub(crate) fn destroy(&mut self, number: SharedReceivesNumber) -> Option<usize> {
+    pub(crate) fn destroy(&mut self, number: SharedReceiveQueueNumber) -> Option<usize> {
         let unused = self.queues.get(&number).is_some_and(|queue| queue.users == 0);
         unused.then(|| self.queues.remove(&number).map_or(0, |queue| queue.receives.len()))
     }
 
     pub(crate) fn post(
         &mut self,
-        number: SharedReceivesNumber,
+        number: SharedReceiveQueueNumber,
         request: RecvRequest,
         more: &[Segment],
     ) -> Result<(), PostError> {
-        let queue = self.queues.get_mut(&number).ok_or(PostError::UnknownSharedReceives)?;
+        let queue = self.queues.get_mut(&number).ok_or(PostError::UnknownSharedReceiveQueue)?;
         if queue.receives.len() >= queue.config.depth {
             return Err(PostError::QueueFull { key: "depth", depth: queue.config.depth });
         }
@@ -85,7 +85,7 @@ impl SharedReceivesTable {
 
     /// The oldest receive, if it has room for `bytes`; and whether that took the queue below its limit, which is told
     /// once.
-    pub(crate) fn take(&mut self, number: SharedReceivesNumber, bytes: u32) -> Option<(Receive, bool)> {
+    pub(crate) fn take(&mut self, number: SharedReceiveQueueNumber, bytes: u32) -> Option<(Receive, bool)> {
         let queue = self.queues.get_mut(&number)?;
         let receive = queue.receives.pop_front_if(|receive| receive.segments.bytes() >= bytes)?;
         let low = queue.receives.len() < queue.limit;

@@ -31,10 +31,10 @@ use socket::Socket;
 
 use crate::{Endpoint, Timestamp, Transmit};
 
-/// Runs of packets sent by one call of [`Driver::transmit`], so that a long queue does not keep us from receiving.
-const RUNS_PER_CALL: usize = 16;
+/// Segmentation batches sent by one call of [`Driver::transmit`], so that a long queue does not keep us from receiving.
+const BATCHES_PER_CALL: usize = 16;
 /// The largest payload of an IPv4 datagram: what UDP_SEGMENT takes at once.
-const RUN_BYTES_MAX: usize = 65_507;
+const BATCH_BYTES_MAX: usize = 65_507;
 /// A reordered packet that nothing overtakes is sent after this.
 const HOLD: Duration = Duration::from_millis(1);
 
@@ -52,7 +52,7 @@ pub struct DriverConfig {
     pub sharing: Sharing,
     /// Wanted of the system for received packets; 8 MiB, and what the system grants may be less.
     pub receive_buffer_bytes: usize,
-    /// Makes the system refuse UDP_SEGMENT from the first run on, as some devices do: for tests.
+    /// Makes the system refuse UDP_SEGMENT from the first batch on, as some devices do: for tests.
     pub refuse_segmentation: bool,
 }
 
@@ -90,7 +90,7 @@ pub struct Driver {
     /// Where it is this process's; given back after the socket is closed.
     _held: Option<Held>,
     buffer: Box<[u8]>,
-    /// The run in `buffer` that the socket had no room for.
+    /// The batch in `buffer` that the socket had no room for.
     blocked: Option<Transmit>,
     injection: Option<Injection>,
     counters: DriverCounters,
@@ -98,10 +98,10 @@ pub struct Driver {
 
 struct Injection {
     injector: FaultInjector,
-    /// What is to be sent: of the run in the buffer, and by itself.
+    /// What is to be sent: of the batch in the buffer, and by itself.
     out: VecDeque<Piece>,
-    /// The run in the buffer.
-    run: Option<Transmit>,
+    /// The batch in the buffer.
+    batch: Option<Transmit>,
     release_at: Option<Timestamp>,
 }
 
@@ -110,11 +110,11 @@ struct Injection {
 pub struct DriverCounters {
     /// System calls that received something.
     pub receive_calls: u64,
-    /// Runs of packets sent, each by one system call.
+    /// Segmentation batches sent, each by one system call.
     pub send_calls: u64,
-    /// Runs that waited because the socket's buffer was full.
+    /// Batches that waited because the socket's buffer was full.
     pub send_blocked: u64,
-    /// Runs that the system refused (no route, a firewall, a packet larger than the link) and that were dropped.
+    /// Batches that the system refused (no route, a firewall, a packet larger than the link) and that were dropped.
     pub send_errors: u64,
 }
 
@@ -145,7 +145,7 @@ impl Driver {
         let injection = faults.any().then(|| Injection {
             injector: FaultInjector::new(faults, seed, socket.local()),
             out: VecDeque::new(),
-            run: None,
+            batch: None,
             release_at: None,
         });
         let group = (config.sharing != Sharing::Alone).then(|| Group::join(&socket, seed)).transpose()?;
@@ -153,7 +153,7 @@ impl Driver {
             socket,
             group,
             _held: held,
-            buffer: vec![0; RUN_BYTES_MAX].into(),
+            buffer: vec![0; BATCH_BYTES_MAX].into(),
             blocked: None,
             injection,
             counters: DriverCounters::default(),
@@ -192,7 +192,7 @@ impl Driver {
         self.socket.segments_max()
     }
 
-    /// Packets that one system call receives as one run; 1 where the system does not merge (UDP_GRO).
+    /// Packets that one system call receives as one batch; 1 where the system does not merge (UDP_GRO).
     #[must_use]
     pub fn segments_received_at_once(&self) -> usize {
         self.socket.segments_merged_max()
@@ -249,7 +249,7 @@ impl Driver {
         if self.injection.is_some() {
             return self.transmit_injected(now, endpoint);
         }
-        for sent in 0..RUNS_PER_CALL {
+        for sent in 0..BATCHES_PER_CALL {
             let segments_max = self.socket.segments_max();
             let Some(transmit) = endpoint.poll_transmit(now, &mut self.buffer, segments_max) else { return sent > 0 };
             if !self.send(transmit) {
@@ -272,26 +272,26 @@ impl Driver {
         release_at.into_iter().chain(self.group.as_ref().map(Group::poll_timeout)).min()
     }
 
-    /// Sends the run in the buffer. False if there was no room for it.
+    /// Sends the batch in the buffer. False if there was no room for it.
     fn send(&mut self, transmit: Transmit) -> bool {
-        let run = &self.buffer[..transmit.bytes];
-        let sent = send(&self.socket, transmit.destination, run, transmit.segment_bytes, &mut self.counters);
+        let batch = &self.buffer[..transmit.bytes];
+        let sent = send(&self.socket, transmit.destination, batch, transmit.segment_bytes, &mut self.counters);
         self.blocked = (!sent).then_some(transmit);
         sent
     }
 
-    /// The same as without faults, but that the injector decides what is left of each run.
+    /// The same as without faults, but that the injector decides what is left of each batch.
     fn transmit_injected(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
         let mut progressed = false;
-        for _ in 0..RUNS_PER_CALL {
+        for _ in 0..BATCHES_PER_CALL {
             if !self.send_pieces() {
                 break;
             }
             let Some(injection) = &mut self.injection else { break };
-            let Some(run) = endpoint.poll_transmit(now, &mut self.buffer, self.socket.segments_max()) else { break };
-            let bytes = &mut self.buffer[..run.bytes];
-            injection.injector.handle_run(run.destination, bytes, run.segment_bytes, &mut injection.out);
-            injection.run = Some(run);
+            let Some(batch) = endpoint.poll_transmit(now, &mut self.buffer, self.socket.segments_max()) else { break };
+            let bytes = &mut self.buffer[..batch.bytes];
+            injection.injector.handle_batch(batch.destination, bytes, batch.segment_bytes, &mut injection.out);
+            injection.batch = Some(batch);
             progressed = true;
         }
         let Some(injection) = &mut self.injection else { return false };
@@ -310,12 +310,14 @@ impl Driver {
 
     /// Sends what the injector has put out. False if there was no room for all of it.
     fn send_pieces(&mut self) -> bool {
-        let Some(Injection { out, run, .. }) = &mut self.injection else { return true };
+        let Some(Injection { out, batch, .. }) = &mut self.injection else { return true };
         while let Some(piece) = out.front() {
-            let (destination, bytes, segment_bytes) = match (piece, &run) {
+            let (destination, bytes, segment_bytes) = match (piece, &batch) {
                 (Piece::Packet((destination, packet)), _) => (*destination, &packet[..], packet.len()),
-                (Piece::Part(part), Some(run)) => (run.destination, &self.buffer[part.clone()], run.segment_bytes),
-                (Piece::Part(_), None) => unreachable!("a part is of the run that was handed in last"),
+                (Piece::Part(part), Some(batch)) => {
+                    (batch.destination, &self.buffer[part.clone()], batch.segment_bytes)
+                }
+                (Piece::Part(_), None) => unreachable!("a part is of the batch that was handed in last"),
             };
             if !send(&self.socket, destination, bytes, segment_bytes, &mut self.counters) {
                 return false;
@@ -326,16 +328,16 @@ impl Driver {
     }
 }
 
-/// Sends a run. False if there was no room for it.
+/// Sends a batch. False if there was no room for it.
 fn send(
     socket: &Socket,
     destination: SocketAddr,
-    run: &[u8],
+    batch: &[u8],
     segment_bytes: usize,
     counters: &mut DriverCounters,
 ) -> bool {
     let segmented = socket.segments_max() > 1;
-    match socket.send(destination, run, segment_bytes) {
+    match socket.send(destination, batch, segment_bytes) {
         Ok(()) => counters.send_calls += 1,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             counters.send_blocked += 1;
@@ -344,7 +346,7 @@ fn send(
         Err(_) if segmented && socket.segments_max() == 1 => {
             // The system has just refused to segment. One by one, all segments have identification 0; a peer of ours
             // recovers from that, any other asks for them again.
-            for segment in run.chunks(segment_bytes) {
+            for segment in batch.chunks(segment_bytes) {
                 let sent = socket.send(destination, segment, segment.len()).is_ok();
                 *(if sent { &mut counters.send_calls } else { &mut counters.send_errors }) += 1;
             }
