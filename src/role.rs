@@ -86,7 +86,7 @@ fn init_logging(format: LogFormat) -> SetLogLevel {
 /// Runs a scheduler until the process is ended.
 pub fn scheduler(args: &Args) -> Result<()> {
     let _ = init_logging(args.log_format);
-    match scheduler::drive::run(&args.start()?)? {}
+    match scheduler::process::run(&args.start()?)? {}
 }
 
 /// Runs a frontend until the process is ended.

@@ -68,9 +68,12 @@ pub enum FrontendToScheduler {
 /// Bytes of a model's name and of its version.
 pub const NAME_BYTES_MAX: usize = 256;
 
+/// Bytes of an address.
+pub const ADDRESS_BYTES_MAX: usize = 128;
+
 /// What a frontend says about itself when it connects to the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub struct FrontendHello {
-    /// Where backends reach it: `ip:port` of its bootstrap listener.
+    /// Where backends reach it: `ip:port` of its bootstrap listener; at most [`ADDRESS_BYTES_MAX`].
     pub link_address: String,
 }

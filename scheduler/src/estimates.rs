@@ -26,7 +26,7 @@ use std::{
 use proto::{GpuId, LatencyProfile, ModelId, Span, Timestamp};
 
 use crate::indexed_heap::IndexedHeap;
-use kinds::Estimate;
+pub use kinds::Estimate;
 
 /// What is learned is used once it is off by more than this part.
 pub(crate) const TOLERANCE: f64 = 0.05;
@@ -122,6 +122,22 @@ impl Estimates {
             let offered = estimate.offered().clone();
             self.handle_model(id, offered);
         }
+    }
+
+    /// Hands out all that is known of a model, which is not here any more.
+    pub fn take(&mut self, id: ModelId) -> Option<Estimate> {
+        self.forgotten_at.remove(id.0);
+        self.models.remove(&id)
+    }
+
+    /// What was known of a model elsewhere, in the place of what is known here.
+    pub fn put(&mut self, now: Timestamp, id: ModelId, estimate: Estimate) {
+        if !estimate.is_as_offered() {
+            self.forgotten_at.set(id.0, now + FORGET_AFTER);
+        }
+        self.changes.push_back(ProfileChange::Common(id));
+        self.changes.extend(estimate.gpus_with_own_profile().map(|gpu| ProfileChange::OfGpu(id, gpu)));
+        self.models.insert(id, estimate);
     }
 
     /// Forgets what is too old.

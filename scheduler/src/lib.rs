@@ -6,11 +6,14 @@
 //! a [`Grant`] comes back to [`ModelThread::handle_grant`], which makes the batch final and says when its GPU will be
 //! free again ([`RankThread::handle_gpu`]). The two may run on different threads with delays between them.
 //! [`matchmaker::Matchmaker`] runs them on one. It is a [`Planner`], as is each published policy that works otherwise;
-//! [`cluster::Cluster`] is a planner's life with its peers around them; [`drive`] gives it sockets and a clock.
+//! [`shard::Shard`] is what a ModelThread does with its peers around that, [`control::Control`] everything that is not on a
+//! task's way. [`cluster::Cluster`] is all of it on one thread; [`process`] gives it sockets, threads and a clock.
 #![forbid(unsafe_code)]
 
 pub mod cluster;
-pub mod drive;
+pub mod config;
+pub mod control;
+pub mod doorbell;
 pub mod estimates;
 pub mod free_times;
 pub mod gpu_work;
@@ -20,15 +23,27 @@ pub mod matchmaker;
 pub mod messages;
 pub mod model_thread;
 mod model_times;
+pub mod network_times;
+pub mod news;
 pub mod planner;
+mod planners;
 pub mod policy;
 mod priorities;
+pub mod process;
+pub mod rank_loop;
 pub mod rank_thread;
+pub mod shard;
+pub mod task;
 pub mod task_queue;
 
+/// Models that a scheduler keeps track of.
+pub const MODELS_MAX: usize = 65_536;
+
+pub use doorbell::Doorbell;
 pub use estimates::{Estimates, ProfileChange};
 pub use messages::{Candidate, GpuUpdate, Grant, NetworkBudget};
-pub use model_thread::{Batch, ModelConfig, ModelThread, Task};
+pub use model_thread::ModelThread;
 pub use planner::{Planner, PlannerOutput};
 pub use policy::Policy;
 pub use rank_thread::RankThread;
+pub use task::{Batch, ModelConfig, Task};

@@ -1,46 +1,47 @@
-//! Mailboxes between one ModelThread and the RankThread: no locks, no allocation, and neither side ever waits.
+//! Mailboxes between one ModelThread and the RankThread: no locks, and neither side ever waits.
 //!
 //! Candidates go through one latest-value slot per model and a queue of the models whose slot changed, so a thousand
-//! updates between two looks cost the RankThread one. Grants and their answers must all arrive: they go through
-//! rings. Every bound is exact (see [`link`]), so nothing can be full.
+//! updates between two looks cost the RankThread one. Grants and what becomes of GPUs must all arrive: they go through
+//! rings, and what a ring has no room for waits on its sender's side, in order.
 //!
 //! A slot is a sequence lock whose words are atomics (Boehm, "Can seqlocks get along with programming language memory
 //! models?", MSPC 2012), so no `unsafe` is needed. Checked with loom, with controls that must fail (`loom_tests.rs`).
 
+use std::collections::VecDeque;
+
 use proto::{GpuId, ModelId, Timestamp};
+use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::messages::{Candidate, GpuUpdate, Grant};
-use sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use sync::{Arc, AtomicBool, AtomicU64, Ordering, fence};
 
 /// The same names from loom when it explores, from the standard library otherwise.
 mod sync {
     #[cfg(loom)]
     pub use loom::sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
     };
     #[cfg(not(loom))]
     pub use std::sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
     };
 }
 
-/// Every message of a ring fits three words.
-type Words = [u64; 3];
-/// A candidate fits four.
+/// A candidate in words.
 type CandidateWords = [u64; 4];
 
+/// Messages in each ring of grants and of updates; more wait with their sender.
+const RING_MESSAGES: usize = 4096;
+
 /// The mailboxes of one ModelThread, for models with ids below `models_max`.
-///
-/// At most one grant is under way for a model, so `models_max` grants fit. Its answer is taken out before any
-/// candidate that the RankThread sees later than the grant (see [`RankEnd::poll`]), but the answer to the model's
-/// next grant may already have come by then: two answers a model fit.
 #[must_use]
 pub fn link(models_max: usize) -> (ModelEnd, RankEnd) {
     let candidates = Arc::new(LatestValues::new(models_max));
-    let (grant_sender, grants) = ring(models_max);
-    let (gpu_sender, gpus) = ring(2 * models_max);
+    let (grant_sender, grants) = ring(RING_MESSAGES);
+    let (gpu_sender, gpus) = ring(RING_MESSAGES);
+    // Each model is in it at most once.
     let (changed_sender, changed) = ring(models_max);
     let model_end = ModelEnd {
         candidates: Arc::clone(&candidates),
@@ -58,18 +59,18 @@ pub struct ModelEnd {
     candidates: Arc<LatestValues>,
     /// By model: even, and what its slot's version is; only this side writes it.
     versions: Vec<u64>,
-    changed: Sender,
-    gpus: Sender,
-    grants: Receiver,
+    changed: Sender<ModelId>,
+    gpus: Sender<(GpuId, GpuUpdate)>,
+    grants: Consumer<FromRankThread>,
 }
 
 /// The RankThread's side.
 #[derive(Debug)]
 pub struct RankEnd {
     candidates: Arc<LatestValues>,
-    changed: Receiver,
-    gpus: Receiver,
-    grants: Sender,
+    changed: Consumer<ModelId>,
+    gpus: Consumer<(GpuId, GpuUpdate)>,
+    grants: Sender<FromRankThread>,
 }
 
 /// What the RankThread finds.
@@ -79,6 +80,15 @@ pub enum FromModelThread {
     Gpu(GpuId, GpuUpdate),
     /// For `RankThread::handle_candidate`.
     Candidate(ModelId, Option<Candidate>),
+}
+
+/// What a ModelThread finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FromRankThread {
+    /// For `ModelThread::handle_grant`.
+    Grant(Grant),
+    /// No grant for this model comes after this one: it is to be handed to another ModelThread.
+    Release(ModelId),
 }
 
 impl ModelEnd {
@@ -91,52 +101,100 @@ impl ModelEnd {
         slot.write(&mut self.versions[model.0 as usize], encode_candidate(candidate));
         // After the value, so that whoever sees the flag cleared by the reader knows that the reader has yet to look.
         if !slot.is_changed.swap(true, Ordering::AcqRel) {
-            self.changed.send([u64::from(model.0), 0, 0]);
+            self.changed.send(model);
         }
     }
 
-    /// Posts the answer to a grant.
+    /// Posts what became of a GPU.
     pub fn post_gpu(&mut self, gpu: GpuId, update: GpuUpdate) {
-        self.gpus.send(encode_gpu(gpu, update));
+        self.gpus.send((gpu, update));
     }
 
-    /// The next grant.
-    pub fn poll_grant(&mut self) -> Option<Grant> {
-        self.grants.receive().map(|[ids, free_at, gpus]| Grant {
-            model: ModelId((ids >> 32) as u32),
-            gpu: GpuId(ids as u32),
-            free_at: Timestamp(free_at as i64),
-            gpus: gpus as u32,
-        })
+    /// The next thing to take in, in the order in which it was posted.
+    pub fn poll(&mut self) -> Option<FromRankThread> {
+        self.grants.pop().ok()
+    }
+
+    /// Whether [`Self::poll`] has something to yield.
+    #[must_use]
+    pub fn has_mail(&self) -> bool {
+        !self.grants.is_empty()
+    }
+
+    /// Sends what had no room before. True if there is still something left.
+    pub fn flush(&mut self) -> bool {
+        self.changed.flush() | self.gpus.flush()
     }
 }
 
 impl RankEnd {
-    /// The next thing to take in; answers to grants first, then candidates.
+    /// The next thing to take in; what became of GPUs first, then candidates.
     pub fn poll(&mut self) -> Option<FromModelThread> {
-        if let Some(words) = self.gpus.receive() {
-            let (gpu, update) = decode_gpu(words);
+        if let Ok((gpu, update)) = self.gpus.pop() {
             return Some(FromModelThread::Gpu(gpu, update));
         }
-        while let Some([model, ..]) = self.changed.receive() {
-            let slot = &self.candidates.slots[model as usize];
+        while let Ok(model) = self.changed.pop() {
+            let slot = &self.candidates.slots[model.0 as usize];
             // Before the value is read: a write that the read misses finds the flag cleared and queues the model again.
             slot.is_changed.swap(false, Ordering::AcqRel);
             // A read that meets a write gives up: that write queues the model again when it is done.
             if let Some(words) = slot.read() {
-                return Some(FromModelThread::Candidate(ModelId(model as u32), decode_candidate(words)));
+                return Some(FromModelThread::Candidate(model, decode_candidate(words)));
             }
         }
         None
     }
 
+    /// Whether [`Self::poll`] has something to yield.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.gpus.is_empty() && self.changed.is_empty()
+    }
+
     /// Posts a grant.
     pub fn post_grant(&mut self, grant: Grant) {
-        self.grants.send([
-            u64::from(grant.model.0) << 32 | u64::from(grant.gpu.0),
-            grant.free_at.0 as u64,
-            u64::from(grant.gpus),
-        ]);
+        self.grants.send(FromRankThread::Grant(grant));
+    }
+
+    /// Posts that no grant for a model follows.
+    pub fn post_release(&mut self, model: ModelId) {
+        self.grants.send(FromRankThread::Release(model));
+    }
+
+    /// Sends what had no room before. True if there is still something left.
+    pub fn flush(&mut self) -> bool {
+        self.grants.flush()
+    }
+}
+
+/// A ring's sending side. What does not fit waits here: bounded by what may be under way, as every grant and every plan
+/// takes a model or a GPU with it.
+#[derive(Debug)]
+struct Sender<T> {
+    ring: Producer<T>,
+    waiting: VecDeque<T>,
+}
+
+fn ring<T>(capacity: usize) -> (Sender<T>, Consumer<T>) {
+    let (ring, consumer) = RingBuffer::new(capacity);
+    (Sender { ring, waiting: VecDeque::new() }, consumer)
+}
+
+impl<T> Sender<T> {
+    fn send(&mut self, message: T) {
+        self.waiting.push_back(message);
+        self.flush();
+    }
+
+    /// True if something is left.
+    fn flush(&mut self) -> bool {
+        while let Some(message) = self.waiting.pop_front() {
+            if let Err(rtrb::PushError::Full(message)) = self.ring.push(message) {
+                self.waiting.push_front(message);
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -157,24 +215,6 @@ fn decode_candidate([counts, exec_at, latest, due_at]: CandidateWords) -> Option
         due_at: Timestamp(due_at as i64),
         grants_seen: counts as u32,
     })
-}
-
-fn encode_gpu(gpu: GpuId, update: GpuUpdate) -> Words {
-    let (kind, first, second) = match update {
-        GpuUpdate::Planned { exec_at, free_at } => (0, exec_at.0, free_at.0),
-        GpuUpdate::Returned => (1, 0, 0),
-        GpuUpdate::Finished { finished_at } => (2, finished_at.0, 0),
-    };
-    [kind << 32 | u64::from(gpu.0), first as u64, second as u64]
-}
-
-fn decode_gpu([head, first, second]: Words) -> (GpuId, GpuUpdate) {
-    let update = match head >> 32 {
-        0 => GpuUpdate::Planned { exec_at: Timestamp(first as i64), free_at: Timestamp(second as i64) },
-        1 => GpuUpdate::Returned,
-        _ => GpuUpdate::Finished { finished_at: Timestamp(first as i64) },
-    };
-    (GpuId(head as u32), update)
 }
 
 fn zeros<const WORDS: usize>() -> [AtomicU64; WORDS] {
@@ -229,80 +269,6 @@ impl Slot {
         fence(Ordering::Acquire);
         let after = self.version.load(Ordering::Relaxed);
         (before == after && before.is_multiple_of(2)).then_some(words)
-    }
-}
-
-/// A bounded queue with one sender and one receiver.
-#[derive(Debug)]
-struct Ring {
-    slots: Box<[[AtomicU64; 3]]>,
-    /// Messages taken out; written by the receiver.
-    taken: Padded,
-    /// Messages put in; written by the sender.
-    put: Padded,
-}
-
-/// A counter in a cache line of its own: the two sides write different ones.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Padded(AtomicUsize);
-
-#[derive(Debug)]
-struct Sender {
-    ring: Arc<Ring>,
-    put: usize,
-    /// What `taken` was when it was last looked at.
-    taken_seen: usize,
-}
-
-#[derive(Debug)]
-struct Receiver {
-    ring: Arc<Ring>,
-    taken: usize,
-    /// What `put` was when it was last looked at.
-    put_seen: usize,
-}
-
-fn ring(capacity: usize) -> (Sender, Receiver) {
-    let ring = Arc::new(Ring {
-        slots: (0..capacity.next_power_of_two()).map(|_| zeros()).collect(),
-        taken: Padded(AtomicUsize::new(0)),
-        put: Padded(AtomicUsize::new(0)),
-    });
-    (Sender { ring: Arc::clone(&ring), put: 0, taken_seen: 0 }, Receiver { ring, taken: 0, put_seen: 0 })
-}
-
-impl Sender {
-    /// # Panics
-    /// If the ring is full; its capacity is the bound of what may be under way.
-    fn send(&mut self, words: Words) {
-        let capacity = self.ring.slots.len();
-        if self.put - self.taken_seen == capacity {
-            self.taken_seen = self.ring.taken.0.load(Ordering::Acquire);
-            assert!(self.put - self.taken_seen < capacity, "more than {capacity} messages are under way");
-        }
-        let slot = &self.ring.slots[self.put & (capacity - 1)];
-        for (slot, word) in slot.iter().zip(words) {
-            slot.store(word, Ordering::Relaxed);
-        }
-        self.put += 1;
-        self.ring.put.0.store(self.put, Ordering::Release);
-    }
-}
-
-impl Receiver {
-    fn receive(&mut self) -> Option<Words> {
-        if self.taken == self.put_seen {
-            self.put_seen = self.ring.put.0.load(Ordering::Acquire);
-            if self.taken == self.put_seen {
-                return None;
-            }
-        }
-        let slot = &self.ring.slots[self.taken & (self.ring.slots.len() - 1)];
-        let words = load(slot);
-        self.taken += 1;
-        self.ring.taken.0.store(self.taken, Ordering::Release);
-        Some(words)
     }
 }
 

@@ -1,40 +1,152 @@
-//! ModelThread and RankThread as one planner: carries the messages between them in place, on one thread.
+//! A ModelThread with its way to the RankThread as one planner. The way is a trait: in place, when one thread carries the
+//! messages itself, or mailboxes to a RankThread on another core. What is on either side of it is the same.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp};
 
 use crate::{
-    messages::{GpuUpdate, NetworkBudget},
-    model_thread::{ModelConfig, ModelThread, Output, Task},
+    mailbox::{FromRankThread, ModelEnd},
+    messages::{Candidate, GpuUpdate, NetworkBudget},
+    model_thread::{ModelThread, Output},
     planner::{Planner, PlannerOutput},
     policy::Policy,
     rank_thread::RankThread,
+    task::{ModelConfig, Task},
 };
+
+/// A ModelThread's way to the RankThread.
+pub trait RankSide: Send {
+    /// A model's newest candidate.
+    fn post_candidate(&mut self, now: Timestamp, model: ModelId, candidate: Option<Candidate>);
+    /// What became of a GPU.
+    fn post_gpu(&mut self, gpu: GpuId, update: GpuUpdate);
+    /// All that was to be posted for now has been.
+    fn settle(&mut self, now: Timestamp);
+    /// What the RankThread says.
+    fn poll(&mut self) -> Option<FromRankThread>;
+    /// Whether [`Self::poll`] has something to yield that another thread has posted.
+    fn has_mail(&self) -> bool;
+    /// When [`Self::settle`] must be called at the latest.
+    fn poll_timeout(&self) -> Option<Timestamp>;
+    /// What the network costs a model.
+    fn handle_budget(&mut self, model: ModelId, budget: NetworkBudget);
+    /// A GPU that is free from `free_at` on and hosts `models`.
+    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>);
+    /// A GPU left.
+    fn handle_gpu_left(&mut self, gpu: GpuId);
+}
+
+/// On the same thread.
+impl RankSide for RankThread {
+    fn post_candidate(&mut self, now: Timestamp, model: ModelId, candidate: Option<Candidate>) {
+        self.handle_candidate(now, model, candidate);
+    }
+
+    fn post_gpu(&mut self, gpu: GpuId, update: GpuUpdate) {
+        self.handle_gpu(gpu, update);
+    }
+
+    fn settle(&mut self, now: Timestamp) {
+        self.handle_timeout(now);
+    }
+
+    fn poll(&mut self) -> Option<FromRankThread> {
+        self.poll_grant().map(FromRankThread::Grant)
+    }
+
+    fn has_mail(&self) -> bool {
+        false
+    }
+
+    fn poll_timeout(&self) -> Option<Timestamp> {
+        Self::poll_timeout(self)
+    }
+
+    fn handle_budget(&mut self, model: ModelId, budget: NetworkBudget) {
+        self.handle_model_budget(model, budget);
+    }
+
+    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>) {
+        Self::handle_gpu_joined(self, free_at, gpu, models);
+    }
+
+    fn handle_gpu_left(&mut self, gpu: GpuId) {
+        let _ = Self::handle_gpu_left(self, gpu);
+    }
+}
+
+/// On another thread, which control tells of GPUs and budgets itself.
+impl RankSide for ModelEnd {
+    fn post_candidate(&mut self, _now: Timestamp, model: ModelId, candidate: Option<Candidate>) {
+        Self::post_candidate(self, model, candidate);
+    }
+
+    fn post_gpu(&mut self, gpu: GpuId, update: GpuUpdate) {
+        Self::post_gpu(self, gpu, update);
+    }
+
+    fn settle(&mut self, _now: Timestamp) {
+        self.flush();
+    }
+
+    fn poll(&mut self) -> Option<FromRankThread> {
+        Self::poll(self)
+    }
+
+    fn has_mail(&self) -> bool {
+        Self::has_mail(self)
+    }
+
+    fn poll_timeout(&self) -> Option<Timestamp> {
+        None
+    }
+
+    fn handle_budget(&mut self, _model: ModelId, _budget: NetworkBudget) {}
+
+    fn handle_gpu_joined(&mut self, _free_at: Timestamp, _gpu: GpuId, _models: Vec<ModelId>) {}
+
+    fn handle_gpu_left(&mut self, _gpu: GpuId) {}
+}
 
 /// Any policy of windows (`policy::BatchPolicy`).
 #[derive(Debug)]
-pub struct Matchmaker<P> {
+pub struct Matchmaker<P, R> {
     models: ModelThread<P>,
-    rank: RankThread,
+    rank: R,
+    /// A grant may name a GPU that has left while the grant was under way.
+    gpus: BTreeSet<GpuId>,
     outputs: VecDeque<PlannerOutput<P>>,
+    released: VecDeque<(ModelId, Vec<Task<P>>)>,
 }
 
-impl<P> Matchmaker<P> {
+impl<P> Matchmaker<P, RankThread> {
+    /// Without models and GPUs, all on one thread.
+    ///
+    /// # Panics
+    /// If the policy has no windows (as [`ModelThread::new`]).
+    #[must_use]
+    pub fn in_place(budget: NetworkBudget, policy: Policy) -> Self {
+        Self::new(budget, policy, RankThread::new(budget))
+    }
+}
+
+impl<P, R> Matchmaker<P, R> {
     /// Without models and GPUs.
     ///
     /// # Panics
     /// If the policy has no windows (as [`ModelThread::new`]).
     #[must_use]
-    pub fn new(budget: NetworkBudget, policy: Policy) -> Self {
-        Self { models: ModelThread::new(budget, policy), rank: RankThread::new(budget), outputs: VecDeque::new() }
+    pub fn new(budget: NetworkBudget, policy: Policy, rank: R) -> Self {
+        let (outputs, released) = (VecDeque::new(), VecDeque::new());
+        Self { models: ModelThread::new(budget, policy), rank, gpus: BTreeSet::new(), outputs, released }
     }
 }
 
-impl<P: Send> Planner<P> for Matchmaker<P> {
+impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
     fn handle_model(&mut self, now: Timestamp, id: ModelId, config: ModelConfig) {
         if let Some(budget) = config.budget {
-            self.rank.handle_model_budget(id, budget);
+            self.rank.handle_budget(id, budget);
         }
         self.models.handle_model(now, id, config);
     }
@@ -60,26 +172,28 @@ impl<P: Send> Planner<P> for Matchmaker<P> {
     }
 
     fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>) {
+        self.gpus.insert(gpu);
         self.rank.handle_gpu_joined(free_at, gpu, models);
     }
 
     fn handle_gpu_left(&mut self, _now: Timestamp, gpu: GpuId) {
+        self.gpus.remove(&gpu);
         self.models.handle_gpu_left(gpu);
         self.rank.handle_gpu_left(gpu);
     }
 
     fn handle_finished(&mut self, gpu: GpuId, finished_at: Timestamp) {
-        self.rank.handle_gpu(gpu, GpuUpdate::Finished { finished_at });
+        self.rank.post_gpu(gpu, GpuUpdate::Finished { finished_at });
     }
 
-    /// Carries messages until neither thread has any left.
+    /// Carries messages until neither side has any left.
     fn handle_timeout(&mut self, now: Timestamp) {
         self.models.handle_timeout(now);
         loop {
             while let Some(output) = self.models.poll_output() {
                 match output {
-                    Output::Candidate(model, candidate) => self.rank.handle_candidate(now, model, candidate),
-                    Output::Gpu(gpu, update) => self.rank.handle_gpu(gpu, update),
+                    Output::Candidate(model, candidate) => self.rank.post_candidate(now, model, candidate),
+                    Output::Gpu(gpu, update) => self.rank.post_gpu(gpu, update),
                     Output::Batch(batch) => self.outputs.push_back(PlannerOutput::Batch(batch)),
                     Output::Dropped { model, task, reason } => {
                         self.outputs.push_back(PlannerOutput::Dropped { model, task, reason });
@@ -87,10 +201,19 @@ impl<P: Send> Planner<P> for Matchmaker<P> {
                 }
             }
             // A candidate may be schedulable as soon as it is known.
-            self.rank.handle_timeout(now);
+            self.rank.settle(now);
             let mut is_silent = true;
-            while let Some(grant) = self.rank.poll_grant() {
-                self.models.handle_grant(now, grant);
+            while let Some(message) = self.rank.poll() {
+                match message {
+                    FromRankThread::Grant(grant) if self.gpus.contains(&grant.gpu) => {
+                        self.models.handle_grant(now, grant);
+                    }
+                    FromRankThread::Grant(grant) => self.models.handle_void_grant(now, grant),
+                    FromRankThread::Release(model) => {
+                        let tasks = self.models.release(model);
+                        self.released.push_back((model, tasks));
+                    }
+                }
                 is_silent = false;
             }
             if is_silent {
@@ -101,6 +224,14 @@ impl<P: Send> Planner<P> for Matchmaker<P> {
 
     fn poll_timeout(&self) -> Option<Timestamp> {
         [self.models.poll_timeout(), self.rank.poll_timeout()].into_iter().flatten().min()
+    }
+
+    fn has_mail(&self) -> bool {
+        self.rank.has_mail()
+    }
+
+    fn poll_released(&mut self) -> Option<(ModelId, Vec<Task<P>>)> {
+        self.released.pop_front()
     }
 
     fn poll_output(&mut self) -> Option<PlannerOutput<P>> {

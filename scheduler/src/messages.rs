@@ -58,6 +58,8 @@ pub struct Grant {
     pub free_at: Timestamp,
     /// GPUs that host the model.
     pub gpus: u32,
+    /// When the timer that found the match was due: how late a batch leaves counts from there.
+    pub timer_at: Timestamp,
 }
 
 /// To the RankThread: what became of a GPU.

@@ -15,49 +15,9 @@ use crate::{
     model_times::{ModelTimes, Times},
     policy::{BatchPolicy, Gathered, Granted, Policy, View},
     priorities,
+    task::{Batch, ModelConfig, Task},
     task_queue::{Queued, TaskQueue},
 };
-
-/// A task to run. The payload rides along untouched.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Task<P> {
-    /// The task.
-    pub id: TaskId,
-    /// When it must have finished on the GPU: the client's deadline less what the way back costs.
-    pub deadline: Timestamp,
-    /// The smaller, the more important (`priorities`).
-    pub priority: u8,
-    /// Whatever its owner needs again when the task leaves.
-    pub payload: P,
-}
-
-/// What a ModelThread must know of a model.
-#[derive(Debug, Clone)]
-pub struct ModelConfig {
-    /// l(b).
-    pub profile: LatencyProfile,
-    /// Tasks that may wait; one more is refused at once.
-    pub queue_max: usize,
-    /// What the network costs this model, if that is not what it costs all; the RankThread is to be told the same.
-    pub budget: Option<NetworkBudget>,
-}
-
-/// A final batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Batch<P> {
-    /// The model.
-    pub model: ModelId,
-    /// The GPU that was granted.
-    pub gpu: GpuId,
-    /// Until when it was held back on purpose; from then on, if that was before the grant, it waited for a GPU.
-    pub due_at: Timestamp,
-    /// The earliest start.
-    pub exec_at: Timestamp,
-    /// The latest start: from then on its first task would be late.
-    pub latest: Timestamp,
-    /// The tasks with the instants they were queued at, nearest deadline first.
-    pub tasks: Vec<(Queued, P)>,
-}
 
 /// What a ModelThread wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -276,6 +236,28 @@ impl<P> ModelThread<P> {
         self.update_candidate(now, grant.model);
     }
 
+    /// A grant for a GPU that has left meanwhile: nobody runs a batch there.
+    pub fn handle_void_grant(&mut self, now: Timestamp, grant: Grant) {
+        self.outputs.push_back(Output::Gpu(grant.gpu, GpuUpdate::Returned));
+        if let Some(model) = self.models.get_mut(grant.model.0 as usize).and_then(Option::as_mut) {
+            model.grants_seen = model.grants_seen.wrapping_add(1);
+            self.update_candidate(now, grant.model);
+        }
+    }
+
+    /// Forgets a model, which another ModelThread owns from now on. Yields what waits for it, nearest deadline first.
+    pub fn release(&mut self, id: ModelId) -> Vec<Task<P>> {
+        let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::take) else { return Vec::new() };
+        self.expiries.remove(id.0);
+        self.changed.retain(|&changed| changed != id);
+        let mut queue = model.queue;
+        let tasks = std::iter::from_fn(|| queue.pop()).map(|(key, payload)| {
+            let Queued { id, deadline, priority, .. } = key;
+            Task { id, deadline, priority, payload }
+        });
+        tasks.collect()
+    }
+
     /// Draws up anew every candidate that can no longer be met.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         while let Some((at, id)) = self.expiries.peek()
@@ -331,8 +313,8 @@ impl<P> ModelThread<P> {
         let latency = model.times.of(grant.gpu).profile.latency(batch.size);
         let latest = tasks[0].0.deadline - latency;
         let update = GpuUpdate::Planned { exec_at, free_at: exec_at + latency };
-        let (model, gpu) = (grant.model, grant.gpu);
-        self.outputs.push_back(Output::Batch(Batch { model, gpu, due_at, exec_at, latest, tasks }));
+        let Grant { model, gpu, timer_at, .. } = grant;
+        self.outputs.push_back(Output::Batch(Batch { model, gpu, due_at, timer_at, exec_at, latest, tasks }));
         self.outputs.push_back(Output::Gpu(grant.gpu, update));
     }
 

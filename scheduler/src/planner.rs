@@ -4,7 +4,7 @@
 
 use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp, scheduler_to_frontend::DropReason};
 
-use crate::model_thread::{Batch, ModelConfig, Task};
+use crate::task::{Batch, ModelConfig, Task};
 
 /// What a planner wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum PlannerOutput<P> {
 /// Tasks in, batches out. `P` is the tasks' payload.
 ///
 /// Inputs of one instant may come in any number; decisions are made by [`Self::handle_timeout`] after them. Each task
-/// leaves once: in a batch, dropped, or forgotten with its owner. Each batch's end is reported once, in the order of
+/// leaves once: in a batch, dropped, released with its model, or forgotten with its owner. Each batch's end is reported once, in the order of
 /// its GPU's batches.
 pub trait Planner<P>: Send {
     /// Takes a model in, or gives one that is already here a new profile.
@@ -66,6 +66,16 @@ pub trait Planner<P>: Send {
 
     /// When [`Self::handle_timeout`] must be called at the latest, if nothing comes in.
     fn poll_timeout(&self) -> Option<Timestamp>;
+
+    /// Whether another thread has something for it, so that [`Self::handle_timeout`] is to be called.
+    fn has_mail(&self) -> bool {
+        false
+    }
+
+    /// A model that another ModelThread owns from now on, with what waits for it, nearest deadline first.
+    fn poll_released(&mut self) -> Option<(ModelId, Vec<Task<P>>)> {
+        None
+    }
 
     /// The next thing that is to be done.
     fn poll_output(&mut self) -> Option<PlannerOutput<P>>;

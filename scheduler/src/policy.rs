@@ -11,18 +11,10 @@ use std::{collections::VecDeque, fmt, str::FromStr};
 use proto::{LatencyProfile, Span, Timestamp};
 use thiserror::Error;
 
-use crate::{matchmaker::Matchmaker, messages::NetworkBudget, planner::Planner, task_queue::Queued};
+use crate::task_queue::Queued;
 
-mod central;
-mod clipper;
-mod clockwork;
 mod downbeat;
 mod losses;
-mod nexus;
-mod replicas;
-mod shepherd;
-#[cfg(test)]
-mod testing;
 
 /// What a policy sees of a model.
 #[derive(Debug)]
@@ -160,6 +152,9 @@ pub enum PolicyError {
         "policy {0} kills running batches, which backends cannot do; it is for sim and bench goodput, expected another"
     )]
     Preempts(String),
+    /// Not with several ModelThreads.
+    #[error("policy {0} needs one queue for all models, so model_threads must be 1")]
+    OneQueue(String),
 }
 
 impl Policy {
@@ -174,16 +169,10 @@ impl Policy {
         }
     }
 
-    /// All that turns tasks into batches under this policy.
+    /// Whether it decides over all models at once, so that they cannot be dealt to several ModelThreads.
     #[must_use]
-    pub fn planner<P: Send + 'static>(self, budget: NetworkBudget) -> Box<dyn Planner<P>> {
-        match self {
-            Self::Clockwork => Box::new(central::Central::new(budget, clockwork::Clockwork)),
-            Self::Shepherd => Box::new(central::Central::new(budget, shepherd::Shepherd)),
-            Self::Nexus => Box::new(replicas::Replicas::new(budget, nexus::Nexus::default())),
-            Self::Clipper => Box::new(replicas::Replicas::new(budget, clipper::Clipper)),
-            _ => Box::new(Matchmaker::new(budget, self)),
-        }
+    pub fn needs_one_queue(self) -> bool {
+        matches!(self, Self::Clockwork | Self::Shepherd | Self::Nexus | Self::Clipper)
     }
 
     /// The policy's state for one model.
@@ -289,7 +278,7 @@ impl BatchPolicy for DeferredTarget {
 }
 
 /// The longest batch from the first head on from which on `target` tasks, or all, can be on time.
-fn whole_batch(view: &View<'_>, target: usize) -> Gathered {
+pub(crate) fn whole_batch(view: &View<'_>, target: usize) -> Gathered {
     let first = longest_prefix(view);
     give_up_heads(view, first, |skip| view.longest_batch(skip) >= target.min(view.queue.len() - skip))
 }
@@ -352,6 +341,7 @@ impl BatchPolicy for Timeout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::NetworkBudget;
 
     #[test]
     fn policies_read_as_they_are_written() {

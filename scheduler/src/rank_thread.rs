@@ -121,20 +121,32 @@ impl RankThread {
         self.rebuild_free_times(sub_cluster);
     }
 
-    /// Forgets a GPU. A grant under way for it is the caller's to fail, as every plan of a lost backend.
-    pub fn handle_gpu_left(&mut self, gpu: GpuId) {
-        let Some(Gpu { sub_cluster, .. }) = self.gpus.remove(&gpu) else { return };
+    /// Another ModelThread owns the model from now on, and counts its grants anew. One that is under way is the former
+    /// owner's to answer.
+    pub fn handle_model_moved(&mut self, id: ModelId) {
+        self.model_mut(id);
+        self.withdraw(id);
+        let model = self.model_mut(id);
+        model.candidate = None;
+        model.grants = 0;
+    }
+
+    /// Forgets a GPU. A grant under way for it is the caller's to fail, as every plan of a lost backend. Yields when it
+    /// would have been free.
+    pub fn handle_gpu_left(&mut self, gpu: GpuId) -> Option<Timestamp> {
+        let Gpu { sub_cluster, work, .. } = self.gpus.remove(&gpu)?;
         let members = &mut self.sub_clusters[sub_cluster as usize].as_mut().expect("its GPU was here").gpus;
         members.retain(|&member| member != gpu);
         if !members.is_empty() {
             self.rebuild_free_times(sub_cluster);
-            return;
+            return Some(work.free_at());
         }
         let SubCluster { models, .. } = self.sub_clusters[sub_cluster as usize].take().expect("just used");
         for model in models {
             self.models[model.0 as usize].hosts.retain(|&(host, _)| host != sub_cluster);
         }
         self.gpu_timers.remove(sub_cluster);
+        Some(work.free_at())
     }
 
     /// Takes in a model's newest candidate (Figure 18, `inform_candidate`).
@@ -181,9 +193,9 @@ impl RankThread {
             match (model, gpu) {
                 (None, None) => return,
                 (Some((at, model)), gpu) if gpu.is_none_or(|(gpu_at, _)| at < gpu_at) => {
-                    self.on_model_timer(now, ModelId(model));
+                    self.on_model_timer((now, at), ModelId(model));
                 }
-                (_, Some((_, sub_cluster))) => self.on_gpu_timer(now, sub_cluster),
+                (_, Some((at, sub_cluster))) => self.on_gpu_timer((now, at), sub_cluster),
                 (Some(_), None) => unreachable!("the second arm takes every model timer that has no rival"),
             }
         }
@@ -202,7 +214,7 @@ impl RankThread {
     }
 
     /// Algorithm 1, `OnModelTimer`.
-    fn on_model_timer(&mut self, now: Timestamp, id: ModelId) {
+    fn on_model_timer(&mut self, (now, timer_at): (Timestamp, Timestamp), id: ModelId) {
         self.model_timers.remove(id.0);
         let model = &self.models[id.0 as usize];
         let candidate = model.candidate.expect("a model's timer runs only while it has a candidate");
@@ -212,13 +224,13 @@ impl RankThread {
             sub_cluster.free_times.first_free_by(exec_at).map(|(position, _)| sub_cluster.gpus[position])
         });
         match first_free.min() {
-            Some(gpu) => self.on_match(id, gpu),
+            Some(gpu) => self.on_match(timer_at, id, gpu),
             None => self.on_schedulable(id),
         }
     }
 
     /// Algorithm 1, `OnGpuTimer`, for the GPU of the sub-cluster that frees first.
-    fn on_gpu_timer(&mut self, now: Timestamp, host: u32) {
+    fn on_gpu_timer(&mut self, (now, timer_at): (Timestamp, Timestamp), host: u32) {
         let sub_cluster = self.sub_clusters[host as usize].as_mut().expect("only sub-clusters with GPUs have timers");
         let (position, free_at) = sub_cluster.free_times.earliest().expect("the timer runs for a GPU");
         let (_, place) = sub_cluster.schedulable.peek().expect("the timer runs for a candidate");
@@ -227,7 +239,7 @@ impl RankThread {
         let budget = self.models[model.0 as usize].budget.unwrap_or(self.budget);
         if free_at.max(now + budget.delay(size as usize)) <= latest {
             let gpu = sub_cluster.gpus[position];
-            self.on_match(model, gpu);
+            self.on_match(timer_at, model, gpu);
         } else {
             // Too late for this batch; its ModelThread is about to draw up a smaller one.
             sub_cluster.schedulable.remove(place);
@@ -235,7 +247,7 @@ impl RankThread {
         }
     }
 
-    fn on_match(&mut self, id: ModelId, gpu_id: GpuId) {
+    fn on_match(&mut self, timer_at: Timestamp, id: ModelId, gpu_id: GpuId) {
         self.withdraw(id);
         let model = &mut self.models[id.0 as usize];
         model.candidate = None;
@@ -245,7 +257,7 @@ impl RankThread {
         let (sub_cluster, position, free_at) = (gpu.sub_cluster, gpu.position, gpu.work.free_at());
         let hosts = model.hosts.iter().filter_map(|&(host, _)| self.sub_clusters[host as usize].as_ref());
         let gpus = hosts.map(|host| host.gpus.len() as u32).sum();
-        self.grants.push_back(Grant { model: id, gpu: gpu_id, free_at, gpus });
+        self.grants.push_back(Grant { model: id, gpu: gpu_id, free_at, gpus, timer_at });
         self.set_available(sub_cluster, position, Timestamp::NEVER);
     }
 

@@ -198,8 +198,15 @@ mod tests {
         let mut source = FaultSource::new(workload.faults, 1, 3);
         let task = Queued { id: TaskId(0), deadline: Timestamp(0), queued_at: Timestamp(0), priority: 0 };
         let (exec_at, latest) = (Timestamp(0), Timestamp(0));
-        let batch =
-            Batch { model: ModelId(0), gpu: GpuId(0), due_at: exec_at, exec_at, latest, tasks: vec![(task, REQUEST)] };
+        let batch = Batch {
+            model: ModelId(0),
+            gpu: GpuId(0),
+            due_at: exec_at,
+            timer_at: exec_at,
+            exec_at,
+            latest,
+            tasks: vec![(task, REQUEST)],
+        };
         let times: Vec<f64> =
             (0..10_000).map(|_| source.duration(Timestamp(0), &workload, &batch).as_millis_f64()).collect();
         let mean = times.iter().sum::<f64>() / times.len() as f64;
@@ -225,6 +232,7 @@ mod tests {
                 model: ModelId(0),
                 gpu: GpuId(gpu),
                 due_at: now,
+                timer_at: now,
                 exec_at: now,
                 latest: now,
                 tasks: vec![(task, REQUEST)],

@@ -167,7 +167,15 @@ mod tests {
         let key = Queued { id: TaskId(task), deadline: Timestamp(latest + 10), queued_at: Timestamp(0), priority: 0 };
         let (exec_at, latest) = (Timestamp(exec_at), Timestamp(latest));
         let request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0 };
-        Batch { model: ModelId(0), gpu: GpuId(3), due_at: exec_at, exec_at, latest, tasks: vec![(key, request)] }
+        Batch {
+            model: ModelId(0),
+            gpu: GpuId(3),
+            due_at: exec_at,
+            timer_at: exec_at,
+            exec_at,
+            latest,
+            tasks: vec![(key, request)],
+        }
     }
 
     fn finished(batch: Batch<Request>, started_at: i64, finished_at: i64) -> Option<GpuEvent> {

@@ -29,8 +29,12 @@ pub struct Layout {
     pub repository: PathBuf,
     /// The scheduler's policy.
     pub policy: String,
+    /// The scheduler's ModelThreads.
+    pub model_threads: scheduler::config::ModelThreadCount,
+    /// Cores that the scheduler's threads are pinned to.
+    pub cores: Vec<usize>,
     /// The scheduler's network budget.
-    pub network: scheduler::drive::Network,
+    pub network: scheduler::config::Network,
     /// The network of all members: `soft`, or `verbs:DEVICE`.
     pub arm: ArmName,
     /// How the queue pairs of a verbs device are set up.
@@ -64,7 +68,9 @@ impl Default for Layout {
             grpc: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8001))],
             repository: "models".into(),
             policy: scheduler::Policy::default().to_string(),
-            network: scheduler::drive::Network::default(),
+            model_threads: scheduler::config::ModelThreadCount::default(),
+            cores: Vec::new(),
+            network: scheduler::config::Network::default(),
             arm: ArmName::Soft,
             verbs: VerbsSettings::default(),
             faults: Faults::default(),
@@ -219,7 +225,7 @@ impl Wiring {
     }
 
     fn scheduler(&self, layout: &Layout) -> String {
-        to_toml(&scheduler::drive::Config {
+        to_toml(&scheduler::config::Config {
             listen: self.host(1, BOOTSTRAP_PORT),
             arm: layout.arm.clone(),
             address: layout.packet_address(self.host(1, ROCE_PORT)),
@@ -227,9 +233,11 @@ impl Wiring {
             verbs: layout.verbs,
             secret: self.secret.clone(),
             policy: layout.policy.clone(),
+            model_threads: layout.model_threads,
+            cores: layout.cores.clone(),
             network: layout.network,
-            queue_max: scheduler::drive::default_queue_max(),
-            tasks_per_frontend_max: scheduler::drive::default_tasks_per_frontend_max(),
+            queue_max: scheduler::config::default_queue_max(),
+            tasks_per_frontend_max: scheduler::config::default_tasks_per_frontend_max(),
             reestimate: true,
             faults: layout.faults,
             tls: None,

@@ -1,4 +1,5 @@
-//! One rate on the scheduler's real threads and mailboxes. The load is generated within the ModelThreads and GPUs are
+//! One rate on the scheduler's threads as they run in production, without the network: the load is generated within the
+//! ModelThreads, which have production's planner and mailboxes, and the RankThread is production's driver. GPUs are
 //! emulated by the end of their batches, so that nothing but the scheduler is measured.
 //!
 //! A request's wait counts from the instant it was due, whatever kept its ModelThread from taking it in, and its
@@ -9,18 +10,26 @@ use std::{
     cmp::Reverse,
     collections::BinaryHeap,
     fs,
-    sync::atomic::{AtomicBool, AtomicI64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use clap::ValueEnum;
+use crossbeam_channel::unbounded;
 use hdrhistogram::Histogram;
-use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
+use proto::{GpuId, LatencyProfile, ModelId, ModelThreadId, Span, TaskId, Timestamp};
 use scheduler::{
-    GpuUpdate, ModelConfig, ModelThread, NetworkBudget, Policy, RankThread, Task,
-    mailbox::{self, FromModelThread, ModelEnd, RankEnd},
-    model_thread::Output,
+    Doorbell, MODELS_MAX, ModelConfig, NetworkBudget, Planner, PlannerOutput, Policy, Task, mailbox,
+    news::ControlToRank,
+    process::{
+        threads::RankDriver,
+        turns::{self, Bed, Idleness},
+    },
+    rank_loop::RankLoop,
 };
 
 use crate::percentiles::{Tail, nanoseconds};
@@ -33,17 +42,15 @@ const SLO: Span = Span::from_millis(100);
 const QUEUE_MAX: usize = 65_536;
 /// Requests that one turn of a ModelThread takes in at most, as from one poll of its receive queue.
 const BURST_MAX: u64 = 64;
-/// Looks without anything to do after which a thread that spins offers its core to others.
-const IDLE_LOOKS_MAX: u32 = 64;
-/// How long a thread that does not spin sleeps once it has caught up; within the bound on waits many times.
-const NAP: Duration = Duration::from_micros(50);
+/// The longest sleep of a thread with nothing to do.
+const NAP_MAX: Span = Span::from_millis(10);
 
 /// How threads wait for work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Polling {
-    /// They keep looking: for cores that nobody else wants.
+    /// They have a core each, and look for work for a while before they sleep.
     Spin,
-    /// They sleep for 50 us once they have caught up, so that the system gives them a core when they wake.
+    /// They sleep as soon as they have nothing to do.
     Adaptive,
 }
 
@@ -100,11 +107,13 @@ struct Run {
     /// Counts are taken from here to `stop`.
     warm: AtomicBool,
     stop: AtomicBool,
-    /// By model: when the first timer of the turn that granted it was due. At most one grant is under way for a model.
-    granted_due_ns: Vec<AtomicI64>,
 }
 
 impl Run {
+    fn has_cores(&self) -> bool {
+        self.setup.polling == Polling::Spin
+    }
+
     fn now(&self) -> Timestamp {
         Timestamp::ZERO + Span::from(self.started.elapsed())
     }
@@ -112,31 +121,39 @@ impl Run {
 
 /// Measures. `progress` is told what part has passed, from 0 to 1.
 pub fn measure(setup: Setup, progress: &mut dyn FnMut(f64)) -> Measured {
-    let run = Run {
-        setup,
-        started: Instant::now(),
-        warm: AtomicBool::new(false),
-        stop: AtomicBool::new(false),
-        granted_due_ns: (0..setup.models).map(|_| AtomicI64::new(0)).collect(),
-    };
-    let links = (0..setup.model_threads).map(|_| mailbox::link(setup.models as usize));
+    let run = Run { setup, started: Instant::now(), warm: AtomicBool::new(false), stop: AtomicBool::new(false) };
+    let links = (0..setup.model_threads).map(|_| mailbox::link(MODELS_MAX));
     let (model_ends, rank_ends): (Vec<_>, Vec<_>) = links.unzip();
+    let bed = |_| {
+        let (bed, bell) = Bed::new();
+        (bed, Arc::new(bell))
+    };
+    let beds: Vec<_> = (0..setup.model_threads).map(bed).collect();
+    let (rank_bed, rank_bell) = bed(0);
+    let bells = beds.iter().map(|(_, bell)| Arc::clone(bell)).collect();
+    let rank = rank_driver(
+        &run,
+        RankLoop::new(NetworkBudget::default(), rank_ends),
+        (rank_bed, Arc::clone(&rank_bell)),
+        bells,
+    );
     // Only where a core is left for everything else: a pinned thread cannot give way to what runs on its core.
-    let cores = core_affinity::get_core_ids().filter(|cores| cores.len() > setup.model_threads as usize + 1);
-    let pin = |index: usize| cores.as_ref().map(|cores| core_affinity::set_for_current(cores[index]));
+    let cores = Some(turns::cores()).filter(|cores| cores.len() > setup.model_threads as usize + 1);
+    let pin = |index: usize| turns::pin(cores.as_ref().map(|cores| cores[index]));
     thread::scope(|scope| {
-        let run = &run;
+        let (run, rank_bell) = (&run, &rank_bell);
         let rank = scope.spawn(move || {
             pin(0);
-            rank_thread(run, rank_ends)
+            rank_thread(run, rank)
         });
-        let spawn = |(index, end)| {
+        let spawn = |(index, (end, bed))| {
             scope.spawn(move || {
                 pin(index + 1);
-                model_thread(run, index as u32, end)
+                let planner = Policy::Deferred.sharded_planner(NetworkBudget::default(), end);
+                model_thread(run, index as u32, planner.expect("a policy of windows"), (bed, rank_bell))
             })
         };
-        let shards: Vec<_> = model_ends.into_iter().enumerate().map(spawn).collect();
+        let shards: Vec<_> = model_ends.into_iter().zip(beds).enumerate().map(spawn).collect();
         let measured = wait(run, progress);
         let joined = shards.into_iter().map(|shard| shard.join().expect("a ModelThread panicked"));
         let (counts, mut turns): (Vec<_>, Vec<_>) = joined.unzip();
@@ -166,7 +183,6 @@ struct Turns<'a> {
     run: &'a Run,
     now: Timestamp,
     is_warm: bool,
-    idle_looks: u32,
     busy: Span,
     longest: Span,
     /// From the end of the warm-up on, once the last turn has ended.
@@ -176,7 +192,7 @@ struct Turns<'a> {
 impl<'a> Turns<'a> {
     fn new(run: &'a Run) -> Self {
         let now = run.now();
-        Self { run, now, is_warm: false, idle_looks: 0, busy: Span::ZERO, longest: Span::ZERO, no_core: None }
+        Self { run, now, is_warm: false, busy: Span::ZERO, longest: Span::ZERO, no_core: None }
     }
 
     /// Starts the next turn. False after the last.
@@ -204,23 +220,6 @@ impl<'a> Turns<'a> {
         self.now = end;
         end
     }
-
-    /// Between two turns. `has_more`: the last one may have left something to do.
-    fn rest(&mut self, is_busy: bool, has_more: bool) {
-        match self.run.setup.polling {
-            Polling::Adaptive if has_more => {}
-            Polling::Adaptive => {
-                thread::sleep(NAP);
-                self.now = self.run.now();
-            }
-            Polling::Spin if is_busy => self.idle_looks = 0,
-            Polling::Spin if self.idle_looks < IDLE_LOOKS_MAX => {
-                self.idle_looks += 1;
-                std::hint::spin_loop();
-            }
-            Polling::Spin => thread::yield_now(),
-        }
-    }
 }
 
 /// How long this thread has been ready to run without a core, in its life.
@@ -243,18 +242,27 @@ struct Counts {
     lateness: Histogram<u64>,
 }
 
-/// One shard: generates its part of the load, and does what a ModelThread does in each turn.
-fn model_thread(run: &Run, index: u32, mut link: ModelEnd) -> (Counts, Turns<'_>) {
-    let Setup { model_threads, models, .. } = run.setup;
-    let mut shard = ModelThread::<()>::new(NetworkBudget::default(), Policy::Deferred);
+/// One ModelThread: generates its part of the load, and does what production's does in each turn.
+fn model_thread<'a>(
+    run: &'a Run,
+    index: u32,
+    mut planner: Box<dyn Planner<()>>,
+    ((bed, bell), rank_bell): ((Bed, Arc<Doorbell>), &Doorbell),
+) -> (Counts, Turns<'a>) {
+    let Setup { model_threads, models, gpus, .. } = run.setup;
     let models: Vec<_> = (0..models).filter(|model| model % model_threads == index).map(ModelId).collect();
     for &model in &models {
         let config = ModelConfig { profile: profile(), queue_max: QUEUE_MAX, budget: None };
-        shard.handle_model(Timestamp::ZERO, model, config);
+        planner.handle_model(Timestamp::ZERO, model, config);
+    }
+    for gpu in 0..gpus {
+        planner.handle_gpu_joined(Timestamp::ZERO, GpuId(gpu), models.clone());
     }
     let mut counts = Counts::new();
     let mut turns = Turns::new(run);
+    let mut idleness = Idleness::default();
     let mut load = Load::new(run.setup, models, turns.now);
+    let mut running: BinaryHeap<Reverse<(Timestamp, GpuId)>> = BinaryHeap::new();
     let mut left_at_latest = Vec::new();
     while turns.next() {
         let now = turns.now;
@@ -262,30 +270,35 @@ fn model_thread(run: &Run, index: u32, mut link: ModelEnd) -> (Counts, Turns<'_>
         let first_due = load.next_due(now);
         for _ in 0..burst {
             let (due, id, model) = load.next(now);
-            shard.handle_submit(now, model, Task { id, deadline: due + SLO, priority: 0, payload: () });
+            planner.handle_submit(now, model, Task { id, deadline: due + SLO, priority: 0, payload: () });
         }
-        let mut is_busy = burst > 0;
-        while let Some(grant) = link.poll_grant() {
+        let mut is_busy = burst > 0 || planner.has_mail();
+        while let Some(&Reverse((finished_at, gpu))) = running.peek()
+            && finished_at <= now
+        {
             is_busy = true;
-            let due = run.granted_due_ns[grant.model.0 as usize].load(Ordering::Relaxed);
-            let late = run.now() - Timestamp(due);
-            if turns.is_warm {
-                record(&mut counts.lateness, late, 1);
-            }
-            shard.handle_grant(now, grant);
+            running.pop();
+            planner.handle_finished(gpu, finished_at);
         }
-        shard.handle_timeout(now);
+        planner.handle_timeout(now);
         let (mut planned, mut dropped) = (0, 0);
-        while let Some(output) = shard.poll_output() {
+        while let Some(output) = planner.poll_output() {
             match output {
-                Output::Candidate(model, candidate) => link.post_candidate(model, candidate),
-                Output::Gpu(gpu, update) => link.post_gpu(gpu, update),
-                Output::Batch(batch) => {
+                PlannerOutput::Batch(batch) => {
                     planned += batch.tasks.len() as u64;
                     left_at_latest.push(batch.latest);
+                    if turns.is_warm {
+                        record(&mut counts.lateness, run.now() - batch.timer_at, 1);
+                    }
+                    let execution = profile().latency(batch.tasks.len());
+                    running.push(Reverse((batch.exec_at + execution, batch.gpu)));
                 }
-                Output::Dropped { .. } => dropped += 1,
+                PlannerOutput::Dropped { .. } => dropped += 1,
+                PlannerOutput::Preempt(_) => unreachable!("this policy lets batches run to their end"),
             }
+        }
+        if is_busy {
+            rank_bell.ring();
         }
         load.waiting -= planned + dropped;
         let end = turns.end(is_busy);
@@ -300,7 +313,14 @@ fn model_thread(run: &Run, index: u32, mut link: ModelEnd) -> (Counts, Turns<'_>
             }
         }
         left_at_latest.clear();
-        turns.rest(is_busy, burst == BURST_MAX);
+        if idleness.looks_again(is_busy, run.has_cores()) {
+            continue;
+        }
+        let ends = running.peek().map(|Reverse((at, _))| *at);
+        let until = [planner.poll_timeout(), ends, load.wakes_at()].into_iter().flatten().min();
+        let until = until.unwrap_or(Timestamp::NEVER);
+        bell.nap(|| planner.has_mail(), || bed.sleep(end, until, NAP_MAX));
+        turns.now = run.now();
     }
     (counts, turns)
 }
@@ -347,6 +367,11 @@ impl Load {
         due.min(BURST_MAX)
     }
 
+    /// When there is something to submit again; without a rate when something else has happened.
+    fn wakes_at(&self) -> Option<Timestamp> {
+        self.gap_ns.map(|_| self.next_due(Timestamp::NEVER))
+    }
+
     /// When the next request is due; without a rate whenever it is taken in.
     fn next_due(&self, now: Timestamp) -> Timestamp {
         self.gap_ns.map_or(now, |gap_ns| self.started + Span((self.generated as f64 * gap_ns) as i64))
@@ -360,50 +385,27 @@ impl Load {
     }
 }
 
-/// The RankThread, and the ends of batches on emulated GPUs.
-fn rank_thread(run: &Run, mut links: Vec<RankEnd>) -> Turns<'_> {
-    let mut rank = RankThread::new(NetworkBudget::default());
-    let models: Vec<_> = (0..run.setup.models).map(ModelId).collect();
-    for gpu in 0..run.setup.gpus {
-        rank.handle_gpu_joined(Timestamp::ZERO, GpuId(gpu), models.clone());
+/// Production's driver, which has heard from control of all models and GPUs.
+fn rank_driver(run: &Run, rank: RankLoop, bed: (Bed, Arc<Doorbell>), bells: Vec<Arc<Doorbell>>) -> RankDriver {
+    let Setup { model_threads, models, gpus, .. } = run.setup;
+    let (control, news) = unbounded();
+    let models = (0..models).map(ModelId);
+    let owners = models.clone().map(|model| (model, ModelThreadId((model.0 % model_threads) as u16)));
+    let owners = owners.map(|(model, owner)| ControlToRank::Model(model, owner));
+    let hosts = (0..gpus).map(|gpu| ControlToRank::GpuJoined(GpuId(gpu), models.clone().collect()));
+    for message in owners.chain(hosts) {
+        control.send(message).expect("the receiver is here");
     }
-    let mut running: BinaryHeap<Reverse<(Timestamp, GpuId)>> = BinaryHeap::new();
+    RankDriver::new(rank, news, bed, bells)
+}
+
+fn rank_thread(run: &Run, mut rank: RankDriver) -> Turns<'_> {
     let mut turns = Turns::new(run);
     while turns.next() {
-        let now = turns.now;
-        let mut is_busy = false;
-        for link in &mut links {
-            while let Some(message) = link.poll() {
-                is_busy = true;
-                match message {
-                    FromModelThread::Gpu(gpu, update) => {
-                        if let GpuUpdate::Planned { free_at, .. } = update {
-                            running.push(Reverse((free_at, gpu)));
-                        }
-                        rank.handle_gpu(gpu, update);
-                    }
-                    FromModelThread::Candidate(model, candidate) => rank.handle_candidate(now, model, candidate),
-                }
-            }
-        }
-        while let Some(&Reverse((finished_at, gpu))) = running.peek()
-            && finished_at <= now
-        {
-            is_busy = true;
-            running.pop();
-            rank.handle_gpu(gpu, GpuUpdate::Finished { finished_at });
-        }
-        if let Some(due) = rank.poll_timeout().filter(|&due| due <= now) {
-            is_busy = true;
-            rank.handle_timeout(now);
-            while let Some(grant) = rank.poll_grant() {
-                // Published by the grant's mailbox.
-                run.granted_due_ns[grant.model.0 as usize].store(due.as_nanos(), Ordering::Relaxed);
-                links[(grant.model.0 % run.setup.model_threads) as usize].post_grant(grant);
-            }
-        }
-        turns.end(is_busy);
-        turns.rest(is_busy, false);
+        let is_busy = rank.turn(turns.now);
+        let end = turns.end(is_busy);
+        rank.rest(end, is_busy, run.has_cores());
+        turns.now = run.now();
     }
     turns
 }

@@ -17,9 +17,9 @@ const FACTOR_MAX: u32 = AS_OFFERED * 4;
 /// Factors are in thousandths, so that they are ordered and one seed gives one history.
 const AS_OFFERED: u32 = 1000;
 
-/// Bounded by the GPUs that host the model.
+/// What is known of one model. Bounded by the GPUs that host it.
 #[derive(Debug)]
-pub(super) struct Estimate {
+pub struct Estimate {
     /// The slowest of all kinds.
     common: LatencyProfile,
     /// The first is that of the common offer; at most [`Estimates::KINDS_MAX`].

@@ -76,7 +76,10 @@ fn a_grant_takes_the_batch_that_fits_the_granted_gpu() {
     }
     outputs(&mut thread);
     // At 10 the GPU that frees at 13 leaves room for l(2) = 7.
-    thread.handle_grant(Timestamp(10), Grant { model: MODEL, gpu: GpuId(1), free_at: Timestamp(13), gpus: 1 });
+    thread.handle_grant(
+        Timestamp(10),
+        Grant { model: MODEL, gpu: GpuId(1), free_at: Timestamp(13), gpus: 1, timer_at: Timestamp(0) },
+    );
     let out = outputs(&mut thread);
     let [Output::Batch(batch), Output::Gpu(GpuId(1), update), Output::Candidate(MODEL, Some(next))] = &out[..] else {
         panic!("{out:?}");
@@ -98,7 +101,10 @@ fn a_gpu_that_is_faster_than_others_takes_more() {
     // l(6) = 11 on every GPU; the next ones would not fit.
     assert_eq!(outputs(&mut thread), [Output::Candidate(MODEL, candidate(6, i64::MIN, 9))]);
     let mut grant = |gpu| {
-        thread.handle_grant(Timestamp(7), Grant { model: MODEL, gpu: GpuId(gpu), free_at: Timestamp(13), gpus: 2 });
+        thread.handle_grant(
+            Timestamp(7),
+            Grant { model: MODEL, gpu: GpuId(gpu), free_at: Timestamp(13), gpus: 2, timer_at: Timestamp(0) },
+        );
         let out = outputs(&mut thread);
         let [Output::Batch(batch), Output::Gpu(_, GpuUpdate::Planned { exec_at, free_at }), _] = &out[..] else {
             panic!("{out:?}");
@@ -108,14 +114,17 @@ fn a_gpu_that_is_faster_than_others_takes_more() {
     // Until 20: l(2) = 7, and 7 for a batch of six.
     assert_eq!((grant(0), grant(1)), ((2, 13, 13, 20), (6, 13, 13, 20)));
     thread.handle_gpu_left(GpuId(1));
-    thread.handle_grant(Timestamp(7), Grant { model: MODEL, gpu: GpuId(1), free_at: Timestamp(13), gpus: 2 });
+    thread.handle_grant(
+        Timestamp(7),
+        Grant { model: MODEL, gpu: GpuId(1), free_at: Timestamp(13), gpus: 2, timer_at: Timestamp(0) },
+    );
     assert!(matches!(&outputs(&mut thread)[0], Output::Batch(batch) if batch.tasks.len() == 2));
 }
 
 #[test]
 fn a_grant_that_nothing_is_due_for_returns_the_gpu() {
     let mut thread = thread(NetworkBudget::default(), "deferred", 100);
-    let grant = Grant { model: MODEL, gpu: GpuId(0), free_at: Timestamp(0), gpus: 1 };
+    let grant = Grant { model: MODEL, gpu: GpuId(0), free_at: Timestamp(0), gpus: 1, timer_at: Timestamp(0) };
     thread.handle_grant(Timestamp(0), grant);
     assert_eq!(outputs(&mut thread), [Output::Gpu(GpuId(0), GpuUpdate::Returned)]);
     // Five of six are cancelled while the grant is under way: the last one's window opens later.
@@ -232,7 +241,7 @@ proptest! {
                 Step::Grant { free_in } => {
                     let free_at = now + Span(free_in);
                     let naive = naive_candidate(&waiting, now, free_at, budget);
-                    thread.handle_grant(now, Grant { model: MODEL, gpu: GpuId(0), free_at, gpus: 1 });
+                    thread.handle_grant(now, Grant { model: MODEL, gpu: GpuId(0), free_at, gpus: 1, timer_at: Timestamp(0) });
                     let start = |size| (now + budget.delay(size)).max(free_at);
                     let is_due = naive.is_some_and(|(_, size, frontrun, _)| frontrun <= start(size));
                     match thread.poll_output() {

@@ -7,8 +7,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::lead;
 use crate::{
-    ModelConfig, NetworkBudget, Planner as _, PlannerOutput, Policy, Task,
-    matchmaker::Matchmaker,
+    ModelConfig, NetworkBudget, PlannerOutput, Policy, Task,
     policy::{Gathered, View},
     task_queue::{Queued, TaskQueue},
 };
@@ -96,7 +95,7 @@ impl Outcome {
 /// the first of two priorities and the rest of the second. 12 ms for 7 tasks: two GPUs serve some 1,150 a second.
 fn run(policy: &str, rate_rps: f64, priorities: [u8; 2]) -> Outcome {
     let mut random = ChaCha8Rng::seed_from_u64(7);
-    let mut planner: Matchmaker<()> = Matchmaker::new(NetworkBudget::default(), policy.parse::<Policy>().unwrap());
+    let mut planner = policy.parse::<Policy>().unwrap().planner::<()>(NetworkBudget::default());
     let profile = LatencyProfile::linear(1.0, 5.0, 32).unwrap();
     let config = ModelConfig { profile: profile.clone(), queue_max: 1000, budget: None };
     planner.handle_model(Timestamp(0), MODEL, config);

@@ -9,10 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{GpuId, LatencyProfile, ModelId, Timestamp};
 
-use super::{
-    Gathered, View,
-    replicas::{self, Outcome, Placement},
-};
+use super::replicas::{self, Outcome, Placement};
+use crate::policy::{Gathered, View};
 
 /// Added to the largest batch while latency is within the objective (section 4.3.1: a fixed amount).
 const INCREASE: f64 = 1.0;
@@ -60,7 +58,7 @@ mod tests {
     use proto::Span;
 
     use super::{replicas::Rule, *};
-    use crate::policy::{Policy, testing::Bench};
+    use crate::{planners::testing::Bench, policy::Policy};
 
     #[test]
     fn batches_grow_by_one_and_shrink_by_a_tenth() {

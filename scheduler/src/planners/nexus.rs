@@ -15,11 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, Timestamp};
 
-use super::{
-    Gathered, View,
-    replicas::{self, Placement},
-    whole_batch,
-};
+use super::replicas::{self, Placement};
+use crate::policy::{Gathered, View, whole_batch};
 
 /// From one plan to the next (Symphony, section 2.2).
 const EPOCH: Span = Span::from_millis(10_000);
@@ -242,7 +239,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::policy::{Policy, testing::Bench};
+    use crate::{planners::testing::Bench, policy::Policy};
 
     fn sessions(list: &[(f64, i64)]) -> BTreeMap<ModelId, Session> {
         let session = |&(rps, slo_ms)| Session { rate: rps / 1e9, slo: Span::from_millis(slo_ms) };

@@ -12,14 +12,14 @@ use std::{
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_to_frontend::DropReason};
 
-use super::{Gathered, View};
 use crate::{
     gpu_work::GpuWork,
     indexed_heap::IndexedHeap,
     messages::NetworkBudget,
-    model_thread::{Batch, ModelConfig, Task},
     model_times::{ModelTimes, Times},
     planner::{Planner, PlannerOutput},
+    policy::{Gathered, View},
+    task::{Batch, ModelConfig, Task},
     task_queue::{Queued, TaskQueue},
 };
 
@@ -211,6 +211,7 @@ impl<P, R: Rule> Central<P, R> {
             gpu,
             // Nothing is held back.
             due_at: Timestamp::PAST,
+            timer_at: now,
             exec_at,
             latest,
             tasks,

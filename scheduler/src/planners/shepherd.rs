@@ -6,7 +6,8 @@
 
 use proto::Span;
 
-use super::{Gathered, View, central, whole_batch};
+use super::central;
+use crate::policy::{Gathered, View, whole_batch};
 
 /// How much larger a batch must be to replace a running one (Symphony, section 2.2).
 const PREEMPTION_FACTOR: usize = 3;
@@ -40,7 +41,7 @@ impl central::Rule for Shepherd {
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::{Policy, testing::Bench};
+    use crate::{planners::testing::Bench, policy::Policy};
 
     /// l(b) = b + 5 ms.
     #[test]

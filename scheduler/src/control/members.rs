@@ -1,7 +1,5 @@
-//! Who is there: frontends, backends with their GPUs, models, and which backend is linked to which frontend.
-//!
-//! A backend's GPUs are used once it is linked to every frontend that was there when it joined (or has had
-//! [`LINK_GRACE`] to do so), so that no batch is sent to where its inputs cannot be read from.
+//! Who is there: frontends, backends with their GPUs, models, and which backend is linked to which frontend. Who is
+//! used and served follows from the links ([`Reach`]); a member has [`LINK_GRACE`] to make its own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,23 +7,24 @@ use std::{
 };
 
 use proto::{
-    BackendId, FrontendId, GpuId, LatencyProfile, ModelId, Span, Timestamp,
+    BackendId, FrontendId, GpuId, LatencyProfile, ModelId, ModelThreadId, Span, Timestamp,
     backend_to_scheduler::{BackendHello, ModelOffer},
-    frontend_to_scheduler::NAME_BYTES_MAX,
+    frontend_to_scheduler::{ADDRESS_BYTES_MAX, NAME_BYTES_MAX},
+    hello::Member,
+    scheduler_to_frontend::DropReason,
 };
 use thiserror::Error;
 
-use crate::estimates::TOLERANCE;
+use super::reach::Reach;
+use crate::{MODELS_MAX, estimates::TOLERANCE, messages::NetworkBudget};
 
-/// How long a backend's GPUs wait for its links to the frontends that are there. One that cannot be reached must not
-/// keep the others from being served.
+/// How long a new member is waited for until it is to blame for links that are missing.
 pub(super) const LINK_GRACE: Span = Span::from_millis(2_000);
 
 /// The most of each kind that the scheduler keeps track of.
 const FRONTENDS_MAX: usize = 1024;
 const BACKENDS_MAX: usize = 4096;
 const GPUS_PER_BACKEND_MAX: u32 = 64;
-const MODELS_MAX: usize = 65_536;
 
 /// Why a member was refused; the member prints it.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -41,15 +40,29 @@ pub enum JoinError {
     /// The offer contradicts itself or exceeds a limit.
     #[error("the backend's offer is wrong: {0}")]
     BadOffer(String),
+    /// No frontend can be reached there.
+    #[error("link_address has {found} bytes, expected ip:port, at most {ADDRESS_BYTES_MAX}")]
+    BadAddress {
+        /// Its length.
+        found: usize,
+    },
 }
 
 #[derive(Debug)]
 pub(super) struct Frontend {
     pub(super) link_address: String,
-    /// Tasks submitted and not ended.
-    pub(super) tasks: usize,
     /// What it was last told of each model.
-    pub(super) told: BTreeMap<ModelId, (u32, Span)>,
+    pub(super) told: BTreeMap<ModelId, (u32, Span, ModelThreadId)>,
+    joining: Joining,
+}
+
+/// A member's way in.
+#[derive(Debug, Clone, Copy)]
+struct Joining {
+    /// ModelThreads that it has yet to connect to.
+    threads: usize,
+    /// From then on it is to blame for links that are missing.
+    grace_until: Timestamp,
 }
 
 #[derive(Debug)]
@@ -58,10 +71,8 @@ pub(super) struct Backend {
     pub(super) gpus: Vec<GpuId>,
     /// l(b) of what it hosts; backends that offer the same share a table.
     offers: BTreeMap<ModelId, Arc<LatencyProfile>>,
-    pub(super) linked: BTreeSet<FrontendId>,
-    /// Frontends that its GPUs still wait for; `None` once they are in use.
-    awaited: Option<BTreeSet<FrontendId>>,
-    use_from: Timestamp,
+    linked: BTreeSet<FrontendId>,
+    joining: Joining,
 }
 
 #[derive(Debug)]
@@ -70,8 +81,8 @@ pub(super) struct Gpu {
     pub(super) index: u32,
     /// What it hosts; ascending.
     pub(super) models: Vec<ModelId>,
-    /// What the planner takes it to host.
-    pub(super) planned: Vec<ModelId>,
+    /// What planners take it to host; `None` while it is not in use.
+    planned: Option<Vec<ModelId>>,
 }
 
 #[derive(Debug)]
@@ -82,14 +93,27 @@ pub(super) struct Model {
     pub(super) profile: LatencyProfile,
     /// Bytes of one task's input.
     pub(super) input_bytes: u32,
+    /// The ModelThread that plans it.
+    pub(super) owner: ModelThreadId,
+    /// l(1) and the network's part, as its owner plans with them; `None` until that has said so.
+    pub(super) planned: Option<(Span, NetworkBudget)>,
+    /// GPUs in use that host it.
+    pub(super) hosts: u32,
+    /// What its owner was told: whether there are any, or why its tasks are dropped.
+    pub(super) hosted: Result<(), DropReason>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Members {
     pub(super) frontends: BTreeMap<FrontendId, Frontend>,
     pub(super) backends: BTreeMap<BackendId, Backend>,
     pub(super) gpus: BTreeMap<GpuId, Gpu>,
     pub(super) models: Vec<Model>,
+    /// Models that have an owner; the rest have come just now.
+    pub(super) dealt: usize,
+    reach: Reach,
+    /// When that was decided.
+    reached_at: Timestamp,
     next_frontend: u32,
     next_backend: u32,
     next_gpu: u32,
@@ -116,22 +140,51 @@ pub(super) struct Hosted {
     pub(super) replaced: BTreeSet<(BackendId, ModelId)>,
 }
 
+impl Default for Members {
+    fn default() -> Self {
+        Self {
+            frontends: BTreeMap::new(),
+            backends: BTreeMap::new(),
+            gpus: BTreeMap::new(),
+            models: Vec::new(),
+            dealt: 0,
+            reach: Reach::default(),
+            reached_at: Timestamp::PAST,
+            next_frontend: 0,
+            next_backend: 0,
+            next_gpu: 0,
+        }
+    }
+}
+
 impl Members {
-    pub(super) fn add_frontend(&mut self, link_address: String) -> Result<FrontendId, JoinError> {
+    /// Takes in a frontend that has yet to connect to so many `threads`.
+    pub(super) fn add_frontend(
+        &mut self,
+        now: Timestamp,
+        link_address: String,
+        threads: usize,
+    ) -> Result<FrontendId, JoinError> {
+        if link_address.is_empty() || link_address.len() > ADDRESS_BYTES_MAX {
+            return Err(JoinError::BadAddress { found: link_address.len() });
+        }
         if self.frontends.len() >= FRONTENDS_MAX {
             return Err(JoinError::TooMany { kind: "frontends", max: FRONTENDS_MAX });
         }
         let id = FrontendId(self.next_frontend);
         self.next_frontend += 1;
-        self.frontends.insert(id, Frontend { link_address, tasks: 0, told: BTreeMap::new() });
+        let joining = Joining { threads, grace_until: now + LINK_GRACE };
+        self.frontends.insert(id, Frontend { link_address, told: BTreeMap::new(), joining });
         Ok(id)
     }
 
-    /// Takes in a backend; of its models those that are `unwanted` are not used.
+    /// Takes in a backend that has yet to connect to so many `threads`; of its models those that are `unwanted` are not
+    /// used.
     pub(super) fn add_backend(
         &mut self,
         now: Timestamp,
         hello: BackendHello,
+        threads: usize,
         unwanted: impl Fn(&str) -> bool,
     ) -> Result<Joined, JoinError> {
         if self.backends.len() >= BACKENDS_MAX {
@@ -165,11 +218,10 @@ impl Members {
         for (index, mut models) in hosted.into_iter().enumerate() {
             models.sort_unstable();
             models.dedup();
-            gpus.push(self.add_gpu(Gpu { backend, index: index as u32, models, planned: Vec::new() }));
+            gpus.push(self.add_gpu(Gpu { backend, index: index as u32, models, planned: None }));
         }
-        let awaited = Some(self.frontends.keys().copied().collect());
-        let use_from = now + LINK_GRACE;
-        self.backends.insert(backend, Backend { gpus, offers: taken, linked: BTreeSet::new(), awaited, use_from });
+        let joining = Joining { threads, grace_until: now + LINK_GRACE };
+        self.backends.insert(backend, Backend { gpus, offers: taken, linked: BTreeSet::new(), joining });
         Ok(Joined { backend, models, reprofiled, unwanted: refused })
     }
 
@@ -180,26 +232,43 @@ impl Members {
         id
     }
 
-    /// Gives a GPU a new id, as one that the planner does not know.
+    /// Gives a GPU that left the planners a new id, as one that they do not know.
     pub(super) fn rename_gpu(&mut self, old: GpuId) -> GpuId {
-        let gpu = self.gpus.remove(&old).expect("the caller looked it up");
+        let gpu = Gpu { planned: None, ..self.gpus.remove(&old).expect("the caller looked it up") };
         let (backend, index) = (gpu.backend, gpu.index as usize);
         let new = self.add_gpu(gpu);
         self.backends.get_mut(&backend).expect("GPUs leave with their backend").gpus[index] = new;
         new
     }
 
-    /// GPUs in use of which the planner is wrong: what they host has changed.
-    pub(super) fn misplanned_gpus(&self) -> Vec<GpuId> {
-        let in_use = || self.gpus.iter().filter(|(_, gpu)| self.backends[&gpu.backend].awaited.is_none());
-        let hosted: BTreeSet<ModelId> = in_use().flat_map(|(_, gpu)| gpu.models.iter().copied()).collect();
-        let differs = |gpu: &Gpu| {
+    /// GPUs that planners know and should not, as their backend is not in use any more, or as what they host is another
+    /// now. One may differ in models that nobody hosted when it changed, and that matters as soon as somebody does.
+    pub(super) fn gpus_that_leave(&self, reach: &Reach) -> Vec<GpuId> {
+        let used = || self.gpus.iter().filter(|(_, gpu)| reach.backends.contains(&gpu.backend));
+        let hosted: BTreeSet<ModelId> = used().flat_map(|(_, gpu)| gpu.models.iter().copied()).collect();
+        let differs = |gpu: &Gpu, planned: &[ModelId]| {
             let only_in = |one: &[ModelId], other: &[ModelId]| {
                 one.iter().any(|model| hosted.contains(model) && other.binary_search(model).is_err())
             };
-            only_in(&gpu.models, &gpu.planned) || only_in(&gpu.planned, &gpu.models)
+            only_in(&gpu.models, planned) || only_in(planned, &gpu.models)
         };
-        in_use().filter(|(_, gpu)| differs(gpu)).map(|(&id, _)| id).collect()
+        let leaves = |gpu: &Gpu| match &gpu.planned {
+            Some(planned) => !reach.backends.contains(&gpu.backend) || differs(gpu, planned),
+            None => false,
+        };
+        self.gpus.iter().filter(|(_, gpu)| leaves(gpu)).map(|(&id, _)| id).collect()
+    }
+
+    /// GPUs in use that planners do not know; from now on they do.
+    pub(super) fn gpus_that_come(&mut self) -> Vec<GpuId> {
+        let mut coming = Vec::new();
+        for (&id, gpu) in &mut self.gpus {
+            if gpu.planned.is_none() && self.reach.backends.contains(&gpu.backend) {
+                gpu.planned = Some(gpu.models.clone());
+                coming.push(id);
+            }
+        }
+        coming
     }
 
     /// Takes a model, whatever its version, from all GPUs. Yields who hosted it.
@@ -216,11 +285,11 @@ impl Members {
     }
 
     /// Backends that host a model, with their GPUs that do and what it takes there.
-    pub(super) fn offers(&self, model: ModelId) -> impl Iterator<Item = (BackendId, Vec<GpuId>, &LatencyProfile)> {
+    pub(super) fn offers(&self, model: ModelId) -> impl Iterator<Item = (BackendId, Vec<GpuId>, &Arc<LatencyProfile>)> {
         self.backends.iter().filter_map(move |(&id, backend)| {
             let offer = backend.offers.get(&model)?;
             let hosts = backend.gpus.iter().copied().filter(|gpu| self.gpus[gpu].models.binary_search(&model).is_ok());
-            Some((id, hosts.collect(), &**offer))
+            Some((id, hosts.collect(), offer))
         })
     }
 
@@ -288,6 +357,10 @@ impl Members {
                 version: offer.version.clone(),
                 profile: offer.profile.clone(),
                 input_bytes: offer.input_bytes,
+                owner: ModelThreadId(0),
+                planned: None,
+                hosts: 0,
+                hosted: Err(DropReason::NoBackend),
             });
             return (ModelId((self.models.len() - 1) as u32), true);
         };
@@ -301,10 +374,8 @@ impl Members {
     pub(super) fn remove_frontend(&mut self, frontend: FrontendId) -> Option<Frontend> {
         for backend in self.backends.values_mut() {
             backend.linked.remove(&frontend);
-            if let Some(awaited) = &mut backend.awaited {
-                awaited.remove(&frontend);
-            }
         }
+        self.reach.frontends.remove(&frontend);
         self.frontends.remove(&frontend)
     }
 
@@ -312,6 +383,7 @@ impl Members {
     /// wait for one that is not there. Small differences are kept, as re-measured offers never are the same.
     pub(super) fn remove_backend(&mut self, backend: BackendId) -> Option<(Vec<GpuId>, Vec<ModelId>)> {
         let gone = self.backends.remove(&backend)?;
+        self.reach.backends.remove(&backend);
         for gpu in &gone.gpus {
             self.gpus.remove(gpu);
         }
@@ -329,59 +401,89 @@ impl Members {
         Some((gone.gpus, reprofiled))
     }
 
-    /// Notes a link, or its end. False if either is not there (any more).
-    pub(super) fn set_linked(&mut self, backend: BackendId, frontend: FrontendId, linked: bool) -> bool {
+    /// Notes a link, or its end. False if either end is not there (any more).
+    pub(super) fn set_linked(&mut self, backend: BackendId, frontend: FrontendId, is_linked: bool) -> bool {
         let Some(entry) = self.backends.get_mut(&backend).filter(|_| self.frontends.contains_key(&frontend)) else {
             return false;
         };
-        if linked {
-            entry.linked.insert(frontend);
-            if let Some(awaited) = &mut entry.awaited {
-                awaited.remove(&frontend);
-            }
-        } else {
-            entry.linked.remove(&frontend);
-        }
-        true
+        if is_linked { entry.linked.insert(frontend) } else { entry.linked.remove(&frontend) }
     }
 
-    /// Backends whose GPUs can be used from now on; each is yielded once.
-    pub(super) fn take_usable(&mut self, now: Timestamp) -> Vec<BackendId> {
-        let mut usable = Vec::new();
-        for (id, backend) in &mut self.backends {
-            if backend.awaited.as_ref().is_some_and(|awaited| awaited.is_empty() || backend.use_from <= now) {
-                backend.awaited = None;
-                usable.push(*id);
-            }
-        }
-        usable
-    }
-
-    /// The planner knows what a backend's GPUs host now.
-    pub(super) fn note_planned(&mut self, backend: BackendId) {
-        for gpu in self.backends.get(&backend).into_iter().flat_map(|backend| &backend.gpus) {
-            let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
-            gpu.planned.clone_from(&gpu.models);
-        }
-    }
-
-    /// When [`Self::take_usable`] has something to yield even if nobody links.
-    pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
-        self.backends.values().filter(|b| b.awaited.is_some()).map(|b| b.use_from).min()
-    }
-
-    /// GPUs in use that host the model, and that are linked to `frontend`.
-    pub(super) fn gpus_for(&self, model: ModelId, frontend: FrontendId) -> u32 {
-        let serves = |gpu: &&Gpu| {
-            let backend = &self.backends[&gpu.backend];
-            backend.awaited.is_none() && backend.linked.contains(&frontend) && gpu.models.contains(&model)
+    /// A member is connected to one more ModelThread.
+    pub(super) fn handle_connected(&mut self, member: Member) {
+        let joining = match member {
+            Member::Frontend(frontend) => self.frontends.get_mut(&frontend).map(|entry| &mut entry.joining),
+            Member::Backend(backend) => self.backends.get_mut(&backend).map(|entry| &mut entry.joining),
         };
-        self.gpus.values().filter(serves).count() as u32
+        if let Some(joining) = joining {
+            joining.threads = joining.threads.saturating_sub(1);
+        }
     }
 
-    /// Whether any GPU in use hosts the model.
-    pub(super) fn is_hosted(&self, model: ModelId) -> bool {
-        self.gpus.values().any(|gpu| gpu.models.contains(&model) && self.backends[&gpu.backend].awaited.is_none())
+    /// Who is to be used and served now.
+    pub(super) fn reach(&self, now: Timestamp) -> Reach {
+        let counts = |joining: &Joining| joining.grace_until <= now;
+        let has_joined = |joining: &Joining| joining.threads == 0;
+        let backends = self.backends.iter().filter(|(_, entry)| has_joined(&entry.joining));
+        let backends = backends.map(|(&id, entry)| (id, counts(&entry.joining) || self.reach.backends.contains(&id)));
+        let frontends = self.frontends.iter().filter(|(_, entry)| has_joined(&entry.joining));
+        let frontends =
+            frontends.map(|(&id, entry)| (id, counts(&entry.joining) || self.reach.frontends.contains(&id)));
+        let is_linked = |backend, frontend| self.backends[&backend].linked.contains(&frontend);
+        Reach::of(&backends.collect(), &frontends.collect(), is_linked)
+    }
+
+    /// Takes note of who is used and served. Yields the frontends that are served now and were not, and the other way
+    /// round.
+    pub(super) fn set_reach(&mut self, now: Timestamp, reach: Reach) -> (Vec<FrontendId>, Vec<FrontendId>) {
+        self.reached_at = now;
+        let former = std::mem::replace(&mut self.reach, reach);
+        let (now, before) = (&self.reach.frontends, &former.frontends);
+        for model in &mut self.models {
+            model.hosts = 0;
+        }
+        for gpu in self.gpus.values().filter(|gpu| self.reach.backends.contains(&gpu.backend)) {
+            for model in &gpu.models {
+                self.models[model.0 as usize].hosts += 1;
+            }
+        }
+        (now.difference(before).copied().collect(), before.difference(now).copied().collect())
+    }
+
+    /// Models that GPUs in use host now and did not; their owners are to be told.
+    pub(super) fn hosted_anew(&mut self) -> Vec<ModelId> {
+        let mut anew = Vec::new();
+        for (id, model) in (0..).map(ModelId).zip(&mut self.models) {
+            if model.hosts > 0 && model.hosted.is_err() {
+                model.hosted = Ok(());
+                anew.push(id);
+            }
+        }
+        anew
+    }
+
+    /// Models that no GPU in use hosts any more; their owners are to be told.
+    pub(super) fn unhosted(&self) -> Vec<ModelId> {
+        let ids = (0..).map(ModelId).zip(&self.models);
+        ids.filter(|(_, model)| model.hosts == 0 && model.hosted.is_ok()).map(|(id, _)| id).collect()
+    }
+
+    /// When [`Self::reach`] may be another one even if nobody links.
+    pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
+        let backends = self.backends.iter().filter(|(id, _)| !self.reach.backends.contains(id));
+        let frontends = self.frontends.iter().filter(|(id, _)| !self.reach.frontends.contains(id));
+        let joining = backends.map(|(_, entry)| entry.joining).chain(frontends.map(|(_, entry)| entry.joining));
+        joining.map(|joining| joining.grace_until).filter(|&at| at > self.reached_at).min()
+    }
+
+    /// Whether a backend's GPUs are in use.
+    pub(super) fn is_used(&self, backend: BackendId) -> bool {
+        self.reach.backends.contains(&backend)
+    }
+
+    /// Whether every backend in use reaches the frontend.
+    pub(super) fn is_served(&self, frontend: FrontendId) -> bool {
+        self.reach.frontends.contains(&frontend)
     }
 }
 
@@ -425,37 +527,53 @@ mod tests {
         false
     }
 
+    fn used(members: &mut Members, now: i64) -> bool {
+        let reach = members.reach(Timestamp(now));
+        members.set_reach(Timestamp(now), reach);
+        members.hosted_anew();
+        members.is_used(BackendId(0))
+    }
+
     #[test]
-    fn a_backend_is_used_once_it_is_linked_to_all_who_were_there() {
+    fn a_backend_is_used_once_it_is_linked_to_all_who_are_served() {
         let mut members = Members::default();
-        let early = members.add_frontend("a:1".into()).unwrap();
-        let joined = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 1.0, vec![0])]), all).unwrap();
-        let late = members.add_frontend("b:1".into()).unwrap();
-        assert!(members.take_usable(Timestamp(1)).is_empty());
-        assert!(!members.is_hosted(joined.models[0]));
+        let early = members.add_frontend(Timestamp(0), "a:1".into(), 0).unwrap();
+        assert!(!used(&mut members, 0) && members.is_served(early));
+        let joined = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 1.0, vec![0])]), 0, all).unwrap();
+        let late = members.add_frontend(Timestamp(0), "b:1".into(), 1).unwrap();
+        assert!(!used(&mut members, 1));
         assert!(members.set_linked(joined.backend, early, true));
-        assert_eq!(members.take_usable(Timestamp(2)), [joined.backend]);
-        assert!(members.take_usable(Timestamp(3)).is_empty());
-        assert_eq!(members.gpus_for(joined.models[0], early), 1);
-        assert_eq!(members.gpus_for(joined.models[0], late), 0);
+        assert!(used(&mut members, 2) && members.is_served(early) && !members.is_served(late));
+        assert_eq!((members.models[0].hosts, members.gpus_that_come()), (1, vec![GpuId(0)]));
+        assert!(members.set_linked(joined.backend, late, true));
+        assert!(used(&mut members, 3) && !members.is_served(late), "it has yet to connect to a ModelThread");
+        members.handle_connected(Member::Frontend(late));
+        assert!(used(&mut members, 4) && members.is_served(late));
     }
 
     #[test]
     fn a_frontend_that_cannot_be_reached_delays_a_backend_only_so_long() {
         let mut members = Members::default();
-        members.add_frontend("a:1".into()).unwrap();
-        let joined = members.add_backend(Timestamp(5), hello(1, vec![]), all).unwrap();
-        assert_eq!(members.poll_timeout(), Some(Timestamp(5) + LINK_GRACE));
-        assert_eq!(members.take_usable(Timestamp(5) + LINK_GRACE), [joined.backend]);
-        assert_eq!(members.poll_timeout(), None);
+        let there = members.add_frontend(Timestamp(0), "a:1".into(), 0).unwrap();
+        assert!(!used(&mut members, 0));
+        let [one, other] =
+            [5, 6].map(|at| members.add_backend(Timestamp(at), hello(1, vec![]), 0, all).unwrap().backend);
+        members.set_linked(other, there, true);
+        let grace_ends = |at| Timestamp(at) + LINK_GRACE;
+        assert!(!used(&mut members, 7) && members.is_used(other));
+        assert_eq!(members.poll_timeout(), Some(grace_ends(5)));
+        assert!(!used(&mut members, grace_ends(5).0) && members.is_used(other), "who reaches nobody stays out");
+        assert_eq!((members.poll_timeout(), members.is_served(there)), (None, true));
+        members.set_linked(one, there, true);
+        assert!(used(&mut members, grace_ends(6).0));
     }
 
     #[test]
     fn two_offers_of_a_model_share_its_id_and_the_slower_profile() {
         let mut members = Members::default();
-        let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 1.0, vec![0, 1])]), all).unwrap();
-        let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 2.0, vec![0])]), all).unwrap();
-        let same = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 0.5, vec![0])]), all).unwrap();
+        let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 1.0, vec![0, 1])]), 0, all).unwrap();
+        let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 2.0, vec![0])]), 0, all).unwrap();
+        let same = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 0.5, vec![0])]), 0, all).unwrap();
         assert_eq!((one.models.clone(), other.models), (vec![ModelId(0)], vec![ModelId(0)]));
         assert_eq!((other.reprofiled.len(), same.reprofiled.len()), (1, 0));
         assert_eq!(members.models[0].profile.latency(3), Span::from_millis(7));
@@ -467,13 +585,13 @@ mod tests {
         let mut members = Members::default();
         let [slow, fast, same] = [2.0, 1.0, 1.0].map(|alpha_ms| {
             let offers = vec![offer("m", alpha_ms, vec![0, 1])];
-            members.add_backend(Timestamp(0), hello(3, offers), all).unwrap().backend
+            members.add_backend(Timestamp(0), hello(3, offers), 0, all).unwrap().backend
         });
         let offers: Vec<_> = members.offers(ModelId(0)).collect();
         let ids = |backend: BackendId| members.backends[&backend].gpus[..2].to_vec();
         assert_eq!(offers.iter().map(|offer| offer.0).collect::<Vec<_>>(), [slow, fast, same]);
         assert!(offers.iter().all(|(backend, gpus, _)| *gpus == ids(*backend)));
-        assert!(std::ptr::eq(offers[1].2, offers[2].2) && !std::ptr::eq(offers[0].2, offers[1].2));
+        assert!(Arc::ptr_eq(offers[1].2, offers[2].2) && !Arc::ptr_eq(offers[0].2, offers[1].2));
         assert_eq!(members.remove_backend(fast).unwrap().1, []);
         assert_eq!(members.models[0].profile.latency(3), Span::from_millis(7));
         assert_eq!(members.remove_backend(slow).unwrap().1, [ModelId(0)]);
@@ -485,7 +603,7 @@ mod tests {
     #[test]
     fn wrong_offers_are_refused_with_the_reason() {
         let mut members = Members::default();
-        let mut refuse = |hello| members.add_backend(Timestamp(0), hello, all).unwrap_err().to_string();
+        let mut refuse = |hello| members.add_backend(Timestamp(0), hello, 0, all).unwrap_err().to_string();
         assert!(refuse(hello(0, vec![])).contains("gpus is 0, expected 1 to 64"));
         assert!(refuse(hello(2, vec![offer("m", 1.0, vec![2])])).contains("m names GPU 2 of 2"));
         assert!(refuse(hello(1, vec![offer("", 1.0, vec![0])])).contains("name"));
@@ -494,9 +612,10 @@ mod tests {
     #[test]
     fn a_loaded_version_takes_the_place_of_the_others_and_their_profile() {
         let mut members = Members::default();
-        let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 5.0, vec![0, 1])]), all).unwrap();
-        let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 5.0, vec![0])]), all).unwrap();
-        members.take_usable(Timestamp(0)).iter().for_each(|backend| members.note_planned(*backend));
+        let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 5.0, vec![0, 1])]), 0, all).unwrap();
+        let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 5.0, vec![0])]), 0, all).unwrap();
+        used(&mut members, 0);
+        members.gpus_that_come();
         let newer = |alpha_ms| ModelOffer { version: "2".into(), ..offer("m", alpha_ms, vec![0]) };
         let offers = [(one.backend, newer(1.0)), (other.backend, newer(2.0))].into();
         let hosted = members.host(&offers);
@@ -504,12 +623,14 @@ mod tests {
         assert_eq!(hosted.replaced, [(one.backend, ModelId(0)), (other.backend, ModelId(0))].into());
         assert_eq!(members.models[1].profile.latency(1), Span::from_millis(3));
         // The second GPU of the first backend hosts nothing that is of use any more, so the planner need not know.
-        assert_eq!(members.misplanned_gpus(), [one_gpu(&members, one.backend), one_gpu(&members, other.backend)]);
+        let reach = members.reach(Timestamp(1));
+        assert_eq!(members.gpus_that_leave(&reach), [one_gpu(&members, one.backend), one_gpu(&members, other.backend)]);
         let again = [(one.backend, newer(0.5)), (other.backend, newer(0.5))].into();
         assert_eq!(members.host(&again).replaced, BTreeSet::new());
         assert_eq!(members.models[1].profile.latency(1), Span::from_micros(1_500), "not the slower one of before");
         assert_eq!(members.withdraw("m"), [(one.backend, ModelId(1)), (other.backend, ModelId(1))].into());
-        assert!(!members.is_hosted(ModelId(1)) && members.is_known("m"));
+        assert!(used(&mut members, 2) && members.is_known("m"));
+        assert_eq!(members.models[1].hosts, 0);
     }
 
     fn one_gpu(members: &Members, backend: BackendId) -> GpuId {

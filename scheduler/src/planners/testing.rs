@@ -3,11 +3,11 @@
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
 
-use super::Policy;
 use crate::{
     messages::NetworkBudget,
-    model_thread::{ModelConfig, Task},
     planner::{Planner, PlannerOutput},
+    policy::Policy,
+    task::{ModelConfig, Task},
 };
 
 pub struct Bench {

@@ -15,12 +15,13 @@ use proto::{
 };
 
 use super::{
-    BackendId, Cluster, ClusterOutput,
+    BackendId, Control, ControlOutput,
     changes::{Asked, Ended, Outcome, Waiter},
     members::Hosted,
 };
+use crate::news::ControlToShard;
 
-impl Cluster {
+impl Control {
     /// A client asks for a change of a model.
     pub(super) fn on_change_asked(&mut self, now: Timestamp, waiter: Waiter, to: ModelChange, name: &str) {
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
@@ -35,14 +36,14 @@ impl Cluster {
             Asked::Load(load) => {
                 for &backend in self.members.backends.keys() {
                     let message = SchedulerToBackend::Load { load, name: name.to_owned() };
-                    self.outputs.push_back(ClusterOutput::ToBackend(backend, message));
+                    self.outputs.push_back(ControlOutput::ToBackend(backend, message));
                 }
             }
             Asked::Unload => {
                 let hosts = self.members.withdraw(name);
-                self.unload(now, &hosts);
+                self.refresh(now);
+                self.unload(&hosts);
                 self.changes.handle_withdrawn(name, hosts);
-                self.announce();
             }
             Asked::Joined => return,
             Asked::Refused(reason) => return self.answer(waiter, Some(reason)),
@@ -80,53 +81,27 @@ impl Cluster {
             }
             Outcome::Unloaded(reason) => reason,
         };
-        self.announce();
         self.tell_state(&name);
         for waiter in waiters {
             self.answer(waiter, refused.clone());
         }
     }
 
+    /// Hosts come before their first plan, and so before GPUs that host them join the planners.
     fn on_hosted(&mut self, now: Timestamp, load: LoadId, hosted: Hosted) {
+        self.assign_new_models();
         for (&backend, &model) in &hosted.models {
-            let message = SchedulerToBackend::Host { load, model };
-            self.outputs.push_back(ClusterOutput::ToBackend(backend, message));
+            self.tell_owner(model, ControlToShard::Host { backend, load, model });
         }
-        self.on_offers_changed(now, hosted.models.into_values().collect::<BTreeSet<_>>());
-        self.replan_gpus(now);
-        self.unload(now, &hosted.replaced);
+        self.on_offers_changed(hosted.models.into_values().collect());
+        self.refresh(now);
+        self.unload(&hosted.replaced);
     }
 
-    /// Lets GPUs whose models changed leave the planner and join again. One may differ in models that nobody hosted when
-    /// it changed, and that matters as soon as somebody does.
-    pub(super) fn replan_gpus(&mut self, now: Timestamp) {
-        for old in self.members.misplanned_gpus() {
-            self.planner.handle_gpu_left(now, old);
-            let new = self.members.rename_gpu(old);
-            self.estimates.handle_gpu_renamed(old, new);
-            let gpu = self.members.gpus.get_mut(&new).expect("just renamed");
-            gpu.planned.clone_from(&gpu.models);
-            let free_at = self.plans.free_at(old).map_or(now, |at| at.max(now));
-            self.planner.handle_gpu_joined(free_at, new, gpu.models.clone());
-        }
-        self.on_estimates_changed(now);
-    }
-
-    /// Ends what waits for models that nobody hosts any more, and tells those who hosted them. No plan comes after that.
-    fn unload(&mut self, now: Timestamp, hosts: &BTreeSet<(BackendId, ModelId)>) {
-        for model in hosts.iter().map(|(_, model)| *model).collect::<BTreeSet<_>>() {
-            self.drop_if_unhosted(now, model);
-        }
+    /// No plan comes after that: the GPUs have left the planners.
+    fn unload(&mut self, hosts: &BTreeSet<(BackendId, ModelId)>) {
         for &(backend, model) in hosts {
-            self.outputs.push_back(ClusterOutput::ToBackend(backend, SchedulerToBackend::Unload { model }));
-        }
-    }
-
-    pub(super) fn drop_if_unhosted(&mut self, now: Timestamp, model: ModelId) {
-        if !self.members.is_hosted(model) {
-            self.planner.handle_unhosted(now, model);
-            self.estimates.handle_unhosted(model);
-            self.on_estimates_changed(now);
+            self.tell_owner(model, ControlToShard::Unload { backend, model });
         }
     }
 
@@ -139,26 +114,26 @@ impl Cluster {
 
     fn discard(&mut self, load: LoadId, backends: impl IntoIterator<Item = BackendId>) {
         for backend in backends {
-            self.outputs.push_back(ClusterOutput::ToBackend(backend, SchedulerToBackend::Discard { load }));
+            self.outputs.push_back(ControlOutput::ToBackend(backend, SchedulerToBackend::Discard { load }));
         }
     }
 
     fn answer(&mut self, (frontend, change): Waiter, refused: Option<String>) {
         let message = SchedulerToFrontend::ModelChanged { change, refused };
-        self.outputs.push_back(ClusterOutput::ToFrontend(frontend, message));
+        self.outputs.push_back(ControlOutput::ToFrontend(frontend, message));
     }
 
     fn tell_state(&mut self, name: &str) {
         let message = self.state_of(name);
         for &frontend in self.members.frontends.keys() {
-            self.outputs.push_back(ClusterOutput::ToFrontend(frontend, message.clone()));
+            self.outputs.push_back(ControlOutput::ToFrontend(frontend, message.clone()));
         }
     }
 
     /// Tells a new frontend what clients have made of models.
     pub(super) fn tell_states(&mut self, frontend: FrontendId) {
         for name in self.changes.names() {
-            self.outputs.push_back(ClusterOutput::ToFrontend(frontend, self.state_of(name)));
+            self.outputs.push_back(ControlOutput::ToFrontend(frontend, self.state_of(name)));
         }
     }
 

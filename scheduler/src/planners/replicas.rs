@@ -12,13 +12,13 @@ use std::{
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_to_frontend::DropReason};
 
-use super::{Gathered, View};
 use crate::{
     gpu_work::GpuWork,
     messages::NetworkBudget,
-    model_thread::{Batch, ModelConfig, Task},
     model_times::{ModelTimes, Times},
     planner::{Planner, PlannerOutput},
+    policy::{Gathered, View},
+    task::{Batch, ModelConfig, Task},
     task_queue::{Queued, TaskQueue},
 };
 
@@ -292,6 +292,7 @@ impl<P, R: Rule> Replicas<P, R> {
                 gpu: id,
                 // Nothing is held back.
                 due_at: Timestamp::PAST,
+                timer_at: now,
                 exec_at,
                 latest,
                 tasks,

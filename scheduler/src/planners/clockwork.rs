@@ -12,7 +12,8 @@
 
 use proto::Span;
 
-use super::{Gathered, View, central, whole_batch};
+use super::central;
+use crate::policy::{Gathered, View, whole_batch};
 
 /// A worker is given work when it has less than this (section 5.3).
 const LOOKAHEAD: Span = Span::from_millis(5);
@@ -37,7 +38,7 @@ impl central::Rule for Clockwork {
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::{Policy, testing::Bench};
+    use crate::{planners::testing::Bench, policy::Policy};
 
     /// l(b) = b + 5 ms, one GPU.
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::{BackendId, GpuId, ModelId, PlanId, SlotDescriptor, TaskId, Timestamp};
+use proto::{BackendId, GpuId, ModelId, ModelThreadId, PlanId, SlotDescriptor, TaskId, Timestamp};
 
 /// A task that left its queue in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,13 +19,16 @@ pub(super) struct RunningTask {
 /// A batch that was sent to a backend.
 #[derive(Debug)]
 pub(super) struct SentPlan {
-    pub(super) backend: BackendId,
-    pub(super) gpu: GpuId,
+    backend: BackendId,
+    /// Which of the backend's GPUs, whatever its id is now.
+    gpu_index: u32,
+    gpu: GpuId,
     model: ModelId,
     /// Those that may still be answered; none, if all were cancelled.
     pub(super) tasks: Vec<RunningTask>,
     /// Tasks in the batch, as planned.
     size: usize,
+    sent_at: Timestamp,
     /// When the GPU will be done with it, as planned.
     frees_at: Timestamp,
     /// Execution ended; only answers are still on their way.
@@ -34,9 +37,14 @@ pub(super) struct SentPlan {
 
 impl SentPlan {
     /// Of at least one task.
-    pub(super) fn new(backend: BackendId, gpu: GpuId, tasks: Vec<RunningTask>, frees_at: Timestamp) -> Self {
+    pub(super) fn new(
+        (backend, gpu_index): (BackendId, u32),
+        gpu: GpuId,
+        tasks: Vec<RunningTask>,
+        (sent_at, frees_at): (Timestamp, Timestamp),
+    ) -> Self {
         let model = tasks.first().expect("no plan is empty").model;
-        Self { backend, gpu, model, size: tasks.len(), tasks, frees_at, is_done: false }
+        Self { backend, gpu_index, gpu, model, size: tasks.len(), tasks, sent_at, frees_at, is_done: false }
     }
 }
 
@@ -47,22 +55,29 @@ pub(super) struct Done {
     /// Tasks in the batch, as planned.
     pub(super) size: usize,
     pub(super) model: ModelId,
+    pub(super) sent_at: Timestamp,
     /// Those that cannot be answered from there.
     pub(super) failed: Vec<RunningTask>,
 }
 
 /// All plans under way. Bounded by the tasks that frontends may have under way, as no plan is empty; a backend that
 /// stops reporting is lost by its heartbeat, and its plans with it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Plans {
+    model_thread: ModelThreadId,
     under_way: BTreeMap<PlanId, SentPlan>,
     next: u64,
 }
 
 impl Plans {
+    /// No plan yet of this ModelThread.
+    pub(super) fn new(model_thread: ModelThreadId) -> Self {
+        Self { model_thread, under_way: BTreeMap::new(), next: 0 }
+    }
+
     /// Takes in a plan that is about to be sent, and names it.
     pub(super) fn insert(&mut self, plan: SentPlan) -> PlanId {
-        let id = PlanId(self.next);
+        let id = PlanId::new(self.model_thread, self.next);
         self.next += 1;
         self.under_way.insert(id, plan);
         id
@@ -72,9 +87,14 @@ impl Plans {
     pub(super) fn on_done(&mut self, backend: BackendId, id: PlanId, failed: &[TaskId]) -> Option<Done> {
         let plan = self.under_way.get_mut(&id).filter(|plan| plan.backend == backend && !plan.is_done)?;
         plan.is_done = true;
-        let failed: BTreeSet<&TaskId> = failed.iter().collect();
-        let failed = plan.tasks.extract_if(.., |task| failed.contains(&task.id)).collect();
-        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, failed })
+        let failed = match failed {
+            [] => Vec::new(),
+            failed => {
+                let failed: BTreeSet<&TaskId> = failed.iter().collect();
+                plan.tasks.extract_if(.., |task| failed.contains(&task.id)).collect()
+            }
+        };
+        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sent_at: plan.sent_at, failed })
     }
 
     /// Where a task of a model is planned, if it is. A scan of that model's plans: hang-ups are rare.
@@ -99,13 +119,17 @@ impl Plans {
     ) -> Option<(Vec<RunningTask>, Vec<RunningTask>)> {
         self.under_way.get(&id).filter(|plan| plan.backend == backend && plan.is_done)?;
         let plan = self.under_way.remove(&id)?;
+        if failed.is_empty() {
+            return Some((plan.tasks, Vec::new()));
+        }
         let failed: BTreeSet<&TaskId> = failed.iter().collect();
         Some(plan.tasks.into_iter().partition(|task| !failed.contains(&task.id)))
     }
 
-    /// When a GPU will have executed all that it was sent, as planned; `None` if it has.
-    pub(super) fn free_at(&self, gpu: GpuId) -> Option<Timestamp> {
-        self.under_way.values().filter(|plan| plan.gpu == gpu && !plan.is_done).map(|plan| plan.frees_at).max()
+    /// When a backend's GPU will have executed all that it was sent, as planned; `None` if it has.
+    pub(super) fn free_at(&self, backend: BackendId, gpu_index: u32) -> Option<Timestamp> {
+        let is_its = |plan: &&SentPlan| (plan.backend, plan.gpu_index, plan.is_done) == (backend, gpu_index, false);
+        self.under_way.values().filter(is_its).map(|plan| plan.frees_at).max()
     }
 
     /// The backend is gone: its plans, oldest first.
@@ -131,12 +155,17 @@ mod tests {
     }
 
     fn plan(backend: u32, tasks: impl IntoIterator<Item = u64>) -> SentPlan {
-        SentPlan::new(BackendId(backend), GpuId(0), tasks.into_iter().map(task).collect(), Timestamp(9))
+        SentPlan::new(
+            (BackendId(backend), 0),
+            GpuId(0),
+            tasks.into_iter().map(task).collect(),
+            (Timestamp(1), Timestamp(9)),
+        )
     }
 
     #[test]
     fn each_task_of_a_plan_fails_or_is_answered() {
-        let mut plans = Plans::default();
+        let mut plans = Plans::new(ModelThreadId(3));
         let id = plans.insert(plan(1, 0..4));
         let done = plans.on_done(BackendId(1), id, &[task(1).id, task(9).id]).unwrap();
         assert_eq!((done.failed, done.size), (vec![task(1)], 4));
@@ -147,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_backend_ends_its_own_plans_once_and_in_order() {
-        let mut plans = Plans::default();
+        let mut plans = Plans::new(ModelThreadId(3));
         let id = plans.insert(plan(1, 0..2));
         assert!(plans.on_answered(BackendId(1), id, &[]).is_none(), "answered before it was done");
         assert!(plans.on_done(BackendId(2), id, &[]).is_none(), "another backend's");
@@ -159,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_cancelled_task_leaves_its_plan_once() {
-        let mut plans = Plans::default();
+        let mut plans = Plans::new(ModelThreadId(3));
         let id = plans.insert(plan(1, 0..2));
         assert_eq!(plans.find(ModelId(0), task(1).id), Some((BackendId(1), id)));
         assert_eq!(plans.find(ModelId(1), task(1).id), None);
@@ -177,11 +206,11 @@ mod tests {
 
     #[test]
     fn a_lost_backend_leaves_what_has_no_answer_yet() {
-        let mut plans = Plans::default();
+        let mut plans = Plans::new(ModelThreadId(3));
         let done = plans.insert(plan(1, 0..2));
         plans.insert(plan(1, 2..3));
         plans.insert(plan(2, 3..4));
-        assert_eq!(plans.free_at(GpuId(0)), Some(Timestamp(9)));
+        assert_eq!(plans.free_at(BackendId(1), 0), Some(Timestamp(9)));
         plans.on_done(BackendId(1), done, &[task(0).id]).unwrap();
         let lost: Vec<_> = plans.remove_backend(BackendId(1)).into_iter().flat_map(|plan| plan.tasks).collect();
         assert_eq!(lost, [task(1), task(2)]);

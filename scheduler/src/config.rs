@@ -1,0 +1,260 @@
+//! The scheduler's configuration file, and what follows from it.
+
+use std::net::SocketAddr;
+
+use proto::{ModelThreadId, Span};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use transport::{ArmName, Faults, OpenError, TlsFiles, VerbsSettings};
+
+use crate::{
+    cluster::ClusterConfig,
+    messages::NetworkBudget,
+    policy::{Policy, PolicyError},
+};
+
+/// The scheduler's configuration file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where frontends and backends connect (TCP).
+    pub listen: SocketAddr,
+    /// The network: `soft`, or `verbs:DEVICE`.
+    #[serde(default)]
+    pub arm: ArmName,
+    /// Where packets come from and arrive: a specific address. Without it, the soft arm takes that of `listen`, and a
+    /// verbs device its first that others can route to.
+    #[serde(default)]
+    pub address: Option<SocketAddr>,
+    /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
+    #[serde(default)]
+    pub shared_address: bool,
+    /// How the queue pairs of a verbs device are set up.
+    #[serde(default)]
+    pub verbs: VerbsSettings,
+    /// Shared with all frontends and backends.
+    pub secret: String,
+    /// When batches run.
+    #[serde(default = "default_policy")]
+    pub policy: String,
+    /// How many ModelThreads plan, each on a core of its own, beside one for the RankThread and one for control. With
+    /// one, a single thread does everything.
+    #[serde(default)]
+    pub model_threads: ModelThreadCount,
+    /// Cores that the RankThread and the ModelThreads are pinned to, in this order; those without one run anywhere.
+    #[serde(default)]
+    pub cores: Vec<usize>,
+    /// What the network may cost.
+    #[serde(default)]
+    pub network: Network,
+    /// Tasks that may wait for one model.
+    #[serde(default = "default_queue_max")]
+    pub queue_max: usize,
+    /// Tasks that one frontend may have under way.
+    #[serde(default = "default_tasks_per_frontend_max")]
+    pub tasks_per_frontend_max: usize,
+    /// Plan with what executions take, not only with what backends offered.
+    #[serde(default = "default_reestimate")]
+    pub reestimate: bool,
+    /// Faults injected into our packets, for tests.
+    #[serde(default)]
+    pub faults: Faults,
+    /// Certificates, with which members also prove themselves to each other by mutual TLS.
+    #[serde(default)]
+    pub tls: Option<TlsFiles>,
+}
+
+/// The key `model_threads`: a number, or `"auto"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected \"auto\" or a number")]
+pub enum ModelThreadCount {
+    /// As many as the machine has cores for.
+    #[default]
+    #[serde(with = "auto")]
+    Auto,
+    /// So many.
+    Fixed(u16),
+}
+
+/// The word `auto`.
+mod auto {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("auto")
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
+        match String::deserialize(deserializer)?.as_str() {
+            "auto" => Ok(()),
+            other => Err(D::Error::custom(format!("expected \"auto\" or a number, found \"{other}\""))),
+        }
+    }
+}
+
+/// ModelThreads that are worth their messages: they are taken one by one as rates grow, which few reach.
+const AUTO_MAX: usize = 8;
+
+impl ModelThreadCount {
+    /// How many, on a machine with so many cores. Control and the RankThread need cores, too: where there are not three,
+    /// every hop between threads costs more than the work itself.
+    fn of(self, policy: Policy, cores: usize) -> u16 {
+        match self {
+            Self::Fixed(count) => count,
+            Self::Auto if policy.needs_one_queue() => 1,
+            Self::Auto => cores.saturating_sub(2).clamp(1, AUTO_MAX) as u16,
+        }
+    }
+}
+
+/// The network budget in microseconds: what the scheduler plans with, so better too large than too small.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Network {
+    /// From the scheduler to a backend.
+    pub ctrl_us: f64,
+    /// To read one task's input.
+    pub data_us_per_request: f64,
+    /// What each megabyte of a task's input adds to that.
+    pub data_us_per_megabyte: f64,
+    /// From the end of execution to the client.
+    pub resp_us: f64,
+    /// How late timers fire and threads wake; windows open this much earlier.
+    pub jitter_us: f64,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self {
+            ctrl_us: 100.0,
+            data_us_per_request: 20.0,
+            data_us_per_megabyte: 1000.0,
+            resp_us: 1000.0,
+            jitter_us: 1000.0,
+        }
+    }
+}
+
+fn default_policy() -> String {
+    Policy::default().to_string()
+}
+
+/// Tasks that may wait for one model, unless the configuration says otherwise.
+#[must_use]
+pub fn default_queue_max() -> usize {
+    16_384
+}
+
+/// Tasks that one frontend may have under way, unless the configuration says otherwise.
+#[must_use]
+pub fn default_tasks_per_frontend_max() -> usize {
+    65_536
+}
+
+fn default_reestimate() -> bool {
+    true
+}
+
+/// Why the scheduler stopped, or did not start.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The key `policy`.
+    #[error("policy: {0}")]
+    Policy(#[from] PolicyError),
+    /// A time of the key `network`.
+    #[error("network.{key} must be 0 to 1000000 us, found {found}")]
+    Network {
+        /// Which one.
+        key: &'static str,
+        /// What was given.
+        found: f64,
+    },
+    /// The key `model_threads`.
+    #[error("model_threads must be \"auto\" or 1 to {max}, found {found}", max = ModelThreadId::COUNT_MAX)]
+    ModelThreads {
+        /// What was given.
+        found: u16,
+    },
+    /// The key `cores`.
+    #[error("cores: {0}")]
+    Cores(String),
+    /// The sockets.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A thread could not be started.
+    #[error("a thread of the scheduler could not be started: {0}")]
+    Thread(std::io::Error),
+    /// A thread ended, and the scheduler with it: a bug of ours, which its log tells of.
+    #[error("the scheduler's thread {0} ended; see its log, and report it")]
+    Ended(String),
+}
+
+impl Config {
+    /// What the scheduler's state machines need to know, on a machine with so many cores.
+    ///
+    /// # Errors
+    /// If a key is wrong.
+    pub fn cluster_config(&self, cores: usize) -> Result<ClusterConfig, RunError> {
+        let span = |key, us: f64| match us {
+            0.0..=1e6 => Ok(Span::from_millis_f64(us / 1e3)),
+            _ => Err(RunError::Network { key, found: us }),
+        };
+        let policy = Policy::of_cluster(&self.policy)?;
+        let model_threads = self.model_threads.of(policy, cores);
+        if !(1..=ModelThreadId::COUNT_MAX).contains(&model_threads) {
+            return Err(RunError::ModelThreads { found: model_threads });
+        }
+        if model_threads > 1 && policy.needs_one_queue() {
+            return Err(PolicyError::OneQueue(self.policy.clone()).into());
+        }
+        Ok(ClusterConfig {
+            policy,
+            budget: NetworkBudget {
+                ctrl: span("ctrl_us", self.network.ctrl_us)?,
+                data_per_task: span("data_us_per_request", self.network.data_us_per_request)?,
+                jitter: span("jitter_us", self.network.jitter_us)?,
+            },
+            data_per_megabyte: span("data_us_per_megabyte", self.network.data_us_per_megabyte)?,
+            resp: span("resp_us", self.network.resp_us)?,
+            queue_max: self.queue_max,
+            tasks_per_frontend_max: self.tasks_per_frontend_max,
+            reestimate: self.reestimate,
+            model_threads,
+            addresses: Vec::new(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(keys: &str) -> Result<ClusterConfig, String> {
+        let text = format!("listen = \"127.0.0.1:1\"\nsecret = \"s\"\n{keys}");
+        let config: Config = toml::from_str(&text).map_err(|error| error.to_string())?;
+        let again: Config = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
+        assert_eq!(again.model_threads, config.model_threads, "it reads as it was written");
+        config.cluster_config(6).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn model_threads_follow_the_cores_and_the_policy() {
+        assert_eq!(config("").unwrap().model_threads, 4);
+        assert_eq!(config("model_threads = \"auto\"").unwrap().model_threads, 4);
+        assert_eq!(config("model_threads = 2").unwrap().model_threads, 2);
+        assert_eq!(config("policy = \"clockwork\"").unwrap().model_threads, 1);
+        assert_eq!(ModelThreadCount::Auto.of(Policy::default(), 2), 1);
+        assert_eq!(ModelThreadCount::Auto.of(Policy::default(), 64), 8);
+    }
+
+    #[test]
+    fn wrong_keys_say_what_is_expected() {
+        let error = |keys| config(keys).unwrap_err();
+        assert_eq!(error("model_threads = 0"), "model_threads must be \"auto\" or 1 to 256, found 0");
+        assert_eq!(
+            error("model_threads = 2\npolicy = \"nexus\""),
+            "policy: policy nexus needs one queue for all models, so model_threads must be 1"
+        );
+        assert!(error("model_threads = \"many\"").contains("expected \"auto\" or a number"));
+    }
+}

@@ -1,0 +1,484 @@
+//! The one place for what is not on a task's way: frontends and backends join and leave, ids are assigned, offers are
+//! taken in, models are loaded, unloaded and dealt to ModelThreads, links decide who is used and served. What follows
+//! for tasks, plans and GPUs is told to the ModelThreads and the RankThread.
+//!
+//! ModelThreads are told before the RankThread, so that a grant never names what its ModelThread has yet to hear of, and
+//! before members, so that a message never does. No IO and no clock.
+
+mod balance;
+mod changes;
+mod lifecycle;
+mod members;
+mod reach;
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
+
+use proto::{
+    BackendId, FrontendId, ModelId, ModelThreadId, Span, Timestamp,
+    backend_to_scheduler::{BackendHello, BackendToScheduler},
+    clock::ClockReply,
+    frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
+    hello::{Member, ModelThreads},
+    scheduler_to_backend::{BackendWelcome, SchedulerToBackend},
+    scheduler_to_frontend::{FrontendWelcome, SchedulerLoad, SchedulerToFrontend},
+};
+
+use rand_chacha::{
+    ChaCha12Rng,
+    rand_core::{Rng as _, SeedableRng as _},
+};
+
+use crate::{
+    messages::NetworkBudget,
+    network_times::NetworkTime,
+    news::{ControlToRank, ControlToShard, Gpu, Offered, ShardToControl},
+    shard::{ShardLoad, Violation},
+};
+use balance::Balance;
+use changes::Changes;
+pub use members::JoinError;
+use members::Members;
+
+/// What control plans with and deals to.
+#[derive(Debug, Clone)]
+pub struct ControlConfig {
+    /// From the scheduler to a running batch.
+    pub budget: NetworkBudget,
+    /// What each megabyte (10^6 bytes) of a task's input adds to `budget.data_per_task`.
+    pub data_per_megabyte: Span,
+    /// From the end of execution to the client.
+    pub resp: Span,
+    /// ModelThreads; at least 1.
+    pub model_threads: u16,
+    /// Where each one is reached; none if the only one shares control's connections.
+    pub addresses: Vec<String>,
+}
+
+/// Something to send.
+#[derive(Debug)]
+pub enum ControlOutput {
+    /// To a frontend.
+    ToFrontend(FrontendId, SchedulerToFrontend),
+    /// To a backend.
+    ToBackend(BackendId, SchedulerToBackend),
+    /// To one ModelThread.
+    ToShard(ModelThreadId, ControlToShard),
+    /// To the RankThread. Without one, when all is on one thread, there is nobody to tell.
+    ToRank(ControlToRank),
+    /// The member's connection to control is to be closed, and the rest of it will follow.
+    Close(Member, String),
+}
+
+/// The scheduler's control without its sockets.
+pub struct Control {
+    config: ControlConfig,
+    members: Members,
+    changes: Changes,
+    balance: Balance,
+    /// From the end of execution to the client.
+    resp: NetworkTime,
+    /// By ModelThread: what it last said.
+    loads: Vec<ShardLoad>,
+    /// Makes passes that members cannot guess.
+    passes: ChaCha12Rng,
+    outputs: VecDeque<ControlOutput>,
+}
+
+impl Control {
+    /// Knows nobody yet. Members must not be able to guess the seed.
+    #[must_use]
+    pub fn new(config: ControlConfig, seed: [u8; 32]) -> Self {
+        Self {
+            members: Members::default(),
+            changes: Changes::default(),
+            balance: Balance::new(config.model_threads),
+            resp: NetworkTime::new(config.resp),
+            loads: vec![ShardLoad::default(); usize::from(config.model_threads)],
+            passes: ChaCha12Rng::from_seed(seed),
+            outputs: VecDeque::new(),
+            config,
+        }
+    }
+
+    /// A frontend connected.
+    ///
+    /// # Errors
+    /// If there are too many, or its address is none.
+    pub fn handle_frontend_joined(
+        &mut self,
+        now: Timestamp,
+        hello: FrontendHello,
+    ) -> Result<FrontendWelcome, JoinError> {
+        let link_address = hello.link_address.clone();
+        let threads = self.config.addresses.len();
+        let frontend = self.members.add_frontend(now, hello.link_address, threads)?;
+        let model_threads = self.admit(Member::Frontend(frontend));
+        for &backend in self.members.backends.keys() {
+            let link_address = link_address.clone();
+            let message = SchedulerToBackend::FrontendJoined { frontend, link_address };
+            self.outputs.push_back(ControlOutput::ToBackend(backend, message));
+        }
+        self.refresh(now);
+        self.tell_states(frontend);
+        Ok(FrontendWelcome { frontend, model_threads })
+    }
+
+    /// A backend connected.
+    ///
+    /// # Errors
+    /// If there are too many, or its offer is wrong.
+    pub fn handle_backend_joined(&mut self, now: Timestamp, hello: BackendHello) -> Result<BackendWelcome, JoinError> {
+        let threads = self.config.addresses.len();
+        let joined = self.members.add_backend(now, hello, threads, |model| self.changes.is_unloaded(model))?;
+        let model_threads = self.admit(Member::Backend(joined.backend));
+        self.assign_new_models();
+        for &model in &joined.unwanted {
+            self.tell_owner(model, ControlToShard::Unload { backend: joined.backend, model });
+        }
+        for &model in joined.models.iter().filter(|model| !joined.reprofiled.contains(model)) {
+            self.tell_offers(model, Some(joined.backend));
+        }
+        self.on_offers_changed(joined.reprofiled);
+        for (&frontend, member) in &self.members.frontends {
+            let link_address = member.link_address.clone();
+            let message = SchedulerToBackend::FrontendJoined { frontend, link_address };
+            self.outputs.push_back(ControlOutput::ToBackend(joined.backend, message));
+        }
+        self.refresh(now);
+        Ok(BackendWelcome { backend: joined.backend, models: joined.models, model_threads })
+    }
+
+    /// A member's connection ended, to control or to a ModelThread.
+    pub fn handle_left(&mut self, now: Timestamp, member: Member) {
+        match member {
+            Member::Frontend(frontend) => {
+                if self.members.remove_frontend(frontend).is_none() {
+                    return;
+                }
+                self.changes.handle_frontend_left(frontend);
+                self.tell_shards(|| ControlToShard::FrontendLeft(frontend));
+                for &backend in self.members.backends.keys() {
+                    let message = SchedulerToBackend::FrontendLeft { frontend };
+                    self.outputs.push_back(ControlOutput::ToBackend(backend, message));
+                }
+            }
+            Member::Backend(backend) => {
+                let was_used = self.members.is_used(backend);
+                let Some((gpus, reprofiled)) = self.members.remove_backend(backend) else { return };
+                for gpu in gpus {
+                    if was_used {
+                        self.tell_shards(|| ControlToShard::GpuLeft(gpu));
+                        self.outputs.push_back(ControlOutput::ToRank(ControlToRank::GpuLeft(gpu)));
+                    }
+                    self.tell_shards(|| ControlToShard::GpuGone(gpu));
+                    self.outputs.push_back(ControlOutput::ToRank(ControlToRank::GpuGone(gpu)));
+                }
+                self.tell_shards(|| ControlToShard::BackendLeft(backend));
+                self.on_offers_changed(reprofiled.into_iter().collect());
+                self.changes.handle_backend_left(backend);
+            }
+        }
+        self.settle(now);
+        self.refresh(now);
+    }
+
+    /// A frontend's message.
+    ///
+    /// # Errors
+    /// If it breaks the protocol.
+    pub fn handle_frontend_message(
+        &mut self,
+        now: Timestamp,
+        frontend: FrontendId,
+        message: FrontendToScheduler,
+    ) -> Result<(), Violation> {
+        match message {
+            FrontendToScheduler::ClockRequest { sent_at, resp } => {
+                self.on_frontend_clock(now, frontend, sent_at);
+                self.on_resp(now, resp);
+            }
+            FrontendToScheduler::ChangeModel { change, to, name } => {
+                self.on_change_asked(now, (frontend, change), to, &name);
+                self.settle(now);
+            }
+            FrontendToScheduler::Submit { .. }
+            | FrontendToScheduler::Cancel { .. }
+            | FrontendToScheduler::Fenced { .. } => {
+                return Err(Violation("a frontend told control what is for a ModelThread".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// A backend's message.
+    ///
+    /// # Errors
+    /// If it breaks the protocol.
+    pub fn handle_backend_message(
+        &mut self,
+        now: Timestamp,
+        backend: BackendId,
+        message: BackendToScheduler,
+    ) -> Result<(), Violation> {
+        match message {
+            BackendToScheduler::ClockRequest { sent_at } => {
+                let reply = ClockReply { sent_at, received_at: now, replied_at: now };
+                self.outputs.push_back(ControlOutput::ToBackend(backend, SchedulerToBackend::Clock(reply)));
+            }
+            BackendToScheduler::Linked { frontend } => self.on_link(now, backend, frontend, true),
+            BackendToScheduler::Unlinked { frontend } => self.on_link(now, backend, frontend, false),
+            BackendToScheduler::Loaded { load, outcome } => self.on_loaded(backend, load, outcome),
+            BackendToScheduler::Unloaded { model } => self.changes.handle_unloaded(backend, model),
+            BackendToScheduler::PlanDone { .. }
+            | BackendToScheduler::Answered { .. }
+            | BackendToScheduler::Cancelled { .. } => {
+                return Err(Violation("a backend told control what is for a ModelThread".to_owned()));
+            }
+        }
+        self.settle(now);
+        Ok(())
+    }
+
+    fn on_frontend_clock(&mut self, now: Timestamp, frontend: FrontendId, sent_at: Timestamp) {
+        let reply = ClockReply { sent_at, received_at: now, replied_at: now };
+        let load = SchedulerToFrontend::Load(self.load());
+        let replies = [SchedulerToFrontend::Clock(reply), load];
+        self.outputs.extend(replies.map(|reply| ControlOutput::ToFrontend(frontend, reply)));
+    }
+
+    /// What a frontend tells is a high percentile of its own already; each counts as often as it takes to be one here.
+    fn on_resp(&mut self, now: Timestamp, resp: Span) {
+        if resp > Span::ZERO && self.resp.handle_percentile(now, resp) {
+            let resp = self.resp.planned();
+            self.tell_shards(|| ControlToShard::Resp(resp));
+            self.announce();
+        }
+    }
+
+    fn on_link(&mut self, now: Timestamp, backend: BackendId, frontend: FrontendId, is_up: bool) {
+        if self.members.set_linked(backend, frontend, is_up) {
+            self.refresh(now);
+        }
+    }
+
+    /// What a ModelThread says.
+    pub fn handle_news(&mut self, now: Timestamp, news: ShardToControl) {
+        match news {
+            ShardToControl::Connected(member) => {
+                self.members.handle_connected(member);
+                self.refresh(now);
+            }
+            ShardToControl::Lost(member, reason) => self.outputs.push_back(ControlOutput::Close(member, reason)),
+            ShardToControl::Planned(model, execution, budget) => {
+                self.members.models[model.0 as usize].planned = Some((execution, budget));
+                self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Budget(model, budget)));
+                self.announce();
+            }
+            ShardToControl::Load(thread, load) => self.on_load(thread, load),
+            ShardToControl::Released(moved) => {
+                let owner = self.members.models[moved.model.0 as usize].owner;
+                self.outputs.push_back(ControlOutput::ToShard(owner, ControlToShard::Adopt(moved)));
+            }
+            ShardToControl::Forward(model, forwarded) => {
+                // A frontend may name any model; what nobody knows ends with any thread.
+                let owner = self.members.models.get(model.0 as usize).map_or(ModelThreadId(0), |entry| entry.owner);
+                self.outputs.push_back(ControlOutput::ToShard(owner, ControlToShard::Forwarded(model, forwarded)));
+            }
+        }
+    }
+
+    /// Timers of all parts.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        if self.members.poll_timeout().is_some_and(|at| at <= now) {
+            self.refresh(now);
+        }
+        self.settle(now);
+    }
+
+    /// When [`Self::handle_timeout`] must be called at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        [self.members.poll_timeout(), self.changes.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// The next thing to send.
+    pub fn poll_output(&mut self) -> Option<ControlOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// Who owns a model; the first thread, if nobody has ever offered it.
+    #[must_use]
+    pub fn owner(&self, model: ModelId) -> ModelThreadId {
+        self.members.models.get(model.0 as usize).map_or(ModelThreadId(0), |entry| entry.owner)
+    }
+
+    /// Moves a model to another ModelThread. Its tasks go with it; what is under way is finished where it was planned.
+    pub fn move_model(&mut self, model: ModelId, to: ModelThreadId) {
+        let Some(entry) = self.members.models.get_mut(model.0 as usize) else { return };
+        if entry.owner == to || to.0 >= self.config.model_threads {
+            return;
+        }
+        tracing::info!(model = entry.name, from = entry.owner.0, to = to.0, "moved a model to another ModelThread");
+        entry.owner = to;
+        let hosted = entry.hosted;
+        self.tell_offers(model, None);
+        self.tell_owner(model, ControlToShard::Hosted(model, hosted));
+        self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Move(model, to)));
+        self.announce();
+    }
+
+    /// What a backend is to host.
+    #[cfg(test)]
+    pub(crate) fn hosted_by(&self, backend: BackendId) -> BTreeSet<ModelId> {
+        let gpus = self.members.gpus.values().filter(|gpu| gpu.backend == backend);
+        gpus.flat_map(|gpu| gpu.models.iter().copied()).collect()
+    }
+
+    fn on_load(&mut self, thread: ModelThreadId, load: ShardLoad) {
+        let owner = |model: ModelId| self.members.models.get(model.0 as usize).map(|entry| entry.owner);
+        let shift = self.balance.handle_load(thread, &load.tasks, owner);
+        self.loads[usize::from(thread.0)] = load;
+        if let Some((model, to)) = shift {
+            self.move_model(model, to);
+        }
+    }
+
+    /// What a new member needs to connect to ModelThreads, which are told.
+    fn admit(&mut self, member: Member) -> ModelThreads {
+        let pass = self.passes.next_u64();
+        self.tell_shards(|| ControlToShard::Joined { member, pass });
+        ModelThreads { addresses: self.config.addresses.clone(), pass }
+    }
+
+    /// Deals models that were offered for the first time.
+    fn assign_new_models(&mut self) {
+        let owners = self.members.models.iter().map(|entry| entry.owner);
+        let mut counts = vec![0usize; usize::from(self.config.model_threads)];
+        owners.take(self.members.dealt).for_each(|owner| counts[usize::from(owner.0)] += 1);
+        for index in self.members.dealt..self.members.models.len() {
+            let least = (0..counts.len()).min_by_key(|&thread| counts[thread]).expect("there is a thread");
+            counts[least] += 1;
+            let (model, owner) = (ModelId(index as u32), ModelThreadId(least as u16));
+            self.members.models[index].owner = owner;
+            self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Model(model, owner)));
+        }
+        self.members.dealt = self.members.models.len();
+    }
+
+    /// Models with a new common profile; each GPU is held against that anew.
+    fn on_offers_changed(&mut self, models: BTreeSet<ModelId>) {
+        for model in models {
+            self.tell_offers(model, None);
+        }
+    }
+
+    /// Tells a model's owner what one backend offers, or, if it is none in particular, everything anew.
+    fn tell_offers(&mut self, model: ModelId, only: Option<BackendId>) {
+        let budget = self.budget(model);
+        let offers = self.members.offers(model).filter(|(backend, ..)| only.is_none_or(|only| only == *backend));
+        let offers = offers.map(|(_, gpus, offered)| (gpus, Arc::clone(offered))).collect();
+        let common = only.is_none().then(|| self.members.models[model.0 as usize].profile.clone());
+        self.tell_owner(model, ControlToShard::Offered(Offered { model, budget, common, offers }));
+    }
+
+    /// Ends changes of models.
+    fn settle(&mut self, now: Timestamp) {
+        while let Some(ended) = self.changes.poll_ended(now) {
+            self.on_change_ended(now, ended);
+        }
+    }
+
+    /// Members, links or what is hosted have changed: who is used and served, what GPUs host, and what frontends know
+    /// of it, follow.
+    fn refresh(&mut self, now: Timestamp) {
+        let reach = self.members.reach(now);
+        for gpu in self.members.gpus_that_leave(&reach) {
+            self.tell_shards(|| ControlToShard::GpuLeft(gpu));
+            self.outputs.push_back(ControlOutput::ToRank(ControlToRank::GpuLeft(gpu)));
+            let new = self.members.rename_gpu(gpu);
+            self.tell_shards(|| ControlToShard::GpuRenamed { old: gpu, new });
+            self.outputs.push_back(ControlOutput::ToRank(ControlToRank::GpuRenamed { old: gpu, new }));
+        }
+        let (served, unserved) = self.members.set_reach(now, reach);
+        for model in self.members.hosted_anew() {
+            self.tell_owner(model, ControlToShard::Hosted(model, Ok(())));
+        }
+        for gpu in self.members.gpus_that_come() {
+            let entry = &self.members.gpus[&gpu];
+            let news = Gpu { id: gpu, backend: entry.backend, index: entry.index, models: entry.models.clone() };
+            self.outputs.extend(
+                shards(&self.config)
+                    .map(|shard| ControlOutput::ToShard(shard, ControlToShard::GpuJoined(news.clone()))),
+            );
+            self.outputs.push_back(ControlOutput::ToRank(ControlToRank::GpuJoined(gpu, news.models)));
+        }
+        for model in self.members.unhosted() {
+            let reason = self.reason_unhosted(model);
+            self.members.models[model.0 as usize].hosted = Err(reason);
+            self.tell_owner(model, ControlToShard::Hosted(model, Err(reason)));
+        }
+        for (frontends, is_served) in [(served, true), (unserved, false)] {
+            for frontend in frontends {
+                self.tell_shards(|| ControlToShard::Served(frontend, is_served));
+            }
+        }
+        self.announce();
+    }
+
+    /// What the network costs a model: its inputs have a size of their own.
+    fn budget(&self, model: ModelId) -> NetworkBudget {
+        let input_bytes = i64::from(self.members.models[model.0 as usize].input_bytes);
+        let per_task = Span(self.config.data_per_megabyte.as_nanos() * input_bytes / 1_000_000);
+        let budget = self.config.budget;
+        NetworkBudget { data_per_task: budget.data_per_task + per_task, ..budget }
+    }
+
+    fn load(&self) -> SchedulerLoad {
+        let sum = |of: fn(&ShardLoad) -> usize| self.loads.iter().map(of).sum::<usize>() as u32;
+        let gpus = self.members.gpus.len() as u32;
+        SchedulerLoad { queued: sum(|load| load.queued), batches: sum(|load| load.batches), gpus }
+    }
+
+    /// Tells frontends what is another than they were told.
+    fn announce(&mut self) {
+        let mut news = Vec::new();
+        for id in (0..self.members.models.len() as u32).map(ModelId) {
+            let entry = &self.members.models[id.0 as usize];
+            // Its owner has yet to say.
+            let Some((execution, budget)) = entry.planned else { continue };
+            let least_latency = execution + budget.delay(1) + self.resp.planned();
+            for (&frontend, member) in &self.members.frontends {
+                let gpus = if self.members.is_served(frontend) { entry.hosts } else { 0 };
+                let told = (gpus, least_latency, entry.owner);
+                if member.told.get(&id) != Some(&told) {
+                    news.push((frontend, id, told));
+                }
+            }
+        }
+        for (frontend, model, told) in news {
+            let member = self.members.frontends.get_mut(&frontend).expect("listed above");
+            member.told.insert(model, told);
+            let entry = &self.members.models[model.0 as usize];
+            let (name, version) = (entry.name.clone(), entry.version.clone());
+            let (gpus, least_latency, model_thread) = told;
+            let message = SchedulerToFrontend::Model { model, name, version, gpus, least_latency, model_thread };
+            self.outputs.push_back(ControlOutput::ToFrontend(frontend, message));
+        }
+    }
+
+    fn tell_shards(&mut self, news: impl Fn() -> ControlToShard) {
+        self.outputs.extend(shards(&self.config).map(|shard| ControlOutput::ToShard(shard, news())));
+    }
+
+    fn tell_owner(&mut self, model: ModelId, news: ControlToShard) {
+        let owner = self.members.models[model.0 as usize].owner;
+        self.outputs.push_back(ControlOutput::ToShard(owner, news));
+    }
+}
+
+fn shards(config: &ControlConfig) -> impl Iterator<Item = ModelThreadId> + use<> {
+    (0..config.model_threads).map(ModelThreadId)
+}

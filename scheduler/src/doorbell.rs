@@ -1,0 +1,92 @@
+//! Wakes a thread that has nothing to do, and costs next to nothing while it has: whoever posts something to it looks at
+//! one flag, which only a thread that is about to sleep sets.
+//!
+//! Life of a nap: the thread sets its flag, looks once more for work, and sleeps. Who posts does it the other way round,
+//! the work first and then a look at the flag, so one of the two always sees the other (checked with loom).
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicBool, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+/// At the door of one thread.
+pub struct Doorbell {
+    is_asleep: AtomicBool,
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Doorbell {
+    /// `wake` ends the thread's current or next sleep.
+    #[must_use]
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { is_asleep: AtomicBool::new(false), wake: Box::new(wake) }
+    }
+
+    /// Something was posted to the thread.
+    pub fn ring(&self) {
+        // After what was posted; pairs with the fence of `nap`.
+        fence(Ordering::SeqCst);
+        if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
+            (self.wake)();
+        }
+    }
+
+    /// Sleeps, by the thread itself, unless there is work.
+    pub fn nap(&self, has_work: impl FnOnce() -> bool, sleep: impl FnOnce()) {
+        self.is_asleep.store(true, Ordering::Relaxed);
+        // Before the last look; pairs with the fence of `ring`.
+        fence(Ordering::SeqCst);
+        if !has_work() {
+            sleep();
+        }
+        self.is_asleep.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::{
+        model,
+        sync::{Arc, Notify},
+        thread,
+    };
+
+    use super::*;
+
+    /// A thread that naps until something is posted. If it sleeps and nobody wakes it, loom finds a deadlock.
+    fn nap_while_posting(post: fn(&AtomicBool, &Doorbell)) {
+        let (posted, alarm) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+        let bell = Arc::new(Doorbell::new({
+            let alarm = Arc::clone(&alarm);
+            move || alarm.notify()
+        }));
+        let poster = thread::spawn({
+            let (posted, bell) = (Arc::clone(&posted), Arc::clone(&bell));
+            move || post(&posted, &bell)
+        });
+        bell.nap(|| posted.load(Ordering::Relaxed), || alarm.wait());
+        poster.join().unwrap();
+    }
+
+    #[test]
+    fn loom_what_is_posted_is_seen_or_wakes() {
+        model(|| {
+            nap_while_posting(|posted, bell| {
+                posted.store(true, Ordering::Relaxed);
+                bell.ring();
+            });
+        });
+    }
+
+    /// Control: rings before there is anything to see.
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn loom_control_a_ring_before_the_post_is_missed() {
+        model(|| {
+            nap_while_posting(|posted, bell| {
+                bell.ring();
+                posted.store(true, Ordering::Relaxed);
+            });
+        });
+    }
+}

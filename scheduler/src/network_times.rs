@@ -1,0 +1,172 @@
+//! What the network takes, as a high percentile of what was seen (Symphony, section 5.6): a budget that is too small makes
+//! batches late, one that is too large wastes what deadlines leave.
+//!
+//! The configured value holds until enough has been seen, and is never exceeded: a network that is worse than its operator
+//! allows is not planned around, it shows.
+
+use proto::{Span, Timestamp};
+
+/// Of all that was seen, one in so many took longer than what is planned with.
+const ONE_IN: u32 = 1_000;
+/// What is seen counts for one to two of these.
+const WINDOW: Span = Span::from_millis(10_000);
+/// Fewer say nothing of that percentile.
+const SAMPLES_MIN: u32 = 2_000;
+/// Buckets for each doubling.
+const STEPS: u32 = 8;
+/// Up to 2^40 ns, 18 minutes.
+const BUCKETS: usize = 40 * STEPS as usize;
+
+/// One part of the network's way.
+#[derive(Debug)]
+pub struct NetworkTime {
+    configured: Span,
+    planned: Span,
+    window: Window,
+    last: Window,
+    ends_at: Timestamp,
+}
+
+/// A histogram whose buckets are an eighth of a doubling wide.
+#[derive(Debug, Clone)]
+struct Window {
+    /// None until something is seen.
+    counts: Vec<u32>,
+    total: u32,
+}
+
+impl Window {
+    fn empty() -> Self {
+        Self { counts: Vec::new(), total: 0 }
+    }
+
+    fn record(&mut self, span: Span, times: u32) {
+        self.counts.resize(BUCKETS, 0);
+        let count = &mut self.counts[bucket(span)];
+        *count = count.saturating_add(times);
+        self.total = self.total.saturating_add(times);
+    }
+
+    /// The upper edge of the bucket that holds the percentile; `None` if there is too little.
+    fn percentile(&self) -> Option<Span> {
+        if self.total < SAMPLES_MIN {
+            return None;
+        }
+        let rank = self.total - self.total / ONE_IN;
+        let mut seen = 0;
+        let at = self.counts.iter().position(|count| {
+            seen = count.saturating_add(seen);
+            seen >= rank
+        });
+        at.map(upper_edge)
+    }
+}
+
+/// 2^(n / STEPS) ns to 2^((n + 1) / STEPS) ns.
+fn bucket(span: Span) -> usize {
+    let ns = span.as_nanos().max(1) as f64;
+    ((ns.log2() * f64::from(STEPS)) as usize).min(BUCKETS - 1)
+}
+
+fn upper_edge(bucket: usize) -> Span {
+    Span(((bucket + 1) as f64 / f64::from(STEPS)).exp2() as i64)
+}
+
+impl NetworkTime {
+    /// Plans with the configured value.
+    #[must_use]
+    pub fn new(configured: Span) -> Self {
+        let (window, last) = (Window::empty(), Window::empty());
+        Self { configured, planned: configured, window, last, ends_at: Timestamp::PAST }
+    }
+
+    /// The configured value is another one; what was seen still counts.
+    pub fn set_configured(&mut self, configured: Span) {
+        self.planned = if self.planned == self.configured { configured } else { self.planned.min(configured) };
+        self.configured = configured;
+    }
+
+    /// It took so long. True if another value is to be planned with.
+    pub fn handle_seen(&mut self, now: Timestamp, span: Span) -> bool {
+        self.window.record(span, 1);
+        if now < self.ends_at {
+            return false;
+        }
+        let is_first = self.ends_at == Timestamp::PAST;
+        self.ends_at = now + WINDOW;
+        if is_first {
+            return false;
+        }
+        let seen = [&self.window, &self.last].into_iter().filter_map(Window::percentile).max();
+        self.last = std::mem::replace(&mut self.window, Window::empty());
+        let planned = seen.unwrap_or(self.configured).min(self.configured);
+        std::mem::replace(&mut self.planned, planned) != planned
+    }
+
+    /// As [`Self::handle_seen`], of who has seen many and tells their percentile.
+    pub fn handle_percentile(&mut self, now: Timestamp, span: Span) -> bool {
+        self.window.record(span, SAMPLES_MIN);
+        self.handle_seen(now, span)
+    }
+
+    /// What to plan with.
+    #[must_use]
+    pub fn planned(&self) -> Span {
+        self.planned
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Windows full of what `span` says of each number; what is planned with after each.
+    fn windows(time: &mut NetworkTime, count: i64, span: impl Fn(i64) -> Span) -> Vec<Span> {
+        let mut planned = Vec::new();
+        let start = if time.ends_at == Timestamp::PAST { Timestamp(0) } else { time.ends_at };
+        for window in 0..count {
+            for number in 0..10_000 {
+                let now = start + Span(window * WINDOW.as_nanos()) + Span(number * WINDOW.as_nanos() / 10_000);
+                time.handle_seen(now, span(number));
+            }
+            planned.push(time.planned());
+        }
+        planned
+    }
+
+    #[test]
+    fn it_starts_with_what_is_configured_and_never_exceeds_it() {
+        let mut time = NetworkTime::new(Span::from_micros(100));
+        assert_eq!(windows(&mut time, 1, |_| Span::from_micros(20)), [Span::from_micros(100)]);
+        let learned = windows(&mut time, 2, |_| Span::from_micros(20))[1];
+        assert!(learned > Span::from_micros(20) && learned < Span::from_micros(22), "{learned}");
+        assert_eq!(windows(&mut time, 2, |_| Span::from_millis(3))[1], Span::from_micros(100));
+    }
+
+    #[test]
+    fn one_in_a_thousand_is_left_out_and_five_are_not() {
+        let planned = |slow: i64| {
+            let mut time = NetworkTime::new(Span::from_micros(100));
+            windows(&mut time, 3, |number| Span::from_micros(if number % 1000 < slow { 60 } else { 10 }))[2]
+        };
+        assert!(planned(1) < Span::from_micros(12) && planned(5) > Span::from_micros(60));
+    }
+
+    #[test]
+    fn what_is_seen_too_rarely_says_nothing() {
+        let mut time = NetworkTime::new(Span::from_micros(100));
+        for second in 0..100 {
+            assert!(!time.handle_seen(Timestamp(second * 1_000_000_000), Span(1)));
+        }
+        assert_eq!(time.planned(), Span::from_micros(100));
+    }
+
+    proptest! {
+        #[test]
+        fn a_span_lies_within_an_eighth_of_a_doubling_below_its_edge(ns in 1i64..1 << 38) {
+            let edge = upper_edge(bucket(Span(ns))).as_nanos();
+            prop_assert!(ns <= edge + 1 && edge as f64 <= ns as f64 * 1.0906 + 1.0, "{} {}", ns, edge);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What the scheduler's threads tell each other besides candidates and grants: who is there, what is hosted where, which
+//! thread owns a model. Nothing of this is on a task's way; it travels in order from each thread to each other one.
+
+use std::sync::Arc;
+
+use proto::{
+    BackendId, FrontendId, GpuId, LatencyProfile, LoadId, ModelId, ModelThreadId, Span, TaskId, hello::Member,
+    scheduler_to_frontend::DropReason,
+};
+
+use crate::{
+    estimates::Estimate,
+    messages::NetworkBudget,
+    shard::{Ride, ShardLoad},
+    task::Task,
+};
+
+/// Control -> one ModelThread.
+#[derive(Debug)]
+pub enum ControlToShard {
+    /// A member joined: it may connect with this pass.
+    Joined {
+        /// Who.
+        member: Member,
+        /// What it has to show.
+        pass: u64,
+    },
+    /// A frontend left: its tasks are forgotten.
+    FrontendLeft(FrontendId),
+    /// A backend left: its tasks are in doubt. Its GPUs left before.
+    BackendLeft(BackendId),
+    /// Whether a frontend's tasks are taken: not while backends in use cannot reach it.
+    Served(FrontendId, bool),
+    /// A GPU is in use from now on.
+    GpuJoined(Gpu),
+    /// A GPU is not in use any more.
+    GpuLeft(GpuId),
+    /// A GPU is known by another id from now on; it is not in use.
+    GpuRenamed {
+        /// Its id so far.
+        old: GpuId,
+        /// Its id from now on.
+        new: GpuId,
+    },
+    /// A GPU is gone for good; it was not in use any more.
+    GpuGone(GpuId),
+    /// What backends offer for a model that this thread owns.
+    Offered(Offered),
+    /// What the way back from the end of execution takes.
+    Resp(Span),
+    /// Whether any GPU in use hosts a model that this thread owns; if none does, why its tasks are dropped.
+    Hosted(ModelId, Result<(), DropReason>),
+    /// To be passed on before the first plan that needs it.
+    Host {
+        /// To whom.
+        backend: BackendId,
+        /// What it has loaded.
+        load: LoadId,
+        /// Its id in plans.
+        model: ModelId,
+    },
+    /// To be passed on after the last plan that names it.
+    Unload {
+        /// To whom.
+        backend: BackendId,
+        /// The model.
+        model: ModelId,
+    },
+    /// A model that another thread owned so far.
+    Adopt(Box<Moved>),
+    /// Meant for a model that this thread owns, but sent to one that did before.
+    Forwarded(ModelId, Forwarded),
+}
+
+/// A GPU as ModelThreads know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its id.
+    pub id: GpuId,
+    /// Whose it is.
+    pub backend: BackendId,
+    /// Which of that one's.
+    pub index: u32,
+    /// What it hosts; ascending.
+    pub models: Vec<ModelId>,
+}
+
+/// What backends offer for a model.
+#[derive(Debug, Clone)]
+pub struct Offered {
+    /// The model.
+    pub model: ModelId,
+    /// What the network costs it.
+    pub budget: NetworkBudget,
+    /// The slowest of all offers, if that is another one than before: what was learned of the model is void then, and
+    /// `offers` are all that there are.
+    pub common: Option<LatencyProfile>,
+    /// What GPUs offer.
+    pub offers: Vec<(Vec<GpuId>, Arc<LatencyProfile>)>,
+}
+
+/// A model on its way from one ModelThread to another.
+#[derive(Debug)]
+pub struct Moved {
+    /// The model.
+    pub model: ModelId,
+    /// What waits for it.
+    pub tasks: Vec<Task<Ride>>,
+    /// What its executions have taught.
+    pub estimate: Option<Estimate>,
+}
+
+/// What came too late for the thread that it was sent to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Forwarded {
+    /// A task to run.
+    Task(Task<Ride>),
+    /// A task whose client hung up.
+    Cancel(TaskId),
+}
+
+/// One ModelThread -> control.
+#[derive(Debug)]
+pub enum ShardToControl {
+    /// A member is connected here.
+    Connected(Member),
+    /// A member's connection to this thread ended, or it broke the protocol there.
+    Lost(Member, String),
+    /// What a model is planned with: l(1), and what the network costs it.
+    Planned(ModelId, Span, NetworkBudget),
+    /// What this thread has had to do.
+    Load(ModelThreadId, ShardLoad),
+    /// A model that this thread was told to release.
+    Released(Box<Moved>),
+    /// For whoever owns the model now.
+    Forward(ModelId, Forwarded),
+}
+
+/// Control -> RankThread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ControlToRank {
+    /// A model, and the thread that owns it.
+    Model(ModelId, ModelThreadId),
+    /// What the network costs a model.
+    Budget(ModelId, NetworkBudget),
+    /// A model is to be moved to another thread.
+    Move(ModelId, ModelThreadId),
+    /// A GPU is in use from now on.
+    GpuJoined(GpuId, Vec<ModelId>),
+    /// A GPU is not in use any more.
+    GpuLeft(GpuId),
+    /// It comes back under this id, and is free when its plans have ended.
+    GpuRenamed {
+        /// Its id so far.
+        old: GpuId,
+        /// Its id from now on.
+        new: GpuId,
+    },
+    /// A GPU is gone for good; it was not in use any more.
+    GpuGone(GpuId),
+}

@@ -1,0 +1,48 @@
+//! The scheduler's process: sockets, threads and the clock around its state machines.
+//!
+//! With one ModelThread all is one thread with one endpoint ([`in_place`]). With more, control, the RankThread and each
+//! ModelThread have threads of their own ([`threads`]), and each ModelThread an endpoint of its own, so that a task
+//! crosses no other thread.
+#![allow(clippy::disallowed_methods, reason = "the scheduler's only place with a clock, threads and sockets")]
+
+mod connections;
+mod in_place;
+pub mod threads;
+pub mod turns;
+
+use std::{convert::Infallible, net::SocketAddr, num::NonZero, thread};
+
+use proto::hello::SchedulerHello;
+use transport::{Arm, ArmName, Clock, Endpoint, EndpointConfig, OpenError, ROCE_PORT};
+
+use crate::config::{Config, RunError};
+
+/// Runs a scheduler until its process ends.
+///
+/// # Errors
+/// If the configuration is wrong, a socket cannot be opened or a thread not be started. Nothing that a peer does ends it.
+pub fn run(config: &Config) -> Result<Infallible, RunError> {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let cluster = config.cluster_config(cores)?;
+    let clock = Clock::start();
+    if cluster.model_threads == 1 {
+        in_place::run(config, &cluster, clock)
+    } else {
+        threads::run(config, cluster, clock)
+    }
+}
+
+/// One of the process's endpoints, which listens at `listen`. Several share one address.
+fn open(config: &Config, listen: SocketAddr, is_one_of_several: bool) -> Result<Endpoint, OpenError> {
+    let soft_address = (config.arm == ArmName::Soft).then(|| SocketAddr::new(config.listen.ip(), ROCE_PORT));
+    let address = config.address.or(soft_address);
+    let arm = Arm::choose(&config.arm, address, config.shared_address, config.faults, config.verbs)?;
+    let endpoint =
+        EndpointConfig::over(arm).listening(listen).with_secret(config.secret.as_str()).with_tls(config.tls.clone());
+    Endpoint::open(if is_one_of_several { endpoint.sharing_address_within_process() } else { endpoint })
+}
+
+fn read_hello(hello: &[u8]) -> Result<SchedulerHello, String> {
+    wincode::deserialize(hello)
+        .map_err(|error| format!("the hello does not decode ({error}); do both sides run the same version?"))
+}

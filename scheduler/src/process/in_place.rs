@@ -1,0 +1,126 @@
+//! Everything on one thread, with one endpoint.
+
+use std::convert::Infallible;
+
+use proto::{
+    Timestamp,
+    hello::{Member, SchedulerHello},
+};
+use transport::{Clock, ConnectionId, Event};
+
+use super::connections::{Connections, Said, encode};
+use crate::{
+    cluster::{Cluster, ClusterConfig, ClusterOutput, Port},
+    config::{Config, RunError},
+};
+
+pub(super) fn run(config: &Config, cluster: &ClusterConfig, clock: Clock) -> Result<Infallible, RunError> {
+    let cluster = Cluster::new(cluster, rand::random())?;
+    let connections = Connections::new(super::open(config, config.listen, false)?);
+    tracing::info!(listen = %config.listen, policy = %config.policy, "the scheduler is up");
+    let mut server = Server { cluster, connections, clock };
+    loop {
+        server.turn();
+    }
+}
+
+struct Server {
+    cluster: Cluster,
+    connections: Connections,
+    clock: Clock,
+}
+
+impl Server {
+    /// Takes in what has arrived, lets timers fire, sends what came of it, and sleeps if there was nothing to do.
+    fn turn(&mut self) {
+        let now = self.clock.now();
+        let mut busy = self.connections.endpoint.drive(now);
+        while let Some(event) = self.connections.endpoint.poll_event() {
+            busy = true;
+            self.on_event(event);
+        }
+        let now = self.clock.now();
+        busy |= self.cluster.poll_timeout().is_some_and(|at| at <= now);
+        // All that has come in is decided on at once.
+        self.cluster.handle_timeout(now);
+        self.send_outputs();
+        if busy {
+            self.connections.endpoint.drive(self.clock.now());
+            return;
+        }
+        let timeouts = [self.cluster.poll_timeout(), self.connections.endpoint.poll_timeout()];
+        let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER);
+        self.connections.endpoint.wait(now, until);
+    }
+
+    fn on_event(&mut self, event: Event) {
+        let now = self.clock.now();
+        match event {
+            Event::Incoming { connection, peer, hello } => {
+                if let Err(reason) = self.welcome(now, connection, &hello) {
+                    tracing::warn!(%peer, reason, "refused a peer");
+                    self.connections.endpoint.refuse(now, connection, &reason);
+                }
+            }
+            Event::Message { connection, frame } => {
+                let cluster = &mut self.cluster;
+                self.connections.read(connection, &frame, |said| match said {
+                    Said::Frontend(frontend, message) => {
+                        cluster.handle_frontend_message(now, Port::Control, frontend, message)
+                    }
+                    Said::Backend(backend, message) => {
+                        cluster.handle_backend_message(now, Port::Control, backend, message)
+                    }
+                });
+            }
+            Event::Disconnected { connection, reason } => {
+                if let Some(member) = self.connections.handle_disconnected(connection) {
+                    tracing::warn!(?member, reason = reason.0, "a member left");
+                    self.cluster.handle_disconnected(now, Port::Control, member, reason.0);
+                }
+            }
+            // The scheduler opens no connection and registers no memory, so the rest does not happen to it.
+            Event::Connected { .. }
+            | Event::ReadDone { .. }
+            | Event::WriteDone { .. }
+            | Event::Immediate { .. }
+            | Event::KeyChanged { .. } => {}
+        }
+    }
+
+    fn welcome(&mut self, now: Timestamp, connection: ConnectionId, hello: &[u8]) -> Result<(), String> {
+        let (member, welcome) = match super::read_hello(hello)? {
+            SchedulerHello::Frontend(hello) => {
+                let link_address = hello.link_address.clone();
+                let welcome = self.cluster.handle_frontend_joined(now, hello).map_err(|error| error.to_string())?;
+                tracing::info!(frontend = welcome.frontend.0, link_address, "a frontend joined");
+                (Member::Frontend(welcome.frontend), encode(&welcome))
+            }
+            SchedulerHello::Backend(hello) => {
+                let (gpus, models) = (hello.gpus, hello.models.len());
+                let welcome = self.cluster.handle_backend_joined(now, hello).map_err(|error| error.to_string())?;
+                tracing::info!(backend = welcome.backend.0, gpus, models, "a backend joined");
+                (Member::Backend(welcome.backend), encode(&welcome))
+            }
+            SchedulerHello::Member(_) => return Err("this scheduler has no ModelThreads to connect to".to_owned()),
+        };
+        self.connections.accept(now, connection, member, welcome);
+        Ok(())
+    }
+
+    /// Steps 6: plans and news leave, those of one turn for one peer in as few frames as they fit.
+    fn send_outputs(&mut self) {
+        while let Some(output) = self.cluster.poll_output() {
+            match output {
+                ClusterOutput::ToFrontend(_, frontend, message) => {
+                    self.connections.post(Member::Frontend(frontend), &message);
+                }
+                ClusterOutput::ToBackend(_, backend, message) => {
+                    self.connections.post(Member::Backend(backend), &message);
+                }
+                ClusterOutput::Close(member, reason) => self.connections.close(member, &reason),
+            }
+        }
+        self.connections.flush();
+    }
+}

@@ -1,0 +1,445 @@
+//! Control, the RankThread and each ModelThread on a thread of its own.
+//!
+//! Candidates and grants go through the mailboxes, everything else through channels. Nobody waits for room in one: what
+//! does not fit is kept by its sender until it does, so that two threads never wait for each other. A thread's news come
+//! in order; see `control` for the order in which threads are told.
+
+use std::{collections::VecDeque, convert::Infallible, net::SocketAddr, sync::Arc, thread};
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use proto::{
+    ModelThreadId, Span, Timestamp,
+    hello::{Member, MemberHello, SchedulerHello},
+};
+use transport::{Clock, ConnectionId, Event};
+
+use super::{
+    connections::{Connections, Said, encode},
+    turns::{self, Bed, Idleness},
+};
+use crate::{
+    cluster::{ClusterConfig, LOAD_INTERVAL},
+    config::{Config, RunError},
+    control::{Control, ControlOutput},
+    doorbell::Doorbell,
+    mailbox,
+    news::{ControlToRank, ControlToShard, ShardToControl},
+    rank_loop::RankLoop,
+    shard::{Shard, ShardOutput},
+};
+
+/// Messages in a channel between two threads; more wait with their sender.
+const CHANNEL_MESSAGES: usize = 1024;
+/// The longest sleep: control looks this often whether all threads are alive.
+const SLEEP_MAX: Span = Span::from_millis(100);
+
+/// A channel's sending side, with the other thread's doorbell.
+struct Outbox<T> {
+    channel: Sender<T>,
+    bell: Arc<Doorbell>,
+    waiting: VecDeque<T>,
+}
+
+impl<T> Outbox<T> {
+    fn new(bell: Arc<Doorbell>) -> (Self, Receiver<T>) {
+        let (channel, receiver) = bounded(CHANNEL_MESSAGES);
+        (Self { channel, bell, waiting: VecDeque::new() }, receiver)
+    }
+
+    fn another(&self) -> Self {
+        Self { channel: self.channel.clone(), bell: Arc::clone(&self.bell), waiting: VecDeque::new() }
+    }
+
+    fn post(&mut self, message: T) {
+        self.waiting.push_back(message);
+    }
+
+    /// Sends what there is room for. True if something is left.
+    fn flush(&mut self) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
+        while let Some(message) = self.waiting.pop_front() {
+            match self.channel.try_send(message) {
+                Ok(()) => {}
+                Err(TrySendError::Full(message)) => {
+                    self.waiting.push_front(message);
+                    break;
+                }
+                // The other thread has ended, and control is about to notice.
+                Err(TrySendError::Disconnected(_)) => self.waiting.clear(),
+            }
+        }
+        self.bell.ring();
+        !self.waiting.is_empty()
+    }
+}
+
+pub(super) fn run(config: &Config, mut cluster: ClusterConfig, clock: Clock) -> Result<Infallible, RunError> {
+    check_cores(config, cluster.model_threads)?;
+    let control_port = Connections::new(super::open(config, config.listen, true)?);
+    let ids = || (0..cluster.model_threads).map(ModelThreadId);
+    let ports = ids().map(|_| super::open(config, SocketAddr::new(config.listen.ip(), 0), true).map(Connections::new));
+    let ports = ports.collect::<Result<Vec<_>, _>>()?;
+    let addresses = ports.iter().map(|port| port.endpoint.listen_address().expect("it listens").to_string());
+    cluster.addresses = addresses.collect();
+
+    let (bed, rank_bell) = Bed::new();
+    let rank_bell = Arc::new(rank_bell);
+    let bell_of = |port: &Connections| {
+        let waker = port.endpoint.waker();
+        Arc::new(Doorbell::new(move || waker.wake()))
+    };
+    let control_bell = bell_of(&control_port);
+    let (to_control, from_shards) = Outbox::new(Arc::clone(&control_bell));
+    let (to_rank, rank_news) = Outbox::new(Arc::clone(&rank_bell));
+    let shard_bells: Vec<_> = ports.iter().map(bell_of).collect();
+    let (to_shards, shard_news): (Vec<_>, Vec<_>) = shard_bells.iter().cloned().map(Outbox::new).unzip();
+    let links = ids().map(|_| mailbox::link(crate::MODELS_MAX));
+    let (model_ends, rank_ends): (Vec<_>, Vec<_>) = links.unzip();
+
+    let mut running = Vec::new();
+    let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
+        thread::Builder::new().name(name.clone()).spawn(body).map(|handle| (name, handle)).map_err(RunError::Thread)
+    };
+    let core = |index: usize| config.cores.get(index).copied();
+    let rank = RankLoop::new(cluster.budget, rank_ends);
+    let mut rank = RankDriver::new(rank, rank_news, (bed, rank_bell), shard_bells.clone());
+    let rank_core = core(0);
+    let body = move || {
+        let has_core = turns::pin(rank_core);
+        loop {
+            let now = clock.now();
+            let is_busy = rank.turn(now);
+            rank.rest(now, is_busy, has_core);
+        }
+    };
+    running.push(spawn("rank".to_owned(), Box::new(body))?);
+    for (((id, port), end), news) in ids().zip(ports).zip(model_ends).zip(shard_news) {
+        let planner = cluster.policy.sharded_planner(cluster.budget, end)?;
+        let mut driver = ShardDriver {
+            id,
+            shard: Shard::new(cluster.shard(id), planner),
+            port,
+            news,
+            to_control: to_control.another(),
+            bell: Arc::clone(&shard_bells[usize::from(id.0)]),
+            rank_bell: Arc::clone(&to_rank.bell),
+            report_at: Timestamp::PAST,
+            clock,
+        };
+        let core = core(1 + usize::from(id.0));
+        running.push(spawn(format!("model-{}", id.0), Box::new(move || driver.run(core)))?);
+    }
+    tracing::info!(
+        listen = %config.listen, policy = %config.policy, model_threads = cluster.model_threads, "the scheduler is up"
+    );
+    let control = Control::new(cluster.control(), rand::random());
+    let (port, bell, for_members) = (control_port, control_bell, Vec::new());
+    let mut driver = ControlDriver { control, port, from_shards, to_shards, to_rank, for_members, bell, clock };
+    loop {
+        driver.turn();
+        if let Some((name, _)) = running.iter().find(|(_, handle)| handle.is_finished()) {
+            return Err(RunError::Ended(name.clone()));
+        }
+    }
+}
+
+fn check_cores(config: &Config, model_threads: u16) -> Result<(), RunError> {
+    let threads = usize::from(model_threads) + 1;
+    if config.cores.len() > threads {
+        let expected = format!("at most {threads}: the RankThread's, then the ModelThreads'");
+        return Err(RunError::Cores(format!("found {} of them, expected {expected}", config.cores.len())));
+    }
+    let there = turns::cores();
+    match config.cores.iter().find(|core| !there.contains(core)) {
+        Some(core) => Err(RunError::Cores(format!("found {core}, expected some of {there:?}"))),
+        None => Ok(()),
+    }
+}
+
+/// The RankThread's thread: production's, and that of whoever measures it.
+pub struct RankDriver {
+    rank: RankLoop,
+    news: Receiver<ControlToRank>,
+    bed: Bed,
+    bell: Arc<Doorbell>,
+    model_bells: Vec<Arc<Doorbell>>,
+    idleness: Idleness,
+}
+
+impl RankDriver {
+    /// With the mailboxes and the doorbells of all ModelThreads. What comes over `news` is announced with `bell`.
+    #[must_use]
+    pub fn new(
+        rank: RankLoop,
+        news: Receiver<ControlToRank>,
+        (bed, bell): (Bed, Arc<Doorbell>),
+        model_bells: Vec<Arc<Doorbell>>,
+    ) -> Self {
+        Self { rank, news, bed, bell, model_bells, idleness: Idleness::default() }
+    }
+
+    /// Looks at everything once. True if there was anything to do.
+    pub fn turn(&mut self, now: Timestamp) -> bool {
+        let mut is_busy = false;
+        while let Ok(news) = self.news.try_recv() {
+            is_busy = true;
+            self.rank.handle_news(now, news);
+        }
+        is_busy |= self.rank.turn(now);
+        for thread in self.rank.take_told() {
+            self.model_bells[usize::from(thread.0)].ring();
+        }
+        is_busy
+    }
+
+    /// Between two turns: sleeps if there is nothing to do, and the thread does not rather look again.
+    pub fn rest(&mut self, now: Timestamp, is_busy: bool, has_core: bool) {
+        if self.idleness.looks_again(is_busy, has_core) {
+            return;
+        }
+        let until = self.rank.poll_timeout().unwrap_or(Timestamp::NEVER);
+        let (rank, news, bed) = (&self.rank, &self.news, &self.bed);
+        self.bell.nap(|| rank.has_mail() || !news.is_empty(), || bed.sleep(now, until, SLEEP_MAX));
+    }
+}
+
+/// A ModelThread's thread.
+struct ShardDriver {
+    id: ModelThreadId,
+    shard: Shard,
+    port: Connections,
+    news: Receiver<ControlToShard>,
+    to_control: Outbox<ShardToControl>,
+    bell: Arc<Doorbell>,
+    rank_bell: Arc<Doorbell>,
+    report_at: Timestamp,
+    clock: Clock,
+}
+
+impl ShardDriver {
+    fn run(&mut self, core: Option<usize>) {
+        let has_core = turns::pin(core);
+        let mut idleness = Idleness::default();
+        loop {
+            let is_busy = self.turn();
+            if idleness.looks_again(is_busy, has_core) {
+                continue;
+            }
+            let now = self.clock.now();
+            let timeouts = [self.shard.poll_timeout(), self.port.endpoint.poll_timeout(), Some(self.report_at)];
+            let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + SLEEP_MAX);
+            let (shard, news, endpoint) = (&self.shard, &self.news, &mut self.port.endpoint);
+            self.bell.nap(|| shard.has_mail() || !news.is_empty(), || endpoint.wait(now, until));
+        }
+    }
+
+    /// True if there was anything to do.
+    fn turn(&mut self) -> bool {
+        let mut is_busy = self.port.endpoint.drive(self.clock.now());
+        // Before the news: what a member says never comes before what the scheduler's threads must know for it.
+        let events: Vec<Event> = std::iter::from_fn(|| self.port.endpoint.poll_event()).collect();
+        let now = self.clock.now();
+        while let Ok(news) = self.news.try_recv() {
+            is_busy = true;
+            match &news {
+                ControlToShard::FrontendLeft(frontend) => self.port.close(Member::Frontend(*frontend), "it left"),
+                ControlToShard::BackendLeft(backend) => self.port.close(Member::Backend(*backend), "it left"),
+                _ => {}
+            }
+            self.shard.handle_news(now, news);
+        }
+        is_busy |= !events.is_empty();
+        for event in events {
+            self.on_event(now, event);
+        }
+        is_busy |= self.shard.has_mail() || self.shard.poll_timeout().is_some_and(|at| at <= now);
+        self.shard.handle_timeout(now);
+        if self.report_at <= now {
+            self.report_at = now + LOAD_INTERVAL;
+            self.to_control.post(ShardToControl::Load(self.id, self.shard.take_load()));
+        }
+        while let Some(output) = self.shard.poll_output() {
+            is_busy = true;
+            match output {
+                ShardOutput::ToFrontend(frontend, message) => self.port.post(Member::Frontend(frontend), &message),
+                ShardOutput::ToBackend(backend, message) => self.port.post(Member::Backend(backend), &message),
+                ShardOutput::ToControl(news) => self.to_control.post(news),
+            }
+        }
+        self.port.flush();
+        is_busy |= self.to_control.flush();
+        if is_busy {
+            self.rank_bell.ring();
+            self.port.endpoint.drive(self.clock.now());
+        }
+        is_busy
+    }
+
+    fn on_event(&mut self, now: Timestamp, event: Event) {
+        match event {
+            Event::Incoming { connection, peer, hello } => {
+                if let Err(reason) = self.welcome(now, connection, &hello) {
+                    tracing::warn!(%peer, reason, "refused a member");
+                    self.port.endpoint.refuse(now, connection, &reason);
+                }
+            }
+            Event::Message { connection, frame } => {
+                let shard = &mut self.shard;
+                self.port.read(connection, &frame, |said| match said {
+                    Said::Frontend(frontend, message) => shard.handle_frontend_message(now, frontend, message),
+                    Said::Backend(backend, message) => shard.handle_backend_message(now, backend, message),
+                });
+            }
+            Event::Disconnected { connection, reason } => {
+                if let Some(member) = self.port.handle_disconnected(connection) {
+                    self.shard.handle_disconnected(member, reason.0);
+                }
+            }
+            // It opens no connection and registers no memory, so the rest does not happen to it.
+            Event::Connected { .. }
+            | Event::ReadDone { .. }
+            | Event::WriteDone { .. }
+            | Event::Immediate { .. }
+            | Event::KeyChanged { .. } => {}
+        }
+    }
+
+    fn welcome(&mut self, now: Timestamp, connection: ConnectionId, hello: &[u8]) -> Result<(), String> {
+        let SchedulerHello::Member(MemberHello { member, pass }) = super::read_hello(hello)? else {
+            return Err("this is a ModelThread's address; join at the scheduler's own".to_owned());
+        };
+        if !self.shard.is_welcome(member, pass) {
+            return Err(format!("{member:?} has not joined, or this is not the pass that it was given"));
+        }
+        if self.port.accept(now, connection, member, Vec::new()) {
+            self.shard.handle_connected(member);
+        }
+        Ok(())
+    }
+}
+
+/// Control's thread, which is the process's own.
+struct ControlDriver {
+    control: Control,
+    port: Connections,
+    from_shards: Receiver<ShardToControl>,
+    to_shards: Vec<Outbox<ControlToShard>>,
+    to_rank: Outbox<ControlToRank>,
+    /// What members are to be told in this turn.
+    for_members: Vec<ControlOutput>,
+    bell: Arc<Doorbell>,
+    clock: Clock,
+}
+
+impl ControlDriver {
+    fn turn(&mut self) {
+        let mut is_busy = self.port.endpoint.drive(self.clock.now());
+        let now = self.clock.now();
+        while let Ok(news) = self.from_shards.try_recv() {
+            is_busy = true;
+            self.control.handle_news(now, news);
+        }
+        while let Some(event) = self.port.endpoint.poll_event() {
+            is_busy = true;
+            self.on_event(now, event);
+        }
+        self.control.handle_timeout(now);
+        is_busy |= self.send_outputs();
+        if is_busy {
+            self.port.endpoint.drive(self.clock.now());
+            return;
+        }
+        let timeouts = [self.control.poll_timeout(), self.port.endpoint.poll_timeout()];
+        let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + SLEEP_MAX);
+        let (from_shards, endpoint) = (&self.from_shards, &mut self.port.endpoint);
+        self.bell.nap(|| !from_shards.is_empty(), || endpoint.wait(now, until));
+    }
+
+    /// ModelThreads first, then the RankThread, then members. True if there was anything to send.
+    fn send_outputs(&mut self) -> bool {
+        let is_busy = self.tell_threads();
+        for output in std::mem::take(&mut self.for_members) {
+            match output {
+                ControlOutput::ToFrontend(frontend, message) => self.port.post(Member::Frontend(frontend), &message),
+                ControlOutput::ToBackend(backend, message) => self.port.post(Member::Backend(backend), &message),
+                ControlOutput::Close(member, reason) => self.port.close(member, &reason),
+                ControlOutput::ToShard(..) | ControlOutput::ToRank(_) => {}
+            }
+        }
+        self.port.flush();
+        is_busy
+    }
+
+    /// Tells the other threads, and keeps what is for members. True if there was anything.
+    fn tell_threads(&mut self) -> bool {
+        let mut is_busy = false;
+        while let Some(output) = self.control.poll_output() {
+            is_busy = true;
+            match output {
+                ControlOutput::ToShard(thread, news) => self.to_shards[usize::from(thread.0)].post(news),
+                ControlOutput::ToRank(news) => self.to_rank.post(news),
+                for_member => self.for_members.push(for_member),
+            }
+        }
+        for to_shard in &mut self.to_shards {
+            is_busy |= to_shard.flush();
+        }
+        self.to_rank.flush() | is_busy
+    }
+
+    fn on_event(&mut self, now: Timestamp, event: Event) {
+        match event {
+            Event::Incoming { connection, peer, hello } => {
+                if let Err(reason) = self.welcome(now, connection, &hello) {
+                    tracing::warn!(%peer, reason, "refused a peer");
+                    self.port.endpoint.refuse(now, connection, &reason);
+                }
+            }
+            Event::Message { connection, frame } => {
+                let control = &mut self.control;
+                self.port.read(connection, &frame, |said| match said {
+                    Said::Frontend(frontend, message) => control.handle_frontend_message(now, frontend, message),
+                    Said::Backend(backend, message) => control.handle_backend_message(now, backend, message),
+                });
+            }
+            Event::Disconnected { connection, reason } => {
+                if let Some(member) = self.port.handle_disconnected(connection) {
+                    tracing::warn!(?member, reason = reason.0, "a member left");
+                    self.control.handle_left(now, member);
+                }
+            }
+            // It opens no connection and registers no memory, so the rest does not happen to it.
+            Event::Connected { .. }
+            | Event::ReadDone { .. }
+            | Event::WriteDone { .. }
+            | Event::Immediate { .. }
+            | Event::KeyChanged { .. } => {}
+        }
+    }
+
+    fn welcome(&mut self, now: Timestamp, connection: ConnectionId, hello: &[u8]) -> Result<(), String> {
+        let (member, welcome) = match super::read_hello(hello)? {
+            SchedulerHello::Frontend(hello) => {
+                let link_address = hello.link_address.clone();
+                let welcome = self.control.handle_frontend_joined(now, hello).map_err(|error| error.to_string())?;
+                tracing::info!(frontend = welcome.frontend.0, link_address, "a frontend joined");
+                (Member::Frontend(welcome.frontend), encode(&welcome))
+            }
+            SchedulerHello::Backend(hello) => {
+                let (gpus, models) = (hello.gpus, hello.models.len());
+                let welcome = self.control.handle_backend_joined(now, hello).map_err(|error| error.to_string())?;
+                tracing::info!(backend = welcome.backend.0, gpus, models, "a backend joined");
+                (Member::Backend(welcome.backend), encode(&welcome))
+            }
+            SchedulerHello::Member(_) => {
+                return Err("this is the scheduler's own address; the welcome named the ModelThreads'".to_owned());
+            }
+        };
+        // The ModelThreads hear of it before the member hears where they are.
+        self.tell_threads();
+        self.port.accept(now, connection, member, welcome);
+        Ok(())
+    }
+}

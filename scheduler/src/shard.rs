@@ -1,0 +1,686 @@
+//! Steps 3 to 6: what one ModelThread does with its peers. It owns models, and of their tasks everything from a
+//! frontend's submission to a plan for a backend and the plan's end: queues, plans under way, fences, and what
+//! executions teach about l(b). Who there is, what is hosted where and who owns which model it is told by control.
+//!
+//! Each task that a frontend submits ends exactly once: its backend answers it, or the frontend is told `Dropped`.
+//! No IO and no clock: `handle_*` takes what arrived and `now`, `poll_output` yields what is to be sent.
+
+mod fencing;
+mod plans;
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+};
+
+use proto::{
+    BackendId, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId,
+    Timestamp,
+    backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
+    frontend_to_scheduler::FrontendToScheduler,
+    hello::Member,
+    scheduler_to_backend::{BatchPlan, PlannedTask, SchedulerToBackend},
+    scheduler_to_frontend::{DropReason, SchedulerToFrontend},
+    slot::ImmediateData,
+    stages::SchedulerStamps,
+};
+use thiserror::Error;
+
+use crate::{
+    estimates::{Estimates, ProfileChange},
+    messages::NetworkBudget,
+    network_times::NetworkTime,
+    news::{ControlToShard, Forwarded, Gpu, Moved, Offered, ShardToControl},
+    planner::{Planner, PlannerOutput},
+    task::{Batch, ModelConfig, Task},
+};
+use fencing::Fences;
+use plans::{Plans, RunningTask, SentPlan};
+
+/// Limits of one ModelThread.
+#[derive(Debug, Clone, Copy)]
+pub struct ShardConfig {
+    /// Which one it is.
+    pub id: ModelThreadId,
+    /// From the end of execution to the client; taken off every deadline, until control has learned better.
+    pub resp: Span,
+    /// From a grant to its plan's arrival at a backend, at most.
+    pub ctrl: Span,
+    /// Tasks that may wait for one model.
+    pub queue_max: usize,
+    /// Tasks that one frontend may have under way here.
+    pub tasks_per_frontend_max: usize,
+    /// Plan with what executions take, not only with what backends offered.
+    pub reestimate: bool,
+}
+
+/// What rides along with a queued task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ride {
+    attempt: u16,
+    slot: SlotDescriptor,
+}
+
+/// Something to send.
+#[derive(Debug)]
+pub enum ShardOutput {
+    /// To a frontend.
+    ToFrontend(FrontendId, SchedulerToFrontend),
+    /// To a backend.
+    ToBackend(BackendId, SchedulerToBackend),
+    /// To control.
+    ToControl(ShardToControl),
+}
+
+/// How much there is to do.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ShardLoad {
+    /// Tasks that wait.
+    pub queued: usize,
+    /// Plans under way.
+    pub batches: usize,
+    /// Tasks that came since the last time this was asked for, of each model that had any.
+    pub tasks: Vec<(ModelId, u64)>,
+}
+
+/// A peer broke the protocol; its connection is to be closed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("the peer broke the protocol: {0}")]
+pub struct Violation(pub String);
+
+/// [`FrontendToScheduler::Submit`].
+#[derive(Debug, Clone, Copy)]
+struct Submission {
+    task: TaskId,
+    model: ModelId,
+    deadline: Timestamp,
+    priority: u8,
+    slot: SlotDescriptor,
+}
+
+#[derive(Debug, Default)]
+struct Frontend {
+    /// Tasks submitted here and not ended.
+    tasks: usize,
+    /// Whether backends reach it.
+    is_served: bool,
+}
+
+#[derive(Debug)]
+struct Model {
+    /// As configured, with `ctrl` and `data_per_task` as they are planned with.
+    budget: NetworkBudget,
+    /// From a plan's arrival to that of its inputs, for each of them.
+    data: NetworkTime,
+    /// Whether any GPU in use hosts it, or why its tasks are dropped.
+    hosted: Result<(), DropReason>,
+    /// l(1) and the budget, as control was told.
+    told: Option<(Span, NetworkBudget)>,
+    /// Tasks that came since the last [`Shard::take_load`].
+    tasks: u64,
+}
+
+/// One ModelThread without its sockets.
+pub struct Shard {
+    config: ShardConfig,
+    /// What members have to show when they connect here.
+    passes: BTreeMap<Member, u64>,
+    frontends: BTreeMap<FrontendId, Frontend>,
+    /// GPUs in use.
+    gpus: BTreeMap<GpuId, (BackendId, u32)>,
+    /// Models that this thread owns.
+    models: BTreeMap<ModelId, Model>,
+    /// l(b) of these.
+    estimates: Estimates,
+    /// From a grant to its plan's arrival.
+    ctrl: NetworkTime,
+    planner: Box<dyn Planner<Ride>>,
+    plans: Plans,
+    fences: Fences,
+    outputs: VecDeque<ShardOutput>,
+}
+
+impl Shard {
+    /// A thread that knows nobody yet.
+    #[must_use]
+    pub fn new(config: ShardConfig, planner: Box<dyn Planner<Ride>>) -> Self {
+        Self {
+            passes: BTreeMap::new(),
+            frontends: BTreeMap::new(),
+            gpus: BTreeMap::new(),
+            models: BTreeMap::new(),
+            estimates: Estimates::new(config.reestimate),
+            ctrl: NetworkTime::new(config.ctrl),
+            planner,
+            plans: Plans::new(config.id),
+            fences: Fences::default(),
+            outputs: VecDeque::new(),
+            config,
+        }
+    }
+
+    /// Whether a member that wants to connect is who it says.
+    #[must_use]
+    pub fn is_welcome(&self, member: Member, pass: u64) -> bool {
+        self.passes.get(&member) == Some(&pass)
+    }
+
+    /// What control says.
+    pub fn handle_news(&mut self, now: Timestamp, news: ControlToShard) {
+        match news {
+            ControlToShard::Joined { member, pass } => {
+                self.passes.insert(member, pass);
+                if let Member::Frontend(frontend) = member {
+                    self.frontends.insert(frontend, Frontend::default());
+                }
+            }
+            ControlToShard::FrontendLeft(frontend) => self.on_frontend_left(now, frontend),
+            ControlToShard::BackendLeft(backend) => {
+                self.passes.remove(&Member::Backend(backend));
+                let lost = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks).collect();
+                self.doubt((backend, LinkId::ALL), lost);
+            }
+            ControlToShard::Served(frontend, is_served) => self.on_served(now, frontend, is_served),
+            ControlToShard::GpuJoined(Gpu { id, backend, index, models }) => {
+                self.gpus.insert(id, (backend, index));
+                let free_at = self.plans.free_at(backend, index).map_or(now, |at| at.max(now));
+                self.planner.handle_gpu_joined(free_at, id, models);
+            }
+            ControlToShard::GpuLeft(gpu) => {
+                self.gpus.remove(&gpu);
+                self.planner.handle_gpu_left(now, gpu);
+            }
+            ControlToShard::GpuRenamed { old, new } => {
+                self.estimates.handle_gpu_renamed(old, new);
+                self.follow_estimates(now);
+            }
+            ControlToShard::GpuGone(gpu) => self.estimates.handle_gpu_left(gpu),
+            ControlToShard::Resp(resp) => self.config.resp = resp,
+            ControlToShard::Offered(offered) => self.on_offered(now, offered),
+            ControlToShard::Hosted(model, hosted) => self.on_hosted(now, model, hosted),
+            ControlToShard::Host { backend, load, model } => {
+                self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Host { load, model }));
+            }
+            ControlToShard::Unload { backend, model } => {
+                self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Unload { model }));
+            }
+            ControlToShard::Adopt(moved) => self.on_adopted(now, *moved),
+            ControlToShard::Forwarded(model, Forwarded::Task(task)) => self.on_forwarded(now, model, task),
+            // Whom nobody owns is not forwarded again.
+            ControlToShard::Forwarded(model, Forwarded::Cancel(task)) => {
+                if self.models.contains_key(&model) {
+                    self.on_cancel(now, model, task);
+                }
+            }
+        }
+    }
+
+    /// A member is connected to this thread.
+    pub fn handle_connected(&mut self, member: Member) {
+        self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Connected(member)));
+    }
+
+    /// A member's connection to this thread ended.
+    pub fn handle_disconnected(&mut self, member: Member, reason: String) {
+        self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Lost(member, reason)));
+    }
+
+    /// Whether a frontend's message is for the ModelThread, where one connection serves that and control.
+    #[must_use]
+    pub fn is_for_shard_of_frontend(message: &FrontendToScheduler) -> bool {
+        use FrontendToScheduler as Message;
+        matches!(message, Message::Submit { .. } | Message::Cancel { .. } | Message::Fenced { .. })
+    }
+
+    /// Whether a backend's message is for the ModelThread, where one connection serves that and control.
+    #[must_use]
+    pub fn is_for_shard_of_backend(message: &BackendToScheduler) -> bool {
+        use BackendToScheduler as Message;
+        matches!(message, Message::PlanDone { .. } | Message::Answered { .. } | Message::Cancelled { .. })
+    }
+
+    /// A frontend's message.
+    ///
+    /// # Errors
+    /// If it breaks the protocol.
+    pub fn handle_frontend_message(
+        &mut self,
+        now: Timestamp,
+        frontend: FrontendId,
+        message: FrontendToScheduler,
+    ) -> Result<(), Violation> {
+        match message {
+            FrontendToScheduler::Submit { task, model, deadline, priority, slot } => {
+                self.on_submit(now, frontend, Submission { task, model, deadline, priority, slot })
+            }
+            FrontendToScheduler::Cancel { task, model } => {
+                check_owner(frontend, task)?;
+                self.on_cancel(now, model, task);
+                Ok(())
+            }
+            FrontendToScheduler::Fenced { backend, unanswered } => self.on_fenced(now, frontend, backend, &unanswered),
+            FrontendToScheduler::ClockRequest { .. } | FrontendToScheduler::ChangeModel { .. } => {
+                Err(Violation("a frontend asked a ModelThread what is control's to answer".to_owned()))
+            }
+        }
+    }
+
+    /// A backend's message.
+    ///
+    /// # Errors
+    /// If it breaks the protocol.
+    pub fn handle_backend_message(
+        &mut self,
+        now: Timestamp,
+        backend: BackendId,
+        message: BackendToScheduler,
+    ) -> Result<(), Violation> {
+        match message {
+            BackendToScheduler::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at } => {
+                self.on_plan_done(now, backend, (plan, outcome), &undelivered, (arrived_at, fetched_at))
+            }
+            BackendToScheduler::Answered { plan, undelivered } => self.on_answered(backend, plan, &undelivered),
+            BackendToScheduler::Cancelled { plan, task } => self.on_task_cancelled(backend, plan, task),
+            BackendToScheduler::Linked { .. }
+            | BackendToScheduler::Unlinked { .. }
+            | BackendToScheduler::Loaded { .. }
+            | BackendToScheduler::Unloaded { .. }
+            | BackendToScheduler::ClockRequest { .. } => {
+                Err(Violation("a backend told a ModelThread what is control's to know".to_owned()))
+            }
+        }
+    }
+
+    /// Step 3: a frontend submits a task.
+    fn on_submit(&mut self, now: Timestamp, frontend: FrontendId, submission: Submission) -> Result<(), Violation> {
+        let Submission { task: id, model, deadline, priority, slot } = submission;
+        check_owner(frontend, id)?;
+        // It left, and this was on its way.
+        let Some(member) = self.frontends.get_mut(&frontend) else { return Ok(()) };
+        member.tasks += 1;
+        let (is_full, is_served) = (member.tasks > self.config.tasks_per_frontend_max, member.is_served);
+        let deadline = deadline - self.config.resp;
+        let task = Task { id, deadline, priority, payload: Ride { attempt: 0, slot } };
+        match self.models.get_mut(&model) {
+            _ if is_full => self.drop_task(id, DropReason::QueueFull),
+            Some(Model { hosted: Err(reason), .. }) => {
+                let reason = *reason;
+                self.drop_task(id, reason);
+            }
+            Some(_) if !is_served => self.drop_task(id, DropReason::NoBackend),
+            Some(entry) => {
+                entry.tasks += 1;
+                self.planner.handle_submit(now, model, task);
+            }
+            None => self.forward(model, Forwarded::Task(task)),
+        }
+        Ok(())
+    }
+
+    /// A task's client hung up.
+    fn on_cancel(&mut self, now: Timestamp, model: ModelId, task: TaskId) {
+        match self.plans.find(model, task) {
+            Some((backend, plan)) => {
+                self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Cancel { plan, task }));
+            }
+            None if self.models.contains_key(&model) => self.planner.handle_cancel(now, model, task),
+            None => {
+                self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Forward(model, Forwarded::Cancel(task))));
+            }
+        }
+    }
+
+    /// A frontend confirms a fence.
+    fn on_fenced(
+        &mut self,
+        now: Timestamp,
+        frontend: FrontendId,
+        backend: BackendId,
+        unanswered: &[TaskId],
+    ) -> Result<(), Violation> {
+        let (again, answered) = self
+            .fences
+            .handle_fenced(frontend, backend, unanswered)
+            .map_err(|_| Violation(format!("{backend:?} is confirmed fenced, but that was not asked for")))?;
+        self.end_tasks(frontend, answered);
+        for task in again {
+            self.on_unanswered(now, task);
+        }
+        Ok(())
+    }
+
+    /// A backend dropped a cancelled task from its batch.
+    fn on_task_cancelled(&mut self, backend: BackendId, plan: PlanId, task: TaskId) -> Result<(), Violation> {
+        if !self.plans.on_cancelled(backend, plan, task) {
+            return Err(Violation(format!("{task:?} is cancelled, but {backend:?} does not have it in {plan:?}")));
+        }
+        self.drop_task(task, DropReason::Cancelled);
+        Ok(())
+    }
+
+    /// A plan's execution ended.
+    fn on_plan_done(
+        &mut self,
+        now: Timestamp,
+        backend: BackendId,
+        (id, outcome): (PlanId, PlanOutcome),
+        undelivered: &[Undelivered],
+        (arrived_at, fetched_at): (Timestamp, Timestamp),
+    ) -> Result<(), Violation> {
+        let (failed, link) = failed(undelivered);
+        let done = self
+            .plans
+            .on_done(backend, id, &failed)
+            .ok_or_else(|| Violation(format!("{id:?} is reported done, but {backend:?} does not run it")))?;
+        let (PlanOutcome::Executed { finished_at, .. } | PlanOutcome::WindowMissed { rejected_at: finished_at }) =
+            outcome;
+        // One that left the planner, or has another id there, has its plans counted in when it joins again.
+        if self.gpus.contains_key(&done.gpu) {
+            self.planner.handle_finished(done.gpu, finished_at);
+            if let PlanOutcome::Executed { started_at, finished_at } = outcome
+                && self.models.contains_key(&done.model)
+            {
+                self.estimates.handle_executed(now, done.model, done.gpu, done.size, finished_at - started_at);
+                self.follow_estimates(now);
+            }
+        }
+        if matches!(outcome, PlanOutcome::Executed { .. }) && done.failed.is_empty() {
+            let took = (arrived_at - done.sent_at, (fetched_at - arrived_at) / done.size as i64);
+            self.on_network_seen(now, done.model, took);
+        }
+        self.doubt((backend, link), done.failed);
+        Ok(())
+    }
+
+    /// A plan and its inputs have travelled.
+    fn on_network_seen(&mut self, now: Timestamp, model: ModelId, (ctrl, data): (Span, Span)) {
+        if self.ctrl.handle_seen(now, ctrl) {
+            for model in self.models.keys().copied().collect::<Vec<_>>() {
+                self.on_budget(now, model);
+            }
+        }
+        if self.models.get_mut(&model).is_some_and(|entry| entry.data.handle_seen(now, data)) {
+            self.on_budget(now, model);
+        }
+    }
+
+    /// The planner is told what the network costs a model, and control, which tells the RankThread and frontends.
+    fn on_budget(&mut self, now: Timestamp, model: ModelId) {
+        let Some(entry) = self.models.get_mut(&model) else { return };
+        let budget = NetworkBudget {
+            ctrl: self.ctrl.planned(),
+            data_per_task: entry.data.planned(),
+            jitter: entry.budget.jitter,
+        };
+        if entry.budget != budget {
+            entry.budget = budget;
+            self.plan_with(now, model);
+        }
+    }
+
+    /// All of a plan's answers have arrived or failed.
+    fn on_answered(&mut self, backend: BackendId, id: PlanId, undelivered: &[Undelivered]) -> Result<(), Violation> {
+        let (failed, link) = failed(undelivered);
+        let (answered, doubtful) = self
+            .plans
+            .on_answered(backend, id, &failed)
+            .ok_or_else(|| Violation(format!("{id:?} is reported answered, but {backend:?} did not run it")))?;
+        // Tasks of one frontend mostly stand together.
+        for tasks in answered.chunk_by(|one, other| one.id.frontend() == other.id.frontend()) {
+            self.end_tasks(tasks[0].id.frontend(), tasks.len());
+        }
+        self.doubt((backend, link), doubtful);
+        Ok(())
+    }
+
+    /// Timers of all parts; then the planner decides on all that has come in.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.estimates.handle_timeout(now);
+        self.follow_estimates(now);
+        self.planner.handle_timeout(now);
+        while let Some(output) = self.planner.poll_output() {
+            match output {
+                PlannerOutput::Batch(batch) => self.on_batch(now, batch),
+                PlannerOutput::Preempt(_) => unreachable!("a policy that preempts is refused before it gets here"),
+                PlannerOutput::Dropped { model, task, reason } => {
+                    let hosted = self.models.get(&model).map_or(Err(DropReason::NoBackend), |entry| entry.hosted);
+                    let is_unhosted = reason == DropReason::NoBackend;
+                    self.drop_task(task.id, hosted.err().filter(|_| is_unhosted).unwrap_or(reason));
+                }
+            }
+        }
+        while let Some((model, tasks)) = self.planner.poll_released() {
+            self.on_released(model, tasks);
+        }
+    }
+
+    /// When [`Self::handle_timeout`] must be called at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        [self.planner.poll_timeout(), self.estimates.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// Whether the RankThread has said something, if it is on another thread.
+    #[must_use]
+    pub fn has_mail(&self) -> bool {
+        self.planner.has_mail()
+    }
+
+    /// The next thing to send.
+    pub fn poll_output(&mut self) -> Option<ShardOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// What there is to do, and what came since the last time.
+    pub fn take_load(&mut self) -> ShardLoad {
+        let queued = self.models.keys().map(|&model| self.planner.queue_length(model)).sum();
+        let tasks = self.models.iter_mut().filter(|(_, entry)| entry.tasks > 0);
+        let tasks = tasks.map(|(&model, entry)| (model, std::mem::take(&mut entry.tasks))).collect();
+        ShardLoad { queued, batches: self.plans.len(), tasks }
+    }
+
+    /// Nothing waits, runs, is in doubt or is counted.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        let no_queue = self.models.keys().all(|&model| self.planner.queue_length(model) == 0);
+        let no_count = self.frontends.values().all(|frontend| frontend.tasks == 0);
+        no_queue && no_count && self.plans.len() == 0 && self.fences.len() == 0
+    }
+
+    fn on_frontend_left(&mut self, now: Timestamp, frontend: FrontendId) {
+        self.passes.remove(&Member::Frontend(frontend));
+        self.frontends.remove(&frontend);
+        self.fences.forget_frontend(frontend);
+        self.planner.handle_owner_left(now, &|task| task.frontend() == frontend);
+    }
+
+    /// What waits for a frontend that backends do not reach any more ends; what runs is its backend's to report.
+    fn on_served(&mut self, now: Timestamp, frontend: FrontendId, is_served: bool) {
+        let Some(entry) = self.frontends.get_mut(&frontend) else { return };
+        entry.is_served = is_served;
+        if !is_served {
+            // It may be asked several times about one task.
+            let gone = RefCell::new(BTreeSet::new());
+            self.planner.handle_owner_left(now, &|task| {
+                let is_its = task.frontend() == frontend;
+                if is_its {
+                    gone.borrow_mut().insert(task);
+                }
+                is_its
+            });
+            for task in gone.into_inner() {
+                self.drop_task(task, DropReason::NoBackend);
+            }
+        }
+    }
+
+    fn on_offered(&mut self, now: Timestamp, Offered { model, budget, common, offers }: Offered) {
+        let hosted = Err(DropReason::NoBackend);
+        let data = NetworkTime::new(budget.data_per_task);
+        let entry = self.models.entry(model).or_insert(Model { budget, data, hosted, told: None, tasks: 0 });
+        entry.data.set_configured(budget.data_per_task);
+        entry.budget = NetworkBudget { ctrl: self.ctrl.planned(), data_per_task: entry.data.planned(), ..budget };
+        if let Some(common) = common {
+            self.estimates.handle_model(model, common);
+        }
+        for (gpus, offered) in offers {
+            self.estimates.handle_offer(model, &gpus, &offered);
+        }
+        self.follow_estimates(now);
+    }
+
+    fn on_hosted(&mut self, now: Timestamp, model: ModelId, hosted: Result<(), DropReason>) {
+        let Some(entry) = self.models.get_mut(&model) else { return };
+        entry.hosted = hosted;
+        if hosted.is_err() {
+            self.planner.handle_unhosted(now, model);
+            self.estimates.handle_unhosted(model);
+            self.follow_estimates(now);
+        }
+    }
+
+    fn on_released(&mut self, model: ModelId, tasks: Vec<Task<Ride>>) {
+        for task in &tasks {
+            self.end_tasks(task.id.frontend(), 1);
+        }
+        self.models.remove(&model);
+        let moved = Moved { model, tasks, estimate: self.estimates.take(model) };
+        self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Released(Box::new(moved))));
+    }
+
+    /// What is hosted, the budget and offers came before; what the executions elsewhere have taught is better than these.
+    fn on_adopted(&mut self, now: Timestamp, Moved { model, tasks, estimate }: Moved) {
+        if let Some(estimate) = estimate {
+            self.estimates.put(now, model, estimate);
+            self.follow_estimates(now);
+        }
+        for task in tasks {
+            self.on_forwarded(now, model, task);
+        }
+    }
+
+    fn on_forwarded(&mut self, now: Timestamp, model: ModelId, task: Task<Ride>) {
+        let Some(member) = self.frontends.get_mut(&task.id.frontend()) else { return };
+        member.tasks += 1;
+        let is_served = member.is_served;
+        match self.models.get(&model).map(|entry| entry.hosted) {
+            Some(Ok(())) if is_served => self.planner.handle_submit(now, model, task),
+            Some(Err(reason)) => self.drop_task(task.id, reason),
+            _ => self.drop_task(task.id, DropReason::NoBackend),
+        }
+    }
+
+    /// To whoever owns the model now; it counts there.
+    fn forward(&mut self, model: ModelId, forwarded: Forwarded) {
+        if let Forwarded::Task(task) = &forwarded {
+            self.end_tasks(task.id.frontend(), 1);
+        }
+        self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Forward(model, forwarded)));
+    }
+
+    /// A task's backend was fenced before it answered: run it again if there is time, with a new attempt number, so
+    /// that whatever the lost backend still does cannot be taken for the answer.
+    fn on_unanswered(&mut self, now: Timestamp, task: RunningTask) {
+        let attempt = (task.attempt + 1) % ImmediateData::ATTEMPTS;
+        let RunningTask { id, model, deadline, priority, slot, .. } = task;
+        let is_served = self.frontends.get(&id.frontend()).is_some_and(|frontend| frontend.is_served);
+        let task = Task { id, deadline, priority, payload: Ride { attempt, slot } };
+        let Some(entry) = self.models.get(&model) else {
+            return self.forward(model, Forwarded::Task(task));
+        };
+        let soonest_end = now + entry.budget.delay(1) + self.estimates.profile(model).latency(1);
+        if soonest_end > deadline || entry.hosted.is_err() || !is_served {
+            return self.drop_task(id, DropReason::BackendLost);
+        }
+        self.planner.handle_submit(now, model, task);
+    }
+
+    /// Executions have shown another l(b), or offers are others: the planner is told, and control the least latency.
+    fn follow_estimates(&mut self, now: Timestamp) {
+        while let Some(change) = self.estimates.poll_changed() {
+            match change {
+                ProfileChange::Common(model) => self.plan_with(now, model),
+                ProfileChange::OfGpu(model, gpu) if self.models.contains_key(&model) => {
+                    let profile = self.estimates.own_profile(model, gpu).map(|own| LatencyProfile::clone(own));
+                    self.planner.handle_gpu_profile(model, gpu, profile);
+                }
+                ProfileChange::OfGpu(..) => {}
+            }
+        }
+    }
+
+    /// The planner is told what a model takes now, and control what that means for its frontends.
+    fn plan_with(&mut self, now: Timestamp, model: ModelId) {
+        let Some(entry) = self.models.get_mut(&model) else { return };
+        let (profile, queue_max) = (self.estimates.profile(model).clone(), self.config.queue_max);
+        let planned = (profile.latency(1), entry.budget);
+        self.planner.handle_model(now, model, ModelConfig { profile, queue_max, budget: Some(entry.budget) });
+        if entry.told.replace(planned) != Some(planned) {
+            let news = ShardToControl::Planned(model, planned.0, planned.1);
+            self.outputs.push_back(ShardOutput::ToControl(news));
+        }
+    }
+
+    /// Asks the frontends that are still there about tasks of a backend.
+    fn doubt(&mut self, (backend, link): (BackendId, LinkId), mut tasks: Vec<RunningTask>) {
+        tasks.retain(|task| self.frontends.contains_key(&task.id.frontend()));
+        for (frontend, question) in self.fences.ask((backend, link), tasks) {
+            self.outputs.push_back(ShardOutput::ToFrontend(frontend, question));
+        }
+    }
+
+    fn drop_task(&mut self, task: TaskId, reason: DropReason) {
+        let frontend = task.frontend();
+        if self.frontends.contains_key(&frontend) {
+            self.outputs.push_back(ShardOutput::ToFrontend(frontend, SchedulerToFrontend::Dropped { task, reason }));
+            self.end_tasks(frontend, 1);
+        }
+    }
+
+    fn end_tasks(&mut self, frontend: FrontendId, tasks: usize) {
+        if let Some(member) = self.frontends.get_mut(&frontend) {
+            member.tasks -= tasks;
+        }
+    }
+
+    /// Step 6: a final batch becomes a plan.
+    fn on_batch(&mut self, now: Timestamp, batch: Batch<Ride>) {
+        let Batch { model, gpu, due_at, exec_at, latest, tasks, .. } = batch;
+        let (backend, gpu_index) = *self.gpus.get(&gpu).expect("the planner knows the GPUs that are here");
+        let running = tasks.iter().map(|(key, ride)| RunningTask {
+            id: key.id,
+            model,
+            deadline: key.deadline,
+            priority: key.priority,
+            attempt: ride.attempt,
+            slot: ride.slot,
+        });
+        let frees_at = exec_at + self.estimates.profile_on(model, gpu).latency(tasks.len());
+        let plan = self.plans.insert(SentPlan::new((backend, gpu_index), gpu, running.collect(), (now, frees_at)));
+        let planned = tasks.iter().map(|(key, ride)| PlannedTask {
+            task: key.id,
+            attempt: ride.attempt,
+            slot: ride.slot,
+            stamps: SchedulerStamps {
+                queued_at: key.queued_at,
+                due_at: due_at.max(key.queued_at).min(now),
+                granted_at: now,
+            },
+        });
+        let plan = BatchPlan { plan, gpu_index, model, exec_at, latest, tasks: planned.collect() };
+        self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Plan(plan)));
+    }
+}
+
+/// The failed tasks, and the newest of the links that are to blame.
+fn failed(undelivered: &[Undelivered]) -> (Vec<TaskId>, LinkId) {
+    let newest = undelivered.iter().map(|failed| failed.link).max().unwrap_or(LinkId::NONE);
+    (undelivered.iter().map(|failed| failed.task).collect(), newest)
+}
+
+fn check_owner(frontend: FrontendId, task: TaskId) -> Result<(), Violation> {
+    if task.frontend() == frontend {
+        return Ok(());
+    }
+    Err(Violation(format!("{frontend:?} speaks of {task:?}, which is another frontend's")))
+}
