@@ -88,25 +88,27 @@ impl NetworkTime {
 
     /// It took so long. True if another value is to be planned with.
     pub fn handle_seen(&mut self, now: Timestamp, span: Span) -> bool {
-        self.window.record(span, 1);
-        if now < self.ends_at {
-            return false;
-        }
-        let is_first = self.ends_at == Timestamp::PAST;
-        self.ends_at = now + WINDOW;
-        if is_first {
-            return false;
-        }
-        let seen = [&self.window, &self.last].into_iter().filter_map(Window::percentile).max();
-        self.last = std::mem::replace(&mut self.window, Window::empty());
-        let planned = seen.unwrap_or(self.configured).min(self.configured);
-        std::mem::replace(&mut self.planned, planned) != planned
+        self.handle_seen_times(now, span, 1)
     }
 
     /// As [`Self::handle_seen`], of who has seen many and tells their percentile.
     pub fn handle_percentile(&mut self, now: Timestamp, span: Span) -> bool {
-        self.window.record(span, SAMPLES_MIN);
-        self.handle_seen(now, span)
+        self.handle_seen_times(now, span, SAMPLES_MIN)
+    }
+
+    fn handle_seen_times(&mut self, now: Timestamp, span: Span, times: u32) -> bool {
+        let is_over = self.ends_at <= now;
+        let planned = self.planned;
+        if is_over && self.ends_at > Timestamp::PAST {
+            let seen = [&self.window, &self.last].into_iter().filter_map(Window::percentile).max();
+            self.planned = seen.unwrap_or(self.configured).min(self.configured);
+            self.last = std::mem::replace(&mut self.window, Window::empty());
+        }
+        if is_over {
+            self.ends_at = now + WINDOW;
+        }
+        self.window.record(span, times);
+        self.planned != planned
     }
 
     /// What to plan with.

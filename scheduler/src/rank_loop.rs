@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::{GpuId, ModelId, ModelThreadId, Timestamp};
+use proto::{GpuId, ModelThreadId, Timestamp};
 
 use crate::{
     mailbox::{FromModelThread, RankEnd},
