@@ -1,11 +1,14 @@
 //! How an endpoint is opened.
 
+mod network;
+
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     str::FromStr,
 };
 
+pub use network::{NetworkConfig, RoleDeserializer, serialize_beside};
 use serde::{Deserialize, Serialize};
 pub use soft_roce::udp::{Faults, Sharing};
 

@@ -72,8 +72,11 @@ mod tls;
 pub use bootstrap::HELLO_BYTES_MAX;
 pub use clock::Clock;
 pub use config::{
-    Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, Sharing, VerbsConfig, VerbsSettings, random_loopback,
+    Arm, ArmName, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, Sharing, VerbsConfig, VerbsSettings,
+    random_loopback,
 };
+#[doc(hidden)] // For the expansion of `flatten_network!`.
+pub use config::{RoleDeserializer, serialize_beside};
 pub use endpoint::{CONNECTIONS_MAX, Endpoint, REGIONS_MAX};
 pub use event::{
     Access, ConnectionId, DisconnectReason, Event, OpenError, PostError, RegionKey, Transfer, TransferError,
