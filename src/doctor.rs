@@ -22,7 +22,7 @@ const REGISTERED_BYTES_USUAL: u64 = 128 << 20;
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The arm that shall work: soft, or verbs:DEV
     #[arg(long, default_value = "soft")]
     arm: ArmName,
@@ -109,7 +109,7 @@ struct Report {
 ///
 /// # Errors
 /// A bad argument.
-pub fn run(args: &Args) -> Result<bool> {
+pub(crate) fn run(args: &Args) -> Result<bool> {
     let findings = examine(&Host::here(), &Limits::here(), &args.arm, args.address);
     let works = findings.iter().all(|finding| finding.level != Level::Stop);
     let text = if args.fix_script {

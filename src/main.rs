@@ -22,7 +22,7 @@ struct Cli {
 enum Command {
     #[cfg(feature = "tools")]
     #[command(flatten)]
-    Tool(tools::Command),
+    Tool(Box<tools::Command>),
     /// Run the scheduler
     Scheduler(role::Args),
     /// Run a frontend
@@ -38,8 +38,8 @@ const BAD_INPUT: u8 = 2;
 /// What a shell shows for a process that ended by SIGPIPE (128 + 13), as other tools do when nobody reads on.
 const BROKEN_PIPE: i32 = 141;
 
-/// Ends the process quietly if what it prints is not read any more (`downbeat ... | head`). The standard library ignores
-/// SIGPIPE, which sockets need, and `println!` panics instead.
+/// Ends the process quietly if what it prints is not read any more (`downbeat ... | head`). The standard library
+/// ignores SIGPIPE, which sockets need, and `println!` panics instead.
 fn end_with_the_reader() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

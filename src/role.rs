@@ -20,7 +20,7 @@ use tracing_subscriber::{
 
 /// Arguments of `scheduler`, `frontend` and `backend`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The role's configuration file (TOML)
     #[arg(long)]
     config: PathBuf,
@@ -34,7 +34,7 @@ pub struct Args {
 
 /// How a log is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     /// Lines for people
     #[default]
     Text,
@@ -52,7 +52,7 @@ impl Args {
 }
 
 /// Reads a TOML file. What is wrong with it is told in one line, with the number of the line where it stands.
-pub fn read_config<C: DeserializeOwned>(file: &Path) -> Result<C> {
+pub(crate) fn read_config<C: DeserializeOwned>(file: &Path) -> Result<C> {
     let text = std::fs::read_to_string(file).with_context(|| format!("--config: cannot read {}", file.display()))?;
     toml::from_str(&text).map_err(|error| {
         let line = text[..error.span().map_or(0, |span| span.start)].lines().count().max(1);
@@ -84,19 +84,19 @@ fn init_logging(format: LogFormat) -> SetLogLevel {
 }
 
 /// Runs a scheduler until the process is ended.
-pub fn scheduler(args: &Args) -> Result<()> {
+pub(crate) fn scheduler(args: &Args) -> Result<()> {
     let _ = init_logging(args.log_format);
     match scheduler::process::run(&args.start()?)? {}
 }
 
 /// Runs a frontend until the process is ended.
-pub fn frontend(args: &Args) -> Result<()> {
+pub(crate) fn frontend(args: &Args) -> Result<()> {
     let set_log_level = init_logging(args.log_format);
     Ok(frontend::drive::run(&args.start()?, set_log_level, &AtomicBool::new(false))?)
 }
 
 /// Runs a backend until the process is ended.
-pub fn backend(args: &Args) -> Result<()> {
+pub(crate) fn backend(args: &Args) -> Result<()> {
     let _ = init_logging(args.log_format);
     Ok(backend::drive::run(&args.start()?, &AtomicBool::new(false))?)
 }

@@ -11,11 +11,11 @@ mod supervisor;
 use anyhow::Result;
 use clap::Subcommand;
 
-pub use demo::Failed;
+pub(crate) use demo::Failed;
 
 /// Subcommands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run a local cluster of real processes for about ten seconds and show what it does
     Demo(demo::Args),
     /// Run the same cluster until stopped
@@ -33,7 +33,7 @@ pub enum Command {
 
 /// Measurements.
 #[derive(Debug, Subcommand)]
-pub enum Bench {
+pub(crate) enum Bench {
     /// Search the highest rate at which every model stays within its objective, in virtual time
     Goodput(bench::goodput::Args),
     /// Measure how many requests the scheduler handles, with real threads and emulated GPUs
@@ -47,7 +47,7 @@ pub enum Bench {
 }
 
 /// Runs one of them.
-pub fn run(command: &Command) -> Result<()> {
+pub(crate) fn run(command: &Command) -> Result<()> {
     match command {
         Command::Demo(args) => demo::run(args)?,
         Command::Up(args) => cluster::up(args)?,

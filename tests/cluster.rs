@@ -1,5 +1,6 @@
 //! The whole fabric as real processes: members are killed, packets lost, and every request must still end once, with
 //! the right answer or a reason. Nothing here asserts how long anything takes.
+#![allow(clippy::disallowed_methods)] // Real processes, real time.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,6 @@
 //! The three roles as an operator starts them, each by its own command; the scheduler is killed and started again.
 //! Nothing here asserts how long anything takes.
+#![allow(clippy::disallowed_methods)] // Real processes, real time.
 
 use std::{
     io::Write,

@@ -1,5 +1,5 @@
-//! `downbeat bench goodput`: the highest aggregate rate at which, for every model and each of its classes, at most 1 % of
-//! requests are late or dropped (Symphony, section 3.4: a binary search over fixed rates).
+//! `downbeat bench goodput`: the highest aggregate rate at which, for every model and each of its classes, at most 1 %
+//! of requests are late or dropped (Symphony, section 3.4: a binary search over fixed rates).
 //!
 //! Near its limit deferred scheduling is metastable, so one seed's answer may be lucky or unlucky: with several seeds
 //! the median is reported.

@@ -1,8 +1,8 @@
 //! `downbeat bench incast`: many servers answer one reader at once (Symphony, appendix B).
 //!
-//! Each of N servers holds M objects; one reader pulls all N x M of them, round after round, which is what a backend does
-//! that fetches the inputs of a batch from its frontends. The reader has a thread, and the servers share the other cores,
-//! on every arm.
+//! Each of N servers holds M objects; one reader pulls all N x M of them, round after round, which is what a backend
+//! does that fetches the inputs of a batch from its frontends. The reader has a thread, and the servers share the other
+//! cores, on every arm.
 //! The bytes of every object are checked after every round, outside the measured time, and wiped before the next, so
 //! that an answer of an earlier round is not taken for one. This is a driver: it owns threads and reads the clock.
 #![allow(clippy::disallowed_methods)]
@@ -370,7 +370,8 @@ impl Incast {
              us      {:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n{}{}{}\n\
              idle: what threads that only look at the clock wait for on this machine, as many and for as long\n\
              goodput {:.2} Gbit/s; {}\n\
-             Symphony, appendix B, 56 Gbit/s InfiniBand: an object within 24 us, p99.99 33 us; by TCP p50 3034 us, p99.99 12 times that\n",
+             Symphony, appendix B, 56 Gbit/s InfiniBand: an object within 24 us, p99.99 33 us; by TCP p50 3034 us, \
+             p99.99 12 times that\n",
             self.arm,
             self.servers,
             self.objects,

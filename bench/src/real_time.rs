@@ -1,12 +1,12 @@
 //! A workload in real time, on threads that stand for the parts of a cluster: one generates requests, one is the
 //! scheduler as in production (a planner with the clock), one runs the emulated GPUs.
 //!
-//! What virtual time leaves out is what is measured here: the scheduler's work takes time, timers are late, threads wait
-//! for cores. The scheduler plans with what a hand-over between threads takes, as it does with a network's, so that a
-//! GPU has its next batch when it becomes free; the GPUs keep their own time, as devices do. Deadlines count from the
-//! instant a request was to be generated, so lateness of the generator counts too. A generator that falls far behind
-//! ends the run: whatever came out would be another rate's result. This is a driver: it owns threads and reads the
-//! clock.
+//! What virtual time leaves out is what is measured here: the scheduler's work takes time, timers are late, threads
+//! wait for cores. The scheduler plans with what a hand-over between threads takes, as it does with a network's, so
+//! that a GPU has its next batch when it becomes free; the GPUs keep their own time, as devices do. Deadlines count
+//! from the instant a request was to be generated, so lateness of the generator counts too. A generator that falls far
+//! behind ends the run: whatever came out would be another rate's result. This is a driver: it owns threads and reads
+//! the clock.
 #![allow(clippy::disallowed_methods)]
 
 use std::{
@@ -29,14 +29,15 @@ use sim::{
 
 /// Tasks that may wait for one model.
 const QUEUE_MAX: usize = 16_384;
-/// Messages on their way to the scheduler. What goes to the GPUs is bounded by the planner's bound on each GPU's batches.
+/// Messages on their way to the scheduler. What goes to the GPUs is bounded by the planner's bound on each GPU's
+/// batches.
 const MESSAGES_MAX: usize = 65_536;
 /// Messages that the scheduler takes in before it decides.
 const TURN_MAX: usize = 256;
 /// A generator that is so far behind does not generate the rate.
 const BEHIND_MAX: Span = Span::from_millis(200);
-/// From a grant to the GPUs' thread: the scheduler's timer is late, and so is the thread that it wakes. Planned with, in
-/// addition to the workload's network.
+/// From a grant to the GPUs' thread: the scheduler's timer is late, and so is the thread that it wakes. Planned with,
+/// in addition to the workload's network.
 const HAND_OVER: Span = Span::from_micros(250);
 /// The longest sleep.
 const SLEEP_MAX: Span = Span::from_millis(100);
@@ -72,8 +73,8 @@ enum ToGpus {
 /// Runs a workload for `options.seconds` of real time. `progress` is told how many seconds have passed.
 ///
 /// # Errors
-/// If the rate cannot be generated, GPUs are to fail or profiles to be estimated anew (only virtual time has that), or an
-/// invariant is broken.
+/// If the rate cannot be generated, GPUs are to fail or profiles to be estimated anew (only virtual time has that), or
+/// an invariant is broken.
 pub fn run(workload: &Workload, options: &Options, progress: &mut dyn FnMut(f64)) -> Result<Report, CommandError> {
     let virtual_only = [("faults.gpu_up_s", workload.faults.up_mean > Span::ZERO), ("reestimate", workload.reestimate)];
     if let Some((key, _)) = virtual_only.iter().find(|(_, is_set)| *is_set) {

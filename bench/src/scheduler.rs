@@ -313,8 +313,8 @@ impl Throughput {
                 100.0 * self.rank_busy_fraction
             ),
             format!(
-                "this machine: threads had no core for {no_core} of their time, the longest turn took {:.1} us; threads \
-                 without work waited, us: {}",
+                "this machine: threads had no core for {no_core} of their time, the longest turn took {:.1} us; \
+                 threads without work waited, us: {}",
                 self.machine.turn_us_max,
                 tail(&self.machine.idle_wait_us)
             ),
@@ -350,8 +350,8 @@ impl Throughput {
             "threads without work did not wait as long"
         };
         format!(
-            "within the bounds of {WAIT_US_MAX:.0} us for 99.99 % of requests and one late batch in {BATCHES_FOR_A_LATE_ONE} \
-             {found}; {cause}"
+            "within the bounds of {WAIT_US_MAX:.0} us for 99.99 % of requests and one late batch in \
+             {BATCHES_FOR_A_LATE_ONE} {found}; {cause}"
         )
     }
 }

@@ -16,9 +16,10 @@ use crate::percentiles::{Tail, nanoseconds};
 const GAP_NS: u64 = 1_000;
 
 /// How long requests wait that arrive every microsecond at each of so many threads, which do nothing but look at the
-/// clock, for `length`. In an undisturbed machine about a microsecond; the largest is the longest gap between two looks.
+/// clock, for `length`. In an undisturbed machine about a microsecond; the largest is the longest gap between two
+/// looks.
 #[must_use]
-pub fn measure(threads: u32, length: Duration) -> Tail {
+pub(crate) fn measure(threads: u32, length: Duration) -> Tail {
     let waits = thread::scope(|scope| {
         let spinning: Vec<_> = (0..threads).map(|_| scope.spawn(|| spin(length))).collect();
         let mut waits = nanoseconds();

@@ -8,23 +8,24 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const CLOCKWORK5: Figure = Figure {
+pub(crate) const CLOCKWORK5: Figure = Figure {
     name: "clockwork5",
     title: "Clockwork, Figure 5: 15 copies of ResNet50 on one V100",
-    shows: "Goodput over the objective. Dashed: the 800 r/s that the paper's text gives for Clockwork and INFaaS at 500 ms, and \
-            the most that batches of 16 allow. Below 100 ms only Clockwork still served in the paper.",
+    shows: "Goodput over the objective. Dashed: the 800 r/s that the paper's text gives for Clockwork and INFaaS at \
+            500 ms, and the most that batches of 16 allow. Below 100 ms only Clockwork still served in the paper.",
     remarks: &[
-        "The profile is the row of the paper's appendix whose batch of 16 takes the 20 ms that its text names (resnet50_v1s), \
-         linear between the batch sizes given there; as in the paper no batch is larger.",
+        "The profile is the row of the paper's appendix whose batch of 16 takes the 20 ms that its text names \
+         (resnet50_v1s), linear between the batch sizes given there; as in the paper no batch is larger.",
         "The paper's load is 16 clients for each model that ask again when they are answered. Here requests arrive \
-         independently of the answers (Poisson), and the rate is searched at which every copy keeps its objective for 99 % of \
-         its requests: what the cluster can promise, not what it does when it is asked for too much.",
+         independently of the answers (Poisson), and the rate is searched at which every copy keeps its objective for \
+         99 % of its requests: what the cluster can promise, not what it does when it is asked for too much.",
         "`deferred` is unfit for fifteen models on one GPU: when two models become due together, one \
-         batch waits for the other's whole execution, which is longer than the window of a small batch, so one in a hundred is \
-         soon lost at any load. The search, which takes it that a lower rate is no harder, then ends near zero. Deferral \
-         wants about as many GPUs as models (Symphony's Table 1 begins there). `downbeat` opens its windows early where few \
-         GPUs serve many models: it stays within a few per cent of `eager` at the shortest objectives and passes it at long \
-         ones. A model must be seen for some fifty batches first, so short runs show it worse.",
+         batch waits for the other's whole execution, which is longer than the window of a small batch, so one in a \
+         hundred is soon lost at any load. The search, which takes it that a lower rate is no harder, then ends near \
+         zero. Deferral wants about as many GPUs as models (Symphony's Table 1 begins there). `downbeat` opens its \
+         windows early where few GPUs serve many models: it stays within a few per cent of `eager` at the shortest \
+         objectives and passes it at long ones. A model must be seen for some fifty batches first, so short runs show \
+         it worse.",
         "All weights are in GPU memory from the start, as in that experiment; nothing is loaded or unloaded.",
     ],
     draw,
@@ -52,7 +53,8 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let copies = |slo_ms: f64| {
         let latencies = latencies_ms();
         let text = format!(
-            "gpus = 1\n[[model]]\nname = \"ResNet50\"\ncount = {COPIES}\nlatency_ms = {latencies:?}\nslo_ms = {slo_ms}\n"
+            "gpus = 1\n[[model]]\nname = \"ResNet50\"\ncount = {COPIES}\nlatency_ms = {latencies:?}\nslo_ms = \
+             {slo_ms}\n"
         );
         workload("15 x ResNet50", &text)
     };

@@ -20,19 +20,19 @@ use crate::{FigureError, table::Table};
 
 /// Requests that a core simulates in a second, about. Budgets are turned into requests with it and not by a clock, so
 /// that one budget gives one result on every machine.
-pub const REQUESTS_PER_CORE_SECOND: f64 = 400_000.0;
+pub(crate) const REQUESTS_PER_CORE_SECOND: f64 = 400_000.0;
 /// Probes of a goodput search, and the rate that they run at on average, of the workload's capacity.
 const PROBES: f64 = 11.0;
-pub const PROBE_RATE: f64 = 0.65;
+pub(crate) const PROBE_RATE: f64 = 0.65;
 /// Simulated seconds of a run: too short, and it is over before the cluster has settled.
 const SECONDS_MIN: f64 = 3.0;
 const SECONDS_MAX: f64 = 240.0;
 
 /// The policies that figures compare, and their looks.
-pub const POLICIES: [&str; 7] = ["downbeat", "deferred", "eager", "shepherd", "nexus", "clockwork", "clipper"];
+pub(crate) const POLICIES: [&str; 7] = ["downbeat", "deferred", "eager", "shepherd", "nexus", "clockwork", "clipper"];
 
 /// One goodput search.
-pub struct Search {
+pub(crate) struct Search {
     /// On what.
     pub workload: Workload,
     /// With what.
@@ -40,7 +40,7 @@ pub struct Search {
 }
 
 /// One run at a fixed rate.
-pub struct Run {
+pub(crate) struct Run {
     /// On what.
     pub workload: Workload,
     /// With what.
@@ -50,7 +50,7 @@ pub struct Run {
 }
 
 /// Of one call of `downbeat figures`.
-pub struct Context {
+pub(crate) struct Context {
     /// Core minutes for each figure, about.
     pub budget_minutes: f64,
     /// Of all arrivals.
@@ -63,7 +63,7 @@ pub struct Context {
 
 impl Context {
     /// Searches the goodput of each; notes on the table how precisely. `None` where no rate was good enough.
-    pub fn goodputs(&self, searches: &[Search], table: &mut Table) -> Result<Vec<Option<Report>>, FigureError> {
+    pub(crate) fn goodputs(&self, searches: &[Search], table: &mut Table) -> Result<Vec<Option<Report>>, FigureError> {
         let rate = |search: &Search| PROBES * PROBE_RATE * search.workload.capacity_rps();
         let seconds = self.seconds(searches.iter().map(rate).sum());
         self.bar.inc_length(searches.len() as u64);
@@ -81,7 +81,7 @@ impl Context {
     }
 
     /// Runs each at its rate; notes on the table how precisely.
-    pub fn runs(&self, runs: &[Run], table: &mut Table) -> Result<Vec<Report>, FigureError> {
+    pub(crate) fn runs(&self, runs: &[Run], table: &mut Table) -> Result<Vec<Report>, FigureError> {
         let seconds = self.seconds(runs.iter().map(|run| run.rate_rps).sum());
         self.bar.inc_length(runs.len() as u64);
         let reports = self.parallel(runs, |run| {
@@ -94,14 +94,15 @@ impl Context {
     }
 
     /// Simulated seconds that the budget allows for at this many requests a second, over all runs of a figure.
-    pub fn seconds(&self, rate_rps: f64) -> f64 {
+    pub(crate) fn seconds(&self, rate_rps: f64) -> f64 {
         let seconds = self.budget_minutes * 60.0 * REQUESTS_PER_CORE_SECOND / rate_rps.max(1.0);
         // Rounded, so that it can be told.
         (10.0 * seconds.clamp(SECONDS_MIN, SECONDS_MAX)).round() / 10.0
     }
 
     /// Does all jobs on all cores, with a step of the bar for each; the results are in the order of the jobs.
-    pub fn parallel<T: Sync, R: Send>(
+    #[allow(clippy::disallowed_methods, reason = "simulations share nothing; each is a core of its own")]
+    pub(crate) fn parallel<T: Sync, R: Send>(
         &self,
         jobs: &[T],
         work: impl Fn(&T) -> Result<R, Violation> + Sync,
@@ -134,40 +135,40 @@ fn share_min(workload: &Workload) -> f64 {
 }
 
 /// `rate_rps` is that of the least asked model.
-pub fn note_precision(table: &mut Table, seconds: f64, rate_rps: f64) {
+pub(crate) fn note_precision(table: &mut Table, seconds: f64, rate_rps: f64) {
     let requests = 0.9 * seconds * rate_rps;
     // Half the width of the normal approximation's interval.
     let error = 100.0 * 1.96 * (0.01 * 0.99 / requests).sqrt();
     table.note(
         "precision",
         format!(
-            "each run simulates {seconds} s and counts at least {requests:.0} requests of each model; with so many a bad \
-             rate of 1 % is measured within ±{error:.2} % (95 % confidence)"
+            "each run simulates {seconds} s and counts at least {requests:.0} requests of each model; with so many a \
+             bad rate of 1 % is measured within ±{error:.2} % (95 % confidence)"
         ),
     );
 }
 
 /// The rate of a search's result.
-pub fn rate_of(report: &Option<Report>) -> f64 {
+pub(crate) fn rate_of(report: &Option<Report>) -> f64 {
     report.as_ref().map_or(0.0, |report| report.rate_rps)
 }
 
 /// A policy's fixed look.
-pub fn look_of(policy: &str) -> usize {
+pub(crate) fn look_of(policy: &str) -> usize {
     POLICIES.iter().position(|&name| name == policy).unwrap_or(chart::GREY)
 }
 
 /// A policy that is known to exist.
-pub fn policy(name: &str) -> Policy {
+pub(crate) fn policy(name: &str) -> Policy {
     name.parse().expect("figures name policies that there are")
 }
 
 /// A workload from its text, which is known to be right.
-pub fn workload(name: &str, text: &str) -> Workload {
+pub(crate) fn workload(name: &str, text: &str) -> Workload {
     Workload::parse(text, name, name, std::path::Path::new(".")).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// An axis from 0 that all points of the series fit on.
-pub fn axis_of(label: &str, series: &[Series]) -> Axis {
+pub(crate) fn axis_of(label: &str, series: &[Series]) -> Axis {
     Axis::up_to(label, series.iter().flat_map(|series| &series.points).map(|point| point.1))
 }

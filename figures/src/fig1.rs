@@ -9,14 +9,13 @@ use crate::{
     table2::{GPUS, MODELS},
 };
 
-pub const FIG1: Figure = Figure {
+pub(crate) const FIG1: Figure = Figure {
     name: "fig1",
     title: "Symphony, Figure 1: distribution of batch sizes",
-    shows: "One model on eight GPUs, each policy at its own goodput: the part of batches that are at most so large. The \
-            dashed line is the batch of a staggered execution (equations 1 and 2 of the paper).",
-    remarks: &[
-        "The paper's medians are 1 and 1 for Clockwork, 6 and 2 for Nexus, 9 and 4 for Shepherd, 14 and 8 for Symphony.",
-    ],
+    shows: "One model on eight GPUs, each policy at its own goodput: the part of batches that are at most so large. \
+            The dashed line is the batch of a staggered execution (equations 1 and 2 of the paper).",
+    remarks: &["The paper's medians are 1 and 1 for Clockwork, 6 and 2 for Nexus, 9 and 4 for Shepherd, 14 and 8 for \
+         Symphony."],
     draw,
 };
 

@@ -11,15 +11,15 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const FIG10: Figure = Figure {
+pub(crate) const FIG10: Figure = Figure {
     name: "fig10",
     title: "Symphony, Figure 10: GPUs needed for 15,000 requests a second (A100)",
-    shows: "The fewest GPUs at which every model stays within 1 %: one ResNet50 with an SLO of 25 ms, and the 37 models of \
-            the zoo.",
+    shows: "The fewest GPUs at which every model stays within 1 %: one ResNet50 with an SLO of 25 ms, and the 37 \
+            models of the zoo.",
     remarks: &[
-        "The paper's text: on one model Symphony saves 2 to 6 GPUs against Shepherd and Nexus, and Clockwork needs more than \
-         twice as many; on the mix Nexus and Shepherd need 166 % and 90 % more, and Clockwork's implementation cannot \
-         deliver the rate at all.",
+        "The paper's text: on one model Symphony saves 2 to 6 GPUs against Shepherd and Nexus, and Clockwork needs \
+         more than twice as many; on the mix Nexus and Shepherd need 166 % and 90 % more, and Clockwork's \
+         implementation cannot deliver the rate at all.",
     ],
     draw,
 };

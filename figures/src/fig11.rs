@@ -8,7 +8,7 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const FIG11: Figure = Figure {
+pub(crate) const FIG11: Figure = Figure {
     name: "fig11",
     title: "Symphony, Figure 11: SLO, popularity and arrivals",
     shows: "Goodput of twenty ResNet50 (1.053, 5.072) on 32 GPUs. Models are asked for equally often, or as Zipf(0.9); \
@@ -16,8 +16,8 @@ pub const FIG11: Figure = Figure {
     remarks: &[
         "As in the paper: the tighter the SLO, the more deferral gains; with loose ones all batches are large and the \
          policies come together.",
-        "Bursts of a shape of 0.05 bring dozens of requests at one instant: waiting for more gains nothing, and a GPU that \
-         was left idle is missed. That is the one setting where `eager` beats `deferred` here.",
+        "Bursts of a shape of 0.05 bring dozens of requests at one instant: waiting for more gains nothing, and a GPU \
+         that was left idle is missed. That is the one setting where `eager` beats `deferred` here.",
     ],
     draw,
 };
@@ -36,7 +36,8 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     for (name, popularity, arrivals) in SETTINGS {
         for slo_ms in SLOS_MS {
             let text = format!(
-                "gpus = 32\npopularity = {popularity}\narrivals = {arrivals}\n[[model]]\nname = \"ResNet50\"\ncount = 20\n\
+                "gpus = 32\npopularity = {popularity}\narrivals = {arrivals}\n[[model]]\nname = \"ResNet50\"\ncount = \
+                 20\n\
                  alpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = {slo_ms}\n"
             );
             searches.extend(

@@ -9,14 +9,14 @@ use crate::{
     table2::MODELS,
 };
 
-pub const FIG12: Figure = Figure {
+pub(crate) const FIG12: Figure = Figure {
     name: "fig12",
     title: "Symphony, Figure 12: queueing delay",
     shows: "One model on eight GPUs, each policy at its own goodput: from the arrival of a request to the start of its \
             batch. The dashed line is half the SLO, which the paper names as Nexus's longest delay.",
     remarks: &[
-        "Under deferral most of the delay is deliberate: a batch starts as late as its deadline allows. It is short where \
-         batches are large, because execution takes the larger part of the SLO.",
+        "Under deferral most of the delay is deliberate: a batch starts as late as its deadline allows. It is short \
+         where batches are large, because execution takes the larger part of the SLO.",
         "Only requests that are answered count; those that are given up have waited in vain.",
     ],
     draw,

@@ -11,18 +11,18 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const FIG13: Figure = Figure {
+pub(crate) const FIG13: Figure = Figure {
     name: "fig13",
     title: "Symphony, Figure 13: scalability",
-    shows: "Left: requests a second that the scheduler's real threads plan, as `downbeat bench scheduler` measures it (no \
-            network, emulated GPUs, DenseNet121 with an SLO of 100 ms, 100 models). Right: goodput of twenty ResNet50 (1.053, \
-            5.072) with an SLO of 100 ms over the number of GPUs, simulated.",
+    shows: "Left: requests a second that the scheduler's real threads plan, as `downbeat bench scheduler` measures it \
+            (no network, emulated GPUs, DenseNet121 with an SLO of 100 ms, 100 models). Right: goodput of twenty \
+            ResNet50 (1.053, 5.072) with an SLO of 100 ms over the number of GPUs, simulated.",
     remarks: &[
         "The left panel depends on the machine. Each ModelThread has a core of its own, and \
-         the RankThread another: where they must share, each turn finds more to do at once, which raises this rate, and \
-         requests wait for it.",
-        "The paper reports 12 million requests a second on 32 cores, and goodput that grows linearly with GPUs. Clockwork's \
-         own limit, locks in its implementation, is not reproduced.",
+         the RankThread another: where they must share, each turn finds more to do at once, which raises this rate, \
+         and requests wait for it.",
+        "The paper reports 12 million requests a second on 32 cores, and goodput that grows linearly with GPUs. \
+         Clockwork's own limit, locks in its implementation, is not reproduced.",
     ],
     draw,
 };
@@ -35,7 +35,8 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let (cores, throughput) = scalability(context, &mut table);
     let copies = |gpus: u32| {
         let text = format!(
-            "gpus = {gpus}\n[[model]]\nname = \"ResNet50\"\ncount = 20\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 100\n"
+            "gpus = {gpus}\n[[model]]\nname = \"ResNet50\"\ncount = 20\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = \
+             100\n"
         );
         workload("20 x ResNet50", &text)
     };

@@ -9,14 +9,15 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const FIG14: Figure = Figure {
+pub(crate) const FIG14: Figure = Figure {
     name: "fig14",
     title: "Symphony, Figure 14: goodput and network latency",
-    shows: "Twenty ResNet50 (1.053, 5.072) on 32 GPUs under `deferred`, for four SLOs. The scheduler plans with the latency of \
-            the axis between its decision and the start of a batch. Dashed: the 99.99th percentiles that the paper measured, \
-            33 us over RDMA, and 12 times a median of 3,034 us over TCP.",
+    shows: "Twenty ResNet50 (1.053, 5.072) on 32 GPUs under `deferred`, for four SLOs. The scheduler plans with the \
+            latency of the axis between its decision and the start of a batch. Dashed: the 99.99th percentiles that \
+            the paper measured, 33 us over RDMA, and 12 times a median of 3,034 us over TCP.",
     remarks: &[
-        "As in the paper: within RDMA's range nothing is lost, within TCP's up to everything, the more the tighter the SLO.",
+        "As in the paper: within RDMA's range nothing is lost, within TCP's up to everything, the more the tighter the \
+         SLO.",
         "Simulated: the latency is a constant that the scheduler knows; the paper's is a network's high percentile.",
     ],
     draw,

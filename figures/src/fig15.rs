@@ -14,17 +14,17 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const FIG15: Figure = Figure {
+pub(crate) const FIG15: Figure = Figure {
     name: "fig15",
     title: "Symphony, Figure 15: a changing workload on 512 GPUs",
-    shows: "The first 24 models of the A100 zoo under `downbeat`. Each model's rate swings with a period and a phase of its own, \
-            all of them with a day, and from 60 % of the time on one of them is suddenly asked for far more often. Every \
-            point is a hundredth of the simulated time.",
+    shows: "The first 24 models of the A100 zoo under `downbeat`. Each model's rate swings with a period and a phase \
+            of its own, all of them with a day, and from 60 % of the time on one of them is suddenly asked for far \
+            more often. Every point is a hundredth of the simulated time.",
     remarks: &[
-        "The paper's rates come from 150 hours of video, which are not published; ours are made up from the seed, and a day \
-         takes as long as the budget allows to simulate, so changes are far faster than the paper's.",
-        "The advice is the paper's section 3.5: N r / (1 - r) GPUs more at a bad rate r above 1 %, N f fewer at an idle part f. \
-         It is not acted on here.",
+        "The paper's rates come from 150 hours of video, which are not published; ours are made up from the seed, and \
+         a day takes as long as the budget allows to simulate, so changes are far faster than the paper's.",
+        "The advice is the paper's section 3.5: N r / (1 - r) GPUs more at a bad rate r above 1 %, N f fewer at an \
+         idle part f. It is not acted on here.",
     ],
     draw,
 };

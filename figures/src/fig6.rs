@@ -8,16 +8,16 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const FIG6: Figure = Figure {
+pub(crate) const FIG6: Figure = Figure {
     name: "fig6",
     title: "Symphony, Figure 6: against eager scheduling and against timeouts",
-    shows: "Goodput relative to `deferred`. Left: ten models with alpha = 1 ms and the beta of the axis, an SLO of 2 l(8), \
-            on 32 GPUs. Right: a timeout of the axis' part of each model's SLO; one ResNet50 with an SLO of 50 ms on 8 \
-            GPUs, and the 37 models of the A100 zoo on 64 GPUs.",
+    shows: "Goodput relative to `deferred`. Left: ten models with alpha = 1 ms and the beta of the axis, an SLO of 2 \
+            l(8), on 32 GPUs. Right: a timeout of the axis' part of each model's SLO; one ResNet50 with an SLO of 50 \
+            ms on 8 GPUs, and the 37 models of the A100 zoo on 64 GPUs.",
     remarks: &[
-        "As in the paper: without a batching effect (beta/alpha = 1) eager is as good, and falls behind as it grows; a well \
-         chosen timeout comes close to deferral. Unlike in the paper that holds for the mix, too, where short timeouts do \
-         as well as eager scheduling.",
+        "As in the paper: without a batching effect (beta/alpha = 1) eager is as good, and falls behind as it grows; a \
+         well chosen timeout comes close to deferral. Unlike in the paper that holds for the mix, too, where short \
+         timeouts do as well as eager scheduling.",
         "`downbeat` gains most where batches are of middling size, and next to nothing at strong batching.",
         "From half the SLO on some model of the zoo has no time left to run even alone, so goodput is zero.",
         "The paper does not give its ResNet50's profile for the right panel; Table 2's is used.",

@@ -18,23 +18,23 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const FIG7: Figure = Figure {
+pub(crate) const FIG7: Figure = Figure {
     name: "fig7",
     title: "Symphony, Figure 7: deferred against eager scheduling on 5,880 synthetic workloads",
-    shows: "Goodput of `deferred` relative to `eager` (1 is equal). (a) the 35 models of the 1080Ti zoo together, with GPUs per \
-            model; (b) 24 DenseNet121, strong batching; (c) 24 BERT, nearly none; (d) all workloads, sorted.",
+    shows: "Goodput of `deferred` relative to `eager` (1 is equal). (a) the 35 models of the 1080Ti zoo together, with \
+            GPUs per model; (b) 24 DenseNet121, strong batching; (c) 24 BERT, nearly none; (d) all workloads, sorted.",
     remarks: &[
-        "Table 1 of the paper spans 7,560 combinations of one model and an unstated number of mixes; which of them are left \
-         out is not said. Those here: one model with an SLO of at least 2 l(2), for otherwise batches cannot be had at all \
-         (5,796), and the 35 models of the 1080Ti zoo together with their 1080Ti or their A100 profiles (84), which makes \
-         5,880.",
-        "The paper's text: 35 % to 102 % more goodput on mixes, 34 % to 234 % on DenseNet121 with an SLO of 30 ms, more than \
-         0.95 times on almost all workloads, more than 1.5 times on 16 % of them.",
-        "We do not find gains as large as the paper's. Its eager baseline is not described further; ours takes the longest \
-         prefix that can finish, from one central queue, and drops what cannot be met, exactly as `deferred` does, and there \
-         is little left to gain over that but by the batching effect: most with DenseNet121 (up to a third), nothing with \
-         BERT. With one GPU per model, or bursts of a shape of 0.1, deferral loses several per cent: two batches that become \
-         due together collide, and a burst leaves nothing to wait for.",
+        "Table 1 of the paper spans 7,560 combinations of one model and an unstated number of mixes; which of them are \
+         left out is not said. Those here: one model with an SLO of at least 2 l(2), for otherwise batches cannot be \
+         had at all (5,796), and the 35 models of the 1080Ti zoo together with their 1080Ti or their A100 profiles \
+         (84), which makes 5,880.",
+        "The paper's text: 35 % to 102 % more goodput on mixes, 34 % to 234 % on DenseNet121 with an SLO of 30 ms, \
+         more than 0.95 times on almost all workloads, more than 1.5 times on 16 % of them.",
+        "We do not find gains as large as the paper's. Its eager baseline is not described further; ours takes the \
+         longest prefix that can finish, from one central queue, and drops what cannot be met, exactly as `deferred` \
+         does, and there is little left to gain over that but by the batching effect: most with DenseNet121 (up to a \
+         third), nothing with BERT. With one GPU per model, or bursts of a shape of 0.1, deferral loses several per \
+         cent: two batches that become due together collide, and a burst leaves nothing to wait for.",
         "Probes are short, so a single workload's ratio means little; the distribution does.",
     ],
     draw,
@@ -156,8 +156,9 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
 
 fn precision(requests: f64) -> String {
     format!(
-        "a probe simulates about {requests:.0} requests, and {SECONDS_MIN} s at least; goodput is searched to {} %, and a model \
-         that is asked n times in a probe is judged with an error of ±{:.1} % / sqrt(n / 100) in its bad rate (95 % confidence)",
+        "a probe simulates about {requests:.0} requests, and {SECONDS_MIN} s at least; goodput is searched to {} %, \
+         and a model that is asked n times in a probe is judged with an error of ±{:.1} % / sqrt(n / 100) in its bad \
+         rate (95 % confidence)",
         100.0 * RESOLUTION,
         100.0 * 1.96 * (0.01f64 * 0.99 / 100.0).sqrt(),
     )
@@ -191,7 +192,8 @@ fn summarized(table: &Table, total: usize) -> Table {
     let findings = [
         format!("{} of {total} workloads, a random sample unless all.", table.rows.len()),
         format!(
-            "At least 0.95 times eager's goodput on {:.1} % of them (paper: almost all), more than 1.5 times on {:.1} % (paper: 16 %).",
+            "At least 0.95 times eager's goodput on {:.1} % of them (paper: almost all), more than 1.5 times on {:.1} \
+             % (paper: 16 %).",
             part(|ratio| ratio >= 0.95),
             part(|ratio| ratio > 1.5)
         ),

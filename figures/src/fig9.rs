@@ -10,17 +10,18 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const FIG9: Figure = Figure {
+pub(crate) const FIG9: Figure = Figure {
     name: "fig9",
     title: "Symphony, Figure 9: goodput on mixes of models, 64 GPUs",
-    shows: "The zoos of the paper's Tables 3 and 4, equally popular. Strong: only models with beta/alpha > 2; weak: only those \
-            with beta/alpha < 2.",
+    shows: "The zoos of the paper's Tables 3 and 4, equally popular. Strong: only models with beta/alpha > 2; weak: \
+            only those with beta/alpha < 2.",
     remarks: &[
-        "The paper's text: Symphony reaches 2.0 to 2.4 times the baselines on all models; on strong ones 3.5 times (1080Ti) \
-         and 5.7 times (A100); on weak ones 23 % and 10 % more. Its baselines carried limits of their implementations, \
-         which a re-implementation of their policies in one simulator has not: expect smaller factors here.",
-        "Eager scheduling, which the paper does not list, comes within a few per cent of deferral: with 64 GPUs for 37 models \
-         of very different objectives there is nearly always one that can start.",
+        "The paper's text: Symphony reaches 2.0 to 2.4 times the baselines on all models; on strong ones 3.5 times \
+         (1080Ti) and 5.7 times (A100); on weak ones 23 % and 10 % more. Its baselines carried limits of their \
+         implementations, which a re-implementation of their policies in one simulator has not: expect smaller factors \
+         here.",
+        "Eager scheduling, which the paper does not list, comes within a few per cent of deferral: with 64 GPUs for 37 \
+         models of very different objectives there is nearly always one that can start.",
         "Goodput asks every single model to be within 1 %, so on a mix one tight model decides.",
     ],
     draw,

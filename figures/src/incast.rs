@@ -10,17 +10,17 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const INCAST: Figure = Figure {
+pub(crate) const INCAST: Figure = Figure {
     name: "incast",
     title: "Symphony, Figure 17: one reader pulls 8 objects of 150 KB from each of 8 servers",
-    shows: "Above: all 64 objects asked for at once, round after round; below: one after another, paced at 4 Gbit/s, which \
-            is far from saturation. The time from when an object was to be asked for to its last byte; every byte is \
-            checked. Nines are digits of the quantile: 2 is the 99th percentile, 4 the 99.99th.",
+    shows: "Above: all 64 objects asked for at once, round after round; below: one after another, paced at 4 Gbit/s, \
+            which is far from saturation. The time from when an object was to be asked for to its last byte; every \
+            byte is checked. Nines are digits of the quantile: 2 is the 99th percentile, 4 the 99.99th.",
     remarks: &[
         "Measured on the loopback network of the machine that made the figure, with its processors between everything: \
          `soft` is soft-RoCE in user space, `tcp` one pipelined connection for each server.",
-        "The paper's cluster (56 Gbit/s InfiniBand): an object within 24 us, 33 us at the 99.99th percentile; by TCP 3,034 us \
-         at the median and 12 times that at the 99.99th percentile.",
+        "The paper's cluster (56 Gbit/s InfiniBand): an object within 24 us, 33 us at the 99.99th percentile; by TCP \
+         3,034 us at the median and 12 times that at the 99.99th percentile.",
         "How long a process waits for a processor decides the tail here, not the network.",
     ],
     draw,

@@ -1,4 +1,5 @@
-//! `downbeat figures`: the figures of the papers that this project follows, and proofs of its own claims, as SVG and CSV.
+//! `downbeat figures`: the figures of the papers that this project follows, and proofs of its own claims, as SVG and
+//! CSV.
 //!
 //! A figure is one file that defines a [`Figure`], and one row of [`FIGURES`].
 #![forbid(unsafe_code)]

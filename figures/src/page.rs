@@ -10,16 +10,16 @@ const ROWS_MAX: usize = 24;
 
 const INTRODUCTION: &str = "# Results
 
-Made by `downbeat figures`; the page itself, too (`--page`). Every figure names the command that makes it again, from the
-same seed: the simulator runs the scheduler's own state machines in virtual time, so the numbers do not depend on the
-machine, except where a figure says so. Beside each SVG lies its data as CSV.
+Made by `downbeat figures`; the page itself, too (`--page`). Every figure names the command that makes it again, from
+the same seed: the simulator runs the scheduler's own state machines in virtual time, so the numbers do not depend on
+the machine, except where a figure says so. Beside each SVG lies its data as CSV.
 
 What the paper calls Symphony is the policy `deferred` here, `downbeat` is our own, and the other systems are
-re-implemented as their papers describe them. The papers ran them on emulated and real GPUs with a network between; here
-GPUs run every batch for exactly l(b), and the network costs what the workload says, mostly nothing. So absolute numbers
-of the papers may be lower than ours, above all those of Clockwork and Nexus, whose implementations had limits of their own;
-the order of the systems and the reasons for it are what can be compared. Where a paper's text gives a number, it is
-drawn (diamonds, dashed lines) or listed; numbers that are only in its drawings are not guessed.
+re-implemented as their papers describe them. The papers ran them on emulated and real GPUs with a network between;
+here GPUs run every batch for exactly l(b), and the network costs what the workload says, mostly nothing. So absolute
+numbers of the papers may be lower than ours, above all those of Clockwork and Nexus, whose implementations had limits
+of their own; the order of the systems and the reasons for it are what can be compared. Where a paper's text gives a
+number, it is drawn (diamonds, dashed lines) or listed; numbers that are only in its drawings are not guessed.
 
 Goodput is the highest aggregate rate at which at most 1 % of each model's requests are late or dropped.
 ";
@@ -28,7 +28,7 @@ Goodput is the highest aggregate rate at which at most 1 % of each model's reque
 ///
 /// # Errors
 /// If data is there but cannot be read.
-pub fn page(data: &Path, link: &str) -> io::Result<String> {
+pub(crate) fn page(data: &Path, link: &str) -> io::Result<String> {
     let mut text = INTRODUCTION.to_owned();
     for figure in FIGURES {
         let path = data.join(figure.name).with_extension("csv");
@@ -68,7 +68,8 @@ mod tests {
         let found = fs::read_to_string(docs.join("results.md")).unwrap();
         assert!(
             found == expected,
-            "docs/results.md is out of date; run `downbeat figures --only fig4 --out docs/results --page docs/results.md`"
+            "docs/results.md is out of date; run `downbeat figures --only fig4 --out docs/results --page \
+             docs/results.md`"
         );
         for figure in FIGURES.iter().filter(|figure| expected.contains(&format!("({}.svg)", figure.name))) {
             assert!(docs.join("results").join(figure.name).with_extension("svg").exists(), "{}", figure.name);

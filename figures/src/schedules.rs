@@ -9,29 +9,30 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const FIG4: Figure = Figure {
+pub(crate) const FIG4: Figure = Figure {
     name: "fig4",
     title: "Symphony, Figure 4: deferred scheduling staggers the GPUs",
-    shows: "l(b) = b + 5, SLO 12, three GPUs, a request every 0.75 time units. A box is a batch with its size, a circle an \
-            arrival.",
+    shows: "l(b) = b + 5, SLO 12, three GPUs, a request every 0.75 time units. A box is a batch with its size, a \
+            circle an arrival.",
     remarks: &[
-        "As in the paper: batches of four, 3 time units apart, GPUs in turn, nothing dropped. At 11.25 GPU 1 ends its first \
-         batch at the very instant its second one is due; comparisons are inclusive.",
+        "As in the paper: batches of four, 3 time units apart, GPUs in turn, nothing dropped. At 11.25 GPU 1 ends its \
+         first batch at the very instant its second one is due; comparisons are inclusive.",
     ],
     draw: |_| {
         Ok(drawing("Symphony, Figure 4: deferred scheduling staggers the GPUs", &[("deferred", examples::figure_4())]))
     },
 };
 
-pub const FIG5: Figure = Figure {
+pub(crate) const FIG5: Figure = Figure {
     name: "fig5",
     title: "Symphony, Figure 5: reaction to three missing requests",
-    shows: "The same, but requests 13 to 15 do not come. Eager scheduling (top) is shown from 11.25 on, when the GPUs end \
-            the batches of Figure 4; a cross is a request that was dropped.",
+    shows: "The same, but requests 13 to 15 do not come. Eager scheduling (top) is shown from 11.25 on, when the GPUs \
+            end the batches of Figure 4; a cross is a request that was dropped.",
     remarks: &[
-        "As in the paper: under eager scheduling R16 runs alone at 11.25, batches shrink, and R35, R37, R38 are dropped, \
-         with others after them; under deferred scheduling the GPUs wait, and are staggered again.",
-        "At 17.25 two GPUs become free at once; we take the smaller id, the paper the other. Sizes and times are the same.",
+        "As in the paper: under eager scheduling R16 runs alone at 11.25, batches shrink, and R35, R37, R38 are \
+         dropped, with others after them; under deferred scheduling the GPUs wait, and are staggered again.",
+        "At 17.25 two GPUs become free at once; we take the smaller id, the paper the other. Sizes and times are the \
+         same.",
     ],
     draw: |_| {
         let schedules = [("eager", examples::figure_5a()), ("deferred", examples::figure_5b())];

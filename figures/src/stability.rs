@@ -10,46 +10,46 @@ use crate::{
     table2::MODELS,
 };
 
-pub const FIG2: Figure = Figure {
+pub(crate) const FIG2: Figure = Figure {
     name: "fig2",
     title: "Symphony, Figure 2: goodput and GPU usage while the offered load grows",
-    shows: "Ten ResNet50 (1.053, 5.072) with an SLO of 100 ms on 24 GPUs. Left: requests answered in time a second. Right: \
-            the part of all GPUs' time that is spent executing; the diamond is what the paper's text reports of Symphony, \
-            20 % at 3,000 r/s.",
+    shows: "Ten ResNet50 (1.053, 5.072) with an SLO of 100 ms on 24 GPUs. Left: requests answered in time a second. \
+            Right: the part of all GPUs' time that is spent executing; the diamond is what the paper's text reports of \
+            Symphony, 20 % at 3,000 r/s.",
     remarks: &[
         "The paper names ten ResNet models, not their profile; this one has its peak within the range of its drawing.",
-        "As in the paper: eager policies occupy all GPUs with small batches long before the peak, deferred ones use them \
-         in proportion to the load.",
+        "As in the paper: eager policies occupy all GPUs with small batches long before the peak, deferred ones use \
+         them in proportion to the load.",
     ],
     draw: draw_fig2,
 };
 
-pub const FLAT_TOP: Figure = Figure {
+pub(crate) const FLAT_TOP: Figure = Figure {
     name: "flat-top",
     title: "Flat top: requests answered in time up to three times the peak load",
     shows: "Table 2's two models on eight GPUs. The load is relative to `downbeat`'s goodput.",
     remarks: &[
-        "`downbeat` gives heads up as soon as they would make batches small, and stays at its peak in overload. `deferred` \
-         takes the longest prefix that can still finish: the first task has little time left, so the batch is small, so \
-         those behind it have little time left; it collapses. So does `eager`, with the same rule.",
-        "Shepherd and Clockwork are flat, too: they run large batches and drop the rest. More than 100 % in overload is no \
-         contradiction, since goodput allows only 1 % to be bad.",
+        "`downbeat` gives heads up as soon as they would make batches small, and stays at its peak in overload. \
+         `deferred` takes the longest prefix that can still finish: the first task has little time left, so the batch \
+         is small, so those behind it have little time left; it collapses. So does `eager`, with the same rule.",
+        "Shepherd and Clockwork are flat, too: they run large batches and drop the rest. More than 100 % in overload \
+         is no contradiction, since goodput allows only 1 % to be bad.",
         "The tests hold `downbeat` to it: at twice the peak load within 2 % of the peak.",
     ],
     draw: draw_flat_top,
 };
 
-pub const LOAD_PROPORTIONAL: Figure = Figure {
+pub(crate) const LOAD_PROPORTIONAL: Figure = Figure {
     name: "load-proportional",
     title: "Load-proportional: GPUs in use below the peak load",
-    shows: "Left: the part of GPU time spent executing, which the paper's autoscaler goes by. Right: GPUs that run at least \
-            one batch in a second, of all, under `downbeat`: what could be given back for that second. Loads are relative \
-            to each policy's own goodput; the dashed line is the load + 10 %.",
+    shows: "Left: the part of GPU time spent executing, which the paper's autoscaler goes by. Right: GPUs that run at \
+            least one batch in a second, of all, under `downbeat`: what could be given back for that second. Loads are \
+            relative to each policy's own goodput; the dashed line is the load + 10 %.",
     remarks: &[
-        "At low loads eager policies keep GPUs busy with batches of one; deferral keeps batches large, so that load takes \
-         little more GPU time than its part.",
-        "A GPU counts as used in a second even if it runs one batch in it, and with eight GPUs a single burst wakes several: \
-         the larger the cluster, the closer that count comes to the load.",
+        "At low loads eager policies keep GPUs busy with batches of one; deferral keeps batches large, so that load \
+         takes little more GPU time than its part.",
+        "A GPU counts as used in a second even if it runs one batch in it, and with eight GPUs a single burst wakes \
+         several: the larger the cluster, the closer that count comes to the load.",
         "The tests hold `downbeat` to it: at p % of the peak load at most p + 10 % of GPU time is spent.",
     ],
     draw: draw_load_proportional,

@@ -4,7 +4,7 @@ use std::{fmt::Write, fs, io, path::Path};
 
 /// Rows of cells under a header. Cells and notes hold no line breaks, cells no commas.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Table {
+pub(crate) struct Table {
     /// Name and value of each `#` line.
     pub notes: Vec<(String, String)>,
     /// Names of the columns, with their units.
@@ -15,29 +15,29 @@ pub struct Table {
 
 impl Table {
     /// Without rows.
-    pub fn new(header: &[&str]) -> Self {
+    pub(crate) fn new(header: &[&str]) -> Self {
         let header = header.iter().map(|&name| name.to_owned()).collect();
         Self { notes: Vec::new(), header, rows: Vec::new() }
     }
 
     /// Adds a row.
-    pub fn push<const COLUMNS: usize>(&mut self, cells: [String; COLUMNS]) {
+    pub(crate) fn push<const COLUMNS: usize>(&mut self, cells: [String; COLUMNS]) {
         assert_eq!(COLUMNS, self.header.len(), "a row has a cell for each column");
         self.rows.push(cells.into());
     }
 
     /// Adds a `#` line.
-    pub fn note(&mut self, name: &str, value: impl Into<String>) {
+    pub(crate) fn note(&mut self, name: &str, value: impl Into<String>) {
         self.notes.push((name.to_owned(), value.into()));
     }
 
     /// The value of the first note of this name.
-    pub fn noted(&self, name: &str) -> Option<&str> {
+    pub(crate) fn noted(&self, name: &str) -> Option<&str> {
         self.notes.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
     /// As CSV.
-    pub fn csv(&self) -> String {
+    pub(crate) fn csv(&self) -> String {
         let mut text = String::new();
         for (name, value) in &self.notes {
             let _ = writeln!(text, "# {name}: {value}");
@@ -53,7 +53,7 @@ impl Table {
     ///
     /// # Errors
     /// If the file cannot be read, or has no header, or a row with another number of cells.
-    pub fn read(path: &Path) -> io::Result<Self> {
+    pub(crate) fn read(path: &Path) -> io::Result<Self> {
         let text = fs::read_to_string(path)?;
         let mut table = Self::default();
         for line in text.lines() {
@@ -69,7 +69,7 @@ impl Table {
     }
 
     /// As a table of Markdown.
-    pub fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let mut text = format!("| {} |\n|{}\n", self.header.join(" | "), " --- |".repeat(self.header.len()));
         for row in &self.rows {
             let _ = writeln!(text, "| {} |", row.join(" | "));
@@ -84,7 +84,7 @@ fn bad_data(path: &Path, line: &str) -> io::Error {
 }
 
 /// A number with four digits that matter.
-pub fn cell(value: f64) -> String {
+pub(crate) fn cell(value: f64) -> String {
     let digits = match value.abs() {
         1000.0.. | 0.0 => 0,
         100.0.. => 1,

@@ -8,24 +8,26 @@ use crate::{
     table::{Table, cell},
 };
 
-pub const TABLE2: Figure = Figure {
+pub(crate) const TABLE2: Figure = Figure {
     name: "table2",
     title: "Symphony, Table 2: one model on eight GPUs",
-    shows: "Goodput of each policy (bars) and of the system it stands for in the paper (diamonds). The dashed lines are the \
-            paper's analysis: batches of GPUs that run in turn (`staggered`) and of GPUs that do not know of each other.",
+    shows: "Goodput of each policy (bars) and of the system it stands for in the paper (diamonds). The dashed lines \
+            are the paper's analysis: batches of GPUs that run in turn (`staggered`) and of GPUs that do not know of \
+            each other.",
     remarks: &[
-        "The analytical batch sizes and throughputs are computed here by the paper's equations (1) and (2), and agree with \
-         its table.",
-        "Our `deferred` is a few per cent below the paper's Symphony: with prefix batches it is metastable near its limit, \
-         and a single late start within a run ends the search at a lower rate. `downbeat` sheds such a backlog at once.",
-        "Clockwork's policy does far better here than its implementation did in the paper, and so does `eager`: neither waits \
-         for a network, and both batch from one central queue.",
+        "The analytical batch sizes and throughputs are computed here by the paper's equations (1) and (2), and agree \
+         with its table.",
+        "Our `deferred` is a few per cent below the paper's Symphony: with prefix batches it is metastable near its \
+         limit, and a single late start within a run ends the search at a lower rate. `downbeat` sheds such a backlog \
+         at once.",
+        "Clockwork's policy does far better here than its implementation did in the paper, and so does `eager`: \
+         neither waits for a network, and both batch from one central queue.",
     ],
     draw,
 };
 
 /// A workload of the table.
-pub struct Model {
+pub(crate) struct Model {
     pub name: &'static str,
     pub alpha_ms: f64,
     pub beta_ms: f64,
@@ -36,9 +38,9 @@ pub struct Model {
     goodput: [(&'static str, f64); 4],
 }
 
-pub const GPUS: f64 = 8.0;
+pub(crate) const GPUS: f64 = 8.0;
 
-pub const MODELS: [Model; 2] = [
+pub(crate) const MODELS: [Model; 2] = [
     Model {
         name: "ResNet50",
         alpha_ms: 1.053,
@@ -59,18 +61,19 @@ pub const MODELS: [Model; 2] = [
 
 impl Model {
     /// On eight GPUs.
-    pub fn workload(&self) -> sim::Workload {
+    pub(crate) fn workload(&self) -> sim::Workload {
         let Self { name, alpha_ms, beta_ms, slo_ms, .. } = self;
         workload(
             name,
             &format!(
-                "gpus = {GPUS}\n[[model]]\nname = \"{name}\"\nalpha_ms = {alpha_ms}\nbeta_ms = {beta_ms}\nslo_ms = {slo_ms}\n"
+                "gpus = {GPUS}\n[[model]]\nname = \"{name}\"\nalpha_ms = {alpha_ms}\nbeta_ms = {beta_ms}\nslo_ms = \
+                 {slo_ms}\n"
             ),
         )
     }
 
     /// Section 5.3: the largest batch when a request waits for `wait` executions at worst, and the throughput with it.
-    pub fn bound(&self, wait: f64) -> (f64, f64) {
+    pub(crate) fn bound(&self, wait: f64) -> (f64, f64) {
         let batch = ((self.slo_ms / (1.0 + wait) - self.beta_ms) / self.alpha_ms).floor();
         (batch, 1000.0 * GPUS * batch / (self.alpha_ms * batch + self.beta_ms))
     }

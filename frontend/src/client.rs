@@ -1,4 +1,5 @@
 //! The frontend inside another program: the same admission, slots and replies without HTTP.
+#![allow(clippy::disallowed_methods)] // A driver: the core has a thread of its own.
 
 use std::{
     rc::Rc,

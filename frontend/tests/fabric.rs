@@ -1,4 +1,5 @@
 //! A frontend over real soft-RoCE on the loopback network; the test is its scheduler and its backend.
+#![allow(clippy::disallowed_methods)] // Each role has a thread of its own.
 
 use std::{collections::BTreeMap, fs, net::SocketAddr, sync::mpsc, thread};
 

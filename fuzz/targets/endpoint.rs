@@ -1,6 +1,6 @@
-//! A soft-RoCE endpoint and a hostile peer that knows its connections: forged numbers, keys, lengths and orders, with the
-//! right ICRC, so that they reach the deep code. Nothing panics; no byte outside what was granted is touched or leaves;
-//! no work request completes twice or never; an endpoint without queue pairs keeps no state of it all.
+//! A soft-RoCE endpoint and a hostile peer that knows its connections: forged numbers, keys, lengths and orders, with
+//! the right ICRC, so that they reach the deep code. Nothing panics; no byte outside what was granted is touched or
+//! leaves; no work request completes twice or never; an endpoint without queue pairs keeps no state of it all.
 #![no_main]
 
 mod guarded;

@@ -1,4 +1,5 @@
-//! Control messages: the first byte chooses the edge, the rest is a frame. What decodes is encoded to what decodes alike.
+//! Control messages: the first byte chooses the edge, the rest is a frame. What decodes is encoded to what decodes
+//! alike.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

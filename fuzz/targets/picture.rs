@@ -1,5 +1,5 @@
-//! Pictures that clients send: any bytes become exactly the tensor that the model wants, or an error of one line, and no
-//! picture takes more memory than its decoder's limit (`fuzz/run` bounds the process).
+//! Pictures that clients send: any bytes become exactly the tensor that the model wants, or an error of one line, and
+//! no picture takes more memory than its decoder's limit (`fuzz/run` bounds the process).
 #![no_main]
 
 use frontend::tensor_of;

@@ -1,5 +1,5 @@
-//! soft-RoCE's wire format: whatever is accepted is written again byte for byte, but for bits that mean nothing, and its
-//! CRC is found right once it is.
+//! soft-RoCE's wire format: whatever is accepted is written again byte for byte, but for bits that mean nothing, and
+//! its CRC is found right once it is.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -5,13 +5,13 @@ use std::time::Duration;
 use bytes::Bytes;
 
 /// Answers longer than this are errors.
-pub const ANSWER_BYTES_MAX: usize = 16 << 20;
+pub(crate) const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// A connection that is not needed stays open this long.
-pub const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(30);
+pub(crate) const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(30);
 
 /// What became of a request.
 #[derive(Debug)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// An answer.
     Served {
         /// The first output, little-endian; `None` if the answer has not the protocol's form.
@@ -37,7 +37,7 @@ pub struct InputShape {
 }
 
 /// The innermost cause says most: "connection refused" rather than "client error".
-pub fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     let mut innermost = error;
     while let Some(cause) = innermost.source() {
         innermost = cause;

@@ -55,7 +55,7 @@ pub struct Args {
     /// A recorded minute passes so many times faster, at the same rate
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, requires = "rates")]
     pub speed: f64,
-    /// A file of streams instead of models: TOML with [[stream]] tables of model, rate_rps, arrivals and slo_ms
+    /// A file of streams instead of models: TOML with `[[stream]]` tables of model, rate_rps, arrivals and slo_ms
     #[arg(long, value_name = "FILE", conflicts_with_all = ["models", "rate", "rates", "closed"])]
     pub streams: Option<PathBuf>,
     /// Closed loop instead: N requests of each model are always under way. 1 shows what a request costs

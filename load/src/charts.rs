@@ -24,7 +24,7 @@ struct Line<'a> {
 
 /// Two panels as an SVG document.
 #[must_use]
-pub fn latency_chart<'a>(title: &str, tallies: &'a [(String, Tally)], total: &'a Tally) -> String {
+pub(crate) fn latency_chart<'a>(title: &str, tallies: &'a [(String, Tally)], total: &'a Tally) -> String {
     let mut lines = Vec::new();
     if tallies.len() <= LINES_MAX {
         let line = |(model, tally): &'a (String, Tally)| Line {

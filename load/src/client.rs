@@ -9,34 +9,34 @@ use crate::{
 };
 
 /// A client of one server.
-pub enum Client {
+pub(crate) enum Client {
     Http(http::Http),
     Grpc(grpc::Grpc),
 }
 
 /// The requests of one stream, ready to be sent.
-pub enum Requests {
+pub(crate) enum Requests {
     Http(http::Requests),
     Grpc(grpc::Requests),
 }
 
 impl Client {
     /// Connects when the first request is sent.
-    pub fn new(target: &Target) -> Self {
+    pub(crate) fn new(target: &Target) -> Self {
         match target.wire {
             Wire::Http(encoding) => Self::Http(http::Http::new(Server::new(target), encoding)),
             Wire::Grpc => Self::Grpc(grpc::Grpc::new(Server::new(target))),
         }
     }
 
-    pub async fn first_input(&self, model: &str) -> Result<InputShape, String> {
+    pub(crate) async fn first_input(&self, model: &str) -> Result<InputShape, String> {
         match self {
             Self::Http(http) => http.first_input(model).await,
             Self::Grpc(grpc) => grpc.first_input(model).await,
         }
     }
 
-    pub fn prepare(&self, model: &str, inputs: &[Input]) -> Requests {
+    pub(crate) fn prepare(&self, model: &str, inputs: &[Input]) -> Requests {
         match self {
             Self::Http(http) => Requests::Http(http.prepare(model, inputs)),
             Self::Grpc(grpc) => Requests::Grpc(grpc.prepare(model, inputs)),
@@ -46,7 +46,7 @@ impl Client {
 
 impl Requests {
     /// Sends the request of that input and waits for its answer.
-    pub async fn exchange(&self, index: usize) -> Outcome {
+    pub(crate) async fn exchange(&self, index: usize) -> Outcome {
         match self {
             Self::Http(requests) => requests.exchange(index).await,
             Self::Grpc(requests) => requests.exchange(index).await,

@@ -21,7 +21,7 @@ use crate::{
     pacer::Pacer,
     request::Stream,
     server::Server,
-    tally::Tally,
+    tally::{Served, Tally},
     target::{Encoding, Target},
 };
 
@@ -93,7 +93,9 @@ pub fn generate(target: &Target, streams: &[Stream], on_progress: impl Fn(f64)) 
                     None => return Ok::<(), LoadError>(()),
                     Some(result) => result.expect("a sender does not panic")?,
                 },
-                _ = progress.tick() => on_progress((started.elapsed().as_secs_f64() / target.span.as_secs_f64()).min(1.0)),
+                _ = progress.tick() => {
+                    on_progress((started.elapsed().as_secs_f64() / target.span.as_secs_f64()).min(1.0));
+                }
             }
         }
     })?;
@@ -110,7 +112,7 @@ fn finished(tally: &RefCell<Tally>) -> Tally {
 ///
 /// # Errors
 /// If the server does not answer, or does not have a model.
-pub fn first_inputs(target: &Target, models: &[&str]) -> Result<Vec<InputShape>, LoadError> {
+pub(crate) fn first_inputs(target: &Target, models: &[&str]) -> Result<Vec<InputShape>, LoadError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let client = Client::new(target);
@@ -209,9 +211,14 @@ impl Sender {
         let mut tally = self.tally.borrow_mut();
         match outcome.unwrap_or_else(|_| Outcome::Failed(no_answer())) {
             Outcome::Served { output, timing } => {
-                let verdict = self.stream.inputs[index].judge(output.as_deref());
-                let at = self.started.elapsed();
-                tally.record_served(at, latency, self.stream.slo_ms, (index, verdict), timing.as_deref());
+                tally.record_served(&Served {
+                    at: self.started.elapsed(),
+                    latency,
+                    slo_ms: self.stream.slo_ms,
+                    input: index,
+                    verdict: self.stream.inputs[index].judge(output.as_deref()),
+                    timing: timing.as_deref(),
+                });
             }
             Outcome::Dropped(reason) => tally.record_dropped(reason),
             Outcome::Failed(what) => tally.record_error(what),

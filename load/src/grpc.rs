@@ -33,13 +33,13 @@ const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
 /// A client of one server.
 #[derive(Clone)]
-pub struct Grpc {
+pub(crate) struct Grpc {
     client: client::Grpc<Client<HttpsConnector<HttpConnector>, Body>>,
     authorization: Option<MetadataValue<Ascii>>,
 }
 
 /// The requests of one stream, ready to be sent.
-pub struct Requests {
+pub(crate) struct Requests {
     grpc: Grpc,
     messages: Vec<ModelInferRequest>,
 }

@@ -1,5 +1,5 @@
-//! The protocol over HTTP/1.1: a pool of keep-alive connections, tensors as bytes behind the JSON (the protocol's binary
-//! extension) or as numbers within it.
+//! The protocol over HTTP/1.1: a pool of keep-alive connections, tensors as bytes behind the JSON (the protocol's
+//! binary extension) or as numbers within it.
 
 use bytes::Bytes;
 use frontend::protocol::elements;
@@ -29,7 +29,7 @@ const JSON_LENGTH: &str = "inference-header-content-length";
 
 /// A client of one server.
 #[derive(Clone)]
-pub struct Http {
+pub(crate) struct Http {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     /// `http://host:port` or `https://host:port`
     origin: String,
@@ -38,7 +38,7 @@ pub struct Http {
 }
 
 /// The requests of one stream, ready to be sent.
-pub struct Requests {
+pub(crate) struct Requests {
     http: Http,
     uri: Uri,
     bodies: Vec<Body>,

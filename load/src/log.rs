@@ -1,5 +1,5 @@
-//! The run as a log of HdrHistogram (format 1.3, histograms V2): one line for each interval of each model, whose name is
-//! the line's tag. Values are nanoseconds, which is what the usual readers expect.
+//! The run as a log of HdrHistogram (format 1.3, histograms V2): one line for each interval of each model, whose name
+//! is the line's tag. Values are nanoseconds, which is what the usual readers expect.
 
 use std::{io, time::SystemTime};
 
@@ -20,7 +20,11 @@ const NS_PER_MS: f64 = 1e6;
 ///
 /// # Errors
 /// If `out` cannot be written.
-pub fn write_log(out: &mut impl io::Write, started_at: SystemTime, tallies: &[(String, Tally)]) -> io::Result<()> {
+pub(crate) fn write_log(
+    out: &mut impl io::Write,
+    started_at: SystemTime,
+    tallies: &[(String, Tally)],
+) -> io::Result<()> {
     let mut serializer = V2DeflateSerializer::new();
     let mut builder = IntervalLogWriterBuilder::new();
     builder.add_comment("downbeat bench load: latency in ns from the intended send time");

@@ -7,20 +7,21 @@ use std::time::Instant;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use tokio::io::unix::AsyncFd;
 
-pub struct Pacer(AsyncFd<std::os::fd::OwnedFd>);
+pub(crate) struct Pacer(AsyncFd<std::os::fd::OwnedFd>);
 
 impl Pacer {
-    pub fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         let timer =
             rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-        // An `OwnedFd` keeps its descriptor for its whole life, which is what the unsafe `register` asks its caller for.
+        // An `OwnedFd` keeps its descriptor for its whole life, which is what the unsafe `register` asks its caller
+        // for.
         #[expect(deprecated, reason = "the replacement is unsafe, and this crate forbids that")]
         let timer = AsyncFd::new(timer)?;
         Ok(Self(timer))
     }
 
     /// Returns at that instant, or at once if it has passed.
-    pub async fn wait_until(&self, instant: Instant) {
+    pub(crate) async fn wait_until(&self, instant: Instant) {
         let left = instant.saturating_duration_since(Instant::now());
         if left.is_zero() {
             // Still let answers in: a generator that is late must not starve what it measures.

@@ -4,11 +4,11 @@
 use thiserror::Error;
 
 /// Counts for each minute of one function after the other.
-pub type Counts = Vec<Vec<f64>>;
+pub(crate) type Counts = Vec<Vec<f64>>;
 
 /// Why a file of rates was refused.
 #[derive(Debug, Error, PartialEq)]
-pub enum RecordedError {
+pub(crate) enum RecordedError {
     /// Nothing in it can be a count.
     #[error("expected a header and at least one row with counts, found none")]
     Empty,
@@ -41,7 +41,7 @@ const COUNT_MAX: f64 = 1e9;
 ///
 /// # Errors
 /// The first line that is wrong, and how.
-pub fn parse(text: &str) -> Result<Counts, RecordedError> {
+pub(crate) fn parse(text: &str) -> Result<Counts, RecordedError> {
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let header: Vec<&str> = lines.next().map(|(_, line)| fields(line).collect()).unwrap_or_default();
     let minutes: Vec<usize> = (0..header.len()).filter(|&column| header[column].parse::<u32>().is_ok()).collect();
@@ -80,7 +80,7 @@ fn fields(line: &str) -> impl Iterator<Item = &str> {
 /// # Panics
 /// If there is no model.
 #[must_use]
-pub fn deal(functions: &Counts, models: usize) -> Counts {
+pub(crate) fn deal(functions: &Counts, models: usize) -> Counts {
     let minutes = functions.first().map_or(0, Vec::len);
     let mut dealt = vec![vec![0.0; minutes]; models];
     for (function, counts) in functions.iter().enumerate() {

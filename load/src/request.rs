@@ -51,7 +51,7 @@ pub enum Expected {
 
 /// How an answer compares with what was expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// As expected. For scores: whether the largest is at the true class.
     Right { classified: Option<bool> },
     /// Not as expected.

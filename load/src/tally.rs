@@ -35,6 +35,21 @@ pub struct Tally {
     send_lag_ns: Histogram<u64>,
 }
 
+/// An answer with an output.
+pub(crate) struct Served<'a> {
+    /// When it came, after the start of the run.
+    pub(crate) at: Duration,
+    /// From the intended send time.
+    pub(crate) latency: Duration,
+    /// The objective.
+    pub(crate) slo_ms: f64,
+    /// The input's index.
+    pub(crate) input: usize,
+    pub(crate) verdict: Verdict,
+    /// downbeat's header of that name.
+    pub(crate) timing: Option<&'a str>,
+}
+
 /// The reasons kept apart; more of them share one entry.
 const REASONS_MAX: usize = 16;
 /// A minute: the longest latency that is told apart from longer ones.
@@ -77,24 +92,18 @@ impl Tally {
         self.send_lag_ns.saturating_record(lag.as_nanos() as u64);
     }
 
-    /// An answer came `at` after the start of the run.
-    pub(crate) fn record_served(
-        &mut self,
-        at: Duration,
-        latency: Duration,
-        slo_ms: f64,
-        answer: (usize, Verdict),
-        timing: Option<&str>,
-    ) {
+    /// An answer with an output came.
+    pub(crate) fn record_served(&mut self, served: &Served<'_>) {
+        let &Served { at, latency, slo_ms, input, verdict, timing } = served;
         let (latency_ns, latency_us) = (latency.as_nanos() as u64, latency.as_secs_f64() * 1e6);
         self.served += 1;
         self.latencies_ns.saturating_record(latency_ns);
         self.timeline.record(at, latency_ns);
         self.on_time += u64::from(latency_us <= slo_ms * 1e3);
-        match answer {
-            (_, Verdict::Wrong) => self.wrong += 1,
-            (_, Verdict::Right { classified: None }) => {}
-            (input, Verdict::Right { classified: Some(right) }) => {
+        match verdict {
+            Verdict::Wrong => self.wrong += 1,
+            Verdict::Right { classified: None } => {}
+            Verdict::Right { classified: Some(right) } => {
                 self.classified.insert(input, right);
             }
         }
@@ -296,10 +305,11 @@ mod tests {
     #[test]
     fn stages_and_what_is_left_of_them() {
         let mut tally = Tally { sent: 2, ..Tally::new(Duration::from_secs(2)) };
-        let timing = "queued=50;due=2550;granted=3050;planned=3100;fetched=3200;exec_at=3200;started=3200;finished=8700;\
-                      answered=8750;deadline=25000;batch=7;gpu=1:0";
+        let timing = "queued=50;due=2550;granted=3050;planned=3100;fetched=3200;exec_at=3200;started=3200;\
+                      finished=8700;answered=8750;deadline=25000;batch=7;gpu=1:0";
+        let verdict = Verdict::Right { classified: Some(true) };
         let (at, latency) = (Duration::from_secs(1), Duration::from_millis(9));
-        tally.record_served(at, latency, 25.0, (0, Verdict::Right { classified: Some(true) }), Some(timing));
+        tally.record_served(&Served { at, latency, slo_ms: 25.0, input: 0, verdict, timing: Some(timing) });
         tally.record_dropped("late".into());
         assert_eq!(tally.ended(), tally.sent);
         let report = tally.report("m", 2.0);
@@ -314,11 +324,12 @@ mod tests {
     #[test]
     fn a_total_has_the_requests_of_all_models() {
         let (mut fast, mut slow) = (Tally::new(Duration::from_secs(1)), Tally::new(Duration::from_secs(1)));
-        let right = (0, Verdict::Right { classified: None });
+        let verdict = Verdict::Right { classified: None };
         for (tally, ms, n) in [(&mut fast, 1, 98), (&mut slow, 50, 2)] {
             for _ in 0..n {
                 tally.record_sent(Duration::ZERO);
-                tally.record_served(Duration::ZERO, Duration::from_millis(ms), 25.0, right, None);
+                let (at, latency) = (Duration::ZERO, Duration::from_millis(ms));
+                tally.record_served(&Served { at, latency, slo_ms: 25.0, input: 0, verdict, timing: None });
             }
         }
         slow.record_sent(Duration::from_millis(3));

@@ -95,8 +95,8 @@ pub enum BackendToScheduler {
         /// The model.
         model: ModelId,
     },
-    /// A task that was cancelled was dropped from its batch: its slot is neither read nor written any more. Precedes the
-    /// plan's `Answered`.
+    /// A task that was cancelled was dropped from its batch: its slot is neither read nor written any more. Precedes
+    /// the plan's `Answered`.
     Cancelled {
         /// The plan.
         plan: PlanId,
@@ -108,15 +108,16 @@ pub enum BackendToScheduler {
         /// When this was sent, on the sender's clock; comes back in the reply.
         sent_at: Timestamp,
     },
-    /// Every answer of a plan has arrived or failed: the plan's tasks have ended here. Sent once for each plan, after its
-    /// `PlanDone`; until then a task's answer can still be lost with the backend.
+    /// Every answer of a plan has arrived or failed: the plan's tasks have ended here. Sent once for each plan, after
+    /// its `PlanDone`; until then a task's answer can still be lost with the backend.
     Answered {
         /// The plan.
         plan: PlanId,
         /// Tasks that failed since `PlanDone`; as there.
         undelivered: Vec<Undelivered>,
     },
-    /// A plan's execution ended or was given up: the GPU is free, the answers are on their way. Sent once for each plan.
+    /// A plan's execution ended or was given up: the GPU is free, the answers are on their way. Sent once for each
+    /// plan.
     PlanDone {
         /// The plan.
         plan: PlanId,

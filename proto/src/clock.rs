@@ -86,9 +86,9 @@ const BURST_INTERVAL: Span = Span::from_millis(5);
 /// The time between requests later.
 const INTERVAL: Span = Span::from_millis(1_000);
 
-/// A member's side of one connection to the scheduler: when to ask for its clock, and what the answers say. `Default` asks
-/// nothing yet; life begins with [`Self::start`], and a new connection begins a new one, since another scheduler has
-/// another clock.
+/// A member's side of one connection to the scheduler: when to ask for its clock, and what the answers say. `Default`
+/// asks nothing yet; life begins with [`Self::start`], and a new connection begins a new one, since another scheduler
+/// has another clock.
 ///
 /// ```
 /// # use proto::{clock::{ClockReply, ClockSync}, Timestamp};

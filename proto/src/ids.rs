@@ -31,8 +31,8 @@ impl ModelThreadId {
     pub const COUNT_MAX: u16 = 256;
 }
 
-/// Assigned by a ModelThread when a batch is granted: its own id in the upper 16 bits, a sequence number in the lower 48.
-/// What becomes of the plan is reported to that thread.
+/// Assigned by a ModelThread when a batch is granted: its own id in the upper 16 bits, a sequence number in the lower
+/// 48. What becomes of the plan is reported to that thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
 pub struct PlanId(pub u64);
 

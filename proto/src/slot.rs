@@ -21,7 +21,8 @@ pub struct SlotDescriptor {
 
 /// The 32 bits that a WRITE_WITH_IMM carries: which slot is answered, and for which attempt.
 ///
-/// The attempt keeps a late answer of an earlier run from being taken for the answer (ARCHITECTURE.md, "When something fails").
+/// The attempt keeps a late answer of an earlier run from being taken for the answer (ARCHITECTURE.md, "When something
+/// fails").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImmediateData {
     /// The answered slot.

@@ -10,8 +10,8 @@ use crate::time::Timestamp;
 pub struct SchedulerStamps {
     /// The ModelThread took the task into its queue.
     pub queued_at: Timestamp,
-    /// The window of the task's batch was open: until then it was held back on purpose, so that it grows (deferral), from
-    /// then on it waited for a GPU. Not before `queued_at`, not after `granted_at`.
+    /// The window of the task's batch was open: until then it was held back on purpose, so that it grows (deferral),
+    /// from then on it waited for a GPU. Not before `queued_at`, not after `granted_at`.
     pub due_at: Timestamp,
     /// The RankThread's grant reached the ModelThread and the batch was made final.
     pub granted_at: Timestamp,

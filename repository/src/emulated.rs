@@ -76,7 +76,11 @@ mod tests {
         }
 
         #[test]
-        fn order_shows(words in proptest::collection::vec(any::<[u8; 8]>(), 2..40), a: prop::sample::Index, b: prop::sample::Index) {
+        fn order_shows(
+            words in proptest::collection::vec(any::<[u8; 8]>(), 2..40),
+            a: prop::sample::Index,
+            b: prop::sample::Index,
+        ) {
             let mut swapped = words.clone();
             swapped.swap(a.index(words.len()), b.index(words.len()));
             prop_assume!(words != swapped);

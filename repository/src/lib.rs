@@ -58,8 +58,8 @@ pub struct Priorities {
 }
 
 impl Priorities {
-    /// The priority of a request whose parameter `priority` is `asked`: the default for 0, and for what is no level, as in
-    /// Triton.
+    /// The priority of a request whose parameter `priority` is `asked`: the default for 0, and for what is no level, as
+    /// in Triton.
     #[must_use]
     pub fn of(self, asked: u64) -> u8 {
         u8::try_from(asked).ok().filter(|level| (1..=self.levels).contains(level)).unwrap_or(self.default)

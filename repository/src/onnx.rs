@@ -1,8 +1,8 @@
 //! What an ONNX file says about its model: the names, types and shapes of its inputs and outputs, which complete what
 //! `config.pbtxt` leaves out.
 //!
-//! Only the few fields of `ModelProto` that say so are declared, with the numbers of onnx.proto; the decoder passes over
-//! all others, the weights above all, without keeping them.
+//! Only the few fields of `ModelProto` that say so are declared, with the numbers of onnx.proto; the decoder passes
+//! over all others, the weights above all, without keeping them.
 
 use std::{collections::BTreeSet, fmt, fs, path::Path};
 
@@ -120,8 +120,8 @@ impl Signature {
         Ok(Self { inputs: inputs.map(Value::new).collect(), outputs: graph.output.iter().map(Value::new).collect() })
     }
 
-    /// How many tasks one execution may take, as far as the file limits that: any number (`None`) if the first dimension
-    /// of every tensor is symbolic, one if it is 1.
+    /// How many tasks one execution may take, as far as the file limits that: any number (`None`) if the first
+    /// dimension of every tensor is symbolic, one if it is 1.
     ///
     /// # Errors
     /// The tensor that has no such dimension, and what it has.

@@ -1,5 +1,5 @@
-//! `profile.toml` in a model's folder: l(b) as `downbeat profile` measured it, so that a backend need not measure it each
-//! time it starts (Clockwork, section 4.1, profiles models ahead of time likewise).
+//! `profile.toml` in a model's folder: l(b) as `downbeat profile` measured it, so that a backend need not measure it
+//! each time it starts (Clockwork, section 4.1, profiles models ahead of time likewise).
 
 use std::{
     fs,
@@ -72,7 +72,8 @@ impl StoredProfile {
         if stored.executor != executor || stored.version != version {
             tracing::warn!(
                 file = %path.display(),
-                "ignored: it is of version {} on {}, this is version {version} on {executor}; run `downbeat profile` again",
+                "ignored: it is of version {} on {}, this is version {version} on {executor}; run `downbeat profile` \
+                 again",
                 stored.version,
                 stored.executor
             );

@@ -1,6 +1,6 @@
-//! The whole scheduler on one thread: control, its ModelThreads and the RankThread, with their messages carried in place.
-//! That is production where cores are few, with one ModelThread; with several it is how tests and simulations run
-//! the same state machines that production runs on threads of their own.
+//! The whole scheduler on one thread: control, its ModelThreads and the RankThread, with their messages carried in
+//! place. That is production where cores are few, with one ModelThread; with several it is how tests and simulations
+//! run the same state machines that production runs on threads of their own.
 
 use std::collections::VecDeque;
 

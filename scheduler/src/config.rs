@@ -96,8 +96,8 @@ mod auto {
 const AUTO_MAX: usize = 8;
 
 impl ModelThreadCount {
-    /// How many, on a machine with so many cores. Control and the RankThread need cores, too: where there are not three,
-    /// every hop between threads costs more than the work itself.
+    /// How many, on a machine with so many cores. Control and the RankThread need cores, too: where there are not
+    /// three, every hop between threads costs more than the work itself.
     fn of(self, policy: Policy, cores: usize) -> u16 {
         match self {
             Self::Fixed(count) => count,

@@ -2,8 +2,8 @@
 //! taken in, models are loaded, unloaded and dealt to ModelThreads, links decide who is used and served. What follows
 //! for tasks, plans and GPUs is told to the ModelThreads and the RankThread.
 //!
-//! ModelThreads are told before the RankThread, so that a grant never names what its ModelThread has yet to hear of, and
-//! before members, so that a message never does. No IO and no clock.
+//! ModelThreads are told before the RankThread, so that a grant never names what its ModelThread has yet to hear of,
+//! and before members, so that a message never does. No IO and no clock.
 
 mod balance;
 mod changes;

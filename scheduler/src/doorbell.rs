@@ -1,8 +1,8 @@
-//! Wakes a thread that has nothing to do, and costs next to nothing while it has: whoever posts something to it looks at
-//! one flag, which only a thread that is about to sleep sets.
+//! Wakes a thread that has nothing to do, and costs next to nothing while it has: whoever posts something to it looks
+//! at one flag, which only a thread that is about to sleep sets.
 //!
-//! Life of a nap: the thread sets its flag, looks once more for work, and sleeps. Who posts does it the other way round,
-//! the work first and then a look at the flag, so one of the two always sees the other (checked with loom).
+//! Life of a nap: the thread sets its flag, looks once more for work, and sleeps. Who posts does it the other way
+//! round, the work first and then a look at the flag, so one of the two always sees the other (checked with loom).
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, Ordering, fence};

@@ -5,13 +5,13 @@
 //! it took against the offer at its batch size, so that rare sizes profit from frequent ones and the shape of the
 //! offer stays (an estimate never decreases in b). A GPU's factor is the median of its last [`WINDOW`]: single outliers
 //! are what windows and the network's jitter are for, what lasts is what is learned. GPUs whose offers are alike are a
-//! kind, and the kind's factor is that of its slowest GPU; it follows when it is off by more than [`TOLERANCE`], so that
-//! noise changes nothing.
+//! kind, and the kind's factor is that of its slowest GPU; it follows when it is off by more than [`TOLERANCE`], so
+//! that noise changes nothing.
 //!
 //! The model's common profile is the slowest of all kinds, batch size by batch size, as a batch must fit its window on
 //! whichever GPU it gets. A GPU has a profile of its own if it is faster than that by more than the tolerance at any
-//! batch size: its kind's offer times its own factor, or its kind's until it has one. It is never slower than the common
-//! profile, so that what fits every GPU fits this one.
+//! batch size: its kind's offer times its own factor, or its kind's until it has one. It is never slower than the
+//! common profile, so that what fits every GPU fits this one.
 //!
 //! If a model does not run any more, perhaps since its estimate leaves no time to, the offer holds again after
 //! [`FORGET_AFTER`].

@@ -6,8 +6,8 @@
 //! a [`Grant`] comes back to [`ModelThread::handle_grant`], which makes the batch final and says when its GPU will be
 //! free again ([`RankThread::handle_gpu`]). The two may run on different threads with delays between them.
 //! [`matchmaker::Matchmaker`] runs them on one. It is a [`Planner`], as is each published policy that works otherwise;
-//! [`shard::Shard`] is what a ModelThread does with its peers around that, [`control::Control`] everything that is not on a
-//! task's way. [`cluster::Cluster`] is all of it on one thread; [`process`] gives it sockets, threads and a clock.
+//! [`shard::Shard`] is what a ModelThread does with its peers around that, [`control::Control`] everything that is not
+//! on a task's way. [`cluster::Cluster`] is all of it on one thread; [`process`] gives it sockets, threads and a clock.
 #![forbid(unsafe_code)]
 
 pub mod cluster;

@@ -1,5 +1,5 @@
-//! A ModelThread with its way to the RankThread as one planner. The way is a trait: in place, when one thread carries the
-//! messages itself, or mailboxes to a RankThread on another core. What is on either side of it is the same.
+//! A ModelThread with its way to the RankThread as one planner. The way is a trait: in place, when one thread carries
+//! the messages itself, or mailboxes to a RankThread on another core. What is on either side of it is the same.
 
 use std::collections::{BTreeSet, VecDeque};
 

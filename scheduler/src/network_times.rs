@@ -1,8 +1,8 @@
-//! What the network takes, as a high percentile of what was seen (Symphony, section 5.6): a budget that is too small makes
-//! batches late, one that is too large wastes what deadlines leave.
+//! What the network takes, as a high percentile of what was seen (Symphony, section 5.6): a budget that is too small
+//! makes batches late, one that is too large wastes what deadlines leave.
 //!
-//! The configured value holds until enough has been seen, and is never exceeded: a network that is worse than its operator
-//! allows is not planned around, it shows.
+//! The configured value holds until enough has been seen, and is never exceeded: a network that is worse than its
+//! operator allows is not planned around, it shows.
 
 use proto::{Span, Timestamp};
 

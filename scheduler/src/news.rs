@@ -1,5 +1,6 @@
-//! What the scheduler's threads tell each other besides candidates and grants: who is there, what is hosted where, which
-//! thread owns a model. Nothing of this is on a task's way; it travels in order from each thread to each other one.
+//! What the scheduler's threads tell each other besides candidates and grants: who is there, what is hosted where,
+//! which thread owns a model. Nothing of this is on a task's way; it travels in order from each thread to each other
+//! one.
 
 use std::sync::Arc;
 

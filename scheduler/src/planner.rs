@@ -27,14 +27,14 @@ pub enum PlannerOutput<P> {
 /// Tasks in, batches out. `P` is the tasks' payload.
 ///
 /// Inputs of one instant may come in any number; decisions are made by [`Self::handle_timeout`] after them. Each task
-/// leaves once: in a batch, dropped, released with its model, or forgotten with its owner. Each batch's end is reported once, in the order of
-/// its GPU's batches.
+/// leaves once: in a batch, dropped, released with its model, or forgotten with its owner. Each batch's end is reported
+/// once, in the order of its GPU's batches.
 pub trait Planner<P>: Send {
     /// Takes a model in, or gives one that is already here a new profile.
     fn handle_model(&mut self, now: Timestamp, id: ModelId, config: ModelConfig);
 
-    /// What a model takes on one GPU, if that is less than what it takes on every one; `None`: it is not. It holds until
-    /// the GPU leaves.
+    /// What a model takes on one GPU, if that is less than what it takes on every one; `None`: it is not. It holds
+    /// until the GPU leaves.
     fn handle_gpu_profile(&mut self, id: ModelId, gpu: GpuId, profile: Option<LatencyProfile>);
 
     /// No GPU hosts the model any more: all that waits is dropped.

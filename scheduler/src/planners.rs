@@ -1,5 +1,5 @@
-//! Every policy as a planner: those of windows by way of a ModelThread and the RankThread, those that decide otherwise as
-//! state machines of their own, here.
+//! Every policy as a planner: those of windows by way of a ModelThread and the RankThread, those that decide otherwise
+//! as state machines of their own, here.
 
 mod central;
 mod clipper;

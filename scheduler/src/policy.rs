@@ -143,8 +143,8 @@ pub enum PolicyError {
     Unknown(String),
     /// The time of `timeout:MS`.
     #[error(
-        "policy timeout:MS needs a number of milliseconds from 0 to 60000, or of per cent of the SLO as in timeout:30%, \
-         found `{0}`"
+        "policy timeout:MS needs a number of milliseconds from 0 to 60000, or of per cent of the SLO as in \
+         timeout:30%, found `{0}`"
     )]
     Timeout(String),
     /// Not with real backends.
@@ -384,8 +384,8 @@ mod tests {
 
     #[test]
     fn a_real_cluster_does_not_preempt() {
-        let expected = "policy shepherd kills running batches, which backends cannot do; it is for sim and bench goodput, \
-                        expected another";
+        let expected = "policy shepherd kills running batches, which backends cannot do; it is for sim and bench \
+                        goodput, expected another";
         assert_eq!(Policy::of_cluster("shepherd").unwrap_err().to_string(), expected);
         assert_eq!(Policy::of_cluster("clockwork"), Ok(Policy::Clockwork));
     }

@@ -11,8 +11,8 @@ use crate::policy::{Gathered, View};
 /// The batch that the policy's choice becomes: led by a head with which most of the most important tasks are served,
 /// of these one with which most of the next important ones are, and so on; of these the one nearest to the policy's.
 ///
-/// A head leads what fits its own deadline, at most [`View::longest_batch`] tasks from it on. Later heads leave more time
-/// and fewer tasks, so what is served first grows and then shrinks, and the best heads stand side by side.
+/// A head leads what fits its own deadline, at most [`View::longest_batch`] tasks from it on. Later heads leave more
+/// time and fewer tasks, so what is served first grows and then shrinks, and the best heads stand side by side.
 pub(crate) fn lead(view: &View<'_>, by_policy: Gathered) -> Gathered {
     let sizes: Vec<usize> = (0..view.queue.len()).map(|skip| view.longest_batch(skip)).collect();
     let Some(mut first) = sizes.iter().position(|&size| size > 0) else { return by_policy };

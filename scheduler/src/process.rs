@@ -20,7 +20,8 @@ use crate::config::{Config, RunError};
 /// Runs a scheduler until its process ends.
 ///
 /// # Errors
-/// If the configuration is wrong, a socket cannot be opened or a thread not be started. Nothing that a peer does ends it.
+/// If the configuration is wrong, a socket cannot be opened or a thread not be started. Nothing that a peer does ends
+/// it.
 pub fn run(config: &Config) -> Result<Infallible, RunError> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let cluster = config.cluster_config(cores)?;

@@ -548,7 +548,8 @@ impl Shard {
         self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Released(Box::new(moved))));
     }
 
-    /// What is hosted, the budget and offers came before; what the executions elsewhere have taught is better than these.
+    /// What is hosted, the budget and offers came before; what the executions elsewhere have taught is better than
+    /// these.
     fn on_adopted(&mut self, now: Timestamp, Moved { model, tasks, estimate }: Moved) {
         if let Some(estimate) = estimate {
             self.estimates.put(now, model, estimate);

@@ -92,8 +92,8 @@ impl<P> TaskQueue<P> {
         Some((self.keys.remove(least)?, self.payloads.remove(least)?))
     }
 
-    /// Takes out the `size` most important tasks from the `skip`-th on, of equally important ones those with the nearest
-    /// deadlines. They come in the order of their deadlines.
+    /// Takes out the `size` most important tasks from the `skip`-th on, of equally important ones those with the
+    /// nearest deadlines. They come in the order of their deadlines.
     ///
     /// # Panics
     /// If the queue is shorter.

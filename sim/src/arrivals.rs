@@ -95,8 +95,8 @@ impl Instants {
 }
 
 impl Arrivals {
-    /// Arrivals of an aggregate of `rate_rps` requests a second before `end`. Each class of each model has its own stream
-    /// of random numbers; uniform arrivals of several are staggered.
+    /// Arrivals of an aggregate of `rate_rps` requests a second before `end`. Each class of each model has its own
+    /// stream of random numbers; uniform arrivals of several are staggered.
     ///
     /// # Panics
     /// If `rate_rps` is not above 0.
@@ -174,7 +174,8 @@ mod tests {
 
     fn workload(arrivals: &str) -> Workload {
         let text = format!(
-            "gpus = 1\narrivals = {arrivals}\n[[model]]\nname = \"m\"\ncount = 2\nalpha_ms = 1\nbeta_ms = 5\nslo_ms = 20"
+            "gpus = 1\narrivals = {arrivals}\n[[model]]\nname = \"m\"\ncount = 2\nalpha_ms = 1\nbeta_ms = 5\nslo_ms = \
+             20"
         );
         Workload::parse(&text, "test", "test", Path::new(".")).unwrap()
     }

@@ -1,7 +1,7 @@
 //! One run: arrivals, the scheduler's planner and GPUs under one clock.
 //!
-//! At each instant: batches end, GPUs fail or return, ends are reported, requests arrive, then the planner decides. What
-//! reports teach about l(b) is planned with if the workload says `reestimate`.
+//! At each instant: batches end, GPUs fail or return, ends are reported, requests arrive, then the planner decides.
+//! What reports teach about l(b) is planned with if the workload says `reestimate`.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 

@@ -1,5 +1,6 @@
 //! The whole cluster in virtual time, from one seed: requests arrive, the scheduler's real cores plan them, GPUs run
-//! them for l(b) unless the workload asks for faults, and every run is checked against the invariants of ARCHITECTURE.md.
+//! them for l(b) unless the workload asks for faults, and every run is checked against the invariants of
+//! ARCHITECTURE.md.
 //!
 //! The control network costs nothing here but what the scheduler budgets for it, so results are those of the
 //! scheduling alone.

@@ -125,7 +125,8 @@ impl Report {
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = format!(
-            "{} under {} at {:.0} requests/s for {} s, seed {}\n\n{:<24}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}{:>10}{:>7}\n",
+            "{} under {} at {:.0} requests/s for {} s, seed \
+             {}\n\n{:<24}{:>12}{:>12}{:>10}{:>10}{:>10}{:>10}{:>10}{:>7}\n",
             self.workload,
             self.policy,
             self.rate_rps,

@@ -1,6 +1,7 @@
 //! The workload file: which models are asked for how often, on how many GPUs.
 //!
-//! What is read here has been checked: every error is one line that names the key, what was found and what was expected.
+//! What is read here has been checked: every error is one line that names the key, what was found and what was
+//! expected.
 
 use std::{fs, path::Path};
 
@@ -216,7 +217,7 @@ mod raw {
 
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    pub struct File {
+    pub(super) struct File {
         pub gpus: u32,
         #[serde(default)]
         pub gpu_kinds: Vec<GpuKind>,
@@ -246,14 +247,14 @@ mod raw {
 
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    pub struct GpuKind {
+    pub(super) struct GpuKind {
         pub count: u32,
         pub factor: f64,
     }
 
     #[derive(Deserialize, Default, Clone, Copy)]
     #[serde(rename_all = "lowercase")]
-    pub enum Popularity {
+    pub(super) enum Popularity {
         #[default]
         Equal,
         Zipf(f64),
@@ -261,7 +262,7 @@ mod raw {
 
     #[derive(Deserialize, Default)]
     #[serde(deny_unknown_fields, default)]
-    pub struct Network {
+    pub(super) struct Network {
         pub ctrl_us: f64,
         pub data_us_per_request: f64,
         pub resp_us: f64,
@@ -269,7 +270,7 @@ mod raw {
 
     #[derive(Deserialize, Default)]
     #[serde(deny_unknown_fields)]
-    pub struct Faults {
+    pub(super) struct Faults {
         #[serde(default)]
         pub execution_jitter: f64,
         pub gpu_up_s: Option<f64>,
@@ -281,7 +282,7 @@ mod raw {
 
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    pub struct Model {
+    pub(super) struct Model {
         pub name: Option<String>,
         pub alpha_ms: Option<f64>,
         pub beta_ms: Option<f64>,
@@ -296,7 +297,7 @@ mod raw {
 
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    pub struct Class {
+    pub(super) struct Class {
         pub slo_ms: f64,
         pub share: Option<f64>,
     }
@@ -626,7 +627,8 @@ mod checks {
                 let scaled = profile.scaled(kind.factor);
                 if scaled.largest_batch_within(nearest - overhead) == 0 {
                     let problem = format!(
-                        "expected at least l(1) = {} and the network budget of {overhead}, found {nearest}: no request could be on time",
+                        "expected at least l(1) = {} and the network budget of {overhead}, found {nearest}: no request \
+                         could be on time",
                         scaled.latency(1)
                     );
                     return self.fail(key("slo_ms"), problem);

@@ -2,9 +2,9 @@
 //! network card's queue pair.
 //!
 //! Both sides agree over TCP: version, two settings of their build, MTU, then one message of 108 bytes that names queue
-//! pair and memory, repeated as a barrier before and after the test; "done" ends it. After a bandwidth test, numbers that
-//! only its tool prints go both ways. A server answers each message as it comes, but begins a test only after the last
-//! barrier, and answers what follows a test only when it has done its part.
+//! pair and memory, repeated as a barrier before and after the test; "done" ends it. After a bandwidth test, numbers
+//! that only its tool prints go both ways. A server answers each message as it comes, but begins a test only after the
+//! last barrier, and answers what follows a test only when it has done its part.
 //!
 //! Latency: one request at a time; SEND and WRITE go back and forth. Bandwidth: the client keeps many under way.
 //!

@@ -5,7 +5,8 @@
 //! from the buffer into which it receives, so what we get is what we sent the round before: every byte is compared.
 //!
 //! ```text
-//! pingpong --local ADDRESS [--server ADDRESS] [--port 18515] [--bytes 4096] [--rounds 100] [--mtu 4096] [--loss 0] [--seed N]
+//! pingpong --local ADDRESS [--server ADDRESS] [--port 18515] [--bytes 4096] [--rounds 100] [--mtu 4096] [--loss 0]
+//! [--seed N]
 //!          [--service rc|ud]
 //! ```
 

@@ -1,4 +1,5 @@
-//! An end that does what a script at the other end tells it, a line at a time over TCP: for tests that compare each step.
+//! An end that does what a script at the other end tells it, a line at a time over TCP: for tests that compare each
+//! step.
 //!
 //! ```text
 //! scripted --local ADDRESS [--port 18515] [--mtu 4096] [--loss 0] [--seed N]
@@ -6,16 +7,19 @@
 //!
 //! | line | answer |
 //! | --- | --- |
-//! | `connect QPN PSN GID` (hexadecimal) | `QPN PSN RKEY ADDRESS` of a fresh queue pair and a memory of 8 MiB + 128 bytes |
+//! | `connect QPN PSN GID` (hexadecimal) | `QPN PSN RKEY ADDRESS` of a fresh queue pair and a memory of 8 MiB + 128
+//! bytes |
 //! | `fill SEED` | `ok`; byte k of the memory becomes (31 k + k / 256 + SEED) mod 256 |
-//! | `compare SEED OFFSET BYTES START` | `same` if the memory from OFFSET on holds the pattern of SEED from START on, or where it does not |
+//! | `compare SEED OFFSET BYTES START` | `same` if the memory from OFFSET on holds the pattern of SEED from START on,
+//! or where it does not |
 //! | `dump OFFSET BYTES` | the bytes in hexadecimal |
 //! | `pieces N` | `ok`; the local memory of each request from now on is given as N pieces |
 //! | `recv BYTES` | `ok`; receives to the start of the memory |
 //! | `send BYTES`, `send_imm BYTES IMM` | `ok`; sends from the start of the memory |
 //! | `write`, `read` `BYTES ADDRESS RKEY`, `write_imm BYTES ADDRESS RKEY IMM` | `ok` |
 //! | `fetch_add ADDRESS RKEY ADD`, `compare_swap ADDRESS RKEY COMPARE SWAP` | `ok`; the original goes to the start |
-//! | `wait` | `STATUS BYTES IMM` of the next completion, numbered as `enum ibv_wc_status` is; IMM is `-` if there is none |
+//! | `wait` | `STATUS BYTES IMM` of the next completion, numbered as `enum ibv_wc_status` is; IMM is `-` if there is
+//! none |
 
 mod common;
 

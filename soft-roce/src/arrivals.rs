@@ -1,5 +1,5 @@
-//! Which READ responses have come although an earlier one is missing. Their bytes are in place already, so only the hole
-//! is asked for again.
+//! Which READ responses have come although an earlier one is missing. Their bytes are in place already, so only the
+//! hole is asked for again.
 
 use crate::wire::Psn;
 

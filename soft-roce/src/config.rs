@@ -155,8 +155,8 @@ impl QueuePairConfig {
 /// How a peer's kernel fills the IPv4 identification field, which the ICRC covers but a UDP socket does not show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Identification {
-    /// A socket set up as ours are: 0, or the packet's place in a segmentation batch (below 128), with DF. The ICRC check
-    /// keeps 25 of its 32 bits.
+    /// A socket set up as ours are: 0, or the packet's place in a segmentation batch (below 128), with DF. The ICRC
+    /// check keeps 25 of its 32 bits.
     #[default]
     SegmentIndex,
     /// Anything, DF or not, as kernels and network cards do. The ICRC check keeps 15 bits.

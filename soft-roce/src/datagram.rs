@@ -45,8 +45,8 @@ pub struct DatagramConfig {
     pub shared_receive_queue: Option<SharedReceiveQueueNumber>,
     /// The longest datagram, in payload bytes.
     pub path_mtu: PathMtu,
-    /// How strictly the ICRC of senders can be checked. With `Any`, 15 bits of it protect a datagram over IPv4, besides the
-    /// UDP checksum, which kernels and network cards leave out.
+    /// How strictly the ICRC of senders can be checked. With `Any`, 15 bits of it protect a datagram over IPv4, besides
+    /// the UDP checksum, which kernels and network cards leave out.
     pub identification: Identification,
 }
 

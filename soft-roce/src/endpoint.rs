@@ -37,7 +37,8 @@ const NUMBER_MASK: u32 = (1 << NUMBER_BITS) - 1;
 /// Half of all numbers, so that a free one is found soon.
 const QUEUE_PAIRS_MAX: usize = 1 << (NUMBER_BITS - 1);
 
-/// A datagram, or a segmentation batch of equally long datagrams (the last may be shorter) that one `UDP_SEGMENT` send can carry.
+/// A datagram, or a segmentation batch of equally long datagrams (the last may be shorter) that one `UDP_SEGMENT` send
+/// can carry.
 ///
 /// Segment k carries an ICRC for IPv4 identification k with DF set: what Linux gives the segments of an unconnected
 /// socket with `IP_PMTUDISC_DO` or `IP_PMTUDISC_PROBE`.
@@ -228,7 +229,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// RTS to SQD: sends that were begun are finished, which [`AsyncEvent::SendQueueDrained`] tells; others wait for RTS.
+    /// RTS to SQD: sends that were begun are finished, which [`AsyncEvent::SendQueueDrained`] tells; others wait for
+    /// RTS.
     ///
     /// # Errors
     /// See [`ModifyError`].
@@ -321,8 +323,8 @@ impl Endpoint {
         held.is_some()
     }
 
-    /// Asks for one [`AsyncEvent::SharedReceiveQueueLow`] once fewer than `limit` receives are left; 0: for none. False if
-    /// there is no such queue.
+    /// Asks for one [`AsyncEvent::SharedReceiveQueueLow`] once fewer than `limit` receives are left; 0: for none. False
+    /// if there is no such queue.
     pub fn set_shared_receive_queue_limit(&mut self, shared: SharedReceiveQueueNumber, limit: usize) -> bool {
         self.shared_receive_queues.find(shared).map(|queue| queue.limit = limit).is_some()
     }
@@ -406,9 +408,9 @@ impl Endpoint {
         self.timeout
     }
 
-    /// Writes a datagram or a segmentation batch of at most `segments_max` (1 ..= 128) equally long ones to the start of `buf`.
-    /// Queue pairs take turns, a batch each. `buf` must hold one packet ([`crate::wire::PACKET_BYTES_MAX`]); its length,
-    /// at most 65,507, bounds the batch.
+    /// Writes a datagram or a segmentation batch of at most `segments_max` (1 ..= 128) equally long ones to the start
+    /// of `buf`. Queue pairs take turns, a batch each. `buf` must hold one packet ([`crate::wire::PACKET_BYTES_MAX`]);
+    /// its length, at most 65,507, bounds the batch.
     pub fn poll_transmit(&mut self, now: Timestamp, buf: &mut [u8], segments_max: usize) -> Option<Transmit> {
         assert!(buf.len() >= PACKET_BYTES_MAX, "the transmit buffer holds {} bytes", buf.len());
         while let Some(number) = self.transmit_queue.pop_front() {

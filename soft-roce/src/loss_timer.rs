@@ -1,11 +1,11 @@
 //! When an answer is overdue: the two timers of a requester.
 //!
-//! The acknowledgement timeout of the connection (IBTA 9.7.6.1.3) costs a retry and sends everything again. Long before,
-//! a probe repeats one packet, so that the peer shows what it lacks: the tail loss probe of RFC 8985, section 7. Without
-//! it, whoever loses the last packet of a message, or of an answer, waits for the whole timeout. The delay of a probe is
-//! the retransmission timeout of RFC 6298, section 2, over round trips that were measured on packets sent once (Karn's
-//! algorithm, section 3). It doubles with each probe and stays so until a new round trip is measured (section 5.7), so
-//! that a peer that is merely slow is not flooded.
+//! The acknowledgement timeout of the connection (IBTA 9.7.6.1.3) costs a retry and sends everything again. Long
+//! before, a probe repeats one packet, so that the peer shows what it lacks: the tail loss probe of RFC 8985, section
+//! 7. Without it, whoever loses the last packet of a message, or of an answer, waits for the whole timeout. The delay
+//! of a probe is the retransmission timeout of RFC 6298, section 2, over round trips that were measured on packets sent
+//! once (Karn's algorithm, section 3). It doubles with each probe and stays so until a new round trip is measured
+//! (section 5.7), so that a peer that is merely slow is not flooded.
 
 use crate::{config::QueuePairConfig, time::Timestamp, wire::Psn};
 

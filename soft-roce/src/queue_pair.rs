@@ -1,7 +1,8 @@
 //! One reliable connection: a requester and a responder under one state (IBTA 10.3.1).
 //!
 //! Created in INIT, connected to RTR and RTS, held in SQD and released, ended in ERROR: by its owner, by a request of
-//! ours that failed, or by a request of the peer that had to be refused. On the way to ERROR everything outstanding completes.
+//! ours that failed, or by a request of the peer that had to be refused. On the way to ERROR everything outstanding
+//! completes.
 
 use std::net::SocketAddr;
 

@@ -3,8 +3,8 @@
 //! Life of a request: posted, it gets the sequence numbers of all its packets, so that request and offset follow from
 //! any number; transmitted, within windows; acknowledged or answered (`completer.rs`); completed, in order of posting.
 //! Loss is repaired by going back: `next` returns to the oldest number without an answer and everything from there is
-//! sent again. Only a hole in READ responses is asked for alone. A READ goes out as requests for chunks with fixed borders, so that a repeated request always lies inside
-//! one that the responder remembers.
+//! sent again. Only a hole in READ responses is asked for alone. A READ goes out as requests for chunks with fixed
+//! borders, so that a repeated request always lies inside one that the responder remembers.
 
 mod packets;
 

@@ -1,8 +1,8 @@
 //! The receiving side of a queue pair: request packets are checked, carried out and answered (IBTA 9.7.4, 9.7.5.1).
 //!
 //! Checks come in the order of the specification: sequence number, order of opcodes, what the queue pair allows,
-//! resources, length, key. What fails has changed nothing but, at most, the receive in use. Requests are carried out in order, packet by packet, so
-//! the only state of a message in progress is [`Inbound`].
+//! resources, length, key. What fails has changed nothing but, at most, the receive in use. Requests are carried out in
+//! order, packet by packet, so the only state of a message in progress is [`Inbound`].
 
 use std::collections::VecDeque;
 
@@ -66,8 +66,9 @@ pub(crate) struct Responder {
     /// The next sequence number to carry out.
     expected: Psn,
     /// The newest packet of a SEND or WRITE that was carried out: what an acknowledgement names. Never a number of a
-    /// READ or atomic behind it, which its response alone answers; Linux's `rdma_rxe` ends a READ of which only the last
-    /// response is missing with success when an acknowledgement names that one (`check_psn`, then `COMPST_WRITE_SEND`).
+    /// READ or atomic behind it, which its response alone answers; Linux's `rdma_rxe` ends a READ of which only the
+    /// last response is missing with success when an acknowledgement names that one (`check_psn`, then
+    /// `COMPST_WRITE_SEND`).
     acknowledged: Psn,
     /// Requests carried out, 24 bits.
     message_sequence: u32,

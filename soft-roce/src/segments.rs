@@ -1,8 +1,8 @@
 //! Scatter/gather lists (IBTA 10.8.1): the pieces of local memory that make up one message, in order.
 //!
-//! A list is posted with its request and kept inline, so neither posting nor transmitting allocates. Its keys are looked
-//! at when a packet is made or arrives, for the bytes of that packet alone: a region that is withdrawn meanwhile fails the
-//! request there.
+//! A list is posted with its request and kept inline, so neither posting nor transmitting allocates. Its keys are
+//! looked at when a packet is made or arrives, for the bytes of that packet alone: a region that is withdrawn meanwhile
+//! fails the request there.
 
 use std::ops::Range;
 
@@ -188,9 +188,10 @@ mod tests {
     fn a_list_is_refused_by_the_limit_that_it_breaks() {
         let piece = Segment { lkey: 1, offset: 0, bytes: u32::MAX };
         assert_eq!(SegmentList::new(piece, &[piece; 2], 2), Err(PostError::TooManySegments { found: 3, limit: 2 }));
-        assert!(
-            matches!(SegmentList::new(piece, &[piece], 2), Err(PostError::TooLong { bytes, .. }) if bytes == 2 * u64::from(u32::MAX))
-        );
+        assert!(matches!(
+            SegmentList::new(piece, &[piece], 2),
+            Err(PostError::TooLong { bytes, .. }) if bytes == 2 * u64::from(u32::MAX)
+        ));
         assert!(SegmentList::new(piece, &[], 1).is_ok());
     }
 

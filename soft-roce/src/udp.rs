@@ -1,7 +1,7 @@
 //! The UDP driver under an [`Endpoint`]: moves packets between it and a socket, and makes no decision of its own.
 //!
-//! Every batch of received packets is followed by what the endpoint answers. A packet that the socket has no room for is
-//! kept, and nothing is taken from the endpoint meanwhile: its queues are the bound. In steady state nothing is
+//! Every batch of received packets is followed by what the endpoint answers. A packet that the socket has no room for
+//! is kept, and nothing is taken from the endpoint meanwhile: its queues are the bound. In steady state nothing is
 //! allocated.
 //!
 //! Several drivers may share one address, of one process or of many: `share` tells how.
@@ -63,8 +63,8 @@ pub enum Sharing {
     /// Nobody.
     #[default]
     Alone,
-    /// Drivers of this process, so that each of its threads may have one. Another process is refused the address as long
-    /// as it shares it with none, and so are we if it was there first.
+    /// Drivers of this process, so that each of its threads may have one. Another process is refused the address as
+    /// long as it shares it with none, and so are we if it was there first.
     Process,
     /// Drivers of all processes of this user, which must see the same `/dev/shm`.
     User,
@@ -198,12 +198,13 @@ impl Driver {
         self.socket.segments_merged_max()
     }
 
-    /// What to change if packets have to be sent one by one, which costs a system call each. It can turn out at any time.
+    /// What to change if packets have to be sent one by one, which costs a system call each. It can turn out at any
+    /// time.
     #[must_use]
     pub fn segmentation_advice(&self) -> Option<&'static str> {
         (self.socket.segments_max() == 1).then_some(
-            "this system refuses UDP_SEGMENT, so packets are sent one by one: it needs Linux 4.18 or later, and checksum \
-             offload on the network device (`ethtool -K DEVICE tx on`)",
+            "this system refuses UDP_SEGMENT, so packets are sent one by one: it needs Linux 4.18 or later, and \
+             checksum offload on the network device (`ethtool -K DEVICE tx on`)",
         )
     }
 

@@ -1,4 +1,5 @@
-//! What makes it fast enough: no allocation per packet, segmentation batches as long as the kernel takes, turns between queue pairs.
+//! What makes it fast enough: no allocation per packet, segmentation batches as long as the kernel takes, turns between
+//! queue pairs.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! What a lost packet costs, in virtual time: a single one a probe's delay at most, one percent of all at most a third of
-//! the throughput.
+//! What a lost packet costs, in virtual time: a single one a probe's delay at most, one percent of all at most a third
+//! of the throughput.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Messages gathered from and scattered over several pieces of local memory, compared with flat copies; what is refused,
-//! and what fails on the way.
+//! Messages gathered from and scattered over several pieces of local memory, compared with flat copies; what is
+//! refused, and what fails on the way.
 
 mod common;
 

@@ -12,7 +12,7 @@ const CPU: &str = "/sys/devices/system/cpu";
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0";
 
 /// Everything about processors, clocks and memory.
-pub fn check(host: &Host, limits: &Limits, devices: &[Device]) -> Vec<Finding> {
+pub(super) fn check(host: &Host, limits: &Limits, devices: &[Device]) -> Vec<Finding> {
     let findings =
         [cores(host, limits), quota(host), governor(host), clock(host), hugepages(host), container(host, devices)];
     findings.into_iter().flatten().chain(numa(host, devices)).collect()
@@ -28,13 +28,15 @@ fn cores(host: &Host, limits: &Limits) -> Option<Finding> {
         Finding::advice(
             "cores",
             found,
-            "the scheduler, a frontend and a backend share them; a few requests in a hundred will miss tight objectives",
+            "the scheduler, a frontend and a backend share them; a few requests in a hundred will miss tight \
+             objectives",
         )
     } else if isolated.is_none() {
         Finding::advice(
             "cores",
             found,
-            "for steady tails, isolate the scheduler's cores (kernel parameter isolcpus=) and start it there with taskset",
+            "for steady tails, isolate the scheduler's cores (kernel parameter isolcpus=) and start it there with \
+             taskset",
         )
     } else {
         Finding::ok("cores", found)
@@ -55,7 +57,8 @@ fn quota(host: &Host) -> Option<Finding> {
     match (quota.parse::<i64>(), period.parse::<i64>()) {
         (Ok(quota), Ok(period)) if quota > 0 && period > 0 => {
             let found = format!("{:.1} cores by quota ({quota} of {period} us)", quota as f64 / period as f64);
-            let remedy = "a process over its quota is stopped for the rest of the period, and windows are missed; give whole cores (cpuset) instead";
+            let remedy = "a process over its quota is stopped for the rest of the period, and windows are missed; give \
+                          whole cores (cpuset) instead";
             Some(Finding::advice("processor quota", found, remedy))
         }
         _ => Some(Finding::ok("processor quota", "none")),
@@ -76,7 +79,8 @@ fn governor(host: &Host) -> Option<Finding> {
     Some(if found == "performance" {
         Finding::ok("frequency governor", found)
     } else {
-        let command = "for governor in /sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor; do echo performance > \"$governor\"; done";
+        let command = "for governor in /sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor; do echo performance \
+                       > \"$governor\"; done";
         Finding::advice(
             "frequency governor",
             found,
@@ -127,7 +131,8 @@ fn container(host: &Host, devices: &[Device]) -> Option<Finding> {
     let mark = marks.into_iter().find(|path| host.has(path))?;
     let found = format!("inside one ({mark})");
     Some(if !devices.is_empty() && host.names("/dev/infiniband").is_empty() {
-        let remedy = "it sees RDMA devices in /sys but may not use them; pass /dev/infiniband, the capability IPC_LOCK, and host networking or the device's own interface";
+        let remedy = "it sees RDMA devices in /sys but may not use them; pass /dev/infiniband, the capability \
+                      IPC_LOCK, and host networking or the device's own interface";
         Finding::advice("container", found, remedy)
     } else {
         Finding::ok("container", found)
@@ -148,7 +153,8 @@ fn numa(host: &Host, devices: &[Device]) -> Vec<Finding> {
             .collect();
         if !far.is_empty() {
             let remedy = format!(
-                "tensors for GPU {} cross between processors; use a device on its node, or place such backends elsewhere",
+                "tensors for GPU {} cross between processors; use a device on its node, or place such backends \
+                 elsewhere",
                 far.join(", ")
             );
             findings.push(Finding::advice(format!("NUMA node of {}", device.name), node.to_string(), remedy));

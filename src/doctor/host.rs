@@ -8,18 +8,18 @@ use transport::{ROCE_PORT, random_loopback};
 
 /// The files of a host. `/sys`, `/proc` and the like are looked up below a root.
 #[derive(Debug)]
-pub struct Host {
+pub(super) struct Host {
     root: PathBuf,
 }
 
 impl Host {
     /// This host.
-    pub fn here() -> Self {
+    pub(super) fn here() -> Self {
         Self::at("/")
     }
 
     /// The host whose files lie below this directory.
-    pub fn at(root: impl Into<PathBuf>) -> Self {
+    pub(super) fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
@@ -28,22 +28,22 @@ impl Host {
     }
 
     /// The trimmed text of a file; nothing if it cannot be read.
-    pub fn read(&self, path: &str) -> Option<String> {
+    pub(super) fn read(&self, path: &str) -> Option<String> {
         fs::read_to_string(self.path(path)).ok().map(|text| text.trim().to_owned())
     }
 
     /// The number in a file.
-    pub fn number(&self, path: &str) -> Option<i64> {
+    pub(super) fn number(&self, path: &str) -> Option<i64> {
         self.read(path)?.parse().ok()
     }
 
     /// Whether there is such a file or directory.
-    pub fn has(&self, path: &str) -> bool {
+    pub(super) fn has(&self, path: &str) -> bool {
         self.path(path).exists()
     }
 
     /// The names in a directory, sorted; none if it cannot be read.
-    pub fn names(&self, path: &str) -> Vec<String> {
+    pub(super) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         names.sort();
@@ -53,7 +53,7 @@ impl Host {
 
 /// What system calls tell of this process and its socket.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub(super) struct Limits {
     /// Memory that may be pinned, in bytes; nothing means no limit.
     pub memlock_bytes: Option<u64>,
     /// Descriptors at once.
@@ -66,7 +66,7 @@ pub struct Limits {
 
 /// What a soft-RoCE socket offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SoftArm {
+pub(super) struct SoftArm {
     /// Datagrams that one send carries (UDP_SEGMENT); 1 where the system cannot segment.
     pub segments_sent_at_once: usize,
     /// Datagrams that one receive carries (UDP_GRO).
@@ -77,7 +77,7 @@ pub struct SoftArm {
 
 impl Limits {
     /// This process's.
-    pub fn here() -> Self {
+    pub(super) fn here() -> Self {
         let address = (random_loopback(), ROCE_PORT).into();
         Self {
             memlock_bytes: getrlimit(Resource::Memlock).current,

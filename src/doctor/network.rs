@@ -15,7 +15,7 @@ const RECEIVE_CAPACITY_BYTES_MIN: usize = 400 << 10;
 const OPEN_FILES_MIN: u64 = 4096;
 
 /// Whether a soft-RoCE socket opens, and what it offers.
-pub fn soft_arm(wanted: &ArmName, probe: Result<&SoftArm, &String>) -> Vec<Finding> {
+pub(super) fn soft_arm(wanted: &ArmName, probe: Result<&SoftArm, &String>) -> Vec<Finding> {
     let subject = "soft arm";
     let offer = match (probe, wanted) {
         (Ok(offer), _) => offer,
@@ -51,7 +51,7 @@ fn offload(name: &str, option: &str, segments: usize) -> Finding {
 }
 
 /// The most that a socket may ask for.
-pub fn socket_buffers(host: &Host) -> Vec<Finding> {
+pub(super) fn socket_buffers(host: &Host) -> Vec<Finding> {
     ["rmem_max", "wmem_max"]
         .into_iter()
         .filter_map(|name| {
@@ -73,7 +73,7 @@ pub fn socket_buffers(host: &Host) -> Vec<Finding> {
 }
 
 /// How many descriptors this process may have.
-pub fn open_files(limits: &Limits) -> Option<Finding> {
+pub(super) fn open_files(limits: &Limits) -> Option<Finding> {
     let files = limits.open_files?;
     let found = format!("{files} descriptors at once");
     Some(if files >= OPEN_FILES_MIN {

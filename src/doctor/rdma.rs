@@ -16,7 +16,7 @@ const HEADERS_BYTES: i64 = 96;
 
 /// One device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub(super) struct Device {
     /// As libibverbs names it.
     pub name: String,
     /// Where it sits, on a machine with several nodes.
@@ -56,7 +56,7 @@ impl Gid {
 }
 
 /// All devices with their ports.
-pub fn devices(host: &Host) -> Vec<Device> {
+pub(super) fn devices(host: &Host) -> Vec<Device> {
     let numa_node = |name: &str| host.number(&format!("{CLASS}/{name}/device/numa_node")).filter(|node| *node >= 0);
     let names = host.names(CLASS);
     names.into_iter().map(|name| Device { numa_node: numa_node(&name), ports: ports(host, &name), name }).collect()
@@ -102,7 +102,7 @@ fn gids(host: &Host, port: &str) -> Vec<Gid> {
 }
 
 /// What the devices offer, and whether the one asked for can be used.
-pub fn check(host: &Host, devices: &[Device], wanted: &ArmName, address: Option<IpAddr>) -> Vec<Finding> {
+pub(super) fn check(host: &Host, devices: &[Device], wanted: &ArmName, address: Option<IpAddr>) -> Vec<Finding> {
     let mut findings = vec![presence(devices, wanted)];
     for device in devices {
         let needed = matches!(wanted, ArmName::Verbs(name) if *name == device.name);
@@ -225,7 +225,7 @@ fn access(host: &Host, wanted: &ArmName) -> Vec<Finding> {
 }
 
 /// Memory that a device reaches is pinned, and the usual limit of 8 MiB is less than one arena.
-pub fn memlock(host: &Host, devices: &[Device], limits: &Limits, wanted: &ArmName) -> Finding {
+pub(super) fn memlock(host: &Host, devices: &[Device], limits: &Limits, wanted: &ArmName) -> Finding {
     let subject = "RLIMIT_MEMLOCK";
     let found = limits.memlock_bytes.map_or("unlimited".into(), |bytes| format!("{} MiB", bytes >> 20));
     if limits.memlock_bytes.is_none_or(|bytes| bytes >= REGISTERED_BYTES_USUAL) {
@@ -237,7 +237,8 @@ pub fn memlock(host: &Host, devices: &[Device], limits: &Limits, wanted: &ArmNam
     if devices.is_empty() && *wanted == ArmName::Soft {
         return Finding::ok(subject, format!("{found} (only the verbs arm pins memory)"));
     }
-    let remedy = "registered memory is pinned; set LimitMEMLOCK=infinity in the unit, `--ulimit memlock=-1` for a container, or `ulimit -l unlimited`";
+    let remedy = "registered memory is pinned; set LimitMEMLOCK=infinity in the unit, `--ulimit memlock=-1` for a \
+                  container, or `ulimit -l unlimited`";
     match wanted {
         ArmName::Soft => Finding::advice(subject, found, remedy),
         ArmName::Verbs(_) => Finding::stop(subject, found, remedy),

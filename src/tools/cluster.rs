@@ -1,5 +1,6 @@
 //! A local cluster: one scheduler, one frontend and some backends, real processes of this binary joined by soft-RoCE
 //! over loopback. `demo` drives it, `up` leaves it running.
+#![allow(clippy::disallowed_methods)] // Real processes, real time.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream},
@@ -20,7 +21,7 @@ use crate::role;
 /// What a local cluster consists of; the file of `up --config`. Every key has a default: the cluster of `demo`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Layout {
+pub(super) struct Layout {
     /// Where HTTP is served: one frontend for each address.
     pub http: Vec<SocketAddr>,
     /// Where gRPC is served: one of the frontends for each address, from the first on.
@@ -52,7 +53,7 @@ pub struct Layout {
 /// One backend process.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BackendLayout {
+pub(super) struct BackendLayout {
     /// GPUs that it offers.
     pub gpus: u32,
     /// Models that each of them hosts.
@@ -88,7 +89,7 @@ impl Layout {
     }
 
     /// All models that some backend hosts.
-    pub fn models(&self) -> Vec<String> {
+    pub(super) fn models(&self) -> Vec<String> {
         let mut models: Vec<_> = self.backend.iter().flat_map(|backend| backend.models.iter().cloned()).collect();
         models.sort();
         models.dedup();
@@ -116,7 +117,7 @@ const FRONTENDS_MAX: usize = (OBSERVER_HOST - FRONTEND_HOSTS) as usize;
 const BACKENDS_MAX: usize = (255 - BACKEND_HOSTS) as usize;
 
 /// A running cluster.
-pub struct Cluster {
+pub(super) struct Cluster {
     supervisor: Supervisor,
     layout: Layout,
     /// What sees when the cluster is ready, if strangers are not told.
@@ -125,7 +126,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts all processes; see [`Self::wait_until_ready`].
-    pub fn start(layout: Layout, logs: Logs) -> Result<Self> {
+    pub(super) fn start(layout: Layout, logs: Logs) -> Result<Self> {
         // A member would refuse these too, but only in its log.
         Policy::of_cluster(&layout.policy).context("policy")?;
         layout.clients.grants().map_err(|error| anyhow!(error))?;
@@ -173,7 +174,7 @@ impl Cluster {
     }
 
     /// Where the first frontend serves HTTP.
-    pub fn http(&self) -> SocketAddr {
+    pub(super) fn http(&self) -> SocketAddr {
         self.layout.http[0]
     }
 
@@ -182,7 +183,7 @@ impl Cluster {
     /// # Errors
     /// If a member ends, or `timeout` passes: says which, and shows its last words.
     #[allow(clippy::disallowed_methods, reason = "waits for other processes, in real time")]
-    pub fn wait_until_ready(&self, timeout: Duration) -> Result<()> {
+    pub(super) fn wait_until_ready(&self, timeout: Duration) -> Result<()> {
         let started = Instant::now();
         let observer = self.observer.clone().map(frontend::Client::start).transpose()?;
         let is_ready = |http: SocketAddr, model: &str| match &observer {
@@ -204,7 +205,7 @@ impl Cluster {
     }
 
     /// An error if a member ended by itself.
-    pub fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         let Some(Casualty { name, status, last_words }) = self.supervisor.casualties().into_iter().next() else {
             return Ok(());
         };
@@ -294,7 +295,7 @@ fn to_toml(config: &impl serde::Serialize) -> String {
 
 /// Arguments of `up`.
 #[derive(Debug, clap::Args)]
-pub struct UpArgs {
+pub(crate) struct UpArgs {
     /// The cluster's file (TOML); without it, the cluster of `demo`
     #[arg(long)]
     config: Option<PathBuf>,
@@ -313,11 +314,11 @@ pub struct UpArgs {
 }
 
 /// Measuring a model at every batch size takes a while on a busy machine.
-pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs a cluster until a member ends or this process is interrupted.
 #[allow(clippy::disallowed_methods, reason = "waits for other processes, in real time")]
-pub fn up(args: &UpArgs) -> Result<()> {
+pub(super) fn up(args: &UpArgs) -> Result<()> {
     let mut layout = match &args.config {
         None => Layout::default(),
         Some(file) => role::read_config(file)?,
@@ -345,7 +346,7 @@ pub fn up(args: &UpArgs) -> Result<()> {
 }
 
 /// An HTTP address for one run of the demo, which must not be in the way of anything else.
-pub fn random_http() -> SocketAddr {
+pub(super) fn random_http() -> SocketAddr {
     let mut random = rand::rng();
     let host = Ipv4Addr::new(127, random.random_range(1..=254), random.random_range(0..=255), FRONTEND_HOSTS);
     SocketAddr::from((host, 8000))

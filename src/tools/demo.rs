@@ -15,7 +15,7 @@ use super::{
 
 /// Arguments of `demo`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The network: `soft` is soft-RoCE over UDP, on any machine; `verbs:DEVICE` an RDMA device of this host
     #[arg(long, default_value_t)]
     arm: ArmName,
@@ -38,7 +38,7 @@ pub struct Args {
 
 /// The demo ran, and something was wrong: exit code 1, not bad input.
 #[derive(Debug)]
-pub struct Failed(String);
+pub(crate) struct Failed(String);
 
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,7 +60,7 @@ fn default_rate_rps() -> f64 {
 }
 
 /// Runs the demo.
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     anyhow::ensure!((0.1..=3600.0).contains(&args.seconds), "--seconds must be 0.1 to 3600, found {}", args.seconds);
     anyhow::ensure!((1.0..=1e5).contains(&args.rate), "--rate must be 1 to 100000, found {}", args.rate);
     let layout = Layout {
@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> Result<()> {
             models.iter().find(|model| model.name == "digits").context("the repository has no digits model")?;
         digits::load(digits, &layout.repository.join("digits"))?
     };
-    let (images, direct_accuracy) = (held_out.inputs.len(), held_out.direct_accuracy);
+    let direct = Direct { images: held_out.inputs.len(), accuracy: held_out.direct_accuracy };
     let streams = streams(&models, held_out, args)?;
 
     eprintln!(
@@ -97,15 +97,15 @@ pub fn run(args: &Args) -> Result<()> {
     show(&streams, &tallies, &alone, args.seconds);
 
     let names: Vec<String> = streams.iter().map(|stream| stream.model.clone()).collect();
-    judge(&names[..1], &[alone], (images, direct_accuracy))?;
-    judge(&names, &tallies, (images, direct_accuracy))?;
+    judge(&names[..1], &[alone], &direct)?;
+    judge(&names, &tallies, &direct)?;
     for (name, tally) in names.iter().zip(&tallies) {
         if let Some(accuracy) = tally.accuracy() {
             println!(
                 "{name}: {:.2} % of {} held-out images classified right; {:.2} % when the model is run directly",
                 accuracy * 100.0,
                 tally.classified.len(),
-                direct_accuracy * 100.0
+                direct.accuracy * 100.0
             );
         }
     }
@@ -162,8 +162,15 @@ fn emulated_input(model: &repository::Model, random: &mut impl Rng) -> Input {
     Input::new(&input.name, input.datatype, &input.shape, &data, None, Expected::Bytes(digest))
 }
 
+/// What the classifier makes of the held-out images when it is run directly.
+struct Direct {
+    images: usize,
+    /// The share of them that it classifies right.
+    accuracy: f64,
+}
+
 /// Every answer must be right and every request accounted for. Lateness on a busy machine is only a warning.
-fn judge(names: &[String], tallies: &[Tally], (held_out, direct_accuracy): (usize, f64)) -> Result<()> {
+fn judge(names: &[String], tallies: &[Tally], direct: &Direct) -> Result<()> {
     let fail = |text: String| Err(Failed(text).into());
     let mut late = 0;
     for (name, tally) in names.iter().zip(tallies) {
@@ -184,10 +191,9 @@ fn judge(names: &[String], tallies: &[Tally], (held_out, direct_accuracy): (usiz
         }
         late += tally.served - tally.on_time;
         let Some(accuracy) = tally.accuracy() else { continue };
-        if tally.classified.len() == held_out && accuracy != direct_accuracy {
-            return fail(format!(
-                "{name}: accuracy is {accuracy}, but {direct_accuracy} when the model is run directly"
-            ));
+        if tally.classified.len() == direct.images && accuracy != direct.accuracy {
+            let Direct { accuracy: expected, .. } = direct;
+            return fail(format!("{name}: accuracy is {accuracy}, but {expected} when the model is run directly"));
         }
     }
     if late > 0 {

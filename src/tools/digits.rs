@@ -7,7 +7,7 @@ use backend::executor::{Executor as _, Onnx};
 use load::{Expected, Input};
 
 /// Requests for the digits model with their expected answers.
-pub struct HeldOut {
+pub(super) struct HeldOut {
     /// One request for each image.
     pub inputs: Vec<Input>,
     /// The share of images that the model classifies right when it is run directly.
@@ -16,7 +16,7 @@ pub struct HeldOut {
 
 /// Reads `heldout.csv` of the model's folder (label, then 64 pixels of 0 to 16), and runs the model on each image
 /// alone, without any of downbeat between.
-pub fn load(model: &repository::Model, folder: &Path) -> Result<HeldOut> {
+pub(super) fn load(model: &repository::Model, folder: &Path) -> Result<HeldOut> {
     let path = folder.join("heldout.csv");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let images = text.lines().enumerate().map(|(number, line)| {

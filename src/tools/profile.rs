@@ -11,7 +11,7 @@ use serde_json::json;
 
 /// Arguments of `profile`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The model's folder, with its config.pbtxt
     #[arg(long)]
     model: PathBuf,
@@ -36,7 +36,7 @@ pub struct Args {
 }
 
 /// Measures, prints and stores.
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     ensure!((10..=100_000).contains(&args.runs), "--runs must be 10 to 100000, found {}", args.runs);
     ensure!(args.warm_up <= 1_000, "--warm-up must be at most 1000, found {}", args.warm_up);
     ensure!((0.01..=600.0).contains(&args.seconds), "--seconds must be 0.01 to 600, found {}", args.seconds);

@@ -14,7 +14,7 @@ use sim::{
 
 /// Simulate a workload in virtual time.
 #[derive(Debug, ClapArgs)]
-pub struct Args {
+pub(crate) struct Args {
     /// Workload file (TOML).
     #[arg(long)]
     pub workload: PathBuf,
@@ -45,7 +45,7 @@ const RATE_MAX_RPS: f64 = 1e9;
 ///
 /// # Errors
 /// On bad input (exit code 2).
-pub fn run(args: &Args) -> Result<(), CommandError> {
+pub(super) fn run(args: &Args) -> Result<(), CommandError> {
     let workload = Workload::read(&args.workload)?;
     let options = Options {
         policy: args.policy,

@@ -15,7 +15,7 @@ use crate::role::LogFormat;
 
 /// Where a member's log goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Logs {
+pub(super) enum Logs {
     /// A file in the cluster's folder; its end is shown if the member fails.
     Files,
     /// This process's stderr, in this format.
@@ -23,7 +23,7 @@ pub enum Logs {
 }
 
 /// A running set of members.
-pub struct Supervisor {
+pub(super) struct Supervisor {
     folder: tempfile::TempDir,
     logs: Logs,
     members: Arc<Mutex<Vec<Member>>>,
@@ -36,7 +36,7 @@ struct Member {
 }
 
 /// A member that ended although nobody stopped it.
-pub struct Casualty {
+pub(super) struct Casualty {
     /// As it was started.
     pub name: String,
     /// How it ended.
@@ -47,7 +47,7 @@ pub struct Casualty {
 
 impl Supervisor {
     /// No members yet. From now on Ctrl-C (SIGINT, SIGTERM, SIGHUP) kills them all and ends this process with 130.
-    pub fn new(logs: Logs) -> Result<Self> {
+    pub(super) fn new(logs: Logs) -> Result<Self> {
         let members: Arc<Mutex<Vec<Member>>> = Arc::default();
         let folder =
             tempfile::Builder::new().prefix("downbeat-").tempdir().context("cannot make a temporary folder")?;
@@ -65,7 +65,7 @@ impl Supervisor {
     }
 
     /// Starts a member: `downbeat <role> --config FILE` with `config` as the file's text.
-    pub fn start(&self, role: &str, name: &str, config: &str) -> Result<()> {
+    pub(super) fn start(&self, role: &str, name: &str, config: &str) -> Result<()> {
         let file = self.folder.path().join(format!("{name}.toml"));
         fs::write(&file, config).with_context(|| format!("cannot write {}", file.display()))?;
         let mut command = Command::new(std::env::current_exe().context("cannot find this binary")?);
@@ -95,7 +95,7 @@ impl Supervisor {
     }
 
     /// Members that ended by themselves since the last call.
-    pub fn casualties(&self) -> Vec<Casualty> {
+    pub(super) fn casualties(&self) -> Vec<Casualty> {
         let mut members = self.members.lock().expect("no holder of this lock panics");
         let mut fallen = Vec::new();
         members.retain_mut(|member| match member.child.try_wait() {
@@ -110,7 +110,7 @@ impl Supervisor {
     }
 
     /// Process ids by name, for tests that kill one.
-    pub fn process_ids(&self) -> Vec<(String, u32)> {
+    pub(super) fn process_ids(&self) -> Vec<(String, u32)> {
         let members = self.members.lock().expect("no holder of this lock panics");
         members.iter().map(|member| (member.name.clone(), member.child.id())).collect()
     }

@@ -16,7 +16,8 @@
 //! No queue pair number, key or hello is told to a peer that has not proved that it knows the secret (RFC 2104 HMAC,
 //! fresh nonces on both sides, so an old proof is worth nothing; different labels, so it cannot be reflected). The
 //! connection stays open: its end is the peer's end, its silence a stall. Deliberately absent: encryption, and
-//! protection against somebody who can change bytes on the path; that is [`crate::tls`]'s, below. RoCEv2 itself has none.
+//! protection against somebody who can change bytes on the path; that is [`crate::tls`]'s, below. RoCEv2 itself has
+//! none.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
@@ -306,7 +307,8 @@ impl Bootstrap {
         self.say(&Message::Offer(parameters, hello));
     }
 
-    /// A server's yes, once `Incoming`. The queue pair must be able to receive. False if the connection ended meanwhile.
+    /// A server's yes, once `Incoming`. The queue pair must be able to receive. False if the connection ended
+    /// meanwhile.
     pub(crate) fn accept(&mut self, now: Timestamp, parameters: Parameters, welcome: Vec<u8>) -> bool {
         if self.state != State::Deciding {
             return false;

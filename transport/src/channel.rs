@@ -2,9 +2,9 @@
 //!
 //! Life: created with its receives posted (so that whatever the peer sends finds one), connected once the peer's
 //! parameters are known, started once the peer can receive, closed once. Frames are copied into registered memory when
-//! they are given to us and leave from there; they and WRITEs go out in the order given, each for one credit. READs come
-//! from [`crate::reads`] and overtake both. Nobody waits for the end of a frame, so most go out unsignalled: a queue pair
-//! completes in order, and the next completion tells of all before it.
+//! they are given to us and leave from there; they and WRITEs go out in the order given, each for one credit. READs
+//! come from [`crate::reads`] and overtake both. Nobody waits for the end of a frame, so most go out unsignalled: a
+//! queue pair completes in order, and the next completion tells of all before it.
 
 use std::collections::VecDeque;
 

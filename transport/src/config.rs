@@ -137,8 +137,8 @@ impl From<ArmName> for String {
 }
 
 impl Arm {
-    /// The arm that a role's keys `arm`, `address`, `shared_address`, `faults` and `[verbs]` choose. Without an address,
-    /// the soft arm has a random one of the loopback network.
+    /// The arm that a role's keys `arm`, `address`, `shared_address`, `faults` and `[verbs]` choose. Without an
+    /// address, the soft arm has a random one of the loopback network.
     ///
     /// # Errors
     /// One line that names the key that does not fit the arm.
@@ -188,8 +188,8 @@ pub struct EndpointConfig {
     pub tls: Option<TlsFiles>,
     /// Connections at once, both directions.
     pub connections_max: usize,
-    /// Bytes of READs that may be outstanding at once, over all connections, shared fairly. 0: what suits the arm, which
-    /// for soft-RoCE is half of what the socket's receive buffer really holds, and for a verbs device 1 MiB.
+    /// Bytes of READs that may be outstanding at once, over all connections, shared fairly. 0: what suits the arm,
+    /// which for soft-RoCE is half of what the socket's receive buffer really holds, and for a verbs device 1 MiB.
     pub read_budget_bytes: usize,
 }
 
@@ -258,8 +258,8 @@ impl EndpointConfig {
         self
     }
 
-    /// The same, and other endpoints of this process may have the same address, each for a thread of its own: all of them
-    /// must say so. Nothing changes if other processes may have it too, or on a verbs device, which any number of
+    /// The same, and other endpoints of this process may have the same address, each for a thread of its own: all of
+    /// them must say so. Nothing changes if other processes may have it too, or on a verbs device, which any number of
     /// endpoints open.
     #[must_use]
     pub fn sharing_address_within_process(mut self) -> Self {

@@ -71,8 +71,8 @@ pub(crate) enum DeviceEvent {
     /// No queue pair works any more, and what peers were told of us does not hold: its owner ends all connections, then
     /// calls [`Device::let_go`].
     Lost { reason: String },
-    /// A lost device is back, with other descriptors; the local keys of regions that peers may reach, with the remote keys
-    /// that these have now.
+    /// A lost device is back, with other descriptors; the local keys of regions that peers may reach, with the remote
+    /// keys that these have now.
     OpenedAgain { changed: Vec<(u32, u32)> },
 }
 

@@ -1,8 +1,8 @@
 //! An endpoint: the only place where sockets, the device and the connections meet.
 //!
-//! Life of a connection: a TCP link whose [`crate::bootstrap::Bootstrap`] proves both sides and exchanges parameters; a [`Channel`], whose
-//! queue pair then carries everything else; the link stays open for liveness. Whatever ends either ends both, in
-//! [`Endpoint::on_down`] and nowhere else.
+//! Life of a connection: a TCP link whose [`crate::bootstrap::Bootstrap`] proves both sides and exchanges parameters; a
+//! [`Channel`], whose queue pair then carries everything else; the link stays open for liveness. Whatever ends either
+//! ends both, in [`Endpoint::on_down`] and nowhere else.
 
 mod links;
 
@@ -225,7 +225,8 @@ impl Endpoint {
         Ok(key)
     }
 
-    /// Opens a connection; the outcome comes as `Connected` or `Disconnected`. `hello`: at most `HELLO_BYTES_MAX` bytes.
+    /// Opens a connection; the outcome comes as `Connected` or `Disconnected`. `hello`: at most `HELLO_BYTES_MAX`
+    /// bytes.
     pub fn connect(&mut self, now: Timestamp, to: SocketAddr, hello: Vec<u8>) -> ConnectionId {
         let id = ConnectionId(self.next_connection);
         self.next_connection += 1;
@@ -303,8 +304,8 @@ impl Endpoint {
 
     /// Moves packets: receives, runs timers, sends. Never blocks. True if anything was done; call it again then.
     ///
-    /// A thread that does not come here (or to [`Self::wait`]) for a second or two is taken for stalled by its peers, and
-    /// loses its connections: do long work elsewhere.
+    /// A thread that does not come here (or to [`Self::wait`]) for a second or two is taken for stalled by its peers,
+    /// and loses its connections: do long work elsewhere.
     pub fn drive(&mut self, now: Timestamp) -> bool {
         let turns = (1..=TURNS_MAX).take_while(|turn| self.move_packets(now, *turn == TURNS_MAX)).count();
         self.unfinished = turns == TURNS_MAX;
@@ -356,8 +357,8 @@ impl Endpoint {
         self.unfinished || self.reads_due || !self.due.is_empty() || !self.failed.is_empty()
     }
 
-    /// Sends what waits, then sleeps until a packet or connection comes, a timer is due, or until `until`. Returns at once
-    /// while there are events to take. With [`Self::waker`] another thread can end it.
+    /// Sends what waits, then sleeps until a packet or connection comes, a timer is due, or until `until`. Returns at
+    /// once while there are events to take. With [`Self::waker`] another thread can end it.
     pub fn wait(&mut self, now: Timestamp, until: Timestamp) {
         if self.is_pending() {
             self.drive(now);
@@ -381,8 +382,8 @@ impl Endpoint {
 
     // Packets.
 
-    /// Receives a batch, then sends what there is to send. Timers run once nothing more is there to be received, or in the
-    /// `last` turn: if we were away for a while, the answer that a timer misses may lie in the socket.
+    /// Receives a batch, then sends what there is to send. Timers run once nothing more is there to be received, or in
+    /// the `last` turn: if we were away for a while, the answer that a timer misses may lie in the socket.
     fn move_packets(&mut self, now: Timestamp, last: bool) -> bool {
         let received = self.receive(now);
         if (last || !received) && self.device.is_timer_due(now) {

@@ -107,7 +107,8 @@ pub enum Event {
         reason: DisconnectReason,
     },
     /// The device's port went down or has another address: all connections have ended, [`crate::Endpoint::incarnation`]
-    /// is another, and no key that peers were told opens anything any more. Tells the new one of each region that peers may reach.
+    /// is another, and no key that peers were told opens anything any more. Tells the new one of each region that peers
+    /// may reach.
     KeyChanged {
         /// As before.
         lkey: u32,

@@ -1,4 +1,5 @@
 //! One bootstrap connection on a TCP socket, with TLS or without. Never blocks.
+#![allow(clippy::disallowed_methods)] // A driver: it owns sockets.
 
 use std::{
     io,

@@ -1,8 +1,8 @@
 //! One queue pair of an arm and nothing around it: for measuring what the arm itself costs, as `perftest` does.
 //!
 //! Life: opened with its device, connected to the peer whose address its owner has brought, then posted to and polled.
-//! Deliberately absent: what makes a connection of a queue pair ([`crate::Endpoint`] has it): bootstrap and proof, credits,
-//! budgets, liveness.
+//! Deliberately absent: what makes a connection of a queue pair ([`crate::Endpoint`] has it): bootstrap and proof,
+//! credits, budgets, liveness.
 
 use proto::Timestamp;
 use soft_roce::{Completion, Operation, Psn, QueuePairNumber, RecvRequest, SendRequest};
@@ -108,7 +108,8 @@ impl RawQueuePair {
     }
 
     /// One look, without blocking: takes in what has come and sends what is due, until a completion is there. The time
-    /// is asked for only by an arm that has timers of its own: where a clock is a system call, it costs as much as a look.
+    /// is asked for only by an arm that has timers of its own: where a clock is a system call, it costs as much as a
+    /// look.
     pub fn poll(&mut self, now: impl FnOnce() -> Timestamp) -> Option<Completion> {
         if let Some(completion) = self.device.poll_completion() {
             return Some(completion);

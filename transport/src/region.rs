@@ -9,8 +9,8 @@
 //! event has told of a transfer (`ReadDone`, `Immediate`, `Message`), the transfer's bytes are visible to the thread
 //! that polled the event, and to every thread that this one hands them to by the usual means (channels, locks).
 //!
-//! This module has `unsafe` because a mapping's address has to become a slice once, and be unmapped once; `copy` because
-//! vectors of atomic words need assembly.
+//! This module has `unsafe` because a mapping's address has to become a slice once, and be unmapped once; `copy`
+//! because vectors of atomic words need assembly.
 
 mod copy;
 
@@ -226,6 +226,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "two threads meet")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -57,7 +57,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against the naive rule: places lie within the ring and never overlap, and an empty ring takes anything that fits.
+        /// Against the naive rule: places lie within the ring and never overlap, and an empty ring takes anything that
+        /// fits.
         #[test]
         fn places_never_overlap(steps in proptest::collection::vec((any::<bool>(), 1usize..700), 1..300)) {
             let mut ring = Ring::new(1024);

@@ -1,4 +1,5 @@
 //! Objects over TCP: one connection for each server, requests pipelined, bytes received straight into their place.
+#![allow(clippy::disallowed_methods)] // A driver: it owns sockets.
 
 use std::{
     collections::VecDeque,

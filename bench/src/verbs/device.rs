@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Two connected ends.
-pub fn open(arm: &ArmName, op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {
+pub(super) fn open(arm: &ArmName, op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {
     let arm = Arm::choose(arm, None, false, faults, VerbsSettings::default()).map_err(|error| error.to_string())?;
     let [mut near, mut far] = [Node::open(&arm, op, bytes, window)?, Node::open(&arm, op, bytes, window)?];
     let connect = |one: &mut Node, other: &Node| one.pair.connect(&other.pair.address()?);

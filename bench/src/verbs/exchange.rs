@@ -1,5 +1,6 @@
 //! What `bench verbs` compares with: one end sends so many bytes, the other sends so many back, over a UDP or a TCP
 //! socket and nothing else. A READ is a small request and an object back, the others an object and a small answer.
+#![allow(clippy::disallowed_methods)] // A driver: it owns sockets.
 
 use std::{
     io::{self, ErrorKind, IoSliceMut, Read, Write},
@@ -170,7 +171,7 @@ fn contestant<P: Pipe + 'static>(name: &'static str, near: P, far: P, plan: Plan
 }
 
 /// Two UDP sockets. Objects of one datagram travel by plain `send` and `recv`, larger ones by UDP_SEGMENT and UDP_GRO.
-pub fn open_udp(op: Op, bytes: u32) -> Result<Contestant, String> {
+pub(super) fn open_udp(op: Op, bytes: u32) -> Result<Contestant, String> {
     let failed = |error: io::Error| error.to_string();
     let sockets = [UdpSocket::bind(any_port()).map_err(failed)?, UdpSocket::bind(any_port()).map_err(failed)?];
     let [near_address, far_address] =
@@ -183,7 +184,7 @@ pub fn open_udp(op: Op, bytes: u32) -> Result<Contestant, String> {
 }
 
 /// Two TCP sockets, without Nagle's delay, and memory for `window` objects at each end.
-pub fn open_tcp(op: Op, bytes: u32, window: usize) -> Result<Contestant, String> {
+pub(super) fn open_tcp(op: Op, bytes: u32, window: usize) -> Result<Contestant, String> {
     let open = || {
         let listener = TcpListener::bind(any_port())?;
         let near = TcpStream::connect(listener.local_addr()?)?;

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: u32 = 4096;
 
 /// The end that posts operations.
-pub trait Initiator: Send {
+pub(super) trait Initiator: Send {
     /// Begins one operation. The caller keeps as many under way as its schedule says.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ pub trait Initiator: Send {
 }
 
 /// The end that answers.
-pub trait Target: Send {
+pub(super) trait Target: Send {
     /// One look, without blocking.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ pub trait Target: Send {
 }
 
 /// One way to move objects, on one host.
-pub struct Contestant {
+pub(super) struct Contestant {
     /// For errors.
     pub name: &'static str,
     /// Played by one thread,
@@ -69,7 +69,7 @@ pub struct Contestant {
 
 /// What every contestant does.
 #[derive(Debug, Clone, Copy)]
-pub struct Schedule {
+pub(super) struct Schedule {
     /// Operations of the latency pass, and again of the bandwidth pass.
     pub iters: u64,
     /// Of one object.
@@ -82,7 +82,7 @@ pub struct Schedule {
 
 impl Schedule {
     /// Rounds, with the first, which warms up.
-    pub fn rounds(&self) -> u64 {
+    pub(super) fn rounds(&self) -> u64 {
         1 + self.measured_rounds()
     }
 
@@ -108,7 +108,7 @@ struct Tally {
 ///
 /// # Errors
 /// Who failed, and why.
-pub fn run(
+pub(super) fn run(
     schedule: &Schedule,
     contestants: Vec<Contestant>,
     progress: impl Fn(u64),
@@ -190,8 +190,8 @@ impl Turn<'_> {
     fn take(&self, initiator: &mut dyn Initiator, tally: &mut Tally) -> Result<(), String> {
         let iters = self.schedule.iters_of(self.round);
         let warm = self.round > 0;
-        // The end of one is the start of the next, and they are counted when all are over, as in perftest: a clock may be
-        // a system call, and counting takes about as long as a look at a device.
+        // The end of one is the start of the next, and they are counted when all are over, as in perftest: a clock may
+        // be a system call, and counting takes about as long as a look at a device.
         let mut times = Vec::with_capacity(iters as usize + 1);
         times.push(Instant::now());
         for _ in 0..iters {

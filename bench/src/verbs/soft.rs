@@ -17,14 +17,14 @@ use super::{
 
 /// Addresses that are tried before we believe that none is free.
 const BINDS_MAX: u32 = 8;
-/// The first retransmission timeout, as an exponent: 4.096 us * 2^11 = 8.4 ms, as the transport has it. Doubled seven times,
-/// that outlasts a machine whose cores are taken; what is lost is found by probes long before.
+/// The first retransmission timeout, as an exponent: 4.096 us * 2^11 = 8.4 ms, as the transport has it. Doubled seven
+/// times, that outlasts a machine whose cores are taken; what is lost is found by probes long before.
 const ACK_TIMEOUT: u8 = 11;
 /// The loopback's links take packets of 64 KiB.
 const PATH_MTU: PathMtu = PathMtu::Mtu4096;
 
 /// Two connected ends.
-pub fn open(op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {
+pub(super) fn open(op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {
     let [mut near, mut far] = [Node::bind(bytes, window, faults)?, Node::bind(bytes, window, faults)?];
     let [one, other] = [near.peer(), far.peer()];
     near.connect(other)?;
@@ -44,7 +44,7 @@ pub fn open(op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contest
 }
 
 /// What each end keeps posted.
-pub fn receives(op: Op, window: usize) -> [usize; 2] {
+pub(super) fn receives(op: Op, window: usize) -> [usize; 2] {
     match op {
         Op::Send => [0, 2 * window],
         Op::Pingpong => [2 * window, 2 * window],
@@ -200,7 +200,7 @@ impl Initiator for SoftInitiator {
 }
 
 /// The work request of one operation; `remote` is the peer's first object.
-pub fn operation(op: Op, local: Segment, remote: Remote) -> Operation {
+pub(super) fn operation(op: Op, local: Segment, remote: Remote) -> Operation {
     let remote = Remote { address: remote.address + local.offset as u64, ..remote };
     match op {
         Op::Send | Op::Pingpong => Operation::Send { local },

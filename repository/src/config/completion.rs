@@ -1,7 +1,7 @@
 //! What a configuration leaves out, as its model's ONNX file has it (Triton's auto-completion).
 //!
-//! It is written into the parsed message, so that what follows checks one whole configuration, wherever a part of it came
-//! from; errors about what came from the file name the file.
+//! It is written into the parsed message, so that what follows checks one whole configuration, wherever a part of it
+//! came from; errors about what came from the file name the file.
 
 use std::path::Path;
 

@@ -122,11 +122,13 @@ fn what_a_file_cannot_complete_names_the_file_and_the_key() {
         (error(b"no model", ""), "digits/1/model.onnx: found no ONNX model ("),
         (
             error(&of(1, &[4, 3]), ""),
-            "digits/1/model.onnx: max_batch_size: found 'x' of shape [4, 3], expected a first dimension that is symbolic or 1",
+            "digits/1/model.onnx: max_batch_size: found 'x' of shape [4, 3], expected a first dimension that is \
+             symbolic or 1",
         ),
         (
             error(&of(1, &[-1, 3, -1]), ""),
-            "digits/1/model.onnx: input 'x': dims: found shape [N, 3, N], expected a batch dimension and then fixed ones",
+            "digits/1/model.onnx: input 'x': dims: found shape [N, 3, N], expected a batch dimension and then fixed \
+             ones",
         ),
         (error(&of(8, &[-1, 3]), ""), "digits/1/model.onnx: input 'x': data_type: found none that the protocol has"),
         (

@@ -1,9 +1,9 @@
 //! Loading and unloading models, as clients ask for it: one change of a model at a time, on every backend that may host
 //! it, or on none.
 //!
-//! A load is asked of all backends and takes effect once all have it ready; if one fails, or is silent for too long, all
-//! discard it and nothing has changed. An unload takes effect at once; its answer waits until backends have finished
-//! what they were given. Whoever asks for a change that is under way shares its answer.
+//! A load is asked of all backends and takes effect once all have it ready; if one fails, or is silent for too long,
+//! all discard it and nothing has changed. An unload takes effect at once; its answer waits until backends have
+//! finished what they were given. Whoever asks for a change that is under way shares its answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,8 +53,16 @@ struct Change {
 
 #[derive(Debug)]
 enum Work {
-    Load { load: LoadId, awaited: BTreeSet<BackendId>, ready: BTreeMap<BackendId, ModelOffer>, failure: Option<String> },
-    Unload { awaited: BTreeSet<(BackendId, ModelId)> },
+    Load {
+        load: LoadId,
+        /// Have not answered yet.
+        awaited: BTreeSet<BackendId>,
+        ready: BTreeMap<BackendId, ModelOffer>,
+        failure: Option<String>,
+    },
+    Unload {
+        awaited: BTreeSet<(BackendId, ModelId)>,
+    },
 }
 
 /// What became of a request for a change.

@@ -1,5 +1,5 @@
-//! Which backends are used and which frontends are served: no batch is sent to where its inputs cannot be read from, and
-//! a backend that cannot reach a frontend must not swallow its tasks.
+//! Which backends are used and which frontends are served: no batch is sent to where its inputs cannot be read from,
+//! and a backend that cannot reach a frontend must not swallow its tasks.
 //!
 //! Every backend that is used is linked to every frontend that is served. While a link is missing, one of its two ends
 //! stays out: the one that misses the larger part of the others; of equals the backend, so that requests wait longer
@@ -39,8 +39,8 @@ impl Reach {
                 Blamed::Frontend(frontend) => reach.frontends.remove(&frontend),
             };
         }
-        // Who was blamed first may not be missed any more, and newcomers may have linked to everybody. Backends first: a
-        // newcomer on the other side is served once it is linked to these, too.
+        // Who was blamed first may not be missed any more, and newcomers may have linked to everybody. Backends first:
+        // a newcomer on the other side is served once it is linked to these, too.
         for &backend in backends.keys() {
             if reach.frontends.iter().all(|&frontend| is_linked(backend, frontend)) {
                 reach.backends.insert(backend);

@@ -26,7 +26,8 @@ proptest! {
                     candidates.insert(id, candidate);
                 }
                 2 if grants.len() < 8 => {
-                    let grant = Grant { model: ModelId(id), gpu: GpuId(serial), free_at: at, gpus: 1, timer_at: Timestamp(0) };
+                    let (model, gpu, timer_at) = (ModelId(id), GpuId(serial), Timestamp(0));
+                    let grant = Grant { model, gpu, free_at: at, gpus: 1, timer_at };
                     rank_end.post_grant(grant);
                     grants.push(grant);
                 }

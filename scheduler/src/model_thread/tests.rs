@@ -241,7 +241,8 @@ proptest! {
                 Step::Grant { free_in } => {
                     let free_at = now + Span(free_in);
                     let naive = naive_candidate(&waiting, now, free_at, budget);
-                    thread.handle_grant(now, Grant { model: MODEL, gpu: GpuId(0), free_at, gpus: 1, timer_at: Timestamp(0) });
+                    let timer_at = Timestamp(0);
+                    thread.handle_grant(now, Grant { model: MODEL, gpu: GpuId(0), free_at, gpus: 1, timer_at });
                     let start = |size| (now + budget.delay(size)).max(free_at);
                     let is_due = naive.is_some_and(|(_, size, frontrun, _)| frontrun <= start(size));
                     match thread.poll_output() {

@@ -179,8 +179,8 @@ impl<P, R: Rule> Central<P, R> {
         if self.waiting.is_empty() {
             return false;
         }
-        // Of what waits, on the slowest GPU; mostly that is too small for all, and none is looked at. What only a faster
-        // one could run at that size kills nothing.
+        // Of what waits, on the slowest GPU; mostly that is too small for all, and none is looked at. What only a
+        // faster one could run at that size kills nothing.
         let size_of = |id: &ModelId| {
             let model = self.models[id.0 as usize].as_ref().expect("it waits");
             self.rule.gather(&model.view(now, now, model.times.common())).size

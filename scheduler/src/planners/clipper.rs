@@ -1,6 +1,6 @@
-//! Clipper (NSDI 2017), sections 4.3 and 4.4: each replica of a model has a queue of its own and finds its largest batch
-//! by additive increase and multiplicative decrease. The batch is as many tasks as there are, up to that; the time that
-//! tasks have waited does not matter, and nothing is rejected for being late.
+//! Clipper (NSDI 2017), sections 4.3 and 4.4: each replica of a model has a queue of its own and finds its largest
+//! batch by additive increase and multiplicative decrease. The batch is as many tasks as there are, up to that; the
+//! time that tasks have waited does not matter, and nothing is rejected for being late.
 //!
 //! Every GPU has a replica of each model that it holds. Clipper runs its containers side by side on a GPU; here they
 //! take turns, and the time in which a replica waits for its turn counts as time to process its batch.

@@ -266,9 +266,10 @@ mod tests {
         }
     }
 
-    /// l(b) = b + 5 ms. Model 0: 100 requests/s within 36 ms: b / rate + l(b) = 11 b + 5 <= 36 gives b = 2, a duty cycle
-    /// of 20 ms and 7 ms of it busy. Model 1: 50 requests/s within 46 ms: 21 b + 5 gives b = 1, every 20 ms, 6 ms busy.
-    /// Model 2: 200 requests/s within 18 ms: 6 b + 5 gives b = 2, every 10 ms, 7 ms busy: too much for the other two.
+    /// l(b) = b + 5 ms. Model 0: 100 requests/s within 36 ms: b / rate + l(b) = 11 b + 5 <= 36 gives b = 2, a duty
+    /// cycle of 20 ms and 7 ms of it busy. Model 1: 50 requests/s within 46 ms: 21 b + 5 gives b = 1, every 20 ms, 6 ms
+    /// busy. Model 2: 200 requests/s within 18 ms: 6 b + 5 gives b = 2, every 10 ms, 7 ms busy: too much for the other
+    /// two.
     #[test]
     fn bins_are_merged_by_hand() {
         let profiles = [profile(1.0, 5.0), profile(1.0, 5.0), profile(1.0, 5.0)];

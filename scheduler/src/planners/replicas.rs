@@ -1,8 +1,8 @@
-//! Steps 4 to 6 for policies without a central queue: Nexus and Clipper. Each model has replicas on some GPUs, each with
-//! a queue of its own; a task is routed to one of them when it arrives, and GPUs serve their replicas in turn.
+//! Steps 4 to 6 for policies without a central queue: Nexus and Clipper. Each model has replicas on some GPUs, each
+//! with a queue of its own; a task is routed to one of them when it arrives, and GPUs serve their replicas in turn.
 //!
-//! Where replicas are, how tasks are shared out among them and what forms a batch is the [`Rule`]'s. When the rule draws
-//! up a new plan, waiting tasks are routed again; what GPUs were given stays.
+//! Where replicas are, how tasks are shared out among them and what forms a batch is the [`Rule`]'s. When the rule
+//! draws up a new plan, waiting tasks are routed again; what GPUs were given stays.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -1,5 +1,5 @@
-//! A planner under test: times are milliseconds, outputs are text. All models have l(b) = b + 5 ms and up to 64 tasks in
-//! a batch, all GPUs host all models, the network costs nothing.
+//! A planner under test: times are milliseconds, outputs are text. All models have l(b) = b + 5 ms and up to 64 tasks
+//! in a batch, all GPUs host all models, the network costs nothing.
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
 

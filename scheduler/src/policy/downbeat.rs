@@ -9,11 +9,11 @@
 //!    gathered and run in time: a backlog is shed at once, and what follows is on time and in large batches again. They
 //!    are not if others hardly gain by it, nor if their clients ask for another SLO than most and lose more already.
 //! 2. *The window opens earlier* while candidates have to wait for GPUs. Where waits are rare, GPUs are idle at other
-//!    times, and starting earlier costs little. Where most candidates wait, it may be by what makes their tasks a little
-//!    dearer, which is much for models that gain little by batching; where a few GPUs serve many models, a batch gathers
-//!    while it waits its turn, and loses nothing by queueing early; and where tasks come in bursts nothing more comes
-//!    after one. A task that was lost has waited too. A model that never waits is deferred in full, so that GPUs that
-//!    are not needed stay idle.
+//!    times, and starting earlier costs little. Where most candidates wait, it may be by what makes their tasks a
+//!    little dearer, which is much for models that gain little by batching; where a few GPUs serve many models, a batch
+//!    gathers while it waits its turn, and loses nothing by queueing early; and where tasks come in bursts nothing more
+//!    comes after one. A task that was lost has waited too. A model that never waits is deferred in full, so that GPUs
+//!    that are not needed stay idle.
 //! 3. *Models that lose more tasks go first.* By the nearest `latest` alone, a model whose tasks have long hardly loses
 //!    any, while those in a hurry lose more than 1 %. So batches have their turn the earlier the more their model has
 //!    lost, which keeps all models' losses alike.
@@ -276,7 +276,8 @@ mod tests {
     #[test]
     fn models_that_share_gpus_queue_early() {
         let of = |hosts, waited_part| slack(Averages { hosts, interval_ns: 4000.0, ..averages(1.0, waited_part) });
-        // A quarter of a GPU, executions of 1000 ns, 8000 to gather: some GPU frees every 10 ns of 100, or it is the one.
+        // A quarter of a GPU, executions of 1000 ns, 8000 to gather: some GPU frees every 10 ns of 100, or it is the
+        // one.
         assert_eq!((of(100, 1.0), of(25, 1.0), of(1, 1.0)), (260, 400, 6000));
         // Nobody waits: no slack.
         assert_eq!((of(10, 1.0), of(10, 0.0)), (1000, 0));
@@ -332,7 +333,10 @@ mod tests {
             let lead_times: Vec<_> = (1..=12).map(|batch| profile.latency(batch)).collect();
             let mut deadlines = deadlines;
             deadlines.sort_unstable();
-            let key = |(id, &at)| Queued { id: TaskId(id), deadline: Timestamp(at), queued_at: Timestamp(at - 50), priority: 0 };
+            let key = |(id, &at)| {
+                let (deadline, queued_at) = (Timestamp(at), Timestamp(at - 50));
+                Queued { id: TaskId(id), deadline, queued_at, priority: 0 }
+            };
             let queue: VecDeque<_> = (0..).zip(&deadlines).map(key).collect();
             let view = View {
                 now: Timestamp(0),

@@ -51,7 +51,10 @@ proptest! {
         priorities.dedup();
         priorities.pop();
         let sets = (1u32..1 << keys.len())
-            .map(|set| keys.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1).map(|(_, key)| key).collect::<Vec<_>>());
+            .map(|set| {
+                let of_set = keys.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
+                of_set.map(|(_, key)| key).collect::<Vec<_>>()
+            });
         let best = sets.filter(|set| fits(set)).map(|set| served(set, &priorities)).max();
 
         let skip = (0..keys.len()).find(|&skip| view.longest_batch(skip) > 0).unwrap_or(keys.len());

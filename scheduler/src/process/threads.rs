@@ -1,8 +1,8 @@
 //! Control, the RankThread and each ModelThread on a thread of its own.
 //!
 //! Candidates and grants go through the mailboxes, everything else through channels. Nobody waits for room in one: what
-//! does not fit is kept by its sender until it does, so that two threads never wait for each other. A thread's news come
-//! in order; see `control` for the order in which threads are told.
+//! does not fit is kept by its sender until it does, so that two threads never wait for each other. A thread's news
+//! come in order; see `control` for the order in which threads are told.
 
 use std::{collections::VecDeque, convert::Infallible, net::SocketAddr, sync::Arc, thread};
 

@@ -185,8 +185,8 @@ fn downbeat_takes_gpu_time_in_proportion_to_the_load() {
     }
 }
 
-/// With an SLO of 100 ms batches are of sixty, and larger ones save nothing: giving heads up for them once lost 3 % where
-/// who starts at once lost none.
+/// With an SLO of 100 ms batches are of sixty, and larger ones save nothing: giving heads up for them once lost 3 %
+/// where who starts at once lost none.
 #[test]
 fn downbeat_gives_up_no_heads_where_batches_are_large_enough() {
     for (gpus, rate_rps) in [(32, 27_000.0), (64, 54_500.0)] {
@@ -239,8 +239,8 @@ fn many_models_on_one_gpu_are_served() {
     assert!(on_time(Policy::Deferred) < 0.9, "the control: {}", on_time(Policy::Deferred));
 }
 
-/// Where a few GPUs serve many models, batches gather while they wait their turn: nothing is won by waiting before that,
-/// so downbeat must not do worse than who starts at once.
+/// Where a few GPUs serve many models, batches gather while they wait their turn: nothing is won by waiting before
+/// that, so downbeat must not do worse than who starts at once.
 #[test]
 fn downbeat_serves_many_models_on_few_gpus_as_eager_does() {
     for (gpus, rate_rps) in [(1, 520.0), (2, 1300.0), (4, 2800.0)] {
@@ -267,7 +267,8 @@ proptest! {
         load in 0.2f64..3.0,
         network in (0.0f64..500.0, 0.0f64..100.0, 0.0f64..1000.0),
         policy in proptest::sample::select(vec![
-            "downbeat", "deferred", "deferred:latest", "deferred:target", "eager", "timeout:7", "clockwork", "nexus", "shepherd",
+            "downbeat", "deferred", "deferred:latest", "deferred:target", "eager", "timeout:7", "clockwork", "nexus",
+            "shepherd",
             "clipper",
         ]),
         arrivals in proptest::sample::select(vec!["poisson\"", "uniform\"", "gamma\", shape = 0.1"]),

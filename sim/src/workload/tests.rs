@@ -85,11 +85,13 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
     for (text, expected) in [
         (
             with("gpu = 2"),
-            "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `gpu_kinds`, `seconds`, `arrivals`, `popularity`, `network`, `faults`, `reestimate`, `model`",
+            "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `gpu_kinds`, `seconds`, `arrivals`, \
+             `popularity`, `network`, `faults`, `reestimate`, `model`",
         ),
         (
             changed("slo_ms", "slo"),
-            "w.toml, line 6: unknown field `slo`, expected one of `name`, `alpha_ms`, `beta_ms`, `latency_ms`, `slo_ms`, `classes`, `max_batch`, `count`, `share`, `zoo`",
+            "w.toml, line 6: unknown field `slo`, expected one of `name`, `alpha_ms`, `beta_ms`, `latency_ms`, \
+             `slo_ms`, `classes`, `max_batch`, `count`, `share`, `zoo`",
         ),
         (MODEL.to_owned(), "w.toml, line 1: missing field `gpus`"),
         (with("seconds = \"x\""), "w.toml, line 2: invalid type: string \"x\", expected f64"),
@@ -130,7 +132,8 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (with("faults = { gpu_up_s = 9 }"), "w.toml: faults: expected both gpu_up_s and gpu_down_s, or neither"),
         (
             with("faults = { jitter = 1 }"),
-            "w.toml, line 2: unknown field `jitter`, expected one of `execution_jitter`, `gpu_up_s`, `gpu_down_s`, `gpu_slowdown`, `slow_from_s`, `slow_gpus`",
+            "w.toml, line 2: unknown field `jitter`, expected one of `execution_jitter`, `gpu_up_s`, `gpu_down_s`, \
+             `gpu_slowdown`, `slow_from_s`, `slow_gpus`",
         ),
         (format!("gpus = 0\n{MODEL}"), "w.toml: gpus: expected 1 to 1000000, found 0"),
         (
@@ -156,7 +159,8 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         ),
         (
             with("gpu_kinds = [{ count = 1, factor = 5 }]"),
-            "w.toml: model \"m\": slo_ms: expected at least l(1) = 30.625 ms and the network budget of 0 ns, found 25.000 ms: no request could be on time",
+            "w.toml: model \"m\": slo_ms: expected at least l(1) = 30.625 ms and the network budget of 0 ns, found \
+             25.000 ms: no request could be on time",
         ),
         ("gpus = 1".to_owned(), "w.toml: [[model]]: expected at least one, found none"),
         (format!("gpus = 1\n{MODEL}{MODEL}"), "w.toml: name: expected unique names, found \"m\" twice"),
@@ -165,7 +169,8 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (changed("1.053", "nan"), "w.toml: model \"m\": alpha_ms: expected a number from 0 to 3600000, found NaN"),
         (
             changed("= 25", "= 6"),
-            "w.toml: model \"m\": slo_ms: expected at least l(1) = 6.125 ms and the network budget of 0 ns, found 6.000 ms: no request could be on time",
+            "w.toml: model \"m\": slo_ms: expected at least l(1) = 6.125 ms and the network budget of 0 ns, found \
+             6.000 ms: no request could be on time",
         ),
         (changed("slo_ms = 25\n", ""), "w.toml: model \"m\": slo_ms: expected a number of milliseconds, found none"),
         (changed("slo_ms = 25", "classes = []"), "w.toml: model \"m\": classes: expected 1 to 100, found 0"),
@@ -179,7 +184,8 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         ),
         (
             changed("slo_ms = 25", "classes = [{ slo_ms = 50 }, { slo_ms = 6 }]"),
-            "w.toml: model \"m\": slo_ms: expected at least l(1) = 6.125 ms and the network budget of 0 ns, found 6.000 ms: no request could be on time",
+            "w.toml: model \"m\": slo_ms: expected at least l(1) = 6.125 ms and the network budget of 0 ns, found \
+             6.000 ms: no request could be on time",
         ),
         (
             format!("gpus = 1\n{MODEL}classes = [{{ slo_ms = 50 }}]\n"),
@@ -200,7 +206,8 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         ),
         (
             "gpus = 1\n[[model]]\nzoo = \"symphony-zoo-a100.csv\"\nslo_ms = 9\n".to_owned(),
-            "w.toml: zoo: brings name, latency and SLO of its models; expected no name, alpha_ms, beta_ms, latency_ms, slo_ms, classes or count beside it",
+            "w.toml: zoo: brings name, latency and SLO of its models; expected no name, alpha_ms, beta_ms, latency_ms, \
+             slo_ms, classes or count beside it",
         ),
         (
             "gpus = 1\n[[model]]\nzoo = \"none.csv\"\n".to_owned(),

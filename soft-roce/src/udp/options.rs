@@ -1,5 +1,6 @@
 //! Socket options that no safe wrapper is known for; the only module of this crate with `unsafe`. Each function is one
 //! system call on a descriptor whose owner is borrowed.
+#![allow(clippy::disallowed_methods)] // Its tests set the options of real sockets.
 
 use std::{io, os::fd::AsRawFd};
 
@@ -15,7 +16,8 @@ pub(super) struct Instruction {
 }
 
 /// Lets this IPv6 socket receive datagrams whose UDP checksum is zero. RoCEv2 senders such as rdma_rxe leave it zero,
-/// since the invariant CRC is stronger; Linux drops such datagrams over IPv6 (RFC 6935 permits them to sockets that ask).
+/// since the invariant CRC is stronger; Linux drops such datagrams over IPv6 (RFC 6935 permits them to sockets that
+/// ask).
 pub(super) fn accept_zero_checksums(socket: &impl AsRawFd) -> io::Result<()> {
     set(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
 }

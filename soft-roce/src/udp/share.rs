@@ -5,12 +5,12 @@
 //! order of binding; when any socket of the group closes, however its process dies, the kernel moves the last one into
 //! the hole. So exactly one survivor can no longer be reached, and nobody tells it.
 //!
-//! Therefore every member checks itself. Life of a member: it *searches* its index, with one probe to each possible index
-//! ([`Probe::Search`], which the program delivers by index); the first that comes back names it. It *publishes* the
-//! index: the table on disk is corrected under a lock and a new program attached to the group. From then on it *checks*
-//! from time to time: the group must still be larger than its index, for what the program sends beyond the group's end
-//! goes to any member, perhaps to this one; and a probe to its own prefix ([`Probe::Check`]) must come back. Otherwise
-//! the search begins again. Meanwhile its packets are lost, which its peers repair as any other loss.
+//! Therefore every member checks itself. Life of a member: it *searches* its index, with one probe to each possible
+//! index ([`Probe::Search`], which the program delivers by index); the first that comes back names it. It *publishes*
+//! the index: the table on disk is corrected under a lock and a new program attached to the group. From then on it
+//! *checks* from time to time: the group must still be larger than its index, for what the program sends beyond the
+//! group's end goes to any member, perhaps to this one; and a probe to its own prefix ([`Probe::Check`]) must come
+//! back. Otherwise the search begins again. Meanwhile its packets are lost, which its peers repair as any other loss.
 //!
 //! What members write about others may be out of date; each is put right by its own next check. Nothing depends on the
 //! order in which processes died, on their clocks, or on a process that does not run.
@@ -76,8 +76,8 @@ impl Probe {
     }
 }
 
-/// The program for a table. Probes by index go to that index, everything else by the table. An index that the group does
-/// not have makes the kernel choose any socket.
+/// The program for a table. Probes by index go to that index, everything else by the table. An index that the group
+/// does not have makes the kernel choose any socket.
 pub(super) fn program(table: &Table) -> Vec<Instruction> {
     const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
     const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;

@@ -1,10 +1,11 @@
 //! The UDP socket as RoCEv2 needs it.
 //!
 //! The invariant CRC covers the IP identification and flags, which a UDP socket does not choose. Known are they all the
-//! same: a datagram of an unconnected socket with path MTU discovery on leaves with identification 0 and DF set, and the
-//! k-th segment of a UDP_SEGMENT buffer with identification k. `quinn-udp` sets exactly these options (IP_MTU_DISCOVER =
-//! PROBE, UDP_GRO), knows the control messages, and falls back when the kernel refuses UDP_SEGMENT; the socket stays
-//! unconnected here.
+//! same: a datagram of an unconnected socket with path MTU discovery on leaves with identification 0 and DF set, and
+//! the k-th segment of a UDP_SEGMENT buffer with identification k. `quinn-udp` sets exactly these options
+//! (IP_MTU_DISCOVER = PROBE, UDP_GRO), knows the control messages, and falls back when the kernel refuses UDP_SEGMENT;
+//! the socket stays unconnected here.
+#![allow(clippy::disallowed_methods)] // A driver: it owns sockets.
 
 use std::{
     io::{self, IoSliceMut},
@@ -180,7 +181,8 @@ fn explain(error: &io::Error, shared: bool) -> io::Error {
             "another process has it: choose another address, or let all processes share it (Linux: one user's)"
         }
         (io::ErrorKind::AddrInUse, true) => {
-            "a process has it that does not share it, or that another user runs: choose another address, or stop that one"
+            "a process has it that does not share it, or that another user runs: choose another address, or stop that \
+             one"
         }
         (io::ErrorKind::AddrNotAvailable, _) => "it is none of this host's addresses: `ip address` shows those",
         (io::ErrorKind::PermissionDenied, _) => "this user may not bind that port: choose one above 1023",

@@ -56,8 +56,8 @@ pub fn compute(path: &Path, covered: &[u8]) -> u32 {
     headers.icrc(path.identification, covered)
 }
 
-/// The CRC of what comes before the BTH. The packets of a segmentation batch differ in nothing there but their identification, which is
-/// 0 here: a CRC is linear, so another one changes the CRC in a known way.
+/// The CRC of what comes before the BTH. The packets of a segmentation batch differ in nothing there but their
+/// identification, which is 0 here: a CRC is linear, so another one changes the CRC in a known way.
 #[derive(Debug)]
 pub(crate) struct Headers {
     source: SocketAddr,
@@ -103,8 +103,8 @@ impl Headers {
         Self { source, destination, covered_bytes, crc: hasher.finalize() }
     }
 
-    /// As [`Self::new`], with DF, in the place of `last` unless those are the same. In place: copied just after they were
-    /// written, they would stall the CPU for longer than all other work on a packet.
+    /// As [`Self::new`], with DF, in the place of `last` unless those are the same. In place: copied just after they
+    /// were written, they would stall the CPU for longer than all other work on a packet.
     pub(crate) fn after(
         last: &mut Option<Self>,
         source: SocketAddr,
@@ -208,7 +208,8 @@ pub fn verify(
     Verifier::default().verify(source, destination, covered, icrc, accept)
 }
 
-/// Checks packets one after another. Those of a segmentation batch are alike, and numbered: what is known of one helps with the next.
+/// Checks packets one after another. Those of a segmentation batch are alike, and numbered: what is known of one helps
+/// with the next.
 #[derive(Debug, Default)]
 pub(crate) struct Verifier {
     /// Of the last packet,

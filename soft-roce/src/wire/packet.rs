@@ -229,7 +229,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_refused_or_readable(mut bytes in prop::collection::vec(any::<u8>(), 0..200), plausible in any::<bool>()) {
+        fn any_bytes_are_refused_or_readable(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..200),
+            plausible in any::<bool>(),
+        ) {
             if plausible && bytes.len() > 2 {
                 // Version 0, no pad, known range of opcodes: otherwise random bytes rarely pass the checks.
                 bytes[1] &= 0xc0;

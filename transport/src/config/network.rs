@@ -1,8 +1,8 @@
 //! The keys of the network, which the file of every role has beside its own.
 //!
-//! serde can flatten one struct into another, but then names no unknown key together with the known ones, and forgets the
-//! lines of all that is wrong. So the file's table is split while it is read: keys of the network are taken here, the
-//! others by the role's own (derived) `Deserialize`, and a key that neither has is refused with the names of both.
+//! serde can flatten one struct into another, but then names no unknown key together with the known ones, and forgets
+//! the lines of all that is wrong. So the file's table is split while it is read: keys of the network are taken here,
+//! the others by the role's own (derived) `Deserialize`, and a key that neither has is refused with the names of both.
 
 use std::{fmt, net::SocketAddr};
 

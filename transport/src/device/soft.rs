@@ -1,4 +1,5 @@
 //! The soft arm: soft-RoCE's core on its UDP driver.
+#![allow(clippy::disallowed_methods)] // A driver: it asks the system which address is its own.
 
 use std::{
     io,
@@ -28,8 +29,9 @@ const READ_BYTES_MAX: usize = 256 * 1024;
 const READ_BYTES_MIN: usize = 4096;
 /// However small the peer's buffer: fewer would make every few packets wait for a round trip.
 const WINDOW_PACKETS_MIN: u32 = 4;
-/// The first retransmission timeout, as an exponent: 4.096 us * 2^11 = 8.4 ms, long against a busy peer's turn and short
-/// against a deadline. It doubles seven times, so a queue pair gives up after 2.1 s, as the bootstrap does on silence.
+/// The first retransmission timeout, as an exponent: 4.096 us * 2^11 = 8.4 ms, long against a busy peer's turn and
+/// short against a deadline. It doubles seven times, so a queue pair gives up after 2.1 s, as the bootstrap does on
+/// silence.
 const ACK_TIMEOUT: u8 = 11;
 
 /// A UDP socket and the queue pairs behind it.
@@ -70,7 +72,8 @@ impl Soft {
             },
             ack_timeout: ACK_TIMEOUT,
             read_window_bytes: u32::try_from(offer.read_budget_bytes).unwrap_or(u32::MAX),
-            // A READ's pieces are small enough: cut again, each part would begin and end with batches of one packet or two.
+            // A READ's pieces are small enough: cut again, each part would begin and end with batches of one packet or
+            // two.
             read_chunk_bytes: offer.read_bytes_max as u32,
             ..QueuePairConfig::default()
         };

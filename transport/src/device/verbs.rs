@@ -345,7 +345,8 @@ fn route(link: Link, peer: PacketAddress) -> Result<Route, String> {
     match (link, peer) {
         (Link::Roce(_), PacketAddress::SoftRoce(at) | PacketAddress::Roce(at)) if at.port() != ROCE_PORT => {
             Err(format!(
-                "the peer is at UDP port {}, but a device sends to {ROCE_PORT} only: give the peer an `address` with that port",
+                "the peer is at UDP port {}, but a device sends to {ROCE_PORT} only: give the peer an `address` with \
+                 that port",
                 at.port()
             ))
         }
@@ -434,8 +435,8 @@ mod tests {
 
     const GID: Gid = Gid { index: 1, address: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)) };
 
-    /// A failed device and a queue pair that a device moved to ERROR by itself: `rdma_rxe` tells of neither, so its cases
-    /// (ports, addresses and devices that come and go, in `transport/tests/device_events.rs`) leave these two.
+    /// A failed device and a queue pair that a device moved to ERROR by itself: `rdma_rxe` tells of neither, so its
+    /// cases (ports, addresses and devices that come and go, in `transport/tests/device_events.rs`) leave these two.
     #[test]
     fn one_failed_queue_pair_is_one_connections_end_and_a_failed_device_is_all_of_theirs() {
         let told = |event| consequence(event, "mlx5_0", Link::Roce(GID), || unreachable!("the port does not matter"));

@@ -1,4 +1,6 @@
-//! The bootstrap side of an endpoint: TCP connections come, prove themselves, turn into channels, and tell when they end.
+//! The bootstrap side of an endpoint: TCP connections come, prove themselves, turn into channels, and tell when they
+//! end.
+#![allow(clippy::disallowed_methods)] // A driver: it owns sockets.
 
 use std::{
     io,

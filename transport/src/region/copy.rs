@@ -4,7 +4,8 @@
 //! An atomic load or store of the language moves eight bytes, and what lies in caches is then copied at a third less
 //! speed than the CPU's. The language has no atomic vectors, so those loops are assembly: what a block does is what the
 //! loop over words does, in another order, and no order is promised. No x86 core splits an aligned word, which lies in
-//! one cache line; the vectors are aligned on the shared side. Other targets, CPUs without AVX, and Miri loop over words.
+//! one cache line; the vectors are aligned on the shared side. Other targets, CPUs without AVX, and Miri loop over
+//! words.
 
 use std::{
     ops::Range,
@@ -117,7 +118,8 @@ mod vector {
         // The lines that the next turns write are asked for early: a large object's are in no near cache, and where one
         // packet's page ends the CPU does not look ahead by itself.
         // SAFETY: as in `load`, with reader and writer exchanged. The words are behind a shared reference, but as all
-        // atomics they may be written through it. A prefetch beyond the end of the words changes nothing and cannot fail.
+        // atomics they may be written through it. A prefetch beyond the end of the words changes nothing and cannot
+        // fail.
         unsafe {
             asm!(
                 "2:",
@@ -142,6 +144,7 @@ mod vector {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "two threads meet")]
 mod tests {
     use proptest::prelude::*;
 

@@ -57,8 +57,8 @@ fn pair(client: Option<&Tls>, server: Option<&Tls>) -> (Wire, Wire) {
     (Wire::client(client, near), Wire::server(server, far))
 }
 
-/// Sends a megabyte from each end to the other, a piece at a time, as a link does. What the server, then what the client
-/// got, or why one of them gave up.
+/// Sends a megabyte from each end to the other, a piece at a time, as a link does. What the server, then what the
+/// client got, or why one of them gave up.
 fn exchange(mut client: Wire, mut server: Wire) -> Result<(Vec<u8>, Vec<u8>), String> {
     let message: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 7) as u8).collect();
     let (mut sent, mut got) = ([0, 0], [Vec::new(), Vec::new()]);

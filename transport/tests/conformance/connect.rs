@@ -1,4 +1,5 @@
 //! Bootstrap: who comes in, who does not, and what each side is told.
+#![allow(clippy::disallowed_methods)] // Strangers have sockets of their own.
 
 use std::{
     io::{Read as _, Write as _},

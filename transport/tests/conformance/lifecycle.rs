@@ -1,4 +1,5 @@
 //! How connections end: on purpose, by a fence, by death, by a stall.
+#![allow(clippy::disallowed_methods)] // A peer has a thread of its own.
 
 use proto::{Span, Timestamp};
 use transport::{Clock, Endpoint, Event, Faults, TransferError};

@@ -1,5 +1,5 @@
-//! What the members of a group tell each other: files in a directory that belongs to the user, the network namespace and
-//! the address.
+//! What the members of a group tell each other: files in a directory that belongs to the user, the network namespace
+//! and the address.
 //!
 //! `claim-P` is locked by the member with prefix P as long as it lives, however it dies. `table` holds the last known
 //! indexes; who changes it holds its lock until the new program is attached. Locks are the system's own (flock), so

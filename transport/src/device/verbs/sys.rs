@@ -6,8 +6,9 @@
 //!
 //! This module has `unsafe` because libibverbs is C. What makes its types sound: handles come from libibverbs, are
 //! never null and never copied out of their type; objects are ended in the order in which they depend on each other
-//! (they hold their parents by `Arc`); a device reaches memory only through a registration, whose [`MemoryRegion`] keeps
-//! the memory mapped, and it checks every access against the registration; libibverbs may be called from any thread.
+//! (they hold their parents by `Arc`); a device reaches memory only through a registration, whose [`MemoryRegion`]
+//! keeps the memory mapped, and it checks every access against the registration; libibverbs may be called from any
+//! thread.
 
 use std::{
     ffi::{CStr, OsStr, c_char, c_int, c_void},
@@ -577,7 +578,8 @@ impl QueuePair {
         self.modify(ibv_qp_attr_mask::IBV_QP_STATE, |attributes| attributes.qp_state = ibv_qp_state::IBV_QPS_ERR)
     }
 
-    /// Posts send work requests in lists, for each of which the device is told once. `region` finds a region by its key.
+    /// Posts send work requests in lists, for each of which the device is told once. `region` finds a region by its
+    /// key.
     ///
     /// # Errors
     /// If the device takes one not in; those before it are posted.

@@ -50,10 +50,10 @@ pub fn config(node: usize) -> EndpointConfig {
 
 /// The same for a network with these faults; a device's are its interface's ([`Interface::spoil`]).
 ///
-/// No case ends by chance because of retries. A device has no end of them, below. A soft node gives a message up after 8
-/// tries in a row without progress, of each of which the first packet or all answers are lost: at most 1 - 0.9^2 = 0.19
-/// under ten per cent of loss each way, and 0.04 under two. That meets one of a case's 8 rounds of 6 messages with a chance
-/// of at most 48 * 0.19^8 = 8e-5 and 48 * 0.04^8 = 3e-10.
+/// No case ends by chance because of retries. A device has no end of them, below. A soft node gives a message up after
+/// 8 tries in a row without progress, of each of which the first packet or all answers are lost: at most 1 - 0.9^2 =
+/// 0.19 under ten per cent of loss each way, and 0.04 under two. That meets one of a case's 8 rounds of 6 messages with
+/// a chance of at most 48 * 0.19^8 = 8e-5 and 48 * 0.04^8 = 3e-10.
 pub fn config_with(node: usize, faults: Faults) -> EndpointConfig {
     let mut config = config(node);
     let Arm::Verbs(VerbsConfig { settings, .. }) = &mut config.arm else { return config.with_faults(faults) };
