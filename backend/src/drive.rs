@@ -15,10 +15,9 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
-use proto::LatencyProfile;
+use proto::{LatencyProfile, Span, backoff::Backoff};
 use repository::{Model, RepositoryError};
 use thiserror::Error;
 use transport::{Clock, OpenError};
@@ -26,6 +25,7 @@ use transport::{Clock, OpenError};
 use crate::{
     config::{Config, Placed},
     executor::{self, Executor, ExecutorError},
+    loaded::Loaded,
     staging::ModelShape,
 };
 
@@ -35,9 +35,9 @@ pub use profile::{Effort, Measured, QUANTILE};
 use session::Session;
 
 /// The first wait before the scheduler is tried again; each failure doubles it.
-const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MIN: Span = Span::from_millis(50);
 /// The longest wait.
-const BACKOFF_MAX: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Span = Span::from_millis(1_000);
 
 /// The kernel may let timers fire this much late to save power; its default is 50 us.
 const TIMER_SLACK_NS: u64 = 1_000;
@@ -70,20 +70,11 @@ pub enum BackendError {
     Thread(std::io::Error),
 }
 
-/// A model that is ready to run.
-struct Loaded {
-    model: Model,
-    shape: ModelShape,
-    gpu_indexes: Vec<u32>,
-    executor: Arc<dyn Executor>,
-    profile: LatencyProfile,
-}
-
 /// Loads the models, then serves until `stop` is set (looked at ten times a second).
 ///
 /// # Errors
-/// If the configuration, the repository or a model is wrong, or the network cannot be opened. A scheduler that cannot be
-/// reached is no error: it is tried again and again.
+/// If the configuration, the repository or a model is wrong, or the network cannot be opened. A scheduler that cannot
+/// be reached is no error: it is tried again and again.
 pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     let clock = Clock::start();
     let models = config.place(repository::load(&config.repository)?)?;
@@ -94,7 +85,7 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     let loader = Loader::start(clock, config.clone()).map_err(BackendError::Thread)?;
     let gpus = Gpus::start(clock, config.gpus as usize).map_err(BackendError::Thread)?;
     reduce_timer_slack();
-    let mut backoff = BACKOFF_MIN;
+    let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     for number in 0.. {
         let ended = Session::open(config, clock, (models, &shapes), (&gpus, &loader), number)?.run(stop);
         models = ended.models;
@@ -102,11 +93,12 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
             break;
         }
         if ended.joined {
-            backoff = BACKOFF_MIN;
+            backoff.handle_success();
         }
-        tracing::warn!(scheduler = %config.scheduler, reason = ended.reason, "no scheduler; trying again in {backoff:?}");
-        std::thread::sleep(backoff);
-        backoff = (backoff * 2).min(BACKOFF_MAX);
+        let now = clock.now();
+        let wait = backoff.handle_failure(now) - now;
+        tracing::warn!(scheduler = %config.scheduler, reason = ended.reason, "no scheduler; trying again in {wait}");
+        std::thread::sleep(wait.to_duration());
     }
     Ok(())
 }

@@ -22,8 +22,8 @@ pub struct ExecutorError(pub String);
 
 /// Runs batches of one model.
 pub trait Executor: Send + Sync {
-    /// Runs `inputs.len() / model.input_bytes()` tasks. `inputs` holds the tasks' inputs one after another, each with all
-    /// its input tensors in the configuration's order; `outputs` is filled in the same way.
+    /// Runs `inputs.len() / model.input_bytes()` tasks. `inputs` holds the tasks' inputs one after another, each with
+    /// all its input tensors in the configuration's order; `outputs` is filled in the same way.
     ///
     /// # Errors
     /// If the model cannot compute an output for these inputs; `outputs` is meaningless then.

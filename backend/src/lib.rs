@@ -3,8 +3,10 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod core;
 pub mod drive;
 pub mod executor;
 pub mod links;
+pub mod loaded;
 pub mod staging;
 pub mod worker;

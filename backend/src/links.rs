@@ -1,9 +1,9 @@
-//! The backend's connections to frontends: opened when the scheduler says that a frontend joined, opened again when they
-//! break, for as long as the scheduler does not say that it left.
+//! The backend's connections to frontends: opened when the scheduler says that a frontend joined, opened again when
+//! they break, for as long as the scheduler does not say that it left.
 //!
-//! A link is opened only after the scheduler has answered a clock request that was made since the frontend joined or the
-//! last link to it broke. Messages arrive in order, so every plan that the scheduler made before it knew of the break has
-//! been taken in by then, and is cut off ([`crate::worker`]): nothing that was planned for the old link uses the new one.
+//! The first link is opened once the scheduler has told its clock, as no batch's window means anything before. A link
+//! that broke is opened again after a backoff, under another id: what failed on the old one is fenced off by its own
+//! id, and what was under way there is cut off ([`crate::worker`]), so that none of it uses the new one.
 //!
 //! Instants are on this process's clock.
 
@@ -12,19 +12,25 @@ use std::{
     net::SocketAddr,
 };
 
-use proto::{FrontendId, LinkId, Span, Timestamp, backend_to_frontend::LinkWelcome};
+use proto::{FrontendId, LinkId, Span, Timestamp, backend_to_frontend::LinkWelcome, backoff::Backoff};
+use thiserror::Error;
 use transport::ConnectionId;
 
 /// The first wait before a broken link is opened again; each failure doubles it.
 const BACKOFF_MIN: Span = Span::from_millis(20);
 /// The longest wait.
 const BACKOFF_MAX: Span = Span::from_millis(2_000);
+/// Frontends that a scheduler may name at once.
+pub const FRONTENDS_MAX: usize = 4_096;
+
+/// The scheduler names more frontends than it can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the scheduler names more than {FRONTENDS_MAX} frontends")]
+pub struct TooManyFrontends;
 
 /// What the driver must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkAction {
-    /// Ask the scheduler for its clock.
-    AskClock,
     /// Open a connection; then call [`Links::handle_opened`].
     Open {
         /// To this frontend.
@@ -58,6 +64,7 @@ pub struct Links {
     actions: VecDeque<LinkAction>,
     /// The last link that was to be opened.
     last: u32,
+    clock_is_known: bool,
 }
 
 #[derive(Debug)]
@@ -65,13 +72,13 @@ struct Link {
     id: LinkId,
     address: SocketAddr,
     state: State,
-    backoff: Span,
+    backoff: Backoff,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Until the scheduler answers a clock request made at `since` or later.
-    AwaitingClock { since: Timestamp },
+    /// Until the scheduler has told its clock.
+    AwaitingClock,
     /// Until the backoff is over.
     AwaitingRetry { at: Timestamp },
     /// The driver has been asked for a connection, and may have opened it.
@@ -82,11 +89,26 @@ enum State {
 
 impl Links {
     /// The scheduler says that a frontend joined.
-    pub fn handle_joined(&mut self, now: Timestamp, frontend: FrontendId, address: SocketAddr) {
+    ///
+    /// # Errors
+    /// If there are too many.
+    pub fn handle_joined(
+        &mut self,
+        now: Timestamp,
+        frontend: FrontendId,
+        address: SocketAddr,
+    ) -> Result<(), TooManyFrontends> {
         self.handle_left(frontend);
-        let link = Link { id: LinkId::NONE, address, state: State::AwaitingClock { since: now }, backoff: BACKOFF_MIN };
-        self.frontends.insert(frontend, link);
-        self.actions.push_back(LinkAction::AskClock);
+        if self.frontends.len() >= FRONTENDS_MAX {
+            return Err(TooManyFrontends);
+        }
+        let state = if self.clock_is_known { State::AwaitingRetry { at: now } } else { State::AwaitingClock };
+        self.frontends.insert(
+            frontend,
+            Link { id: LinkId::NONE, address, state, backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX) },
+        );
+        self.handle_timeout(now);
+        Ok(())
     }
 
     /// The scheduler says that a frontend left.
@@ -98,12 +120,13 @@ impl Links {
         }
     }
 
-    /// The scheduler answered the clock request that was made at `asked_at`.
-    pub fn handle_clock(&mut self, now: Timestamp, asked_at: Timestamp) {
+    /// The scheduler has told its clock.
+    pub fn handle_clock(&mut self, now: Timestamp) {
+        if std::mem::replace(&mut self.clock_is_known, true) {
+            return;
+        }
         for link in self.frontends.values_mut() {
-            if let State::AwaitingClock { since } = link.state
-                && since <= asked_at
-            {
+            if matches!(link.state, State::AwaitingClock) {
                 link.state = State::AwaitingRetry { at: now };
             }
         }
@@ -112,9 +135,13 @@ impl Links {
 
     /// The driver is opening `connection` to `frontend`.
     pub fn handle_opened(&mut self, frontend: FrontendId, connection: ConnectionId) {
-        if let Some(link) = self.frontends.get_mut(&frontend) {
-            link.state = State::Opening { connection: Some(connection) };
-            self.connections.insert(connection, frontend);
+        match self.frontends.get_mut(&frontend) {
+            Some(link) if matches!(link.state, State::Opening { connection: None }) => {
+                link.state = State::Opening { connection: Some(connection) };
+                self.connections.insert(connection, frontend);
+            }
+            // It left meanwhile.
+            _ => self.actions.push_back(LinkAction::Close { connection }),
         }
     }
 
@@ -124,7 +151,7 @@ impl Links {
         let frontend = *self.connections.get(&connection)?;
         let link = self.frontends.get_mut(&frontend)?;
         link.state = State::Up { connection, welcome };
-        link.backoff = BACKOFF_MIN;
+        link.backoff.handle_success();
         Some((frontend, link.id))
     }
 
@@ -132,14 +159,9 @@ impl Links {
     pub fn handle_broken(&mut self, now: Timestamp, connection: ConnectionId) -> Option<Broken> {
         let frontend = self.connections.remove(&connection)?;
         let link = self.frontends.get_mut(&frontend)?;
-        if matches!(link.state, State::Up { .. }) {
-            link.state = State::AwaitingClock { since: now };
-            self.actions.push_back(LinkAction::AskClock);
-            return Some(Broken::Link(frontend));
-        }
-        link.state = State::AwaitingRetry { at: now + link.backoff };
-        link.backoff = (link.backoff * 2).min(BACKOFF_MAX);
-        Some(Broken::Attempt(frontend))
+        let was_up = matches!(link.state, State::Up { .. });
+        link.state = State::AwaitingRetry { at: link.backoff.handle_failure(now) };
+        Some(if was_up { Broken::Link(frontend) } else { Broken::Attempt(frontend) })
     }
 
     /// Time passed.
@@ -171,8 +193,8 @@ impl Links {
         self.actions.pop_front()
     }
 
-    /// Where `bytes` bytes at `offset` of a frontend's arena are reached: the connection, the remote address and its key.
-    /// `None` if there is no link, or they do not lie in the arena.
+    /// Where `bytes` bytes at `offset` of a frontend's arena are reached: the connection, the remote address and its
+    /// key. `None` if there is no link, or they do not lie in the arena.
     #[must_use]
     pub fn remote(&self, frontend: FrontendId, offset: u64, bytes: usize) -> Option<(ConnectionId, u64, u32)> {
         let State::Up { connection, welcome } = &self.frontends.get(&frontend)?.state else { return None };
@@ -203,24 +225,41 @@ mod tests {
     /// Links with one frontend, that joined at 10 and is being opened as connection 0.
     fn opening() -> Links {
         let mut links = Links::default();
-        links.handle_joined(Timestamp(10), FRONTEND, address());
-        links.handle_clock(Timestamp(12), Timestamp(10));
-        let open = LinkAction::Open { frontend: FRONTEND, address: address(), link: LinkId(1) };
-        assert_eq!(actions(&mut links), [LinkAction::AskClock, open]);
+        links.handle_joined(Timestamp(10), FRONTEND, address()).unwrap();
+        assert_eq!(actions(&mut links), []);
+        links.handle_clock(Timestamp(12));
+        assert_eq!(actions(&mut links), [LinkAction::Open { frontend: FRONTEND, address: address(), link: LinkId(1) }]);
         links.handle_opened(FRONTEND, ConnectionId(0));
         links
     }
 
     #[test]
-    fn a_link_waits_for_a_clock_that_was_asked_for_after_it_broke() {
+    fn a_link_that_broke_is_opened_again_under_another_id() {
         let mut links = opening();
         assert_eq!(links.handle_up(ConnectionId(0), welcome()), Some((FRONTEND, LinkId(1))));
         assert_eq!(links.handle_broken(Timestamp(50), ConnectionId(0)), Some(Broken::Link(FRONTEND)));
         assert_eq!(links.remote(FRONTEND, 0, 1), None);
-        links.handle_clock(Timestamp(60), Timestamp(49));
-        assert_eq!(actions(&mut links), [LinkAction::AskClock]);
-        links.handle_clock(Timestamp(61), Timestamp(51));
+        assert_eq!((actions(&mut links), links.poll_timeout()), (vec![], Timestamp(50) + BACKOFF_MIN));
+        links.handle_timeout(links.poll_timeout());
         assert_eq!(actions(&mut links), [LinkAction::Open { frontend: FRONTEND, address: address(), link: LinkId(2) }]);
+    }
+
+    #[test]
+    fn a_frontend_that_joins_once_the_clock_is_known_is_linked_at_once() {
+        let mut links = opening();
+        let other = FrontendId(5);
+        links.handle_joined(Timestamp(20), other, address()).unwrap();
+        assert_eq!(actions(&mut links), [LinkAction::Open { frontend: other, address: address(), link: LinkId(2) }]);
+    }
+
+    #[test]
+    fn a_scheduler_cannot_name_frontends_without_end() {
+        let mut links = Links::default();
+        for id in 0..FRONTENDS_MAX as u32 {
+            links.handle_joined(Timestamp(0), FrontendId(id), address()).unwrap();
+        }
+        assert!(links.handle_joined(Timestamp(0), FrontendId(7), address()).is_ok(), "it was one of them");
+        assert_eq!(links.handle_joined(Timestamp(0), FrontendId(u32::MAX), address()), Err(TooManyFrontends));
     }
 
     #[test]
@@ -241,9 +280,6 @@ mod tests {
         assert_eq!(waits, [20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2000.0, 2000.0, 2000.0]);
         links.handle_up(ConnectionId(10), welcome());
         links.handle_broken(now, ConnectionId(10));
-        links.handle_clock(now, now);
-        links.handle_opened(FRONTEND, ConnectionId(11));
-        links.handle_broken(now, ConnectionId(11));
         assert_eq!(links.poll_timeout() - now, BACKOFF_MIN);
     }
 

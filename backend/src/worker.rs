@@ -1,12 +1,12 @@
 //! Steps 7 to 9 for one GPU: the life of a batch from its plan to its last answer.
 //!
-//! A plan waits for a staging buffer, fetches its inputs, starts in `[exec_at, latest]` or is rejected (Clockwork, section
-//! 4.4), and pushes an answer for each of its tasks. Its buffer is given to another plan when the last READ into it and the
-//! last WRITE from it have ended, however they ended. A task whose input is not there does not hold up its batch: the
-//! first half of the window is kept for stragglers, then the batch starts without them.
+//! A plan waits for a staging buffer, fetches its inputs, starts in `[exec_at, latest]` or is rejected (Clockwork,
+//! section 4.4), and pushes an answer for each of its tasks. Its buffer is given to another plan when the last READ
+//! into it and the last WRITE from it have ended, however they ended. A task whose input is not there does not hold up
+//! its batch: the first half of the window is kept for stragglers, then the batch starts without them.
 //!
-//! A task whose client hung up is dropped from its batch until it executes: its input is not fetched, or, if that is under
-//! way, not used. Only when no READ is outstanding is it reported, because its slot is free from then on.
+//! A task whose client hung up is dropped from its batch until it executes: its input is not fetched, or, if that is
+//! under way, not used. Only when no READ is outstanding is it reported, because its slot is free from then on.
 //!
 //! A frontend that left, or whose link broke, is *cut off*: none of its tasks known here is read or answered any more,
 //! not even after it has linked again, because it may have given their slots to other tasks by then (fencing).
@@ -29,8 +29,8 @@ use thiserror::Error;
 
 use crate::staging::{BUFFERS, FAILURE_TEXT_BYTES_MAX, ModelShape, Place};
 
-/// Plans that wait for a staging buffer. The scheduler has about two plans of a GPU under way; more than these only queue
-/// when frontends stopped acknowledging, and every buffer waits for their transfers to fail.
+/// Plans that wait for a staging buffer. The scheduler has about two plans of a GPU under way; more than these only
+/// queue when frontends stopped acknowledging, and every buffer waits for their transfers to fail.
 pub const WAITING_MAX: usize = 16;
 
 /// What the driver must do.
@@ -42,9 +42,9 @@ pub enum Action {
         place: Place,
         /// The model, which tells how large inputs are.
         model: ModelId,
-        /// From whom.
-        frontend: FrontendId,
-        /// Where from, in the frontend's arena.
+        /// Whose input.
+        task: TaskId,
+        /// Where from, in its frontend's arena.
         input_offset: u64,
     },
     /// Execute a batch in its window, of which this may be a little ahead; then call [`Worker::handle_executed`].
@@ -256,6 +256,12 @@ impl Worker {
         self.waiting.iter().chain(self.buffers.iter().flatten()).any(|batch| batch.plan.model == model)
     }
 
+    /// Plans that have not ended.
+    #[must_use]
+    pub fn plans(&self) -> usize {
+        self.waiting.len() + self.buffers.iter().flatten().count()
+    }
+
     /// Takes in a plan.
     ///
     /// # Errors
@@ -421,8 +427,8 @@ impl Worker {
     }
 
     /// The batch to start next, and when, as things stand: the soonest, and of equals the one that was planned first
-    /// (Clockwork, section 5.2: chronologically by the earliest start). Only the first of all is handed over ahead of its
-    /// window: others would take the GPU from one that is still being fetched.
+    /// (Clockwork, section 5.2: chronologically by the earliest start). Only the first of all is handed over ahead of
+    /// its window: others would take the GPU from one that is still being fetched.
     fn next_start(&self) -> Option<(usize, Timestamp)> {
         if self.executing.is_some() {
             return None;
@@ -486,8 +492,7 @@ impl Worker {
         batch.tasks[index].progress = Progress::Fetching;
         let PlannedTask { task, slot, .. } = batch.plan.tasks[index];
         let model = batch.plan.model;
-        let (frontend, input_offset) = (task.frontend(), slot.input_offset);
-        self.actions.push_back(Action::Fetch { place, model, frontend, input_offset });
+        self.actions.push_back(Action::Fetch { place, model, task, input_offset: slot.input_offset });
     }
 
     fn answer(&mut self, buffer: usize, index: usize, answer: &Answer) {

@@ -1,5 +1,5 @@
-//! A backend process's worth of threads against a scheduler and a frontend that are played here, over real sockets: held-
-//! out digits go through arena, READ, batch, ONNX, WRITE and back.
+//! A backend process's worth of threads against a scheduler and a frontend that are played here, over real sockets:
+//! held- out digits go through arena, READ, batch, ONNX, WRITE and back.
 #![allow(clippy::disallowed_methods)] // The backend has a thread of its own.
 
 use std::{

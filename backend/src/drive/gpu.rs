@@ -3,21 +3,14 @@
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc,
-        mpsc::{Receiver, SyncSender, sync_channel},
-    },
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
     thread::{Builder, JoinHandle},
 };
 
-use proto::{Span, Timestamp, clock::ClockOffset};
+use proto::{Span, Timestamp};
 use transport::{Clock, Region, Waker};
 
-use crate::{
-    executor::{Executor, ExecutorError},
-    staging::ModelShape,
-    worker::Execution,
-};
+use crate::{core, executor::ExecutorError, staging::ModelShape, worker::Execution};
 
 /// A GPU has one batch at a time; a second waits only while one of a lost session ends.
 const JOBS_MAX: usize = 2;
@@ -28,19 +21,9 @@ const SLEEP_ERROR: Span = Span::from_micros(80);
 pub(super) struct Job {
     /// Comes back with the result.
     pub(super) session: u64,
-    pub(super) executor: Arc<dyn Executor>,
-    pub(super) shape: ModelShape,
+    pub(super) batch: core::Job,
+    /// Staging memory.
     pub(super) region: Region,
-    /// Where the inputs lie in the region.
-    pub(super) inputs: Vec<usize>,
-    /// Where the outputs go, in the same order.
-    pub(super) outputs: Vec<usize>,
-    /// It must not start earlier than this, on the scheduler's clock.
-    pub(super) exec_at: Timestamp,
-    /// It must not start later than this, on the scheduler's clock.
-    pub(super) latest: Timestamp,
-    /// One estimate for all instants of a batch: with a better one in between, it could seem to start outside its window.
-    pub(super) offset: ClockOffset,
     /// Whom to wake when it has ended.
     pub(super) waker: Waker,
 }
@@ -74,9 +57,9 @@ impl Gpus {
         Ok(gpus)
     }
 
-    /// Gives a GPU its next batch.
-    pub(super) fn post(&self, gpu: usize, job: Job) {
-        self.jobs[gpu].try_send(job).expect("a GPU's thread lives and has one batch at a time");
+    /// Gives a GPU its next batch; false if it still has too many of lost sessions.
+    pub(super) fn post(&self, gpu: usize, job: Job) -> bool {
+        self.jobs[gpu].try_send(job).is_ok()
     }
 
     /// The next batch that has ended.
@@ -117,17 +100,17 @@ struct Scratch {
 
 fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch) -> Execution {
     // Before the scheduler has answered, clocks are taken as equal; no plan has a task that can run then.
-    let scheduler_now = || job.offset.to_scheduler(clock.now()).unwrap_or(clock.now());
-    sleep_until(scheduler_now, job.exec_at);
+    let scheduler_now = || job.batch.offset.to_scheduler(clock.now()).unwrap_or(clock.now());
+    sleep_until(scheduler_now, job.batch.exec_at);
     let started_at = scheduler_now();
     // Clockwork, section 4.4: what cannot start in its window is cancelled, so that one delay does not spread.
-    if started_at > job.latest {
+    if started_at > job.batch.latest {
         return Execution::WindowMissed { rejected_at: started_at };
     }
     let result = catch_unwind(AssertUnwindSafe(|| scratch.run(job)));
     let result = result.unwrap_or_else(|_| Err(ExecutorError("the executor panicked; see the backend's log".into())));
-    if let Some(profile) = job.executor.emulated_profile() {
-        sleep_until(scheduler_now, started_at + profile.latency(job.inputs.len()));
+    if let Some(profile) = job.batch.executor.emulated_profile() {
+        sleep_until(scheduler_now, started_at + profile.latency(job.batch.inputs.len()));
     }
     let finished_at = scheduler_now();
     match result {
@@ -138,14 +121,15 @@ fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch) -> Execution {
 
 impl Scratch {
     fn run(&mut self, job: &Job) -> Result<(), ExecutorError> {
-        let ModelShape { input_bytes, output_bytes, .. } = job.shape;
-        self.inputs.resize(job.inputs.len() * input_bytes, 0);
-        self.outputs.resize(job.outputs.len() * output_bytes, 0);
-        for (&offset, into) in job.inputs.iter().zip(self.inputs.chunks_exact_mut(input_bytes)) {
+        let batch = &job.batch;
+        let ModelShape { input_bytes, output_bytes, .. } = batch.shape;
+        self.inputs.resize(batch.inputs.len() * input_bytes, 0);
+        self.outputs.resize(batch.outputs.len() * output_bytes, 0);
+        for (&offset, into) in batch.inputs.iter().zip(self.inputs.chunks_exact_mut(input_bytes)) {
             job.region.read(offset, into);
         }
-        job.executor.execute(&self.inputs, &mut self.outputs)?;
-        for (&offset, from) in job.outputs.iter().zip(self.outputs.chunks_exact(output_bytes)) {
+        batch.executor.execute(&self.inputs, &mut self.outputs)?;
+        for (&offset, from) in batch.outputs.iter().zip(self.outputs.chunks_exact(output_bytes)) {
             job.region.write(offset, from);
         }
         Ok(())
@@ -169,8 +153,11 @@ fn sleep_until(now: impl Fn() -> Timestamp, at: Timestamp) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use proto::LatencyProfile;
+    use crate::executor::Executor;
+    use proto::{LatencyProfile, clock::ClockOffset};
     use transport::{Endpoint, EndpointConfig};
 
     /// Doubles every byte; panics on 13, fails on 14.
@@ -199,19 +186,16 @@ mod tests {
         let region = Region::allocate(200).unwrap();
         let offsets: Vec<usize> = (0..inputs.len()).rev().collect();
         inputs.iter().zip(&offsets).for_each(|(input, &offset)| region.write(offset, &[*input]));
-        let job = Job {
-            session: 1,
+        let batch = core::Job {
             executor: Arc::new(Doubling(profile)),
             shape: ModelShape { input_bytes: 1, output_bytes: 1, batch_max: 8 },
-            region: region.clone(),
             inputs: offsets,
             outputs: (100..100 + inputs.len()).collect(),
             exec_at: Timestamp::PAST,
             latest,
             offset: ClockOffset::default(),
-            waker: endpoint.waker(),
         };
-        gpus.post(0, job);
+        assert!(gpus.post(0, Job { session: 1, batch, region: region.clone(), waker: endpoint.waker() }));
         let finished = loop {
             match gpus.poll_finished() {
                 Some(finished) => break finished,

@@ -11,8 +11,8 @@ use std::{
 use proto::LoadId;
 use transport::{Clock, Waker};
 
-use super::{Loaded, load};
-use crate::config::Config;
+use super::load;
+use crate::{config::Config, loaded::Loaded};
 
 /// Loads that may wait for the one that runs.
 const JOBS_MAX: usize = 64;

@@ -1,6 +1,6 @@
-//! Step 8 on the CPU: an ONNX model, run by tract. The graph is optimised once with a symbolic batch dimension, so every
-//! batch size runs the same kernels, and a task's output does not depend on which others it was batched with (but for
-//! rounding).
+//! Step 8 on the CPU: an ONNX model, run by tract. The graph is optimised once with a symbolic batch dimension, so
+//! every batch size runs the same kernels, and a task's output does not depend on which others it was batched with (but
+//! for rounding).
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! One batch by itself: when it may start or must be rejected, which of its tasks still count, and what each is answered.
+//! One batch by itself: when it may start or must be rejected, which of its tasks still count, and what each is
+//! answered.
 
 use super::*;
 

@@ -202,7 +202,8 @@ impl World {
 
     fn perform(&mut self, action: Action) {
         match action {
-            Action::Fetch { place, frontend, input_offset, .. } => {
+            Action::Fetch { place, task, input_offset, .. } => {
+                let frontend = task.frontend();
                 let outstanding = self.check_transfer(place, frontend, input_offset);
                 assert!(self.reads.insert(place, outstanding).is_none(), "two READs into {place:?}");
                 let event = Event::Fetched { place, link: self.link(frontend) };

@@ -1,0 +1,268 @@
+//! What a scheduler can say, and what becomes of it. How the roles work together is simulated in `sim`.
+
+use super::*;
+use crate::executor::Emulated;
+use proto::{
+    LatencyProfile, LinkId, PlanId, SlotDescriptor,
+    backend_to_scheduler::{LoadOutcome, PlanOutcome},
+    clock::ClockReply,
+    frame::FrameWriter,
+    hello::ModelThreads,
+    scheduler_to_backend::PlannedTask,
+    stages::SchedulerStamps,
+};
+use repository::{DataType, Model, Priorities, Tensor};
+use transport::{DisconnectReason, TransferError};
+
+const SCHEDULER: ConnectionId = ConnectionId(1);
+const FRONTEND: FrontendId = FrontendId(4);
+const NOW: Timestamp = Timestamp(1_000_000);
+
+fn loaded(name: &str, elements: usize) -> Loaded {
+    let tensor = |datatype, elements| Tensor { name: "t".into(), datatype, shape: vec![elements] };
+    let profile = LatencyProfile::linear(1.0, 1.0, 4).unwrap();
+    let model = Model {
+        name: name.into(),
+        version: "1".into(),
+        inputs: vec![tensor(DataType::Uint8, elements)],
+        outputs: vec![tensor(DataType::Uint64, 2)],
+        max_batch: 4,
+        slo: Span::from_millis(20),
+        priorities: Priorities::default(),
+        executor: repository::Executor::Emulated { profile: profile.clone() },
+        labels: vec![],
+        image: None,
+    };
+    let executor = Arc::new(Emulated::new(&model, profile.clone()));
+    Loaded { shape: ModelShape::from(&model), model, gpu_indexes: vec![0], executor, profile }
+}
+
+struct Backend(Core);
+
+impl Backend {
+    fn new() -> Self {
+        let model = Arc::new(loaded("m", 8));
+        let staging = Staging::new(1, &[model.shape]);
+        let config = CoreConfig { scheduler: "127.0.0.1:1".parse().unwrap(), staging, lkey: 7 };
+        let mut core = Core::new(config, vec![model]).unwrap();
+        assert!(matches!(core.poll_output(), Some(Output::Connect { peer: Peer::Scheduler, .. })));
+        core.handle_connecting(Peer::Scheduler, SCHEDULER);
+        Self(core)
+    }
+
+    fn welcomed(addresses: &[&str]) -> Self {
+        let mut backend = Self::new();
+        let addresses = addresses.iter().map(|&address| address.into()).collect();
+        let model_threads = ModelThreads { addresses, pass: 9 };
+        let welcome = BackendWelcome { backend: BackendId(3), models: vec![ModelId(5)], model_threads };
+        backend.connected(SCHEDULER, encode(&welcome));
+        backend
+    }
+
+    /// With a link to the frontend, by connection 2.
+    fn linked() -> Self {
+        let mut backend = Self::welcomed(&[]);
+        let link_address = "127.0.0.1:2".into();
+        backend.tell(SCHEDULER, &SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
+        assert!(backend.outputs().is_empty(), "no link before the clock");
+        let clock = ClockReply { sent_at: NOW, received_at: NOW, replied_at: NOW };
+        backend.tell(SCHEDULER, &SchedulerToBackend::Clock(clock));
+        let outputs = backend.outputs();
+        assert!(matches!(outputs[..], [Output::Connect { peer: Peer::Frontend(FRONTEND), .. }]), "{outputs:?}");
+        backend.0.handle_connecting(Peer::Frontend(FRONTEND), ConnectionId(2));
+        let welcome = LinkWelcome { arena_address: 1000, arena_bytes: 4096, arena_rkey: 1 };
+        backend.connected(ConnectionId(2), encode(&welcome));
+        assert_eq!(backend.reports(), [(SCHEDULER, BackendToScheduler::Linked { frontend: FRONTEND })]);
+        backend
+    }
+
+    fn connected(&mut self, connection: ConnectionId, welcome: Vec<u8>) {
+        self.0.handle_event(NOW, Event::Connected { connection, welcome });
+    }
+
+    fn tell(&mut self, connection: ConnectionId, message: &SchedulerToBackend) {
+        let mut writer = FrameWriter::default();
+        writer.push(message).unwrap();
+        self.0.handle_event(NOW, Event::Message { connection, frame: writer.take().unwrap() });
+    }
+
+    fn outputs(&mut self) -> Vec<Output> {
+        std::iter::from_fn(|| self.0.poll_output()).collect()
+    }
+
+    fn reports(&mut self) -> Vec<(ConnectionId, BackendToScheduler)> {
+        let mut reports = Vec::new();
+        for output in self.outputs() {
+            let Output::Send { connection, frame } = output else { panic!("{output:?}") };
+            reports.extend(read_frame(&frame).map(|message| (connection, message.unwrap())));
+        }
+        reports
+    }
+}
+
+fn plan(model_thread: u16, gpu_index: u32) -> SchedulerToBackend {
+    let slot = SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 300 };
+    let task = PlannedTask {
+        task: TaskId::new(FRONTEND, 1),
+        attempt: 0,
+        slot,
+        stamps: SchedulerStamps { queued_at: NOW, due_at: NOW, granted_at: NOW },
+    };
+    SchedulerToBackend::Plan(BatchPlan {
+        plan: PlanId::new(ModelThreadId(model_thread), 1),
+        gpu_index,
+        model: ModelId(5),
+        exec_at: NOW,
+        latest: NOW + Span::from_millis(5),
+        tasks: vec![task],
+    })
+}
+
+#[test]
+fn a_scheduler_that_breaks_the_protocol_ends_this_life_with_a_reason() {
+    let mut backend = Backend::new();
+    backend.tell(SCHEDULER, &SchedulerToBackend::FrontendLeft { frontend: FRONTEND });
+    assert_eq!(backend.0.ended(), Some("the scheduler spoke before its welcome"));
+    assert!(backend.0.poll_output().is_none() && backend.0.poll_timeout() == Timestamp::NEVER);
+
+    let mut backend = Backend::new();
+    let welcome = BackendWelcome { backend: BackendId(3), models: vec![], model_threads: ModelThreads::default() };
+    backend.connected(SCHEDULER, encode(&welcome));
+    assert!(backend.0.ended().unwrap().contains("welcome does not decode"), "it names no id for our model");
+
+    let mut backend = Backend::welcomed(&[]);
+    backend.0.handle_event(NOW, Event::Message { connection: SCHEDULER, frame: vec![0xff; 9] });
+    assert!(backend.0.ended().unwrap().contains("does not decode"));
+
+    let mut backend = Backend::welcomed(&[]);
+    backend.tell(SCHEDULER, &plan(1, 0));
+    assert_eq!(backend.0.ended(), Some("plan 281474976710657 is of ModelThread 1, which is not connected"));
+
+    let backend = Backend::welcomed(&["127.0.0.1"]);
+    assert_eq!(backend.0.ended(), Some("ModelThread 0: found address '127.0.0.1', expected ip:port"));
+
+    let mut backend = Backend::welcomed(&[]);
+    let reason = DisconnectReason("it closed the connection".into());
+    backend.0.handle_event(NOW, Event::Disconnected { connection: SCHEDULER, reason });
+    assert_eq!(backend.0.ended(), Some("it closed the connection"));
+}
+
+#[test]
+fn it_has_joined_once_it_is_connected_to_every_model_thread_and_reports_to_whom_it_concerns() {
+    let mut backend = Backend::welcomed(&["127.0.0.1:10", "127.0.0.1:11"]);
+    for (id, output) in (0..).zip(backend.outputs()) {
+        let Output::Connect { peer, to, hello } = output else { panic!("{output:?}") };
+        assert_eq!((peer, to.port()), (Peer::ModelThread(ModelThreadId(id)), 10 + id));
+        let hello = wincode::deserialize::<SchedulerHello>(&hello).unwrap();
+        let expected = MemberHello { member: Member::Backend(BackendId(3)), pass: 9 };
+        assert_eq!(hello, SchedulerHello::Member(expected));
+        assert!(!backend.0.has_joined());
+        let connection = ConnectionId(20 + u64::from(id));
+        backend.0.handle_connecting(peer, connection);
+        backend.connected(connection, vec![]);
+    }
+    assert!(backend.0.has_joined());
+    backend.tell(ConnectionId(21), &plan(1, 7));
+    backend.0.handle_timeout(NOW);
+    let reports = backend.reports();
+    let readers: Vec<u64> = reports.iter().map(|(connection, _)| connection.0).collect();
+    assert_eq!(readers, [1, 21, 21], "{reports:?}");
+    assert!(matches!(reports[0].1, BackendToScheduler::ClockRequest { sent_at: NOW }));
+
+    let (connection, reason) = (ConnectionId(20), DisconnectReason("gone".into()));
+    backend.0.handle_event(NOW, Event::Disconnected { connection, reason });
+    assert_eq!(backend.0.ended(), Some("gone"), "without one of them the scheduler is lost");
+}
+
+#[test]
+fn a_plan_becomes_a_read_an_execution_and_a_write() {
+    let mut backend = Backend::linked();
+    backend.tell(SCHEDULER, &plan(0, 0));
+    let outputs = backend.outputs();
+    let [Output::Read { connection: ConnectionId(2), transfer: read, .. }] = outputs[..] else { panic!("{outputs:?}") };
+    assert_eq!((read.remote_address, read.lkey, read.bytes), (1000, 7, 8));
+    let connection = ConnectionId(2);
+    backend.0.handle_event(NOW, Event::ReadDone { connection, token: read.token, result: Ok(()) });
+    let outputs = backend.outputs();
+    let [Output::Execute { gpu: 0, job }] = &outputs[..] else { panic!("{outputs:?}") };
+    assert_eq!((job.inputs[0], job.exec_at), (read.local_offset, NOW));
+    let (started_at, finished_at) = (NOW, NOW + Span(9));
+    backend.0.handle_executed(finished_at, 0, Execution::Done { started_at, finished_at });
+    let outputs = backend.outputs();
+    let [Output::Write { transfer, header, .. }, Output::Send { .. }] = &outputs[..] else { panic!("{outputs:?}") };
+    assert_eq!((transfer.remote_address, transfer.local_offset + ANSWER_HEADER_BYTES), (1064, job.outputs[0]));
+    assert_eq!((header.task, header.batch_size, backend.0.plans()), (TaskId::new(FRONTEND, 1).0, 1, 1));
+    backend.0.handle_event(NOW, Event::WriteDone { connection, token: transfer.token, result: Ok(()) });
+    let reports = backend.reports();
+    assert!(matches!(&reports[..], [(_, BackendToScheduler::Answered { undelivered, .. })] if undelivered.is_empty()));
+    assert_eq!(backend.0.plans(), 0);
+}
+
+#[test]
+fn what_cannot_be_posted_is_reported_with_its_link() {
+    let mut backend = Backend::linked();
+    backend.tell(SCHEDULER, &plan(0, 0));
+    let [Output::Read { transfer, .. }] = backend.outputs()[..] else { panic!("a plan is read") };
+    backend.0.handle_read_failed(NOW, transfer.token);
+    let reports = backend.reports();
+    let [(_, BackendToScheduler::PlanDone { outcome, undelivered, .. }), _] = &reports[..] else {
+        panic!("{reports:?}")
+    };
+    assert!(matches!(outcome, PlanOutcome::WindowMissed { .. }));
+    assert_eq!(undelivered[0].link, LinkId(1));
+
+    let mut backend = Backend::linked();
+    backend.0.handle_send_failed("the send queue to this peer is full");
+    assert!(backend.0.ended().unwrap().ends_with("the send queue to this peer is full"));
+}
+
+#[test]
+fn a_link_that_breaks_is_reported_and_its_transfers_with_it() {
+    let mut backend = Backend::linked();
+    backend.tell(SCHEDULER, &plan(0, 0));
+    let [Output::Read { transfer, .. }] = backend.outputs()[..] else { panic!("a plan is read") };
+    let (connection, result) = (ConnectionId(2), Err(TransferError::Flushed));
+    backend.0.handle_event(NOW, Event::ReadDone { connection, token: transfer.token, result });
+    backend.0.handle_event(NOW, Event::Disconnected { connection, reason: DisconnectReason("dead".into()) });
+    let reports = backend.reports();
+    assert_eq!(reports.len(), 3, "{reports:?}");
+    assert_eq!(reports[2].1, BackendToScheduler::Unlinked { frontend: FRONTEND });
+    let at = backend.0.poll_timeout().max(NOW + Span::from_millis(20));
+    backend.0.handle_timeout(at);
+    let again = |output: &Output| matches!(output, Output::Connect { peer: Peer::Frontend(FRONTEND), .. });
+    assert!(backend.outputs().iter().any(again), "it is opened again without another clock");
+}
+
+#[test]
+fn a_frontend_that_speaks_on_a_link_is_cut_off() {
+    let mut backend = Backend::linked();
+    let connection = ConnectionId(2);
+    for event in
+        [Event::Message { connection, frame: vec![1] }, Event::Immediate { connection, immediate: 0, bytes: 0 }]
+    {
+        backend.0.handle_event(NOW, event);
+        assert!(matches!(backend.outputs()[..], [Output::Disconnect { connection: ConnectionId(2) }]));
+    }
+}
+
+#[test]
+fn loads_are_answered_and_another_shape_never_takes_the_place_of_a_running_batch() {
+    let mut backend = Backend::linked();
+    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(1), name: "n".into() });
+    assert!(matches!(&backend.outputs()[..], [Output::Load { name, .. }] if name == "n"));
+    let mut outcome = |load, result| {
+        backend.0.handle_loaded(NOW, LoadId(load), result);
+        let [(_, BackendToScheduler::Loaded { outcome, .. })] = &backend.reports()[..] else { panic!("one answer") };
+        outcome.clone()
+    };
+    assert_eq!(outcome(1, Ok(None)), LoadOutcome::NotPlaced);
+    assert_eq!(outcome(1, Err("torn".into())), LoadOutcome::Failed("torn".into()));
+    let LoadOutcome::Failed(reason) = outcome(1, Ok(Some(loaded("n", 4096)))) else { panic!("it does not fit") };
+    assert!(reason.contains("larger than that of any model"), "{reason}");
+    let LoadOutcome::Failed(reason) = outcome(1, Ok(Some(loaded("m", 4)))) else { panic!("m is served") };
+    assert!(reason.contains("served with other tensors"), "{reason}");
+    assert_eq!(outcome(1, Ok(Some(loaded("n", 4)))), LoadOutcome::Ready(loaded("n", 4).offer()));
+    backend.tell(SCHEDULER, &plan(0, 0));
+    backend.tell(SCHEDULER, &SchedulerToBackend::Host { load: LoadId(1), model: ModelId(5) });
+    assert_eq!(backend.0.ended(), Some("model 5 is to be replaced by one of another shape while it runs"));
+}

@@ -1,0 +1,42 @@
+//! A model that is ready to run, with what the scheduler is told of it.
+
+use std::sync::Arc;
+
+use proto::{LatencyProfile, backend_to_scheduler::ModelOffer};
+use repository::Model;
+
+use crate::{executor::Executor, staging::ModelShape};
+
+/// A model that is ready to run.
+#[derive(Clone)]
+pub struct Loaded {
+    /// As in the repository, with the executor that the configuration wants for it.
+    pub model: Model,
+    /// What staging must know of it.
+    pub shape: ModelShape,
+    /// The GPUs that host it; ascending, none twice.
+    pub gpu_indexes: Vec<u32>,
+    /// What runs its batches, on whichever GPU.
+    pub executor: Arc<dyn Executor>,
+    /// l(b).
+    pub profile: LatencyProfile,
+}
+
+impl Loaded {
+    /// What the scheduler is told of it.
+    #[must_use]
+    pub fn offer(&self) -> ModelOffer {
+        ModelOffer {
+            name: self.model.name.clone(),
+            version: self.model.version.clone(),
+            profile: self.profile.clone(),
+            input_bytes: u32::try_from(self.shape.input_bytes).unwrap_or(u32::MAX),
+            gpu_indexes: self.gpu_indexes.clone(),
+        }
+    }
+
+    /// Whether both are the same version of the same model.
+    pub(crate) fn is_same_version(&self, other: &Self) -> bool {
+        (&self.model.name, &self.model.version) == (&other.model.name, &other.model.version)
+    }
+}
