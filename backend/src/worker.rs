@@ -1,4 +1,4 @@
-//! Steps 7 to 9 for one GPU: the life of a batch from its plan to its last answer.
+//! Step 7, 8 and 9 for one GPU: a batch's life from its plan over the READs of its inputs to its last answer.
 //!
 //! A plan waits for a staging buffer, fetches its inputs, starts in `[exec_at, latest]` or is rejected (Clockwork,
 //! section 4.4), and pushes an answer for each of its tasks. Its buffer is given to another plan when the last READ

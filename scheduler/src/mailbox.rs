@@ -18,12 +18,12 @@ use sync::{Arc, AtomicBool, AtomicU64, Ordering, fence};
 /// The same names from loom when it explores, from the standard library otherwise.
 mod sync {
     #[cfg(loom)]
-    pub use loom::sync::{
+    pub(crate) use loom::sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering, fence},
     };
     #[cfg(not(loom))]
-    pub use std::sync::{
+    pub(crate) use std::sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering, fence},
     };

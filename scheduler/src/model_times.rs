@@ -8,7 +8,7 @@ use crate::messages::NetworkBudget;
 
 /// l(b), with what the network adds.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Times {
+pub(crate) struct Times {
     /// l(b).
     pub profile: LatencyProfile,
     /// `lead_times[b - 1]` is delay(b) + l(b): from a grant to the end of its batch, on an idle GPU.
@@ -24,7 +24,7 @@ impl Times {
 /// All that planners know of a model's l(b). The common one holds on every GPU, so it says which batches can be in time
 /// wherever they run; a GPU's own one is never slower, and says what fits there.
 #[derive(Debug)]
-pub struct ModelTimes {
+pub(crate) struct ModelTimes {
     budget: NetworkBudget,
     common: Times,
     /// GPUs that are faster. Bounded by those that host the model; mostly there is none.
@@ -34,12 +34,12 @@ pub struct ModelTimes {
 impl ModelTimes {
     /// All GPUs are alike.
     #[must_use]
-    pub fn new(profile: LatencyProfile, budget: NetworkBudget) -> Self {
+    pub(crate) fn new(profile: LatencyProfile, budget: NetworkBudget) -> Self {
         Self { common: Times::new(profile, &budget), budget, own: BTreeMap::new() }
     }
 
     /// Another common profile. What is known of single GPUs holds until [`Self::set_own`] says otherwise.
-    pub fn set_common(&mut self, profile: LatencyProfile, budget: NetworkBudget) {
+    pub(crate) fn set_common(&mut self, profile: LatencyProfile, budget: NetworkBudget) {
         self.common = Times::new(profile, &budget);
         if self.budget != budget {
             self.budget = budget;
@@ -51,7 +51,7 @@ impl ModelTimes {
 
     /// A GPU's own profile; `None` if the common one holds there. GPUs of one kind share a table with their neighbours:
     /// those of one backend have ids in a row.
-    pub fn set_own(&mut self, gpu: GpuId, profile: Option<LatencyProfile>) {
+    pub(crate) fn set_own(&mut self, gpu: GpuId, profile: Option<LatencyProfile>) {
         self.own.remove(&gpu);
         let Some(profile) = profile else { return };
         let neighbours = [self.own.range(..gpu).next_back(), self.own.range(gpu..).next()];
@@ -62,19 +62,19 @@ impl ModelTimes {
 
     /// What holds on every GPU.
     #[must_use]
-    pub fn common(&self) -> &Times {
+    pub(crate) fn common(&self) -> &Times {
         &self.common
     }
 
     /// What holds on this GPU, if that is not what holds on every one.
     #[must_use]
-    pub fn own(&self, gpu: GpuId) -> Option<&Times> {
+    pub(crate) fn own(&self, gpu: GpuId) -> Option<&Times> {
         self.own.get(&gpu).map(|times| &**times)
     }
 
     /// What holds on this GPU.
     #[must_use]
-    pub fn of(&self, gpu: GpuId) -> &Times {
+    pub(crate) fn of(&self, gpu: GpuId) -> &Times {
         self.own(gpu).unwrap_or(&self.common)
     }
 }

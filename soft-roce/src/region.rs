@@ -15,7 +15,7 @@ use crate::{
 
 const INDEX_BITS: u32 = 12;
 /// Most regions that keys can tell apart.
-pub const REGIONS_MAX: usize = 1 << INDEX_BITS;
+pub(crate) const REGIONS_MAX: usize = 1 << INDEX_BITS;
 /// Regions that choose no address of their own are laid out from here, apart from each other.
 const ADDRESS_BASE: u64 = 0x10_0000_0000;
 const ADDRESS_ALIGNMENT: u64 = 4096;

@@ -5,13 +5,13 @@
 //! measured.
 
 /// The search ends when its bounds are this close, as a part of the first upper one.
-pub const RESOLUTION: f64 = 0.04;
+pub(crate) const RESOLUTION: f64 = 0.04;
 /// How often a rate is tried before it counts as too high.
-pub const TRIES_MAX: u32 = 3;
+pub(crate) const TRIES_MAX: u32 = 3;
 
 /// What a search found.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Found<M> {
+pub(crate) struct Found<M> {
     /// The try at the highest rate that met the criterion; `None` if none did.
     pub kept: Option<M>,
     /// The last try at the lowest rate that did not meet it; `None` if every rate did.
@@ -19,7 +19,7 @@ pub struct Found<M> {
 }
 
 /// Tries a rate until it is kept, a few times; the last try.
-pub fn attempt<M>(mut measure: impl FnMut() -> M, is_kept: impl Fn(&M) -> bool) -> M {
+pub(crate) fn attempt<M>(mut measure: impl FnMut() -> M, is_kept: impl Fn(&M) -> bool) -> M {
     let mut last = measure();
     for _ in 1..TRIES_MAX {
         if is_kept(&last) {
@@ -32,7 +32,11 @@ pub fn attempt<M>(mut measure: impl FnMut() -> M, is_kept: impl Fn(&M) -> bool) 
 
 /// Searches rates from 0 to `upper_rps`, both excluded. `measure` is given a rate and what part of the search is done
 /// at least, from 0 to 1.
-pub fn search<M>(upper_rps: f64, mut measure: impl FnMut(f64, f64) -> M, is_kept: impl Fn(&M) -> bool) -> Found<M> {
+pub(crate) fn search<M>(
+    upper_rps: f64,
+    mut measure: impl FnMut(f64, f64) -> M,
+    is_kept: impl Fn(&M) -> bool,
+) -> Found<M> {
     let mut found = Found { kept: None, refused: None };
     let mut bounds = (0.0, upper_rps);
     let width = |bounds: (f64, f64)| (bounds.1 - bounds.0) / upper_rps;

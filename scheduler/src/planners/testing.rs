@@ -10,7 +10,7 @@ use crate::{
     task::{ModelConfig, Task},
 };
 
-pub struct Bench {
+pub(crate) struct Bench {
     pub planner: Box<dyn Planner<()>>,
     tasks: u64,
 }
@@ -20,7 +20,7 @@ fn at(ms: f64) -> Timestamp {
 }
 
 impl Bench {
-    pub fn new(policy: Policy, gpus: u32, models: u32) -> Self {
+    pub(crate) fn new(policy: Policy, gpus: u32, models: u32) -> Self {
         let mut planner = policy.planner(NetworkBudget::default());
         for id in (0..models).map(ModelId) {
             let profile = LatencyProfile::linear(1.0, 5.0, 64).unwrap();
@@ -33,25 +33,25 @@ impl Bench {
     }
 
     /// Tasks are numbered from 0.
-    pub fn submit(&mut self, now: f64, model: u32, deadline: f64) {
+    pub(crate) fn submit(&mut self, now: f64, model: u32, deadline: f64) {
         self.submit_again(now, model, self.tasks, deadline);
         self.tasks += 1;
     }
 
-    pub fn submit_again(&mut self, now: f64, model: u32, task: u64, deadline: f64) {
+    pub(crate) fn submit_again(&mut self, now: f64, model: u32, task: u64, deadline: f64) {
         let task = Task { id: TaskId(task), deadline: at(deadline), priority: 0, payload: () };
         self.planner.handle_submit(at(now), ModelId(model), task);
     }
 
-    pub fn finished(&mut self, gpu: u32, finished_at: f64) {
+    pub(crate) fn finished(&mut self, gpu: u32, finished_at: f64) {
         self.planner.handle_finished(GpuId(gpu), at(finished_at));
     }
 
-    pub fn timeout(&self) -> Option<f64> {
+    pub(crate) fn timeout(&self) -> Option<f64> {
         self.planner.poll_timeout().map(|at| (at - Timestamp::ZERO).as_millis_f64())
     }
 
-    pub fn decide(&mut self, now: f64) -> Vec<String> {
+    pub(crate) fn decide(&mut self, now: f64) -> Vec<String> {
         self.planner.handle_timeout(at(now));
         let text = |output| match output {
             PlannerOutput::Batch(batch) => {

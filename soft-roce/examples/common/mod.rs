@@ -21,12 +21,12 @@ use soft_roce::{
 };
 
 /// Anything that ends an example.
-pub type Failure = Box<dyn Error>;
+pub(crate) type Failure = Box<dyn Error>;
 
 /// The UDP port of RoCEv2.
-pub const ROCE_PORT: u16 = 4791;
+pub(crate) const ROCE_PORT: u16 = 4791;
 /// No single step takes longer, even with an emulated peer.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a server may take to start: an emulated machine loads its programs slowly.
 const START: Duration = Duration::from_secs(60);
 /// A finished end answers its peer's repetitions until nothing has arrived for so long.
@@ -36,7 +36,7 @@ const IDLE_PASSES: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
 
 /// An endpoint on its socket.
-pub struct Node {
+pub(crate) struct Node {
     pub endpoint: Endpoint,
     driver: Driver,
     started: Instant,
@@ -47,7 +47,7 @@ pub struct Node {
 
 impl Node {
     /// Binds `address`, with the share `--loss` of what it sends thrown away, drawn from `--seed`.
-    pub fn bind(address: IpAddr, arguments: &Arguments) -> Result<Self, Failure> {
+    pub(crate) fn bind(address: IpAddr, arguments: &Arguments) -> Result<Self, Failure> {
         let local = SocketAddr::new(address, ROCE_PORT);
         let process = u64::from(std::process::id());
         let (loss, given) = (arguments.get("loss", 0.0)?, arguments.find("seed")?);
@@ -62,24 +62,24 @@ impl Node {
     }
 
     /// The time since the start.
-    pub fn elapsed(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
     /// The same, as the last pass has read it: for limits that need not be exact.
-    pub fn elapsed_about(&self) -> Duration {
+    pub(crate) fn elapsed_about(&self) -> Duration {
         self.now
     }
 
     /// One pass: receive, timers, send. False if nothing was received.
-    pub fn step(&mut self) -> bool {
+    pub(crate) fn step(&mut self) -> bool {
         let received = self.receive();
         self.transmit(received);
         received
     }
 
     /// The first half of a pass. What is posted before the second leaves with it. False if nothing was received.
-    pub fn receive(&mut self) -> bool {
+    pub(crate) fn receive(&mut self) -> bool {
         self.now = self.elapsed();
         let now = Timestamp::default() + self.now;
         let received = self.driver.receive(now, &mut self.endpoint);
@@ -88,7 +88,7 @@ impl Node {
     }
 
     /// The second half; a nap if nothing has moved for long.
-    pub fn transmit(&mut self, received: bool) {
+    pub(crate) fn transmit(&mut self, received: bool) {
         let sent = self.driver.transmit(Timestamp::default() + self.now, &mut self.endpoint);
         self.idle_passes = if received || sent { 0 } else { self.idle_passes.saturating_add(1) };
         if self.idle_passes > IDLE_PASSES {
@@ -97,7 +97,7 @@ impl Node {
     }
 
     /// The next completion.
-    pub fn completion(&mut self) -> Result<Completion, Failure> {
+    pub(crate) fn completion(&mut self) -> Result<Completion, Failure> {
         let until = self.elapsed() + PATIENCE;
         loop {
             if let Some(completion) = self.endpoint.poll_completion() {
@@ -112,7 +112,7 @@ impl Node {
     }
 
     /// The next completion, which must be a success.
-    pub fn success(&mut self) -> Result<Completion, Failure> {
+    pub(crate) fn success(&mut self) -> Result<Completion, Failure> {
         let completion = self.completion()?;
         match completion.status {
             Status::Success => Ok(completion),
@@ -121,7 +121,7 @@ impl Node {
     }
 
     /// Answers what the peer repeats, until it is silent.
-    pub fn linger(&mut self) {
+    pub(crate) fn linger(&mut self) {
         let mut heard = self.elapsed();
         while self.elapsed_about() < heard + SILENCE {
             if self.step() {
@@ -131,7 +131,13 @@ impl Node {
     }
 
     /// Sets a queue pair up for a kernel or network card.
-    pub fn connect(&mut self, number: QueuePairNumber, own: Name, peer: Name, mtu: PathMtu) -> Result<(), Failure> {
+    pub(crate) fn connect(
+        &mut self,
+        number: QueuePairNumber,
+        own: Name,
+        peer: Name,
+        mtu: PathMtu,
+    ) -> Result<(), Failure> {
         let peer = Peer {
             address: SocketAddr::new(peer.address, ROCE_PORT),
             queue_pair: QueuePairNumber(peer.queue_pair),
@@ -144,14 +150,18 @@ impl Node {
     }
 
     /// A queue pair and the name under which the peer reaches it.
-    pub fn queue_pair(&mut self, address: IpAddr, config: QueuePairConfig) -> Result<(QueuePairNumber, Name), Failure> {
+    pub(crate) fn queue_pair(
+        &mut self,
+        address: IpAddr,
+        config: QueuePairConfig,
+    ) -> Result<(QueuePairNumber, Name), Failure> {
         let number = self.endpoint.create_queue_pair(config)?;
         let psn = self.endpoint.random_psn().value();
         Ok((number, Name { address, queue_pair: number.0, psn }))
     }
 
     /// A datagram queue pair, ready, and the name under which peers reach it.
-    pub fn datagram_queue_pair(
+    pub(crate) fn datagram_queue_pair(
         &mut self,
         address: IpAddr,
         config: DatagramConfig,
@@ -166,7 +176,7 @@ impl Node {
 
 /// What a peer must know to reach a queue pair.
 #[derive(Debug, Clone, Copy)]
-pub struct Name {
+pub(crate) struct Name {
     pub address: IpAddr,
     pub queue_pair: u32,
     /// The first packet sequence number that the queue pair sends.
@@ -174,7 +184,7 @@ pub struct Name {
 }
 
 /// An address as a GID: IPv4 addresses are mapped (IBTA annex A17.4.1).
-pub fn gid(address: IpAddr) -> [u8; 16] {
+pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
@@ -182,12 +192,12 @@ pub fn gid(address: IpAddr) -> [u8; 16] {
 }
 
 /// The address behind a GID.
-pub fn address(gid: [u8; 16]) -> IpAddr {
+pub(crate) fn address(gid: [u8; 16]) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from(gid)).to_canonical()
 }
 
 /// The TCP connection over which both sides agree: to `server`, or from whoever comes.
-pub fn agree(local: IpAddr, server: Option<IpAddr>, port: u16) -> Result<TcpStream, Failure> {
+pub(crate) fn agree(local: IpAddr, server: Option<IpAddr>, port: u16) -> Result<TcpStream, Failure> {
     let stream = match server {
         Some(server) => dial(SocketAddr::new(server, port))?,
         None => {
@@ -215,7 +225,7 @@ fn dial(server: SocketAddr) -> Result<TcpStream, Failure> {
 }
 
 /// Sends ours and receives the peer's message of the same length; the client speaks first.
-pub fn exchange(stream: &mut TcpStream, client: bool, ours: &[u8]) -> io::Result<Vec<u8>> {
+pub(crate) fn exchange(stream: &mut TcpStream, client: bool, ours: &[u8]) -> io::Result<Vec<u8>> {
     let mut theirs = vec![0; ours.len()];
     if client {
         stream.write_all(ours)?;
@@ -228,11 +238,11 @@ pub fn exchange(stream: &mut TcpStream, client: bool, ours: &[u8]) -> io::Result
 }
 
 /// `--key value` pairs.
-pub struct Arguments(BTreeMap<String, String>);
+pub(crate) struct Arguments(BTreeMap<String, String>);
 
 impl Arguments {
     /// Those of the process, all of which must be among `known`.
-    pub fn parse(known: &[&str]) -> Result<Self, Failure> {
+    pub(crate) fn parse(known: &[&str]) -> Result<Self, Failure> {
         let mut found = BTreeMap::new();
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
@@ -245,24 +255,24 @@ impl Arguments {
     }
 
     /// A value that may be missing.
-    pub fn find<T: FromStr>(&self, key: &str) -> Result<Option<T>, Failure> {
+    pub(crate) fn find<T: FromStr>(&self, key: &str) -> Result<Option<T>, Failure> {
         let Some(text) = self.0.get(key) else { return Ok(None) };
         let value = text.parse().map_err(|_| format!("--{key} {text}: expected a {}", std::any::type_name::<T>()))?;
         Ok(Some(value))
     }
 
     /// A value, or what it is where none is given.
-    pub fn get<T: FromStr>(&self, key: &str, default: T) -> Result<T, Failure> {
+    pub(crate) fn get<T: FromStr>(&self, key: &str, default: T) -> Result<T, Failure> {
         Ok(self.find(key)?.unwrap_or(default))
     }
 
     /// A value that must be there.
-    pub fn need<T: FromStr>(&self, key: &str) -> Result<T, Failure> {
+    pub(crate) fn need<T: FromStr>(&self, key: &str) -> Result<T, Failure> {
         self.find(key)?.ok_or(format!("--{key}: missing").into())
     }
 
     /// `--mtu`.
-    pub fn mtu(&self) -> Result<PathMtu, Failure> {
+    pub(crate) fn mtu(&self) -> Result<PathMtu, Failure> {
         let bytes = self.get("mtu", 4096)?;
         let mtu = PathMtu::for_link(bytes + 80).filter(|mtu| mtu.bytes() == bytes);
         mtu.ok_or(format!("--mtu {bytes}: expected 256, 512, 1024, 2048 or 4096").into())

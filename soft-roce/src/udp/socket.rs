@@ -32,7 +32,7 @@ const BATCH_BYTES_MAX: usize = 64 * 1024;
 const BUFFERS: usize = 8;
 
 /// A non-blocking, unconnected UDP socket with segmentation offload in both directions.
-pub struct Socket {
+pub(crate) struct Socket {
     socket: UdpSocket,
     state: UdpSocketState,
     local: SocketAddr,
@@ -49,7 +49,7 @@ impl Socket {
     /// # Errors
     /// One line that says what to change: if the address is unspecified (the invariant CRC covers it, so it must be
     /// known), taken, or not this host's, or the system grants too small a buffer.
-    pub fn bind(address: SocketAddr, config: &DriverConfig) -> io::Result<Self> {
+    pub(crate) fn bind(address: SocketAddr, config: &DriverConfig) -> io::Result<Self> {
         if address.ip().is_unspecified() {
             return Err(invalid("RoCEv2 needs one specific IP address of this host, not the unspecified one"));
         }
@@ -98,36 +98,36 @@ impl Socket {
 
     /// Where it is bound.
     #[must_use]
-    pub fn local(&self) -> SocketAddr {
+    pub(crate) fn local(&self) -> SocketAddr {
         self.local
     }
 
     /// Payload bytes that may arrive before we read, without loss. The system counts the memory behind each packet:
     /// 8.4 KB for a packet of 4112 bytes, so less than half of the buffer is payload.
     #[must_use]
-    pub fn receive_capacity_bytes(&self) -> usize {
+    pub(crate) fn receive_capacity_bytes(&self) -> usize {
         self.receive_buffer_bytes / 20 * 9
     }
 
     /// The longest batch of segments that [`Self::send`] takes; 1 where the system cannot segment.
     #[must_use]
-    pub fn segments_max(&self) -> usize {
+    pub(crate) fn segments_max(&self) -> usize {
         self.state.max_gso_segments()
     }
 
     /// The longest batch of segments that one receive merges; 1 where the system does not merge.
     #[must_use]
-    pub fn segments_merged_max(&self) -> usize {
+    pub(crate) fn segments_merged_max(&self) -> usize {
         self.state.gro_segments()
     }
 
     /// Makes `program` choose among the sockets that share our address.
-    pub fn steer(&self, program: &[Instruction]) -> io::Result<()> {
+    pub(crate) fn steer(&self, program: &[Instruction]) -> io::Result<()> {
         options::steer(&self.socket, program)
     }
 
     /// Packets that the system threw away because our buffer was full.
-    pub fn dropped_packets(&self) -> io::Result<u32> {
+    pub(crate) fn dropped_packets(&self) -> io::Result<u32> {
         options::dropped_packets(&self.socket)
     }
 
@@ -135,7 +135,7 @@ impl Socket {
     ///
     /// # Errors
     /// `WouldBlock` if the socket's buffer is full; anything else means that this batch cannot be sent now.
-    pub fn send(&self, destination: SocketAddr, bytes: &[u8], segment_bytes: usize) -> io::Result<()> {
+    pub(crate) fn send(&self, destination: SocketAddr, bytes: &[u8], segment_bytes: usize) -> io::Result<()> {
         if bytes.len() <= segment_bytes {
             // Without control messages the system does it faster.
             return self.socket.send_to(bytes, destination).map(|_| ());
@@ -149,7 +149,7 @@ impl Socket {
     ///
     /// # Errors
     /// If the system cannot receive, which is not known to happen to a bound UDP socket but for lack of memory.
-    pub fn receive(&mut self, mut handle: impl FnMut(SocketAddr, &[u8])) -> io::Result<bool> {
+    pub(crate) fn receive(&mut self, mut handle: impl FnMut(SocketAddr, &[u8])) -> io::Result<bool> {
         let mut slices = self.buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer));
         let mut slices: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| slices.next().expect("one for each"));
         let batches = match self.state.recv((&self.socket).into(), &mut slices[..self.offered], &mut self.metas) {

@@ -1,7 +1,7 @@
 //! Two endpoints, a network between them that can do everything a network does, and a clock that only tests move.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-pub mod scripted;
+pub(crate) mod scripted;
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -17,7 +17,7 @@ use soft_roce::{
 
 /// What the network does to packets; probabilities out of 1,000.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Faults {
+pub(crate) struct Faults {
     pub loss: u32,
     pub duplicate: u32,
     pub reorder: u32,
@@ -33,10 +33,10 @@ pub struct Faults {
 }
 
 /// One way.
-pub const LATENCY: Duration = Duration::from_micros(5);
+pub(crate) const LATENCY: Duration = Duration::from_micros(5);
 
 /// Two endpoints with a queue pair each, connected to one another.
-pub struct Pair {
+pub(crate) struct Pair {
     pub now: Timestamp,
     pub ends: [Endpoint; 2],
     pub addresses: [SocketAddr; 2],
@@ -60,15 +60,20 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub fn new(seed: u64, config: QueuePairConfig, path_mtu: PathMtu) -> Self {
+    pub(crate) fn new(seed: u64, config: QueuePairConfig, path_mtu: PathMtu) -> Self {
         Self::with_psns(seed, config, path_mtu, None)
     }
 
-    pub fn with_psns(seed: u64, config: QueuePairConfig, path_mtu: PathMtu, psns: Option<[Psn; 2]>) -> Self {
+    pub(crate) fn with_psns(seed: u64, config: QueuePairConfig, path_mtu: PathMtu, psns: Option<[Psn; 2]>) -> Self {
         Self::build(seed, config, path_mtu, psns, false)
     }
 
-    pub fn with_shared_receive_queue(seed: u64, config: QueuePairConfig, path_mtu: PathMtu, shared: bool) -> Self {
+    pub(crate) fn with_shared_receive_queue(
+        seed: u64,
+        config: QueuePairConfig,
+        path_mtu: PathMtu,
+        shared: bool,
+    ) -> Self {
         Self::build(seed, config, path_mtu, None, shared)
     }
 
@@ -122,7 +127,7 @@ impl Pair {
     }
 
     /// Registers `bytes` at one end.
-    pub fn register(
+    pub(crate) fn register(
         &mut self,
         side: usize,
         bytes: Vec<u8>,
@@ -134,12 +139,12 @@ impl Pair {
     }
 
     /// Posts a receive for the connection.
-    pub fn post_recv(&mut self, side: usize, request: RecvRequest) {
+    pub(crate) fn post_recv(&mut self, side: usize, request: RecvRequest) {
         self.post_recv_list(side, request, &[]);
     }
 
     /// The same, with further pieces.
-    pub fn post_recv_list(&mut self, side: usize, request: RecvRequest, more: &[Segment]) {
+    pub(crate) fn post_recv_list(&mut self, side: usize, request: RecvRequest, more: &[Segment]) {
         let end = &mut self.ends[side];
         match self.shared[side] {
             Some(shared) => end.post_shared_recv_list(shared, request, more),
@@ -149,7 +154,7 @@ impl Pair {
     }
 
     /// A number below `limit`.
-    pub fn random(&mut self, limit: u32) -> u32 {
+    pub(crate) fn random(&mut self, limit: u32) -> u32 {
         self.rng.next_u32() % limit
     }
 
@@ -158,13 +163,13 @@ impl Pair {
     }
 
     /// Puts a packet on the wire.
-    pub fn inject(&mut self, to: usize, bytes: Vec<u8>, delay: Duration) {
+    pub(crate) fn inject(&mut self, to: usize, bytes: Vec<u8>, delay: Duration) {
         self.sequence += 1;
         self.in_flight.insert((self.now + delay, self.sequence), (to, bytes));
     }
 
     /// Sends everything that is ready, through the faults.
-    pub fn transmit(&mut self) {
+    pub(crate) fn transmit(&mut self) {
         for side in [0, 1] {
             while let Some(transmit) = self.ends[side].poll_transmit(self.now, &mut self.buf, self.segments_max) {
                 assert_eq!(transmit.destination, self.addresses[1 - side]);
@@ -209,7 +214,7 @@ impl Pair {
     }
 
     /// Takes the completions of both ends.
-    pub fn collect(&mut self) {
+    pub(crate) fn collect(&mut self) {
         for side in [0, 1] {
             while let Some(completion) = self.ends[side].poll_completion() {
                 self.completions[side].push(completion);
@@ -218,7 +223,7 @@ impl Pair {
     }
 
     /// Moves the clock to the next packet or timer and handles it. False when nothing will ever happen again.
-    pub fn step(&mut self) -> bool {
+    pub(crate) fn step(&mut self) -> bool {
         self.transmit();
         let packet = self.in_flight.keys().next().map(|(at, _)| *at);
         let timers = self.ends.iter().filter_map(Endpoint::poll_timeout);
@@ -236,7 +241,7 @@ impl Pair {
     }
 
     /// Steps until nothing happens any more; panics if that takes for ever.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         for _ in 0..1_000_000 {
             if !self.step() {
                 return;

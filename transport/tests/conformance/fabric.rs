@@ -13,19 +13,19 @@ use std::{
 
 use arm::Undo;
 #[allow(unused_imports)] // Each of the programs that include this file has its own needs.
-pub use arm::{Interface, config, is_soft};
+pub(crate) use arm::{Interface, config, is_soft};
 use proto::{Span, Timestamp};
 use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, Region, RegionKey, Transfer};
 
-pub const SECRET: &[u8] = b"the fabric's secret";
-pub const REGION_BYTES: usize = 4 * 1024 * 1024;
+pub(crate) const SECRET: &[u8] = b"the fabric's secret";
+pub(crate) const REGION_BYTES: usize = 4 * 1024 * 1024;
 /// No test takes so long unless it hangs.
 const HANG: Duration = Duration::from_secs(60);
 /// A busy machine may let this thread, and with it every node, stand still for longer: that is no node's stall.
 const PAUSE_MAX: Span = Span::from_millis(100);
 
 /// An endpoint and one region that peers may READ and WRITE.
-pub struct Node {
+pub(crate) struct Node {
     pub endpoint: Endpoint,
     pub region: Region,
     pub key: RegionKey,
@@ -40,14 +40,14 @@ impl Node {
         Self { endpoint, region, key, events: VecDeque::new() }
     }
 
-    pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.region.read(offset, &mut bytes);
         bytes
     }
 }
 
-pub struct Fabric {
+pub(crate) struct Fabric {
     clock: Clock,
     /// What the clock showed when we last looked, and what we made of it.
     looked: Cell<(Timestamp, Timestamp)>,
@@ -62,18 +62,18 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    pub fn new(nodes: usize) -> Self {
+    pub(crate) fn new(nodes: usize) -> Self {
         Self::with((0..nodes).map(config))
     }
 
-    pub fn with_faults(nodes: usize, faults: Faults) -> Self {
+    pub(crate) fn with_faults(nodes: usize, faults: Faults) -> Self {
         let mut fabric = Self::with((0..nodes).map(|node| arm::config_with(node, faults)));
         let interfaces = (0..nodes).filter_map(Interface::of);
         fabric.spoilt = interfaces.map(|interface| interface.spoil(faults)).collect();
         fabric
     }
 
-    pub fn with(configs: impl IntoIterator<Item = EndpointConfig>) -> Self {
+    pub(crate) fn with(configs: impl IntoIterator<Item = EndpointConfig>) -> Self {
         let clock = Clock::start();
         let started = clock.now();
         Self {
@@ -88,12 +88,12 @@ impl Fabric {
     }
 
     /// How often a SEND or WRITE has met no receive.
-    pub fn not_ready(&self) -> u64 {
+    pub(crate) fn not_ready(&self) -> u64 {
         let soft: u64 = self.nodes.iter().filter_map(|node| Some(node.endpoint.counters()?.receiver_not_ready)).sum();
         soft + arm::not_ready_of_devices() - self.not_ready_before
     }
 
-    pub fn now(&self) -> Timestamp {
+    pub(crate) fn now(&self) -> Timestamp {
         let (before, ours) = self.looked.get();
         let now = self.clock.now();
         let ours = ours + (now - before).min(PAUSE_MAX);
@@ -102,17 +102,17 @@ impl Fabric {
     }
 
     /// Pushes every node's clock forward.
-    pub fn skip(&mut self, span: Span) {
+    pub(crate) fn skip(&mut self, span: Span) {
         let ours = self.now() + span;
         self.looked.set((self.looked.get().0, ours));
     }
 
-    pub fn address(&self, node: usize) -> SocketAddr {
+    pub(crate) fn address(&self, node: usize) -> SocketAddr {
         self.nodes[node].endpoint.listen_address().unwrap()
     }
 
     /// Drives every node once and takes its events.
-    pub fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         let mut progressed = false;
         for at in 0..self.nodes.len() {
             if !self.stalled.contains(&at) {
@@ -130,7 +130,7 @@ impl Fabric {
     }
 
     /// Drives until `look` finds what it looks for.
-    pub fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+    pub(crate) fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
         let started = Instant::now();
         loop {
             if let Some(found) = look(self) {
@@ -143,12 +143,12 @@ impl Fabric {
     }
 
     /// The next event of a node.
-    pub fn event(&mut self, node: usize) -> Event {
+    pub(crate) fn event(&mut self, node: usize) -> Event {
         self.until("an event", |fabric| fabric.nodes[node].events.pop_front())
     }
 
     /// Connects two nodes; the connection's id on each.
-    pub fn connect(&mut self, client: usize, server: usize) -> (ConnectionId, ConnectionId) {
+    pub(crate) fn connect(&mut self, client: usize, server: usize) -> (ConnectionId, ConnectionId) {
         let now = self.now();
         let to = self.address(server);
         let ours = self.nodes[client].endpoint.connect(now, to, b"hello".to_vec());
@@ -161,7 +161,7 @@ impl Fabric {
     }
 
     /// A transfer between the same offset of the regions of two nodes.
-    pub fn transfer(&self, local: usize, remote: usize, token: u64, offset: usize, bytes: usize) -> Transfer {
+    pub(crate) fn transfer(&self, local: usize, remote: usize, token: u64, offset: usize, bytes: usize) -> Transfer {
         let (local, remote) = (&self.nodes[local], &self.nodes[remote]);
         Transfer {
             token,
@@ -174,7 +174,7 @@ impl Fabric {
     }
 
     /// The reason of a node's next event, which must be the end of this connection.
-    pub fn disconnected(&mut self, node: usize, connection: ConnectionId) -> String {
+    pub(crate) fn disconnected(&mut self, node: usize, connection: ConnectionId) -> String {
         match self.event(node) {
             Event::Disconnected { connection: ended, reason } if ended == connection => reason.0,
             other => panic!("{other:?}"),
@@ -182,13 +182,13 @@ impl Fabric {
     }
 
     /// Steps a while and checks that a node has nothing to tell.
-    pub fn quiet(&mut self, node: usize) {
+    pub(crate) fn quiet(&mut self, node: usize) {
         (0..200).for_each(|_| self.step());
         assert_eq!(self.nodes[node].events, []);
     }
 }
 
 /// Bytes that tell one place and one seed from another.
-pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| ((at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }

@@ -32,12 +32,12 @@ fn kind(node: usize) -> &'static Kind {
     &KINDS[node % KINDS.len()]
 }
 
-pub fn is_soft(node: usize) -> bool {
+pub(crate) fn is_soft(node: usize) -> bool {
     kind(node).name == ArmName::Soft
 }
 
 /// How a node is opened. The devices of several verbs nodes may be one; soft nodes need an address each.
-pub fn config(node: usize) -> EndpointConfig {
+pub(crate) fn config(node: usize) -> EndpointConfig {
     let kind = kind(node);
     let address = kind.address.map(|first| match first {
         IpAddr::V4(first) if is_soft(node) => IpAddr::V4((first.to_bits() + (node / KINDS.len()) as u32).into()),
@@ -54,7 +54,7 @@ pub fn config(node: usize) -> EndpointConfig {
 /// 8 tries in a row without progress, of each of which the first packet or all answers are lost: at most 1 - 0.9^2 =
 /// 0.19 under ten per cent of loss each way, and 0.04 under two. That meets one of a case's 8 rounds of 6 messages with
 /// a chance of at most 48 * 0.19^8 = 8e-5 and 48 * 0.04^8 = 3e-10.
-pub fn config_with(node: usize, faults: Faults) -> EndpointConfig {
+pub(crate) fn config_with(node: usize, faults: Faults) -> EndpointConfig {
     let mut config = config(node);
     let Arm::Verbs(VerbsConfig { settings, .. }) = &mut config.arm else { return config.with_faults(faults) };
     // rdma_rxe counts every gap that its peer tells of as a retry, also where packets came through before it, so a long
@@ -71,7 +71,7 @@ fn devices() -> impl Iterator<Item = &'static str> {
 }
 
 /// RNR NAKs that the devices have received since the host started.
-pub fn not_ready_of_devices() -> u64 {
+pub(crate) fn not_ready_of_devices() -> u64 {
     let count = |device| {
         let counter = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/rcvd_rnr_err");
         std::fs::read_to_string(counter).unwrap().trim().parse::<u64>().unwrap()
@@ -81,7 +81,7 @@ pub fn not_ready_of_devices() -> u64 {
 
 /// The network interface under a verbs device.
 #[allow(dead_code)] // Only one of the test programs that include this file looks at the port.
-pub struct Interface {
+pub(crate) struct Interface {
     device: &'static str,
     /// Of the device's port, as the kernel shows it.
     port: PathBuf,
@@ -90,14 +90,14 @@ pub struct Interface {
 }
 
 /// Undoes something when it is dropped.
-pub struct Undo {
+pub(crate) struct Undo {
     command: String,
 }
 
 #[allow(dead_code)] // As above.
 impl Interface {
     /// None for a soft node.
-    pub fn of(node: usize) -> Option<Self> {
+    pub(crate) fn of(node: usize) -> Option<Self> {
         let Kind { name: ArmName::Verbs(device), address } = kind(node) else { return None };
         let port = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/1"));
         let name = std::fs::read_to_string(port.join("gid_attrs/ndevs/0")).unwrap().trim().to_owned();
@@ -105,38 +105,38 @@ impl Interface {
     }
 
     /// Takes the link down.
-    pub fn down(&self) -> Undo {
+    pub(crate) fn down(&self) -> Undo {
         configure(&format!("ip link set {} down", self.name));
         Undo { command: format!("ip link set {} up", self.name) }
     }
 
     /// Takes the address away, which must be one of 24 bits of network.
-    pub fn without_address(&self) -> Undo {
+    pub(crate) fn without_address(&self) -> Undo {
         let address = self.address.expect("a node with an address");
         configure(&format!("ip addr del {address}/24 dev {}", self.name));
         Undo { command: format!("ip addr add {address}/24 dev {}", self.name) }
     }
 
     /// Has the device removed, as far as its users let the kernel: this returns at once.
-    pub fn remove_device(&self) -> Removal {
+    pub(crate) fn remove_device(&self) -> Removal {
         let removing = in_namespace_of_rxe(&format!("rdma link delete {}", self.device)).spawn().unwrap();
         Removal { removing, again: format!("rdma link add {} type rxe netdev {}", self.device, self.name) }
     }
 
     /// Whether the device's port is up.
-    pub fn is_active(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         std::fs::read_to_string(self.port.join("state")).unwrap().contains("ACTIVE")
     }
 
     /// Whether the device knows the address.
-    pub fn has_gid(&self) -> bool {
+    pub(crate) fn has_gid(&self) -> bool {
         let known = (0..16).filter_map(|index| std::fs::read_to_string(self.port.join(format!("gids/{index}"))).ok());
         let known = known.filter_map(|gid| gid.trim().parse::<Ipv6Addr>().ok());
         known.map(|gid| gid.to_canonical()).any(|gid| Some(gid) == self.address)
     }
 
     /// The kernel's network emulator on what it sends.
-    pub fn spoil(&self, faults: Faults) -> Undo {
+    pub(crate) fn spoil(&self, faults: Faults) -> Undo {
         let Faults { loss, duplicate, reorder, corrupt } = faults;
         // A packet that netem "reorders" overtakes those that it delays.
         let reorder =
@@ -154,7 +154,7 @@ impl Interface {
 
 /// A device that is being removed.
 #[allow(dead_code)] // As above.
-pub struct Removal {
+pub(crate) struct Removal {
     removing: Child,
     again: String,
 }
@@ -162,14 +162,14 @@ pub struct Removal {
 #[allow(dead_code)] // As above.
 impl Removal {
     /// Whether the device is gone, which the kernel waits for its users to allow.
-    pub fn is_over(&mut self) -> bool {
+    pub(crate) fn is_over(&mut self) -> bool {
         let status = self.removing.try_wait().unwrap();
         assert!(status.is_none_or(|status| status.success()), "{status:?}");
         status.is_some()
     }
 
     /// Adds the device again, once it is gone.
-    pub fn undo(self) {
+    pub(crate) fn undo(self) {
         configure(&self.again);
     }
 }
