@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use frontend::service::SetLogLevel;
+use gateway::service::SetLogLevel;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::de::DeserializeOwned;
 use tracing_subscriber::{
@@ -92,7 +92,7 @@ pub(crate) fn scheduler(args: &Args) -> Result<()> {
 /// Runs a frontend until the process is ended.
 pub(crate) fn frontend(args: &Args) -> Result<()> {
     let set_log_level = init_logging(args.log_format);
-    Ok(frontend::drive::run(&args.start()?, set_log_level, &AtomicBool::new(false))?)
+    Ok(gateway::run(&args.start()?, set_log_level, &AtomicBool::new(false))?)
 }
 
 /// Runs a backend until the process is ended.

@@ -17,7 +17,7 @@ use crate::{
     desk::Desk,
     drive::{Frontend, FrontendError},
     error::InferError,
-    protocol::{self, InputTensor},
+    request::{self, InputTensor},
     tasks::Timing,
 };
 
@@ -71,16 +71,16 @@ enum Call {
 }
 
 impl Client {
-    /// Starts a frontend on its own thread; it also serves HTTP if the configuration says so.
+    /// Starts a frontend on its own thread.
     ///
     /// # Errors
-    /// As [`drive::run`](crate::drive::run).
+    /// As [`Frontend::open`].
     pub fn start(config: Config) -> Result<Self, FrontendError> {
         let (calls, queue) = mpsc::channel(CALLS_MAX);
         let (opened, wait_opened) = std_mpsc::channel();
         let thread = std::thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             // A frontend belongs to the thread that opened it.
-            let frontend = match Frontend::open(&config) {
+            let frontend = match Frontend::open(&config, Rc::new(())) {
                 Ok(frontend) => frontend,
                 Err(error) => return drop(opened.send(Err(error))),
             };
@@ -168,8 +168,8 @@ async fn take_calls(desk: Rc<Desk>, mut calls: mpsc::Receiver<Call>) {
 async fn infer(desk: &Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
     let Infer { model, inputs, slo } = infer;
     let (index, model) = desk.with_model(&model, None, |index, served, _| (index, Rc::clone(&served.model)))?;
-    let slo = slo.map_or(Ok(model.slo), |slo| protocol::slo_from_micros(slo.0 / 1000))?;
-    let checked = protocol::check(&model, index, inputs, slo)?;
+    let slo = slo.map_or(Ok(model.slo), |slo| request::slo_from_micros(slo.0 / 1000))?;
+    let checked = request::check(&model, index, inputs, slo)?;
     let reply = desk.submit(&checked)?.wait().await?;
     let outputs = model.outputs.iter().zip(reply.outputs).map(|(tensor, data)| OutputTensor {
         name: tensor.name.clone(),

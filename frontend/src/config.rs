@@ -1,83 +1,42 @@
-//! A frontend's configuration file.
+//! How a frontend is started.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf};
 
-use serde::{Deserialize, Serialize};
 use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
-use crate::{access::Clients, drive::Otlp, server::Limits};
+/// The default of [`Config::arena_bytes`]: over 400 tasks of 150 kB, a second of 400 requests each.
+pub const ARENA_BYTES: usize = 64 << 20;
+/// The default of [`Config::links_max`].
+pub const LINKS_MAX: usize = 255;
 
-/// How a frontend is started.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// How a frontend is started. The keys of a frontend's configuration file have the same names.
+#[derive(Debug, Clone)]
 pub struct Config {
-    /// The scheduler's bootstrap listener, `ip:port`.
+    /// The scheduler's bootstrap listener.
     pub scheduler: SocketAddr,
     /// What all roles of the cluster share.
     pub secret: String,
     /// The model repository.
     pub repository: PathBuf,
-    /// Where clients reach us over HTTP; without it there are only in-process clients.
-    #[serde(default)]
-    pub http: Option<SocketAddr>,
-    /// Where clients reach us over gRPC; without it only at `http`, which answers both.
-    #[serde(default)]
-    pub grpc: Option<SocketAddr>,
     /// The network: `soft`, or `verbs:DEVICE`.
-    #[serde(default)]
     pub arm: ArmName,
     /// Where packets come from and arrive. Without it, the soft arm takes a random loopback address, and a verbs device
     /// its first that others can route to.
-    #[serde(default)]
     pub address: Option<SocketAddr>,
     /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
-    #[serde(default)]
     pub shared_address: bool,
     /// How the queue pairs of a verbs device are set up.
-    #[serde(default)]
     pub verbs: VerbsSettings,
     /// Where backends reach us (TCP); any port of `address` if it is not given. Backends are told this address.
-    #[serde(default)]
     pub link: Option<SocketAddr>,
     /// Bytes of registered memory for slots.
-    #[serde(default = "default_arena_bytes")]
     pub arena_bytes: usize,
     /// Backends linked at once.
-    #[serde(default = "default_links_max")]
     pub links_max: usize,
-    /// Connections of clients at once.
-    #[serde(default = "default_connections_max")]
-    pub connections_max: usize,
-    /// Requests of clients under way at once.
-    #[serde(default = "default_requests_max")]
-    pub requests_max: usize,
-    /// Bytes of one request's head.
-    #[serde(default = "default_head_bytes_max")]
-    pub head_bytes_max: usize,
-    /// Bytes of one request's body.
-    #[serde(default = "default_body_bytes_max")]
-    pub body_bytes_max: usize,
-    /// Bytes of all bodies that are being received.
-    #[serde(default = "default_bodies_bytes_max")]
-    pub bodies_bytes_max: usize,
-    /// How long a client may take to send a request's head, and how long its connection may stay idle.
-    #[serde(default = "default_head_timeout_ms")]
-    pub head_timeout_ms: u64,
-    /// How long a client may take to send a request's body, and to take in a reply.
-    #[serde(default = "default_body_timeout_ms")]
-    pub body_timeout_ms: u64,
     /// Faults injected into our packets, for tests.
-    #[serde(default)]
     pub faults: Faults,
     /// Certificates, with which members also prove themselves to each other by mutual TLS.
-    #[serde(default)]
     pub tls: Option<TlsFiles>,
-    /// Who may connect over HTTP and gRPC, and what they may do.
-    #[serde(default)]
-    pub clients: Clients,
-    /// Where traces of requests go; without it, into the log.
-    #[serde(default)]
-    pub otlp: Option<Otlp>,
 }
 
 impl Config {
@@ -88,91 +47,15 @@ impl Config {
             scheduler,
             secret: secret.into(),
             repository: repository.into(),
-            http: None,
-            grpc: None,
             arm: ArmName::Soft,
             address: None,
             shared_address: false,
             verbs: VerbsSettings::default(),
             link: None,
-            arena_bytes: default_arena_bytes(),
-            links_max: default_links_max(),
-            connections_max: default_connections_max(),
-            requests_max: default_requests_max(),
-            head_bytes_max: default_head_bytes_max(),
-            body_bytes_max: default_body_bytes_max(),
-            bodies_bytes_max: default_bodies_bytes_max(),
-            head_timeout_ms: default_head_timeout_ms(),
-            body_timeout_ms: default_body_timeout_ms(),
+            arena_bytes: ARENA_BYTES,
+            links_max: LINKS_MAX,
             faults: Faults::default(),
             tls: None,
-            clients: Clients::default(),
-            otlp: None,
         }
-    }
-
-    pub(crate) fn limits(&self) -> Limits {
-        Limits {
-            requests_max: self.requests_max,
-            head_bytes_max: self.head_bytes_max,
-            body_bytes_max: self.body_bytes_max,
-            bodies_bytes_max: self.bodies_bytes_max,
-            connections_max: self.connections_max,
-            head_timeout: Duration::from_millis(self.head_timeout_ms),
-            body_timeout: Duration::from_millis(self.body_timeout_ms),
-        }
-    }
-}
-
-/// Over 400 tasks of 150 kB, a second of 400 requests each.
-fn default_arena_bytes() -> usize {
-    64 << 20
-}
-
-fn default_links_max() -> usize {
-    255
-}
-
-fn default_connections_max() -> usize {
-    1024
-}
-
-/// Sixteen for each connection; a slot for each row is what binds before.
-fn default_requests_max() -> usize {
-    16_384
-}
-
-fn default_head_bytes_max() -> usize {
-    64 << 10
-}
-
-/// A full batch of 64 images of 3 x 299 x 299 bytes, and room to spare.
-fn default_body_bytes_max() -> usize {
-    32 << 20
-}
-
-fn default_bodies_bytes_max() -> usize {
-    512 << 20
-}
-
-fn default_head_timeout_ms() -> u64 {
-    60_000
-}
-
-fn default_body_timeout_ms() -> u64 {
-    10_000
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_least_configuration_has_the_same_defaults_as_new() {
-        let json = r#"{"scheduler":"127.0.0.1:7000","secret":"s","repository":"models"}"#;
-        let read: Config = serde_json::from_str(json).unwrap();
-        let new = Config::new("127.0.0.1:7000".parse().unwrap(), "s", "models");
-        assert_eq!(format!("{read:?}"), format!("{new:?}"));
-        assert!(serde_json::from_str::<Config>(&json.replace("secret", "secrets")).is_err());
     }
 }

@@ -19,11 +19,12 @@ use proto::{
 use transport::{ConnectionId, Event};
 
 use crate::{
+    arena::Arena,
     changes::{ChangeOutput, Changes},
     error::InferError,
     models::{ModelTable, Offer, ServedModel},
     slots::{ArenaTooSmall, SlotSize},
-    tasks::{AdmitInstants, Arena, CheckedRequest, Counters, Reply, RequestId, Tasks},
+    tasks::{AdmitInstants, CheckedRequest, Counters, Reply, RequestId, Tasks},
 };
 
 /// The first wait before connecting again; each failure doubles it.

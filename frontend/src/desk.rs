@@ -1,5 +1,5 @@
 //! The core, its arena and those who wait for replies, shared by the parts of one thread: the transport's loop, the
-//! HTTP server and the in-process client. A request costs no hop between threads.
+//! in-process client, and what serves others. A request costs no hop between threads.
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
@@ -9,13 +9,29 @@ use tokio::sync::{Notify, oneshot};
 use transport::Event;
 
 use crate::{
+    arena::Arena,
     core::{Core, Output},
     error::InferError,
-    metrics::{Metrics, Refusals, Stage, Traces},
     models::ServedModel,
-    statistics::Statistics,
-    tasks::{Arena, CheckedRequest, Reply, RequestId},
+    tasks::{CheckedRequest, Reply, RequestId},
 };
+
+/// Counts what becomes of requests; called on the frontend's thread, with models by their index in the model table.
+pub trait Observer {
+    /// A model is served: another version of one that is known, or the next one of the table.
+    fn handle_model(&self, index: usize, model: &Model);
+    /// A request was answered.
+    fn handle_success(&self, now: Timestamp, model: usize, reply: &Reply);
+    /// A request ended without an answer, `after` its admission; zero if it was not admitted.
+    fn handle_failure(&self, now: Timestamp, model: usize, after: Span, error: &InferError);
+}
+
+/// Nobody counts.
+impl Observer for () {
+    fn handle_model(&self, _: usize, _: &Model) {}
+    fn handle_success(&self, _: Timestamp, _: usize, _: &Reply) {}
+    fn handle_failure(&self, _: Timestamp, _: usize, _: Span, _: &InferError) {}
+}
 
 /// What the parts of a frontend's thread share.
 pub struct Desk {
@@ -25,15 +41,13 @@ pub struct Desk {
     /// Something was put in that the transport's loop must look at. Many requests of one turn are one notice, so their
     /// messages share frames.
     wake: Notify,
-    metrics: Metrics,
+    observer: Rc<dyn Observer>,
 }
 
 struct State {
     core: Core,
     waiting: BTreeMap<RequestId, Waiting>,
     changing: BTreeMap<ChangeId, oneshot::Sender<Result<(), InferError>>>,
-    /// By index in the model table.
-    statistics: Vec<Statistics>,
 }
 
 /// Who waits for a request's end.
@@ -51,13 +65,20 @@ pub struct PendingReply {
 }
 
 impl Desk {
-    /// A desk over this core, whose slots lie in `arena`, told the time by `clock`.
+    /// A desk over this core, whose slots lie in `arena`, told the time by `clock`. The observer is told of every model
+    /// at once.
     #[must_use]
-    pub fn new(core: Core, arena: Box<dyn Arena>, clock: Box<dyn Fn() -> Timestamp>) -> Rc<Self> {
-        let statistics = core.models().iter().map(|_| Statistics::default()).collect();
-        let metrics = Metrics::new(core.models().iter().map(|served| &*served.model));
-        let state = RefCell::new(State { core, waiting: BTreeMap::new(), changing: BTreeMap::new(), statistics });
-        Rc::new(Self { state, arena, clock, wake: Notify::new(), metrics })
+    pub fn new(
+        core: Core,
+        arena: Box<dyn Arena>,
+        clock: Box<dyn Fn() -> Timestamp>,
+        observer: Rc<dyn Observer>,
+    ) -> Rc<Self> {
+        for (index, served) in core.models().iter().enumerate() {
+            observer.handle_model(index, &served.model);
+        }
+        let state = RefCell::new(State { core, waiting: BTreeMap::new(), changing: BTreeMap::new() });
+        Rc::new(Self { state, arena, clock, wake: Notify::new(), observer })
     }
 
     /// Now, on our clock.
@@ -88,34 +109,14 @@ impl Desk {
         })
     }
 
-    /// Looks at the counts of a model, by its index in the model table.
-    pub fn with_statistics<T>(&self, model: usize, look: impl FnOnce(&Statistics) -> T) -> T {
-        look(&self.state.borrow().statistics[model])
-    }
-
-    /// What Prometheus scrapes.
+    /// Requests without an answer yet, by their model's index in the model table; models without any are left out.
     #[must_use]
-    pub fn metrics_text(&self) -> String {
-        let state = self.state.borrow();
-        let pending = |model| state.waiting.values().filter(|waiting| waiting.model == model).count();
-        self.metrics.text(&state.core, pending)
-    }
-
-    /// A request for a model was this long in a stage that only its protocol knows.
-    pub fn observe(&self, model: usize, stage: Stage, took: Span) {
-        self.metrics.observe(model, stage, took);
-    }
-
-    /// What counts those who are refused.
-    #[must_use]
-    pub fn refusals(&self) -> &Refusals {
-        self.metrics.refusals()
-    }
-
-    /// What counts traces.
-    #[must_use]
-    pub fn traces(&self) -> &Traces {
-        self.metrics.traces()
+    pub fn pending(&self) -> BTreeMap<usize, usize> {
+        let mut pending = BTreeMap::new();
+        for waiting in self.state.borrow().waiting.values() {
+            *pending.entry(waiting.model).or_default() += 1;
+        }
+        pending
     }
 
     /// Step 1: admits a request.
@@ -125,10 +126,8 @@ impl Desk {
     pub fn submit(self: &Rc<Self>, request: &CheckedRequest) -> Result<PendingReply, InferError> {
         let mut state = self.state.borrow_mut();
         let (now, model) = (self.now(), request.model);
-        let id = state.core.handle_request(now, request, &*self.arena).inspect_err(|error| {
-            state.statistics[model].handle_failure(now, Span::ZERO);
-            self.metrics.handle_failure(model, error);
-        })?;
+        let admitted = state.core.handle_request(now, request, &*self.arena);
+        let id = admitted.inspect_err(|error| self.observer.handle_failure(now, model, Span::ZERO, error))?;
         let (sender, reply) = oneshot::channel();
         state.waiting.insert(id, Waiting { model, admitted_at: now, sender });
         self.wake.notify_one();
@@ -154,10 +153,7 @@ impl Desk {
     pub fn handle_model_read(&self, name: &str, model: Result<Model, String>) {
         let mut state = self.state.borrow_mut();
         if let Some(index) = state.core.handle_model_read(name, model) {
-            self.metrics.handle_model(index, &state.core.models().get(index).model);
-            if index == state.statistics.len() {
-                state.statistics.push(Statistics::default());
-            }
+            self.observer.handle_model(index, &state.core.models().get(index).model);
         }
         self.wake.notify_one();
     }
@@ -185,16 +181,11 @@ impl Desk {
             match state.core.poll_output()? {
                 Output::Reply { request, result } => {
                     if let Some(waiting) = state.waiting.remove(&request) {
-                        let (now, statistics) = (self.now(), &mut state.statistics[waiting.model]);
+                        let Waiting { model, admitted_at, .. } = waiting;
+                        let now = self.now();
                         match &result {
-                            Ok(reply) => {
-                                let executions = statistics.handle_success(now, reply);
-                                self.metrics.handle_success(waiting.model, reply, executions);
-                            }
-                            Err(error) => {
-                                statistics.handle_failure(now, now - waiting.admitted_at);
-                                self.metrics.handle_failure(waiting.model, error);
-                            }
+                            Ok(reply) => self.observer.handle_success(now, model, reply),
+                            Err(error) => self.observer.handle_failure(now, model, now - admitted_at, error),
                         }
                         // A waiter that is gone has cancelled.
                         let _ = waiting.sender.send(result);
@@ -234,9 +225,8 @@ impl Drop for PendingReply {
     fn drop(&mut self) {
         let mut state = self.desk.state.borrow_mut();
         if let Some(waiting) = state.waiting.remove(&self.request) {
-            let now = self.desk.now();
-            state.statistics[waiting.model].handle_failure(now, now - waiting.admitted_at);
-            self.desk.metrics.handle_failure(waiting.model, &InferError::Dropped(DropReason::Cancelled));
+            let (now, error) = (self.desk.now(), InferError::Dropped(DropReason::Cancelled));
+            self.desk.observer.handle_failure(now, waiting.model, now - waiting.admitted_at, &error);
             state.core.handle_cancel(self.request);
             self.desk.wake.notify_one();
         }

@@ -1,43 +1,27 @@
-//! Runs a frontend: one thread that owns the transport's endpoint, the core, the HTTP server and the way in for
-//! in-process clients. Nothing is shared with other threads but the clients' channel.
+//! Runs a frontend: one thread that owns the transport's endpoint, the core, and whatever serves others through the
+//! [`Desk`]. Nothing is shared with other threads.
 #![allow(clippy::disallowed_methods)] // Drivers own threads and clocks.
 
-use std::{
-    collections::VecDeque,
-    io,
-    net::{SocketAddr, TcpListener},
-    path::PathBuf,
-    rc::Rc,
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, SystemTime},
-};
+use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, path::PathBuf, rc::Rc};
 
 use proto::{Timestamp, backend_to_frontend::LinkWelcome};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region};
 
-pub use export::Otlp;
-
-pub(crate) mod export;
-
 use crate::{
+    arena::Arena,
     config::Config,
     core::{Core, CoreConfig, Output},
-    desk::Desk,
+    desk::{Desk, Observer},
     readiness::Readiness,
-    server::{self, Gate, Server},
-    service::{Service, SetLogLevel},
     slots::ArenaTooSmall,
-    tasks::Arena,
-    trace::Tracing,
 };
 
-/// How often a stop flag is looked at.
-const STOP_POLL: Duration = Duration::from_millis(100);
-/// Connections that are served between two turns of the transport's loop. With many more, scheduler and backends wait while
-/// requests are read, and clients while replies are written; with few, each frame carries little.
-const CONNECTIONS_PER_TURN: u32 = 16;
+/// Tasks, such as clients' connections, that have a turn between two turns of the transport's loop. With many more,
+/// scheduler and backends wait while requests are read, and clients while replies are written; with few, each frame
+/// carries little.
+const TASKS_PER_TURN: u32 = 16;
 
 /// Why a frontend could not run.
 #[derive(Debug, Error)]
@@ -62,16 +46,6 @@ pub enum FrontendError {
     /// The network cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Clients cannot reach us.
-    #[error("{key}: cannot listen on {address}: {cause}")]
-    Listen {
-        /// `http` or `grpc`.
-        key: &'static str,
-        /// The configured address.
-        address: SocketAddr,
-        /// What the system said.
-        cause: io::Error,
-    },
     /// The event loop or its thread cannot be set up.
     #[error("the event loop cannot be set up: {0}")]
     Runtime(#[from] io::Error),
@@ -84,38 +58,17 @@ pub struct Frontend {
     repository: PathBuf,
     clock: Clock,
     desk: Rc<Desk>,
-    http: Option<TcpListener>,
-    grpc: Option<TcpListener>,
-    /// Who may connect, and what all clients may take up.
-    gate: Gate,
-    set_log_level: Option<SetLogLevel>,
-    /// Where traces go, and one in how many requests is traced without its caller's word.
-    tracing: Option<(Rc<Tracing>, u32)>,
     /// Frames that the scheduler has no room for yet. Bounded by the slots: each task has at most a few messages.
     unsent: VecDeque<(ConnectionId, Vec<u8>)>,
 }
 
-/// Opens a frontend and serves until `stop` is set (looked at ten times a second). Clients may change the level of the
-/// process's log by `set_log_level`.
-///
-/// # Errors
-/// If the configuration or the repository is wrong, or the network cannot be opened. A scheduler that cannot be
-/// reached is no error: it is tried again and again.
-pub fn run(config: &Config, set_log_level: SetLogLevel, stop: &AtomicBool) -> Result<(), FrontendError> {
-    let frontend = Frontend { set_log_level: Some(set_log_level), ..Frontend::open(config)? };
-    frontend.run(async {
-        while !stop.load(Ordering::Relaxed) {
-            tokio::time::sleep(STOP_POLL).await;
-        }
-    })
-}
-
 impl Frontend {
-    /// Reads the repository, allocates the arena and opens all sockets.
+    /// Reads the repository, allocates the arena and opens all sockets. `observer` counts; `()` does not.
     ///
     /// # Errors
-    /// As [`run`].
-    pub fn open(config: &Config) -> Result<Self, FrontendError> {
+    /// If the configuration or the repository is wrong, or the network cannot be opened. A scheduler that cannot be
+    /// reached is no error: it is tried again and again.
+    pub fn open(config: &Config, observer: Rc<dyn Observer>) -> Result<Self, FrontendError> {
         let arm = Arm::choose(&config.arm, config.address, config.shared_address, config.faults, config.verbs)?;
         let own = match &arm {
             Arm::Soft { address, .. } => Some(address.ip()),
@@ -147,76 +100,38 @@ impl Frontend {
             links_max: config.links_max,
         };
         let core = Core::new(core, models)?;
-        let gate = Gate::open(config).map_err(FrontendError::Config)?;
-        let http = config.http.map(|address| listen("http", address)).transpose()?;
-        let grpc = config.grpc.map(|address| listen("grpc", address)).transpose()?;
         let clock = Clock::start();
-        let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()));
-        let tracing = match &config.otlp {
-            None => None,
-            Some(otlp) => {
-                let queue = export::start(otlp, desk.traces().clone()).map_err(FrontendError::Config)?;
-                Some((Tracing::new(Rc::clone(&desk), queue, export::unix_ns), otlp.trace_rate))
-            }
-        };
-        let (unsent, set_log_level) = (VecDeque::new(), None);
+        let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()), observer);
         let (scheduler, repository) = (config.scheduler, config.repository.clone());
-        Ok(Self { endpoint, scheduler, repository, clock, desk, http, grpc, gate, set_log_level, tracing, unsent })
-    }
-
-    /// Where clients reach us over HTTP.
-    #[must_use]
-    pub fn http_address(&self) -> Option<SocketAddr> {
-        self.http.as_ref()?.local_addr().ok()
-    }
-
-    /// Where clients reach us over gRPC.
-    #[must_use]
-    pub fn grpc_address(&self) -> Option<SocketAddr> {
-        self.grpc.as_ref()?.local_addr().ok()
+        Ok(Self { endpoint, scheduler, repository, clock, desk, unsent: VecDeque::new() })
     }
 
     /// What the parts of this frontend's thread share.
-    pub(crate) fn desk(&self) -> Rc<Desk> {
+    #[must_use]
+    pub fn desk(&self) -> Rc<Desk> {
         Rc::clone(&self.desk)
     }
 
-    /// Serves until `stop` is ready.
+    /// Runs until `serve` is ready, and yields what it yields. `serve` is polled on this thread, within tokio: it may
+    /// spawn local tasks, and asks through [`Self::desk`].
     ///
     /// # Errors
     /// If the event loop cannot be set up.
-    pub fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), FrontendError> {
+    pub fn run<T>(mut self, serve: impl Future<Output = T>) -> Result<T, FrontendError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .event_interval(CONNECTIONS_PER_TURN)
+            .event_interval(TASKS_PER_TURN)
             .build_local(LocalOptions::default())?;
-        let service = Service::new(Rc::clone(&self.desk), self.set_log_level.take(), SystemTime::now);
-        let service = match self.tracing.take() {
-            Some((tracing, rate)) => service.tracing(tracing, rate),
-            None => service,
-        };
-        let server = Server::new(service, self.gate.clone());
-        let (http, grpc) = (self.http.take(), self.grpc.take());
         runtime.block_on(async move {
-            let serve = async |listener: Option<TcpListener>| match listener {
-                Some(listener) => {
-                    server::serve(tokio::net::TcpListener::from_std(listener)?, Rc::clone(&server)).await;
-                    Ok(())
-                }
-                None => std::future::pending().await,
-            };
             tokio::select! {
-                () = stop => Ok(()),
-                ended = serve(http) => ended,
-                ended = serve(grpc) => ended,
-                ended = self.move_packets() => ended,
+                ended = serve => Ok(ended),
+                Err(error) = self.move_packets() => Err(error.into()),
             }
-            .map_err(FrontendError::Runtime)
         })
     }
 
     /// The transport's loop: packets to events, events to the core, the core's outputs to the transport.
-    async fn move_packets(&mut self) -> io::Result<()> {
+    async fn move_packets(&mut self) -> io::Result<Infallible> {
         let endpoint = Readiness::of(&self.endpoint)?;
         let desk = Rc::clone(&self.desk);
         loop {
@@ -306,13 +221,4 @@ impl Arena for Registered {
     fn read(&self, offset: usize, into: &mut [u8]) {
         self.0.read(offset, into);
     }
-}
-
-fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, FrontendError> {
-    let open = || {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    open().map_err(|cause| FrontendError::Listen { key, address, cause })
 }

@@ -1,5 +1,7 @@
 //! Why a request was refused or ended without an answer. The text tells the client, or its operator, what to change.
 
+use std::fmt::Display;
+
 use proto::{Span, scheduler_to_frontend::DropReason};
 use thiserror::Error;
 
@@ -85,4 +87,10 @@ pub enum InferError {
     /// The frontend is shutting down.
     #[error("the frontend is shutting down")]
     ShuttingDown,
+}
+
+/// A request that is wrong: the field, what was found there and what was expected.
+#[must_use]
+pub fn invalid(field: &str, found: impl Display, expected: impl Display) -> InferError {
+    InferError::Invalid(format!("{field}: found {found}, expected {expected}"))
 }

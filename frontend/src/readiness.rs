@@ -10,14 +10,14 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 /// Says when a descriptor has become readable.
 #[derive(Debug)]
-pub struct Readiness(AsyncFd<OwnedFd>);
+pub(crate) struct Readiness(AsyncFd<OwnedFd>);
 
 impl Readiness {
     /// Watches a descriptor, through a duplicate of its own. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// If the process has no descriptor left, or the descriptor cannot be watched.
-    pub fn of(watched: &impl AsFd) -> io::Result<Self> {
+    pub(crate) fn of(watched: &impl AsFd) -> io::Result<Self> {
         let own = watched.as_fd().try_clone_to_owned()?;
         // SAFETY: the descriptor is valid, and `AsyncFd` owns it: an `OwnedFd` keeps it open, and keeps being it, until
         // the `AsyncFd` drops it.
@@ -30,7 +30,7 @@ impl Readiness {
     ///
     /// # Errors
     /// If the event loop is shutting down.
-    pub async fn readable(&self) -> io::Result<()> {
+    pub(crate) async fn readable(&self) -> io::Result<()> {
         self.0.readable().await?.clear_ready();
         Ok(())
     }

@@ -22,6 +22,7 @@ use proto::{
 };
 
 use crate::{
+    arena::Arena,
     error::InferError,
     models::{Offer, ServedModel},
     rope::Rope,
@@ -31,14 +32,6 @@ use crate::{
 /// How long after its deadline a request waits for word of its tasks. Losing a backend takes heartbeats and a fence,
 /// and is reported well within this.
 pub const WORD_WAIT: Span = Span::from_millis(5_000);
-
-/// The registered memory that slots lie in.
-pub trait Arena {
-    /// Copies `bytes` in at `offset`.
-    fn write(&self, offset: usize, bytes: &[u8]);
-    /// Copies out at `offset`.
-    fn read(&self, offset: usize, into: &mut [u8]);
-}
 
 /// Names a request from its admission to its reply; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

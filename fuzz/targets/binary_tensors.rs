@@ -4,10 +4,10 @@
 mod served;
 
 use arbitrary::Arbitrary;
-use frontend::{
+use frontend::rope::Rope;
+use gateway::{
     protocol::{json, prepare},
     regions::Regions,
-    rope::Rope,
 };
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value, json};

@@ -3,7 +3,7 @@
 
 mod served;
 
-use frontend::{
+use gateway::{
     api::ModelInferRequest,
     protocol::{messages, prepare},
     regions::Regions,

@@ -4,10 +4,10 @@
 mod served;
 
 use bytes::Bytes;
-use frontend::{
+use frontend::rope::Rope;
+use gateway::{
     protocol::{json, pictures, prepare},
     regions::Regions,
-    rope::Rope,
 };
 use libfuzzer_sys::fuzz_target;
 

@@ -2,7 +2,7 @@
 //! no picture takes more memory than its decoder's limit (`fuzz/run` bounds the process).
 #![no_main]
 
-use frontend::tensor_of;
+use gateway::image::tensor_of;
 use libfuzzer_sys::fuzz_target;
 use repository::{Color, DataType, ImagePipeline, Layout, Tensor};
 

@@ -36,7 +36,7 @@ pub static MODEL: LazyLock<Model> = LazyLock::new(|| {
 
 /// What is accepted has exactly the bytes that the model takes; what is not is told in one line.
 #[allow(dead_code)]
-pub fn check(outcome: Result<frontend::protocol::Prepared, frontend::InferError>) {
+pub fn check(outcome: Result<gateway::protocol::Prepared, frontend::InferError>) {
     match outcome {
         Ok(request) => {
             let rows = request.checked.rows;

@@ -290,7 +290,7 @@ mod tests {
     }
 
     /// A frontend without a scheduler: it tells what its models take, and refuses every request.
-    fn lonely_frontend(clients: frontend::access::Clients) -> (SocketAddr, tempfile::TempDir) {
+    fn lonely_frontend(clients: gateway::access::Clients) -> (SocketAddr, tempfile::TempDir) {
         let repository = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(repository.path().join("m/1")).unwrap();
         let config = r#"
@@ -306,8 +306,8 @@ mod tests {
         let (path, (tell, told)) = (repository.path().to_owned(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
             let [nobody, any] = ["127.0.0.1:1", "127.0.0.1:0"].map(|address| address.parse().unwrap());
-            let config = frontend::Config { http: Some(any), clients, ..frontend::Config::new(nobody, "secret", path) };
-            let frontend = frontend::Frontend::open(&config).unwrap();
+            let config = gateway::Config { http: Some(any), clients, ..gateway::Config::new(nobody, "secret", path) };
+            let frontend = gateway::Gateway::open(&config, None).unwrap();
             tell.send(frontend.http_address().unwrap()).unwrap();
             frontend.run(std::future::pending()).unwrap();
         });
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn every_wire_asks_and_is_refused_with_the_reason() {
-        let (address, _repository) = lonely_frontend(frontend::access::Clients::default());
+        let (address, _repository) = lonely_frontend(gateway::access::Clients::default());
         for wire in [Wire::Http(Encoding::Binary), Wire::Http(Encoding::Json), Wire::Grpc] {
             let target = Target { wire, ..Target::http(address, Duration::from_millis(100), 1) };
             let input = first_inputs(&target, &["m"]).unwrap().remove(0);

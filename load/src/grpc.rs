@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use frontend::api::{
+use gateway::api::{
     InferParameter, ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelMetadataResponse,
     infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
 };

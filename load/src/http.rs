@@ -2,7 +2,7 @@
 //! binary extension) or as numbers within it.
 
 use bytes::Bytes;
-use frontend::protocol::elements;
+use gateway::protocol::elements;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
     Request, StatusCode, Uri,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use frontend::{access::Clients, drive::Otlp};
+use gateway::{access::Clients, config::Otlp};
 use rand::RngExt;
 use scheduler::Policy;
 use serde::Deserialize;
@@ -246,12 +246,12 @@ impl Wiring {
     }
 
     fn frontend(&self, layout: &Layout, index: usize) -> String {
-        to_toml(&frontend::Config {
+        to_toml(&gateway::Config {
             http: Some(layout.http[index]),
             grpc: layout.grpc.get(index).copied(),
             clients: layout.clients.clone(),
             otlp: layout.otlp.clone(),
-            ..self.silent_frontend(layout, FRONTEND_HOSTS + index as u8)
+            ..self.silent_frontend(layout, FRONTEND_HOSTS + index as u8).into()
         })
     }
 

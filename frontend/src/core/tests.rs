@@ -19,7 +19,10 @@ use transport::DisconnectReason;
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::testing::{PlainArena, model, tensor};
+use crate::{
+    arena::PlainArena,
+    testing::{model, tensor},
+};
 
 const ARENA: usize = 1 << 15;
 const BACKENDS: u32 = 4;

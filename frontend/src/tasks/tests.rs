@@ -4,8 +4,9 @@ use zerocopy::IntoBytes;
 
 use super::*;
 use crate::{
+    arena::PlainArena,
     models::ModelTable,
-    testing::{PlainArena, model, tensor},
+    testing::{model, tensor},
 };
 
 const ARENA: usize = 1 << 16;

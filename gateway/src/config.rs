@@ -1,0 +1,263 @@
+//! A frontend's configuration file: the frontend's own keys, and those of what serves its clients.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
+
+use crate::access::Clients;
+
+/// How a frontend is started.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The scheduler's bootstrap listener, `ip:port`.
+    pub scheduler: SocketAddr,
+    /// What all roles of the cluster share.
+    pub secret: String,
+    /// The model repository.
+    pub repository: PathBuf,
+    /// Where clients reach us over HTTP.
+    #[serde(default)]
+    pub http: Option<SocketAddr>,
+    /// Where clients reach us over gRPC; without it only at `http`, which answers both.
+    #[serde(default)]
+    pub grpc: Option<SocketAddr>,
+    /// The network: `soft`, or `verbs:DEVICE`.
+    #[serde(default)]
+    pub arm: ArmName,
+    /// Where packets come from and arrive. Without it, the soft arm takes a random loopback address, and a verbs device
+    /// its first that others can route to.
+    #[serde(default)]
+    pub address: Option<SocketAddr>,
+    /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
+    #[serde(default)]
+    pub shared_address: bool,
+    /// How the queue pairs of a verbs device are set up.
+    #[serde(default)]
+    pub verbs: VerbsSettings,
+    /// Where backends reach us (TCP); any port of `address` if it is not given. Backends are told this address.
+    #[serde(default)]
+    pub link: Option<SocketAddr>,
+    /// Bytes of registered memory for slots.
+    #[serde(default = "default_arena_bytes")]
+    pub arena_bytes: usize,
+    /// Backends linked at once.
+    #[serde(default = "default_links_max")]
+    pub links_max: usize,
+    /// Connections of clients at once.
+    #[serde(default = "default_connections_max")]
+    pub connections_max: usize,
+    /// Requests of clients under way at once.
+    #[serde(default = "default_requests_max")]
+    pub requests_max: usize,
+    /// Bytes of one request's head.
+    #[serde(default = "default_head_bytes_max")]
+    pub head_bytes_max: usize,
+    /// Bytes of one request's body.
+    #[serde(default = "default_body_bytes_max")]
+    pub body_bytes_max: usize,
+    /// Bytes of all bodies that are being received.
+    #[serde(default = "default_bodies_bytes_max")]
+    pub bodies_bytes_max: usize,
+    /// How long a client may take to send a request's head, and how long its connection may stay idle.
+    #[serde(default = "default_head_timeout_ms")]
+    pub head_timeout_ms: u64,
+    /// How long a client may take to send a request's body, and to take in a reply.
+    #[serde(default = "default_body_timeout_ms")]
+    pub body_timeout_ms: u64,
+    /// Faults injected into our packets, for tests.
+    #[serde(default)]
+    pub faults: Faults,
+    /// Certificates, with which members also prove themselves to each other by mutual TLS.
+    #[serde(default)]
+    pub tls: Option<TlsFiles>,
+    /// Who may connect over HTTP and gRPC, and what they may do.
+    #[serde(default)]
+    pub clients: Clients,
+    /// Where traces of requests go; without it, into the log.
+    #[serde(default)]
+    pub otlp: Option<Otlp>,
+}
+
+impl Config {
+    /// A configuration with the default of everything that has one.
+    #[must_use]
+    pub fn new(scheduler: SocketAddr, secret: impl Into<String>, repository: impl Into<PathBuf>) -> Self {
+        frontend::Config::new(scheduler, secret, repository).into()
+    }
+
+    /// The frontend's own part.
+    #[must_use]
+    pub fn frontend(&self) -> frontend::Config {
+        frontend::Config {
+            scheduler: self.scheduler,
+            secret: self.secret.clone(),
+            repository: self.repository.clone(),
+            arm: self.arm.clone(),
+            address: self.address,
+            shared_address: self.shared_address,
+            verbs: self.verbs,
+            link: self.link,
+            arena_bytes: self.arena_bytes,
+            links_max: self.links_max,
+            faults: self.faults,
+            tls: self.tls.clone(),
+        }
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            requests_max: self.requests_max,
+            head_bytes_max: self.head_bytes_max,
+            body_bytes_max: self.body_bytes_max,
+            bodies_bytes_max: self.bodies_bytes_max,
+            connections_max: self.connections_max,
+            head_timeout: Duration::from_millis(self.head_timeout_ms),
+            body_timeout: Duration::from_millis(self.body_timeout_ms),
+        }
+    }
+}
+
+impl From<frontend::Config> for Config {
+    fn from(frontend: frontend::Config) -> Self {
+        let frontend::Config {
+            scheduler,
+            secret,
+            repository,
+            arm,
+            address,
+            shared_address,
+            verbs,
+            link,
+            arena_bytes,
+            links_max,
+            faults,
+            tls,
+        } = frontend;
+        Self {
+            scheduler,
+            secret,
+            repository,
+            http: None,
+            grpc: None,
+            arm,
+            address,
+            shared_address,
+            verbs,
+            link,
+            arena_bytes,
+            links_max,
+            connections_max: default_connections_max(),
+            requests_max: default_requests_max(),
+            head_bytes_max: default_head_bytes_max(),
+            body_bytes_max: default_body_bytes_max(),
+            bodies_bytes_max: default_bodies_bytes_max(),
+            head_timeout_ms: default_head_timeout_ms(),
+            body_timeout_ms: default_body_timeout_ms(),
+            faults,
+            tls,
+            clients: Clients::default(),
+            otlp: None,
+        }
+    }
+}
+
+/// The table `[otlp]`: where traces go, and which.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Otlp {
+    /// The collector: `http://host:port` or `https://host:port`, or with a path of its own.
+    pub endpoint: String,
+    /// A file (PEM) with the certificates that the collector's may come from; for `https`.
+    #[serde(default)]
+    pub authority: Option<PathBuf>,
+    /// Of the requests whose caller says nothing, one in so many is traced; 0: none.
+    #[serde(default)]
+    pub trace_rate: u32,
+    /// Traces that wait to be sent.
+    #[serde(default = "default_queue_max")]
+    pub queue_max: usize,
+    /// How long the collector may take for a batch each time.
+    #[serde(default = "default_timeout_ms")]
+    pub timeout_ms: u64,
+}
+
+/// Bounds on what clients can take up.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Bytes of one request's head.
+    pub head_bytes_max: usize,
+    /// Bytes of one request's body, as it comes and decoded; in gRPC of one message.
+    pub body_bytes_max: usize,
+    /// Bytes of all bodies that have not been copied into slots.
+    pub bodies_bytes_max: usize,
+    /// Connections at once.
+    pub connections_max: usize,
+    /// Requests under way at once.
+    pub requests_max: usize,
+    /// How long a client may take to send a request's head; also how long a connection may stay idle.
+    pub head_timeout: Duration,
+    /// How long a client may take to send a request's body, and to take in what we send.
+    pub body_timeout: Duration,
+}
+
+fn default_queue_max() -> usize {
+    4096
+}
+
+fn default_timeout_ms() -> u64 {
+    10_000
+}
+
+fn default_arena_bytes() -> usize {
+    frontend::config::ARENA_BYTES
+}
+
+fn default_links_max() -> usize {
+    frontend::config::LINKS_MAX
+}
+
+fn default_connections_max() -> usize {
+    1024
+}
+
+/// Sixteen for each connection; a slot for each row is what binds before.
+fn default_requests_max() -> usize {
+    16_384
+}
+
+fn default_head_bytes_max() -> usize {
+    64 << 10
+}
+
+/// A full batch of 64 images of 3 x 299 x 299 bytes, and room to spare.
+fn default_body_bytes_max() -> usize {
+    32 << 20
+}
+
+fn default_bodies_bytes_max() -> usize {
+    512 << 20
+}
+
+fn default_head_timeout_ms() -> u64 {
+    60_000
+}
+
+fn default_body_timeout_ms() -> u64 {
+    10_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_configuration_has_the_same_defaults_as_new() {
+        let json = r#"{"scheduler":"127.0.0.1:7000","secret":"s","repository":"models"}"#;
+        let read: Config = serde_json::from_str(json).unwrap();
+        let new = Config::new("127.0.0.1:7000".parse().unwrap(), "s", "models");
+        assert_eq!(format!("{read:?}"), format!("{new:?}"));
+        assert!(serde_json::from_str::<Config>(&json.replace("secret", "secrets")).is_err());
+    }
+}

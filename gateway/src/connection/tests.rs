@@ -1,0 +1,325 @@
+//! The server over real sockets and raw bytes, above a real core; the tests play its scheduler and backend.
+
+use std::{cell::RefCell, collections::VecDeque, future::Future, net::SocketAddr, time::SystemTime};
+
+use frontend::{
+    arena::{Arena as _, PlainArena},
+    core::{Core, CoreConfig, Output},
+    desk::{Desk, Observer},
+};
+use proto::{
+    BackendId, ChangeId, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId, Timestamp,
+    backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
+    clock::ClockReply,
+    frame::read_frame,
+    frontend_to_scheduler::{FrontendToScheduler, ModelChange},
+    hello::ModelThreads,
+    scheduler_to_frontend::{DropReason, FrontendWelcome, ModelState, SchedulerLoad, SchedulerToFrontend},
+    slot::ImmediateData,
+    stages::AnswerStamps,
+};
+use repository::DataType;
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use transport::{ConnectionId, DisconnectReason, Event};
+use zerocopy::IntoBytes as _;
+
+use super::*;
+use crate::{
+    access::Clients,
+    config::Otlp,
+    export,
+    record::Record,
+    server::Gate,
+    service::Service,
+    testing::{model, tensor},
+    trace::Tracing,
+};
+
+const ARENA: usize = 1 << 14;
+const SCHEDULER: ConnectionId = ConnectionId(1);
+const BACKEND: ConnectionId = ConnectionId(2);
+
+/// What the tests' scheduler and backend do with the next task; when nothing is said, they answer.
+#[derive(Debug, Clone, Copy)]
+enum Fate {
+    Drop(DropReason),
+    Answer(AnswerStatus, &'static str),
+    Keep,
+}
+
+/// The other side of the core: a scheduler and one backend that doubles every byte.
+struct Peer {
+    desk: Rc<Desk>,
+    server: Rc<Server>,
+    arena: Rc<PlainArena>,
+    fates: RefCell<VecDeque<Fate>>,
+    kept: RefCell<Vec<TaskId>>,
+    /// Loads of models so far.
+    loads: Cell<u32>,
+    cancelled: Cell<usize>,
+    /// Changes of models that wait for their answer, while they are to.
+    changes: RefCell<Option<Vec<ChangeId>>>,
+    clock: Rc<Cell<Timestamp>>,
+}
+
+impl Peer {
+    async fn run(self: Rc<Self>) {
+        self.desk.handle_timeout();
+        loop {
+            while let Some(output) = self.desk.poll_output() {
+                self.handle_output(output);
+            }
+            self.desk.woken().await;
+        }
+    }
+
+    fn handle_output(&self, output: Output) {
+        match output {
+            Output::Connect { .. } => {
+                self.desk.handle_connecting(SCHEDULER);
+                let frontend = FrontendId(1);
+                let welcome =
+                    wincode::serialize(&FrontendWelcome { frontend, model_threads: ModelThreads::default() }).unwrap();
+                self.desk.handle_event(Event::Connected { connection: SCHEDULER, welcome });
+                let hello =
+                    wincode::serialize(&LinkHello { backend: BackendId(6), frontend, link: LinkId(1) }).unwrap();
+                let peer = "127.0.0.1:1".parse().unwrap();
+                self.desk.handle_event(Event::Incoming { connection: BACKEND, peer, hello });
+                self.tell_gpus(1);
+            }
+            Output::Send { frame, .. } => read_frame(&frame).for_each(|message| self.handle_message(message.unwrap())),
+            Output::Accept { .. } => {}
+            Output::Disconnect { connection } => self.disconnect(connection),
+            Output::ReadModel { name } => self.desk.handle_model_read(&name, Ok(double())),
+            other => panic!("found {other:?}, expected nothing of that kind"),
+        }
+    }
+
+    fn handle_message(&self, message: FrontendToScheduler) {
+        match message {
+            FrontendToScheduler::ClockRequest { sent_at, .. } => {
+                let at = sent_at + Span::from_millis(5_000);
+                self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
+                self.tell(&SchedulerToFrontend::Load(SchedulerLoad { queued: 3, batches: 2, gpus: 1 }));
+            }
+            FrontendToScheduler::Submit { task, slot, .. } => match self.fates.borrow_mut().pop_front() {
+                None => self.answer(task, slot, AnswerStatus::Done, &self.doubled(slot)),
+                Some(Fate::Answer(status, payload)) => self.answer(task, slot, status, payload.as_bytes()),
+                Some(Fate::Drop(reason)) => self.tell(&SchedulerToFrontend::Dropped { task, reason }),
+                Some(Fate::Keep) => self.kept.borrow_mut().push(task),
+            },
+            FrontendToScheduler::Cancel { task, .. } => {
+                self.cancelled.set(self.cancelled.get() + 1);
+                self.tell(&SchedulerToFrontend::Dropped { task, reason: DropReason::Cancelled });
+            }
+            FrontendToScheduler::ChangeModel { change, to, name } => self.change_model(change, to, name),
+            FrontendToScheduler::Fenced { .. } => panic!("nobody asked for a fence"),
+        }
+    }
+
+    fn tell_gpus(&self, gpus: u32) {
+        let (name, version, least_latency) = ("double".to_owned(), "1".to_owned(), Span::from_millis(5));
+        self.tell(&SchedulerToFrontend::Model {
+            model_thread: ModelThreadId(0),
+            model: ModelId(0),
+            name,
+            version,
+            gpus,
+            least_latency,
+        });
+    }
+
+    fn disconnect(&self, connection: ConnectionId) {
+        let reason = DisconnectReason("the test ends it".to_owned());
+        self.desk.handle_event(Event::Disconnected { connection, reason });
+        while let Some(output) = self.desk.poll_output() {
+            self.handle_output(output);
+        }
+    }
+
+    /// As the scheduler does it; only one model can be had.
+    fn change_model(&self, change: ChangeId, to: ModelChange, name: String) {
+        if let Some(waiting) = &mut *self.changes.borrow_mut() {
+            return waiting.push(change);
+        }
+        if name != "double" {
+            let refused = Some("there is no such folder".to_owned());
+            return self.tell(&SchedulerToFrontend::ModelChanged { change, refused });
+        }
+        let is_load = to == ModelChange::Load;
+        self.loads.set(self.loads.get() + u32::from(is_load));
+        self.tell_gpus(u32::from(is_load));
+        let state = if is_load { ModelState::Serving } else { ModelState::Unloaded };
+        self.tell(&SchedulerToFrontend::ModelState { name, state, loads: self.loads.get() });
+        self.tell(&SchedulerToFrontend::ModelChanged { change, refused: None });
+    }
+
+    fn doubled(&self, slot: SlotDescriptor) -> Vec<u8> {
+        let input = self.arena.bytes(slot.input_offset, slot.input_bytes);
+        input.iter().map(|byte| byte.wrapping_mul(2)).collect()
+    }
+
+    fn answer(&self, task: TaskId, slot: SlotDescriptor, status: AnswerStatus, payload: &[u8]) {
+        let payload_bytes = payload.len() as u32;
+        let stamps = AnswerStamps::default();
+        let header = AnswerHeader { task: task.0, status, payload_bytes, attempt: 0, batch_size: 3, gpu: 2, stamps };
+        self.arena.write(slot.answer_offset as usize, header.as_bytes());
+        self.arena.write(slot.answer_offset as usize + ANSWER_HEADER_BYTES, payload);
+        let immediate = ImmediateData { slot: slot.slot, attempt: 0 }.pack();
+        let bytes = ANSWER_HEADER_BYTES as u32 + payload_bytes;
+        self.desk.handle_event(Event::Immediate { connection: BACKEND, immediate, bytes });
+    }
+
+    fn tell(&self, message: &SchedulerToFrontend) {
+        let frame = wincode::serialize(message).unwrap();
+        self.desk.handle_event(Event::Message { connection: SCHEDULER, frame });
+    }
+}
+
+/// Runs a test against a server that knows no tokens; the clock stands still unless the test moves it, so only sockets and
+/// fates decide.
+fn with_server<F: Future<Output = ()>>(limits: Limits, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
+    with_gate(Gate { limits, grants: Clients::default().grants().unwrap(), tls: None }, test);
+}
+
+fn with_gate<F: Future<Output = ()>>(gate: Gate, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
+    with_gate_and_collector(gate, None, test);
+}
+
+fn with_collector<F: Future<Output = ()>>(otlp: Option<Otlp>, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
+    let gate = Gate { limits: limits(), grants: Clients::default().grants().unwrap(), tls: None };
+    with_gate_and_collector(gate, otlp, test);
+}
+
+fn with_gate_and_collector<F: Future<Output = ()>>(
+    gate: Gate,
+    otlp: Option<Otlp>,
+    test: impl FnOnce(SocketAddr, Rc<Peer>) -> F,
+) {
+    let arena = Rc::new(PlainArena::new(ARENA));
+    let config = CoreConfig {
+        arena_bytes: ARENA,
+        arena: LinkWelcome { arena_address: 0, arena_bytes: ARENA as u64, arena_rkey: 0 },
+        link_address: "127.0.0.1:1".to_owned(),
+        links_max: 4,
+    };
+    let core = Core::new(config, vec![double()]).unwrap();
+    let clock = Rc::new(Cell::new(Timestamp(1_000)));
+    let read = Rc::clone(&clock);
+    let record = Rc::new(Record::new());
+    let observer = Rc::clone(&record) as Rc<dyn Observer>;
+    let desk = Desk::new(core, Box::new(Rc::clone(&arena)), Box::new(move || read.get()), observer);
+    let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), Some(Box::new(|_| Ok(()))), SystemTime::now);
+    if let Some(otlp) = otlp {
+        let traces = record.traces().clone();
+        let queue = export::start(&otlp, traces.clone()).unwrap();
+        let tracing = Tracing::new(Rc::clone(&desk), queue, traces, || 1_700_000_000_000_000_000);
+        service = service.tracing(tracing, otlp.trace_rate);
+    }
+    let peer = Rc::new(Peer {
+        server: Server::new(service, gate),
+        desk,
+        arena,
+        fates: RefCell::default(),
+        kept: RefCell::default(),
+        loads: Cell::new(0),
+        cancelled: Cell::new(0),
+        changes: RefCell::new(None),
+        clock,
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::task::spawn_local(serve(listener, Rc::clone(&peer.server)));
+        tokio::task::spawn_local(Rc::clone(&peer).run());
+        tokio::task::yield_now().await;
+        test(address, peer).await;
+    });
+}
+
+fn double() -> repository::Model {
+    model("double", vec![tensor("x", DataType::Uint8, &[4])], vec![tensor("y", DataType::Uint8, &[4])])
+}
+
+fn limits() -> Limits {
+    Limits {
+        body_bytes_max: 4096,
+        bodies_bytes_max: 1 << 20,
+        connections_max: 8,
+        requests_max: 64,
+        head_bytes_max: 8192,
+        head_timeout: Duration::from_secs(60),
+        body_timeout: Duration::from_secs(60),
+    }
+}
+
+/// One response: status, head in lower case, body.
+#[derive(Debug)]
+struct Heard {
+    status: u16,
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Heard {
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+    }
+}
+
+/// Reads one response; `None` if the connection ended instead.
+async fn hear(stream: &mut (impl AsyncRead + Unpin)) -> Option<Heard> {
+    let mut bytes = Vec::new();
+    let head_end = loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            break end + 4;
+        }
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    };
+    let head = String::from_utf8(bytes[..head_end].to_vec()).unwrap().to_ascii_lowercase();
+    let status = head[9..12].parse().unwrap();
+    let mut heard = Heard { status, head, body: bytes[head_end..].to_vec() };
+    let length: usize = heard.header("content-length").map_or(0, |text| text.parse().unwrap());
+    while heard.body.len() < length {
+        assert_ne!(stream.read_buf(&mut heard.body).await.unwrap(), 0, "the body is cut off");
+    }
+    Some(heard)
+}
+
+async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), request: &[u8]) -> Heard {
+    stream.write_all(request).await.unwrap();
+    hear(stream).await.expect("an answer")
+}
+
+fn get_of(path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.1\r\nhost: h\r\n\r\n").into_bytes()
+}
+
+fn post_of(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: {length}\r\n{headers}\r\n");
+    [head.as_bytes(), body].concat()
+}
+
+const INFER: &str = "/v2/models/double/infer";
+const GOOD: &str = r#"{"id":"q","inputs":[{"name":"x","shape":[1,4],"datatype":"UINT8","data":[1,2,3,4]}]}"#;
+
+async fn is_served(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    let heard = ask(stream, &post_of(INFER, "", GOOD.as_bytes())).await;
+    assert_eq!((heard.status, &heard.json()["outputs"][0]["data"]), (200, &json!([2, 4, 6, 8])), "{heard:?}");
+}
+
+mod errors;
+mod grpc;
+mod hostile;
+mod rest;
+mod secure;
+mod tracing;

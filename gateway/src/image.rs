@@ -1,0 +1,297 @@
+//! Step 1: a picture becomes a model's input (Symphony, section 4.3: preprocessing at the frontend overlaps the wait for
+//! the batch).
+//!
+//! Decoding is work for a processor, so it runs on a bounded number of threads beside the server's own; a request that
+//! finds them and their queue full is refused at once. A picture that is truncated, hostile, or larger than the limits
+//! once decoded is an error of that request alone.
+
+use std::{
+    io::Cursor,
+    sync::{Arc, LazyLock},
+};
+
+use bytes::Bytes;
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer, images::Image};
+use frontend::InferError;
+use image::{DynamicImage, ImageFormat, ImageReader, Limits};
+use repository::{Color, DataType, ImagePipeline, Layout, Tensor};
+use tokio::sync::Semaphore;
+
+/// The longer side of a picture.
+const SIDE_MAX: u32 = 16_384;
+/// Memory that a decoder may take: about 20 megapixels of RGB.
+const DECODED_BYTES_MAX: u64 = 64 << 20;
+/// Pictures that wait for a thread, for each thread.
+const WAITING_PER_THREAD: usize = 16;
+
+/// Threads that decode.
+pub(crate) static THREADS: LazyLock<usize> =
+    LazyLock::new(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+
+/// Turns pictures into tensors, a bounded number at a time.
+#[derive(Debug, Clone)]
+pub(crate) struct Decoders {
+    places: Arc<Semaphore>,
+    running: Arc<Semaphore>,
+}
+
+impl Decoders {
+    pub(crate) fn new() -> Self {
+        let places = *THREADS * (1 + WAITING_PER_THREAD);
+        Self { places: Arc::new(Semaphore::new(places)), running: Arc::new(Semaphore::new(*THREADS)) }
+    }
+
+    /// The tensor's bytes as they lie in a slot.
+    ///
+    /// # Errors
+    /// If the picture cannot be used, or there are too many at once.
+    pub(crate) async fn run(
+        &self,
+        pipeline: ImagePipeline,
+        tensor: Tensor,
+        picture: Bytes,
+    ) -> Result<Vec<u8>, InferError> {
+        let _place = self.places.try_acquire().map_err(|_| InferError::ImagesFull)?;
+        let running = Arc::clone(&self.running).acquire_owned().await.map_err(|_| InferError::ImagesFull)?;
+        let work = move || {
+            // Given back when the work ends, even if nobody waits for it any more.
+            let _running = running;
+            tensor_of(&pipeline, &tensor, &picture)
+        };
+        let ended = tokio::task::spawn_blocking(work).await;
+        ended.unwrap_or_else(|_| Err(unusable("its decoder failed".into())))
+    }
+}
+
+/// Decodes, resizes, crops, normalises, and lays out.
+///
+/// # Errors
+/// If the picture cannot be used, in one line.
+pub fn tensor_of(pipeline: &ImagePipeline, tensor: &Tensor, picture: &[u8]) -> Result<Vec<u8>, InferError> {
+    let decoded = decode(picture).map_err(unusable)?;
+    let pixels = resize(pipeline, decoded).map_err(unusable)?;
+    let channels = pipeline.color.channels();
+    let (height, width) = (pipeline.height as usize, pipeline.width as usize);
+    let place = |row: usize, column: usize, channel: usize| match pipeline.layout {
+        Layout::Hwc => (row * width + column) * channels + channel,
+        Layout::Chw => (channel * height + row) * width + column,
+    };
+    let element_bytes = tensor.datatype.bytes();
+    let mut bytes = vec![0; tensor.bytes()];
+    for (at, &pixel) in pixels.iter().enumerate() {
+        let (row, column, channel) = (at / channels / width, at / channels % width, at % channels);
+        // Decoders give red first.
+        let channel = if pipeline.color == Color::Bgr { channels - 1 - channel } else { channel };
+        let pixel = if pipeline.invert { 255 - pixel } else { pixel };
+        let into = &mut bytes[place(row, column, channel) * element_bytes..][..element_bytes];
+        if tensor.datatype == DataType::Uint8 {
+            into[0] = pixel;
+        } else {
+            let value = (f32::from(pixel) * pipeline.scale - pipeline.mean[channel]) / pipeline.std[channel];
+            into.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    Ok(bytes)
+}
+
+fn unusable(cause: String) -> InferError {
+    InferError::Invalid(format!("the picture cannot be used: {cause}"))
+}
+
+fn decode(picture: &[u8]) -> Result<DynamicImage, String> {
+    let mut reader = ImageReader::new(Cursor::new(picture)).with_guessed_format().map_err(|error| error.to_string())?;
+    match reader.format() {
+        Some(ImageFormat::Jpeg | ImageFormat::Png) => {}
+        _ => return Err("it is neither JPEG nor PNG".into()),
+    }
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(SIDE_MAX);
+    limits.max_image_height = Some(SIDE_MAX);
+    limits.max_alloc = Some(DECODED_BYTES_MAX);
+    reader.limits(limits);
+    reader.decode().map_err(|error| error.to_string().replace('\n', "; "))
+}
+
+/// The pixels of the tensor's size, channels together.
+fn resize(pipeline: &ImagePipeline, decoded: DynamicImage) -> Result<Vec<u8>, String> {
+    let (width, height) = (decoded.width(), decoded.height());
+    let (pixel, buffer) = match pipeline.color {
+        Color::Gray => (PixelType::U8, decoded.into_luma8().into_raw()),
+        Color::Rgb | Color::Bgr => (PixelType::U8x3, decoded.into_rgb8().into_raw()),
+    };
+    if (width, height) == (pipeline.width, pipeline.height) {
+        return Ok(buffer);
+    }
+    let from = Image::from_vec_u8(width, height, buffer, pixel).map_err(|error| error.to_string())?;
+    let mut into = Image::new(pipeline.width, pipeline.height, pixel);
+    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
+    let options = match window(pipeline, f64::from(width), f64::from(height)) {
+        None => options,
+        Some([left, top, width, height]) => options.crop(left, top, width, height),
+    };
+    Resizer::new().resize(&from, &mut into, &options).map_err(|error| error.to_string())?;
+    Ok(into.into_vec())
+}
+
+/// The part of a picture that becomes the tensor: left, top, width, height. Resizing the whole and cutting its middle
+/// out gives the same pixels as resizing the middle alone.
+fn window(pipeline: &ImagePipeline, width: f64, height: f64) -> Option<[f64; 4]> {
+    if pipeline.crop == 0.0 {
+        return None;
+    }
+    // The tensor's shape, as large as fits the picture, and of that the share.
+    let fits = (width / f64::from(pipeline.width)).min(height / f64::from(pipeline.height)) * f64::from(pipeline.crop);
+    let [w, h] = [pipeline.width, pipeline.height].map(|side| f64::from(side) * fits);
+    Some([(width - w) / 2.0, (height - h) / 2.0, w, h])
+}
+
+#[cfg(test)]
+mod tests {
+    use image::{GrayImage, Luma, Rgb, RgbImage};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn encoded(picture: impl Into<DynamicImage>, format: ImageFormat) -> Vec<u8> {
+        let mut bytes = Cursor::new(Vec::new());
+        picture.into().write_to(&mut bytes, format).unwrap();
+        bytes.into_inner()
+    }
+
+    fn pipeline(color: Color, height: u32, width: u32) -> ImagePipeline {
+        let channels = color.channels();
+        let (mean, std) = (vec![0.0; channels], vec![1.0; channels]);
+        ImagePipeline {
+            input: 0,
+            color,
+            height,
+            width,
+            crop: 0.0,
+            invert: false,
+            layout: Layout::Hwc,
+            scale: 1.0,
+            mean,
+            std,
+        }
+    }
+
+    fn tensor(pipeline: &ImagePipeline, datatype: DataType) -> Tensor {
+        let shape = vec![pipeline.height as usize, pipeline.width as usize, pipeline.color.channels()];
+        Tensor { name: "image".into(), datatype, shape }
+    }
+
+    fn floats(pipeline: &ImagePipeline, picture: &[u8]) -> Vec<f32> {
+        let bytes = tensor_of(pipeline, &tensor(pipeline, DataType::Fp32), picture).unwrap();
+        bytes.as_chunks().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect()
+    }
+
+    /// Red rises with the column, green with the row, blue is 7.
+    fn gradient(width: u32, height: u32) -> RgbImage {
+        RgbImage::from_fn(width, height, |x, y| Rgb([x as u8 * 10, y as u8 * 10, 7]))
+    }
+
+    #[test]
+    fn every_element_lies_where_the_layout_says() {
+        let png = encoded(gradient(3, 2), ImageFormat::Png);
+        let hwc = pipeline(Color::Rgb, 2, 3);
+        let expected_hwc = [0, 0, 7, 10, 0, 7, 20, 0, 7, 0, 10, 7, 10, 10, 7, 20, 10, 7].map(|v: u8| f32::from(v));
+        assert_eq!(floats(&hwc, &png), expected_hwc);
+        let chw = ImagePipeline { layout: Layout::Chw, ..hwc.clone() };
+        let expected_chw = [0, 10, 20, 0, 10, 20, 0, 0, 0, 10, 10, 10, 7, 7, 7, 7, 7, 7].map(|v: u8| f32::from(v));
+        assert_eq!(floats(&chw, &png), expected_chw);
+        let bgr = ImagePipeline { color: Color::Bgr, ..hwc.clone() };
+        assert_eq!(floats(&bgr, &png)[3..6], [7.0, 0.0, 10.0]);
+        let bytes = tensor_of(&hwc, &tensor(&hwc, DataType::Uint8), &png).unwrap();
+        assert_eq!(bytes[..6], [0, 0, 7, 10, 0, 7]);
+    }
+
+    #[test]
+    fn values_are_normalised_by_channel() {
+        let png = encoded(gradient(1, 1), ImageFormat::Png);
+        let normalised = ImagePipeline {
+            invert: true,
+            scale: 2.0,
+            mean: vec![10.0, 20.0, 30.0],
+            std: vec![1.0, 2.0, 4.0],
+            ..pipeline(Color::Rgb, 1, 1)
+        };
+        assert_eq!(floats(&normalised, &png), [500.0, 245.0, (248.0 * 2.0 - 30.0) / 4.0]);
+    }
+
+    #[test]
+    fn a_crop_takes_the_middle_and_a_stretch_takes_all() {
+        // Light from 2 pixels outside the middle half: resizing looks a little beyond what it keeps.
+        let is_light = |x, y| (28..52).contains(&x) && (8..32).contains(&y);
+        let picture = GrayImage::from_fn(80, 40, |x, y| Luma([if is_light(x, y) { 200 } else { 0 }]));
+        let png = encoded(picture, ImageFormat::Png);
+        let middle = ImagePipeline { crop: 0.5, ..pipeline(Color::Gray, 10, 10) };
+        assert_eq!(floats(&middle, &png), [200.0; 100]);
+        let all = floats(&pipeline(Color::Gray, 10, 10), &png);
+        assert!(all[0] == 0.0 && all[55] == 200.0, "{all:?}");
+    }
+
+    #[test]
+    fn a_jpeg_comes_close() {
+        let jpeg = encoded(RgbImage::from_pixel(32, 32, Rgb([200, 100, 50])), ImageFormat::Jpeg);
+        for pixel in floats(&pipeline(Color::Rgb, 4, 4), &jpeg).as_chunks::<3>().0 {
+            assert!(
+                pixel.iter().zip([200.0, 100.0, 50.0]).all(|(found, right)| (found - right).abs() < 4.0),
+                "{pixel:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_picture_or_too_large_a_one_is_an_error_in_one_line() {
+        let pipeline = pipeline(Color::Rgb, 4, 4);
+        let refused = |picture: &[u8]| {
+            let error = tensor_of(&pipeline, &tensor(&pipeline, DataType::Fp32), picture).unwrap_err().to_string();
+            assert_eq!(error.lines().count(), 1, "{error}");
+            error
+        };
+        assert!(refused(b"").contains("neither JPEG nor PNG"));
+        assert!(refused(b"GIF89a........").contains("neither JPEG nor PNG"));
+        let png = encoded(gradient(20, 20), ImageFormat::Png);
+        refused(&png[..png.len() / 2]);
+        // A few hundred bytes that would become a gigabyte.
+        let mut bomb = png.clone();
+        bomb[16..24].copy_from_slice(&[0, 0, 0x3f, 0xff, 0, 0, 0x3f, 0xff]);
+        let crc = crc32fast::hash(&bomb[12..29]).to_be_bytes();
+        bomb[29..33].copy_from_slice(&crc);
+        assert!(refused(&bomb).contains("limit"), "{}", refused(&bomb));
+        bomb[16..20].copy_from_slice(&[0x7f, 0xff, 0xff, 0xff]);
+        let crc = crc32fast::hash(&bomb[12..29]).to_be_bytes();
+        bomb[29..33].copy_from_slice(&crc);
+        refused(&bomb);
+    }
+
+    #[tokio::test]
+    async fn more_pictures_than_there_are_places_are_refused_at_once() {
+        let decoders = Decoders::new();
+        let all = decoders.places.available_permits();
+        let taken = decoders.places.try_acquire_many(all as u32).unwrap();
+        let pipeline = pipeline(Color::Rgb, 4, 4);
+        let tensor = tensor(&pipeline, DataType::Fp32);
+        let png = Bytes::from(encoded(gradient(20, 20), ImageFormat::Png));
+        assert!(matches!(
+            decoders.run(pipeline.clone(), tensor.clone(), png.clone()).await,
+            Err(InferError::ImagesFull)
+        ));
+        drop(taken);
+        assert!(decoders.run(pipeline, tensor, png).await.is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(head in 0..3usize, rest in proptest::collection::vec(any::<u8>(), 0..400), cut in 0..500usize) {
+            let pipeline = pipeline(Color::Rgb, 4, 4);
+            let start = [&b"\x89PNG\r\n\x1a\n"[..], b"\xff\xd8\xff\xe0", b""][head];
+            let tensor = tensor(&pipeline, DataType::Fp32);
+            let _ = tensor_of(&pipeline, &tensor, &[start, &rest].concat());
+            let mut damaged = encoded(gradient(9, 9), ImageFormat::Jpeg);
+            let at = cut % damaged.len();
+            damaged.iter_mut().skip(at).zip(&rest).take(3).for_each(|(byte, other)| *byte ^= other);
+            let _ = tensor_of(&pipeline, &tensor, &damaged);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! The gateway: clients reach a frontend through it over HTTP and gRPC, in the Open Inference Protocol. It checks who
+//! they are, turns pictures into tensors, and tells what became of requests in metrics, statistics and traces.
+#![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
+
+pub mod access;
+pub mod api;
+pub mod compression;
+pub mod config;
+pub mod connection;
+pub mod drive;
+mod export;
+pub mod grpc;
+pub mod image;
+pub mod metrics;
+pub mod protocol;
+pub mod recent;
+pub mod record;
+pub mod regions;
+pub mod rest;
+pub mod server;
+pub mod service;
+pub mod settings;
+pub mod statistics;
+#[cfg(test)]
+mod testing;
+pub mod trace;
+
+pub use config::Config;
+pub use drive::{Gateway, GatewayError, run};

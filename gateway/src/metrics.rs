@@ -1,0 +1,475 @@
+//! Step 10: what Prometheus scrapes: Triton's names, which dashboards know, and histograms of our own for every stage.
+//!
+//! Everything is resolved to a handle when a model is loaded, so a request costs a few additions and no look-up.
+
+use std::cell::RefCell;
+
+use frontend::{
+    InferError,
+    core::Core,
+    tasks::{Reply, Timing},
+};
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder, exponential_buckets,
+};
+use proto::{
+    Span,
+    scheduler_to_frontend::{DropReason, SchedulerLoad},
+};
+use repository::Model;
+
+use crate::access::Refusal;
+
+/// Of our own durations: 20 us to 10 s, each bucket twice the one before.
+const BUCKETS: (f64, f64, usize) = (20e-6, 2.0, 20);
+/// The labels that Triton's metrics have.
+const MODEL: [&str; 2] = ["model", "version"];
+
+/// A part of a request's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// The client sends its request.
+    Receive,
+    /// A picture becomes a tensor.
+    Preprocess,
+    /// The task's descriptor goes to the scheduler.
+    Submit,
+    /// The batch has not been granted a GPU, although it is held back no longer.
+    Queue,
+    /// The batch is held back on purpose: it grows for as long as its deadline allows.
+    Defer,
+    /// The plan goes to the backend.
+    Grant,
+    /// The backend READs the inputs of the batch.
+    Fetch,
+    /// The batch waits for its window and for its GPU.
+    Wait,
+    /// The batch runs.
+    Execute,
+    /// The outputs are WRITTEN back.
+    Push,
+    /// The answer becomes a reply.
+    Reply,
+}
+
+impl Stage {
+    const ALL: [(Self, &str); 11] = [
+        (Self::Receive, "receive"),
+        (Self::Preprocess, "preprocess"),
+        (Self::Submit, "submit"),
+        (Self::Queue, "queue"),
+        (Self::Defer, "defer"),
+        (Self::Grant, "grant"),
+        (Self::Fetch, "fetch"),
+        (Self::Wait, "wait"),
+        (Self::Execute, "execute"),
+        (Self::Push, "push"),
+        (Self::Reply, "reply"),
+    ];
+
+    /// What metrics and traces call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+}
+
+/// The stages of an answered request between admission and answer: when each began and ended, in nanoseconds on the
+/// scheduler's clock.
+#[must_use]
+pub fn stages(timing: &Timing) -> [(Stage, i64, i64); 8] {
+    let stamps = &timing.stamps;
+    let (admitted, answered) = (timing.admitted_at.0, timing.answered_at.0);
+    [
+        (Stage::Submit, admitted, stamps.queued_at_ns),
+        (Stage::Defer, stamps.queued_at_ns, stamps.due_at_ns),
+        (Stage::Queue, stamps.due_at_ns, stamps.granted_at_ns),
+        (Stage::Grant, stamps.granted_at_ns, stamps.planned_at_ns),
+        (Stage::Fetch, stamps.planned_at_ns, stamps.fetched_at_ns),
+        (Stage::Wait, stamps.fetched_at_ns, stamps.started_at_ns),
+        (Stage::Execute, stamps.started_at_ns, stamps.finished_at_ns),
+        (Stage::Push, stamps.finished_at_ns, answered),
+    ]
+}
+
+/// Everything that is scraped.
+pub struct Metrics {
+    registry: Registry,
+    families: Families,
+    /// By index in the model table.
+    models: RefCell<Vec<ModelMetrics>>,
+    pending: IntGaugeVec,
+    slots: IntGauge,
+    backends: IntGauge,
+    scheduler: IntGauge,
+    /// Tasks, batches and GPUs of the whole scheduler.
+    scheduler_load: [IntGauge; 3],
+    refusals: Refusals,
+    traces: Traces,
+}
+
+/// What became of the trace of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TraceOutcome {
+    /// The collector has it.
+    Exported,
+    /// Too many waited for the collector.
+    QueueFull,
+    /// The collector was not there, too slow, or did not want it.
+    CollectorFailed,
+}
+
+impl TraceOutcome {
+    const ALL: [(Self, &str); 3] =
+        [(Self::Exported, "exported"), (Self::QueueFull, "queue_full"), (Self::CollectorFailed, "collector_failed")];
+}
+
+/// What became of traces.
+#[derive(Debug, Clone)]
+pub struct Traces(IntCounterVec);
+
+impl Traces {
+    fn new(registry: &Registry) -> Self {
+        let opts = Opts::new("downbeat_traces", "Requests that were traced, by what became of their spans");
+        let counters = registered(registry, IntCounterVec::new(opts, &["outcome"]));
+        for (_, name) in TraceOutcome::ALL {
+            counters.with_label_values(&[name]);
+        }
+        Self(counters)
+    }
+
+    /// So many traces ended so.
+    pub fn count(&self, outcome: TraceOutcome, traces: usize) {
+        self.0.with_label_values(&[TraceOutcome::ALL[outcome as usize].1]).inc_by(traces as u64);
+    }
+}
+
+/// Why a client was refused before its request was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Too many connections.
+    Connections,
+    /// TLS could not be agreed on, or the client's certificate is none of ours.
+    Handshake,
+    /// The head is too large.
+    Head,
+    /// A body is too large, or all of them are.
+    Body,
+    /// A token is missing or unknown.
+    Unauthenticated,
+    /// The token does not cover the operation.
+    Forbidden,
+    /// Too many requests over time.
+    Rate,
+    /// Too many requests at once.
+    Requests,
+}
+
+impl Cause {
+    const ALL: [(Self, &str); 8] = [
+        (Self::Connections, "connections"),
+        (Self::Handshake, "handshake"),
+        (Self::Head, "head"),
+        (Self::Body, "body"),
+        (Self::Unauthenticated, "unauthenticated"),
+        (Self::Forbidden, "forbidden"),
+        (Self::Rate, "rate"),
+        (Self::Requests, "requests"),
+    ];
+}
+
+impl From<&Refusal> for Cause {
+    fn from(refusal: &Refusal) -> Self {
+        match refusal {
+            Refusal::Unauthenticated { .. } => Self::Unauthenticated,
+            Refusal::Forbidden { .. } => Self::Forbidden,
+            Refusal::Rate { .. } => Self::Rate,
+            Refusal::Busy { .. } | Refusal::Overloaded { .. } => Self::Requests,
+            Refusal::Head { .. } => Self::Head,
+        }
+    }
+}
+
+/// How often clients were refused, by cause.
+#[derive(Debug, Clone)]
+pub struct Refusals(IntCounterVec);
+
+impl Refusals {
+    /// Of each cause none yet.
+    fn new(registry: &Registry) -> Self {
+        let counters = IntCounterVec::new(
+            Opts::new("downbeat_refused", "Connections and requests that were refused unseen, by cause"),
+            &["cause"],
+        );
+        let counters = registered(registry, counters);
+        for (_, name) in Cause::ALL {
+            counters.with_label_values(&[name]);
+        }
+        Self(counters)
+    }
+
+    /// A client was refused.
+    pub fn count(&self, cause: Cause) {
+        self.0.with_label_values(&[Cause::ALL[cause as usize].1]).inc();
+    }
+}
+
+/// One model's handles.
+struct ModelMetrics {
+    name: String,
+    version: String,
+    success: IntCounter,
+    failure: IntCounterVec,
+    dropped: IntCounterVec,
+    late: IntCounter,
+    inferences: IntCounter,
+    executions: IntCounter,
+    request_us: IntCounter,
+    queue_us: IntCounter,
+    input_us: IntCounter,
+    infer_us: IntCounter,
+    output_us: IntCounter,
+    request: Histogram,
+    batch: Histogram,
+    /// In the order of [`Stage::ALL`].
+    stages: Vec<Histogram>,
+}
+
+impl Metrics {
+    /// Metrics of no model yet, all zero.
+    #[must_use]
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let families = Families::new(&registry);
+        let gauge = |name: &str, help: &str| registered(&registry, IntGauge::new(name, help));
+        Self {
+            models: RefCell::default(),
+            families,
+            pending: registered(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new("nv_inference_pending_request_count", "Requests without an answer yet"),
+                    &MODEL,
+                ),
+            ),
+            slots: gauge("downbeat_slots_in_use", "Slots of registered memory that are leased"),
+            backends: gauge("downbeat_backends_linked", "Backends that can reach our slots"),
+            scheduler: gauge("downbeat_scheduler_connected", "1 while there is a connection to the scheduler"),
+            scheduler_load: [
+                gauge("downbeat_scheduler_tasks_queued", "Tasks of all frontends that wait for their batch"),
+                gauge("downbeat_scheduler_batches_in_flight", "Batches of all frontends that have no answer yet"),
+                gauge("downbeat_scheduler_gpus", "GPUs of all backends that are connected to the scheduler"),
+            ],
+            refusals: Refusals::new(&registry),
+            traces: Traces::new(&registry),
+            registry,
+        }
+    }
+
+    /// What counts those who are refused.
+    #[must_use]
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    /// What counts traces.
+    #[must_use]
+    pub fn traces(&self) -> &Traces {
+        &self.traces
+    }
+
+    /// A model is served: another version of one that is here, or the next one of the table.
+    pub fn handle_model(&self, index: usize, model: &Model) {
+        let metrics = self.families.model(model);
+        let mut models = self.models.borrow_mut();
+        match models.get_mut(index) {
+            Some(known) => *known = metrics,
+            None => models.push(metrics),
+        }
+    }
+
+    /// A request was answered.
+    pub fn handle_success(&self, model: usize, reply: &Reply, new_executions: u64) {
+        let of = &self.models.borrow()[model];
+        let (timing, stamps) = (&reply.timing, &reply.timing.stamps);
+        let (admitted, answered) = (timing.admitted_at.0, timing.answered_at.0);
+        of.success.inc();
+        of.late.inc_by(u64::from(timing.answered_at > timing.deadline));
+        of.inferences.inc_by(reply.rows as u64);
+        of.executions.inc_by(new_executions);
+        of.request.observe(seconds(answered - admitted));
+        of.batch.observe(timing.batch_size.into());
+        for (counter, ns) in [
+            (&of.request_us, answered - admitted),
+            (&of.queue_us, stamps.granted_at_ns - admitted),
+            (&of.input_us, stamps.fetched_at_ns - stamps.planned_at_ns),
+            (&of.infer_us, stamps.finished_at_ns - stamps.started_at_ns),
+            (&of.output_us, answered - stamps.finished_at_ns),
+        ] {
+            counter.inc_by(u64::try_from(ns / 1000).unwrap_or(0));
+        }
+        for (stage, from, to) in stages(timing) {
+            of.stages[stage as usize].observe(seconds(to - from));
+        }
+    }
+
+    /// A request ended without an answer.
+    pub fn handle_failure(&self, model: usize, error: &InferError) {
+        let of = &self.models.borrow()[model];
+        let labels = |reason| [&of.name[..], &of.version, reason];
+        of.failure.with_label_values(&labels(tritons_reason(error))).inc();
+        if let Some(reason) = drop_reason(error) {
+            of.dropped.with_label_values(&labels(reason)).inc();
+        }
+    }
+
+    /// A request was this long in a stage that the frontend alone knows.
+    pub fn observe(&self, model: usize, stage: Stage, took: Span) {
+        self.models.borrow()[model].stages[stage as usize].observe(seconds(took.0));
+    }
+
+    /// All metrics in Prometheus's text format; the gauges are read now.
+    #[must_use]
+    pub fn text(&self, core: &Core, pending: impl Fn(usize) -> usize) -> String {
+        for (index, of) in self.models.borrow().iter().enumerate() {
+            self.pending.with_label_values(&[&of.name, &of.version]).set(pending(index) as i64);
+        }
+        self.slots.set(core.outstanding() as i64);
+        self.backends.set(core.backends_linked() as i64);
+        self.scheduler.set(i64::from(core.has_scheduler()));
+        let SchedulerLoad { queued, batches, gpus } = core.scheduler_load();
+        self.scheduler_load.iter().zip([queued, batches, gpus]).for_each(|(gauge, count)| gauge.set(count.into()));
+        TextEncoder::new()
+            .encode_to_string(&self.registry.gather())
+            .expect("names and labels were checked when they were made")
+    }
+}
+
+/// Metrics that each model has one of.
+struct Families {
+    counters: [IntCounterVec; 9],
+    failure: IntCounterVec,
+    dropped: IntCounterVec,
+    request: HistogramVec,
+    batch: HistogramVec,
+    stages: HistogramVec,
+}
+
+impl Families {
+    fn new(registry: &Registry) -> Self {
+        let counter = |name: &str, help: &str, labels: &[&str]| {
+            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
+        };
+        let of_model = |(name, help): (&str, &str)| counter(name, help, &MODEL);
+        let (start, factor, count) = BUCKETS;
+        let durations = exponential_buckets(start, factor, count).expect("constants");
+        let histogram = |name: &str, help: &str, labels: &[&str], buckets: Vec<f64>| {
+            registered(registry, HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), labels))
+        };
+        let (by_reason, by_stage) = (["model", "version", "reason"], ["model", "version", "stage"]);
+        Self {
+            counters: [
+                ("nv_inference_request_success", "Requests that were answered"),
+                ("downbeat_request_late", "Of these, answered after their deadline"),
+                ("nv_inference_count", "Rows that were answered"),
+                ("nv_inference_exec_count", "Batches of which this frontend saw an answer"),
+                ("nv_inference_request_duration_us", "Sum of the time of answered requests"),
+                ("nv_inference_queue_duration_us", "Sum of their time until a GPU was granted"),
+                ("nv_inference_compute_input_duration_us", "Sum of the time of fetching inputs"),
+                ("nv_inference_compute_infer_duration_us", "Sum of the time of execution"),
+                ("nv_inference_compute_output_duration_us", "Sum of the time of pushing outputs"),
+            ]
+            .map(of_model),
+            failure: counter("nv_inference_request_failure", "Requests without an answer", &by_reason),
+            dropped: counter(
+                "downbeat_dropped",
+                "Requests that were dropped, by the reason in its own terms",
+                &by_reason,
+            ),
+            request: histogram("downbeat_request_seconds", "From admission to answer", &MODEL, durations.clone()),
+            batch: histogram(
+                "downbeat_batch_size",
+                "Tasks in the batch of an answered request",
+                &MODEL,
+                exponential_buckets(1.0, 2.0, 9).expect("constants"),
+            ),
+            stages: histogram("downbeat_stage_seconds", "Where a request's time goes", &by_stage, durations),
+        }
+    }
+
+    fn model(&self, model: &Model) -> ModelMetrics {
+        let labels = [&model.name[..], &model.version];
+        let [success, late, inferences, executions, request_us, queue_us, input_us, infer_us, output_us] =
+            self.counters.each_ref().map(|family| family.with_label_values(&labels));
+        let stage = |(_, name): (Stage, &str)| self.stages.with_label_values(&[labels[0], labels[1], name]);
+        ModelMetrics {
+            name: model.name.clone(),
+            version: model.version.clone(),
+            success,
+            failure: self.failure.clone(),
+            dropped: self.dropped.clone(),
+            late,
+            inferences,
+            executions,
+            request_us,
+            queue_us,
+            input_us,
+            infer_us,
+            output_us,
+            request: self.request.with_label_values(&labels),
+            batch: self.batch.with_label_values(&labels),
+            stages: Stage::ALL.map(stage).into(),
+        }
+    }
+}
+
+/// Constant names are valid, and each is registered once.
+fn registered<C: prometheus::core::Collector + Clone + 'static>(
+    registry: &Registry,
+    collector: prometheus::Result<C>,
+) -> C {
+    let collector = collector.expect("a valid name");
+    registry.register(Box::new(collector.clone())).expect("a new name");
+    collector
+}
+
+/// Clocks of members agree within an error, so a short stage can seem to end before it began.
+fn seconds(ns: i64) -> f64 {
+    ns.max(0) as f64 / 1e9
+}
+
+/// Triton's reasons of failure.
+fn tritons_reason(error: &InferError) -> &'static str {
+    match error {
+        InferError::Dropped(DropReason::Cancelled) => "CANCELED",
+        InferError::Failed(_) | InferError::BadAnswer(_) => "BACKEND",
+        InferError::Dropped(_)
+        | InferError::NeverMet { .. }
+        | InferError::WindowMissed
+        | InferError::ArenaFull { .. }
+        | InferError::NoScheduler
+        | InferError::NoBackend { .. }
+        | InferError::Unloaded { .. }
+        | InferError::LoadedAnew { .. } => "REJECTED",
+        _ => "OTHER",
+    }
+}
+
+/// Why a request was dropped, in our own terms; nothing if it was not.
+pub(crate) fn drop_reason(error: &InferError) -> Option<&'static str> {
+    Some(match error {
+        InferError::Dropped(DropReason::Deadline) => "deadline",
+        InferError::Dropped(DropReason::QueueFull) => "queue_full",
+        InferError::Dropped(DropReason::NoBackend) | InferError::NoBackend { .. } => "no_backend",
+        InferError::Dropped(DropReason::Unloaded) | InferError::Unloaded { .. } => "unloaded",
+        InferError::Dropped(DropReason::BackendLost) => "backend_lost",
+        InferError::Dropped(DropReason::Cancelled) => "cancelled",
+        InferError::WindowMissed => "window_missed",
+        InferError::NeverMet { .. } => "never_met",
+        InferError::ArenaFull { .. } => "slots_full",
+        InferError::NoScheduler | InferError::SchedulerLost => "no_scheduler",
+        InferError::NoAnswer { .. } => "no_answer",
+        _ => return None,
+    })
+}

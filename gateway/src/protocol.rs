@@ -1,0 +1,318 @@
+//! Step 1: Open Inference Protocol v2 without its wire: a request as any of its forms carries it is checked against its
+//! model. `json` is the REST form, `messages` the gRPC form; both end here. No IO but reads of shared memory.
+
+use bytes::Bytes;
+use proto::Span;
+use repository::{Model, Tensor};
+use serde_json::{Map, Value, json, value::RawValue};
+
+use frontend::{
+    InputTensor,
+    error::{InferError, invalid},
+    excerpt,
+    request::{check, check_shape, known_input, slo_from_micros, unknown_name},
+    rope::Rope,
+    tasks::CheckedRequest,
+};
+
+use crate::regions::{RegionSpan, Regions};
+
+mod classes;
+pub mod elements;
+pub mod json;
+pub mod messages;
+
+/// The best classes that a picture is answered with.
+const PICTURE_CLASSES: u32 = 3;
+
+/// Parameters by name, of a request or of one of its tensors.
+pub type Parameters = Map<String, Value>;
+
+/// A request as a client gives it, not checked yet.
+#[derive(Debug)]
+pub struct InferRequest<'a> {
+    /// Comes back in the reply.
+    pub id: Option<String>,
+    /// `timeout`, `priority` and `binary_data_output`; others are not looked at.
+    pub parameters: Parameters,
+    /// In any order.
+    pub inputs: Vec<RequestInput<'a>>,
+    /// The outputs that are wanted; all of them if none is named.
+    pub outputs: Vec<RequestedOutput>,
+}
+
+/// One input of an [`InferRequest`].
+#[derive(Debug)]
+pub struct RequestInput<'a> {
+    /// As the client says.
+    pub name: String,
+    /// As the client says.
+    pub datatype: String,
+    /// As the client says.
+    pub shape: Vec<usize>,
+    /// `shared_memory_region` and its fellows.
+    pub parameters: Parameters,
+    /// Where its elements are, unless they are in shared memory.
+    pub data: Option<InputData<'a>>,
+}
+
+/// An input's elements.
+#[derive(Debug)]
+pub enum InputData<'a> {
+    /// In row-major order, little-endian.
+    Bytes(Rope),
+    /// A JSON array.
+    Json(&'a RawValue),
+}
+
+/// An output that a client names.
+#[derive(Debug)]
+pub struct RequestedOutput {
+    /// As the client says.
+    pub name: String,
+    /// `binary_data`, `shared_memory_region` and its fellows.
+    pub parameters: Parameters,
+}
+
+/// A request with what its reply needs to know.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Comes back in the reply.
+    pub id: Option<String>,
+    /// What the core needs.
+    pub checked: CheckedRequest,
+    /// Which outputs the client wants, in which form and order.
+    pub outputs: Vec<OutputChoice>,
+}
+
+/// An output that the client wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputChoice {
+    /// Index among the model's outputs.
+    pub index: usize,
+    /// How the client wants it.
+    pub form: OutputForm,
+    /// How many of its best classes instead of its scores; 0 for the scores.
+    pub classes: usize,
+}
+
+/// Where an output's elements go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OutputForm {
+    /// Into the reply, in its usual form: numbers in JSON, raw bytes in gRPC.
+    Usual,
+    /// As bytes after the JSON object instead of numbers in it.
+    Binary,
+    /// Into shared memory of the client.
+    Region(RegionSpan),
+}
+
+/// Checks a request for `model`, which is at `index` of the model table. `within` bounds its objective: what the
+/// client's own protocol leaves it.
+///
+/// # Errors
+/// [`InferError::Invalid`], which names the field, what was found and what was expected.
+pub fn prepare(
+    model: &Model,
+    index: usize,
+    request: InferRequest<'_>,
+    within: Option<Span>,
+    regions: &Regions,
+) -> Result<Prepared, InferError> {
+    let mut inputs = Vec::with_capacity(request.inputs.len().min(model.inputs.len()));
+    for input in request.inputs {
+        // Checked before its data is read, so that wrong data costs nothing.
+        let tensor = known_input(model, &input.name, &input.datatype)?;
+        let rows = check_shape(model, tensor, &input.shape)?;
+        let data = input_data(&input, tensor, rows, regions)?;
+        let (name, shape) = (tensor.name.clone(), input.shape);
+        inputs.push(InputTensor { name, datatype: tensor.datatype, shape, data });
+    }
+    let slo = timeout(&request.parameters)?.unwrap_or(model.slo);
+    let slo = within.map_or(slo, |within| slo.min(within));
+    let priority = model.priorities.of(priority(&request.parameters)?);
+    let outputs = output_choices(model, &request.parameters, &request.outputs)?;
+    let checked = CheckedRequest { priority, ..check(model, index, inputs, slo)? };
+    Ok(Prepared { id: request.id, checked, outputs })
+}
+
+/// The pictures of an input of BYTES: strings with their length before them, one for each row.
+///
+/// # Errors
+/// [`InferError::Invalid`], which names the field, what was found and what was expected.
+pub fn pictures(input: &RequestInput<'_>, rows_max: usize) -> Result<Vec<Bytes>, InferError> {
+    let field = format!("inputs['{}']", excerpt(&input.name));
+    let rows = match input.shape[..] {
+        [rows] | [rows, 1] if (1..=rows_max).contains(&rows) => rows,
+        ref shape => {
+            let expected = format!("[n] or [n, 1] pictures with n from 1 to {rows_max}");
+            return Err(invalid(&format!("{field}.shape"), excerpt(&format!("{shape:?}")), expected));
+        }
+    };
+    let wrong = || invalid(&format!("{field}.data"), "others", format_args!("{rows} pictures, each after its length"));
+    let Some(InputData::Bytes(data)) = &input.data else {
+        return Err(invalid(&format!("{field}.data"), "none", "pictures as binary data"));
+    };
+    let mut rest = data.joined();
+    let mut pictures = Vec::with_capacity(rows);
+    while let Some(length) = rest.first_chunk().map(|length| u32::from_le_bytes(*length) as usize) {
+        if pictures.len() == rows || length > rest.len() - 4 {
+            return Err(wrong());
+        }
+        let mut picture = rest.split_off(4);
+        rest = picture.split_off(length);
+        pictures.push(picture);
+    }
+    if pictures.len() != rows || !rest.is_empty() { Err(wrong()) } else { Ok(pictures) }
+}
+
+/// The request that a picture makes, sent as it is: its best classes are the answer where the model has labels.
+pub(crate) fn picture_request<'a>(
+    model: &Model,
+    picture: &Rope,
+    parameters: Parameters,
+) -> Result<InferRequest<'a>, InferError> {
+    let Some(pipeline) = &model.image else {
+        let expected = format!("application/json: model '{}' takes no pictures (parameters: image)", model.name);
+        return Err(invalid("Content-Type", "an image", expected));
+    };
+    let mut data = Rope::from((picture.len() as u32).to_le_bytes().to_vec());
+    data.push(picture.joined());
+    let input = RequestInput {
+        name: model.inputs[pipeline.input].name.clone(),
+        datatype: "BYTES".to_owned(),
+        shape: vec![1],
+        parameters: Parameters::new(),
+        data: Some(InputData::Bytes(data)),
+    };
+    let classes = || [("classification".to_owned(), PICTURE_CLASSES.into())].into_iter().collect();
+    let output = |output: &Tensor| RequestedOutput { name: output.name.clone(), parameters: classes() };
+    let outputs = if model.labels.is_empty() { Vec::new() } else { vec![output(&model.outputs[0])] };
+    Ok(InferRequest { id: None, parameters, inputs: vec![input], outputs })
+}
+
+/// An input's bytes, in the order of its elements.
+fn input_data(input: &RequestInput<'_>, tensor: &Tensor, rows: usize, regions: &Regions) -> Result<Rope, InferError> {
+    let field = format!("inputs['{}']", tensor.name);
+    let span = region_span(&input.parameters, &field)?;
+    match (&input.data, span) {
+        (Some(InputData::Bytes(bytes)), None) => Ok(bytes.clone()),
+        (Some(InputData::Json(json)), None) => {
+            let elements = rows * tensor.elements();
+            let bytes = elements::read_json(tensor.datatype, elements, json)
+                .map_err(|cause| InferError::Invalid(format!("{field}.data: {cause}")))?;
+            Ok(bytes.into())
+        }
+        (None, Some(span)) => {
+            let expected = rows * tensor.bytes();
+            if span.bytes != expected as u64 {
+                return Err(invalid(&format!("{field}.parameters.shared_memory_byte_size"), span.bytes, expected));
+            }
+            Ok(regions.read(&span)?.into())
+        }
+        (data, _) => {
+            let found = if data.is_some() { "both" } else { "neither" };
+            Err(invalid(&format!("{field}.data"), found, "either data or parameters that say where it is"))
+        }
+    }
+}
+
+/// Shared memory that a tensor's parameters name, if they do.
+fn region_span(parameters: &Parameters, field: &str) -> Result<Option<RegionSpan>, InferError> {
+    let Some(region) = parameters.get("shared_memory_region") else { return Ok(None) };
+    let wrong = |key: &str, found: Option<&Value>, expected: &str| {
+        let found = found.map_or_else(|| "none".to_owned(), |found| excerpt(&found.to_string()));
+        invalid(&format!("{field}.parameters.{key}"), found, expected)
+    };
+    let number = |key: &str, absent: Option<u64>| {
+        let value = parameters.get(key);
+        value.map_or(absent, Value::as_u64).ok_or_else(|| wrong(key, value, "a number of bytes"))
+    };
+    let name = region.as_str().ok_or_else(|| wrong("shared_memory_region", Some(region), "a region's name"))?;
+    Ok(Some(RegionSpan {
+        region: name.to_owned(),
+        offset: number("shared_memory_offset", Some(0))?,
+        bytes: number("shared_memory_byte_size", None)?,
+    }))
+}
+
+/// What a reply says of an output of `written` bytes that lies there.
+fn region_parameters(span: &RegionSpan, written: usize) -> Parameters {
+    let mut parameters = Parameters::new();
+    parameters.insert("shared_memory_region".to_owned(), json!(span.region));
+    parameters.insert("shared_memory_byte_size".to_owned(), json!(written));
+    if span.offset > 0 {
+        parameters.insert("shared_memory_offset".to_owned(), json!(span.offset));
+    }
+    parameters
+}
+
+/// The request's own latency objective. Triton's 0 means none.
+fn timeout(parameters: &Parameters) -> Result<Option<Span>, InferError> {
+    match parameters.get("timeout") {
+        None => Ok(None),
+        Some(value) => match value.as_i64() {
+            Some(0) => Ok(None),
+            Some(micros) => slo_from_micros(micros).map(Some),
+            None => Err(invalid("parameters.timeout", excerpt(&value.to_string()), "a whole number of microseconds")),
+        },
+    }
+}
+
+/// Triton's priority; 0, the model's default, if the client names none.
+fn priority(parameters: &Parameters) -> Result<u64, InferError> {
+    let Some(value) = parameters.get("priority") else { return Ok(0) };
+    let expected = "0 (the model's default), or 1 (the highest) and up";
+    value.as_u64().ok_or_else(|| invalid("parameters.priority", excerpt(&value.to_string()), expected))
+}
+
+fn output_choices(
+    model: &Model,
+    parameters: &Parameters,
+    outputs: &[RequestedOutput],
+) -> Result<Vec<OutputChoice>, InferError> {
+    let binary = |parameters: &Parameters, key: &str, field: &str, default: bool| match parameters.get(key) {
+        None => Ok(default),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(other) => Err(invalid(&format!("{field}parameters.{key}"), excerpt(&other.to_string()), "true or false")),
+    };
+    let form = |binary| if binary { OutputForm::Binary } else { OutputForm::Usual };
+    let default = binary(parameters, "binary_data_output", "", false)?;
+    if outputs.is_empty() {
+        return Ok((0..model.outputs.len())
+            .map(|index| OutputChoice { index, form: form(default), classes: 0 })
+            .collect());
+    }
+    let mut choices: Vec<OutputChoice> = Vec::new();
+    for output in outputs {
+        let Some(index) = model.outputs.iter().position(|tensor| tensor.name == output.name) else {
+            return Err(unknown_name("outputs", &output.name, &model.outputs));
+        };
+        let field = format!("outputs['{}']", output.name);
+        if choices.iter().any(|choice| choice.index == index) {
+            return Err(invalid("outputs", format_args!("'{}' twice", output.name), "each output once"));
+        }
+        let form = match region_span(&output.parameters, &field)? {
+            Some(span) => OutputForm::Region(span),
+            None => form(binary(&output.parameters, "binary_data", &format!("{field}."), default)?),
+        };
+        let classes = class_count(&output.parameters, &field)?;
+        if classes > 0 && matches!(form, OutputForm::Region(_)) {
+            let key = format!("{field}.parameters.classification");
+            return Err(invalid(&key, "shared memory too", "one of both: classes have no fixed size"));
+        }
+        choices.push(OutputChoice { index, form, classes });
+    }
+    Ok(choices)
+}
+
+/// Triton's classification extension; its 0 means none.
+fn class_count(parameters: &Parameters, field: &str) -> Result<usize, InferError> {
+    let Some(value) = parameters.get("classification") else { return Ok(0) };
+    value.as_u64().and_then(|count| usize::try_from(count).ok()).ok_or_else(|| {
+        invalid(&format!("{field}.parameters.classification"), excerpt(&value.to_string()), "a number of classes")
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+//! Tensor elements between JSON and little-endian bytes.
+
+use std::fmt::{self, Write as _};
+
+use frontend::excerpt;
+use repository::DataType;
+use serde_json::value::RawValue;
+
+/// Reads exactly `elements` numbers (or booleans), nested in arrays in any way, as bytes.
+///
+/// A tensor is by far the most of a request, and its text is known to be valid JSON: its numbers are simply what lies
+/// between the brackets, commas and spaces.
+///
+/// # Errors
+/// What was found and expected, in one line.
+pub fn read_json(datatype: DataType, elements: usize, json: &RawValue) -> Result<Vec<u8>, String> {
+    if datatype == DataType::Fp16 {
+        return Err("found JSON, expected binary data: FP16 has no JSON form".to_owned());
+    }
+    let separates = |byte: &u8| matches!(byte, b'[' | b']' | b',' | b' ' | b'\t' | b'\n' | b'\r');
+    let json = json.get().as_bytes();
+    let limit = elements * datatype.bytes();
+    let mut bytes = Vec::with_capacity(limit.min(json.len() * datatype.bytes()));
+    for element in json.split(separates).filter(|element| !element.is_empty()) {
+        if bytes.len() == limit {
+            return Err(format!("found more than the expected {elements} elements"));
+        }
+        read_element(datatype, element, &mut bytes).ok_or_else(|| {
+            let found = excerpt(&String::from_utf8_lossy(element));
+            format!("found {found}, expected values of {datatype}, or arrays of them")
+        })?;
+    }
+    if bytes.len() < limit {
+        return Err(format!("found {} elements, expected {elements}", bytes.len() / datatype.bytes()));
+    }
+    Ok(bytes)
+}
+
+/// Appends an element. Rust reads every number that JSON can write; what else it reads as one, JSON cannot write.
+fn read_element(datatype: DataType, text: &[u8], bytes: &mut Vec<u8>) -> Option<()> {
+    let text = str::from_utf8(text).ok()?;
+    macro_rules! append {
+        ($type:ty) => {
+            bytes.extend_from_slice(&text.parse::<$type>().ok()?.to_le_bytes())
+        };
+    }
+    match datatype {
+        DataType::Bool => bytes.push(text.parse::<bool>().ok()?.into()),
+        DataType::Uint8 => append!(u8),
+        DataType::Uint16 => append!(u16),
+        DataType::Uint32 => append!(u32),
+        DataType::Uint64 => append!(u64),
+        DataType::Int8 => append!(i8),
+        DataType::Int16 => append!(i16),
+        DataType::Int32 => append!(i32),
+        DataType::Int64 => append!(i64),
+        // Too large a number is read as infinite.
+        DataType::Fp32 => {
+            bytes.extend_from_slice(&text.parse().ok().filter(|value: &f32| value.is_finite())?.to_le_bytes());
+        }
+        DataType::Fp64 => {
+            bytes.extend_from_slice(&text.parse().ok().filter(|value: &f64| value.is_finite())?.to_le_bytes());
+        }
+        DataType::Fp16 => return None,
+    }
+    Some(())
+}
+
+/// Appends the elements to a JSON array's inside, flat. What JSON has no number for (NaN, infinities) becomes `null`.
+pub fn write_json(datatype: DataType, data: &[u8], json: &mut String) {
+    match datatype {
+        DataType::Bool => join(data, |[byte]| byte != 0, json),
+        DataType::Uint8 => join(data, u8::from_le_bytes, json),
+        DataType::Uint16 => join(data, u16::from_le_bytes, json),
+        DataType::Uint32 => join(data, u32::from_le_bytes, json),
+        DataType::Uint64 => join(data, u64::from_le_bytes, json),
+        DataType::Int8 => join(data, i8::from_le_bytes, json),
+        DataType::Int16 => join(data, i16::from_le_bytes, json),
+        DataType::Int32 => join(data, i32::from_le_bytes, json),
+        DataType::Int64 => join(data, i64::from_le_bytes, json),
+        DataType::Fp16 => join(data, |bytes| Finite(half_to_f32(u16::from_le_bytes(bytes))), json),
+        DataType::Fp32 => join(data, |bytes| Finite(f32::from_le_bytes(bytes)), json),
+        DataType::Fp64 => join(data, |bytes| Finite(f64::from_le_bytes(bytes)), json),
+    }
+}
+
+/// The elements as numbers; true is 1.
+pub fn to_f64(datatype: DataType, data: &[u8]) -> Vec<f64> {
+    fn each<const N: usize>(data: &[u8], element: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+        data.as_chunks::<N>().0.iter().map(|bytes| element(*bytes)).collect()
+    }
+    match datatype {
+        DataType::Bool | DataType::Uint8 => each(data, |[byte]| byte.into()),
+        DataType::Uint16 => each(data, |bytes| u16::from_le_bytes(bytes).into()),
+        DataType::Uint32 => each(data, |bytes| u32::from_le_bytes(bytes).into()),
+        DataType::Uint64 => each(data, |bytes| u64::from_le_bytes(bytes) as f64),
+        DataType::Int8 => each(data, |bytes| i8::from_le_bytes(bytes).into()),
+        DataType::Int16 => each(data, |bytes| i16::from_le_bytes(bytes).into()),
+        DataType::Int32 => each(data, |bytes| i32::from_le_bytes(bytes).into()),
+        DataType::Int64 => each(data, |bytes| i64::from_le_bytes(bytes) as f64),
+        DataType::Fp16 => each(data, |bytes| half_to_f32(u16::from_le_bytes(bytes)).into()),
+        DataType::Fp32 => each(data, |bytes| f32::from_le_bytes(bytes).into()),
+        DataType::Fp64 => each(data, f64::from_le_bytes),
+    }
+}
+
+fn join<const N: usize, T: fmt::Display>(data: &[u8], element: impl Fn([u8; N]) -> T, json: &mut String) {
+    for (index, bytes) in data.as_chunks::<N>().0.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        write!(json, "{comma}{}", element(*bytes)).expect("writing into memory cannot fail");
+    }
+}
+
+/// A number, or `null` if JSON cannot write it. `{:?}` is the shortest text that reads back as the same number.
+struct Finite<T>(T);
+
+impl<T: fmt::Debug + Copy + Into<f64>> fmt::Display for Finite<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.into().is_finite() { write!(f, "{:?}", self.0) } else { f.write_str("null") }
+    }
+}
+
+/// IEEE 754 binary16 to binary32, which holds every one of its values.
+fn half_to_f32(half: u16) -> f32 {
+    let sign = if half >> 15 == 1 { -1.0 } else { 1.0 };
+    let (exponent, fraction) = (i32::from(half >> 10 & 0x1f), f32::from(half & 0x3ff) / 1024.0);
+    sign * match exponent {
+        0 => fraction * 2f32.powi(-14),
+        31 if fraction == 0.0 => f32::INFINITY,
+        31 => f32::NAN,
+        _ => (1.0 + fraction) * 2f32.powi(exponent - 15),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn round_trip(datatype: DataType, bytes: &[u8]) -> Vec<u8> {
+        let mut json = String::from("[");
+        write_json(datatype, bytes, &mut json);
+        json.push(']');
+        read_json(datatype, bytes.len() / datatype.bytes(), raw(&json).unwrap()).unwrap()
+    }
+
+    fn raw(json: &str) -> serde_json::Result<&RawValue> {
+        serde_json::from_str(json)
+    }
+
+    /// Arrays of numbers, and now and then of something else.
+    fn nested() -> impl Strategy<Value = Value> {
+        let number = prop_oneof![
+            any::<i16>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from)
+        ];
+        let other = prop_oneof![
+            any::<bool>().prop_map(Value::from),
+            "[\\[,1 ]{0,3}".prop_map(Value::from),
+            Just(json!({ "a": [1] })),
+            Just(Value::Null)
+        ];
+        let leaf = prop_oneof![30 => number, 1 => other];
+        leaf.prop_recursive(4, 40, 5, |inner| proptest::collection::vec(inner, 0..5).prop_map(Value::from))
+    }
+
+    /// The elements as serde_json finds them.
+    fn flattened(datatype: DataType, value: &Value, bytes: &mut Vec<u8>) -> Option<()> {
+        match (datatype, value) {
+            (_, Value::Array(values)) => values.iter().try_for_each(|value| flattened(datatype, value, bytes))?,
+            (DataType::Bool, _) => bytes.push(value.as_bool()?.into()),
+            (DataType::Uint8, _) => bytes.push(value.as_u64()?.try_into().ok()?),
+            (DataType::Int64, _) => bytes.extend(value.as_i64()?.to_le_bytes()),
+            (DataType::Fp64, _) => bytes.extend(value.as_f64()?.to_le_bytes()),
+            other => unreachable!("{other:?}"),
+        }
+        Some(())
+    }
+
+    proptest! {
+        #[test]
+        fn every_type_round_trips(random in proptest::collection::vec(any::<u8>(), 16)) {
+            for datatype in DataType::ALL {
+                let mut bytes = random.clone();
+                match datatype {
+                    DataType::Fp16 => continue,
+                    DataType::Bool => bytes.iter_mut().for_each(|byte| *byte &= 1),
+                    // Without the upper exponent bits every pattern is a finite number.
+                    DataType::Fp32 | DataType::Fp64 => bytes.iter_mut().for_each(|byte| *byte &= 0x3f),
+                    _ => {}
+                }
+                prop_assert_eq!(round_trip(datatype, &bytes), &bytes[..], "{}", datatype);
+            }
+        }
+
+        #[test]
+        fn elements_are_those_that_a_parser_finds(value in nested()) {
+            for datatype in [DataType::Bool, DataType::Uint8, DataType::Int64, DataType::Fp64] {
+                let mut expected = Vec::new();
+                let expected = flattened(datatype, &value, &mut expected).map(|()| expected);
+                let elements = expected.as_ref().map_or(usize::MAX / 8, |bytes| bytes.len() / datatype.bytes());
+                for text in [value.to_string(), format!("{value:#}")] {
+                    let found = read_json(datatype, elements, raw(&text).unwrap());
+                    prop_assert_eq!(found.ok(), expected.clone(), "{}: {}", datatype, text);
+                }
+            }
+        }
+
+        #[test]
+        fn no_text_panics(text in "[\\[\\]0-9eE.,truefalsn \"{}-]{0,60}", elements in 0usize..20) {
+            for datatype in DataType::ALL {
+                if let Ok(json) = raw(&text) {
+                    let _ = read_json(datatype, elements, json);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn values_outside_the_type_are_named() {
+        let error = |datatype, json| read_json(datatype, 2, raw(json).unwrap()).unwrap_err();
+        assert!(error(DataType::Uint8, "[1, 256]").starts_with("found 256, expected values of UINT8"));
+        assert!(error(DataType::Uint8, "[1, -1]").starts_with("found -1, expected values of UINT8"));
+        assert!(error(DataType::Int32, "[1.5]").starts_with("found 1.5, expected values of INT32"));
+        assert!(error(DataType::Fp32, "[1e300]").starts_with("found 1e300"));
+        assert!(error(DataType::Fp32, "[true]").starts_with("found true"));
+        assert!(error(DataType::Fp32, "[\"1\"]").contains("expected values of FP32, or arrays of them"));
+        assert!(error(DataType::Bool, "[1]").starts_with("found 1, expected values of BOOL"));
+        assert!(error(DataType::Fp32, "[[1], [2, 3]]").starts_with("found more than the expected 2 elements"));
+        assert_eq!(error(DataType::Fp32, "[[1], []]"), "found 1 elements, expected 2");
+        let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+        assert_eq!(error(DataType::Fp32, &deep), "found 0 elements, expected 2");
+    }
+
+    #[test]
+    fn halves_are_exact_and_what_is_no_number_is_null() {
+        let halves = [0x3c00u16, 0xc000, 0x3555, 0x0001, 0x7c00, 0x7e00];
+        let bytes: Vec<u8> = halves.into_iter().flat_map(u16::to_le_bytes).collect();
+        let mut json = String::new();
+        write_json(DataType::Fp16, &bytes, &mut json);
+        assert_eq!(json, "1.0,-2.0,0.33325195,5.9604645e-8,null,null");
+    }
+}

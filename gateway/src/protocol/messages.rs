@@ -1,0 +1,170 @@
+//! Steps 1 and 10 in gRPC: the messages of an infer request and of its reply.
+//!
+//! Elements come in `raw_input_contents`, one for each input in order, or typed in each input's `contents`; never both.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use frontend::{
+    error::{InferError, invalid},
+    excerpt,
+    tasks::Reply,
+};
+use repository::Model;
+use serde_json::Value;
+
+use super::{
+    InferRequest, InputData, OutputChoice, OutputForm, Parameters, RequestInput, RequestedOutput,
+    classes::{Shown, shown},
+    region_parameters,
+};
+use crate::api::{
+    InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, infer_parameter::ParameterChoice,
+    model_infer_response::InferOutputTensor,
+};
+
+/// Reads a request; its model's name and version are the caller's to look at.
+///
+/// # Errors
+/// [`InferError::Invalid`], which names the field, what was found and what was expected.
+pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest<'static>, InferError> {
+    let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = message;
+    let in_body = inputs.iter().filter(|input| !input.parameters.contains_key("shared_memory_region")).count();
+    if !raw.is_empty() && raw.len() != in_body {
+        return Err(invalid("raw_input_contents", raw.len(), format_args!("{in_body}, one for each input")));
+    }
+    let is_raw = !raw.is_empty();
+    let mut raw = raw.into_iter();
+    let mut read = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let field = |rest: &str| format!("inputs['{}'].{rest}", excerpt(&input.name));
+        let shape: Result<Vec<usize>, _> = input.shape.iter().map(|&dim| usize::try_from(dim)).collect();
+        let shape = shape
+            .map_err(|_| invalid(&field("shape"), excerpt(&format!("{:?}", input.shape)), "no negative dimension"))?;
+        let data = match &input.contents {
+            Some(_) if is_raw => return Err(invalid(&field("contents"), "some", "none beside raw_input_contents")),
+            Some(contents) => Some(
+                contents_bytes(&input.datatype, contents)
+                    .map_err(|cause| InferError::Invalid(format!("{}: {cause}", field("contents"))))?,
+            ),
+            None if input.parameters.contains_key("shared_memory_region") => None,
+            None => raw.next(),
+        };
+        read.push(RequestInput {
+            shape,
+            parameters: to_values(input.parameters),
+            data: data.map(|bytes| InputData::Bytes(bytes.into())),
+            name: input.name,
+            datatype: input.datatype,
+        });
+    }
+    let outputs = outputs
+        .into_iter()
+        .map(|output| RequestedOutput { name: output.name, parameters: to_values(output.parameters) })
+        .collect();
+    let id = (!id.is_empty()).then_some(id);
+    Ok(InferRequest { id, parameters: to_values(parameters), inputs: read, outputs })
+}
+
+/// Writes a reply. An output that went into shared memory keeps its place among the contents, empty.
+#[must_use]
+pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], reply: &Reply) -> ModelInferResponse {
+    let mut response = ModelInferResponse {
+        model_name: model.name.clone(),
+        model_version: model.version.clone(),
+        id: id.unwrap_or_default().to_owned(),
+        ..ModelInferResponse::default()
+    };
+    for choice in outputs {
+        let Shown { datatype, shape, data, classes: _ } = shown(model, choice, reply);
+        let (parameters, raw) = match &choice.form {
+            OutputForm::Usual | OutputForm::Binary => (Parameters::new(), data),
+            OutputForm::Region(span) => (region_parameters(span, data.len()), Bytes::new()),
+        };
+        response.outputs.push(InferOutputTensor {
+            name: model.outputs[choice.index].name.clone(),
+            datatype: datatype.to_owned(),
+            shape: shape.iter().map(|&dim| dim as i64).collect(),
+            parameters: parameters.into_iter().map(|(key, value)| (key, to_parameter(&value))).collect(),
+            contents: None,
+        });
+        response.raw_output_contents.push(raw);
+    }
+    response
+}
+
+/// Typed contents as little-endian bytes.
+fn contents_bytes(datatype: &str, contents: &InferTensorContents) -> Result<Bytes, String> {
+    macro_rules! narrow {
+        ($values:expr, $type:ty) => {{
+            let mut bytes = Vec::with_capacity($values.len() * size_of::<$type>());
+            for &value in &$values {
+                let element = <$type>::try_from(value).map_err(|_| format!("found {value}, expected {datatype}"))?;
+                bytes.extend_from_slice(&element.to_le_bytes());
+            }
+            Ok(bytes.into())
+        }};
+    }
+    macro_rules! plain {
+        ($values:expr) => {
+            Ok($values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>().into())
+        };
+    }
+    match datatype {
+        "BOOL" => Ok(contents.bool_contents.iter().map(|&value| u8::from(value)).collect::<Vec<u8>>().into()),
+        "INT8" => narrow!(contents.int_contents, i8),
+        "INT16" => narrow!(contents.int_contents, i16),
+        "INT32" => plain!(contents.int_contents),
+        "INT64" => plain!(contents.int64_contents),
+        "UINT8" => narrow!(contents.uint_contents, u8),
+        "UINT16" => narrow!(contents.uint_contents, u16),
+        "UINT32" => plain!(contents.uint_contents),
+        "UINT64" => plain!(contents.uint64_contents),
+        "FP32" => plain!(contents.fp32_contents),
+        "FP64" => plain!(contents.fp64_contents),
+        _ => Err(format!("found typed contents of '{}', expected raw_input_contents", excerpt(datatype))),
+    }
+}
+
+fn to_values(parameters: BTreeMap<String, InferParameter>) -> Parameters {
+    let value = |parameter: InferParameter| match parameter.parameter_choice {
+        Some(ParameterChoice::BoolParam(flag)) => flag.into(),
+        Some(ParameterChoice::Int64Param(number)) => number.into(),
+        Some(ParameterChoice::StringParam(text)) => text.into(),
+        Some(ParameterChoice::DoubleParam(number)) => number.into(),
+        Some(ParameterChoice::Uint64Param(number)) => number.into(),
+        None => Value::Null,
+    };
+    parameters.into_iter().map(|(key, parameter)| (key, value(parameter))).collect()
+}
+
+fn to_parameter(value: &Value) -> InferParameter {
+    let choice = match value {
+        Value::Bool(flag) => Some(ParameterChoice::BoolParam(*flag)),
+        Value::String(text) => Some(ParameterChoice::StringParam(text.clone())),
+        Value::Number(number) => number.as_i64().map(ParameterChoice::Int64Param),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    };
+    InferParameter { parameter_choice: choice }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn typed_contents_are_little_endian_and_in_range() {
+        let contents = InferTensorContents {
+            int_contents: vec![-1, 300],
+            fp32_contents: vec![1.5],
+            bool_contents: vec![true, false],
+            ..InferTensorContents::default()
+        };
+        let bytes = |datatype| contents_bytes(datatype, &contents).map(|bytes| bytes.to_vec());
+        assert_eq!(bytes("INT16").unwrap(), [0xff, 0xff, 0x2c, 0x01]);
+        assert_eq!(bytes("INT8").unwrap_err(), "found 300, expected INT8");
+        assert_eq!(bytes("FP32").unwrap(), 1.5f32.to_le_bytes());
+        assert_eq!(bytes("BOOL").unwrap(), [1, 0]);
+        assert_eq!(bytes("FP16").unwrap_err(), "found typed contents of 'FP16', expected raw_input_contents");
+    }
+}

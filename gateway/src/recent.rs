@@ -1,0 +1,164 @@
+//! What became of the last requests, so that each can be explained: when it was queued, in which batch it ran, why then,
+//! and where.
+
+use std::{collections::VecDeque, rc::Rc};
+
+use frontend::{InferError, excerpt, tasks::Timing};
+use serde_json::{Value, json};
+
+/// Requests that are remembered.
+const REQUESTS_MAX: usize = 4096;
+
+/// The last requests of a frontend.
+#[derive(Debug, Default)]
+pub struct Recent {
+    requests: VecDeque<Ended>,
+    ended: u64,
+}
+
+/// A request that has ended.
+#[derive(Debug)]
+struct Ended {
+    /// Counts from 1.
+    number: u64,
+    /// The client's own.
+    id: Option<String>,
+    model: Rc<str>,
+    outcome: Result<Timing, String>,
+}
+
+impl Recent {
+    /// Remembers a request; yields its number.
+    pub fn push(&mut self, id: Option<&str>, model: &str, outcome: Result<Timing, &InferError>) -> u64 {
+        if self.requests.len() == REQUESTS_MAX {
+            self.requests.pop_front();
+        }
+        self.ended += 1;
+        let (number, id) = (self.ended, id.map(str::to_owned));
+        let outcome = outcome.map_err(ToString::to_string);
+        self.requests.push_back(Ended { number, id, model: model.into(), outcome });
+        number
+    }
+
+    /// Explains the request of that number, or else the last one with that id.
+    ///
+    /// # Errors
+    /// If it is not known, or not any more.
+    pub fn explain(&self, request: &str) -> Result<Value, InferError> {
+        let number = request.parse::<u64>().ok();
+        let by_number = || self.requests.iter().find(|ended| Some(ended.number) == number);
+        let by_id = || self.requests.iter().rev().find(|ended| ended.id.as_deref() == Some(request));
+        let ended = by_number().or_else(by_id).ok_or_else(|| {
+            let known = self
+                .requests
+                .front()
+                .map_or("none yet".to_owned(), |first| format!("{} to {}", first.number, self.ended));
+            let expected = format!("a number ({known}) or an id of the last {REQUESTS_MAX} requests that have ended");
+            InferError::NotFound(format!("request: found '{}', expected {expected}", excerpt(request)))
+        })?;
+        let mut explained = json!({ "request": ended.number, "id": ended.id, "model": &*ended.model });
+        let fields = explained.as_object_mut().expect("it is one");
+        match &ended.outcome {
+            Ok(timing) => fields.extend(explain(timing)),
+            Err(error) => fields.extend([("outcome".to_owned(), json!(error))]),
+        }
+        Ok(explained)
+    }
+}
+
+fn explain(timing: &Timing) -> impl Iterator<Item = (String, Value)> {
+    let stamps = &timing.stamps;
+    let at_us = |ns: i64| (ns - timing.admitted_at.0) as f64 / 1e3;
+    let ms = |ns: i64| ns as f64 / 1e6;
+    let (late, left) = (stamps.started_at_ns - stamps.exec_at_ns, timing.deadline.0 - timing.answered_at.0);
+    let why = format!(
+        "it was held back {:.3} ms, so that its batch grows, to {}, and waited {:.3} ms for a GPU; the plan was to start at \
+         {:.3} ms, and GPU {} of backend {} started {:.3} ms {} that; its answer came {:.3} ms {} its deadline",
+        ms(stamps.due_at_ns - stamps.queued_at_ns),
+        timing.batch_size,
+        ms(stamps.granted_at_ns - stamps.due_at_ns),
+        ms(stamps.exec_at_ns - timing.admitted_at.0),
+        timing.gpu,
+        timing.backend.0,
+        ms(late.abs()),
+        if late < 0 { "before" } else { "after" },
+        ms(left.abs()),
+        if left < 0 { "after" } else { "before" },
+    );
+    let instants = json!({
+        "queued": at_us(stamps.queued_at_ns),
+        "due": at_us(stamps.due_at_ns),
+        "granted": at_us(stamps.granted_at_ns),
+        "planned": at_us(stamps.planned_at_ns),
+        "fetched": at_us(stamps.fetched_at_ns),
+        "exec_at": at_us(stamps.exec_at_ns),
+        "started": at_us(stamps.started_at_ns),
+        "finished": at_us(stamps.finished_at_ns),
+        "answered": at_us(timing.answered_at.0),
+        "deadline": at_us(timing.deadline.0),
+    });
+    [
+        ("outcome", json!("answered")),
+        ("why", json!(why)),
+        ("batch", json!({ "size": timing.batch_size, "backend": timing.backend.0, "gpu": timing.gpu })),
+        ("microseconds_since_admission", instants),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), value))
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{BackendId, Timestamp, stages::AnswerStamps};
+
+    use super::*;
+
+    fn timing() -> Timing {
+        let ms = |ms: i64| 1_000_000 * ms + 500;
+        let stamps = AnswerStamps {
+            queued_at_ns: ms(1),
+            due_at_ns: ms(6),
+            granted_at_ns: ms(9),
+            planned_at_ns: ms(10),
+            fetched_at_ns: ms(11),
+            exec_at_ns: ms(12),
+            started_at_ns: ms(13),
+            finished_at_ns: ms(18),
+        };
+        Timing {
+            admitted_at: Timestamp(500),
+            deadline: Timestamp(ms(20)),
+            stamps,
+            answered_at: Timestamp(ms(19)),
+            batch_size: 5,
+            backend: BackendId(3),
+            gpu: 1,
+        }
+    }
+
+    #[test]
+    fn a_request_is_explained_by_its_number_or_its_id() {
+        let mut recent = Recent::default();
+        let number = recent.push(Some("mine"), "digits", Ok(timing()));
+        let explained = recent.explain(&number.to_string()).unwrap();
+        assert_eq!(explained, recent.explain("mine").unwrap());
+        let expected = "it was held back 5.000 ms, so that its batch grows, to 5, and waited 3.000 ms for a GPU; the plan was \
+                        to start at 12.000 ms, and GPU 1 of backend 3 started 1.000 ms after that; its answer came 1.000 ms before its deadline";
+        assert_eq!(explained["why"], expected);
+        assert_eq!(explained["microseconds_since_admission"]["answered"], 19_000.0);
+        let failed = recent.push(None, "digits", Err(&InferError::NoScheduler));
+        assert!(recent.explain(&failed.to_string()).unwrap()["outcome"].as_str().unwrap().contains("no scheduler"));
+    }
+
+    #[test]
+    fn only_the_last_are_remembered() {
+        let mut recent = Recent::default();
+        (0..REQUESTS_MAX + 3).for_each(|_| {
+            recent.push(None, "digits", Ok(timing()));
+        });
+        assert_eq!(recent.requests.len(), REQUESTS_MAX);
+        let error = recent.explain("3").unwrap_err().to_string();
+        assert!(error.contains("4 to 4099"), "{error}");
+        assert!(recent.explain("4").is_ok());
+    }
+}

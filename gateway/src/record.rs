@@ -1,0 +1,86 @@
+//! Step 10: what becomes of requests is counted twice: for Prometheus, and in the protocol's own statistics.
+
+use std::cell::RefCell;
+
+use frontend::{
+    InferError,
+    desk::{Desk, Observer},
+    tasks::Reply,
+};
+use proto::{Span, Timestamp};
+use repository::Model;
+
+use crate::{
+    metrics::{Metrics, Refusals, Stage, Traces},
+    statistics::Statistics,
+};
+
+/// All counts of a frontend.
+pub struct Record {
+    metrics: Metrics,
+    /// By index in the model table.
+    statistics: RefCell<Vec<Statistics>>,
+}
+
+impl Record {
+    /// Nothing was counted yet, and no model is known.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { metrics: Metrics::new(), statistics: RefCell::default() }
+    }
+
+    /// Looks at the counts of a model, by its index in the model table.
+    pub fn with_statistics<T>(&self, model: usize, look: impl FnOnce(&Statistics) -> T) -> T {
+        look(&self.statistics.borrow()[model])
+    }
+
+    /// What Prometheus scrapes.
+    #[must_use]
+    pub fn metrics_text(&self, desk: &Desk) -> String {
+        let pending = desk.pending();
+        desk.with_core(|core| self.metrics.text(core, |model| pending.get(&model).copied().unwrap_or_default()))
+    }
+
+    /// A request for a model was this long in a stage that only its protocol knows.
+    pub fn observe(&self, model: usize, stage: Stage, took: Span) {
+        self.metrics.observe(model, stage, took);
+    }
+
+    /// What counts those who are refused.
+    #[must_use]
+    pub fn refusals(&self) -> &Refusals {
+        self.metrics.refusals()
+    }
+
+    /// What counts traces.
+    #[must_use]
+    pub fn traces(&self) -> &Traces {
+        self.metrics.traces()
+    }
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Observer for Record {
+    fn handle_model(&self, index: usize, model: &Model) {
+        self.metrics.handle_model(index, model);
+        let mut statistics = self.statistics.borrow_mut();
+        if index == statistics.len() {
+            statistics.push(Statistics::default());
+        }
+    }
+
+    fn handle_success(&self, now: Timestamp, model: usize, reply: &Reply) {
+        let executions = self.statistics.borrow_mut()[model].handle_success(now, reply);
+        self.metrics.handle_success(model, reply, executions);
+    }
+
+    fn handle_failure(&self, now: Timestamp, model: usize, after: Span, error: &InferError) {
+        self.statistics.borrow_mut()[model].handle_failure(now, after);
+        self.metrics.handle_failure(model, error);
+    }
+}

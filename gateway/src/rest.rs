@@ -1,0 +1,501 @@
+//! Steps 1 and 10 in REST: the routes of the Open Inference Protocol and of Triton's extensions, in one table.
+
+use bytes::Bytes;
+use frontend::{
+    error::{InferError, invalid},
+    excerpt,
+    rope::Rope,
+};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{
+    Request, Response, StatusCode, Version,
+    body::Incoming,
+    header::{
+        ACCEPT_ENCODING, ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER,
+        WWW_AUTHENTICATE,
+    },
+};
+use percent_encoding::percent_decode_str;
+use proto::{frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{
+    access::{Operation as Op, Refusal, Scope},
+    api::ModelStatisticsResponse,
+    compression::{Coding, DecodeError},
+    metrics::Stage,
+    protocol::{self, Parameters, json},
+    server::{Caller, IntakeError, Server, Share},
+    service::{Service, timing_text},
+    settings::Settings,
+    trace::{OpenTrace, TraceContext},
+};
+
+/// Length of the JSON object that binary tensors follow.
+const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+/// The number by which `/debug/requests/` explains the request.
+const REQUEST: HeaderName = HeaderName::from_static("x-downbeat-request");
+/// Where the request's time went; see [`timing_text`].
+const TIMING: HeaderName = HeaderName::from_static("x-downbeat-timing");
+
+type Reply = Response<Full<Bytes>>;
+
+/// What a route does.
+#[derive(Clone, Copy)]
+enum Action {
+    /// POST: answers when a backend has.
+    Infer,
+    /// GET: answers at once.
+    Look(fn(&Service, At<'_>) -> Result<Reply, InferError>),
+    /// POST: answers at once, to a JSON object.
+    Change(fn(&Service, At<'_>, &Settings) -> Result<Reply, InferError>),
+    /// POST: answers when every backend has.
+    ChangeModel(ModelChange),
+}
+
+/// What the names in a route's braces stand for.
+#[derive(Debug, Default, Clone, Copy)]
+struct At<'a> {
+    model: &'a str,
+    version: Option<&'a str>,
+    region: Option<&'a str>,
+    request: &'a str,
+}
+
+use Action::{Change, ChangeModel, Infer, Look};
+
+/// Every route, and what a client must be allowed to. Of two that fit the first is taken, so names come before braces.
+const ROUTES: &[(&str, Op, Action)] = &[
+    ("v2/models/{model}/infer", Op::Infer, Infer),
+    ("metrics", Op::Metrics, Look(|service, _| Ok(metrics(service)))),
+    ("debug/requests/{request}", Op::Debug, Look(|service, at| Ok(ok(&service.recent.borrow().explain(at.request)?)))),
+    ("v2/models/{model}/versions/{version}/infer", Op::Infer, Infer),
+    ("v2", Op::Health, Look(|service, _| Ok(ok(&service.server_metadata())))),
+    ("v2/health/live", Op::Health, Look(|service, _| Ok(health(service, true)))),
+    ("v2/health/ready", Op::Health, Look(|service, _| Ok(health(service, service.is_ready())))),
+    ("v2/models/stats", Op::Metadata, Look(|service, at| statistics(service, None, at))),
+    ("v2/models/{model}", Op::Metadata, Look(|service, at| Ok(ok(&service.model_metadata(at.model, at.version)?)))),
+    (
+        "v2/models/{model}/versions/{version}",
+        Op::Metadata,
+        Look(|service, at| Ok(ok(&service.model_metadata(at.model, at.version)?))),
+    ),
+    ("v2/models/{model}/ready", Op::Metadata, Look(model_ready)),
+    ("v2/models/{model}/versions/{version}/ready", Op::Metadata, Look(model_ready)),
+    (
+        "v2/models/{model}/config",
+        Op::Metadata,
+        Look(|service, at| Ok(ok(&service.model_config(at.model, at.version)?))),
+    ),
+    (
+        "v2/models/{model}/versions/{version}/config",
+        Op::Metadata,
+        Look(|service, at| Ok(ok(&service.model_config(at.model, at.version)?))),
+    ),
+    ("v2/models/{model}/stats", Op::Metadata, Look(|service, at| statistics(service, Some(at.model), at))),
+    (
+        "v2/models/{model}/versions/{version}/stats",
+        Op::Metadata,
+        Look(|service, at| statistics(service, Some(at.model), at)),
+    ),
+    (
+        "v2/models/{model}/trace/setting",
+        Op::Settings,
+        Look(|service, at| Ok(ok(&service.trace_settings(Some(at.model))?))),
+    ),
+    (
+        "v2/models/{model}/trace/setting",
+        Op::Settings,
+        Change(|service, at, body| Ok(ok(&service.change_trace_settings(Some(at.model), body)?))),
+    ),
+    ("v2/trace/setting", Op::Settings, Look(|service, _| Ok(ok(&service.trace_settings(None)?)))),
+    ("v2/trace/setting", Op::Settings, Change(|service, _, body| Ok(ok(&service.change_trace_settings(None, body)?)))),
+    ("v2/logging", Op::Settings, Look(|service, _| Ok(ok(&service.log_settings())))),
+    ("v2/logging", Op::Settings, Change(|service, _, body| Ok(ok(&service.change_log_settings(body)?)))),
+    ("v2/repository/index", Op::Metadata, Change(repository_index)),
+    ("v2/repository/models/{model}/load", Op::Repository, ChangeModel(ModelChange::Load)),
+    ("v2/repository/models/{model}/unload", Op::Repository, ChangeModel(ModelChange::Unload)),
+    ("v2/systemsharedmemory/status", Op::SharedMemory, Look(region_status)),
+    ("v2/systemsharedmemory/region/{region}/status", Op::SharedMemory, Look(region_status)),
+    ("v2/systemsharedmemory/region/{region}/register", Op::SharedMemory, Change(register_region)),
+    ("v2/systemsharedmemory/region/{region}/unregister", Op::SharedMemory, Change(unregister_region)),
+    ("v2/systemsharedmemory/unregister", Op::SharedMemory, Change(unregister_region)),
+];
+
+/// An answer that is no success.
+#[derive(Debug)]
+struct Failure {
+    status: StatusCode,
+    message: String,
+    /// What the client needs to know to do better.
+    header: Option<(HeaderName, HeaderValue)>,
+    /// Part of the request was not read, so a connection of HTTP/1.1 cannot go on.
+    close: bool,
+}
+
+/// Answers a request.
+pub async fn answer(caller: &Caller, request: Request<Incoming>) -> Reply {
+    let coding = request.headers().get(ACCEPT_ENCODING).and_then(|value| Coding::accepted(value.to_str().ok()?));
+    let version = request.version();
+    let reply = route(caller, request).await.unwrap_or_else(|failure| failure.into_reply(version));
+    match coding {
+        Some(coding) => compressed(reply, coding).await,
+        None => reply,
+    }
+}
+
+/// Answers a request that was refused before it was looked at.
+#[must_use]
+pub fn refuse(refusal: Refusal, version: Version) -> Reply {
+    Failure::from(refusal).into_reply(version)
+}
+
+async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Failure> {
+    let server = &*caller.server;
+    let path = percent_decode_str(request.uri().path().trim_start_matches('/')).decode_utf8_lossy().into_owned();
+    let fits =
+        |(pattern, operation, action): &(&str, Op, Action)| Some((matched(pattern, &path)?, *operation, *action));
+    let mut routes = ROUTES.iter().filter_map(fits).peekable();
+    if routes.peek().is_none() {
+        let message = format!("path: found '/{}', expected a route of the protocol, as /v2/models/..", excerpt(&path));
+        return Err(Failure::new(StatusCode::NOT_FOUND, message));
+    }
+    let mut allow = None;
+    for (at, operation, action) in routes {
+        if allow.is_some_and(|allow| allow == action.method()) {
+            break;
+        }
+        if action.method() != request.method().as_str() {
+            allow = Some(action.method());
+            continue;
+        }
+        let model = (!at.model.is_empty()).then_some(at.model);
+        caller.permit(operation, Scope::of(operation, model))?;
+        return match action {
+            Infer => infer(server, at, request).await,
+            Look(look) => Ok(look(&server.service, at)?),
+            Change(change) => {
+                let (body, share) = read_body(server, request).await?;
+                let body = read_object(&body)?;
+                drop(share);
+                Ok(change(&server.service, at, &body)?)
+            }
+            ChangeModel(to) => {
+                let (body, share) = read_body(server, request).await?;
+                let body = read_object(&body)?;
+                drop(share);
+                let parameters = body.get("parameters").and_then(Value::as_object);
+                let names = parameters.into_iter().flat_map(|parameters| parameters.keys());
+                server.service.change_model(to, at.model, names.map(String::as_str)).await?;
+                Ok(ok(&json!({})))
+            }
+        };
+    }
+    let allow = allow.expect("some route fits");
+    let message = format!("method: found {}, expected {allow}", excerpt(request.method().as_str()));
+    // RFC 9110, section 15.5.6.
+    let header = Some((ALLOW, HeaderValue::from_static(allow)));
+    Err(Failure { header, ..Failure::new(StatusCode::METHOD_NOT_ALLOWED, message) })
+}
+
+impl Action {
+    fn method(self) -> &'static str {
+        match self {
+            Look(_) => "GET",
+            Infer | Change(_) | ChangeModel(_) => "POST",
+        }
+    }
+}
+
+/// What a path says if it fits a pattern.
+fn matched<'a>(pattern: &str, path: &'a str) -> Option<At<'a>> {
+    let mut at = At::default();
+    let (mut expected, mut found) = (pattern.split('/'), path.split('/'));
+    loop {
+        match (expected.next(), found.next()) {
+            (None, None) => return Some(at),
+            (Some("{model}"), Some(name)) => at.model = name,
+            (Some("{version}"), Some(name)) => at.version = Some(name),
+            (Some("{region}"), Some(name)) => at.region = Some(name),
+            (Some("{request}"), Some(name)) => at.request = name,
+            (Some(expected), Some(found)) if expected == found => {}
+            _ => return None,
+        }
+    }
+}
+
+fn metrics(service: &Service) -> Reply {
+    let mut reply = Response::new(Full::from(service.record.metrics_text(&service.desk)));
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
+    reply
+}
+
+fn health(service: &Service, up: bool) -> Reply {
+    json_reply(status_of(up), &json!({ "live": true, "ready": service.is_ready() }))
+}
+
+fn model_ready(service: &Service, at: At<'_>) -> Result<Reply, InferError> {
+    let ready = service.is_model_ready(at.model, at.version)?;
+    Ok(json_reply(status_of(ready), &json!({ "name": at.model, "ready": ready })))
+}
+
+fn statistics(service: &Service, model: Option<&str>, at: At<'_>) -> Result<Reply, InferError> {
+    Ok(ok(&ModelStatisticsResponse { model_stats: service.statistics(model, at.version)? }))
+}
+
+fn repository_index(service: &Service, _: At<'_>, body: &Settings) -> Result<Reply, InferError> {
+    let ready_only = match body.get("ready") {
+        None => false,
+        Some(Value::Bool(ready)) => *ready,
+        Some(other) => return Err(invalid("ready", excerpt(&other.to_string()), "true or false")),
+    };
+    Ok(ok(&service.repository_index(ready_only).models))
+}
+
+fn region_status(service: &Service, at: At<'_>) -> Result<Reply, InferError> {
+    let regions = service.regions.borrow().status(at.region)?;
+    Ok(ok(&regions.values().collect::<Vec<_>>()))
+}
+
+fn register_region(service: &Service, at: At<'_>, body: &Settings) -> Result<Reply, InferError> {
+    let wrong = |key: &str, expected: &str| {
+        let found = body.get(key).map_or_else(|| "none".to_owned(), |value| excerpt(&value.to_string()));
+        invalid(key, found, expected)
+    };
+    let key = body.get("key").and_then(Value::as_str).ok_or_else(|| wrong("key", "a name as shm_open takes it"))?;
+    let offset =
+        body.get("offset").map_or(Some(0), Value::as_u64).ok_or_else(|| wrong("offset", "a number of bytes"))?;
+    let bytes = body.get("byte_size").and_then(Value::as_u64).ok_or_else(|| wrong("byte_size", "a number of bytes"))?;
+    service.regions.borrow_mut().register(at.region.unwrap_or_default(), key, offset, bytes)?;
+    Ok(ok(&json!({})))
+}
+
+fn unregister_region(service: &Service, at: At<'_>, _: &Settings) -> Result<Reply, InferError> {
+    service.regions.borrow_mut().unregister(at.region);
+    Ok(ok(&json!({})))
+}
+
+async fn infer(server: &Server, at: At<'_>, request: Request<Incoming>) -> Result<Reply, Failure> {
+    let context = TraceContext::of(request.headers());
+    let mut trace = server.service.trace(context, at.model, server.service.desk.now());
+    let result = infer_traced(server, at, request, &mut trace).await;
+    result.inspect_err(|failure| trace.refused(&failure.message))
+}
+
+async fn infer_traced(
+    server: &Server,
+    at: At<'_>,
+    request: Request<Incoming>,
+    trace: &mut OpenTrace,
+) -> Result<Reply, Failure> {
+    let header_length = header_length(&request)?;
+    let is_picture = request.headers().get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"image/"));
+    let query = request.uri().query().map_or_else(Parameters::new, parameters_of);
+    let (index, submitted) = {
+        // Before anything can be refused: a connection whose request was read to its end goes on.
+        let began = server.service.desk.now();
+        let (body, _share) = read_body(server, request).await?;
+        let model = server.service.find(at.model, at.version)?;
+        server.service.record.observe(model.0, Stage::Receive, server.service.desk.now() - began);
+        trace.stage(Stage::Receive, began);
+        let json_part;
+        let mut parsed = if is_picture {
+            protocol::picture_request(&model.1, &body, query)?
+        } else {
+            let (json, binary) = json::split_body(&body, header_length)?;
+            json_part = json;
+            json::parse_request(&json_part, binary)?
+        };
+        server.service.decode_pictures(&model, &mut parsed, trace).await?;
+        let index = model.0;
+        (index, server.service.submit(model, parsed, None).inspect_err(|error| trace.failed(error))?)
+        // The body's bytes are in slots now, or were JSON; either way they go.
+    };
+    let answer = submitted.wait(trace).await?;
+    let answered = server.service.desk.now();
+    let encoded = json::encode_reply(&answer.model, answer.id.as_deref(), &answer.outputs, &answer.reply);
+    let content_type = if encoded.header_length.is_some() { "application/octet-stream" } else { "application/json" };
+    let mut response = Response::new(Full::from(encoded.body));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.extend(encoded.header_length.map(|length| (HEADER_LENGTH, HeaderValue::from(length))));
+    headers.insert(REQUEST, HeaderValue::from(answer.number));
+    headers.extend(HeaderValue::try_from(timing_text(&answer.reply.timing)).ok().map(|timing| (TIMING, timing)));
+    server.service.record.observe(index, Stage::Reply, server.service.desk.now() - answered);
+    Ok(response)
+}
+
+/// The parameters that a query such as `timeout=20000&priority=1` sets: a picture has no JSON around it to hold them.
+fn parameters_of(query: &str) -> Parameters {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let value = |text: &str| text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from);
+    pairs.map(|(key, text)| (key.to_owned(), value(text))).collect()
+}
+
+fn header_length(request: &Request<Incoming>) -> Result<Option<usize>, Failure> {
+    let Some(value) = request.headers().get(HEADER_LENGTH) else { return Ok(None) };
+    match value.to_str().ok().and_then(|text| text.parse().ok()) {
+        Some(length) => Ok(Some(length)),
+        None => {
+            let message = format!("Inference-Header-Content-Length: found {value:?}, expected a number of bytes");
+            Err(Failure::closing(StatusCode::BAD_REQUEST, message))
+        }
+    }
+}
+
+/// Collects a body in the pieces in which it comes, and decodes it. Its share of the common budget is held as long as
+/// its bytes are.
+async fn read_body(server: &Server, request: Request<Incoming>) -> Result<(Rope, Share), Failure> {
+    let coding = match request.headers().get(CONTENT_ENCODING) {
+        None => None,
+        Some(identity) if identity == "identity" => None,
+        Some(name) => Some(name.to_str().ok().and_then(Coding::from_name).ok_or_else(|| {
+            let message = format!("Content-Encoding: found {name:?}, expected gzip or deflate");
+            Failure::closing(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
+        })?),
+    };
+    let mut body = server.intake(request.into_body(), false);
+    let share = body.share();
+    let mut rope = Rope::default();
+    while let Some(frame) = body.frame().await {
+        if let Ok(piece) = frame?.into_data() {
+            rope.push(piece);
+        }
+    }
+    let Some(coding) = coding else { return Ok((rope, share)) };
+    let max = server.limits.body_bytes_max;
+    let decoded = coding.decode(&rope, max, |bytes| share.grow(bytes) <= server.limits.bodies_bytes_max).await;
+    let decoded = decoded.map_err(|error| match error {
+        DecodeError::TooLarge => IntakeError::TooLarge { found: "more decoded".to_owned(), max }.into(),
+        DecodeError::Refused => IntakeError::TooMuch.into(),
+        DecodeError::Malformed(cause) => {
+            Failure::new(StatusCode::BAD_REQUEST, format!("body: it is not {}: {cause}", coding.name()))
+        }
+    });
+    // It was read to its end, so the connection goes on.
+    Ok((decoded.map_err(|failure: Failure| Failure { close: false, ..failure })?, share))
+}
+
+/// A body that is a JSON object; nothing counts as an empty one.
+fn read_object(body: &Rope) -> Result<Settings, InferError> {
+    if body.is_empty() {
+        return Ok(Settings::new());
+    }
+    serde_json::from_slice(&body.joined())
+        .map_err(|error| InferError::Invalid(format!("body: {error}; expected a JSON object")))
+}
+
+async fn compressed(reply: Reply, coding: Coding) -> Reply {
+    let (mut head, body) = reply.into_parts();
+    let Ok(body) = body.collect().await.map(http_body_util::Collected::to_bytes);
+    match coding.encode(&body).await {
+        Some(encoded) => {
+            head.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(coding.name()));
+            Response::from_parts(head, Full::from(encoded))
+        }
+        None => Response::from_parts(head, Full::from(body)),
+    }
+}
+
+fn status_of(up: bool) -> StatusCode {
+    if up { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+fn ok(body: &impl Serialize) -> Reply {
+    json_reply(StatusCode::OK, body)
+}
+
+fn json_reply(status: StatusCode, body: &impl Serialize) -> Reply {
+    let body = serde_json::to_vec(body).expect("messages with string keys are representable in JSON");
+    let mut reply = Response::new(Full::from(body));
+    *reply.status_mut() = status;
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    reply
+}
+
+impl Failure {
+    fn new(status: StatusCode, message: String) -> Self {
+        Self { status, message, header: None, close: false }
+    }
+
+    fn closing(status: StatusCode, message: String) -> Self {
+        Self { close: true, ..Self::new(status, message) }
+    }
+
+    fn into_reply(self, version: Version) -> Reply {
+        let mut reply = json_reply(self.status, &json!({ "error": self.message }));
+        let headers = reply.headers_mut();
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        headers.extend(self.header);
+        if self.close && version < Version::HTTP_2 {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        reply
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        let status = match &refusal {
+            Refusal::Unauthenticated { .. } => StatusCode::UNAUTHORIZED,
+            Refusal::Forbidden { .. } => StatusCode::FORBIDDEN,
+            Refusal::Rate { .. } | Refusal::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Refusal::Overloaded { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Refusal::Head { .. } => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        };
+        // RFC 6750, section 3; RFC 9110, section 10.2.3, in whole seconds.
+        let header = match &refusal {
+            Refusal::Unauthenticated { .. } => Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
+            Refusal::Forbidden { .. } => {
+                Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer error=\"insufficient_scope\"")))
+            }
+            refusal => refusal.retry_after().map(|span| (RETRY_AFTER, (span.0 as u64).div_ceil(1_000_000_000).into())),
+        };
+        let close = matches!(refusal, Refusal::Head { .. });
+        Self { status, message: refusal.to_string(), header, close }
+    }
+}
+
+impl From<IntakeError> for Failure {
+    fn from(error: IntakeError) -> Self {
+        let status = match &error {
+            IntakeError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            IntakeError::TooMuch => StatusCode::SERVICE_UNAVAILABLE,
+            IntakeError::Late(_) => StatusCode::REQUEST_TIMEOUT,
+            IntakeError::Broken(_) => StatusCode::BAD_REQUEST,
+        };
+        Self::closing(status, error.to_string())
+    }
+}
+
+impl From<InferError> for Failure {
+    fn from(error: InferError) -> Self {
+        let status = match &error {
+            InferError::Invalid(_) | InferError::NeverMet { .. } | InferError::ChangeFailed(_) => {
+                StatusCode::BAD_REQUEST
+            }
+            InferError::NotFound(_) => StatusCode::NOT_FOUND,
+            InferError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            InferError::BadAnswer(_) => StatusCode::BAD_GATEWAY,
+            InferError::Dropped(DropReason::Deadline | DropReason::BackendLost)
+            | InferError::WindowMissed
+            | InferError::NoAnswer { .. } => StatusCode::GATEWAY_TIMEOUT,
+            InferError::Dropped(
+                DropReason::QueueFull | DropReason::NoBackend | DropReason::Unloaded | DropReason::Cancelled,
+            )
+            | InferError::NoScheduler
+            | InferError::NoBackend { .. }
+            | InferError::Unloaded { .. }
+            | InferError::LoadedAnew { .. }
+            | InferError::ChangesFull
+            | InferError::ArenaFull { .. }
+            | InferError::ImagesFull
+            | InferError::SchedulerLost
+            | InferError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self::new(status, error.to_string())
+    }
+}

@@ -1,0 +1,58 @@
+//! What stands between clients and the server, as configured: limits, grants and certificates.
+
+use std::sync::Arc;
+
+use tokio_rustls::TlsAcceptor;
+
+use crate::{
+    access::Grant,
+    config::{Config, Limits},
+};
+
+/// What clients are asked for, and what they may take up.
+#[derive(Clone)]
+pub struct Gate {
+    /// What clients may take up.
+    pub limits: Limits,
+    /// What they may do; the first is the grant of those without a token.
+    pub grants: Vec<Grant>,
+    /// With what connections are encrypted.
+    pub tls: Option<TlsAcceptor>,
+}
+
+impl Gate {
+    /// Reads the files that the configuration names, and warns of a listener that is open to everybody.
+    ///
+    /// # Errors
+    /// One line that names the key, and tells what was found and expected.
+    pub fn open(config: &Config) -> Result<Self, String> {
+        let limits = config.limits();
+        let max = super::READ_BUFFER_BYTES_MAX;
+        if !(1..=max).contains(&limits.head_bytes_max) {
+            return Err(format!("head_bytes_max: found {}, expected 1 to {max}", limits.head_bytes_max));
+        }
+        if limits.requests_max == 0 {
+            return Err("requests_max: found 0, expected at least 1".to_owned());
+        }
+        let tls = match &config.clients.tls {
+            None => None,
+            Some(files) => {
+                let mut tls = files.load("clients.tls").map_err(|error| error.to_string())?;
+                tls.alpn_protocols = [&b"h2"[..], b"http/1.1"].map(Vec::from).into();
+                Some(TlsAcceptor::from(Arc::new(tls)))
+            }
+        };
+        let grants = config.clients.grants()?;
+        for (key, address) in [("http", config.http), ("grpc", config.grpc)] {
+            if let Some(address) = address.filter(|address| !address.ip().is_loopback())
+                && !config.clients.is_guarded()
+            {
+                tracing::warn!(
+                    "{key}: whoever reaches {address} is served unencrypted or unasked; expected [clients.tls], and \
+                     [[clients.token]] or clients.tls.authority beside it"
+                );
+            }
+        }
+        Ok(Self { limits, grants, tls })
+    }
+}

@@ -1,0 +1,486 @@
+//! What the server can be asked, whatever the protocol: REST and gRPC each turn their requests into these calls and
+//! the answers into their replies. Metadata is answered as the messages of gRPC, of which REST writes the JSON.
+
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    time::{Duration, SystemTime},
+};
+
+use frontend::{
+    desk::{Desk, PendingReply},
+    error::{InferError, invalid},
+    excerpt,
+    models::ServedModel,
+    rope::Rope,
+    tasks::{Reply, Timing},
+};
+use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
+use repository::{Executor, Model, Tensor};
+
+use crate::{
+    api::{
+        DataType, ModelConfig, ModelDynamicBatching, ModelInput, ModelMetadataResponse, ModelOutput, ModelParameter,
+        ModelStatistics, RepositoryIndexResponse, ServerMetadataResponse, model_metadata_response::TensorMetadata,
+        repository_index_response::ModelIndex,
+    },
+    image::Decoders,
+    metrics::Stage,
+    protocol::{self, InferRequest, InputData, OutputChoice, OutputForm, RequestInput},
+    recent::Recent,
+    record::Record,
+    regions::Regions,
+    settings::{LogSettings, Settings, Tracer},
+    trace::{OpenTrace, TraceContext, Tracing},
+};
+
+/// Where Linux keeps POSIX shared memory.
+const SHARED_MEMORY_FOLDER: &str = "/dev/shm";
+
+/// What the protocol calls its extensions that are served.
+const EXTENSIONS: [&str; 10] = [
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "system_shared_memory",
+    "statistics",
+    "trace",
+    "logging",
+    "parameters",
+    "classification",
+];
+
+/// Sets the level of the process's log, or says why it cannot.
+pub type SetLogLevel = Box<dyn Fn(tracing::level_filters::LevelFilter) -> Result<(), String> + Send>;
+
+/// Everything that clients can ask.
+pub struct Service {
+    /// The models and the way to the backends.
+    pub desk: Rc<Desk>,
+    /// What becomes of requests.
+    pub record: Rc<Record>,
+    /// Shared memory that clients have registered.
+    pub regions: RefCell<Regions>,
+    /// What became of the last requests.
+    pub recent: RefCell<Recent>,
+    decoders: Decoders,
+    tracer: RefCell<Tracer>,
+    tracing: Option<Rc<Tracing>>,
+    log: RefCell<LogSettings>,
+    set_log_level: Option<SetLogLevel>,
+    wall_clock: fn() -> SystemTime,
+}
+
+/// A request that is under way. Dropping it cancels the request.
+pub struct Submitted<'a> {
+    service: &'a Service,
+    pending: PendingReply,
+    model: Rc<Model>,
+    id: Option<String>,
+    outputs: Vec<OutputChoice>,
+}
+
+/// A request's end, to be encoded.
+#[derive(Debug)]
+pub struct Answer {
+    /// Whose.
+    pub model: Rc<Model>,
+    /// As in the request.
+    pub id: Option<String>,
+    /// As in the request.
+    pub outputs: Vec<OutputChoice>,
+    /// What the backend answered.
+    pub reply: Reply,
+    /// Its number among those that have ended here ([`Recent`]).
+    pub number: u64,
+}
+
+impl Service {
+    /// A service over this desk, whose observer is `record`. Without `set_log_level` the log is not the clients' to
+    /// change.
+    #[must_use]
+    pub fn new(
+        desk: Rc<Desk>,
+        record: Rc<Record>,
+        set_log_level: Option<SetLogLevel>,
+        wall_clock: fn() -> SystemTime,
+    ) -> Self {
+        Self {
+            desk,
+            record,
+            regions: RefCell::new(Regions::new(SHARED_MEMORY_FOLDER)),
+            recent: RefCell::default(),
+            decoders: Decoders::new(),
+            tracer: RefCell::default(),
+            tracing: None,
+            log: RefCell::default(),
+            set_log_level,
+            wall_clock,
+        }
+    }
+
+    /// The same, and traces go to a collector: of requests whose caller says nothing, one in `rate`.
+    #[must_use]
+    pub fn tracing(self, tracing: Rc<Tracing>, rate: u32) -> Self {
+        Self { tracer: RefCell::new(Tracer::for_collector(rate)), tracing: Some(tracing), ..self }
+    }
+
+    /// The trace of a request for this model that came at `began`, if it is to be traced for a collector: as its caller
+    /// says, or else as the settings do.
+    #[must_use]
+    pub fn trace(&self, context: Option<TraceContext>, model: &str, began: Timestamp) -> OpenTrace {
+        let Some(tracing) = &self.tracing else { return OpenTrace::default() };
+        let sampled = match &context {
+            Some(context) => context.sampled,
+            None => self.tracer.borrow_mut().sample(model),
+        };
+        if sampled { OpenTrace::new(tracing, context, model, began) } else { OpenTrace::default() }
+    }
+
+    /// A model and its index in the model table.
+    ///
+    /// # Errors
+    /// If there is no such model or version.
+    pub fn find(&self, model: &str, version: Option<&str>) -> Result<(usize, Rc<Model>), InferError> {
+        self.desk.with_model(model, version, |index, served, _| (index, Rc::clone(&served.model)))
+    }
+
+    /// Step 1: checks and admits a request for a model that was found. `within` is the time that the client's protocol
+    /// leaves for an answer. The bytes of the request are in slots when this returns.
+    ///
+    /// # Errors
+    /// Why it cannot be served.
+    pub fn submit(
+        &self,
+        (index, model): (usize, Rc<Model>),
+        request: InferRequest<'_>,
+        within: Option<Span>,
+    ) -> Result<Submitted<'_>, InferError> {
+        if !self.desk.with_core(|core| Rc::ptr_eq(&core.models().get(index).model, &model)) {
+            return Err(InferError::LoadedAnew { model: model.name.clone() });
+        }
+        let prepared = protocol::prepare(&model, index, request, within, &self.regions.borrow())?;
+        let pending = self.desk.submit(&prepared.checked)?;
+        Ok(Submitted { service: self, pending, model, id: prepared.id, outputs: prepared.outputs })
+    }
+
+    /// Turns pictures (inputs of BYTES) into what the model takes, if it has an image pipeline.
+    ///
+    /// # Errors
+    /// If a picture cannot be used, or too many are being decoded.
+    pub async fn decode_pictures(
+        &self,
+        (index, model): &(usize, Rc<Model>),
+        request: &mut InferRequest<'_>,
+        trace: &mut OpenTrace,
+    ) -> Result<(), InferError> {
+        let Some(pipeline) = &model.image else { return Ok(()) };
+        let tensor = &model.inputs[pipeline.input];
+        let is_picture = |input: &&mut RequestInput<'_>| input.name == tensor.name && input.datatype == "BYTES";
+        let Some(input) = request.inputs.iter_mut().find(is_picture) else { return Ok(()) };
+        let began = self.desk.now();
+        let pictures = protocol::pictures(input, model.max_batch)?;
+        input.shape = [pictures.len()].into_iter().chain(tensor.shape.iter().copied()).collect();
+        input.datatype = tensor.datatype.name().to_owned();
+        let mut data = Rope::default();
+        for picture in pictures {
+            data.push(self.decoders.run(pipeline.clone(), tensor.clone(), picture).await?.into());
+        }
+        input.data = Some(InputData::Bytes(data));
+        self.record.observe(*index, Stage::Preprocess, self.desk.now() - began);
+        trace.stage(Stage::Preprocess, began);
+        Ok(())
+    }
+
+    /// Whether requests for some model can be taken.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.desk.with_core(frontend::core::Core::is_ready)
+    }
+
+    /// Whether requests for a model can be taken.
+    ///
+    /// # Errors
+    /// If there is no such model or version.
+    pub fn is_model_ready(&self, model: &str, version: Option<&str>) -> Result<bool, InferError> {
+        self.desk.with_model(model, version, |_, _, ready| ready)
+    }
+
+    /// Loads or unloads a model on every backend that may host it; `parameters` are the names of those given.
+    ///
+    /// # Errors
+    /// If a parameter is not known, or why nothing was changed.
+    pub async fn change_model<'p>(
+        &self,
+        to: ModelChange,
+        model: &str,
+        parameters: impl Iterator<Item = &'p str>,
+    ) -> Result<(), InferError> {
+        for name in parameters {
+            // No model depends on another one.
+            if (to, name) != (ModelChange::Unload, "unload_dependents") {
+                let expected = "none: a model is loaded from the repository as it is there";
+                return Err(invalid("parameters", excerpt(name), expected));
+            }
+        }
+        self.desk.change_model(to, model).await
+    }
+
+    /// Who we are.
+    #[must_use]
+    pub fn server_metadata(&self) -> ServerMetadataResponse {
+        ServerMetadataResponse {
+            name: "downbeat".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            extensions: EXTENSIONS.map(str::to_owned).into(),
+        }
+    }
+
+    /// What a model takes and gives, with its batch dimension.
+    ///
+    /// # Errors
+    /// If there is no such model or version.
+    pub fn model_metadata(&self, model: &str, version: Option<&str>) -> Result<ModelMetadataResponse, InferError> {
+        let tensor = |tensor: &Tensor| TensorMetadata {
+            name: tensor.name.clone(),
+            datatype: tensor.datatype.name().to_owned(),
+            shape: [-1].into_iter().chain(dims(tensor)).collect(),
+        };
+        self.desk.with_model(model, version, |_, ServedModel { model, .. }, _| ModelMetadataResponse {
+            name: model.name.clone(),
+            versions: vec![model.version.clone()],
+            platform: platform(model).to_owned(),
+            inputs: model.inputs.iter().map(tensor).collect(),
+            outputs: model.outputs.iter().map(tensor).collect(),
+        })
+    }
+
+    /// A model's configuration as it is in effect, whatever its file left out.
+    ///
+    /// # Errors
+    /// If there is no such model or version.
+    pub fn model_config(&self, model: &str, version: Option<&str>) -> Result<ModelConfig, InferError> {
+        self.desk.with_model(model, version, |_, served, _| model_config(&served.model))
+    }
+
+    /// What has become of the requests of a model, or of all.
+    ///
+    /// # Errors
+    /// If there is no such model or version.
+    pub fn statistics(&self, model: Option<&str>, version: Option<&str>) -> Result<Vec<ModelStatistics>, InferError> {
+        let of = |index: usize, model: &Model| {
+            let (report, last_at) =
+                self.record.with_statistics(index, |statistics| (statistics.report(), statistics.last_at()));
+            let last_inference = last_at.map_or(0, |at| self.epoch_millis((self.desk.now() - at).to_duration()));
+            ModelStatistics { name: model.name.clone(), version: model.version.clone(), last_inference, ..report }
+        };
+        match model {
+            Some(name) => {
+                let (index, model) = self.find(name, version)?;
+                Ok(vec![of(index, &model)])
+            }
+            None => {
+                let models: Vec<(usize, Rc<Model>)> =
+                    self.desk.with_core(|c| c.models().sorted().map(|(index, s)| (index, s.model.clone())).collect());
+                Ok(models.iter().map(|(index, model)| of(*index, model)).collect())
+            }
+        }
+    }
+
+    /// All models of the repository, or those that are ready.
+    #[must_use]
+    pub fn repository_index(&self, ready_only: bool) -> RepositoryIndexResponse {
+        self.desk.with_core(|core| {
+            let entry = |served: &ServedModel| {
+                let (state, reason) = match served.state {
+                    _ if core.is_model_ready(served) => ("READY", ""),
+                    ModelState::Loading => ("LOADING", ""),
+                    ModelState::Unloading => ("UNLOADING", ""),
+                    ModelState::Unloaded => ("UNAVAILABLE", "unloaded"),
+                    ModelState::Serving => ("UNAVAILABLE", "no backend hosts it now"),
+                };
+                ModelIndex {
+                    name: served.model.name.clone(),
+                    version: served.model.version.clone(),
+                    state: state.to_owned(),
+                    reason: reason.to_owned(),
+                }
+            };
+            let models = core
+                .models()
+                .sorted()
+                .map(|(_, served)| entry(served))
+                .filter(|model| !ready_only || model.state == "READY")
+                .collect();
+            RepositoryIndexResponse { models }
+        })
+    }
+
+    /// The trace settings of a model, or of the server.
+    ///
+    /// # Errors
+    /// If there is no such model.
+    pub fn trace_settings(&self, model: Option<&str>) -> Result<Settings, InferError> {
+        self.check_known(model)?;
+        Ok(self.tracer.borrow().report(model))
+    }
+
+    /// Changes trace settings; see [`Tracer::change`].
+    ///
+    /// # Errors
+    /// If there is no such model, or a setting is wrong.
+    pub fn change_trace_settings(&self, model: Option<&str>, changes: &Settings) -> Result<Settings, InferError> {
+        self.check_known(model)?;
+        self.tracer.borrow_mut().change(model, changes)?;
+        self.trace_settings(model)
+    }
+
+    /// How much is logged.
+    #[must_use]
+    pub fn log_settings(&self) -> Settings {
+        self.log.borrow().report()
+    }
+
+    /// Changes how much is logged.
+    ///
+    /// # Errors
+    /// If a setting is wrong, or the log is not the clients' to change.
+    pub fn change_log_settings(&self, changes: &Settings) -> Result<Settings, InferError> {
+        let new = self.log.borrow().changed(changes)?;
+        let set_level = self.set_log_level.as_ref().ok_or_else(|| {
+            InferError::Invalid("log settings: the log belongs to the program that this frontend is part of".to_owned())
+        })?;
+        set_level(new.level()).map_err(InferError::Invalid)?;
+        *self.log.borrow_mut() = new;
+        Ok(self.log_settings())
+    }
+
+    fn check_known(&self, model: Option<&str>) -> Result<(), InferError> {
+        model.map_or(Ok(()), |model| self.find(model, None).map(drop))
+    }
+
+    /// Milliseconds from 1970 to the instant that lies `ago` back.
+    fn epoch_millis(&self, ago: Duration) -> u64 {
+        let since = (self.wall_clock)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.saturating_sub(ago).as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Submitted<'_> {
+    /// Step 10: waits for the answer; outputs that go to shared memory are there when this returns.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
+        let Self { service, pending, model, id, outputs } = self;
+        let result = pending.wait().await;
+        match &result {
+            Ok(reply) => trace.answered(&reply.timing),
+            Err(error) => trace.failed(error),
+        }
+        let outcome = result.as_ref().map(|reply| reply.timing);
+        let number = service.recent.borrow_mut().push(id.as_deref(), &model.name, outcome);
+        let reply = result?;
+        for OutputChoice { index, form, classes: _ } in &outputs {
+            if let OutputForm::Region(span) = form {
+                service.regions.borrow().write(span, &reply.outputs[*index])?;
+            }
+        }
+        if service.tracing.is_none() && service.tracer.borrow_mut().sample(&model.name) {
+            let id = id.as_deref().unwrap_or_default();
+            tracing::info!(model = model.name, id, timing = timing_text(&reply.timing), "trace");
+        }
+        Ok(Answer { model, id, outputs, reply, number })
+    }
+}
+
+/// Where the time went, in whole microseconds since admission, for the row that came last: `queued` by the scheduler,
+/// `due` from then on (held back until then), `granted` a GPU, `planned` and `fetched` at the backend, execution `started` (planned for `exec_at`) and `finished`,
+/// `answered` here, and the `deadline`; then the batch it ran in and `backend:gpu`.
+#[must_use]
+pub fn timing_text(timing: &Timing) -> String {
+    let since = |at_ns: i64| (at_ns - timing.admitted_at.0) / 1000;
+    let stamps = &timing.stamps;
+    let mut text = String::with_capacity(192);
+    let mut digits = itoa::Buffer::new();
+    for (name, value) in [
+        ("queued=", since(stamps.queued_at_ns)),
+        (";due=", since(stamps.due_at_ns)),
+        (";granted=", since(stamps.granted_at_ns)),
+        (";planned=", since(stamps.planned_at_ns)),
+        (";fetched=", since(stamps.fetched_at_ns)),
+        (";exec_at=", since(stamps.exec_at_ns)),
+        (";started=", since(stamps.started_at_ns)),
+        (";finished=", since(stamps.finished_at_ns)),
+        (";answered=", since(timing.answered_at.0)),
+        (";deadline=", since(timing.deadline.0)),
+        (";batch=", timing.batch_size.into()),
+        (";gpu=", timing.backend.0.into()),
+        (":", timing.gpu.into()),
+    ] {
+        text.push_str(name);
+        text.push_str(digits.format(value));
+    }
+    text
+}
+
+fn model_config(model: &Model) -> ModelConfig {
+    let data_type = |tensor: &Tensor| {
+        DataType::from_str_name(&format!("TYPE_{}", tensor.datatype.name())).map_or(0, |data_type| data_type as i32)
+    };
+    let parameter = |value: String| ModelParameter { string_value: value };
+    let slo_ms = model.slo.0 as f64 / 1e6;
+    ModelConfig {
+        name: model.name.clone(),
+        platform: platform(model).to_owned(),
+        backend: backend(model).to_owned(),
+        max_batch_size: model.max_batch as i32,
+        input: model
+            .inputs
+            .iter()
+            .map(|tensor| ModelInput {
+                name: tensor.name.clone(),
+                data_type: data_type(tensor),
+                dims: dims(tensor).collect(),
+                ..ModelInput::default()
+            })
+            .collect(),
+        output: model
+            .outputs
+            .iter()
+            .map(|tensor| ModelOutput {
+                name: tensor.name.clone(),
+                data_type: data_type(tensor),
+                dims: dims(tensor).collect(),
+                ..ModelOutput::default()
+            })
+            .collect(),
+        dynamic_batching: (model.priorities.levels > 0).then(|| ModelDynamicBatching {
+            priority_levels: model.priorities.levels.into(),
+            default_priority_level: model.priorities.default.into(),
+            ..ModelDynamicBatching::default()
+        }),
+        parameters: [("slo_ms".to_owned(), parameter(slo_ms.to_string()))].into(),
+        ..ModelConfig::default()
+    }
+}
+
+fn dims(tensor: &Tensor) -> impl Iterator<Item = i64> {
+    tensor.shape.iter().map(|&dim| dim as i64)
+}
+
+fn backend(model: &Model) -> &'static str {
+    match model.executor {
+        Executor::Emulated { .. } => "emulated",
+        Executor::Onnx { .. } => "onnx",
+    }
+}
+
+/// As Triton names it.
+fn platform(model: &Model) -> &'static str {
+    match model.executor {
+        Executor::Emulated { .. } => "emulated",
+        Executor::Onnx { .. } => "onnxruntime_onnx",
+    }
+}
