@@ -1,5 +1,5 @@
-//! A program that links the frontend: it joins a cluster as a member of its own, and its inputs go from its own memory to the
-//! backends, with no HTTP between.
+//! A program that links the frontend: it joins a cluster as a member of its own, and its inputs go from its own memory
+//! to the backends, with no HTTP between.
 //!
 //! ```sh
 //! DOWNBEAT_SECRET=s3cret cargo run -p frontend --example infer -- 127.0.0.1:7000 models resnet50

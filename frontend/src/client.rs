@@ -1,11 +1,7 @@
 //! The frontend inside another program: the same admission, slots and replies without HTTP.
 #![allow(clippy::disallowed_methods)] // A driver: the core has a thread of its own.
 
-use std::{
-    rc::Rc,
-    sync::{Arc, mpsc as std_mpsc},
-    thread::JoinHandle,
-};
+use std::{rc::Rc, sync::Arc, thread::JoinHandle};
 
 use bytes::Bytes;
 use proto::Span;
@@ -77,7 +73,7 @@ impl Client {
     /// As [`Frontend::open`].
     pub fn start(config: Config) -> Result<Self, FrontendError> {
         let (calls, queue) = mpsc::channel(CALLS_MAX);
-        let (opened, wait_opened) = std_mpsc::channel();
+        let (opened, wait_opened) = crossbeam_channel::bounded(1);
         let thread = std::thread::Builder::new().name("frontend".to_owned()).spawn(move || {
             // A frontend belongs to the thread that opened it.
             let frontend = match Frontend::open(&config, Rc::new(())) {

@@ -1,45 +1,36 @@
 //! Steps 1 to 3 and 10: the frontend as a state machine. It takes requests and transport events with the time, and
 //! gives replies and what the driver is to do with connections. It does no IO and reads no clock.
 //!
-//! Towards the scheduler it is waiting, connecting, joined, or leaving. Leaving ends every request and disconnects
-//! every backend; once the last link is down no slot can be reached, so all are free, and it waits to connect again.
-//! There is one scheduler connection; shards of the scheduler are behind it.
+//! Losing the scheduler ([`session`](crate::session)) ends every request and disconnects every backend; once the last
+//! link is down no slot can be reached, so all are free, and it waits to connect again. A task is submitted to the
+//! ModelThread that owns its model then, and cancelled there, whoever owns the model later.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use proto::{
-    BackendId, ChangeId, FrontendId, LinkId, Span, TaskId, Timestamp,
+    BackendId, ChangeId, FrontendId, LinkId, TaskId, Timestamp,
     backend_to_frontend::{LinkHello, LinkWelcome},
-    clock::ClockOffset,
-    frame::{FrameWriter, read_frame},
-    frontend_to_scheduler::{FrontendHello, FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
-    hello::SchedulerHello,
-    scheduler_to_frontend::{FENCED_TASKS_MAX, FrontendWelcome, ModelState, SchedulerLoad, SchedulerToFrontend},
+    frame::read_frame,
+    frontend_to_scheduler::{FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
+    scheduler_to_frontend::{FENCED_TASKS_MAX, ModelState, SchedulerLoad, SchedulerToFrontend},
 };
 use transport::{ConnectionId, Event};
+
+pub use crate::session::Destination;
 
 use crate::{
     arena::Arena,
     changes::{ChangeOutput, Changes},
     error::InferError,
     models::{ModelTable, Offer, ServedModel},
+    session::{Session, SessionOutput, encode},
     slots::{ArenaTooSmall, SlotSize},
     tasks::{AdmitInstants, CheckedRequest, Counters, Reply, RequestId, Tasks},
 };
 
-/// The first wait before connecting again; each failure doubles it.
-const RETRY_FIRST: Span = Span::from_millis(50);
-/// The longest wait before connecting again.
-const RETRY_MAX: Span = Span::from_millis(2_000);
-/// Clock requests sent in quick succession after joining, so that the least of their round trips is a good one.
-const CLOCK_BURST: u32 = 8;
-/// The time between those.
-const CLOCK_BURST_INTERVAL: Span = Span::from_millis(5);
-/// Backends of which it is remembered that links were fenced off. Ids ascend and a lost backend tries for a few seconds at
-/// most, so the smallest can be forgotten.
+/// Backends of which it is remembered that links were fenced off. Ids ascend and a lost backend tries for a few seconds
+/// at most, so the smallest can be forgotten.
 const FENCED_MAX: usize = 4_096;
-/// The time between clock requests later.
-const CLOCK_INTERVAL: Span = Span::from_millis(1_000);
 
 /// What a frontend's core must know.
 #[derive(Debug, Clone)]
@@ -57,9 +48,11 @@ pub struct CoreConfig {
 /// What the driver is to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Connect to the scheduler with this hello, then call [`Core::handle_connecting`].
+    /// Connect, then call [`Core::handle_connecting`].
     Connect {
-        /// An encoded [`SchedulerHello`].
+        /// The scheduler, or one of its ModelThreads.
+        to: Destination,
+        /// An encoded [`SchedulerHello`](proto::hello::SchedulerHello).
         hello: Vec<u8>,
     },
     /// Accept a backend.
@@ -117,11 +110,7 @@ pub struct Core {
     changes: Changes,
     tasks: Tasks,
     session: Session,
-    retry_after: Span,
-    clock: ClockOffset,
     scheduler_load: SchedulerLoad,
-    clock_requests: u32,
-    clock_request_at: Timestamp,
     /// Connections of backends, until they are reported down.
     links: BTreeMap<ConnectionId, (BackendId, LinkId)>,
     /// Links up to these were fenced off, and are not taken again; at most [`FENCED_MAX`] backends.
@@ -129,26 +118,14 @@ pub struct Core {
     /// Backends that came before the scheduler's welcome.
     early: VecDeque<(ConnectionId, LinkHello)>,
     fences: Vec<Fence>,
-    writer: FrameWriter,
     outputs: VecDeque<Output>,
-}
-
-/// Where we stand with the scheduler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Session {
-    /// Connects at this instant.
-    Waiting { until: Timestamp },
-    /// The driver is to connect, or is connecting.
-    Connecting { connection: Option<ConnectionId> },
-    /// The scheduler named us.
-    Joined { connection: ConnectionId, frontend: FrontendId },
-    /// Waits until no backend is linked.
-    Leaving,
 }
 
 /// A backend that the scheduler suspects.
 #[derive(Debug)]
 struct Fence {
+    /// Who asked.
+    connection: ConnectionId,
     backend: BackendId,
     tasks: Vec<TaskId>,
     /// Its links at the time of the fence that are not reported down yet.
@@ -165,20 +142,15 @@ impl Core {
         let sizes: Vec<SlotSize> = models.iter().map(|served| served.slot_size).collect();
         Ok(Self {
             tasks: Tasks::new(config.arena_bytes, &sizes)?,
+            session: Session::new(config.link_address.clone()),
             config,
             models,
             changes: Changes::default(),
-            session: Session::Waiting { until: Timestamp::PAST },
-            retry_after: RETRY_FIRST,
-            clock: ClockOffset::default(),
             scheduler_load: SchedulerLoad::default(),
-            clock_requests: 0,
-            clock_request_at: Timestamp::NEVER,
             links: BTreeMap::new(),
             fenced: BTreeMap::new(),
             early: VecDeque::new(),
             fences: Vec::new(),
-            writer: FrameWriter::default(),
             outputs: VecDeque::new(),
         })
     }
@@ -192,7 +164,7 @@ impl Core {
     /// An instant of the scheduler's clock on ours; `None` before that is known.
     #[must_use]
     pub fn to_local(&self, at: Timestamp) -> Option<Timestamp> {
-        self.clock.to_local(at)
+        self.session.to_local(at)
     }
 
     /// Whether requests for some model can be taken.
@@ -204,8 +176,8 @@ impl Core {
     /// Whether requests for this model can be taken.
     #[must_use]
     pub fn is_model_ready(&self, served: &ServedModel) -> bool {
-        self.joined().is_some()
-            && self.clock.error_bound().is_some()
+        self.session.joined().is_some()
+            && self.session.knows_clock()
             && served.offer.is_some_and(|offer| offer.gpus > 0)
     }
 
@@ -227,10 +199,10 @@ impl Core {
         self.links.len()
     }
 
-    /// Whether the scheduler has named us.
+    /// Whether we have joined the scheduler.
     #[must_use]
     pub fn has_scheduler(&self) -> bool {
-        self.joined().is_some()
+        self.session.joined().is_some()
     }
 
     /// How much the scheduler had to do when it last said so, about a second ago; nothing while there is none.
@@ -249,8 +221,8 @@ impl Core {
         request: &CheckedRequest,
         arena: &dyn Arena,
     ) -> Result<RequestId, InferError> {
-        let ((_, frontend), scheduler_now) =
-            self.joined().zip(self.clock.to_scheduler(now)).ok_or(InferError::NoScheduler)?;
+        let (frontend, scheduler_now) =
+            self.session.joined().zip(self.session.to_scheduler(now)).ok_or(InferError::NoScheduler)?;
         let served = self.models.get(request.model);
         let model = || served.model.name.clone();
         let offer = served.offer.filter(|offer| offer.gpus > 0).ok_or_else(|| match served.state {
@@ -278,7 +250,7 @@ impl Core {
     /// # Errors
     /// If nobody can be asked now.
     pub fn handle_change(&mut self, to: ModelChange, name: &str) -> Result<ChangeId, InferError> {
-        self.joined().ok_or(InferError::NoScheduler)?;
+        self.session.joined().ok_or(InferError::NoScheduler)?;
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
             let expected = format!("1 to {NAME_BYTES_MAX} bytes");
             return Err(InferError::Invalid(format!(
@@ -287,7 +259,7 @@ impl Core {
             )));
         }
         let change = self.changes.handle_asked(to, name)?;
-        self.post(&FrontendToScheduler::ChangeModel { change, to, name: name.to_owned() });
+        self.session.post(&FrontendToScheduler::ChangeModel { change, to, name: name.to_owned() });
         Ok(change)
     }
 
@@ -311,10 +283,8 @@ impl Core {
     }
 
     /// The driver did what [`Output::Connect`] asked for.
-    pub fn handle_connecting(&mut self, connection: ConnectionId) {
-        if self.session == (Session::Connecting { connection: None }) {
-            self.session = Session::Connecting { connection: Some(connection) };
-        }
+    pub fn handle_connecting(&mut self, to: Destination, connection: ConnectionId) {
+        self.session.handle_connecting(to, connection);
     }
 
     /// Takes in what happened on the transport.
@@ -325,7 +295,7 @@ impl Core {
             Event::Message { connection, frame } => self.on_frame(now, connection, &frame),
             Event::Immediate { connection, immediate, bytes } => {
                 if let Some(&(backend, _)) = self.links.get(&connection)
-                    && let Some(answered_at) = self.clock.to_scheduler(now)
+                    && let Some(answered_at) = self.session.to_scheduler(now)
                 {
                     self.tasks.handle_immediate(answered_at, backend, immediate, bytes, arena);
                 }
@@ -342,34 +312,24 @@ impl Core {
     /// Runs every timer that is due.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.tasks.handle_timeout(now);
-        match self.session {
-            Session::Waiting { until } if until <= now => {
-                let link_address = self.config.link_address.clone();
-                let hello = SchedulerHello::Frontend(FrontendHello { link_address });
-                self.session = Session::Connecting { connection: None };
-                self.outputs.push_back(Output::Connect { hello: encode(&hello) });
-            }
-            Session::Joined { .. } if self.clock_request_at <= now => self.post_clock_request(now),
-            _ => {}
-        }
+        self.session.handle_timeout(now);
+        self.request_clock(now);
         self.settle(now);
     }
 
     /// When [`Self::handle_timeout`] must be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        let session = match self.session {
-            Session::Waiting { until } => Some(until),
-            Session::Joined { .. } => Some(self.clock_request_at),
-            Session::Connecting { .. } | Session::Leaving => None,
-        };
-        [session, self.tasks.poll_timeout()].into_iter().flatten().min()
+        [self.session.poll_timeout(), self.tasks.poll_timeout()].into_iter().flatten().min()
     }
 
     /// What the driver is to do next. All messages since the last `None` are packed into as few frames as hold them.
     pub fn poll_output(&mut self) -> Option<Output> {
-        while let Some(message) = self.tasks.poll_message() {
-            self.post(&message);
+        while let Some((model_thread, message)) = self.tasks.poll_message() {
+            self.session.post_to_thread(model_thread, &message);
+        }
+        if let Some(output) = self.session.poll_output() {
+            return Some(output.into());
         }
         if let Some(output) = self.outputs.pop_front() {
             return Some(output);
@@ -382,57 +342,28 @@ impl Core {
         if let Some((request, result)) = self.tasks.poll_reply() {
             return Some(Output::Reply { request, result });
         }
-        let frame = self.writer.take()?;
-        let (connection, _) = self.joined()?;
-        Some(Output::Send { connection, frame })
+        self.session.poll_frame().map(Output::from)
     }
 
-    fn joined(&self) -> Option<(ConnectionId, FrontendId)> {
-        match self.session {
-            Session::Joined { connection, frontend } => Some((connection, frontend)),
-            _ => None,
+    /// Asks for the scheduler's clock when it is time, and tells it what answers took of late.
+    fn request_clock(&mut self, now: Timestamp) {
+        if let Some(sent_at) = self.session.poll_clock_request(now) {
+            let resp = self.tasks.take_way_back();
+            self.session.post(&FrontendToScheduler::ClockRequest { sent_at, resp });
         }
-    }
-
-    /// The connection to the scheduler, up or not.
-    fn scheduler(&self) -> Option<ConnectionId> {
-        match self.session {
-            Session::Joined { connection, .. } => Some(connection),
-            Session::Connecting { connection } => connection,
-            Session::Waiting { .. } | Session::Leaving => None,
-        }
-    }
-
-    fn post(&mut self, message: &FrontendToScheduler) {
-        let Some((connection, _)) = self.joined() else { return };
-        let full = self.writer.push(message).expect("every message to the scheduler fits a frame");
-        self.outputs.extend(full.map(|frame| Output::Send { connection, frame }));
-    }
-
-    fn post_clock_request(&mut self, now: Timestamp) {
-        self.clock_requests += 1;
-        let burst = self.clock_requests < CLOCK_BURST;
-        self.clock_request_at = now + if burst { CLOCK_BURST_INTERVAL } else { CLOCK_INTERVAL };
-        self.post(&FrontendToScheduler::ClockRequest { sent_at: now, resp: Span::ZERO });
     }
 
     fn on_connected(&mut self, now: Timestamp, connection: ConnectionId, welcome: &[u8]) {
-        if self.scheduler() != Some(connection) {
-            return;
-        }
-        let Ok(FrontendWelcome { frontend, .. }) = wincode::deserialize(welcome) else {
-            self.leave("its welcome does not decode; do both sides run the same version?");
-            return;
-        };
-        tracing::info!("joined the scheduler as frontend {}", frontend.0);
-        self.session = Session::Joined { connection, frontend };
-        self.retry_after = RETRY_FIRST;
-        self.clock = ClockOffset::default();
-        self.scheduler_load = SchedulerLoad::default();
-        self.clock_requests = 0;
-        self.post_clock_request(now);
-        for (connection, hello) in std::mem::take(&mut self.early) {
-            self.on_hello(connection, hello);
+        match self.session.handle_connected(now, connection, welcome) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.scheduler_load = SchedulerLoad::default();
+                self.request_clock(now);
+                for (connection, hello) in std::mem::take(&mut self.early) {
+                    self.on_hello(connection, hello);
+                }
+            }
+            Err(reason) => self.leave(&reason),
         }
     }
 
@@ -444,33 +375,39 @@ impl Core {
         }
         for message in read_frame::<SchedulerToFrontend>(frame) {
             // A message can end the session; what follows in the frame is then void.
-            if self.joined().is_none_or(|(scheduler, _)| scheduler != connection) {
+            if !self.session.hears(connection) {
                 return;
             }
             match message {
-                Ok(message) => self.on_message(now, message),
+                Ok(message) => self.on_message(now, connection, message),
                 Err(error) => self.leave(&error.to_string()),
             }
         }
     }
 
-    fn on_message(&mut self, now: Timestamp, message: SchedulerToFrontend) {
+    fn on_message(&mut self, now: Timestamp, connection: ConnectionId, message: SchedulerToFrontend) {
         match message {
             SchedulerToFrontend::Dropped { task, reason } => self.tasks.handle_dropped(task, reason),
-            SchedulerToFrontend::Clock(reply) => self.clock.handle_reply(now, reply),
+            SchedulerToFrontend::Clock(reply) => self.session.handle_clock(now, reply),
             SchedulerToFrontend::Load(load) => self.scheduler_load = load,
             SchedulerToFrontend::Fence { tasks, .. } if tasks.len() > FENCED_TASKS_MAX => {
                 self.leave(&format!("a fence asks about {} tasks, at most {FENCED_TASKS_MAX} fit", tasks.len()));
             }
-            SchedulerToFrontend::Fence { backend, link, tasks } => self.on_fence((backend, link), tasks),
+            SchedulerToFrontend::Fence { backend, link, tasks } => self.on_fence(connection, (backend, link), tasks),
             SchedulerToFrontend::ModelState { name, state, loads } => {
                 if self.models.handle_state(&name, state, loads) {
                     self.changes.handle_loaded(&name);
                 }
             }
             SchedulerToFrontend::ModelChanged { change, refused } => self.changes.handle_changed(change, refused),
-            SchedulerToFrontend::Model { model, name, version, gpus, least_latency, model_thread: _ } => {
-                let offer = Offer { id: model, gpus, least_latency };
+            SchedulerToFrontend::Model { model_thread, .. } if !self.session.has_thread(model_thread) => {
+                self.leave(&format!(
+                    "a model is said to belong to ModelThread {}, which is none of its own",
+                    model_thread.0
+                ));
+            }
+            SchedulerToFrontend::Model { model, name, version, gpus, least_latency, model_thread } => {
+                let offer = Offer { id: model, model_thread, gpus, least_latency };
                 if self.models.handle_offer(&name, &version, offer) {
                     tracing::info!("model '{name}' version {version}: {gpus} GPUs, at least {least_latency}");
                 } else {
@@ -481,7 +418,7 @@ impl Core {
     }
 
     /// What failed on one link is no reason to cut off a newer one.
-    fn on_fence(&mut self, (backend, up_to): (BackendId, LinkId), tasks: Vec<TaskId>) {
+    fn on_fence(&mut self, connection: ConnectionId, (backend, up_to): (BackendId, LinkId), tasks: Vec<TaskId>) {
         let is_meant = |&(other, link): &(BackendId, LinkId)| other == backend && link <= up_to;
         let links: Vec<ConnectionId> =
             self.links.iter().filter(|(_, link)| is_meant(link)).map(|(connection, _)| *connection).collect();
@@ -492,7 +429,7 @@ impl Core {
             self.fenced.pop_first();
         }
         self.outputs.extend(links.iter().map(|&connection| Output::Disconnect { connection }));
-        self.fences.push(Fence { backend, tasks, links });
+        self.fences.push(Fence { connection, backend, tasks, links });
     }
 
     fn on_incoming(&mut self, connection: ConnectionId, hello: &[u8]) {
@@ -500,18 +437,17 @@ impl Core {
             self.refuse(connection, "the hello does not decode; do both sides run the same version?");
             return;
         };
-        match self.session {
-            Session::Connecting { .. } if self.early.len() < self.config.links_max => {
-                self.early.push_back((connection, hello));
-            }
-            _ => self.on_hello(connection, hello),
+        if self.session.is_connecting() && self.early.len() < self.config.links_max {
+            self.early.push_back((connection, hello));
+        } else {
+            self.on_hello(connection, hello);
         }
     }
 
     fn on_hello(&mut self, connection: ConnectionId, hello: LinkHello) {
-        match self.joined() {
-            Some((_, frontend)) if frontend == hello.frontend => {}
-            Some((_, FrontendId(id))) => {
+        match self.session.frontend() {
+            Some(frontend) if frontend == hello.frontend => {}
+            Some(FrontendId(id)) => {
                 self.refuse(connection, &format!("found frontend {}, expected {id}", hello.frontend.0));
                 return;
             }
@@ -541,7 +477,7 @@ impl Core {
     }
 
     fn on_disconnected(&mut self, connection: ConnectionId, reason: &str) {
-        if self.scheduler() == Some(connection) {
+        if self.session.owns(connection) {
             self.leave(reason);
             return;
         }
@@ -555,37 +491,41 @@ impl Core {
     /// Ends the session with the scheduler and everything that depends on it.
     fn leave(&mut self, reason: &str) {
         tracing::warn!("the scheduler is lost: {reason}");
-        self.outputs.extend(self.scheduler().map(|connection| Output::Disconnect { connection }));
+        self.session.leave();
         self.outputs.extend(self.links.keys().map(|&connection| Output::Disconnect { connection }));
         for (connection, _) in std::mem::take(&mut self.early) {
             self.refuse(connection, "this frontend has no scheduler now");
         }
-        self.session = Session::Leaving;
         self.tasks.abandon(&InferError::SchedulerLost);
         self.models.clear_offers();
         self.changes.abandon();
         self.fences.clear();
         self.fenced.clear();
-        self.writer = FrameWriter::default();
     }
 
     /// Does what waited for links to be down.
     fn settle(&mut self, now: Timestamp) {
-        if self.session == Session::Leaving && self.links.is_empty() {
+        if self.session.is_leaving() && self.links.is_empty() {
             self.tasks.release_abandoned();
-            self.session = Session::Waiting { until: now + self.retry_after };
-            self.retry_after = (self.retry_after * 2).min(RETRY_MAX);
+            self.session.handle_left(now);
         }
         while let Some(index) = self.fences.iter().position(|fence| fence.links.is_empty()) {
             let fence = self.fences.remove(index);
             let unanswered = self.tasks.handle_fenced(fence.tasks);
-            self.post(&FrontendToScheduler::Fenced { backend: fence.backend, unanswered });
+            let fenced = FrontendToScheduler::Fenced { backend: fence.backend, unanswered };
+            self.session.post_back(fence.connection, &fenced);
         }
     }
 }
 
-fn encode<T: wincode::SchemaWrite<wincode::config::DefaultConfig, Src = T>>(value: &T) -> Vec<u8> {
-    wincode::serialize(value).expect("encoding into memory cannot fail")
+impl From<SessionOutput> for Output {
+    fn from(output: SessionOutput) -> Self {
+        match output {
+            SessionOutput::Connect { to, hello } => Self::Connect { to, hello },
+            SessionOutput::Disconnect { connection } => Self::Disconnect { connection },
+            SessionOutput::Send { connection, frame } => Self::Send { connection, frame },
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,11 +6,11 @@ use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 use proto::{ChangeId, Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
 use repository::Model;
 use tokio::sync::{Notify, oneshot};
-use transport::Event;
+use transport::{ConnectionId, Event};
 
 use crate::{
     arena::Arena,
-    core::{Core, Output},
+    core::{Core, Destination, Output},
     error::InferError,
     models::ServedModel,
     tasks::{CheckedRequest, Reply, RequestId},
@@ -201,8 +201,8 @@ impl Desk {
     }
 
     /// The driver did what [`Output::Connect`] asked for.
-    pub fn handle_connecting(&self, connection: transport::ConnectionId) {
-        self.state.borrow_mut().core.handle_connecting(connection);
+    pub fn handle_connecting(&self, to: Destination, connection: ConnectionId) {
+        self.state.borrow_mut().core.handle_connecting(to, connection);
     }
 
     /// Returns when something was put in since the last call.

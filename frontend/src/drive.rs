@@ -2,9 +2,16 @@
 //! [`Desk`]. Nothing is shared with other threads.
 #![allow(clippy::disallowed_methods)] // Drivers own threads and clocks.
 
-use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, path::PathBuf, rc::Rc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+    rc::Rc,
+};
 
-use proto::{Timestamp, backend_to_frontend::LinkWelcome};
+use proto::{ModelThreadId, Timestamp, backend_to_frontend::LinkWelcome};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region};
@@ -12,7 +19,7 @@ use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, Open
 use crate::{
     arena::Arena,
     config::Config,
-    core::{Core, CoreConfig, Output},
+    core::{Core, CoreConfig, Destination, Output},
     desk::{Desk, Observer},
     readiness::Readiness,
     slots::ArenaTooSmall,
@@ -58,8 +65,9 @@ pub struct Frontend {
     repository: PathBuf,
     clock: Clock,
     desk: Rc<Desk>,
-    /// Frames that the scheduler has no room for yet. Bounded by the slots: each task has at most a few messages.
-    unsent: VecDeque<(ConnectionId, Vec<u8>)>,
+    /// Frames that the scheduler or a ModelThread has no room for yet. Bounded by the slots: each task has at most a
+    /// few messages.
+    unsent: BTreeMap<ConnectionId, VecDeque<Vec<u8>>>,
 }
 
 impl Frontend {
@@ -69,13 +77,13 @@ impl Frontend {
     /// If the configuration or the repository is wrong, or the network cannot be opened. A scheduler that cannot be
     /// reached is no error: it is tried again and again.
     pub fn open(config: &Config, observer: Rc<dyn Observer>) -> Result<Self, FrontendError> {
-        let arm = Arm::choose(&config.arm, config.address, config.shared_address, config.faults, config.verbs)?;
-        let own = match &arm {
+        let endpoint = config.network.endpoint(None)?;
+        let own = match &endpoint.arm {
             Arm::Soft { address, .. } => Some(address.ip()),
             Arm::Verbs(verbs) => verbs.address,
         };
         let link = config.link.or(own.map(|ip| SocketAddr::new(ip, 0))).ok_or_else(|| {
-            FrontendError::Config(format!("link: expected, as arm {} was given no address", config.arm))
+            FrontendError::Config(format!("link: expected, as arm {} was given no address", config.network.arm))
         })?;
         if link.ip().is_unspecified() {
             let expected = "an address of this host that backends can reach";
@@ -85,11 +93,10 @@ impl Frontend {
         let bytes = config.arena_bytes;
         let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
         let endpoint = EndpointConfig {
-            // The scheduler is one more.
-            connections_max: config.links_max + 1,
-            ..EndpointConfig::over(arm).listening(link)
+            // The scheduler is one more, and so is each of its ModelThreads.
+            connections_max: config.links_max + 1 + usize::from(ModelThreadId::COUNT_MAX),
+            ..endpoint.listening(link)
         };
-        let endpoint = endpoint.with_secret(config.secret.as_bytes()).with_tls(config.tls.clone());
         let mut endpoint = Endpoint::open(endpoint)?;
         let key = endpoint.register(&region, Access { remote_read: true, remote_write: true })?;
         let link = endpoint.listen_address().expect("it was told to listen");
@@ -103,7 +110,7 @@ impl Frontend {
         let clock = Clock::start();
         let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()), observer);
         let (scheduler, repository) = (config.scheduler, config.repository.clone());
-        Ok(Self { endpoint, scheduler, repository, clock, desk, unsent: VecDeque::new() })
+        Ok(Self { endpoint, scheduler, repository, clock, desk, unsent: BTreeMap::new() })
     }
 
     /// What the parts of this frontend's thread share.
@@ -171,16 +178,19 @@ impl Frontend {
     fn handle_output(&mut self, output: Output) {
         let now = self.clock.now();
         match output {
-            Output::Connect { hello } => {
-                self.unsent.clear();
-                let connection = self.endpoint.connect(now, self.scheduler, hello);
-                self.desk.handle_connecting(connection);
+            Output::Connect { to, hello } => {
+                let address = match to {
+                    Destination::Scheduler => self.scheduler,
+                    Destination::ModelThread { address, .. } => address,
+                };
+                let connection = self.endpoint.connect(now, address, hello);
+                self.desk.handle_connecting(to, connection);
             }
             Output::Accept { connection, welcome } => self.endpoint.accept(now, connection, welcome),
             Output::Refuse { connection, reason } => self.endpoint.refuse(now, connection, &reason),
             Output::Disconnect { connection } => self.endpoint.disconnect(connection),
             Output::Send { connection, frame } => {
-                self.unsent.push_back((connection, frame));
+                self.unsent.entry(connection).or_default().push_back(frame);
                 self.send_unsent();
             }
             Output::ReadModel { name } => self.read_model(name),
@@ -201,13 +211,17 @@ impl Frontend {
     }
 
     fn send_unsent(&mut self) {
-        while let Some((connection, frame)) = self.unsent.front() {
-            if self.endpoint.send(*connection, frame) == Err(PostError::QueueFull) {
-                return;
+        let Self { unsent, endpoint, .. } = self;
+        unsent.retain(|&connection, frames| {
+            while let Some(frame) = frames.front() {
+                if endpoint.send(connection, frame) == Err(PostError::QueueFull) {
+                    return true;
+                }
+                // A connection that is not up any more has been, or will be, reported.
+                frames.pop_front();
             }
-            // A connection that is not up any more has been, or will be, reported.
-            self.unsent.pop_front();
-        }
+            false
+        });
     }
 }
 

@@ -16,8 +16,8 @@ pub enum InferError {
     NotFound(String),
     /// The request's latency objective is shorter than the model can ever be.
     #[error(
-        "parameters.timeout: found {slo}, expected at least {least}, the least latency of model '{model}' (one task alone \
-         and the network); it can never be met"
+        "parameters.timeout: found {slo}, expected at least {least}, the least latency of model '{model}' (one task \
+         alone and the network); it can never be met"
     )]
     NeverMet {
         /// The model.

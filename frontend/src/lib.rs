@@ -2,7 +2,6 @@
 //! the outputs have been written there. Programs link it and ask through a [`Client`]; the crate `gateway` serves HTTP
 //! and gRPC with it.
 #![deny(unsafe_code)]
-#![warn(unreachable_pub)]
 
 pub mod arena;
 pub mod changes;
@@ -11,6 +10,7 @@ pub mod config;
 pub mod core;
 pub mod desk;
 pub mod drive;
+mod durations;
 pub mod error;
 pub mod models;
 // The one place where tokio needs a promise about a descriptor.
@@ -18,6 +18,7 @@ pub mod models;
 mod readiness;
 pub mod request;
 pub mod rope;
+mod session;
 pub mod slots;
 pub mod tasks;
 #[cfg(test)]

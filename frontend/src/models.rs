@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, rc::Rc};
 
-use proto::{ModelId, Span, scheduler_to_frontend::ModelState};
+use proto::{ModelId, ModelThreadId, Span, scheduler_to_frontend::ModelState};
 use repository::Model;
 
 use crate::{error::InferError, slots::SlotSize};
@@ -25,6 +25,8 @@ pub struct ServedModel {
 pub struct Offer {
     /// Assigned by the scheduler.
     pub id: ModelId,
+    /// Which ModelThread owns it: new tasks go there.
+    pub model_thread: ModelThreadId,
     /// GPUs that host it and can reach our slots.
     pub gpus: u32,
     /// The least time from submission to answer.

@@ -1,8 +1,8 @@
 //! Steps 2, 3 and 10: a request's rows become tasks with slots; their answers become its reply.
 //!
 //! A task's life: admitted with a leased slot and submitted; then it ends exactly once, by a valid answer, by the
-//! scheduler's drop, or with the scheduler itself. Only its end frees the slot, because only then can no READ or
-//! WRITE still arrive (ARCHITECTURE.md, invariant 3). A request ends with its last task's answer or its first task's failure;
+//! scheduler's drop, or with the scheduler itself. Only its end frees the slot, because only then can no READ or WRITE
+//! still arrive (ARCHITECTURE.md, invariant 3). A request ends with its last task's answer or its first task's failure;
 //! tasks that outlive their request (the client hung up, a sibling failed) are cancelled and keep their slots until
 //! they end themselves.
 //!
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use proto::{
-    BackendId, FrontendId, ModelId, Span, TaskId, Timestamp,
+    BackendId, FrontendId, ModelId, ModelThreadId, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
     frontend_to_scheduler::FrontendToScheduler,
     scheduler_to_frontend::DropReason,
@@ -23,6 +23,7 @@ use proto::{
 
 use crate::{
     arena::Arena,
+    durations::Durations,
     error::InferError,
     models::{Offer, ServedModel},
     rope::Rope,
@@ -134,9 +135,11 @@ pub struct Tasks {
     timers: BTreeSet<(Timestamp, RequestId)>,
     next_task: u64,
     next_request: u64,
-    messages: VecDeque<FrontendToScheduler>,
+    /// Each for the ModelThread that its task belongs to.
+    messages: VecDeque<(ModelThreadId, FrontendToScheduler)>,
     replies: VecDeque<(RequestId, Result<Reply, InferError>)>,
     counters: Counters,
+    ways_back: Durations,
 }
 
 #[derive(Debug)]
@@ -151,6 +154,8 @@ struct Task {
 #[derive(Debug)]
 struct Request {
     model: ModelId,
+    /// Where its tasks were submitted, whoever owns the model by now.
+    model_thread: ModelThreadId,
     /// By row; `None` once it has ended.
     tasks: Vec<Option<TaskId>>,
     unanswered: usize,
@@ -183,6 +188,7 @@ impl Tasks {
             messages: VecDeque::new(),
             replies: VecDeque::new(),
             counters: Counters::default(),
+            ways_back: Durations::default(),
         })
     }
 
@@ -207,7 +213,8 @@ impl Tasks {
             let slot = lease.descriptor();
             write_row(row, slot.input_offset as usize, request, served, arena);
             let (model, priority) = (offer.id, request.priority);
-            self.messages.push_back(FrontendToScheduler::Submit { task, model, deadline, priority, slot });
+            let submit = FrontendToScheduler::Submit { task, model, deadline, priority, slot };
+            self.messages.push_back((offer.model_thread, submit));
             self.tasks.insert(task, Task { lease, attempt: 0, row: Some((id, row)) });
             tasks.push(Some(task));
         }
@@ -218,11 +225,22 @@ impl Tasks {
         self.timers.insert((give_up_at, id));
         let admitted_at = at.scheduler_now;
         let unanswered = request.rows;
-        let model = offer.id;
+        let Offer { id: model, model_thread, .. } = offer;
         let batches = Vec::new();
         self.requests.insert(
             id,
-            Request { model, tasks, unanswered, row_bytes, outputs, batches, admitted_at, deadline, give_up_at },
+            Request {
+                model,
+                model_thread,
+                tasks,
+                unanswered,
+                row_bytes,
+                outputs,
+                batches,
+                admitted_at,
+                deadline,
+                give_up_at,
+            },
         );
         Ok(id)
     }
@@ -288,16 +306,27 @@ impl Tasks {
         });
         match (outcome, request) {
             (Ok(header), Some((request, row))) => {
-                self.counters.answered += 1;
+                self.on_answered(answered_at, &header);
                 let offset = slot.answer_offset as usize + ANSWER_HEADER_BYTES;
                 self.on_row(request, row, (offset, header), (answered_at, backend), arena);
             }
-            (Ok(_), None) => self.counters.answered += 1,
+            (Ok(header), None) => self.on_answered(answered_at, &header),
             (Err(error), request) => {
                 self.counters.failed += 1;
                 self.fail_request(request, error);
             }
         }
+    }
+
+    fn on_answered(&mut self, answered_at: Timestamp, header: &AnswerHeader) {
+        self.counters.answered += 1;
+        self.ways_back.record(answered_at - Timestamp(header.stamps.finished_at_ns));
+    }
+
+    /// What the way back took of late, from the end of execution to the answer: 99 in 100 tasks since the last call
+    /// took no longer. Zero if there was none.
+    pub fn take_way_back(&mut self) -> Span {
+        self.ways_back.take_p99()
     }
 
     /// The task that an immediate answers, and the header of the answer; `Err` inside if the header is the task's own
@@ -437,8 +466,8 @@ impl Tasks {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// The next message for the scheduler.
-    pub fn poll_message(&mut self) -> Option<FrontendToScheduler> {
+    /// The next message, and the ModelThread that it is for.
+    pub fn poll_message(&mut self) -> Option<(ModelThreadId, FrontendToScheduler)> {
         self.messages.pop_front()
     }
 
@@ -481,7 +510,8 @@ impl Tasks {
         for task in request.tasks.into_iter().flatten() {
             if let Some(orphan) = self.tasks.get_mut(&task) {
                 orphan.row = None;
-                self.messages.push_back(FrontendToScheduler::Cancel { task, model: request.model });
+                let cancel = FrontendToScheduler::Cancel { task, model: request.model };
+                self.messages.push_back((request.model_thread, cancel));
             }
         }
     }

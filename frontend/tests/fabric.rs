@@ -1,8 +1,9 @@
 //! A frontend over real soft-RoCE on the loopback network; the test is its scheduler and its backend.
 #![allow(clippy::disallowed_methods)] // Each role has a thread of its own.
 
-use std::{collections::BTreeMap, fs, net::SocketAddr, sync::mpsc, thread};
+use std::{collections::BTreeMap, fs, net::SocketAddr, thread};
 
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use frontend::{Client, Config, Infer, InferError, InputTensor};
 use proto::{
     BackendId, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId,
@@ -86,12 +87,12 @@ impl Fabric {
         (fabric, address)
     }
 
-    fn run(mut self, faults: &mpsc::Receiver<Fault>) {
+    fn run(mut self, faults: &Receiver<Fault>) {
         loop {
             match faults.try_recv() {
                 Ok(fault) => self.fault = Some(fault),
-                Err(mpsc::TryRecvError::Disconnected) => return,
-                Err(mpsc::TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => return,
+                Err(TryRecvError::Empty) => {}
             }
             let now = self.clock.now();
             let busy = self.scheduler.drive(now) | self.backend.drive(now);
@@ -257,12 +258,12 @@ impl Fabric {
 }
 
 /// Runs a test with a client whose model is ready.
-fn with_fabric(test: impl AsyncFnOnce(&Client, &mpsc::Sender<Fault>)) {
+fn with_fabric(test: impl AsyncFnOnce(&Client, &Sender<Fault>)) {
     let repository = tempfile::tempdir().unwrap();
     fs::create_dir(repository.path().join("m")).unwrap();
     fs::write(repository.path().join("m/config.pbtxt"), CONFIG).unwrap();
-    let (faults, received) = mpsc::channel();
-    let (opened, address) = mpsc::channel();
+    let (faults, received) = unbounded();
+    let (opened, address) = bounded(1);
     let fabric = thread::spawn(move || {
         let (fabric, address) = Fabric::open();
         opened.send(address).unwrap();

@@ -3,18 +3,16 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
+use transport::NetworkConfig;
 
 use crate::access::Clients;
 
-/// How a frontend is started.
+/// How a frontend that serves clients is started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub struct Config {
     /// The scheduler's bootstrap listener, `ip:port`.
     pub scheduler: SocketAddr,
-    /// What all roles of the cluster share.
-    pub secret: String,
     /// The model repository.
     pub repository: PathBuf,
     /// Where clients reach us over HTTP.
@@ -23,20 +21,8 @@ pub struct Config {
     /// Where clients reach us over gRPC; without it only at `http`, which answers both.
     #[serde(default)]
     pub grpc: Option<SocketAddr>,
-    /// The network: `soft`, or `verbs:DEVICE`.
-    #[serde(default)]
-    pub arm: ArmName,
-    /// Where packets come from and arrive. Without it, the soft arm takes a random loopback address, and a verbs device
-    /// its first that others can route to.
-    #[serde(default)]
-    pub address: Option<SocketAddr>,
-    /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
-    #[serde(default)]
-    pub shared_address: bool,
-    /// How the queue pairs of a verbs device are set up.
-    #[serde(default)]
-    pub verbs: VerbsSettings,
-    /// Where backends reach us (TCP); any port of `address` if it is not given. Backends are told this address.
+    /// Where backends reach us (TCP); any port of the network's `address` if it is not given. Backends are told this
+    /// address.
     #[serde(default)]
     pub link: Option<SocketAddr>,
     /// Bytes of registered memory for slots.
@@ -66,19 +52,18 @@ pub struct Config {
     /// How long a client may take to send a request's body, and to take in a reply.
     #[serde(default = "default_body_timeout_ms")]
     pub body_timeout_ms: u64,
-    /// Faults injected into our packets, for tests.
-    #[serde(default)]
-    pub faults: Faults,
-    /// Certificates, with which members also prove themselves to each other by mutual TLS.
-    #[serde(default)]
-    pub tls: Option<TlsFiles>,
     /// Who may connect over HTTP and gRPC, and what they may do.
     #[serde(default)]
     pub clients: Clients,
     /// Where traces of requests go; without it, into the log.
     #[serde(default)]
     pub otlp: Option<Otlp>,
+    /// The network, and the cluster's secret.
+    #[serde(skip)]
+    pub network: NetworkConfig,
 }
+
+transport::flatten_network!(Config, network);
 
 impl Config {
     /// A configuration with the default of everything that has one.
@@ -92,17 +77,11 @@ impl Config {
     pub fn frontend(&self) -> frontend::Config {
         frontend::Config {
             scheduler: self.scheduler,
-            secret: self.secret.clone(),
             repository: self.repository.clone(),
-            arm: self.arm.clone(),
-            address: self.address,
-            shared_address: self.shared_address,
-            verbs: self.verbs,
             link: self.link,
             arena_bytes: self.arena_bytes,
             links_max: self.links_max,
-            faults: self.faults,
-            tls: self.tls.clone(),
+            network: self.network.clone(),
         }
     }
 
@@ -121,30 +100,12 @@ impl Config {
 
 impl From<frontend::Config> for Config {
     fn from(frontend: frontend::Config) -> Self {
-        let frontend::Config {
-            scheduler,
-            secret,
-            repository,
-            arm,
-            address,
-            shared_address,
-            verbs,
-            link,
-            arena_bytes,
-            links_max,
-            faults,
-            tls,
-        } = frontend;
+        let frontend::Config { scheduler, repository, link, arena_bytes, links_max, network } = frontend;
         Self {
             scheduler,
-            secret,
             repository,
             http: None,
             grpc: None,
-            arm,
-            address,
-            shared_address,
-            verbs,
             link,
             arena_bytes,
             links_max,
@@ -155,10 +116,9 @@ impl From<frontend::Config> for Config {
             bodies_bytes_max: default_bodies_bytes_max(),
             head_timeout_ms: default_head_timeout_ms(),
             body_timeout_ms: default_body_timeout_ms(),
-            faults,
-            tls,
             clients: Clients::default(),
             otlp: None,
+            network,
         }
     }
 }
@@ -254,10 +214,11 @@ mod tests {
 
     #[test]
     fn the_least_configuration_has_the_same_defaults_as_new() {
-        let json = r#"{"scheduler":"127.0.0.1:7000","secret":"s","repository":"models"}"#;
+        let json = r#"{"scheduler":"127.0.0.1:7000","secret":"open sesame","repository":"models"}"#;
         let read: Config = serde_json::from_str(json).unwrap();
-        let new = Config::new("127.0.0.1:7000".parse().unwrap(), "s", "models");
+        let new = Config::new("127.0.0.1:7000".parse().unwrap(), "open sesame", "models");
         assert_eq!(format!("{read:?}"), format!("{new:?}"));
+        assert_eq!((&*read.network.secret, format!("{read:?}").contains("sesame")), ("open sesame", false));
         assert!(serde_json::from_str::<Config>(&json.replace("secret", "secrets")).is_err());
     }
 }

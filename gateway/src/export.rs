@@ -1,6 +1,6 @@
-//! Sends traces to a collector of OpenTelemetry, from a thread of its own: OTLP over HTTP or HTTPS, in batches. A batch is
-//! tried a few times if the collector is not there or says that it is busy. What it never takes is lost and counted, and
-//! costs nothing else. Part of the driver: it owns sockets, a thread and a clock.
+//! Sends traces to a collector of OpenTelemetry, from a thread of its own: OTLP over HTTP or HTTPS, in batches. A batch
+//! is tried a few times if the collector is not there or says that it is busy. What it never takes is lost and counted,
+//! and costs nothing else. Part of the driver: it owns sockets, a thread and a clock.
 #![allow(clippy::disallowed_methods)] // Drivers own clocks.
 
 use std::{

@@ -311,7 +311,8 @@ async fn stream_answer(
     }
 }
 
-/// Hands the stream's messages to the task that answers them, since tonic wants a service that may move between threads.
+/// Hands the stream's messages to the task that answers them, since tonic wants a service that may move between
+/// threads.
 struct Stream(Option<(oneshot::Sender<Streaming<ModelInferRequest>>, mpsc::Receiver<StreamAnswer>)>);
 
 impl StreamingService<ModelInferRequest> for Stream {

@@ -1,5 +1,5 @@
-//! Step 1: a picture becomes a model's input (Symphony, section 4.3: preprocessing at the frontend overlaps the wait for
-//! the batch).
+//! Step 1: a picture becomes a model's input (Symphony, section 4.3: preprocessing at the frontend overlaps the wait
+//! for the batch).
 //!
 //! Decoding is work for a processor, so it runs on a bounded number of threads beside the server's own; a request that
 //! finds them and their queue full is refused at once. A picture that is truncated, hostile, or larger than the limits
@@ -283,7 +283,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(head in 0..3usize, rest in proptest::collection::vec(any::<u8>(), 0..400), cut in 0..500usize) {
+        fn no_bytes_panic(
+            head in 0..3usize,
+            rest in proptest::collection::vec(any::<u8>(), 0..400),
+            cut in 0..500usize,
+        ) {
             let pipeline = pipeline(Color::Rgb, 4, 4);
             let start = [&b"\x89PNG\r\n\x1a\n"[..], b"\xff\xd8\xff\xe0", b""][head];
             let tensor = tensor(&pipeline, DataType::Fp32);

@@ -1,7 +1,6 @@
 //! The gateway: clients reach a frontend through it over HTTP and gRPC, in the Open Inference Protocol. It checks who
 //! they are, turns pictures into tensors, and tells what became of requests in metrics, statistics and traces.
 #![forbid(unsafe_code)]
-#![warn(unreachable_pub)]
 
 pub mod access;
 pub mod api;

@@ -236,10 +236,9 @@ struct ModelMetrics {
     stages: Vec<Histogram>,
 }
 
-impl Metrics {
+impl Default for Metrics {
     /// Metrics of no model yet, all zero.
-    #[must_use]
-    pub fn new() -> Self {
+    fn default() -> Self {
         let registry = Registry::new();
         let families = Families::new(&registry);
         let gauge = |name: &str, help: &str| registered(&registry, IntGauge::new(name, help));
@@ -266,7 +265,9 @@ impl Metrics {
             registry,
         }
     }
+}
 
+impl Metrics {
     /// What counts those who are refused.
     #[must_use]
     pub fn refusals(&self) -> &Refusals {

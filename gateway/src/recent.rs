@@ -1,5 +1,5 @@
-//! What became of the last requests, so that each can be explained: when it was queued, in which batch it ran, why then,
-//! and where.
+//! What became of the last requests, so that each can be explained: when it was queued, in which batch it ran, why
+//! then, and where.
 
 use std::{collections::VecDeque, rc::Rc};
 
@@ -72,8 +72,9 @@ fn explain(timing: &Timing) -> impl Iterator<Item = (String, Value)> {
     let ms = |ns: i64| ns as f64 / 1e6;
     let (late, left) = (stamps.started_at_ns - stamps.exec_at_ns, timing.deadline.0 - timing.answered_at.0);
     let why = format!(
-        "it was held back {:.3} ms, so that its batch grows, to {}, and waited {:.3} ms for a GPU; the plan was to start at \
-         {:.3} ms, and GPU {} of backend {} started {:.3} ms {} that; its answer came {:.3} ms {} its deadline",
+        "it was held back {:.3} ms, so that its batch grows, to {}, and waited {:.3} ms for a GPU; the plan was \
+         to start at {:.3} ms, and GPU {} of backend {} started {:.3} ms {} that; its answer came {:.3} ms {} \
+         its deadline",
         ms(stamps.due_at_ns - stamps.queued_at_ns),
         timing.batch_size,
         ms(stamps.granted_at_ns - stamps.due_at_ns),
@@ -142,8 +143,9 @@ mod tests {
         let number = recent.push(Some("mine"), "digits", Ok(timing()));
         let explained = recent.explain(&number.to_string()).unwrap();
         assert_eq!(explained, recent.explain("mine").unwrap());
-        let expected = "it was held back 5.000 ms, so that its batch grows, to 5, and waited 3.000 ms for a GPU; the plan was \
-                        to start at 12.000 ms, and GPU 1 of backend 3 started 1.000 ms after that; its answer came 1.000 ms before its deadline";
+        let expected = "it was held back 5.000 ms, so that its batch grows, to 5, and waited 3.000 ms for a GPU; the \
+                        plan was to start at 12.000 ms, and GPU 1 of backend 3 started 1.000 ms after that; its answer \
+                        came 1.000 ms before its deadline";
         assert_eq!(explained["why"], expected);
         assert_eq!(explained["microseconds_since_admission"]["answered"], 19_000.0);
         let failed = recent.push(None, "digits", Err(&InferError::NoScheduler));

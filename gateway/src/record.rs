@@ -15,7 +15,8 @@ use crate::{
     statistics::Statistics,
 };
 
-/// All counts of a frontend.
+/// All counts of a frontend; by default none yet, of no model.
+#[derive(Default)]
 pub struct Record {
     metrics: Metrics,
     /// By index in the model table.
@@ -23,12 +24,6 @@ pub struct Record {
 }
 
 impl Record {
-    /// Nothing was counted yet, and no model is known.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { metrics: Metrics::new(), statistics: RefCell::default() }
-    }
-
     /// Looks at the counts of a model, by its index in the model table.
     pub fn with_statistics<T>(&self, model: usize, look: impl FnOnce(&Statistics) -> T) -> T {
         look(&self.statistics.borrow()[model])
@@ -56,12 +51,6 @@ impl Record {
     #[must_use]
     pub fn traces(&self) -> &Traces {
         self.metrics.traces()
-    }
-}
-
-impl Default for Record {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -1,5 +1,7 @@
 //! Steps 1 and 10 in REST: the routes of the Open Inference Protocol and of Triton's extensions, in one table.
 
+use std::{collections::BTreeMap, sync::LazyLock};
+
 use bytes::Bytes;
 use frontend::{
     error::{InferError, invalid},
@@ -15,6 +17,7 @@ use hyper::{
         WWW_AUTHENTICATE,
     },
 };
+use matchit::Router;
 use percent_encoding::percent_decode_str;
 use proto::{frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
 use serde::Serialize;
@@ -65,7 +68,8 @@ struct At<'a> {
 
 use Action::{Change, ChangeModel, Infer, Look};
 
-/// Every route, and what a client must be allowed to. Of two that fit the first is taken, so names come before braces.
+/// Every route, and what a client must be allowed to. Of two that fit, the one with a name where the other has braces
+/// is taken.
 const ROUTES: &[(&str, Op, Action)] = &[
     ("v2/models/{model}/infer", Op::Infer, Infer),
     ("metrics", Op::Metrics, Look(|service, _| Ok(metrics(service)))),
@@ -123,6 +127,19 @@ const ROUTES: &[(&str, Op, Action)] = &[
     ("v2/systemsharedmemory/unregister", Op::SharedMemory, Change(unregister_region)),
 ];
 
+/// The routes of each path, by their places in [`ROUTES`].
+static ROUTER: LazyLock<Router<Vec<usize>>> = LazyLock::new(|| {
+    let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (place, (path, _, _)) in ROUTES.iter().enumerate() {
+        places.entry(path).or_default().push(place);
+    }
+    let mut router = Router::new();
+    for (path, places) in places {
+        router.insert(path, places).expect("no route is in another one's way");
+    }
+    router
+});
+
 /// An answer that is no success.
 #[derive(Debug)]
 struct Failure {
@@ -153,50 +170,47 @@ pub fn refuse(refusal: Refusal, version: Version) -> Reply {
 
 async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Failure> {
     let server = &*caller.server;
-    let path = percent_decode_str(request.uri().path().trim_start_matches('/')).decode_utf8_lossy().into_owned();
-    let fits =
-        |(pattern, operation, action): &(&str, Op, Action)| Some((matched(pattern, &path)?, *operation, *action));
-    let mut routes = ROUTES.iter().filter_map(fits).peekable();
-    if routes.peek().is_none() {
+    let path = request.uri().path().trim_start_matches('/').to_owned();
+    let Ok(found) = ROUTER.at(&path) else {
         let message = format!("path: found '/{}', expected a route of the protocol, as /v2/models/..", excerpt(&path));
         return Err(Failure::new(StatusCode::NOT_FOUND, message));
-    }
-    let mut allow = None;
-    for (at, operation, action) in routes {
-        if allow.is_some_and(|allow| allow == action.method()) {
-            break;
+    };
+    let routes = found.value.iter().map(|&place| ROUTES[place]);
+    let method = request.method().as_str();
+    let Some((_, operation, action)) = routes.clone().find(|(_, _, action)| action.method() == method) else {
+        let allow: Vec<&str> = routes.map(|(_, _, action)| action.method()).collect();
+        return Err(Failure::method(method, &allow.join(", ")));
+    };
+    // A segment is decoded once it is apart (RFC 3986, section 2.4): a name may have a slash.
+    let name = |key| found.params.get(key).map(|segment| percent_decode_str(segment).decode_utf8_lossy());
+    let [model, version, region, number] = ["model", "version", "region", "request"].map(name);
+    let at = At {
+        model: model.as_deref().unwrap_or_default(),
+        version: version.as_deref(),
+        region: region.as_deref(),
+        request: number.as_deref().unwrap_or_default(),
+    };
+    let model = (!at.model.is_empty()).then_some(at.model);
+    caller.permit(operation, Scope::of(operation, model))?;
+    match action {
+        Infer => infer(server, at, request).await,
+        Look(look) => Ok(look(&server.service, at)?),
+        Change(change) => {
+            let (body, share) = read_body(server, request).await?;
+            let body = read_object(&body)?;
+            drop(share);
+            Ok(change(&server.service, at, &body)?)
         }
-        if action.method() != request.method().as_str() {
-            allow = Some(action.method());
-            continue;
+        ChangeModel(to) => {
+            let (body, share) = read_body(server, request).await?;
+            let body = read_object(&body)?;
+            drop(share);
+            let parameters = body.get("parameters").and_then(Value::as_object);
+            let names = parameters.into_iter().flat_map(|parameters| parameters.keys());
+            server.service.change_model(to, at.model, names.map(String::as_str)).await?;
+            Ok(ok(&json!({})))
         }
-        let model = (!at.model.is_empty()).then_some(at.model);
-        caller.permit(operation, Scope::of(operation, model))?;
-        return match action {
-            Infer => infer(server, at, request).await,
-            Look(look) => Ok(look(&server.service, at)?),
-            Change(change) => {
-                let (body, share) = read_body(server, request).await?;
-                let body = read_object(&body)?;
-                drop(share);
-                Ok(change(&server.service, at, &body)?)
-            }
-            ChangeModel(to) => {
-                let (body, share) = read_body(server, request).await?;
-                let body = read_object(&body)?;
-                drop(share);
-                let parameters = body.get("parameters").and_then(Value::as_object);
-                let names = parameters.into_iter().flat_map(|parameters| parameters.keys());
-                server.service.change_model(to, at.model, names.map(String::as_str)).await?;
-                Ok(ok(&json!({})))
-            }
-        };
     }
-    let allow = allow.expect("some route fits");
-    let message = format!("method: found {}, expected {allow}", excerpt(request.method().as_str()));
-    // RFC 9110, section 15.5.6.
-    let header = Some((ALLOW, HeaderValue::from_static(allow)));
-    Err(Failure { header, ..Failure::new(StatusCode::METHOD_NOT_ALLOWED, message) })
 }
 
 impl Action {
@@ -204,23 +218,6 @@ impl Action {
         match self {
             Look(_) => "GET",
             Infer | Change(_) | ChangeModel(_) => "POST",
-        }
-    }
-}
-
-/// What a path says if it fits a pattern.
-fn matched<'a>(pattern: &str, path: &'a str) -> Option<At<'a>> {
-    let mut at = At::default();
-    let (mut expected, mut found) = (pattern.split('/'), path.split('/'));
-    loop {
-        match (expected.next(), found.next()) {
-            (None, None) => return Some(at),
-            (Some("{model}"), Some(name)) => at.model = name,
-            (Some("{version}"), Some(name)) => at.version = Some(name),
-            (Some("{region}"), Some(name)) => at.region = Some(name),
-            (Some("{request}"), Some(name)) => at.request = name,
-            (Some(expected), Some(found)) if expected == found => {}
-            _ => return None,
         }
     }
 }
@@ -328,9 +325,8 @@ async fn infer_traced(
 
 /// The parameters that a query such as `timeout=20000&priority=1` sets: a picture has no JSON around it to hold them.
 fn parameters_of(query: &str) -> Parameters {
-    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     let value = |text: &str| text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from);
-    pairs.map(|(key, text)| (key.to_owned(), value(text))).collect()
+    form_urlencoded::parse(query.as_bytes()).map(|(key, text)| (key.into_owned(), value(&text))).collect()
 }
 
 fn header_length(request: &Request<Incoming>) -> Result<Option<usize>, Failure> {
@@ -419,6 +415,13 @@ impl Failure {
         Self { status, message, header: None, close: false }
     }
 
+    /// RFC 9110, section 15.5.6.
+    fn method(found: &str, allow: &str) -> Self {
+        let message = format!("method: found {}, expected {allow}", excerpt(found));
+        let header = HeaderValue::try_from(allow).ok().map(|allow| (ALLOW, allow));
+        Self { header, ..Self::new(StatusCode::METHOD_NOT_ALLOWED, message) }
+    }
+
     fn closing(status: StatusCode, message: String) -> Self {
         Self { close: true, ..Self::new(status, message) }
     }
@@ -497,5 +500,26 @@ impl From<InferError> for Failure {
             | InferError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
         };
         Self::new(status, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_decoded() {
+        let found = parameters_of("timeout=20%3000&na%6De=a%26b+c&priority=%2B1&flag");
+        let expected = json!({ "timeout": 20000, "name": "a&b c", "priority": 1, "flag": "" });
+        assert_eq!(Value::from(found), expected);
+    }
+
+    #[test]
+    fn every_route_is_found_by_its_own_path() {
+        for (place, (path, _, _)) in ROUTES.iter().enumerate() {
+            let path = path.replace(['{', '}'], "");
+            let found = ROUTER.at(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert!(found.value.contains(&place), "{path}");
+        }
     }
 }

@@ -18,8 +18,8 @@ mod caller;
 mod gate;
 mod intake;
 
-/// Largest head of a request that is looked at at all, and largest piece in which a body is read: few pieces, few system
-/// calls.
+/// Largest head of a request that is looked at at all, and largest piece in which a body is read: few pieces, few
+/// system calls.
 pub(crate) const READ_BUFFER_BYTES_MAX: usize = 256 * 1024;
 
 /// What all connections share.

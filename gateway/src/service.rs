@@ -396,8 +396,9 @@ impl Submitted<'_> {
 }
 
 /// Where the time went, in whole microseconds since admission, for the row that came last: `queued` by the scheduler,
-/// `due` from then on (held back until then), `granted` a GPU, `planned` and `fetched` at the backend, execution `started` (planned for `exec_at`) and `finished`,
-/// `answered` here, and the `deadline`; then the batch it ran in and `backend:gpu`.
+/// `due` from then on (held back until then), `granted` a GPU, `planned` and `fetched` at the backend, execution
+/// `started` (planned for `exec_at`) and `finished`, `answered` here, and the `deadline`; then the batch it ran in and
+/// `backend:gpu`.
 #[must_use]
 pub fn timing_text(timing: &Timing) -> String {
     let since = |at_ns: i64| (at_ns - timing.admitted_at.0) / 1000;

@@ -1,8 +1,8 @@
 //! The trace of a request: which spans it leaves for a collector of OpenTelemetry. A request is traced as its caller
 //! says (W3C Trace Context), and one without a caller's word as the trace settings say.
 //!
-//! An [`OpenTrace`] is made when a request comes and gathers its stages; however the request ends, dropping it hands the
-//! [`Trace`] on. The queue is bounded and never waited for: what does not fit is counted. `export.rs` sends it.
+//! An [`OpenTrace`] is made when a request comes and gathers its stages; however the request ends, dropping it hands
+//! the [`Trace`] on. The queue is bounded and never waited for: what does not fit is counted. `export.rs` sends it.
 
 use std::rc::Rc;
 

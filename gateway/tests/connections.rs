@@ -1,20 +1,19 @@
-//! Connections that come and go by the thousand leave nothing behind: no file descriptor, no memory, no slot. Alone in its
-//! process, whose descriptors and memory it counts.
+//! Connections that come and go by the thousand leave nothing behind: no file descriptor, no memory, no slot. Alone in
+//! its process, whose descriptors and memory it counts.
 #![allow(clippy::disallowed_methods)] // Waits for another thread.
 
 use std::{
     fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
-    sync::mpsc,
     thread,
     time::Duration,
 };
 
 use gateway::{Config, Gateway};
 
-/// Connections in all, and of one wave, which are open at once. Both ends of each are descriptors of this process, which
-/// commonly may have 1024.
+/// Connections in all, and of one wave, which are open at once. Both ends of each are descriptors of this process,
+/// which commonly may have 1024.
 const CONNECTIONS: usize = 10_000;
 const WAVE: usize = 250;
 /// Memory may grow by so much after the first waves: less than 2 KiB for each connection, which a task and its buffers
@@ -33,7 +32,7 @@ const CONFIG: &str = r#"
 
 /// A frontend that never finds its scheduler: where it serves HTTP, and gRPC.
 fn lonely_frontend() -> (SocketAddr, SocketAddr) {
-    let (tell, told) = mpsc::channel();
+    let (tell, told) = crossbeam_channel::bounded(1);
     thread::spawn(move || {
         let repository = tempfile::tempdir().unwrap();
         fs::create_dir_all(repository.path().join("m/1")).unwrap();

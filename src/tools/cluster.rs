@@ -13,7 +13,7 @@ use gateway::{access::Clients, config::Otlp};
 use rand::RngExt;
 use scheduler::Policy;
 use serde::Deserialize;
-use transport::{Arm, ArmName, Endpoint, EndpointConfig, Faults, ROCE_PORT, VerbsSettings};
+use transport::{Arm, ArmName, Endpoint, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, VerbsSettings};
 
 use super::supervisor::{Casualty, Logs, Supervisor};
 use crate::role;
@@ -257,14 +257,16 @@ impl Wiring {
 
     /// One that serves no clients over the network.
     fn silent_frontend(&self, layout: &Layout, host: u8) -> frontend::Config {
-        frontend::Config {
+        let config =
+            frontend::Config::new(self.host(1, BOOTSTRAP_PORT), self.secret.clone(), layout.repository.clone());
+        let network = NetworkConfig {
             arm: layout.arm.clone(),
             address: layout.packet_address(self.host(host, ROCE_PORT)),
             verbs: layout.verbs,
-            link: Some(self.host(host, 0)),
             faults: layout.faults,
-            ..frontend::Config::new(self.host(1, BOOTSTRAP_PORT), self.secret.clone(), layout.repository.clone())
-        }
+            ..config.network
+        };
+        frontend::Config { link: Some(self.host(host, 0)), network, ..config }
     }
 
     fn backend(&self, layout: &Layout, index: usize) -> String {

@@ -1,14 +1,15 @@
-//! The core against a scheduler and backends that a seed drives: links break, fences cross answers, answers come late,
-//! clients hang up, the scheduler is lost. A failing seed is in the assertion's text; `simulate(seed)` replays it.
+//! The core against a scheduler with its ModelThreads and backends that a seed drives: links break, fences cross
+//! answers and new links, answers come late, clients hang up, models move between ModelThreads, the scheduler or one of
+//! its connections is lost. A failing seed is in the assertion's text; `simulate(seed, threads)` replays it.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use proto::{
-    ModelId, ModelThreadId, SlotDescriptor,
+    ModelId, ModelThreadId, SlotDescriptor, Span,
     backend_to_frontend::{AnswerHeader, AnswerStatus},
     clock::ClockReply,
-    hello::ModelThreads,
-    scheduler_to_frontend::DropReason,
+    hello::{Member, MemberHello, ModelThreads, SchedulerHello},
+    scheduler_to_frontend::{DropReason, FrontendWelcome},
     slot::ImmediateData,
     stages::AnswerStamps,
 };
@@ -21,11 +22,15 @@ use zerocopy::IntoBytes;
 use super::*;
 use crate::{
     arena::PlainArena,
+    session::RETRY_FIRST,
     testing::{model, tensor},
 };
 
 const ARENA: usize = 1 << 15;
 const BACKENDS: u32 = 4;
+const MODELS: usize = 3;
+/// What the scheduler's welcome tells its members to say to ModelThreads.
+const PASS: u64 = 0xfeed;
 const INPUT: usize = 40;
 /// The scheduler's clock is this far ahead of ours.
 const OFFSET: Span = Span::from_millis(7_000);
@@ -33,6 +38,8 @@ const OFFSET: Span = Span::from_millis(7_000);
 /// What the fake scheduler knows of a task.
 #[derive(Debug, Clone)]
 struct Planned {
+    /// The ModelThread that it was submitted to.
+    thread: u16,
     slot: SlotDescriptor,
     input: Vec<u8>,
     attempt: u16,
@@ -65,6 +72,12 @@ enum Later {
     Frame(ConnectionId, Vec<u8>),
     /// The scheduler accepts.
     Welcome(ConnectionId),
+    /// A ModelThread accepts.
+    ThreadUp(ConnectionId),
+    /// Backend and link: the ModelThreads ask about the tasks planned there.
+    Fence(BackendId, LinkId, ConnectionId),
+    /// A model moves to another ModelThread.
+    Move,
     /// A backend connects.
     Link(BackendId),
     /// A client sends a request.
@@ -73,7 +86,7 @@ enum Later {
     HangUp(RequestId),
     /// A backend is lost: the scheduler fences it.
     LoseBackend,
-    /// The scheduler is lost.
+    /// The scheduler is lost, or the connection to one of its ModelThreads.
     LoseScheduler,
 }
 
@@ -89,8 +102,24 @@ struct World {
     inbox_until: Timestamp,
     next_connection: u64,
     scheduler: Option<(ConnectionId, FrontendId)>,
+    /// ModelThreads with endpoints of their own; none: the scheduler's connection leads to the only one.
+    threads: usize,
+    /// By ModelThread, as the core has dialled them.
+    lines: Vec<Option<ConnectionId>>,
+    /// The ModelThread of each model, as the scheduler has it, and as the core has been told.
+    owners: [u16; MODELS],
+    told: [u16; MODELS],
+    /// Lines that the core knows to be up.
+    up: BTreeSet<ConnectionId>,
+    /// The connection that each task was submitted over.
+    submitted_over: BTreeMap<TaskId, ConnectionId>,
+    /// The connections that fences without an answer went over.
+    asked: Vec<ConnectionId>,
     next_frontend: u32,
-    links: BTreeMap<ConnectionId, BackendId>,
+    next_link: u32,
+    links: BTreeMap<ConnectionId, (BackendId, LinkId)>,
+    /// Up to which link the core was told to fence each backend off.
+    fenced: BTreeMap<BackendId, LinkId>,
     tasks: BTreeMap<TaskId, Planned>,
     /// Inputs of requests that have neither ended nor been hung up.
     requests: BTreeMap<RequestId, Vec<u8>>,
@@ -100,9 +129,10 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, threads: usize) -> Self {
         let inputs = vec![tensor("x", DataType::Uint8, &[INPUT])];
         let outputs = vec![tensor("digest", DataType::Uint64, &[2]), tensor("attempt", DataType::Uint16, &[1])];
+        let models = (0..MODELS).map(|number| model(&format!("m{number}"), inputs.clone(), outputs.clone()));
         let config = CoreConfig {
             arena_bytes: ARENA,
             arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2 },
@@ -115,13 +145,22 @@ impl World {
             now: Timestamp(0),
             later: BTreeMap::new(),
             order: 0,
-            core: Core::new(config, vec![model("m", inputs, outputs)]).unwrap(),
+            core: Core::new(config, models.collect()).unwrap(),
             arena: PlainArena::new(ARENA),
             inbox_until: Timestamp(0),
             next_connection: 0,
             scheduler: None,
+            threads,
+            lines: vec![None; threads],
+            owners: std::array::from_fn(|model| (model % threads.max(1)) as u16),
+            told: [0; MODELS],
+            up: BTreeSet::new(),
+            submitted_over: BTreeMap::new(),
+            asked: Vec::new(),
             next_frontend: 1,
+            next_link: 1,
             links: BTreeMap::new(),
+            fenced: BTreeMap::new(),
             tasks: BTreeMap::new(),
             requests: BTreeMap::new(),
             stop_at: Timestamp(0) + Span::from_millis(3_000),
@@ -131,6 +170,7 @@ impl World {
         world.after(Span::ZERO, Later::Request);
         world.after(Span::from_millis(100), Later::LoseBackend);
         world.after(Span::from_millis(900), Later::LoseScheduler);
+        world.after(Span::from_millis(50), Later::Move);
         world
     }
 
@@ -159,22 +199,82 @@ impl World {
         self.after(self.inbox_until - self.now, Later::Event(event));
     }
 
-    fn tell(&mut self, message: &SchedulerToFrontend) {
-        let Some((connection, _)) = self.scheduler else { return };
+    /// The connection to a ModelThread.
+    fn line(&self, thread: u16) -> Option<ConnectionId> {
+        let (scheduler, _) = self.scheduler?;
+        if self.threads == 0 { Some(scheduler) } else { self.lines[usize::from(thread)] }
+    }
+
+    fn tell(&mut self, connection: Option<ConnectionId>, message: &SchedulerToFrontend) {
+        let Some(connection) = connection else { return };
         let frame = encode(message);
         self.report(Event::Message { connection, frame });
     }
 
-    fn tell_model(&mut self) {
-        let gpus = self.links.len() as u32;
-        self.tell(&SchedulerToFrontend::Model {
-            model_thread: ModelThreadId(0),
-            model: ModelId(0),
-            name: "m".to_owned(),
-            version: "1".to_owned(),
-            gpus,
-            least_latency: Span::from_millis(5),
-        });
+    fn tell_models(&mut self) {
+        for model in 0..MODELS {
+            let message = SchedulerToFrontend::Model {
+                model_thread: ModelThreadId(self.owners[model]),
+                model: ModelId(model as u32),
+                name: format!("m{model}"),
+                version: "1".to_owned(),
+                gpus: self.links.len() as u32,
+                least_latency: Span::from_millis(5),
+            };
+            self.tell(self.scheduler.map(|(connection, _)| connection), &message);
+        }
+    }
+
+    /// What the core knows once it has taken in an event.
+    fn note(&mut self, event: &Event) {
+        match event {
+            Event::Connected { connection, .. } if self.lines.contains(&Some(*connection)) => {
+                self.up.insert(*connection);
+            }
+            Event::Message { frame, .. } => {
+                for message in read_frame(frame) {
+                    match message.unwrap() {
+                        SchedulerToFrontend::Model { model, model_thread, .. } => {
+                            self.told[model.0 as usize] = model_thread.0;
+                        }
+                        SchedulerToFrontend::Fence { backend, link, .. } => {
+                            let fenced = self.fenced.entry(backend).or_insert(link);
+                            *fenced = link.max(*fenced);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Every message must go over the right connection.
+    fn check_route(&mut self, connection: ConnectionId, frame: &[u8]) {
+        // The core may not have heard yet that the scheduler is lost.
+        let Some((scheduler, _)) = self.scheduler else { return };
+        let seed = self.seed;
+        for message in read_frame(frame) {
+            match message.unwrap() {
+                FrontendToScheduler::Submit { task, model, .. } => {
+                    let line = self.line(self.told[model.0 as usize]);
+                    assert_eq!(Some(connection), line, "seed {seed}: {task:?} of {model:?} went elsewhere");
+                    assert_eq!(self.up.len(), self.threads, "seed {seed}: submitted before all lines were up");
+                    self.submitted_over.insert(task, connection);
+                }
+                FrontendToScheduler::Cancel { task, .. } => {
+                    let over = self.submitted_over.get(&task);
+                    assert_eq!(Some(&connection), over, "seed {seed}: {task:?} was submitted elsewhere");
+                }
+                FrontendToScheduler::Fenced { .. } => {
+                    let asked = self.asked.iter().position(|asked| *asked == connection);
+                    self.asked.remove(asked.unwrap_or_else(|| panic!("seed {seed}: nobody asked over {connection:?}")));
+                }
+                FrontendToScheduler::ClockRequest { .. } | FrontendToScheduler::ChangeModel { .. } => {
+                    assert_eq!(connection, scheduler, "seed {seed}");
+                }
+            }
+        }
     }
 
     /// Runs until nothing is left to happen.
@@ -205,11 +305,17 @@ impl World {
 
     fn step(&mut self, what: Later) {
         match what {
-            Later::Event(event) => self.core.handle_event(self.now, event, &self.arena),
+            Later::Event(event) => {
+                self.note(&event);
+                self.core.handle_event(self.now, event, &self.arena);
+            }
             Later::Plan(task) => self.plan(task),
             Later::Land(flight) => self.land(flight),
             Later::Frame(connection, frame) => self.scheduler_takes(connection, &frame),
             Later::Welcome(connection) => self.welcome(connection),
+            Later::ThreadUp(connection) => self.thread_up(connection),
+            Later::Fence(backend, link, connection) => self.fence(backend, link, connection),
+            Later::Move => self.move_model(),
             Later::Link(backend) => self.link(backend),
             Later::Request => self.request(),
             Later::HangUp(request) => {
@@ -230,7 +336,8 @@ impl World {
         let mut input = vec![0; rows * INPUT];
         self.rng.fill_bytes(&mut input);
         let slo = Span::from_millis(if self.chance(3) { 1 } else { 30 });
-        let request = CheckedRequest { model: 0, rows, inputs: vec![input.clone().into()], slo, priority: 0 };
+        let model = self.rng.random_range(0..MODELS);
+        let request = CheckedRequest { model, rows, inputs: vec![input.clone().into()], slo, priority: 0 };
         match self.core.handle_request(self.now, &request, &self.arena) {
             Ok(id) => {
                 self.requests.insert(id, input);
@@ -250,21 +357,23 @@ impl World {
     fn drain_outputs(&mut self) {
         while let Some(output) = self.core.poll_output() {
             match output {
-                Output::Connect { hello } => {
-                    assert!(matches!(wincode::deserialize(&hello), Ok(SchedulerHello::Frontend(_))));
-                    let connection = self.connection();
-                    self.core.handle_connecting(connection);
-                    let delay = self.micros(3_000);
-                    self.after(delay, Later::Welcome(connection));
-                }
-                Output::Accept { .. } => self.tell_model(),
+                Output::Connect { to, hello } => self.connect(to, &hello),
+                Output::Accept { .. } => self.tell_models(),
                 Output::Refuse { connection, .. } => {
-                    if let Some(backend) = self.links.remove(&connection) {
+                    if let Some((backend, _)) = self.links.remove(&connection) {
                         self.after(Span::from_millis(30), Later::Link(backend));
                     }
                 }
-                Output::Disconnect { connection } => self.disconnect(connection, "told to"),
+                Output::Disconnect { connection } => {
+                    if let Some((backend, link)) = self.links.get(&connection) {
+                        let fenced = self.fenced.get(backend).is_some_and(|fenced| link <= fenced);
+                        let is_left = !self.core.has_scheduler();
+                        assert!(fenced || is_left, "seed {}: nobody fenced {link:?} of {backend:?} off", self.seed);
+                    }
+                    self.disconnect(connection, "told to");
+                }
                 Output::Send { connection, frame } => {
+                    self.check_route(connection, &frame);
                     let delay = self.micros(200);
                     self.after(delay, Later::Frame(connection, frame));
                 }
@@ -272,6 +381,52 @@ impl World {
                 other => panic!("nobody changes models here: {other:?}"),
             }
         }
+    }
+
+    fn connect(&mut self, to: Destination, hello: &[u8]) {
+        let connection = self.connection();
+        self.core.handle_connecting(to, connection);
+        let hello: SchedulerHello = wincode::deserialize(hello).unwrap();
+        let delay = self.micros(3_000);
+        match to {
+            Destination::Scheduler => {
+                assert!(matches!(hello, SchedulerHello::Frontend(_)));
+                (self.up, self.submitted_over, self.fenced) = Default::default();
+                self.asked.clear();
+                self.after(delay, Later::Welcome(connection));
+            }
+            Destination::ModelThread { id, address } => {
+                // The core may not have heard yet that the scheduler is lost.
+                if let Some((_, frontend)) = self.scheduler {
+                    let member = Member::Frontend(frontend);
+                    assert_eq!(hello, SchedulerHello::Member(MemberHello { member, pass: PASS }));
+                    assert_eq!(address, thread_address(id.0));
+                    self.lines[usize::from(id.0)] = Some(connection);
+                    self.after(delay, Later::ThreadUp(connection));
+                } else {
+                    self.disconnect(connection, "nobody listens");
+                }
+            }
+        }
+    }
+
+    fn thread_up(&mut self, connection: ConnectionId) {
+        if !self.lines.contains(&Some(connection)) {
+            return;
+        }
+        if self.now <= self.stop_at && self.chance(5) {
+            self.disconnect(connection, "nobody listens");
+        } else {
+            self.report(Event::Connected { connection, welcome: Vec::new() });
+        }
+    }
+
+    fn move_model(&mut self) {
+        let model = self.rng.random_range(0..MODELS);
+        self.owners[model] = self.rng.random_range(0..self.threads.max(1)) as u16;
+        self.tell_models();
+        let delay = self.micros(100_000);
+        self.after(delay, Later::Move);
     }
 
     fn reply(&mut self, request: RequestId, result: Result<Reply, InferError>) {
@@ -300,44 +455,61 @@ impl World {
     /// The connection is gone at once for whatever has not landed; the core hears of it later.
     fn disconnect(&mut self, connection: ConnectionId, reason: &str) {
         let event = Event::Disconnected { connection, reason: DisconnectReason(reason.to_owned()) };
-        if let Some(backend) = self.links.remove(&connection) {
+        if let Some((backend, link)) = self.links.remove(&connection) {
             self.report(event);
             let away = self.micros(20_000);
             self.after(away, Later::Link(backend));
-            self.tell_model();
-            self.fence(backend, connection);
-        } else if self.scheduler.is_some_and(|(scheduler, _)| scheduler == connection) {
-            self.scheduler = None;
-            self.tasks.clear();
-            self.report(event);
+            self.tell_models();
+            // Sometimes after the next link is up.
+            let noticed = self.micros(20_000);
+            self.after(noticed, Later::Fence(backend, link, connection));
+            return;
         }
+        let is_scheduler = self.scheduler.is_some_and(|(scheduler, _)| scheduler == connection);
+        if is_scheduler || self.lines.contains(&Some(connection)) {
+            self.scheduler = None;
+            self.lines.fill(None);
+            self.tasks.clear();
+        }
+        self.report(event);
     }
 
-    /// The backend tells the scheduler that its link broke; the scheduler asks about the tasks planned there.
-    fn fence(&mut self, backend: BackendId, link: ConnectionId) {
-        let mut asked = Vec::new();
-        for (id, task) in &mut self.tasks {
-            if task.link == Some(link) && !task.fencing {
-                task.fencing = true;
-                asked.push(*id);
+    /// The backend has told that its link broke, or has stalled; each ModelThread asks about its tasks that were
+    /// planned there.
+    fn fence(&mut self, backend: BackendId, link: LinkId, connection: ConnectionId) {
+        for thread in 0..self.threads.max(1) as u16 {
+            let mut tasks = Vec::new();
+            for (id, task) in &mut self.tasks {
+                if task.link == Some(connection) && task.thread == thread && !task.fencing {
+                    task.fencing = true;
+                    tasks.push(*id);
+                }
             }
-        }
-        if !asked.is_empty() {
-            self.tell(&SchedulerToFrontend::Fence { link: LinkId::ALL, backend, tasks: asked });
+            if !tasks.is_empty() {
+                let line = self.line(thread);
+                self.asked.extend(line);
+                self.tell(line, &SchedulerToFrontend::Fence { backend, link, tasks });
+            }
         }
     }
 
     fn lose_backend(&mut self) {
-        if let Some((&link, &backend)) = self.links.iter().nth(self.rng.random_range(0..4)) {
+        if let Some((&connection, &(backend, link))) = self.links.iter().nth(self.rng.random_range(0..4)) {
             // Either the link breaks, or the backend stalls: then its writes go on until the frontend cuts it off.
-            if self.chance(50) { self.disconnect(link, "broken") } else { self.fence(backend, link) }
+            if self.chance(50) {
+                self.disconnect(connection, "broken");
+            } else {
+                self.fence(backend, link, connection);
+            }
         }
         let delay = self.micros(200_000);
         self.after(delay, Later::LoseBackend);
     }
 
     fn lose_scheduler(&mut self) {
-        if let Some((connection, _)) = self.scheduler {
+        let one = self.rng.random_range(0..=self.threads);
+        let line = self.lines.get(one).copied().unwrap_or(self.scheduler.map(|(connection, _)| connection));
+        if let Some(connection) = line {
             self.disconnect(connection, "the scheduler's process died");
         }
         let delay = self.micros(1_500_000);
@@ -353,44 +525,46 @@ impl World {
         let frontend = FrontendId(self.next_frontend);
         self.next_frontend += 1;
         self.scheduler = Some((connection, frontend));
+        let addresses = (0..self.threads as u16).map(|id| thread_address(id).to_string()).collect();
+        let welcome = FrontendWelcome { frontend, model_threads: ModelThreads { addresses, pass: PASS } };
         // Some backends are faster than the welcome.
         for backend in 0..BACKENDS {
             let delay = self.micros(2_000);
             self.after(delay, Later::Link(BackendId(backend)));
         }
         let delay = self.micros(1_000);
-        self.after(
-            delay,
-            Later::Event(Event::Connected {
-                connection,
-                welcome: encode(&FrontendWelcome { frontend, model_threads: ModelThreads::default() }),
-            }),
-        );
+        self.after(delay, Later::Event(Event::Connected { connection, welcome: encode(&welcome) }));
         self.inbox_until = self.inbox_until.max(self.now + delay);
     }
 
     fn link(&mut self, backend: BackendId) {
         let Some((_, frontend)) = self.scheduler else { return };
-        if self.links.values().any(|linked| *linked == backend) {
+        if self.links.values().any(|(linked, _)| *linked == backend) {
             return;
         }
-        let connection = self.connection();
-        self.links.insert(connection, backend);
-        let hello = encode(&LinkHello { backend, frontend, link: LinkId(1) });
+        let (connection, link) = (self.connection(), LinkId(self.next_link));
+        self.next_link += 1;
+        self.links.insert(connection, (backend, link));
+        let hello = encode(&LinkHello { backend, frontend, link });
         self.report(Event::Incoming { connection, peer: "127.0.0.1:1".parse().unwrap(), hello });
     }
 
     fn scheduler_takes(&mut self, connection: ConnectionId, frame: &[u8]) {
-        if self.scheduler.is_none_or(|(scheduler, _)| scheduler != connection) {
+        let lines = (0..self.threads.max(1) as u16).map(|thread| (thread, self.line(thread)));
+        let thread = lines.into_iter().find(|(_, line)| *line == Some(connection)).map(|(thread, _)| thread);
+        if thread.is_none() && self.scheduler.is_none_or(|(scheduler, _)| scheduler != connection) {
             return;
         }
         for message in read_frame::<FrontendToScheduler>(frame) {
             match message.unwrap() {
                 FrontendToScheduler::ClockRequest { sent_at, .. } => {
                     let at = self.now + OFFSET;
-                    self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
+                    let reply = ClockReply { sent_at, received_at: at, replied_at: at };
+                    self.tell(Some(connection), &SchedulerToFrontend::Clock(reply));
                 }
-                FrontendToScheduler::Submit { task, slot, .. } => self.submitted(task, slot),
+                FrontendToScheduler::Submit { task, slot, .. } => {
+                    self.submitted(thread.expect("its way was checked"), task, slot);
+                }
                 FrontendToScheduler::Cancel { task, .. } => {
                     if self.tasks.get(&task).is_some_and(|task| task.link.is_none() && !task.fencing) {
                         self.drop_task(task, DropReason::Cancelled);
@@ -410,7 +584,7 @@ impl World {
         }
     }
 
-    fn submitted(&mut self, task: TaskId, slot: SlotDescriptor) {
+    fn submitted(&mut self, thread: u16, task: TaskId, slot: SlotDescriptor) {
         let end = |slot: &SlotDescriptor| slot.answer_offset + u64::from(slot.answer_bytes_max);
         // Invariant 3: what can still be READ or written is leased to nobody else.
         for flight in self.later.values() {
@@ -420,14 +594,14 @@ impl World {
             assert!(apart || void, "seed {}: {task:?} was given the slot of {flight:?}", self.seed);
         }
         let input = self.arena.bytes(slot.input_offset, slot.input_bytes);
-        self.tasks.insert(task, Planned { slot, input, attempt: 0, link: None, fencing: false });
+        self.tasks.insert(task, Planned { thread, slot, input, attempt: 0, link: None, fencing: false });
         let wait = self.micros(10_000);
         self.after(wait, Later::Plan(task));
     }
 
     fn drop_task(&mut self, task: TaskId, reason: DropReason) {
-        self.tasks.remove(&task);
-        self.tell(&SchedulerToFrontend::Dropped { task, reason });
+        let thread = self.tasks.remove(&task).expect("it has not ended").thread;
+        self.tell(self.line(thread), &SchedulerToFrontend::Dropped { task, reason });
     }
 
     fn plan(&mut self, id: TaskId) {
@@ -482,8 +656,12 @@ impl World {
     }
 }
 
-fn simulate(seed: u64) -> World {
-    let mut world = World::new(seed);
+fn thread_address(id: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 2], 7_000 + id))
+}
+
+fn simulate(seed: u64, threads: usize) -> World {
+    let mut world = World::new(seed, threads);
     world.run();
     assert_eq!(world.requests.len(), 0, "seed {seed}: requests that never ended");
     assert_eq!(world.core.outstanding(), 0, "seed {seed}: slots that never came back");
@@ -493,10 +671,10 @@ fn simulate(seed: u64) -> World {
 #[test]
 fn every_request_ends_once_and_no_stale_answer_is_taken() {
     let mut failed = BTreeSet::new();
-    for seed in 0..40 {
-        let world = simulate(seed);
-        assert!(world.ok > 200, "seed {seed}: only {} requests were answered", world.ok);
-        assert!(world.core.counters().stale_answers > 0, "seed {seed}");
+    for (seed, threads) in (0..40).flat_map(|seed| [0, 1, 3].map(|threads| (seed, threads))) {
+        let world = simulate(seed, threads);
+        assert!(world.ok > 200, "seed {seed}, {threads} threads: only {} requests were answered", world.ok);
+        assert!(world.core.counters().stale_answers > 0, "seed {seed}, {threads} threads");
         failed.extend(world.failed);
     }
     // The faults reach every way in which a request can end.
@@ -507,26 +685,46 @@ fn every_request_ends_once_and_no_stale_answer_is_taken() {
 
 /// A world whose frontend has joined, without faults and clients.
 fn joined() -> World {
-    let mut world = World::new(0);
+    let mut world = World::new(0, 0);
     world.later.clear();
-    world.core.handle_timeout(world.now);
-    assert!(matches!(world.core.poll_output(), Some(Output::Connect { .. })));
-    let connection = world.connection();
-    world.core.handle_connecting(connection);
-    let welcome = encode(&FrontendWelcome { frontend: FrontendId(1), model_threads: ModelThreads::default() });
-    world.core.handle_event(world.now, Event::Connected { connection, welcome }, &world.arena);
-    world.scheduler = Some((connection, FrontendId(1)));
+    world.welcome_now(Vec::new());
     world
 }
 
 impl World {
+    /// A welcome that names these ModelThreads.
+    fn welcome_now(&mut self, addresses: Vec<String>) {
+        self.core.handle_timeout(self.now);
+        let to = Destination::Scheduler;
+        assert!(matches!(self.core.poll_output(), Some(Output::Connect { to: found, .. }) if found == to));
+        let connection = self.connection();
+        self.core.handle_connecting(to, connection);
+        let model_threads = ModelThreads { addresses, pass: PASS };
+        let welcome = encode(&FrontendWelcome { frontend: FrontendId(1), model_threads });
+        self.core.handle_event(self.now, Event::Connected { connection, welcome }, &self.arena);
+        self.scheduler = Some((connection, FrontendId(1)));
+    }
+
+    /// A backend's link is offered. If it is taken, which others are cut off for it.
+    fn link_now(&mut self, backend: u32, link: u32) -> (ConnectionId, Option<Vec<ConnectionId>>) {
+        let (connection, peer) = (self.connection(), "127.0.0.1:1".parse().unwrap());
+        let hello = encode(&LinkHello { backend: BackendId(backend), frontend: FrontendId(1), link: LinkId(link) });
+        self.core.handle_event(self.now, Event::Incoming { connection, peer, hello }, &self.arena);
+        let (mut taken, mut cut) = (false, Vec::new());
+        while let Some(output) = self.core.poll_output() {
+            taken |= matches!(output, Output::Accept { .. });
+            cut.extend(if let Output::Disconnect { connection } = output { Some(connection) } else { None });
+        }
+        (connection, taken.then_some(cut))
+    }
+
     fn tell_now(&mut self, message: &SchedulerToFrontend) {
         let (connection, _) = self.scheduler.unwrap();
         self.core.handle_event(self.now, Event::Message { connection, frame: encode(message) }, &self.arena);
     }
 
     fn offer_now(&mut self, gpus: u32) {
-        let (name, version) = ("m".to_owned(), "1".to_owned());
+        let (name, version) = ("m0".to_owned(), "1".to_owned());
         let least_latency = Span::from_millis(5);
         self.tell_now(&SchedulerToFrontend::Model {
             model_thread: ModelThreadId(0),
@@ -560,7 +758,7 @@ fn a_model_is_ready_once_the_clock_is_known_and_a_gpu_hosts_it() {
     assert_eq!(world.request_now(), Err(InferError::NoScheduler), "no clock yet");
     let reply = ClockReply { sent_at: world.now, received_at: world.now, replied_at: world.now };
     world.tell_now(&SchedulerToFrontend::Clock(reply));
-    let no_backend = Err(InferError::NoBackend { model: "m".to_owned() });
+    let no_backend = Err(InferError::NoBackend { model: "m0".to_owned() });
     assert_eq!((world.request_now(), world.core.is_ready()), (no_backend.clone(), false));
     world.offer_now(1);
     assert!(world.request_now().is_ok() && world.core.is_ready());
@@ -593,6 +791,87 @@ fn a_link_that_was_meant_for_another_frontend_is_refused() {
         world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
         assert_eq!(matches!(world.core.poll_output(), Some(Output::Refuse { .. })), refused);
     }
+}
+
+#[test]
+fn a_fence_cuts_off_links_up_to_the_one_that_failed_and_no_newer_one() {
+    let mut world = joined();
+    world.frames();
+    let (former, _) = world.link_now(1, 4);
+    let reason = DisconnectReason("it broke".to_owned());
+    world.core.handle_event(world.now, Event::Disconnected { connection: former, reason }, &world.arena);
+    let ((newer, taken), (other, _)) = (world.link_now(1, 6), world.link_now(2, 3));
+    assert_eq!(taken, Some(vec![]));
+    world.tell_now(&SchedulerToFrontend::Fence { backend: BackendId(1), link: LinkId(5), tasks: vec![] });
+    let fenced = FrontendToScheduler::Fenced { backend: BackendId(1), unanswered: vec![] };
+    assert_eq!(world.frames(), [vec![fenced]], "answered at once, and nobody is cut off");
+    assert_eq!(world.link_now(1, 5).1, None, "a link that was fenced off comes late");
+    assert_eq!(world.link_now(2, 4).1, Some(vec![other]), "a backend has one link");
+    world.tell_now(&SchedulerToFrontend::Fence { backend: BackendId(1), link: LinkId(6), tasks: vec![] });
+    assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection: newer }));
+    assert_eq!(world.core.poll_output(), None, "the answer waits until the link is down");
+}
+
+#[test]
+fn a_welcome_with_bad_model_threads_ends_the_session_with_the_reason() {
+    let many = vec!["127.0.0.1:1".to_owned(); usize::from(ModelThreadId::COUNT_MAX) + 1];
+    for addresses in [vec!["127.0.0.1".to_owned()], vec!["127.0.0.1:1".to_owned(), "x".repeat(500)], many] {
+        let mut world = World::new(0, 0);
+        world.welcome_now(addresses);
+        let (connection, _) = world.scheduler.unwrap();
+        assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection }));
+        assert_eq!(world.core.poll_output(), None);
+        assert_eq!(world.core.poll_timeout(), Some(world.now + RETRY_FIRST));
+    }
+}
+
+#[test]
+fn a_model_of_no_known_thread_ends_the_session() {
+    let mut world = joined();
+    world.frames();
+    let (name, version) = ("m0".to_owned(), "1".to_owned());
+    let (model, least_latency) = (ModelId(0), Span::from_millis(5));
+    world.tell_now(&SchedulerToFrontend::Model {
+        model_thread: ModelThreadId(1),
+        model,
+        name,
+        version,
+        gpus: 1,
+        least_latency,
+    });
+    let (connection, _) = world.scheduler.unwrap();
+    assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection }));
+}
+
+#[test]
+fn it_has_joined_once_every_model_thread_is_up() {
+    let mut world = World::new(0, 0);
+    world.welcome_now([0, 1].map(|id| thread_address(id).to_string()).to_vec());
+    let mut lines = Vec::new();
+    let mut frames = 0;
+    while let Some(output) = world.core.poll_output() {
+        match output {
+            Output::Connect { to, .. } => {
+                lines.push(world.connection());
+                world.core.handle_connecting(to, lines[lines.len() - 1]);
+            }
+            Output::Send { .. } => frames += 1,
+            other => panic!("found {other:?}"),
+        }
+    }
+    assert_eq!((lines.len(), frames), (2, 1), "the clock is asked for meanwhile");
+    for &connection in &lines {
+        assert!(!world.core.has_scheduler());
+        world.core.handle_event(world.now, Event::Connected { connection, welcome: vec![] }, &world.arena);
+    }
+    assert!(world.core.has_scheduler());
+    let reason = DisconnectReason("its thread is gone".to_owned());
+    world.core.handle_event(world.now, Event::Disconnected { connection: lines[1], reason }, &world.arena);
+    assert!(!world.core.has_scheduler());
+    let ended: Vec<Output> = std::iter::from_fn(|| world.core.poll_output()).collect();
+    let (scheduler, _) = world.scheduler.unwrap();
+    let expected = [scheduler, lines[0], lines[1]].map(|connection| Output::Disconnect { connection });
+    assert_eq!(ended, expected);
 }
 
 #[test]

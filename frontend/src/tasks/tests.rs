@@ -11,6 +11,7 @@ use crate::{
 
 const ARENA: usize = 1 << 16;
 const BACKEND: BackendId = BackendId(5);
+const THREAD: ModelThreadId = ModelThreadId(4);
 const SLO: Span = Span::from_millis(25);
 
 /// Two inputs and two outputs, so that their order shows.
@@ -37,16 +38,17 @@ impl Bench {
         let a: Vec<u8> = (0..rows as u8).flat_map(|row| [row; 3]).collect();
         let b: Vec<u8> = (0..rows as u8).flat_map(|row| [1, row]).collect();
         let request = CheckedRequest { model: 0, rows, inputs: vec![a.into(), b.into()], slo: SLO, priority: 2 };
-        let offer = Offer { id: ModelId(3), gpus: 1, least_latency: Span(1) };
+        let offer = Offer { id: ModelId(3), model_thread: THREAD, gpus: 1, least_latency: Span(1) };
         let at = AdmitInstants { now: Timestamp(0), scheduler_now: Timestamp(1_000) };
         self.tasks.admit(at, FrontendId(9), (self.models.get(0), offer), &request, &self.arena)
     }
 
     fn submitted(&mut self) -> Vec<(TaskId, SlotDescriptor)> {
         std::iter::from_fn(|| self.tasks.poll_message())
-            .map(|message| match message {
+            .map(|(model_thread, message)| match message {
                 FrontendToScheduler::Submit { task, model, deadline, priority, slot } => {
-                    assert_eq!((model, deadline, priority), (ModelId(3), Timestamp(1_000) + SLO, 2));
+                    assert_eq!((model_thread, model, priority), (THREAD, ModelId(3), 2));
+                    assert_eq!(deadline, Timestamp(1_000) + SLO);
                     (task, slot)
                 }
                 other => panic!("found {other:?}, expected a submission"),
@@ -110,7 +112,7 @@ fn a_failed_row_ends_the_request_once_and_cancels_the_others() {
     bench.answer(slot, header, reason.as_bytes());
     assert_eq!(bench.tasks.poll_reply(), Some((request, Err(InferError::Failed(reason.to_owned())))));
     let cancelled: Vec<_> = std::iter::from_fn(|| bench.tasks.poll_message()).collect();
-    let cancel = |task| FrontendToScheduler::Cancel { task, model: ModelId(3) };
+    let cancel = |task| (THREAD, FrontendToScheduler::Cancel { task, model: ModelId(3) });
     assert_eq!(cancelled, [cancel(tasks[0].0), cancel(tasks[2].0)]);
     assert_eq!(bench.tasks.outstanding(), 2, "cancelled tasks keep their slots until they end");
     bench.tasks.handle_dropped(tasks[0].0, DropReason::Cancelled);
@@ -157,6 +159,22 @@ fn an_answer_that_does_not_fit_the_model_ends_the_task_with_an_error() {
     let immediate = ImmediateData { slot: slot.slot, attempt: 0 }.pack();
     bench.tasks.handle_immediate(Timestamp(1), BACKEND, immediate, ANSWER_HEADER_BYTES as u32, &bench.arena);
     assert!(bench.tasks.poll_reply().unwrap().1.unwrap_err().to_string().contains("its status is unknown"));
+}
+
+#[test]
+fn the_way_back_is_that_of_answers_with_output_since_the_last_look() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.tasks.take_way_back(), Span::ZERO);
+    bench.admit(2).unwrap();
+    for ((task, slot), status) in bench.submitted().into_iter().zip([AnswerStatus::Done, AnswerStatus::WindowMissed]) {
+        let mut header = AnswerHeader { status, ..done(task, 3) };
+        // Of what did not run it is long, and does not count. Answers are taken in at 2 us.
+        header.stamps.finished_at_ns = if status == AnswerStatus::Done { 1_500 } else { -1_000_000 };
+        bench.answer(slot, header, &[0; 3]);
+    }
+    let took = bench.tasks.take_way_back();
+    assert!((500..=562).contains(&took.0), "{took}");
+    assert_eq!(bench.tasks.take_way_back(), Span::ZERO);
 }
 
 #[test]

@@ -76,8 +76,8 @@ impl Peer {
 
     fn handle_output(&self, output: Output) {
         match output {
-            Output::Connect { .. } => {
-                self.desk.handle_connecting(SCHEDULER);
+            Output::Connect { to, .. } => {
+                self.desk.handle_connecting(to, SCHEDULER);
                 let frontend = FrontendId(1);
                 let welcome =
                     wincode::serialize(&FrontendWelcome { frontend, model_threads: ModelThreads::default() }).unwrap();
@@ -177,8 +177,8 @@ impl Peer {
     }
 }
 
-/// Runs a test against a server that knows no tokens; the clock stands still unless the test moves it, so only sockets and
-/// fates decide.
+/// Runs a test against a server that knows no tokens; the clock stands still unless the test moves it, so only sockets
+/// and fates decide.
 fn with_server<F: Future<Output = ()>>(limits: Limits, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
     with_gate(Gate { limits, grants: Clients::default().grants().unwrap(), tls: None }, test);
 }
@@ -207,7 +207,7 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
     let core = Core::new(config, vec![double()]).unwrap();
     let clock = Rc::new(Cell::new(Timestamp(1_000)));
     let read = Rc::clone(&clock);
-    let record = Rc::new(Record::new());
+    let record = Rc::new(Record::default());
     let observer = Rc::clone(&record) as Rc<dyn Observer>;
     let desk = Desk::new(core, Box::new(Rc::clone(&arena)), Box::new(move || read.get()), observer);
     let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), Some(Box::new(|_| Ok(()))), SystemTime::now);

@@ -23,6 +23,22 @@ fn health_and_metadata() {
 }
 
 #[test]
+fn an_encoded_slash_is_part_of_a_name() {
+    with_server(limits(), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        assert_eq!(ask(&mut stream, &get_of("/v2/models/d%6Fubl%65/ready")).await.status, 200);
+        // Taken apart after decoding, this would be the route of infer requests.
+        let heard = ask(&mut stream, &get_of("/v2/models/double%2Finfer")).await;
+        assert_eq!(heard.status, 404);
+        assert!(heard.json()["error"].as_str().unwrap().contains("'double/infer'"), "{heard:?}");
+        let heard = ask(&mut stream, &get_of("/v2/models/double/infer")).await;
+        assert_eq!((heard.status, heard.header("allow")), (405, Some("post")));
+        let heard = ask(&mut stream, b"DELETE /v2/logging HTTP/1.1\r\nhost: h\r\n\r\n").await;
+        assert_eq!((heard.status, heard.header("allow")), (405, Some("get, post")));
+    });
+}
+
+#[test]
 fn tensors_in_json_and_in_binary() {
     with_server(limits(), async |address, _| {
         let mut stream = TcpStream::connect(address).await.unwrap();
