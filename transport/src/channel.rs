@@ -19,6 +19,7 @@ use crate::{
     bootstrap::Parameters,
     credits::{CREDIT_RECEIVES, Credits, HEADER_BYTES, Header},
     device::Device,
+    error::{ChannelError, WorkRequestError},
     reads::{Piece, Reads},
     region::Region,
     ring::Ring,
@@ -102,15 +103,13 @@ impl Channel {
     ///
     /// # Errors
     /// One line if the system or the device has no room for it.
-    pub(crate) fn create(device: &mut Device, id: ConnectionId) -> Result<Self, String> {
-        let memory = Region::allocate(MEMORY_BYTES)
-            .map_err(|error| format!("no memory for one more connection ({MEMORY_BYTES} bytes): {error}"))?;
-        let key = device
-            .register(&memory, Access::default())
-            .map_err(|error| format!("no registration for one more connection: {error}"))?;
+    pub(crate) fn create(device: &mut Device, id: ConnectionId) -> Result<Self, ChannelError> {
+        let memory =
+            Region::allocate(MEMORY_BYTES).map_err(|cause| ChannelError::Memory { bytes: MEMORY_BYTES, cause })?;
+        let key = device.register(&memory, Access::default()).map_err(ChannelError::Register)?;
         let number = device.create_queue_pair().map_err(|error| {
             device.deregister(key.lkey);
-            format!("no queue pair for one more connection: {error}")
+            ChannelError::Create(error)
         })?;
         let channel = Self {
             id,
@@ -151,11 +150,14 @@ impl Channel {
     ///
     /// # Errors
     /// One line if the device refuses what the peer told.
-    pub(crate) fn connect(&mut self, device: &mut Device, peer: &Parameters, path_mtu: PathMtu) -> Result<(), String> {
+    pub(crate) fn connect(
+        &mut self,
+        device: &mut Device,
+        peer: &Parameters,
+        path_mtu: PathMtu,
+    ) -> Result<(), ChannelError> {
         self.credits = Credits::new(RECEIVE_DEPTH, peer.receive_depth);
-        device
-            .connect_queue_pair(self.number, self.psn, peer, path_mtu)
-            .map_err(|error| format!("the queue pair cannot be connected: {error}"))
+        device.connect_queue_pair(self.number, self.psn, peer, path_mtu).map_err(ChannelError::Connect)
     }
 
     /// The peer can receive: what waits may go.
@@ -201,7 +203,7 @@ impl Channel {
     ///
     /// # Errors
     /// One line if the queue pair refuses; the connection cannot go on then.
-    pub(crate) fn post(&mut self, device: &mut Device) -> Result<(), String> {
+    pub(crate) fn post(&mut self, device: &mut Device) -> Result<(), WorkRequestError> {
         while self.may_send() && self.credits.take().is_ok() {
             self.sends_posted += 1;
             match self.waiting.pop_front().expect("may_send looked") {
@@ -245,7 +247,7 @@ impl Channel {
     ///
     /// # Errors
     /// As [`Self::post`].
-    pub(crate) fn post_read(&mut self, device: &mut Device, piece: Piece) -> Result<(), String> {
+    pub(crate) fn post_read(&mut self, device: &mut Device, piece: Piece) -> Result<(), WorkRequestError> {
         let (local, remote) = ends(&piece.transfer);
         let posted = Posted::Read { token: piece.transfer.token, last: piece.last };
         self.post_send(device, Operation::Read { local, remote }, posted)
@@ -255,7 +257,7 @@ impl Channel {
     ///
     /// # Errors
     /// As [`Self::post`].
-    pub(crate) fn handle_taken(&mut self, device: &mut Device, slot: u64) -> Result<(), String> {
+    pub(crate) fn handle_taken(&mut self, device: &mut Device, slot: u64) -> Result<(), WorkRequestError> {
         self.credits.on_reposted();
         self.post_receive(device, slot)
     }
@@ -320,7 +322,7 @@ impl Channel {
         &mut self,
         device: &mut Device,
         completion: &Completion,
-    ) -> Result<Option<Held>, String> {
+    ) -> Result<Option<Held>, ChannelError> {
         if completion.status != Status::Success {
             return Ok(None);
         }
@@ -335,10 +337,10 @@ impl Channel {
         self.memory.read(at, &mut header);
         let bytes = (completion.bytes as usize).checked_sub(HEADER_BYTES);
         let (Some(header), Some(bytes)) = (Header::parse(&header), bytes) else {
-            return Err(format!("the peer sent {} bytes without our header", completion.bytes));
+            return Err(ChannelError::NoHeader { bytes: completion.bytes });
         };
         if !self.credits.handle_grant(header.granted) {
-            return Err("the peer granted credits that it cannot have".to_owned());
+            return Err(ChannelError::Credits);
         }
         if !header.frame {
             self.post_receive(device, slot)?;
@@ -381,7 +383,7 @@ impl Channel {
         device.deregister(self.key.lkey);
     }
 
-    fn post_send(&mut self, device: &mut Device, operation: Operation, posted: Posted) -> Result<(), String> {
+    fn post_send(&mut self, device: &mut Device, operation: Operation, posted: Posted) -> Result<(), WorkRequestError> {
         let signalled = self.is_signalled(&operation, &posted);
         let request = SendRequest { signalled, ..SendRequest::new(self.posted_count, operation) };
         // Remembered even if it is refused: whatever was taken in is reported once.
@@ -403,7 +405,7 @@ impl Channel {
         signalled
     }
 
-    fn post_receive(&self, device: &mut Device, slot: u64) -> Result<(), String> {
+    fn post_receive(&self, device: &mut Device, slot: u64) -> Result<(), WorkRequestError> {
         let segment = self.own_segment(slot_at(slot), SLOT_BYTES);
         device.post_recv(self.number, RecvRequest { id: slot, segment })
     }

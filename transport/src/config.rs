@@ -12,7 +12,10 @@ pub use network::{NetworkConfig, RoleDeserializer, serialize_beside};
 use serde::{Deserialize, Serialize};
 pub use soft_roce::udp::{Faults, Sharing};
 
-use crate::{OpenError, TlsFiles};
+use crate::{
+    TlsFiles,
+    error::{ArmNameError, ConfigError, OpenError},
+};
 
 /// The UDP port of RoCEv2 (IANA).
 pub const ROCE_PORT: u16 = 4791;
@@ -73,7 +76,7 @@ impl VerbsSettings {
     /// # Errors
     /// One line that names the key that is out of bounds.
     #[cfg_attr(not(feature = "verbs"), allow(dead_code))]
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let Self { port, ack_timeout, retry_count, rnr_retry, min_rnr_timer, traffic_class: _ } = *self;
         for (key, found, bounds) in [
             ("port", port, 1..=255),
@@ -83,7 +86,8 @@ impl VerbsSettings {
             ("min_rnr_timer", min_rnr_timer, 0..=31),
         ] {
             if !bounds.contains(&found) {
-                return Err(format!("verbs.{key}: found {found}, expected {} to {}", bounds.start(), bounds.end()));
+                let (min, max) = bounds.into_inner();
+                return Err(ConfigError::VerbsSetting { key, found, min, max });
             }
         }
         Ok(())
@@ -102,21 +106,21 @@ pub enum ArmName {
 }
 
 impl FromStr for ArmName {
-    type Err = String;
+    type Err = ArmNameError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, ArmNameError> {
         match text.split_once(':') {
             None if text == "soft" => Ok(Self::Soft),
             Some(("verbs", device)) if !device.is_empty() => Ok(Self::Verbs(device.to_owned())),
-            _ => Err(format!("expected `soft` or `verbs:DEVICE` (see ibv_devices), found `{text}`")),
+            _ => Err(ArmNameError(text.to_owned())),
         }
     }
 }
 
 impl TryFrom<String> for ArmName {
-    type Error = String;
+    type Error = ArmNameError;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn try_from(text: String) -> Result<Self, ArmNameError> {
         text.parse()
     }
 }
@@ -151,24 +155,20 @@ impl Arm {
     ) -> Result<Self, OpenError> {
         let ArmName::Verbs(device) = name else {
             if shared && address.is_none_or(|address| address.port() == 0) {
-                let found = address.map_or("none".to_owned(), |address| address.to_string());
-                let expected = "expected one IP address and port for all that share it";
-                return Err(OpenError(format!("shared_address: found `address` {found}, {expected}")));
+                return Err(ConfigError::NothingToShare { address }.into());
             }
             let address = address.unwrap_or_else(|| SocketAddr::new(random_loopback().into(), ROCE_PORT));
             let sharing = if shared { Sharing::User } else { Sharing::Alone };
             return Ok(Self::Soft { address, faults, sharing });
         };
         if shared {
-            let found = format!("found arm `{name}`, which processes share anyway");
-            return Err(OpenError(format!("shared_address: only arm `soft` has it, {found}")));
+            return Err(ConfigError::SharedDevice(name.clone()).into());
         }
         if faults != Faults::default() {
-            return Err(OpenError(format!("faults: only arm `soft` injects them, found arm `{name}`")));
+            return Err(ConfigError::FaultsOnDevice(name.clone()).into());
         }
         if let Some(address) = address.filter(|address| address.port() != ROCE_PORT) {
-            let expected = format!("expected port {ROCE_PORT}, as a verbs device has no other");
-            return Err(OpenError(format!("address: found {address}, {expected}")));
+            return Err(ConfigError::DevicePort(address).into());
         }
         let address = address.map(|address| address.ip());
         Ok(Self::Verbs(VerbsConfig { device: device.clone(), address, settings }))
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!("soft".parse(), Ok(ArmName::Soft));
         assert_eq!("verbs:mlx5_0".parse(), Ok(ArmName::Verbs("mlx5_0".into())));
         for wrong in ["", "verbs", "verbs:", "soft:x", "tcp"] {
-            assert!(wrong.parse::<ArmName>().unwrap_err().contains(&format!("found `{wrong}`")));
+            assert!(wrong.parse::<ArmName>().unwrap_err().to_string().contains(&format!("found `{wrong}`")));
         }
         let (settings, verbs) = (VerbsSettings::default(), ArmName::Verbs("rxe0".into()));
         let choose =
@@ -341,7 +341,7 @@ mod tests {
     fn settings_out_of_bounds_are_named() {
         assert_eq!(VerbsSettings::default().check(), Ok(()));
         let wrong = VerbsSettings { rnr_retry: 7, ..VerbsSettings::default() };
-        assert_eq!(wrong.check(), Err("verbs.rnr_retry: found 7, expected 0 to 6".to_owned()));
+        assert_eq!(wrong.check().unwrap_err().to_string(), "verbs.rnr_retry: found 7, expected 0 to 6");
         let wrong = VerbsSettings { ack_timeout: 0, ..VerbsSettings::default() };
         assert!(wrong.check().is_err());
     }

@@ -18,6 +18,9 @@ use soft_roce::{Completion, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequ
 use crate::{
     Access, Arm, Region, RegionKey,
     bootstrap::{PacketAddress, Parameters},
+    error::{
+        ConnectQueuePairError, CreateQueuePairError, DeviceOpenError, PathMtuError, RegisterError, WorkRequestError,
+    },
     poller::Interest,
 };
 
@@ -99,21 +102,19 @@ impl Device {
     ///
     /// # Errors
     /// One line that names what is missing, taken or out of bounds.
-    pub(crate) fn open(arm: Arm, demand: Demand) -> Result<Self, String> {
+    pub(crate) fn open(arm: Arm, demand: Demand) -> Result<Self, DeviceOpenError> {
         match arm {
             Arm::Soft { address, faults, sharing } => {
                 Ok(Self::Soft(Box::new(soft::Soft::open(address, faults, sharing, demand)?)))
             }
             #[cfg(feature = "verbs")]
             Arm::Verbs(config) => {
-                let name = config.device.clone();
+                let device = config.device.clone();
                 let opened = verbs::Verbs::open(config, demand);
-                Ok(Self::Verbs(Box::new(opened.map_err(|reason| format!("arm verbs:{name}: {reason}"))?)))
+                Ok(Self::Verbs(Box::new(opened.map_err(|cause| DeviceOpenError::Verbs { device, cause })?)))
             }
             #[cfg(not(feature = "verbs"))]
-            Arm::Verbs(crate::VerbsConfig { device, .. }) => Err(format!(
-                "arm verbs:{device}: this program is built without libibverbs; build it with `--features verbs`"
-            )),
+            Arm::Verbs(crate::VerbsConfig { device, .. }) => Err(DeviceOpenError::WithoutVerbs { device }),
         }
     }
 
@@ -145,7 +146,7 @@ impl Device {
     ///
     /// # Errors
     /// One line that names the limit that is reached.
-    pub(crate) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, String> {
+    pub(crate) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RegisterError> {
         each!(self, device => device.register(region, access))
     }
 
@@ -168,7 +169,7 @@ impl Device {
     ///
     /// # Errors
     /// One line if nothing does.
-    pub(crate) fn path_mtu(&self, peer: IpAddr) -> Result<PathMtu, String> {
+    pub(crate) fn path_mtu(&self, peer: IpAddr) -> Result<PathMtu, PathMtuError> {
         each!(self, device => device.path_mtu(peer))
     }
 
@@ -176,7 +177,7 @@ impl Device {
     ///
     /// # Errors
     /// One line that names the limit that is reached.
-    pub(crate) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, String> {
+    pub(crate) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, CreateQueuePairError> {
         each!(self, device => device.create_queue_pair())
     }
 
@@ -195,7 +196,7 @@ impl Device {
         psn: Psn,
         peer: &Parameters,
         path_mtu: PathMtu,
-    ) -> Result<(), String> {
+    ) -> Result<(), ConnectQueuePairError> {
         each!(self, device => device.connect_queue_pair(number, psn, peer, path_mtu))
     }
 
@@ -203,7 +204,7 @@ impl Device {
     ///
     /// # Errors
     /// One line if it cannot be carried out; nothing of it happens then.
-    pub(crate) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> Result<(), String> {
+    pub(crate) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> Result<(), WorkRequestError> {
         each!(self, device => device.post_send(number, request))
     }
 
@@ -211,7 +212,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`Self::post_send`].
-    pub(crate) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> Result<(), String> {
+    pub(crate) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> Result<(), WorkRequestError> {
         each!(self, device => device.post_recv(number, request))
     }
 

@@ -20,10 +20,11 @@ use soft_roce::{CompletionOpcode, Counters, PathMtu, QueuePairNumber, Status, ud
 use links::Listener;
 
 use crate::{
-    Access, ConnectionId, DisconnectReason, EndpointConfig, Event, OpenError, PostError, Region, RegionKey, Transfer,
+    Access, ConnectionId, DisconnectReason, EndpointConfig, Event, PostError, Region, RegionKey, Transfer,
     bootstrap::Parameters,
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
     device::{Demand, Descriptor, Device, DeviceEvent, Offer},
+    error::OpenError,
     link::{Link, READ_BYTES},
     poller::{Interest, Poller, Waker},
     reads::Reads,
@@ -112,10 +113,10 @@ impl Endpoint {
     /// reached.
     pub fn open(config: EndpointConfig) -> Result<Self, OpenError> {
         if config.connections_max > CONNECTIONS_MAX {
-            return Err(OpenError(format!("connections_max = {}: at most {CONNECTIONS_MAX}", config.connections_max)));
+            return Err(OpenError::ConnectionsMax { found: config.connections_max });
         }
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
-        let poller = Poller::new().map_err(|error| OpenError(format!("no epoll instance: {error}")))?;
+        let poller = Poller::new().map_err(OpenError::Poller)?;
         let demand = Demand {
             queue_pairs_max: config.connections_max,
             regions_max: config.connections_max + REGIONS_MAX,
@@ -124,15 +125,12 @@ impl Endpoint {
             reads_max: READS_POSTED_MAX,
             read_budget_bytes: config.read_budget_bytes,
         };
-        let device = Device::open(config.arm, demand).map_err(OpenError)?;
-        let listener = config
-            .listen
-            .map(|at| Listener::open(at).map_err(|error| OpenError(format!("cannot listen on TCP {at}: {error}"))))
-            .transpose()?;
-        let watch = |error| OpenError(format!("cannot watch a descriptor: {error}"));
-        let watched = watched(&poller, &device).map_err(watch)?;
+        let device = Device::open(config.arm, demand)?;
+        let listener =
+            config.listen.map(|at| Listener::open(at).map_err(|cause| OpenError::Listen { at, cause })).transpose()?;
+        let watched = watched(&poller, &device).map_err(OpenError::Watch)?;
         if let Some(listener) = &listener {
-            poller.add(&listener.socket, LISTENER, Interest::Read).map_err(watch)?;
+            poller.add(&listener.socket, LISTENER, Interest::Read).map_err(OpenError::Watch)?;
         }
         let offer = device.offer();
         Ok(Self {
@@ -215,12 +213,10 @@ impl Endpoint {
     /// One line that names the limit of ours or of the system that is reached.
     pub fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, OpenError> {
         if self.regions == REGIONS_MAX {
-            return Err(OpenError(format!("cannot register one more region: {REGIONS_MAX} are registered")));
+            return Err(OpenError::RegionsMax);
         }
-        let key = self
-            .device
-            .register(region, access)
-            .map_err(|error| OpenError(format!("cannot register {} bytes: {error}", region.len())))?;
+        let key =
+            self.device.register(region, access).map_err(|cause| OpenError::Register { bytes: region.len(), cause })?;
         self.regions += 1;
         Ok(key)
     }
@@ -241,7 +237,7 @@ impl Endpoint {
     /// `HELLO_BYTES_MAX` bytes.
     pub fn accept(&mut self, now: Timestamp, connection: ConnectionId, welcome: Vec<u8>) {
         if let Err(reason) = self.try_accept(now, connection, welcome) {
-            self.failed.push_back((connection, reason));
+            self.failed.push_back((connection, reason.to_string()));
         }
         self.on_link(now, connection);
     }
@@ -335,7 +331,7 @@ impl Endpoint {
             match channel.handle_taken(&mut self.device, slot) {
                 Ok(()) if channel.is_due() => self.mark_due(*connection),
                 Ok(()) => {}
-                Err(reason) => self.failed.push_back((*connection, reason)),
+                Err(reason) => self.failed.push_back((*connection, reason.to_string())),
             }
         }
         Some(event)
@@ -415,7 +411,7 @@ impl Endpoint {
                 CompletionOpcode::Recv | CompletionOpcode::RecvWriteWithImmediate => {
                     match channel.handle_received(&mut self.device, &completion) {
                         Ok(held) => self.events.extend(held),
-                        Err(reason) => self.failed.push_back((id, reason)),
+                        Err(reason) => self.failed.push_back((id, reason.to_string())),
                     }
                 }
                 _ => {
@@ -439,7 +435,7 @@ impl Endpoint {
             if let Stage::Up { channel, .. } = &mut connection.stage
                 && let Err(reason) = channel.post(&mut self.device)
             {
-                self.failed.push_back((id, reason));
+                self.failed.push_back((id, reason.to_string()));
             }
         }
         self.reads_due = false;
@@ -447,7 +443,7 @@ impl Endpoint {
             if let Ok(channel) = channel_of(&mut self.connections, id)
                 && let Err(reason) = channel.post_read(&mut self.device, piece)
             {
-                self.failed.push_back((id, reason));
+                self.failed.push_back((id, reason.to_string()));
             }
         }
         self.device.ring();

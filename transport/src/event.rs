@@ -149,8 +149,3 @@ pub enum PostError {
     #[error("the send queue to this peer is full")]
     QueueFull,
 }
-
-/// Why an endpoint could not be opened, or a region not registered with it.
-#[derive(Debug, Error)]
-#[error("{0}")]
-pub struct OpenError(pub String);

@@ -47,6 +47,7 @@
 //! | `reads` | the READ budget. No IO |
 //! | `raw` | one queue pair without all that, for measuring |
 //! | `region`, `clock`, `poller` | memory, time, waiting |
+//! | `error` | why operations fail, one type for each |
 #![deny(unsafe_code)]
 
 mod bootstrap;
@@ -56,6 +57,7 @@ mod config;
 mod credits;
 mod device;
 mod endpoint;
+pub mod error;
 mod event;
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -78,9 +80,8 @@ pub use config::{
 #[doc(hidden)] // For the expansion of `flatten_network!`.
 pub use config::{RoleDeserializer, serialize_beside};
 pub use endpoint::{CONNECTIONS_MAX, Endpoint, REGIONS_MAX};
-pub use event::{
-    Access, ConnectionId, DisconnectReason, Event, OpenError, PostError, RegionKey, Transfer, TransferError,
-};
+pub use error::OpenError;
+pub use event::{Access, ConnectionId, DisconnectReason, Event, PostError, RegionKey, Transfer, TransferError};
 pub use poller::Waker;
 pub use raw::{RawAddress, RawQueuePair};
 pub use region::Region;

@@ -8,10 +8,11 @@ use proto::Timestamp;
 use soft_roce::{Completion, Operation, Psn, QueuePairNumber, RecvRequest, SendRequest};
 
 use crate::{
-    Access, Arm, OpenError, Region, RegionKey,
+    Access, Arm, Region, RegionKey,
     bootstrap::Parameters,
     channel::READS_POSTED_MAX,
     device::{Demand, Device},
+    error::RawError,
 };
 
 /// A reliable queue pair on a device of its own.
@@ -31,7 +32,7 @@ impl RawQueuePair {
     ///
     /// # Errors
     /// One line that names what is missing, taken or out of bounds.
-    pub fn open(arm: Arm, depth: u16) -> Result<Self, OpenError> {
+    pub fn open(arm: Arm, depth: u16) -> Result<Self, RawError> {
         let demand = Demand {
             queue_pairs_max: 1,
             regions_max: 1,
@@ -40,8 +41,8 @@ impl RawQueuePair {
             reads_max: READS_POSTED_MAX,
             read_budget_bytes: 0,
         };
-        let mut device = Device::open(arm, demand).map_err(OpenError)?;
-        let number = device.create_queue_pair().map_err(OpenError)?;
+        let mut device = Device::open(arm, demand)?;
+        let number = device.create_queue_pair()?;
         let psn = device.random_psn();
         Ok(Self { device, number, psn, depth })
     }
@@ -50,15 +51,15 @@ impl RawQueuePair {
     ///
     /// # Errors
     /// One line that names the limit that is reached.
-    pub fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, OpenError> {
-        self.device.register(region, access).map_err(OpenError)
+    pub fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RawError> {
+        Ok(self.device.register(region, access)?)
     }
 
     /// For the other end.
     ///
     /// # Errors
     /// One line if the link is down.
-    pub fn address(&self) -> Result<RawAddress, OpenError> {
+    pub fn address(&self) -> Result<RawAddress, RawError> {
         let (offer, address) = (self.device.offer(), self.device.address());
         let ip = address.udp().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |at| at.ip());
         Ok(RawAddress(Parameters {
@@ -66,7 +67,7 @@ impl RawQueuePair {
             address,
             queue_pair: self.number.0,
             psn: self.psn.value(),
-            path_mtu_bytes: self.device.path_mtu(ip).map_err(OpenError)?.bytes() as u16,
+            path_mtu_bytes: self.device.path_mtu(ip)?.bytes() as u16,
             max_dest_rd_atomic: offer.reads_answered_max,
             receive_depth: self.depth,
             window_bytes: offer.peer_window_bytes,
@@ -77,24 +78,24 @@ impl RawQueuePair {
     ///
     /// # Errors
     /// One line if the device cannot reach that peer.
-    pub fn connect(&mut self, peer: &RawAddress) -> Result<(), OpenError> {
+    pub fn connect(&mut self, peer: &RawAddress) -> Result<(), RawError> {
         let mtu = self.address()?.0.path_mtu().min(peer.0.path_mtu());
-        self.device.connect_queue_pair(self.number, self.psn, &peer.0, mtu).map_err(OpenError)
+        Ok(self.device.connect_queue_pair(self.number, self.psn, &peer.0, mtu)?)
     }
 
     /// Posts a SEND, a WRITE (with an immediate or without) or a READ, which leaves at once.
     ///
     /// # Errors
     /// One line if it cannot be carried out.
-    pub fn post_send(&mut self, request: SendRequest) -> Result<(), OpenError> {
+    pub fn post_send(&mut self, request: SendRequest) -> Result<(), RawError> {
         let (Operation::Send { .. }
         | Operation::Write { .. }
         | Operation::WriteWithImmediate { .. }
         | Operation::Read { .. }) = request.operation
         else {
-            return Err(OpenError(format!("expected SEND, WRITE or READ, found {:?}", request.operation)));
+            return Err(RawError::Operation(format!("{:?}", request.operation)));
         };
-        self.device.post_send(self.number, request).map_err(OpenError)?;
+        self.device.post_send(self.number, request)?;
         self.device.ring();
         Ok(())
     }
@@ -103,8 +104,8 @@ impl RawQueuePair {
     ///
     /// # Errors
     /// As [`Self::post_send`].
-    pub fn post_recv(&mut self, request: RecvRequest) -> Result<(), OpenError> {
-        self.device.post_recv(self.number, request).map_err(OpenError)
+    pub fn post_recv(&mut self, request: RecvRequest) -> Result<(), RawError> {
+        Ok(self.device.post_recv(self.number, request)?)
     }
 
     /// One look, without blocking: takes in what has come and sends what is due, until a completion is there. The time

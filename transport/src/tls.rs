@@ -26,7 +26,7 @@ use rustls::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::OpenError;
+use crate::{OpenError, error::TlsError};
 
 /// Certificates of a member, as files in PEM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ impl ServerTlsFiles {
 /// # Errors
 /// One line that names the key and the file, and what is wrong with it.
 pub fn client_tls(key: &str, authority: &Path) -> Result<ClientConfig, OpenError> {
-    let wrong = |cause: &dyn Display| OpenError(format!("{key}: {}: {cause}", authority.display()));
+    let wrong = |cause: &dyn Display| unusable(key.to_owned(), authority, cause);
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(authority).map_err(|error| wrong(&error))? {
         let added = certificate
@@ -119,7 +119,7 @@ impl Tls {
             .map_err(wrong)?;
         let server = pem.server(certificate, key, Some((roots, authority)))?;
         let name = ServerName::try_from(name.clone())
-            .map_err(|error| OpenError(format!("tls.name: `{}`: {error}", files.name)))?;
+            .map_err(|error| TlsError::Name { name: files.name.clone(), cause: error.to_string() })?;
         Ok(Self { client: Arc::new(client), server: Arc::new(server), name })
     }
 }
@@ -130,6 +130,11 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
+/// A file that a key of a configuration names cannot be used.
+fn unusable(key: String, path: &Path, cause: &dyn Display) -> OpenError {
+    TlsError::File { key, path: path.to_owned(), cause: cause.to_string() }.into()
+}
+
 /// Reads what a table of a configuration names.
 struct Pem<'a> {
     table: &'a str,
@@ -137,7 +142,7 @@ struct Pem<'a> {
 
 impl Pem<'_> {
     fn wrong(&self, key: &str, path: &Path, cause: &dyn Display) -> OpenError {
-        OpenError(format!("{}.{key}: {}: {cause}", self.table, path.display()))
+        unusable(format!("{}.{key}", self.table), path, cause)
     }
 
     /// The certificate and the key do not fit each other, or nobody could use them.

@@ -51,7 +51,7 @@ struct Node {
 
 impl Node {
     fn open(arm: &Arm, op: Op, bytes: u32, window: usize) -> Result<Self, String> {
-        let failed = |error: transport::OpenError| error.to_string();
+        let failed = |error: transport::error::RawError| error.to_string();
         let depth = u16::try_from(2 * window).map_err(|_| format!("--bytes {bytes}: too many objects under way"))?;
         let mut pair = RawQueuePair::open(arm.clone(), depth).map_err(failed)?;
         let memory = Region::allocate(window * bytes as usize).map_err(|error| format!("--bytes {bytes}: {error}"))?;

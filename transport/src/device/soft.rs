@@ -19,6 +19,9 @@ use super::{Demand, Descriptor, DeviceEvent, Offer};
 use crate::{
     Access, Faults, Region, RegionKey, Sharing,
     bootstrap::{PacketAddress, Parameters},
+    error::{
+        ConnectQueuePairError, CreateQueuePairError, DeviceOpenError, PathMtuError, RegisterError, WorkRequestError,
+    },
     poller::Interest,
 };
 
@@ -45,12 +48,14 @@ pub(crate) struct Soft {
 }
 
 impl Soft {
-    pub(super) fn open(address: SocketAddr, faults: Faults, sharing: Sharing, demand: Demand) -> Result<Self, String> {
+    pub(super) fn open(
+        address: SocketAddr,
+        faults: Faults,
+        sharing: Sharing,
+        demand: Demand,
+    ) -> Result<Self, DeviceOpenError> {
         let config = DriverConfig { faults, sharing, seed: rand::random(), ..DriverConfig::default() };
-        let udp = Driver::open(address, config).map_err(|error| {
-            let keys = if error.kind() == io::ErrorKind::AddrInUse { " (keys address, shared_address)" } else { "" };
-            format!("cannot open UDP address {address}: {error}{keys}")
-        })?;
+        let udp = Driver::open(address, config).map_err(|cause| DeviceOpenError::Udp { address, cause })?;
         let offer = offer(udp.receive_capacity_bytes(), &demand);
         let core = Core::new(soft_roce::EndpointConfig {
             queue_pair_prefix: udp.queue_pair_prefix(),
@@ -101,14 +106,14 @@ impl Soft {
         self.udp.counters()
     }
 
-    pub(super) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, String> {
+    pub(super) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RegisterError> {
         let access = soft_roce::Access {
             local_write: true,
             remote_read: access.remote_read,
             remote_write: access.remote_write,
             remote_atomic: false,
         };
-        let handle = self.core.register(Arc::new(region.clone()), access).map_err(|error| error.to_string())?;
+        let handle = self.core.register(Arc::new(region.clone()), access)?;
         Ok(RegionKey { lkey: handle.lkey, rkey: handle.rkey, address: handle.address })
     }
 
@@ -116,7 +121,7 @@ impl Soft {
         self.core.deregister(lkey);
     }
 
-    pub(super) fn path_mtu(&self, peer: IpAddr) -> Result<PathMtu, String> {
+    pub(super) fn path_mtu(&self, peer: IpAddr) -> Result<PathMtu, PathMtuError> {
         let local = self.udp.local();
         let link_mtu = || -> io::Result<u32> {
             // Not the packets' socket: that one must stay unconnected.
@@ -125,13 +130,13 @@ impl Soft {
             let ipv4 = peer.is_ipv4();
             Ok(if ipv4 { rustix::net::sockopt::ip_mtu(&probe) } else { rustix::net::sockopt::ipv6_mtu(&probe) }?)
         };
-        let bytes = link_mtu().map_err(|error| format!("no UDP route from {} to {peer}: {error}", local.ip()))?;
-        PathMtu::for_link(bytes)
-            .ok_or_else(|| format!("the link from {} to {peer} has an MTU of {bytes}; it needs 336", local.ip()))
+        let local = local.ip();
+        let bytes = link_mtu().map_err(|cause| PathMtuError::NoRoute { local, peer, cause })?;
+        PathMtu::for_link(bytes).ok_or(PathMtuError::TooSmall { local, peer, bytes })
     }
 
-    pub(super) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, String> {
-        self.core.create_queue_pair(self.queue_pair).map_err(|error| error.to_string())
+    pub(super) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, CreateQueuePairError> {
+        Ok(self.core.create_queue_pair(self.queue_pair)?)
     }
 
     pub(super) fn random_psn(&mut self) -> Psn {
@@ -144,12 +149,12 @@ impl Soft {
         psn: Psn,
         peer: &Parameters,
         path_mtu: PathMtu,
-    ) -> Result<(), String> {
+    ) -> Result<(), ConnectQueuePairError> {
         let (address, identification) = match peer.address {
             PacketAddress::SoftRoce(address) => (address, Identification::SegmentIndex),
             PacketAddress::Roce(address) => (address, Identification::Any),
             PacketAddress::InfiniBand { .. } => {
-                return Err("the peer is on InfiniBand, where soft-RoCE has no packets; give both sides one arm".into());
+                return Err(ConnectQueuePairError::PeerOnInfiniBand);
             }
         };
         let queue_pair = Peer {
@@ -160,18 +165,18 @@ impl Soft {
             path_mtu,
             identification,
         };
-        self.core.connect_queue_pair(number, queue_pair).map_err(|error| error.to_string())?;
+        self.core.connect_queue_pair(number, queue_pair)?;
         let window_packets = (peer.window_bytes / path_mtu.bytes()).max(WINDOW_PACKETS_MIN);
         self.core.limit_requests(number, peer.max_dest_rd_atomic.into(), window_packets);
         Ok(())
     }
 
-    pub(super) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> Result<(), String> {
-        self.core.post_send(number, request).map_err(|error| error.to_string())
+    pub(super) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> Result<(), WorkRequestError> {
+        Ok(self.core.post_send(number, request)?)
     }
 
-    pub(super) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> Result<(), String> {
-        self.core.post_recv(number, request).map_err(|error| error.to_string())
+    pub(super) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> Result<(), WorkRequestError> {
+        Ok(self.core.post_recv(number, request)?)
     }
 
     // What only a verbs device has: here the core takes in what is posted, the socket is always watched, and nothing

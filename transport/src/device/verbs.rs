@@ -2,7 +2,7 @@
 //!
 //! What is posted gathers until [`Verbs::ring`], which hands the device one list for each queue, so that its doorbell
 //! rings once; receives first, since the sends tell the peer of them. Completions are polled in batches while there is
-//! work; before its owner sleeps, [`Verbs::arm`] has the device tell of the next one.
+//! work; before its owner sleeps, [`Verbs::request_notification`] has the device tell of the next one.
 //!
 //! Life of the device: opened; lost, when it tells that it has failed, its port went down, or its address is another
 //! now, or when it is gone from this host; let go, once its owner has ended all connections; and opened again as soon
@@ -28,6 +28,10 @@ use super::{Demand, Descriptor, DeviceEvent, Offer};
 use crate::{
     Access, ROCE_PORT, Region, RegionKey, VerbsConfig,
     bootstrap::{PacketAddress, Parameters},
+    error::{
+        ConnectQueuePairError, CreateQueuePairError, DeviceLost, PathMtuError, PortError, RegisterError,
+        VerbsOpenError, WorkRequestError,
+    },
     poller::Interest,
 };
 use gid::Gid;
@@ -50,7 +54,7 @@ pub(crate) struct Verbs {
     /// What our port was on when the device was opened last.
     link: Link,
     /// Or why there is nothing.
-    opened: Result<Opened, String>,
+    opened: Result<Opened, DeviceLost>,
     /// What is registered, by keys of our own.
     memory: BTreeMap<u32, Memory>,
     next_lkey: u32,
@@ -77,7 +81,7 @@ enum Link {
 }
 
 impl Verbs {
-    pub(super) fn open(config: VerbsConfig, demand: Demand) -> Result<Self, String> {
+    pub(super) fn open(config: VerbsConfig, demand: Demand) -> Result<Self, VerbsOpenError> {
         config.settings.check()?;
         let opened = Opened::open(&config, demand)?;
         Ok(Self {
@@ -113,11 +117,11 @@ impl Verbs {
     }
 
     /// The device, or why there is none.
-    fn device(&mut self) -> Result<&mut Opened, String> {
-        self.opened.as_mut().map_err(|reason| reason.clone())
+    fn device(&mut self) -> Result<&mut Opened, DeviceLost> {
+        self.opened.as_mut().map_err(|lost| lost.clone())
     }
 
-    pub(super) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, String> {
+    pub(super) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RegisterError> {
         let lkey = self.next_lkey;
         let rkey = self.device()?.register(lkey, region, access, None)?;
         self.next_lkey += 1;
@@ -132,13 +136,13 @@ impl Verbs {
         }
     }
 
-    pub(super) fn path_mtu(&self, _: IpAddr) -> Result<PathMtu, String> {
-        self.opened.as_ref().map_err(String::clone)?.path_mtu()
+    pub(super) fn path_mtu(&self, _: IpAddr) -> Result<PathMtu, PathMtuError> {
+        Ok(self.opened.as_ref().map_err(DeviceLost::clone)?.path_mtu()?)
     }
 
-    pub(super) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, String> {
+    pub(super) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, CreateQueuePairError> {
         let created = self.device()?.create_queue_pair();
-        created.map_err(|error| format!("{}: {error}", self.config.device))
+        created.map_err(|cause| CreateQueuePairError::Verbs { device: self.config.device.clone(), cause })
     }
 
     pub(super) fn random_psn(&self) -> Psn {
@@ -151,15 +155,15 @@ impl Verbs {
         psn: Psn,
         peer: &Parameters,
         path_mtu: PathMtu,
-    ) -> Result<(), String> {
+    ) -> Result<(), ConnectQueuePairError> {
         self.device()?.connect_queue_pair(number, psn, peer, path_mtu)
     }
 
-    pub(super) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> Result<(), String> {
-        let opened = self.opened.as_mut().map_err(|reason| reason.clone())?;
+    pub(super) fn post_send(&mut self, number: QueuePairNumber, request: SendRequest) -> Result<(), WorkRequestError> {
+        let opened = self.opened.as_mut().map_err(|lost| lost.clone())?;
         let (bytes, most) = (request.operation.local().bytes, opened.message_bytes_max);
         if bytes > most {
-            return Err(format!("a message of {bytes} bytes, where {} carries {most}", self.config.device));
+            return Err(WorkRequestError::TooLong { device: self.config.device.clone(), bytes, most });
         }
         if opened.post_send(number, request) {
             self.posted.push(number);
@@ -167,7 +171,7 @@ impl Verbs {
         Ok(())
     }
 
-    pub(super) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> Result<(), String> {
+    pub(super) fn post_recv(&mut self, number: QueuePairNumber, request: RecvRequest) -> Result<(), WorkRequestError> {
         if self.device()?.post_recv(number, RecvRequest { id: request.id | RECEIVE, ..request }) {
             self.posted.push(number);
         }
@@ -246,7 +250,7 @@ impl Verbs {
 
     /// Lets the device go, which may be what its driver waits for. No queue pair is left.
     pub(super) fn let_go(&mut self, reason: String) {
-        self.opened = Err(reason);
+        self.opened = Err(DeviceLost(reason));
         // Whatever it still had to tell was of the life that is over.
         self.events.clear();
         self.look_at = Timestamp::default();
@@ -266,7 +270,7 @@ impl Verbs {
             }
             Err(_) => {
                 if let Err(reason) = self.open_again() {
-                    self.opened = Err(reason);
+                    self.opened = Err(DeviceLost(reason.to_string()));
                 }
                 self.look_at = now + OPEN_EVERY;
             }
@@ -274,10 +278,10 @@ impl Verbs {
     }
 
     /// Opens the device and registers all memory anew.
-    fn open_again(&mut self) -> Result<(), String> {
+    fn open_again(&mut self) -> Result<(), VerbsOpenError> {
         let mut opened = Opened::open(&self.config, self.demand)?;
         if opened.offer != self.offer {
-            return Err(format!("{} came back with other limits; restart this process", self.config.device));
+            return Err(VerbsOpenError::Changed { device: self.config.device.clone() });
         }
         let mut rkeys = Vec::with_capacity(self.memory.len());
         for (&lkey, memory) in &self.memory {
@@ -314,7 +318,7 @@ fn consequence(
     event: AsyncEvent,
     device: &str,
     link: Link,
-    look: impl FnOnce() -> Result<Link, String>,
+    look: impl FnOnce() -> Result<Link, PortError>,
 ) -> Option<DeviceEvent> {
     let lost = |reason| Some(DeviceEvent::Lost { reason });
     match event {
@@ -327,7 +331,7 @@ fn consequence(
             // Of another port or another address, or over again.
             Ok(found) if found == link => None,
             Ok(_) => lost(format!("the address of {device} has changed")),
-            Err(reason) => lost(reason),
+            Err(reason) => lost(reason.to_string()),
         },
         AsyncEvent::Other => None,
     }
@@ -341,30 +345,26 @@ enum Route {
 }
 
 /// The route from our port to a peer's.
-fn route(link: Link, peer: PacketAddress) -> Result<Route, String> {
+fn route(link: Link, peer: PacketAddress) -> Result<Route, ConnectQueuePairError> {
     match (link, peer) {
         (Link::Roce(_), PacketAddress::SoftRoce(at) | PacketAddress::Roce(at)) if at.port() != ROCE_PORT => {
-            Err(format!(
-                "the peer is at UDP port {}, but a device sends to {ROCE_PORT} only: give the peer an `address` with \
-                 that port",
-                at.port()
-            ))
+            Err(ConnectQueuePairError::PeerPort(at.port()))
         }
         (Link::Roce(gid), PacketAddress::SoftRoce(at) | PacketAddress::Roce(at)) => {
             Ok(Route::Roce { gid_index: gid.index, peer: at.ip() })
         }
         (Link::InfiniBand { .. }, PacketAddress::InfiniBand { lid }) => Ok(Route::InfiniBand { lid }),
-        _ => Err("one side is on Ethernet, the other on InfiniBand; use ports of one network".to_owned()),
+        _ => Err(ConnectQueuePairError::TwoNetworks),
     }
 }
 
-fn link_of(port: &PortState, config: &VerbsConfig) -> Result<Link, String> {
+fn link_of(port: &PortState, config: &VerbsConfig) -> Result<Link, PortError> {
     if port.infiniband {
         return Ok(Link::InfiniBand { lid: port.lid });
     }
     gid::choose(&gid::port_folder(&config.device, config.settings.port), config.address)
         .map(Link::Roce)
-        .map_err(|error| format!("{}: {error}", config.device))
+        .map_err(|cause| PortError::Address { device: config.device.clone(), cause })
 }
 
 fn completion(found: sys::WorkCompletion) -> Completion {
@@ -459,7 +459,10 @@ mod tests {
             for (found, why) in [
                 (Ok(Link::Roce(other)), "the address of mlx5_0 has changed"),
                 (Ok(Link::InfiniBand { lid: 4 }), "the address of mlx5_0 has changed"),
-                (Err("port 1 of mlx5_0 is down".to_owned()), "port 1 of mlx5_0 is down"),
+                (
+                    Err(PortError::Down { device: "mlx5_0".to_owned(), port: 1 }),
+                    "port 1 of mlx5_0 is down; bring its link up",
+                ),
             ] {
                 let lost = told(found);
                 assert!(matches!(&lost, Some(DeviceEvent::Lost { reason }) if reason == why), "{lost:?}");
@@ -472,12 +475,13 @@ mod tests {
         let (roce, infiniband) = (Link::Roce(GID), Link::InfiniBand { lid: 3 });
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let peer = at("10.0.0.2:4791");
-        let expected = Ok(Route::Roce { gid_index: 1, peer: peer.ip() });
-        assert_eq!(route(roce, PacketAddress::SoftRoce(peer)), expected);
-        assert_eq!(route(roce, PacketAddress::Roce(peer)), expected);
+        let expected = Route::Roce { gid_index: 1, peer: peer.ip() };
+        assert_eq!(route(roce, PacketAddress::SoftRoce(peer)).unwrap(), expected);
+        assert_eq!(route(roce, PacketAddress::Roce(peer)).unwrap(), expected);
         let other_port = route(roce, PacketAddress::SoftRoce(at("10.0.0.2:5000")));
-        assert!(other_port.unwrap_err().contains("UDP port 5000"));
-        assert_eq!(route(infiniband, PacketAddress::InfiniBand { lid: 4 }), Ok(Route::InfiniBand { lid: 4 }));
+        assert!(other_port.unwrap_err().to_string().contains("UDP port 5000"));
+        let lid = route(infiniband, PacketAddress::InfiniBand { lid: 4 }).unwrap();
+        assert_eq!(lid, Route::InfiniBand { lid: 4 });
         assert!(route(infiniband, PacketAddress::Roce(peer)).is_err());
         assert!(route(roce, PacketAddress::InfiniBand { lid: 4 }).is_err());
     }

@@ -16,6 +16,7 @@ use crate::{
     bootstrap::{Bootstrap, BootstrapEvent, HELLO_BYTES_MAX, NONCE_BYTES, Parameters},
     channel::{Channel, RECEIVE_DEPTH},
     device::Descriptor,
+    error::{BootstrapError, ConnectError},
     link::Link,
     poller::Interest,
 };
@@ -49,16 +50,16 @@ impl Endpoint {
         id: ConnectionId,
         to: SocketAddr,
         hello: Vec<u8>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ConnectError> {
         if self.connections.len() >= self.connections_max {
-            return Err(format!("connections_max = {} is reached", self.connections_max));
+            return Err(ConnectError::ConnectionsMax(self.connections_max));
         }
         if hello.len() > HELLO_BYTES_MAX {
-            return Err(format!("a hello of {} bytes, where at most {HELLO_BYTES_MAX} are allowed", hello.len()));
+            return Err(ConnectError::HelloTooLong(hello.len()));
         }
         let bootstrap = Bootstrap::client(now, self.secret.clone(), rand::random::<[u8; NONCE_BYTES]>());
-        let link = Link::connect(to, self.tls.as_ref(), bootstrap).map_err(|error| error.to_string())?;
-        self.add_connection(id, link, to, Stage::Calling { hello }).map_err(|error| error.to_string())
+        let link = Link::connect(to, self.tls.as_ref(), bootstrap)?;
+        Ok(self.add_connection(id, link, to, Stage::Calling { hello })?)
     }
 
     fn add_connection(&mut self, id: ConnectionId, link: Link, peer: SocketAddr, stage: Stage) -> io::Result<()> {
@@ -69,17 +70,22 @@ impl Endpoint {
         Ok(())
     }
 
-    pub(super) fn try_accept(&mut self, now: Timestamp, id: ConnectionId, welcome: Vec<u8>) -> Result<(), String> {
+    pub(super) fn try_accept(
+        &mut self,
+        now: Timestamp,
+        id: ConnectionId,
+        welcome: Vec<u8>,
+    ) -> Result<(), BootstrapError> {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         let Stage::Deciding { parameters: peer } = connection.stage else { return Ok(()) };
         if welcome.len() > HELLO_BYTES_MAX {
-            return Err(format!("a welcome of {} bytes, where at most {HELLO_BYTES_MAX} are allowed", welcome.len()));
+            return Err(BootstrapError::WelcomeTooLong(welcome.len()));
         }
         let ours = self.device.path_mtu(peer.address.udp().map_or(connection.peer.ip(), |at| at.ip()))?;
         let mut channel = Channel::create(&mut self.device, id)?;
         if let Err(reason) = channel.connect(&mut self.device, &peer, ours.min(peer.path_mtu())) {
             channel.close(&mut self.device, &mut self.reads);
-            return Err(reason);
+            return Err(reason.into());
         }
         self.by_queue_pair.insert(channel.number(), id);
         self.reads.open(id);
@@ -136,7 +142,7 @@ impl Endpoint {
             let bootstrap = Bootstrap::server(now, self.secret.clone(), rand::random::<[u8; NONCE_BYTES]>());
             let Ok(mut link) = Link::accepted(stream, self.tls.as_ref(), bootstrap) else { continue };
             if self.connections.len() >= self.connections_max {
-                link.bootstrap.close(&format!("connections_max = {} is reached", self.connections_max));
+                link.bootstrap.close(&ConnectError::ConnectionsMax(self.connections_max).to_string());
                 link.transmit();
                 continue;
             }
@@ -172,6 +178,7 @@ impl Endpoint {
     pub(super) fn on_link(&mut self, now: Timestamp, id: ConnectionId) {
         while let Some(event) = self.connections.get_mut(&id).and_then(|c| c.link.bootstrap.poll_event()) {
             if let Err(reason) = self.on_bootstrap(now, id, event) {
+                let reason = reason.to_string();
                 self.on_down(id, &reason, &reason);
             }
         }
@@ -185,7 +192,7 @@ impl Endpoint {
         self.bootstraps_at = self.bootstraps_at.min(due);
     }
 
-    fn on_bootstrap(&mut self, now: Timestamp, id: ConnectionId, event: BootstrapEvent) -> Result<(), String> {
+    fn on_bootstrap(&mut self, now: Timestamp, id: ConnectionId, event: BootstrapEvent) -> Result<(), BootstrapError> {
         match event {
             BootstrapEvent::Proved => self.on_proved(now, id),
             BootstrapEvent::Incoming { parameters, hello } => {
@@ -203,12 +210,12 @@ impl Endpoint {
             BootstrapEvent::Closed(reason) => {
                 // What the peer sent before its end counts, be it frames or the NAK that is the true cause.
                 (0..TURNS_MAX).take_while(|_| self.receive(now)).count();
-                Err(reason)
+                Err(BootstrapError::Closed(reason))
             }
         }
     }
 
-    fn on_proved(&mut self, now: Timestamp, id: ConnectionId) -> Result<(), String> {
+    fn on_proved(&mut self, now: Timestamp, id: ConnectionId) -> Result<(), BootstrapError> {
         let connection = self.connections.get_mut(&id).expect("its own event");
         let Stage::Calling { hello } = &mut connection.stage else { unreachable!("a client is proved to once") };
         let hello = std::mem::take(hello);
@@ -222,7 +229,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn on_answered(&mut self, id: ConnectionId, peer: Parameters, welcome: Vec<u8>) -> Result<(), String> {
+    fn on_answered(&mut self, id: ConnectionId, peer: Parameters, welcome: Vec<u8>) -> Result<(), BootstrapError> {
         let connection = self.connections.get_mut(&id).expect("its own event");
         let Stage::Offered { channel, path_mtu } = &mut connection.stage else {
             unreachable!("an offer is answered once")

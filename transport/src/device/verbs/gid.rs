@@ -10,6 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::error::GidError;
+
 /// Entries looked at; tables of cards have 256 and more, and the kernel fills them from the start.
 const ENTRIES_MAX: usize = 512;
 
@@ -30,18 +32,13 @@ pub(super) fn port_folder(device: &str, port: u8) -> PathBuf {
 ///
 /// # Errors
 /// One line with the addresses that there are.
-pub(super) fn choose(port_folder: &Path, wanted: Option<IpAddr>) -> Result<Gid, String> {
+pub(super) fn choose(port_folder: &Path, wanted: Option<IpAddr>) -> Result<Gid, GidError> {
     let gids = routable(port_folder);
     let found = match wanted {
         Some(wanted) => gids.iter().find(|gid| gid.address == wanted),
         None => gids.iter().find(|gid| !is_link_local(gid.address)),
     };
-    found.copied().ok_or_else(|| {
-        let known: Vec<_> = gids.iter().map(|gid| gid.address.to_string()).collect();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        let wanted = wanted.map_or("that others can route to".to_owned(), |wanted| format!("for address {wanted}"));
-        format!("no RoCEv2 GID {wanted}; its GIDs are: {known}; give its network device that address")
-    })
+    found.copied().ok_or_else(|| GidError { wanted, found: gids.iter().map(|gid| gid.address).collect() })
 }
 
 /// All RoCEv2 entries, in the table's order.
@@ -125,9 +122,9 @@ mod tests {
     #[test]
     fn what_there_is_is_named() {
         let other = "10.9.0.7".parse().unwrap();
-        let error = on_port(&[(IPV4, "RoCE v2")], |port| choose(port, Some(other))).unwrap_err();
+        let error = on_port(&[(IPV4, "RoCE v2")], |port| choose(port, Some(other))).unwrap_err().to_string();
         assert!(error.contains("10.9.0.7") && error.contains("its GIDs are: 10.9.0.2"), "{error}");
-        let error = on_port(&[(LINK_LOCAL, "IB/RoCE v1")], |port| choose(port, None)).unwrap_err();
+        let error = on_port(&[(LINK_LOCAL, "IB/RoCE v1")], |port| choose(port, None)).unwrap_err().to_string();
         assert!(error.contains("its GIDs are: none"), "{error}");
     }
 

@@ -20,6 +20,7 @@ use crate::{
     Access, Region, VerbsConfig, VerbsSettings,
     bootstrap::Parameters,
     device::{Demand, Offer},
+    error::{ConnectQueuePairError, PortError, RegisterError, VerbsOpenError},
 };
 
 /// READs outstanding, unless configured: the bandwidth-delay product of 100 Gbit/s and 20 us, and some inputs.
@@ -57,22 +58,20 @@ struct QueuePair {
 }
 
 impl Opened {
-    pub(super) fn open(config: &VerbsConfig, demand: Demand) -> Result<Self, String> {
+    pub(super) fn open(config: &VerbsConfig, demand: Demand) -> Result<Self, VerbsOpenError> {
         let name = &config.device;
-        let failed = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+        let failed = |what: &'static str| move |cause: io::Error| VerbsOpenError::Object { what, cause };
         let context = Context::open(name)?;
         let port = active_port(&context, config)?;
         let link = link_of(&port, config)?;
         let limits = context.limits().map_err(failed("its limits cannot be read"))?;
         if limits.reads_max == 0 || limits.reads_answered_max == 0 {
-            return Err(format!("{name} carries no READs (max_qp_rd_atom is 0)"));
+            return Err(VerbsOpenError::NoReads { device: name.clone() });
         }
-        let requests = demand.send_depth + demand.receive_depth;
-        if limits.queue_pair_requests_max < demand.send_depth || limits.completions_max < requests {
-            let (pair, queue) = (limits.queue_pair_requests_max, limits.completions_max);
-            return Err(format!(
-                "{name} has {pair} requests a queue pair and {queue} completions; {requests} are needed"
-            ));
+        let needed = demand.send_depth + demand.receive_depth;
+        let (requests, completions) = (limits.queue_pair_requests_max, limits.completions_max);
+        if requests < demand.send_depth || completions < needed {
+            return Err(VerbsOpenError::TooSmall { device: name.clone(), requests, completions, needed });
         }
         let read_budget_bytes =
             if demand.read_budget_bytes == 0 { READ_BUDGET_BYTES } else { demand.read_budget_bytes };
@@ -97,7 +96,7 @@ impl Opened {
             message_bytes_max: port.message_bytes_max,
             config: config.clone(),
             demand,
-            queue_pairs_per_queue: (limits.completions_max / requests).min(demand.queue_pairs_max.max(1)),
+            queue_pairs_per_queue: (completions / needed).min(demand.queue_pairs_max.max(1)),
             notifying: false,
         })
     }
@@ -117,7 +116,7 @@ impl Opened {
     }
 
     /// What our port is on now.
-    pub(super) fn look(&self) -> Result<Link, String> {
+    pub(super) fn look(&self) -> Result<Link, PortError> {
         link_of(&active_port(&self.context, &self.config)?, &self.config)
     }
 
@@ -128,11 +127,10 @@ impl Opened {
         region: &Region,
         access: Access,
         before: Option<u32>,
-    ) -> Result<u32, String> {
+    ) -> Result<u32, RegisterError> {
         let register = || {
-            MemoryRegion::register(&self.domain, region, access).map_err(|error| {
-                format!("{}: {error}; is the limit of locked memory (ulimit -l) large enough?", self.config.device)
-            })
+            MemoryRegion::register(&self.domain, region, access)
+                .map_err(|cause| RegisterError::Verbs { device: self.config.device.clone(), cause })
         };
         let first = register()?;
         // A device that came back may begin to count again. Two registrations at once have different keys.
@@ -148,7 +146,7 @@ impl Opened {
 
     /// What the port carries now. Both ends of a route may carry more than what is between them: that is the
     /// operator's to see to, as no packet of a verbs device is ever split.
-    pub(super) fn path_mtu(&self) -> Result<PathMtu, String> {
+    pub(super) fn path_mtu(&self) -> Result<PathMtu, PortError> {
         let port = active_port(&self.context, &self.config)?;
         // IBTA 14.2.5.6: 1 is 256 bytes, each further code is twice as much.
         let mtus = [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096];
@@ -193,9 +191,9 @@ impl Opened {
         psn: Psn,
         peer: &Parameters,
         path_mtu: PathMtu,
-    ) -> Result<(), String> {
+    ) -> Result<(), ConnectQueuePairError> {
         let route = route(self.link, peer.address)?;
-        self.ring(number).map_err(|error| format!("its receives cannot be posted: {error}"))?;
+        self.ring(number).map_err(ConnectQueuePairError::Receives)?;
         let pair = &self.queue_pairs.get(&number).expect("a channel connects its own queue pair, once").pair;
         let (settings, offer) = (&self.config.settings, &self.offer);
         pair.modify(attributes::ready_to_receive_mask(), |to| {
@@ -206,7 +204,10 @@ impl Opened {
                 attributes::ready_to_send(to, settings, offer, psn, peer);
             })
         })
-        .map_err(|error| format!("{} cannot reach {}: {error}", self.config.device, peer.address))
+        .map_err(|cause| {
+            let (device, peer) = (self.config.device.clone(), peer.address.to_string());
+            ConnectQueuePairError::Verbs { device, peer, cause }
+        })
     }
 
     /// Takes a send in for the next [`Self::ring`]; true if it is the first that waits.
@@ -272,8 +273,12 @@ impl Opened {
 }
 
 /// Our port, if it is up.
-fn active_port(context: &Context, config: &VerbsConfig) -> Result<PortState, String> {
+fn active_port(context: &Context, config: &VerbsConfig) -> Result<PortState, PortError> {
     let VerbsConfig { device, settings: VerbsSettings { port, .. }, .. } = config;
-    let state = context.port(*port).map_err(|error| format!("{device} has no port {port}: {error}"))?;
-    if state.active { Ok(state) } else { Err(format!("port {port} of {device} is down; bring its link up")) }
+    let (device, port) = (device.clone(), *port);
+    match context.port(port) {
+        Ok(state) if state.active => Ok(state),
+        Ok(_) => Err(PortError::Down { device, port }),
+        Err(cause) => Err(PortError::Missing { device, port, cause }),
+    }
 }

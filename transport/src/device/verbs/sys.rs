@@ -1,6 +1,6 @@
 //! libibverbs behind safe types: each object is ended when it is dropped, and holds what it depends on.
 //!
-//! The library is loaded when the first device is asked for, by `dlopen`, so a program that has this arm starts on
+//! The library is loaded when the first device is asked for, so a program that has this arm starts on
 //! hosts without it. `rdma-sys` gives the types, and the calls of the data path, which go through a device's own table
 //! of functions. Deliberately absent: everything that this crate does not use (UD, SRQ, atomics, memory windows).
 //!
@@ -30,38 +30,37 @@ use rdma_sys::{
 };
 use soft_roce::{Operation, RecvRequest, Segment, SendRequest};
 
-use crate::{Access, Region};
+use crate::{
+    Access, Region,
+    error::{LibraryError, VerbsOpenError},
+};
 
 /// The name that distributions and rdma-core agree on.
-const LIBRARY: &CStr = c"libibverbs.so.1";
+const LIBRARY: &str = "libibverbs.so.1";
 
 /// The functions of libibverbs that are not in a device's table.
 macro_rules! entry_points {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         struct Library {
             $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            /// Keeps the functions where they are.
+            _library: libloading::Library,
         }
 
         impl Library {
-            fn load() -> Result<Self, String> {
-                // SAFETY: a constant C string; libibverbs's constructors touch nothing of ours.
-                let handle = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW) };
-                let handle = NonNull::new(handle).ok_or_else(|| {
-                    format!("{} cannot be loaded; install libibverbs (rdma-core), or use the soft arm",
-                        LIBRARY.to_string_lossy())
-                })?;
-                Ok(Self { $($name: {
-                    let name = concat!(stringify!($name), "\0");
-                    // SAFETY: the handle is open and is never closed; the name ends with a zero.
-                    let address = unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr().cast()) };
-                    if address.is_null() {
-                        return Err(format!("libibverbs has no {}; it is older than rdma-core", stringify!($name)));
-                    }
-                    // SAFETY: a function of this name has this type in verbs.h; both are pointers.
-                    unsafe {
-                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(address)
-                    }
-                },)* })
+            fn load() -> Result<Self, LibraryError> {
+                // SAFETY: libibverbs's constructors touch nothing of ours.
+                let library = unsafe { libloading::Library::new(LIBRARY) }
+                    .map_err(|_| LibraryError::Missing { name: LIBRARY })?;
+                Ok(Self {
+                    $($name: {
+                        let name = concat!(stringify!($name), "\0").as_bytes();
+                        // SAFETY: a function of this name has this type in verbs.h, and the library outlives its address.
+                        *unsafe { library.get::<unsafe extern "C" fn($($argument),*) $(-> $result)?>(name) }
+                            .map_err(|_| LibraryError::Old { function: stringify!($name) })?
+                    },)*
+                    _library: library,
+                })
             }
         }
     };
@@ -93,9 +92,9 @@ entry_points! {
 }
 
 /// The library, loaded at the first call.
-fn library() -> Result<&'static Library, String> {
-    static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-    LIBRARY.get_or_init(Library::load).as_ref().map_err(Clone::clone)
+fn library() -> Result<&'static Library, LibraryError> {
+    static LOADED: OnceLock<Result<Library, LibraryError>> = OnceLock::new();
+    LOADED.get_or_init(Library::load).as_ref().map_err(Clone::clone)
 }
 
 /// An object of libibverbs, owned by the type that wraps it.
@@ -190,13 +189,13 @@ impl Context {
     ///
     /// # Errors
     /// One line that says what is missing.
-    pub(super) fn open(name: &str) -> Result<Arc<Self>, String> {
+    pub(super) fn open(name: &str) -> Result<Arc<Self>, VerbsOpenError> {
         let library = library()?;
         let mut count = 0;
         // SAFETY: `count` is written; the list is freed below.
         let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
         if list.is_null() {
-            return Err(format!("no list of RDMA devices: {}", io::Error::last_os_error()));
+            return Err(VerbsOpenError::NoList(io::Error::last_os_error()));
         }
         // SAFETY: the list has `count` devices, which live until it is freed.
         let devices = unsafe { std::slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0)) };
@@ -212,19 +211,18 @@ impl Context {
                 // SAFETY: the device is in the list.
                 Handle::new(unsafe { (library.ibv_open_device)(device) })
                     .map(|raw| (raw, entry))
-                    .map_err(|error| format!("{name} cannot be opened: {error}; is /dev/infiniband accessible?"))
+                    .map_err(|cause| VerbsOpenError::NotOpened { device: name.to_owned(), cause })
             }
-            None if devices.is_empty() => Err(format!("no RDMA device {name}, nor any other; is its driver loaded?")),
             None => {
-                let names: Vec<_> = devices.iter().map(name_of).collect();
-                Err(format!("no RDMA device {name}; found {}", names.join(", ")))
+                let found = devices.iter().map(name_of).collect();
+                Err(VerbsOpenError::NoDevice { device: name.to_owned(), found })
             }
         };
         // SAFETY: allocated above; an opened device outlives the list.
         unsafe { (library.ibv_free_device_list)(list) };
         let (raw, entry) = opened?;
         let context = Self { library, raw, entry_number: inode(&entry), entry };
-        nonblocking(context.as_fd()).map_err(|error| format!("{name}: {error}"))?;
+        nonblocking(context.as_fd()).map_err(|cause| VerbsOpenError::Object { what: "its events block", cause })?;
         Ok(Arc::new(context))
     }
 

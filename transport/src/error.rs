@@ -1,0 +1,503 @@
+//! Why operations fail: one type for each operation. Their texts are one line that tells the operator what to change.
+//! What ends a connection that stands is text ([`crate::DisconnectReason`]), as peers tell it to each other.
+
+use std::{
+    fmt::Display,
+    io,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
+
+use thiserror::Error;
+
+use crate::{ArmName, CONNECTIONS_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT};
+
+/// Why an endpoint could not be opened, or a region not registered with it.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A key of the configuration does not fit the arm.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A certificate or key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The arm.
+    #[error(transparent)]
+    Device(#[from] DeviceOpenError),
+    /// `connections_max` is too large.
+    #[error("connections_max = {found}: at most {CONNECTIONS_MAX}")]
+    ConnectionsMax {
+        /// As configured.
+        found: usize,
+    },
+    /// There is nothing to wait with.
+    #[error("no epoll instance: {0}")]
+    Poller(io::Error),
+    /// Nothing can listen there.
+    #[error("cannot listen on TCP {at}: {cause}")]
+    Listen {
+        /// As configured.
+        at: SocketAddr,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// What the device tells cannot be waited for.
+    #[error("cannot watch a descriptor: {0}")]
+    Watch(io::Error),
+    /// Too many regions.
+    #[error("cannot register one more region: {REGIONS_MAX} are registered")]
+    RegionsMax,
+    /// The device does not take the region.
+    #[error("cannot register {bytes} bytes: {cause}")]
+    Register {
+        /// Of the region.
+        bytes: usize,
+        /// What the device says.
+        cause: RegisterError,
+    },
+}
+
+/// Why keys of a configuration do not fit each other.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// There is no one address to share.
+    #[error(
+        "shared_address: found `address` {}, expected one IP address and port for all that share it",
+        or_none(.address.as_ref())
+    )]
+    NothingToShare {
+        /// As configured.
+        address: Option<SocketAddr>,
+    },
+    /// A device is shared anyway.
+    #[error("shared_address: only arm `soft` has it, found arm `{0}`, which processes share anyway")]
+    SharedDevice(ArmName),
+    /// A device injects no faults.
+    #[error("faults: only arm `soft` injects them, found arm `{0}`")]
+    FaultsOnDevice(ArmName),
+    /// A device has one port.
+    #[error("address: found {0}, expected port {ROCE_PORT}, as a verbs device has no other")]
+    DevicePort(SocketAddr),
+    /// A key of the table `[verbs]` is out of bounds.
+    #[error("verbs.{key}: found {found}, expected {min} to {max}")]
+    VerbsSetting {
+        /// Which.
+        key: &'static str,
+        /// As configured.
+        found: u8,
+        /// The least.
+        min: u8,
+        /// The most.
+        max: u8,
+    },
+}
+
+/// What is no arm's name.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("expected `soft` or `verbs:DEVICE` (see ibv_devices), found `{0}`")]
+pub struct ArmNameError(pub String);
+
+/// Why TLS cannot be had.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// A file that a key names.
+    #[error("{key}: {}: {cause}", .path.display())]
+    File {
+        /// Of the configuration, with its table.
+        key: String,
+        /// As configured.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// `tls.name` is no DNS name.
+    #[error("tls.name: `{name}`: {cause}")]
+    Name {
+        /// As configured.
+        name: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+}
+
+/// Why an arm could not be opened.
+#[derive(Debug, Error)]
+pub enum DeviceOpenError {
+    /// The UDP socket of the soft arm.
+    #[error("cannot open UDP address {address}: {cause}{}", keys_of(.cause))]
+    Udp {
+        /// As configured.
+        address: SocketAddr,
+        /// What to change.
+        cause: io::Error,
+    },
+    /// The program lacks the feature `verbs`.
+    #[error("arm verbs:{device}: this program is built without libibverbs; build it with `--features verbs`")]
+    WithoutVerbs {
+        /// As configured.
+        device: String,
+    },
+    /// The verbs device.
+    #[error("arm verbs:{device}: {cause}")]
+    Verbs {
+        /// As configured.
+        device: String,
+        /// What to change.
+        cause: VerbsOpenError,
+    },
+}
+
+/// Which keys of a configuration change an address that is taken.
+fn keys_of(error: &io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::AddrInUse { " (keys address, shared_address)" } else { "" }
+}
+
+/// Why a verbs device could not be opened.
+#[derive(Debug, Error)]
+pub enum VerbsOpenError {
+    /// The table `[verbs]`.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// libibverbs.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// libibverbs knows of no devices.
+    #[error("no list of RDMA devices: {0}")]
+    NoList(io::Error),
+    /// There is none of that name.
+    #[error("no RDMA device {device}{}", others(.found))]
+    NoDevice {
+        /// As configured.
+        device: String,
+        /// All that there are.
+        found: Vec<String>,
+    },
+    /// The driver does not let us.
+    #[error("{device} cannot be opened: {cause}; is /dev/infiniband accessible?")]
+    NotOpened {
+        /// As configured.
+        device: String,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// Its port.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// It reads nothing.
+    #[error("{device} carries no READs (max_qp_rd_atom is 0)")]
+    NoReads {
+        /// As configured.
+        device: String,
+    },
+    /// It is too small.
+    #[error("{device} has {requests} requests a queue pair and {completions} completions; {needed} are needed")]
+    TooSmall {
+        /// As configured.
+        device: String,
+        /// Of one queue pair.
+        requests: usize,
+        /// Of one completion queue.
+        completions: usize,
+        /// Of both.
+        needed: usize,
+    },
+    /// One of its objects could not be made, or not be asked.
+    #[error("{what}: {cause}")]
+    Object {
+        /// What there is not.
+        what: &'static str,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// It is not what it was when it was lost.
+    #[error("{device} came back with other limits; restart this process")]
+    Changed {
+        /// As configured.
+        device: String,
+    },
+    /// Memory that it had before it was lost.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+}
+
+fn others(found: &[String]) -> String {
+    if found.is_empty() {
+        ", nor any other; is its driver loaded?".to_owned()
+    } else {
+        format!("; found {}", found.join(", "))
+    }
+}
+
+/// Why libibverbs could not be loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum LibraryError {
+    /// There is none.
+    #[error("{name} cannot be loaded; install libibverbs (rdma-core), or use the soft arm")]
+    Missing {
+        /// Of the library.
+        name: &'static str,
+    },
+    /// It lacks a function.
+    #[error("libibverbs has no {function}; it is older than rdma-core")]
+    Old {
+        /// Which.
+        function: &'static str,
+    },
+}
+
+/// Why a device's port cannot be used.
+#[derive(Debug, Error)]
+pub enum PortError {
+    /// There is none.
+    #[error("{device} has no port {port}: {cause}")]
+    Missing {
+        /// As configured.
+        device: String,
+        /// As configured.
+        port: u8,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// It is down.
+    #[error("port {port} of {device} is down; bring its link up")]
+    Down {
+        /// As configured.
+        device: String,
+        /// As configured.
+        port: u8,
+    },
+    /// It has no address that fits.
+    #[error("{device}: {cause}")]
+    Address {
+        /// As configured.
+        device: String,
+        /// What it has.
+        cause: GidError,
+    },
+}
+
+/// Why none of a port's GIDs can be used.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "no RoCEv2 GID {}; its GIDs are: {}; give its network device that address",
+    wanted_gid(.wanted.as_ref()), or_none((!.found.is_empty()).then(|| join(.found)).as_ref())
+)]
+pub struct GidError {
+    /// As configured.
+    pub wanted: Option<IpAddr>,
+    /// All of RoCEv2.
+    pub found: Vec<IpAddr>,
+}
+
+fn wanted_gid(wanted: Option<&IpAddr>) -> String {
+    wanted.map_or("that others can route to".to_owned(), |wanted| format!("for address {wanted}"))
+}
+
+fn join(addresses: &[IpAddr]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn or_none(found: Option<&impl Display>) -> String {
+    found.map_or("none".to_owned(), ToString::to_string)
+}
+
+/// Why a device is not there now; it is opened again as soon as that is possible.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct DeviceLost(pub String);
+
+/// Why a region could not be registered.
+#[derive(Debug, Error)]
+pub enum RegisterError {
+    /// A limit of soft-RoCE.
+    #[error(transparent)]
+    Soft(#[from] soft_roce::RegisterError),
+    /// There is no device.
+    #[error(transparent)]
+    Lost(#[from] DeviceLost),
+    /// The device refuses.
+    #[error("{device}: {cause}; is the limit of locked memory (ulimit -l) large enough?")]
+    Verbs {
+        /// As configured.
+        device: String,
+        /// What the system says.
+        cause: io::Error,
+    },
+}
+
+/// Why nothing is known of what a link carries.
+#[derive(Debug, Error)]
+pub enum PathMtuError {
+    /// There is no way to the peer.
+    #[error("no UDP route from {local} to {peer}: {cause}")]
+    NoRoute {
+        /// Ours.
+        local: IpAddr,
+        /// The peer's.
+        peer: IpAddr,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// Not even the smallest path MTU fits.
+    #[error("the link from {local} to {peer} has an MTU of {bytes}; it needs 336")]
+    TooSmall {
+        /// Ours.
+        local: IpAddr,
+        /// The peer's.
+        peer: IpAddr,
+        /// Of an IP packet.
+        bytes: u32,
+    },
+    /// There is no device.
+    #[error(transparent)]
+    Lost(#[from] DeviceLost),
+    /// The device's port.
+    #[error(transparent)]
+    Port(#[from] PortError),
+}
+
+/// Why a queue pair was not created.
+#[derive(Debug, Error)]
+pub enum CreateQueuePairError {
+    /// A limit of soft-RoCE.
+    #[error(transparent)]
+    Soft(#[from] soft_roce::CreateError),
+    /// There is no device.
+    #[error(transparent)]
+    Lost(#[from] DeviceLost),
+    /// The device refuses.
+    #[error("{device}: {cause}")]
+    Verbs {
+        /// As configured.
+        device: String,
+        /// What the system says.
+        cause: io::Error,
+    },
+}
+
+/// Why a queue pair cannot reach its peer.
+#[derive(Debug, Error)]
+pub enum ConnectQueuePairError {
+    /// Packets of soft-RoCE are UDP's.
+    #[error("the peer is on InfiniBand, where soft-RoCE has no packets; give both sides one arm")]
+    PeerOnInfiniBand,
+    /// soft-RoCE refuses what the peer told.
+    #[error(transparent)]
+    Soft(#[from] soft_roce::ModifyError),
+    /// There is no device.
+    #[error(transparent)]
+    Lost(#[from] DeviceLost),
+    /// A device sends to one port.
+    #[error(
+        "the peer is at UDP port {0}, but a device sends to {ROCE_PORT} only: give the peer an `address` with that port"
+    )]
+    PeerPort(u16),
+    /// Ethernet and InfiniBand.
+    #[error("one side is on Ethernet, the other on InfiniBand; use ports of one network")]
+    TwoNetworks,
+    /// The device does not take receives.
+    #[error("its receives cannot be posted: {0}")]
+    Receives(io::Error),
+    /// The device refuses.
+    #[error("{device} cannot reach {peer}: {cause}")]
+    Verbs {
+        /// As configured.
+        device: String,
+        /// Where the peer's packets come from.
+        peer: String,
+        /// What the system says.
+        cause: io::Error,
+    },
+}
+
+/// Why a queue pair does not take a work request.
+#[derive(Debug, Error)]
+pub enum WorkRequestError {
+    /// soft-RoCE refuses it.
+    #[error(transparent)]
+    Soft(#[from] soft_roce::PostError),
+    /// There is no device.
+    #[error(transparent)]
+    Lost(#[from] DeviceLost),
+    /// It is too long for one message.
+    #[error("a message of {bytes} bytes, where {device} carries {most}")]
+    TooLong {
+        /// As configured.
+        device: String,
+        /// Of the message.
+        bytes: u32,
+        /// Of the device's port.
+        most: u32,
+    },
+}
+
+/// What a [`RawQueuePair`](crate::RawQueuePair) cannot do.
+#[derive(Debug, Error)]
+pub enum RawError {
+    /// Be opened.
+    #[error(transparent)]
+    Open(#[from] DeviceOpenError),
+    /// Be created.
+    #[error(transparent)]
+    Create(#[from] CreateQueuePairError),
+    /// Use that memory.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// Tell its path MTU.
+    #[error(transparent)]
+    PathMtu(#[from] PathMtuError),
+    /// Reach its peer.
+    #[error(transparent)]
+    Connect(#[from] ConnectQueuePairError),
+    /// Take that work request.
+    #[error(transparent)]
+    WorkRequest(#[from] WorkRequestError),
+    /// Carry out any other operation.
+    #[error("expected SEND, WRITE or READ, found {0}")]
+    Operation(String),
+}
+
+/// Why a connection's queue pair cannot be made, or cannot go on.
+#[derive(Debug, Error)]
+pub(crate) enum ChannelError {
+    #[error("no memory for one more connection ({bytes} bytes): {cause}")]
+    Memory { bytes: usize, cause: io::Error },
+    #[error("no registration for one more connection: {0}")]
+    Register(RegisterError),
+    #[error("no queue pair for one more connection: {0}")]
+    Create(CreateQueuePairError),
+    #[error("the queue pair cannot be connected: {0}")]
+    Connect(ConnectQueuePairError),
+    #[error(transparent)]
+    WorkRequest(#[from] WorkRequestError),
+    #[error("the peer sent {bytes} bytes without our header")]
+    NoHeader { bytes: u32 },
+    #[error("the peer granted credits that it cannot have")]
+    Credits,
+}
+
+/// Why a connection was not begun.
+#[derive(Debug, Error)]
+pub(crate) enum ConnectError {
+    #[error("connections_max = {0} is reached")]
+    ConnectionsMax(usize),
+    #[error("a hello of {0} bytes, where at most {HELLO_BYTES_MAX} are allowed")]
+    HelloTooLong(usize),
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+}
+
+/// Why a connection ended while it was set up, or with its bootstrap.
+#[derive(Debug, Error)]
+pub(crate) enum BootstrapError {
+    #[error("a welcome of {0} bytes, where at most {HELLO_BYTES_MAX} are allowed")]
+    WelcomeTooLong(usize),
+    #[error(transparent)]
+    PathMtu(#[from] PathMtuError),
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// What the bootstrap, or the peer by it, says.
+    #[error("{0}")]
+    Closed(String),
+}
