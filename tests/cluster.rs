@@ -137,14 +137,17 @@ fn clients_of_a_cluster_may_need_a_token() {
     assert_accounted_for(&generate(&known, &[emulated(20.0)], |_| {}).unwrap().remove(0));
 }
 
+/// With the scheduler on one thread, and on threads that each have connections of their own.
 #[test]
 fn a_backend_is_killed_under_load() {
-    let up = Up::start(1, "resnet50", &[4, 4], "");
-    let tally = up.send_and_kill(0, 4.0, &emulated(100.0), "backend-1");
-    assert_accounted_for(&tally);
-    // What the lost backend held had 200 ms to run again on the other one; the rest did not notice.
-    assert!(tally.served * 4 >= tally.sent * 3, "{tally:?}");
-    assert_accounted_for(&up.send(0, 1.0, &emulated(50.0)));
+    for scheduler in ["", "model_threads = 2"] {
+        let up = Up::start(1, "resnet50", &[4, 4], scheduler);
+        let tally = up.send_and_kill(0, 4.0, &emulated(100.0), "backend-1");
+        assert_accounted_for(&tally);
+        // What the lost backend held had 200 ms to run again on the other one; the rest did not notice.
+        assert!(tally.served * 4 >= tally.sent * 3, "{tally:?}");
+        assert_accounted_for(&up.send(0, 1.0, &emulated(50.0)));
+    }
 }
 
 #[test]

@@ -106,7 +106,7 @@ impl FromStr for Carrier {
         if text == "tcp" {
             return Ok(Self::Tcp);
         }
-        text.parse().map(Self::Rdma).map_err(|error: String| format!("{error}; or `tcp`"))
+        text.parse::<ArmName>().map(Self::Rdma).map_err(|error| format!("{error}; or `tcp`"))
     }
 }
 

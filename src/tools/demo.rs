@@ -36,9 +36,9 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// The demo ran, and something was wrong: exit code 1, not bad input.
+/// A command ran, and something was wrong: exit code 1, not bad input.
 #[derive(Debug)]
-pub(crate) struct Failed(String);
+pub(crate) struct Failed(pub(in crate::tools) String);
 
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,8 @@
-//! `downbeat sim`: one run of a workload file.
+//! `downbeat sim`: one run of a workload file, or seeds of the whole fabric.
 
-use std::path::PathBuf;
+mod fabric;
+
+use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 use cli::{CommandError, positive};
@@ -15,19 +17,29 @@ use sim::{
 /// Simulate a workload in virtual time.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
+    /// Run the cores of all roles on one simulated network with faults, instead of a workload: without --seeds, one
+    /// seed with its trace.
+    #[arg(long, conflicts_with_all = ["workload", "rate", "seconds", "trace"])]
+    pub fabric: bool,
+    /// How many seeds of the fabric, from --seed on.
+    #[arg(long, requires = "fabric")]
+    pub seeds: Option<u64>,
+    /// What may go wrong in the fabric: a comma list of none, crash, partition, slow, hang, clock, change, all.
+    #[arg(long, default_value = "all")]
+    pub faults: String,
     /// Workload file (TOML).
-    #[arg(long)]
-    pub workload: PathBuf,
+    #[arg(long, required_unless_present = "fabric")]
+    pub workload: Option<PathBuf>,
     /// Batch policy.
     #[arg(long, default_value = "downbeat", help = format!("Batch policy: {POLICIES}"))]
     pub policy: Policy,
     /// Aggregate request rate per second.
-    #[arg(long)]
-    pub rate: f64,
+    #[arg(long, required_unless_present = "fabric")]
+    pub rate: Option<f64>,
     /// Simulated span in seconds; the workload's by default. Its first tenth warms up.
     #[arg(long)]
     pub seconds: Option<f64>,
-    /// Seed of all arrivals.
+    /// Seed of all arrivals; the first seed of a fabric.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Print one JSON object instead of a table.
@@ -44,12 +56,19 @@ const RATE_MAX_RPS: f64 = 1e9;
 /// Runs the command and prints its result on stdout, its progress on stderr.
 ///
 /// # Errors
-/// On bad input (exit code 2).
-pub(super) fn run(args: &Args) -> Result<(), CommandError> {
-    let workload = Workload::read(&args.workload)?;
+/// On bad input (exit code 2), and if a fabric breaks an invariant (1).
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    match (&args.workload, args.rate) {
+        (Some(workload), Some(rate)) => Ok(run_workload(args, workload, rate)?),
+        _ => fabric::run_seeds(args),
+    }
+}
+
+fn run_workload(args: &Args, workload: &Path, rate: f64) -> Result<(), CommandError> {
+    let workload = Workload::read(workload)?;
     let options = Options {
         policy: args.policy,
-        rate_rps: positive("--rate", args.rate, RATE_MAX_RPS)?,
+        rate_rps: positive("--rate", rate, RATE_MAX_RPS)?,
         seconds: positive("--seconds", args.seconds.unwrap_or(workload.seconds), SECONDS_MAX)?,
         seed: args.seed,
     };

@@ -1,0 +1,375 @@
+//! A backend in the simulated fabric: the real core, driven as `backend::drive` drives it, with GPUs that take the time
+//! of their profile, or longer, or fail.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use backend::{
+    core::{Core, CoreConfig, Job, Output},
+    loaded::Loaded,
+    staging::{ModelShape, Staging},
+    worker::Execution,
+};
+use proto::{
+    LoadId, Span, TaskId,
+    backend_to_frontend::ANSWER_HEADER_BYTES,
+    backend_to_scheduler::BackendToScheduler,
+    backoff::Backoff,
+    frame::{FrameWriter, read_frame},
+    scheduler_to_backend::SchedulerToBackend,
+};
+use rand::RngExt;
+use transport::Event;
+use zerocopy::IntoBytes;
+
+use super::{
+    env::{Env, Happening, Life, Node},
+    models,
+    mutation::Mutation,
+    network::Network,
+    oracle::Violation,
+};
+
+/// As in `backend::drive`: waits before the scheduler is tried again.
+const BACKOFF_MIN: Span = Span::from_millis(50);
+const BACKOFF_MAX: Span = Span::from_millis(1_000);
+/// As there: batches that wait for a GPU's thread.
+const JOBS_MAX: usize = 2;
+/// What a clock that drifts adds to the error of its estimate until that is renewed.
+const DRIFT_SPAN_SECONDS: i64 = 10;
+
+/// A backend's process.
+pub(super) struct BackendNode {
+    pub(super) node: Node,
+    /// Counts sessions, over all processes.
+    pub(super) life: Life,
+    /// Counts processes: a GPU's thread lives on from session to session.
+    pub(super) process_life: Life,
+    scheduler: Node,
+    gpus: Vec<Gpu>,
+    /// What the next session starts with.
+    models: Vec<Arc<Loaded>>,
+    shapes: Vec<ModelShape>,
+    process: Option<Process>,
+    /// Which life of the scheduler this session is with.
+    scheduler_life: Life,
+    backoff: Backoff,
+    /// How executors behave now.
+    pub(super) trouble: Trouble,
+}
+
+/// How executors behave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// As their profile says.
+    None,
+    /// So many times slower.
+    Slow(i64),
+    /// Each takes that much longer.
+    Hang(Span),
+    /// They fail.
+    Fail,
+}
+
+/// A session with a scheduler; none while the next is waited for.
+struct Process {
+    core: Option<Core>,
+}
+
+/// A GPU's thread: it lives on from session to session, in one process.
+#[derive(Default)]
+struct Gpu {
+    /// Batches that wait, and the session that they are of.
+    jobs: VecDeque<(Life, Job)>,
+    /// What runs; its inputs were read when it started.
+    running: Option<Running>,
+}
+
+struct Running {
+    life: Life,
+    job: Job,
+    outputs: Vec<u8>,
+}
+
+impl BackendNode {
+    pub(super) fn new(node: Node, scheduler: Node, gpus: u32, env: &Env) -> Self {
+        let models = env.repository.iter().map(|(name, version)| Arc::new(models::loaded(name, *version, gpus)));
+        let models: Vec<_> = models.collect();
+        Self {
+            node,
+            life: 0,
+            process_life: 0,
+            scheduler,
+            gpus: (0..gpus).map(|_| Gpu::default()).collect(),
+            shapes: models.iter().map(|loaded| loaded.shape).collect(),
+            models,
+            process: None,
+            scheduler_life: 0,
+            backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
+            trouble: Trouble::None,
+        }
+    }
+
+    /// The process starts: it loads what the repository holds now.
+    pub(super) fn start(&mut self, env: &mut Env) {
+        let gpus = self.gpus.len() as u32;
+        self.gpus = (0..gpus).map(|_| Gpu::default()).collect();
+        let loaded = env.repository.iter().map(|(name, version)| Arc::new(models::loaded(name, *version, gpus)));
+        self.models = loaded.collect();
+        self.backoff.handle_success();
+        self.process = Some(Process { core: None });
+        env.reset_clock(self.node);
+        env.trace(self.node, || "starts".to_owned());
+        self.open_session(env);
+    }
+
+    /// The process ends.
+    pub(super) fn die(&mut self, env: &mut Env, tells: bool) {
+        env.trace(self.node, || format!("dies{}", if tells { "" } else { " in silence" }));
+        self.process_life += 1;
+        self.process = None;
+        self.gpus.iter_mut().for_each(|gpu| *gpu = Gpu::default());
+        env.close_endpoint(self.node, tells);
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// A session begins, with an endpoint and memory of its own.
+    pub(super) fn open_session(&mut self, env: &mut Env) {
+        let Some(process) = &mut self.process else { return };
+        self.life += 1;
+        self.scheduler_life = env.scheduler_life;
+        let shapes: Vec<_> = self.models.iter().map(|model| model.shape).chain(self.shapes.iter().copied()).collect();
+        let staging = Staging::new(self.gpus.len(), &shapes);
+        env.network.register(self.node, staging.bytes(), self.life);
+        let config = CoreConfig { scheduler: Network::address(self.scheduler), staging, lkey: self.life };
+        process.core = Some(Core::new(config, std::mem::take(&mut self.models)).expect("two models fit a hello"));
+        self.settle(env);
+    }
+
+    /// Looks at everything once.
+    pub(super) fn turn(&mut self, env: &mut Env) {
+        let node = self.node;
+        let Some(core) = self.process.as_mut().and_then(|process| process.core.as_mut()) else { return };
+        while let Some(event) = env.network.poll_event(node) {
+            if let Event::Message { frame, .. } = &event {
+                for message in read_frame::<SchedulerToBackend>(frame).flatten() {
+                    env.trace(node, || format!("hears {message:?}"));
+                }
+            }
+            core.handle_event(env.local(node), event);
+        }
+        core.handle_timeout(env.local(node));
+        self.settle(env);
+    }
+
+    fn settle(&mut self, env: &mut Env) {
+        let Some(mut core) = self.process.as_mut().and_then(|process| process.core.take()) else { return };
+        while let Some(output) = core.poll_output() {
+            self.perform(env, &mut core, output);
+        }
+        let bound = self.gpus.len() * (backend::worker::WAITING_MAX + backend::staging::BUFFERS);
+        if core.plans() > bound {
+            env.oracle.report(Violation::Bound(format!("{} plans are under way, {bound} may be", core.plans())));
+        }
+        if let Some(reason) = core.ended() {
+            env.trace(self.node, || format!("has lost the scheduler: {reason}"));
+            if core.has_joined() {
+                self.backoff.handle_success();
+            }
+            self.models = core.into_models();
+            env.close_endpoint(self.node, true);
+            let at = self.backoff.handle_failure(env.now);
+            env.schedule(at, Happening::Session(self.node, self.life));
+            return;
+        }
+        env.wake_at_local(self.node, core.poll_timeout());
+        self.process.as_mut().expect("looked at above").core = Some(core);
+    }
+
+    fn perform(&mut self, env: &mut Env, core: &mut Core, output: Output) {
+        let node = self.node;
+        let now = env.local(node);
+        match output {
+            Output::Connect { peer, to, hello } => {
+                let connection = env.connect(node, to, hello);
+                env.trace(node, || format!("connects to {peer:?} on {}", connection.0));
+                core.handle_connecting(peer, connection);
+            }
+            Output::Disconnect { connection } => env.disconnect(connection),
+            Output::Send { connection, frame } => {
+                let frame = self.mutate(env, frame);
+                for message in read_frame::<BackendToScheduler>(&frame).flatten() {
+                    env.trace(node, || format!("tells the scheduler {message:?}"));
+                }
+                if let Err(error) = env.send(connection, &frame) {
+                    core.handle_send_failed(&error.to_string());
+                }
+            }
+            Output::Read { connection, task, transfer } => {
+                env.trace(node, || format!("reads {task:?} on {}", connection.0));
+                if env.read(connection, task, transfer).is_err() {
+                    core.handle_read_failed(now, transfer.token);
+                }
+            }
+            Output::Write { connection, transfer, immediate, header, text } => {
+                let task = TaskId(header.task);
+                env.trace(node, || format!("answers {task:?} on {}: {:?}", connection.0, header.status));
+                env.network.write_arena(node, transfer.local_offset, header.as_bytes());
+                if let Some(text) = text {
+                    let at = transfer.local_offset + ANSWER_HEADER_BYTES;
+                    env.network.write_arena(node, at, text.as_bytes());
+                }
+                let bytes = env.network.arena(node)[transfer.local_offset..][..transfer.bytes].to_owned();
+                if env.write_with_immediate(connection, (task, transfer, immediate), &bytes).is_err() {
+                    core.handle_write_failed(now, transfer.token);
+                }
+            }
+            Output::Execute { gpu, job } => self.execute(env, core, gpu, job),
+            Output::Load { load, name } => {
+                let takes = Span::from_millis(2) + env.micros(100_000);
+                env.after(takes, Happening::Loaded(node, self.life, load, name));
+            }
+        }
+    }
+
+    fn execute(&mut self, env: &mut Env, core: &mut Core, index: usize, job: Job) {
+        let gpu = &mut self.gpus[index];
+        let is_ours = |life: Life| life == self.life;
+        if gpu.jobs.iter().any(|(life, _)| is_ours(*life)) || gpu.running.as_ref().is_some_and(|r| is_ours(r.life)) {
+            env.oracle.report(Violation::Window(format!("GPU {index} is given two batches at once")));
+        }
+        if gpu.jobs.len() >= JOBS_MAX {
+            let now = env.local(self.node);
+            let rejected_at = core.to_scheduler(now);
+            return core.handle_executed(now, index, Execution::WindowMissed { rejected_at });
+        }
+        gpu.jobs.push_back((self.life, job));
+        if gpu.running.is_none() && gpu.jobs.len() == 1 {
+            self.await_start(env, index);
+        }
+    }
+
+    /// The GPU's thread sleeps until its next batch may start.
+    fn await_start(&mut self, env: &mut Env, index: usize) {
+        let Some((_, job)) = self.gpus[index].jobs.front() else { return };
+        let local = job.offset.to_local(job.exec_at).unwrap_or(job.exec_at);
+        let at = env.members[self.node.0].clock.when(local).max(env.now);
+        let late = env.micros(60);
+        env.schedule(at + late, Happening::Execute(self.node, self.process_life, index));
+    }
+
+    /// The GPU's thread looks at the clock: it starts its batch, or rejects it.
+    pub(super) fn handle_due(&mut self, env: &mut Env, index: usize) {
+        let node = self.node;
+        let Some((life, job)) = self.gpus[index].jobs.pop_front() else { return };
+        let now = env.local(node);
+        let started_at = job.offset.to_scheduler(now).unwrap_or(now);
+        if started_at > job.latest {
+            env.trace(node, || format!("GPU {index} comes too late for {job:?}"));
+            return self.end(env, index, life, Execution::WindowMissed { rejected_at: started_at });
+        }
+        env.trace(node, || format!("GPU {index} starts {job:?}"));
+        self.check_window(env, life, &job);
+        let ModelShape { input_bytes, output_bytes, .. } = job.shape;
+        let mut outputs = vec![0; job.outputs.len() * output_bytes];
+        if life == self.life {
+            let arena = env.network.arena(node);
+            let inputs = job.inputs.iter().flat_map(|&at| arena[at..at + input_bytes].iter().copied());
+            let inputs: Vec<u8> = inputs.collect();
+            job.executor.execute(&inputs, &mut outputs).expect("a digest can be taken of everything");
+        }
+        let profile = job.executor.emulated_profile().expect("all models are emulated");
+        let takes = profile.latency(job.inputs.len());
+        let takes = match self.trouble {
+            Trouble::None | Trouble::Fail => takes,
+            Trouble::Slow(times) => takes * times,
+            Trouble::Hang(longer) => takes + longer,
+        };
+        let finished_at = started_at + takes;
+        let execution = if self.trouble == Trouble::Fail {
+            Execution::Failed { started_at, finished_at, reason: "out of memory".to_owned() }
+        } else {
+            Execution::Done { started_at, finished_at }
+        };
+        self.gpus[index].running = Some(Running { life, job, outputs });
+        let jitter = env.micros(100);
+        env.after(takes + jitter, Happening::Executed(node, self.process_life, index, execution));
+    }
+
+    /// Invariant 2, on the clock of the scheduler that made the plan.
+    fn check_window(&self, env: &mut Env, life: Life, job: &Job) {
+        let is_ours = life == self.life && self.scheduler_life == env.scheduler_life;
+        let is_known = is_ours && job.offset.error_bound().is_some();
+        if !is_known {
+            return;
+        }
+        let drifts = env.members[self.node.0].clock.drift.0.abs() + env.members[self.scheduler.0].clock.drift.0.abs();
+        let error = job.offset.error_bound().unwrap_or_default() + Span(drifts * DRIFT_SPAN_SECONDS);
+        let at = env.local(self.scheduler);
+        env.oracle.handle_started(at, (job.exec_at, job.latest), error);
+    }
+
+    /// The GPU's thread ends its batch.
+    pub(super) fn handle_executed(&mut self, env: &mut Env, index: usize, execution: Execution) {
+        let Some(Running { life, job, outputs }) = self.gpus[index].running.take() else { return };
+        if life == self.life && matches!(execution, Execution::Done { .. }) {
+            for (&at, output) in job.outputs.iter().zip(outputs.chunks(job.shape.output_bytes)) {
+                env.network.write_arena(self.node, at, output);
+            }
+        }
+        self.end(env, index, life, execution);
+    }
+
+    fn end(&mut self, env: &mut Env, index: usize, life: Life, execution: Execution) {
+        let now = env.local(self.node);
+        let is_ours = life == self.life;
+        if let Some(core) = self.process.as_mut().and_then(|process| process.core.as_mut()).filter(|_| is_ours) {
+            env.trace(self.node, || format!("GPU {index} ends: {execution:?}"));
+            core.handle_executed(now, index, execution);
+        }
+        self.await_start(env, index);
+        self.settle(env);
+    }
+
+    /// The loader has ended: mostly well.
+    pub(super) fn handle_loaded(&mut self, env: &mut Env, load: LoadId, name: &str) {
+        let Some(core) = self.process.as_mut().and_then(|process| process.core.as_mut()) else { return };
+        let version = env.repository.get(name).copied();
+        let luck = if env.loads_fail { env.rng.random_range(0..10) } else { 10 };
+        let result = match (luck, version) {
+            (0, _) | (_, None) => Err("bad luck".to_owned()),
+            (1, _) => Ok(None),
+            (_, Some(version)) => Ok(Some(models::loaded(name, version, self.gpus.len() as u32))),
+        };
+        core.handle_loaded(env.local(self.node), load, result);
+        self.settle(env);
+    }
+
+    /// Forgets how a plan ended, now and then, if that bug is planted.
+    fn mutate(&self, env: &mut Env, frame: Vec<u8>) -> Vec<u8> {
+        if env.mutation != Some(Mutation::DropOutcome) {
+            return frame;
+        }
+        let mut writer = FrameWriter::default();
+        for message in read_frame::<BackendToScheduler>(&frame).map(|message| message.expect("it is ours")) {
+            let is_outcome =
+                matches!(message, BackendToScheduler::PlanDone { .. } | BackendToScheduler::Answered { .. });
+            if !(is_outcome && env.chance(1)) {
+                writer.push(&message).expect("it fitted before");
+            }
+        }
+        writer.take().unwrap_or_default()
+    }
+
+    /// What is still open, if anything is: there must be nothing once all faults and requests have ended.
+    pub(super) fn unfinished(&self) -> Option<String> {
+        let core = self.process.as_ref().and_then(|process| process.core.as_ref());
+        match core {
+            None => Some("it has no session".to_owned()),
+            Some(core) if !core.has_joined() => Some("it has not joined".to_owned()),
+            Some(core) => (core.plans() > 0).then(|| format!("{} plans have not ended", core.plans())),
+        }
+    }
+}

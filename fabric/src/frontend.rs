@@ -1,0 +1,421 @@
+//! A frontend in the simulated fabric: the real core and arena, driven as `frontend::drive` drives them, and its clients.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+};
+
+use frontend::{
+    InferError,
+    arena::Arena,
+    core::{Core, CoreConfig, Destination, Output},
+    tasks::{CheckedRequest, Reply, RequestId, WORD_WAIT},
+};
+use proto::{
+    ChangeId, Span, TaskId, Timestamp,
+    backend_to_frontend::LinkWelcome,
+    frame::{FrameWriter, read_frame},
+    frontend_to_scheduler::{FrontendToScheduler, ModelChange},
+    scheduler_to_frontend::{DropReason, SchedulerToFrontend},
+};
+use rand::{Rng, RngExt};
+use repository::emulated::digest;
+use transport::{ConnectionId, DisconnectReason, Event, PostError};
+
+use super::{
+    env::{Env, Happening, Life, Node},
+    models::{self, MODELS},
+    mutation::Mutation,
+    network::{ARENA_ADDRESS, Network},
+    oracle::Violation,
+};
+
+/// Small, so that slots are reused soon.
+const ARENA_BYTES: usize = 48 * 1024;
+/// What clocks that drift, and timers that fire a little late, add to a bound.
+const ENDS_LATE: Span = Span::from_millis(5);
+/// When frames are tried again for which there was no room.
+const UNSENT_AGAIN: Span = Span::from_millis(1);
+/// Tasks that planted bugs choose from.
+const LATELY_MAX: usize = 16;
+
+/// A frontend's process and its clients.
+pub(super) struct FrontendNode {
+    pub(super) node: Node,
+    pub(super) life: Life,
+    scheduler: Node,
+    process: Option<Process>,
+    pub(super) clients: Clients,
+}
+
+/// What clients saw.
+#[derive(Debug, Default)]
+pub(super) struct Clients {
+    /// Requests sent.
+    pub(super) sent: u64,
+    /// Of them, those answered with outputs.
+    pub(super) served: u64,
+    /// How the others ended, and how often.
+    pub(super) failed: BTreeMap<String, u64>,
+    /// Requests that have not ended.
+    open: BTreeMap<RequestId, Open>,
+    /// Changes that have not ended.
+    changes: BTreeSet<ChangeId>,
+}
+
+struct Process {
+    core: Core,
+    /// Frames that the scheduler has no room for yet.
+    unsent: VecDeque<(ConnectionId, Vec<u8>)>,
+    /// Its connections to the scheduler; the first is where it joined.
+    scheduler: Vec<ConnectionId>,
+    /// The last tasks that were submitted.
+    lately: VecDeque<TaskId>,
+}
+
+/// A request that has not ended.
+#[derive(Debug)]
+struct Open {
+    input: Vec<u8>,
+    input_bytes: usize,
+    admitted_at: Timestamp,
+    slo: Span,
+    /// How far the frontend was off the scheduler's clock then.
+    error: Span,
+}
+
+/// The registered memory, as the core sees it.
+struct Registered<'a>(RefCell<(&'a mut Network, Node)>);
+
+impl Arena for Registered<'_> {
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        let mut guard = self.0.borrow_mut();
+        let (network, node) = &mut *guard;
+        network.write_arena(*node, offset, bytes);
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        let guard = self.0.borrow();
+        let (network, node) = &*guard;
+        into.copy_from_slice(&network.arena(*node)[offset..][..into.len()]);
+    }
+}
+
+fn arena(env: &mut Env, node: Node) -> Registered<'_> {
+    Registered(RefCell::new((&mut env.network, node)))
+}
+
+impl FrontendNode {
+    pub(super) fn new(node: Node, scheduler: Node) -> Self {
+        Self { node, life: 0, scheduler, process: None, clients: Clients::default() }
+    }
+
+    /// The process starts, with memory of its own.
+    pub(super) fn start(&mut self, env: &mut Env) {
+        self.life += 1;
+        env.reset_clock(self.node);
+        env.network.register(self.node, ARENA_BYTES, self.life);
+        env.network.listen(self.node);
+        let (arena_bytes, arena_rkey) = (ARENA_BYTES as u64, self.life);
+        let config = CoreConfig {
+            arena_bytes: ARENA_BYTES,
+            arena: LinkWelcome { arena_address: ARENA_ADDRESS, arena_bytes, arena_rkey },
+            link_address: Network::address(self.node).to_string(),
+            links_max: 16,
+        };
+        let models = env.repository.iter().map(|(name, version)| models::model(name, *version)).collect();
+        let core = Core::new(config, models).expect("the arena has room for all models");
+        let (unsent, lately) = (VecDeque::new(), VecDeque::new());
+        self.process = Some(Process { core, unsent, scheduler: Vec::new(), lately });
+        env.trace(self.node, || "starts".to_owned());
+        env.wake(self.node);
+    }
+
+    /// The process ends, and what its clients wait for with it.
+    pub(super) fn die(&mut self, env: &mut Env, tells: bool) {
+        env.trace(self.node, || format!("dies{}", if tells { "" } else { " in silence" }));
+        self.process = None;
+        let lost = self.clients.open.len() as u64;
+        if lost > 0 {
+            *self.clients.failed.entry("Died".to_owned()).or_default() += lost;
+        }
+        self.clients.open.clear();
+        self.clients.changes.clear();
+        env.close_endpoint(self.node, tells);
+        env.close_listener(self.node);
+        env.oracle.handle_died(self.node);
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// Whether every model can be asked for.
+    pub(super) fn is_ready(&self) -> bool {
+        let core = self.process.as_ref().map(|process| &process.core);
+        core.is_some_and(|core| core.models().iter().all(|served| core.is_model_ready(served)))
+    }
+
+    /// Looks at everything once.
+    pub(super) fn turn(&mut self, env: &mut Env) {
+        let node = self.node;
+        let Some(process) = &mut self.process else { return };
+        while let Some(event) = env.network.poll_event(node) {
+            if let Event::Message { frame, .. } = &event {
+                for message in read_frame::<SchedulerToFrontend>(frame).flatten() {
+                    env.trace(node, || format!("hears {message:?}"));
+                }
+            }
+            let now = env.local(node);
+            process.core.handle_event(now, event, &arena(env, node));
+        }
+        if env.mutation == Some(Mutation::ReuseEarly) && env.chance(1) {
+            process.free_early(env, node);
+        }
+        process.core.handle_timeout(env.local(node));
+        self.settle(env);
+    }
+
+    /// A client sends a request.
+    pub(super) fn request(&mut self, env: &mut Env) {
+        self.clients.sent += 1;
+        let Some(process) = &mut self.process else { return self.clients.fail("NotRunning") };
+        let (name, input_bytes) = MODELS[env.rng.random_range(0..MODELS.len())];
+        let rows = env.rng.random_range(1..=3);
+        let mut input = vec![0; rows * input_bytes];
+        env.rng.fill_bytes(&mut input);
+        let slo = Span::from_millis(if env.chance(2) { 1 } else { env.rng.random_range(30..80) });
+        let model = process.core.models().find(name, None).expect("it is in the repository");
+        let inputs = vec![input.clone().into()];
+        let request = CheckedRequest { model, rows, inputs, slo, priority: 0 };
+        let now = env.local(self.node);
+        match process.core.handle_request(now, &request, &arena(env, self.node)) {
+            Ok(id) => {
+                env.trace(self.node, || format!("admits {id:?}: {rows} rows for '{name}' within {slo}"));
+                let error = clock_error(env, &process.core, self.node, self.scheduler);
+                self.clients.open.insert(id, Open { input, input_bytes, admitted_at: env.now, slo, error });
+                if env.chance(8) {
+                    let patience = env.micros(60_000);
+                    env.after(patience, Happening::HangUp(self.node, self.life, id));
+                }
+            }
+            Err(error) => self.clients.fail(kind(&error)),
+        }
+        self.settle(env);
+    }
+
+    /// A client does not wait any longer.
+    pub(super) fn hang_up(&mut self, env: &mut Env, request: RequestId) {
+        let Some(process) = &mut self.process else { return };
+        if self.clients.open.remove(&request).is_some() {
+            env.trace(self.node, || format!("{request:?} is hung up"));
+            process.core.handle_cancel(request);
+            self.clients.fail("HungUp");
+            self.settle(env);
+        }
+    }
+
+    /// A client wants a model loaded or unloaded.
+    pub(super) fn change(&mut self, env: &mut Env, to: ModelChange, name: &str) {
+        let Some(process) = &mut self.process else { return };
+        if let Ok(change) = process.core.handle_change(to, name) {
+            env.trace(self.node, || format!("asks to {to:?} '{name}' as {change:?}"));
+            self.clients.changes.insert(change);
+        }
+        self.settle(env);
+    }
+
+    /// The repository has been read.
+    pub(super) fn handle_model_read(&mut self, env: &mut Env, name: &str) {
+        let Some(process) = &mut self.process else { return };
+        process.core.handle_model_read(name, Ok(models::model(name, env.repository[name])));
+        self.settle(env);
+    }
+
+    /// Does what the core wants, and checks what must hold after every step.
+    fn settle(&mut self, env: &mut Env) {
+        let Some(mut process) = self.process.take() else { return };
+        process.send_unsent(env);
+        while let Some(output) = process.core.poll_output() {
+            self.perform(env, &mut process, output);
+        }
+        let counters = process.core.counters();
+        let ended = counters.answered + counters.failed + counters.dropped + counters.abandoned;
+        if counters.admitted != ended + process.core.outstanding() as u64 {
+            let text = format!("{} counts {counters:?}", env.members[self.node.0].name);
+            env.oracle.report(Violation::Ends(text));
+        }
+        let overdue = |open: &Open| env.now > open.admitted_at + open.slo + WORD_WAIT + ENDS_LATE;
+        if let Some((id, _)) = self.clients.open.first_key_value().filter(|(_, open)| overdue(open)) {
+            env.oracle.report(Violation::Ends(format!("{id:?} has not ended five seconds after its deadline")));
+        }
+        if let Some(at) = process.core.poll_timeout() {
+            env.wake_at_local(self.node, at);
+        }
+        if !process.unsent.is_empty() {
+            env.wake_at_local(self.node, env.local(self.node) + UNSENT_AGAIN);
+        }
+        self.process = Some(process);
+    }
+
+    fn perform(&mut self, env: &mut Env, process: &mut Process, output: Output) {
+        let node = self.node;
+        match output {
+            Output::Connect { to, hello } => {
+                let address = match to {
+                    Destination::Scheduler => Network::address(self.scheduler),
+                    Destination::ModelThread { address, .. } => address,
+                };
+                let connection = env.connect(node, address, hello);
+                env.trace(node, || format!("connects to {to:?} on {}", connection.0));
+                if to == Destination::Scheduler {
+                    process.scheduler.clear();
+                }
+                process.scheduler.push(connection);
+                process.core.handle_connecting(to, connection);
+            }
+            Output::Accept { connection, welcome } => {
+                env.trace(node, || format!("accepts a backend on {}", connection.0));
+                env.accept(connection, welcome);
+            }
+            Output::Refuse { connection, reason } => {
+                env.trace(node, || format!("refuses a backend on {}: {reason}", connection.0));
+                env.refuse(connection, &reason);
+            }
+            Output::Disconnect { connection } => process.disconnect(env, node, connection),
+            Output::Send { connection, frame } => {
+                for message in read_frame::<FrontendToScheduler>(&frame).map(|message| message.expect("it is ours")) {
+                    env.oracle.handle_submitted(node, &message, env.network.arena(node));
+                    if let FrontendToScheduler::Submit { task, .. } = message {
+                        process.lately.push_back(task);
+                        if process.lately.len() > LATELY_MAX {
+                            process.lately.pop_front();
+                        }
+                    }
+                    env.trace(node, || format!("tells the scheduler {message:?}"));
+                }
+                process.unsent.push_back((connection, frame));
+                process.send_unsent(env);
+            }
+            Output::Reply { request, result } => self.on_reply(env, process, request, result),
+            Output::ReadModel { name } => {
+                let takes = env.micros(30_000);
+                env.after(takes, Happening::ModelRead(node, self.life, name));
+            }
+            Output::ModelChanged { change, result } => {
+                env.trace(node, || format!("{change:?} ended: {result:?}"));
+                if !self.clients.changes.remove(&change) {
+                    env.oracle.report(Violation::Ends(format!("{change:?} ended twice")));
+                }
+            }
+        }
+    }
+
+    fn on_reply(&mut self, env: &mut Env, process: &Process, id: RequestId, result: Result<Reply, InferError>) {
+        env.trace(self.node, || match &result {
+            Ok(reply) => format!("answers {id:?}, late by {}", reply.timing.lateness()),
+            Err(error) => format!("ends {id:?}: {error}"),
+        });
+        let Some(open) = self.clients.open.remove(&id) else {
+            return env.oracle.report(Violation::Ends(format!("{id:?} ended twice")));
+        };
+        match result {
+            Err(InferError::BadAnswer(what)) => {
+                env.oracle.report(Violation::Slot(format!("{id:?} was answered by what is no answer: {what}")));
+            }
+            Err(error) => self.clients.fail(kind(&error)),
+            Ok(reply) => {
+                self.clients.served += 1;
+                let expected = open.input.chunks(open.input_bytes).flat_map(|row| digest(row).map(u64::to_le_bytes));
+                if !expected.flatten().eq(reply.outputs[0].iter().copied()) {
+                    env.oracle.report(Violation::Slot(format!("{id:?} was answered with another task's output")));
+                }
+                let error = clock_error(env, &process.core, self.node, self.scheduler);
+                let allowed = error + open.error + ENDS_LATE;
+                let lateness = (env.now - open.admitted_at) - open.slo;
+                let told = reply.timing.lateness();
+                if Span((lateness - told).0.abs()) > allowed {
+                    let text = format!("{id:?} is told to be late by {told}, and is by {lateness}");
+                    env.oracle.report(Violation::Late(text));
+                }
+            }
+        }
+    }
+
+    /// What is still open, if anything is: there must be nothing once all faults and requests have ended.
+    pub(super) fn unfinished(&self) -> Option<String> {
+        let Some(process) = &self.process else { return Some("it is not running".to_owned()) };
+        let (open, tasks) = (self.clients.open.len(), process.core.outstanding());
+        let load = process.core.scheduler_load();
+        if !process.core.has_scheduler() {
+            return Some("it has no scheduler".to_owned());
+        }
+        let is_idle = open == 0 && tasks == 0 && (load.queued, load.batches) == (0, 0);
+        let changes = self.clients.changes.len();
+        (!is_idle || changes > 0).then(|| {
+            format!("{open} requests, {tasks} tasks and {changes} changes have not ended; the scheduler has {load:?}")
+        })
+    }
+}
+
+impl Clients {
+    fn fail(&mut self, kind: &str) {
+        *self.failed.entry(kind.to_owned()).or_default() += 1;
+    }
+}
+
+impl Process {
+    fn disconnect(&mut self, env: &mut Env, node: Node, connection: ConnectionId) {
+        let is_link = !self.scheduler.contains(&connection);
+        if is_link && self.core.has_scheduler() && env.mutation == Some(Mutation::SkipFence) {
+            env.trace(node, || format!("only says that {} is disconnected", connection.0));
+            let event = Event::Disconnected { connection, reason: DisconnectReason("we disconnected".to_owned()) };
+            let now = env.local(node);
+            return self.core.handle_event(now, event, &arena(env, node));
+        }
+        env.disconnect(connection);
+    }
+
+    fn send_unsent(&mut self, env: &mut Env) {
+        while let Some((connection, frame)) = self.unsent.front() {
+            if env.send(*connection, frame) == Err(PostError::QueueFull) {
+                return;
+            }
+            self.unsent.pop_front();
+        }
+    }
+
+    /// Believes that the scheduler dropped a task that it did not drop.
+    fn free_early(&mut self, env: &mut Env, node: Node) {
+        let (Some(&connection), Some(task)) = (self.scheduler.last(), self.lately.pop_back()) else { return };
+        env.trace(node, || format!("frees the slot of {task:?}, which has not ended"));
+        let mut frame = FrameWriter::default();
+        let dropped = SchedulerToFrontend::Dropped { task, reason: DropReason::Deadline };
+        frame.push(&dropped).expect("it fits");
+        let frame = frame.take().expect("just pushed");
+        let now = env.local(node);
+        self.core.handle_event(now, Event::Message { connection, frame }, &arena(env, node));
+    }
+}
+
+/// How far a frontend's estimate of the scheduler's clock is off.
+fn clock_error(env: &Env, core: &Core, node: Node, scheduler: Node) -> Span {
+    let estimate = core.to_local(env.local(scheduler));
+    estimate.map_or(Span::ZERO, |estimate| Span((estimate - env.local(node)).0.abs()))
+}
+
+/// The name of an error, without what it says.
+fn kind(error: &InferError) -> &'static str {
+    match error {
+        InferError::Dropped(_) => "Dropped",
+        InferError::WindowMissed => "WindowMissed",
+        InferError::SchedulerLost => "SchedulerLost",
+        InferError::NoScheduler => "NoScheduler",
+        InferError::NeverMet { .. } => "NeverMet",
+        InferError::NoBackend { .. } => "NoBackend",
+        InferError::Unloaded { .. } => "Unloaded",
+        InferError::ArenaFull { .. } => "ArenaFull",
+        InferError::Failed(_) => "Failed",
+        _ => "Other",
+    }
+}

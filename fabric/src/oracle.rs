@@ -1,0 +1,122 @@
+//! What must hold after every step, seen from outside: no core is asked, only what it says and what its memory holds.
+
+use std::collections::BTreeMap;
+
+use proto::{SlotDescriptor, Span, TaskId, Timestamp, frontend_to_scheduler::FrontendToScheduler};
+use repository::emulated::digest;
+use thiserror::Error;
+
+use super::env::Node;
+
+/// A broken invariant of ARCHITECTURE.md.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Violation {
+    /// Invariant 1.
+    #[error("invariant 1 (a task ends exactly once): {0}")]
+    Ends(String),
+    /// Invariant 2.
+    #[error("invariant 2 (batches start in their window, one at a time): {0}")]
+    Window(String),
+    /// Invariant 3.
+    #[error("invariant 3 (no slot is reused while a READ or WRITE can still arrive): {0}")]
+    Slot(String),
+    /// Invariant 4.
+    #[error("invariant 4 (a completed task met its deadline or is reported late): {0}")]
+    Late(String),
+    /// Invariant 5.
+    #[error("invariant 5 (everything bounded stays within its bound): {0}")]
+    Bound(String),
+    /// The fabric does not come back once faults have ended.
+    #[error("liveness (once faults end, all is served again): {0}")]
+    Liveness(String),
+    /// A core panicked.
+    #[error("a core panicked: {0}")]
+    Panic(String),
+}
+
+/// What a frontend has said of a task.
+#[derive(Debug, Clone, Copy)]
+struct Shadow {
+    slot: SlotDescriptor,
+    /// Of its input, as it lay in the slot when the task was submitted.
+    input: [u64; 2],
+}
+
+/// Watches a run.
+#[derive(Debug, Default)]
+pub(super) struct Oracle {
+    tasks: BTreeMap<(Node, TaskId), Shadow>,
+    /// By frontend and where they start: where slots in use end, and whose they were last.
+    slots: BTreeMap<(Node, u64), (u64, TaskId)>,
+    violation: Option<Violation>,
+}
+
+impl Oracle {
+    /// The first violation counts.
+    pub(super) fn report(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+
+    /// What was violated, if anything was.
+    pub(super) fn violation(&self) -> Option<&Violation> {
+        self.violation.as_ref()
+    }
+
+    /// A frontend submits a task; its input lies in `arena`.
+    pub(super) fn handle_submitted(&mut self, node: Node, message: &FrontendToScheduler, arena: &[u8]) {
+        let FrontendToScheduler::Submit { task, slot, .. } = message else { return };
+        let input = &arena[slot.input_offset as usize..][..slot.input_bytes as usize];
+        self.tasks.insert((node, *task), Shadow { slot: *slot, input: digest(input) });
+        let (start, end) = (slot.input_offset, slot.answer_offset + u64::from(slot.answer_bytes_max));
+        // Slots in use never overlap one another, so those that overlap this one are the last that start before its
+        // end.
+        let before = self.slots.range((node, 0)..(node, end)).rev();
+        let former: Vec<_> = before.take_while(|(_, (other, _))| start < *other).map(|(key, _)| *key).collect();
+        for key in former {
+            self.slots.remove(&key);
+        }
+        self.slots.insert((node, start), (end, *task));
+    }
+
+    /// A frontend's process ended: its memory is gone.
+    pub(super) fn handle_died(&mut self, node: Node) {
+        self.tasks.retain(|(other, _), _| *other != node);
+        self.slots.retain(|(other, _), _| *other != node);
+    }
+
+    /// A READ of a task's whole input has read these bytes in a frontend's arena.
+    pub(super) fn handle_read(&mut self, node: Node, task: TaskId, bytes: &[u8]) {
+        match self.tasks.get(&(node, task)) {
+            Some(shadow) if shadow.input == digest(bytes) => {}
+            Some(shadow) => {
+                let slot = shadow.slot.slot;
+                self.report(Violation::Slot(format!("a READ for {task:?} found another input in slot {slot}")));
+            }
+            None => self.report(Violation::Slot(format!("a READ for {task:?}, which was never submitted"))),
+        }
+    }
+
+    /// Part of a WRITE of a task's answer lands in a frontend's arena.
+    pub(super) fn handle_written(&mut self, node: Node, task: TaskId, offset: u64, bytes: usize) {
+        let slot = self.slots.range(..=(node, offset)).next_back().filter(|((other, _), _)| *other == node);
+        match slot {
+            Some((_, &(end, owner))) if owner == task && offset + bytes as u64 <= end => {}
+            Some((_, &(_, owner))) => {
+                let text = format!("a WRITE for {task:?} lands in the slot that {owner:?} has now");
+                self.report(Violation::Slot(text));
+            }
+            None => self.report(Violation::Slot(format!("a WRITE for {task:?} lands where no slot is"))),
+        }
+    }
+
+    /// A batch starts: `at` and its window are on the scheduler's clock, `error` is how far the backend may be off.
+    pub(super) fn handle_started(&mut self, at: Timestamp, window: (Timestamp, Timestamp), error: Span) {
+        let (exec_at, latest) = window;
+        if at < exec_at - error || at > latest + error {
+            let early = exec_at - at;
+            let late = at - latest;
+            let text = format!("a batch starts {early} before its window and {late} after it (allowed: {error})");
+            self.report(Violation::Window(text));
+        }
+    }
+}

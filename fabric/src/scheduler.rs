@@ -1,0 +1,202 @@
+//! The scheduler in the simulated fabric: the real control, ModelThreads and RankThread, driven as `scheduler::process`
+//! drives them. One process holds all of their connections; which of them one is for, its port tells.
+
+use std::collections::BTreeMap;
+
+use proto::{
+    ModelThreadId, Timestamp,
+    backend_to_scheduler::BackendToScheduler,
+    frame::{FrameWriter, read_frame},
+    frontend_to_scheduler::FrontendToScheduler,
+    hello::{Member, SchedulerHello},
+};
+use rand::RngExt;
+use scheduler::cluster::{Cluster, ClusterConfig, ClusterOutput, Port};
+use transport::{ConnectionId, Event};
+use wincode::{SchemaWrite, config::DefaultConfig};
+
+use super::{
+    env::{Env, Node},
+    network::{Network, PORT},
+};
+
+/// The scheduler's process.
+pub(super) struct SchedulerNode {
+    pub(super) node: Node,
+    config: ClusterConfig,
+    process: Option<Process>,
+}
+
+struct Process {
+    cluster: Cluster,
+    members: BTreeMap<ConnectionId, (Port, Member)>,
+    /// Where a member's messages go.
+    routes: BTreeMap<(Port, Member), (ConnectionId, FrameWriter)>,
+}
+
+impl SchedulerNode {
+    pub(super) fn new(node: Node, config: ClusterConfig) -> Self {
+        Self { node, config, process: None }
+    }
+
+    /// The process starts, and knows nobody.
+    pub(super) fn start(&mut self, env: &mut Env) {
+        env.scheduler_life += 1;
+        env.reset_clock(self.node);
+        env.network.listen(self.node);
+        let cluster = Cluster::new(&self.config, env.rng.random()).expect("the policy goes with several ModelThreads");
+        self.process = Some(Process { cluster, members: BTreeMap::new(), routes: BTreeMap::new() });
+        env.trace(self.node, || "starts".to_owned());
+        env.wake(self.node);
+    }
+
+    /// The process ends.
+    pub(super) fn die(&mut self, env: &mut Env, tells: bool) {
+        env.trace(self.node, || format!("dies{}", if tells { "" } else { " in silence" }));
+        self.process = None;
+        env.close_endpoint(self.node, tells);
+        env.close_listener(self.node);
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// Looks at everything once.
+    pub(super) fn turn(&mut self, env: &mut Env) {
+        let Some(process) = &mut self.process else { return };
+        let node = self.node;
+        while let Some(event) = env.network.poll_event(node) {
+            process.handle_event(env, node, event);
+        }
+        process.cluster.handle_timeout(env.local(node));
+        process.send_outputs(env, node);
+        env.wake_at_local(node, process.cluster.poll_timeout().unwrap_or(Timestamp::NEVER));
+    }
+}
+
+/// Where the ModelThreads of the scheduler at `node` listen.
+pub(super) fn addresses(node: Node, model_threads: u16) -> Vec<String> {
+    let mut address = Network::address(node);
+    let at = |id: u16| {
+        address.set_port(PORT + 1 + id);
+        address.to_string()
+    };
+    (0..model_threads).map(at).collect()
+}
+
+impl Process {
+    fn handle_event(&mut self, env: &mut Env, node: Node, event: Event) {
+        let now = env.local(node);
+        match event {
+            Event::Incoming { connection, hello, .. } => {
+                let port = match env.network.port(connection).checked_sub(PORT + 1) {
+                    Some(id) => Port::ModelThread(ModelThreadId(id)),
+                    None => Port::Control,
+                };
+                match self.welcome(now, (connection, port), &hello) {
+                    Ok(welcome) => env.accept(connection, welcome),
+                    Err(reason) => env.refuse(connection, &reason),
+                }
+            }
+            Event::Message { connection, frame } => {
+                if let Err(reason) = self.handle_frame(now, connection, &frame) {
+                    env.trace(node, || format!("closes {}: {reason}", connection.0));
+                    env.disconnect(connection);
+                }
+            }
+            Event::Disconnected { connection, reason } => {
+                let Some((port, member)) = self.members.remove(&connection) else { return };
+                self.routes.remove(&(port, member));
+                self.cluster.handle_disconnected(now, port, member, reason.0);
+            }
+            // It opens no connection and registers no memory.
+            _ => {}
+        }
+    }
+
+    fn welcome(&mut self, now: Timestamp, at: (ConnectionId, Port), hello: &[u8]) -> Result<Vec<u8>, String> {
+        let (connection, port) = at;
+        let hello: SchedulerHello = wincode::deserialize(hello).map_err(|error| error.to_string())?;
+        let (member, welcome) = match (port, hello) {
+            (Port::Control, SchedulerHello::Frontend(hello)) => {
+                let welcome = self.cluster.handle_frontend_joined(now, hello).map_err(|error| error.to_string())?;
+                (Member::Frontend(welcome.frontend), encode(&welcome))
+            }
+            (Port::Control, SchedulerHello::Backend(hello)) => {
+                let welcome = self.cluster.handle_backend_joined(now, hello).map_err(|error| error.to_string())?;
+                (Member::Backend(welcome.backend), encode(&welcome))
+            }
+            (Port::ModelThread(id), SchedulerHello::Member(hello)) => {
+                let is_new = !self.routes.contains_key(&(port, hello.member));
+                if !(is_new && self.cluster.handle_member_connected(now, id, hello.member, hello.pass)) {
+                    return Err("no such member is expected here".to_owned());
+                }
+                (hello.member, Vec::new())
+            }
+            _ => return Err("this is said to the wrong part of the scheduler".to_owned()),
+        };
+        self.members.insert(connection, (port, member));
+        self.routes.insert((port, member), (connection, FrameWriter::default()));
+        Ok(welcome)
+    }
+
+    fn handle_frame(&mut self, now: Timestamp, connection: ConnectionId, frame: &[u8]) -> Result<(), String> {
+        match self.members.get(&connection) {
+            Some(&(port, Member::Frontend(frontend))) => {
+                for message in read_frame::<FrontendToScheduler>(frame) {
+                    let message = message.map_err(|error| error.to_string())?;
+                    let taken = self.cluster.handle_frontend_message(now, port, frontend, message);
+                    taken.map_err(|violation| violation.to_string())?;
+                }
+            }
+            Some(&(port, Member::Backend(backend))) => {
+                for message in read_frame::<BackendToScheduler>(frame) {
+                    let message = message.map_err(|error| error.to_string())?;
+                    let taken = self.cluster.handle_backend_message(now, port, backend, message);
+                    taken.map_err(|violation| violation.to_string())?;
+                }
+            }
+            // Already being closed.
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn send_outputs(&mut self, env: &mut Env, node: Node) {
+        let mut frames = Vec::new();
+        while let Some(output) = self.cluster.poll_output() {
+            match output {
+                ClusterOutput::ToFrontend(port, frontend, message) => {
+                    frames.extend(self.push((port, Member::Frontend(frontend)), &message));
+                }
+                ClusterOutput::ToBackend(port, backend, message) => {
+                    frames.extend(self.push((port, Member::Backend(backend)), &message));
+                }
+                ClusterOutput::Close(member, reason) => {
+                    env.trace(node, || format!("closes the connections of {member:?}: {reason}"));
+                    let own = self.routes.iter().filter(|((_, other), _)| *other == member);
+                    own.for_each(|(_, (connection, _))| env.disconnect(*connection));
+                }
+            }
+        }
+        frames.extend(self.routes.values_mut().filter_map(|(connection, writer)| Some((*connection, writer.take()?))));
+        for (connection, frame) in frames {
+            if env.send(connection, &frame).is_err() {
+                env.disconnect(connection);
+            }
+        }
+    }
+
+    fn push<M>(&mut self, to: (Port, Member), message: &M) -> Option<(ConnectionId, Vec<u8>)>
+    where
+        M: SchemaWrite<DefaultConfig, Src = M>,
+    {
+        let (connection, writer) = self.routes.get_mut(&to)?;
+        Some((*connection, writer.push(message).expect("every message fits a frame")?))
+    }
+}
+
+fn encode<M: SchemaWrite<DefaultConfig, Src = M>>(message: &M) -> Vec<u8> {
+    wincode::serialize(message).expect("encoding into memory cannot fail")
+}

@@ -1,0 +1,84 @@
+use super::*;
+
+/// Seeds that every test run goes through.
+const SEEDS: u64 = 1_000;
+
+fn options(seed: u64, mutation: Option<Mutation>) -> Options {
+    Options { seed, faults: FaultKinds::ALL, mutation, is_traced: false }
+}
+
+/// Replays one seed: `downbeat sim --fabric --seed 17`.
+#[test]
+fn no_seed_breaks_an_invariant() {
+    let mut total = Summary::default();
+    let mut kinds = std::collections::BTreeSet::new();
+    for seed in 0..SEEDS {
+        let (result, _) = run(options(seed, None));
+        let summary = result.unwrap_or_else(|failure| {
+            panic!(
+                "seed {seed}, after {}: {}; replay it: downbeat sim --fabric --seed {seed}",
+                failure.at, failure.violation
+            )
+        });
+        total.sent += summary.sent;
+        total.served += summary.served;
+        kinds.extend(summary.failed.into_keys());
+    }
+    assert!(total.served * 2 > total.sent, "{total:?}");
+    // Runs are worth something only if faults reach every way in which a request can end.
+    for kind in
+        ["Dropped", "WindowMissed", "SchedulerLost", "NoScheduler", "NeverMet", "NoBackend", "Unloaded", "Failed"]
+    {
+        assert!(kinds.contains(kind), "no seed gave {kind}: {kinds:?}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let traced = |seed| run(Options { is_traced: true, ..options(seed, None) }).1;
+    assert_eq!(traced(7), traced(7));
+    assert_ne!(traced(7), traced(8));
+}
+
+#[test]
+fn without_faults_all_that_can_be_served_is() {
+    for seed in 0..20 {
+        let (result, _) = run(Options { faults: FaultKinds::default(), ..options(seed, None) });
+        let Summary { sent, served, failed, .. } = result.unwrap();
+        let gave_up: u64 = ["HungUp", "NeverMet"].iter().filter_map(|kind| failed.get(*kind)).sum();
+        assert!(served * 100 >= (sent - gave_up) * 95, "seed {seed}: {served} of {sent} are served, {failed:?}");
+    }
+}
+
+/// How many seeds it takes until a planted bug is found.
+fn seeds_until_found(mutation: Mutation, faults: FaultKinds) -> u64 {
+    let found = |seed: &u64| run(Options { faults, ..options(*seed, Some(mutation)) }).0.is_err();
+    (0..SEEDS).find(found).map_or_else(|| panic!("{mutation:?} is not found"), |seed| seed + 1)
+}
+
+#[test]
+fn a_fence_that_is_skipped_is_found() {
+    eprintln!(
+        "found after {} seeds",
+        seeds_until_found(Mutation::SkipFence, FaultKinds { partition: true, ..FaultKinds::default() })
+    );
+}
+
+#[test]
+fn a_slot_that_is_reused_early_is_found() {
+    eprintln!("found after {} seeds", seeds_until_found(Mutation::ReuseEarly, FaultKinds::ALL));
+}
+
+#[test]
+fn an_outcome_that_is_dropped_is_found() {
+    eprintln!("found after {} seeds", seeds_until_found(Mutation::DropOutcome, FaultKinds::ALL));
+}
+
+#[test]
+fn faults_are_told_by_name() {
+    assert_eq!("all".parse(), Ok(FaultKinds::ALL));
+    assert_eq!("crash,clock".parse(), Ok(FaultKinds { crash: true, clock: true, ..FaultKinds::default() }));
+    assert_eq!("none".parse(), Ok(FaultKinds::default()));
+    let error = "crash,fire".parse::<FaultKinds>().unwrap_err();
+    assert_eq!(error, format!("found 'fire', expected {}", FaultKinds::EXPECTED));
+}
