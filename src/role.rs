@@ -26,7 +26,7 @@ pub(crate) struct Args {
     config: PathBuf,
     /// How the log is written to stderr
     #[arg(long, value_enum, default_value_t)]
-    log_format: LogFormat,
+    pub log_format: LogFormat,
     /// End when this process ends; set by `demo` and `up`
     #[arg(long, hide = true)]
     supervised_by: Option<u32>,
@@ -43,7 +43,8 @@ pub(crate) enum LogFormat {
 }
 
 impl Args {
-    fn start<C: DeserializeOwned>(&self) -> Result<C> {
+    /// Ties this process to its supervisor, if it has one, and reads its file.
+    pub(crate) fn start<C: DeserializeOwned>(&self) -> Result<C> {
         if let Some(parent) = self.supervised_by {
             die_with(parent)?;
         }
@@ -70,7 +71,7 @@ fn die_with(parent: u32) -> Result<()> {
 }
 
 /// Logs to stderr; `RUST_LOG` chooses what. Yields what sets another level later.
-fn init_logging(format: LogFormat) -> SetLogLevel {
+pub(crate) fn init_logging(format: LogFormat) -> SetLogLevel {
     let chosen = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
     let all = |level: LevelFilter| Targets::new().with_default(level);
     let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| all(LevelFilter::INFO)));

@@ -4,12 +4,15 @@
 mod cluster;
 mod demo;
 mod digits;
+mod fabric;
 mod profile;
 mod sim;
 mod supervisor;
 
 use anyhow::Result;
 use clap::Subcommand;
+
+use crate::role;
 
 pub(crate) use demo::Failed;
 
@@ -42,6 +45,11 @@ pub(crate) enum Bench {
     Verbs(bench::verbs::Args),
     /// Pull many objects from many servers at once, and measure how long each takes
     Incast(bench::incast::Args),
+    /// Measure the whole path from frontends over the scheduler to backends, as processes, without HTTP
+    Fabric(fabric::Args),
+    /// One frontend of `fabric`, with its load
+    #[command(hide = true)]
+    FabricFrontend(role::Args),
     /// Send load to a running server over HTTP or gRPC and measure its latency
     Load(load::Args),
 }
@@ -58,6 +66,8 @@ pub(crate) fn run(command: &Command) -> Result<()> {
         Command::Bench(Bench::Scheduler(args)) => bench::scheduler::run(args)?,
         Command::Bench(Bench::Verbs(args)) => bench::verbs::run(args)?,
         Command::Bench(Bench::Incast(args)) => bench::incast::run(args)?,
+        Command::Bench(Bench::Fabric(args)) => fabric::run(args)?,
+        Command::Bench(Bench::FabricFrontend(args)) => fabric::run_frontend(args)?,
         Command::Bench(Bench::Load(args)) => load::run(args)?,
     }
     Ok(())

@@ -6,7 +6,7 @@ pub mod incast;
 mod percentiles;
 pub mod real_time;
 pub mod scheduler;
-mod stalls;
+pub mod stalls;
 pub mod verbs;
 
-pub use percentiles::{Percentiles, Tail};
+pub use percentiles::{Percentiles, Tail, nanoseconds};

@@ -33,7 +33,7 @@ pub struct Tail {
 
 /// A histogram of nanoseconds for [`Tail`] and [`Percentiles`]; it grows with its values.
 #[must_use]
-pub(crate) fn nanoseconds() -> Histogram<u64> {
+pub fn nanoseconds() -> Histogram<u64> {
     Histogram::new(3).expect("three digits are within hdrhistogram's bounds")
 }
 

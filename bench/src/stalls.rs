@@ -19,7 +19,7 @@ const GAP_NS: u64 = 1_000;
 /// clock, for `length`. In an undisturbed machine about a microsecond; the largest is the longest gap between two
 /// looks.
 #[must_use]
-pub(crate) fn measure(threads: u32, length: Duration) -> Tail {
+pub fn measure(threads: u32, length: Duration) -> Tail {
     let waits = thread::scope(|scope| {
         let spinning: Vec<_> = (0..threads).map(|_| scope.spawn(|| spin(length))).collect();
         let mut waits = nanoseconds();

@@ -62,7 +62,7 @@ impl Rate {
 }
 
 /// The instants at which requests are sent, ascending, from the start of the run.
-pub(crate) struct Instants {
+pub struct Instants {
     gaps: Gaps,
     rate: Rate,
     random: ChaCha8Rng,
@@ -71,7 +71,9 @@ pub(crate) struct Instants {
 }
 
 impl Instants {
-    pub(crate) fn new(process: ArrivalProcess, rate: Rate, random: ChaCha8Rng) -> Self {
+    /// Of this process, at this rate.
+    #[must_use]
+    pub fn new(process: ArrivalProcess, rate: Rate, random: ChaCha8Rng) -> Self {
         Self { gaps: Gaps::new(process), rate, random, at_seconds: 0.0, step: 0 }
     }
 }

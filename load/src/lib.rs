@@ -23,9 +23,10 @@ mod target;
 mod timeline;
 
 pub use args::{Args, Plan, StreamPlan};
-pub use arrivals::{Arrivals, Rate};
+pub use arrivals::{Arrivals, Instants, Rate};
 pub use command::{progress_bar, run};
 pub use drive::{LoadError, generate, is_ready};
+pub use pacer::Pacer;
 pub use request::{Expected, Input, Stream};
 pub use tally::{Report, Stages, Tally};
 pub use target::{Encoding, Target, Tls, Wire};

@@ -7,10 +7,15 @@ use std::time::Instant;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use tokio::io::unix::AsyncFd;
 
-pub(crate) struct Pacer(AsyncFd<std::os::fd::OwnedFd>);
+/// A timer of the kernel; belongs to the event loop that it was made in.
+pub struct Pacer(AsyncFd<std::os::fd::OwnedFd>);
 
 impl Pacer {
-    pub(crate) fn new() -> std::io::Result<Self> {
+    /// A timer in this event loop.
+    ///
+    /// # Errors
+    /// If the system gives none.
+    pub fn new() -> std::io::Result<Self> {
         let timer =
             rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
         // An `OwnedFd` keeps its descriptor for its whole life, which is what the unsafe `register` asks its caller
@@ -21,7 +26,7 @@ impl Pacer {
     }
 
     /// Returns at that instant, or at once if it has passed.
-    pub(crate) async fn wait_until(&self, instant: Instant) {
+    pub async fn wait_until(&self, instant: Instant) {
         let left = instant.saturating_duration_since(Instant::now());
         if left.is_zero() {
             // Still let answers in: a generator that is late must not starve what it measures.

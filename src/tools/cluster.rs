@@ -99,7 +99,7 @@ impl Layout {
 
 /// How the members of one cluster find and trust each other: a random 127.x.y.0/24 and a random secret, so that
 /// clusters on one host do not meet.
-struct Wiring {
+pub(super) struct Wiring {
     x: u8,
     y: u8,
     secret: String,
@@ -108,7 +108,7 @@ struct Wiring {
 /// TCP port of bootstrap listeners.
 const BOOTSTRAP_PORT: u16 = 7400;
 /// The first host of a 127.x.y.0/24 for each role; the scheduler is at 1.
-const FRONTEND_HOSTS: u8 = 2;
+pub(super) const FRONTEND_HOSTS: u8 = 2;
 const BACKEND_HOSTS: u8 = 32;
 /// A frontend within this process, that sees when the cluster is ready where its clients must prove who they are.
 const OBSERVER_HOST: u8 = BACKEND_HOSTS - 1;
@@ -157,16 +157,14 @@ impl Cluster {
             drop(listener.with_context(|| format!("cannot listen on {address}; choose another address (--{key})"))?);
         }
         let wiring = Wiring::random();
-        let address = layout.packet_address(wiring.host(1, ROCE_PORT));
-        let arm = Arm::choose(&layout.arm, address, false, layout.faults, layout.verbs)?;
-        drop(Endpoint::open(EndpointConfig::over(arm))?);
+        try_arm(&layout, &wiring)?;
         let supervisor = Supervisor::new(logs)?;
-        supervisor.start("scheduler", "scheduler", &wiring.scheduler(&layout))?;
+        supervisor.start(&["scheduler"], "scheduler", &wiring.scheduler(&layout))?;
         for index in 0..frontends {
-            supervisor.start("frontend", &format!("frontend-{index}"), &wiring.frontend(&layout, index))?;
+            supervisor.start(&["frontend"], &format!("frontend-{index}"), &wiring.frontend(&layout, index))?;
         }
         for index in 0..backends {
-            supervisor.start("backend", &format!("backend-{index}"), &wiring.backend(&layout, index))?;
+            supervisor.start(&["backend"], &format!("backend-{index}"), &wiring.backend(&layout, index))?;
         }
         // Who must show a token or a certificate is not asked by strangers.
         let observer = (layout.clients != Clients::default()).then(|| wiring.silent_frontend(&layout, OBSERVER_HOST));
@@ -214,7 +212,8 @@ impl Cluster {
 }
 
 impl Wiring {
-    fn random() -> Self {
+    /// At random.
+    pub(super) fn random() -> Self {
         let mut random = rand::rng();
         let secret = format!("{:032x}", random.random::<u128>());
         // Not 127.0: that is where everybody else's servers are.
@@ -225,7 +224,8 @@ impl Wiring {
         SocketAddr::from((Ipv4Addr::new(127, self.x, self.y, host), port))
     }
 
-    fn scheduler(&self, layout: &Layout) -> String {
+    /// The scheduler's file.
+    pub(super) fn scheduler(&self, layout: &Layout) -> String {
         to_toml(&scheduler::config::Config {
             listen: self.host(1, BOOTSTRAP_PORT),
             arm: layout.arm.clone(),
@@ -255,8 +255,8 @@ impl Wiring {
         })
     }
 
-    /// One that serves no clients over the network.
-    fn silent_frontend(&self, layout: &Layout, host: u8) -> frontend::Config {
+    /// The configuration of one that serves no clients over the network.
+    pub(super) fn silent_frontend(&self, layout: &Layout, host: u8) -> frontend::Config {
         let config =
             frontend::Config::new(self.host(1, BOOTSTRAP_PORT), self.secret.clone(), layout.repository.clone());
         let network = NetworkConfig {
@@ -269,7 +269,8 @@ impl Wiring {
         frontend::Config { link: Some(self.host(host, 0)), network, ..config }
     }
 
-    fn backend(&self, layout: &Layout, index: usize) -> String {
+    /// A backend's file.
+    pub(super) fn backend(&self, layout: &Layout, index: usize) -> String {
         let BackendLayout { gpus, models } = &layout.backend[index];
         let all_gpus: Vec<u32> = (0..*gpus).collect();
         to_toml(&backend::config::Config {
@@ -291,7 +292,16 @@ impl Wiring {
     }
 }
 
-fn to_toml(config: &impl serde::Serialize) -> String {
+/// Opens the network once as the scheduler will: what is wrong with it would only show in the members' logs.
+pub(super) fn try_arm(layout: &Layout, wiring: &Wiring) -> Result<()> {
+    let address = layout.packet_address(wiring.host(1, ROCE_PORT));
+    let arm = Arm::choose(&layout.arm, address, false, layout.faults, layout.verbs)?;
+    drop(Endpoint::open(EndpointConfig::over(arm))?);
+    Ok(())
+}
+
+/// A member's file.
+pub(super) fn to_toml(config: &impl serde::Serialize) -> String {
     toml::to_string(config).expect("a configuration is representable in TOML")
 }
 

@@ -40,6 +40,13 @@ pub(crate) struct Args {
 #[derive(Debug)]
 pub(crate) struct Failed(pub(in crate::tools) String);
 
+impl Failed {
+    /// With the error's causes.
+    pub(crate) fn new(error: &anyhow::Error) -> Self {
+        Self(format!("{error:#}"))
+    }
+}
+
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -87,12 +94,12 @@ pub(super) fn run(args: &Args) -> Result<()> {
         args.policy
     );
     let cluster = Cluster::start(layout, Logs::Files)?;
-    cluster.wait_until_ready(READY_TIMEOUT).map_err(|error| Failed(format!("{error:#}")))?;
+    cluster.wait_until_ready(READY_TIMEOUT).map_err(|error| Failed::new(&error))?;
 
     let alone = Stream { arrivals: Arrivals::ONE_AT_A_TIME, ..streams[0].clone() };
     let alone = send(&cluster, "alone", ALONE_SECONDS, args.seed, &[alone])?.remove(0);
     let tallies = send(&cluster, "load", args.seconds, args.seed, &streams)?;
-    cluster.check().map_err(|error| Failed(format!("{error:#}")))?;
+    cluster.check().map_err(|error| Failed::new(&error))?;
     drop(cluster);
     show(&streams, &tallies, &alone, args.seconds);
 

@@ -1,10 +1,11 @@
 //! Child processes: the roles of a local cluster, each this same binary. None outlives this process, however it ends.
 
 use std::{
+    borrow::BorrowMut,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
 };
 
@@ -65,33 +66,55 @@ impl Supervisor {
     }
 
     /// Starts a member: `downbeat <role> --config FILE` with `config` as the file's text.
-    pub(super) fn start(&self, role: &str, name: &str, config: &str) -> Result<()> {
+    pub(super) fn start(&self, role: &[&str], name: &str, config: &str) -> Result<()> {
+        self.spawn(self.command(role, name, config)?, name).map(drop)
+    }
+
+    /// As [`Self::start`], and yields the pipes from which it reads and into which it writes.
+    pub(super) fn start_and_talk(&self, role: &[&str], name: &str, config: &str) -> Result<(ChildStdin, ChildStdout)> {
+        let mut command = self.command(role, name, config)?;
+        let pipes = self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()), name)?;
+        Ok(pipes.expect("both were asked for"))
+    }
+
+    /// What runs a member, which neither reads nor writes.
+    fn command(&self, role: &[&str], name: &str, config: &str) -> Result<Command> {
         let file = self.folder.path().join(format!("{name}.toml"));
         fs::write(&file, config).with_context(|| format!("cannot write {}", file.display()))?;
         let mut command = Command::new(std::env::current_exe().context("cannot find this binary")?);
         let parent = std::process::id().to_string();
         command
-            .args([role, "--supervised-by", &parent, "--config"])
+            .args(role)
+            .args(["--supervised-by", &parent, "--config"])
             .arg(&file)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        let log = match self.logs {
+        match self.logs {
             Logs::Inherited(format) => {
                 let format = format.to_possible_value().expect("every format has a name");
                 command.args(["--log-format", format.get_name()]);
-                None
             }
             Logs::Files => {
-                let path = self.folder.path().join(format!("{name}.log"));
+                let path = self.log(name);
                 command.stderr(File::create(&path).with_context(|| format!("cannot create {}", path.display()))?);
-                Some(path)
             }
-        };
+        }
+        Ok(command)
+    }
+
+    /// Where a member logs, if that is a file.
+    fn log(&self, name: &str) -> PathBuf {
+        self.folder.path().join(format!("{name}.log"))
+    }
+
+    fn spawn(&self, mut command: impl BorrowMut<Command>, name: &str) -> Result<Option<(ChildStdin, ChildStdout)>> {
+        let log = (self.logs == Logs::Files).then(|| self.log(name));
         let mut members = self.members.lock().expect("no holder of this lock panics");
         // Under the lock, so that an interrupt cannot miss a child that is just being born.
-        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let mut child = command.borrow_mut().spawn().with_context(|| format!("cannot start {name}"))?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
         members.push(Member { name: name.to_owned(), child, log });
-        Ok(())
+        Ok(pipes)
     }
 
     /// Members that ended by themselves since the last call.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use cli::CommandError;
+use fabric::{FaultKinds, Options, Summary, run};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use fabric::{FaultKinds, Options, Summary, run};
 
 use super::{super::demo::Failed, Args};
 

@@ -1,0 +1,53 @@
+//! The processor time of another process, thread by thread, as Linux accounts it.
+
+use std::{fs, path::Path};
+
+/// Since the process started, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ProcessorTime {
+    /// Of the thread that runs `main`.
+    pub first_thread_ns: u64,
+    /// Of all others that live.
+    pub other_threads_ns: u64,
+}
+
+impl ProcessorTime {
+    /// `None` if there is no such process, or the kernel does not tell (`CONFIG_SCHED_INFO`).
+    pub(super) fn of(process: u32) -> Option<Self> {
+        let mut time = Self { first_thread_ns: 0, other_threads_ns: 0 };
+        for thread in fs::read_dir(format!("/proc/{process}/task")).ok()? {
+            let thread = thread.ok()?;
+            let ns = run_time_ns(&thread.path().join("schedstat"))?;
+            // The first thread's id is the process's.
+            if thread.file_name().to_str() == Some(&process.to_string()) {
+                time.first_thread_ns = ns;
+            } else {
+                time.other_threads_ns += ns;
+            }
+        }
+        Some(time)
+    }
+}
+
+/// The first number of a `schedstat`: time on a processor (Documentation/scheduler/sched-stats.rst).
+fn run_time_ns(schedstat: &Path) -> Option<u64> {
+    fs::read_to_string(schedstat).ok()?.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_counts_for_the_process_and_a_process_that_is_gone_has_none() {
+        let own = || ProcessorTime::of(std::process::id());
+        let Some(before) = own() else { return };
+        let mut sum = 0u64;
+        while own().is_some_and(|now| now.other_threads_ns == before.other_threads_ns) {
+            sum = (0..1_000_000u64).fold(sum, |sum, next| std::hint::black_box(sum.wrapping_mul(31) ^ next));
+        }
+        let after = own().unwrap();
+        assert!(after.other_threads_ns > before.other_threads_ns, "this test runs on a thread of its own ({sum})");
+        assert_eq!(ProcessorTime::of(u32::MAX), None);
+    }
+}
