@@ -1,4 +1,5 @@
-//! A frontend in the simulated fabric: the real core and arena, driven as `frontend::drive` drives them, and its clients.
+//! A frontend in the simulated fabric: the real core and arena, driven as `frontend::drive` drives them, and its
+//! clients.
 
 use std::{
     cell::RefCell,

@@ -3,7 +3,8 @@
 //! ARCHITECTURE.md.
 //!
 //! The control network costs nothing here but what the scheduler budgets for it, so results are those of the
-//! scheduling alone. The crate `fabric` is the opposite: the cores of all roles over a network that delays, splits and fails.
+//! scheduling alone. The crate `fabric` is the opposite: the cores of all roles over a network that
+//! delays, splits and fails.
 #![forbid(unsafe_code)]
 
 pub mod arrivals;

@@ -339,7 +339,8 @@ impl Fabric {
         let Percentiles { p50, p99, p999, max } = self.latency_us;
         let idle = self.idle_wait_us;
         format!(
-            "{} arm, {}: {} frontends, {} backends of {} GPUs, {} models; requests of {} rows x {} bytes, {pace}, {} s\n\
+            "{} arm, {}: {} frontends, {} backends of {} GPUs, {} models; \
+             requests of {} rows x {} bytes, {pace}, {} s\n\
              tasks/s     {:>12.0}\n\
              on time     {:>12.4} within {} ms\n\
              batch mean  {:>12.1}\n\

@@ -55,7 +55,7 @@ macro_rules! entry_points {
                 Ok(Self {
                     $($name: {
                         let name = concat!(stringify!($name), "\0").as_bytes();
-                        // SAFETY: a function of this name has this type in verbs.h, and the library outlives its address.
+                        // SAFETY: a function of this name has this type in verbs.h, the library outlives it.
                         *unsafe { library.get::<unsafe extern "C" fn($($argument),*) $(-> $result)?>(name) }
                             .map_err(|_| LibraryError::Old { function: stringify!($name) })?
                     },)*
