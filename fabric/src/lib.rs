@@ -111,7 +111,6 @@ pub struct Failure {
 }
 
 /// Runs one seed. Yields how it ended, and the trace if there is one: a line for each event with time, who and what.
-#[must_use]
 pub fn run(options: Options) -> (Result<Summary, Failure>, Vec<String>) {
     let mut fabric = Fabric::new(options);
     let run = catch_unwind(AssertUnwindSafe(|| fabric.run(options.faults)));
