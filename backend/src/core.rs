@@ -15,6 +15,7 @@ mod transfers;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::SocketAddr,
+    ops::Range,
     sync::Arc,
 };
 
@@ -93,7 +94,7 @@ pub enum Output {
     Read {
         /// The connection.
         connection: ConnectionId,
-        /// Whose input.
+        /// The first of those whose inputs are read.
         task: TaskId,
         /// From where to where.
         transfer: Transfer,
@@ -105,7 +106,7 @@ pub enum Output {
         connection: ConnectionId,
         /// From where to where.
         transfer: Transfer,
-        /// Packed slot and attempt.
+        /// Packed slot, of a run its first, and attempt.
         immediate: u32,
         /// What stands in front of the outputs.
         header: AnswerHeader,
@@ -135,10 +136,8 @@ pub struct Job {
     pub executor: Arc<dyn Executor>,
     /// Sizes of a task's inputs and outputs.
     pub shape: ModelShape,
-    /// Where the inputs lie in staging memory.
-    pub inputs: Vec<usize>,
-    /// Where the outputs go, in the same order.
-    pub outputs: Vec<usize>,
+    /// All tasks, in order.
+    pub runs: Vec<Run>,
     /// It must not start earlier than this, on the scheduler's clock.
     pub exec_at: Timestamp,
     /// It must not start later than this, on the scheduler's clock.
@@ -148,9 +147,28 @@ pub struct Job {
     pub offset: ClockOffset,
 }
 
+/// Tasks whose inputs lie one after another in staging memory, and whose outputs go there in the same way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// How many.
+    pub tasks: usize,
+    /// Where the first one's input lies.
+    pub input_offset: usize,
+    /// Where the first one's output goes.
+    pub output_offset: usize,
+}
+
+impl Job {
+    /// Tasks in all runs.
+    #[must_use]
+    pub fn tasks(&self) -> usize {
+        self.runs.iter().map(|run| run.tasks).sum()
+    }
+}
+
 impl std::fmt::Debug for Job {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (tasks, exec_at, latest) = (self.inputs.len(), self.exec_at, self.latest);
+        let (tasks, exec_at, latest) = (self.tasks(), self.exec_at, self.latest);
         write!(f, "{tasks} tasks to start in [{exec_at:?}, {latest:?}]")
     }
 }
@@ -517,8 +535,8 @@ impl Core {
 
     fn perform(&mut self, now: Timestamp, gpu: usize, action: Action) {
         match action {
-            Action::Fetch { place, model, task, input_offset } => {
-                let Some(read) = self.read(place, model, task, input_offset) else {
+            Action::Fetch { place, tasks, model, task, input_offset } => {
+                let Some(read) = self.read((place, tasks), model, task, input_offset) else {
                     return self.on_fetched(now, place.token(), false);
                 };
                 self.outputs.push_back(read);
@@ -528,16 +546,19 @@ impl Core {
                 let Some(write) = self.write(push) else { return self.on_pushed(now, token, false) };
                 self.outputs.push_back(write);
             }
-            Action::Execute { buffer, model, tasks, exec_at, latest } => {
+            Action::Execute { buffer, model, runs, exec_at, latest } => {
                 let Loaded { shape, executor, .. } = &**self.loaded(model);
-                let places = || tasks.iter().map(|&task| Place { gpu, buffer, task });
                 let staging = self.config.staging;
-                let answers = places().map(|place| staging.answer_offset(place, *shape));
+                let run = |run: Range<usize>| {
+                    let place = Place { gpu, buffer, task: run.start };
+                    let input_offset = staging.input_offset(place, *shape);
+                    let output_offset = staging.answer_offset(place, *shape) + ANSWER_HEADER_BYTES;
+                    Run { tasks: run.len(), input_offset, output_offset }
+                };
                 let job = Job {
                     executor: executor.clone(),
                     shape: *shape,
-                    inputs: places().map(|place| staging.input_offset(place, *shape)).collect(),
-                    outputs: answers.map(|offset| offset + ANSWER_HEADER_BYTES).collect(),
+                    runs: runs.into_iter().map(run).collect(),
                     exec_at,
                     latest,
                     offset: self.clock.offset().clone(),

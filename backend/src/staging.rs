@@ -9,7 +9,7 @@ use repository::Model;
 pub const BUFFERS: usize = 4;
 /// Longest text that tells a client why execution failed.
 pub const FAILURE_TEXT_BYTES_MAX: usize = 256;
-/// Areas start on cache lines.
+/// Inputs and answers start on cache lines.
 const ALIGNMENT: usize = 64;
 
 /// What staging must know of a model.
@@ -30,10 +30,6 @@ impl From<&Model> for ModelShape {
 }
 
 impl ModelShape {
-    fn input_stride(self) -> usize {
-        self.input_bytes.next_multiple_of(ALIGNMENT)
-    }
-
     fn answer_stride(self) -> usize {
         (ANSWER_HEADER_BYTES + self.output_bytes.max(FAILURE_TEXT_BYTES_MAX)).next_multiple_of(ALIGNMENT)
     }
@@ -79,13 +75,14 @@ impl Staging {
         let largest = |bytes: fn(&ModelShape) -> usize| {
             models.iter().map(|model| model.batch_max * bytes(model)).max().unwrap_or(0)
         };
-        Self { gpus, inputs_bytes: largest(|m| m.input_stride()), answers_bytes: largest(|m| m.answer_stride()) }
+        let inputs_bytes = largest(|m| m.input_bytes).next_multiple_of(ALIGNMENT);
+        Self { gpus, inputs_bytes, answers_bytes: largest(|m| m.answer_stride()) }
     }
 
     /// Whether a batch of this model has room in a staging buffer.
     #[must_use]
     pub fn fits(&self, model: ModelShape) -> bool {
-        model.batch_max * model.input_stride() <= self.inputs_bytes
+        model.batch_max * model.input_bytes <= self.inputs_bytes
             && model.batch_max * model.answer_stride() <= self.answers_bytes
     }
 
@@ -101,13 +98,15 @@ impl Staging {
         self.gpus
     }
 
-    /// Where the input of the task at `place` is fetched to.
+    /// Where the input of the task at `place` is fetched to; inputs lie one after another, so that one READ can fetch
+    /// a run.
     #[must_use]
     pub fn input_offset(&self, place: Place, model: ModelShape) -> usize {
-        self.buffer_offset(place) + place.task * model.input_stride()
+        self.buffer_offset(place) + place.task * model.input_bytes
     }
 
-    /// Where the answer of the task at `place` is written: its header, then its payload.
+    /// Where the answer of the run that begins with the task at `place` is: its header, then its payload. Each task
+    /// has room for an answer of its own, so one of several tasks, with one header, has room too.
     #[must_use]
     pub fn answer_offset(&self, place: Place, model: ModelShape) -> usize {
         self.buffer_offset(place) + self.inputs_bytes + place.task * model.answer_stride()

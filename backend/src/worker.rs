@@ -1,5 +1,9 @@
 //! Step 7, 8 and 9 for one GPU: a batch's life from its plan over the READs of its inputs to its last answer.
 //!
+//! Bytes are moved by the run: tasks that are neighbours in their frontend's slots and in their plan are read and
+//! answered by one transfer, which has the name of the first of them. A READ or WRITE that fails, fails for its whole
+//! run.
+//!
 //! A plan waits for a staging buffer, fetches its inputs, starts in `[exec_at, latest]` or is rejected (Clockwork,
 //! section 4.4), and pushes an answer for each of its tasks. Its buffer is given to another plan when the last READ
 //! into it and the last WRITE from it have ended, however they ended. A task whose input is not there does not hold up
@@ -15,7 +19,10 @@
 
 mod batch;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+};
 
 use proto::{
     FrontendId, LinkId, ModelId, PlanId, Span, TaskId, Timestamp,
@@ -36,15 +43,17 @@ pub const WAITING_MAX: usize = 16;
 /// What the driver must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// READ a task's input from its frontend; then call [`Worker::handle_fetched`].
+    /// READ the inputs of a run of tasks from their frontend; then call [`Worker::handle_fetched`].
     Fetch {
-        /// Where to, and the transfer's name.
+        /// Where the first goes, and the transfer's name.
         place: Place,
+        /// How many there are, one after another on both sides.
+        tasks: usize,
         /// The model, which tells how large inputs are.
         model: ModelId,
-        /// Whose input.
+        /// The first, whose frontend is read.
         task: TaskId,
-        /// Where from, in its frontend's arena.
+        /// Where from, in the frontend's arena.
         input_offset: u64,
     },
     /// Execute a batch in its window, of which this may be a little ahead; then call [`Worker::handle_executed`].
@@ -53,23 +62,24 @@ pub enum Action {
         buffer: usize,
         /// The model.
         model: ModelId,
-        /// The tasks that take part, by their index in the plan: their inputs are in the buffer.
-        tasks: Vec<usize>,
+        /// The tasks that take part, by their index in the plan: their inputs are in the buffer. Each run's outputs go
+        /// behind the header of its first task's answer, one after another.
+        runs: Vec<Range<usize>>,
         /// It must not start earlier.
         exec_at: Timestamp,
         /// If it has not started by then, it must not start.
         latest: Timestamp,
     },
-    /// WRITE_WITH_IMM an answer into its slot; then call [`Worker::handle_pushed`].
+    /// WRITE_WITH_IMM the answer of a run into its slots; then call [`Worker::handle_pushed`].
     Push(Push),
     /// Tell the scheduler.
     Report(BackendToScheduler),
 }
 
-/// An answer to write: the header and `header.payload_bytes` more.
+/// The answer of a run to write: the header and `header.payload_bytes` more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Push {
-    /// Where from, and the transfer's name.
+    /// Where the first one's is, and the transfer's name.
     pub place: Place,
     /// The model, which tells how large answers are.
     pub model: ModelId,
@@ -77,7 +87,7 @@ pub struct Push {
     pub frontend: FrontendId,
     /// Where to, in the frontend's arena.
     pub answer_offset: u64,
-    /// Packed slot and attempt.
+    /// Packed slot of the first and attempt.
     pub immediate: u32,
     /// What to write in front of the payload.
     pub header: AnswerHeader,
@@ -174,6 +184,8 @@ struct Task {
     progress: Progress,
     /// What carries its input and its answer.
     link: LinkId,
+    /// Tasks of the outstanding transfer that has this one's name.
+    run: u16,
     /// Its frontend must not be touched any more.
     cut_off: bool,
     /// Nobody wants its output; it ends with its READ.
@@ -314,24 +326,30 @@ impl Worker {
         Ok(model)
     }
 
-    /// A READ ended.
+    /// A READ ended, for all tasks of its run.
     pub fn handle_fetched(&mut self, now: Timestamp, place: Place, arrived: bool) {
         let batch = self.batch_mut(place.buffer);
-        let task = batch.tasks[place.task];
-        match task.progress {
-            _ if !arrived || task.cut_off => batch.end_undelivered(place.task),
-            Progress::Fetching | Progress::Straggling if task.cancelled => {
-                batch.tasks[place.task].progress = Progress::Ended;
-                let (plan, task) = (batch.plan.plan, batch.plan.tasks[place.task].task);
-                self.report(BackendToScheduler::Cancelled { plan, task });
+        let mut stragglers = Vec::new();
+        let mut cancelled = Vec::new();
+        for index in batch.transfer(place.task) {
+            let task = batch.tasks[index];
+            match task.progress {
+                _ if !arrived || task.cut_off => batch.end_undelivered(index),
+                Progress::Fetching | Progress::Straggling if task.cancelled => {
+                    batch.tasks[index].progress = Progress::Ended;
+                    cancelled.push(batch.plan.tasks[index].task);
+                }
+                Progress::Fetching => {
+                    batch.tasks[index].progress = Progress::Fetched;
+                    batch.fetched_at = now;
+                }
+                Progress::Straggling => stragglers.push(index),
+                progress => unreachable!("a READ ended for a task that is {progress:?}"),
             }
-            Progress::Fetching => {
-                batch.tasks[place.task].progress = Progress::Fetched;
-                batch.fetched_at = now;
-            }
-            Progress::Straggling => self.answer(place.buffer, place.task, &Answer::WindowMissed),
-            progress => unreachable!("a READ ended for a task that is {progress:?}"),
         }
+        let plan = batch.plan.plan;
+        cancelled.into_iter().for_each(|task| self.report(BackendToScheduler::Cancelled { plan, task }));
+        self.answer(place.buffer, &stragglers, &Answer::WindowMissed);
         self.on_change(now);
     }
 
@@ -358,22 +376,23 @@ impl Worker {
                 (PlanOutcome::WindowMissed { rejected_at }, Answer::WindowMissed)
             }
         };
-        for index in batch.indexes_in(Progress::Executing) {
-            self.answer(buffer, index, &answer);
-        }
+        let executed = batch.indexes_in(Progress::Executing);
+        self.answer(buffer, &executed, &answer);
         self.report_done(buffer, outcome);
         self.on_change(now);
     }
 
-    /// A WRITE ended.
+    /// A WRITE ended, for all tasks of its run.
     pub fn handle_pushed(&mut self, now: Timestamp, place: Place, arrived: bool) {
         let batch = self.batch_mut(place.buffer);
-        let progress = &mut batch.tasks[place.task].progress;
-        assert_eq!(*progress, Progress::Answering, "a WRITE ended that was not outstanding");
-        if arrived {
-            *progress = Progress::Ended;
-        } else {
-            batch.end_undelivered(place.task);
+        for index in batch.transfer(place.task) {
+            let progress = &mut batch.tasks[index].progress;
+            assert_eq!(*progress, Progress::Answering, "a WRITE ended that was not outstanding");
+            if arrived {
+                *progress = Progress::Ended;
+            } else {
+                batch.end_undelivered(index);
+            }
         }
         self.on_change(now);
     }
@@ -419,9 +438,8 @@ impl Worker {
             let Some(batch) = self.buffers[buffer].as_mut().filter(|batch| batch.is_lost(now)) else { continue };
             batch.phase = Phase::Answering;
             batch.leave_stragglers();
-            for index in batch.indexes_in(Progress::Fetched) {
-                self.answer(buffer, index, &Answer::WindowMissed);
-            }
+            let fetched = batch.indexes_in(Progress::Fetched);
+            self.answer(buffer, &fetched, &Answer::WindowMissed);
             self.report_done(buffer, outcome);
         }
     }
@@ -451,9 +469,10 @@ impl Worker {
         for &index in &tasks {
             batch.tasks[index].progress = Progress::Executing;
         }
+        let runs = batch.runs(&tasks, batch.model.output_bytes);
         let BatchPlan { model, exec_at, latest, .. } = batch.plan;
         self.executing = Some(buffer);
-        self.actions.push_back(Action::Execute { buffer, model, tasks, exec_at, latest });
+        self.actions.push_back(Action::Execute { buffer, model, runs, exec_at, latest });
     }
 
     /// Frees the buffers whose tasks have all ended: no transfer is outstanding there.
@@ -475,42 +494,56 @@ impl Worker {
         let given_up = batch.phase == Phase::Answering;
         let waiting = batch.indexes_in(Progress::Waiting);
         self.buffers[buffer] = Some(batch);
+        let mut fit = Vec::with_capacity(waiting.len());
         for index in waiting {
             let refusal = self.batch_mut(buffer).refusal(index);
             match refusal {
-                Some(reason) => self.answer(buffer, index, &Answer::Failed { reason }),
-                None if given_up => self.answer(buffer, index, &Answer::WindowMissed),
-                None => self.fetch(buffer, index),
+                Some(reason) => self.answer(buffer, &[index], &Answer::Failed { reason }),
+                None => fit.push(index),
             }
+        }
+        if given_up {
+            self.answer(buffer, &fit, &Answer::WindowMissed)
+        } else {
+            self.fetch(buffer, &fit)
         }
         true
     }
 
-    fn fetch(&mut self, buffer: usize, index: usize) {
-        let place = Place { gpu: self.gpu, buffer, task: index };
+    fn fetch(&mut self, buffer: usize, indexes: &[usize]) {
+        let gpu = self.gpu;
         let batch = self.batch_mut(buffer);
-        batch.tasks[index].progress = Progress::Fetching;
-        let PlannedTask { task, slot, .. } = batch.plan.tasks[index];
         let model = batch.plan.model;
-        self.actions.push_back(Action::Fetch { place, model, task, input_offset: slot.input_offset });
+        let mut actions = VecDeque::new();
+        for run in batch.runs(indexes, batch.model.input_bytes) {
+            batch.begin_transfer(run.clone(), Progress::Fetching);
+            let place = Place { gpu, buffer, task: run.start };
+            let PlannedTask { task, slot, .. } = batch.plan.tasks[run.start];
+            actions.push_back(Action::Fetch { place, tasks: run.len(), model, task, input_offset: slot.input_offset });
+        }
+        self.actions.append(&mut actions);
     }
 
-    fn answer(&mut self, buffer: usize, index: usize, answer: &Answer) {
-        let place = Place { gpu: self.gpu, buffer, task: index };
+    fn answer(&mut self, buffer: usize, indexes: &[usize], answer: &Answer) {
+        let gpu = self.gpu;
         let batch = self.batch_mut(buffer);
-        batch.tasks[index].progress = Progress::Answering;
-        let PlannedTask { task, attempt, slot, .. } = batch.plan.tasks[index];
-        let (header, text) = batch.header(place, answer);
-        let push = Push {
-            place,
-            model: batch.plan.model,
-            frontend: task.frontend(),
-            answer_offset: slot.answer_offset,
-            immediate: ImmediateData { slot: slot.slot, attempt }.pack(),
-            header,
-            text,
-        };
-        self.actions.push_back(Action::Push(push));
+        let mut actions = VecDeque::new();
+        for run in batch.runs(indexes, batch.model.output_bytes) {
+            batch.begin_transfer(run.clone(), Progress::Answering);
+            let place = Place { gpu, buffer, task: run.start };
+            let PlannedTask { task, attempt, slot, .. } = batch.plan.tasks[run.start];
+            let (header, text) = batch.header(place, run.len(), answer);
+            actions.push_back(Action::Push(Push {
+                place,
+                model: batch.plan.model,
+                frontend: task.frontend(),
+                answer_offset: slot.answer_offset,
+                immediate: ImmediateData { slot: slot.slot, attempt }.pack(),
+                header,
+                text,
+            }));
+        }
+        self.actions.append(&mut actions);
     }
 
     fn report_done(&mut self, buffer: usize, outcome: PlanOutcome) {

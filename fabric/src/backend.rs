@@ -214,15 +214,15 @@ impl BackendNode {
                 }
             }
             Output::Write { connection, transfer, immediate, header, text } => {
-                let task = TaskId(header.task);
-                env.trace(node, || format!("answers {task:?} on {}: {:?}", connection.0, header.status));
+                let (task, tasks) = (TaskId(header.task), header.tasks);
+                env.trace(node, || format!("answers {tasks} from {task:?} on {}: {:?}", connection.0, header.status));
                 env.network.write_arena(node, transfer.local_offset, header.as_bytes());
                 if let Some(text) = text {
                     let at = transfer.local_offset + ANSWER_HEADER_BYTES;
                     env.network.write_arena(node, at, text.as_bytes());
                 }
                 let bytes = env.network.arena(node)[transfer.local_offset..][..transfer.bytes].to_owned();
-                if env.write_with_immediate(connection, (task, transfer, immediate), &bytes).is_err() {
+                if env.write_with_immediate(connection, ((task, tasks), transfer, immediate), &bytes).is_err() {
                     core.handle_write_failed(now, transfer.token);
                 }
             }
@@ -273,15 +273,15 @@ impl BackendNode {
         env.trace(node, || format!("GPU {index} starts {job:?}"));
         self.check_window(env, life, &job);
         let ModelShape { input_bytes, output_bytes, .. } = job.shape;
-        let mut outputs = vec![0; job.outputs.len() * output_bytes];
+        let mut outputs = vec![0; job.tasks() * output_bytes];
         if life == self.life {
             let arena = env.network.arena(node);
-            let inputs = job.inputs.iter().flat_map(|&at| arena[at..at + input_bytes].iter().copied());
-            let inputs: Vec<u8> = inputs.collect();
+            let inputs = job.runs.iter().map(|run| &arena[run.input_offset..][..run.tasks * input_bytes]);
+            let inputs = inputs.collect::<Vec<_>>().concat();
             job.executor.execute(&inputs, &mut outputs).expect("a digest can be taken of everything");
         }
         let profile = job.executor.emulated_profile().expect("all models are emulated");
-        let takes = profile.latency(job.inputs.len());
+        let takes = profile.latency(job.tasks());
         let takes = match self.trouble {
             Trouble::None | Trouble::Fail => takes,
             Trouble::Slow(times) => takes * times,
@@ -315,8 +315,10 @@ impl BackendNode {
     pub(super) fn handle_executed(&mut self, env: &mut Env, index: usize, execution: Execution) {
         let Some(Running { life, job, outputs }) = self.gpus[index].running.take() else { return };
         if life == self.life && matches!(execution, Execution::Done { .. }) {
-            for (&at, output) in job.outputs.iter().zip(outputs.chunks(job.shape.output_bytes)) {
-                env.network.write_arena(self.node, at, output);
+            let mut outputs = &outputs[..];
+            for run in &job.runs {
+                let output = outputs.split_off(..run.tasks * job.shape.output_bytes).expect("outputs of all tasks");
+                env.network.write_arena(self.node, run.output_offset, output);
             }
         }
         self.end(env, index, life, execution);

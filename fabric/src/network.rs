@@ -110,7 +110,8 @@ enum Packet {
 /// Part of a WRITE.
 #[derive(Debug)]
 struct Write {
-    task: TaskId,
+    /// The first that is answered, and how many are.
+    tasks: (TaskId, u16),
     remote_address: u64,
     rkey: u32,
     bytes: Vec<u8>,
@@ -243,7 +244,7 @@ impl Env {
     pub(super) fn write_with_immediate(
         &mut self,
         connection: ConnectionId,
-        (task, transfer, immediate): (TaskId, Transfer, u32),
+        (tasks, transfer, immediate): ((TaskId, u16), Transfer, u32),
         bytes: &[u8],
     ) -> Result<(), PostError> {
         self.post(connection, &transfer, false)?;
@@ -252,7 +253,7 @@ impl Env {
         for part in bytes.chunks(piece) {
             let is_last = offset + part.len() == bytes.len();
             let write = Write {
-                task,
+                tasks,
                 remote_address: transfer.remote_address + offset as u64,
                 rkey: transfer.rkey,
                 bytes: part.to_owned(),
@@ -403,10 +404,10 @@ impl Env {
             }
             return;
         };
-        self.oracle.handle_written(node, write.task, range.start as u64, write.bytes.len());
+        self.oracle.handle_written(node, write.tasks, range.start as u64, write.bytes.len());
         self.network.write_arena(node, range.start, &write.bytes);
         if let Some((token, immediate, bytes)) = write.last {
-            self.trace(node, || format!("holds the answer of {:?} from {id}", write.task));
+            self.trace(node, || format!("holds the answer of {:?} from {id}", write.tasks.0));
             let bytes = bytes as u32;
             self.push(id, Event::Immediate { connection: ConnectionId(id), immediate, bytes });
             self.transmit(id, Packet::Acknowledge { token, landed: true }, Span::ZERO);

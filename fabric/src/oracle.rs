@@ -1,6 +1,6 @@
 //! What must hold after every step, seen from outside: no core is asked, only what it says and what its memory holds.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use proto::{SlotDescriptor, Span, TaskId, Timestamp, frontend_to_scheduler::FrontendToScheduler};
 use repository::emulated::digest;
@@ -46,8 +46,8 @@ struct Shadow {
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
     tasks: BTreeMap<(Node, TaskId), Shadow>,
-    /// By frontend and where they start: where slots in use end, and whose they were last.
-    slots: BTreeMap<(Node, u64), (u64, TaskId)>,
+    /// By frontend and where they start: where the inputs and the places of answers in use end, and whose they were last.
+    areas: BTreeMap<(Node, u64), (u64, TaskId)>,
     violation: Option<Violation>,
 }
 
@@ -67,25 +67,37 @@ impl Oracle {
         let FrontendToScheduler::Submit { task, slot, .. } = message else { return };
         let input = &arena[slot.input_offset as usize..][..slot.input_bytes as usize];
         self.tasks.insert((node, *task), Shadow { slot: *slot, input: digest(input) });
-        let (start, end) = (slot.input_offset, slot.answer_offset + u64::from(slot.answer_bytes_max));
-        // Slots in use never overlap one another, so those that overlap this one are the last that start before its
-        // end.
-        let before = self.slots.range((node, 0)..(node, end)).rev();
-        let former: Vec<_> = before.take_while(|(_, (other, _))| start < *other).map(|(key, _)| *key).collect();
+        let input = slot.input_offset..slot.input_offset + u64::from(slot.input_bytes);
+        let answer = slot.answer_offset..slot.answer_offset + u64::from(slot.answer_bytes_max);
+        self.take_area(node, input, *task);
+        self.take_area(node, answer, *task);
+    }
+
+    /// Areas in use never overlap one another, so those that overlap this one are the last that start before its end.
+    fn take_area(&mut self, node: Node, area: Range<u64>, task: TaskId) {
+        let before = self.areas.range((node, 0)..(node, area.end)).rev();
+        let former: Vec<_> = before.take_while(|(_, (end, _))| area.start < *end).map(|(key, _)| *key).collect();
         for key in former {
-            self.slots.remove(&key);
+            self.areas.remove(&key);
         }
-        self.slots.insert((node, start), (end, *task));
+        self.areas.insert((node, area.start), (area.end, task));
     }
 
     /// A frontend's process ended: its memory is gone.
     pub(super) fn handle_died(&mut self, node: Node) {
         self.tasks.retain(|(other, _), _| *other != node);
-        self.slots.retain(|(other, _), _| *other != node);
+        self.areas.retain(|(other, _), _| *other != node);
     }
 
-    /// A READ of a task's whole input has read these bytes in a frontend's arena.
-    pub(super) fn handle_read(&mut self, node: Node, task: TaskId, bytes: &[u8]) {
+    /// A READ of the whole inputs of a run of tasks, from this one on, has read these bytes in a frontend's arena.
+    pub(super) fn handle_read(&mut self, node: Node, first: TaskId, bytes: &[u8]) {
+        let input_bytes = self.tasks.get(&(node, first)).map_or(bytes.len(), |shadow| shadow.slot.input_bytes as usize);
+        for (input, task) in bytes.chunks(input_bytes).zip(first.0..) {
+            self.check_input(node, TaskId(task), input);
+        }
+    }
+
+    fn check_input(&mut self, node: Node, task: TaskId, bytes: &[u8]) {
         match self.tasks.get(&(node, task)) {
             Some(shadow) if shadow.input == digest(bytes) => {}
             Some(shadow) => {
@@ -96,16 +108,19 @@ impl Oracle {
         }
     }
 
-    /// Part of a WRITE of a task's answer lands in a frontend's arena.
-    pub(super) fn handle_written(&mut self, node: Node, task: TaskId, offset: u64, bytes: usize) {
-        let slot = self.slots.range(..=(node, offset)).next_back().filter(|((other, _), _)| *other == node);
-        match slot {
-            Some((_, &(end, owner))) if owner == task && offset + bytes as u64 <= end => {}
-            Some((_, &(_, owner))) => {
-                let text = format!("a WRITE for {task:?} lands in the slot that {owner:?} has now");
-                self.report(Violation::Slot(text));
+    /// Part of a WRITE of the answer of some tasks, this one and those that follow it, lands in a frontend's arena.
+    pub(super) fn handle_written(&mut self, node: Node, (first, tasks): (TaskId, u16), offset: u64, bytes: usize) {
+        let (mut offset, end) = (offset, offset + bytes as u64);
+        while offset < end {
+            let area = self.areas.range(..=(node, offset)).next_back().filter(|((other, _), _)| *other == node);
+            let Some((_, &(area_end, owner))) = area.filter(|(_, (area_end, _))| offset < *area_end) else {
+                return self.report(Violation::Slot(format!("a WRITE for {first:?} lands where no slot is")));
+            };
+            if !(first.0..first.0 + u64::from(tasks)).contains(&owner.0) {
+                let text = format!("a WRITE for {tasks} tasks from {first:?} lands in the slot that {owner:?} has now");
+                return self.report(Violation::Slot(text));
             }
-            None => self.report(Violation::Slot(format!("a WRITE for {task:?} lands where no slot is"))),
+            offset = area_end;
         }
     }
 

@@ -1,22 +1,38 @@
 //! Step 2: slots in the registered arena. A slot holds one task's input, to be READ by a backend, and has room for
 //! its answer, to be written by one.
 //!
+//! The rows of a request get neighbouring slots where there are any: a *run*. Their inputs then lie one after another,
+//! and so do the places of their answers, so that one READ and one WRITE serve them all. Their memory is one: none of
+//! it is leased again before the last of them is free.
+//!
 //! The arena is cut into equal blocks. A block belongs to one size class while any of its slots is leased and then
 //! goes back to the pool, so the arena follows the mix of models without being divided beforehand. A slot's life:
-//! free, leased to one task, free again. Nothing here decides when a lease may end; that is `tasks`' affair
-//! (ARCHITECTURE.md, invariant 3: not while a READ or WRITE to it can still arrive).
+//! free, leased to one task, free again, alone or with its neighbours. Nothing here decides when a lease may end; that
+//! is `tasks`' affair (ARCHITECTURE.md, invariant 3: not while a READ or WRITE to it can still arrive).
 
-use std::collections::BTreeSet;
+mod bits;
+
+use std::{collections::BTreeSet, ops::Range};
 
 use proto::{SlotDescriptor, TaskId, backend_to_frontend::ANSWER_HEADER_BYTES, slot::ImmediateData};
 use thiserror::Error;
 
-/// Inputs and answers start on cache lines.
+use bits::Bits;
+
+/// Runs, and their answers, start on cache lines.
 const ALIGNMENT: usize = 64;
+/// Answers start on words, which are copied as a whole.
+const ANSWER_ALIGNMENT: usize = 8;
 /// Room for the text of a failure, even if the outputs are smaller.
 const FAILURE_TEXT_BYTES: usize = 176;
 /// Slots of the largest class that a block holds; more of them waste less at a block's end.
 const LARGEST_PER_BLOCK: usize = 4;
+/// Slots of the smallest class that a block holds, if the arena has room for enough such blocks: the longest run.
+const SMALLEST_PER_BLOCK: usize = 256;
+/// Blocks that there are at least for each class before blocks are made that large.
+const BLOCKS_PER_CLASS: usize = 16;
+/// Blocks that are looked at for a run before one is taken from the pool.
+const BLOCKS_LOOKED_AT: usize = 4;
 
 /// What a task of one model needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,33 +51,55 @@ impl SlotSize {
     #[must_use]
     pub fn new(input_bytes: usize, output_bytes: usize) -> Self {
         let answer = ANSWER_HEADER_BYTES + output_bytes.max(FAILURE_TEXT_BYTES);
+        let answer = answer.next_multiple_of(ANSWER_ALIGNMENT);
         let fits = |bytes: usize| u32::try_from(bytes).expect("tensors of a model are below 4 GiB together");
         Self { input_bytes: fits(input_bytes), answer_bytes_max: fits(answer) }
     }
 
-    fn input_room(self) -> usize {
-        (self.input_bytes as usize).next_multiple_of(ALIGNMENT)
+    /// What the inputs of a run take up.
+    fn input_room(self, slots: usize) -> usize {
+        (self.input_bytes as usize * slots).next_multiple_of(ALIGNMENT)
     }
 
     /// Bytes of its class's slots: rounded up by at most an eighth, so that similar models share a class.
     fn class_bytes(self) -> usize {
-        let bytes = self.input_room() + self.answer_bytes_max as usize;
+        let bytes = self.input_room(1) + self.answer_bytes_max as usize;
         bytes.next_multiple_of((bytes.next_power_of_two() / 16).max(ALIGNMENT))
     }
 }
 
-/// The right to a slot. It cannot be copied, and only [`Slots::release`] ends it.
+/// The right to a run of neighbouring slots. It cannot be copied; [`Slots::release`] ends it, slot by slot or as a
+/// whole.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Lease {
-    descriptor: SlotDescriptor,
-    generation: u32,
+    first: SlotDescriptor,
+    slots: usize,
+    /// Slots that have not been released.
+    held: usize,
+    generation: u64,
 }
 
 impl Lease {
-    /// Where the task's bytes lie.
+    /// Slots that were leased, one for each of the tasks that follow each other from the owner on.
     #[must_use]
-    pub fn descriptor(&self) -> SlotDescriptor {
-        self.descriptor
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Where the bytes of one of the tasks lie.
+    ///
+    /// # Panics
+    /// If it has no slot here.
+    #[must_use]
+    pub fn descriptor(&self, index: usize) -> SlotDescriptor {
+        assert!(index < self.slots, "slot {index} of a lease of {}", self.slots);
+        let SlotDescriptor { slot, input_offset, input_bytes, answer_offset, answer_bytes_max } = self.first;
+        SlotDescriptor {
+            slot: slot + index as u32,
+            input_offset: input_offset + index as u64 * u64::from(input_bytes),
+            answer_offset: answer_offset + index as u64 * u64::from(answer_bytes_max),
+            ..self.first
+        }
     }
 }
 
@@ -89,6 +127,8 @@ pub struct Slots {
     /// By slot id.
     states: Vec<State>,
     leased: usize,
+    /// Of the last lease of all.
+    generation: u64,
 }
 
 #[derive(Debug)]
@@ -102,13 +142,14 @@ struct Class {
 #[derive(Debug, Default)]
 struct Block {
     class: usize,
-    /// Free slots, as indexes in the block.
-    free: Vec<usize>,
+    /// Free slots, by index in the block.
+    free: Bits,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
-    generation: u32,
+    /// Of its last lease.
+    generation: u64,
     owner: Option<TaskId>,
 }
 
@@ -123,10 +164,11 @@ impl Slots {
             return Ok(Self::empty());
         };
         // Slot ids are 20 bits, so blocks are at least a share of that of the arena.
-        let block_bytes = (largest * LARGEST_PER_BLOCK).max(arena_bytes / (ImmediateData::SLOTS_MAX as usize / 16));
-        let block_bytes = block_bytes.next_multiple_of(ALIGNMENT);
-        let blocks = arena_bytes / block_bytes;
         let classes = class_bytes.len();
+        let for_runs = (smallest * SMALLEST_PER_BLOCK).min(arena_bytes / (BLOCKS_PER_CLASS * classes));
+        let for_ids = arena_bytes / (ImmediateData::SLOTS_MAX as usize / 16);
+        let block_bytes = (largest * LARGEST_PER_BLOCK).max(for_runs).max(for_ids).next_multiple_of(ALIGNMENT);
+        let blocks = arena_bytes / block_bytes;
         if blocks < classes {
             return Err(ArenaTooSmall {
                 found: arena_bytes,
@@ -149,6 +191,7 @@ impl Slots {
             unassigned: (0..blocks).collect(),
             states: vec![State::default(); blocks * ids_per_block],
             leased: 0,
+            generation: 0,
         })
     }
 
@@ -161,6 +204,7 @@ impl Slots {
             unassigned: BTreeSet::new(),
             states: Vec::new(),
             leased: 0,
+            generation: 0,
         }
     }
 
@@ -170,43 +214,57 @@ impl Slots {
         self.classes.last().is_some_and(|largest| size.class_bytes() <= largest.slot_bytes)
     }
 
-    /// Leases a slot to `owner`: of its own class, or, as its model has come later, the next larger one. `None` if the
-    /// arena is full.
+    /// Leases neighbouring slots to `owner` and the tasks that follow it, as many as `wanted` if there are so many
+    /// together, or else fewer: of their own class, or, as their model has come later, the next larger one. `None` if
+    /// the arena is full.
     ///
     /// # Panics
-    /// If it does not fit.
-    pub fn lease(&mut self, size: SlotSize, owner: TaskId) -> Option<Lease> {
+    /// If they do not fit, or none is wanted.
+    pub fn lease(&mut self, size: SlotSize, owner: TaskId, wanted: usize) -> Option<Lease> {
+        assert!(wanted > 0, "a lease of no slot");
         let class_bytes = size.class_bytes();
         let class_index = self.classes.partition_point(|class| class.slot_bytes < class_bytes);
+        let (block_index, run) = self.find_run(class_index, wanted)?;
         let class = &mut self.classes[class_index];
-        let block_index = match class.open.first() {
-            Some(&block) => block,
-            None => {
-                let block = self.unassigned.pop_first()?;
-                self.blocks[block] = Block { class: class_index, free: (0..class.slots_per_block).rev().collect() };
-                class.open.insert(block);
-                block
-            }
-        };
         let block = &mut self.blocks[block_index];
-        let index = block.free.pop().expect("an open block has a free slot");
+        block.free.remove(run.clone());
         if block.free.is_empty() {
             class.open.remove(&block_index);
         }
-        self.leased += 1;
-        let id = block_index * self.ids_per_block + index;
-        let state = &mut self.states[id];
-        state.generation = state.generation.wrapping_add(1);
-        state.owner = Some(owner);
-        let input_offset = block_index * self.block_bytes + index * class.slot_bytes;
-        let descriptor = SlotDescriptor {
+        self.leased += run.len();
+        let id = block_index * self.ids_per_block + run.start;
+        self.generation += 1;
+        for (state, owner) in self.states[id..id + run.len()].iter_mut().zip(owner.0..) {
+            *state = State { generation: self.generation, owner: Some(TaskId(owner)) };
+        }
+        let input_offset = block_index * self.block_bytes + run.start * class.slot_bytes;
+        let first = SlotDescriptor {
             slot: u32::try_from(id).expect("slot ids are 20 bits"),
             input_offset: input_offset as u64,
             input_bytes: size.input_bytes,
-            answer_offset: (input_offset + size.input_room()) as u64,
+            answer_offset: (input_offset + size.input_room(run.len())) as u64,
             answer_bytes_max: size.answer_bytes_max,
         };
-        Some(Lease { descriptor, generation: state.generation })
+        Some(Lease { first, slots: run.len(), held: run.len(), generation: self.generation })
+    }
+
+    /// Up to `wanted` free neighbours of a class, which has a new block if that makes the run longer.
+    fn find_run(&mut self, class_index: usize, wanted: usize) -> Option<(usize, Range<usize>)> {
+        let class = &mut self.classes[class_index];
+        let mut longest: Option<(usize, Range<usize>)> = None;
+        for &block in class.open.iter().take(BLOCKS_LOOKED_AT) {
+            let run = self.blocks[block].free.first_run(wanted);
+            if longest.as_ref().is_none_or(|(_, longest)| longest.len() < run.len()) {
+                longest = Some((block, run));
+            }
+            if longest.as_ref().is_some_and(|(_, longest)| longest.len() == wanted) {
+                return longest;
+            }
+        }
+        let Some(block) = self.unassigned.pop_first() else { return longest };
+        self.blocks[block] = Block { class: class_index, free: Bits::full(class.slots_per_block) };
+        class.open.insert(block);
+        Some((block, 0..wanted.min(class.slots_per_block)))
     }
 
     /// Whose slot this is; `None` if it is free or does not exist.
@@ -215,23 +273,30 @@ impl Slots {
         self.states.get(slot as usize)?.owner
     }
 
-    /// Ends a lease: the slot may be leased again at once.
+    /// Ends the lease of some slots, by their index in it: nobody owns them any more, and once that is so for all of
+    /// the lease, they may be leased again.
     ///
     /// # Panics
-    /// If the lease is not of the slot's present generation: our own bug.
-    pub fn release(&mut self, lease: Lease) {
-        let id = lease.descriptor.slot as usize;
-        let state = &mut self.states[id];
-        assert!(
-            state.generation == lease.generation && state.owner.is_some(),
-            "slot {id} is not leased in generation {}",
-            lease.generation
-        );
-        state.owner = None;
-        self.leased -= 1;
-        let (block_index, index) = (id / self.ids_per_block, id % self.ids_per_block);
+    /// If one of them is not leased in the lease's generation: our own bug.
+    pub fn release(&mut self, lease: &mut Lease, slots: Range<usize>) {
+        let first = lease.first.slot as usize;
+        let ids = first + slots.start..first + slots.end;
+        for (id, state) in ids.clone().zip(&mut self.states[ids.clone()]) {
+            let generation = lease.generation;
+            assert!(
+                state.generation == generation && state.owner.is_some(),
+                "slot {id} is not leased in generation {generation}"
+            );
+            state.owner = None;
+        }
+        self.leased -= ids.len();
+        lease.held -= ids.len();
+        if lease.held > 0 {
+            return;
+        }
+        let (block_index, start) = (first / self.ids_per_block, first % self.ids_per_block);
         let block = &mut self.blocks[block_index];
-        block.free.push(index);
+        block.free.insert(start..start + lease.slots);
         let class = &mut self.classes[block.class];
         if block.free.len() == class.slots_per_block {
             class.open.remove(&block_index);
@@ -262,37 +327,56 @@ mod tests {
         TaskId::new(FrontendId(1), sequence)
     }
 
-    /// The naive oracle: every lease is a pair of byte ranges, compared with all others.
+    /// One slot.
+    fn lease_one(slots: &mut Slots, size: SlotSize, owner: TaskId) -> Option<Lease> {
+        slots.lease(size, owner, 1)
+    }
+
+    /// The naive oracle: every leased slot is a pair of byte ranges, compared with all others.
     #[derive(Default)]
     struct Oracle {
-        held: Vec<Lease>,
+        /// Leases, and which of their slots have not been released.
+        held: Vec<(Lease, BTreeSet<usize>)>,
     }
 
     impl Oracle {
-        fn ranges(lease: &Lease) -> [(u64, u64); 2] {
-            let d = lease.descriptor();
+        fn ranges(d: SlotDescriptor) -> [(u64, u64); 2] {
             [
                 (d.input_offset, d.input_offset + u64::from(d.input_bytes)),
                 (d.answer_offset, d.answer_offset + u64::from(d.answer_bytes_max)),
             ]
         }
 
+        fn descriptors(&self) -> impl Iterator<Item = SlotDescriptor> {
+            self.held.iter().flat_map(|(lease, slots)| slots.iter().map(|&index| lease.descriptor(index)))
+        }
+
         fn check_new(&self, lease: &Lease, arena: u64) {
-            let [input, answer] = Self::ranges(lease);
-            assert!(input.1 <= answer.0 && answer.1 <= arena, "{lease:?} leaves its place");
-            for other in &self.held {
-                assert_ne!(other.descriptor().slot, lease.descriptor().slot, "leased twice");
-                for (a, b) in Self::ranges(other).into_iter().flat_map(|a| [(a, input), (a, answer)]) {
-                    assert!(a.1 <= b.0 || b.1 <= a.0, "{lease:?} overlaps {other:?}");
+            let own: Vec<SlotDescriptor> = (0..lease.slots()).map(|index| lease.descriptor(index)).collect();
+            assert!(own.windows(2).all(|pair| pair[1].follows(&pair[0])), "{lease:?} is no run");
+            for (index, new) in own.iter().enumerate() {
+                for other in self.descriptors().chain(own[..index].iter().copied()) {
+                    assert_ne!(other.slot, new.slot, "leased twice");
+                    for (a, b) in Self::ranges(other).into_iter().flat_map(|a| Self::ranges(*new).map(|b| (a, b))) {
+                        assert!(a.1 <= b.0 || b.1 <= a.0, "{lease:?} overlaps {other:?}");
+                    }
                 }
+                assert!(Self::ranges(*new).iter().all(|range| range.1 <= arena), "{lease:?} leaves the arena");
             }
+        }
+
+        fn leased(&self) -> usize {
+            self.held.iter().map(|(_, slots)| slots.len()).sum()
         }
     }
 
     proptest! {
         #[test]
         fn leases_never_overlap_and_all_room_comes_back(
-            steps in proptest::collection::vec((any::<bool>(), 0usize..4, any::<prop::sample::Index>()), 1..400),
+            steps in proptest::collection::vec(
+                (any::<bool>(), 0usize..4, 1usize..40, any::<prop::sample::Index>(), any::<prop::sample::Index>()),
+                1..300,
+            ),
         ) {
             // The last one's model comes after the arena was laid out.
             let sizes = [size(150_528, 16), size(268_203, 16), size(256, 40), size(5_000, 16)];
@@ -300,47 +384,79 @@ mod tests {
             let mut slots = Slots::new(arena, &sizes[..3]).unwrap();
             prop_assert!(sizes.iter().all(|size| slots.fits(*size)) && !slots.fits(size(300_000, 16)));
             let mut oracle = Oracle::default();
-            for (sequence, (lease, class, pick)) in steps.into_iter().enumerate() {
+            for (step, (lease, class, wanted, pick, part)) in steps.into_iter().enumerate() {
+                let owner = task(1_000 * step as u64);
                 if lease {
-                    if let Some(lease) = slots.lease(sizes[class], task(sequence as u64)) {
+                    if let Some(lease) = slots.lease(sizes[class], owner, wanted) {
+                        prop_assert!((1..=wanted).contains(&lease.slots()));
                         oracle.check_new(&lease, arena as u64);
-                        prop_assert_eq!(slots.owner(lease.descriptor().slot), Some(task(sequence as u64)));
-                        oracle.held.push(lease);
+                        for index in 0..lease.slots() {
+                            let owner = TaskId(owner.0 + index as u64);
+                            prop_assert_eq!(slots.owner(lease.descriptor(index).slot), Some(owner));
+                        }
+                        let all = (0..lease.slots()).collect();
+                        oracle.held.push((lease, all));
                     }
                 } else if !oracle.held.is_empty() {
-                    let lease = oracle.held.swap_remove(pick.index(oracle.held.len()));
-                    let slot = lease.descriptor().slot;
-                    slots.release(lease);
-                    prop_assert_eq!(slots.owner(slot), None);
+                    // From some slot on, all neighbours that are still held.
+                    let at = pick.index(oracle.held.len());
+                    let (lease, held) = &mut oracle.held[at];
+                    let start = *held.iter().nth(part.index(held.len())).unwrap();
+                    let end = (start..).find(|index| !held.contains(index)).unwrap();
+                    held.retain(|index| !(start..end).contains(index));
+                    slots.release(lease, start..end);
+                    for index in start..end {
+                        prop_assert_eq!(slots.owner(lease.descriptor(index).slot), None);
+                    }
+                    if held.is_empty() {
+                        oracle.held.swap_remove(at);
+                    }
                 }
-                prop_assert_eq!(slots.leased(), oracle.held.len());
+                prop_assert_eq!(slots.leased(), oracle.leased());
             }
-            oracle.held.drain(..).for_each(|lease| slots.release(lease));
+            for (mut lease, held) in oracle.held.drain(..) {
+                held.into_iter().for_each(|index| slots.release(&mut lease, index..index + 1));
+            }
             prop_assert_eq!(slots.unassigned.len(), slots.blocks.len(), "a block without leases belongs to nobody");
         }
+    }
+
+    #[test]
+    fn rows_of_a_request_are_neighbours_as_long_as_there_are_any() {
+        let small = size(16, 16);
+        let mut slots = Slots::new(64 << 20, &[small, size(1 << 16, 16)]).unwrap();
+        let leases: Vec<Lease> = (0..100).map(|request| slots.lease(small, task(request * 64), 64).unwrap()).collect();
+        assert!(leases.iter().all(|lease| lease.slots() == 64));
+        // What is free between others is used once no block is.
+        let mut slots = Slots::new(16 * 1024, &[small]).unwrap();
+        let mut singles: Vec<Lease> = (0..).map_while(|n| lease_one(&mut slots, small, task(n))).collect();
+        singles.iter_mut().skip(1).step_by(2).for_each(|lease| slots.release(lease, 0..1));
+        assert_eq!(slots.lease(small, task(999), 4).unwrap().slots(), 1);
     }
 
     #[test]
     fn a_full_arena_refuses_and_serves_again_after_a_release() {
         let small = size(900, 0);
         let mut slots = Slots::new(16 * 1024, &[small]).unwrap();
-        let mut leases: Vec<Lease> = (0..).map_while(|sequence| slots.lease(small, task(sequence))).collect();
+        let mut leases: Vec<Lease> = (0..).map_while(|n| lease_one(&mut slots, small, task(n))).collect();
         assert!(leases.len() >= 12, "{} slots of {} bytes in 16 KiB", leases.len(), small.class_bytes());
-        slots.release(leases.pop().unwrap());
-        assert!(slots.lease(small, task(99)).is_some() && slots.lease(small, task(100)).is_none());
+        slots.release(&mut leases.pop().unwrap(), 0..1);
+        assert!(lease_one(&mut slots, small, task(99)).is_some());
+        assert!(lease_one(&mut slots, small, task(100)).is_none());
     }
 
     #[test]
     fn blocks_move_between_classes() {
         let (small, large) = (size(100, 0), size(100_000, 0));
         let mut slots = Slots::new(2_000_000, &[small, large]).unwrap();
-        let all = |slots: &mut Slots, size| -> Vec<Lease> { (0..).map_while(|n| slots.lease(size, task(n))).collect() };
-        let large_alone = all(&mut slots, large);
-        assert!(slots.lease(small, task(0)).is_none());
+        let all =
+            |slots: &mut Slots, size| -> Vec<Lease> { (0..).map_while(|n| lease_one(slots, size, task(n))).collect() };
+        let mut large_alone = all(&mut slots, large);
+        assert!(lease_one(&mut slots, small, task(0)).is_none());
         let count = large_alone.len();
-        large_alone.into_iter().for_each(|lease| slots.release(lease));
-        let small_alone = all(&mut slots, small);
-        small_alone.into_iter().for_each(|lease| slots.release(lease));
+        large_alone.iter_mut().for_each(|lease| slots.release(lease, 0..1));
+        let mut small_alone = all(&mut slots, small);
+        small_alone.iter_mut().for_each(|lease| slots.release(lease, 0..1));
         assert_eq!(all(&mut slots, large).len(), count);
     }
 
@@ -349,11 +465,10 @@ mod tests {
     fn a_lease_of_an_earlier_generation_is_our_own_bug() {
         let small = size(100, 0);
         let mut slots = Slots::new(1 << 16, &[small]).unwrap();
-        let first = slots.lease(small, task(1)).unwrap();
-        let copy = Lease { ..first };
-        slots.release(first);
-        slots.lease(small, task(2)).unwrap();
-        slots.release(copy);
+        let mut first = lease_one(&mut slots, small, task(1)).unwrap();
+        slots.release(&mut first, 0..1);
+        lease_one(&mut slots, small, task(2)).unwrap();
+        slots.release(&mut first, 0..1);
     }
 
     #[test]

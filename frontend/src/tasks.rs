@@ -9,17 +9,24 @@
 //! A task's attempt counts the backends that were fenced away from it. The scheduler counts the same way, so an
 //! answer of an earlier attempt is known by its number and never taken.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod group;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::Range,
+};
 
 use bytes::Bytes;
 use proto::{
-    BackendId, FrontendId, ModelId, ModelThreadId, Span, TaskId, Timestamp,
+    BackendId, FrontendId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
     frontend_to_scheduler::FrontendToScheduler,
     scheduler_to_frontend::DropReason,
     slot::ImmediateData,
     stages::AnswerStamps,
 };
+
+use group::{Group, Request};
 
 use crate::{
     arena::Arena,
@@ -129,8 +136,10 @@ pub struct AdmitInstants {
 #[derive(Debug)]
 pub struct Tasks {
     slots: Slots,
-    tasks: BTreeMap<TaskId, Task>,
-    requests: BTreeMap<RequestId, Request>,
+    /// The tasks of each request, by the first of them: their ids follow each other.
+    groups: BTreeMap<TaskId, Group>,
+    /// Requests that have not ended: their first tasks, and when they are given up.
+    requests: BTreeMap<RequestId, (TaskId, Timestamp)>,
     /// When requests are given up, on our clock.
     timers: BTreeSet<(Timestamp, RequestId)>,
     next_task: u64,
@@ -140,33 +149,6 @@ pub struct Tasks {
     replies: VecDeque<(RequestId, Result<Reply, InferError>)>,
     counters: Counters,
     ways_back: Durations,
-}
-
-#[derive(Debug)]
-struct Task {
-    lease: Lease,
-    /// Fences that it has survived, modulo [`ImmediateData::ATTEMPTS`].
-    attempt: u16,
-    /// Whose row it is; `None` if the request has ended.
-    row: Option<(RequestId, usize)>,
-}
-
-#[derive(Debug)]
-struct Request {
-    model: ModelId,
-    /// Where its tasks were submitted, whoever owns the model by now.
-    model_thread: ModelThreadId,
-    /// By row; `None` once it has ended.
-    tasks: Vec<Option<TaskId>>,
-    unanswered: usize,
-    /// Bytes of one row of each output.
-    row_bytes: Vec<usize>,
-    outputs: Vec<Vec<u8>>,
-    /// Of one row of each batch that has run any.
-    batches: Vec<Timing>,
-    admitted_at: Timestamp,
-    deadline: Timestamp,
-    give_up_at: Timestamp,
 }
 
 /// Task sequence numbers are 40 bits (`proto::TaskId`).
@@ -180,7 +162,7 @@ impl Tasks {
     pub fn new(arena_bytes: usize, sizes: &[SlotSize]) -> Result<Self, ArenaTooSmall> {
         Ok(Self {
             slots: Slots::new(arena_bytes, sizes)?,
-            tasks: BTreeMap::new(),
+            groups: BTreeMap::new(),
             requests: BTreeMap::new(),
             timers: BTreeSet::new(),
             next_task: 0,
@@ -204,44 +186,30 @@ impl Tasks {
         request: &CheckedRequest,
         arena: &dyn Arena,
     ) -> Result<RequestId, InferError> {
-        let leases = self.lease_rows(frontend, served, request.rows)?;
+        let first = TaskId::new(frontend, self.next_task);
+        let leases = self.lease_rows(first, served, request.rows)?;
+        self.next_task += request.rows as u64;
         let id = RequestId(self.next_request);
         self.next_request += 1;
         let deadline = at.scheduler_now + request.slo;
-        let mut tasks = Vec::with_capacity(request.rows);
-        for (row, (task, lease)) in leases.into_iter().enumerate() {
-            let slot = lease.descriptor();
-            write_row(row, slot.input_offset as usize, request, served, arena);
-            let (model, priority) = (offer.id, request.priority);
-            let submit = FrontendToScheduler::Submit { task, model, deadline, priority, slot };
-            self.messages.push_back((offer.model_thread, submit));
-            self.tasks.insert(task, Task { lease, attempt: 0, row: Some((id, row)) });
-            tasks.push(Some(task));
-        }
-        self.counters.admitted += request.rows as u64;
         let row_bytes: Vec<usize> = served.model.outputs.iter().map(repository::Tensor::bytes).collect();
         let outputs = row_bytes.iter().map(|&bytes| vec![0; bytes * request.rows]).collect();
         let give_up_at = at.now + request.slo + WORD_WAIT;
+        let (unanswered, batches) = (request.rows, Vec::new());
+        let state = Request { id, unanswered, row_bytes, outputs, batches, admitted_at: at.scheduler_now, deadline };
+        let group = Group::new(first, &offer, leases, state);
+        for (rows, lease) in group.runs() {
+            write_rows(rows.clone(), lease.descriptor(0).input_offset as usize, request, served, arena);
+            let (model, priority) = (offer.id, request.priority);
+            self.messages.extend(rows.zip(0..).map(|(row, index)| {
+                let (task, slot) = (group.task(row), lease.descriptor(index));
+                (offer.model_thread, FrontendToScheduler::Submit { task, model, deadline, priority, slot })
+            }));
+        }
+        self.counters.admitted += request.rows as u64;
         self.timers.insert((give_up_at, id));
-        let admitted_at = at.scheduler_now;
-        let unanswered = request.rows;
-        let Offer { id: model, model_thread, .. } = offer;
-        let batches = Vec::new();
-        self.requests.insert(
-            id,
-            Request {
-                model,
-                model_thread,
-                tasks,
-                unanswered,
-                row_bytes,
-                outputs,
-                batches,
-                admitted_at,
-                deadline,
-                give_up_at,
-            },
-        );
+        self.requests.insert(id, (first, give_up_at));
+        self.groups.insert(first, group);
         Ok(id)
     }
 
@@ -257,21 +225,17 @@ impl Tasks {
         self.next_task + rows as u64 > SEQUENCES
     }
 
-    fn lease_rows(
-        &mut self,
-        frontend: FrontendId,
-        served: &ServedModel,
-        rows: usize,
-    ) -> Result<Vec<(TaskId, Lease)>, InferError> {
-        let mut leases: Vec<(TaskId, Lease)> = Vec::with_capacity(rows);
-        for _ in 0..rows {
-            let task = TaskId::new(frontend, self.next_task);
-            let Some(lease) = self.slots.lease(served.slot_size, task) else {
-                leases.into_iter().for_each(|(_, lease)| self.slots.release(lease));
+    /// Slots for all rows, in as few runs as there can be.
+    fn lease_rows(&mut self, first: TaskId, served: &ServedModel, rows: usize) -> Result<Vec<Lease>, InferError> {
+        let mut leases: Vec<Lease> = Vec::new();
+        let mut leased = 0;
+        while leased < rows {
+            let Some(lease) = self.slots.lease(served.slot_size, TaskId(first.0 + leased as u64), rows - leased) else {
+                leases.iter_mut().for_each(|lease| self.slots.release(lease, 0..lease.slots()));
                 return Err(InferError::ArenaFull { model: served.model.name.clone() });
             };
-            self.next_task += 1;
-            leases.push((task, lease));
+            leased += lease.slots();
+            leases.push(lease);
         }
         Ok(leases)
     }
@@ -290,37 +254,42 @@ impl Tasks {
         bytes: u32,
         arena: &dyn Arena,
     ) {
-        let Some((task, header)) = self.valid_answer(immediate, bytes, arena) else {
+        let Some(answer) = self.valid_answer(immediate, bytes, arena) else {
             self.counters.stale_answers += 1;
             return;
         };
-        let (slot, request) = self.end_task(task);
-        let outcome = header.and_then(|header| match header.status {
+        let Answer { first, rows, outcome } = answer;
+        let tasks = rows.len() as u64;
+        let group = self.groups.get_mut(&first).expect("the answer is of one of its tasks");
+        let payload = group.slot(rows.start).answer_offset as usize + ANSWER_HEADER_BYTES;
+        let outcome = outcome.and_then(|header| match header.status {
             AnswerStatus::Done => Ok(header),
             AnswerStatus::WindowMissed => Err(InferError::WindowMissed),
             AnswerStatus::Failed => {
                 let mut text = vec![0; header.payload_bytes as usize];
-                arena.read(slot.answer_offset as usize + ANSWER_HEADER_BYTES, &mut text);
+                arena.read(payload, &mut text);
                 Err(InferError::Failed(String::from_utf8_lossy(&text).into_owned()))
             }
         });
-        match (outcome, request) {
-            (Ok(header), Some((request, row))) => {
-                self.on_answered(answered_at, &header);
-                let offset = slot.answer_offset as usize + ANSWER_HEADER_BYTES;
-                self.on_row(request, row, (offset, header), (answered_at, backend), arena);
+        match outcome {
+            Ok(header) => {
+                self.counters.answered += tasks;
+                let way_back = answered_at - Timestamp(header.stamps.finished_at_ns);
+                rows.clone().for_each(|_| self.ways_back.record(way_back));
+                let complete = group.take_rows(rows.clone(), (payload, header), (answered_at, backend), arena);
+                self.end_tasks(first, rows);
+                if let Some((request, reply)) = complete {
+                    self.end_request(request);
+                    self.replies.push_back((request, Ok(reply)));
+                }
             }
-            (Ok(header), None) => self.on_answered(answered_at, &header),
-            (Err(error), request) => {
-                self.counters.failed += 1;
+            Err(error) => {
+                self.counters.failed += tasks;
+                let request = group.request.as_ref().map(|request| request.id);
+                self.end_tasks(first, rows);
                 self.fail_request(request, error);
             }
         }
-    }
-
-    fn on_answered(&mut self, answered_at: Timestamp, header: &AnswerHeader) {
-        self.counters.answered += 1;
-        self.ways_back.record(answered_at - Timestamp(header.stamps.finished_at_ns));
     }
 
     /// What the way back took of late, from the end of execution to the answer: 99 in 100 tasks since the last call
@@ -329,105 +298,68 @@ impl Tasks {
         self.ways_back.take_p99()
     }
 
-    /// The task that an immediate answers, and the header of the answer; `Err` inside if the header is the task's own
-    /// but cannot be right. `None` if the immediate is not the answer of any present attempt.
-    fn valid_answer(
-        &self,
-        immediate: u32,
-        bytes: u32,
-        arena: &dyn Arena,
-    ) -> Option<(TaskId, Result<AnswerHeader, InferError>)> {
+    /// The tasks that an immediate answers, and the header of their answer; `Err` inside if the header is their own but
+    /// cannot be right. `None` if the immediate is not the answer of any present attempt.
+    fn valid_answer(&self, immediate: u32, bytes: u32, arena: &dyn Arena) -> Option<Answer> {
         let immediate = ImmediateData::unpack(immediate);
         let id = self.slots.owner(immediate.slot)?;
-        let task = &self.tasks[&id];
-        if immediate.attempt != task.attempt {
+        let (first, group) = self.find(id).expect("a leased slot is a task's");
+        let row = group.row(id)?;
+        if !group.is_present(row, immediate.attempt) {
             return None;
         }
-        let slot = task.lease.descriptor();
         let mut raw = [0; ANSWER_HEADER_BYTES];
-        arena.read(slot.answer_offset as usize, &mut raw);
-        let malformed = |what: String| Some((id, Err(InferError::BadAnswer(what))));
+        arena.read(group.slot(row).answer_offset as usize, &mut raw);
+        let malformed = |rows, what: String| Some(Answer { first, rows, outcome: Err(InferError::BadAnswer(what)) });
         let Some(header) = AnswerHeader::parse(&raw) else {
-            return malformed("its status is unknown".to_owned());
+            return malformed(row..row + 1, "its status is unknown".to_owned());
         };
-        if header.task != id.0 || header.attempt != task.attempt {
+        if header.task != id.0 || header.attempt != immediate.attempt {
             return None;
         }
-        let room = slot.answer_bytes_max - ANSWER_HEADER_BYTES as u32;
-        let output_bytes = self.output_bytes(task);
-        let payload = header.payload_bytes;
+        // How many tasks are answered is what the backend says; how many can be is what was leased.
+        let found = usize::from(header.tasks);
+        let rows = row..row + group.run_length(row, found.max(1), immediate.attempt);
+        if rows.len() != found {
+            return malformed(rows, format!("it is for {found} tasks, which are not all there"));
+        }
+        let room = rows.len() as u64 * u64::from(group.slot(row).answer_bytes_max) - ANSWER_HEADER_BYTES as u64;
+        let payload = u64::from(header.payload_bytes);
+        let expected = group.row_bytes().map(|bytes| (bytes * rows.len()) as u64);
         match header.status {
-            AnswerStatus::Done if output_bytes.is_some_and(|expected| expected != payload as usize) => {
-                malformed(format!("found {payload} bytes of output, expected {}", output_bytes.unwrap_or_default()))
+            AnswerStatus::Done if expected.is_some_and(|expected| expected != payload) => {
+                let expected = expected.unwrap_or_default();
+                malformed(rows, format!("found {payload} bytes of output, expected {expected}"))
             }
-            _ if payload > room || bytes < ANSWER_HEADER_BYTES as u32 + payload => {
-                malformed(format!("it announces {payload} bytes and {bytes} came with room for {room}"))
+            _ if payload > room || u64::from(bytes) < ANSWER_HEADER_BYTES as u64 + payload => {
+                malformed(rows, format!("it announces {payload} bytes and {bytes} came with room for {room}"))
             }
-            _ => Some((id, Ok(header))),
+            _ => Some(Answer { first, rows, outcome: Ok(header) }),
         }
     }
 
-    /// Bytes of a task's outputs; `None` if its request has ended.
-    fn output_bytes(&self, task: &Task) -> Option<usize> {
-        let (request, _) = task.row?;
-        Some(self.requests[&request].row_bytes.iter().sum())
-    }
-
-    /// Copies one row's outputs out of its slot; the last row completes the reply.
-    fn on_row(
-        &mut self,
-        id: RequestId,
-        row: usize,
-        (mut offset, header): (usize, AnswerHeader),
-        (answered_at, backend): (Timestamp, BackendId),
-        arena: &dyn Arena,
-    ) {
-        let request = self.requests.get_mut(&id).expect("a task's row names a request that has not ended");
-        for (output, &bytes) in request.outputs.iter_mut().zip(request.row_bytes.iter()) {
-            arena.read(offset, &mut output[row * bytes..][..bytes]);
-            offset += bytes;
-        }
-        let timing = Timing {
-            admitted_at: request.admitted_at,
-            deadline: request.deadline,
-            stamps: header.stamps,
-            answered_at,
-            batch_size: header.batch_size,
-            backend,
-            gpu: header.gpu,
-        };
-        request.batches.retain(|batch| batch.execution() != timing.execution());
-        request.batches.push(timing);
-        request.tasks[row] = None;
-        request.unanswered -= 1;
-        if request.unanswered > 0 {
-            return;
-        }
-        let outputs = std::mem::take(&mut request.outputs).into_iter().map(Bytes::from).collect();
-        let batches = std::mem::take(&mut request.batches);
-        let rows = request.tasks.len();
-        self.end_request(id);
-        self.replies.push_back((id, Ok(Reply { outputs, rows, timing, batches })));
+    /// The tasks that were admitted with this one.
+    fn find(&self, task: TaskId) -> Option<(TaskId, &Group)> {
+        let (&first, group) = self.groups.range(..=task).next_back()?;
+        group.row(task).map(|_| (first, group))
     }
 
     /// The scheduler dropped a task: no plan names it, so its slot is free.
     pub fn handle_dropped(&mut self, task: TaskId, reason: DropReason) {
-        if self.tasks.contains_key(&task) {
-            let (_, request) = self.end_task(task);
-            self.counters.dropped += 1;
-            self.fail_request(request, reason.into());
-        }
+        let Some((first, group)) = self.find(task) else { return };
+        let row = group.row(task).expect("it was found there");
+        let request = group.request.as_ref().map(|request| request.id);
+        self.end_tasks(first, row..row + 1);
+        self.counters.dropped += 1;
+        self.fail_request(request, reason.into());
     }
 
     /// The backend that ran `tasks` can reach no slot any more: names those that have no answer. Each of them is on
     /// its next attempt from now on.
     pub fn handle_fenced(&mut self, mut tasks: Vec<TaskId>) -> Vec<TaskId> {
-        tasks.retain(|id| match self.tasks.get_mut(id) {
-            Some(task) => {
-                task.attempt = (task.attempt + 1) % ImmediateData::ATTEMPTS;
-                true
-            }
-            None => false,
+        tasks.retain(|&task| {
+            let group = self.groups.range_mut(..=task).next_back().map(|(_, group)| group);
+            group.is_some_and(|group| group.begin_next_attempt(task))
         });
         tasks
     }
@@ -436,7 +368,7 @@ impl Tasks {
     /// addresses.
     pub fn abandon(&mut self, error: &InferError) {
         while let Some((&request, _)) = self.requests.first_key_value() {
-            self.fail_request(Some((request, 0)), error.clone());
+            self.fail_request(Some(request), error.clone());
         }
         self.messages.clear();
     }
@@ -447,8 +379,11 @@ impl Tasks {
     /// If a request is outstanding: [`Self::abandon`] comes first.
     pub fn release_abandoned(&mut self) {
         assert!(self.requests.is_empty(), "requests end before their slots are taken away");
-        self.counters.abandoned += self.tasks.len() as u64;
-        std::mem::take(&mut self.tasks).into_values().for_each(|task| self.slots.release(task.lease));
+        self.counters.abandoned += self.slots.leased() as u64;
+        for mut group in std::mem::take(&mut self.groups).into_values() {
+            let open: Vec<usize> = group.open_rows().collect();
+            open.into_iter().for_each(|row| group.release(row..row + 1, &mut self.slots));
+        }
         self.next_task = 0;
     }
 
@@ -456,7 +391,7 @@ impl Tasks {
     pub fn handle_timeout(&mut self, now: Timestamp) {
         while let Some(&(at, request)) = self.timers.first().filter(|(at, _)| *at <= now) {
             tracing::warn!("request {request:?}: neither an answer nor a drop since its deadline, given up at {at:?}");
-            self.fail_request(Some((request, 0)), InferError::NoAnswer { waited: WORD_WAIT });
+            self.fail_request(Some(request), InferError::NoAnswer { waited: WORD_WAIT });
         }
     }
 
@@ -485,45 +420,66 @@ impl Tasks {
     /// Tasks that have not ended; each holds a slot.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        debug_assert_eq!(self.slots.leased(), self.tasks.len());
-        self.tasks.len()
+        self.slots.leased()
     }
 
-    fn end_task(&mut self, id: TaskId) -> (proto::SlotDescriptor, Option<(RequestId, usize)>) {
-        let task = self.tasks.remove(&id).expect("the caller looked it up");
-        let slot = task.lease.descriptor();
-        self.slots.release(task.lease);
-        (slot, task.row)
+    /// Tasks end, and their slots are free.
+    fn end_tasks(&mut self, first: TaskId, rows: Range<usize>) {
+        let group = self.groups.get_mut(&first).expect("the caller found it");
+        group.release(rows.clone(), &mut self.slots);
+        if group.end(rows) == 0 {
+            self.groups.remove(&first);
+        }
     }
 
-    fn fail_request(&mut self, row: Option<(RequestId, usize)>, error: InferError) {
-        if let Some((request, _)) = row {
+    fn fail_request(&mut self, request: Option<RequestId>, error: InferError) {
+        if let Some(request) = request {
             self.end_request(request);
             self.replies.push_back((request, Err(error)));
         }
     }
 
-    /// Removes a request and cancels those of its tasks that have not ended.
+    /// Ends a request and cancels those of its tasks that have not ended.
     fn end_request(&mut self, id: RequestId) {
-        let Some(request) = self.requests.remove(&id) else { return };
-        self.timers.remove(&(request.give_up_at, id));
-        for task in request.tasks.into_iter().flatten() {
-            if let Some(orphan) = self.tasks.get_mut(&task) {
-                orphan.row = None;
-                let cancel = FrontendToScheduler::Cancel { task, model: request.model };
-                self.messages.push_back((request.model_thread, cancel));
-            }
-        }
+        let Some((first, give_up_at)) = self.requests.remove(&id) else { return };
+        self.timers.remove(&(give_up_at, id));
+        let Some(group) = self.groups.get_mut(&first) else { return };
+        group.request = None;
+        let cancel =
+            |row| (group.model_thread, FrontendToScheduler::Cancel { task: group.task(row), model: group.model });
+        self.messages.extend(group.open_rows().map(cancel));
     }
 }
 
-/// Copies one row of every input into its slot, one after another in the order of the model.
-fn write_row(row: usize, mut offset: usize, request: &CheckedRequest, served: &ServedModel, arena: &dyn Arena) {
-    for (input, tensor) in request.inputs.iter().zip(&served.model.inputs) {
-        let bytes = tensor.bytes();
-        for piece in input.slice(row * bytes..(row + 1) * bytes).pieces() {
+/// What an immediate answers.
+struct Answer {
+    /// Of the group.
+    first: TaskId,
+    /// Which of its tasks.
+    rows: Range<usize>,
+    outcome: Result<AnswerHeader, InferError>,
+}
+
+/// Copies rows into neighbouring slots, one after another; each has all inputs in the order of the model.
+fn write_rows(
+    rows: Range<usize>,
+    mut offset: usize,
+    request: &CheckedRequest,
+    served: &ServedModel,
+    arena: &dyn Arena,
+) {
+    let mut write = |input: &Rope, bytes: Range<usize>| {
+        for piece in input.slice(bytes).pieces() {
             arena.write(offset, piece);
             offset += piece.len();
+        }
+    };
+    if let ([input], [tensor]) = (&request.inputs[..], &served.model.inputs[..]) {
+        return write(input, rows.start * tensor.bytes()..rows.end * tensor.bytes());
+    }
+    for row in rows {
+        for (input, tensor) in request.inputs.iter().zip(&served.model.inputs) {
+            write(input, row * tensor.bytes()..(row + 1) * tensor.bytes());
         }
     }
 }

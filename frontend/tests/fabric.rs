@@ -235,6 +235,7 @@ impl Fabric {
             attempt: *attempt,
             batch_size: 1,
             gpu: 0,
+            tasks: 1,
             stamps: AnswerStamps::default(),
         };
         self.region.write(ANSWER_AT, header.as_bytes());

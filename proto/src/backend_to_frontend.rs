@@ -1,5 +1,6 @@
-//! Step 9: backend -> frontend. The answer is written into the task's slot by one RDMA WRITE_WITH_IMM:
-//! this header, then the output tensors.
+//! Step 9: backend -> frontend. Answers are written into slots by RDMA WRITE_WITH_IMM: this header, then the output
+//! tensors. One WRITE answers a run of tasks ([`PlannedTask::continues`](crate::scheduler_to_backend::PlannedTask)): it
+//! begins where the first one's answer goes, has one header, and the outputs of all tasks follow, one after another.
 
 use wincode::{SchemaRead, SchemaWrite};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
@@ -21,22 +22,24 @@ pub enum AnswerStatus {
     Failed = 3,
 }
 
-/// Stands at `answer_offset` of the slot. Both ends are little-endian (asserted), so it is read in place.
+/// Stands at `answer_offset` of the first task's slot. Both ends are little-endian (asserted), so it is read in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct AnswerHeader {
-    /// The answered task.
+    /// The answered task; of a run, the first.
     pub task: u64,
-    /// How it ended.
+    /// How they ended.
     pub status: AnswerStatus,
-    /// Bytes that follow: output tensors, or the text of a failure.
+    /// Bytes that follow: the output tensors of all answered tasks, or the text of a failure.
     pub payload_bytes: u32,
     /// The attempt that is answered; repeats the immediate's.
     pub attempt: u16,
-    /// Tasks in the batch that this one ran in.
+    /// Tasks in the batch that these ran in.
     pub batch_size: u16,
     /// The backend's GPU that ran it.
-    pub gpu: u32,
+    pub gpu: u16,
+    /// Tasks that are answered: 1, or as many as the run has.
+    pub tasks: u16,
     /// Where the time went.
     pub stamps: AnswerStamps,
 }
@@ -90,6 +93,7 @@ mod tests {
             attempt: 1,
             batch_size: 9,
             gpu: 3,
+            tasks: 1,
             stamps: AnswerStamps::default(),
         };
         assert_eq!(AnswerHeader::parse(header.as_bytes()), Some(header));

@@ -42,12 +42,17 @@ impl FrameWriter {
     where
         M: SchemaWrite<DefaultConfig, Src = M>,
     {
-        let encoded = wincode::serialize(message).expect("encoding into memory cannot fail");
-        if encoded.len() > FRAME_BYTES_MAX {
-            return Err(FrameError::TooLarge { found: encoded.len() });
+        let before = self.frame.len();
+        wincode::serialize_into(&mut self.frame, message).expect("encoding into memory cannot fail");
+        let found = self.frame.len() - before;
+        if found > FRAME_BYTES_MAX {
+            self.frame.truncate(before);
+            return Err(FrameError::TooLarge { found });
         }
-        let full = (self.frame.len() + encoded.len() > FRAME_BYTES_MAX).then(|| std::mem::take(&mut self.frame));
-        self.frame.extend_from_slice(&encoded);
+        let full = (self.frame.len() > FRAME_BYTES_MAX).then(|| {
+            let next = self.frame.split_off(before);
+            std::mem::replace(&mut self.frame, next)
+        });
         Ok(full)
     }
 

@@ -26,6 +26,18 @@ pub struct PlannedTask {
     pub stamps: SchedulerStamps,
 }
 
+impl PlannedTask {
+    /// Whether this task and `before` are of one run: what is read and answered for one is read and answered for both
+    /// by one transfer, and one header says all about both.
+    #[must_use]
+    pub fn continues(&self, before: &Self) -> bool {
+        before.task.0.checked_add(1) == Some(self.task.0)
+            && before.task.frontend() == self.task.frontend()
+            && (before.attempt, before.stamps) == (self.attempt, self.stamps)
+            && self.slot.follows(&before.slot)
+    }
+}
+
 /// One batch for one GPU. It may start in `[exec_at, latest]` and at no other time.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub struct BatchPlan {
@@ -115,6 +127,34 @@ const _: () = assert!(PLAN_BYTES + LatencyProfile::MAX_BATCH * PLANNED_TASK_BYTE
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_is_of_neighbours_that_differ_in_nothing_else() {
+        let slot =
+            SlotDescriptor { slot: 4, input_offset: 32, input_bytes: 16, answer_offset: 640, answer_bytes_max: 128 };
+        let before = PlannedTask { task: TaskId(7), attempt: 2, slot, stamps: SchedulerStamps::default() };
+        let next = SlotDescriptor { slot: 5, input_offset: 48, answer_offset: 768, ..slot };
+        let after = PlannedTask { task: TaskId(8), slot: next, ..before };
+        assert!(after.continues(&before));
+        let stamps = SchedulerStamps { queued_at: Timestamp(1), ..before.stamps };
+        let others = [
+            before,
+            PlannedTask { task: TaskId(9), ..after },
+            PlannedTask { attempt: 1, ..after },
+            PlannedTask { stamps, ..after },
+            PlannedTask { slot: SlotDescriptor { slot: 6, ..next }, ..after },
+            PlannedTask { slot: SlotDescriptor { input_offset: 64, ..next }, ..after },
+            PlannedTask { slot: SlotDescriptor { input_bytes: 15, ..next }, ..after },
+            PlannedTask { slot: SlotDescriptor { answer_offset: 760, ..next }, ..after },
+            PlannedTask { slot: SlotDescriptor { answer_bytes_max: 120, ..next }, ..after },
+        ];
+        assert!(others.iter().all(|other| !other.continues(&before)));
+        let last = PlannedTask { task: TaskId::new(FrontendId(1), (1 << 40) - 1), ..before };
+        let of_another = PlannedTask { task: TaskId::new(FrontendId(2), 0), ..after };
+        assert!(!of_another.continues(&last), "ids of two frontends are no neighbours");
+        let end = PlannedTask { slot: SlotDescriptor { input_offset: u64::MAX, ..slot }, ..before };
+        assert!(!after.continues(&end), "what a peer says is not added up unchecked");
+    }
 
     #[test]
     fn the_largest_plan_fits_one_frame() {

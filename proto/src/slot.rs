@@ -19,7 +19,20 @@ pub struct SlotDescriptor {
     pub answer_bytes_max: u32,
 }
 
-/// The 32 bits that a WRITE_WITH_IMM carries: which slot is answered, and for which attempt.
+impl SlotDescriptor {
+    /// Whether this slot was leased as the neighbour after `before`, for a task of the same sizes: one READ then
+    /// reaches both inputs, and one WRITE both answers.
+    #[must_use]
+    pub fn follows(&self, before: &Self) -> bool {
+        before.slot.checked_add(1) == Some(self.slot)
+            && before.input_offset.checked_add(u64::from(before.input_bytes)) == Some(self.input_offset)
+            && before.answer_offset.checked_add(u64::from(before.answer_bytes_max)) == Some(self.answer_offset)
+            && (before.input_bytes, before.answer_bytes_max) == (self.input_bytes, self.answer_bytes_max)
+    }
+}
+
+/// The 32 bits that a WRITE_WITH_IMM carries: which slot is answered, of a run its first, and
+/// for which attempt.
 ///
 /// The attempt keeps a late answer of an earlier run from being taken for the answer (ARCHITECTURE.md, "When something
 /// fails").

@@ -185,12 +185,15 @@ fn a_plan_becomes_a_read_an_execution_and_a_write() {
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: read.token, result: Ok(()) });
     let outputs = backend.outputs();
     let [Output::Execute { gpu: 0, job }] = &outputs[..] else { panic!("{outputs:?}") };
-    assert_eq!((job.inputs[0], job.exec_at), (read.local_offset, NOW));
+    assert_eq!((job.runs[0].input_offset, job.exec_at), (read.local_offset, NOW));
     let (started_at, finished_at) = (NOW, NOW + Span(9));
     backend.0.handle_executed(finished_at, 0, Execution::Done { started_at, finished_at });
     let outputs = backend.outputs();
     let [Output::Write { transfer, header, .. }, Output::Send { .. }] = &outputs[..] else { panic!("{outputs:?}") };
-    assert_eq!((transfer.remote_address, transfer.local_offset + ANSWER_HEADER_BYTES), (1064, job.outputs[0]));
+    assert_eq!(
+        (transfer.remote_address, transfer.local_offset + ANSWER_HEADER_BYTES),
+        (1064, job.runs[0].output_offset)
+    );
     assert_eq!((header.task, header.batch_size, backend.0.plans()), (TaskId::new(FRONTEND, 1).0, 1, 1));
     backend.0.handle_event(NOW, Event::WriteDone { connection, token: transfer.token, result: Ok(()) });
     let reports = backend.reports();

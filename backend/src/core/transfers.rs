@@ -8,10 +8,16 @@ use crate::{staging::Place, worker::Push};
 
 impl Core {
     /// A READ to post; nothing if it cannot be done.
-    pub(super) fn read(&self, place: Place, model: ModelId, task: TaskId, input_offset: u64) -> Option<Output> {
+    pub(super) fn read(
+        &self,
+        (place, tasks): (Place, usize),
+        model: ModelId,
+        task: TaskId,
+        input_offset: u64,
+    ) -> Option<Output> {
         let (shape, frontend) = (self.loaded(model).shape, task.frontend());
-        let Some((connection, remote_address, rkey)) = self.links.remote(frontend, input_offset, shape.input_bytes)
-        else {
+        let bytes = tasks * shape.input_bytes;
+        let Some((connection, remote_address, rkey)) = self.links.remote(frontend, input_offset, bytes) else {
             tracing::warn!(
                 frontend = frontend.0,
                 input_offset,
@@ -25,7 +31,7 @@ impl Core {
             local_offset: self.config.staging.input_offset(place, shape),
             remote_address,
             rkey,
-            bytes: shape.input_bytes,
+            bytes,
         };
         Some(Output::Read { connection, task, transfer })
     }

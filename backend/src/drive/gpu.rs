@@ -110,7 +110,7 @@ fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch) -> Execution {
     let result = catch_unwind(AssertUnwindSafe(|| scratch.run(job)));
     let result = result.unwrap_or_else(|_| Err(ExecutorError("the executor panicked; see the backend's log".into())));
     if let Some(profile) = job.batch.executor.emulated_profile() {
-        sleep_until(scheduler_now, started_at + profile.latency(job.batch.inputs.len()));
+        sleep_until(scheduler_now, started_at + profile.latency(job.batch.tasks()));
     }
     let finished_at = scheduler_now();
     match result {
@@ -123,14 +123,18 @@ impl Scratch {
     fn run(&mut self, job: &Job) -> Result<(), ExecutorError> {
         let batch = &job.batch;
         let ModelShape { input_bytes, output_bytes, .. } = batch.shape;
-        self.inputs.resize(batch.inputs.len() * input_bytes, 0);
-        self.outputs.resize(batch.outputs.len() * output_bytes, 0);
-        for (&offset, into) in batch.inputs.iter().zip(self.inputs.chunks_exact_mut(input_bytes)) {
-            job.region.read(offset, into);
+        self.inputs.resize(batch.tasks() * input_bytes, 0);
+        self.outputs.resize(batch.tasks() * output_bytes, 0);
+        let mut inputs = &mut self.inputs[..];
+        for run in &batch.runs {
+            let into = inputs.split_off_mut(..run.tasks * input_bytes).expect("there is room for all tasks");
+            job.region.read(run.input_offset, into);
         }
         batch.executor.execute(&self.inputs, &mut self.outputs)?;
-        for (&offset, from) in batch.outputs.iter().zip(self.outputs.chunks_exact(output_bytes)) {
-            job.region.write(offset, from);
+        let mut outputs = &self.outputs[..];
+        for run in &batch.runs {
+            let from = outputs.split_off(..run.tasks * output_bytes).expect("there are outputs of all tasks");
+            job.region.write(run.output_offset, from);
         }
         Ok(())
     }
@@ -178,19 +182,22 @@ mod tests {
         }
     }
 
-    /// Runs one batch whose inputs lie in reverse order in the region.
+    /// Runs one batch whose inputs lie in two runs in the region.
     fn run(inputs: &[u8], latest: Timestamp, profile: Option<LatencyProfile>) -> (Execution, Vec<u8>) {
         let clock = Clock::start();
         let gpus = Gpus::start(clock, 1).unwrap();
         let mut endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
         let region = Region::allocate(200).unwrap();
-        let offsets: Vec<usize> = (0..inputs.len()).rev().collect();
-        inputs.iter().zip(&offsets).for_each(|(input, &offset)| region.write(offset, &[*input]));
+        // The last task's input lies first, those of the others behind it.
+        let (last, others) = inputs.split_last().unwrap();
+        region.write(0, &[*last]);
+        region.write(1, others);
+        let others = core::Run { tasks: others.len(), input_offset: 1, output_offset: 100 };
+        let last = core::Run { tasks: 1, input_offset: 0, output_offset: 100 + others.tasks };
         let batch = core::Job {
             executor: Arc::new(Doubling(profile)),
             shape: ModelShape { input_bytes: 1, output_bytes: 1, batch_max: 8 },
-            inputs: offsets,
-            outputs: (100..100 + inputs.len()).collect(),
+            runs: vec![others, last],
             exec_at: Timestamp::PAST,
             latest,
             offset: ClockOffset::default(),

@@ -3,17 +3,52 @@
 
 use super::*;
 
+/// The largest transfer of several tasks. Beyond that joining saves little, and a batch would wait longer for the last
+/// of its inputs, or do without more of them.
+const RUN_BYTES_MAX: usize = 64 << 10;
+
 impl Batch {
     pub(super) fn new(now: Timestamp, plan: BatchPlan, model: ModelShape) -> Self {
-        let tasks = vec![
-            Task { progress: Progress::Waiting, link: LinkId::NONE, cut_off: false, cancelled: false };
-            plan.tasks.len()
-        ];
+        let tasks =
+            vec![
+                Task { progress: Progress::Waiting, link: LinkId::NONE, run: 0, cut_off: false, cancelled: false };
+                plan.tasks.len()
+            ];
         Self { plan, model, phase: Phase::Pending, tasks, planned_at: now, fetched_at: now, undelivered: vec![] }
     }
 
     pub(super) fn indexes_in(&self, progress: Progress) -> Vec<usize> {
         (0..self.tasks.len()).filter(|&index| self.tasks[index].progress == progress).collect()
+    }
+
+    /// Ascending indexes as runs: neighbours in the plan and in the slots of one link, whose bytes fit one transfer.
+    pub(super) fn runs(&self, indexes: &[usize], bytes_each: usize) -> Vec<Range<usize>> {
+        let tasks_max = (RUN_BYTES_MAX / bytes_each.max(1)).max(1);
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for &index in indexes {
+            match runs.last_mut() {
+                Some(run) if run.end == index && run.len() < tasks_max && self.continues(index) => run.end += 1,
+                _ => runs.push(index..index + 1),
+            }
+        }
+        runs
+    }
+
+    /// Whether a task and the one before it in the plan are of one run.
+    fn continues(&self, index: usize) -> bool {
+        self.tasks[index].link == self.tasks[index - 1].link
+            && self.plan.tasks[index].continues(&self.plan.tasks[index - 1])
+    }
+
+    /// A transfer of a run begins, under the name of its first task.
+    pub(super) fn begin_transfer(&mut self, run: Range<usize>, progress: Progress) {
+        self.tasks[run.start].run = run.len() as u16;
+        self.tasks[run].iter_mut().for_each(|task| task.progress = progress);
+    }
+
+    /// The run of the outstanding transfer with this task's name.
+    pub(super) fn transfer(&self, first: usize) -> Range<usize> {
+        first..first + usize::from(self.tasks[first].run)
     }
 
     /// When it can be handed to a free GPU, as things stand; `None` if no input is here.
@@ -88,7 +123,7 @@ impl Batch {
             .then(|| format!("the slot has room for {room} output bytes, the model gives {output_bytes}"))
     }
 
-    pub(super) fn header(&self, place: Place, answer: &Answer) -> (AnswerHeader, Option<String>) {
+    pub(super) fn header(&self, place: Place, tasks: usize, answer: &Answer) -> (AnswerHeader, Option<String>) {
         let PlannedTask { task, attempt, slot, stamps } = self.plan.tasks[place.task];
         let mut header = AnswerHeader {
             task: task.0,
@@ -96,7 +131,8 @@ impl Batch {
             payload_bytes: 0,
             attempt,
             batch_size: 0,
-            gpu: place.gpu as u32,
+            gpu: place.gpu as u16,
+            tasks: tasks as u16,
             stamps: AnswerStamps {
                 queued_at_ns: stamps.queued_at.0,
                 due_at_ns: stamps.due_at.0,
@@ -111,7 +147,7 @@ impl Batch {
         match answer {
             Answer::Output { started_at, finished_at, batch_size } => {
                 header.status = AnswerStatus::Done;
-                header.payload_bytes = self.model.output_bytes as u32;
+                header.payload_bytes = (tasks * self.model.output_bytes) as u32;
                 header.batch_size = *batch_size;
                 header.stamps.started_at_ns = started_at.0;
                 header.stamps.finished_at_ns = finished_at.0;

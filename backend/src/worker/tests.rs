@@ -1,6 +1,7 @@
 //! Unit tests of single rules, then whole histories from a seed with every invariant checked at every step.
 
 use super::*;
+use proptest::prelude::*;
 use proto::{PlanId, SlotDescriptor, stages::SchedulerStamps};
 
 mod simulation;
@@ -43,6 +44,16 @@ fn plan(id: u64, window: (i64, i64), frontends: &[u32]) -> BatchPlan {
     }
 }
 
+/// The same, with each task in the slot behind the one before.
+fn neighbours(mut plan: BatchPlan) -> BatchPlan {
+    for (index, task) in (0..).zip(&mut plan.tasks) {
+        let first = 10_000 * plan.plan.0;
+        task.slot.input_offset = first + index * u64::from(task.slot.input_bytes);
+        task.slot.answer_offset = first + 5_000 + index * u64::from(task.slot.answer_bytes_max);
+    }
+    plan
+}
+
 fn place(buffer: usize, task: usize) -> Place {
     Place { gpu: 0, buffer, task }
 }
@@ -79,8 +90,9 @@ fn pushes(worker: &mut Worker) -> Vec<(usize, AnswerHeader, Option<String>)> {
 }
 
 fn executes(worker: &mut Worker) -> Vec<(usize, Vec<usize>)> {
+    let tasks = |runs: Vec<Range<usize>>| runs.into_iter().flatten().collect();
     let execute =
-        |action| if let Action::Execute { buffer, tasks, .. } = action { Some((buffer, tasks)) } else { None };
+        |action| if let Action::Execute { buffer, runs, .. } = action { Some((buffer, tasks(runs))) } else { None };
     actions(worker).into_iter().filter_map(execute).collect()
 }
 
@@ -127,6 +139,92 @@ fn a_batch_is_fetched_at_once_executed_in_its_window_and_answered() {
     worker.handle_pushed(Timestamp(170), place(0, 1), false);
     let undelivered = vec![Undelivered { task: TaskId::new(FrontendId(1), 101), link: LINK }];
     assert_eq!(reports(&mut worker), [BackendToScheduler::Answered { plan: PlanId(1), undelivered }]);
+}
+
+#[test]
+fn neighbours_share_their_transfers_and_their_failures() {
+    let mut worker = worker(2);
+    worker.handle_plan(Timestamp(10), neighbours(plan(1, (100, 200), &[0, 0, 0, 1, 0, 0]))).unwrap();
+    let fetches: Vec<(usize, usize, u64)> = actions(&mut worker)
+        .into_iter()
+        .map(|action| match action {
+            Action::Fetch { place, tasks, input_offset, .. } => (place.task, tasks, input_offset),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(fetches, [(0, 3, 10_000), (3, 1, 10_300), (4, 2, 10_400)]);
+    // The middle one of the first run is not wanted any more; the last run cannot be read.
+    worker.handle_cancel(Timestamp(15), PlanId(1), TaskId::new(FrontendId(0), 101));
+    worker.handle_fetched(Timestamp(20), place(0, 0), true);
+    let cancelled = BackendToScheduler::Cancelled { plan: PlanId(1), task: TaskId::new(FrontendId(0), 101) };
+    assert_eq!(reports(&mut worker), [cancelled]);
+    worker.handle_fetched(Timestamp(20), place(0, 3), true);
+    worker.handle_fetched(Timestamp(20), place(0, 4), false);
+    worker.handle_timeout(Timestamp(100));
+    let Some(Action::Execute { runs, .. }) = worker.poll_action() else { panic!("no execution") };
+    assert_eq!(runs, [0..1, 2..3, 3..4]);
+    worker.handle_executed(Timestamp(150), done(101, 149));
+    let pushed: Vec<_> = pushes(&mut worker).into_iter().map(|(task, header, _)| (task, header.tasks)).collect();
+    assert_eq!(pushed, [(0, 1), (2, 1), (3, 1)]);
+}
+
+#[test]
+fn one_answer_is_for_the_run_that_executed() {
+    let mut worker = worker(1);
+    worker.handle_plan(Timestamp(0), neighbours(plan(1, (0, 200), &[0, 0, 0]))).unwrap();
+    worker.handle_fetched(Timestamp(1), place(0, 0), true);
+    actions(&mut worker);
+    worker.handle_executed(Timestamp(150), done(1, 149));
+    let Some(Action::Push(Push { answer_offset, immediate, header, .. })) = worker.poll_action() else { panic!() };
+    assert_eq!((answer_offset, immediate), (15_000, ImmediateData { slot: 0, attempt: 1 }.pack()));
+    assert_eq!((header.tasks, header.payload_bytes, header.batch_size), (3, 3 * 40, 3));
+    actions(&mut worker);
+    worker.handle_pushed(Timestamp(160), place(0, 0), false);
+    let undelivered = |number| Undelivered { task: TaskId::new(FrontendId(0), number), link: LINK };
+    let undelivered = (100..103).map(undelivered).collect();
+    assert_eq!(reports(&mut worker), [BackendToScheduler::Answered { plan: PlanId(1), undelivered }]);
+}
+
+proptest! {
+    /// Against the definition: indexes in order, neighbours in everything, none that could have been joined left apart.
+    #[test]
+    fn runs_are_as_long_as_they_can_be(
+        breaks in proptest::collection::vec(0u8..6, 1..60),
+        picked in proptest::collection::vec(prop::bool::weighted(0.9), 60),
+        bytes_each in prop::sample::select(vec![0usize, 1, 1000, 20_000, 40_000, 70_000]),
+    ) {
+        let mut plan = neighbours(plan(1, (0, 1), &vec![0; breaks.len()]));
+        for (task, kind) in plan.tasks.iter_mut().zip(&breaks) {
+            match kind {
+                1 => task.attempt += 1,
+                2 => task.slot.slot += 100,
+                _ => {}
+            }
+        }
+        let mut batch = Batch::new(Timestamp(0), plan, SHAPE);
+        for (task, _) in batch.tasks.iter_mut().zip(&breaks).filter(|(_, kind)| **kind == 3) {
+            task.link = LinkId(2);
+        }
+        let indexes: Vec<usize> = (0..breaks.len()).filter(|&index| picked[index]).collect();
+        let runs = batch.runs(&indexes, bytes_each);
+        let are_joined = |before: usize, after: usize| {
+            let (a, b) = (&batch.plan.tasks[before], &batch.plan.tasks[after]);
+            after == before + 1
+                && batch.tasks[before].link == batch.tasks[after].link
+                && b.task.0 == a.task.0 + 1
+                && b.attempt == a.attempt
+                && b.slot.slot == a.slot.slot + 1
+        };
+        let fits = |tasks: usize| tasks == 1 || tasks * bytes_each <= 64 << 10;
+        prop_assert_eq!(runs.iter().cloned().flatten().collect::<Vec<_>>(), indexes);
+        for run in &runs {
+            prop_assert!(fits(run.len()));
+            prop_assert!((run.start + 1..run.end).all(|index| are_joined(index - 1, index)));
+        }
+        for pair in runs.windows(2) {
+            prop_assert!(!are_joined(pair[0].end - 1, pair[1].start) || !fits(pair[0].len() + 1), "{:?}", pair);
+        }
+    }
 }
 
 #[test]

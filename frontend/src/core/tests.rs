@@ -636,6 +636,7 @@ impl World {
             attempt,
             batch_size: 1,
             gpu: 0,
+            tasks: 1,
             stamps: AnswerStamps::default(),
         };
         self.arena.write(slot.answer_offset as usize, header.as_bytes());

@@ -1,4 +1,5 @@
-use proto::{ModelId, SlotDescriptor};
+use proptest::prelude::*;
+use proto::ModelId;
 use repository::{DataType, Model};
 use zerocopy::IntoBytes;
 
@@ -74,6 +75,7 @@ fn done(task: TaskId, payload_bytes: u32) -> AnswerHeader {
         attempt: 0,
         batch_size: 2,
         gpu: 1,
+        tasks: 1,
         stamps: AnswerStamps::default(),
     }
 }
@@ -99,6 +101,100 @@ fn rows_become_tasks_and_their_answers_join_in_the_order_of_rows() {
     assert_eq!((reply.timing.backend, reply.timing.gpu, reply.timing.batch_size), (BACKEND, 1, 2));
     assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_timeout()), (0, None));
     assert_eq!(bench.tasks.poll_message(), None);
+}
+
+#[test]
+fn one_answer_ends_a_run_of_rows() {
+    let mut bench = Bench::new();
+    let request = bench.admit(4).unwrap();
+    let tasks = bench.submitted();
+    assert!(tasks.windows(2).all(|pair| pair[1].1.follows(&pair[0].1)));
+    let (task, slot) = tasks[1];
+    bench.answer(slot, AnswerHeader { tasks: 3, ..done(task, 9) }, &[1, 11, 21, 2, 12, 22, 3, 13, 23]);
+    assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_reply()), (1, None));
+    let (task, slot) = tasks[0];
+    bench.answer(slot, done(task, 3), &[0, 10, 20]);
+    let (replied, reply) = bench.tasks.poll_reply().unwrap();
+    assert_eq!(replied, request);
+    assert_eq!(reply.unwrap().outputs, [vec![0, 10, 1, 11, 2, 12, 3, 13], vec![20, 21, 22, 23]]);
+    assert_eq!((bench.tasks.outstanding(), bench.tasks.counters().answered), (0, 4));
+}
+
+#[test]
+fn an_answer_for_more_than_was_leased_fails_those_that_were() {
+    let failed = |tasks: u16, answered: Option<usize>| {
+        let mut bench = Bench::new();
+        bench.admit(3).unwrap();
+        bench.admit(3).unwrap();
+        let submitted = bench.submitted();
+        if let Some(row) = answered {
+            bench.answer(submitted[row].1, done(submitted[row].0, 3), &[0; 3]);
+        }
+        let (task, slot) = submitted[1];
+        bench.answer(slot, AnswerHeader { tasks, ..done(task, 3) }, &[0; 3]);
+        let error = bench.tasks.poll_reply().unwrap().1.unwrap_err().to_string();
+        (bench.tasks.outstanding(), error.contains("which are not all there"))
+    };
+    assert_eq!(failed(0, None), (5, true));
+    assert_eq!(failed(3, None), (4, true), "the next slot is of another request");
+    assert_eq!(failed(2, Some(2)), (4, true), "the next task has its answer");
+    assert_eq!(failed(u16::MAX, None), (4, true));
+}
+
+proptest! {
+    /// Answers of random backends, right and wrong, against a list of tasks.
+    #[test]
+    fn every_task_ends_once_whatever_backends_say(
+        rows in proptest::collection::vec(1usize..6, 1..5),
+        fenced in proptest::collection::vec(any::<prop::sample::Index>(), 0..4),
+        said in proptest::collection::vec(
+            (any::<prop::sample::Index>(), 0u16..5, 0u16..2, prop::sample::select(vec![0u64, 0, 0, 1])), 0..30),
+    ) {
+        let mut bench = Bench::new();
+        let mut request_of = Vec::new();
+        for (request, &rows) in rows.iter().enumerate() {
+            bench.admit(rows).unwrap();
+            request_of.extend(vec![request; rows]);
+        }
+        let tasks = bench.submitted();
+        // What the oracle knows of each task: its attempt while it has not ended.
+        let mut open = vec![Some(0u16); tasks.len()];
+        for pick in fenced {
+            let row = pick.index(tasks.len());
+            prop_assert_eq!(bench.tasks.handle_fenced(vec![tasks[row].0]), vec![tasks[row].0]);
+            *open[row].as_mut().unwrap() += 1;
+        }
+        let mut stale = 0;
+        for (pick, count, attempt, id_off) in said {
+            let said = pick.index(tasks.len());
+            let (task, slot) = tasks[said];
+            let header = AnswerHeader { tasks: count, attempt, ..done(TaskId(task.0 + id_off), 3 * u32::from(count)) };
+            bench.answer(slot, header, &vec![7; 3 * usize::from(count)]);
+            if open[said] != Some(attempt) || id_off != 0 {
+                stale += 1;
+                continue;
+            }
+            // An answer of none is taken as one of the task that it names, and fails it.
+            for row in said..said + usize::from(count.max(1)) {
+                let is_of_run = request_of.get(row) == Some(&request_of[said]) && open[row] == Some(attempt);
+                if !is_of_run {
+                    break;
+                }
+                open[row] = None;
+            }
+        }
+        prop_assert_eq!(bench.tasks.counters().stale_answers, stale);
+        let left = open.iter().filter(|attempt| attempt.is_some()).count();
+        prop_assert_eq!(bench.tasks.outstanding(), left);
+        let replies = std::iter::from_fn(|| bench.tasks.poll_reply()).count();
+        for (row, attempt) in open.iter().enumerate().filter(|(_, attempt)| attempt.is_some()) {
+            let header = AnswerHeader { attempt: attempt.unwrap(), ..done(tasks[row].0, 3) };
+            bench.answer(tasks[row].1, header, &[7; 3]);
+        }
+        prop_assert_eq!(bench.tasks.outstanding(), 0);
+        let late = std::iter::from_fn(|| bench.tasks.poll_reply()).count();
+        prop_assert_eq!(replies + late, rows.len(), "each request is answered once");
+    }
 }
 
 #[test]

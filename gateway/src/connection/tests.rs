@@ -163,7 +163,8 @@ impl Peer {
     fn answer(&self, task: TaskId, slot: SlotDescriptor, status: AnswerStatus, payload: &[u8]) {
         let payload_bytes = payload.len() as u32;
         let stamps = AnswerStamps::default();
-        let header = AnswerHeader { task: task.0, status, payload_bytes, attempt: 0, batch_size: 3, gpu: 2, stamps };
+        let header =
+            AnswerHeader { task: task.0, status, payload_bytes, attempt: 0, batch_size: 3, gpu: 2, tasks: 1, stamps };
         self.arena.write(slot.answer_offset as usize, header.as_bytes());
         self.arena.write(slot.answer_offset as usize + ANSWER_HEADER_BYTES, payload);
         let immediate = ImmediateData { slot: slot.slot, attempt: 0 }.pack();

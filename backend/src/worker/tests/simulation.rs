@@ -22,10 +22,15 @@ enum Event {
 /// A frontend, and how often it had linked.
 type Link = (FrontendId, u64);
 
-/// A READ or WRITE that has not ended.
+/// A READ or WRITE of a run that has not ended, by the place of its first task.
 struct Outstanding {
     plan: PlanId,
-    task: TaskId,
+    tasks: Vec<TaskId>,
+}
+
+/// The places of a transfer's tasks.
+fn places(first: Place, transfer: &Outstanding) -> impl Iterator<Item = Place> {
+    (first.task..first.task + transfer.tasks.len()).map(move |task| Place { task, ..first })
 }
 
 struct History {
@@ -82,8 +87,13 @@ impl World {
             let exec_at = at + world.rng.random_range(-50..300);
             let latest = exec_at + world.rng.random_range(-5..150);
             let size = world.rng.random_range(1..=SHAPE.batch_max);
-            let frontends: Vec<u32> = (0..size).map(|_| world.rng.random_range(0..FRONTENDS)).collect();
+            let mut frontends: Vec<u32> = (0..size).map(|_| world.rng.random_range(0..FRONTENDS)).collect();
+            let as_neighbours = world.rng.random_bool(0.7);
+            if as_neighbours {
+                frontends.sort_unstable();
+            }
             let plan = plan(id, (exec_at, latest), &frontends);
+            let plan = if as_neighbours { neighbours(plan) } else { plan };
             for task in &plan.tasks {
                 if world.rng.random_bool(0.1) {
                     let hangs_up_at = at + world.rng.random_range(0..400);
@@ -173,18 +183,18 @@ impl World {
             }
             Event::Fetched { place, link } => {
                 let arrived = self.is_up(link) && self.rng.random_bool(0.98);
-                let Outstanding { plan, .. } = self.reads.remove(&place).unwrap();
+                let Outstanding { plan, tasks } = self.reads.remove(&place).unwrap();
                 if arrived {
-                    self.plans.get_mut(&plan).unwrap().fetched.insert(place.task);
+                    self.plans.get_mut(&plan).unwrap().fetched.extend(place.task..place.task + tasks.len());
                 }
                 self.worker.handle_fetched(self.now, place, arrived);
             }
             Event::Pushed { place, link } => {
                 // A WRITE may have arrived although the link broke before its acknowledgement did.
                 let arrived = self.rng.random_bool(if self.is_up(link) { 0.98 } else { 0.5 });
-                let Outstanding { task, .. } = self.writes.remove(&place).unwrap();
+                let Outstanding { tasks, .. } = self.writes.remove(&place).unwrap();
                 if arrived {
-                    self.end(task, "answered");
+                    tasks.into_iter().for_each(|task| self.end(task, "answered"));
                 }
                 self.worker.handle_pushed(self.now, place, arrived);
             }
@@ -202,24 +212,33 @@ impl World {
 
     fn perform(&mut self, action: Action) {
         match action {
-            Action::Fetch { place, task, input_offset, .. } => {
+            Action::Fetch { place, tasks, task, input_offset, .. } => {
                 let frontend = task.frontend();
-                let outstanding = self.check_transfer(place, frontend, input_offset);
-                assert!(self.reads.insert(place, outstanding).is_none(), "two READs into {place:?}");
+                let outstanding = self.check_transfer(place, tasks, frontend);
+                let slot = |index: usize| self.plans[&outstanding.plan].plan.tasks[place.task + index].slot;
+                let ahead = |index: usize| input_offset + (index * SHAPE.input_bytes) as u64;
+                assert!((0..tasks).all(|index| slot(index).input_offset == ahead(index)), "{place:?} reads another's");
+                self.check_free(place, &outstanding);
+                self.reads.insert(place, outstanding);
                 let event = Event::Fetched { place, link: self.link(frontend) };
                 let at = self.after(60);
                 self.schedule(at, event);
             }
             Action::Push(Push { place, frontend, answer_offset, header, .. }) => {
-                let outstanding = self.check_transfer(place, frontend, answer_offset);
+                let outstanding = self.check_transfer(place, usize::from(header.tasks), frontend);
+                let first = &self.plans[&outstanding.plan].plan.tasks[place.task];
+                assert_eq!((header.task, answer_offset), (first.task.0, first.slot.answer_offset));
                 self.check_answer(&header, &outstanding);
-                assert!(!self.reads.contains_key(&place), "{place:?} is pushed while it is fetched");
-                assert!(self.writes.insert(place, outstanding).is_none(), "two WRITEs from {place:?}");
+                self.check_free(place, &outstanding);
+                self.writes.insert(place, outstanding);
                 let event = Event::Pushed { place, link: self.link(frontend) };
                 let at = self.after(30);
                 self.schedule(at, event);
             }
-            Action::Execute { buffer, tasks, exec_at, latest, .. } => self.execute(buffer, &tasks, (exec_at, latest)),
+            Action::Execute { buffer, runs, exec_at, latest, .. } => {
+                let tasks: Vec<usize> = runs.into_iter().flatten().collect();
+                self.execute(buffer, &tasks, (exec_at, latest));
+            }
             Action::Report(BackendToScheduler::PlanDone { plan, outcome, undelivered, .. }) => {
                 undelivered.into_iter().for_each(|failed| self.end(failed.task, "undelivered"));
                 let history = self.plans.get_mut(&plan).unwrap();
@@ -236,7 +255,8 @@ impl World {
             }
             Action::Report(BackendToScheduler::Cancelled { plan, task }) => {
                 assert!(!self.plans[&plan].answered);
-                let touches = self.reads.values().chain(self.writes.values()).any(|transfer| transfer.task == task);
+                let mut transfers = self.reads.values().chain(self.writes.values());
+                let touches = transfers.any(|transfer| transfer.tasks.contains(&task));
                 assert!(!touches, "{task:?} is given up while its slot is being read or written");
                 self.end(task, "cancelled");
             }
@@ -245,26 +265,42 @@ impl World {
     }
 
     /// A transfer must be of the plan that holds its buffer, and go over the link that its plan arrived under.
-    fn check_transfer(&self, place: Place, frontend: FrontendId, offset: u64) -> Outstanding {
-        let plan = PlanId(offset / 100);
+    fn check_transfer(&mut self, place: Place, tasks: usize, frontend: FrontendId) -> Outstanding {
+        let plan = self.worker.buffers[place.buffer].as_ref().unwrap().plan.plan;
         let history = &self.plans[&plan];
-        let task = history.plan.tasks[place.task].task;
-        assert_eq!((task.frontend(), offset % 100), (frontend, place.task as u64));
+        let of_run = place.task..place.task + tasks;
         assert!(self.linked[frontend.0 as usize], "{frontend:?} is touched while it is away");
-        assert_eq!(history.links[place.task], Some(self.link(frontend)), "{task:?} is touched over a later link");
-        assert_ne!(self.ends.get(&task), Some(&"cancelled"), "{task:?} is touched though its slot may be another's");
-        let others = self.reads.iter().chain(&self.writes).filter(|(other, _)| other.buffer == place.buffer);
-        for (other, outstanding) in others {
-            assert_eq!(outstanding.plan, plan, "{other:?} is reused while a transfer is outstanding there");
+        for planned in &history.plan.tasks[of_run.clone()] {
+            let task = planned.task;
+            assert_eq!(task.frontend(), frontend, "{task:?} is not in this frontend's memory");
+            assert_ne!(
+                self.ends.get(&task),
+                Some(&"cancelled"),
+                "{task:?} is touched though its slot may be another's"
+            );
+        }
+        for link in &history.links[of_run.clone()] {
+            assert_eq!(*link, Some(self.link(frontend)), "{place:?} is touched over a later link");
         }
         if let Some((_, executing)) = self.executing.filter(|(buffer, _)| *buffer == place.buffer) {
             assert_eq!(executing, plan, "buffer {} is reused while it executes", place.buffer);
         }
-        Outstanding { plan, task }
+        let tasks: Vec<TaskId> = history.plan.tasks[of_run].iter().map(|planned| planned.task).collect();
+        self.seen.extend((tasks.len() > 1).then_some("run"));
+        Outstanding { plan, tasks }
+    }
+
+    /// No place has two transfers at a time, and no buffer those of two plans.
+    fn check_free(&self, place: Place, outstanding: &Outstanding) {
+        let others = self.reads.iter().chain(&self.writes).filter(|(other, _)| other.buffer == place.buffer);
+        for (other, transfer) in others {
+            assert_eq!(transfer.plan, outstanding.plan, "{other:?} is reused while a transfer is outstanding there");
+            let is_shared = places(*other, transfer).any(|taken| places(place, outstanding).any(|own| own == taken));
+            assert!(!is_shared, "two transfers at once at {place:?}");
+        }
     }
 
     fn check_answer(&mut self, header: &AnswerHeader, to: &Outstanding) {
-        assert_eq!(header.task, to.task.0);
         let executed = self.plans[&to.plan].executed.is_some();
         self.seen.insert(match header.status {
             AnswerStatus::Done => "done",
@@ -343,6 +379,7 @@ fn histories_keep_every_invariant() {
         "failed",
         "late start",
         "queue full",
+        "run",
         "straggler",
         "undelivered",
         "window missed",
