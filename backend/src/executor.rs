@@ -1,6 +1,6 @@
 //! Step 8: what runs a batch. An executor is loaded once for a model and shared by the GPUs that host it.
 //!
-//! Executors read no clock: whoever calls them measures them ([`crate::drive::profile`]), or, if they only emulate a
+//! Executors read no clock: whoever calls them measures them (`drive::profile`), or, if they only emulate a
 //! GPU, keeps their time for them.
 
 mod emulated;

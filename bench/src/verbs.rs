@@ -2,8 +2,8 @@
 //! UDP socket and a TCP socket that move the same objects.
 //!
 //! A pair of threads plays the two ends of every contestant in turn, in many small rounds: what else runs on the
-//! machine then slows all of them alike, and their ratios hold. An arm is added by implementing [`measure::Initiator`]
-//! and [`measure::Target`].
+//! machine then slows all of them alike, and their ratios hold. An arm is added by implementing `measure::Initiator`
+//! and `measure::Target`.
 
 mod device;
 mod exchange;

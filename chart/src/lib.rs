@@ -76,7 +76,7 @@ pub struct Series {
     pub name: String,
     /// How it is drawn.
     pub mark: Mark,
-    /// The same look for the same number; see [`look`].
+    /// The same look for the same number; see `look`.
     pub look: usize,
     /// x and y. For bars x is the index of the group.
     pub points: Vec<(f64, f64)>,
@@ -118,7 +118,7 @@ pub struct Slice {
     pub x: (f64, f64),
     /// Within it.
     pub text: String,
-    /// See [`look`].
+    /// See `look`.
     pub look: usize,
 }
 

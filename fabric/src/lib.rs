@@ -2,7 +2,7 @@
 //! simulated network, while processes crash, links end late or one way, executors hang and clocks drift.
 //!
 //! A run serves requests without faults, then with them, then waits until all has settled, and serves again. After
-//! every step the invariants of ARCHITECTURE.md are checked, from outside ([`oracle`]); at the end everything has
+//! every step the invariants of ARCHITECTURE.md are checked, from outside (`oracle`); at the end everything has
 //! ended, and requests are served as before. The same seed and faults give the same run.
 //!
 //! | file | holds |

@@ -1,7 +1,7 @@
 //! `downbeat figures`: the figures of the papers that this project follows, and proofs of its own claims, as SVG and
 //! CSV.
 //!
-//! A figure is one file that defines a [`Figure`], and one row of [`FIGURES`].
+//! A figure is one file that defines a `Figure`, and one row of `FIGURES`.
 #![forbid(unsafe_code)]
 
 use std::{

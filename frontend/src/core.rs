@@ -1,7 +1,7 @@
 //! Steps 1 to 3 and 10: the frontend as a state machine. It takes requests and transport events with the time, and
 //! gives replies and what the driver is to do with connections. It does no IO and reads no clock.
 //!
-//! Losing the scheduler ([`session`](crate::session)) ends every request and disconnects every backend; once the last
+//! Losing the scheduler (`session`) ends every request and disconnects every backend; once the last
 //! link is down no slot can be reached, so all are free, and it waits to connect again. A task is submitted to the
 //! ModelThread that owns its model then, and cancelled there, whoever owns the model later.
 

@@ -3,7 +3,7 @@
 //!
 //! Clockwork (section 5) predicts each action by its last ten durations. Here what is kept of an execution is how long
 //! it took against the offer at its batch size, so that rare sizes profit from frequent ones and the shape of the
-//! offer stays (an estimate never decreases in b). A GPU's factor is the median of its last [`WINDOW`]: single outliers
+//! offer stays (an estimate never decreases in b). A GPU's factor is the median of its last `WINDOW`: single outliers
 //! are what windows and the network's jitter are for, what lasts is what is learned. GPUs whose offers are alike are a
 //! kind, and the kind's factor is that of its slowest GPU; it follows when it is off by more than [`TOLERANCE`], so
 //! that noise changes nothing.
