@@ -46,7 +46,8 @@ struct Shadow {
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
     tasks: BTreeMap<(Node, TaskId), Shadow>,
-    /// By frontend and where they start: where the inputs and the places of answers in use end, and whose they were last.
+    /// By frontend and where they start: where the inputs and the places of answers in use end, and whose they were
+    /// last.
     areas: BTreeMap<(Node, u64), (u64, TaskId)>,
     violation: Option<Violation>,
 }

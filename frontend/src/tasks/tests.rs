@@ -175,12 +175,9 @@ proptest! {
                 continue;
             }
             // An answer of none is taken as one of the task that it names, and fails it.
-            for row in said..said + usize::from(count.max(1)) {
-                let is_of_run = request_of.get(row) == Some(&request_of[said]) && open[row] == Some(attempt);
-                if !is_of_run {
-                    break;
-                }
-                open[row] = None;
+            let rows = open.iter_mut().zip(&request_of).skip(said).take(usize::from(count.max(1)));
+            for (row, _) in rows.take_while(|(row, request)| *request == &request_of[said] && **row == Some(attempt)) {
+                *row = None;
             }
         }
         prop_assert_eq!(bench.tasks.counters().stale_answers, stale);

@@ -1,0 +1,219 @@
+//! Single rules, with a world that does nothing by itself.
+
+use super::*;
+
+/// A world whose frontend has joined, without faults and clients.
+fn joined() -> World {
+    let mut world = World::new(0, 0);
+    world.later.clear();
+    world.welcome_now(Vec::new());
+    world
+}
+
+impl World {
+    /// A welcome that names these ModelThreads.
+    fn welcome_now(&mut self, addresses: Vec<String>) {
+        self.core.handle_timeout(self.now);
+        let to = Destination::Scheduler;
+        assert!(matches!(self.core.poll_output(), Some(Output::Connect { to: found, .. }) if found == to));
+        let connection = self.connection();
+        self.core.handle_connecting(to, connection);
+        let model_threads = ModelThreads { addresses, pass: PASS };
+        let welcome = encode(&FrontendWelcome { frontend: FrontendId(1), model_threads });
+        self.core.handle_event(self.now, Event::Connected { connection, welcome }, &self.arena);
+        self.scheduler = Some((connection, FrontendId(1)));
+    }
+
+    /// A backend's link is offered. If it is taken, which others are cut off for it.
+    fn link_now(&mut self, backend: u32, link: u32) -> (ConnectionId, Option<Vec<ConnectionId>>) {
+        let (connection, peer) = (self.connection(), "127.0.0.1:1".parse().unwrap());
+        let hello = encode(&LinkHello { backend: BackendId(backend), frontend: FrontendId(1), link: LinkId(link) });
+        self.core.handle_event(self.now, Event::Incoming { connection, peer, hello }, &self.arena);
+        let (mut taken, mut cut) = (false, Vec::new());
+        while let Some(output) = self.core.poll_output() {
+            taken |= matches!(output, Output::Accept { .. });
+            cut.extend(if let Output::Disconnect { connection } = output { Some(connection) } else { None });
+        }
+        (connection, taken.then_some(cut))
+    }
+
+    fn tell_now(&mut self, message: &SchedulerToFrontend) {
+        let (connection, _) = self.scheduler.unwrap();
+        self.core.handle_event(self.now, Event::Message { connection, frame: encode(message) }, &self.arena);
+    }
+
+    fn offer_now(&mut self, gpus: u32) {
+        let (name, version) = ("m0".to_owned(), "1".to_owned());
+        let least_latency = Span::from_millis(5);
+        self.tell_now(&SchedulerToFrontend::Model {
+            model_thread: ModelThreadId(0),
+            model: ModelId(0),
+            name,
+            version,
+            gpus,
+            least_latency,
+        });
+    }
+
+    fn request_now(&mut self) -> Result<RequestId, InferError> {
+        let inputs = vec![vec![0; INPUT].into()];
+        let request = CheckedRequest { model: 0, rows: 1, inputs, slo: Span::from_millis(30), priority: 0 };
+        self.core.handle_request(self.now, &request, &self.arena)
+    }
+
+    fn frames(&mut self) -> Vec<Vec<FrontendToScheduler>> {
+        let outputs: Vec<Output> = std::iter::from_fn(|| self.core.poll_output()).collect();
+        let read = |output| match output {
+            Output::Send { frame, .. } => read_frame(&frame).map(Result::unwrap).collect(),
+            other => panic!("found {other:?}, expected a frame"),
+        };
+        outputs.into_iter().map(read).collect()
+    }
+}
+
+#[test]
+fn a_model_is_ready_once_the_clock_is_known_and_a_gpu_hosts_it() {
+    let mut world = joined();
+    assert_eq!(world.request_now(), Err(InferError::NoScheduler), "no clock yet");
+    let reply = ClockReply { sent_at: world.now, received_at: world.now, replied_at: world.now };
+    world.tell_now(&SchedulerToFrontend::Clock(reply));
+    let no_backend = Err(InferError::NoBackend { model: "m0".to_owned() });
+    assert_eq!((world.request_now(), world.core.is_ready()), (no_backend.clone(), false));
+    world.offer_now(1);
+    assert!(world.request_now().is_ok() && world.core.is_ready());
+    world.offer_now(0);
+    assert_eq!((world.request_now(), world.core.is_ready()), (no_backend, false));
+}
+
+#[test]
+fn the_messages_of_one_turn_share_a_frame() {
+    let mut world = joined();
+    let reply = ClockReply { sent_at: world.now, received_at: world.now, replied_at: world.now };
+    world.tell_now(&SchedulerToFrontend::Clock(reply));
+    world.offer_now(1);
+    world.frames();
+    let requests: Vec<RequestId> = (0..30).map(|_| world.request_now().unwrap()).collect();
+    world.core.handle_cancel(requests[7]);
+    let frames = world.frames();
+    assert_eq!(frames.iter().map(Vec::len).collect::<Vec<_>>(), [31]);
+}
+
+#[test]
+fn a_link_that_was_meant_for_another_frontend_is_refused() {
+    let mut world = joined();
+    world.frames();
+    let hello =
+        |frontend| encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(frontend), link: LinkId(1) });
+    for (hello, refused) in [(hello(2), true), (vec![1], true), (hello(1), false)] {
+        let connection = world.connection();
+        let peer = "127.0.0.1:1".parse().unwrap();
+        world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
+        assert_eq!(matches!(world.core.poll_output(), Some(Output::Refuse { .. })), refused);
+    }
+}
+
+#[test]
+fn a_fence_cuts_off_links_up_to_the_one_that_failed_and_no_newer_one() {
+    let mut world = joined();
+    world.frames();
+    let (former, _) = world.link_now(1, 4);
+    let reason = DisconnectReason("it broke".to_owned());
+    world.core.handle_event(world.now, Event::Disconnected { connection: former, reason }, &world.arena);
+    let ((newer, taken), (other, _)) = (world.link_now(1, 6), world.link_now(2, 3));
+    assert_eq!(taken, Some(vec![]));
+    world.tell_now(&SchedulerToFrontend::Fence { backend: BackendId(1), link: LinkId(5), tasks: vec![] });
+    let fenced = FrontendToScheduler::Fenced { backend: BackendId(1), unanswered: vec![] };
+    assert_eq!(world.frames(), [vec![fenced]], "answered at once, and nobody is cut off");
+    assert_eq!(world.link_now(1, 5).1, None, "a link that was fenced off comes late");
+    assert_eq!(world.link_now(2, 4).1, Some(vec![other]), "a backend has one link");
+    world.tell_now(&SchedulerToFrontend::Fence { backend: BackendId(1), link: LinkId(6), tasks: vec![] });
+    assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection: newer }));
+    assert_eq!(world.core.poll_output(), None, "the answer waits until the link is down");
+}
+
+#[test]
+fn a_welcome_with_bad_model_threads_ends_the_session_with_the_reason() {
+    let many = vec!["127.0.0.1:1".to_owned(); usize::from(ModelThreadId::COUNT_MAX) + 1];
+    for addresses in [vec!["127.0.0.1".to_owned()], vec!["127.0.0.1:1".to_owned(), "x".repeat(500)], many] {
+        let mut world = World::new(0, 0);
+        world.welcome_now(addresses);
+        let (connection, _) = world.scheduler.unwrap();
+        assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection }));
+        assert_eq!(world.core.poll_output(), None);
+        assert_eq!(world.core.poll_timeout(), Some(world.now + RETRY_FIRST));
+    }
+}
+
+#[test]
+fn a_model_of_no_known_thread_ends_the_session() {
+    let mut world = joined();
+    world.frames();
+    let (name, version) = ("m0".to_owned(), "1".to_owned());
+    let (model, least_latency) = (ModelId(0), Span::from_millis(5));
+    world.tell_now(&SchedulerToFrontend::Model {
+        model_thread: ModelThreadId(1),
+        model,
+        name,
+        version,
+        gpus: 1,
+        least_latency,
+    });
+    let (connection, _) = world.scheduler.unwrap();
+    assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection }));
+}
+
+#[test]
+fn it_has_joined_once_every_model_thread_is_up() {
+    let mut world = World::new(0, 0);
+    world.welcome_now([0, 1].map(|id| thread_address(id).to_string()).to_vec());
+    let mut lines = Vec::new();
+    let mut frames = 0;
+    while let Some(output) = world.core.poll_output() {
+        match output {
+            Output::Connect { to, .. } => {
+                lines.push(world.connection());
+                world.core.handle_connecting(to, lines[lines.len() - 1]);
+            }
+            Output::Send { .. } => frames += 1,
+            other => panic!("found {other:?}"),
+        }
+    }
+    assert_eq!((lines.len(), frames), (2, 1), "the clock is asked for meanwhile");
+    for &connection in &lines {
+        assert!(!world.core.has_scheduler());
+        world.core.handle_event(world.now, Event::Connected { connection, welcome: vec![] }, &world.arena);
+    }
+    assert!(world.core.has_scheduler());
+    let reason = DisconnectReason("its thread is gone".to_owned());
+    world.core.handle_event(world.now, Event::Disconnected { connection: lines[1], reason }, &world.arena);
+    assert!(!world.core.has_scheduler());
+    let ended: Vec<Output> = std::iter::from_fn(|| world.core.poll_output()).collect();
+    let (scheduler, _) = world.scheduler.unwrap();
+    let expected = [scheduler, lines[0], lines[1]].map(|connection| Output::Disconnect { connection });
+    assert_eq!(ended, expected);
+}
+
+#[test]
+fn a_backend_is_told_the_key_as_it_is_now() {
+    let mut world = joined();
+    world.frames();
+    world.core.handle_event(world.now, Event::KeyChanged { lkey: 1, rkey: 77 }, &world.arena);
+    let (connection, peer) = (world.connection(), "127.0.0.1:1".parse().unwrap());
+    let hello = encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(1), link: LinkId(1) });
+    world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
+    let Some(Output::Accept { welcome, .. }) = world.core.poll_output() else { panic!("not accepted") };
+    assert_eq!(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().arena_rkey, 77);
+}
+
+#[test]
+fn a_scheduler_that_breaks_the_protocol_is_left_and_joined_again() {
+    let mut world = joined();
+    let (connection, _) = world.scheduler.unwrap();
+    let frame = vec![0xff; 9];
+    world.core.handle_event(world.now, Event::Message { connection, frame }, &world.arena);
+    assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection }));
+    let again = world.core.poll_timeout().unwrap();
+    assert_eq!(again, world.now + RETRY_FIRST);
+    world.core.handle_timeout(again);
+    assert!(matches!(world.core.poll_output(), Some(Output::Connect { .. })));
+}
