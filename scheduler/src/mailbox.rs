@@ -275,8 +275,8 @@ impl Slot {
     }
 }
 
-/// `rtrb`'s rings as far as they are used here, for loom to see: it is checked elsewhere, and here only what is built on
-/// it.
+/// `rtrb`'s rings as far as they are used here, for loom to see. They are checked elsewhere; here only what is built
+/// on them.
 #[cfg(loom)]
 mod ring_model {
     use std::collections::VecDeque;
