@@ -9,13 +9,10 @@
 //! the clock.
 #![allow(clippy::disallowed_methods)]
 
-use std::{
-    sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender, SyncSender},
-    thread,
-    time::Instant,
-};
+use std::{thread, time::Instant};
 
 use cli::CommandError;
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender};
 use proto::{GpuId, ModelId, Span, TaskId, Timestamp};
 use scheduler::{Batch, ModelConfig, NetworkBudget, Planner, PlannerOutput, Task, task_queue::Queued};
 use sim::{
@@ -87,8 +84,8 @@ pub fn run(workload: &Workload, options: &Options, progress: &mut dyn FnMut(f64)
     let end = Timestamp::ZERO + Span::from_secs_f64(options.seconds);
     let arrivals = Arrivals::random(workload, options.rate_rps, options.seed, end);
     let faults = FaultSource::new(workload.faults, workload.gpus, options.seed);
-    let (to_scheduler, inbox) = mpsc::sync_channel(MESSAGES_MAX);
-    let (to_gpus, batches) = mpsc::channel();
+    let (to_scheduler, inbox) = crossbeam_channel::bounded(MESSAGES_MAX);
+    let (to_gpus, batches) = crossbeam_channel::unbounded();
     let clock = Clock(Instant::now());
     let (checker, recorder) = thread::scope(|scope| {
         // They end with this closure, and with them the threads that wait at their other ends.
@@ -105,7 +102,7 @@ pub fn run(workload: &Workload, options: &Options, progress: &mut dyn FnMut(f64)
 }
 
 /// Sends every request when its time has come.
-fn generate(clock: Clock, mut arrivals: Arrivals, to_scheduler: &SyncSender<ToScheduler>) {
+fn generate(clock: Clock, mut arrivals: Arrivals, to_scheduler: &Sender<ToScheduler>) {
     let mut behind = Span::ZERO;
     while let Some(at) = arrivals.peek()
         && behind <= BEHIND_MAX
@@ -141,7 +138,7 @@ fn run_gpus(
     workload: &Workload,
     mut faults: FaultSource,
     batches: &Receiver<ToGpus>,
-    to_scheduler: &SyncSender<ToScheduler>,
+    to_scheduler: &Sender<ToScheduler>,
 ) {
     let mut gpus = Gpus::new(workload.gpus as usize);
     let mut duration = |started_at, batch: &Batch<Request>| faults.duration(started_at, workload, batch);

@@ -406,8 +406,8 @@ impl Core {
                     model_thread.0
                 ));
             }
-            SchedulerToFrontend::Model { model, name, version, gpus, least_latency, model_thread } => {
-                let offer = Offer { id: model, model_thread, gpus, least_latency };
+            SchedulerToFrontend::Model { model, name, version, gpus, least_latency, network, model_thread } => {
+                let offer = Offer { id: model, model_thread, gpus, least_latency, network };
                 if self.models.handle_offer(&name, &version, offer) {
                     tracing::info!("model '{name}' version {version}: {gpus} GPUs, at least {least_latency}");
                 } else {

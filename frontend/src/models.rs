@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, rc::Rc};
 
-use proto::{ModelId, ModelThreadId, Span, scheduler_to_frontend::ModelState};
+use proto::{
+    ModelId, ModelThreadId, Span,
+    scheduler_to_frontend::{ModelState, NetworkTimes},
+};
 use repository::Model;
 
 use crate::{error::InferError, slots::SlotSize};
@@ -31,6 +34,8 @@ pub struct Offer {
     pub gpus: u32,
     /// The least time from submission to answer.
     pub least_latency: Span,
+    /// The network's part of that.
+    pub network: NetworkTimes,
 }
 
 /// All models. One that has come keeps its index.

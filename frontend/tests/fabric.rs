@@ -12,7 +12,7 @@ use proto::{
     frame::read_frame,
     frontend_to_scheduler::FrontendToScheduler,
     hello::{ModelThreads, SchedulerHello},
-    scheduler_to_frontend::{FrontendWelcome, SchedulerToFrontend},
+    scheduler_to_frontend::{FrontendWelcome, NetworkTimes, SchedulerToFrontend},
     slot::ImmediateData,
     stages::AnswerStamps,
 };
@@ -197,6 +197,7 @@ impl Fabric {
                     version: "1".to_owned(),
                     gpus: 1,
                     least_latency: Span::from_millis(1),
+                    network: NetworkTimes::default(),
                 });
             }
             Event::ReadDone { result: Ok(()), .. } => self.on_read(),

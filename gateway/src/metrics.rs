@@ -10,12 +10,12 @@ use frontend::{
     tasks::{Reply, Timing},
 };
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder, exponential_buckets,
 };
 use proto::{
     Span,
-    scheduler_to_frontend::{DropReason, SchedulerLoad},
+    scheduler_to_frontend::{DropReason, NetworkTimes, SchedulerLoad},
 };
 use repository::Model;
 
@@ -100,6 +100,7 @@ pub struct Metrics {
     /// By index in the model table.
     models: RefCell<Vec<ModelMetrics>>,
     pending: IntGaugeVec,
+    network: GaugeVec,
     slots: IntGauge,
     backends: IntGauge,
     scheduler: IntGauge,
@@ -252,6 +253,16 @@ impl Default for Metrics {
                     &MODEL,
                 ),
             ),
+            network: registered(
+                &registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "downbeat_network_budget_seconds",
+                        "What the scheduler plans with for the way of a plan (ctrl), of one input (data) and of an answer (resp)",
+                    ),
+                    &["model", "version", "part"],
+                ),
+            ),
             slots: gauge("downbeat_slots_in_use", "Slots of registered memory that are leased"),
             backends: gauge("downbeat_backends_linked", "Backends that can reach our slots"),
             scheduler: gauge("downbeat_scheduler_connected", "1 while there is a connection to the scheduler"),
@@ -335,6 +346,14 @@ impl Metrics {
     pub fn text(&self, core: &Core, pending: impl Fn(usize) -> usize) -> String {
         for (index, of) in self.models.borrow().iter().enumerate() {
             self.pending.with_label_values(&[&of.name, &of.version]).set(pending(index) as i64);
+        }
+        for served in core.models().iter() {
+            // A model that nobody offers any more is not planned with anything.
+            let NetworkTimes { ctrl, data, resp } = served.offer.map_or_else(Default::default, |offer| offer.network);
+            for (part, time) in [("ctrl", ctrl), ("data", data), ("resp", resp)] {
+                let gauge = self.network.with_label_values(&[&served.model.name[..], &served.model.version, part]);
+                gauge.set(seconds(time.0));
+            }
         }
         self.slots.set(core.outstanding() as i64);
         self.backends.set(core.backends_linked() as i64);

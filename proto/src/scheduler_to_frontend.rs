@@ -57,6 +57,18 @@ pub struct SchedulerLoad {
     pub gpus: u32,
 }
 
+/// What the scheduler reckons with for the network's part of a task's way (Symphony, section 5.6): a high percentile of
+/// what it has seen, and at most what is configured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, SchemaRead, SchemaWrite)]
+pub struct NetworkTimes {
+    /// From a grant to its plan's arrival at a backend.
+    pub ctrl: Span,
+    /// To READ one task's input.
+    pub data: Span,
+    /// From the end of execution to the answer's arrival.
+    pub resp: Span,
+}
+
 /// A message to a frontend.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub enum SchedulerToFrontend {
@@ -93,6 +105,8 @@ pub enum SchedulerToFrontend {
         gpus: u32,
         /// The least time from submission to answer: l(1) and the network budget. A shorter SLO can never be met.
         least_latency: Span,
+        /// The network's part of that.
+        network: NetworkTimes,
         /// Which ModelThread owns it: its tasks are submitted there.
         model_thread: ModelThreadId,
     },

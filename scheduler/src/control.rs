@@ -23,7 +23,7 @@ use proto::{
     frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
     hello::{Member, ModelThreads},
     scheduler_to_backend::{BackendWelcome, SchedulerToBackend},
-    scheduler_to_frontend::{FrontendWelcome, SchedulerLoad, SchedulerToFrontend},
+    scheduler_to_frontend::{FrontendWelcome, NetworkTimes, SchedulerLoad, SchedulerToFrontend},
 };
 
 use rand_chacha::{
@@ -40,7 +40,7 @@ use crate::{
 use balance::Balance;
 use changes::Changes;
 pub use members::JoinError;
-use members::Members;
+use members::{Members, Told};
 
 /// What control plans with and deals to.
 #[derive(Debug, Clone)]
@@ -449,10 +449,12 @@ impl Control {
             let entry = &self.members.models[id.0 as usize];
             // Its owner has yet to say.
             let Some((execution, budget)) = entry.planned else { continue };
-            let least_latency = execution + budget.delay(1) + self.resp.planned();
+            let resp = self.resp.planned();
+            let network = NetworkTimes { ctrl: budget.ctrl, data: budget.data_per_task, resp };
+            let least_latency = execution + budget.delay(1) + resp;
             for (&frontend, member) in &self.members.frontends {
                 let gpus = if self.members.is_served(frontend) { entry.hosts } else { 0 };
-                let told = (gpus, least_latency, entry.owner);
+                let told = Told { gpus, least_latency, network, model_thread: entry.owner };
                 if member.told.get(&id) != Some(&told) {
                     news.push((frontend, id, told));
                 }
@@ -463,8 +465,9 @@ impl Control {
             member.told.insert(model, told);
             let entry = &self.members.models[model.0 as usize];
             let (name, version) = (entry.name.clone(), entry.version.clone());
-            let (gpus, least_latency, model_thread) = told;
-            let message = SchedulerToFrontend::Model { model, name, version, gpus, least_latency, model_thread };
+            let Told { gpus, least_latency, network, model_thread } = told;
+            let message =
+                SchedulerToFrontend::Model { model, name, version, gpus, least_latency, network, model_thread };
             self.outputs.push_back(ControlOutput::ToFrontend(frontend, message));
         }
     }

@@ -3,10 +3,10 @@
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
     thread::{Builder, JoinHandle},
 };
 
+use crossbeam_channel::{Receiver, Sender};
 use proto::{Span, Timestamp};
 use transport::{Clock, Region, Waker};
 
@@ -38,17 +38,17 @@ pub(super) struct Finished {
 
 /// The threads.
 pub(super) struct Gpus {
-    jobs: Vec<SyncSender<Job>>,
+    jobs: Vec<Sender<Job>>,
     finished: Option<Receiver<Finished>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Gpus {
     pub(super) fn start(clock: Clock, count: usize) -> io::Result<Self> {
-        let (finished_sender, finished) = sync_channel(count * (JOBS_MAX + 1));
+        let (finished_sender, finished) = crossbeam_channel::bounded(count * (JOBS_MAX + 1));
         let mut gpus = Self { jobs: Vec::new(), finished: Some(finished), threads: Vec::new() };
         for gpu in 0..count {
-            let (sender, jobs) = sync_channel(JOBS_MAX);
+            let (sender, jobs) = crossbeam_channel::bounded(JOBS_MAX);
             let finished = finished_sender.clone();
             let thread = Builder::new().name(format!("gpu-{gpu}"));
             gpus.threads.push(thread.spawn(move || run_jobs(clock, gpu, &jobs, &finished))?);
@@ -79,7 +79,7 @@ impl Drop for Gpus {
     }
 }
 
-fn run_jobs(clock: Clock, gpu: usize, jobs: &Receiver<Job>, finished: &SyncSender<Finished>) {
+fn run_jobs(clock: Clock, gpu: usize, jobs: &Receiver<Job>, finished: &Sender<Finished>) {
     super::reduce_timer_slack();
     let mut scratch = Scratch::default();
     for job in jobs {

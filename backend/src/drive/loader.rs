@@ -4,10 +4,10 @@
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
     thread::Builder,
 };
 
+use crossbeam_channel::{Receiver, Sender};
 use proto::LoadId;
 use transport::{Clock, Waker};
 
@@ -39,14 +39,14 @@ pub(super) struct Done {
 
 /// The thread. It ends after its present load when this is dropped.
 pub(super) struct Loader {
-    jobs: SyncSender<Job>,
+    jobs: Sender<Job>,
     done: Receiver<Done>,
 }
 
 impl Loader {
     pub(super) fn start(clock: Clock, config: Config) -> io::Result<Self> {
-        let (jobs, to_do) = sync_channel(JOBS_MAX);
-        let (results, done) = sync_channel(JOBS_MAX);
+        let (jobs, to_do) = crossbeam_channel::bounded(JOBS_MAX);
+        let (results, done) = crossbeam_channel::bounded(JOBS_MAX);
         Builder::new().name("loader".to_owned()).spawn(move || run(clock, &config, &to_do, &results))?;
         Ok(Self { jobs, done })
     }
@@ -62,7 +62,7 @@ impl Loader {
     }
 }
 
-fn run(clock: Clock, config: &Config, jobs: &Receiver<Job>, results: &SyncSender<Done>) {
+fn run(clock: Clock, config: &Config, jobs: &Receiver<Job>, results: &Sender<Done>) {
     for Job { session, load, name, waker } in jobs {
         let result = catch_unwind(AssertUnwindSafe(|| load_named(clock, config, &name)));
         let result = result.unwrap_or_else(|_| Err(format!("loading {name} panicked; see the backend's log")));

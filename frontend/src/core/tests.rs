@@ -9,7 +9,7 @@ use proto::{
     backend_to_frontend::{AnswerHeader, AnswerStatus},
     clock::ClockReply,
     hello::{Member, MemberHello, ModelThreads, SchedulerHello},
-    scheduler_to_frontend::{DropReason, FrontendWelcome},
+    scheduler_to_frontend::{DropReason, FrontendWelcome, NetworkTimes},
     slot::ImmediateData,
     stages::AnswerStamps,
 };
@@ -220,6 +220,7 @@ impl World {
                 version: "1".to_owned(),
                 gpus: self.links.len() as u32,
                 least_latency: Span::from_millis(5),
+                network: NetworkTimes::default(),
             };
             self.tell(self.scheduler.map(|(connection, _)| connection), &message);
         }

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use proto::ModelId;
+use proto::{ModelId, scheduler_to_frontend::NetworkTimes};
 use repository::{DataType, Model};
 use zerocopy::IntoBytes;
 
@@ -39,7 +39,13 @@ impl Bench {
         let a: Vec<u8> = (0..rows as u8).flat_map(|row| [row; 3]).collect();
         let b: Vec<u8> = (0..rows as u8).flat_map(|row| [1, row]).collect();
         let request = CheckedRequest { model: 0, rows, inputs: vec![a.into(), b.into()], slo: SLO, priority: 2 };
-        let offer = Offer { id: ModelId(3), model_thread: THREAD, gpus: 1, least_latency: Span(1) };
+        let offer = Offer {
+            id: ModelId(3),
+            model_thread: THREAD,
+            gpus: 1,
+            least_latency: Span(1),
+            network: NetworkTimes::default(),
+        };
         let at = AdmitInstants { now: Timestamp(0), scheduler_now: Timestamp(1_000) };
         self.tasks.admit(at, FrontendId(9), (self.models.get(0), offer), &request, &self.arena)
     }

@@ -14,7 +14,9 @@ use proto::{
     frame::read_frame,
     frontend_to_scheduler::{FrontendToScheduler, ModelChange},
     hello::ModelThreads,
-    scheduler_to_frontend::{DropReason, FrontendWelcome, ModelState, SchedulerLoad, SchedulerToFrontend},
+    scheduler_to_frontend::{
+        DropReason, FrontendWelcome, ModelState, NetworkTimes, SchedulerLoad, SchedulerToFrontend,
+    },
     slot::ImmediateData,
     stages::AnswerStamps,
 };
@@ -127,6 +129,7 @@ impl Peer {
             version,
             gpus,
             least_latency,
+            network: NetworkTimes { ctrl: Span::from_micros(300), data: Span::ZERO, resp: Span::from_millis(2) },
         });
     }
 

@@ -271,8 +271,13 @@ fn a_frontend_is_told_what_serves_it_and_when_that_ends() {
     let gpus: Vec<u32> = drain(&mut cluster)
         .into_iter()
         .filter_map(|output| match output {
-            ClusterOutput::ToFrontend(Port::Control, _, SchedulerToFrontend::Model { gpus, least_latency, .. }) => {
+            ClusterOutput::ToFrontend(
+                Port::Control,
+                _,
+                SchedulerToFrontend::Model { gpus, least_latency, network, .. },
+            ) => {
                 assert_eq!(least_latency, Span::from_micros(6_000 + 320 + 1_000));
+                assert_eq!((network.ctrl + network.data, network.resp), (Span::from_micros(320), Span::from_millis(1)));
                 Some(gpus)
             }
             _ => None,

@@ -11,7 +11,7 @@ use proto::{
     backend_to_scheduler::{BackendHello, ModelOffer},
     frontend_to_scheduler::{ADDRESS_BYTES_MAX, NAME_BYTES_MAX},
     hello::Member,
-    scheduler_to_frontend::DropReason,
+    scheduler_to_frontend::{DropReason, NetworkTimes},
 };
 use thiserror::Error;
 
@@ -52,8 +52,17 @@ pub enum JoinError {
 pub(super) struct Frontend {
     pub(super) link_address: String,
     /// What it was last told of each model.
-    pub(super) told: BTreeMap<ModelId, (u32, Span, ModelThreadId)>,
+    pub(super) told: BTreeMap<ModelId, Told>,
     joining: Joining,
+}
+
+/// What a frontend knows of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) gpus: u32,
+    pub(super) least_latency: Span,
+    pub(super) network: NetworkTimes,
+    pub(super) model_thread: ModelThreadId,
 }
 
 /// A member's way in.

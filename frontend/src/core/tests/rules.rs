@@ -52,6 +52,7 @@ impl World {
             version,
             gpus,
             least_latency,
+            network: NetworkTimes::default(),
         });
     }
 
@@ -157,6 +158,7 @@ fn a_model_of_no_known_thread_ends_the_session() {
         version,
         gpus: 1,
         least_latency,
+        network: NetworkTimes::default(),
     });
     let (connection, _) = world.scheduler.unwrap();
     assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection }));
