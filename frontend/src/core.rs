@@ -5,7 +5,7 @@
 //! link is down no slot can be reached, so all are free, and it waits to connect again. A task is submitted to the
 //! ModelThread that owns its model then, and cancelled there, whoever owns the model later.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
     BackendId, ChangeId, FrontendId, LinkId, TaskId, Timestamp,
@@ -111,6 +111,8 @@ pub struct Core {
     tasks: Tasks,
     session: Session,
     scheduler_load: SchedulerLoad,
+    /// It is about to end, and takes nothing more.
+    scheduler_leaves: bool,
     /// Connections of backends, until they are reported down.
     links: BTreeMap<ConnectionId, (BackendId, LinkId)>,
     /// Links up to these were fenced off, and are not taken again; at most [`FENCED_MAX`] backends.
@@ -147,6 +149,7 @@ impl Core {
             models,
             changes: Changes::default(),
             scheduler_load: SchedulerLoad::default(),
+            scheduler_leaves: false,
             links: BTreeMap::new(),
             fenced: BTreeMap::new(),
             early: VecDeque::new(),
@@ -177,6 +180,7 @@ impl Core {
     #[must_use]
     pub fn is_model_ready(&self, served: &ServedModel) -> bool {
         self.session.joined().is_some()
+            && !self.scheduler_leaves
             && self.session.knows_clock()
             && served.offer.is_some_and(|offer| offer.gpus > 0)
     }
@@ -223,6 +227,9 @@ impl Core {
     ) -> Result<RequestId, InferError> {
         let (frontend, scheduler_now) =
             self.session.joined().zip(self.session.to_scheduler(now)).ok_or(InferError::NoScheduler)?;
+        if self.scheduler_leaves {
+            return Err(InferError::NoScheduler);
+        }
         let served = self.models.get(request.model);
         let model = || served.model.name.clone();
         let offer = served.offer.filter(|offer| offer.gpus > 0).ok_or_else(|| match served.state {
@@ -358,6 +365,7 @@ impl Core {
             Ok(false) => {}
             Ok(true) => {
                 self.scheduler_load = SchedulerLoad::default();
+                self.scheduler_leaves = false;
                 self.request_clock(now);
                 for (connection, hello) in std::mem::take(&mut self.early) {
                     self.on_hello(connection, hello);
@@ -390,6 +398,10 @@ impl Core {
             SchedulerToFrontend::Dropped { task, reason } => self.tasks.handle_dropped(task, reason),
             SchedulerToFrontend::Clock(reply) => self.session.handle_clock(now, reply),
             SchedulerToFrontend::Load(load) => self.scheduler_load = load,
+            SchedulerToFrontend::Leaving => {
+                tracing::info!("the scheduler is about to end; what it has is finished");
+                self.scheduler_leaves = true;
+            }
             SchedulerToFrontend::Fence { tasks, .. } if tasks.len() > FENCED_TASKS_MAX => {
                 self.leave(&format!("a fence asks about {} tasks, at most {FENCED_TASKS_MAX} fit", tasks.len()));
             }
@@ -503,14 +515,26 @@ impl Core {
         self.fenced.clear();
     }
 
+    /// The next fence that can be confirmed. Who has asked about a backend twice is answered in that order, or it takes
+    /// one answer for the other.
+    fn take_fence(&mut self) -> Option<Fence> {
+        let mut waiting = BTreeSet::new();
+        let index = self.fences.iter().position(|fence| {
+            let asked = (fence.connection, fence.backend);
+            let is_next = fence.links.is_empty() && !waiting.contains(&asked);
+            waiting.insert(asked);
+            is_next
+        })?;
+        Some(self.fences.remove(index))
+    }
+
     /// Does what waited for links to be down.
     fn settle(&mut self, now: Timestamp) {
         if self.session.is_leaving() && self.links.is_empty() {
             self.tasks.release_abandoned();
             self.session.handle_left(now);
         }
-        while let Some(index) = self.fences.iter().position(|fence| fence.links.is_empty()) {
-            let fence = self.fences.remove(index);
+        while let Some(fence) = self.take_fence() {
             let unanswered = self.tasks.handle_fenced(fence.tasks);
             let fenced = FrontendToScheduler::Fenced { backend: fence.backend, unanswered };
             self.session.post_back(fence.connection, &fenced);

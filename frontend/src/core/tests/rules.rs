@@ -133,6 +133,24 @@ fn a_fence_cuts_off_links_up_to_the_one_that_failed_and_no_newer_one() {
 }
 
 #[test]
+fn questions_about_one_backend_are_answered_in_their_order() {
+    let mut world = joined();
+    world.frames();
+    let (link, _) = world.link_now(1, 4);
+    let task = |sequence| TaskId::new(FrontendId(1), sequence);
+    for (backend, link, tasks) in [(1, LinkId(4), vec![task(7)]), (1, LinkId::NONE, vec![]), (2, LinkId::NONE, vec![])]
+    {
+        world.tell_now(&SchedulerToFrontend::Fence { backend: BackendId(backend), link, tasks });
+    }
+    assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection: link }));
+    let fenced = |backend| FrontendToScheduler::Fenced { backend: BackendId(backend), unanswered: vec![] };
+    assert_eq!(world.frames(), [vec![fenced(2)]], "the second question about backend 1 waits behind the first");
+    let reason = DisconnectReason("we disconnected".to_owned());
+    world.core.handle_event(world.now, Event::Disconnected { connection: link, reason }, &world.arena);
+    assert_eq!(world.frames(), [vec![fenced(1), fenced(1)]]);
+}
+
+#[test]
 fn a_welcome_with_bad_model_threads_ends_the_session_with_the_reason() {
     let many = vec!["127.0.0.1:1".to_owned(); usize::from(ModelThreadId::COUNT_MAX) + 1];
     for addresses in [vec!["127.0.0.1".to_owned()], vec!["127.0.0.1:1".to_owned(), "x".repeat(500)], many] {
