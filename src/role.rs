@@ -87,7 +87,7 @@ pub(crate) fn init_logging(format: LogFormat) -> SetLogLevel {
 /// Runs a scheduler until the process is ended.
 pub(crate) fn scheduler(args: &Args) -> Result<()> {
     let _ = init_logging(args.log_format);
-    match scheduler::process::run(&args.start()?)? {}
+    Ok(scheduler::process::run(&args.start()?, &AtomicBool::new(false))?)
 }
 
 /// Runs a frontend until the process is ended.

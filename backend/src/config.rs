@@ -12,6 +12,9 @@ use crate::drive::BackendError;
 /// GPUs that one backend can offer: each has a thread and staging memory.
 pub const GPUS_MAX: u32 = 64;
 
+/// The default of [`Config::drain_timeout_ms`]: orchestrators kill after 30 s.
+pub const DRAIN_TIMEOUT_MS: u64 = 25_000;
+
 /// How a backend is started.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,6 +53,9 @@ pub struct Config {
     /// Connections at once: the scheduler, and one to each frontend.
     #[serde(default = "default_connections_max")]
     pub connections_max: usize,
+    /// How long a backend that is asked to end finishes its plans.
+    #[serde(default = "default_drain_timeout_ms")]
+    pub drain_timeout_ms: u64,
     /// Faults injected into our packets, for tests.
     #[serde(default)]
     pub faults: Faults,
@@ -70,6 +76,10 @@ pub struct Emulate {
 
 fn one() -> u32 {
     1
+}
+
+fn default_drain_timeout_ms() -> u64 {
+    DRAIN_TIMEOUT_MS
 }
 
 /// Connections at once, unless the configuration says otherwise.

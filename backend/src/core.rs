@@ -11,6 +11,7 @@
 mod hosting;
 mod routes;
 mod transfers;
+mod watchdog;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -40,6 +41,7 @@ use crate::{
     worker::{self, Action, Execution, Worker},
 };
 use routes::{Reader, Routes};
+use watchdog::{Verdict, Watchdog};
 
 /// A batch is handed to its GPU's thread this much ahead: two threads wake up one after the other, each in 50 to 100 us
 /// on a small virtual machine.
@@ -195,6 +197,9 @@ pub struct Core {
     clock: ClockSync,
     /// The latest instant that workers were told, on the scheduler's clock: a better estimate must not turn it back.
     scheduler_now: Timestamp,
+    watchdog: Watchdog,
+    /// ModelThreads that may still send plans, if we are about to leave.
+    leaving: Option<usize>,
     outputs: VecDeque<Output>,
     /// Why this life is over.
     ended: Option<String>,
@@ -234,6 +239,8 @@ impl Core {
             links: Links::default(),
             clock: ClockSync::default(),
             scheduler_now: Timestamp::PAST,
+            watchdog: Watchdog::new(config.staging.gpus()),
+            leaving: None,
             outputs: VecDeque::from([connect]),
             ended: None,
         })
@@ -249,12 +256,6 @@ impl Core {
     #[must_use]
     pub fn has_joined(&self) -> bool {
         self.joined.is_some() && self.routes.are_up()
-    }
-
-    /// An instant of our clock on the scheduler's; the same before that is known.
-    #[must_use]
-    pub fn to_scheduler(&self, local: Timestamp) -> Timestamp {
-        self.clock.offset().to_scheduler(local).unwrap_or(local)
     }
 
     /// The scheduler's name for us, once we know it.
@@ -328,9 +329,33 @@ impl Core {
     pub fn handle_executed(&mut self, now: Timestamp, gpu: usize, execution: Execution) {
         let scheduler_now = self.scheduler_now(now);
         if let Some(joined) = self.joined.as_mut().filter(|_| self.ended.is_none()) {
+            self.watchdog.handle_ended(scheduler_now, gpu, &execution);
             joined.workers[gpu].handle_executed(scheduler_now, execution);
             self.settle(now);
         }
+    }
+
+    /// A batch that [`Output::Execute`] gave out was not taken: the GPU still runs what earlier lives gave it.
+    pub fn handle_stuck(&mut self, now: Timestamp, gpu: usize) {
+        let rejected_at = self.scheduler_now(now);
+        self.watchdog.handle_stuck(rejected_at, gpu);
+        self.handle_executed(now, gpu, Execution::WindowMissed { rejected_at });
+    }
+
+    /// The operator wants this process to end: the scheduler is told, and what is under way is finished. It is over
+    /// once [`Self::has_left`] says so.
+    pub fn handle_leaving(&mut self, now: Timestamp) {
+        if self.leaving.is_none() && self.has_joined() {
+            self.leaving = Some(self.routes.plan_senders());
+            self.report(Reader::Scheduler, &BackendToScheduler::Leaving);
+            self.settle(now);
+        }
+    }
+
+    /// Whether nothing is under way any more and nothing comes, or there is nobody to leave.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.ended.is_some() || !self.has_joined() || (self.leaving == Some(0) && self.plans() == 0)
     }
 
     /// Runs every timer that is due.
@@ -340,6 +365,7 @@ impl Core {
         }
         let scheduler_now = self.scheduler_now(now);
         self.links.handle_timeout(now);
+        self.watchdog.handle_timeout(scheduler_now);
         if let Some(joined) = &mut self.joined {
             let due = joined.workers.iter_mut().filter(|worker| worker.poll_timeout() <= scheduler_now);
             due.for_each(|worker| worker.handle_timeout(scheduler_now));
@@ -357,7 +383,7 @@ impl Core {
             return Timestamp::NEVER;
         }
         let workers = self.joined.iter().flat_map(|joined| &joined.workers);
-        let workers = workers.map(Worker::poll_timeout).min().unwrap_or(Timestamp::NEVER);
+        let workers = workers.map(Worker::poll_timeout).fold(self.watchdog.poll_timeout(), Timestamp::min);
         let workers = self.clock.offset().to_local(workers).unwrap_or(workers);
         workers.min(self.links.poll_timeout()).min(self.clock.poll_timeout())
     }
@@ -448,6 +474,7 @@ impl Core {
                 let scheduler_now = self.scheduler_now(now);
                 self.workers().for_each(|worker| worker.handle_cancel(scheduler_now, plan, task));
             }
+            SchedulerToBackend::Dismissed => self.leaving = self.leaving.map(|senders| senders.saturating_sub(1)),
             SchedulerToBackend::Plan(plan) => self.on_plan(now, plan),
         }
     }
@@ -522,6 +549,9 @@ impl Core {
 
     /// Turns what workers and links want into outputs and reports.
     fn settle(&mut self, now: Timestamp) {
+        while let Some(verdict) = self.watchdog.poll_verdict() {
+            self.on_verdict(now, verdict);
+        }
         for gpu in 0..self.config.staging.gpus() {
             while let Some(action) = self.worker(gpu).and_then(Worker::poll_action) {
                 self.perform(now, gpu, action);
@@ -563,10 +593,26 @@ impl Core {
                     latest,
                     offset: self.clock.offset().clone(),
                 };
+                self.watchdog.handle_started(gpu, latest, self.loaded(model).profile.latency(job.tasks()));
                 self.outputs.push_back(Output::Execute { gpu, job });
             }
             Action::Report(report) => self.report_plan(&report),
         }
+    }
+
+    /// A GPU goes out of use before what it had is given up, so that nothing is planned there in between.
+    fn on_verdict(&mut self, now: Timestamp, verdict: Verdict) {
+        let (gpu, is_usable) = match verdict {
+            Verdict::Hangs(gpu) => {
+                tracing::error!(gpu, "the executor does not come back; its batch is given up");
+                let scheduler_now = self.scheduler_now(now);
+                return self.worker(gpu).into_iter().for_each(|worker| worker.handle_hangs(scheduler_now));
+            }
+            Verdict::Unusable(gpu) => (gpu, false),
+            Verdict::Usable(gpu) => (gpu, true),
+        };
+        tracing::warn!(gpu, is_usable, "whether the GPU can be used has changed");
+        self.report(Reader::Scheduler, &BackendToScheduler::Usable { gpu_index: gpu as u32, is_usable });
     }
 
     fn perform_link(&mut self, action: LinkAction) {

@@ -70,7 +70,8 @@ pub enum BackendError {
     Thread(std::io::Error),
 }
 
-/// Loads the models, then serves until `stop` is set (looked at ten times a second).
+/// Loads the models, then serves until `stop` is set (looked at ten times a second) and its plans are finished, or
+/// `drain_timeout_ms` are over.
 ///
 /// # Errors
 /// If the configuration, the repository or a model is wrong, or the network cannot be opened. A scheduler that cannot

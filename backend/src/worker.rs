@@ -114,6 +114,13 @@ pub enum Execution {
         /// Why, in one line.
         reason: String,
     },
+    /// The executor panicked.
+    Panicked {
+        /// It started.
+        started_at: Timestamp,
+        /// It ended.
+        finished_at: Timestamp,
+    },
     /// The executor found that `latest` had passed, and did not start.
     WindowMissed {
         /// When it looked.
@@ -175,6 +182,8 @@ enum Phase {
     Pending,
     /// The GPU has it.
     Executing,
+    /// The GPU has it still, but nobody waits any more: `PlanDone` is out, and the buffer is not free.
+    Abandoned,
     /// Executed or given up, `PlanDone` is out.
     Answering,
 }
@@ -357,7 +366,9 @@ impl Worker {
     pub fn handle_executed(&mut self, now: Timestamp, execution: Execution) {
         let buffer = self.executing.take().expect("an execution ends only after it was asked for");
         let batch = self.batch_mut(buffer);
-        batch.phase = Phase::Answering;
+        if std::mem::replace(&mut batch.phase, Phase::Answering) == Phase::Abandoned {
+            return self.on_change(now);
+        }
         let executed = batch.indexes_in(Progress::Executing);
         for &index in &executed {
             if batch.tasks[index].cut_off {
@@ -372,6 +383,10 @@ impl Worker {
             Execution::Failed { started_at, finished_at, reason } => {
                 (PlanOutcome::Executed { started_at, finished_at }, Answer::Failed { reason })
             }
+            Execution::Panicked { started_at, finished_at } => {
+                let reason = "the executor panicked; see the backend's log".to_owned();
+                (PlanOutcome::Executed { started_at, finished_at }, Answer::Failed { reason })
+            }
             Execution::WindowMissed { rejected_at } => {
                 (PlanOutcome::WindowMissed { rejected_at }, Answer::WindowMissed)
             }
@@ -379,6 +394,22 @@ impl Worker {
         let executed = batch.indexes_in(Progress::Executing);
         self.answer(buffer, &executed, &answer);
         self.report_done(buffer, outcome);
+        self.on_change(now);
+    }
+
+    /// What executes does not come back: its tasks can run elsewhere, as none of them is answered from here any more.
+    /// No link is to blame. The GPU stays taken until [`Self::handle_executed`].
+    pub fn handle_hangs(&mut self, now: Timestamp) {
+        let Some(buffer) = self.executing else { return };
+        let batch = self.batch_mut(buffer);
+        if std::mem::replace(&mut batch.phase, Phase::Abandoned) == Phase::Abandoned {
+            return;
+        }
+        for index in batch.indexes_in(Progress::Executing) {
+            batch.tasks[index].link = LinkId::NONE;
+            batch.end_undelivered(index);
+        }
+        self.report_done(buffer, PlanOutcome::Abandoned { abandoned_at: now });
         self.on_change(now);
     }
 

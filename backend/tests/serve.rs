@@ -93,6 +93,7 @@ impl Cluster {
             shared_address: false,
             faults: Faults::default(),
             tls: None,
+            drain_timeout_ms: 200,
         };
         change(&mut config);
         let stop = Arc::new(AtomicBool::new(false));

@@ -73,6 +73,8 @@ pub(super) enum Trouble {
 /// A session with a scheduler; none while the next is waited for.
 struct Process {
     core: Option<Core>,
+    /// The operator wants it to end.
+    leaves: bool,
 }
 
 /// A GPU's thread: it lives on from session to session, in one process.
@@ -116,7 +118,7 @@ impl BackendNode {
         let loaded = env.repository.iter().map(|(name, version)| Arc::new(models::loaded(name, *version, gpus)));
         self.models = loaded.collect();
         self.backoff.handle_success();
-        self.process = Some(Process { core: None });
+        self.process = Some(Process { core: None, leaves: false });
         env.reset_clock(self.node);
         env.trace(self.node, || "starts".to_owned());
         self.open_session(env);
@@ -129,6 +131,22 @@ impl BackendNode {
         self.process = None;
         self.gpus.iter_mut().for_each(|gpu| *gpu = Gpu::default());
         env.close_endpoint(self.node, tells);
+    }
+
+    /// The operator wants the process to end: it does once its plans are finished.
+    pub(super) fn leave(&mut self, env: &mut Env) {
+        let Some(process) = &mut self.process else { return };
+        env.trace(self.node, || "is about to leave".to_owned());
+        process.leaves = true;
+        match &mut process.core {
+            Some(core) => core.handle_leaving(env.local(self.node)),
+            None => return self.die(env, true),
+        }
+        self.settle(env);
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| process.leaves)
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -183,6 +201,9 @@ impl BackendNode {
             let at = self.backoff.handle_failure(env.now);
             env.schedule(at, Happening::Session(self.node, self.life));
             return;
+        }
+        if core.has_left() && self.is_leaving() {
+            return self.die(env, true);
         }
         env.wake_at_local(self.node, core.poll_timeout());
         self.process.as_mut().expect("looked at above").core = Some(core);
@@ -241,9 +262,7 @@ impl BackendNode {
             env.oracle.report(Violation::Window(format!("GPU {index} is given two batches at once")));
         }
         if gpu.jobs.len() >= JOBS_MAX {
-            let now = env.local(self.node);
-            let rejected_at = core.to_scheduler(now);
-            return core.handle_executed(now, index, Execution::WindowMissed { rejected_at });
+            return core.handle_stuck(env.local(self.node), index);
         }
         gpu.jobs.push_back((self.life, job));
         if gpu.running.is_none() && gpu.jobs.len() == 1 {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use backend::worker::Execution;
 use frontend::tasks::RequestId;
-use proto::{LoadId, Span, Timestamp, frontend_to_scheduler::ModelChange};
+use proto::{LoadId, ModelId, ModelThreadId, Span, Timestamp, frontend_to_scheduler::ModelChange};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -43,6 +43,8 @@ pub(super) enum Happening {
     HangUp(Node, Life, RequestId),
     /// A client of this frontend wants a model loaded or unloaded.
     Change(Node, ModelChange, &'static str),
+    /// The operator moves a model to another ModelThread.
+    Move(ModelId, ModelThreadId),
     /// The repository gets the next version of a model.
     Publish(&'static str),
     /// A frontend has read a model from the repository.

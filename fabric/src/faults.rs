@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange};
+use proto::{ModelId, ModelThreadId, Span, Timestamp, frontend_to_scheduler::ModelChange};
 use rand::RngExt;
 
 use super::{
@@ -24,16 +24,19 @@ pub struct FaultKinds {
     pub hang: bool,
     /// Clocks drift.
     pub clock: bool,
-    /// Clients load and unload models, which may fail.
+    /// Clients load and unload models, which may fail; models move between ModelThreads.
     pub change: bool,
+    /// Backends leave in good order, and come back.
+    pub leave: bool,
 }
 
 impl FaultKinds {
     /// Everything.
-    pub const ALL: Self = Self { crash: true, partition: true, slow: true, hang: true, clock: true, change: true };
+    pub const ALL: Self =
+        Self { crash: true, partition: true, slow: true, hang: true, clock: true, change: true, leave: true };
 
     /// What [`Self::from_str`] takes.
-    pub const EXPECTED: &'static str = "a comma list of none, crash, partition, slow, hang, clock, change, all";
+    pub const EXPECTED: &'static str = "a comma list of none, crash, partition, slow, hang, clock, change, leave, all";
 }
 
 impl FromStr for FaultKinds {
@@ -50,6 +53,7 @@ impl FromStr for FaultKinds {
                 "hang" => kinds.hang = true,
                 "clock" => kinds.clock = true,
                 "change" => kinds.change = true,
+                "leave" => kinds.leave = true,
                 "all" => kinds = Self::ALL,
                 _ => return Err(format!("found '{word}', expected {}", Self::EXPECTED)),
             }
@@ -73,6 +77,8 @@ pub(super) enum Fault {
     SlowMember { node: Node, reaction: Span },
     /// A process does nothing.
     Stall { node: Node, span: Span },
+    /// A backend is told to end, and comes back.
+    Leave { node: Node },
     /// Executors do not do as their profile says.
     Executors { node: Node, trouble: Trouble },
 }
@@ -110,8 +116,8 @@ impl Roles {
 
 /// Draws faults that begin in `[from, until]`, and end soon after.
 pub(super) fn draw(env: &mut Env, kinds: FaultKinds, roles: &Roles, (from, until): (Timestamp, Timestamp)) {
-    let FaultKinds { crash, partition, slow, hang, change, clock: _ } = kinds;
-    let wanted = [crash, partition, slow, hang, change];
+    let FaultKinds { crash, partition, slow, hang, change, leave, clock: _ } = kinds;
+    let wanted = [crash, partition, slow, hang, change, leave];
     let wanted: Vec<usize> = (0..wanted.len()).filter(|&index| wanted[index]).collect();
     if wanted.is_empty() {
         return;
@@ -123,7 +129,11 @@ pub(super) fn draw(env: &mut Env, kinds: FaultKinds, roles: &Roles, (from, until
             1 => draw_partition(env, roles, begins),
             2 => draw_slow(env, roles, begins),
             3 => draw_executors(env, roles, begins),
-            _ => draw_change(env, roles, begins),
+            4 => draw_change(env, roles, begins),
+            _ => {
+                let node = roles.backends[env.rng.random_range(0..roles.backends.len())];
+                lasts(env, begins, Fault::Leave { node }, 1_500);
+            }
         }
     }
 }
@@ -186,6 +196,10 @@ fn draw_executors(env: &mut Env, roles: &Roles, at: Timestamp) {
 }
 
 fn draw_change(env: &mut Env, roles: &Roles, at: Timestamp) {
+    if env.chance(30) {
+        let (model, to) = (ModelId(env.rng.random_range(0..4)), ModelThreadId(env.rng.random_range(0..3)));
+        return env.schedule(at, Happening::Move(model, to));
+    }
     let node = roles.frontends[env.rng.random_range(0..roles.frontends.len())];
     let (name, _) = MODELS[env.rng.random_range(0..MODELS.len())];
     if env.chance(50) {

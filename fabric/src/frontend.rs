@@ -408,6 +408,7 @@ fn clock_error(env: &Env, core: &Core, node: Node, scheduler: Node) -> Span {
 /// The name of an error, without what it says.
 fn kind(error: &InferError) -> &'static str {
     match error {
+        InferError::Dropped(DropReason::BackendLost) => "BackendLost",
         InferError::Dropped(_) => "Dropped",
         InferError::WindowMissed => "WindowMissed",
         InferError::SchedulerLost => "SchedulerLost",

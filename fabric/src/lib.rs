@@ -253,6 +253,7 @@ impl Fabric {
                     frontend.change(env, to, name);
                 }
             }
+            Happening::Move(model, to) => self.scheduler.move_model(env, model, to),
             Happening::Publish(name) => *env.repository.entry(name).or_default() += 1,
             Happening::ModelRead(node, life, name) => {
                 if let Some(frontend) = self.frontends.iter_mut().find(|other| (other.node, other.life) == (node, life))
@@ -354,6 +355,11 @@ impl Fabric {
                 env.members[node.0].stalled_until = env.now + span;
                 env.handle_stalled(node);
             }
+            Fault::Leave { node } => {
+                if let Some(backend) = self.backends.iter_mut().find(|b| b.node == node && b.is_running()) {
+                    backend.leave(env);
+                }
+            }
             Fault::Executors { node, trouble } => self.set_trouble(node, trouble),
         }
     }
@@ -362,6 +368,13 @@ impl Fabric {
         let env = &mut self.env;
         match fault {
             Fault::Crash { node, .. } => self.start(node),
+            Fault::Leave { node } => {
+                // Its time is up, whatever it still has.
+                if let Some(backend) = self.backends.iter_mut().find(|b| b.node == node && b.is_leaving()) {
+                    backend.die(env, true);
+                }
+                self.start(node);
+            }
             Fault::Partition { from, to } => {
                 env.trace(from, || format!("is heard again by member {}", to.0));
                 env.unblock(from, to);
@@ -390,7 +403,8 @@ impl Fabric {
     fn check_settled(&self) -> Result<(), Violation> {
         let frontends = self.frontends.iter().map(|frontend| (frontend.node, frontend.unfinished()));
         let backends = self.backends.iter().map(|backend| (backend.node, backend.unfinished()));
-        for (node, unfinished) in frontends.chain(backends) {
+        let scheduler = std::iter::once((self.scheduler.node, self.scheduler.unfinished()));
+        for (node, unfinished) in frontends.chain(backends).chain(scheduler) {
             if let Some(what) = unfinished {
                 return Err(Violation::Liveness(format!("{}: {what}", self.env.members[node.0].name)));
             }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use proto::{
-    ModelThreadId, Timestamp,
+    ModelId, ModelThreadId, Timestamp,
     backend_to_scheduler::BackendToScheduler,
     frame::{FrameWriter, read_frame},
     frontend_to_scheduler::FrontendToScheduler,
@@ -50,6 +50,14 @@ impl SchedulerNode {
         env.wake(self.node);
     }
 
+    /// Moves a model to another ModelThread, if there are both.
+    pub(super) fn move_model(&mut self, env: &mut Env, model: ModelId, to: ModelThreadId) {
+        let Some(process) = &mut self.process else { return };
+        env.trace(self.node, || format!("moves {model:?} to {to:?}"));
+        process.cluster.move_model(env.local(self.node), model, to);
+        env.wake(self.node);
+    }
+
     /// The process ends.
     pub(super) fn die(&mut self, env: &mut Env, tells: bool) {
         env.trace(self.node, || format!("dies{}", if tells { "" } else { " in silence" }));
@@ -60,6 +68,12 @@ impl SchedulerNode {
 
     pub(super) fn is_running(&self) -> bool {
         self.process.is_some()
+    }
+
+    /// What is still open, if anything is.
+    pub(super) fn unfinished(&self) -> Option<String> {
+        let is_idle = self.process.as_ref().is_some_and(|process| process.cluster.is_idle());
+        (!is_idle).then(|| "it still has tasks, or counts some".to_owned())
     }
 
     /// Looks at everything once.

@@ -50,6 +50,18 @@ fn without_faults_all_that_can_be_served_is() {
     }
 }
 
+#[test]
+fn a_backend_that_leaves_in_good_order_loses_nothing() {
+    let faults = FaultKinds { leave: true, ..FaultKinds::default() };
+    for seed in 0..100 {
+        let (result, _) = run(Options { faults, ..options(seed, None) });
+        let Summary { failed, .. } = result.unwrap();
+        for kind in ["BackendLost", "NoAnswer", "Failed", "BadAnswer", "SchedulerLost"] {
+            assert!(!failed.contains_key(kind), "seed {seed}: {failed:?}");
+        }
+    }
+}
+
 /// How many seeds it takes until a planted bug is found.
 fn seeds_until_found(mutation: Mutation, faults: FaultKinds) -> u64 {
     let found = |seed: &u64| run(Options { faults, ..options(*seed, Some(mutation)) }).0.is_err();

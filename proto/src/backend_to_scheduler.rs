@@ -47,6 +47,12 @@ pub enum PlanOutcome {
         /// When it was given up.
         rejected_at: Timestamp,
     },
+    /// Its executor does not come back: the GPU is not free, and none of the tasks that it was given is answered from
+    /// there any more.
+    Abandoned {
+        /// When it was given up.
+        abandoned_at: Timestamp,
+    },
 }
 
 /// A task that failed.
@@ -83,6 +89,16 @@ pub enum BackendToScheduler {
         /// The frontend.
         frontend: FrontendId,
     },
+    /// A GPU cannot be used any more, or can be used again.
+    Usable {
+        /// Its index.
+        gpu_index: u32,
+        /// Whether plans are welcome there.
+        is_usable: bool,
+    },
+    /// The backend is about to leave: it finishes its plans, and wants no more of them. Each ModelThread answers
+    /// `Dismissed`.
+    Leaving,
     /// A load ended.
     Loaded {
         /// As in the question.
@@ -116,8 +132,8 @@ pub enum BackendToScheduler {
         /// Tasks that failed since `PlanDone`; as there.
         undelivered: Vec<Undelivered>,
     },
-    /// A plan's execution ended or was given up: the GPU is free, the answers are on their way. Sent once for each
-    /// plan.
+    /// A plan's execution ended or was given up: unless it was abandoned the GPU is free, and the answers are on their
+    /// way. Sent once for each plan.
     PlanDone {
         /// The plan.
         plan: PlanId,

@@ -103,6 +103,8 @@ pub enum SchedulerToBackend {
         /// The task.
         task: TaskId,
     },
+    /// The sender has no more plans for a backend that is about to leave.
+    Dismissed,
     /// Run this batch.
     Plan(BatchPlan),
 }

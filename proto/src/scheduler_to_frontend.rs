@@ -83,6 +83,8 @@ pub enum SchedulerToFrontend {
     Clock(ClockReply),
     /// How much the scheduler has to do. Follows each `Clock`.
     Load(SchedulerLoad),
+    /// The scheduler is about to end: it finishes what it has, and is not to be given more.
+    Leaving,
     /// Move the queue pairs of these links to ERROR and never accept one of them again, then say which of `tasks` have
     /// no answer.
     Fence {

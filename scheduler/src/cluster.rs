@@ -210,6 +210,18 @@ impl Cluster {
         Ok(())
     }
 
+    /// The operator wants it to end: it takes nothing more, and finishes what it has.
+    pub fn handle_leaving(&mut self, now: Timestamp) {
+        self.control.handle_leaving();
+        self.settle(now);
+    }
+
+    /// Whether no task waits, runs, is in doubt or is counted.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.shards.iter().all(Shard::is_idle)
+    }
+
     /// Timers of all parts.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.control.handle_timeout(now);

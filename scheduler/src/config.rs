@@ -13,6 +13,9 @@ use crate::{
     policy::{Policy, PolicyError},
 };
 
+/// The default of [`Config::drain_timeout_ms`]: orchestrators kill after 30 s.
+pub const DRAIN_TIMEOUT_MS: u64 = 25_000;
+
 /// The scheduler's configuration file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,6 +59,9 @@ pub struct Config {
     /// Plan with what executions take, not only with what backends offered.
     #[serde(default = "default_reestimate")]
     pub reestimate: bool,
+    /// How long a scheduler that is asked to end finishes what it has.
+    #[serde(default = "default_drain_timeout_ms")]
+    pub drain_timeout_ms: u64,
     /// Faults injected into our packets, for tests.
     #[serde(default)]
     pub faults: Faults,
@@ -133,6 +139,10 @@ impl Default for Network {
             jitter_us: 1000.0,
         }
     }
+}
+
+fn default_drain_timeout_ms() -> u64 {
+    DRAIN_TIMEOUT_MS
 }
 
 fn default_policy() -> String {

@@ -84,6 +84,8 @@ pub struct Control {
     loads: Vec<ShardLoad>,
     /// Makes passes that members cannot guess.
     passes: ChaCha12Rng,
+    /// It is about to end.
+    leaves: bool,
     outputs: VecDeque<ControlOutput>,
 }
 
@@ -98,6 +100,7 @@ impl Control {
             resp: NetworkTime::new(config.resp),
             loads: vec![ShardLoad::default(); usize::from(config.model_threads)],
             passes: ChaCha12Rng::from_seed(seed),
+            leaves: false,
             outputs: VecDeque::new(),
             config,
         }
@@ -112,6 +115,9 @@ impl Control {
         now: Timestamp,
         hello: FrontendHello,
     ) -> Result<FrontendWelcome, JoinError> {
+        if self.leaves {
+            return Err(JoinError::Leaving);
+        }
         let link_address = hello.link_address.clone();
         let threads = self.config.addresses.len();
         let frontend = self.members.add_frontend(now, hello.link_address, threads)?;
@@ -131,6 +137,9 @@ impl Control {
     /// # Errors
     /// If there are too many, or its offer is wrong.
     pub fn handle_backend_joined(&mut self, now: Timestamp, hello: BackendHello) -> Result<BackendWelcome, JoinError> {
+        if self.leaves {
+            return Err(JoinError::Leaving);
+        }
         let threads = self.config.addresses.len();
         let joined = self.members.add_backend(now, hello, threads, |model| self.changes.is_unloaded(model))?;
         let model_threads = self.admit(Member::Backend(joined.backend));
@@ -151,6 +160,21 @@ impl Control {
         Ok(BackendWelcome { backend: joined.backend, models: joined.models, model_threads })
     }
 
+    /// The scheduler is about to end: frontends are told to give it nothing more, and nobody joins.
+    pub fn handle_leaving(&mut self) {
+        if !std::mem::replace(&mut self.leaves, true) {
+            let frontends = self.members.frontends.keys();
+            let told = frontends.map(|&frontend| ControlOutput::ToFrontend(frontend, SchedulerToFrontend::Leaving));
+            self.outputs.extend(told);
+        }
+    }
+
+    /// Whether no task waited, ran or was in doubt when the ModelThreads last said so.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.loads.iter().all(|load| load.queued == 0 && load.batches == 0 && load.doubtful == 0)
+    }
+
     /// A member's connection ended, to control or to a ModelThread.
     pub fn handle_left(&mut self, now: Timestamp, member: Member) {
         match member {
@@ -166,10 +190,10 @@ impl Control {
                 }
             }
             Member::Backend(backend) => {
-                let was_used = self.members.is_used(backend);
+                let planned = self.members.planned_gpus(backend);
                 let Some((gpus, reprofiled)) = self.members.remove_backend(backend) else { return };
                 for gpu in gpus {
-                    if was_used {
+                    if planned.contains(&gpu) {
                         self.tell_shards(|| ControlToShard::GpuLeft(gpu));
                         self.outputs.push_back(ControlOutput::ToRank(ControlToRank::GpuLeft(gpu)));
                     }
@@ -232,6 +256,14 @@ impl Control {
             BackendToScheduler::Unlinked { frontend } => self.on_link(now, backend, frontend, false),
             BackendToScheduler::Loaded { load, outcome } => self.on_loaded(backend, load, outcome),
             BackendToScheduler::Unloaded { model } => self.changes.handle_unloaded(backend, model),
+            BackendToScheduler::Usable { gpu_index, is_usable } => {
+                if !self.members.set_usable(backend, gpu_index, is_usable) {
+                    return Err(Violation(format!("it speaks of GPU {gpu_index}, which it does not have")));
+                }
+                tracing::warn!(backend = backend.0, gpu_index, is_usable, "whether a GPU can be used has changed");
+                self.refresh(now);
+            }
+            BackendToScheduler::Leaving => self.on_backend_leaving(now, backend),
             BackendToScheduler::PlanDone { .. }
             | BackendToScheduler::Answered { .. }
             | BackendToScheduler::Cancelled { .. } => {
@@ -240,6 +272,15 @@ impl Control {
         }
         self.settle(now);
         Ok(())
+    }
+
+    /// Its GPUs leave, and then each ModelThread says that it plans no more there.
+    fn on_backend_leaving(&mut self, now: Timestamp, backend: BackendId) {
+        if self.members.set_leaving(backend) {
+            tracing::info!(backend = backend.0, "a backend is about to leave");
+            self.refresh(now);
+            self.tell_shards(|| ControlToShard::Dismiss(backend));
+        }
     }
 
     fn on_frontend_clock(&mut self, now: Timestamp, frontend: FrontendId, sent_at: Timestamp) {
@@ -328,13 +369,6 @@ impl Control {
         self.tell_owner(model, ControlToShard::Hosted(model, hosted));
         self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Move(model, to)));
         self.announce();
-    }
-
-    /// What a backend is to host.
-    #[cfg(test)]
-    pub(crate) fn hosted_by(&self, backend: BackendId) -> BTreeSet<ModelId> {
-        let gpus = self.members.gpus.values().filter(|gpu| gpu.backend == backend);
-        gpus.flat_map(|gpu| gpu.models.iter().copied()).collect()
     }
 
     fn on_load(&mut self, thread: ModelThreadId, load: ShardLoad) {

@@ -67,6 +67,8 @@ pub enum ControlToShard {
         /// The model.
         model: ModelId,
     },
+    /// A backend is about to leave, and its GPUs have left: it is to be told that no plan follows.
+    Dismiss(BackendId),
     /// A model that another thread owned so far.
     Adopt(Box<Moved>),
     /// Meant for a model that this thread owns, but sent to one that did before.

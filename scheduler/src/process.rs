@@ -7,29 +7,33 @@
 
 mod connections;
 mod in_place;
+mod leaving;
 pub mod threads;
 pub mod turns;
 
-use std::{convert::Infallible, net::SocketAddr, num::NonZero, thread};
+use std::{net::SocketAddr, num::NonZero, sync::atomic::AtomicBool, thread};
 
-use proto::hello::SchedulerHello;
+use proto::{Span, hello::SchedulerHello};
 use transport::{Arm, ArmName, Clock, Endpoint, EndpointConfig, OpenError, ROCE_PORT};
 
 use crate::config::{Config, RunError};
 
-/// Runs a scheduler until its process ends.
+/// How often `stop` is looked at, and whether all threads are alive.
+const LOOK_INTERVAL: Span = Span::from_millis(100);
+
+/// Runs a scheduler until `stop` is set, and what it has is finished.
 ///
 /// # Errors
 /// If the configuration is wrong, a socket cannot be opened or a thread not be started. Nothing that a peer does ends
 /// it.
-pub fn run(config: &Config) -> Result<Infallible, RunError> {
+pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let cluster = config.cluster_config(cores)?;
     let clock = Clock::start();
     if cluster.model_threads == 1 {
-        in_place::run(config, &cluster, clock)
+        in_place::run(config, &cluster, clock, stop)
     } else {
-        threads::run(config, cluster, clock)
+        threads::run(config, cluster, clock, stop)
     }
 }
 

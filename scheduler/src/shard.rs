@@ -35,7 +35,12 @@ use crate::{
     task::{Batch, ModelConfig, Task},
 };
 use fencing::Fences;
-use plans::{Plans, RunningTask, SentPlan};
+use plans::{PlanTimes, Plans, RunningTask, SentPlan};
+
+/// How often plans are looked at whose backends should have spoken.
+const WATCH_INTERVAL: Span = Span::from_millis(250);
+/// A task that so many GPUs and backends were lost with may be what they fail of.
+const LOSSES_MAX: u8 = 3;
 
 /// Limits of one ModelThread.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +63,8 @@ pub struct ShardConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ride {
     attempt: u16,
+    /// GPUs that hung, and backends that were lost, while they had it.
+    losses: u8,
     slot: SlotDescriptor,
 }
 
@@ -79,6 +86,8 @@ pub struct ShardLoad {
     pub queued: usize,
     /// Plans under way.
     pub batches: usize,
+    /// Tasks whose frontends have been asked what became of them.
+    pub doubtful: usize,
     /// Tasks that came since the last time this was asked for, of each model that had any.
     pub tasks: Vec<(ModelId, u64)>,
 }
@@ -137,6 +146,8 @@ pub struct Shard {
     planner: Box<dyn Planner<Ride>>,
     plans: Plans,
     fences: Fences,
+    /// When plans are looked at again.
+    watch_at: Timestamp,
     outputs: VecDeque<ShardOutput>,
 }
 
@@ -154,6 +165,7 @@ impl Shard {
             planner,
             plans: Plans::new(config.id),
             fences: Fences::default(),
+            watch_at: Timestamp::PAST,
             outputs: VecDeque::new(),
             config,
         }
@@ -177,7 +189,8 @@ impl Shard {
             ControlToShard::FrontendLeft(frontend) => self.on_frontend_left(now, frontend),
             ControlToShard::BackendLeft(backend) => {
                 self.passes.remove(&Member::Backend(backend));
-                let lost = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks).collect();
+                let lost = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks);
+                let lost = lost.map(RunningTask::lost).collect();
                 self.doubt((backend, LinkId::ALL), lost);
             }
             ControlToShard::Served(frontend, is_served) => self.on_served(now, frontend, is_served),
@@ -203,6 +216,9 @@ impl Shard {
             }
             ControlToShard::Unload { backend, model } => {
                 self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Unload { model }));
+            }
+            ControlToShard::Dismiss(backend) => {
+                self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Dismissed));
             }
             ControlToShard::Adopt(moved) => self.on_adopted(now, *moved),
             ControlToShard::Forwarded(model, Forwarded::Task(task)) => self.on_forwarded(now, model, task),
@@ -283,6 +299,8 @@ impl Shard {
             BackendToScheduler::Cancelled { plan, task } => self.on_task_cancelled(backend, plan, task),
             BackendToScheduler::Linked { .. }
             | BackendToScheduler::Unlinked { .. }
+            | BackendToScheduler::Usable { .. }
+            | BackendToScheduler::Leaving
             | BackendToScheduler::Loaded { .. }
             | BackendToScheduler::Unloaded { .. }
             | BackendToScheduler::ClockRequest { .. } => {
@@ -300,7 +318,7 @@ impl Shard {
         member.tasks += 1;
         let (is_full, is_served) = (member.tasks > self.config.tasks_per_frontend_max, member.is_served);
         let deadline = deadline - self.config.resp;
-        let task = Task { id, deadline, priority, payload: Ride { attempt: 0, slot } };
+        let task = Task { id, deadline, priority, payload: Ride { attempt: 0, losses: 0, slot } };
         match self.models.get_mut(&model) {
             _ if is_full => self.drop_task(id, DropReason::QueueFull),
             Some(Model { hosted: Err(reason), .. }) => {
@@ -372,11 +390,15 @@ impl Shard {
             .plans
             .on_done(backend, id, &failed)
             .ok_or_else(|| Violation(format!("{id:?} is reported done, but {backend:?} does not run it")))?;
-        let (PlanOutcome::Executed { finished_at, .. } | PlanOutcome::WindowMissed { rejected_at: finished_at }) =
-            outcome;
+        let freed_at = match outcome {
+            PlanOutcome::Executed { finished_at, .. } => Some(finished_at),
+            PlanOutcome::WindowMissed { rejected_at } => Some(rejected_at),
+            // It is not free, and goes out of use.
+            PlanOutcome::Abandoned { .. } => None,
+        };
         // One that left the planner, or has another id there, has its plans counted in when it joins again.
-        if self.gpus.contains_key(&done.gpu) {
-            self.planner.handle_finished(done.gpu, finished_at);
+        if let Some(freed_at) = freed_at.filter(|_| self.gpus.contains_key(&done.gpu)) {
+            self.planner.handle_finished(done.gpu, freed_at);
             if let PlanOutcome::Executed { started_at, finished_at } = outcome
                 && self.models.contains_key(&done.model)
             {
@@ -388,7 +410,9 @@ impl Shard {
             let took = (arrived_at - done.sent_at, (fetched_at - arrived_at) / done.size as i64);
             self.on_network_seen(now, done.model, took);
         }
-        self.doubt((backend, link), done.failed);
+        let is_abandoned = matches!(outcome, PlanOutcome::Abandoned { .. });
+        let failed = done.failed.into_iter().map(|task| if is_abandoned { task.lost() } else { task });
+        self.doubt((backend, link), failed.collect());
         Ok(())
     }
 
@@ -452,12 +476,21 @@ impl Shard {
         while let Some((model, tasks)) = self.planner.poll_released() {
             self.on_released(model, tasks);
         }
+        if self.watch_at <= now {
+            self.watch_at = now + WATCH_INTERVAL;
+            if let Some((backend, plan)) = self.plans.overdue(now) {
+                let reason =
+                    format!("{plan:?} should have ended or been given up long ago, and nothing is heard of it");
+                self.handle_disconnected(Member::Backend(backend), reason);
+            }
+        }
     }
 
     /// When [`Self::handle_timeout`] must be called at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        [self.planner.poll_timeout(), self.estimates.poll_timeout()].into_iter().flatten().min()
+        let watch_at = (self.plans.len() > 0).then_some(self.watch_at);
+        [self.planner.poll_timeout(), self.estimates.poll_timeout(), watch_at].into_iter().flatten().min()
     }
 
     /// Whether the RankThread has said something, if it is on another thread.
@@ -476,12 +509,12 @@ impl Shard {
         let queued = self.models.keys().map(|&model| self.planner.queue_length(model)).sum();
         let tasks = self.models.iter_mut().filter(|(_, entry)| entry.tasks > 0);
         let tasks = tasks.map(|(&model, entry)| (model, std::mem::take(&mut entry.tasks))).collect();
-        ShardLoad { queued, batches: self.plans.len(), tasks }
+        ShardLoad { queued, batches: self.plans.len(), doubtful: self.fences.len(), tasks }
     }
 
     /// Nothing waits, runs, is in doubt or is counted.
-    #[cfg(test)]
-    pub(crate) fn is_idle(&self) -> bool {
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
         let no_queue = self.models.keys().all(|&model| self.planner.queue_length(model) == 0);
         let no_count = self.frontends.values().all(|frontend| frontend.tasks == 0);
         no_queue && no_count && self.plans.len() == 0 && self.fences.len() == 0
@@ -583,14 +616,14 @@ impl Shard {
     /// that whatever the lost backend still does cannot be taken for the answer.
     fn on_unanswered(&mut self, now: Timestamp, task: RunningTask) {
         let attempt = (task.attempt + 1) % ImmediateData::ATTEMPTS;
-        let RunningTask { id, model, deadline, priority, slot, .. } = task;
+        let RunningTask { id, model, deadline, priority, losses, slot, .. } = task;
         let is_served = self.frontends.get(&id.frontend()).is_some_and(|frontend| frontend.is_served);
-        let task = Task { id, deadline, priority, payload: Ride { attempt, slot } };
+        let task = Task { id, deadline, priority, payload: Ride { attempt, losses, slot } };
         let Some(entry) = self.models.get(&model) else {
             return self.forward(model, Forwarded::Task(task));
         };
         let soonest_end = now + entry.budget.delay(1) + self.estimates.profile(model).latency(1);
-        if soonest_end > deadline || entry.hosted.is_err() || !is_served {
+        if soonest_end > deadline || losses >= LOSSES_MAX || entry.hosted.is_err() || !is_served {
             return self.drop_task(id, DropReason::BackendLost);
         }
         self.planner.handle_submit(now, model, task);
@@ -654,10 +687,12 @@ impl Shard {
             deadline: key.deadline,
             priority: key.priority,
             attempt: ride.attempt,
+            losses: ride.losses,
             slot: ride.slot,
         });
-        let frees_at = exec_at + self.estimates.profile_on(model, gpu).latency(tasks.len());
-        let plan = self.plans.insert(SentPlan::new((backend, gpu_index), gpu, running.collect(), (now, frees_at)));
+        let latency = self.estimates.profile_on(model, gpu).latency(tasks.len());
+        let times = PlanTimes { sent_at: now, latest, frees_at: exec_at + latency, latency };
+        let plan = self.plans.insert(SentPlan::new((backend, gpu_index), gpu, running.collect(), times));
         let planned = tasks.iter().map(|(key, ride)| PlannedTask {
             task: key.id,
             attempt: ride.attempt,

@@ -240,6 +240,7 @@ impl Wiring {
             queue_max: scheduler::config::default_queue_max(),
             tasks_per_frontend_max: scheduler::config::default_tasks_per_frontend_max(),
             reestimate: true,
+            drain_timeout_ms: scheduler::config::DRAIN_TIMEOUT_MS,
             faults: layout.faults,
             tls: None,
         })
@@ -286,6 +287,7 @@ impl Wiring {
             emulate: None,
             read_budget_bytes: 0,
             connections_max: backend::config::default_connections_max(),
+            drain_timeout_ms: backend::config::DRAIN_TIMEOUT_MS,
             faults: layout.faults,
             tls: None,
         })

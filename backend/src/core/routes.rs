@@ -88,6 +88,11 @@ impl Routes {
         self.scheduler.is_up && self.model_threads.iter().all(|route| route.is_up)
     }
 
+    /// How many send plans.
+    pub(super) fn plan_senders(&self) -> usize {
+        self.model_threads.len().max(1)
+    }
+
     /// Whether this one can be told something.
     pub(super) fn is_up(&self, reader: Reader) -> bool {
         self.route(reader).is_some_and(|route| route.is_up)

@@ -4,7 +4,7 @@ use super::*;
 use crate::executor::Emulated;
 use proto::{
     LatencyProfile, LinkId, PlanId, SlotDescriptor,
-    backend_to_scheduler::{LoadOutcome, PlanOutcome},
+    backend_to_scheduler::{LoadOutcome, PlanOutcome, Undelivered},
     clock::ClockReply,
     frame::FrameWriter,
     hello::ModelThreads,
@@ -268,4 +268,58 @@ fn loads_are_answered_and_another_shape_never_takes_the_place_of_a_running_batch
     backend.tell(SCHEDULER, &plan(0, 0));
     backend.tell(SCHEDULER, &SchedulerToBackend::Host { load: LoadId(1), model: ModelId(5) });
     assert_eq!(backend.0.ended(), Some("model 5 is to be replaced by one of another shape while it runs"));
+}
+
+/// Has a plan whose batch executes.
+fn executing() -> Backend {
+    let mut backend = Backend::linked();
+    backend.tell(SCHEDULER, &plan(0, 0));
+    let [Output::Read { connection, transfer, .. }] = backend.outputs()[..] else { panic!("a plan is read") };
+    backend.0.handle_event(NOW, Event::ReadDone { connection, token: transfer.token, result: Ok(()) });
+    assert!(matches!(backend.outputs()[..], [Output::Execute { .. }]));
+    backend
+}
+
+#[test]
+fn a_batch_that_hangs_is_given_up_and_its_gpu_is_tried_again_later() {
+    let mut backend = executing();
+    // l(1) = 2 ms, so a second after its window.
+    let gives_up_at = NOW + Span::from_millis(5 + 1_000);
+    backend.0.handle_timeout(gives_up_at - Span(1));
+    backend.outputs();
+    backend.0.handle_timeout(gives_up_at);
+    let reports = backend.reports();
+    let [usable, (_, BackendToScheduler::PlanDone { outcome, undelivered, .. })] = &reports[..] else {
+        panic!("{reports:?}")
+    };
+    assert_eq!(usable.1, BackendToScheduler::Usable { gpu_index: 0, is_usable: false });
+    assert_eq!(*outcome, PlanOutcome::Abandoned { abandoned_at: gives_up_at });
+    assert_eq!(undelivered[..], [Undelivered { task: TaskId::new(FRONTEND, 1), link: LinkId::NONE }]);
+
+    let back_at = gives_up_at + Span::from_millis(9_000);
+    backend.0.handle_executed(back_at, 0, Execution::Done { started_at: NOW, finished_at: back_at });
+    let reports = backend.reports();
+    assert!(matches!(&reports[..], [(_, BackendToScheduler::Answered { undelivered, .. })] if undelivered.is_empty()));
+    assert_eq!(backend.0.plans(), 0);
+    backend.0.handle_timeout(back_at + Span::from_millis(1_000));
+    let is_usable = BackendToScheduler::Usable { gpu_index: 0, is_usable: true };
+    assert!(backend.reports().contains(&(SCHEDULER, is_usable)));
+}
+
+#[test]
+fn one_that_leaves_finishes_what_it_has_and_what_still_comes() {
+    let mut backend = executing();
+    backend.0.handle_leaving(NOW);
+    backend.0.handle_leaving(NOW);
+    assert_eq!(backend.reports(), [(SCHEDULER, BackendToScheduler::Leaving)]);
+    assert!(!backend.0.has_left());
+    backend.tell(SCHEDULER, &SchedulerToBackend::Dismissed);
+    assert!(!backend.0.has_left(), "a batch executes");
+    backend.0.handle_executed(NOW, 0, Execution::WindowMissed { rejected_at: NOW });
+    let outputs = backend.outputs();
+    let [Output::Write { connection, transfer, .. }, _] = outputs[..] else { panic!("{outputs:?}") };
+    backend.0.handle_event(NOW, Event::WriteDone { connection, token: transfer.token, result: Ok(()) });
+    assert_eq!(backend.reports().len(), 1);
+    assert!(backend.0.has_left());
+    assert!(Backend::new().0.has_left(), "there is nobody to leave");
 }

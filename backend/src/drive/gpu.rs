@@ -108,14 +108,14 @@ fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch) -> Execution {
         return Execution::WindowMissed { rejected_at: started_at };
     }
     let result = catch_unwind(AssertUnwindSafe(|| scratch.run(job)));
-    let result = result.unwrap_or_else(|_| Err(ExecutorError("the executor panicked; see the backend's log".into())));
     if let Some(profile) = job.batch.executor.emulated_profile() {
         sleep_until(scheduler_now, started_at + profile.latency(job.batch.tasks()));
     }
     let finished_at = scheduler_now();
     match result {
-        Ok(()) => Execution::Done { started_at, finished_at },
-        Err(ExecutorError(reason)) => Execution::Failed { started_at, finished_at, reason },
+        Ok(Ok(())) => Execution::Done { started_at, finished_at },
+        Ok(Err(ExecutorError(reason))) => Execution::Failed { started_at, finished_at, reason },
+        Err(_) => Execution::Panicked { started_at, finished_at },
     }
 }
 
@@ -239,9 +239,9 @@ mod tests {
 
     #[test]
     fn an_executor_that_fails_or_panics_fails_its_batch_only() {
-        for (input, expected) in [(13, "the executor panicked; see the backend's log"), (14, "out of luck")] {
-            let (execution, _) = run(&[1, input], Timestamp::NEVER, None);
-            assert!(matches!(execution, Execution::Failed { reason, .. } if reason == expected));
-        }
+        let (execution, _) = run(&[1, 13], Timestamp::NEVER, None);
+        assert!(matches!(execution, Execution::Panicked { .. }));
+        let (execution, _) = run(&[1, 14], Timestamp::NEVER, None);
+        assert!(matches!(execution, Execution::Failed { reason, .. } if reason == "out of luck"));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use proto::{LoadId, Span, backend_to_frontend::ANSWER_HEADER_BYTES};
+use proto::{LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES};
 use transport::{Access, Arm, Clock, Endpoint, EndpointConfig, Region, Waker};
 use zerocopy::IntoBytes;
 
@@ -20,7 +20,6 @@ use crate::{
     core::{self, Core, CoreConfig, Output},
     loaded::Loaded,
     staging::{ModelShape, Staging},
-    worker::Execution,
 };
 
 /// The longest wait: `stop` is looked at this often.
@@ -44,6 +43,7 @@ pub(super) struct Session<'a> {
     waker: Waker,
     region: Region,
     core: Core,
+    drain_timeout: Span,
 }
 
 impl<'a> Session<'a> {
@@ -71,15 +71,25 @@ impl<'a> Session<'a> {
         let core = Core::new(CoreConfig { scheduler: config.scheduler, staging, lkey }, models)
             .map_err(|error| BackendError::Config(format!("placement: {error}")))?;
         let waker = endpoint.waker();
-        Ok(Self { number, clock, gpus, loader, endpoint, waker, region, core })
+        let drain_timeout = Span::from_millis(i64::try_from(config.drain_timeout_ms).unwrap_or(i64::MAX / 1_000_000));
+        Ok(Self { number, clock, gpus, loader, endpoint, waker, region, core, drain_timeout })
     }
 
-    /// Serves until the scheduler is lost or `stop` is set.
+    /// Serves until the scheduler is lost, or `stop` is set and all plans are finished, or take too long.
     pub(super) fn run(mut self, stop: &AtomicBool) -> Ended {
-        while self.core.ended().is_none() && !stop.load(Ordering::Relaxed) {
+        let mut leaves_by: Option<Timestamp> = None;
+        while self.core.ended().is_none() {
             let busy = self.endpoint.drive(self.clock.now()) | self.turn();
-            if !busy {
-                let now = self.clock.now();
+            let now = self.clock.now();
+            if leaves_by.is_none() && stop.load(Ordering::Relaxed) {
+                tracing::info!("about to end: plans under way are finished");
+                leaves_by = Some(now + self.drain_timeout);
+                self.core.handle_leaving(now);
+            } else if let Some(by) = leaves_by
+                && ((self.core.has_left() && !busy) || by <= now)
+            {
+                break;
+            } else if !busy {
                 self.endpoint.wait(now, self.core.poll_timeout().min(now + WAIT_MAX));
             }
         }
@@ -153,9 +163,7 @@ impl<'a> Session<'a> {
         let job = Job { session: self.number, batch, region: self.region.clone(), waker: self.waker.clone() };
         if !self.gpus.post(gpu, job) {
             tracing::warn!(gpu, "the GPU still runs batches of earlier sessions");
-            let now = self.clock.now();
-            let rejected_at = self.core.to_scheduler(now);
-            self.core.handle_executed(now, gpu, Execution::WindowMissed { rejected_at });
+            self.core.handle_stuck(self.clock.now(), gpu);
         }
     }
 

@@ -46,6 +46,9 @@ pub enum JoinError {
         /// Its length.
         found: usize,
     },
+    /// It is about to end.
+    #[error("the scheduler is about to end and takes nobody in")]
+    Leaving,
 }
 
 #[derive(Debug)]
@@ -82,6 +85,8 @@ pub(super) struct Backend {
     offers: BTreeMap<ModelId, Arc<LatencyProfile>>,
     linked: BTreeSet<FrontendId>,
     joining: Joining,
+    /// It wants no more plans.
+    leaves: bool,
 }
 
 #[derive(Debug)]
@@ -90,6 +95,8 @@ pub(super) struct Gpu {
     pub(super) index: u32,
     /// What it hosts; ascending.
     pub(super) models: Vec<ModelId>,
+    /// Whether its executor works, as its backend says.
+    is_usable: bool,
     /// What planners take it to host; `None` while it is not in use.
     planned: Option<Vec<ModelId>>,
 }
@@ -227,10 +234,10 @@ impl Members {
         for (index, mut models) in hosted.into_iter().enumerate() {
             models.sort_unstable();
             models.dedup();
-            gpus.push(self.add_gpu(Gpu { backend, index: index as u32, models, planned: None }));
+            gpus.push(self.add_gpu(Gpu { backend, index: index as u32, models, is_usable: true, planned: None }));
         }
         let joining = Joining { threads, grace_until: now + LINK_GRACE };
-        self.backends.insert(backend, Backend { gpus, offers: taken, linked: BTreeSet::new(), joining });
+        self.backends.insert(backend, Backend { gpus, offers: taken, linked: BTreeSet::new(), joining, leaves: false });
         Ok(Joined { backend, models, reprofiled, unwanted: refused })
     }
 
@@ -253,7 +260,8 @@ impl Members {
     /// GPUs that planners know and should not, as their backend is not in use any more, or as what they host is another
     /// now. One may differ in models that nobody hosted when it changed, and that matters as soon as somebody does.
     pub(super) fn gpus_that_leave(&self, reach: &Reach) -> Vec<GpuId> {
-        let used = || self.gpus.iter().filter(|(_, gpu)| reach.backends.contains(&gpu.backend));
+        let is_used = |gpu: &Gpu| gpu.is_usable && reach.backends.contains(&gpu.backend);
+        let used = || self.gpus.iter().filter(|(_, gpu)| is_used(gpu));
         let hosted: BTreeSet<ModelId> = used().flat_map(|(_, gpu)| gpu.models.iter().copied()).collect();
         let differs = |gpu: &Gpu, planned: &[ModelId]| {
             let only_in = |one: &[ModelId], other: &[ModelId]| {
@@ -262,7 +270,7 @@ impl Members {
             only_in(&gpu.models, planned) || only_in(planned, &gpu.models)
         };
         let leaves = |gpu: &Gpu| match &gpu.planned {
-            Some(planned) => !reach.backends.contains(&gpu.backend) || differs(gpu, planned),
+            Some(planned) => !is_used(gpu) || differs(gpu, planned),
             None => false,
         };
         self.gpus.iter().filter(|(_, gpu)| leaves(gpu)).map(|(&id, _)| id).collect()
@@ -272,7 +280,7 @@ impl Members {
     pub(super) fn gpus_that_come(&mut self) -> Vec<GpuId> {
         let mut coming = Vec::new();
         for (&id, gpu) in &mut self.gpus {
-            if gpu.planned.is_none() && self.reach.backends.contains(&gpu.backend) {
+            if gpu.planned.is_none() && gpu.is_usable && self.reach.backends.contains(&gpu.backend) {
                 gpu.planned = Some(gpu.models.clone());
                 coming.push(id);
             }
@@ -418,6 +426,25 @@ impl Members {
         if is_linked { entry.linked.insert(frontend) } else { entry.linked.remove(&frontend) }
     }
 
+    /// Notes whether a GPU works. False if there is no such GPU.
+    pub(super) fn set_usable(&mut self, backend: BackendId, gpu_index: u32, is_usable: bool) -> bool {
+        let gpu = self.backends.get(&backend).and_then(|entry| entry.gpus.get(gpu_index as usize));
+        let Some(gpu) = gpu.and_then(|id| self.gpus.get_mut(id)) else { return false };
+        gpu.is_usable = is_usable;
+        true
+    }
+
+    /// Notes that a backend wants no more plans. False if it had said so, or is not there.
+    pub(super) fn set_leaving(&mut self, backend: BackendId) -> bool {
+        self.backends.get_mut(&backend).is_some_and(|entry| !std::mem::replace(&mut entry.leaves, true))
+    }
+
+    /// GPUs of a backend that planners know.
+    pub(super) fn planned_gpus(&self, backend: BackendId) -> BTreeSet<GpuId> {
+        let gpus = self.backends.get(&backend).into_iter().flat_map(|entry| &entry.gpus);
+        gpus.copied().filter(|gpu| self.gpus[gpu].planned.is_some()).collect()
+    }
+
     /// A member is connected to one more ModelThread.
     pub(super) fn handle_connected(&mut self, member: Member) {
         let joining = match member {
@@ -433,7 +460,7 @@ impl Members {
     pub(super) fn reach(&self, now: Timestamp) -> Reach {
         let counts = |joining: &Joining| joining.grace_until <= now;
         let has_joined = |joining: &Joining| joining.threads == 0;
-        let backends = self.backends.iter().filter(|(_, entry)| has_joined(&entry.joining));
+        let backends = self.backends.iter().filter(|(_, entry)| has_joined(&entry.joining) && !entry.leaves);
         let backends = backends.map(|(&id, entry)| (id, counts(&entry.joining) || self.reach.backends.contains(&id)));
         let frontends = self.frontends.iter().filter(|(_, entry)| has_joined(&entry.joining));
         let frontends =
@@ -451,7 +478,7 @@ impl Members {
         for model in &mut self.models {
             model.hosts = 0;
         }
-        for gpu in self.gpus.values().filter(|gpu| self.reach.backends.contains(&gpu.backend)) {
+        for gpu in self.gpus.values().filter(|gpu| gpu.is_usable && self.reach.backends.contains(&gpu.backend)) {
             for model in &gpu.models {
                 self.models[model.0 as usize].hosts += 1;
             }
@@ -479,13 +506,14 @@ impl Members {
 
     /// When [`Self::reach`] may be another one even if nobody links.
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
-        let backends = self.backends.iter().filter(|(id, _)| !self.reach.backends.contains(id));
+        let backends = self.backends.iter().filter(|(id, entry)| !entry.leaves && !self.reach.backends.contains(id));
         let frontends = self.frontends.iter().filter(|(id, _)| !self.reach.frontends.contains(id));
         let joining = backends.map(|(_, entry)| entry.joining).chain(frontends.map(|(_, entry)| entry.joining));
         joining.map(|joining| joining.grace_until).filter(|&at| at > self.reached_at).min()
     }
 
     /// Whether a backend's GPUs are in use.
+    #[cfg(test)]
     pub(super) fn is_used(&self, backend: BackendId) -> bool {
         self.reach.backends.contains(&backend)
     }

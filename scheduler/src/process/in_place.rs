@@ -1,6 +1,6 @@
 //! Everything on one thread, with one endpoint.
 
-use std::convert::Infallible;
+use std::sync::atomic::AtomicBool;
 
 use proto::{
     Timestamp,
@@ -8,19 +8,31 @@ use proto::{
 };
 use transport::{Clock, ConnectionId, Event};
 
-use super::connections::{Connections, Said, encode};
+use super::{
+    LOOK_INTERVAL,
+    connections::{Connections, Said, encode},
+    leaving::Exit,
+};
 use crate::{
     cluster::{Cluster, ClusterConfig, ClusterOutput, Port},
     config::{Config, RunError},
 };
 
-pub(super) fn run(config: &Config, cluster: &ClusterConfig, clock: Clock) -> Result<Infallible, RunError> {
+pub(super) fn run(config: &Config, cluster: &ClusterConfig, clock: Clock, stop: &AtomicBool) -> Result<(), RunError> {
     let cluster = Cluster::new(cluster, rand::random())?;
     let connections = Connections::new(super::open(config, config.listen, false)?);
     tracing::info!(listen = %config.listen, policy = %config.policy, "the scheduler is up");
     let mut server = Server { cluster, connections, clock };
+    let mut exit = Exit::new(stop, config.drain_timeout_ms);
     loop {
         server.turn();
+        let now = server.clock.now();
+        if exit.begins(now) {
+            server.cluster.handle_leaving(now);
+        }
+        if exit.is_over(now, || server.cluster.is_idle()) {
+            return Ok(());
+        }
     }
 }
 
@@ -49,7 +61,7 @@ impl Server {
             return;
         }
         let timeouts = [self.cluster.poll_timeout(), self.connections.endpoint.poll_timeout()];
-        let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER);
+        let until = timeouts.into_iter().flatten().fold(now + LOOK_INTERVAL, Timestamp::min);
         self.connections.endpoint.wait(now, until);
     }
 

@@ -4,17 +4,24 @@
 //! does not fit is kept by its sender until it does, so that two threads never wait for each other. A thread's news
 //! come in order; see `control` for the order in which threads are told.
 
-use std::{collections::VecDeque, convert::Infallible, net::SocketAddr, sync::Arc, thread};
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    sync::{Arc, atomic::AtomicBool},
+    thread,
+};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use proto::{
-    ModelThreadId, Span, Timestamp,
+    ModelThreadId, Timestamp,
     hello::{Member, MemberHello, SchedulerHello},
 };
 use transport::{Clock, ConnectionId, Event};
 
 use super::{
+    LOOK_INTERVAL,
     connections::{Connections, Said, encode},
+    leaving::Exit,
     turns::{self, Bed, Idleness},
 };
 use crate::{
@@ -30,8 +37,6 @@ use crate::{
 
 /// Messages in a channel between two threads; more wait with their sender.
 const CHANNEL_MESSAGES: usize = 1024;
-/// The longest sleep: control looks this often whether all threads are alive.
-const SLEEP_MAX: Span = Span::from_millis(100);
 
 /// A channel's sending side, with the other thread's doorbell.
 struct Outbox<T> {
@@ -75,7 +80,12 @@ impl<T> Outbox<T> {
     }
 }
 
-pub(super) fn run(config: &Config, mut cluster: ClusterConfig, clock: Clock) -> Result<Infallible, RunError> {
+pub(super) fn run(
+    config: &Config,
+    mut cluster: ClusterConfig,
+    clock: Clock,
+    stop: &AtomicBool,
+) -> Result<(), RunError> {
     check_cores(config, cluster.model_threads)?;
     let control_port = Connections::new(super::open(config, config.listen, true)?);
     let ids = || (0..cluster.model_threads).map(ModelThreadId);
@@ -137,8 +147,16 @@ pub(super) fn run(config: &Config, mut cluster: ClusterConfig, clock: Clock) -> 
     let control = Control::new(cluster.control(), rand::random());
     let (port, bell, for_members) = (control_port, control_bell, Vec::new());
     let mut driver = ControlDriver { control, port, from_shards, to_shards, to_rank, for_members, bell, clock };
+    let mut exit = Exit::new(stop, config.drain_timeout_ms);
     loop {
         driver.turn();
+        let now = clock.now();
+        if exit.begins(now) {
+            driver.control.handle_leaving();
+        }
+        if exit.is_over(now, || driver.control.is_idle()) {
+            return Ok(());
+        }
         if let Some((name, _)) = running.iter().find(|(_, handle)| handle.is_finished()) {
             return Err(RunError::Ended(name.clone()));
         }
@@ -201,7 +219,7 @@ impl RankDriver {
         }
         let until = self.rank.poll_timeout().unwrap_or(Timestamp::NEVER);
         let (rank, news, bed) = (&self.rank, &self.news, &self.bed);
-        self.bell.nap(|| rank.has_mail() || !news.is_empty(), || bed.sleep(now, until, SLEEP_MAX));
+        self.bell.nap(|| rank.has_mail() || !news.is_empty(), || bed.sleep(now, until, LOOK_INTERVAL));
     }
 }
 
@@ -229,7 +247,7 @@ impl ShardDriver {
             }
             let now = self.clock.now();
             let timeouts = [self.shard.poll_timeout(), self.port.endpoint.poll_timeout(), Some(self.report_at)];
-            let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + SLEEP_MAX);
+            let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + LOOK_INTERVAL);
             let (shard, news, endpoint) = (&self.shard, &self.news, &mut self.port.endpoint);
             self.bell.nap(|| shard.has_mail() || !news.is_empty(), || endpoint.wait(now, until));
         }
@@ -352,7 +370,7 @@ impl ControlDriver {
             return;
         }
         let timeouts = [self.control.poll_timeout(), self.port.endpoint.poll_timeout()];
-        let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + SLEEP_MAX);
+        let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + LOOK_INTERVAL);
         let (from_shards, endpoint) = (&self.from_shards, &mut self.port.endpoint);
         self.bell.nap(|| !from_shards.is_empty(), || endpoint.wait(now, until));
     }

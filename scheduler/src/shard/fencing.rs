@@ -75,7 +75,6 @@ impl Fences {
     }
 
     /// Tasks in doubt.
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.asked.values().flatten().map(BTreeMap::len).sum()
     }
@@ -95,6 +94,7 @@ mod tests {
             deadline: Timestamp(1),
             priority: 0,
             attempt: 0,
+            losses: 0,
             slot: SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80 },
         }
     }

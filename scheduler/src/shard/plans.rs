@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::{BackendId, GpuId, ModelId, ModelThreadId, PlanId, SlotDescriptor, TaskId, Timestamp};
+use proto::{BackendId, GpuId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId, Timestamp};
 
 /// A task that left its queue in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +13,37 @@ pub(super) struct RunningTask {
     pub(super) deadline: Timestamp,
     pub(super) priority: u8,
     pub(super) attempt: u16,
+    /// GPUs that hung, and backends that were lost, while they had it.
+    pub(super) losses: u8,
     pub(super) slot: SlotDescriptor,
+}
+
+impl RunningTask {
+    /// Its GPU or its backend was lost.
+    pub(super) fn lost(self) -> Self {
+        Self { losses: self.losses.saturating_add(1), ..self }
+    }
+}
+
+/// A backend gives up a batch after ten times l(b) and at least a second. One that has not said a word of a plan for
+/// so much longer ...
+const OVERDUE_TIMES: i64 = 20;
+/// ... and at least this long after its window ...
+const OVERDUE_MIN: Span = Span::from_millis(4_000);
+/// ... or has not told what became of the answers for so long after that, does not keep to the protocol.
+const ANSWERS_MAX: Span = Span::from_millis(30_000);
+
+/// What was planned when.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PlanTimes {
+    /// The plan left.
+    pub(super) sent_at: Timestamp,
+    /// It must not start later.
+    pub(super) latest: Timestamp,
+    /// When the GPU will be done with it.
+    pub(super) frees_at: Timestamp,
+    /// How long it will run.
+    pub(super) latency: Span,
 }
 
 /// A batch that was sent to a backend.
@@ -31,6 +61,8 @@ pub(super) struct SentPlan {
     sent_at: Timestamp,
     /// When the GPU will be done with it, as planned.
     frees_at: Timestamp,
+    /// When it should have been reported done, whatever happened.
+    overdue_at: Timestamp,
     /// Execution ended; only answers are still on their way.
     is_done: bool,
 }
@@ -41,10 +73,12 @@ impl SentPlan {
         (backend, gpu_index): (BackendId, u32),
         gpu: GpuId,
         tasks: Vec<RunningTask>,
-        (sent_at, frees_at): (Timestamp, Timestamp),
+        times: PlanTimes,
     ) -> Self {
         let model = tasks.first().expect("no plan is empty").model;
-        Self { backend, gpu_index, gpu, model, size: tasks.len(), tasks, sent_at, frees_at, is_done: false }
+        let PlanTimes { sent_at, latest, frees_at, latency } = times;
+        let overdue_at = latest.max(frees_at) + (latency * OVERDUE_TIMES).max(OVERDUE_MIN);
+        Self { backend, gpu_index, gpu, model, size: tasks.len(), tasks, sent_at, frees_at, overdue_at, is_done: false }
     }
 }
 
@@ -61,7 +95,7 @@ pub(super) struct Done {
 }
 
 /// All plans under way. Bounded by the tasks that frontends may have under way, as no plan is empty; a backend that
-/// stops reporting is lost by its heartbeat, and its plans with it.
+/// stops reporting is lost by its heartbeat, or by [`Plans::overdue`], and its plans with it.
 #[derive(Debug)]
 pub(super) struct Plans {
     model_thread: ModelThreadId,
@@ -132,6 +166,15 @@ impl Plans {
         self.under_way.values().filter(is_its).map(|plan| plan.frees_at).max()
     }
 
+    /// A backend that owes a word on one of its plans, and on which.
+    pub(super) fn overdue(&self, now: Timestamp) -> Option<(BackendId, PlanId)> {
+        let is_overdue = |plan: &SentPlan| match plan.is_done {
+            false => plan.overdue_at <= now,
+            true => !plan.tasks.is_empty() && plan.overdue_at + ANSWERS_MAX <= now,
+        };
+        self.under_way.iter().find(|(_, plan)| is_overdue(plan)).map(|(&id, plan)| (plan.backend, id))
+    }
+
     /// The backend is gone: its plans, oldest first.
     pub(super) fn remove_backend(&mut self, backend: BackendId) -> Vec<SentPlan> {
         self.under_way.extract_if(.., |_, plan| plan.backend == backend).map(|(_, plan)| plan).collect()
@@ -151,16 +194,13 @@ mod tests {
     fn task(sequence: u64) -> RunningTask {
         let slot = SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80 };
         let id = TaskId::new(FrontendId(1), sequence);
-        RunningTask { id, model: ModelId(0), deadline: Timestamp(1), priority: 0, attempt: 0, slot }
+        RunningTask { id, model: ModelId(0), deadline: Timestamp(1), priority: 0, attempt: 0, losses: 0, slot }
     }
 
     fn plan(backend: u32, tasks: impl IntoIterator<Item = u64>) -> SentPlan {
-        SentPlan::new(
-            (BackendId(backend), 0),
-            GpuId(0),
-            tasks.into_iter().map(task).collect(),
-            (Timestamp(1), Timestamp(9)),
-        )
+        let tasks = tasks.into_iter().map(task).collect();
+        let times = PlanTimes { sent_at: Timestamp(1), latest: Timestamp(5), frees_at: Timestamp(9), latency: Span(4) };
+        SentPlan::new((BackendId(backend), 0), GpuId(0), tasks, times)
     }
 
     #[test]
@@ -202,6 +242,20 @@ mod tests {
         let done = plans.on_done(BackendId(1), all, &[]).unwrap();
         assert_eq!((done.failed, done.model), (vec![], ModelId(0)), "a batch of nothing ends, too");
         assert_eq!(plans.on_answered(BackendId(1), all, &[]), Some((vec![], vec![])));
+    }
+
+    #[test]
+    fn a_backend_owes_a_word_on_each_plan_and_on_each_task_in_it() {
+        let mut plans = Plans::new(ModelThreadId(3));
+        let silent = plans.insert(plan(1, 0..2));
+        let due = Timestamp(9) + OVERDUE_MIN;
+        assert_eq!((plans.overdue(due - Span(1)), plans.overdue(due)), (None, Some((BackendId(1), silent))));
+        plans.on_done(BackendId(1), silent, &[]).unwrap();
+        assert_eq!(plans.overdue(due), None);
+        assert_eq!(plans.overdue(due + ANSWERS_MAX), Some((BackendId(1), silent)));
+        plans.on_cancelled(BackendId(1), silent, task(0).id);
+        plans.on_cancelled(BackendId(1), silent, task(1).id);
+        assert_eq!(plans.overdue(Timestamp::NEVER), None, "nobody waits for anything of it");
     }
 
     #[test]
