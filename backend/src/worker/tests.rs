@@ -1,10 +1,8 @@
-//! Unit tests of single rules, then whole histories from a seed with every invariant checked at every step.
+//! Single rules. Whole histories, with every invariant checked at every step, are the crate `fabric`'s.
 
 use super::*;
 use proptest::prelude::*;
 use proto::{PlanId, SlotDescriptor, stages::SchedulerStamps};
-
-mod simulation;
 
 const MODEL: ModelId = ModelId(3);
 const LINK: LinkId = LinkId(1);
