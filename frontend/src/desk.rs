@@ -24,6 +24,8 @@ pub trait Observer {
     fn handle_success(&self, now: Timestamp, model: usize, reply: &Reply);
     /// A request ended without an answer, `after` its admission; zero if it was not admitted.
     fn handle_failure(&self, now: Timestamp, model: usize, after: Span, error: &InferError);
+    /// The thread has been silent for 0.1 s or more so many times since its start.
+    fn handle_silences(&self, count: u64);
 }
 
 /// Nobody counts.
@@ -31,6 +33,7 @@ impl Observer for () {
     fn handle_model(&self, _: usize, _: &Model) {}
     fn handle_success(&self, _: Timestamp, _: usize, _: &Reply) {}
     fn handle_failure(&self, _: Timestamp, _: usize, _: Span, _: &InferError) {}
+    fn handle_silences(&self, _: u64) {}
 }
 
 /// What the parts of a frontend's thread share.
@@ -166,6 +169,11 @@ impl Desk {
     /// Runs every timer that is due.
     pub fn handle_timeout(&self) {
         self.state.borrow_mut().core.handle_timeout(self.now());
+    }
+
+    /// The thread has been silent too long so many times.
+    pub fn handle_silences(&self, count: u64) {
+        self.observer.handle_silences(count);
     }
 
     /// When [`Self::handle_timeout`] must be called.

@@ -11,7 +11,7 @@ use std::{
     rc::Rc,
 };
 
-use proto::{ModelThreadId, Timestamp, backend_to_frontend::LinkWelcome};
+use proto::{ModelThreadId, Timestamp, backend_to_frontend::LinkWelcome, turns::TurnWatch};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region};
@@ -141,14 +141,21 @@ impl Frontend {
     async fn move_packets(&mut self) -> io::Result<Infallible> {
         let endpoint = Readiness::of(&self.endpoint)?;
         let desk = Rc::clone(&self.desk);
+        let (mut watch, mut due) = (TurnWatch::default(), Timestamp::PAST);
         loop {
+            if let Some(silence) = watch.handle_turn(due, self.clock.now()) {
+                desk.handle_silences(watch.count());
+                tracing::warn!("no packets were moved for {silence}: the machine is too busy, or a request took long");
+            }
             let busy = self.turn();
+            due = self.clock.now();
             if busy {
                 // Others of this thread have a turn too.
                 tokio::task::yield_now().await;
                 continue;
             }
-            let wait = (self.poll_timeout() - self.clock.now()).to_duration();
+            due = self.poll_timeout().max(due);
+            let wait = (due - self.clock.now()).to_duration();
             tokio::select! {
                 ready = endpoint.readable() => ready?,
                 () = tokio::time::sleep(wait) => {}

@@ -103,6 +103,7 @@ pub struct Metrics {
     network: GaugeVec,
     slots: IntGauge,
     backends: IntGauge,
+    silences: IntGauge,
     scheduler: IntGauge,
     /// Tasks, batches and GPUs of the whole scheduler.
     scheduler_load: [IntGauge; 3],
@@ -265,6 +266,7 @@ impl Default for Metrics {
             ),
             slots: gauge("downbeat_slots_in_use", "Slots of registered memory that are leased"),
             backends: gauge("downbeat_backends_linked", "Backends that can reach our slots"),
+            silences: gauge("downbeat_silences", "Times that the frontend's thread did nothing for 0.1 s or more"),
             scheduler: gauge("downbeat_scheduler_connected", "1 while there is a connection to the scheduler"),
             scheduler_load: [
                 gauge("downbeat_scheduler_tasks_queued", "Tasks of all frontends that wait for their batch"),
@@ -334,6 +336,11 @@ impl Metrics {
         if let Some(reason) = drop_reason(error) {
             of.dropped.with_label_values(&labels(reason)).inc();
         }
+    }
+
+    /// The frontend's thread was silent for too long so many times.
+    pub fn handle_silences(&self, count: u64) {
+        self.silences.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// A request was this long in a stage that the frontend alone knows.

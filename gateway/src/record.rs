@@ -72,4 +72,8 @@ impl Observer for Record {
         self.statistics.borrow_mut()[model].handle_failure(now, after);
         self.metrics.handle_failure(model, error);
     }
+
+    fn handle_silences(&self, count: u64) {
+        self.metrics.handle_silences(count);
+    }
 }

@@ -16,6 +16,7 @@ pub mod scheduler_to_frontend;
 pub mod slot;
 pub mod stages;
 pub mod time;
+pub mod turns;
 
 pub use ids::{BackendId, ChangeId, FrontendId, GpuId, LinkId, LoadId, ModelId, ModelThreadId, PlanId, TaskId};
 pub use profile::{LatencyProfile, ProfileError};

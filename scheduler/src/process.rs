@@ -13,7 +13,7 @@ pub mod turns;
 
 use std::{net::SocketAddr, num::NonZero, sync::atomic::AtomicBool, thread};
 
-use proto::{Span, hello::SchedulerHello};
+use proto::{Span, Timestamp, hello::SchedulerHello, turns::TurnWatch};
 use transport::{Arm, ArmName, Clock, Endpoint, EndpointConfig, OpenError, ROCE_PORT};
 
 use crate::config::{Config, RunError};
@@ -34,6 +34,13 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
         in_place::run(config, &cluster, clock, stop)
     } else {
         threads::run(config, cluster, clock, stop)
+    }
+}
+
+/// A turn that should have come at `due` comes now. Says so if that is late.
+fn tell_silence(watch: &mut TurnWatch, due: Timestamp, now: Timestamp) {
+    if let Some(silence) = watch.handle_turn(due, now) {
+        tracing::warn!("this thread has done nothing for {silence}: the machine is too busy");
     }
 }
 

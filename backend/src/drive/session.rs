@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use proto::{LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES};
+use proto::{LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES, turns::TurnWatch};
 use transport::{Access, Arm, Clock, Endpoint, EndpointConfig, Region, Waker};
 use zerocopy::IntoBytes;
 
@@ -78,9 +78,14 @@ impl<'a> Session<'a> {
     /// Serves until the scheduler is lost, or `stop` is set and all plans are finished, or take too long.
     pub(super) fn run(mut self, stop: &AtomicBool) -> Ended {
         let mut leaves_by: Option<Timestamp> = None;
+        let (mut watch, mut due) = (TurnWatch::default(), Timestamp::PAST);
         while self.core.ended().is_none() {
+            if let Some(silence) = watch.handle_turn(due, self.clock.now()) {
+                tracing::warn!("this thread has done nothing for {silence}: the machine is too busy");
+            }
             let busy = self.endpoint.drive(self.clock.now()) | self.turn();
             let now = self.clock.now();
+            due = now;
             if leaves_by.is_none() && stop.load(Ordering::Relaxed) {
                 tracing::info!("about to end: plans under way are finished");
                 leaves_by = Some(now + self.drain_timeout);
@@ -90,7 +95,8 @@ impl<'a> Session<'a> {
             {
                 break;
             } else if !busy {
-                self.endpoint.wait(now, self.core.poll_timeout().min(now + WAIT_MAX));
+                due = self.core.poll_timeout().min(now + WAIT_MAX).max(now);
+                self.endpoint.wait(now, due);
             }
         }
         let reason = self.core.ended().unwrap_or("asked to stop").to_owned();

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use proto::{
     Timestamp,
     hello::{Member, SchedulerHello},
+    turns::TurnWatch,
 };
 use transport::{Clock, ConnectionId, Event};
 
@@ -22,7 +23,7 @@ pub(super) fn run(config: &Config, cluster: &ClusterConfig, clock: Clock, stop: 
     let cluster = Cluster::new(cluster, rand::random())?;
     let connections = Connections::new(super::open(config, config.listen, false)?);
     tracing::info!(listen = %config.listen, policy = %config.policy, "the scheduler is up");
-    let mut server = Server { cluster, connections, clock };
+    let mut server = Server { cluster, connections, clock, watch: TurnWatch::default(), due: Timestamp::PAST };
     let mut exit = Exit::new(stop, config.drain_timeout_ms);
     loop {
         server.turn();
@@ -40,12 +41,16 @@ struct Server {
     cluster: Cluster,
     connections: Connections,
     clock: Clock,
+    watch: TurnWatch,
+    /// When the next turn should come.
+    due: Timestamp,
 }
 
 impl Server {
     /// Takes in what has arrived, lets timers fire, sends what came of it, and sleeps if there was nothing to do.
     fn turn(&mut self) {
         let now = self.clock.now();
+        super::tell_silence(&mut self.watch, self.due, now);
         let mut busy = self.connections.endpoint.drive(now);
         while let Some(event) = self.connections.endpoint.poll_event() {
             busy = true;
@@ -57,11 +62,13 @@ impl Server {
         self.cluster.handle_timeout(now);
         self.send_outputs();
         if busy {
-            self.connections.endpoint.drive(self.clock.now());
+            self.due = self.clock.now();
+            self.connections.endpoint.drive(self.due);
             return;
         }
         let timeouts = [self.cluster.poll_timeout(), self.connections.endpoint.poll_timeout()];
         let until = timeouts.into_iter().flatten().fold(now + LOOK_INTERVAL, Timestamp::min);
+        self.due = until.max(now);
         self.connections.endpoint.wait(now, until);
     }
 

@@ -15,6 +15,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use proto::{
     ModelThreadId, Timestamp,
     hello::{Member, MemberHello, SchedulerHello},
+    turns::TurnWatch,
 };
 use transport::{Clock, ConnectionId, Event};
 
@@ -239,15 +240,18 @@ struct ShardDriver {
 impl ShardDriver {
     fn run(&mut self, core: Option<usize>) {
         let has_core = turns::pin(core);
-        let mut idleness = Idleness::default();
+        let (mut idleness, mut watch, mut due) = (Idleness::default(), TurnWatch::default(), Timestamp::PAST);
         loop {
+            super::tell_silence(&mut watch, due, self.clock.now());
             let is_busy = self.turn();
+            due = self.clock.now();
             if idleness.looks_again(is_busy, has_core) {
                 continue;
             }
             let now = self.clock.now();
             let timeouts = [self.shard.poll_timeout(), self.port.endpoint.poll_timeout(), Some(self.report_at)];
             let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + LOOK_INTERVAL);
+            due = until.max(now);
             let (shard, news, endpoint) = (&self.shard, &self.news, &mut self.port.endpoint);
             self.bell.nap(|| shard.has_mail() || !news.is_empty(), || endpoint.wait(now, until));
         }
