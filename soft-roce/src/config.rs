@@ -58,10 +58,12 @@ impl PathMtu {
 pub struct EndpointConfig {
     /// Where packets come from and go to: the ICRC covers address and port.
     pub local: SocketAddr,
-    /// Keys, queue pair numbers and packet sequence numbers derive from it; unpredictable in production.
-    pub seed: u64,
-    /// The top byte of every queue pair number, so that processes that share an address can be told apart.
-    pub queue_pair_prefix: u8,
+    /// Keys, queue pair numbers and packet sequence numbers derive from it, all their bits: 32 bytes of the system's
+    /// randomness in production.
+    pub seed: [u8; 32],
+    /// The top byte of every queue pair number, so that processes that share an address can be told apart. Without it,
+    /// that byte is random too.
+    pub queue_pair_prefix: Option<u8>,
     /// Queue pairs at once; at most 32,768.
     pub queue_pairs_max: usize,
     /// Regions at once; at most 4,096.
@@ -71,10 +73,19 @@ pub struct EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// 1,024 queue pairs, 1,024 regions, 65,536 completions.
+    /// 1,024 queue pairs, 1,024 regions, 65,536 completions. What follows from so short a seed can be guessed.
     #[must_use]
     pub const fn new(local: SocketAddr, seed: u64) -> Self {
-        Self { local, seed, queue_pair_prefix: 0, queue_pairs_max: 1_024, regions_max: 1_024, completions_max: 65_536 }
+        let mut bytes = [0; 32];
+        bytes.split_at_mut(8).0.copy_from_slice(&seed.to_le_bytes());
+        Self {
+            local,
+            seed: bytes,
+            queue_pair_prefix: None,
+            queue_pairs_max: 1_024,
+            regions_max: 1_024,
+            completions_max: 65_536,
+        }
     }
 }
 
@@ -156,17 +167,19 @@ impl QueuePairConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Identification {
     /// A socket set up as ours are: 0, or the packet's place in a segmentation batch (below 128), with DF. The ICRC
-    /// check keeps 25 of its 32 bits.
+    /// check keeps 25 of its 32 bits. It sends from the very port that it receives at, so others are not accepted.
     #[default]
     SegmentIndex,
-    /// Anything, DF or not, as kernels and network cards do. The ICRC check keeps 15 bits.
+    /// Anything, DF or not, as kernels and network cards do, and from whichever port they like: it names a flow to
+    /// switches. The ICRC check keeps 15 bits.
     Any,
 }
 
 /// The other end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Where its packets go. Packets are accepted from this IP address, from any port.
+    /// Where its packets go. Packets are accepted from this IP address, and, as `identification` says, from this port
+    /// or any.
     pub address: SocketAddr,
     /// Its queue pair.
     pub queue_pair: QueuePairNumber,
@@ -178,6 +191,14 @@ pub struct Peer {
     pub path_mtu: PathMtu,
     /// How strictly its ICRC can be checked.
     pub identification: Identification,
+}
+
+impl Peer {
+    /// Whether its packets can come from there.
+    pub(crate) fn sends_from(&self, source: SocketAddr) -> bool {
+        let is_any_port = self.identification == Identification::Any;
+        self.address.ip() == source.ip() && (is_any_port || self.address.port() == source.port())
+    }
 }
 
 /// Where a queue pair stands in its life (IBTA 10.3.1). RESET and INIT are one here: a queue pair is created in INIT.

@@ -14,7 +14,7 @@ pub struct Counters {
     pub dropped_unsupported: u64,
     /// Dropped: for no queue pair of ours, or one that is not ready.
     pub dropped_no_queue_pair: u64,
-    /// Dropped: from another address than the queue pair's peer, or with another partition key.
+    /// Dropped: from another address or port than the queue pair's peer, or with another partition key.
     pub dropped_wrong_peer: u64,
     /// Dropped: ICRC mismatch.
     pub dropped_icrc: u64,

@@ -31,11 +31,12 @@ use crate::{
     wire::{Malformed, PACKET_BYTES_MAX, Packet, Psn, QueuePairNumber, TransportService, icrc::Verifier},
 };
 
-/// The part of a queue pair number that the endpoint chooses; the top byte is `queue_pair_prefix`.
+/// The part of a queue pair number that is random where the top byte is `queue_pair_prefix`.
 const NUMBER_BITS: u32 = 16;
-const NUMBER_MASK: u32 = (1 << NUMBER_BITS) - 1;
-/// Half of all numbers, so that a free one is found soon.
+/// Half of these numbers, so that a free one is found soon.
 const QUEUE_PAIRS_MAX: usize = 1 << (NUMBER_BITS - 1);
+/// Numbers of queue pairs that have gone last: what their peers still send must not reach another.
+const RETIRED_MAX: usize = 4096;
 
 /// A datagram, or a segmentation batch of equally long datagrams (the last may be shorter) that one `UDP_SEGMENT` send
 /// can carry.
@@ -61,8 +62,8 @@ pub struct Endpoint {
     regions: RegionTable,
     queue_pairs: BTreeMap<QueuePairNumber, QueuePair>,
     datagrams: BTreeMap<QueuePairNumber, DatagramQueuePair>,
-    /// Where the search for a free number goes on: a number comes back as late as possible.
-    next_number: u32,
+    /// Oldest first; at most [`RETIRED_MAX`].
+    retired: VecDeque<QueuePairNumber>,
     /// Queue pairs that may have something to send, each at most once.
     transmit_queue: VecDeque<QueuePairNumber>,
     completions: CompletionQueue,
@@ -102,14 +103,13 @@ impl Endpoint {
     /// An endpoint without regions or queue pairs.
     #[must_use]
     pub fn new(config: EndpointConfig) -> Self {
-        let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
         Self {
             config,
             regions: RegionTable::new(config.regions_max),
             queue_pairs: BTreeMap::new(),
             datagrams: BTreeMap::new(),
-            next_number: rng.next_u32() & NUMBER_MASK,
-            rng,
+            retired: VecDeque::new(),
+            rng: ChaCha8Rng::from_seed(config.seed),
             transmit_queue: VecDeque::new(),
             completions: CompletionQueue::new(config.completions_max),
             counters: Counters::default(),
@@ -162,18 +162,22 @@ impl Endpoint {
         Ok(Some(queue.config.protection_domain))
     }
 
-    /// A number for another queue pair of either service.
+    /// A number for another queue pair of either service, which a third party cannot guess.
     fn free_number(&mut self) -> Result<QueuePairNumber, CreateError> {
         let limit = self.config.queue_pairs_max.min(QUEUE_PAIRS_MAX);
         if self.queue_pairs.len() + self.datagrams.len() >= limit {
             return Err(CreateError::Full(limit));
         }
         loop {
-            let number = QueuePairNumber(u32::from(self.config.queue_pair_prefix) << NUMBER_BITS | self.next_number);
-            self.next_number = (self.next_number + 1) & NUMBER_MASK;
+            let random = self.rng.next_u32() & QueuePairNumber::MAX.0;
+            let number = QueuePairNumber(match self.config.queue_pair_prefix {
+                Some(prefix) => u32::from(prefix) << NUMBER_BITS | random & ((1 << NUMBER_BITS) - 1),
+                None => random,
+            });
             // 0 and 1 are reserved for management, 0xffffff for multicast (IBTA 10.2.4).
-            let reserved = number.0 < 2 || number == QueuePairNumber::MAX;
-            if !reserved && !self.queue_pairs.contains_key(&number) && !self.datagrams.contains_key(&number) {
+            let is_reserved = number.0 < 2 || number == QueuePairNumber::MAX;
+            let is_used = self.queue_pairs.contains_key(&number) || self.datagrams.contains_key(&number);
+            if !is_reserved && !is_used && !self.retired.contains(&number) {
                 return Ok(number);
             }
         }
@@ -290,6 +294,10 @@ impl Endpoint {
             return false;
         };
         self.completions.release(outstanding);
+        if self.retired.len() == RETIRED_MAX {
+            self.retired.pop_front();
+        }
+        self.retired.push_back(qpn);
         if let Some(queue) = shared.and_then(|shared| self.shared_receive_queues.find(shared)) {
             queue.users -= 1;
         }
@@ -359,7 +367,8 @@ impl Endpoint {
             cx.counters.dropped_no_queue_pair += 1;
             return;
         };
-        if peer.address.ip() != source.ip() || !packet.is_default_partition() {
+        // What a stranger may send for next to nothing is found out before its ICRC is computed.
+        if !peer.sends_from(source) || !packet.is_default_partition() {
             cx.counters.dropped_wrong_peer += 1;
             return;
         }

@@ -9,6 +9,8 @@ use std::sync::Mutex;
 
 use thiserror::Error;
 
+use crate::wire::QueuePairNumber;
+
 /// Bytes that queue pairs move. The core has checked every offset and length against [`Memory::len`] before it calls.
 ///
 /// Peers write while local threads read, so implementations share by `&self`; there is no byte order promise inside a
@@ -121,6 +123,9 @@ pub struct RegionConfig {
     pub protection_domain: ProtectionDomain,
     /// The virtual address of its first byte, for peers; `None`: a multiple of 4096 that no other region overlaps.
     pub address: Option<u64>,
+    /// The queue pair whose peer may withdraw the region by a SEND with invalidate, as it may a memory window of type 2
+    /// that is bound to that queue pair (IBTA 10.6.7.2.6); `None`: nobody but us.
+    pub invalidated_over: Option<QueuePairNumber>,
 }
 
 impl From<Access> for RegionConfig {

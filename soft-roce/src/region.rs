@@ -1,21 +1,26 @@
 //! The table of registered regions and the one check that every access passes: key, protection domain, permission,
 //! bounds.
 //!
-//! A region lives from `register` to `deregister`, or to a peer's SEND with invalidate. Keys are an index and random
-//! bits, so a stale key does not reach the region that took its place.
+//! A region lives from `register` to `deregister`, or to the SEND with invalidate of the one peer that it was made for.
+//! Keys are random in all their bits, so neither a stranger nor a peer that knows some can guess another, and a stale
+//! one does not reach what came later.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    hash::{BuildHasherDefault, Hasher},
+    sync::Arc,
+};
 
 use rand_chacha::{ChaCha8Rng, rand_core::Rng};
 
 use crate::{
     memory::{Access, Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError},
+    wire::QueuePairNumber,
     work_request::Segment,
 };
 
-const INDEX_BITS: u32 = 12;
-/// Most regions that keys can tell apart.
-pub(crate) const REGIONS_MAX: usize = 1 << INDEX_BITS;
+/// Most regions at once: few among all keys.
+pub(crate) const REGIONS_MAX: usize = 1 << 12;
 /// Regions that choose no address of their own are laid out from here, apart from each other.
 const ADDRESS_BASE: u64 = 0x10_0000_0000;
 const ADDRESS_ALIGNMENT: u64 = 4096;
@@ -32,23 +37,42 @@ pub(crate) struct Window<'a> {
 }
 
 struct Region {
-    key: u32,
     memory: Arc<dyn Memory>,
     config: RegionConfig,
     address: u64,
     bytes: u64,
 }
 
+/// Keys are random: spreading them over the table takes one multiplication (Knuth, volume 3, section 6.4). Whoever
+/// sends us keys only looks them up.
+#[derive(Default)]
+struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write_u32(&mut self, key: u32) {
+        self.0 = u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u32(self.0 as u32 ^ u32::from(byte)));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// The regions of an endpoint.
 pub(crate) struct RegionTable {
-    slots: Vec<Option<Region>>,
+    /// By key. Never iterated over, as its order is nobody's.
+    regions: HashMap<u32, Region, BuildHasherDefault<KeyHasher>>,
     limit: usize,
     next_address: u64,
 }
 
 impl RegionTable {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { slots: Vec::new(), limit: limit.min(REGIONS_MAX), next_address: ADDRESS_BASE }
+        Self { regions: HashMap::default(), limit: limit.min(REGIONS_MAX), next_address: ADDRESS_BASE }
     }
 
     pub(crate) fn register(
@@ -64,34 +88,36 @@ impl RegionTable {
         let bytes = memory.len() as u64;
         let address = config.address.unwrap_or(self.next_address);
         let end = address.checked_add(bytes).ok_or(RegisterError::Range { address, bytes: memory.len() })?;
-        let index = match self.slots.iter().position(Option::is_none) {
-            Some(index) => index,
-            None if self.slots.len() < self.limit => {
-                self.slots.push(None);
-                self.slots.len() - 1
-            }
-            None => return Err(RegisterError::Full(self.limit)),
-        };
+        if self.regions.len() >= self.limit {
+            return Err(RegisterError::Full(self.limit));
+        }
         if config.address.is_none() {
             // A gap after each region keeps an overrun from reaching the next one.
             self.next_address = end.next_multiple_of(ADDRESS_ALIGNMENT) + ADDRESS_ALIGNMENT;
         }
-        let key = (rng.next_u32() | 1 << INDEX_BITS) & !(REGIONS_MAX as u32 - 1) | index as u32;
-        self.slots[index] = Some(Region { key, memory, config, address, bytes });
-        Ok(RegionHandle { lkey: key, rkey: key, address })
+        loop {
+            let key = rng.next_u32();
+            // 0 is what a forgetful peer names.
+            if let (1.., Entry::Vacant(free)) = (key, self.regions.entry(key)) {
+                free.insert(Region { memory, config, address, bytes });
+                return Ok(RegionHandle { lkey: key, rkey: key, address });
+            }
+        }
     }
 
     /// False if there is no such region.
     pub(crate) fn deregister(&mut self, key: u32) -> bool {
-        let slot = self.slots.get_mut(Self::index(key));
-        let found = slot.filter(|slot| slot.as_ref().is_some_and(|region| region.key == key));
-        found.map(Option::take).is_some()
+        self.regions.remove(&key).is_some()
     }
 
-    /// A peer's wish to withdraw a region that it could reach.
-    pub(crate) fn invalidate(&mut self, domain: ProtectionDomain, key: u32) -> Result<(), Denied> {
-        let access = self.find(domain, key)?.config.access;
-        if !(access.remote_read || access.remote_write || access.remote_atomic) {
+    /// The wish of a queue pair's peer to withdraw a region, which must be one that was made for it to withdraw.
+    pub(crate) fn invalidate(
+        &mut self,
+        domain: ProtectionDomain,
+        key: u32,
+        over: QueuePairNumber,
+    ) -> Result<(), Denied> {
+        if self.find(domain, key)?.config.invalidated_over != Some(over) {
             return Err(Denied);
         }
         self.deregister(key);
@@ -124,15 +150,7 @@ impl RegionTable {
     }
 
     fn find(&self, domain: ProtectionDomain, key: u32) -> Result<&Region, Denied> {
-        self.slots
-            .get(Self::index(key))
-            .and_then(Option::as_ref)
-            .filter(|region| region.key == key && region.config.protection_domain == domain)
-            .ok_or(Denied)
-    }
-
-    const fn index(key: u32) -> usize {
-        key as usize & (REGIONS_MAX - 1)
+        self.regions.get(&key).filter(|region| region.config.protection_domain == domain).ok_or(Denied)
     }
 }
 
@@ -199,8 +217,41 @@ mod tests {
         let second = table.register(HeapMemory::new(vec![0; 100]), Access::ALL.into(), &mut rng).unwrap();
         assert_ne!(first.rkey, second.rkey);
         assert!(table.remote(HOME, first.rkey, second.address, 1, Access::default()).is_err());
-        assert!(table.invalidate(ProtectionDomain(3), second.rkey).is_err());
-        assert!(table.invalidate(HOME, second.rkey).is_ok() && table.invalidate(HOME, second.rkey).is_err());
+    }
+
+    /// Regression: a connected peer could withdraw whatever it could reach, such as the memory that all peers share.
+    #[test]
+    fn only_the_peer_that_a_region_was_made_for_withdraws_it() {
+        let (mut table, shared) = table();
+        let [theirs, others] = [7, 8].map(QueuePairNumber);
+        let mut rng = ChaCha8Rng::seed_from_u64(2);
+        let config = RegionConfig { invalidated_over: Some(theirs), ..Access::ALL.into() };
+        let made = table.register(HeapMemory::new(vec![0; 100]), config, &mut rng).unwrap();
+        assert!(table.invalidate(HOME, shared.rkey, theirs).is_err());
+        assert!(table.invalidate(HOME, made.rkey, others).is_err());
+        assert!(table.invalidate(ProtectionDomain(3), made.rkey, theirs).is_err());
+        assert!(
+            table.invalidate(HOME, made.rkey, theirs).is_ok() && table.invalidate(HOME, made.rkey, theirs).is_err()
+        );
+        assert!(table.remote(HOME, shared.rkey, shared.address, 100, Access::ALL).is_ok());
+    }
+
+    /// Each bit of a key is set in about half of them, whatever the others are, and none is given twice.
+    #[test]
+    fn keys_are_random_in_all_their_bits() {
+        let mut table = RegionTable::new(REGIONS_MAX);
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let keys: Vec<u32> = (0..REGIONS_MAX)
+            .map(|_| table.register(HeapMemory::new(vec![0; 8]), Access::LOCAL.into(), &mut rng).unwrap().rkey)
+            .collect();
+        let set: std::collections::BTreeSet<_> = keys.iter().collect();
+        assert_eq!(set.len(), REGIONS_MAX);
+        for bit in 0..32 {
+            let count = keys.iter().filter(|key| *key >> bit & 1 == 1).count();
+            assert!((1_850..2_250).contains(&count), "bit {bit} is set in {count} of {REGIONS_MAX}");
+        }
+        assert!(keys.iter().all(|&key| table.find(HOME, key).is_ok()));
+        assert!((0..1 << 16).map(|_| rng.next_u32()).all(|key| set.contains(&key) || table.find(HOME, key).is_err()));
     }
 
     #[test]

@@ -246,7 +246,7 @@ impl Responder {
             return Ok(());
         }
         if let Some(rkey) = packet.invalidate() {
-            let invalidated = cx.regions.invalidate(self.config.protection_domain, rkey);
+            let invalidated = cx.regions.invalidate(self.config.protection_domain, rkey, number);
             invalidated.map_err(|_| Refusal::Nak(NakCode::RemoteAccess, Status::LocalProtection))?;
         }
         self.complete_receive(packet, CompletionOpcode::Recv, filled + bytes, number, cx);

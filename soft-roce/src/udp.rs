@@ -161,10 +161,10 @@ impl Driver {
     }
 
     /// The top byte that all queue pair numbers behind this socket must have
-    /// ([`EndpointConfig::queue_pair_prefix`](crate::EndpointConfig)); 0 unless the address is shared.
+    /// ([`EndpointConfig::queue_pair_prefix`](crate::EndpointConfig)); none unless the address is shared.
     #[must_use]
-    pub fn queue_pair_prefix(&self) -> u8 {
-        self.group.as_ref().map_or(0, Group::prefix)
+    pub fn queue_pair_prefix(&self) -> Option<u8> {
+        self.group.as_ref().map(Group::prefix)
     }
 
     /// Whether the system was last seen to hand this process its packets: always, unless the address is shared and

@@ -110,7 +110,6 @@ impl Victim {
         }
         let remote = Remote { address: 0, rkey: 0 };
         let local = Segment { lkey: self.landing.1.lkey, offset: GRANTED.start, bytes };
-        // The granted region may have been withdrawn by a SEND with invalidate.
         peer.post_send(10, Operation::Send { local: Segment { bytes: 300, ..local } });
         peer.post_send(11, Operation::Read { local, remote });
         peer.post_send(12, Operation::FetchAdd { local: Segment { bytes: 8, ..local }, remote, add: 1 });
@@ -216,5 +215,6 @@ proptest! {
         ids.dedup();
         prop_assert_eq!(ids, [0, 1, 2, 3, 10, 11, 12]);
         victim.check_bystander();
+        prop_assert!(victim.peer.endpoint.deregister(victim.granted.1.lkey), "it was withdrawn by the peer");
     }
 }

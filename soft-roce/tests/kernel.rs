@@ -133,7 +133,8 @@ fn repeat(name: &str, recorded: &[(usize, Packet<'_>)]) {
     pair.record = true;
     let (_, near) = pair.register(0, memory(recorded, 0), Access::LOCAL);
     let (_, far) = pair.register(1, memory(recorded, 1), RegionConfig { address: Some(4_096), ..Access::ALL.into() });
-    let (_, doomed) = pair.register(1, vec![0; 8], Access::ALL);
+    let config = RegionConfig { invalidated_over: Some(pair.queue_pairs[1]), ..Access::ALL.into() };
+    let (_, doomed) = pair.register(1, vec![0; 8], config);
     let segment = Segment { lkey: far.lkey, offset: 0, bytes: 8_192 };
     pair.ends[1].post_recv(pair.queue_pairs[1], RecvRequest { id: 0, segment }).unwrap();
     let remote = Remote { address: far.address, rkey: far.rkey };

@@ -4,8 +4,8 @@ mod common;
 
 use common::Pair;
 use soft_roce::{
-    Access, CompletionOpcode, Operation, PathMtu, Psn, QueuePairConfig, RecvRequest, Remote, Segment, SendRequest,
-    Status,
+    Access, CompletionOpcode, Operation, PathMtu, Psn, QueuePairConfig, RecvRequest, RegionConfig, Remote, Segment,
+    SendRequest, Status,
 };
 
 const MTUS: [PathMtu; 5] = [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096];
@@ -110,8 +110,9 @@ fn send_with_invalidate_withdraws_the_region_first() {
     let mut pair = Pair::new(4, QueuePairConfig::default(), PathMtu::Mtu256);
     let (_, near) = pair.register(0, vec![1; 600], Access::LOCAL);
     let (_, far) = pair.register(1, vec![0; 600], Access::LOCAL);
-    let (_, doomed) = pair.register(1, vec![0; 8], Access::ALL);
     let qp = pair.queue_pairs;
+    let config = RegionConfig { invalidated_over: Some(qp[1]), ..Access::ALL.into() };
+    let (_, doomed) = pair.register(1, vec![0; 8], config);
     let segment = Segment { lkey: far.lkey, offset: 0, bytes: 600 };
     pair.ends[1].post_recv(qp[1], RecvRequest { id: 1, segment }).unwrap();
     let local = Segment { lkey: near.lkey, offset: 0, bytes: 600 };

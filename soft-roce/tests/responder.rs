@@ -2,9 +2,12 @@
 
 mod common;
 
+use std::net::SocketAddr;
+
 use common::scripted::{Decoded, RQ_PSN, Scripted};
 use soft_roce::{
-    Access, CompletionOpcode, PathMtu, Psn, QueuePairConfig, QueuePairState, RegionHandle, Segment, Status,
+    Access, CompletionOpcode, Identification, PathMtu, Peer, Psn, QueuePairConfig, QueuePairState, RegionHandle,
+    Segment, Status,
     wire::{AtomicEth, PacketKind, Repr, Reth},
 };
 
@@ -308,6 +311,41 @@ fn an_invalidate_of_a_foreign_key_is_an_access_error() {
     peer.post_recv(1, Segment { lkey: handle.lkey, offset: 0, bytes: 100 });
     let send = Repr { invalidate: Some(0x777), ..asking(peer.request(PacketKind::SendOnlyInvalidate, 0)) };
     assert_eq!(aeths(&peer.deliver(send, &[1; 11])), [(psn(0), NAK_ACCESS, 0)]);
+}
+
+/// Regression: a connected peer withdrew a region that all peers may reach.
+#[test]
+fn a_region_that_a_peer_reaches_is_not_its_own_to_withdraw() {
+    let (mut peer, _, handle) = connected(QueuePairConfig::default());
+    let (_, shared) = peer.register(vec![7; 64], Access::ALL);
+    peer.post_recv(1, Segment { lkey: handle.lkey, offset: 0, bytes: 100 });
+    let send = Repr { invalidate: Some(shared.rkey), ..asking(peer.request(PacketKind::SendOnlyInvalidate, 0)) };
+    assert_eq!(aeths(&peer.deliver(send, &[1; 11])), [(psn(0), NAK_ACCESS, 0)]);
+    assert_eq!(peer.completions()[0].status, Status::LocalProtection);
+    assert!(peer.endpoint.deregister(shared.lkey), "it is still there");
+}
+
+/// A stranger's packet is dropped before its ICRC is looked at, unless it comes from where the peer's do.
+#[test]
+fn packets_of_a_peer_like_us_come_from_its_own_port() {
+    let (mut peer, _, handle) = connected(QueuePairConfig::default());
+    let write = asking(with_reth(peer.request(PacketKind::WriteOnly, 0), reth(handle, 0, 4)));
+    let mut bytes = peer.encode(write, &[1; 4]);
+    let elsewhere = SocketAddr::new(peer.remote.ip(), peer.remote.port() ^ 1);
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    peer.endpoint.handle_packet(peer.now, elsewhere, &bytes);
+    assert_eq!((peer.endpoint.counters().dropped_wrong_peer, peer.endpoint.counters().dropped_icrc), (1, 0));
+    peer.endpoint.handle_packet(peer.now, peer.remote, &bytes);
+    assert_eq!((peer.endpoint.counters().dropped_wrong_peer, peer.endpoint.counters().dropped_icrc), (1, 1));
+
+    // Whoever may send from any port is only told by its address.
+    let mut peer = Scripted::initialised(QueuePairConfig::default());
+    let any = Peer { identification: Identification::Any, ..peer.peer(PathMtu::Mtu256) };
+    peer.endpoint.connect_queue_pair(peer.number, any).unwrap();
+    let send = peer.encode(asking(peer.request(PacketKind::SendOnly, 0)), &[1; 4]);
+    peer.endpoint.handle_packet(peer.now, elsewhere, &send);
+    assert_eq!(peer.endpoint.counters().dropped_wrong_peer, 0);
 }
 
 #[test]

@@ -3,10 +3,12 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+
 use common::scripted::{Decoded, PEER, SQ_PSN, Scripted};
 use soft_roce::{
-    Access, AsyncEvent, ModifyError, Notify, Operation, PathMtu, QueuePairConfig, QueuePairNumber, QueuePairState,
-    RegionHandle, Remote, Segment, SendRequest, Status,
+    Access, AsyncEvent, Endpoint, EndpointConfig, ModifyError, Notify, Operation, PathMtu, QueuePairConfig,
+    QueuePairNumber, QueuePairState, RegionHandle, Remote, Segment, SendRequest, Status,
     wire::{PacketKind, Repr, Reth, Syndrome},
 };
 
@@ -38,6 +40,34 @@ fn events(peer: &mut Scripted) -> Vec<AsyncEvent> {
 
 fn statuses(peer: &mut Scripted) -> Vec<(u64, Status)> {
     peer.completions().iter().map(|done| (done.id, done.status)).collect()
+}
+
+/// Each of the 24 bits of a number is set in about half of them, or each of the lower 16 where the upper byte is given;
+/// and a number that was given up does not come back soon.
+#[test]
+fn numbers_are_random_in_all_their_bits() {
+    for (queue_pair_prefix, bits) in [(None, 24), (Some(0xa5), 16)] {
+        let config = EndpointConfig::new("127.0.0.1:4791".parse().unwrap(), 11);
+        let mut endpoint = Endpoint::new(EndpointConfig { queue_pair_prefix, ..config });
+        let mut numbers = BTreeSet::new();
+        for _ in 0..4_000 {
+            let number = endpoint.create_queue_pair(QueuePairConfig::default()).unwrap();
+            assert!(numbers.insert(number), "{number:?} comes back at once");
+            assert!(endpoint.destroy_queue_pair(number));
+        }
+        for bit in 0..bits {
+            let count = numbers.iter().filter(|number| number.0 >> bit & 1 == 1).count();
+            assert!((1_800..2_200).contains(&count), "bit {bit} is set in {count} of 4000");
+        }
+        let is_prefixed = |number: &QueuePairNumber| number.0 >> 16 == 0xa5;
+        assert_eq!(numbers.iter().all(is_prefixed), queue_pair_prefix.is_some());
+    }
+    // One seed gives one history, and another another.
+    let first = |seed| {
+        let mut endpoint = Endpoint::new(EndpointConfig::new("127.0.0.1:4791".parse().unwrap(), seed));
+        (endpoint.create_queue_pair(QueuePairConfig::default()).unwrap(), endpoint.random_psn())
+    };
+    assert!(first(1) == first(1) && first(1).0 != first(2).0);
 }
 
 /// A queue pair in a state, reached the legal way.

@@ -48,6 +48,42 @@ impl Psn {
 mod tests {
     use super::*;
 
+    /// All 2^24 numbers, and distances at all that matters, against wide integers: where they lie on the circle, and
+    /// the one distance of that size or less that leads from one to the other.
+    #[test]
+    fn every_number_agrees_with_wide_integers() {
+        const CIRCLE: i64 = 1 << 24;
+        const HALF: i64 = CIRCLE / 2;
+        let distances = [0, 1, 2, 255, 65_536, HALF / 2, HALF - 2, HALF - 1, -1, -2, -255, -HALF / 2, 1 - HALF, -HALF];
+        for value in 0..CIRCLE {
+            let psn = Psn::new(value as u32);
+            for distance in distances {
+                let reached = (value + distance).rem_euclid(CIRCLE);
+                // A distance back is the rest of the way around; what exceeds the circle counts modulo it.
+                let other = psn.plus(distance as u32);
+                assert_eq!(i64::from(other.value()), reached, "{value} + {distance}");
+                assert_eq!(i64::from(other.since(psn)), distance, "{value} + {distance}");
+                assert_eq!(other.is_before(psn), distance < 0, "{value} + {distance}");
+            }
+            assert_eq!(i64::from(psn.previous().value()), (value + CIRCLE - 1) % CIRCLE);
+        }
+    }
+
+    /// All pairs among numbers at both ends and in the middle of the circle.
+    #[test]
+    fn every_pair_is_as_far_apart_as_the_circle_says() {
+        const CIRCLE: i64 = 1 << 24;
+        let around = |at: i64| (at - 40..at + 40).map(|value| value.rem_euclid(CIRCLE));
+        let values: Vec<i64> = around(0).chain(around(CIRCLE / 2)).chain(around(CIRCLE / 4)).collect();
+        for &one in &values {
+            for &other in &values {
+                let ahead = (other - one).rem_euclid(CIRCLE);
+                let distance = if ahead >= CIRCLE / 2 { ahead - CIRCLE } else { ahead };
+                assert_eq!(i64::from(Psn::new(other as u32).since(Psn::new(one as u32))), distance, "{one} to {other}");
+            }
+        }
+    }
+
     #[test]
     fn comparison_wraps() {
         let last = Psn::new(0x00ff_ffff);

@@ -59,10 +59,11 @@ impl Soft {
         let offer = offer(udp.receive_capacity_bytes(), &demand);
         let core = Core::new(soft_roce::EndpointConfig {
             queue_pair_prefix: udp.queue_pair_prefix(),
+            seed: rand::random(),
             queue_pairs_max: demand.queue_pairs_max,
             regions_max: demand.regions_max,
             completions_max: demand.queue_pairs_max * (demand.send_depth + demand.receive_depth),
-            ..soft_roce::EndpointConfig::new(udp.local(), rand::random())
+            ..soft_roce::EndpointConfig::new(udp.local(), 0)
         });
         let queue_pair = QueuePairConfig {
             send_depth: demand.send_depth,
