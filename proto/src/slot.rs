@@ -70,6 +70,26 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Every slot with attempts at each bit's border, and every attempt with slots at theirs: no bit of one is in the
+    /// other's.
+    #[test]
+    fn every_slot_and_every_attempt_is_packed_apart() {
+        let check = |slot: u32, attempt: u16| {
+            let packed = ImmediateData { slot, attempt }.pack();
+            assert_eq!(packed, slot + u32::from(attempt) * ImmediateData::SLOTS_MAX);
+            assert_eq!(ImmediateData::unpack(packed), ImmediateData { slot, attempt });
+        };
+        let borders = |bits: u32| (0..bits).flat_map(|bit| [(1u32 << bit) - 1, 1 << bit]).chain([(1 << bits) - 1]);
+        for slot in 0..ImmediateData::SLOTS_MAX {
+            borders(12).for_each(|attempt| check(slot, attempt as u16));
+        }
+        for attempt in 0..ImmediateData::ATTEMPTS {
+            borders(20).for_each(|slot| check(slot, attempt));
+        }
+        // Attempts count on, and mean what they are modulo that.
+        assert_eq!(ImmediateData { slot: 7, attempt: 4096 + 3 }.pack(), ImmediateData { slot: 7, attempt: 3 }.pack());
+    }
+
     proptest! {
         #[test]
         fn immediates_round_trip(immediate: u32) {
