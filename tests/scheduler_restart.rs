@@ -65,7 +65,7 @@ fn a_cluster_outlives_its_scheduler() {
     let (x, y) = (rand::random_range(1..=254), rand::random_range(0..=255));
     let host = |last: u8, port: u16| SocketAddr::from((Ipv4Addr::new(127, x, y, last), port));
     let http = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let (listen, secret) = (host(1, 7000), "the cluster's");
+    let (listen, secret) = (host(1, 7000), "the cluster's secret");
     let scheduler = format!("listen = '{listen}'\naddress = '{}'\nsecret = \"{secret}\"\n", host(1, 4791));
     let member = format!("scheduler = '{listen}'\nsecret = \"{secret}\"\nrepository = 'models'\n");
 

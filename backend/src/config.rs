@@ -34,7 +34,8 @@ pub struct Config {
     /// How the queue pairs of a verbs device are set up.
     #[serde(default)]
     pub verbs: VerbsSettings,
-    /// What all roles of the cluster share.
+    /// What all roles of the cluster share; at least [`SECRET_BYTES_MIN`](transport::SECRET_BYTES_MIN) bytes.
+    #[serde(deserialize_with = "transport::deserialize_secret")]
     pub secret: String,
     /// The model repository.
     pub repository: PathBuf,
@@ -158,7 +159,7 @@ mod tests {
     use proto::Span;
 
     fn config(text: &str) -> Result<Config, toml::de::Error> {
-        let required = "scheduler = '127.0.0.1:7000'\nsecret = 's'\nrepository = 'models'\n";
+        let required = "scheduler = '127.0.0.1:7000'\nsecret = 'known to the cluster'\nrepository = 'models'\n";
         toml::from_str(&format!("{required}{text}"))
     }
 
@@ -197,6 +198,9 @@ mod tests {
         assert_eq!(outside, "placement.a: found [2], expected indexes of GPUs, 0 to 1 (key gpus)");
         let empty = config("").unwrap().place(vec![]).unwrap_err().to_string();
         assert_eq!(empty, "repository: found no model in models, expected at least one");
+        let short = "scheduler = '127.0.0.1:7000'\nrepository = 'models'\nsecret = 'hush'\n";
+        let short = toml::from_str::<Config>(short).err().unwrap().to_string();
+        assert!(short.contains("line 3") && short.contains("secret: found 4 bytes, expected at least 16"), "{short}");
         assert!(config("gpu = 1").err().unwrap().to_string().contains("unknown field `gpu`"));
     }
 

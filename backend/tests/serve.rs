@@ -32,7 +32,7 @@ use transport::{
     Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, ROCE_PORT, Region, RegionKey, random_loopback,
 };
 
-const SECRET: &str = "the cluster's";
+const SECRET: &str = "the cluster's secret";
 const FRONTEND: FrontendId = FrontendId(2);
 const IMAGE_BYTES: usize = 64 * 4;
 const CLASSES: usize = 10;

@@ -2,7 +2,7 @@
 //! to the backends, with no HTTP between.
 //!
 //! ```sh
-//! DOWNBEAT_SECRET=s3cret cargo run -p frontend --example infer -- 127.0.0.1:7000 models resnet50
+//! DOWNBEAT_SECRET=$(cat cluster.secret) cargo run -p frontend --example infer -- 127.0.0.1:7000 models resnet50
 //! ```
 //!
 //! The arguments are the scheduler's `listen`, the model repository, and a model; the secret is the cluster's.

@@ -20,7 +20,7 @@ use repository::{DataType, emulated::digest};
 use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, ROCE_PORT, Region, RegionKey, Transfer};
 use zerocopy::IntoBytes as _;
 
-const SECRET: &str = "fabric";
+const SECRET: &str = "the fabric's secret";
 const INPUT_BYTES: usize = 150_528;
 const ANSWER_AT: usize = INPUT_BYTES;
 const CONFIG: &str = r#"

@@ -38,7 +38,11 @@ fn lonely_frontend() -> (SocketAddr, SocketAddr) {
         fs::create_dir_all(repository.path().join("m/1")).unwrap();
         fs::write(repository.path().join("m/config.pbtxt"), CONFIG).unwrap();
         let [nobody, any] = ["127.0.0.1:1", "127.0.0.1:0"].map(|address| address.parse().unwrap());
-        let config = Config { http: Some(any), grpc: Some(any), ..Config::new(nobody, "secret", repository.path()) };
+        let config = Config {
+            http: Some(any),
+            grpc: Some(any),
+            ..Config::new(nobody, "a secret of nobody's", repository.path())
+        };
         let gateway = Gateway::open(&config, None).unwrap();
         tell.send((gateway.http_address().unwrap(), gateway.grpc_address().unwrap())).unwrap();
         gateway.run(std::future::pending()).unwrap();

@@ -306,7 +306,11 @@ mod tests {
         let (path, (tell, told)) = (repository.path().to_owned(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
             let [nobody, any] = ["127.0.0.1:1", "127.0.0.1:0"].map(|address| address.parse().unwrap());
-            let config = gateway::Config { http: Some(any), clients, ..gateway::Config::new(nobody, "secret", path) };
+            let config = gateway::Config {
+                http: Some(any),
+                clients,
+                ..gateway::Config::new(nobody, "nobody's own secret", path)
+            };
             let frontend = gateway::Gateway::open(&config, None).unwrap();
             tell.send(frontend.http_address().unwrap()).unwrap();
             frontend.run(std::future::pending()).unwrap();

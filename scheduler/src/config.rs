@@ -17,7 +17,7 @@ use crate::{
 pub const DRAIN_TIMEOUT_MS: u64 = 25_000;
 
 /// The scheduler's configuration file.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Where frontends and backends connect (TCP).
@@ -35,7 +35,8 @@ pub struct Config {
     /// How the queue pairs of a verbs device are set up.
     #[serde(default)]
     pub verbs: VerbsSettings,
-    /// Shared with all frontends and backends.
+    /// Shared with all frontends and backends; at least [`SECRET_BYTES_MIN`](transport::SECRET_BYTES_MIN) bytes.
+    #[serde(deserialize_with = "transport::deserialize_secret")]
     pub secret: String,
     /// When batches run.
     #[serde(default = "default_policy")]
@@ -240,7 +241,7 @@ mod tests {
     use super::*;
 
     fn config(keys: &str) -> Result<ClusterConfig, String> {
-        let text = format!("listen = \"127.0.0.1:1\"\nsecret = \"s\"\n{keys}");
+        let text = format!("listen = \"127.0.0.1:1\"\nsecret = \"known to the cluster\"\n{keys}");
         let config: Config = toml::from_str(&text).map_err(|error| error.to_string())?;
         let again: Config = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
         assert_eq!(again.model_threads, config.model_threads, "it reads as it was written");
@@ -265,6 +266,8 @@ mod tests {
             error("model_threads = 2\npolicy = \"nexus\""),
             "policy: policy nexus needs one queue for all models, so model_threads must be 1"
         );
+        let short = toml::from_str::<Config>("listen = '127.0.0.1:1'\nsecret = 'hush'").err().unwrap().to_string();
+        assert!(short.contains("secret: found 4 bytes, expected at least 16"), "{short}");
         assert!(error("model_threads = \"many\"").contains("expected \"auto\" or a number"));
     }
 }

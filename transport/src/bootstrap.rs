@@ -4,8 +4,8 @@
 //! client                                              server
 //!   Preface: magic, version, nonce         ->
 //!                                          <-         Preface: magic, version, nonce
-//!   Proof: HMAC-SHA-256 over both nonces   ->         checks it, or Close
-//!   checks it, or Close                    <-         Proof: the same under another label
+//!   checks it, or Close                    <-         Proof: HMAC-SHA-256 over both nonces
+//!   Proof: the same under another label    ->         checks it, or Close
 //!   Offer: queue pair parameters, hello    ->         Event `Incoming`; its owner decides
 //!   its queue pair can send and receive    <-         Answer: parameters, welcome; its queue pair can receive
 //!   Ready                                  ->         its queue pair may send
@@ -15,9 +15,12 @@
 //!
 //! No queue pair number, key or hello is told to a peer that has not proved that it knows the secret (RFC 2104 HMAC,
 //! fresh nonces on both sides, so an old proof is worth nothing; different labels, so it cannot be reflected). The
-//! connection stays open: its end is the peer's end, its silence a stall. Deliberately absent: encryption, and
-//! protection against somebody who can change bytes on the path; that is [`crate::tls`]'s, below. RoCEv2 itself has
-//! none.
+//! server proves first: whoever answers at an address that a member dials learns nothing from it, and the client's
+//! proof and offer travel together. What a stranger who connects gets instead is a server's proof, from which a secret
+//! can only be had by guessing: hence [`crate::SECRET_BYTES_MIN`], and random bytes for it; with [`crate::tls`]
+//! strangers do not get that far. The connection stays open: its end is the peer's end, its silence a stall.
+//! Deliberately absent: encryption, and protection against somebody who can change bytes on the path; that is
+//! [`crate::tls`]'s, below. RoCEv2 itself has none.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
@@ -28,7 +31,7 @@ use soft_roce::PathMtu;
 use wincode::{SchemaRead, SchemaWrite};
 
 const MAGIC: &[u8; 8] = b"downbeat";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 pub(crate) const NONCE_BYTES: usize = 32;
 const PREFACE_BYTES: usize = MAGIC.len() + size_of::<u16>() + NONCE_BYTES;
 const LENGTH_BYTES: usize = size_of::<u32>();
@@ -43,7 +46,7 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = HELLO_BYTES_MAX + 256;
 const _: () = assert!(UNPROVED_BYTES_MAX < MESSAGE_BYTES_MAX);
 
 /// From the opening of the connection to the offer.
-const HANDSHAKE_MAX: Span = Span::from_millis(2_000);
+pub(crate) const HANDSHAKE_MAX: Span = Span::from_millis(2_000);
 /// From the offer to the answer: the time of `accept`'s caller.
 const DECISION_MAX: Span = Span::from_millis(10_000);
 /// Something is said at least this often.
@@ -151,7 +154,7 @@ pub(crate) enum BootstrapEvent {
 enum State {
     /// Both.
     AwaitPreface,
-    /// Both. A client has sent its own already.
+    /// Both. A server has sent its own already.
     AwaitProof { peer_nonce: [u8; NONCE_BYTES] },
     /// Client: `Proved` was told, the owner's turn.
     Offering,
@@ -226,13 +229,25 @@ impl Bootstrap {
     /// Bytes from the peer, in any pieces.
     pub(crate) fn handle_bytes(&mut self, now: Timestamp, bytes: &[u8]) {
         self.heard_at = now;
-        for piece in bytes.chunks(MESSAGE_BYTES_MAX) {
-            if self.state == State::Closed {
-                return;
-            }
+        let mut rest = bytes;
+        while self.state != State::Closed && !rest.is_empty() {
+            // A stranger has no more of our memory than its next message may need.
+            let most = if self.is_proved() { MESSAGE_BYTES_MAX } else { UNPROVED_BYTES_MAX };
+            let (piece, later) = rest.split_at(rest.len().min(most));
+            rest = later;
             self.inbound.extend_from_slice(piece);
             while self.state != State::Closed && self.on_inbound(now) {}
         }
+    }
+
+    /// Whether the peer has proved itself, and the connection has not ended.
+    pub(crate) fn is_proved(&self) -> bool {
+        !matches!(self.state, State::AwaitPreface | State::AwaitProof { .. } | State::Closed)
+    }
+
+    /// Another owner with another clock has it from now on.
+    pub(crate) fn handle_handover(&mut self, now: Timestamp) {
+        (self.opened_at, self.offered_at, self.heard_at, self.said_at) = (now, now, now, now);
     }
 
     /// The peer's end of the connection is gone; `cause` is a clause such as "it closed the connection".
@@ -347,8 +362,7 @@ impl Bootstrap {
         }
         let Some((length, rest)) = self.inbound.split_first_chunk::<LENGTH_BYTES>() else { return false };
         let length = u32::from_be_bytes(*length) as usize;
-        let proved = !matches!(self.state, State::AwaitProof { .. });
-        let limit = if proved { MESSAGE_BYTES_MAX } else { UNPROVED_BYTES_MAX };
+        let limit = if self.is_proved() { MESSAGE_BYTES_MAX } else { UNPROVED_BYTES_MAX };
         if length > limit {
             self.close(&format!("a bootstrap message of {length} bytes, where at most {limit} are allowed"));
             return false;
@@ -383,11 +397,9 @@ impl Bootstrap {
         }
         self.state = State::AwaitProof { peer_nonce };
         self.said_at = now;
-        match self.role {
-            Role::Client => {
-                self.say(&Message::Proof(self.proof(Role::Client, &peer_nonce).finalize().into_bytes().into()))
-            }
-            Role::Server => self.say_preface(),
+        if self.role == Role::Server {
+            self.say_preface();
+            self.say_proof(&peer_nonce);
         }
         true
     }
@@ -431,13 +443,10 @@ impl Bootstrap {
         match self.role {
             Role::Client => {
                 self.state = State::Offering;
+                self.say_proof(peer_nonce);
                 self.events.push_back(BootstrapEvent::Proved);
             }
-            Role::Server => {
-                self.state = State::AwaitOffer;
-                let ours = self.proof(Role::Server, peer_nonce).finalize().into_bytes().into();
-                self.say(&Message::Proof(ours));
-            }
+            Role::Server => self.state = State::AwaitOffer,
         }
     }
 
@@ -449,8 +458,8 @@ impl Bootstrap {
         };
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).expect("HMAC takes keys of any length");
         mac.update(match prover {
-            Role::Client => b"downbeat bootstrap 2, client",
-            Role::Server => b"downbeat bootstrap 2, server",
+            Role::Client => b"downbeat bootstrap 3, client",
+            Role::Server => b"downbeat bootstrap 3, server",
         });
         mac.update(client_nonce);
         mac.update(server_nonce);
@@ -481,7 +490,7 @@ impl Bootstrap {
 
     /// Heartbeats run from the proof on: before, the handshake's deadline is enough.
     fn beats(&self) -> bool {
-        !matches!(self.state, State::AwaitPreface | State::AwaitProof { .. } | State::Closed)
+        self.is_proved()
     }
 
     fn deadline(&self) -> Timestamp {
@@ -504,6 +513,11 @@ impl Bootstrap {
         self.outbound.extend_from_slice(MAGIC);
         self.outbound.extend_from_slice(&VERSION.to_be_bytes());
         self.outbound.extend_from_slice(&self.nonce);
+    }
+
+    fn say_proof(&mut self, peer_nonce: &[u8; NONCE_BYTES]) {
+        let ours = self.proof(self.role, peer_nonce).finalize().into_bytes().into();
+        self.say(&Message::Proof(ours));
     }
 
     fn say(&mut self, message: &Message) {

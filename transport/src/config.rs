@@ -9,13 +9,16 @@ use std::{
 };
 
 pub use network::{NetworkConfig, RoleDeserializer, serialize_beside};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 pub use soft_roce::udp::{Faults, Sharing};
 
 use crate::{
     TlsFiles,
     error::{ArmNameError, ConfigError, OpenError},
 };
+
+/// Bytes of the shortest `secret`. Whoever connects is given a proof of it, and could try short ones against that.
+pub const SECRET_BYTES_MIN: usize = 16;
 
 /// The UDP port of RoCEv2 (IANA).
 pub const ROCE_PORT: u16 = 4791;
@@ -175,14 +178,32 @@ impl Arm {
     }
 }
 
-/// How an endpoint is opened. `Default` gives an endpoint that only connects, on a random 127.x.y.z, without a secret.
+/// # Errors
+/// One line that names the key, if it is too short.
+pub(crate) fn check_secret(secret: &[u8]) -> Result<(), ConfigError> {
+    if secret.len() < SECRET_BYTES_MIN { Err(ConfigError::ShortSecret { found: secret.len() }) } else { Ok(()) }
+}
+
+/// Reads the key `secret` of a role's configuration, for serde's `deserialize_with`.
+///
+/// # Errors
+/// If it is shorter than [`SECRET_BYTES_MIN`].
+pub fn deserialize_secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let secret = String::deserialize(deserializer)?;
+    check_secret(secret.as_bytes()).map_err(D::Error::custom)?;
+    Ok(secret)
+}
+
+/// How an endpoint is opened. `Default` gives an endpoint that only connects, on a random 127.x.y.z, with a random
+/// secret that no peer knows.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointConfig {
     /// The network.
     pub arm: Arm,
     /// Where to listen for bootstrap connections (TCP); port 0 lets the system choose.
     pub listen: Option<SocketAddr>,
-    /// Both ends of every connection must prove that they know it (HMAC-SHA-256 challenge), before any key is told.
+    /// Both ends of every connection must prove that they know it (HMAC-SHA-256 challenge), before any key is told. At
+    /// least [`SECRET_BYTES_MIN`] bytes.
     pub secret: Vec<u8>,
     /// Certificates; with them both ends of every bootstrap also prove themselves by mutual TLS, and it is encrypted.
     pub tls: Option<TlsFiles>,
@@ -220,10 +241,11 @@ impl EndpointConfig {
         Self::over(Arm::Soft { address, faults: Faults::default(), sharing: Sharing::Alone })
     }
 
-    /// An endpoint of this arm that only connects.
+    /// An endpoint of this arm that only connects, with a random secret.
     #[must_use]
     pub fn over(arm: Arm) -> Self {
-        Self { arm, listen: None, secret: Vec::new(), tls: None, connections_max: 256, read_budget_bytes: 0 }
+        let secret = rand::random::<[u8; SECRET_BYTES_MIN]>().into();
+        Self { arm, listen: None, secret, tls: None, connections_max: 256, read_budget_bytes: 0 }
     }
 
     /// The same, and listens there (TCP).
@@ -294,8 +316,16 @@ mod tests {
 
     #[test]
     fn a_log_does_not_tell_the_secret() {
-        let text = format!("{:?}", EndpointConfig::default().with_secret([77; 8]));
+        let text = format!("{:?}", EndpointConfig::default().with_secret([77; 16]));
         assert!(!text.contains("77, 77") && text.contains("connections_max: 256"), "{text}");
+    }
+
+    #[test]
+    fn a_short_secret_is_refused_in_one_line_that_names_the_key() {
+        let open = |secret: &[u8]| crate::Endpoint::open(EndpointConfig::default().with_secret(secret)).map(drop);
+        let error = open(&[7; SECRET_BYTES_MIN - 1]).unwrap_err().to_string();
+        assert_eq!(error, "secret: found 15 bytes, expected at least 16 random ones (such as `openssl rand -hex 16`)");
+        assert!(open(b"").is_err() && open(&[7; SECRET_BYTES_MIN]).is_ok());
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! An endpoint: the only place where sockets, the device and the connections meet.
 //!
-//! Life of a connection: a TCP link whose [`crate::bootstrap::Bootstrap`] proves both sides and exchanges parameters; a
-//! [`Channel`], whose queue pair then carries everything else; the link stays open for liveness. Whatever ends either
-//! ends both, in [`Endpoint::on_down`] and nowhere else.
+//! Life of a connection: a TCP link whose [`crate::bootstrap::Bootstrap`] proves both sides (of one that comes to us on
+//! the [`Acceptor`]'s thread) and exchanges parameters; a [`Channel`], whose queue pair then carries everything else;
+//! the link stays open for liveness. Whatever ends either ends both, in [`Endpoint::on_down`] and nowhere else.
 
+mod acceptor;
 mod links;
 
 use std::{
@@ -17,12 +18,13 @@ use std::{
 use proto::{Span, Timestamp};
 use soft_roce::{CompletionOpcode, Counters, PathMtu, QueuePairNumber, Status, udp::DriverCounters};
 
-use links::Listener;
+use acceptor::Acceptor;
 
 use crate::{
     Access, ConnectionId, DisconnectReason, EndpointConfig, Event, PostError, Region, RegionKey, Transfer,
     bootstrap::Parameters,
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
+    config::check_secret,
     device::{Demand, Descriptor, Device, DeviceEvent, Offer},
     error::OpenError,
     link::{Link, READ_BYTES},
@@ -44,7 +46,7 @@ pub const CONNECTIONS_MAX: usize = 4096 - REGIONS_MAX;
 
 /// Numbers in the poller. Connections have their own, from 1.
 const DATA: u64 = 0;
-const LISTENER: u64 = u64::MAX - 1;
+const ARRIVALS: u64 = u64::MAX - 1;
 const DEVICE_EVENTS: u64 = u64::MAX - 2;
 
 /// One thread's device with its regions, queue pairs and connections.
@@ -54,7 +56,7 @@ pub struct Endpoint {
     /// What the poller watches each of the device's descriptors for, in their order.
     watched: Vec<(Descriptor, Interest)>,
     poller: Poller,
-    listener: Option<Listener>,
+    acceptor: Option<Acceptor>,
     secret: Arc<[u8]>,
     tls: Option<Tls>,
     connections_refused: u64,
@@ -97,8 +99,8 @@ enum Stage {
     Calling { hello: Vec<u8> },
     /// Ours, until the server answers; with the path MTU that we offered.
     Offered { channel: Box<Channel>, path_mtu: PathMtu },
-    /// A stranger's: nobody has been told of it.
-    Unproved,
+    /// A peer's that has proved itself: our owner has not been told of it, or has refused it.
+    Unannounced,
     /// A peer's, until our owner decides.
     Deciding { parameters: Parameters },
     /// For sends, though an accepted one keeps them until the peer is ready.
@@ -109,12 +111,13 @@ impl Endpoint {
     /// Opens the device and the sockets.
     ///
     /// # Errors
-    /// One line that names the address that is taken or not this host's, what the device lacks, or the limit that is
-    /// reached.
+    /// One line that names the address that is taken or not this host's, what the device lacks, the limit that is
+    /// reached, or the secret if it is too short.
     pub fn open(config: EndpointConfig) -> Result<Self, OpenError> {
         if config.connections_max > CONNECTIONS_MAX {
             return Err(OpenError::ConnectionsMax { found: config.connections_max });
         }
+        check_secret(&config.secret)?;
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let poller = Poller::new().map_err(OpenError::Poller)?;
         let demand = Demand {
@@ -126,11 +129,15 @@ impl Endpoint {
             read_budget_bytes: config.read_budget_bytes,
         };
         let device = Device::open(config.arm, demand)?;
-        let listener =
-            config.listen.map(|at| Listener::open(at).map_err(|cause| OpenError::Listen { at, cause })).transpose()?;
+        let secret: Arc<[u8]> = config.secret.into();
+        let listen = |at| {
+            let opened = Acceptor::open(at, Arc::clone(&secret), tls.clone());
+            opened.map_err(|cause| OpenError::Listen { at, cause })
+        };
+        let acceptor = config.listen.map(listen).transpose()?;
         let watched = watched(&poller, &device).map_err(OpenError::Watch)?;
-        if let Some(listener) = &listener {
-            poller.add(&listener.socket, LISTENER, Interest::Read).map_err(OpenError::Watch)?;
+        if let Some(acceptor) = &acceptor {
+            poller.add(acceptor, ARRIVALS, Interest::Read).map_err(OpenError::Watch)?;
         }
         let offer = device.offer();
         Ok(Self {
@@ -138,8 +145,8 @@ impl Endpoint {
             offer,
             watched,
             poller,
-            listener,
-            secret: config.secret.into(),
+            acceptor,
+            secret,
             tls,
             connections_refused: 0,
             incarnation: rand::random(),
@@ -165,7 +172,7 @@ impl Endpoint {
     /// Where peers reach our bootstrap listener.
     #[must_use]
     pub fn listen_address(&self) -> Option<SocketAddr> {
-        Some(self.listener.as_ref()?.address)
+        Some(self.acceptor.as_ref()?.address)
     }
 
     /// The UDP address where our packets come from and arrive; none on InfiniBand.
@@ -201,10 +208,10 @@ impl Endpoint {
         Some(self.device.soft()?.driver_counters())
     }
 
-    /// Connections that ended before their peer had proved itself.
+    /// Connections that ended before our owner was told of them, mostly as their peer did not prove itself.
     #[must_use]
     pub fn connections_refused(&self) -> u64 {
-        self.connections_refused
+        self.connections_refused + self.acceptor.as_ref().map_or(0, Acceptor::refused)
     }
 
     /// Registers a region, for as long as this endpoint lives.
@@ -247,7 +254,7 @@ impl Endpoint {
         if let Some(refused) = self.connections.get_mut(&connection)
             && let Stage::Deciding { .. } = refused.stage
         {
-            refused.stage = Stage::Unproved;
+            refused.stage = Stage::Unannounced;
             refused.link.bootstrap.close(reason);
         }
         self.on_link(now, connection);
@@ -343,9 +350,8 @@ impl Endpoint {
         if self.is_pending() {
             return Some(Timestamp::PAST);
         }
-        let accepting = self.listener.as_ref().and_then(|listener| listener.paused_until);
         let at = self.device.poll_timeout().unwrap_or(Timestamp::NEVER).min(self.bootstraps_at);
-        Some(at.min(accepting.unwrap_or(Timestamp::NEVER))).filter(|&at| at < Timestamp::NEVER)
+        Some(at).filter(|&at| at < Timestamp::NEVER)
     }
 
     /// Whether [`Self::drive`] has something to do even if nothing comes.
@@ -525,7 +531,7 @@ impl Endpoint {
                 let flushed = channel.close(&mut self.device, &mut self.reads);
                 self.events.extend(flushed.into_iter().map(|event| (event, None)));
             }
-            Stage::Unproved => {
+            Stage::Unannounced => {
                 self.connections_refused += 1;
                 tracing::warn!(peer = %connection.peer, "refused a connection: {reason}");
                 return;

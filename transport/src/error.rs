@@ -10,7 +10,7 @@ use std::{
 
 use thiserror::Error;
 
-use crate::{ArmName, CONNECTIONS_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT};
+use crate::{ArmName, CONNECTIONS_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN};
 
 /// Why an endpoint could not be opened, or a region not registered with it.
 #[derive(Debug, Error)]
@@ -76,6 +76,14 @@ pub enum ConfigError {
     /// A device injects no faults.
     #[error("faults: only arm `soft` injects them, found arm `{0}`")]
     FaultsOnDevice(ArmName),
+    /// It could be guessed.
+    #[error(
+        "secret: found {found} bytes, expected at least {SECRET_BYTES_MIN} random ones (such as `openssl rand -hex 16`)"
+    )]
+    ShortSecret {
+        /// Its length.
+        found: usize,
+    },
     /// A device has one port.
     #[error("address: found {0}, expected port {ROCE_PORT}, as a verbs device has no other")]
     DevicePort(SocketAddr),
@@ -497,6 +505,8 @@ pub(crate) enum BootstrapError {
     PathMtu(#[from] PathMtuError),
     #[error(transparent)]
     Channel(#[from] ChannelError),
+    #[error("a bootstrap message out of order")]
+    OutOfOrder,
     /// What the bootstrap, or the peer by it, says.
     #[error("{0}")]
     Closed(String),

@@ -8,8 +8,8 @@
 //! # use proto::Span;
 //! # let loopback = "127.0.0.1:0".parse().unwrap();
 //! let clock = Clock::start();
-//! let mut server = Endpoint::open(EndpointConfig::default().listening(loopback).with_secret("s3cret"))?;
-//! # let mut client = Endpoint::open(EndpointConfig::default().with_secret("s3cret"))?;
+//! let mut server = Endpoint::open(EndpointConfig::default().listening(loopback).with_secret("the cluster's secret"))?;
+//! # let mut client = Endpoint::open(EndpointConfig::default().with_secret("the cluster's secret"))?;
 //! # client.connect(clock.now(), server.listen_address().unwrap(), b"hello".to_vec());
 //! # let mut stop = false;
 //! while !stop {
@@ -39,6 +39,8 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `endpoint` | [`Endpoint`]: where sockets, queue pairs and connections meet; `endpoint/links`: its bootstrap side |
+//! | `endpoint/acceptor` | the thread where those who connect to us prove themselves |
+//! | `strangers` | who has connected and not proved itself yet. No IO |
 //! | `bootstrap` | what two peers say over TCP: proof of the secret, parameters, heartbeats. No IO |
 //! | `link`, `tls` | one bootstrap on a TCP socket; mutual TLS under it |
 //! | `device` | what carries the queue pairs: `soft` or `verbs` |
@@ -69,13 +71,14 @@ mod reads;
 #[allow(unsafe_code)]
 mod region;
 mod ring;
+mod strangers;
 mod tls;
 
 pub use bootstrap::HELLO_BYTES_MAX;
 pub use clock::Clock;
 pub use config::{
-    Arm, ArmName, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, Sharing, VerbsConfig, VerbsSettings,
-    random_loopback,
+    Arm, ArmName, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, SECRET_BYTES_MIN, Sharing, VerbsConfig,
+    VerbsSettings, deserialize_secret, random_loopback,
 };
 #[doc(hidden)] // For the expansion of `flatten_network!`.
 pub use config::{RoleDeserializer, serialize_beside};

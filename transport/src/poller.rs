@@ -32,10 +32,25 @@ const WAKER: u64 = u64::MAX;
 pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Takes in all calls so far.
+    pub(crate) fn clear(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0u8; 8]);
+    }
+
     /// Ends the endpoint's current or next `wait`.
     pub fn wake(&self) {
         // It fails only when the count is at its maximum, and then the endpoint is awake already.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -50,9 +65,9 @@ pub(crate) struct Poller {
 impl Poller {
     pub(crate) fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let waker = Waker::new()?;
         epoll::add(&epoll, &waker, EventData::new_u64(WAKER), EventFlags::IN)?;
-        Ok(Self { epoll, waker: Waker(Arc::new(waker)), ready: Vec::with_capacity(READY_MAX) })
+        Ok(Self { epoll, waker, ready: Vec::with_capacity(READY_MAX) })
     }
 
     pub(crate) fn waker(&self) -> Waker {
@@ -87,7 +102,7 @@ impl Poller {
         // A waker's call ends here and not in `poll`: one that comes after the caller has looked at its own queues and
         // before it waits must end that wait.
         if self.ready.contains(&WAKER) {
-            let _ = rustix::io::read(&*self.waker.0, &mut [0u8; 8]);
+            self.waker.clear();
         }
     }
 

@@ -14,7 +14,7 @@ use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, Even
 
 /// Set in the two processes, to the role.
 const ROLE: &str = "DOWNBEAT_TEST_ROLE";
-const SECRET: &str = "link";
+const SECRET: &str = "the link's secret";
 const BYTES: usize = 64 * 1024;
 const SERVER: &str = "10.77.0.2:4791";
 const CLIENT: &str = "10.77.0.1:4791";

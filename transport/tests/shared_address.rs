@@ -8,13 +8,13 @@ fn endpoints_share_an_address() {
     let clock = Clock::start();
     let address = (random_loopback(), ROCE_PORT).into();
     let open = || {
-        let config = EndpointConfig::soft(address).sharing_address().with_secret("s3cret");
+        let config = EndpointConfig::soft(address).sharing_address().with_secret("the cluster's secret");
         Endpoint::open(config.listening("127.0.0.1:0".parse().unwrap())).unwrap()
     };
     let mut servers = [open(), open(), open()];
     let alone = Endpoint::open(EndpointConfig::soft(address)).err().expect("refused").to_string();
     assert!(alone.contains("let all processes share it") && alone.contains("keys address, shared_address"), "{alone}");
-    let mut client = Endpoint::open(EndpointConfig::default().with_secret("s3cret")).unwrap();
+    let mut client = Endpoint::open(EndpointConfig::default().with_secret("the cluster's secret")).unwrap();
     let connections = servers.each_ref().map(|server| {
         let to = server.listen_address().unwrap();
         client.connect(clock.now(), to, b"hello".to_vec())

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 const SECRET: &[u8] = b"correct horse battery staple";
+const DIFFER: &str = "the shared secrets differ: give both sides the same `secret`";
 
 fn at(ms: i64) -> Timestamp {
     Timestamp::ZERO + Span::from_millis(ms)
@@ -125,28 +126,134 @@ fn a_wrong_secret_is_refused_before_anything_is_told() {
 
 #[test]
 fn a_server_that_cannot_prove_itself_learns_nothing() {
+    // It may say whatever it likes first, be it nothing but its preface: the client says no more than its nonce.
     let mut client = client(SECRET);
     let mut impostor = server(b"guess");
     carry(&mut client, &mut impostor, at(1), 42);
-    carry(&mut impostor, &mut client, at(1), 42);
-    // It reflects the client's own proof.
-    let proof = client.poll_transmit().to_vec();
-    client.handle_transmitted(proof.len());
-    client.handle_bytes(at(2), &proof);
+    let flight = impostor.poll_transmit().to_vec();
+    client.handle_bytes(at(1), &flight[..PREFACE_BYTES]);
+    assert!(client.poll_transmit().is_empty());
+    client.handle_bytes(at(1), &flight[PREFACE_BYTES..]);
     assert!(closed(&mut client).contains("secrets differ"));
+    let said = client.poll_transmit()[LENGTH_BYTES..].to_vec();
+    assert!(matches!(wincode::deserialize_exact(&said), Ok(Message::Close(_))), "no proof, and nothing else");
 }
 
 #[test]
-fn a_replayed_proof_is_worth_nothing() {
-    let (mut client, mut first) = (client(SECRET), server(SECRET));
-    let preface = client.poll_transmit().to_vec();
-    carry(&mut client, &mut first, at(1), 1000);
-    carry(&mut first, &mut client, at(1), 1000);
-    let proof = client.poll_transmit().to_vec();
-    let mut second = Bootstrap::server(at(0), SECRET.into(), [3; NONCE_BYTES]);
-    second.handle_bytes(at(1), &preface);
-    second.handle_bytes(at(1), &proof);
-    assert!(closed(&mut second).contains("secrets differ"));
+fn a_proof_cannot_be_reflected() {
+    let (mut client, mut server) = (client(SECRET), server(SECRET));
+    carry(&mut client, &mut server, at(1), 42);
+    let proof = server.poll_transmit()[PREFACE_BYTES..].to_vec();
+    server.handle_bytes(at(2), &proof);
+    assert!(closed(&mut server).contains("secrets differ"));
+}
+
+/// Whoever has recorded all that a client said, or all that a server said, gets nowhere with it.
+#[test]
+fn a_recorded_bootstrap_opens_nothing() {
+    let (mut client, mut server) = (client(SECRET), server(SECRET));
+    let (mut of_client, mut of_server) = (Vec::new(), Vec::new());
+    let mut both = |client: &mut Bootstrap, server: &mut Bootstrap| {
+        of_client.extend_from_slice(client.poll_transmit());
+        carry(client, server, at(1), usize::MAX);
+        of_server.extend_from_slice(server.poll_transmit());
+        carry(server, client, at(1), usize::MAX);
+    };
+    both(&mut client, &mut server);
+    client.offer(at(1), parameters(17), b"hello".to_vec());
+    both(&mut client, &mut server);
+    assert!(server.accept(at(1), parameters(18), b"welcome".to_vec()));
+    both(&mut client, &mut server);
+    client.ready();
+    both(&mut client, &mut server);
+    assert_eq!([client.state, server.state], [State::Established; 2]);
+
+    for piece in [1, 1000, usize::MAX] {
+        let mut again = Bootstrap::server(at(0), SECRET.into(), [3; NONCE_BYTES]);
+        of_client.chunks(piece).for_each(|piece| again.handle_bytes(at(1), piece));
+        assert_eq!(again.poll_event(), Some(BootstrapEvent::Closed(DIFFER.to_owned())));
+        assert_eq!(again.poll_event(), None, "nothing was told before");
+        let mut again = Bootstrap::client(at(0), SECRET.into(), [4; NONCE_BYTES]);
+        of_server.chunks(piece).for_each(|piece| again.handle_bytes(at(1), piece));
+        assert_eq!(again.poll_event(), Some(BootstrapEvent::Closed(DIFFER.to_owned())));
+        assert_eq!(again.poll_event(), None, "nothing was told before");
+    }
+    // The same client's nonce again is not enough, nor is the same server's: both count.
+    let mut again = Bootstrap::server(at(0), SECRET.into(), [3; NONCE_BYTES]);
+    again.handle_bytes(at(1), &of_client[..PREFACE_BYTES]);
+    let fresh = again.poll_transmit().to_vec();
+    assert!(fresh[PREFACE_BYTES..] != of_server[PREFACE_BYTES..fresh.len()], "another proof for the same client");
+}
+
+/// Stops one side after each of its messages: the other ends it, in a bounded time, and says so.
+#[test]
+fn a_peer_that_stops_at_any_step_is_ended_by_a_deadline() {
+    for steps in 0..8 {
+        for stopped in [Role::Client, Role::Server] {
+            let (mut client, mut server) = (client(SECRET), server(SECRET));
+            for step in 0..steps {
+                match step {
+                    0 | 2 => carry(&mut client, &mut server, at(0), 7),
+                    1 | 3 => carry(&mut server, &mut client, at(0), 7),
+                    4 => client.offer(at(0), parameters(17), Vec::new()),
+                    5 => carry(&mut client, &mut server, at(0), 7),
+                    6 => drop(server.accept(at(0), parameters(18), Vec::new())),
+                    _ => carry(&mut server, &mut client, at(0), 7),
+                }
+            }
+            let left = if stopped == Role::Client { &mut server } else { &mut client };
+            let (mut now, mut turns) = (at(0), 0);
+            while let Some(due) = left.poll_timeout() {
+                assert!(due >= now && turns < 100, "after {steps} steps");
+                (now, turns) = (due, turns + 1);
+                left.handle_timeout(now);
+                left.handle_transmitted(left.outbound.len());
+            }
+            assert!(now <= at(0) + DECISION_MAX, "after {steps} steps without the {stopped:?}: {now:?}");
+            assert_eq!((left.state, left.inbound.capacity()), (State::Closed, 0));
+            closed(left);
+        }
+    }
+}
+
+/// A clock that jumps (a virtual machine that was paused) ends a connection or it does not, but breaks nothing.
+#[test]
+fn a_clock_that_jumps_does_no_harm() {
+    for jump in [Span::from_millis(3_600_000), Span(i64::MAX), Span::from_millis(-3_600_000), Span(i64::MIN)] {
+        let (mut client, mut server) = established(1000);
+        let now = at(8) + jump;
+        client.handle_timeout(now);
+        server.handle_timeout(now);
+        exchange(&mut client, &mut server, now);
+        let ended = client.state == State::Closed;
+        assert_eq!(ended, jump > Span::ZERO, "{jump}");
+        let (mut client, mut server) = offered(1000);
+        server.handle_timeout(now);
+        server.accept(now, parameters(18), Vec::new());
+        exchange(&mut client, &mut server, now);
+        while let Some(BootstrapEvent::Answered { .. }) = client.poll_event() {
+            client.ready();
+        }
+        exchange(&mut client, &mut server, now);
+        assert!(client.outbound.is_empty() && server.outbound.is_empty());
+    }
+}
+
+#[test]
+fn a_bootstrap_in_other_hands_has_their_clock() {
+    let (mut client, mut server) = (client(SECRET), server(SECRET));
+    carry(&mut client, &mut server, at(1), 1000);
+    carry(&mut server, &mut client, at(1), 1000);
+    assert!(!server.is_proved() && client.is_proved());
+    carry(&mut client, &mut server, at(1), 1000);
+    assert!(server.is_proved());
+    let theirs = at(900_000);
+    server.handle_handover(theirs);
+    server.handle_timeout(theirs);
+    assert_eq!((server.state, server.poll_timeout()), (State::AwaitOffer, Some(theirs + HEARTBEAT)));
+    client.offer(at(2), parameters(17), Vec::new());
+    carry(&mut client, &mut server, theirs, 1000);
+    assert!(matches!(server.poll_event(), Some(BootstrapEvent::Incoming { .. })));
 }
 
 #[test]
@@ -154,8 +261,8 @@ fn another_version_is_named_on_both_sides() {
     let (mut client, mut server) = (client(SECRET), server(SECRET));
     client.outbound[MAGIC.len() + 1] = 9;
     exchange(&mut client, &mut server, at(1));
-    assert!(closed(&mut server).contains("version 9, we speak 2"));
-    assert!(closed(&mut client).contains("version 9, we speak 2"));
+    assert!(closed(&mut server).contains("version 9, we speak 3"));
+    assert!(closed(&mut client).contains("version 9, we speak 3"));
 }
 
 #[test]
@@ -173,6 +280,11 @@ fn oversized_lengths_hold_no_memory() {
     carry(&mut client, &mut server, at(1), 1000);
     server.handle_bytes(at(1), &(UNPROVED_BYTES_MAX as u32 + 1).to_be_bytes());
     assert!(closed(&mut server).contains("at most 576 are allowed"));
+    let mut stranger = Bootstrap::server(at(0), SECRET.into(), [2; NONCE_BYTES]);
+    let preface = super::tests::client(SECRET).poll_transmit().to_vec();
+    stranger.handle_bytes(at(1), &preface);
+    stranger.handle_bytes(at(1), &[&576u32.to_be_bytes()[..], &[1; 60_000]].concat());
+    assert!(closed(&mut stranger).contains("does not decode"));
     let (_, mut server) = established(1000);
     server.handle_bytes(at(8), &u32::MAX.to_be_bytes());
     server.handle_bytes(at(8), &[0; 100_000]);
@@ -270,7 +382,8 @@ proptest! {
         server.handle_bytes(at(8), &preface);
         for piece in &pieces {
             server.handle_bytes(at(8), piece);
-            prop_assert!(server.inbound.len() <= 2 * MESSAGE_BYTES_MAX);
+            let most = if server.is_proved() { MESSAGE_BYTES_MAX } else { UNPROVED_BYTES_MAX };
+            prop_assert!(server.inbound.capacity() <= 4 * most);
             prop_assert!(server.outbound.len() <= 4 * MESSAGE_BYTES_MAX);
         }
     }

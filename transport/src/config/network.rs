@@ -7,19 +7,19 @@
 use std::{fmt, net::SocketAddr};
 
 use serde::{
-    Deserializer, Serialize, Serializer,
+    Deserialize, Deserializer, Serialize, Serializer,
     de::{DeserializeSeed, Error as _, IntoDeserializer as _, MapAccess, Visitor},
     forward_to_deserialize_any,
 };
 
-use super::{Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, VerbsSettings};
+use super::{Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, VerbsSettings, deserialize_secret};
 use crate::{OpenError, TlsFiles};
 
 /// What the file of every role says of the network. A role's configuration has a field of this type whose keys
 /// [`flatten_network!`](crate::flatten_network) puts beside its own.
 #[derive(Clone, PartialEq, Eq, Default, Serialize)]
 pub struct NetworkConfig {
-    /// Shared with all members of the cluster.
+    /// Shared with all members of the cluster; at least [`SECRET_BYTES_MIN`](crate::SECRET_BYTES_MIN) bytes.
     pub secret: String,
     /// The network: `soft`, or `verbs:DEVICE`.
     pub arm: ArmName,
@@ -108,9 +108,9 @@ impl fmt::Debug for NetworkConfig {
 /// }
 /// transport::flatten_network!(Config, network);
 ///
-/// let config: Config = toml::from_str("gpus = 2\nsecret = 's3cret'\narm = 'verbs:mlx5_0'")?;
+/// let config: Config = toml::from_str("gpus = 2\nsecret = 'sixteen bytes .. and more'\narm = 'verbs:mlx5_0'")?;
 /// assert_eq!((config.gpus, config.network.arm.to_string()), (2, "verbs:mlx5_0".to_owned()));
-/// let error = toml::from_str::<Config>("gpus = 2\nsecret = 's3cret'\nnarm = 'soft'").unwrap_err();
+/// let error = toml::from_str::<Config>("gpus = 2\nsecret = 'sixteen bytes .. and more'\nnarm = 'soft'").unwrap_err();
 /// assert!(error.message().starts_with("unknown field `narm`, expected one of `gpus`, `secret`, `arm`"));
 /// # Ok::<(), toml::de::Error>(())
 /// ```
@@ -162,6 +162,15 @@ pub fn serialize_beside<S: Serializer>(
     Both { network, role }.serialize(serializer)
 }
 
+/// The secret as it is read: checked while its line is known.
+struct Secret(String);
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_secret(deserializer).map(Self)
+    }
+}
+
 /// What a table said of the network so far.
 #[derive(Default)]
 struct Found {
@@ -175,7 +184,7 @@ impl Found {
     fn take<'de, M: MapAccess<'de>>(&mut self, key: &'static str, table: &mut M) -> Result<(), M::Error> {
         let rest = &mut self.rest;
         match key {
-            "secret" => self.secret = Some(table.next_value()?),
+            "secret" => self.secret = Some(table.next_value::<Secret>()?.0),
             "arm" => rest.arm = table.next_value()?,
             "address" => rest.address = table.next_value()?,
             "shared_address" => rest.shared_address = table.next_value()?,
@@ -296,8 +305,6 @@ impl Visitor<'_> for KeySeed {
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
-
     use super::*;
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -319,13 +326,13 @@ mod tests {
 
     #[test]
     fn keys_of_both_are_read_and_written() {
-        let text = "arm = 'verbs:rxe0'\ngpus = 3\naddress = '10.0.0.1:4791'\nshared_address = true\nsecret = 's'\n\
+        let text = "arm = 'verbs:rxe0'\ngpus = 3\naddress = '10.0.0.1:4791'\nshared_address = true\nsecret = 'a secret of 20 bytes'\n\
                     names = ['a', 'b']\n[verbs]\nport = 2\n[faults]\nloss = 0.5\n\
                     [tls]\ncertificate = 'c'\nkey = 'k'\nauthority = 'a'\n";
         let config: Config = toml::from_str(text).unwrap();
         assert_eq!((config.gpus, config.names.as_slice()), (3, ["a".to_owned(), "b".to_owned()].as_slice()));
         let NetworkConfig { secret, arm, address, shared_address, verbs, faults, tls } = &config.network;
-        assert_eq!((secret.as_str(), arm.to_string().as_str()), ("s", "verbs:rxe0"));
+        assert_eq!((secret.as_str(), arm.to_string().as_str()), ("a secret of 20 bytes", "verbs:rxe0"));
         assert_eq!((*address, *shared_address), (Some("10.0.0.1:4791".parse().unwrap()), true));
         assert_eq!((verbs.port, faults.loss, tls.is_some()), (2, 0.5, true));
         let written = toml::to_string(&config).unwrap();
@@ -334,28 +341,31 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_the_default_but_for_the_secret() {
-        let config: Config = toml::from_str("gpus = 1\nsecret = 's'").unwrap();
-        assert_eq!(config.network, NetworkConfig::new("s"));
+        let config: Config = toml::from_str("gpus = 1\nsecret = 'a secret of 20 bytes'").unwrap();
+        assert_eq!(config.network, NetworkConfig::new("a secret of 20 bytes"));
         assert_eq!(error("gpus = 1").0, "missing field `secret`");
-        assert_eq!(error("secret = 's'").0, "missing field `gpus`");
+        assert_eq!(error("secret = 'a secret of 20 bytes'").0, "missing field `gpus`");
+        let (text, line) = error("gpus = 1\nsecret = 'hush'\n");
+        assert!(text.starts_with("secret: found 4 bytes, expected at least 16"), "{text}");
+        assert_eq!(line, 2);
     }
 
     #[test]
     fn what_is_wrong_is_named_with_its_line() {
-        let (text, line) = error("gpus = 1\nsecret = 's'\n\ngpu = 2\n");
+        let (text, line) = error("gpus = 1\nsecret = 'a secret of 20 bytes'\n\ngpu = 2\n");
         assert_eq!(
             text,
             "unknown field `gpu`, expected one of `gpus`, `names`, `secret`, `arm`, `address`, `shared_address`, \
              `verbs`, `faults`, `tls`"
         );
         assert_eq!(line, 4);
-        let (text, line) = error("gpus = 1\nsecret = 's'\narm = 'tcp'\n");
+        let (text, line) = error("gpus = 1\nsecret = 'a secret of 20 bytes'\narm = 'tcp'\n");
         assert!(text.contains("expected `soft` or `verbs:DEVICE`"), "{text}");
         assert_eq!(line, 3);
-        let (text, line) = error("gpus = 'one'\nsecret = 's'\n");
+        let (text, line) = error("gpus = 'one'\nsecret = 'a secret of 20 bytes'\n");
         assert!(text.contains("invalid type: string \"one\", expected u32"), "{text}");
         assert_eq!(line, 1);
-        let (text, line) = error("gpus = 1\nsecret = 's'\n[verbs]\nprot = 1\n");
+        let (text, line) = error("gpus = 1\nsecret = 'a secret of 20 bytes'\n[verbs]\nprot = 1\n");
         assert!(text.contains("unknown field `prot`"), "{text}");
         assert_eq!(line, 4);
         assert!(error("network = 1").0.contains("unknown field `network`"), "the field's own name is no key");
@@ -374,7 +384,7 @@ mod tests {
             Arm::Soft { address, .. } => Some(address.to_string()),
             Arm::Verbs(verbs) => verbs.address.map(|ip| ip.to_string()),
         };
-        let soft = NetworkConfig::new("s");
+        let soft = NetworkConfig::new("a secret of 20 bytes");
         assert_eq!(address(&soft).unwrap(), "10.0.0.9:4791");
         let named = NetworkConfig { address: Some("10.0.0.1:4792".parse().unwrap()), ..soft.clone() };
         assert_eq!(address(&named).unwrap(), "10.0.0.1:4792");

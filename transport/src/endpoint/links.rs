@@ -1,16 +1,13 @@
-//! The bootstrap side of an endpoint: TCP connections come, prove themselves, turn into channels, and tell when they
-//! end.
+//! The bootstrap side of an endpoint: TCP connections come from the acceptor or are opened, turn into channels, and tell
+//! when they end.
 #![allow(clippy::disallowed_methods)] // A driver: it owns sockets.
 
-use std::{
-    io,
-    net::{SocketAddr, TcpListener},
-};
+use std::{io, net::SocketAddr};
 
-use proto::{Span, Timestamp};
+use proto::Timestamp;
 use soft_roce::PathMtu;
 
-use super::{Connection, DATA, DEVICE_EVENTS, Endpoint, LISTENER, Stage, TURNS_MAX};
+use super::{ARRIVALS, Connection, DATA, DEVICE_EVENTS, Endpoint, Stage, TURNS_MAX, acceptor::Proved};
 use crate::{
     ConnectionId, Event,
     bootstrap::{Bootstrap, BootstrapEvent, HELLO_BYTES_MAX, NONCE_BYTES, Parameters},
@@ -21,27 +18,8 @@ use crate::{
     poller::Interest,
 };
 
-/// Connections accepted in one turn.
-const ACCEPTS_MAX: usize = 16;
-/// How long we stop accepting when the system has no descriptors left.
-const ACCEPT_PAUSE: Span = Span::from_millis(100);
-
-/// A TCP socket for peers that connect to us.
-pub(super) struct Listener {
-    pub(super) socket: TcpListener,
-    pub(super) address: SocketAddr,
-    /// Set while the system has no descriptors left.
-    pub(super) paused_until: Option<Timestamp>,
-}
-
-impl Listener {
-    pub(super) fn open(at: SocketAddr) -> io::Result<Self> {
-        // The standard library sets SO_REUSEADDR, so a restart need not wait for old connections to time out.
-        let socket = TcpListener::bind(at)?;
-        socket.set_nonblocking(true)?;
-        Ok(Self { address: socket.local_addr()?, socket, paused_until: None })
-    }
-}
+/// Peers taken over from the acceptor in one turn.
+const ARRIVALS_MAX: usize = 16;
 
 impl Endpoint {
     pub(super) fn try_connect(
@@ -108,7 +86,7 @@ impl Endpoint {
                     self.device.handle_ready(Descriptor::Events);
                     self.handle_device_events();
                 }
-                LISTENER => self.accept_links(now),
+                ARRIVALS => self.take_arrivals(now),
                 _ => {
                     let id = ConnectionId(number);
                     if let Some(connection) = self.connections.get_mut(&id) {
@@ -123,24 +101,11 @@ impl Endpoint {
         progressed
     }
 
-    fn accept_links(&mut self, now: Timestamp) {
-        for _ in 0..ACCEPTS_MAX {
-            let Some(listener) = &mut self.listener else { return };
-            let (stream, peer) = match listener.socket.accept() {
-                Ok(accepted) => accepted,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) => {
-                    tracing::warn!(
-                        "accepting no connections for {ACCEPT_PAUSE}: {error}; raise the limit of open files"
-                    );
-                    listener.paused_until = Some(now + ACCEPT_PAUSE);
-                    let _ = self.poller.modify(&listener.socket, LISTENER, Interest::Paused);
-                    return;
-                }
-            };
-            let bootstrap = Bootstrap::server(now, self.secret.clone(), rand::random::<[u8; NONCE_BYTES]>());
-            let Ok(mut link) = Link::accepted(stream, self.tls.as_ref(), bootstrap) else { continue };
+    /// Peers have come and proved themselves.
+    fn take_arrivals(&mut self, now: Timestamp) {
+        let arrivals = self.acceptor.as_ref().map(|acceptor| acceptor.take(ARRIVALS_MAX));
+        for Proved { mut link, peer } in arrivals.into_iter().flatten() {
+            link.bootstrap.handle_handover(now);
             if self.connections.len() >= self.connections_max {
                 link.bootstrap.close(&ConnectError::ConnectionsMax(self.connections_max).to_string());
                 link.transmit();
@@ -148,19 +113,15 @@ impl Endpoint {
             }
             let id = ConnectionId(self.next_connection);
             self.next_connection += 1;
-            if let Err(error) = self.add_connection(id, link, peer, Stage::Unproved) {
-                tracing::warn!(%peer, "cannot watch a connection: {error}");
+            match self.add_connection(id, link, peer, Stage::Unannounced) {
+                // It may have said more than its proof already.
+                Ok(()) => self.on_link(now, id),
+                Err(error) => tracing::warn!(%peer, "cannot watch a connection: {error}"),
             }
         }
     }
 
     pub(super) fn run_bootstrap_timers(&mut self, now: Timestamp) {
-        if let Some(listener) = &mut self.listener
-            && listener.paused_until.is_some_and(|until| now >= until)
-            && self.poller.modify(&listener.socket, LISTENER, Interest::Read).is_ok()
-        {
-            listener.paused_until = None;
-        }
         if now < self.bootstraps_at {
             return;
         }
@@ -196,7 +157,7 @@ impl Endpoint {
         match event {
             BootstrapEvent::Proved => self.on_proved(now, id),
             BootstrapEvent::Incoming { parameters, hello } => {
-                let connection = self.connections.get_mut(&id).expect("its own event");
+                let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
                 connection.stage = Stage::Deciding { parameters };
                 let event = Event::Incoming { connection: id, peer: connection.peer, hello };
                 self.events.push_back((event, None));
@@ -216,29 +177,30 @@ impl Endpoint {
     }
 
     fn on_proved(&mut self, now: Timestamp, id: ConnectionId) -> Result<(), BootstrapError> {
-        let connection = self.connections.get_mut(&id).expect("its own event");
-        let Stage::Calling { hello } = &mut connection.stage else { unreachable!("a client is proved to once") };
-        let hello = std::mem::take(hello);
-        let path_mtu = self.device.path_mtu(connection.peer.ip())?;
+        let Some(Connection { peer, stage: Stage::Calling { hello }, .. }) = self.connections.get_mut(&id) else {
+            return Err(BootstrapError::OutOfOrder);
+        };
+        let (peer, hello) = (peer.ip(), std::mem::take(hello));
+        let path_mtu = self.device.path_mtu(peer)?;
         let channel = Channel::create(&mut self.device, id)?;
         self.by_queue_pair.insert(channel.number(), id);
         let parameters = self.parameters(&channel, path_mtu);
-        let connection = self.connections.get_mut(&id).expect("its own event");
-        connection.link.bootstrap.offer(now, parameters, hello);
-        connection.stage = Stage::Offered { channel: Box::new(channel), path_mtu };
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.link.bootstrap.offer(now, parameters, hello);
+            connection.stage = Stage::Offered { channel: Box::new(channel), path_mtu };
+        }
         Ok(())
     }
 
     fn on_answered(&mut self, id: ConnectionId, peer: Parameters, welcome: Vec<u8>) -> Result<(), BootstrapError> {
-        let connection = self.connections.get_mut(&id).expect("its own event");
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         let Stage::Offered { channel, path_mtu } = &mut connection.stage else {
-            unreachable!("an offer is answered once")
+            return Err(BootstrapError::OutOfOrder);
         };
         channel.connect(&mut self.device, &peer, (*path_mtu).min(peer.path_mtu()))?;
-        let Stage::Offered { channel, .. } = std::mem::replace(&mut connection.stage, Stage::Unproved) else {
-            unreachable!("matched above")
-        };
-        connection.stage = Stage::Up { channel, peer };
+        if let Stage::Offered { channel, .. } = std::mem::replace(&mut connection.stage, Stage::Unannounced) {
+            connection.stage = Stage::Up { channel, peer };
+        }
         connection.link.bootstrap.ready();
         self.reads.open(id);
         self.start(id);

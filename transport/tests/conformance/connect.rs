@@ -9,7 +9,7 @@ use std::{
 use proto::Span;
 use transport::{EndpointConfig, Event};
 
-use crate::fabric::{Fabric, config, pattern};
+use crate::fabric::{Fabric, SECRET, config, pattern};
 
 #[test]
 fn connect_and_accept() {
@@ -56,7 +56,7 @@ fn what_an_acceptor_sends_at_once_arrives() {
 
 #[test]
 fn another_secret_is_refused_and_the_server_hears_nothing() {
-    let mut fabric = Fabric::with([config(0).with_secret("another"), config(1)]);
+    let mut fabric = Fabric::with([config(0).with_secret("another one's secret"), config(1)]);
     let (now, to) = (fabric.now(), fabric.address(1));
     let ours = fabric.nodes[0].endpoint.connect(now, to, Vec::new());
     assert!(fabric.disconnected(0, ours).contains("secrets differ"));
@@ -162,7 +162,7 @@ fn over_ipv6() {
     }
     // The soft arm, whichever the others run on: rdma_rxe's interfaces have no IPv6 there.
     let any_port = "[::1]:0".parse().unwrap();
-    let config = || EndpointConfig::soft(any_port).listening(any_port);
+    let config = || EndpointConfig::soft(any_port).listening(any_port).with_secret(SECRET);
     let mut fabric = Fabric::with([config(), config()]);
     let (connection, _) = fabric.connect(0, 1);
     fabric.nodes[1].region.write(0, &pattern(1, 100_000));
