@@ -3,6 +3,7 @@
 
 mod doctor;
 mod role;
+mod signals;
 #[cfg(feature = "tools")]
 mod tools;
 

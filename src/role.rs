@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
+    sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -17,6 +17,8 @@ use tracing_subscriber::{
     reload,
     util::SubscriberInitExt as _,
 };
+
+use crate::signals::{self, Ask};
 
 /// Arguments of `scheduler`, `frontend` and `backend`.
 #[derive(Debug, clap::Args)]
@@ -90,10 +92,26 @@ pub(crate) fn scheduler(args: &Args) -> Result<()> {
     Ok(scheduler::process::run(&args.start()?, &AtomicBool::new(false))?)
 }
 
-/// Runs a frontend until the process is ended.
+/// Runs a frontend until it has been drained, by a signal or by a client that may. SIGHUP reads limits, tokens and
+/// certificates anew.
 pub(crate) fn frontend(args: &Args) -> Result<()> {
     let set_log_level = init_logging(args.log_format);
-    Ok(gateway::run(&args.start()?, set_log_level, &AtomicBool::new(false))?)
+    let config = args.start()?;
+    let running = Arc::new(OnceLock::<gateway::Control>::new());
+    let (control, file) = (Arc::clone(&running), args.config.clone());
+    signals::handle(move |ask| match (ask, control.get()) {
+        (Ask::Terminate | Ask::Interrupt, Some(running)) => running.drain(),
+        // Nobody has been served yet.
+        (Ask::Terminate | Ask::Interrupt, None) => std::process::exit(0),
+        (Ask::Reload, None) => tracing::warn!("nothing is read anew: the frontend is just about to start"),
+        (Ask::Reload, Some(running)) => {
+            let reloaded = read_config(&file).and_then(|config| running.reload(&config).map_err(|text| anyhow!(text)));
+            if let Err(error) = reloaded {
+                tracing::warn!("nothing is read anew: {error:#}");
+            }
+        }
+    })?;
+    Ok(gateway::run(&config, set_log_level, |control| drop(running.set(control)))?)
 }
 
 /// Runs a backend until the process is ended.

@@ -3,16 +3,19 @@
 //! A state machine that takes `now`. [`Access::authenticate`] finds the grant that a client's bearer token stands for,
 //! [`Access::handle_request`] counts a request against it, [`Access::permit`] says whether it covers an operation, and
 //! [`Access::handle_end`] gives the request's place back. `server/caller.rs` calls them in this order.
+//! [`Access::handle_grants`] takes other grants while requests are under way.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{collections::BTreeMap, rc::Rc};
 
 use proto::{Span, Timestamp};
 use thiserror::Error;
 
-pub use config::{Allowance, Clients, Token};
+pub use client::{Client, Load};
+pub use config::{Allowance, Clients, SharedMemory, Token};
 use digest::Digest;
 use rate::{Limiter, Rate};
 
+pub(crate) mod client;
 mod config;
 mod digest;
 pub mod rate;
@@ -41,11 +44,13 @@ pub enum Operation {
     SharedMemory,
     /// Reads and changes the settings of log and trace.
     Settings,
+    /// Ends the process once what is under way has been answered.
+    Drain,
 }
 
 impl Operation {
     /// Every operation.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Health,
         Self::Infer,
         Self::Metadata,
@@ -54,6 +59,7 @@ impl Operation {
         Self::Debug,
         Self::SharedMemory,
         Self::Settings,
+        Self::Drain,
     ];
 
     /// What configurations call it.
@@ -68,6 +74,7 @@ impl Operation {
             Self::Debug => "debug",
             Self::SharedMemory => "shared_memory",
             Self::Settings => "settings",
+            Self::Drain => "drain",
         }
     }
 
@@ -117,6 +124,15 @@ pub enum Holder {
     },
 }
 
+impl Holder {
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::Anyone => None,
+            Self::Token { name, .. } => Some(name),
+        }
+    }
+}
+
 /// What a client may do.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grant {
@@ -132,11 +148,14 @@ pub struct Grant {
     pub rate: Option<Rate>,
 }
 
-/// A grant, by its place in the configuration; that of clients without a token is the first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A grant, by its number among all that there have been; that of clients without a token is the first. Its holder
+/// keeps it when grants are replaced, and nobody else ever has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GrantId(usize);
 
 const ANONYMOUS: GrantId = GrantId(0);
+/// To whoever had a valid token when its connection or stream began.
+const WITHDRAWN: Refusal = Refusal::Unauthenticated { found: "a token that has been withdrawn" };
 
 /// Why a request was refused before it was looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -167,6 +186,50 @@ pub enum Refusal {
         /// The limit.
         max: usize,
     },
+    /// Its client has too many requests under way on its connections.
+    #[error("this client has {max} requests under way already (client_requests_max); wait for an answer")]
+    ClientBusy {
+        /// The limit.
+        max: usize,
+    },
+    /// Too many requests for health have been begun and not sent.
+    #[error("{max} requests for health are incomplete already; send their messages")]
+    Probes {
+        /// The limit.
+        max: usize,
+    },
+    /// It came on a connection beyond those that clients may have, which answers health only.
+    #[error("this client, or all of them, have too many connections (client_connections_max, connections_max)")]
+    Connections,
+    /// Its client does not take its replies in.
+    #[error("replies of {found} bytes wait to be taken in, expected at most {max} ({key}); read them first")]
+    Untaken {
+        /// What waits.
+        found: usize,
+        /// The limit.
+        max: usize,
+        /// Which limit.
+        key: &'static str,
+    },
+    /// The process is about to end.
+    #[error("this frontend is being drained; ask another one")]
+    Draining,
+    /// The request's target is none of ours.
+    #[error("Host: found '{found}', expected localhost, an IP address, or one of clients.hosts")]
+    Host {
+        /// The field, shortened.
+        found: String,
+    },
+    /// Another site's page sent it.
+    #[error("{field}: found '{found}', expected {expected}: pages of other sites may not change anything here")]
+    CrossSite {
+        /// The field of the head.
+        field: &'static str,
+        /// Its value, shortened.
+        found: String,
+        /// What would have been served.
+        expected: &'static str,
+    },
     /// All clients together have too many requests under way.
     #[error("there are {max} requests under way already (requests_max); send less at once")]
     Overloaded {
@@ -189,8 +252,18 @@ impl Refusal {
     pub fn retry_after(&self) -> Option<Span> {
         match self {
             Self::Rate { retry_after } => Some(*retry_after),
-            Self::Busy { .. } | Self::Overloaded { .. } => Some(RETRY_AFTER),
-            Self::Unauthenticated { .. } | Self::Forbidden { .. } | Self::Head { .. } => None,
+            Self::Busy { .. }
+            | Self::ClientBusy { .. }
+            | Self::Probes { .. }
+            | Self::Overloaded { .. }
+            | Self::Connections
+            | Self::Untaken { .. }
+            | Self::Draining => Some(RETRY_AFTER),
+            Self::Unauthenticated { .. }
+            | Self::Forbidden { .. }
+            | Self::Head { .. }
+            | Self::Host { .. }
+            | Self::CrossSite { .. } => None,
         }
     }
 }
@@ -198,7 +271,8 @@ impl Refusal {
 /// All grants, and what their holders have under way.
 #[derive(Debug)]
 pub struct Access {
-    grants: Vec<Held>,
+    grants: BTreeMap<GrantId, Held>,
+    next: GrantId,
     requests: usize,
     requests_max: usize,
 }
@@ -206,9 +280,31 @@ pub struct Access {
 #[derive(Debug)]
 struct Held {
     grant: Grant,
+    /// False once a reload has left it out. It goes when nothing of it is under way.
+    is_valid: bool,
     requests: usize,
+    load: Rc<Load>,
     /// A bucket for each address if the holder has no token, else one.
-    limiter: Option<Limiter<Option<IpAddr>>>,
+    limiter: Option<Limiter<Option<Client>>>,
+}
+
+impl Held {
+    fn new(grant: Grant) -> Self {
+        let limiter = grant.rate.map(|rate| Limiter::new(rate, ADDRESSES_MAX));
+        Self { limiter, grant, is_valid: true, requests: 0, load: Rc::default() }
+    }
+
+    /// The same holder, with another grant.
+    fn replace(&mut self, grant: Grant) {
+        if self.grant.rate != grant.rate {
+            self.limiter = grant.rate.map(|rate| Limiter::new(rate, ADDRESSES_MAX));
+        }
+        (self.grant, self.is_valid) = (grant, true);
+    }
+
+    fn is_gone(&self) -> bool {
+        !self.is_valid && self.requests == 0
+    }
 }
 
 impl Access {
@@ -216,12 +312,50 @@ impl Access {
     #[must_use]
     pub fn new(grants: Vec<Grant>, requests_max: usize) -> Self {
         debug_assert!(grants.first().is_some_and(|grant| grant.holder == Holder::Anyone));
-        let held = |grant: Grant| Held {
-            limiter: grant.rate.map(|rate| Limiter::new(rate, ADDRESSES_MAX)),
-            grant,
-            requests: 0,
-        };
-        Self { grants: grants.into_iter().map(held).collect(), requests: 0, requests_max }
+        let mut access = Self { grants: BTreeMap::new(), next: ANONYMOUS, requests: 0, requests_max };
+        grants.into_iter().for_each(|grant| access.add(grant));
+        access
+    }
+
+    /// Replaces all grants. Who holds one of the same name keeps its number and what it has under way, whatever its
+    /// token is now; who is left out may do nothing any more, and what it has under way is answered.
+    pub fn handle_grants(&mut self, grants: Vec<Grant>, requests_max: usize) {
+        self.requests_max = requests_max;
+        self.grants.values_mut().for_each(|held| held.is_valid = false);
+        for grant in grants {
+            match self.grants.values_mut().find(|held| held.grant.holder.name() == grant.holder.name()) {
+                Some(held) => held.replace(grant),
+                None => self.add(grant),
+            }
+        }
+        self.grants.retain(|_, held| !held.is_gone());
+        self.grants.values_mut().filter(|held| !held.is_valid).for_each(|held| held.grant.operations.clear());
+    }
+
+    fn add(&mut self, grant: Grant) {
+        self.grants.insert(self.next, Held::new(grant));
+        self.next.0 += 1;
+    }
+
+    /// Whether a client may still come: whoever needs no token, and holders of those that are valid.
+    #[must_use]
+    pub fn knows(&self, client: Client) -> bool {
+        match client {
+            Client::Token(grant) => self.grants.get(&grant).is_some_and(|held| held.is_valid),
+            Client::Certificate(_) | Client::Address(_) => true,
+        }
+    }
+
+    /// Requests under way.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// What the holder of a grant takes up; nothing that counts if it has no token, since that is not one client.
+    #[must_use]
+    pub fn load(&self, grant: GrantId) -> Option<&Rc<Load>> {
+        self.grants.get(&grant).filter(|_| grant != ANONYMOUS).map(|held| &held.load)
     }
 
     /// The grant of a client that presents this token. Where there are no tokens, whatever it presents is for others.
@@ -229,32 +363,32 @@ impl Access {
     /// # Errors
     /// If it presents a token that is not known.
     pub fn authenticate(&self, token: Option<&[u8]>) -> Result<GrantId, Refusal> {
-        let digests = self.grants.iter().filter_map(|held| match &held.grant.holder {
-            Holder::Anyone => None,
-            Holder::Token { digest, .. } => Some(digest),
+        let digests = self.grants.iter().filter_map(|(&grant, held)| match &held.grant.holder {
+            Holder::Token { digest, .. } if held.is_valid => Some((grant, digest)),
+            _ => None,
         });
         match token {
-            Some(token) if self.grants.len() > 1 => match digest::position(digests, token) {
-                Some(index) => Ok(GrantId(index + 1)),
+            Some(token) if digests.clone().next().is_some() => match digest::find(digests, token) {
+                Some(grant) => Ok(grant),
                 None => Err(Refusal::Unauthenticated { found: "an unknown token" }),
             },
             _ => Ok(ANONYMOUS),
         }
     }
 
-    /// Counts a request of a client at this address, until [`Self::handle_end`].
+    /// Counts a request until [`Self::handle_end`]: of the grant's holder, or of `from` if that has no token.
     ///
     /// # Errors
     /// If the client, or all of them, send too much or too often.
-    pub fn handle_request(&mut self, now: Timestamp, GrantId(index): GrantId, from: IpAddr) -> Result<(), Refusal> {
+    pub fn handle_request(&mut self, now: Timestamp, grant: GrantId, from: Client) -> Result<(), Refusal> {
         if self.requests >= self.requests_max {
             return Err(Refusal::Overloaded { max: self.requests_max });
         }
-        let held = &mut self.grants[index];
+        let held = self.grants.get_mut(&grant).ok_or(WITHDRAWN)?;
         if let Some(max) = held.grant.requests_max.filter(|max| held.requests >= *max) {
             return Err(Refusal::Busy { max });
         }
-        let client = (held.grant.holder == Holder::Anyone).then(|| subscriber(from));
+        let client = (held.grant.holder == Holder::Anyone).then_some(from);
         if let Some(limiter) = &mut held.limiter {
             limiter.handle_request(now, client).map_err(|retry_after| Refusal::Rate { retry_after })?;
         }
@@ -264,21 +398,32 @@ impl Access {
     }
 
     /// A request that was counted has ended.
-    pub fn handle_end(&mut self, GrantId(index): GrantId) {
-        self.grants[index].requests -= 1;
+    pub fn handle_end(&mut self, grant: GrantId) {
         self.requests -= 1;
+        let held = self.grants.get_mut(&grant).expect("grants that have requests under way are kept");
+        held.requests -= 1;
+        if held.is_gone() {
+            self.grants.remove(&grant);
+        }
+    }
+
+    /// Whether a grant covers an operation somewhere.
+    #[must_use]
+    pub fn covers(&self, grant: GrantId, operation: Operation) -> bool {
+        self.grants.get(&grant).is_some_and(|held| held.grant.operations.contains(&operation))
     }
 
     /// Whether a grant covers an operation there.
     ///
     /// # Errors
     /// If it does not: a client without a token is asked for one.
-    pub fn permit(&self, GrantId(index): GrantId, operation: Operation, scope: Scope<'_>) -> Result<(), Refusal> {
-        let grant = &self.grants[index].grant;
+    pub fn permit(&self, grant: GrantId, operation: Operation, scope: Scope<'_>) -> Result<(), Refusal> {
+        let Held { grant, is_valid, .. } = self.grants.get(&grant).ok_or(WITHDRAWN)?;
         if grant.operations.contains(&operation) && grant.covers(scope) {
             return Ok(());
         }
         Err(match &grant.holder {
+            Holder::Token { .. } if !is_valid => WITHDRAWN,
             Holder::Anyone => Refusal::Unauthenticated { found: "no token" },
             Holder::Token { name, .. } => {
                 let at = match scope {
@@ -300,14 +445,6 @@ impl Grant {
             (Scope::Model(model), Some(prefix)) => model.starts_with(prefix),
             (Scope::Model(model), None) => model == pattern,
         })
-    }
-}
-
-/// Whom an address belongs to: providers give every subscriber at least a /64 of IPv6 (RFC 6177).
-fn subscriber(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 

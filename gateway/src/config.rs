@@ -34,9 +34,15 @@ pub struct Config {
     /// Connections of clients at once.
     #[serde(default = "default_connections_max")]
     pub connections_max: usize,
+    /// Connections of one client (a certificate, or an address; IPv6 by /64) at once.
+    #[serde(default = "default_client_connections_max")]
+    pub client_connections_max: usize,
     /// Requests of clients under way at once.
     #[serde(default = "default_requests_max")]
     pub requests_max: usize,
+    /// Requests of one client (a token, a certificate, or an address) under way at once.
+    #[serde(default = "default_client_requests_max")]
+    pub client_requests_max: usize,
     /// Bytes of one request's head.
     #[serde(default = "default_head_bytes_max")]
     pub head_bytes_max: usize,
@@ -46,12 +52,27 @@ pub struct Config {
     /// Bytes of all bodies that are being received.
     #[serde(default = "default_bodies_bytes_max")]
     pub bodies_bytes_max: usize,
+    /// Bytes of all replies that clients have not taken in.
+    #[serde(default = "default_untaken_bytes_max")]
+    pub untaken_bytes_max: usize,
+    /// Bytes of one client's replies that it has not taken in.
+    #[serde(default = "default_client_untaken_bytes_max")]
+    pub client_untaken_bytes_max: usize,
     /// How long a client may take to send a request's head, and how long its connection may stay idle.
     #[serde(default = "default_head_timeout_ms")]
     pub head_timeout_ms: u64,
     /// How long a client may take to send a request's body, and to take in a reply.
     #[serde(default = "default_body_timeout_ms")]
     pub body_timeout_ms: u64,
+    /// How long a gRPC stream may be open before its first message.
+    #[serde(default = "default_stream_first_timeout_ms")]
+    pub stream_first_timeout_ms: u64,
+    /// How long a gRPC stream may have no message under way after that.
+    #[serde(default = "default_stream_idle_timeout_ms")]
+    pub stream_idle_timeout_ms: u64,
+    /// How long what is under way may take once the frontend is told to end.
+    #[serde(default = "default_drain_timeout_ms")]
+    pub drain_timeout_ms: u64,
     /// Who may connect over HTTP and gRPC, and what they may do.
     #[serde(default)]
     pub clients: Clients,
@@ -92,6 +113,13 @@ impl Config {
             body_bytes_max: self.body_bytes_max,
             bodies_bytes_max: self.bodies_bytes_max,
             connections_max: self.connections_max,
+            client_connections_max: self.client_connections_max,
+            client_requests_max: self.client_requests_max,
+            untaken_bytes_max: self.untaken_bytes_max,
+            client_untaken_bytes_max: self.client_untaken_bytes_max,
+            stream_first_timeout: Duration::from_millis(self.stream_first_timeout_ms),
+            stream_idle_timeout: Duration::from_millis(self.stream_idle_timeout_ms),
+            drain_timeout: Duration::from_millis(self.drain_timeout_ms),
             head_timeout: Duration::from_millis(self.head_timeout_ms),
             body_timeout: Duration::from_millis(self.body_timeout_ms),
         }
@@ -110,7 +138,14 @@ impl From<frontend::Config> for Config {
             arena_bytes,
             links_max,
             connections_max: default_connections_max(),
+            client_connections_max: default_client_connections_max(),
             requests_max: default_requests_max(),
+            client_requests_max: default_client_requests_max(),
+            untaken_bytes_max: default_untaken_bytes_max(),
+            client_untaken_bytes_max: default_client_untaken_bytes_max(),
+            stream_first_timeout_ms: default_stream_first_timeout_ms(),
+            stream_idle_timeout_ms: default_stream_idle_timeout_ms(),
+            drain_timeout_ms: default_drain_timeout_ms(),
             head_bytes_max: default_head_bytes_max(),
             body_bytes_max: default_body_bytes_max(),
             bodies_bytes_max: default_bodies_bytes_max(),
@@ -154,8 +189,22 @@ pub struct Limits {
     pub bodies_bytes_max: usize,
     /// Connections at once.
     pub connections_max: usize,
+    /// Connections of one client at once.
+    pub client_connections_max: usize,
     /// Requests under way at once.
     pub requests_max: usize,
+    /// Requests of one client under way at once, besides the first one of each of its connections.
+    pub client_requests_max: usize,
+    /// Bytes of replies that clients have not taken in, beyond which those who hold much of them are refused.
+    pub untaken_bytes_max: usize,
+    /// Bytes of replies that one client has not taken in, beyond which it is refused.
+    pub client_untaken_bytes_max: usize,
+    /// How long a gRPC stream may be open before its first message.
+    pub stream_first_timeout: Duration,
+    /// How long a gRPC stream may have no message under way after that.
+    pub stream_idle_timeout: Duration,
+    /// How long what is under way may take once the server is told to end.
+    pub drain_timeout: Duration,
     /// How long a client may take to send a request's head; also how long a connection may stay idle.
     pub head_timeout: Duration,
     /// How long a client may take to send a request's body, and to take in what we send.
@@ -180,6 +229,38 @@ fn default_links_max() -> usize {
 
 fn default_connections_max() -> usize {
     1024
+}
+
+/// Three quarters of all: one client that takes all it can leaves room for others.
+fn default_client_connections_max() -> usize {
+    768
+}
+
+/// A quarter of all.
+fn default_client_requests_max() -> usize {
+    4096
+}
+
+fn default_untaken_bytes_max() -> usize {
+    512 << 20
+}
+
+/// A quarter of all.
+fn default_client_untaken_bytes_max() -> usize {
+    128 << 20
+}
+
+fn default_stream_first_timeout_ms() -> u64 {
+    10_000
+}
+
+fn default_stream_idle_timeout_ms() -> u64 {
+    300_000
+}
+
+/// Less than the 30 s that orchestrators commonly wait before they kill.
+fn default_drain_timeout_ms() -> u64 {
+    25_000
 }
 
 /// Sixteen for each connection; a slot for each row is what binds before.

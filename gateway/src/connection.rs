@@ -3,14 +3,21 @@
 //! frontend's core what becomes of it. Every listener answers both.
 #![allow(clippy::disallowed_methods)] // Drivers own clocks.
 
-use std::{cell::Cell, convert::Infallible, io, net::IpAddr, pin::pin, rc::Rc, time::Duration};
+use std::{
+    convert::Infallible,
+    io::{self, Write as _},
+    net::IpAddr,
+    pin::pin,
+    rc::Rc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::{
-    Request, Response,
+    Request, Response, Version,
     body::Incoming,
-    header::{CONTENT_TYPE, HeaderValue},
+    header::{CONNECTION, CONTENT_TYPE, HeaderValue},
     rt::Executor,
     service::service_fn,
 };
@@ -19,23 +26,29 @@ use hyper_util::{
     server::conn::auto,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
 };
 
 use crate::{
+    access::Client,
     config::Limits,
     grpc,
     metrics::Cause,
     rest,
     server::{Caller, READ_BUFFER_BYTES_MAX, Server},
 };
-use activity::{Activity, Watched};
+use activity::{Activity, End, Leave, Watched};
+use places::{Opened, PlaceId};
 
-mod activity;
+pub(crate) mod activity;
+pub(crate) mod places;
 
 /// Requests at once on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
+/// Streams that a client resets before they have been looked at, and those that we reset for its errors: more than that
+/// is no client but a flood (CVE-2023-44487, CVE-2025-8671), and its connection ends.
+const RESET_STREAMS_MAX: usize = 64;
 /// HTTP/2's own 64 KiB would make a client wait for a round trip in the middle of every image.
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
@@ -46,6 +59,13 @@ const SEND_BUFFER_BYTES_MAX: usize = 1 << 20;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// How long a connection that is told to end has for it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The same if its place is needed.
+const ROOM_TIMEOUT: Duration = Duration::from_millis(50);
+/// How long a connection beyond those that clients may have can be silent.
+const SPARE_TIMEOUT: Duration = Duration::from_secs(5);
+/// What a client hears for whom there is no place.
+const NO_PLACE: &str =
+    "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 /// A reply's body: REST's in one piece, gRPC's message by message.
 type Body = Either<Full<Bytes>, tonic::body::Body>;
@@ -68,26 +88,34 @@ pub async fn serve(listener: TcpListener, server: Rc<Server>) {
     }
 }
 
-async fn connection(server: Rc<Server>, mut stream: TcpStream, from: IpAddr) {
-    let limits = server.limits;
-    let _counted = Counted::add(&server.connections);
-    if server.connections.get() > limits.connections_max {
-        server.service.record.refusals().count(Cause::Connections);
-        let text =
-            "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-        // Who expects TLS would not understand it.
-        if server.tls.is_none() {
-            let _ = tokio::time::timeout(limits.body_timeout, stream.write_all(text.as_bytes())).await;
+async fn connection(server: Rc<Server>, stream: TcpStream, from: IpAddr) {
+    let limits = server.limits();
+    let Some(place) = Place::take(&server, from, &limits) else {
+        // Who expects TLS would not understand it. A new socket's buffer has room for it.
+        if server.tls().is_none() {
+            let _ = stream.into_std().and_then(|mut stream| stream.write_all(NO_PLACE.as_bytes()));
         }
         return;
-    }
+    };
     if let Err(error) = tune(&stream, limits.body_timeout) {
         tracing::warn!("a connection cannot be set up: {error}");
         return;
     }
-    let Some(tls) = &server.tls else { return converse(&server, stream, from).await };
-    match tokio::time::timeout(limits.head_timeout, tls.accept(stream)).await {
-        Ok(Ok(encrypted)) => converse(&server, encrypted, from).await,
+    let Some(tls) = server.tls() else { return converse(&server, stream, &place, limits).await };
+    let accepted = tokio::select! {
+        accepted = tokio::time::timeout(limits.head_timeout, tls.accept(stream)) => accepted,
+        _ = place.activity.told() => return,
+    };
+    match accepted {
+        Ok(Ok(encrypted)) => {
+            let certificate = encrypted.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+            let client = certificate.map(|certificate| Client::with_certificate(certificate));
+            if client.is_none_or(|client| server.places.borrow_mut().rename(place.id, client, &limits)) {
+                converse(&server, encrypted, &place, limits).await;
+            } else {
+                server.service.record.refusals().count(Cause::Connections);
+            }
+        }
         failed => {
             server.service.record.refusals().count(Cause::Handshake);
             match failed {
@@ -99,33 +127,81 @@ async fn connection(server: Rc<Server>, mut stream: TcpStream, from: IpAddr) {
 }
 
 /// Answers the requests of a connection until it ends.
-async fn converse(server: &Rc<Server>, stream: impl AsyncRead + AsyncWrite + Unpin + 'static, from: IpAddr) {
-    let limits = server.limits;
-    let activity = Activity::new();
+async fn converse(
+    server: &Rc<Server>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+    place: &Place,
+    limits: Limits,
+) {
+    let activity = &place.activity;
     let service = service_fn(|request| {
         let (server, request_open) = (Rc::clone(server), activity.open());
+        let activity = Rc::clone(activity);
         async move {
-            let (caller, reply) = answer(server, from, request).await;
+            let (caller, reply) = answer(server, &activity, request).await;
             Ok::<_, Infallible>(reply.map(|body| Watched::new(body, request_open, caller)))
         }
     });
+    let head_timeout = if activity.is_spare { limits.head_timeout.min(SPARE_TIMEOUT) } else { limits.head_timeout };
+    let limits = Limits { head_timeout, ..limits };
     let builder = builder(limits);
     let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let ended = tokio::select! {
-        ended = &mut serving => ended,
-        () = activity.idle(limits) => {
-            serving.as_mut().graceful_shutdown();
-            tokio::time::timeout(LEAVE_TIMEOUT, serving).await.unwrap_or(Ok(()))
+    let ended = loop {
+        let end = tokio::select! {
+            ended = &mut serving => break ended,
+            end = activity.end(limits) => end,
+        };
+        if end == End::Slow {
+            server.service.record.refusals().count(Cause::SlowReader);
+            tracing::debug!("a client did not take a reply in for {:?} (body_timeout_ms)", limits.body_timeout);
+            return;
         }
+        // HTTP/2 says GOAWAY and answers what it has; HTTP/1 answers what is under way and closes.
+        serving.as_mut().graceful_shutdown();
+        let allowed = match end {
+            End::Told(Leave::Drain) => continue,
+            End::Told(Leave::Room) => ROOM_TIMEOUT,
+            End::Idle | End::Slow => LEAVE_TIMEOUT,
+        };
+        break tokio::time::timeout(allowed, serving).await.unwrap_or(Ok(()));
     };
     if let Err(error) = ended {
         tracing::debug!("a connection ended: {error}");
     }
 }
 
+/// A connection's place, until it ends.
+struct Place {
+    server: Rc<Server>,
+    id: PlaceId,
+    activity: Rc<Activity>,
+}
+
+impl Place {
+    fn take(server: &Rc<Server>, from: IpAddr, limits: &Limits) -> Option<Self> {
+        let Opened { place, told } = server.places.borrow_mut().open(Client::at(from), limits);
+        let refusals = server.service.record.refusals();
+        (0..told).for_each(|_| refusals.count(Cause::Idle));
+        if place.as_ref().is_none_or(|(_, activity)| activity.is_spare) {
+            refusals.count(Cause::Connections);
+        }
+        place.map(|(id, activity)| Self { server: Rc::clone(server), id, activity })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.server.places.borrow_mut().close(self.id);
+        self.server.drain.handle_end();
+    }
+}
+
 fn builder(limits: Limits) -> auto::Builder<Local> {
     let mut builder = auto::Builder::new(Local);
+    // How long a head may take is the connection's own timer, which runs before either protocol is known.
     builder.http1().max_buf_size(READ_BUFFER_BYTES_MAX);
+    // So that what is only a little too large is refused in the protocol's own terms; h2 cuts the rest off.
+    let head_bytes_max = (2 * limits.head_bytes_max).min(READ_BUFFER_BYTES_MAX) as u32;
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -133,11 +209,13 @@ fn builder(limits: Limits) -> auto::Builder<Local> {
         .keep_alive_interval(Some(limits.head_timeout))
         .keep_alive_timeout(limits.body_timeout)
         .max_concurrent_streams(STREAMS_MAX)
+        .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
+        .max_local_error_reset_streams(RESET_STREAMS_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES_MAX)
         .max_send_buf_size(SEND_BUFFER_BYTES_MAX)
-        .max_header_list_size(READ_BUFFER_BYTES_MAX as u32);
+        .max_header_list_size(head_bytes_max);
     builder
 }
 
@@ -149,20 +227,25 @@ fn tune(stream: &TcpStream, timeout: Duration) -> io::Result<()> {
 }
 
 /// A reply, and who is to be counted until it has been taken in.
-async fn answer(server: Rc<Server>, from: IpAddr, request: Request<Incoming>) -> (Option<Rc<Caller>>, Response<Body>) {
+async fn answer(
+    server: Rc<Server>,
+    activity: &Activity,
+    request: Request<Incoming>,
+) -> (Option<Rc<Caller>>, Response<Body>) {
+    let version = request.version();
     let content_type = request.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     let is_grpc = content_type.is_some_and(|value| value.starts_with(b"application/grpc"));
-    let caller = match Caller::admit(&server, from, &request) {
-        Ok(caller) => Rc::new(caller),
-        Err(refusal) if is_grpc => return (None, tonic::Status::from(refusal).into_http().map(Either::Right)),
-        Err(refusal) => return (None, rest::refuse(refusal, request.version()).map(Either::Left)),
+    let admitted = Caller::admit(&server, activity, &request, is_grpc).map(Rc::new);
+    let mut reply = match &admitted {
+        Ok(caller) if is_grpc => grpc::answer(Rc::clone(caller), request).await.map(Either::Right),
+        Ok(caller) => rest::answer(caller, request).await.map(Either::Left),
+        Err(refusal) if is_grpc => tonic::Status::from(refusal.clone()).into_http().map(Either::Right),
+        Err(refusal) => rest::refuse(refusal.clone(), version).map(Either::Left),
     };
-    let reply = if is_grpc {
-        grpc::answer(Rc::clone(&caller), request).await.map(Either::Right)
-    } else {
-        rest::answer(&caller, request).await.map(Either::Left)
-    };
-    (Some(caller), reply)
+    if version < Version::HTTP_2 && (activity.is_spare || server.drain.has_begun()) {
+        reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    (admitted.ok(), reply)
 }
 
 /// Runs the streams of HTTP/2 connections on this thread.
@@ -172,22 +255,6 @@ struct Local;
 impl<F: Future<Output: 'static> + 'static> Executor<F> for Local {
     fn execute(&self, stream: F) {
         tokio::task::spawn_local(stream);
-    }
-}
-
-/// One of a common count, given back when dropped.
-struct Counted<'a>(&'a Cell<usize>);
-
-impl<'a> Counted<'a> {
-    fn add(total: &'a Cell<usize>) -> Self {
-        total.set(total.get() + 1);
-        Self(total)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
     }
 }
 

@@ -6,12 +6,12 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     rc::Rc,
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use frontend::{Frontend, FrontendError, desk::Observer};
 use thiserror::Error;
+use tokio::sync::mpsc;
 
 use crate::{
     config::Config,
@@ -22,8 +22,8 @@ use crate::{
     trace::Tracing,
 };
 
-/// How often a stop flag is looked at.
-const STOP_POLL: Duration = Duration::from_millis(100);
+/// Orders that wait; who gives more has no need of them.
+const ORDERS_MAX: usize = 16;
 
 /// Why a gateway could not run.
 #[derive(Debug, Error)]
@@ -49,26 +49,65 @@ pub enum GatewayError {
     Runtime(#[from] io::Error),
 }
 
+/// What an operator tells a running gateway.
+enum Order {
+    Drain,
+    Stop,
+    Reload(Box<Gate>),
+}
+
+/// Tells a running gateway what to do, from any thread.
+#[derive(Clone)]
+pub struct Control(mpsc::Sender<Order>);
+
+impl Control {
+    /// Lets it end once what is under way has been answered, or `drain_timeout_ms` are over.
+    pub fn drain(&self) {
+        self.give(Order::Drain);
+    }
+
+    /// Lets it end at once.
+    pub fn stop(&self) {
+        self.give(Order::Stop);
+    }
+
+    /// Lets it take limits, tokens and certificates from another configuration. Nobody is cut off; the rest of the
+    /// configuration stays as it was.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration; then nothing changes.
+    pub fn reload(&self, config: &Config) -> Result<(), String> {
+        self.give(Order::Reload(Box::new(Gate::open(config)?)));
+        Ok(())
+    }
+
+    fn give(&self, order: Order) {
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.0.try_send(order) {
+            tracing::warn!("{ORDERS_MAX} orders of the operator wait already; one more is ignored");
+        }
+    }
+}
+
 /// A frontend and its listeners, ready to run: its sockets are open. It belongs to one thread.
 pub struct Gateway {
     frontend: Frontend,
     http: Option<TcpListener>,
     grpc: Option<TcpListener>,
     server: Rc<Server>,
+    control: Control,
+    orders: mpsc::Receiver<Order>,
 }
 
-/// Opens a gateway and serves until `stop` is set (looked at ten times a second). Clients may change the level of the
-/// process's log by `set_log_level`.
+/// Opens a gateway and serves until it is told to end, by what `controlled` gets or by a client that may. Clients may
+/// change the level of the process's log by `set_log_level`.
 ///
 /// # Errors
 /// If the configuration or the repository is wrong, or the network cannot be opened. A scheduler that cannot be
 /// reached is no error: it is tried again and again.
-pub fn run(config: &Config, set_log_level: SetLogLevel, stop: &AtomicBool) -> Result<(), GatewayError> {
-    Gateway::open(config, Some(set_log_level))?.run(async {
-        while !stop.load(Ordering::Relaxed) {
-            tokio::time::sleep(STOP_POLL).await;
-        }
-    })
+pub fn run(config: &Config, set_log_level: SetLogLevel, controlled: impl FnOnce(Control)) -> Result<(), GatewayError> {
+    let gateway = Gateway::open(config, Some(set_log_level))?;
+    controlled(gateway.control());
+    gateway.run(std::future::pending())
 }
 
 impl Gateway {
@@ -89,7 +128,14 @@ impl Gateway {
             let tracing = Tracing::new(desk, queue, record.traces().clone(), export::unix_ns);
             service = service.tracing(tracing, otlp.trace_rate);
         }
-        Ok(Self { frontend, http, grpc, server: Server::new(service, gate) })
+        let (control, orders) = mpsc::channel(ORDERS_MAX);
+        Ok(Self { frontend, http, grpc, server: Server::new(service, gate), control: Control(control), orders })
+    }
+
+    /// What tells it what to do once it runs.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.control.clone()
     }
 
     /// Where clients reach us over HTTP.
@@ -104,12 +150,25 @@ impl Gateway {
         self.grpc.as_ref()?.local_addr().ok()
     }
 
-    /// Serves until `stop` is ready.
+    /// Serves until `stop` is ready, or it is told to end.
     ///
     /// # Errors
     /// If the event loop cannot be set up.
     pub fn run(self, stop: impl Future<Output = ()>) -> Result<(), GatewayError> {
-        let Self { frontend, http, grpc, server } = self;
+        // With a control of its own the orders never end.
+        let Self { frontend, http, grpc, server, control: _control, mut orders } = self;
+        let obey = async {
+            while let Some(order) = orders.recv().await {
+                match order {
+                    Order::Drain => server.begin_drain(),
+                    Order::Reload(gate) => {
+                        server.reload(*gate);
+                        tracing::info!("limits, tokens and certificates have been read anew");
+                    }
+                    Order::Stop => return,
+                }
+            }
+        };
         let serve = async |listener: Option<TcpListener>| match listener {
             Some(listener) => {
                 connection::serve(tokio::net::TcpListener::from_std(listener)?, Rc::clone(&server)).await;
@@ -120,6 +179,8 @@ impl Gateway {
         let ended: io::Result<()> = frontend.run(async {
             tokio::select! {
                 () = stop => Ok(()),
+                () = obey => Ok(()),
+                () = server.drained() => Ok(()),
                 ended = serve(http) => ended,
                 ended = serve(grpc) => ended,
             }

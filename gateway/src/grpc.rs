@@ -3,7 +3,9 @@
 
 use std::{
     future::{Ready, ready},
+    pin::Pin,
     rc::Rc,
+    time::Duration,
 };
 
 use frontend::InferError;
@@ -15,6 +17,7 @@ use serde_json::Value;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
+    time::{Instant, Sleep, sleep},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
@@ -26,7 +29,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use crate::{
-    access::{Refusal, Scope},
+    access::{Client, Refusal, Scope},
     api::{
         InferParameter, LogSettingsRequest, LogSettingsResponse, ModelConfigRequest, ModelConfigResponse,
         ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse,
@@ -38,7 +41,7 @@ use crate::{
         SystemSharedMemoryUnregisterResponse, TraceSettingRequest, TraceSettingResponse, infer_parameter,
         log_settings_request, log_settings_response, trace_setting_response,
     },
-    metrics::Stage,
+    metrics::{Cause, Stage},
     protocol::messages,
     server::{Caller, IntakeError, Server, Share},
     service::{Answer, Service},
@@ -78,13 +81,20 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
         }
         "RepositoryModelLoad" => call.unary_later(load_model).await,
         "RepositoryModelUnload" => call.unary_later(unload_model).await,
-        "SystemSharedMemoryStatus" => call.unary(region_status).await,
-        "SystemSharedMemoryRegister" => call.unary(register_region).await,
-        "SystemSharedMemoryUnregister" => call.unary(unregister_region).await,
+        "SystemSharedMemoryStatus" => call.unary(|service, of| region_status(service, caller.client(), of)).await,
+        "SystemSharedMemoryRegister" => call.unary(|service, of| register_region(service, caller.client(), of)).await,
+        "SystemSharedMemoryUnregister" => {
+            call.unary(|service, of| unregister_region(service, caller.client(), of)).await
+        }
         "TraceSetting" => call.unary(trace_setting).await,
         "LogSettings" => call.unary(log_settings).await,
         _ => Status::unimplemented(format!("path: found '{path}', expected a method of {SERVICE_PATH}")).into_http(),
     }
+}
+
+/// Whether a path is that of a question for health, which is answered whatever else is under way.
+pub(crate) fn is_probe(path: &str) -> bool {
+    matches!(path.strip_prefix(SERVICE_PATH), Some("ServerLive" | "ServerReady" | "ModelReady"))
 }
 
 /// A request and who answers it.
@@ -135,7 +145,7 @@ impl Call<'_> {
         A: Message + Send + 'static,
     {
         let grpc = Grpc::new(ProstCodec::default())
-            .max_decoding_message_size(self.caller.server.limits.body_bytes_max)
+            .max_decoding_message_size(self.caller.server.limits().body_bytes_max)
             .max_encoding_message_size(usize::MAX)
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate);
@@ -191,36 +201,38 @@ async fn infer(call: Call<'_>) -> Response<Body> {
     };
     let began = call.caller.server.service.desk.now();
     let context = TraceContext::of(call.request.headers());
+    let caller = Rc::clone(call.caller);
     call.unary_later(|server, request: ModelInferRequest, share| async move {
         let mut trace = server.service.trace(context, &request.model_name, began);
         trace.stage(Stage::Receive, began);
-        infer_one(&server, request, within, &share, &mut trace).await
+        infer_one(&caller, request, within, &share, &mut trace).await
     })
     .await
 }
 
 async fn infer_one(
-    server: &Server,
+    caller: &Caller,
     request: ModelInferRequest,
     within: Option<Span>,
     share: &Share,
     trace: &mut OpenTrace,
 ) -> Result<ModelInferResponse, Status> {
-    infer_traced(server, request, within, share, trace).await.inspect_err(|status| trace.refused(status.message()))
+    infer_traced(caller, request, within, share, trace).await.inspect_err(|status| trace.refused(status.message()))
 }
 
 async fn infer_traced(
-    server: &Server,
+    caller: &Caller,
     request: ModelInferRequest,
     within: Option<Span>,
     share: &Share,
     trace: &mut OpenTrace,
 ) -> Result<ModelInferResponse, Status> {
+    let server = &*caller.server;
     let model = server.service.find(&request.model_name, given(&request.model_version)).map_err(status_of)?;
     let mut request = messages::parse_request(request).map_err(status_of)?;
     server.service.decode_pictures(&model, &mut request, trace).await.map_err(status_of)?;
     let index = model.0;
-    let submitted = server.service.submit(model, request, within);
+    let submitted = server.service.submit(model, request, within, caller.shared_memory());
     let submitted = submitted.inspect_err(|error| trace.failed(error)).map_err(status_of)?;
     // Its bytes are in slots now.
     share.release();
@@ -259,17 +271,19 @@ async fn answer_stream(
     share: Share,
 ) {
     let Ok(mut requests) = requests.await else { return };
+    let (service, drain) = (&caller.server.service, &caller.server.drain);
     let mut under_way = JoinSet::new();
     let mut is_open = true;
+    let mut quiet = Quiet::new(&caller.server);
     // Dropping what is under way cancels it.
     while is_open || !under_way.is_empty() {
+        let is_quiet = under_way.is_empty();
         tokio::select! {
             () = answers.closed() => return,
-            Some(_) = under_way.join_next() => {}
+            Some(_) = under_way.join_next() => quiet.begin(),
             request = requests.message(), if is_open && under_way.len() < STREAM_REQUESTS_MAX => match request {
                 Ok(Some(request)) => {
                     let (caller, answers, share) = (Rc::clone(&caller), answers.clone(), share.clone());
-                    let service = &caller.server.service;
                     let mut trace = service.trace(context.clone(), &request.model_name, service.desk.now());
                     under_way.spawn_local(async move {
                         let _ = answers.send(Ok(stream_answer(&caller, request, &share, &mut trace).await)).await;
@@ -281,7 +295,46 @@ async fn answer_stream(
                     return;
                 }
             },
+            // What was sent has been answered; a client opens its next stream elsewhere.
+            () = drain.begun(), if is_quiet => {
+                let _ = answers.send(Err(Refusal::Draining.into())).await;
+                return;
+            }
+            status = quiet.over(), if is_quiet => {
+                service.record.refusals().count(Cause::Stream);
+                let _ = answers.send(Err(status)).await;
+                return;
+            }
         }
+    }
+}
+
+/// How long a stream may have no message under way.
+struct Quiet<'a> {
+    server: &'a Server,
+    until: Pin<Box<Sleep>>,
+    allowed: (Duration, &'static str),
+}
+
+impl<'a> Quiet<'a> {
+    /// A stream without a message yet.
+    fn new(server: &'a Server) -> Self {
+        let allowed = server.limits().stream_first_timeout;
+        Self { server, until: Box::pin(sleep(allowed)), allowed: (allowed, "stream_first_timeout_ms") }
+    }
+
+    /// A message has been answered.
+    fn begin(&mut self) {
+        let allowed = self.server.limits().stream_idle_timeout;
+        self.allowed = (allowed, "stream_idle_timeout_ms");
+        self.until.as_mut().reset(Instant::now() + allowed);
+    }
+
+    /// Returns when it has taken too long.
+    async fn over(&mut self) -> Status {
+        self.until.as_mut().await;
+        let (allowed, key) = self.allowed;
+        Status::deadline_exceeded(format!("stream: no message was under way for {allowed:?} ({key}); open another one"))
     }
 }
 
@@ -295,7 +348,7 @@ async fn stream_answer(
     let answer = async {
         caller.permit(ModelInferRequest::OPERATION, Scope::of(ModelInferRequest::OPERATION, request.model()))?;
         let _counted = caller.another()?;
-        infer_one(&caller.server, request, None, share, trace).await
+        infer_one(caller, request, None, share, trace).await
     };
     match answer.await {
         Ok(mut response) => {
@@ -362,25 +415,28 @@ async fn unload_model(
 
 fn region_status(
     service: &Service,
+    client: Client,
     of: SystemSharedMemoryStatusRequest,
 ) -> Result<SystemSharedMemoryStatusResponse, InferError> {
-    Ok(SystemSharedMemoryStatusResponse { regions: service.regions.borrow().status(given(&of.name))? })
+    Ok(SystemSharedMemoryStatusResponse { regions: service.regions.borrow().of(Some(client)).status(given(&of.name))? })
 }
 
 fn register_region(
     service: &Service,
+    client: Client,
     region: SystemSharedMemoryRegisterRequest,
 ) -> Result<SystemSharedMemoryRegisterResponse, InferError> {
     let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = region;
-    service.regions.borrow_mut().register(&name, &key, offset, byte_size)?;
+    service.regions.borrow_mut().register(client, &name, &key, offset, byte_size)?;
     Ok(SystemSharedMemoryRegisterResponse {})
 }
 
 fn unregister_region(
     service: &Service,
+    client: Client,
     region: SystemSharedMemoryUnregisterRequest,
 ) -> Result<SystemSharedMemoryUnregisterResponse, InferError> {
-    service.regions.borrow_mut().unregister(given(&region.name));
+    service.regions.borrow_mut().unregister(client, given(&region.name));
     Ok(SystemSharedMemoryUnregisterResponse {})
 }
 
@@ -446,9 +502,17 @@ impl From<Refusal> for Status {
         let code = match &refusal {
             Refusal::Unauthenticated { .. } => Code::Unauthenticated,
             Refusal::Forbidden { .. } => Code::PermissionDenied,
-            Refusal::Rate { .. } | Refusal::Busy { .. } | Refusal::Overloaded { .. } | Refusal::Head { .. } => {
-                Code::ResourceExhausted
-            }
+            Refusal::CrossSite { .. } => Code::PermissionDenied,
+            Refusal::Host { .. } => Code::InvalidArgument,
+            Refusal::Draining => Code::Unavailable,
+            Refusal::Rate { .. }
+            | Refusal::Busy { .. }
+            | Refusal::ClientBusy { .. }
+            | Refusal::Probes { .. }
+            | Refusal::Untaken { .. }
+            | Refusal::Connections
+            | Refusal::Overloaded { .. }
+            | Refusal::Head { .. } => Code::ResourceExhausted,
         };
         let mut status = Self::new(code, refusal.to_string());
         if let Some(span) = refusal.retry_after() {

@@ -26,4 +26,4 @@ mod testing;
 pub mod trace;
 
 pub use config::Config;
-pub use drive::{Gateway, GatewayError, run};
+pub use drive::{Control, Gateway, GatewayError, run};

@@ -166,10 +166,24 @@ pub enum Cause {
     Rate,
     /// Too many requests at once.
     Requests,
+    /// An idle connection whose place was needed.
+    Idle,
+    /// A connection whose client does not take its replies in.
+    SlowReader,
+    /// Too much waits to be taken in.
+    Untaken,
+    /// A stream without messages, or one whose message does not end.
+    Stream,
+    /// It came for another host.
+    Host,
+    /// A page of another site sent it.
+    CrossSite,
+    /// The process is about to end.
+    Draining,
 }
 
 impl Cause {
-    const ALL: [(Self, &str); 8] = [
+    const ALL: [(Self, &str); 15] = [
         (Self::Connections, "connections"),
         (Self::Handshake, "handshake"),
         (Self::Head, "head"),
@@ -178,6 +192,13 @@ impl Cause {
         (Self::Forbidden, "forbidden"),
         (Self::Rate, "rate"),
         (Self::Requests, "requests"),
+        (Self::Idle, "idle"),
+        (Self::SlowReader, "slow_reader"),
+        (Self::Untaken, "untaken"),
+        (Self::Stream, "stream"),
+        (Self::Host, "host"),
+        (Self::CrossSite, "cross_site"),
+        (Self::Draining, "draining"),
     ];
 }
 
@@ -187,8 +208,15 @@ impl From<&Refusal> for Cause {
             Refusal::Unauthenticated { .. } => Self::Unauthenticated,
             Refusal::Forbidden { .. } => Self::Forbidden,
             Refusal::Rate { .. } => Self::Rate,
-            Refusal::Busy { .. } | Refusal::Overloaded { .. } => Self::Requests,
+            Refusal::Busy { .. } | Refusal::ClientBusy { .. } | Refusal::Overloaded { .. } | Refusal::Probes { .. } => {
+                Self::Requests
+            }
             Refusal::Head { .. } => Self::Head,
+            Refusal::Connections => Self::Connections,
+            Refusal::Untaken { .. } => Self::Untaken,
+            Refusal::Draining => Self::Draining,
+            Refusal::Host { .. } => Self::Host,
+            Refusal::CrossSite { .. } => Self::CrossSite,
         }
     }
 }

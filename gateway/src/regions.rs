@@ -2,8 +2,17 @@
 //!
 //! A region is read by pread and written by pwrite, never mapped: a client that truncates its region gets an error,
 //! and cannot kill this process with a signal. A region lives until it is unregistered; its descriptor goes with it.
+//! It belongs to the client that registered it: nobody else sees, reads, writes or unregisters it, and others may have
+//! regions of the same name.
 
-use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt as _, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    os::unix::fs::{FileExt as _, MetadataExt as _},
+    path::PathBuf,
+    rc::Rc,
+};
 
 use bytes::Bytes;
 use frontend::{
@@ -12,9 +21,12 @@ use frontend::{
 };
 use rustix::fs::{Mode, OFlags};
 
-use crate::api::system_shared_memory_status_response::RegionStatus;
+use crate::{
+    access::{Client, SharedMemory},
+    api::system_shared_memory_status_response::RegionStatus,
+};
 
-/// Regions at once: each holds a descriptor.
+/// Regions of all clients at once: each holds a descriptor.
 const REGIONS_MAX: usize = 1024;
 /// Bytes of a region's name, and of its key.
 const NAME_BYTES_MAX: usize = 255;
@@ -30,11 +42,28 @@ pub struct RegionSpan {
     pub bytes: u64,
 }
 
-/// All registered regions, by name.
+/// The regions of all clients.
+#[derive(Debug)]
+pub struct AllRegions {
+    folder: Rc<Folder>,
+    /// Of clients that have some.
+    clients: BTreeMap<Client, Regions>,
+    /// Those of all others.
+    none: Regions,
+}
+
+/// One client's regions, by name.
 #[derive(Debug)]
 pub struct Regions {
-    folder: PathBuf,
+    folder: Rc<Folder>,
     regions: BTreeMap<String, Region>,
+}
+
+/// Where the system keeps shared memory, and what of it may be registered.
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+    limits: SharedMemory,
 }
 
 #[derive(Debug)]
@@ -45,11 +74,67 @@ struct Region {
     file: File,
 }
 
-impl Regions {
+impl AllRegions {
     /// No regions. Keys name files in `folder`, which is where the system keeps shared memory.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), regions: BTreeMap::new() }
+        let none = Regions::new(folder);
+        Self { folder: Rc::clone(&none.folder), clients: BTreeMap::new(), none }
+    }
+
+    /// What may be registered from now on.
+    pub fn set_limits(&mut self, limits: SharedMemory) {
+        self.folder = Rc::new(Folder { path: self.folder.path.clone(), limits });
+        self.clients.values_mut().for_each(|regions| regions.folder = Rc::clone(&self.folder));
+    }
+
+    /// Forgets the regions of those whom we do not know any more.
+    pub fn retain(&mut self, is_known: impl Fn(Client) -> bool) {
+        self.clients.retain(|client, _| is_known(*client));
+    }
+
+    /// A client's regions; none of a client that may not have any.
+    #[must_use]
+    pub fn of(&self, client: Option<Client>) -> &Regions {
+        client.and_then(|client| self.clients.get(&client)).unwrap_or(&self.none)
+    }
+
+    /// Registers a region of a client; see [`Regions::register`].
+    ///
+    /// # Errors
+    /// As that, or if all clients have too many.
+    pub fn register(&mut self, of: Client, name: &str, key: &str, at: u64, bytes: u64) -> Result<(), InferError> {
+        if self.clients.values().map(|regions| regions.regions.len()).sum::<usize>() >= REGIONS_MAX {
+            return Err(InferError::Invalid(format!("{REGIONS_MAX} regions are registered already; unregister some")));
+        }
+        let empty = || Regions { folder: Rc::clone(&self.folder), regions: BTreeMap::new() };
+        let regions = self.clients.entry(of).or_insert_with(empty);
+        let registered = regions.register(name, key, at, bytes);
+        self.forget_if_none(of);
+        registered
+    }
+
+    /// Forgets a region of a client, or all that it has; one that is not there is no error.
+    pub fn unregister(&mut self, of: Client, name: Option<&str>) {
+        if let Some(regions) = self.clients.get_mut(&of) {
+            regions.unregister(name);
+            self.forget_if_none(of);
+        }
+    }
+
+    fn forget_if_none(&mut self, client: Client) {
+        if self.clients.get(&client).is_some_and(|regions| regions.regions.is_empty()) {
+            self.clients.remove(&client);
+        }
+    }
+}
+
+impl Regions {
+    /// No regions of a client that may register whatever is in `folder`.
+    #[must_use]
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        let folder = Rc::new(Folder { path: folder.into(), limits: SharedMemory::default() });
+        Self { folder, regions: BTreeMap::new() }
     }
 
     /// Registers `bytes` bytes from `offset` of the shared memory that `key` names, as shm_open takes it.
@@ -64,13 +149,23 @@ impl Regions {
             let expected = "a name that is not registered; unregister it first";
             return Err(invalid("name", format_args!("'{}'", excerpt(name)), expected));
         }
-        if self.regions.len() >= REGIONS_MAX {
-            return Err(InferError::Invalid(format!("{REGIONS_MAX} regions are registered already; unregister some")));
+        let SharedMemory { client_regions_max, client_bytes_max, .. } = self.folder.limits;
+        if self.regions.len() >= client_regions_max {
+            let key = "clients.shared_memory.client_regions_max";
+            let text = format!("{client_regions_max} regions are registered already ({key}); unregister some");
+            return Err(InferError::Invalid(text));
         }
         let file = self.open(key)?;
         let found = file.metadata().map_err(|cause| unreadable(key, &cause))?.len();
         if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > found) {
             let expected = format!("1 to {} at offset {offset}, what '{key}' has", found.saturating_sub(offset));
+            return Err(invalid("byte_size", bytes, expected));
+        }
+        let own: u64 = self.regions.values().map(|region| region.bytes).sum();
+        if own.checked_add(bytes).is_none_or(|sum| sum > client_bytes_max) {
+            let room = client_bytes_max.saturating_sub(own);
+            let expected =
+                format!("at most {room} beside the {own} registered (clients.shared_memory.client_bytes_max)");
             return Err(invalid("byte_size", bytes, expected));
         }
         self.regions.insert(name.to_owned(), Region { key: key.to_owned(), offset, bytes, file });
@@ -154,13 +249,22 @@ impl Regions {
             let expected = "a name as shm_open takes it, without further path separators";
             return Err(invalid("key", format_args!("'{}'", excerpt(key)), expected));
         }
+        let SharedMemory { prefix, owners, .. } = &self.folder.limits;
+        if !name.starts_with(prefix.as_str()) {
+            let expected = format!("a name that begins with '{prefix}' (clients.shared_memory.prefix)");
+            return Err(invalid("key", format_args!("'{}'", excerpt(key)), expected));
+        }
         // Without NONBLOCK a FIFO would hold us up.
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = rustix::fs::open(self.folder.join(name), flags, Mode::empty());
+        let file = rustix::fs::open(self.folder.path.join(name), flags, Mode::empty());
         let file = File::from(file.map_err(|cause| unreadable(key, &cause.into()))?);
-        let kind = file.metadata().map_err(|cause| unreadable(key, &cause))?.file_type();
-        if !kind.is_file() {
+        let metadata = file.metadata().map_err(|cause| unreadable(key, &cause))?;
+        if !metadata.is_file() {
             return Err(invalid("key", format_args!("'{}'", excerpt(key)), "shared memory"));
+        }
+        if owners.as_ref().is_some_and(|owners| !owners.contains(&metadata.uid())) {
+            let expected = "shared memory of one of clients.shared_memory.owners";
+            return Err(invalid("key", format_args!("'{}'", excerpt(key)), expected));
         }
         Ok(file)
     }
@@ -209,6 +313,66 @@ mod tests {
         regions.unregister(Some("r"));
         assert!(matches!(regions.read(&span(0, 1)), Err(InferError::NotFound(_))));
         assert!(regions.status(None).unwrap().is_empty());
+    }
+
+    const A: Client = Client::Certificate([1; 16]);
+    const B: Client = Client::Certificate([2; 16]);
+
+    #[test]
+    fn a_region_belongs_to_the_client_that_registered_it() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a"), [1; 8]).unwrap();
+        std::fs::write(folder.path().join("b"), [2; 8]).unwrap();
+        let mut all = AllRegions::new(folder.path());
+        all.register(A, "r", "/a", 0, 8).unwrap();
+        for other in [Some(B), None] {
+            assert!(matches!(all.of(other).read(&span(0, 1)), Err(InferError::NotFound(_))));
+            assert!(matches!(all.of(other).write(&span(0, 1), &[9]), Err(InferError::NotFound(_))));
+            assert!(all.of(other).status(None).unwrap().is_empty() && all.of(other).status(Some("r")).is_err());
+        }
+        all.unregister(B, Some("r"));
+        all.unregister(B, None);
+        all.register(B, "r", "/b", 0, 8).unwrap();
+        assert_eq!(&all.of(Some(A)).read(&span(0, 2)).unwrap()[..], [1, 1]);
+        assert_eq!(&all.of(Some(B)).read(&span(0, 2)).unwrap()[..], [2, 2]);
+        all.retain(|client| client != A);
+        assert!(all.of(Some(A)).status(None).unwrap().is_empty());
+        all.unregister(B, None);
+        assert!(all.clients.is_empty());
+    }
+
+    #[test]
+    fn regions_are_bounded_for_each_client_and_restricted_by_name_and_owner() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["serve_a", "serve_b", "other"] {
+            std::fs::write(folder.path().join(name), [0; 8]).unwrap();
+        }
+        let own = std::fs::metadata(folder.path()).unwrap().uid();
+        let limits = SharedMemory {
+            prefix: "serve_".into(),
+            owners: Some(vec![own]),
+            client_regions_max: 2,
+            client_bytes_max: 10,
+        };
+        let mut all = AllRegions::new(folder.path());
+        all.set_limits(limits.clone());
+        let mut refuse = |name: &str, key: &str, bytes| all.register(A, name, key, 0, bytes).unwrap_err().to_string();
+        assert!(refuse("r", "/other", 8).contains("begins with 'serve_' (clients.shared_memory.prefix)"));
+        all.register(A, "r", "/serve_a", 0, 8).unwrap();
+        let mut refuse = |name: &str, key: &str, bytes| all.register(A, name, key, 0, bytes).unwrap_err().to_string();
+        let error = refuse("s", "/serve_b", 3);
+        assert!(error.starts_with("byte_size: found 3, expected at most 2 beside the 8 registered"), "{error}");
+        all.register(A, "s", "/serve_b", 0, 2).unwrap();
+        let error = all.register(A, "t", "/serve_b", 0, 1).unwrap_err().to_string();
+        assert!(
+            error.contains("2 regions are registered already (clients.shared_memory.client_regions_max)"),
+            "{error}"
+        );
+        all.register(B, "t", "/serve_b", 0, 8).expect("another client has its own");
+        all.set_limits(SharedMemory { owners: Some(vec![own + 1]), ..limits });
+        all.unregister(B, None);
+        let error = all.register(B, "t", "/serve_b", 0, 8).unwrap_err().to_string();
+        assert!(error.contains("shared memory of one of clients.shared_memory.owners"), "{error}");
     }
 
     #[test]

@@ -24,12 +24,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    access::{Operation as Op, Refusal, Scope},
+    access::{Client, Operation as Op, Refusal, Scope},
     api::ModelStatisticsResponse,
     compression::{Coding, DecodeError},
     metrics::Stage,
     protocol::{self, Parameters, json},
-    server::{Caller, IntakeError, Server, Share},
+    server::{Caller, IntakeError, Server, Share, check_same_site},
     service::{Service, timing_text},
     settings::Settings,
     trace::{OpenTrace, TraceContext},
@@ -53,8 +53,16 @@ enum Action {
     Look(fn(&Service, At<'_>) -> Result<Reply, InferError>),
     /// POST: answers at once, to a JSON object.
     Change(fn(&Service, At<'_>, &Settings) -> Result<Reply, InferError>),
+    /// GET: answers at once, of what belongs to the client.
+    LookAtOwn(fn(&Service, Client, At<'_>) -> Result<Reply, InferError>),
+    /// POST: answers at once, to a JSON object; what belongs to the client changes.
+    ChangeOwn(fn(&Service, Client, At<'_>, &Settings) -> Result<Reply, InferError>),
     /// POST: answers when every backend has.
     ChangeModel(ModelChange),
+    /// GET: answers at once, with what others are answered at the same time.
+    Scrape,
+    /// POST: answers at once; the process ends when all else has been answered.
+    Drain,
 }
 
 /// What the names in a route's braces stand for.
@@ -66,13 +74,13 @@ struct At<'a> {
     request: &'a str,
 }
 
-use Action::{Change, ChangeModel, Infer, Look};
+use Action::{Change, ChangeModel, ChangeOwn, Drain, Infer, Look, LookAtOwn, Scrape};
 
 /// Every route, and what a client must be allowed to. Of two that fit, the one with a name where the other has braces
 /// is taken.
 const ROUTES: &[(&str, Op, Action)] = &[
     ("v2/models/{model}/infer", Op::Infer, Infer),
-    ("metrics", Op::Metrics, Look(|service, _| Ok(metrics(service)))),
+    ("metrics", Op::Metrics, Scrape),
     ("debug/requests/{request}", Op::Debug, Look(|service, at| Ok(ok(&service.recent.borrow().explain(at.request)?)))),
     ("v2/models/{model}/versions/{version}/infer", Op::Infer, Infer),
     ("v2", Op::Health, Look(|service, _| Ok(ok(&service.server_metadata())))),
@@ -120,11 +128,12 @@ const ROUTES: &[(&str, Op, Action)] = &[
     ("v2/repository/index", Op::Metadata, Change(repository_index)),
     ("v2/repository/models/{model}/load", Op::Repository, ChangeModel(ModelChange::Load)),
     ("v2/repository/models/{model}/unload", Op::Repository, ChangeModel(ModelChange::Unload)),
-    ("v2/systemsharedmemory/status", Op::SharedMemory, Look(region_status)),
-    ("v2/systemsharedmemory/region/{region}/status", Op::SharedMemory, Look(region_status)),
-    ("v2/systemsharedmemory/region/{region}/register", Op::SharedMemory, Change(register_region)),
-    ("v2/systemsharedmemory/region/{region}/unregister", Op::SharedMemory, Change(unregister_region)),
-    ("v2/systemsharedmemory/unregister", Op::SharedMemory, Change(unregister_region)),
+    ("v2/systemsharedmemory/status", Op::SharedMemory, LookAtOwn(region_status)),
+    ("v2/systemsharedmemory/region/{region}/status", Op::SharedMemory, LookAtOwn(region_status)),
+    ("v2/systemsharedmemory/region/{region}/register", Op::SharedMemory, ChangeOwn(register_region)),
+    ("v2/systemsharedmemory/region/{region}/unregister", Op::SharedMemory, ChangeOwn(unregister_region)),
+    ("v2/systemsharedmemory/unregister", Op::SharedMemory, ChangeOwn(unregister_region)),
+    ("v2/drain", Op::Drain, Drain),
 ];
 
 /// The routes of each path, by their places in [`ROUTES`].
@@ -155,10 +164,10 @@ struct Failure {
 pub async fn answer(caller: &Caller, request: Request<Incoming>) -> Reply {
     let coding = request.headers().get(ACCEPT_ENCODING).and_then(|value| Coding::accepted(value.to_str().ok()?));
     let version = request.version();
-    let reply = route(caller, request).await.unwrap_or_else(|failure| failure.into_reply(version));
+    let reply = route(caller, request, coding).await.unwrap_or_else(|failure| failure.into_reply(version));
     match coding {
-        Some(coding) => compressed(reply, coding).await,
-        None => reply,
+        Some(coding) if !reply.headers().contains_key(CONTENT_ENCODING) => compressed(reply, coding).await,
+        _ => reply,
     }
 }
 
@@ -168,7 +177,13 @@ pub fn refuse(refusal: Refusal, version: Version) -> Reply {
     Failure::from(refusal).into_reply(version)
 }
 
-async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Failure> {
+/// Whether a path is that of a question for health, which is answered whatever else is under way.
+pub(crate) fn is_probe(path: &str) -> bool {
+    let of_model = |path: &str| path.starts_with("/v2/models/") && path.ends_with("/ready");
+    matches!(path, "/v2/health/live" | "/v2/health/ready") || of_model(path)
+}
+
+async fn route(caller: &Caller, request: Request<Incoming>, coding: Option<Coding>) -> Result<Reply, Failure> {
     let server = &*caller.server;
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let Ok(found) = ROUTER.at(&path) else {
@@ -192,14 +207,29 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
     };
     let model = (!at.model.is_empty()).then_some(at.model);
     caller.permit(operation, Scope::of(operation, model))?;
+    if action.method() == "POST" && !matches!(operation, Op::Infer | Op::Metadata) {
+        check_same_site(&request).inspect_err(|refusal| server.service.record.refusals().count(refusal.into()))?;
+    }
     match action {
-        Infer => infer(server, at, request).await,
+        Infer => infer(caller, at, request).await,
         Look(look) => Ok(look(&server.service, at)?),
+        LookAtOwn(look) => Ok(look(&server.service, caller.client(), at)?),
+        Scrape => Ok(metrics(server, coding).await),
+        Drain => {
+            server.begin_drain();
+            Ok(json_reply(StatusCode::ACCEPTED, &json!({})))
+        }
         Change(change) => {
             let (body, share) = read_body(server, request).await?;
             let body = read_object(&body)?;
             drop(share);
             Ok(change(&server.service, at, &body)?)
+        }
+        ChangeOwn(change) => {
+            let (body, share) = read_body(server, request).await?;
+            let body = read_object(&body)?;
+            drop(share);
+            Ok(change(&server.service, caller.client(), at, &body)?)
         }
         ChangeModel(to) => {
             let (body, share) = read_body(server, request).await?;
@@ -216,15 +246,25 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
 impl Action {
     fn method(self) -> &'static str {
         match self {
-            Look(_) => "GET",
-            Infer | Change(_) | ChangeModel(_) => "POST",
+            Look(_) | LookAtOwn(_) | Scrape => "GET",
+            Infer | Change(_) | ChangeOwn(_) | ChangeModel(_) | Drain => "POST",
         }
     }
 }
 
-fn metrics(service: &Service) -> Reply {
-    let mut reply = Response::new(Full::from(service.record.metrics_text(&service.desk)));
+async fn metrics(server: &Server, coding: Option<Coding>) -> Reply {
+    let desk = &server.service.desk;
+    let render = || server.service.record.metrics_text(desk);
+    let (body, encoding) = match coding {
+        None => (server.scrape.text(desk.now(), render), None),
+        Some(coding) => match server.scrape.encoded(coding, || desk.now(), render).await {
+            Ok(encoded) => (encoded, Some(coding.name())),
+            Err(text) => (text, None),
+        },
+    };
+    let mut reply = Response::new(Full::from(body));
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
+    reply.headers_mut().extend(encoding.map(|name| (CONTENT_ENCODING, HeaderValue::from_static(name))));
     reply
 }
 
@@ -250,12 +290,12 @@ fn repository_index(service: &Service, _: At<'_>, body: &Settings) -> Result<Rep
     Ok(ok(&service.repository_index(ready_only).models))
 }
 
-fn region_status(service: &Service, at: At<'_>) -> Result<Reply, InferError> {
-    let regions = service.regions.borrow().status(at.region)?;
+fn region_status(service: &Service, of: Client, at: At<'_>) -> Result<Reply, InferError> {
+    let regions = service.regions.borrow().of(Some(of)).status(at.region)?;
     Ok(ok(&regions.values().collect::<Vec<_>>()))
 }
 
-fn register_region(service: &Service, at: At<'_>, body: &Settings) -> Result<Reply, InferError> {
+fn register_region(service: &Service, of: Client, at: At<'_>, body: &Settings) -> Result<Reply, InferError> {
     let wrong = |key: &str, expected: &str| {
         let found = body.get(key).map_or_else(|| "none".to_owned(), |value| excerpt(&value.to_string()));
         invalid(key, found, expected)
@@ -264,28 +304,30 @@ fn register_region(service: &Service, at: At<'_>, body: &Settings) -> Result<Rep
     let offset =
         body.get("offset").map_or(Some(0), Value::as_u64).ok_or_else(|| wrong("offset", "a number of bytes"))?;
     let bytes = body.get("byte_size").and_then(Value::as_u64).ok_or_else(|| wrong("byte_size", "a number of bytes"))?;
-    service.regions.borrow_mut().register(at.region.unwrap_or_default(), key, offset, bytes)?;
+    service.regions.borrow_mut().register(of, at.region.unwrap_or_default(), key, offset, bytes)?;
     Ok(ok(&json!({})))
 }
 
-fn unregister_region(service: &Service, at: At<'_>, _: &Settings) -> Result<Reply, InferError> {
-    service.regions.borrow_mut().unregister(at.region);
+fn unregister_region(service: &Service, of: Client, at: At<'_>, _: &Settings) -> Result<Reply, InferError> {
+    service.regions.borrow_mut().unregister(of, at.region);
     Ok(ok(&json!({})))
 }
 
-async fn infer(server: &Server, at: At<'_>, request: Request<Incoming>) -> Result<Reply, Failure> {
+async fn infer(caller: &Caller, at: At<'_>, request: Request<Incoming>) -> Result<Reply, Failure> {
+    let server = &*caller.server;
     let context = TraceContext::of(request.headers());
     let mut trace = server.service.trace(context, at.model, server.service.desk.now());
-    let result = infer_traced(server, at, request, &mut trace).await;
+    let result = infer_traced(caller, at, request, &mut trace).await;
     result.inspect_err(|failure| trace.refused(&failure.message))
 }
 
 async fn infer_traced(
-    server: &Server,
+    caller: &Caller,
     at: At<'_>,
     request: Request<Incoming>,
     trace: &mut OpenTrace,
 ) -> Result<Reply, Failure> {
+    let server = &*caller.server;
     let header_length = header_length(&request)?;
     let is_picture = request.headers().get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"image/"));
     let query = request.uri().query().map_or_else(Parameters::new, parameters_of);
@@ -306,7 +348,8 @@ async fn infer_traced(
         };
         server.service.decode_pictures(&model, &mut parsed, trace).await?;
         let index = model.0;
-        (index, server.service.submit(model, parsed, None).inspect_err(|error| trace.failed(error))?)
+        let submitted = server.service.submit(model, parsed, None, caller.shared_memory());
+        (index, submitted.inspect_err(|error| trace.failed(error))?)
         // The body's bytes are in slots now, or were JSON; either way they go.
     };
     let answer = submitted.wait(trace).await?;
@@ -360,8 +403,8 @@ async fn read_body(server: &Server, request: Request<Incoming>) -> Result<(Rope,
         }
     }
     let Some(coding) = coding else { return Ok((rope, share)) };
-    let max = server.limits.body_bytes_max;
-    let decoded = coding.decode(&rope, max, |bytes| share.grow(bytes) <= server.limits.bodies_bytes_max).await;
+    let max = server.limits().body_bytes_max;
+    let decoded = coding.decode(&rope, max, |bytes| share.grow(bytes) <= server.limits().bodies_bytes_max).await;
     let decoded = decoded.map_err(|error| match error {
         DecodeError::TooLarge => IntakeError::TooLarge { found: "more decoded".to_owned(), max }.into(),
         DecodeError::Refused => IntakeError::TooMuch.into(),
@@ -432,7 +475,9 @@ impl Failure {
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        headers.extend(self.header);
+        if let Some((name, value)) = self.header {
+            headers.insert(name, value);
+        }
         if self.close && version < Version::HTTP_2 {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -445,8 +490,14 @@ impl From<Refusal> for Failure {
         let status = match &refusal {
             Refusal::Unauthenticated { .. } => StatusCode::UNAUTHORIZED,
             Refusal::Forbidden { .. } => StatusCode::FORBIDDEN,
-            Refusal::Rate { .. } | Refusal::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Refusal::Overloaded { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Refusal::CrossSite { .. } => StatusCode::FORBIDDEN,
+            Refusal::Host { .. } => StatusCode::MISDIRECTED_REQUEST,
+            Refusal::Rate { .. }
+            | Refusal::Busy { .. }
+            | Refusal::ClientBusy { .. }
+            | Refusal::Probes { .. }
+            | Refusal::Untaken { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Refusal::Overloaded { .. } | Refusal::Connections | Refusal::Draining => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::Head { .. } => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
         };
         // RFC 6750, section 3; RFC 9110, section 10.2.3, in whole seconds.
@@ -457,7 +508,10 @@ impl From<Refusal> for Failure {
             }
             refusal => refusal.retry_after().map(|span| (RETRY_AFTER, (span.0 as u64).div_ceil(1_000_000_000).into())),
         };
-        let close = matches!(refusal, Refusal::Head { .. });
+        let close = matches!(
+            refusal,
+            Refusal::Head { .. } | Refusal::CrossSite { .. } | Refusal::Connections | Refusal::Draining
+        );
         Self { status, message: refusal.to_string(), header, close }
     }
 }

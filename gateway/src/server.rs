@@ -9,46 +9,123 @@ use std::{
 use hyper::body::Incoming;
 use tokio_rustls::TlsAcceptor;
 
-use crate::{access::Access, config::Limits, service::Service};
+use crate::{access::Access, config::Limits, connection::places::Places, service::Service};
 pub use caller::Caller;
+use drain::Drain;
 pub use gate::Gate;
 pub use intake::{Intake, IntakeError, Share};
+use scrape::Scrape;
+pub use site::Hosts;
+pub(crate) use site::check_same_site;
 
 mod caller;
+mod drain;
 mod gate;
 mod intake;
+mod messages;
+mod scrape;
+mod site;
 
 /// Largest head of a request that is looked at at all, and largest piece in which a body is read: few pieces, few
 /// system calls.
 pub(crate) const READ_BUFFER_BYTES_MAX: usize = 256 * 1024;
+/// How long connections have to end once nothing is under way on them and the process is about to end.
+const LEAVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// What all connections share.
 pub struct Server {
     /// What can be asked.
     pub service: Service,
-    /// What clients may take up.
-    pub limits: Limits,
-    pub(crate) tls: Option<TlsAcceptor>,
-    /// At this moment.
-    pub(crate) connections: Cell<usize>,
+    limits: Cell<Limits>,
+    tls: RefCell<Option<TlsAcceptor>>,
+    hosts: RefCell<Hosts>,
+    pub(crate) places: RefCell<Places>,
+    pub(crate) scrape: Scrape,
+    pub(crate) drain: Drain,
     access: RefCell<Access>,
     bodies_bytes: Arc<AtomicUsize>,
+    /// Bytes of replies that clients have not taken in.
+    untaken_bytes: Cell<usize>,
+    /// gRPC's requests for health that have not been read.
+    probes: Cell<usize>,
 }
 
 impl Server {
     /// A server without connections.
     #[must_use]
     pub fn new(service: Service, gate: Gate) -> Rc<Self> {
-        let Gate { limits, grants, tls } = gate;
-        let access = RefCell::new(Access::new(grants, limits.requests_max));
-        let connections = Cell::new(0);
-        Rc::new(Self { service, limits, access, tls, connections, bodies_bytes: Arc::default() })
+        let Gate { limits, grants, tls, hosts, shared_memory } = gate;
+        service.regions.borrow_mut().set_limits(shared_memory);
+        Rc::new(Self {
+            service,
+            limits: Cell::new(limits),
+            tls: RefCell::new(tls),
+            hosts: RefCell::new(hosts),
+            places: RefCell::default(),
+            scrape: Scrape::default(),
+            drain: Drain::default(),
+            access: RefCell::new(Access::new(grants, limits.requests_max)),
+            bodies_bytes: Arc::default(),
+            untaken_bytes: Cell::new(0),
+            probes: Cell::new(0),
+        })
+    }
+
+    /// Replaces limits, tokens and certificates. Connections and requests that are under way stay; what is asked on
+    /// them from now on is asked of the new tokens.
+    pub fn reload(&self, gate: Gate) {
+        let Gate { limits, grants, tls, hosts, shared_memory } = gate;
+        self.limits.set(limits);
+        self.tls.replace(tls);
+        self.hosts.replace(hosts);
+        let mut access = self.access.borrow_mut();
+        access.handle_grants(grants, limits.requests_max);
+        let mut regions = self.service.regions.borrow_mut();
+        regions.set_limits(shared_memory);
+        regions.retain(|owner| access.knows(owner));
+    }
+
+    /// What clients may take up.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits.get()
+    }
+
+    pub(crate) fn tls(&self) -> Option<TlsAcceptor> {
+        self.tls.borrow().clone()
     }
 
     /// A body as it is to be read: bounded, counted and timed. In a stream of messages only single ones are bounded.
     #[must_use]
     pub fn intake(&self, body: Incoming, is_stream: bool) -> Intake {
         let refusals = self.service.record.refusals().clone();
-        Intake::new(body, self.limits, &self.bodies_bytes, refusals, is_stream)
+        Intake::new(body, self.limits(), &self.bodies_bytes, refusals, is_stream)
+    }
+
+    /// Begins to end: nothing new is taken in, what is under way is answered.
+    pub fn begin_drain(&self) {
+        if self.drain.begin() {
+            tracing::info!("draining: {} requests are under way", self.access.borrow().requests());
+            self.service.set_draining();
+            self.places.borrow().drain();
+        }
+    }
+
+    /// Returns once the server has been told to end and nothing is under way, or after `drain_timeout_ms`.
+    pub async fn drained(&self) {
+        self.drain.begun().await;
+        let is_quiet = || self.access.borrow().requests() == 0;
+        if tokio::time::timeout(self.limits().drain_timeout, self.drain.done(is_quiet)).await.is_err() {
+            let left = self.access.borrow().requests();
+            tracing::warn!(
+                "drained: {left} requests were not answered in {:?} (drain_timeout_ms)",
+                self.limits().drain_timeout
+            );
+            return;
+        }
+        // The last replies are in the sockets; connections that end by themselves lose none.
+        let is_empty = || self.places.borrow().len() == 0;
+        let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.drain.done(is_empty)).await;
+        tracing::info!("drained: every request has been answered");
     }
 }

@@ -2,7 +2,7 @@
 //! the answers into their replies. Metadata is answered as the messages of gRPC, of which REST writes the JSON.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     rc::Rc,
     time::{Duration, SystemTime},
 };
@@ -19,6 +19,7 @@ use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_fr
 use repository::{Executor, Model, Tensor};
 
 use crate::{
+    access::Client,
     api::{
         DataType, ModelConfig, ModelDynamicBatching, ModelInput, ModelMetadataResponse, ModelOutput, ModelParameter,
         ModelStatistics, RepositoryIndexResponse, ServerMetadataResponse, model_metadata_response::TensorMetadata,
@@ -29,7 +30,7 @@ use crate::{
     protocol::{self, InferRequest, InputData, OutputChoice, OutputForm, RequestInput},
     recent::Recent,
     record::Record,
-    regions::Regions,
+    regions::AllRegions,
     settings::{LogSettings, Settings, Tracer},
     trace::{OpenTrace, TraceContext, Tracing},
 };
@@ -61,9 +62,10 @@ pub struct Service {
     /// What becomes of requests.
     pub record: Rc<Record>,
     /// Shared memory that clients have registered.
-    pub regions: RefCell<Regions>,
+    pub regions: RefCell<AllRegions>,
     /// What became of the last requests.
     pub recent: RefCell<Recent>,
+    is_draining: Cell<bool>,
     decoders: Decoders,
     tracer: RefCell<Tracer>,
     tracing: Option<Rc<Tracing>>,
@@ -79,6 +81,8 @@ pub struct Submitted<'a> {
     model: Rc<Model>,
     id: Option<String>,
     outputs: Vec<OutputChoice>,
+    /// Whose shared memory it may name.
+    regions_of: Option<Client>,
 }
 
 /// A request's end, to be encoded.
@@ -109,8 +113,9 @@ impl Service {
         Self {
             desk,
             record,
-            regions: RefCell::new(Regions::new(SHARED_MEMORY_FOLDER)),
+            regions: RefCell::new(AllRegions::new(SHARED_MEMORY_FOLDER)),
             recent: RefCell::default(),
+            is_draining: Cell::new(false),
             decoders: Decoders::new(),
             tracer: RefCell::default(),
             tracing: None,
@@ -147,7 +152,8 @@ impl Service {
     }
 
     /// Step 1: checks and admits a request for a model that was found. `within` is the time that the client's protocol
-    /// leaves for an answer. The bytes of the request are in slots when this returns.
+    /// leaves for an answer, `regions_of` the client whose shared memory it may name. The bytes of the request are in
+    /// slots when this returns.
     ///
     /// # Errors
     /// Why it cannot be served.
@@ -156,13 +162,14 @@ impl Service {
         (index, model): (usize, Rc<Model>),
         request: InferRequest<'_>,
         within: Option<Span>,
+        regions_of: Option<Client>,
     ) -> Result<Submitted<'_>, InferError> {
         if !self.desk.with_core(|core| Rc::ptr_eq(&core.models().get(index).model, &model)) {
             return Err(InferError::LoadedAnew { model: model.name.clone() });
         }
-        let prepared = protocol::prepare(&model, index, request, within, &self.regions.borrow())?;
+        let prepared = protocol::prepare(&model, index, request, within, self.regions.borrow().of(regions_of))?;
         let pending = self.desk.submit(&prepared.checked)?;
-        Ok(Submitted { service: self, pending, model, id: prepared.id, outputs: prepared.outputs })
+        Ok(Submitted { service: self, pending, model, id: prepared.id, outputs: prepared.outputs, regions_of })
     }
 
     /// Turns pictures (inputs of BYTES) into what the model takes, if it has an image pipeline.
@@ -196,7 +203,7 @@ impl Service {
     /// Whether requests for some model can be taken.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.desk.with_core(frontend::core::Core::is_ready)
+        !self.is_draining.get() && self.desk.with_core(frontend::core::Core::is_ready)
     }
 
     /// Whether requests for a model can be taken.
@@ -204,7 +211,12 @@ impl Service {
     /// # Errors
     /// If there is no such model or version.
     pub fn is_model_ready(&self, model: &str, version: Option<&str>) -> Result<bool, InferError> {
-        self.desk.with_model(model, version, |_, _, ready| ready)
+        self.desk.with_model(model, version, |_, _, ready| ready && !self.is_draining.get())
+    }
+
+    /// From now on nothing is ready.
+    pub(crate) fn set_draining(&self) {
+        self.is_draining.set(true);
     }
 
     /// Loads or unloads a model on every backend that may host it; `parameters` are the names of those given.
@@ -373,7 +385,7 @@ impl Submitted<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, pending, model, id, outputs } = self;
+        let Self { service, pending, model, id, outputs, regions_of } = self;
         let result = pending.wait().await;
         match &result {
             Ok(reply) => trace.answered(&reply.timing),
@@ -384,7 +396,7 @@ impl Submitted<'_> {
         let reply = result?;
         for OutputChoice { index, form, classes: _ } in &outputs {
             if let OutputForm::Region(span) = form {
-                service.regions.borrow().write(span, &reply.outputs[*index])?;
+                service.regions.borrow().of(regions_of).write(span, &reply.outputs[*index])?;
             }
         }
         if service.tracing.is_none() && service.tracer.borrow_mut().sample(&model.name) {

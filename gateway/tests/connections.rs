@@ -63,7 +63,7 @@ fn memory() -> usize {
 
 fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text
@@ -74,7 +74,8 @@ fn ten_thousand_connections_leave_nothing_behind() {
     let (http, grpc) = lonely_frontend();
     assert!([http, grpc].into_iter().all(|listener| get(listener, "/v2/health/live").starts_with("HTTP/1.1 200")));
     let body = r#"{"inputs":[{"name":"x","shape":[1,4],"datatype":"UINT8","data":[1,2,3,4]}]}"#;
-    let infer = format!("POST /v2/models/m/infer HTTP/1.1\r\nhost: h\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let infer =
+        format!("POST /v2/models/m/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     // The preface of HTTP/2, empty settings, and the head of a request of which nothing follows.
     let http2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x01\x01\x04\0\0\0\x01\x83";
     let before = descriptors();

@@ -1,18 +1,31 @@
 //! Child processes: the roles of a local cluster, each this same binary. None outlives this process, however it ends.
+#![allow(clippy::disallowed_methods)] // Waits for them, on a thread of its own when told to end.
 
 use std::{
     borrow::BorrowMut,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
 use clap::ValueEnum as _;
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::role::LogFormat;
+use crate::{
+    role::LogFormat,
+    signals::{self, Ask},
+};
+
+/// How long frontends have to answer what is under way: more than they allow themselves by default.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(28);
+/// How often they are looked at meanwhile.
+const DRAIN_POLL: Duration = Duration::from_millis(10);
 
 /// Where a member's log goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,21 +60,25 @@ pub(super) struct Casualty {
 }
 
 impl Supervisor {
-    /// No members yet. From now on Ctrl-C (SIGINT, SIGTERM, SIGHUP) kills them all and ends this process with 130.
+    /// No members yet. From now on SIGTERM and Ctrl-C (SIGINT, SIGHUP) let the frontends answer what they have, then
+    /// end all members and this process: with 0 or, after Ctrl-C, 130. A second one ends it at once.
     pub(super) fn new(logs: Logs) -> Result<Self> {
         let members: Arc<Mutex<Vec<Member>>> = Arc::default();
         let folder =
             tempfile::Builder::new().prefix("downbeat-").tempdir().context("cannot make a temporary folder")?;
         let (doomed, path) = (members.clone(), folder.path().to_owned());
-        ctrlc::set_handler(move || {
-            // Held until the end: nobody else is to see that no member is left, and end this process as failed.
-            let mut doomed = doomed.lock().expect("no holder of this lock panics");
-            kill_all(&mut doomed);
-            // `exit` runs no destructor; what cannot be removed is left to the system.
-            let _ = fs::remove_dir_all(&path);
-            std::process::exit(130);
-        })
-        .context("cannot handle Ctrl-C")?;
+        signals::handle(move |ask| {
+            let (doomed, path) = (doomed.clone(), path.clone());
+            thread::spawn(move || {
+                // Held until the end: nobody else is to see that no member is left, and end this process as failed.
+                let mut doomed = doomed.lock().expect("no holder of this lock panics");
+                drain(&mut doomed);
+                kill_all(&mut doomed);
+                // `exit` runs no destructor; what cannot be removed is left to the system.
+                let _ = fs::remove_dir_all(&path);
+                std::process::exit(if ask == Ask::Terminate { 0 } else { 130 });
+            });
+        })?;
         Ok(Self { folder, logs, members })
     }
 
@@ -85,6 +102,8 @@ impl Supervisor {
         let parent = std::process::id().to_string();
         command
             .args(role)
+            // Ctrl-C is ours to pass on.
+            .process_group(0)
             .args(["--supervised-by", &parent, "--config"])
             .arg(&file)
             .stdin(Stdio::null())
@@ -142,6 +161,20 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         kill_all(&mut self.members.lock().expect("no holder of this lock panics"));
+    }
+}
+
+/// Lets frontends answer what is under way, while there are a scheduler and backends that they need for it.
+fn drain(members: &mut [Member]) {
+    let mut frontends: Vec<&mut Member> =
+        members.iter_mut().filter(|member| member.name.starts_with("frontend")).collect();
+    for member in &frontends {
+        // It may have ended already.
+        let _ = kill_process(Pid::from_child(&member.child), Signal::TERM);
+    }
+    let until = Instant::now() + DRAIN_TIMEOUT;
+    while frontends.iter_mut().any(|member| matches!(member.child.try_wait(), Ok(None))) && Instant::now() < until {
+        thread::sleep(DRAIN_POLL);
     }
 }
 

@@ -27,6 +27,31 @@ pub struct Clients {
     pub anonymous: Option<Allowance>,
     /// Bearer tokens (RFC 6750).
     pub token: Vec<Token>,
+    /// Names by which clients without encryption may reach us besides `localhost` and IP addresses; `*` stands
+    /// for any. By default none if there are no tokens, else any.
+    pub hosts: Option<Vec<String>>,
+    /// What of this host's shared memory clients may register.
+    pub shared_memory: SharedMemory,
+}
+
+/// What of this host's shared memory clients may register.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SharedMemory {
+    /// What the names of its files begin with.
+    pub prefix: String,
+    /// The user ids that its files may belong to; any if there is no list.
+    pub owners: Option<Vec<u32>>,
+    /// Regions of one client.
+    pub client_regions_max: usize,
+    /// Bytes of one client's regions together.
+    pub client_bytes_max: u64,
+}
+
+impl Default for SharedMemory {
+    fn default() -> Self {
+        Self { prefix: String::new(), owners: None, client_regions_max: 256, client_bytes_max: 16 << 30 }
+    }
 }
 
 /// A bearer token and what its holder may do. It is told by its digest or by a file that it is in.
@@ -132,7 +157,8 @@ impl Allowance {
         let mut operations = Vec::new();
         for name in names {
             match name {
-                "*" => operations.extend(Operation::ALL),
+                // Who may do everything else may still not end the process.
+                "*" => operations.extend(Operation::ALL.into_iter().filter(|all| *all != Operation::Drain)),
                 name => operations.push(Operation::from_name(name).ok_or_else(|| {
                     let known = Operation::names();
                     format!("{table}.operations: found '{name}', expected one of: {known}, or '*'")

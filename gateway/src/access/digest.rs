@@ -12,14 +12,14 @@ pub(super) fn digest_of(token: &[u8]) -> Digest {
     Sha256::digest(token).into()
 }
 
-/// Which of the digests is the token's. All of them are compared, whichever it is.
+/// Whose digest is the token's. All of them are compared, whichever it is.
 #[must_use]
-pub(super) fn position<'a>(digests: impl Iterator<Item = &'a Digest>, token: &[u8]) -> Option<usize> {
+pub(super) fn find<'a, T>(digests: impl Iterator<Item = (T, &'a Digest)>, token: &[u8]) -> Option<T> {
     let presented = digest_of(token);
     let mut found = None;
-    for (index, digest) in digests.enumerate() {
+    for (holder, digest) in digests {
         if bool::from(digest.ct_eq(&presented)) {
-            found = Some(index);
+            found = Some(holder);
         }
     }
     found

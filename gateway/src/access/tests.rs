@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+const HOME: Client = Client::Address(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
 const T0: Timestamp = Timestamp(0);
 
 fn access(toml: &str, requests_max: usize) -> Access {
@@ -32,8 +32,45 @@ fn without_tokens_everything_is_allowed_and_authorization_is_for_others() {
     let access = access("", 9);
     let anyone = access.authenticate(Some(b"for a proxy")).unwrap();
     for operation in Operation::ALL {
-        assert_eq!(access.permit(anyone, operation, Scope::AllModels), Ok(()));
+        let permitted = access.permit(anyone, operation, Scope::AllModels).is_ok();
+        assert_eq!(permitted, operation != Operation::Drain, "{operation:?}");
     }
+}
+
+#[test]
+fn other_grants_cut_nobody_off_but_let_nobody_in_who_was_left_out() {
+    let named = |name: &str, secret: &[u8], max: usize| {
+        token(&format!("operations = ['infer'], requests_max = {max}"))
+            .replace("'x'", &format!("'{name}'"))
+            .replace(DIGEST, &hex(&digest::digest_of(secret)))
+    };
+    let grants = |toml: &str| toml::from_str::<Clients>(toml).unwrap().grants().unwrap();
+    let mut access = access(&format!("{}{}", named("a", b"old secret of a", 2), named("b", b"secret of b", 1)), 9);
+    let [a, b] = [&b"old secret of a"[..], b"secret of b"].map(|secret| access.authenticate(Some(secret)).unwrap());
+    access.handle_request(T0, a, HOME).unwrap();
+    access.handle_request(T0, b, HOME).unwrap();
+
+    access.handle_grants(grants(&format!("{}{}", named("c", b"secret of c", 1), named("a", b"new secret of a", 1))), 3);
+    assert_eq!(access.authenticate(Some(b"new secret of a")), Ok(a), "its holder is the same");
+    assert_eq!(access.handle_request(T0, a, HOME), Err(Refusal::Busy { max: 1 }), "what was under way still counts");
+    for gone in [&b"old secret of a"[..], b"secret of b"] {
+        assert!(access.authenticate(Some(gone)).is_err());
+    }
+    let withdrawn = Refusal::Unauthenticated { found: "a token that has been withdrawn" };
+    assert_eq!(access.permit(b, Operation::Infer, Scope::Server), Err(withdrawn), "the next message of a stream");
+    let c = access.authenticate(Some(b"secret of c")).unwrap();
+    access.handle_request(T0, c, HOME).unwrap();
+    assert_eq!(access.requests(), 3);
+    [a, b, c].into_iter().for_each(|grant| access.handle_end(grant));
+
+    assert!(!access.knows(Client::Token(b)) && access.knows(Client::Token(a)) && access.knows(HOME));
+
+    access.handle_grants(grants(&named("d", b"secret of d", 1)), 3);
+    assert_eq!(access.grants.len(), 2, "who is left out and has nothing under way is forgotten");
+    assert_eq!(access.authenticate(Some(b"secret of d")), Ok(GrantId(4)), "no number is used twice");
+    access.handle_grants(grants(""), 3);
+    assert_eq!(access.authenticate(Some(b"for a proxy")), Ok(ANONYMOUS), "no token is left");
+    assert_eq!(access.permit(ANONYMOUS, Operation::Infer, Scope::AllModels), Ok(()));
 }
 
 #[test]
@@ -65,7 +102,8 @@ fn a_token_covers_its_operations_on_its_models() {
 fn clients_without_a_token_have_a_rate_for_each_subscriber() {
     let mut access = access("[anonymous]\nrequests_per_second = 1\nburst = 2", 9);
     let mut request = |from: &str| {
-        access.handle_request(T0, ANONYMOUS, from.parse().unwrap()).map(|()| access.handle_end(ANONYMOUS)).is_ok()
+        let from = Client::at(from.parse().unwrap());
+        access.handle_request(T0, ANONYMOUS, from).map(|()| access.handle_end(ANONYMOUS)).is_ok()
     };
     assert!(request("10.0.0.1") && request("10.0.0.1") && !request("10.0.0.1") && !request("::ffff:10.0.0.1"));
     assert!(request("10.0.0.2"));

@@ -1,6 +1,12 @@
 //! The server over real sockets and raw bytes, above a real core; the tests play its scheduler and backend.
 
-use std::{cell::RefCell, collections::VecDeque, future::Future, net::SocketAddr, time::SystemTime};
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    future::Future,
+    net::SocketAddr,
+    time::SystemTime,
+};
 
 use frontend::{
     arena::{Arena as _, PlainArena},
@@ -22,17 +28,17 @@ use proto::{
 };
 use repository::DataType;
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use transport::{ConnectionId, DisconnectReason, Event};
 use zerocopy::IntoBytes as _;
 
 use super::*;
 use crate::{
-    access::Clients,
+    access::{Clients, SharedMemory},
     config::Otlp,
     export,
     record::Record,
-    server::Gate,
+    server::{Gate, Hosts},
     service::Service,
     testing::{model, tensor},
     trace::Tracing,
@@ -158,6 +164,16 @@ impl Peer {
         self.tell(&SchedulerToFrontend::ModelChanged { change, refused: None });
     }
 
+    /// Ends what was kept.
+    fn drop_kept(&self) {
+        for task in std::mem::take(&mut *self.kept.borrow_mut()) {
+            self.tell(&SchedulerToFrontend::Dropped { task, reason: DropReason::Deadline });
+        }
+        while let Some(output) = self.desk.poll_output() {
+            self.handle_output(output);
+        }
+    }
+
     fn doubled(&self, slot: SlotDescriptor) -> Vec<u8> {
         let input = self.arena.bytes(slot.input_offset, slot.input_bytes);
         input.iter().map(|byte| byte.wrapping_mul(2)).collect()
@@ -184,7 +200,13 @@ impl Peer {
 /// Runs a test against a server that knows no tokens; the clock stands still unless the test moves it, so only sockets
 /// and fates decide.
 fn with_server<F: Future<Output = ()>>(limits: Limits, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
-    with_gate(Gate { limits, grants: Clients::default().grants().unwrap(), tls: None }, test);
+    with_gate(open_gate(limits), test);
+}
+
+/// A gate that lets everybody in.
+fn open_gate(limits: Limits) -> Gate {
+    let grants = Clients::default().grants().unwrap();
+    Gate { limits, grants, tls: None, hosts: Hosts::Any, shared_memory: SharedMemory::default() }
 }
 
 fn with_gate<F: Future<Output = ()>>(gate: Gate, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
@@ -192,8 +214,7 @@ fn with_gate<F: Future<Output = ()>>(gate: Gate, test: impl FnOnce(SocketAddr, R
 }
 
 fn with_collector<F: Future<Output = ()>>(otlp: Option<Otlp>, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
-    let gate = Gate { limits: limits(), grants: Clients::default().grants().unwrap(), tls: None };
-    with_gate_and_collector(gate, otlp, test);
+    with_gate_and_collector(open_gate(limits()), otlp, test);
 }
 
 fn with_gate_and_collector<F: Future<Output = ()>>(
@@ -252,7 +273,14 @@ fn limits() -> Limits {
         body_bytes_max: 4096,
         bodies_bytes_max: 1 << 20,
         connections_max: 8,
+        client_connections_max: 8,
         requests_max: 64,
+        client_requests_max: 64,
+        untaken_bytes_max: 1 << 20,
+        client_untaken_bytes_max: 1 << 20,
+        stream_first_timeout: Duration::from_secs(60),
+        stream_idle_timeout: Duration::from_secs(60),
+        drain_timeout: Duration::from_secs(60),
         head_bytes_max: 8192,
         head_timeout: Duration::from_secs(60),
         body_timeout: Duration::from_secs(60),
@@ -321,9 +349,14 @@ async fn is_served(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     assert_eq!((heard.status, &heard.json()["outputs"][0]["data"]), (200, &json!([2, 4, 6, 8])), "{heard:?}");
 }
 
+mod drain;
 mod errors;
 mod grpc;
 mod hostile;
+mod lanes;
+mod pages;
+mod regions;
 mod rest;
 mod secure;
+mod streams;
 mod tracing;

@@ -1,24 +1,48 @@
 //! Step 1: a request's client: who it is, and that it is counted while the request is under way.
 
-use std::{net::IpAddr, rc::Rc};
+use std::rc::Rc;
 
 use hyper::{Request, header::AUTHORIZATION};
 
 use super::Server;
 use crate::{
-    access::{GrantId, Operation, Refusal, Scope},
+    access::{
+        Client, GrantId, Load, Operation, Refusal, Scope,
+        client::{add, sub},
+    },
+    connection::activity::Activity,
+    grpc,
     metrics::Cause,
+    rest,
 };
 
 /// What a header field takes up besides its name and value (RFC 9113, section 6.5.2).
 const FIELD_BYTES: usize = 32;
+/// gRPC's requests for health that are being read at once, of all clients and of one.
+const PROBES_MAX: usize = 1024;
+const CLIENT_PROBES_MAX: usize = 64;
+/// When clients hold all that replies may take up, one is refused that holds more than this part of it.
+const UNTAKEN_PART: usize = 64;
 
 /// A client that has a request under way.
 pub struct Caller {
     /// Whom it asked.
     pub server: Rc<Server>,
     grant: GrantId,
-    from: IpAddr,
+    client: Client,
+    load: Rc<Load>,
+    lane: Lane,
+}
+
+/// Among what a request is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    /// Those that work.
+    Work,
+    /// gRPC's for health, whose message has to be read.
+    Probe,
+    /// HTTP's for health, which are answered at once.
+    Glance,
 }
 
 impl Caller {
@@ -26,14 +50,38 @@ impl Caller {
     ///
     /// # Errors
     /// If the head is too large, its token is not known, or its client sends too much.
-    pub(crate) fn admit<B>(server: &Rc<Server>, from: IpAddr, request: &Request<B>) -> Result<Self, Refusal> {
+    pub(crate) fn admit<B>(
+        server: &Rc<Server>,
+        activity: &Activity,
+        request: &Request<B>,
+        is_grpc: bool,
+    ) -> Result<Self, Refusal> {
+        let path = request.uri().path();
+        let lane = match is_grpc {
+            true if grpc::is_probe(path) => Lane::Probe,
+            false if rest::is_probe(path) => Lane::Glance,
+            _ => Lane::Work,
+        };
         let admit = || {
-            let (found, max) = (head_bytes(request), server.limits.head_bytes_max);
+            let (found, max) = (head_bytes(request), server.limits().head_bytes_max);
             if found > max {
                 return Err(Refusal::Head { found, max });
             }
-            let grant = server.access.borrow().authenticate(bearer(request))?;
-            Self::count(server, grant, from)
+            if server.tls.borrow().is_none() {
+                server.hosts.borrow().check(request)?;
+            }
+            let access = server.access.borrow();
+            let grant = access.authenticate(bearer(request))?;
+            let (client, load) = match access.load(grant) {
+                Some(load) => (Client::Token(grant), Rc::clone(load)),
+                None => (activity.client(), activity.load()),
+            };
+            drop(access);
+            if activity.is_spare && lane == Lane::Work {
+                return Err(Refusal::Connections);
+            }
+            let caller = Uncounted { server, grant, client, load: &load, from: activity.client() };
+            caller.count(lane, activity.is_alone())
         };
         admit().inspect_err(|refusal| server.service.record.refusals().count(Cause::from(refusal)))
     }
@@ -43,21 +91,46 @@ impl Caller {
     /// # Errors
     /// If it sends too much.
     pub fn another(&self) -> Result<Self, Refusal> {
-        Self::count(&self.server, self.grant, self.from).inspect_err(|refusal| self.on_refusal(refusal))
+        let Self { server, grant, client, load, .. } = self;
+        let caller = Uncounted { server, grant: *grant, client: *client, load, from: *client };
+        caller.count(Lane::Work, false).inspect_err(|refusal| self.on_refusal(refusal))
     }
 
     /// Whether it may do that.
     ///
     /// # Errors
-    /// If it may not.
+    /// If it may not, or nothing may begin any more.
     pub fn permit(&self, operation: Operation, scope: Scope<'_>) -> Result<(), Refusal> {
         let permitted = self.server.access.borrow().permit(self.grant, operation, scope);
+        let permitted = permitted.and_then(|()| match operation {
+            Operation::Infer | Operation::Repository if self.server.drain.has_begun() => Err(Refusal::Draining),
+            _ => Ok(()),
+        });
         permitted.inspect_err(|refusal| self.on_refusal(refusal))
     }
 
-    fn count(server: &Rc<Server>, grant: GrantId, from: IpAddr) -> Result<Self, Refusal> {
-        server.access.borrow_mut().handle_request(server.service.desk.now(), grant, from)?;
-        Ok(Self { server: Rc::clone(server), grant, from })
+    /// Whose shared memory it may name: its own, if it may have any.
+    #[must_use]
+    pub fn shared_memory(&self) -> Option<Client> {
+        self.server.access.borrow().covers(self.grant, Operation::SharedMemory).then_some(self.client)
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client
+    }
+
+    /// So many bytes of a reply wait for it.
+    pub(crate) fn charge(&self, bytes: usize) {
+        add(&self.load.untaken_bytes, bytes);
+        add(&self.server.untaken_bytes, bytes);
+    }
+
+    /// It has taken them in, or never will.
+    pub(crate) fn discharge(&self, bytes: usize) {
+        sub(&self.load.untaken_bytes, bytes);
+        sub(&self.server.untaken_bytes, bytes);
     }
 
     fn on_refusal(&self, refusal: &Refusal) {
@@ -67,7 +140,71 @@ impl Caller {
 
 impl Drop for Caller {
     fn drop(&mut self) {
-        self.server.access.borrow_mut().handle_end(self.grant);
+        match self.lane {
+            Lane::Work => {
+                sub(&self.load.requests, 1);
+                self.server.access.borrow_mut().handle_end(self.grant);
+                self.server.drain.handle_end();
+            }
+            Lane::Probe => {
+                sub(&self.load.probes, 1);
+                sub(&self.server.probes, 1);
+            }
+            Lane::Glance => {}
+        }
+    }
+}
+
+/// A client whose request is not under way yet.
+struct Uncounted<'a> {
+    server: &'a Rc<Server>,
+    grant: GrantId,
+    client: Client,
+    load: &'a Rc<Load>,
+    /// Who it is without its token.
+    from: Client,
+}
+
+impl Uncounted<'_> {
+    /// Counts a request. What its client has under way elsewhere is no reason to refuse the only one of a connection,
+    /// of which there are few.
+    fn count(self, lane: Lane, is_alone: bool) -> Result<Caller, Refusal> {
+        let Self { server, grant, client, load, from } = self;
+        match lane {
+            Lane::Work => {
+                self.check_untaken()?;
+                let max = server.limits().client_requests_max;
+                if load.requests.get() >= max && !is_alone {
+                    return Err(Refusal::ClientBusy { max });
+                }
+                server.access.borrow_mut().handle_request(server.service.desk.now(), grant, from)?;
+                add(&load.requests, 1);
+            }
+            Lane::Probe => {
+                for (found, max) in [(&load.probes, CLIENT_PROBES_MAX), (&server.probes, PROBES_MAX)] {
+                    if found.get() >= max {
+                        return Err(Refusal::Probes { max });
+                    }
+                }
+                add(&load.probes, 1);
+                add(&server.probes, 1);
+            }
+            Lane::Glance => {}
+        }
+        Ok(Caller { server: Rc::clone(server), grant, client, load: Rc::clone(load), lane })
+    }
+
+    fn check_untaken(&self) -> Result<(), Refusal> {
+        let limits = self.server.limits();
+        let (own, max) = (self.load.untaken_bytes.get(), limits.client_untaken_bytes_max);
+        if own > max {
+            return Err(Refusal::Untaken { found: own, max, key: "client_untaken_bytes_max" });
+        }
+        let (found, max) = (self.server.untaken_bytes.get(), limits.untaken_bytes_max);
+        if found > max && own > max / UNTAKEN_PART {
+            return Err(Refusal::Untaken { found, max, key: "untaken_bytes_max" });
+        }
+        Ok(())
     }
 }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use tokio_rustls::TlsAcceptor;
 
+use super::Hosts;
 use crate::{
-    access::Grant,
+    access::{Grant, SharedMemory},
     config::{Config, Limits},
 };
 
@@ -18,6 +19,10 @@ pub struct Gate {
     pub grants: Vec<Grant>,
     /// With what connections are encrypted.
     pub tls: Option<TlsAcceptor>,
+    /// By which names they may reach us.
+    pub hosts: Hosts,
+    /// What of this host's shared memory they may register.
+    pub shared_memory: SharedMemory,
 }
 
 impl Gate {
@@ -31,8 +36,15 @@ impl Gate {
         if !(1..=max).contains(&limits.head_bytes_max) {
             return Err(format!("head_bytes_max: found {}, expected 1 to {max}", limits.head_bytes_max));
         }
-        if limits.requests_max == 0 {
-            return Err("requests_max: found 0, expected at least 1".to_owned());
+        for (key, found) in [
+            ("requests_max", limits.requests_max),
+            ("client_requests_max", limits.client_requests_max),
+            ("connections_max", limits.connections_max),
+            ("client_connections_max", limits.client_connections_max),
+        ] {
+            if found == 0 {
+                return Err(format!("{key}: found 0, expected at least 1"));
+            }
         }
         let tls = match &config.clients.tls {
             None => None,
@@ -53,6 +65,7 @@ impl Gate {
                 );
             }
         }
-        Ok(Self { limits, grants, tls })
+        let hosts = Hosts::new(config.clients.hosts.as_deref(), !config.clients.token.is_empty());
+        Ok(Self { limits, grants, tls, hosts, shared_memory: config.clients.shared_memory.clone() })
     }
 }

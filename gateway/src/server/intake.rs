@@ -14,6 +14,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use thiserror::Error;
 use tokio::time::{Sleep, sleep};
 
+use super::messages::Messages;
 use crate::{
     config::Limits,
     metrics::{Cause, Refusals},
@@ -49,8 +50,10 @@ pub struct Intake {
     received: usize,
     share: Share,
     refusals: Refusals,
-    /// When the body must be there; a stream of messages may stay open.
+    /// When the body must be there, or the message of a stream that has begun; a stream itself may stay open.
     deadline: Option<Pin<Box<Sleep>>>,
+    /// Of a stream.
+    messages: Option<Messages>,
 }
 
 /// What a body has of the common budget; given back when the last clone is dropped, or before.
@@ -73,7 +76,8 @@ impl Intake {
     ) -> Self {
         let share = Share(Arc::new(ShareInner { total: Arc::clone(total), own: AtomicUsize::new(0) }));
         let deadline = (!is_stream).then(|| Box::pin(sleep(limits.body_timeout)));
-        Self { body, limits, received: 0, share, refusals, deadline }
+        let messages = is_stream.then(Messages::default);
+        Self { body, limits, received: 0, share, refusals, deadline, messages }
     }
 
     /// What the body takes up. Whoever keeps its bytes keeps a clone.
@@ -90,7 +94,7 @@ impl Intake {
     fn take_in(&mut self, bytes: usize) -> Result<(), IntakeError> {
         self.received += bytes;
         let max = self.limits.body_bytes_max;
-        if self.deadline.is_some() && self.received > max {
+        if self.messages.is_none() && self.received > max {
             return Err(self.refuse(IntakeError::TooLarge { found: "more".to_owned(), max }));
         }
         if self.share.grow(bytes) > self.limits.bodies_bytes_max {
@@ -109,14 +113,20 @@ impl Body for Intake {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, IntakeError>>> {
         let (announced, max) = (self.body.size_hint().lower(), self.limits.body_bytes_max);
-        if self.deadline.is_some() && announced > max as u64 {
+        if self.messages.is_none() && announced > max as u64 {
             let error = IntakeError::TooLarge { found: announced.to_string(), max };
             return Poll::Ready(Some(Err(self.refuse(error))));
         }
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
             // A body that is there already needs no timer.
+            if self.messages.as_ref().is_some_and(Messages::is_within) && self.deadline.is_none() {
+                self.deadline = Some(Box::pin(sleep(self.limits.body_timeout)));
+            }
             let is_late = self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready());
             return if is_late {
+                if self.messages.is_some() {
+                    self.refusals.count(Cause::Stream);
+                }
                 Poll::Ready(Some(Err(IntakeError::Late(self.limits.body_timeout))))
             } else {
                 Poll::Pending
@@ -124,6 +134,12 @@ impl Body for Intake {
         };
         Poll::Ready(frame.map(|frame| {
             let frame = frame?;
+            if let (Some(messages), Some(bytes)) = (&mut self.messages, frame.data_ref())
+                && messages.handle(bytes)
+            {
+                // The next one has a time of its own.
+                self.deadline = None;
+            }
             self.take_in(frame.data_ref().map_or(0, Bytes::len))?;
             Ok(frame)
         }))

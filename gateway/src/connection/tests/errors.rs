@@ -113,7 +113,7 @@ fn a_task_that_nobody_speaks_of_is_given_up_after_its_deadline() {
 
 #[test]
 fn clients_that_wait_for_loads_are_bounded() {
-    with_server(Limits { requests_max: 1000, ..limits() }, async |address, peer| {
+    with_server(Limits { requests_max: 1000, client_requests_max: 1000, ..limits() }, async |address, peer| {
         *peer.changes.borrow_mut() = Some(Vec::new());
         let mut client = connect(address).await;
         let load = RepositoryModelLoadRequest { model_name: "double".to_owned(), ..Default::default() };

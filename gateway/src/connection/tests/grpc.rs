@@ -41,7 +41,7 @@ pub(super) fn framed(is_compressed: bool, message: &[u8]) -> Bytes {
 }
 
 /// What a call ended with: its `grpc-status`, its `grpc-message`, and the messages before.
-async fn finish(response: Response<RecvStream>) -> (u16, String, Vec<Bytes>) {
+pub(super) async fn finish(response: Response<RecvStream>) -> (u16, String, Vec<Bytes>) {
     assert_eq!(response.status(), 200, "{response:?}");
     let (head, mut body) = response.into_parts();
     let mut bytes = BytesMut::new();
@@ -317,7 +317,7 @@ fn refusals_have_their_code_before_and_after_the_message() {
                 (bearer("ModelInfer", "wrong"), &good, 16, "authorization: found an unknown token"),
                 (bearer("ModelInfer", known), &good, 0, ""),
                 (bearer("ModelInfer", known), &other, 7, "token 'x' does not cover infer of model 'triple'"),
-                (bearer("ServerReady", known), &good, 7, "token 'x' does not cover health"),
+                (bearer("ServerMetadata", known), &good, 7, "token 'x' does not cover health"),
                 (bearer("ModelInfer", known), &good, 0, ""),
                 (bearer("ModelInfer", known), &good, 8, "exceeds its rate"),
             ] {

@@ -19,16 +19,16 @@ pub(super) const TOKEN: &str = "open sesame, please";
 pub(super) fn gate(allow: &str) -> Gate {
     let digest = "7b467437ad0215a143a8d995fea9a9e55d93a0c2ff3367e4a7990aec3f6fbd6b";
     let token = format!("[[token]]\nname = 'x'\nsha256 = '{digest}'\nallow = {{ {allow} }}");
-    Gate { limits: limits(), grants: toml::from_str::<Clients>(&token).unwrap().grants().unwrap(), tls: None }
+    Gate { grants: toml::from_str::<Clients>(&token).unwrap().grants().unwrap(), ..open_gate(limits()) }
 }
 
-fn bearer(request: &[u8], token: &str) -> Vec<u8> {
+pub(super) fn bearer(request: &[u8], token: &str) -> Vec<u8> {
     let text = std::str::from_utf8(request).unwrap();
     text.replacen("\r\n", &format!("\r\nAuthorization: Bearer {token}\r\n"), 1).into_bytes()
 }
 
 /// What `/metrics` says about refusals for this cause.
-fn refused(peer: &Peer, cause: &str) -> u64 {
+pub(super) fn refused(peer: &Peer, cause: &str) -> u64 {
     let text = peer.server.service.record.metrics_text(&peer.desk);
     let line = format!("downbeat_refused{{cause=\"{cause}\"}} ");
     text.lines().find_map(|found| found.strip_prefix(&line)).expect("a counter of the cause").parse().unwrap()
@@ -284,6 +284,8 @@ fn wrong_limits_and_files_are_named() {
     };
     assert_eq!(config(&|c| c.head_bytes_max = 1 << 30), "head_bytes_max: found 1073741824, expected 1 to 262144");
     assert_eq!(config(&|c| c.requests_max = 0), "requests_max: found 0, expected at least 1");
+    let found = config(&|c| c.client_connections_max = 0);
+    assert_eq!(found, "client_connections_max: found 0, expected at least 1");
     let missing = config(&|c| c.clients.tls = Some(toml::from_str("certificate = '/nowhere/c'\nkey = 'k'").unwrap()));
     assert!(missing.starts_with("clients.tls.certificate: /nowhere/c: "), "{missing}");
 }

@@ -1,0 +1,151 @@
+//! The server ends when it is told to, and nobody is cut off; and takes other tokens and limits while it runs.
+
+use prost::Message as _;
+
+use super::{
+    grpc::{call, connect, double, finish, framed, head},
+    secure::{TOKEN, bearer, gate, refused},
+    *,
+};
+use crate::api::{ServerReadyRequest, ServerReadyResponse};
+
+async fn until(mut holds: impl FnMut() -> bool) {
+    while !holds() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[test]
+fn what_is_under_way_is_answered_and_nothing_else_begins() {
+    with_server(limits(), async |address, peer| {
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        is_served(&mut idle).await;
+        peer.fates.borrow_mut().push_back(Fate::Keep);
+        let mut held = TcpStream::connect(address).await.unwrap();
+        held.write_all(&post_of(INFER, "", GOOD.as_bytes())).await.unwrap();
+        until(|| !peer.kept.borrow().is_empty()).await;
+        let server = Rc::clone(&peer.server);
+        let drained = tokio::task::spawn_local(async move { server.drained().await });
+
+        peer.server.begin_drain();
+        assert!(hear(&mut idle).await.is_none(), "an idle connection ends");
+        for (path, status, ready) in [("/v2/health/ready", 503, false), ("/v2/health/live", 200, false)] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let heard = ask(&mut stream, &get_of(path)).await;
+            assert_eq!((heard.status, heard.json()["ready"].clone()), (status, json!(ready)), "{path}");
+            assert_eq!(heard.header("connection"), Some("close"));
+        }
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let heard = ask(&mut stream, &post_of(INFER, "", GOOD.as_bytes())).await;
+        assert_eq!(
+            (heard.status, heard.header("retry-after"), heard.header("connection")),
+            (503, Some("1"), Some("close"))
+        );
+        assert!(heard.json()["error"].as_str().unwrap().contains("this frontend is being drained"), "{heard:?}");
+        assert_eq!(refused(&peer, "draining"), 1);
+        assert!(!drained.is_finished());
+
+        peer.drop_kept();
+        assert_eq!(hear(&mut held).await.unwrap().status, 504, "it was answered");
+        assert!(hear(&mut held).await.is_none(), "and its connection ends");
+        drop(stream);
+        drained.await.unwrap();
+    });
+}
+
+#[test]
+fn grpc_clients_are_told_to_go_away_and_streams_end_between_messages() {
+    with_server(limits(), async |address, peer| {
+        let mut client = connect(address).await;
+        peer.fates.borrow_mut().extend([Fate::Keep; 2]);
+        let message = framed(false, &double(&[1, 2, 3, 4]).encode_to_vec());
+        let (unary, mut stream) = client.send_request(head("ModelInfer").body(()).unwrap(), false).unwrap();
+        stream.send_data(message.clone(), true).unwrap();
+        let (streamed, mut stream) = client.send_request(head("ModelStreamInfer").body(()).unwrap(), false).unwrap();
+        stream.send_data(message.clone(), false).unwrap();
+        let (quiet, _open) = client.send_request(head("ModelStreamInfer").body(()).unwrap(), false).unwrap();
+        until(|| peer.kept.borrow().len() == 2).await;
+
+        peer.server.begin_drain();
+        let (status, text, _) = finish(quiet.await.unwrap()).await;
+        assert!(status == 14 && text.contains("being drained"), "{status} {text}");
+        peer.drop_kept();
+        assert_eq!(finish(unary.await.unwrap()).await.0, 4, "it was answered");
+        let (status, _, messages) = finish(streamed.await.unwrap()).await;
+        assert_eq!((status, messages.len()), (14, 1), "its message was answered");
+        peer.server.drained().await;
+        while client.send_request(get(), true).is_ok() {
+            tokio::task::yield_now().await;
+        }
+
+        let mut late = connect(address).await;
+        let ready = framed(false, &ServerReadyRequest {}.encode_to_vec());
+        let (status, _, messages) = call(&mut late, head("ServerReady").body(()).unwrap(), ready).await;
+        assert!(status == 0 && !ServerReadyResponse::decode(messages[0].clone()).unwrap().ready);
+        let (status, text, _) = call(&mut late, head("ModelInfer").body(()).unwrap(), message).await;
+        assert!(status == 14 && text.contains("being drained"), "{status} {text}");
+    });
+}
+
+fn get() -> Request<()> {
+    Request::get("http://h/v2").body(()).unwrap()
+}
+
+#[test]
+fn what_takes_too_long_is_given_up() {
+    with_server(Limits { drain_timeout: Duration::from_millis(30), ..limits() }, async |address, peer| {
+        peer.fates.borrow_mut().push_back(Fate::Keep);
+        let mut held = TcpStream::connect(address).await.unwrap();
+        held.write_all(&post_of(INFER, "", GOOD.as_bytes())).await.unwrap();
+        until(|| !peer.kept.borrow().is_empty()).await;
+        peer.server.begin_drain();
+        peer.server.drained().await;
+        assert_eq!(peer.cancelled.get(), 0);
+    });
+}
+
+#[test]
+fn a_client_with_the_grant_may_begin_it() {
+    let drain = post_of("/v2/drain", "", b"");
+    with_server(limits(), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        assert_eq!(ask(&mut stream, &drain).await.status, 401, "who may do everything else may not");
+        is_served(&mut stream).await;
+    });
+    with_gate(gate("operations = ['*']"), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        assert_eq!(ask(&mut stream, &bearer(&drain, TOKEN)).await.status, 403);
+    });
+    with_gate(gate("operations = ['drain']"), async |address, peer| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let heard = ask(&mut stream, &bearer(&drain, TOKEN)).await;
+        assert_eq!((heard.status, heard.header("connection")), (202, Some("close")));
+        peer.server.drained().await;
+    });
+}
+
+#[test]
+fn other_tokens_and_limits_hold_from_the_next_request_on() {
+    with_gate(gate("operations = ['infer']"), async |address, peer| {
+        let good = bearer(&post_of(INFER, "", GOOD.as_bytes()), TOKEN);
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        assert_eq!(ask(&mut stream, &good).await.status, 200);
+        peer.fates.borrow_mut().push_back(Fate::Keep);
+        let mut held = TcpStream::connect(address).await.unwrap();
+        held.write_all(&good).await.unwrap();
+        until(|| !peer.kept.borrow().is_empty()).await;
+
+        let new = "[[token]]\nname = 'y'\nsha256 = 'SHA'\nallow.operations = ['infer']".replace("SHA", &"0".repeat(64));
+        let grants = toml::from_str::<Clients>(&new).unwrap().grants().unwrap();
+        let limits = Limits { body_bytes_max: 10, ..limits() };
+        peer.server.reload(Gate { grants, ..open_gate(limits) });
+        let heard = ask(&mut stream, &good).await;
+        assert_eq!(heard.status, 401, "the connection goes on, the token does not: {heard:?}");
+
+        peer.server.reload(Gate { limits, ..gate("operations = ['infer']") });
+        let mut other = TcpStream::connect(address).await.unwrap();
+        assert_eq!(ask(&mut other, &good).await.status, 413);
+        peer.drop_kept();
+        assert_eq!(hear(&mut held).await.unwrap().status, 504, "what was under way was answered");
+    });
+}
