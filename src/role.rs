@@ -2,7 +2,10 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock, atomic::AtomicBool},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -86,10 +89,11 @@ pub(crate) fn init_logging(format: LogFormat) -> SetLogLevel {
     Box::new(move |level| handle.reload(all(level)).map_err(|error| error.to_string()))
 }
 
-/// Runs a scheduler until the process is ended.
+/// Runs a scheduler until it is told to end, and has finished what it had.
 pub(crate) fn scheduler(args: &Args) -> Result<()> {
     let _ = init_logging(args.log_format);
-    Ok(scheduler::process::run(&args.start()?, &AtomicBool::new(false))?)
+    let config = args.start()?;
+    Ok(scheduler::process::run(&config, &*stop_flag()?)?)
 }
 
 /// Runs a frontend until it has been drained, by a signal or by a client that may. SIGHUP reads limits, tokens and
@@ -114,8 +118,20 @@ pub(crate) fn frontend(args: &Args) -> Result<()> {
     Ok(gateway::run(&config, set_log_level, |control| drop(running.set(control)))?)
 }
 
-/// Runs a backend until the process is ended.
+/// Runs a backend until it is told to end, and has finished its plans.
 pub(crate) fn backend(args: &Args) -> Result<()> {
     let _ = init_logging(args.log_format);
-    Ok(backend::drive::run(&args.start()?, &AtomicBool::new(false))?)
+    let config = args.start()?;
+    Ok(backend::drive::run(&config, &*stop_flag()?)?)
+}
+
+/// Is set when a signal asks this process to end.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    signals::handle(move |ask| match ask {
+        Ask::Terminate | Ask::Interrupt => flag.store(true, Ordering::Relaxed),
+        Ask::Reload => tracing::warn!("nothing is read anew: this role has neither clients nor certificates of theirs"),
+    })?;
+    Ok(stop)
 }

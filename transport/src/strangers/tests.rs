@@ -98,7 +98,7 @@ fn flood(seed: u64, rate: i64, addresses: &[IpAddr], members: &[(IpAddr, Span)])
     let mut now = at(0);
     let mut evicted = VecDeque::new();
     for _ in 0..rate * 4 {
-        now = now + Span::from_micros(rng.random_range(0..=2 * gap));
+        now += Span::from_micros(rng.random_range(0..=2 * gap));
         while pool.poll_overdue(now).is_some() {}
         let from = addresses[rng.random_range(0..addresses.len())];
         evicted.extend(pool.admit(now, from, None).1.flatten());
