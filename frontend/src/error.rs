@@ -60,9 +60,18 @@ pub enum InferError {
         /// The model.
         model: String,
     },
-    /// Every place for pictures that are being decoded is taken.
-    #[error("too many pictures are being decoded; send less at once, or tensors")]
-    ImagesFull,
+    /// Every place of this client for what is large, or a picture, and waits to be parsed or decoded is taken.
+    #[error(
+        "{waiting_max} requests of this client wait to be parsed or decoded already; send less at once, or tensors as \
+         binary data"
+    )]
+    DecodersFull {
+        /// How many may wait.
+        waiting_max: usize,
+    },
+    /// What the request becomes when it is parsed and decoded finds no room.
+    #[error("{0}")]
+    MemoryFull(String),
     /// The scheduler dropped the task.
     #[error("dropped: {0}")]
     Dropped(#[from] DropReason),

@@ -469,7 +469,7 @@ fn write_rows(
     arena: &dyn Arena,
 ) {
     let mut write = |input: &Rope, bytes: Range<usize>| {
-        for piece in input.slice(bytes).pieces() {
+        for piece in input.range(bytes) {
             arena.write(offset, piece);
             offset += piece.len();
         }

@@ -6,7 +6,7 @@ mod served;
 use arbitrary::Arbitrary;
 use frontend::rope::Rope;
 use gateway::{
-    protocol::{json, prepare},
+    protocol::{Tensors, json, prepare},
     regions::Regions,
 };
 use libfuzzer_sys::fuzz_target;
@@ -84,8 +84,8 @@ fuzz_target!(|forged: Forged| {
     let header_length = header.len().saturating_add_signed(forged.off.into());
     let mut body = Rope::from(header);
     body.push(forged.binary.into());
-    served::check(json::split_body(&body, Some(header_length)).and_then(|(json, binary)| {
-        let request = json::parse_request(&json, binary)?;
+    served::check(json::split_body(body, Some(header_length)).and_then(|(json, binary)| {
+        let request = json::parse_request(&json.joined(), binary, Tensors::of(&served::MODEL))?;
         prepare(&served::MODEL, 0, request, None, &Regions::new("/nonexistent"))
     }));
 });

@@ -1,12 +1,13 @@
 //! The body of an infer request as bytes, in pieces, with any header length; its inputs also as pictures.
 #![no_main]
 
+mod counted;
 mod served;
 
 use bytes::Bytes;
 use frontend::rope::Rope;
 use gateway::{
-    protocol::{json, pictures, prepare},
+    protocol::{Tensors, json, pictures, prepare},
     regions::Regions,
 };
 use libfuzzer_sys::fuzz_target;
@@ -17,9 +18,14 @@ fuzz_target!(|input: (Option<u16>, u8, &[u8])| {
     for piece in bytes.chunks(usize::from(piece_bytes).max(1)) {
         body.push(Bytes::copy_from_slice(piece));
     }
-    let split = json::split_body(&body, header_length.map(usize::from));
+    // A list of the input's names, and each of its bytes as a piece.
+    counted::check(64 * bytes.len() + 4096, || parse(body, header_length));
+});
+
+fn parse(body: Rope, header_length: Option<u16>) {
+    let split = json::split_body(body, header_length.map(usize::from));
     served::check(split.and_then(|(json, binary)| {
-        let request = json::parse_request(&json, binary)?;
+        let request = json::parse_request(&json.joined(), binary, Tensors::of(&served::MODEL))?;
         for input in &request.inputs {
             match pictures(input, 4) {
                 Ok(pictures) => assert_eq!(pictures.len(), input.shape[0]),
@@ -28,4 +34,4 @@ fuzz_target!(|input: (Option<u16>, u8, &[u8])| {
         }
         prepare(&served::MODEL, 0, request, None, &Regions::new("/nonexistent"))
     }));
-});
+}

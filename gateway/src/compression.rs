@@ -1,9 +1,8 @@
-//! Steps 1 and 10: gzip and deflate bodies over HTTP. What a body becomes is bounded while it grows, and a large one
-//! leaves the thread to others between its pieces.
+//! Steps 1 and 10: gzip and deflate. What a body becomes is charged and bounded while it grows (`server/intake.rs`),
+//! and a large reply leaves the thread to others between its pieces.
 
 use std::io::{self, Read, Write};
 
-use bytes::Bytes;
 use flate2::{
     Compression,
     read::{GzDecoder, ZlibDecoder},
@@ -13,8 +12,8 @@ use frontend::rope::Rope;
 
 /// Replies smaller than this are not worth the time.
 const COMPRESSED_BYTES_MIN: usize = 1024;
-/// How much is decoded at a time.
-const PIECE_BYTES: usize = 64 * 1024;
+/// How much is coded at a time.
+pub const PIECE_BYTES: usize = 64 * 1024;
 
 /// A content coding (RFC 9110, section 8.4.1). `deflate` is the zlib format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,15 +24,10 @@ pub enum Coding {
     Deflate,
 }
 
-/// Why a body cannot be decoded.
-#[derive(Debug)]
-pub enum DecodeError {
-    /// It is larger than the limit.
-    TooLarge,
-    /// What it takes up is not to be had.
-    Refused,
-    /// It is not of its coding.
-    Malformed(io::Error),
+/// A body that is being decoded, a piece at a time.
+pub struct Decoding {
+    decoder: Box<dyn Read + Send>,
+    decoded: Vec<u8>,
 }
 
 impl Coding {
@@ -66,36 +60,14 @@ impl Coding {
         })
     }
 
-    /// Decodes a body of at most `bytes_max` decoded bytes; `take` is asked for each piece of them.
-    ///
-    /// # Errors
-    /// If it is larger, or malformed. No more than the limit and a piece was held by then.
-    pub async fn decode(
-        self,
-        body: &Rope,
-        bytes_max: usize,
-        take: impl Fn(usize) -> bool,
-    ) -> Result<Rope, DecodeError> {
-        let mut decoder: Box<dyn Read + '_> = match self {
-            Self::Gzip => Box::new(GzDecoder::new(body.reader())),
-            Self::Deflate => Box::new(ZlibDecoder::new(body.reader())),
+    /// Decodes a body.
+    #[must_use]
+    pub fn decoding(self, body: Rope) -> Decoding {
+        let decoder: Box<dyn Read + Send> = match self {
+            Self::Gzip => Box::new(GzDecoder::new(body.into_reader())),
+            Self::Deflate => Box::new(ZlibDecoder::new(body.into_reader())),
         };
-        let mut decoded = Rope::default();
-        loop {
-            let mut piece = Vec::new();
-            let read = decoder.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut piece);
-            if read.map_err(DecodeError::Malformed)? == 0 {
-                return Ok(decoded);
-            }
-            if decoded.len() + piece.len() > bytes_max {
-                return Err(DecodeError::TooLarge);
-            }
-            if !take(piece.len()) {
-                return Err(DecodeError::Refused);
-            }
-            decoded.push(Bytes::from(piece));
-            tokio::task::yield_now().await;
-        }
+        Decoding { decoder, decoded: Vec::new() }
     }
 
     /// Encodes a body, unless it is too small to be worth it.
@@ -118,6 +90,37 @@ impl Coding {
     }
 }
 
+impl Decoding {
+    /// What it takes up besides what it has decoded.
+    pub const BYTES: usize = 128 << 10;
+
+    /// Decodes the next piece, which is of this length; the last one is of less than [`PIECE_BYTES`].
+    ///
+    /// # Errors
+    /// If it is malformed.
+    pub fn step(&mut self) -> io::Result<usize> {
+        self.decoder.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut self.decoded)
+    }
+
+    /// What has been decoded.
+    #[must_use]
+    pub fn decoded(self) -> Vec<u8> {
+        self.decoded
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.decoded.len()
+    }
+
+    /// Whether nothing has been decoded.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.decoded.is_empty()
+    }
+}
+
 const IN_MEMORY: &str = "writing into memory cannot fail";
 
 async fn write_pieces(body: &[u8], encoder: &mut impl Write) {
@@ -129,30 +132,40 @@ async fn write_pieces(body: &[u8], encoder: &mut impl Write) {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     fn block_on<T>(future: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
     }
 
-    fn decode(coding: Coding, encoded: &[u8], bytes_max: usize) -> Result<Vec<u8>, DecodeError> {
+    fn decode(coding: Coding, encoded: &[u8]) -> io::Result<Vec<u8>> {
         let mut body = Rope::default();
         // In pieces, as it comes from a socket.
         encoded.chunks(7).for_each(|piece| body.push(Bytes::copy_from_slice(piece)));
-        block_on(coding.decode(&body, bytes_max, |_| true)).map(|decoded| decoded.joined().to_vec())
+        let mut decoding = coding.decoding(body);
+        loop {
+            let before = decoding.len();
+            let piece = decoding.step()?;
+            assert!(piece <= PIECE_BYTES && decoding.len() == before + piece);
+            if piece < PIECE_BYTES {
+                return Ok(decoding.decoded());
+            }
+        }
     }
 
     #[test]
-    fn bodies_round_trip_and_bombs_stop_at_the_limit() {
-        let body: Vec<u8> = (0..200_000u32).map(|n| (n / 1000) as u8).collect();
-        for coding in [Coding::Gzip, Coding::Deflate] {
-            let encoded = block_on(coding.encode(&body)).unwrap();
-            assert_eq!(decode(coding, &encoded, body.len()).unwrap(), body);
-            assert!(matches!(decode(coding, &encoded, body.len() - 1), Err(DecodeError::TooLarge)));
-            assert!(matches!(decode(coding, b"no such thing", 100), Err(DecodeError::Malformed(_))));
-            let cut = decode(coding, &encoded[..encoded.len() - 9], body.len());
-            assert!(matches!(cut, Err(DecodeError::Malformed(_))));
-            assert_eq!(block_on(coding.encode(&body[..100])), None);
+    fn bodies_round_trip_piece_by_piece() {
+        for length in [0, 5, PIECE_BYTES, 200_000] {
+            let body: Vec<u8> = (0..length).map(|n| (n / 1000) as u8).collect();
+            for coding in [Coding::Gzip, Coding::Deflate] {
+                let Some(encoded) = block_on(coding.encode(&body)) else { continue };
+                assert_eq!(decode(coding, &encoded).unwrap(), body);
+                assert!(decode(coding, b"no such thing").is_err());
+                assert!(decode(coding, &encoded[..encoded.len() - 9]).is_err());
+                assert_eq!(block_on(coding.encode(&body[..100])), None);
+            }
         }
     }
 

@@ -295,11 +295,14 @@ mod tests {
 
     #[test]
     fn the_least_configuration_has_the_same_defaults_as_new() {
-        let json = r#"{"scheduler":"127.0.0.1:7000","secret":"open sesame","repository":"models"}"#;
+        let json = r#"{"scheduler":"127.0.0.1:7000","secret":"open sesame, and another cave","repository":"models"}"#;
         let read: Config = serde_json::from_str(json).unwrap();
-        let new = Config::new("127.0.0.1:7000".parse().unwrap(), "open sesame", "models");
+        let new = Config::new("127.0.0.1:7000".parse().unwrap(), "open sesame, and another cave", "models");
         assert_eq!(format!("{read:?}"), format!("{new:?}"));
-        assert_eq!((&*read.network.secret, format!("{read:?}").contains("sesame")), ("open sesame", false));
+        assert_eq!(
+            (&*read.network.secret, format!("{read:?}").contains("sesame")),
+            ("open sesame, and another cave", false)
+        );
         assert!(serde_json::from_str::<Config>(&json.replace("secret", "secrets")).is_err());
     }
 }

@@ -1,32 +1,31 @@
-//! Steps 1 and 10 in gRPC: the methods of `inference.GRPCInferenceService`. tonic frames, decodes and compresses the
-//! messages; they run on this thread, where the core is.
+//! Steps 1 and 10 in gRPC: the methods of `inference.GRPCInferenceService`. `framing` takes messages in; tonic frames,
+//! encodes and compresses replies. They run on this thread, where the core is.
 
-use std::{
-    future::{Ready, ready},
-    pin::Pin,
-    rc::Rc,
-    time::Duration,
-};
+use std::{pin::Pin, rc::Rc, time::Duration};
 
+use bytes::Bytes;
 use frontend::InferError;
-use http_body_util::BodyExt as _;
-use hyper::{Request, Response, body::Incoming};
+use hyper::{
+    HeaderMap, Request, Response,
+    body::Incoming,
+    header::{CONTENT_TYPE, HeaderValue},
+};
 use prost::Message;
-use proto::{Span, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
+use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
 use serde_json::Value;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::mpsc,
     task::JoinSet,
     time::{Instant, Sleep, sleep},
 };
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{
-    Code, Status, Streaming,
+    Code, Status,
     body::Body,
-    codec::CompressionEncoding,
-    server::{Grpc, StreamingService, UnaryService},
+    codec::{CompressionEncoding, EncodeBody, SingleMessageCompressionOverride},
+    metadata::GRPC_CONTENT_TYPE,
 };
-use tonic_prost::ProstCodec;
+use tonic_prost::ProstEncoder;
 
 use crate::{
     access::{Client, Refusal, Scope},
@@ -41,22 +40,34 @@ use crate::{
         SystemSharedMemoryUnregisterResponse, TraceSettingRequest, TraceSettingResponse, infer_parameter,
         log_settings_request, log_settings_response, trace_setting_response,
     },
+    budget::Charge,
+    compression::Coding,
     metrics::{Cause, Stage},
-    protocol::messages,
-    server::{Caller, IntakeError, Server, Share},
-    service::{Answer, Service},
+    pool::AT_ONCE_BYTES_MAX,
+    protocol::{
+        InferRequest, messages,
+        messages::outline::{Outline, OutlineError},
+    },
+    server::{BodyMax, Caller, IntakeError, Server},
+    service::{Answer, Service, no_room},
     settings::Settings,
     trace::{OpenTrace, TraceContext},
 };
 
 use asks::Asks;
+use framing::{Messages, message_coding};
 
 mod asks;
+mod framing;
 
 /// Before a method's name in a path.
 const SERVICE_PATH: &str = "/inference.GRPCInferenceService/";
 /// Requests of one stream that are under way at once; more of them wait unread.
 const STREAM_REQUESTS_MAX: usize = 64;
+/// Of a message that is not for inference.
+const MESSAGE_MAX: BodyMax = BodyMax { bytes: 64 << 10, key: "" };
+/// Fields of a message that are looked at before that becomes the pool's work.
+const FIELDS_AT_ONCE_MAX: usize = 4096;
 
 /// Answers a request; what goes wrong is in the reply's `grpc-status`.
 pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<Body> {
@@ -107,53 +118,38 @@ impl Call<'_> {
     /// Answers one message with one, at once.
     async fn unary<Q, A>(self, answer: impl FnOnce(&Service, Q) -> Result<A, InferError>) -> Response<Body>
     where
-        Q: Asks + Message + Default + Send + 'static,
+        Q: Asks + Message + Default,
         A: Message + Send + 'static,
     {
-        self.unary_later(|server, question, _| async move { answer(&server.service, question).map_err(status_of) })
-            .await
+        self.unary_later(|server, question| async move { answer(&server.service, question).map_err(status_of) }).await
     }
 
-    /// Answers one message with one. The share of the common budget is to be released once the message's bytes are not
-    /// needed any more. What the client may not do is refused before any of it is read, or else once it says of what.
-    async fn unary_later<Q, A, F>(self, answer: impl FnOnce(Rc<Server>, Q, Share) -> F) -> Response<Body>
+    /// Answers one message with one. What the client may not do is refused before any of it is read, or else once it
+    /// says of what.
+    async fn unary_later<Q, A, F>(self, answer: impl FnOnce(Rc<Server>, Q) -> F) -> Response<Body>
     where
-        Q: Asks + Message + Default + Send + 'static,
+        Q: Asks + Message + Default,
         A: Message + Send + 'static,
         F: Future<Output = Result<A, Status>>,
     {
-        let caller = Rc::clone(self.caller);
-        if let Err(refusal) = caller.permit(Q::OPERATION, Scope::Server) {
-            return Status::from(refusal).into_http();
-        }
-        let mut grpc = self.framing::<A, Q>();
-        let (head, body) = self.request.into_parts();
-        let body = caller.server.intake(body, false);
-        let share = body.share();
-        let service = Unary(Some(|question: Q| async move {
+        let (caller, codings) = (Rc::clone(self.caller), Codings::of(self.request.headers()));
+        let reply = async {
+            caller.permit(Q::OPERATION, Scope::Server)?;
+            let message = self.messages(codings.request?, Some(MESSAGE_MAX)).only().await?;
+            let (bytes, charge) = message.decompressed(&caller.server.service.pool).await?;
+            let question = Q::decode(bytes).map_err(undecodable)?;
+            drop(charge);
             caller.permit(Q::OPERATION, Scope::of(Q::OPERATION, question.model()))?;
-            answer(Rc::clone(&caller.server), question, share).await.map(tonic::Response::new)
-        }));
-        grpc.unary(service, Request::from_parts(head, body.map_err(Status::from))).await
+            answer(Rc::clone(&caller.server), question).await
+        };
+        respond(reply.await.map(|reply| tokio_stream::once(Ok(reply))), codings.reply)
     }
 
-    /// How messages of this call are framed. Replies are compressed the way the request is: most clients announce
-    /// that they could read compressed ones, whether or not that is worth anybody's time.
-    fn framing<A, Q>(&self) -> Grpc<ProstCodec<A, Q>>
-    where
-        Q: Message + Default + Send + 'static,
-        A: Message + Send + 'static,
-    {
-        let grpc = Grpc::new(ProstCodec::default())
-            .max_decoding_message_size(self.caller.server.limits().body_bytes_max)
-            .max_encoding_message_size(usize::MAX)
-            .accept_compressed(CompressionEncoding::Gzip)
-            .accept_compressed(CompressionEncoding::Deflate);
-        match self.request.headers().get("grpc-encoding").map(|value| value.as_bytes()) {
-            Some(b"gzip") => grpc.send_compressed(CompressionEncoding::Gzip),
-            Some(b"deflate") => grpc.send_compressed(CompressionEncoding::Deflate),
-            _ => grpc,
-        }
+    /// The messages of the call: one of them bounded as a whole, or a stream of which each is bounded as those for
+    /// inference are.
+    fn messages(self, coding: Option<Coding>, max: Option<BodyMax>) -> Messages {
+        let of_one = max.unwrap_or(BodyMax::infer(&self.caller.server.limits()));
+        Messages::new(self.caller.intake(self.request.into_body(), max), coding, of_one)
     }
 
     /// What is left until the client gives up, by `grpc-timeout`: digits and a unit.
@@ -178,87 +174,173 @@ impl Call<'_> {
     }
 }
 
-/// Hands the one message of a unary call on.
-struct Unary<F>(Option<F>);
+/// How the messages of a call are compressed, and its replies: the way the request is, if the client can read that.
+/// Most clients announce that they could read compressed ones, whether or not that is worth anybody's time.
+struct Codings {
+    request: Result<Option<Coding>, Status>,
+    reply: Option<Coding>,
+}
 
-impl<Q, A, F, R> UnaryService<Q> for Unary<F>
-where
-    F: FnOnce(Q) -> R,
-    R: Future<Output = Result<tonic::Response<A>, Status>>,
-{
-    type Response = A;
-    type Future = R;
-
-    fn call(&mut self, request: tonic::Request<Q>) -> R {
-        self.0.take().expect("a unary call has one message")(request.into_inner())
+impl Codings {
+    fn of(headers: &HeaderMap) -> Self {
+        let request = message_coding(headers);
+        let accepted = headers.get("grpc-accept-encoding").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let is_accepted = |coding: &Coding| accepted.split(',').any(|name| name.trim() == coding.name());
+        let reply = request.as_ref().ok().copied().flatten().filter(is_accepted);
+        Self { request, reply }
     }
 }
 
-async fn infer(call: Call<'_>) -> Response<Body> {
-    let within = match call.within() {
-        Ok(within) => within,
+fn respond<A: Message + Send + 'static>(
+    replies: Result<impl Stream<Item = Result<A, Status>> + Send + 'static, Status>,
+    coding: Option<Coding>,
+) -> Response<Body> {
+    let replies = match replies {
+        Ok(replies) => replies,
         Err(status) => return status.into_http(),
     };
-    let began = call.caller.server.service.desk.now();
-    let context = TraceContext::of(call.request.headers());
-    let caller = Rc::clone(call.caller);
-    call.unary_later(|server, request: ModelInferRequest, share| async move {
-        let mut trace = server.service.trace(context, &request.model_name, began);
-        trace.stage(Stage::Receive, began);
-        infer_one(&caller, request, within, &share, &mut trace).await
-    })
-    .await
+    let encoding = coding.map(|coding| match coding {
+        Coding::Gzip => CompressionEncoding::Gzip,
+        Coding::Deflate => CompressionEncoding::Deflate,
+    });
+    let each = SingleMessageCompressionOverride::default();
+    let body = EncodeBody::new_server(ProstEncoder::default(), replies, encoding, each, Some(usize::MAX));
+    let mut response = Response::new(Body::new(body));
+    response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
+    if let Some(coding) = coding {
+        response.headers_mut().insert("grpc-encoding", HeaderValue::from_static(coding.name()));
+    }
+    response
 }
 
-async fn infer_one(
-    caller: &Caller,
-    request: ModelInferRequest,
-    within: Option<Span>,
-    share: &Share,
-    trace: &mut OpenTrace,
-) -> Result<ModelInferResponse, Status> {
-    infer_traced(caller, request, within, share, trace).await.inspect_err(|status| trace.refused(status.message()))
+async fn infer(call: Call<'_>) -> Response<Body> {
+    let (caller, codings) = (Rc::clone(call.caller), Codings::of(call.request.headers()));
+    let (within, context) = (call.within(), TraceContext::of(call.request.headers()));
+    let desk = &caller.server.service.desk;
+    let began = desk.now();
+    let reply = async {
+        let within = within?;
+        caller.permit(ModelInferRequest::OPERATION, Scope::Server)?;
+        let max = BodyMax::infer(&caller.server.limits());
+        let message = call.messages(codings.request?, Some(max)).only().await?;
+        let question = Question::read(&caller.server.service, message).await?;
+        question.permit(&caller)?;
+        question.answer(&caller, context, Some(began), within).await
+    };
+    respond(reply.await.map(|reply| tokio_stream::once(Ok(reply))), codings.reply)
 }
 
-async fn infer_traced(
-    caller: &Caller,
-    request: ModelInferRequest,
-    within: Option<Span>,
-    share: &Share,
-    trace: &mut OpenTrace,
-) -> Result<ModelInferResponse, Status> {
-    let server = &*caller.server;
-    let model = server.service.find(&request.model_name, given(&request.model_version)).map_err(status_of)?;
-    let mut request = messages::parse_request(request).map_err(status_of)?;
-    server.service.decode_pictures(&model, &mut request, trace).await.map_err(status_of)?;
-    let index = model.0;
-    let submitted = server.service.submit(model, request, within, caller.shared_memory());
-    let submitted = submitted.inspect_err(|error| trace.failed(error)).map_err(status_of)?;
-    // Its bytes are in slots now.
-    share.release();
-    let Answer { model, id, outputs, reply, number: _ } = submitted.wait(trace).await.map_err(status_of)?;
-    let answered = server.service.desk.now();
-    let response = messages::encode_reply(&model, id.as_deref(), &outputs, &reply);
-    server.service.record.observe(index, Stage::Reply, server.service.desk.now() - answered);
-    Ok(response)
+/// A message of an infer request of which it is known what it holds.
+struct Question {
+    bytes: Bytes,
+    charge: Charge,
+    outline: Outline,
+}
+
+impl Question {
+    /// Looks at a message; at a large one in the pool.
+    async fn read(service: &Service, message: framing::Message) -> Result<Self, Status> {
+        let (bytes, charge) = message.decompressed(&service.pool).await?;
+        let outline = match Outline::of(&bytes, FIELDS_AT_ONCE_MAX) {
+            Err(OutlineError::TooLong(_)) => {
+                let (bytes, held) = (bytes.clone(), charge.clone());
+                let look = move || {
+                    let _held = held;
+                    Outline::of(&bytes, usize::MAX)
+                };
+                service.pool.run(&charge, look).await.map_err(status_of)?
+            }
+            outline => outline,
+        };
+        Ok(Self { outline: outline.map_err(undecodable)?, bytes, charge })
+    }
+
+    /// Its id, if it can be told.
+    fn id(&self) -> &str {
+        self.outline.id(&self.bytes)
+    }
+
+    fn model_name(&self) -> Result<&str, Status> {
+        self.outline.model_name(&self.bytes).map_err(undecodable)
+    }
+
+    fn permit(&self, caller: &Caller) -> Result<(), Status> {
+        let scope = Scope::of(ModelInferRequest::OPERATION, given(self.model_name()?));
+        Ok(caller.permit(ModelInferRequest::OPERATION, scope)?)
+    }
+
+    async fn answer(
+        self,
+        caller: &Caller,
+        context: Option<TraceContext>,
+        began: Option<Timestamp>,
+        within: Option<Span>,
+    ) -> Result<ModelInferResponse, Status> {
+        let service = &caller.server.service;
+        let mut trace = service.trace(context, self.model_name()?, began.unwrap_or_else(|| service.desk.now()));
+        if let Some(began) = began {
+            trace.stage(Stage::Receive, began);
+        }
+        let answered = self.answer_traced(caller, within, &mut trace).await;
+        answered.inspect_err(|status| trace.refused(status.message()))
+    }
+
+    async fn answer_traced(
+        self,
+        caller: &Caller,
+        within: Option<Span>,
+        trace: &mut OpenTrace,
+    ) -> Result<ModelInferResponse, Status> {
+        let service = &caller.server.service;
+        let version = self.outline.model_version(&self.bytes).map_err(undecodable)?;
+        let model = service.find(self.model_name()?, given(version)).map_err(status_of)?;
+        self.outline.check(&model.1).map_err(status_of)?;
+        let charge = self.charge.clone();
+        let mut request = self.parse(service).await?;
+        service.decode_pictures(&model, &mut request, &charge, trace).await.map_err(status_of)?;
+        let index = model.0;
+        let submitted = service.submit(model, request, within, caller.shared_memory());
+        let submitted = submitted.inspect_err(|error| trace.failed(error)).map_err(status_of)?;
+        // Its bytes are in slots now.
+        drop(charge);
+        let Answer { model, id, outputs, reply, number: _ } = submitted.wait(trace).await.map_err(status_of)?;
+        let answered = service.desk.now();
+        let response = messages::encode_reply(&model, id.as_deref(), &outputs, &reply);
+        service.record.observe(index, Stage::Reply, service.desk.now() - answered);
+        Ok(response)
+    }
+
+    /// Decodes it; a large one in the pool.
+    async fn parse(self, service: &Service) -> Result<InferRequest, Status> {
+        let Self { bytes, charge, outline } = self;
+        let parse =
+            || messages::parse_request(ModelInferRequest::decode(bytes).map_err(undecodable)?).map_err(status_of);
+        if outline.parsed_bytes() <= AT_ONCE_BYTES_MAX {
+            return parse();
+        }
+        charge.grow(outline.decoded_bytes()).map_err(|full| status_of(no_room(full)))?;
+        let held = charge.clone();
+        let parse = move || {
+            let _held = held;
+            parse()
+        };
+        service.pool.run(&charge, parse).await.map_err(status_of)?
+    }
 }
 
 /// Answers each message of a stream when its answer is there, not in their order. An error is the answer of its message
 /// and the stream goes on.
 async fn stream_infer(call: Call<'_>) -> Response<Body> {
-    if let Err(refusal) = call.caller.permit(ModelInferRequest::OPERATION, Scope::Server) {
-        return Status::from(refusal).into_http();
-    }
-    let mut grpc = call.framing::<ModelStreamInferResponse, ModelInferRequest>();
+    let (caller, codings) = (Rc::clone(call.caller), Codings::of(call.request.headers()));
     let context = TraceContext::of(call.request.headers());
-    let (head, body) = call.request.into_parts();
-    let body = call.caller.server.intake(body, true);
-    let (give, requests) = oneshot::channel();
-    let (answers, replies) = mpsc::channel(STREAM_REQUESTS_MAX);
-    let share = body.share();
-    tokio::task::spawn_local(answer_stream(Rc::clone(call.caller), context, requests, answers, share));
-    let service = Stream(Some((give, replies)));
-    grpc.streaming(service, Request::from_parts(head, body.map_err(Status::from))).await
+    let open = || {
+        caller.permit(ModelInferRequest::OPERATION, Scope::Server)?;
+        let messages = call.messages(codings.request?, None);
+        let (answers, replies) = mpsc::channel(STREAM_REQUESTS_MAX);
+        tokio::task::spawn_local(answer_stream(Rc::clone(&caller), context, messages, answers));
+        Ok(ReceiverStream::new(replies))
+    };
+    respond(open(), codings.reply)
 }
 
 type StreamAnswer = Result<ModelStreamInferResponse, Status>;
@@ -266,11 +348,9 @@ type StreamAnswer = Result<ModelStreamInferResponse, Status>;
 async fn answer_stream(
     caller: Rc<Caller>,
     context: Option<TraceContext>,
-    requests: oneshot::Receiver<Streaming<ModelInferRequest>>,
+    mut messages: Messages,
     answers: mpsc::Sender<StreamAnswer>,
-    share: Share,
 ) {
-    let Ok(mut requests) = requests.await else { return };
     let (service, drain) = (&caller.server.service, &caller.server.drain);
     let mut under_way = JoinSet::new();
     let mut is_open = true;
@@ -281,12 +361,11 @@ async fn answer_stream(
         tokio::select! {
             () = answers.closed() => return,
             Some(_) = under_way.join_next() => quiet.begin(),
-            request = requests.message(), if is_open && under_way.len() < STREAM_REQUESTS_MAX => match request {
-                Ok(Some(request)) => {
-                    let (caller, answers, share) = (Rc::clone(&caller), answers.clone(), share.clone());
-                    let mut trace = service.trace(context.clone(), &request.model_name, service.desk.now());
+            message = messages.next(), if is_open && under_way.len() < STREAM_REQUESTS_MAX => match message {
+                Ok(Some(message)) => {
+                    let (caller, answers, context) = (Rc::clone(&caller), answers.clone(), context.clone());
                     under_way.spawn_local(async move {
-                        let _ = answers.send(Ok(stream_answer(&caller, request, &share, &mut trace).await)).await;
+                        let _ = answers.send(Ok(stream_answer(&caller, context, message).await)).await;
                     });
                 }
                 Ok(None) => is_open = false,
@@ -340,15 +419,17 @@ impl<'a> Quiet<'a> {
 
 async fn stream_answer(
     caller: &Caller,
-    request: ModelInferRequest,
-    share: &Share,
-    trace: &mut OpenTrace,
+    context: Option<TraceContext>,
+    message: framing::Message,
 ) -> ModelStreamInferResponse {
-    let id = request.id.clone();
+    let mut id = String::new();
     let answer = async {
-        caller.permit(ModelInferRequest::OPERATION, Scope::of(ModelInferRequest::OPERATION, request.model()))?;
+        let service = &caller.server.service;
+        let question = Question::read(service, message).await?;
+        question.id().clone_into(&mut id);
+        question.permit(caller)?;
         let _counted = caller.another()?;
-        infer_one(caller, request, None, share, trace).await
+        question.answer(caller, context, None, None).await
     };
     match answer.await {
         Ok(mut response) => {
@@ -364,23 +445,6 @@ async fn stream_answer(
     }
 }
 
-/// Hands the stream's messages to the task that answers them, since tonic wants a service that may move between
-/// threads.
-struct Stream(Option<(oneshot::Sender<Streaming<ModelInferRequest>>, mpsc::Receiver<StreamAnswer>)>);
-
-impl StreamingService<ModelInferRequest> for Stream {
-    type Response = ModelStreamInferResponse;
-    type ResponseStream = ReceiverStream<StreamAnswer>;
-    type Future = Ready<Result<tonic::Response<Self::ResponseStream>, Status>>;
-
-    fn call(&mut self, request: tonic::Request<Streaming<ModelInferRequest>>) -> Self::Future {
-        let (give, replies) = self.0.take().expect("a call has one stream");
-        // Without a task the stream of replies is at its end.
-        let _ = give.send(request.into_inner());
-        ready(Ok(tonic::Response::new(ReceiverStream::new(replies))))
-    }
-}
-
 fn model_ready(service: &Service, of: ModelReadyRequest) -> Result<ModelReadyResponse, InferError> {
     Ok(ModelReadyResponse { ready: service.is_model_ready(&of.name, given(&of.version))? })
 }
@@ -393,11 +457,7 @@ fn model_statistics(service: &Service, of: ModelStatisticsRequest) -> Result<Mod
     Ok(ModelStatisticsResponse { model_stats: service.statistics(given(&of.name), given(&of.version))? })
 }
 
-async fn load_model(
-    server: Rc<Server>,
-    of: RepositoryModelLoadRequest,
-    _: Share,
-) -> Result<RepositoryModelLoadResponse, Status> {
+async fn load_model(server: Rc<Server>, of: RepositoryModelLoadRequest) -> Result<RepositoryModelLoadResponse, Status> {
     let parameters = of.parameters.keys().map(String::as_str);
     server.service.change_model(ModelChange::Load, &of.model_name, parameters).await.map_err(status_of)?;
     Ok(RepositoryModelLoadResponse {})
@@ -406,7 +466,6 @@ async fn load_model(
 async fn unload_model(
     server: Rc<Server>,
     of: RepositoryModelUnloadRequest,
-    _: Share,
 ) -> Result<RepositoryModelUnloadResponse, Status> {
     let parameters = of.parameters.keys().map(String::as_str);
     server.service.change_model(ModelChange::Unload, &of.model_name, parameters).await.map_err(status_of)?;
@@ -492,6 +551,11 @@ fn log_settings(service: &Service, request: LogSettingsRequest) -> Result<LogSet
     Ok(LogSettingsResponse { settings: settings.collect() })
 }
 
+/// What is no message (gRPC, "Status codes and their use").
+fn undecodable(error: impl ToString) -> Status {
+    Status::internal(error.to_string())
+}
+
 /// A field of proto3 that is empty was not given.
 fn given(field: &str) -> Option<&str> {
     (!field.is_empty()).then_some(field)
@@ -526,8 +590,9 @@ impl From<Refusal> for Status {
 impl From<IntakeError> for Status {
     fn from(error: IntakeError) -> Self {
         let code = match &error {
-            IntakeError::TooLarge { .. } | IntakeError::TooMuch => Code::ResourceExhausted,
+            IntakeError::TooLarge { .. } | IntakeError::NoRoom(_) | IntakeError::Busy(_) => Code::ResourceExhausted,
             IntakeError::Late(_) => Code::DeadlineExceeded,
+            IntakeError::Malformed(_) => Code::Internal,
             IntakeError::Broken(_) => Code::Cancelled,
         };
         Self::new(code, error.to_string())
@@ -545,7 +610,8 @@ fn status_of(error: InferError) -> Status {
         | InferError::NoAnswer { .. } => Code::DeadlineExceeded,
         InferError::Dropped(DropReason::QueueFull)
         | InferError::ArenaFull { .. }
-        | InferError::ImagesFull
+        | InferError::DecodersFull { .. }
+        | InferError::MemoryFull(_)
         | InferError::ChangesFull => Code::ResourceExhausted,
         InferError::Dropped(DropReason::Cancelled) => Code::Cancelled,
         InferError::Dropped(DropReason::NoBackend | DropReason::Unloaded)

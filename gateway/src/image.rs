@@ -1,74 +1,53 @@
 //! Step 1: a picture becomes a model's input (Symphony, section 4.3: preprocessing at the frontend overlaps the wait
 //! for the batch).
 //!
-//! Decoding is work for a processor, so it runs on a bounded number of threads beside the server's own; a request that
-//! finds them and their queue full is refused at once. A picture that is truncated, hostile, or larger than the limits
-//! once decoded is an error of that request alone.
+//! Decoding is the pool's work. What a picture becomes is told by its head and charged to its client before any of it
+//! is decoded. A picture that is truncated, hostile, or larger than the limits once decoded is an error of that request
+//! alone.
 
-use std::{
-    io::Cursor,
-    sync::{Arc, LazyLock},
-};
+use std::io::Cursor;
 
-use bytes::Bytes;
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer, images::Image};
-use frontend::InferError;
-use image::{DynamicImage, ImageFormat, ImageReader, Limits};
+use frontend::{InferError, rope::Rope};
+use image::{DynamicImage, ImageDecoder as _, ImageFormat, ImageReader, Limits};
 use repository::{Color, DataType, ImagePipeline, Layout, Tensor};
-use tokio::sync::Semaphore;
+
+use crate::{budget::Charge, pool::Pool};
 
 /// The longer side of a picture.
 const SIDE_MAX: u32 = 16_384;
 /// Memory that a decoder may take: about 20 megapixels of RGB.
 const DECODED_BYTES_MAX: u64 = 64 << 20;
-/// Pictures that wait for a thread, for each thread.
-const WAITING_PER_THREAD: usize = 16;
 
-/// Threads that decode.
-pub(crate) static THREADS: LazyLock<usize> =
-    LazyLock::new(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
-
-/// Turns pictures into tensors, a bounded number at a time.
-#[derive(Debug, Clone)]
-pub(crate) struct Decoders {
-    places: Arc<Semaphore>,
-    running: Arc<Semaphore>,
-}
-
-impl Decoders {
-    pub(crate) fn new() -> Self {
-        let places = *THREADS * (1 + WAITING_PER_THREAD);
-        Self { places: Arc::new(Semaphore::new(places)), running: Arc::new(Semaphore::new(*THREADS)) }
-    }
-
-    /// The tensor's bytes as they lie in a slot.
-    ///
-    /// # Errors
-    /// If the picture cannot be used, or there are too many at once.
-    pub(crate) async fn run(
-        &self,
-        pipeline: ImagePipeline,
-        tensor: Tensor,
-        picture: Bytes,
-    ) -> Result<Vec<u8>, InferError> {
-        let _place = self.places.try_acquire().map_err(|_| InferError::ImagesFull)?;
-        let running = Arc::clone(&self.running).acquire_owned().await.map_err(|_| InferError::ImagesFull)?;
-        let work = move || {
-            // Given back when the work ends, even if nobody waits for it any more.
-            let _running = running;
-            tensor_of(&pipeline, &tensor, &picture)
-        };
-        let ended = tokio::task::spawn_blocking(work).await;
-        ended.unwrap_or_else(|_| Err(unusable("its decoder failed".into())))
-    }
-}
-
-/// Decodes, resizes, crops, normalises, and lays out.
+/// The tensor's bytes as they lie in a slot; they are charged too.
 ///
 /// # Errors
-/// If the picture cannot be used, in one line.
-pub fn tensor_of(pipeline: &ImagePipeline, tensor: &Tensor, picture: &[u8]) -> Result<Vec<u8>, InferError> {
-    let decoded = decode(picture).map_err(unusable)?;
+/// If the picture cannot be used, or there is no room, or too many wait.
+pub(crate) async fn decoded(
+    pool: &Pool,
+    charge: &Charge,
+    pipeline: ImagePipeline,
+    tensor: Tensor,
+    picture: Rope,
+) -> Result<Vec<u8>, InferError> {
+    let held = charge.clone();
+    let room = move |bytes| held.beside(bytes).map_err(|full| InferError::MemoryFull(format!("the picture: {full}")));
+    charge.grow(tensor.bytes()).map_err(|full| InferError::MemoryFull(format!("the picture: {full}")))?;
+    pool.run(charge, move || tensor_of(&pipeline, &tensor, &picture.joined(), room)).await?
+}
+
+/// Decodes, resizes, crops, normalises, and lays out. `room` is asked for what decoding takes up, in bytes, and what it
+/// gives is kept until all is done.
+///
+/// # Errors
+/// If the picture cannot be used, in one line, or there is no room.
+pub fn tensor_of<R>(
+    pipeline: &ImagePipeline,
+    tensor: &Tensor,
+    picture: &[u8],
+    room: impl FnOnce(usize) -> Result<R, InferError>,
+) -> Result<Vec<u8>, InferError> {
+    let (decoded, _room) = decode(picture, room)?;
     let pixels = resize(pipeline, decoded).map_err(unusable)?;
     let channels = pipeline.color.channels();
     let (height, width) = (pipeline.height as usize, pipeline.width as usize);
@@ -98,18 +77,29 @@ fn unusable(cause: String) -> InferError {
     InferError::Invalid(format!("the picture cannot be used: {cause}"))
 }
 
-fn decode(picture: &[u8]) -> Result<DynamicImage, String> {
-    let mut reader = ImageReader::new(Cursor::new(picture)).with_guessed_format().map_err(|error| error.to_string())?;
+fn decode<R>(
+    picture: &[u8],
+    room: impl FnOnce(usize) -> Result<R, InferError>,
+) -> Result<(DynamicImage, R), InferError> {
+    let reader = ImageReader::new(Cursor::new(picture)).with_guessed_format();
+    let mut reader = reader.map_err(|error| unusable(error.to_string()))?;
     match reader.format() {
         Some(ImageFormat::Jpeg | ImageFormat::Png) => {}
-        _ => return Err("it is neither JPEG nor PNG".into()),
+        _ => return Err(unusable("it is neither JPEG nor PNG".into())),
     }
     let mut limits = Limits::default();
     limits.max_image_width = Some(SIDE_MAX);
     limits.max_image_height = Some(SIDE_MAX);
     limits.max_alloc = Some(DECODED_BYTES_MAX);
-    reader.limits(limits);
-    reader.decode().map_err(|error| error.to_string().replace('\n', "; "))
+    reader.limits(limits.clone());
+    let wrong = |error: image::ImageError| unusable(error.to_string().replace('\n', "; "));
+    let mut decoder = reader.into_decoder().map_err(wrong)?;
+    limits.reserve(decoder.total_bytes()).map_err(wrong)?;
+    // The encoded picture in one piece and in the decoder; what it becomes, and once more for what comes before (the
+    // coefficients of a progressive JPEG) or after (another order of colours).
+    let room = room(2 * picture.len() + 2 * decoder.total_bytes() as usize)?;
+    decoder.set_limits(limits).map_err(wrong)?;
+    Ok((DynamicImage::from_decoder(decoder).map_err(wrong)?, room))
 }
 
 /// The pixels of the tensor's size, channels together.
@@ -151,6 +141,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::budget::Budget;
+
+    fn endless(_: usize) -> Result<(), InferError> {
+        Ok(())
+    }
 
     fn encoded(picture: impl Into<DynamicImage>, format: ImageFormat) -> Vec<u8> {
         let mut bytes = Cursor::new(Vec::new());
@@ -181,7 +176,7 @@ mod tests {
     }
 
     fn floats(pipeline: &ImagePipeline, picture: &[u8]) -> Vec<f32> {
-        let bytes = tensor_of(pipeline, &tensor(pipeline, DataType::Fp32), picture).unwrap();
+        let bytes = tensor_of(pipeline, &tensor(pipeline, DataType::Fp32), picture, endless).unwrap();
         bytes.as_chunks().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect()
     }
 
@@ -201,7 +196,7 @@ mod tests {
         assert_eq!(floats(&chw, &png), expected_chw);
         let bgr = ImagePipeline { color: Color::Bgr, ..hwc.clone() };
         assert_eq!(floats(&bgr, &png)[3..6], [7.0, 0.0, 10.0]);
-        let bytes = tensor_of(&hwc, &tensor(&hwc, DataType::Uint8), &png).unwrap();
+        let bytes = tensor_of(&hwc, &tensor(&hwc, DataType::Uint8), &png, endless).unwrap();
         assert_eq!(bytes[..6], [0, 0, 7, 10, 0, 7]);
     }
 
@@ -245,7 +240,8 @@ mod tests {
     fn what_is_no_picture_or_too_large_a_one_is_an_error_in_one_line() {
         let pipeline = pipeline(Color::Rgb, 4, 4);
         let refused = |picture: &[u8]| {
-            let error = tensor_of(&pipeline, &tensor(&pipeline, DataType::Fp32), picture).unwrap_err().to_string();
+            let error =
+                tensor_of(&pipeline, &tensor(&pipeline, DataType::Fp32), picture, endless).unwrap_err().to_string();
             assert_eq!(error.lines().count(), 1, "{error}");
             error
         };
@@ -266,19 +262,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_pictures_than_there_are_places_are_refused_at_once() {
-        let decoders = Decoders::new();
-        let all = decoders.places.available_permits();
-        let taken = decoders.places.try_acquire_many(all as u32).unwrap();
+    async fn what_a_picture_becomes_is_charged_before_it_is_decoded() {
+        let (pool, mut budget) = (Pool::default(), Budget::new(100_000));
         let pipeline = pipeline(Color::Rgb, 4, 4);
         let tensor = tensor(&pipeline, DataType::Fp32);
-        let png = Bytes::from(encoded(gradient(20, 20), ImageFormat::Png));
-        assert!(matches!(
-            decoders.run(pipeline.clone(), tensor.clone(), png.clone()).await,
-            Err(InferError::ImagesFull)
-        ));
-        drop(taken);
-        assert!(decoders.run(pipeline, tensor, png).await.is_ok());
+        let charge = budget.account(()).charge();
+        let run = |side| {
+            let png = Rope::from(encoded(RgbImage::new(side, side), ImageFormat::Png));
+            decoded(&pool, &charge, pipeline.clone(), tensor.clone(), png)
+        };
+        assert!(run(20).await.is_ok());
+        assert_eq!(charge.held(), tensor.bytes(), "what it has become");
+        let error = run(120).await.unwrap_err();
+        assert!(matches!(&error, InferError::MemoryFull(text) if text.contains("bodies_bytes_max")), "{error}");
+        charge.release();
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn the_head_says_what_a_picture_becomes() {
+        for (format, pixel_bytes) in [(ImageFormat::Png, 3), (ImageFormat::Jpeg, 3)] {
+            let bytes = encoded(RgbImage::new(1000, 500), format);
+            let mut asked = 0;
+            let refuse = |room| {
+                asked = room;
+                Err::<(), _>(InferError::MemoryFull("no room".into()))
+            };
+            assert!(decode(&bytes, refuse).is_err());
+            assert_eq!(asked, 2 * bytes.len() + 2 * 1000 * 500 * pixel_bytes);
+        }
     }
 
     proptest! {
@@ -291,11 +303,11 @@ mod tests {
             let pipeline = pipeline(Color::Rgb, 4, 4);
             let start = [&b"\x89PNG\r\n\x1a\n"[..], b"\xff\xd8\xff\xe0", b""][head];
             let tensor = tensor(&pipeline, DataType::Fp32);
-            let _ = tensor_of(&pipeline, &tensor, &[start, &rest].concat());
+            let _ = tensor_of(&pipeline, &tensor, &[start, &rest].concat(), endless);
             let mut damaged = encoded(gradient(9, 9), ImageFormat::Jpeg);
             let at = cut % damaged.len();
             damaged.iter_mut().skip(at).zip(&rest).take(3).for_each(|(byte, other)| *byte ^= other);
-            let _ = tensor_of(&pipeline, &tensor, &damaged);
+            let _ = tensor_of(&pipeline, &tensor, &damaged, endless);
         }
     }
 }

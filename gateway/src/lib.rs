@@ -4,6 +4,7 @@
 
 pub mod access;
 pub mod api;
+pub mod budget;
 pub mod compression;
 pub mod config;
 pub mod connection;
@@ -12,6 +13,7 @@ mod export;
 pub mod grpc;
 pub mod image;
 pub mod metrics;
+pub mod pool;
 pub mod protocol;
 pub mod recent;
 pub mod record;

@@ -1,10 +1,12 @@
 //! Step 1: Open Inference Protocol v2 without its wire: a request as any of its forms carries it is checked against its
 //! model. `json` is the REST form, `messages` the gRPC form; both end here. No IO but reads of shared memory.
 
+use std::mem;
+
 use bytes::Bytes;
 use proto::Span;
-use repository::{Model, Tensor};
-use serde_json::{Map, Value, json, value::RawValue};
+use repository::{DataType, Model, Tensor};
+use serde_json::{Map, Value, json};
 
 use frontend::{
     InputTensor,
@@ -25,25 +27,54 @@ pub mod messages;
 /// The best classes that a picture is answered with.
 const PICTURE_CLASSES: u32 = 3;
 
+/// Bytes of a request's id, which comes back in the reply and is remembered.
+pub const ID_BYTES_MAX: usize = 256;
+/// Dimensions of a shape; no model has as many.
+pub const DIMENSIONS_MAX: usize = 64;
+/// Bytes of the name of a region of shared memory.
+const REGION_BYTES_MAX: usize = 255;
+
+/// The parameters that mean something, of a request or of one of its tensors. Others are not kept.
+const KNOWN_PARAMETERS: [&str; 9] = [
+    "timeout",
+    "priority",
+    "binary_data_output",
+    "binary_data_size",
+    "binary_data",
+    "shared_memory_region",
+    "shared_memory_offset",
+    "shared_memory_byte_size",
+    "classification",
+];
+
 /// Parameters by name, of a request or of one of its tensors.
 pub type Parameters = Map<String, Value>;
 
 /// A request as a client gives it, not checked yet.
 #[derive(Debug)]
-pub struct InferRequest<'a> {
+pub struct InferRequest {
     /// Comes back in the reply.
     pub id: Option<String>,
-    /// `timeout`, `priority` and `binary_data_output`; others are not looked at.
+    /// `timeout`, `priority` and `binary_data_output`.
     pub parameters: Parameters,
     /// In any order.
-    pub inputs: Vec<RequestInput<'a>>,
+    pub inputs: Vec<RequestInput>,
     /// The outputs that are wanted; all of them if none is named.
     pub outputs: Vec<RequestedOutput>,
 }
 
+/// How many tensors a request may name: no more than its model has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tensors {
+    /// Of the model's inputs.
+    pub inputs: usize,
+    /// Of its outputs.
+    pub outputs: usize,
+}
+
 /// One input of an [`InferRequest`].
 #[derive(Debug)]
-pub struct RequestInput<'a> {
+pub struct RequestInput {
     /// As the client says.
     pub name: String,
     /// As the client says.
@@ -53,16 +84,16 @@ pub struct RequestInput<'a> {
     /// `shared_memory_region` and its fellows.
     pub parameters: Parameters,
     /// Where its elements are, unless they are in shared memory.
-    pub data: Option<InputData<'a>>,
+    pub data: Option<InputData>,
 }
 
 /// An input's elements.
 #[derive(Debug)]
-pub enum InputData<'a> {
+pub enum InputData {
     /// In row-major order, little-endian.
     Bytes(Rope),
-    /// A JSON array.
-    Json(&'a RawValue),
+    /// A JSON array, known to be well formed.
+    Json(Bytes),
 }
 
 /// An output that a client names.
@@ -107,6 +138,14 @@ pub enum OutputForm {
     Region(RegionSpan),
 }
 
+impl Tensors {
+    /// Those of a model.
+    #[must_use]
+    pub fn of(model: &Model) -> Self {
+        Self { inputs: model.inputs.len(), outputs: model.outputs.len() }
+    }
+}
+
 /// Checks a request for `model`, which is at `index` of the model table. `within` bounds its objective: what the
 /// client's own protocol leaves it.
 ///
@@ -115,17 +154,17 @@ pub enum OutputForm {
 pub fn prepare(
     model: &Model,
     index: usize,
-    request: InferRequest<'_>,
+    mut request: InferRequest,
     within: Option<Span>,
     regions: &Regions,
 ) -> Result<Prepared, InferError> {
     let mut inputs = Vec::with_capacity(request.inputs.len().min(model.inputs.len()));
-    for input in request.inputs {
+    for at in 0..request.inputs.len() {
         // Checked before its data is read, so that wrong data costs nothing.
-        let tensor = known_input(model, &input.name, &input.datatype)?;
-        let rows = check_shape(model, tensor, &input.shape)?;
-        let data = input_data(&input, tensor, rows, regions)?;
-        let (name, shape) = (tensor.name.clone(), input.shape);
+        let (tensor, rows) = placed(model, &request.inputs, at)?;
+        let input = &mut request.inputs[at];
+        let data = input_data(input, tensor, rows, regions)?;
+        let (name, shape) = (tensor.name.clone(), mem::take(&mut input.shape));
         inputs.push(InputTensor { name, datatype: tensor.datatype, shape, data });
     }
     let slo = timeout(&request.parameters)?.unwrap_or(model.slo);
@@ -136,11 +175,25 @@ pub fn prepare(
     Ok(Prepared { id: request.id, checked, outputs })
 }
 
+/// The tensor that an input stands for, and its rows; none stands for the same as one before it.
+///
+/// # Errors
+/// [`InferError::Invalid`], which names the field, what was found and what was expected.
+pub fn placed<'m>(model: &'m Model, inputs: &[RequestInput], at: usize) -> Result<(&'m Tensor, usize), InferError> {
+    let RequestInput { name, datatype, shape, .. } = &inputs[at];
+    let tensor = known_input(model, name, datatype)?;
+    // None of those before it is there twice, so they are not more than the model has.
+    if inputs[..at].iter().any(|before| before.name == *name) {
+        return Err(invalid("inputs", format_args!("'{}' twice", tensor.name), "each input once"));
+    }
+    Ok((tensor, check_shape(model, tensor, shape)?))
+}
+
 /// The pictures of an input of BYTES: strings with their length before them, one for each row.
 ///
 /// # Errors
 /// [`InferError::Invalid`], which names the field, what was found and what was expected.
-pub fn pictures(input: &RequestInput<'_>, rows_max: usize) -> Result<Vec<Bytes>, InferError> {
+pub fn pictures(input: &RequestInput, rows_max: usize) -> Result<Vec<Rope>, InferError> {
     let field = format!("inputs['{}']", excerpt(&input.name));
     let rows = match input.shape[..] {
         [rows] | [rows, 1] if (1..=rows_max).contains(&rows) => rows,
@@ -153,31 +206,29 @@ pub fn pictures(input: &RequestInput<'_>, rows_max: usize) -> Result<Vec<Bytes>,
     let Some(InputData::Bytes(data)) = &input.data else {
         return Err(invalid(&format!("{field}.data"), "none", "pictures as binary data"));
     };
-    let mut rest = data.joined();
+    let mut rest = data.clone();
     let mut pictures = Vec::with_capacity(rows);
-    while let Some(length) = rest.first_chunk().map(|length| u32::from_le_bytes(*length) as usize) {
-        if pictures.len() == rows || length > rest.len() - 4 {
+    while let Some(length) = rest.split_first_u32() {
+        if pictures.len() == rows || length as usize > rest.len() {
             return Err(wrong());
         }
-        let mut picture = rest.split_off(4);
-        rest = picture.split_off(length);
-        pictures.push(picture);
+        pictures.push(rest.split_to(length as usize));
     }
     if pictures.len() != rows || !rest.is_empty() { Err(wrong()) } else { Ok(pictures) }
 }
 
 /// The request that a picture makes, sent as it is: its best classes are the answer where the model has labels.
-pub(crate) fn picture_request<'a>(
+pub(crate) fn picture_request(
     model: &Model,
-    picture: &Rope,
+    picture: Rope,
     parameters: Parameters,
-) -> Result<InferRequest<'a>, InferError> {
+) -> Result<InferRequest, InferError> {
     let Some(pipeline) = &model.image else {
         let expected = format!("application/json: model '{}' takes no pictures (parameters: image)", model.name);
         return Err(invalid("Content-Type", "an image", expected));
     };
     let mut data = Rope::from((picture.len() as u32).to_le_bytes().to_vec());
-    data.push(picture.joined());
+    data.append(picture);
     let input = RequestInput {
         name: model.inputs[pipeline.input].name.clone(),
         datatype: "BYTES".to_owned(),
@@ -192,17 +243,12 @@ pub(crate) fn picture_request<'a>(
 }
 
 /// An input's bytes, in the order of its elements.
-fn input_data(input: &RequestInput<'_>, tensor: &Tensor, rows: usize, regions: &Regions) -> Result<Rope, InferError> {
+fn input_data(input: &mut RequestInput, tensor: &Tensor, rows: usize, regions: &Regions) -> Result<Rope, InferError> {
     let field = format!("inputs['{}']", tensor.name);
     let span = region_span(&input.parameters, &field)?;
-    match (&input.data, span) {
-        (Some(InputData::Bytes(bytes)), None) => Ok(bytes.clone()),
-        (Some(InputData::Json(json)), None) => {
-            let elements = rows * tensor.elements();
-            let bytes = elements::read_json(tensor.datatype, elements, json)
-                .map_err(|cause| InferError::Invalid(format!("{field}.data: {cause}")))?;
-            Ok(bytes.into())
-        }
+    match (input.data.take(), span) {
+        (Some(InputData::Bytes(bytes)), None) => Ok(bytes),
+        (Some(InputData::Json(json)), None) => Ok(JsonElements::of(field, tensor, rows, json).read()?.into()),
         (None, Some(span)) => {
             let expected = rows * tensor.bytes();
             if span.bytes != expected as u64 {
@@ -217,6 +263,48 @@ fn input_data(input: &RequestInput<'_>, tensor: &Tensor, rows: usize, regions: &
     }
 }
 
+/// Elements in JSON, with all that it takes to read them: that may take a while, on another thread.
+#[derive(Debug)]
+pub struct JsonElements {
+    /// The input, for messages.
+    field: String,
+    datatype: DataType,
+    elements: usize,
+    json: Bytes,
+}
+
+impl JsonElements {
+    fn of(field: String, tensor: &Tensor, rows: usize, json: Bytes) -> Self {
+        Self { field, datatype: tensor.datatype, elements: rows * tensor.elements(), json }
+    }
+
+    /// Those of an input, if they are in JSON.
+    ///
+    /// # Errors
+    /// As [`placed`].
+    pub fn of_input(model: &Model, inputs: &[RequestInput], at: usize) -> Result<Option<Self>, InferError> {
+        let Some(InputData::Json(json)) = &inputs[at].data else { return Ok(None) };
+        let (tensor, rows) = placed(model, inputs, at)?;
+        Ok(Some(Self::of(format!("inputs['{}']", tensor.name), tensor, rows, json.clone())))
+    }
+
+    /// Bytes that they take up at most when they are read.
+    #[must_use]
+    pub fn bytes_max(&self) -> usize {
+        elements::read_bytes_max(self.datatype, self.elements, self.json.len())
+    }
+
+    /// The elements as bytes.
+    ///
+    /// # Errors
+    /// [`InferError::Invalid`], which names the field, what was found and what was expected.
+    pub fn read(&self) -> Result<Vec<u8>, InferError> {
+        let Self { field, datatype, elements, json } = self;
+        elements::read_json(*datatype, *elements, json)
+            .map_err(|cause| InferError::Invalid(format!("{field}.data: {cause}")))
+    }
+}
+
 /// Shared memory that a tensor's parameters name, if they do.
 fn region_span(parameters: &Parameters, field: &str) -> Result<Option<RegionSpan>, InferError> {
     let Some(region) = parameters.get("shared_memory_region") else { return Ok(None) };
@@ -228,7 +316,8 @@ fn region_span(parameters: &Parameters, field: &str) -> Result<Option<RegionSpan
         let value = parameters.get(key);
         value.map_or(absent, Value::as_u64).ok_or_else(|| wrong(key, value, "a number of bytes"))
     };
-    let name = region.as_str().ok_or_else(|| wrong("shared_memory_region", Some(region), "a region's name"))?;
+    let name = region.as_str().filter(|name| name.len() <= REGION_BYTES_MAX);
+    let name = name.ok_or_else(|| wrong("shared_memory_region", Some(region), "a region's name"))?;
     Ok(Some(RegionSpan {
         region: name.to_owned(),
         offset: number("shared_memory_offset", Some(0))?,
@@ -304,6 +393,19 @@ fn output_choices(
         choices.push(OutputChoice { index, form, classes });
     }
     Ok(choices)
+}
+
+/// The name that a parameter has here, if it means something.
+fn known_parameter(name: &str) -> Option<&'static str> {
+    KNOWN_PARAMETERS.into_iter().find(|known| *known == name)
+}
+
+/// Whether an id is not too long.
+fn check_id_bytes(bytes: usize) -> Result<(), InferError> {
+    if bytes > ID_BYTES_MAX {
+        return Err(invalid("id", format_args!("{bytes} bytes"), format_args!("at most {ID_BYTES_MAX}")));
+    }
+    Ok(())
 }
 
 /// Triton's classification extension; its 0 means none.

@@ -6,8 +6,13 @@ use std::{collections::VecDeque, rc::Rc};
 use frontend::{InferError, excerpt, tasks::Timing};
 use serde_json::{Value, json};
 
-/// Requests that are remembered.
+use crate::protocol;
+
+/// Requests that are remembered: each with an id of at most [`protocol::ID_BYTES_MAX`] and an outcome of these, a few
+/// megabytes in all.
 const REQUESTS_MAX: usize = 4096;
+/// Characters of an error that are remembered.
+const ERROR_CHARS_MAX: usize = 256;
 
 /// The last requests of a frontend.
 #[derive(Debug, Default)]
@@ -34,8 +39,9 @@ impl Recent {
             self.requests.pop_front();
         }
         self.ended += 1;
+        debug_assert!(id.is_none_or(|id| id.len() <= protocol::ID_BYTES_MAX));
         let (number, id) = (self.ended, id.map(str::to_owned));
-        let outcome = outcome.map_err(ToString::to_string);
+        let outcome = outcome.map_err(|error| error.to_string().chars().take(ERROR_CHARS_MAX).collect());
         self.requests.push_back(Ended { number, id, model: model.into(), outcome });
         number
     }
@@ -159,8 +165,12 @@ mod tests {
             recent.push(None, "digits", Ok(timing()));
         });
         assert_eq!(recent.requests.len(), REQUESTS_MAX);
+        let long = InferError::Failed("x".repeat(100_000));
+        recent.push(Some(&"i".repeat(protocol::ID_BYTES_MAX)), "digits", Err(&long));
+        let kept = recent.requests.back().unwrap();
+        assert_eq!(kept.outcome.as_ref().unwrap_err().len(), ERROR_CHARS_MAX);
         let error = recent.explain("3").unwrap_err().to_string();
-        assert!(error.contains("4 to 4099"), "{error}");
-        assert!(recent.explain("4").is_ok());
+        assert!(error.contains("5 to 4100"), "{error}");
+        assert!(recent.explain("5").is_ok());
     }
 }

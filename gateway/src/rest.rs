@@ -26,10 +26,11 @@ use serde_json::{Value, json};
 use crate::{
     access::{Client, Operation as Op, Refusal, Scope},
     api::ModelStatisticsResponse,
-    compression::{Coding, DecodeError},
+    budget::{Charge, NoRoom},
+    compression::Coding,
     metrics::Stage,
-    protocol::{self, Parameters, json},
-    server::{Caller, IntakeError, Server, Share, check_same_site},
+    protocol::{self, Parameters},
+    server::{BodyMax, Caller, IntakeError, Server, check_same_site, decompressed},
     service::{Service, timing_text},
     settings::Settings,
     trace::{OpenTrace, TraceContext},
@@ -41,6 +42,8 @@ const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-cont
 const REQUEST: HeaderName = HeaderName::from_static("x-downbeat-request");
 /// Where the request's time went; see [`timing_text`].
 const TIMING: HeaderName = HeaderName::from_static("x-downbeat-timing");
+/// Of a request that is not for inference: its JSON becomes a tree.
+const OBJECT_MAX: BodyMax = BodyMax { bytes: 64 << 10, key: "" };
 
 type Reply = Response<Full<Bytes>>;
 
@@ -220,21 +223,15 @@ async fn route(caller: &Caller, request: Request<Incoming>, coding: Option<Codin
             Ok(json_reply(StatusCode::ACCEPTED, &json!({})))
         }
         Change(change) => {
-            let (body, share) = read_body(server, request).await?;
-            let body = read_object(&body)?;
-            drop(share);
+            let body = read_object(caller, request).await?;
             Ok(change(&server.service, at, &body)?)
         }
         ChangeOwn(change) => {
-            let (body, share) = read_body(server, request).await?;
-            let body = read_object(&body)?;
-            drop(share);
+            let body = read_object(caller, request).await?;
             Ok(change(&server.service, caller.client(), at, &body)?)
         }
         ChangeModel(to) => {
-            let (body, share) = read_body(server, request).await?;
-            let body = read_object(&body)?;
-            drop(share);
+            let body = read_object(caller, request).await?;
             let parameters = body.get("parameters").and_then(Value::as_object);
             let names = parameters.into_iter().flat_map(|parameters| parameters.keys());
             server.service.change_model(to, at.model, names.map(String::as_str)).await?;
@@ -334,19 +331,17 @@ async fn infer_traced(
     let (index, submitted) = {
         // Before anything can be refused: a connection whose request was read to its end goes on.
         let began = server.service.desk.now();
-        let (body, _share) = read_body(server, request).await?;
+        let (body, charge) = read_body(caller, request, BodyMax::infer(&server.limits())).await?;
         let model = server.service.find(at.model, at.version)?;
         server.service.record.observe(model.0, Stage::Receive, server.service.desk.now() - began);
         trace.stage(Stage::Receive, began);
-        let json_part;
         let mut parsed = if is_picture {
-            protocol::picture_request(&model.1, &body, query)?
+            protocol::picture_request(&model.1, body, query)?
         } else {
-            let (json, binary) = json::split_body(&body, header_length)?;
-            json_part = json;
-            json::parse_request(&json_part, binary)?
+            server.service.parse(&model.1, body, header_length, &charge).await?
         };
-        server.service.decode_pictures(&model, &mut parsed, trace).await?;
+        server.service.decode_pictures(&model, &mut parsed, &charge, trace).await?;
+        server.service.read_elements(&model.1, &mut parsed, &charge).await?;
         let index = model.0;
         let submitted = server.service.submit(model, parsed, None, caller.shared_memory());
         (index, submitted.inspect_err(|error| trace.failed(error))?)
@@ -354,7 +349,7 @@ async fn infer_traced(
     };
     let answer = submitted.wait(trace).await?;
     let answered = server.service.desk.now();
-    let encoded = json::encode_reply(&answer.model, answer.id.as_deref(), &answer.outputs, &answer.reply);
+    let encoded = protocol::json::encode_reply(&answer.model, answer.id.as_deref(), &answer.outputs, &answer.reply);
     let content_type = if encoded.header_length.is_some() { "application/octet-stream" } else { "application/json" };
     let mut response = Response::new(Full::from(encoded.body));
     let headers = response.headers_mut();
@@ -383,46 +378,42 @@ fn header_length(request: &Request<Incoming>) -> Result<Option<usize>, Failure> 
     }
 }
 
-/// Collects a body in the pieces in which it comes, and decodes it. Its share of the common budget is held as long as
-/// its bytes are.
-async fn read_body(server: &Server, request: Request<Incoming>) -> Result<(Rope, Share), Failure> {
-    let coding = match request.headers().get(CONTENT_ENCODING) {
-        None => None,
-        Some(identity) if identity == "identity" => None,
-        Some(name) => Some(name.to_str().ok().and_then(Coding::from_name).ok_or_else(|| {
-            let message = format!("Content-Encoding: found {name:?}, expected gzip or deflate");
-            Failure::closing(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
-        })?),
-    };
-    let mut body = server.intake(request.into_body(), false);
-    let share = body.share();
-    let mut rope = Rope::default();
-    while let Some(frame) = body.frame().await {
-        if let Ok(piece) = frame?.into_data() {
-            rope.push(piece);
+/// Collects a body in the pieces in which it comes, and decompresses it. What holds its bytes comes with it.
+async fn read_body(caller: &Caller, request: Request<Incoming>, max: BodyMax) -> Result<(Rope, Charge), Failure> {
+    let coding = content_coding(&request)?;
+    let (body, charge) = caller.intake(request.into_body(), Some(max)).all().await?;
+    let Some(coding) = coding else { return Ok((body, charge)) };
+    let decoded = decompressed(&caller.server.service.pool, coding, body, &charge, max).await;
+    // It was read to its end, so the connection goes on.
+    Ok((decoded.map_err(|error| Failure { close: false, ..error.into() })?.into(), charge))
+}
+
+/// How a body is compressed; never more than once.
+fn content_coding(request: &Request<Incoming>) -> Result<Option<Coding>, Failure> {
+    let mut fields = request.headers().get_all(CONTENT_ENCODING).iter();
+    let (found, others) = (fields.next(), fields.next());
+    match found {
+        None => Ok(None),
+        Some(identity) if identity == "identity" && others.is_none() => Ok(None),
+        Some(name) => {
+            let coding = name.to_str().ok().filter(|_| others.is_none()).and_then(Coding::from_name);
+            coding.map(Some).ok_or_else(|| {
+                let more = if others.is_some() { " and another one" } else { "" };
+                let message = format!("Content-Encoding: found {name:?}{more}, expected gzip or deflate");
+                Failure::closing(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
+            })
         }
     }
-    let Some(coding) = coding else { return Ok((rope, share)) };
-    let max = server.limits().body_bytes_max;
-    let decoded = coding.decode(&rope, max, |bytes| share.grow(bytes) <= server.limits().bodies_bytes_max).await;
-    let decoded = decoded.map_err(|error| match error {
-        DecodeError::TooLarge => IntakeError::TooLarge { found: "more decoded".to_owned(), max }.into(),
-        DecodeError::Refused => IntakeError::TooMuch.into(),
-        DecodeError::Malformed(cause) => {
-            Failure::new(StatusCode::BAD_REQUEST, format!("body: it is not {}: {cause}", coding.name()))
-        }
-    });
-    // It was read to its end, so the connection goes on.
-    Ok((decoded.map_err(|failure: Failure| Failure { close: false, ..failure })?, share))
 }
 
 /// A body that is a JSON object; nothing counts as an empty one.
-fn read_object(body: &Rope) -> Result<Settings, InferError> {
+async fn read_object(caller: &Caller, request: Request<Incoming>) -> Result<Settings, Failure> {
+    let (body, _charge) = read_body(caller, request, OBJECT_MAX).await?;
     if body.is_empty() {
         return Ok(Settings::new());
     }
-    serde_json::from_slice(&body.joined())
-        .map_err(|error| InferError::Invalid(format!("body: {error}; expected a JSON object")))
+    let object = serde_json::from_slice(&body.joined());
+    object.map_err(|error| InferError::Invalid(format!("body: {error}; expected a JSON object")).into())
 }
 
 async fn compressed(reply: Reply, coding: Coding) -> Reply {
@@ -520,11 +511,14 @@ impl From<IntakeError> for Failure {
     fn from(error: IntakeError) -> Self {
         let status = match &error {
             IntakeError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            IntakeError::TooMuch => StatusCode::SERVICE_UNAVAILABLE,
+            IntakeError::NoRoom(NoRoom::Client { .. }) => StatusCode::TOO_MANY_REQUESTS,
+            IntakeError::NoRoom(NoRoom::All { .. }) | IntakeError::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
             IntakeError::Late(_) => StatusCode::REQUEST_TIMEOUT,
-            IntakeError::Broken(_) => StatusCode::BAD_REQUEST,
+            IntakeError::Malformed(_) | IntakeError::Broken(_) => StatusCode::BAD_REQUEST,
         };
-        Self::closing(status, error.to_string())
+        let is_greedy = status == StatusCode::TOO_MANY_REQUESTS;
+        let header = is_greedy.then_some((RETRY_AFTER, HeaderValue::from_static("1")));
+        Self { header, ..Self::closing(status, error.to_string()) }
     }
 }
 
@@ -549,7 +543,8 @@ impl From<InferError> for Failure {
             | InferError::LoadedAnew { .. }
             | InferError::ChangesFull
             | InferError::ArenaFull { .. }
-            | InferError::ImagesFull
+            | InferError::DecodersFull { .. }
+            | InferError::MemoryFull(_)
             | InferError::SchedulerLost
             | InferError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
         };

@@ -3,17 +3,21 @@
 use std::{
     cell::{Cell, RefCell},
     rc::Rc,
-    sync::{Arc, atomic::AtomicUsize},
 };
 
-use hyper::body::Incoming;
 use tokio_rustls::TlsAcceptor;
 
-use crate::{access::Access, config::Limits, connection::places::Places, service::Service};
+use crate::{
+    access::{Access, Client},
+    budget::Budget,
+    config::Limits,
+    connection::places::Places,
+    service::Service,
+};
 pub use caller::Caller;
 use drain::Drain;
 pub use gate::Gate;
-pub use intake::{Intake, IntakeError, Share};
+pub use intake::{BodyMax, Intake, IntakeError, decompressed};
 use scrape::Scrape;
 pub use site::Hosts;
 pub(crate) use site::check_same_site;
@@ -22,7 +26,6 @@ mod caller;
 mod drain;
 mod gate;
 mod intake;
-mod messages;
 mod scrape;
 mod site;
 
@@ -43,7 +46,7 @@ pub struct Server {
     pub(crate) scrape: Scrape,
     pub(crate) drain: Drain,
     access: RefCell<Access>,
-    bodies_bytes: Arc<AtomicUsize>,
+    budget: RefCell<Budget<Client>>,
     /// Bytes of replies that clients have not taken in.
     untaken_bytes: Cell<usize>,
     /// gRPC's requests for health that have not been read.
@@ -65,7 +68,7 @@ impl Server {
             scrape: Scrape::default(),
             drain: Drain::default(),
             access: RefCell::new(Access::new(grants, limits.requests_max)),
-            bodies_bytes: Arc::default(),
+            budget: RefCell::new(Budget::new(limits.bodies_bytes_max)),
             untaken_bytes: Cell::new(0),
             probes: Cell::new(0),
         })
@@ -76,6 +79,7 @@ impl Server {
     pub fn reload(&self, gate: Gate) {
         let Gate { limits, grants, tls, hosts, shared_memory } = gate;
         self.limits.set(limits);
+        self.budget.borrow().set_max(limits.bodies_bytes_max);
         self.tls.replace(tls);
         self.hosts.replace(hosts);
         let mut access = self.access.borrow_mut();
@@ -95,11 +99,10 @@ impl Server {
         self.tls.borrow().clone()
     }
 
-    /// A body as it is to be read: bounded, counted and timed. In a stream of messages only single ones are bounded.
+    /// Bytes that all requests hold now, of `bodies_bytes_max`.
     #[must_use]
-    pub fn intake(&self, body: Incoming, is_stream: bool) -> Intake {
-        let refusals = self.service.record.refusals().clone();
-        Intake::new(body, self.limits(), &self.bodies_bytes, refusals, is_stream)
+    pub fn bodies_bytes(&self) -> usize {
+        self.budget.borrow().held()
     }
 
     /// Begins to end: nothing new is taken in, what is under way is answered.

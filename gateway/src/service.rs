@@ -25,9 +25,11 @@ use crate::{
         ModelStatistics, RepositoryIndexResponse, ServerMetadataResponse, model_metadata_response::TensorMetadata,
         repository_index_response::ModelIndex,
     },
-    image::Decoders,
+    budget::{Charge, NoRoom},
+    image,
     metrics::Stage,
-    protocol::{self, InferRequest, InputData, OutputChoice, OutputForm, RequestInput},
+    pool::{AT_ONCE_BYTES_MAX, Pool},
+    protocol::{self, InferRequest, InputData, JsonElements, OutputChoice, OutputForm, RequestInput, Tensors, json},
     recent::Recent,
     record::Record,
     regions::AllRegions,
@@ -66,7 +68,8 @@ pub struct Service {
     /// What became of the last requests.
     pub recent: RefCell<Recent>,
     is_draining: Cell<bool>,
-    decoders: Decoders,
+    /// Takes apart what is large.
+    pub pool: Pool,
     tracer: RefCell<Tracer>,
     tracing: Option<Rc<Tracing>>,
     log: RefCell<LogSettings>,
@@ -116,7 +119,7 @@ impl Service {
             regions: RefCell::new(AllRegions::new(SHARED_MEMORY_FOLDER)),
             recent: RefCell::default(),
             is_draining: Cell::new(false),
-            decoders: Decoders::new(),
+            pool: Pool::default(),
             tracer: RefCell::default(),
             tracing: None,
             log: RefCell::default(),
@@ -140,7 +143,8 @@ impl Service {
             Some(context) => context.sampled,
             None => self.tracer.borrow_mut().sample(model),
         };
-        if sampled { OpenTrace::new(tracing, context, model, began) } else { OpenTrace::default() }
+        // Whoever names no model may name it at length.
+        if sampled { OpenTrace::new(tracing, context, &excerpt(model), began) } else { OpenTrace::default() }
     }
 
     /// A model and its index in the model table.
@@ -160,7 +164,7 @@ impl Service {
     pub fn submit(
         &self,
         (index, model): (usize, Rc<Model>),
-        request: InferRequest<'_>,
+        request: InferRequest,
         within: Option<Span>,
         regions_of: Option<Client>,
     ) -> Result<Submitted<'_>, InferError> {
@@ -172,19 +176,83 @@ impl Service {
         Ok(Submitted { service: self, pending, model, id: prepared.id, outputs: prepared.outputs, regions_of })
     }
 
+    /// Reads a REST body, large ones in the pool. Numbers in it are not read yet.
+    ///
+    /// # Errors
+    /// Why it is no request, or there is no room.
+    pub async fn parse(
+        &self,
+        model: &Model,
+        body: Rope,
+        header_length: Option<usize>,
+        charge: &Charge,
+    ) -> Result<InferRequest, InferError> {
+        let (json, binary) = json::split_body(body, header_length)?;
+        let tensors = Tensors::of(model);
+        if json.len() <= AT_ONCE_BYTES_MAX {
+            return json::parse_request(&json.joined(), binary, tensors);
+        }
+        if json.pieces().len() > 1 {
+            // Once more in one piece.
+            charge.grow(json.len()).map_err(no_room)?;
+        }
+        // Names, and what the parser remembers of strings and of nesting.
+        let room = charge.beside(json.len()).map_err(no_room)?;
+        let parse = move || {
+            let _room = room;
+            json::parse_request(&json.joined(), binary, tensors)
+        };
+        self.pool.run(charge, parse).await?
+    }
+
+    /// Reads the numbers of a request with a large JSON body in the pool; those of others are read when it is
+    /// submitted.
+    ///
+    /// # Errors
+    /// Why they are not what the model takes, or there is no room.
+    pub async fn read_elements(
+        &self,
+        model: &Model,
+        request: &mut InferRequest,
+        charge: &Charge,
+    ) -> Result<(), InferError> {
+        let json_bytes = |input: &RequestInput| match &input.data {
+            Some(InputData::Json(json)) => json.len(),
+            _ => 0,
+        };
+        if request.inputs.iter().map(json_bytes).sum::<usize>() <= AT_ONCE_BYTES_MAX {
+            return Ok(());
+        }
+        let mut unread = Vec::new();
+        for at in 0..request.inputs.len() {
+            unread.extend(JsonElements::of_input(model, &request.inputs, at)?.map(|elements| (at, elements)));
+        }
+        charge.grow(unread.iter().map(|(_, elements)| elements.bytes_max()).sum()).map_err(no_room)?;
+        let held = charge.clone();
+        let read = move || {
+            let _held = held;
+            unread.into_iter().map(|(at, elements)| Ok((at, elements.read()?))).collect::<Result<Vec<_>, InferError>>()
+        };
+        for (at, bytes) in self.pool.run(charge, read).await?? {
+            request.inputs[at].data = Some(InputData::Bytes(bytes.into()));
+        }
+        Ok(())
+    }
+
     /// Turns pictures (inputs of BYTES) into what the model takes, if it has an image pipeline.
     ///
     /// # Errors
-    /// If a picture cannot be used, or too many are being decoded.
+    /// If a picture cannot be used, or there is no room, or too many wait to be decoded.
     pub async fn decode_pictures(
         &self,
         (index, model): &(usize, Rc<Model>),
-        request: &mut InferRequest<'_>,
+        request: &mut InferRequest,
+        charge: &Charge,
         trace: &mut OpenTrace,
     ) -> Result<(), InferError> {
         let Some(pipeline) = &model.image else { return Ok(()) };
         let tensor = &model.inputs[pipeline.input];
-        let is_picture = |input: &&mut RequestInput<'_>| input.name == tensor.name && input.datatype == "BYTES";
+        let is_picture = |input: &&mut RequestInput| input.name == tensor.name && input.datatype == "BYTES";
         let Some(input) = request.inputs.iter_mut().find(is_picture) else { return Ok(()) };
         let began = self.desk.now();
         let pictures = protocol::pictures(input, model.max_batch)?;
@@ -192,7 +260,7 @@ impl Service {
         input.datatype = tensor.datatype.name().to_owned();
         let mut data = Rope::default();
         for picture in pictures {
-            data.push(self.decoders.run(pipeline.clone(), tensor.clone(), picture).await?.into());
+            data.push(image::decoded(&self.pool, charge, pipeline.clone(), tensor.clone(), picture).await?.into());
         }
         input.data = Some(InputData::Bytes(data));
         self.record.observe(*index, Stage::Preprocess, self.desk.now() - began);
@@ -436,6 +504,11 @@ pub fn timing_text(timing: &Timing) -> String {
         text.push_str(digits.format(value));
     }
     text
+}
+
+/// What a request would become finds no room.
+pub(crate) fn no_room(full: NoRoom) -> InferError {
+    InferError::MemoryFull(format!("the request: {full}"))
 }
 
 fn model_config(model: &Model) -> ModelConfig {

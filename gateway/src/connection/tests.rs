@@ -349,6 +349,7 @@ async fn is_served(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     assert_eq!((heard.status, &heard.json()["outputs"][0]["data"]), (200, &json!([2, 4, 6, 8])), "{heard:?}");
 }
 
+mod budgets;
 mod drain;
 mod errors;
 mod grpc;

@@ -4,7 +4,6 @@ use std::fmt::{self, Write as _};
 
 use frontend::excerpt;
 use repository::DataType;
-use serde_json::value::RawValue;
 
 /// Reads exactly `elements` numbers (or booleans), nested in arrays in any way, as bytes.
 ///
@@ -13,14 +12,13 @@ use serde_json::value::RawValue;
 ///
 /// # Errors
 /// What was found and expected, in one line.
-pub fn read_json(datatype: DataType, elements: usize, json: &RawValue) -> Result<Vec<u8>, String> {
+pub fn read_json(datatype: DataType, elements: usize, json: &[u8]) -> Result<Vec<u8>, String> {
     if datatype == DataType::Fp16 {
         return Err("found JSON, expected binary data: FP16 has no JSON form".to_owned());
     }
     let separates = |byte: &u8| matches!(byte, b'[' | b']' | b',' | b' ' | b'\t' | b'\n' | b'\r');
-    let json = json.get().as_bytes();
     let limit = elements * datatype.bytes();
-    let mut bytes = Vec::with_capacity(limit.min(json.len() * datatype.bytes()));
+    let mut bytes = Vec::with_capacity(read_bytes_max(datatype, elements, json.len()));
     for element in json.split(separates).filter(|element| !element.is_empty()) {
         if bytes.len() == limit {
             return Err(format!("found more than the expected {elements} elements"));
@@ -34,6 +32,12 @@ pub fn read_json(datatype: DataType, elements: usize, json: &RawValue) -> Result
         return Err(format!("found {} elements, expected {elements}", bytes.len() / datatype.bytes()));
     }
     Ok(bytes)
+}
+
+/// Bytes that [`read_json`] yields at most: each element has a character, and another one before the next.
+#[must_use]
+pub fn read_bytes_max(datatype: DataType, elements: usize, json_bytes: usize) -> usize {
+    elements.min(json_bytes.div_ceil(2)) * datatype.bytes()
 }
 
 /// Appends an element. Rust reads every number that JSON can write; what else it reads as one, JSON cannot write.
@@ -136,7 +140,7 @@ fn half_to_f32(half: u16) -> f32 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use serde_json::{Value, json};
+    use serde_json::{Value, json, value::RawValue};
 
     fn round_trip(datatype: DataType, bytes: &[u8]) -> Vec<u8> {
         let mut json = String::from("[");
@@ -145,8 +149,8 @@ mod tests {
         read_json(datatype, bytes.len() / datatype.bytes(), raw(&json).unwrap()).unwrap()
     }
 
-    fn raw(json: &str) -> serde_json::Result<&RawValue> {
-        serde_json::from_str(json)
+    fn raw(json: &str) -> serde_json::Result<&[u8]> {
+        serde_json::from_str::<&RawValue>(json).map(|raw| raw.get().as_bytes())
     }
 
     /// Arrays of numbers, and now and then of something else.

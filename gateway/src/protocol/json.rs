@@ -13,14 +13,16 @@ use frontend::{
     tasks::Reply,
 };
 use repository::Model;
-use serde::Deserialize;
-use serde_json::{json, value::RawValue};
+use serde_json::json;
 
 use super::{
-    InferRequest, InputData, OutputChoice, OutputForm, Parameters, RequestInput, RequestedOutput,
+    InferRequest, InputData, OutputChoice, OutputForm, Parameters, RequestInput, RequestedOutput, Tensors,
     classes::{Shown, shown},
     elements, region_parameters,
 };
+use read::{RawInput, RawOutput, read};
+
+mod read;
 
 /// A body's bytes.
 #[derive(Debug)]
@@ -31,41 +33,12 @@ pub struct EncodedReply {
     pub header_length: Option<usize>,
 }
 
-#[derive(Deserialize)]
-struct RawRequest<'a> {
-    id: Option<String>,
-    #[serde(default)]
-    parameters: Parameters,
-    #[serde(borrow)]
-    inputs: Vec<RawInput<'a>>,
-    #[serde(default)]
-    outputs: Vec<RawOutput>,
-}
-
-#[derive(Deserialize)]
-struct RawInput<'a> {
-    name: String,
-    shape: Vec<usize>,
-    datatype: String,
-    #[serde(default)]
-    parameters: Parameters,
-    #[serde(borrow)]
-    data: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct RawOutput {
-    name: String,
-    #[serde(default)]
-    parameters: Parameters,
-}
-
 /// A body's JSON object and the binary inputs that follow it. `header_length` is the value of
 /// `Inference-Header-Content-Length`, if the client sent it.
 ///
 /// # Errors
 /// If the body is shorter.
-pub fn split_body(body: &Rope, header_length: Option<usize>) -> Result<(Bytes, Rope), InferError> {
+pub fn split_body(mut body: Rope, header_length: Option<usize>) -> Result<(Rope, Rope), InferError> {
     let json_bytes = header_length.unwrap_or(body.len());
     if json_bytes > body.len() {
         return Err(invalid(
@@ -74,18 +47,21 @@ pub fn split_body(body: &Rope, header_length: Option<usize>) -> Result<(Bytes, R
             format_args!("at most the length of the body, {}", body.len()),
         ));
     }
-    Ok((body.slice(0..json_bytes).joined(), body.slice(json_bytes..body.len())))
+    let json = body.split_to(json_bytes);
+    Ok((json, body))
 }
 
-/// Reads a body's two parts.
+/// Reads a body's two parts. Takes steps for its bytes, its pieces and its inputs, and no memory for what means
+/// nothing.
 ///
 /// # Errors
 /// [`InferError::Invalid`], which names the field, what was found and what was expected.
-pub fn parse_request(json: &[u8], mut binary: Rope) -> Result<InferRequest<'_>, InferError> {
-    let raw: RawRequest<'_> = serde_json::from_slice(json)
+pub fn parse_request(json: &Bytes, mut binary: Rope, tensors: Tensors) -> Result<InferRequest, InferError> {
+    let raw = read(json, tensors)
         .map_err(|error| InferError::Invalid(format!("the request is not a JSON object of this protocol: {error}")))?;
     let mut inputs = Vec::with_capacity(raw.inputs.len());
     for RawInput { name, shape, datatype, parameters, data } in raw.inputs {
+        let data = data.map(|data| json.slice_ref(data.get().as_bytes()));
         let data = input_data(&name, &parameters, data, &mut binary)?;
         inputs.push(RequestInput { name, datatype, shape, parameters, data });
     }
@@ -98,12 +74,12 @@ pub fn parse_request(json: &[u8], mut binary: Rope) -> Result<InferRequest<'_>, 
 }
 
 /// An input's data: in the JSON object, at the front of `binary`, or in neither.
-fn input_data<'a>(
+fn input_data(
     name: &str,
     parameters: &Parameters,
-    json: Option<&'a RawValue>,
+    json: Option<Bytes>,
     binary: &mut Rope,
-) -> Result<Option<InputData<'a>>, InferError> {
+) -> Result<Option<InputData>, InferError> {
     let field = |rest: &str| format!("inputs['{}'].{rest}", excerpt(name));
     let Some(size) = parameters.get("binary_data_size") else { return Ok(json.map(InputData::Json)) };
     if json.is_some() {
@@ -116,9 +92,7 @@ fn input_data<'a>(
         let left = format!("at most the {} bytes that the body has left", binary.len());
         return Err(invalid(&field("parameters.binary_data_size"), size, left));
     }
-    let data = binary.slice(0..size);
-    *binary = binary.slice(size..binary.len());
-    Ok(Some(InputData::Bytes(data)))
+    Ok(Some(InputData::Bytes(binary.split_to(size))))
 }
 
 /// Writes a reply's body.

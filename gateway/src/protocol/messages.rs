@@ -16,18 +16,20 @@ use serde_json::Value;
 use super::{
     InferRequest, InputData, OutputChoice, OutputForm, Parameters, RequestInput, RequestedOutput,
     classes::{Shown, shown},
-    region_parameters,
+    known_parameter, region_parameters,
 };
 use crate::api::{
     InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, infer_parameter::ParameterChoice,
     model_infer_response::InferOutputTensor,
 };
 
+pub mod outline;
+
 /// Reads a request; its model's name and version are the caller's to look at.
 ///
 /// # Errors
 /// [`InferError::Invalid`], which names the field, what was found and what was expected.
-pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest<'static>, InferError> {
+pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest, InferError> {
     let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = message;
     let in_body = inputs.iter().filter(|input| !input.parameters.contains_key("shared_memory_region")).count();
     if !raw.is_empty() && raw.len() != in_body {
@@ -135,7 +137,8 @@ fn to_values(parameters: BTreeMap<String, InferParameter>) -> Parameters {
         Some(ParameterChoice::Uint64Param(number)) => number.into(),
         None => Value::Null,
     };
-    parameters.into_iter().map(|(key, parameter)| (key, value(parameter))).collect()
+    let known = parameters.into_iter().filter(|(key, _)| known_parameter(key).is_some());
+    known.map(|(key, parameter)| (key, value(parameter))).collect()
 }
 
 fn to_parameter(value: &Value) -> InferParameter {

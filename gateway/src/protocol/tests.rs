@@ -23,9 +23,9 @@ fn parse(json: &str, binary: &[u8]) -> Result<Prepared, InferError> {
 }
 
 fn parse_body(body: &Rope, header_length: Option<usize>) -> Result<Prepared, InferError> {
-    let (json, binary) = json::split_body(body, header_length)?;
-    let regions = Regions::new("/nonexistent");
-    prepare(&two_by_two(), 4, json::parse_request(&json, binary)?, None, &regions)
+    let (json, binary) = json::split_body(body.clone(), header_length)?;
+    let (model, regions) = (two_by_two(), Regions::new("/nonexistent"));
+    prepare(&model, 4, json::parse_request(&json.joined(), binary, Tensors::of(&model))?, None, &regions)
 }
 
 fn inputs(request: &Prepared) -> Vec<Vec<u8>> {
@@ -153,6 +153,8 @@ fn inputs_must_be_there_once_with_the_same_rows() {
     assert_eq!(of(a), "inputs: found 1 of 2, expected input 'b' too");
     assert_eq!(of(""), "inputs: found 0 of 2, expected input 'a' too");
     assert_eq!(of(&format!("{a},{a}")), "inputs: found 'a' twice, expected each input once");
+    let error = of(&format!("{a},{b},{a}"));
+    assert!(error.contains("inputs: found more than the model's 2"), "{error}");
     assert_eq!(of(&format!("{a},{b}")), "inputs['b'].shape[0]: found 2, expected 1, as in the inputs before");
 }
 
@@ -160,10 +162,10 @@ fn inputs_must_be_there_once_with_the_same_rows() {
 fn a_client_that_waits_less_has_a_shorter_objective() {
     let within = |millis| {
         let body = Rope::from(JSON.to_owned());
-        let (json, binary) = json::split_body(&body, None).unwrap();
-        let request = json::parse_request(&json, binary).unwrap();
-        let regions = Regions::new("/nonexistent");
-        prepare(&two_by_two(), 4, request, Some(Span::from_millis(millis)), &regions).unwrap().checked.slo
+        let (model, regions) = (two_by_two(), Regions::new("/nonexistent"));
+        let (json, binary) = json::split_body(body, None).unwrap();
+        let request = json::parse_request(&json.joined(), binary, Tensors::of(&model)).unwrap();
+        prepare(&model, 4, request, Some(Span::from_millis(millis)), &regions).unwrap().checked.slo
     };
     assert_eq!((within(10), within(100)), (Span::from_millis(10), Span::from_millis(25)));
 }
@@ -270,7 +272,8 @@ fn pictures_come_one_after_another_each_after_its_length() {
         data: Some(InputData::Bytes(data.to_vec().into())),
     };
     let two = b"\x02\0\0\0ab\0\0\0\0";
-    assert_eq!(pictures(&input(&[2, 1], two), 8).unwrap(), [&b"ab"[..], b""]);
+    let found = pictures(&input(&[2, 1], two), 8).unwrap();
+    assert_eq!(found.iter().map(Rope::joined).collect::<Vec<_>>(), [&b"ab"[..], b""]);
     assert_eq!(pictures(&input(&[2], two), 8).unwrap().len(), 2);
     let wrong: [(&[usize], &[u8]); 6] =
         [(&[1], two), (&[3], two), (&[2], &two[..9]), (&[1], b"\xff\xff\xff\xffab"), (&[9], two), (&[2, 2], two)];
@@ -285,4 +288,75 @@ fn what_a_client_writes_stays_short_and_on_one_line() {
     assert_eq!(excerpt("UIN\n8\r\u{1b}[2J é"), "UIN\u{fffd}8\u{fffd}\u{fffd}[2J é");
     let long = "é".repeat(65);
     assert_eq!((excerpt(&long), excerpt(&long[2..])), ("é".repeat(64) + "...", "é".repeat(64)));
+}
+
+#[test]
+fn what_means_nothing_is_skipped_and_what_is_too_much_is_refused() {
+    let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+    let objects = format!("[{}{{}}]", "{},".repeat(100_000));
+    let with = |extra: &str| parse(&JSON.replace(r#""id":"7""#, extra), &[]);
+    for nothing in [
+        format!(r#""parameters":{{"mine":{objects},"m\u0069ne":{deep}}}"#),
+        format!(r#""mine":{deep},"id":null"#),
+        format!(r#""parameters":{{{}"timeout":25000}}"#, r#""mine":{},"#.repeat(100_000)),
+    ] {
+        assert_eq!(with(&nothing).unwrap().checked.slo, Span::from_millis(25));
+    }
+    let long = "x".repeat(600);
+    let cases = [
+        (format!(r#""id":"{long}""#), "id: found 600 bytes, expected at most 256"),
+        (format!(r#""parameters":{{"timeout":{objects}}}"#), "parameters.timeout: found"),
+        (format!(r#""parameters":{{"timeout":"{long}"}}"#), "found 602 bytes, expected at most 512"),
+        (r#""id":"7","id":"8""#.to_owned(), "twice, expected it once"),
+        (
+            format!(r#""outputs":[{}{{"name":"x"}}]"#, r#"{"name":"x"},"#.repeat(9)),
+            "outputs: found more than the model's 2",
+        ),
+    ];
+    for (extra, expected) in cases {
+        let error = with(&extra).unwrap_err().to_string();
+        assert!(error.contains(expected) && !error.contains('\n'), "found `{error}`, expected `{expected}`");
+    }
+    let dims = JSON.replace("[2,3]", &format!("[{}1]", "1,".repeat(100)));
+    assert!(parse(&dims, &[]).unwrap_err().to_string().contains("shape: found more than the most dimensions, 64"));
+    assert_eq!(with(&format!(r#""id":"{}""#, &long[..256])).unwrap().id.unwrap().len(), 256);
+}
+
+#[test]
+fn parts_of_a_body_in_a_million_pieces_are_found_without_going_through_them() {
+    let inputs = |count: usize| {
+        let input = r#"{"name":"a","shape":[1,3],"datatype":"UINT8","parameters":{"binary_data_size":0}}"#;
+        Bytes::from(format!(r#"{{"inputs":[{}]}}"#, vec![input; count].join(",")))
+    };
+    let mut binary = Rope::default();
+    (0..1_000_000).for_each(|_| binary.push(Bytes::from_static(b"x")));
+    // A thousand times a million steps would take minutes.
+    let tensors = Tensors { inputs: 1000, outputs: 1 };
+    let error = json::parse_request(&inputs(1000), binary, tensors).unwrap_err().to_string();
+    assert_eq!(error, "body: found 1000000 bytes after the last binary input, expected none");
+}
+
+#[test]
+fn an_input_that_is_named_twice_is_not_read_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("shm"), [7; 8]).unwrap();
+    let mut regions = Regions::new(folder.path());
+    regions.register("r", "shm", 0, 8).unwrap();
+    let input = |name: &str| RequestInput {
+        name: name.to_owned(),
+        datatype: "UINT8".to_owned(),
+        shape: vec![1, 3],
+        parameters: [("shared_memory_region".into(), json!("r")), ("shared_memory_byte_size".into(), json!(3))]
+            .into_iter()
+            .collect(),
+        data: None,
+    };
+    let prepared = |inputs| {
+        let request = InferRequest { id: None, parameters: Parameters::new(), inputs, outputs: Vec::new() };
+        prepare(&two_by_two(), 0, request, None, &regions).unwrap_err().to_string()
+    };
+    assert_eq!(prepared(vec![input("a"), input("a")]), "inputs: found 'a' twice, expected each input once");
+    let mut long = input("a");
+    long.parameters["shared_memory_region"] = json!("r".repeat(300));
+    assert!(prepared(vec![long]).contains("shared_memory_region: found \"rrr"));
 }

@@ -2,14 +2,15 @@
 
 use std::rc::Rc;
 
-use hyper::{Request, header::AUTHORIZATION};
+use hyper::{Request, body::Incoming, header::AUTHORIZATION};
 
-use super::Server;
+use super::{BodyMax, Intake, Server};
 use crate::{
     access::{
         Client, GrantId, Load, Operation, Refusal, Scope,
         client::{add, sub},
     },
+    budget::Account,
     connection::activity::Activity,
     grpc,
     metrics::Cause,
@@ -30,6 +31,7 @@ pub struct Caller {
     pub server: Rc<Server>,
     grant: GrantId,
     client: Client,
+    account: Account,
     load: Rc<Load>,
     lane: Lane,
 }
@@ -133,6 +135,14 @@ impl Caller {
         sub(&self.server.untaken_bytes, bytes);
     }
 
+    /// A body of its request as it is to be read: bounded, charged to it and timed. Without a bound it is a stream of
+    /// messages.
+    #[must_use]
+    pub fn intake(&self, body: Incoming, max: Option<BodyMax>) -> Intake {
+        let refusals = self.server.service.record.refusals().clone();
+        Intake::new(body, self.server.limits(), max, self.account.charge(), refusals)
+    }
+
     fn on_refusal(&self, refusal: &Refusal) {
         self.server.service.record.refusals().count(Cause::from(refusal));
     }
@@ -191,7 +201,8 @@ impl Uncounted<'_> {
             }
             Lane::Glance => {}
         }
-        Ok(Caller { server: Rc::clone(server), grant, client, load: Rc::clone(load), lane })
+        let account = server.budget.borrow_mut().account(client);
+        Ok(Caller { server: Rc::clone(server), grant, client, account, load: Rc::clone(load), lane })
     }
 
     fn check_untaken(&self) -> Result<(), Refusal> {

@@ -1,45 +1,62 @@
-//! Step 1: a request's body as it comes in: bounded, counted against what all bodies may take up together, and timed.
+//! Step 1: a request's body as it comes in: bounded, charged to its client, and timed.
 
 use std::{
+    future::poll_fn,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use frontend::rope::{Gather, Rope};
+use hyper::body::{Body, Incoming};
 use thiserror::Error;
 use tokio::time::{Sleep, sleep};
 
-use super::messages::Messages;
 use crate::{
+    budget::{Charge, NoRoom},
+    compression::{Coding, Decoding, PIECE_BYTES},
     config::Limits,
     metrics::{Cause, Refusals},
+    pool::Pool,
 };
 
-/// Why a body was not read to its end.
+/// Why a body was not read to its end, or not taken apart.
 #[derive(Debug, Error)]
 pub enum IntakeError {
     /// It is larger than one body may be.
-    #[error("body: found {found} bytes, expected at most {max} (body_bytes_max)")]
+    #[error("body: found {found} bytes, expected at most {max}{key}")]
     TooLarge {
         /// What was announced, or `more`.
         found: String,
         /// The limit.
         max: usize,
+        /// In brackets, if it is configured; else nothing.
+        key: &'static str,
     },
-    /// All bodies together are larger than they may be.
-    #[error("the bodies of all requests together exceed bodies_bytes_max; send less at once")]
-    TooMuch,
+    /// Its client, or all of them, hold too much already.
+    #[error("body: {0}")]
+    NoRoom(#[from] NoRoom),
     /// It took too long.
     #[error("body: incomplete after {0:?}, the time that a client has for it (body_timeout_ms)")]
     Late(std::time::Duration),
+    /// It is not what its encoding says.
+    #[error("body: it is not {0}")]
+    Malformed(String),
+    /// Too much of its client waits to be taken apart.
+    #[error("body: {0}")]
+    Busy(frontend::InferError),
     /// The connection failed.
     #[error("body: {0}")]
     Broken(#[from] hyper::Error),
+}
+
+/// What one body may be.
+#[derive(Debug, Clone, Copy)]
+pub struct BodyMax {
+    /// In bytes.
+    pub bytes: usize,
+    /// For messages: the key that sets it, in brackets; nothing if it is fixed.
+    pub key: &'static str,
 }
 
 /// A body that is being received.
@@ -47,128 +64,156 @@ pub enum IntakeError {
 pub struct Intake {
     body: Incoming,
     limits: Limits,
+    /// Of all of it; without one, single messages are bounded by who reads them.
+    max: Option<BodyMax>,
     received: usize,
-    share: Share,
+    charge: Charge,
     refusals: Refusals,
     /// When the body must be there, or the message of a stream that has begun; a stream itself may stay open.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Of a stream.
-    messages: Option<Messages>,
 }
 
-/// What a body has of the common budget; given back when the last clone is dropped, or before.
-#[derive(Debug, Clone)]
-pub struct Share(Arc<ShareInner>);
+impl BodyMax {
+    /// That of requests for inference.
+    #[must_use]
+    pub fn infer(limits: &Limits) -> Self {
+        Self { bytes: limits.body_bytes_max, key: " (body_bytes_max)" }
+    }
 
-#[derive(Debug)]
-struct ShareInner {
-    total: Arc<AtomicUsize>,
-    own: AtomicUsize,
+    /// Says that it is exceeded.
+    #[must_use]
+    pub fn exceeded(self, found: impl ToString) -> IntakeError {
+        IntakeError::TooLarge { found: found.to_string(), max: self.bytes, key: self.key }
+    }
 }
 
 impl Intake {
     pub(super) fn new(
         body: Incoming,
         limits: Limits,
-        total: &Arc<AtomicUsize>,
+        max: Option<BodyMax>,
+        charge: Charge,
         refusals: Refusals,
-        is_stream: bool,
     ) -> Self {
-        let share = Share(Arc::new(ShareInner { total: Arc::clone(total), own: AtomicUsize::new(0) }));
-        let deadline = (!is_stream).then(|| Box::pin(sleep(limits.body_timeout)));
-        let messages = is_stream.then(Messages::default);
-        Self { body, limits, received: 0, share, refusals, deadline, messages }
+        let deadline = max.is_some().then(|| Box::pin(sleep(limits.body_timeout)));
+        Self { body, limits, max, received: 0, charge, refusals, deadline }
     }
 
-    /// What the body takes up. Whoever keeps its bytes keeps a clone.
+    /// What holds the bytes that were received.
     #[must_use]
-    pub fn share(&self) -> Share {
-        self.share.clone()
+    pub fn charge(&self) -> &Charge {
+        &self.charge
+    }
+
+    /// A message of a stream has been begun: it has a time of its own, as the body of another call has.
+    pub fn handle_begun(&mut self) {
+        if self.max.is_none() {
+            let timeout = self.limits.body_timeout;
+            self.deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        }
+    }
+
+    /// The message that was begun is here.
+    pub fn handle_ended(&mut self) {
+        if self.max.is_none() {
+            self.deadline = None;
+        }
+    }
+
+    /// The next piece, charged; nothing at the end. May be dropped and asked for again.
+    ///
+    /// # Errors
+    /// Why there is no more of it.
+    pub async fn piece(&mut self) -> Result<Option<Bytes>, IntakeError> {
+        poll_fn(|context| self.poll_piece(context)).await
+    }
+
+    /// All of it, in few pieces, and what holds them.
+    ///
+    /// # Errors
+    /// Why it is not to be had.
+    pub async fn all(mut self) -> Result<(Rope, Charge), IntakeError> {
+        let mut gather = Gather::default();
+        let mut poll = |context: &mut Context<'_>| {
+            let polled = self.poll_piece(context);
+            if polled.is_pending() {
+                gather.settle();
+            }
+            polled.map(|piece| piece.map(|piece| piece.map(|piece| gather.push(piece))))
+        };
+        while poll_fn(&mut poll).await?.is_some() {}
+        Ok((gather.finish(), self.charge))
+    }
+
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, IntakeError>> {
+        let announced = self.body.size_hint().lower();
+        if let Some(max) = self.max.filter(|max| announced > max.bytes as u64) {
+            return Poll::Ready(Err(self.refuse(max.exceeded(announced))));
+        }
+        loop {
+            let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
+                // A body that is there already needs no timer.
+                let Some(deadline) = &mut self.deadline else { return Poll::Pending };
+                ready!(deadline.as_mut().poll(context));
+                if self.max.is_none() {
+                    self.refusals.count(Cause::Stream);
+                }
+                return Poll::Ready(Err(IntakeError::Late(self.limits.body_timeout)));
+            };
+            let Some(frame) = frame.transpose()? else { return Poll::Ready(Ok(None)) };
+            // Trailers mean nothing here.
+            let Ok(piece) = frame.into_data() else { continue };
+            self.take_in(piece.len())?;
+            return Poll::Ready(Ok(Some(piece)));
+        }
+    }
+
+    fn take_in(&mut self, bytes: usize) -> Result<(), IntakeError> {
+        self.received += bytes;
+        if let Some(max) = self.max.filter(|max| self.received > max.bytes) {
+            return Err(self.refuse(max.exceeded("more")));
+        }
+        self.charge.grow(bytes).map_err(|full| self.refuse(full.into()))
     }
 
     fn refuse(&self, error: IntakeError) -> IntakeError {
         self.refusals.count(Cause::Body);
         error
     }
-
-    fn take_in(&mut self, bytes: usize) -> Result<(), IntakeError> {
-        self.received += bytes;
-        let max = self.limits.body_bytes_max;
-        if self.messages.is_none() && self.received > max {
-            return Err(self.refuse(IntakeError::TooLarge { found: "more".to_owned(), max }));
-        }
-        if self.share.grow(bytes) > self.limits.bodies_bytes_max {
-            return Err(self.refuse(IntakeError::TooMuch));
-        }
-        Ok(())
-    }
 }
 
-impl Body for Intake {
-    type Data = Bytes;
-    type Error = IntakeError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, IntakeError>>> {
-        let (announced, max) = (self.body.size_hint().lower(), self.limits.body_bytes_max);
-        if self.messages.is_none() && announced > max as u64 {
-            let error = IntakeError::TooLarge { found: announced.to_string(), max };
-            return Poll::Ready(Some(Err(self.refuse(error))));
-        }
-        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
-            // A body that is there already needs no timer.
-            if self.messages.as_ref().is_some_and(Messages::is_within) && self.deadline.is_none() {
-                self.deadline = Some(Box::pin(sleep(self.limits.body_timeout)));
-            }
-            let is_late = self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready());
-            return if is_late {
-                if self.messages.is_some() {
-                    self.refusals.count(Cause::Stream);
-                }
-                Poll::Ready(Some(Err(IntakeError::Late(self.limits.body_timeout))))
-            } else {
-                Poll::Pending
-            };
-        };
-        Poll::Ready(frame.map(|frame| {
-            let frame = frame?;
-            if let (Some(messages), Some(bytes)) = (&mut self.messages, frame.data_ref())
-                && messages.handle(bytes)
-            {
-                // The next one has a time of its own.
-                self.deadline = None;
-            }
-            self.take_in(frame.data_ref().map_or(0, Bytes::len))?;
-            Ok(frame)
-        }))
+/// A body as it was before it was compressed. Each piece is charged before the next one is made; if it has several,
+/// that is the pool's work.
+///
+/// # Errors
+/// If it is larger than it may be, or malformed, or there is no room.
+pub async fn decompressed(
+    pool: &Pool,
+    coding: Coding,
+    body: Rope,
+    charge: &Charge,
+    max: BodyMax,
+) -> Result<Bytes, IntakeError> {
+    let room = charge.beside(Decoding::BYTES)?;
+    let mut decoding = coding.decoding(body);
+    if !decode_piece(coding, &mut decoding, charge, max)? {
+        return Ok(decoding.decoded().into());
     }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+    let held = charge.clone();
+    let work = move || {
+        let _room = room;
+        while decode_piece(coding, &mut decoding, &held, max)? {}
+        Ok(decoding.decoded().into())
+    };
+    pool.run(charge, work).await.map_err(IntakeError::Busy)?
 }
 
-impl Share {
-    /// Takes more; yields what all bodies take up together then.
-    pub fn grow(&self, bytes: usize) -> usize {
-        self.0.own.fetch_add(bytes, Relaxed);
-        self.0.total.fetch_add(bytes, Relaxed) + bytes
+/// Whether there is more to decode.
+fn decode_piece(coding: Coding, decoding: &mut Decoding, charge: &Charge, max: BodyMax) -> Result<bool, IntakeError> {
+    let piece = decoding.step().map_err(|cause| IntakeError::Malformed(format!("{}: {cause}", coding.name())))?;
+    if decoding.len() > max.bytes {
+        return Err(max.exceeded("more decoded"));
     }
-
-    /// Gives everything back: the bytes are in slots now.
-    pub fn release(&self) {
-        self.0.total.fetch_sub(self.0.own.swap(0, Relaxed), Relaxed);
-    }
-}
-
-impl Drop for ShareInner {
-    fn drop(&mut self) {
-        self.total.fetch_sub(*self.own.get_mut(), Relaxed);
-    }
+    charge.grow(piece)?;
+    Ok(piece == PIECE_BYTES)
 }

@@ -75,7 +75,7 @@ fn slow_and_torn_bodies_end_and_others_go_on() {
 
 #[test]
 fn bodies_that_are_under_way_share_one_budget() {
-    with_server(Limits { bodies_bytes_max: 150, ..limits() }, async |address, _| {
+    with_server(Limits { bodies_bytes_max: 150, ..limits() }, async |address, peer| {
         let request = post_of(INFER, "", GOOD.as_bytes());
         let mut held = TcpStream::connect(address).await.unwrap();
         held.write_all(&request[..request.len() - 1]).await.unwrap();
@@ -87,7 +87,8 @@ fn bodies_that_are_under_way_share_one_budget() {
             }
         };
         assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
-        assert!(refused.json()["error"].as_str().unwrap().contains("exceed bodies_bytes_max"), "{refused:?}");
+        assert!(refused.json()["error"].as_str().unwrap().contains("exceed bodies_bytes_max (150)"), "{refused:?}");
+        assert_eq!(peer.server.bodies_bytes(), request.len() - 1 - (request.len() - GOOD.len()));
         let heard = ask(&mut held, &request[request.len() - 1..]).await;
         assert_eq!(heard.status, 200, "what was taken in goes on: {heard:?}");
         is_served(&mut TcpStream::connect(address).await.unwrap()).await;
