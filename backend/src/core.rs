@@ -26,6 +26,7 @@ use proto::{
     backend_to_scheduler::{BackendHello, BackendToScheduler},
     clock::{ClockOffset, ClockSync},
     frame::read_frame,
+    frontend_to_scheduler::NAME_BYTES_MAX,
     hello::{Member, MemberHello, SchedulerHello},
     scheduler_to_backend::{BackendWelcome, BatchPlan, SchedulerToBackend},
 };
@@ -459,9 +460,13 @@ impl Core {
                 }
                 Err(_) => {
                     let frontend = frontend.0;
+                    let link_address = excerpt(&link_address);
                     tracing::warn!(frontend, link_address, "the frontend's address is not ip:port; it is not served");
                 }
             },
+            SchedulerToBackend::Load { name, .. } if name.len() > NAME_BYTES_MAX => {
+                self.end(format!("it wants a model loaded whose name has {} bytes", name.len()));
+            }
             SchedulerToBackend::Load { load, name } => self.outputs.push_back(Output::Load { load, name }),
             SchedulerToBackend::Host { load, model } => self.on_host(load, model),
             SchedulerToBackend::Discard { load } => {
@@ -667,6 +672,11 @@ impl Core {
     fn loaded(&self, model: ModelId) -> &Arc<Loaded> {
         &self.joined.as_ref().expect("workers exist once the scheduler's welcome is in").models[&model]
     }
+}
+
+/// A peer's text for our log: short, and on one line whatever is in it.
+fn excerpt(text: &str) -> String {
+    text.chars().take(64).map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
 }
 
 fn encode<M>(message: &M) -> Vec<u8>

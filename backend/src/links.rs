@@ -170,7 +170,8 @@ impl Links {
             if let State::AwaitingRetry { at } = link.state
                 && at <= now
             {
-                self.last += 1;
+                // Below `LinkId::ALL`, whatever a scheduler makes us open.
+                self.last = (self.last + 1).min(LinkId::ALL.0 - 1);
                 link.id = LinkId(self.last);
                 link.state = State::Opening { connection: None };
                 self.actions.push_back(LinkAction::Open { frontend, address: link.address, link: link.id });

@@ -12,7 +12,7 @@ use proto::{
     backend_to_frontend::{LinkHello, LinkWelcome},
     frame::read_frame,
     frontend_to_scheduler::{FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
-    scheduler_to_frontend::{FENCED_TASKS_MAX, ModelState, SchedulerLoad, SchedulerToFrontend},
+    scheduler_to_frontend::{FENCED_TASKS_MAX, ModelState, REASON_BYTES_MAX, SchedulerLoad, SchedulerToFrontend},
 };
 use transport::{ConnectionId, Event};
 
@@ -22,7 +22,7 @@ use crate::{
     arena::Arena,
     changes::{ChangeOutput, Changes},
     error::InferError,
-    models::{ModelTable, Offer, ServedModel},
+    models::{ModelTable, Offer, ServedModel, excerpt},
     session::{Session, SessionOutput, encode},
     slots::{ArenaTooSmall, SlotSize},
     tasks::{AdmitInstants, CheckedRequest, Counters, Reply, RequestId, Tasks},
@@ -411,7 +411,12 @@ impl Core {
                     self.changes.handle_loaded(&name);
                 }
             }
-            SchedulerToFrontend::ModelChanged { change, refused } => self.changes.handle_changed(change, refused),
+            SchedulerToFrontend::ModelChanged { change, mut refused } => {
+                if let Some(reason) = &mut refused {
+                    reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+                }
+                self.changes.handle_changed(change, refused);
+            }
             SchedulerToFrontend::Model { model_thread, .. } if !self.session.has_thread(model_thread) => {
                 self.leave(&format!(
                     "a model is said to belong to ModelThread {}, which is none of its own",
@@ -423,6 +428,7 @@ impl Core {
                 if self.models.handle_offer(&name, &version, offer) {
                     tracing::info!("model '{name}' version {version}: {gpus} GPUs, at least {least_latency}");
                 } else {
+                    let (name, version) = (excerpt(&name), excerpt(&version));
                     tracing::warn!("backends offer model '{name}' version '{version}', which our repository lacks");
                 }
             }

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, rc::Rc};
 
 use proto::{
     ModelId, ModelThreadId, Span,
+    frontend_to_scheduler::NAME_BYTES_MAX,
     scheduler_to_frontend::{ModelState, NetworkTimes},
 };
 use repository::Model;
@@ -38,14 +39,18 @@ pub struct Offer {
     pub network: NetworkTimes,
 }
 
+/// Models of which is kept what the scheduler said: it may speak of more than our repository has.
+const SPOKEN_OF_MAX: usize = 65_536;
+
 /// All models. One that has come keeps its index.
 #[derive(Debug, Default)]
 pub struct ModelTable {
     models: Vec<ServedModel>,
     by_name: BTreeMap<String, usize>,
-    /// All that the scheduler said, by name and version: it may speak of a version before we have read it.
+    /// All that the scheduler said, by name and version: it may speak of a version before we have read it. At most
+    /// [`SPOKEN_OF_MAX`], with names of at most [`NAME_BYTES_MAX`] bytes.
     offers: BTreeMap<(String, String), Offer>,
-    /// What clients have made of models, and how often they were loaded, by name.
+    /// What clients have made of models, and how often they were loaded, by name; bounded in the same way.
     states: BTreeMap<String, (ModelState, u32)>,
 }
 
@@ -118,14 +123,24 @@ impl ModelTable {
 
     /// Takes in the scheduler's word on a model. False if the repository has no such model and version.
     pub fn handle_offer(&mut self, name: &str, version: &str, offer: Offer) -> bool {
-        self.offers.insert((name.to_owned(), version.to_owned()), offer);
-        let Ok(index) = self.find(name, Some(version)) else { return false };
+        if name.len() > NAME_BYTES_MAX || version.len() > NAME_BYTES_MAX {
+            return false;
+        }
+        let key = (name.to_owned(), version.to_owned());
+        if self.offers.len() < SPOKEN_OF_MAX || self.offers.contains_key(&key) {
+            self.offers.insert(key, offer);
+        }
+        let index = self.by_name.get(name).copied();
+        let Some(index) = index.filter(|&index| self.models[index].model.version == version) else { return false };
         self.models[index].offer = Some(offer);
         true
     }
 
     /// Takes in what clients have made of a model. True if it has been loaded since it was last spoken of.
     pub fn handle_state(&mut self, name: &str, state: ModelState, loads: u32) -> bool {
+        if name.len() > NAME_BYTES_MAX || self.states.len() >= SPOKEN_OF_MAX && !self.states.contains_key(name) {
+            return false;
+        }
         let before = self.states.insert(name.to_owned(), (state, loads));
         if let Some(&index) = self.by_name.get(name) {
             self.models[index].state = state;

@@ -240,6 +240,9 @@ impl Session {
         let FrontendWelcome { frontend, model_threads: ModelThreads { addresses, pass } } =
             wincode::deserialize(welcome)
                 .map_err(|_| "its welcome does not decode; do both sides run the same version?")?;
+        if frontend.0 >= FrontendId::COUNT_MAX {
+            return Err(format!("its welcome names us {}, expected less than {}", frontend.0, FrontendId::COUNT_MAX));
+        }
         let max = usize::from(ModelThreadId::COUNT_MAX);
         if addresses.len() > max {
             return Err(format!("its welcome names {} ModelThreads, expected at most {max}", addresses.len()));

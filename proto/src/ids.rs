@@ -77,6 +77,11 @@ pub struct ChangeId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
 pub struct TaskId(pub u64);
 
+impl FrontendId {
+    /// Below these, task ids can name it.
+    pub const COUNT_MAX: u32 = 1 << (u64::BITS - TaskId::SEQUENCE_BITS);
+}
+
 impl TaskId {
     const SEQUENCE_BITS: u32 = 40;
 
@@ -87,7 +92,7 @@ impl TaskId {
     /// of one frontend's incarnation, which rejoins before.
     #[must_use]
     pub fn new(frontend: FrontendId, sequence: u64) -> Self {
-        assert!(frontend.0 < 1 << 24, "frontend ids are 24 bits in a task id");
+        assert!(frontend.0 < FrontendId::COUNT_MAX, "frontend ids are 24 bits in a task id");
         assert!(sequence < 1 << Self::SEQUENCE_BITS, "task sequence numbers are 40 bits");
         Self(u64::from(frontend.0) << Self::SEQUENCE_BITS | sequence)
     }

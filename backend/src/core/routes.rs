@@ -11,6 +11,8 @@ use proto::{
 };
 use transport::ConnectionId;
 
+use super::excerpt;
+
 /// Whom a message to the scheduler is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reader {
@@ -53,7 +55,7 @@ impl Routes {
         }
         let parsed = (0..).map(ModelThreadId).zip(&named.addresses).map(|(id, text)| match text.parse() {
             Ok(address) => Ok((id, address)),
-            Err(_) => Err(format!("ModelThread {}: found address '{text}', expected ip:port", id.0)),
+            Err(_) => Err(format!("ModelThread {}: found address '{}', expected ip:port", id.0, excerpt(text))),
         });
         let addresses = parsed.collect::<Result<Vec<_>, _>>()?;
         self.model_threads.resize_with(addresses.len(), Route::default);

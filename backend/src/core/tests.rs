@@ -323,3 +323,5 @@ fn one_that_leaves_finishes_what_it_has_and_what_still_comes() {
     assert!(backend.0.has_left());
     assert!(Backend::new().0.has_left(), "there is nobody to leave");
 }
+
+mod hostile;

@@ -1,0 +1,347 @@
+//! A scheduler and frontends that have proved themselves and then say whatever they like, by a seed. Nothing panics
+//! (sums are checked in tests), and every transfer stays within the staging memory.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::*;
+
+const STEPS: usize = 400;
+const FRONTENDS: u32 = 3;
+
+struct Attack {
+    rng: ChaCha8Rng,
+    core: Core,
+    staging: Staging,
+    now: Timestamp,
+    next_connection: u64,
+    dialled: Vec<(Peer, ConnectionId)>,
+    up: Vec<(Peer, ConnectionId)>,
+    reads: Vec<(ConnectionId, u64)>,
+    writes: Vec<(ConnectionId, u64)>,
+    executing: Vec<usize>,
+    loads: Vec<LoadId>,
+    executed: u64,
+}
+
+impl Attack {
+    fn new(seed: u64) -> Self {
+        let models = vec![Arc::new(loaded("m", 8)), Arc::new(loaded("n", 5))];
+        let staging = Staging::new(2, &models.iter().map(|model| model.shape).collect::<Vec<_>>());
+        let config = CoreConfig { scheduler: "127.0.0.1:1".parse().unwrap(), staging, lkey: 7 };
+        let mut attack = Self {
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            core: Core::new(config, models).unwrap(),
+            staging,
+            now: Timestamp(1_000_000_000),
+            next_connection: 1,
+            dialled: Vec::new(),
+            up: Vec::new(),
+            reads: Vec::new(),
+            writes: Vec::new(),
+            executing: Vec::new(),
+            loads: Vec::new(),
+            executed: 0,
+        };
+        // They begin well, mostly: then they get further.
+        attack.outputs();
+        if seed % 4 > 0 {
+            attack.answer_dialled(true);
+            attack.tell_time();
+            for frontend in (0..FRONTENDS).map(FrontendId) {
+                let joined = SchedulerToBackend::FrontendJoined { frontend, link_address: "127.0.0.1:2".to_owned() };
+                attack.tell(&joined);
+                attack.outputs();
+                attack.answer_dialled(true);
+            }
+        }
+        attack
+    }
+
+    fn tell(&mut self, message: &SchedulerToBackend) {
+        if let Some(&(_, connection)) = self.up.iter().find(|(peer, _)| *peer == Peer::Scheduler) {
+            self.core.handle_event(self.now, Event::Message { connection, frame: encode(message) });
+        }
+    }
+
+    fn tell_time(&mut self) {
+        let (sent_at, received_at) = (self.now, self.now + Span(5));
+        self.tell(&SchedulerToBackend::Clock(ClockReply { sent_at, received_at, replied_at: received_at }));
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        (!from.is_empty()).then(|| from[self.rng.random_range(0..from.len())])
+    }
+
+    fn number(&mut self, sensible: u64) -> u64 {
+        match self.rng.random_range(0..12) {
+            0 => u64::MAX - self.rng.random_range(0..3),
+            1 => self.rng.random(),
+            2 => 1 << self.rng.random_range(0..64),
+            _ => self.rng.random_range(0..=sensible),
+        }
+    }
+
+    fn instant(&mut self) -> Timestamp {
+        match self.rng.random_range(0..10) {
+            0 => Timestamp::NEVER,
+            1 => Timestamp::PAST,
+            2 => Timestamp(self.rng.random()),
+            _ => self.now + Span(self.rng.random_range(-10_000_000..30_000_000)),
+        }
+    }
+
+    fn task(&mut self) -> TaskId {
+        let frontend = FrontendId(self.rng.random_range(0..FRONTENDS));
+        if self.rng.random_range(0..12) == 0 {
+            TaskId(self.rng.random())
+        } else {
+            TaskId::new(frontend, self.number(8) >> 24)
+        }
+    }
+
+    fn plan(&mut self) -> BatchPlan {
+        let slot = SlotDescriptor {
+            slot: self.number(20) as u32,
+            input_offset: self.number(1 << 12),
+            input_bytes: [8, 8, 8, 8, 5, 5, 0, u32::MAX][self.rng.random_range(0..8)],
+            answer_offset: self.number(1 << 12),
+            answer_bytes_max: [300, 300, 300, 88, 87, u32::MAX][self.rng.random_range(0..6)],
+        };
+        let stamps = SchedulerStamps { queued_at: self.instant(), due_at: self.instant(), granted_at: self.instant() };
+        let first = PlannedTask { task: self.task(), attempt: self.number(2) as u16, slot, stamps };
+        let count = [1, 1, 2, 4, 0, 5, 256][self.rng.random_range(0..7)];
+        let neighbours = self.rng.random();
+        let tasks = (0..count).map(|index: u64| match neighbours {
+            true => PlannedTask {
+                task: TaskId(first.task.0.wrapping_add(index)),
+                slot: SlotDescriptor {
+                    slot: slot.slot.wrapping_add(index as u32),
+                    input_offset: slot.input_offset.wrapping_add(index * u64::from(slot.input_bytes)),
+                    answer_offset: slot.answer_offset.wrapping_add(index * u64::from(slot.answer_bytes_max)),
+                    ..slot
+                },
+                ..first
+            },
+            false => PlannedTask { task: self.task(), ..first },
+        });
+        let tasks = tasks.collect();
+        // One of another ModelThread would end it all.
+        let plan = if self.rng.random_range(0..300) == 0 { self.number(6) } else { self.rng.random_range(0..9) };
+        let soon = self.now + Span::from_millis(5);
+        BatchPlan {
+            plan: PlanId(plan),
+            gpu_index: self.number(1) as u32,
+            model: ModelId(5 + (self.number(1) as u32).min(9)),
+            exec_at: if self.rng.random() { self.now } else { self.instant() },
+            latest: if self.rng.random() { soon } else { self.instant() },
+            tasks,
+        }
+    }
+
+    fn say(&mut self) {
+        let scheduler = self.up.iter().filter(|(peer, _)| !matches!(peer, Peer::Frontend(_))).map(|entry| entry.1);
+        let Some(connection) = self.pick(&scheduler.collect::<Vec<_>>()) else { return };
+        let frontend = FrontendId(self.number(u64::from(FRONTENDS) - 1) as u32);
+        let message = match self.rng.random_range(0..16) {
+            0 if self.rng.random_range(0..4) == 0 => SchedulerToBackend::FrontendLeft { frontend },
+            1 if self.rng.random_range(0..20) == 0 => SchedulerToBackend::Clock(ClockReply {
+                sent_at: self.instant(),
+                received_at: self.instant(),
+                replied_at: self.instant(),
+            }),
+            1 | 2 => return self.tell_time(),
+            3 if self.rng.random_range(0..4) == 0 => {
+                let texts = ["127.0.0.1:2", "127.0.0.1:2", "", "nowhere"].map(str::to_owned);
+                let link_address = if self.rng.random_range(0..8) == 0 {
+                    "\u{1b}".repeat(10_000)
+                } else {
+                    texts[self.rng.random_range(0..4)].clone()
+                };
+                SchedulerToBackend::FrontendJoined { frontend, link_address }
+            }
+            6 => {
+                SchedulerToBackend::Load { load: LoadId(self.number(3)), name: "n".repeat(self.rng.random_range(0..3)) }
+            }
+            7 => {
+                SchedulerToBackend::Host { load: LoadId(self.number(3)), model: ModelId(5 + self.number(2) as u32 % 4) }
+            }
+            8 => SchedulerToBackend::Discard { load: LoadId(self.number(3)) },
+            9 if self.rng.random_range(0..20) == 0 => {
+                SchedulerToBackend::Unload { model: ModelId(5 + self.number(2) as u32 % 4) }
+            }
+            10 | 11 => SchedulerToBackend::Cancel { plan: PlanId(self.number(6)), task: self.task() },
+            _ => SchedulerToBackend::Plan(self.plan()),
+        };
+        let mut frame = encode(&message);
+        if self.rng.random_range(0..1_000) == 0 {
+            frame = (0..self.rng.random_range(0..60)).map(|_| self.rng.random()).collect();
+        }
+        self.core.handle_event(self.now, Event::Message { connection, frame });
+    }
+
+    fn answer_dialled(&mut self, is_well: bool) {
+        let Some((peer, connection)) = self.pick(&self.dialled.clone()) else { return };
+        self.dialled.retain(|other| other.1 != connection);
+        let welcome = match peer {
+            Peer::Scheduler => {
+                let threads = if is_well || self.rng.random_range(0..4) > 0 {
+                    0
+                } else {
+                    [0, 0, 0, 2][self.rng.random_range(0..4)]
+                };
+                let addresses = vec!["127.0.0.1:3".to_owned(); threads];
+                let is_odd = !is_well && self.rng.random_range(0..8) == 0;
+                let models = [[5, 6], [5, 5]][usize::from(is_odd)].map(ModelId).to_vec();
+                encode(&BackendWelcome {
+                    backend: BackendId(self.number(3) as u32),
+                    models,
+                    model_threads: ModelThreads { addresses, pass: self.rng.random() },
+                })
+            }
+            Peer::ModelThread(_) => vec![],
+            Peer::Frontend(_) => encode(&LinkWelcome {
+                arena_address: if is_well { 4096 } else { self.number(4096) },
+                arena_bytes: if is_well || self.rng.random() { u64::MAX } else { self.number(1 << 13) },
+                arena_rkey: self.rng.random(),
+            }),
+        };
+        self.up.push((peer, connection));
+        self.core.handle_event(self.now, Event::Connected { connection, welcome });
+    }
+
+    /// Transfers that are under way on a connection end before it does.
+    fn down(&mut self, connection: ConnectionId) {
+        self.dialled.retain(|other| other.1 != connection);
+        self.up.retain(|other| other.1 != connection);
+        let result = Err(TransferError::Flushed);
+        for (_, token) in self.reads.extract_if(.., |read| read.0 == connection).collect::<Vec<_>>() {
+            self.core.handle_event(self.now, Event::ReadDone { connection, token, result });
+        }
+        for (_, token) in self.writes.extract_if(.., |write| write.0 == connection).collect::<Vec<_>>() {
+            self.core.handle_event(self.now, Event::WriteDone { connection, token, result });
+        }
+        let reason = DisconnectReason("as it likes".into());
+        self.core.handle_event(self.now, Event::Disconnected { connection, reason });
+    }
+
+    fn finish(&mut self) {
+        let now = self.now;
+        match self.rng.random_range(0..4) {
+            0 | 1 if !self.reads.is_empty() => {
+                let (connection, token) = self.reads.swap_remove(self.rng.random_range(0..self.reads.len()));
+                self.core.handle_event(now, Event::ReadDone { connection, token, result: Ok(()) });
+            }
+            2 if !self.writes.is_empty() => {
+                let (connection, token) = self.writes.swap_remove(self.rng.random_range(0..self.writes.len()));
+                self.core.handle_event(now, Event::WriteDone { connection, token, result: Ok(()) });
+            }
+            _ if !self.executing.is_empty() => {
+                let gpu = self.executing.swap_remove(self.rng.random_range(0..self.executing.len()));
+                let (started_at, finished_at) = (now, now + Span(1_000));
+                let execution = match self.rng.random_range(0..3) {
+                    0 => Execution::WindowMissed { rejected_at: now },
+                    1 => Execution::Failed { started_at, finished_at, reason: "no".repeat(300) },
+                    _ => Execution::Done { started_at, finished_at },
+                };
+                self.executed += 1;
+                self.core.handle_executed(now, gpu, execution);
+            }
+            _ => {}
+        }
+    }
+
+    fn finish_load(&mut self) {
+        let Some(load) = self.loads.pop() else { return };
+        let result = match self.rng.random_range(0..4) {
+            0 => Ok(None),
+            1 => Err("torn".to_owned()),
+            2 => Ok(Some(loaded("n", self.rng.random_range(1..12)))),
+            _ => Ok(Some(loaded("o", 4))),
+        };
+        self.core.handle_loaded(self.now, load, result);
+    }
+
+    fn outputs(&mut self) {
+        while let Some(output) = self.core.poll_output() {
+            match output {
+                Output::Connect { peer, .. } => {
+                    let connection = ConnectionId(self.next_connection);
+                    self.next_connection += 1;
+                    self.dialled.push((peer, connection));
+                    self.core.handle_connecting(peer, connection);
+                }
+                Output::Disconnect { connection } => {
+                    if self.dialled.iter().chain(&self.up).any(|other| other.1 == connection) {
+                        self.down(connection);
+                    }
+                }
+                Output::Read { connection, transfer, .. } => {
+                    assert!(transfer.local_offset + transfer.bytes <= self.staging.bytes());
+                    if self.rng.random_range(0..10) == 0 {
+                        self.core.handle_read_failed(self.now, transfer.token);
+                    } else {
+                        self.reads.push((connection, transfer.token));
+                    }
+                }
+                Output::Write { connection, transfer, header, text, .. } => {
+                    assert!(transfer.local_offset + transfer.bytes <= self.staging.bytes());
+                    assert_eq!(transfer.bytes, ANSWER_HEADER_BYTES + header.payload_bytes as usize);
+                    assert!(text.is_none_or(|text| text.len() == header.payload_bytes as usize));
+                    if self.rng.random_range(0..10) == 0 {
+                        self.core.handle_write_failed(self.now, transfer.token);
+                    } else {
+                        self.writes.push((connection, transfer.token));
+                    }
+                }
+                Output::Execute { gpu, job } => {
+                    assert!(!self.executing.contains(&gpu), "a GPU is given two batches");
+                    let inside = |run: &Run| run.input_offset.max(run.output_offset) < self.staging.bytes();
+                    assert!(job.runs.iter().all(inside));
+                    self.executing.push(gpu);
+                }
+                Output::Load { load, .. } => self.loads.push(load),
+                Output::Send { .. } => {}
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        match self.rng.random_range(0..24) {
+            0 => self.answer_dialled(false),
+            1..=11 => self.say(),
+            12..=18 => self.finish(),
+            19 => self.finish_load(),
+            20 => {
+                let frontends =
+                    self.up.iter().chain(&self.dialled).filter(|(peer, _)| matches!(peer, Peer::Frontend(_)));
+                let connections: Vec<_> = frontends.map(|entry| entry.1).collect();
+                match (self.pick(&connections), self.rng.random_range(0..3)) {
+                    (Some(connection), 0) => self.down(connection),
+                    (Some(connection), 1) => {
+                        self.core.handle_event(self.now, Event::Message { connection, frame: vec![1; 3] });
+                    }
+                    (Some(connection), _) => {
+                        self.core.handle_event(self.now, Event::Immediate { connection, immediate: 3, bytes: 9 });
+                    }
+                    (None, _) => {}
+                }
+            }
+            _ => self.now = self.now + Span(self.rng.random_range(0..4_000_000)),
+        }
+        self.core.handle_timeout(self.now);
+        self.outputs();
+    }
+}
+
+#[test]
+fn a_hostile_scheduler_and_hostile_frontends_break_nothing() {
+    let mut executed = 0;
+    for seed in 0..600 {
+        eprintln!("seed {seed}");
+        let mut attack = Attack::new(seed);
+        (0..STEPS).for_each(|_| attack.step());
+        executed += attack.executed;
+    }
+    assert!(executed > 80, "only {executed} batches were executed: the attack does not reach far");
+}
