@@ -323,4 +323,6 @@ impl Cluster {
 }
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;

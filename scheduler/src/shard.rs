@@ -42,6 +42,9 @@ const WATCH_INTERVAL: Span = Span::from_millis(250);
 /// A task that so many GPUs and backends were lost with may be what they fail of.
 const LOSSES_MAX: u8 = 3;
 
+/// A deadline that is farther off counts as so far: what one frontend says must not weigh on all averages.
+const DEADLINE_MAX: Span = Span::from_millis(24 * 3_600_000);
+
 /// Limits of one ModelThread.
 #[derive(Debug, Clone, Copy)]
 pub struct ShardConfig {
@@ -317,7 +320,7 @@ impl Shard {
         let Some(member) = self.frontends.get_mut(&frontend) else { return Ok(()) };
         member.tasks += 1;
         let (is_full, is_served) = (member.tasks > self.config.tasks_per_frontend_max, member.is_served);
-        let deadline = deadline - self.config.resp;
+        let deadline = (deadline - self.config.resp).clamp(now - DEADLINE_MAX, now + DEADLINE_MAX);
         let task = Task { id, deadline, priority, payload: Ride { attempt: 0, losses: 0, slot } };
         match self.models.get_mut(&model) {
             _ if is_full => self.drop_task(id, DropReason::QueueFull),
@@ -390,9 +393,10 @@ impl Shard {
             .plans
             .on_done(backend, id, &failed)
             .ok_or_else(|| Violation(format!("{id:?} is reported done, but {backend:?} does not run it")))?;
+        // What a backend says of its clock must not keep its GPU from being free.
         let freed_at = match outcome {
-            PlanOutcome::Executed { finished_at, .. } => Some(finished_at),
-            PlanOutcome::WindowMissed { rejected_at } => Some(rejected_at),
+            PlanOutcome::Executed { finished_at, .. } => Some(finished_at.min(now)),
+            PlanOutcome::WindowMissed { rejected_at } => Some(rejected_at.min(now)),
             // It is not free, and goes out of use.
             PlanOutcome::Abandoned { .. } => None,
         };

@@ -89,6 +89,7 @@ impl Control {
 
     /// Hosts come before their first plan, and so before GPUs that host them join the planners.
     fn on_hosted(&mut self, now: Timestamp, load: LoadId, hosted: Hosted) {
+        self.discard(load, hosted.refused);
         self.assign_new_models();
         for (&backend, &model) in &hosted.models {
             self.tell_owner(model, ControlToShard::Host { backend, load, model });

@@ -154,6 +154,8 @@ pub(super) struct Hosted {
     pub(super) models: BTreeMap<BackendId, ModelId>,
     /// Other versions of the model, which these backends have no use for any more.
     pub(super) replaced: BTreeSet<(BackendId, ModelId)>,
+    /// Backends whose offer is of one more version than there is room for.
+    pub(super) refused: BTreeSet<BackendId>,
 }
 
 impl Default for Members {
@@ -337,6 +339,11 @@ impl Members {
     pub(super) fn host(&mut self, offers: &BTreeMap<BackendId, ModelOffer>) -> Hosted {
         let mut hosted = Hosted::default();
         for (&backend, offer) in offers {
+            // Each was checked when it came, but several may have come since.
+            if self.models.len() >= MODELS_MAX && self.position(offer).is_none() {
+                hosted.refused.insert(backend);
+                continue;
+            }
             let is_first = self.position(offer).is_none_or(|model| hosted.models.values().all(|other| *other != model));
             let (model, _) = self.merge_offer(offer);
             if is_first {

@@ -74,16 +74,17 @@ impl Losses {
 
     /// A batch was served.
     pub(super) fn handle_served<'a>(&mut self, tasks: impl Iterator<Item = &'a Queued>) {
-        let (mut slos_ns, mut counts) = (0, [0; 2]);
+        let (mut slos_ns, mut counts) = (0.0, [0; 2]);
         for task in tasks {
-            slos_ns += slo(task).as_nanos();
+            // Clients choose deadlines, so a sum of integers could overflow.
+            slos_ns += slo(task).as_nanos() as f64;
             counts[self.class(task)] += 1;
         }
         for (class, &count) in self.classes.iter_mut().zip(&counts) {
             class.handle_served(count);
         }
         let size = f64::from(counts[0] + counts[1]);
-        self.slo_ns += BATCH_WEIGHT * (slos_ns as f64 / size - self.slo_ns);
+        self.slo_ns += BATCH_WEIGHT * (slos_ns / size - self.slo_ns);
         self.hurried_part += BATCH_WEIGHT * (f64::from(counts[1]) / size - self.hurried_part);
     }
 

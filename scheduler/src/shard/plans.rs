@@ -137,10 +137,15 @@ impl Plans {
         self.under_way.iter().find(|(_, plan)| holds(plan)).map(|(&id, plan)| (plan.backend, id))
     }
 
-    /// A task was dropped from its batch. False if `backend` has no such task in such a plan.
+    /// A task was dropped from its batch. False if `backend` has no such task in such a plan. A frontend may have
+    /// submitted two of one name, which is not its backends' fault: of these it was one.
     pub(super) fn on_cancelled(&mut self, backend: BackendId, id: PlanId, task: TaskId) -> bool {
         let plan = self.under_way.get_mut(&id).filter(|plan| plan.backend == backend);
-        plan.is_some_and(|plan| plan.tasks.extract_if(.., |other| other.id == task).count() == 1)
+        let dropped = plan.and_then(|plan| {
+            let at = plan.tasks.iter().position(|other| other.id == task)?;
+            Some(plan.tasks.remove(at))
+        });
+        dropped.is_some()
     }
 
     /// All answers have arrived or failed. Yields the tasks that were answered and those that failed; `None` if
@@ -242,6 +247,18 @@ mod tests {
         let done = plans.on_done(BackendId(1), all, &[]).unwrap();
         assert_eq!((done.failed, done.model), (vec![], ModelId(0)), "a batch of nothing ends, too");
         assert_eq!(plans.on_answered(BackendId(1), all, &[]), Some((vec![], vec![])));
+    }
+
+    /// Regression: a frontend that submitted two tasks of one name had the backend that dropped one of them thrown out.
+    #[test]
+    fn tasks_of_one_name_are_cancelled_one_by_one() {
+        let mut plans = Plans::new(ModelThreadId(3));
+        let id = plans.insert(plan(1, [4, 4, 5]));
+        assert!(plans.on_cancelled(BackendId(1), id, task(4).id));
+        assert!(plans.on_cancelled(BackendId(1), id, task(4).id));
+        assert!(!plans.on_cancelled(BackendId(1), id, task(4).id));
+        plans.on_done(BackendId(1), id, &[]).unwrap();
+        assert_eq!(plans.on_answered(BackendId(1), id, &[]), Some((vec![task(5)], vec![])));
     }
 
     #[test]
