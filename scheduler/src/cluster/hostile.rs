@@ -428,7 +428,7 @@ impl World {
                 let (model, to) = (self.model(), ModelThreadId(self.rng.random_range(0..self.threads)));
                 self.cluster.move_model(self.now, model, to);
             }
-            _ => self.now = self.now + Span(self.rng.random_range(0..10_000_000)),
+            _ => self.now += Span(self.rng.random_range(0..10_000_000)),
         }
         self.cluster.handle_timeout(self.now);
         self.read_outputs();
@@ -444,7 +444,7 @@ impl World {
         }
         // For long enough that what they made of l(b) is forgotten.
         for _ in 0..60 {
-            self.now = self.now + Span::from_millis(500);
+            self.now += Span::from_millis(500);
             self.cluster.handle_timeout(self.now);
             self.read_outputs();
             self.good_executes();
@@ -455,7 +455,7 @@ impl World {
         for _ in 0..3 {
             self.good_submits();
             for _ in 0..40 {
-                self.now = self.now + Span::from_millis(1);
+                self.now += Span::from_millis(1);
                 self.cluster.handle_timeout(self.now);
                 let dropped = self.open.len();
                 self.read_outputs();

@@ -45,7 +45,7 @@ impl Attack {
         };
         // They begin well, mostly: then they get further.
         attack.outputs();
-        if seed % 4 > 0 {
+        if !seed.is_multiple_of(4) {
             attack.answer_dialled(true);
             attack.tell_time();
             for frontend in (0..FRONTENDS).map(FrontendId) {
@@ -327,7 +327,7 @@ impl Attack {
                     (None, _) => {}
                 }
             }
-            _ => self.now = self.now + Span(self.rng.random_range(0..4_000_000)),
+            _ => self.now += Span(self.rng.random_range(0..4_000_000)),
         }
         self.core.handle_timeout(self.now);
         self.outputs();

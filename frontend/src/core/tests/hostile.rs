@@ -48,7 +48,7 @@ impl Attack {
             requests: BTreeSet::new(),
         };
         // They begin well, mostly: then they get further.
-        if seed % 4 > 0 {
+        if !seed.is_multiple_of(4) {
             attack.begin_well();
         }
         attack
@@ -302,7 +302,7 @@ impl Attack {
             9..=14 => self.write(),
             15 => self.end(),
             16 | 17 => self.request(),
-            _ => self.now = self.now + Span(self.rng.random_range(0..20_000_000)),
+            _ => self.now += Span(self.rng.random_range(0..20_000_000)),
         }
         self.core.handle_timeout(self.now);
         self.outputs();
@@ -319,7 +319,7 @@ fn a_hostile_scheduler_and_hostile_backends_break_nothing() {
         (0..STEPS).for_each(|_| attack.step());
         answered += attack.core.counters().answered;
         // All that is open ends, at the latest when it is given up.
-        attack.now = attack.now + Span::from_millis(10_000);
+        attack.now += Span::from_millis(10_000);
         attack.core.handle_timeout(attack.now);
         attack.outputs();
         assert!(attack.requests.is_empty(), "seed {seed}: {:?}", attack.requests);
