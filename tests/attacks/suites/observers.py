@@ -1,0 +1,176 @@
+"""What operators read, and what browsers can be made to send: metrics, logs, the index, and pages of other sites."""
+
+import json
+import time
+
+import grpc
+import http1
+import http2
+from judge import attack, told
+
+INFER = "/v2/models/digits/infer"
+JSON = [("Content-Type", "application/json")]
+
+
+@attack()
+def metrics_flood(scene):
+    """/metrics as often as it goes on twenty connections, with compression and without."""
+    asks = [http1.head("GET", "/metrics", more) for more in ([], [("Accept-Encoding", "gzip")])]
+    return ask_often(scene, asks, 20)
+
+
+@attack()
+def index_flood(scene):
+    """The index, statistics, configurations and explanations as often as it goes on twenty connections."""
+    paths = [
+        "/v2/models/stats",
+        "/v2/models/digits/config",
+        "/v2/models/digits/stats",
+        "/debug/requests/1",
+        "/debug/requests/x",
+    ]
+    asks = [http1.head("GET", path, [("Accept-Encoding", "gzip")]) for path in paths]
+    return ask_often(scene, [*asks, http1.request("POST", "/v2/repository/index", b"{}", JSON)], 20)
+
+
+def ask_often(scene, asks, count, seconds=2):
+    """Ten requests at a time on each connection, whose replies are read."""
+    connections = http1.connect_many(scene.http, count, 1)
+    streams = [connection.makefile("rb") for connection in connections]
+    statuses = []
+    while not scene.is_over(seconds) and streams:
+        batch = [asks[number % len(asks)] for number in range(10)]
+        for connection, stream in list(zip(connections, streams)):
+            try:
+                connection.sendall(b"".join(batch))
+            except OSError:
+                connections.remove(connection)
+                streams.remove(stream)
+        for connection, stream in list(zip(connections, streams)):
+            try:
+                for _ in batch:
+                    statuses.append(http1.read_reply(stream).status)
+            except (OSError, AttributeError):
+                connections.remove(connection)
+                streams.remove(stream)
+    return f"{len(statuses) / seconds:.0f} a second: {told(statuses)}"
+
+
+@attack()
+def label_flood(scene):
+    """3,000 names of models, versions, ids, tokens, hosts and methods that are none: /metrics is not to grow with them."""
+    before = len(scene.metrics())
+    connections = http1.connect_many(scene.http, 4, 1)
+    streams = [connection.makefile("rb") for connection in connections]
+    sent = 0
+    while sent < 3000 and not scene.is_over(4):
+        for connection, stream in list(zip(connections, streams)):
+            sent += 1
+            body = json.dumps({"id": f"id{sent}", "inputs": [], "parameters": {f"p{sent}": sent}}).encode()
+            name = f"model{sent}" if sent % 2 else f"digits/versions/{sent}"
+            more = [
+                ("Authorization", f"Bearer t{sent}"),
+                ("traceparent", f"00-{sent:032x}-{sent:016x}-01"),
+                ("Host", f"h{sent}"),
+            ]
+            more = more[: sent % 4]
+            connection.sendall(
+                http1.request("POST" if sent % 5 else f"M{sent}", f"/v2/models/{name}/infer", body, more)
+            )
+            if (reply := http1.read_reply(stream)) is None or reply.headers.get("connection") == "close":
+                connections.remove(connection)
+                streams.remove(stream)
+                connections += http1.connect_many(scene.http, 1, 0.5)
+                streams.append(connections[-1].makefile("rb"))
+    after = len(scene.metrics())
+    scene.expect(before > 0 and after <= before + 20, f"/metrics had {before} lines and has {after}")
+    return f"{sent} requests, {before} lines of metrics before and {after} after"
+
+
+@attack()
+def log_flood(scene):
+    """5,000 requests of every wrong kind, with newlines, escapes and forged records in all names; and what they log."""
+    forged = "x\n2030-01-01T00:00:00Z ERROR forged: record\r\n\x1b[31mred\x1b[0m\u202e\0"
+    quoted = "x%0a2030-01-01T00%3a00%3a00Z%20ERROR%20forged%3a%20record%0d%0a%1b%5b31mred"
+    member = scene.cluster.members["frontend"]
+    before = member.log_bytes()
+    tensor = {"name": forged, "shape": [1, 64], "datatype": forged, "data": [0]}
+    body = json.dumps({"id": forged, "inputs": [tensor], "parameters": {forged: forged}}).encode()
+    right = {"id": forged, "inputs": [{"name": "image", "shape": [1, 64], "datatype": "FP32", "data": [0] * 64}]}
+    asks = [http1.request("POST", f"/v2/models/{quoted}/infer", body), http1.request("POST", INFER, body)]
+    asks += [http1.request("POST", INFER, json.dumps(right).encode()), http1.request("POST", INFER, b"\x1b[2J{")]
+    asks += [http1.request("POST", f"/v2/repository/models/{quoted}/load", b"{}", JSON)]
+    asks += [http1.request("POST", "/v2/trace/setting", json.dumps({forged: forged}).encode(), JSON)]
+    path = "/v2/systemsharedmemory/region/x/register"
+    asks += [http1.request("POST", path, json.dumps({"key": forged, "byte_size": 1}).encode(), JSON)]
+    answered = ask_often(scene, asks, 20, 2)
+    connection = http2.Connection(scene.grpc)
+    for _ in range(100):
+        grpc.call(connection, "ModelInfer", grpc.request(grpc.field(grpc.ID, forged), model=forged))
+    connection.pump(0.2)
+    time.sleep(0.2)
+    grown = member.log_bytes() - before
+    logged = member.log_text(before)
+    # A line a second of each kind is enough to know.
+    scene.expect(grown < 100_000, f"{grown} bytes were logged")
+    scene.expect("\n2030-01-01T" not in logged and "\x1b[31mred" not in logged, f"a forged record is in {member.log}")
+    return f"{answered}; {grown} bytes logged"
+
+
+@attack(is_last=True)
+def cross_site_posts(scene):
+    """What pages of other sites can make a browser send: unloads, settings, shared memory and a drain, as forms and as JSON."""
+    frontend = scene.cluster.members["frontend"]
+    forms = [
+        ("Content-Type", kind) for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+    ]
+    # As browsers mark them, whatever their type; and by a name that its owner points to this host (DNS rebinding).
+    marked = [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Site", "same-site"), ("Origin", "https://evil.example")]
+    marked += [("Origin", "null"), ("Host", "evil.example"), ("Host", "evil.example:8000")]
+    headers = (
+        [[form] for form in forms] + [[mark, *JSON] for mark in marked] + [[("Sec-Fetch-Site", "cross-site"), forms[0]]]
+    )
+    level = b'{"log_verbose_level": 2}'
+    routes = [("/v2/repository/models/digits/unload", b"{}"), ("/v2/logging", level), ("/v2/drain", b"{}")]
+    routes += [("/v2/trace/setting", b'{"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}')]
+    routes += [("/v2/systemsharedmemory/unregister", b"{}")]
+    taken = []
+    for more in headers:
+        for path, body in routes:
+            if (status := scene.status("POST", path, body, more)) == 200:
+                taken.append(f"{path} with {more[0][0]}: {more[0][1]}")
+        preflight = scene.ask("OPTIONS", routes[0][0], headers=[*more, ("Access-Control-Request-Method", "POST")])
+        allowed = preflight and any(name.startswith("access-control-") for name in preflight.headers)
+        scene.expect(not allowed, f"a preflight with {more} is answered by CORS headers")
+    reads = scene.ask("GET", "/v2/models/digits/config", headers=[("Host", "evil.example")])
+    scene.expect(reads is None or reads.status != 200, "a page can read the configuration by a name of its own (Host)")
+    scene.expect(not taken, f"{len(taken)} were obeyed: {'; '.join(taken[:3])}, ..")
+    index = scene.ask("GET", "/v2/models/digits/ready", source=http1.CONTROL)
+    scene.expect(index and index.status == 200, "digits is not ready any more")
+    ready = scene.ask("GET", "/v2/health/ready", source=http1.CONTROL)
+    scene.expect(ready and ready.status == 200, "the frontend is not ready any more")
+    settings = scene.ask("GET", "/v2/logging")
+    scene.expect(settings and settings.json()["log_verbose_level"] == 0, "the log's level has changed")
+    # Stock clients name no origin, and send JSON or nothing.
+    for more in ([], JSON):
+        status = scene.status("POST", "/v2/repository/models/digits/load", b"{}", more)
+        scene.expect(status == 200, f"a load as stock clients send it was answered {status}")
+    return f"{len(headers) * len(routes)} posts, {len(taken)} obeyed, {frontend.log_bytes()} bytes of log"
+
+
+@attack()
+def wrong_tokens(scene):
+    """Thousands of tokens that nobody has, some of 60 KB, in every spelling of the header."""
+    values = [
+        "Bearer " + "a" * 60_000,
+        "Bearer",
+        "Bearer  ",
+        "bearer x",
+        "Basic eDp5",
+        "Bearer a b",
+        "\t",
+        "Bearer \x80\xff",
+    ]
+    asks = [http1.head("GET", "/v2", [("Authorization", value)]) for value in values]
+    asks += [http1.head("GET", "/v2", [("Authorization", "Bearer x")] * 100)]
+    return ask_often(scene, asks, 10, 1.5)

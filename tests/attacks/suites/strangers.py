@@ -1,0 +1,302 @@
+"""The fabric's own ports: strangers who do not know the secret, packets that nobody sent, and a member that lies."""
+
+import os
+import random
+import socket
+import struct
+import threading
+import time
+
+import fabric
+import http1
+from fabric import ACKNOWLEDGE, READ_REQUEST, SEND_ONLY, SEND_ONLY_INVALIDATE, WRITE_ONLY
+from judge import Skipped, attack
+
+# Who floods; another address, as these ports are not for clients.
+STRANGER = "127.66.6.8"
+
+
+def start_newcomer(scene, name="newcomer", **more):
+    """A backend that comes in the middle of it; its models need no measuring."""
+    offer = (1, ("resnet50",))
+    return scene.cluster.start_backend(60, name, supervisor=os.getpid(), offer=offer, **more)
+
+
+def expect_joined(scene, newcomer, seconds):
+    """Whether it joins and reaches the frontend as its log says."""
+    began = time.monotonic()
+    joined = scene.wait_for(lambda: " linked" in newcomer.log_text(), seconds)
+    text = "joined, but is not linked" if " joined" in newcomer.log_text() else "has not joined"
+    scene.expect(joined, f"a new backend {text} after {seconds} s")
+    newcomer.process.kill()
+    return f"a new backend was linked after {time.monotonic() - began:.1f} s" if joined else ""
+
+
+class Flood(threading.Thread):
+    """Connections from strangers, so many a second, each of which says `first` and then nothing."""
+
+    def __init__(self, address, each_second, first=b"", source=STRANGER):
+        super().__init__(daemon=True)
+        self.address, self.each_second, self.first, self.source = address, each_second, first, source
+        self.count, self.is_done = 0, False
+
+    def run(self):
+        held, due = [], time.monotonic()
+        while not self.is_done:
+            due = max(due + 1 / self.each_second, time.monotonic() - 0.1)
+            try:
+                connection = http1.connect(self.address, self.source, 0.2)
+                connection.send(self.first)
+                held.append(connection)
+                self.count += 1
+            except OSError:
+                pass
+            # Long after whoever waits for a preface has given up.
+            for connection in held[:-4000]:
+                connection.close()
+            del held[:-4000]
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+@attack(limit_s=10)
+def scheduler_strangers(scene):
+    """Strangers connect to the scheduler 500 times a second and say nothing, while a backend wants to join."""
+    flood = Flood(scene.cluster.scheduler, 500)
+    flood.start()
+    time.sleep(0.7)
+    joined = expect_joined(scene, start_newcomer(scene), 5)
+    return f"{flood.count} connections; {joined}"
+
+
+@attack(limit_s=10)
+def link_strangers(scene):
+    """Strangers hold all the frontend's link port has room for, and more come, while a backend wants to link."""
+    flood = Flood(scene.cluster.link, 1000, b"downbeat")
+    flood.start()
+    time.sleep(0.7)
+    joined = expect_joined(scene, start_newcomer(scene), 5)
+    return f"{flood.count} connections; {joined}"
+
+
+@attack(limit_s=10)
+def liars_at_the_door(scene):
+    """Prefaces of other versions, wrong proofs, messages of gigabytes, HTTP and noise at the scheduler and the link port; what
+    is logged of it."""
+    whole = fabric.preface(fabric.version_of(scene.cluster.scheduler))
+    wrong = whole + fabric.message(fabric.PROOF, os.urandom(32))
+    firsts = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        whole[:20],
+        wrong,
+        whole + b"\xff\xff\xff\xff" + bytes(1000),
+    ]
+    firsts += [
+        b"downbeat\0\x09" + bytes(32),
+        whole + fabric.message(fabric.CLOSE, fabric.sized(b"\x1b[31m\n" * 80)),
+        bytes(70_000),
+    ]
+    members = [scene.cluster.members[name] for name in ("scheduler", "frontend")]
+    before = [member.log_bytes() for member in members]
+    opened = 0
+    while not scene.is_over(3):
+        for first in firsts:
+            for address in (scene.cluster.scheduler, scene.cluster.link):
+                for connection in http1.connect_many(address, 5, 0.3):
+                    http1.push(connection, first)
+                    opened += 1
+                    connection.close()
+    logged = sum(member.log_bytes() - start for member, start in zip(members, before))
+    scene.expect(logged < 100_000, f"{logged} bytes were logged of {opened} connections")
+    escaped = any("\x1b[31m\n" in member.log_text(start) for member, start in zip(members, before))
+    scene.expect(not escaped, "a stranger's escapes are in the log")
+    return f"{opened} connections, {logged} bytes logged; {expect_joined(scene, start_newcomer(scene), 4)}"
+
+
+@attack(limit_s=10)
+def half_open_peers(scene):
+    """Peers that stop in the middle of the bootstrap, send a byte at a time, close one half, or reset at once."""
+    whole = fabric.preface(fabric.version_of(scene.cluster.scheduler))
+    connections, until = [], time.monotonic() + 2
+    while time.monotonic() < until:
+        for address in (scene.cluster.scheduler, scene.cluster.link):
+            for cut in (0, 1, 8, len(whole) - 1, len(whole)):
+                connections += http1.connect_many(address, 1, 0.2, whole[:cut])
+            for connection in http1.connect_many(address, 2, 0.2, whole):
+                connection.shutdown(socket.SHUT_WR)
+                connections.append(connection)
+            for connection in http1.connect_many(address, 3, 0.2, whole):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+        for connection in connections[-100:]:
+            http1.push(connection, b"\0", 0.001)
+    # What has not proved itself within two seconds is gone.
+    time.sleep(2.5)
+    left = sum(map(http1.is_open, connections))
+    scene.expect(left == 0, f"{left} of {len(connections)} are still open")
+    return f"{len(connections)} peers; {expect_joined(scene, start_newcomer(scene), 3)}"
+
+
+@attack(limit_s=12)
+def replayed_bootstrap(scene):
+    """What a backend said to the scheduler, recorded on the way and said again: nobody joins by it."""
+    recorder = Recorder(scene.cluster.scheduler)
+    recorder.start()
+    genuine = start_newcomer(scene, scheduler="%s:%d" % recorder.address)
+    joined = scene.wait_for(lambda: " joined" in genuine.log_text(), 5)
+    scene.expect(joined, "the genuine backend did not join through the recorder")
+    time.sleep(0.2)
+    genuine.process.kill()
+    recorded = bytes(recorder.said)
+    scheduler = scene.cluster.members["scheduler"]
+    before, heard = scheduler.log_bytes(), []
+    for cut in (None, fabric.PREFACE_BYTES, -1):
+        connection = http1.connect(scene.cluster.scheduler, STRANGER, 1)
+        http1.push(connection, recorded[:cut], 0.2)
+        http1.push(connection, recorded[fabric.PREFACE_BYTES :], 0.2)
+        try:
+            connection.settimeout(0.5)
+            while data := connection.recv(65536):
+                heard.append(len(data))
+        except OSError:
+            pass
+    scene.expect("a backend joined" not in scheduler.log_text(before), "a replayed bootstrap has joined")
+    return f"{len(recorded)} bytes recorded, {sum(heard)} bytes were the answers"
+
+
+class Recorder(threading.Thread):
+    """Passes on what is said between one client and a server, and keeps what the client says."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self.server, self.said = server, bytearray()
+        self.listener = socket.create_server(("127.66.6.9", 0))
+        self.address = self.listener.getsockname()
+
+    def run(self):
+        client, _ = self.listener.accept()
+        server = http1.connect(self.server, STRANGER)
+        threading.Thread(target=self.pass_on, args=(server, client, bytearray()), daemon=True).start()
+        self.pass_on(client, server, self.said)
+
+    @staticmethod
+    def pass_on(source, destination, kept):
+        source.settimeout(None)
+        try:
+            while data := source.recv(65536):
+                kept += data
+                destination.sendall(data)
+        except OSError:
+            pass
+        destination.close()
+
+
+@attack()
+def false_server(scene):
+    """A server that does not know the secret, where a backend looks for its scheduler: it learns nothing to try secrets
+    against."""
+    version = fabric.version_of(scene.cluster.scheduler)
+    listener = socket.create_server(("127.66.6.9", 0))
+    listener.settimeout(3)
+    backend = start_newcomer(scene, scheduler="%s:%d" % listener.getsockname())
+    connection, _ = listener.accept()
+    connection.settimeout(1)
+    connection.sendall(fabric.preface(version))
+    said = bytearray()
+    try:
+        said += fabric.read_exactly(connection, fabric.PREFACE_BYTES)
+        while data := connection.recv(65536):
+            said += data
+    except OSError:
+        pass
+    backend.process.kill()
+    scene.expect(len(said) >= fabric.PREFACE_BYTES, f"the backend said {len(said)} bytes, expected its preface")
+    # A proof is an HMAC of 32 bytes.
+    extra = len(said) - fabric.PREFACE_BYTES
+    scene.expect(extra < 32, f"the backend proved itself first: {extra} bytes to a server that had not")
+
+
+@attack(limit_s=10)
+def hostile_member(scene):
+    """A member that knows the secret says that it can be reached at an address of 20,000 bytes, at none, or at one that is no
+    address; then hellos that do not decode."""
+    cluster, seen = scene.cluster, []
+    version = fabric.version_of(cluster.scheduler)
+    hellos = [
+        fabric.frontend_hello(address)
+        for address in (b"a" * 20_000, b"", b"a" * 129, b"999.1.1.1:0", b"\xff\xfe", b"a" * 128)
+    ]
+    hellos += [fabric.frontend_hello(b"\n\x1b[31m127.0.0.1:1"), fabric.frontend_hello(b"127.0.0.1:1") + bytes(100), b""]
+    hellos += [
+        struct.pack("<IQ", 0, 1 << 62),
+        struct.pack("<I", 77),
+        struct.pack("<IIQ", 1, 1 << 31, 1 << 61),
+        bytes(60_000),
+    ]
+    hellos += [struct.pack("<IIIQ", 2, 1, 0, 0), struct.pack("<IIQ", 1, 64, 0), os.urandom(500)]
+    for hello in hellos:
+        for address in (cluster.scheduler, cluster.link):
+            try:
+                connection, kind, _ = fabric.join(address, version, cluster.secret, hello, (STRANGER, 4791))
+                seen.append({fabric.ANSWER: "taken", fabric.CLOSE: "refused"}.get(kind, str(kind)))
+                connection.close()
+            except OSError:
+                seen.append("closed")
+    scene.expect(cluster.members["scheduler"].is_alive(), "the scheduler died")
+    return ", ".join(f"{what} x {seen.count(what)}" for what in sorted(set(seen)))
+
+
+def targets(scene):
+    return [scene.cluster.packets(name) for name in ("frontend", "scheduler", "backend-0")]
+
+
+@attack()
+def udp_garbage(scene):
+    """Noise, scraps and the largest datagrams to every member's RoCE port."""
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sender.bind((STRANGER, 0))
+    sizes = [0, 1, 11, 12, 15, 16, 40, 1500, 4096, 9000, 60_000]
+    noise = [random.randbytes(size) for size in sizes]
+    source = sender.getsockname()
+    sent = 0
+    while not scene.is_over(2):
+        for target in targets(scene):
+            # The last: whole packets but for their CRC, for queue pairs that may be there.
+            broken = [
+                fabric.packet(source, target, SEND_ONLY, number, 0, bytes(256), is_whole=False)
+                for number in range(2, 6)
+            ]
+            for piece in noise + broken:
+                try:
+                    sent += bool(sender.sendto(piece, target))
+                except OSError:
+                    pass
+    return f"{sent} datagrams"
+
+
+@attack(limit_s=10)
+def udp_spoofed(scene):
+    """Whole packets of every kind for guessed queue pairs, numbers and keys, from the addresses of the very peers."""
+    try:
+        sender = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+    except PermissionError as error:
+        raise Skipped(f"raw sockets need root: {error}") from error
+    names = ["scheduler", "frontend", "backend-0"]
+    pairs = [(scene.cluster.packets(a), scene.cluster.packets(b)) for a in names for b in names if a != b]
+    pairs += [(scene.cluster.packets("backend-0")[:1] + (5000,), scene.cluster.packets("frontend"))]
+    # What is guessed first: small numbers, such as queue pairs and keys that are counted up from one.
+    small = [(number, psn, key) for number in range(1, 300) for psn in (0, 1) for key in (0, 1, 2, 256, 257)]
+    sent = 0
+    while not scene.is_over(3):
+        for source, target in pairs:
+            for number, psn, key in (
+                random.sample(small, 60) + [tuple(random.getrandbits(n) for n in (24, 24, 32))] * 20
+            ):
+                reth = struct.pack(">QII", random.getrandbits(47) & ~7, key, 64)
+                kinds = [(SEND_ONLY, bytes(64)), (WRITE_ONLY, reth + bytes(64)), (READ_REQUEST, reth)]
+                kinds += [(SEND_ONLY_INVALIDATE, struct.pack(">I", key)), (ACKNOWLEDGE, struct.pack(">I", 0x6000_0001))]
+                opcode, rest = random.choice(kinds)
+                packet = fabric.packet(source, target, opcode, number, psn, rest)
+                sender.sendto(fabric.datagram(source, target, packet), (target[0], 0))
+                sent += 1
+    return f"{sent} packets"
