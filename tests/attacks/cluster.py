@@ -1,6 +1,6 @@
-"""A cluster of real processes, each role started by its own command as an operator does, on addresses of its own: a random
-127.x.y.0/24. What is not said in a layout has its default; the policy is `eager`, as what is judged is whether requests are
-answered, not for how long a scheduler may hold them back."""
+"""A cluster of real processes, each role started by its own command as an operator does, on addresses of its own: a
+random 127.x.y.0/24. What is not said in a layout has its default; the policy is `eager`, as what is judged is whether
+requests are answered, not for how long a scheduler may hold them back."""
 
 import json
 import os
@@ -158,8 +158,10 @@ class Cluster:
                 cluster.make_namespace()
             cluster.start_role("scheduler", "scheduler", f'listen = "{cluster.at(1, 7400)}"\npolicy = "eager"\n')
             cluster.start_frontend()
-            for index in range(len(cluster.layout.backends)):
+            for index in reversed(range(len(cluster.layout.backends))):
                 cluster.start_backend(index)
+                # Of GPUs that are free the first that joined is taken: that of the last backend, which is attacked.
+                cluster.wait_for_log(f"backend-{index}", " joined")
             cluster.wait_until_ready()
         except BaseException:
             cluster.end()
@@ -168,7 +170,8 @@ class Cluster:
 
     @property
     def network(self):
-        """Where members reach each other: what a backend must reach from a network of its own is no loopback address."""
+        """Where members reach each other: what a backend must reach from a network of its own is no loopback
+        address."""
         return "10.66.0" if self.layout.cut_off else self.host
 
     def at(self, host, port):
@@ -241,19 +244,23 @@ class Cluster:
         self.members[name] = Member(name, process, path)
         return self.members[name]
 
+    @property
+    def cable(self):
+        return f"attacked{os.getpid() % 100_000}"
+
     def make_namespace(self):
         """A cable into a network of its own for the last backend, with the addresses of both ends."""
         self.namespace = name = f"downbeat-{os.getpid()}"
-        inside = ["ip", "-n", name]
+        inside, cable = ["ip", "-n", name], self.cable
         for command in (
             ["ip", "netns", "add", name],
-            ["ip", "link", "add", "attacked0", "type", "veth", "peer", "name", "attacked1", "netns", name],
-            ["ip", "address", "add", "10.66.0.1/24", "dev", "attacked0"],
-            ["ip", "address", "add", "10.66.0.2/32", "dev", "attacked0"],
-            ["ip", "address", "add", "10.66.0.32/32", "dev", "attacked0"],
-            ["ip", "link", "set", "attacked0", "up"],
-            [*inside, "address", "add", "10.66.0.33/24", "dev", "attacked1"],
-            [*inside, "link", "set", "attacked1", "up"],
+            ["ip", "link", "add", cable, "type", "veth", "peer", "name", "inside", "netns", name],
+            ["ip", "address", "add", "10.66.0.1/24", "dev", cable],
+            ["ip", "address", "add", "10.66.0.2/32", "dev", cable],
+            ["ip", "address", "add", "10.66.0.32/32", "dev", cable],
+            ["ip", "link", "set", cable, "up"],
+            [*inside, "address", "add", "10.66.0.33/24", "dev", "inside"],
+            [*inside, "link", "set", "inside", "up"],
             [*inside, "link", "set", "lo", "up"],
         ):
             done = subprocess.run(command, capture_output=True, text=True)
@@ -278,6 +285,13 @@ class Cluster:
             time.sleep(0.05)
         if not self.is_healthy(deadline):
             raise Failed(f"digits is not served; logs are in {self.folder}")
+
+    def wait_for_log(self, name, text, seconds=READY_S):
+        deadline = time.monotonic() + seconds
+        while text not in self.members[name].log_text():
+            if time.monotonic() > deadline or not self.members[name].is_alive():
+                raise Failed(f"{name} has not said '{text.strip()}': {self.members[name].log_text()[-400:]}")
+            time.sleep(0.02)
 
     def is_model_ready(self, model):
         try:
@@ -312,7 +326,7 @@ class Cluster:
             member.process.wait()
         if self.namespace:
             subprocess.run(["ip", "netns", "delete", self.namespace], capture_output=True)
-            subprocess.run(["ip", "link", "delete", "attacked0"], capture_output=True)
+            subprocess.run(["ip", "link", "delete", self.cable], capture_output=True)
 
 
 class Unsupported(Exception):

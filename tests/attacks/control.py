@@ -1,16 +1,18 @@
-"""The client that an operator cares for: asks for `digits` every 50 ms on connections that it keeps, and probes health every
-250 ms on a new one. A process of its own, so that an attack does not slow it down itself.
+"""The client that an operator cares for: asks for `digits` every 50 ms on connections that it keeps, and probes health
+every 250 ms on a new one. A process of its own, so that an attack does not slow it down itself.
 
 usage: control.py HTTP_HOST PORT
-Runs until its stdin ends, then prints what it saw as one line of JSON."""
+Says `ready` after its first answer. Each line on its stdin asks for what it has seen since the last one, as one line of
+JSON; it ends when its stdin does."""
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import http1
@@ -25,24 +27,37 @@ ANSWER_TIMEOUT_S = 20.0
 UNDER_WAY_MAX = 64
 # An interval in which this process itself did not run is nobody's silence.
 STALL_S = 0.1
+FAILURES = (OSError, asyncio.IncompleteReadError, ValueError)
+
+
+@dataclass
+class Seen:
+    """What was seen from some instant on."""
+
+    asked: int = 0
+    answered: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    probes: int = 0
+    healthy: int = 0
+    unhealthy: Counter[str] = field(default_factory=Counter)
+    # The longest time without an answer, and the longest that one took.
+    gap_s: float = 0.0
+    slowest_s: float = 0.0
 
 
 class Control:
-    """Its measurements so far."""
+    """Asks and probes."""
 
-    def __init__(self, address, method_path_body):
-        self.address = address
-        self.request = http1.request(*method_path_body)
-        self.idle = []
-        self.under_way = set()
-        self.asked = self.answered = self.probes = self.healthy = 0
-        self.failed, self.unhealthy = Counter(), Counter()
-        self.last_answer = None
-        self.stalled = self.stalled_at_last = 0.0
-        self.gap_s = self.slowest_s = 0.0
+    def __init__(self, address, request):
+        self.address, self.request = address, request
+        self.idle, self.under_way = [], set()
+        self.seen = Seen()
+        self.last_answer = time.monotonic()
+        # For how long this process itself did not run, in all and by the last answer.
+        self.stalled = self.stalled_at_answer = 0.0
 
     async def exchange(self, source, raw, kept=None):
-        """A request's status, on a connection that was kept or on a new one."""
+        """A reply's status and body, on a connection that was kept or on a new one."""
         reader, writer = kept or await asyncio.open_connection(*self.address, local_addr=(source, 0))
         keep = False
         try:
@@ -59,31 +74,30 @@ class Control:
                 writer.close()
 
     async def ask(self):
-        began = time.monotonic()
+        seen, began = self.seen, time.monotonic()
+        seen.asked += 1
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 try:
-                    status, body = await self.exchange(
-                        http1.CONTROL, self.request, self.idle.pop() if self.idle else None
-                    )
+                    kept = self.idle.pop() if self.idle else None
+                    outcome = self.judge(*await self.exchange(http1.CONTROL, self.request, kept))
                 except (asyncio.IncompleteReadError, ConnectionError):
                     # A kept connection may have been closed meanwhile: every client library asks once more.
-                    status, body = await self.exchange(http1.CONTROL, self.request)
-            outcome = self.judge(status, body)
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+                    outcome = self.judge(*await self.exchange(http1.CONTROL, self.request))
+        except FAILURES as error:
             outcome = type(error).__name__
-        now = time.monotonic()
         if outcome:
-            self.failed[outcome] += 1
+            seen.failed[outcome] += 1
             return
-        self.answered += 1
-        self.slowest_s = max(self.slowest_s, now - began)
+        now = time.monotonic()
+        seen.answered += 1
+        seen.slowest_s = max(seen.slowest_s, now - began)
         self.close_gap(now)
-        self.last_answer, self.stalled_at_last = now, self.stalled
+        self.last_answer, self.stalled_at_answer = now, self.stalled
 
     def close_gap(self, now):
-        if self.last_answer is not None:
-            self.gap_s = max(self.gap_s, now - self.last_answer - (self.stalled - self.stalled_at_last))
+        gap = now - self.last_answer - (self.stalled - self.stalled_at_answer)
+        self.seen.gap_s = max(self.seen.gap_s, gap)
 
     @staticmethod
     def judge(status, body):
@@ -94,17 +108,19 @@ class Control:
         return None if max(range(len(scores)), key=scores.__getitem__) == 7 else "wrong answer"
 
     async def probe(self):
-        self.probes += 1
+        seen = self.seen
         raw = http1.request("GET", "/v2/health/live", headers=[("Connection", "close")])
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 status, _ = await self.exchange(http1.PROBE, raw)
-            if status == 200:
-                self.healthy += 1
-            else:
-                self.unhealthy[str(status)] += 1
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-            self.unhealthy[type(error).__name__] += 1
+            outcome = None if status == 200 else str(status)
+        except FAILURES as error:
+            outcome = type(error).__name__
+        seen.probes += 1
+        if outcome:
+            seen.unhealthy[outcome] += 1
+        else:
+            seen.healthy += 1
 
     async def every(self, span, action):
         due = time.monotonic()
@@ -114,7 +130,6 @@ class Control:
                 task = asyncio.create_task(action())
                 self.under_way.add(task)
                 task.add_done_callback(self.under_way.discard)
-                self.asked += action == self.ask
             await asyncio.sleep(due - time.monotonic())
 
     async def watch_itself(self):
@@ -124,47 +139,43 @@ class Control:
             late = time.monotonic() - before - 0.02
             self.stalled += late if late > STALL_S else 0.0
 
+    def report(self):
+        """What was seen; from now on all is counted anew."""
+        now = time.monotonic()
+        self.close_gap(now)
+        seen, self.seen = self.seen, Seen()
+        self.last_answer, self.stalled_at_answer = now, self.stalled
+        return vars(seen)
+
     async def run(self):
         loops = [self.every(ASK_EVERY_S, self.ask), self.every(PROBE_EVERY_S, self.probe), self.watch_itself()]
         loops = [asyncio.create_task(loop) for loop in loops]
-        await asyncio.to_thread(sys.stdin.read)
-        self.close_gap(time.monotonic())
-        for loop in loops:
-            loop.cancel()
-        # What was asked just now has a moment.
-        open_at_end = [task for task in self.under_way if not task.done()]
-        if open_at_end:
-            await asyncio.wait(open_at_end, timeout=0.3)
-        report = {
-            "asked": self.asked,
-            "answered": self.answered,
-            "failed": dict(self.failed),
-            "gap_s": round(self.gap_s, 3),
-            "slowest_s": round(self.slowest_s, 3),
-            "stalled_s": round(self.stalled, 3),
-            "probes": self.probes
-            - sum(not task.done() for task in self.under_way if task.get_coro().__name__ == "probe"),
-            "healthy": self.healthy,
-            "unhealthy": dict(self.unhealthy),
-        }
-        print(json.dumps(report), flush=True)
+        while not self.seen.answered:
+            await asyncio.sleep(0.01)
+        print("ready", flush=True)
+        while await asyncio.to_thread(sys.stdin.readline):
+            print(json.dumps(self.report()), flush=True)
+        os._exit(0)
 
 
-@dataclass
 class Measurement:
     """A control client that runs, as seen by the process that started it."""
 
-    process: subprocess.Popen
-
-    @classmethod
-    def start(cls, address):
+    def __init__(self, address):
         command = [sys.executable, str(Path(__file__)), address[0], str(address[1])]
-        return cls(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # Returns when it has had an answer.
+        self.process.stdout.readline()
+
+    def seen(self):
+        """What it has seen since the last call."""
+        print(file=self.process.stdin, flush=True)
+        return Seen(**json.loads(self.process.stdout.readline()))
 
     def end(self):
-        """What it saw."""
-        return json.loads(self.process.communicate()[0])
+        self.process.kill()
+        self.process.wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(Control((sys.argv[1], int(sys.argv[2])), seven()).run())
+    asyncio.run(Control((sys.argv[1], int(sys.argv[2])), http1.request(*seven())).run())

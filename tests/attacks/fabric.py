@@ -58,8 +58,8 @@ def read_message(connection):
 
 
 def join(address, version, secret, hello, packets):
-    """Joins as a member that knows the secret and says what it likes. Yields the connection and the server's answer to the
-    offer: its kind and content."""
+    """Joins as a member that knows the secret and says what it likes. Yields the connection and the server's answer
+    to the offer: its kind and content."""
     connection = http1.connect(address)
     nonce = os.urandom(32)
     connection.sendall(preface(version, nonce))

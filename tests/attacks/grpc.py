@@ -1,4 +1,5 @@
-"""gRPC and Protocol Buffers by hand: the messages of `inference.GRPCInferenceService` that are attacked, in any shape."""
+"""gRPC and Protocol Buffers by hand: the messages of `inference.GRPCInferenceService` that are attacked, in any
+shape."""
 
 import gzip
 import struct
@@ -43,7 +44,7 @@ def seven():
 
 def framed(message, compress=False):
     """A message with its five bytes before it."""
-    message = gzip.compress(message, 9) if compress else message
+    message = gzip.compress(message, 6) if compress else message
     return struct.pack(">BI", compress, len(message)) + message
 
 
@@ -61,7 +62,8 @@ def call(connection, method, message, compress=False, until=lambda: False):
 
 
 def outcomes(connections, seconds):
-    """How the calls of these connections ended, once they have or so many seconds are over: `(answered, refused, open)`."""
+    """How the calls of these connections ended, once they have or so many seconds are over: `(answered, refused,
+    open)`."""
     for connection in connections:
         connection.pump_until(lambda: len(connection.ended) >= len(connection.windows), seconds)
     ended = [(connection, stream) for connection in connections for stream in connection.ended]

@@ -91,14 +91,14 @@ def ask(address, method, path, body=b"", headers=(), source=ATTACKER, timeout=5.
 def replies(address, raw, timeout=1.0, source=ATTACKER):
     """Sends bytes, and yields all that is answered within `timeout` seconds or until the connection ends."""
     found = []
-    with connect(address, source, timeout) as connection:
-        try:
+    try:
+        with connect(address, source, timeout) as connection:
             connection.sendall(raw)
             stream = connection.makefile("rb")
             while (reply := read_reply(stream)) is not None:
                 found.append(reply)
-        except (OSError, ValueError):
-            pass
+    except (OSError, ValueError):
+        pass
     return found
 
 

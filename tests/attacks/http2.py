@@ -1,4 +1,5 @@
-"""HTTP/2 frame by frame (RFC 9113), with header blocks that use nothing of HPACK but literals (RFC 7541, section 6.2.2).
+"""HTTP/2 frame by frame (RFC 9113), with header blocks that use nothing of HPACK but literals (RFC 7541, section
+6.2.2).
 
 Replies' header blocks are not decoded: of a status, what their first byte says is enough here."""
 
@@ -17,8 +18,12 @@ FRAME_BYTES_MAX = 16_384
 STATUSES = {0x88: 200, 0x8C: 400, 0x8D: 404, 0x8E: 500}
 
 
+def frame_head(length, kind, flags, stream):
+    return struct.pack(">I", length)[1:] + struct.pack(">BBI", kind, flags, stream)
+
+
 def frame(kind, flags, stream, payload=b""):
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+    return frame_head(len(payload), kind, flags, stream) + payload
 
 
 def setting(number, value):
@@ -66,6 +71,7 @@ class Connection:
         self.next_stream = 1
         self.inbound = b""
         self.window, self.windows, self.initial_window = 65_535, {}, 65_535
+        self.frame_bytes_max = FRAME_BYTES_MAX
         # What came, by kind of frame; statuses and ends, by stream.
         self.frames = Counter()
         self.statuses, self.ended, self.data_bytes = {}, set(), Counter()
@@ -92,9 +98,9 @@ class Connection:
 
     def send_data(self, stream, data, is_end=True, until=lambda: False):
         """Sends a body as windows allow. False if it was not all taken in before `until` said so."""
-        at = 0
+        at, data = 0, memoryview(data)
         while at < len(data):
-            room = min(FRAME_BYTES_MAX, self.window, self.windows.get(stream, 0), len(data) - at)
+            room = min(self.frame_bytes_max, self.window, self.windows.get(stream, 0), len(data) - at)
             if room <= 0:
                 if self.is_over or until() or stream in self.ended:
                     return False
@@ -103,7 +109,8 @@ class Connection:
             at += room
             last = is_end and at == len(data)
             self.window, self.windows[stream] = self.window - room, self.windows[stream] - room
-            if not self.send(frame(DATA, END_STREAM if last else 0, stream, data[at - room : at])):
+            head = frame_head(room, DATA, END_STREAM if last else 0, stream)
+            if not (self.send(head) and self.send(data[at - room : at])):
                 return False
         return not is_end or len(data) > 0 or self.send(frame(DATA, END_STREAM, stream))
 
@@ -148,6 +155,8 @@ class Connection:
                 if number == INITIAL_WINDOW_SIZE:
                     change, self.initial_window = value - self.initial_window, value
                     self.windows = {stream: window + change for stream, window in self.windows.items()}
+                elif number == MAX_FRAME_SIZE:
+                    self.frame_bytes_max = value
             self.send(frame(SETTINGS, ACK, 0))
         elif kind == PING and not flags & ACK:
             self.send(frame(PING, ACK, 0, payload))

@@ -18,7 +18,7 @@ INFER = "/v2/models/digits/infer"
 def idle_connections(scene):
     """1,100 connections on which nothing is said: more than connections_max."""
     connections = http1.connect_many(scene.http, 1100, 2)
-    time.sleep(1.5)
+    time.sleep(1)
     return f"{sum(map(http1.is_open, connections))} of {len(connections)} open"
 
 
@@ -35,7 +35,7 @@ def half_open_clients(scene):
     for index in range(700):
         connections += http1.connect_many(scene.http, 1, 0.3, beginnings[index % 4])
     resets = 0
-    while resets < 2300 and not scene.is_over(3):
+    while resets < 2300 and not scene.is_over(2):
         for connection in http1.connect_many(scene.http, 1, 0.3):
             # RST instead of FIN.
             connection.setsockopt(1, 13, struct.pack("ii", 1, 0))
@@ -48,7 +48,7 @@ def half_open_clients(scene):
 def slow_heads(scene):
     """900 heads that come a byte at a time (Slowloris)."""
     connections = http1.connect_many(scene.http, 900, 2, b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: ")
-    while not scene.is_over(3):
+    while not scene.is_over(2):
         connections = [connection for connection in connections if push(connection, b"a", 0.001)]
         time.sleep(0.1)
     return f"{len(connections)} held"
@@ -58,7 +58,7 @@ def slow_heads(scene):
 def slow_bodies(scene):
     """900 bodies that come a byte at a time (R-U-Dead-Yet)."""
     connections = http1.connect_many(scene.http, 900, 2, http1.head("POST", INFER, [("Content-Length", 30 << 20)]))
-    while not scene.is_over(3):
+    while not scene.is_over(2):
         connections = [connection for connection in connections if push(connection, b" ", 0.001)]
         time.sleep(0.1)
     return f"{len(connections)} held"
@@ -73,7 +73,7 @@ def silent_readers(scene):
     connections = http1.connect_many(scene.http, 300, 2)
     for connection in connections:
         connection.setsockopt(1, 8, 4096)
-    while connections and not scene.is_over(3.5):
+    while connections and not scene.is_over(2.5):
         connections = [connection for connection in connections if push(connection, raw, 0.002)]
     return f"{len(connections)} held"
 
@@ -170,7 +170,8 @@ def chunk_extensions(scene):
 
 @attack()
 def odd_paths(scene):
-    """Paths of 60 KB, of escapes and of thousands of segments; names that are no UTF-8, no names or out of the folder."""
+    """Paths of 60 KB, of escapes and of thousands of segments; names that are no UTF-8, no names or out of the
+    folder."""
     names = [
         "%2e%2e%2f" * 5000,
         "%00",
@@ -203,13 +204,13 @@ def odd_paths(scene):
         for target in ("*", "http://evil.example/v2", "a:80", "//x/v2", "/v2?" + "a=b&" * 15_000)
     ]
     statuses = Counter()
-    for attempt in range(3):
+    for _ in range(3):
         for bytes_of_request in raw:
             found = http1.replies(
                 scene.http, bytes_of_request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1), timeout=0.5
             )
             statuses.update([found[0].status if found else None])
-        if scene.is_over(3):
+        if scene.is_over(1.5):
             break
     scene.expect(statuses[500] == 0, f"found {told(statuses)}, expected no 500")
     return told(statuses)

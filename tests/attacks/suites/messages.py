@@ -31,7 +31,7 @@ def grpc_empty_inputs(scene):
 
 @attack()
 def grpc_wide_contents(scene):
-    """Six messages of 30 million elements that take one byte each on the way and eight in memory, or more."""
+    """Messages of 30 million elements that take one byte each on the way and eight in memory, or more."""
     elements = field(grpc.INT64_CONTENTS, bytes(30 * MB))
     wide = grpc.request(
         field(grpc.INPUTS, grpc.tensor("image", "INT64", [1, 64], field(grpc.INPUT_CONTENTS, elements)))
@@ -39,17 +39,16 @@ def grpc_wide_contents(scene):
     strings = field(grpc.BYTES_CONTENTS, b"") * (15 * MB)
     many = grpc.request(field(grpc.INPUTS, grpc.tensor("image", "BYTES", [1, 64], field(grpc.INPUT_CONTENTS, strings))))
     shape = grpc.request(field(grpc.INPUTS, field(grpc.INPUT_SHAPE, bytes(30 * MB))))
-    return "; ".join(send_at_once(scene, message, 2, 1.5) for message in (wide, many, shape))
+    return "; ".join(send_at_once(scene, message, 2, 1) for message in (wide, many, shape))
 
 
 @attack()
 def grpc_parameters(scene):
-    """Messages with three million parameters, outputs and raw contents."""
-    # A key of its own for each: 24 bits in six digits.
-    keys = b"".join(field(grpc.PARAMETERS, field(1, b"%06x" % number)) for number in range(1_500_000))
+    """Messages with half a million parameters, and with three million outputs and raw contents."""
+    keys = b"".join(field(grpc.PARAMETERS, field(1, b"%06x" % number)) for number in range(500_000))
     raw = field(grpc.RAW, b"") * 3_000_000
     outputs = field(grpc.OUTPUTS, b"") * 3_000_000
-    return "; ".join(send_at_once(scene, grpc.request(part), 1, 1.5) for part in (keys, raw, outputs))
+    return "; ".join(send_at_once(scene, grpc.request(part), 1, 1) for part in (keys, raw, outputs))
 
 
 @attack()
@@ -79,29 +78,31 @@ def grpc_failed_messages(scene):
     """One stream whose messages fail until 512 MiB were sent, and then stays open: other clients still have room."""
     connection = http2.Connection(scene.grpc)
     stream = connection.open(grpc.head("ModelStreamInfer"), is_end=False)
-    message = grpc.framed(grpc.request(field(grpc.RAW, bytes(8 * MB)), model="nothing"))
-    sent = 0
-    while sent < 520 * MB and not scene.is_over(4):
-        if not connection.send_data(stream, message, is_end=False, until=lambda: scene.is_over(4)):
+    failing = lambda length: grpc.framed(grpc.request(field(grpc.RAW, bytes(length - 64)), model="nothing"))
+    message, sent = failing(8 * MB), 0
+    while sent < 512 * MB - 100 and not scene.is_over(6):
+        # The last one leaves room for hardly any other body.
+        message = message if sent + len(message) < 512 * MB else failing(512 * MB - 100 - sent)
+        if not connection.send_data(stream, message, is_end=False, until=lambda: scene.is_over(6)):
             break
-        sent += len(message)
+        sent += len(message) if sent < 504 * MB else 8 * MB
         connection.pump()
     connection.pump(0.2)
     # Idle, with all of that on its account.
-    time.sleep(1)
+    time.sleep(0.7)
     return f"{sent >> 20} MiB sent, {'open' if connection.pump() and stream not in connection.ended else 'ended'}"
 
 
 @attack(limit_s=12)
 def grpc_unfinished_messages(scene):
-    """Sixteen messages of 32 MiB without their last byte."""
-    message = grpc.framed(grpc.request(field(grpc.RAW, bytes(32 * MB - 40))))[:-1]
+    """Sixteen messages of 32 MiB without their last byte: together all but 64 bytes of what all bodies may be."""
+    message = grpc.framed(grpc.request(field(grpc.RAW, bytes(32 * MB - 21))))[:-1]
     connections = [http2.Connection(scene.grpc) for _ in range(16)]
     taken = 0
     for connection in connections:
         stream = connection.open(grpc.head("ModelStreamInfer"), is_end=False)
-        taken += connection.send_data(stream, message, is_end=False, until=lambda: scene.is_over(4))
-    time.sleep(1.5)
+        taken += connection.send_data(stream, message, is_end=False, until=lambda: scene.is_over(5))
+    time.sleep(0.7)
     return f"{taken} taken in, {sum(connection.pump() for connection in connections)} connections open"
 
 

@@ -1,7 +1,10 @@
 """What operators read, and what browsers can be made to send: metrics, logs, the index, and pages of other sites."""
 
 import json
+import re
+import select
 import time
+from collections import Counter
 
 import grpc
 import http1
@@ -14,9 +17,9 @@ JSON = [("Content-Type", "application/json")]
 
 @attack()
 def metrics_flood(scene):
-    """/metrics as often as it goes on twenty connections, with compression and without."""
+    """/metrics as often as it goes on two hundred connections, with compression and without."""
     asks = [http1.head("GET", "/metrics", more) for more in ([], [("Accept-Encoding", "gzip")])]
-    return ask_often(scene, asks, 20)
+    return ask_often(scene, asks, 200)
 
 
 @attack()
@@ -33,37 +36,39 @@ def index_flood(scene):
     return ask_often(scene, [*asks, http1.request("POST", "/v2/repository/index", b"{}", JSON)], 20)
 
 
-def ask_often(scene, asks, count, seconds=2):
-    """Ten requests at a time on each connection, whose replies are read."""
-    connections = http1.connect_many(scene.http, count, 1)
-    streams = [connection.makefile("rb") for connection in connections]
-    statuses = []
-    while not scene.is_over(seconds) and streams:
-        batch = [asks[number % len(asks)] for number in range(10)]
-        for connection, stream in list(zip(connections, streams)):
+def ask_often(scene, asks, count, seconds=1.5):
+    """Ten requests at a time on each connection, as soon as the last ten were answered. Replies are only counted."""
+    batch, statuses = b"".join((asks * 10)[:10]), Counter()
+    # Of each: how many replies it waits for, and what came last, in case it is half a status line.
+    open_connections = {connection: (0, b"") for connection in http1.connect_many(scene.http, count, 1)}
+    began = time.monotonic()
+    while open_connections and time.monotonic() - began < seconds:
+        for connection, (awaited, _) in list(open_connections.items()):
+            if awaited == 0:
+                open_connections[connection] = 10 * http1.push(connection, batch), b""
+        for connection in select.select(open_connections, [], [], 0.05)[0]:
+            awaited, rest = open_connections.pop(connection)
+            connection.setblocking(False)
             try:
-                connection.sendall(b"".join(batch))
+                data = connection.recv(1 << 20)
             except OSError:
-                connections.remove(connection)
-                streams.remove(stream)
-        for connection, stream in list(zip(connections, streams)):
-            try:
-                for _ in batch:
-                    statuses.append(http1.read_reply(stream).status)
-            except (OSError, AttributeError):
-                connections.remove(connection)
-                streams.remove(stream)
-    return f"{len(statuses) / seconds:.0f} a second: {told(statuses)}"
+                data = b""
+            found = re.findall(rb"HTTP/1.1 (\d+) ", rest + data)
+            statuses.update(int(status) for status in found)
+            if data:
+                open_connections[connection] = max(0, awaited - len(found)), (rest + data)[-12:]
+    return f"{statuses.total() / seconds:.0f} a second: {told(statuses)}"
 
 
 @attack()
 def label_flood(scene):
-    """3,000 names of models, versions, ids, tokens, hosts and methods that are none: /metrics is not to grow with them."""
+    """A thousand names of models, versions, ids, tokens, hosts and methods that are none: /metrics is not to grow
+    with them."""
     before = len(scene.metrics())
     connections = http1.connect_many(scene.http, 4, 1)
     streams = [connection.makefile("rb") for connection in connections]
     sent = 0
-    while sent < 3000 and not scene.is_over(4):
+    while sent < 1000 and not scene.is_over(3):
         for connection, stream in list(zip(connections, streams)):
             sent += 1
             body = json.dumps({"id": f"id{sent}", "inputs": [], "parameters": {f"p{sent}": sent}}).encode()
@@ -89,7 +94,8 @@ def label_flood(scene):
 
 @attack()
 def log_flood(scene):
-    """5,000 requests of every wrong kind, with newlines, escapes and forged records in all names; and what they log."""
+    """Thousands of requests of every wrong kind, with newlines, escapes and forged records in all names; and what
+    they log."""
     forged = "x\n2030-01-01T00:00:00Z ERROR forged: record\r\n\x1b[31mred\x1b[0m\u202e\0"
     quoted = "x%0a2030-01-01T00%3a00%3a00Z%20ERROR%20forged%3a%20record%0d%0a%1b%5b31mred"
     member = scene.cluster.members["frontend"]
@@ -98,12 +104,13 @@ def log_flood(scene):
     body = json.dumps({"id": forged, "inputs": [tensor], "parameters": {forged: forged}}).encode()
     right = {"id": forged, "inputs": [{"name": "image", "shape": [1, 64], "datatype": "FP32", "data": [0] * 64}]}
     asks = [http1.request("POST", f"/v2/models/{quoted}/infer", body), http1.request("POST", INFER, body)]
-    asks += [http1.request("POST", INFER, json.dumps(right).encode()), http1.request("POST", INFER, b"\x1b[2J{")]
+    asks += [http1.request("POST", INFER, b"\x1b[2J{")]
     asks += [http1.request("POST", f"/v2/repository/models/{quoted}/load", b"{}", JSON)]
     asks += [http1.request("POST", "/v2/trace/setting", json.dumps({forged: forged}).encode(), JSON)]
     path = "/v2/systemsharedmemory/region/x/register"
     asks += [http1.request("POST", path, json.dumps({"key": forged, "byte_size": 1}).encode(), JSON)]
-    answered = ask_often(scene, asks, 20, 2)
+    answered = ask_often(scene, asks, 20)
+    scene.ask("POST", INFER, json.dumps(right).encode())
     connection = http2.Connection(scene.grpc)
     for _ in range(100):
         grpc.call(connection, "ModelInfer", grpc.request(grpc.field(grpc.ID, forged), model=forged))
@@ -119,7 +126,8 @@ def log_flood(scene):
 
 @attack(is_last=True)
 def cross_site_posts(scene):
-    """What pages of other sites can make a browser send: unloads, settings, shared memory and a drain, as forms and as JSON."""
+    """What pages of other sites can make a browser send: unloads, settings, shared memory and a drain, as forms and
+    as JSON."""
     frontend = scene.cluster.members["frontend"]
     forms = [
         ("Content-Type", kind) for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
@@ -173,4 +181,4 @@ def wrong_tokens(scene):
     ]
     asks = [http1.head("GET", "/v2", [("Authorization", value)]) for value in values]
     asks += [http1.head("GET", "/v2", [("Authorization", "Bearer x")] * 100)]
-    return ask_often(scene, asks, 10, 1.5)
+    return ask_often(scene, asks, 10, 1)

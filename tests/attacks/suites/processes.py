@@ -1,4 +1,5 @@
-"""What the machine and its operator do: signals, a full disk, no files left, members that stop, hang or lose their way."""
+"""What the machine and its operator do: signals, a full disk, no files left, members that stop, hang or lose their
+way."""
 
 import ctypes
 import os
@@ -11,6 +12,7 @@ import http1
 import http2
 from cluster import FOLDER, REPOSITORY
 from judge import Skipped, attack, told
+from suites.observers import ask_often
 
 JSON = [("Content-Type", "application/json")]
 LOG_LEVEL = '{"log_verbose_level": %d}'
@@ -22,8 +24,8 @@ def no_files_left(scene):
     """1,000 connections to a frontend that may open 256 files; it says so now and then, not for each."""
     member = scene.cluster.members["frontend"]
     before = member.log_bytes()
-    connections = http1.connect_many(scene.http, 1000, 2)
-    time.sleep(1.5)
+    connections = http1.connect_many(scene.http, 1000, 1.5)
+    time.sleep(1)
     logged = member.log_bytes() - before
     scene.expect(logged < 20_000, f"{logged} bytes were logged")
     return f"{len(connections)} connections, {logged} bytes logged"
@@ -31,12 +33,10 @@ def no_files_left(scene):
 
 def log_much(scene):
     """As an operator would who looks for something; then as it was."""
-    status = scene.status("POST", "/v2/logging", (LOG_LEVEL % 2).encode(), JSON)
-    for _ in range(30):
-        scene.ask("GET", "/v2/models/digits/config")
-    time.sleep(1)
-    scene.ask("POST", "/v2/logging", (LOG_LEVEL % 0).encode(), JSON)
-    return f"the level was set: {status}"
+    status = scene.status("POST", "/v2/logging", (LOG_LEVEL % 2).encode(), JSON, timeout=1)
+    asked = ask_often(scene, [http1.head("GET", "/v2/models/digits/config"), http1.head("GET", "/nothing")], 20, 1)
+    scene.ask("POST", "/v2/logging", (LOG_LEVEL % 0).encode(), JSON, timeout=1)
+    return f"the level was set: {status}; {asked}"
 
 
 @attack(cluster="full-log")
@@ -67,10 +67,10 @@ def hung_executor(scene):
     member = scene.cluster.members["backend-1"]
     before = {each.name: each.log_bytes() for each in scene.cluster.members.values()}
     with Frozen(member.process.pid, "gpu-0"):
-        time.sleep(6)
+        time.sleep(5)
         logged = [each.log_text(before[each.name]) for each in scene.cluster.members.values()]
         scene.expect(
-            any(" WARN " in text or "ERROR " in text for text in logged), "no member said anything of it in 6 s"
+            any(" WARN " in text or "ERROR " in text for text in logged), "no member said anything of it in 5 s"
         )
     gpus = "downbeat_scheduler_gpus 2"
     scene.expect(scene.wait_for(lambda: gpus in scene.metrics(), 4), "the GPU was not used again 4 s after it went on")
@@ -99,15 +99,15 @@ class Frozen:
         self.ptrace(self.DETACH, self.thread, None, None)
 
 
-@attack(cluster="cut-off", limit_s=12)
+@attack(cluster="cut-off", limit_s=12, ends=("backend-1",), is_last=True)
 def unreachable_frontend(scene):
-    """The packets of one of two backends to the frontend are lost, those to the scheduler are not: first while it is linked,
-    then from its start on."""
+    """The packets of one of two backends to the frontend are lost, those to the scheduler are not: first while it
+    is linked, then from its start on."""
     scene.cluster.cut()
-    time.sleep(4)
+    time.sleep(3.5)
     scene.cluster.members["backend-1"].signal(signal.SIGKILL)
     newcomer = scene.cluster.start_backend(1, "backend-1-again", supervisor=os.getpid())
-    time.sleep(4)
+    time.sleep(3)
     scene.expect(" linked" not in newcomer.log_text(), "the backend was linked although its packets are lost")
     return "joined" if " joined" in newcomer.log_text() else "not joined"
 
@@ -144,9 +144,10 @@ def expect_ending(scene, member, code="exit code 0", seconds=DRAIN_S):
         scene.expect(False, f"{member.name} had not ended after {seconds} s")
 
 
-@attack(cluster="pair", limit_s=40, is_control_judged=False, is_last=True)
+@attack(cluster="pair", limit_s=40, is_control_judged=False, ends=("frontend",), is_last=True)
 def terminated_frontend(scene):
-    """SIGTERM to the frontend with 32 requests under way: it is not ready at once, takes no more, answers those, and ends."""
+    """SIGTERM to the frontend with 32 requests under way: it is not ready at once, takes no more, answers those,
+    and ends."""
     under_way = UnderWay(scene.http)
     idle = http2.Connection(scene.http)
     idle.pump(0.1)
@@ -167,7 +168,7 @@ def terminated_frontend(scene):
     return answered
 
 
-@attack(cluster="pair", limit_s=40, is_control_judged=False, is_last=True)
+@attack(cluster="pair", limit_s=40, is_control_judged=False, ends=("frontend",), is_last=True)
 def terminated_twice(scene):
     """A second SIGTERM ends a frontend at once, with requests under way."""
     under_way = UnderWay(scene.http)
@@ -181,7 +182,7 @@ def terminated_twice(scene):
     return f"{len(under_way.statuses)} answered by then"
 
 
-@attack(cluster="pair", limit_s=40, is_control_judged=False, is_last=True)
+@attack(cluster="pair", limit_s=40, ends=("backend-1",), is_last=True)
 def terminated_backend(scene):
     """SIGTERM to one of two backends with 32 requests under way: none is lost, and it ends."""
     under_way = UnderWay(scene.http)
@@ -192,7 +193,7 @@ def terminated_backend(scene):
     return answered
 
 
-@attack(cluster="pair", limit_s=40, is_control_judged=False, is_last=True)
+@attack(cluster="pair", limit_s=40, is_control_judged=False, ends=("scheduler",), is_last=True)
 def terminated_scheduler(scene):
     """SIGTERM to the scheduler with 32 requests under way: none is lost, and it ends."""
     under_way = UnderWay(scene.http)
