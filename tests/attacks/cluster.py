@@ -37,8 +37,6 @@ class Layout:
 
     # Of each backend: its GPUs and what they host. By default what `downbeat up` starts.
     backends: tuple[tuple[int, tuple[str, ...]], ...] = ((1, ("digits",)), (8, ("resnet50", "inception_resnet_v2")))
-    # Keys of the frontend's file, as TOML.
-    frontend: str = ""
     # The frontend's limit of open files.
     files_max: int | None = None
     # Where the frontend's log goes, if not into a file: a device, or `unread`, a pipe that nobody reads.
@@ -203,26 +201,25 @@ class Cluster:
         layout = self.layout
         http, grpc = (f"{host}:{port}" for host, port in (self.http, self.grpc))
         keys = f'scheduler = "{self.at(1, 7400)}"\nlink = "{self.at(2, 7401)}"\naddress = "{self.at(2, 4791)}"\n'
-        keys += f'repository = "{REPOSITORY}"\nhttp = "{http}"\ngrpc = "{grpc}"\n{layout.frontend}'
+        keys += f'repository = "{REPOSITORY}"\nhttp = "{http}"\ngrpc = "{grpc}"\n'
         self.start_role("frontend", "frontend", keys, log=layout.log, files_max=layout.files_max)
 
-    def start_backend(self, index, name=None, supervisor=None, **more):
-        gpus, models = more.get("offer") or self.layout.backends[index]
+    def start_backend(self, index, name=None, offer=None, scheduler=None):
+        """One of the layout's backends, or one with an offer of its own. It ends with the process that starts it."""
+        gpus, models = offer or self.layout.backends[index]
         is_away = self.layout.cut_off and index == len(self.layout.backends) - 1
         address = self.at(32 + index, 4791)
         placement = ", ".join(f"{model} = {list(range(gpus))}" for model in models)
-        keys = f'scheduler = "{more.get("scheduler") or self.at(1, 7400)}"\naddress = "{address}"\n'
+        keys = f'scheduler = "{scheduler or self.at(1, 7400)}"\naddress = "{address}"\n'
         keys += f'repository = "{REPOSITORY}"\ngpus = {gpus}\nplacement = {{ {placement} }}\n'
         name = name or f"backend-{index}"
-        return self.start_role(
-            "backend", name, keys, supervisor=supervisor, namespace=self.namespace if is_away else None
-        )
+        return self.start_role("backend", name, keys, namespace=self.namespace if is_away else None)
 
-    def start_role(self, role, name, keys, log=None, files_max=None, supervisor=None, namespace=None):
+    def start_role(self, role, name, keys, log=None, files_max=None, namespace=None):
         file = self.folder / f"{name}.toml"
         file.write_text(f'secret = "{self.secret}"\n{keys}')
         path = self.folder / f"{name}.log" if log is None else None
-        command = [self.binary, role, "--supervised-by", str(supervisor or os.getpid()), "--config", str(file)]
+        command = [self.binary, role, "--supervised-by", str(os.getpid()), "--config", str(file)]
         if namespace:
             command = ["ip", "netns", "exec", namespace, *command]
 

@@ -27,13 +27,13 @@ def compressed(text):
     return gzip.compress(text.encode() if isinstance(text, str) else text, LEVEL)
 
 
-def ask_all(scene, requests, seconds, timeout=4.0):
+def ask_all(scene, requests, seconds):
     """Sends each request on a connection of its own, and yields the statuses that came within so many seconds.
     Their last bytes are held back until all are there, so that all are to be answered at once."""
     connections = []
     for raw in requests:
         try:
-            connection = http1.connect(scene.http, timeout=timeout)
+            connection = http1.connect(scene.http, timeout=6)
             connection.sendall(memoryview(raw)[:-1])
         except OSError:
             connection = None
@@ -51,13 +51,13 @@ def ask_all(scene, requests, seconds, timeout=4.0):
     return statuses
 
 
-@attack()
+@attack(limit_s=10)
 def zero_byte_inputs(scene):
-    """A thousand binary inputs of no bytes, before a body in a million chunks of one byte."""
+    """A thousand binary inputs of no bytes, before a body in 250,000 chunks of one byte."""
     tensor = {"name": "image", "shape": [1, 64], "datatype": "FP32", "parameters": {"binary_data_size": 0}}
     header = json.dumps({"inputs": [tensor] * 1000}).encode()
     length = ("Inference-Header-Content-Length", len(header))
-    body = chunk(header) + chunk(b"x") * 1_000_000 + chunk(b"")
+    body = chunk(header) + chunk(b"x") * 250_000 + chunk(b"")
     raw = http1.head("POST", INFER, [CHUNKED, length]) + body
     return told(ask_all(scene, [raw], 4))
 
@@ -76,24 +76,26 @@ def one_byte_chunks(scene):
 
 
 def send_apart(scene, seconds):
-    """Bodies of which each byte comes in a segment of its own: one with a length, one in chunks."""
+    """Four bodies of which each byte comes in a segment of its own, with a length or in chunks. Between two bytes of one
+    there is one of each other, so that they are also read apart."""
     heads = [http1.head("POST", INFER, [("Content-Length", 10_000_000)]), http1.head("POST", INFER, [CHUNKED])]
-    ways = [(http1.connect_many(scene.http, 1, 1, head)[0], piece) for head, piece in zip(heads, (b" ", chunk(b" ")))]
+    pieces = zip(heads * 2, [b" ", chunk(b" ")] * 2)
+    ways = [(http1.connect_many(scene.http, 1, 1, head)[0], piece) for head, piece in pieces]
     sent, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
-        for connection, piece in ways * 20:
+        for connection, piece in ways * 10:
             connection.send(piece)
-        sent += 40
+        sent += 10 * len(ways)
     grown = scene.cluster.members["frontend"].growth()
     # What it takes to keep a byte is bounded, however it came.
-    scene.expect(grown < 32 * MB + 100 * sent, f"the frontend grew by {grown >> 20} MB for {sent} bytes")
+    scene.expect(grown < 16 * MB + 100 * sent, f"the frontend grew by {grown >> 20} MB for {sent} bytes")
     return f"{sent} bytes sent"
 
 
 @attack()
 def one_byte_segments(scene):
-    """Two bodies, each byte of which comes in a segment of its own."""
-    return send_apart(scene, 1.5)
+    """Four bodies, each byte of which comes in a segment of its own."""
+    return send_apart(scene, 2)
 
 
 @attack(is_slow=True, limit_s=20)

@@ -106,7 +106,7 @@ def unreachable_frontend(scene):
     scene.cluster.cut()
     time.sleep(3.5)
     scene.cluster.members["backend-1"].signal(signal.SIGKILL)
-    newcomer = scene.cluster.start_backend(1, "backend-1-again", supervisor=os.getpid())
+    newcomer = scene.cluster.start_backend(1, "backend-1-again")
     time.sleep(3)
     scene.expect(" linked" not in newcomer.log_text(), "the backend was linked although its packets are lost")
     return "joined" if " joined" in newcomer.log_text() else "not joined"

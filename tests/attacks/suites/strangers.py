@@ -20,7 +20,7 @@ STRANGER = "127.66.6.8"
 def start_newcomer(scene, name="newcomer", **more):
     """A backend that comes in the middle of it; its models need no measuring."""
     offer = (1, ("resnet50",))
-    return scene.cluster.start_backend(60, name, supervisor=os.getpid(), offer=offer, **more)
+    return scene.cluster.start_backend(60, name, offer, **more)
 
 
 def expect_joined(scene, newcomer, seconds):
