@@ -170,7 +170,8 @@ class Measurement:
     def seen(self):
         """What it has seen since the last call."""
         print(file=self.process.stdin, flush=True)
-        return Seen(**json.loads(self.process.stdout.readline()))
+        seen = json.loads(self.process.stdout.readline())
+        return Seen(**seen | {key: Counter(seen[key]) for key in ("failed", "unhealthy")})
 
     def end(self):
         self.process.kill()

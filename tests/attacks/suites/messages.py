@@ -29,7 +29,7 @@ def grpc_empty_inputs(scene):
     return send_at_once(scene, grpc.request(field(grpc.INPUTS, b"") * 3_500_000), 1, 3)
 
 
-@attack()
+@attack(limit_s=12)
 def grpc_wide_contents(scene):
     """Messages of 30 million elements that take one byte each on the way and eight in memory, or more."""
     elements = field(grpc.INT64_CONTENTS, bytes(30 * MB))
@@ -42,16 +42,16 @@ def grpc_wide_contents(scene):
     return "; ".join(send_at_once(scene, message, 2, 1) for message in (wide, many, shape))
 
 
-@attack()
+@attack(limit_s=12)
 def grpc_parameters(scene):
-    """Messages with half a million parameters, and with three million outputs and raw contents."""
-    keys = b"".join(field(grpc.PARAMETERS, field(1, b"%06x" % number)) for number in range(500_000))
+    """Messages with 200,000 parameters, and with three million outputs and raw contents."""
+    keys = b"".join(field(grpc.PARAMETERS, field(1, b"%06x" % number)) for number in range(200_000))
     raw = field(grpc.RAW, b"") * 3_000_000
     outputs = field(grpc.OUTPUTS, b"") * 3_000_000
     return "; ".join(send_at_once(scene, grpc.request(part), 1, 1) for part in (keys, raw, outputs))
 
 
-@attack()
+@attack(limit_s=12)
 def grpc_pictures(scene):
     """Sixty clients with a picture of 30 MiB each, which are 32 KB on the wire."""
     picture = png(16, 16) + bytes(30 * MB)
