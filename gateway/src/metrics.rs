@@ -287,7 +287,7 @@ impl Default for Metrics {
                 GaugeVec::new(
                     Opts::new(
                         "downbeat_network_budget_seconds",
-                        "What the scheduler plans with for the way of a plan (ctrl), of one input (data) and of an answer (resp)",
+                        "What is planned with for the way of a plan (ctrl), of an input (data) and of an answer (resp)",
                     ),
                     &["model", "version", "part"],
                 ),

@@ -211,7 +211,7 @@ fn first_output(answer: &Answer) -> Option<Bytes> {
     }
     let datatype = DataType::from_name(&output.datatype)?;
     let elements = output.shape.iter().try_fold(1, |product: usize, size| product.checked_mul(*size))?;
-    elements::read_json(datatype, elements, output.data?).ok().map(Bytes::from)
+    elements::read_json(datatype, elements, output.data?.get().as_bytes()).ok().map(Bytes::from)
 }
 
 #[cfg(test)]

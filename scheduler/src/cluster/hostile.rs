@@ -1,6 +1,6 @@
 //! Members that have proved themselves and then say whatever they like, by a seed, beside one frontend and one backend
-//! that keep to the protocol. Nothing panics (sums are checked in tests), whoever breaks the protocol is told so, nobody
-//! else is, and once they are gone the others work as before.
+//! that keep to the protocol. Nothing panics (sums are checked in tests), whoever breaks the protocol is told so,
+//! nobody else is, and once they are gone the others work as before.
 //! A failing seed is printed; `DOWNBEAT_SEED=n cargo test -p scheduler hostile` replays it alone.
 
 use std::collections::BTreeSet;

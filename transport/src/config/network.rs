@@ -326,7 +326,8 @@ mod tests {
 
     #[test]
     fn keys_of_both_are_read_and_written() {
-        let text = "arm = 'verbs:rxe0'\ngpus = 3\naddress = '10.0.0.1:4791'\nshared_address = true\nsecret = 'a secret of 20 bytes'\n\
+        let text = "arm = 'verbs:rxe0'\ngpus = 3\naddress = '10.0.0.1:4791'\nshared_address = true\n\
+                    secret = 'a secret of 20 bytes'\n\
                     names = ['a', 'b']\n[verbs]\nport = 2\n[faults]\nloss = 0.5\n\
                     [tls]\ncertificate = 'c'\nkey = 'k'\nauthority = 'a'\n";
         let config: Config = toml::from_str(text).unwrap();

@@ -1,5 +1,5 @@
-//! The bootstrap side of an endpoint: TCP connections come from the acceptor or are opened, turn into channels, and tell
-//! when they end.
+//! The bootstrap side of an endpoint: TCP connections come from the acceptor or are opened, turn into channels, and
+//! tell when they end.
 #![allow(clippy::disallowed_methods)] // A driver: it owns sockets.
 
 use std::{io, net::SocketAddr};

@@ -15,6 +15,13 @@ async fn connect_as_somebody_else(address: SocketAddr) -> TcpStream {
     socket.connect(address).await.unwrap()
 }
 
+/// Waits until requests hold so many bytes.
+async fn grown(peer: &Peer, bytes: usize) {
+    while peer.server.bodies_bytes() < bytes {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[test]
 fn a_client_that_takes_all_it_can_leaves_room_for_others() {
     with_server(
@@ -28,7 +35,7 @@ fn a_client_that_takes_all_it_can_leaves_room_for_others() {
                 let before = peer.server.bodies_bytes();
                 tokio::select! {
                     heard = hear(&mut greedy) => break heard.unwrap(),
-                    () = async { while peer.server.bodies_bytes() < before + 3999 { tokio::task::yield_now().await } } => {}
+                    () = grown(&peer, before + 3999) => {}
                 }
                 held.push(greedy);
             };
