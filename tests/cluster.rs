@@ -4,8 +4,8 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader, Write},
-    net::{SocketAddr, TcpListener},
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
     process::{Child, ChildStdout, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
@@ -186,6 +186,82 @@ fn an_idle_cluster_hardly_runs_and_an_interrupt_leaves_nothing_behind() {
     for (member, pid) in &up.members {
         assert!(test_kill_process(*pid).is_err(), "{member} is still there");
     }
+}
+
+/// Sends requests at once, and `then` does something; yields the status of every answer, none of those that were cut.
+fn statuses(address: SocketAddr, requests: usize, then: impl FnOnce()) -> Vec<Option<String>> {
+    let body = std::fs::read_to_string("models/digits/seven.json").unwrap();
+    let head =
+        format!("POST /v2/models/digits/infer HTTP/1.1\r\nhost: {address}\r\ncontent-length: {}\r\n", body.len());
+    let mut streams: Vec<TcpStream> = (0..requests).map(|_| TcpStream::connect(address).unwrap()).collect();
+    streams.iter_mut().for_each(|stream| write!(stream, "{head}\r\n{body}").unwrap());
+    then();
+    let answer = |mut stream: TcpStream| {
+        let mut heard = String::new();
+        // Unless it is drained the connection stays open.
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let _ = stream.read_to_string(&mut heard);
+        let (head, body) = heard.split_once("\r\n\r\n")?;
+        let length: usize = head.lines().find_map(|line| line.strip_prefix("content-length: "))?.parse().ok()?;
+        (body.len() == length).then(|| head[9..12].to_owned())
+    };
+    streams.into_iter().map(answer).collect()
+}
+
+#[test]
+fn a_cluster_that_is_told_to_end_answers_every_request_first() {
+    let mut up = Up::start(1, "digits", &[1], "");
+    let told = Pid::from_child(&up.child);
+    let heard = statuses(up.http[0], 32, || {
+        pause(Duration::from_millis(20));
+        kill_process(told, Signal::TERM).unwrap();
+    });
+    // Those that came before are answered, those that came after are told to go elsewhere.
+    assert!(heard.iter().all(|status| matches!(status.as_deref(), Some("200" | "503"))), "{heard:?}");
+    assert!(heard.iter().any(|status| status.as_deref() == Some("200")), "{heard:?}");
+    assert_eq!(up.child.wait().unwrap().code(), Some(0));
+    for (member, pid) in &up.members {
+        assert!(test_kill_process(*pid).is_err(), "{member} is still there");
+    }
+}
+
+#[test]
+fn a_frontend_reads_its_tokens_anew_by_one_signal_and_ends_by_another() {
+    let [http, nobody] = [free_address(), free_address()];
+    let folder = tempfile::tempdir().unwrap();
+    let (token, config) = (folder.path().join("token"), folder.path().join("frontend.toml"));
+    std::fs::write(&token, "the-first-of-the-tokens").unwrap();
+    let text = format!(
+        "scheduler = '{nobody}'\nsecret = 'a secret of enough bytes'\nrepository = 'models'\nhttp = '{http}'\n\
+         [[clients.token]]\nname = 'x'\nfile = '{}'\nallow.operations = ['metadata']\n",
+        token.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let mut frontend = Command::new(env!("CARGO_BIN_EXE_downbeat"));
+    let mut frontend = frontend.args(["frontend", "--config"]).arg(&config).env("RUST_LOG", "warn").spawn().unwrap();
+    let answers = |token: &str, status: &str| {
+        let Ok(mut stream) = TcpStream::connect(http) else { return false };
+        let request = format!("GET /v2/models/digits HTTP/1.1\r\nhost: {http}\r\nauthorization: Bearer {token}\r\n");
+        let mut heard = [0; 12];
+        write!(stream, "{request}connection: close\r\n\r\n").is_ok_and(|()| stream.read_exact(&mut heard).is_ok())
+            && heard.ends_with(status.as_bytes())
+    };
+    let until = |token: &str, status: &str| {
+        while !answers(token, status) {
+            pause(Duration::from_millis(5));
+        }
+    };
+    until("the-first-of-the-tokens", "200");
+    std::fs::write(&token, "the-second-of-the-tokens").unwrap();
+    kill_process(Pid::from_child(&frontend), Signal::HUP).unwrap();
+    until("the-second-of-the-tokens", "200");
+    until("the-first-of-the-tokens", "401");
+    // What is wrong changes nothing.
+    std::fs::write(&token, "short").unwrap();
+    kill_process(Pid::from_child(&frontend), Signal::HUP).unwrap();
+    until("the-second-of-the-tokens", "200");
+    kill_process(Pid::from_child(&frontend), Signal::TERM).unwrap();
+    assert_eq!(frontend.wait().unwrap().code(), Some(0));
 }
 
 /// User and system time of a process so far (proc_pid_stat(5), fields 14 and 15, in ticks of 10 ms).
