@@ -134,10 +134,15 @@ async fn converse(
     limits: Limits,
 ) {
     let activity = &place.activity;
-    let service = service_fn(|request| {
+    let service = service_fn(|request: Request<Incoming>| {
+        // Streams of HTTP/2 are tasks of their own; requests of HTTP/1 would be answered one after another.
+        let gives_way = request.version() < Version::HTTP_2 && activity.is_pipelined();
         let (server, request_open) = (Rc::clone(server), activity.open());
         let activity = Rc::clone(activity);
         async move {
+            if gives_way {
+                tokio::task::yield_now().await;
+            }
             let (caller, reply) = answer(server, &activity, request).await;
             Ok::<_, Infallible>(reply.map(|body| Watched::new(body, request_open, caller)))
         }

@@ -7,6 +7,7 @@ use std::{
     pin::Pin,
     rc::Rc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::{Buf, Bytes};
@@ -22,6 +23,9 @@ use crate::{
 /// Turns in which a piece of a reply may have moved last: this one, the one before, and the one in which it is given
 /// up.
 const TURNS: usize = 3;
+
+/// Less than any client takes to hear an answer and ask again.
+const PIPELINED: Duration = Duration::from_micros(10);
 
 /// What goes on on one connection.
 #[derive(Debug)]
@@ -94,6 +98,11 @@ impl Activity {
     pub(crate) fn set_client(&self, client: Client, load: Rc<Load>) {
         self.client.set(client);
         self.load.replace(load);
+    }
+
+    /// Whether the next request was there before the last one was answered: nobody asks again so soon.
+    pub(super) fn is_pipelined(&self) -> bool {
+        self.last.get().elapsed() < PIPELINED
     }
 
     /// A request came.

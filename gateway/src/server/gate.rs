@@ -2,13 +2,28 @@
 
 use std::sync::Arc;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio_rustls::TlsAcceptor;
 
 use super::Hosts;
 use crate::{
     access::{Grant, SharedMemory},
     config::{Config, Limits},
+    connection::places::SPARE_MAX,
 };
+
+/// Files that are open beside clients' connections, of which some are spare: links, the log, models that are read.
+const FILES_BESIDE: usize = SPARE_MAX + 64;
+
+/// How many files this process may open, after it has asked for so many.
+fn files_max(wanted: usize) -> usize {
+    let found = getrlimit(Resource::Nofile);
+    let Some(current) = found.current.filter(|current| *current < wanted as u64) else { return wanted };
+    let raised = found.maximum.map_or(wanted as u64, |most| most.min(wanted as u64)).max(current);
+    // What is not granted stays as it was.
+    let granted = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..found }).map_or(current, |()| raised);
+    usize::try_from(granted).unwrap_or(wanted)
+}
 
 /// What clients are asked for, and what they may take up.
 #[derive(Clone)]
@@ -31,7 +46,7 @@ impl Gate {
     /// # Errors
     /// One line that names the key, and tells what was found and expected.
     pub fn open(config: &Config) -> Result<Self, String> {
-        let limits = config.limits();
+        let mut limits = config.limits();
         let max = super::READ_BUFFER_BYTES_MAX;
         if !(1..=max).contains(&limits.head_bytes_max) {
             return Err(format!("head_bytes_max: found {}, expected 1 to {max}", limits.head_bytes_max));
@@ -45,6 +60,16 @@ impl Gate {
             if found == 0 {
                 return Err(format!("{key}: found 0, expected at least 1"));
             }
+        }
+        let room = files_max(limits.connections_max + FILES_BESIDE).saturating_sub(FILES_BESIDE).max(1);
+        if room < limits.connections_max {
+            tracing::warn!(
+                "connections_max: found {}, but this process may open only {} files (ulimit -n); {room} connections are \
+                 taken",
+                limits.connections_max,
+                room + FILES_BESIDE
+            );
+            limits.connections_max = room;
         }
         let tls = match &config.clients.tls {
             None => None,
