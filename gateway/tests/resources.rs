@@ -99,7 +99,7 @@ fn server() -> (SocketAddr, impl Drop) {
                 bodies_bytes_max: BODIES_BYTES_MAX,
                 arena_bytes: 64 << 20,
                 body_timeout_ms: 60_000,
-                ..Config::new(nobody, "secret", repository.path())
+                ..Config::new(nobody, "a secret of enough bytes", repository.path())
             };
             let gateway = Gateway::open(&config, None).unwrap();
             tell.send(gateway.http_address().unwrap()).unwrap();
@@ -120,7 +120,7 @@ fn peak_of(attack: impl FnOnce()) -> usize {
 
 fn post(address: SocketAddr, path: &str, headers: &str, body: &[u8]) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
-    let head = format!("POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n{headers}\r\n");
+    let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n");
     // Who is refused early may not read on.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     let mut text = Vec::new();
