@@ -64,8 +64,8 @@ impl Gate {
         let room = files_max(limits.connections_max + FILES_BESIDE).saturating_sub(FILES_BESIDE).max(1);
         if room < limits.connections_max {
             tracing::warn!(
-                "connections_max: found {}, but this process may open only {} files (ulimit -n); {room} connections are \
-                 taken",
+                "connections_max: found {}, expected fewer than the {} files that this process may open (ulimit -n); \
+                 {room} are taken",
                 limits.connections_max,
                 room + FILES_BESIDE
             );
