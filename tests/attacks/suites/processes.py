@@ -185,26 +185,26 @@ def terminated_twice(scene):
     return f"{len(under_way.statuses)} answered by then"
 
 
-@attack(cluster="pair", limit_s=40, ends=("backend-1",), is_last=True)
-def terminated_backend(scene):
-    """SIGTERM to one of two backends with 32 requests under way: none is lost, and it ends."""
+def terminate(scene, name):
+    """SIGTERM to a member with requests under way, which are to be answered before it ends."""
     under_way = UnderWay(scene.http)
-    member = scene.cluster.members["backend-1"]
+    member = scene.cluster.members[name]
     member.signal(signal.SIGTERM)
     answered = under_way.expect_answers(scene)
     expect_ending(scene, member)
     return answered
+
+
+@attack(cluster="pair", limit_s=40, ends=("backend-1",), is_last=True)
+def terminated_backend(scene):
+    """SIGTERM to one of two backends with 32 requests under way: none is lost, and it ends."""
+    return terminate(scene, "backend-1")
 
 
 @attack(cluster="pair", limit_s=40, is_control_judged=False, ends=("scheduler",), is_last=True)
 def terminated_scheduler(scene):
     """SIGTERM to the scheduler with 32 requests under way: none is lost, and it ends."""
-    under_way = UnderWay(scene.http)
-    member = scene.cluster.members["scheduler"]
-    member.signal(signal.SIGTERM)
-    answered = under_way.expect_answers(scene)
-    expect_ending(scene, member)
-    return answered
+    return terminate(scene, "scheduler")
 
 
 @attack(limit_s=60)
