@@ -62,7 +62,8 @@ impl ClusterConfig {
     #[must_use]
     pub fn shard(&self, id: ModelThreadId) -> ShardConfig {
         let Self { resp, budget, queue_max, tasks_per_frontend_max, reestimate, .. } = *self;
-        ShardConfig { id, resp, ctrl: budget.ctrl, queue_max, tasks_per_frontend_max, reestimate }
+        let has_port = !self.addresses.is_empty();
+        ShardConfig { id, has_port, resp, ctrl: budget.ctrl, queue_max, tasks_per_frontend_max, reestimate }
     }
 }
 

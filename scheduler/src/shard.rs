@@ -42,6 +42,10 @@ const WATCH_INTERVAL: Span = Span::from_millis(250);
 /// A task that so many GPUs and backends were lost with may be what they fail of.
 const LOSSES_MAX: u8 = 3;
 
+/// What a backend may have to be told that has not connected here: more than all models' loading and unloading, as a
+/// client may have it twice while a backend takes its time.
+const HELD_MAX: usize = 4_096;
+
 /// A deadline that is farther off counts as so far: what one frontend says must not weigh on all averages.
 const DEADLINE_MAX: Span = Span::from_millis(24 * 3_600_000);
 
@@ -50,6 +54,8 @@ const DEADLINE_MAX: Span = Span::from_millis(24 * 3_600_000);
 pub struct ShardConfig {
     /// Which one it is.
     pub id: ModelThreadId,
+    /// Members connect here, too, after they have to control.
+    pub has_port: bool,
     /// From the end of execution to the client; taken off every deadline, until control has learned better.
     pub resp: Span,
     /// From a grant to its plan's arrival at a backend, at most.
@@ -137,6 +143,8 @@ pub struct Shard {
     config: ShardConfig,
     /// What members have to show when they connect here.
     passes: BTreeMap<Member, u64>,
+    /// Backends that have not connected here yet, and what they are told when they have. At most [`HELD_MAX`] of each.
+    connecting: BTreeMap<BackendId, Vec<SchedulerToBackend>>,
     frontends: BTreeMap<FrontendId, Frontend>,
     /// GPUs in use.
     gpus: BTreeMap<GpuId, (BackendId, u32)>,
@@ -160,6 +168,7 @@ impl Shard {
     pub fn new(config: ShardConfig, planner: Box<dyn Planner<Ride>>) -> Self {
         Self {
             passes: BTreeMap::new(),
+            connecting: BTreeMap::new(),
             frontends: BTreeMap::new(),
             gpus: BTreeMap::new(),
             models: BTreeMap::new(),
@@ -185,13 +194,18 @@ impl Shard {
         match news {
             ControlToShard::Joined { member, pass } => {
                 self.passes.insert(member, pass);
-                if let Member::Frontend(frontend) = member {
-                    self.frontends.insert(frontend, Frontend::default());
+                match member {
+                    Member::Frontend(frontend) => drop(self.frontends.insert(frontend, Frontend::default())),
+                    Member::Backend(backend) if self.config.has_port => {
+                        self.connecting.insert(backend, Vec::new());
+                    }
+                    Member::Backend(_) => {}
                 }
             }
             ControlToShard::FrontendLeft(frontend) => self.on_frontend_left(now, frontend),
             ControlToShard::BackendLeft(backend) => {
                 self.passes.remove(&Member::Backend(backend));
+                self.connecting.remove(&backend);
                 let lost = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks);
                 let lost = lost.map(RunningTask::lost).collect();
                 self.doubt((backend, LinkId::ALL), lost);
@@ -215,14 +229,10 @@ impl Shard {
             ControlToShard::Offered(offered) => self.on_offered(now, offered),
             ControlToShard::Hosted(model, hosted) => self.on_hosted(now, model, hosted),
             ControlToShard::Host { backend, load, model } => {
-                self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Host { load, model }));
+                self.tell(backend, SchedulerToBackend::Host { load, model });
             }
-            ControlToShard::Unload { backend, model } => {
-                self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Unload { model }));
-            }
-            ControlToShard::Dismiss(backend) => {
-                self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Dismissed));
-            }
+            ControlToShard::Unload { backend, model } => self.tell(backend, SchedulerToBackend::Unload { model }),
+            ControlToShard::Dismiss(backend) => self.tell(backend, SchedulerToBackend::Dismissed),
             ControlToShard::Adopt(moved) => self.on_adopted(now, *moved),
             ControlToShard::Forwarded(model, Forwarded::Task(task)) => self.on_forwarded(now, model, task),
             // Whom nobody owns is not forwarded again.
@@ -234,8 +244,21 @@ impl Shard {
         }
     }
 
+    /// Tells a backend something, as soon as it is connected.
+    fn tell(&mut self, backend: BackendId, message: SchedulerToBackend) {
+        match self.connecting.get_mut(&backend) {
+            None => self.outputs.push_back(ShardOutput::ToBackend(backend, message)),
+            Some(held) if held.len() < HELD_MAX => held.push(message),
+            Some(_) => self.handle_disconnected(Member::Backend(backend), "it never connected to here".to_owned()),
+        }
+    }
+
     /// A member is connected to this thread.
     pub fn handle_connected(&mut self, member: Member) {
+        if let Member::Backend(backend) = member {
+            let held = self.connecting.remove(&backend).into_iter().flatten();
+            self.outputs.extend(held.map(|message| ShardOutput::ToBackend(backend, message)));
+        }
         self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Connected(member)));
     }
 

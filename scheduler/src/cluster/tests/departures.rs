@@ -168,6 +168,34 @@ fn a_backend_that_leaves_is_dismissed_once_nothing_is_planned_there() {
 }
 
 #[test]
+fn a_backend_that_is_still_connecting_misses_nothing_that_it_is_told() {
+    let addresses = vec!["s:1".into(), "s:2".into()];
+    let mut cluster = scheduler(&ClusterConfig { model_threads: 2, addresses, ..config() });
+    let now = Timestamp(0);
+    let frontend = cluster.handle_frontend_joined(now, FrontendHello { link_address: "f:1".into() }).unwrap().frontend;
+    let told = |cluster: &mut Cluster| {
+        let told = drain(cluster).into_iter().filter_map(|output| match output {
+            ClusterOutput::ToBackend(Port::ModelThread(_), backend, message) => Some((backend, message)),
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    let unload = SchedulerToBackend::Unload { model: ModelId(0) };
+    let first = cluster.handle_backend_joined(now, offer(1)).unwrap();
+    let change = FrontendToScheduler::ChangeModel { change: ChangeId(0), to: ModelChange::Unload, name: "m".into() };
+    cluster.handle_frontend_message(now, Port::Control, frontend, change).unwrap();
+    // One that joins with a model that clients have unloaded has to unload it, too.
+    let second = cluster.handle_backend_joined(now, offer(1)).unwrap();
+    assert_eq!(told(&mut cluster), []);
+    let Port::ModelThread(owner) = cluster.port_of(ModelId(0)) else { panic!("there are several") };
+    for joined in [first, second] {
+        let member = Member::Backend(joined.backend);
+        assert!(cluster.handle_member_connected(now, owner, member, joined.model_threads.pass));
+        assert_eq!(told(&mut cluster), [(joined.backend, unload.clone())]);
+    }
+}
+
+#[test]
 fn a_scheduler_that_leaves_tells_frontends_takes_nobody_in_and_is_idle_in_the_end() {
     let (mut cluster, frontend, backend) = with_two_gpus();
     let plan = planned(&mut cluster, frontend, Timestamp(0), 0, 50);
