@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods)] // Drivers own clocks.
 
 use std::{
+    cell::Cell,
     convert::Infallible,
     io::{self, Write as _},
     net::IpAddr,
@@ -59,6 +60,8 @@ const SEND_BUFFER_BYTES_MAX: usize = 1 << 20;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// How long a connection that is told to end has for it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How much of that a connection of HTTP/1 may still ask when the process is told to end.
+const LINGER: Duration = Duration::from_millis(500);
 /// The same if its place is needed.
 const ROOM_TIMEOUT: Duration = Duration::from_millis(50);
 /// How long a connection beyond those that clients may have can be silent.
@@ -133,8 +136,9 @@ async fn converse(
     place: &Place,
     limits: Limits,
 ) {
-    let activity = &place.activity;
+    let (activity, is_multiplexed) = (&place.activity, Cell::new(false));
     let service = service_fn(|request: Request<Incoming>| {
+        is_multiplexed.set(request.version() >= Version::HTTP_2);
         // Streams of HTTP/2 are tasks of their own; requests of HTTP/1 would be answered one after another.
         let gives_way = request.version() < Version::HTTP_2 && activity.is_pipelined();
         let (server, request_open) = (Rc::clone(server), activity.open());
@@ -160,6 +164,13 @@ async fn converse(
             server.service.record.refusals().count(Cause::SlowReader);
             tracing::debug!("a client did not take a reply in for {:?} (body_timeout_ms)", limits.body_timeout);
             return;
+        }
+        // HTTP/1 has no word that crosses a request on its way without loss: the next reply is the one that closes.
+        if end == End::Told(Leave::Drain)
+            && !is_multiplexed.get()
+            && let Ok(ended) = tokio::time::timeout(LINGER, serving.as_mut()).await
+        {
+            break ended;
         }
         // HTTP/2 says GOAWAY and answers what it has; HTTP/1 answers what is under way and closes.
         serving.as_mut().graceful_shutdown();

@@ -20,6 +20,8 @@ fn what_is_under_way_is_answered_and_nothing_else_begins() {
     with_server(limits(), async |address, peer| {
         let mut idle = TcpStream::connect(address).await.unwrap();
         is_served(&mut idle).await;
+        let mut next = TcpStream::connect(address).await.unwrap();
+        is_served(&mut next).await;
         peer.fates.borrow_mut().push_back(Fate::Keep);
         let mut held = TcpStream::connect(address).await.unwrap();
         held.write_all(&post_of(INFER, "", GOOD.as_bytes())).await.unwrap();
@@ -28,6 +30,9 @@ fn what_is_under_way_is_answered_and_nothing_else_begins() {
         let drained = tokio::task::spawn_local(async move { server.drained().await });
 
         peer.server.begin_drain();
+        let heard = ask(&mut next, &post_of(INFER, "", GOOD.as_bytes())).await;
+        assert_eq!((heard.status, heard.header("connection")), (503, Some("close")), "what was on its way is answered");
+        assert!(hear(&mut next).await.is_none());
         assert!(hear(&mut idle).await.is_none(), "an idle connection ends");
         for (path, status, ready) in [("/v2/health/ready", 503, false), ("/v2/health/live", 200, false)] {
             let mut stream = TcpStream::connect(address).await.unwrap();
@@ -42,7 +47,7 @@ fn what_is_under_way_is_answered_and_nothing_else_begins() {
             (503, Some("1"), Some("close"))
         );
         assert!(heard.json()["error"].as_str().unwrap().contains("this frontend is being drained"), "{heard:?}");
-        assert_eq!(refused(&peer, "draining"), 1);
+        assert_eq!(refused(&peer, "draining"), 2);
         assert!(!drained.is_finished());
 
         peer.drop_kept();
