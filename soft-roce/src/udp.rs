@@ -87,6 +87,8 @@ pub struct Driver {
     socket: Socket,
     /// Where the address is shared.
     group: Option<Group>,
+    /// The socket had nothing more when it was read last, which was after the last [`Self::transmit`].
+    is_drained: bool,
     /// Where it is this process's; given back after the socket is closed.
     _held: Option<Held>,
     buffer: Box<[u8]>,
@@ -152,6 +154,7 @@ impl Driver {
         Ok(Self {
             socket,
             group,
+            is_drained: false,
             _held: held,
             buffer: vec![0; BATCH_BYTES_MAX].into(),
             blocked: None,
@@ -232,6 +235,7 @@ impl Driver {
                 endpoint.handle_packet(now, source, datagram);
             }
         });
+        self.is_drained = matches!(received, Ok(false));
         let received = received.unwrap_or(false);
         self.counters.receive_calls += u64::from(received);
         received
@@ -240,7 +244,7 @@ impl Driver {
     /// Sends what the endpoint has to send, up to a bound. False if there was nothing, or no room for it.
     pub fn transmit(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
         if let Some(group) = &mut self.group {
-            group.turn(now, &self.socket);
+            group.turn(now, &self.socket, std::mem::take(&mut self.is_drained));
         }
         if let Some(blocked) = self.blocked.take()
             && !self.send(blocked)

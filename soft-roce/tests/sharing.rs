@@ -198,3 +198,24 @@ fn survivors_of_a_kill_lose_nothing_and_others_may_join() {
     let drops = reader.endpoint.counters().dropped_icrc;
     assert_eq!(drops, 0);
 }
+
+/// Threads that come to their sockets seldom, as on a machine that is short of time: whatever lies in a socket by then
+/// must be read before it is given up.
+#[test]
+fn whoever_comes_seldom_becomes_reachable_all_the_same() {
+    let address: SocketAddr = "127.55.44.41:4791".parse().unwrap();
+    let mut nodes: Vec<_> = (0..3).map(|_| Node::open(address, Sharing::Process)).collect();
+    let mut now = Timestamp(0);
+    let rounds = (0..100).position(|_| {
+        for node in &mut nodes {
+            now = now + Duration::from_millis(100);
+            // A few turns, as a flood must not keep the thread from its other work.
+            for _ in 0..4 {
+                node.driver.receive(now, &mut node.endpoint);
+                node.driver.transmit(now, &mut node.endpoint);
+            }
+        }
+        nodes.iter().all(|node| node.driver.is_reachable())
+    });
+    assert!(rounds.is_some(), "{:?}", nodes.iter().map(|node| node.driver.is_reachable()).collect::<Vec<_>>());
+}

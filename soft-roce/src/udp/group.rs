@@ -57,9 +57,9 @@ impl Group {
         probe.map(|probe| self.member.handle_probe(now, probe)).is_some()
     }
 
-    /// Runs timers and does what is to be done now.
-    pub(super) fn turn(&mut self, now: Timestamp, socket: &Socket) {
-        self.member.handle_timeout(now);
+    /// Runs timers and does what is to be done now. `is_drained`: the socket had nothing more when it was read last.
+    pub(super) fn turn(&mut self, now: Timestamp, socket: &Socket, is_drained: bool) {
+        self.member.handle_timeout(now, is_drained);
         while let Some(action) = self.member.poll_action(now) {
             match action {
                 Action::Send(probe) => {

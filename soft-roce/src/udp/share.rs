@@ -26,7 +26,8 @@ use crate::Timestamp;
 pub(super) const MEMBERS_MAX: usize = 64;
 /// How long a member may be unreachable before it looks: short against the time in which peers give up (seconds).
 const CHECK_EVERY: Duration = Duration::from_millis(20);
-/// The loopback delivers within the call that sends; what takes longer than this has gone elsewhere.
+/// The loopback delivers within the call that sends; what takes longer than this, and is not in the socket, has gone
+/// elsewhere.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// Another member holds the lock; it does so for a few system calls.
 const LOCK_RETRY: Duration = Duration::from_millis(1);
@@ -207,9 +208,13 @@ impl Member {
         }
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Timestamp) {
+    /// `is_drained`: the socket held nothing more when it was read last. Until then a probe that is missing may lie in
+    /// it, behind packets or behind earlier probes. Who sent others instead of reading on, each time that it came back
+    /// after more than [`PATIENCE`], would never see an answer to the last ones, and never be reached.
+    pub(super) fn handle_timeout(&mut self, now: Timestamp, is_drained: bool) {
         match self.state {
             State::Reachable { index, check_at } if check_at <= now => self.state = State::Counting { index },
+            _ if !is_drained => {}
             State::Checking { sent: true, until, .. } if until <= now => self.state = self.search(now),
             State::Searching { next, until } if usize::from(next) == MEMBERS_MAX && until <= now => {
                 self.state = self.search(now);

@@ -79,7 +79,7 @@ impl World {
                 continue;
             }
             let member = self.members.get_mut(&number).unwrap();
-            member.handle_timeout(self.now);
+            member.handle_timeout(self.now, true);
             while let Some(action) = self.members.get_mut(&number).and_then(|member| member.poll_action(self.now)) {
                 self.act(number, action);
             }
