@@ -69,7 +69,8 @@ pub struct VerbsSettings {
 }
 
 impl Default for VerbsSettings {
-    /// Gives up a silent peer after two seconds or so, as the bootstrap does.
+    /// Gives up a silent peer after two seconds or so, as the bootstrap does; `rdma_rxe`, which never takes longer than
+    /// it is told, after half a second.
     fn default() -> Self {
         Self { port: 1, ack_timeout: 14, retry_count: 6, rnr_retry: 6, min_rnr_timer: 12, traffic_class: 0 }
     }

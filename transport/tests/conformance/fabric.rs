@@ -79,7 +79,7 @@ impl Fabric {
         Self {
             clock,
             looked: Cell::new((started, started)),
-            nodes: configs.into_iter().map(Node::open).collect(),
+            nodes: configs.into_iter().map(arm::patient).map(Node::open).collect(),
             stalled: Vec::new(),
             collecting: true,
             spoilt: Vec::new(),
@@ -136,10 +136,15 @@ impl Fabric {
             if let Some(found) = look(self) {
                 return found;
             }
-            let counters: Vec<_> = self.nodes.iter().map(|node| node.endpoint.counters()).collect();
-            assert!(started.elapsed() < HANG, "waiting for {what} in vain; {counters:#?}");
+            assert!(started.elapsed() < HANG, "waiting for {what} in vain; {}", self.describe());
             self.step();
         }
+    }
+
+    /// What every node has counted, and what it has told that nobody has taken yet: an error, perhaps.
+    pub(crate) fn describe(&self) -> String {
+        let nodes = self.nodes.iter().map(|node| format!("{:?} of {:?}", node.events, node.endpoint.counters()));
+        nodes.enumerate().map(|(at, node)| format!("\nnode {at}: {node}")).collect()
     }
 
     /// The next event of a node.

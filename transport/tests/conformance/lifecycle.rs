@@ -1,12 +1,16 @@
 //! How connections end: on purpose, by a fence, by death, by a stall.
 #![allow(clippy::disallowed_methods)] // A peer has a thread of its own.
 
+use std::time::Duration;
+
 use proto::{Span, Timestamp};
 use transport::{Clock, Endpoint, Event, Faults, TransferError};
 
 use crate::fabric::{Fabric, config, is_soft, pattern};
 
 const BYTES: usize = 1024 * 1024;
+/// Twice as long as a device with the settings of a role asks in vain: `rdma_rxe` takes 0.5 s over them.
+const PAUSE: Duration = Duration::from_secs(1);
 
 #[test]
 fn a_fence_keeps_the_rest_of_a_write_out() {
@@ -119,6 +123,23 @@ fn our_own_stall_is_not_taken_for_the_peers() {
     }
     fabric.stalled.clear();
     fabric.quiet(0);
+}
+
+/// With one thread for all nodes, a machine that has no time for it keeps every one of them from answering; but a
+/// device's kernel goes on asking.
+#[test]
+fn no_pause_of_the_machine_is_taken_for_a_stall() {
+    let mut fabric = Fabric::new(2);
+    let connections: [_; 2] = fabric.connect(0, 1).into();
+    let [sender, receiver] = if is_soft(0) { [1, 0] } else { [0, 1] };
+    fabric.nodes[sender].endpoint.send(connections[sender], b"frame").unwrap();
+    fabric.stalled = vec![receiver];
+    fabric.step();
+    std::thread::sleep(PAUSE);
+    fabric.stalled.clear();
+    let connection = connections[receiver];
+    assert_eq!(fabric.event(receiver), Event::Message { connection, frame: b"frame".to_vec() });
+    (0..2).for_each(|node| fabric.quiet(node));
 }
 
 #[test]

@@ -76,9 +76,12 @@ fn exchange(fabric: &mut Fabric, pairs: &[Pair], seed: u64) {
     assert!(fabric.nodes.iter().all(|node| node.events.is_empty()), "events that nobody expects");
 }
 
-/// Waits for an event of a node, whatever others come before it.
+/// Waits for an event of a node, whatever others come before it, unless a connection ends.
 fn take(fabric: &mut Fabric, node: usize, expected: &Event) {
     fabric.until(&format!("{expected:?}"), |fabric| {
+        let mut events = fabric.nodes.iter().flat_map(|node| &node.events);
+        let ended = events.any(|event| matches!(event, Event::Disconnected { .. }));
+        assert!(!ended, "waiting for {expected:?}: {}", fabric.describe());
         let events = &mut fabric.nodes[node].events;
         let found = events.iter().position(|event| event == expected);
         found.and_then(|at| events.remove(at))

@@ -50,16 +50,25 @@ pub(crate) fn config(node: usize) -> EndpointConfig {
 
 /// The same for a network with these faults; a device's are its interface's ([`Interface::spoil`]).
 ///
-/// No case ends by chance because of retries. A device has no end of them, below. A soft node gives a message up after
-/// 8 tries in a row without progress, of each of which the first packet or all answers are lost: at most 1 - 0.9^2 =
-/// 0.19 under ten per cent of loss each way, and 0.04 under two. That meets one of a case's 8 rounds of 6 messages with
-/// a chance of at most 48 * 0.19^8 = 8e-5 and 48 * 0.04^8 = 3e-10.
+/// No case ends by chance because of retries. A device has no end of them ([`patient`]). A soft node gives a message
+/// up after 8 tries in a row without progress, of each of which the first packet or all answers are lost: at most
+/// 1 - 0.9^2 = 0.19 under ten per cent of loss each way, and 0.04 under two. That meets one of a case's 8 rounds of 6
+/// messages with a chance of at most 48 * 0.19^8 = 8e-5 and 48 * 0.04^8 = 3e-10.
 pub(crate) fn config_with(node: usize, faults: Faults) -> EndpointConfig {
-    let mut config = config(node);
-    let Arm::Verbs(VerbsConfig { settings, .. }) = &mut config.arm else { return config.with_faults(faults) };
-    // rdma_rxe counts every gap that its peer tells of as a retry, also where packets came through before it, so a long
-    // message runs out of any number of them; 7 are for ever there.
-    settings.retry_count = 7;
+    let config = config(node);
+    if is_soft(node) { config.with_faults(faults) } else { config }
+}
+
+/// A device that never gives a peer up by itself. By default `rdma_rxe` does after half a second without an answer. A
+/// soft peer answers when its thread comes to it, and all nodes of a fabric share one: on an emulated processor that
+/// others keep from running, a round of five of them has taken four seconds, in which the kernel's timers went on. It
+/// also counts every gap that its peer tells of as a retry, even where packets came through before it, so over a bad
+/// link a long message runs out of any number of them. A peer that is gone is noticed by the bootstrap.
+pub(crate) fn patient(mut config: EndpointConfig) -> EndpointConfig {
+    if let Arm::Verbs(VerbsConfig { settings, .. }) = &mut config.arm {
+        // For ever, there.
+        settings.retry_count = 7;
+    }
     config
 }
 
