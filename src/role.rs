@@ -1,6 +1,7 @@
 //! One role of a cluster: reads its configuration file and runs it.
 
 use std::{
+    io::IsTerminal as _,
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use gateway::service::SetLogLevel;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::de::DeserializeOwned;
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::{
     Layer as _,
     filter::{LevelFilter, Targets},
@@ -75,23 +77,30 @@ fn die_with(parent: u32) -> Result<()> {
     Ok(())
 }
 
-/// Logs to stderr; `RUST_LOG` chooses what. Yields what sets another level later.
-pub(crate) fn init_logging(format: LogFormat) -> SetLogLevel {
+/// Lines that wait for whoever reads stderr; what comes beyond them is lost.
+const LOG_LINES_MAX: usize = 8_192;
+
+/// Logs to stderr; `RUST_LOG` chooses what. A thread of its own writes, so that a pipe which nobody reads holds nobody
+/// up. Yields what sets another level later, and what writes the lines that are left when it is dropped.
+pub(crate) fn init_logging(format: LogFormat) -> (SetLogLevel, WorkerGuard) {
     let chosen = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
     let all = |level: LevelFilter| Targets::new().with_default(level);
     let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| all(LevelFilter::INFO)));
-    let lines = fmt::layer().with_writer(std::io::stderr);
+    let writer = NonBlockingBuilder::default().buffered_lines_limit(LOG_LINES_MAX).thread_name("log");
+    let (writer, guard) = writer.finish(std::io::stderr());
+    let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let lines = fmt::layer().with_ansi(wants_colour && std::io::stderr().is_terminal()).with_writer(writer);
     let lines = match format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
     tracing_subscriber::registry().with(filter).with(lines).init();
-    Box::new(move |level| handle.reload(all(level)).map_err(|error| error.to_string()))
+    (Box::new(move |level| handle.reload(all(level)).map_err(|error| error.to_string())), guard)
 }
 
 /// Runs a scheduler until it is told to end, and has finished what it had.
 pub(crate) fn scheduler(args: &Args) -> Result<()> {
-    let _ = init_logging(args.log_format);
+    let (_, _log) = init_logging(args.log_format);
     let config = args.start()?;
     Ok(scheduler::process::run(&config, &*stop_flag()?)?)
 }
@@ -99,7 +108,7 @@ pub(crate) fn scheduler(args: &Args) -> Result<()> {
 /// Runs a frontend until it has been drained, by a signal or by a client that may. SIGHUP reads limits, tokens and
 /// certificates anew.
 pub(crate) fn frontend(args: &Args) -> Result<()> {
-    let set_log_level = init_logging(args.log_format);
+    let (set_log_level, _log) = init_logging(args.log_format);
     let config = args.start()?;
     let running = Arc::new(OnceLock::<gateway::Control>::new());
     let (control, file) = (Arc::clone(&running), args.config.clone());
@@ -120,7 +129,7 @@ pub(crate) fn frontend(args: &Args) -> Result<()> {
 
 /// Runs a backend until it is told to end, and has finished its plans.
 pub(crate) fn backend(args: &Args) -> Result<()> {
-    let _ = init_logging(args.log_format);
+    let (_, _log) = init_logging(args.log_format);
     let config = args.start()?;
     Ok(backend::drive::run(&config, &*stop_flag()?)?)
 }

@@ -86,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
 /// The process of one frontend: joins, says so on stdout, sends its load when it is told to on stdin, and writes what
 /// came of it on stdout.
 pub(super) fn run_frontend(args: &role::Args) -> Result<()> {
-    let _ = role::init_logging(args.log_format);
+    let (_, _log) = role::init_logging(args.log_format);
     let FrontendFile { frontend, load } = args.start()?;
     let client = Client::start(frontend.frontend())?;
     wait_until_ready(&client, &load.models)?;

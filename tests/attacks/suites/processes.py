@@ -48,7 +48,7 @@ def full_disk(scene):
     return log_much(scene)
 
 
-@attack(cluster="unread-log", is_slow=True, is_last=True)
+@attack(cluster="unread-log")
 def unread_log(scene):
     """The frontend's log is a pipe that nobody reads, and much is logged."""
     return log_much(scene)
