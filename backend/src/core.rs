@@ -102,6 +102,24 @@ pub enum Output {
         /// From where to where.
         transfer: Transfer,
     },
+    /// The same for the guards of some tasks' slots. Once it is done, [`Output::LookAtGuards`] follows.
+    ReadGuards {
+        /// The connection.
+        connection: ConnectionId,
+        /// The first of those whose guards are read.
+        task: TaskId,
+        /// From where to where.
+        transfer: Transfer,
+    },
+    /// Guards have been read: call [`Core::handle_guards`] with what lies there.
+    LookAtGuards {
+        /// Comes back with the words.
+        token: u64,
+        /// Where the first one lies in staging memory.
+        offset: usize,
+        /// How many, one after another.
+        guards: usize,
+    },
     /// Step 9: put the header and the text, if any, at the start of the transfer's local end, one after the other; then
     /// WRITE_WITH_IMM all of it. If that cannot be posted, call [`Core::handle_write_failed`].
     Write {
@@ -311,6 +329,15 @@ impl Core {
     /// A READ could not be posted.
     pub fn handle_read_failed(&mut self, now: Timestamp, token: u64) {
         self.on_fetched(now, token, false);
+        self.settle(now);
+    }
+
+    /// What guards say, as [`Output::LookAtGuards`] asked for.
+    pub fn handle_guards(&mut self, now: Timestamp, token: u64, words: &[u64]) {
+        let (scheduler_now, place) = (self.scheduler_now(now), Place::from_token(token));
+        if let Some(worker) = self.worker(place.gpu) {
+            worker.handle_guards(scheduler_now, place, words);
+        }
         self.settle(now);
     }
 
@@ -540,8 +567,13 @@ impl Core {
 
     fn on_fetched(&mut self, now: Timestamp, token: u64, arrived: bool) {
         let (scheduler_now, place) = (self.scheduler_now(now), Place::from_token(token));
-        if let Some(worker) = self.worker(place.gpu) {
-            worker.handle_fetched(scheduler_now, place, arrived);
+        let Some(worker) = self.worker(place.gpu) else { return };
+        match worker.reads_guards(place).filter(|_| arrived) {
+            None => worker.handle_fetched(scheduler_now, place, arrived),
+            Some((guards, model)) => {
+                let offset = self.config.staging.input_offset(place, self.loaded(model).shape);
+                self.outputs.push_back(Output::LookAtGuards { token, offset, guards });
+            }
         }
     }
 
@@ -572,6 +604,12 @@ impl Core {
         match action {
             Action::Fetch { place, tasks, model, task, input_offset } => {
                 let Some(read) = self.read((place, tasks), model, task, input_offset) else {
+                    return self.on_fetched(now, place.token(), false);
+                };
+                self.outputs.push_back(read);
+            }
+            Action::Guard { place, tasks, model, task, slot } => {
+                let Some(read) = self.read_guards((place, tasks), model, task, slot) else {
                     return self.on_fetched(now, place.token(), false);
                 };
                 self.outputs.push_back(read);
@@ -636,7 +674,8 @@ impl Core {
         let reader = match report {
             BackendToScheduler::PlanDone { plan, .. }
             | BackendToScheduler::Answered { plan, .. }
-            | BackendToScheduler::Cancelled { plan, .. } => Reader::ModelThread(plan.model_thread()),
+            | BackendToScheduler::Cancelled { plan, .. }
+            | BackendToScheduler::InputLate { plan, .. } => Reader::ModelThread(plan.model_thread()),
             _ => Reader::Scheduler,
         };
         self.report(reader, report);

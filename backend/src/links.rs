@@ -12,7 +12,9 @@ use std::{
     net::SocketAddr,
 };
 
-use proto::{FrontendId, LinkId, Span, Timestamp, backend_to_frontend::LinkWelcome, backoff::Backoff};
+use proto::{
+    FrontendId, LinkId, Span, Timestamp, backend_to_frontend::LinkWelcome, backoff::Backoff, slot::GUARD_BYTES,
+};
 use thiserror::Error;
 use transport::ConnectionId;
 
@@ -203,6 +205,14 @@ impl Links {
         let address = welcome.arena_address.checked_add(offset)?;
         (end <= welcome.arena_bytes).then_some((*connection, address, welcome.arena_rkey))
     }
+
+    /// The same for the guards of `slots` slots from this one on.
+    #[must_use]
+    pub fn remote_guards(&self, frontend: FrontendId, slot: u32, slots: usize) -> Option<(ConnectionId, u64, u32)> {
+        let State::Up { welcome, .. } = &self.frontends.get(&frontend)?.state else { return None };
+        let offset = welcome.guards_offset.checked_add(u64::from(slot) * GUARD_BYTES as u64)?;
+        self.remote(frontend, offset, slots * GUARD_BYTES)
+    }
 }
 
 #[cfg(test)]
@@ -216,7 +226,7 @@ mod tests {
     }
 
     fn welcome() -> LinkWelcome {
-        LinkWelcome { arena_address: 1000, arena_bytes: 100, arena_rkey: 5 }
+        LinkWelcome { arena_address: 1000, arena_bytes: 100, arena_rkey: 5, guards_offset: 90 }
     }
 
     fn actions(links: &mut Links) -> Vec<LinkAction> {
@@ -307,5 +317,8 @@ mod tests {
         assert_eq!(links.remote(FRONTEND, 41, 60), None);
         assert_eq!(links.remote(FRONTEND, u64::MAX, 60), None);
         assert_eq!(links.remote(FrontendId(5), 0, 1), None);
+        assert_eq!(links.remote_guards(FRONTEND, 1, 1), None, "the guards begin at 90 of 100 bytes");
+        assert_eq!(links.remote_guards(FRONTEND, 0, 1), Some((ConnectionId(0), 1090, 5)));
+        assert_eq!(links.remote_guards(FrontendId(5), 0, 1), None);
     }
 }

@@ -12,6 +12,11 @@
 //! A task whose client hung up is dropped from its batch until it executes: its input is not fetched, or, if that is
 //! under way, not used. Only when no READ is outstanding is it reported, because its slot is free from then on.
 //!
+//! An input that may come later than its task is guarded. Its guard is READ first, and its input only once the guard has
+//! been looked at and names the task: by then it is there, in whatever order a device serves two READs, and no link
+//! carries what nobody can use. A task with another guard is *late*: it is dropped from its batch and reported, as a
+//! cancelled one is, and the rest of the batch goes on.
+//!
 //! A frontend that left, or whose link broke, is *cut off*: none of its tasks known here is read or answered any more,
 //! not even after it has linked again, because it may have given their slots to other tasks by then (fencing).
 //!
@@ -29,7 +34,7 @@ use proto::{
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
     backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
     scheduler_to_backend::{BatchPlan, PlannedTask},
-    slot::ImmediateData,
+    slot::{GUARD_BYTES, ImmediateData, guard_word},
     stages::AnswerStamps,
 };
 use thiserror::Error;
@@ -43,6 +48,20 @@ pub const WAITING_MAX: usize = 16;
 /// What the driver must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
+    /// READ the guards of a run of tasks from their frontend, to where the first one's input goes; then call
+    /// [`Worker::handle_guards`] with what they say, or [`Worker::handle_fetched`] if they could not be read.
+    Guard {
+        /// Where the first goes, and the transfer's name.
+        place: Place,
+        /// How many there are, one after another on both sides.
+        tasks: usize,
+        /// The model, which tells how large inputs are.
+        model: ModelId,
+        /// The first, whose frontend is read.
+        task: TaskId,
+        /// Its slot.
+        slot: u32,
+    },
     /// READ the inputs of a run of tasks from their frontend; then call [`Worker::handle_fetched`].
     Fetch {
         /// Where the first goes, and the transfer's name.
@@ -195,6 +214,8 @@ struct Task {
     link: LinkId,
     /// Tasks of the outstanding transfer that has this one's name.
     run: u16,
+    /// Whether that is the READ of their guards.
+    of_guards: bool,
     /// Its frontend must not be touched any more.
     cut_off: bool,
     /// Nobody wants its output; it ends with its READ.
@@ -212,9 +233,11 @@ impl Task {
 enum Progress {
     /// Its batch has no buffer yet.
     Waiting,
+    /// The READ of its guard is outstanding, or that is about to be looked at.
+    Guarding,
     /// Its READ is outstanding.
     Fetching,
-    /// Its READ is outstanding, and its batch does without it: it will be answered `WindowMissed`.
+    /// Its READ, or that of its guard, is outstanding, and its batch does without it: it will be answered `WindowMissed`.
     Straggling,
     /// Its input is here.
     Fetched,
@@ -318,7 +341,7 @@ impl Worker {
                 batch.tasks[index].progress = Progress::Ended;
                 self.report(BackendToScheduler::Cancelled { plan, task });
             }
-            Progress::Fetching | Progress::Straggling => batch.tasks[index].cancelled = true,
+            Progress::Guarding | Progress::Fetching | Progress::Straggling => batch.tasks[index].cancelled = true,
             Progress::Executing | Progress::Answering | Progress::Ended => {}
         }
         self.on_change(now);
@@ -333,6 +356,43 @@ impl Worker {
             return Err(PlanError::QueueFull);
         }
         Ok(model)
+    }
+
+    /// The guards of a run have been READ, and say this.
+    pub fn handle_guards(&mut self, now: Timestamp, place: Place, words: &[u64]) {
+        let batch = self.batch_mut(place.buffer);
+        let (mut fit, mut stragglers, mut dropped) = (Vec::new(), Vec::new(), Vec::new());
+        let plan = batch.plan.plan;
+        for (index, word) in batch.transfer(place.task).zip(words) {
+            let (state, task) = (batch.tasks[index], batch.plan.tasks[index].task);
+            let has_input = *word == guard_word(task);
+            match state.progress {
+                _ if state.cut_off => batch.end_undelivered(index),
+                Progress::Guarding if has_input && !state.cancelled => fit.push(index),
+                Progress::Straggling if has_input && !state.cancelled => stragglers.push(index),
+                Progress::Guarding | Progress::Straggling => {
+                    batch.tasks[index].progress = Progress::Ended;
+                    dropped.push(match state.cancelled {
+                        true => BackendToScheduler::Cancelled { plan, task },
+                        false => BackendToScheduler::InputLate { plan, task },
+                    });
+                }
+                progress => unreachable!("the guard was read of a task that is {progress:?}"),
+            }
+        }
+        dropped.into_iter().for_each(|report| self.report(report));
+        self.answer(place.buffer, &stragglers, &Answer::WindowMissed);
+        self.fetch_inputs(place.buffer, &fit);
+        self.on_change(now);
+    }
+
+    /// How many guards the READ that is outstanding at this place is for, and of which model; `None` if it is for
+    /// inputs.
+    #[must_use]
+    pub fn reads_guards(&self, place: Place) -> Option<(usize, ModelId)> {
+        let batch = self.buffers.get(place.buffer)?.as_ref()?;
+        let task = batch.tasks.get(place.task)?;
+        task.of_guards.then_some((task.run.into(), batch.plan.model))
     }
 
     /// A READ ended, for all tasks of its run.
@@ -542,6 +602,32 @@ impl Worker {
     }
 
     fn fetch(&mut self, buffer: usize, indexes: &[usize]) {
+        let batch = self.batch_mut(buffer);
+        let is_guarded = |&index: &usize| batch.plan.tasks[index].slot.is_guarded();
+        if !indexes.iter().any(is_guarded) {
+            return self.fetch_inputs(buffer, indexes);
+        }
+        let (guarded, others): (Vec<usize>, Vec<usize>) = indexes.iter().partition(|index| is_guarded(index));
+        self.fetch_guards(buffer, &guarded);
+        self.fetch_inputs(buffer, &others);
+    }
+
+    fn fetch_guards(&mut self, buffer: usize, indexes: &[usize]) {
+        let gpu = self.gpu;
+        let batch = self.batch_mut(buffer);
+        let model = batch.plan.model;
+        let mut actions = VecDeque::new();
+        for run in batch.runs(indexes, GUARD_BYTES) {
+            batch.begin_transfer(run.clone(), Progress::Guarding);
+            batch.tasks[run.start].of_guards = true;
+            let place = Place { gpu, buffer, task: run.start };
+            let PlannedTask { task, slot, .. } = batch.plan.tasks[run.start];
+            actions.push_back(Action::Guard { place, tasks: run.len(), model, task, slot: slot.number() });
+        }
+        self.actions.append(&mut actions);
+    }
+
+    fn fetch_inputs(&mut self, buffer: usize, indexes: &[usize]) {
         let gpu = self.gpu;
         let batch = self.batch_mut(buffer);
         let model = batch.plan.model;
@@ -569,7 +655,7 @@ impl Worker {
                 model: batch.plan.model,
                 frontend: task.frontend(),
                 answer_offset: slot.answer_offset,
-                immediate: ImmediateData { slot: slot.slot, attempt }.pack(),
+                immediate: ImmediateData { slot: slot.number(), attempt }.pack(),
                 header,
                 text,
             }));

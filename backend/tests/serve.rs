@@ -180,6 +180,7 @@ impl Cluster {
                     arena_address: self.arena_key.address,
                     arena_bytes: self.arena.len() as u64,
                     arena_rkey: self.arena_key.rkey,
+                    guards_offset: 0,
                 };
                 self.frontend.accept(self.clock.now(), connection, wincode::serialize(&welcome).unwrap());
                 self.link = Some(connection);

@@ -1,7 +1,10 @@
 //! A backend in the simulated fabric: the real core, driven as `backend::drive` drives it, with GPUs that take the time
 //! of their profile, or longer, or fail.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use backend::{
     core::{Core, CoreConfig, Job, Output},
@@ -16,6 +19,7 @@ use proto::{
     backoff::Backoff,
     frame::{FrameWriter, read_frame},
     scheduler_to_backend::SchedulerToBackend,
+    slot::{GUARD_BYTES, guard_word},
 };
 use rand::RngExt;
 use transport::Event;
@@ -55,6 +59,8 @@ pub(super) struct BackendNode {
     backoff: Backoff,
     /// How executors behave now.
     pub(super) trouble: Trouble,
+    /// The first task of each READ of guards, by its token.
+    guarded: BTreeMap<u64, TaskId>,
 }
 
 /// How executors behave.
@@ -108,6 +114,7 @@ impl BackendNode {
             scheduler_life: 0,
             backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
             trouble: Trouble::None,
+            guarded: BTreeMap::new(),
         }
     }
 
@@ -230,9 +237,26 @@ impl BackendNode {
             }
             Output::Read { connection, task, transfer } => {
                 env.trace(node, || format!("reads {task:?} on {}", connection.0));
-                if env.read(connection, task, transfer).is_err() {
+                if env.read(connection, Some(task), transfer).is_err() {
                     core.handle_read_failed(now, transfer.token);
                 }
+            }
+            Output::ReadGuards { connection, task, transfer } => {
+                env.trace(node, || format!("reads the guards from {task:?} on over {}", connection.0));
+                self.guarded.insert(transfer.token, task);
+                if env.read(connection, None, transfer).is_err() {
+                    core.handle_read_failed(now, transfer.token);
+                }
+            }
+            Output::LookAtGuards { token, offset, guards } => {
+                let bytes = &env.network.arena(node)[offset..][..guards * GUARD_BYTES];
+                let mut words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+                if env.mutation == Some(Mutation::SkipGuard) {
+                    let tasks = self.guarded[&token].0..;
+                    words = words.iter().zip(tasks).map(|(_, task)| guard_word(TaskId(task))).collect();
+                }
+                env.trace(node, || format!("looks at guards: {words:x?}"));
+                core.handle_guards(now, token, &words);
             }
             Output::Write { connection, transfer, immediate, header, text } => {
                 let (task, tasks) = (TaskId(header.task), header.tasks);

@@ -41,6 +41,8 @@ pub(super) enum Happening {
     Request(Node),
     /// A client hangs up.
     HangUp(Node, Life, RequestId),
+    /// The inputs of a request come, or an error instead of them.
+    Inputs(Node, Life, RequestId),
     /// A client of this frontend wants a model loaded or unloaded.
     Change(Node, ModelChange, &'static str),
     /// The operator moves a model to another ModelThread.

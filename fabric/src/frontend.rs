@@ -37,6 +37,10 @@ const ARENA_BYTES: usize = 48 * 1024;
 const ENDS_LATE: Span = Span::from_millis(5);
 /// When frames are tried again for which there was no room.
 const UNSENT_AGAIN: Span = Span::from_millis(1);
+/// Requests whose inputs come later than they are submitted ...
+const LATER_PERCENT: u32 = 25;
+/// ... at most by this: some after their deadline, which is 30 to 80 milliseconds off.
+const DECODING_MICROS_MAX: i64 = 50_000;
 /// Tasks that planted bugs choose from.
 const LATELY_MAX: usize = 16;
 
@@ -72,6 +76,8 @@ struct Process {
     scheduler: Vec<ConnectionId>,
     /// The last tasks that were submitted.
     lately: VecDeque<TaskId>,
+    /// Inputs of the rows that have just been admitted and come later.
+    later: VecDeque<Vec<u8>>,
 }
 
 /// A request that has not ended.
@@ -120,14 +126,14 @@ impl FrontendNode {
         let (arena_bytes, arena_rkey) = (ARENA_BYTES as u64, self.life);
         let config = CoreConfig {
             arena_bytes: ARENA_BYTES,
-            arena: LinkWelcome { arena_address: ARENA_ADDRESS, arena_bytes, arena_rkey },
+            arena: LinkWelcome { arena_address: ARENA_ADDRESS, arena_bytes, arena_rkey, guards_offset: 0 },
             link_address: Network::address(self.node).to_string(),
             links_max: 16,
         };
         let models = env.repository.iter().map(|(name, version)| models::model(name, *version)).collect();
         let core = Core::new(config, models).expect("the arena has room for all models");
-        let (unsent, lately) = (VecDeque::new(), VecDeque::new());
-        self.process = Some(Process { core, unsent, scheduler: Vec::new(), lately });
+        let (unsent, lately, later) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        self.process = Some(Process { core, unsent, scheduler: Vec::new(), lately, later });
         env.trace(self.node, || "starts".to_owned());
         env.wake(self.node);
     }
@@ -187,13 +193,19 @@ impl FrontendNode {
         env.rng.fill_bytes(&mut input);
         let slo = Span::from_millis(if env.chance(2) { 1 } else { env.rng.random_range(30..80) });
         let model = process.core.models().find(name, None).expect("it is in the repository");
-        let inputs = vec![input.clone().into()];
-        let request = CheckedRequest { model, rows, inputs, slo, priority: 0 };
+        let comes_later = env.chance(LATER_PERCENT);
+        let inputs = if comes_later { vec![] } else { vec![input.clone().into()] };
+        let request = CheckedRequest { model, rows, inputs, slo, waited: Span::ZERO, priority: 0 };
         let now = env.local(self.node);
         match process.core.handle_request(now, &request, &arena(env, self.node)) {
             Ok(id) => {
                 env.trace(self.node, || format!("admits {id:?}: {rows} rows for '{name}' within {slo}"));
                 let error = clock_error(env, &process.core, self.node, self.scheduler);
+                if comes_later {
+                    process.later = input.chunks(input_bytes).map(<[u8]>::to_owned).collect();
+                    let takes = env.micros(DECODING_MICROS_MAX);
+                    env.after(takes, Happening::Inputs(self.node, self.life, id));
+                }
                 self.clients.open.insert(id, Open { input, input_bytes, admitted_at: env.now, slo, error });
                 if env.chance(8) {
                     let patience = env.micros(60_000);
@@ -201,6 +213,29 @@ impl FrontendNode {
                 }
             }
             Err(error) => self.clients.fail(kind(&error)),
+        }
+        self.settle(env);
+    }
+
+    /// The inputs of a request have been decoded, or cannot be; now and then neither is ever heard of.
+    pub(super) fn handle_inputs(&mut self, env: &mut Env, request: RequestId) {
+        let Some(process) = &mut self.process else { return };
+        let luck = env.rng.random_range(0..20);
+        let input = self.clients.open.get(&request).map_or_else(Vec::new, |open| open.input.clone());
+        match luck {
+            0 => {}
+            1 => {
+                env.trace(self.node, || format!("{request:?} cannot be decoded"));
+                process.core.handle_cancel(request);
+                if self.clients.open.remove(&request).is_some() {
+                    self.clients.fail("Undecodable");
+                }
+            }
+            _ => {
+                env.trace(self.node, || format!("{request:?} is decoded"));
+                let now = env.local(self.node);
+                process.core.handle_inputs(now, request, &[input.into()], &arena(env, self.node));
+            }
         }
         self.settle(env);
     }
@@ -286,7 +321,9 @@ impl FrontendNode {
             Output::Disconnect { connection } => process.disconnect(env, node, connection),
             Output::Send { connection, frame } => {
                 for message in read_frame::<FrontendToScheduler>(&frame).map(|message| message.expect("it is ours")) {
-                    env.oracle.handle_submitted(node, &message, env.network.arena(node));
+                    let is_guarded = matches!(&message, FrontendToScheduler::Submit { slot, .. } if slot.is_guarded());
+                    let later = if is_guarded { process.later.pop_front() } else { None };
+                    env.oracle.handle_submitted(node, &message, (env.network.arena(node), later.as_deref()));
                     if let FrontendToScheduler::Submit { task, .. } = message {
                         process.lately.push_back(task);
                         if process.lately.len() > LATELY_MAX {
@@ -409,6 +446,7 @@ fn clock_error(env: &Env, core: &Core, node: Node, scheduler: Node) -> Span {
 fn kind(error: &InferError) -> &'static str {
     match error {
         InferError::Dropped(DropReason::BackendLost) => "BackendLost",
+        InferError::Dropped(DropReason::InputLate) => "InputLate",
         InferError::Dropped(_) => "Dropped",
         InferError::WindowMissed => "WindowMissed",
         InferError::SchedulerLost => "SchedulerLost",

@@ -90,6 +90,11 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// Requests that could not be served because of what their clients did.
+    fn gave_up(&self) -> u64 {
+        ["HungUp", "NeverMet", "InputLate", "Undecodable"].iter().filter_map(|kind| self.failed.get(*kind)).sum()
+    }
+
     /// Adds what happened in another run.
     pub fn add(&mut self, other: &Self) {
         self.sent += other.sent;
@@ -207,10 +212,7 @@ impl Fabric {
         }
         self.run_until(until + then)?;
         let after = self.summary();
-        let gave_up = |summary: &Summary| -> u64 {
-            ["HungUp", "NeverMet"].iter().filter_map(|kind| summary.failed.get(*kind)).sum()
-        };
-        let possible = (after.sent - gave_up(&after)) - (before.sent - gave_up(&before));
+        let possible = (after.sent - after.gave_up()) - (before.sent - before.gave_up());
         Ok((after.served - before.served) as f64 / possible.max(1) as f64)
     }
 
@@ -246,6 +248,12 @@ impl Fabric {
                 if let Some(frontend) = self.frontends.iter_mut().find(|other| (other.node, other.life) == (node, life))
                 {
                     frontend.hang_up(env, request);
+                }
+            }
+            Happening::Inputs(node, life, request) => {
+                if let Some(frontend) = self.frontends.iter_mut().find(|other| (other.node, other.life) == (node, life))
+                {
+                    frontend.handle_inputs(env, request);
                 }
             }
             Happening::Change(node, to, name) => {

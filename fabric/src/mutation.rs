@@ -10,4 +10,6 @@ pub enum Mutation {
     ReuseEarly,
     /// A backend now and then forgets to tell how a plan ended.
     DropOutcome,
+    /// A backend believes that every guard names the task that it fetches.
+    SkipGuard,
 }

@@ -101,10 +101,20 @@ enum Packet {
     Welcome(Vec<u8>),
     Close(String),
     Frame(Vec<u8>),
-    ReadRequest { task: TaskId, transfer: Transfer },
-    ReadReply { token: u64, bytes: Option<Vec<u8>> },
+    /// Of inputs from this task's on, or of guards.
+    ReadRequest {
+        task: Option<TaskId>,
+        transfer: Transfer,
+    },
+    ReadReply {
+        token: u64,
+        bytes: Option<Vec<u8>>,
+    },
     Write(Write),
-    Acknowledge { token: u64, landed: bool },
+    Acknowledge {
+        token: u64,
+        landed: bool,
+    },
 }
 
 /// Part of a WRITE.
@@ -234,7 +244,13 @@ impl Env {
         Ok(())
     }
 
-    pub(super) fn read(&mut self, connection: ConnectionId, task: TaskId, transfer: Transfer) -> Result<(), PostError> {
+    /// READs inputs from this task's on, or, without one, guards.
+    pub(super) fn read(
+        &mut self,
+        connection: ConnectionId,
+        task: Option<TaskId>,
+        transfer: Transfer,
+    ) -> Result<(), PostError> {
         self.post(connection, &transfer, true)?;
         self.transmit(connection.0, Packet::ReadRequest { task, transfer }, Span::ZERO);
         Ok(())
@@ -372,13 +388,15 @@ impl Env {
         }
     }
 
-    fn on_read(&mut self, id: SideId, task: TaskId, transfer: &Transfer) {
+    fn on_read(&mut self, id: SideId, task: Option<TaskId>, transfer: &Transfer) {
         let node = self.network.sides[&id].node;
         let found = self.range(node, transfer.remote_address, transfer.rkey, transfer.bytes);
         let bytes = found.map(|range| self.network.arenas[&node].bytes[range].to_owned());
         match &bytes {
             Some(bytes) => {
-                self.oracle.handle_read(node, task, bytes);
+                if let Some(task) = task {
+                    self.oracle.handle_read(node, task, bytes);
+                }
                 self.trace(node, || format!("is read for {task:?} on {id}"));
             }
             None => self.trace(node, || format!("refuses a READ for {task:?} on {id}")),

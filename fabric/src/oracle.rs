@@ -38,7 +38,7 @@ pub enum Violation {
 #[derive(Debug, Clone, Copy)]
 struct Shadow {
     slot: SlotDescriptor,
-    /// Of its input, as it lay in the slot when the task was submitted.
+    /// Of its input, as it lay in the slot when the task was submitted, or is to lie there when it is read.
     input: [u64; 2],
 }
 
@@ -63,10 +63,18 @@ impl Oracle {
         self.violation.as_ref()
     }
 
-    /// A frontend submits a task; its input lies in `arena`.
-    pub(super) fn handle_submitted(&mut self, node: Node, message: &FrontendToScheduler, arena: &[u8]) {
+    /// A frontend submits a task; its input lies in `arena`, or is `later` there.
+    pub(super) fn handle_submitted(
+        &mut self,
+        node: Node,
+        message: &FrontendToScheduler,
+        (arena, later): (&[u8], Option<&[u8]>),
+    ) {
         let FrontendToScheduler::Submit { task, slot, .. } = message else { return };
-        let input = &arena[slot.input_offset as usize..][..slot.input_bytes as usize];
+        if later.is_some() != slot.is_guarded() {
+            return self.report(Violation::Slot(format!("{task:?} is guarded: {}", slot.is_guarded())));
+        }
+        let input = later.unwrap_or(&arena[slot.input_offset as usize..][..slot.input_bytes as usize]);
         self.tasks.insert((node, *task), Shadow { slot: *slot, input: digest(input) });
         let input = slot.input_offset..slot.input_offset + u64::from(slot.input_bytes);
         let answer = slot.answer_offset..slot.answer_offset + u64::from(slot.answer_bytes_max);

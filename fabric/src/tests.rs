@@ -26,9 +26,18 @@ fn no_seed_breaks_an_invariant() {
     }
     assert!(total.served * 2 > total.sent, "{total:?}");
     // Runs are worth something only if faults reach every way in which a request can end.
-    for kind in
-        ["Dropped", "WindowMissed", "SchedulerLost", "NoScheduler", "NeverMet", "NoBackend", "Unloaded", "Failed"]
-    {
+    for kind in [
+        "Dropped",
+        "WindowMissed",
+        "SchedulerLost",
+        "NoScheduler",
+        "NeverMet",
+        "NoBackend",
+        "Unloaded",
+        "Failed",
+        "InputLate",
+        "Undecodable",
+    ] {
         assert!(kinds.contains(kind), "no seed gave {kind}: {kinds:?}");
     }
 }
@@ -44,9 +53,9 @@ fn the_same_seed_gives_the_same_run() {
 fn without_faults_all_that_can_be_served_is() {
     for seed in 0..20 {
         let (result, _) = run(Options { faults: FaultKinds::default(), ..options(seed, None) });
-        let Summary { sent, served, failed, .. } = result.unwrap();
-        let gave_up: u64 = ["HungUp", "NeverMet"].iter().filter_map(|kind| failed.get(*kind)).sum();
-        assert!(served * 100 >= (sent - gave_up) * 95, "seed {seed}: {served} of {sent} are served, {failed:?}");
+        let summary = result.unwrap();
+        let possible = summary.sent - summary.gave_up();
+        assert!(summary.served * 100 >= possible * 95, "seed {seed}: {summary:?}");
     }
 }
 
@@ -84,6 +93,13 @@ fn a_slot_that_is_reused_early_is_found() {
 #[test]
 fn an_outcome_that_is_dropped_is_found() {
     eprintln!("found after {} seeds", seeds_until_found(Mutation::DropOutcome, FaultKinds::ALL));
+}
+
+#[test]
+fn a_guard_that_is_not_looked_at_is_found() {
+    let faults = FaultKinds::default();
+    let found = |seed| run(Options { faults, ..options(seed, Some(Mutation::SkipGuard)) }).0.unwrap_err().violation;
+    assert!(matches!(found(0), Violation::Slot(text) if text.contains("found another input")));
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! The memory that slots lie in, as the frontend itself reaches it.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    sync::atomic::{Ordering, fence},
+};
 
 /// The registered memory that slots lie in.
 pub trait Arena {
@@ -8,6 +12,11 @@ pub trait Arena {
     fn write(&self, offset: usize, bytes: &[u8]);
     /// Copies out at `offset`.
     fn read(&self, offset: usize, into: &mut [u8]);
+    /// Puts a word in at `offset`, a multiple of 8. Who READs it finds all that was written before.
+    fn publish(&self, offset: usize, word: u64) {
+        fence(Ordering::Release);
+        self.write(offset, &word.to_le_bytes());
+    }
 }
 
 /// An arena in plain memory, for networks that are simulated: their peers reach it directly.

@@ -12,7 +12,10 @@ use proto::{
     backend_to_frontend::{LinkHello, LinkWelcome},
     frame::read_frame,
     frontend_to_scheduler::{FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
-    scheduler_to_frontend::{FENCED_TASKS_MAX, ModelState, REASON_BYTES_MAX, SchedulerLoad, SchedulerToFrontend},
+    scheduler_to_frontend::{
+        DropReason, FENCED_TASKS_MAX, ModelState, REASON_BYTES_MAX, SchedulerLoad, SchedulerToFrontend,
+    },
+    slot::GUARD_BYTES,
 };
 use transport::{ConnectionId, Event};
 
@@ -23,6 +26,7 @@ use crate::{
     changes::{ChangeOutput, Changes},
     error::InferError,
     models::{ModelTable, Offer, ServedModel, excerpt},
+    rope::Rope,
     session::{Session, SessionOutput, encode},
     slots::{ArenaTooSmall, SlotSize},
     tasks::{AdmitInstants, CheckedRequest, Counters, Reply, RequestId, Tasks},
@@ -37,7 +41,7 @@ const FENCED_MAX: usize = 4_096;
 pub struct CoreConfig {
     /// Length of the arena.
     pub arena_bytes: usize,
-    /// Where the arena is for backends.
+    /// Where the arena is for backends; where its guards are is known once it is laid out.
     pub arena: LinkWelcome,
     /// Where backends reach our bootstrap listener.
     pub link_address: String,
@@ -142,10 +146,12 @@ impl Core {
     pub fn new(config: CoreConfig, models: Vec<repository::Model>) -> Result<Self, ArenaTooSmall> {
         let models = ModelTable::new(models);
         let sizes: Vec<SlotSize> = models.iter().map(|served| served.slot_size).collect();
+        let tasks = Tasks::new(config.arena_bytes, &sizes)?;
+        let arena = LinkWelcome { guards_offset: tasks.guards_offset() as u64, ..config.arena };
         Ok(Self {
-            tasks: Tasks::new(config.arena_bytes, &sizes)?,
+            tasks,
             session: Session::new(config.link_address.clone()),
-            config,
+            config: CoreConfig { arena, ..config },
             models,
             changes: Changes::default(),
             scheduler_load: SchedulerLoad::default(),
@@ -215,7 +221,8 @@ impl Core {
         if self.has_scheduler() { self.scheduler_load } else { SchedulerLoad::default() }
     }
 
-    /// Step 1: admits a request and submits its tasks. The reply comes as [`Output::Reply`].
+    /// Step 1: admits a request and submits its tasks. The reply comes as [`Output::Reply`]. A request without inputs
+    /// is to be given them by [`Self::handle_inputs`], or to be cancelled.
     ///
     /// # Errors
     /// If it cannot be served now, or never in time. Nothing has happened then.
@@ -236,15 +243,29 @@ impl Core {
             ModelState::Unloading | ModelState::Unloaded => InferError::Unloaded { model: model() },
             ModelState::Serving | ModelState::Loading => InferError::NoBackend { model: model() },
         })?;
+        if request.inputs.is_empty() && (served.slot_size.input_bytes as usize) < GUARD_BYTES {
+            let (found, name) = (served.slot_size.input_bytes, &served.model.name);
+            let text = format!("inputs: found none yet, expected all for model '{name}', which has {found} bytes");
+            return Err(InferError::Invalid(text));
+        }
         if request.slo < offer.least_latency {
             return Err(InferError::NeverMet { model: model(), slo: request.slo, least: offer.least_latency });
         }
-        if self.tasks.ids_used_up(request.rows) {
+        if request.slo - request.waited < offer.least_latency {
+            return Err(DropReason::InputLate.into());
+        }
+        if self.tasks.ids_used_up(2 * request.rows) {
             self.leave("task ids are used up, joining again gives new ones");
             self.settle(now);
             return Err(InferError::NoScheduler);
         }
         self.tasks.admit(AdmitInstants { now, scheduler_now }, frontend, (served, offer), request, arena)
+    }
+
+    /// Step 2 for a request that was admitted without inputs: they are as in [`CheckedRequest`]. They may come too late,
+    /// or after the request has ended.
+    pub fn handle_inputs(&mut self, now: Timestamp, request: RequestId, inputs: &[Rope], arena: &dyn Arena) {
+        self.tasks.handle_inputs(now, request, inputs, arena);
     }
 
     /// The client hung up: its request's tasks are cancelled and no reply comes.
@@ -395,7 +416,7 @@ impl Core {
 
     fn on_message(&mut self, now: Timestamp, connection: ConnectionId, message: SchedulerToFrontend) {
         match message {
-            SchedulerToFrontend::Dropped { task, reason } => self.tasks.handle_dropped(task, reason),
+            SchedulerToFrontend::Dropped { task, reason } => self.tasks.handle_dropped(now, task, reason),
             SchedulerToFrontend::Clock(reply) => self.session.handle_clock(now, reply),
             SchedulerToFrontend::Load(load) => self.scheduler_load = load,
             SchedulerToFrontend::Leaving => {

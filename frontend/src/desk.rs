@@ -13,6 +13,7 @@ use crate::{
     core::{Core, Destination, Output},
     error::InferError,
     models::ServedModel,
+    rope::Rope,
     tasks::{CheckedRequest, Reply, RequestId},
 };
 
@@ -220,23 +221,47 @@ impl Desk {
 }
 
 impl PendingReply {
+    /// The inputs of a request that was submitted without, as in [`CheckedRequest`].
+    pub fn give_inputs(&self, inputs: &[Rope]) {
+        let now = self.desk.now();
+        self.desk.state.borrow_mut().core.handle_inputs(now, self.request, inputs, &*self.desk.arena);
+        self.desk.wake.notify_one();
+    }
+
+    /// The inputs of a request that was submitted without do not come, for this reason: it ends.
+    pub fn fail(self, error: &InferError) {
+        self.end(error);
+    }
+
+    fn end(&self, error: &InferError) {
+        let mut state = self.desk.state.borrow_mut();
+        if let Some(waiting) = state.waiting.remove(&self.request) {
+            let now = self.desk.now();
+            self.desk.observer.handle_failure(now, waiting.model, now - waiting.admitted_at, error);
+            state.core.handle_cancel(self.request);
+            self.desk.wake.notify_one();
+        }
+    }
+
     /// Waits for the request's end.
     ///
     /// # Errors
     /// Why it has no answer.
     pub async fn wait(mut self) -> Result<Reply, InferError> {
+        self.ended().await
+    }
+
+    /// The same for whoever has something else to do meanwhile; it yields once.
+    ///
+    /// # Errors
+    /// Why it has no answer.
+    pub async fn ended(&mut self) -> Result<Reply, InferError> {
         (&mut self.reply).await.unwrap_or(Err(InferError::ShuttingDown))
     }
 }
 
 impl Drop for PendingReply {
     fn drop(&mut self) {
-        let mut state = self.desk.state.borrow_mut();
-        if let Some(waiting) = state.waiting.remove(&self.request) {
-            let (now, error) = (self.desk.now(), InferError::Dropped(DropReason::Cancelled));
-            self.desk.observer.handle_failure(now, waiting.model, now - waiting.admitted_at, &error);
-            state.core.handle_cancel(self.request);
-            self.desk.wake.notify_one();
-        }
+        self.end(&InferError::Dropped(DropReason::Cancelled));
     }
 }

@@ -102,7 +102,12 @@ impl Frontend {
         let link = endpoint.listen_address().expect("it was told to listen");
         let core = CoreConfig {
             arena_bytes: bytes,
-            arena: LinkWelcome { arena_address: key.address, arena_bytes: bytes as u64, arena_rkey: key.rkey },
+            arena: LinkWelcome {
+                arena_address: key.address,
+                arena_bytes: bytes as u64,
+                arena_rkey: key.rkey,
+                guards_offset: 0,
+            },
             link_address: link.to_string(),
             links_max: config.links_max,
         };

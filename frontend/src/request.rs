@@ -59,7 +59,7 @@ pub fn check(model: &Model, index: usize, inputs: Vec<InputTensor>, slo: Span) -
     }
     let rows = rows.expect("a model has at least one input");
     let (inputs, priority) = (ordered.into_iter().flatten().collect(), model.priorities.of(0));
-    Ok(CheckedRequest { model: index, rows, inputs, slo, priority })
+    Ok(CheckedRequest { model: index, rows, inputs, slo, waited: Span::ZERO, priority })
 }
 
 /// A latency objective in microseconds, as clients send it.

@@ -5,6 +5,9 @@
 //! and so do the places of their answers, so that one READ and one WRITE serve them all. Their memory is one: none of
 //! it is leased again before the last of them is free.
 //!
+//! Behind all blocks lie the slots' guards ([`proto::slot::guard_word`]), a word for each slot in the order of their
+//! numbers, so that one READ gets those of a run.
+//!
 //! The arena is cut into equal blocks. A block belongs to one size class while any of its slots is leased and then
 //! goes back to the pool, so the arena follows the mix of models without being divided beforehand. A slot's life:
 //! free, leased to one task, free again, alone or with its neighbours. Nothing here decides when a lease may end; that
@@ -14,7 +17,11 @@ mod bits;
 
 use std::{collections::BTreeSet, ops::Range};
 
-use proto::{SlotDescriptor, TaskId, backend_to_frontend::ANSWER_HEADER_BYTES, slot::ImmediateData};
+use proto::{
+    SlotDescriptor, TaskId,
+    backend_to_frontend::ANSWER_HEADER_BYTES,
+    slot::{GUARD_BYTES, ImmediateData},
+};
 use thiserror::Error;
 
 use bits::Bits;
@@ -168,16 +175,14 @@ impl Slots {
         let for_runs = (smallest * SMALLEST_PER_BLOCK).min(arena_bytes / (BLOCKS_PER_CLASS * classes));
         let for_ids = arena_bytes / (ImmediateData::SLOTS_MAX as usize / 16);
         let block_bytes = (largest * LARGEST_PER_BLOCK).max(for_runs).max(for_ids).next_multiple_of(ALIGNMENT);
-        let blocks = arena_bytes / block_bytes;
+        let blocks_max = (arena_bytes / block_bytes).max(1);
+        let ids_per_block = (ImmediateData::SLOTS_MAX as usize / blocks_max).min(block_bytes / smallest);
+        let guarded_bytes = block_bytes + ids_per_block * GUARD_BYTES;
+        let blocks = arena_bytes / guarded_bytes;
         if blocks < classes {
-            return Err(ArenaTooSmall {
-                found: arena_bytes,
-                least: classes * block_bytes,
-                block: block_bytes,
-                classes,
-            });
+            let (found, least) = (arena_bytes, classes * guarded_bytes);
+            return Err(ArenaTooSmall { found, least, block: guarded_bytes, classes });
         }
-        let ids_per_block = (ImmediateData::SLOTS_MAX as usize / blocks).min(block_bytes / smallest);
         let class = |&slot_bytes: &usize| Class {
             slot_bytes,
             slots_per_block: (block_bytes / slot_bytes).min(ids_per_block),
@@ -267,6 +272,18 @@ impl Slots {
         Some((block, 0..wanted.min(class.slots_per_block)))
     }
 
+    /// Where in the arena the guards are.
+    #[must_use]
+    pub fn guards_offset(&self) -> usize {
+        self.blocks.len() * self.block_bytes
+    }
+
+    /// Where the guard of a slot is.
+    #[must_use]
+    pub fn guard_offset(&self, slot: SlotDescriptor) -> usize {
+        self.guards_offset() + slot.number() as usize * GUARD_BYTES
+    }
+
     /// Whose slot this is; `None` if it is free or does not exist.
     #[must_use]
     pub fn owner(&self, slot: u32) -> Option<TaskId> {
@@ -351,7 +368,7 @@ mod tests {
             self.held.iter().flat_map(|(lease, slots)| slots.iter().map(|&index| lease.descriptor(index)))
         }
 
-        fn check_new(&self, lease: &Lease, arena: u64) {
+        fn check_new(&self, lease: &Lease, guards: (u64, u64)) {
             let own: Vec<SlotDescriptor> = (0..lease.slots()).map(|index| lease.descriptor(index)).collect();
             assert!(own.windows(2).all(|pair| pair[1].follows(&pair[0])), "{lease:?} is no run");
             for (index, new) in own.iter().enumerate() {
@@ -361,7 +378,9 @@ mod tests {
                         assert!(a.1 <= b.0 || b.1 <= a.0, "{lease:?} overlaps {other:?}");
                     }
                 }
-                assert!(Self::ranges(*new).iter().all(|range| range.1 <= arena), "{lease:?} leaves the arena");
+                assert!(Self::ranges(*new).iter().all(|range| range.1 <= guards.0), "{lease:?} reaches the guards");
+                let guard = guards.0 + (u64::from(new.slot) + 1) * GUARD_BYTES as u64;
+                assert!(guard <= guards.1, "the guard of {lease:?} leaves the arena");
             }
         }
 
@@ -389,7 +408,7 @@ mod tests {
                 if lease {
                     if let Some(lease) = slots.lease(sizes[class], owner, wanted) {
                         prop_assert!((1..=wanted).contains(&lease.slots()));
-                        oracle.check_new(&lease, arena as u64);
+                        oracle.check_new(&lease, (slots.guards_offset() as u64, arena as u64));
                         for index in 0..lease.slots() {
                             let owner = TaskId(owner.0 + index as u64);
                             prop_assert_eq!(slots.owner(lease.descriptor(index).slot), Some(owner));

@@ -6,10 +6,13 @@
 //! tasks that outlive their request (the client hung up, a sibling failed) are cancelled and keep their slots until
 //! they end themselves.
 //!
+//! A request's inputs may come later than its tasks are submitted ([`later`]).
+//!
 //! A task's attempt counts the backends that were fenced away from it. The scheduler counts the same way, so an
 //! answer of an earlier attempt is known by its number and never taken.
 
 mod group;
+mod later;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -26,7 +29,7 @@ use proto::{
     stages::AnswerStamps,
 };
 
-use group::{Group, Request};
+use group::{Group, Later, Request};
 
 use crate::{
     arena::Arena,
@@ -52,10 +55,12 @@ pub struct CheckedRequest {
     pub model: usize,
     /// Tasks: the first dimension of every tensor; 1 to the model's `max_batch`.
     pub rows: usize,
-    /// All inputs in the order of the model; each has `rows` times its tensor's bytes.
+    /// All inputs in the order of the model; each has `rows` times its tensor's bytes. None at all if they come later.
     pub inputs: Vec<Rope>,
-    /// The latency objective.
+    /// The latency objective, from its arrival on.
     pub slo: Span,
+    /// How long ago it arrived, if that was long ago.
+    pub waited: Span,
     /// The smaller, the more important among the tasks of its model while these cannot all be met.
     pub priority: u8,
 }
@@ -71,6 +76,8 @@ pub struct Reply {
     pub timing: Timing,
     /// Where the time of one row of each batch that ran any of them went; the last is `timing`'s.
     pub batches: Vec<Timing>,
+    /// Whether an input came so late that its row was submitted twice.
+    pub was_late: bool,
 }
 
 /// The stages of one task. All instants are on the scheduler's clock.
@@ -121,6 +128,8 @@ pub struct Counters {
     pub abandoned: u64,
     /// Immediates that matched no lease or an earlier attempt.
     pub stale_answers: u64,
+    /// Tasks whose input was not in its slot when their batch was fetched.
+    pub late_inputs: u64,
 }
 
 /// Instants of a task that is admitted now.
@@ -174,7 +183,7 @@ impl Tasks {
         })
     }
 
-    /// Admits a request: leases a slot for each row, copies the inputs there, submits the tasks.
+    /// Admits a request: leases a slot for each row, copies the inputs there if they have come, submits the tasks.
     ///
     /// # Errors
     /// If the arena has no room. Nothing has happened then.
@@ -188,21 +197,37 @@ impl Tasks {
     ) -> Result<RequestId, InferError> {
         let first = TaskId::new(frontend, self.next_task);
         let leases = self.lease_rows(first, served, request.rows)?;
-        self.next_task += request.rows as u64;
+        let comes_later = request.inputs.is_empty();
+        // Whoever comes late may be submitted twice.
+        self.next_task += request.rows as u64 * if comes_later { 2 } else { 1 };
         let id = RequestId(self.next_request);
         self.next_request += 1;
-        let deadline = at.scheduler_now + request.slo;
+        let left = request.slo - request.waited;
+        let deadline = at.scheduler_now + left;
         let row_bytes: Vec<usize> = served.model.outputs.iter().map(repository::Tensor::bytes).collect();
         let outputs = row_bytes.iter().map(|&bytes| vec![0; bytes * request.rows]).collect();
-        let give_up_at = at.now + request.slo + WORD_WAIT;
+        let give_up_at = at.now + left + WORD_WAIT;
         let (unanswered, batches) = (request.rows, Vec::new());
-        let state = Request { id, unanswered, row_bytes, outputs, batches, admitted_at: at.scheduler_now, deadline };
+        let later = comes_later.then(|| Later {
+            row_bytes: served.model.inputs.iter().map(repository::Tensor::bytes).collect(),
+            priority: request.priority,
+            submit_by: at.now + left - offer.least_latency,
+            give_up_at,
+            is_here: false,
+        });
+        let admitted_at = at.scheduler_now;
+        let state = Request { id, unanswered, row_bytes, outputs, batches, admitted_at, deadline, later };
         let group = Group::new(first, &offer, leases, state);
         for (rows, lease) in group.runs() {
-            write_rows(rows.clone(), lease.descriptor(0).input_offset as usize, request, served, arena);
+            let offset = lease.descriptor(0).input_offset as usize;
+            if !comes_later {
+                let row_bytes = served.model.inputs.iter().map(repository::Tensor::bytes);
+                write_rows(rows.clone(), offset, &request.inputs, row_bytes, arena);
+            }
             let (model, priority) = (offer.id, request.priority);
             self.messages.extend(rows.zip(0..).map(|(row, index)| {
                 let (task, slot) = (group.task(row), lease.descriptor(index));
+                let slot = if comes_later { later::guard(slot, &self.slots, arena) } else { slot };
                 (offer.model_thread, FrontendToScheduler::Submit { task, model, deadline, priority, slot })
             }));
         }
@@ -211,6 +236,12 @@ impl Tasks {
         self.requests.insert(id, (first, give_up_at));
         self.groups.insert(first, group);
         Ok(id)
+    }
+
+    /// Where in the arena the slots' guards are.
+    #[must_use]
+    pub fn guards_offset(&self) -> usize {
+        self.slots.guards_offset()
     }
 
     /// Whether a task of this size has room in any slot.
@@ -302,9 +333,10 @@ impl Tasks {
     /// cannot be right. `None` if the immediate is not the answer of any present attempt.
     fn valid_answer(&self, immediate: u32, bytes: u32, arena: &dyn Arena) -> Option<Answer> {
         let immediate = ImmediateData::unpack(immediate);
-        let id = self.slots.owner(immediate.slot)?;
-        let (first, group) = self.find(id).expect("a leased slot is a task's");
-        let row = group.row(id)?;
+        let owner = self.slots.owner(immediate.slot)?;
+        let (&first, group) = self.groups.range(..=owner).next_back().expect("a leased slot is a task's");
+        let row = group.row_of_slot(owner)?;
+        let id = group.task(row);
         if !group.is_present(row, immediate.attempt) {
             return None;
         }
@@ -345,9 +377,13 @@ impl Tasks {
     }
 
     /// The scheduler dropped a task: no plan names it, so its slot is free.
-    pub fn handle_dropped(&mut self, task: TaskId, reason: DropReason) {
+    pub fn handle_dropped(&mut self, now: Timestamp, task: TaskId, reason: DropReason) {
         let Some((first, group)) = self.find(task) else { return };
         let row = group.row(task).expect("it was found there");
+        if reason == DropReason::InputLate && self.on_late(now, first, row) {
+            return;
+        }
+        let group = &self.groups[&first];
         let request = group.request.as_ref().map(|request| request.id);
         self.end_tasks(first, row..row + 1);
         self.counters.dropped += 1;
@@ -387,9 +423,13 @@ impl Tasks {
         self.next_task = 0;
     }
 
-    /// Gives up requests that are long past their deadline without any word.
+    /// Gives up requests that are long past their deadline without any word, or whose input does not come in time.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         while let Some(&(at, request)) = self.timers.first().filter(|(at, _)| *at <= now) {
+            if self.is_waiting(request) {
+                self.fail_request(Some(request), DropReason::InputLate.into());
+                continue;
+            }
             tracing::warn!("request {request:?}: neither an answer nor a drop since its deadline, given up at {at:?}");
             self.fail_request(Some(request), InferError::NoAnswer { waited: WORD_WAIT });
         }
@@ -441,13 +481,14 @@ impl Tasks {
 
     /// Ends a request and cancels those of its tasks that have not ended.
     fn end_request(&mut self, id: RequestId) {
-        let Some((first, give_up_at)) = self.requests.remove(&id) else { return };
-        self.timers.remove(&(give_up_at, id));
+        let Some((first, timer)) = self.requests.remove(&id) else { return };
+        self.timers.remove(&(timer, id));
         let Some(group) = self.groups.get_mut(&first) else { return };
         group.request = None;
         let cancel =
             |row| (group.model_thread, FrontendToScheduler::Cancel { task: group.task(row), model: group.model });
-        self.messages.extend(group.open_rows().map(cancel));
+        self.messages.extend(group.submitted_rows().map(cancel));
+        self.end_waiting(first);
     }
 }
 
@@ -464,8 +505,8 @@ struct Answer {
 fn write_rows(
     rows: Range<usize>,
     mut offset: usize,
-    request: &CheckedRequest,
-    served: &ServedModel,
+    inputs: &[Rope],
+    row_bytes: impl Iterator<Item = usize> + Clone,
     arena: &dyn Arena,
 ) {
     let mut write = |input: &Rope, bytes: Range<usize>| {
@@ -474,12 +515,12 @@ fn write_rows(
             offset += piece.len();
         }
     };
-    if let ([input], [tensor]) = (&request.inputs[..], &served.model.inputs[..]) {
-        return write(input, rows.start * tensor.bytes()..rows.end * tensor.bytes());
+    if let ([input], Some(bytes)) = (inputs, row_bytes.clone().next()) {
+        return write(input, rows.start * bytes..rows.end * bytes);
     }
     for row in rows {
-        for (input, tensor) in request.inputs.iter().zip(&served.model.inputs) {
-            write(input, row * tensor.bytes()..(row + 1) * tensor.bytes());
+        for (input, bytes) in inputs.iter().zip(row_bytes.clone()) {
+            write(input, row * bytes..(row + 1) * bytes);
         }
     }
 }

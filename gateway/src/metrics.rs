@@ -520,6 +520,7 @@ pub(crate) fn drop_reason(error: &InferError) -> Option<&'static str> {
         InferError::Dropped(DropReason::Unloaded) | InferError::Unloaded { .. } => "unloaded",
         InferError::Dropped(DropReason::BackendLost) => "backend_lost",
         InferError::Dropped(DropReason::Cancelled) => "cancelled",
+        InferError::Dropped(DropReason::InputLate) => "input_late",
         InferError::WindowMissed => "window_missed",
         InferError::NeverMet { .. } => "never_met",
         InferError::ArenaFull { .. } => "slots_full",

@@ -148,7 +148,7 @@ mod tests {
     }
 
     fn reply(rows: usize, batches: Vec<Timing>) -> Reply {
-        Reply { outputs: vec![], rows, timing: *batches.last().unwrap(), batches }
+        Reply { outputs: vec![], rows, timing: *batches.last().unwrap(), batches, was_late: false }
     }
 
     #[test]

@@ -67,6 +67,8 @@ pub struct LinkWelcome {
     pub arena_bytes: u64,
     /// Remote key that covers the arena and nothing else.
     pub arena_rkey: u32,
+    /// Where in the arena the slots' guards are, in bytes: one word for each slot, in the order of their numbers.
+    pub guards_offset: u64,
 }
 
 /// Room that the header takes before the output.

@@ -119,6 +119,14 @@ pub enum BackendToScheduler {
         /// The task.
         task: TaskId,
     },
+    /// A task was dropped from its batch because its guarded input was not in its slot: that is neither read nor written
+    /// any more. Precedes the plan's `Answered`.
+    InputLate {
+        /// The plan.
+        plan: PlanId,
+        /// The task.
+        task: TaskId,
+    },
     /// Asks for the scheduler's clock.
     ClockRequest {
         /// When this was sent, on the sender's clock; comes back in the reply.

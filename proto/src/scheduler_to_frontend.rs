@@ -31,6 +31,9 @@ pub enum DropReason {
     /// Its backend failed, and no time was left to run it again.
     #[error("its backend failed and its deadline left no time to run it again")]
     BackendLost,
+    /// Its input was not in its slot when its batch was fetched. Whoever submitted it may do so again, once.
+    #[error("its input was not decoded in time")]
+    InputLate,
 }
 
 /// What clients have made of a model by loading and unloading it.

@@ -2,11 +2,14 @@
 
 use wincode::{SchemaRead, SchemaWrite};
 
+use crate::ids::TaskId;
+
 /// Where a task's bytes lie in its frontend's arena. Offsets count from the arena's start; the arena's address and
 /// remote key are told to a backend when it connects to the frontend, never to the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub struct SlotDescriptor {
-    /// Assigned by the frontend; below [`ImmediateData::SLOTS_MAX`].
+    /// Assigned by the frontend; below [`ImmediateData::SLOTS_MAX`], and with [`Self::GUARDED`] added if its input may
+    /// come later than the task.
     pub slot: u32,
     /// Where the input starts, in bytes.
     pub input_offset: u64,
@@ -20,6 +23,29 @@ pub struct SlotDescriptor {
 }
 
 impl SlotDescriptor {
+    /// A task may be submitted before its input is in its slot (Symphony, section 4.3: preprocessing overlaps the time
+    /// in the queue). Its slot is then *guarded*: in the frontend's arena there is a word for each slot, which says
+    /// whose input lies there ([`guard_word`]), and whoever wants to READ such an input READs that word before.
+    pub const GUARDED: u32 = 1 << 31;
+
+    /// The same, guarded.
+    #[must_use]
+    pub fn guarded(self) -> Self {
+        Self { slot: self.slot | Self::GUARDED, ..self }
+    }
+
+    /// The slot, guarded or not.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.slot & !Self::GUARDED
+    }
+
+    /// Whether the slot's guard must be READ before its input.
+    #[must_use]
+    pub fn is_guarded(&self) -> bool {
+        self.slot & Self::GUARDED != 0
+    }
+
     /// Whether this slot was leased as the neighbour after `before`, for a task of the same sizes: one READ then
     /// reaches both inputs, and one WRITE both answers.
     #[must_use]
@@ -30,6 +56,20 @@ impl SlotDescriptor {
             && (before.input_bytes, before.answer_bytes_max) == (self.input_bytes, self.answer_bytes_max)
     }
 }
+
+/// Bytes of a slot's guard.
+pub const GUARD_BYTES: usize = size_of::<u64>();
+
+/// What a guard says once the input of this task lies in its slot. No other task has it, and [`GUARD_EMPTY`] none.
+#[must_use]
+pub fn guard_word(task: TaskId) -> u64 {
+    !task.0
+}
+
+/// What a guard says until then.
+pub const GUARD_EMPTY: u64 = 0;
+
+const _: () = assert!(SlotDescriptor::GUARDED >= ImmediateData::SLOTS_MAX);
 
 /// The 32 bits that a WRITE_WITH_IMM carries: which slot is answered, of a run its first, and
 /// for which attempt.
@@ -88,6 +128,16 @@ mod tests {
         }
         // Attempts count on, and mean what they are modulo that.
         assert_eq!(ImmediateData { slot: 7, attempt: 4096 + 3 }.pack(), ImmediateData { slot: 7, attempt: 3 }.pack());
+    }
+
+    #[test]
+    fn a_guarded_slot_is_no_neighbour_of_one_that_is_not() {
+        let slot =
+            SlotDescriptor { slot: 7, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 128 };
+        let next = SlotDescriptor { slot: 8, input_offset: 8, answer_offset: 192, ..slot };
+        assert!(next.follows(&slot) && next.guarded().follows(&slot.guarded()));
+        assert!(!next.guarded().follows(&slot) && !next.follows(&slot.guarded()));
+        assert_eq!((next.guarded().number(), next.guarded().is_guarded(), next.is_guarded()), (8, true, false));
     }
 
     proptest! {

@@ -266,7 +266,8 @@ impl Control {
             BackendToScheduler::Leaving => self.on_backend_leaving(now, backend),
             BackendToScheduler::PlanDone { .. }
             | BackendToScheduler::Answered { .. }
-            | BackendToScheduler::Cancelled { .. } => {
+            | BackendToScheduler::Cancelled { .. }
+            | BackendToScheduler::InputLate { .. } => {
                 return Err(Violation("a backend told control what is for a ModelThread".to_owned()));
             }
         }

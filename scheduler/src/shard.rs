@@ -278,7 +278,10 @@ impl Shard {
     #[must_use]
     pub fn is_for_shard_of_backend(message: &BackendToScheduler) -> bool {
         use BackendToScheduler as Message;
-        matches!(message, Message::PlanDone { .. } | Message::Answered { .. } | Message::Cancelled { .. })
+        matches!(
+            message,
+            Message::PlanDone { .. } | Message::Answered { .. } | Message::Cancelled { .. } | Message::InputLate { .. }
+        )
     }
 
     /// A frontend's message.
@@ -322,7 +325,12 @@ impl Shard {
                 self.on_plan_done(now, backend, (plan, outcome), &undelivered, (arrived_at, fetched_at))
             }
             BackendToScheduler::Answered { plan, undelivered } => self.on_answered(backend, plan, &undelivered),
-            BackendToScheduler::Cancelled { plan, task } => self.on_task_cancelled(backend, plan, task),
+            BackendToScheduler::Cancelled { plan, task } => {
+                self.on_task_dropped(backend, (plan, task), DropReason::Cancelled)
+            }
+            BackendToScheduler::InputLate { plan, task } => {
+                self.on_task_dropped(backend, (plan, task), DropReason::InputLate)
+            }
             BackendToScheduler::Linked { .. }
             | BackendToScheduler::Unlinked { .. }
             | BackendToScheduler::Usable { .. }
@@ -393,12 +401,17 @@ impl Shard {
         Ok(())
     }
 
-    /// A backend dropped a cancelled task from its batch.
-    fn on_task_cancelled(&mut self, backend: BackendId, plan: PlanId, task: TaskId) -> Result<(), Violation> {
-        if !self.plans.on_cancelled(backend, plan, task) {
-            return Err(Violation(format!("{task:?} is cancelled, but {backend:?} does not have it in {plan:?}")));
+    /// A backend dropped a task from its batch: it was cancelled, or its input was late.
+    fn on_task_dropped(
+        &mut self,
+        backend: BackendId,
+        (plan, task): (PlanId, TaskId),
+        reason: DropReason,
+    ) -> Result<(), Violation> {
+        if !self.plans.on_dropped(backend, plan, task) {
+            return Err(Violation(format!("{task:?}: {reason}, but {backend:?} does not have it in {plan:?}")));
         }
-        self.drop_task(task, DropReason::Cancelled);
+        self.drop_task(task, reason);
         Ok(())
     }
 

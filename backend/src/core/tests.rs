@@ -70,7 +70,7 @@ impl Backend {
         let outputs = backend.outputs();
         assert!(matches!(outputs[..], [Output::Connect { peer: Peer::Frontend(FRONTEND), .. }]), "{outputs:?}");
         backend.0.handle_connecting(Peer::Frontend(FRONTEND), ConnectionId(2));
-        let welcome = LinkWelcome { arena_address: 1000, arena_bytes: 4096, arena_rkey: 1 };
+        let welcome = LinkWelcome { arena_address: 1000, arena_bytes: 4096, arena_rkey: 1, guards_offset: 2048 };
         backend.connected(ConnectionId(2), encode(&welcome));
         assert_eq!(backend.reports(), [(SCHEDULER, BackendToScheduler::Linked { frontend: FRONTEND })]);
         backend

@@ -1,7 +1,7 @@
-//! Step 7: the READ of a task's input out of its frontend's slot; and step 9: the WRITE of its answer into it.
+//! Step 7: the READ of a task's input out of its frontend's slot, and of its guard before, if it has one; and step 9: the WRITE of its answer into it.
 
-use proto::{ModelId, TaskId, backend_to_frontend::ANSWER_HEADER_BYTES};
-use transport::Transfer;
+use proto::{ModelId, TaskId, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES};
+use transport::{ConnectionId, Transfer};
 
 use super::{Core, Output};
 use crate::{staging::Place, worker::Push};
@@ -15,25 +15,43 @@ impl Core {
         task: TaskId,
         input_offset: u64,
     ) -> Option<Output> {
-        let (shape, frontend) = (self.loaded(model).shape, task.frontend());
-        let bytes = tasks * shape.input_bytes;
-        let Some((connection, remote_address, rkey)) = self.links.remote(frontend, input_offset, bytes) else {
-            tracing::warn!(
-                frontend = frontend.0,
-                input_offset,
-                "no link to the frontend, or an input outside its arena"
-            );
-            return None;
-        };
-        let transfer = Transfer {
-            token: place.token(),
-            lkey: self.config.lkey,
-            local_offset: self.config.staging.input_offset(place, shape),
-            remote_address,
-            rkey,
-            bytes,
-        };
-        Some(Output::Read { connection, task, transfer })
+        let frontend = task.frontend();
+        let bytes = tasks * self.loaded(model).shape.input_bytes;
+        let remote = self.links.remote(frontend, input_offset, bytes);
+        if remote.is_none() {
+            let frontend = frontend.0;
+            tracing::warn!(frontend, input_offset, "no link to the frontend, or an input outside its arena");
+        }
+        let transfer = self.to_staging(place, model, remote?, bytes);
+        Some(Output::Read { connection: remote?.0, task, transfer })
+    }
+
+    /// A READ of guards to post; nothing if it cannot be done. An input has room for its guard.
+    pub(super) fn read_guards(
+        &self,
+        (place, tasks): (Place, usize),
+        model: ModelId,
+        task: TaskId,
+        slot: u32,
+    ) -> Option<Output> {
+        let frontend = task.frontend();
+        let remote = self.links.remote_guards(frontend, slot, tasks);
+        if remote.is_none() {
+            tracing::warn!(frontend = frontend.0, slot, "no link to the frontend, or a guard outside its arena");
+        }
+        let transfer = self.to_staging(place, model, remote?, tasks * GUARD_BYTES);
+        Some(Output::ReadGuards { connection: remote?.0, task, transfer })
+    }
+
+    fn to_staging(
+        &self,
+        place: Place,
+        model: ModelId,
+        (_, remote_address, rkey): (ConnectionId, u64, u32),
+        bytes: usize,
+    ) -> Transfer {
+        let local_offset = self.config.staging.input_offset(place, self.loaded(model).shape);
+        Transfer { token: place.token(), lkey: self.config.lkey, local_offset, remote_address, rkey, bytes }
     }
 
     /// A WRITE_WITH_IMM to post; nothing if it cannot be done.

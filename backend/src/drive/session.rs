@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use proto::{LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES, turns::TurnWatch};
+use proto::{LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES, turns::TurnWatch};
 use transport::{Access, Arm, Clock, Endpoint, EndpointConfig, Region, Waker};
 use zerocopy::IntoBytes;
 
@@ -149,6 +149,18 @@ impl<'a> Session<'a> {
                     tracing::warn!(task = task.0, %error, "cannot read an input");
                     self.core.handle_read_failed(now, transfer.token);
                 }
+            }
+            Output::ReadGuards { connection, task, transfer } => {
+                if let Err(error) = self.endpoint.read(connection, transfer) {
+                    tracing::warn!(task = task.0, %error, "cannot read a guard");
+                    self.core.handle_read_failed(now, transfer.token);
+                }
+            }
+            Output::LookAtGuards { token, offset, guards } => {
+                let mut bytes = vec![0; guards * GUARD_BYTES];
+                self.region.read(offset, &mut bytes);
+                let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+                self.core.handle_guards(now, token, &words);
             }
             Output::Write { connection, transfer, immediate, header, text } => {
                 self.region.write(transfer.local_offset, header.as_bytes());

@@ -9,11 +9,15 @@ const RUN_BYTES_MAX: usize = 64 << 10;
 
 impl Batch {
     pub(super) fn new(now: Timestamp, plan: BatchPlan, model: ModelShape) -> Self {
-        let tasks =
-            vec![
-                Task { progress: Progress::Waiting, link: LinkId::NONE, run: 0, cut_off: false, cancelled: false };
-                plan.tasks.len()
-            ];
+        let task = Task {
+            progress: Progress::Waiting,
+            link: LinkId::NONE,
+            run: 0,
+            of_guards: false,
+            cut_off: false,
+            cancelled: false,
+        };
+        let tasks = vec![task; plan.tasks.len()];
         Self { plan, model, phase: Phase::Pending, tasks, planned_at: now, fetched_at: now, undelivered: vec![] }
     }
 
@@ -42,7 +46,7 @@ impl Batch {
 
     /// A transfer of a run begins, under the name of its first task.
     pub(super) fn begin_transfer(&mut self, run: Range<usize>, progress: Progress) {
-        self.tasks[run.start].run = run.len() as u16;
+        (self.tasks[run.start].run, self.tasks[run.start].of_guards) = (run.len() as u16, false);
         self.tasks[run].iter_mut().for_each(|task| task.progress = progress);
     }
 
@@ -54,7 +58,8 @@ impl Batch {
     /// When it can be handed to a free GPU, as things stand; `None` if no input is here.
     pub(super) fn start_at(&self, handover: Span) -> Option<Timestamp> {
         let BatchPlan { exec_at, latest, .. } = self.plan;
-        let complete = !self.tasks.iter().any(|task| task.progress == Progress::Fetching && task.is_wanted());
+        let is_awaited = |task: &Task| matches!(task.progress, Progress::Guarding | Progress::Fetching);
+        let complete = !self.tasks.iter().any(|task| is_awaited(task) && task.is_wanted());
         let start_at = if complete { exec_at - handover } else { exec_at.max(exec_at + (latest - exec_at) / 2) };
         let any_input = self.tasks.iter().any(|task| task.progress == Progress::Fetched);
         any_input.then_some(start_at)
@@ -67,13 +72,15 @@ impl Batch {
 
     pub(super) fn is_lost(&self, now: Timestamp) -> bool {
         let hopeful = |task: &Task| {
-            matches!(task.progress, Progress::Waiting | Progress::Fetching | Progress::Fetched) && task.is_wanted()
+            use Progress::{Fetched, Fetching, Guarding, Waiting};
+            matches!(task.progress, Waiting | Guarding | Fetching | Fetched) && task.is_wanted()
         };
         self.phase == Phase::Pending && (now >= self.reject_at() || !self.tasks.iter().any(hopeful))
     }
 
     pub(super) fn leave_stragglers(&mut self) {
-        for task in self.tasks.iter_mut().filter(|task| task.progress == Progress::Fetching) {
+        let is_awaited = |task: &&mut Task| matches!(task.progress, Progress::Guarding | Progress::Fetching);
+        for task in self.tasks.iter_mut().filter(is_awaited) {
             task.progress = Progress::Straggling;
         }
     }
@@ -86,7 +93,11 @@ impl Batch {
             match self.tasks[index].progress {
                 Progress::Waiting | Progress::Fetched => self.end_undelivered(index),
                 // They end with their READ, execution or WRITE.
-                Progress::Fetching | Progress::Straggling | Progress::Executing | Progress::Answering => {
+                Progress::Guarding
+                | Progress::Fetching
+                | Progress::Straggling
+                | Progress::Executing
+                | Progress::Answering => {
                     self.tasks[index].cut_off = true;
                 }
                 Progress::Ended => {}
@@ -108,7 +119,7 @@ impl Batch {
 
     pub(super) fn can_be_answered(&self, index: usize) -> bool {
         let slot = &self.plan.tasks[index].slot;
-        slot.slot < ImmediateData::SLOTS_MAX && slot.answer_bytes_max as usize >= ANSWER_HEADER_BYTES
+        slot.number() < ImmediateData::SLOTS_MAX && slot.answer_bytes_max as usize >= ANSWER_HEADER_BYTES
     }
 
     /// Why a task cannot be run, whatever the rest of its batch does.
@@ -117,6 +128,11 @@ impl Batch {
         let ModelShape { input_bytes, output_bytes, .. } = self.model;
         if slot.input_bytes as usize != input_bytes {
             return Some(format!("the task has {} input bytes, the model takes {input_bytes}", slot.input_bytes));
+        }
+        if slot.is_guarded() && input_bytes < GUARD_BYTES {
+            return Some(format!(
+                "the task's {input_bytes} input bytes come later, which takes {GUARD_BYTES} at least"
+            ));
         }
         let room = slot.answer_bytes_max as usize - ANSWER_HEADER_BYTES;
         (room < output_bytes)

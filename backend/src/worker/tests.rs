@@ -183,6 +183,94 @@ fn one_answer_is_for_the_run_that_executed() {
     assert_eq!(reports(&mut worker), [BackendToScheduler::Answered { plan: PlanId(1), undelivered }]);
 }
 
+/// The same, with a guard before each input.
+fn guarded(mut plan: BatchPlan) -> BatchPlan {
+    plan.tasks.iter_mut().for_each(|task| task.slot = task.slot.guarded());
+    plan
+}
+
+/// What is read, by the first task: how many guards, how many inputs.
+fn reads(worker: &mut Worker) -> Vec<(usize, usize, usize)> {
+    let read = |action| match action {
+        Action::Guard { place, tasks, slot, .. } => {
+            assert_eq!(slot as usize, place.task);
+            Some((place.task, tasks, 0))
+        }
+        Action::Fetch { place, tasks, .. } => Some((place.task, 0, tasks)),
+        _ => None,
+    };
+    actions(worker).into_iter().filter_map(read).collect()
+}
+
+fn word(task: u64) -> u64 {
+    guard_word(TaskId::new(FrontendId(0), task))
+}
+
+#[test]
+fn an_input_that_is_late_is_not_read_and_the_rest_of_its_batch_goes_on() {
+    let mut worker = worker(1);
+    worker.handle_plan(Timestamp(0), guarded(neighbours(plan(1, (100, 200), &[0; 4])))).unwrap();
+    assert_eq!(reads(&mut worker), [(0, 4, 0)], "one READ for the guards of all");
+    assert_eq!(worker.reads_guards(place(0, 0)), Some((4, MODEL)));
+    // The word of another task is no better than none.
+    worker.handle_guards(Timestamp(10), place(0, 0), &[word(100), 0, word(102), word(102)]);
+    let all = actions(&mut worker);
+    let late = |task| Action::Report(BackendToScheduler::InputLate { plan: PlanId(1), task: TaskId(task) });
+    assert_eq!(all[..2], [late(101), late(103)]);
+    assert!(matches!(all[2..], [Action::Fetch { tasks: 1, .. }, Action::Fetch { tasks: 1, .. }]), "{all:?}");
+    assert_eq!((worker.reads_guards(place(0, 0)), worker.poll_timeout()), (None, Timestamp(201)));
+    worker.handle_fetched(Timestamp(20), place(0, 0), true);
+    worker.handle_fetched(Timestamp(20), place(0, 2), true);
+    worker.handle_timeout(Timestamp(100));
+    assert_eq!(executes(&mut worker), [(0, vec![0, 2])]);
+    worker.handle_executed(Timestamp(150), done(101, 149));
+    let pushed: Vec<_> = pushes(&mut worker).into_iter().map(|(task, header, _)| (task, header.batch_size)).collect();
+    assert_eq!(pushed, [(0, 2), (2, 2)]);
+}
+
+#[test]
+fn a_batch_of_late_inputs_is_given_up_at_once() {
+    let mut worker = worker(1);
+    worker.handle_plan(Timestamp(0), guarded(plan(1, (100, 200), &[0]))).unwrap();
+    worker.handle_guards(Timestamp(10), place(0, 0), &[0]);
+    let task = TaskId::new(FrontendId(0), 100);
+    let outcome = PlanOutcome::WindowMissed { rejected_at: Timestamp(10) };
+    let expected = [
+        BackendToScheduler::InputLate { plan: PlanId(1), task },
+        plan_done(outcome, vec![]),
+        BackendToScheduler::Answered { plan: PlanId(1), undelivered: vec![] },
+    ];
+    assert_eq!(reports(&mut worker), expected);
+    assert_eq!((worker.plans(), worker.poll_timeout()), (0, Timestamp::NEVER));
+}
+
+#[test]
+fn a_guard_that_is_looked_at_too_late_or_for_nobody_ends_its_task_as_an_input_does() {
+    // What has no guard starts without it.
+    let mut worker = worker(2);
+    let mut mixed = plan(1, (100, 200), &[0, 0, 0, 1, 1]);
+    mixed.tasks[1..].iter_mut().for_each(|task| task.slot = task.slot.guarded());
+    worker.handle_plan(Timestamp(0), mixed).unwrap();
+    assert_eq!(reads(&mut worker), [(1, 1, 0), (2, 1, 0), (3, 1, 0), (4, 1, 0), (0, 0, 1)]);
+    worker.handle_fetched(Timestamp(1), place(0, 0), true);
+    worker.handle_cancel(Timestamp(2), PlanId(1), TaskId::new(FrontendId(0), 101));
+    worker.handle_unlinked(Timestamp(3), FrontendId(1));
+    worker.handle_fetched(Timestamp(4), place(0, 3), false);
+    worker.handle_guards(Timestamp(4), place(0, 4), &[0]);
+    worker.handle_timeout(Timestamp(150));
+    assert_eq!(executes(&mut worker), [(0, vec![0])]);
+    worker.handle_guards(Timestamp(151), place(0, 1), &[word(101)]);
+    worker.handle_guards(Timestamp(151), place(0, 2), &[word(102)]);
+    let all = actions(&mut worker);
+    let cancelled = BackendToScheduler::Cancelled { plan: PlanId(1), task: TaskId::new(FrontendId(0), 101) };
+    let [Action::Report(report), Action::Push(Push { header, .. })] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((report, header.status), (&cancelled, AnswerStatus::WindowMissed));
+    worker.handle_executed(Timestamp(160), done(150, 160));
+    let undelivered = |number| Undelivered { task: TaskId::new(FrontendId(1), number), link: LINK };
+    let outcome = PlanOutcome::Executed { started_at: Timestamp(150), finished_at: Timestamp(160) };
+    assert_eq!(reports(&mut worker), [plan_done(outcome, vec![undelivered(103), undelivered(104)])]);
+}
+
 proptest! {
     /// Against the definition: indexes in order, neighbours in everything, none that could have been joined left apart.
     #[test]

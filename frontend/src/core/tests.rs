@@ -135,7 +135,7 @@ impl World {
         let models = (0..MODELS).map(|number| model(&format!("m{number}"), inputs.clone(), outputs.clone()));
         let config = CoreConfig {
             arena_bytes: ARENA,
-            arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2 },
+            arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2, guards_offset: 0 },
             link_address: "127.0.0.1:1".to_owned(),
             links_max: 16,
         };
@@ -338,7 +338,8 @@ impl World {
         self.rng.fill_bytes(&mut input);
         let slo = Span::from_millis(if self.chance(3) { 1 } else { 30 });
         let model = self.rng.random_range(0..MODELS);
-        let request = CheckedRequest { model, rows, inputs: vec![input.clone().into()], slo, priority: 0 };
+        let inputs = vec![input.clone().into()];
+        let request = CheckedRequest { model, rows, inputs, slo, waited: Span::ZERO, priority: 0 };
         match self.core.handle_request(self.now, &request, &self.arena) {
             Ok(id) => {
                 self.requests.insert(id, input);

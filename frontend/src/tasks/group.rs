@@ -14,18 +14,33 @@ pub(super) struct Group {
     /// The first row of each, ascending, and its slots.
     leases: Vec<(usize, Lease)>,
     rows: Vec<Row>,
-    /// Tasks that have not ended.
+    /// Rows that have a slot.
     open: usize,
+    /// Whether the input of any row was not there when its batch was fetched.
+    was_late: bool,
     /// `None` once it has ended.
     pub(super) request: Option<Request>,
 }
 
-/// One task.
+/// One row, and its task.
 #[derive(Debug, Clone, Copy, Default)]
 struct Row {
     /// Fences that it has survived, modulo [`ImmediateData::ATTEMPTS`].
     attempt: u16,
-    has_ended: bool,
+    stand: Stand,
+}
+
+/// Where a row stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Stand {
+    /// Its task is submitted.
+    #[default]
+    Submitted,
+    /// Its task has ended for want of its input; it has a slot and waits for that.
+    Waits,
+    /// It was late and is submitted again, as another task.
+    Again,
+    Ended,
 }
 
 /// A request that waits for answers.
@@ -40,6 +55,22 @@ pub(super) struct Request {
     pub(super) batches: Vec<Timing>,
     pub(super) admitted_at: Timestamp,
     pub(super) deadline: Timestamp,
+    /// If its inputs come later than its tasks were submitted.
+    pub(super) later: Option<Later>,
+}
+
+/// Inputs that come later.
+#[derive(Debug)]
+pub(super) struct Later {
+    /// Bytes of one row of each input.
+    pub(super) row_bytes: Vec<usize>,
+    pub(super) priority: u8,
+    /// Whoever is submitted again later than this, on our clock, cannot be answered in time.
+    pub(super) submit_by: Timestamp,
+    /// When the request is given up, once no row waits for its input.
+    pub(super) give_up_at: Timestamp,
+    /// They are in their slots.
+    pub(super) is_here: bool,
 }
 
 impl Group {
@@ -53,18 +84,31 @@ impl Group {
         });
         let leases = leases.collect();
         let (rows, request) = (vec![Row::default(); open], Some(request));
-        Self { first, model: offer.id, model_thread: offer.model_thread, leases, rows, open, request }
+        let (model, model_thread) = (offer.id, offer.model_thread);
+        Self { first, model, model_thread, leases, rows, open, was_late: false, request }
     }
 
-    /// The task of a row.
+    /// The task of a row. Whoever is submitted again is called by the ids that follow those of all rows, in the same
+    /// order, so that neighbours stay neighbours.
     pub(super) fn task(&self, row: usize) -> TaskId {
-        TaskId(self.first.0 + row as u64)
+        let is_again = self.rows[row].stand == Stand::Again;
+        TaskId(self.first.0 + row as u64 + if is_again { self.rows.len() as u64 } else { 0 })
     }
 
     /// The row of a task; `None` if it is no task of this group, or has ended.
     pub(super) fn row(&self, task: TaskId) -> Option<usize> {
-        let row = usize::try_from(task.0.checked_sub(self.first.0)?).ok()?;
-        self.rows.get(row).filter(|found| !found.has_ended).map(|_| row)
+        let index = usize::try_from(task.0.checked_sub(self.first.0)?).ok()?;
+        let (row, stand) = match index.checked_sub(self.rows.len()) {
+            None => (index, Stand::Submitted),
+            Some(row) => (row, Stand::Again),
+        };
+        self.rows.get(row).filter(|found| found.stand == stand).map(|_| row)
+    }
+
+    /// The row whose slot was leased in the name of this task, if its task has not ended.
+    pub(super) fn row_of_slot(&self, owner: TaskId) -> Option<usize> {
+        let row = usize::try_from(owner.0.checked_sub(self.first.0)?).ok()?;
+        self.rows.get(row).filter(|found| found.is_submitted()).map(|_| row)
     }
 
     /// Where a row's bytes lie.
@@ -87,9 +131,45 @@ impl Group {
         self.leases.iter().map(|(start, lease)| (*start..start + lease.slots(), lease))
     }
 
-    /// Rows whose tasks have not ended.
+    /// Rows that have a slot.
     pub(super) fn open_rows(&self) -> impl Iterator<Item = usize> {
-        self.rows.iter().enumerate().filter(|(_, row)| !row.has_ended).map(|(index, _)| index)
+        self.rows.iter().enumerate().filter(|(_, row)| row.stand != Stand::Ended).map(|(index, _)| index)
+    }
+
+    /// Rows whose tasks have not ended.
+    pub(super) fn submitted_rows(&self) -> impl Iterator<Item = usize> {
+        self.open_rows().filter(|&row| self.rows[row].is_submitted())
+    }
+
+    /// Rows that wait for their inputs, and are not submitted meanwhile.
+    pub(super) fn waiting_rows(&self) -> impl Iterator<Item = usize> {
+        self.open_rows().filter(|&row| self.rows[row].stand == Stand::Waits)
+    }
+
+    /// How many rows the request has.
+    pub(super) fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// What comes later, if the request has not ended.
+    pub(super) fn later_mut(&mut self) -> Option<&mut Later> {
+        self.request.as_mut()?.later.as_mut()
+    }
+
+    /// A row's first task has ended for want of its input. False if it was its second.
+    pub(super) fn begin_wait(&mut self, row: usize) -> bool {
+        let stand = &mut self.rows[row].stand;
+        let is_first = *stand == Stand::Submitted;
+        if is_first {
+            *stand = Stand::Waits;
+            self.was_late = true;
+        }
+        is_first
+    }
+
+    /// A row that waited is submitted again, as a task whose input is in its slot.
+    pub(super) fn begin_again(&mut self, row: usize) {
+        self.rows[row] = Row { attempt: 0, stand: Stand::Again };
     }
 
     /// Whether a row's task is on this attempt.
@@ -102,7 +182,8 @@ impl Group {
     pub(super) fn run_length(&self, row: usize, wanted: usize, attempt: u16) -> usize {
         let (start, lease) = self.lease(row);
         let neighbours = &self.rows[row..(start + lease.slots()).min(row + wanted)];
-        let is_other = |row: &Row| row.has_ended || row.attempt != attempt;
+        let stand = self.rows[row].stand;
+        let is_other = |row: &Row| row.stand != stand || row.attempt != attempt;
         neighbours.iter().position(is_other).unwrap_or(neighbours.len())
     }
 
@@ -129,7 +210,7 @@ impl Group {
     /// Tasks end; yields how many have not.
     pub(super) fn end(&mut self, rows: Range<usize>) -> usize {
         self.open -= rows.len();
-        self.rows[rows].iter_mut().for_each(|row| row.has_ended = true);
+        self.rows[rows].iter_mut().for_each(|row| row.stand = Stand::Ended);
         self.open
     }
 
@@ -160,7 +241,13 @@ impl Group {
         }
         let Request { id, outputs, batches, .. } = self.request.take()?;
         let outputs = outputs.into_iter().map(Bytes::from).collect();
-        Some((id, Reply { outputs, rows: self.rows.len(), timing, batches }))
+        Some((id, Reply { outputs, rows: self.rows.len(), timing, batches, was_late: self.was_late }))
+    }
+}
+
+impl Row {
+    fn is_submitted(self) -> bool {
+        matches!(self.stand, Stand::Submitted | Stand::Again)
     }
 }
 

@@ -10,10 +10,14 @@ use crate::{
     testing::{model, tensor},
 };
 
+mod later;
+
 const ARENA: usize = 1 << 16;
 const BACKEND: BackendId = BackendId(5);
 const THREAD: ModelThreadId = ModelThreadId(4);
 const SLO: Span = Span::from_millis(25);
+/// Later than this nobody is submitted again.
+const SUBMIT_BY: Timestamp = Timestamp(25_000_000 - 1);
 
 /// Two inputs and two outputs, so that their order shows.
 fn two_by_two() -> Model {
@@ -36,9 +40,11 @@ impl Bench {
 
     /// Admits rows 0 .. `rows`: row r has a = [r, r, r] and b = r * 256 + 1.
     fn admit(&mut self, rows: usize) -> Result<RequestId, InferError> {
-        let a: Vec<u8> = (0..rows as u8).flat_map(|row| [row; 3]).collect();
-        let b: Vec<u8> = (0..rows as u8).flat_map(|row| [1, row]).collect();
-        let request = CheckedRequest { model: 0, rows, inputs: vec![a.into(), b.into()], slo: SLO, priority: 2 };
+        self.admit_with(rows, inputs(rows))
+    }
+
+    fn admit_with(&mut self, rows: usize, inputs: Vec<Rope>) -> Result<RequestId, InferError> {
+        let request = CheckedRequest { model: 0, rows, inputs, slo: SLO, waited: Span::ZERO, priority: 2 };
         let offer = Offer {
             id: ModelId(3),
             model_thread: THREAD,
@@ -67,10 +73,16 @@ impl Bench {
     fn answer(&mut self, slot: SlotDescriptor, header: AnswerHeader, payload: &[u8]) {
         self.arena.write(slot.answer_offset as usize, header.as_bytes());
         self.arena.write(slot.answer_offset as usize + ANSWER_HEADER_BYTES, payload);
-        let immediate = ImmediateData { slot: slot.slot, attempt: header.attempt }.pack();
+        let immediate = ImmediateData { slot: slot.number(), attempt: header.attempt }.pack();
         let bytes = (ANSWER_HEADER_BYTES + payload.len()) as u32;
         self.tasks.handle_immediate(Timestamp(2_000), BACKEND, immediate, bytes, &self.arena);
     }
+}
+
+fn inputs(rows: usize) -> Vec<Rope> {
+    let a: Vec<u8> = (0..rows as u8).flat_map(|row| [row; 3]).collect();
+    let b: Vec<u8> = (0..rows as u8).flat_map(|row| [1, row]).collect();
+    vec![a.into(), b.into()]
 }
 
 fn done(task: TaskId, payload_bytes: u32) -> AnswerHeader {
@@ -214,7 +226,7 @@ fn a_failed_row_ends_the_request_once_and_cancels_the_others() {
     let cancel = |task| (THREAD, FrontendToScheduler::Cancel { task, model: ModelId(3) });
     assert_eq!(cancelled, [cancel(tasks[0].0), cancel(tasks[2].0)]);
     assert_eq!(bench.tasks.outstanding(), 2, "cancelled tasks keep their slots until they end");
-    bench.tasks.handle_dropped(tasks[0].0, DropReason::Cancelled);
+    bench.tasks.handle_dropped(Timestamp(0), tasks[0].0, DropReason::Cancelled);
     bench.answer(tasks[2].1, done(tasks[2].0, 3), &[0; 3]);
     assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_reply()), (0, None));
 }
@@ -299,7 +311,7 @@ fn a_request_without_any_word_is_given_up_and_its_slot_kept() {
     bench.tasks.handle_timeout(at);
     assert_eq!(bench.tasks.poll_reply(), Some((request, Err(InferError::NoAnswer { waited: WORD_WAIT }))));
     assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_timeout()), (1, None));
-    bench.tasks.handle_dropped(task, DropReason::Deadline);
+    bench.tasks.handle_dropped(Timestamp(0), task, DropReason::Deadline);
     assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_reply()), (0, None));
 }
 

@@ -195,7 +195,7 @@ fn reply() -> Reply {
         gpu: 0,
     };
     let y: Vec<u8> = [-1i64, 300].into_iter().flat_map(i64::to_le_bytes).collect();
-    Reply { outputs: vec![vec![1, 2, 3, 4].into(), y.into()], rows: 2, timing, batches: vec![timing] }
+    Reply { outputs: vec![vec![1, 2, 3, 4].into(), y.into()], rows: 2, timing, batches: vec![timing], was_late: false }
 }
 
 #[test]

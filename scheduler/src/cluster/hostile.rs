@@ -278,6 +278,7 @@ impl World {
             }
             4 => BackendToScheduler::Unloaded { model: self.model() },
             5 if self.rng.random() => BackendToScheduler::Cancelled { plan, task: self.task(frontend) },
+            5 if self.rng.random() => BackendToScheduler::InputLate { plan, task: self.task(frontend) },
             6 => BackendToScheduler::ClockRequest { sent_at: self.instant() },
             7 | 8 => BackendToScheduler::Answered { plan, undelivered: undelivered(self) },
             _ => {
@@ -323,6 +324,7 @@ impl World {
             BackendToScheduler::PlanDone { plan, .. }
             | BackendToScheduler::Answered { plan, .. }
             | BackendToScheduler::Cancelled { plan, .. }
+            | BackendToScheduler::InputLate { plan, .. }
                 if self.threads > 1 =>
             {
                 Port::ModelThread(plan.model_thread())

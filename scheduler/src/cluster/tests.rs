@@ -109,6 +109,37 @@ fn a_task_becomes_a_plan_within_its_window() {
 }
 
 #[test]
+fn a_task_whose_input_is_late_ends_once_and_only_as_its_backend_says() {
+    let (mut cluster, frontend, backend) = pair(Timestamp(0));
+    for sequence in 0..2 {
+        let task = submit(frontend, sequence, Timestamp(25 * MS));
+        cluster.handle_frontend_message(Timestamp(0), Port::Control, frontend, task).unwrap();
+    }
+    let fires_at = cluster.poll_timeout().unwrap();
+    cluster.handle_timeout(fires_at);
+    let outputs = drain(&mut cluster);
+    let [ClusterOutput::ToBackend(_, _, SchedulerToBackend::Plan(plan))] = &outputs[..] else { panic!("{outputs:?}") };
+    let (plan, task) = (plan.plan, TaskId::new(frontend, 1));
+    let mut tell = |backend, message| {
+        let said = cluster.handle_backend_message(fires_at, Port::Control, backend, message);
+        (said, drain(&mut cluster))
+    };
+    let late = |task| BackendToScheduler::InputLate { plan, task };
+    let (said, outputs) = tell(backend, late(task));
+    let [ClusterOutput::ToFrontend(_, to, SchedulerToFrontend::Dropped { task: dropped, reason })] = &outputs[..]
+    else {
+        panic!("{outputs:?}")
+    };
+    assert_eq!((said, *to, *dropped, *reason), (Ok(()), frontend, task, DropReason::InputLate));
+    assert!(tell(backend, late(task)).0.is_err(), "it has it no more");
+    assert!(tell(backend, late(TaskId::new(frontend, 7))).0.is_err(), "it never had it");
+    let outcome = PlanOutcome::Executed { started_at: fires_at, finished_at: fires_at };
+    assert_eq!(tell(backend, plan_done(plan, outcome, vec![])).0, Ok(()));
+    assert_eq!(tell(backend, BackendToScheduler::Answered { plan, undelivered: vec![] }).0, Ok(()));
+    assert!(cluster.is_idle(), "the other one was answered");
+}
+
+#[test]
 fn a_frontend_that_asks_for_the_time_is_told_how_much_there_is_to_do() {
     let (mut cluster, frontend, backend) = pair(Timestamp(0));
     let load = |cluster: &mut Cluster| {

@@ -139,7 +139,7 @@ impl Plans {
 
     /// A task was dropped from its batch. False if `backend` has no such task in such a plan. A frontend may have
     /// submitted two of one name, which is not its backends' fault: of these it was one.
-    pub(super) fn on_cancelled(&mut self, backend: BackendId, id: PlanId, task: TaskId) -> bool {
+    pub(super) fn on_dropped(&mut self, backend: BackendId, id: PlanId, task: TaskId) -> bool {
         let plan = self.under_way.get_mut(&id).filter(|plan| plan.backend == backend);
         let dropped = plan.and_then(|plan| {
             let at = plan.tasks.iter().position(|other| other.id == task)?;
@@ -237,13 +237,13 @@ mod tests {
         let id = plans.insert(plan(1, 0..2));
         assert_eq!(plans.find(ModelId(0), task(1).id), Some((BackendId(1), id)));
         assert_eq!(plans.find(ModelId(1), task(1).id), None);
-        assert!(!plans.on_cancelled(BackendId(2), id, task(1).id), "another backend's");
-        assert!(plans.on_cancelled(BackendId(1), id, task(1).id));
-        assert!(!plans.on_cancelled(BackendId(1), id, task(1).id), "it is gone");
+        assert!(!plans.on_dropped(BackendId(2), id, task(1).id), "another backend's");
+        assert!(plans.on_dropped(BackendId(1), id, task(1).id));
+        assert!(!plans.on_dropped(BackendId(1), id, task(1).id), "it is gone");
         plans.on_done(BackendId(1), id, &[]).unwrap();
         assert_eq!(plans.on_answered(BackendId(1), id, &[]), Some((vec![task(0)], vec![])));
         let all = plans.insert(plan(1, 2..3));
-        assert!(plans.on_cancelled(BackendId(1), all, task(2).id));
+        assert!(plans.on_dropped(BackendId(1), all, task(2).id));
         let done = plans.on_done(BackendId(1), all, &[]).unwrap();
         assert_eq!((done.failed, done.model), (vec![], ModelId(0)), "a batch of nothing ends, too");
         assert_eq!(plans.on_answered(BackendId(1), all, &[]), Some((vec![], vec![])));
@@ -254,9 +254,9 @@ mod tests {
     fn tasks_of_one_name_are_cancelled_one_by_one() {
         let mut plans = Plans::new(ModelThreadId(3));
         let id = plans.insert(plan(1, [4, 4, 5]));
-        assert!(plans.on_cancelled(BackendId(1), id, task(4).id));
-        assert!(plans.on_cancelled(BackendId(1), id, task(4).id));
-        assert!(!plans.on_cancelled(BackendId(1), id, task(4).id));
+        assert!(plans.on_dropped(BackendId(1), id, task(4).id));
+        assert!(plans.on_dropped(BackendId(1), id, task(4).id));
+        assert!(!plans.on_dropped(BackendId(1), id, task(4).id));
         plans.on_done(BackendId(1), id, &[]).unwrap();
         assert_eq!(plans.on_answered(BackendId(1), id, &[]), Some((vec![task(5)], vec![])));
     }
@@ -270,8 +270,8 @@ mod tests {
         plans.on_done(BackendId(1), silent, &[]).unwrap();
         assert_eq!(plans.overdue(due), None);
         assert_eq!(plans.overdue(due + ANSWERS_MAX), Some((BackendId(1), silent)));
-        plans.on_cancelled(BackendId(1), silent, task(0).id);
-        plans.on_cancelled(BackendId(1), silent, task(1).id);
+        plans.on_dropped(BackendId(1), silent, task(0).id);
+        plans.on_dropped(BackendId(1), silent, task(1).id);
         assert_eq!(plans.overdue(Timestamp::NEVER), None, "nobody waits for anything of it");
     }
 

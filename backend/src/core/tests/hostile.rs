@@ -5,6 +5,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
+use proto::slot::{GUARD_BYTES, GUARD_EMPTY, guard_word};
 
 const STEPS: usize = 400;
 const FRONTENDS: u32 = 3;
@@ -18,10 +19,13 @@ struct Attack {
     dialled: Vec<(Peer, ConnectionId)>,
     up: Vec<(Peer, ConnectionId)>,
     reads: Vec<(ConnectionId, u64)>,
+    /// The first task of each READ of guards.
+    guarded: BTreeMap<u64, TaskId>,
     writes: Vec<(ConnectionId, u64)>,
     executing: Vec<usize>,
     loads: Vec<LoadId>,
     executed: u64,
+    guards: usize,
 }
 
 impl Attack {
@@ -38,6 +42,8 @@ impl Attack {
             dialled: Vec::new(),
             up: Vec::new(),
             reads: Vec::new(),
+            guarded: BTreeMap::new(),
+            guards: 0,
             writes: Vec::new(),
             executing: Vec::new(),
             loads: Vec::new(),
@@ -102,7 +108,7 @@ impl Attack {
 
     fn plan(&mut self) -> BatchPlan {
         let slot = SlotDescriptor {
-            slot: self.number(20) as u32,
+            slot: self.number(20) as u32 | if self.rng.random_range(0..8) == 0 { SlotDescriptor::GUARDED } else { 0 },
             input_offset: self.number(1 << 12),
             input_bytes: [8, 8, 8, 8, 5, 5, 0, u32::MAX][self.rng.random_range(0..8)],
             answer_offset: self.number(1 << 12),
@@ -204,6 +210,7 @@ impl Attack {
                 arena_address: if is_well { 4096 } else { self.number(4096) },
                 arena_bytes: if is_well || self.rng.random() { u64::MAX } else { self.number(1 << 13) },
                 arena_rkey: self.rng.random(),
+                guards_offset: if is_well { 1 << 40 } else { self.number(1 << 13) },
             }),
         };
         self.up.push((peer, connection));
@@ -276,6 +283,20 @@ impl Attack {
                         self.down(connection);
                     }
                 }
+                Output::LookAtGuards { token, offset, guards } => {
+                    assert!(offset + guards * GUARD_BYTES <= self.staging.bytes());
+                    let word =
+                        |task| if self.rng.random_range(0..4) > 0 { guard_word(TaskId(task)) } else { GUARD_EMPTY };
+                    let words: Vec<u64> = (self.guarded[&token].0..).take(guards).map(word).collect();
+                    assert_eq!(words.len(), guards);
+                    self.guards += guards;
+                    self.core.handle_guards(self.now, token, &words);
+                }
+                Output::ReadGuards { connection, task, transfer } => {
+                    assert!(transfer.local_offset + transfer.bytes <= self.staging.bytes());
+                    self.guarded.insert(transfer.token, task);
+                    self.reads.push((connection, transfer.token));
+                }
                 Output::Read { connection, transfer, .. } => {
                     assert!(transfer.local_offset + transfer.bytes <= self.staging.bytes());
                     if self.rng.random_range(0..10) == 0 {
@@ -336,12 +357,14 @@ impl Attack {
 
 #[test]
 fn a_hostile_scheduler_and_hostile_frontends_break_nothing() {
-    let mut executed = 0;
+    let (mut executed, mut guards) = (0, 0);
     for seed in 0..600 {
         eprintln!("seed {seed}");
         let mut attack = Attack::new(seed);
         (0..STEPS).for_each(|_| attack.step());
         executed += attack.executed;
+        guards += attack.guards;
     }
     assert!(executed > 80, "only {executed} batches were executed: the attack does not reach far");
+    assert!(guards > 10, "only {guards} guards were looked at");
 }

@@ -30,7 +30,7 @@ impl Attack {
         let models = (0..2).map(|number| model(&format!("m{number}"), inputs.clone(), outputs.clone()));
         let config = CoreConfig {
             arena_bytes: ARENA,
-            arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2 },
+            arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2, guards_offset: 0 },
             link_address: "127.0.0.1:1".to_owned(),
             links_max: 3,
         };
@@ -140,7 +140,8 @@ impl Attack {
     fn say(&mut self) {
         let Some(connection) = self.pick(&self.up.clone()) else { return };
         let message = match self.rng.random_range(0..10) {
-            0 | 1 => SchedulerToFrontend::Dropped { task: self.task(), reason: DropReason::Deadline },
+            0 => SchedulerToFrontend::Dropped { task: self.task(), reason: DropReason::Deadline },
+            1 => SchedulerToFrontend::Dropped { task: self.task(), reason: DropReason::InputLate },
             2 => SchedulerToFrontend::Clock(ClockReply {
                 sent_at: self.instant(),
                 received_at: self.instant(),
@@ -225,7 +226,7 @@ impl Attack {
         }
         self.arena.write(slot.answer_offset as usize, &bytes);
         let attempt = if is_odd { self.number(1) as u16 % 4096 } else { 0 };
-        let immediate = ImmediateData { slot: slot.slot, attempt }.pack();
+        let immediate = ImmediateData { slot: slot.number(), attempt }.pack();
         let immediate = if self.rng.random_range(0..10) == 0 { self.rng.random() } else { immediate };
         let bytes = if is_odd { self.number(200) as u32 } else { 200 };
         self.event(Event::Immediate { connection, immediate, bytes });
@@ -247,9 +248,10 @@ impl Attack {
 
     fn request(&mut self) {
         let rows = self.rng.random_range(1..4);
-        let inputs = vec![vec![0; INPUT * rows].into()];
+        let inputs = if self.rng.random() { vec![vec![0; INPUT * rows].into()] } else { vec![] };
         let slo = Span::from_millis(self.rng.random_range(1..100));
-        let request = CheckedRequest { model: self.rng.random_range(0..2), rows, inputs, slo, priority: 0 };
+        let (model, waited) = (self.rng.random_range(0..2), Span::ZERO);
+        let request = CheckedRequest { model, rows, inputs, slo, waited, priority: 0 };
         if let Ok(request) = self.core.handle_request(self.now, &request, &self.arena) {
             self.requests.insert(request);
         }
@@ -304,6 +306,13 @@ impl Attack {
             9..=14 => self.write(),
             15 => self.end(),
             16 | 17 => self.request(),
+            18 => {
+                let (known, rows) = (self.requests.iter().copied().collect::<Vec<_>>(), self.rng.random_range(1..4));
+                if let Some(request) = self.pick(&known) {
+                    let inputs = [vec![0; INPUT * rows].into()];
+                    self.core.handle_inputs(self.now, request, &inputs, &self.arena);
+                }
+            }
             _ => self.now += Span(self.rng.random_range(0..20_000_000)),
         }
         self.core.handle_timeout(self.now);

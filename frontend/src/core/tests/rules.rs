@@ -57,8 +57,13 @@ impl World {
     }
 
     fn request_now(&mut self) -> Result<RequestId, InferError> {
+        self.request_after(Span::ZERO)
+    }
+
+    fn request_after(&mut self, waited: Span) -> Result<RequestId, InferError> {
         let inputs = vec![vec![0; INPUT].into()];
-        let request = CheckedRequest { model: 0, rows: 1, inputs, slo: Span::from_millis(30), priority: 0 };
+        let slo = Span::from_millis(30);
+        let request = CheckedRequest { model: 0, rows: 1, inputs, slo, waited, priority: 0 };
         self.core.handle_request(self.now, &request, &self.arena)
     }
 
@@ -97,6 +102,21 @@ fn the_messages_of_one_turn_share_a_frame() {
     world.core.handle_cancel(requests[7]);
     let frames = world.frames();
     assert_eq!(frames.iter().map(Vec::len).collect::<Vec<_>>(), [31]);
+}
+
+#[test]
+fn a_deadline_counts_from_the_arrival() {
+    let mut world = joined();
+    let reply = ClockReply { sent_at: world.now, received_at: world.now, replied_at: world.now };
+    world.tell_now(&SchedulerToFrontend::Clock(reply));
+    world.offer_now(1);
+    world.frames();
+    world.request_after(Span::from_millis(25)).unwrap();
+    let frames = world.frames();
+    let [FrontendToScheduler::Submit { deadline, .. }] = frames[0][..] else { panic!("{frames:?}") };
+    assert_eq!(deadline, world.now + Span::from_millis(5), "30 ms less 25; the model takes 5");
+    let late = Err(InferError::Dropped(DropReason::InputLate));
+    assert_eq!(world.request_after(Span::from_millis(25) + Span(1)), late);
 }
 
 #[test]
