@@ -12,8 +12,8 @@
 //! A task whose client hung up is dropped from its batch until it executes: its input is not fetched, or, if that is
 //! under way, not used. Only when no READ is outstanding is it reported, because its slot is free from then on.
 //!
-//! An input that may come later than its task is guarded. Its guard is READ first, and its input only once the guard has
-//! been looked at and names the task: by then it is there, in whatever order a device serves two READs, and no link
+//! An input that may come later than its task is guarded. Its guard is READ first, and its input only once the guard
+//! has been looked at and names the task: by then it is there, in whatever order a device serves two READs, and no link
 //! carries what nobody can use. A task with another guard is *late*: it is dropped from its batch and reported, as a
 //! cancelled one is, and the rest of the batch goes on.
 //!
@@ -237,7 +237,8 @@ enum Progress {
     Guarding,
     /// Its READ is outstanding.
     Fetching,
-    /// Its READ, or that of its guard, is outstanding, and its batch does without it: it will be answered `WindowMissed`.
+    /// Its READ, or that of its guard, is outstanding, and its batch does without it: it will be answered
+    /// `WindowMissed`.
     Straggling,
     /// Its input is here.
     Fetched,

@@ -25,7 +25,7 @@ use proto::{
     frame::{FrameWriter, read_frame},
     hello::{ModelThreads, SchedulerHello},
     scheduler_to_backend::{BackendWelcome, BatchPlan, PlannedTask, SchedulerToBackend},
-    slot::ImmediateData,
+    slot::{GUARD_BYTES, ImmediateData, guard_word},
     stages::{AnswerStamps, SchedulerStamps},
 };
 use transport::{
@@ -39,6 +39,7 @@ const CLASSES: usize = 10;
 const SLOTS: usize = 450;
 const ANSWER_BYTES: usize = ANSWER_HEADER_BYTES + CLASSES * 4;
 const ANSWERS_AT: usize = SLOTS * IMAGE_BYTES;
+const GUARDS_AT: usize = (ANSWERS_AT + SLOTS * ANSWER_BYTES).next_multiple_of(GUARD_BYTES);
 /// Nothing here takes nearly as long; a test that hangs must end.
 const PATIENCE: Span = Span::from_millis(60_000);
 
@@ -76,7 +77,7 @@ impl Cluster {
         let clock = Clock::start();
         let scheduler = endpoint(random_loopback());
         let mut frontend = endpoint(random_loopback());
-        let arena = Region::allocate(SLOTS * (IMAGE_BYTES + ANSWER_BYTES)).unwrap();
+        let arena = Region::allocate(GUARDS_AT + SLOTS * GUARD_BYTES).unwrap();
         let arena_key = frontend.register(&arena, Access { remote_read: true, remote_write: true }).unwrap();
         let mut config = Config {
             scheduler: scheduler.listen_address().unwrap(),
@@ -180,7 +181,7 @@ impl Cluster {
                     arena_address: self.arena_key.address,
                     arena_bytes: self.arena.len() as u64,
                     arena_rkey: self.arena_key.rkey,
-                    guards_offset: 0,
+                    guards_offset: GUARDS_AT as u64,
                 };
                 self.frontend.accept(self.clock.now(), connection, wincode::serialize(&welcome).unwrap());
                 self.link = Some(connection);
@@ -224,17 +225,27 @@ impl Cluster {
 
     /// Sends a plan for `slots`, to start within the next second.
     fn plan(&mut self, id: u64, gpu_index: u32, slots: std::ops::Range<usize>) {
+        self.plan_with(id, gpu_index, slots, |slot| slot);
+    }
+
+    fn plan_with(
+        &mut self,
+        id: u64,
+        gpu_index: u32,
+        slots: std::ops::Range<usize>,
+        change: impl Fn(SlotDescriptor) -> SlotDescriptor,
+    ) {
         let now = self.clock.now();
         let task = |slot: usize| PlannedTask {
             task: TaskId::new(FRONTEND, slot as u64),
             attempt: 3,
-            slot: SlotDescriptor {
+            slot: change(SlotDescriptor {
                 slot: slot as u32,
                 input_offset: (slot * IMAGE_BYTES) as u64,
                 input_bytes: IMAGE_BYTES as u32,
                 answer_offset: (ANSWERS_AT + slot * ANSWER_BYTES) as u64,
                 answer_bytes_max: ANSWER_BYTES as u32,
-            },
+            }),
             stamps: SchedulerStamps { queued_at: now, due_at: now, granted_at: now },
         };
         self.tell(&SchedulerToBackend::Plan(BatchPlan {
@@ -353,6 +364,28 @@ fn held_out_digits_are_classified_as_in_training() {
     let hello = cluster.hello.as_ref().unwrap();
     assert_eq!((hello.gpus, hello.models.len(), &*hello.models[0].name), (2, 1, "digits"));
     assert_eq!((hello.models[0].profile.max_batch(), &hello.models[0].gpu_indexes), (64, &vec![0, 1]));
+}
+
+#[test]
+fn of_guarded_inputs_those_are_fetched_that_are_there() {
+    let mut cluster = Cluster::start(|_| {});
+    let images = held_out();
+    for slot in [1, 3, 4, 7] {
+        cluster.arena.write(slot * IMAGE_BYTES, &images[slot].1);
+        let word = guard_word(TaskId::new(FRONTEND, slot as u64));
+        cluster.arena.write(GUARDS_AT + slot * GUARD_BYTES, &word.to_le_bytes());
+    }
+    cluster.await_linked();
+    cluster.plan_with(1, 0, 0..8, SlotDescriptor::guarded);
+    cluster.run_until("the answers", |cluster| cluster.answers.len() == 4 && cluster.reports.len() == 6);
+    let late = |slot| BackendToScheduler::InputLate { plan: PlanId(1), task: TaskId::new(FRONTEND, slot) };
+    assert!(cluster.reports.drain(..4).eq([0, 2, 5, 6].map(late)));
+    check_reports(&mut cluster.reports, PlanId(1));
+    let best = |output: &[f32]| (0..CLASSES).max_by(|&a, &b| output[a].total_cmp(&output[b]));
+    for (slot, Answer { header, output }) in std::mem::take(&mut cluster.answers) {
+        assert_eq!((header.status, header.batch_size), (AnswerStatus::Done, 4));
+        assert_eq!(best(&output), Some(images[slot].0));
+    }
 }
 
 #[test]

@@ -242,7 +242,7 @@ impl BackendNode {
                 }
             }
             Output::ReadGuards { connection, task, transfer } => {
-                env.trace(node, || format!("reads the guards from {task:?} on over {}", connection.0));
+                env.trace(node, || format!("reads the guards from {task:?} on {}", connection.0));
                 self.guarded.insert(transfer.token, task);
                 if env.read(connection, None, transfer).is_err() {
                     core.handle_read_failed(now, transfer.token);

@@ -262,8 +262,8 @@ impl Core {
         self.tasks.admit(AdmitInstants { now, scheduler_now }, frontend, (served, offer), request, arena)
     }
 
-    /// Step 2 for a request that was admitted without inputs: they are as in [`CheckedRequest`]. They may come too late,
-    /// or after the request has ended.
+    /// Step 2 for a request that was admitted without inputs: they are as in [`CheckedRequest`]. They may come too
+    /// late, or after the request has ended.
     pub fn handle_inputs(&mut self, now: Timestamp, request: RequestId, inputs: &[Rope], arena: &dyn Arena) {
         self.tasks.handle_inputs(now, request, inputs, arena);
     }

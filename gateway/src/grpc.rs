@@ -296,11 +296,10 @@ impl Question {
         let model = service.find(self.model_name()?, given(version)).map_err(status_of)?;
         self.outline.check(&model.1).map_err(status_of)?;
         let charge = self.charge.clone();
-        let mut request = self.parse(service).await?;
-        service.decode_pictures(&model, &mut request, &charge, trace).await.map_err(status_of)?;
+        let request = self.parse(service).await?;
         let index = model.0;
-        let submitted = service.submit(model, request, within, caller.shared_memory());
-        let submitted = submitted.inspect_err(|error| trace.failed(error)).map_err(status_of)?;
+        let submitted = service.admit(model, request, (within, caller.shared_memory()), &charge, trace);
+        let submitted = submitted.await.map_err(status_of)?;
         // Its bytes are in slots now.
         drop(charge);
         let Answer { model, id, outputs, reply, number: _ } = submitted.wait(trace).await.map_err(status_of)?;

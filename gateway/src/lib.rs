@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod ahead;
 pub mod api;
 pub mod budget;
 pub mod compression;

@@ -104,6 +104,7 @@ pub struct Metrics {
     slots: IntGauge,
     backends: IntGauge,
     silences: IntGauge,
+    late_inputs: IntCounter,
     scheduler: IntGauge,
     /// Tasks, batches and GPUs of the whole scheduler.
     scheduler_load: [IntGauge; 3],
@@ -295,6 +296,13 @@ impl Default for Metrics {
             slots: gauge("downbeat_slots_in_use", "Slots of registered memory that are leased"),
             backends: gauge("downbeat_backends_linked", "Backends that can reach our slots"),
             silences: gauge("downbeat_silences", "Times that the frontend's thread did nothing for 0.1 s or more"),
+            late_inputs: registered(
+                &registry,
+                IntCounter::new(
+                    "downbeat_late_inputs",
+                    "Rows whose picture was not decoded yet when a backend came for it",
+                ),
+            ),
             scheduler: gauge("downbeat_scheduler_connected", "1 while there is a connection to the scheduler"),
             scheduler_load: [
                 gauge("downbeat_scheduler_tasks_queued", "Tasks of all frontends that wait for their batch"),
@@ -392,6 +400,7 @@ impl Metrics {
         }
         self.slots.set(core.outstanding() as i64);
         self.backends.set(core.backends_linked() as i64);
+        self.late_inputs.inc_by(core.counters().late_inputs - self.late_inputs.get());
         self.scheduler.set(i64::from(core.has_scheduler()));
         let SchedulerLoad { queued, batches, gpus } = core.scheduler_load();
         self.scheduler_load.iter().zip([queued, batches, gpus]).for_each(|(gauge, count)| gauge.set(count.into()));

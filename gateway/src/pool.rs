@@ -76,6 +76,13 @@ impl Pool {
         tokio::task::spawn_blocking(work).await.map_err(failed)
     }
 
+    /// Whether a thread has nothing to do: whoever comes now is served at once.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        let turns = self.lock();
+        turns.running < turns.running_max
+    }
+
     async fn turn(&self, client: AccountId) -> Result<Turn, InferError> {
         let (give, turn) = oneshot::channel();
         let (arrived, max) = {

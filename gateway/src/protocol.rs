@@ -5,7 +5,7 @@ use std::mem;
 
 use bytes::Bytes;
 use proto::Span;
-use repository::{DataType, Model, Tensor};
+use repository::{DataType, ImagePipeline, Model, Tensor};
 use serde_json::{Map, Value, json};
 
 use frontend::{
@@ -167,12 +167,42 @@ pub fn prepare(
         let (name, shape) = (tensor.name.clone(), mem::take(&mut input.shape));
         inputs.push(InputTensor { name, datatype: tensor.datatype, shape, data });
     }
-    let slo = timeout(&request.parameters)?.unwrap_or(model.slo);
-    let slo = within.map_or(slo, |within| slo.min(within));
-    let priority = model.priorities.of(priority(&request.parameters)?);
-    let outputs = output_choices(model, &request.parameters, &request.outputs)?;
-    let checked = CheckedRequest { priority, ..check(model, index, inputs, slo)? };
+    let terms = Terms::of(model, &request, within)?;
+    let checked = CheckedRequest { priority: terms.priority, ..check(model, index, inputs, terms.slo)? };
+    Ok(Prepared { id: request.id, checked, outputs: terms.outputs })
+}
+
+/// The same, before the data of its only input is there.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_ahead(
+    model: &Model,
+    index: usize,
+    request: InferRequest,
+    within: Option<Span>,
+) -> Result<Prepared, InferError> {
+    let (_, rows) = placed(model, &request.inputs, 0)?;
+    let Terms { slo, priority, outputs } = Terms::of(model, &request, within)?;
+    let checked = CheckedRequest { model: index, rows, inputs: Vec::new(), slo, waited: Span::ZERO, priority };
     Ok(Prepared { id: request.id, checked, outputs })
+}
+
+/// What a request says besides its inputs.
+struct Terms {
+    slo: Span,
+    priority: u8,
+    outputs: Vec<OutputChoice>,
+}
+
+impl Terms {
+    fn of(model: &Model, request: &InferRequest, within: Option<Span>) -> Result<Self, InferError> {
+        let slo = timeout(&request.parameters)?.unwrap_or(model.slo);
+        let slo = within.map_or(slo, |within| slo.min(within));
+        let priority = model.priorities.of(priority(&request.parameters)?);
+        let outputs = output_choices(model, &request.parameters, &request.outputs)?;
+        Ok(Self { slo, priority, outputs })
+    }
 }
 
 /// The tensor that an input stands for, and its rows; none stands for the same as one before it.
@@ -187,6 +217,37 @@ pub fn placed<'m>(model: &'m Model, inputs: &[RequestInput], at: usize) -> Resul
         return Err(invalid("inputs", format_args!("'{}' twice", tensor.name), "each input once"));
     }
     Ok((tensor, check_shape(model, tensor, shape)?))
+}
+
+/// The pictures that a request has instead of a tensor.
+#[derive(Debug)]
+pub struct Pictures {
+    /// What they become.
+    pub pipeline: ImagePipeline,
+    /// Which of the request's inputs they were.
+    pub at: usize,
+    /// One for each row.
+    pub pictures: Vec<Rope>,
+}
+
+impl Pictures {
+    /// Takes the pictures (an input of BYTES) out of a request, if its model has an image pipeline. What they become
+    /// stands there instead, but for its data.
+    ///
+    /// # Errors
+    /// As [`pictures`].
+    pub fn take(model: &Model, request: &mut InferRequest) -> Result<Option<Self>, InferError> {
+        let Some(pipeline) = &model.image else { return Ok(None) };
+        let tensor = &model.inputs[pipeline.input];
+        let is_picture = |input: &RequestInput| input.name == tensor.name && input.datatype == "BYTES";
+        let Some(at) = request.inputs.iter().position(is_picture) else { return Ok(None) };
+        let input = &mut request.inputs[at];
+        let pictures = pictures(input, model.max_batch)?;
+        input.shape = [pictures.len()].into_iter().chain(tensor.shape.iter().copied()).collect();
+        input.datatype = tensor.datatype.name().to_owned();
+        input.data = None;
+        Ok(Some(Self { pipeline: pipeline.clone(), at, pictures }))
+    }
 }
 
 /// The pictures of an input of BYTES: strings with their length before them, one for each row.

@@ -335,16 +335,14 @@ async fn infer_traced(
         let model = server.service.find(at.model, at.version)?;
         server.service.record.observe(model.0, Stage::Receive, server.service.desk.now() - began);
         trace.stage(Stage::Receive, began);
-        let mut parsed = if is_picture {
+        let parsed = if is_picture {
             protocol::picture_request(&model.1, body, query)?
         } else {
             server.service.parse(&model.1, body, header_length, &charge).await?
         };
-        server.service.decode_pictures(&model, &mut parsed, &charge, trace).await?;
-        server.service.read_elements(&model.1, &mut parsed, &charge).await?;
         let index = model.0;
-        let submitted = server.service.submit(model, parsed, None, caller.shared_memory());
-        (index, submitted.inspect_err(|error| trace.failed(error))?)
+        let submitted = server.service.admit(model, parsed, (None, caller.shared_memory()), &charge, trace);
+        (index, submitted.await?)
         // The body's bytes are in slots now, or were JSON; either way they go.
     };
     let answer = submitted.wait(trace).await?;

@@ -20,6 +20,7 @@ use repository::{Executor, Model, Tensor};
 
 use crate::{
     access::Client,
+    ahead::{Ahead, Gates},
     api::{
         DataType, ModelConfig, ModelDynamicBatching, ModelInput, ModelMetadataResponse, ModelOutput, ModelParameter,
         ModelStatistics, RepositoryIndexResponse, ServerMetadataResponse, model_metadata_response::TensorMetadata,
@@ -29,7 +30,10 @@ use crate::{
     image,
     metrics::Stage,
     pool::{AT_ONCE_BYTES_MAX, Pool},
-    protocol::{self, InferRequest, InputData, JsonElements, OutputChoice, OutputForm, RequestInput, Tensors, json},
+    protocol::{
+        self, InferRequest, InputData, JsonElements, OutputChoice, OutputForm, Pictures, Prepared, RequestInput,
+        Tensors, json,
+    },
     recent::Recent,
     record::Record,
     regions::AllRegions,
@@ -70,6 +74,7 @@ pub struct Service {
     is_draining: Cell<bool>,
     /// Takes apart what is large.
     pub pool: Pool,
+    ahead: Gates,
     tracer: RefCell<Tracer>,
     tracing: Option<Rc<Tracing>>,
     log: RefCell<LogSettings>,
@@ -81,6 +86,10 @@ pub struct Service {
 pub struct Submitted<'a> {
     service: &'a Service,
     pending: PendingReply,
+    /// It has ended already.
+    ended: Option<Result<Reply, InferError>>,
+    /// If it was submitted before its pictures were decoded.
+    ahead: Option<Ahead>,
     model: Rc<Model>,
     id: Option<String>,
     outputs: Vec<OutputChoice>,
@@ -120,6 +129,7 @@ impl Service {
             recent: RefCell::default(),
             is_draining: Cell::new(false),
             pool: Pool::default(),
+            ahead: Gates::default(),
             tracer: RefCell::default(),
             tracing: None,
             log: RefCell::default(),
@@ -156,24 +166,77 @@ impl Service {
     }
 
     /// Step 1: checks and admits a request for a model that was found. `within` is the time that the client's protocol
-    /// leaves for an answer, `regions_of` the client whose shared memory it may name. The bytes of the request are in
-    /// slots when this returns.
+    /// leaves for an answer; the client is the one whose shared memory it may name. What is charged for the request's
+    /// bytes can go when this returns: they are in slots then.
     ///
     /// # Errors
     /// Why it cannot be served.
-    pub fn submit(
+    pub async fn admit(
         &self,
         (index, model): (usize, Rc<Model>),
-        request: InferRequest,
-        within: Option<Span>,
-        regions_of: Option<Client>,
+        mut request: InferRequest,
+        (within, regions_of): (Option<Span>, Option<Client>),
+        charge: &Charge,
+        trace: &mut OpenTrace,
     ) -> Result<Submitted<'_>, InferError> {
-        if !self.desk.with_core(|core| Rc::ptr_eq(&core.models().get(index).model, &model)) {
-            return Err(InferError::LoadedAnew { model: model.name.clone() });
+        let (model, mut waited) = ((index, model), Span::ZERO);
+        if let Some(pictures) = Pictures::take(&model.1, &mut request)? {
+            let is_ready = |core: &frontend::core::Core| core.is_model_ready(core.models().get(index));
+            if self.desk.with_core(is_ready)
+                && let Some(mut ahead) = self.ahead.may_go(index, &model.1, &request, &self.pool)
+            {
+                let prepared = protocol::prepare_ahead(&model.1, index, request, within);
+                let submitted = prepared.and_then(|prepared| self.submit(model, prepared, regions_of, trace));
+                let submitted = submitted.inspect_err(|_| ahead.handle_settled())?;
+                return submitted.decoding((pictures, ahead, index), charge, trace).await;
+            }
+            let (arrived, at) = (self.desk.now(), pictures.at);
+            let data = self.decode((index, &model.1), pictures, charge, trace).await?;
+            request.inputs[at].data = Some(InputData::Bytes(data));
+            // Symphony, section 5.3: the deadline counts from the arrival, whenever a picture is decoded.
+            waited = self.desk.now() - arrived;
         }
-        let prepared = protocol::prepare(&model, index, request, within, self.regions.borrow().of(regions_of))?;
-        let pending = self.desk.submit(&prepared.checked)?;
-        Ok(Submitted { service: self, pending, model, id: prepared.id, outputs: prepared.outputs, regions_of })
+        self.read_elements(&model.1, &mut request, charge).await?;
+        let prepared = protocol::prepare(&model.1, index, request, within, self.regions.borrow().of(regions_of));
+        let mut prepared = prepared.inspect_err(|error| trace.failed(error))?;
+        prepared.checked.waited = waited;
+        self.submit(model, prepared, regions_of, trace)
+    }
+
+    fn submit(
+        &self,
+        (index, model): (usize, Rc<Model>),
+        Prepared { id, checked, outputs }: Prepared,
+        regions_of: Option<Client>,
+        trace: &mut OpenTrace,
+    ) -> Result<Submitted<'_>, InferError> {
+        let is_it = |core: &frontend::core::Core| Rc::ptr_eq(&core.models().get(index).model, &model);
+        let pending = match self.desk.with_core(is_it) {
+            true => self.desk.submit(&checked),
+            false => Err(InferError::LoadedAnew { model: model.name.clone() }),
+        };
+        let pending = pending.inspect_err(|error| trace.failed(error))?;
+        Ok(Submitted { service: self, pending, ended: None, ahead: None, model, id, outputs, regions_of })
+    }
+
+    /// What the model takes instead of these pictures.
+    async fn decode(
+        &self,
+        (index, model): (usize, &Model),
+        pictures: Pictures,
+        charge: &Charge,
+        trace: &mut OpenTrace,
+    ) -> Result<Rope, InferError> {
+        let began = self.desk.now();
+        let mut data = Rope::default();
+        let Pictures { pipeline, pictures, at: _ } = pictures;
+        for picture in pictures {
+            let tensor = model.inputs[pipeline.input].clone();
+            data.push(image::decoded(&self.pool, charge, pipeline.clone(), tensor, picture).await?.into());
+        }
+        self.record.observe(index, Stage::Preprocess, self.desk.now() - began);
+        trace.stage(Stage::Preprocess, began);
+        Ok(data)
     }
 
     /// Reads a REST body, large ones in the pool. Numbers in it are not read yet.
@@ -236,35 +299,6 @@ impl Service {
         for (at, bytes) in self.pool.run(charge, read).await?? {
             request.inputs[at].data = Some(InputData::Bytes(bytes.into()));
         }
-        Ok(())
-    }
-
-    /// Turns pictures (inputs of BYTES) into what the model takes, if it has an image pipeline.
-    ///
-    /// # Errors
-    /// If a picture cannot be used, or there is no room, or too many wait to be decoded.
-    pub async fn decode_pictures(
-        &self,
-        (index, model): &(usize, Rc<Model>),
-        request: &mut InferRequest,
-        charge: &Charge,
-        trace: &mut OpenTrace,
-    ) -> Result<(), InferError> {
-        let Some(pipeline) = &model.image else { return Ok(()) };
-        let tensor = &model.inputs[pipeline.input];
-        let is_picture = |input: &&mut RequestInput| input.name == tensor.name && input.datatype == "BYTES";
-        let Some(input) = request.inputs.iter_mut().find(is_picture) else { return Ok(()) };
-        let began = self.desk.now();
-        let pictures = protocol::pictures(input, model.max_batch)?;
-        input.shape = [pictures.len()].into_iter().chain(tensor.shape.iter().copied()).collect();
-        input.datatype = tensor.datatype.name().to_owned();
-        let mut data = Rope::default();
-        for picture in pictures {
-            data.push(image::decoded(&self.pool, charge, pipeline.clone(), tensor.clone(), picture).await?.into());
-        }
-        input.data = Some(InputData::Bytes(data));
-        self.record.observe(*index, Stage::Preprocess, self.desk.now() - began);
-        trace.stage(Stage::Preprocess, began);
         Ok(())
     }
 
@@ -448,13 +482,53 @@ impl Service {
 }
 
 impl Submitted<'_> {
+    /// Decodes its pictures, unless it ends before (Symphony, section 4.3).
+    async fn decoding(
+        mut self,
+        (pictures, mut ahead, index): (Pictures, Ahead, usize),
+        charge: &Charge,
+        trace: &mut OpenTrace,
+    ) -> Result<Self, InferError> {
+        let model = Rc::clone(&self.model);
+        let decoded = {
+            let decoding = self.service.decode((index, &model), pictures, charge, trace);
+            tokio::select! {
+                biased;
+                ended = self.pending.ended() => {
+                    self.ended = Some(ended);
+                    None
+                }
+                decoded = decoding => Some(decoded),
+            }
+        };
+        match decoded {
+            Some(Err(error)) => {
+                self.pending.fail(&error);
+                return Err(error);
+            }
+            Some(Ok(data)) => {
+                self.pending.give_inputs(&[data]);
+                ahead.handle_settled();
+            }
+            None => {}
+        }
+        self.ahead = Some(ahead);
+        Ok(self)
+    }
+
     /// Step 10: waits for the answer; outputs that go to shared memory are there when this returns.
     ///
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, pending, model, id, outputs, regions_of } = self;
-        let result = pending.wait().await;
+        let Self { service, pending, ended, ahead, model, id, outputs, regions_of } = self;
+        let result = match ended {
+            Some(result) => result,
+            None => pending.wait().await,
+        };
+        if let Some(ahead) = ahead {
+            ahead.handle_ended(&result);
+        }
         match &result {
             Ok(reply) => trace.answered(&reply.timing),
             Err(error) => trace.failed(error),

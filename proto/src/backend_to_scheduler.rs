@@ -119,8 +119,8 @@ pub enum BackendToScheduler {
         /// The task.
         task: TaskId,
     },
-    /// A task was dropped from its batch because its guarded input was not in its slot: that is neither read nor written
-    /// any more. Precedes the plan's `Answered`.
+    /// A task was dropped from its batch because its guarded input was not in its slot: that is neither read nor
+    /// written any more. Precedes the plan's `Answered`.
     InputLate {
         /// The plan.
         plan: PlanId,

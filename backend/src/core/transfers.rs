@@ -1,4 +1,5 @@
-//! Step 7: the READ of a task's input out of its frontend's slot, and of its guard before, if it has one; and step 9: the WRITE of its answer into it.
+//! Step 7: the READ of a task's input out of its frontend's slot, and of its guard before, if it has one; and step 9:
+//! the WRITE of its answer into it.
 
 use proto::{ModelId, TaskId, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES};
 use transport::{ConnectionId, Transfer};

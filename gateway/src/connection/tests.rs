@@ -23,7 +23,7 @@ use proto::{
     scheduler_to_frontend::{
         DropReason, FrontendWelcome, ModelState, NetworkTimes, SchedulerLoad, SchedulerToFrontend,
     },
-    slot::ImmediateData,
+    slot::{GUARD_BYTES, ImmediateData, guard_word},
     stages::AnswerStamps,
 };
 use repository::DataType;
@@ -69,6 +69,12 @@ struct Peer {
     /// Changes of models that wait for their answer, while they are to.
     changes: RefCell<Option<Vec<ChangeId>>>,
     clock: Rc<Cell<Timestamp>>,
+    /// Where the guards are.
+    guards_offset: Cell<u64>,
+    /// Tasks whose inputs are awaited.
+    guarded: RefCell<Vec<(TaskId, SlotDescriptor)>>,
+    /// Tasks so far, and of them those that were guarded.
+    submitted: Cell<(usize, usize)>,
 }
 
 impl Peer {
@@ -78,6 +84,7 @@ impl Peer {
             while let Some(output) = self.desk.poll_output() {
                 self.handle_output(output);
             }
+            self.answer_guarded();
             self.desk.woken().await;
         }
     }
@@ -97,7 +104,9 @@ impl Peer {
                 self.tell_gpus(1);
             }
             Output::Send { frame, .. } => read_frame(&frame).for_each(|message| self.handle_message(message.unwrap())),
-            Output::Accept { .. } => {}
+            Output::Accept { welcome, .. } => {
+                self.guards_offset.set(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().guards_offset);
+            }
             Output::Disconnect { connection } => self.disconnect(connection),
             Output::ReadModel { name } => self.desk.handle_model_read(&name, Ok(double())),
             other => panic!("found {other:?}, expected nothing of that kind"),
@@ -111,7 +120,8 @@ impl Peer {
                 self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
                 self.tell(&SchedulerToFrontend::Load(SchedulerLoad { queued: 3, batches: 2, gpus: 1 }));
             }
-            FrontendToScheduler::Submit { task, slot, .. } => match self.fates.borrow_mut().pop_front() {
+            FrontendToScheduler::Submit { task, slot, .. } => match self.next_fate(slot) {
+                None if slot.is_guarded() => self.guarded.borrow_mut().push((task, slot)),
                 None => self.answer(task, slot, AnswerStatus::Done, &self.doubled(slot)),
                 Some(Fate::Answer(status, payload)) => self.answer(task, slot, status, payload.as_bytes()),
                 Some(Fate::Drop(reason)) => self.tell(&SchedulerToFrontend::Dropped { task, reason }),
@@ -123,6 +133,28 @@ impl Peer {
             }
             FrontendToScheduler::ChangeModel { change, to, name } => self.change_model(change, to, name),
             FrontendToScheduler::Fenced { .. } => panic!("nobody asked for a fence"),
+        }
+    }
+
+    fn next_fate(&self, slot: SlotDescriptor) -> Option<Fate> {
+        let (all, guarded) = self.submitted.get();
+        self.submitted.set((all + 1, guarded + usize::from(slot.is_guarded())));
+        self.fates.borrow_mut().pop_front()
+    }
+
+    /// Answers those whose inputs have come, and forgets those that were cancelled.
+    fn answer_guarded(&self) {
+        let waiting = std::mem::take(&mut *self.guarded.borrow_mut());
+        for (task, slot) in waiting {
+            let offset = self.guards_offset.get() + u64::from(slot.number()) * GUARD_BYTES as u64;
+            if self.arena.bytes(offset, GUARD_BYTES as u32) == guard_word(task).to_le_bytes() {
+                self.answer(task, slot, AnswerStatus::Done, &self.doubled(slot));
+            } else {
+                self.guarded.borrow_mut().push((task, slot));
+            }
+        }
+        while let Some(output) = self.desk.poll_output() {
+            self.handle_output(output);
         }
     }
 
@@ -186,7 +218,7 @@ impl Peer {
             AnswerHeader { task: task.0, status, payload_bytes, attempt: 0, batch_size: 3, gpu: 2, tasks: 1, stamps };
         self.arena.write(slot.answer_offset as usize, header.as_bytes());
         self.arena.write(slot.answer_offset as usize + ANSWER_HEADER_BYTES, payload);
-        let immediate = ImmediateData { slot: slot.slot, attempt: 0 }.pack();
+        let immediate = ImmediateData { slot: slot.number(), attempt: 0 }.pack();
         let bytes = ANSWER_HEADER_BYTES as u32 + payload_bytes;
         self.desk.handle_event(Event::Immediate { connection: BACKEND, immediate, bytes });
     }
@@ -222,6 +254,16 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
     otlp: Option<Otlp>,
     test: impl FnOnce(SocketAddr, Rc<Peer>) -> F,
 ) {
+    with_model(double(), gate, otlp, test);
+}
+
+/// The peer takes every model to be called "double".
+fn with_model<F: Future<Output = ()>>(
+    model: repository::Model,
+    gate: Gate,
+    otlp: Option<Otlp>,
+    test: impl FnOnce(SocketAddr, Rc<Peer>) -> F,
+) {
     let arena = Rc::new(PlainArena::new(ARENA));
     let config = CoreConfig {
         arena_bytes: ARENA,
@@ -229,7 +271,7 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
         link_address: "127.0.0.1:1".to_owned(),
         links_max: 4,
     };
-    let core = Core::new(config, vec![double()]).unwrap();
+    let core = Core::new(config, vec![model]).unwrap();
     let clock = Rc::new(Cell::new(Timestamp(1_000)));
     let read = Rc::clone(&clock);
     let record = Rc::new(Record::default());
@@ -252,6 +294,9 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
         cancelled: Cell::new(0),
         changes: RefCell::new(None),
         clock,
+        guards_offset: Cell::new(0),
+        guarded: RefCell::default(),
+        submitted: Cell::default(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
@@ -356,6 +401,7 @@ mod grpc;
 mod hostile;
 mod lanes;
 mod pages;
+mod pictures;
 mod regions;
 mod rest;
 mod secure;
