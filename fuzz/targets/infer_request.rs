@@ -22,8 +22,8 @@ fuzz_target!(|input: (Option<u16>, u8, &[u8])| {
     }
     // Loaded once, and not on the account of whatever input comes first.
     LazyLock::force(&served::MODEL);
-    // A list of the input's names and shapes; and the pieces' handles of 32 bytes each, in a list that holds three times
-    // as many while it grows.
+    // A list of the input's names and shapes; and the pieces' handles of 32 bytes each, in a list that holds three
+    // times as many while it grows.
     let pieces = body.pieces().len();
     counted::check(64 * bytes.len() + 96 * pieces + 4096, || parse(body, header_length));
 });
