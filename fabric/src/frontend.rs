@@ -60,6 +60,8 @@ pub(super) struct Clients {
     pub(super) sent: u64,
     /// Of them, those answered with outputs.
     pub(super) served: u64,
+    /// Of these, those of which an input came so late that its task was submitted twice.
+    pub(super) late: u64,
     /// How the others ended, and how often.
     pub(super) failed: BTreeMap<String, u64>,
     /// Requests that have not ended.
@@ -364,6 +366,7 @@ impl FrontendNode {
             Err(error) => self.clients.fail(kind(&error)),
             Ok(reply) => {
                 self.clients.served += 1;
+                self.clients.late += u64::from(reply.was_late);
                 let expected = open.input.chunks(open.input_bytes).flat_map(|row| digest(row).map(u64::to_le_bytes));
                 if !expected.flatten().eq(reply.outputs[0].iter().copied()) {
                     env.oracle.report(Violation::Slot(format!("{id:?} was answered with another task's output")));

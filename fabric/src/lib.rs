@@ -83,6 +83,8 @@ pub struct Summary {
     pub sent: u64,
     /// Of them, those answered with outputs.
     pub served: u64,
+    /// Of these, those of which an input came so late that its task was submitted twice.
+    pub late: u64,
     /// How the others ended.
     pub failed: BTreeMap<String, u64>,
     /// Events.
@@ -99,6 +101,7 @@ impl Summary {
     pub fn add(&mut self, other: &Self) {
         self.sent += other.sent;
         self.served += other.served;
+        self.late += other.late;
         self.steps += other.steps;
         for (kind, count) in &other.failed {
             *self.failed.entry(kind.clone()).or_default() += count;
@@ -429,6 +432,7 @@ impl Fabric {
         for clients in self.frontends.iter().map(|frontend| &frontend.clients) {
             summary.sent += clients.sent;
             summary.served += clients.served;
+            summary.late += clients.late;
             for (kind, count) in &clients.failed {
                 *summary.failed.entry(kind.clone()).or_default() += count;
             }
