@@ -8,7 +8,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     net::SocketAddr,
     process::{Child, ChildStdout, Command, Stdio},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -25,6 +25,10 @@ const OBJECT_BYTES: usize = 40_000;
 const PSN: Psn = Psn::new(77);
 /// Nothing here takes as long, even on a machine with much else to do.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Held by whoever starts processes, or opens sockets of this one alone: a child has a copy of every socket until it
+/// runs its own program, and their addresses are not free meanwhile.
+static FORKS: Mutex<()> = Mutex::new(());
 
 struct Node {
     driver: Driver,
@@ -177,6 +181,7 @@ fn run(reader: &mut Node, sharers: &mut [Sharer], more: u64) {
 
 #[test]
 fn survivors_of_a_kill_lose_nothing_and_others_may_join() {
+    let _held = FORKS.lock().unwrap_or_else(PoisonError::into_inner);
     let pid = std::process::id();
     let shared: SocketAddr = format!("127.{}.{}.77:4791", 1 + pid % 250, pid / 250 % 250).parse().unwrap();
     let mut reader = Node::open(format!("{}:0", shared.ip()).parse().unwrap(), Sharing::Alone);
@@ -203,6 +208,7 @@ fn survivors_of_a_kill_lose_nothing_and_others_may_join() {
 /// must be read before it is given up.
 #[test]
 fn whoever_comes_seldom_becomes_reachable_all_the_same() {
+    let _held = FORKS.lock().unwrap_or_else(PoisonError::into_inner);
     let address: SocketAddr = "127.55.44.41:4791".parse().unwrap();
     let mut nodes: Vec<_> = (0..3).map(|_| Node::open(address, Sharing::Process)).collect();
     let mut now = Timestamp(0);
