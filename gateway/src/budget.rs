@@ -82,6 +82,8 @@ pub struct Charge(Arc<ChargeInner>);
 struct Whole {
     max: AtomicUsize,
     held: AtomicUsize,
+    /// The most that was held since [`Budget::take_peak`].
+    peak: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -101,7 +103,8 @@ impl<C: Ord> Budget<C> {
     /// All clients together may hold so many bytes.
     #[must_use]
     pub fn new(max: usize) -> Self {
-        let whole = Arc::new(Whole { max: AtomicUsize::new(max), held: AtomicUsize::new(0) });
+        let whole = Whole { max: AtomicUsize::new(max), held: AtomicUsize::new(0), peak: AtomicUsize::new(0) };
+        let whole = Arc::new(whole);
         Self { whole, accounts: BTreeMap::new(), accounts_max: ACCOUNTS_LOOKED_THROUGH, next_account: 0 }
     }
 
@@ -130,6 +133,12 @@ impl<C: Ord> Budget<C> {
     #[must_use]
     pub fn held(&self) -> usize {
         self.whole.held.load(Relaxed)
+    }
+
+    /// The most that all clients held at once since the last call.
+    #[must_use]
+    pub fn take_peak(&self) -> usize {
+        self.whole.peak.swap(self.held(), Relaxed)
     }
 }
 
@@ -160,7 +169,10 @@ impl Account {
             Some(free) if own.saturating_add(bytes) > free.saturating_mul(SHARE_OF_FREE) => {
                 NoRoom::Client { wanted: bytes, held: own, max }
             }
-            Some(_) => return Ok(()),
+            Some(_) => {
+                whole.peak.fetch_max(all + bytes, Relaxed);
+                return Ok(());
+            }
         };
         self.give_back(bytes);
         Err(refused)
@@ -347,6 +359,19 @@ mod tests {
         assert_eq!(found, NoRoom::Client { wanted: 1000, held: 4000, max: 10_000 });
         assert!(found.to_string().contains("bodies_bytes_max (10000)"), "{found}");
         assert!(matches!(third.charge().grow(9000), Err(NoRoom::All { wanted: 9000, .. })));
+    }
+
+    #[test]
+    fn the_peak_is_what_was_held_at_once_since_it_was_asked_for() {
+        let mut budget = Budget::new(1000);
+        let charges = [1, 2].map(|client| budget.account(client).charge());
+        charges.iter().for_each(|charge| charge.grow(100).unwrap());
+        assert!(charges[0].grow(1000).is_err(), "what is refused was never held");
+        charges[0].release();
+        assert_eq!([budget.take_peak(), budget.take_peak()], [200, 100]);
+        charges[0].grow(50).unwrap();
+        drop(charges);
+        assert_eq!([budget.take_peak(), budget.take_peak()], [150, 0]);
     }
 
     #[test]

@@ -62,6 +62,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much of that a connection of HTTP/1 may still ask when the process is told to end.
 const LINGER: Duration = Duration::from_millis(500);
+/// The same if it has not asked yet.
+const LINGER_UNASKED: Duration = Duration::from_millis(50);
 /// The same if its place is needed.
 const ROOM_TIMEOUT: Duration = Duration::from_millis(50);
 /// How long a connection beyond those that clients may have can be silent.
@@ -136,9 +138,10 @@ async fn converse(
     place: &Place,
     limits: Limits,
 ) {
-    let (activity, is_multiplexed) = (&place.activity, Cell::new(false));
+    // A client that has connected asks within a round trip, or has said that it speaks HTTP/2 and waits.
+    let (activity, linger) = (&place.activity, Cell::new(LINGER_UNASKED));
     let service = service_fn(|request: Request<Incoming>| {
-        is_multiplexed.set(request.version() >= Version::HTTP_2);
+        linger.set(if request.version() < Version::HTTP_2 { LINGER } else { Duration::ZERO });
         // Streams of HTTP/2 are tasks of their own; requests of HTTP/1 would be answered one after another.
         let gives_way = request.version() < Version::HTTP_2 && activity.is_pipelined();
         let (server, request_open) = (Rc::clone(server), activity.open());
@@ -167,8 +170,7 @@ async fn converse(
         }
         // HTTP/1 has no word that crosses a request on its way without loss: the next reply is the one that closes.
         if end == End::Told(Leave::Drain)
-            && !is_multiplexed.get()
-            && let Ok(ended) = tokio::time::timeout(LINGER, serving.as_mut()).await
+            && let Ok(ended) = tokio::time::timeout(linger.get(), serving.as_mut()).await
         {
             break ended;
         }

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     config::Config,
-    connection, export,
+    connection, export, heap,
     record::Record,
     server::{Gate, Server},
     service::{Service, SetLogLevel},
@@ -181,6 +181,7 @@ impl Gateway {
                 () = stop => Ok(()),
                 () = obey => Ok(()),
                 () = server.drained() => Ok(()),
+                never = heap::keep_small(&server) => match never {},
                 ended = serve(http) => ended,
                 ended = serve(grpc) => ended,
             }

@@ -105,6 +105,12 @@ impl Server {
         self.budget.borrow().held()
     }
 
+    /// The most that all requests held since the last call, and what they hold now.
+    pub(crate) fn take_bodies_peak(&self) -> (usize, usize) {
+        let budget = self.budget.borrow();
+        (budget.take_peak(), budget.held())
+    }
+
     /// Begins to end: nothing new is taken in, what is under way is answered.
     pub fn begin_drain(&self) {
         if self.drain.begin() {
