@@ -1,6 +1,6 @@
-//! What large bodies took goes back to the system when they are gone. glibc keeps what is freed for whoever wants memory
-//! next: of hundreds of megabytes that clients held for a second, a process would keep most for as long as it lives.
-//! Holds the crate's only `unsafe`: a call of the C library.
+//! What large bodies took goes back to the system when they are gone. glibc keeps what is freed for whoever wants
+//! memory next: of hundreds of megabytes that clients held for a second, a process would keep most for as long as it
+//! lives. Holds the crate's only `unsafe`: a call of the C library.
 
 use std::{convert::Infallible, time::Duration};
 

@@ -42,8 +42,7 @@ const WATCH_INTERVAL: Span = Span::from_millis(250);
 /// A task that so many GPUs and backends were lost with may be what they fail of.
 const LOSSES_MAX: u8 = 3;
 
-/// What a backend may have to be told that has not connected here: more than all models' loading and unloading, as a
-/// client may have it twice while a backend takes its time.
+/// What is kept to be told to a backend that has joined and not connected here. One that is to be told more is closed.
 const HELD_MAX: usize = 4_096;
 
 /// A deadline that is farther off counts as so far: what one frontend says must not weigh on all averages.
@@ -249,7 +248,10 @@ impl Shard {
         match self.connecting.get_mut(&backend) {
             None => self.outputs.push_back(ShardOutput::ToBackend(backend, message)),
             Some(held) if held.len() < HELD_MAX => held.push(message),
-            Some(_) => self.handle_disconnected(Member::Backend(backend), "it never connected to here".to_owned()),
+            Some(_) => {
+                let why = format!("it has joined, but does not connect to ModelThread {}'s address", self.config.id.0);
+                self.handle_disconnected(Member::Backend(backend), why);
+            }
         }
     }
 

@@ -60,6 +60,11 @@ impl World {
         self.request_after(Span::ZERO)
     }
 
+    fn tell_clock_now(&mut self) {
+        let reply = ClockReply { sent_at: self.now, received_at: self.now, replied_at: self.now };
+        self.tell_now(&SchedulerToFrontend::Clock(reply));
+    }
+
     fn request_after(&mut self, waited: Span) -> Result<RequestId, InferError> {
         let inputs = vec![vec![0; INPUT].into()];
         let slo = Span::from_millis(30);
@@ -81,8 +86,7 @@ impl World {
 fn a_model_is_ready_once_the_clock_is_known_and_a_gpu_hosts_it() {
     let mut world = joined();
     assert_eq!(world.request_now(), Err(InferError::NoScheduler), "no clock yet");
-    let reply = ClockReply { sent_at: world.now, received_at: world.now, replied_at: world.now };
-    world.tell_now(&SchedulerToFrontend::Clock(reply));
+    world.tell_clock_now();
     let no_backend = Err(InferError::NoBackend { model: "m0".to_owned() });
     assert_eq!((world.request_now(), world.core.is_ready()), (no_backend.clone(), false));
     world.offer_now(1);
@@ -94,8 +98,7 @@ fn a_model_is_ready_once_the_clock_is_known_and_a_gpu_hosts_it() {
 #[test]
 fn the_messages_of_one_turn_share_a_frame() {
     let mut world = joined();
-    let reply = ClockReply { sent_at: world.now, received_at: world.now, replied_at: world.now };
-    world.tell_now(&SchedulerToFrontend::Clock(reply));
+    world.tell_clock_now();
     world.offer_now(1);
     world.frames();
     let requests: Vec<RequestId> = (0..30).map(|_| world.request_now().unwrap()).collect();
@@ -107,8 +110,7 @@ fn the_messages_of_one_turn_share_a_frame() {
 #[test]
 fn a_deadline_counts_from_the_arrival() {
     let mut world = joined();
-    let reply = ClockReply { sent_at: world.now, received_at: world.now, replied_at: world.now };
-    world.tell_now(&SchedulerToFrontend::Clock(reply));
+    world.tell_clock_now();
     world.offer_now(1);
     world.frames();
     world.request_after(Span::from_millis(25)).unwrap();
