@@ -6,6 +6,7 @@ use wincode::{SchemaRead, SchemaWrite};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use crate::{
+    epoch::Epoch,
     ids::{BackendId, FrontendId, LinkId},
     stages::AnswerStamps,
 };
@@ -56,6 +57,8 @@ pub struct LinkHello {
     pub frontend: FrontendId,
     /// Which of the backend's links this is to be.
     pub link: LinkId,
+    /// The primary that the backend obeys: a frontend that obeys another refuses it, as that one's plans are not its own.
+    pub epoch: Epoch,
 }
 
 /// What the frontend answers: where its slots are. READ and WRITE reach nothing else.

@@ -3,7 +3,8 @@
 use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
-    ids::{FrontendId, LinkId, LoadId, ModelId, PlanId, TaskId},
+    epoch::{Epoch, Standing},
+    ids::{BackendId, FrontendId, LinkId, LoadId, ModelId, PlanId, TaskId},
     profile::LatencyProfile,
     time::Timestamp,
 };
@@ -30,6 +31,10 @@ pub struct BackendHello {
     pub gpus: u32,
     /// Models it has loaded.
     pub models: Vec<ModelOffer>,
+    /// The id that another scheduler has given it in this life.
+    pub known_as: Option<BackendId>,
+    /// Whom it obeys.
+    pub standing: Standing,
 }
 
 /// How a plan ended.
@@ -79,10 +84,12 @@ pub enum LoadOutcome {
 /// A message to the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub enum BackendToScheduler {
-    /// The queue pair to this frontend is up: its tasks can be planned here.
+    /// The queue pair to this frontend is up: its tasks can be planned here. Told to every scheduler.
     Linked {
         /// The frontend.
         frontend: FrontendId,
+        /// Which of our links it is.
+        link: LinkId,
     },
     /// The queue pair to this frontend broke; the backend tries to connect again.
     Unlinked {
@@ -126,6 +133,30 @@ pub enum BackendToScheduler {
         plan: PlanId,
         /// The task.
         task: TaskId,
+    },
+    /// A plan of an earlier primary that has not ended. What becomes of it is reported under this name, to control. Of
+    /// its tasks only those are named that may still be answered.
+    Unfinished {
+        /// Its name from now on, of [`ModelThreadId::INHERITED`](crate::ModelThreadId::INHERITED).
+        plan: PlanId,
+        /// The GPU.
+        gpu_index: u32,
+        /// The model, as the reader calls it.
+        model: ModelId,
+        /// When the GPU should be done with it; `None` if it is.
+        frees_at: Option<Timestamp>,
+        /// Tasks and their attempts; at most [`LatencyProfile::MAX_BATCH`].
+        tasks: Vec<(TaskId, u16)>,
+    },
+    /// The sender obeys this primary from now on, and no lower one any more. Follows all `Unfinished`.
+    Obeys {
+        /// Whose word counts.
+        epoch: Epoch,
+    },
+    /// The answer to `AskPrimary`.
+    Misses {
+        /// Whether the primary is not heard.
+        misses: bool,
     },
     /// Asks for the scheduler's clock.
     ClockRequest {

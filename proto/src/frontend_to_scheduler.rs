@@ -3,7 +3,8 @@
 use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
-    ids::{BackendId, ChangeId, ModelId, TaskId},
+    epoch::{Epoch, Standing},
+    ids::{BackendId, ChangeId, FrontendId, LinkId, ModelId, TaskId},
     slot::SlotDescriptor,
     time::{Span, Timestamp},
 };
@@ -56,6 +57,41 @@ pub enum FrontendToScheduler {
         /// The model, as in the repository; at most [`NAME_BYTES_MAX`].
         name: String,
     },
+    /// To a primary that is about to be obeyed: one of the links that can reach our slots now.
+    Link {
+        /// Whose.
+        backend: BackendId,
+        /// Which one.
+        link: LinkId,
+    },
+    /// The sender obeys this primary from now on, and no lower one any more; to control, after all `Link`. To each
+    /// ModelThread then go the tasks that have not ended (`Open`), and `AllOpen`.
+    Obeys {
+        /// Whose word counts.
+        epoch: Epoch,
+    },
+    /// A task that an earlier primary was given and that has not ended: it waits, runs, or is lost.
+    Open {
+        /// The task.
+        task: TaskId,
+        /// The model; one that this scheduler has never named if it does not know it.
+        model: ModelId,
+        /// As in `Submit`.
+        deadline: Timestamp,
+        /// As in `Submit`.
+        priority: u8,
+        /// Its present attempt: no answer with another number is taken.
+        attempt: u16,
+        /// As in `Submit`.
+        slot: SlotDescriptor,
+    },
+    /// All open tasks have been named to this ModelThread.
+    AllOpen,
+    /// The answer to `AskPrimary`.
+    Misses {
+        /// Whether the primary is not heard.
+        misses: bool,
+    },
     /// The queue pair of `backend` is in ERROR: nothing that it still sends can reach a slot.
     Fenced {
         /// The backend that was asked about.
@@ -76,4 +112,8 @@ pub const ADDRESS_BYTES_MAX: usize = 128;
 pub struct FrontendHello {
     /// Where backends reach it: `ip:port` of its bootstrap listener; at most [`ADDRESS_BYTES_MAX`].
     pub link_address: String,
+    /// The id that another scheduler has given it in this life.
+    pub known_as: Option<FrontendId>,
+    /// Whom it obeys.
+    pub standing: Standing,
 }

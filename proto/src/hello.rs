@@ -6,6 +6,7 @@ use crate::{
     backend_to_scheduler::BackendHello,
     frontend_to_scheduler::FrontendHello,
     ids::{BackendId, FrontendId},
+    scheduler_to_scheduler::PeerHello,
 };
 
 /// The first bytes on a connection to the scheduler: who is there.
@@ -17,6 +18,11 @@ pub enum SchedulerHello {
     Backend(BackendHello),
     /// A member that has joined, to one of the ModelThreads that its welcome named; answered with nothing.
     Member(MemberHello),
+    /// Another scheduler; answered with a [`PeerWelcome`](crate::scheduler_to_scheduler::PeerWelcome).
+    Peer(PeerHello),
+    /// An operator who wants this scheduler to be the primary; answered, once it is, with a
+    /// [`HandedOver`](crate::scheduler_to_scheduler::HandedOver), or refused with the reason.
+    HandOver,
 }
 
 /// What a member says when it connects to a ModelThread.

@@ -1,16 +1,25 @@
 //! Ids. Each says who assigns it, and none is ever used again within one life of its assigner.
+//!
+//! Several schedulers may live, of which one is the primary. What outlives a primary (a frontend, a backend, a link, a
+//! task) has an id that all of them know it by: whoever assigned it, the member tells it to the others. What does not
+//! (a GPU, a model, a plan) is named anew by the next one.
 
 use wincode::{SchemaRead, SchemaWrite};
 
-/// Assigned by the scheduler when a frontend joins; a frontend that comes back is given a fresh one,
-/// so an id is also the frontend's incarnation.
+/// Assigned by the first scheduler that a frontend joins, and told to the others; a frontend that starts over is given
+/// a fresh one, so an id is also the frontend's incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
 pub struct FrontendId(pub u32);
 
-/// Assigned by the scheduler when a backend joins; a backend that comes back is given a fresh one,
-/// so an id is also the backend's incarnation.
+/// Assigned by the first scheduler that a backend joins, and told to the others; a backend that starts over is given a
+/// fresh one, so an id is also the backend's incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
 pub struct BackendId(pub u32);
+
+impl BackendId {
+    /// No backend has it: a fence that names it asks about tasks only.
+    pub const NOBODY: Self = Self(u32::MAX);
+}
 
 /// Assigned by the scheduler, one for each GPU that a backend offers, dense from 0. The smallest free id is
 /// used first, so GPUs with large ids stay idle at low load (Symphony, section 3.2).
@@ -29,10 +38,13 @@ pub struct ModelThreadId(pub u16);
 impl ModelThreadId {
     /// ModelThreads that a scheduler can have.
     pub const COUNT_MAX: u16 = 256;
+    /// None of them: the plan is an earlier primary's, and what becomes of it is told to control.
+    pub const INHERITED: Self = Self(u16::MAX);
 }
 
 /// Assigned by a ModelThread when a batch is granted: its own id in the upper 16 bits, a sequence number in the lower
-/// 48. What becomes of the plan is reported to that thread.
+/// 48. What becomes of the plan is reported to that thread. When a backend obeys another primary, it names the plans
+/// that it has anew, as [`ModelThreadId::INHERITED`]'s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
 pub struct PlanId(pub u64);
 

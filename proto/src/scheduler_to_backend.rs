@@ -4,6 +4,7 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
     clock::ClockReply,
+    epoch::{Claim, Epoch},
     frame::FRAME_BYTES_MAX,
     hello::ModelThreads,
     ids::{BackendId, FrontendId, LoadId, ModelId, PlanId, TaskId},
@@ -105,6 +106,14 @@ pub enum SchedulerToBackend {
     },
     /// The sender has no more plans for a backend that is about to leave.
     Dismissed,
+    /// The sender is the primary now. If its epoch is the highest so far it is obeyed: the former primary's connections
+    /// are ended first, then each plan that has not ended is named (`Unfinished`), and `Obeys` follows.
+    Takeover {
+        /// Its epoch.
+        epoch: Epoch,
+    },
+    /// A standby misses the primary: does the reader, too? Answered by `Misses`.
+    AskPrimary,
     /// Run this batch.
     Plan(BatchPlan),
 }
@@ -118,6 +127,8 @@ pub struct BackendWelcome {
     pub models: Vec<ModelId>,
     /// Where plans come from.
     pub model_threads: ModelThreads,
+    /// Whether the scheduler is the primary, and of which epoch.
+    pub claim: Claim,
 }
 
 /// Encoded bytes of a [`PlannedTask`].

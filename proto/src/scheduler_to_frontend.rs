@@ -5,6 +5,7 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
     clock::ClockReply,
+    epoch::{Claim, Epoch},
     hello::ModelThreads,
     ids::{BackendId, ChangeId, FrontendId, LinkId, ModelId, ModelThreadId, TaskId},
     time::Span,
@@ -88,10 +89,18 @@ pub enum SchedulerToFrontend {
     Load(SchedulerLoad),
     /// The scheduler is about to end: it finishes what it has, and is not to be given more.
     Leaving,
+    /// The sender is the primary now. If its epoch is the highest so far it is obeyed: the former primary's connections
+    /// are ended first, then `Obeys` follows.
+    Takeover {
+        /// Its epoch.
+        epoch: Epoch,
+    },
+    /// A standby misses the primary: does the reader, too? Answered by `Misses`.
+    AskPrimary,
     /// Move the queue pairs of these links to ERROR and never accept one of them again, then say which of `tasks` have
-    /// no answer.
+    /// no answer. Fences of one connection are confirmed in their order.
     Fence {
-        /// The suspected backend.
+        /// The suspected backend; [`BackendId::NOBODY`] if only the tasks are asked about.
         backend: BackendId,
         /// Its links up to this one; newer ones are not to blame.
         link: LinkId,
@@ -146,4 +155,6 @@ pub struct FrontendWelcome {
     pub frontend: FrontendId,
     /// Where tasks go.
     pub model_threads: ModelThreads,
+    /// Whether the scheduler is the primary, and of which epoch.
+    pub claim: Claim,
 }
