@@ -37,6 +37,14 @@ pub struct BackendHello {
     pub standing: Standing,
 }
 
+impl BackendHello {
+    /// Of one that no scheduler knows yet.
+    #[must_use]
+    pub fn new(gpus: u32, models: Vec<ModelOffer>) -> Self {
+        Self { gpus, models, known_as: None, standing: Standing::default() }
+    }
+}
+
 /// How a plan ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub enum PlanOutcome {

@@ -117,3 +117,11 @@ pub struct FrontendHello {
     /// Whom it obeys.
     pub standing: Standing,
 }
+
+impl FrontendHello {
+    /// Of one that no scheduler knows yet.
+    #[must_use]
+    pub fn new(link_address: impl Into<String>) -> Self {
+        Self { link_address: link_address.into(), known_as: None, standing: Standing::default() }
+    }
+}

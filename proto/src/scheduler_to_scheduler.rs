@@ -42,6 +42,8 @@ pub enum SchedulerToScheduler {
     Clock(ClockReply),
     /// What the sender takes itself for has changed.
     Claim(Claim),
+    /// The sender, which is the primary, is about to end, and wants the reader to take over.
+    HandOver,
 }
 
 /// The primary has changed, as an operator wanted.

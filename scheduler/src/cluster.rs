@@ -15,7 +15,7 @@ use proto::{
 
 pub use crate::{control::JoinError, shard::Violation};
 use crate::{
-    control::{Control, ControlConfig, ControlOutput},
+    control::{Control, ControlConfig, ControlOutput, PeerOutput, SuccessionConfig},
     mailbox,
     messages::NetworkBudget,
     news::ShardToControl,
@@ -48,14 +48,19 @@ pub struct ClusterConfig {
     pub model_threads: u16,
     /// Where each ModelThread is reached; none if the only one shares control's connections.
     pub addresses: Vec<String>,
+    /// Its place among the schedulers.
+    pub succession: SuccessionConfig,
+    /// The first ids that members are given follow from it.
+    pub first_id: u32,
 }
 
 impl ClusterConfig {
     /// Control's part.
     #[must_use]
     pub fn control(&self) -> ControlConfig {
-        let Self { budget, data_per_megabyte, resp, model_threads, .. } = *self;
-        ControlConfig { budget, data_per_megabyte, resp, model_threads, addresses: self.addresses.clone() }
+        let Self { budget, data_per_megabyte, resp, model_threads, succession, first_id, .. } = *self;
+        let addresses = self.addresses.clone();
+        ControlConfig { budget, data_per_megabyte, resp, model_threads, addresses, succession, first_id }
     }
 
     /// One ModelThread's part.
@@ -85,6 +90,8 @@ pub enum ClusterOutput {
     ToBackend(Port, BackendId, SchedulerToBackend),
     /// All of the member's connections are to be closed: it has lost one of them.
     Close(Member, String),
+    /// About other schedulers.
+    Peer(PeerOutput),
 }
 
 /// The scheduler without its sockets.
@@ -258,6 +265,13 @@ impl Cluster {
         self.settle(now);
     }
 
+    /// What is not on a task's way; [`Self::poll_output`] has what follows from what it is told.
+    ///
+    /// [`Self::handle_timeout`] must be called after it, with the same `now`.
+    pub fn control(&mut self) -> &mut Control {
+        &mut self.control
+    }
+
     /// The ModelThread that a message is for; `None` if it is for control.
     fn shard_at(&mut self, at: Port, is_for_shard: bool) -> Option<&mut Shard> {
         match at {
@@ -295,6 +309,7 @@ impl Cluster {
                     ControlOutput::Close(member, reason) => {
                         self.outputs.push_back(ClusterOutput::Close(member, reason));
                     }
+                    ControlOutput::Peer(output) => self.outputs.push_back(ClusterOutput::Peer(output)),
                 }
             }
             for (thread, shard) in (0..).map(ModelThreadId).zip(&mut self.shards) {

@@ -9,6 +9,7 @@ use transport::{ArmName, Faults, OpenError, TlsFiles, VerbsSettings};
 
 use crate::{
     cluster::ClusterConfig,
+    control::SuccessionConfig,
     messages::NetworkBudget,
     policy::{Policy, PolicyError},
 };
@@ -16,12 +17,22 @@ use crate::{
 /// The default of [`Config::drain_timeout_ms`]: orchestrators kill after 30 s.
 pub const DRAIN_TIMEOUT_MS: u64 = 25_000;
 
+/// The default of [`Config::suspect_ms`]: a machine with two cores stops threads for several.
+pub const SUSPECT_MS: f64 = 10.0;
+
 /// The scheduler's configuration file.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Where frontends and backends connect (TCP).
     pub listen: SocketAddr,
+    /// All schedulers, `listen` among them, in the order in which they take over: the same list for every role. Without
+    /// it, this one is the only one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub schedulers: Vec<SocketAddr>,
+    /// A primary whose heartbeat stands still for so long is suspected.
+    #[serde(default = "default_suspect_ms")]
+    pub suspect_ms: f64,
     /// The network: `soft`, or `verbs:DEVICE`.
     #[serde(default)]
     pub arm: ArmName,
@@ -146,6 +157,10 @@ fn default_drain_timeout_ms() -> u64 {
     DRAIN_TIMEOUT_MS
 }
 
+fn default_suspect_ms() -> f64 {
+    SUSPECT_MS
+}
+
 fn default_policy() -> String {
     Policy::default().to_string()
 }
@@ -189,9 +204,21 @@ pub enum RunError {
     /// The key `cores`.
     #[error("cores: {0}")]
     Cores(String),
+    /// The key `schedulers`.
+    #[error("{0}")]
+    Schedulers(String),
+    /// The key `suspect_ms`.
+    #[error("suspect_ms must be 1 to 10000, found {0}")]
+    Suspect(f64),
+    /// Other schedulers have gone on without this one.
+    #[error("{0}")]
+    Superseded(String),
     /// The sockets.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// There is no memory for the heartbeat.
+    #[error("there is no memory for the heartbeat: {0}")]
+    Memory(std::io::Error),
     /// A thread could not be started.
     #[error("a thread of the scheduler could not be started: {0}")]
     Thread(std::io::Error),
@@ -232,7 +259,29 @@ impl Config {
             reestimate: self.reestimate,
             model_threads,
             addresses: Vec::new(),
+            succession: self.succession()?,
+            first_id: 0,
         })
+    }
+
+    /// Its place among the schedulers.
+    ///
+    /// # Errors
+    /// If `schedulers` or `suspect_ms` is wrong.
+    pub(crate) fn succession(&self) -> Result<SuccessionConfig, RunError> {
+        if !(1.0..=10_000.0).contains(&self.suspect_ms) {
+            return Err(RunError::Suspect(self.suspect_ms));
+        }
+        let suspect = Span::from_millis_f64(self.suspect_ms);
+        if self.schedulers.is_empty() {
+            return Ok(SuccessionConfig { suspect, ..SuccessionConfig::ALONE });
+        }
+        let list = transport::scheduler_list(None, &self.schedulers).map_err(RunError::Schedulers)?;
+        let rank = list.iter().position(|address| *address == self.listen).ok_or_else(|| {
+            let expected = format!("expected listen, which is {}, among them", self.listen);
+            RunError::Schedulers(format!("schedulers: found {} others, {expected}", list.len()))
+        })?;
+        Ok(SuccessionConfig { rank: rank as u16, schedulers: list.len() as u16, suspect })
     }
 }
 

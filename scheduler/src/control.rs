@@ -10,6 +10,8 @@ mod changes;
 mod lifecycle;
 mod members;
 mod reach;
+mod succession;
+mod takeover;
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -17,13 +19,14 @@ use std::{
 };
 
 use proto::{
-    BackendId, FrontendId, ModelId, ModelThreadId, Span, Timestamp,
+    BackendId, FrontendId, LinkId, ModelId, ModelThreadId, Span, Standing, Timestamp,
     backend_to_scheduler::{BackendHello, BackendToScheduler},
     clock::ClockReply,
     frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
     hello::{Member, ModelThreads},
     scheduler_to_backend::{BackendWelcome, SchedulerToBackend},
     scheduler_to_frontend::{FrontendWelcome, NetworkTimes, SchedulerLoad, SchedulerToFrontend},
+    scheduler_to_scheduler::{HandedOver, SchedulerToScheduler},
 };
 
 use rand_chacha::{
@@ -35,12 +38,15 @@ use crate::{
     messages::NetworkBudget,
     network_times::NetworkTime,
     news::{ControlToRank, ControlToShard, Gpu, Offered, ShardToControl},
-    shard::{ShardLoad, Violation},
+    shard::{ShardLoad, Unfinished, Violation},
 };
 use balance::Balance;
 use changes::Changes;
 pub use members::JoinError;
-use members::{Members, Told};
+use members::{Known, Members, Told};
+use succession::Succession;
+pub use succession::SuccessionConfig;
+use takeover::Takeover;
 
 /// What control plans with and deals to.
 #[derive(Debug, Clone)]
@@ -55,6 +61,10 @@ pub struct ControlConfig {
     pub model_threads: u16,
     /// Where each one is reached; none if the only one shares control's connections.
     pub addresses: Vec<String>,
+    /// Its place among the schedulers.
+    pub succession: SuccessionConfig,
+    /// The first ids that members are given follow from it.
+    pub first_id: u32,
 }
 
 /// Something to send.
@@ -70,6 +80,27 @@ pub enum ControlOutput {
     ToRank(ControlToRank),
     /// The member's connection to control is to be closed, and the rest of it will follow.
     Close(Member, String),
+    /// About other schedulers.
+    Peer(PeerOutput),
+}
+
+/// What is to be done about other schedulers, which are named by their positions in the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PeerOutput {
+    /// Connect to this one, with [`Control::peer_hello`]'s claim; then call [`Control::handle_peer_connected`].
+    Dial(u16),
+    /// Over the connection that we made to it.
+    Tell(u16, SchedulerToScheduler),
+    /// Over the connection that it made to us.
+    Answer(u16, SchedulerToScheduler),
+    /// READ its heartbeat, then call [`Control::handle_heartbeat`].
+    ReadHeartbeat(u16),
+    /// Set the clock that all of this is told forward, or a little back.
+    ShiftClock(Span),
+    /// The operator who wanted this one to be the primary is answered.
+    HandedOver(HandedOver),
+    /// The process is to end, for this reason.
+    End(String),
 }
 
 /// The scheduler's control without its sockets.
@@ -86,6 +117,8 @@ pub struct Control {
     passes: ChaCha12Rng,
     /// It is about to end.
     leaves: bool,
+    succession: Succession,
+    takeover: Takeover,
     outputs: VecDeque<ControlOutput>,
 }
 
@@ -93,17 +126,22 @@ impl Control {
     /// Knows nobody yet. Members must not be able to guess the seed.
     #[must_use]
     pub fn new(config: ControlConfig, seed: [u8; 32]) -> Self {
-        Self {
-            members: Members::default(),
+        let mut new = Self {
+            members: Members::new(config.first_id),
             changes: Changes::default(),
             balance: Balance::new(config.model_threads),
             resp: NetworkTime::new(config.resp),
             loads: vec![ShardLoad::default(); usize::from(config.model_threads)],
             passes: ChaCha12Rng::from_seed(seed),
             leaves: false,
+            succession: Succession::new(config.succession),
+            takeover: Takeover::default(),
             outputs: VecDeque::new(),
             config,
-        }
+        };
+        // The only scheduler is the primary from the start.
+        new.follow_succession(Timestamp::PAST);
+        new
     }
 
     /// A frontend connected.
@@ -115,12 +153,11 @@ impl Control {
         now: Timestamp,
         hello: FrontendHello,
     ) -> Result<FrontendWelcome, JoinError> {
-        if self.leaves {
-            return Err(JoinError::Leaving);
-        }
+        self.check_open(now, hello.standing)?;
         let link_address = hello.link_address.clone();
         let threads = self.config.addresses.len();
-        let frontend = self.members.add_frontend(now, hello.link_address, threads)?;
+        let known = Known { id: hello.known_as, token: hello.standing.token };
+        let frontend = self.members.add_frontend(now, hello.link_address, threads, known)?;
         let model_threads = self.admit(Member::Frontend(frontend));
         for &backend in self.members.backends.keys() {
             let link_address = link_address.clone();
@@ -129,7 +166,7 @@ impl Control {
         }
         self.refresh(now);
         self.tell_states(frontend);
-        Ok(FrontendWelcome { frontend, model_threads })
+        Ok(FrontendWelcome { frontend, model_threads, claim: self.succession.claim() })
     }
 
     /// A backend connected.
@@ -137,9 +174,7 @@ impl Control {
     /// # Errors
     /// If there are too many, or its offer is wrong.
     pub fn handle_backend_joined(&mut self, now: Timestamp, hello: BackendHello) -> Result<BackendWelcome, JoinError> {
-        if self.leaves {
-            return Err(JoinError::Leaving);
-        }
+        self.check_open(now, hello.standing)?;
         let threads = self.config.addresses.len();
         let joined = self.members.add_backend(now, hello, threads, |model| self.changes.is_unloaded(model))?;
         let model_threads = self.admit(Member::Backend(joined.backend));
@@ -157,12 +192,25 @@ impl Control {
             self.outputs.push_back(ControlOutput::ToBackend(joined.backend, message));
         }
         self.refresh(now);
-        Ok(BackendWelcome { backend: joined.backend, models: joined.models, model_threads })
+        let claim = self.succession.claim();
+        Ok(BackendWelcome { backend: joined.backend, models: joined.models, model_threads, claim })
     }
 
-    /// The scheduler is about to end: frontends are told to give it nothing more, and nobody joins.
+    /// Whether members can be taken in now. What a new one says of the primary that it obeys is noted.
+    fn check_open(&mut self, now: Timestamp, standing: Standing) -> Result<(), JoinError> {
+        self.succession.handle_claim(standing.obeys);
+        self.follow_succession(now);
+        match () {
+            () if self.leaves => Err(JoinError::Leaving),
+            () if !self.succession.is_warm() => Err(JoinError::NotWarm),
+            () => Ok(()),
+        }
+    }
+
+    /// The scheduler is about to end: another one is asked to take over, or, if there is none, frontends are told to give
+    /// it nothing more. Nobody joins.
     pub fn handle_leaving(&mut self) {
-        if !std::mem::replace(&mut self.leaves, true) {
+        if !std::mem::replace(&mut self.leaves, true) && !self.hand_over() {
             let frontends = self.members.frontends.keys();
             let told = frontends.map(|&frontend| ControlOutput::ToFrontend(frontend, SchedulerToFrontend::Leaving));
             self.outputs.extend(told);
@@ -203,10 +251,12 @@ impl Control {
                 self.tell_shards(|| ControlToShard::BackendLeft(backend));
                 self.on_offers_changed(reprofiled.into_iter().collect());
                 self.changes.handle_backend_left(backend);
+                self.takeover.handle_backend_left(backend);
             }
         }
         self.settle(now);
         self.refresh(now);
+        self.settle_heirs(now);
     }
 
     /// A frontend's message.
@@ -228,7 +278,12 @@ impl Control {
                 self.on_change_asked(now, (frontend, change), to, &name);
                 self.settle(now);
             }
+            FrontendToScheduler::Link { backend, link } => self.on_link_named(frontend, (backend, link))?,
+            FrontendToScheduler::Obeys { epoch } => self.on_frontend_obeys(now, frontend, epoch),
+            FrontendToScheduler::Misses { misses } => self.on_misses(now, misses),
             FrontendToScheduler::Submit { .. }
+            | FrontendToScheduler::Open { .. }
+            | FrontendToScheduler::AllOpen
             | FrontendToScheduler::Cancel { .. }
             | FrontendToScheduler::Fenced { .. } => {
                 return Err(Violation("a frontend told control what is for a ModelThread".to_owned()));
@@ -252,8 +307,13 @@ impl Control {
                 let reply = ClockReply { sent_at, received_at: now, replied_at: now };
                 self.outputs.push_back(ControlOutput::ToBackend(backend, SchedulerToBackend::Clock(reply)));
             }
-            BackendToScheduler::Linked { frontend } => self.on_link(now, backend, frontend, true),
-            BackendToScheduler::Unlinked { frontend } => self.on_link(now, backend, frontend, false),
+            BackendToScheduler::Linked { frontend, link } => self.on_link(now, backend, frontend, Some(link)),
+            BackendToScheduler::Unlinked { frontend } => self.on_link(now, backend, frontend, None),
+            BackendToScheduler::Unfinished { plan, gpu_index, model, frees_at, tasks } => {
+                self.on_unfinished(backend, Unfinished { plan, gpu_index, model, frees_at, tasks })?;
+            }
+            BackendToScheduler::Obeys { epoch } => self.on_backend_obeys(now, backend, epoch),
+            BackendToScheduler::Misses { misses } => self.on_misses(now, misses),
             BackendToScheduler::Loaded { load, outcome } => self.on_loaded(backend, load, outcome),
             BackendToScheduler::Unloaded { model } => self.changes.handle_unloaded(backend, model),
             BackendToScheduler::Usable { gpu_index, is_usable } => {
@@ -264,6 +324,14 @@ impl Control {
                 self.refresh(now);
             }
             BackendToScheduler::Leaving => self.on_backend_leaving(now, backend),
+            BackendToScheduler::PlanDone { plan, .. }
+            | BackendToScheduler::Answered { plan, .. }
+            | BackendToScheduler::Cancelled { plan, .. }
+            | BackendToScheduler::InputLate { plan, .. }
+                if plan.model_thread() == ModelThreadId::INHERITED =>
+            {
+                self.on_inherited(backend, plan, message);
+            }
             BackendToScheduler::PlanDone { .. }
             | BackendToScheduler::Answered { .. }
             | BackendToScheduler::Cancelled { .. }
@@ -300,8 +368,8 @@ impl Control {
         }
     }
 
-    fn on_link(&mut self, now: Timestamp, backend: BackendId, frontend: FrontendId, is_up: bool) {
-        if self.members.set_linked(backend, frontend, is_up) {
+    fn on_link(&mut self, now: Timestamp, backend: BackendId, frontend: FrontendId, link: Option<LinkId>) {
+        if self.members.set_linked(backend, frontend, link) {
             self.refresh(now);
         }
     }
@@ -313,6 +381,7 @@ impl Control {
                 self.members.handle_connected(member);
                 self.refresh(now);
             }
+            ShardToControl::AllOpen(frontend) => self.on_all_open(now, frontend),
             ShardToControl::Lost(member, reason) => self.outputs.push_back(ControlOutput::Close(member, reason)),
             ShardToControl::Planned(model, execution, budget) => {
                 self.members.models[model.0 as usize].planned = Some((execution, budget));
@@ -337,13 +406,18 @@ impl Control {
         if self.members.poll_timeout().is_some_and(|at| at <= now) {
             self.refresh(now);
         }
+        self.succession.handle_timeout(now);
+        self.follow_succession(now);
+        self.end_waiting(now);
         self.settle(now);
     }
 
     /// When [`Self::handle_timeout`] must be called at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        [self.members.poll_timeout(), self.changes.poll_timeout()].into_iter().flatten().min()
+        let own = [self.members.poll_timeout(), self.changes.poll_timeout()];
+        let others = [self.succession.poll_timeout(), self.takeover.poll_timeout()];
+        own.into_iter().chain(others).flatten().min()
     }
 
     /// The next thing to send.

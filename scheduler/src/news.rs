@@ -5,14 +5,14 @@
 use std::sync::Arc;
 
 use proto::{
-    BackendId, FrontendId, GpuId, LatencyProfile, LoadId, ModelId, ModelThreadId, Span, TaskId, hello::Member,
-    scheduler_to_frontend::DropReason,
+    BackendId, FrontendId, GpuId, LatencyProfile, LinkId, LoadId, ModelId, ModelThreadId, Span, TaskId, Timestamp,
+    backend_to_scheduler::BackendToScheduler, hello::Member, scheduler_to_frontend::DropReason,
 };
 
 use crate::{
     estimates::Estimate,
     messages::NetworkBudget,
-    shard::{Ride, ShardLoad},
+    shard::{Ride, ShardLoad, Unfinished},
     task::Task,
 };
 
@@ -69,6 +69,12 @@ pub enum ControlToShard {
     },
     /// A backend is about to leave, and its GPUs have left: it is to be told that no plan follows.
     Dismiss(BackendId),
+    /// A backend that obeys this primary has a plan of an earlier one, of a model that this thread owns.
+    Unfinished(BackendId, Unfinished),
+    /// What a backend reports of such a plan.
+    Inherited(BackendId, BackendToScheduler),
+    /// All backends have said what they have, and a frontend what it waits for. These of its links are not accounted for.
+    Settle(FrontendId, Vec<(BackendId, LinkId)>),
     /// A model that another thread owned so far.
     Adopt(Box<Moved>),
     /// Meant for a model that this thread owns, but sent to one that did before.
@@ -129,6 +135,8 @@ pub enum ShardToControl {
     Connected(Member),
     /// A member's connection to this thread ended, or it broke the protocol there.
     Lost(Member, String),
+    /// A frontend has named all tasks to this thread that an earlier primary was given.
+    AllOpen(FrontendId),
     /// What a model is planned with: l(1), and what the network costs it.
     Planned(ModelId, Span, NetworkBudget),
     /// What this thread has had to do.
@@ -148,6 +156,8 @@ pub enum ControlToRank {
     Budget(ModelId, NetworkBudget),
     /// A model is to be moved to another thread.
     Move(ModelId, ModelThreadId),
+    /// A GPU that is not in use still runs what an earlier primary gave it, until then.
+    GpuBusy(GpuId, Timestamp),
     /// A GPU is in use from now on.
     GpuJoined(GpuId, Vec<ModelId>),
     /// A GPU is not in use any more.

@@ -6,17 +6,24 @@
 #![allow(clippy::disallowed_methods, reason = "the scheduler's only place with a clock, threads and sockets")]
 
 mod connections;
+mod era_clock;
 mod in_place;
 mod leaving;
+mod peers;
 pub mod threads;
 pub mod turns;
+
+use era_clock::EraClock;
 
 use std::{net::SocketAddr, num::NonZero, sync::atomic::AtomicBool, thread};
 
 use proto::{Span, Timestamp, hello::SchedulerHello, turns::TurnWatch};
 use transport::{Arm, ArmName, Clock, Endpoint, EndpointConfig, OpenError, ROCE_PORT};
 
-use crate::config::{Config, RunError};
+use crate::{
+    cluster::ClusterConfig,
+    config::{Config, RunError},
+};
 
 /// How often `stop` is looked at, and whether all threads are alive.
 const LOOK_INTERVAL: Span = Span::from_millis(100);
@@ -28,13 +35,18 @@ const LOOK_INTERVAL: Span = Span::from_millis(100);
 /// it.
 pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    let cluster = config.cluster_config(cores)?;
+    let cluster = ClusterConfig { first_id: rand::random(), ..config.cluster_config(cores)? };
     let clock = Clock::start();
     if cluster.model_threads == 1 {
         in_place::run(config, &cluster, clock, stop)
     } else {
         threads::run(config, cluster, clock, stop)
     }
+}
+
+/// The clock that a scheduler's state machines are told.
+fn era_clock(cluster: &ClusterConfig, clock: Clock) -> EraClock {
+    if cluster.succession.schedulers > 1 { EraClock::among_others(clock) } else { EraClock::alone(clock) }
 }
 
 /// A turn that should have come at `due` comes now. Says so if that is late.

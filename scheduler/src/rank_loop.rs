@@ -50,6 +50,10 @@ impl RankLoop {
                 self.ends[usize::from(former.0)].post_release(model);
                 self.told.insert(former);
             }
+            ControlToRank::GpuBusy(gpu, until) => {
+                let free_at = self.away.entry(gpu).or_insert(until);
+                *free_at = until.max(*free_at);
+            }
             ControlToRank::GpuJoined(gpu, models) => {
                 let free_at = self.away.remove(&gpu).map_or(now, |at| at.max(now));
                 self.rank.handle_gpu_joined(free_at, gpu, models);

@@ -6,6 +6,7 @@
 //! No IO and no clock: `handle_*` takes what arrived and `now`, `poll_output` yields what is to be sent.
 
 mod fencing;
+mod heirs;
 mod plans;
 
 use std::{
@@ -35,7 +36,9 @@ use crate::{
     task::{Batch, ModelConfig, Task},
 };
 use fencing::Fences;
-use plans::{PlanTimes, Plans, RunningTask, SentPlan};
+use heirs::Heir;
+pub use heirs::Unfinished;
+use plans::{Dropped, PlanTimes, Plans, RunningTask, SentPlan};
 
 /// How often plans are looked at whose backends should have spoken.
 const WATCH_INTERVAL: Span = Span::from_millis(250);
@@ -156,6 +159,8 @@ pub struct Shard {
     planner: Box<dyn Planner<Ride>>,
     plans: Plans,
     fences: Fences,
+    /// Frontends that obey us and are not settled.
+    heirs: BTreeMap<FrontendId, Heir>,
     /// When plans are looked at again.
     watch_at: Timestamp,
     outputs: VecDeque<ShardOutput>,
@@ -176,6 +181,7 @@ impl Shard {
             planner,
             plans: Plans::new(config.id),
             fences: Fences::default(),
+            heirs: BTreeMap::new(),
             watch_at: Timestamp::PAST,
             outputs: VecDeque::new(),
             config,
@@ -232,6 +238,9 @@ impl Shard {
             }
             ControlToShard::Unload { backend, model } => self.tell(backend, SchedulerToBackend::Unload { model }),
             ControlToShard::Dismiss(backend) => self.tell(backend, SchedulerToBackend::Dismissed),
+            ControlToShard::Unfinished(backend, plan) => self.on_unfinished(now, backend, plan),
+            ControlToShard::Inherited(backend, report) => self.on_inherited(now, backend, report),
+            ControlToShard::Settle(frontend, links) => self.on_settle(now, frontend, links),
             ControlToShard::Adopt(moved) => self.on_adopted(now, *moved),
             ControlToShard::Forwarded(model, Forwarded::Task(task)) => self.on_forwarded(now, model, task),
             // Whom nobody owns is not forwarded again.
@@ -273,7 +282,14 @@ impl Shard {
     #[must_use]
     pub fn is_for_shard_of_frontend(message: &FrontendToScheduler) -> bool {
         use FrontendToScheduler as Message;
-        matches!(message, Message::Submit { .. } | Message::Cancel { .. } | Message::Fenced { .. })
+        matches!(
+            message,
+            Message::Submit { .. }
+                | Message::Cancel { .. }
+                | Message::Fenced { .. }
+                | Message::Open { .. }
+                | Message::AllOpen
+        )
     }
 
     /// Whether a backend's message is for the ModelThread, where one connection serves that and control.
@@ -302,11 +318,25 @@ impl Shard {
             }
             FrontendToScheduler::Cancel { task, model } => {
                 check_owner(frontend, task)?;
-                self.on_cancel(now, model, task);
+                if !self.on_heir_cancelled(model, task) {
+                    self.on_cancel(now, model, task);
+                }
+                Ok(())
+            }
+            FrontendToScheduler::Open { task: id, model, deadline, priority, attempt, slot } => {
+                let deadline = self.latest_end(now, deadline);
+                self.on_open(frontend, RunningTask { id, model, deadline, priority, attempt, losses: 0, slot })
+            }
+            FrontendToScheduler::AllOpen => {
+                self.outputs.push_back(ShardOutput::ToControl(ShardToControl::AllOpen(frontend)));
                 Ok(())
             }
             FrontendToScheduler::Fenced { backend, unanswered } => self.on_fenced(now, frontend, backend, &unanswered),
-            FrontendToScheduler::ClockRequest { .. } | FrontendToScheduler::ChangeModel { .. } => {
+            FrontendToScheduler::ClockRequest { .. }
+            | FrontendToScheduler::ChangeModel { .. }
+            | FrontendToScheduler::Link { .. }
+            | FrontendToScheduler::Obeys { .. }
+            | FrontendToScheduler::Misses { .. } => {
                 Err(Violation("a frontend asked a ModelThread what is control's to answer".to_owned()))
             }
         }
@@ -339,6 +369,9 @@ impl Shard {
             | BackendToScheduler::Leaving
             | BackendToScheduler::Loaded { .. }
             | BackendToScheduler::Unloaded { .. }
+            | BackendToScheduler::Unfinished { .. }
+            | BackendToScheduler::Obeys { .. }
+            | BackendToScheduler::Misses { .. }
             | BackendToScheduler::ClockRequest { .. } => {
                 Err(Violation("a backend told a ModelThread what is control's to know".to_owned()))
             }
@@ -353,7 +386,7 @@ impl Shard {
         let Some(member) = self.frontends.get_mut(&frontend) else { return Ok(()) };
         member.tasks += 1;
         let (is_full, is_served) = (member.tasks > self.config.tasks_per_frontend_max, member.is_served);
-        let deadline = (deadline - self.config.resp).clamp(now - DEADLINE_MAX, now + DEADLINE_MAX);
+        let deadline = self.latest_end(now, deadline);
         let task = Task { id, deadline, priority, payload: Ride { attempt: 0, losses: 0, slot } };
         match self.models.get_mut(&model) {
             _ if is_full => self.drop_task(id, DropReason::QueueFull),
@@ -369,6 +402,11 @@ impl Shard {
             None => self.forward(model, Forwarded::Task(task)),
         }
         Ok(())
+    }
+
+    /// When a task's execution must have ended for its answer to come by `deadline`.
+    fn latest_end(&self, now: Timestamp, deadline: Timestamp) -> Timestamp {
+        (deadline - self.config.resp).clamp(now - DEADLINE_MAX, now + DEADLINE_MAX)
     }
 
     /// A task's client hung up.
@@ -410,10 +448,11 @@ impl Shard {
         (plan, task): (PlanId, TaskId),
         reason: DropReason,
     ) -> Result<(), Violation> {
-        if !self.plans.on_dropped(backend, plan, task) {
-            return Err(Violation(format!("{task:?}: {reason}, but {backend:?} does not have it in {plan:?}")));
+        match self.plans.on_dropped(backend, plan, task) {
+            Some(Dropped::Task) => self.drop_task(task, reason),
+            Some(Dropped::Heir) => {}
+            None => return Err(Violation(format!("{task:?}: {reason}, but {backend:?} does not have it in {plan:?}"))),
         }
-        self.drop_task(task, reason);
         Ok(())
     }
 
@@ -448,8 +487,11 @@ impl Shard {
                 self.follow_estimates(now);
             }
         }
-        if matches!(outcome, PlanOutcome::Executed { .. }) && done.failed.is_empty() {
-            let took = (arrived_at - done.sent_at, (fetched_at - arrived_at) / done.size as i64);
+        if let PlanOutcome::Executed { .. } = outcome
+            && done.failed.is_empty()
+            && let Some(sent_at) = done.sent_at
+        {
+            let took = (arrived_at - sent_at, (fetched_at - arrived_at) / done.size as i64);
             self.on_network_seen(now, done.model, took);
         }
         let is_abandoned = matches!(outcome, PlanOutcome::Abandoned { .. });
@@ -559,13 +601,14 @@ impl Shard {
     pub fn is_idle(&self) -> bool {
         let no_queue = self.models.keys().all(|&model| self.planner.queue_length(model) == 0);
         let no_count = self.frontends.values().all(|frontend| frontend.tasks == 0);
-        no_queue && no_count && self.plans.len() == 0 && self.fences.len() == 0
+        no_queue && no_count && self.plans.len() == 0 && self.fences.len() == 0 && self.heirs.is_empty()
     }
 
     fn on_frontend_left(&mut self, now: Timestamp, frontend: FrontendId) {
         self.passes.remove(&Member::Frontend(frontend));
         self.frontends.remove(&frontend);
         self.fences.forget_frontend(frontend);
+        self.heirs.remove(&frontend);
         self.planner.handle_owner_left(now, &|task| task.frontend() == frontend);
     }
 
@@ -666,7 +709,10 @@ impl Shard {
         };
         let soonest_end = now + entry.budget.delay(1) + self.estimates.profile(model).latency(1);
         if soonest_end > deadline || losses >= LOSSES_MAX || entry.hosted.is_err() || !is_served {
-            return self.drop_task(id, DropReason::BackendLost);
+            // What an earlier primary had may only have come too late.
+            let reason =
+                if losses == 0 && soonest_end > deadline { DropReason::Deadline } else { DropReason::BackendLost };
+            return self.drop_task(id, reason);
         }
         self.planner.handle_submit(now, model, task);
     }

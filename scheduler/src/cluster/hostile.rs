@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    ChangeId, LatencyProfile, LinkId, LoadId, PlanId, SlotDescriptor, TaskId,
+    ChangeId, Epoch, LatencyProfile, LinkId, LoadId, PlanId, SlotDescriptor, TaskId,
     backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, Undelivered},
     frontend_to_scheduler::{ADDRESS_BYTES_MAX, ModelChange},
     scheduler_to_backend::BatchPlan,
@@ -18,6 +18,8 @@ use super::*;
 
 const STEPS: usize = 1_000;
 const MEMBERS_MAX: usize = 4;
+/// The first epoch of a scheduler that is alone.
+const EPOCH: Epoch = Epoch { number: 1, scheduler: 0 };
 
 fn slot(number: u32) -> SlotDescriptor {
     SlotDescriptor { slot: number, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 128 }
@@ -67,6 +69,8 @@ impl World {
             reestimate: true,
             model_threads: threads,
             addresses,
+            succession: SuccessionConfig::ALONE,
+            first_id: 0,
         };
         let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
@@ -84,16 +88,17 @@ impl World {
             planned: Vec::new(),
             reached: [0; 3],
         };
-        let hello = FrontendHello { link_address: "127.0.0.1:9".into() };
+        let hello = FrontendHello::new("127.0.0.1:9");
         let welcome = world.cluster.handle_frontend_joined(world.now, hello).unwrap();
         world.connect(Member::Frontend(welcome.frontend), welcome.model_threads.pass);
         let profile = LatencyProfile::linear(1.0, 2.0, 8).unwrap();
         let offer = ModelOffer { name: "m".into(), version: "1".into(), profile, input_bytes: 8, gpu_indexes: vec![0] };
-        let hello = BackendHello { gpus: 1, models: vec![offer] };
+        let hello = BackendHello::new(1, vec![offer]);
         let joined = world.cluster.handle_backend_joined(world.now, hello).unwrap();
         world.connect(Member::Backend(joined.backend), joined.model_threads.pass);
         world.good = (welcome.frontend, joined.backend);
-        world.tell_good(BackendToScheduler::Linked { frontend: welcome.frontend });
+        world.tell_good(BackendToScheduler::Obeys { epoch: EPOCH });
+        world.tell_good(BackendToScheduler::Linked { frontend: welcome.frontend, link: LinkId(1) });
         world
     }
 
@@ -106,6 +111,10 @@ impl World {
 
     fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
         (!from.is_empty()).then(|| from[self.rng.random_range(0..from.len())])
+    }
+
+    fn epoch(&mut self) -> Epoch {
+        if self.rng.random() { EPOCH } else { Epoch { number: self.number(3) as u32, scheduler: self.rng.random() } }
     }
 
     /// Mostly near what is sensible, otherwise anything, the ends above all.
@@ -198,7 +207,7 @@ impl World {
         if self.rng.random() && self.frontends.len() < MEMBERS_MAX {
             let address = if self.rng.random() { "127.0.0.1:8".to_owned() } else { self.text(ADDRESS_BYTES_MAX) };
             let fits = (1..=ADDRESS_BYTES_MAX).contains(&address.len());
-            let joined = self.cluster.handle_frontend_joined(self.now, FrontendHello { link_address: address });
+            let joined = self.cluster.handle_frontend_joined(self.now, FrontendHello::new(address));
             assert_eq!(joined.is_ok(), fits);
             if let Ok(welcome) = joined {
                 self.connect(Member::Frontend(welcome.frontend), welcome.model_threads.pass);
@@ -207,12 +216,14 @@ impl World {
         } else if self.backends.len() < MEMBERS_MAX {
             let models = (0..self.rng.random_range(0..4)).map(|_| self.offer()).collect();
             let gpus = if self.rng.random_range(0..4) == 0 { self.number(3) as u32 } else { 1 };
-            if let Ok(welcome) = self.cluster.handle_backend_joined(self.now, BackendHello { gpus, models }) {
+            if let Ok(welcome) = self.cluster.handle_backend_joined(self.now, BackendHello::new(gpus, models)) {
                 self.connect(Member::Backend(welcome.backend), welcome.model_threads.pass);
                 self.backends.push(welcome.backend);
                 // One that can be planned on does more harm.
+                let obeys = BackendToScheduler::Obeys { epoch: EPOCH };
+                self.cluster.handle_backend_message(self.now, Port::Control, welcome.backend, obeys).unwrap();
                 for frontend in self.frontends.iter().copied().chain([self.good.0]).collect::<Vec<_>>() {
-                    let linked = BackendToScheduler::Linked { frontend };
+                    let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
                     self.cluster.handle_backend_message(self.now, Port::Control, welcome.backend, linked).unwrap();
                 }
             }
@@ -222,7 +233,23 @@ impl World {
     fn frontend_says(&mut self) {
         let Some(frontend) = self.pick(&self.frontends.clone()) else { return };
         let (task, model) = (self.task(frontend), self.model());
-        let message = match self.rng.random_range(0..10) {
+        let message = match self.rng.random_range(0..12) {
+            10 => match self.rng.random_range(0..3) {
+                0 => FrontendToScheduler::Link { backend: self.good.1, link: LinkId(self.number(3) as u32) },
+                1 => FrontendToScheduler::Obeys { epoch: self.epoch() },
+                _ => FrontendToScheduler::Misses { misses: self.rng.random() },
+            },
+            11 => match self.rng.random_range(0..4) {
+                0 => FrontendToScheduler::AllOpen,
+                _ => FrontendToScheduler::Open {
+                    task,
+                    model,
+                    deadline: self.instant(),
+                    priority: self.rng.random(),
+                    attempt: self.number(3) as u16,
+                    slot: slot(0),
+                },
+            },
             0 | 1 => FrontendToScheduler::Cancel { task, model },
             2 => FrontendToScheduler::ClockRequest { sent_at: self.instant(), resp: self.span() },
             3 => {
@@ -263,9 +290,18 @@ impl World {
             };
             (0..world.rng.random_range(0..4)).map(|_| one(world)).collect::<Vec<_>>()
         };
-        let message = match self.rng.random_range(0..12) {
+        let message = match self.rng.random_range(0..14) {
+            12 if self.rng.random() => BackendToScheduler::Obeys { epoch: self.epoch() },
+            12 => BackendToScheduler::Misses { misses: self.rng.random() },
+            13 => {
+                let plan = PlanId::new(ModelThreadId::INHERITED, self.number(3) & 0xffff);
+                let (gpu_index, model) = (self.number(1) as u32, self.model());
+                let frees_at = self.rng.random::<bool>().then(|| self.instant());
+                let tasks = (0..self.rng.random_range(0..300)).map(|_| (self.task(frontend), 0)).collect();
+                BackendToScheduler::Unfinished { plan, gpu_index, model, frees_at, tasks }
+            }
             0 if self.rng.random_range(0..5) == 0 => BackendToScheduler::Unlinked { frontend },
-            0..=2 => BackendToScheduler::Linked { frontend },
+            0..=2 => BackendToScheduler::Linked { frontend, link: LinkId(1) },
             3 => {
                 let outcome = match self.rng.random_range(0..3) {
                     0 => LoadOutcome::Ready(self.offer()),
@@ -383,7 +419,7 @@ impl World {
                 }
                 // Hostile ones link too: else they would be given nothing to lie about.
                 ClusterOutput::ToBackend(_, backend, SchedulerToBackend::FrontendJoined { frontend, .. }) => {
-                    let linked = BackendToScheduler::Linked { frontend };
+                    let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
                     let said = self.cluster.handle_backend_message(self.now, Port::Control, backend, linked);
                     assert_eq!(said, Ok(()));
                 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use proto::{
-    ChangeId, LatencyProfile, LinkId, PlanId, SlotDescriptor, TaskId,
+    ChangeId, Epoch, LatencyProfile, LinkId, PlanId, SlotDescriptor, TaskId,
     backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, Undelivered},
     frontend_to_scheduler::ModelChange,
     scheduler_to_backend::BatchPlan,
@@ -32,6 +32,8 @@ fn config() -> ClusterConfig {
         reestimate: true,
         model_threads: 1,
         addresses: Vec::new(),
+        succession: SuccessionConfig::ALONE,
+        first_id: 0,
     }
 }
 
@@ -44,7 +46,7 @@ fn slot() -> SlotDescriptor {
 }
 
 fn offer(gpus: u32) -> BackendHello {
-    BackendHello { gpus, models: vec![model_offer(gpus, "m", 1)] }
+    BackendHello::new(gpus, vec![model_offer(gpus, "m", 1)])
 }
 
 fn model_offer(gpus: u32, name: &str, version: u32) -> ModelOffer {
@@ -79,10 +81,24 @@ fn pair(now: Timestamp) -> (Cluster, FrontendId, BackendId) {
     (cluster, frontend, backend)
 }
 
+/// The first epoch of a scheduler that is alone.
+const EPOCH: Epoch = Epoch { number: 1, scheduler: 0 };
+
+/// A backend joins and obeys.
+fn add_backend(cluster: &mut Cluster, now: Timestamp, hello: BackendHello) -> BackendWelcome {
+    let welcome = cluster.handle_backend_joined(now, hello).unwrap();
+    assert_eq!(welcome.claim.epoch, EPOCH);
+    let obeys = BackendToScheduler::Obeys { epoch: EPOCH };
+    cluster.handle_backend_message(now, Port::Control, welcome.backend, obeys).unwrap();
+    welcome
+}
+
 fn join(cluster: &mut Cluster, now: Timestamp) -> (FrontendId, BackendId) {
-    let frontend = cluster.handle_frontend_joined(now, FrontendHello { link_address: "f:1".into() }).unwrap().frontend;
-    let backend = cluster.handle_backend_joined(now, offer(1)).unwrap().backend;
-    cluster.handle_backend_message(now, Port::Control, backend, BackendToScheduler::Linked { frontend }).unwrap();
+    let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
+    let backend = add_backend(cluster, now, offer(1)).backend;
+    cluster
+        .handle_backend_message(now, Port::Control, backend, BackendToScheduler::Linked { frontend, link: LinkId(1) })
+        .unwrap();
     drain(cluster);
     (frontend, backend)
 }
@@ -228,8 +244,15 @@ fn each_gpu_is_planned_with_its_own_times() {
     let (frontend, slow) = join(&mut cluster, Timestamp(0));
     let mut faster = offer(1);
     faster.models[0].profile = faster.models[0].profile.scaled(1.0 / 3.0);
-    let fast = cluster.handle_backend_joined(Timestamp(0), faster).unwrap().backend;
-    cluster.handle_backend_message(Timestamp(0), Port::Control, fast, BackendToScheduler::Linked { frontend }).unwrap();
+    let fast = add_backend(&mut cluster, Timestamp(0), faster).backend;
+    cluster
+        .handle_backend_message(
+            Timestamp(0),
+            Port::Control,
+            fast,
+            BackendToScheduler::Linked { frontend, link: LinkId(1) },
+        )
+        .unwrap();
     let plan_of_next = |cluster: &mut Cluster, sequence| {
         cluster
             .handle_frontend_message(
@@ -292,9 +315,11 @@ fn a_task_of_another_frontend_is_a_violation() {
 fn a_frontend_is_told_what_serves_it_and_when_that_ends() {
     let mut cluster = scheduler(&config());
     let now = Timestamp(0);
-    let frontend = cluster.handle_frontend_joined(now, FrontendHello { link_address: "f:1".into() }).unwrap().frontend;
-    let backend = cluster.handle_backend_joined(now, offer(3)).unwrap().backend;
-    cluster.handle_backend_message(now, Port::Control, backend, BackendToScheduler::Linked { frontend }).unwrap();
+    let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
+    let backend = add_backend(&mut cluster, now, offer(3)).backend;
+    cluster
+        .handle_backend_message(now, Port::Control, backend, BackendToScheduler::Linked { frontend, link: LinkId(1) })
+        .unwrap();
     cluster.handle_disconnected(now, Port::Control, Member::Backend(backend), String::new());
     let gpus: Vec<u32> = drain(&mut cluster)
         .into_iter()
@@ -373,7 +398,7 @@ fn unloading_ends_what_waits_and_loading_serves_again() {
     assert_eq!(drain(&mut cluster), [dropped(1)]);
 
     // A backend that comes meanwhile is told to do without it, too.
-    let late = cluster.handle_backend_joined(now, offer(1)).unwrap();
+    let late = add_backend(&mut cluster, now, offer(1));
     let unwanted =
         ClusterOutput::ToBackend(Port::Control, late.backend, SchedulerToBackend::Unload { model: late.models[0] });
     assert!(drain(&mut cluster).contains(&unwanted));
@@ -421,8 +446,10 @@ fn a_backend_that_cannot_reach_a_frontend_gets_none_of_its_tasks() {
     let mut cluster = scheduler(&config());
     let now = Timestamp(0);
     let (frontend, cut_off) = join(&mut cluster, now);
-    let other = cluster.handle_backend_joined(now, offer(1)).unwrap().backend;
-    cluster.handle_backend_message(now, Port::Control, other, BackendToScheduler::Linked { frontend }).unwrap();
+    let other = add_backend(&mut cluster, now, offer(1)).backend;
+    cluster
+        .handle_backend_message(now, Port::Control, other, BackendToScheduler::Linked { frontend, link: LinkId(1) })
+        .unwrap();
     let unlinked = BackendToScheduler::Unlinked { frontend };
     cluster.handle_backend_message(now, Port::Control, cut_off, unlinked).unwrap();
     let planned_at = |cluster: &mut Cluster, first: u64| {
@@ -447,7 +474,7 @@ fn a_backend_that_cannot_reach_a_frontend_gets_none_of_its_tasks() {
         backends
     };
     assert_eq!(planned_at(&mut cluster, 0), [other].into());
-    let linked = BackendToScheduler::Linked { frontend };
+    let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
     cluster.handle_backend_message(Timestamp(900 * MS), Port::Control, cut_off, linked).unwrap();
     assert!(planned_at(&mut cluster, 10).contains(&other), "one of the two, which are alike");
     // When nobody reaches it, its tasks end at once and with the reason.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use proto::{
-    BackendId, FrontendId, GpuId, LatencyProfile, ModelId, ModelThreadId, Span, Timestamp,
+    BackendId, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, Span, Timestamp,
     backend_to_scheduler::{BackendHello, ModelOffer},
     frontend_to_scheduler::{ADDRESS_BYTES_MAX, NAME_BYTES_MAX},
     hello::Member,
@@ -23,7 +23,7 @@ pub(super) const LINK_GRACE: Span = Span::from_millis(2_000);
 
 /// The most of each kind that the scheduler keeps track of.
 const FRONTENDS_MAX: usize = 1024;
-const BACKENDS_MAX: usize = 4096;
+pub(super) const BACKENDS_MAX: usize = 4096;
 const GPUS_PER_BACKEND_MAX: u32 = 64;
 
 /// Why a member was refused; the member prints it.
@@ -49,6 +49,22 @@ pub enum JoinError {
     /// It is about to end.
     #[error("the scheduler is about to end and takes nobody in")]
     Leaving,
+    /// Its id is in use here.
+    #[error("{who}")]
+    Taken {
+        /// By whom.
+        who: &'static str,
+    },
+    /// It keeps no common clock with the others yet.
+    #[error("this scheduler has just started, and does not know yet who is the primary; try again")]
+    NotWarm,
+}
+
+impl JoinError {
+    /// The member's former connection has not been reported down.
+    const PRESENT: Self = Self::Taken { who: "your former connection has just ended, or is about to; try again" };
+    /// Two members were given the same id, by schedulers that did not know of each other.
+    const SOMEBODY_ELSE: Self = Self::Taken { who: "another member has your id; it is to be started anew" };
 }
 
 #[derive(Debug)]
@@ -56,7 +72,23 @@ pub(super) struct Frontend {
     pub(super) link_address: String,
     /// What it was last told of each model.
     pub(super) told: BTreeMap<ModelId, Told>,
+    /// Tells it from another member of its name.
+    token: u64,
+    /// What it brings along once it obeys us.
+    pub(super) heir: Heir,
     joining: Joining,
+}
+
+/// A frontend's way to obey a primary: it names its links, then to each ModelThread its open tasks.
+#[derive(Debug, Default)]
+pub(super) struct Heir {
+    pub(super) obeys: bool,
+    /// Links that could reach its slots then.
+    pub(super) links: BTreeMap<BackendId, LinkId>,
+    /// ModelThreads that have heard of all its open tasks.
+    pub(super) threads: u16,
+    /// These have been told what to do with them.
+    pub(super) is_settled: bool,
 }
 
 /// What a frontend knows of a model.
@@ -83,10 +115,15 @@ pub(super) struct Backend {
     pub(super) gpus: Vec<GpuId>,
     /// l(b) of what it hosts; backends that offer the same share a table.
     offers: BTreeMap<ModelId, Arc<LatencyProfile>>,
-    linked: BTreeSet<FrontendId>,
+    pub(super) linked: BTreeMap<FrontendId, LinkId>,
     joining: Joining,
     /// It wants no more plans.
     leaves: bool,
+    token: u64,
+    /// It takes our plans, and no other scheduler's.
+    pub(super) obeys: bool,
+    /// It was here when we took over and has not said yet whether it obeys: what it runs is not known.
+    pub(super) owes: bool,
 }
 
 #[derive(Debug)]
@@ -130,9 +167,17 @@ pub(super) struct Members {
     reach: Reach,
     /// When that was decided.
     reached_at: Timestamp,
+    /// The ids that are given next. Schedulers begin at random, so that two of them hardly ever give the same.
     next_frontend: u32,
     next_backend: u32,
     next_gpu: u32,
+}
+
+/// Who a new member says it is: the id that another scheduler gave it, and its token.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Known<Id> {
+    pub(super) id: Option<Id>,
+    pub(super) token: u64,
 }
 
 /// What a backend's join changed.
@@ -158,8 +203,9 @@ pub(super) struct Hosted {
     pub(super) refused: BTreeSet<BackendId>,
 }
 
-impl Default for Members {
-    fn default() -> Self {
+impl Members {
+    /// Nobody yet. The first ids follow from `first_id`.
+    pub(super) fn new(first_id: u32) -> Self {
         Self {
             frontends: BTreeMap::new(),
             backends: BTreeMap::new(),
@@ -168,20 +214,19 @@ impl Default for Members {
             dealt: 0,
             reach: Reach::default(),
             reached_at: Timestamp::PAST,
-            next_frontend: 0,
-            next_backend: 0,
+            next_frontend: first_id % FrontendId::COUNT_MAX,
+            next_backend: first_id,
             next_gpu: 0,
         }
     }
-}
 
-impl Members {
     /// Takes in a frontend that has yet to connect to so many `threads`.
     pub(super) fn add_frontend(
         &mut self,
         now: Timestamp,
         link_address: String,
         threads: usize,
+        known: Known<FrontendId>,
     ) -> Result<FrontendId, JoinError> {
         if link_address.is_empty() || link_address.len() > ADDRESS_BYTES_MAX {
             return Err(JoinError::BadAddress { found: link_address.len() });
@@ -189,10 +234,22 @@ impl Members {
         if self.frontends.len() >= FRONTENDS_MAX {
             return Err(JoinError::TooMany { kind: "frontends", max: FRONTENDS_MAX });
         }
-        let id = FrontendId(self.next_frontend);
-        self.next_frontend += 1;
+        let id = match known.id {
+            Some(id) if id.0 >= FrontendId::COUNT_MAX => return Err(JoinError::SOMEBODY_ELSE),
+            Some(id) => match self.frontends.get(&id) {
+                Some(present) if present.token == known.token => return Err(JoinError::PRESENT),
+                Some(_) => return Err(JoinError::SOMEBODY_ELSE),
+                None => id,
+            },
+            None => {
+                let mut ids = (self.next_frontend..FrontendId::COUNT_MAX).chain(0..self.next_frontend).map(FrontendId);
+                ids.find(|id| !self.frontends.contains_key(id)).expect("there are fewer than ids")
+            }
+        };
+        self.next_frontend = (id.0 + 1) % FrontendId::COUNT_MAX;
         let joining = Joining { threads, grace_until: now + LINK_GRACE };
-        self.frontends.insert(id, Frontend { link_address, told: BTreeMap::new(), joining });
+        let (told, heir) = (BTreeMap::new(), Heir::default());
+        self.frontends.insert(id, Frontend { link_address, told, token: known.token, heir, joining });
         Ok(id)
     }
 
@@ -212,8 +269,20 @@ impl Members {
         if self.models.len() + offers.len() > MODELS_MAX {
             return Err(JoinError::TooMany { kind: "models", max: MODELS_MAX });
         }
-        let backend = BackendId(self.next_backend);
-        self.next_backend += 1;
+        let known = Known { id: hello.known_as, token: hello.standing.token };
+        let backend = match known.id {
+            Some(id) => match self.backends.get(&id) {
+                Some(present) if present.token == known.token => return Err(JoinError::PRESENT),
+                Some(_) => return Err(JoinError::SOMEBODY_ELSE),
+                None if id == BackendId::NOBODY => return Err(JoinError::SOMEBODY_ELSE),
+                None => id,
+            },
+            None => {
+                let mut ids = (self.next_backend..u32::MAX).chain(0..self.next_backend).map(BackendId);
+                ids.find(|id| !self.backends.contains_key(id)).expect("there are fewer than ids")
+            }
+        };
+        self.next_backend = backend.0 + 1;
         let (mut reprofiled, mut refused) = (BTreeSet::new(), BTreeSet::new());
         let (mut models, mut taken) = (Vec::new(), BTreeMap::new());
         let mut hosted: Vec<Vec<ModelId>> = vec![Vec::new(); hello.gpus as usize];
@@ -239,7 +308,9 @@ impl Members {
             gpus.push(self.add_gpu(Gpu { backend, index: index as u32, models, is_usable: true, planned: None }));
         }
         let joining = Joining { threads, grace_until: now + LINK_GRACE };
-        self.backends.insert(backend, Backend { gpus, offers: taken, linked: BTreeSet::new(), joining, leaves: false });
+        let linked = BTreeMap::new();
+        let (token, leaves, obeys, owes) = (known.token, false, false, false);
+        self.backends.insert(backend, Backend { gpus, offers: taken, linked, joining, leaves, token, obeys, owes });
         Ok(Joined { backend, models, reprofiled, unwanted: refused })
     }
 
@@ -262,7 +333,8 @@ impl Members {
     /// GPUs that planners know and should not, as their backend is not in use any more, or as what they host is another
     /// now. One may differ in models that nobody hosted when it changed, and that matters as soon as somebody does.
     pub(super) fn gpus_that_leave(&self, reach: &Reach) -> Vec<GpuId> {
-        let is_used = |gpu: &Gpu| gpu.is_usable && reach.backends.contains(&gpu.backend);
+        let obeys = |gpu: &Gpu| self.backends.get(&gpu.backend).is_some_and(|entry| entry.obeys);
+        let is_used = |gpu: &Gpu| gpu.is_usable && obeys(gpu) && reach.backends.contains(&gpu.backend);
         let used = || self.gpus.iter().filter(|(_, gpu)| is_used(gpu));
         let hosted: BTreeSet<ModelId> = used().flat_map(|(_, gpu)| gpu.models.iter().copied()).collect();
         let differs = |gpu: &Gpu, planned: &[ModelId]| {
@@ -282,7 +354,8 @@ impl Members {
     pub(super) fn gpus_that_come(&mut self) -> Vec<GpuId> {
         let mut coming = Vec::new();
         for (&id, gpu) in &mut self.gpus {
-            if gpu.planned.is_none() && gpu.is_usable && self.reach.backends.contains(&gpu.backend) {
+            let obeys = self.backends.get(&gpu.backend).is_some_and(|entry| entry.obeys);
+            if gpu.planned.is_none() && gpu.is_usable && obeys && self.reach.backends.contains(&gpu.backend) {
                 gpu.planned = Some(gpu.models.clone());
                 coming.push(id);
             }
@@ -395,8 +468,9 @@ impl Members {
         (id, changed)
     }
 
+    /// Backends cut off a frontend that their primary has lost, but not one that only a standby has.
     pub(super) fn remove_frontend(&mut self, frontend: FrontendId) -> Option<Frontend> {
-        for backend in self.backends.values_mut() {
+        for backend in self.backends.values_mut().filter(|backend| backend.obeys) {
             backend.linked.remove(&frontend);
         }
         self.reach.frontends.remove(&frontend);
@@ -426,11 +500,27 @@ impl Members {
     }
 
     /// Notes a link, or its end. False if either end is not there (any more).
-    pub(super) fn set_linked(&mut self, backend: BackendId, frontend: FrontendId, is_linked: bool) -> bool {
-        let Some(entry) = self.backends.get_mut(&backend).filter(|_| self.frontends.contains_key(&frontend)) else {
-            return false;
+    pub(super) fn set_linked(&mut self, backend: BackendId, frontend: FrontendId, link: Option<LinkId>) -> bool {
+        let Some(entry) = self.backends.get_mut(&backend) else { return false };
+        let former = match link {
+            // Whoever it is may join later here than there.
+            Some(link) if entry.linked.len() < 2 * FRONTENDS_MAX => entry.linked.insert(frontend, link),
+            Some(_) => return false,
+            None => entry.linked.remove(&frontend),
         };
-        if is_linked { entry.linked.insert(frontend) } else { entry.linked.remove(&frontend) }
+        former != link && self.frontends.contains_key(&frontend)
+    }
+
+    /// The fences that must be confirmed before what a frontend was said to wait for can run again: links that could
+    /// reach its slots, but not of a backend that obeys us and knows them.
+    pub(super) fn doubtful_links(&self, frontend: FrontendId) -> Vec<(BackendId, LinkId)> {
+        let Some(entry) = self.frontends.get(&frontend) else { return Vec::new() };
+        let is_known = |backend: &BackendId, link: &LinkId| {
+            let backend = self.backends.get(backend).filter(|backend| backend.obeys);
+            backend.is_some_and(|backend| backend.linked.get(&frontend) == Some(link))
+        };
+        let doubtful = entry.heir.links.iter().filter(|(backend, link)| !is_known(backend, link));
+        doubtful.map(|(&backend, &link)| (backend, link)).collect()
     }
 
     /// Notes whether a GPU works. False if there is no such GPU.
@@ -472,7 +562,7 @@ impl Members {
         let frontends = self.frontends.iter().filter(|(_, entry)| has_joined(&entry.joining));
         let frontends =
             frontends.map(|(&id, entry)| (id, counts(&entry.joining) || self.reach.frontends.contains(&id)));
-        let is_linked = |backend, frontend| self.backends[&backend].linked.contains(&frontend);
+        let is_linked = |backend, frontend| self.backends[&backend].linked.contains_key(&frontend);
         Reach::of(&backends.collect(), &frontends.collect(), is_linked)
     }
 
@@ -563,7 +653,7 @@ mod tests {
     }
 
     fn hello(gpus: u32, models: Vec<ModelOffer>) -> BackendHello {
-        BackendHello { gpus, models }
+        BackendHello::new(gpus, models)
     }
 
     /// Every model is wanted.
@@ -571,7 +661,9 @@ mod tests {
         false
     }
 
+    /// All backends obey.
     fn used(members: &mut Members, now: i64) -> bool {
+        members.backends.values_mut().for_each(|backend| backend.obeys = true);
         let reach = members.reach(Timestamp(now));
         members.set_reach(Timestamp(now), reach);
         members.hosted_anew();
@@ -580,16 +672,16 @@ mod tests {
 
     #[test]
     fn a_backend_is_used_once_it_is_linked_to_all_who_are_served() {
-        let mut members = Members::default();
-        let early = members.add_frontend(Timestamp(0), "a:1".into(), 0).unwrap();
+        let mut members = Members::new(0);
+        let early = members.add_frontend(Timestamp(0), "a:1".into(), 0, Known { id: None, token: 0 }).unwrap();
         assert!(!used(&mut members, 0) && members.is_served(early));
         let joined = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 1.0, vec![0])]), 0, all).unwrap();
-        let late = members.add_frontend(Timestamp(0), "b:1".into(), 1).unwrap();
+        let late = members.add_frontend(Timestamp(0), "b:1".into(), 1, Known { id: None, token: 0 }).unwrap();
         assert!(!used(&mut members, 1));
-        assert!(members.set_linked(joined.backend, early, true));
+        assert!(members.set_linked(joined.backend, early, Some(LinkId(1))));
         assert!(used(&mut members, 2) && members.is_served(early) && !members.is_served(late));
         assert_eq!((members.models[0].hosts, members.gpus_that_come()), (1, vec![GpuId(0)]));
-        assert!(members.set_linked(joined.backend, late, true));
+        assert!(members.set_linked(joined.backend, late, Some(LinkId(1))));
         assert!(used(&mut members, 3) && !members.is_served(late), "it has yet to connect to a ModelThread");
         members.handle_connected(Member::Frontend(late));
         assert!(used(&mut members, 4) && members.is_served(late));
@@ -597,24 +689,24 @@ mod tests {
 
     #[test]
     fn a_frontend_that_cannot_be_reached_delays_a_backend_only_so_long() {
-        let mut members = Members::default();
-        let there = members.add_frontend(Timestamp(0), "a:1".into(), 0).unwrap();
+        let mut members = Members::new(0);
+        let there = members.add_frontend(Timestamp(0), "a:1".into(), 0, Known { id: None, token: 0 }).unwrap();
         assert!(!used(&mut members, 0));
         let [one, other] =
             [5, 6].map(|at| members.add_backend(Timestamp(at), hello(1, vec![]), 0, all).unwrap().backend);
-        members.set_linked(other, there, true);
+        members.set_linked(other, there, Some(LinkId(1)));
         let grace_ends = |at| Timestamp(at) + LINK_GRACE;
         assert!(!used(&mut members, 7) && members.is_used(other));
         assert_eq!(members.poll_timeout(), Some(grace_ends(5)));
         assert!(!used(&mut members, grace_ends(5).0) && members.is_used(other), "who reaches nobody stays out");
         assert_eq!((members.poll_timeout(), members.is_served(there)), (None, true));
-        members.set_linked(one, there, true);
+        members.set_linked(one, there, Some(LinkId(1)));
         assert!(used(&mut members, grace_ends(6).0));
     }
 
     #[test]
     fn two_offers_of_a_model_share_its_id_and_the_slower_profile() {
-        let mut members = Members::default();
+        let mut members = Members::new(0);
         let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 1.0, vec![0, 1])]), 0, all).unwrap();
         let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 2.0, vec![0])]), 0, all).unwrap();
         let same = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 0.5, vec![0])]), 0, all).unwrap();
@@ -626,7 +718,7 @@ mod tests {
 
     #[test]
     fn a_slower_backend_counts_while_it_is_there_and_equal_offers_are_one() {
-        let mut members = Members::default();
+        let mut members = Members::new(0);
         let [slow, fast, same] = [2.0, 1.0, 1.0].map(|alpha_ms| {
             let offers = vec![offer("m", alpha_ms, vec![0, 1])];
             members.add_backend(Timestamp(0), hello(3, offers), 0, all).unwrap().backend
@@ -646,7 +738,7 @@ mod tests {
 
     #[test]
     fn wrong_offers_are_refused_with_the_reason() {
-        let mut members = Members::default();
+        let mut members = Members::new(0);
         let mut refuse = |hello| members.add_backend(Timestamp(0), hello, 0, all).unwrap_err().to_string();
         assert!(refuse(hello(0, vec![])).contains("gpus is 0, expected 1 to 64"));
         assert!(refuse(hello(2, vec![offer("m", 1.0, vec![2])])).contains("m names GPU 2 of 2"));
@@ -655,7 +747,7 @@ mod tests {
 
     #[test]
     fn a_loaded_version_takes_the_place_of_the_others_and_their_profile() {
-        let mut members = Members::default();
+        let mut members = Members::new(0);
         let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 5.0, vec![0, 1])]), 0, all).unwrap();
         let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 5.0, vec![0])]), 0, all).unwrap();
         used(&mut members, 0);

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use proto::{
-    Timestamp,
+    Span, Timestamp,
     hello::{Member, SchedulerHello},
     turns::TurnWatch,
 };
@@ -12,7 +12,9 @@ use transport::{Clock, ConnectionId, Event};
 use super::{
     LOOK_INTERVAL,
     connections::{Connections, Said, encode},
+    era_clock::EraClock,
     leaving::Exit,
+    peers::Peers,
 };
 use crate::{
     cluster::{Cluster, ClusterConfig, ClusterOutput, Port},
@@ -20,16 +22,20 @@ use crate::{
 };
 
 pub(super) fn run(config: &Config, cluster: &ClusterConfig, clock: Clock, stop: &AtomicBool) -> Result<(), RunError> {
+    let era = super::era_clock(cluster, clock);
     let cluster = Cluster::new(cluster, rand::random())?;
-    let connections = Connections::new(super::open(config, config.listen, false)?);
+    let mut connections = Connections::new(super::open(config, config.listen, false)?);
+    let peers = Peers::open(config, clock, era.clone(), &mut connections.endpoint)?;
     tracing::info!(listen = %config.listen, policy = %config.policy, "the scheduler is up");
-    let mut server = Server { cluster, connections, clock, watch: TurnWatch::default(), due: Timestamp::PAST };
+    let (watch, due) = (TurnWatch::default(), Timestamp::PAST);
+    let mut server = Server { cluster, connections, peers, clock, era, watch, due };
     let mut exit = Exit::new(stop, config.drain_timeout_ms);
     loop {
         server.turn();
+        server.peers.ended()?;
         let now = server.clock.now();
         if exit.begins(now) {
-            server.cluster.handle_leaving(now);
+            server.cluster.handle_leaving(server.era.now());
         }
         if exit.is_over(now, || server.cluster.is_idle()) {
             return Ok(());
@@ -40,7 +46,11 @@ pub(super) fn run(config: &Config, cluster: &ClusterConfig, clock: Clock, stop: 
 struct Server {
     cluster: Cluster,
     connections: Connections,
+    peers: Peers,
+    /// The process's, which the endpoint keeps time by.
     clock: Clock,
+    /// What all state machines are told.
+    era: EraClock,
     watch: TurnWatch,
     /// When the next turn should come.
     due: Timestamp,
@@ -56,29 +66,36 @@ impl Server {
             busy = true;
             self.on_event(event);
         }
-        let now = self.clock.now();
+        let now = self.era.now();
         busy |= self.cluster.poll_timeout().is_some_and(|at| at <= now);
         // All that has come in is decided on at once.
         self.cluster.handle_timeout(now);
         self.send_outputs();
+        self.peers.beat();
         if busy {
             self.due = self.clock.now();
             self.connections.endpoint.drive(self.due);
             return;
         }
-        let timeouts = [self.cluster.poll_timeout(), self.connections.endpoint.poll_timeout()];
+        let now = self.clock.now();
+        let cluster = self.cluster.poll_timeout().map(|at| self.era.to_process(at));
+        let beats = self.peers.beats_in().map(|wait| now + Span(wait.as_nanos() as i64));
+        let timeouts = [cluster, beats, self.connections.endpoint.poll_timeout()];
         let until = timeouts.into_iter().flatten().fold(now + LOOK_INTERVAL, Timestamp::min);
         self.due = until.max(now);
         self.connections.endpoint.wait(now, until);
     }
 
     fn on_event(&mut self, event: Event) {
-        let now = self.clock.now();
+        let now = self.era.now();
+        if self.peers.handle_event(self.cluster.control(), &mut self.connections.endpoint, &event) {
+            return;
+        }
         match event {
             Event::Incoming { connection, peer, hello } => {
                 if let Err(reason) = self.welcome(now, connection, &hello) {
                     tracing::warn!(%peer, reason, "refused a peer");
-                    self.connections.endpoint.refuse(now, connection, &reason);
+                    self.connections.endpoint.refuse(self.clock.now(), connection, &reason);
                 }
             }
             Event::Message { connection, frame } => {
@@ -98,7 +115,7 @@ impl Server {
                     self.cluster.handle_disconnected(now, Port::Control, member, reason.0);
                 }
             }
-            // The scheduler opens no connection and registers no memory, so the rest does not happen to it.
+            // It opens no connection and registers no memory but for other schedulers.
             Event::Connected { .. }
             | Event::ReadDone { .. }
             | Event::WriteDone { .. }
@@ -122,8 +139,12 @@ impl Server {
                 (Member::Backend(welcome.backend), encode(&welcome))
             }
             SchedulerHello::Member(_) => return Err("this scheduler has no ModelThreads to connect to".to_owned()),
+            other => {
+                let at_door = (connection, other);
+                return self.peers.welcome(self.cluster.control(), &mut self.connections.endpoint, at_door);
+            }
         };
-        self.connections.accept(now, connection, member, welcome);
+        self.connections.accept(self.clock.now(), connection, member, welcome);
         Ok(())
     }
 
@@ -138,6 +159,9 @@ impl Server {
                     self.connections.post(Member::Backend(backend), &message);
                 }
                 ClusterOutput::Close(member, reason) => self.connections.close(member, &reason),
+                ClusterOutput::Peer(output) => {
+                    self.peers.perform(self.cluster.control(), &mut self.connections.endpoint, output);
+                }
             }
         }
         self.connections.flush();

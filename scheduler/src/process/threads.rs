@@ -13,7 +13,7 @@ use std::{
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use proto::{
-    ModelThreadId, Timestamp,
+    ModelThreadId, Span, Timestamp,
     hello::{Member, MemberHello, SchedulerHello},
     turns::TurnWatch,
 };
@@ -22,7 +22,9 @@ use transport::{Clock, ConnectionId, Event};
 use super::{
     LOOK_INTERVAL,
     connections::{Connections, Said, encode},
+    era_clock::EraClock,
     leaving::Exit,
+    peers::Peers,
     turns::{self, Bed, Idleness},
 };
 use crate::{
@@ -88,7 +90,9 @@ pub(super) fn run(
     stop: &AtomicBool,
 ) -> Result<(), RunError> {
     check_cores(config, cluster.model_threads)?;
-    let control_port = Connections::new(super::open(config, config.listen, true)?);
+    let mut control_port = Connections::new(super::open(config, config.listen, true)?);
+    let era = super::era_clock(&cluster, clock);
+    let peers = Peers::open(config, clock, era.clone(), &mut control_port.endpoint)?;
     let ids = || (0..cluster.model_threads).map(ModelThreadId);
     let ports = ids().map(|_| super::open(config, SocketAddr::new(config.listen.ip(), 0), true).map(Connections::new));
     let ports = ports.collect::<Result<Vec<_>, _>>()?;
@@ -117,10 +121,11 @@ pub(super) fn run(
     let rank = RankLoop::new(cluster.budget, rank_ends);
     let mut rank = RankDriver::new(rank, rank_news, (bed, rank_bell), shard_bells.clone());
     let rank_core = core(0);
+    let rank_clock = era.clone();
     let body = move || {
         let has_core = turns::pin(rank_core);
         loop {
-            let now = clock.now();
+            let now = rank_clock.now();
             let is_busy = rank.turn(now);
             rank.rest(now, is_busy, has_core);
         }
@@ -138,6 +143,7 @@ pub(super) fn run(
             rank_bell: Arc::clone(&to_rank.bell),
             report_at: Timestamp::PAST,
             clock,
+            era: era.clone(),
         };
         let core = core(1 + usize::from(id.0));
         running.push(spawn(format!("model-{}", id.0), Box::new(move || driver.run(core)))?);
@@ -147,10 +153,12 @@ pub(super) fn run(
     );
     let control = Control::new(cluster.control(), rand::random());
     let (port, bell, for_members) = (control_port, control_bell, Vec::new());
-    let mut driver = ControlDriver { control, port, from_shards, to_shards, to_rank, for_members, bell, clock };
+    let mut driver =
+        ControlDriver { control, port, peers, from_shards, to_shards, to_rank, for_members, bell, clock, era };
     let mut exit = Exit::new(stop, config.drain_timeout_ms);
     loop {
         driver.turn();
+        driver.peers.ended()?;
         let now = clock.now();
         if exit.begins(now) {
             driver.control.handle_leaving();
@@ -234,7 +242,10 @@ struct ShardDriver {
     bell: Arc<Doorbell>,
     rank_bell: Arc<Doorbell>,
     report_at: Timestamp,
+    /// The process's, which the endpoint keeps time by.
     clock: Clock,
+    /// What the state machine is told.
+    era: EraClock,
 }
 
 impl ShardDriver {
@@ -249,7 +260,8 @@ impl ShardDriver {
                 continue;
             }
             let now = self.clock.now();
-            let timeouts = [self.shard.poll_timeout(), self.port.endpoint.poll_timeout(), Some(self.report_at)];
+            let own = [self.shard.poll_timeout(), Some(self.report_at)].into_iter().flatten().min();
+            let timeouts = [own.map(|at| self.era.to_process(at)), self.port.endpoint.poll_timeout()];
             let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + LOOK_INTERVAL);
             due = until.max(now);
             let (shard, news, endpoint) = (&self.shard, &self.news, &mut self.port.endpoint);
@@ -262,7 +274,7 @@ impl ShardDriver {
         let mut is_busy = self.port.endpoint.drive(self.clock.now());
         // Before the news: what a member says never comes before what the scheduler's threads must know for it.
         let events: Vec<Event> = std::iter::from_fn(|| self.port.endpoint.poll_event()).collect();
-        let now = self.clock.now();
+        let now = self.era.now();
         while let Ok(news) = self.news.try_recv() {
             is_busy = true;
             match &news {
@@ -302,9 +314,9 @@ impl ShardDriver {
     fn on_event(&mut self, now: Timestamp, event: Event) {
         match event {
             Event::Incoming { connection, peer, hello } => {
-                if let Err(reason) = self.welcome(now, connection, &hello) {
+                if let Err(reason) = self.welcome(connection, &hello) {
                     tracing::warn!(%peer, reason, "refused a member");
-                    self.port.endpoint.refuse(now, connection, &reason);
+                    self.port.endpoint.refuse(self.clock.now(), connection, &reason);
                 }
             }
             Event::Message { connection, frame } => {
@@ -328,14 +340,14 @@ impl ShardDriver {
         }
     }
 
-    fn welcome(&mut self, now: Timestamp, connection: ConnectionId, hello: &[u8]) -> Result<(), String> {
+    fn welcome(&mut self, connection: ConnectionId, hello: &[u8]) -> Result<(), String> {
         let SchedulerHello::Member(MemberHello { member, pass }) = super::read_hello(hello)? else {
             return Err("this is a ModelThread's address; join at the scheduler's own".to_owned());
         };
         if !self.shard.is_welcome(member, pass) {
             return Err(format!("{member:?} has not joined, or this is not the pass that it was given"));
         }
-        if self.port.accept(now, connection, member, Vec::new()) {
+        if self.port.accept(self.clock.now(), connection, member, Vec::new()) {
             self.shard.handle_connected(member);
         }
         Ok(())
@@ -346,19 +358,23 @@ impl ShardDriver {
 struct ControlDriver {
     control: Control,
     port: Connections,
+    peers: Peers,
     from_shards: Receiver<ShardToControl>,
     to_shards: Vec<Outbox<ControlToShard>>,
     to_rank: Outbox<ControlToRank>,
     /// What members are to be told in this turn.
     for_members: Vec<ControlOutput>,
     bell: Arc<Doorbell>,
+    /// The process's, which the endpoint keeps time by.
     clock: Clock,
+    /// What the state machine is told.
+    era: EraClock,
 }
 
 impl ControlDriver {
     fn turn(&mut self) {
         let mut is_busy = self.port.endpoint.drive(self.clock.now());
-        let now = self.clock.now();
+        let now = self.era.now();
         while let Ok(news) = self.from_shards.try_recv() {
             is_busy = true;
             self.control.handle_news(now, news);
@@ -367,13 +383,17 @@ impl ControlDriver {
             is_busy = true;
             self.on_event(now, event);
         }
-        self.control.handle_timeout(now);
+        self.control.handle_timeout(self.era.now());
         is_busy |= self.send_outputs();
+        self.peers.beat();
+        let now = self.clock.now();
         if is_busy {
-            self.port.endpoint.drive(self.clock.now());
+            self.port.endpoint.drive(now);
             return;
         }
-        let timeouts = [self.control.poll_timeout(), self.port.endpoint.poll_timeout()];
+        let control = self.control.poll_timeout().map(|at| self.era.to_process(at));
+        let beats = self.peers.beats_in().map(|wait| now + Span(wait.as_nanos() as i64));
+        let timeouts = [control, beats, self.port.endpoint.poll_timeout()];
         let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + LOOK_INTERVAL);
         let (from_shards, endpoint) = (&self.from_shards, &mut self.port.endpoint);
         self.bell.nap(|| !from_shards.is_empty(), || endpoint.wait(now, until));
@@ -387,6 +407,9 @@ impl ControlDriver {
                 ControlOutput::ToFrontend(frontend, message) => self.port.post(Member::Frontend(frontend), &message),
                 ControlOutput::ToBackend(backend, message) => self.port.post(Member::Backend(backend), &message),
                 ControlOutput::Close(member, reason) => self.port.close(member, &reason),
+                ControlOutput::Peer(output) => {
+                    self.peers.perform(&mut self.control, &mut self.port.endpoint, output);
+                }
                 ControlOutput::ToShard(..) | ControlOutput::ToRank(_) => {}
             }
         }
@@ -416,7 +439,7 @@ impl ControlDriver {
             Event::Incoming { connection, peer, hello } => {
                 if let Err(reason) = self.welcome(now, connection, &hello) {
                     tracing::warn!(%peer, reason, "refused a peer");
-                    self.port.endpoint.refuse(now, connection, &reason);
+                    self.port.endpoint.refuse(self.clock.now(), connection, &reason);
                 }
             }
             Event::Message { connection, frame } => {
@@ -432,7 +455,7 @@ impl ControlDriver {
                     self.control.handle_left(now, member);
                 }
             }
-            // It opens no connection and registers no memory, so the rest does not happen to it.
+            // It opens no connection and registers no memory but for other schedulers.
             Event::Connected { .. }
             | Event::ReadDone { .. }
             | Event::WriteDone { .. }
@@ -458,10 +481,11 @@ impl ControlDriver {
             SchedulerHello::Member(_) => {
                 return Err("this is the scheduler's own address; the welcome named the ModelThreads'".to_owned());
             }
+            other => return self.peers.welcome(&mut self.control, &mut self.port.endpoint, (connection, other)),
         };
         // The ModelThreads hear of it before the member hears where they are.
         self.tell_threads();
-        self.port.accept(now, connection, member, welcome);
+        self.port.accept(self.clock.now(), connection, member, welcome);
         Ok(())
     }
 }

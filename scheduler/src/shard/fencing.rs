@@ -49,6 +49,16 @@ impl Fences {
         questions
     }
 
+    /// Asks for the end of a link, whoever it carries something for. It is confirmed before whatever is asked later.
+    pub(super) fn ask_link(
+        &mut self,
+        frontend: FrontendId,
+        (backend, link): (BackendId, LinkId),
+    ) -> SchedulerToFrontend {
+        self.asked.entry((frontend, backend)).or_default().push_back(BTreeMap::new());
+        SchedulerToFrontend::Fence { backend, link, tasks: Vec::new() }
+    }
+
     /// Takes in a confirmation. Yields the tasks that have no answer and cannot get one any more from that backend,
     /// and how many of those asked about have been answered. Tasks that were not asked about are ignored.
     pub(super) fn handle_fenced(

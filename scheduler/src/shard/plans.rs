@@ -56,6 +56,8 @@ pub(super) struct SentPlan {
     model: ModelId,
     /// Those that may still be answered; none, if all were cancelled.
     pub(super) tasks: Vec<RunningTask>,
+    /// The same of frontends that are not settled, in a plan of an earlier primary: what they are is not known yet.
+    heirs: Vec<(TaskId, u16)>,
     /// Tasks in the batch, as planned.
     size: usize,
     sent_at: Timestamp,
@@ -78,7 +80,25 @@ impl SentPlan {
         let model = tasks.first().expect("no plan is empty").model;
         let PlanTimes { sent_at, latest, frees_at, latency } = times;
         let overdue_at = latest.max(frees_at) + (latency * OVERDUE_TIMES).max(OVERDUE_MIN);
-        Self { backend, gpu_index, gpu, model, size: tasks.len(), tasks, sent_at, frees_at, overdue_at, is_done: false }
+        let (size, heirs, is_done) = (tasks.len(), Vec::new(), false);
+        Self { backend, gpu_index, gpu, model, size, tasks, heirs, sent_at, frees_at, overdue_at, is_done }
+    }
+
+    /// Of an earlier primary; its GPU is none that a planner has given.
+    pub(super) fn inherited(
+        (backend, gpu_index): (BackendId, u32),
+        model: ModelId,
+        heirs: Vec<(TaskId, u16)>,
+        (times, is_done): (PlanTimes, bool),
+    ) -> Self {
+        let PlanTimes { sent_at, latest, frees_at, latency } = times;
+        let overdue_at = latest.max(frees_at) + (latency * OVERDUE_TIMES).max(OVERDUE_MIN);
+        let (gpu, size, tasks) = (GpuId(u32::MAX), heirs.len(), Vec::new());
+        Self { backend, gpu_index, gpu, model, size, tasks, heirs, sent_at, frees_at, overdue_at, is_done }
+    }
+
+    fn is_inherited(&self) -> bool {
+        self.gpu == GpuId(u32::MAX)
     }
 }
 
@@ -89,9 +109,19 @@ pub(super) struct Done {
     /// Tasks in the batch, as planned.
     pub(super) size: usize,
     pub(super) model: ModelId,
-    pub(super) sent_at: Timestamp,
+    /// `None` if an earlier primary sent it.
+    pub(super) sent_at: Option<Timestamp>,
     /// Those that cannot be answered from there.
     pub(super) failed: Vec<RunningTask>,
+}
+
+/// What a task was that a backend dropped from its batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dropped {
+    /// One that this primary planned, or has taken over.
+    Task,
+    /// One of a frontend that is not settled: when it is, the task is in doubt.
+    Heir,
 }
 
 /// All plans under way. Bounded by the tasks that frontends may have under way, as no plan is empty; a backend that
@@ -99,7 +129,7 @@ pub(super) struct Done {
 #[derive(Debug)]
 pub(super) struct Plans {
     model_thread: ModelThreadId,
-    under_way: BTreeMap<PlanId, SentPlan>,
+    under_way: BTreeMap<(BackendId, PlanId), SentPlan>,
     next: u64,
 }
 
@@ -113,13 +143,30 @@ impl Plans {
     pub(super) fn insert(&mut self, plan: SentPlan) -> PlanId {
         let id = PlanId::new(self.model_thread, self.next);
         self.next += 1;
-        self.under_way.insert(id, plan);
+        self.under_way.insert((plan.backend, id), plan);
         id
+    }
+
+    /// Takes in a plan of an earlier primary, by the name that its backend has given it.
+    pub(super) fn insert_inherited(&mut self, id: PlanId, plan: SentPlan) {
+        self.under_way.insert((plan.backend, id), plan);
+    }
+
+    /// A task that is said to be open runs, if it is in a plan of an earlier primary on this very attempt. False if not.
+    pub(super) fn adopt(&mut self, task: RunningTask) -> bool {
+        let mut inherited = self.under_way.values_mut().filter(|plan| plan.is_inherited() && plan.model == task.model);
+        let found = inherited.find_map(|plan| {
+            let at = plan.heirs.iter().position(|heir| *heir == (task.id, task.attempt))?;
+            plan.heirs.remove(at);
+            plan.tasks.push(task);
+            Some(())
+        });
+        found.is_some()
     }
 
     /// Execution ended. `None` if `backend` does not execute such a plan.
     pub(super) fn on_done(&mut self, backend: BackendId, id: PlanId, failed: &[TaskId]) -> Option<Done> {
-        let plan = self.under_way.get_mut(&id).filter(|plan| plan.backend == backend && !plan.is_done)?;
+        let plan = self.under_way.get_mut(&(backend, id)).filter(|plan| !plan.is_done)?;
         plan.is_done = true;
         let failed = match failed {
             [] => Vec::new(),
@@ -128,24 +175,27 @@ impl Plans {
                 plan.tasks.extract_if(.., |task| failed.contains(&task.id)).collect()
             }
         };
-        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sent_at: plan.sent_at, failed })
+        let sent_at = (!plan.is_inherited()).then_some(plan.sent_at);
+        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sent_at, failed })
     }
 
     /// Where a task of a model is planned, if it is. A scan of that model's plans: hang-ups are rare.
     pub(super) fn find(&self, model: ModelId, task: TaskId) -> Option<(BackendId, PlanId)> {
         let holds = |plan: &SentPlan| plan.model == model && plan.tasks.iter().any(|other| other.id == task);
-        self.under_way.iter().find(|(_, plan)| holds(plan)).map(|(&id, plan)| (plan.backend, id))
+        self.under_way.iter().find(|(_, plan)| holds(plan)).map(|(&named, _)| named)
     }
 
     /// A task was dropped from its batch. False if `backend` has no such task in such a plan. A frontend may have
     /// submitted two of one name, which is not its backends' fault: of these it was one.
-    pub(super) fn on_dropped(&mut self, backend: BackendId, id: PlanId, task: TaskId) -> bool {
-        let plan = self.under_way.get_mut(&id).filter(|plan| plan.backend == backend);
-        let dropped = plan.and_then(|plan| {
-            let at = plan.tasks.iter().position(|other| other.id == task)?;
-            Some(plan.tasks.remove(at))
-        });
-        dropped.is_some()
+    pub(super) fn on_dropped(&mut self, backend: BackendId, id: PlanId, task: TaskId) -> Option<Dropped> {
+        let plan = self.under_way.get_mut(&(backend, id))?;
+        if let Some(at) = plan.tasks.iter().position(|other| other.id == task) {
+            plan.tasks.remove(at);
+            return Some(Dropped::Task);
+        }
+        let at = plan.heirs.iter().position(|(other, _)| *other == task)?;
+        plan.heirs.remove(at);
+        Some(Dropped::Heir)
     }
 
     /// All answers have arrived or failed. Yields the tasks that were answered and those that failed; `None` if
@@ -156,8 +206,8 @@ impl Plans {
         id: PlanId,
         failed: &[TaskId],
     ) -> Option<(Vec<RunningTask>, Vec<RunningTask>)> {
-        self.under_way.get(&id).filter(|plan| plan.backend == backend && plan.is_done)?;
-        let plan = self.under_way.remove(&id)?;
+        self.under_way.get(&(backend, id)).filter(|plan| plan.is_done)?;
+        let plan = self.under_way.remove(&(backend, id))?;
         if failed.is_empty() {
             return Some((plan.tasks, Vec::new()));
         }
@@ -177,12 +227,13 @@ impl Plans {
             false => plan.overdue_at <= now,
             true => !plan.tasks.is_empty() && plan.overdue_at + ANSWERS_MAX <= now,
         };
-        self.under_way.iter().find(|(_, plan)| is_overdue(plan)).map(|(&id, plan)| (plan.backend, id))
+        self.under_way.iter().find(|(_, plan)| is_overdue(plan)).map(|(&named, _)| named)
     }
 
     /// The backend is gone: its plans, oldest first.
     pub(super) fn remove_backend(&mut self, backend: BackendId) -> Vec<SentPlan> {
-        self.under_way.extract_if(.., |_, plan| plan.backend == backend).map(|(_, plan)| plan).collect()
+        let its = (backend, PlanId(0))..=(backend, PlanId(u64::MAX));
+        self.under_way.extract_if(its, |_, _| true).map(|(_, plan)| plan).collect()
     }
 
     /// Plans under way.
@@ -237,13 +288,13 @@ mod tests {
         let id = plans.insert(plan(1, 0..2));
         assert_eq!(plans.find(ModelId(0), task(1).id), Some((BackendId(1), id)));
         assert_eq!(plans.find(ModelId(1), task(1).id), None);
-        assert!(!plans.on_dropped(BackendId(2), id, task(1).id), "another backend's");
-        assert!(plans.on_dropped(BackendId(1), id, task(1).id));
-        assert!(!plans.on_dropped(BackendId(1), id, task(1).id), "it is gone");
+        assert!(plans.on_dropped(BackendId(2), id, task(1).id).is_none(), "another backend's");
+        assert!(plans.on_dropped(BackendId(1), id, task(1).id).is_some());
+        assert!(plans.on_dropped(BackendId(1), id, task(1).id).is_none(), "it is gone");
         plans.on_done(BackendId(1), id, &[]).unwrap();
         assert_eq!(plans.on_answered(BackendId(1), id, &[]), Some((vec![task(0)], vec![])));
         let all = plans.insert(plan(1, 2..3));
-        assert!(plans.on_dropped(BackendId(1), all, task(2).id));
+        assert!(plans.on_dropped(BackendId(1), all, task(2).id).is_some());
         let done = plans.on_done(BackendId(1), all, &[]).unwrap();
         assert_eq!((done.failed, done.model), (vec![], ModelId(0)), "a batch of nothing ends, too");
         assert_eq!(plans.on_answered(BackendId(1), all, &[]), Some((vec![], vec![])));
@@ -254,9 +305,9 @@ mod tests {
     fn tasks_of_one_name_are_cancelled_one_by_one() {
         let mut plans = Plans::new(ModelThreadId(3));
         let id = plans.insert(plan(1, [4, 4, 5]));
-        assert!(plans.on_dropped(BackendId(1), id, task(4).id));
-        assert!(plans.on_dropped(BackendId(1), id, task(4).id));
-        assert!(!plans.on_dropped(BackendId(1), id, task(4).id));
+        assert!(plans.on_dropped(BackendId(1), id, task(4).id).is_some());
+        assert!(plans.on_dropped(BackendId(1), id, task(4).id).is_some());
+        assert!(plans.on_dropped(BackendId(1), id, task(4).id).is_none());
         plans.on_done(BackendId(1), id, &[]).unwrap();
         assert_eq!(plans.on_answered(BackendId(1), id, &[]), Some((vec![task(5)], vec![])));
     }

@@ -5,9 +5,9 @@ use super::*;
 /// One frontend linked to one backend of two GPUs.
 fn with_two_gpus() -> (Cluster, FrontendId, BackendId) {
     let (mut cluster, now) = (scheduler(&config()), Timestamp(0));
-    let frontend = cluster.handle_frontend_joined(now, FrontendHello { link_address: "f:1".into() }).unwrap().frontend;
-    let backend = cluster.handle_backend_joined(now, offer(2)).unwrap().backend;
-    tell(&mut cluster, now, backend, BackendToScheduler::Linked { frontend });
+    let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
+    let backend = add_backend(&mut cluster, now, offer(2)).backend;
+    tell(&mut cluster, now, backend, BackendToScheduler::Linked { frontend, link: LinkId(1) });
     drain(&mut cluster);
     (cluster, frontend, backend)
 }
@@ -139,9 +139,9 @@ fn a_backend_that_leaves_is_dismissed_once_nothing_is_planned_there() {
         let has_ports = !addresses.is_empty();
         let mut cluster = scheduler(&ClusterConfig { model_threads, addresses, ..config() });
         let now = Timestamp(0);
-        let hello = FrontendHello { link_address: "f:1".into() };
+        let hello = FrontendHello::new("f:1");
         let frontend = cluster.handle_frontend_joined(now, hello).unwrap();
-        let backend = cluster.handle_backend_joined(now, offer(1)).unwrap();
+        let backend = add_backend(&mut cluster, now, offer(1));
         let passes = [
             (Member::Frontend(frontend.frontend), frontend.model_threads.pass),
             (Member::Backend(backend.backend), backend.model_threads.pass),
@@ -150,7 +150,7 @@ fn a_backend_that_leaves_is_dismissed_once_nothing_is_planned_there() {
             assert!(!has_ports || cluster.handle_member_connected(now, ModelThreadId(id), member, pass));
         }
         let (frontend, backend) = (frontend.frontend, backend.backend);
-        tell(&mut cluster, now, backend, BackendToScheduler::Linked { frontend });
+        tell(&mut cluster, now, backend, BackendToScheduler::Linked { frontend, link: LinkId(1) });
         assert_eq!(is_told_gpus(&drain(&mut cluster)).last(), Some(&1));
         tell(&mut cluster, now, backend, BackendToScheduler::Leaving);
         tell(&mut cluster, now, backend, BackendToScheduler::Leaving);
@@ -172,7 +172,7 @@ fn a_backend_that_is_still_connecting_misses_nothing_that_it_is_told() {
     let addresses = vec!["s:1".into(), "s:2".into()];
     let mut cluster = scheduler(&ClusterConfig { model_threads: 2, addresses, ..config() });
     let now = Timestamp(0);
-    let frontend = cluster.handle_frontend_joined(now, FrontendHello { link_address: "f:1".into() }).unwrap().frontend;
+    let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
     let told = |cluster: &mut Cluster| {
         let told = drain(cluster).into_iter().filter_map(|output| match output {
             ClusterOutput::ToBackend(Port::ModelThread(_), backend, message) => Some((backend, message)),
@@ -181,11 +181,11 @@ fn a_backend_that_is_still_connecting_misses_nothing_that_it_is_told() {
         told.collect::<Vec<_>>()
     };
     let unload = SchedulerToBackend::Unload { model: ModelId(0) };
-    let first = cluster.handle_backend_joined(now, offer(1)).unwrap();
+    let first = add_backend(&mut cluster, now, offer(1));
     let change = FrontendToScheduler::ChangeModel { change: ChangeId(0), to: ModelChange::Unload, name: "m".into() };
     cluster.handle_frontend_message(now, Port::Control, frontend, change).unwrap();
     // One that joins with a model that clients have unloaded has to unload it, too.
-    let second = cluster.handle_backend_joined(now, offer(1)).unwrap();
+    let second = add_backend(&mut cluster, now, offer(1));
     assert_eq!(told(&mut cluster), []);
     let Port::ModelThread(owner) = cluster.port_of(ModelId(0)) else { panic!("there are several") };
     for joined in [first, second] {
@@ -203,7 +203,7 @@ fn a_scheduler_that_leaves_tells_frontends_takes_nobody_in_and_is_idle_in_the_en
     cluster.handle_leaving(now);
     let told = ClusterOutput::ToFrontend(Port::Control, frontend, SchedulerToFrontend::Leaving);
     assert_eq!(drain(&mut cluster), [told]);
-    let refused = cluster.handle_frontend_joined(now, FrontendHello { link_address: "f:2".into() });
+    let refused = cluster.handle_frontend_joined(now, FrontendHello::new("f:2"));
     assert_eq!(refused.unwrap_err().to_string(), "the scheduler is about to end and takes nobody in");
     assert!(cluster.handle_backend_joined(now, offer(1)).is_err());
     assert!(!cluster.is_idle(), "a plan is under way");

@@ -1,0 +1,463 @@
+//! Who is the primary, where several schedulers live: whether this one follows another, suspects it, or takes over.
+//!
+//! Each scheduler connects to each other one. A standby follows the one that claims the highest epoch: it keeps that
+//! one's clock, READs its heartbeat, and suspects it once that stands still or the connection ends. Then it asks the
+//! members, and takes over if most of those who answer miss the primary, too. That damps false alarms; safety does not
+//! depend on it, as members obey one epoch only. Of several standbys the first in the list goes first.
+//!
+//! Whoever starts and finds nobody founds an era, with a clock of its own. Instants are on this scheduler's clock, which
+//! follows the primary's ([`SuccessionOutput::ShiftClock`]).
+
+use std::collections::VecDeque;
+
+use proto::{
+    Claim, Epoch, Era, Span, Timestamp,
+    backoff::Backoff,
+    clock::{ClockReply, ClockSync},
+    scheduler_to_scheduler::SchedulerToScheduler,
+};
+
+/// Waits between two attempts to reach another scheduler: the first and the longest.
+const RETRY: (Span, Span) = (Span::from_millis(50), Span::from_millis(1_000));
+/// How long the first of the list looks for others before it founds an era; each further one waits as much longer.
+const FOUNDING_WAIT: Span = Span::from_millis(1_000);
+/// How long each live standby that comes before this one in the list is given to take over.
+const PRECEDENCE: Span = Span::from_millis(10);
+/// How long members are waited for that were asked whether they miss the primary.
+const ANSWERS_WAIT: Span = Span::from_millis(20);
+/// The pause after members have said that they hear the primary.
+const ASK_AGAIN: Span = Span::from_millis(100);
+/// Exchanges that the offset of the clock is estimated from.
+const EXCHANGES: u32 = 8;
+/// The pause until the next such estimate.
+const SYNC_INTERVAL: Span = Span::from_millis(1_000);
+/// A difference of clocks that is not worth correcting.
+const CLOCK_TOLERANCE: Span = Span::from_micros(5);
+
+/// This scheduler's place among others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SuccessionConfig {
+    /// Its position in the list.
+    pub rank: u16,
+    /// Length of the list; 1: it is alone, and the primary from the start.
+    pub schedulers: u16,
+    /// A primary whose heartbeat stands still for so long is suspected.
+    pub suspect: Span,
+}
+
+impl SuccessionConfig {
+    /// The only scheduler.
+    pub const ALONE: Self = Self { rank: 0, schedulers: 1, suspect: Span::from_millis(10) };
+
+    /// The time between two looks at the primary's heartbeat, and between two beats at most.
+    #[must_use]
+    pub fn beat_interval(&self) -> Span {
+        self.suspect / 10
+    }
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq)]
+pub(super) enum SuccessionOutput {
+    /// Connect to another scheduler.
+    Dial(u16),
+    /// Send something over the connection that was made to it.
+    Tell(u16, SchedulerToScheduler),
+    /// READ its heartbeat.
+    ReadHeartbeat(u16),
+    /// Ask all members whether they miss the primary, then call [`Succession::handle_asked`].
+    AskMembers,
+    /// Set the clock this much forward, or back.
+    ShiftClock(Span),
+    /// Draw an era, as there is none, then call [`Succession::handle_era`].
+    Found,
+    /// This scheduler is the primary from now on: tell everybody.
+    TakeOver,
+    /// Another one is: let go of all members.
+    StepDown,
+    /// This scheduler cannot go on: what it has is of another era than all others'.
+    End(String),
+}
+
+/// Another scheduler.
+#[derive(Debug)]
+struct Peer {
+    state: PeerState,
+    backoff: Backoff,
+    claim: Claim,
+    /// Its heartbeat, and since when it has not changed.
+    beat: Option<(u64, Timestamp)>,
+    /// When its heartbeat is READ next; `None` while that is under way.
+    look_at: Option<Timestamp>,
+    /// It was dialled in vain since our start.
+    has_failed: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PeerState {
+    Waiting { until: Timestamp },
+    Dialling,
+    Up,
+}
+
+/// The primary may be lost.
+#[derive(Debug, Clone, Copy)]
+struct Suspicion {
+    /// When members are asked.
+    ask_at: Timestamp,
+    /// How many were asked, and by when they should have answered.
+    asked: Option<(usize, Timestamp)>,
+    answered: usize,
+    missed: usize,
+}
+
+/// One scheduler among others.
+#[derive(Debug)]
+pub(super) struct Succession {
+    config: SuccessionConfig,
+    claim: Claim,
+    /// The highest epoch of our era that we know of.
+    heard: Epoch,
+    /// By rank; our own is never looked at.
+    peers: Vec<Peer>,
+    /// Whom we follow.
+    primary: Option<u16>,
+    /// Our clock is the primary's.
+    is_synced: bool,
+    clock: ClockSync,
+    exchanges: u32,
+    started_at: Option<Timestamp>,
+    suspicion: Option<Suspicion>,
+    outputs: VecDeque<SuccessionOutput>,
+}
+
+impl Succession {
+    /// Knows nobody.
+    pub(super) fn new(config: SuccessionConfig) -> Self {
+        let peer = || Peer {
+            state: PeerState::Waiting { until: Timestamp::PAST },
+            backoff: Backoff::new(RETRY.0, RETRY.1),
+            claim: Claim::default(),
+            beat: None,
+            look_at: Some(Timestamp::PAST),
+            has_failed: false,
+        };
+        let mut new = Self {
+            config,
+            claim: Claim::default(),
+            heard: Epoch::NONE,
+            peers: (0..config.schedulers).map(|_| peer()).collect(),
+            primary: None,
+            is_synced: false,
+            clock: ClockSync::default(),
+            exchanges: 0,
+            started_at: None,
+            suspicion: None,
+            outputs: VecDeque::new(),
+        };
+        if config.schedulers == 1 {
+            new.outputs.push_back(SuccessionOutput::Found);
+        }
+        new
+    }
+
+    /// What this scheduler takes itself for.
+    pub(super) fn claim(&self) -> Claim {
+        self.claim
+    }
+
+    /// Whether members may join: our clock is their primary's, or our own if we are that.
+    pub(super) fn is_warm(&self) -> bool {
+        self.claim.is_primary() || self.is_synced
+    }
+
+    /// The next thing to do.
+    pub(super) fn poll_output(&mut self) -> Option<SuccessionOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// An era was drawn.
+    pub(super) fn handle_era(&mut self, now: Timestamp, era: Era) {
+        self.claim.era = era;
+        self.heard = Epoch::NONE;
+        self.take_over(now);
+    }
+
+    /// An operator wants this one to be the primary.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub(super) fn handle_hand_over(&mut self, now: Timestamp) -> Result<(), String> {
+        if self.claim.is_primary() {
+            return Err(format!("this scheduler is the primary already, in epoch {}", self.claim.epoch));
+        }
+        if !self.is_synced || self.primary.is_none() {
+            return Err("this scheduler is not warm: it follows no primary yet; try again in a second".to_owned());
+        }
+        self.take_over(now);
+        Ok(())
+    }
+
+    /// Our connection to another one is up, or it has told over it what it takes itself for.
+    pub(super) fn handle_peer(&mut self, now: Timestamp, rank: u16, claim: Claim) {
+        let Some(peer) = self.peers.get_mut(usize::from(rank)) else { return };
+        if peer.state != PeerState::Up {
+            peer.state = PeerState::Up;
+            peer.backoff.handle_success();
+            (peer.beat, peer.look_at) = (None, Some(now));
+        }
+        peer.claim = claim;
+        self.handle_claim(claim);
+        let is_first = claim.is_primary() && claim.epoch >= self.heard && !self.claim.is_primary();
+        if is_first && (claim.era == self.claim.era || !self.is_synced) {
+            if !self.is_synced {
+                (self.claim.era, self.heard) = (claim.era, claim.epoch);
+            }
+            if self.primary.replace(rank) != Some(rank) {
+                tracing::info!(scheduler = rank, epoch = %claim.epoch, "following the primary");
+                (self.clock, self.exchanges) = (ClockSync::start(now), 0);
+            }
+            self.suspicion = None;
+        } else if is_first {
+            let text = "another primary has a clock that this scheduler does not know; it must start anew".to_owned();
+            self.outputs.push_back(SuccessionOutput::End(text));
+        } else if self.primary == Some(rank) {
+            self.lose_primary(now);
+        }
+    }
+
+    /// Somebody speaks of an epoch: another scheduler of its own, or a member of the one that it obeys.
+    pub(super) fn handle_claim(&mut self, claim: Claim) {
+        if claim.era == self.claim.era {
+            self.heard = self.heard.max(claim.epoch);
+            if self.claim.is_primary() && self.claim.epoch < claim.epoch {
+                tracing::warn!(own = %self.claim.epoch, other = %claim.epoch, "another scheduler is the primary; stepping down");
+                self.claim.epoch = Epoch::NONE;
+                self.suspicion = None;
+                self.outputs.push_back(SuccessionOutput::StepDown);
+            }
+        }
+    }
+
+    /// The same of another scheduler, whose era may be another.
+    pub(super) fn handle_rival(&mut self, claim: Claim) {
+        self.handle_claim(claim);
+        let is_rival = claim.is_primary() && self.claim.is_primary() && claim.era != self.claim.era;
+        if is_rival && self.claim.epoch < claim.epoch {
+            let text =
+                format!("another primary claims epoch {}, with a clock that this scheduler does not know", claim.epoch);
+            self.outputs.push_back(SuccessionOutput::End(text));
+        }
+    }
+
+    /// Our connection to another one ended, or did not come up.
+    pub(super) fn handle_peer_lost(&mut self, now: Timestamp, rank: u16) {
+        let Some(peer) = self.peers.get_mut(usize::from(rank)) else { return };
+        peer.state = PeerState::Waiting { until: peer.backoff.handle_failure(now) };
+        peer.claim.epoch = Epoch::NONE;
+        peer.has_failed = true;
+        if self.primary == Some(rank) {
+            tracing::warn!(scheduler = rank, "the primary's connection ended");
+            self.lose_primary(now);
+        }
+    }
+
+    fn lose_primary(&mut self, now: Timestamp) {
+        self.primary = None;
+        if !self.is_synced {
+            // Nothing is known of that era but its name.
+            self.claim.era = Era::default();
+            self.started_at = Some(now);
+        }
+    }
+
+    /// Another one's answer over our connection to it.
+    pub(super) fn handle_message(&mut self, now: Timestamp, rank: u16, message: SchedulerToScheduler) {
+        match message {
+            SchedulerToScheduler::Claim(claim) => {
+                self.handle_rival(claim);
+                self.handle_peer(now, rank, claim);
+            }
+            SchedulerToScheduler::Clock(reply) if self.primary == Some(rank) => self.on_clock(now, reply),
+            SchedulerToScheduler::HandOver if self.primary == Some(rank) => {
+                if let Err(reason) = self.handle_hand_over(now) {
+                    tracing::warn!(reason, "the primary wants this scheduler to take over, which it cannot");
+                }
+            }
+            SchedulerToScheduler::Clock(_)
+            | SchedulerToScheduler::ClockRequest { .. }
+            | SchedulerToScheduler::HandOver => {}
+        }
+    }
+
+    fn on_clock(&mut self, now: Timestamp, reply: ClockReply) {
+        self.clock.handle_reply(now, reply);
+        self.exchanges += 1;
+        let Some(theirs) = self.clock.offset().to_scheduler(now).filter(|_| self.exchanges >= EXCHANGES) else {
+            return;
+        };
+        let offset = theirs - now;
+        self.exchanges = 0;
+        let is_first = !std::mem::replace(&mut self.is_synced, true);
+        if is_first || offset.0.abs() > CLOCK_TOLERANCE.0 {
+            self.outputs.push_back(SuccessionOutput::ShiftClock(offset));
+        }
+        self.clock = ClockSync::start(if is_first { theirs } else { now } + SYNC_INTERVAL);
+        if is_first {
+            self.handle_shifted(offset);
+        }
+    }
+
+    /// The clock has leapt: what was to happen at an instant happens that much later, too.
+    fn handle_shifted(&mut self, offset: Span) {
+        for peer in &mut self.peers {
+            if let PeerState::Waiting { until } = &mut peer.state
+                && *until != Timestamp::PAST
+            {
+                *until += offset;
+            }
+            peer.look_at = peer.look_at.map(|at| if at == Timestamp::PAST { at } else { at + offset });
+            peer.beat = peer.beat.map(|(beat, since)| (beat, since + offset));
+        }
+        self.started_at = self.started_at.map(|at| at + offset);
+    }
+
+    /// The primary's heartbeat has been READ, or could not be.
+    pub(super) fn handle_heartbeat(&mut self, now: Timestamp, rank: u16, beat: Option<u64>) {
+        let Some(peer) = self.peers.get_mut(usize::from(rank)) else { return };
+        peer.look_at = Some(now + self.config.beat_interval());
+        let is_new = beat.is_some() && beat != peer.beat.map(|(last, _)| last);
+        if let Some(beat) = beat.filter(|_| is_new) {
+            peer.beat = Some((beat, now));
+            if self.primary == Some(rank) && self.suspicion.take().is_some() {
+                tracing::info!(scheduler = rank, "the primary is there again");
+            }
+        }
+    }
+
+    /// So many members have been asked.
+    pub(super) fn handle_asked(&mut self, now: Timestamp, members: usize) {
+        if let Some(suspicion) = &mut self.suspicion {
+            suspicion.asked = Some((members, now + ANSWERS_WAIT));
+        }
+        self.decide(now);
+    }
+
+    /// A member's answer.
+    pub(super) fn handle_answer(&mut self, now: Timestamp, misses: bool) {
+        if let Some(suspicion) = self.suspicion.as_mut().filter(|suspicion| suspicion.asked.is_some()) {
+            suspicion.answered += 1;
+            suspicion.missed += usize::from(misses);
+            self.decide(now);
+        }
+    }
+
+    fn decide(&mut self, now: Timestamp) {
+        let Some(Suspicion { asked: Some((asked, until)), answered, missed, .. }) = self.suspicion else { return };
+        // Who waits for more has nothing to gain once most have spoken.
+        if missed * 2 > asked || asked == 0 || (until <= now && missed * 2 > answered) {
+            self.take_over(now);
+        } else if until <= now || answered >= asked {
+            tracing::info!(answered, missed, "members hear the primary");
+            let ask_at = now + ASK_AGAIN;
+            self.suspicion = Some(Suspicion { ask_at, asked: None, answered: 0, missed: 0 });
+        }
+    }
+
+    fn take_over(&mut self, now: Timestamp) {
+        let epoch = self.heard.next_of(self.config.rank);
+        tracing::warn!(%epoch, "taking over as the primary");
+        (self.claim.epoch, self.heard, self.primary, self.suspicion) = (epoch, epoch, None, None);
+        self.started_at = Some(now);
+        self.is_synced = true;
+        self.outputs.push_back(SuccessionOutput::TakeOver);
+    }
+
+    /// Runs every timer that is due.
+    pub(super) fn handle_timeout(&mut self, now: Timestamp) {
+        let started_at = *self.started_at.get_or_insert(now);
+        for (rank, peer) in (0..).zip(&mut self.peers) {
+            if rank != self.config.rank
+                && let PeerState::Waiting { until } = peer.state
+                && until <= now
+            {
+                peer.state = PeerState::Dialling;
+                self.outputs.push_back(SuccessionOutput::Dial(rank));
+            }
+        }
+        if self.claim.is_primary() || self.config.schedulers == 1 {
+            return;
+        }
+        match self.primary {
+            Some(rank) => self.watch(now, rank),
+            None if self.is_synced => self.suspect(now),
+            None if self.founds_at(started_at) <= now => self.outputs.push_back(SuccessionOutput::Found),
+            None => {}
+        }
+        if let Some(suspicion) = &self.suspicion {
+            if suspicion.asked.is_some() {
+                self.decide(now);
+            } else if suspicion.ask_at <= now {
+                self.outputs.push_back(SuccessionOutput::AskMembers);
+            }
+        }
+    }
+
+    /// When there is nobody to follow: all have been looked for, or it takes too long.
+    fn founds_at(&self, started_at: Timestamp) -> Timestamp {
+        let is_unknown =
+            |(rank, peer): (u16, &Peer)| rank != self.config.rank && peer.state != PeerState::Up && !peer.has_failed;
+        let looks = (0..).zip(&self.peers).any(is_unknown);
+        started_at + FOUNDING_WAIT * (i64::from(self.config.rank) + i64::from(looks))
+    }
+
+    fn watch(&mut self, now: Timestamp, rank: u16) {
+        if let Some(sent_at) = self.clock.poll_request(now) {
+            self.outputs.push_back(SuccessionOutput::Tell(rank, SchedulerToScheduler::ClockRequest { sent_at }));
+        }
+        let peer = &mut self.peers[usize::from(rank)];
+        if peer.look_at.is_some_and(|at| at <= now) {
+            peer.look_at = None;
+            self.outputs.push_back(SuccessionOutput::ReadHeartbeat(rank));
+        }
+        let (_, since) = *peer.beat.get_or_insert((0, now));
+        if since + self.config.suspect <= now && self.is_synced {
+            self.suspect(now);
+        }
+    }
+
+    /// Members are asked, unless another standby is to do it first.
+    fn suspect(&mut self, now: Timestamp) {
+        if self.suspicion.is_some() {
+            return;
+        }
+        let before = &self.peers[..usize::from(self.config.rank)];
+        let standbys = before.iter().filter(|peer| peer.state == PeerState::Up && !peer.claim.is_primary()).count();
+        let ask_at = now + PRECEDENCE * standbys as i64;
+        self.suspicion = Some(Suspicion { ask_at, asked: None, answered: 0, missed: 0 });
+    }
+
+    /// When [`Self::handle_timeout`] must be called.
+    pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
+        let dials = (0..).zip(&self.peers).filter_map(|(rank, peer)| match peer.state {
+            PeerState::Waiting { until } if rank != self.config.rank => Some(until),
+            _ => None,
+        });
+        let dials = dials.min();
+        if self.claim.is_primary() || self.config.schedulers == 1 {
+            return dials;
+        }
+        let suspicion = self.suspicion.map(|suspicion| suspicion.asked.map_or(suspicion.ask_at, |(_, until)| until));
+        let watching = self.primary.map(|rank| {
+            let peer = &self.peers[usize::from(rank)];
+            let stands = peer.beat.filter(|_| suspicion.is_none()).map(|(_, since)| since + self.config.suspect);
+            [peer.look_at, stands].into_iter().flatten().fold(self.clock.poll_timeout(), Timestamp::min)
+        });
+        let founding = match (self.primary, self.started_at) {
+            (None, Some(at)) if !self.is_synced => Some(self.founds_at(at)),
+            (None, None) => Some(Timestamp::PAST),
+            _ => None,
+        };
+        [dials, suspicion, watching, founding].into_iter().flatten().min()
+    }
+}
