@@ -38,6 +38,8 @@ const BACKOFF_MIN: Span = Span::from_millis(50);
 const BACKOFF_MAX: Span = Span::from_millis(1_000);
 /// As there: batches that wait for a GPU's thread.
 const JOBS_MAX: usize = 2;
+/// How far a standby's clock may be off its primary's: half a round trip.
+const FOLLOWING_ERROR: Span = Span::from_micros(1_500);
 /// What a clock that drifts adds to the error of its estimate until that is renewed.
 const DRIFT_SPAN_SECONDS: i64 = 10;
 
@@ -54,8 +56,6 @@ pub(super) struct BackendNode {
     models: Vec<Arc<Loaded>>,
     shapes: Vec<ModelShape>,
     process: Option<Process>,
-    /// Which life of the scheduler this session is with.
-    scheduler_life: Life,
     backoff: Backoff,
     /// How executors behave now.
     pub(super) trouble: Trouble,
@@ -99,19 +99,18 @@ struct Running {
 }
 
 impl BackendNode {
-    pub(super) fn new(node: Node, scheduler: Node, gpus: u32, env: &Env) -> Self {
+    pub(super) fn new(node: Node, schedulers: &[Node], gpus: u32, env: &Env) -> Self {
         let models = env.repository.iter().map(|(name, version)| Arc::new(models::loaded(name, *version, gpus)));
         let models: Vec<_> = models.collect();
         Self {
             node,
             life: 0,
             process_life: 0,
-            scheduler,
+            schedulers: schedulers.to_vec(),
             gpus: (0..gpus).map(|_| Gpu::default()).collect(),
             shapes: models.iter().map(|loaded| loaded.shape).collect(),
             models,
             process: None,
-            scheduler_life: 0,
             backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
             trouble: Trouble::None,
             guarded: BTreeMap::new(),
@@ -164,11 +163,11 @@ impl BackendNode {
     pub(super) fn open_session(&mut self, env: &mut Env) {
         let Some(process) = &mut self.process else { return };
         self.life += 1;
-        self.scheduler_life = env.scheduler_life;
         let shapes: Vec<_> = self.models.iter().map(|model| model.shape).chain(self.shapes.iter().copied()).collect();
         let staging = Staging::new(self.gpus.len(), &shapes);
         env.network.register(self.node, staging.bytes(), self.life);
-        let config = CoreConfig { scheduler: Network::address(self.scheduler), staging, lkey: self.life };
+        let schedulers = self.schedulers.iter().map(|&node| Network::address(node)).collect();
+        let config = CoreConfig { schedulers, staging, lkey: self.life, token: env.rng.random() };
         process.core = Some(Core::new(config, std::mem::take(&mut self.models)).expect("two models fit a hello"));
         self.settle(env);
     }
@@ -341,16 +340,19 @@ impl BackendNode {
         env.after(takes + jitter, Happening::Executed(node, self.process_life, index, execution));
     }
 
-    /// Invariant 2, on the clock of the scheduler that made the plan.
+    /// Invariant 2, on the clock of the primary's era: that of the scheduler that made the plan, or one that followed it.
     fn check_window(&self, env: &mut Env, life: Life, job: &Job) {
-        let is_ours = life == self.life && self.scheduler_life == env.scheduler_life;
-        let is_known = is_ours && job.offset.error_bound().is_some();
-        if !is_known {
+        let core = self.process.as_ref().and_then(|process| process.core.as_ref());
+        let obeys = core.and_then(Core::obeys).filter(|_| life == self.life);
+        let Some((claim, primary)) = env.primary.filter(|(claim, _)| obeys.is_some_and(|obeys| obeys.era == claim.era))
+        else {
             return;
-        }
-        let drifts = env.members[self.node.0].clock.drift.0.abs() + env.members[self.scheduler.0].clock.drift.0.abs();
-        let error = job.offset.error_bound().unwrap_or_default() + Span(drifts * DRIFT_SPAN_SECONDS);
-        let at = env.local(self.scheduler);
+        };
+        let Some(bound) = job.offset.error_bound() else { return };
+        let drifts = env.members[self.node.0].clock.drift.0.abs() + env.members[primary.0].clock.drift.0.abs();
+        let followed = if obeys == Some(claim) && self.schedulers.len() == 1 { Span::ZERO } else { FOLLOWING_ERROR };
+        let error = bound + Span(drifts * DRIFT_SPAN_SECONDS) + followed;
+        let at = env.era(primary);
         env.oracle.handle_started(at, (job.exec_at, job.latest), error);
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use backend::worker::Execution;
 use frontend::tasks::RequestId;
-use proto::{LoadId, ModelId, ModelThreadId, Span, Timestamp, frontend_to_scheduler::ModelChange};
+use proto::{Claim, LoadId, ModelId, ModelThreadId, Span, Timestamp, frontend_to_scheduler::ModelChange};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -17,7 +17,7 @@ use super::{
     oracle::Oracle,
 };
 
-/// A member: the scheduler is the first, then come the frontends, then the backends.
+/// A member: schedulers come first, then frontends, then backends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Node(pub(super) usize);
 
@@ -45,6 +45,8 @@ pub(super) enum Happening {
     Inputs(Node, Life, RequestId),
     /// A client of this frontend wants a model loaded or unloaded.
     Change(Node, ModelChange, &'static str),
+    /// An operator wants this scheduler to be the primary.
+    HandOver(Node),
     /// The operator moves a model to another ModelThread.
     Move(ModelId, ModelThreadId),
     /// The repository gets the next version of a model.
@@ -75,8 +77,12 @@ pub(super) struct Env {
     pub(super) network: Network,
     pub(super) oracle: Oracle,
     pub(super) mutation: Option<Mutation>,
-    /// How often the scheduler has started.
+    /// How often schedulers have started.
     pub(super) scheduler_life: Life,
+    /// The last scheduler that claimed the highest epoch.
+    pub(super) primary: Option<(Claim, Node)>,
+    /// What is between a scheduler's own clock and the one that it tells.
+    eras: BTreeMap<Node, Span>,
     /// By member.
     pub(super) members: Vec<Member>,
     /// The version of each model that the repository holds now.
@@ -140,6 +146,8 @@ impl Env {
             oracle: Oracle::default(),
             mutation,
             scheduler_life: 0,
+            primary: None,
+            eras: BTreeMap::new(),
             members: Vec::new(),
             repository: MODELS.map(|(name, _)| (name, 1)).into(),
             loads_fail: false,
@@ -191,6 +199,30 @@ impl Env {
     /// What this member's clock shows now.
     pub(super) fn local(&self, node: Node) -> Timestamp {
         self.members[node.0].clock.at(self.now)
+    }
+
+    /// A scheduler's process starts, after its clock was set: among others it begins near zero, and follows one of them.
+    pub(super) fn begin_era(&mut self, node: Node, is_alone: bool) {
+        let shift = if is_alone { Span::ZERO } else { Timestamp(1_000_000_000) - self.local(node) };
+        self.eras.insert(node, shift);
+    }
+
+    /// A scheduler sets the clock that it tells.
+    pub(super) fn shift_era(&mut self, node: Node, by: Span) {
+        *self.eras.entry(node).or_default() += by;
+    }
+
+    /// What the clock shows that a scheduler tells.
+    pub(super) fn era(&self, node: Node) -> Timestamp {
+        self.local(node) + self.eras.get(&node).copied().unwrap_or_default()
+    }
+
+    /// A scheduler has a timer at an instant of the clock that it tells.
+    pub(super) fn wake_at_era(&mut self, node: Node, at: Timestamp) {
+        if at < Timestamp::NEVER {
+            let shift = self.eras.get(&node).copied().unwrap_or_default();
+            self.wake_at_local(node, if at == Timestamp::PAST { at } else { at - shift });
+        }
     }
 
     /// The member has something to look at; it does so soon.

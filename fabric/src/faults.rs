@@ -28,15 +28,27 @@ pub struct FaultKinds {
     pub change: bool,
     /// Backends leave in good order, and come back.
     pub leave: bool,
+    /// There are several schedulers: they end one after another, stall, do not hear of each other or of members, and
+    /// operators want another one to be the primary.
+    pub scheduler: bool,
 }
 
 impl FaultKinds {
     /// Everything.
-    pub const ALL: Self =
-        Self { crash: true, partition: true, slow: true, hang: true, clock: true, change: true, leave: true };
+    pub const ALL: Self = Self {
+        crash: true,
+        partition: true,
+        slow: true,
+        hang: true,
+        clock: true,
+        change: true,
+        leave: true,
+        scheduler: true,
+    };
 
     /// What [`Self::from_str`] takes.
-    pub const EXPECTED: &'static str = "a comma list of none, crash, partition, slow, hang, clock, change, leave, all";
+    pub const EXPECTED: &'static str =
+        "a comma list of none, crash, partition, slow, hang, clock, change, leave, scheduler, all";
 }
 
 impl FromStr for FaultKinds {
@@ -54,6 +66,7 @@ impl FromStr for FaultKinds {
                 "clock" => kinds.clock = true,
                 "change" => kinds.change = true,
                 "leave" => kinds.leave = true,
+                "scheduler" => kinds.scheduler = true,
                 "all" => kinds = Self::ALL,
                 _ => return Err(format!("found '{word}', expected {}", Self::EXPECTED)),
             }
@@ -86,7 +99,8 @@ pub(super) enum Fault {
 /// The members of a fabric, by what they are.
 #[derive(Debug, Clone)]
 pub(super) struct Roles {
-    pub(super) scheduler: Node,
+    /// By rank.
+    pub(super) schedulers: Vec<Node>,
     pub(super) frontends: Vec<Node>,
     pub(super) backends: Vec<Node>,
 }
@@ -98,7 +112,25 @@ impl Roles {
         match env.rng.random_range(0..4 * count + 1) / 4 {
             index if index < self.frontends.len() => self.frontends[index],
             index if index < count => self.backends[index - self.frontends.len()],
-            _ => self.scheduler,
+            _ => self.pick_scheduler(env),
+        }
+    }
+
+    /// The first of the list mostly, which is the primary at first.
+    fn pick_scheduler(&self, env: &mut Env) -> Node {
+        let index = if env.chance(50) { 0 } else { env.rng.random_range(0..self.schedulers.len()) };
+        self.schedulers[index]
+    }
+
+    /// A scheduler and somebody whom it is connected to.
+    fn pick_scheduler_pair(&self, env: &mut Env) -> (Node, Node) {
+        let scheduler = self.pick_scheduler(env);
+        let others: Vec<Node> = self.schedulers.iter().chain(&self.frontends).chain(&self.backends).copied().collect();
+        loop {
+            let other = others[env.rng.random_range(0..others.len())];
+            if other != scheduler {
+                return (scheduler, other);
+            }
         }
     }
 
@@ -107,8 +139,8 @@ impl Roles {
         let frontend = self.frontends[env.rng.random_range(0..self.frontends.len())];
         let backend = self.backends[env.rng.random_range(0..self.backends.len())];
         match env.rng.random_range(0..6) {
-            0 => (self.scheduler, frontend),
-            1 => (backend, self.scheduler),
+            0 => (self.pick_scheduler(env), frontend),
+            1 => (backend, self.pick_scheduler(env)),
             _ => (frontend, backend),
         }
     }
@@ -116,8 +148,8 @@ impl Roles {
 
 /// Draws faults that begin in `[from, until]`, and end soon after.
 pub(super) fn draw(env: &mut Env, kinds: FaultKinds, roles: &Roles, (from, until): (Timestamp, Timestamp)) {
-    let FaultKinds { crash, partition, slow, hang, change, leave, clock: _ } = kinds;
-    let wanted = [crash, partition, slow, hang, change, leave];
+    let FaultKinds { crash, partition, slow, hang, change, leave, scheduler, clock: _ } = kinds;
+    let wanted = [crash, partition, slow, hang, change, leave, scheduler && roles.schedulers.len() > 1];
     let wanted: Vec<usize> = (0..wanted.len()).filter(|&index| wanted[index]).collect();
     if wanted.is_empty() {
         return;
@@ -130,6 +162,7 @@ pub(super) fn draw(env: &mut Env, kinds: FaultKinds, roles: &Roles, (from, until
             2 => draw_slow(env, roles, begins),
             3 => draw_executors(env, roles, begins),
             4 => draw_change(env, roles, begins),
+            6 => draw_succession(env, roles, begins),
             _ => {
                 let node = roles.backends[env.rng.random_range(0..roles.backends.len())];
                 lasts(env, begins, Fault::Leave { node }, 1_500);
@@ -147,6 +180,35 @@ fn lasts(env: &mut Env, at: Timestamp, fault: Fault, millis_max: i64) {
 fn draw_crash(env: &mut Env, roles: &Roles, at: Timestamp) {
     let (node, tells) = (roles.pick(env), env.chance(70));
     lasts(env, at, Fault::Crash { node, tells }, 1_500);
+}
+
+/// Schedulers in particular. What follows one fault at once meets the takeover that it causes.
+fn draw_succession(env: &mut Env, roles: &Roles, at: Timestamp) {
+    let mut at = at;
+    for _ in 0..env.rng.random_range(1..=3) {
+        let scheduler = roles.pick_scheduler(env);
+        match env.rng.random_range(0..6) {
+            0..=2 => {
+                let tells = env.chance(70);
+                lasts(env, at, Fault::Crash { node: scheduler, tells }, 1_500);
+            }
+            3 => {
+                let micros_max = if env.chance(50) { 300_000 } else { 3_500_000 };
+                let span = Span::from_millis(1) + env.micros(micros_max);
+                env.schedule(at, Happening::Fault(Fault::Stall { node: scheduler, span }));
+            }
+            4 => {
+                let (from, to) = roles.pick_scheduler_pair(env);
+                let millis_max = if env.chance(50) { 300 } else { 3_500 };
+                lasts(env, at, Fault::Partition { from, to }, millis_max);
+                if env.chance(60) {
+                    lasts(env, at, Fault::Partition { from: to, to: from }, millis_max);
+                }
+            }
+            _ => env.schedule(at, Happening::HandOver(scheduler)),
+        }
+        at += env.micros(60_000);
+    }
 }
 
 fn draw_partition(env: &mut Env, roles: &Roles, at: Timestamp) {

@@ -48,7 +48,8 @@ const LATELY_MAX: usize = 16;
 pub(super) struct FrontendNode {
     pub(super) node: Node,
     pub(super) life: Life,
-    scheduler: Node,
+    /// By rank.
+    schedulers: Vec<Node>,
     process: Option<Process>,
     pub(super) clients: Clients,
 }
@@ -74,8 +75,8 @@ struct Process {
     core: Core,
     /// Frames that the scheduler has no room for yet.
     unsent: VecDeque<(ConnectionId, Vec<u8>)>,
-    /// Its connections to the scheduler; the first is where it joined.
-    scheduler: Vec<ConnectionId>,
+    /// Its connections to schedulers, the newest last, and to which.
+    schedulers: Vec<(ConnectionId, usize)>,
     /// The last tasks that were submitted.
     lately: VecDeque<TaskId>,
     /// Inputs of the rows that have just been admitted and come later.
@@ -115,8 +116,8 @@ fn arena(env: &mut Env, node: Node) -> Registered<'_> {
 }
 
 impl FrontendNode {
-    pub(super) fn new(node: Node, scheduler: Node) -> Self {
-        Self { node, life: 0, scheduler, process: None, clients: Clients::default() }
+    pub(super) fn new(node: Node, schedulers: &[Node]) -> Self {
+        Self { node, life: 0, schedulers: schedulers.to_vec(), process: None, clients: Clients::default() }
     }
 
     /// The process starts, with memory of its own.
@@ -135,7 +136,7 @@ impl FrontendNode {
         let models = env.repository.iter().map(|(name, version)| models::model(name, *version)).collect();
         let core = Core::new(config, models).expect("the arena has room for all models");
         let (unsent, lately, later) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        self.process = Some(Process { core, unsent, scheduler: Vec::new(), lately, later });
+        self.process = Some(Process { core, unsent, schedulers: Vec::new(), lately, later });
         env.trace(self.node, || "starts".to_owned());
         env.wake(self.node);
     }
@@ -202,7 +203,7 @@ impl FrontendNode {
         match process.core.handle_request(now, &request, &arena(env, self.node)) {
             Ok(id) => {
                 env.trace(self.node, || format!("admits {id:?}: {rows} rows for '{name}' within {slo}"));
-                let error = clock_error(env, &process.core, self.node, self.scheduler);
+                let error = clock_error(env, &process.core, self.node);
                 if comes_later {
                     process.later = input.chunks(input_bytes).map(<[u8]>::to_owned).collect();
                     let takes = env.micros(DECODING_MICROS_MAX);
@@ -300,16 +301,14 @@ impl FrontendNode {
         let node = self.node;
         match output {
             Output::Connect { to, hello } => {
-                let address = match to {
-                    Destination::Scheduler => Network::address(self.scheduler),
-                    Destination::ModelThread { address, .. } => address,
+                let (scheduler, address) = match to {
+                    Destination::Scheduler(index) => (index, Network::address(self.schedulers[index])),
+                    Destination::ModelThread { scheduler, address, .. } => (scheduler, address),
                 };
                 let connection = env.connect(node, address, hello);
                 env.trace(node, || format!("connects to {to:?} on {}", connection.0));
-                if to == Destination::Scheduler {
-                    process.scheduler.clear();
-                }
-                process.scheduler.push(connection);
+                process.schedulers.retain(|(_, other)| *other != scheduler || !matches!(to, Destination::Scheduler(_)));
+                process.schedulers.push((connection, scheduler));
                 process.core.handle_connecting(to, connection);
             }
             Output::Accept { connection, welcome } => {
@@ -371,7 +370,7 @@ impl FrontendNode {
                 if !expected.flatten().eq(reply.outputs[0].iter().copied()) {
                     env.oracle.report(Violation::Slot(format!("{id:?} was answered with another task's output")));
                 }
-                let error = clock_error(env, &process.core, self.node, self.scheduler);
+                let error = clock_error(env, &process.core, self.node);
                 let allowed = error + open.error + ENDS_LATE;
                 let lateness = (env.now - open.admitted_at) - open.slo;
                 let told = reply.timing.lateness();
@@ -407,7 +406,7 @@ impl Clients {
 
 impl Process {
     fn disconnect(&mut self, env: &mut Env, node: Node, connection: ConnectionId) {
-        let is_link = !self.scheduler.contains(&connection);
+        let is_link = !self.schedulers.iter().any(|(own, _)| *own == connection);
         if is_link && self.core.has_scheduler() && env.mutation == Some(Mutation::SkipFence) {
             env.trace(node, || format!("only says that {} is disconnected", connection.0));
             let event = Event::Disconnected { connection, reason: DisconnectReason("we disconnected".to_owned()) };
@@ -428,7 +427,7 @@ impl Process {
 
     /// Believes that the scheduler dropped a task that it did not drop.
     fn free_early(&mut self, env: &mut Env, node: Node) {
-        let (Some(&connection), Some(task)) = (self.scheduler.last(), self.lately.pop_back()) else { return };
+        let (Some(&(connection, _)), Some(task)) = (self.schedulers.last(), self.lately.pop_back()) else { return };
         env.trace(node, || format!("frees the slot of {task:?}, which has not ended"));
         let mut frame = FrameWriter::default();
         let dropped = SchedulerToFrontend::Dropped { task, reason: DropReason::Deadline };
@@ -439,9 +438,9 @@ impl Process {
     }
 }
 
-/// How far a frontend's estimate of the scheduler's clock is off.
-fn clock_error(env: &Env, core: &Core, node: Node, scheduler: Node) -> Span {
-    let estimate = core.to_local(env.local(scheduler));
+/// How far a frontend's estimate of the primary's clock is off.
+fn clock_error(env: &Env, core: &Core, node: Node) -> Span {
+    let estimate = env.primary.and_then(|(_, primary)| core.to_local(env.era(primary)));
     estimate.map_or(Span::ZERO, |estimate| Span((estimate - env.local(node)).0.abs()))
 }
 

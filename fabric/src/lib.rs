@@ -22,6 +22,7 @@ mod models;
 mod mutation;
 mod network;
 mod oracle;
+mod peers;
 mod scheduler;
 
 use std::{
@@ -29,7 +30,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use ::scheduler::{NetworkBudget, Policy, cluster::ClusterConfig};
+use ::scheduler::{NetworkBudget, Policy, cluster::ClusterConfig, control::SuccessionConfig};
 use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange};
 use rand::RngExt;
 
@@ -62,6 +63,8 @@ const GAP: Span = Span::from_millis(15);
 const SERVED_MIN: f64 = 0.9;
 /// More happens in no run: something goes in circles.
 const STEPS_MAX: u64 = 3_000_000;
+/// A primary whose heartbeat stands still for so long is suspected: longer than most reactions and packets take.
+const SUSPECT: Span = Span::from_millis(60);
 
 /// What to run.
 #[derive(Debug, Clone, Copy)]
@@ -135,7 +138,8 @@ pub fn run(options: Options) -> (Result<Summary, Failure>, Vec<String>) {
 struct Fabric {
     env: Env,
     roles: Roles,
-    scheduler: SchedulerNode,
+    /// By rank.
+    schedulers: Vec<SchedulerNode>,
     frontends: Vec<FrontendNode>,
     backends: Vec<BackendNode>,
     /// Clients send requests until then.
@@ -150,23 +154,33 @@ impl Fabric {
     fn new(options: Options) -> Self {
         let mut env = Env::new(options.seed, options.mutation, options.is_traced);
         let drift_max = if options.faults.clock { 30_000 } else { 0 };
-        let scheduler = env.add_member("scheduler".to_owned(), drift_max);
+        let several = options.faults.scheduler && env.chance(60);
+        let schedulers = if several { env.rng.random_range(2..=3) } else { 1 };
+        let schedulers: Vec<Node> =
+            (0..schedulers).map(|i| env.add_member(format!("scheduler-{i}"), drift_max)).collect();
         let frontends = env.rng.random_range(1..=3);
         let frontends: Vec<Node> = (0..frontends).map(|i| env.add_member(format!("frontend-{i}"), drift_max)).collect();
         let backends = env.rng.random_range(2..=3);
         let backends: Vec<Node> = (0..backends).map(|i| env.add_member(format!("backend-{i}"), drift_max)).collect();
         let pairs = connect(&mut env);
         let reactions = (0..env.members.len()).map(|index| (Node(index), env.members[index].reaction)).collect();
-        let config = cluster_config(&mut env, scheduler);
+        let config = cluster_config(&mut env);
+        let new_scheduler = |(rank, &node): (usize, &Node)| {
+            let succession =
+                SuccessionConfig { rank: rank as u16, schedulers: schedulers.len() as u16, suspect: SUSPECT };
+            let threads = config.model_threads;
+            let addresses = if threads == 1 { vec![] } else { scheduler::addresses(node, threads) };
+            SchedulerNode::new(node, schedulers.clone(), ClusterConfig { succession, addresses, ..config.clone() })
+        };
         let new_backend = |env: &mut Env, &node: &Node| {
             let gpus = env.rng.random_range(1..=2);
-            BackendNode::new(node, scheduler, gpus, env)
+            BackendNode::new(node, &schedulers, gpus, env)
         };
         Self {
-            scheduler: SchedulerNode::new(scheduler, config),
-            frontends: frontends.iter().map(|&node| FrontendNode::new(node, scheduler)).collect(),
+            schedulers: schedulers.iter().enumerate().map(new_scheduler).collect(),
+            frontends: frontends.iter().map(|&node| FrontendNode::new(node, &schedulers)).collect(),
             backends: backends.iter().map(|node| new_backend(&mut env, node)).collect(),
-            roles: Roles { scheduler, frontends, backends },
+            roles: Roles { schedulers, frontends, backends },
             requests_until: Timestamp::PAST,
             pairs,
             reactions,
@@ -264,7 +278,14 @@ impl Fabric {
                     frontend.change(env, to, name);
                 }
             }
-            Happening::Move(model, to) => self.scheduler.move_model(env, model, to),
+            Happening::HandOver(node) => {
+                if let Some(scheduler) = self.schedulers.iter_mut().find(|other| other.node == node) {
+                    scheduler.hand_over(env);
+                }
+            }
+            Happening::Move(model, to) => {
+                self.schedulers.iter_mut().for_each(|scheduler| scheduler.move_model(env, model, to));
+            }
             Happening::Publish(name) => *env.repository.entry(name).or_default() += 1,
             Happening::ModelRead(node, life, name) => {
                 if let Some(frontend) = self.frontends.iter_mut().find(|other| (other.node, other.life) == (node, life))
@@ -298,10 +319,20 @@ impl Fabric {
         }
     }
 
+    /// Whose clock the others are held against.
+    fn note_primary(&mut self) {
+        let claims = self.schedulers.iter_mut().map(|scheduler| (scheduler.claim(), scheduler.node));
+        let primaries = claims.filter(|(claim, _)| claim.is_primary());
+        if let Some(primary) = primaries.max_by_key(|(claim, _)| claim.epoch) {
+            self.env.primary = Some(primary);
+        }
+    }
+
     fn turn(&mut self, node: Node) {
         let env = &mut self.env;
-        if node == self.scheduler.node {
-            return self.scheduler.turn(env);
+        if let Some(scheduler) = self.schedulers.iter_mut().find(|scheduler| scheduler.node == node) {
+            scheduler.turn(env);
+            return self.note_primary();
         }
         if let Some(frontend) = self.frontends.iter_mut().find(|frontend| frontend.node == node) {
             return frontend.turn(env);
@@ -326,8 +357,8 @@ impl Fabric {
     /// A process starts, if it is not running.
     fn start(&mut self, node: Node) {
         let env = &mut self.env;
-        if node == self.scheduler.node && !self.scheduler.is_running() {
-            self.scheduler.start(env);
+        if let Some(scheduler) = self.schedulers.iter_mut().find(|other| other.node == node && !other.is_running()) {
+            scheduler.start(env);
         }
         if let Some(frontend) = self.frontends.iter_mut().find(|other| other.node == node && !other.is_running()) {
             frontend.start(env);
@@ -341,8 +372,8 @@ impl Fabric {
         let env = &mut self.env;
         match fault {
             Fault::Crash { node, tells } => {
-                if node == self.scheduler.node && self.scheduler.is_running() {
-                    self.scheduler.die(env, tells);
+                if let Some(scheduler) = self.schedulers.iter_mut().find(|s| s.node == node && s.is_running()) {
+                    scheduler.die(env, tells);
                 }
                 if let Some(frontend) = self.frontends.iter_mut().find(|f| f.node == node && f.is_running()) {
                     frontend.die(env, tells);
@@ -411,11 +442,16 @@ impl Fabric {
     }
 
     /// Nothing is left to do for anybody.
-    fn check_settled(&self) -> Result<(), Violation> {
+    fn check_settled(&mut self) -> Result<(), Violation> {
+        let primaries = self.schedulers.iter_mut().filter_map(|scheduler| scheduler.claim().is_primary().then_some(()));
+        let primaries = primaries.count();
+        if primaries != 1 {
+            return Err(Violation::Liveness(format!("{primaries} schedulers take themselves for the primary")));
+        }
         let frontends = self.frontends.iter().map(|frontend| (frontend.node, frontend.unfinished()));
         let backends = self.backends.iter().map(|backend| (backend.node, backend.unfinished()));
-        let scheduler = std::iter::once((self.scheduler.node, self.scheduler.unfinished()));
-        for (node, unfinished) in frontends.chain(backends).chain(scheduler) {
+        let schedulers = self.schedulers.iter().map(|scheduler| (scheduler.node, scheduler.unfinished()));
+        for (node, unfinished) in frontends.chain(backends).chain(schedulers) {
             if let Some(what) = unfinished {
                 return Err(Violation::Liveness(format!("{}: {what}", self.env.members[node.0].name)));
             }
@@ -458,7 +494,8 @@ fn connect(env: &mut Env) -> BTreeMap<(Node, Node), Pair> {
     pairs
 }
 
-fn cluster_config(env: &mut Env, node: Node) -> ClusterConfig {
+/// Of all schedulers, but for their places.
+fn cluster_config(env: &mut Env) -> ClusterConfig {
     let model_threads = env.rng.random_range(1..=3);
     let policies = ["downbeat", "downbeat", "deferred", "eager"];
     let policy = policies[env.rng.random_range(0..policies.len())];
@@ -475,7 +512,9 @@ fn cluster_config(env: &mut Env, node: Node) -> ClusterConfig {
         tasks_per_frontend_max: 256,
         reestimate: env.chance(50),
         model_threads,
-        addresses: if model_threads == 1 { vec![] } else { scheduler::addresses(node, model_threads) },
+        addresses: Vec::new(),
+        succession: SuccessionConfig::ALONE,
+        first_id: 0,
     }
 }
 

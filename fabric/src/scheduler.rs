@@ -1,10 +1,10 @@
-//! The scheduler in the simulated fabric: the real control, ModelThreads and RankThread, driven as `scheduler::process`
+//! A scheduler in the simulated fabric: the real control, ModelThreads and RankThread, driven as `scheduler::process`
 //! drives them. One process holds all of their connections; which of them one is for, its port tells.
 
 use std::collections::BTreeMap;
 
 use proto::{
-    ModelId, ModelThreadId, Timestamp,
+    Claim, ModelId, ModelThreadId, Span, Timestamp,
     backend_to_scheduler::BackendToScheduler,
     frame::{FrameWriter, read_frame},
     frontend_to_scheduler::FrontendToScheduler,
@@ -16,45 +16,63 @@ use transport::{ConnectionId, Event};
 use wincode::{SchemaWrite, config::DefaultConfig};
 
 use super::{
-    env::{Env, Node},
+    env::{Env, Happening, Node},
     network::{Network, PORT},
+    peers::Peers,
 };
 
-/// The scheduler's process.
+/// A scheduler's process.
 pub(super) struct SchedulerNode {
     pub(super) node: Node,
+    /// All schedulers, by rank.
+    all: Vec<Node>,
     config: ClusterConfig,
     process: Option<Process>,
 }
 
 struct Process {
     cluster: Cluster,
+    peers: Peers,
     members: BTreeMap<ConnectionId, (Port, Member)>,
     /// Where a member's messages go.
     routes: BTreeMap<(Port, Member), (ConnectionId, FrameWriter)>,
 }
 
 impl SchedulerNode {
-    pub(super) fn new(node: Node, config: ClusterConfig) -> Self {
-        Self { node, config, process: None }
+    pub(super) fn new(node: Node, all: Vec<Node>, config: ClusterConfig) -> Self {
+        Self { node, all, config, process: None }
     }
 
     /// The process starts, and knows nobody.
     pub(super) fn start(&mut self, env: &mut Env) {
-        env.scheduler_life += 1;
         env.reset_clock(self.node);
         env.network.listen(self.node);
-        let cluster = Cluster::new(&self.config, env.rng.random()).expect("the policy goes with several ModelThreads");
-        self.process = Some(Process { cluster, members: BTreeMap::new(), routes: BTreeMap::new() });
+        let config = ClusterConfig { first_id: env.rng.random(), ..self.config.clone() };
+        let cluster = Cluster::new(&config, env.rng.random()).expect("the policy goes with several ModelThreads");
+        let peers = Peers::new(env, self.node, &self.all);
+        self.process = Some(Process { cluster, peers, members: BTreeMap::new(), routes: BTreeMap::new() });
         env.trace(self.node, || "starts".to_owned());
         env.wake(self.node);
+    }
+
+    /// An operator wants this one to be the primary.
+    pub(super) fn hand_over(&mut self, env: &mut Env) {
+        let Some(process) = &mut self.process else { return };
+        let done = process.cluster.control().handle_hand_over(env.era(self.node));
+        env.trace(self.node, || format!("is to be the primary: {done:?}"));
+        env.wake(self.node);
+    }
+
+    /// What it takes itself for.
+    pub(super) fn claim(&mut self) -> Claim {
+        self.process.as_mut().map_or_else(Claim::default, |process| process.cluster.control().claim())
     }
 
     /// Moves a model to another ModelThread, if there are both.
     pub(super) fn move_model(&mut self, env: &mut Env, model: ModelId, to: ModelThreadId) {
         let Some(process) = &mut self.process else { return };
         env.trace(self.node, || format!("moves {model:?} to {to:?}"));
-        process.cluster.move_model(env.local(self.node), model, to);
+        process.cluster.move_model(env.era(self.node), model, to);
         env.wake(self.node);
     }
 
@@ -83,9 +101,17 @@ impl SchedulerNode {
         while let Some(event) = env.network.poll_event(node) {
             process.handle_event(env, node, event);
         }
-        process.cluster.handle_timeout(env.local(node));
+        process.cluster.handle_timeout(env.era(node));
         process.send_outputs(env, node);
-        env.wake_at_local(node, process.cluster.poll_timeout().unwrap_or(Timestamp::NEVER));
+        let interval = self.config.succession.beat_interval();
+        process.peers.beat(env, node, interval);
+        // Whoever ends itself is started again by its supervisor.
+        if let Some(reason) = process.peers.ended.take() {
+            env.trace(node, || format!("gives up: {reason}"));
+            self.die(env, true);
+            return env.after(Span::from_millis(100), Happening::Start(node));
+        }
+        env.wake_at_era(node, process.cluster.poll_timeout().unwrap_or(Timestamp::NEVER));
     }
 }
 
@@ -101,13 +127,19 @@ pub(super) fn addresses(node: Node, model_threads: u16) -> Vec<String> {
 
 impl Process {
     fn handle_event(&mut self, env: &mut Env, node: Node, event: Event) {
-        let now = env.local(node);
+        let now = env.era(node);
+        if self.peers.handle_event(env, node, self.cluster.control(), &event) {
+            return;
+        }
         match event {
             Event::Incoming { connection, hello, .. } => {
                 let port = match env.network.port(connection).checked_sub(PORT + 1) {
                     Some(id) => Port::ModelThread(ModelThreadId(id)),
                     None => Port::Control,
                 };
+                if let Ok(SchedulerHello::Peer(hello)) = wincode::deserialize(&hello) {
+                    return self.peers.welcome(env, node, self.cluster.control(), (connection, hello));
+                }
                 match self.welcome(now, (connection, port), &hello) {
                     Ok(welcome) => env.accept(connection, welcome),
                     Err(reason) => env.refuse(connection, &reason),
@@ -124,7 +156,7 @@ impl Process {
                 self.routes.remove(&(port, member));
                 self.cluster.handle_disconnected(now, port, member, reason.0);
             }
-            // It opens no connection and registers no memory.
+            // It opens no connection and registers no memory but for other schedulers.
             _ => {}
         }
     }
@@ -192,6 +224,7 @@ impl Process {
                     let own = self.routes.iter().filter(|((_, other), _)| *other == member);
                     own.for_each(|(_, (connection, _))| env.disconnect(*connection));
                 }
+                ClusterOutput::Peer(output) => self.peers.perform(env, node, self.cluster.control(), output),
             }
         }
         frames.extend(self.routes.values_mut().filter_map(|(connection, writer)| Some((*connection, writer.take()?))));
@@ -211,6 +244,6 @@ impl Process {
     }
 }
 
-fn encode<M: SchemaWrite<DefaultConfig, Src = M>>(message: &M) -> Vec<u8> {
+pub(super) fn encode<M: SchemaWrite<DefaultConfig, Src = M>>(message: &M) -> Vec<u8> {
     wincode::serialize(message).expect("encoding into memory cannot fail")
 }
