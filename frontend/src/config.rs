@@ -12,8 +12,8 @@ pub const LINKS_MAX: usize = 255;
 /// How a frontend is started. The keys of a frontend's configuration file have the same names.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The scheduler's bootstrap listener.
-    pub scheduler: SocketAddr,
+    /// The schedulers' bootstrap listeners: one, or several of which each can take over from the others.
+    pub schedulers: Vec<SocketAddr>,
     /// The model repository.
     pub repository: PathBuf,
     /// Where backends reach us (TCP); any port of the network's `address` if it is not given. Backends are told this
@@ -28,11 +28,11 @@ pub struct Config {
 }
 
 impl Config {
-    /// A configuration with the default of everything that has one.
+    /// A configuration for one scheduler, with the default of everything that has one.
     #[must_use]
     pub fn new(scheduler: SocketAddr, secret: impl Into<String>, repository: impl Into<PathBuf>) -> Self {
         Self {
-            scheduler,
+            schedulers: vec![scheduler],
             repository: repository.into(),
             link: None,
             arena_bytes: ARENA_BYTES,

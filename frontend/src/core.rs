@@ -1,15 +1,19 @@
 //! Steps 1 to 3 and 10: the frontend as a state machine. It takes requests and transport events with the time, and
 //! gives replies and what the driver is to do with connections. It does no IO and reads no clock.
 //!
-//! Losing the scheduler (`session`) ends every request and disconnects every backend; once the last
-//! link is down no slot can be reached, so all are free, and it waits to connect again. A task is submitted to the
-//! ModelThread that owns its model then, and cancelled there, whoever owns the model later.
+//! It has a session with each scheduler of a list, and obeys one of them (`schedulers`). Losing that one for good ends
+//! every request and disconnects every backend; once the last link is down no slot can be reached, so all are free, and
+//! it waits to connect again. A task is submitted to the ModelThread that owns its model then, and cancelled there,
+//! whoever owns the model later.
+
+mod schedulers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
-    BackendId, ChangeId, FrontendId, LinkId, TaskId, Timestamp,
+    BackendId, ChangeId, Claim, FrontendId, LinkId, TaskId, Timestamp,
     backend_to_frontend::{LinkHello, LinkWelcome},
+    clock::ClockOffset,
     frame::read_frame,
     frontend_to_scheduler::{FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
     scheduler_to_frontend::{
@@ -22,19 +26,25 @@ use transport::{ConnectionId, Event};
 pub use crate::session::Destination;
 
 use crate::{
+    allegiance::Allegiance,
     arena::Arena,
     changes::{ChangeOutput, Changes},
     error::InferError,
     models::{ModelTable, Offer, ServedModel, excerpt},
+    questions::Questions,
     rope::Rope,
     session::{Session, SessionOutput, encode},
     slots::{ArenaTooSmall, SlotSize},
+    spoken::Word,
     tasks::{AdmitInstants, CheckedRequest, Counters, Reply, RequestId, Tasks},
 };
 
 /// Backends of which it is remembered that links were fenced off. Ids ascend and a lost backend tries for a few seconds
 /// at most, so the smallest can be forgotten.
 const FENCED_MAX: usize = 4_096;
+
+/// Why a backend is refused that comes before there is a primary.
+const NO_SCHEDULER: &str = "this frontend has no scheduler now";
 
 /// What a frontend's core must know.
 #[derive(Debug, Clone)]
@@ -47,6 +57,10 @@ pub struct CoreConfig {
     pub link_address: String,
     /// Backends linked at once.
     pub links_max: usize,
+    /// How many schedulers there are; at least 1.
+    pub schedulers: usize,
+    /// Drawn at random. From this come the tokens by which schedulers tell one life of this frontend from another.
+    pub token_seed: u64,
 }
 
 /// What the driver is to do.
@@ -113,21 +127,33 @@ pub struct Core {
     models: ModelTable,
     changes: Changes,
     tasks: Tasks,
-    session: Session,
-    scheduler_load: SchedulerLoad,
-    /// It is about to end, and takes nothing more.
-    scheduler_leaves: bool,
+    /// One with each scheduler.
+    sessions: Vec<Session>,
+    /// What each scheduler has said in its present session.
+    words: Vec<Word>,
+    allegiance: Allegiance,
+    questions: Questions,
+    /// Who we are in this life.
+    frontend: Option<FrontendId>,
+    /// Lives before this one.
+    lives: u64,
+    /// This life is over, and not all links are down.
+    is_ending: bool,
+    /// As long as nobody has told us who we are: the only session that may connect.
+    asked: usize,
+    /// The last that was known of the clock of a primary that was lost.
+    former_clock: ClockOffset,
     /// Connections of backends, until they are reported down.
     links: BTreeMap<ConnectionId, (BackendId, LinkId)>,
     /// Links up to these were fenced off, and are not taken again; at most [`FENCED_MAX`] backends.
     fenced: BTreeMap<BackendId, LinkId>,
-    /// Backends that came before the scheduler's welcome.
+    /// Backends that came before there was a primary.
     early: VecDeque<(ConnectionId, LinkHello)>,
     fences: Vec<Fence>,
     outputs: VecDeque<Output>,
 }
 
-/// A backend that the scheduler suspects.
+/// A backend that the primary suspects.
 #[derive(Debug)]
 struct Fence {
     /// Who asked.
@@ -143,19 +169,29 @@ impl Core {
     ///
     /// # Errors
     /// If the arena is too small for the models.
+    ///
+    /// # Panics
+    /// If there is no scheduler.
     pub fn new(config: CoreConfig, models: Vec<repository::Model>) -> Result<Self, ArenaTooSmall> {
+        assert!(config.schedulers > 0, "the configuration names a scheduler");
         let models = ModelTable::new(models);
         let sizes: Vec<SlotSize> = models.iter().map(|served| served.slot_size).collect();
         let tasks = Tasks::new(config.arena_bytes, &sizes)?;
         let arena = LinkWelcome { guards_offset: tasks.guards_offset() as u64, ..config.arena };
         Ok(Self {
             tasks,
-            session: Session::new(config.link_address.clone()),
+            sessions: (0..config.schedulers).map(|index| Session::new(index, config.link_address.clone())).collect(),
+            words: (0..config.schedulers).map(|_| Word::default()).collect(),
+            allegiance: Allegiance::new(config.schedulers),
+            questions: Questions::default(),
+            frontend: None,
+            lives: 0,
+            is_ending: false,
+            asked: 0,
+            former_clock: ClockOffset::default(),
             config: CoreConfig { arena, ..config },
             models,
             changes: Changes::default(),
-            scheduler_load: SchedulerLoad::default(),
-            scheduler_leaves: false,
             links: BTreeMap::new(),
             fenced: BTreeMap::new(),
             early: VecDeque::new(),
@@ -173,7 +209,7 @@ impl Core {
     /// An instant of the scheduler's clock on ours; `None` before that is known.
     #[must_use]
     pub fn to_local(&self, at: Timestamp) -> Option<Timestamp> {
-        self.session.to_local(at)
+        self.clock().to_local(at)
     }
 
     /// Whether requests for some model can be taken.
@@ -185,9 +221,8 @@ impl Core {
     /// Whether requests for this model can be taken.
     #[must_use]
     pub fn is_model_ready(&self, served: &ServedModel) -> bool {
-        self.session.joined().is_some()
-            && !self.scheduler_leaves
-            && self.session.knows_clock()
+        self.admits_as().is_some()
+            && self.clock().error_bound().is_some()
             && served.offer.is_some_and(|offer| offer.gpus > 0)
     }
 
@@ -209,16 +244,22 @@ impl Core {
         self.links.len()
     }
 
-    /// Whether we have joined the scheduler.
+    /// Whether we have joined a scheduler that is the primary.
     #[must_use]
     pub fn has_scheduler(&self) -> bool {
-        self.session.joined().is_some()
+        self.allegiance.primary().is_some()
     }
 
-    /// How much the scheduler had to do when it last said so, about a second ago; nothing while there is none.
+    /// Whom we obey, or obeyed last; no primary's claim before there was one.
+    #[must_use]
+    pub fn obeys(&self) -> Claim {
+        self.allegiance.obeys()
+    }
+
+    /// How much the primary had to do when it last said so, about a second ago; nothing while there is none.
     #[must_use]
     pub fn scheduler_load(&self) -> SchedulerLoad {
-        if self.has_scheduler() { self.scheduler_load } else { SchedulerLoad::default() }
+        self.allegiance.primary().map_or(SchedulerLoad::default(), |primary| self.words[primary].load)
     }
 
     /// Step 1: admits a request and submits its tasks. The reply comes as [`Output::Reply`]. A request without inputs
@@ -233,10 +274,7 @@ impl Core {
         arena: &dyn Arena,
     ) -> Result<RequestId, InferError> {
         let (frontend, scheduler_now) =
-            self.session.joined().zip(self.session.to_scheduler(now)).ok_or(InferError::NoScheduler)?;
-        if self.scheduler_leaves {
-            return Err(InferError::NoScheduler);
-        }
+            self.admits_as().zip(self.clock().to_scheduler(now)).ok_or(InferError::NoScheduler)?;
         let served = self.models.get(request.model);
         let model = || served.model.name.clone();
         let offer = served.offer.filter(|offer| offer.gpus > 0).ok_or_else(|| match served.state {
@@ -255,7 +293,7 @@ impl Core {
             return Err(DropReason::InputLate.into());
         }
         if self.tasks.ids_used_up(2 * request.rows) {
-            self.leave("task ids are used up, joining again gives new ones");
+            self.start_over("task ids are used up, joining again gives new ones");
             self.settle(now);
             return Err(InferError::NoScheduler);
         }
@@ -278,7 +316,7 @@ impl Core {
     /// # Errors
     /// If nobody can be asked now.
     pub fn handle_change(&mut self, to: ModelChange, name: &str) -> Result<ChangeId, InferError> {
-        self.session.joined().ok_or(InferError::NoScheduler)?;
+        let primary = self.allegiance.primary().ok_or(InferError::NoScheduler)?;
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
             let expected = format!("1 to {NAME_BYTES_MAX} bytes");
             return Err(InferError::Invalid(format!(
@@ -287,7 +325,7 @@ impl Core {
             )));
         }
         let change = self.changes.handle_asked(to, name)?;
-        self.session.post(&FrontendToScheduler::ChangeModel { change, to, name: name.to_owned() });
+        self.sessions[primary].post(&FrontendToScheduler::ChangeModel { change, to, name: name.to_owned() });
         Ok(change)
     }
 
@@ -312,7 +350,7 @@ impl Core {
 
     /// The driver did what [`Output::Connect`] asked for.
     pub fn handle_connecting(&mut self, to: Destination, connection: ConnectionId) {
-        self.session.handle_connecting(to, connection);
+        self.sessions[to.scheduler()].handle_connecting(to, connection);
     }
 
     /// Takes in what happened on the transport.
@@ -323,12 +361,12 @@ impl Core {
             Event::Message { connection, frame } => self.on_frame(now, connection, &frame),
             Event::Immediate { connection, immediate, bytes } => {
                 if let Some(&(backend, _)) = self.links.get(&connection)
-                    && let Some(answered_at) = self.session.to_scheduler(now)
+                    && let Some(answered_at) = self.clock().to_scheduler(now)
                 {
                     self.tasks.handle_immediate(answered_at, backend, immediate, bytes, arena);
                 }
             }
-            Event::Disconnected { connection, reason } => self.on_disconnected(connection, &reason.0),
+            Event::Disconnected { connection, reason } => self.on_disconnected(now, connection, &reason.0),
             // The slots' region is the only one; backends that come again are told the key as it is now.
             Event::KeyChanged { rkey, .. } => self.config.arena.arena_rkey = rkey,
             // A frontend posts neither.
@@ -340,27 +378,26 @@ impl Core {
     /// Runs every timer that is due.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.tasks.handle_timeout(now);
-        self.session.handle_timeout(now);
-        self.request_clock(now);
+        self.tend_schedulers(now);
+        self.request_clocks(now);
         self.settle(now);
     }
 
     /// When [`Self::handle_timeout`] must be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        [self.session.poll_timeout(), self.tasks.poll_timeout()].into_iter().flatten().min()
+        [self.poll_schedulers_timeout(), self.tasks.poll_timeout()].into_iter().flatten().min()
     }
 
     /// What the driver is to do next. All messages since the last `None` are packed into as few frames as hold them.
     pub fn poll_output(&mut self) -> Option<Output> {
-        while let Some((model_thread, message)) = self.tasks.poll_message() {
-            self.session.post_to_thread(model_thread, &message);
-        }
-        if let Some(output) = self.session.poll_output() {
-            return Some(output.into());
-        }
+        self.post_messages();
+        // What is to be cut off comes before what is sent.
         if let Some(output) = self.outputs.pop_front() {
             return Some(output);
+        }
+        if let Some(output) = self.sessions.iter_mut().find_map(Session::poll_output) {
+            return Some(output.into());
         }
         match self.changes.poll_output() {
             Some(ChangeOutput::Read(name)) => return Some(Output::ReadModel { name }),
@@ -370,30 +407,7 @@ impl Core {
         if let Some((request, result)) = self.tasks.poll_reply() {
             return Some(Output::Reply { request, result });
         }
-        self.session.poll_frame().map(Output::from)
-    }
-
-    /// Asks for the scheduler's clock when it is time, and tells it what answers took of late.
-    fn request_clock(&mut self, now: Timestamp) {
-        if let Some(sent_at) = self.session.poll_clock_request(now) {
-            let resp = self.tasks.take_way_back();
-            self.session.post(&FrontendToScheduler::ClockRequest { sent_at, resp });
-        }
-    }
-
-    fn on_connected(&mut self, now: Timestamp, connection: ConnectionId, welcome: &[u8]) {
-        match self.session.handle_connected(now, connection, welcome) {
-            Ok(false) => {}
-            Ok(true) => {
-                self.scheduler_load = SchedulerLoad::default();
-                self.scheduler_leaves = false;
-                self.request_clock(now);
-                for (connection, hello) in std::mem::take(&mut self.early) {
-                    self.on_hello(connection, hello);
-                }
-            }
-            Err(reason) => self.leave(&reason),
-        }
+        self.sessions.iter_mut().find_map(Session::poll_frame).map(Output::from)
     }
 
     fn on_frame(&mut self, now: Timestamp, connection: ConnectionId, frame: &[u8]) {
@@ -402,62 +416,99 @@ impl Core {
             self.outputs.push_back(Output::Disconnect { connection });
             return;
         }
+        let Some(index) = self.sessions.iter().position(|session| session.hears(connection)) else { return };
+        self.handle_heard(index);
         for message in read_frame::<SchedulerToFrontend>(frame) {
             // A message can end the session; what follows in the frame is then void.
-            if !self.session.hears(connection) {
+            if !self.sessions[index].hears(connection) {
                 return;
             }
             match message {
-                Ok(message) => self.on_message(now, connection, message),
-                Err(error) => self.leave(&error.to_string()),
+                Ok(message) => self.on_message(now, index, connection, message),
+                Err(error) => self.leave(now, index, &error.to_string()),
             }
         }
     }
 
-    fn on_message(&mut self, now: Timestamp, connection: ConnectionId, message: SchedulerToFrontend) {
+    /// What any scheduler may say; the rest counts from the primary only.
+    fn on_message(&mut self, now: Timestamp, index: usize, connection: ConnectionId, message: SchedulerToFrontend) {
+        let is_primary = self.allegiance.primary() == Some(index);
         match message {
-            SchedulerToFrontend::Dropped { task, reason } => self.tasks.handle_dropped(now, task, reason),
-            SchedulerToFrontend::Clock(reply) => self.session.handle_clock(now, reply),
-            SchedulerToFrontend::Load(load) => self.scheduler_load = load,
+            SchedulerToFrontend::Clock(reply) => self.sessions[index].handle_clock(now, reply),
+            SchedulerToFrontend::Takeover { epoch } => self.on_takeover(now, index, epoch),
+            SchedulerToFrontend::AskPrimary => self.on_asked(now, index),
+            SchedulerToFrontend::Load(load) => self.words[index].load = load,
             SchedulerToFrontend::Leaving => {
-                tracing::info!("the scheduler is about to end; what it has is finished");
-                self.scheduler_leaves = true;
+                tracing::info!("scheduler {index} is about to end; what it has is finished");
+                self.words[index].leaves = true;
             }
-            SchedulerToFrontend::Fence { tasks, .. } if tasks.len() > FENCED_TASKS_MAX => {
-                self.leave(&format!("a fence asks about {} tasks, at most {FENCED_TASKS_MAX} fit", tasks.len()));
+            SchedulerToFrontend::Model { model_thread, .. } if !self.sessions[index].has_thread(model_thread) => {
+                let thread = model_thread.0;
+                let reason = format!("a model is said to belong to ModelThread {thread}, which is none of its own");
+                self.leave(now, index, &reason);
             }
-            SchedulerToFrontend::Fence { backend, link, tasks } => self.on_fence(connection, (backend, link), tasks),
-            SchedulerToFrontend::ModelState { name, state, loads } => {
+            SchedulerToFrontend::Model { model, name, version, gpus, least_latency, network, model_thread } => {
+                let offer = Offer { id: model, model_thread, gpus, least_latency, network };
+                if is_primary {
+                    self.on_offer(&name, &version, offer);
+                } else {
+                    self.words[index].spoken.handle_offer(&name, &version, offer);
+                }
+            }
+            SchedulerToFrontend::ModelState { name, state, loads } if is_primary => {
                 if self.models.handle_state(&name, state, loads) {
                     self.changes.handle_loaded(&name);
                 }
             }
+            SchedulerToFrontend::ModelState { name, state, loads } => {
+                self.words[index].spoken.handle_state(&name, state, loads);
+            }
+            SchedulerToFrontend::Dropped { .. }
+            | SchedulerToFrontend::Fence { .. }
+            | SchedulerToFrontend::ModelChanged { .. } => {
+                if is_primary {
+                    self.on_order(now, index, connection, message);
+                }
+            }
+        }
+    }
+
+    /// What only the primary may say.
+    fn on_order(&mut self, now: Timestamp, index: usize, connection: ConnectionId, message: SchedulerToFrontend) {
+        match message {
+            SchedulerToFrontend::Dropped { task, reason } => self.tasks.handle_dropped(now, task, reason),
+            SchedulerToFrontend::Fence { tasks, .. } if tasks.len() > FENCED_TASKS_MAX => {
+                let reason = format!("a fence asks about {} tasks, at most {FENCED_TASKS_MAX} fit", tasks.len());
+                self.leave(now, index, &reason);
+            }
+            SchedulerToFrontend::Fence { backend, link, tasks } => self.on_fence(connection, (backend, link), tasks),
             SchedulerToFrontend::ModelChanged { change, mut refused } => {
                 if let Some(reason) = &mut refused {
                     reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
                 }
                 self.changes.handle_changed(change, refused);
             }
-            SchedulerToFrontend::Model { model_thread, .. } if !self.session.has_thread(model_thread) => {
-                self.leave(&format!(
-                    "a model is said to belong to ModelThread {}, which is none of its own",
-                    model_thread.0
-                ));
-            }
-            SchedulerToFrontend::Model { model, name, version, gpus, least_latency, network, model_thread } => {
-                let offer = Offer { id: model, model_thread, gpus, least_latency, network };
-                if self.models.handle_offer(&name, &version, offer) {
-                    tracing::info!("model '{name}' version {version}: {gpus} GPUs, at least {least_latency}");
-                } else {
-                    let (name, version) = (excerpt(&name), excerpt(&version));
-                    tracing::warn!("backends offer model '{name}' version '{version}', which our repository lacks");
-                }
-            }
+            other => unreachable!("{other:?} is what anybody may say"),
+        }
+    }
+
+    fn on_offer(&mut self, name: &str, version: &str, offer: Offer) {
+        if self.models.handle_offer(name, version, offer) {
+            let Offer { gpus, least_latency, .. } = offer;
+            tracing::info!("model '{name}' version {version}: {gpus} GPUs, at least {least_latency}");
+        } else {
+            let (name, version) = (excerpt(name), excerpt(version));
+            tracing::warn!("backends offer model '{name}' version '{version}', which our repository lacks");
         }
     }
 
     /// What failed on one link is no reason to cut off a newer one.
     fn on_fence(&mut self, connection: ConnectionId, (backend, up_to): (BackendId, LinkId), tasks: Vec<TaskId>) {
+        if backend == BackendId::NOBODY {
+            tracing::info!("{} tasks are asked about", tasks.len());
+            self.fences.push(Fence { connection, backend, tasks, links: Vec::new() });
+            return;
+        }
         let is_meant = |&(other, link): &(BackendId, LinkId)| other == backend && link <= up_to;
         let links: Vec<ConnectionId> =
             self.links.iter().filter(|(_, link)| is_meant(link)).map(|(connection, _)| *connection).collect();
@@ -476,7 +527,7 @@ impl Core {
             self.refuse(connection, "the hello does not decode; do both sides run the same version?");
             return;
         };
-        if self.session.is_connecting() && self.early.len() < self.config.links_max {
+        if self.awaits_primary() && self.early.len() < self.config.links_max {
             self.early.push_back((connection, hello));
         } else {
             self.on_hello(connection, hello);
@@ -484,16 +535,18 @@ impl Core {
     }
 
     fn on_hello(&mut self, connection: ConnectionId, hello: LinkHello) {
-        match self.session.frontend() {
-            Some(frontend) if frontend == hello.frontend => {}
-            Some(FrontendId(id)) => {
-                self.refuse(connection, &format!("found frontend {}, expected {id}", hello.frontend.0));
-                return;
-            }
-            None => {
-                self.refuse(connection, "this frontend has no scheduler now");
-                return;
-            }
+        let Some(FrontendId(id)) = self.frontend.filter(|_| self.allegiance.has_obeyed()) else {
+            self.refuse(connection, NO_SCHEDULER);
+            return;
+        };
+        if hello.frontend.0 != id {
+            self.refuse(connection, &format!("found frontend {}, expected {id}", hello.frontend.0));
+            return;
+        }
+        let epoch = self.allegiance.obeys().epoch;
+        if hello.epoch != epoch {
+            self.refuse(connection, &format!("obeys epoch {}, expected {epoch}", hello.epoch));
+            return;
         }
         if self.links.len() >= self.config.links_max {
             self.refuse(connection, &format!("links_max: {} backends are linked already", self.links.len()));
@@ -515,9 +568,9 @@ impl Core {
         self.outputs.push_back(Output::Refuse { connection, reason: reason.to_owned() });
     }
 
-    fn on_disconnected(&mut self, connection: ConnectionId, reason: &str) {
-        if self.session.owns(connection) {
-            self.leave(reason);
+    fn on_disconnected(&mut self, now: Timestamp, connection: ConnectionId, reason: &str) {
+        if let Some(index) = self.sessions.iter().position(|session| session.owns(connection)) {
+            self.leave(now, index, reason);
             return;
         }
         self.early.retain(|(early, _)| *early != connection);
@@ -527,29 +580,13 @@ impl Core {
         self.fences.iter_mut().for_each(|fence| fence.links.retain(|link| *link != connection));
     }
 
-    /// Ends the session with the scheduler and everything that depends on it.
-    fn leave(&mut self, reason: &str) {
-        tracing::warn!("the scheduler is lost: {reason}");
-        self.session.leave();
-        self.outputs.extend(self.links.keys().map(|&connection| Output::Disconnect { connection }));
-        for (connection, _) in std::mem::take(&mut self.early) {
-            self.refuse(connection, "this frontend has no scheduler now");
-        }
-        self.tasks.abandon(&InferError::SchedulerLost);
-        self.models.clear_offers();
-        self.changes.abandon();
-        self.fences.clear();
-        self.fenced.clear();
-    }
-
-    /// The next fence that can be confirmed. Who has asked about a backend twice is answered in that order, or it takes
-    /// one answer for the other.
+    /// The next fence that can be confirmed. Who has asked twice is answered in that order: it takes one answer for the
+    /// other, or takes the last one for the end of all.
     fn take_fence(&mut self) -> Option<Fence> {
         let mut waiting = BTreeSet::new();
         let index = self.fences.iter().position(|fence| {
-            let asked = (fence.connection, fence.backend);
-            let is_next = fence.links.is_empty() && !waiting.contains(&asked);
-            waiting.insert(asked);
+            let is_next = fence.links.is_empty() && !waiting.contains(&fence.connection);
+            waiting.insert(fence.connection);
             is_next
         })?;
         Some(self.fences.remove(index))
@@ -557,14 +594,16 @@ impl Core {
 
     /// Does what waited for links to be down.
     fn settle(&mut self, now: Timestamp) {
-        if self.session.is_leaving() && self.links.is_empty() {
-            self.tasks.release_abandoned();
-            self.session.handle_left(now);
+        if self.is_ending && self.links.is_empty() {
+            self.begin_life(now);
         }
         while let Some(fence) = self.take_fence() {
             let unanswered = self.tasks.handle_fenced(fence.tasks);
             let fenced = FrontendToScheduler::Fenced { backend: fence.backend, unanswered };
-            self.session.post_back(fence.connection, &fenced);
+            // Only the primary's fences are kept.
+            if let Some(primary) = self.allegiance.primary() {
+                self.sessions[primary].post_back(fence.connection, &fenced);
+            }
         }
     }
 }

@@ -14,7 +14,9 @@ use std::{
 use proto::{ModelThreadId, Timestamp, backend_to_frontend::LinkWelcome, turns::TurnWatch};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
-use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region};
+use transport::{
+    Access, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region,
+};
 
 use crate::{
     arena::Arena,
@@ -61,7 +63,7 @@ pub enum FrontendError {
 /// A frontend that is ready to run: its sockets are open. It belongs to one thread.
 pub struct Frontend {
     endpoint: Endpoint,
-    scheduler: SocketAddr,
+    schedulers: Vec<SocketAddr>,
     repository: PathBuf,
     clock: Clock,
     desk: Rc<Desk>,
@@ -89,12 +91,16 @@ impl Frontend {
             let expected = "an address of this host that backends can reach";
             return Err(FrontendError::Config(format!("link: found {link}, expected {expected}")));
         }
+        let schedulers = transport::scheduler_list(None, &config.schedulers).map_err(FrontendError::Config)?;
+        if schedulers.contains(&link) {
+            let found = format!("schedulers: found {link}, which is this frontend's own `link`");
+            return Err(FrontendError::Config(format!("{found}, expected schedulers only")));
+        }
         let models = repository::load(&config.repository)?;
         let bytes = config.arena_bytes;
         let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
         let endpoint = EndpointConfig {
-            // The scheduler is one more, and so is each of its ModelThreads.
-            connections_max: config.links_max + 1 + usize::from(ModelThreadId::COUNT_MAX),
+            connections_max: connections_max(config.links_max, schedulers.len()),
             ..endpoint.listening(link)
         };
         let mut endpoint = Endpoint::open(endpoint)?;
@@ -110,12 +116,14 @@ impl Frontend {
             },
             link_address: link.to_string(),
             links_max: config.links_max,
+            schedulers: schedulers.len(),
+            token_seed: rand::random(),
         };
         let core = Core::new(core, models)?;
         let clock = Clock::start();
         let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()), observer);
-        let (scheduler, repository) = (config.scheduler, config.repository.clone());
-        Ok(Self { endpoint, scheduler, repository, clock, desk, unsent: BTreeMap::new() })
+        let repository = config.repository.clone();
+        Ok(Self { endpoint, schedulers, repository, clock, desk, unsent: BTreeMap::new() })
     }
 
     /// What the parts of this frontend's thread share.
@@ -192,7 +200,7 @@ impl Frontend {
         match output {
             Output::Connect { to, hello } => {
                 let address = match to {
-                    Destination::Scheduler => self.scheduler,
+                    Destination::Scheduler(index) => self.schedulers[index],
                     Destination::ModelThread { address, .. } => address,
                 };
                 let connection = self.endpoint.connect(now, address, hello);
@@ -235,6 +243,13 @@ impl Frontend {
             false
         });
     }
+}
+
+/// Connections at once: a scheduler is one more than the links, and so is each of its ModelThreads. Of many schedulers
+/// not all can have as many threads as there may be.
+fn connections_max(links_max: usize, schedulers: usize) -> usize {
+    let one = 1 + usize::from(ModelThreadId::COUNT_MAX);
+    (links_max + schedulers * one).min(CONNECTIONS_MAX.max(links_max + one))
 }
 
 /// The arena as registered memory.

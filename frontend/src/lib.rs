@@ -3,6 +3,7 @@
 //! and gRPC with it.
 #![deny(unsafe_code)]
 
+mod allegiance;
 pub mod arena;
 pub mod changes;
 pub mod client;
@@ -14,12 +15,14 @@ mod durations;
 pub mod error;
 pub mod models;
 // The one place where tokio needs a promise about a descriptor.
+mod questions;
 #[allow(unsafe_code)]
 mod readiness;
 pub mod request;
 pub mod rope;
 mod session;
 pub mod slots;
+mod spoken;
 pub mod tasks;
 #[cfg(test)]
 mod testing;

@@ -1,15 +1,14 @@
-//! What this frontend can serve: the repository's models, joined with what the scheduler says about them.
+//! What this frontend can serve: the repository's models, joined with what the primary says about them.
 
 use std::{collections::BTreeMap, rc::Rc};
 
 use proto::{
     ModelId, ModelThreadId, Span,
-    frontend_to_scheduler::NAME_BYTES_MAX,
     scheduler_to_frontend::{ModelState, NetworkTimes},
 };
 use repository::Model;
 
-use crate::{error::InferError, slots::SlotSize};
+use crate::{error::InferError, slots::SlotSize, spoken::Spoken};
 
 /// A model of the repository.
 #[derive(Debug)]
@@ -39,19 +38,13 @@ pub struct Offer {
     pub network: NetworkTimes,
 }
 
-/// Models of which is kept what the scheduler said: it may speak of more than our repository has.
-const SPOKEN_OF_MAX: usize = 65_536;
-
 /// All models. One that has come keeps its index.
 #[derive(Debug, Default)]
 pub struct ModelTable {
     models: Vec<ServedModel>,
     by_name: BTreeMap<String, usize>,
-    /// All that the scheduler said, by name and version: it may speak of a version before we have read it. At most
-    /// [`SPOKEN_OF_MAX`], with names of at most [`NAME_BYTES_MAX`] bytes.
-    offers: BTreeMap<(String, String), Offer>,
-    /// What clients have made of models, and how often they were loaded, by name; bounded in the same way.
-    states: BTreeMap<String, (ModelState, u32)>,
+    /// All that the primary said.
+    spoken: Spoken,
 }
 
 impl ModelTable {
@@ -68,8 +61,7 @@ impl ModelTable {
     /// Takes in a model as it was read; instead of what was known under its name, if anything was. Yields its index.
     pub fn handle_model(&mut self, model: Model) -> usize {
         let name = model.name.clone();
-        let offer = self.offers.get(&(name.clone(), model.version.clone())).copied();
-        let state = self.states.get(&name).map_or(ModelState::Serving, |(state, _)| *state);
+        let (offer, state) = (self.spoken.offer(&name, &model.version), self.spoken.state(&name));
         let slot_size = SlotSize::new(model.input_bytes(), model.output_bytes());
         let served = ServedModel { slot_size, model: Rc::new(model), offer, state };
         let index = *self.by_name.entry(name).or_insert(self.models.len());
@@ -123,12 +115,8 @@ impl ModelTable {
 
     /// Takes in the scheduler's word on a model. False if the repository has no such model and version.
     pub fn handle_offer(&mut self, name: &str, version: &str, offer: Offer) -> bool {
-        if name.len() > NAME_BYTES_MAX || version.len() > NAME_BYTES_MAX {
+        if !self.spoken.handle_offer(name, version, offer) {
             return false;
-        }
-        let key = (name.to_owned(), version.to_owned());
-        if self.offers.len() < SPOKEN_OF_MAX || self.offers.contains_key(&key) {
-            self.offers.insert(key, offer);
         }
         let index = self.by_name.get(name).copied();
         let Some(index) = index.filter(|&index| self.models[index].model.version == version) else { return false };
@@ -138,20 +126,36 @@ impl ModelTable {
 
     /// Takes in what clients have made of a model. True if it has been loaded since it was last spoken of.
     pub fn handle_state(&mut self, name: &str, state: ModelState, loads: u32) -> bool {
-        if name.len() > NAME_BYTES_MAX || self.states.len() >= SPOKEN_OF_MAX && !self.states.contains_key(name) {
-            return false;
-        }
-        let before = self.states.insert(name.to_owned(), (state, loads));
+        let Some(loads_before) = self.spoken.handle_state(name, state, loads) else { return false };
         if let Some(&index) = self.by_name.get(name) {
             self.models[index].state = state;
         }
-        loads > before.map_or(0, |(_, loads)| loads)
+        loads > loads_before
+    }
+
+    /// The word of a scheduler that is obeyed from now on takes the place of what another said.
+    pub(crate) fn handle_obeyed(&mut self, spoken: Spoken) {
+        let former = std::mem::replace(&mut self.spoken, spoken);
+        self.spoken.inherit_states(former);
+        for served in &mut self.models {
+            let model = &served.model;
+            (served.offer, served.state) =
+                (self.spoken.offer(&model.name, &model.version), self.spoken.state(&model.name));
+        }
+    }
+
+    /// What the primary says of a model that may have been read anew since.
+    pub(crate) fn offer_of(&self, model: &Model) -> Option<Offer> {
+        let served = self.by_name.get(&model.name).map(|&index| &self.models[index]);
+        match served {
+            Some(served) if served.model.version == model.version => served.offer,
+            _ => self.spoken.offer(&model.name, &model.version),
+        }
     }
 
     /// Forgets everything that the scheduler said.
     pub fn clear_offers(&mut self) {
-        self.offers.clear();
-        self.states.clear();
+        self.spoken = Spoken::default();
         for served in &mut self.models {
             (served.offer, served.state) = (None, ModelState::Serving);
         }

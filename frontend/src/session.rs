@@ -1,16 +1,17 @@
-//! The session with the scheduler, as far as connections go: one to the scheduler itself, and one to each of its
+//! The session with one scheduler, as far as connections go: one to the scheduler itself, and one to each of its
 //! ModelThreads where these have endpoints of their own.
 //!
 //! It waits, connects, is welcomed, connects to the ModelThreads that the welcome names, and has joined once all of
 //! them are up. What ends one of the connections ends the session: the core then calls [`Session::leave`], takes down
-//! what depends on the scheduler, and calls [`Session::handle_left`], after which it waits to connect again.
+//! what depends on the scheduler, and calls [`Session::handle_left`], after which it waits to connect again. Whether
+//! the scheduler is obeyed is not for the session to say; it keeps what the scheduler claims.
 
 use std::{collections::VecDeque, net::SocketAddr};
 
 use proto::{
-    FrontendId, ModelThreadId, Span, Timestamp,
+    Claim, Epoch, FrontendId, ModelThreadId, Span, Standing, Timestamp,
     backoff::Backoff,
-    clock::{ClockReply, ClockSync},
+    clock::{ClockOffset, ClockReply, ClockSync},
     frame::FrameWriter,
     frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
     hello::{Member, MemberHello, ModelThreads, SchedulerHello},
@@ -28,15 +29,35 @@ const RETRY_MAX: Span = Span::from_millis(2_000);
 /// Where a session connects to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Destination {
-    /// The scheduler, whose address is the driver's to know.
-    Scheduler,
+    /// The scheduler at this index of the list, whose address is the driver's to know.
+    Scheduler(usize),
     /// One of its ModelThreads.
     ModelThread {
+        /// Whose.
+        scheduler: usize,
         /// Which one.
         id: ModelThreadId,
         /// Its bootstrap listener.
         address: SocketAddr,
     },
+}
+
+impl Destination {
+    /// The index of the scheduler.
+    #[must_use]
+    pub fn scheduler(self) -> usize {
+        match self {
+            Self::Scheduler(scheduler) | Self::ModelThread { scheduler, .. } => scheduler,
+        }
+    }
+}
+
+/// Who we are, as each scheduler is told.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Identity {
+    /// `None` until a scheduler has given us one.
+    pub(crate) frontend: Option<FrontendId>,
+    pub(crate) standing: Standing,
 }
 
 /// What a session wants to be done.
@@ -50,9 +71,11 @@ pub(crate) enum SessionOutput {
     Send { connection: ConnectionId, frame: Vec<u8> },
 }
 
-/// All connections to the scheduler. At most [`ModelThreadId::COUNT_MAX`] and one.
+/// All connections to one scheduler. At most [`ModelThreadId::COUNT_MAX`] and one.
 #[derive(Debug)]
 pub(crate) struct Session {
+    /// Of the scheduler, in the list.
+    index: usize,
     link_address: String,
     state: State,
     backoff: Backoff,
@@ -76,7 +99,7 @@ enum State {
 /// A scheduler that has welcomed us.
 #[derive(Debug)]
 struct Scheduler {
-    frontend: FrontendId,
+    claim: Claim,
     line: Line,
     /// By id. None: `line` leads to the only one, too.
     threads: Vec<Thread>,
@@ -116,8 +139,9 @@ impl Scheduler {
 
 impl Session {
     /// A session that connects at its first [`Self::handle_timeout`]. Backends are told `link_address`.
-    pub(crate) fn new(link_address: String) -> Self {
+    pub(crate) fn new(index: usize, link_address: String) -> Self {
         Self {
+            index,
             link_address,
             state: State::Waiting { until: Timestamp::PAST },
             backoff: Backoff::new(RETRY_FIRST, RETRY_MAX),
@@ -126,21 +150,23 @@ impl Session {
         }
     }
 
-    /// Who we are, by the scheduler's welcome.
-    pub(crate) fn frontend(&self) -> Option<FrontendId> {
+    /// Whether all ModelThreads are up.
+    pub(crate) fn has_joined(&self) -> bool {
+        matches!(&self.state, State::Welcomed(Scheduler { threads, .. }) if threads.iter().all(|thread| thread.is_up))
+    }
+
+    /// What the scheduler claims, once all ModelThreads are up.
+    pub(crate) fn claim(&self) -> Option<Claim> {
         match &self.state {
-            State::Welcomed(scheduler) => Some(scheduler.frontend),
+            State::Welcomed(Scheduler { claim, .. }) if self.has_joined() => Some(*claim),
             _ => None,
         }
     }
 
-    /// Who we are, once all ModelThreads are up.
-    pub(crate) fn joined(&self) -> Option<FrontendId> {
-        match &self.state {
-            State::Welcomed(Scheduler { frontend, threads, .. }) if threads.iter().all(|thread| thread.is_up) => {
-                Some(*frontend)
-            }
-            _ => None,
+    /// The scheduler claims another epoch than in its welcome.
+    pub(crate) fn handle_takeover(&mut self, epoch: Epoch) {
+        if let State::Welcomed(Scheduler { claim, .. }) = &mut self.state {
+            claim.epoch = epoch;
         }
     }
 
@@ -149,14 +175,14 @@ impl Session {
         matches!(self.state, State::Connecting { .. })
     }
 
-    /// Whether the session is over, and what depended on it is not yet taken down.
-    pub(crate) fn is_leaving(&self) -> bool {
-        matches!(self.state, State::Leaving)
+    /// Whether it waits until it may connect.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Waiting { .. })
     }
 
-    /// Whether the scheduler's clock is known.
-    pub(crate) fn knows_clock(&self) -> bool {
-        self.clock.offset().error_bound().is_some()
+    /// Whether the scheduler has named us.
+    pub(crate) fn is_welcomed(&self) -> bool {
+        matches!(self.state, State::Welcomed(_))
     }
 
     /// The scheduler told its clock.
@@ -164,22 +190,23 @@ impl Session {
         self.clock.handle_reply(now, reply);
     }
 
-    /// An instant of our clock on the scheduler's; `None` before that is known.
-    pub(crate) fn to_scheduler(&self, local: Timestamp) -> Option<Timestamp> {
-        self.clock.offset().to_scheduler(local)
+    /// What is known of the scheduler's clock.
+    pub(crate) fn clock(&self) -> &ClockOffset {
+        self.clock.offset()
     }
 
-    /// An instant of the scheduler's clock on ours; `None` before that is known.
-    pub(crate) fn to_local(&self, scheduler: Timestamp) -> Option<Timestamp> {
-        self.clock.offset().to_local(scheduler)
+    /// Its ModelThreads; thread 0 is there without an endpoint of its own, too.
+    pub(crate) fn threads(&self) -> impl Iterator<Item = ModelThreadId> + use<> {
+        let count = match &self.state {
+            State::Welcomed(Scheduler { threads, .. }) => threads.len().max(1) as u16,
+            _ => 0,
+        };
+        (0..count).map(ModelThreadId)
     }
 
     /// Whether this session has such a ModelThread.
     pub(crate) fn has_thread(&self, id: ModelThreadId) -> bool {
-        match &self.state {
-            State::Welcomed(Scheduler { threads, .. }) => usize::from(id.0) < threads.len().max(1),
-            _ => false,
-        }
+        self.threads().any(|thread| thread == id)
     }
 
     /// Whether a connection is one of this session's, up or not.
@@ -201,7 +228,7 @@ impl Session {
     /// The driver did what [`SessionOutput::Connect`] asked for.
     pub(crate) fn handle_connecting(&mut self, to: Destination, connection: ConnectionId) {
         match (to, &mut self.state) {
-            (Destination::Scheduler, State::Connecting { connection: own @ None }) => *own = Some(connection),
+            (Destination::Scheduler(_), State::Connecting { connection: own @ None }) => *own = Some(connection),
             (Destination::ModelThread { id, .. }, State::Welcomed(Scheduler { threads, .. }))
                 if threads.get(usize::from(id.0)).is_some_and(|thread| thread.line.is_none()) =>
             {
@@ -211,7 +238,7 @@ impl Session {
         }
     }
 
-    /// A connection is up. True if that is the scheduler's welcome.
+    /// A connection is up. If that is the scheduler's welcome, who we are by it: `known_as` if we are known already.
     ///
     /// # Errors
     /// Why the session must be left.
@@ -220,11 +247,12 @@ impl Session {
         now: Timestamp,
         connection: ConnectionId,
         welcome: &[u8],
-    ) -> Result<bool, String> {
+        known_as: Option<FrontendId>,
+    ) -> Result<Option<FrontendId>, String> {
         if self.is_connecting() && self.owns(connection) {
-            self.on_welcome(now, connection, welcome)?;
+            let frontend = self.on_welcome(now, connection, welcome, known_as)?;
             self.on_joined();
-            return Ok(true);
+            return Ok(Some(frontend));
         }
         if let State::Welcomed(Scheduler { threads, .. }) = &mut self.state {
             let is_it = |line: &Line| line.connection == connection;
@@ -233,15 +261,24 @@ impl Session {
                 self.on_joined();
             }
         }
-        Ok(false)
+        Ok(None)
     }
 
-    fn on_welcome(&mut self, now: Timestamp, connection: ConnectionId, welcome: &[u8]) -> Result<(), String> {
-        let FrontendWelcome { frontend, model_threads: ModelThreads { addresses, pass } } =
+    fn on_welcome(
+        &mut self,
+        now: Timestamp,
+        connection: ConnectionId,
+        welcome: &[u8],
+        known_as: Option<FrontendId>,
+    ) -> Result<FrontendId, String> {
+        let FrontendWelcome { frontend, model_threads: ModelThreads { addresses, pass }, claim } =
             wincode::deserialize(welcome)
                 .map_err(|_| "its welcome does not decode; do both sides run the same version?")?;
         if frontend.0 >= FrontendId::COUNT_MAX {
             return Err(format!("its welcome names us {}, expected less than {}", frontend.0, FrontendId::COUNT_MAX));
+        }
+        if let Some(known_as) = known_as.filter(|known_as| *known_as != frontend) {
+            return Err(format!("its welcome names us {}, expected {} as others do", frontend.0, known_as.0));
         }
         let max = usize::from(ModelThreadId::COUNT_MAX);
         if addresses.len() > max {
@@ -253,21 +290,21 @@ impl Session {
             let address = address.parse().map_err(|_| {
                 format!("its welcome has '{}' as the address of a ModelThread, expected ip:port", excerpt(address))
             })?;
-            let to = Destination::ModelThread { id, address };
+            let to = Destination::ModelThread { scheduler: self.index, id, address };
             connects.push_back(SessionOutput::Connect { to, hello: hello.clone() });
         }
-        tracing::info!("the scheduler knows us as frontend {}", frontend.0);
+        tracing::info!("scheduler {} knows us as frontend {}", self.index, frontend.0);
         let threads = addresses.iter().map(|_| Thread { line: None, is_up: false }).collect();
-        self.state = State::Welcomed(Scheduler { frontend, line: Line::new(connection), threads });
+        self.state = State::Welcomed(Scheduler { claim, line: Line::new(connection), threads });
         self.outputs.append(&mut connects);
         self.clock = ClockSync::start(now);
-        Ok(())
+        Ok(frontend)
     }
 
     /// If that was the last connection.
     fn on_joined(&mut self) {
-        if let Some(frontend) = self.joined() {
-            tracing::info!("joined the scheduler as frontend {}", frontend.0);
+        if self.has_joined() {
+            tracing::info!("joined scheduler {}", self.index);
             self.backoff.handle_success();
         }
     }
@@ -292,18 +329,19 @@ impl Session {
     }
 
     /// Connects when it is time.
-    pub(crate) fn handle_timeout(&mut self, now: Timestamp) {
+    pub(crate) fn handle_timeout(&mut self, now: Timestamp, identity: Identity) {
         if matches!(self.state, State::Waiting { until } if until <= now) {
             self.state = State::Connecting { connection: None };
-            let hello = SchedulerHello::Frontend(FrontendHello { link_address: self.link_address.clone() });
-            let (to, hello) = (Destination::Scheduler, encode(&hello));
+            let Identity { frontend: known_as, standing } = identity;
+            let hello = FrontendHello { link_address: self.link_address.clone(), known_as, standing };
+            let (to, hello) = (Destination::Scheduler(self.index), encode(&SchedulerHello::Frontend(hello)));
             self.outputs.push_back(SessionOutput::Connect { to, hello });
         }
     }
 
     /// The stamp of a request for the scheduler's clock that is due.
     pub(crate) fn poll_clock_request(&mut self, now: Timestamp) -> Option<Timestamp> {
-        self.frontend().and_then(|_| self.clock.poll_request(now))
+        if self.is_welcomed() { self.clock.poll_request(now) } else { None }
     }
 
     /// When [`Self::handle_timeout`] or [`Self::poll_clock_request`] must be called.

@@ -8,6 +8,9 @@
 //!
 //! A request's inputs may come later than its tasks are submitted ([`later`]).
 //!
+//! When another primary is obeyed, tasks stay as they are: it is told of all that have not ended, in place of whatever
+//! was still to be told to the former one.
+//!
 //! A task's attempt counts the backends that were fenced away from it. The scheduler counts the same way, so an
 //! answer of an earlier attempt is known by its number and never taken.
 
@@ -17,6 +20,7 @@ mod later;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     ops::Range,
+    rc::Rc,
 };
 
 use bytes::Bytes;
@@ -29,7 +33,8 @@ use proto::{
     stages::AnswerStamps,
 };
 
-use group::{Group, Later, Request};
+use group::{Group, Later, Request, Terms};
+use repository::Model;
 
 use crate::{
     arena::Arena,
@@ -210,26 +215,23 @@ impl Tasks {
         let (unanswered, batches) = (request.rows, Vec::new());
         let later = comes_later.then(|| Later {
             row_bytes: served.model.inputs.iter().map(repository::Tensor::bytes).collect(),
-            priority: request.priority,
             submit_by: at.now + left - offer.least_latency,
             give_up_at,
             is_here: false,
         });
         let admitted_at = at.scheduler_now;
-        let state = Request { id, unanswered, row_bytes, outputs, batches, admitted_at, deadline, later };
-        let group = Group::new(first, &offer, leases, state);
+        let state = Request { id, unanswered, row_bytes, outputs, batches, admitted_at, later };
+        let terms = Terms { deadline, priority: request.priority, comes_later };
+        let group = Group::new(first, (Rc::clone(&served.model), &offer), terms, leases, state);
         for (rows, lease) in group.runs() {
             let offset = lease.descriptor(0).input_offset as usize;
-            if !comes_later {
+            if comes_later {
+                (0..lease.slots()).for_each(|index| later::guard(lease.descriptor(index), &self.slots, arena));
+            } else {
                 let row_bytes = served.model.inputs.iter().map(repository::Tensor::bytes);
                 write_rows(rows.clone(), offset, &request.inputs, row_bytes, arena);
             }
-            let (model, priority) = (offer.id, request.priority);
-            self.messages.extend(rows.zip(0..).map(|(row, index)| {
-                let (task, slot) = (group.task(row), lease.descriptor(index));
-                let slot = if comes_later { later::guard(slot, &self.slots, arena) } else { slot };
-                (offer.model_thread, FrontendToScheduler::Submit { task, model, deadline, priority, slot })
-            }));
+            self.messages.extend(rows.map(|row| (offer.model_thread, group.submit(row))));
         }
         self.counters.admitted += request.rows as u64;
         self.timers.insert((give_up_at, id));
@@ -400,6 +402,20 @@ impl Tasks {
         tasks
     }
 
+    /// Another primary is obeyed: it is told of all tasks that have not ended, and nobody is told anything that was to
+    /// be told before. `find` gives its word on a model.
+    pub fn handle_obeyed(&mut self, find: impl Fn(&Model) -> Option<Offer>) {
+        self.messages.clear();
+        for group in self.groups.values_mut() {
+            group.handle_obeyed(find(group.model()));
+            let opens = group.submitted_rows().map(|row| (group.model_thread, group.open(row)));
+            self.messages.extend(opens);
+        }
+        for group in self.groups.values().filter(|group| group.request.is_none()) {
+            self.messages.extend(group.submitted_rows().map(|row| (group.model_thread, group.cancel(row))));
+        }
+    }
+
     /// The scheduler is lost: every request ends with `error`. Slots stay leased, because backends still have their
     /// addresses.
     pub fn abandon(&mut self, error: &InferError) {
@@ -485,9 +501,7 @@ impl Tasks {
         self.timers.remove(&(timer, id));
         let Some(group) = self.groups.get_mut(&first) else { return };
         group.request = None;
-        let cancel =
-            |row| (group.model_thread, FrontendToScheduler::Cancel { task: group.task(row), model: group.model });
-        self.messages.extend(group.submitted_rows().map(cancel));
+        self.messages.extend(group.submitted_rows().map(|row| (group.model_thread, group.cancel(row))));
         self.end_waiting(first);
     }
 }

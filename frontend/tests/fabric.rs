@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs, net::SocketAddr, thread};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use frontend::{Client, Config, Infer, InferError, InputTensor};
 use proto::{
-    BackendId, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId,
+    BackendId, Claim, Epoch, Era, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     clock::ClockReply,
     frame::read_frame,
@@ -20,6 +20,7 @@ use repository::{DataType, emulated::digest};
 use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, ROCE_PORT, Region, RegionKey, Transfer};
 use zerocopy::IntoBytes as _;
 
+const EPOCH: Epoch = Epoch { number: 1, scheduler: 0 };
 const SECRET: &str = "the fabric's secret";
 const INPUT_BYTES: usize = 150_528;
 const ANSWER_AT: usize = INPUT_BYTES;
@@ -118,8 +119,8 @@ impl Fabric {
                     panic!("only a frontend connects here");
                 };
                 self.frontends += 1;
-                let welcome =
-                    FrontendWelcome { frontend: FrontendId(self.frontends), model_threads: ModelThreads::default() };
+                let (frontend, model_threads) = (FrontendId(self.frontends), ModelThreads::default());
+                let welcome = FrontendWelcome { frontend, model_threads, claim: Claim { era: Era(1), epoch: EPOCH } };
                 self.scheduler.accept(now, connection, wincode::serialize(&welcome).unwrap());
                 self.frontend = Some((connection, hello.link_address));
                 self.connect_backend();
@@ -138,8 +139,8 @@ impl Fabric {
     fn connect_backend(&mut self) {
         let (_, address) = self.frontend.as_ref().unwrap();
         self.backends += 1;
-        let hello =
-            LinkHello { backend: BackendId(self.backends), frontend: FrontendId(self.frontends), link: LinkId(1) };
+        let (backend, frontend) = (BackendId(self.backends), FrontendId(self.frontends));
+        let hello = LinkHello { backend, frontend, link: LinkId(1), epoch: EPOCH };
         self.backend.connect(self.clock.now(), address.parse().unwrap(), wincode::serialize(&hello).unwrap());
     }
 
@@ -153,8 +154,12 @@ impl Fabric {
                 assert!(deadline > self.clock.now() && task.frontend() == FrontendId(self.frontends));
                 self.tasks.insert(task, (slot, 0));
             }
-            FrontendToScheduler::Cancel { .. } => {}
-            other @ FrontendToScheduler::ChangeModel { .. } => panic!("nobody changes models here: {other:?}"),
+            FrontendToScheduler::Obeys { epoch } => assert_eq!(epoch, EPOCH),
+            FrontendToScheduler::Cancel { .. } | FrontendToScheduler::AllOpen => {}
+            other @ (FrontendToScheduler::ChangeModel { .. }
+            | FrontendToScheduler::Link { .. }
+            | FrontendToScheduler::Open { .. }
+            | FrontendToScheduler::Misses { .. }) => panic!("nobody asked for that: {other:?}"),
             FrontendToScheduler::Fenced { unanswered, .. } => {
                 for task in unanswered {
                     self.tasks.get_mut(&task).expect("it was not answered").1 += 1;

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use frontend::FrontendError;
 use serde::{Deserialize, Serialize};
 use transport::NetworkConfig;
 
@@ -11,8 +12,12 @@ use crate::access::Clients;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields)]
 pub struct Config {
-    /// The scheduler's bootstrap listener, `ip:port`.
-    pub scheduler: SocketAddr,
+    /// The scheduler's bootstrap listener, `ip:port`; either this or `schedulers`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<SocketAddr>,
+    /// Several schedulers, each of which can take over from the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub schedulers: Vec<SocketAddr>,
     /// The model repository.
     pub repository: PathBuf,
     /// Where clients reach us over HTTP.
@@ -87,23 +92,26 @@ pub struct Config {
 transport::flatten_network!(Config, network);
 
 impl Config {
-    /// A configuration with the default of everything that has one.
+    /// A configuration for one scheduler, with the default of everything that has one.
     #[must_use]
     pub fn new(scheduler: SocketAddr, secret: impl Into<String>, repository: impl Into<PathBuf>) -> Self {
         frontend::Config::new(scheduler, secret, repository).into()
     }
 
     /// The frontend's own part.
-    #[must_use]
-    pub fn frontend(&self) -> frontend::Config {
-        frontend::Config {
-            scheduler: self.scheduler,
+    ///
+    /// # Errors
+    /// One line if the two keys that can name schedulers do not name each once.
+    pub fn frontend(&self) -> Result<frontend::Config, FrontendError> {
+        let schedulers = transport::scheduler_list(self.scheduler, &self.schedulers).map_err(FrontendError::Config)?;
+        Ok(frontend::Config {
+            schedulers,
             repository: self.repository.clone(),
             link: self.link,
             arena_bytes: self.arena_bytes,
             links_max: self.links_max,
             network: self.network.clone(),
-        }
+        })
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -128,9 +136,14 @@ impl Config {
 
 impl From<frontend::Config> for Config {
     fn from(frontend: frontend::Config) -> Self {
-        let frontend::Config { scheduler, repository, link, arena_bytes, links_max, network } = frontend;
+        let frontend::Config { schedulers, repository, link, arena_bytes, links_max, network } = frontend;
+        let (scheduler, schedulers) = match schedulers[..] {
+            [scheduler] => (Some(scheduler), Vec::new()),
+            _ => (None, schedulers),
+        };
         Self {
             scheduler,
+            schedulers,
             repository,
             http: None,
             grpc: None,
@@ -304,5 +317,24 @@ mod tests {
             ("open sesame, and another cave", false)
         );
         assert!(serde_json::from_str::<Config>(&json.replace("secret", "secrets")).is_err());
+    }
+
+    #[test]
+    fn one_of_two_keys_names_schedulers() {
+        let read = |keys: &str| {
+            let json = format!(r#"{{{keys}"secret":"open sesame, and another cave","repository":"models"}}"#);
+            serde_json::from_str::<Config>(&json).unwrap()
+        };
+        let (one, other) = ("127.0.0.1:7000".parse().unwrap(), "127.0.0.1:7001".parse().unwrap());
+        let two = read(r#""schedulers":["127.0.0.1:7000","127.0.0.1:7001"],"#);
+        assert_eq!(two.frontend().unwrap().schedulers, [one, other]);
+        assert_eq!(read(r#""scheduler":"127.0.0.1:7000","#).frontend().unwrap().schedulers, [one]);
+        let written = serde_json::to_string(&two).unwrap();
+        assert!(written.contains(r#""schedulers":["127.0.0.1:7000","127.0.0.1:7001"]"#), "{written}");
+        assert!(!written.contains(r#""scheduler":"#), "{written}");
+        let refused = |keys: &str| read(keys).frontend().unwrap_err().to_string();
+        assert_eq!(refused(""), "scheduler, schedulers: found no address, expected one of these keys");
+        let both = r#""scheduler":"127.0.0.1:7000","schedulers":["127.0.0.1:7001"],"#;
+        assert_eq!(refused(both), "scheduler, schedulers: found both keys, expected one of them");
     }
 }

@@ -117,7 +117,7 @@ impl Gateway {
     /// As [`run`].
     pub fn open(config: &Config, set_log_level: Option<SetLogLevel>) -> Result<Self, GatewayError> {
         let record = Rc::new(Record::default());
-        let frontend = Frontend::open(&config.frontend(), Rc::clone(&record) as Rc<dyn Observer>)?;
+        let frontend = Frontend::open(&config.frontend()?, Rc::clone(&record) as Rc<dyn Observer>)?;
         let gate = Gate::open(config).map_err(GatewayError::Config)?;
         let http = config.http.map(|address| listen("http", address)).transpose()?;
         let grpc = config.grpc.map(|address| listen("grpc", address)).transpose()?;

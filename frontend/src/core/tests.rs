@@ -5,7 +5,7 @@
 use std::{collections::BTreeSet, net::SocketAddr};
 
 use proto::{
-    ModelId, ModelThreadId, SlotDescriptor, Span,
+    Epoch, Era, ModelId, ModelThreadId, SlotDescriptor, Span,
     backend_to_frontend::{AnswerHeader, AnswerStatus},
     clock::ClockReply,
     hello::{Member, MemberHello, ModelThreads, SchedulerHello},
@@ -31,6 +31,8 @@ const BACKENDS: u32 = 4;
 const MODELS: usize = 3;
 /// What the scheduler's welcome tells its members to say to ModelThreads.
 const PASS: u64 = 0xfeed;
+/// What the only scheduler claims.
+const CLAIM: Claim = Claim { era: Era(1), epoch: Epoch { number: 1, scheduler: 0 } };
 const INPUT: usize = 40;
 /// The scheduler's clock is this far ahead of ours.
 const OFFSET: Span = Span::from_millis(7_000);
@@ -138,6 +140,8 @@ impl World {
             arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2, guards_offset: 0 },
             link_address: "127.0.0.1:1".to_owned(),
             links_max: 16,
+            schedulers: 1,
+            token_seed: seed,
         };
         let mut world = Self {
             seed,
@@ -271,9 +275,11 @@ impl World {
                     let asked = self.asked.iter().position(|asked| *asked == connection);
                     self.asked.remove(asked.unwrap_or_else(|| panic!("seed {seed}: nobody asked over {connection:?}")));
                 }
-                FrontendToScheduler::ClockRequest { .. } | FrontendToScheduler::ChangeModel { .. } => {
+                FrontendToScheduler::ClockRequest { .. } | FrontendToScheduler::Obeys { .. } => {
                     assert_eq!(connection, scheduler, "seed {seed}");
                 }
+                FrontendToScheduler::AllOpen => assert_eq!(self.up.len(), self.threads, "seed {seed}"),
+                other => panic!("seed {seed}: found {other:?}, nobody asked for that"),
             }
         }
     }
@@ -391,13 +397,14 @@ impl World {
         let hello: SchedulerHello = wincode::deserialize(hello).unwrap();
         let delay = self.micros(3_000);
         match to {
-            Destination::Scheduler => {
+            Destination::Scheduler(index) => {
+                assert_eq!(index, 0);
                 assert!(matches!(hello, SchedulerHello::Frontend(_)));
                 (self.up, self.submitted_over, self.fenced) = Default::default();
                 self.asked.clear();
                 self.after(delay, Later::Welcome(connection));
             }
-            Destination::ModelThread { id, address } => {
+            Destination::ModelThread { id, address, .. } => {
                 // The core may not have heard yet that the scheduler is lost.
                 if let Some((_, frontend)) = self.scheduler {
                     let member = Member::Frontend(frontend);
@@ -528,7 +535,8 @@ impl World {
         self.next_frontend += 1;
         self.scheduler = Some((connection, frontend));
         let addresses = (0..self.threads as u16).map(|id| thread_address(id).to_string()).collect();
-        let welcome = FrontendWelcome { frontend, model_threads: ModelThreads { addresses, pass: PASS } };
+        let model_threads = ModelThreads { addresses, pass: PASS };
+        let welcome = FrontendWelcome { frontend, model_threads, claim: CLAIM };
         // Some backends are faster than the welcome.
         for backend in 0..BACKENDS {
             let delay = self.micros(2_000);
@@ -547,7 +555,7 @@ impl World {
         let (connection, link) = (self.connection(), LinkId(self.next_link));
         self.next_link += 1;
         self.links.insert(connection, (backend, link));
-        let hello = encode(&LinkHello { backend, frontend, link });
+        let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch });
         self.report(Event::Incoming { connection, peer: "127.0.0.1:1".parse().unwrap(), hello });
     }
 
@@ -572,7 +580,12 @@ impl World {
                         self.drop_task(task, DropReason::Cancelled);
                     }
                 }
-                other @ FrontendToScheduler::ChangeModel { .. } => panic!("nobody changes models here: {other:?}"),
+                FrontendToScheduler::Obeys { epoch } => assert_eq!(epoch, CLAIM.epoch),
+                FrontendToScheduler::AllOpen => {}
+                other @ (FrontendToScheduler::ChangeModel { .. }
+                | FrontendToScheduler::Link { .. }
+                | FrontendToScheduler::Open { .. }
+                | FrontendToScheduler::Misses { .. }) => panic!("nobody asked for that: {other:?}"),
                 FrontendToScheduler::Fenced { unanswered, .. } => {
                     for id in unanswered {
                         let task = self.tasks.get_mut(&id).expect("an unanswered task has not ended");
@@ -688,3 +701,4 @@ fn every_request_ends_once_and_no_stale_answer_is_taken() {
 
 mod hostile;
 mod rules;
+mod takeover;

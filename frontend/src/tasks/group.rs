@@ -4,13 +4,19 @@
 
 use super::*;
 
+/// A model that the primary has never named.
+const UNKNOWN: ModelId = ModelId(u32::MAX);
+
 /// The tasks of one request.
 #[derive(Debug)]
 pub(super) struct Group {
     first: TaskId,
-    pub(super) model: ModelId,
+    model: Rc<Model>,
+    /// As the primary calls it.
+    model_id: ModelId,
     /// Where its tasks were submitted, whoever owns the model by now.
     pub(super) model_thread: ModelThreadId,
+    terms: Terms,
     /// The first row of each, ascending, and its slots.
     leases: Vec<(usize, Lease)>,
     rows: Vec<Row>,
@@ -20,6 +26,16 @@ pub(super) struct Group {
     was_late: bool,
     /// `None` once it has ended.
     pub(super) request: Option<Request>,
+}
+
+/// What all tasks of a request are submitted with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    /// On the scheduler's clock.
+    pub(super) deadline: Timestamp,
+    pub(super) priority: u8,
+    /// Inputs come later than the tasks are submitted.
+    pub(super) comes_later: bool,
 }
 
 /// One row, and its task.
@@ -54,7 +70,6 @@ pub(super) struct Request {
     /// Of one row of each batch that has run any.
     pub(super) batches: Vec<Timing>,
     pub(super) admitted_at: Timestamp,
-    pub(super) deadline: Timestamp,
     /// If its inputs come later than its tasks were submitted.
     pub(super) later: Option<Later>,
 }
@@ -64,7 +79,6 @@ pub(super) struct Request {
 pub(super) struct Later {
     /// Bytes of one row of each input.
     pub(super) row_bytes: Vec<usize>,
-    pub(super) priority: u8,
     /// Whoever is submitted again later than this, on our clock, cannot be answered in time.
     pub(super) submit_by: Timestamp,
     /// When the request is given up, once no row waits for its input.
@@ -75,7 +89,13 @@ pub(super) struct Later {
 
 impl Group {
     /// Of as many tasks as there are slots.
-    pub(super) fn new(first: TaskId, offer: &Offer, leases: Vec<Lease>, request: Request) -> Self {
+    pub(super) fn new(
+        first: TaskId,
+        (model, offer): (Rc<Model>, &Offer),
+        terms: Terms,
+        leases: Vec<Lease>,
+        request: Request,
+    ) -> Self {
         let mut open = 0;
         let leases = leases.into_iter().map(|lease| {
             let start = open;
@@ -84,8 +104,44 @@ impl Group {
         });
         let leases = leases.collect();
         let (rows, request) = (vec![Row::default(); open], Some(request));
-        let (model, model_thread) = (offer.id, offer.model_thread);
-        Self { first, model, model_thread, leases, rows, open, was_late: false, request }
+        let (model_id, model_thread) = (offer.id, offer.model_thread);
+        Self { first, model, model_id, model_thread, terms, leases, rows, open, was_late: false, request }
+    }
+
+    /// The model as it was when the request came.
+    pub(super) fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Another primary is obeyed, which says this of the model.
+    pub(super) fn handle_obeyed(&mut self, offer: Option<Offer>) {
+        (self.model_id, self.model_thread) =
+            offer.map_or((UNKNOWN, ModelThreadId(0)), |offer| (offer.id, offer.model_thread));
+    }
+
+    /// Gives a row's task to the scheduler.
+    pub(super) fn submit(&self, row: usize) -> FrontendToScheduler {
+        let Terms { deadline, priority, .. } = self.terms;
+        let (task, model, slot) = (self.task(row), self.model_id, self.offered_slot(row));
+        FrontendToScheduler::Submit { task, model, deadline, priority, slot }
+    }
+
+    /// Names a row's task, which an earlier primary was given, to the next one.
+    pub(super) fn open(&self, row: usize) -> FrontendToScheduler {
+        let Terms { deadline, priority, .. } = self.terms;
+        let (task, model, slot) = (self.task(row), self.model_id, self.offered_slot(row));
+        FrontendToScheduler::Open { task, model, deadline, priority, attempt: self.rows[row].attempt, slot }
+    }
+
+    /// Takes a row's task back.
+    pub(super) fn cancel(&self, row: usize) -> FrontendToScheduler {
+        FrontendToScheduler::Cancel { task: self.task(row), model: self.model_id }
+    }
+
+    /// A row's slot, as the scheduler is told of it: whoever is submitted again has its input.
+    fn offered_slot(&self, row: usize) -> SlotDescriptor {
+        let is_guarded = self.terms.comes_later && self.rows[row].stand == Stand::Submitted;
+        if is_guarded { self.slot(row).guarded() } else { self.slot(row) }
     }
 
     /// The task of a row. Whoever is submitted again is called by the ids that follow those of all rows, in the same
@@ -226,7 +282,7 @@ impl Group {
         request.take_outputs(rows.clone(), payload, arena);
         let timing = Timing {
             admitted_at: request.admitted_at,
-            deadline: request.deadline,
+            deadline: self.terms.deadline,
             stamps: header.stamps,
             answered_at,
             batch_size: header.batch_size,

@@ -12,9 +12,8 @@ use proto::slot::{GUARD_EMPTY, guard_word};
 use super::*;
 
 /// Empties the guard of a slot whose input is to come.
-pub(super) fn guard(slot: SlotDescriptor, slots: &Slots, arena: &dyn Arena) -> SlotDescriptor {
+pub(super) fn guard(slot: SlotDescriptor, slots: &Slots, arena: &dyn Arena) {
     arena.publish(slots.guard_offset(slot), GUARD_EMPTY);
-    slot.guarded()
 }
 
 impl Tasks {
@@ -68,11 +67,8 @@ impl Tasks {
     fn submit_again(&mut self, first: TaskId, row: usize) {
         let group = self.groups.get_mut(&first).expect("the caller found it");
         group.begin_again(row);
-        let (task, model, slot) = (group.task(row), group.model, group.slot(row));
-        let Some(Request { deadline, later: Some(later), .. }) = &group.request else { return };
-        let (priority, give_up_at) = (later.priority, later.give_up_at);
-        let submit = FrontendToScheduler::Submit { task, model, deadline: *deadline, priority, slot };
-        self.messages.push_back((group.model_thread, submit));
+        let Some(&mut Later { give_up_at, .. }) = group.later_mut() else { return };
+        self.messages.push_back((group.model_thread, group.submit(row)));
         self.counters.dropped += 1;
         self.counters.admitted += 1;
         self.set_timer(first, give_up_at);

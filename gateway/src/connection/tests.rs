@@ -14,7 +14,8 @@ use frontend::{
     desk::{Desk, Observer},
 };
 use proto::{
-    BackendId, ChangeId, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId, Timestamp,
+    BackendId, ChangeId, Claim, Epoch, Era, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId,
+    Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     clock::ClockReply,
     frame::read_frame,
@@ -94,11 +95,12 @@ impl Peer {
             Output::Connect { to, .. } => {
                 self.desk.handle_connecting(to, SCHEDULER);
                 let frontend = FrontendId(1);
-                let welcome =
-                    wincode::serialize(&FrontendWelcome { frontend, model_threads: ModelThreads::default() }).unwrap();
+                let epoch = Epoch { number: 1, scheduler: 0 };
+                let (model_threads, claim) = (ModelThreads::default(), Claim { era: Era(1), epoch });
+                let welcome = wincode::serialize(&FrontendWelcome { frontend, model_threads, claim }).unwrap();
                 self.desk.handle_event(Event::Connected { connection: SCHEDULER, welcome });
                 let hello =
-                    wincode::serialize(&LinkHello { backend: BackendId(6), frontend, link: LinkId(1) }).unwrap();
+                    wincode::serialize(&LinkHello { backend: BackendId(6), frontend, link: LinkId(1), epoch }).unwrap();
                 let peer = "127.0.0.1:1".parse().unwrap();
                 self.desk.handle_event(Event::Incoming { connection: BACKEND, peer, hello });
                 self.tell_gpus(1);
@@ -270,6 +272,8 @@ fn with_model<F: Future<Output = ()>>(
         arena: LinkWelcome { arena_address: 0, arena_bytes: ARENA as u64, arena_rkey: 0, guards_offset: 0 },
         link_address: "127.0.0.1:1".to_owned(),
         links_max: 4,
+        schedulers: 1,
+        token_seed: 0,
     };
     let core = Core::new(config, vec![model]).unwrap();
     let clock = Rc::new(Cell::new(Timestamp(1_000)));

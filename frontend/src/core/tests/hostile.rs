@@ -33,6 +33,8 @@ impl Attack {
             arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2, guards_offset: 0 },
             link_address: "127.0.0.1:1".to_owned(),
             links_max: 3,
+            schedulers: 1 + (seed % 3) as usize,
+            token_seed: seed,
         };
         let mut attack = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
@@ -59,7 +61,7 @@ impl Attack {
         self.outputs();
         let Some(connection) = self.dialled.pop() else { return };
         let model_threads = ModelThreads { addresses: vec![], pass: 1 };
-        let welcome = encode(&FrontendWelcome { frontend: FrontendId(1), model_threads });
+        let welcome = encode(&FrontendWelcome { frontend: FrontendId(1), model_threads, claim: CLAIM });
         self.up.push(connection);
         self.event(Event::Connected { connection, welcome });
         let (sent_at, received_at) = (self.now, self.now + OFFSET);
@@ -101,6 +103,17 @@ impl Attack {
         }
     }
 
+    fn claim(&mut self) -> Claim {
+        let era = Era(if self.rng.random_range(0..10) == 0 { self.rng.random() } else { 1 });
+        let number = match self.rng.random_range(0..40) {
+            0 => u32::MAX,
+            1..20 => 0,
+            // In turn with others.
+            _ => self.core.obeys().epoch.number.saturating_add(self.rng.random_range(0..2)),
+        };
+        Claim { era, epoch: Epoch { number, scheduler: self.rng.random_range(0..3) } }
+    }
+
     fn text(&mut self) -> String {
         match self.rng.random_range(0..5) {
             0 => "\u{1b}".repeat(self.rng.random_range(0..6_000)),
@@ -128,7 +141,9 @@ impl Attack {
             _ => vec![],
         };
         let model_threads = ModelThreads { addresses, pass: self.rng.random() };
-        let welcome = FrontendWelcome { frontend: FrontendId(self.number(5) as u32), model_threads };
+        let frontend = self.core.frontend.filter(|_| self.rng.random_range(0..4) > 0);
+        let frontend = frontend.unwrap_or(FrontendId(self.number(5) as u32));
+        let welcome = FrontendWelcome { frontend, model_threads, claim: self.claim() };
         let mut welcome = encode(&welcome);
         if self.rng.random_range(0..8) == 0 {
             welcome = (0..self.rng.random_range(0..40)).map(|_| self.rng.random()).collect();
@@ -139,7 +154,9 @@ impl Attack {
 
     fn say(&mut self) {
         let Some(connection) = self.pick(&self.up.clone()) else { return };
-        let message = match self.rng.random_range(0..10) {
+        let message = match self.rng.random_range(0..12) {
+            10 => SchedulerToFrontend::Takeover { epoch: self.claim().epoch },
+            11 => SchedulerToFrontend::AskPrimary,
             0 => SchedulerToFrontend::Dropped { task: self.task(), reason: DropReason::Deadline },
             1 => SchedulerToFrontend::Dropped { task: self.task(), reason: DropReason::InputLate },
             2 => SchedulerToFrontend::Clock(ClockReply {
@@ -190,8 +207,9 @@ impl Attack {
         self.next_connection += 1;
         let hello = LinkHello {
             backend: BackendId(self.number(3) as u32),
-            frontend: self.core.session.frontend().unwrap_or(FrontendId(1)),
+            frontend: self.core.frontend.unwrap_or(FrontendId(1)),
             link: LinkId(self.number(6) as u32),
+            epoch: if self.rng.random_range(0..8) == 0 { self.claim().epoch } else { self.core.obeys().epoch },
         };
         let mut hello = encode(&hello);
         if self.rng.random_range(0..10) == 0 {
@@ -281,9 +299,12 @@ impl Attack {
                 }
                 Output::Send { frame, .. } => {
                     for message in read_frame::<FrontendToScheduler>(&frame) {
-                        if let FrontendToScheduler::Submit { task, slot, .. } = message.unwrap() {
-                            self.slots.push((task, slot));
-                        }
+                        let (FrontendToScheduler::Submit { task, slot, .. }
+                        | FrontendToScheduler::Open { task, slot, .. }) = message.unwrap()
+                        else {
+                            continue;
+                        };
+                        self.slots.push((task, slot));
                     }
                     if self.slots.len() > 12 {
                         self.slots.drain(..4);
@@ -345,7 +366,7 @@ fn an_id_that_tasks_cannot_name_ends_the_session() {
     attack.core.handle_timeout(attack.now);
     attack.outputs();
     let model_threads = ModelThreads { addresses: vec![], pass: 1 };
-    let welcome = encode(&FrontendWelcome { frontend: FrontendId(1 << 24), model_threads });
+    let welcome = encode(&FrontendWelcome { frontend: FrontendId(1 << 24), model_threads, claim: CLAIM });
     let connection = attack.dialled[0];
     attack.event(Event::Connected { connection, welcome });
     assert!(!attack.core.has_scheduler());

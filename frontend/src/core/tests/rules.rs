@@ -14,12 +14,12 @@ impl World {
     /// A welcome that names these ModelThreads.
     fn welcome_now(&mut self, addresses: Vec<String>) {
         self.core.handle_timeout(self.now);
-        let to = Destination::Scheduler;
+        let to = Destination::Scheduler(0);
         assert!(matches!(self.core.poll_output(), Some(Output::Connect { to: found, .. }) if found == to));
         let connection = self.connection();
         self.core.handle_connecting(to, connection);
         let model_threads = ModelThreads { addresses, pass: PASS };
-        let welcome = encode(&FrontendWelcome { frontend: FrontendId(1), model_threads });
+        let welcome = encode(&FrontendWelcome { frontend: FrontendId(1), model_threads, claim: CLAIM });
         self.core.handle_event(self.now, Event::Connected { connection, welcome }, &self.arena);
         self.scheduler = Some((connection, FrontendId(1)));
     }
@@ -27,7 +27,8 @@ impl World {
     /// A backend's link is offered. If it is taken, which others are cut off for it.
     fn link_now(&mut self, backend: u32, link: u32) -> (ConnectionId, Option<Vec<ConnectionId>>) {
         let (connection, peer) = (self.connection(), "127.0.0.1:1".parse().unwrap());
-        let hello = encode(&LinkHello { backend: BackendId(backend), frontend: FrontendId(1), link: LinkId(link) });
+        let (backend, frontend, link) = (BackendId(backend), FrontendId(1), LinkId(link));
+        let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch });
         self.core.handle_event(self.now, Event::Incoming { connection, peer, hello }, &self.arena);
         let (mut taken, mut cut) = (false, Vec::new());
         while let Some(output) = self.core.poll_output() {
@@ -122,12 +123,15 @@ fn a_deadline_counts_from_the_arrival() {
 }
 
 #[test]
-fn a_link_that_was_meant_for_another_frontend_is_refused() {
+fn a_link_that_was_meant_for_another_frontend_or_epoch_is_refused() {
     let mut world = joined();
     world.frames();
-    let hello =
-        |frontend| encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(frontend), link: LinkId(1) });
-    for (hello, refused) in [(hello(2), true), (vec![1], true), (hello(1), false)] {
+    let hello = |frontend, number| {
+        let epoch = Epoch { number, scheduler: 0 };
+        encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(frontend), link: LinkId(1), epoch })
+    };
+    let of_others = [hello(2, 1), hello(1, 0), hello(1, 2), vec![1]].map(|hello| (hello, true));
+    for (hello, refused) in of_others.into_iter().chain([(hello(1, 1), false)]) {
         let connection = world.connection();
         let peer = "127.0.0.1:1".parse().unwrap();
         world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
@@ -155,21 +159,23 @@ fn a_fence_cuts_off_links_up_to_the_one_that_failed_and_no_newer_one() {
 }
 
 #[test]
-fn questions_about_one_backend_are_answered_in_their_order() {
+fn fences_are_confirmed_in_the_order_of_their_connection() {
     let mut world = joined();
     world.frames();
     let (link, _) = world.link_now(1, 4);
     let task = |sequence| TaskId::new(FrontendId(1), sequence);
-    for (backend, link, tasks) in [(1, LinkId(4), vec![task(7)]), (1, LinkId::NONE, vec![]), (2, LinkId::NONE, vec![])]
-    {
-        world.tell_now(&SchedulerToFrontend::Fence { backend: BackendId(backend), link, tasks });
+    let backends = [BackendId(1), BackendId(1), BackendId(2), BackendId::NOBODY];
+    for (backend, link) in backends.into_iter().zip([LinkId(4), LinkId::NONE, LinkId::NONE, LinkId::ALL]) {
+        world.tell_now(&SchedulerToFrontend::Fence { backend, link, tasks: vec![task(7)] });
     }
     assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection: link }));
-    let fenced = |backend| FrontendToScheduler::Fenced { backend: BackendId(backend), unanswered: vec![] };
-    assert_eq!(world.frames(), [vec![fenced(2)]], "the second question about backend 1 waits behind the first");
+    assert!(world.frames().is_empty(), "all wait behind the first");
     let reason = DisconnectReason("we disconnected".to_owned());
     world.core.handle_event(world.now, Event::Disconnected { connection: link, reason }, &world.arena);
-    assert_eq!(world.frames(), [vec![fenced(1), fenced(1)]]);
+    let fenced = |backend| FrontendToScheduler::Fenced { backend, unanswered: vec![] };
+    assert_eq!(world.frames(), [backends.map(fenced).to_vec()]);
+    // Nobody is fenced off by a question about nobody.
+    assert_eq!(world.core.fenced.len(), 2);
 }
 
 #[test]
@@ -241,7 +247,8 @@ fn a_backend_is_told_the_key_as_it_is_now() {
     world.frames();
     world.core.handle_event(world.now, Event::KeyChanged { lkey: 1, rkey: 77 }, &world.arena);
     let (connection, peer) = (world.connection(), "127.0.0.1:1".parse().unwrap());
-    let hello = encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(1), link: LinkId(1) });
+    let (backend, frontend, link) = (BackendId(1), FrontendId(1), LinkId(1));
+    let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch });
     world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
     let Some(Output::Accept { welcome, .. }) = world.core.poll_output() else { panic!("not accepted") };
     assert_eq!(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().arena_rkey, 77);

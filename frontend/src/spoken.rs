@@ -1,0 +1,109 @@
+//! What one scheduler has said since it was joined. A standby's word is kept until the standby is obeyed.
+
+use std::collections::BTreeMap;
+
+use proto::{
+    frontend_to_scheduler::NAME_BYTES_MAX,
+    scheduler_to_frontend::{ModelState, SchedulerLoad},
+};
+
+use crate::models::Offer;
+
+/// Models of which is kept what one scheduler said: it may speak of more than our repository has.
+const SPOKEN_OF_MAX: usize = 65_536;
+
+/// What one scheduler has said.
+#[derive(Debug, Default)]
+pub(crate) struct Word {
+    /// Of models; the model table has it while the scheduler is obeyed.
+    pub(crate) spoken: Spoken,
+    /// How much it had to do.
+    pub(crate) load: SchedulerLoad,
+    /// It is about to end, and takes nothing more.
+    pub(crate) leaves: bool,
+}
+
+/// What one scheduler has said of models.
+#[derive(Debug, Default)]
+pub(crate) struct Spoken {
+    /// By name and version: it may speak of a version before we have read it. At most [`SPOKEN_OF_MAX`], with names of
+    /// at most [`NAME_BYTES_MAX`] bytes.
+    offers: BTreeMap<(String, String), Offer>,
+    /// What clients have made of models, by name; bounded in the same way.
+    states: BTreeMap<String, State>,
+}
+
+/// What clients have made of a model.
+#[derive(Debug, Clone, Copy)]
+struct State {
+    state: ModelState,
+    /// How often it was loaded, as was said first and last.
+    loads_first: u32,
+    loads: u32,
+}
+
+impl Spoken {
+    /// Takes in a word on a model. False if it is too long to be kept.
+    pub(crate) fn handle_offer(&mut self, name: &str, version: &str, offer: Offer) -> bool {
+        if name.len() > NAME_BYTES_MAX || version.len() > NAME_BYTES_MAX {
+            return false;
+        }
+        let key = (name.to_owned(), version.to_owned());
+        if self.offers.len() < SPOKEN_OF_MAX || self.offers.contains_key(&key) {
+            self.offers.insert(key, offer);
+        }
+        true
+    }
+
+    /// Takes in what clients have made of a model. How often it had been loaded when it was last spoken of; `None` if
+    /// the word is not kept.
+    pub(crate) fn handle_state(&mut self, name: &str, state: ModelState, loads: u32) -> Option<u32> {
+        if name.len() > NAME_BYTES_MAX || self.states.len() >= SPOKEN_OF_MAX && !self.states.contains_key(name) {
+            return None;
+        }
+        match self.states.get_mut(name) {
+            Some(known) => {
+                known.state = state;
+                Some(std::mem::replace(&mut known.loads, loads))
+            }
+            None => {
+                self.states.insert(name.to_owned(), State { state, loads_first: loads, loads });
+                Some(0)
+            }
+        }
+    }
+
+    /// The last word on a version of a model.
+    pub(crate) fn offer(&self, name: &str, version: &str) -> Option<Offer> {
+        self.offers.get(&(name.to_owned(), version.to_owned())).copied()
+    }
+
+    /// What clients have made of a model.
+    pub(crate) fn state(&self, name: &str) -> ModelState {
+        self.states.get(name).map_or(ModelState::Serving, |known| known.state)
+    }
+
+    /// What another scheduler said of states holds as long as this one has said nothing. They count loads each for
+    /// itself.
+    pub(crate) fn inherit_states(&mut self, former: Self) {
+        for (name, State { state, .. }) in former.states {
+            if self.states.len() < SPOKEN_OF_MAX {
+                self.states.entry(name).or_insert(State { state, loads_first: 0, loads: 0 });
+            }
+        }
+    }
+
+    /// Models that have been loaded since they were first spoken of.
+    pub(crate) fn loaded_since_first(&self) -> Vec<String> {
+        self.names(|known| known.loads > known.loads_first)
+    }
+
+    /// Models that have ever been loaded.
+    pub(crate) fn loaded_ever(&self) -> Vec<String> {
+        self.names(|known| known.loads > 0)
+    }
+
+    fn names(&self, is_meant: impl Fn(&State) -> bool) -> Vec<String> {
+        self.states.iter().filter(|(_, known)| is_meant(known)).map(|(name, _)| name.clone()).collect()
+    }
+}
