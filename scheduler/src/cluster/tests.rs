@@ -13,6 +13,7 @@ use proto::{
 };
 
 mod departures;
+mod takeovers;
 
 const MS: i64 = 1_000_000;
 

@@ -25,6 +25,8 @@ const FOUNDING_WAIT: Span = Span::from_millis(1_000);
 const PRECEDENCE: Span = Span::from_millis(10);
 /// How long members are waited for that were asked whether they miss the primary.
 const ANSWERS_WAIT: Span = Span::from_millis(20);
+/// How long a primary must be missed by a scheduler that no member has joined yet.
+const NOBODY_WAIT: Span = Span::from_millis(1_000);
 /// The pause after members have said that they hear the primary.
 const ASK_AGAIN: Span = Span::from_millis(100);
 /// Exchanges that the offset of the clock is estimated from.
@@ -338,7 +340,8 @@ impl Succession {
     /// So many members have been asked.
     pub(super) fn handle_asked(&mut self, now: Timestamp, members: usize) {
         if let Some(suspicion) = &mut self.suspicion {
-            suspicion.asked = Some((members, now + ANSWERS_WAIT));
+            let wait = if members == 0 { NOBODY_WAIT } else { ANSWERS_WAIT };
+            suspicion.asked = Some((members, now + wait));
         }
         self.decide(now);
     }
@@ -355,9 +358,10 @@ impl Succession {
     fn decide(&mut self, now: Timestamp) {
         let Some(Suspicion { asked: Some((asked, until)), answered, missed, .. }) = self.suspicion else { return };
         // Who waits for more has nothing to gain once most have spoken.
-        if missed * 2 > asked || asked == 0 || (until <= now && missed * 2 > answered) {
+        let is_over = until <= now;
+        if missed * 2 > asked || (is_over && (asked == 0 || missed * 2 > answered)) {
             self.take_over(now);
-        } else if until <= now || answered >= asked {
+        } else if is_over || (answered >= asked && asked > 0) {
             tracing::info!(answered, missed, "members hear the primary");
             let ask_at = now + ASK_AGAIN;
             self.suspicion = Some(Suspicion { ask_at, asked: None, answered: 0, missed: 0 });

@@ -172,6 +172,7 @@ impl Plans {
             [] => Vec::new(),
             failed => {
                 let failed: BTreeSet<&TaskId> = failed.iter().collect();
+                plan.heirs.retain(|(task, _)| !failed.contains(task));
                 plan.tasks.extract_if(.., |task| failed.contains(&task.id)).collect()
             }
         };
