@@ -1,6 +1,7 @@
 //! How an endpoint is opened.
 
 mod network;
+mod schedulers;
 
 use std::{
     fmt,
@@ -9,6 +10,7 @@ use std::{
 };
 
 pub use network::{NetworkConfig, RoleDeserializer, serialize_beside};
+pub use schedulers::{SCHEDULERS_MAX, scheduler_list};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 pub use soft_roce::udp::{Faults, Sharing};
 

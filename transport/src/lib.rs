@@ -77,8 +77,8 @@ mod tls;
 pub use bootstrap::HELLO_BYTES_MAX;
 pub use clock::Clock;
 pub use config::{
-    Arm, ArmName, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, SECRET_BYTES_MIN, Sharing, VerbsConfig,
-    VerbsSettings, deserialize_secret, random_loopback,
+    Arm, ArmName, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, SCHEDULERS_MAX, SECRET_BYTES_MIN, Sharing,
+    VerbsConfig, VerbsSettings, deserialize_secret, random_loopback, scheduler_list,
 };
 #[doc(hidden)] // For the expansion of `flatten_network!`.
 pub use config::{RoleDeserializer, serialize_beside};
