@@ -19,8 +19,12 @@ pub const DRAIN_TIMEOUT_MS: u64 = 25_000;
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The scheduler's bootstrap listener, `ip:port`.
-    pub scheduler: SocketAddr,
+    /// The bootstrap listener of the scheduler, `ip:port`, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<SocketAddr>,
+    /// Those of the schedulers, if there are several. Exactly one of the two keys is to be there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub schedulers: Vec<SocketAddr>,
     /// The network: `soft`, or `verbs:DEVICE`.
     #[serde(default)]
     pub arm: ArmName,
@@ -51,7 +55,7 @@ pub struct Config {
     /// Bytes of READs that may be outstanding at once; 0 lets the transport choose.
     #[serde(default)]
     pub read_budget_bytes: usize,
-    /// Connections at once: the scheduler, and one to each frontend.
+    /// Connections at once: the schedulers with their ModelThreads, and one to each frontend.
     #[serde(default = "default_connections_max")]
     pub connections_max: usize,
     /// How long a backend that is asked to end finishes its plans.
@@ -99,6 +103,14 @@ pub struct Placed {
 }
 
 impl Config {
+    /// Where the schedulers are, by whichever key says so.
+    ///
+    /// # Errors
+    /// As [`transport::scheduler_list`].
+    pub fn scheduler_list(&self) -> Result<Vec<SocketAddr>, BackendError> {
+        transport::scheduler_list(self.scheduler, &self.schedulers).map_err(BackendError::Config)
+    }
+
     /// Applies `gpus`, `placement` and `emulate` to the models of the repository.
     ///
     /// # Errors
@@ -202,6 +214,25 @@ mod tests {
         let short = toml::from_str::<Config>(short).err().unwrap().to_string();
         assert!(short.contains("line 3") && short.contains("secret: found 4 bytes, expected at least 16"), "{short}");
         assert!(config("gpu = 1").err().unwrap().to_string().contains("unknown field `gpu`"));
+    }
+
+    #[test]
+    fn one_key_names_one_scheduler_and_the_other_several_and_files_round_trip() {
+        let rest = "secret = 'known to the cluster'\nrepository = 'models'\n";
+        let list = |keys: &str| {
+            let config: Config = toml::from_str(&format!("{keys}\n{rest}")).unwrap();
+            let again: Config = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
+            let lists = [config, again].map(|config| config.scheduler_list().map_err(|error| error.to_string()));
+            assert_eq!(lists[0], lists[1]);
+            lists[0].clone().map(|list| list.iter().map(SocketAddr::port).collect::<Vec<_>>())
+        };
+        assert_eq!(list("scheduler = '127.0.0.1:7400'"), Ok(vec![7400]));
+        assert_eq!(list("schedulers = ['127.0.0.1:7401', '127.0.0.1:7400']"), Ok(vec![7401, 7400]));
+        let error = list("scheduler = '127.0.0.1:7400'\nschedulers = ['127.0.0.1:7401']").unwrap_err();
+        assert_eq!(error, "scheduler, schedulers: found both keys, expected one of them");
+        assert_eq!(list("").unwrap_err(), "scheduler, schedulers: found no address, expected one of these keys");
+        let error = list("schedulers = ['127.0.0.1:7401', '127.0.0.1:7401']").unwrap_err();
+        assert_eq!(error, "schedulers: found 127.0.0.1:7401 twice, expected each address once");
     }
 
     #[test]

@@ -1,34 +1,31 @@
-//! Steps 7 to 9: the backend as a state machine, for one life with one scheduler. It takes transport events, executions
+//! Steps 7 to 9: the backend as a state machine, for one life under one name. It takes transport events, executions
 //! and loads that have ended, and the time; it gives what the driver is to do. It does no IO and reads no clock.
 //!
-//! It connects, is welcomed under a name, and connects to the scheduler's ModelThreads if these have connections of
-//! their own. Frontends are linked once the scheduler's clock is known. What the scheduler or a frontend says is
-//! checked: a scheduler that breaks the protocol, or is lost, ends this life with a reason, and the driver drops all
-//! connections and begins another with memory of its own.
+//! It connects to each scheduler of a list, is welcomed under a name, and connects to the scheduler's ModelThreads if
+//! these have connections of their own. One of the schedulers is the primary, whom it obeys: frontends are linked once
+//! that one's clock is known, and its plans are run. What a scheduler or a frontend says is checked: a scheduler that
+//! breaks the protocol, or ends, is lost. If no other becomes the primary soon this life ends with a reason, and the
+//! driver drops all connections and begins another with memory of its own.
 //!
 //! Instants that go in and out are on this process's clock, but for those of executions, which are on the scheduler's.
+//! All schedulers that a life obeys keep the same clock.
 
 mod hosting;
-mod routes;
+mod primary;
+mod session;
 mod transfers;
 mod watchdog;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    net::SocketAddr,
-    ops::Range,
-    sync::Arc,
-};
+use std::{collections::VecDeque, net::SocketAddr, ops::Range, sync::Arc};
 
 use proto::{
-    BackendId, FrontendId, LoadId, ModelId, ModelThreadId, Span, TaskId, Timestamp,
+    BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, LinkHello, LinkWelcome},
-    backend_to_scheduler::{BackendHello, BackendToScheduler},
-    clock::{ClockOffset, ClockSync},
+    backend_to_scheduler::BackendToScheduler,
+    clock::ClockOffset,
     frame::read_frame,
     frontend_to_scheduler::NAME_BYTES_MAX,
-    hello::{Member, MemberHello, SchedulerHello},
-    scheduler_to_backend::{BackendWelcome, BatchPlan, SchedulerToBackend},
+    scheduler_to_backend::{BatchPlan, SchedulerToBackend},
 };
 use thiserror::Error;
 use transport::{ConnectionId, Event, HELLO_BYTES_MAX, Transfer};
@@ -41,17 +38,22 @@ use crate::{
     staging::{ModelShape, Place, Staging},
     worker::{self, Action, Execution, Worker},
 };
-use routes::{Reader, Routes};
+use hosting::Hosting;
+use primary::Obedience;
+use session::{Reader, Session};
 use watchdog::{Verdict, Watchdog};
 
 /// A batch is handed to its GPU's thread this much ahead: two threads wake up one after the other, each in 50 to 100 us
 /// on a small virtual machine.
 const HANDOVER: Span = Span::from_micros(250);
+
 /// What a backend's core must know.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct CoreConfig {
-    /// The scheduler's bootstrap listener.
-    pub scheduler: SocketAddr,
+    /// The schedulers' bootstrap listeners; at least one.
+    pub schedulers: Vec<SocketAddr>,
+    /// Drawn at random for this life: no other member that claims its name knows it.
+    pub token: u64,
     /// Where what lies in the staging memory, for as many GPUs as are offered.
     pub staging: Staging,
     /// The staging memory, as registered.
@@ -61,10 +63,10 @@ pub struct CoreConfig {
 /// Whom a connection is to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Peer {
-    /// The scheduler, where members join.
-    Scheduler,
+    /// A scheduler, by its index in the list, where members join.
+    Scheduler(usize),
     /// One of its ModelThreads.
-    ModelThread(ModelThreadId),
+    ModelThread(usize, ModelThreadId),
     /// A frontend.
     Frontend(FrontendId),
 }
@@ -78,7 +80,7 @@ pub enum Output {
         peer: Peer,
         /// Its bootstrap listener.
         to: SocketAddr,
-        /// An encoded [`SchedulerHello`] or [`LinkHello`].
+        /// An encoded [`SchedulerHello`](proto::hello::SchedulerHello) or [`LinkHello`].
         hello: Vec<u8>,
     },
     /// Disconnect. No event need follow.
@@ -208,12 +210,13 @@ pub struct HelloTooLarge {
 /// The backend.
 pub struct Core {
     config: CoreConfig,
-    /// What was hosted when this life began, in the order of the hello.
-    models: Vec<Arc<Loaded>>,
-    routes: Routes,
-    joined: Option<Joined>,
+    /// One for each scheduler of the list.
+    sessions: Vec<Session>,
+    obedience: Obedience,
+    hosting: Hosting,
     links: Links,
-    clock: ClockSync,
+    /// The primary's clock; the former one's until the new one's is known.
+    offset: ClockOffset,
     /// The latest instant that workers were told, on the scheduler's clock: a better estimate must not turn it back.
     scheduler_now: Timestamp,
     watchdog: Watchdog,
@@ -224,45 +227,28 @@ pub struct Core {
     ended: Option<String>,
 }
 
-/// What exists once the scheduler has taken us in.
-struct Joined {
-    backend: BackendId,
-    /// One for each GPU.
-    workers: Vec<Worker>,
-    /// What is hosted.
-    models: BTreeMap<ModelId, Arc<Loaded>>,
-    /// What is loaded, and waits for the scheduler's word.
-    ready: BTreeMap<LoadId, Arc<Loaded>>,
-    /// Hosted models that go when their last batch is finished.
-    leaving: BTreeSet<ModelId>,
-}
-
 impl Core {
     /// A backend that hosts `models`, about to connect.
     ///
     /// # Errors
     /// If they are too many for one hello.
     pub fn new(config: CoreConfig, models: Vec<Arc<Loaded>>) -> Result<Self, HelloTooLarge> {
-        let offers = models.iter().map(|loaded| loaded.offer()).collect();
-        let hello = SchedulerHello::Backend(BackendHello { gpus: config.staging.gpus() as u32, models: offers });
-        let hello = encode(&hello);
-        if hello.len() > HELLO_BYTES_MAX {
-            return Err(HelloTooLarge { models: models.len(), found: hello.len() });
-        }
-        let connect = Output::Connect { peer: Peer::Scheduler, to: config.scheduler, hello };
-        Ok(Self {
+        let gpus = config.staging.gpus();
+        let mut core = Self {
+            sessions: config.schedulers.iter().map(|&address| Session::new(address)).collect(),
             config,
-            models,
-            routes: Routes::new(),
-            joined: None,
+            obedience: Obedience::default(),
+            hosting: Hosting::new(gpus, models),
             links: Links::default(),
-            clock: ClockSync::default(),
+            offset: ClockOffset::default(),
             scheduler_now: Timestamp::PAST,
-            watchdog: Watchdog::new(config.staging.gpus()),
+            watchdog: Watchdog::new(gpus),
             leaving: None,
-            outputs: VecDeque::from([connect]),
+            outputs: VecDeque::new(),
             ended: None,
-        })
+        };
+        core.connect(0)?;
+        Ok(core)
     }
 
     /// Why this life is over, once it is; there is nothing more to do then.
@@ -271,30 +257,42 @@ impl Core {
         self.ended.as_deref()
     }
 
-    /// Whether the scheduler has taken us in, and we are connected to all its ModelThreads.
+    /// Whether there has been a primary in this life: it had taken us in, and we were connected to its ModelThreads.
     #[must_use]
     pub fn has_joined(&self) -> bool {
-        self.joined.is_some() && self.routes.are_up()
+        self.obedience.claim().is_some()
     }
 
-    /// The scheduler's name for us, once we know it.
+    /// What was claimed by the scheduler that we obey; `None` if there is none now.
+    #[must_use]
+    pub fn obeys(&self) -> Option<Claim> {
+        self.obedience.claim().filter(|_| self.primary().is_some())
+    }
+
+    /// The schedulers' name for us, once we know it.
     #[must_use]
     pub fn backend(&self) -> Option<BackendId> {
-        Some(self.joined.as_ref()?.backend)
+        self.obedience.backend
     }
 
     /// Plans that have not ended: they wait, execute, or have answers on their way.
     #[must_use]
     pub fn plans(&self) -> usize {
-        self.joined.iter().flat_map(|joined| &joined.workers).map(Worker::plans).sum()
+        self.hosting.workers.iter().map(Worker::plans).sum()
     }
 
     /// The driver did what [`Output::Connect`] asked for.
     pub fn handle_connecting(&mut self, peer: Peer, connection: ConnectionId) {
-        match peer {
-            Peer::Scheduler => self.routes.handle_opened(Reader::Scheduler, connection),
-            Peer::ModelThread(id) => self.routes.handle_opened(Reader::ModelThread(id), connection),
-            Peer::Frontend(frontend) => self.links.handle_opened(frontend, connection),
+        let is_wanted = match peer {
+            Peer::Scheduler(index) => self.sessions[index].handle_opened(Reader::Scheduler, connection),
+            Peer::ModelThread(index, id) => self.sessions[index].handle_opened(Reader::ModelThread(id), connection),
+            Peer::Frontend(frontend) => {
+                self.links.handle_opened(frontend, connection);
+                true
+            }
+        };
+        if !is_wanted {
+            self.outputs.push_back(Output::Disconnect { connection });
         }
     }
 
@@ -304,17 +302,19 @@ impl Core {
             return;
         }
         match event {
-            Event::Connected { connection, welcome } => match self.routes.handle_up(connection) {
-                Some(Reader::Scheduler) => self.on_welcome(now, &welcome),
-                Some(Reader::ModelThread(id)) => tracing::info!(model_thread = id.0, "connected"),
+            Event::Connected { connection, welcome } => match self.session_of(connection) {
+                Some(index) => self.on_up(now, index, connection, &welcome),
                 None => self.on_link_up(connection, &welcome),
             },
-            Event::Message { connection, frame } => match self.routes.reader(connection) {
-                Some(_) => self.on_frame(now, &frame),
+            Event::Message { connection, frame } => match self.session_of(connection) {
+                Some(index) => self.on_frame(now, index, &frame),
                 None => self.on_stray(connection),
             },
-            Event::Disconnected { connection, reason } => match self.routes.reader(connection) {
-                Some(_) => self.end(reason.0),
+            Event::Disconnected { connection, reason } => match self.session_of(connection) {
+                Some(index) => {
+                    self.sessions[index].handle_down(connection);
+                    self.lose(now, index, reason.0);
+                }
                 None => self.on_link_broken(now, connection, &reason.0),
             },
             Event::ReadDone { token, result, .. } => self.on_fetched(now, token, result.is_ok()),
@@ -347,18 +347,20 @@ impl Core {
         self.settle(now);
     }
 
-    /// A frame could not be sent. A report that is lost would leave tasks without an end; a life that is over ends them
-    /// all.
-    pub fn handle_send_failed(&mut self, reason: &str) {
-        self.end(format!("a report cannot be sent to the scheduler: {reason}"));
+    /// A frame could not be sent. A report that is lost would leave tasks without an end; a scheduler that has lost us
+    /// finds out what has become of them.
+    pub fn handle_send_failed(&mut self, now: Timestamp, connection: ConnectionId, reason: &str) {
+        if let Some(index) = self.session_of(connection) {
+            self.lose(now, index, format!("a report cannot be sent to the scheduler: {reason}"));
+        }
     }
 
     /// An execution that [`Output::Execute`] asked for has ended.
     pub fn handle_executed(&mut self, now: Timestamp, gpu: usize, execution: Execution) {
-        let scheduler_now = self.scheduler_now(now);
-        if let Some(joined) = self.joined.as_mut().filter(|_| self.ended.is_none()) {
+        if self.ended.is_none() {
+            let scheduler_now = self.scheduler_now(now);
             self.watchdog.handle_ended(scheduler_now, gpu, &execution);
-            joined.workers[gpu].handle_executed(scheduler_now, execution);
+            self.hosting.workers[gpu].handle_executed(scheduler_now, execution);
             self.settle(now);
         }
     }
@@ -374,7 +376,8 @@ impl Core {
     /// once [`Self::has_left`] says so.
     pub fn handle_leaving(&mut self, now: Timestamp) {
         if self.leaving.is_none() && self.has_joined() {
-            self.leaving = Some(self.routes.plan_senders());
+            // An orphan tells its next primary.
+            self.leaving = Some(self.primary().map_or(1, |primary| self.sessions[primary].plan_senders()));
             self.report(Reader::Scheduler, &BackendToScheduler::Leaving);
             self.settle(now);
         }
@@ -383,7 +386,8 @@ impl Core {
     /// Whether nothing is under way any more and nothing comes, or there is nobody to leave.
     #[must_use]
     pub fn has_left(&self) -> bool {
-        self.ended.is_some() || !self.has_joined() || (self.leaving == Some(0) && self.plans() == 0)
+        let is_dismissed = self.leaving.is_some_and(|senders| senders == 0 || self.primary().is_none());
+        self.ended.is_some() || !self.has_joined() || (is_dismissed && self.plans() == 0)
     }
 
     /// Runs every timer that is due.
@@ -394,13 +398,9 @@ impl Core {
         let scheduler_now = self.scheduler_now(now);
         self.links.handle_timeout(now);
         self.watchdog.handle_timeout(scheduler_now);
-        if let Some(joined) = &mut self.joined {
-            let due = joined.workers.iter_mut().filter(|worker| worker.poll_timeout() <= scheduler_now);
-            due.for_each(|worker| worker.handle_timeout(scheduler_now));
-        }
-        if let Some(sent_at) = self.clock.poll_request(now) {
-            self.report(Reader::Scheduler, &BackendToScheduler::ClockRequest { sent_at });
-        }
+        let due = self.hosting.workers.iter_mut().filter(|worker| worker.poll_timeout() <= scheduler_now);
+        due.for_each(|worker| worker.handle_timeout(scheduler_now));
+        self.on_time(now);
         self.settle(now);
     }
 
@@ -410,10 +410,10 @@ impl Core {
         if self.ended.is_some() {
             return Timestamp::NEVER;
         }
-        let workers = self.joined.iter().flat_map(|joined| &joined.workers);
-        let workers = workers.map(Worker::poll_timeout).fold(self.watchdog.poll_timeout(), Timestamp::min);
-        let workers = self.clock.offset().to_local(workers).unwrap_or(workers);
-        workers.min(self.links.poll_timeout()).min(self.clock.poll_timeout())
+        let workers = self.hosting.workers.iter().map(Worker::poll_timeout);
+        let workers = workers.fold(self.watchdog.poll_timeout(), Timestamp::min);
+        let workers = self.offset.to_local(workers).unwrap_or(workers);
+        workers.min(self.links.poll_timeout()).min(self.primary_timeout())
     }
 
     /// What the driver is to do next. All messages since the last `None` are packed into as few frames as hold them.
@@ -422,112 +422,132 @@ impl Core {
             return None;
         }
         let frame = |(connection, frame)| Output::Send { connection, frame };
-        self.outputs.pop_front().or_else(|| self.routes.poll_frame().map(frame))
+        self.outputs.pop_front().or_else(|| self.sessions.iter_mut().find_map(Session::poll_frame).map(frame))
     }
 
-    fn on_welcome(&mut self, now: Timestamp, welcome: &[u8]) {
-        let welcome = match wincode::deserialize::<BackendWelcome>(welcome) {
-            Ok(welcome) if welcome.models.len() == self.models.len() => welcome,
-            _ => {
-                return self.end("the scheduler's welcome does not decode; do both sides run the same version?".into());
+    fn session_of(&self, connection: ConnectionId) -> Option<usize> {
+        self.sessions.iter().position(|session| session.reader(connection).is_some())
+    }
+
+    fn on_up(&mut self, now: Timestamp, index: usize, connection: ConnectionId, welcome: &[u8]) {
+        match self.sessions[index].handle_up(connection) {
+            Some(Reader::Scheduler) => self.on_welcome(now, index, welcome),
+            Some(Reader::ModelThread(id)) => {
+                tracing::info!(scheduler = %self.sessions[index].address, model_thread = id.0, "connected");
+                self.on_claim(now, index);
             }
-        };
-        let BackendWelcome { backend, models, model_threads } = welcome;
-        let named = match self.routes.handle_named(&model_threads) {
-            Ok(named) => named,
-            Err(reason) => return self.end(reason),
-        };
-        tracing::info!(backend = backend.0, model_threads = named.len().max(1), "joined");
-        for (id, to) in named {
-            let hello = MemberHello { member: Member::Backend(backend), pass: model_threads.pass };
-            let hello = encode(&SchedulerHello::Member(hello));
-            self.outputs.push_back(Output::Connect { peer: Peer::ModelThread(id), to, hello });
+            None => {}
         }
-        let models: BTreeMap<ModelId, Arc<Loaded>> = models.into_iter().zip(self.models.iter().cloned()).collect();
-        let hosted = |gpu: u32| {
-            let hosted = models.iter().filter(|(_, loaded)| loaded.gpu_indexes.contains(&gpu));
-            hosted.map(|(&id, loaded)| (id, loaded.shape)).collect()
-        };
-        let gpus = self.config.staging.gpus();
-        let workers = (0..gpus).map(|gpu| Worker::new(gpu, hosted(gpu as u32), HANDOVER)).collect();
-        let (ready, leaving) = (BTreeMap::new(), BTreeSet::new());
-        self.joined = Some(Joined { backend, workers, models, ready, leaving });
-        self.clock = ClockSync::start(now);
     }
 
-    fn on_frame(&mut self, now: Timestamp, frame: &[u8]) {
+    fn on_frame(&mut self, now: Timestamp, index: usize, frame: &[u8]) {
+        if self.primary() == Some(index) {
+            self.on_heard();
+        }
         for message in read_frame::<SchedulerToBackend>(frame) {
+            // What follows a message that loses the session does not count.
+            let is_over = self.ended.is_some() || self.sessions[index].connects_at() != Timestamp::NEVER;
             match message {
-                _ if self.ended.is_some() => return,
-                _ if self.joined.is_none() => self.end("the scheduler spoke before its welcome".into()),
-                Ok(message) => self.on_message(now, message),
-                Err(error) => self.end(error.to_string()),
+                _ if is_over => return,
+                _ if !self.sessions[index].is_welcomed() => {
+                    self.lose(now, index, "the scheduler spoke before its welcome".into());
+                }
+                Ok(message) => self.on_message(now, index, message),
+                Err(error) => self.lose(now, index, error.to_string()),
             }
         }
     }
 
-    fn on_message(&mut self, now: Timestamp, message: SchedulerToBackend) {
+    /// What every scheduler can say; the rest is the primary's.
+    fn on_message(&mut self, now: Timestamp, index: usize, message: SchedulerToBackend) {
+        let is_primary = self.primary() == Some(index);
+        let session = &mut self.sessions[index];
         match message {
-            SchedulerToBackend::FrontendLeft { frontend } => {
-                self.links.handle_left(frontend);
-                self.cut_off(now, frontend);
-            }
             SchedulerToBackend::Clock(reply) => {
-                self.clock.handle_reply(now, reply);
-                if self.clock.offset().error_bound().is_some() {
-                    self.links.handle_clock(now);
-                }
+                session.clock.handle_reply(now, reply);
+                self.on_clock(now, index);
             }
             SchedulerToBackend::FrontendJoined { frontend, link_address } => match link_address.parse() {
-                Ok(address) => {
-                    self.cut_off(now, frontend);
-                    if let Err(reason) = self.links.handle_joined(now, frontend, address) {
-                        self.end(reason.to_string());
-                    }
-                }
+                Ok(address) => self.on_frontend(now, index, frontend, address),
                 Err(_) => {
                     let frontend = frontend.0;
                     let link_address = excerpt(&link_address);
                     tracing::warn!(frontend, link_address, "the frontend's address is not ip:port; it is not served");
                 }
             },
-            SchedulerToBackend::Load { name, .. } if name.len() > NAME_BYTES_MAX => {
-                self.end(format!("it wants a model loaded whose name has {} bytes", name.len()));
+            SchedulerToBackend::FrontendLeft { frontend } => {
+                session.frontends.remove(&frontend);
+                if is_primary {
+                    self.leave_frontend(now, frontend);
+                }
             }
-            SchedulerToBackend::Load { load, name } => self.outputs.push_back(Output::Load { load, name }),
-            SchedulerToBackend::Host { load, model } => self.on_host(load, model),
-            SchedulerToBackend::Discard { load } => {
-                self.joined.as_mut().and_then(|joined| joined.ready.remove(&load));
+            SchedulerToBackend::Takeover { epoch } => {
+                session.claim.epoch = session.claim.epoch.max(epoch);
+                self.on_claim(now, index);
             }
-            SchedulerToBackend::Unload { model } => {
-                self.joined.as_mut().map(|joined| joined.leaving.insert(model));
-            }
-            SchedulerToBackend::Cancel { plan, task } => {
-                let scheduler_now = self.scheduler_now(now);
-                self.workers().for_each(|worker| worker.handle_cancel(scheduler_now, plan, task));
-            }
-            SchedulerToBackend::Dismissed => self.leaving = self.leaving.map(|senders| senders.saturating_sub(1)),
-            SchedulerToBackend::Plan(plan) => self.on_plan(now, plan),
+            SchedulerToBackend::AskPrimary => self.on_question(now, index),
+            message if is_primary => self.on_order(now, index, message),
+            _ => tracing::debug!(scheduler = %session.address, "not the primary, so what it wants is not done"),
         }
     }
 
-    fn on_plan(&mut self, now: Timestamp, plan: BatchPlan) {
-        let (id, reader) = (plan.plan.0, Reader::ModelThread(plan.plan.model_thread()));
-        if !self.routes.is_up(reader) {
-            let thread = plan.plan.model_thread().0;
-            return self.end(format!("plan {id} is of ModelThread {thread}, which is not connected"));
+    /// What only the primary can say.
+    fn on_order(&mut self, now: Timestamp, index: usize, message: SchedulerToBackend) {
+        match message {
+            SchedulerToBackend::Load { name, .. } if name.len() > NAME_BYTES_MAX => {
+                self.lose(now, index, format!("it wants a model loaded whose name has {} bytes", name.len()));
+            }
+            SchedulerToBackend::Load { load, name } => self.on_load(load, name),
+            SchedulerToBackend::Host { load, model } => self.on_host(now, index, load, model),
+            SchedulerToBackend::Discard { load } => self.on_discard(load),
+            SchedulerToBackend::Unload { model } => self.on_unload(now, index, model),
+            SchedulerToBackend::Cancel { plan, task } => {
+                let scheduler_now = self.scheduler_now(now);
+                let workers = &mut self.hosting.workers;
+                workers.iter_mut().for_each(|worker| worker.handle_cancel(scheduler_now, plan, task));
+            }
+            SchedulerToBackend::Dismissed => self.leaving = self.leaving.map(|senders| senders.saturating_sub(1)),
+            SchedulerToBackend::Plan(plan) => self.on_plan(now, index, plan),
+            _ => unreachable!("every scheduler can say it"),
         }
+    }
+
+    /// The clock of this session may be better known, or be the one that counts now.
+    fn on_clock(&mut self, now: Timestamp, index: usize) {
+        let offset = self.sessions[index].clock.offset();
+        if self.primary() == Some(index) && offset.error_bound().is_some() {
+            self.offset = offset.clone();
+            self.links.handle_clock(now);
+        }
+    }
+
+    fn on_plan(&mut self, now: Timestamp, index: usize, mut plan: BatchPlan) {
+        let (id, reader) = (plan.plan.0, Reader::ModelThread(plan.plan.model_thread()));
+        let session = &self.sessions[index];
+        if !session.is_up(reader) {
+            let thread = plan.plan.model_thread().0;
+            return self.lose(now, index, format!("plan {id} is of ModelThread {thread}, which is not connected"));
+        }
+        let ours = session.models.get(&plan.model).copied();
         let scheduler_now = self.scheduler_now(now);
-        let Some(worker) = self.worker(plan.gpu_index as usize) else {
-            tracing::warn!(plan = id, gpu = plan.gpu_index, "a plan names a GPU that was not offered");
-            return worker::refuse(scheduler_now, &plan).iter().for_each(|report| self.report(reader, report));
+        let refuse = |core: &mut Self, plan: &BatchPlan, why: &str| {
+            tracing::warn!(plan = id, gpu = plan.gpu_index, model = plan.model.0, "a plan names {why}");
+            worker::refuse(scheduler_now, plan).iter().for_each(|report| core.report(reader, report));
         };
+        let Some(ours) = ours else { return refuse(self, &plan, "a model that is not hosted") };
+        let Some(worker) = self.worker(plan.gpu_index as usize) else {
+            return refuse(self, &plan, "a GPU that was not offered");
+        };
+        plan.model = ours;
         if let Err(error) = worker.handle_plan(scheduler_now, plan) {
             tracing::warn!(plan = id, %error, "refused a plan");
         }
     }
 
     fn on_link_up(&mut self, connection: ConnectionId, welcome: &[u8]) {
+        if !self.links.has(connection) {
+            return self.outputs.push_back(Output::Disconnect { connection });
+        }
         let Ok(welcome) = wincode::deserialize::<LinkWelcome>(welcome) else {
             tracing::warn!(?connection, "a frontend's welcome does not decode; do both sides run the same version?");
             return self.outputs.push_back(Output::Disconnect { connection });
@@ -536,8 +556,8 @@ impl Core {
             return self.outputs.push_back(Output::Disconnect { connection });
         };
         tracing::info!(frontend = frontend.0, "linked");
-        self.workers().for_each(|worker| worker.handle_linked(frontend, link));
-        self.report(Reader::Scheduler, &BackendToScheduler::Linked { frontend });
+        self.hosting.workers.iter_mut().for_each(|worker| worker.handle_linked(frontend, link));
+        self.tell_all(&BackendToScheduler::Linked { frontend, link });
     }
 
     fn on_link_broken(&mut self, now: Timestamp, connection: ConnectionId, reason: &str) {
@@ -545,7 +565,7 @@ impl Core {
             Some(Broken::Link(frontend)) => {
                 tracing::warn!(frontend = frontend.0, reason, "the link to a frontend broke");
                 self.cut_off(now, frontend);
-                self.report(Reader::Scheduler, &BackendToScheduler::Unlinked { frontend });
+                self.tell_all(&BackendToScheduler::Unlinked { frontend });
             }
             Some(Broken::Attempt(frontend)) => {
                 tracing::warn!(frontend = frontend.0, reason, "a frontend cannot be reached; trying again");
@@ -554,15 +574,20 @@ impl Core {
         }
     }
 
-    /// Frontends say nothing on a link, and nobody writes our memory.
+    /// Frontends say nothing on a link, and nobody writes our memory. What still comes on a connection that was closed
+    /// does not count.
     fn on_stray(&mut self, connection: ConnectionId) {
+        if !self.links.has(connection) {
+            return;
+        }
         tracing::warn!(?connection, "a frontend sent what no frontend sends; its link is closed");
         self.outputs.push_back(Output::Disconnect { connection });
     }
 
     fn cut_off(&mut self, now: Timestamp, frontend: FrontendId) {
         let scheduler_now = self.scheduler_now(now);
-        self.workers().for_each(|worker| worker.handle_unlinked(scheduler_now, frontend));
+        let workers = &mut self.hosting.workers;
+        workers.iter_mut().for_each(|worker| worker.handle_unlinked(scheduler_now, frontend));
     }
 
     fn on_fetched(&mut self, now: Timestamp, token: u64, arrived: bool) {
@@ -598,6 +623,7 @@ impl Core {
             self.perform_link(action);
         }
         self.release_models();
+        self.connect_due(now);
     }
 
     fn perform(&mut self, now: Timestamp, gpu: usize, action: Action) {
@@ -634,7 +660,7 @@ impl Core {
                     runs: runs.into_iter().map(run).collect(),
                     exec_at,
                     latest,
-                    offset: self.clock.offset().clone(),
+                    offset: self.offset.clone(),
                 };
                 self.watchdog.handle_started(gpu, latest, self.loaded(model).profile.latency(job.tasks()));
                 self.outputs.push_back(Output::Execute { gpu, job });
@@ -661,29 +687,49 @@ impl Core {
     fn perform_link(&mut self, action: LinkAction) {
         match action {
             LinkAction::Open { frontend, address, link } => {
-                let Some(joined) = &self.joined else { return };
-                let hello = encode(&LinkHello { backend: joined.backend, frontend, link });
+                // There are no links before there has been a primary.
+                let (Some(backend), Some(obeyed)) = (self.backend(), self.obedience.claim()) else { return };
+                let hello = encode(&LinkHello { backend, frontend, link, epoch: obeyed.epoch });
                 self.outputs.push_back(Output::Connect { peer: Peer::Frontend(frontend), to: address, hello });
             }
             LinkAction::Close { connection } => self.outputs.push_back(Output::Disconnect { connection }),
         }
     }
 
-    /// What becomes of a plan is told to the ModelThread that made it.
+    /// What becomes of a plan is told to the ModelThread that made it, or to the scheduler that has inherited it.
     fn report_plan(&mut self, report: &BackendToScheduler) {
         let reader = match report {
             BackendToScheduler::PlanDone { plan, .. }
             | BackendToScheduler::Answered { plan, .. }
             | BackendToScheduler::Cancelled { plan, .. }
-            | BackendToScheduler::InputLate { plan, .. } => Reader::ModelThread(plan.model_thread()),
+            | BackendToScheduler::InputLate { plan, .. } => match plan.model_thread() {
+                ModelThreadId::INHERITED => Reader::Scheduler,
+                thread => Reader::ModelThread(thread),
+            },
             _ => Reader::Scheduler,
         };
         self.report(reader, report);
     }
 
+    /// Tells the primary. An orphan keeps what it has to say: the next primary is told what is unfinished.
     fn report(&mut self, to: Reader, message: &BackendToScheduler) {
-        if let Err(error) = self.routes.push(to, message) {
+        if let Some(primary) = self.primary() {
+            self.tell(primary, to, message);
+        }
+    }
+
+    fn tell(&mut self, index: usize, to: Reader, message: &BackendToScheduler) {
+        if let Err(error) = self.sessions[index].push(to, message) {
             self.end(error.to_string());
+        }
+    }
+
+    /// Tells every scheduler that has taken us in.
+    fn tell_all(&mut self, message: &BackendToScheduler) {
+        for index in 0..self.sessions.len() {
+            if self.sessions[index].is_welcomed() {
+                self.tell(index, Reader::Scheduler, message);
+            }
         }
     }
 
@@ -694,22 +740,18 @@ impl Core {
     /// Now, on the scheduler's clock; never earlier than before. Until the scheduler has answered, our own: no plan can
     /// be for a frontend that is linked then.
     fn scheduler_now(&mut self, now: Timestamp) -> Timestamp {
-        let Some(scheduler_now) = self.clock.offset().to_scheduler(now) else { return now };
+        let Some(scheduler_now) = self.offset.to_scheduler(now) else { return now };
         self.scheduler_now = self.scheduler_now.max(scheduler_now);
         self.scheduler_now
     }
 
-    fn workers(&mut self) -> impl Iterator<Item = &mut Worker> {
-        self.joined.iter_mut().flat_map(|joined| &mut joined.workers)
-    }
-
     fn worker(&mut self, gpu: usize) -> Option<&mut Worker> {
-        self.joined.as_mut()?.workers.get_mut(gpu)
+        self.hosting.workers.get_mut(gpu)
     }
 
     /// A model that a batch names: it stays until its last batch is finished.
     fn loaded(&self, model: ModelId) -> &Arc<Loaded> {
-        &self.joined.as_ref().expect("workers exist once the scheduler's welcome is in").models[&model]
+        &self.hosting.models[&model]
     }
 }
 

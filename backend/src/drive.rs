@@ -1,7 +1,8 @@
 //! Runs a backend: one network thread, which moves packets and drives the state machines, and one thread for each GPU.
 //!
-//! The backend serves one scheduler. When it loses it, it drops every link and every batch, and joins again under a new
-//! name: a scheduler that comes back knows nothing of the old plans, and one that was cut off has fenced them.
+//! The backend obeys one scheduler at a time. When it has none any more, it drops every link and every batch, and joins
+//! again under a new name: a scheduler that comes back knows nothing of the old plans, and one that was cut off has
+//! fenced them.
 #![allow(clippy::disallowed_methods)] // Drivers own threads and clocks.
 
 mod gpu;
@@ -10,6 +11,7 @@ mod profile;
 mod session;
 
 use std::{
+    net::SocketAddr,
     num::NonZeroU64,
     sync::{
         Arc,
@@ -78,6 +80,7 @@ pub enum BackendError {
 /// be reached is no error: it is tried again and again.
 pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     let clock = Clock::start();
+    let schedulers = config.scheduler_list()?;
     let models = config.place(repository::load(&config.repository)?)?;
     let models = models.into_iter().map(|placed| load(clock, placed).map(Arc::new));
     let mut models = models.collect::<Result<Vec<_>, _>>()?;
@@ -88,7 +91,7 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     reduce_timer_slack();
     let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     for number in 0.. {
-        let ended = Session::open(config, clock, (models, &shapes), (&gpus, &loader), number)?.run(stop);
+        let ended = Session::open((config, &schedulers), clock, (models, &shapes), (&gpus, &loader), number)?.run(stop);
         models = ended.models;
         if stop.load(Ordering::Relaxed) {
             break;
@@ -98,7 +101,8 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
         }
         let now = clock.now();
         let wait = backoff.handle_failure(now) - now;
-        tracing::warn!(scheduler = %config.scheduler, reason = ended.reason, "no scheduler; trying again in {wait}");
+        let scheduler = schedulers.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
+        tracing::warn!(scheduler, reason = ended.reason, "no scheduler; trying again in {wait}");
         std::thread::sleep(wait.to_duration());
     }
     Ok(())

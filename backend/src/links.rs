@@ -1,7 +1,7 @@
-//! The backend's connections to frontends: opened when the scheduler says that a frontend joined, opened again when
-//! they break, for as long as the scheduler does not say that it left.
+//! The backend's connections to frontends: opened when the primary says that a frontend joined, opened again when
+//! they break, for as long as the primary does not say that it left. They outlive a primary.
 //!
-//! The first link is opened once the scheduler has told its clock, as no batch's window means anything before. A link
+//! The first link is opened once the primary has told its clock, as no batch's window means anything before. A link
 //! that broke is opened again after a backoff, under another id: what failed on the old one is fenced off by its own
 //! id, and what was under way there is cut off ([`crate::worker`]), so that none of it uses the new one.
 //!
@@ -194,6 +194,29 @@ impl Links {
     /// What to do next.
     pub fn poll_action(&mut self) -> Option<LinkAction> {
         self.actions.pop_front()
+    }
+
+    /// The frontends that we are to be linked to.
+    pub fn frontends(&self) -> impl Iterator<Item = FrontendId> {
+        self.frontends.keys().copied()
+    }
+
+    /// Where a frontend is, if we are to be linked to it.
+    #[must_use]
+    pub fn address(&self, frontend: FrontendId) -> Option<SocketAddr> {
+        Some(self.frontends.get(&frontend)?.address)
+    }
+
+    /// The links that are up, and whose they are.
+    pub fn up(&self) -> impl Iterator<Item = (FrontendId, LinkId)> {
+        let up = self.frontends.iter().filter(|(_, link)| matches!(link.state, State::Up { .. }));
+        up.map(|(&frontend, link)| (frontend, link.id))
+    }
+
+    /// Whether this is the connection of a link.
+    #[must_use]
+    pub fn has(&self, connection: ConnectionId) -> bool {
+        self.connections.contains_key(&connection)
     }
 
     /// Where `bytes` bytes at `offset` of a frontend's arena are reached: the connection, the remote address and its

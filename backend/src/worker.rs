@@ -166,6 +166,19 @@ pub enum PlanError {
     QueueFull,
 }
 
+/// A plan that has not ended, under its new name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The name.
+    pub plan: PlanId,
+    /// The model.
+    pub model: ModelId,
+    /// The earliest start; `None` if it was executed or given up, and only its answers are under way.
+    pub exec_at: Option<Timestamp>,
+    /// Its tasks that will still be reported, by `Answered` at the latest, and their attempts.
+    pub tasks: Vec<(TaskId, u16)>,
+}
+
 /// One GPU's batches.
 #[derive(Debug)]
 pub struct Worker {
@@ -305,6 +318,12 @@ impl Worker {
     #[must_use]
     pub fn plans(&self) -> usize {
         self.waiting.len() + self.buffers.iter().flatten().count()
+    }
+
+    /// All plans that have not ended are given other names: another primary is told of them.
+    pub fn rename_plans(&mut self, mut name: impl FnMut() -> PlanId) -> Vec<Unfinished> {
+        let batches = self.buffers.iter_mut().flatten().chain(&mut self.waiting);
+        batches.map(|batch| batch.rename(name())).collect()
     }
 
     /// Takes in a plan.

@@ -18,7 +18,7 @@ use backend::{
     drive::{BackendError, run},
 };
 use proto::{
-    BackendId, FrontendId, LinkId, LoadId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
+    BackendId, Claim, Epoch, Era, FrontendId, LinkId, LoadId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     backend_to_scheduler::{BackendHello, BackendToScheduler, LoadOutcome, PlanOutcome, Undelivered},
     clock::ClockReply,
@@ -34,6 +34,8 @@ use transport::{
 
 const SECRET: &str = "the cluster's secret";
 const FRONTEND: FrontendId = FrontendId(2);
+/// Our scheduler is the primary.
+const CLAIM: Claim = Claim { era: Era(1), epoch: Epoch { number: 1, scheduler: 0 } };
 const IMAGE_BYTES: usize = 64 * 4;
 const CLASSES: usize = 10;
 const SLOTS: usize = 450;
@@ -80,7 +82,8 @@ impl Cluster {
         let arena = Region::allocate(GUARDS_AT + SLOTS * GUARD_BYTES).unwrap();
         let arena_key = frontend.register(&arena, Access { remote_read: true, remote_write: true }).unwrap();
         let mut config = Config {
-            scheduler: scheduler.listen_address().unwrap(),
+            scheduler: scheduler.listen_address(),
+            schedulers: vec![],
             arm: transport::ArmName::Soft,
             address: None,
             verbs: transport::VerbsSettings::default(),
@@ -150,6 +153,7 @@ impl Cluster {
                     backend: BackendId(10 + self.joins),
                     models: vec![ModelId(5)],
                     model_threads: ModelThreads::default(),
+                    claim: CLAIM,
                 };
                 self.scheduler.accept(self.clock.now(), connection, wincode::serialize(&welcome).unwrap());
                 self.to_backend = Some(connection);
@@ -167,6 +171,9 @@ impl Cluster {
     }
 
     fn handle_report(&mut self, message: BackendToScheduler) {
+        if let BackendToScheduler::Obeys { epoch } = message {
+            return assert_eq!(epoch, CLAIM.epoch);
+        }
         let BackendToScheduler::ClockRequest { sent_at } = message else { return self.reports.push_back(message) };
         let now = self.clock.now();
         self.tell(&SchedulerToBackend::Clock(ClockReply { sent_at, received_at: now, replied_at: now }));
@@ -177,6 +184,7 @@ impl Cluster {
             Event::Incoming { connection, hello, .. } => {
                 let hello: LinkHello = wincode::deserialize(&hello).unwrap();
                 assert_eq!((hello.backend, hello.frontend), (BackendId(10 + self.joins), FRONTEND));
+                assert_eq!(hello.epoch, CLAIM.epoch);
                 let welcome = LinkWelcome {
                     arena_address: self.arena_key.address,
                     arena_bytes: self.arena.len() as u64,
@@ -218,8 +226,8 @@ impl Cluster {
 
     fn await_linked(&mut self) {
         self.run_until("the link", |cluster| {
-            let linked = BackendToScheduler::Linked { frontend: FRONTEND };
-            cluster.reports.pop_front().is_some_and(|report| report == linked)
+            let is_linked = |report| matches!(report, BackendToScheduler::Linked { frontend: FRONTEND, .. });
+            cluster.reports.pop_front().is_some_and(is_linked)
         });
     }
 

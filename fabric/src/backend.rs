@@ -50,7 +50,8 @@ pub(super) struct BackendNode {
     pub(super) life: Life,
     /// Counts processes: a GPU's thread lives on from session to session.
     pub(super) process_life: Life,
-    scheduler: Node,
+    /// By rank.
+    schedulers: Vec<Node>,
     gpus: Vec<Gpu>,
     /// What the next session starts with.
     models: Vec<Arc<Loaded>>,
@@ -231,7 +232,7 @@ impl BackendNode {
                     env.trace(node, || format!("tells the scheduler {message:?}"));
                 }
                 if let Err(error) = env.send(connection, &frame) {
-                    core.handle_send_failed(&error.to_string());
+                    core.handle_send_failed(now, connection, &error.to_string());
                 }
             }
             Output::Read { connection, task, transfer } => {

@@ -132,6 +132,8 @@ impl FrontendNode {
             arena: LinkWelcome { arena_address: ARENA_ADDRESS, arena_bytes, arena_rkey, guards_offset: 0 },
             link_address: Network::address(self.node).to_string(),
             links_max: 16,
+            schedulers: self.schedulers.len(),
+            token_seed: env.rng.random(),
         };
         let models = env.repository.iter().map(|(name, version)| models::model(name, *version)).collect();
         let core = Core::new(config, models).expect("the arena has room for all models");

@@ -69,7 +69,7 @@ impl Allegiance {
     pub(crate) fn handle_claim(&mut self, session: usize, claim: Claim) -> Verdict {
         let is_higher = claim.epoch > self.obeys.epoch;
         if self.has_obeyed() && claim.era != self.obeys.era {
-            return match claim.is_primary() {
+            return match claim.is_primary() && self.primary.is_none() {
                 true => Verdict::StartOver("the primary is of another era"),
                 false => Verdict::Leave("it is of another era than the primary"),
             };
@@ -185,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn another_era_is_left_or_makes_start_over() {
+    fn another_era_is_left_and_makes_only_an_orphan_start_over() {
         let mut allegiance = obeying();
         assert!(matches!(allegiance.handle_claim(1, claim(2, 0, 0)), Verdict::Leave(_)));
-        assert!(matches!(allegiance.handle_claim(1, claim(2, 1, 1)), Verdict::StartOver(_)));
-        // An orphan does not wait for another era either.
+        assert!(matches!(allegiance.handle_claim(1, claim(2, 9, 1)), Verdict::Leave(_)), "it sees nobody, perhaps");
+        assert_eq!(allegiance.primary(), Some(0));
         assert_eq!(allegiance.handle_left(NOW, 0), NONE);
         assert!(matches!(allegiance.handle_claim(0, claim(2, 9, 0)), Verdict::StartOver(_)));
     }

@@ -3,12 +3,12 @@
 use super::*;
 use crate::executor::Emulated;
 use proto::{
-    LatencyProfile, LinkId, PlanId, SlotDescriptor,
+    Epoch, Era, LatencyProfile, LinkId, PlanId, SlotDescriptor,
     backend_to_scheduler::{LoadOutcome, PlanOutcome, Undelivered},
     clock::ClockReply,
     frame::FrameWriter,
-    hello::ModelThreads,
-    scheduler_to_backend::PlannedTask,
+    hello::{Member, MemberHello, ModelThreads, SchedulerHello},
+    scheduler_to_backend::{BackendWelcome, PlannedTask},
     stages::SchedulerStamps,
 };
 use repository::{DataType, Model, Priorities, Tensor};
@@ -17,6 +17,21 @@ use transport::{DisconnectReason, TransferError};
 const SCHEDULER: ConnectionId = ConnectionId(1);
 const FRONTEND: FrontendId = FrontendId(4);
 const NOW: Timestamp = Timestamp(1_000_000);
+const LINKED: BackendToScheduler = BackendToScheduler::Linked { frontend: FRONTEND, link: LinkId(1) };
+
+/// Of the primary with this number in an era.
+fn claim(number: u32) -> Claim {
+    Claim { era: Era(8), epoch: epoch(number) }
+}
+
+fn epoch(number: u32) -> Epoch {
+    Epoch { number, scheduler: 0 }
+}
+
+/// What a backend says that obeys the first primary.
+fn obeys(number: u32) -> BackendToScheduler {
+    BackendToScheduler::Obeys { epoch: epoch(number) }
+}
 
 fn loaded(name: &str, elements: usize) -> Loaded {
     let tensor = |datatype, elements| Tensor { name: "t".into(), datatype, shape: vec![elements] };
@@ -41,12 +56,17 @@ struct Backend(Core);
 
 impl Backend {
     fn new() -> Self {
+        Self::of(1)
+    }
+
+    /// With so many schedulers, of which the first is being connected to.
+    fn of(schedulers: u16) -> Self {
         let model = Arc::new(loaded("m", 8));
         let staging = Staging::new(1, &[model.shape]);
-        let config = CoreConfig { scheduler: "127.0.0.1:1".parse().unwrap(), staging, lkey: 7 };
-        let mut core = Core::new(config, vec![model]).unwrap();
-        assert!(matches!(core.poll_output(), Some(Output::Connect { peer: Peer::Scheduler, .. })));
-        core.handle_connecting(Peer::Scheduler, SCHEDULER);
+        let schedulers = (1..=schedulers).map(|port| ([127, 0, 0, 1], port).into()).collect();
+        let mut core = Core::new(CoreConfig { schedulers, token: 6, staging, lkey: 7 }, vec![model]).unwrap();
+        assert!(matches!(core.poll_output(), Some(Output::Connect { peer: Peer::Scheduler(0), .. })));
+        core.handle_connecting(Peer::Scheduler(0), SCHEDULER);
         Self(core)
     }
 
@@ -54,7 +74,8 @@ impl Backend {
         let mut backend = Self::new();
         let addresses = addresses.iter().map(|&address| address.into()).collect();
         let model_threads = ModelThreads { addresses, pass: 9 };
-        let welcome = BackendWelcome { backend: BackendId(3), models: vec![ModelId(5)], model_threads };
+        let (models, claim) = (vec![ModelId(5)], claim(1));
+        let welcome = BackendWelcome { backend: BackendId(3), models, model_threads, claim };
         backend.connected(SCHEDULER, encode(&welcome));
         backend
     }
@@ -62,18 +83,26 @@ impl Backend {
     /// With a link to the frontend, by connection 2.
     fn linked() -> Self {
         let mut backend = Self::welcomed(&[]);
-        let link_address = "127.0.0.1:2".into();
-        backend.tell(SCHEDULER, &SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
-        assert!(backend.outputs().is_empty(), "no link before the clock");
-        let clock = ClockReply { sent_at: NOW, received_at: NOW, replied_at: NOW };
-        backend.tell(SCHEDULER, &SchedulerToBackend::Clock(clock));
-        let outputs = backend.outputs();
-        assert!(matches!(outputs[..], [Output::Connect { peer: Peer::Frontend(FRONTEND), .. }]), "{outputs:?}");
-        backend.0.handle_connecting(Peer::Frontend(FRONTEND), ConnectionId(2));
-        let welcome = LinkWelcome { arena_address: 1000, arena_bytes: 4096, arena_rkey: 1, guards_offset: 2048 };
-        backend.connected(ConnectionId(2), encode(&welcome));
-        assert_eq!(backend.reports(), [(SCHEDULER, BackendToScheduler::Linked { frontend: FRONTEND })]);
+        assert_eq!(backend.reports(), [(SCHEDULER, obeys(1))]);
+        backend.link();
+        assert_eq!(backend.reports(), [(SCHEDULER, LINKED)]);
         backend
+    }
+
+    /// The first scheduler announces the frontend and tells its clock.
+    fn link(&mut self) {
+        let link_address = "127.0.0.1:2".into();
+        self.tell(SCHEDULER, &SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
+        assert!(self.outputs().is_empty(), "no link before the clock");
+        let clock = ClockReply { sent_at: NOW, received_at: NOW, replied_at: NOW };
+        self.tell(SCHEDULER, &SchedulerToBackend::Clock(clock));
+        let outputs = self.outputs();
+        let [Output::Connect { peer, hello, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+        let expected = LinkHello { backend: BackendId(3), frontend: FRONTEND, link: LinkId(1), epoch: epoch(1) };
+        assert_eq!((peer, wincode::deserialize(hello).unwrap()), (&Peer::Frontend(FRONTEND), expected));
+        self.0.handle_connecting(Peer::Frontend(FRONTEND), ConnectionId(2));
+        let welcome = LinkWelcome { arena_address: 1000, arena_bytes: 4096, arena_rkey: 1, guards_offset: 2048 };
+        self.connected(ConnectionId(2), encode(&welcome));
     }
 
     fn connected(&mut self, connection: ConnectionId, welcome: Vec<u8>) {
@@ -126,7 +155,8 @@ fn a_scheduler_that_breaks_the_protocol_ends_this_life_with_a_reason() {
     assert!(backend.0.poll_output().is_none() && backend.0.poll_timeout() == Timestamp::NEVER);
 
     let mut backend = Backend::new();
-    let welcome = BackendWelcome { backend: BackendId(3), models: vec![], model_threads: ModelThreads::default() };
+    let model_threads = ModelThreads::default();
+    let welcome = BackendWelcome { backend: BackendId(3), models: vec![], model_threads, claim: claim(1) };
     backend.connected(SCHEDULER, encode(&welcome));
     assert!(backend.0.ended().unwrap().contains("welcome does not decode"), "it names no id for our model");
 
@@ -152,7 +182,7 @@ fn it_has_joined_once_it_is_connected_to_every_model_thread_and_reports_to_whom_
     let mut backend = Backend::welcomed(&["127.0.0.1:10", "127.0.0.1:11"]);
     for (id, output) in (0..).zip(backend.outputs()) {
         let Output::Connect { peer, to, hello } = output else { panic!("{output:?}") };
-        assert_eq!((peer, to.port()), (Peer::ModelThread(ModelThreadId(id)), 10 + id));
+        assert_eq!((peer, to.port()), (Peer::ModelThread(0, ModelThreadId(id)), 10 + id));
         let hello = wincode::deserialize::<SchedulerHello>(&hello).unwrap();
         let expected = MemberHello { member: Member::Backend(BackendId(3)), pass: 9 };
         assert_eq!(hello, SchedulerHello::Member(expected));
@@ -166,8 +196,9 @@ fn it_has_joined_once_it_is_connected_to_every_model_thread_and_reports_to_whom_
     backend.0.handle_timeout(NOW);
     let reports = backend.reports();
     let readers: Vec<u64> = reports.iter().map(|(connection, _)| connection.0).collect();
-    assert_eq!(readers, [1, 21, 21], "{reports:?}");
-    assert!(matches!(reports[0].1, BackendToScheduler::ClockRequest { sent_at: NOW }));
+    assert_eq!(readers, [1, 1, 21, 21], "{reports:?}");
+    assert_eq!(reports[0].1, obeys(1));
+    assert!(matches!(reports[1].1, BackendToScheduler::ClockRequest { sent_at: NOW }));
 
     let (connection, reason) = (ConnectionId(20), DisconnectReason("gone".into()));
     backend.0.handle_event(NOW, Event::Disconnected { connection, reason });
@@ -215,7 +246,7 @@ fn what_cannot_be_posted_is_reported_with_its_link() {
     assert_eq!(undelivered[0].link, LinkId(1));
 
     let mut backend = Backend::linked();
-    backend.0.handle_send_failed("the send queue to this peer is full");
+    backend.0.handle_send_failed(NOW, SCHEDULER, "the send queue to this peer is full");
     assert!(backend.0.ended().unwrap().ends_with("the send queue to this peer is full"));
 }
 
@@ -251,11 +282,15 @@ fn a_frontend_that_speaks_on_a_link_is_cut_off() {
 #[test]
 fn loads_are_answered_and_another_shape_never_takes_the_place_of_a_running_batch() {
     let mut backend = Backend::linked();
-    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(1), name: "n".into() });
-    assert!(matches!(&backend.outputs()[..], [Output::Load { name, .. }] if name == "n"));
     let mut outcome = |load, result| {
-        backend.0.handle_loaded(NOW, LoadId(load), result);
-        let [(_, BackendToScheduler::Loaded { outcome, .. })] = &backend.reports()[..] else { panic!("one answer") };
+        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into() });
+        let outputs = backend.outputs();
+        let [Output::Load { load: ours, name }] = &outputs[..] else { panic!("{outputs:?}") };
+        assert_eq!(name, "n");
+        backend.0.handle_loaded(NOW, *ours, result);
+        let reports = backend.reports();
+        let [(_, BackendToScheduler::Loaded { load: found, outcome })] = &reports[..] else { panic!("one answer") };
+        assert_eq!(*found, LoadId(load));
         outcome.clone()
     };
     assert_eq!(outcome(1, Ok(None)), LoadOutcome::NotPlaced);
@@ -324,4 +359,5 @@ fn one_that_leaves_finishes_what_it_has_and_what_still_comes() {
     assert!(Backend::new().0.has_left(), "there is nobody to leave");
 }
 
+mod failover;
 mod hostile;

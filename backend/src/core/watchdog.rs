@@ -112,6 +112,11 @@ impl Watchdog {
         }
     }
 
+    /// The GPUs that cannot be used.
+    pub(super) fn unusable(&self) -> Vec<usize> {
+        (0..self.gpus.len()).filter(|&index| !self.gpus[index].is_usable()).collect()
+    }
+
     /// When [`Self::handle_timeout`] must be called; [`Timestamp::NEVER`] if not at all.
     pub(super) fn poll_timeout(&self) -> Timestamp {
         let instants = self.gpus.iter().flat_map(|gpu| [gpu.patience_ends, gpu.rests_until]).flatten();

@@ -1,9 +1,12 @@
-//! One life with one scheduler, on the network thread: the endpoint and the memory, and between them and the GPUs'
+//! One life under one name, on the network thread: the endpoint and the memory, and between them and the GPUs'
 //! threads the core, which decides everything.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use proto::{LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES, turns::TurnWatch};
@@ -28,7 +31,7 @@ const WAIT_MAX: Span = Span::from_millis(100);
 /// How a session ended.
 pub(super) struct Ended {
     pub(super) reason: String,
-    /// Whether the scheduler had taken us in.
+    /// Whether there had been a primary.
     pub(super) joined: bool,
     /// What is hosted now.
     pub(super) models: Vec<Arc<Loaded>>,
@@ -49,7 +52,7 @@ pub(super) struct Session<'a> {
 impl<'a> Session<'a> {
     /// Opens the network and starts to connect. Staging memory has room for batches of the models and of `shapes`.
     pub(super) fn open(
-        config: &Config,
+        (config, schedulers): (&Config, &[SocketAddr]),
         clock: Clock,
         (models, shapes): (Vec<Arc<Loaded>>, &[ModelShape]),
         (gpus, loader): (&'a Gpus, &'a Loader),
@@ -68,14 +71,15 @@ impl<'a> Session<'a> {
         let bytes = staging.bytes();
         let region = Region::allocate(bytes).map_err(|cause| BackendError::Memory { bytes, cause })?;
         let lkey = endpoint.register(&region, Access::default())?.lkey;
-        let core = Core::new(CoreConfig { scheduler: config.scheduler, staging, lkey }, models)
+        let token = rand::random();
+        let core = Core::new(CoreConfig { schedulers: schedulers.to_vec(), token, staging, lkey }, models)
             .map_err(|error| BackendError::Config(format!("placement: {error}")))?;
         let waker = endpoint.waker();
         let drain_timeout = Span::from_millis(i64::try_from(config.drain_timeout_ms).unwrap_or(i64::MAX / 1_000_000));
         Ok(Self { number, clock, gpus, loader, endpoint, waker, region, core, drain_timeout })
     }
 
-    /// Serves until the scheduler is lost, or `stop` is set and all plans are finished, or take too long.
+    /// Serves until there is no scheduler to obey, or `stop` is set and all plans are finished, or take too long.
     pub(super) fn run(mut self, stop: &AtomicBool) -> Ended {
         let mut leaves_by: Option<Timestamp> = None;
         let (mut watch, mut due) = (TurnWatch::default(), Timestamp::PAST);
@@ -110,7 +114,7 @@ impl<'a> Session<'a> {
             busy = true;
             self.core.handle_event(self.clock.now(), event);
         }
-        // What an earlier session asked for is of no use: its scheduler and its staging memory are gone.
+        // What an earlier session asked for is of no use: its staging memory is gone, and who asked for it.
         while let Some(finished) = self.gpus.poll_finished() {
             busy = true;
             if finished.session == self.number {
@@ -141,7 +145,7 @@ impl<'a> Session<'a> {
             Output::Disconnect { connection } => self.endpoint.disconnect(connection),
             Output::Send { connection, frame } => {
                 if let Err(error) = self.endpoint.send(connection, &frame) {
-                    self.core.handle_send_failed(&error.to_string());
+                    self.core.handle_send_failed(now, connection, &error.to_string());
                 }
             }
             Output::Read { connection, task, transfer } => {

@@ -1,6 +1,8 @@
 //! One batch by itself: when it may start or must be rejected, which of its tasks still count, and what each is
 //! answered.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 /// The largest transfer of several tasks. Beyond that joining saves little, and a batch would wait longer for the last
@@ -115,6 +117,19 @@ impl Batch {
         let undelivered = std::mem::take(&mut self.undelivered);
         let (plan, arrived_at, fetched_at) = (self.plan.plan, self.planned_at, self.fetched_at);
         BackendToScheduler::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
+    }
+
+    /// What is told of it under another name. A task that has failed and was not reported is, like one that was
+    /// cancelled or cut off while a transfer is under way: its slot is not to be touched before that has been reported.
+    pub(super) fn rename(&mut self, plan: PlanId) -> Unfinished {
+        self.plan.plan = plan;
+        let BatchPlan { model, exec_at, .. } = self.plan;
+        let failed: BTreeSet<TaskId> = self.undelivered.iter().map(|undelivered| undelivered.task).collect();
+        let tasks = self.plan.tasks.iter().zip(&self.tasks);
+        let open = tasks.filter(|(planned, task)| task.progress != Progress::Ended || failed.contains(&planned.task));
+        let tasks = open.map(|(planned, _)| (planned.task, planned.attempt)).collect();
+        let is_ahead = matches!(self.phase, Phase::Pending | Phase::Executing);
+        Unfinished { plan, model, exec_at: is_ahead.then_some(exec_at), tasks }
     }
 
     pub(super) fn can_be_answered(&self, index: usize) -> bool {

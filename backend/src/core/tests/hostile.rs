@@ -1,5 +1,8 @@
-//! A scheduler and frontends that have proved themselves and then say whatever they like, by a seed. Nothing panics
-//! (sums are checked in tests), and every transfer stays within the staging memory.
+//! Schedulers and frontends that have proved themselves and then say whatever they like, by a seed; where there are
+//! several schedulers, they claim to be the primary in turn. Nothing panics (sums are checked in tests), nothing grows
+//! without bound, and every transfer stays within the staging memory.
+
+use std::collections::BTreeMap;
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -9,6 +12,7 @@ use proto::slot::{GUARD_BYTES, GUARD_EMPTY, guard_word};
 
 const STEPS: usize = 400;
 const FRONTENDS: u32 = 3;
+const MODEL_THREADS: usize = 2;
 
 struct Attack {
     rng: ChaCha8Rng,
@@ -26,13 +30,21 @@ struct Attack {
     loads: Vec<LoadId>,
     executed: u64,
     guards: usize,
+    schedulers: u16,
+    /// The highest that a scheduler was made to claim by purpose.
+    epoch: u32,
+    /// How often another primary was obeyed, and what it was told of.
+    obeyed: usize,
+    inherited: usize,
 }
 
 impl Attack {
     fn new(seed: u64) -> Self {
         let models = vec![Arc::new(loaded("m", 8)), Arc::new(loaded("n", 5))];
         let staging = Staging::new(2, &models.iter().map(|model| model.shape).collect::<Vec<_>>());
-        let config = CoreConfig { scheduler: "127.0.0.1:1".parse().unwrap(), staging, lkey: 7 };
+        let count = 1 + (seed % 3) as u16;
+        let schedulers = (1..=count).map(|port| ([127, 0, 0, 1], port).into()).collect();
+        let config = CoreConfig { schedulers, token: 6, staging, lkey: 7 };
         let mut attack = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
             core: Core::new(config, models).unwrap(),
@@ -48,12 +60,18 @@ impl Attack {
             executing: Vec::new(),
             loads: Vec::new(),
             executed: 0,
+            schedulers: count,
+            epoch: 1,
+            obeyed: 0,
+            inherited: 0,
         };
         // They begin well, mostly: then they get further.
         attack.outputs();
         if !seed.is_multiple_of(4) {
             attack.answer_dialled(true);
             attack.tell_time();
+            attack.outputs();
+            (1..count).for_each(|_| attack.answer_dialled(true));
             for frontend in (0..FRONTENDS).map(FrontendId) {
                 let joined = SchedulerToBackend::FrontendJoined { frontend, link_address: "127.0.0.1:2".to_owned() };
                 attack.tell(&joined);
@@ -65,7 +83,7 @@ impl Attack {
     }
 
     fn tell(&mut self, message: &SchedulerToBackend) {
-        if let Some(&(_, connection)) = self.up.iter().find(|(peer, _)| *peer == Peer::Scheduler) {
+        if let Some(&(_, connection)) = self.up.iter().find(|(peer, _)| matches!(peer, Peer::Scheduler(_))) {
             self.core.handle_event(self.now, Event::Message { connection, frame: encode(message) });
         }
     }
@@ -145,6 +163,21 @@ impl Attack {
         }
     }
 
+    /// Mostly of one era, and more than anybody has claimed.
+    fn claim(&mut self) -> Claim {
+        let era = Era(if self.rng.random_range(0..60) == 0 { 9 } else { 8 });
+        let scheduler = self.rng.random_range(0..3);
+        let number = match self.rng.random_range(0..40) {
+            0 => u32::MAX - self.rng.random_range(0..3),
+            1..=9 => self.rng.random_range(0..=self.epoch),
+            _ => {
+                self.epoch += 1;
+                self.epoch
+            }
+        };
+        Claim { era, epoch: Epoch { number, scheduler } }
+    }
+
     fn say(&mut self) {
         let scheduler = self.up.iter().filter(|(peer, _)| !matches!(peer, Peer::Frontend(_))).map(|entry| entry.1);
         let Some(connection) = self.pick(&scheduler.collect::<Vec<_>>()) else { return };
@@ -176,6 +209,8 @@ impl Attack {
             9 if self.rng.random_range(0..20) == 0 => {
                 SchedulerToBackend::Unload { model: ModelId(5 + self.number(2) as u32 % 4) }
             }
+            4 if self.schedulers > 1 => SchedulerToBackend::Takeover { epoch: self.claim().epoch },
+            5 if self.rng.random_range(0..4) == 0 => SchedulerToBackend::AskPrimary,
             10 | 11 => SchedulerToBackend::Cancel { plan: PlanId(self.number(6)), task: self.task() },
             _ => SchedulerToBackend::Plan(self.plan()),
         };
@@ -190,22 +225,23 @@ impl Attack {
         let Some((peer, connection)) = self.pick(&self.dialled.clone()) else { return };
         self.dialled.retain(|other| other.1 != connection);
         let welcome = match peer {
-            Peer::Scheduler => {
+            Peer::Scheduler(_) => {
                 let threads = if is_well || self.rng.random_range(0..4) > 0 {
                     0
                 } else {
-                    [0, 0, 0, 2][self.rng.random_range(0..4)]
+                    [0, 0, 0, MODEL_THREADS][self.rng.random_range(0..4)]
                 };
                 let addresses = vec!["127.0.0.1:3".to_owned(); threads];
                 let is_odd = !is_well && self.rng.random_range(0..8) == 0;
                 let models = [[5, 6], [5, 5]][usize::from(is_odd)].map(ModelId).to_vec();
                 encode(&BackendWelcome {
-                    backend: BackendId(self.number(3) as u32),
+                    backend: BackendId(if is_well || self.schedulers > 1 { 3 } else { self.number(3) as u32 }),
                     models,
                     model_threads: ModelThreads { addresses, pass: self.rng.random() },
+                    claim: if is_well { claim(1) } else { self.claim() },
                 })
             }
-            Peer::ModelThread(_) => vec![],
+            Peer::ModelThread(..) => vec![],
             Peer::Frontend(_) => encode(&LinkWelcome {
                 arena_address: if is_well { 4096 } else { self.number(4096) },
                 arena_bytes: if is_well || self.rng.random() { u64::MAX } else { self.number(1 << 13) },
@@ -322,7 +358,18 @@ impl Attack {
                     self.executing.push(gpu);
                 }
                 Output::Load { load, .. } => self.loads.push(load),
-                Output::Send { .. } => {}
+                Output::Send { connection, frame } => {
+                    let is_up =
+                        self.up.iter().any(|(peer, up)| *up == connection && !matches!(peer, Peer::Frontend(_)));
+                    assert!(is_up, "a frame for nobody");
+                    for message in read_frame::<BackendToScheduler>(&frame) {
+                        match message.unwrap() {
+                            BackendToScheduler::Obeys { .. } => self.obeyed += 1,
+                            BackendToScheduler::Unfinished { .. } => self.inherited += 1,
+                            _ => {}
+                        }
+                    }
+                }
             }
         }
     }
@@ -333,6 +380,11 @@ impl Attack {
             1..=11 => self.say(),
             12..=18 => self.finish(),
             19 => self.finish_load(),
+            20 if self.schedulers > 1 && self.rng.random_range(0..4) == 0 => {
+                let schedulers = self.up.iter().filter(|(peer, _)| !matches!(peer, Peer::Frontend(_)));
+                let schedulers: Vec<_> = schedulers.map(|entry| entry.1).collect();
+                self.pick(&schedulers).into_iter().for_each(|connection| self.down(connection));
+            }
             20 => {
                 let frontends =
                     self.up.iter().chain(&self.dialled).filter(|(peer, _)| matches!(peer, Peer::Frontend(_)));
@@ -348,23 +400,31 @@ impl Attack {
                     (None, _) => {}
                 }
             }
+            // Sessions that were left are about to be joined again.
+            21 if self.schedulers > 1 => self.now += Span::from_millis(self.rng.random_range(0..60)),
             _ => self.now += Span(self.rng.random_range(0..4_000_000)),
         }
         self.core.handle_timeout(self.now);
         self.outputs();
+        let plans_max = self.staging.gpus() * (worker::WAITING_MAX + crate::staging::BUFFERS);
+        let connections_max = usize::from(self.schedulers) * (1 + MODEL_THREADS) + FRONTENDS as usize + 8;
+        assert!(self.core.plans() <= plans_max && self.dialled.len() + self.up.len() <= connections_max);
     }
 }
 
 #[test]
 fn a_hostile_scheduler_and_hostile_frontends_break_nothing() {
-    let (mut executed, mut guards) = (0, 0);
-    for seed in 0..600 {
+    let (mut executed, mut guards, mut obeyed, mut inherited) = (0, 0, 0, 0);
+    for seed in 0..1_800 {
         eprintln!("seed {seed}");
         let mut attack = Attack::new(seed);
         (0..STEPS).for_each(|_| attack.step());
         executed += attack.executed;
         guards += attack.guards;
+        obeyed += attack.obeyed;
+        inherited += attack.inherited;
     }
+    assert!(obeyed > 2_000 && inherited > 50, "{obeyed} primaries were obeyed, and told of {inherited} plans");
     assert!(executed > 80, "only {executed} batches were executed: the attack does not reach far");
     assert!(guards > 10, "only {guards} guards were looked at");
 }
