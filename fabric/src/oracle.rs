@@ -38,8 +38,9 @@ pub enum Violation {
 #[derive(Debug, Clone, Copy)]
 struct Shadow {
     slot: SlotDescriptor,
-    /// Of its input, as it lay in the slot when the task was submitted, or is to lie there when it is read.
-    input: [u64; 2],
+    /// Of its input, as it lay in the slot when the task was submitted, or is to lie there when it is read; not known of
+    /// one that comes later and was first told to another primary than it was admitted under.
+    input: Option<[u64; 2]>,
 }
 
 /// Watches a run.
@@ -63,19 +64,25 @@ impl Oracle {
         self.violation.as_ref()
     }
 
-    /// A frontend submits a task; its input lies in `arena`, or is `later` there.
+    /// A frontend submits a task, or tells another primary of it; its input lies in `arena`, or is `later` there.
     pub(super) fn handle_submitted(
         &mut self,
         node: Node,
         message: &FrontendToScheduler,
         (arena, later): (&[u8], Option<&[u8]>),
     ) {
-        let FrontendToScheduler::Submit { task, slot, .. } = message else { return };
-        if later.is_some() != slot.is_guarded() {
-            return self.report(Violation::Slot(format!("{task:?} is guarded: {}", slot.is_guarded())));
-        }
-        let input = later.unwrap_or(&arena[slot.input_offset as usize..][..slot.input_bytes as usize]);
-        self.tasks.insert((node, *task), Shadow { slot: *slot, input: digest(input) });
+        let (task, slot) = match message {
+            FrontendToScheduler::Submit { task, slot, .. } if later.is_some() != slot.is_guarded() => {
+                return self.report(Violation::Slot(format!("{task:?} is guarded: {}", slot.is_guarded())));
+            }
+            FrontendToScheduler::Submit { task, slot, .. } => (task, slot),
+            // It was admitted while there was no primary.
+            FrontendToScheduler::Open { task, slot, .. } if !self.tasks.contains_key(&(node, *task)) => (task, slot),
+            _ => return,
+        };
+        let in_slot = (!slot.is_guarded()).then(|| &arena[slot.input_offset as usize..][..slot.input_bytes as usize]);
+        let input = later.or(in_slot).map(digest);
+        self.tasks.insert((node, *task), Shadow { slot: *slot, input });
         let input = slot.input_offset..slot.input_offset + u64::from(slot.input_bytes);
         let answer = slot.answer_offset..slot.answer_offset + u64::from(slot.answer_bytes_max);
         self.take_area(node, input, *task);
@@ -108,7 +115,7 @@ impl Oracle {
 
     fn check_input(&mut self, node: Node, task: TaskId, bytes: &[u8]) {
         match self.tasks.get(&(node, task)) {
-            Some(shadow) if shadow.input == digest(bytes) => {}
+            Some(shadow) if shadow.input.is_none_or(|input| input == digest(bytes)) => {}
             Some(shadow) => {
                 let slot = shadow.slot.slot;
                 self.report(Violation::Slot(format!("a READ for {task:?} found another input in slot {slot}")));
