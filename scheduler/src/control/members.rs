@@ -243,10 +243,11 @@ impl Members {
             },
             None => {
                 let mut ids = (self.next_frontend..FrontendId::COUNT_MAX).chain(0..self.next_frontend).map(FrontendId);
-                ids.find(|id| !self.frontends.contains_key(id)).expect("there are fewer than ids")
+                let id = ids.find(|id| !self.frontends.contains_key(id)).expect("there are fewer than ids");
+                self.next_frontend = (id.0 + 1) % FrontendId::COUNT_MAX;
+                id
             }
         };
-        self.next_frontend = (id.0 + 1) % FrontendId::COUNT_MAX;
         let joining = Joining { threads, grace_until: now + LINK_GRACE };
         let (told, heir) = (BTreeMap::new(), Heir::default());
         self.frontends.insert(id, Frontend { link_address, told, token: known.token, heir, joining });
@@ -279,10 +280,11 @@ impl Members {
             },
             None => {
                 let mut ids = (self.next_backend..u32::MAX).chain(0..self.next_backend).map(BackendId);
-                ids.find(|id| !self.backends.contains_key(id)).expect("there are fewer than ids")
+                let id = ids.find(|id| !self.backends.contains_key(id)).expect("there are fewer than ids");
+                self.next_backend = id.0 + 1;
+                id
             }
         };
-        self.next_backend = backend.0 + 1;
         let (mut reprofiled, mut refused) = (BTreeSet::new(), BTreeSet::new());
         let (mut models, mut taken) = (Vec::new(), BTreeMap::new());
         let mut hosted: Vec<Vec<ModelId>> = vec![Vec::new(); hello.gpus as usize];

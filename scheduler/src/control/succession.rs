@@ -33,8 +33,10 @@ const ASK_AGAIN: Span = Span::from_millis(100);
 const EXCHANGES: u32 = 8;
 /// The pause until the next such estimate.
 const SYNC_INTERVAL: Span = Span::from_millis(1_000);
-/// A difference of clocks that is not worth correcting.
-const CLOCK_TOLERANCE: Span = Span::from_micros(5);
+/// How wrong the first such estimate may be.
+const CLOCK_ERROR_MAX: Span = Span::from_millis(1);
+/// Two clocks differ by no more than one part in so many.
+const DRIFT_MAX: i64 = 10_000;
 
 /// This scheduler's place among others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +130,9 @@ pub(super) struct Succession {
     is_synced: bool,
     clock: ClockSync,
     exchanges: u32,
+    /// How wrong our clock was at most when it was last set, and when that was.
+    clock_error: Span,
+    synced_at: Timestamp,
     started_at: Option<Timestamp>,
     suspicion: Option<Suspicion>,
     outputs: VecDeque<SuccessionOutput>,
@@ -153,6 +158,8 @@ impl Succession {
             is_synced: false,
             clock: ClockSync::default(),
             exchanges: 0,
+            clock_error: Span::ZERO,
+            synced_at: Timestamp::PAST,
             started_at: None,
             suspicion: None,
             outputs: VecDeque::new(),
@@ -295,18 +302,28 @@ impl Succession {
     fn on_clock(&mut self, now: Timestamp, reply: ClockReply) {
         self.clock.handle_reply(now, reply);
         self.exchanges += 1;
-        let Some(theirs) = self.clock.offset().to_scheduler(now).filter(|_| self.exchanges >= EXCHANGES) else {
+        let estimate = self.clock.offset();
+        let Some((theirs, bound)) = estimate.to_scheduler(now).zip(estimate.error_bound()) else { return };
+        if self.exchanges < EXCHANGES {
             return;
-        };
-        let offset = theirs - now;
-        self.exchanges = 0;
-        let is_first = !std::mem::replace(&mut self.is_synced, true);
-        if is_first || offset.0.abs() > CLOCK_TOLERANCE.0 {
-            self.outputs.push_back(SuccessionOutput::ShiftClock(offset));
         }
-        self.clock = ClockSync::start(if is_first { theirs } else { now } + SYNC_INTERVAL);
-        if is_first {
+        self.exchanges = 0;
+        self.clock = ClockSync::start(now + SYNC_INTERVAL);
+        let offset = theirs - now;
+        if self.is_synced {
+            // What was known is worse by now than it was, but better than what slow exchanges tell.
+            let known = self.clock_error + (now - self.synced_at) / DRIFT_MAX;
+            if bound <= known {
+                (self.synced_at, self.clock_error) = (now, bound);
+                self.outputs.push_back(SuccessionOutput::ShiftClock(offset));
+            }
+        } else if bound <= CLOCK_ERROR_MAX {
+            (self.is_synced, self.synced_at, self.clock_error) = (true, theirs, bound);
+            self.outputs.push_back(SuccessionOutput::ShiftClock(offset));
             self.handle_shifted(offset);
+            self.clock = ClockSync::start(theirs + SYNC_INTERVAL);
+        } else {
+            self.clock = ClockSync::start(now);
         }
     }
 
