@@ -18,10 +18,16 @@ impl Core {
         self.frontend.filter(|_| self.allegiance.has_obeyed() && !leaves)
     }
 
-    /// The primary's clock; as long as it is not known, the former one's, which is the same.
-    pub(super) fn clock(&self) -> &ClockOffset {
+    /// The primary's clock; as long as it is not known, the former one's, which is the same. The first that is known
+    /// counts.
+    pub(super) fn clocks(&self) -> impl Iterator<Item = &ClockOffset> {
         let clock = self.allegiance.primary().map(|primary| self.sessions[primary].clock());
-        clock.filter(|clock| clock.error_bound().is_some()).unwrap_or(&self.former_clock)
+        clock.into_iter().chain([&self.former_clock])
+    }
+
+    /// An instant of our clock on the schedulers'; `None` before that is known.
+    pub(super) fn to_scheduler(&self, local: Timestamp) -> Option<Timestamp> {
+        self.clocks().find_map(|clock| clock.to_scheduler(local))
     }
 
     /// Whether the first primary of this life may be on its way.
@@ -233,7 +239,9 @@ impl Core {
 
     /// Ends this life: all sessions, and everything that depends on them.
     pub(super) fn start_over(&mut self, reason: &str) {
-        tracing::warn!("starts over: {reason}");
+        if self.allegiance.has_obeyed() {
+            tracing::warn!("this frontend starts over: {reason}");
+        }
         (0..self.sessions.len()).for_each(|index| self.end_session(index));
         self.outputs.extend(self.links.keys().map(|&connection| Output::Disconnect { connection }));
         self.allegiance.start_over();

@@ -574,7 +574,8 @@ fn what_was_to_be_told_to_the_former_primary_is_not_told_to_the_next() {
     bench.core.handle_request(bench.now, &request, &bench.arena).unwrap();
     bench.core.handle_cancel(cancelled);
     bench.take_over(1, claim(2, 1).epoch);
-    let line = bench.lines[1][1];
+    let [other, line] = bench.lines[1][..] else { panic!() };
+    assert_eq!(bench.said(other), [FrontendToScheduler::AllOpen]);
     let said = bench.said(line);
     let opened = said.iter().filter(|said| matches!(said, FrontendToScheduler::Open { .. })).count();
     assert_eq!((opened, said.len()), (2, 4), "and a cancel, and the end: {said:?}");
