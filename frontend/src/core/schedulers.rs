@@ -3,8 +3,9 @@
 //! A life of the frontend begins with one session, whose welcome says who the frontend is; then it presents itself to
 //! all others under the same id. Each is asked for its clock, and what it says of models is kept. Whom to obey is
 //! `allegiance`'s to say. To obey another one is to cut off the former first, and then to tell the new one of all links
-//! and of all tasks that have not ended: tasks, their slots and the links stay as they are. A frontend that has lost its
-//! primary goes on admitting by the former one's word, and tells the next one. A life ends with all sessions and links.
+//! and of all tasks that have not ended: tasks, their slots and the links stay as they are. A frontend that has lost
+//! its primary goes on admitting by the former one's word, and tells the next one. A life ends with all sessions and
+//! links.
 
 use proto::{Epoch, Span, Standing};
 
@@ -160,8 +161,8 @@ impl Core {
         }
     }
 
-    /// What a scheduler has said of models holds from now on. A model that was loaded may have changed since we read it:
-    /// of the first primary of a life we cannot know, and later ones were heard all the time.
+    /// What a scheduler has said of models holds from now on. A model that was loaded may have changed since we read
+    /// it: of the first primary of a life we cannot know, and later ones were heard all the time.
     fn adopt_word(&mut self, index: usize, is_first: bool) {
         let spoken = std::mem::take(&mut self.words[index].spoken);
         let loaded = if is_first { spoken.loaded_ever() } else { spoken.loaded_since_first() };
