@@ -209,7 +209,7 @@ impl Core {
     /// An instant of the scheduler's clock on ours; `None` before that is known.
     #[must_use]
     pub fn to_local(&self, at: Timestamp) -> Option<Timestamp> {
-        self.clock().to_local(at)
+        self.clocks().find_map(|clock| clock.to_local(at))
     }
 
     /// Whether requests for some model can be taken.
@@ -222,7 +222,7 @@ impl Core {
     #[must_use]
     pub fn is_model_ready(&self, served: &ServedModel) -> bool {
         self.admits_as().is_some()
-            && self.clock().error_bound().is_some()
+            && self.clocks().any(|clock| clock.error_bound().is_some())
             && served.offer.is_some_and(|offer| offer.gpus > 0)
     }
 
@@ -273,8 +273,7 @@ impl Core {
         request: &CheckedRequest,
         arena: &dyn Arena,
     ) -> Result<RequestId, InferError> {
-        let (frontend, scheduler_now) =
-            self.admits_as().zip(self.clock().to_scheduler(now)).ok_or(InferError::NoScheduler)?;
+        let (frontend, scheduler_now) = self.admits_as().zip(self.to_scheduler(now)).ok_or(InferError::NoScheduler)?;
         let served = self.models.get(request.model);
         let model = || served.model.name.clone();
         let offer = served.offer.filter(|offer| offer.gpus > 0).ok_or_else(|| match served.state {
@@ -361,7 +360,7 @@ impl Core {
             Event::Message { connection, frame } => self.on_frame(now, connection, &frame),
             Event::Immediate { connection, immediate, bytes } => {
                 if let Some(&(backend, _)) = self.links.get(&connection)
-                    && let Some(answered_at) = self.clock().to_scheduler(now)
+                    && let Some(answered_at) = self.to_scheduler(now)
                 {
                     self.tasks.handle_immediate(answered_at, backend, immediate, bytes, arena);
                 }

@@ -263,3 +263,34 @@ impl Arena for Registered {
         self.0.read(offset, into);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_schedulers_that_cannot_be_is_refused_in_one_line() {
+        let [one, other, link]: [SocketAddr; 3] = [7000, 7001, 7002].map(|port| ([127, 0, 0, 1], port).into());
+        for (schedulers, expected) in [
+            (vec![], "scheduler, schedulers: found no address, expected one of these keys"),
+            (vec![one, other, one], "schedulers: found 127.0.0.1:7000 twice, expected each address once"),
+            (
+                vec![one, link],
+                "schedulers: found 127.0.0.1:7002, which is this frontend's own `link`, expected schedulers only",
+            ),
+        ] {
+            let config =
+                Config { schedulers, link: Some(link), ..Config::new(one, "sixteen bytes and more", "/nowhere") };
+            let error = Frontend::open(&config, Rc::new(())).err().expect("it is wrong").to_string();
+            assert_eq!(error, expected);
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_the_connections_to_all_schedulers() {
+        assert_eq!(connections_max(255, 1), 255 + 257);
+        assert_eq!(connections_max(255, 2), 255 + 2 * 257);
+        assert_eq!(connections_max(255, 16), CONNECTIONS_MAX);
+        assert_eq!(connections_max(4_000, 2), 4_257, "which is refused with the limit, as with one scheduler");
+    }
+}

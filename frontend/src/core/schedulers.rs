@@ -3,8 +3,9 @@
 //! A life of the frontend begins with one session, whose welcome says who the frontend is; then it presents itself to
 //! all others under the same id. Each is asked for its clock, and what it says of models is kept. Whom to obey is
 //! `allegiance`'s to say. To obey another one is to cut off the former first, and then to tell the new one of all links
-//! and of all tasks that have not ended: tasks, their slots and the links stay as they are. A frontend that has lost its
-//! primary goes on admitting by the former one's word, and tells the next one. A life ends with all sessions and links.
+//! and of all tasks that have not ended: tasks, their slots and the links stay as they are. A frontend that has lost
+//! its primary goes on admitting by the former one's word, and tells the next one. A life ends with all sessions and
+//! links.
 
 use proto::{Epoch, Span, Standing};
 
@@ -18,10 +19,16 @@ impl Core {
         self.frontend.filter(|_| self.allegiance.has_obeyed() && !leaves)
     }
 
-    /// The primary's clock; as long as it is not known, the former one's, which is the same.
-    pub(super) fn clock(&self) -> &ClockOffset {
+    /// The primary's clock; as long as it is not known, the former one's, which is the same. The first that is known
+    /// counts.
+    pub(super) fn clocks(&self) -> impl Iterator<Item = &ClockOffset> {
         let clock = self.allegiance.primary().map(|primary| self.sessions[primary].clock());
-        clock.filter(|clock| clock.error_bound().is_some()).unwrap_or(&self.former_clock)
+        clock.into_iter().chain([&self.former_clock])
+    }
+
+    /// An instant of our clock on the schedulers'; `None` before that is known.
+    pub(super) fn to_scheduler(&self, local: Timestamp) -> Option<Timestamp> {
+        self.clocks().find_map(|clock| clock.to_scheduler(local))
     }
 
     /// Whether the first primary of this life may be on its way.
@@ -154,8 +161,8 @@ impl Core {
         }
     }
 
-    /// What a scheduler has said of models holds from now on. A model that was loaded may have changed since we read it:
-    /// of the first primary of a life we cannot know, and later ones were heard all the time.
+    /// What a scheduler has said of models holds from now on. A model that was loaded may have changed since we read
+    /// it: of the first primary of a life we cannot know, and later ones were heard all the time.
     fn adopt_word(&mut self, index: usize, is_first: bool) {
         let spoken = std::mem::take(&mut self.words[index].spoken);
         let loaded = if is_first { spoken.loaded_ever() } else { spoken.loaded_since_first() };
@@ -233,7 +240,9 @@ impl Core {
 
     /// Ends this life: all sessions, and everything that depends on them.
     pub(super) fn start_over(&mut self, reason: &str) {
-        tracing::warn!("starts over: {reason}");
+        if self.allegiance.has_obeyed() {
+            tracing::warn!("this frontend starts over: {reason}");
+        }
         (0..self.sessions.len()).for_each(|index| self.end_session(index));
         self.outputs.extend(self.links.keys().map(|&connection| Output::Disconnect { connection }));
         self.allegiance.start_over();

@@ -702,3 +702,4 @@ fn every_request_ends_once_and_no_stale_answer_is_taken() {
 mod hostile;
 mod rules;
 mod takeover;
+mod takeovers;

@@ -134,7 +134,11 @@ impl Peer {
                 self.tell(&SchedulerToFrontend::Dropped { task, reason: DropReason::Cancelled });
             }
             FrontendToScheduler::ChangeModel { change, to, name } => self.change_model(change, to, name),
-            FrontendToScheduler::Fenced { .. } => panic!("nobody asked for a fence"),
+            FrontendToScheduler::Obeys { .. } | FrontendToScheduler::AllOpen => {}
+            other @ (FrontendToScheduler::Fenced { .. }
+            | FrontendToScheduler::Link { .. }
+            | FrontendToScheduler::Open { .. }
+            | FrontendToScheduler::Misses { .. }) => panic!("nobody asked for that: {other:?}"),
         }
     }
 

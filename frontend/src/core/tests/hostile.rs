@@ -21,6 +21,7 @@ struct Attack {
     links: Vec<ConnectionId>,
     slots: Vec<(TaskId, SlotDescriptor)>,
     requests: BTreeSet<RequestId>,
+    obeyed: BTreeSet<Epoch>,
 }
 
 impl Attack {
@@ -48,6 +49,7 @@ impl Attack {
             links: Vec::new(),
             slots: Vec::new(),
             requests: BTreeSet::new(),
+            obeyed: BTreeSet::new(),
         };
         // They begin well, mostly: then they get further.
         if !seed.is_multiple_of(4) {
@@ -338,18 +340,21 @@ impl Attack {
         }
         self.core.handle_timeout(self.now);
         self.outputs();
+        self.obeyed.insert(self.core.obeys().epoch);
         assert!(self.core.early.len() <= 3 && self.core.links.len() <= 3 && self.core.fenced.len() <= FENCED_MAX);
     }
 }
 
 #[test]
 fn a_hostile_scheduler_and_hostile_backends_break_nothing() {
-    let mut answered = 0;
+    let (mut answered, mut takeovers) = (0, 0);
     for seed in 0..400 {
         eprintln!("seed {seed}");
         let mut attack = Attack::new(seed);
         (0..STEPS).for_each(|_| attack.step());
         answered += attack.core.counters().answered;
+        // Besides nobody, and the first.
+        takeovers += attack.obeyed.len().saturating_sub(2);
         // All that is open ends, at the latest when it is given up.
         attack.now += Span::from_millis(10_000);
         attack.core.handle_timeout(attack.now);
@@ -357,6 +362,7 @@ fn a_hostile_scheduler_and_hostile_backends_break_nothing() {
         assert!(attack.requests.is_empty(), "seed {seed}: {:?}", attack.requests);
     }
     assert!(answered > 200, "only {answered} answers came through: the attack does not reach far");
+    assert!(takeovers > 100, "only {takeovers} further claims were obeyed");
 }
 
 /// Regression: a welcome with an id that no task id can name was a panic with the first request.

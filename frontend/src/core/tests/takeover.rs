@@ -91,7 +91,7 @@ impl Bench {
     }
 
     pub(super) fn pass(&mut self, span: Span) {
-        self.now = self.now + span;
+        self.now += span;
         self.core.handle_timeout(self.now);
         self.outputs();
     }
@@ -217,12 +217,12 @@ impl Bench {
         admitted
     }
 
-    fn cancel(&mut self, request: RequestId) {
+    pub(super) fn cancel(&mut self, request: RequestId) {
         self.core.handle_cancel(request);
         self.outputs();
     }
 
-    fn inputs(&mut self, request: RequestId) {
+    pub(super) fn inputs(&mut self, request: RequestId) {
         self.core.handle_inputs(self.now, request, &[vec![3; INPUT].into()], &self.arena);
         self.outputs();
     }
@@ -413,7 +413,7 @@ fn an_orphan_goes_on_admitting_and_the_next_primary_is_told() {
     assert_eq!((hello.known_as, hello.standing.obeys), (Some(NAME), claim(1, 0)));
     bench.welcome(0, STANDBY.era, Epoch::NONE, 0);
     bench.offer(0, ModelId(2), 0, 0);
-    assert_eq!(bench.core.has_scheduler(), false);
+    assert!(!bench.core.has_scheduler());
     bench.take_over(0, claim(2, 0).epoch);
     let control = bench.control(0);
     let said = bench.said(control);
@@ -564,18 +564,42 @@ fn a_standby_is_told_whether_the_primary_is_missed() {
 }
 
 #[test]
+fn what_was_to_be_told_to_the_former_primary_is_not_told_to_the_next() {
+    let (mut bench, _) = Bench::warm();
+    let inputs = vec![vec![3; INPUT].into()];
+    let slo = Span::from_millis(30);
+    let request = CheckedRequest { model: 0, rows: 1, inputs, slo, waited: Span::ZERO, priority: 1 };
+    // All in one turn: nothing was sent in between.
+    let cancelled = bench.core.handle_request(bench.now, &request, &bench.arena).unwrap();
+    bench.core.handle_request(bench.now, &request, &bench.arena).unwrap();
+    bench.core.handle_cancel(cancelled);
+    bench.take_over(1, claim(2, 1).epoch);
+    let [other, line] = bench.lines[1][..] else { panic!() };
+    assert_eq!(bench.said(other), [FrontendToScheduler::AllOpen]);
+    let said = bench.said(line);
+    let opened = said.iter().filter(|said| matches!(said, FrontendToScheduler::Open { .. })).count();
+    assert_eq!((opened, said.len()), (2, 4), "and a cancel, and the end: {said:?}");
+}
+
+#[test]
 fn what_a_former_primary_asked_is_not_answered_to_the_next() {
     let (mut bench, link) = Bench::warm();
+    let other = bench.link(2, 1, claim(1, 0).epoch);
+    bench.request(false).unwrap();
+    let former = bench.control(0);
+    let [(task, slot)] = bench.submitted(former)[..] else { panic!() };
     bench.holds.insert(link);
     let (backend, up_to) = (BackendId(1), LinkId(1));
-    bench.tell(0, &SchedulerToFrontend::Fence { backend, link: up_to, tasks: vec![] });
+    bench.tell(0, &SchedulerToFrontend::Fence { backend, link: up_to, tasks: vec![task] });
     bench.take_over(1, claim(2, 1).epoch);
     let control = bench.control(1);
     bench.said(control);
     bench.down(link);
     assert_eq!(bench.said(control), []);
     bench.link(1, 1, claim(2, 1).epoch);
-    assert_eq!((bench.core.backends_linked(), bench.refused.len()), (1, 0), "the next one has fenced nobody off");
+    assert_eq!((bench.core.backends_linked(), bench.refused.len()), (2, 0), "the next one has fenced nobody off");
+    bench.answer(other, task, 0, slot);
+    assert_eq!(bench.replies.len(), 1, "on the attempt that the next one was told");
 }
 
 #[test]
