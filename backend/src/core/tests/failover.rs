@@ -243,6 +243,10 @@ fn a_primary_of_another_era_starts_it_all_over_and_a_standby_of_one_is_tried_lat
         assert_eq!((backend.0.ended(), backend.0.obeys()), (None, Some(claim(1))));
         assert!(backend.dials(after(49)).is_empty());
         assert!(matches!(backend.dials(after(50))[..], [(Peer::Scheduler(1), _)]));
+        backend.0.handle_connecting(Peer::Scheduler(1), ConnectionId(4));
+        backend.welcome(ConnectionId(4), THEIRS, Claim { era, epoch });
+        assert!(backend.dials(after(99)).is_empty(), "later each time");
+        assert_eq!(backend.dials(after(100)).len(), 1);
     }
 }
 
@@ -434,6 +438,33 @@ fn when_what_is_hosted_changes_standbys_are_joined_anew() {
     let outputs = backend.outputs();
     let [Output::Read { transfer, .. }] = &outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(transfer.bytes, 4);
+}
+
+#[test]
+fn a_plan_of_a_model_that_goes_is_told_under_a_name_that_nobody_knows() {
+    let mut backend = Backend::of_two();
+    backend.tell(SCHEDULER, &plan(0, 0));
+    let [Output::Read { connection, transfer, .. }] = backend.outputs()[..] else { panic!("a plan is read") };
+    backend.tell(SCHEDULER, &SchedulerToBackend::Unload { model: ModelId(5) });
+    backend.outputs();
+    backend.0.handle_connecting(Peer::Scheduler(1), ConnectionId(6));
+    let model_threads = ModelThreads::default();
+    let welcome = BackendWelcome { backend: BackendId(3), models: vec![], model_threads, claim: claim(2) };
+    backend.connected(ConnectionId(6), encode(&welcome));
+    let outputs = backend.outputs();
+    let Output::Send { frame, .. } = &outputs[1] else { panic!("{outputs:?}") };
+    let reports: Vec<_> = read_frame::<BackendToScheduler>(frame).map(Result::unwrap).collect();
+    let [LINKED, BackendToScheduler::Unfinished { model, .. }, obeyed] = &reports[..] else { panic!("{reports:?}") };
+    assert_eq!((*model, obeyed), (ModelId(u32::MAX), &obeys(2)));
+    backend.0.handle_event(NOW, Event::ReadDone { connection, token: transfer.token, result: Ok(()) });
+    backend.outputs();
+    backend.0.handle_executed(NOW, 0, Execution::Done { started_at: NOW, finished_at: NOW });
+    let outputs = backend.outputs();
+    let Output::Write { transfer, .. } = &outputs[0] else { panic!("{outputs:?}") };
+    backend.0.handle_event(NOW, Event::WriteDone { connection, token: transfer.token, result: Ok(()) });
+    let reports = backend.reports();
+    assert!(matches!(&reports[..], [(_, BackendToScheduler::Answered { .. })]), "{reports:?}");
+    assert!(backend.0.into_models().is_empty());
 }
 
 #[test]
