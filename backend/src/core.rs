@@ -711,7 +711,7 @@ impl Core {
         self.report(reader, report);
     }
 
-    /// Tells the primary. An orphan keeps what it has to say: the next primary is told what is unfinished.
+    /// Tells the primary. What an orphan would say is lost: the next primary is told what has not ended by then.
     fn report(&mut self, to: Reader, message: &BackendToScheduler) {
         if let Some(primary) = self.primary() {
             self.tell(primary, to, message);

@@ -54,11 +54,18 @@ fn endpoint(ip: Ipv4Addr) -> Endpoint {
     Endpoint::open(config).unwrap()
 }
 
+/// A scheduler that is not the primary.
+struct Standby {
+    scheduler: Endpoint,
+    to_backend: Option<ConnectionId>,
+}
+
 /// A scheduler and a frontend, and the backend that they talk with.
 struct Cluster {
     clock: Clock,
     started_at: Timestamp,
     scheduler: Endpoint,
+    standby: Option<Standby>,
     frontend: Endpoint,
     arena: Region,
     arena_key: RegionKey,
@@ -76,6 +83,11 @@ struct Cluster {
 
 impl Cluster {
     fn start(change: impl FnOnce(&mut Config)) -> Self {
+        Self::start_with(None, change)
+    }
+
+    /// With another scheduler, which the backend knows, too.
+    fn start_with(standby: Option<Standby>, change: impl FnOnce(&mut Config)) -> Self {
         let clock = Clock::start();
         let scheduler = endpoint(random_loopback());
         let mut frontend = endpoint(random_loopback());
@@ -99,6 +111,10 @@ impl Cluster {
             tls: None,
             drain_timeout_ms: 200,
         };
+        if let Some(standby) = &standby {
+            config.schedulers.extend(config.scheduler.take());
+            config.schedulers.extend(standby.scheduler.listen_address());
+        }
         change(&mut config);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -107,6 +123,7 @@ impl Cluster {
             clock,
             started_at: clock.now(),
             scheduler,
+            standby,
             frontend,
             arena,
             arena_key,
@@ -130,6 +147,14 @@ impl Cluster {
             while let Some(event) = self.scheduler.poll_event() {
                 busy = true;
                 self.handle_scheduler_event(event);
+            }
+            if let Some(mut standby) = self.standby.take() {
+                busy |= standby.scheduler.drive(now);
+                while let Some(event) = standby.scheduler.poll_event() {
+                    busy = true;
+                    self.handle_standby_event(&mut standby, event);
+                }
+                self.standby = Some(standby);
             }
             while let Some(event) = self.frontend.poll_event() {
                 busy = true;
@@ -170,9 +195,33 @@ impl Cluster {
         }
     }
 
+    fn handle_standby_event(&mut self, standby: &mut Standby, event: Event) {
+        let Event::Incoming { connection, hello, .. } = event else { return };
+        let SchedulerHello::Backend(hello) = wincode::deserialize(&hello).unwrap() else {
+            panic!("a backend says that it is one")
+        };
+        let backend = hello.known_as.expect("the primary has named it");
+        let claim = Claim { epoch: Epoch::NONE, ..CLAIM };
+        let (models, model_threads) = (vec![ModelId(6)], ModelThreads::default());
+        let welcome = BackendWelcome { backend, models, model_threads, claim };
+        standby.scheduler.accept(self.clock.now(), connection, wincode::serialize(&welcome).unwrap());
+        standby.to_backend = Some(connection);
+    }
+
+    /// The standby becomes the primary. Yields the former one.
+    fn take_over(&mut self, epoch: Epoch) -> (Endpoint, ConnectionId) {
+        let standby = self.standby.take().unwrap();
+        let former = std::mem::replace(&mut self.scheduler, standby.scheduler);
+        let to_former = std::mem::replace(&mut self.to_backend, standby.to_backend).unwrap();
+        let link_address = self.frontend.listen_address().unwrap().to_string();
+        self.tell(&SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
+        self.tell(&SchedulerToBackend::Takeover { epoch });
+        (former, to_former)
+    }
+
     fn handle_report(&mut self, message: BackendToScheduler) {
-        if let BackendToScheduler::Obeys { epoch } = message {
-            return assert_eq!(epoch, CLAIM.epoch);
+        if message == (BackendToScheduler::Obeys { epoch: CLAIM.epoch }) {
+            return;
         }
         let BackendToScheduler::ClockRequest { sent_at } = message else { return self.reports.push_back(message) };
         let now = self.clock.now();
@@ -410,6 +459,42 @@ fn a_backend_that_loses_its_scheduler_joins_again_and_serves_again() {
     cluster.scheduler.disconnect(cluster.to_backend.unwrap());
     cluster.run_until("the backend to join again", |cluster| cluster.joins == 2);
     assert_eq!(classify(&mut cluster), RIGHT);
+}
+
+#[test]
+fn what_executes_when_another_scheduler_takes_over_is_answered_over_the_same_link() {
+    let standby = Standby { scheduler: endpoint(random_loopback()), to_backend: None };
+    let emulate = Some(Emulate { alpha_ms: 1.0, beta_ms: 300.0 });
+    let mut cluster = Cluster::start_with(Some(standby), |config| config.emulate = emulate);
+    cluster.await_linked();
+    let has_joined = |cluster: &mut Cluster| cluster.standby.as_ref().is_some_and(|other| other.to_backend.is_some());
+    cluster.run_until("the standby's session", has_joined);
+    cluster.plan(1, 0, 0..3);
+    let started_at = cluster.clock.now();
+    cluster.run_until("the start", |cluster| cluster.clock.now() - started_at > Span::from_millis(100));
+
+    let epoch = Epoch { number: 2, scheduler: 1 };
+    let (mut former, to_former) = cluster.take_over(epoch);
+    let obeys = BackendToScheduler::Obeys { epoch };
+    cluster.run_until("the backend to obey", |cluster| cluster.reports.contains(&obeys));
+    cluster.reports.retain(|report| !matches!(report, BackendToScheduler::Linked { .. }));
+    let Some(BackendToScheduler::Unfinished { plan, gpu_index: 0, model: ModelId(6), frees_at, tasks }) =
+        cluster.reports.pop_front()
+    else {
+        panic!("it has a plan")
+    };
+    let named: Vec<_> = (0..3).map(|slot| (TaskId::new(FRONTEND, slot), 3)).collect();
+    assert_eq!((tasks, frees_at.is_some(), cluster.reports.pop_front()), (named, true, Some(obeys)));
+
+    cluster.run_until("the answers", |cluster| cluster.answers.len() == 3 && cluster.reports.len() == 2);
+    check_reports(&mut cluster.reports, plan);
+    assert!(cluster.answers.values().all(|answer| answer.header.status == AnswerStatus::Done));
+    assert_eq!((cluster.joins, cluster.link.is_some()), (1, true));
+    let is_gone = |event| matches!(event, Event::Disconnected { connection, .. } if connection == to_former);
+    cluster.run_until("the former primary to be left", |cluster| {
+        former.drive(cluster.clock.now());
+        std::iter::from_fn(|| former.poll_event()).any(is_gone)
+    });
 }
 
 #[test]

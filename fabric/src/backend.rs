@@ -341,7 +341,8 @@ impl BackendNode {
         env.after(takes + jitter, Happening::Executed(node, self.process_life, index, execution));
     }
 
-    /// Invariant 2, on the clock of the primary's era: that of the scheduler that made the plan, or one that followed it.
+    /// Invariant 2, on the clock of the primary's era: that of the scheduler that made the plan, or one that followed
+    /// it.
     fn check_window(&self, env: &mut Env, life: Life, job: &Job) {
         let core = self.process.as_ref().and_then(|process| process.core.as_ref());
         let obeys = core.and_then(Core::obeys).filter(|_| life == self.life);

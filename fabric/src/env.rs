@@ -201,7 +201,8 @@ impl Env {
         self.members[node.0].clock.at(self.now)
     }
 
-    /// A scheduler's process starts, after its clock was set: among others it begins near zero, and follows one of them.
+    /// A scheduler's process starts, after its clock was set: among others it begins near zero, and follows one of
+    /// them.
     pub(super) fn begin_era(&mut self, node: Node, is_alone: bool) {
         let shift = if is_alone { Span::ZERO } else { Timestamp(1_000_000_000) - self.local(node) };
         self.eras.insert(node, shift);

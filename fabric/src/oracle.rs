@@ -38,8 +38,8 @@ pub enum Violation {
 #[derive(Debug, Clone, Copy)]
 struct Shadow {
     slot: SlotDescriptor,
-    /// Of its input, as it lay in the slot when the task was submitted, or is to lie there when it is read; not known of
-    /// one that comes later and was first told to another primary than it was admitted under.
+    /// Of its input, as it lay in the slot when the task was submitted, or is to lie there when it is read; not known
+    /// of one that comes later and was first told to another primary than it was admitted under.
     input: Option<[u64; 2]>,
 }
 

@@ -57,7 +57,8 @@ pub struct LinkHello {
     pub frontend: FrontendId,
     /// Which of the backend's links this is to be.
     pub link: LinkId,
-    /// The primary that the backend obeys: a frontend that obeys another refuses it, as that one's plans are not its own.
+    /// The primary that the backend obeys: a frontend that obeys another refuses it, as that one's plans are not its
+    /// own.
     pub epoch: Epoch,
 }
 

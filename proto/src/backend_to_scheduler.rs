@@ -143,7 +143,7 @@ pub enum BackendToScheduler {
         task: TaskId,
     },
     /// A plan of an earlier primary that has not ended. What becomes of it is reported under this name, to control. Of
-    /// its tasks only those are named that may still be answered.
+    /// its tasks those are named whose end has yet to be reported.
     Unfinished {
         /// Its name from now on, of [`ModelThreadId::INHERITED`](crate::ModelThreadId::INHERITED).
         plan: PlanId,
@@ -153,7 +153,7 @@ pub enum BackendToScheduler {
         model: ModelId,
         /// When the GPU should be done with it; `None` if it is.
         frees_at: Option<Timestamp>,
-        /// Tasks and their attempts; at most [`LatencyProfile::MAX_BATCH`].
+        /// Those tasks and their attempts; at most [`LatencyProfile::MAX_BATCH`].
         tasks: Vec<(TaskId, u16)>,
     },
     /// The sender obeys this primary from now on, and no lower one any more. Follows all `Unfinished`.

@@ -1,8 +1,8 @@
 //! Whose word counts, where several schedulers live: one of them is the primary, and the others are ready to take over.
 //!
-//! There is no consensus. A primary claims an epoch that is higher than any that it has heard of, and a member obeys the
-//! highest that was ever claimed to it; from then on it hears no lower one. So two schedulers that both take themselves
-//! for the primary never have the same member.
+//! There is no consensus. A primary claims an epoch that is higher than any that it has heard of, and a member obeys
+//! the highest that was ever claimed to it; from then on it hears no lower one. So two schedulers that both take
+//! themselves for the primary never have the same member.
 
 use std::fmt;
 
@@ -34,8 +34,9 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// All schedulers that have kept the same clock, one from the other. Drawn at random by a scheduler that becomes primary
-/// without having heard of another one. Whatever a member has from one era means nothing in another: it starts over.
+/// All schedulers that have kept the same clock, one from the other. Drawn at random by a scheduler that becomes
+/// primary without having heard of another one. Whatever a member has from one era means nothing in another: it starts
+/// over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, SchemaRead, SchemaWrite)]
 pub struct Era(pub u64);
 

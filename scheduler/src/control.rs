@@ -207,8 +207,8 @@ impl Control {
         }
     }
 
-    /// The scheduler is about to end: another one is asked to take over, or, if there is none, frontends are told to give
-    /// it nothing more. Nobody joins.
+    /// The scheduler is about to end: another one is asked to take over, or, if there is none, frontends are told to
+    /// give it nothing more. Nobody joins.
     pub fn handle_leaving(&mut self) {
         if !std::mem::replace(&mut self.leaves, true) && !self.hand_over() {
             let frontends = self.members.frontends.keys();

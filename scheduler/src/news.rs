@@ -73,7 +73,8 @@ pub enum ControlToShard {
     Unfinished(BackendId, Unfinished),
     /// What a backend reports of such a plan.
     Inherited(BackendId, BackendToScheduler),
-    /// All backends have said what they have, and a frontend what it waits for. These of its links are not accounted for.
+    /// All backends have said what they have, and a frontend what it waits for. These of its links are not accounted
+    /// for.
     Settle(FrontendId, Vec<(BackendId, LinkId)>),
     /// A model that another thread owned so far.
     Adopt(Box<Moved>),

@@ -110,7 +110,7 @@ impl Core {
         let is_lost = self.obedience.primary.is_none();
         match self.obedience.claim {
             None if claim.is_primary() => self.obey(now, index),
-            None => {}
+            None => self.sessions[index].handle_kept(),
             Some(obeyed) if obeyed.era != claim.era && claim.is_primary() && is_lost => {
                 self.end(format!("scheduler {scheduler} is the primary of another era"));
             }
@@ -123,12 +123,13 @@ impl Core {
             Some(obeyed) if obeyed.epoch == claim.epoch && is_lost => {
                 self.end(format!("scheduler {scheduler} was lost, and is the primary of the same epoch"));
             }
-            Some(_) => {}
+            Some(_) => self.sessions[index].handle_kept(),
         }
     }
 
     /// The scheduler of this session is the primary: nobody else's word counts from now on.
     fn obey(&mut self, now: Timestamp, index: usize) {
+        self.sessions[index].handle_kept();
         let claim = self.sessions[index].claim;
         let former = self.obedience.primary.replace(index);
         let is_first = self.obedience.claim.replace(claim).is_none();

@@ -174,8 +174,12 @@ impl Session {
     fn look_around(&mut self) {
         if self.scheduler.is_up && self.model_threads.iter().all(|route| route.is_up) {
             self.state = State::Joined;
-            self.backoff.handle_success();
         }
+    }
+
+    /// It is joined, and stays so: when it fails, it is tried again soon.
+    pub(super) fn handle_kept(&mut self) {
+        self.backoff.handle_success();
     }
 
     /// It announces a frontend.

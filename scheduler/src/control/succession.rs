@@ -5,8 +5,8 @@
 //! members, and takes over if most of those who answer miss the primary, too. That damps false alarms; safety does not
 //! depend on it, as members obey one epoch only. Of several standbys the first in the list goes first.
 //!
-//! Whoever starts and finds nobody founds an era, with a clock of its own. Instants are on this scheduler's clock, which
-//! follows the primary's ([`SuccessionOutput::ShiftClock`]).
+//! Whoever starts and finds nobody founds an era, with a clock of its own. Instants are on this scheduler's clock,
+//! which follows the primary's ([`SuccessionOutput::ShiftClock`]).
 
 use std::collections::VecDeque;
 
@@ -217,22 +217,32 @@ impl Succession {
         }
         peer.claim = claim;
         self.handle_claim(claim);
-        let is_first = claim.is_primary() && claim.epoch >= self.heard && !self.claim.is_primary();
-        if is_first && (claim.era == self.claim.era || !self.is_synced) {
-            if !self.is_synced {
-                (self.claim.era, self.heard) = (claim.era, claim.epoch);
+        if self.claim.is_primary() {
+            return;
+        }
+        let is_strange = self.is_synced && claim.era != self.claim.era;
+        if claim.is_primary() && is_strange {
+            // Whoever follows a primary goes on with it; they are about to find out about each other.
+            if self.primary.is_none() {
+                let text = "another primary has a clock that this scheduler does not know; it must start anew";
+                self.outputs.push_back(SuccessionOutput::End(text.to_owned()));
             }
-            if self.primary.replace(rank) != Some(rank) {
-                tracing::info!(scheduler = rank, epoch = %claim.epoch, "following the primary");
-                (self.clock, self.exchanges) = (ClockSync::start(now), 0);
-            }
-            self.suspicion = None;
-        } else if is_first {
-            let text = "another primary has a clock that this scheduler does not know; it must start anew".to_owned();
-            self.outputs.push_back(SuccessionOutput::End(text));
+        } else if claim.is_primary() && (claim.epoch >= self.heard || !self.is_synced) {
+            self.follow(now, rank, claim);
         } else if self.primary == Some(rank) {
             self.lose_primary(now);
         }
+    }
+
+    fn follow(&mut self, now: Timestamp, rank: u16, claim: Claim) {
+        if !self.is_synced {
+            (self.claim.era, self.heard) = (claim.era, claim.epoch);
+        }
+        if self.primary.replace(rank) != Some(rank) {
+            tracing::info!(scheduler = rank, epoch = %claim.epoch, "following the primary");
+            (self.clock, self.exchanges) = (ClockSync::start(now), 0);
+        }
+        self.suspicion = None;
     }
 
     /// Somebody speaks of an epoch: another scheduler of its own, or a member of the one that it obeys.

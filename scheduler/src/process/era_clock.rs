@@ -1,5 +1,5 @@
-//! The clock that everything in a scheduler is told: its process's own, or, among several schedulers, that of their era,
-//! which a standby sets by the primary's.
+//! The clock that everything in a scheduler is told: its process's own, or, among several schedulers, that of their
+//! era, which a standby sets by the primary's.
 
 use std::sync::{
     Arc,

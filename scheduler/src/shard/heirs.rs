@@ -21,7 +21,7 @@ pub struct Unfinished {
     pub model: ModelId,
     /// When the GPU should be done with it; `None` if it is.
     pub frees_at: Option<Timestamp>,
-    /// Tasks that may still be answered, and their attempts.
+    /// Tasks whose end is still to be reported, and their attempts.
     pub tasks: Vec<(TaskId, u16)>,
 }
 

@@ -152,7 +152,8 @@ impl Plans {
         self.under_way.insert((plan.backend, id), plan);
     }
 
-    /// A task that is said to be open runs, if it is in a plan of an earlier primary on this very attempt. False if not.
+    /// A task that is said to be open runs, if it is in a plan of an earlier primary on this very attempt. False if
+    /// not.
     pub(super) fn adopt(&mut self, task: RunningTask) -> bool {
         let mut inherited = self.under_way.values_mut().filter(|plan| plan.is_inherited() && plan.model == task.model);
         let found = inherited.find_map(|plan| {

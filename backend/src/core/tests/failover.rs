@@ -160,8 +160,21 @@ fn a_plan_that_waits_starts_in_its_window_under_the_next_primary() {
     assert!(matches!(backend.outputs()[..], [Output::Read { .. }]));
 }
 
+/// What the new primary is told first.
+fn first_report(backend: &mut Backend) -> BackendToScheduler {
+    let outputs = backend.outputs();
+    let [Output::Disconnect { .. }, Output::Send { frame, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+    read_frame(frame).next().unwrap().unwrap()
+}
+
 #[test]
 fn what_may_still_touch_a_slot_is_named_and_what_is_over_is_not() {
+    takes_over_a_plan_that_loses_tasks(false);
+    takes_over_a_plan_that_loses_tasks(true);
+}
+
+/// Whether the former primary was told of the task that failed.
+fn takes_over_a_plan_that_loses_tasks(is_told: bool) {
     let mut backend = Backend::of_two();
     let SchedulerToBackend::Plan(mut plan) = plan(0, 0) else { unreachable!("it is a plan") };
     let tasks = [1, 2, 3].map(|number| {
@@ -182,14 +195,19 @@ fn what_may_still_touch_a_slot_is_named_and_what_is_over_is_not() {
     // The first is cancelled while it is read, the second has been read and is cancelled, and the third cannot be read.
     let connection = ConnectionId(2);
     backend.tell(SCHEDULER, &SchedulerToBackend::Cancel { plan: id, task: tasks[0].task });
+    if !is_told {
+        // While the second can still execute the plan goes on, and the third is kept for its end.
+        backend.0.handle_read_failed(NOW, tokens[2]);
+        backend.take_over(OTHER, 2);
+        let BackendToScheduler::Unfinished { tasks: named, .. } = first_report(&mut backend) else { panic!("a plan") };
+        return assert_eq!(named, tasks.map(|task| (task.task, 0)));
+    }
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: tokens[1], result: Ok(()) });
     backend.tell(SCHEDULER, &SchedulerToBackend::Cancel { plan: id, task: tasks[1].task });
     backend.0.handle_read_failed(NOW, tokens[2]);
     backend.outputs();
     backend.take_over(OTHER, 2);
-    let outputs = backend.outputs();
-    let Output::Send { frame, .. } = &outputs[1] else { panic!("{outputs:?}") };
-    let report = read_frame::<BackendToScheduler>(frame).next().unwrap().unwrap();
+    let report = first_report(&mut backend);
     let BackendToScheduler::Unfinished { tasks: named, frees_at, .. } = report else { panic!("{report:?}") };
     assert_eq!((named, frees_at), (vec![(tasks[0].task, 0)], None), "the third was told to the former one");
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: tokens[0], result: Ok(()) });
@@ -243,6 +261,10 @@ fn a_primary_of_another_era_starts_it_all_over_and_a_standby_of_one_is_tried_lat
         assert_eq!((backend.0.ended(), backend.0.obeys()), (None, Some(claim(1))));
         assert!(backend.dials(after(49)).is_empty());
         assert!(matches!(backend.dials(after(50))[..], [(Peer::Scheduler(1), _)]));
+        backend.0.handle_connecting(Peer::Scheduler(1), ConnectionId(4));
+        backend.welcome(ConnectionId(4), THEIRS, Claim { era, epoch });
+        assert!(backend.dials(after(99)).is_empty(), "later each time");
+        assert_eq!(backend.dials(after(100)).len(), 1);
     }
 }
 
@@ -437,6 +459,48 @@ fn when_what_is_hosted_changes_standbys_are_joined_anew() {
 }
 
 #[test]
+fn what_changes_twice_before_anybody_is_connected_to_is_told_once() {
+    let mut backend = Backend::of_two();
+    let load = |load| SchedulerToBackend::Load { load: LoadId(load), name: "n".into() };
+    backend.tell(SCHEDULER, &load(1));
+    let outputs = backend.outputs();
+    let [Output::Load { load, .. }] = outputs[..] else { panic!("{outputs:?}") };
+    backend.0.handle_loaded(NOW, load, Ok(Some(loaded("n", 4))));
+    backend.tell(SCHEDULER, &SchedulerToBackend::Host { load: LoadId(1), model: ModelId(6) });
+    backend.tell(SCHEDULER, &SchedulerToBackend::Unload { model: ModelId(6) });
+    let dials = backend.dials(NOW);
+    let [(Peer::Scheduler(1), hello)] = &dials[..] else { panic!("{dials:?}") };
+    assert_eq!(standing(hello).2, 1);
+}
+
+#[test]
+fn a_plan_of_a_model_that_goes_is_told_under_a_name_that_nobody_knows() {
+    let mut backend = Backend::of_two();
+    backend.tell(SCHEDULER, &plan(0, 0));
+    let [Output::Read { connection, transfer, .. }] = backend.outputs()[..] else { panic!("a plan is read") };
+    backend.tell(SCHEDULER, &SchedulerToBackend::Unload { model: ModelId(5) });
+    backend.outputs();
+    backend.0.handle_connecting(Peer::Scheduler(1), ConnectionId(6));
+    let model_threads = ModelThreads::default();
+    let welcome = BackendWelcome { backend: BackendId(3), models: vec![], model_threads, claim: claim(2) };
+    backend.connected(ConnectionId(6), encode(&welcome));
+    let outputs = backend.outputs();
+    let Output::Send { frame, .. } = &outputs[1] else { panic!("{outputs:?}") };
+    let reports: Vec<_> = read_frame::<BackendToScheduler>(frame).map(Result::unwrap).collect();
+    let [LINKED, BackendToScheduler::Unfinished { model, .. }, obeyed] = &reports[..] else { panic!("{reports:?}") };
+    assert_eq!((*model, obeyed), (ModelId(u32::MAX), &obeys(2)));
+    backend.0.handle_event(NOW, Event::ReadDone { connection, token: transfer.token, result: Ok(()) });
+    backend.outputs();
+    backend.0.handle_executed(NOW, 0, Execution::Done { started_at: NOW, finished_at: NOW });
+    let outputs = backend.outputs();
+    let Output::Write { transfer, .. } = &outputs[0] else { panic!("{outputs:?}") };
+    backend.0.handle_event(NOW, Event::WriteDone { connection, token: transfer.token, result: Ok(()) });
+    let reports = backend.reports();
+    assert!(matches!(&reports[..], [(_, BackendToScheduler::Answered { .. })]), "{reports:?}");
+    assert!(backend.0.into_models().is_empty());
+}
+
+#[test]
 fn what_a_former_primary_wanted_loaded_is_forgotten() {
     let mut backend = Backend::of_two();
     for load in [1, 2] {
@@ -511,9 +575,9 @@ fn the_next_primary_hears_of_unusable_gpus_and_that_we_leave() {
 
 #[test]
 fn the_former_clock_is_kept_until_the_next_one_is_known() {
-    let mut backend = Backend::of_two();
     let ahead = Span::from_millis(10_000);
     let clock = ClockReply { sent_at: NOW, received_at: NOW + ahead, replied_at: NOW + ahead };
+    let mut backend = Backend::of_two();
     backend.take_over(OTHER, 2);
     backend.outputs();
     let arrived_at = |backend: &mut Backend, id| {
@@ -528,6 +592,12 @@ fn the_former_clock_is_kept_until_the_next_one_is_known() {
     assert_eq!(arrived_at(&mut backend, 1), NOW);
     backend.tell(OTHER, &SchedulerToBackend::Clock(clock));
     assert_eq!(arrived_at(&mut backend, 2), NOW + ahead);
+
+    let mut backend = Backend::of_two();
+    backend.tell(OTHER, &SchedulerToBackend::Clock(clock));
+    backend.take_over(OTHER, 2);
+    backend.outputs();
+    assert_eq!(arrived_at(&mut backend, 1), NOW + ahead, "it was known before");
 }
 
 /// Its GPU does not take a batch.
