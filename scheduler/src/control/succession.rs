@@ -250,7 +250,8 @@ impl Succession {
         if claim.era == self.claim.era {
             self.heard = self.heard.max(claim.epoch);
             if self.claim.is_primary() && self.claim.epoch < claim.epoch {
-                tracing::warn!(own = %self.claim.epoch, other = %claim.epoch, "another scheduler is the primary; stepping down");
+                let (own, other) = (self.claim.epoch, claim.epoch);
+                tracing::warn!(%own, %other, "another scheduler is the primary; stepping down");
                 self.claim.epoch = Epoch::NONE;
                 self.suspicion = None;
                 self.outputs.push_back(SuccessionOutput::StepDown);
@@ -402,6 +403,8 @@ impl Succession {
         self.started_at = Some(now);
         self.is_synced = true;
         self.outputs.push_back(SuccessionOutput::TakeOver);
+        let claims: Vec<Claim> = self.peers.iter().map(|peer| peer.claim).collect();
+        claims.into_iter().for_each(|claim| self.handle_rival(claim));
     }
 
     /// Runs every timer that is due.

@@ -364,7 +364,8 @@ impl Control {
         }
         let (frontends, backends) = (self.members.frontends.len(), self.members.backends.len());
         let epoch = self.claim().epoch;
-        tracing::warn!(%epoch, frontends, backends, took = %(now - began_at), "all members obey; this scheduler is the primary");
+        let took = now - began_at;
+        tracing::warn!(%epoch, frontends, backends, %took, "all members obey; this scheduler is the primary");
         if self.takeover.operator {
             self.answer_operator(now);
         }
