@@ -166,6 +166,7 @@ impl Control {
         }
         self.refresh(now);
         self.tell_states(frontend);
+        self.succession.handle_joined(now);
         Ok(FrontendWelcome { frontend, model_threads, claim: self.succession.claim() })
     }
 
@@ -192,6 +193,7 @@ impl Control {
             self.outputs.push_back(ControlOutput::ToBackend(joined.backend, message));
         }
         self.refresh(now);
+        self.succession.handle_joined(now);
         let claim = self.succession.claim();
         Ok(BackendWelcome { backend: joined.backend, models: joined.models, model_threads, claim })
     }

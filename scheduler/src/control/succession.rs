@@ -27,6 +27,8 @@ const PRECEDENCE: Span = Span::from_millis(10);
 const ANSWERS_WAIT: Span = Span::from_millis(20);
 /// How long a primary must be missed by a scheduler that no member has joined yet.
 const NOBODY_WAIT: Span = Span::from_millis(1_000);
+/// Members join one after another: so long after the first, most of those who come at once are there.
+const JOINING: Span = Span::from_millis(20);
 /// The pause after members have said that they hear the primary.
 const ASK_AGAIN: Span = Span::from_millis(100);
 /// Exchanges that the offset of the clock is estimated from.
@@ -73,6 +75,8 @@ pub(super) enum SuccessionOutput {
     AskMembers,
     /// Set the clock this much forward, or back.
     ShiftClock(Span),
+    /// The era's clock is known: tell other schedulers.
+    Warm,
     /// Draw an era, as there is none, then call [`Succession::handle_era`].
     Found,
     /// This scheduler is the primary from now on: tell everybody.
@@ -170,9 +174,9 @@ impl Succession {
         new
     }
 
-    /// What this scheduler takes itself for.
+    /// What this scheduler takes itself for. An era is named only by those who keep its clock.
     pub(super) fn claim(&self) -> Claim {
-        self.claim
+        if self.is_warm() { self.claim } else { Claim::default() }
     }
 
     /// Whether members may join: our clock is their primary's, or our own if we are that.
@@ -331,6 +335,7 @@ impl Succession {
         } else if bound <= CLOCK_ERROR_MAX {
             (self.is_synced, self.synced_at, self.clock_error) = (true, theirs, bound);
             self.outputs.push_back(SuccessionOutput::ShiftClock(offset));
+            self.outputs.push_back(SuccessionOutput::Warm);
             self.handle_shifted(offset);
             self.clock = ClockSync::start(theirs + SYNC_INTERVAL);
         } else {
@@ -372,6 +377,13 @@ impl Succession {
             suspicion.asked = Some((members, now + wait));
         }
         self.decide(now);
+    }
+
+    /// A member has joined, whom nobody has asked yet.
+    pub(super) fn handle_joined(&mut self, now: Timestamp) {
+        if let Some(suspicion) = self.suspicion.as_mut().filter(|suspicion| matches!(suspicion.asked, Some((0, _)))) {
+            (suspicion.ask_at, suspicion.asked) = (now + JOINING, None);
+        }
     }
 
     /// A member's answer.
@@ -437,11 +449,15 @@ impl Succession {
         }
     }
 
-    /// When there is nobody to follow: all have been looked for, or it takes too long.
+    /// When there is nobody to follow: all have been looked for, or it takes too long. Never while somebody keeps an
+    /// era's clock, who will take over.
     fn founds_at(&self, started_at: Timestamp) -> Timestamp {
         let is_unknown =
             |(rank, peer): (u16, &Peer)| rank != self.config.rank && peer.state != PeerState::Up && !peer.has_failed;
         let looks = (0..).zip(&self.peers).any(is_unknown);
+        if self.peers.iter().any(|peer| peer.state == PeerState::Up && peer.claim.era != Era::default()) {
+            return Timestamp::NEVER;
+        }
         started_at + FOUNDING_WAIT * (i64::from(self.config.rank) + i64::from(looks))
     }
 

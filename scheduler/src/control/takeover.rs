@@ -168,6 +168,10 @@ impl Control {
                     self.on_take_over(now);
                     continue;
                 }
+                SuccessionOutput::Warm => {
+                    self.tell_dialers();
+                    continue;
+                }
                 SuccessionOutput::StepDown => {
                     self.on_step_down();
                     continue;
