@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod doctor;
+mod handover;
 mod role;
 mod signals;
 #[cfg(feature = "tools")]
@@ -30,6 +31,8 @@ enum Command {
     Frontend(role::Args),
     /// Run a backend
     Backend(role::Args),
+    /// Move the primary to another scheduler, before the present one is upgraded
+    Handover(handover::Args),
     /// Tell what this host offers and what to change
     Doctor(doctor::Args),
 }
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Scheduler(args) => role::scheduler(&args),
         Command::Frontend(args) => role::frontend(&args),
         Command::Backend(args) => role::backend(&args),
+        Command::Handover(args) => handover::run(&args),
         Command::Doctor(args) => match doctor::run(&args) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::FAILURE,
