@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod answered;
 mod args;
 mod arrivals;
 mod charts;
@@ -22,6 +23,7 @@ mod tally;
 mod target;
 mod timeline;
 
+pub use answered::Answered;
 pub use args::{Args, Plan, StreamPlan};
 pub use arrivals::{Arrivals, Instants, Rate};
 pub use command::{progress_bar, run};

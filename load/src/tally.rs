@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, str::FromStr, time::Duration};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::{request::Verdict, timeline::Timeline};
+use crate::{answered::Answered, request::Verdict, timeline::Timeline};
 
 /// Counts and latencies of one stream. Every request that was sent is in exactly one of `served`, `dropped`, `errors`.
 #[derive(Debug, Clone)]
@@ -30,6 +30,8 @@ pub struct Tally {
     pub latencies_ns: Histogram<u64>,
     /// The same, over time.
     pub timeline: Timeline,
+    /// When answers with an output came.
+    pub answered: Answered,
     batch: Histogram<u64>,
     /// How much later than intended requests were sent.
     send_lag_ns: Histogram<u64>,
@@ -81,6 +83,7 @@ impl Tally {
             stages: Stages::default(),
             latencies_ns: latency_histogram(),
             timeline: Timeline::new(span, latency_histogram()),
+            answered: Answered::default(),
             batch: histogram(4096),
             send_lag_ns: latency_histogram(),
         }
@@ -99,6 +102,7 @@ impl Tally {
         self.served += 1;
         self.latencies_ns.saturating_record(latency_ns);
         self.timeline.record(at, latency_ns);
+        self.answered.record(at);
         self.on_time += u64::from(latency_us <= slo_ms * 1e3);
         match verdict {
             Verdict::Wrong => self.wrong += 1,
