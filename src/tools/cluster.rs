@@ -1,8 +1,9 @@
-//! A local cluster: one scheduler, one frontend and some backends, real processes of this binary joined by soft-RoCE
-//! over loopback. `demo` drives it, `up` leaves it running.
+//! A local cluster: schedulers, frontends and backends, real processes of this binary joined by soft-RoCE over
+//! loopback. `demo` drives it, `up` leaves it running.
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
 use std::{
+    io::Write as _,
     net::{Ipv4Addr, SocketAddr, TcpStream},
     path::PathBuf,
     time::{Duration, Instant},
@@ -15,7 +16,7 @@ use scheduler::Policy;
 use serde::Deserialize;
 use transport::{Arm, ArmName, Endpoint, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, VerbsSettings};
 
-use super::supervisor::{Casualty, Logs, Supervisor};
+use super::supervisor::{Fate, Incident, Logs, Restarts, Supervisor};
 use crate::role;
 
 /// What a local cluster consists of; the file of `up --config`. Every key has a default: the cluster of `demo`.
@@ -28,6 +29,8 @@ pub(super) struct Layout {
     pub grpc: Vec<SocketAddr>,
     /// The model repository.
     pub repository: PathBuf,
+    /// Schedulers: one is the primary, the others take over from it.
+    pub schedulers: u16,
     /// The scheduler's policy.
     pub policy: String,
     /// The scheduler's ModelThreads.
@@ -68,6 +71,7 @@ impl Default for Layout {
             http: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8000))],
             grpc: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8001))],
             repository: "models".into(),
+            schedulers: 1,
             policy: scheduler::Policy::default().to_string(),
             model_threads: scheduler::config::ModelThreadCount::default(),
             cores: Vec::new(),
@@ -83,9 +87,57 @@ impl Default for Layout {
 }
 
 impl Layout {
+    /// What a member would refuse too, but only in its log.
+    fn check(&self) -> Result<()> {
+        Policy::of_cluster(&self.policy).context("policy")?;
+        self.clients.grants().map_err(|error| anyhow!(error))?;
+        self.clients.tls.as_ref().map(|tls| tls.load("clients.tls")).transpose()?;
+        let (schedulers, frontends, backends) = (self.schedulers, self.http.len(), self.backend.len());
+        ensure!(
+            (1..=SCHEDULERS_MAX).contains(&schedulers),
+            "schedulers: expected 1 to {SCHEDULERS_MAX}, found {schedulers}"
+        );
+        ensure!(
+            (1..=FRONTENDS_MAX).contains(&frontends),
+            "http: expected 1 to {FRONTENDS_MAX} addresses, found {frontends}"
+        );
+        let backends_max = self.backends_max();
+        ensure!(
+            (1..=backends_max).contains(&backends),
+            "backend: expected 1 to {backends_max} of them, found {backends}"
+        );
+        ensure!(
+            self.repository.is_dir(),
+            "no model repository at `{}`; run from the project's root or name it with `repository` in --config",
+            self.repository.display()
+        );
+        ensure!(
+            self.grpc.len() <= frontends,
+            "grpc: expected at most {frontends} addresses, as http has, found {}",
+            self.grpc.len()
+        );
+        let http = self.http.iter().map(|address| ("http", address));
+        for (key, address) in http.chain(self.grpc.iter().map(|address| ("grpc", address))) {
+            // A port that is taken would only show in the frontend's log; say it here, where it can be changed.
+            let listener = std::net::TcpListener::bind(address);
+            drop(listener.with_context(|| format!("cannot listen on {address}; choose another address (--{key})"))?);
+        }
+        Ok(())
+    }
+
     /// A member's address for packets: all of them share that of a device.
     fn packet_address(&self, soft: SocketAddr) -> Option<SocketAddr> {
         (self.arm == ArmName::Soft).then_some(soft)
+    }
+
+    /// The name of the scheduler of this position in the list.
+    fn scheduler_name(&self, index: u16) -> String {
+        if self.schedulers == 1 { "scheduler".to_owned() } else { format!("scheduler-{index}") }
+    }
+
+    /// Backends that have hosts to be at.
+    fn backends_max(&self) -> usize {
+        usize::from(if self.schedulers == 1 { u8::MAX } else { STANDBY_HOSTS } - BACKEND_HOSTS)
     }
 
     /// All models that some backend hosts.
@@ -107,73 +159,58 @@ pub(super) struct Wiring {
 
 /// TCP port of bootstrap listeners.
 const BOOTSTRAP_PORT: u16 = 7400;
-/// The first host of a 127.x.y.0/24 for each role; the scheduler is at 1.
+/// The first host of a 127.x.y.0/24 for each role; the first scheduler is at 1, and the others behind the backends.
 pub(super) const FRONTEND_HOSTS: u8 = 2;
 const BACKEND_HOSTS: u8 = 32;
+const STANDBY_HOSTS: u8 = 241;
+/// Schedulers of a local cluster: more than anybody needs, and few enough to keep apart in a log.
+pub(super) const SCHEDULERS_MAX: u16 = 4;
 /// A frontend within this process, that sees when the cluster is ready where its clients must prove who they are.
 const OBSERVER_HOST: u8 = BACKEND_HOSTS - 1;
-/// Frontends that fit before the first backend and the observer, and backends that fit behind them.
+/// Frontends that fit before the first backend and the observer.
 const FRONTENDS_MAX: usize = (OBSERVER_HOST - FRONTEND_HOSTS) as usize;
-const BACKENDS_MAX: usize = (255 - BACKEND_HOSTS) as usize;
 
 /// A running cluster.
 pub(super) struct Cluster {
     supervisor: Supervisor,
     layout: Layout,
+    wiring: Wiring,
+    /// Who runs it is told what happens to members.
+    is_told: bool,
     /// What sees when the cluster is ready, if strangers are not told.
     observer: Option<frontend::Config>,
 }
 
 impl Cluster {
     /// Starts all processes; see [`Self::wait_until_ready`].
-    pub(super) fn start(layout: Layout, logs: Logs) -> Result<Self> {
-        // A member would refuse these too, but only in its log.
-        Policy::of_cluster(&layout.policy).context("policy")?;
-        layout.clients.grants().map_err(|error| anyhow!(error))?;
-        layout.clients.tls.as_ref().map(|tls| tls.load("clients.tls")).transpose()?;
-        let (frontends, backends) = (layout.http.len(), layout.backend.len());
-        ensure!(
-            (1..=FRONTENDS_MAX).contains(&frontends),
-            "http: expected 1 to {FRONTENDS_MAX} addresses, found {frontends}"
-        );
-        ensure!(
-            (1..=BACKENDS_MAX).contains(&backends),
-            "backend: expected 1 to {BACKENDS_MAX} of them, found {backends}"
-        );
-        ensure!(
-            layout.repository.is_dir(),
-            "no model repository at `{}`; run from the project's root or name it with `repository` in --config",
-            layout.repository.display()
-        );
-        ensure!(
-            layout.grpc.len() <= frontends,
-            "grpc: expected at most {frontends} addresses, as http has, found {}",
-            layout.grpc.len()
-        );
-        let http = layout.http.iter().map(|address| ("http", address));
-        for (key, address) in http.chain(layout.grpc.iter().map(|address| ("grpc", address))) {
-            // A port that is taken would only show in the frontend's log; say it here, where it can be changed.
-            let listener = std::net::TcpListener::bind(address);
-            drop(listener.with_context(|| format!("cannot listen on {address}; choose another address (--{key})"))?);
-        }
+    pub(super) fn start(layout: Layout, logs: Logs, restarts: Restarts) -> Result<Self> {
+        layout.check()?;
         let wiring = Wiring::random();
         try_arm(&layout, &wiring)?;
-        let supervisor = Supervisor::new(logs)?;
-        supervisor.start(&["scheduler"], "scheduler", &wiring.scheduler(&layout))?;
-        for index in 0..frontends {
+        let supervisor = Supervisor::new(logs, restarts)?;
+        for index in 0..layout.schedulers {
+            let file = wiring.scheduler(&layout, index);
+            supervisor.start(&["scheduler"], &layout.scheduler_name(index), &file)?;
+        }
+        for index in 0..layout.http.len() {
             supervisor.start(&["frontend"], &format!("frontend-{index}"), &wiring.frontend(&layout, index))?;
         }
-        for index in 0..backends {
+        for index in 0..layout.backend.len() {
             supervisor.start(&["backend"], &format!("backend-{index}"), &wiring.backend(&layout, index))?;
         }
         // Who must show a token or a certificate is not asked by strangers.
         let observer = (layout.clients != Clients::default()).then(|| wiring.silent_frontend(&layout, OBSERVER_HOST));
-        Ok(Self { supervisor, layout, observer })
+        Ok(Self { supervisor, layout, wiring, is_told: restarts == Restarts::All, observer })
     }
 
     /// Where the first frontend serves HTTP.
     pub(super) fn http(&self) -> SocketAddr {
         self.layout.http[0]
+    }
+
+    /// The schedulers in the order in which they take over: where members connect, and their names.
+    fn schedulers(&self) -> impl Iterator<Item = (SocketAddr, String)> {
+        (0..).zip(self.wiring.schedulers(&self.layout)).map(|(index, at)| (at, self.layout.scheduler_name(index)))
     }
 
     /// Waits until every model can be served.
@@ -198,16 +235,54 @@ impl Cluster {
             if started.elapsed() > timeout {
                 bail!("after {} s {model} is not ready at {http}", timeout.as_secs());
             }
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(LOOK);
         }
     }
 
-    /// An error if a member ended by itself.
+    /// The name of the scheduler of this position in the list.
+    pub(super) fn scheduler_name(&self, index: u16) -> String {
+        self.layout.scheduler_name(index)
+    }
+
+    /// What all schedulers have logged into files so far, one after the other.
+    pub(super) fn scheduler_logs(&self) -> String {
+        self.schedulers().map(|(_, name)| self.supervisor.log(&name)).collect()
+    }
+
+    /// Kills a member, which is started again. False if it is not there.
+    pub(super) fn kill(&self, name: &str) -> bool {
+        self.supervisor.kill(name)
+    }
+
+    /// Looks after the members: those that ended are started again where that is wanted. Members end with the thread
+    /// that starts them, so it must be the one that started the cluster.
+    ///
+    /// # Errors
+    /// If a member ended that is not started again; shows its last words.
     pub(super) fn check(&self) -> Result<()> {
-        let Some(Casualty { name, status, last_words }) = self.supervisor.casualties().into_iter().next() else {
-            return Ok(());
-        };
-        bail!("{name} ended with {status}; its last words were:\n{}", last_words.trim_end())
+        self.tend(|_| false)
+    }
+
+    /// As [`Self::check`], but members that ended in a way that `is_left` are told of and left as they are.
+    fn tend(&self, is_left: impl Fn(Fate) -> bool) -> Result<()> {
+        for incident in self.supervisor.tend() {
+            match incident {
+                Incident::Restarted { name, process } if self.is_told => {
+                    // Nobody need read any more what is said here.
+                    let _ = writeln!(std::io::stdout(), "{name}: process {process}");
+                }
+                Incident::Restarted { .. } => {}
+                Incident::Fell(fallen) if matches!(fallen.fate, Fate::Again(_)) || is_left(fallen.fate) => {
+                    if self.is_told {
+                        eprintln!("downbeat: {fallen}");
+                    }
+                }
+                Incident::Fell(fallen) => {
+                    bail!("{fallen}; its last words were:\n{}", fallen.last_words.trim_end());
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -224,12 +299,30 @@ impl Wiring {
         SocketAddr::from((Ipv4Addr::new(127, self.x, self.y, host), port))
     }
 
-    /// The scheduler's file.
-    pub(super) fn scheduler(&self, layout: &Layout) -> String {
+    /// Where the scheduler of this position in the list is.
+    fn scheduler_address(&self, index: u16, port: u16) -> SocketAddr {
+        // There are few.
+        self.host(if index == 0 { 1 } else { STANDBY_HOSTS + (index - 1) as u8 }, port)
+    }
+
+    /// Where members connect, the first primary first.
+    fn schedulers(&self, layout: &Layout) -> Vec<SocketAddr> {
+        (0..layout.schedulers).map(|index| self.scheduler_address(index, BOOTSTRAP_PORT)).collect()
+    }
+
+    /// The key `schedulers`, for which there is no need if there is only one.
+    fn scheduler_list(&self, layout: &Layout) -> Vec<SocketAddr> {
+        if layout.schedulers == 1 { Vec::new() } else { self.schedulers(layout) }
+    }
+
+    /// A scheduler's file.
+    pub(super) fn scheduler(&self, layout: &Layout, index: u16) -> String {
         to_toml(&scheduler::config::Config {
-            listen: self.host(1, BOOTSTRAP_PORT),
+            listen: self.scheduler_address(index, BOOTSTRAP_PORT),
+            schedulers: self.scheduler_list(layout),
+            suspect_ms: scheduler::config::SUSPECT_MS,
             arm: layout.arm.clone(),
-            address: layout.packet_address(self.host(1, ROCE_PORT)),
+            address: layout.packet_address(self.scheduler_address(index, ROCE_PORT)),
             shared_address: false,
             verbs: layout.verbs,
             secret: self.secret.clone(),
@@ -258,8 +351,11 @@ impl Wiring {
 
     /// The configuration of one that serves no clients over the network.
     pub(super) fn silent_frontend(&self, layout: &Layout, host: u8) -> frontend::Config {
-        let config =
-            frontend::Config::new(self.host(1, BOOTSTRAP_PORT), self.secret.clone(), layout.repository.clone());
+        let config = frontend::Config::new(
+            self.scheduler_address(0, BOOTSTRAP_PORT),
+            self.secret.clone(),
+            layout.repository.clone(),
+        );
         let network = NetworkConfig {
             arm: layout.arm.clone(),
             address: layout.packet_address(self.host(host, ROCE_PORT)),
@@ -267,7 +363,7 @@ impl Wiring {
             faults: layout.faults,
             ..config.network
         };
-        frontend::Config { link: Some(self.host(host, 0)), network, ..config }
+        frontend::Config { schedulers: self.schedulers(layout), link: Some(self.host(host, 0)), network, ..config }
     }
 
     /// A backend's file.
@@ -275,7 +371,8 @@ impl Wiring {
         let BackendLayout { gpus, models } = &layout.backend[index];
         let all_gpus: Vec<u32> = (0..*gpus).collect();
         to_toml(&backend::config::Config {
-            scheduler: self.host(1, BOOTSTRAP_PORT),
+            scheduler: (layout.schedulers == 1).then(|| self.scheduler_address(0, BOOTSTRAP_PORT)),
+            schedulers: self.scheduler_list(layout),
             arm: layout.arm.clone(),
             address: layout.packet_address(self.host(BACKEND_HOSTS + index as u8, ROCE_PORT)),
             shared_address: false,
@@ -296,7 +393,7 @@ impl Wiring {
 
 /// Opens the network once as the scheduler will: what is wrong with it would only show in the members' logs.
 pub(super) fn try_arm(layout: &Layout, wiring: &Wiring) -> Result<()> {
-    let address = layout.packet_address(wiring.host(1, ROCE_PORT));
+    let address = layout.packet_address(wiring.scheduler_address(0, ROCE_PORT));
     let arm = Arm::choose(&layout.arm, address, false, layout.faults, layout.verbs)?;
     drop(Endpoint::open(EndpointConfig::over(arm))?);
     Ok(())
@@ -322,15 +419,22 @@ pub(crate) struct UpArgs {
     /// The scheduler's policy [default: downbeat]
     #[arg(long)]
     policy: Option<String>,
+    /// Schedulers, of which one is the primary and the others take over from it; 1 to 4 [default: 1]
+    #[arg(long)]
+    schedulers: Option<u16>,
     /// How members write their logs to stderr
     #[arg(long, value_enum, default_value_t)]
     log_format: role::LogFormat,
 }
 
+/// How often members are looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// Measuring a model at every batch size takes a while on a busy machine.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs a cluster until a member ends or this process is interrupted.
+/// Runs a cluster until this process is interrupted. Members that end are started again, unless they were told to end,
+/// or cannot be started at all.
 #[allow(clippy::disallowed_methods, reason = "waits for other processes, in real time")]
 pub(super) fn up(args: &UpArgs) -> Result<()> {
     let mut layout = match &args.config {
@@ -340,9 +444,13 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
     layout.http = args.http.map_or(layout.http, |http| vec![http]);
     layout.grpc = args.grpc.map_or(layout.grpc, |grpc| vec![grpc]);
     layout.policy = args.policy.clone().unwrap_or(layout.policy);
-    let cluster = Cluster::start(layout, Logs::Inherited(args.log_format))?;
+    layout.schedulers = args.schedulers.unwrap_or(layout.schedulers);
+    let cluster = Cluster::start(layout, Logs::Inherited(args.log_format), Restarts::All)?;
     for (name, process) in cluster.supervisor.process_ids() {
         println!("{name}: process {process}");
+    }
+    for (address, name) in cluster.schedulers() {
+        println!("{name}: {address}, --config {}", cluster.supervisor.config(&name).display());
     }
     cluster.wait_until_ready(READY_TIMEOUT)?;
     let at: Vec<String> = cluster.layout.http.iter().map(|http| format!("http://{http}")).collect();
@@ -350,12 +458,10 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
     let at: Vec<String> = at.collect();
     println!("ready: {} at {}", cluster.layout.models().join(", "), at.join(", "));
     loop {
-        std::thread::sleep(Duration::from_millis(200));
-        for Casualty { name, status, .. } in cluster.supervisor.casualties() {
-            // What is left goes on: that is what it is for.
-            eprintln!("downbeat: {name} ended with {status}");
-        }
-        ensure!(!cluster.supervisor.process_ids().is_empty(), "no member is left");
+        std::thread::sleep(LOOK);
+        // What is left goes on: that is what it is for.
+        cluster.tend(|fate| fate == Fate::Left)?;
+        ensure!(!cluster.supervisor.is_empty(), "no member is left");
     }
 }
 

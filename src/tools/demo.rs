@@ -1,17 +1,27 @@
 //! `demo`: a local cluster of real processes, a real model, real inputs; a table, and an exit code that means it.
 
-use std::{fmt, time::Duration};
+#![allow(clippy::disallowed_methods)] // Real processes, real time.
 
-use anyhow::{Context, Result};
+mod takeover;
+
+use std::{
+    fmt,
+    str::FromStr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
 use load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, progress_bar, tables};
 use rand::{Rng, SeedableRng};
 use transport::{ArmName, Faults};
 
 use super::{
-    cluster::{Cluster, Layout, READY_TIMEOUT, random_http},
+    cluster::{Cluster, Layout, READY_TIMEOUT, SCHEDULERS_MAX, random_http},
     digits,
-    supervisor::Logs,
+    supervisor::{Logs, Restarts},
 };
+use takeover::Killed;
 
 /// Arguments of `demo`.
 #[derive(Debug, clap::Args)]
@@ -34,6 +44,27 @@ pub(crate) struct Args {
     /// Decides arrivals and inputs
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Schedulers, of which one is the primary and the others take over from it; 1 to 4
+    #[arg(long, default_value_t = 1)]
+    schedulers: u16,
+    /// Kill the primary in the middle of the load; it is started again
+    #[arg(long, value_name = "scheduler")]
+    kill: Option<Kill>,
+}
+
+/// What is killed.
+#[derive(Debug, Clone, Copy)]
+enum Kill {
+    /// The scheduler that is the primary.
+    Scheduler,
+}
+
+impl FromStr for Kill {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "scheduler" { Ok(Self::Scheduler) } else { Err("expected scheduler") }
+    }
 }
 
 /// A command ran, and something was wrong: exit code 1, not bad input.
@@ -57,6 +88,8 @@ impl std::error::Error for Failed {}
 
 /// The first part: one request at a time, to show what one costs.
 const ALONE_SECONDS: f64 = 2.0;
+/// How often members are looked at during the load.
+const LOOK: Duration = Duration::from_millis(10);
 /// Different inputs of an emulated model, used in turn.
 const EMULATED_INPUTS: usize = 32;
 /// Requests a second for each model of the demo's repository, unless told otherwise.
@@ -68,11 +101,19 @@ fn default_rate_rps() -> f64 {
 
 /// Runs the demo.
 pub(super) fn run(args: &Args) -> Result<()> {
-    anyhow::ensure!((0.1..=3600.0).contains(&args.seconds), "--seconds must be 0.1 to 3600, found {}", args.seconds);
-    anyhow::ensure!((1.0..=1e5).contains(&args.rate), "--rate must be 1 to 100000, found {}", args.rate);
+    let Args { seconds, rate, schedulers, .. } = *args;
+    ensure!((0.1..=3600.0).contains(&seconds), "--seconds must be 0.1 to 3600, found {seconds}");
+    ensure!((1.0..=1e5).contains(&rate), "--rate must be 1 to 100000, found {rate}");
+    ensure!(
+        (1..=SCHEDULERS_MAX).contains(&schedulers),
+        "--schedulers must be 1 to {SCHEDULERS_MAX}, found {schedulers}"
+    );
+    let needed = if args.kill.is_some() { 2 } else { 1 };
+    ensure!(needed <= schedulers, "--kill scheduler: expected --schedulers 2 to {SCHEDULERS_MAX}, found {schedulers}");
     let layout = Layout {
         http: vec![random_http()],
         grpc: vec![],
+        schedulers,
         policy: args.policy.clone(),
         arm: args.arm.clone(),
         faults: args.fault.unwrap_or_default(),
@@ -88,20 +129,29 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let streams = streams(&models, held_out, args)?;
 
     eprintln!(
-        "starting 1 scheduler, 1 frontend and {} backends ({} arm, {})",
+        "starting {schedulers} scheduler{}, 1 frontend and {} backends ({} arm, {})",
+        if schedulers == 1 { "" } else { "s" },
         layout.backend.len(),
         args.arm,
         args.policy
     );
-    let cluster = Cluster::start(layout, Logs::Files)?;
+    let cluster = Cluster::start(layout, Logs::Files, Restarts::Killed)?;
     cluster.wait_until_ready(READY_TIMEOUT).map_err(|error| Failed::new(&error))?;
 
     let alone = Stream { arrivals: Arrivals::ONE_AT_A_TIME, ..streams[0].clone() };
     let alone = send(&cluster, "alone", ALONE_SECONDS, args.seed, &[alone])?.remove(0);
-    let tallies = send(&cluster, "load", args.seconds, args.seed, &streams)?;
+    let (tallies, killed) = match args.kill {
+        None => (send(&cluster, "load", seconds, args.seed, &streams)?, None),
+        Some(Kill::Scheduler) => {
+            let (tallies, killed) = send_and_kill(&cluster, seconds, args.seed, &streams)?;
+            (tallies, Some(killed))
+        }
+    };
     cluster.check().map_err(|error| Failed::new(&error))?;
+    let takeover = killed.map(|killed| killed.line(&cluster, &tallies));
     drop(cluster);
-    show(&streams, &tallies, &alone, args.seconds);
+    show(&streams, &tallies, &alone, seconds);
+    takeover.iter().for_each(|line| println!("{line}"));
 
     let names: Vec<String> = streams.iter().map(|stream| stream.model.clone()).collect();
     judge(&names[..1], &[alone], &direct)?;
@@ -136,6 +186,27 @@ fn send(cluster: &Cluster, what: &str, seconds: f64, seed: u64, streams: &[Strea
     let tallies = generate(&target, streams, |fraction| bar.set_position((fraction * 1000.0) as u64))?;
     bar.finish_and_clear();
     Ok(tallies)
+}
+
+/// As [`send`], and kills the primary in the middle.
+fn send_and_kill(cluster: &Cluster, seconds: f64, seed: u64, streams: &[Stream]) -> Result<(Vec<Tally>, Killed)> {
+    let began = Instant::now();
+    thread::scope(|scope| {
+        // Members end with the thread that starts them: this one goes on looking after them, another one sends.
+        let load = scope.spawn(|| send(cluster, "load", seconds, seed, streams));
+        let mut killed = None;
+        while !load.is_finished() {
+            if killed.is_none() && began.elapsed().as_secs_f64() * 2.0 >= seconds {
+                let now = Killed::now(cluster, began.elapsed()).map_err(|error| Failed::new(&error))?;
+                eprintln!("killed {}, which was the primary", now.name);
+                killed = Some(now);
+            }
+            cluster.check().map_err(|error| Failed::new(&error))?;
+            thread::sleep(LOOK);
+        }
+        let tallies = load.join().expect("the load generator does not panic")?;
+        Ok((tallies, killed.context("the load ended before its middle")?))
+    })
 }
 
 /// One stream for each model: real images for the real one, random bytes for the emulated ones.

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     cluster::{self, BackendLayout, FRONTEND_HOSTS, Layout, READY_TIMEOUT, Wiring},
     demo::Failed,
-    supervisor::{Casualty, Logs, Supervisor},
+    supervisor::{Casualty, Incident, Logs, Restarts, Supervisor},
 };
 use crate::role;
 use generate::generate;
@@ -88,7 +88,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
 pub(super) fn run_frontend(args: &role::Args) -> Result<()> {
     let (_, _log) = role::init_logging(args.log_format);
     let FrontendFile { frontend, load } = args.start()?;
-    let client = Client::start(frontend.frontend())?;
+    let client = Client::start(frontend.frontend()?)?;
     wait_until_ready(&client, &load.models)?;
     println!("ready");
     let mut go = String::new();
@@ -158,8 +158,8 @@ impl Members {
         };
         let wiring = Wiring::random();
         cluster::try_arm(&layout, &wiring)?;
-        let supervisor = Supervisor::new(Logs::Files)?;
-        supervisor.start(&["scheduler"], "scheduler", &wiring.scheduler(&layout))?;
+        let supervisor = Supervisor::new(Logs::Files, Restarts::Killed)?;
+        supervisor.start(&["scheduler"], "scheduler", &wiring.scheduler(&layout, 0))?;
         for index in 0..args.backends {
             supervisor.start(&["backend"], &format!("backend-{index}"), &wiring.backend(&layout, index))?;
         }
@@ -224,8 +224,12 @@ impl Members {
 
     /// An error if a member ended by itself, save a frontend that did what it was told.
     fn check(&self) -> Result<()> {
-        match self.supervisor.casualties().into_iter().find(|casualty| !casualty.status.success()) {
-            Some(Casualty { name, status, last_words }) => bail!("{name} ended with {status}; {last_words}"),
+        let fallen = self.supervisor.tend().into_iter().find_map(|incident| match incident {
+            Incident::Fell(fallen) if !fallen.end.is_success() => Some(fallen),
+            Incident::Fell(_) | Incident::Restarted { .. } => None,
+        });
+        match fallen {
+            Some(Casualty { name, end, last_words, .. }) => bail!("{name} {end}; {last_words}"),
             None => Ok(()),
         }
     }

@@ -1,8 +1,12 @@
-//! Child processes: the roles of a local cluster, each this same binary. None outlives this process, however it ends.
+//! Child processes: the roles of a local cluster, each this same binary. None outlives this process, however it ends;
+//! those that end before it are started again, if that is wanted.
 #![allow(clippy::disallowed_methods)] // Waits for them, on a thread of its own when told to end.
+
+mod lives;
 
 use std::{
     borrow::BorrowMut,
+    fmt,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
     os::unix::process::CommandExt as _,
@@ -15,12 +19,15 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::ValueEnum as _;
+use proto::{Span, Timestamp};
 use rustix::process::{Pid, Signal, kill_process};
+use transport::Clock;
 
 use crate::{
     role::LogFormat,
     signals::{self, Ask},
 };
+use lives::Lives;
 
 /// How long frontends have to answer what is under way: more than they allow themselves by default.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(28);
@@ -36,17 +43,50 @@ pub(super) enum Logs {
     Inherited(LogFormat),
 }
 
+/// Which members are started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Restarts {
+    /// Those that [`Supervisor::kill`] has killed.
+    Killed,
+    /// All but those that end in good order (exit code 0), as somebody has told them to.
+    All,
+}
+
 /// A running set of members.
 pub(super) struct Supervisor {
     folder: tempfile::TempDir,
     logs: Logs,
+    restarts: Restarts,
+    clock: Clock,
     members: Arc<Mutex<Vec<Member>>>,
 }
 
 struct Member {
+    role: Vec<String>,
     name: String,
-    child: Child,
-    log: Option<PathBuf>,
+    process: Process,
+    lives: Lives,
+    /// [`Supervisor::kill`] has killed it, and it has not ended yet.
+    is_killed: bool,
+}
+
+enum Process {
+    Runs(Child),
+    /// It is started again then.
+    Waits(Timestamp),
+}
+
+/// Something happened to a member although nobody stopped all of them.
+pub(super) enum Incident {
+    /// It ended, or could not be started again.
+    Fell(Casualty),
+    /// It was started again.
+    Restarted {
+        /// As it was started first.
+        name: String,
+        /// Its process now.
+        process: u32,
+    },
 }
 
 /// A member that ended although nobody stopped it.
@@ -54,15 +94,71 @@ pub(super) struct Casualty {
     /// As it was started.
     pub name: String,
     /// How it ended.
-    pub status: ExitStatus,
+    pub end: End,
     /// The last lines that it logged.
     pub last_words: String,
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+/// How a member ended.
+pub(super) enum End {
+    /// It was there.
+    Ended(ExitStatus),
+    /// Another process could not be had for it.
+    NotStarted(anyhow::Error),
+}
+
+/// What becomes of a member that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It is started again after this pause.
+    Again(Span),
+    /// It has been started again often enough.
+    InVain,
+    /// It is not started again.
+    Left,
+}
+
+impl End {
+    /// It ended in good order.
+    pub(super) fn is_success(&self) -> bool {
+        matches!(self, Self::Ended(status) if status.success())
+    }
+
+    /// Somebody else ended it.
+    fn is_by_signal(&self) -> bool {
+        matches!(self, Self::Ended(status) if status.code().is_none())
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended(status) => write!(f, "ended with {status}"),
+            Self::NotStarted(error) => write!(f, "cannot be started: {error:#}"),
+        }
+    }
+}
+
+impl fmt::Display for Casualty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name, self.end)?;
+        match self.fate {
+            Fate::Again(pause) => write!(f, "; it is started again in {pause}"),
+            Fate::InVain => f.write_str(", as often as it was started"),
+            Fate::Left => Ok(()),
+        }
+    }
 }
 
 impl Supervisor {
     /// No members yet. From now on SIGTERM and Ctrl-C (SIGINT, SIGHUP) let the frontends answer what they have, then
     /// end all members and this process: with 0 or, after Ctrl-C, 130. A second one ends it at once.
-    pub(super) fn new(logs: Logs) -> Result<Self> {
+    ///
+    /// Members end with the thread that starts them: who wants them to be started again calls [`Self::tend`], now and
+    /// then, from the same thread.
+    pub(super) fn new(logs: Logs, restarts: Restarts) -> Result<Self> {
         let members: Arc<Mutex<Vec<Member>>> = Arc::default();
         let folder =
             tempfile::Builder::new().prefix("downbeat-").tempdir().context("cannot make a temporary folder")?;
@@ -79,25 +175,32 @@ impl Supervisor {
                 std::process::exit(if ask == Ask::Terminate { 0 } else { 130 });
             });
         })?;
-        Ok(Self { folder, logs, members })
+        Ok(Self { folder, logs, restarts, clock: Clock::start(), members })
     }
 
     /// Starts a member: `downbeat <role> --config FILE` with `config` as the file's text.
     pub(super) fn start(&self, role: &[&str], name: &str, config: &str) -> Result<()> {
-        self.spawn(self.command(role, name, config)?, name).map(drop)
+        let role = self.prepare(role, name, config)?;
+        self.spawn(self.command(&role, name)?, role, name).map(drop)
     }
 
     /// As [`Self::start`], and yields the pipes from which it reads and into which it writes.
     pub(super) fn start_and_talk(&self, role: &[&str], name: &str, config: &str) -> Result<(ChildStdin, ChildStdout)> {
-        let mut command = self.command(role, name, config)?;
-        let pipes = self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()), name)?;
+        let role = self.prepare(role, name, config)?;
+        let mut command = self.command(&role, name)?;
+        let pipes = self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()), role, name)?;
         Ok(pipes.expect("both were asked for"))
     }
 
-    /// What runs a member, which neither reads nor writes.
-    fn command(&self, role: &[&str], name: &str, config: &str) -> Result<Command> {
-        let file = self.folder.path().join(format!("{name}.toml"));
+    /// Writes a member's file.
+    fn prepare(&self, role: &[&str], name: &str, config: &str) -> Result<Vec<String>> {
+        let file = self.config(name);
         fs::write(&file, config).with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(role.iter().map(|&word| word.to_owned()).collect())
+    }
+
+    /// What runs a member, which neither reads nor writes.
+    fn command(&self, role: &[String], name: &str) -> Result<Command> {
         let mut command = Command::new(std::env::current_exe().context("cannot find this binary")?);
         let parent = std::process::id().to_string();
         command
@@ -105,7 +208,7 @@ impl Supervisor {
             // Ctrl-C is ours to pass on.
             .process_group(0)
             .args(["--supervised-by", &parent, "--config"])
-            .arg(&file)
+            .arg(self.config(name))
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         match self.logs {
@@ -114,47 +217,133 @@ impl Supervisor {
                 command.args(["--log-format", format.get_name()]);
             }
             Logs::Files => {
-                let path = self.log(name);
-                command.stderr(File::create(&path).with_context(|| format!("cannot create {}", path.display()))?);
+                // What it said in former lives stays.
+                let path = self.log_file(name);
+                let log = File::options().create(true).append(true).open(&path);
+                command.stderr(log.with_context(|| format!("cannot create {}", path.display()))?);
             }
         }
         Ok(command)
     }
 
-    /// Where a member logs, if that is a file.
-    fn log(&self, name: &str) -> PathBuf {
+    /// The file that a member was started with.
+    pub(super) fn config(&self, name: &str) -> PathBuf {
+        self.folder.path().join(format!("{name}.toml"))
+    }
+
+    fn log_file(&self, name: &str) -> PathBuf {
         self.folder.path().join(format!("{name}.log"))
     }
 
-    fn spawn(&self, mut command: impl BorrowMut<Command>, name: &str) -> Result<Option<(ChildStdin, ChildStdout)>> {
-        let log = (self.logs == Logs::Files).then(|| self.log(name));
+    /// All that a member has logged, if that is in a file.
+    pub(super) fn log(&self, name: &str) -> String {
+        fs::read(self.log_file(name)).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    fn spawn(
+        &self,
+        mut command: impl BorrowMut<Command>,
+        role: Vec<String>,
+        name: &str,
+    ) -> Result<Option<(ChildStdin, ChildStdout)>> {
         let mut members = self.members.lock().expect("no holder of this lock panics");
         // Under the lock, so that an interrupt cannot miss a child that is just being born.
         let mut child = command.borrow_mut().spawn().with_context(|| format!("cannot start {name}"))?;
         let pipes = child.stdin.take().zip(child.stdout.take());
-        members.push(Member { name: name.to_owned(), child, log });
+        let (process, lives) = (Process::Runs(child), Lives::new(self.clock.now()));
+        members.push(Member { role, name: name.to_owned(), process, lives, is_killed: false });
         Ok(pipes)
     }
 
-    /// Members that ended by themselves since the last call.
-    pub(super) fn casualties(&self) -> Vec<Casualty> {
+    /// Kills a member (SIGKILL); it is started again. False if there is no such member now.
+    pub(super) fn kill(&self, name: &str) -> bool {
         let mut members = self.members.lock().expect("no holder of this lock panics");
-        let mut fallen = Vec::new();
-        members.retain_mut(|member| match member.child.try_wait() {
-            Ok(Some(status)) => {
-                let last_words = member.log.as_deref().map(|log| tail(log).unwrap_or_default()).unwrap_or_default();
-                fallen.push(Casualty { name: member.name.clone(), status, last_words });
-                false
+        members.iter_mut().filter(|member| member.name == name).any(|member| match &mut member.process {
+            Process::Runs(child) => {
+                member.is_killed = child.kill().is_ok();
+                member.is_killed
             }
-            _ => true,
-        });
-        fallen
+            Process::Waits(_) => false,
+        })
     }
 
-    /// Process ids by name, for tests that kill one.
+    /// Finds members that ended by themselves, and starts again those whose time has come. What happened since the last
+    /// call.
+    pub(super) fn tend(&self) -> Vec<Incident> {
+        let mut members = self.members.lock().expect("no holder of this lock panics");
+        let now = self.clock.now();
+        let mut incidents = Vec::new();
+        members.retain_mut(|member| {
+            let end = match &mut member.process {
+                Process::Runs(child) => match child.try_wait() {
+                    Ok(Some(status)) => End::Ended(status),
+                    _ => return true,
+                },
+                Process::Waits(until) if now < *until => return true,
+                // Under the lock, as the first time.
+                Process::Waits(_) => match self.respawn(member) {
+                    Ok(child) => {
+                        incidents.push(Incident::Restarted { name: member.name.clone(), process: child.id() });
+                        member.process = Process::Runs(child);
+                        member.lives.handle_start(now);
+                        return true;
+                    }
+                    Err(error) => End::NotStarted(error),
+                },
+            };
+            let fate = self.fate(member, &end, now);
+            if let Fate::Again(pause) = fate {
+                member.process = Process::Waits(now + pause);
+            }
+            let name = member.name.clone();
+            let last_words = tail(&self.log_file(&name)).unwrap_or_default();
+            incidents.push(Incident::Fell(Casualty { name, end, last_words, fate }));
+            matches!(fate, Fate::Again(_))
+        });
+        incidents
+    }
+
+    fn respawn(&self, member: &Member) -> Result<Child> {
+        Ok(self.command(&member.role, &member.name)?.spawn()?)
+    }
+
+    fn fate(&self, member: &mut Member, end: &End, now: Timestamp) -> Fate {
+        let is_killed = std::mem::take(&mut member.is_killed);
+        let again = match self.restarts {
+            Restarts::All => !end.is_success(),
+            Restarts::Killed => is_killed || matches!(end, End::NotStarted(_)),
+        };
+        if !again {
+            return Fate::Left;
+        }
+        member.lives.handle_end(now, !end.is_by_signal()).map_or(Fate::InVain, |at| Fate::Again(at - now))
+    }
+
+    /// Whether no member is left, not even one that is about to be started again.
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.lock().expect("no holder of this lock panics").is_empty()
+    }
+
+    /// Process ids by name, of those that run.
     pub(super) fn process_ids(&self) -> Vec<(String, u32)> {
         let members = self.members.lock().expect("no holder of this lock panics");
-        members.iter().map(|member| (member.name.clone(), member.child.id())).collect()
+        members.iter().filter_map(|member| Some((member.name.clone(), member.process.child()?.id()))).collect()
+    }
+}
+
+impl Process {
+    fn child(&self) -> Option<&Child> {
+        match self {
+            Self::Runs(child) => Some(child),
+            Self::Waits(_) => None,
+        }
+    }
+
+    fn child_mut(&mut self) -> Option<&mut Child> {
+        match self {
+            Self::Runs(child) => Some(child),
+            Self::Waits(_) => None,
+        }
     }
 }
 
@@ -166,26 +355,27 @@ impl Drop for Supervisor {
 
 /// Lets frontends answer what is under way, while there are a scheduler and backends that they need for it.
 fn drain(members: &mut [Member]) {
-    let mut frontends: Vec<&mut Member> =
-        members.iter_mut().filter(|member| member.name.starts_with("frontend")).collect();
-    for member in &frontends {
+    let frontends = members.iter_mut().filter(|member| member.name.starts_with("frontend"));
+    let mut frontends: Vec<&mut Child> = frontends.filter_map(|member| member.process.child_mut()).collect();
+    for child in &frontends {
         // It may have ended already.
-        let _ = kill_process(Pid::from_child(&member.child), Signal::TERM);
+        let _ = kill_process(Pid::from_child(child), Signal::TERM);
     }
     let until = Instant::now() + DRAIN_TIMEOUT;
-    while frontends.iter_mut().any(|member| matches!(member.child.try_wait(), Ok(None))) && Instant::now() < until {
+    while frontends.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) && Instant::now() < until {
         thread::sleep(DRAIN_POLL);
     }
 }
 
 fn kill_all(members: &mut Vec<Member>) {
-    for member in members.iter_mut() {
+    for child in members.iter_mut().filter_map(|member| member.process.child_mut()) {
         // It may have ended already; then there is nothing to kill.
-        let _ = member.child.kill();
+        let _ = child.kill();
     }
-    for mut member in members.drain(..) {
-        let _ = member.child.wait();
+    for child in members.iter_mut().filter_map(|member| member.process.child_mut()) {
+        let _ = child.wait();
     }
+    members.clear();
 }
 
 /// The end of a log: its last 2 KiB.
