@@ -435,6 +435,9 @@ impl ControlDriver {
     }
 
     fn on_event(&mut self, now: Timestamp, event: Event) {
+        if self.peers.handle_event(&mut self.control, &mut self.port.endpoint, &event) {
+            return;
+        }
         match event {
             Event::Incoming { connection, peer, hello } => {
                 if let Err(reason) = self.welcome(now, connection, &hello) {
