@@ -52,8 +52,7 @@ fn send(http: SocketAddr, seconds: f64) -> Tally {
     let models = repository::load("models".as_ref()).unwrap();
     let model = models.iter().find(|model| model.name == MODEL).unwrap();
     let data: Vec<u8> = (0..model.input_bytes()).map(|at| (at % 253) as u8).collect();
-    let digest = repository::emulated::digest(&data).iter().flat_map(|word| word.to_le_bytes()).collect();
-    let input = Input::new("image", DataType::Uint8, &[3, 224, 224], &data, Some(200.0), Expected::Bytes(digest));
+    let input = Input::new("image", DataType::Uint8, &[3, 224, 224], &data, Some(200.0), Expected::digest(&data));
     let arrivals = Arrivals::poisson(40.0);
     let stream = Stream { model: MODEL.into(), arrivals, slo_ms: 200.0, inputs: [input].into() };
     let target = Target::http(http, Duration::from_secs_f64(seconds), 3);

@@ -73,6 +73,9 @@ pub struct Args {
     /// Decides arrivals and inputs
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Count every answer as an error that is not what an emulated model gives
+    #[arg(long)]
+    pub emulated: bool,
     /// One JSON object on stdout
     #[arg(long)]
     pub json: bool,
@@ -289,11 +292,12 @@ impl Args {
 }
 
 impl StreamPlan {
-    /// The stream with made-up inputs: random bytes, and zeros for floats, since random bits make NaNs.
+    /// The stream with made-up inputs: random bytes, and zeros for floats, since random bits make NaNs. If `emulated`,
+    /// answers must be what emulated models give.
     ///
     /// # Errors
     /// If the model's input has no fixed size.
-    pub fn stream(self, input: &InputShape, seed: u64) -> Result<Stream> {
+    pub fn stream(self, input: &InputShape, seed: u64, emulated: bool) -> Result<Stream> {
         let model = &self.model;
         let wrong = |what: String| CommandError::Failed(format!("--model: the input of {model} {what}"));
         let datatype = DataType::from_name(&input.datatype)
@@ -310,7 +314,8 @@ impl StreamPlan {
             if !matches!(datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64) {
                 random.fill_bytes(&mut data);
             }
-            Input::new(&input.name, datatype, &shape, &data, self.slo_ms, Expected::Any)
+            let expected = if emulated { Expected::digest(&data) } else { Expected::Any };
+            Input::new(&input.name, datatype, &shape, &data, self.slo_ms, expected)
         });
         let inputs = inputs.collect();
         Ok(Stream { model: self.model, arrivals: self.arrivals, slo_ms: self.slo_ms.unwrap_or(f64::INFINITY), inputs })
@@ -475,10 +480,10 @@ mod tests {
             datatype: datatype.into(),
             shape: shape.to_vec(),
         };
-        let stream = plan().stream(&shape("UINT16", &[-1, -1, 3]), 1).unwrap();
+        let stream = plan().stream(&shape("UINT16", &[-1, -1, 3]), 1, false).unwrap();
         assert_eq!((stream.inputs.len(), &stream.inputs[0].shape[..]), (INPUTS, &[1, 1, 3][..]));
         assert_ne!(stream.inputs[0].data, stream.inputs[1].data);
-        let text = |input| plan().stream(&input, 1).unwrap_err().to_string();
+        let text = |input| plan().stream(&input, 1, false).unwrap_err().to_string();
         assert_eq!(text(shape("BYTES", &[-1, 1])), "--model: the input of m is BYTES, which has no fixed size");
         assert!(text(shape("FP32", &[-1, i64::MAX, i64::MAX])).contains("which is more than"));
     }

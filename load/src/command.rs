@@ -36,7 +36,7 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
     let svg = args.svg.as_deref().map(|path| create("--svg", path)).transpose()?;
     let models: Vec<&str> = streams.iter().map(|stream| stream.model.as_str()).collect();
     let inputs = first_inputs(&target, &models).map_err(|error| CommandError::Failed(error.to_string()))?;
-    let streams = streams.into_iter().zip(&inputs).map(|(plan, input)| plan.stream(input, target.seed));
+    let streams = streams.into_iter().zip(&inputs).map(|(plan, input)| plan.stream(input, target.seed, args.emulated));
     let streams = streams.collect::<Result<Vec<_>, _>>()?;
 
     let bar = progress_bar("load");
@@ -67,6 +67,7 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
 fn as_json(tallies: &[(String, Tally)], total: &Tally, seconds: f64) -> Value {
     let model = |(name, tally): &(String, Tally)| {
         let mut model = json!(tally.report(name, seconds));
+        model["wrong"] = json!(tally.wrong);
         model["reasons"] = json!({ "dropped": tally.dropped, "errors": tally.errors });
         let stages = tally.stages.rows().map(|(stage, p50, p99)| (stage.to_owned(), json!({ "p50": p50, "p99": p99 })));
         model["stages_us"] = Value::Object(stages.collect());

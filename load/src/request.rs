@@ -49,6 +49,14 @@ pub enum Expected {
     },
 }
 
+impl Expected {
+    /// What an emulated model gives: the digest of its input.
+    #[must_use]
+    pub fn digest(data: &[u8]) -> Self {
+        Self::Bytes(repository::emulated::digest(data).iter().flat_map(|word| word.to_le_bytes()).collect())
+    }
+}
+
 /// How an answer compares with what was expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {

@@ -235,9 +235,8 @@ fn streams(models: &[repository::Model], held_out: digits::HeldOut, args: &Args)
 fn emulated_input(model: &repository::Model, random: &mut impl Rng) -> Input {
     let mut data = vec![0; model.input_bytes()];
     random.fill_bytes(&mut data);
-    let digest = repository::emulated::digest(&data).iter().flat_map(|word| word.to_le_bytes()).collect();
     let input = &model.inputs[0];
-    Input::new(&input.name, input.datatype, &input.shape, &data, None, Expected::Bytes(digest))
+    Input::new(&input.name, input.datatype, &input.shape, &data, None, Expected::digest(&data))
 }
 
 /// What the classifier makes of the held-out images when it is run directly.

@@ -1,0 +1,187 @@
+//! Schedulers that die, stand still and are relieved under load, and members that are started again.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+    mpsc::{Receiver, channel},
+};
+
+use super::*;
+
+/// Nothing that is waited for takes so long, however busy the machine is.
+const HANG: Duration = Duration::from_secs(60);
+const MEMBERS: usize = 3;
+
+/// A cluster with a standby, and what it says.
+struct Cluster {
+    up: Up,
+    /// What `up` says, and what its members log.
+    said: Receiver<String>,
+    primary: Primary,
+}
+
+/// Number and position of an epoch.
+type Primary = (u32, usize);
+
+impl Cluster {
+    /// Two schedulers, a frontend and two backends; both schedulers have all of them as members.
+    fn start(model_threads: &str) -> Self {
+        let rest = format!("schedulers = 2\n{model_threads}");
+        let level = "warn,scheduler=info";
+        let mut up = Up::start_logging(level, Stdio::piped(), (1, "resnet50", &[2, 2]), &rest);
+        let (say, said) = channel();
+        let out: Box<dyn Read + Send> = Box::new(up.stdout.take().unwrap());
+        let log: Box<dyn Read + Send> = Box::new(up.child.stderr.take().unwrap());
+        for output in [out, log] {
+            let say = say.clone();
+            thread::spawn(move || {
+                for line in BufReader::new(output).lines() {
+                    let _ = say.send(line.unwrap());
+                }
+            });
+        }
+        let mut cluster = Self { up, said, primary: (0, 0) };
+        // Members join both, in whatever order.
+        cluster.hear(&[("all members obey", 1), (" joined ", 2 * MEMBERS)]);
+        cluster
+    }
+
+    /// Reads on until what was said had each of these texts so many times, in whatever order.
+    fn hear(&mut self, texts: &[(&str, usize)]) {
+        let mut missing = texts.to_vec();
+        while !missing.is_empty() {
+            let line = self.said.recv_timeout(HANG).unwrap_or_else(|_| panic!("waiting in vain for {missing:?}"));
+            // Shown if the test fails.
+            println!("{line}");
+            if let Some((name, pid)) = process(&line) {
+                self.up.members.insert(name, pid);
+            }
+            if let Some((_, rest)) = line.split_once("all members obey").and_then(|(_, rest)| rest.split_once("epoch="))
+            {
+                let (number, index) = rest.split_whitespace().next().unwrap().split_once('.').unwrap();
+                self.primary = self.primary.max((number.parse().unwrap(), index.parse().unwrap()));
+            }
+            if let Some(found) = missing.iter_mut().find(|(text, _)| line.contains(text)) {
+                found.1 -= 1;
+            }
+            missing.retain(|(_, count)| *count > 0);
+        }
+    }
+
+    fn scheduler(&self, index: usize) -> Pid {
+        self.up.members[&format!("scheduler-{index}")]
+    }
+
+    /// The primary is killed, another one takes over, and the first one comes back as a standby of all members.
+    fn kill(&mut self) {
+        let (before, index) = self.primary;
+        let name = format!("scheduler-{index}: process ");
+        kill_process(self.scheduler(index), Signal::KILL).unwrap();
+        self.hear(&[("all members obey", 1), (&name, 1), ("the scheduler is up", 1), (" joined ", MEMBERS)]);
+        assert!(self.primary.0 > before && self.primary.1 != index, "{before}.{index}, then {:?}", self.primary);
+    }
+
+    /// The primary stands still for a second.
+    fn stop(&mut self) {
+        let (before, index) = self.primary;
+        kill_process(self.scheduler(index), Signal::STOP).unwrap();
+        pause(Duration::from_secs(1));
+        kill_process(self.scheduler(index), Signal::CONT).unwrap();
+        self.hear(&[("all members obey", 1), (" joined ", MEMBERS)]);
+        assert!(self.primary.0 > before && self.primary.1 != index, "{before}.{index}, then {:?}", self.primary);
+    }
+
+    /// Sends load all the while that `disturb` takes; yields what became of it, one tally after the other.
+    fn send_while(&mut self, stream: &Stream, disturb: impl FnOnce(&mut Self)) -> Vec<Tally> {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (over, stream, http) = (Arc::clone(&is_over), stream.clone(), self.up.http[0]);
+        let load = thread::spawn(move || {
+            let mut tallies = Vec::new();
+            while !over.load(Ordering::Relaxed) {
+                let target = Target::http(http, Duration::from_secs(2), 7);
+                tallies.push(generate(&target, std::slice::from_ref(&stream), |_| {}).unwrap().remove(0));
+            }
+            tallies
+        });
+        pause(Duration::from_millis(500));
+        disturb(self);
+        is_over.store(true, Ordering::Relaxed);
+        load.join().unwrap()
+    }
+
+    /// `downbeat handover` to this scheduler: what it says and its exit code.
+    fn hand_over(&self, index: usize) -> (String, Option<i32>) {
+        let (address, config) = &self.up.schedulers[index];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
+        let output = command.args(["handover", "--to", &address.to_string(), "--config"]).arg(config).output().unwrap();
+        (String::from_utf8([output.stdout, output.stderr].concat()).unwrap(), output.status.code())
+    }
+}
+
+#[test]
+fn schedulers_are_killed_and_stand_still_and_no_request_is_lost() {
+    for model_threads in ["", "model_threads = 2"] {
+        let mut cluster = Cluster::start(model_threads);
+        let tallies = cluster.send_while(&emulated(60.0), |cluster| {
+            (0..3).for_each(|_| cluster.kill());
+            cluster.stop();
+        });
+        let (mut sent, mut served) = (0, 0);
+        for tally in &tallies {
+            assert_accounted_for(tally);
+            (sent, served) = (sent + tally.sent, served + tally.served);
+        }
+        // Some may have had no time left.
+        assert!(served * 4 >= sent * 3, "{tallies:?}");
+    }
+}
+
+#[test]
+fn an_operator_moves_the_primary_and_no_request_fails() {
+    let mut cluster = Cluster::start("");
+    let tallies = cluster.send_while(&emulated_within(2_000.0, 60.0), |cluster| {
+        let to = 1 - cluster.primary.1;
+        let (said, code) = cluster.hand_over(to);
+        assert_eq!(code, Some(0), "{said}");
+        let address = cluster.up.schedulers[to].0;
+        assert!(said.starts_with(&format!("{address} is the primary, in epoch ")), "{said}");
+        // The former primary is its standby now.
+        cluster.hear(&[("all members obey", 1), (" joined ", MEMBERS)]);
+        assert_eq!(cluster.primary.1, to);
+        let (said, code) = cluster.hand_over(to);
+        assert!(code == Some(2) && said.lines().count() == 1 && said.contains("is the primary already"), "{said}");
+    });
+    for tally in &tallies {
+        assert_accounted_for(tally);
+        assert_eq!(tally.served, tally.sent, "{tally:?}");
+    }
+}
+
+#[test]
+fn members_that_end_are_started_again_unless_they_were_told_to_end() {
+    let (level, log) = ("warn", Stdio::inherit());
+    let mut up = Up::start_logging(level, log, (1, "resnet50", &[1, 1]), "");
+    let mut stdout = up.stdout.take().unwrap();
+    for member in ["backend-1", "frontend-0", "scheduler"] {
+        kill_process(up.members[member], Signal::KILL).unwrap();
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let (name, pid) = process(&line).unwrap();
+        assert_eq!(name, member);
+        assert_ne!(up.members.insert(name, pid), Some(pid));
+        while !is_ready(up.http[0], "resnet50") {
+            pause(Duration::from_millis(50));
+        }
+    }
+    assert_accounted_for(&up.send(0, 1.0, &emulated(20.0)));
+    // This one is told, and the next line is another's.
+    let told = up.members["backend-0"];
+    kill_process(told, Signal::TERM).unwrap();
+    while test_kill_process(told).is_ok() {
+        pause(Duration::from_millis(50));
+    }
+    kill_process(up.members["scheduler"], Signal::KILL).unwrap();
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    assert_eq!(process(&line).unwrap().0, "scheduler");
+}
