@@ -73,6 +73,62 @@ fn a_backend_that_leaves_in_good_order_loses_nothing() {
     }
 }
 
+/// What becomes of requests when this happens to the first of several schedulers in the middle of them, by how they fail.
+fn failures(seeds: u64, what: impl Fn(Node) -> Vec<(Span, Happening)>) -> (u64, BTreeMap<String, u64>) {
+    let faults = FaultKinds { scheduler: true, ..FaultKinds::default() };
+    let (mut sent, mut failed) = (0, BTreeMap::new());
+    for seed in 0..seeds {
+        let mut fabric = Fabric::new(Options { faults, ..options(seed, None) });
+        if fabric.schedulers.len() == 1 {
+            continue;
+        }
+        for index in 0..fabric.env.members.len() {
+            fabric.env.schedule(Timestamp::ZERO, Happening::Start(Node(index)));
+        }
+        fabric.run_until(WARM).unwrap();
+        for (after, happening) in what(fabric.roles.schedulers[0]) {
+            fabric.env.after(Span::from_millis(100) + after, happening);
+        }
+        fabric.serve(WARM + CALM, ENDS).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        fabric.check_settled().unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        let primary = fabric.schedulers.iter_mut().position(|scheduler| scheduler.claim().is_primary());
+        assert_ne!(primary, Some(0), "seed {seed}: another one is the primary");
+        let summary = fabric.summary();
+        sent += summary.sent;
+        for (kind, count) in summary.failed {
+            *failed.entry(kind).or_default() += count;
+        }
+    }
+    (sent, failed)
+}
+
+/// Clients give up, ask for what cannot be, or are late themselves.
+const OWN_FAULTS: [&str; 4] = ["HungUp", "NeverMet", "InputLate", "Undecodable"];
+
+#[test]
+fn a_primary_that_dies_costs_only_what_its_death_makes_late() {
+    let crash = |node| {
+        let fault = Fault::Crash { node, tells: true };
+        vec![(Span::ZERO, Happening::Fault(fault)), (Span::from_millis(700), Happening::Heal(fault))]
+    };
+    let (sent, mut failed) = failures(200, crash);
+    failed.retain(|kind, _| !OWN_FAULTS.contains(&kind.as_str()));
+    eprintln!("{sent} requests, {failed:?}");
+    let late = ["Dropped", "WindowMissed", "BackendLost"].iter().filter_map(|kind| failed.remove(*kind)).sum::<u64>();
+    assert_eq!(failed, BTreeMap::new(), "nobody is told that the scheduler was lost");
+    assert!(sent > 5_000 && late * 50 < sent, "{late} of {sent}");
+}
+
+#[test]
+fn a_primary_that_is_moved_costs_nothing() {
+    let (sent, mut failed) = failures(200, |node| vec![(Span::ZERO, Happening::HandOver(Node(node.0 + 1)))]);
+    failed.retain(|kind, _| !OWN_FAULTS.contains(&kind.as_str()));
+    eprintln!("{sent} requests, {failed:?}");
+    let late = ["Dropped", "WindowMissed"].iter().filter_map(|kind| failed.remove(*kind)).sum::<u64>();
+    assert_eq!(failed, BTreeMap::new());
+    assert!(sent > 5_000 && late * 200 < sent, "{late} of {sent}");
+}
+
 /// How many seeds it takes until a planted bug is found.
 fn seeds_until_found(mutation: Mutation, faults: FaultKinds) -> u64 {
     let found = |seed: &u64| run(Options { faults, ..options(*seed, Some(mutation)) }).0.is_err();
