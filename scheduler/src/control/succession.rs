@@ -511,3 +511,119 @@ impl Succession {
         [dials, suspicion, watching, founding].into_iter().flatten().min()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THEIRS: Claim = Claim { era: Era(9), epoch: Epoch { number: 3, scheduler: 0 } };
+
+    fn at(ms: i64) -> Timestamp {
+        Timestamp(0) + Span::from_millis(ms)
+    }
+
+    fn among(rank: u16, schedulers: u16) -> Succession {
+        Succession::new(SuccessionConfig { rank, schedulers, suspect: Span::from_millis(10) })
+    }
+
+    fn outputs(succession: &mut Succession, now: Timestamp) -> Vec<SuccessionOutput> {
+        succession.handle_timeout(now);
+        std::iter::from_fn(|| succession.poll_output()).collect()
+    }
+
+    /// One exchange with the primary at `now`, whose clock is `ahead` and whose answer took `round_trip`.
+    fn exchange(succession: &mut Succession, now: Timestamp, ahead: Span, round_trip: Span) {
+        let their_now = now + round_trip / 2 + ahead;
+        let reply = ClockReply { sent_at: now, received_at: their_now, replied_at: their_now };
+        succession.handle_message(now + round_trip, 0, SchedulerToScheduler::Clock(reply));
+    }
+
+    /// The second of two, which follows the first and keeps its clock.
+    fn following() -> Succession {
+        let mut succession = among(1, 2);
+        outputs(&mut succession, at(0));
+        succession.handle_peer(at(1), 0, THEIRS);
+        (0..EXCHANGES).for_each(|_| exchange(&mut succession, at(2), Span::ZERO, Span::from_micros(100)));
+        assert!(succession.is_warm() && !succession.claim().is_primary());
+        while succession.poll_output().is_some() {}
+        succession
+    }
+
+    #[test]
+    fn the_first_of_the_list_founds_an_era_once_it_finds_nobody_and_others_wait_for_it() {
+        let mut first = among(0, 3);
+        assert_eq!(outputs(&mut first, at(0)), [SuccessionOutput::Dial(1), SuccessionOutput::Dial(2)]);
+        first.handle_peer_lost(at(1), 1);
+        assert_eq!(outputs(&mut first, at(1)), [], "one has not been found missing yet");
+        first.handle_peer_lost(at(2), 2);
+        assert_eq!(outputs(&mut first, at(2)), [SuccessionOutput::Found]);
+        let mut second = among(1, 3);
+        outputs(&mut second, at(0));
+        [0, 2].iter().for_each(|&rank| second.handle_peer_lost(at(1), rank));
+        assert!(!outputs(&mut second, at(999)).contains(&SuccessionOutput::Found));
+        assert!(outputs(&mut second, at(1_000)).contains(&SuccessionOutput::Found));
+    }
+
+    #[test]
+    fn nobody_founds_an_era_while_somebody_keeps_one() {
+        let mut first = among(0, 2);
+        outputs(&mut first, at(0));
+        first.handle_peer(at(1), 1, Claim { epoch: Epoch::NONE, ..THEIRS });
+        assert!(!outputs(&mut first, at(5_000)).contains(&SuccessionOutput::Found));
+        first.handle_peer(at(5_001), 1, Claim::default());
+        assert!(outputs(&mut first, at(5_002)).contains(&SuccessionOutput::Found), "it keeps none any more");
+    }
+
+    #[test]
+    fn a_heart_that_stands_still_is_suspected_and_the_members_decide() {
+        for (misses, takes_over) in [([true, true, false], true), ([true, false, false], false)] {
+            let mut standby = following();
+            standby.handle_heartbeat(at(3), 0, Some(7));
+            standby.handle_heartbeat(at(4), 0, Some(7));
+            assert!(!outputs(&mut standby, at(12)).contains(&SuccessionOutput::AskMembers));
+            assert!(outputs(&mut standby, at(13)).contains(&SuccessionOutput::AskMembers));
+            standby.handle_asked(at(13), 3);
+            misses.iter().for_each(|&misses| standby.handle_answer(at(14), misses));
+            assert_eq!(outputs(&mut standby, at(14)).contains(&SuccessionOutput::TakeOver), takes_over);
+            assert_eq!(standby.claim().epoch, if takes_over { THEIRS.epoch.next_of(1) } else { Epoch::NONE });
+        }
+    }
+
+    #[test]
+    fn a_heart_that_beats_again_ends_the_suspicion() {
+        let mut standby = following();
+        standby.handle_heartbeat(at(3), 0, Some(7));
+        outputs(&mut standby, at(13));
+        standby.handle_asked(at(13), 3);
+        standby.handle_heartbeat(at(14), 0, Some(8));
+        (0..3).for_each(|_| standby.handle_answer(at(15), true));
+        assert!(!standby.claim().is_primary());
+    }
+
+    #[test]
+    fn of_two_standbys_the_first_goes_first() {
+        let mut last = among(2, 3);
+        outputs(&mut last, at(0));
+        last.handle_peer(at(1), 0, THEIRS);
+        last.handle_peer(at(1), 1, Claim { epoch: Epoch::NONE, ..THEIRS });
+        (0..EXCHANGES).for_each(|_| exchange(&mut last, at(2), Span::ZERO, Span::from_micros(100)));
+        last.handle_peer_lost(at(3), 0);
+        outputs(&mut last, at(3));
+        assert!(!outputs(&mut last, at(12)).contains(&SuccessionOutput::AskMembers));
+        assert!(outputs(&mut last, at(13)).contains(&SuccessionOutput::AskMembers));
+    }
+
+    #[test]
+    fn slow_exchanges_do_not_move_a_clock_that_is_known_better() {
+        let mut standby = following();
+        let shift = |standby: &mut Succession, ms, ahead, round_trip| {
+            (0..EXCHANGES).for_each(|_| exchange(standby, at(ms), ahead, round_trip));
+            std::iter::from_fn(|| standby.poll_output())
+                .find(|output| matches!(output, SuccessionOutput::ShiftClock(_)))
+        };
+        let (far, slow, fast) = (Span::from_millis(29), Span::from_millis(58), Span::from_micros(90));
+        assert_eq!(shift(&mut standby, 1_000, far, slow), None);
+        let little = Span::from_micros(30);
+        assert_eq!(shift(&mut standby, 2_000, little, fast), Some(SuccessionOutput::ShiftClock(little)));
+    }
+}
