@@ -50,8 +50,8 @@ mod tests {
     fn pauses_end_with_the_answers_of_any_stream() {
         let ms = Duration::from_millis;
         let (mut one, mut other) = (Answered::default(), Answered::default());
-        [0, 10, 400].map(|at| one.record(ms(at)));
-        [63, 64, 300].map(|at| other.record(ms(at)));
+        [0, 10, 400].into_iter().for_each(|at| one.record(ms(at)));
+        [63, 64, 300].into_iter().for_each(|at| other.record(ms(at)));
         other.record(Duration::from_secs(7200));
         assert_eq!(one.longest_pause(ms(0), ms(401)), ms(389));
         one.add(&other);
