@@ -91,11 +91,11 @@ impl Standby {
         let hello = BackendHello { known_as: Some(BACKEND), standing, ..offer(1) };
         assert_eq!(self.cluster.handle_backend_joined(self.now, hello).unwrap().backend, BACKEND);
         self.backend(BackendToScheduler::Linked { frontend: FRONTEND, link: LinkId(3) });
-        let gpus = self.take().into_iter().filter_map(|output| match output {
+        let mut gpus = self.take().into_iter().filter_map(|output| match output {
             ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Model { gpus, .. }) => Some(gpus),
             _ => None,
         });
-        assert_eq!(gpus.last(), Some(1), "the frontend knows what it could be served with");
+        assert_eq!(gpus.next_back(), Some(1), "the frontend knows what it could be served with");
     }
 
     fn backend(&mut self, message: BackendToScheduler) {
