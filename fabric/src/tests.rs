@@ -73,7 +73,8 @@ fn a_backend_that_leaves_in_good_order_loses_nothing() {
     }
 }
 
-/// What becomes of requests when this happens to the first of several schedulers in the middle of them, by how they fail.
+/// What becomes of requests when this happens to the first of several schedulers in the middle of them: how many there
+/// were, and how they failed.
 fn failures(seeds: u64, what: impl Fn(Node) -> Vec<(Span, Happening)>) -> (u64, BTreeMap<String, u64>) {
     let faults = FaultKinds { scheduler: true, ..FaultKinds::default() };
     let (mut sent, mut failed) = (0, BTreeMap::new());

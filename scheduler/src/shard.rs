@@ -609,6 +609,7 @@ impl Shard {
         self.frontends.remove(&frontend);
         self.fences.forget_frontend(frontend);
         self.heirs.remove(&frontend);
+        self.plans.disown(frontend);
         self.planner.handle_owner_left(now, &|task| task.frontend() == frontend);
     }
 

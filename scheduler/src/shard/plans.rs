@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::{BackendId, GpuId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId, Timestamp};
+use proto::{BackendId, FrontendId, GpuId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId, Timestamp};
 
 /// A task that left its queue in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,6 +165,15 @@ impl Plans {
         found.is_some()
     }
 
+    /// A frontend has left. It may come back under its name, having forgotten its tasks or with those that it still
+    /// has: what becomes of them here concerns nobody. A scan: frontends leave rarely.
+    pub(super) fn disown(&mut self, frontend: FrontendId) {
+        for plan in self.under_way.values_mut() {
+            let its = plan.tasks.extract_if(.., |task| task.id.frontend() == frontend);
+            plan.heirs.extend(its.map(|task| (task.id, task.attempt)));
+        }
+    }
+
     /// Execution ended. `None` if `backend` does not execute such a plan.
     pub(super) fn on_done(&mut self, backend: BackendId, id: PlanId, failed: &[TaskId]) -> Option<Done> {
         let plan = self.under_way.get_mut(&(backend, id)).filter(|plan| !plan.is_done)?;
@@ -247,7 +256,6 @@ impl Plans {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto::FrontendId;
 
     fn task(sequence: u64) -> RunningTask {
         let slot = SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80 };

@@ -288,3 +288,22 @@ fn an_id_that_is_in_use_is_not_given_to_somebody_else() {
     assert!(refused(1).contains("your former connection"));
     assert!(refused(2).contains("another member has your id"));
 }
+
+#[test]
+fn a_frontend_that_comes_back_under_its_name_owes_nothing_of_what_it_had() {
+    let mut standby = Standby::warm();
+    standby.take_over();
+    standby.backend(BackendToScheduler::Obeys { epoch: OURS });
+    standby.frontend(FrontendToScheduler::Obeys { epoch: OURS });
+    standby.frontend(FrontendToScheduler::AllOpen);
+    standby.frontend(submit(FRONTEND, 7, standby.now + Span::from_millis(25)));
+    let plan = standby.next_plan();
+    standby.cluster.handle_disconnected(standby.now, Port::Control, Member::Frontend(FRONTEND), "lost".to_owned());
+    let standing = Standing { token: 1, obeys: Claim { era: PRIMARY.era, epoch: OURS } };
+    let hello = FrontendHello { known_as: Some(FRONTEND), standing, ..FrontendHello::new("f:1") };
+    standby.cluster.handle_frontend_joined(standby.now, hello).unwrap();
+    let outcome = PlanOutcome::Executed { started_at: standby.now, finished_at: standby.now };
+    standby.backend(plan_done(plan.plan, outcome, vec![]));
+    standby.backend(BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] });
+    assert!(standby.cluster.is_idle());
+}
