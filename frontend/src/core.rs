@@ -23,6 +23,7 @@ use proto::{
 };
 use transport::{ConnectionId, Event};
 
+pub use self::schedulers::Takeovers;
 pub use crate::session::Destination;
 
 use crate::{
@@ -132,6 +133,7 @@ pub struct Core {
     /// What each scheduler has said in its present session.
     words: Vec<Word>,
     allegiance: Allegiance,
+    takeovers: Takeovers,
     questions: Questions,
     /// Who we are in this life.
     frontend: Option<FrontendId>,
@@ -183,6 +185,7 @@ impl Core {
             sessions: (0..config.schedulers).map(|index| Session::new(index, config.link_address.clone())).collect(),
             words: (0..config.schedulers).map(|_| Word::default()).collect(),
             allegiance: Allegiance::new(config.schedulers),
+            takeovers: Takeovers::default(),
             questions: Questions::default(),
             frontend: None,
             lives: 0,
@@ -254,6 +257,24 @@ impl Core {
     #[must_use]
     pub fn obeys(&self) -> Claim {
         self.allegiance.obeys()
+    }
+
+    /// The index of the scheduler that is the primary and that we have joined.
+    #[must_use]
+    pub fn primary(&self) -> Option<usize> {
+        self.allegiance.primary()
+    }
+
+    /// Schedulers that we have joined, the primary among them.
+    #[must_use]
+    pub fn schedulers_joined(&self) -> usize {
+        self.sessions.iter().filter(|session| session.has_joined()).count()
+    }
+
+    /// How primaries came and went.
+    #[must_use]
+    pub fn takeovers(&self) -> Takeovers {
+        self.takeovers
     }
 
     /// How much the primary had to do when it last said so, about a second ago; nothing while there is none.

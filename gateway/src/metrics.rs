@@ -2,6 +2,8 @@
 //!
 //! Everything is resolved to a handle when a model is loaded, so a request costs a few additions and no look-up.
 
+mod schedulers;
+
 use std::cell::RefCell;
 
 use frontend::{
@@ -15,10 +17,11 @@ use prometheus::{
 };
 use proto::{
     Span,
-    scheduler_to_frontend::{DropReason, NetworkTimes, SchedulerLoad},
+    scheduler_to_frontend::{DropReason, NetworkTimes},
 };
 use repository::Model;
 
+use self::schedulers::SchedulerMetrics;
 use crate::access::Refusal;
 
 /// Of our own durations: 20 us to 10 s, each bucket twice the one before.
@@ -105,9 +108,7 @@ pub struct Metrics {
     backends: IntGauge,
     silences: IntGauge,
     late_inputs: IntCounter,
-    scheduler: IntGauge,
-    /// Tasks, batches and GPUs of the whole scheduler.
-    scheduler_load: [IntGauge; 3],
+    schedulers: SchedulerMetrics,
     refusals: Refusals,
     traces: Traces,
 }
@@ -303,12 +304,7 @@ impl Default for Metrics {
                     "Rows whose picture was not decoded yet when a backend came for it",
                 ),
             ),
-            scheduler: gauge("downbeat_scheduler_connected", "1 while there is a connection to the scheduler"),
-            scheduler_load: [
-                gauge("downbeat_scheduler_tasks_queued", "Tasks of all frontends that wait for their batch"),
-                gauge("downbeat_scheduler_batches_in_flight", "Batches of all frontends that have no answer yet"),
-                gauge("downbeat_scheduler_gpus", "GPUs of all backends that are connected to the scheduler"),
-            ],
+            schedulers: SchedulerMetrics::new(&registry),
             refusals: Refusals::new(&registry),
             traces: Traces::new(&registry),
             registry,
@@ -400,10 +396,8 @@ impl Metrics {
         }
         self.slots.set(core.outstanding() as i64);
         self.backends.set(core.backends_linked() as i64);
-        self.late_inputs.inc_by(core.counters().late_inputs - self.late_inputs.get());
-        self.scheduler.set(i64::from(core.has_scheduler()));
-        let SchedulerLoad { queued, batches, gpus } = core.scheduler_load();
-        self.scheduler_load.iter().zip([queued, batches, gpus]).for_each(|(gauge, count)| gauge.set(count.into()));
+        count_up_to(&self.late_inputs, core.counters().late_inputs);
+        self.schedulers.read(core);
         TextEncoder::new()
             .encode_to_string(&self.registry.gather())
             .expect("names and labels were checked when they were made")
@@ -496,6 +490,11 @@ fn registered<C: prometheus::core::Collector + Clone + 'static>(
     let collector = collector.expect("a valid name");
     registry.register(Box::new(collector.clone())).expect("a new name");
     collector
+}
+
+/// What was counted elsewhere.
+fn count_up_to(counter: &IntCounter, count: u64) {
+    counter.inc_by(count - counter.get());
 }
 
 /// Clocks of members agree within an error, so a short stage can seem to end before it began.

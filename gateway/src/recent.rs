@@ -1,9 +1,10 @@
 //! What became of the last requests, so that each can be explained: when it was queued, in which batch it ran, why
-//! then, and where.
+//! then, and where, and under which primaries.
 
 use std::{collections::VecDeque, rc::Rc};
 
 use frontend::{InferError, excerpt, tasks::Timing};
+use proto::Epoch;
 use serde_json::{Value, json};
 
 use crate::protocol;
@@ -29,12 +30,20 @@ struct Ended {
     /// The client's own.
     id: Option<String>,
     model: Rc<str>,
+    /// Obeyed when it was admitted, and when it ended.
+    epochs: [Epoch; 2],
     outcome: Result<Timing, String>,
 }
 
 impl Recent {
-    /// Remembers a request; yields its number.
-    pub fn push(&mut self, id: Option<&str>, model: &str, outcome: Result<Timing, &InferError>) -> u64 {
+    /// Remembers a request, with the epochs obeyed when it was admitted and when it ended; yields its number.
+    pub fn push(
+        &mut self,
+        id: Option<&str>,
+        model: &str,
+        epochs: [Epoch; 2],
+        outcome: Result<Timing, &InferError>,
+    ) -> u64 {
         if self.requests.len() == REQUESTS_MAX {
             self.requests.pop_front();
         }
@@ -42,7 +51,7 @@ impl Recent {
         debug_assert!(id.is_none_or(|id| id.len() <= protocol::ID_BYTES_MAX));
         let (number, id) = (self.ended, id.map(str::to_owned));
         let outcome = outcome.map_err(|error| error.to_string().chars().take(ERROR_CHARS_MAX).collect());
-        self.requests.push_back(Ended { number, id, model: model.into(), outcome });
+        self.requests.push_back(Ended { number, id, model: model.into(), epochs, outcome });
         number
     }
 
@@ -62,7 +71,9 @@ impl Recent {
             let expected = format!("a number ({known}) or an id of the last {REQUESTS_MAX} requests that have ended");
             InferError::NotFound(format!("request: found '{}', expected {expected}", excerpt(request)))
         })?;
-        let mut explained = json!({ "request": ended.number, "id": ended.id, "model": &*ended.model });
+        let (mut epochs, model) = (ended.epochs.map(|epoch| epoch.to_string()).to_vec(), &*ended.model);
+        epochs.dedup();
+        let mut explained = json!({ "request": ended.number, "id": ended.id, "model": model, "epochs": epochs });
         let fields = explained.as_object_mut().expect("it is one");
         match &ended.outcome {
             Ok(timing) => fields.extend(explain(timing)),
@@ -143,10 +154,16 @@ mod tests {
         }
     }
 
+    fn epochs(admitted: (u32, u16), ended: (u32, u16)) -> [Epoch; 2] {
+        [admitted, ended].map(|(number, scheduler)| Epoch { number, scheduler })
+    }
+
+    const ONE: [Epoch; 2] = [Epoch { number: 1, scheduler: 0 }; 2];
+
     #[test]
     fn a_request_is_explained_by_its_number_or_its_id() {
         let mut recent = Recent::default();
-        let number = recent.push(Some("mine"), "digits", Ok(timing()));
+        let number = recent.push(Some("mine"), "digits", ONE, Ok(timing()));
         let explained = recent.explain(&number.to_string()).unwrap();
         assert_eq!(explained, recent.explain("mine").unwrap());
         let expected = "it was held back 5.000 ms, so that its batch grows, to 5, and waited 3.000 ms for a GPU; the \
@@ -154,19 +171,33 @@ mod tests {
                         came 1.000 ms before its deadline";
         assert_eq!(explained["why"], expected);
         assert_eq!(explained["microseconds_since_admission"]["answered"], 19_000.0);
-        let failed = recent.push(None, "digits", Err(&InferError::NoScheduler));
+        let failed = recent.push(None, "digits", ONE, Err(&InferError::NoScheduler));
         assert!(recent.explain(&failed.to_string()).unwrap()["outcome"].as_str().unwrap().contains("no scheduler"));
+    }
+
+    #[test]
+    fn the_epochs_that_a_request_lived_through_are_named_once_each() {
+        let mut recent = Recent::default();
+        let lost = InferError::SchedulerLost;
+        for (lived, outcome, expected) in [
+            (epochs((1, 0), (1, 0)), Ok(timing()), json!(["1.0"])),
+            (epochs((1, 0), (2, 1)), Ok(timing()), json!(["1.0", "2.1"])),
+            (epochs((2, 0), (2, 1)), Err(&lost), json!(["2.0", "2.1"])),
+        ] {
+            let number = recent.push(None, "digits", lived, outcome);
+            assert_eq!(recent.explain(&number.to_string()).unwrap()["epochs"], expected);
+        }
     }
 
     #[test]
     fn only_the_last_are_remembered() {
         let mut recent = Recent::default();
         (0..REQUESTS_MAX + 3).for_each(|_| {
-            recent.push(None, "digits", Ok(timing()));
+            recent.push(None, "digits", ONE, Ok(timing()));
         });
         assert_eq!(recent.requests.len(), REQUESTS_MAX);
         let long = InferError::Failed("x".repeat(100_000));
-        recent.push(Some(&"i".repeat(protocol::ID_BYTES_MAX)), "digits", Err(&long));
+        recent.push(Some(&"i".repeat(protocol::ID_BYTES_MAX)), "digits", ONE, Err(&long));
         let kept = recent.requests.back().unwrap();
         assert_eq!(kept.outcome.as_ref().unwrap_err().len(), ERROR_CHARS_MAX);
         let error = recent.explain("3").unwrap_err().to_string();

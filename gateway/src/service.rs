@@ -15,7 +15,7 @@ use frontend::{
     rope::Rope,
     tasks::{Reply, Timing},
 };
-use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
+use proto::{Epoch, Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
 use repository::{Executor, Model, Tensor};
 
 use crate::{
@@ -86,6 +86,8 @@ pub struct Service {
 pub struct Submitted<'a> {
     service: &'a Service,
     pending: PendingReply,
+    /// Obeyed when it was admitted.
+    admitted_in: Epoch,
     /// It has ended already.
     ended: Option<Result<Reply, InferError>>,
     /// If it was submitted before its pictures were decoded.
@@ -216,7 +218,13 @@ impl Service {
             false => Err(InferError::LoadedAnew { model: model.name.clone() }),
         };
         let pending = pending.inspect_err(|error| trace.failed(error))?;
-        Ok(Submitted { service: self, pending, ended: None, ahead: None, model, id, outputs, regions_of })
+        let admitted_in = self.epoch();
+        Ok(Submitted { service: self, pending, admitted_in, ended: None, ahead: None, model, id, outputs, regions_of })
+    }
+
+    /// The epoch that is obeyed, or was obeyed last.
+    fn epoch(&self) -> Epoch {
+        self.desk.with_core(|core| core.takeovers().epoch)
     }
 
     /// What the model takes instead of these pictures.
@@ -521,7 +529,7 @@ impl Submitted<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, pending, ended, ahead, model, id, outputs, regions_of } = self;
+        let Self { service, pending, admitted_in, ended, ahead, model, id, outputs, regions_of } = self;
         let result = match ended {
             Some(result) => result,
             None => pending.wait().await,
@@ -534,7 +542,8 @@ impl Submitted<'_> {
             Err(error) => trace.failed(error),
         }
         let outcome = result.as_ref().map(|reply| reply.timing);
-        let number = service.recent.borrow_mut().push(id.as_deref(), &model.name, outcome);
+        let epochs = [admitted_in, service.epoch()];
+        let number = service.recent.borrow_mut().push(id.as_deref(), &model.name, epochs, outcome);
         let reply = result?;
         for OutputChoice { index, form, classes: _ } in &outputs {
             if let OutputForm::Region(span) = form {

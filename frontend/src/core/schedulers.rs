@@ -12,6 +12,42 @@ use proto::{Epoch, Span, Standing};
 use super::*;
 use crate::{allegiance::Verdict, session::Identity};
 
+/// How primaries came and went since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Takeovers {
+    /// The epoch that is obeyed, or was obeyed last, in whatever life; [`Epoch::NONE`] before there was one.
+    pub epoch: Epoch,
+    /// How often one was obeyed that was not the first of its life.
+    pub count: u64,
+    /// How long there was no primary before the last of these, from the loss of the former one; zero if that one was
+    /// there until it was cut off.
+    pub without: Span,
+    /// Lives with a primary that have ended, and with them all requests of theirs.
+    pub lives: u64,
+    /// When the primary was lost, as long as there is no other one.
+    lost_at: Option<Timestamp>,
+}
+
+impl Takeovers {
+    fn handle_obeyed(&mut self, now: Timestamp, epoch: Epoch, is_first: bool) {
+        let lost_at = self.lost_at.take();
+        if !is_first {
+            self.count += 1;
+            self.without = lost_at.map_or(Span::ZERO, |lost_at| now - lost_at);
+        }
+        self.epoch = epoch;
+    }
+
+    fn handle_lost(&mut self, now: Timestamp) {
+        self.lost_at = Some(now);
+    }
+
+    fn handle_life_ended(&mut self) {
+        self.lives += 1;
+        self.lost_at = None;
+    }
+}
+
 impl Core {
     /// Who we are, if requests can be taken in that name: there is a primary, or there was one and another may come.
     pub(super) fn admits_as(&self) -> Option<FrontendId> {
@@ -121,6 +157,7 @@ impl Core {
                 if let Some(former) = former {
                     self.cut_off(now, former);
                 }
+                self.takeovers.handle_obeyed(now, claim.epoch, is_first);
                 self.adopt_word(index, is_first);
                 self.obey(now, index);
             }
@@ -203,6 +240,7 @@ impl Core {
         let is_primary = self.allegiance.primary() == Some(index);
         if is_primary {
             tracing::warn!("the primary, scheduler {index}, is lost: {reason}");
+            self.takeovers.handle_lost(now);
             self.keep_clock(index);
         } else {
             tracing::warn!("scheduler {index} is lost: {reason}");
@@ -242,6 +280,7 @@ impl Core {
     pub(super) fn start_over(&mut self, reason: &str) {
         if self.allegiance.has_obeyed() {
             tracing::warn!("this frontend starts over: {reason}");
+            self.takeovers.handle_life_ended();
         }
         (0..self.sessions.len()).for_each(|index| self.end_session(index));
         self.outputs.extend(self.links.keys().map(|&connection| Output::Disconnect { connection }));

@@ -46,8 +46,10 @@ use crate::{
 };
 
 const ARENA: usize = 1 << 14;
+const FRONTEND: FrontendId = FrontendId(1);
 const SCHEDULER: ConnectionId = ConnectionId(1);
 const BACKEND: ConnectionId = ConnectionId(2);
+const STANDBY: ConnectionId = ConnectionId(3);
 
 /// What the tests' scheduler and backend do with the next task; when nothing is said, they answer.
 #[derive(Debug, Clone, Copy)]
@@ -57,8 +59,10 @@ enum Fate {
     Keep,
 }
 
-/// The other side of the core: a scheduler and one backend that doubles every byte.
+/// The other side of the core: a scheduler, one more where it is to have two, and one backend that doubles every byte.
 struct Peer {
+    /// To the scheduler that is the primary.
+    primary: Cell<ConnectionId>,
     desk: Rc<Desk>,
     server: Rc<Server>,
     arena: Rc<PlainArena>,
@@ -82,9 +86,7 @@ impl Peer {
     async fn run(self: Rc<Self>) {
         self.desk.handle_timeout();
         loop {
-            while let Some(output) = self.desk.poll_output() {
-                self.handle_output(output);
-            }
+            self.handle_outputs();
             self.answer_guarded();
             self.desk.woken().await;
         }
@@ -92,20 +94,23 @@ impl Peer {
 
     fn handle_output(&self, output: Output) {
         match output {
+            Output::Connect { to, .. } if to.scheduler() == 1 => {
+                self.desk.handle_connecting(to, STANDBY);
+                self.welcome(STANDBY, Epoch::NONE);
+            }
             Output::Connect { to, .. } => {
                 self.desk.handle_connecting(to, SCHEDULER);
-                let frontend = FrontendId(1);
                 let epoch = Epoch { number: 1, scheduler: 0 };
-                let (model_threads, claim) = (ModelThreads::default(), Claim { era: Era(1), epoch });
-                let welcome = wincode::serialize(&FrontendWelcome { frontend, model_threads, claim }).unwrap();
-                self.desk.handle_event(Event::Connected { connection: SCHEDULER, welcome });
-                let hello =
-                    wincode::serialize(&LinkHello { backend: BackendId(6), frontend, link: LinkId(1), epoch }).unwrap();
+                self.welcome(SCHEDULER, epoch);
+                let link = LinkHello { backend: BackendId(6), frontend: FRONTEND, link: LinkId(1), epoch };
+                let hello = wincode::serialize(&link).unwrap();
                 let peer = "127.0.0.1:1".parse().unwrap();
                 self.desk.handle_event(Event::Incoming { connection: BACKEND, peer, hello });
                 self.tell_gpus(1);
             }
-            Output::Send { frame, .. } => read_frame(&frame).for_each(|message| self.handle_message(message.unwrap())),
+            Output::Send { connection, frame } => {
+                read_frame(&frame).for_each(|message| self.handle_message(connection, message.unwrap()));
+            }
             Output::Accept { welcome, .. } => {
                 self.guards_offset.set(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().guards_offset);
             }
@@ -115,30 +120,46 @@ impl Peer {
         }
     }
 
-    fn handle_message(&self, message: FrontendToScheduler) {
+    fn welcome(&self, connection: ConnectionId, epoch: Epoch) {
+        let (model_threads, claim) = (ModelThreads::default(), Claim { era: Era(1), epoch });
+        let welcome = wincode::serialize(&FrontendWelcome { frontend: FRONTEND, model_threads, claim }).unwrap();
+        self.desk.handle_event(Event::Connected { connection, welcome });
+    }
+
+    /// The standby says that it is the primary now; tasks that it is told of are answered, as nothing is said of them.
+    fn take_over(&self) {
+        self.primary.set(STANDBY);
+        self.tell(&SchedulerToFrontend::Takeover { epoch: Epoch { number: 2, scheduler: 1 } });
+        self.handle_outputs();
+    }
+
+    fn handle_message(&self, connection: ConnectionId, message: FrontendToScheduler) {
         match message {
             FrontendToScheduler::ClockRequest { sent_at, .. } => {
                 let at = sent_at + Span::from_millis(5_000);
-                self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
-                self.tell(&SchedulerToFrontend::Load(SchedulerLoad { queued: 3, batches: 2, gpus: 1 }));
+                let reply = ClockReply { sent_at, received_at: at, replied_at: at };
+                self.tell_over(connection, &SchedulerToFrontend::Clock(reply));
+                let load = SchedulerLoad { queued: 3, batches: 2, gpus: 1 };
+                self.tell_over(connection, &SchedulerToFrontend::Load(load));
             }
-            FrontendToScheduler::Submit { task, slot, .. } => match self.next_fate(slot) {
-                None if slot.is_guarded() => self.guarded.borrow_mut().push((task, slot)),
-                None => self.answer(task, slot, AnswerStatus::Done, &self.doubled(slot)),
-                Some(Fate::Answer(status, payload)) => self.answer(task, slot, status, payload.as_bytes()),
-                Some(Fate::Drop(reason)) => self.tell(&SchedulerToFrontend::Dropped { task, reason }),
-                Some(Fate::Keep) => self.kept.borrow_mut().push(task),
-            },
+            FrontendToScheduler::Submit { task, slot, .. } | FrontendToScheduler::Open { task, slot, .. } => {
+                match self.next_fate(slot) {
+                    None if slot.is_guarded() => self.guarded.borrow_mut().push((task, slot)),
+                    None => self.answer(task, slot, AnswerStatus::Done, &self.doubled(slot)),
+                    Some(Fate::Answer(status, payload)) => self.answer(task, slot, status, payload.as_bytes()),
+                    Some(Fate::Drop(reason)) => self.tell(&SchedulerToFrontend::Dropped { task, reason }),
+                    Some(Fate::Keep) => self.kept.borrow_mut().push(task),
+                }
+            }
             FrontendToScheduler::Cancel { task, .. } => {
                 self.cancelled.set(self.cancelled.get() + 1);
                 self.tell(&SchedulerToFrontend::Dropped { task, reason: DropReason::Cancelled });
             }
             FrontendToScheduler::ChangeModel { change, to, name } => self.change_model(change, to, name),
-            FrontendToScheduler::Obeys { .. } | FrontendToScheduler::AllOpen => {}
-            other @ (FrontendToScheduler::Fenced { .. }
-            | FrontendToScheduler::Link { .. }
-            | FrontendToScheduler::Open { .. }
-            | FrontendToScheduler::Misses { .. }) => panic!("nobody asked for that: {other:?}"),
+            FrontendToScheduler::Link { .. } | FrontendToScheduler::Obeys { .. } | FrontendToScheduler::AllOpen => {}
+            other @ (FrontendToScheduler::Fenced { .. } | FrontendToScheduler::Misses { .. }) => {
+                panic!("nobody asked for that: {other:?}")
+            }
         }
     }
 
@@ -159,6 +180,10 @@ impl Peer {
                 self.guarded.borrow_mut().push((task, slot));
             }
         }
+        self.handle_outputs();
+    }
+
+    fn handle_outputs(&self) {
         while let Some(output) = self.desk.poll_output() {
             self.handle_output(output);
         }
@@ -180,9 +205,7 @@ impl Peer {
     fn disconnect(&self, connection: ConnectionId) {
         let reason = DisconnectReason("the test ends it".to_owned());
         self.desk.handle_event(Event::Disconnected { connection, reason });
-        while let Some(output) = self.desk.poll_output() {
-            self.handle_output(output);
-        }
+        self.handle_outputs();
     }
 
     /// As the scheduler does it; only one model can be had.
@@ -207,9 +230,7 @@ impl Peer {
         for task in std::mem::take(&mut *self.kept.borrow_mut()) {
             self.tell(&SchedulerToFrontend::Dropped { task, reason: DropReason::Deadline });
         }
-        while let Some(output) = self.desk.poll_output() {
-            self.handle_output(output);
-        }
+        self.handle_outputs();
     }
 
     fn doubled(&self, slot: SlotDescriptor) -> Vec<u8> {
@@ -230,8 +251,12 @@ impl Peer {
     }
 
     fn tell(&self, message: &SchedulerToFrontend) {
+        self.tell_over(self.primary.get(), message);
+    }
+
+    fn tell_over(&self, connection: ConnectionId, message: &SchedulerToFrontend) {
         let frame = wincode::serialize(message).unwrap();
-        self.desk.handle_event(Event::Message { connection: SCHEDULER, frame });
+        self.desk.handle_event(Event::Message { connection, frame });
     }
 }
 
@@ -263,9 +288,24 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
     with_model(double(), gate, otlp, test);
 }
 
+/// The second of so many schedulers is joined once the test lets the desk's timers run.
+fn with_schedulers<F: Future<Output = ()>>(schedulers: usize, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
+    with_model_and_schedulers(double(), schedulers, open_gate(limits()), None, test);
+}
+
 /// The peer takes every model to be called "double".
 fn with_model<F: Future<Output = ()>>(
     model: repository::Model,
+    gate: Gate,
+    otlp: Option<Otlp>,
+    test: impl FnOnce(SocketAddr, Rc<Peer>) -> F,
+) {
+    with_model_and_schedulers(model, 1, gate, otlp, test);
+}
+
+fn with_model_and_schedulers<F: Future<Output = ()>>(
+    model: repository::Model,
+    schedulers: usize,
     gate: Gate,
     otlp: Option<Otlp>,
     test: impl FnOnce(SocketAddr, Rc<Peer>) -> F,
@@ -276,7 +316,7 @@ fn with_model<F: Future<Output = ()>>(
         arena: LinkWelcome { arena_address: 0, arena_bytes: ARENA as u64, arena_rkey: 0, guards_offset: 0 },
         link_address: "127.0.0.1:1".to_owned(),
         links_max: 4,
-        schedulers: 1,
+        schedulers,
         token_seed: 0,
     };
     let core = Core::new(config, vec![model]).unwrap();
@@ -293,6 +333,7 @@ fn with_model<F: Future<Output = ()>>(
         service = service.tracing(tracing, otlp.trace_rate);
     }
     let peer = Rc::new(Peer {
+        primary: Cell::new(SCHEDULER),
         server: Server::new(service, gate),
         desk,
         arena,
@@ -414,4 +455,5 @@ mod regions;
 mod rest;
 mod secure;
 mod streams;
+mod takeover;
 mod tracing;

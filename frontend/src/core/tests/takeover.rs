@@ -701,3 +701,33 @@ fn a_primary_that_is_about_to_end_is_given_nothing_until_it_has() {
     bench.lose(0);
     assert!(bench.core.is_ready() && bench.request(false).is_ok(), "another one takes over");
 }
+
+#[test]
+fn takeovers_are_counted_with_the_time_that_there_was_no_primary() {
+    let seen = |bench: &Bench| {
+        let Takeovers { epoch, count, without, lives, .. } = bench.core.takeovers();
+        (bench.core.primary(), bench.core.schedulers_joined(), epoch, (count, without, lives))
+    };
+    let mut bench = Bench::new(1);
+    bench.lose(0);
+    assert_eq!(seen(&bench), (None, 0, Epoch::NONE, (0, Span::ZERO, 0)), "there was no life yet");
+    let (mut bench, _) = Bench::warm();
+    assert_eq!(seen(&bench), (Some(0), 2, claim(1, 0).epoch, (0, Span::ZERO, 0)), "the first takes nothing over");
+    bench.pass(Span::from_millis(10));
+    bench.take_over(1, claim(2, 1).epoch);
+    assert_eq!(seen(&bench), (Some(1), 1, claim(2, 1).epoch, (1, Span::ZERO, 0)), "the former was there until then");
+    bench.pass(RETRY_FIRST);
+    bench.welcome(0, STANDBY.era, Epoch::NONE, 0);
+    bench.lose(1);
+    assert_eq!(seen(&bench), (None, 1, claim(2, 1).epoch, (1, Span::ZERO, 0)));
+    let took = Span::from_millis(7);
+    bench.pass(took);
+    bench.take_over(0, claim(3, 0).epoch);
+    assert_eq!(seen(&bench), (Some(0), 1, claim(3, 0).epoch, (2, took, 0)));
+    bench.lose(0);
+    bench.pass(ORPHAN_MAX);
+    assert_eq!(seen(&bench), (None, 0, claim(3, 0).epoch, (2, took, 1)), "what ended then was of that epoch");
+    bench.pass(Span::from_millis(500));
+    bench.welcome(1, STANDBY.era, claim(4, 1).epoch, 2);
+    assert_eq!(seen(&bench), (Some(1), 1, claim(4, 1).epoch, (2, took, 1)), "in another life");
+}
