@@ -87,7 +87,7 @@ pub enum ControlOutput {
 /// What is to be done about other schedulers, which are named by their positions in the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerOutput {
-    /// Connect to this one, with [`Control::peer_hello`]'s claim; then call [`Control::handle_peer_connected`].
+    /// Connect to this one, with [`Control::claim`] in the hello; then call [`Control::handle_peer_connected`].
     Dial(u16),
     /// Over the connection that we made to it.
     Tell(u16, SchedulerToScheduler),

@@ -20,7 +20,7 @@ use crate::{
     shard::{Unfinished, Violation},
 };
 
-/// How long a backend that was here is waited for, until what it runs is taken for lost and it is closed.
+/// How long a backend that was here is waited for, until what it runs is taken for lost.
 const BACKENDS_WAIT: Span = Span::from_millis(50);
 /// An operator is told no later than this that the primary has changed: whoever asks does not wait much longer.
 const OPERATOR_WAIT: Span = Span::from_millis(1_000);
@@ -343,13 +343,16 @@ impl Control {
         self.note_progress(now);
     }
 
-    /// Backends that owe a word have had their time: what they have is fenced off, and they come back as new ones.
+    /// Backends that owe a word have had their time: their links are fenced off, so nothing that they still do meets
+    /// what runs again. They may obey later, with other links.
     pub(super) fn end_waiting(&mut self, now: Timestamp) {
         if self.takeover.backends_until.is_some_and(|until| until <= now) {
-            for (&backend, entry) in self.members.backends.iter_mut().filter(|(_, entry)| entry.owes) {
+            for (backend, entry) in self.members.backends.iter_mut().filter(|(_, entry)| entry.owes) {
                 entry.owes = false;
-                let reason = format!("it has not said within {BACKENDS_WAIT} what it runs");
-                self.outputs.push_back(ControlOutput::Close(Member::Backend(backend), reason));
+                tracing::warn!(
+                    backend = backend.0,
+                    "it has not said within {BACKENDS_WAIT} what it runs; it is fenced off"
+                );
             }
             self.settle_heirs(now);
         }
