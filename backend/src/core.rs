@@ -487,7 +487,11 @@ impl Core {
             }
             SchedulerToBackend::AskPrimary => self.on_question(now, index),
             message if is_primary => self.on_order(now, index, message),
-            _ => tracing::debug!(scheduler = %session.address, "not the primary, so what it wants is not done"),
+            message => {
+                if !session.handle_early(message) {
+                    tracing::debug!(scheduler = %session.address, "not the primary, so what it wants is not done");
+                }
+            }
         }
     }
 

@@ -156,6 +156,12 @@ impl Core {
         }
         self.on_clock(now, index);
         self.inherit_frontends(now, index);
+        for order in self.sessions[index].take_early() {
+            // One of them may lose the session.
+            if self.primary() == Some(index) && self.ended.is_none() {
+                self.on_order(now, index, order);
+            }
+        }
     }
 
     /// Names all plans anew that have not ended, and tells the primary of them.

@@ -19,7 +19,7 @@ use proto::{
     clock::ClockSync,
     frame::{FrameError, FrameWriter},
     hello::ModelThreads,
-    scheduler_to_backend::BackendWelcome,
+    scheduler_to_backend::{BackendWelcome, SchedulerToBackend},
 };
 use transport::ConnectionId;
 
@@ -30,6 +30,9 @@ use crate::links::{FRONTENDS_MAX, TooManyFrontends};
 const BACKOFF_MIN: Span = Span::from_millis(50);
 /// The longest wait.
 const BACKOFF_MAX: Span = Span::from_millis(1_000);
+
+/// Orders that are kept of a primary whose connections are not all up.
+const EARLY_MAX: usize = 4_096;
 
 /// Whom a message to a scheduler is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +57,9 @@ pub(super) struct Session {
     pub(super) frontends: BTreeMap<FrontendId, SocketAddr>,
     /// It has asked whether we miss the primary: when it is told that we do, unless we hear of the primary before.
     pub(super) question: Option<Timestamp>,
+    /// What it wants, if it is the primary, and is not obeyed yet as not all its connections are up. At most
+    /// [`EARLY_MAX`].
+    early: Vec<SchedulerToBackend>,
     state: State,
     backoff: Backoff,
     /// Our names of the models that our hello named, in its order.
@@ -105,6 +111,7 @@ impl Session {
             models: BTreeMap::new(),
             frontends: BTreeMap::new(),
             question: None,
+            early: Vec::new(),
             state: State::Waiting { until: Timestamp::PAST },
             backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
             offered: Vec::new(),
@@ -175,6 +182,20 @@ impl Session {
         if self.scheduler.is_up && self.model_threads.iter().all(|route| route.is_up) {
             self.state = State::Joined;
         }
+    }
+
+    /// It wants something, and is not obeyed. False if that counts for nothing, or is too much.
+    pub(super) fn handle_early(&mut self, order: SchedulerToBackend) -> bool {
+        let may_be_obeyed = self.state == State::Welcomed && self.claim.is_primary() && self.early.len() < EARLY_MAX;
+        if may_be_obeyed {
+            self.early.push(order);
+        }
+        may_be_obeyed
+    }
+
+    /// What it has wanted before it was obeyed.
+    pub(super) fn take_early(&mut self) -> Vec<SchedulerToBackend> {
+        std::mem::take(&mut self.early)
     }
 
     /// It is joined, and stays so: when it fails, it is tried again soon.

@@ -55,10 +55,10 @@ impl SuccessionConfig {
     /// The only scheduler.
     pub const ALONE: Self = Self { rank: 0, schedulers: 1, suspect: Span::from_millis(10) };
 
-    /// The time between two looks at the primary's heartbeat, and between two beats at most.
+    /// The time between two looks at the primary's heartbeat, and between two beats at most. Each wakes both ends up.
     #[must_use]
     pub fn beat_interval(&self) -> Span {
-        self.suspect / 10
+        self.suspect / 4
     }
 }
 
