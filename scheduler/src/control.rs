@@ -436,7 +436,8 @@ impl Control {
     /// Moves a model to another ModelThread. Its tasks go with it; what is under way is finished where it was planned.
     pub fn move_model(&mut self, model: ModelId, to: ModelThreadId) {
         let Some(entry) = self.members.models.get_mut(model.0 as usize) else { return };
-        if entry.owner == to || to.0 >= self.config.model_threads {
+        // Tasks and plans of earlier primaries must meet at one thread.
+        if entry.owner == to || to.0 >= self.config.model_threads || self.takeover.is_under_way() {
             return;
         }
         tracing::info!(model = entry.name, from = entry.owner.0, to = to.0, "moved a model to another ModelThread");

@@ -73,13 +73,21 @@ pub enum ControlToShard {
     Unfinished(BackendId, Unfinished),
     /// What a backend reports of such a plan.
     Inherited(BackendId, BackendToScheduler),
-    /// All backends have said what they have, and a frontend what it waits for. These of its links are not accounted
-    /// for.
-    Settle(FrontendId, Vec<(BackendId, LinkId)>),
+    /// All backends have said what they have, and a frontend what it waits for.
+    Settle(FrontendId, Links),
     /// A model that another thread owned so far.
     Adopt(Box<Moved>),
     /// Meant for a model that this thread owns, but sent to one that did before.
     Forwarded(ModelId, Forwarded),
+}
+
+/// Links that could reach a frontend's slots when it obeyed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Links {
+    /// All of them.
+    pub all: Vec<(BackendId, LinkId)>,
+    /// Those that are not accounted for: their backends do not obey, or have others.
+    pub doubtful: Vec<(BackendId, LinkId)>,
 }
 
 /// A GPU as ModelThreads know it.

@@ -16,7 +16,7 @@ use rand_chacha::rand_core::Rng as _;
 
 use super::{Control, ControlOutput, PeerOutput, changes::Changes, members::Heir, succession::SuccessionOutput};
 use crate::{
-    news::{ControlToRank, ControlToShard},
+    news::{ControlToRank, ControlToShard, Links},
     shard::{Unfinished, Violation},
 };
 
@@ -46,6 +46,11 @@ pub(super) struct Takeover {
 impl Takeover {
     pub(super) fn handle_backend_left(&mut self, backend: BackendId) {
         self.inherited.retain(|(other, _), _| *other != backend);
+    }
+
+    /// Not all members have been taken over.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.began_at.is_some()
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
@@ -336,6 +341,8 @@ impl Control {
                         "links of backends that do not obey are fenced"
                     );
                 }
+                let all = self.members.frontends[&frontend].heir.links.iter().map(|(&backend, &link)| (backend, link));
+                let links = Links { all: all.collect(), doubtful: links };
                 self.tell_shards(|| ControlToShard::Settle(frontend, links.clone()));
             }
             self.takeover.backends_until = None;

@@ -9,6 +9,7 @@
 use proto::backend_to_scheduler::BackendToScheduler;
 
 use super::*;
+use crate::news::Links;
 
 /// A plan of an earlier primary that a backend still has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,12 +72,14 @@ impl Shard {
         }
     }
 
-    /// All backends have said what they have, and these links are not accounted for: nothing that still comes over one
-    /// of them may meet a task that runs again.
-    pub(super) fn on_settle(&mut self, now: Timestamp, frontend: FrontendId, links: Vec<(BackendId, LinkId)>) {
+    /// All backends have said what they have: nothing that still comes over a doubtful link may meet a task that runs
+    /// again. Nor may what comes for a task of a model that is not known here: where it runs, if it does, is not known.
+    pub(super) fn on_settle(&mut self, now: Timestamp, frontend: FrontendId, links: Links) {
         let Some(member) = self.frontends.get_mut(&frontend) else { return };
         let Heir { open, cancelled } = self.heirs.remove(&frontend).unwrap_or_default();
         member.tasks += open.len();
+        let is_known = open.iter().all(|task| self.models.contains_key(&task.model));
+        let links = if is_known { links.doubtful } else { links.all };
         for (backend, link) in links {
             let question = self.fences.ask_link(frontend, (backend, link));
             self.outputs.push_back(ShardOutput::ToFrontend(frontend, question));

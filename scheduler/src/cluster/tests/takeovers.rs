@@ -305,3 +305,20 @@ fn a_frontend_that_comes_back_under_its_name_owes_nothing_of_what_it_had() {
     standby.backend(BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] });
     assert!(standby.cluster.is_idle());
 }
+
+#[test]
+fn whatever_may_carry_a_task_of_an_unknown_model_is_fenced() {
+    let mut standby = Standby::warm();
+    standby.take_over();
+    let unfinished = standby.unfinished();
+    standby.backend(unfinished);
+    standby.backend(BackendToScheduler::Obeys { epoch: OURS });
+    standby.frontend(FrontendToScheduler::Link { backend: BACKEND, link: LinkId(3) });
+    standby.frontend(FrontendToScheduler::Obeys { epoch: OURS });
+    let FrontendToScheduler::Open { task, deadline, priority, attempt, slot, .. } = standby.open(0) else { panic!() };
+    // It has not heard yet what the new primary calls the model.
+    let model = ModelId(u32::MAX);
+    standby.frontend(FrontendToScheduler::Open { task, model, deadline, priority, attempt, slot });
+    standby.frontend(FrontendToScheduler::AllOpen);
+    assert_eq!(standby.fences(), [(BACKEND, LinkId(3), vec![]), (BackendId::NOBODY, LinkId::NONE, vec![task])]);
+}
