@@ -1,6 +1,5 @@
 //! `bench fabric`: the whole way of a request without HTTP. A scheduler, frontends and backends run as processes of
-//! their
-//! own; each frontend's process links it as a library and generates load beside it, on another thread. GPUs are
+//! their own; each frontend's process links it as a library and generates load beside it, on another thread. GPUs are
 //! emulated, and so fast that the path is what limits; every answer is checked.
 //!
 //! Starts the processes, tells frontends when to send, and watches what processor time each role takes meanwhile.

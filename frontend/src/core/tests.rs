@@ -130,26 +130,31 @@ struct World {
     failed: BTreeSet<String>,
 }
 
+/// A core of some models that has so many schedulers.
+fn core(schedulers: usize, token_seed: u64) -> Core {
+    let inputs = vec![tensor("x", DataType::Uint8, &[INPUT])];
+    let outputs = vec![tensor("digest", DataType::Uint64, &[2]), tensor("attempt", DataType::Uint16, &[1])];
+    let models = (0..MODELS).map(|number| model(&format!("m{number}"), inputs.clone(), outputs.clone()));
+    let config = CoreConfig {
+        arena_bytes: ARENA,
+        arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2, guards_offset: 0 },
+        link_address: "127.0.0.1:1".to_owned(),
+        links_max: 16,
+        schedulers,
+        token_seed,
+    };
+    Core::new(config, models.collect()).unwrap()
+}
+
 impl World {
     fn new(seed: u64, threads: usize) -> Self {
-        let inputs = vec![tensor("x", DataType::Uint8, &[INPUT])];
-        let outputs = vec![tensor("digest", DataType::Uint64, &[2]), tensor("attempt", DataType::Uint16, &[1])];
-        let models = (0..MODELS).map(|number| model(&format!("m{number}"), inputs.clone(), outputs.clone()));
-        let config = CoreConfig {
-            arena_bytes: ARENA,
-            arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2, guards_offset: 0 },
-            link_address: "127.0.0.1:1".to_owned(),
-            links_max: 16,
-            schedulers: 1,
-            token_seed: seed,
-        };
         let mut world = Self {
             seed,
             rng: ChaCha8Rng::seed_from_u64(seed),
             now: Timestamp(0),
             later: BTreeMap::new(),
             order: 0,
-            core: Core::new(config, models.collect()).unwrap(),
+            core: core(1, seed),
             arena: PlainArena::new(ARENA),
             inbox_until: Timestamp(0),
             next_connection: 0,

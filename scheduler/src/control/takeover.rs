@@ -392,10 +392,4 @@ impl Control {
         self.takeover.operator = false;
         self.outputs.push_back(ControlOutput::Peer(PeerOutput::HandedOver(done)));
     }
-
-    /// Whether other schedulers READ our heartbeat, which must beat then even if there is nothing else to do.
-    #[must_use]
-    pub fn beats(&self) -> bool {
-        !self.takeover.dialers.is_empty()
-    }
 }

@@ -41,19 +41,8 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn new(schedulers: usize) -> Self {
-        let inputs = vec![tensor("x", DataType::Uint8, &[INPUT])];
-        let outputs = vec![tensor("digest", DataType::Uint64, &[2]), tensor("attempt", DataType::Uint16, &[1])];
-        let models = (0..MODELS).map(|number| model(&format!("m{number}"), inputs.clone(), outputs.clone()));
-        let config = CoreConfig {
-            arena_bytes: ARENA,
-            arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2, guards_offset: 0 },
-            link_address: "127.0.0.1:1".to_owned(),
-            links_max: 16,
-            schedulers,
-            token_seed: 5,
-        };
         let mut bench = Self {
-            core: Core::new(config, models.collect()).unwrap(),
+            core: core(schedulers, 5),
             arena: PlainArena::new(ARENA),
             now: Timestamp(1_000_000_000),
             next_connection: 0,
