@@ -181,7 +181,7 @@ impl<'a> Scheduler<'a> {
         let mut planner = options.policy.planner(budget);
         let models: Vec<_> = (0..workload.models.len() as u32).map(ModelId).collect();
         for (&id, model) in models.iter().zip(&workload.models) {
-            let config = ModelConfig { profile: model.profile.clone(), queue_max: QUEUE_MAX, budget: None };
+            let config = ModelConfig::new(model.profile.clone(), QUEUE_MAX);
             planner.handle_model(Timestamp::ZERO, id, config);
         }
         for gpu in (0..workload.gpus).map(GpuId) {
@@ -190,7 +190,7 @@ impl<'a> Scheduler<'a> {
                 let own = Some(&model.offers[kind]).filter(|offer| **offer != model.profile);
                 planner.handle_gpu_profile(id, gpu, own.cloned());
             }
-            planner.handle_gpu_joined(Timestamp::ZERO, gpu, models.clone());
+            planner.handle_gpu_joined(Timestamp::ZERO, gpu, models.clone(), None);
         }
         let instant = |seconds| Timestamp::ZERO + Span::from_secs_f64(seconds);
         let measured = (instant(options.seconds / 10.0), instant(options.seconds));
@@ -276,6 +276,7 @@ impl<'a> Scheduler<'a> {
         let sent = match output {
             PlannerOutput::Batch(batch) => self.to_gpus.send(ToGpus::Batch(batch)),
             PlannerOutput::Preempt(gpu) => self.to_gpus.send(ToGpus::Preempt(gpu)),
+            PlannerOutput::Load { .. } | PlannerOutput::Unload { .. } => unreachable!("all weights are in memory"),
             PlannerOutput::Dropped { task, .. } => return self.on_dropped(task.id, task.payload),
         };
         let Ok(()): Result<(), SendError<ToGpus>> = sent else { unreachable!("the GPUs run until this side hangs up") };

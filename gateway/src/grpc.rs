@@ -604,7 +604,9 @@ fn status_of(error: InferError) -> Status {
         InferError::NotFound(_) => Code::NotFound,
         InferError::Failed(_) | InferError::BadAnswer(_) => Code::Internal,
         InferError::NeverMet { .. }
-        | InferError::Dropped(DropReason::Deadline | DropReason::BackendLost | DropReason::InputLate)
+        | InferError::Dropped(
+            DropReason::Deadline | DropReason::ColdStart | DropReason::BackendLost | DropReason::InputLate,
+        )
         | InferError::WindowMissed
         | InferError::NoAnswer { .. } => Code::DeadlineExceeded,
         InferError::Dropped(DropReason::QueueFull)

@@ -523,6 +523,7 @@ fn tritons_reason(error: &InferError) -> &'static str {
 pub(crate) fn drop_reason(error: &InferError) -> Option<&'static str> {
     Some(match error {
         InferError::Dropped(DropReason::Deadline) => "deadline",
+        InferError::Dropped(DropReason::ColdStart) => "cold_start",
         InferError::Dropped(DropReason::QueueFull) => "queue_full",
         InferError::Dropped(DropReason::NoBackend) | InferError::NoBackend { .. } => "no_backend",
         InferError::Dropped(DropReason::Unloaded) | InferError::Unloaded { .. } => "unloaded",

@@ -529,7 +529,9 @@ impl From<InferError> for Failure {
             InferError::NotFound(_) => StatusCode::NOT_FOUND,
             InferError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
             InferError::BadAnswer(_) => StatusCode::BAD_GATEWAY,
-            InferError::Dropped(DropReason::Deadline | DropReason::BackendLost | DropReason::InputLate)
+            InferError::Dropped(
+                DropReason::Deadline | DropReason::ColdStart | DropReason::BackendLost | DropReason::InputLate,
+            )
             | InferError::WindowMissed
             | InferError::NoAnswer { .. } => StatusCode::GATEWAY_TIMEOUT,
             InferError::Dropped(

@@ -77,6 +77,23 @@ pub struct Undelivered {
     pub link: LinkId,
 }
 
+/// How weights fared on their way into a GPU's memory. Stamps are on the scheduler's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub enum WeightsOutcome {
+    /// They are there.
+    Loaded {
+        /// The copy began.
+        started_at: Timestamp,
+        /// It ended.
+        finished_at: Timestamp,
+    },
+    /// The copy could not start by `latest`, or there was no room, or it failed: nothing of them is there.
+    Failed {
+        /// When that was clear.
+        failed_at: Timestamp,
+    },
+}
+
 /// How a load ended.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub enum LoadOutcome {
@@ -125,6 +142,15 @@ pub enum BackendToScheduler {
     Unloaded {
         /// The model.
         model: ModelId,
+    },
+    /// The answer to `LoadWeights`.
+    WeightsLoaded {
+        /// Index of the GPU.
+        gpu_index: u32,
+        /// The model.
+        model: ModelId,
+        /// How.
+        outcome: WeightsOutcome,
     },
     /// A task that was cancelled was dropped from its batch: its slot is neither read nor written any more. Precedes
     /// the plan's `Answered`.

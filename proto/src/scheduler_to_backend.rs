@@ -97,6 +97,25 @@ pub enum SchedulerToBackend {
         /// The model.
         model: ModelId,
     },
+    /// Copy a hosted model's weights into a GPU's memory, which has room for them, starting in `[earliest, latest]` or not
+    /// at all (Clockwork, section 4.4). Answered by `WeightsLoaded`. Loads of one GPU run one after another.
+    LoadWeights {
+        /// Index of the GPU.
+        gpu_index: u32,
+        /// The model.
+        model: ModelId,
+        /// The earliest start, on the scheduler's clock.
+        earliest: Timestamp,
+        /// The latest start, on the scheduler's clock.
+        latest: Timestamp,
+    },
+    /// A model's weights make room. No plan that names it there is without a report.
+    UnloadWeights {
+        /// Index of the GPU.
+        gpu_index: u32,
+        /// The model.
+        model: ModelId,
+    },
     /// The client of a planned task hung up. Answered by `Cancelled` if the task has not begun to execute.
     Cancel {
         /// The plan that it is in.

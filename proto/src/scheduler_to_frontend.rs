@@ -32,6 +32,9 @@ pub enum DropReason {
     /// Its backend failed, and no time was left to run it again.
     #[error("its backend failed and its deadline left no time to run it again")]
     BackendLost,
+    /// Its model was in no GPU's memory, and could not be loaded before its deadline.
+    #[error("its model could not be loaded into a GPU's memory in time")]
+    ColdStart,
     /// Its input was not in its slot when its batch was fetched. Whoever submitted it may do so again, once.
     #[error("its input was not decoded in time")]
     InputLate,

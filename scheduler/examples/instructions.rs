@@ -32,11 +32,11 @@ impl Load {
         let mut planner = Policy::Downbeat.planner(NetworkBudget::default());
         let profile = LatencyProfile::linear(ALPHA_MS, BETA_MS, LatencyProfile::MAX_BATCH).expect("a constant profile");
         for id in 0..models {
-            let config = ModelConfig { profile: profile.clone(), queue_max: 1024, budget: None };
+            let config = ModelConfig::new(profile.clone(), 1024);
             planner.handle_model(Timestamp::ZERO, ModelId(id), config);
         }
         for gpu in 0..gpus {
-            planner.handle_gpu_joined(Timestamp::ZERO, GpuId(gpu), (0..models).map(ModelId).collect());
+            planner.handle_gpu_joined(Timestamp::ZERO, GpuId(gpu), (0..models).map(ModelId).collect(), None);
         }
         Self { planner, models: models.into(), submitted: 0, running: BinaryHeap::new(), dropped: 0 }
     }
@@ -88,6 +88,9 @@ impl Load {
                 }
                 PlannerOutput::Dropped { .. } => self.dropped += 1,
                 PlannerOutput::Preempt(_) => unreachable!("this policy lets batches run to their end"),
+                PlannerOutput::Load { .. } | PlannerOutput::Unload { .. } => {
+                    unreachable!("all weights are in memory")
+                }
             }
         }
     }

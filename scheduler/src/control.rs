@@ -39,6 +39,7 @@ use crate::{
     network_times::NetworkTime,
     news::{ControlToRank, ControlToShard, Gpu, Offered, ShardToControl},
     shard::{ShardLoad, Unfinished, Violation},
+    task::Weights,
 };
 use balance::Balance;
 use changes::Changes;
@@ -337,7 +338,8 @@ impl Control {
             BackendToScheduler::PlanDone { .. }
             | BackendToScheduler::Answered { .. }
             | BackendToScheduler::Cancelled { .. }
-            | BackendToScheduler::InputLate { .. } => {
+            | BackendToScheduler::InputLate { .. }
+            | BackendToScheduler::WeightsLoaded { .. } => {
                 return Err(Violation("a backend told control what is for a ModelThread".to_owned()));
             }
         }
@@ -493,7 +495,10 @@ impl Control {
         let offers = self.members.offers(model).filter(|(backend, ..)| only.is_none_or(|only| only == *backend));
         let offers = offers.map(|(_, gpus, offered)| (gpus, Arc::clone(offered))).collect();
         let common = only.is_none().then(|| self.members.models[model.0 as usize].profile.clone());
-        self.tell_owner(model, ControlToShard::Offered(Offered { model, budget, common, offers }));
+        self.tell_owner(
+            model,
+            ControlToShard::Offered(Offered { model, budget, weights: Weights::default(), common, offers }),
+        );
     }
 
     /// Ends changes of models.
@@ -520,12 +525,17 @@ impl Control {
         }
         for gpu in self.members.gpus_that_come() {
             let entry = &self.members.gpus[&gpu];
-            let news = Gpu { id: gpu, backend: entry.backend, index: entry.index, models: entry.models.clone() };
+            let news =
+                Gpu { id: gpu, backend: entry.backend, index: entry.index, models: entry.models.clone(), memory: None };
             self.outputs.extend(
                 shards(&self.config)
                     .map(|shard| ControlOutput::ToShard(shard, ControlToShard::GpuJoined(news.clone()))),
             );
-            self.outputs.push_back(ControlOutput::ToRank(ControlToRank::GpuJoined(gpu, news.models)));
+            self.outputs.push_back(ControlOutput::ToRank(ControlToRank::GpuJoined {
+                gpu,
+                models: news.models,
+                memory: news.memory,
+            }));
         }
         for model in self.members.unhosted() {
             let reason = self.reason_unhosted(model);

@@ -13,7 +13,7 @@ use proto::{GpuId, ModelId, Timestamp};
 #[cfg(not(loom))]
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::messages::{Candidate, GpuUpdate, Grant};
+use crate::messages::{Candidate, GpuUpdate, Grant, Whereabouts};
 #[cfg(loom)]
 use ring_model::{Consumer, Producer, RingBuffer};
 use sync::{Arc, AtomicBool, AtomicU64, Ordering, fence};
@@ -90,6 +90,27 @@ pub enum FromModelThread {
 pub enum FromRankThread {
     /// For `ModelThread::handle_grant`.
     Grant(Grant),
+    /// For `ModelThread::handle_whereabouts`.
+    Whereabouts(ModelId, Whereabouts),
+    /// To the GPU's backend: [`PlannerOutput::Unload`](crate::PlannerOutput::Unload). It goes the way of the load that it makes
+    /// room for, so that it comes first.
+    Unload {
+        /// The GPU.
+        gpu: GpuId,
+        /// The model.
+        model: ModelId,
+    },
+    /// To the GPU's backend: [`PlannerOutput::Load`](crate::PlannerOutput::Load).
+    Load {
+        /// The GPU.
+        gpu: GpuId,
+        /// The model.
+        model: ModelId,
+        /// The earliest start.
+        earliest: Timestamp,
+        /// The latest start.
+        latest: Timestamp,
+    },
     /// No grant for this model comes after this one: it is to be handed to another ModelThread.
     Release(ModelId),
 }
@@ -154,14 +175,9 @@ impl RankEnd {
         self.gpus.is_empty() && self.changed.is_empty()
     }
 
-    /// Posts a grant.
-    pub fn post_grant(&mut self, grant: Grant) {
-        self.grants.send(FromRankThread::Grant(grant));
-    }
-
-    /// Posts that no grant for a model follows.
-    pub fn post_release(&mut self, model: ModelId) {
-        self.grants.send(FromRankThread::Release(model));
+    /// Posts a message.
+    pub fn post(&mut self, message: FromRankThread) {
+        self.grants.send(message);
     }
 
     /// Sends what had no room before. True if there is still something left.

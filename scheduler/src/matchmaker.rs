@@ -12,7 +12,7 @@ use crate::{
     planner::{Planner, PlannerOutput},
     policy::Policy,
     rank_thread::RankThread,
-    task::{ModelConfig, Task},
+    task::{GpuMemory, LoadEnd, ModelConfig, Task, Weights},
 };
 
 /// A ModelThread's way to the RankThread.
@@ -31,8 +31,10 @@ pub trait RankSide: Send {
     fn poll_timeout(&self) -> Option<Timestamp>;
     /// What the network costs a model.
     fn handle_budget(&mut self, model: ModelId, budget: NetworkBudget);
+    /// What a model's weights take.
+    fn handle_weights(&mut self, model: ModelId, weights: Weights);
     /// A GPU that is free from `free_at` on and hosts `models`.
-    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>);
+    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>, memory: Option<GpuMemory>);
     /// A GPU left.
     fn handle_gpu_left(&mut self, gpu: GpuId);
 }
@@ -52,7 +54,7 @@ impl RankSide for RankThread {
     }
 
     fn poll(&mut self) -> Option<FromRankThread> {
-        self.poll_grant().map(FromRankThread::Grant)
+        self.poll_message().map(|(_, message)| message)
     }
 
     fn has_mail(&self) -> bool {
@@ -67,8 +69,12 @@ impl RankSide for RankThread {
         self.handle_model_budget(model, budget);
     }
 
-    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>) {
-        Self::handle_gpu_joined(self, free_at, gpu, models);
+    fn handle_weights(&mut self, model: ModelId, weights: Weights) {
+        Self::handle_weights(self, model, weights);
+    }
+
+    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>, memory: Option<GpuMemory>) {
+        Self::handle_gpu_joined(self, free_at, gpu, models, memory);
     }
 
     fn handle_gpu_left(&mut self, gpu: GpuId) {
@@ -104,7 +110,9 @@ impl RankSide for ModelEnd {
 
     fn handle_budget(&mut self, _model: ModelId, _budget: NetworkBudget) {}
 
-    fn handle_gpu_joined(&mut self, _free_at: Timestamp, _gpu: GpuId, _models: Vec<ModelId>) {}
+    fn handle_weights(&mut self, _model: ModelId, _weights: Weights) {}
+
+    fn handle_gpu_joined(&mut self, _: Timestamp, _: GpuId, _: Vec<ModelId>, _: Option<GpuMemory>) {}
 
     fn handle_gpu_left(&mut self, _gpu: GpuId) {}
 }
@@ -148,6 +156,7 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
         if let Some(budget) = config.budget {
             self.rank.handle_budget(id, budget);
         }
+        self.rank.handle_weights(id, config.weights);
         self.models.handle_model(now, id, config);
     }
 
@@ -171,9 +180,9 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
         self.models.handle_owner_left(now, is_owned);
     }
 
-    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>) {
+    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>, memory: Option<GpuMemory>) {
         self.gpus.insert(gpu);
-        self.rank.handle_gpu_joined(free_at, gpu, models);
+        self.rank.handle_gpu_joined(free_at, gpu, models, memory);
     }
 
     fn handle_gpu_left(&mut self, _now: Timestamp, gpu: GpuId) {
@@ -184,6 +193,10 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
 
     fn handle_finished(&mut self, gpu: GpuId, finished_at: Timestamp) {
         self.rank.post_gpu(gpu, GpuUpdate::Finished { finished_at });
+    }
+
+    fn handle_loaded(&mut self, _now: Timestamp, gpu: GpuId, model: ModelId, end: LoadEnd) {
+        self.rank.post_gpu(gpu, GpuUpdate::Loaded { model, end });
     }
 
     /// Carries messages until neither side has any left.
@@ -209,6 +222,17 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
                         self.models.handle_grant(now, grant);
                     }
                     FromRankThread::Grant(grant) => self.models.handle_void_grant(now, grant),
+                    FromRankThread::Whereabouts(model, whereabouts) => {
+                        self.models.handle_whereabouts(now, model, whereabouts);
+                    }
+                    FromRankThread::Unload { gpu, .. } | FromRankThread::Load { gpu, .. }
+                        if !self.gpus.contains(&gpu) => {}
+                    FromRankThread::Unload { gpu, model } => {
+                        self.outputs.push_back(PlannerOutput::Unload { gpu, model });
+                    }
+                    FromRankThread::Load { gpu, model, earliest, latest } => {
+                        self.outputs.push_back(PlannerOutput::Load { gpu, model, earliest, latest });
+                    }
                     FromRankThread::Release(model) => {
                         let tasks = self.models.release(model);
                         self.released.push_back((model, tasks));

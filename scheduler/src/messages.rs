@@ -2,6 +2,8 @@
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, Timestamp};
 
+use crate::task::LoadEnd;
+
 /// What the network may cost. Both threads plan with `delay(b) = ctrl + data_per_task * b` between a grant and the
 /// start of its batch: the plan travels, then the backend reads `b` inputs (Symphony, Figure 18).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -62,6 +64,30 @@ pub struct Grant {
     pub timer_at: Timestamp,
 }
 
+/// RankThread -> ModelThread: where a model's weights are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Whereabouts {
+    /// In a GPU's memory.
+    #[default]
+    Here,
+    /// On their way there, until about then.
+    Arriving(Timestamp),
+    /// In host memory only; a load takes so long, once it begins.
+    Cold(Span),
+}
+
+impl Whereabouts {
+    /// The earliest start of a batch, as far as weights go.
+    #[must_use]
+    pub fn ready_at(self, now: Timestamp) -> Timestamp {
+        match self {
+            Self::Here => Timestamp::PAST,
+            Self::Arriving(at) => at,
+            Self::Cold(load) => now + load,
+        }
+    }
+}
+
 /// To the RankThread: what became of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuUpdate {
@@ -79,5 +105,12 @@ pub enum GpuUpdate {
     Finished {
         /// When the GPU was free.
         finished_at: Timestamp,
+    },
+    /// From the backend: a load of this model ended.
+    Loaded {
+        /// The model.
+        model: ModelId,
+        /// How.
+        end: LoadEnd,
     },
 }

@@ -11,7 +11,7 @@ use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_t
 
 use crate::{
     indexed_heap::IndexedHeap,
-    messages::{Candidate, GpuUpdate, Grant, NetworkBudget},
+    messages::{Candidate, GpuUpdate, Grant, NetworkBudget, Whereabouts},
     model_times::{ModelTimes, Times},
     policy::{BatchPolicy, Gathered, Granted, Policy, View},
     priorities,
@@ -66,6 +66,7 @@ struct Model<P> {
     contended_until: Timestamp,
     grants_seen: u32,
     is_changed: bool,
+    whereabouts: Whereabouts,
 }
 
 impl<P> Model<P> {
@@ -88,7 +89,18 @@ impl<P> Model<P> {
 
     /// The first instant at which `deadline` is missed even if a batch of `size` were granted an idle GPU then.
     fn expiry(&self, deadline: Timestamp, size: usize) -> Timestamp {
-        deadline - self.times.common().lead_times[size - 1] + Span(1)
+        let Times { profile, lead_times } = self.times.common();
+        let lead_time = match self.whereabouts {
+            Whereabouts::Arriving(at) if at + profile.latency(size) > deadline => return Timestamp::PAST,
+            Whereabouts::Here | Whereabouts::Arriving(_) => lead_times[size - 1],
+            Whereabouts::Cold(load) => lead_times[size - 1].max(load + profile.latency(size)),
+        };
+        deadline - lead_time + Span(1)
+    }
+
+    /// Why a task is dropped that cannot be met.
+    fn drop_reason(&self) -> DropReason {
+        if self.whereabouts == Whereabouts::Here { DropReason::Deadline } else { DropReason::ColdStart }
     }
 }
 
@@ -132,8 +144,17 @@ impl<P> ModelThread<P> {
                     contended_until: Timestamp::PAST,
                     grants_seen: 0,
                     is_changed: false,
+                    whereabouts: Whereabouts::Here,
                 }));
             }
+        }
+    }
+
+    /// Where a model's weights are.
+    pub fn handle_whereabouts(&mut self, now: Timestamp, id: ModelId, whereabouts: Whereabouts) {
+        if let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            model.whereabouts = whereabouts;
+            self.update_candidate(now, id);
         }
     }
 
@@ -326,10 +347,12 @@ impl<P> ModelThread<P> {
         {
             let (key, payload) = model.queue.pop().expect("the queue has a head");
             model.on_lost(now, &key);
-            self.outputs.push_back(dropped(id, key, payload, DropReason::Deadline));
+            let reason = model.drop_reason();
+            self.outputs.push_back(dropped(id, key, payload, reason));
         }
         let times = model.times.common();
-        let view = view((now, Timestamp::PAST), model.queue.keys(), times, model.jitter);
+        let ready_at = model.whereabouts.ready_at(now);
+        let view = view((now, ready_at), model.queue.keys(), times, model.jitter);
         let batch = model.gather(&view);
         debug_assert!(batch.size == 0 || view.earliest_end(batch.size) <= view.queue[batch.skip].deadline);
         let candidate = (batch.size > 0).then(|| {

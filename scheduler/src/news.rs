@@ -13,7 +13,7 @@ use crate::{
     estimates::Estimate,
     messages::NetworkBudget,
     shard::{Ride, ShardLoad, Unfinished},
-    task::Task,
+    task::{GpuMemory, Task, Weights},
 };
 
 /// Control -> one ModelThread.
@@ -101,6 +101,8 @@ pub struct Gpu {
     pub index: u32,
     /// What it hosts; ascending.
     pub models: Vec<ModelId>,
+    /// If it holds but a part of that.
+    pub memory: Option<GpuMemory>,
 }
 
 /// What backends offer for a model.
@@ -110,6 +112,8 @@ pub struct Offered {
     pub model: ModelId,
     /// What the network costs it.
     pub budget: NetworkBudget,
+    /// What its weights take.
+    pub weights: Weights,
     /// The slowest of all offers, if that is another one than before: what was learned of the model is void then, and
     /// `offers` are all that there are.
     pub common: Option<LatencyProfile>,
@@ -167,8 +171,17 @@ pub enum ControlToRank {
     Move(ModelId, ModelThreadId),
     /// A GPU that is not in use still runs what an earlier primary gave it, until then.
     GpuBusy(GpuId, Timestamp),
+    /// What a model's weights take; before a GPU that hosts it joins.
+    Weights(ModelId, Weights),
     /// A GPU is in use from now on.
-    GpuJoined(GpuId, Vec<ModelId>),
+    GpuJoined {
+        /// The GPU.
+        gpu: GpuId,
+        /// What it hosts.
+        models: Vec<ModelId>,
+        /// If it holds but a part of that.
+        memory: Option<GpuMemory>,
+    },
     /// A GPU is not in use any more.
     GpuLeft(GpuId),
     /// It comes back under this id, and is free when its plans have ended.

@@ -4,7 +4,7 @@
 
 use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp, scheduler_to_frontend::DropReason};
 
-use crate::task::{Batch, ModelConfig, Task};
+use crate::task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task};
 
 /// What a planner wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +13,25 @@ pub enum PlannerOutput<P> {
     Batch(Batch<P>),
     /// To the backend: kill what the GPU runs. It reports the batch as ended, and its tasks are submitted again.
     Preempt(GpuId),
+    /// To the backend: copy the model's weights into the GPU's memory, starting in `[earliest, latest]`, or not at all. What
+    /// was unloaded before has made room. The end is reported ([`Planner::handle_loaded`]).
+    Load {
+        /// The GPU.
+        gpu: GpuId,
+        /// The model.
+        model: ModelId,
+        /// The earliest start.
+        earliest: Timestamp,
+        /// The latest start.
+        latest: Timestamp,
+    },
+    /// To the backend: the weights' pages are free. None of the model's batches there is without a report.
+    Unload {
+        /// The GPU.
+        gpu: GpuId,
+        /// The model.
+        model: ModelId,
+    },
     /// To the task's frontend: it ended without having run.
     Dropped {
         /// The model.
@@ -49,17 +68,21 @@ pub trait Planner<P>: Send {
     /// Forgets all waiting tasks whose owner is gone; nobody is told.
     fn handle_owner_left(&mut self, now: Timestamp, is_owned: &dyn Fn(TaskId) -> bool);
 
-    /// A GPU that is free from `free_at` on and hosts `models`.
+    /// A GPU that is free from `free_at` on and hosts `models`: all the time, or, if it has `memory`, while they are loaded.
+    /// Models with weights must have been taken in before.
     ///
     /// # Panics
     /// If the GPU is already here: ids are never used twice.
-    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>);
+    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>, memory: Option<GpuMemory>);
 
     /// Forgets a GPU; its batches are the caller's to end.
     fn handle_gpu_left(&mut self, now: Timestamp, gpu: GpuId);
 
     /// The GPU's oldest batch that was not reported yet ended, or was rejected.
     fn handle_finished(&mut self, gpu: GpuId, finished_at: Timestamp);
+
+    /// A load ended, or could not start in its window.
+    fn handle_loaded(&mut self, now: Timestamp, gpu: GpuId, model: ModelId, end: LoadEnd);
 
     /// Decides, and fires all timers that are due.
     fn handle_timeout(&mut self, now: Timestamp);

@@ -5,6 +5,7 @@ mod central;
 mod clipper;
 mod clockwork;
 mod nexus;
+mod paging;
 mod replicas;
 mod shepherd;
 #[cfg(test)]

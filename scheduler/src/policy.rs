@@ -175,6 +175,12 @@ impl Policy {
         matches!(self, Self::Clockwork | Self::Shepherd | Self::Nexus | Self::Clipper)
     }
 
+    /// Whether it loads weights into memory that holds but a part of all models.
+    #[must_use]
+    pub fn loads_weights(self) -> bool {
+        !matches!(self, Self::Nexus | Self::Clipper)
+    }
+
     /// The policy's state for one model.
     ///
     /// # Panics

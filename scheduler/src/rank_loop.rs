@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proto::{GpuId, ModelThreadId, Timestamp};
 
 use crate::{
-    mailbox::{FromModelThread, RankEnd},
+    mailbox::{FromModelThread, FromRankThread, RankEnd},
     messages::NetworkBudget,
     news::ControlToRank,
     rank_thread::RankThread,
@@ -47,16 +47,17 @@ impl RankLoop {
             ControlToRank::Move(model, to) => {
                 let former = std::mem::replace(&mut self.owners[model.0 as usize], to);
                 self.rank.handle_model_moved(model);
-                self.ends[usize::from(former.0)].post_release(model);
+                self.ends[usize::from(former.0)].post(FromRankThread::Release(model));
                 self.told.insert(former);
             }
             ControlToRank::GpuBusy(gpu, until) => {
                 let free_at = self.away.entry(gpu).or_insert(until);
                 *free_at = until.max(*free_at);
             }
-            ControlToRank::GpuJoined(gpu, models) => {
+            ControlToRank::Weights(model, weights) => self.rank.handle_weights(model, weights),
+            ControlToRank::GpuJoined { gpu, models, memory } => {
                 let free_at = self.away.remove(&gpu).map_or(now, |at| at.max(now));
-                self.rank.handle_gpu_joined(free_at, gpu, models);
+                self.rank.handle_gpu_joined(free_at, gpu, models, memory);
             }
             ControlToRank::GpuLeft(gpu) => {
                 let free_at = self.rank.handle_gpu_left(gpu);
@@ -87,11 +88,12 @@ impl RankLoop {
         if self.rank.poll_timeout().is_some_and(|at| at <= now) {
             is_busy = true;
             self.rank.handle_timeout(now);
-            while let Some(grant) = self.rank.poll_grant() {
-                let owner = self.owners[grant.model.0 as usize];
-                self.ends[usize::from(owner.0)].post_grant(grant);
-                self.told.insert(owner);
-            }
+        }
+        while let Some((model, message)) = self.rank.poll_message() {
+            is_busy = true;
+            let owner = self.owners[model.0 as usize];
+            self.ends[usize::from(owner.0)].post(message);
+            self.told.insert(owner);
         }
         for end in &mut self.ends {
             is_busy |= end.flush();

@@ -7,7 +7,8 @@
 //!
 //! GPUs that host the same models form a sub-cluster, so that one tree of free times and one heap of waiting
 //! candidates serve all of them; a model may be hosted by several sub-clusters. Every event costs
-//! O(S (log M + log G)), where S, the sub-clusters that host one model, is mostly 1.
+//! O(S (log M + log G)), where S, the sub-clusters that host one model, is mostly 1. A GPU whose memory holds a part of what
+//! it hosts is a sub-cluster of its own, of the models that are loaded (`rank_thread/loads.rs`).
 //!
 //! The life of a grant: the model and the GPU are taken out of all structures; the model comes back with the first
 //! candidate that knows of the grant, the GPU with the [`GpuUpdate`] that answers it. So at most one grant is under
@@ -21,8 +22,13 @@ use crate::{
     free_times::FreeTimes,
     gpu_work::GpuWork,
     indexed_heap::IndexedHeap,
-    messages::{Candidate, GpuUpdate, Grant, NetworkBudget},
+    mailbox::FromRankThread,
+    messages::{Candidate, GpuUpdate, Grant, NetworkBudget, Whereabouts},
+    task::{GpuMemory, LoadEnd, Weights},
 };
+use loads::{Business, Decision, Load, Loader};
+
+mod loads;
 
 /// Plans of one GPU that its backend has not reported on: one runs and the inputs of the next are fetched. A GPU with
 /// this many is not granted before it reports, however long its batches should have ended.
@@ -41,7 +47,9 @@ pub struct RankThread {
     model_timers: IndexedHeap,
     /// By sub-cluster: when its next GPU frees, if a candidate waits for it.
     gpu_timers: IndexedHeap,
-    grants: VecDeque<Grant>,
+    loader: Loader,
+    /// With the models whose ModelThreads they are for.
+    messages: VecDeque<(ModelId, FromRankThread)>,
 }
 
 #[derive(Debug, Default)]
@@ -55,6 +63,8 @@ struct Model {
     grants: u32,
     /// The sub-clusters that host it, and its place among their models.
     hosts: Vec<(u32, u32)>,
+    /// As its ModelThread was told.
+    whereabouts: Whereabouts,
 }
 
 #[derive(Debug)]
@@ -64,6 +74,8 @@ struct Gpu {
     position: usize,
     is_granted: bool,
     work: GpuWork,
+    /// The models of the grant that is under way, and of the batches in `work`, oldest first.
+    batches: VecDeque<ModelId>,
 }
 
 impl Gpu {
@@ -76,8 +88,10 @@ impl Gpu {
 
 #[derive(Debug)]
 struct SubCluster {
-    /// What its GPUs host; ascending.
+    /// What its GPUs host; ascending, unless it is paged.
     models: Vec<ModelId>,
+    /// Of one GPU, whose models come and go: places in `models` that are free.
+    paged: Option<Vec<u32>>,
     /// Ascending.
     gpus: Vec<GpuId>,
     /// By place in `gpus`.
@@ -97,7 +111,8 @@ impl RankThread {
             sub_clusters: Vec::new(),
             model_timers: IndexedHeap::default(),
             gpu_timers: IndexedHeap::default(),
-            grants: VecDeque::new(),
+            loader: Loader::default(),
+            messages: VecDeque::new(),
         }
     }
 
@@ -106,19 +121,43 @@ impl RankThread {
         self.model_mut(id).budget = Some(budget);
     }
 
-    /// Takes in a GPU that is free at `now` and hosts `models`. O(G + M) of its sub-cluster: membership rarely changes.
+    /// What a model's weights take, wherever memory is short. Known before a GPU joins that hosts the model.
+    pub fn handle_weights(&mut self, id: ModelId, weights: Weights) {
+        self.model_mut(id);
+        self.loader.handle_weights(id, weights);
+    }
+
+    /// Takes in a GPU that is free at `now` and hosts `models`: always, or while they are in its memory. O(G + M) of its
+    /// sub-cluster: membership rarely changes.
     ///
     /// # Panics
     /// If the GPU is already here: ids are never used twice.
-    pub fn handle_gpu_joined(&mut self, now: Timestamp, gpu: GpuId, mut models: Vec<ModelId>) {
+    pub fn handle_gpu_joined(
+        &mut self,
+        now: Timestamp,
+        gpu: GpuId,
+        mut models: Vec<ModelId>,
+        memory: Option<GpuMemory>,
+    ) {
         assert!(!self.gpus.contains_key(&gpu), "{gpu:?} joined twice");
         models.sort_unstable();
         models.dedup();
-        let sub_cluster = self.sub_cluster_of(models);
+        let sub_cluster = match &memory {
+            None => self.sub_cluster_of(&models),
+            Some(memory) => {
+                let resident = self.loader.handle_gpu_joined(now, gpu, models.clone(), memory);
+                self.new_sub_cluster(resident, Some(Vec::new()))
+            }
+        };
         let members = &mut self.sub_clusters[sub_cluster as usize].as_mut().expect("just looked up").gpus;
         members.insert(members.partition_point(|&member| member < gpu), gpu);
-        self.gpus.insert(gpu, Gpu { sub_cluster, position: 0, is_granted: false, work: GpuWork::new(now) });
+        let work = GpuWork::new(now);
+        let batches = VecDeque::new();
+        self.gpus.insert(gpu, Gpu { sub_cluster, position: 0, is_granted: false, work, batches });
         self.rebuild_free_times(sub_cluster);
+        if !self.loader.is_idle() {
+            models.into_iter().for_each(|model| self.tell_whereabouts(model));
+        }
     }
 
     /// Another ModelThread owns the model from now on, and counts its grants anew. One that is under way is the former
@@ -129,12 +168,17 @@ impl RankThread {
         let model = self.model_mut(id);
         model.candidate = None;
         model.grants = 0;
+        // The new owner takes it for being here.
+        model.whereabouts = Whereabouts::Here;
+        self.loader.handle_waits(id, None);
+        self.tell_whereabouts(id);
     }
 
     /// Forgets a GPU. A grant under way for it is the caller's to fail, as every plan of a lost backend. Yields when it
     /// would have been free.
     pub fn handle_gpu_left(&mut self, gpu: GpuId) -> Option<Timestamp> {
         let Gpu { sub_cluster, work, .. } = self.gpus.remove(&gpu)?;
+        let paged = self.loader.handle_gpu_left(gpu);
         let members = &mut self.sub_clusters[sub_cluster as usize].as_mut().expect("its GPU was here").gpus;
         members.retain(|&member| member != gpu);
         if !members.is_empty() {
@@ -143,9 +187,11 @@ impl RankThread {
         }
         let SubCluster { models, .. } = self.sub_clusters[sub_cluster as usize].take().expect("just used");
         for model in models {
+            // A place that is free names one that was there before.
             self.models[model.0 as usize].hosts.retain(|&(host, _)| host != sub_cluster);
         }
         self.gpu_timers.remove(sub_cluster);
+        paged.into_iter().for_each(|model| self.tell_whereabouts(model));
         Some(work.free_at())
     }
 
@@ -157,6 +203,8 @@ impl RankThread {
         }
         let waits_already = model.is_schedulable;
         model.candidate = candidate;
+        let starts_by = candidate.map(|candidate| candidate.latest - self.delay(id, candidate.size));
+        self.loader.handle_waits(id, starts_by);
         match candidate {
             // It keeps its place among those that wait, rather than look for a GPU that there was none of before.
             Some(candidate) if waits_already && self.fires_at(id, &candidate) <= now => self.on_schedulable(id),
@@ -177,8 +225,22 @@ impl RankThread {
                 gpu.is_granted = false;
                 gpu.work.push(exec_at, free_at - exec_at);
             }
-            GpuUpdate::Returned => gpu.is_granted = false,
-            GpuUpdate::Finished { finished_at } => gpu.work.handle_finished(finished_at),
+            GpuUpdate::Returned => {
+                gpu.is_granted = false;
+                if let Some(model) = gpu.batches.pop_back() {
+                    self.loader.handle_batch_ended(id, model);
+                }
+            }
+            GpuUpdate::Finished { finished_at } => {
+                gpu.work.handle_finished(finished_at);
+                // Not that of a grant that has yet to be answered.
+                if gpu.batches.len() > usize::from(gpu.is_granted)
+                    && let Some(model) = gpu.batches.pop_front()
+                {
+                    self.loader.handle_batch_ended(id, model);
+                }
+            }
+            GpuUpdate::Loaded { model, end } => return self.on_loaded(id, model, end),
         }
         let (sub_cluster, position, available_at) = (gpu.sub_cluster, gpu.position, gpu.available_at());
         self.set_available(sub_cluster, position, available_at);
@@ -191,7 +253,7 @@ impl RankThread {
             let model = self.model_timers.peek().filter(|&(at, _)| at <= now);
             let gpu = self.gpu_timers.peek().filter(|&(at, _)| at <= now);
             match (model, gpu) {
-                (None, None) => return,
+                (None, None) => break,
                 (Some((at, model)), gpu) if gpu.is_none_or(|(gpu_at, _)| at < gpu_at) => {
                     self.on_model_timer((now, at), ModelId(model));
                 }
@@ -199,18 +261,22 @@ impl RankThread {
                 (Some(_), None) => unreachable!("the second arm takes every model timer that has no rival"),
             }
         }
+        if !self.loader.is_idle() {
+            self.decide_loads(now);
+        }
     }
 
     /// When `handle_timeout` must be called at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let earliest = |heap: &IndexedHeap| heap.peek().map(|(at, _)| at);
-        [earliest(&self.model_timers), earliest(&self.gpu_timers)].into_iter().flatten().min()
+        let timers = [earliest(&self.model_timers), earliest(&self.gpu_timers), self.loader.poll_timeout()];
+        timers.into_iter().flatten().min()
     }
 
-    /// The next grant, for the ModelThread that owns its model.
-    pub fn poll_grant(&mut self) -> Option<Grant> {
-        self.grants.pop_front()
+    /// The next thing to say, with the model whose ModelThread it is for.
+    pub fn poll_message(&mut self) -> Option<(ModelId, FromRankThread)> {
+        self.messages.pop_front()
     }
 
     /// Algorithm 1, `OnModelTimer`.
@@ -250,19 +316,23 @@ impl RankThread {
     fn on_match(&mut self, timer_at: Timestamp, id: ModelId, gpu_id: GpuId) {
         self.withdraw(id);
         let model = &mut self.models[id.0 as usize];
-        model.candidate = None;
+        let size = model.candidate.take().map_or(0, |candidate| candidate.size);
         model.grants = model.grants.wrapping_add(1);
         let gpu = self.gpus.get_mut(&gpu_id).expect("sub-clusters hold GPUs that are here");
         gpu.is_granted = true;
+        gpu.batches.push_back(id);
         let (sub_cluster, position, free_at) = (gpu.sub_cluster, gpu.position, gpu.work.free_at());
         let hosts = model.hosts.iter().filter_map(|&(host, _)| self.sub_clusters[host as usize].as_ref());
         let gpus = hosts.map(|host| host.gpus.len() as u32).sum();
-        self.grants.push_back(Grant { model: id, gpu: gpu_id, free_at, gpus, timer_at });
+        let grant = Grant { model: id, gpu: gpu_id, free_at, gpus, timer_at };
+        self.messages.push_back((id, FromRankThread::Grant(grant)));
         self.set_available(sub_cluster, position, Timestamp::NEVER);
+        self.loader.handle_granted(timer_at, gpu_id, id, size);
     }
 
     /// The candidate waits for a GPU, wherever its model is hosted.
     fn on_schedulable(&mut self, id: ModelId) {
+        self.check_starved(id);
         let model = &mut self.models[id.0 as usize];
         model.is_schedulable = true;
         let due_at = model.candidate.expect("callers checked").due_at;
@@ -271,6 +341,98 @@ impl RankThread {
             self.sub_clusters[host as usize].as_mut().expect("a host").schedulable.set(place, due_at);
             self.set_gpu_timer(host);
         }
+    }
+
+    /// If no GPU that has the candidate's model in memory can take it in time, another one may have to.
+    fn check_starved(&mut self, id: ModelId) {
+        if self.loader.is_idle() {
+            return;
+        }
+        let model = &self.models[id.0 as usize];
+        let Candidate { size, latest, .. } = model.candidate.expect("callers checked");
+        let frees_at = |&(host, _): &(u32, u32)| {
+            let gpus = &self.sub_clusters[host as usize].as_ref().expect("a host").gpus;
+            gpus.iter().map(|gpu| self.gpus[gpu].work.free_at()).min()
+        };
+        let is_shared =
+            |&(host, _): &(u32, u32)| self.sub_clusters[host as usize].as_ref().expect("a host").paged.is_none();
+        let starts_by = latest - self.delay(id, size);
+        if !model.hosts.iter().any(is_shared) && model.hosts.iter().filter_map(frees_at).all(|at| at > starts_by) {
+            self.loader.handle_starved(id);
+        }
+    }
+
+    /// Weights are in a GPU's memory, or are not.
+    fn on_loaded(&mut self, gpu: GpuId, model: ModelId, end: LoadEnd) {
+        let sub_cluster = self.gpus[&gpu].sub_cluster;
+        if self.loader.handle_loaded(gpu, model, end) {
+            self.host(sub_cluster, model);
+        }
+        self.tell_whereabouts(model);
+    }
+
+    /// Tells links what to do, and ModelThreads where weights are.
+    fn decide_loads(&mut self, now: Timestamp) {
+        let business = |gpu| {
+            let Gpu { work, sub_cluster, .. } = &self.gpus[&gpu];
+            let is_wanted =
+                self.sub_clusters[*sub_cluster as usize].as_ref().expect("a GPU's").schedulable.peek().is_some();
+            Business { free_at: work.free_at(), is_wanted }
+        };
+        let decisions = self.loader.decide(now, &business);
+        let mut unloads = Vec::new();
+        for decision in decisions {
+            match decision {
+                Decision::Unload(gpu, model) => unloads.push((gpu, model)),
+                Decision::Load(Load { gpu, model, earliest, latest }) => {
+                    for (gpu, unloaded) in unloads.drain(..) {
+                        self.unhost(self.gpus[&gpu].sub_cluster, unloaded);
+                        self.messages.push_back((model, FromRankThread::Unload { gpu, model: unloaded }));
+                        self.tell_whereabouts(unloaded);
+                    }
+                    self.messages.push_back((model, FromRankThread::Load { gpu, model, earliest, latest }));
+                    self.tell_whereabouts(model);
+                }
+            }
+        }
+    }
+
+    /// Tells the model's ModelThread where it is, if that is another place than before.
+    fn tell_whereabouts(&mut self, id: ModelId) {
+        let elsewhere = self.loader.whereabouts(id);
+        let Some(model) = self.models.get_mut(id.0 as usize) else { return };
+        let whereabouts = elsewhere.filter(|_| model.hosts.is_empty()).unwrap_or(Whereabouts::Here);
+        if model.whereabouts != whereabouts {
+            model.whereabouts = whereabouts;
+            self.messages.push_back((id, FromRankThread::Whereabouts(id, whereabouts)));
+        }
+    }
+
+    /// A paged sub-cluster has the model in memory from now on.
+    fn host(&mut self, host: u32, id: ModelId) {
+        let sub_cluster = self.sub_clusters[host as usize].as_mut().expect("a GPU's");
+        let place = sub_cluster.paged.as_mut().expect("only its models come").pop().unwrap_or_else(|| {
+            sub_cluster.models.push(id);
+            sub_cluster.models.len() as u32 - 1
+        });
+        sub_cluster.models[place as usize] = id;
+        let model = &mut self.models[id.0 as usize];
+        model.hosts.push((host, place));
+        if model.is_schedulable {
+            sub_cluster.schedulable.set(place, model.candidate.expect("it waits").due_at);
+            self.set_gpu_timer(host);
+        }
+    }
+
+    /// A paged sub-cluster does not have it any more.
+    fn unhost(&mut self, host: u32, id: ModelId) {
+        let hosts = &mut self.models[id.0 as usize].hosts;
+        let index = hosts.iter().position(|&(other, _)| other == host).expect("it was there");
+        let (_, place) = hosts.swap_remove(index);
+        let sub_cluster = self.sub_clusters[host as usize].as_mut().expect("a GPU's");
+        sub_cluster.schedulable.remove(place);
+        sub_cluster.paged.as_mut().expect("only its models go").push(place);
+        self.set_gpu_timer(host);
     }
 
     /// Stops the model's timer and waiting.
@@ -322,11 +484,17 @@ impl RankThread {
     }
 
     /// The sub-cluster that hosts exactly `models`; a new one if there is none.
-    fn sub_cluster_of(&mut self, models: Vec<ModelId>) -> u32 {
-        let same = |place: &Option<SubCluster>| place.as_ref().is_some_and(|other| other.models == models);
-        if let Some(index) = self.sub_clusters.iter().position(same) {
-            return index as u32;
+    fn sub_cluster_of(&mut self, models: &[ModelId]) -> u32 {
+        let same = |place: &Option<SubCluster>| {
+            place.as_ref().is_some_and(|other| other.paged.is_none() && other.models == models)
+        };
+        match self.sub_clusters.iter().position(same) {
+            Some(index) => index as u32,
+            None => self.new_sub_cluster(models.to_vec(), None),
         }
+    }
+
+    fn new_sub_cluster(&mut self, models: Vec<ModelId>, paged: Option<Vec<u32>>) -> u32 {
         let index = self.sub_clusters.iter().position(Option::is_none).unwrap_or_else(|| {
             self.sub_clusters.push(None);
             self.sub_clusters.len() - 1
@@ -340,7 +508,7 @@ impl RankThread {
             }
         }
         let free_times = FreeTimes::new(std::iter::empty());
-        self.sub_clusters[index] = Some(SubCluster { models, gpus: Vec::new(), free_times, schedulable });
+        self.sub_clusters[index] = Some(SubCluster { models, paged, gpus: Vec::new(), free_times, schedulable });
         index as u32
     }
 

@@ -17,7 +17,7 @@ use std::{
 use proto::{
     BackendId, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId,
     Timestamp,
-    backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
+    backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered, WeightsOutcome},
     frontend_to_scheduler::FrontendToScheduler,
     hello::Member,
     scheduler_to_backend::{BatchPlan, PlannedTask, SchedulerToBackend},
@@ -33,7 +33,7 @@ use crate::{
     network_times::NetworkTime,
     news::{ControlToShard, Forwarded, Gpu, Moved, Offered, ShardToControl},
     planner::{Planner, PlannerOutput},
-    task::{Batch, ModelConfig, Task},
+    task::{Batch, LoadEnd, ModelConfig, Task, Weights},
 };
 use fencing::Fences;
 use heirs::Heir;
@@ -132,6 +132,7 @@ struct Model {
     budget: NetworkBudget,
     /// From a plan's arrival to that of its inputs, for each of them.
     data: NetworkTime,
+    weights: Weights,
     /// Whether any GPU in use hosts it, or why its tasks are dropped.
     hosted: Result<(), DropReason>,
     /// l(1) and the budget, as control was told.
@@ -216,10 +217,10 @@ impl Shard {
                 self.doubt((backend, LinkId::ALL), lost);
             }
             ControlToShard::Served(frontend, is_served) => self.on_served(now, frontend, is_served),
-            ControlToShard::GpuJoined(Gpu { id, backend, index, models }) => {
+            ControlToShard::GpuJoined(Gpu { id, backend, index, models, memory }) => {
                 self.gpus.insert(id, (backend, index));
                 let free_at = self.plans.free_at(backend, index).map_or(now, |at| at.max(now));
-                self.planner.handle_gpu_joined(free_at, id, models);
+                self.planner.handle_gpu_joined(free_at, id, models, memory);
             }
             ControlToShard::GpuLeft(gpu) => {
                 self.gpus.remove(&gpu);
@@ -298,7 +299,11 @@ impl Shard {
         use BackendToScheduler as Message;
         matches!(
             message,
-            Message::PlanDone { .. } | Message::Answered { .. } | Message::Cancelled { .. } | Message::InputLate { .. }
+            Message::PlanDone { .. }
+                | Message::Answered { .. }
+                | Message::Cancelled { .. }
+                | Message::InputLate { .. }
+                | Message::WeightsLoaded { .. }
         )
     }
 
@@ -362,6 +367,10 @@ impl Shard {
             }
             BackendToScheduler::InputLate { plan, task } => {
                 self.on_task_dropped(backend, (plan, task), DropReason::InputLate)
+            }
+            BackendToScheduler::WeightsLoaded { gpu_index, model, outcome } => {
+                self.on_weights_loaded(now, (backend, gpu_index), model, outcome);
+                Ok(())
             }
             BackendToScheduler::Linked { .. }
             | BackendToScheduler::Unlinked { .. }
@@ -541,6 +550,24 @@ impl Shard {
         Ok(())
     }
 
+    /// Tells a GPU's backend something; nothing if it has left.
+    fn tell_gpu(&mut self, gpu: GpuId, message: impl FnOnce(u32) -> SchedulerToBackend) {
+        if let Some(&(backend, index)) = self.gpus.get(&gpu) {
+            self.outputs.push_back(ShardOutput::ToBackend(backend, message(index)));
+        }
+    }
+
+    /// Weights are in a GPU's memory, or are not.
+    fn on_weights_loaded(&mut self, now: Timestamp, at: (BackendId, u32), model: ModelId, outcome: WeightsOutcome) {
+        // It may have left meanwhile.
+        let Some((&gpu, _)) = self.gpus.iter().find(|&(_, &place)| place == at) else { return };
+        let end = match outcome {
+            WeightsOutcome::Loaded { finished_at, .. } => LoadEnd { finished_at, is_loaded: true },
+            WeightsOutcome::Failed { failed_at } => LoadEnd { finished_at: failed_at, is_loaded: false },
+        };
+        self.planner.handle_loaded(now, gpu, model, end);
+    }
+
     /// Timers of all parts; then the planner decides on all that has come in.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.estimates.handle_timeout(now);
@@ -549,6 +576,13 @@ impl Shard {
         while let Some(output) = self.planner.poll_output() {
             match output {
                 PlannerOutput::Batch(batch) => self.on_batch(now, batch),
+                PlannerOutput::Load { gpu, model, earliest, latest } => {
+                    let load = |gpu_index| SchedulerToBackend::LoadWeights { gpu_index, model, earliest, latest };
+                    self.tell_gpu(gpu, load);
+                }
+                PlannerOutput::Unload { gpu, model } => {
+                    self.tell_gpu(gpu, |gpu_index| SchedulerToBackend::UnloadWeights { gpu_index, model });
+                }
                 PlannerOutput::Preempt(_) => unreachable!("a policy that preempts is refused before it gets here"),
                 PlannerOutput::Dropped { model, task, reason } => {
                     let hosted = self.models.get(&model).map_or(Err(DropReason::NoBackend), |entry| entry.hosted);
@@ -633,10 +667,11 @@ impl Shard {
         }
     }
 
-    fn on_offered(&mut self, now: Timestamp, Offered { model, budget, common, offers }: Offered) {
+    fn on_offered(&mut self, now: Timestamp, Offered { model, budget, weights, common, offers }: Offered) {
         let hosted = Err(DropReason::NoBackend);
         let data = NetworkTime::new(budget.data_per_task);
-        let entry = self.models.entry(model).or_insert(Model { budget, data, hosted, told: None, tasks: 0 });
+        let entry = self.models.entry(model).or_insert(Model { budget, data, weights, hosted, told: None, tasks: 0 });
+        entry.weights = weights;
         entry.data.set_configured(budget.data_per_task);
         entry.budget = NetworkBudget { ctrl: self.ctrl.planned(), data_per_task: entry.data.planned(), ..budget };
         if let Some(common) = common {
@@ -737,7 +772,8 @@ impl Shard {
         let Some(entry) = self.models.get_mut(&model) else { return };
         let (profile, queue_max) = (self.estimates.profile(model).clone(), self.config.queue_max);
         let planned = (profile.latency(1), entry.budget);
-        self.planner.handle_model(now, model, ModelConfig { profile, queue_max, budget: Some(entry.budget) });
+        let config = ModelConfig { profile, queue_max, budget: Some(entry.budget), weights: entry.weights };
+        self.planner.handle_model(now, model, config);
         if entry.told.replace(planned) != Some(planned) {
             let news = ShardToControl::Planned(model, planned.0, planned.1);
             self.outputs.push_back(ShardOutput::ToControl(news));

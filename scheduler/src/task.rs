@@ -1,6 +1,6 @@
 //! What goes into planners, and what comes out: tasks, what must be known of a model, and final batches.
 
-use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp};
+use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
 
 use crate::{messages::NetworkBudget, task_queue::Queued};
 
@@ -26,6 +26,46 @@ pub struct ModelConfig {
     pub queue_max: usize,
     /// What the network costs this model, if that is not what it costs all; the RankThread is to be told the same.
     pub budget: Option<NetworkBudget>,
+    /// What its weights take in the memory of GPUs that hold but a part of what they host.
+    pub weights: Weights,
+}
+
+impl ModelConfig {
+    /// Of a model without weights, with what the network costs all.
+    #[must_use]
+    pub fn new(profile: LatencyProfile, queue_max: usize) -> Self {
+        Self { profile, queue_max, budget: None, weights: Weights::default() }
+    }
+}
+
+/// A model's weights (Clockwork, section 4.2). None by default: they are wherever the model is hosted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Weights {
+    /// Pages of a GPU's memory ([`PAGE_BYTES`]).
+    pub pages: u32,
+    /// From host memory to a GPU's, while nothing else is on that way.
+    pub load: Span,
+}
+
+/// Memory for weights is dealt in pages of so many bytes (Clockwork, section 4.2).
+pub const PAGE_BYTES: u64 = 16 << 20;
+
+/// A GPU whose memory holds a part of the models that it hosts: what is to be in it, loads and unloads decide.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuMemory {
+    /// For weights.
+    pub pages: u32,
+    /// Models whose weights are there.
+    pub resident: Vec<ModelId>,
+}
+
+/// How a load ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadEnd {
+    /// When it did: the way to the GPU is free again.
+    pub finished_at: Timestamp,
+    /// The weights are there; otherwise nothing of them is, and their pages are free.
+    pub is_loaded: bool,
 }
 
 /// A final batch.

@@ -135,7 +135,7 @@ impl<'a> Cluster<'a> {
             match change {
                 ProfileChange::Common(id) => {
                     let profile = self.estimates.profile(id).clone();
-                    self.planner.handle_model(now, id, ModelConfig { profile, queue_max: QUEUE_MAX, budget: None });
+                    self.planner.handle_model(now, id, ModelConfig::new(profile, QUEUE_MAX));
                 }
                 ProfileChange::OfGpu(id, gpu) => {
                     let profile = self.estimates.own_profile(id, gpu).map(|own| LatencyProfile::clone(own));
@@ -155,7 +155,7 @@ impl<'a> Cluster<'a> {
             }
             self.follow_estimates(free_at);
         }
-        self.planner.handle_gpu_joined(free_at, gpu, models);
+        self.planner.handle_gpu_joined(free_at, gpu, models, None);
         self.up += 1;
     }
 

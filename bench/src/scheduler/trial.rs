@@ -252,11 +252,11 @@ fn model_thread<'a>(
     let Setup { model_threads, models, gpus, .. } = run.setup;
     let models: Vec<_> = (0..models).filter(|model| model % model_threads == index).map(ModelId).collect();
     for &model in &models {
-        let config = ModelConfig { profile: profile(), queue_max: QUEUE_MAX, budget: None };
+        let config = ModelConfig::new(profile(), QUEUE_MAX);
         planner.handle_model(Timestamp::ZERO, model, config);
     }
     for gpu in 0..gpus {
-        planner.handle_gpu_joined(Timestamp::ZERO, GpuId(gpu), models.clone());
+        planner.handle_gpu_joined(Timestamp::ZERO, GpuId(gpu), models.clone(), None);
     }
     let mut counts = Counts::new();
     let mut turns = Turns::new(run);
@@ -295,6 +295,9 @@ fn model_thread<'a>(
                 }
                 PlannerOutput::Dropped { .. } => dropped += 1,
                 PlannerOutput::Preempt(_) => unreachable!("this policy lets batches run to their end"),
+                PlannerOutput::Load { .. } | PlannerOutput::Unload { .. } => {
+                    unreachable!("all weights are in memory")
+                }
             }
         }
         if is_busy {

@@ -28,7 +28,7 @@ proptest! {
                 2 if grants.len() < 8 => {
                     let (model, gpu, timer_at) = (ModelId(id), GpuId(serial), Timestamp(0));
                     let grant = Grant { model, gpu, free_at: at, gpus: 1, timer_at };
-                    rank_end.post_grant(grant);
+                    rank_end.post(FromRankThread::Grant(grant));
                     grants.push(grant);
                 }
                 3 if gpus.len() < 16 => {
@@ -69,7 +69,7 @@ fn more_than_a_ring_holds_waits_with_its_sender() {
         timer_at: Timestamp(0),
     };
     let count = 2 * RING_MESSAGES as u32 + 1;
-    (0..count).for_each(|serial| rank_end.post_grant(grant(serial)));
+    (0..count).for_each(|serial| rank_end.post(FromRankThread::Grant(grant(serial))));
     for serial in 0..count {
         rank_end.flush();
         assert_eq!(model_end.poll(), Some(FromRankThread::Grant(grant(serial))));

@@ -10,7 +10,7 @@ fn profile() -> LatencyProfile {
 
 fn thread(budget: NetworkBudget, policy: &str, queue_max: usize) -> ModelThread<u64> {
     let mut thread = ModelThread::new(budget, policy.parse().unwrap());
-    thread.handle_model(Timestamp(0), MODEL, ModelConfig { profile: profile(), queue_max, budget: None });
+    thread.handle_model(Timestamp(0), MODEL, ModelConfig::new(profile(), queue_max));
     thread
 }
 

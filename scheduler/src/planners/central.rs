@@ -12,6 +12,7 @@ use std::{
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_to_frontend::DropReason};
 
+use super::paging::{Decision, Demand, Paging};
 use crate::{
     gpu_work::GpuWork,
     indexed_heap::IndexedHeap,
@@ -19,7 +20,7 @@ use crate::{
     model_times::{ModelTimes, Times},
     planner::{Planner, PlannerOutput},
     policy::{Gathered, View},
-    task::{Batch, ModelConfig, Task},
+    task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task},
     task_queue::{Queued, TaskQueue},
 };
 
@@ -60,6 +61,7 @@ pub(super) struct Central<P, R> {
     by_free_at: BTreeSet<(Timestamp, GpuId)>,
     /// GPUs with one unreported batch, by its size.
     by_size: BTreeSet<(usize, GpuId)>,
+    paging: Paging,
     decided_at: Timestamp,
     outputs: VecDeque<PlannerOutput<P>>,
 }
@@ -79,8 +81,11 @@ impl<P> Model<P> {
 
 #[derive(Debug)]
 struct Gpu {
+    /// Those that it can run now.
     models: BTreeSet<ModelId>,
     work: GpuWork,
+    /// The models of the batches in `work`.
+    batches: VecDeque<ModelId>,
     /// Of the newest batch.
     size: usize,
 }
@@ -96,6 +101,7 @@ impl<P, R: Rule> Central<P, R> {
             gpus: BTreeMap::new(),
             by_free_at: BTreeSet::new(),
             by_size: BTreeSet::new(),
+            paging: Paging::default(),
             decided_at: Timestamp::PAST,
             outputs: VecDeque::new(),
         }
@@ -141,8 +147,9 @@ impl<P, R: Rule> Central<P, R> {
             && at <= now
         {
             let id = ModelId(id);
+            let is_cold = self.paging.load_time(id).is_some();
             let task = self.model(id).and_then(|model| model.queue.pop()).expect("only queues with a head expire");
-            self.drop_task(id, task, DropReason::Deadline);
+            self.drop_task(id, task, if is_cold { DropReason::ColdStart } else { DropReason::Deadline });
             self.on_queue_changed(id);
         }
     }
@@ -219,14 +226,58 @@ impl<P, R: Rule> Central<P, R> {
         self.on_queue_changed(id);
         self.change_gpu(gpu, |gpu| {
             gpu.work.push(exec_at, execution);
+            gpu.batches.push_back(id);
             gpu.size = batch.size;
         });
+        self.paging.handle_planned(now, gpu, id);
+    }
+
+    /// What waits for each model, as far as weights go.
+    fn demands(&self, now: Timestamp) -> Vec<Demand> {
+        let demand = |&id: &ModelId| {
+            let Model { times, queue } = self.models[id.0 as usize].as_ref().expect("it waits");
+            let keys = queue.keys();
+            let one = times.common().lead_times[0];
+            let load = self.paging.load_time(id).unwrap_or(Span::ZERO);
+            let late = keys.partition_point(|key| now + load + one > key.deadline);
+            let execution = |tasks: usize| {
+                let batch = tasks.clamp(1, times.common().profile.max_batch());
+                times.common().profile.latency(batch) * tasks as i64 / batch as i64
+            };
+            Demand {
+                model: id,
+                all: execution(keys.len()),
+                loadable: execution(keys.len() - late),
+                deadline: keys.get(late).map_or(Timestamp::NEVER, |key| key.deadline),
+            }
+        };
+        self.waiting.iter().map(demand).collect()
+    }
+
+    /// Gives links work.
+    fn decide_loads(&mut self, now: Timestamp) {
+        if self.waiting.is_empty() || !self.paging.is_open(now) {
+            return;
+        }
+        let demands = self.demands(now);
+        for decision in self.paging.decide(now, &demands) {
+            match decision {
+                Decision::Unload(gpu, model) => {
+                    self.gpus.get_mut(&gpu).expect("its memory is here").models.remove(&model);
+                    self.outputs.push_back(PlannerOutput::Unload { gpu, model });
+                }
+                Decision::Load { gpu, model, earliest, latest } => {
+                    self.outputs.push_back(PlannerOutput::Load { gpu, model, earliest, latest });
+                }
+            }
+        }
     }
 }
 
 impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
     fn handle_model(&mut self, _now: Timestamp, id: ModelId, config: ModelConfig) {
         let budget = config.budget.unwrap_or(self.budget);
+        self.paging.handle_weights(id, config.weights);
         if self.models.len() <= id.0 as usize {
             self.models.resize_with(id.0 as usize + 1, || None);
         }
@@ -279,8 +330,13 @@ impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
         }
     }
 
-    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>) {
-        let member = Gpu { models: models.into_iter().collect(), work: GpuWork::new(free_at), size: 0 };
+    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>, memory: Option<GpuMemory>) {
+        let models = match memory {
+            Some(memory) => self.paging.handle_gpu_joined(free_at, gpu, models, &memory),
+            None => models,
+        };
+        let (models, batches) = (models.into_iter().collect(), VecDeque::new());
+        let member = Gpu { models, work: GpuWork::new(free_at), batches, size: 0 };
         assert!(self.gpus.insert(gpu, member).is_none(), "{gpu:?} joined twice");
         self.by_free_at.insert((free_at, gpu));
     }
@@ -289,6 +345,7 @@ impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
         for model in self.models.iter_mut().flatten() {
             model.times.set_own(id, None);
         }
+        self.paging.handle_gpu_left(id);
         if let Some(gpu) = self.gpus.remove(&id) {
             self.by_free_at.remove(&(gpu.work.free_at(), id));
             self.by_size.remove(&(gpu.size, id));
@@ -296,13 +353,27 @@ impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
     }
 
     fn handle_finished(&mut self, gpu: GpuId, finished_at: Timestamp) {
-        self.change_gpu(gpu, |gpu| gpu.work.handle_finished(finished_at));
+        let mut model = None;
+        self.change_gpu(gpu, |gpu| {
+            gpu.work.handle_finished(finished_at);
+            model = gpu.batches.pop_front();
+        });
+        if let Some(model) = model {
+            self.paging.handle_batch_ended(gpu, model);
+        }
+    }
+
+    fn handle_loaded(&mut self, _now: Timestamp, gpu: GpuId, model: ModelId, end: LoadEnd) {
+        if self.paging.handle_loaded(gpu, model, end) {
+            self.gpus.get_mut(&gpu).expect("its memory is here").models.insert(model);
+        }
     }
 
     fn handle_timeout(&mut self, now: Timestamp) {
         self.decided_at = now;
         self.expire(now);
         while self.give_work(now) || self.preempt(now) {}
+        self.decide_loads(now);
     }
 
     /// GPUs that could take work at the last decision were offered all there is.
@@ -311,7 +382,8 @@ impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
         let offered = Bound::Excluded((self.decided_at + ahead, GpuId(u32::MAX)));
         let frees = self.by_free_at.range((offered, Bound::Unbounded)).next().filter(|_| !self.waiting.is_empty());
         let expires = self.expiries.peek().map(|(at, _)| at);
-        frees.map(|&(free_at, _)| free_at - ahead).into_iter().chain(expires).min()
+        let links = self.paging.poll_timeout(self.decided_at).filter(|_| !self.waiting.is_empty());
+        frees.map(|&(free_at, _)| free_at - ahead).into_iter().chain(expires).chain(links).min()
     }
 
     fn poll_output(&mut self) -> Option<PlannerOutput<P>> {

@@ -8,7 +8,7 @@
 //! strategy is found by a binary search over k instead of a walk through the queue of all strategies. Requests before
 //! the k-th keep waiting, until the smallest strategy's required start has passed.
 //!
-//! LOAD and UNLOAD are absent: every GPU holds its models.
+//! Where GPUs hold but a part of their models, loads are decided by `paging.rs`.
 
 use proto::Span;
 

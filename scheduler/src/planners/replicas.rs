@@ -18,7 +18,7 @@ use crate::{
     model_times::{ModelTimes, Times},
     planner::{Planner, PlannerOutput},
     policy::{Gathered, View},
-    task::{Batch, ModelConfig, Task},
+    task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task},
     task_queue::{Queued, TaskQueue},
 };
 
@@ -388,7 +388,15 @@ impl<P: Send, R: Rule> Planner<P> for Replicas<P, R> {
         self.remove_tasks(&|_, task| !is_owned(task));
     }
 
-    fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>) {
+    /// A queue for each replica, for good: what is not in memory at the start never is.
+    fn handle_gpu_joined(
+        &mut self,
+        free_at: Timestamp,
+        gpu: GpuId,
+        mut models: Vec<ModelId>,
+        memory: Option<GpuMemory>,
+    ) {
+        models.retain(|id| memory.as_ref().is_none_or(|memory| memory.resident.contains(id)));
         let member = Gpu {
             models: models.into_iter().collect(),
             work: GpuWork::new(free_at),
@@ -432,6 +440,8 @@ impl<P: Send, R: Rule> Planner<P> for Replicas<P, R> {
         }
         self.set_timer(id);
     }
+
+    fn handle_loaded(&mut self, _now: Timestamp, _gpu: GpuId, _model: ModelId, _end: LoadEnd) {}
 
     fn handle_timeout(&mut self, now: Timestamp) {
         self.update_plan(now);

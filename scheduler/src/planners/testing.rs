@@ -24,10 +24,10 @@ impl Bench {
         let mut planner = policy.planner(NetworkBudget::default());
         for id in (0..models).map(ModelId) {
             let profile = LatencyProfile::linear(1.0, 5.0, 64).unwrap();
-            planner.handle_model(at(0.0), id, ModelConfig { profile, queue_max: 1000, budget: None });
+            planner.handle_model(at(0.0), id, ModelConfig::new(profile, 1000));
         }
         for gpu in (0..gpus).map(GpuId) {
-            planner.handle_gpu_joined(at(0.0), gpu, (0..models).map(ModelId).collect());
+            planner.handle_gpu_joined(at(0.0), gpu, (0..models).map(ModelId).collect(), None);
         }
         Self { planner, tasks: 0 }
     }
@@ -59,6 +59,11 @@ impl Bench {
                 let exec_at = (batch.exec_at - Timestamp::ZERO).as_millis_f64();
                 format!("model {} on GPU {} at {exec_at}: {tasks:?}", batch.model.0, batch.gpu.0)
             }
+            PlannerOutput::Load { gpu, model, earliest, .. } => {
+                let earliest = (earliest - Timestamp::ZERO).as_millis_f64();
+                format!("load model {} into GPU {} at {earliest}", model.0, gpu.0)
+            }
+            PlannerOutput::Unload { gpu, model } => format!("unload model {} from GPU {}", model.0, gpu.0),
             PlannerOutput::Preempt(gpu) => format!("preempt GPU {}", gpu.0),
             PlannerOutput::Dropped { task, reason, .. } => format!("dropped [{}]: {reason:?}", task.id.0),
         };

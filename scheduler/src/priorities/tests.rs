@@ -100,9 +100,9 @@ fn run(policy: &str, rate_rps: f64, priorities: [u8; 2]) -> Outcome {
     let mut random = ChaCha8Rng::seed_from_u64(7);
     let mut planner = policy.parse::<Policy>().unwrap().planner::<()>(NetworkBudget::default());
     let profile = LatencyProfile::linear(1.0, 5.0, 32).unwrap();
-    let config = ModelConfig { profile: profile.clone(), queue_max: 1000, budget: None };
+    let config = ModelConfig::new(profile.clone(), 1000);
     planner.handle_model(Timestamp(0), MODEL, config);
-    (0..2).for_each(|gpu| planner.handle_gpu_joined(Timestamp(0), GpuId(gpu), vec![MODEL]));
+    (0..2).for_each(|gpu| planner.handle_gpu_joined(Timestamp(0), GpuId(gpu), vec![MODEL], None));
     let (mut outcome, mut arrives_at, mut id) = (Outcome::default(), Timestamp(0), 0);
     let mut running: Vec<(Timestamp, GpuId)> = Vec::new();
     while arrives_at < Timestamp(10_000_000_000) {
@@ -133,6 +133,9 @@ fn run(policy: &str, rate_rps: f64, priorities: [u8; 2]) -> Outcome {
                 }
                 PlannerOutput::Dropped { task, .. } => *outcome.lost.entry(task.priority).or_default() += 1,
                 PlannerOutput::Preempt(_) => unreachable!("no policy of windows preempts"),
+                PlannerOutput::Load { .. } | PlannerOutput::Unload { .. } => {
+                    unreachable!("all weights are in memory")
+                }
             }
         }
     }

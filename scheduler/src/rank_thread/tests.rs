@@ -11,8 +11,15 @@ fn candidate(size: u32, exec_at: i64, latest: i64, grants_seen: u32) -> Option<C
     Some(Candidate { size, exec_at: Timestamp(exec_at), latest, due_at: latest, grants_seen })
 }
 
+fn poll_grant(rank: &mut RankThread) -> Option<Grant> {
+    rank.poll_message().map(|(_, message)| match message {
+        FromRankThread::Grant(grant) => grant,
+        other => panic!("expected a grant, found {other:?}"),
+    })
+}
+
 fn grants(rank: &mut RankThread) -> Vec<(u32, u32, i64)> {
-    std::iter::from_fn(|| rank.poll_grant()).map(|grant| (grant.model.0, grant.gpu.0, grant.free_at.0)).collect()
+    std::iter::from_fn(|| poll_grant(rank)).map(|grant| (grant.model.0, grant.gpu.0, grant.free_at.0)).collect()
 }
 
 fn planned(exec_at: i64, free_at: i64) -> GpuUpdate {
@@ -22,7 +29,7 @@ fn planned(exec_at: i64, free_at: i64) -> GpuUpdate {
 fn cluster(gpus: u32, models: u32) -> RankThread {
     let mut rank = RankThread::new(BUDGET);
     for gpu in 0..gpus {
-        rank.handle_gpu_joined(Timestamp(0), GpuId(gpu), (0..models).map(ModelId).collect());
+        rank.handle_gpu_joined(Timestamp(0), GpuId(gpu), (0..models).map(ModelId).collect(), None);
     }
     rank
 }
@@ -110,8 +117,8 @@ fn a_gpu_that_left_is_forgotten_and_a_new_one_serves_who_waits() {
     rank.handle_candidate(Timestamp(5), ModelId(1), candidate(1, 0, 90, 0));
     rank.handle_timeout(Timestamp(5));
     assert_eq!((grants(&mut rank), rank.poll_timeout()), (vec![], None));
-    rank.handle_gpu_joined(Timestamp(8), GpuId(1), vec![ModelId(0)]);
-    rank.handle_gpu_joined(Timestamp(9), GpuId(2), vec![ModelId(2), ModelId(1)]);
+    rank.handle_gpu_joined(Timestamp(8), GpuId(1), vec![ModelId(0)], None);
+    rank.handle_gpu_joined(Timestamp(9), GpuId(2), vec![ModelId(2), ModelId(1)], None);
     rank.handle_timeout(Timestamp(9));
     assert_eq!(grants(&mut rank), [(1, 2, 9)]);
 }
@@ -119,11 +126,11 @@ fn a_gpu_that_left_is_forgotten_and_a_new_one_serves_who_waits() {
 #[test]
 fn a_grant_tells_how_many_gpus_host_the_model() {
     let mut rank = cluster(2, 1);
-    rank.handle_gpu_joined(Timestamp(0), GpuId(2), vec![ModelId(0), ModelId(1)]);
+    rank.handle_gpu_joined(Timestamp(0), GpuId(2), vec![ModelId(0), ModelId(1)], None);
     for (seen, gpus) in [(0, 3), (1, 2)] {
         rank.handle_candidate(Timestamp(0), ModelId(0), candidate(1, 0, 90, seen));
         rank.handle_timeout(Timestamp(0));
-        assert_eq!(rank.poll_grant().map(|grant| grant.gpus), Some(gpus));
+        assert_eq!(poll_grant(&mut rank).map(|grant| grant.gpus), Some(gpus));
         rank.handle_gpu_left(GpuId(1));
     }
 }
@@ -321,7 +328,7 @@ proptest! {
                 Step::Join { hosted } => {
                     let gpu = gpus_joined;
                     gpus_joined += 1;
-                    rank.handle_gpu_joined(now, GpuId(gpu), hosted.iter().copied().map(ModelId).collect());
+                    rank.handle_gpu_joined(now, GpuId(gpu), hosted.iter().copied().map(ModelId).collect(), None);
                     let is_new_set = oracle.gpus.values().all(|other| other.hosted != hosted);
                     let state =
                         OracleGpu { hosted: hosted.clone(), idle_since: now, is_granted: false, plans: Vec::new() };

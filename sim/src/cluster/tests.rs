@@ -122,7 +122,7 @@ fn fast_gpus_are_planned_with_what_they_take() {
                 cluster.add_gpu(Timestamp::ZERO, gpu);
             } else {
                 // The control: nobody has told what the fast ones offer.
-                cluster.planner.handle_gpu_joined(Timestamp::ZERO, gpu, vec![ModelId(0), ModelId(1)]);
+                cluster.planner.handle_gpu_joined(Timestamp::ZERO, gpu, vec![ModelId(0), ModelId(1)], None);
                 cluster.up += 1;
             }
         }
