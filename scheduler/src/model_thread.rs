@@ -57,6 +57,8 @@ pub struct ModelThread<P> {
 struct Model<P> {
     times: ModelTimes,
     jitter: Span,
+    /// As [`View::is_paged`].
+    is_paged: bool,
     queue: TaskQueue<P>,
     policy: Box<dyn BatchPolicy>,
     candidate: Option<Candidate>,
@@ -131,12 +133,14 @@ impl<P> ModelThread<P> {
         match &mut self.models[id.0 as usize] {
             Some(model) => {
                 model.times.set_common(config.profile, budget);
+                model.is_paged = config.weights.pages > 0;
                 self.update_candidate(now, id);
             }
             absent => {
                 *absent = Some(Box::new(Model {
                     times: ModelTimes::new(config.profile, budget),
                     jitter: budget.jitter,
+                    is_paged: config.weights.pages > 0,
                     queue: TaskQueue::new(config.queue_max),
                     policy: self.policy.instantiate(),
                     candidate: None,
@@ -232,13 +236,13 @@ impl<P> ModelThread<P> {
         };
         model.grants_seen = model.grants_seen.wrapping_add(1);
         let is_contended = model.is_contended(now);
-        let Model { times, queue, policy, due_at, jitter, .. } = &mut **model;
-        let (queue, due_at, jitter) = (queue.keys(), *due_at, *jitter);
+        let Model { times, queue, policy, due_at, jitter, is_paged, .. } = &mut **model;
+        let (queue, due_at, terms) = (queue.keys(), *due_at, (*jitter, *is_paged));
         let gather = |policy: &dyn BatchPolicy, view: &View<'_>| {
             let by_policy = policy.gather(view);
             (by_policy, if is_contended { priorities::lead(view, by_policy) } else { by_policy })
         };
-        let mut view = view((now, grant.free_at), queue, times.common(), jitter);
+        let mut view = view((now, grant.free_at), queue, times.common(), terms);
         let (mut by_policy, mut batch) = gather(&**policy, &view);
         let is_due = batch.size > 0 && policy.opens_at(&view, batch) <= view.earliest_start(batch.size);
         if is_due {
@@ -352,7 +356,7 @@ impl<P> ModelThread<P> {
         }
         let times = model.times.common();
         let ready_at = model.whereabouts.ready_at(now);
-        let view = view((now, ready_at), model.queue.keys(), times, model.jitter);
+        let view = view((now, ready_at), model.queue.keys(), times, (model.jitter, model.is_paged));
         let batch = model.gather(&view);
         debug_assert!(batch.size == 0 || view.earliest_end(batch.size) <= view.queue[batch.skip].deadline);
         let candidate = (batch.size > 0).then(|| {
@@ -393,9 +397,9 @@ fn view<'a>(
     (now, free_at): (Timestamp, Timestamp),
     queue: &'a VecDeque<Queued>,
     Times { profile, lead_times }: &'a Times,
-    jitter: Span,
+    (jitter, is_paged): (Span, bool),
 ) -> View<'a> {
-    View { now, free_at, queue, profile, lead_times, jitter }
+    View { now, free_at, queue, profile, lead_times, jitter, is_paged }
 }
 
 fn dropped<P>(model: ModelId, key: Queued, payload: P, reason: DropReason) -> Output<P> {

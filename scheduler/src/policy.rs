@@ -31,6 +31,8 @@ pub struct View<'a> {
     pub lead_times: &'a [Span],
     /// How much earlier the frontrun moment is, because timers are late (`NetworkBudget::jitter`).
     pub jitter: Span,
+    /// GPUs hold but a part of what they host, so few hold this model, and they hold many others.
+    pub is_paged: bool,
 }
 
 impl View<'_> {
@@ -410,8 +412,15 @@ mod tests {
         let lead_times = NetworkBudget::default().lead_times(&profile);
         let gather = |policy: Policy, now, free_at| {
             let (now, free_at) = (Timestamp(now), Timestamp(free_at));
-            let view =
-                View { now, free_at, queue: &queue, profile: &profile, lead_times: &lead_times, jitter: Span(0) };
+            let view = View {
+                now,
+                free_at,
+                queue: &queue,
+                profile: &profile,
+                lead_times: &lead_times,
+                jitter: Span(0),
+                is_paged: false,
+            };
             let policy = policy.instantiate();
             let batch = policy.gather(&view);
             (batch.skip, batch.size, policy.opens_at(&view, batch).0)
@@ -444,6 +453,7 @@ mod tests {
             profile: &profile,
             lead_times: &lead_times,
             jitter: Span::ZERO,
+            is_paged: false,
         };
         let opens_at = |policy: Policy| policy.instantiate().opens_at(&view, Gathered { skip: 0, size: 2 });
         assert_eq!(opens_at(Policy::Eager), Timestamp::PAST);

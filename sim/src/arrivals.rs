@@ -1,12 +1,17 @@
 //! When the requests of each model arrive: random gaps from one seed, or listed instants.
 
+use std::sync::Arc;
+
 use proto::{ModelId, Span, Timestamp};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1, Gamma};
 use scheduler::indexed_heap::IndexedHeap;
 
-use crate::workload::{ArrivalProcess, Class, Workload};
+use crate::{
+    functions::MinuteShares,
+    workload::{ArrivalProcess, Class, Workload},
+};
 
 /// The gaps between arrivals of a process, as multiples of their mean.
 #[derive(Debug, Clone)]
@@ -74,7 +79,43 @@ struct Stream {
 enum Instants {
     Random { gaps: Gaps, mean_gap_ns: f64, rng: Box<ChaCha8Rng>, last: Timestamp },
     Uniform { gap_ns: f64, offset_ns: f64, count: u64 },
+    ByMinute(Box<ByMinute>),
     Listed(std::vec::IntoIter<Timestamp>),
+}
+
+/// A Poisson process whose rate is another one each minute.
+#[derive(Debug)]
+struct ByMinute {
+    functions: Arc<MinuteShares>,
+    model: usize,
+    /// Of all models in an average minute.
+    rate_rps: f64,
+    rng: ChaCha8Rng,
+    last: Timestamp,
+    end: Timestamp,
+}
+
+impl ByMinute {
+    fn next(&mut self) -> Option<Timestamp> {
+        const MINUTE: Span = Span::from_millis(60_000);
+        loop {
+            if self.last >= self.end {
+                return None;
+            }
+            let minute = (self.last - Timestamp::ZERO).as_nanos() / MINUTE.as_nanos();
+            let turn = Timestamp::ZERO + MINUTE * (minute + 1);
+            let rate_rps = self.rate_rps * self.functions.share(self.model, minute as usize);
+            let gap: f64 = Exp1.sample(&mut self.rng);
+            let gap = Span::from_secs_f64((gap / rate_rps.max(1e-12)).min(1e6));
+            // It has no memory, so it begins anew where the rate is another one.
+            if self.last + gap >= turn {
+                self.last = turn;
+                continue;
+            }
+            self.last += gap.max(Span(1));
+            return Some(self.last);
+        }
+    }
 }
 
 impl Instants {
@@ -89,6 +130,7 @@ impl Instants {
                 *count += 1;
                 Some(at)
             }
+            Self::ByMinute(minutes) => minutes.next(),
             Self::Listed(instants) => instants.next(),
         }
     }
@@ -117,8 +159,20 @@ impl Arrivals {
         };
         let mut streams = Vec::with_capacity(count);
         for (id, model) in (0..).zip(&workload.models) {
+            if model.clients > 0 {
+                continue;
+            }
             for (class, Class { share, .. }) in (0..).zip(&model.classes) {
-                let instants = instants(streams.len(), model.share * share);
+                let instants = match &workload.functions {
+                    None => instants(streams.len(), model.share * share),
+                    Some(functions) => {
+                        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+                        rng.set_stream(streams.len() as u64);
+                        let (functions, model) = (Arc::clone(functions), id as usize);
+                        let (rate_rps, last) = (rate_rps * share, Timestamp::ZERO);
+                        Instants::ByMinute(Box::new(ByMinute { functions, model, rate_rps, rng, last, end }))
+                    }
+                };
                 streams.push(Stream { model: ModelId(id), class, instants });
             }
         }

@@ -34,6 +34,24 @@ pub enum Violation {
         /// The end of the batch before.
         busy_until: Timestamp,
     },
+    /// Invariant 2, where memory is short.
+    #[error("invariant 2: GPU {gpu} is to run model {model}, whose weights are not in its memory")]
+    WeightsMissing {
+        /// The GPU.
+        gpu: u32,
+        /// The model.
+        model: u32,
+    },
+    /// Invariant 5, where memory is short.
+    #[error("invariant 5: GPU {gpu} is to {action} model {model}, which it cannot")]
+    Memory {
+        /// The GPU.
+        gpu: u32,
+        /// Load or unload.
+        action: &'static str,
+        /// The model.
+        model: u32,
+    },
     /// Invariant 4.
     #[error("invariant 4: task {task:?} was planned to end {late} after its deadline")]
     PlannedLate {

@@ -7,7 +7,8 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
 use scheduler::{
-    Batch, Estimates, ModelConfig, Planner, PlannerOutput, Policy, ProfileChange, Task, task_queue::Queued,
+    Batch, Estimates, GpuMemory, LoadEnd, ModelConfig, Planner, PlannerOutput, Policy, ProfileChange, Task,
+    task_queue::Queued,
 };
 
 use crate::{
@@ -15,6 +16,7 @@ use crate::{
     checker::{Checker, Violation},
     faults::{Fault, FaultSource, Faults},
     gpus::{GpuEvent, Gpus},
+    memory::{Ended, Load, Memory},
     report::{Recorder, Report},
     trace::Event,
     workload::Workload,
@@ -79,6 +81,14 @@ pub(crate) struct Cluster<'a> {
     /// l(b) of all models, as the scheduler knows it.
     estimates: Estimates,
     gpus: Gpus,
+    /// If it is short.
+    memory: Option<Memory>,
+    /// Ends of loads, by when the scheduler learns of them.
+    loaded: BinaryHeap<Reverse<LoadReport>>,
+    /// Clients that ask again when they are answered, by when they do.
+    clients: BinaryHeap<Reverse<Request>>,
+    /// When clients cease to ask.
+    end: Timestamp,
     faults: FaultSource,
     /// GPUs that are up.
     up: usize,
@@ -100,6 +110,20 @@ struct EndReport {
     executed: Option<(ModelId, usize, Span)>,
 }
 
+/// A load has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct LoadReport {
+    /// When the scheduler learns of it.
+    at: Timestamp,
+    gpu: GpuId,
+    model: ModelId,
+    finished_at: Timestamp,
+    is_loaded: bool,
+}
+
+/// A client whose request was dropped asks again so much later.
+const RETRY: Span = Span::from_millis(1);
+
 impl<'a> Cluster<'a> {
     /// Without GPUs. Requests that arrive in `measured`, half open, count.
     pub(crate) fn new(
@@ -118,6 +142,10 @@ impl<'a> Cluster<'a> {
             planner: policy.planner(workload.network),
             estimates,
             gpus: Gpus::new(gpus),
+            memory: workload.memory.map(|memory| Memory::new(gpus, memory.pages)),
+            loaded: BinaryHeap::new(),
+            clients: BinaryHeap::new(),
+            end: measured.1,
             faults: FaultSource::new(workload.faults, workload.gpus, seed),
             up: 0,
             reports: BinaryHeap::new(),
@@ -125,6 +153,10 @@ impl<'a> Cluster<'a> {
             recorder: Recorder::new(measured, &workload.models, gpus),
             observe,
         };
+        for (id, model) in (0..).zip(&workload.models) {
+            let first = Request { arrived_at: Timestamp::ZERO, model: ModelId(id), class: 0 };
+            cluster.clients.extend((0..model.clients).map(|_| Reverse(first)));
+        }
         cluster.follow_estimates(Timestamp::ZERO);
         cluster
     }
@@ -135,7 +167,8 @@ impl<'a> Cluster<'a> {
             match change {
                 ProfileChange::Common(id) => {
                     let profile = self.estimates.profile(id).clone();
-                    self.planner.handle_model(now, id, ModelConfig::new(profile, QUEUE_MAX));
+                    let weights = self.workload.models[id.0 as usize].weights;
+                    self.planner.handle_model(now, id, ModelConfig { weights, ..ModelConfig::new(profile, QUEUE_MAX) });
                 }
                 ProfileChange::OfGpu(id, gpu) => {
                     let profile = self.estimates.own_profile(id, gpu).map(|own| LatencyProfile::clone(own));
@@ -155,7 +188,8 @@ impl<'a> Cluster<'a> {
             }
             self.follow_estimates(free_at);
         }
-        self.planner.handle_gpu_joined(free_at, gpu, models, None);
+        let memory = self.workload.memory.map(|memory| GpuMemory { pages: memory.pages, resident: Vec::new() });
+        self.planner.handle_gpu_joined(free_at, gpu, models, memory);
         self.up += 1;
     }
 
@@ -164,7 +198,18 @@ impl<'a> Cluster<'a> {
         let mut next_progress = Timestamp::ZERO;
         loop {
             let report_at = self.reports.peek().map(|Reverse(report)| report.at);
-            let timers = [self.planner.poll_timeout(), self.gpus.poll_timeout(), arrivals.peek(), report_at];
+            let loaded_at = self.loaded.peek().map(|Reverse(report)| report.at);
+            let asks_at = self.clients.peek().map(|Reverse(request)| request.arrived_at);
+            let memory_at = self.memory.as_ref().and_then(Memory::poll_timeout);
+            let timers = [
+                self.planner.poll_timeout(),
+                self.gpus.poll_timeout(),
+                memory_at,
+                arrivals.peek(),
+                asks_at,
+                report_at,
+                loaded_at,
+            ];
             let Some(next) = timers.into_iter().flatten().min() else { break };
             // Faults and what is forgotten do not keep a run going.
             let others = [self.faults.poll_timeout(), self.estimates.poll_timeout()];
@@ -173,6 +218,7 @@ impl<'a> Cluster<'a> {
                 progress((now - Timestamp::ZERO).as_secs_f64());
                 next_progress = now + Span::from_millis(1000);
             }
+            self.on_memory_timeout(now);
             self.on_gpu_timeout(now)?;
             while let Some(fault) = self.faults.poll_fault(now) {
                 self.on_fault(now, fault)?;
@@ -183,8 +229,20 @@ impl<'a> Cluster<'a> {
                 self.reports.pop();
                 self.on_report(now, report);
             }
+            while let Some(&Reverse(LoadReport { at, gpu, model, finished_at, is_loaded })) = self.loaded.peek()
+                && at <= now
+            {
+                self.loaded.pop();
+                self.planner.handle_loaded(now, gpu, model, LoadEnd { finished_at, is_loaded });
+            }
             self.estimates.handle_timeout(now);
             self.follow_estimates(now);
+            while let Some(&Reverse(request)) = self.clients.peek()
+                && request.arrived_at <= now
+            {
+                self.clients.pop();
+                self.on_arrival(now, request)?;
+            }
             while arrivals.peek().is_some_and(|at| at <= now) {
                 let request = arrivals.pop().expect("just peeked");
                 self.on_arrival(now, request)?;
@@ -204,7 +262,8 @@ impl<'a> Cluster<'a> {
     }
 
     fn on_arrival(&mut self, now: Timestamp, request: Request) -> Result<(), Violation> {
-        self.recorder.arrived(request);
+        let is_cold = self.memory.as_ref().is_some_and(|memory| !memory.is_anywhere(request.model));
+        self.recorder.arrived(request, is_cold);
         let deadline = self.workload.deadline(request);
         let id = self.checker.submit();
         self.submit(now, Task { id, deadline, priority: 0, payload: request })
@@ -232,6 +291,12 @@ impl<'a> Cluster<'a> {
                 match output {
                     PlannerOutput::Batch(batch) => self.on_batch(now, batch)?,
                     PlannerOutput::Dropped { task, .. } => self.on_dropped(now, task.id, task.payload)?,
+                    PlannerOutput::Load { gpu, model, earliest, latest } => {
+                        let weights = self.workload.models[model.0 as usize].weights;
+                        let memory = self.memory.as_mut().expect("planners load into memory that is short");
+                        memory.handle_load(now, Load { gpu, model, earliest, latest }, weights);
+                    }
+                    PlannerOutput::Unload { gpu, model } => self.on_unload(now, gpu, model)?,
                     PlannerOutput::Preempt(gpu) => {
                         is_settled = false;
                         self.on_preempt(now, gpu)?;
@@ -245,12 +310,42 @@ impl<'a> Cluster<'a> {
     fn on_dropped(&mut self, now: Timestamp, id: TaskId, request: Request) -> Result<(), Violation> {
         self.checker.end(id)?;
         self.recorder.dropped(request);
+        self.ask_again(now + RETRY, request);
         (self.observe)(Event::Drop { model: request.model.0, arrived_at: request.arrived_at, dropped_at: now });
         Ok(())
     }
 
+    /// A closed loop: a client has one request under way.
+    fn ask_again(&mut self, at: Timestamp, request: Request) {
+        if self.workload.models[request.model.0 as usize].clients > 0 && at < self.end {
+            self.clients.push(Reverse(Request { arrived_at: at, ..request }));
+        }
+    }
+
+    fn on_unload(&mut self, now: Timestamp, gpu: GpuId, model: ModelId) -> Result<(), Violation> {
+        self.recorder.unloaded(now);
+        let was_there = self.memory.as_mut().is_some_and(|memory| memory.handle_unload(now, gpu, model));
+        if was_there { Ok(()) } else { Err(Violation::Memory { gpu: gpu.0, action: "unload", model: model.0 }) }
+    }
+
+    fn on_memory_timeout(&mut self, now: Timestamp) {
+        let Some(memory) = &mut self.memory else { return };
+        memory.handle_timeout(now);
+        while let Some(Ended { load, started_at, end }) = memory.poll_ended() {
+            let at = end.finished_at.max(now) + self.workload.network.ctrl;
+            let Load { gpu, model, .. } = load;
+            self.recorder.loaded(started_at, end.finished_at);
+            let LoadEnd { finished_at, is_loaded } = end;
+            self.loaded.push(Reverse(LoadReport { at, gpu, model, finished_at, is_loaded }));
+        }
+    }
+
     fn on_batch(&mut self, now: Timestamp, batch: Batch<Request>) -> Result<(), Violation> {
         let profile = self.estimates.profile_on(batch.model, batch.gpu);
+        if self.memory.as_ref().is_some_and(|memory| !memory.is_resident(batch.gpu, batch.model)) {
+            let place = self.gpus.place(batch.gpu) as u32;
+            return Err(Violation::WeightsMissing { gpu: place, model: batch.model.0 });
+        }
         let planned_end = batch.exec_at + profile.latency(batch.tasks.len());
         let late = |(task, _): &&(Queued, Request)| planned_end > task.deadline;
         // Only policies without windows plan batches that must not be rejected.
@@ -293,6 +388,7 @@ impl<'a> Cluster<'a> {
         for &(task, request) in &batch.tasks {
             self.checker.end(task.id)?;
             self.recorder.answered(request, started_at, answered_at);
+            self.ask_again(answered_at, request);
         }
         self.recorder.executed(model as usize, size, started_at);
         self.recorder.busy(place, started_at, finished_at);
@@ -333,6 +429,9 @@ impl<'a> Cluster<'a> {
             Fault::Down(gpu) => {
                 self.up -= 1;
                 self.planner.handle_gpu_left(now, gpu);
+                if let Some(memory) = &mut self.memory {
+                    memory.handle_failure(gpu);
+                }
                 self.estimates.handle_gpu_left(gpu);
                 if self.up == 0 {
                     for model in 0..self.workload.models.len() as u32 {

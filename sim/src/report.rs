@@ -12,6 +12,9 @@ use crate::{
     workload::{Class, Model, Workload},
 };
 
+/// Tables have a line for each model up to so many.
+const MODELS_SHOWN: usize = 200;
+
 /// The result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
@@ -35,12 +38,30 @@ pub struct Report {
     pub gpu_busy_fraction: f64,
     /// GPUs that ran at least one batch in a second, averaged over seconds.
     pub gpus_used_mean: f64,
+    /// Where GPUs' memory is short: what went in and out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryReport>,
     /// All models together: `batches[b - 1]` batches of size b.
     #[serde(skip)]
     pub batches: Vec<u64>,
     /// All models together: from the arrival of an answered request to the start of its batch, in microseconds.
     #[serde(skip)]
     pub queueing_us: Histogram<u64>,
+}
+
+/// What went into GPUs' memory and out of it.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct MemoryReport {
+    /// Requests whose model was in no GPU's memory when they arrived, of all.
+    pub cold_fraction: f64,
+    /// Models that were loaded, a second.
+    pub loads_per_s: f64,
+    /// Models that made room, a second.
+    pub unloads_per_s: f64,
+    /// Loads that could not start in their windows, a second.
+    pub loads_failed_per_s: f64,
+    /// Time that links copied weights, of all links' time.
+    pub link_busy_fraction: f64,
 }
 
 /// One model's part.
@@ -144,7 +165,9 @@ impl Report {
         );
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
         let named = self.models.iter().map(|model| (model.name.as_str(), &model.figures, &model.classes[..]));
-        for (name, figures, classes) in named.chain([("all", &self.totals, &[][..])]) {
+        // Of thousands of models nobody reads a line each.
+        let shown = if self.models.len() > MODELS_SHOWN { 0 } else { self.models.len() };
+        for (name, figures, classes) in named.take(shown).chain([("all", &self.totals, &[][..])]) {
             let _ = writeln!(
                 text,
                 "{name:<24}{:>12.1}{:>12.1}{:>9.3}%{:>10}{:>10}{:>10}{:>10}{:>7}",
@@ -178,6 +201,17 @@ impl Report {
             self.gpus_used_mean,
             self.batch_mean
         );
+        if let Some(memory) = self.memory {
+            let _ = write!(
+                text,
+                "\n{:.2} % of requests cold; {:.1} loads a second ({:.1} failed), {:.1} unloads; links busy {:.1} % of the time",
+                100.0 * memory.cold_fraction,
+                memory.loads_per_s,
+                memory.loads_failed_per_s,
+                memory.unloads_per_s,
+                100.0 * memory.link_busy_fraction
+            );
+        }
         text
     }
 }
@@ -194,6 +228,11 @@ pub struct Recorder {
     /// By GPU: the last second, from the end of the warm-up, that it was seen busy in.
     last_second: Vec<i64>,
     gpu_seconds: u64,
+    cold: u64,
+    loads: u64,
+    loads_failed: u64,
+    unloads: u64,
+    link_busy: Span,
 }
 
 #[derive(Debug)]
@@ -229,6 +268,11 @@ impl Recorder {
             busy: Span::ZERO,
             last_second: vec![-1; gpus],
             gpu_seconds: 0,
+            cold: 0,
+            loads: 0,
+            loads_failed: 0,
+            unloads: 0,
+            link_busy: Span::ZERO,
         }
     }
 
@@ -242,11 +286,31 @@ impl Recorder {
         counts.then(|| &mut self.models[request.model.0 as usize].classes[request.class as usize])
     }
 
-    /// A request arrived.
-    pub fn arrived(&mut self, request: Request) {
+    /// A request arrived; its model was in no GPU's memory if it is cold.
+    pub fn arrived(&mut self, request: Request, is_cold: bool) {
         if let Some(record) = self.record(request) {
             record.offered += 1;
+            self.cold += u64::from(is_cold);
         }
+    }
+
+    /// A load ended; it began at `started_at`, if it did.
+    pub fn loaded(&mut self, started_at: Option<Timestamp>, finished_at: Timestamp) {
+        if !self.counts(finished_at) {
+            return;
+        }
+        match started_at {
+            Some(started_at) => {
+                self.loads += 1;
+                self.link_busy += finished_at - started_at;
+            }
+            None => self.loads_failed += 1,
+        }
+    }
+
+    /// A model made room.
+    pub fn unloaded(&mut self, at: Timestamp) {
+        self.unloads += u64::from(self.counts(at));
     }
 
     /// A request was dropped.
@@ -311,6 +375,13 @@ impl Recorder {
             batch_mean: if batches == 0 { 0.0 } else { tasks as f64 / batches as f64 },
             gpu_busy_fraction: self.busy.as_secs_f64() / (span * self.last_second.len() as f64),
             gpus_used_mean: self.gpu_seconds as f64 / span.ceil(),
+            memory: workload.memory.map(|_| MemoryReport {
+                cold_fraction: self.cold as f64 / all.offered.max(1) as f64,
+                loads_per_s: self.loads as f64 / span,
+                unloads_per_s: self.unloads as f64 / span,
+                loads_failed_per_s: self.loads_failed as f64 / span,
+                link_busy_fraction: self.link_busy.as_secs_f64() / (span * self.last_second.len() as f64),
+            }),
             batches: all_batches,
             queueing_us: self.queueing.clone(),
         }
@@ -420,7 +491,7 @@ mod tests {
         let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload.models, 2);
         for (class, latency) in [(0, 0.011), (0, 0.009), (1, 0.011), (1, 0.019)] {
             let request = Request { arrived_at: second(2.0), model: ModelId(0), class };
-            recorder.arrived(request);
+            recorder.arrived(request, false);
             recorder.answered(request, second(2.0), second(2.0 + latency));
         }
         let report = recorder.report(&workload, &OPTIONS);
@@ -446,7 +517,7 @@ mod tests {
         let workload = workload("slo_ms = 10");
         let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload.models, 2);
         for at in [0.5, 2.0, 3.0, 4.0] {
-            recorder.arrived(request(at));
+            recorder.arrived(request(at), false);
         }
         recorder.dropped(request(0.5));
         recorder.dropped(request(2.0));

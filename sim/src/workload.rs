@@ -3,16 +3,17 @@
 //! What is read here has been checked: every error is one line that names the key, what was found and what was
 //! expected.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::Arc};
 
 use proto::{LatencyProfile, ProfileError, Span, Timestamp};
-use scheduler::{Estimates, NetworkBudget};
+use scheduler::{Estimates, NetworkBudget, Weights, task::PAGE_BYTES};
 use serde::Deserialize;
 use thiserror::Error;
 
 use crate::{
     arrivals::Request,
     faults::{DEVIATIONS_MAX, Faults, Slowdown},
+    functions::{Assignment, FUNCTIONS_MAX, MinuteShares},
 };
 
 /// Models that a workload may have, copies included.
@@ -51,10 +52,21 @@ pub struct Workload {
     pub response: Span,
     /// What goes wrong.
     pub faults: Faults,
+    /// If GPUs hold but a part of all weights.
+    pub memory: Option<Memory>,
+    /// Rates by the minute, in place of the models' shares and `arrivals`.
+    pub functions: Option<Arc<MinuteShares>>,
     /// The scheduler plans with what executions take, as its own configuration's key of this name says.
     pub reestimate: bool,
     /// At least one.
     pub models: Vec<Model>,
+}
+
+/// Each GPU's memory for weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Pages of [`PAGE_BYTES`].
+    pub pages: u32,
 }
 
 /// GPUs that are equally fast.
@@ -79,6 +91,10 @@ pub struct Model {
     pub classes: Vec<Class>,
     /// Its part of the aggregate rate; all parts make 1.
     pub share: f64,
+    /// What its weights take.
+    pub weights: Weights,
+    /// Clients that each ask again when they are answered; if there are any, nobody else asks for it.
+    pub clients: u32,
 }
 
 /// Requests of a model that have one SLO.
@@ -227,6 +243,8 @@ mod raw {
         pub arrivals: ArrivalProcess,
         #[serde(default)]
         pub popularity: Popularity,
+        pub memory: Option<Memory>,
+        pub functions: Option<Functions>,
         #[serde(default)]
         pub network: Network,
         #[serde(default)]
@@ -258,6 +276,33 @@ mod raw {
         #[default]
         Equal,
         Zipf(f64),
+    }
+
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(super) struct Memory {
+        pub gpu_mb: f64,
+        pub pcie_gbps: Option<f64>,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(super) struct Functions {
+        pub count: Option<usize>,
+        pub minutes: Option<usize>,
+        pub rates: Option<String>,
+        #[serde(default)]
+        pub assignment: HotModels,
+        #[serde(default)]
+        pub seed: u64,
+    }
+
+    #[derive(Deserialize, Default, Clone, Copy, PartialEq)]
+    #[serde(rename_all = "lowercase")]
+    pub(super) enum HotModels {
+        #[default]
+        Random,
+        Lucky,
     }
 
     #[derive(Deserialize, Default)]
@@ -293,6 +338,9 @@ mod raw {
         pub count: Option<usize>,
         pub share: Option<f64>,
         pub zoo: Option<String>,
+        pub weights_mb: Option<f64>,
+        pub load_ms: Option<f64>,
+        pub clients: Option<u32>,
     }
 
     #[derive(Deserialize)]
@@ -308,7 +356,8 @@ mod checks {
     use super::*;
 
     /// Zoos that need no file.
-    const BUILT_IN_ZOOS: [(&str, &str); 2] = [
+    const BUILT_IN_ZOOS: [(&str, &str); 3] = [
+        ("clockwork-zoo-v100.csv", include_str!("../data/clockwork-zoo-v100.csv")),
         ("symphony-zoo-1080ti.csv", include_str!("../data/symphony-zoo-1080ti.csv")),
         ("symphony-zoo-a100.csv", include_str!("../data/symphony-zoo-a100.csv")),
     ];
@@ -319,8 +368,15 @@ mod checks {
         pub directory: &'a Path,
     }
 
+    /// Of a zoo with measured batches (Clockwork, appendix A): the batch sizes, and the columns beside them.
+    const MEASURED: [(f64, &str); 5] =
+        [(1.0, "b1_ms"), (2.0, "b2_ms"), (4.0, "b4_ms"), (8.0, "b8_ms"), (16.0, "b16_ms")];
+
     /// What every model is held against.
     struct Terms {
+        /// Bytes a second from host memory to a GPU's, and the pages there.
+        pcie_bytes_per_s: Option<f64>,
+        pages: Option<u32>,
         /// What the network takes of an SLO at least.
         overhead: Span,
         gpu_kinds: Vec<GpuKind>,
@@ -364,8 +420,13 @@ mod checks {
                 jitter: Span::ZERO,
             };
             let response = micros("network.resp_us", file.network.resp_us)?;
-            let terms =
-                Terms { overhead: network.delay(1) + response, gpu_kinds: self.gpu_kinds(&file.gpu_kinds, file.gpus)? };
+            let memory = file.memory.as_ref().map(|raw| self.memory(raw)).transpose()?;
+            let terms = Terms {
+                pcie_bytes_per_s: file.memory.as_ref().and_then(|raw| raw.pcie_gbps).map(|gbps| gbps * 1e9 / 8.0),
+                pages: memory.map(|memory| memory.pages),
+                overhead: network.delay(1) + response,
+                gpu_kinds: self.gpu_kinds(&file.gpu_kinds, file.gpus)?,
+            };
 
             let mut models = Vec::new();
             let mut shares = Vec::new();
@@ -383,6 +444,19 @@ mod checks {
                 return self.fail("name", format!("expected unique names, found {:?} twice", twice[0]));
             }
             self.set_shares(&mut models, &shares, file.popularity)?;
+            // Where all fit, all are there.
+            let pages: u64 = models.iter().map(|model| u64::from(model.weights.pages)).sum();
+            let memory = memory.filter(|memory| pages > u64::from(memory.pages));
+            if memory.is_none() {
+                models.iter_mut().for_each(|model| model.weights = Weights::default());
+            }
+            let functions =
+                file.functions.as_ref().map(|raw| self.functions(raw, file.seconds, &models)).transpose()?;
+            if let Some(functions) = &functions {
+                for (index, model) in models.iter_mut().enumerate() {
+                    model.share = functions.mean_share(index);
+                }
+            }
             Ok(Workload {
                 name: name.to_owned(),
                 gpus: file.gpus,
@@ -392,9 +466,72 @@ mod checks {
                 network,
                 response,
                 faults: self.faults(&file.faults, file.gpus)?,
+                memory,
+                functions: functions.map(Arc::new),
                 reestimate: file.reestimate,
                 models,
             })
+        }
+
+        fn memory(&self, raw: &raw::Memory) -> Result<Memory> {
+            let mb = self.above_zero("memory.gpu_mb", raw.gpu_mb, 1e9)?;
+            if let Some(gbps) = raw.pcie_gbps {
+                self.above_zero("memory.pcie_gbps", gbps, 1e6)?;
+            }
+            Ok(Memory { pages: (mb * 1e6 / PAGE_BYTES as f64) as u32 })
+        }
+
+        /// What a model's weights take; nothing if the file says nothing.
+        fn weights(&self, name: &str, mb: Option<f64>, load_ms: Option<f64>, terms: &Terms) -> Result<Weights> {
+            let key = |key: &str| format!("model {name:?}: {key}");
+            let (Some(mb), Some(pages_max)) = (mb, terms.pages) else {
+                return match (mb.or(load_ms), terms.pages) {
+                    (None, None) => Ok(Weights::default()),
+                    (None, Some(_)) => self.fail(key("weights_mb"), "expected one beside [memory], found none"),
+                    (Some(_), _) => self.fail(key("weights_mb"), "expected [memory] and weights_mb, or neither"),
+                };
+            };
+            let bytes = self.above_zero(&key("weights_mb"), mb, 1e9)? * 1e6;
+            let pages = (bytes / PAGE_BYTES as f64).ceil() as u32;
+            if pages > pages_max {
+                let problem = format!("expected at most the {pages_max} pages of a GPU, found {pages}");
+                return self.fail(key("weights_mb"), problem);
+            }
+            let load = match (load_ms, terms.pcie_bytes_per_s) {
+                (Some(ms), _) => Span::from_millis_f64(self.above_zero(&key("load_ms"), ms, TIME_MAX_MS)?),
+                (None, Some(rate)) => Span::from_secs_f64(bytes / rate),
+                (None, None) => return self.fail(key("load_ms"), "expected it, or memory.pcie_gbps, found neither"),
+            };
+            Ok(Weights { pages, load })
+        }
+
+        fn functions(&self, raw: &raw::Functions, seconds: f64, models: &[Model]) -> Result<MinuteShares> {
+            let cost = |index: usize| {
+                let profile = &models[index].profile;
+                profile.latency(profile.max_batch()).as_nanos() / profile.max_batch() as i64
+            };
+            let mut cheapest: Vec<usize> = (0..models.len()).collect();
+            cheapest.sort_by_key(|&index| cost(index));
+            let is_lucky = raw.assignment == raw::HotModels::Lucky;
+            let assignment = Assignment { models: cheapest, is_lucky, seed: raw.seed };
+            match (&raw.rates, raw.count) {
+                (Some(file), None) => {
+                    let text = read_text(&self.directory.join(file))?;
+                    MinuteShares::parse(&text, &assignment)
+                        .or_else(|problem| self.fail(format!("functions.rates {file:?}"), problem))
+                }
+                (None, Some(count)) => {
+                    if !(1..=FUNCTIONS_MAX).contains(&count) {
+                        return self.fail("functions.count", format!("expected 1 to {FUNCTIONS_MAX}, found {count}"));
+                    }
+                    let minutes = raw.minutes.unwrap_or((seconds / 60.0).ceil() as usize);
+                    if !(1..=1440).contains(&minutes) {
+                        return self.fail("functions.minutes", format!("expected 1 to 1440, found {minutes}"));
+                    }
+                    Ok(MinuteShares::synthetic(count, minutes, &assignment))
+                }
+                _ => self.fail("functions", "expected either count or rates"),
+            }
         }
 
         /// Those of the file, and what is left.
@@ -453,15 +590,15 @@ mod checks {
                     && model.alpha_ms.is_none()
                     && model.beta_ms.is_none()
                     && model.latency_ms.is_none()
-                    && model.slo_ms.is_none()
                     && model.classes.is_none()
-                    && model.count.is_none();
+                    && model.weights_mb.is_none()
+                    && model.load_ms.is_none();
                 if !alone {
-                    let problem = "brings name, latency and SLO of its models; expected no name, alpha_ms, beta_ms, \
-                                   latency_ms, slo_ms, classes or count beside it";
+                    let problem = "brings name and latency of its models; expected no name, alpha_ms, beta_ms, \
+                                   latency_ms, classes, weights_mb or load_ms beside it";
                     return self.fail("zoo", problem);
                 }
-                return self.add_zoo(zoo, model.max_batch, terms, models);
+                return self.add_zoo(zoo, model, terms, models);
             }
             let Some(name) = &model.name else {
                 return self
@@ -483,6 +620,8 @@ mod checks {
                     return self.fail(format!("model {name:?}"), problem);
                 }
             };
+            let weights = self.weights(name, model.weights_mb, model.load_ms, terms)?;
+            let checked = Model { weights, clients: model.clients.unwrap_or(0), ..checked };
             if model.count.is_none() {
                 models.push(checked);
             } else {
@@ -530,13 +669,20 @@ mod checks {
             }
         }
 
-        fn add_zoo(&self, zoo: &str, max_batch: Option<usize>, terms: &Terms, models: &mut Vec<Model>) -> Result<()> {
-            let beside = self.directory.join(zoo);
+        fn add_zoo(&self, zoo: &str, beside: &raw::Model, terms: &Terms, models: &mut Vec<Model>) -> Result<()> {
+            let file = self.directory.join(zoo);
             let built_in = BUILT_IN_ZOOS.iter().find(|(name, _)| *name == zoo);
             let text = match built_in {
-                Some((_, text)) if !beside.exists() => (*text).to_owned(),
-                _ => read_text(&beside)?,
+                Some((_, text)) if !file.exists() => (*text).to_owned(),
+                _ => read_text(&file)?,
             };
+            if text.lines().next().is_some_and(|header| header.contains(MEASURED[0].1)) {
+                return self.add_measured_zoo(zoo, &text, beside, terms, models);
+            }
+            if beside.slo_ms.is_some() || beside.count.is_some() {
+                let problem = "brings SLOs, too; expected no slo_ms or count beside it";
+                return self.fail(format!("zoo {zoo:?}"), problem);
+            }
             let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
             let header: Vec<&str> =
                 lines.next().map_or(Vec::new(), |(_, line)| line.split(',').map(str::trim).collect());
@@ -571,7 +717,67 @@ mod checks {
                 let name = cell(0)?;
                 let slo_ms = self.above_zero(&format!("model {name:?}: slo_ms"), value(3)?, TIME_MAX_MS)?;
                 let classes = vec![Class { slo: Span::from_millis_f64(slo_ms), share: 1.0 }];
-                models.push(self.linear_model(name, value(1)?, value(2)?, classes, max_batch, terms)?);
+                models.push(self.linear_model(name, value(1)?, value(2)?, classes, beside.max_batch, terms)?);
+            }
+            Ok(())
+        }
+
+        /// Measured batches, linear between them, with weights where memory is short; the objective and the number of copies
+        /// stand beside the zoo.
+        fn add_measured_zoo(
+            &self,
+            zoo: &str,
+            text: &str,
+            beside: &raw::Model,
+            terms: &Terms,
+            models: &mut Vec<Model>,
+        ) -> Result<()> {
+            let Some(slo_ms) = beside.slo_ms else {
+                return self.fail(format!("zoo {zoo:?}"), "brings no SLOs; expected slo_ms beside it");
+            };
+            self.above_zero("slo_ms", slo_ms, TIME_MAX_MS)?;
+            let header: Vec<&str> = text.lines().next().unwrap_or("").split(',').map(str::trim).collect();
+            for (number, line) in (2..).zip(text.lines().skip(1)).filter(|(_, line)| !line.trim().is_empty()) {
+                let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+                let cell = |column: &str| {
+                    let index = header.iter().position(|&found| found == column);
+                    index.and_then(|index| cells.get(index)).copied().map_or_else(
+                        || self.fail(format!("zoo {zoo:?}, line {number}"), format!("has no `{column}`")),
+                        Ok,
+                    )
+                };
+                let value = |column: &str| {
+                    let text = cell(column)?;
+                    text.parse::<f64>().or_else(|_| {
+                        let problem = format!("expected a number, found {text:?}");
+                        self.fail(format!("zoo {zoo:?}, line {number}: {column}"), problem)
+                    })
+                };
+                let name = cell("model")?;
+                let mut table = Vec::new();
+                for pair in MEASURED.windows(2) {
+                    let ((low, from), (high, to)) = (pair[0], pair[1]);
+                    let (from, to) = (value(from)?, value(to)?);
+                    let steps = (low as usize)..(high as usize) + usize::from(high == 16.0);
+                    table.extend(steps.map(|batch| from + (to - from) * (batch as f64 - low) / (high - low)));
+                }
+                let classes = vec![Class { slo: Span::from_millis_f64(slo_ms), share: 1.0 }];
+                let model = self.table_model(name, &table, classes, beside.max_batch, terms)?;
+                let weights = match terms.pages {
+                    Some(_) => self.weights(name, Some(value("weights_mb")?), Some(value("transfer_ms")?), terms)?,
+                    None => Weights::default(),
+                };
+                let model = Model { weights, clients: beside.clients.unwrap_or(0), ..model };
+                match beside.count {
+                    None => models.push(model),
+                    Some(count) => {
+                        models
+                            .extend((1..=count).map(|copy| Model { name: format!("{name}-{copy}"), ..model.clone() }));
+                    }
+                }
+                if models.len() > MODELS_MAX {
+                    return self.fail(format!("zoo {zoo:?}"), format!("expected at most {MODELS_MAX} models in all"));
+                }
             }
             Ok(())
         }
@@ -636,7 +842,15 @@ mod checks {
                 offers.push(scaled.up_to(scaled.largest_batch_within(farthest - overhead).min(max_batch)));
             }
             let slowest = offers[1..].iter().fold(offers[0].clone(), |slowest, other| slowest.slowest(other));
-            Ok(Model { name: name.to_owned(), profile: slowest, offers, classes, share: 0.0 })
+            Ok(Model {
+                name: name.to_owned(),
+                profile: slowest,
+                offers,
+                classes,
+                share: 0.0,
+                weights: Weights::default(),
+                clients: 0,
+            })
         }
 
         fn set_shares(&self, models: &mut [Model], shares: &[Option<f64>], popularity: raw::Popularity) -> Result<()> {

@@ -265,7 +265,15 @@ impl<P, R: Rule> Replicas<P, R> {
         let replica = gpu.replicas.get_mut(&model_id).expect("it waits");
         let Times { profile, lead_times } = model.times.of(id);
         let free_at = gpu.work.free_at();
-        let view = View { now, free_at, queue: replica.queue.keys(), profile, lead_times, jitter: Span::ZERO };
+        let view = View {
+            now,
+            free_at,
+            queue: replica.queue.keys(),
+            profile,
+            lead_times,
+            jitter: Span::ZERO,
+            is_paged: false,
+        };
         let batch_max = (replica.batch_max as usize).clamp(1, profile.max_batch());
         let batch = self.rule.gather(&view, batch_max);
         let plan = (batch.size > 0).then(|| {

@@ -58,6 +58,9 @@ const WAIT_PART_MIN: f64 = 0.001;
 /// So much earlier has a model its turn for each per cent of its tasks that it loses. It is a time, not a part of the
 /// SLO: what helps a model is how many others it passes.
 const URGENCY_OF_PERCENT: Span = Span::from_millis(20);
+/// Where memory is short, hundreds of models share a GPU, and most are asked for rarely: a batch that so few would join is
+/// not held back, as it would only meet others at its end.
+const JOINERS_MIN: f64 = 2.0;
 /// What a model loses above this is not held against the others: perhaps its objective cannot be met.
 const LOST_PERCENT_MAX: f64 = 10.0;
 
@@ -183,6 +186,13 @@ impl Averages {
     }
 }
 
+impl Downbeat {
+    /// Tasks that would come within this time, as it went so far.
+    fn joiners(&self, wait: Span) -> f64 {
+        self.averages.as_ref().map_or(0.0, |averages| wait.as_nanos() as f64 / averages.gap_ns().max(1.0))
+    }
+}
+
 impl BatchPolicy for Downbeat {
     fn gather(&self, view: &View<'_>) -> Gathered {
         let first = longest_prefix(view);
@@ -202,7 +212,8 @@ impl BatchPolicy for Downbeat {
 
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
         let slack = self.averages.as_ref().map_or(Span::ZERO, |averages| averages.slack(slo(&view.queue[batch.skip])));
-        frontrun(view, batch) - slack
+        let opens_at = frontrun(view, batch) - slack;
+        if view.is_paged && self.joiners(opens_at - view.now) < JOINERS_MIN { Timestamp::PAST } else { opens_at }
     }
 
     fn urgency(&self) -> Span {
@@ -312,6 +323,7 @@ mod tests {
                 profile: &profile,
                 lead_times: &[Span(400_000)],
                 jitter: Span::ZERO,
+                is_paged: false,
             };
             policy.handle_granted(&view, Gathered { skip: 0, size: 1 }, granted);
         }
@@ -343,7 +355,7 @@ mod tests {
                 free_at: Timestamp::PAST,
                 queue: &queue,
                 profile: &profile,
-                lead_times: &lead_times, jitter: Span::ZERO };
+                lead_times: &lead_times, jitter: Span::ZERO, is_paged: false };
             let averages = Averages {
                 interval_ns: 4.0 * gap_ns,
                 size: 4.0,

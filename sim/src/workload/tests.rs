@@ -86,7 +86,7 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (
             with("gpu = 2"),
             "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `gpu_kinds`, `seconds`, `arrivals`, \
-             `popularity`, `network`, `faults`, `reestimate`, `model`",
+             `popularity`, `memory`, `functions`, `network`, `faults`, `reestimate`, `model`",
         ),
         (
             changed("slo_ms", "slo"),
