@@ -231,7 +231,7 @@ impl<'a> Scheduler<'a> {
     fn on_message(&mut self, now: Timestamp, message: ToScheduler) -> Result<(), CommandError> {
         match message {
             ToScheduler::Request(request) => {
-                self.recorder.arrived(request);
+                self.recorder.arrived(request, false);
                 self.submitted += 1;
                 let (id, deadline) = (self.checker.submit(), self.workload.deadline(request));
                 self.planner.handle_submit(now, request.model, Task { id, deadline, priority: 0, payload: request });

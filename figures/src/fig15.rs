@@ -132,7 +132,7 @@ fn simulate(
             interval.gpus[gpu as usize] = true;
         }
         // No GPU fails here, and the policy takes no batch back.
-        Event::Killed { .. } => {}
+        Event::Killed { .. } | Event::Answer { .. } => {}
         Event::Drop { dropped_at, .. } => intervals[index_of(dropped_at)].dropped += 1,
     };
     let arrivals = Arrivals::listed(changing(workload, peak_rps, seconds, seed));

@@ -17,6 +17,9 @@ use sim::checker::Violation;
 use thiserror::Error;
 
 mod clockwork5;
+mod clockwork6;
+mod clockwork7;
+mod clockwork8;
 mod context;
 mod fig1;
 mod fig10;
@@ -57,6 +60,9 @@ const FIGURES: &[Figure] = &[
     fig14::FIG14,
     fig15::FIG15,
     clockwork5::CLOCKWORK5,
+    clockwork6::CLOCKWORK6,
+    clockwork7::CLOCKWORK7,
+    clockwork8::CLOCKWORK8,
     incast::INCAST,
 ];
 

@@ -9,7 +9,7 @@ mod paging;
 mod replicas;
 mod shepherd;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use crate::{
     mailbox::ModelEnd,

@@ -46,6 +46,18 @@ impl Gaps {
     }
 }
 
+/// The instants of a Poisson process in seconds, from one of a seed's streams.
+pub fn poisson(rate_rps: f64, seed: u64, stream: u64) -> impl Iterator<Item = f64> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(stream);
+    let mut at = 0.0;
+    std::iter::from_fn(move || {
+        let gap: f64 = Exp1.sample(&mut rng);
+        at += gap / rate_rps;
+        Some(at)
+    })
+}
+
 /// A request, as it rides along with its task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {

@@ -389,6 +389,8 @@ impl<'a> Cluster<'a> {
             self.checker.end(task.id)?;
             self.recorder.answered(request, started_at, answered_at);
             self.ask_again(answered_at, request);
+            let arrived_at = request.arrived_at;
+            (self.observe)(Event::Answer { model, arrived_at, answered_at });
         }
         self.recorder.executed(model as usize, size, started_at);
         self.recorder.busy(place, started_at, finished_at);

@@ -74,6 +74,7 @@ fn schedule(policy: Policy, requests: impl Iterator<Item = i64>, free_at: [f64; 
             dropped.push((arrived_at - Timestamp::ZERO).as_nanos() / GAP.as_nanos() + 1);
         }
         Event::Killed { .. } => unreachable!("nothing is preempted and no GPU dies"),
+        Event::Answer { .. } => {}
     };
     let measured = (Timestamp::ZERO, Timestamp::NEVER);
     let mut cluster = Cluster::new(&workload, (policy, 0), measured, &mut observe);

@@ -9,6 +9,7 @@
 
 pub mod arrivals;
 pub mod checker;
+pub mod clairvoyant;
 pub mod cluster;
 pub mod examples;
 pub mod faults;

@@ -35,6 +35,15 @@ pub enum Event {
         /// When it ended.
         finished_at: Timestamp,
     },
+    /// A request was answered.
+    Answer {
+        /// Index of the model in the workload.
+        model: u32,
+        /// When the request had arrived.
+        arrived_at: Timestamp,
+        /// When it was answered.
+        answered_at: Timestamp,
+    },
     /// A batch was lost while it ran: it was preempted, or its GPU died. Its tasks run again, or are dropped.
     Killed {
         /// The GPU.
@@ -62,6 +71,10 @@ pub enum Event {
 impl Trace {
     /// Something happened.
     pub fn push(&mut self, event: Event) {
+        // It ended with its batch.
+        if matches!(event, Event::Answer { .. }) {
+            return;
+        }
         if self.events.len() < EVENTS_MAX {
             self.events.push(event);
         } else {
@@ -90,7 +103,7 @@ impl Trace {
         write!(file, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
         let gpu_of = |event: &Event| match event {
             Event::Batch { gpu, .. } | Event::Killed { gpu, .. } => gpu + 1,
-            Event::Drop { .. } => 0,
+            Event::Drop { .. } | Event::Answer { .. } => 0,
         };
         let gpus = self.events.iter().map(gpu_of).max().unwrap_or(0);
         let mut separator = "";
@@ -120,6 +133,7 @@ impl Trace {
                 Event::Killed { gpu, model, size, started_at, killed_at } => {
                     slice(gpu, model, size, (started_at, killed_at), " killed")
                 }
+                Event::Answer { .. } => continue,
                 Event::Drop { model, arrived_at, dropped_at } => json!({
                     "ph": "i",
                     "s": "t",

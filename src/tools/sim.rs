@@ -72,6 +72,7 @@ fn run_workload(args: &Args, workload: &Path, rate: f64) -> Result<(), CommandEr
         seconds: positive("--seconds", args.seconds.unwrap_or(workload.seconds), SECONDS_MAX)?,
         seed: args.seed,
     };
+    bench::goodput::check_policy(&workload, args.policy)?;
     let bar = ProgressBar::new(options.seconds.ceil() as u64);
     bar.set_style(
         ProgressStyle::with_template("simulating [{bar:40}] {pos}/{len} s")

@@ -395,7 +395,11 @@ fn rank_driver(run: &Run, rank: RankLoop, bed: (Bed, Arc<Doorbell>), bells: Vec<
     let models = (0..models).map(ModelId);
     let owners = models.clone().map(|model| (model, ModelThreadId((model.0 % model_threads) as u16)));
     let owners = owners.map(|(model, owner)| ControlToRank::Model(model, owner));
-    let hosts = (0..gpus).map(|gpu| ControlToRank::GpuJoined(GpuId(gpu), models.clone().collect()));
+    let hosts = (0..gpus).map(|gpu| ControlToRank::GpuJoined {
+        gpu: GpuId(gpu),
+        models: models.clone().collect(),
+        memory: None,
+    });
     for message in owners.chain(hosts) {
         control.send(message).expect("the receiver is here");
     }

@@ -59,6 +59,30 @@ mod tests {
         assert_eq!(bench.decide(6.501), ["dropped [1]: Deadline"]);
     }
 
+    /// A load takes 8 ms; two tasks of one model want it more than one of another.
+    #[test]
+    fn the_model_that_waits_most_is_loaded_first_and_the_one_that_was_used_last_stays() {
+        let mut bench = Bench::paged(Policy::Clockwork, 1, 3, 2);
+        bench.submit(0.0, 0, 40.0);
+        bench.submit(0.0, 1, 60.0);
+        bench.submit(0.0, 1, 60.0);
+        assert_eq!(bench.decide(0.0), ["load model 1 into GPU 0 at 0"]);
+        assert_eq!(bench.timeout(), Some(3.0));
+        assert_eq!(bench.decide(3.0), ["load model 0 into GPU 0 at 8"]);
+        bench.loaded(8.0, 0, 1, true);
+        assert_eq!(bench.decide(8.0), ["model 1 on GPU 0 at 8: [1, 2]"]);
+        bench.loaded(16.0, 0, 0, true);
+        assert_eq!(bench.decide(16.0), ["model 0 on GPU 0 at 16: [0]"]);
+        bench.finished(0, 15.0);
+        bench.finished(0, 22.0);
+        bench.submit(30.0, 2, 80.0);
+        assert_eq!(bench.decide(30.0), ["unload model 1 from GPU 0", "load model 2 into GPU 0 at 30"]);
+        // No load would be in time.
+        bench.submit(60.0, 1, 70.0);
+        assert_eq!(bench.decide(60.0), [""; 0]);
+        assert_eq!(bench.decide(64.1), ["dropped [4]: ColdStart"]);
+    }
+
     #[test]
     fn the_earliest_required_start_goes_first_and_larger_batches_must_start_earlier() {
         let mut bench = Bench::new(Policy::Clockwork, 1, 2);

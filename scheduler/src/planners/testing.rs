@@ -7,7 +7,7 @@ use crate::{
     messages::NetworkBudget,
     planner::{Planner, PlannerOutput},
     policy::Policy,
-    task::{ModelConfig, Task},
+    task::{GpuMemory, LoadEnd, ModelConfig, Task, Weights},
 };
 
 pub(crate) struct Bench {
@@ -21,15 +21,31 @@ fn at(ms: f64) -> Timestamp {
 
 impl Bench {
     pub(crate) fn new(policy: Policy, gpus: u32, models: u32) -> Self {
+        Self::with_memory(policy, gpus, models, None)
+    }
+
+    /// Each GPU has room for so many models at once, and a load takes 8 ms.
+    pub(crate) fn paged(policy: Policy, gpus: u32, models: u32, room: u32) -> Self {
+        Self::with_memory(policy, gpus, models, Some(GpuMemory { pages: 7 * room, resident: Vec::new() }))
+    }
+
+    fn with_memory(policy: Policy, gpus: u32, models: u32, memory: Option<GpuMemory>) -> Self {
         let mut planner = policy.planner(NetworkBudget::default());
+        let weights =
+            if memory.is_some() { Weights { pages: 7, load: Span::from_millis(8) } } else { Weights::default() };
         for id in (0..models).map(ModelId) {
             let profile = LatencyProfile::linear(1.0, 5.0, 64).unwrap();
-            planner.handle_model(at(0.0), id, ModelConfig::new(profile, 1000));
+            planner.handle_model(at(0.0), id, ModelConfig { weights, ..ModelConfig::new(profile, 1000) });
         }
         for gpu in (0..gpus).map(GpuId) {
-            planner.handle_gpu_joined(at(0.0), gpu, (0..models).map(ModelId).collect(), None);
+            planner.handle_gpu_joined(at(0.0), gpu, (0..models).map(ModelId).collect(), memory.clone());
         }
         Self { planner, tasks: 0 }
+    }
+
+    pub(crate) fn loaded(&mut self, now: f64, gpu: u32, model: u32, is_loaded: bool) {
+        let end = LoadEnd { finished_at: at(now), is_loaded };
+        self.planner.handle_loaded(at(now), GpuId(gpu), ModelId(model), end);
     }
 
     /// Tasks are numbered from 0.

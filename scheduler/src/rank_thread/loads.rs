@@ -355,3 +355,6 @@ impl Loader {
         &mut self.models[id.0 as usize]
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -91,7 +91,7 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (
             changed("slo_ms", "slo"),
             "w.toml, line 6: unknown field `slo`, expected one of `name`, `alpha_ms`, `beta_ms`, `latency_ms`, \
-             `slo_ms`, `classes`, `max_batch`, `count`, `share`, `zoo`",
+             `slo_ms`, `classes`, `max_batch`, `count`, `share`, `zoo`, `weights_mb`, `load_ms`, `clients`",
         ),
         (MODEL.to_owned(), "w.toml, line 1: missing field `gpus`"),
         (with("seconds = \"x\""), "w.toml, line 2: invalid type: string \"x\", expected f64"),
@@ -206,8 +206,37 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         ),
         (
             "gpus = 1\n[[model]]\nzoo = \"symphony-zoo-a100.csv\"\nslo_ms = 9\n".to_owned(),
-            "w.toml: zoo: brings name, latency and SLO of its models; expected no name, alpha_ms, beta_ms, latency_ms, \
-             slo_ms, classes or count beside it",
+            "w.toml: zoo \"symphony-zoo-a100.csv\": brings SLOs, too; expected no slo_ms or count beside it",
+        ),
+        (
+            "gpus = 1\n[[model]]\nzoo = \"clockwork-zoo-v100.csv\"\nweights_mb = 9\n".to_owned(),
+            "w.toml: zoo: brings name and latency of its models; expected no name, alpha_ms, beta_ms, latency_ms, \
+             classes, weights_mb or load_ms beside it",
+        ),
+        (
+            "gpus = 1\n[[model]]\nzoo = \"clockwork-zoo-v100.csv\"\n".to_owned(),
+            "w.toml: zoo \"clockwork-zoo-v100.csv\": brings no SLOs; expected slo_ms beside it",
+        ),
+        (
+            format!("gpus = 1\nmemory = {{ gpu_mb = 0 }}\n{MODEL}"),
+            "w.toml: memory.gpu_mb: expected a number above 0 and at most 1000000000, found 0",
+        ),
+        (
+            format!("gpus = 1\nmemory = {{ gpu_mb = 100 }}\n{MODEL}"),
+            "w.toml: model \"m\": weights_mb: expected one beside [memory], found none",
+        ),
+        (
+            format!("gpus = 1\nmemory = {{ gpu_mb = 100 }}\n{MODEL}weights_mb = 10\n"),
+            "w.toml: model \"m\": load_ms: expected it, or memory.pcie_gbps, found neither",
+        ),
+        (
+            format!("gpus = 1\nmemory = {{ gpu_mb = 100, pcie_gbps = 8 }}\n{MODEL}weights_mb = 101\n"),
+            "w.toml: model \"m\": weights_mb: expected at most the 5 pages of a GPU, found 7",
+        ),
+        (format!("gpus = 1\nfunctions = {{ seed = 1 }}\n{MODEL}"), "w.toml: functions: expected either count or rates"),
+        (
+            format!("gpus = 1\nfunctions = {{ count = 0 }}\n{MODEL}"),
+            "w.toml: functions.count: expected 1 to 1000000, found 0",
         ),
         (
             "gpus = 1\n[[model]]\nzoo = \"none.csv\"\n".to_owned(),
