@@ -23,7 +23,7 @@ fn measured(flags: &str) -> Value {
 #[test]
 fn every_answer_is_right_in_open_and_in_closed_loop() {
     let open = "--frontends 2 --backends 2 --gpus 1 --models 3 --rows 5 --bytes 33 --rate 1000 --slo-ms 2000";
-    for flags in [open, "--closed 4 --rows 64 --slo-ms 2000"] {
+    for flags in [open, "--schedulers 2 --closed 4 --rows 64 --slo-ms 2000"] {
         let measured = measured(flags);
         assert_eq!(measured["tasks_wrong"], 0, "{flags}: {measured}");
         assert!(measured["tasks_answered"].as_u64().unwrap() > 0, "{flags}: {measured}");
@@ -41,6 +41,7 @@ fn every_answer_is_right_in_open_and_in_closed_loop() {
 fn what_cannot_be_is_one_line_and_2() {
     for (flags, expected) in [
         ("--rows 0", "--rows: expected"),
+        ("--schedulers 0", "--schedulers: expected 1 to 4, found 0"),
         ("--policy fifo", "--policy"),
         ("--arm tcp", "--arm"),
         ("--rate 1 --closed 1", "--rate"),

@@ -30,6 +30,8 @@ pub(super) struct Peers {
     /// By connection: to whom, and the key of its memory once it is up.
     dialled: BTreeMap<ConnectionId, (u16, Option<u32>)>,
     dialers: BTreeMap<ConnectionId, u16>,
+    /// What they are told in this turn.
+    frames: BTreeMap<ConnectionId, FrameWriter>,
     /// Why the process is to end.
     pub(super) ended: Option<String>,
 }
@@ -42,8 +44,8 @@ impl Peers {
         let rkey = env.scheduler_life;
         env.network.register(node, BEAT_BYTES * (1 + all.len()), rkey);
         env.begin_era(node, all.len() == 1);
-        let (dialled, dialers) = (BTreeMap::new(), BTreeMap::new());
-        Self { all: all.to_vec(), rank, beats: 0, rkey, dialled, dialers, ended: None }
+        let (dialled, dialers, frames) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { all: all.to_vec(), rank, beats: 0, rkey, dialled, dialers, frames, ended: None }
     }
 
     /// A turn was taken; the next comes in time for those who look at the heartbeat.
@@ -104,6 +106,7 @@ impl Peers {
                 control.handle_heartbeat(now, *rank, result.is_ok().then(|| u64::from_le_bytes(word)));
             }
             Event::Disconnected { connection, .. } => {
+                self.frames.remove(connection);
                 if let Some(rank) = self.dialers.remove(connection) {
                     control.handle_dialer_lost(rank);
                 } else if let Some((rank, _)) = self.dialled.remove(connection) {
@@ -127,11 +130,14 @@ impl Peers {
             }
             PeerOutput::Tell(rank, message) => {
                 let its = self.dialled.iter().find(|(_, dialled)| dialled.0 == rank && dialled.1.is_some());
-                its.into_iter().for_each(|(&connection, _)| tell(env, connection, &message));
+                if let Some((&connection, _)) = its {
+                    self.post(env, connection, &message);
+                }
             }
             PeerOutput::Answer(rank, message) => {
-                let its = self.dialers.iter().find(|(_, dialer)| **dialer == rank);
-                its.into_iter().for_each(|(&connection, _)| tell(env, connection, &message));
+                if let Some((&connection, _)) = self.dialers.iter().find(|(_, dialer)| **dialer == rank) {
+                    self.post(env, connection, &message);
+                }
             }
             PeerOutput::ReadHeartbeat(rank) => {
                 let its = self.dialled.iter().find(|(_, dialled)| dialled.0 == rank);
@@ -154,12 +160,22 @@ impl Peers {
             PeerOutput::End(reason) => self.ended = Some(reason),
         }
     }
+
+    fn post(&mut self, env: &mut Env, connection: ConnectionId, message: &SchedulerToScheduler) {
+        let full = self.frames.entry(connection).or_default().push(message).expect("it fits");
+        full.into_iter().for_each(|frame| send(env, connection, &frame));
+    }
+
+    /// Sends what they are told in this turn.
+    pub(super) fn flush(&mut self, env: &mut Env) {
+        for (connection, mut writer) in std::mem::take(&mut self.frames) {
+            writer.take().into_iter().for_each(|frame| send(env, connection, &frame));
+        }
+    }
 }
 
-fn tell(env: &mut Env, connection: ConnectionId, message: &SchedulerToScheduler) {
-    let mut writer = FrameWriter::default();
-    writer.push(message).expect("it fits");
-    if env.send(connection, &writer.take().expect("just pushed")).is_err() {
+fn send(env: &mut Env, connection: ConnectionId, frame: &[u8]) {
+    if env.send(connection, frame).is_err() {
         env.disconnect(connection);
     }
 }

@@ -233,6 +233,7 @@ impl Process {
                 env.disconnect(connection);
             }
         }
+        self.peers.flush(env);
     }
 
     fn push<M>(&mut self, to: (Port, Member), message: &M) -> Option<(ConnectionId, Vec<u8>)>

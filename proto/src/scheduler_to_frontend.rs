@@ -53,7 +53,7 @@ pub enum ModelState {
     Unloaded,
 }
 
-/// How much a scheduler has to do.
+/// How much a scheduler has to do, and for whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, SchemaRead, SchemaWrite)]
 pub struct SchedulerLoad {
     /// Tasks of all frontends that wait for their batch.
@@ -62,6 +62,12 @@ pub struct SchedulerLoad {
     pub batches: u32,
     /// GPUs of the backends that are here.
     pub gpus: u32,
+    /// Frontends and backends that are here.
+    pub members: u32,
+    /// Of these, those that obey it.
+    pub obeying: u32,
+    /// From its claim until all members that were here obeyed it; zero if they do not yet.
+    pub settled: Span,
 }
 
 /// What the scheduler reckons with for the network's part of a task's way (Symphony, section 5.6): a high percentile of

@@ -82,7 +82,7 @@ pub enum Port {
 }
 
 /// Something to send.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum ClusterOutput {
     /// To a frontend.
     ToFrontend(Port, FrontendId, SchedulerToFrontend),

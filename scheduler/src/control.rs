@@ -7,6 +7,7 @@
 
 mod balance;
 mod changes;
+mod learned;
 mod lifecycle;
 mod members;
 mod reach;
@@ -86,7 +87,7 @@ pub enum ControlOutput {
 }
 
 /// What is to be done about other schedulers, which are named by their positions in the list.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum PeerOutput {
     /// Connect to this one, with [`Control::claim`] in the hello; then call [`Control::handle_peer_connected`].
     Dial(u16),
@@ -181,9 +182,6 @@ impl Control {
         let joined = self.members.add_backend(now, hello, threads, |model| self.changes.is_unloaded(model))?;
         let model_threads = self.admit(Member::Backend(joined.backend));
         self.assign_new_models();
-        for &model in &joined.unwanted {
-            self.tell_owner(model, ControlToShard::Unload { backend: joined.backend, model });
-        }
         for &model in joined.models.iter().filter(|model| !joined.reprofiled.contains(model)) {
             self.tell_offers(model, Some(joined.backend));
         }
@@ -366,10 +364,14 @@ impl Control {
     /// What a frontend tells is a high percentile of its own already; each counts as often as it takes to be one here.
     fn on_resp(&mut self, now: Timestamp, resp: Span) {
         if resp > Span::ZERO && self.resp.handle_percentile(now, resp) {
-            let resp = self.resp.planned();
-            self.tell_shards(|| ControlToShard::Resp(resp));
-            self.announce();
+            self.on_resp_changed();
         }
+    }
+
+    fn on_resp_changed(&mut self) {
+        let resp = self.resp.planned();
+        self.tell_shards(|| ControlToShard::Resp(resp));
+        self.announce();
     }
 
     fn on_link(&mut self, now: Timestamp, backend: BackendId, frontend: FrontendId, link: Option<LinkId>) {
@@ -397,6 +399,7 @@ impl Control {
                 let owner = self.members.models[moved.model.0 as usize].owner;
                 self.outputs.push_back(ControlOutput::ToShard(owner, ControlToShard::Adopt(moved)));
             }
+            ShardToControl::Learned(ctrl, models) => self.on_thread_told(ctrl, models),
             ShardToControl::Forward(model, forwarded) => {
                 // A frontend may name any model; what nobody knows ends with any thread.
                 let owner = self.members.models.get(model.0 as usize).map_or(ModelThreadId(0), |entry| entry.owner);
@@ -560,8 +563,12 @@ impl Control {
 
     fn load(&self) -> SchedulerLoad {
         let sum = |of: fn(&ShardLoad) -> usize| self.loads.iter().map(of).sum::<usize>() as u32;
-        let gpus = self.members.gpus.len() as u32;
-        SchedulerLoad { queued: sum(|load| load.queued), batches: sum(|load| load.batches), gpus }
+        let (queued, batches) = (sum(|load| load.queued), sum(|load| load.batches));
+        let members = (self.members.frontends.len() + self.members.backends.len()) as u32;
+        let frontends = self.members.frontends.values().filter(|entry| entry.heir.obeys).count();
+        let obeying = (frontends + self.members.obeying().count()) as u32;
+        let (gpus, settled) = (self.members.gpus.len() as u32, self.takeover.settled());
+        SchedulerLoad { queued, batches, gpus, members, obeying, settled }
     }
 
     /// Tells frontends what is another than they were told.

@@ -90,6 +90,10 @@ impl Estimates {
         if !self.is_on || !estimate.handle_executed(gpu, size, execution) {
             return;
         }
+        self.on_learned(now, id);
+    }
+
+    fn on_learned(&mut self, now: Timestamp, id: ModelId) {
         self.note_changes(id);
         if self.models[&id].is_as_offered() {
             self.forgotten_at.remove(id.0);
@@ -124,20 +128,26 @@ impl Estimates {
         }
     }
 
-    /// Hands out all that is known of a model, which is not here any more.
-    pub fn take(&mut self, id: ModelId) -> Option<Estimate> {
-        self.forgotten_at.remove(id.0);
-        self.models.remove(&id)
+    /// What a model's executions take on each GPU that has run it for a while, in thousandths of what that offers.
+    #[must_use]
+    pub fn learned(&self, id: ModelId) -> Vec<(GpuId, u32)> {
+        self.models.get(&id).map_or_else(Vec::new, |estimate| estimate.learned().collect())
     }
 
-    /// What was known of a model elsewhere, in the place of what is known here.
-    pub fn put(&mut self, now: Timestamp, id: ModelId, estimate: Estimate) {
-        if !estimate.is_as_offered() {
-            self.forgotten_at.set(id.0, now + FORGET_AFTER);
+    /// The same of another one that planned the model before. Factors that are not believed of executions are not
+    /// believed here, either.
+    pub fn handle_learned(&mut self, now: Timestamp, id: ModelId, learned: &[(GpuId, u32)]) {
+        let Some(estimate) = self.models.get_mut(&id).filter(|_| self.is_on) else { return };
+        for &(gpu, factor) in learned {
+            estimate.handle_learned(gpu, factor);
         }
-        self.changes.push_back(ProfileChange::Common(id));
-        self.changes.extend(estimate.gpus_with_own_profile().map(|gpu| ProfileChange::OfGpu(id, gpu)));
-        self.models.insert(id, estimate);
+        self.on_learned(now, id);
+    }
+
+    /// A model is not here any more.
+    pub fn remove(&mut self, id: ModelId) {
+        self.forgotten_at.remove(id.0);
+        self.models.remove(&id);
     }
 
     /// Forgets what is too old.

@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp};
+use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp, scheduler_to_scheduler::LearnedAverages};
 
 use crate::{
     mailbox::{FromRankThread, ModelEnd},
     messages::{Candidate, GpuUpdate, NetworkBudget},
     model_thread::{ModelThread, Output},
-    planner::{Planner, PlannerOutput},
+    planner::{Planner, PlannerOutput, Released},
     policy::Policy,
     rank_thread::RankThread,
     task::{GpuMemory, LoadEnd, ModelConfig, Task, Weights},
@@ -125,7 +125,7 @@ pub struct Matchmaker<P, R> {
     /// A grant may name a GPU that has left while the grant was under way.
     gpus: BTreeSet<GpuId>,
     outputs: VecDeque<PlannerOutput<P>>,
-    released: VecDeque<(ModelId, Vec<Task<P>>)>,
+    released: VecDeque<Released<P>>,
 }
 
 impl<P> Matchmaker<P, RankThread> {
@@ -234,8 +234,9 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
                         self.outputs.push_back(PlannerOutput::Load { gpu, model, earliest, latest });
                     }
                     FromRankThread::Release(model) => {
+                        let averages = self.models.learned(model);
                         let tasks = self.models.release(model);
-                        self.released.push_back((model, tasks));
+                        self.released.push_back(Released { model, tasks, averages });
                     }
                 }
                 is_silent = false;
@@ -254,8 +255,16 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
         self.rank.has_mail()
     }
 
-    fn poll_released(&mut self) -> Option<(ModelId, Vec<Task<P>>)> {
+    fn poll_released(&mut self) -> Option<Released<P>> {
         self.released.pop_front()
+    }
+
+    fn learned(&self, id: ModelId) -> Option<LearnedAverages> {
+        self.models.learned(id)
+    }
+
+    fn handle_learned(&mut self, now: Timestamp, id: ModelId, learned: &LearnedAverages) {
+        self.models.handle_learned(now, id, learned);
     }
 
     fn poll_output(&mut self) -> Option<PlannerOutput<P>> {

@@ -7,7 +7,10 @@
 
 use std::collections::VecDeque;
 
-use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_to_frontend::DropReason};
+use proto::{
+    GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_to_frontend::DropReason,
+    scheduler_to_scheduler::LearnedAverages,
+};
 
 use crate::{
     indexed_heap::IndexedHeap,
@@ -281,6 +284,20 @@ impl<P> ModelThread<P> {
             Task { id, deadline, priority, payload }
         });
         tasks.collect()
+    }
+
+    /// What a model's policy has learned.
+    #[must_use]
+    pub fn learned(&self, id: ModelId) -> Option<LearnedAverages> {
+        self.models.get(id.0 as usize)?.as_ref()?.policy.learned()
+    }
+
+    /// What a model's policy had learned elsewhere.
+    pub fn handle_learned(&mut self, now: Timestamp, id: ModelId, learned: &LearnedAverages) {
+        if let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            model.policy.handle_learned(now, learned);
+            self.update_candidate(now, id);
+        }
     }
 
     /// Draws up anew every candidate that can no longer be met.

@@ -96,6 +96,23 @@ impl NetworkTime {
         self.handle_seen_times(now, span, SAMPLES_MIN)
     }
 
+    /// What another one planned with; it counts as long as what was seen here does.
+    pub fn handle_learned(&mut self, now: Timestamp, span: Span) -> bool {
+        if span <= Span::ZERO {
+            return false;
+        }
+        let planned = self.planned;
+        self.handle_percentile(now, span);
+        self.planned = span.min(self.configured);
+        self.planned != planned
+    }
+
+    /// What is planned with, if that is not what is configured.
+    #[must_use]
+    pub fn learned(&self) -> Option<Span> {
+        (self.planned != self.configured).then_some(self.planned)
+    }
+
     fn handle_seen_times(&mut self, now: Timestamp, span: Span, times: u32) -> bool {
         let is_over = self.ends_at <= now;
         let planned = self.planned;

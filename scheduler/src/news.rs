@@ -7,10 +7,10 @@ use std::sync::Arc;
 use proto::{
     BackendId, FrontendId, GpuId, LatencyProfile, LinkId, LoadId, ModelId, ModelThreadId, Span, TaskId, Timestamp,
     backend_to_scheduler::BackendToScheduler, hello::Member, scheduler_to_frontend::DropReason,
+    scheduler_to_scheduler::LearnedAverages,
 };
 
 use crate::{
-    estimates::Estimate,
     messages::NetworkBudget,
     shard::{Ride, ShardLoad, Unfinished},
     task::{GpuMemory, Task, Weights},
@@ -77,6 +77,12 @@ pub enum ControlToShard {
     Settle(FrontendId, Links),
     /// A model that another thread owned so far.
     Adopt(Box<Moved>),
+    /// Another scheduler is to be the primary: what has been learned is to be told.
+    TellLearned,
+    /// What the former primary had learned of a model that this thread owns.
+    Learned(ModelId, Box<Learned>),
+    /// What it took that one's plans to arrive.
+    LearnedCtrl(Span),
     /// Meant for a model that this thread owns, but sent to one that did before.
     Forwarded(ModelId, Forwarded),
 }
@@ -128,8 +134,20 @@ pub struct Moved {
     pub model: ModelId,
     /// What waits for it.
     pub tasks: Vec<Task<Ride>>,
-    /// What its executions have taught.
-    pub estimate: Option<Estimate>,
+    /// What is known of it.
+    pub learned: Learned,
+}
+
+/// What is known of a model and no member can tell: for whoever plans it next, be that another ModelThread or another
+/// scheduler.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Learned {
+    /// What executions take on GPUs, in thousandths of what these offer.
+    pub factors: Vec<(GpuId, u32)>,
+    /// What READing one task's input takes; `None`: as configured.
+    pub data: Option<Span>,
+    /// The policy's.
+    pub averages: Option<LearnedAverages>,
 }
 
 /// What came too late for the thread that it was sent to.
@@ -156,6 +174,8 @@ pub enum ShardToControl {
     Load(ModelThreadId, ShardLoad),
     /// A model that this thread was told to release.
     Released(Box<Moved>),
+    /// What this thread has learned: what plans take to arrive, unless it is as configured, and of its models.
+    Learned(Option<Span>, Vec<(ModelId, Learned)>),
     /// For whoever owns the model now.
     Forward(ModelId, Forwarded),
 }

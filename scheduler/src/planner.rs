@@ -2,7 +2,10 @@
 //! through this interface, so a published policy that is no choice of window (a static plan, a queue for each replica,
 //! preemption) can be a state machine of its own beside ModelThread and RankThread.
 
-use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp, scheduler_to_frontend::DropReason};
+use proto::{
+    GpuId, LatencyProfile, ModelId, TaskId, Timestamp, scheduler_to_frontend::DropReason,
+    scheduler_to_scheduler::LearnedAverages,
+};
 
 use crate::task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task};
 
@@ -41,6 +44,17 @@ pub enum PlannerOutput<P> {
         /// Why.
         reason: DropReason,
     },
+}
+
+/// A model that another ModelThread owns from now on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Released<P> {
+    /// The model.
+    pub model: ModelId,
+    /// What waits for it, nearest deadline first.
+    pub tasks: Vec<Task<P>>,
+    /// What its policy has learned.
+    pub averages: Option<LearnedAverages>,
 }
 
 /// Tasks in, batches out. `P` is the tasks' payload.
@@ -95,10 +109,18 @@ pub trait Planner<P>: Send {
         false
     }
 
-    /// A model that another ModelThread owns from now on, with what waits for it, nearest deadline first.
-    fn poll_released(&mut self) -> Option<(ModelId, Vec<Task<P>>)> {
+    /// The next model that another ModelThread owns from now on.
+    fn poll_released(&mut self) -> Option<Released<P>> {
         None
     }
+
+    /// What a model's policy has learned, for whoever plans the model next.
+    fn learned(&self, _id: ModelId) -> Option<LearnedAverages> {
+        None
+    }
+
+    /// What another one's had. By default it is learned anew.
+    fn handle_learned(&mut self, _now: Timestamp, _id: ModelId, _learned: &LearnedAverages) {}
 
     /// The next thing that is to be done.
     fn poll_output(&mut self) -> Option<PlannerOutput<P>>;

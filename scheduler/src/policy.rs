@@ -8,7 +8,7 @@
 
 use std::{collections::VecDeque, fmt, str::FromStr};
 
-use proto::{LatencyProfile, Span, Timestamp};
+use proto::{LatencyProfile, Span, Timestamp, scheduler_to_scheduler::LearnedAverages};
 use thiserror::Error;
 
 use crate::task_queue::Queued;
@@ -103,6 +103,14 @@ pub trait BatchPolicy: fmt::Debug + Send {
 
     /// A gathered batch was granted a GPU.
     fn handle_granted(&mut self, _view: &View<'_>, _batch: Gathered, _granted: Granted) {}
+
+    /// What it has learned, for whoever plans the model next. By default it learns nothing.
+    fn learned(&self) -> Option<LearnedAverages> {
+        None
+    }
+
+    /// What another one had learned. Averages that cannot be are left out.
+    fn handle_learned(&mut self, _now: Timestamp, _learned: &LearnedAverages) {}
 }
 
 /// A choice of policy, as written on the command line.

@@ -31,8 +31,8 @@ use crate::{
     estimates::{Estimates, ProfileChange},
     messages::NetworkBudget,
     network_times::NetworkTime,
-    news::{ControlToShard, Forwarded, Gpu, Moved, Offered, ShardToControl},
-    planner::{Planner, PlannerOutput},
+    news::{ControlToShard, Forwarded, Gpu, Learned, Moved, Offered, ShardToControl},
+    planner::{Planner, PlannerOutput, Released},
     task::{Batch, LoadEnd, ModelConfig, Task, Weights},
 };
 use fencing::Fences;
@@ -243,6 +243,13 @@ impl Shard {
             ControlToShard::Inherited(backend, report) => self.on_inherited(now, backend, report),
             ControlToShard::Settle(frontend, links) => self.on_settle(now, frontend, links),
             ControlToShard::Adopt(moved) => self.on_adopted(now, *moved),
+            ControlToShard::TellLearned => self.tell_learned(),
+            ControlToShard::Learned(model, learned) => self.on_learned(now, model, &learned),
+            ControlToShard::LearnedCtrl(ctrl) => {
+                if self.ctrl.handle_learned(now, ctrl) {
+                    self.on_budgets(now);
+                }
+            }
             ControlToShard::Forwarded(model, Forwarded::Task(task)) => self.on_forwarded(now, model, task),
             // Whom nobody owns is not forwarded again.
             ControlToShard::Forwarded(model, Forwarded::Cancel(task)) => {
@@ -512,11 +519,15 @@ impl Shard {
     /// A plan and its inputs have travelled.
     fn on_network_seen(&mut self, now: Timestamp, model: ModelId, (ctrl, data): (Span, Span)) {
         if self.ctrl.handle_seen(now, ctrl) {
-            for model in self.models.keys().copied().collect::<Vec<_>>() {
-                self.on_budget(now, model);
-            }
+            self.on_budgets(now);
         }
         if self.models.get_mut(&model).is_some_and(|entry| entry.data.handle_seen(now, data)) {
+            self.on_budget(now, model);
+        }
+    }
+
+    fn on_budgets(&mut self, now: Timestamp) {
+        for model in self.models.keys().copied().collect::<Vec<_>>() {
             self.on_budget(now, model);
         }
     }
@@ -591,8 +602,8 @@ impl Shard {
                 }
             }
         }
-        while let Some((model, tasks)) = self.planner.poll_released() {
-            self.on_released(model, tasks);
+        while let Some(released) = self.planner.poll_released() {
+            self.on_released(released);
         }
         if self.watch_at <= now {
             self.watch_at = now + WATCH_INTERVAL;
@@ -693,24 +704,47 @@ impl Shard {
         }
     }
 
-    fn on_released(&mut self, model: ModelId, tasks: Vec<Task<Ride>>) {
+    fn on_released(&mut self, Released { model, tasks, averages }: Released<Ride>) {
         for task in &tasks {
             self.end_tasks(task.id.frontend(), 1);
         }
+        let learned = Learned { averages, ..self.learned(model) };
         self.models.remove(&model);
-        let moved = Moved { model, tasks, estimate: self.estimates.take(model) };
+        self.estimates.remove(model);
+        let moved = Moved { model, tasks, learned };
         self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Released(Box::new(moved))));
     }
 
-    /// What is hosted, the budget and offers came before; what the executions elsewhere have taught is better than
-    /// these.
-    fn on_adopted(&mut self, now: Timestamp, Moved { model, tasks, estimate }: Moved) {
-        if let Some(estimate) = estimate {
-            self.estimates.put(now, model, estimate);
-            self.follow_estimates(now);
-        }
+    /// What is hosted, the budget and offers came before.
+    fn on_adopted(&mut self, now: Timestamp, Moved { model, tasks, learned }: Moved) {
+        self.on_learned(now, model, &learned);
         for task in tasks {
             self.on_forwarded(now, model, task);
+        }
+    }
+
+    /// What is known of a model that no member can tell.
+    fn learned(&self, model: ModelId) -> Learned {
+        let data = self.models.get(&model).and_then(|entry| entry.data.learned());
+        Learned { factors: self.estimates.learned(model), data, averages: self.planner.learned(model) }
+    }
+
+    fn tell_learned(&mut self) {
+        let models = self.models.keys().map(|&model| (model, self.learned(model)));
+        let models = models.filter(|(_, learned)| *learned != Learned::default()).collect();
+        self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Learned(self.ctrl.learned(), models)));
+    }
+
+    /// What whoever planned a model before has learned of it is better than what was configured and offered.
+    fn on_learned(&mut self, now: Timestamp, model: ModelId, learned: &Learned) {
+        let Some(entry) = self.models.get_mut(&model) else { return };
+        if learned.data.is_some_and(|data| entry.data.handle_learned(now, data)) {
+            self.on_budget(now, model);
+        }
+        self.estimates.handle_learned(now, model, &learned.factors);
+        self.follow_estimates(now);
+        if let Some(averages) = &learned.averages {
+            self.planner.handle_learned(now, model, averages);
         }
     }
 

@@ -131,7 +131,7 @@ impl Layout {
     }
 
     /// The name of the scheduler of this position in the list.
-    fn scheduler_name(&self, index: u16) -> String {
+    pub(super) fn scheduler_name(&self, index: u16) -> String {
         if self.schedulers == 1 { "scheduler".to_owned() } else { format!("scheduler-{index}") }
     }
 

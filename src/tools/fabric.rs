@@ -1,4 +1,4 @@
-//! `bench fabric`: the whole way of a request without HTTP. A scheduler, frontends and backends run as processes of
+//! `bench fabric`: the whole way of a request without HTTP. Schedulers, frontends and backends run as processes of
 //! their own; each frontend's process links it as a library and generates load beside it, on another thread. GPUs are
 //! emulated, and so fast that the path is what limits; every answer is checked.
 //!
@@ -148,6 +148,7 @@ impl Members {
         let backend = BackendLayout { gpus: args.gpus, models: args.model_names() };
         let layout = Layout {
             repository: repository.to_owned(),
+            schedulers: args.schedulers,
             policy: args.policy.clone(),
             // What loopback takes. A budget that is larger than l(b) by far would let plans pile up at the backends.
             network: scheduler::config::Network { data_us_per_request: 1.0, ..scheduler::config::Network::default() },
@@ -158,7 +159,9 @@ impl Members {
         let wiring = Wiring::random();
         cluster::try_arm(&layout, &wiring)?;
         let supervisor = Supervisor::new(Logs::Files, Restarts::Killed)?;
-        supervisor.start(&["scheduler"], "scheduler", &wiring.scheduler(&layout, 0))?;
+        for index in 0..layout.schedulers {
+            supervisor.start(&["scheduler"], &layout.scheduler_name(index), &wiring.scheduler(&layout, index))?;
+        }
         for index in 0..args.backends {
             supervisor.start(&["backend"], &format!("backend-{index}"), &wiring.backend(&layout, index))?;
         }

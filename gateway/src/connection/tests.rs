@@ -139,7 +139,8 @@ impl Peer {
                 let at = sent_at + Span::from_millis(5_000);
                 let reply = ClockReply { sent_at, received_at: at, replied_at: at };
                 self.tell_over(connection, &SchedulerToFrontend::Clock(reply));
-                let load = SchedulerLoad { queued: 3, batches: 2, gpus: 1 };
+                let settled = Span::from_micros(4_500);
+                let load = SchedulerLoad { queued: 3, batches: 2, gpus: 1, members: 3, obeying: 2, settled };
                 self.tell_over(connection, &SchedulerToFrontend::Load(load));
             }
             FrontendToScheduler::Submit { task, slot, .. } | FrontendToScheduler::Open { task, slot, .. } => {

@@ -15,8 +15,9 @@ pub(super) struct SchedulerMetrics {
     takeovers: IntCounter,
     takeover_seconds: Gauge,
     lives: IntCounter,
-    /// Tasks, batches and GPUs of the whole cluster.
-    load: [IntGauge; 3],
+    settled_seconds: Gauge,
+    /// Tasks, batches, GPUs, members and obeying members of the whole cluster.
+    load: [IntGauge; 5],
 }
 
 impl SchedulerMetrics {
@@ -46,10 +47,19 @@ impl SchedulerMetrics {
                 "downbeat_scheduler_lives_total",
                 "Times that the frontend started over, and all its requests ended",
             ),
+            settled_seconds: registered(
+                registry,
+                Gauge::new(
+                    "downbeat_scheduler_settled_seconds",
+                    "How long it took the primary from its claim until all members obeyed it; 0 while they do not",
+                ),
+            ),
             load: [
                 gauge("downbeat_scheduler_tasks_queued", "Tasks of all frontends that wait for their batch"),
                 gauge("downbeat_scheduler_batches_in_flight", "Batches of all frontends that have no answer yet"),
                 gauge("downbeat_scheduler_gpus", "GPUs of all backends that are connected to the scheduler"),
+                gauge("downbeat_scheduler_members", "Frontends and backends that are joined to the primary"),
+                gauge("downbeat_scheduler_members_obeying", "Of these, those that obey the primary"),
             ],
         }
     }
@@ -63,7 +73,11 @@ impl SchedulerMetrics {
         count_up_to(&self.takeovers, count);
         self.takeover_seconds.set(without.as_secs_f64());
         count_up_to(&self.lives, lives);
-        let SchedulerLoad { queued, batches, gpus } = core.scheduler_load();
-        self.load.iter().zip([queued, batches, gpus]).for_each(|(gauge, count)| gauge.set(count.into()));
+        let SchedulerLoad { queued, batches, gpus, members, obeying, settled } = core.scheduler_load();
+        self.settled_seconds.set(settled.as_secs_f64());
+        self.load
+            .iter()
+            .zip([queued, batches, gpus, members, obeying])
+            .for_each(|(gauge, count)| gauge.set(count.into()));
     }
 }

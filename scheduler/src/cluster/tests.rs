@@ -13,6 +13,7 @@ use proto::{
 };
 
 mod departures;
+mod handovers;
 mod takeovers;
 
 const MS: i64 = 1_000_000;
@@ -159,6 +160,7 @@ fn a_task_whose_input_is_late_ends_once_and_only_as_its_backend_says() {
 #[test]
 fn a_frontend_that_asks_for_the_time_is_told_how_much_there_is_to_do() {
     let (mut cluster, frontend, backend) = pair(Timestamp(0));
+    let none = SchedulerLoad::default();
     let load = |cluster: &mut Cluster| {
         let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
         cluster.handle_frontend_message(Timestamp(1), Port::Control, frontend, request).unwrap();
@@ -170,18 +172,18 @@ fn a_frontend_that_asks_for_the_time_is_told_how_much_there_is_to_do() {
             outputs => panic!("{outputs:?}"),
         }
     };
-    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 0, batches: 0, gpus: 1 });
+    assert_eq!(load(&mut cluster), SchedulerLoad { gpus: 1, members: 2, obeying: 1, ..none });
     cluster
         .handle_frontend_message(Timestamp(0), Port::Control, frontend, submit(frontend, 0, Timestamp(25 * MS)))
         .unwrap();
-    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 1, batches: 0, gpus: 1 });
+    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 1, gpus: 1, members: 2, obeying: 1, ..none });
     let fires_at = cluster.poll_timeout().unwrap();
     cluster.handle_timeout(fires_at);
     drain(&mut cluster);
-    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 0, batches: 1, gpus: 1 });
+    assert_eq!(load(&mut cluster), SchedulerLoad { batches: 1, gpus: 1, members: 2, obeying: 1, ..none });
     cluster.handle_disconnected(fires_at, Port::Control, Member::Backend(backend), String::new());
     drain(&mut cluster);
-    assert_eq!(load(&mut cluster), SchedulerLoad::default());
+    assert_eq!(load(&mut cluster), SchedulerLoad { members: 1, ..none });
 }
 
 /// Submits a task at `now` and waits for its plan, which then runs for `execution`.
@@ -194,16 +196,15 @@ fn run_one(
 ) -> BatchPlan {
     let task = submit(frontend, sequence, now + Span::from_millis(25));
     cluster.handle_frontend_message(now, Port::Control, frontend, task).unwrap();
-    let plan = loop {
-        let at = cluster.poll_timeout().expect("a task waits");
+    let plan = (0..100).find_map(|_| {
+        let at = cluster.poll_timeout().expect("a task waits").max(now);
         cluster.handle_timeout(at);
-        let outputs = drain(cluster);
-        if let Some(ClusterOutput::ToBackend(Port::Control, _, SchedulerToBackend::Plan(plan))) =
-            outputs.into_iter().next()
-        {
-            break plan;
-        }
-    };
+        drain(cluster).into_iter().find_map(|output| match output {
+            ClusterOutput::ToBackend(Port::Control, _, SchedulerToBackend::Plan(plan)) => Some(plan),
+            _ => None,
+        })
+    });
+    let plan = plan.expect("it is due within a few timers");
     let finished_at = plan.exec_at + execution;
     let outcome = PlanOutcome::Executed { started_at: plan.exec_at, finished_at };
     let done = plan_done(plan.plan, outcome, vec![]);

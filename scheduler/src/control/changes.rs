@@ -98,7 +98,7 @@ pub(super) enum Outcome {
 }
 
 impl Changes {
-    /// A client asks for a change. `backends` are all that there are.
+    /// A client asks for a change. `backends` are all that obey.
     pub(super) fn handle_asked(
         &mut self,
         now: Timestamp,

@@ -31,10 +31,9 @@ impl Control {
         if to == ModelChange::Unload && !self.members.is_known(name) {
             return self.answer(waiter, Some(format!("no backend has ever hosted '{name}'")));
         }
-        let backends = self.members.backends.keys().copied();
-        match self.changes.handle_asked(now, waiter, (to, name), backends) {
+        match self.changes.handle_asked(now, waiter, (to, name), self.members.obeying()) {
             Asked::Load(load) => {
-                for &backend in self.members.backends.keys() {
+                for backend in self.members.obeying() {
                     let message = SchedulerToBackend::Load { load, name: name.to_owned() };
                     self.outputs.push_back(ControlOutput::ToBackend(backend, message));
                 }
@@ -100,7 +99,7 @@ impl Control {
     }
 
     /// No plan comes after that: the GPUs have left the planners.
-    fn unload(&mut self, hosts: &BTreeSet<(BackendId, ModelId)>) {
+    pub(super) fn unload(&mut self, hosts: &BTreeSet<(BackendId, ModelId)>) {
         for &(backend, model) in hosts {
             self.tell_owner(model, ControlToShard::Unload { backend, model });
         }

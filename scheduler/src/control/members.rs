@@ -115,6 +115,8 @@ pub(super) struct Backend {
     pub(super) gpus: Vec<GpuId>,
     /// l(b) of what it hosts; backends that offer the same share a table.
     offers: BTreeMap<ModelId, Arc<LatencyProfile>>,
+    /// What it hosts and is not wanted: it is told to unload that as soon as it obeys.
+    in_vain: BTreeSet<ModelId>,
     pub(super) linked: BTreeMap<FrontendId, LinkId>,
     joining: Joining,
     /// It wants no more plans.
@@ -188,8 +190,6 @@ pub(super) struct Joined {
     pub(super) models: Vec<ModelId>,
     /// Models that are new or whose profile changed.
     pub(super) reprofiled: BTreeSet<ModelId>,
-    /// Models that it offers in vain.
-    pub(super) unwanted: BTreeSet<ModelId>,
 }
 
 /// What a load changed.
@@ -255,7 +255,7 @@ impl Members {
     }
 
     /// Takes in a backend that has yet to connect to so many `threads`; of its models those that are `unwanted` are not
-    /// used.
+    /// used, and it is told so once it obeys.
     pub(super) fn add_backend(
         &mut self,
         now: Timestamp,
@@ -285,8 +285,8 @@ impl Members {
                 id
             }
         };
-        let (mut reprofiled, mut refused) = (BTreeSet::new(), BTreeSet::new());
-        let (mut models, mut taken) = (Vec::new(), BTreeMap::new());
+        let mut reprofiled = BTreeSet::new();
+        let (mut models, mut taken, mut in_vain) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
         let mut hosted: Vec<Vec<ModelId>> = vec![Vec::new(); hello.gpus as usize];
         for offer in offers {
             let (model, changed) = self.merge_offer(&offer);
@@ -295,7 +295,7 @@ impl Members {
             }
             models.push(model);
             if unwanted(&offer.name) {
-                refused.insert(model);
+                in_vain.insert(model);
                 continue;
             }
             taken.insert(model, self.shared(model, &offer.profile));
@@ -312,8 +312,9 @@ impl Members {
         let joining = Joining { threads, grace_until: now + LINK_GRACE };
         let linked = BTreeMap::new();
         let (token, leaves, obeys, owes) = (known.token, false, false, false);
-        self.backends.insert(backend, Backend { gpus, offers: taken, linked, joining, leaves, token, obeys, owes });
-        Ok(Joined { backend, models, reprofiled, unwanted: refused })
+        let entry = Backend { gpus, offers: taken, in_vain, linked, joining, leaves, token, obeys, owes };
+        self.backends.insert(backend, entry);
+        Ok(Joined { backend, models, reprofiled })
     }
 
     fn add_gpu(&mut self, gpu: Gpu) -> GpuId {
@@ -365,16 +366,34 @@ impl Members {
         coming
     }
 
-    /// Takes a model, whatever its version, from all GPUs. Yields who hosted it.
+    /// Backends that take our plans. Only they load, host and unload what they are told to.
+    pub(super) fn obeying(&self) -> impl Iterator<Item = BackendId> {
+        self.backends.iter().filter(|(_, entry)| entry.obeys).map(|(&id, _)| id)
+    }
+
+    /// A backend obeys. Yields what it hosts in vain.
+    pub(super) fn set_obeys(&mut self, backend: BackendId) -> BTreeSet<ModelId> {
+        let Some(entry) = self.backends.get_mut(&backend) else { return BTreeSet::new() };
+        (entry.obeys, entry.owes) = (true, false);
+        std::mem::take(&mut entry.in_vain)
+    }
+
+    /// Takes a model, whatever its version, from all GPUs. Yields who hosted it and obeys; others are told once they
+    /// do.
     pub(super) fn withdraw(&mut self, name: &str) -> BTreeSet<(BackendId, ModelId)> {
         let mut hosts = BTreeSet::new();
         for gpu in self.gpus.values_mut() {
             let gone = gpu.models.extract_if(.., |model| self.models[model.0 as usize].name == name);
             hosts.extend(gone.map(|model| (gpu.backend, model)));
         }
-        for (backend, model) in &hosts {
-            self.backends.get_mut(backend).expect("GPUs leave with their backend").offers.remove(model);
-        }
+        hosts.retain(|&(backend, model)| {
+            let entry = self.backends.get_mut(&backend).expect("GPUs leave with their backend");
+            entry.offers.remove(&model);
+            if !entry.obeys {
+                entry.in_vain.insert(model);
+            }
+            entry.obeys
+        });
         hosts
     }
 

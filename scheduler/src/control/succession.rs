@@ -29,6 +29,8 @@ const ANSWERS_WAIT: Span = Span::from_millis(20);
 const NOBODY_WAIT: Span = Span::from_millis(1_000);
 /// Members join one after another: so long after the first, most of those who come at once are there.
 const JOINING: Span = Span::from_millis(20);
+/// How long the primary may take to hand over what it has learned.
+const HAND_OVER_WAIT: Span = Span::from_millis(100);
 /// The pause after members have said that they hear the primary.
 const ASK_AGAIN: Span = Span::from_millis(100);
 /// Exchanges that the offset of the clock is estimated from.
@@ -139,6 +141,8 @@ pub(super) struct Succession {
     synced_at: Timestamp,
     started_at: Option<Timestamp>,
     suspicion: Option<Suspicion>,
+    /// An operator wants this one to be the primary: it takes over then, if the primary has not let it before.
+    wanted_at: Option<Timestamp>,
     outputs: VecDeque<SuccessionOutput>,
 }
 
@@ -166,6 +170,7 @@ impl Succession {
             synced_at: Timestamp::PAST,
             started_at: None,
             suspicion: None,
+            wanted_at: None,
             outputs: VecDeque::new(),
         };
         if config.schedulers == 1 {
@@ -196,19 +201,30 @@ impl Succession {
         self.take_over(now);
     }
 
-    /// An operator wants this one to be the primary.
+    /// An operator wants this one to be the primary. The primary is asked to hand over what it has learned, and does
+    /// not decide whether it will.
     ///
     /// # Errors
     /// Why it cannot be.
     pub(super) fn handle_hand_over(&mut self, now: Timestamp) -> Result<(), String> {
+        let primary = self.predecessor()?;
+        self.wanted_at.get_or_insert(now + HAND_OVER_WAIT);
+        self.outputs.push_back(SuccessionOutput::Tell(primary, SchedulerToScheduler::AskHandOver));
+        Ok(())
+    }
+
+    /// Whom this one could take over from.
+    fn predecessor(&self) -> Result<u16, String> {
         if self.claim.is_primary() {
             return Err(format!("this scheduler is the primary already, in epoch {}", self.claim.epoch));
         }
-        if !self.is_synced || self.primary.is_none() {
-            return Err("this scheduler is not warm: it follows no primary yet; try again in a second".to_owned());
-        }
-        self.take_over(now);
-        Ok(())
+        let not_warm = || "this scheduler is not warm: it follows no primary yet; try again in a second".to_owned();
+        self.primary.filter(|_| self.is_synced).ok_or_else(not_warm)
+    }
+
+    /// Whether this one follows that.
+    pub(super) fn follows(&self, rank: u16) -> bool {
+        self.primary == Some(rank)
     }
 
     /// Our connection to another one is up, or it has told over it what it takes itself for.
@@ -303,13 +319,17 @@ impl Succession {
                 self.handle_peer(now, rank, claim);
             }
             SchedulerToScheduler::Clock(reply) if self.primary == Some(rank) => self.on_clock(now, reply),
-            SchedulerToScheduler::HandOver if self.primary == Some(rank) => {
-                if let Err(reason) = self.handle_hand_over(now) {
+            SchedulerToScheduler::HandOver if self.primary == Some(rank) => match self.predecessor() {
+                Ok(_) => self.take_over(now),
+                Err(reason) => {
                     tracing::warn!(reason, "the primary wants this scheduler to take over, which it cannot");
                 }
-            }
+            },
             SchedulerToScheduler::Clock(_)
             | SchedulerToScheduler::ClockRequest { .. }
+            | SchedulerToScheduler::AskHandOver
+            | SchedulerToScheduler::LearnedNetwork(_)
+            | SchedulerToScheduler::LearnedModel(_)
             | SchedulerToScheduler::HandOver => {}
         }
     }
@@ -412,6 +432,7 @@ impl Succession {
         let epoch = self.heard.next_of(self.config.rank);
         tracing::warn!(%epoch, "taking over as the primary");
         (self.claim.epoch, self.heard, self.primary, self.suspicion) = (epoch, epoch, None, None);
+        self.wanted_at = None;
         self.started_at = Some(now);
         self.is_synced = true;
         self.outputs.push_back(SuccessionOutput::TakeOver);
@@ -433,6 +454,10 @@ impl Succession {
         }
         if self.claim.is_primary() || self.config.schedulers == 1 {
             return;
+        }
+        if self.wanted_at.is_some_and(|at| at <= now) {
+            tracing::warn!("the primary has not handed over in time; what it has learned is learned anew");
+            return self.take_over(now);
         }
         match self.primary {
             Some(rank) => self.watch(now, rank),
@@ -508,7 +533,7 @@ impl Succession {
             (None, None) => Some(Timestamp::PAST),
             _ => None,
         };
-        [dials, suspicion, watching, founding].into_iter().flatten().min()
+        [dials, suspicion, watching, founding, self.wanted_at].into_iter().flatten().min()
     }
 }
 

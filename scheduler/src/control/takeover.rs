@@ -14,7 +14,9 @@ use proto::{
 };
 use rand_chacha::rand_core::Rng as _;
 
-use super::{Control, ControlOutput, PeerOutput, changes::Changes, members::Heir, succession::SuccessionOutput};
+use super::{
+    Control, ControlOutput, PeerOutput, changes::Changes, learned, members::Heir, succession::SuccessionOutput,
+};
 use crate::{
     news::{ControlToRank, ControlToShard, Links},
     shard::{Unfinished, Violation},
@@ -33,10 +35,14 @@ const ERA_BEGINS: Span = Span::from_millis(1_000_000);
 #[derive(Debug, Default)]
 pub(super) struct Takeover {
     began_at: Option<Timestamp>,
+    /// How long the last one took.
+    took: Span,
     /// Backends that owe a word are waited for until then.
     backends_until: Option<Timestamp>,
     /// An operator waits for the end of it.
     operator: bool,
+    /// Who is to be told what we have learned, and that it may take over.
+    pub(super) heir: Option<learned::Heir>,
     /// Plans of earlier primaries, and who plans their models.
     inherited: BTreeMap<(BackendId, PlanId), ModelThreadId>,
     /// Schedulers that have connected to us.
@@ -51,6 +57,11 @@ impl Takeover {
     /// Not all members have been taken over.
     pub(super) fn is_under_way(&self) -> bool {
         self.began_at.is_some()
+    }
+
+    /// From the claim until all members that were here obeyed it; zero if they do not yet.
+    pub(super) fn settled(&self) -> Span {
+        if self.is_under_way() { Span::ZERO } else { self.took }
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
@@ -87,7 +98,13 @@ impl Control {
 
     /// Something came over it.
     pub fn handle_peer_message(&mut self, now: Timestamp, rank: u16, message: SchedulerToScheduler) {
-        self.succession.handle_message(now, rank, message);
+        match message {
+            SchedulerToScheduler::LearnedNetwork(told) if self.succession.follows(rank) => {
+                self.on_learned_network(now, told);
+            }
+            SchedulerToScheduler::LearnedModel(told) if self.succession.follows(rank) => self.on_learned_model(told),
+            other => self.succession.handle_message(now, rank, other),
+        }
         self.follow_succession(now);
     }
 
@@ -123,9 +140,13 @@ impl Control {
 
     /// Something came over it.
     pub fn handle_dialer_message(&mut self, now: Timestamp, rank: u16, message: &SchedulerToScheduler) {
-        if let SchedulerToScheduler::ClockRequest { sent_at } = *message {
-            let reply = SchedulerToScheduler::Clock(ClockReply { sent_at, received_at: now, replied_at: now });
-            self.outputs.push_back(ControlOutput::Peer(PeerOutput::Answer(rank, reply)));
+        match *message {
+            SchedulerToScheduler::ClockRequest { sent_at } => {
+                let reply = SchedulerToScheduler::Clock(ClockReply { sent_at, received_at: now, replied_at: now });
+                self.outputs.push_back(ControlOutput::Peer(PeerOutput::Answer(rank, reply)));
+            }
+            SchedulerToScheduler::AskHandOver if self.claim().is_primary() => self.hand_over_to(rank),
+            _ => {}
         }
     }
 
@@ -145,11 +166,12 @@ impl Control {
 
     /// Asks the first other scheduler that is there to take over. False if we are the primary and there is none.
     pub(super) fn hand_over(&mut self) -> bool {
-        let other = self.takeover.dialers.first().filter(|_| self.claim().is_primary());
-        let told = other.map(|&rank| PeerOutput::Answer(rank, SchedulerToScheduler::HandOver));
-        let is_there = told.is_some() || !self.claim().is_primary();
-        self.outputs.extend(told.map(ControlOutput::Peer));
-        is_there
+        if !self.claim().is_primary() {
+            return true;
+        }
+        let other = self.takeover.dialers.first().copied();
+        other.into_iter().for_each(|rank| self.hand_over_to(rank));
+        other.is_some()
     }
 
     /// Does what follows from who is the primary.
@@ -277,10 +299,9 @@ impl Control {
     }
 
     pub(super) fn on_backend_obeys(&mut self, now: Timestamp, backend: BackendId, epoch: Epoch) {
-        if epoch == self.claim().epoch
-            && let Some(entry) = self.members.backends.get_mut(&backend)
-        {
-            (entry.obeys, entry.owes) = (true, false);
+        if epoch == self.claim().epoch && self.members.backends.contains_key(&backend) {
+            let in_vain = self.members.set_obeys(backend);
+            self.unload(&in_vain.into_iter().map(|model| (backend, model)).collect());
             self.refresh(now);
             self.settle_heirs(now);
         }
@@ -383,7 +404,7 @@ impl Control {
         if self.takeover.operator {
             self.answer_operator(now);
         }
-        self.takeover.began_at = None;
+        (self.takeover.began_at, self.takeover.took) = (None, took);
     }
 
     fn answer_operator(&mut self, now: Timestamp) {

@@ -161,13 +161,31 @@ impl Estimate {
 
     /// False if that teaches nothing.
     pub(super) fn handle_executed(&mut self, id: GpuId, size: usize, execution: Span) -> bool {
-        let kind_index = self.gpus.get(&id).map_or(0, |gpu| gpu.kind);
-        let kind = &mut self.kinds[kind_index];
+        let kind = &self.kinds[self.gpus.get(&id).map_or(0, |gpu| gpu.kind)];
         if size > kind.offered.max_batch() {
             return false;
         }
         let offered_ns = kind.offered.latency(size).as_nanos() as f64;
         let factor = (execution.as_nanos() as f64 / offered_ns * f64::from(AS_OFFERED)).round() as u32;
+        self.on_factor(id, factor.clamp(FACTOR_MIN, FACTOR_MAX));
+        true
+    }
+
+    /// What another one has learned of a GPU is worth as much as a window of executions that say the same.
+    pub(super) fn handle_learned(&mut self, id: GpuId, factor: u32) {
+        if (FACTOR_MIN..=FACTOR_MAX).contains(&factor) {
+            (0..WINDOW).for_each(|_| self.on_factor(id, factor));
+        }
+    }
+
+    /// The factors of all GPUs that have run the model for a while.
+    pub(super) fn learned(&self) -> impl Iterator<Item = (GpuId, u32)> {
+        self.gpus.iter().filter_map(|(&id, gpu)| Some((id, gpu.window.median?)))
+    }
+
+    fn on_factor(&mut self, id: GpuId, factor: u32) {
+        let kind_index = self.gpus.get(&id).map_or(0, |gpu| gpu.kind);
+        let kind = &mut self.kinds[kind_index];
         let mut is_new = false;
         let gpu = self.gpus.entry(id).or_insert_with(|| {
             is_new = true;
@@ -175,7 +193,7 @@ impl Estimate {
             Gpu { kind: 0, window: Window::default(), factor: kind.factor, own: None }
         });
         let before = gpu.window.median;
-        gpu.window.push(factor.clamp(FACTOR_MIN, FACTOR_MAX));
+        gpu.window.push(factor);
         if gpu.window.median != before {
             if let Some(median) = before {
                 kind.medians.remove(&(median, id));
@@ -187,7 +205,6 @@ impl Estimate {
         if is_new || !is_near(gpu.learned(&self.kinds[gpu.kind]), gpu.factor) {
             self.decide(id);
         }
-        true
     }
 
     /// Takes all GPUs to be as fast as offered.

@@ -18,7 +18,7 @@
 //!    any, while those in a hurry lose more than 1 %. So batches have their turn the earlier the more their model has
 //!    lost, which keeps all models' losses alike.
 
-use proto::{Span, Timestamp};
+use proto::{LatencyProfile, Span, Timestamp, scheduler_to_scheduler::LearnedAverages};
 
 use super::{
     BatchPolicy, Gathered, Granted, View, frontrun, give_up_heads, longest_prefix,
@@ -64,6 +64,9 @@ const JOINERS_MIN: f64 = 2.0;
 /// What a model loses above this is not held against the others: perhaps its objective cannot be met.
 const LOST_PERCENT_MAX: f64 = 10.0;
 
+/// No average of times that another scheduler tells is longer: a day.
+const TOLD_NS_MAX: f64 = 24.0 * 3600.0 * 1e9;
+
 /// What was learned of one model.
 #[derive(Debug, Default)]
 pub(super) struct Downbeat {
@@ -94,6 +97,29 @@ struct Averages {
 }
 
 impl Averages {
+    /// What another one had learned, unless it cannot be.
+    fn told(now: Timestamp, learned: &LearnedAverages) -> Option<Self> {
+        let LearnedAverages { batches, interval_ns, size, execution_ns, waited_part, silence_ns, task_ns, .. } =
+            *learned;
+        let times = [interval_ns, execution_ns, silence_ns, task_ns];
+        let can_be = batches > 0
+            && times.iter().all(|time| (0.0..=TOLD_NS_MAX).contains(time))
+            && (1.0..=LatencyProfile::MAX_BATCH as f64).contains(&size)
+            && (0.0..=1.0).contains(&waited_part);
+        let (last_start, hosts) = (now, learned.hosts);
+        can_be.then_some(Self {
+            batches,
+            last_start,
+            interval_ns,
+            size,
+            execution_ns,
+            waited_part,
+            silence_ns,
+            task_ns,
+            hosts,
+        })
+    }
+
     /// Between tasks that are served.
     fn gap_ns(&self) -> f64 {
         self.interval_ns / self.size
@@ -238,6 +264,32 @@ impl BatchPolicy for Downbeat {
                 let first = Averages::of(view, batch, granted);
                 self.averages = Some(Averages { waited_part: WAITED_PART_ENOUGH, silence_ns: 0.0, ..first });
             }
+        }
+    }
+
+    fn learned(&self) -> Option<LearnedAverages> {
+        let averages = self.averages.as_ref()?;
+        let (slo_ns, hurried_part, classes) = self.losses.learned();
+        Some(LearnedAverages {
+            batches: averages.batches,
+            interval_ns: averages.interval_ns,
+            size: averages.size,
+            execution_ns: averages.execution_ns,
+            waited_part: averages.waited_part,
+            silence_ns: averages.silence_ns,
+            task_ns: averages.task_ns,
+            hosts: averages.hosts,
+            slo_ns,
+            hurried_part,
+            classes,
+        })
+    }
+
+    fn handle_learned(&mut self, now: Timestamp, learned: &LearnedAverages) {
+        let LearnedAverages { slo_ns, hurried_part, classes, .. } = *learned;
+        let losses = (0.0..=TOLD_NS_MAX).contains(&slo_ns).then(|| Losses::told(slo_ns, hurried_part, classes));
+        if let Some((averages, losses)) = Averages::told(now, learned).zip(losses.flatten()) {
+            *self = Self { averages: Some(averages), losses };
         }
     }
 }

@@ -4,7 +4,7 @@
 //! has just come stands before those that have waited for long, and cuts the batch down to what runs within its time. A
 //! policy that gives such heads up for the batch's sake serves the model well and those clients badly.
 
-use proto::Span;
+use proto::{Span, scheduler_to_scheduler::LearnedClass};
 
 use crate::task_queue::Queued;
 
@@ -62,6 +62,19 @@ pub(super) fn slo(task: &Queued) -> Span {
 }
 
 impl Losses {
+    /// Mean SLO, the part that is in a hurry, and what each class loses.
+    pub(super) fn learned(&self) -> (f64, f64, [LearnedClass; 2]) {
+        let classes = self.classes.each_ref().map(|&Class { tasks, lost_part }| LearnedClass { tasks, lost_part });
+        (self.slo_ns, self.hurried_part, classes)
+    }
+
+    /// The same as another one had learned it, unless a part is none.
+    pub(super) fn told(slo_ns: f64, hurried_part: f64, classes: [LearnedClass; 2]) -> Option<Self> {
+        let parts = [hurried_part, classes[0].lost_part, classes[1].lost_part];
+        let classes = classes.map(|LearnedClass { tasks, lost_part }| Class { tasks, lost_part });
+        parts.iter().all(|part| (0.0..=1.0).contains(part)).then_some(Self { slo_ns, hurried_part, classes })
+    }
+
     fn class(&self, task: &Queued) -> usize {
         usize::from((slo(task).as_nanos() as f64) < HURRY_PART * self.slo_ns)
     }

@@ -165,5 +165,6 @@ impl Server {
             }
         }
         self.connections.flush();
+        self.peers.flush(&mut self.connections.endpoint);
     }
 }

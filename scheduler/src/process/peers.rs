@@ -42,6 +42,8 @@ pub(super) struct Peers {
     beat_at: Instant,
     dialled: BTreeMap<ConnectionId, Dialled>,
     dialers: BTreeMap<ConnectionId, u16>,
+    /// What they are told in this turn, in as few frames as hold it.
+    frames: BTreeMap<ConnectionId, FrameWriter>,
     /// Operators that wait for an answer.
     operators: Vec<ConnectionId>,
     /// Why the process is to end.
@@ -76,6 +78,7 @@ impl Peers {
             beat_at: Instant::now(),
             dialled: BTreeMap::new(),
             dialers: BTreeMap::new(),
+            frames: BTreeMap::new(),
             operators: Vec::new(),
             ended: None,
         })
@@ -180,6 +183,7 @@ impl Peers {
             }
             Event::Disconnected { connection, reason } => {
                 self.operators.retain(|operator| operator != connection);
+                self.frames.remove(connection);
                 if let Some(rank) = self.dialers.remove(connection) {
                     control.handle_dialer_lost(rank);
                 } else if let Some(Dialled { rank, beat }) = self.dialled.remove(connection) {
@@ -215,11 +219,14 @@ impl Peers {
             }
             PeerOutput::Tell(rank, message) => {
                 let its = self.dialled.iter().find(|(_, dialled)| dialled.rank == rank && dialled.beat.is_some());
-                its.into_iter().for_each(|(&connection, _)| tell(endpoint, connection, &message));
+                if let Some((&connection, _)) = its {
+                    self.post(endpoint, connection, &message);
+                }
             }
             PeerOutput::Answer(rank, message) => {
-                let its = self.dialers.iter().find(|(_, dialer)| **dialer == rank);
-                its.into_iter().for_each(|(&connection, _)| tell(endpoint, connection, &message));
+                if let Some((&connection, _)) = self.dialers.iter().find(|(_, dialer)| **dialer == rank) {
+                    self.post(endpoint, connection, &message);
+                }
             }
             PeerOutput::ReadHeartbeat(rank) => self.read_heartbeat(control, endpoint, rank),
             PeerOutput::ShiftClock(by) => self.era.set(by),
@@ -229,6 +236,21 @@ impl Peers {
                 }
             }
             PeerOutput::End(reason) => self.ended = Some(reason),
+        }
+    }
+
+    /// Adds a message to a connection's frame.
+    fn post(&mut self, endpoint: &mut Endpoint, connection: ConnectionId, message: &SchedulerToScheduler) {
+        match self.frames.entry(connection).or_default().push(message) {
+            Ok(full) => full.into_iter().for_each(|frame| send(endpoint, connection, &frame)),
+            Err(_) => endpoint.disconnect(connection),
+        }
+    }
+
+    /// Sends all frames.
+    pub(super) fn flush(&mut self, endpoint: &mut Endpoint) {
+        for (connection, mut writer) in std::mem::take(&mut self.frames) {
+            writer.take().into_iter().for_each(|frame| send(endpoint, connection, &frame));
         }
     }
 
@@ -247,12 +269,8 @@ impl Peers {
 }
 
 /// One that does not take it is about to be found lost.
-fn tell(endpoint: &mut Endpoint, connection: ConnectionId, message: &SchedulerToScheduler) {
-    let mut writer = FrameWriter::default();
-    if writer.push(message).is_ok()
-        && let Some(frame) = writer.take()
-        && endpoint.send(connection, &frame).is_err()
-    {
+fn send(endpoint: &mut Endpoint, connection: ConnectionId, frame: &[u8]) {
+    if endpoint.send(connection, frame).is_err() {
         endpoint.disconnect(connection);
     }
 }

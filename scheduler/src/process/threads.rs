@@ -414,6 +414,7 @@ impl ControlDriver {
             }
         }
         self.port.flush();
+        self.peers.flush(&mut self.port.endpoint);
         is_busy
     }
 

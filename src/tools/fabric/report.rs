@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use bench::{Percentiles, Tail, nanoseconds};
 use clap::Args as ClapArgs;
-use cli::{CommandError, positive};
+use cli::{CommandError, positive, within};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use transport::ArmName;
+
+use crate::tools::cluster::SCHEDULERS_MAX;
 
 /// Members of one role.
 const MEMBERS_MAX: usize = 16;
@@ -33,6 +35,9 @@ const WARM_UP_FRACTION: f64 = 0.2;
 /// Measure the whole path as processes, without HTTP.
 #[derive(Debug, Clone, ClapArgs)]
 pub(crate) struct Args {
+    /// Schedulers, of which one is the primary and the others its standbys; 1 to 4
+    #[arg(long, default_value_t = 1)]
+    pub schedulers: u16,
     /// Frontends, each a process that also generates its share of the load
     #[arg(long, default_value_t = 1)]
     pub frontends: usize,
@@ -115,6 +120,7 @@ impl Args {
     /// # Errors
     /// Names the flag, what is expected and what was found.
     pub(crate) fn check(&self) -> Result<(), CommandError> {
+        within("--schedulers", f64::from(self.schedulers), 1.0, f64::from(SCHEDULERS_MAX))?;
         positive("--frontends", self.frontends as f64, MEMBERS_MAX as f64)?;
         positive("--backends", self.backends as f64, MEMBERS_MAX as f64)?;
         positive("--gpus", f64::from(self.gpus), f64::from(GPUS_MAX))?;
@@ -219,7 +225,7 @@ impl Tally {
 /// Processor time, in nanoseconds; `None` where the system does not tell.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct CpuNs {
-    /// The scheduler.
+    /// All schedulers.
     pub scheduler: Option<f64>,
     /// All frontends, without what generates load and checks answers.
     pub frontend: Option<f64>,
@@ -248,6 +254,8 @@ pub(super) struct Fabric {
     pub tasks_wrong: u64,
     /// Tasks without an output, by the reason.
     pub tasks_failed: BTreeMap<String, u64>,
+    /// As asked for.
+    pub schedulers: u16,
     /// As asked for.
     pub frontends: usize,
     /// As asked for; of each backend.
@@ -299,6 +307,7 @@ impl Fabric {
             tasks_answered: tally.tasks_answered,
             tasks_wrong: tally.tasks_wrong,
             tasks_failed: tally.tasks_failed,
+            schedulers: args.schedulers,
             frontends: args.frontends,
             gpus: args.gpus,
             backends: args.backends,
@@ -339,7 +348,7 @@ impl Fabric {
         let Percentiles { p50, p99, p999, max } = self.latency_us;
         let idle = self.idle_wait_us;
         format!(
-            "{} arm, {}: {} frontends, {} backends of {} GPUs, {} models; \
+            "{} arm, {}: {} schedulers, {} frontends, {} backends of {} GPUs, {} models; \
              requests of {} rows x {} bytes, {pace}, {} s\n\
              tasks/s     {:>12.0}\n\
              on time     {:>12.4} within {} ms\n\
@@ -351,6 +360,7 @@ impl Fabric {
              {} tasks answered, {} wrong\n",
             self.arm,
             self.policy,
+            self.schedulers,
             self.frontends,
             self.backends,
             self.gpus,
@@ -398,6 +408,7 @@ mod tests {
     fn what_cannot_be_is_named() {
         let error = |text| args(text).check().unwrap_err().to_string();
         assert!(error("--frontends 0").starts_with("--frontends: expected a number above 0 and at most 16"));
+        assert_eq!(error("--schedulers 5"), "--schedulers: expected 1 to 4, found 5");
         assert!(error("--rows 257").starts_with("--rows: "));
         assert!(error("--rate 0").starts_with("--rate: "));
         assert!(error("--closed 4096 --rows 256 --bytes 2048").contains("at most 1073741824 bytes in all"));

@@ -240,6 +240,9 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
             "downbeat_scheduler_tasks_queued 3".to_owned(),
             "downbeat_scheduler_batches_in_flight 2".to_owned(),
             "downbeat_scheduler_gpus 1".to_owned(),
+            "downbeat_scheduler_members 3".to_owned(),
+            "downbeat_scheduler_members_obeying 2".to_owned(),
+            "downbeat_scheduler_settled_seconds 0.0045".to_owned(),
             r#"downbeat_network_budget_seconds{model="double",part="ctrl",version="1"} 0.0003"#.to_owned(),
             r#"downbeat_network_budget_seconds{model="double",part="resp",version="1"} 0.002"#.to_owned(),
         ] {

@@ -216,3 +216,36 @@ fn a_scheduler_that_leaves_tells_frontends_takes_nobody_in_and_is_idle_in_the_en
     cluster.handle_frontend_message(now, Port::Control, frontend, fenced).unwrap();
     assert!(cluster.is_idle());
 }
+
+/// It has joined, and does not say that it obeys: it is neither asked to load, nor waited for, nor forgotten.
+#[test]
+fn a_backend_that_does_not_obey_yet_holds_up_no_change_and_hears_of_it_later() {
+    let (mut cluster, frontend, backend) = pair(Timestamp(0));
+    let now = Timestamp(0);
+    let late = cluster.handle_backend_joined(now, offer(1)).unwrap().backend;
+    let tell = |cluster: &mut Cluster, from, message| {
+        cluster.handle_backend_message(now, Port::Control, from, message).unwrap();
+        drain(cluster)
+    };
+    let unload = |to, model| ClusterOutput::ToBackend(Port::Control, to, SchedulerToBackend::Unload { model });
+    let outputs = change(&mut cluster, frontend, 1, ModelChange::Unload);
+    assert!(outputs.contains(&unload(backend, ModelId(0))) && !outputs.contains(&unload(late, ModelId(0))));
+    let outputs = tell(&mut cluster, backend, BackendToScheduler::Unloaded { model: ModelId(0) });
+    assert_eq!(outputs.last(), Some(&changed(frontend, 1, None)));
+    let outputs = tell(&mut cluster, late, BackendToScheduler::Obeys { epoch: EPOCH });
+    assert!(outputs.contains(&unload(late, ModelId(0))), "{outputs:?}");
+    // The next one joins and is never heard of again.
+    let silent = cluster.handle_backend_joined(now, offer(1)).unwrap().backend;
+    let outputs = change(&mut cluster, frontend, 2, ModelChange::Load);
+    let asked = outputs.iter().filter_map(|output| match output {
+        ClusterOutput::ToBackend(_, to, SchedulerToBackend::Load { load, .. }) => Some((*to, *load)),
+        _ => None,
+    });
+    let asked: Vec<_> = asked.collect();
+    assert!(asked.len() == 2 && asked.iter().all(|(to, _)| *to != silent), "{outputs:?}");
+    for (to, load) in asked {
+        let outcome = LoadOutcome::Ready(model_offer(1, "m", 1));
+        let outputs = tell(&mut cluster, to, BackendToScheduler::Loaded { load, outcome });
+        assert_eq!(outputs.contains(&changed(frontend, 2, None)), to == late, "{outputs:?}");
+    }
+}

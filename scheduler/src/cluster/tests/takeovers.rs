@@ -8,15 +8,15 @@ use proto::{Claim, Era, Standing, clock::ClockReply, scheduler_to_scheduler::Sch
 const PRIMARY: Claim = Claim { era: Era(77), epoch: Epoch { number: 4, scheduler: 0 } };
 const LEAD: Span = Span::from_millis(5_000);
 /// What the standby claims after it.
-const OURS: Epoch = Epoch { number: 5, scheduler: 1 };
-const FRONTEND: FrontendId = FrontendId(500);
-const BACKEND: BackendId = BackendId(900);
+pub(super) const OURS: Epoch = Epoch { number: 5, scheduler: 1 };
+pub(super) const FRONTEND: FrontendId = FrontendId(500);
+pub(super) const BACKEND: BackendId = BackendId(900);
 /// What a backend calls the first plan that it was given before.
 const INHERITED: PlanId = PlanId((ModelThreadId::INHERITED.0 as u64) << 48);
 
-struct Standby {
-    cluster: Cluster,
-    now: Timestamp,
+pub(super) struct Standby {
+    pub(super) cluster: Cluster,
+    pub(super) now: Timestamp,
     beats: u64,
     outputs: Vec<ClusterOutput>,
 }
@@ -24,8 +24,12 @@ struct Standby {
 impl Standby {
     /// The second of two, that knows nobody yet.
     fn new() -> Self {
+        Self::of(config().policy)
+    }
+
+    pub(super) fn of(policy: Policy) -> Self {
         let succession = SuccessionConfig { rank: 1, schedulers: 2, suspect: Span::from_millis(10) };
-        let cluster = scheduler(&ClusterConfig { succession, ..config() });
+        let cluster = scheduler(&ClusterConfig { policy, succession, ..config() });
         let mut standby = Self { cluster, now: Timestamp(0), beats: 0, outputs: Vec::new() };
         standby.turn();
         standby
@@ -34,9 +38,13 @@ impl Standby {
     /// Has followed the primary for a while, whose members have joined here, too.
     fn warm() -> Self {
         let mut standby = Self::new();
-        standby.follow();
-        standby.join(Claim { era: PRIMARY.era, epoch: PRIMARY.epoch });
+        standby.warm_up();
         standby
+    }
+
+    pub(super) fn warm_up(&mut self) {
+        self.follow();
+        self.join(Claim { era: PRIMARY.era, epoch: PRIMARY.epoch });
     }
 
     fn turn(&mut self) {
@@ -55,7 +63,7 @@ impl Standby {
         }
     }
 
-    fn take(&mut self) -> Vec<ClusterOutput> {
+    pub(super) fn take(&mut self) -> Vec<ClusterOutput> {
         self.turn();
         std::mem::take(&mut self.outputs)
     }
@@ -98,16 +106,16 @@ impl Standby {
         assert_eq!(gpus.next_back(), Some(1), "the frontend knows what it could be served with");
     }
 
-    fn backend(&mut self, message: BackendToScheduler) {
+    pub(super) fn backend(&mut self, message: BackendToScheduler) {
         self.cluster.handle_backend_message(self.now, Port::Control, BACKEND, message).unwrap();
     }
 
-    fn frontend(&mut self, message: FrontendToScheduler) {
+    pub(super) fn frontend(&mut self, message: FrontendToScheduler) {
         self.cluster.handle_frontend_message(self.now, Port::Control, FRONTEND, message).unwrap();
     }
 
     /// The primary's process has ended, and both members say so.
-    fn take_over(&mut self) {
+    pub(super) fn take_over(&mut self) {
         self.take();
         self.cluster.control().handle_peer_lost(self.now, 0);
         let asked = self.take();
@@ -159,7 +167,7 @@ impl Standby {
         outputs.collect()
     }
 
-    fn next_plan(&mut self) -> BatchPlan {
+    pub(super) fn next_plan(&mut self) -> BatchPlan {
         for _ in 0..1_000 {
             let plan = self.take().into_iter().find_map(|output| match output {
                 ClusterOutput::ToBackend(_, _, SchedulerToBackend::Plan(plan)) => Some(plan),
@@ -321,4 +329,28 @@ fn whatever_may_carry_a_task_of_an_unknown_model_is_fenced() {
     standby.frontend(FrontendToScheduler::Open { task, model, deadline, priority, attempt, slot });
     standby.frontend(FrontendToScheduler::AllOpen);
     assert_eq!(standby.fences(), [(BACKEND, LinkId(3), vec![]), (BackendId::NOBODY, LinkId::NONE, vec![task])]);
+}
+
+#[test]
+fn frontends_are_told_who_obeys_and_how_long_that_took() {
+    let mut standby = Standby::warm();
+    standby.take_over();
+    let load = |standby: &mut Standby| {
+        standby.take();
+        standby.frontend(FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO });
+        let loads = standby.take().into_iter().find_map(|output| match output {
+            ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Load(load)) => Some(load),
+            _ => None,
+        });
+        let SchedulerLoad { members, obeying, settled, .. } = loads.unwrap();
+        (members, obeying, settled)
+    };
+    assert_eq!(load(&mut standby), (2, 0, Span::ZERO));
+    standby.now += Span::from_millis(2);
+    standby.backend(BackendToScheduler::Obeys { epoch: OURS });
+    assert_eq!(load(&mut standby), (2, 1, Span::ZERO));
+    standby.now += Span::from_millis(1);
+    standby.frontend(FrontendToScheduler::Obeys { epoch: OURS });
+    standby.frontend(FrontendToScheduler::AllOpen);
+    assert_eq!(load(&mut standby), (2, 2, Span::from_millis(3)));
 }
