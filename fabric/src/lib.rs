@@ -61,6 +61,8 @@ const ENDS: Span = Span::from_millis(3_000);
 const GAP: Span = Span::from_millis(15);
 /// Of the requests that could be served, those that must be.
 const SERVED_MIN: f64 = 0.9;
+/// How much longer those are looked at of which fewer were.
+const MORE: i64 = 10;
 /// More happens in no run: something goes in circles.
 const STEPS_MAX: u64 = 3_000_000;
 /// A primary whose heartbeat stands still for so long is suspected: longer than most reactions and packets take.
@@ -209,7 +211,12 @@ impl Fabric {
         }
         self.run_until(self.env.now + SETTLES / 2)?;
         self.check_settled()?;
-        let after = self.serve(self.env.now + CALM, ENDS)?;
+        let mut after = self.serve(self.env.now + CALM, ENDS)?;
+        if after < SERVED_MIN.min(before) {
+            // Of thirty requests one batch may miss its window by chance, and four may be in it. What does not serve any more
+            // does not do so in a longer time either.
+            after = self.serve(self.env.now + CALM * MORE, ENDS)?;
+        }
         self.check_settled()?;
         if after < SERVED_MIN.min(before) {
             let text = format!("{:.0} % of requests are served, {:.0} % were before", after * 100.0, before * 100.0);

@@ -52,6 +52,18 @@ impl IndexedHeap {
         }
     }
 
+    /// Keys in the heap.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// No key is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// The earliest entry.
     #[must_use]
     pub fn peek(&self) -> Option<(Timestamp, u32)> {

@@ -34,6 +34,9 @@ mod loads;
 /// this many is not granted before it reports, however long its batches should have ended.
 const UNREPORTED_PLANS_MAX: usize = 2;
 
+/// Weight of the newest batch in the average of what batches take.
+const EXECUTION_WEIGHT: f64 = 0.02;
+
 /// Matches candidates with GPUs.
 #[derive(Debug)]
 pub struct RankThread {
@@ -76,6 +79,8 @@ struct Gpu {
     work: GpuWork,
     /// The models of the grant that is under way, and of the batches in `work`, oldest first.
     batches: VecDeque<ModelId>,
+    /// What its batches take, on average over some.
+    execution_ns: f64,
 }
 
 impl Gpu {
@@ -153,7 +158,7 @@ impl RankThread {
         members.insert(members.partition_point(|&member| member < gpu), gpu);
         let work = GpuWork::new(now);
         let batches = VecDeque::new();
-        self.gpus.insert(gpu, Gpu { sub_cluster, position: 0, is_granted: false, work, batches });
+        self.gpus.insert(gpu, Gpu { sub_cluster, position: 0, is_granted: false, work, batches, execution_ns: 0.0 });
         self.rebuild_free_times(sub_cluster);
         if !self.loader.is_idle() {
             models.into_iter().for_each(|model| self.tell_whereabouts(model));
@@ -207,7 +212,7 @@ impl RankThread {
         self.loader.handle_waits(id, starts_by);
         match candidate {
             // It keeps its place among those that wait, rather than look for a GPU that there was none of before.
-            Some(candidate) if waits_already && self.fires_at(id, &candidate) <= now => self.on_schedulable(id),
+            Some(candidate) if waits_already && self.fires_at(id, &candidate) <= now => self.on_schedulable(now, id),
             Some(candidate) => {
                 self.withdraw(id);
                 // Not before `now`: candidates that wait already come first.
@@ -224,6 +229,7 @@ impl RankThread {
             GpuUpdate::Planned { exec_at, free_at } => {
                 gpu.is_granted = false;
                 gpu.work.push(exec_at, free_at - exec_at);
+                gpu.execution_ns += EXECUTION_WEIGHT * ((free_at - exec_at).as_nanos() as f64 - gpu.execution_ns);
             }
             GpuUpdate::Returned => {
                 gpu.is_granted = false;
@@ -291,7 +297,7 @@ impl RankThread {
         });
         match first_free.min() {
             Some(gpu) => self.on_match(timer_at, id, gpu),
-            None => self.on_schedulable(id),
+            None => self.on_schedulable(now, id),
         }
     }
 
@@ -331,8 +337,8 @@ impl RankThread {
     }
 
     /// The candidate waits for a GPU, wherever its model is hosted.
-    fn on_schedulable(&mut self, id: ModelId) {
-        self.check_starved(id);
+    fn on_schedulable(&mut self, now: Timestamp, id: ModelId) {
+        self.check_starved(now, id);
         let model = &mut self.models[id.0 as usize];
         model.is_schedulable = true;
         let due_at = model.candidate.expect("callers checked").due_at;
@@ -344,22 +350,29 @@ impl RankThread {
     }
 
     /// If no GPU that has the candidate's model in memory can take it in time, another one may have to.
-    fn check_starved(&mut self, id: ModelId) {
+    fn check_starved(&mut self, now: Timestamp, id: ModelId) {
         if self.loader.is_idle() {
             return;
         }
         let model = &self.models[id.0 as usize];
         let Candidate { size, latest, .. } = model.candidate.expect("callers checked");
-        let frees_at = |&(host, _): &(u32, u32)| {
+        let idle_at = |&(host, _): &(u32, u32)| {
             let gpus = &self.sub_clusters[host as usize].as_ref().expect("a host").gpus;
-            gpus.iter().map(|gpu| self.gpus[gpu].work.free_at()).min()
+            gpus.iter().map(|&gpu| self.idle_at(now, gpu)).min()
         };
         let is_shared =
             |&(host, _): &(u32, u32)| self.sub_clusters[host as usize].as_ref().expect("a host").paged.is_none();
         let starts_by = latest - self.delay(id, size);
-        if !model.hosts.iter().any(is_shared) && model.hosts.iter().filter_map(frees_at).all(|at| at > starts_by) {
+        if !model.hosts.iter().any(is_shared) && model.hosts.iter().filter_map(idle_at).all(|at| at > starts_by) {
             self.loader.handle_starved(id);
         }
+    }
+
+    /// When a GPU would have run all that it was given and that waits for it, if batches are as they were.
+    fn idle_at(&self, now: Timestamp, gpu: GpuId) -> Timestamp {
+        let Gpu { work, sub_cluster, execution_ns, .. } = &self.gpus[&gpu];
+        let waiting = self.sub_clusters[*sub_cluster as usize].as_ref().expect("a GPU's").schedulable.len();
+        work.free_at().max(now) + Span((*execution_ns * waiting as f64) as i64)
     }
 
     /// Weights are in a GPU's memory, or are not.
@@ -373,13 +386,14 @@ impl RankThread {
 
     /// Tells links what to do, and ModelThreads where weights are.
     fn decide_loads(&mut self, now: Timestamp) {
+        // It asks about everything else.
+        let mut loader = std::mem::take(&mut self.loader);
         let business = |gpu| {
-            let Gpu { work, sub_cluster, .. } = &self.gpus[&gpu];
-            let is_wanted =
-                self.sub_clusters[*sub_cluster as usize].as_ref().expect("a GPU's").schedulable.peek().is_some();
-            Business { free_at: work.free_at(), is_wanted }
+            let free_at = self.gpus[&gpu].work.free_at().max(now);
+            Business { free_at, idle_at: self.idle_at(now, gpu) }
         };
-        let decisions = self.loader.decide(now, &business);
+        let decisions = loader.decide(now, &business);
+        self.loader = loader;
         let mut unloads = Vec::new();
         for decision in decisions {
             match decision {

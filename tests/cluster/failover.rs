@@ -1,9 +1,13 @@
 //! Schedulers that die, stand still and are relieved under load, and members that are started again.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-    mpsc::{Receiver, channel},
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, channel},
+    },
 };
 
 use super::*;
@@ -112,10 +116,41 @@ impl Cluster {
     /// `downbeat handover` to this scheduler: what it says and its exit code.
     fn hand_over(&self, index: usize) -> (String, Option<i32>) {
         let (address, config) = &self.up.schedulers[index];
-        let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
-        let output = command.args(["handover", "--to", &address.to_string(), "--config"]).arg(config).output().unwrap();
-        (String::from_utf8([output.stdout, output.stderr].concat()).unwrap(), output.status.code())
+        hand_over(*address, config)
     }
+}
+
+fn hand_over(to: SocketAddr, config: &Path) -> (String, Option<i32>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
+    let output = command.args(["handover", "--to", &to.to_string(), "--config"]).arg(config).output().unwrap();
+    (String::from_utf8([output.stdout, output.stderr].concat()).unwrap(), output.status.code())
+}
+
+/// A member's file, with other values for some keys.
+fn changed(file: &Path, keys: &[(&str, toml::Value)]) -> tempfile::NamedTempFile {
+    let mut table: toml::Table = std::fs::read_to_string(file).unwrap().parse().unwrap();
+    table.extend(keys.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+    let mut changed = tempfile::NamedTempFile::new().unwrap();
+    changed.write_all(toml::to_string(&table).unwrap().as_bytes()).unwrap();
+    changed
+}
+
+/// Answers whoever connects as a scheduler of the next release would: with the same preface but for its version.
+fn of_another_release() -> SocketAddr {
+    const PREFACE_BYTES: usize = 8 + 2 + 32;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, mut preface) = (stream.unwrap(), [0; PREFACE_BYTES]);
+            stream.read_exact(&mut preface).unwrap();
+            preface[9] += 1;
+            stream.write_all(&preface).unwrap();
+            // Its end shows that the other one has read it.
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+    });
+    address
 }
 
 #[test]
@@ -184,4 +219,37 @@ fn members_that_end_are_started_again_unless_they_were_told_to_end() {
     let mut line = String::new();
     stdout.read_line(&mut line).unwrap();
     assert_eq!(process(&line).unwrap().0, "scheduler");
+}
+
+#[test]
+fn a_handover_that_cannot_be_is_one_line_and_changes_nothing() {
+    let cluster = Cluster::start("");
+    let ((number, primary), to) = (cluster.primary, 1 - cluster.primary.1);
+    let (address, config) = &cluster.up.schedulers[to];
+    let is_refused = |to, config: &Path, expected: &str| {
+        let (said, code) = hand_over(to, config);
+        assert!(code == Some(2) && said.lines().count() == 1 && said.contains(expected), "{code:?}: {said}");
+    };
+    let stranger = changed(config, &[("secret", "nobody else knows this one".into())]);
+    is_refused(*address, stranger.path(), "secret");
+    is_refused(of_another_release(), config, "run one release");
+    // The last of a list whose others are not there waits for them for fifteen seconds.
+    let host = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 255, 1, 1)), port).to_string();
+    let others = (2..17).map(|host| format!("127.255.1.{host}:7400"));
+    let list: Vec<String> = others.chain([host(7400)]).collect();
+    let keys = [("listen", host(7400).into()), ("schedulers", list.into()), ("address", host(4791).into())];
+    let lonely = changed(config, &keys);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
+    let mut process = command.args(["scheduler", "--config"]).arg(lonely.path()).stderr(Stdio::null()).spawn().unwrap();
+    let lonely_at = host(7400).parse().unwrap();
+    while std::net::TcpStream::connect(lonely_at).is_err() {
+        pause(Duration::from_millis(20));
+    }
+    let (said, code) = hand_over(lonely_at, lonely.path());
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(code == Some(2) && said.lines().count() == 1 && said.contains("is not warm"), "{code:?}: {said}");
+    // Who is the primary, and in which epoch, has not changed.
+    let (at, config) = &cluster.up.schedulers[primary];
+    is_refused(*at, config, &format!("is the primary already, in epoch {number}.{primary}"));
 }

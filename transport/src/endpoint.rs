@@ -37,7 +37,7 @@ use crate::{
 const TURNS_MAX: usize = 8;
 /// TCP sockets are looked at whenever no packets come, and so often while they do.
 const POLL_EVERY: Span = Span::from_micros(100);
-/// A wait spins at first if a packet came so lately.
+/// A wait spins at first if packets came so lately: more than one, as nothing follows a heartbeat.
 const LATELY: Span = Span::from_millis(1);
 /// Regions that can be registered at once.
 pub const REGIONS_MAX: usize = 1024;
@@ -80,7 +80,8 @@ pub struct Endpoint {
     /// When bootstraps have deadlines or heartbeats; may be too early.
     bootstraps_at: Timestamp,
     polled_at: Timestamp,
-    packet_at: Timestamp,
+    /// When the last two batches of packets came, the newest last.
+    packets_at: [Timestamp; 2],
     ready: Vec<u64>,
     buffer: Box<[u8]>,
 }
@@ -163,7 +164,7 @@ impl Endpoint {
             events: VecDeque::new(),
             bootstraps_at: Timestamp::NEVER,
             polled_at: Timestamp::PAST,
-            packet_at: Timestamp::PAST,
+            packets_at: [Timestamp::PAST; 2],
             ready: Vec::new(),
             buffer: vec![0; READ_BYTES].into(),
         })
@@ -373,7 +374,7 @@ impl Endpoint {
             return;
         }
         let timeout = (until.min(self.poll_timeout().unwrap_or(Timestamp::NEVER)) - now).to_duration();
-        self.poller.wait(timeout, now - self.packet_at < LATELY);
+        self.poller.wait(timeout, now - self.packets_at[0] < LATELY);
     }
 
     /// Ends a `wait` from another thread.
@@ -403,7 +404,7 @@ impl Endpoint {
     fn receive(&mut self, now: Timestamp) -> bool {
         let received = self.device.receive(now);
         if received {
-            self.packet_at = now;
+            self.packets_at = [self.packets_at[1], now];
         }
         self.handle_completions();
         received

@@ -36,8 +36,8 @@ const LATE_MAX: Span = Span::from_millis(10);
 pub(super) struct Business {
     /// When what it was given ends.
     pub free_at: Timestamp,
-    /// Whether candidates wait for it.
-    pub is_wanted: bool,
+    /// When all that waits for it would have run, too, about.
+    pub idle_at: Timestamp,
 }
 
 /// A load that was decided.
@@ -269,11 +269,11 @@ impl Loader {
             if !has_room || !is_host {
                 return None;
             }
-            let Business { free_at, is_wanted } = business(gpu);
+            let Business { free_at, idle_at } = business(gpu);
             let loaded_at = link_free_at.max(now) + model.weights.load;
-            let starts_at = loaded_at.max(free_at);
-            // Another copy is for a GPU that would be idle otherwise.
-            let is_useful = starts_at <= latest && !(is_copy && is_wanted);
+            let starts_at = loaded_at.max(idle_at);
+            // What is urgent may pass others. Another copy is for a GPU that has time for it.
+            let is_useful = if is_copy { starts_at <= latest } else { loaded_at.max(free_at) <= latest };
             let loses = if memory.residency.pages_free() >= model.weights.pages {
                 Timestamp::PAST
             } else {
