@@ -77,10 +77,28 @@ struct Gpu {
     position: usize,
     is_granted: bool,
     work: GpuWork,
-    /// The models of the grant that is under way, and of the batches in `work`, oldest first.
+    /// If its memory is short.
+    paged: Option<PagedWork>,
+}
+
+/// What must be known of a GPU's work to load weights.
+#[derive(Debug, Default)]
+struct PagedWork {
+    /// The models of the batches that were not reported and of the grant that is under way, oldest first.
     batches: VecDeque<ModelId>,
     /// What its batches take, on average over some.
     execution_ns: f64,
+}
+
+impl PagedWork {
+    fn handle_planned(&mut self, execution: Span) {
+        self.execution_ns += EXECUTION_WEIGHT * (execution.as_nanos() as f64 - self.execution_ns);
+    }
+
+    /// The model of the oldest batch; not that of a grant that has yet to be answered.
+    fn pop_finished(&mut self, is_granted: bool) -> Option<ModelId> {
+        if self.batches.len() > usize::from(is_granted) { self.batches.pop_front() } else { None }
+    }
 }
 
 impl Gpu {
@@ -157,8 +175,8 @@ impl RankThread {
         let members = &mut self.sub_clusters[sub_cluster as usize].as_mut().expect("just looked up").gpus;
         members.insert(members.partition_point(|&member| member < gpu), gpu);
         let work = GpuWork::new(now);
-        let batches = VecDeque::new();
-        self.gpus.insert(gpu, Gpu { sub_cluster, position: 0, is_granted: false, work, batches, execution_ns: 0.0 });
+        let paged = memory.map(|_| PagedWork::default());
+        self.gpus.insert(gpu, Gpu { sub_cluster, position: 0, is_granted: false, work, paged });
         self.rebuild_free_times(sub_cluster);
         if !self.loader.is_idle() {
             models.into_iter().for_each(|model| self.tell_whereabouts(model));
@@ -208,8 +226,10 @@ impl RankThread {
         }
         let waits_already = model.is_schedulable;
         model.candidate = candidate;
-        let starts_by = candidate.map(|candidate| candidate.latest - self.delay(id, candidate.size));
-        self.loader.handle_waits(id, starts_by);
+        if !self.loader.is_idle() {
+            let starts_by = candidate.map(|candidate| candidate.latest - self.delay(id, candidate.size));
+            self.loader.handle_waits(id, starts_by);
+        }
         match candidate {
             // It keeps its place among those that wait, rather than look for a GPU that there was none of before.
             Some(candidate) if waits_already && self.fires_at(id, &candidate) <= now => self.on_schedulable(now, id),
@@ -229,20 +249,20 @@ impl RankThread {
             GpuUpdate::Planned { exec_at, free_at } => {
                 gpu.is_granted = false;
                 gpu.work.push(exec_at, free_at - exec_at);
-                gpu.execution_ns += EXECUTION_WEIGHT * ((free_at - exec_at).as_nanos() as f64 - gpu.execution_ns);
+                if let Some(paged) = &mut gpu.paged {
+                    paged.handle_planned(free_at - exec_at);
+                }
             }
             GpuUpdate::Returned => {
                 gpu.is_granted = false;
-                if let Some(model) = gpu.batches.pop_back() {
+                if let Some(model) = gpu.paged.as_mut().and_then(|paged| paged.batches.pop_back()) {
                     self.loader.handle_batch_ended(id, model);
                 }
             }
             GpuUpdate::Finished { finished_at } => {
                 gpu.work.handle_finished(finished_at);
-                // Not that of a grant that has yet to be answered.
-                if gpu.batches.len() > usize::from(gpu.is_granted)
-                    && let Some(model) = gpu.batches.pop_front()
-                {
+                let is_granted = gpu.is_granted;
+                if let Some(model) = gpu.paged.as_mut().and_then(|paged| paged.pop_finished(is_granted)) {
                     self.loader.handle_batch_ended(id, model);
                 }
             }
@@ -326,14 +346,16 @@ impl RankThread {
         model.grants = model.grants.wrapping_add(1);
         let gpu = self.gpus.get_mut(&gpu_id).expect("sub-clusters hold GPUs that are here");
         gpu.is_granted = true;
-        gpu.batches.push_back(id);
+        if let Some(paged) = &mut gpu.paged {
+            paged.batches.push_back(id);
+            self.loader.handle_granted(timer_at, gpu_id, id, size);
+        }
         let (sub_cluster, position, free_at) = (gpu.sub_cluster, gpu.position, gpu.work.free_at());
         let hosts = model.hosts.iter().filter_map(|&(host, _)| self.sub_clusters[host as usize].as_ref());
         let gpus = hosts.map(|host| host.gpus.len() as u32).sum();
         let grant = Grant { model: id, gpu: gpu_id, free_at, gpus, timer_at };
         self.messages.push_back((id, FromRankThread::Grant(grant)));
         self.set_available(sub_cluster, position, Timestamp::NEVER);
-        self.loader.handle_granted(timer_at, gpu_id, id, size);
     }
 
     /// The candidate waits for a GPU, wherever its model is hosted.
@@ -370,9 +392,10 @@ impl RankThread {
 
     /// When a GPU would have run all that it was given and that waits for it, if batches are as they were.
     fn idle_at(&self, now: Timestamp, gpu: GpuId) -> Timestamp {
-        let Gpu { work, sub_cluster, execution_ns, .. } = &self.gpus[&gpu];
+        let Gpu { work, sub_cluster, paged, .. } = &self.gpus[&gpu];
+        let execution_ns = paged.as_ref().map_or(0.0, |paged| paged.execution_ns);
         let waiting = self.sub_clusters[*sub_cluster as usize].as_ref().expect("a GPU's").schedulable.len();
-        work.free_at().max(now) + Span((*execution_ns * waiting as f64) as i64)
+        work.free_at().max(now) + Span((execution_ns * waiting as f64) as i64)
     }
 
     /// Weights are in a GPU's memory, or are not.

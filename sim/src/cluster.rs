@@ -87,6 +87,8 @@ pub(crate) struct Cluster<'a> {
     loaded: BinaryHeap<Reverse<LoadReport>>,
     /// Clients that ask again when they are answered, by when they do.
     clients: BinaryHeap<Reverse<Request>>,
+    /// Whether there are loads, or clients that ask again.
+    has_rare: bool,
     /// When clients cease to ask.
     end: Timestamp,
     faults: FaultSource,
@@ -145,6 +147,7 @@ impl<'a> Cluster<'a> {
             memory: workload.memory.map(|memory| Memory::new(gpus, memory.pages)),
             loaded: BinaryHeap::new(),
             clients: BinaryHeap::new(),
+            has_rare: workload.memory.is_some() || workload.models.iter().any(|model| model.clients > 0),
             end: measured.1,
             faults: FaultSource::new(workload.faults, workload.gpus, seed),
             up: 0,
@@ -198,18 +201,8 @@ impl<'a> Cluster<'a> {
         let mut next_progress = Timestamp::ZERO;
         loop {
             let report_at = self.reports.peek().map(|Reverse(report)| report.at);
-            let loaded_at = self.loaded.peek().map(|Reverse(report)| report.at);
-            let asks_at = self.clients.peek().map(|Reverse(request)| request.arrived_at);
-            let memory_at = self.memory.as_ref().and_then(Memory::poll_timeout);
-            let timers = [
-                self.planner.poll_timeout(),
-                self.gpus.poll_timeout(),
-                memory_at,
-                arrivals.peek(),
-                asks_at,
-                report_at,
-                loaded_at,
-            ];
+            let timers =
+                [self.planner.poll_timeout(), self.gpus.poll_timeout(), arrivals.peek(), report_at, self.poll_rare()];
             let Some(next) = timers.into_iter().flatten().min() else { break };
             // Faults and what is forgotten do not keep a run going.
             let others = [self.faults.poll_timeout(), self.estimates.poll_timeout()];
@@ -218,7 +211,6 @@ impl<'a> Cluster<'a> {
                 progress((now - Timestamp::ZERO).as_secs_f64());
                 next_progress = now + Span::from_millis(1000);
             }
-            self.on_memory_timeout(now);
             self.on_gpu_timeout(now)?;
             while let Some(fault) = self.faults.poll_fault(now) {
                 self.on_fault(now, fault)?;
@@ -229,20 +221,9 @@ impl<'a> Cluster<'a> {
                 self.reports.pop();
                 self.on_report(now, report);
             }
-            while let Some(&Reverse(LoadReport { at, gpu, model, finished_at, is_loaded })) = self.loaded.peek()
-                && at <= now
-            {
-                self.loaded.pop();
-                self.planner.handle_loaded(now, gpu, model, LoadEnd { finished_at, is_loaded });
-            }
             self.estimates.handle_timeout(now);
             self.follow_estimates(now);
-            while let Some(&Reverse(request)) = self.clients.peek()
-                && request.arrived_at <= now
-            {
-                self.clients.pop();
-                self.on_arrival(now, request)?;
-            }
+            self.on_rare(now)?;
             while arrivals.peek().is_some_and(|at| at <= now) {
                 let request = arrivals.pop().expect("just peeked");
                 self.on_arrival(now, request)?;
@@ -250,6 +231,36 @@ impl<'a> Cluster<'a> {
             self.decide(now)?;
         }
         self.checker.finish()
+    }
+
+    /// When loads end or clients ask again; most workloads have neither.
+    fn poll_rare(&self) -> Option<Timestamp> {
+        if !self.has_rare {
+            return None;
+        }
+        let loaded_at = self.loaded.peek().map(|Reverse(report)| report.at);
+        let asks_at = self.clients.peek().map(|Reverse(request)| request.arrived_at);
+        [self.memory.as_ref().and_then(Memory::poll_timeout), loaded_at, asks_at].into_iter().flatten().min()
+    }
+
+    fn on_rare(&mut self, now: Timestamp) -> Result<(), Violation> {
+        if !self.has_rare {
+            return Ok(());
+        }
+        self.on_memory_timeout(now);
+        while let Some(&Reverse(LoadReport { at, gpu, model, finished_at, is_loaded })) = self.loaded.peek()
+            && at <= now
+        {
+            self.loaded.pop();
+            self.planner.handle_loaded(now, gpu, model, LoadEnd { finished_at, is_loaded });
+        }
+        while let Some(&Reverse(request)) = self.clients.peek()
+            && request.arrived_at <= now
+        {
+            self.clients.pop();
+            self.on_arrival(now, request)?;
+        }
+        Ok(())
     }
 
     fn on_report(&mut self, now: Timestamp, report: EndReport) {
@@ -317,7 +328,7 @@ impl<'a> Cluster<'a> {
 
     /// A closed loop: a client has one request under way.
     fn ask_again(&mut self, at: Timestamp, request: Request) {
-        if self.workload.models[request.model.0 as usize].clients > 0 && at < self.end {
+        if self.has_rare && self.workload.models[request.model.0 as usize].clients > 0 && at < self.end {
             self.clients.push(Reverse(Request { arrived_at: at, ..request }));
         }
     }
