@@ -213,8 +213,8 @@ impl Fabric {
         self.check_settled()?;
         let mut after = self.serve(self.env.now + CALM, ENDS)?;
         if after < SERVED_MIN.min(before) {
-            // Of thirty requests one batch may miss its window by chance, and four may be in it. What does not serve any more
-            // does not do so in a longer time either.
+            // Of thirty requests one batch may miss its window by chance, and four may be in it. What does not serve
+            // any more does not do so in a longer time either.
             after = self.serve(self.env.now + CALM * MORE, ENDS)?;
         }
         self.check_settled()?;

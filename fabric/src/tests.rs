@@ -73,8 +73,8 @@ fn a_backend_that_leaves_in_good_order_loses_nothing() {
     }
 }
 
-/// After the faults of this seed one batch of three requests misses its window, as an input is decoded at the last moment:
-/// 26 of 29 requests are served, and all but a few of ten times as many.
+/// After the faults of this seed one batch of three requests misses its window, as an input is decoded at the last
+/// moment: 26 of 29 requests are served, and all but a few of ten times as many.
 #[test]
 fn a_batch_that_misses_its_window_by_chance_is_no_fault() {
     let faults = FaultKinds { scheduler: true, ..FaultKinds::default() };

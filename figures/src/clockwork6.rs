@@ -13,17 +13,18 @@ use crate::{
 pub(crate) const CLOCKWORK6: Figure = Figure {
     name: "clockwork6",
     title: "Clockwork, Figure 6: one more model each second, on a GPU that holds 201",
-    shows: "One V100 and 3,601 copies of ResNet50 with an objective of 100 ms. Minor is one of them, asked for 200 times a \
-            second; Major's 1,000 requests a second go to one more of the others after each 3,600th part of the run, \
-            so the memory is full after a nineteenth of it. Left: requests answered in time a second. Right: mean latency; \
-            in the paper Minor's returns to 20 ms once Major is limited by the link, and no answer takes more than 100 ms.",
+    shows: "One V100 and 3,601 copies of ResNet50 with an objective of 100 ms. Minor is one of them, asked for 200 \
+            times a second; Major's 1,000 requests a second go to one more of the others after each 3,600th part of \
+            the run, so the memory is full after a nineteenth of it. Left: requests answered in time a second. \
+            Right: mean latency; in the paper Minor's returns to 20 ms once Major is limited by the link, and no \
+            answer takes more than 100 ms.",
     remarks: &[
-        "The paper's run takes an hour, this one as long as its budget allows: what matters is over how many models the \
-         requests are spread.",
-        "The memory is 1,414 pages of 16 MiB, which 201 copies of seven pages fill and an eighth; the paper says that swapping \
-         starts after 201 models.",
-        "Weights take 8.33 ms to load, so a link loads 120 models a second at most. Which 120 requests a second are answered \
-         beside those whose model is there is up to the policy.",
+        "The paper's run takes an hour, this one as long as its budget allows: what matters is over how many models \
+         the requests are spread.",
+        "The memory is 1,414 pages of 16 MiB, which 201 copies of seven pages fill and an eighth; the paper says \
+         that swapping starts after 201 models.",
+        "Weights take 8.33 ms to load, so a link loads 120 models a second at most. Which 120 requests a second are \
+         answered beside those whose model is there is up to the policy.",
     ],
     draw,
 };
@@ -37,8 +38,8 @@ const NAMES: [&str; 2] = ["downbeat", "clockwork"];
 fn copies(seconds: f64) -> Workload {
     let text = format!(
         "gpus = 1\nseconds = {seconds}\n[memory]\ngpu_mb = 23723\n[[model]]\nname = \"ResNet50\"\ncount = {MODELS}\n\
-         latency_ms = [2.61, 3.78, 4.695, 5.61, 6.49, 7.37, 8.25, 9.13, 9.9475, 10.765, 11.5825, 12.4, 13.2175, 14.035, \
-         14.8525, 15.67]\nslo_ms = 100\nweights_mb = 102.3\nload_ms = 8.33\n"
+         latency_ms = [2.61, 3.78, 4.695, 5.61, 6.49, 7.37, 8.25, 9.13, 9.9475, 10.765, 11.5825, 12.4, 13.2175, \
+         14.035, 14.8525, 15.67]\nslo_ms = 100\nweights_mb = 102.3\nload_ms = 8.33\n"
     );
     workload("clockwork6", &text)
 }
@@ -58,7 +59,8 @@ fn arrivals(seconds: f64, seed: u64) -> Arrivals {
     Arrivals::listed(instants)
 }
 
-/// Of one policy, by part of the run: for Minor and Major those in time, and the sum of latencies and number of answers.
+/// Of one policy, by part of the run: for Minor and Major those in time, and the sum of latencies and number of
+/// answers.
 #[derive(Default, Clone, Copy)]
 struct Part {
     in_time: [u64; 2],

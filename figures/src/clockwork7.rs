@@ -11,12 +11,12 @@ use crate::{
 pub(crate) const CLOCKWORK7: Figure = Figure {
     name: "clockwork7",
     title: "Clockwork, Figure 7, left: how tight an objective can be",
-    shows: "Six V100s, N copies of ResNet50 and R Poisson requests a second in all, for objectives from 2.9 ms on, each half \
-            as long again. The part that is answered in time. The paper reports nearly all from 3.4 executions on (10 ms) at \
-            its lowest load, from 7.6 (22 ms) and 25.6 (75 ms) at higher ones.",
+    shows: "Six V100s, N copies of ResNet50 and R Poisson requests a second in all, for objectives from 2.9 ms on, \
+            each half as long again. The part that is answered in time. The paper reports nearly all from 3.4 \
+            executions on (10 ms) at its lowest load, from 7.6 (22 ms) and 25.6 (75 ms) at higher ones.",
     remarks: &[
-        "Networks cost nothing here; in the paper an objective of 2.9 ms holds an execution of 2.61 ms and what is left for \
-         everything else.",
+        "Networks cost nothing here; in the paper an objective of 2.9 ms holds an execution of 2.61 ms and what is \
+         left for everything else.",
         "All copies fit each GPU's memory, so all are on all GPUs from the start.",
         "Its right half has clients without objectives, which workloads do not know yet.",
     ],
@@ -33,8 +33,8 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let slos_ms: Vec<f64> = (0..STEPS).map(|step| 2.9 * 1.5f64.powi(step)).collect();
     let copies = |count: usize, slo_ms: f64| {
         let text = format!(
-            "gpus = 6\n[[model]]\nname = \"ResNet50\"\ncount = {count}\nlatency_ms = [2.61, 3.78, 4.695, 5.61, 6.49, 7.37, \
-             8.25, 9.13, 9.9475, 10.765, 11.5825, 12.4, 13.2175, 14.035, 14.8525, 15.67]\nslo_ms = {slo_ms}\n"
+            "gpus = 6\n[[model]]\nname = \"ResNet50\"\ncount = {count}\nlatency_ms = [2.61, 3.78, 4.695, 5.61, 6.49, \
+             7.37, 8.25, 9.13, 9.9475, 10.765, 11.5825, 12.4, 13.2175, 14.035, 14.8525, 15.67]\nslo_ms = {slo_ms}\n"
         );
         workload("clockwork7", &text)
     };

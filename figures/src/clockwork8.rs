@@ -12,17 +12,20 @@ use crate::{
 pub(crate) const CLOCKWORK8: Figure = Figure {
     name: "clockwork8",
     title: "Clockwork, Figure 8: 4,026 models on six GPUs",
-    shows: "66 copies of 61 models on six V100s that hold about a third of them, objectives of 100 ms, and a synthetic trace of \
-            17,000 functions. Left: functions ask for models at random; right: those that are invoked most ask for the \
-            cheapest. Dashed: the rate at which a clairvoyant would answer all but 1 % in time. The paper's trace asks for \
-            4,860 requests a second, and Clockwork answers 4,860.5 of 4,860.6 in time.",
+    shows: "66 copies of 61 models on six V100s that hold about a third of them, objectives of 100 ms, and a \
+            synthetic trace of 17,000 functions. Left: functions ask for models at random; right: those that are \
+            invoked most ask for the cheapest. Dashed: the rate at which a clairvoyant would answer all but 1 % in \
+            time. The paper's trace asks for 4,860 requests a second, and Clockwork answers 4,860.5 of 4,860.6 in \
+            time.",
     remarks: &[
-        "The paper's trace is not published with it, and does not say which models its busy functions ask for, which decides \
-         how many GPUs it needs: a request for the dearest model takes 25 times as long as one for the cheapest. Ours has the \
-         published statistics of Azure Functions (sim/src/functions.rs); the paper's own result lies between the two panels.",
-        "The bound is that of the GPUs' time, with batches as large as the rates of the models allow, the dearest 1 % given up; \
-         the table's note says what links would need with Belady's rule over one common memory.",
-        "Runs take minutes instead of the paper's eight hours, and begin with empty memory; the first tenth is not counted.",
+        "The paper's trace is not published with it, and does not say which models its busy functions ask for, which \
+         decides how many GPUs it needs: a request for the dearest model takes 25 times as long as one for the \
+         cheapest. Ours has the published statistics of Azure Functions (sim/src/functions.rs); the paper's own \
+         result lies between the two panels.",
+        "The bound is that of the GPUs' time, with batches as large as the rates of the models allow, the dearest 1 \
+         % given up; the table's note says what links would need with Belady's rule over one common memory.",
+        "Runs take minutes instead of the paper's eight hours, and begin with empty memory; the first tenth is not \
+         counted.",
     ],
     draw,
 };

@@ -97,8 +97,8 @@ pub enum SchedulerToBackend {
         /// The model.
         model: ModelId,
     },
-    /// Copy a hosted model's weights into a GPU's memory, which has room for them, starting in `[earliest, latest]` or not
-    /// at all (Clockwork, section 4.4). Answered by `WeightsLoaded`. Loads of one GPU run one after another.
+    /// Copy a hosted model's weights into a GPU's memory, which has room for them, starting in `[earliest, latest]` or
+    /// not at all (Clockwork, section 4.4). Answered by `WeightsLoaded`. Loads of one GPU run one after another.
     LoadWeights {
         /// Index of the GPU.
         gpu_index: u32,

@@ -7,8 +7,8 @@
 //!
 //! GPUs that host the same models form a sub-cluster, so that one tree of free times and one heap of waiting
 //! candidates serve all of them; a model may be hosted by several sub-clusters. Every event costs
-//! O(S (log M + log G)), where S, the sub-clusters that host one model, is mostly 1. A GPU whose memory holds a part of what
-//! it hosts is a sub-cluster of its own, of the models that are loaded (`rank_thread/loads.rs`).
+//! O(S (log M + log G)), where S, the sub-clusters that host one model, is mostly 1. A GPU whose memory holds a part
+//! of what it hosts is a sub-cluster of its own, of the models that are loaded (`rank_thread/loads.rs`).
 //!
 //! The life of a grant: the model and the GPU are taken out of all structures; the model comes back with the first
 //! candidate that knows of the grant, the GPU with the [`GpuUpdate`] that answers it. So at most one grant is under
@@ -150,8 +150,8 @@ impl RankThread {
         self.loader.handle_weights(id, weights);
     }
 
-    /// Takes in a GPU that is free at `now` and hosts `models`: always, or while they are in its memory. O(G + M) of its
-    /// sub-cluster: membership rarely changes.
+    /// Takes in a GPU that is free at `now` and hosts `models`: always, or while they are in its memory. O(G + M) of
+    /// its sub-cluster: membership rarely changes.
     ///
     /// # Panics
     /// If the GPU is already here: ids are never used twice.

@@ -1,9 +1,10 @@
-//! What nobody can pass who does not know the future: a bound on the rate that a workload with short memory can be served
-//! at, from the GPUs' and links' fluid limits and Belady's eviction.
+//! What nobody can pass who does not know the future: a bound on the rate that a workload with short memory can be
+//! served at, from the GPUs' and links' fluid limits and Belady's eviction.
 //!
-//! A batch holds its first request and those that come while that one can still wait, so a model of rate r and objective s
-//! runs batches of `1 + r (s - l(1))` on average at most, and a request takes `l(b) / b` of a GPU at least. Links copy
-//! what Belady's rule loads if all GPUs' memory were one. Neither contention nor chance is in it: no policy reaches it.
+//! A batch holds its first request and those that come while that one can still wait, so a model of rate r and
+//! objective s runs batches of `1 + r (s - l(1))` on average at most, and a request takes `l(b) / b` of a GPU at
+//! least. Links copy what Belady's rule loads if all GPUs' memory were one. Neither contention nor chance is in it: no
+//! policy reaches it.
 
 use std::collections::{BinaryHeap, HashMap};
 
@@ -57,8 +58,8 @@ pub fn gpu_bound_rps(workload: &Workload, bad_part: f64) -> f64 {
     low
 }
 
-/// The part of all links' time that loads take under Belady's rule, if all GPUs' memory were one: what is asked for next
-/// latest makes room.
+/// The part of all links' time that loads take under Belady's rule, if all GPUs' memory were one: what is asked for
+/// next latest makes room.
 #[must_use]
 pub fn belady_link_part(workload: &Workload, rate_rps: f64, seconds: f64, seed: u64) -> f64 {
     let Some(memory) = workload.memory else { return 0.0 };

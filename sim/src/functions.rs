@@ -4,8 +4,8 @@
 //! The synthetic trace is not the one that Clockwork's section 6.4 replays. Its functions' mean rates are log-normal,
 //! such that 45 % of functions are invoked at most once an hour and 81 % at most once a minute (Shahrad et al., ATC
 //! 2020, Figure 5), and cut off at three standard deviations, which gives about Clockwork's 4,860 requests a second for
-//! its 17,000 functions. Every fifth one is a timer, with all its invocations in the first minute of its period; the rest
-//! go up and down with the hour, and by chance each minute.
+//! its 17,000 functions. Every fifth one is a timer, with all its invocations in the first minute of its period; the
+//! rest go up and down with the hour, and by chance each minute.
 
 use std::f64::consts::TAU;
 
@@ -48,8 +48,8 @@ impl MinuteShares {
         Self::new((0..functions).map(of_function).collect(), assignment)
     }
 
-    /// A trace in the format of Azure Functions' data set: one line for each function, whose columns named 1, 2, ... are its
-    /// invocations in each minute.
+    /// A trace in the format of Azure Functions' data set: one line for each function, whose columns named 1, 2, ...
+    /// are its invocations in each minute.
     ///
     /// # Errors
     /// Of the line, what was found and expected.
@@ -107,8 +107,8 @@ impl MinuteShares {
     }
 }
 
-/// Which model each function asks for; each model is asked for by as many as every other. The paper does not say, and it
-/// decides how many GPUs a trace needs.
+/// Which model each function asks for; each model is asked for by as many as every other. The paper does not say, and
+/// it decides how many GPUs a trace needs.
 #[derive(Debug, Clone)]
 pub struct Assignment {
     /// The models, the cheapest first.

@@ -204,7 +204,8 @@ impl Report {
         if let Some(memory) = self.memory {
             let _ = write!(
                 text,
-                "\n{:.2} % of requests cold; {:.1} loads a second ({:.1} failed), {:.1} unloads; links busy {:.1} % of the time",
+                "\n{:.2} % of requests cold; {:.1} loads a second ({:.1} failed), {:.1} unloads; links busy {:.1} % \
+                 of the time",
                 100.0 * memory.cold_fraction,
                 memory.loads_per_s,
                 memory.loads_failed_per_s,

@@ -722,8 +722,8 @@ mod checks {
             Ok(())
         }
 
-        /// Measured batches, linear between them, with weights where memory is short; the objective and the number of copies
-        /// stand beside the zoo.
+        /// Measured batches, linear between them, with weights where memory is short; the objective and the number of
+        /// copies stand beside the zoo.
         fn add_measured_zoo(
             &self,
             zoo: &str,

@@ -2,9 +2,9 @@
 //! model.
 //!
 //! The demand d of a model is the execution time of its requests that a load could still serve. It is allocated to the
-//! GPUs that hold the model in inverse proportion to their loads l, which are the sums of what is allocated to them. The
-//! priority of another load is what would not be served, `d - sum of a capacity / l`; a link with less than 5 ms of work
-//! is given the highest one above zero that is not on its GPU yet, and what was used least recently makes room.
+//! GPUs that hold the model in inverse proportion to their loads l, which are the sums of what is allocated to them.
+//! The priority of another load is what would not be served, `d - sum of a capacity / l`; a link with less than 5 ms
+//! of work is given the highest one above zero that is not on its GPU yet, and what was used least recently makes room.
 //!
 //! The paper leaves the capacity open: here it is a GPU's time until the deadlines of its experiments. It keeps
 //! allocations up to date as they change; here they are drawn up anew whenever a link can take a load, from the models

@@ -58,8 +58,8 @@ const WAIT_PART_MIN: f64 = 0.001;
 /// So much earlier has a model its turn for each per cent of its tasks that it loses. It is a time, not a part of the
 /// SLO: what helps a model is how many others it passes.
 const URGENCY_OF_PERCENT: Span = Span::from_millis(20);
-/// Where memory is short, hundreds of models share a GPU, and most are asked for rarely: a batch that so few would join is
-/// not held back, as it would only meet others at its end.
+/// Where memory is short, hundreds of models share a GPU, and most are asked for rarely: a batch that so few would
+/// join is not held back, as it would only meet others at its end.
 const JOINERS_MIN: f64 = 2.0;
 /// What a model loses above this is not held against the others: perhaps its objective cannot be met.
 const LOST_PERCENT_MAX: f64 = 10.0;

@@ -5,9 +5,9 @@
 //! are, each by the GPU that could run the batch first. A GPU's link is given work 5 ms ahead, no more, so that what
 //! comes later and is more urgent waits little (Clockwork, section 5.3).
 //!
-//! What makes room is what was used least, in a count that halves in [`HALF_LIFE`]: long ago is as little as rarely, and
-//! of several copies of a model each counts only what it was used itself, so those that are not needed go. Nothing goes
-//! that runs, is planned, or has tasks that wait for it and no other copy.
+//! What makes room is what was used least, in a count that halves in [`HALF_LIFE`]: long ago is as little as rarely,
+//! and of several copies of a model each counts only what it was used itself, so those that are not needed go. Nothing
+//! goes that runs, is planned, or has tasks that wait for it and no other copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -121,8 +121,8 @@ impl Loader {
         self.model_mut(model).weights = weights;
     }
 
-    /// Takes in a GPU. Yields the models whose weights are in its memory: those that it says, as far as they fit, and all that
-    /// have none.
+    /// Takes in a GPU. Yields the models whose weights are in its memory: those that it says, as far as they fit, and
+    /// all that have none.
     pub(super) fn handle_gpu_joined(
         &mut self,
         now: Timestamp,
@@ -131,7 +131,7 @@ impl Loader {
         memory: &GpuMemory,
     ) -> Vec<ModelId> {
         let mut residency = Residency::new(now, memory.pages);
-        let mut resident: Vec<_> = memory.resident.iter().copied().collect();
+        let mut resident = memory.resident.clone();
         resident.extend(models.iter().filter(|&&id| self.model_mut(id).weights.pages == 0));
         resident.retain(|&id| {
             models.binary_search(&id).is_ok() && residency.insert_resident(id, self.model_mut(id).weights.pages)

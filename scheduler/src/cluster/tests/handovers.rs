@@ -59,11 +59,11 @@ impl Standby {
 
     /// The last that the frontend heard of the model: the least time that a task takes.
     fn least_latency(&mut self) -> Option<Span> {
-        let told = self.take().into_iter().filter_map(|output| match output {
+        let mut told = self.take().into_iter().filter_map(|output| match output {
             ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Model { least_latency, .. }) => Some(least_latency),
             _ => None,
         });
-        told.last()
+        told.next_back()
     }
 }
 
