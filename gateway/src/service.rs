@@ -36,7 +36,7 @@ use crate::{
     },
     recent::Recent,
     record::Record,
-    regions::AllRegions,
+    regions::{AllRegions, Part},
     settings::{LogSettings, Settings, Tracer},
     trace::{OpenTrace, TraceContext, Tracing},
 };
@@ -95,8 +95,8 @@ pub struct Submitted<'a> {
     model: Rc<Model>,
     id: Option<String>,
     outputs: Vec<OutputChoice>,
-    /// Whose shared memory it may name.
-    regions_of: Option<Client>,
+    /// Shared memory that its inputs came from stays registered until it ends.
+    _parts: Vec<Part>,
 }
 
 /// A request's end, to be encoded.
@@ -187,8 +187,10 @@ impl Service {
             if self.desk.with_core(is_ready)
                 && let Some(mut ahead) = self.ahead.may_go(index, &model.1, &request, &self.pool)
             {
-                let prepared = protocol::prepare_ahead(&model.1, index, request, within);
-                let submitted = prepared.and_then(|prepared| self.submit(model, prepared, regions_of, trace));
+                let regions = self.regions.borrow();
+                let prepared = protocol::prepare_ahead(&model.1, index, request, within, regions.of(regions_of));
+                drop(regions);
+                let submitted = prepared.and_then(|prepared| self.submit(model, prepared, trace));
                 let submitted = submitted.inspect_err(|_| ahead.handle_settled())?;
                 return submitted.decoding((pictures, ahead, index), charge, trace).await;
             }
@@ -202,14 +204,13 @@ impl Service {
         let prepared = protocol::prepare(&model.1, index, request, within, self.regions.borrow().of(regions_of));
         let mut prepared = prepared.inspect_err(|error| trace.failed(error))?;
         prepared.checked.waited = waited;
-        self.submit(model, prepared, regions_of, trace)
+        self.submit(model, prepared, trace)
     }
 
     fn submit(
         &self,
         (index, model): (usize, Rc<Model>),
-        Prepared { id, checked, outputs }: Prepared,
-        regions_of: Option<Client>,
+        Prepared { id, checked, outputs, parts }: Prepared,
         trace: &mut OpenTrace,
     ) -> Result<Submitted<'_>, InferError> {
         let is_it = |core: &frontend::core::Core| Rc::ptr_eq(&core.models().get(index).model, &model);
@@ -219,7 +220,17 @@ impl Service {
         };
         let pending = pending.inspect_err(|error| trace.failed(error))?;
         let admitted_in = self.epoch();
-        Ok(Submitted { service: self, pending, admitted_in, ended: None, ahead: None, model, id, outputs, regions_of })
+        Ok(Submitted {
+            service: self,
+            pending,
+            admitted_in,
+            ended: None,
+            ahead: None,
+            model,
+            id,
+            outputs,
+            _parts: parts,
+        })
     }
 
     /// The epoch that is obeyed, or was obeyed last.
@@ -529,7 +540,7 @@ impl Submitted<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, pending, admitted_in, ended, ahead, model, id, outputs, regions_of } = self;
+        let Self { service, pending, admitted_in, ended, ahead, model, id, outputs, _parts } = self;
         let result = match ended {
             Some(result) => result,
             None => pending.wait().await,
@@ -546,8 +557,8 @@ impl Submitted<'_> {
         let number = service.recent.borrow_mut().push(id.as_deref(), &model.name, epochs, outcome);
         let reply = result?;
         for OutputChoice { index, form, classes: _ } in &outputs {
-            if let OutputForm::Region(span) = form {
-                service.regions.borrow().of(regions_of).write(span, &reply.outputs[*index])?;
+            if let OutputForm::Region(part) = form {
+                part.write(&reply.outputs[*index])?;
             }
         }
         if service.tracing.is_none() && service.tracer.borrow_mut().sample(&model.name) {

@@ -106,10 +106,7 @@ fn errors_name_the_field_what_was_found_and_what_was_expected() {
             "parameters.timeout: found 9223372036854775807, expected microseconds, above 0 and at most 600000000",
         ),
         (wrong(r#""id":"7""#, r#""outputs":[{"name":"z"}]"#), "outputs[].name: found 'z', expected one of: x, y"),
-        (
-            wrong(r#""id":"7""#, r#""outputs":[{"name":"x"},{"name":"x"}]"#),
-            "outputs: found 'x' twice, expected each output once",
-        ),
+        (wrong(r#""id":"7""#, r#""outputs":[{"name":"x"},{"name":"x"}]"#), "output 'x' already exists in request"),
         (
             wrong(r#""id":"7""#, r#""outputs":[{"name":"x","parameters":{"classification":"3"}}]"#),
             "outputs['x'].parameters.classification: found \"3\", expected a number of classes",
@@ -127,11 +124,11 @@ fn errors_name_the_field_what_was_found_and_what_was_expected() {
                 r#""data":[1.5,[-2]]"#,
                 r#""parameters":{"shared_memory_region":"r","shared_memory_byte_size":9000000000}"#,
             ),
-            "inputs['b'].parameters.shared_memory_byte_size: found 9000000000, expected 8",
+            "input byte size mismatch for input 'b' for model 'two'. Expected 8, got 9000000000 (shared_memory_byte_size)",
         ),
         (
             wrong(r#""data":[1.5,[-2]]"#, r#""parameters":{"shared_memory_region":"r","shared_memory_byte_size":8}"#),
-            "shared memory region: found 'r', expected a registered one",
+            "Unable to find shared memory region: 'r'; expected a registered one",
         ),
         (
             wrong(r#""id":"7""#, r#""parameters":{"binary_data_output":1}"#),
