@@ -1,5 +1,5 @@
-//! The messages of `inference.GRPCInferenceService` and of gRPC's own services, as build.rs compiled them from `proto/`. REST answers with the
-//! same messages as JSON.
+//! The messages of `inference.GRPCInferenceService` and of gRPC's own services, as build.rs compiled them from
+//! `proto/`. REST answers with the same messages as JSON.
 #![allow(missing_docs, clippy::doc_markdown, clippy::pedantic)]
 
 use serde::Serializer;

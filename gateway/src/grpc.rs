@@ -532,5 +532,7 @@ fn status_of(error: InferError) -> Status {
         | InferError::SchedulerLost
         | InferError::ShuttingDown => Code::Unavailable,
     };
-    Status::new(code, error.to_string())
+    // gRPC's own words for it, which clients look for as they would find them if they had given up themselves.
+    let text = if code == Code::DeadlineExceeded { format!("Deadline Exceeded: {error}") } else { error.to_string() };
+    Status::new(code, text)
 }

@@ -320,7 +320,8 @@ impl PartialEq for Part {
 impl Eq for Part {}
 
 impl Folder {
-    /// Opens shared memory for a region: a plain file directly in the folder, whatever else of that name may be elsewhere.
+    /// Opens shared memory for a region: a plain file directly in the folder, whatever else of that name may be
+    /// elsewhere.
     fn open(&self, region: &str, key: &str) -> Result<File, InferError> {
         let refused = |cause: InferError| failed(region, &cause);
         if key.trim_start_matches('/').starts_with(RESERVED_PREFIX) {
@@ -334,8 +335,8 @@ impl Folder {
         if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains(['/', '\0']) || [".", ".."].contains(&name) {
             let (region, key) = (excerpt(region), excerpt(key));
             return Err(InferError::Invalid(format!(
-                "cannot register shared memory region '{region}' - invalid shm key '{key}', expected a name as shm_open \
-                 takes it, without further path separators"
+                "cannot register shared memory region '{region}' - invalid shm key '{key}', expected a name as \
+                 shm_open takes it, without further path separators"
             )));
         }
         let SharedMemory { prefix, owners, .. } = &self.limits;

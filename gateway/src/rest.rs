@@ -193,8 +193,8 @@ pub(crate) fn is_probe(path: &str) -> bool {
 
 async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Failure> {
     let server = &*caller.server;
-    // Of scrapes and inferences: tritonclient over asyncio offers to read gzip with every request, and reads nothing but
-    // inferences so; no client of Triton reads errors so.
+    // Of scrapes and inferences: tritonclient over asyncio offers to read gzip with every request, and decodes it only
+    // of inferences; no client of Triton's decodes errors.
     let coding = request.headers().get(ACCEPT_ENCODING).and_then(|value| Coding::accepted(value.to_str().ok()?));
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let Ok(found) = ROUTER.at(&path) else {

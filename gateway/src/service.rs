@@ -27,6 +27,7 @@ use crate::{
         repository_index_response::ModelIndex,
     },
     budget::{Charge, NoRoom},
+    config::DEFAULT_SERVER_NAME,
     image,
     metrics::Stage,
     pool::{AT_ONCE_BYTES_MAX, Pool},
@@ -80,6 +81,7 @@ pub struct Service {
     log: RefCell<LogSettings>,
     set_log_level: Option<SetLogLevel>,
     wall_clock: fn() -> SystemTime,
+    server_name: String,
 }
 
 /// A request that is under way. Dropping it cancels the request.
@@ -137,7 +139,14 @@ impl Service {
             log: RefCell::default(),
             set_log_level,
             wall_clock,
+            server_name: DEFAULT_SERVER_NAME.to_owned(),
         }
+    }
+
+    /// The same, under the name that clients are to be told.
+    #[must_use]
+    pub fn named(self, server_name: impl Into<String>) -> Self {
+        Self { server_name: server_name.into(), ..self }
     }
 
     /// The same, and traces go to a collector: of requests whose caller says nothing, one in `rate`.
@@ -187,9 +196,10 @@ impl Service {
             if self.desk.with_core(is_ready)
                 && let Some(mut ahead) = self.ahead.may_go(index, &model.1, &request, &self.pool)
             {
-                let regions = self.regions.borrow();
-                let prepared = protocol::prepare_ahead(&model.1, index, request, within, regions.of(regions_of));
-                drop(regions);
+                let prepared = {
+                    let regions = self.regions.borrow();
+                    protocol::prepare_ahead(&model.1, index, request, within, regions.of(regions_of))
+                };
                 let submitted = prepared.and_then(|prepared| self.submit(model, prepared, trace));
                 let submitted = submitted.inspect_err(|_| ahead.handle_settled())?;
                 return submitted.decoding((pictures, ahead, index), charge, trace).await;
@@ -357,6 +367,9 @@ impl Service {
                 return Err(invalid("parameters", excerpt(name), expected));
             }
         }
+        if to == ModelChange::Load {
+            check_loadable(model)?;
+        }
         self.desk.change_model(to, model).await
     }
 
@@ -364,7 +377,7 @@ impl Service {
     #[must_use]
     pub fn server_metadata(&self) -> ServerMetadataResponse {
         ServerMetadataResponse {
-            name: "downbeat".to_owned(),
+            name: self.server_name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             extensions: EXTENSIONS.map(str::to_owned).into(),
         }
@@ -598,6 +611,20 @@ pub fn timing_text(timing: &Timing) -> String {
         text.push_str(digits.format(value));
     }
     text
+}
+
+/// Checks a name that is to be a folder's. As Triton says it.
+fn check_loadable(model: &str) -> Result<(), InferError> {
+    let wrong = |text: &str| Err(InferError::Invalid(text.to_owned()));
+    match model.trim() {
+        "" => wrong("Model name cannot be empty. Please enter a valid name to deploy."),
+        name if name.contains(['/', '\\']) || [".", ".."].contains(&name) => {
+            let expected = "the name of a folder of the repository";
+            let words = "model name must not contain path traversal characters";
+            wrong(&format!("{words}: found '{}', expected {expected}", excerpt(model)))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What a request would become finds no room.

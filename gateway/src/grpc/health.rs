@@ -1,5 +1,5 @@
-//! gRPC's own question for health: what Kubernetes' probes, grpc-health-probe and load balancers ask. No service stands for
-//! the whole server, as does the service that it is; any other name is a model's.
+//! gRPC's own question for health: what Kubernetes' probes, grpc-health-probe and load balancers ask. No service stands
+//! for the whole server, as does the service that it is; any other name is a model's.
 
 use std::{rc::Rc, time::Duration};
 
@@ -53,8 +53,8 @@ pub(super) async fn watch(call: Call<'_>) -> Response<Body> {
     respond(open.await, codings.reply)
 }
 
-/// Tells of changes until the client has heard enough, or the process is about to end. What holds the service's name comes
-/// with it.
+/// Tells of changes until the client has heard enough, or the process is about to end. What holds the service's name
+/// comes with it.
 async fn tell(
     caller: Rc<Caller>,
     (service, _charge): (String, Charge),

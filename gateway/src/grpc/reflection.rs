@@ -1,5 +1,5 @@
-//! gRPC's server reflection: what grpcurl, Postman and generic proxies ask before they can call anything. It tells of the
-//! protocol, which is public, and of no model.
+//! gRPC's server reflection: what grpcurl, Postman and generic proxies ask before they can call anything. It tells of
+//! the protocol, which is public, and of no model.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,6 @@
-//! `ModelStreamInfer`: requests of one stream run beside each other, and their answers go out in the order in which they
-//! came, as clients that send no ids rely on. At most [`STREAM_REQUESTS_MAX`] are under way or wait for their turn.
+//! `ModelStreamInfer`: requests of one stream run beside each other, and their answers go out in the order in which
+//! they came, as clients that send no ids rely on. At most [`STREAM_REQUESTS_MAX`] are under way or wait for their
+//! turn.
 
 use std::{convert::Infallible, mem, pin::Pin, rc::Rc, time::Duration};
 

@@ -31,12 +31,9 @@ pub mod outline;
 /// # Errors
 /// [`InferError::Invalid`], which names the field, what was found and what was expected.
 pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest, InferError> {
-    let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = message;
+    let ModelInferRequest { model_name, id, parameters, inputs, outputs, raw_input_contents: raw, .. } = message;
     let in_body = inputs.iter().filter(|input| !input.parameters.contains_key("shared_memory_region")).count();
-    if !raw.is_empty() && raw.len() != in_body {
-        return Err(invalid("raw_input_contents", raw.len(), format_args!("{in_body}, one for each input")));
-    }
-    let is_raw = !raw.is_empty();
+    let (is_raw, raw_count) = (!raw.is_empty(), raw.len());
     let mut raw = raw.into_iter();
     let mut read = Vec::with_capacity(inputs.len());
     for input in inputs {
@@ -46,7 +43,12 @@ pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest, InferEr
             .map_err(|_| invalid(&field("shape"), excerpt(&format!("{:?}", input.shape)), "no negative dimension"))?;
         let data = match &input.contents {
             Some(contents) if is_raw && *contents != InferTensorContents::default() => {
-                return Err(invalid(&field("contents"), "some", "none beside raw_input_contents"));
+                // As Triton says it.
+                return Err(InferError::Invalid(format!(
+                    "contents field must not be specified when using raw_input_contents for '{}' for model '{}'",
+                    excerpt(&input.name),
+                    excerpt(&model_name)
+                )));
             }
             Some(contents) if !is_raw => Some(
                 contents_bytes(&input.datatype, contents)
@@ -62,6 +64,9 @@ pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest, InferEr
             name: input.name,
             datatype: input.datatype,
         });
+    }
+    if is_raw && raw_count != in_body {
+        return Err(invalid("raw_input_contents", raw_count, format_args!("{in_body}, one for each input")));
     }
     let outputs = outputs
         .into_iter()
@@ -185,6 +190,6 @@ mod tests {
         let request = parse(InferTensorContents::default()).unwrap();
         assert!(matches!(&request.inputs[0].data, Some(InputData::Bytes(bytes)) if bytes.joined()[..] == [7]));
         let both = parse(InferTensorContents { bool_contents: vec![true], ..Default::default() }).unwrap_err();
-        assert!(both.to_string().ends_with("found some, expected none beside raw_input_contents"), "{both}");
+        assert!(both.to_string().starts_with("contents field must not be specified when using raw_input"), "{both}");
     }
 }
