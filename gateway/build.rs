@@ -1,7 +1,9 @@
-//! Compiles the messages of the gRPC service, in pure Rust: no protoc.
+//! Compiles the messages of the gRPC services, in pure Rust: no protoc. Their descriptors are kept for those who ask.
 //!
 //! REST answers with the same messages as JSON, so those that it uses can be serialised.
-use std::error::Error;
+use std::{env, error::Error, fs, path::Path};
+
+use prost::Message as _;
 
 /// Messages that REST answers with.
 const JSON_MESSAGES: [&str; 15] = [
@@ -51,6 +53,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         "#[serde(skip_serializing_if = \"Option::is_none\")]",
     );
     config.field_attribute("inference.ModelInput.format", "#[serde(skip)]");
-    config.compile_fds(protox::compile(["inference_service.proto"], folders)?)?;
+    let descriptors = protox::compile(["inference_service.proto", "health.proto", "reflection.proto"], folders)?;
+    fs::write(Path::new(&env::var("OUT_DIR")?).join("descriptors.bin"), descriptors.encode_to_vec())?;
+    config.compile_fds(descriptors)?;
     Ok(())
 }

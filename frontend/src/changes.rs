@@ -163,8 +163,8 @@ mod tests {
     fn refusals_and_a_lost_scheduler_end_changes_and_waiting_is_bounded() {
         let mut changes = Changes::default();
         let unload = changes.handle_asked(ModelChange::Unload, "m").unwrap();
-        changes.handle_changed(unload, Some("it is being loaded; try again".to_owned()));
-        let text = "failed to unload 'm', it is being loaded; try again".to_owned();
+        changes.handle_changed(unload, Some("the scheduler is busy".to_owned()));
+        let text = "failed to unload 'm', the scheduler is busy".to_owned();
         assert_eq!(outputs(&mut changes), [ChangeOutput::Ended(unload, Err(InferError::ChangeFailed(text)))]);
         assert!((0..WAITING_MAX).all(|_| changes.handle_asked(ModelChange::Load, "m").is_ok()));
         assert_eq!(changes.handle_asked(ModelChange::Load, "m"), Err(InferError::ChangesFull));

@@ -241,6 +241,12 @@ impl Core {
         self.tasks.outstanding()
     }
 
+    /// Bytes of registered memory for slots, and of those that are leased.
+    #[must_use]
+    pub fn arena_bytes(&self) -> (usize, usize) {
+        self.tasks.arena_bytes()
+    }
+
     /// Backends that can reach our slots.
     #[must_use]
     pub fn backends_linked(&self) -> usize {

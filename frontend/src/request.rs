@@ -39,27 +39,44 @@ pub fn check(model: &Model, index: usize, inputs: Vec<InputTensor>, slo: Span) -
         }
         let expected = found * tensor.bytes();
         if input.data.len() != expected {
-            let found = format!("{} bytes", input.data.len());
-            let expected =
-                format!("{expected} bytes ({} elements of {})", expected / tensor.datatype.bytes(), tensor.datatype);
-            return Err(invalid(&format!("inputs['{}'].data", tensor.name), found, expected));
+            // As Triton says it.
+            let (elements, datatype) = (expected / tensor.datatype.bytes(), tensor.datatype);
+            return Err(InferError::Invalid(format!(
+                "input byte size mismatch for input '{}' for model '{}'. Expected {expected}, got {} (expected \
+                 {elements} elements of {datatype})",
+                tensor.name,
+                model.name,
+                input.data.len()
+            )));
         }
         let place = model.inputs.iter().position(|other| other.name == tensor.name).expect("the tensor is the model's");
         if ordered[place].replace(input.data).is_some() {
             return Err(invalid("inputs", format_args!("'{}' twice", tensor.name), "each input once"));
         }
     }
-    if let Some(missing) = ordered.iter().position(Option::is_none) {
-        let expected = format!("input '{}' too", model.inputs[missing].name);
-        return Err(invalid(
-            "inputs",
-            format_args!("{} of {}", ordered.iter().flatten().count(), ordered.len()),
-            expected,
-        ));
+    if ordered.iter().any(Option::is_none) {
+        return Err(missing_inputs(model, &ordered));
     }
     let rows = rows.expect("a model has at least one input");
     let (inputs, priority) = (ordered.into_iter().flatten().collect(), model.priorities.of(0));
     Ok(CheckedRequest { model: index, rows, inputs, slo, waited: Span::ZERO, priority })
+}
+
+/// Says which inputs are there and which are not, as Triton does.
+fn missing_inputs(model: &Model, given: &[Option<Rope>]) -> InferError {
+    let names = |is_given: bool| {
+        let all = model.inputs.iter().zip(given).filter(|(_, data)| data.is_some() == is_given);
+        all.map(|(tensor, _)| format!("'{}'", tensor.name)).collect::<Vec<_>>().join(",")
+    };
+    InferError::Invalid(format!(
+        "expected {} inputs but got {} inputs for model '{}'. Got input(s) [{}], but missing required input(s) [{}]. \
+         Please provide all required input(s).",
+        given.len(),
+        given.iter().flatten().count(),
+        model.name,
+        names(true),
+        names(false)
+    ))
 }
 
 /// A latency objective in microseconds, as clients send it.

@@ -323,6 +323,13 @@ impl Slots {
         }
     }
 
+    /// Bytes of all blocks, and of those that have leased slots.
+    #[must_use]
+    pub fn bytes(&self) -> (usize, usize) {
+        let used = self.blocks.len() - self.unassigned.len();
+        (self.guards_offset(), used * self.block_bytes)
+    }
+
     /// Slots leased now.
     #[must_use]
     pub fn leased(&self) -> usize {

@@ -473,6 +473,12 @@ impl Tasks {
         self.counters
     }
 
+    /// Bytes of registered memory for slots, and of those that are leased.
+    #[must_use]
+    pub fn arena_bytes(&self) -> (usize, usize) {
+        self.slots.bytes()
+    }
+
     /// Tasks that have not ended; each holds a slot.
     #[must_use]
     pub fn outstanding(&self) -> usize {

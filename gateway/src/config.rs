@@ -84,6 +84,12 @@ pub struct Config {
     /// Where traces of requests go; without it, into the log.
     #[serde(default)]
     pub otlp: Option<Otlp>,
+    /// What clients are told that this server is called; some compare it.
+    #[serde(default = "default_server_name")]
+    pub server_name: String,
+    /// What `/metrics` has besides what it always has.
+    #[serde(default)]
+    pub metrics: MetricsConfig,
     /// The network, and the cluster's secret.
     #[serde(skip)]
     pub network: NetworkConfig,
@@ -166,6 +172,8 @@ impl From<frontend::Config> for Config {
             body_timeout_ms: default_body_timeout_ms(),
             clients: Clients::default(),
             otlp: None,
+            server_name: default_server_name(),
+            metrics: MetricsConfig::default(),
             network,
         }
     }
@@ -189,6 +197,16 @@ pub struct Otlp {
     /// How long the collector may take for a batch each time.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
+}
+
+/// The table `[metrics]`: Triton's metrics that cost something, as its flag `--metrics-config` names them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsConfig {
+    /// `nv_inference_first_response_histogram_ms`.
+    pub histogram_latencies: bool,
+    /// `nv_inference_request_summary_us` and those of the stages.
+    pub summary_latencies: bool,
 }
 
 /// Bounds on what clients can take up.
@@ -222,6 +240,13 @@ pub struct Limits {
     pub head_timeout: Duration,
     /// How long a client may take to send a request's body, and to take in what we send.
     pub body_timeout: Duration,
+}
+
+/// What clients are told unless the operator says otherwise.
+pub const DEFAULT_SERVER_NAME: &str = "downbeat";
+
+fn default_server_name() -> String {
+    DEFAULT_SERVER_NAME.to_owned()
 }
 
 fn default_queue_max() -> usize {

@@ -116,13 +116,14 @@ impl Gateway {
     /// # Errors
     /// As [`run`].
     pub fn open(config: &Config, set_log_level: Option<SetLogLevel>) -> Result<Self, GatewayError> {
-        let record = Rc::new(Record::default());
+        let record = Rc::new(Record::new(config.metrics));
         let frontend = Frontend::open(&config.frontend()?, Rc::clone(&record) as Rc<dyn Observer>)?;
         let gate = Gate::open(config).map_err(GatewayError::Config)?;
         let http = config.http.map(|address| listen("http", address)).transpose()?;
         let grpc = config.grpc.map(|address| listen("grpc", address)).transpose()?;
         let desk = frontend.desk();
-        let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), set_log_level, SystemTime::now);
+        let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), set_log_level, SystemTime::now)
+            .named(&config.server_name);
         if let Some(otlp) = &config.otlp {
             let queue = export::start(otlp, record.traces().clone()).map_err(GatewayError::Config)?;
             let tracing = Tracing::new(desk, queue, record.traces().clone(), export::unix_ns);

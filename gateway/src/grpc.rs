@@ -1,7 +1,7 @@
 //! Steps 1 and 10 in gRPC: the methods of `inference.GRPCInferenceService`. `framing` takes messages in; tonic frames,
 //! encodes and compresses replies. They run on this thread, where the core is.
 
-use std::{pin::Pin, rc::Rc, time::Duration};
+use std::rc::Rc;
 
 use bytes::Bytes;
 use frontend::InferError;
@@ -13,12 +13,7 @@ use hyper::{
 use prost::Message;
 use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
 use serde_json::Value;
-use tokio::{
-    sync::mpsc,
-    task::JoinSet,
-    time::{Instant, Sleep, sleep},
-};
-use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tokio_stream::Stream;
 use tonic::{
     Code, Status,
     body::Body,
@@ -30,24 +25,26 @@ use tonic_prost::ProstEncoder;
 use crate::{
     access::{Client, Refusal, Scope},
     api::{
-        InferParameter, LogSettingsRequest, LogSettingsResponse, ModelConfigRequest, ModelConfigResponse,
-        ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse,
-        ModelStatisticsRequest, ModelStatisticsResponse, ModelStreamInferResponse, RepositoryIndexRequest,
-        RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
-        RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
-        ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse,
-        SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest,
-        SystemSharedMemoryUnregisterResponse, TraceSettingRequest, TraceSettingResponse, infer_parameter,
-        log_settings_request, log_settings_response, trace_setting_response,
+        CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
+        CudaSharedMemoryStatusResponse, CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse,
+        LogSettingsRequest, LogSettingsResponse, ModelConfigRequest, ModelConfigResponse, ModelInferRequest,
+        ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest,
+        ModelStatisticsResponse, RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelLoadResponse,
+        RepositoryModelUnloadRequest, RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse,
+        ServerMetadataRequest, ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest,
+        SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse,
+        SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse, TraceSettingRequest,
+        TraceSettingResponse, log_settings_request, log_settings_response, trace_setting_response,
     },
     budget::Charge,
     compression::Coding,
-    metrics::{Cause, Stage},
+    metrics::Stage,
     pool::AT_ONCE_BYTES_MAX,
     protocol::{
         InferRequest, messages,
         messages::outline::{Outline, OutlineError},
     },
+    regions::cuda,
     server::{BodyMax, Caller, IntakeError, Server},
     service::{Answer, Service, no_room},
     settings::Settings,
@@ -59,11 +56,14 @@ use framing::{Messages, message_coding};
 
 mod asks;
 mod framing;
+mod health;
+mod reflection;
+mod streams;
 
 /// Before a method's name in a path.
 const SERVICE_PATH: &str = "/inference.GRPCInferenceService/";
-/// Requests of one stream that are under way at once; more of them wait unread.
-const STREAM_REQUESTS_MAX: usize = 64;
+/// What Kubernetes asks.
+const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 /// Of a message that is not for inference.
 const MESSAGE_MAX: BodyMax = BodyMax { bytes: 64 << 10, key: "" };
 /// Fields of a message that are looked at before that becomes the pool's work.
@@ -73,9 +73,16 @@ const FIELDS_AT_ONCE_MAX: usize = 4096;
 pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let call = Call { caller: &caller, request };
+    match path.as_str() {
+        HEALTH_CHECK => return health::check(call).await,
+        "/grpc.health.v1.Health/Watch" => return health::watch(call).await,
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+        | "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo" => return reflection::answer(call),
+        _ => {}
+    }
     match path.strip_prefix(SERVICE_PATH).unwrap_or_default() {
         "ModelInfer" => infer(call).await,
-        "ModelStreamInfer" => stream_infer(call).await,
+        "ModelStreamInfer" => streams::infer(call).await,
         "ServerLive" => call.unary(|_, _: ServerLiveRequest| Ok(ServerLiveResponse { live: true })).await,
         "ServerReady" => {
             call.unary(|service, _: ServerReadyRequest| Ok(ServerReadyResponse { ready: service.is_ready() })).await
@@ -97,6 +104,11 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
         "SystemSharedMemoryUnregister" => {
             call.unary(|service, of| unregister_region(service, caller.client(), of)).await
         }
+        "CudaSharedMemoryStatus" => call.unary(|_, of| cuda_status(&of)).await,
+        "CudaSharedMemoryRegister" => call.unary(|_, of| register_cuda(&of)).await,
+        "CudaSharedMemoryUnregister" => {
+            call.unary(|_, _: CudaSharedMemoryUnregisterRequest| Ok(CudaSharedMemoryUnregisterResponse {})).await
+        }
         "TraceSetting" => call.unary(trace_setting).await,
         "LogSettings" => call.unary(log_settings).await,
         _ => Status::unimplemented(format!("path: found '{path}', expected a method of {SERVICE_PATH}")).into_http(),
@@ -105,7 +117,7 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
 
 /// Whether a path is that of a question for health, which is answered whatever else is under way.
 pub(crate) fn is_probe(path: &str) -> bool {
-    matches!(path.strip_prefix(SERVICE_PATH), Some("ServerLive" | "ServerReady" | "ModelReady"))
+    path == HEALTH_CHECK || matches!(path.strip_prefix(SERVICE_PATH), Some("ServerLive" | "ServerReady" | "ModelReady"))
 }
 
 /// A request and who answers it.
@@ -135,7 +147,7 @@ impl Call<'_> {
         let (caller, codings) = (Rc::clone(self.caller), Codings::of(self.request.headers()));
         let reply = async {
             caller.permit(Q::OPERATION, Scope::Server)?;
-            let message = self.messages(codings.request?, Some(MESSAGE_MAX)).only().await?;
+            let message = self.messages(codings.request?, MESSAGE_MAX).only().await?;
             let (bytes, charge) = message.decompressed(&caller.server.service.pool).await?;
             let question = Q::decode(bytes).map_err(undecodable)?;
             drop(charge);
@@ -145,11 +157,14 @@ impl Call<'_> {
         respond(reply.await.map(|reply| tokio_stream::once(Ok(reply))), codings.reply)
     }
 
-    /// The messages of the call: one of them bounded as a whole, or a stream of which each is bounded as those for
-    /// inference are.
-    fn messages(self, coding: Option<Coding>, max: Option<BodyMax>) -> Messages {
-        let of_one = max.unwrap_or(BodyMax::infer(&self.caller.server.limits()));
-        Messages::new(self.caller.intake(self.request.into_body(), max), coding, of_one)
+    /// The one message of the call.
+    fn messages(self, coding: Option<Coding>, max: BodyMax) -> Messages {
+        Messages::new(self.caller.intake(self.request.into_body(), Some(max)), coding, max)
+    }
+
+    /// The messages of the call, each of which may be so large.
+    fn stream(self, coding: Option<Coding>, of_one: BodyMax) -> Messages {
+        Messages::new(self.caller.intake(self.request.into_body(), None), coding, of_one)
     }
 
     /// What is left until the client gives up, by `grpc-timeout`: digits and a unit.
@@ -222,7 +237,7 @@ async fn infer(call: Call<'_>) -> Response<Body> {
         let within = within?;
         caller.permit(ModelInferRequest::OPERATION, Scope::Server)?;
         let max = BodyMax::infer(&caller.server.limits());
-        let message = call.messages(codings.request?, Some(max)).only().await?;
+        let message = call.messages(codings.request?, max).only().await?;
         let question = Question::read(&caller.server.service, message).await?;
         question.permit(&caller)?;
         question.answer(&caller, context, Some(began), within).await
@@ -327,125 +342,12 @@ impl Question {
     }
 }
 
-/// Answers each message of a stream when its answer is there, not in their order. An error is the answer of its message
-/// and the stream goes on.
-async fn stream_infer(call: Call<'_>) -> Response<Body> {
-    let (caller, codings) = (Rc::clone(call.caller), Codings::of(call.request.headers()));
-    let context = TraceContext::of(call.request.headers());
-    let open = || {
-        caller.permit(ModelInferRequest::OPERATION, Scope::Server)?;
-        let messages = call.messages(codings.request?, None);
-        let (answers, replies) = mpsc::channel(STREAM_REQUESTS_MAX);
-        tokio::task::spawn_local(answer_stream(Rc::clone(&caller), context, messages, answers));
-        Ok(ReceiverStream::new(replies))
-    };
-    respond(open(), codings.reply)
-}
-
-type StreamAnswer = Result<ModelStreamInferResponse, Status>;
-
-async fn answer_stream(
-    caller: Rc<Caller>,
-    context: Option<TraceContext>,
-    mut messages: Messages,
-    answers: mpsc::Sender<StreamAnswer>,
-) {
-    let (service, drain) = (&caller.server.service, &caller.server.drain);
-    let mut under_way = JoinSet::new();
-    let mut is_open = true;
-    let mut quiet = Quiet::new(&caller.server);
-    // Dropping what is under way cancels it.
-    while is_open || !under_way.is_empty() {
-        let is_quiet = under_way.is_empty();
-        tokio::select! {
-            () = answers.closed() => return,
-            Some(_) = under_way.join_next() => quiet.begin(),
-            message = messages.next(), if is_open && under_way.len() < STREAM_REQUESTS_MAX => match message {
-                Ok(Some(message)) => {
-                    let (caller, answers, context) = (Rc::clone(&caller), answers.clone(), context.clone());
-                    under_way.spawn_local(async move {
-                        let _ = answers.send(Ok(stream_answer(&caller, context, message).await)).await;
-                    });
-                }
-                Ok(None) => is_open = false,
-                Err(status) => {
-                    let _ = answers.send(Err(status)).await;
-                    return;
-                }
-            },
-            // What was sent has been answered; a client opens its next stream elsewhere.
-            () = drain.begun(), if is_quiet => {
-                let _ = answers.send(Err(Refusal::Draining.into())).await;
-                return;
-            }
-            status = quiet.over(), if is_quiet => {
-                service.record.refusals().count(Cause::Stream);
-                let _ = answers.send(Err(status)).await;
-                return;
-            }
-        }
-    }
-}
-
-/// How long a stream may have no message under way.
-struct Quiet<'a> {
-    server: &'a Server,
-    until: Pin<Box<Sleep>>,
-    allowed: (Duration, &'static str),
-}
-
-impl<'a> Quiet<'a> {
-    /// A stream without a message yet.
-    fn new(server: &'a Server) -> Self {
-        let allowed = server.limits().stream_first_timeout;
-        Self { server, until: Box::pin(sleep(allowed)), allowed: (allowed, "stream_first_timeout_ms") }
-    }
-
-    /// A message has been answered.
-    fn begin(&mut self) {
-        let allowed = self.server.limits().stream_idle_timeout;
-        self.allowed = (allowed, "stream_idle_timeout_ms");
-        self.until.as_mut().reset(Instant::now() + allowed);
-    }
-
-    /// Returns when it has taken too long.
-    async fn over(&mut self) -> Status {
-        self.until.as_mut().await;
-        let (allowed, key) = self.allowed;
-        Status::deadline_exceeded(format!("stream: no message was under way for {allowed:?} ({key}); open another one"))
-    }
-}
-
-async fn stream_answer(
-    caller: &Caller,
-    context: Option<TraceContext>,
-    message: framing::Message,
-) -> ModelStreamInferResponse {
-    let mut id = String::new();
-    let answer = async {
-        let service = &caller.server.service;
-        let question = Question::read(service, message).await?;
-        question.id().clone_into(&mut id);
-        question.permit(caller)?;
-        let _counted = caller.another()?;
-        question.answer(caller, context, None, None).await
-    };
-    match answer.await {
-        Ok(mut response) => {
-            // There is one response to each request.
-            let is_final = InferParameter { parameter_choice: Some(infer_parameter::ParameterChoice::BoolParam(true)) };
-            response.parameters.insert("triton_final_response".to_owned(), is_final);
-            ModelStreamInferResponse { infer_response: Some(response), ..ModelStreamInferResponse::default() }
-        }
-        Err(status) => ModelStreamInferResponse {
-            error_message: status.message().to_owned(),
-            infer_response: Some(ModelInferResponse { id, ..ModelInferResponse::default() }),
-        },
-    }
-}
-
 fn model_ready(service: &Service, of: ModelReadyRequest) -> Result<ModelReadyResponse, InferError> {
-    Ok(ModelReadyResponse { ready: service.is_model_ready(&of.name, given(&of.version))? })
+    match service.is_model_ready(&of.name, given(&of.version)) {
+        // Who waits for a model asks until there is one, and takes an error for a server that is broken.
+        Err(InferError::NotFound(_)) => Ok(ModelReadyResponse { ready: false }),
+        ready => Ok(ModelReadyResponse { ready: ready? }),
+    }
 }
 
 fn model_config(service: &Service, of: ModelConfigRequest) -> Result<ModelConfigResponse, InferError> {
@@ -496,6 +398,15 @@ fn unregister_region(
 ) -> Result<SystemSharedMemoryUnregisterResponse, InferError> {
     service.regions.borrow_mut().unregister(client, given(&region.name));
     Ok(SystemSharedMemoryUnregisterResponse {})
+}
+
+fn cuda_status(of: &CudaSharedMemoryStatusRequest) -> Result<CudaSharedMemoryStatusResponse, InferError> {
+    cuda::status(given(&of.name))?;
+    Ok(CudaSharedMemoryStatusResponse::default())
+}
+
+fn register_cuda(region: &CudaSharedMemoryRegisterRequest) -> Result<CudaSharedMemoryRegisterResponse, InferError> {
+    Err(cuda::unsupported(&region.name))
 }
 
 /// Looks at settings, or changes those that are given; one without a value is cleared.
@@ -623,5 +534,7 @@ fn status_of(error: InferError) -> Status {
         | InferError::SchedulerLost
         | InferError::ShuttingDown => Code::Unavailable,
     };
-    Status::new(code, error.to_string())
+    // gRPC's own words for it, which clients look for as they would find them if they had given up themselves.
+    let text = if code == Code::DeadlineExceeded { format!("Deadline Exceeded: {error}") } else { error.to_string() };
+    Status::new(code, text)
 }

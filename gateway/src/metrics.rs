@@ -2,7 +2,9 @@
 //!
 //! Everything is resolved to a handle when a model is loaded, so a request costs a few additions and no look-up.
 
+mod host;
 mod schedulers;
+mod summaries;
 
 use std::cell::RefCell;
 
@@ -21,11 +23,25 @@ use proto::{
 };
 use repository::Model;
 
-use self::schedulers::SchedulerMetrics;
-use crate::access::Refusal;
+use self::{
+    host::HostMetrics,
+    schedulers::SchedulerMetrics,
+    summaries::{Summary, SummaryVec},
+};
+use crate::{access::Refusal, config::MetricsConfig};
 
 /// Of our own durations: 20 us to 10 s, each bucket twice the one before.
 const BUCKETS: (f64, f64, usize) = (20e-6, 2.0, 20);
+/// Of `nv_inference_first_response_histogram_ms`: Triton's.
+const FIRST_RESPONSE_BUCKETS_MS: [f64; 4] = [100.0, 500.0, 2000.0, 5000.0];
+/// What Triton sums up of answered requests, and what it is here.
+const DURATIONS: [(&str, &str); 5] = [
+    ("request", "the time of answered requests"),
+    ("queue", "their time until a GPU was granted"),
+    ("compute_input", "the time of fetching inputs"),
+    ("compute_infer", "the time of execution"),
+    ("compute_output", "the time of pushing outputs"),
+];
 /// The labels that Triton's metrics have.
 const MODEL: [&str; 2] = ["model", "version"];
 
@@ -111,6 +127,7 @@ pub struct Metrics {
     schedulers: SchedulerMetrics,
     refusals: Refusals,
     traces: Traces,
+    host: HostMetrics,
 }
 
 /// What became of the trace of a request.
@@ -257,22 +274,23 @@ struct ModelMetrics {
     late: IntCounter,
     inferences: IntCounter,
     executions: IntCounter,
-    request_us: IntCounter,
-    queue_us: IntCounter,
-    input_us: IntCounter,
-    infer_us: IntCounter,
-    output_us: IntCounter,
+    /// In the order of [`DURATIONS`].
+    durations_us: [IntCounter; 5],
+    /// In the same order, if they are wanted.
+    summaries_us: Option<[Summary; 5]>,
+    first_response_ms: Option<Histogram>,
     request: Histogram,
     batch: Histogram,
     /// In the order of [`Stage::ALL`].
     stages: Vec<Histogram>,
 }
 
-impl Default for Metrics {
+impl Metrics {
     /// Metrics of no model yet, all zero.
-    fn default() -> Self {
+    #[must_use]
+    pub fn new(config: MetricsConfig) -> Self {
         let registry = Registry::new();
-        let families = Families::new(&registry);
+        let families = Families::new(&registry, config);
         let gauge = |name: &str, help: &str| registered(&registry, IntGauge::new(name, help));
         Self {
             models: RefCell::default(),
@@ -307,12 +325,11 @@ impl Default for Metrics {
             schedulers: SchedulerMetrics::new(&registry),
             refusals: Refusals::new(&registry),
             traces: Traces::new(&registry),
+            host: HostMetrics::new(&registry),
             registry,
         }
     }
-}
 
-impl Metrics {
     /// What counts those who are refused.
     #[must_use]
     pub fn refusals(&self) -> &Refusals {
@@ -346,14 +363,21 @@ impl Metrics {
         of.executions.inc_by(new_executions);
         of.request.observe(seconds(answered - admitted));
         of.batch.observe(timing.batch_size.into());
-        for (counter, ns) in [
-            (&of.request_us, answered - admitted),
-            (&of.queue_us, stamps.granted_at_ns - admitted),
-            (&of.input_us, stamps.fetched_at_ns - stamps.planned_at_ns),
-            (&of.infer_us, stamps.finished_at_ns - stamps.started_at_ns),
-            (&of.output_us, answered - stamps.finished_at_ns),
-        ] {
+        let durations_ns = [
+            answered - admitted,
+            stamps.granted_at_ns - admitted,
+            stamps.fetched_at_ns - stamps.planned_at_ns,
+            stamps.finished_at_ns - stamps.started_at_ns,
+            answered - stamps.finished_at_ns,
+        ];
+        for (counter, ns) in of.durations_us.iter().zip(durations_ns) {
             counter.inc_by(u64::try_from(ns / 1000).unwrap_or(0));
+        }
+        for (summary, ns) in of.summaries_us.iter().flatten().zip(durations_ns) {
+            summary.observe(ns.max(0) as f64 / 1e3);
+        }
+        if let Some(histogram) = &of.first_response_ms {
+            histogram.observe(seconds(answered - admitted) * 1e3);
         }
         for (stage, from, to) in stages(timing) {
             of.stages[stage as usize].observe(seconds(to - from));
@@ -398,6 +422,7 @@ impl Metrics {
         self.backends.set(core.backends_linked() as i64);
         count_up_to(&self.late_inputs, core.counters().late_inputs);
         self.schedulers.read(core);
+        self.host.read(core);
         TextEncoder::new()
             .encode_to_string(&self.registry.gather())
             .expect("names and labels were checked when they were made")
@@ -406,7 +431,10 @@ impl Metrics {
 
 /// Metrics that each model has one of.
 struct Families {
-    counters: [IntCounterVec; 9],
+    counters: [IntCounterVec; 4],
+    durations: [IntCounterVec; 5],
+    summaries: Option<[SummaryVec; 5]>,
+    first_response: Option<HistogramVec>,
     failure: IntCounterVec,
     dropped: IntCounterVec,
     request: HistogramVec,
@@ -415,7 +443,7 @@ struct Families {
 }
 
 impl Families {
-    fn new(registry: &Registry) -> Self {
+    fn new(registry: &Registry, config: MetricsConfig) -> Self {
         let counter = |name: &str, help: &str, labels: &[&str]| {
             registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
@@ -432,13 +460,20 @@ impl Families {
                 ("downbeat_request_late", "Of these, answered after their deadline"),
                 ("nv_inference_count", "Rows that were answered"),
                 ("nv_inference_exec_count", "Batches of which this frontend saw an answer"),
-                ("nv_inference_request_duration_us", "Sum of the time of answered requests"),
-                ("nv_inference_queue_duration_us", "Sum of their time until a GPU was granted"),
-                ("nv_inference_compute_input_duration_us", "Sum of the time of fetching inputs"),
-                ("nv_inference_compute_infer_duration_us", "Sum of the time of execution"),
-                ("nv_inference_compute_output_duration_us", "Sum of the time of pushing outputs"),
             ]
             .map(of_model),
+            durations: DURATIONS
+                .map(|(of, help)| of_model((&format!("nv_inference_{of}_duration_us"), &format!("Sum of {help}")))),
+            summaries: config.summary_latencies.then(|| {
+                DURATIONS.map(|(of, help)| {
+                    let (name, help) = (format!("nv_inference_{of}_summary_us"), format!("Quantiles of {help}"));
+                    registered(registry, SummaryVec::new(&name, &help))
+                })
+            }),
+            first_response: config.histogram_latencies.then(|| {
+                let name = "nv_inference_first_response_histogram_ms";
+                histogram(name, "From admission to answer", &MODEL, FIRST_RESPONSE_BUCKETS_MS.into())
+            }),
             failure: counter("nv_inference_request_failure", "Requests without an answer", &by_reason),
             dropped: counter(
                 "downbeat_dropped",
@@ -458,8 +493,9 @@ impl Families {
 
     fn model(&self, model: &Model) -> ModelMetrics {
         let labels = [&model.name[..], &model.version];
-        let [success, late, inferences, executions, request_us, queue_us, input_us, infer_us, output_us] =
+        let [success, late, inferences, executions] =
             self.counters.each_ref().map(|family| family.with_label_values(&labels));
+        let summaries = self.summaries.as_ref();
         let stage = |(_, name): (Stage, &str)| self.stages.with_label_values(&[labels[0], labels[1], name]);
         ModelMetrics {
             name: model.name.clone(),
@@ -470,11 +506,9 @@ impl Families {
             late,
             inferences,
             executions,
-            request_us,
-            queue_us,
-            input_us,
-            infer_us,
-            output_us,
+            durations_us: self.durations.each_ref().map(|family| family.with_label_values(&labels)),
+            summaries_us: summaries.map(|all| all.each_ref().map(|family| family.of(labels[0], labels[1]))),
+            first_response_ms: self.first_response.as_ref().map(|family| family.with_label_values(&labels)),
             request: self.request.with_label_values(&labels),
             batch: self.batch.with_label_values(&labels),
             stages: Stage::ALL.map(stage).into(),

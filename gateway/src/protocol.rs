@@ -17,7 +17,7 @@ use frontend::{
     tasks::CheckedRequest,
 };
 
-use crate::regions::{RegionSpan, Regions};
+use crate::regions::{Part, RegionSpan, Regions};
 
 mod classes;
 pub mod elements;
@@ -114,6 +114,8 @@ pub struct Prepared {
     pub checked: CheckedRequest,
     /// Which outputs the client wants, in which form and order.
     pub outputs: Vec<OutputChoice>,
+    /// Shared memory that its inputs came from.
+    pub parts: Vec<Part>,
 }
 
 /// An output that the client wants.
@@ -135,7 +137,7 @@ pub enum OutputForm {
     /// As bytes after the JSON object instead of numbers in it.
     Binary,
     /// Into shared memory of the client.
-    Region(RegionSpan),
+    Region(Part),
 }
 
 impl Tensors {
@@ -159,17 +161,18 @@ pub fn prepare(
     regions: &Regions,
 ) -> Result<Prepared, InferError> {
     let mut inputs = Vec::with_capacity(request.inputs.len().min(model.inputs.len()));
+    let mut parts = Vec::new();
     for at in 0..request.inputs.len() {
         // Checked before its data is read, so that wrong data costs nothing.
         let (tensor, rows) = placed(model, &request.inputs, at)?;
         let input = &mut request.inputs[at];
-        let data = input_data(input, tensor, rows, regions)?;
+        let data = input_data(model, (input, tensor, rows), regions, &mut parts)?;
         let (name, shape) = (tensor.name.clone(), mem::take(&mut input.shape));
         inputs.push(InputTensor { name, datatype: tensor.datatype, shape, data });
     }
-    let terms = Terms::of(model, &request, within)?;
+    let terms = Terms::of(model, &request, within, regions)?;
     let checked = CheckedRequest { priority: terms.priority, ..check(model, index, inputs, terms.slo)? };
-    Ok(Prepared { id: request.id, checked, outputs: terms.outputs })
+    Ok(Prepared { id: request.id, checked, outputs: terms.outputs, parts })
 }
 
 /// The same, before the data of its only input is there.
@@ -181,11 +184,12 @@ pub fn prepare_ahead(
     index: usize,
     request: InferRequest,
     within: Option<Span>,
+    regions: &Regions,
 ) -> Result<Prepared, InferError> {
     let (_, rows) = placed(model, &request.inputs, 0)?;
-    let Terms { slo, priority, outputs } = Terms::of(model, &request, within)?;
+    let Terms { slo, priority, outputs } = Terms::of(model, &request, within, regions)?;
     let checked = CheckedRequest { model: index, rows, inputs: Vec::new(), slo, waited: Span::ZERO, priority };
-    Ok(Prepared { id: request.id, checked, outputs })
+    Ok(Prepared { id: request.id, checked, outputs, parts: Vec::new() })
 }
 
 /// What a request says besides its inputs.
@@ -196,11 +200,11 @@ struct Terms {
 }
 
 impl Terms {
-    fn of(model: &Model, request: &InferRequest, within: Option<Span>) -> Result<Self, InferError> {
+    fn of(model: &Model, request: &InferRequest, within: Option<Span>, regions: &Regions) -> Result<Self, InferError> {
         let slo = timeout(&request.parameters)?.unwrap_or(model.slo);
         let slo = within.map_or(slo, |within| slo.min(within));
         let priority = model.priorities.of(priority(&request.parameters)?);
-        let outputs = output_choices(model, &request.parameters, &request.outputs)?;
+        let outputs = output_choices(model, &request.parameters, &request.outputs, regions)?;
         Ok(Self { slo, priority, outputs })
     }
 }
@@ -303,8 +307,36 @@ pub(crate) fn picture_request(
     Ok(InferRequest { id: None, parameters, inputs: vec![input], outputs })
 }
 
-/// An input's bytes, in the order of its elements.
-fn input_data(input: &mut RequestInput, tensor: &Tensor, rows: usize, regions: &Regions) -> Result<Rope, InferError> {
+/// The request that a body makes which is nothing but its model's one input, of one row. Outputs are as bytes, too.
+///
+/// # Errors
+/// [`InferError::Invalid`], in the words of Triton's that clients know, if the model has several inputs.
+pub(crate) fn raw_request(model: &Model, body: Rope, parameters: Parameters) -> Result<InferRequest, InferError> {
+    let [tensor] = &model.inputs[..] else {
+        return Err(InferError::Invalid(format!(
+            "Raw request must only have 1 input (found 1) to be deduced but got {} inputs in '{}' model configuration",
+            model.inputs.len(),
+            model.name
+        )));
+    };
+    let input = RequestInput {
+        name: tensor.name.clone(),
+        datatype: tensor.datatype.name().to_owned(),
+        shape: [1].into_iter().chain(tensor.shape.iter().copied()).collect(),
+        parameters: Parameters::new(),
+        data: Some(InputData::Bytes(body)),
+    };
+    let parameters = parameters.into_iter().chain([("binary_data_output".to_owned(), true.into())]).collect();
+    Ok(InferRequest { id: None, parameters, inputs: vec![input], outputs: Vec::new() })
+}
+
+/// An input's bytes, in the order of its elements; what they came from if that is shared memory.
+fn input_data(
+    model: &Model,
+    (input, tensor, rows): (&mut RequestInput, &Tensor, usize),
+    regions: &Regions,
+    parts: &mut Vec<Part>,
+) -> Result<Rope, InferError> {
     let field = format!("inputs['{}']", tensor.name);
     let span = region_span(&input.parameters, &field)?;
     match (input.data.take(), span) {
@@ -313,9 +345,15 @@ fn input_data(input: &mut RequestInput, tensor: &Tensor, rows: usize, regions: &
         (None, Some(span)) => {
             let expected = rows * tensor.bytes();
             if span.bytes != expected as u64 {
-                return Err(invalid(&format!("{field}.parameters.shared_memory_byte_size"), span.bytes, expected));
+                // As Triton says it.
+                return Err(InferError::Invalid(format!(
+                    "input byte size mismatch for input '{}' for model '{}'. Expected {expected}, got {} \
+                     (shared_memory_byte_size)",
+                    tensor.name, model.name, span.bytes
+                )));
             }
-            Ok(regions.read(&span)?.into())
+            parts.push(regions.part(span)?);
+            Ok(parts[parts.len() - 1].read()?.into())
         }
         (data, _) => {
             let found = if data.is_some() { "both" } else { "neither" };
@@ -387,7 +425,8 @@ fn region_span(parameters: &Parameters, field: &str) -> Result<Option<RegionSpan
 }
 
 /// What a reply says of an output of `written` bytes that lies there.
-fn region_parameters(span: &RegionSpan, written: usize) -> Parameters {
+fn region_parameters(part: &Part, written: usize) -> Parameters {
+    let span = part.span();
     let mut parameters = Parameters::new();
     parameters.insert("shared_memory_region".to_owned(), json!(span.region));
     parameters.insert("shared_memory_byte_size".to_owned(), json!(written));
@@ -420,6 +459,7 @@ fn output_choices(
     model: &Model,
     parameters: &Parameters,
     outputs: &[RequestedOutput],
+    regions: &Regions,
 ) -> Result<Vec<OutputChoice>, InferError> {
     let binary = |parameters: &Parameters, key: &str, field: &str, default: bool| match parameters.get(key) {
         None => Ok(default),
@@ -440,10 +480,11 @@ fn output_choices(
         };
         let field = format!("outputs['{}']", output.name);
         if choices.iter().any(|choice| choice.index == index) {
-            return Err(invalid("outputs", format_args!("'{}' twice", output.name), "each output once"));
+            // As Triton says it.
+            return Err(InferError::Invalid(format!("output '{}' already exists in request", output.name)));
         }
         let form = match region_span(&output.parameters, &field)? {
-            Some(span) => OutputForm::Region(span),
+            Some(span) => OutputForm::Region(regions.part(span)?),
             None => form(binary(&output.parameters, "binary_data", &format!("{field}."), default)?),
         };
         let classes = class_count(&output.parameters, &field)?;

@@ -11,12 +11,12 @@ use proto::{Span, Timestamp};
 use repository::Model;
 
 use crate::{
+    config::MetricsConfig,
     metrics::{Metrics, Refusals, Stage, Traces},
     statistics::Statistics,
 };
 
 /// All counts of a frontend; by default none yet, of no model.
-#[derive(Default)]
 pub struct Record {
     metrics: Metrics,
     /// By index in the model table.
@@ -24,6 +24,12 @@ pub struct Record {
 }
 
 impl Record {
+    /// No counts yet, of no model.
+    #[must_use]
+    pub fn new(config: MetricsConfig) -> Self {
+        Self { metrics: Metrics::new(config), statistics: RefCell::default() }
+    }
+
     /// Looks at the counts of a model, by its index in the model table.
     pub fn with_statistics<T>(&self, model: usize, look: impl FnOnce(&Statistics) -> T) -> T {
         look(&self.statistics.borrow()[model])
@@ -51,6 +57,12 @@ impl Record {
     #[must_use]
     pub fn traces(&self) -> &Traces {
         self.metrics.traces()
+    }
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self::new(MetricsConfig::default())
     }
 }
 

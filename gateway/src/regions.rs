@@ -1,9 +1,11 @@
 //! Steps 1 and 10 through shared memory: POSIX shared memory that clients on this host register by name.
 //!
 //! A region is read by pread and written by pwrite, never mapped: a client that truncates its region gets an error,
-//! and cannot kill this process with a signal. A region lives until it is unregistered; its descriptor goes with it.
-//! It belongs to the client that registered it: nobody else sees, reads, writes or unregisters it, and others may have
-//! regions of the same name.
+//! and cannot kill this process with a signal. A region lives until it is unregistered and no request that names it is
+//! under way; its descriptor goes with it. It belongs to the client that registered it: nobody else sees, reads, writes
+//! or unregisters it, and others may have regions of the same name.
+//!
+//! Errors begin with the words of Triton's, which clients look for.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +13,7 @@ use std::{
     io,
     os::unix::fs::{FileExt as _, MetadataExt as _},
     path::PathBuf,
-    rc::Rc,
+    rc::{Rc, Weak},
 };
 
 use bytes::Bytes;
@@ -30,8 +32,10 @@ use crate::{
 const REGIONS_MAX: usize = 1024;
 /// Bytes of a region's name, and of its key.
 const NAME_BYTES_MAX: usize = 255;
+/// What the names begin with that Triton keeps for itself: clients look for the refusal.
+const RESERVED_PREFIX: &str = "triton_python_backend_shm_region_";
 
-/// A part of a region that a tensor lies in.
+/// Where a client says that a tensor lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegionSpan {
     /// The region's name.
@@ -40,6 +44,13 @@ pub struct RegionSpan {
     pub offset: u64,
     /// Its length.
     pub bytes: u64,
+}
+
+/// A part of a region. The region stays as it is, whatever becomes of its name, until all its parts are dropped.
+#[derive(Debug, Clone)]
+pub struct Part {
+    span: RegionSpan,
+    region: Rc<Region>,
 }
 
 /// The regions of all clients.
@@ -56,7 +67,9 @@ pub struct AllRegions {
 #[derive(Debug)]
 pub struct Regions {
     folder: Rc<Folder>,
-    regions: BTreeMap<String, Region>,
+    regions: BTreeMap<String, Rc<Region>>,
+    /// Unregistered, and here for as long as requests that name them are under way.
+    leaving: BTreeMap<String, Weak<Region>>,
 }
 
 /// Where the system keeps shared memory, and what of it may be registered.
@@ -104,17 +117,21 @@ impl AllRegions {
     /// # Errors
     /// As that, or if all clients have too many.
     pub fn register(&mut self, of: Client, name: &str, key: &str, at: u64, bytes: u64) -> Result<(), InferError> {
-        if self.clients.values().map(|regions| regions.regions.len()).sum::<usize>() >= REGIONS_MAX {
+        self.clients.retain(|_, regions| !regions.is_empty());
+        if self.clients.values().map(Regions::len).sum::<usize>() >= REGIONS_MAX {
             return Err(InferError::Invalid(format!("{REGIONS_MAX} regions are registered already; unregister some")));
         }
-        let empty = || Regions { folder: Rc::clone(&self.folder), regions: BTreeMap::new() };
+        let empty = || {
+            let (regions, leaving) = Default::default();
+            Regions { folder: Rc::clone(&self.folder), regions, leaving }
+        };
         let regions = self.clients.entry(of).or_insert_with(empty);
         let registered = regions.register(name, key, at, bytes);
         self.forget_if_none(of);
         registered
     }
 
-    /// Forgets a region of a client, or all that it has; one that is not there is no error.
+    /// Forgets a region of a client, or all that it has, once no request names them; one that is not there is no error.
     pub fn unregister(&mut self, of: Client, name: Option<&str>) {
         if let Some(regions) = self.clients.get_mut(&of) {
             regions.unregister(name);
@@ -123,7 +140,7 @@ impl AllRegions {
     }
 
     fn forget_if_none(&mut self, client: Client) {
-        if self.clients.get(&client).is_some_and(|regions| regions.regions.is_empty()) {
+        if self.clients.get_mut(&client).is_some_and(|regions| regions.is_empty()) {
             self.clients.remove(&client);
         }
     }
@@ -134,7 +151,8 @@ impl Regions {
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let folder = Rc::new(Folder { path: folder.into(), limits: SharedMemory::default() });
-        Self { folder, regions: BTreeMap::new() }
+        let (regions, leaving) = Default::default();
+        Self { folder, regions, leaving }
     }
 
     /// Registers `bytes` bytes from `offset` of the shared memory that `key` names, as shm_open takes it.
@@ -145,120 +163,192 @@ impl Regions {
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
             return Err(invalid("name", format_args!("{} bytes", name.len()), format_args!("1 to {NAME_BYTES_MAX}")));
         }
-        if self.regions.contains_key(name) {
-            let expected = "a name that is not registered; unregister it first";
-            return Err(invalid("name", format_args!("'{}'", excerpt(name)), expected));
+        self.settle();
+        if self.regions.contains_key(name) || self.leaving.contains_key(name) {
+            let name = excerpt(name);
+            let text = format!("shared memory region '{name}' already in manager; unregister it first");
+            return Err(InferError::Invalid(text));
         }
         let SharedMemory { client_regions_max, client_bytes_max, .. } = self.folder.limits;
-        if self.regions.len() >= client_regions_max {
+        if self.len() >= client_regions_max {
             let key = "clients.shared_memory.client_regions_max";
             let text = format!("{client_regions_max} regions are registered already ({key}); unregister some");
             return Err(InferError::Invalid(text));
         }
-        let file = self.open(key)?;
-        let found = file.metadata().map_err(|cause| unreadable(key, &cause))?.len();
+        let file = self.folder.open(name, key)?;
+        let refused = |cause: InferError| failed(name, &cause);
+        let found = file.metadata().map_err(|cause| refused(unreadable(key, &cause)))?.len();
         if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > found) {
             let expected = format!("1 to {} at offset {offset}, what '{key}' has", found.saturating_sub(offset));
-            return Err(invalid("byte_size", bytes, expected));
+            return Err(refused(InferError::Invalid(format!(
+                "invalid args, {}",
+                invalid("byte_size", bytes, expected)
+            ))));
         }
-        let own: u64 = self.regions.values().map(|region| region.bytes).sum();
+        let own: u64 = self.live().map(|region| region.bytes).sum();
         if own.checked_add(bytes).is_none_or(|sum| sum > client_bytes_max) {
             let room = client_bytes_max.saturating_sub(own);
             let expected =
                 format!("at most {room} beside the {own} registered (clients.shared_memory.client_bytes_max)");
             return Err(invalid("byte_size", bytes, expected));
         }
-        self.regions.insert(name.to_owned(), Region { key: key.to_owned(), offset, bytes, file });
+        self.regions.insert(name.to_owned(), Rc::new(Region { key: key.to_owned(), offset, bytes, file }));
         Ok(())
     }
 
-    /// Forgets a region, or all of them; one that is not there is no error.
+    /// Forgets a region, or all of them, once no request names them; one that is not there is no error.
     pub fn unregister(&mut self, name: Option<&str>) {
-        match name {
-            Some(name) => drop(self.regions.remove(name)),
-            None => self.regions.clear(),
-        }
+        let gone = self.regions.extract_if(.., |region, _| name.is_none_or(|name| name == region));
+        self.leaving.extend(gone.map(|(name, region)| (name, Rc::downgrade(&region))));
+        self.settle();
     }
 
-    /// What is registered, by name.
+    /// What is registered, by name, and what was and is still in use.
     ///
     /// # Errors
     /// If there is no region of that name.
     pub fn status(&self, name: Option<&str>) -> Result<BTreeMap<String, RegionStatus>, InferError> {
-        if let Some(name) = name {
-            self.find(name)?;
-        }
-        let wanted = self.regions.iter().filter(|(region, _)| name.is_none_or(|name| name == *region));
-        let status = |(name, region): (&String, &Region)| {
+        let leaving = self.leaving.iter().filter_map(|(name, region)| Some((name, region.upgrade()?)));
+        let all = self.regions.iter().map(|(name, region)| (name, Rc::clone(region))).chain(leaving);
+        let status = |(name, region): (&String, Rc<Region>)| {
             let (key, offset, byte_size) = (region.key.clone(), region.offset, region.bytes);
             (name.clone(), RegionStatus { name: name.clone(), key, offset, byte_size })
         };
-        Ok(wanted.map(status).collect())
+        let wanted = all.filter(|(region, _)| name.is_none_or(|name| name == *region));
+        let found: BTreeMap<String, RegionStatus> = wanted.map(status).collect();
+        match name.filter(|_| found.is_empty()) {
+            Some(name) => Err(InferError::NotFound(format!(
+                "Unable to find system shared memory region: '{}'; expected a registered one",
+                excerpt(name)
+            ))),
+            None => Ok(found),
+        }
+    }
+
+    /// The part that a request names.
+    ///
+    /// # Errors
+    /// If there is no such region, or the part lies outside of it.
+    pub fn part(&self, span: RegionSpan) -> Result<Part, InferError> {
+        let name = excerpt(&span.region);
+        let Some(region) = self.regions.get(&span.region) else {
+            let text = format!("Unable to find shared memory region: '{name}'; expected a registered one");
+            return Err(InferError::NotFound(text));
+        };
+        let RegionSpan { offset, bytes, .. } = span;
+        let of = format!("for shared memory region: '{name}'");
+        let wrong = match offset.checked_add(bytes) {
+            _ if offset >= region.bytes => format!("Invalid offset {of}"),
+            None => format!(
+                "Integer overflow detected: byte_size ({bytes}) + offset ({offset}) exceeds maximum value ({}) for \
+                 region '{name}'",
+                u64::MAX
+            ),
+            Some(end) if end > region.bytes => format!("Invalid offset + byte size {of}"),
+            Some(_) => return Ok(Part { region: Rc::clone(region), span }),
+        };
+        let expected = format!("a part of its {} bytes", region.bytes);
+        Err(InferError::Invalid(format!("{wrong}; found {bytes} bytes at offset {offset}, expected {expected}")))
+    }
+
+    /// Forgets what has left.
+    fn settle(&mut self) {
+        self.leaving.retain(|_, region| region.strong_count() > 0);
+    }
+
+    fn live(&self) -> impl Iterator<Item = Rc<Region>> {
+        self.regions.values().cloned().chain(self.leaving.values().filter_map(Weak::upgrade))
+    }
+
+    fn len(&self) -> usize {
+        self.live().count()
+    }
+
+    fn is_empty(&mut self) -> bool {
+        self.settle();
+        self.regions.is_empty() && self.leaving.is_empty()
+    }
+}
+
+impl Part {
+    /// Where the client said that it is.
+    #[must_use]
+    pub fn span(&self) -> &RegionSpan {
+        &self.span
     }
 
     /// Reads a tensor.
     ///
     /// # Errors
-    /// If it lies outside its region, or the client has truncated that.
-    pub fn read(&self, span: &RegionSpan) -> Result<Bytes, InferError> {
-        let (region, at) = self.locate(span)?;
-        let mut bytes = vec![0; span.bytes as usize];
-        region.file.read_exact_at(&mut bytes, at).map_err(|cause| truncated(span, &cause))?;
+    /// If the client has truncated the region.
+    pub fn read(&self) -> Result<Bytes, InferError> {
+        let mut bytes = vec![0; self.span.bytes as usize];
+        self.region.file.read_exact_at(&mut bytes, self.at()).map_err(|cause| truncated(&self.span, &cause))?;
         Ok(bytes.into())
     }
 
-    /// Writes a tensor of `bytes.len()` bytes at the front of `span`.
+    /// Writes a tensor of `bytes.len()` bytes at its front.
     ///
     /// # Errors
     /// If it does not fit there, or the client has truncated the region.
-    pub fn write(&self, span: &RegionSpan, bytes: &[u8]) -> Result<(), InferError> {
-        let (region, at) = self.locate(span)?;
+    pub fn write(&self, bytes: &[u8]) -> Result<(), InferError> {
+        let Self { span, region } = self;
         if bytes.len() as u64 > span.bytes {
             let field = format!("shared memory region '{}': shared_memory_byte_size", excerpt(&span.region));
             return Err(invalid(&field, span.bytes, format_args!("at least the output's {}", bytes.len())));
         }
         let found = region.file.metadata().map_err(|cause| truncated(span, &cause))?.len();
         // A write beyond the end would make the file larger again.
-        if found < at + bytes.len() as u64 {
+        if found < self.at() + bytes.len() as u64 {
             return Err(truncated(span, &io::Error::from(io::ErrorKind::UnexpectedEof)));
         }
-        region.file.write_all_at(bytes, at).map_err(|cause| truncated(span, &cause))
+        region.file.write_all_at(bytes, self.at()).map_err(|cause| truncated(span, &cause))
     }
 
-    fn find(&self, name: &str) -> Result<&Region, InferError> {
-        self.regions.get(name).ok_or_else(|| {
-            InferError::NotFound(format!("shared memory region: found '{}', expected a registered one", excerpt(name)))
-        })
+    /// Where it starts in the file; it was checked that it ends there.
+    fn at(&self) -> u64 {
+        self.region.offset + self.span.offset
     }
+}
 
-    /// The region of a span and where the span starts in its file.
-    fn locate(&self, span: &RegionSpan) -> Result<(&Region, u64), InferError> {
-        let region = self.find(&span.region)?;
-        if span.offset.checked_add(span.bytes).is_none_or(|end| end > region.bytes) {
-            let field = format!("shared memory region '{}'", excerpt(&span.region));
-            let found = format!("{} bytes at offset {}", span.bytes, span.offset);
-            return Err(invalid(&field, found, format_args!("a part of its {} bytes", region.bytes)));
+impl PartialEq for Part {
+    fn eq(&self, other: &Self) -> bool {
+        self.span == other.span && Rc::ptr_eq(&self.region, &other.region)
+    }
+}
+
+impl Eq for Part {}
+
+impl Folder {
+    /// Opens shared memory for a region: a plain file directly in the folder, whatever else of that name may be
+    /// elsewhere.
+    fn open(&self, region: &str, key: &str) -> Result<File, InferError> {
+        let refused = |cause: InferError| failed(region, &cause);
+        if key.trim_start_matches('/').starts_with(RESERVED_PREFIX) {
+            let (region, key) = (excerpt(region), excerpt(key));
+            return Err(InferError::Invalid(format!(
+                "cannot register shared memory region '{region}' with key '{key}' as the key contains the reserved \
+                 prefix '{RESERVED_PREFIX}'"
+            )));
         }
-        Ok((region, region.offset + span.offset))
-    }
-
-    /// Opens shared memory: a plain file directly in the folder, whatever else of that name may be elsewhere.
-    fn open(&self, key: &str) -> Result<File, InferError> {
         let name = key.strip_prefix('/').unwrap_or(key);
         if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains(['/', '\0']) || [".", ".."].contains(&name) {
-            let expected = "a name as shm_open takes it, without further path separators";
-            return Err(invalid("key", format_args!("'{}'", excerpt(key)), expected));
+            let (region, key) = (excerpt(region), excerpt(key));
+            return Err(InferError::Invalid(format!(
+                "cannot register shared memory region '{region}' - invalid shm key '{key}', expected a name as \
+                 shm_open takes it, without further path separators"
+            )));
         }
-        let SharedMemory { prefix, owners, .. } = &self.folder.limits;
+        let SharedMemory { prefix, owners, .. } = &self.limits;
         if !name.starts_with(prefix.as_str()) {
             let expected = format!("a name that begins with '{prefix}' (clients.shared_memory.prefix)");
             return Err(invalid("key", format_args!("'{}'", excerpt(key)), expected));
         }
         // Without NONBLOCK a FIFO would hold us up.
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = rustix::fs::open(self.folder.path.join(name), flags, Mode::empty());
-        let file = File::from(file.map_err(|cause| unreadable(key, &cause.into()))?);
-        let metadata = file.metadata().map_err(|cause| unreadable(key, &cause))?;
+        let file = rustix::fs::open(self.path.join(name), flags, Mode::empty());
+        let file = File::from(file.map_err(|cause| refused(unreadable(key, &cause.into())))?);
+        let metadata = file.metadata().map_err(|cause| refused(unreadable(key, &cause)))?;
         if !metadata.is_file() {
             return Err(invalid("key", format_args!("'{}'", excerpt(key)), "shared memory"));
         }
@@ -270,8 +360,34 @@ impl Regions {
     }
 }
 
+fn failed(region: &str, cause: &InferError) -> InferError {
+    InferError::Invalid(format!("failed to register shared memory region '{}': {cause}", excerpt(region)))
+}
+
 fn unreadable(key: &str, cause: &io::Error) -> InferError {
-    InferError::Invalid(format!("key: '{}' cannot be opened as shared memory: {cause}", excerpt(key)))
+    InferError::Invalid(format!("Unable to open shared memory region: '{}': {cause}", excerpt(key)))
+}
+
+/// CUDA shared memory, as on a host without CUDA: there never is any.
+pub mod cuda {
+    use frontend::{InferError, excerpt};
+
+    /// Looks for a region, or for all.
+    ///
+    /// # Errors
+    /// If one is named.
+    pub fn status(name: Option<&str>) -> Result<(), InferError> {
+        let none =
+            |name| InferError::NotFound(format!("Unable to find cuda shared memory region: '{}'", excerpt(name)));
+        name.map_or(Ok(()), |name| Err(none(name)))
+    }
+
+    /// Why none can be registered.
+    #[must_use]
+    pub fn unsupported(name: &str) -> InferError {
+        let name = excerpt(name);
+        InferError::Invalid(format!("failed to register CUDA shared memory region: '{name}', GPUs not supported"))
+    }
 }
 
 fn truncated(span: &RegionSpan, cause: &io::Error) -> InferError {
@@ -301,18 +417,52 @@ mod tests {
     fn what_is_registered_is_read_and_written_in_its_bounds() {
         let (folder, mut regions) = with_region(&[0, 1, 2, 3, 4, 5, 6, 7]);
         regions.register("r", "/shm", 2, 4).unwrap();
-        assert_eq!(&regions.read(&span(1, 3)).unwrap()[..], [3, 4, 5]);
-        regions.write(&span(2, 2), &[9]).unwrap();
+        assert_eq!(&regions.part(span(1, 3)).unwrap().read().unwrap()[..], [3, 4, 5]);
+        regions.part(span(2, 2)).unwrap().write(&[9]).unwrap();
         assert_eq!(std::fs::read(folder.path().join("shm")).unwrap(), [0, 1, 2, 3, 9, 5, 6, 7]);
-        for outside in [span(2, 3), span(5, 0), span(u64::MAX, 2)] {
-            assert!(regions.read(&outside).unwrap_err().to_string().contains("a part of its 4 bytes"));
+        for (outside, words) in [
+            (span(2, 3), "Invalid offset + byte size for shared memory region: 'r'"),
+            (span(4, 0), "Invalid offset for shared memory region: 'r'"),
+            (span(u64::MAX, 2), "Invalid offset for shared memory region: 'r'"),
+            (span(3, u64::MAX), "Integer overflow detected: byte_size (18446744073709551615) + offset (3)"),
+        ] {
+            let error = regions.part(outside).unwrap_err().to_string();
+            assert!(error.starts_with(words) && error.ends_with("expected a part of its 4 bytes"), "{error}");
         }
-        assert!(regions.write(&span(0, 1), &[1, 2]).unwrap_err().to_string().contains("at least the output's 2"));
+        let short = regions.part(span(0, 1)).unwrap().write(&[1, 2]).unwrap_err();
+        assert!(short.to_string().contains("at least the output's 2"), "{short}");
         assert_eq!(regions.status(Some("r")).unwrap()["r"].byte_size, 4);
         regions.unregister(Some("r"));
         regions.unregister(Some("r"));
-        assert!(matches!(regions.read(&span(0, 1)), Err(InferError::NotFound(_))));
-        assert!(regions.status(None).unwrap().is_empty());
+        assert!(matches!(regions.part(span(0, 1)), Err(InferError::NotFound(_))));
+        assert!(regions.status(None).unwrap().is_empty() && regions.leaving.is_empty());
+    }
+
+    #[test]
+    fn a_region_that_a_request_names_leaves_once_the_request_has_ended() {
+        let (folder, mut regions) = with_region(&[0; 8]);
+        regions.register("r", "/shm", 0, 4).unwrap();
+        let [part, twin] = [(); 2].map(|()| regions.part(span(1, 2)).unwrap());
+        regions.unregister(None);
+        regions.unregister(Some("r"));
+        assert_eq!(regions.status(Some("r")).unwrap()["r"].byte_size, 4, "it is still there");
+        assert!(regions.part(span(1, 2)).is_err(), "and not for others");
+        let taken = regions.register("r", "/shm", 4, 4).unwrap_err().to_string();
+        assert!(taken.starts_with("shared memory region 'r' already in manager"), "{taken}");
+        drop(twin);
+        part.write(&[7, 8]).unwrap();
+        assert_eq!(std::fs::read(folder.path().join("shm")).unwrap(), [0, 7, 8, 0, 0, 0, 0, 0]);
+        drop(part);
+        assert!(regions.status(None).unwrap().is_empty() && regions.status(Some("r")).is_err());
+        regions.register("r", "/shm", 4, 4).unwrap();
+        assert_eq!(regions.status(None).unwrap()["r"].offset, 4);
+    }
+
+    #[test]
+    fn there_is_no_cuda_shared_memory() {
+        assert_eq!(cuda::status(None), Ok(()));
+        assert!(matches!(cuda::status(Some("r")), Err(InferError::NotFound(_))));
+        assert!(cuda::unsupported("r").to_string().ends_with("'r', GPUs not supported"));
     }
 
     const A: Client = Client::Certificate([1; 16]);
@@ -326,15 +476,14 @@ mod tests {
         let mut all = AllRegions::new(folder.path());
         all.register(A, "r", "/a", 0, 8).unwrap();
         for other in [Some(B), None] {
-            assert!(matches!(all.of(other).read(&span(0, 1)), Err(InferError::NotFound(_))));
-            assert!(matches!(all.of(other).write(&span(0, 1), &[9]), Err(InferError::NotFound(_))));
+            assert!(matches!(all.of(other).part(span(0, 1)), Err(InferError::NotFound(_))));
             assert!(all.of(other).status(None).unwrap().is_empty() && all.of(other).status(Some("r")).is_err());
         }
         all.unregister(B, Some("r"));
         all.unregister(B, None);
         all.register(B, "r", "/b", 0, 8).unwrap();
-        assert_eq!(&all.of(Some(A)).read(&span(0, 2)).unwrap()[..], [1, 1]);
-        assert_eq!(&all.of(Some(B)).read(&span(0, 2)).unwrap()[..], [2, 2]);
+        assert_eq!(&all.of(Some(A)).part(span(0, 2)).unwrap().read().unwrap()[..], [1, 1]);
+        assert_eq!(&all.of(Some(B)).part(span(0, 2)).unwrap().read().unwrap()[..], [2, 2]);
         all.retain(|client| client != A);
         assert!(all.of(Some(A)).status(None).unwrap().is_empty());
         all.unregister(B, None);
@@ -381,10 +530,11 @@ mod tests {
         regions.register("r", "shm", 0, 64).unwrap();
         let file = File::options().write(true).open(folder.path().join("shm")).unwrap();
         file.set_len(8).unwrap();
-        assert!(regions.read(&span(0, 64)).unwrap_err().to_string().contains("was it truncated?"));
-        assert!(regions.write(&span(4, 8), &[1; 8]).unwrap_err().to_string().contains("was it truncated?"));
+        let part = |offset, bytes| regions.part(span(offset, bytes)).unwrap();
+        assert!(part(0, 64).read().unwrap_err().to_string().contains("was it truncated?"));
+        assert!(part(4, 8).write(&[1; 8]).unwrap_err().to_string().contains("was it truncated?"));
         assert_eq!(file.metadata().unwrap().len(), 8);
-        regions.write(&span(0, 8), &[1; 8]).unwrap();
+        part(0, 8).write(&[1; 8]).unwrap();
     }
 
     #[test]
@@ -397,11 +547,17 @@ mod tests {
             assert!(refuse(key).contains("expected a name as shm_open takes it"), "{key}");
         }
         for key in ["nothing", "link", "folder"] {
-            assert!(refuse(key).contains("cannot be opened as shared memory"), "{key}: {}", refuse(key));
+            let expected =
+                format!("failed to register shared memory region 'r': Unable to open shared memory region: '{key}'");
+            assert!(refuse(key).starts_with(&expected), "{key}: {}", refuse(key));
         }
+        assert!(refuse("///triton_python_backend_shm_region_1").contains("the reserved prefix"));
         for (offset, bytes) in [(0, 9), (0, 0), (9, 1), (u64::MAX, u64::MAX)] {
             let error = regions.register("r", "shm", offset, bytes).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("byte_size: found {bytes}, expected 1 to")), "{error}");
+            let expected = format!(
+                "failed to register shared memory region 'r': invalid args, byte_size: found {bytes}, expected 1 to"
+            );
+            assert!(error.starts_with(&expected), "{error}");
         }
         regions.register("r", "shm", 0, 8).unwrap();
         assert!(regions.register("r", "shm", 0, 8).unwrap_err().to_string().contains("unregister it first"));

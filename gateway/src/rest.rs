@@ -30,13 +30,14 @@ use crate::{
     compression::Coding,
     metrics::Stage,
     protocol::{self, Parameters},
+    regions::cuda,
     server::{BodyMax, Caller, IntakeError, Server, check_same_site, decompressed},
     service::{Service, timing_text},
     settings::Settings,
     trace::{OpenTrace, TraceContext},
 };
 
-/// Length of the JSON object that binary tensors follow.
+/// Length of the JSON object that binary tensors follow; 0 if the body is nothing but the one input.
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 /// The number by which `/debug/requests/` explains the request.
 const REQUEST: HeaderName = HeaderName::from_static("x-downbeat-request");
@@ -136,6 +137,15 @@ const ROUTES: &[(&str, Op, Action)] = &[
     ("v2/systemsharedmemory/region/{region}/register", Op::SharedMemory, ChangeOwn(register_region)),
     ("v2/systemsharedmemory/region/{region}/unregister", Op::SharedMemory, ChangeOwn(unregister_region)),
     ("v2/systemsharedmemory/unregister", Op::SharedMemory, ChangeOwn(unregister_region)),
+    ("v2/cudasharedmemory/status", Op::SharedMemory, Look(|_, at| cuda_status(at))),
+    ("v2/cudasharedmemory/region/{region}/status", Op::SharedMemory, Look(|_, at| cuda_status(at))),
+    (
+        "v2/cudasharedmemory/region/{region}/register",
+        Op::SharedMemory,
+        Change(|_, at, _| Err(cuda::unsupported(at.region.unwrap_or_default()))),
+    ),
+    ("v2/cudasharedmemory/region/{region}/unregister", Op::SharedMemory, Change(|_, _, _| Ok(ok(&json!({}))))),
+    ("v2/cudasharedmemory/unregister", Op::SharedMemory, Change(|_, _, _| Ok(ok(&json!({}))))),
     ("v2/drain", Op::Drain, Drain),
 ];
 
@@ -165,13 +175,8 @@ struct Failure {
 
 /// Answers a request.
 pub async fn answer(caller: &Caller, request: Request<Incoming>) -> Reply {
-    let coding = request.headers().get(ACCEPT_ENCODING).and_then(|value| Coding::accepted(value.to_str().ok()?));
     let version = request.version();
-    let reply = route(caller, request, coding).await.unwrap_or_else(|failure| failure.into_reply(version));
-    match coding {
-        Some(coding) if !reply.headers().contains_key(CONTENT_ENCODING) => compressed(reply, coding).await,
-        _ => reply,
-    }
+    route(caller, request).await.unwrap_or_else(|failure| failure.into_reply(version))
 }
 
 /// Answers a request that was refused before it was looked at.
@@ -186,8 +191,11 @@ pub(crate) fn is_probe(path: &str) -> bool {
     matches!(path, "/v2/health/live" | "/v2/health/ready") || of_model(path)
 }
 
-async fn route(caller: &Caller, request: Request<Incoming>, coding: Option<Coding>) -> Result<Reply, Failure> {
+async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Failure> {
     let server = &*caller.server;
+    // Of scrapes and inferences: tritonclient over asyncio offers to read gzip with every request, and decodes it only
+    // of inferences; no client of Triton's decodes errors.
+    let coding = request.headers().get(ACCEPT_ENCODING).and_then(|value| Coding::accepted(value.to_str().ok()?));
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let Ok(found) = ROUTER.at(&path) else {
         let message = format!("path: found '/{}', expected a route of the protocol, as /v2/models/..", excerpt(&path));
@@ -214,7 +222,13 @@ async fn route(caller: &Caller, request: Request<Incoming>, coding: Option<Codin
         check_same_site(&request).inspect_err(|refusal| server.service.record.refusals().count(refusal.into()))?;
     }
     match action {
-        Infer => infer(caller, at, request).await,
+        Infer => {
+            let reply = infer(caller, at, request).await?;
+            Ok(match coding {
+                Some(coding) => compressed(reply, coding).await,
+                None => reply,
+            })
+        }
         Look(look) => Ok(look(&server.service, at)?),
         LookAtOwn(look) => Ok(look(&server.service, caller.client(), at)?),
         Scrape => Ok(metrics(server, coding).await),
@@ -310,6 +324,11 @@ fn unregister_region(service: &Service, of: Client, at: At<'_>, _: &Settings) ->
     Ok(ok(&json!({})))
 }
 
+fn cuda_status(at: At<'_>) -> Result<Reply, InferError> {
+    cuda::status(at.region)?;
+    Ok(ok(&json!([])))
+}
+
 async fn infer(caller: &Caller, at: At<'_>, request: Request<Incoming>) -> Result<Reply, Failure> {
     let server = &*caller.server;
     let context = TraceContext::of(request.headers());
@@ -335,10 +354,10 @@ async fn infer_traced(
         let model = server.service.find(at.model, at.version)?;
         server.service.record.observe(model.0, Stage::Receive, server.service.desk.now() - began);
         trace.stage(Stage::Receive, began);
-        let parsed = if is_picture {
-            protocol::picture_request(&model.1, body, query)?
-        } else {
-            server.service.parse(&model.1, body, header_length, &charge).await?
+        let parsed = match header_length {
+            _ if is_picture => protocol::picture_request(&model.1, body, query)?,
+            Some(0) => protocol::raw_request(&model.1, body, query)?,
+            _ => server.service.parse(&model.1, body, header_length, &charge).await?,
         };
         let index = model.0;
         let submitted = server.service.admit(model, parsed, (None, caller.shared_memory()), &charge, trace);
@@ -359,7 +378,8 @@ async fn infer_traced(
     Ok(response)
 }
 
-/// The parameters that a query such as `timeout=20000&priority=1` sets: a picture has no JSON around it to hold them.
+/// The parameters that a query such as `timeout=20000&priority=1` sets: a picture or a raw tensor has no JSON around it
+/// to hold them.
 fn parameters_of(query: &str) -> Parameters {
     let value = |text: &str| text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from);
     form_urlencoded::parse(query.as_bytes()).map(|(key, text)| (key.into_owned(), value(&text))).collect()

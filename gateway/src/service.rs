@@ -27,6 +27,7 @@ use crate::{
         repository_index_response::ModelIndex,
     },
     budget::{Charge, NoRoom},
+    config::DEFAULT_SERVER_NAME,
     image,
     metrics::Stage,
     pool::{AT_ONCE_BYTES_MAX, Pool},
@@ -36,7 +37,7 @@ use crate::{
     },
     recent::Recent,
     record::Record,
-    regions::AllRegions,
+    regions::{AllRegions, Part},
     settings::{LogSettings, Settings, Tracer},
     trace::{OpenTrace, TraceContext, Tracing},
 };
@@ -80,6 +81,7 @@ pub struct Service {
     log: RefCell<LogSettings>,
     set_log_level: Option<SetLogLevel>,
     wall_clock: fn() -> SystemTime,
+    server_name: String,
 }
 
 /// A request that is under way. Dropping it cancels the request.
@@ -95,8 +97,8 @@ pub struct Submitted<'a> {
     model: Rc<Model>,
     id: Option<String>,
     outputs: Vec<OutputChoice>,
-    /// Whose shared memory it may name.
-    regions_of: Option<Client>,
+    /// Shared memory that its inputs came from stays registered until it ends.
+    _parts: Vec<Part>,
 }
 
 /// A request's end, to be encoded.
@@ -137,7 +139,14 @@ impl Service {
             log: RefCell::default(),
             set_log_level,
             wall_clock,
+            server_name: DEFAULT_SERVER_NAME.to_owned(),
         }
+    }
+
+    /// The same, under the name that clients are to be told.
+    #[must_use]
+    pub fn named(self, server_name: impl Into<String>) -> Self {
+        Self { server_name: server_name.into(), ..self }
     }
 
     /// The same, and traces go to a collector: of requests whose caller says nothing, one in `rate`.
@@ -187,8 +196,11 @@ impl Service {
             if self.desk.with_core(is_ready)
                 && let Some(mut ahead) = self.ahead.may_go(index, &model.1, &request, &self.pool)
             {
-                let prepared = protocol::prepare_ahead(&model.1, index, request, within);
-                let submitted = prepared.and_then(|prepared| self.submit(model, prepared, regions_of, trace));
+                let prepared = {
+                    let regions = self.regions.borrow();
+                    protocol::prepare_ahead(&model.1, index, request, within, regions.of(regions_of))
+                };
+                let submitted = prepared.and_then(|prepared| self.submit(model, prepared, trace));
                 let submitted = submitted.inspect_err(|_| ahead.handle_settled())?;
                 return submitted.decoding((pictures, ahead, index), charge, trace).await;
             }
@@ -202,14 +214,13 @@ impl Service {
         let prepared = protocol::prepare(&model.1, index, request, within, self.regions.borrow().of(regions_of));
         let mut prepared = prepared.inspect_err(|error| trace.failed(error))?;
         prepared.checked.waited = waited;
-        self.submit(model, prepared, regions_of, trace)
+        self.submit(model, prepared, trace)
     }
 
     fn submit(
         &self,
         (index, model): (usize, Rc<Model>),
-        Prepared { id, checked, outputs }: Prepared,
-        regions_of: Option<Client>,
+        Prepared { id, checked, outputs, parts }: Prepared,
         trace: &mut OpenTrace,
     ) -> Result<Submitted<'_>, InferError> {
         let is_it = |core: &frontend::core::Core| Rc::ptr_eq(&core.models().get(index).model, &model);
@@ -219,7 +230,17 @@ impl Service {
         };
         let pending = pending.inspect_err(|error| trace.failed(error))?;
         let admitted_in = self.epoch();
-        Ok(Submitted { service: self, pending, admitted_in, ended: None, ahead: None, model, id, outputs, regions_of })
+        Ok(Submitted {
+            service: self,
+            pending,
+            admitted_in,
+            ended: None,
+            ahead: None,
+            model,
+            id,
+            outputs,
+            _parts: parts,
+        })
     }
 
     /// The epoch that is obeyed, or was obeyed last.
@@ -346,6 +367,9 @@ impl Service {
                 return Err(invalid("parameters", excerpt(name), expected));
             }
         }
+        if to == ModelChange::Load {
+            check_loadable(model)?;
+        }
         self.desk.change_model(to, model).await
     }
 
@@ -353,7 +377,7 @@ impl Service {
     #[must_use]
     pub fn server_metadata(&self) -> ServerMetadataResponse {
         ServerMetadataResponse {
-            name: "downbeat".to_owned(),
+            name: self.server_name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             extensions: EXTENSIONS.map(str::to_owned).into(),
         }
@@ -529,7 +553,7 @@ impl Submitted<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, pending, admitted_in, ended, ahead, model, id, outputs, regions_of } = self;
+        let Self { service, pending, admitted_in, ended, ahead, model, id, outputs, _parts } = self;
         let result = match ended {
             Some(result) => result,
             None => pending.wait().await,
@@ -546,8 +570,8 @@ impl Submitted<'_> {
         let number = service.recent.borrow_mut().push(id.as_deref(), &model.name, epochs, outcome);
         let reply = result?;
         for OutputChoice { index, form, classes: _ } in &outputs {
-            if let OutputForm::Region(span) = form {
-                service.regions.borrow().of(regions_of).write(span, &reply.outputs[*index])?;
+            if let OutputForm::Region(part) = form {
+                part.write(&reply.outputs[*index])?;
             }
         }
         if service.tracing.is_none() && service.tracer.borrow_mut().sample(&model.name) {
@@ -587,6 +611,20 @@ pub fn timing_text(timing: &Timing) -> String {
         text.push_str(digits.format(value));
     }
     text
+}
+
+/// Checks a name that is to be a folder's. As Triton says it.
+fn check_loadable(model: &str) -> Result<(), InferError> {
+    let wrong = |text: &str| Err(InferError::Invalid(text.to_owned()));
+    match model.trim() {
+        "" => wrong("Model name cannot be empty. Please enter a valid name to deploy."),
+        name if name.contains(['/', '\\']) || [".", ".."].contains(&name) => {
+            let expected = "the name of a folder of the repository";
+            let words = "model name must not contain path traversal characters";
+            wrong(&format!("{words}: found '{}', expected {expected}", excerpt(model)))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What a request would become finds no room.

@@ -22,11 +22,30 @@ pub struct LogSettings {
     warning: bool,
     error: bool,
     verbose_level: u32,
+    format: LogFormat,
+}
+
+/// How Triton writes a line's time. Here it is always as in ISO 8601, and only what was asked for is remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LogFormat {
+    Default,
+    Iso8601,
+}
+
+impl LogFormat {
+    const ALL: [Self; 2] = [Self::Default, Self::Iso8601];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Iso8601 => "ISO8601",
+        }
+    }
 }
 
 impl Default for LogSettings {
     fn default() -> Self {
-        Self { info: true, warning: true, error: true, verbose_level: 0 }
+        Self { info: true, warning: true, error: true, verbose_level: 0, format: LogFormat::Default }
     }
 }
 
@@ -62,9 +81,11 @@ impl LogSettings {
                     new.verbose_level = level.ok_or_else(|| wrong("a number from 0 on"))?;
                 }
                 "log_file" if value == "" => {}
-                "log_file" => return Err(wrong("\"\": the log goes to stderr")),
-                "log_format" if value == "default" => {}
-                "log_format" => return Err(wrong("\"default\"")),
+                "log_file" => return Err(elsewhere("log", "the log goes to stderr")),
+                "log_format" => {
+                    let format = value.as_str().and_then(|name| LogFormat::ALL.into_iter().find(|f| f.name() == name));
+                    new.format = format.ok_or_else(|| wrong("\"default\" or \"ISO8601\""))?;
+                }
                 _ => return Err(unknown("log setting", key, &self.report())),
             }
         }
@@ -80,20 +101,19 @@ impl LogSettings {
             "log_warning": self.warning,
             "log_error": self.error,
             "log_verbose_level": self.verbose_level,
-            "log_format": "default",
+            "log_format": self.format.name(),
         }))
     }
 }
 
-/// Which requests leave a trace.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Which requests leave a trace, as far as somebody has said so.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct TraceSettings {
-    on: bool,
+    on: Option<bool>,
     /// One request in so many.
-    rate: u32,
-    /// So many more; no bound if `None`.
-    count: Option<u32>,
-    mode: TraceMode,
+    rate: Option<u32>,
+    /// So many more; no bound if that is `None`.
+    count: Option<Option<u32>>,
 }
 
 /// Where traces go, in Triton's terms. It is the operator's to choose.
@@ -115,58 +135,62 @@ impl TraceMode {
     }
 }
 
-impl Default for TraceSettings {
-    fn default() -> Self {
-        Self { on: false, rate: 1000, count: None, mode: TraceMode::default() }
-    }
-}
+/// One request in so many, if nobody says otherwise.
+const TRACE_RATE: u32 = 1000;
 
 impl TraceSettings {
-    fn changed(&self, changes: &Settings, default: &Self) -> Result<Self, InferError> {
+    /// The same with some changed; `null` takes back what was said.
+    fn changed(&self, changes: &Settings, mode: TraceMode) -> Result<Self, InferError> {
         let mut new = self.clone();
         for (key, value) in changes {
             let wrong = |expected: &str| invalid(key, excerpt(&value.to_string()), expected);
             let number = || value.as_str().map_or_else(|| value.as_i64(), |text| text.parse().ok());
             match (key.as_str(), value) {
-                ("trace_level", Value::Null) => new.on = default.on,
-                ("trace_rate", Value::Null) => new.rate = default.rate,
-                ("trace_count", Value::Null) => new.count = default.count,
+                ("trace_level", Value::Null) => new.on = None,
+                ("trace_rate", Value::Null) => new.rate = None,
+                ("trace_count", Value::Null) => new.count = None,
                 ("log_frequency" | "trace_file" | "trace_mode", Value::Null) => {}
                 ("trace_level", value) => {
-                    new.on = level(value).ok_or_else(|| wrong("[\"OFF\"] or [\"TIMESTAMPS\"]"))?
+                    new.on = Some(level(value).ok_or_else(|| wrong("[\"OFF\"] or [\"TIMESTAMPS\"]"))?);
                 }
                 ("trace_rate", _) => {
                     let rate = number().and_then(|rate| u32::try_from(rate).ok()).filter(|rate| *rate > 0);
-                    new.rate = rate.ok_or_else(|| wrong("a number from 1 on"))?;
+                    new.rate = Some(rate.ok_or_else(|| wrong("a number from 1 on"))?);
                 }
                 ("trace_count", _) => match number().map(|count| (count, u32::try_from(count))) {
-                    Some((-1, _)) => new.count = None,
-                    Some((_, Ok(count))) => new.count = Some(count),
+                    Some((-1, _)) => new.count = Some(None),
+                    Some((_, Ok(count))) => new.count = Some(Some(count)),
                     _ => return Err(wrong("a number from 0 on, or -1 for no bound")),
                 },
                 ("log_frequency", _) if number() == Some(0) => {}
                 ("log_frequency", _) => return Err(wrong("0: each trace is logged at once")),
                 ("trace_file", value) if value == "" => {}
-                ("trace_file", _) => return Err(wrong("\"\": traces go to the log, or to a collector")),
-                ("trace_mode", value) if value == self.mode.name() => {}
+                ("trace_file", _) => return Err(elsewhere("trace", "traces go to the log, or to a collector")),
+                ("trace_mode", value) if value == mode.name() => {}
                 ("trace_mode", _) => {
-                    let expected = format!("\"{}\", as the frontend is configured ([otlp])", self.mode.name());
+                    let expected = format!("\"{}\", as the frontend is configured ([otlp])", mode.name());
                     return Err(wrong(&expected));
                 }
-                _ => return Err(unknown("trace setting", key, &self.report())),
+                _ => return Err(unknown("trace setting", key, &self.report(mode))),
             }
         }
         Ok(new)
     }
 
-    fn report(&self) -> Settings {
+    /// The same, and what another says where nothing is said.
+    fn or(&self, other: &Self) -> Self {
+        Self { on: self.on.or(other.on), rate: self.rate.or(other.rate), count: self.count.or(other.count) }
+    }
+
+    fn report(&self, mode: TraceMode) -> Settings {
+        let count = self.count.flatten();
         as_map(json!({
-            "trace_level": [if self.on { "TIMESTAMPS" } else { "OFF" }],
-            "trace_rate": self.rate.to_string(),
-            "trace_count": self.count.map_or_else(|| "-1".to_owned(), |count| count.to_string()),
+            "trace_level": [if self.on == Some(true) { "TIMESTAMPS" } else { "OFF" }],
+            "trace_rate": self.rate.unwrap_or(TRACE_RATE).to_string(),
+            "trace_count": count.map_or_else(|| "-1".to_owned(), |count| count.to_string()),
             "log_frequency": "0",
             "trace_file": "",
-            "trace_mode": self.mode.name(),
+            "trace_mode": mode.name(),
         }))
     }
 }
@@ -185,9 +209,11 @@ fn level(value: &Value) -> Option<bool> {
     }
 }
 
-/// Trace settings of the server and of single models, and how far each has got.
+/// Trace settings of the server and of single models, and how far each has got. What is not said of a model is as for
+/// the server, whatever that comes to be.
 #[derive(Debug, Default)]
 pub struct Tracer {
+    mode: TraceMode,
     server: Sampler,
     /// Models with settings of their own. Bounded by the repository: only its models are looked up.
     models: BTreeMap<String, Sampler>,
@@ -203,17 +229,17 @@ impl Tracer {
     /// Traces go to a collector; unless clients say otherwise, one request in `rate`, or none if that is zero.
     #[must_use]
     pub fn for_collector(rate: u32) -> Self {
-        let defaults = TraceSettings::default();
-        let rate_or_default = if rate == 0 { defaults.rate } else { rate };
-        let settings =
-            TraceSettings { on: rate > 0, rate: rate_or_default, mode: TraceMode::OpenTelemetry, ..defaults };
-        Self { server: Sampler { settings, requests: 0 }, ..Self::default() }
+        let settings = TraceSettings { on: Some(rate > 0), rate: (rate > 0).then_some(rate), count: None };
+        let server = Sampler { settings, requests: 0 };
+        Self { mode: TraceMode::OpenTelemetry, server, models: BTreeMap::new() }
     }
 
     /// The settings that hold for a model, or for the server.
     #[must_use]
     pub fn report(&self, model: Option<&str>) -> Settings {
-        self.sampler(model).settings.report()
+        let own = model.and_then(|model| self.models.get(model));
+        let settings = own.map(|own| own.settings.or(&self.server.settings));
+        settings.unwrap_or_else(|| self.server.settings.clone()).report(self.mode)
     }
 
     /// Changes settings, of a model or of the server. `null` clears: to the server's for a model, else to the default.
@@ -221,36 +247,51 @@ impl Tracer {
     /// # Errors
     /// If a setting is unknown, fixed, or has a wrong value.
     pub fn change(&mut self, model: Option<&str>, changes: &Settings) -> Result<(), InferError> {
-        let default = match model {
-            Some(_) => self.server.settings.clone(),
-            None => TraceSettings { mode: self.server.settings.mode, ..TraceSettings::default() },
+        let mode = self.mode;
+        let changed = |sampler: &Sampler| {
+            sampler.settings.changed(changes, mode).map(|settings| Sampler { settings, requests: 0 })
         };
-        let settings = self.sampler(model).settings.changed(changes, &default)?;
-        let sampler = Sampler { settings, requests: 0 };
         match model {
-            Some(model) => drop(self.models.insert(model.to_owned(), sampler)),
-            None => self.server = sampler,
+            None => self.server = changed(&self.server)?,
+            Some(model) => {
+                let own = changed(self.models.get(model).unwrap_or(&Sampler::default()))?;
+                if own.settings == TraceSettings::default() {
+                    self.models.remove(model);
+                } else {
+                    self.models.insert(model.to_owned(), own);
+                }
+            }
         }
         Ok(())
     }
 
     /// Whether the request that ends now leaves a trace.
     pub fn sample(&mut self, model: &str) -> bool {
-        let Sampler { settings, requests } = self.models.get_mut(model).unwrap_or(&mut self.server);
-        if !settings.on || settings.count == Some(0) {
+        let own = self.models.get_mut(model);
+        let settings = match &own {
+            Some(own) => own.settings.or(&self.server.settings),
+            None => self.server.settings.clone(),
+        };
+        let left = settings.count.flatten();
+        if settings.on != Some(true) || left == Some(0) {
             return false;
         }
-        *requests = (*requests + 1) % settings.rate;
-        let sampled = *requests == 0;
-        if sampled {
-            settings.count = settings.count.map(|count| count - 1);
+        // Whoever has said how many counts them.
+        let counts_itself = own.as_ref().is_some_and(|own| own.settings.count.is_some());
+        let sampler = own.unwrap_or(&mut self.server);
+        sampler.requests = (sampler.requests + 1) % settings.rate.unwrap_or(TRACE_RATE);
+        let sampled = sampler.requests == 0;
+        if let Some(left) = left.filter(|_| sampled) {
+            let whose = if counts_itself { sampler } else { &mut self.server };
+            whose.settings.count = Some(Some(left - 1));
         }
         sampled
     }
+}
 
-    fn sampler(&self, model: Option<&str>) -> &Sampler {
-        model.and_then(|model| self.models.get(model)).unwrap_or(&self.server)
-    }
+/// A file that a client would have written. As Triton says it.
+fn elsewhere(what: &str, where_it_goes: &str) -> InferError {
+    InferError::Invalid(format!("{what} file location can not be updated through network protocol: {where_it_goes}"))
 }
 
 fn unknown(kind: &str, key: &str, known: &Settings) -> InferError {
@@ -284,7 +325,11 @@ mod tests {
         assert_eq!(level(quiet), Ok(LevelFilter::OFF));
         let error = |value| level(value).unwrap_err().to_string();
         assert_eq!(error(json!({ "log_info": 1 })), "log_info: found 1, expected true or false");
-        assert!(error(json!({ "log_file": "/etc/passwd" })).contains("the log goes to stderr"));
+        let elsewhere = "log file location can not be updated through network protocol: the log goes to stderr";
+        assert_eq!(error(json!({ "log_file": "/etc/passwd" })), elsewhere);
+        let iso = log.changed(&settings(json!({ "log_format": "ISO8601" }))).unwrap();
+        assert_eq!((&iso.report()["log_format"], &log.report()["log_format"]), (&json!("ISO8601"), &json!("default")));
+        assert!(error(json!({ "log_format": 8601 })).ends_with("expected \"default\" or \"ISO8601\""));
         assert!(error(json!({ "loud": true })).starts_with("log setting: found 'loud', expected one of: log_error"));
     }
 
@@ -302,6 +347,23 @@ mod tests {
         assert!(tracer.sample("m") && tracer.sample("m") && !tracer.sample("other"));
         tracer.change(Some("m"), &settings(json!({ "trace_rate": null }))).unwrap();
         assert_eq!(tracer.report(Some("m"))["trace_rate"], "3", "the server's");
+    }
+
+    #[test]
+    fn what_is_not_said_of_a_model_follows_the_server() {
+        let mut tracer = Tracer::default();
+        let mut change = |model, value| {
+            tracer.change(model, &settings(value)).unwrap();
+            tracer.report(Some("m"))
+        };
+        assert_eq!(change(Some("m"), json!({ "trace_rate": "12" }))["trace_level"], json!(["OFF"]));
+        let both = change(None, json!({ "trace_level": ["TIMESTAMPS"], "trace_rate": "56", "trace_count": "1" }));
+        assert_eq!((&both["trace_level"], &both["trace_rate"]), (&json!(["TIMESTAMPS"]), &json!("12")));
+        let cleared = change(Some("m"), json!({ "trace_rate": null }));
+        assert_eq!(cleared["trace_rate"], "56");
+        change(Some("m"), json!({ "trace_rate": 1 }));
+        assert!(tracer.sample("m") && !tracer.sample("m"), "the server's count is used up");
+        assert_eq!(tracer.report(None)["trace_count"], "0");
     }
 
     #[test]
@@ -325,7 +387,10 @@ mod tests {
                 "trace_rate: found 0, expected a number from 1",
             ),
             (json!({ "trace_level": ["TENSORS"] }), "expected [\"OFF\"] or [\"TIMESTAMPS\"]"),
-            (json!({ "trace_file": "/tmp/x" }), "traces go to the log"),
+            (
+                json!({ "trace_file": "/tmp/x" }),
+                "trace file location can not be updated through network protocol: traces go",
+            ),
             (json!({ "trace_mode": "opentelemetry" }), "expected \"triton\", as the frontend is configured ([otlp])"),
             (json!({ "trace_count": -2 }), "expected a number from 0 on"),
             (json!({ "trace_colour": 1 }), "trace setting: found 'trace_colour', expected one of"),

@@ -245,7 +245,7 @@ pub fn load_named(repository: &Path, name: &str) -> Result<Model, RepositoryErro
     let folder = repository.join(name);
     if !is_plain || !folder.is_dir() {
         return Err(RepositoryError(format!(
-            "found no model '{name}' in the repository, expected the name of a folder there"
+            "failed to poll from model repository: found no model '{name}', expected the name of a folder there"
         )));
     }
     config::load(&folder)

@@ -10,7 +10,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use gateway::{access::Clients, config::Otlp};
+use gateway::{
+    access::Clients,
+    config::{DEFAULT_SERVER_NAME, MetricsConfig, Otlp},
+};
 use rand::RngExt;
 use scheduler::Policy;
 use serde::Deserialize;
@@ -49,6 +52,10 @@ pub(super) struct Layout {
     pub clients: Clients,
     /// Where the frontends send traces.
     pub otlp: Option<Otlp>,
+    /// What clients are told that the frontends are called.
+    pub server_name: String,
+    /// What the frontends' `/metrics` have besides what they always have.
+    pub metrics: MetricsConfig,
     /// The backends.
     pub backend: Vec<BackendLayout>,
 }
@@ -81,6 +88,8 @@ impl Default for Layout {
             faults: Faults::default(),
             clients: Clients::default(),
             otlp: None,
+            server_name: DEFAULT_SERVER_NAME.to_owned(),
+            metrics: MetricsConfig::default(),
             backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
         }
     }
@@ -345,6 +354,8 @@ impl Wiring {
             grpc: layout.grpc.get(index).copied(),
             clients: layout.clients.clone(),
             otlp: layout.otlp.clone(),
+            server_name: layout.server_name.clone(),
+            metrics: layout.metrics,
             ..self.silent_frontend(layout, FRONTEND_HOSTS + index as u8).into()
         })
     }
@@ -422,6 +433,9 @@ pub(crate) struct UpArgs {
     /// Schedulers, of which one is the primary and the others take over from it; 1 to 4 [default: 1]
     #[arg(long)]
     schedulers: Option<u16>,
+    /// What clients are told that the server is called [default: downbeat]
+    #[arg(long)]
+    server_name: Option<String>,
     /// How members write their logs to stderr
     #[arg(long, value_enum, default_value_t)]
     log_format: role::LogFormat,
@@ -445,6 +459,7 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
     layout.grpc = args.grpc.map_or(layout.grpc, |grpc| vec![grpc]);
     layout.policy = args.policy.clone().unwrap_or(layout.policy);
     layout.schedulers = args.schedulers.unwrap_or(layout.schedulers);
+    layout.server_name = args.server_name.clone().unwrap_or(layout.server_name);
     let cluster = Cluster::start(layout, Logs::Inherited(args.log_format), Restarts::All)?;
     for (name, process) in cluster.supervisor.process_ids() {
         println!("{name}: process {process}");

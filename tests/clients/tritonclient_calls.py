@@ -1,10 +1,13 @@
 """tritonclient over HTTP or gRPC: every call that both have, then what only one of them has."""
 
+import asyncio
 import queue
+import urllib.request
 
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
+import tritonclient.http.aio
 import tritonclient.utils.shared_memory as shm
 from judge import IMAGES, LABELS, MODEL, PATIENT, PLAIN, REPOSITORY, Table, close, expect
 from tritonclient.utils import InferenceServerException
@@ -18,6 +21,7 @@ class Triton:
     def __init__(self, library, name, address):
         self.library = library
         self.is_http = library is tritonclient.http
+        self.address = address
         self.client = library.InferenceServerClient(address)
         self.call = Table(name)
         self.known = None
@@ -61,6 +65,8 @@ class Triton:
         call("is_server_ready", "true", lambda: expect(client.is_server_ready(), True))
         call("is_model_ready", "true", lambda: expect(client.is_model_ready(MODEL), True))
         call("is_model_ready (version)", "true", lambda: expect(client.is_model_ready(MODEL, "1"), True))
+        call("is_model_ready (unknown model)", "false", lambda: expect(client.is_model_ready("nothing"), False))
+        call("is_model_ready (unknown version)", "false", lambda: expect(client.is_model_ready(MODEL, "9"), False))
         metadata = call("get_server_metadata", "name and extensions", lambda: self.json(client.get_server_metadata))
         expect(metadata["name"], "downbeat")
         assert "statistics" in metadata["extensions"], metadata
@@ -237,6 +243,15 @@ class Triton:
             )
         finally:
             shm.destroy_shared_memory_region(handle)
+        none = [] if self.is_http else {}
+        call("get_cuda_shared_memory_status", "none", lambda: expect(self.json(client.get_cuda_shared_memory_status), none))
+        call("unregister_cuda_shared_memory", "done", lambda: client.unregister_cuda_shared_memory("none"))
+        call.refused(
+            "register_cuda_shared_memory",
+            "GPUs not supported",
+            InferenceServerException,
+            lambda: client.register_cuda_shared_memory("none", b"", 0, 16),
+        )
 
     def refusals(self):
         refused = lambda call, reason, function: self.call.refused(call, reason, InferenceServerException, function)
@@ -249,7 +264,7 @@ class Triton:
         refused("load_model (unknown model)", "failed to load 'nothing'", lambda: self.client.load_model("nothing"))
         refused("load_model (a path)", "expected the name of a folder", lambda: self.client.load_model(".."))
         refused("load_model (config)", "loaded from the repository as it is there", lambda: self.client.load_model(MODEL, config="{}"))
-        refused("unload_model (unknown model)", "failed to unload 'nothing'", lambda: self.client.unload_model("nothing"))
+        self.call("unload_model (unknown model)", "done", lambda: self.client.unload_model("nothing"))
         refused("update_log_settings (a file)", "the log goes to stderr", lambda: self.client.update_log_settings({"log_file": "/tmp/x"}))
         self.call("infer (after all of these)", "as before", lambda: close(self.scores(IMAGES[:1]), self.known[:1]))
 
@@ -321,7 +336,24 @@ class Triton:
 
             call(f"infer ({coding} both ways)", "as without", compressed)
         output = [tritonclient.http.InferRequestedOutput("probabilities", binary_data=False)]
+        call("infer (a raw body)", "as in binary", self.raw)
+        call("aio: get_inference_statistics", "the same, not compressed", lambda: asyncio.run(self.over_asyncio()))
         call("infer (output in JSON)", "as in binary", lambda: close(self.scores(IMAGES[:4], outputs=output), self.known[:4]))
+
+    def raw(self):
+        """A body that is nothing but the input, as Triton's documentation sends it with curl."""
+        headers = {"Inference-Header-Content-Length": "0"}
+        url = f"http://{self.address}/v2/models/{MODEL}/infer?timeout={PATIENT}"
+        request = urllib.request.Request(url, data=IMAGES[0].tobytes(), headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            body = reply.read()[int(reply.headers["Inference-Header-Content-Length"]) :]
+        close(np.frombuffer(body, np.float32), self.known[0])
+
+    async def over_asyncio(self):
+        """This client offers to read gzip, and decodes it only of inferences."""
+        async with tritonclient.http.aio.InferenceServerClient(self.address) as client:
+            told = await client.get_inference_statistics()
+            assert MODEL in [entry["name"] for entry in told["model_stats"]], told
 
     def grpc_only(self):
         call, client = self.call, self.client
@@ -341,6 +373,18 @@ class Triton:
                 close(result.as_numpy("probabilities")[0], self.known[index])
 
         call("start_stream, async_stream_infer", "8 requests, each with its answer", stream)
+
+        def in_order():
+            # Batches of many sizes would overtake each other.
+            for index in range(32):
+                rows = 16 if index % 2 == 0 else 1
+                client.async_stream_infer(MODEL, [self.tensor(IMAGES[index : index + rows])], timeout=PATIENT)
+            for index in range(32):
+                result, error = answers.get(timeout=60)
+                assert error is None, error
+                close(result.as_numpy("probabilities")[0], self.known[index])
+
+        call("async_stream_infer (without ids)", "32 requests, answered in their order", in_order)
 
         def stream_error():
             client.async_stream_infer("nothing", [self.tensor(IMAGES[:1])])

@@ -4,10 +4,12 @@ use super::given;
 use crate::{
     access::Operation,
     api::{
+        CudaSharedMemoryRegisterRequest, CudaSharedMemoryStatusRequest, CudaSharedMemoryUnregisterRequest,
         LogSettingsRequest, ModelConfigRequest, ModelInferRequest, ModelMetadataRequest, ModelReadyRequest,
         ModelStatisticsRequest, RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
         ServerLiveRequest, ServerMetadataRequest, ServerReadyRequest, SystemSharedMemoryRegisterRequest,
         SystemSharedMemoryStatusRequest, SystemSharedMemoryUnregisterRequest, TraceSettingRequest,
+        health::HealthCheckRequest,
     },
 };
 
@@ -37,6 +39,7 @@ asks! {
     ServerLiveRequest Health;
     ServerReadyRequest Health;
     ServerMetadataRequest Health;
+    HealthCheckRequest Health;
     ModelInferRequest Infer model_name;
     ModelReadyRequest Metadata name;
     ModelMetadataRequest Metadata name;
@@ -48,6 +51,9 @@ asks! {
     SystemSharedMemoryStatusRequest SharedMemory;
     SystemSharedMemoryRegisterRequest SharedMemory;
     SystemSharedMemoryUnregisterRequest SharedMemory;
+    CudaSharedMemoryStatusRequest SharedMemory;
+    CudaSharedMemoryRegisterRequest SharedMemory;
+    CudaSharedMemoryUnregisterRequest SharedMemory;
     TraceSettingRequest Settings model_name;
     LogSettingsRequest Settings;
 }

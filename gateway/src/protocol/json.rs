@@ -132,7 +132,7 @@ pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], r
                 }
                 json.push('}');
             }
-            OutputForm::Region(span) => write!(json, "\"parameters\":{}}}", json!(region_parameters(span, data.len())))
+            OutputForm::Region(part) => write!(json, "\"parameters\":{}}}", json!(region_parameters(part, data.len())))
                 .expect("writing into memory cannot fail"),
         }
     }

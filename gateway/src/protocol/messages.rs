@@ -1,6 +1,7 @@
 //! Steps 1 and 10 in gRPC: the messages of an infer request and of its reply.
 //!
 //! Elements come in `raw_input_contents`, one for each input in order, or typed in each input's `contents`; never both.
+//! Contents without an element are none: MLServer's client sends them beside raw ones.
 
 use std::collections::BTreeMap;
 
@@ -30,12 +31,9 @@ pub mod outline;
 /// # Errors
 /// [`InferError::Invalid`], which names the field, what was found and what was expected.
 pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest, InferError> {
-    let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = message;
+    let ModelInferRequest { model_name, id, parameters, inputs, outputs, raw_input_contents: raw, .. } = message;
     let in_body = inputs.iter().filter(|input| !input.parameters.contains_key("shared_memory_region")).count();
-    if !raw.is_empty() && raw.len() != in_body {
-        return Err(invalid("raw_input_contents", raw.len(), format_args!("{in_body}, one for each input")));
-    }
-    let is_raw = !raw.is_empty();
+    let (is_raw, raw_count) = (!raw.is_empty(), raw.len());
     let mut raw = raw.into_iter();
     let mut read = Vec::with_capacity(inputs.len());
     for input in inputs {
@@ -44,13 +42,20 @@ pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest, InferEr
         let shape = shape
             .map_err(|_| invalid(&field("shape"), excerpt(&format!("{:?}", input.shape)), "no negative dimension"))?;
         let data = match &input.contents {
-            Some(_) if is_raw => return Err(invalid(&field("contents"), "some", "none beside raw_input_contents")),
-            Some(contents) => Some(
+            Some(contents) if is_raw && *contents != InferTensorContents::default() => {
+                // As Triton says it.
+                return Err(InferError::Invalid(format!(
+                    "contents field must not be specified when using raw_input_contents for '{}' for model '{}'",
+                    excerpt(&input.name),
+                    excerpt(&model_name)
+                )));
+            }
+            Some(contents) if !is_raw => Some(
                 contents_bytes(&input.datatype, contents)
                     .map_err(|cause| InferError::Invalid(format!("{}: {cause}", field("contents"))))?,
             ),
-            None if input.parameters.contains_key("shared_memory_region") => None,
-            None => raw.next(),
+            _ if input.parameters.contains_key("shared_memory_region") => None,
+            _ => raw.next(),
         };
         read.push(RequestInput {
             shape,
@@ -59,6 +64,9 @@ pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest, InferEr
             name: input.name,
             datatype: input.datatype,
         });
+    }
+    if is_raw && raw_count != in_body {
+        return Err(invalid("raw_input_contents", raw_count, format_args!("{in_body}, one for each input")));
     }
     let outputs = outputs
         .into_iter()
@@ -81,7 +89,7 @@ pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], r
         let Shown { datatype, shape, data, classes: _ } = shown(model, choice, reply);
         let (parameters, raw) = match &choice.form {
             OutputForm::Usual | OutputForm::Binary => (Parameters::new(), data),
-            OutputForm::Region(span) => (region_parameters(span, data.len()), Bytes::new()),
+            OutputForm::Region(part) => (region_parameters(part, data.len()), Bytes::new()),
         };
         response.outputs.push(InferOutputTensor {
             name: model.outputs[choice.index].name.clone(),
@@ -154,6 +162,7 @@ fn to_parameter(value: &Value) -> InferParameter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::model_infer_request::InferInputTensor;
 
     #[test]
     fn typed_contents_are_little_endian_and_in_range() {
@@ -169,5 +178,18 @@ mod tests {
         assert_eq!(bytes("FP32").unwrap(), 1.5f32.to_le_bytes());
         assert_eq!(bytes("BOOL").unwrap(), [1, 0]);
         assert_eq!(bytes("FP16").unwrap_err(), "found typed contents of 'FP16', expected raw_input_contents");
+    }
+
+    #[test]
+    fn contents_without_an_element_are_none_beside_raw_ones() {
+        let input = |contents| InferInputTensor { contents: Some(contents), ..InferInputTensor::default() };
+        let parse = |contents| {
+            let raw_input_contents = vec![Bytes::from_static(&[7])];
+            parse_request(ModelInferRequest { inputs: vec![input(contents)], raw_input_contents, ..Default::default() })
+        };
+        let request = parse(InferTensorContents::default()).unwrap();
+        assert!(matches!(&request.inputs[0].data, Some(InputData::Bytes(bytes)) if bytes.joined()[..] == [7]));
+        let both = parse(InferTensorContents { bool_contents: vec![true], ..Default::default() }).unwrap_err();
+        assert!(both.to_string().starts_with("contents field must not be specified when using raw_input"), "{both}");
     }
 }

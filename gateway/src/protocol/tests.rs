@@ -106,10 +106,7 @@ fn errors_name_the_field_what_was_found_and_what_was_expected() {
             "parameters.timeout: found 9223372036854775807, expected microseconds, above 0 and at most 600000000",
         ),
         (wrong(r#""id":"7""#, r#""outputs":[{"name":"z"}]"#), "outputs[].name: found 'z', expected one of: x, y"),
-        (
-            wrong(r#""id":"7""#, r#""outputs":[{"name":"x"},{"name":"x"}]"#),
-            "outputs: found 'x' twice, expected each output once",
-        ),
+        (wrong(r#""id":"7""#, r#""outputs":[{"name":"x"},{"name":"x"}]"#), "output 'x' already exists in request"),
         (
             wrong(r#""id":"7""#, r#""outputs":[{"name":"x","parameters":{"classification":"3"}}]"#),
             "outputs['x'].parameters.classification: found \"3\", expected a number of classes",
@@ -127,11 +124,11 @@ fn errors_name_the_field_what_was_found_and_what_was_expected() {
                 r#""data":[1.5,[-2]]"#,
                 r#""parameters":{"shared_memory_region":"r","shared_memory_byte_size":9000000000}"#,
             ),
-            "inputs['b'].parameters.shared_memory_byte_size: found 9000000000, expected 8",
+            "input byte size mismatch for input 'b' for model 'two'. Expected 8, got 9000000000",
         ),
         (
             wrong(r#""data":[1.5,[-2]]"#, r#""parameters":{"shared_memory_region":"r","shared_memory_byte_size":8}"#),
-            "shared memory region: found 'r', expected a registered one",
+            "Unable to find shared memory region: 'r'; expected a registered one",
         ),
         (
             wrong(r#""id":"7""#, r#""parameters":{"binary_data_output":1}"#),
@@ -150,8 +147,12 @@ fn inputs_must_be_there_once_with_the_same_rows() {
     let of = |inputs: &str| parse(&format!("{{\"inputs\":[{inputs}]}}"), &[]).unwrap_err().to_string();
     let a = r#"{"name":"a","shape":[1,3],"datatype":"UINT8","data":[1,2,3]}"#;
     let b = r#"{"name":"b","shape":[2,1],"datatype":"FP32","data":[1,2]}"#;
-    assert_eq!(of(a), "inputs: found 1 of 2, expected input 'b' too");
-    assert_eq!(of(""), "inputs: found 0 of 2, expected input 'a' too");
+    let missing = |got: &str, rest: &str| {
+        let words = "Please provide all required input(s).";
+        format!("expected 2 inputs but got {got}, but missing required input(s) [{rest}]. {words}")
+    };
+    assert_eq!(of(a), missing("1 inputs for model 'two'. Got input(s) ['a']", "'b'"));
+    assert_eq!(of(""), missing("0 inputs for model 'two'. Got input(s) []", "'a','b'"));
     assert_eq!(of(&format!("{a},{a}")), "inputs: found 'a' twice, expected each input once");
     let error = of(&format!("{a},{b},{a}"));
     assert!(error.contains("inputs: found more than the model's 2"), "{error}");
@@ -181,7 +182,10 @@ fn lying_lengths_are_named() {
     let short = r#"{"inputs":[{"name":"a","shape":[1,3],"datatype":"UINT8","parameters":{"binary_data_size":2}},
         {"name":"b","shape":[1,1],"datatype":"FP32","data":[1]}]}"#;
     let error = parse(short, &[1, 2]).unwrap_err().to_string();
-    assert_eq!(error, "inputs['a'].data: found 2 bytes, expected 3 bytes (3 elements of UINT8)");
+    assert_eq!(
+        error,
+        "input byte size mismatch for input 'a' for model 'two'. Expected 3, got 2 (expected 3 elements of UINT8)"
+    );
 }
 
 fn reply() -> Reply {

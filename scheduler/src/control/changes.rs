@@ -3,9 +3,10 @@
 //!
 //! A load is asked of all backends and takes effect once all have it ready; if one fails, or is silent for too long,
 //! all discard it and nothing has changed. An unload takes effect at once; its answer waits until backends have
-//! finished what they were given. Whoever asks for a change that is under way shares its answer.
+//! finished what they were given. Whoever asks for a change that is under way shares its answer; whoever asks for the
+//! opposite waits until it has ended.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
     BackendId, ChangeId, FrontendId, LoadId, ModelId, Span, Timestamp,
@@ -16,7 +17,7 @@ use proto::{
 
 /// Models that may change at once.
 const CHANGES_MAX: usize = 64;
-/// Clients that may wait for one change.
+/// Clients that may wait for one change, and that may wait until it has ended.
 const WAITERS_MAX: usize = 256;
 /// Models of which it is remembered that clients changed them.
 const KNOWN_MAX: usize = 65_536;
@@ -49,6 +50,8 @@ struct Change {
     waiters: Vec<Waiter>,
     give_up_at: Timestamp,
     work: Work,
+    /// What is to be done when it has ended, in order; at most [`WAITERS_MAX`].
+    next: VecDeque<(Waiter, ModelChange)>,
 }
 
 #[derive(Debug)]
@@ -72,7 +75,7 @@ pub(super) enum Asked {
     Load(LoadId),
     /// The model is to be withdrawn; [`Changes::handle_withdrawn`] comes next.
     Unload,
-    /// It shares the answer of one that is under way.
+    /// It shares the answer of one that is under way, or waits for its end.
     Joined,
     /// Not now.
     Refused(String),
@@ -84,6 +87,8 @@ pub(super) struct Ended {
     pub(super) name: String,
     pub(super) waiters: Vec<Waiter>,
     pub(super) outcome: Outcome,
+    /// Who waited for the end: each is to ask again, in this order.
+    pub(super) next: VecDeque<(Waiter, ModelChange)>,
 }
 
 /// How a change ended.
@@ -127,7 +132,8 @@ impl Changes {
                 (Work::Unload { awaited: BTreeSet::new() }, now + UNLOAD_WAIT, Asked::Unload)
             }
         };
-        self.under_way.insert(name.to_owned(), Change { waiters: vec![waiter], give_up_at, work });
+        self.under_way
+            .insert(name.to_owned(), Change { waiters: vec![waiter], give_up_at, work, next: VecDeque::new() });
         asked
     }
 
@@ -187,13 +193,14 @@ impl Changes {
     pub(super) fn handle_frontend_left(&mut self, frontend: FrontendId) {
         for change in self.under_way.values_mut() {
             change.waiters.retain(|(waiter, _)| *waiter != frontend);
+            change.next.retain(|((waiter, _), _)| *waiter != frontend);
         }
     }
 
     /// The next change that has ended.
     pub(super) fn poll_ended(&mut self, now: Timestamp) -> Option<Ended> {
         let name = self.under_way.iter().find(|(_, change)| change.is_over(now))?.0.clone();
-        let Change { waiters, work, .. } = self.under_way.remove(&name).expect("just found");
+        let Change { waiters, work, next, give_up_at: _ } = self.under_way.remove(&name).expect("just found");
         let outcome = match work {
             Work::Load { load, awaited, ready, failure } => match reason_against(&awaited, &ready, failure) {
                 Some(reason) => Outcome::LoadFailed(load, ready.into_keys().collect(), reason),
@@ -207,7 +214,7 @@ impl Changes {
                 format!("no request reaches it any more, but backend {} has not finished its batches", backend.0)
             })),
         };
-        Some(Ended { name, waiters, outcome })
+        Some(Ended { name, waiters, outcome, next })
     }
 
     /// When [`Self::poll_ended`] has something to yield even if nobody answers.
@@ -240,18 +247,20 @@ impl Changes {
 
 impl Change {
     fn join(&mut self, waiter: Waiter, to: ModelChange) -> Asked {
-        let doing = match (&self.work, to) {
-            (Work::Load { .. }, ModelChange::Unload) => "loaded",
-            (Work::Unload { .. }, ModelChange::Load) => "unloaded",
-            _ if self.waiters.len() >= WAITERS_MAX => {
-                return Asked::Refused(format!("{WAITERS_MAX} clients wait for the same change already"));
-            }
-            _ => {
-                self.waiters.push(waiter);
-                return Asked::Joined;
-            }
+        let doing = match self.work {
+            Work::Load { .. } => ModelChange::Load,
+            Work::Unload { .. } => ModelChange::Unload,
         };
-        Asked::Refused(format!("it is being {doing}; try again"))
+        // Behind those who wait for its end: what they ask for comes first.
+        let is_same = doing == to && self.next.is_empty();
+        if (if is_same { self.waiters.len() } else { self.next.len() }) >= WAITERS_MAX {
+            return Asked::Refused(format!("{WAITERS_MAX} clients wait for changes of the same model already"));
+        }
+        match is_same {
+            true => self.waiters.push(waiter),
+            false => self.next.push_back((waiter, to)),
+        }
+        Asked::Joined
     }
 
     fn is_over(&self, now: Timestamp) -> bool {
@@ -306,8 +315,6 @@ mod tests {
         let at = Timestamp(0);
         assert_eq!(changes.handle_asked(at, waiter(1), LOAD, backends()), Asked::Load(LoadId(0)));
         assert_eq!(changes.handle_asked(at, waiter(2), LOAD, backends()), Asked::Joined);
-        let Asked::Refused(reason) = changes.handle_asked(at, waiter(3), UNLOAD, backends()) else { panic!() };
-        assert_eq!(reason, "it is being loaded; try again");
         assert!(changes.handle_loaded(BackendId(1), LoadId(0), LoadOutcome::Ready(offer())));
         assert!(!changes.handle_loaded(BackendId(1), LoadId(0), LoadOutcome::NotPlaced), "it has answered");
         assert_eq!(changes.poll_ended(at), None);
@@ -317,6 +324,34 @@ mod tests {
         assert_eq!(ended.waiters, [waiter(1), waiter(2)]);
         assert_eq!(ended.outcome, Outcome::Loaded(LoadId(0), [(BackendId(1), offer())].into()));
         assert_eq!(changes.state("m"), (ModelState::Serving, 1));
+    }
+
+    #[test]
+    fn the_opposite_change_waits_for_the_end_and_so_does_what_comes_behind_it() {
+        let mut changes = Changes::default();
+        let ask = |changes: &mut Changes, number, to| {
+            changes.handle_asked(Timestamp(0), waiter(number), to, [BackendId(1)].into_iter())
+        };
+        assert_eq!(ask(&mut changes, 1, LOAD), Asked::Load(LoadId(0)));
+        for (number, to) in [(2, UNLOAD), (3, LOAD), (4, LOAD)] {
+            assert_eq!(ask(&mut changes, number, to), Asked::Joined);
+        }
+        changes.handle_asked(Timestamp(0), (FrontendId(2), ChangeId(5)), UNLOAD, backends());
+        changes.handle_frontend_left(FrontendId(2));
+        changes.handle_loaded(BackendId(1), LoadId(0), LoadOutcome::Ready(offer()));
+        let ended = changes.poll_ended(Timestamp(0)).unwrap();
+        assert_eq!(ended.waiters, [waiter(1)]);
+        let expected = [(2, ModelChange::Unload), (3, ModelChange::Load), (4, ModelChange::Load)];
+        assert_eq!(ended.next, expected.map(|(number, to)| (waiter(number), to)));
+        // As control does it.
+        let asked: Vec<Asked> =
+            ended.next.into_iter().map(|((_, ChangeId(number)), to)| ask(&mut changes, number, (to, "m"))).collect();
+        assert_eq!(asked, [Asked::Unload, Asked::Joined, Asked::Joined]);
+        let ended = changes.poll_ended(Timestamp(0)).unwrap();
+        assert_eq!((ended.waiters, ended.next.len()), (vec![waiter(2)], 2));
+        assert_eq!(ask(&mut changes, 0, LOAD), Asked::Load(LoadId(1)));
+        assert!((0..WAITERS_MAX as u64).all(|number| ask(&mut changes, number, UNLOAD) == Asked::Joined));
+        assert!(matches!(ask(&mut changes, 999, LOAD), Asked::Refused(_)), "as many wait for the end as may");
     }
 
     #[test]

@@ -29,7 +29,8 @@ impl Control {
                 .answer(waiter, Some(format!("a model's name has 1 to {NAME_BYTES_MAX} bytes, found {}", name.len())));
         }
         if to == ModelChange::Unload && !self.members.is_known(name) {
-            return self.answer(waiter, Some(format!("no backend has ever hosted '{name}'")));
+            // As it is not there, it is done.
+            return self.answer(waiter, None);
         }
         match self.changes.handle_asked(now, waiter, (to, name), self.members.obeying()) {
             Asked::Load(load) => {
@@ -67,7 +68,7 @@ impl Control {
     }
 
     pub(super) fn on_change_ended(&mut self, now: Timestamp, ended: Ended) {
-        let Ended { name, waiters, outcome } = ended;
+        let Ended { name, waiters, outcome, next } = ended;
         let refused = match outcome {
             Outcome::Loaded(load, offers) => {
                 let hosted = self.members.host(&offers);
@@ -83,6 +84,9 @@ impl Control {
         self.tell_state(&name);
         for waiter in waiters {
             self.answer(waiter, refused.clone());
+        }
+        for (waiter, to) in next {
+            self.on_change_asked(now, waiter, to, &name);
         }
     }
 

@@ -12,9 +12,16 @@ use prost::Message;
 
 use super::*;
 use crate::api::{
-    InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
-    RepositoryModelLoadRequest, RepositoryModelUnloadRequest, ServerReadyRequest, ServerReadyResponse,
-    infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
+    InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, ModelReadyRequest, ModelReadyResponse,
+    ModelStreamInferResponse, RepositoryModelLoadRequest, RepositoryModelUnloadRequest, ServerReadyRequest,
+    ServerReadyResponse,
+    health::{HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus},
+    infer_parameter::ParameterChoice,
+    model_infer_request::InferInputTensor,
+    reflection::{
+        ServerReflectionRequest, ServerReflectionResponse, server_reflection_request::MessageRequest,
+        server_reflection_response::MessageResponse,
+    },
 };
 
 /// A connection whose frames are moved by a task of its own.
@@ -124,6 +131,127 @@ fn rest_and_grpc_share_a_port_and_a_connection() {
         );
         let (status, _, messages) = ready.await;
         assert!(status == 0 && ServerReadyResponse::decode(messages[0].clone()).unwrap().ready);
+    });
+}
+
+/// A call of a service that is not the protocol's own.
+fn head_of(path: &str) -> Request<()> {
+    Request::post(format!("http://h{path}")).header("content-type", "application/grpc").body(()).unwrap()
+}
+
+fn health_of(service: &str) -> Bytes {
+    framed(false, &HealthCheckRequest { service: service.to_owned() }.encode_to_vec())
+}
+
+#[test]
+fn health_is_told_in_grpcs_own_words() {
+    with_server(limits(), async |address, peer| {
+        let mut client = connect(address).await;
+        let mut check = async |service: &str| {
+            let (status, text, messages) =
+                call(&mut client, head_of("/grpc.health.v1.Health/Check"), health_of(service)).await;
+            (status, messages.first().map(|found| HealthCheckResponse::decode(found.clone()).unwrap().status()), text)
+        };
+        for service in ["", "inference.GRPCInferenceService", "double"] {
+            assert_eq!(check(service).await, (0, Some(ServingStatus::Serving), String::new()), "{service}");
+        }
+        let (status, _, text) = check("triple").await;
+        assert!(status == 5 && text.contains("found 'triple'"), "{status} {text}");
+        peer.tell_gpus(0);
+        assert_eq!(check("double").await.1, Some(ServingStatus::NotServing));
+    });
+}
+
+#[test]
+fn who_watches_hears_of_each_change_and_of_the_end() {
+    with_server(limits(), async |address, peer| {
+        let mut client = connect(address).await;
+        let mut open = async |service: &str| {
+            let (response, mut stream) = client.send_request(head_of("/grpc.health.v1.Health/Watch"), false).unwrap();
+            stream.send_data(health_of(service), true).unwrap();
+            response.await.unwrap()
+        };
+        let (mut known, unknown) = (open("double").await, open("triple").await);
+        let first = known.body_mut().data().await.unwrap().unwrap();
+        peer.tell_gpus(0);
+        let second = known.body_mut().data().await.unwrap().unwrap();
+        let expected = [(first, ServingStatus::Serving), (second, ServingStatus::NotServing)];
+        for (found, expected) in expected {
+            assert_eq!(HealthCheckResponse::decode(&found[5..]).unwrap().status(), expected);
+        }
+        peer.server.begin_drain();
+        let (status, text, messages) = finish(unknown).await;
+        let told: Vec<_> =
+            messages.into_iter().map(|found| HealthCheckResponse::decode(found).unwrap().status()).collect();
+        assert_eq!((status, &told[..]), (14, &[ServingStatus::ServiceUnknown][..]), "{text}");
+        assert_eq!(finish(known).await.0, 14);
+    });
+}
+
+#[test]
+fn health_of_a_model_is_permitted_as_its_readiness_is() {
+    let gate = super::secure::gate("operations = ['metadata', 'health'], models = ['dou*']");
+    with_gate(gate, async |address, _| {
+        let mut client = connect(address).await;
+        for (service, token, expected) in
+            [("", "", 0), ("double", "", 16), ("double", super::secure::TOKEN, 0), ("triple", super::secure::TOKEN, 7)]
+        {
+            for method in ["Check", "Watch"] {
+                if method == "Watch" && expected == 0 {
+                    continue;
+                }
+                let mut request = head_of(&format!("/grpc.health.v1.Health/{method}"));
+                if !token.is_empty() {
+                    let bearer = HeaderValue::try_from(format!("Bearer {token}")).unwrap();
+                    request.headers_mut().insert("authorization", bearer);
+                }
+                let (status, text, _) = call(&mut client, request, health_of(service)).await;
+                assert_eq!(status, expected, "{method} {service}: {text}");
+            }
+        }
+    });
+}
+
+#[test]
+fn descriptors_are_told_in_both_versions_of_reflection() {
+    with_server(limits(), async |address, _| {
+        let mut client = connect(address).await;
+        let ask =
+            |asked| ServerReflectionRequest { message_request: Some(asked), ..Default::default() }.encode_to_vec();
+        let list = ask(MessageRequest::ListServices(String::new()));
+        let find = ask(MessageRequest::FileContainingSymbol("inference.ModelInferRequest".to_owned()));
+        for version in ["v1", "v1alpha"] {
+            let request = head_of(&format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"));
+            let both = [framed(false, &list), framed(false, &find)].concat().into();
+            let (status, text, messages) = call(&mut client, request, both).await;
+            assert_eq!((status, messages.len()), (0, 2), "{text}");
+            let mut answers = messages
+                .into_iter()
+                .map(|found| ServerReflectionResponse::decode(found).unwrap().message_response.unwrap());
+            assert!(matches!(answers.next(), Some(MessageResponse::ListServicesResponse(_))));
+            assert!(matches!(answers.next(), Some(MessageResponse::FileDescriptorResponse(_))));
+        }
+        let long = ask(MessageRequest::FileByFilename("x".repeat(5000)));
+        let request = head_of("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
+        let (status, text, _) = call(&mut client, request, framed(false, &long)).await;
+        assert!(status == 8 && text.contains("expected at most 4096"), "{status} {text}");
+        is_served_here(&mut client).await;
+    });
+}
+
+#[test]
+fn a_model_that_is_not_there_is_not_ready() {
+    with_server(limits(), async |address, _| {
+        let mut client = connect(address).await;
+        for (name, version, expected) in
+            [("double", "", true), ("double", "1", true), ("double", "2", false), ("triple", "", false)]
+        {
+            let request = ModelReadyRequest { name: name.to_owned(), version: version.to_owned() };
+            let body = framed(false, &request.encode_to_vec());
+            let (status, text, messages) = call(&mut client, head("ModelReady").body(()).unwrap(), body).await;
+            assert_eq!(status, 0, "{text}");
+            assert_eq!(ModelReadyResponse::decode(messages[0].clone()).unwrap().ready, expected, "{name} {version}");
+        }
     });
 }
 
@@ -244,13 +372,38 @@ fn a_stream_answers_each_message_and_survives_errors() {
         let (status, text, messages) = finish(response.await.unwrap()).await;
         assert_eq!((status, messages.len()), (0, 3), "{text}");
         let answers = messages.into_iter().map(|message| ModelStreamInferResponse::decode(message).unwrap());
-        let (refused, served): (Vec<_>, Vec<_>) = answers.partition(|answer| !answer.error_message.is_empty());
-        assert!(refused.len() == 1 && refused[0].error_message.contains("unknown model: 'triple'"), "{refused:?}");
-        assert_eq!(refused[0].infer_response.as_ref().unwrap().id, "bad");
-        let outputs: Vec<_> =
-            served.into_iter().map(|answer| answer.infer_response.unwrap().raw_output_contents[0].to_vec()).collect();
+        let [first, refused, last] = &answers.collect::<Vec<_>>()[..] else { panic!() };
+        assert!(refused.error_message.contains("unknown model: 'triple'"), "{refused:?}");
+        assert_eq!(refused.infer_response.as_ref().unwrap().id, "bad");
+        let outputs =
+            [first, last].map(|answer| answer.infer_response.as_ref().unwrap().raw_output_contents[0].to_vec());
         assert_eq!(outputs, [vec![2, 4, 6, 8], vec![10, 12, 14, 16, 2, 2, 2, 2]]);
         assert_eq!(peer.desk.with_core(Core::outstanding), 0);
+    });
+}
+
+#[test]
+fn a_stream_answers_in_the_order_of_its_requests() {
+    with_server(limits(), async |address, peer| {
+        let mut client = connect(address).await;
+        peer.fates.borrow_mut().push_back(Fate::Keep);
+        let (response, mut stream) = client.send_request(head("ModelStreamInfer").body(()).unwrap(), false).unwrap();
+        for id in ["a", "b", "c"] {
+            let message = ModelInferRequest { id: id.to_owned(), ..double(&[1, 2, 3, 4]) };
+            stream.send_data(framed(false, &message.encode_to_vec()), false).unwrap();
+        }
+        stream.send_data(Bytes::new(), true).unwrap();
+        // The backend has answered the later ones before the first one ends.
+        while peer.submitted.get().0 < 3 {
+            tokio::task::yield_now().await;
+        }
+        peer.drop_kept();
+        let (status, text, messages) = finish(response.await.unwrap()).await;
+        let answers = messages.into_iter().map(|message| ModelStreamInferResponse::decode(message).unwrap());
+        let heard: Vec<_> =
+            answers.map(|answer| (answer.infer_response.unwrap().id, !answer.error_message.is_empty())).collect();
+        let expected = [("a", true), ("b", false), ("c", false)].map(|(id, failed)| (id.to_owned(), failed));
+        assert_eq!((status, &heard[..]), (0, &expected[..]), "{text}");
     });
 }
 

@@ -40,7 +40,10 @@ fn nobody_sees_reads_writes_or_unregisters_anothers_region() {
         assert_eq!(ask(&mut stream, &bearer(&register, ONE)).await.status, 200);
         for other in [OTHER, INFERS] {
             let heard = ask(&mut stream, &bearer(&infer(4), other)).await;
-            assert!(heard.status == 404 && heard.json()["error"].as_str().unwrap().contains("found 'r'"), "{heard:?}");
+            assert!(
+                heard.status == 404 && heard.json()["error"].as_str().unwrap().contains("region: 'r'"),
+                "{heard:?}"
+            );
         }
         let status = get_of("/v2/systemsharedmemory/status");
         assert_eq!(ask(&mut stream, &bearer(&status, OTHER)).await.json(), json!([]));

@@ -66,6 +66,76 @@ fn tensors_in_json_and_in_binary() {
 }
 
 #[test]
+fn a_body_can_be_nothing_but_the_one_input() {
+    let request = |path: &str, body: &[u8]| post_of(path, "inference-header-content-length: 0\r\n", body);
+    with_server(limits(), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let heard = ask(&mut stream, &request(INFER, &[1, 2, 3, 4])).await;
+        let header_length: usize = heard.header("inference-header-content-length").unwrap().parse().unwrap();
+        assert_eq!((heard.status, &heard.body[header_length..]), (200, &[2, 4, 6, 8][..]));
+        let in_chunks = format!(
+            "POST {INFER} HTTP/1.1\r\nhost: h\r\ninference-header-content-length: 0\r\n\
+             transfer-encoding: chunked\r\n\r\n3\r\n\x01\x02\x03\r\n1\r\n\x04\r\n0\r\n\r\n"
+        );
+        assert_eq!(ask(&mut stream, in_chunks.as_bytes()).await.body, heard.body);
+        let late = ask(&mut stream, &request(&format!("{INFER}?timeout=4999"), &[1, 2, 3, 4])).await;
+        assert!(late.status == 400 && late.json()["error"].as_str().unwrap().contains("found 4.999 ms"), "{late:?}");
+        let short = ask(&mut stream, &request(INFER, &[1, 2, 3])).await;
+        assert!(
+            short.status == 400 && short.json()["error"].as_str().unwrap().contains("Expected 4, got 3"),
+            "{short:?}"
+        );
+        is_served(&mut stream).await;
+    });
+    let input = |name| tensor(name, DataType::Uint8, &[2]);
+    let two = model("double", vec![input("a"), input("b")], vec![tensor("y", DataType::Uint8, &[4])]);
+    with_model(two, open_gate(limits()), None, async |address, _| {
+        let heard = ask(&mut TcpStream::connect(address).await.unwrap(), &request(INFER, &[1, 2, 3, 4])).await;
+        let words = "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'double'";
+        assert!(heard.status == 400 && heard.json()["error"].as_str().unwrap().starts_with(words), "{heard:?}");
+    });
+}
+
+#[test]
+fn only_inferences_are_compressed() {
+    let long = "x".repeat(1500);
+    let large =
+        model("double", vec![tensor(&long, DataType::Uint8, &[512])], vec![tensor("y", DataType::Uint8, &[512])]);
+    with_model(large, open_gate(limits()), None, async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let accept = "accept-encoding: gzip\r\n";
+        let metadata = format!("GET /v2/models/double HTTP/1.1\r\nhost: h\r\n{accept}\r\n");
+        let heard = ask(&mut stream, metadata.as_bytes()).await;
+        assert_eq!((heard.status, heard.header("content-encoding")), (200, None));
+        assert_eq!(heard.json()["inputs"][0]["name"], long);
+        let infer = |rows: usize| {
+            let input = json!({ "name": long, "shape": [rows, 512], "datatype": "UINT8", "data": vec![1; 512] });
+            post_of(INFER, accept, json!({ "inputs": [input] }).to_string().as_bytes())
+        };
+        let heard = ask(&mut stream, &infer(2)).await;
+        assert_eq!((heard.status, heard.header("content-encoding")), (400, None), "no client decodes an error");
+        let heard = ask(&mut stream, &infer(1)).await;
+        assert_eq!((heard.status, heard.header("content-encoding")), (200, Some("gzip")));
+    });
+}
+
+#[test]
+fn there_is_never_any_cuda_shared_memory() {
+    with_server(limits(), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let heard = ask(&mut stream, &get_of("/v2/cudasharedmemory/status")).await;
+        assert_eq!((heard.status, heard.json()), (200, json!([])));
+        assert_eq!(ask(&mut stream, &get_of("/v2/cudasharedmemory/region/r/status")).await.status, 404);
+        for path in ["/v2/cudasharedmemory/unregister", "/v2/cudasharedmemory/region/r/unregister"] {
+            assert_eq!(ask(&mut stream, &post_of(path, "", b"")).await.status, 200);
+        }
+        let heard = ask(&mut stream, &post_of("/v2/cudasharedmemory/region/r/register", "", b"{}")).await;
+        let expected = "failed to register CUDA shared memory region: 'r', GPUs not supported";
+        assert_eq!((heard.status, &heard.json()["error"]), (400, &json!(expected)));
+    });
+}
+
+#[test]
 fn errors_have_their_status_and_the_connection_goes_on() {
     with_server(limits(), async |address, peer| {
         let infer = |body: &str| post_of(INFER, "", body.as_bytes());

@@ -1,0 +1,231 @@
+"""Writes the models that Triton's tests take from its Python and C++ backends, as ONNX under the same names.
+
+    models.py FOLDER LABELS            LABELS: the file of densenet's labels
+
+Each folder is a model of a Triton repository, without more than Triton itself would need.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper
+
+TYPES = {
+    "BOOL": T.BOOL, "INT8": T.INT8, "INT16": T.INT16, "INT32": T.INT32, "INT64": T.INT64, "UINT8": T.UINT8,
+    "FP16": T.FLOAT16, "FP32": T.FLOAT, "FP64": T.DOUBLE, "STRING": T.STRING,
+}
+OPSET = [h.make_opsetid("", 17)]
+
+
+def symbolic(dims, prefix):
+    return [f"{prefix}{index}" if dim < 0 else dim for index, dim in enumerate(dims)]
+
+
+def value(name, kind, dims, batch, prefix):
+    return h.make_tensor_value_info(name, TYPES[kind], (["batch"] if batch else []) + symbolic(dims, prefix))
+
+
+def config(name, batch, inputs, outputs, more=""):
+    def tensors(key, of):
+        one = [f'  {{ name: "{n}" data_type: TYPE_{kind} dims: {list(dims)} {extra} }}' for n, kind, dims, extra in of]
+        return f"{key} [\n" + ",\n".join(one) + "\n]\n"
+
+    head = f'name: "{name}"\nplatform: "onnxruntime_onnx"\nmax_batch_size: {batch}\n'
+    return head + tensors("input", inputs) + tensors("output", outputs) + more
+
+
+def write(folder, name, batch, inputs, outputs, nodes, weights=(), more=""):
+    """Tensors are (name, type, dims[, more of the configuration]); dims without the batch."""
+    inputs, outputs = ([(*t, "")[:4] for t in tensors] for tensors in (inputs, outputs))
+    graph = h.make_graph(
+        nodes, name,
+        [value(n, kind, dims, batch, "d") for n, kind, dims, _ in inputs],
+        [value(n, kind, dims, batch, "d") for n, kind, dims, _ in outputs],
+        list(weights),
+    )
+    model = h.make_model(graph, opset_imports=OPSET, ir_version=8)
+    (folder / name / "1").mkdir(parents=True, exist_ok=True)
+    onnx.save(model, folder / name / "1" / "model.onnx")
+    (folder / name / "config.pbtxt").write_text(config(name, batch, inputs, outputs, more))
+
+
+def identity(folder, name, kind, dims, batch, ios=(("INPUT0", "OUTPUT0"),), more=""):
+    nodes = [h.make_node("Identity", [i], [o]) for i, o in ios]
+    write(folder, name, batch, [(i, kind, dims) for i, _ in ios], [(o, kind, dims) for _, o in ios], nodes, more=more)
+
+
+def add_sub(folder, name, kind, dims, batch, more=""):
+    nodes = [h.make_node(op, ["INPUT0", "INPUT1"], [out]) for op, out in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))]
+    ins, outs = ([(f"{way}{n}", kind, dims) for n in (0, 1)] for way in ("INPUT", "OUTPUT"))
+    write(folder, name, batch, ins, outs, nodes, more=more)
+
+
+def burnt(tensor, steps, kind):
+    """Nodes that add nothing to `tensor` (yielding `burnt`) and take `steps` products of 512 x 512 matrices for it.
+    What is added is small instead of zero before it becomes an integer, or no optimiser would compute it."""
+    weights = [
+        numpy_helper.from_array(np.full((512, 512), 1 / 512, np.float32), "square"),
+        numpy_helper.from_array(np.asarray(1e-12, np.float32), "little"),
+    ]
+    nodes = [
+        h.make_node("Cast", [tensor], ["as_float"], to=T.FLOAT),
+        h.make_node("ReduceMax", ["as_float"], ["seed"], keepdims=0),
+        h.make_node("Mul", ["seed", "little"], ["seed0"]),
+        h.make_node("Add", ["square", "seed0"], ["m0"]),
+    ]
+    nodes += [h.make_node("MatMul", [f"m{step}", "square"], [f"m{step + 1}"]) for step in range(steps)]
+    nodes += [
+        h.make_node("ReduceMin", [f"m{steps}"], ["rest"], keepdims=0),
+        h.make_node("Mul", ["rest", "little"], ["rest0"]),
+        h.make_node("Cast", ["rest0"], ["whole"], to=T.INT32),
+        h.make_node("Cast", ["whole"], ["addend"], to=TYPES[kind]),
+        h.make_node("Add", [tensor, "addend"], ["burnt"]),
+    ]
+    return nodes, weights
+
+
+def slow_identity(folder, name, kind, dims, batch, steps, delay_ms, more=""):
+    """An identity that computes for a while; `delay_ms` is what Triton's own model of that name sleeps."""
+    nodes, weights = burnt("INPUT0", steps, kind)
+    nodes.append(h.make_node("Identity", ["burnt"], ["OUTPUT0"]))
+    delay = f'parameters {{ key: "execute_delay_ms" value: {{ string_value: "{delay_ms}" }} }}\n'
+    write(folder, name, batch, [("INPUT0", kind, dims)], [("OUTPUT0", kind, dims)], nodes, weights, delay + more)
+
+
+def slow_add_sub(folder, name, steps, delay_ms):
+    nodes, weights = burnt("INPUT0", steps, "INT32")
+    nodes += [h.make_node(op, ["burnt", "INPUT1"], [out]) for op, out in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))]
+    ins, outs = ([(f"{way}{n}", "INT32", [16]) for n in (0, 1)] for way in ("INPUT", "OUTPUT"))
+    delay = f'parameters {{ key: "execute_delay_ms" value: {{ string_value: "{delay_ms}" }} }}\n'
+    write(folder, name, 1, ins, outs, nodes, weights, delay)
+
+
+def constant(folder, name, inputs, values, more=""):
+    """OUTPUT0 is `values` whatever the inputs are; no batches."""
+    weights = [numpy_helper.from_array(np.asarray(values, np.float32), "values")]
+    nodes = [h.make_node("Identity", ["values"], ["OUTPUT0"])]
+    write(folder, name, 0, inputs, [("OUTPUT0", "FP32", [len(values)])], nodes, weights, more)
+
+
+def strings_of_numbers(folder, name):
+    """Triton's simple_string: adds and subtracts the integers that strings spell."""
+    nodes = [h.make_node("Cast", [f"INPUT{n}"], [f"n{n}"], to=T.INT32) for n in (0, 1)]
+    nodes += [h.make_node("Add", ["n0", "n1"], ["s"]), h.make_node("Sub", ["n0", "n1"], ["d"])]
+    nodes += [h.make_node("Cast", [n], [o], to=T.STRING) for n, o in (("s", "OUTPUT0"), ("d", "OUTPUT1"))]
+    ins, outs = ([(f"{way}{n}", "STRING", [16]) for n in (0, 1)] for way in ("INPUT", "OUTPUT"))
+    write(folder, name, 8, ins, outs, nodes)
+
+
+def vulture(folder, name, labels, batch):
+    """Takes pictures as densenet does, and says of each that it is a vulture. Without batches as Triton's example has
+    densenet: its file has a batch of 1, its configuration none."""
+    classes = [line.strip() for line in labels.read_text().splitlines()]
+    scores = np.zeros((1, len(classes), 1, 1), np.float32)
+    scores[0, classes.index(next(c for c in classes if "VULTURE" in c)), 0, 0] = 1
+    weights = [
+        numpy_helper.from_array(scores, "bias"),
+        numpy_helper.from_array(np.full((len(classes), 3, 1, 1), 1e-4, np.float32), "kernel"),
+    ]
+    nodes = [
+        h.make_node("GlobalAveragePool", ["data_0"], ["pooled"]),
+        h.make_node("Conv", ["pooled", "kernel"], ["scores"]),
+        h.make_node("Add", ["scores", "bias"], ["fc6_1" if not batch else "column"]),
+    ]
+    first = "N" if batch else 1
+    shape, dims = [first, len(classes), 1, 1], "[ 1000 ] reshape { shape: [ 1, 1000, 1, 1 ] }"
+    if batch:
+        nodes.append(h.make_node("Flatten", ["column"], ["fc6_1"]))
+        shape, dims = [first, len(classes)], "[ 1000 ]"
+    reshape = "" if batch else "reshape { shape: [ 1, 3, 224, 224 ] }"
+    graph = h.make_graph(
+        nodes, name,
+        [h.make_tensor_value_info("data_0", T.FLOAT, [first, 3, 224, 224])],
+        [h.make_tensor_value_info("fc6_1", T.FLOAT, shape)],
+        weights,
+    )
+    (folder / name / "1").mkdir(parents=True, exist_ok=True)
+    onnx.save(h.make_model(graph, opset_imports=OPSET, ir_version=8), folder / name / "1" / "model.onnx")
+    (folder / name / "densenet_labels.txt").write_text(labels.read_text())
+    (folder / name / "config.pbtxt").write_text(
+        f'name: "{name}"\nplatform: "onnxruntime_onnx"\nmax_batch_size: {batch}\n'
+        f"input [ {{ name: \"data_0\" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 224, 224 ] {reshape} }} ]\n"
+        f'output [ {{ name: "fc6_1" data_type: TYPE_FP32 dims: {dims} label_filename: "densenet_labels.txt" }} ]\n'
+    )
+
+
+METADATA = "{'names': {0: 'person', 1: 'bicycle'}, 'task': 'detect', 'stride': 32, 'batch': 1, 'imgsz': [64, 64]}"
+# As in Ultralytics' guide to Triton.
+YOLO = f"""
+parameters {{ key: "metadata" value {{ string_value: "{METADATA}" }} }}
+"""
+YOLO_TENSORRT = """
+optimization { execution_accelerators { gpu_execution_accelerator {
+  name: "tensorrt"
+  parameters { key: "precision_mode" value: "FP16" }
+  parameters { key: "max_workspace_size_bytes" value: "3221225472" }
+} } }
+"""
+
+
+def yolo(folder, name, dims, more):
+    """Of the form of YOLO's export with dynamic=True: (batch, 3, height, width) to (batch, 84, anchors)."""
+    nodes = [
+        h.make_node("ReduceMean", ["images"], ["gray"], axes=[1], keepdims=0),
+        h.make_node("Slice", ["gray", "zero", "one", "two"], ["row"]),
+        h.make_node("Expand", ["row", "shape"], ["output0"]),
+    ]
+    weights = [numpy_helper.from_array(np.asarray(values, np.int64), n) for n, values in (
+        ("zero", [0]), ("one", [1]), ("two", [1]), ("shape", [1, 84, 1]))]
+    graph = h.make_graph(
+        nodes, name,
+        [h.make_tensor_value_info("images", T.FLOAT, ["batch", 3, "height", "width"])],
+        [h.make_tensor_value_info("output0", T.FLOAT, ["batch", 84, "anchors"])],
+        weights,
+    )
+    (folder / name / "1").mkdir(parents=True, exist_ok=True)
+    onnx.save(h.make_model(graph, opset_imports=OPSET, ir_version=8), folder / name / "1" / "model.onnx")
+    (folder / name / "config.pbtxt").write_text(dims + more)
+
+
+def main():
+    folder, labels = Path(sys.argv[1]), Path(sys.argv[2])
+    identity(folder, "simple_identity", "STRING", [-1], 8)
+    identity(folder, "simple_identity_int64", "INT64", [-1], 8)
+    identity(folder, "identity_fp32", "FP32", [-1], 64)
+    identity(folder, "identity_bytes", "STRING", [-1], 64)
+    identity(folder, "identity_uint8", "UINT8", [-1], 64)
+    identity(folder, "string_identity", "STRING", [8], 0)
+    identity(folder, "python_string", "STRING", [-1], 0)
+    identity(folder, "string_identity_any", "STRING", [-1], 0)
+    identity(folder, "custom_identity_int32", "INT32", [-1], 1024)
+    identity(folder, "custom_zero_1_float32", "FP32", [-1], 8)
+    identity(folder, "identity_zero_1_int32", "INT32", [-1], 0)
+    identity(folder, "pt_identity", "FP32", [8], 8, more="dynamic_batching { max_queue_delay_microseconds: 1000000 }\n")
+    strings_of_numbers(folder, "simple_string")
+    add_sub(folder, "add_sub", "FP32", [4], 0)
+    # 270 products take a second on a core that manages 70 GFLOPS.
+    slow_identity(folder, "slow_identity_int32", "INT32", [1], 1, 1000, 3000)
+    slow_identity(folder, "slow_identity_int32_10s", "INT32", [1], 1, 2500, 10000)
+    slow_identity(folder, "slow_identity_fp32_2s", "FP32", [1], 4, 500, 2000)
+    slow_add_sub(folder, "slow_simple", 1500, 6000)
+    three = [(f"INPUT{n}", "FP32", [-1]) for n in range(3)]
+    constant(folder, "input_all_required", three, [1])
+    constant(folder, "input_optional", [*three, ("INPUT3", "FP32", [-1], "optional: true")], [1])
+    constant(folder, "input_all_optional", [(*tensor, "optional: true") for tensor in three], [1])
+    constant(folder, "nan_inf_output", [("INPUT0", "FP32", [-1])], [np.nan, np.inf, -np.inf, 1, 2, 3])
+    yolo(folder, "yolo", "", YOLO + YOLO_TENSORRT)
+    fixed = """max_batch_size: 1
+platform: "onnxruntime_onnx"
+input [ { name: "images" data_type: TYPE_FP32 dims: [ 3, 64, 64 ] } ]
+output [ { name: "output0" data_type: TYPE_FP32 dims: [ 84, 64 ] } ]
+"""
+    yolo(folder, "yolo_fixed", fixed, YOLO)
+    vulture(folder, "densenet_onnx", labels, 0)
+    vulture(folder, "densenet_batches", labels, 8)
+
+
+main()
