@@ -30,7 +30,7 @@ use tonic_prost::ProstEncoder;
 use crate::{
     access::{Client, Refusal, Scope},
     api::{
-        InferParameter, LogSettingsRequest, LogSettingsResponse, ModelConfigRequest, ModelConfigResponse,
+        InferParameter, LogSettingsRequest, LogSettingsResponse, ModelConfig, ModelConfigRequest, ModelConfigResponse,
         ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse,
         ModelStatisticsRequest, ModelStatisticsResponse, ModelStreamInferResponse, RepositoryIndexRequest,
         RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
@@ -449,7 +449,9 @@ fn model_ready(service: &Service, of: ModelReadyRequest) -> Result<ModelReadyRes
 }
 
 fn model_config(service: &Service, of: ModelConfigRequest) -> Result<ModelConfigResponse, InferError> {
-    Ok(ModelConfigResponse { config: Some(service.model_config(&of.name, given(&of.version))?) })
+    let encoded = service.model_config(&of.name, given(&of.version))?.encoded();
+    let config = ModelConfig::decode(&encoded[..]).expect("both sides have one schema");
+    Ok(ModelConfigResponse { config: Some(config) })
 }
 
 fn model_statistics(service: &Service, of: ModelStatisticsRequest) -> Result<ModelStatisticsResponse, InferError> {
