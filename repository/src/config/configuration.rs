@@ -40,13 +40,12 @@ impl Configuration {
         let key = MapKey::String("slo_ms".to_owned());
         let parameters = message.get_field_by_name_mut("parameters").and_then(Value::as_map_mut);
         let parameters = parameters.expect("the schema says map");
-        if !parameters.contains_key(&key) {
-            let value = Value::String((slo.0 as f64 / 1e6).to_string());
+        parameters.entry(key).or_insert_with(|| {
             let field = MODEL_CONFIG.get_field_by_name("parameters").expect("the schema declares it");
             let mut parameter = DynamicMessage::new(message_of(&value_field(&field).kind()).clone());
-            parameter.set_field_by_name("string_value", value);
-            parameters.insert(key, Value::Message(parameter));
-        }
+            parameter.set_field_by_name("string_value", Value::String((slo.0 as f64 / 1e6).to_string()));
+            Value::Message(parameter)
+        });
         Self(message)
     }
 
