@@ -132,7 +132,7 @@ fn emulated(rate_rps: f64) -> Stream {
 
 /// The same with this objective.
 fn emulated_within(slo_ms: f64, rate_rps: f64) -> Stream {
-    let models = repository::load("models".as_ref()).unwrap();
+    let models = repository::load("models".as_ref()).unwrap().models;
     let model = models.iter().find(|model| model.name == "resnet50").unwrap();
     let inputs = (0..16u8).map(|number| {
         let data: Vec<u8> = (0..model.input_bytes()).map(|at| (at as u8).wrapping_mul(31) ^ number).collect();
@@ -302,10 +302,11 @@ fn cpu_seconds(pid: Pid) -> f64 {
 
 #[test]
 fn bad_input_is_one_line_and_exit_code_2() {
-    let bad: [(&[&str], &str); 13] = [
+    let bad: [(&[&str], &str); 14] = [
         (&["demo", "--policy", "sometimes"], "sometimes"),
         (&["demo", "--fault", "loss=2"], "a probability in 0 to 1"),
         (&["up", "--config", "/nonexistent.toml"], "/nonexistent.toml"),
+        (&["up", "--repository", "/nonexistent"], "/nonexistent: cannot be listed"),
         (&["up", "--schedulers", "0"], "schedulers: expected 1 to 4, found 0"),
         (&["up", "--schedulers", "5"], "schedulers: expected 1 to 4, found 5"),
         (&["demo", "--schedulers", "5"], "--schedulers must be 1 to 4, found 5"),

@@ -49,7 +49,7 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 fn send(http: SocketAddr, seconds: f64) -> Tally {
-    let models = repository::load("models".as_ref()).unwrap();
+    let models = repository::load("models".as_ref()).unwrap().models;
     let model = models.iter().find(|model| model.name == MODEL).unwrap();
     let data: Vec<u8> = (0..model.input_bytes()).map(|at| (at % 253) as u8).collect();
     let input = Input::new("image", DataType::Uint8, &[3, 224, 224], &data, Some(200.0), Expected::digest(&data));

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
 use proto::LatencyProfile;
-use repository::{Executor, Model};
+use repository::{Executor, Model, Repository};
 use serde::{Deserialize, Serialize};
 use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
@@ -43,6 +43,9 @@ pub struct Config {
     pub secret: String,
     /// The model repository.
     pub repository: PathBuf,
+    /// Whether a model that cannot be loaded ends the backend; otherwise the others are served.
+    #[serde(default)]
+    pub strict: bool,
     /// GPUs to offer, 1 to [`GPUS_MAX`].
     #[serde(default = "one")]
     pub gpus: u32,
@@ -115,12 +118,13 @@ impl Config {
     ///
     /// # Errors
     /// If one of these keys names something that there is not.
-    pub fn place(&self, models: Vec<Model>) -> Result<Vec<Placed>, BackendError> {
+    pub fn place(&self, Repository { models, refused }: Repository) -> Result<Vec<Placed>, BackendError> {
         if !(1..=GPUS_MAX).contains(&self.gpus) {
             return Err(BackendError::Config(format!("gpus: found {}, expected 1 to {GPUS_MAX}", self.gpus)));
         }
-        if let Some(unknown) = self.placement.keys().find(|name| models.iter().all(|model| model.name != **name)) {
-            let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+        let names = || models.iter().map(|model| &model.name).chain(refused.iter().map(|refused| &refused.name));
+        if let Some(unknown) = self.placement.keys().find(|placed| names().all(|name| name != *placed)) {
+            let names: Vec<&str> = names().map(String::as_str).collect();
             let known = names.join(", ");
             return Err(BackendError::Config(format!("placement: found model {unknown}, expected one of: {known}")));
         }
@@ -128,7 +132,9 @@ impl Config {
         let placed: Vec<Placed> = placed.filter_map(Result::transpose).collect::<Result<_, _>>()?;
         if placed.is_empty() {
             let folder = self.repository.display();
-            return Err(BackendError::Config(format!("repository: found no model in {folder}, expected at least one")));
+            let why = refused.first().map_or(String::new(), |refused| format!(": {}", refused.reason));
+            let text = format!("repository: found no model to serve in {folder}, expected at least one{why}");
+            return Err(BackendError::Config(text));
         }
         Ok(placed)
     }
@@ -182,17 +188,26 @@ mod tests {
             inputs: vec![],
             outputs: vec![],
             max_batch: 4,
+            rows_max: 4,
+            is_batched: true,
             slo: Span::from_millis(20),
             priorities: repository::Priorities::default(),
             executor: Executor::Onnx { file: "model.onnx".into(), profile: None },
             labels: vec![],
             image: None,
+            configuration: repository::Configuration::default(),
         };
         vec![model("a"), model("b")]
     }
 
+    /// The models, and one that is refused.
+    fn repository() -> Repository {
+        let refused = repository::Refused { name: "bad".into(), reason: "bad/config.pbtxt: dims: found 0".into() };
+        Repository { models: models(), refused: vec![refused] }
+    }
+
     fn placed(text: &str) -> Result<Vec<(String, Vec<u32>)>, String> {
-        let placed = config(text).unwrap().place(models()).map_err(|error| error.to_string())?;
+        let placed = config(text).unwrap().place(repository()).map_err(|error| error.to_string())?;
         Ok(placed.into_iter().map(|placed| (placed.model.name, placed.gpu_indexes)).collect())
     }
 
@@ -205,11 +220,17 @@ mod tests {
     #[test]
     fn what_is_not_there_is_named_with_its_key() {
         assert_eq!(placed("gpus = 0").unwrap_err(), "gpus: found 0, expected 1 to 64");
-        assert_eq!(placed("placement = { c = [0] }").unwrap_err(), "placement: found model c, expected one of: a, b");
+        assert_eq!(
+            placed("placement = { c = [0] }").unwrap_err(),
+            "placement: found model c, expected one of: a, b, bad"
+        );
+        assert_eq!(placed("placement = { a = [0], bad = [0] }").unwrap(), [("a".into(), vec![0])]);
         let outside = placed("gpus = 2\nplacement = { a = [2] }").unwrap_err();
         assert_eq!(outside, "placement.a: found [2], expected indexes of GPUs, 0 to 1 (key gpus)");
-        let empty = config("").unwrap().place(vec![]).unwrap_err().to_string();
-        assert_eq!(empty, "repository: found no model in models, expected at least one");
+        let empty = config("").unwrap().place(Repository { models: vec![], ..repository() });
+        let expected = "repository: found no model to serve in models, expected at least one: bad/config.pbtxt: dims: \
+                        found 0";
+        assert_eq!(empty.unwrap_err().to_string(), expected);
         let short = "scheduler = '127.0.0.1:7000'\nrepository = 'models'\nsecret = 'hush'\n";
         let short = toml::from_str::<Config>(short).err().unwrap().to_string();
         assert!(short.contains("line 3") && short.contains("secret: found 4 bytes, expected at least 16"), "{short}");
@@ -237,7 +258,7 @@ mod tests {
 
     #[test]
     fn emulation_replaces_executors_and_is_checked() {
-        let emulated = config("emulate = { alpha_ms = 1, beta_ms = 2 }").unwrap().place(models()).unwrap();
+        let emulated = config("emulate = { alpha_ms = 1, beta_ms = 2 }").unwrap().place(repository()).unwrap();
         let Executor::Emulated { profile } = &emulated[0].model.executor else { panic!("{emulated:?}") };
         assert_eq!((profile.latency(4), profile.max_batch()), (Span::from_millis(6), 4));
         let negative = placed("emulate = { alpha_ms = -1, beta_ms = 2 }").unwrap_err();

@@ -13,6 +13,7 @@ mod session;
 use std::{
     net::SocketAddr,
     num::NonZeroU64,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -81,9 +82,8 @@ pub enum BackendError {
 pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     let clock = Clock::start();
     let schedulers = config.scheduler_list()?;
-    let models = config.place(repository::load(&config.repository)?)?;
-    let models = models.into_iter().map(|placed| load(clock, placed).map(Arc::new));
-    let mut models = models.collect::<Result<Vec<_>, _>>()?;
+    let models = config.place(repository::load(&config.repository)?.checked(config.strict)?)?;
+    let mut models = load_all(clock, models, config.strict)?;
     // A model that clients unload may be loaded again, whatever happened meanwhile.
     let shapes: Vec<ModelShape> = models.iter().map(|model| model.shape).collect();
     let loader = Loader::start(clock, config.clone()).map_err(BackendError::Thread)?;
@@ -112,6 +112,28 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
 fn reduce_timer_slack() {
     if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS)) {
         tracing::warn!(%error, "timer slack stays at its default; batches may start up to 50 us late");
+    }
+}
+
+/// Loads what can be loaded; all of it if that is wanted. A file that makes the executor panic is one that cannot be.
+fn load_all(clock: Clock, models: Vec<Placed>, strict: bool) -> Result<Vec<Arc<Loaded>>, BackendError> {
+    let mut loaded = Vec::with_capacity(models.len());
+    let mut first_error = None;
+    for placed in models {
+        let name = placed.model.name.clone();
+        let result = catch_unwind(AssertUnwindSafe(|| load(clock, placed)));
+        match result.unwrap_or_else(|_| Err(ExecutorError(format!("model {name}: loading it panicked")).into())) {
+            Ok(model) => loaded.push(Arc::new(model)),
+            Err(error) if strict => return Err(error),
+            Err(error) => {
+                tracing::warn!("not served: {error}");
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    match first_error {
+        Some(error) if loaded.is_empty() => Err(error),
+        _ => Ok(loaded),
     }
 }
 

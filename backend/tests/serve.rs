@@ -101,6 +101,7 @@ impl Cluster {
             verbs: transport::VerbsSettings::default(),
             secret: SECRET.into(),
             repository: models(),
+            strict: false,
             gpus: 2,
             placement: BTreeMap::from([("digits".into(), vec![0, 1])]),
             emulate: None,

@@ -18,18 +18,21 @@ const BATCH_MAX: usize = 8;
 /// A model as the repository holds it in this version.
 pub(super) fn model(name: &str, version: u32) -> Model {
     let &(_, input_bytes) = MODELS.iter().find(|(known, _)| *known == name).expect("the repository has two models");
-    let tensor = |name: &str, datatype, elements| Tensor { name: name.into(), datatype, shape: vec![elements] };
+    let tensor = |name: &str, datatype, elements| Tensor::new(name, datatype, vec![elements]);
     Model {
         name: name.into(),
         version: version.to_string(),
         inputs: vec![tensor("x", DataType::Uint8, input_bytes)],
         outputs: vec![tensor(OUTPUT, DataType::Uint64, OUTPUT_ELEMENTS)],
         max_batch: BATCH_MAX,
+        rows_max: BATCH_MAX,
+        is_batched: true,
         slo: Span::from_millis(50),
         priorities: Priorities::default(),
         executor: Executor::Emulated { profile: profile() },
         labels: vec![],
         image: None,
+        configuration: repository::Configuration::default(),
     }
 }
 

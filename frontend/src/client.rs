@@ -170,7 +170,7 @@ async fn infer(desk: &Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
     let outputs = model.outputs.iter().zip(reply.outputs).map(|(tensor, data)| OutputTensor {
         name: tensor.name.clone(),
         datatype: tensor.datatype,
-        shape: [reply.rows].into_iter().chain(tensor.shape.iter().copied()).collect(),
+        shape: model.shape_of(tensor, reply.rows),
         data,
     });
     Ok(Inferred { outputs: outputs.collect(), timing: reply.timing })

@@ -16,6 +16,8 @@ pub struct Config {
     pub schedulers: Vec<SocketAddr>,
     /// The model repository.
     pub repository: PathBuf,
+    /// Whether a model whose configuration is wrong ends the frontend; otherwise the others are served.
+    pub strict: bool,
     /// Where backends reach us (TCP); any port of the network's `address` if it is not given. Backends are told this
     /// address.
     pub link: Option<SocketAddr>,
@@ -34,6 +36,7 @@ impl Config {
         Self {
             schedulers: vec![scheduler],
             repository: repository.into(),
+            strict: false,
             link: None,
             arena_bytes: ARENA_BYTES,
             links_max: LINKS_MAX,

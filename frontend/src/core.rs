@@ -203,6 +203,11 @@ impl Core {
         })
     }
 
+    /// A model of the repository cannot be served, for this reason.
+    pub fn handle_refused(&mut self, name: &str, reason: String) {
+        self.models.handle_refused(name, reason);
+    }
+
     /// The models of the repository.
     #[must_use]
     pub fn models(&self) -> &ModelTable {
@@ -369,6 +374,7 @@ impl Core {
             Ok(model) => Some(self.models.handle_model(model)),
             Err(reason) => {
                 tracing::warn!("model '{name}' was loaded, and cannot be served here: {reason}");
+                self.models.handle_refused(name, reason);
                 None
             }
         }

@@ -12,6 +12,7 @@ use std::{
 };
 
 use proto::{ModelThreadId, Timestamp, backend_to_frontend::LinkWelcome, turns::TurnWatch};
+use repository::{Refused, Repository};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{
@@ -96,7 +97,7 @@ impl Frontend {
             let found = format!("schedulers: found {link}, which is this frontend's own `link`");
             return Err(FrontendError::Config(format!("{found}, expected schedulers only")));
         }
-        let models = repository::load(&config.repository)?;
+        let Repository { models, refused } = repository::load(&config.repository)?.checked(config.strict)?;
         let bytes = config.arena_bytes;
         let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
         let endpoint = EndpointConfig {
@@ -119,7 +120,8 @@ impl Frontend {
             schedulers: schedulers.len(),
             token_seed: rand::random(),
         };
-        let core = Core::new(core, models)?;
+        let mut core = Core::new(core, models)?;
+        refused.into_iter().for_each(|Refused { name, reason }| core.handle_refused(&name, reason));
         let clock = Clock::start();
         let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()), observer);
         let repository = config.repository.clone();

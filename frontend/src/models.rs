@@ -10,6 +10,9 @@ use repository::Model;
 
 use crate::{error::InferError, slots::SlotSize, spoken::Spoken};
 
+/// Models that cannot be served of which it is remembered why.
+const REFUSED_MAX: usize = 4_096;
+
 /// A model of the repository.
 #[derive(Debug)]
 pub struct ServedModel {
@@ -43,6 +46,8 @@ pub struct Offer {
 pub struct ModelTable {
     models: Vec<ServedModel>,
     by_name: BTreeMap<String, usize>,
+    /// Why those of the repository that are not among them cannot be served.
+    refused: BTreeMap<String, String>,
     /// All that the primary said.
     spoken: Spoken,
 }
@@ -61,6 +66,7 @@ impl ModelTable {
     /// Takes in a model as it was read; instead of what was known under its name, if anything was. Yields its index.
     pub fn handle_model(&mut self, model: Model) -> usize {
         let name = model.name.clone();
+        self.refused.remove(&name);
         let (offer, state) = (self.spoken.offer(&name, &model.version), self.spoken.state(&name));
         let slot_size = SlotSize::new(model.input_bytes(), model.output_bytes());
         let served = ServedModel { slot_size, model: Rc::new(model), offer, state };
@@ -72,12 +78,28 @@ impl ModelTable {
         index
     }
 
+    /// A model of the repository cannot be served, for this reason. One that is served stays as it is.
+    pub fn handle_refused(&mut self, name: &str, reason: String) {
+        if !self.by_name.contains_key(name) && (self.refused.len() < REFUSED_MAX || self.refused.contains_key(name)) {
+            self.refused.insert(name.to_owned(), reason);
+        }
+    }
+
+    /// Models that cannot be served, by name, and why.
+    pub fn refused(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.refused.iter().map(|(name, reason)| (name.as_str(), reason.as_str()))
+    }
+
     /// The index of a model, by the name and, if given, the version that a client asked for.
     ///
     /// # Errors
     /// If there is none of that name, or it has another version.
     pub fn find(&self, name: &str, version: Option<&str>) -> Result<usize, InferError> {
         let Some(&index) = self.by_name.get(name) else {
+            if self.refused.contains_key(name) {
+                let why = "cannot be served, the repository index says why";
+                return Err(InferError::NotFound(format!("Request for unknown model: '{name}' {why}")));
+            }
             let known: Vec<&str> = self.by_name.keys().map(String::as_str).collect();
             // As Triton says it.
             return Err(InferError::NotFound(format!(
@@ -170,4 +192,24 @@ pub fn excerpt(text: &str) -> String {
     let shown =
         text.chars().take(CHARS_MAX).map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char });
     shown.chain(cut.chars()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn a_model_that_cannot_be_served_is_known_until_it_can_be() {
+        let mut table = ModelTable::new(vec![testing::model("good", vec![], vec![])]);
+        table.handle_refused("bad", "bad/config.pbtxt: dims: found 0".to_owned());
+        table.handle_refused("good", "its next version".to_owned());
+        assert_eq!(table.refused().collect::<Vec<_>>(), [("bad", "bad/config.pbtxt: dims: found 0")]);
+        let error = table.find("bad", None).unwrap_err().to_string();
+        assert!(error.ends_with("'bad' cannot be served, the repository index says why"), "{error}");
+        table.handle_model(testing::model("bad", vec![], vec![]));
+        assert_eq!((table.refused().count(), table.find("bad", None)), (0, Ok(1)));
+        (0..REFUSED_MAX + 9).for_each(|n| table.handle_refused(&n.to_string(), String::new()));
+        assert_eq!(table.refused().count(), REFUSED_MAX);
+    }
 }

@@ -17,7 +17,7 @@ pub struct InputTensor {
     pub name: String,
     /// As in the model's configuration.
     pub datatype: DataType,
-    /// The batch dimension, then the dimensions of the model's configuration.
+    /// The batch dimension if the model has one, then the dimensions of its configuration.
     pub shape: Vec<usize>,
     /// Elements in row-major order, little-endian.
     pub data: Rope,
@@ -110,19 +110,24 @@ pub fn known_input<'m>(model: &'m Model, name: &str, datatype: &str) -> Result<&
     Ok(tensor)
 }
 
-/// The rows of a shape `[rows, ..]`.
+/// The rows of a shape `[rows, ..]`; one of that of a model without batches.
 ///
 /// # Errors
 /// [`InferError::Invalid`], if it is not the tensor's, or the rows are none or too many.
 pub fn check_shape(model: &Model, tensor: &Tensor, shape: &[usize]) -> Result<usize, InferError> {
-    match shape {
-        [rows, rest @ ..] if rest == tensor.shape && (1..=model.max_batch).contains(rows) => Ok(*rows),
-        _ => {
-            let dims: String = tensor.shape.iter().map(|dim| format!(", {dim}")).collect();
-            let expected = format!("[n{dims}] with n from 1 to {}", model.max_batch);
-            Err(invalid(&format!("inputs['{}'].shape", tensor.name), excerpt(&format!("{shape:?}")), expected))
-        }
+    let (rows, rest) = match shape {
+        [rows, rest @ ..] if model.is_batched => (*rows, rest),
+        _ => (1, shape),
+    };
+    if rest == tensor.shape && (1..=model.rows_max).contains(&rows) {
+        return Ok(rows);
     }
+    let dims: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();
+    let expected = match model.is_batched {
+        true => format!("[n, {}] with n from 1 to {}", dims.join(", "), model.rows_max),
+        false => format!("[{}]", dims.join(", ")),
+    };
+    Err(invalid(&format!("inputs['{}'].shape", tensor.name), excerpt(&format!("{shape:?}")), expected))
 }
 
 /// What to say of a name that is not among these tensors'.

@@ -112,14 +112,36 @@ impl Lease {
 
 /// Why an arena cannot be laid out.
 #[derive(Debug, PartialEq, Eq, Error)]
-#[error(
-    "arena_bytes: found {found}, expected at least {least}: one block of {block} bytes for each of {classes} sizes"
-)]
+#[error("arena_bytes: found {found}, expected at least {least}, for one task of the model with the largest tensors")]
 pub struct ArenaTooSmall {
     found: usize,
     least: usize,
-    block: usize,
-    classes: usize,
+}
+
+/// How an arena is cut into blocks.
+#[derive(Debug)]
+struct Layout {
+    block_bytes: usize,
+    ids_per_block: usize,
+    /// Of a block with its slots' guards.
+    guarded_bytes: usize,
+    blocks: usize,
+}
+
+impl Layout {
+    fn new(arena_bytes: usize, class_bytes: &BTreeSet<usize>, largest_per_block: usize) -> Self {
+        let (Some(&smallest), Some(&largest)) = (class_bytes.first(), class_bytes.last()) else {
+            unreachable!("there is a class")
+        };
+        // Slot ids are 20 bits, so blocks are at least a share of that of the arena.
+        let for_runs = (smallest * SMALLEST_PER_BLOCK).min(arena_bytes / (BLOCKS_PER_CLASS * class_bytes.len()));
+        let for_ids = arena_bytes / (ImmediateData::SLOTS_MAX as usize / 16);
+        let block_bytes = (largest * largest_per_block).max(for_runs).max(for_ids).next_multiple_of(ALIGNMENT);
+        let blocks_max = (arena_bytes / block_bytes).max(1);
+        let ids_per_block = (ImmediateData::SLOTS_MAX as usize / blocks_max).min(block_bytes / smallest);
+        let guarded_bytes = block_bytes + ids_per_block * GUARD_BYTES;
+        Self { block_bytes, ids_per_block, guarded_bytes, blocks: arena_bytes / guarded_bytes }
+    }
 }
 
 /// All slots of a frontend.
@@ -161,28 +183,30 @@ struct State {
 }
 
 impl Slots {
-    /// Lays out an arena of `arena_bytes` for tasks of these sizes.
+    /// Lays out an arena of `arena_bytes` for tasks of these sizes: a class for each, or where there are too many, the
+    /// slots of larger tasks for small ones.
     ///
     /// # Errors
-    /// If it cannot hold one block for each size class.
+    /// If it cannot hold one slot of the largest class.
     pub fn new(arena_bytes: usize, sizes: &[SlotSize]) -> Result<Self, ArenaTooSmall> {
-        let class_bytes: BTreeSet<usize> = sizes.iter().map(|size| size.class_bytes()).collect();
-        let (Some(&smallest), Some(&largest)) = (class_bytes.first(), class_bytes.last()) else {
+        let mut class_bytes: BTreeSet<usize> = sizes.iter().map(|size| size.class_bytes()).collect();
+        if class_bytes.is_empty() {
             return Ok(Self::empty());
-        };
-        // Slot ids are 20 bits, so blocks are at least a share of that of the arena.
-        let classes = class_bytes.len();
-        let for_runs = (smallest * SMALLEST_PER_BLOCK).min(arena_bytes / (BLOCKS_PER_CLASS * classes));
-        let for_ids = arena_bytes / (ImmediateData::SLOTS_MAX as usize / 16);
-        let block_bytes = (largest * LARGEST_PER_BLOCK).max(for_runs).max(for_ids).next_multiple_of(ALIGNMENT);
-        let blocks_max = (arena_bytes / block_bytes).max(1);
-        let ids_per_block = (ImmediateData::SLOTS_MAX as usize / blocks_max).min(block_bytes / smallest);
-        let guarded_bytes = block_bytes + ids_per_block * GUARD_BYTES;
-        let blocks = arena_bytes / guarded_bytes;
-        if blocks < classes {
-            let (found, least) = (arena_bytes, classes * guarded_bytes);
-            return Err(ArenaTooSmall { found, least, block: guarded_bytes, classes });
         }
+        let mut largest_per_block = LARGEST_PER_BLOCK;
+        let Layout { block_bytes, ids_per_block, blocks, .. } = loop {
+            let layout = Layout::new(arena_bytes, &class_bytes, largest_per_block);
+            if layout.blocks >= class_bytes.len() {
+                break layout;
+            }
+            if largest_per_block > 1 {
+                largest_per_block -= 1;
+            } else if class_bytes.len() > 1 {
+                class_bytes.pop_first();
+            } else {
+                return Err(ArenaTooSmall { found: arena_bytes, least: layout.guarded_bytes });
+            }
+        };
         let class = |&slot_bytes: &usize| Class {
             slot_bytes,
             slots_per_block: (block_bytes / slot_bytes).min(ids_per_block),
@@ -508,5 +532,16 @@ mod tests {
     fn an_arena_that_is_too_small_says_how_much_is_needed() {
         let error = Slots::new(100_000, &[size(150_528, 16), size(268_203, 16)]).unwrap_err().to_string();
         assert!(error.starts_with("arena_bytes: found 100000, expected at least 2"), "{error}");
+    }
+
+    #[test]
+    fn an_arena_with_room_for_few_large_slots_serves_small_tasks_from_them() {
+        let sizes: Vec<SlotSize> = (0..40).map(|power| size(1000 + (power << 14), 16)).collect();
+        let mut slots = Slots::new(3_000_000, &sizes).unwrap();
+        let leases: Vec<Option<Lease>> =
+            (0..).zip(&sizes).step_by(13).map(|(n, &size)| lease_one(&mut slots, size, task(n))).collect();
+        assert!(leases.iter().all(Option::is_some), "{leases:?}");
+        let last = Slots::new(700_000, &[sizes[0], sizes[39]]).unwrap();
+        assert!(last.fits(sizes[39]) && last.classes.len() == 1);
     }
 }

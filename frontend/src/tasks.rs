@@ -58,7 +58,7 @@ pub struct RequestId(u64);
 pub struct CheckedRequest {
     /// Index in the model table.
     pub model: usize,
-    /// Tasks: the first dimension of every tensor; 1 to the model's `max_batch`.
+    /// Tasks: the first dimension of every tensor; 1 to the model's `rows_max`.
     pub rows: usize,
     /// All inputs in the order of the model; each has `rows` times its tensor's bytes. None at all if they come later.
     pub inputs: Vec<Rope>,

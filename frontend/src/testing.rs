@@ -4,7 +4,7 @@ use proto::{LatencyProfile, Span};
 use repository::{DataType, Executor, Model, Priorities, Tensor};
 
 pub(crate) fn tensor(name: &str, datatype: DataType, shape: &[usize]) -> Tensor {
-    Tensor { name: name.to_owned(), datatype, shape: shape.to_vec() }
+    Tensor::new(name, datatype, shape.to_vec())
 }
 
 pub(crate) fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Model {
@@ -15,10 +15,13 @@ pub(crate) fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Mo
         inputs,
         outputs,
         max_batch: 8,
+        rows_max: 8,
+        is_batched: true,
         slo: Span::from_millis(25),
         priorities: Priorities { levels: 3, default: 2 },
         executor: Executor::Emulated { profile },
         labels: Vec::new(),
         image: None,
+        configuration: repository::Configuration::default(),
     }
 }

@@ -27,7 +27,7 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
     let [h, w] = [height, width].map(|side| side as usize);
     let shape = if layout == Layout::Chw { vec![channels, h, w] } else { vec![h, w, channels] };
     let datatype = if choices & 0x40 == 0 { DataType::Uint8 } else { DataType::Fp32 };
-    let tensor = Tensor { name: "image".into(), datatype, shape };
+    let tensor = Tensor::new("image", datatype, shape);
     match tensor_of(&pipeline, &tensor, picture, |_| Ok(())) {
         Ok(bytes) => assert_eq!(bytes.len(), tensor.bytes()),
         Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),

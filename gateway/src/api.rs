@@ -2,8 +2,6 @@
 //! `proto/`. REST answers with the same messages as JSON.
 #![allow(missing_docs, clippy::doc_markdown, clippy::pedantic)]
 
-use serde::Serializer;
-
 include!(concat!(env!("OUT_DIR"), "/inference.rs"));
 
 /// The messages of `grpc.health.v1.Health`.
@@ -14,9 +12,4 @@ pub mod health {
 /// The messages of `grpc.reflection.v1.ServerReflection`.
 pub mod reflection {
     include!(concat!(env!("OUT_DIR"), "/grpc.reflection.v1.rs"));
-}
-
-/// A data type by its name, as JSON has it.
-fn serialize_data_type<S: Serializer>(data_type: &i32, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(DataType::try_from(*data_type).unwrap_or_default().as_str_name())
 }

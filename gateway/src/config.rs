@@ -20,6 +20,9 @@ pub struct Config {
     pub schedulers: Vec<SocketAddr>,
     /// The model repository.
     pub repository: PathBuf,
+    /// Whether a model whose configuration is wrong ends the frontend; otherwise the others are served.
+    #[serde(default)]
+    pub strict: bool,
     /// Where clients reach us over HTTP.
     #[serde(default)]
     pub http: Option<SocketAddr>,
@@ -113,6 +116,7 @@ impl Config {
         Ok(frontend::Config {
             schedulers,
             repository: self.repository.clone(),
+            strict: self.strict,
             link: self.link,
             arena_bytes: self.arena_bytes,
             links_max: self.links_max,
@@ -142,7 +146,7 @@ impl Config {
 
 impl From<frontend::Config> for Config {
     fn from(frontend: frontend::Config) -> Self {
-        let frontend::Config { schedulers, repository, link, arena_bytes, links_max, network } = frontend;
+        let frontend::Config { schedulers, repository, strict, link, arena_bytes, links_max, network } = frontend;
         let (scheduler, schedulers) = match schedulers[..] {
             [scheduler] => (Some(scheduler), Vec::new()),
             _ => (None, schedulers),
@@ -151,6 +155,7 @@ impl From<frontend::Config> for Config {
             scheduler,
             schedulers,
             repository,
+            strict,
             http: None,
             grpc: None,
             link,
@@ -310,9 +315,9 @@ fn default_head_bytes_max() -> usize {
     64 << 10
 }
 
-/// A full batch of 64 images of 3 x 299 x 299 bytes, and room to spare.
+/// As Triton takes them: two full batches of 64 images of 3 x 299 x 299 bytes, and room to spare.
 fn default_body_bytes_max() -> usize {
-    32 << 20
+    64 << 20
 }
 
 fn default_bodies_bytes_max() -> usize {

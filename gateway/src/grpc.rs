@@ -27,14 +27,14 @@ use crate::{
     api::{
         CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
         CudaSharedMemoryStatusResponse, CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse,
-        LogSettingsRequest, LogSettingsResponse, ModelConfigRequest, ModelConfigResponse, ModelInferRequest,
-        ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest,
-        ModelStatisticsResponse, RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelLoadResponse,
-        RepositoryModelUnloadRequest, RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse,
-        ServerMetadataRequest, ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest,
-        SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse,
-        SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse, TraceSettingRequest,
-        TraceSettingResponse, log_settings_request, log_settings_response, trace_setting_response,
+        LogSettingsRequest, LogSettingsResponse, ModelConfig, ModelConfigRequest, ModelConfigResponse,
+        ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse,
+        ModelStatisticsRequest, ModelStatisticsResponse, RepositoryIndexRequest, RepositoryModelLoadRequest,
+        RepositoryModelLoadResponse, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse, ServerLiveRequest,
+        ServerLiveResponse, ServerMetadataRequest, ServerReadyRequest, ServerReadyResponse,
+        SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest,
+        SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse,
+        TraceSettingRequest, TraceSettingResponse, log_settings_request, log_settings_response, trace_setting_response,
     },
     budget::Charge,
     compression::Coding,
@@ -351,7 +351,9 @@ fn model_ready(service: &Service, of: ModelReadyRequest) -> Result<ModelReadyRes
 }
 
 fn model_config(service: &Service, of: ModelConfigRequest) -> Result<ModelConfigResponse, InferError> {
-    Ok(ModelConfigResponse { config: Some(service.model_config(&of.name, given(&of.version))?) })
+    let encoded = service.model_config(&of.name, given(&of.version))?.encoded();
+    let config = ModelConfig::decode(&encoded[..]).expect("both sides have one schema");
+    Ok(ModelConfigResponse { config: Some(config) })
 }
 
 fn model_statistics(service: &Service, of: ModelStatisticsRequest) -> Result<ModelStatisticsResponse, InferError> {

@@ -172,7 +172,7 @@ mod tests {
 
     fn tensor(pipeline: &ImagePipeline, datatype: DataType) -> Tensor {
         let shape = vec![pipeline.height as usize, pipeline.width as usize, pipeline.color.channels()];
-        Tensor { name: "image".into(), datatype, shape }
+        Tensor::new("image", datatype, shape)
     }
 
     fn floats(pipeline: &ImagePipeline, picture: &[u8]) -> Vec<f32> {

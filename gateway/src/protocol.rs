@@ -246,8 +246,8 @@ impl Pictures {
         let is_picture = |input: &RequestInput| input.name == tensor.name && input.datatype == "BYTES";
         let Some(at) = request.inputs.iter().position(is_picture) else { return Ok(None) };
         let input = &mut request.inputs[at];
-        let pictures = pictures(input, model.max_batch)?;
-        input.shape = [pictures.len()].into_iter().chain(tensor.shape.iter().copied()).collect();
+        let pictures = pictures(input, model.rows_max)?;
+        input.shape = model.shape_of(tensor, pictures.len());
         input.datatype = tensor.datatype.name().to_owned();
         input.data = None;
         Ok(Some(Self { pipeline: pipeline.clone(), at, pictures }))

@@ -16,15 +16,14 @@ use frontend::{
     tasks::{Reply, Timing},
 };
 use proto::{Epoch, Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
-use repository::{Executor, Model, Tensor};
+use repository::{Configuration, Model, Tensor};
 
 use crate::{
     access::Client,
     ahead::{Ahead, Gates},
     api::{
-        DataType, ModelConfig, ModelDynamicBatching, ModelInput, ModelMetadataResponse, ModelOutput, ModelParameter,
-        ModelStatistics, RepositoryIndexResponse, ServerMetadataResponse, model_metadata_response::TensorMetadata,
-        repository_index_response::ModelIndex,
+        ModelMetadataResponse, ModelStatistics, RepositoryIndexResponse, ServerMetadataResponse,
+        model_metadata_response::TensorMetadata, repository_index_response::ModelIndex,
     },
     budget::{Charge, NoRoom},
     config::DEFAULT_SERVER_NAME,
@@ -383,22 +382,22 @@ impl Service {
         }
     }
 
-    /// What a model takes and gives, with its batch dimension.
+    /// What a model takes and gives, with its batch dimension if it has one.
     ///
     /// # Errors
     /// If there is no such model or version.
     pub fn model_metadata(&self, model: &str, version: Option<&str>) -> Result<ModelMetadataResponse, InferError> {
-        let tensor = |tensor: &Tensor| TensorMetadata {
+        let tensor = |is_batched: bool, tensor: &Tensor| TensorMetadata {
             name: tensor.name.clone(),
             datatype: tensor.datatype.name().to_owned(),
-            shape: [-1].into_iter().chain(dims(tensor)).collect(),
+            shape: is_batched.then_some(-1).into_iter().chain(tensor.shape.iter().map(|&dim| dim as i64)).collect(),
         };
         self.desk.with_model(model, version, |_, ServedModel { model, .. }, _| ModelMetadataResponse {
             name: model.name.clone(),
             versions: vec![model.version.clone()],
-            platform: platform(model).to_owned(),
-            inputs: model.inputs.iter().map(tensor).collect(),
-            outputs: model.outputs.iter().map(tensor).collect(),
+            platform: model.configuration.platform(),
+            inputs: model.inputs.iter().map(|input| tensor(model.is_batched, input)).collect(),
+            outputs: model.outputs.iter().map(|output| tensor(model.is_batched, output)).collect(),
         })
     }
 
@@ -406,8 +405,8 @@ impl Service {
     ///
     /// # Errors
     /// If there is no such model or version.
-    pub fn model_config(&self, model: &str, version: Option<&str>) -> Result<ModelConfig, InferError> {
-        self.desk.with_model(model, version, |_, served, _| model_config(&served.model))
+    pub fn model_config(&self, model: &str, version: Option<&str>) -> Result<Configuration, InferError> {
+        self.desk.with_model(model, version, |_, served, _| served.model.configuration.clone())
     }
 
     /// What has become of the requests of a model, or of all.
@@ -434,7 +433,7 @@ impl Service {
         }
     }
 
-    /// All models of the repository, or those that are ready.
+    /// All models of the repository, or those that are ready; also those that cannot be served, and why.
     #[must_use]
     pub fn repository_index(&self, ready_only: bool) -> RepositoryIndexResponse {
         self.desk.with_core(|core| {
@@ -453,12 +452,15 @@ impl Service {
                     reason: reason.to_owned(),
                 }
             };
-            let models = core
-                .models()
-                .sorted()
-                .map(|(_, served)| entry(served))
-                .filter(|model| !ready_only || model.state == "READY")
-                .collect();
+            let refused = core.models().refused().map(|(name, reason)| ModelIndex {
+                name: name.to_owned(),
+                version: String::new(),
+                state: "UNAVAILABLE".to_owned(),
+                reason: reason.to_owned(),
+            });
+            let models = core.models().sorted().map(|(_, served)| entry(served)).chain(refused);
+            let mut models: Vec<ModelIndex> = models.filter(|model| !ready_only || model.state == "READY").collect();
+            models.sort_by(|a, b| a.name.cmp(&b.name));
             RepositoryIndexResponse { models }
         })
     }
@@ -630,64 +632,4 @@ fn check_loadable(model: &str) -> Result<(), InferError> {
 /// What a request would become finds no room.
 pub(crate) fn no_room(full: NoRoom) -> InferError {
     InferError::MemoryFull(format!("the request: {full}"))
-}
-
-fn model_config(model: &Model) -> ModelConfig {
-    let data_type = |tensor: &Tensor| {
-        DataType::from_str_name(&format!("TYPE_{}", tensor.datatype.name())).map_or(0, |data_type| data_type as i32)
-    };
-    let parameter = |value: String| ModelParameter { string_value: value };
-    let slo_ms = model.slo.0 as f64 / 1e6;
-    ModelConfig {
-        name: model.name.clone(),
-        platform: platform(model).to_owned(),
-        backend: backend(model).to_owned(),
-        max_batch_size: model.max_batch as i32,
-        input: model
-            .inputs
-            .iter()
-            .map(|tensor| ModelInput {
-                name: tensor.name.clone(),
-                data_type: data_type(tensor),
-                dims: dims(tensor).collect(),
-                ..ModelInput::default()
-            })
-            .collect(),
-        output: model
-            .outputs
-            .iter()
-            .map(|tensor| ModelOutput {
-                name: tensor.name.clone(),
-                data_type: data_type(tensor),
-                dims: dims(tensor).collect(),
-                ..ModelOutput::default()
-            })
-            .collect(),
-        dynamic_batching: (model.priorities.levels > 0).then(|| ModelDynamicBatching {
-            priority_levels: model.priorities.levels.into(),
-            default_priority_level: model.priorities.default.into(),
-            ..ModelDynamicBatching::default()
-        }),
-        parameters: [("slo_ms".to_owned(), parameter(slo_ms.to_string()))].into(),
-        ..ModelConfig::default()
-    }
-}
-
-fn dims(tensor: &Tensor) -> impl Iterator<Item = i64> {
-    tensor.shape.iter().map(|&dim| dim as i64)
-}
-
-fn backend(model: &Model) -> &'static str {
-    match model.executor {
-        Executor::Emulated { .. } => "emulated",
-        Executor::Onnx { .. } => "onnx",
-    }
-}
-
-/// As Triton names it.
-fn platform(model: &Model) -> &'static str {
-    match model.executor {
-        Executor::Emulated { .. } => "emulated",
-        Executor::Onnx { .. } => "onnxruntime_onnx",
-    }
 }

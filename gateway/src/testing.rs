@@ -4,21 +4,32 @@ use proto::{LatencyProfile, Span};
 use repository::{DataType, Executor, Model, Priorities, Tensor};
 
 pub(crate) fn tensor(name: &str, datatype: DataType, shape: &[usize]) -> Tensor {
-    Tensor { name: name.to_owned(), datatype, shape: shape.to_vec() }
+    Tensor::new(name, datatype, shape.to_vec())
 }
 
 pub(crate) fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Model {
     let profile = LatencyProfile::linear(1.0, 4.0, 8).unwrap();
+    let told = |kind: &str, tensors: &[Tensor]| -> String {
+        let told = |Tensor { name, datatype, shape, .. }: &Tensor| {
+            format!("{kind} {{ name: '{name}' data_type: TYPE_{datatype} dims: {shape:?} }} ")
+        };
+        tensors.iter().map(told).collect()
+    };
+    let (inputs_told, outputs_told) = (told("input", &inputs), told("output", &outputs));
+    let configuration = format!("name: '{name}' max_batch_size: 8 {inputs_told} {outputs_told}").parse().unwrap();
     Model {
         name: name.to_owned(),
         version: "1".to_owned(),
         inputs,
         outputs,
         max_batch: 8,
+        rows_max: 8,
+        is_batched: true,
         slo: Span::from_millis(25),
         priorities: Priorities { levels: 3, default: 2 },
         executor: Executor::Emulated { profile },
         labels: Vec::new(),
         image: None,
+        configuration,
     }
 }

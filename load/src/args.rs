@@ -302,8 +302,11 @@ impl StreamPlan {
         let wrong = |what: String| CommandError::Failed(format!("--model: the input of {model} {what}"));
         let datatype = DataType::from_name(&input.datatype)
             .ok_or_else(|| wrong(format!("is {}, which has no fixed size", input.datatype)))?;
+        // A model without batches says the whole shape.
+        let is_batched = input.shape.first().is_some_and(|&size| size < 0);
+        let shape = input.shape.iter().skip(usize::from(is_batched));
         // Any size will do where the model says -1.
-        let shape: Vec<usize> = input.shape.iter().skip(1).map(|&size| usize::try_from(size).unwrap_or(1)).collect();
+        let shape: Vec<usize> = shape.map(|&size| usize::try_from(size).unwrap_or(1)).collect();
         let bytes = shape.iter().try_fold(datatype.bytes(), |product, &size| product.checked_mul(size));
         let bytes = bytes
             .filter(|bytes| *bytes <= INPUT_BYTES_MAX)
@@ -315,7 +318,8 @@ impl StreamPlan {
                 random.fill_bytes(&mut data);
             }
             let expected = if emulated { Expected::digest(&data) } else { Expected::Any };
-            Input::new(&input.name, datatype, &shape, &data, self.slo_ms, expected)
+            let row = Input::new(&input.name, datatype, &shape, &data, self.slo_ms, expected);
+            if is_batched { row } else { row.without_batch() }
         });
         let inputs = inputs.collect();
         Ok(Stream { model: self.model, arrivals: self.arrivals, slo_ms: self.slo_ms.unwrap_or(f64::INFINITY), inputs })
@@ -483,6 +487,8 @@ mod tests {
         let stream = plan().stream(&shape("UINT16", &[-1, -1, 3]), 1, false).unwrap();
         assert_eq!((stream.inputs.len(), &stream.inputs[0].shape[..]), (INPUTS, &[1, 1, 3][..]));
         assert_ne!(stream.inputs[0].data, stream.inputs[1].data);
+        let whole = plan().stream(&shape("UINT8", &[2, 3]), 1, false).unwrap();
+        assert_eq!((&whole.inputs[0].shape[..], whole.inputs[0].data.len()), (&[2, 3][..], 6));
         let text = |input| plan().stream(&input, 1, false).unwrap_err().to_string();
         assert_eq!(text(shape("BYTES", &[-1, 1])), "--model: the input of m is BYTES, which has no fixed size");
         assert!(text(shape("FP32", &[-1, i64::MAX, i64::MAX])).contains("which is more than"));

@@ -88,6 +88,13 @@ impl Input {
         }
     }
 
+    /// The same for a model whose tensors have no dimension for batches.
+    #[must_use]
+    pub fn without_batch(mut self) -> Self {
+        self.shape.remove(0);
+        self
+    }
+
     /// Compares the first output's bytes; there is none in an answer that has not the protocol's form.
     pub(crate) fn judge(&self, output: Option<&[u8]>) -> Verdict {
         let Some(output) = output else { return Verdict::Wrong };

@@ -7,8 +7,11 @@ use std::{
     sync::LazyLock,
 };
 
+mod accepted;
 mod completion;
+mod configuration;
 
+pub use configuration::Configuration;
 use miette::Diagnostic as _;
 use prost_reflect::{
     DescriptorPool, DynamicMessage, EnumDescriptor, MapKey, MessageDescriptor, Value, text_format::ParseError,
@@ -31,10 +34,8 @@ static MODEL_CONFIG: LazyLock<MessageDescriptor> = LazyLock::new(|| {
 /// The executor that runs ONNX models.
 pub(crate) const ONNX: &str = "onnx";
 
-/// Fields of the schema that a configuration may set and that change nothing here.
-const UNUSED_FIELDS: [&str; 1] = ["instance_group"];
-/// The same of `dynamic_batching`: the objective and the latency profile decide how batches form.
-const UNUSED_BATCHING_FIELDS: [&str; 3] = ["preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"];
+/// Rows of a request, at most. They are tasks, so an execution need not take them all.
+const ROWS_MAX: usize = 4_096;
 
 /// Loads the model in `folder`. A model with a file needs no configuration.
 pub(crate) fn load(folder: &Path) -> Result<Model, RepositoryError> {
@@ -43,13 +44,16 @@ pub(crate) fn load(folder: &Path) -> Result<Model, RepositoryError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         read => read.map_err(|error| RepositoryError(format!("{}: {error}", path.display())))?,
     };
-    let text = with_colons(&text);
-    let message = DynamicMessage::parse_text_format(MODEL_CONFIG.clone(), &text)
-        .map_err(|error| RepositoryError(format!("{}: {}", path.display(), located(&error, &text))))?;
+    let message = parse(&text).map_err(|cause| RepositoryError(format!("{}: {cause}", path.display())))?;
     let mut file = ConfigFile { folder, path: &path, message };
-    file.note_unused_fields();
+    file.check_fields()?;
     file.complete()?;
     file.model()
+}
+
+fn parse(text: &str) -> Result<DynamicMessage, String> {
+    let text = with_colons(text);
+    DynamicMessage::parse_text_format(MODEL_CONFIG.clone(), &text).map_err(|error| located(&error, &text))
 }
 
 /// Writes `input: [` for `input [`. The colon before a list of messages is optional in the text format and Triton's
@@ -113,7 +117,7 @@ impl ConfigFile<'_> {
     fn model(&self) -> Result<Model, RepositoryError> {
         let name = self.name()?;
         let version = self.version()?;
-        let max_batch = self.max_batch()?;
+        let (max_batch, rows_max, is_batched) = self.batches()?;
         let inputs = self.tensors("input")?;
         let outputs = self.tensors("output")?;
         let slo = match self.parameter("slo_ms") {
@@ -134,7 +138,32 @@ impl ConfigFile<'_> {
         let image = self.parameter("image").map(|text| ImagePipeline::parse(&text, &inputs)).transpose();
         let image =
             image.map_err(|error| RepositoryError(format!("{}: parameter image: {error}", self.path.display())))?;
-        Ok(Model { name, version, inputs, outputs, max_batch, slo, priorities, executor, labels, image })
+        let configuration = self.told(&name, slo);
+        Ok(Model {
+            name,
+            version,
+            inputs,
+            outputs,
+            max_batch,
+            rows_max,
+            is_batched,
+            slo,
+            priorities,
+            executor,
+            labels,
+            image,
+            configuration,
+        })
+    }
+
+    /// What clients are told: what was written, and what is in effect where nothing was.
+    fn told(&self, name: &str, slo: Span) -> Configuration {
+        let mut told = self.message.clone();
+        told.set_field_by_name("name", Value::String(name.to_owned()));
+        if self.executor_name() == "emulated" {
+            told.set_field_by_name("backend", Value::String("emulated".to_owned()));
+        }
+        Configuration::completed(told, slo)
     }
 
     fn name(&self) -> Result<String, RepositoryError> {
@@ -193,11 +222,13 @@ impl ConfigFile<'_> {
         Some(versions.filter_map(|version| u64::try_from(version).ok()).collect())
     }
 
-    fn max_batch(&self) -> Result<usize, RepositoryError> {
+    /// Tasks of an execution, rows of a request, and whether tensors have a dimension for them.
+    fn batches(&self) -> Result<(usize, usize, bool), RepositoryError> {
         let found = get(&self.message, "max_batch_size").as_i32().unwrap_or_default();
         match usize::try_from(found) {
-            Ok(max_batch @ 1..=LatencyProfile::MAX_BATCH) => Ok(max_batch),
-            _ => Err(self.error("max_batch_size", found, format_args!("1 to {}", LatencyProfile::MAX_BATCH))),
+            Ok(0) => Ok((1, 1, false)),
+            Ok(rows @ 1..=ROWS_MAX) => Ok((rows.min(LatencyProfile::MAX_BATCH), rows, true)),
+            _ => Err(self.error("max_batch_size", found, format_args!("0 to {ROWS_MAX}"))),
         }
     }
 
@@ -251,16 +282,37 @@ impl ConfigFile<'_> {
         let datatype = spelled.strip_prefix("TYPE_").and_then(DataType::from_name).ok_or_else(|| {
             self.error(&format!("{key}.data_type"), &spelled, "TYPE_BOOL, TYPE_[U]INT8 to 64, or TYPE_FP16 to 64")
         })?;
-        let dims = get(message, "dims");
-        let shape = dims.as_list().unwrap_or_default().iter().map(|dim| dim.as_i64().unwrap_or_default());
-        let shape = shape
+        let shape = dims(message, "dims")
+            .into_iter()
             .map(|dim| usize::try_from(dim).ok().filter(|&dim| dim > 0).ok_or(dim))
             .collect::<Result<Vec<_>, _>>()
             .map_err(|dim| self.error(&format!("{key}.dims"), dim, "dimensions that are fixed and above 0"))?;
         if shape.is_empty() {
             return Err(self.error(&format!("{key}.dims"), "none", "at least one dimension (the batch is not one)"));
         }
-        Ok(Tensor { name, datatype, shape })
+        Ok(Tensor { reshape: self.reshape(key, message, &shape)?, ..Tensor::new(name, datatype, shape) })
+    }
+
+    /// The shape that the model itself has instead of `shape`.
+    fn reshape(
+        &self,
+        key: &str,
+        message: &DynamicMessage,
+        shape: &[usize],
+    ) -> Result<Option<Vec<usize>>, RepositoryError> {
+        if !message.has_field_by_name("reshape") {
+            return Ok(None);
+        }
+        let found = dims(get(message, "reshape").as_message().expect("the schema says message"), "shape");
+        let lengths: Option<Vec<usize>> = found.iter().map(|&length| usize::try_from(length).ok()).collect();
+        let elements = |shape: &[usize]| shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
+        match lengths.filter(|lengths| elements(lengths) == elements(shape)) {
+            Some(lengths) => Ok(Some(lengths)),
+            None => {
+                let expected = format!("as many elements as dims {shape:?} have");
+                Err(self.error(&format!("{key}.reshape.shape"), format_args!("{found:?}"), expected))
+            }
+        }
     }
 
     /// `parameters: executor`, or else `backend`, or else `platform`.
@@ -276,11 +328,7 @@ impl ConfigFile<'_> {
     fn executor(&self, version: &str, max_batch: usize, outputs: &[Tensor]) -> Result<Executor, RepositoryError> {
         match self.executor_name().as_str() {
             "emulated" => {
-                let digest = Tensor {
-                    name: emulated::OUTPUT.to_owned(),
-                    datatype: DataType::Uint64,
-                    shape: vec![emulated::OUTPUT_ELEMENTS],
-                };
+                let digest = Tensor::new(emulated::OUTPUT, DataType::Uint64, vec![emulated::OUTPUT_ELEMENTS]);
                 if outputs != [digest] {
                     let found = format!("\"{}\"", outputs[0].name);
                     return Err(self.error("output", found, "only \"digest\", TYPE_UINT64, dims [ 2 ], when emulated"));
@@ -346,17 +394,6 @@ impl ConfigFile<'_> {
         }
     }
 
-    fn note_unused_fields(&self) {
-        let batching = get(&self.message, "dynamic_batching");
-        let batching = batching.as_message().expect("the schema says message");
-        let fields = UNUSED_FIELDS.map(|key| (&self.message, key)).into_iter();
-        for (message, key) in fields.chain(UNUSED_BATCHING_FIELDS.map(|key| (batching, key))) {
-            if message.has_field_by_name(key) {
-                tracing::info!("{}: {key} is accepted and changes nothing", self.path.display());
-            }
-        }
-    }
-
     fn error(&self, key: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> RepositoryError {
         RepositoryError(format!("{}: {key}: found {found}, expected {expected}", self.path.display()))
     }
@@ -364,6 +401,11 @@ impl ConfigFile<'_> {
 
 fn get(message: &DynamicMessage, field: &str) -> Value {
     message.get_field_by_name(field).expect("the schema declares it").into_owned()
+}
+
+/// A list of lengths.
+fn dims(message: &DynamicMessage, field: &str) -> Vec<i64> {
+    get(message, field).as_list().unwrap_or_default().iter().filter_map(Value::as_i64).collect()
 }
 
 fn text(message: &DynamicMessage, field: &str) -> String {

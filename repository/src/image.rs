@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     fn tensor(datatype: DataType, shape: &[usize]) -> Tensor {
-        Tensor { name: "image".into(), datatype, shape: shape.to_vec() }
+        Tensor::new("image", datatype, shape.to_vec())
     }
 
     #[test]

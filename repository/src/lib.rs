@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use config::Configuration;
 pub use image::{Color, ImagePipeline, Layout};
 use proto::{LatencyProfile, Span};
 use thiserror::Error;
@@ -34,8 +35,12 @@ pub struct Model {
     pub inputs: Vec<Tensor>,
     /// Outputs in the order in which they lie in an answer.
     pub outputs: Vec<Tensor>,
-    /// `max_batch_size`; at least 1.
+    /// Tasks of an execution, at most: as many as a request's rows, up to what a latency profile holds; at least 1.
     pub max_batch: usize,
+    /// Rows of a request, at most: `max_batch_size`, or 1 if that is 0.
+    pub rows_max: usize,
+    /// Whether tensors have a dimension for the rows before those of the configuration: `max_batch_size` is not 0.
+    pub is_batched: bool,
     /// The latency objective of a request that names none (`parameters: slo_ms`).
     pub slo: Span,
     /// How its requests may differ in importance.
@@ -46,6 +51,8 @@ pub struct Model {
     pub labels: Vec<String>,
     /// How a picture becomes its input, if it takes pictures (`parameters: image`).
     pub image: Option<ImagePipeline>,
+    /// What clients are told of all this.
+    pub configuration: Configuration,
 }
 
 /// The priorities that a model's requests may have (`dynamic_batching`); by default none but 0.
@@ -75,9 +82,23 @@ pub struct Tensor {
     pub datatype: DataType,
     /// Its shape without the batch dimension, every dimension fixed and positive.
     pub shape: Vec<usize>,
+    /// The shape that the model itself takes or gives instead, if that is another one with as many elements.
+    pub reshape: Option<Vec<usize>>,
 }
 
 impl Tensor {
+    /// A tensor whose shape is the same for clients and for the model.
+    #[must_use]
+    pub fn new(name: impl Into<String>, datatype: DataType, shape: Vec<usize>) -> Self {
+        Self { name: name.into(), datatype, shape, reshape: None }
+    }
+
+    /// Its shape for the model itself, without the batch dimension.
+    #[must_use]
+    pub fn model_shape(&self) -> &[usize] {
+        self.reshape.as_deref().unwrap_or(&self.shape)
+    }
+
     /// Elements of one task's tensor.
     #[must_use]
     pub fn elements(&self) -> usize {
@@ -98,6 +119,12 @@ impl Model {
             Executor::Emulated { .. } => "emulated",
             Executor::Onnx { .. } => config::ONNX,
         }
+    }
+
+    /// The whole shape of a tensor with so many rows, as clients give and see it.
+    #[must_use]
+    pub fn shape_of(&self, tensor: &Tensor, rows: usize) -> Vec<usize> {
+        self.is_batched.then_some(rows).into_iter().chain(tensor.shape.iter().copied()).collect()
     }
 
     /// Bytes of one task's inputs.
@@ -212,20 +239,77 @@ pub enum Executor {
 #[error("{0}")]
 pub struct RepositoryError(pub String);
 
-/// Reads all models of a repository, sorted by name. Files beside the model folders, and hidden folders, are ignored.
+/// What is in a repository, sorted by name.
+#[derive(Debug, Default)]
+pub struct Repository {
+    /// Models that can be served.
+    pub models: Vec<Model>,
+    /// Folders that hold no such model.
+    pub refused: Vec<Refused>,
+}
+
+/// A model that cannot be served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The folder's name.
+    pub name: String,
+    /// Why, in one line.
+    pub reason: String,
+}
+
+impl Repository {
+    /// All models.
+    ///
+    /// # Errors
+    /// If any is refused.
+    pub fn whole(self) -> Result<Vec<Model>, RepositoryError> {
+        match self.refused.into_iter().next() {
+            None => Ok(self.models),
+            Some(Refused { reason, .. }) => Err(RepositoryError(reason)),
+        }
+    }
+
+    /// As it is, each model that is refused with a line in the log; or with an error for the first of them, if that is
+    /// wanted.
+    ///
+    /// # Errors
+    /// If `strict` and any is refused.
+    pub fn checked(self, strict: bool) -> Result<Self, RepositoryError> {
+        if strict {
+            return Ok(Self { models: self.whole()?, refused: Vec::new() });
+        }
+        for Refused { name, reason } in &self.refused {
+            tracing::warn!("model '{name}' is not served: {reason}");
+        }
+        Ok(self)
+    }
+}
+
+/// Reads all models of a repository. Files beside the model folders, and hidden folders, are ignored. A model whose
+/// configuration is wrong does not keep the others from being read.
 ///
 /// # Errors
-/// If the folder cannot be read or holds no model, or any model's configuration is wrong.
-pub fn load(repository: &Path) -> Result<Vec<Model>, RepositoryError> {
-    let mut models = folders(repository)?.iter().map(|folder| config::load(folder)).collect::<Result<Vec<_>, _>>()?;
-    if models.is_empty() {
+/// If the folder cannot be read or holds no model folder.
+pub fn load(repository: &Path) -> Result<Repository, RepositoryError> {
+    let mut folders = folders(repository)?;
+    if folders.is_empty() {
         return Err(RepositoryError(format!(
             "{}: found no model folder, expected <model>/config.pbtxt or <model>/1/model.onnx",
             repository.display()
         )));
     }
-    models.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(models)
+    folders.sort();
+    let mut found = Repository::default();
+    for folder in folders {
+        match config::load(&folder) {
+            Ok(model) => found.models.push(model),
+            Err(RepositoryError(reason)) => {
+                let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                found.refused.push(Refused { name, reason });
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// Reads the model in one folder.

@@ -120,22 +120,14 @@ impl Signature {
         Ok(Self { inputs: inputs.map(Value::new).collect(), outputs: graph.output.iter().map(Value::new).collect() })
     }
 
-    /// How many tasks one execution may take, as far as the file limits that: any number (`None`) if the first
-    /// dimension of every tensor is symbolic, one if it is 1.
-    ///
-    /// # Errors
-    /// The tensor that has no such dimension, and what it has.
-    pub(crate) fn max_batch(&self) -> Result<Option<usize>, String> {
-        let mut is_one = false;
-        for value in self.inputs.iter().chain(&self.outputs) {
-            // An output without a shape is checked when the model is loaded.
-            match value.shape.as_deref().map(<[Dimension]>::first) {
-                None | Some(Some(Dimension::Symbolic(_))) => {}
-                Some(Some(Dimension::Fixed(1))) => is_one = true,
-                Some(_) => return Err(format!("'{}' of shape {}", value.name, value.shown_shape())),
-            }
-        }
-        Ok(is_one.then_some(1))
+    /// Whether the first dimension of every tensor is symbolic, so that it can be the batch. An output without a shape
+    /// is checked when the model is loaded.
+    pub(crate) fn is_batched(&self) -> bool {
+        let can_be = |value: &Value| match value.shape.as_deref().map(<[Dimension]>::first) {
+            None | Some(Some(Dimension::Symbolic(_))) => true,
+            Some(Some(Dimension::Fixed(_)) | None) => false,
+        };
+        !self.inputs.is_empty() && self.inputs.iter().chain(&self.outputs).all(can_be)
     }
 }
 
@@ -154,17 +146,17 @@ impl Value {
         }
     }
 
-    /// The dimensions of one task: without the first, which is the batch.
+    /// The dimensions of one task: all, or those without the first, which is the batch.
     ///
     /// # Errors
     /// What the file says instead of fixed dimensions.
-    pub(crate) fn task_dims(&self) -> Result<Vec<usize>, String> {
-        let after_batch = self.shape.as_ref().and_then(|shape| shape.get(1..)).filter(|dims| !dims.is_empty());
+    pub(crate) fn task_dims(&self, is_batched: bool) -> Result<Vec<usize>, String> {
+        let dims = self.shape.as_ref().and_then(|shape| shape.get(usize::from(is_batched)..));
         let fixed = |dimension: &Dimension| match dimension {
             Dimension::Fixed(length) => Some(*length),
             Dimension::Symbolic(_) => None,
         };
-        after_batch.and_then(|dims| dims.iter().map(fixed).collect()).ok_or_else(|| self.shown_shape())
+        dims.and_then(|dims| dims.iter().map(fixed).collect()).ok_or_else(|| self.shown_shape())
     }
 
     fn shown_shape(&self) -> String {
@@ -236,7 +228,7 @@ pub(crate) mod tests {
             signature,
             Signature { inputs: vec![value("image", 64)], outputs: vec![value("probabilities", 10)] }
         );
-        assert_eq!((signature.max_batch(), signature.inputs[0].task_dims()), (Ok(None), Ok(vec![64])));
+        assert_eq!((signature.is_batched(), signature.inputs[0].task_dims(true)), (true, Ok(vec![64])));
     }
 
     #[test]
@@ -244,12 +236,14 @@ pub(crate) mod tests {
         let of = |dims: &[i64]| read(&file(&[("x", 7, dims), ("w", 1, &[3, 3])], &[], &["w"])).unwrap();
         let signature = of(&[-1, 3, 2]);
         assert_eq!((signature.inputs.len(), signature.inputs[0].datatype), (1, Some(DataType::Int64)));
-        assert_eq!(signature.inputs[0].task_dims(), Ok(vec![3, 2]));
-        assert_eq!((of(&[0, 3]).max_batch(), of(&[1, 3]).max_batch()), (Ok(None), Ok(Some(1))));
-        assert_eq!(of(&[4, 3]).max_batch(), Err("'x' of shape [4, 3]".to_owned()));
-        assert_eq!(of(&[]).max_batch(), Err("'x' of shape []".to_owned()));
-        assert_eq!(of(&[-1]).inputs[0].task_dims(), Err("[N]".to_owned()));
-        assert_eq!(of(&[-1, 0]).inputs[0].task_dims(), Err("[N, ?]".to_owned()));
+        assert_eq!(signature.inputs[0].task_dims(true), Ok(vec![3, 2]));
+        assert_eq!(
+            [&[0, 3][..], &[-1], &[1, 3], &[4], &[]].map(|dims| of(dims).is_batched()),
+            [true, true, false, false, false]
+        );
+        assert_eq!(of(&[1, 3]).inputs[0].task_dims(false), Ok(vec![1, 3]));
+        assert_eq!((of(&[-1]).inputs[0].task_dims(true), of(&[]).inputs[0].task_dims(false)), (Ok(vec![]), Ok(vec![])));
+        assert_eq!(of(&[-1, 0]).inputs[0].task_dims(true), Err("[N, ?]".to_owned()));
         assert_eq!(read(&file(&[("x", 8, &[-1, 1])], &[], &[])).unwrap().inputs[0].datatype, None, "strings");
     }
 

@@ -2,6 +2,8 @@
 //! loopback. `demo` drives it, `up` leaves it running.
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
+mod up;
+
 use std::{
     io::Write as _,
     net::{Ipv4Addr, SocketAddr, TcpStream},
@@ -20,7 +22,7 @@ use serde::Deserialize;
 use transport::{Arm, ArmName, Endpoint, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, VerbsSettings};
 
 use super::supervisor::{Fate, Incident, Logs, Restarts, Supervisor};
-use crate::role;
+pub(crate) use up::{UpArgs, up};
 
 /// What a local cluster consists of; the file of `up --config`. Every key has a default: the cluster of `demo`.
 #[derive(Debug, Clone, Deserialize)]
@@ -32,6 +34,8 @@ pub(super) struct Layout {
     pub grpc: Vec<SocketAddr>,
     /// The model repository.
     pub repository: PathBuf,
+    /// Whether a model that cannot be loaded ends the members; otherwise the others are served.
+    pub strict: bool,
     /// Schedulers: one is the primary, the others take over from it.
     pub schedulers: u16,
     /// The scheduler's policy.
@@ -56,6 +60,8 @@ pub(super) struct Layout {
     pub server_name: String,
     /// What the frontends' `/metrics` have besides what they always have.
     pub metrics: MetricsConfig,
+    /// Limits of each frontend: further keys of its file.
+    pub frontend: toml::Table,
     /// The backends.
     pub backend: Vec<BackendLayout>,
 }
@@ -66,7 +72,8 @@ pub(super) struct Layout {
 pub(super) struct BackendLayout {
     /// GPUs that it offers.
     pub gpus: u32,
-    /// Models that each of them hosts.
+    /// Models that each of them hosts; all of the repository if none is named.
+    #[serde(default)]
     pub models: Vec<String>,
 }
 
@@ -78,6 +85,7 @@ impl Default for Layout {
             http: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8000))],
             grpc: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8001))],
             repository: "models".into(),
+            strict: false,
             schedulers: 1,
             policy: scheduler::Policy::default().to_string(),
             model_threads: scheduler::config::ModelThreadCount::default(),
@@ -90,6 +98,7 @@ impl Default for Layout {
             otlp: None,
             server_name: DEFAULT_SERVER_NAME.to_owned(),
             metrics: MetricsConfig::default(),
+            frontend: toml::Table::new(),
             backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
         }
     }
@@ -125,6 +134,11 @@ impl Layout {
             "grpc: expected at most {frontends} addresses, as http has, found {}",
             self.grpc.len()
         );
+        if let Some(key) = self.frontend.keys().find(|key| FRONTEND_KEYS.contains(&key.as_str())) {
+            bail!("frontend: found {key}, expected limits; it is said outside of [frontend], or `up` chooses it");
+        }
+        toml::from_str::<gateway::Config>(&Wiring::random().frontend(self, 0))
+            .map_err(|error| anyhow!("frontend: {}", error.message()))?;
         let http = self.http.iter().map(|address| ("http", address));
         for (key, address) in http.chain(self.grpc.iter().map(|address| ("grpc", address))) {
             // A port that is taken would only show in the frontend's log; say it here, where it can be changed.
@@ -149,7 +163,7 @@ impl Layout {
         usize::from(if self.schedulers == 1 { u8::MAX } else { STANDBY_HOSTS } - BACKEND_HOSTS)
     }
 
-    /// All models that some backend hosts.
+    /// All models that some backend is told to host.
     pub(super) fn models(&self) -> Vec<String> {
         let mut models: Vec<_> = self.backend.iter().flat_map(|backend| backend.models.iter().cloned()).collect();
         models.sort();
@@ -178,6 +192,26 @@ pub(super) const SCHEDULERS_MAX: u16 = 4;
 const OBSERVER_HOST: u8 = BACKEND_HOSTS - 1;
 /// Frontends that fit before the first backend and the observer.
 const FRONTENDS_MAX: usize = (OBSERVER_HOST - FRONTEND_HOSTS) as usize;
+
+/// Keys of a frontend's file that are not limits: where it is, whom it trusts, and what `up` is told itself.
+const FRONTEND_KEYS: [&str; 16] = [
+    "scheduler",
+    "schedulers",
+    "secret",
+    "repository",
+    "strict",
+    "http",
+    "grpc",
+    "link",
+    "clients",
+    "otlp",
+    "arm",
+    "address",
+    "shared_address",
+    "verbs",
+    "faults",
+    "tls",
+];
 
 /// A running cluster.
 pub(super) struct Cluster {
@@ -222,6 +256,15 @@ impl Cluster {
         (0..).zip(self.wiring.schedulers(&self.layout)).map(|(index, at)| (at, self.layout.scheduler_name(index)))
     }
 
+    /// What tells whether a model can be served at an address.
+    fn readiness(&self) -> Result<impl Fn(SocketAddr, &str) -> bool + use<>> {
+        let observer = self.observer.clone().map(frontend::Client::start).transpose()?;
+        Ok(move |http: SocketAddr, model: &str| match &observer {
+            None => load::is_ready(http, model),
+            Some(client) => TcpStream::connect(http).is_ok() && client.is_ready_blocking(model).unwrap_or(false),
+        })
+    }
+
     /// Waits until every model can be served.
     ///
     /// # Errors
@@ -229,11 +272,7 @@ impl Cluster {
     #[allow(clippy::disallowed_methods, reason = "waits for other processes, in real time")]
     pub(super) fn wait_until_ready(&self, timeout: Duration) -> Result<()> {
         let started = Instant::now();
-        let observer = self.observer.clone().map(frontend::Client::start).transpose()?;
-        let is_ready = |http: SocketAddr, model: &str| match &observer {
-            None => load::is_ready(http, model),
-            Some(client) => TcpStream::connect(http).is_ok() && client.is_ready_blocking(model).unwrap_or(false),
-        };
+        let is_ready = self.readiness()?;
         let models = self.layout.models();
         let mut missing: Vec<_> =
             self.layout.http.iter().flat_map(|http| models.iter().map(move |model| (*http, model))).collect();
@@ -349,7 +388,7 @@ impl Wiring {
     }
 
     fn frontend(&self, layout: &Layout, index: usize) -> String {
-        to_toml(&gateway::Config {
+        let config = gateway::Config {
             http: Some(layout.http[index]),
             grpc: layout.grpc.get(index).copied(),
             clients: layout.clients.clone(),
@@ -357,7 +396,10 @@ impl Wiring {
             server_name: layout.server_name.clone(),
             metrics: layout.metrics,
             ..self.silent_frontend(layout, FRONTEND_HOSTS + index as u8).into()
-        })
+        };
+        let mut file = toml::Table::try_from(config).expect("a configuration is representable in TOML");
+        file.extend(layout.frontend.clone());
+        to_toml(&file)
     }
 
     /// The configuration of one that serves no clients over the network.
@@ -374,7 +416,13 @@ impl Wiring {
             faults: layout.faults,
             ..config.network
         };
-        frontend::Config { schedulers: self.schedulers(layout), link: Some(self.host(host, 0)), network, ..config }
+        frontend::Config {
+            schedulers: self.schedulers(layout),
+            strict: layout.strict,
+            link: Some(self.host(host, 0)),
+            network,
+            ..config
+        }
     }
 
     /// A backend's file.
@@ -390,6 +438,7 @@ impl Wiring {
             verbs: layout.verbs,
             secret: self.secret.clone(),
             repository: layout.repository.clone(),
+            strict: layout.strict,
             gpus: *gpus,
             placement: models.iter().map(|model| (model.clone(), all_gpus.clone())).collect(),
             emulate: None,
@@ -415,70 +464,11 @@ pub(super) fn to_toml(config: &impl serde::Serialize) -> String {
     toml::to_string(config).expect("a configuration is representable in TOML")
 }
 
-/// Arguments of `up`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct UpArgs {
-    /// The cluster's file (TOML); without it, the cluster of `demo`
-    #[arg(long)]
-    config: Option<PathBuf>,
-    /// Where to serve HTTP [default: 127.0.0.1:8000]
-    #[arg(long)]
-    http: Option<SocketAddr>,
-    /// Where to serve gRPC [default: 127.0.0.1:8001]
-    #[arg(long)]
-    grpc: Option<SocketAddr>,
-    /// The scheduler's policy [default: downbeat]
-    #[arg(long)]
-    policy: Option<String>,
-    /// Schedulers, of which one is the primary and the others take over from it; 1 to 4 [default: 1]
-    #[arg(long)]
-    schedulers: Option<u16>,
-    /// What clients are told that the server is called [default: downbeat]
-    #[arg(long)]
-    server_name: Option<String>,
-    /// How members write their logs to stderr
-    #[arg(long, value_enum, default_value_t)]
-    log_format: role::LogFormat,
-}
-
 /// How often members are looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Measuring a model at every batch size takes a while on a busy machine.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Runs a cluster until this process is interrupted. Members that end are started again, unless they were told to end,
-/// or cannot be started at all.
-#[allow(clippy::disallowed_methods, reason = "waits for other processes, in real time")]
-pub(super) fn up(args: &UpArgs) -> Result<()> {
-    let mut layout = match &args.config {
-        None => Layout::default(),
-        Some(file) => role::read_config(file)?,
-    };
-    layout.http = args.http.map_or(layout.http, |http| vec![http]);
-    layout.grpc = args.grpc.map_or(layout.grpc, |grpc| vec![grpc]);
-    layout.policy = args.policy.clone().unwrap_or(layout.policy);
-    layout.schedulers = args.schedulers.unwrap_or(layout.schedulers);
-    layout.server_name = args.server_name.clone().unwrap_or(layout.server_name);
-    let cluster = Cluster::start(layout, Logs::Inherited(args.log_format), Restarts::All)?;
-    for (name, process) in cluster.supervisor.process_ids() {
-        println!("{name}: process {process}");
-    }
-    for (address, name) in cluster.schedulers() {
-        println!("{name}: {address}, --config {}", cluster.supervisor.config(&name).display());
-    }
-    cluster.wait_until_ready(READY_TIMEOUT)?;
-    let at: Vec<String> = cluster.layout.http.iter().map(|http| format!("http://{http}")).collect();
-    let at = at.into_iter().chain(cluster.layout.grpc.iter().map(|grpc| format!("grpc://{grpc}")));
-    let at: Vec<String> = at.collect();
-    println!("ready: {} at {}", cluster.layout.models().join(", "), at.join(", "));
-    loop {
-        std::thread::sleep(LOOK);
-        // What is left goes on: that is what it is for.
-        cluster.tend(|fate| fate == Fate::Left)?;
-        ensure!(!cluster.supervisor.is_empty(), "no member is left");
-    }
-}
 
 /// An HTTP address for one run of the demo, which must not be in the way of anything else.
 pub(super) fn random_http() -> SocketAddr {

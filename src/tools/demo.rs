@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         faults: args.fault.unwrap_or_default(),
         ..Layout::default()
     };
-    let models = repository::load(&layout.repository)?;
+    let models = repository::load(&layout.repository)?.whole()?;
     let held_out = {
         let digits =
             models.iter().find(|model| model.name == "digits").context("the repository has no digits model")?;

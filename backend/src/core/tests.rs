@@ -34,7 +34,7 @@ fn obeys(number: u32) -> BackendToScheduler {
 }
 
 fn loaded(name: &str, elements: usize) -> Loaded {
-    let tensor = |datatype, elements| Tensor { name: "t".into(), datatype, shape: vec![elements] };
+    let tensor = |datatype, elements| Tensor::new("t", datatype, vec![elements]);
     let profile = LatencyProfile::linear(1.0, 1.0, 4).unwrap();
     let model = Model {
         name: name.into(),
@@ -42,11 +42,14 @@ fn loaded(name: &str, elements: usize) -> Loaded {
         inputs: vec![tensor(DataType::Uint8, elements)],
         outputs: vec![tensor(DataType::Uint64, 2)],
         max_batch: 4,
+        rows_max: 4,
+        is_batched: true,
         slo: Span::from_millis(20),
         priorities: Priorities::default(),
         executor: repository::Executor::Emulated { profile: profile.clone() },
         labels: vec![],
         image: None,
+        configuration: repository::Configuration::default(),
     };
     let executor = Arc::new(Emulated::new(&model, profile.clone()));
     Loaded { shape: ModelShape::from(&model), model, gpu_indexes: vec![0], executor, profile }

@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn each_task_gets_the_digest_of_its_own_input() {
-        let tensor = |datatype, elements| Tensor { name: "t".into(), datatype, shape: vec![elements] };
+        let tensor = |datatype, elements| Tensor::new("t", datatype, vec![elements]);
         let profile = LatencyProfile::linear(1.0, 1.0, 4).unwrap();
         let model = Model {
             name: "emulated".into(),
@@ -51,11 +51,14 @@ mod tests {
             inputs: vec![tensor(DataType::Uint8, 5)],
             outputs: vec![tensor(DataType::Uint64, 2), tensor(DataType::Uint8, 3)],
             max_batch: 4,
+            rows_max: 4,
+            is_batched: true,
             slo: Span::from_millis(20),
             priorities: repository::Priorities::default(),
             executor: repository::Executor::Emulated { profile: profile.clone() },
             labels: vec![],
             image: None,
+            configuration: repository::Configuration::default(),
         };
         let mut outputs = [0; 2 * 19];
         Emulated::new(&model, profile).execute(b"firstother", &mut outputs).unwrap();

@@ -1,13 +1,13 @@
 //! Step 8 on the CPU: an ONNX model, run by tract. The graph is optimised once with a symbolic batch dimension, so
 //! every batch size runs the same kernels, and a task's output does not depend on which others it was batched with (but
-//! for rounding).
+//! for rounding). A model without a batch dimension runs one task at a time.
 
 use std::path::Path;
 
 use proto::LatencyProfile;
 use repository::{DataType, Model};
 use tract_onnx::prelude::*;
-use tract_onnx::tract_core::{internal::DimLike, plan::SimplePlan};
+use tract_onnx::tract_core::{internal::DimLike, ops::cast::cast, plan::SimplePlan};
 
 use super::{Executor, ExecutorError};
 
@@ -16,11 +16,12 @@ pub struct Onnx {
     plan: Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>,
     inputs: Vec<repository::Tensor>,
     outputs: Vec<repository::Tensor>,
+    is_batched: bool,
 }
 
 impl Onnx {
     /// Loads the model `file`, whose inputs and outputs must bear the names that `model` configures, with a first
-    /// dimension for the batch.
+    /// dimension for the batch if it is to have one.
     ///
     /// # Errors
     /// If the file cannot be read, uses an operator that tract lacks, or does not fit the configuration.
@@ -29,9 +30,13 @@ impl Onnx {
         let mut graph = tract_onnx::onnx().model_for_path(file).map_err(refused)?;
         bind_inputs(&mut graph, model).map_err(refused)?;
         bind_outputs(&mut graph, model).map_err(refused)?;
-        let plan = graph.into_optimized().and_then(|graph| graph.into_runnable()).map_err(refused)?;
+        let mut graph = graph.into_typed().map_err(refused)?;
+        cast_dimensions(&mut graph).map_err(refused)?;
+        let graph = graph.into_decluttered().and_then(|graph| graph.into_optimized()).map_err(refused)?;
+        let plan = graph.into_runnable().map_err(refused)?;
         check_outputs(plan.model(), model).map_err(refused)?;
-        Ok(Self { plan, inputs: model.inputs.clone(), outputs: model.outputs.clone() })
+        let (inputs, outputs) = (model.inputs.clone(), model.outputs.clone());
+        Ok(Self { plan, inputs, outputs, is_batched: model.is_batched })
     }
 
     /// One tensor of the whole batch, gathered from where it lies in each task's input.
@@ -39,7 +44,7 @@ impl Onnx {
         let tensor = &self.inputs[index];
         let task_bytes = task_bytes(&self.inputs);
         let offset = task_bytes_before(&self.inputs, index);
-        let mut gathered = Tensor::zero_dt(datum_type(tensor.datatype), &batched(tensor, batch))?;
+        let mut gathered = Tensor::zero_dt(datum_type(tensor.datatype), &self.shape(tensor, batch))?;
         for (task, into) in gathered.as_bytes_mut().chunks_exact_mut(tensor.bytes()).enumerate() {
             let from = &inputs[task * task_bytes + offset..][..tensor.bytes()];
             if tensor.datatype == DataType::Bool {
@@ -52,6 +57,22 @@ impl Onnx {
         Ok(gathered.into())
     }
 
+    /// The shape of a tensor for the model.
+    fn shape(&self, tensor: &repository::Tensor, batch: usize) -> Vec<usize> {
+        self.is_batched.then_some(batch).into_iter().chain(tensor.model_shape().iter().copied()).collect()
+    }
+
+    /// Whether an output of this shape holds that of each task. Lengths of one do not matter: convolutions leave some
+    /// at the end, and configurations name them or not.
+    fn is_shape(&self, found: &[usize], tensor: &repository::Tensor, batch: usize) -> bool {
+        let rest = match found {
+            [first, rest @ ..] if self.is_batched && *first == batch => rest,
+            _ if self.is_batched => return false,
+            found => found,
+        };
+        lengths(rest).eq(lengths(tensor.model_shape()))
+    }
+
     fn run(&self, inputs: &[u8], outputs: &mut [u8]) -> TractResult<()> {
         let batch = inputs.len() / task_bytes(&self.inputs);
         let gathered = (0..self.inputs.len()).map(|index| self.gather(inputs, index, batch));
@@ -59,12 +80,12 @@ impl Onnx {
         let answer_bytes = task_bytes(&self.outputs);
         for (index, (tensor, result)) in self.outputs.iter().zip(&results).enumerate() {
             let offset = task_bytes_before(&self.outputs, index);
-            if result.shape() != batched(tensor, batch) {
+            if !self.is_shape(result.shape(), tensor, batch) {
                 return Err(TractError::msg(format!(
                     "output {} has shape {:?}, config.pbtxt and the batch give {:?}",
                     tensor.name,
                     result.shape(),
-                    batched(tensor, batch)
+                    self.shape(tensor, batch)
                 )));
             }
             for (task, from) in result.as_bytes().chunks_exact(tensor.bytes()).enumerate() {
@@ -93,8 +114,8 @@ fn bind_inputs(graph: &mut InferenceModel, model: &Model) -> TractResult<()> {
     graph.set_input_names(&names)?;
     let batch = graph.symbols.sym("batch");
     for (index, tensor) in model.inputs.iter().enumerate() {
-        let mut shape: TVec<TDim> = tvec![batch.clone().into()];
-        shape.extend(tensor.shape.iter().map(|&length| TDim::from(length)));
+        let mut shape: TVec<TDim> = model.is_batched.then(|| batch.clone().into()).into_iter().collect();
+        shape.extend(tensor.model_shape().iter().map(|&length| TDim::from(length)));
         graph.set_input_fact(index, InferenceFact::dt_shape(datum_type(tensor.datatype), shape))?;
     }
     Ok(())
@@ -111,6 +132,17 @@ fn bind_outputs(graph: &mut InferenceModel, model: &Model) -> TractResult<()> {
     };
     let bound = model.outputs.iter().map(|tensor| Ok(outlets[position(tensor)?])).collect::<TractResult<Vec<_>>>()?;
     graph.select_output_outlets(&bound)
+}
+
+/// What ONNX calls an INT64 may be symbolic lengths for tract, above all whatever is cast to that type.
+fn cast_dimensions(graph: &mut TypedModel) -> TractResult<()> {
+    let mut outlets = graph.outputs.clone();
+    for (index, outlet) in outlets.iter_mut().enumerate() {
+        if graph.outlet_fact(*outlet)?.datum_type == TDim::datum_type() {
+            *outlet = graph.wire_node(format!("output-{index}.int64"), cast(DatumType::I64), &[*outlet])?[0];
+        }
+    }
+    graph.select_output_outlets(&outlets)
 }
 
 fn same_names(kind: &str, configured: &[&str], found: &[String]) -> TractResult<()> {
@@ -132,14 +164,22 @@ fn same_names(kind: &str, configured: &[&str], found: &[String]) -> TractResult<
 fn check_outputs(graph: &TypedModel, model: &Model) -> TractResult<()> {
     for (index, tensor) in model.outputs.iter().enumerate() {
         let fact = graph.output_fact(index)?;
-        let shape: Option<Vec<usize>> = fact.shape.iter().skip(1).map(|length| length.to_usize().ok()).collect();
+        let first = fact.shape.first().filter(|_| model.is_batched);
+        let has_batch = !model.is_batched || first.is_some_and(|batch| batch.to_usize().is_err());
+        let rest = fact.shape.iter().skip(usize::from(model.is_batched));
+        let shape: Option<Vec<usize>> = rest.map(|length| length.to_usize().ok()).collect();
         let fits = fact.datum_type == datum_type(tensor.datatype)
-            && fact.shape.first().is_some_and(|batch| batch.to_usize().is_err())
-            && shape.is_none_or(|shape| shape == tensor.shape);
+            && has_batch
+            && shape.is_none_or(|shape| lengths(&shape).eq(lengths(tensor.model_shape())));
         if !fits {
+            let (batch, question) = match model.is_batched {
+                true => ("batch, ", "; does the first dimension vary?"),
+                false => ("", ""),
+            };
+            let shape = tensor.model_shape();
             return Err(TractError::msg(format!(
-                "output {} is {fact:?}, expected {:?} of shape [batch, {:?}]; does the first dimension vary?",
-                tensor.name, tensor.datatype, tensor.shape
+                "output {} is {fact:?}, expected {:?} of shape [{batch}{shape:?}]{question}",
+                tensor.name, tensor.datatype
             )));
         }
     }
@@ -154,8 +194,9 @@ fn task_bytes_before(tensors: &[repository::Tensor], index: usize) -> usize {
     tensors[..index].iter().map(repository::Tensor::bytes).sum()
 }
 
-fn batched(tensor: &repository::Tensor, batch: usize) -> Vec<usize> {
-    [&[batch], tensor.shape.as_slice()].concat()
+/// Lengths above one, and zero.
+fn lengths(shape: &[usize]) -> impl Iterator<Item = usize> {
+    shape.iter().copied().filter(|&length| length != 1)
 }
 
 fn datum_type(datatype: DataType) -> DatumType {

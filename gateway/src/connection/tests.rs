@@ -320,7 +320,8 @@ fn with_model_and_schedulers<F: Future<Output = ()>>(
         schedulers,
         token_seed: 0,
     };
-    let core = Core::new(config, vec![model]).unwrap();
+    let mut core = Core::new(config, vec![model]).unwrap();
+    core.handle_refused("broken", "broken/config.pbtxt: dims: found 0".to_owned());
     let clock = Rc::new(Cell::new(Timestamp(1_000)));
     let read = Rc::clone(&clock);
     let record = Rc::new(Record::default());

@@ -58,19 +58,51 @@ fn read_element(datatype: DataType, text: &[u8], bytes: &mut Vec<u8>) -> Option<
         DataType::Int16 => append!(i16),
         DataType::Int32 => append!(i32),
         DataType::Int64 => append!(i64),
-        // Too large a number is read as infinite.
         DataType::Fp32 => {
-            bytes.extend_from_slice(&text.parse().ok().filter(|value: &f32| value.is_finite())?.to_le_bytes());
+            let value: f32 = text.parse().ok()?;
+            bytes.extend_from_slice(&Some(value).filter(|value| value.is_finite() || is_spelled(text))?.to_le_bytes());
         }
         DataType::Fp64 => {
-            bytes.extend_from_slice(&text.parse().ok().filter(|value: &f64| value.is_finite())?.to_le_bytes());
+            let value: f64 = text.parse().ok()?;
+            bytes.extend_from_slice(&Some(value).filter(|value| value.is_finite() || is_spelled(text))?.to_le_bytes());
         }
         DataType::Fp16 => return None,
     }
     Some(())
 }
 
-/// Appends the elements to a JSON array's inside, flat. What JSON has no number for (NaN, infinities) becomes `null`.
+/// Whether a number that is not finite is meant to be: one that is too large is read as infinite.
+fn is_spelled(text: &str) -> bool {
+    matches!(text.strip_prefix('-').unwrap_or(text), "NaN" | "Infinity")
+}
+
+/// The same text with numbers for what JSON has none for, `NaN` and `Infinity`, outside of strings, so that a parser
+/// takes it: each as long as what it stands for, so that whatever is found there lies at the same place in `json`.
+/// `None` if there is nothing to replace.
+pub fn finite(json: &[u8]) -> Option<Vec<u8>> {
+    let mut text = json.to_vec();
+    let (mut at, mut is_found) = (0, false);
+    while let Some(&byte) = text.get(at) {
+        let word = ["NaN", "Infinity"].into_iter().find(|word| text[at..].starts_with(word.as_bytes()));
+        if let Some(word) = word {
+            text[at..at + word.len()].fill(b'0');
+            text[at + 1] = b'.';
+            (at, is_found) = (at + word.len(), true);
+        } else if byte == b'"' {
+            at += 1;
+            while text.get(at).is_some_and(|&byte| byte != b'"') {
+                at += if text[at] == b'\\' { 2 } else { 1 };
+            }
+            at += 1;
+        } else {
+            at += 1;
+        }
+    }
+    is_found.then_some(text)
+}
+
+/// Appends the elements to a JSON array's inside, flat. What JSON has no number for is written as Triton does: `NaN`,
+/// `Infinity` and `-Infinity`.
 pub fn write_json(datatype: DataType, data: &[u8], json: &mut String) {
     match datatype {
         DataType::Bool => join(data, |[byte]| byte != 0, json),
@@ -82,9 +114,9 @@ pub fn write_json(datatype: DataType, data: &[u8], json: &mut String) {
         DataType::Int16 => join(data, i16::from_le_bytes, json),
         DataType::Int32 => join(data, i32::from_le_bytes, json),
         DataType::Int64 => join(data, i64::from_le_bytes, json),
-        DataType::Fp16 => join(data, |bytes| Finite(half_to_f32(u16::from_le_bytes(bytes))), json),
-        DataType::Fp32 => join(data, |bytes| Finite(f32::from_le_bytes(bytes)), json),
-        DataType::Fp64 => join(data, |bytes| Finite(f64::from_le_bytes(bytes)), json),
+        DataType::Fp16 => join(data, |bytes| Number(half_to_f32(u16::from_le_bytes(bytes))), json),
+        DataType::Fp32 => join(data, |bytes| Number(f32::from_le_bytes(bytes)), json),
+        DataType::Fp64 => join(data, |bytes| Number(f64::from_le_bytes(bytes)), json),
     }
 }
 
@@ -115,12 +147,18 @@ fn join<const N: usize, T: fmt::Display>(data: &[u8], element: impl Fn([u8; N]) 
     }
 }
 
-/// A number, or `null` if JSON cannot write it. `{:?}` is the shortest text that reads back as the same number.
-struct Finite<T>(T);
+/// A number. `{:?}` is the shortest text that reads back as the same one.
+struct Number<T>(T);
 
-impl<T: fmt::Debug + Copy + Into<f64>> fmt::Display for Finite<T> {
+impl<T: fmt::Debug + Copy + Into<f64>> fmt::Display for Number<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.into().is_finite() { write!(f, "{:?}", self.0) } else { f.write_str("null") }
+        let value: f64 = self.0.into();
+        match value.is_infinite() {
+            true if value > 0.0 => f.write_str("Infinity"),
+            true => f.write_str("-Infinity"),
+            // What is no number is `NaN`.
+            false => write!(f, "{:?}", self.0),
+        }
     }
 }
 
@@ -239,11 +277,25 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_exact_and_what_is_no_number_is_null() {
-        let halves = [0x3c00u16, 0xc000, 0x3555, 0x0001, 0x7c00, 0x7e00];
+    fn halves_are_exact_and_what_json_has_no_number_for_is_written_as_triton_does() {
+        let halves = [0x3c00u16, 0xc000, 0x3555, 0x0001, 0x7c00, 0x7e00, 0xfc00];
         let bytes: Vec<u8> = halves.into_iter().flat_map(u16::to_le_bytes).collect();
         let mut json = String::new();
         write_json(DataType::Fp16, &bytes, &mut json);
-        assert_eq!(json, "1.0,-2.0,0.33325195,5.9604645e-8,null,null");
+        assert_eq!(json, "1.0,-2.0,0.33325195,5.9604645e-8,Infinity,NaN,-Infinity");
+    }
+
+    #[test]
+    fn what_json_has_no_number_for_is_replaced_in_place_and_read() {
+        let json = br#"{"NaN": "Infinity \" NaN", "data": [NaN, -Infinity, 1]}"#;
+        let replaced = finite(json).unwrap();
+        assert_eq!(str::from_utf8(&replaced).unwrap(), r#"{"NaN": "Infinity \" NaN", "data": [0.0, -0.000000, 1]}"#);
+        assert_eq!(finite(br#"{"a": "NaN", "b": [1], "c": "\"#), None);
+        let bytes = read_json(DataType::Fp32, 3, b"[NaN, -Infinity, Infinity]").unwrap();
+        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert!(values[0].is_nan() && values[1..] == [f32::NEG_INFINITY, f32::INFINITY]);
+        assert!(
+            read_json(DataType::Int32, 1, b"[NaN]").unwrap_err().starts_with("found NaN, expected values of INT32")
+        );
     }
 }

@@ -57,11 +57,22 @@ pub fn split_body(mut body: Rope, header_length: Option<usize>) -> Result<(Rope,
 /// # Errors
 /// [`InferError::Invalid`], which names the field, what was found and what was expected.
 pub fn parse_request(json: &Bytes, mut binary: Rope, tensors: Tensors) -> Result<InferRequest, InferError> {
-    let raw = read(json, tensors)
-        .map_err(|error| InferError::Invalid(format!("the request is not a JSON object of this protocol: {error}")))?;
+    let wrong = |error| InferError::Invalid(format!("the request is not a JSON object of this protocol: {error}"));
+    let finite;
+    let (raw, text) = match read(json, tensors) {
+        Ok(raw) => (raw, &json[..]),
+        Err(error) => {
+            // Triton reads numbers that JSON lacks.
+            finite = elements::finite(json).ok_or_else(|| wrong(error))?;
+            (read(&finite, tensors).map_err(wrong)?, &finite[..])
+        }
+    };
     let mut inputs = Vec::with_capacity(raw.inputs.len());
     for RawInput { name, shape, datatype, parameters, data } in raw.inputs {
-        let data = data.map(|data| json.slice_ref(data.get().as_bytes()));
+        let data = data.map(|data| {
+            let at = data.get().as_ptr().addr() - text.as_ptr().addr();
+            json.slice(at..at + data.get().len())
+        });
         let data = input_data(&name, &parameters, data, &mut binary)?;
         inputs.push(RequestInput { name, datatype, shape, parameters, data });
     }

@@ -256,11 +256,11 @@ fn an_output_may_be_shown_as_its_best_classes() {
     let choices = |form| [OutputChoice { index: 0, form, classes: 1 }];
     let encoded = json::encode_reply(&model, None, &choices(OutputForm::Usual), &reply());
     let value: Value = serde_json::from_slice(&encoded.body).unwrap();
-    let expected = serde_json::json!(["2.000000:1:hot", "4.000000:1:hot"]);
+    let expected = serde_json::json!(["2:1:hot", "4:1:hot"]);
     assert_eq!((&value["outputs"][0]["data"], &value["outputs"][0]["datatype"]), (&expected, &"BYTES".into()));
     let encoded = json::encode_reply(&model, None, &choices(OutputForm::Binary), &reply());
     let binary = &encoded.body[encoded.header_length.unwrap()..];
-    assert_eq!(binary, b"\x0e\0\0\x002.000000:1:hot\x0e\0\0\x004.000000:1:hot");
+    assert_eq!(binary, b"\x07\0\0\x002:1:hot\x07\0\0\x004:1:hot");
     let response = messages::encode_reply(&model, None, &choices(OutputForm::Usual), &reply());
     assert_eq!((&response.outputs[0].datatype[..], &response.outputs[0].shape[..]), ("BYTES", &[2, 1][..]));
     assert_eq!(response.raw_output_contents[0], binary);

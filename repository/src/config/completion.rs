@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
-use prost_reflect::{DynamicMessage, Value};
+use prost_reflect::{DynamicMessage, ReflectMessage as _, Value};
 use proto::LatencyProfile;
 
-use super::{ConfigFile, MODEL_CONFIG, ONNX, data_types, get, text};
+use super::{ConfigFile, MODEL_CONFIG, ONNX, data_types, dims, get, text};
 use crate::{
     RepositoryError,
     onnx::{self, Signature},
@@ -38,13 +38,8 @@ impl ConfigFile<'_> {
             return Ok(());
         }
         let signature = Signature::read(&file)?;
-        if lacks_batch {
-            let limit = signature.max_batch().map_err(|found| {
-                let expected = "a first dimension that is symbolic or 1, the batch";
-                RepositoryError(format!("{}: max_batch_size: found {found}, expected {expected}", file.display()))
-            })?;
-            let max_batch = limit.unwrap_or(MAX_BATCH_DEFAULT);
-            self.message.set_field_by_name("max_batch_size", Value::I32(max_batch as i32));
+        if lacks_batch && self.has_batch_dimension(&signature) {
+            self.message.set_field_by_name("max_batch_size", Value::I32(MAX_BATCH_DEFAULT as i32));
         }
         for (key, values, is_lacking) in
             [("input", &signature.inputs, lacks_tensors[0]), ("output", &signature.outputs, lacks_tensors[1])]
@@ -56,6 +51,25 @@ impl ConfigFile<'_> {
         Ok(())
     }
 
+    /// Whether the first dimension of the file's tensors is the batch, though `max_batch_size` does not say so: it can
+    /// be, and no `dims` name it.
+    fn has_batch_dimension(&self, signature: &Signature) -> bool {
+        let is_whole = |key: &str, values: &[onnx::Value]| {
+            let tensors = get(&self.message, key);
+            let mut tensors = tensors.as_list().unwrap_or_default().iter().filter_map(Value::as_message);
+            tensors.any(|tensor| {
+                let value = values.iter().find(|value| value.name == text(tensor, "name"));
+                let rank = value.and_then(|value| value.shape.as_ref()).map(Vec::len);
+                let dims = match get(tensor, "reshape").as_message() {
+                    Some(reshape) if tensor.has_field_by_name("reshape") => dims(reshape, "shape"),
+                    _ => dims(tensor, "dims"),
+                };
+                !lacks_dims(tensor) && rank == Some(dims.len())
+            })
+        };
+        signature.is_batched() && !is_whole("input", &signature.inputs) && !is_whole("output", &signature.outputs)
+    }
+
     fn lacks_tensors(&self, key: &str) -> bool {
         let tensors = get(&self.message, key);
         let tensors = tensors.as_list().unwrap_or_default();
@@ -65,6 +79,7 @@ impl ConfigFile<'_> {
 
     /// Names all tensors of the file if the configuration names none, and completes those that it names.
     fn complete_tensors(&mut self, key: &str, values: &[onnx::Value], file: &Path) -> Result<(), RepositoryError> {
+        let is_batched = get(&self.message, "max_batch_size").as_i32() != Some(0);
         let field = MODEL_CONFIG.get_field_by_name(key).expect("the schema declares it");
         let kind = field.kind();
         let tensor = kind.as_message().expect("the schema says message");
@@ -86,7 +101,7 @@ impl ConfigFile<'_> {
                 let expected = format!("one of the model file's: {}", known.join(", "));
                 return Err(self.error(&format!("{key}.name"), format_args!("\"{name}\""), expected));
             };
-            complete_tensor(tensor, value)
+            complete_tensor(tensor, value, is_batched)
                 .map_err(|cause| RepositoryError(format!("{}: {key} '{name}': {cause}", file.display())))?;
         }
         self.message.set_field(&field, Value::List(tensors.into_iter().map(Value::Message).collect()));
@@ -102,7 +117,7 @@ fn lacks_dims(tensor: &DynamicMessage) -> bool {
     get(tensor, "dims").as_list().is_some_and(<[Value]>::is_empty)
 }
 
-fn complete_tensor(tensor: &mut DynamicMessage, value: &onnx::Value) -> Result<(), String> {
+fn complete_tensor(tensor: &mut DynamicMessage, value: &onnx::Value, is_batched: bool) -> Result<(), String> {
     if lacks_type(tensor) {
         let known = value.datatype.zip(data_types());
         let number = known.and_then(|(datatype, types)| types.get_value_by_name(&format!("TYPE_{datatype}")));
@@ -111,13 +126,19 @@ fn complete_tensor(tensor: &mut DynamicMessage, value: &onnx::Value) -> Result<(
         tensor.set_field_by_name("data_type", Value::EnumNumber(number.number()));
     }
     if lacks_dims(tensor) {
-        let dims = value.task_dims().map_err(|found| {
-            format!(
-                "dims: found shape {found}, expected a batch dimension and then fixed ones; or say dims in config.pbtxt"
-            )
+        let dims = value.task_dims(is_batched).map_err(|found| {
+            let batch = if is_batched { "a batch dimension and then " } else { "" };
+            format!("dims: found shape {found}, expected {batch}fixed ones; or say dims in config.pbtxt")
         })?;
-        let dims = dims.into_iter().map(|length| Value::I64(length as i64));
-        tensor.set_field_by_name("dims", Value::List(dims.collect()));
+        let mut dims: Vec<Value> = dims.into_iter().map(|length| Value::I64(length as i64)).collect();
+        if dims.is_empty() {
+            // A scalar, which clients give and see as a vector of one.
+            dims.push(Value::I64(1));
+            let field = tensor.descriptor().get_field_by_name("reshape").expect("the schema declares it");
+            let scalar = DynamicMessage::new(field.kind().as_message().expect("the schema says message").clone());
+            tensor.set_field(&field, Value::Message(scalar));
+        }
+        tensor.set_field_by_name("dims", Value::List(dims));
     }
     Ok(())
 }

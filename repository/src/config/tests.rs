@@ -28,16 +28,21 @@ fn repository(config: &str) -> TempDir {
 fn error(config: &str) -> String {
     let repository = repository(config);
     let prefix = format!("{}/", repository.path().display());
-    crate::load(repository.path()).unwrap_err().to_string().replace(&prefix, "")
+    crate::load(repository.path()).unwrap().whole().unwrap_err().to_string().replace(&prefix, "")
+}
+
+/// The only model of a repository.
+fn model(repository: &TempDir) -> Model {
+    crate::load(repository.path()).unwrap().whole().unwrap().remove(0)
 }
 
 #[test]
 fn a_model_of_files_loads() {
     let repository = repository(DIGITS);
     fs::write(repository.path().join("README"), "not a model").unwrap();
-    let model = crate::load(repository.path()).unwrap().remove(0);
+    let model = model(&repository);
     assert_eq!((model.name.as_str(), model.version.as_str()), ("digits", "10"), "10 is above 2 as a number");
-    assert_eq!(model.inputs, [Tensor { name: "image".into(), datatype: DataType::Fp32, shape: vec![64] }]);
+    assert_eq!(model.inputs, [Tensor::new("image", DataType::Fp32, vec![64])]);
     assert_eq!((model.input_bytes(), model.output_bytes(), model.max_batch), (256, 40, 16));
     assert_eq!(model.slo, Span::from_millis(20));
     assert_eq!(model.executor, Executor::Onnx { file: repository.path().join("digits/10/model.onnx"), profile: None });
@@ -46,7 +51,7 @@ fn a_model_of_files_loads() {
 
 #[test]
 fn the_models_that_come_with_the_project_load() {
-    let models = crate::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")).unwrap();
+    let models = crate::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")).unwrap().whole().unwrap();
     let emulated = |name: &str| models.iter().find(|model| model.name == name).unwrap();
     let resnet50 = emulated("resnet50");
     let profile = LatencyProfile::linear(1.053, 5.072, resnet50.max_batch).unwrap();
@@ -61,13 +66,142 @@ fn fields_of_triton_that_change_nothing_are_accepted() {
         "{DIGITS} instance_group [ {{ count: 1 kind: KIND_GPU }} ] dynamic_batching {{ }} \
          version_policy: {{ latest {{ num_versions: 1 }} }}"
     );
-    assert!(crate::load(repository(&config).path()).is_ok());
+    assert_eq!(model(&repository(&config)).max_batch, 16);
+}
+
+#[test]
+fn what_would_change_answers_is_refused_by_name() {
+    let cases = [
+        ("sequence_batching { oldest { } }", "sequence_batching: found it, expected none: the requests of a sequence"),
+        ("batch_input { kind: BATCH_ELEMENT_COUNT }", "batch_input: found it, expected none: the model"),
+        ("cc_model_filenames { key: \"7.5\" value: \"m\" }", "cc_model_filenames: found it, expected none: one file"),
+        ("model_operations { op_library_filename: \"x.so\" }", "model_operations: found it, expected none"),
+        ("model_repository_agents { agents { name: \"checksum\" } }", "model_repository_agents: found it"),
+        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: found it, expected none"),
+        ("input { name: \"s\" is_shape_tensor: true }", "input[1].is_shape_tensor: found it, expected none"),
+        ("output { name: \"s\" is_shape_tensor: true }", "output[1].is_shape_tensor: found it, expected none"),
+        ("input { name: \"s\" allow_ragged_batch: true }", "input[1].allow_ragged_batch: found it, expected none"),
+    ];
+    for (field, expected) in cases {
+        let found = error(&format!("{DIGITS} {field}"));
+        assert!(found.starts_with("digits/config.pbtxt: ") && found.contains(expected), "`{found}`, `{expected}`");
+    }
+    let accepted = r#"
+        optimization { execution_accelerators { gpu_execution_accelerator: [ { name: "tensorrt"
+            parameters { key: "precision_mode" value: "FP16" } } ] } input_pinned_memory { enable: false } }
+        dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100
+            default_queue_policy { timeout_action: DELAY max_queue_size: 4 }
+            priority_levels: 2 default_priority_level: 1
+            priority_queue_policy { key: 2 value: { max_queue_size: 7 } } }
+        model_warmup [ { name: "w" batch_size: 1 inputs { key: "image" value: {
+            data_type: TYPE_FP32 dims: 64 zero_data: true } } } ]
+        response_cache { enable: true } model_transaction_policy { decoupled: false }
+        metric_tags { key: "a" value: "b" } runtime: "x"
+        model_metrics { metric_control: [ { metric_identifier { family: "f" }
+            histogram_options { buckets: [ 1, 2.5 ] } } ] }
+        instance_group [ { kind: KIND_GPU gpus: [ 0 ] rate_limiter { resources [ { name: "R" count: 4 } ] } } ]
+    "#;
+    assert_eq!(model(&repository(&format!("{DIGITS} {accepted}"))).priorities.levels, 2);
+}
+
+#[test]
+fn one_bad_model_leaves_the_others_and_says_why() {
+    let repository = repository(DIGITS);
+    let bad = repository.path().join("bad");
+    fs::create_dir(&bad).unwrap();
+    fs::write(bad.join("config.pbtxt"), "max_batch: 3").unwrap();
+    let found = crate::load(repository.path()).unwrap();
+    assert_eq!((found.models.len(), &found.models[0].name[..]), (1, "digits"));
+    let refused = &found.refused[0];
+    assert_eq!((found.refused.len(), &refused.name[..]), (1, "bad"));
+    assert!(
+        refused.reason.ends_with(
+            "bad/config.pbtxt: line 1, column 1: field 'max_batch' not found for message \
+        'inference.ModelConfig'"
+        ),
+        "{}",
+        refused.reason
+    );
+    let strict = found.checked(true).unwrap_err().to_string();
+    assert!(strict.contains("bad/config.pbtxt: line 1"), "{strict}");
+}
+
+#[test]
+fn a_configuration_is_told_as_it_was_written_and_completed() {
+    let config = DIGITS.replace("dims: [ 64 ]", "dims: [ 64 ] format: FORMAT_NHWC")
+        + r#"
+        dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 12345678901 }
+        instance_group [ { count: 2 kind: KIND_CPU } ]
+        parameters { key: "names" value: { string_value: "{0: 'cat'}" } }
+    "#;
+    let told = serde_json::to_value(&model(&repository(&config)).configuration).unwrap();
+    assert_eq!(
+        (&told["name"], &told["backend"], &told["platform"]),
+        (&"digits".into(), &"onnxruntime".into(), &"onnxruntime_onnx".into())
+    );
+    assert_eq!(told["max_batch_size"], 16);
+    assert_eq!(told["input"][0]["format"], "FORMAT_NHWC");
+    assert_eq!((&told["input"][0]["data_type"], &told["input"][0]["dims"]), (&"TYPE_FP32".into(), &[64].into()));
+    assert_eq!(told["input"][0]["is_shape_tensor"], false);
+    assert_eq!(told["output"][0]["label_filename"], "labels.txt");
+    assert_eq!(told["dynamic_batching"]["preferred_batch_size"], serde_json::json!([4, 8]));
+    assert_eq!(told["dynamic_batching"]["max_queue_delay_microseconds"], 12_345_678_901_u64);
+    assert_eq!(
+        (&told["instance_group"][0]["kind"], &told["instance_group"][0]["count"]),
+        (&"KIND_CPU".into(), &2.into())
+    );
+    assert_eq!(told["parameters"]["names"]["string_value"], "{0: 'cat'}");
+    assert_eq!(told["parameters"]["slo_ms"]["string_value"], "20");
+    assert_eq!(told["version_policy"], serde_json::json!({ "latest": { "num_versions": 1 } }));
+    assert_eq!(told.get("optimization"), None);
+    let file = onnx::tests::file(&[("x", 1, &[-1, 3])], &[("y", 7, &[-1])], &[]);
+    let told = serde_json::to_value(&model(&plain(&file, None)).configuration).unwrap();
+    assert_eq!((&told["max_batch_size"], &told["backend"]), (&32.into(), &"onnx".into()));
+    assert_eq!(
+        (&told["output"][0]["dims"], &told["output"][0]["reshape"]),
+        (&[1].into(), &serde_json::json!({ "shape": [] }))
+    );
+    assert_eq!(told["parameters"]["slo_ms"]["string_value"], "100");
+}
+
+#[test]
+fn without_batches_dims_are_the_whole_shape() {
+    let file = |x: &[i64], y: &[i64]| onnx::tests::file(&[("x", 1, x)], &[("y", 7, y)], &[]);
+    let shapes = |file: &[u8], config: &str| {
+        let model = model(&plain(file, Some(config)));
+        let (x, y) = (&model.inputs[0], &model.outputs[0]);
+        (model.is_batched, model.rows_max, x.shape.clone(), y.shape.clone(), y.model_shape().to_vec())
+    };
+    // As the file says.
+    assert_eq!(shapes(&file(&[1, 3], &[4, 2]), ""), (false, 1, vec![1, 3], vec![4, 2], vec![4, 2]));
+    assert_eq!(shapes(&file(&[1, 3], &[]), ""), (false, 1, vec![1, 3], vec![1], vec![]));
+    assert_eq!(shapes(&file(&[-1, 3], &[-1]), ""), (true, 32, vec![3], vec![1], vec![]));
+    // As the configuration says, which is the batch's if the file has one dimension more.
+    let dims =
+        |x: &str, y: &str| format!("input {{ name: \"x\" dims: [ {x} ] }} output {{ name: \"y\" dims: [ {y} ] }}");
+    assert_eq!(shapes(&file(&[-1, 3], &[-1, 2]), &dims("5, 3", "5, 2")).0, false);
+    assert_eq!(shapes(&file(&[-1, 3], &[-1, 2]), &dims("3", "2")).0, true);
+    let reshaped = |shape: &str| {
+        let output = format!("output {{ name: \"y\" dims: [ 1000 ] reshape {{ shape: [ {shape} ] }} }}");
+        format!("input {{ name: \"x\" dims: [ 3 ] }} {output}")
+    };
+    let found = shapes(&file(&[3], &[1, 1000, 1]), &reshaped("1, 1000, 1"));
+    assert_eq!(found, (false, 1, vec![3], vec![1000], vec![1, 1000, 1]));
+    let repository = plain(&file(&[3], &[2]), Some(&reshaped("3")));
+    let error = crate::load(repository.path()).unwrap().whole().unwrap_err().to_string();
+    assert!(
+        error.ends_with("output[0].reshape.shape: found [3], expected as many elements as dims [1000] have"),
+        "{error}"
+    );
+    // More rows than an execution takes.
+    let model = model(&self::repository(&DIGITS.replace("size: 16", "size: 4096")));
+    assert_eq!((model.rows_max, model.max_batch), (4096, LatencyProfile::MAX_BATCH));
 }
 
 #[test]
 fn a_version_policy_may_name_versions() {
     let config = format!("{DIGITS} version_policy {{ specific {{ versions: [ 1, 2 ] }} }}");
-    assert_eq!(crate::load(repository(&config).path()).unwrap()[0].version, "2");
+    assert_eq!(model(&repository(&config)).version, "2");
 }
 
 /// A repository whose `digits`, in version 1, have this file and perhaps a configuration.
@@ -84,8 +218,8 @@ fn plain(model: &[u8], config: Option<&str>) -> TempDir {
 fn a_model_without_a_configuration_is_as_its_file_says() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/digits/1/model.onnx");
     let repository = plain(&fs::read(&file).unwrap(), None);
-    let model = crate::load(repository.path()).unwrap().remove(0);
-    let tensor = |name: &str, length| Tensor { name: name.into(), datatype: DataType::Fp32, shape: vec![length] };
+    let model = model(&repository);
+    let tensor = |name: &str, length| Tensor::new(name, DataType::Fp32, vec![length]);
     assert_eq!((model.name.as_str(), model.version.as_str()), ("digits", "1"));
     assert_eq!((model.inputs, model.outputs), (vec![tensor("image", 64)], vec![tensor("probabilities", 10)]));
     assert_eq!((model.max_batch, model.slo), (32, Span::from_millis(100)));
@@ -101,13 +235,11 @@ fn what_a_configuration_says_stays_and_the_file_completes_it() {
         input { name: "mask" } input { name: "x" dims: [ 3, 5 ] }
         parameters { key: "slo_ms" value { string_value: "30" } }
     "#;
-    let model = crate::load(plain(&file, Some(config)).path()).unwrap().remove(0);
-    let tensor = |name: &str, datatype, shape: &[usize]| Tensor { name: name.into(), datatype, shape: shape.to_vec() };
-    assert_eq!(model.inputs, [tensor("mask", DataType::Bool, &[4]), tensor("x", DataType::Fp32, &[3, 5])]);
-    assert_eq!(model.outputs, [tensor("y", DataType::Int64, &[2])]);
-    assert_eq!((model.max_batch, model.slo), (6, Span::from_millis(30)));
-    let single = onnx::tests::file(&[("x", 1, &[1, 3])], &[("y", 1, &[1, 2])], &[]);
-    assert_eq!(crate::load(plain(&single, Some("")).path()).unwrap()[0].max_batch, 1);
+    let completed = model(&plain(&file, Some(config)));
+    let tensor = |name: &str, datatype, shape: &[usize]| Tensor::new(name, datatype, shape.to_vec());
+    assert_eq!(completed.inputs, [tensor("mask", DataType::Bool, &[4]), tensor("x", DataType::Fp32, &[3, 5])]);
+    assert_eq!(completed.outputs, [tensor("y", DataType::Int64, &[2])]);
+    assert_eq!((completed.max_batch, completed.slo), (6, Span::from_millis(30)));
 }
 
 #[test]
@@ -115,16 +247,11 @@ fn what_a_file_cannot_complete_names_the_file_and_the_key() {
     let error = |file: &[u8], config: &str| {
         let repository = plain(file, Some(config));
         let prefix = format!("{}/", repository.path().display());
-        crate::load(repository.path()).unwrap_err().to_string().replace(&prefix, "")
+        crate::load(repository.path()).unwrap().whole().unwrap_err().to_string().replace(&prefix, "")
     };
     let of = |elem_type, dims: &[i64]| onnx::tests::file(&[("x", elem_type, dims)], &[("y", 1, &[-1, 2])], &[]);
     let cases = [
         (error(b"no model", ""), "digits/1/model.onnx: found no ONNX model ("),
-        (
-            error(&of(1, &[4, 3]), ""),
-            "digits/1/model.onnx: max_batch_size: found 'x' of shape [4, 3], expected a first dimension that is \
-             symbolic or 1",
-        ),
         (
             error(&of(1, &[-1, 3, -1]), ""),
             "digits/1/model.onnx: input 'x': dims: found shape [N, 3, N], expected a batch dimension and then fixed \
@@ -148,7 +275,7 @@ fn what_a_file_cannot_complete_names_the_file_and_the_key() {
 #[test]
 fn priorities_are_levels_from_1_and_what_is_no_level_is_the_default() {
     let with = |fields: &str| format!("{DIGITS} dynamic_batching {{ {fields} }}");
-    let model = |config: &str| crate::load(repository(config).path()).unwrap().remove(0);
+    let model = |config: &str| model(&repository(config));
     assert_eq!(model(DIGITS).priorities.of(1), 0, "no levels");
     let priorities = model(&with("priority_levels: 3 default_priority_level: 2")).priorities;
     assert_eq!([0, 1, 2, 3, 4, 258, u64::MAX].map(|asked| priorities.of(asked)), [2, 1, 2, 3, 2, 2, 2]);
@@ -185,11 +312,11 @@ fn an_emulated_model_needs_no_version_folder() {
         parameters { key: "beta_ms" value { string_value: "2" } }
     "#;
     fs::write(folder.join("config.pbtxt"), config).unwrap();
-    let model = crate::load(repository.path()).unwrap().remove(0);
+    let model = model(&repository);
     assert_eq!((model.version.as_str(), model.slo), ("1", Span::from_micros(9500)));
 
     fs::write(folder.join("config.pbtxt"), config.replace("9.5", "2.5")).unwrap();
-    let error = crate::load(repository.path()).unwrap_err().to_string();
+    let error = crate::load(repository.path()).unwrap().whole().unwrap_err().to_string();
     assert!(error.ends_with("slo_ms: found 2.500 ms, expected at least l(1) = 3.000 ms"), "{error}");
 }
 
@@ -200,8 +327,8 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
         error(&DIGITS.replace(from, to))
     };
     let cases = [
-        (wrong("size: 16", "size: -1"), "digits/config.pbtxt: max_batch_size: found -1, expected 1 to 256"),
-        (wrong("size: 16", "size: 257"), "digits/config.pbtxt: max_batch_size: found 257, expected 1 to 256"),
+        (wrong("size: 16", "size: -1"), "digits/config.pbtxt: max_batch_size: found -1, expected 0 to 4096"),
+        (wrong("size: 16", "size: 4097"), "digits/config.pbtxt: max_batch_size: found 4097, expected 0 to 4096"),
         (wrong("backend", "name: \"digit\" backend"), "name: found \"digit\", expected the folder's name, \"digits\""),
         (
             wrong("onnxruntime", "pytorch"),
@@ -220,7 +347,7 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
         (wrong("labels.txt", "l.txt"), "digits/l.txt: No such file"),
         (
             wrong("max_batch", "ensemble_scheduling { } max_batch"),
-            "digits/config.pbtxt: line 3, column 1: field 'ensemble_scheduling' not found",
+            "digits/config.pbtxt: ensemble_scheduling: found it, expected none: models are not run one after another",
         ),
         (wrong("[ 64 ]", "[ 64"), "digits/config.pbtxt: line 4, column 57: expected ',' or ']'"),
         (wrong("output {", "# output {"), "digits/10/model.onnx: found no graph, expected an ONNX model"),
@@ -264,7 +391,7 @@ proptest! {
     fn no_text_panics(start in 0..DIGITS.len(), length in 0usize..40, text in "[a-z0-9_:{}\\[\\]\" \n.-]{0,20}") {
         let end = (start + length).min(DIGITS.len());
         let config = format!("{}{text}{}", &DIGITS[..start], &DIGITS[end..]);
-        if let Err(error) = crate::load(repository(&config).path()) {
+        if let Err(error) = crate::load(repository(&config).path()).unwrap().whole() {
             prop_assert!(!error.to_string().contains('\n'), "{}", error);
         }
     }

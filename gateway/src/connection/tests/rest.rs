@@ -246,8 +246,11 @@ fn extensions_answer_as_tritons() {
         let mut stream = TcpStream::connect(address).await.unwrap();
         is_served(&mut stream).await;
         let config = ask(&mut stream, &get_of("/v2/models/double/config")).await.json();
-        let input = json!([{ "name": "x", "data_type": "TYPE_UINT8", "dims": [4] }]);
-        assert_eq!((&config["input"], &config["max_batch_size"]), (&input, &json!(8)));
+        let input = &config["input"][0];
+        assert_eq!(
+            (&input["name"], &input["data_type"], &input["dims"], &input["format"], &config["max_batch_size"]),
+            (&json!("x"), &json!("TYPE_UINT8"), &json!([4]), &json!("FORMAT_NONE"), &json!(8))
+        );
         for path in ["/v2/models/stats", "/v2/models/double/stats", "/v2/models/double/versions/1/stats"] {
             let stats = ask(&mut stream, &get_of(path)).await.json();
             let stats = &stats["model_stats"][0];
@@ -257,6 +260,10 @@ fn extensions_answer_as_tritons() {
         }
         let index = ask(&mut stream, &post_of("/v2/repository/index", "", b"{\"ready\":true}")).await.json();
         assert_eq!(index, json!([{ "name": "double", "version": "1", "state": "READY", "reason": "" }]));
+        let index = ask(&mut stream, &post_of("/v2/repository/index", "", b"{}")).await.json();
+        let reason = "broken/config.pbtxt: dims: found 0";
+        let broken = json!({ "name": "broken", "version": "", "state": "UNAVAILABLE", "reason": reason });
+        assert_eq!((index.as_array().map(Vec::len), &index[0]), (Some(2), &broken));
         let changed = ask(&mut stream, &post_of("/v2/logging", "", b"{\"log_verbose_level\":1}")).await.json();
         assert_eq!(changed["log_verbose_level"], 1);
         assert_eq!(ask(&mut stream, &get_of("/v2/logging")).await.json(), changed);
@@ -265,6 +272,7 @@ fn extensions_answer_as_tritons() {
         assert_eq!(ask(&mut stream, &get_of("/v2/models/double/trace/setting")).await.json()["trace_rate"], "7");
         for (request, status) in [
             (get_of("/v2/models/triple/config"), 404),
+            (get_of("/v2/models/broken/config"), 404),
             (get_of("/v2/models/double/versions/2/stats"), 404),
             (get_of("/v2/systemsharedmemory/region/none/status"), 404),
             (post_of("/v2/systemsharedmemory/region/r/register", "", b"{\"key\":\"/a/b\",\"byte_size\":1}"), 400),
@@ -340,8 +348,8 @@ fn models_are_unloaded_and_loaded() {
         let error = "Request for unknown model: 'double' has no available versions, as it was unloaded";
         assert_eq!((heard.status, &heard.json()["error"]), (503, &json!(error)));
         assert_eq!(ask(&mut stream, &get_of("/v2/models/double/ready")).await.status, 503);
-        let unloaded = json!([{ "name": "double", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded" }]);
-        assert_eq!(ask(&mut stream, &index).await.json(), unloaded);
+        let unloaded = json!({ "name": "double", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded" });
+        assert_eq!(ask(&mut stream, &index).await.json()[1], unloaded);
 
         let dependents = br#"{"parameters":{"unload_dependents":true}}"#;
         let again = post_of("/v2/repository/models/double/unload", "", dependents);
@@ -354,8 +362,8 @@ fn models_are_unloaded_and_loaded() {
         assert_eq!((heard.status, &heard.json()["error"]), (400, &json!(error)));
 
         assert_eq!(ask(&mut stream, &change("double", "load")).await.status, 200);
-        let ready = json!([{ "name": "double", "version": "1", "state": "READY", "reason": "" }]);
-        assert_eq!(ask(&mut stream, &index).await.json(), ready);
+        let ready = json!({ "name": "double", "version": "1", "state": "READY", "reason": "" });
+        assert_eq!(ask(&mut stream, &index).await.json()[1], ready);
         is_served(&mut stream).await;
         assert_eq!(ask(&mut stream, &get_of("/v2/repository/models/double/load")).await.status, 405);
     });

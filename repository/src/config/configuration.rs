@@ -1,0 +1,175 @@
+//! A model's configuration as clients are told of it: as it was written, and as it is in effect where nothing was.
+
+use std::{fmt, str::FromStr};
+
+use prost::Message as _;
+use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, ReflectMessage as _, Value};
+use proto::Span;
+use serde::{
+    Serialize, Serializer,
+    ser::{SerializeMap, SerializeSeq},
+};
+
+use super::{MODEL_CONFIG, ONNX, parse, text};
+use crate::RepositoryError;
+
+/// An `inference.ModelConfig`. Serialises as Triton writes it in JSON: fields by their own names, enumerations by
+/// theirs, numbers as numbers, what is not set with its default but for messages.
+#[derive(Clone, PartialEq)]
+pub struct Configuration(DynamicMessage);
+
+impl Configuration {
+    /// With what is in effect for what `message` does not say: which version is served, what runs it, the objective.
+    pub(super) fn completed(mut message: DynamicMessage, slo: Span) -> Self {
+        let is_emulated = text(&message, "backend") == "emulated";
+        let default = |message: &mut DynamicMessage, key: &str, value: &str| {
+            if text(message, key).is_empty() {
+                message.set_field_by_name(key, Value::String(value.to_owned()));
+            }
+        };
+        default(&mut message, "backend", if is_emulated { "emulated" } else { ONNX });
+        default(&mut message, "platform", if is_emulated { "emulated" } else { "onnxruntime_onnx" });
+        let policy = MODEL_CONFIG.get_field_by_name("version_policy").expect("the schema declares it");
+        if !message.has_field(&policy) {
+            let mut latest = submessage(&policy.kind(), "latest");
+            latest.set_field_by_name("num_versions", Value::U32(1));
+            let mut chosen = DynamicMessage::new(message_of(&policy.kind()).clone());
+            chosen.set_field_by_name("latest", Value::Message(latest));
+            message.set_field(&policy, Value::Message(chosen));
+        }
+        let key = MapKey::String("slo_ms".to_owned());
+        let parameters = message.get_field_by_name_mut("parameters").and_then(Value::as_map_mut);
+        let parameters = parameters.expect("the schema says map");
+        parameters.entry(key).or_insert_with(|| {
+            let field = MODEL_CONFIG.get_field_by_name("parameters").expect("the schema declares it");
+            let mut parameter = DynamicMessage::new(message_of(&value_field(&field).kind()).clone());
+            parameter.set_field_by_name("string_value", Value::String((slo.0 as f64 / 1e6).to_string()));
+            Value::Message(parameter)
+        });
+        Self(message)
+    }
+
+    /// The message, encoded as protobuf.
+    #[must_use]
+    pub fn encoded(&self) -> Vec<u8> {
+        self.0.encode_to_vec()
+    }
+
+    /// `platform`: what the model's file is, as Triton names it.
+    #[must_use]
+    pub fn platform(&self) -> String {
+        text(&self.0, "platform")
+    }
+}
+
+/// From the text format, for models that are made without a repository; nothing is completed.
+impl FromStr for Configuration {
+    type Err = RepositoryError;
+
+    fn from_str(text: &str) -> Result<Self, RepositoryError> {
+        parse(text).map(Self).map_err(RepositoryError)
+    }
+}
+
+/// Of a model that was made without a repository.
+impl Default for Configuration {
+    fn default() -> Self {
+        Self(DynamicMessage::new(MODEL_CONFIG.clone()))
+    }
+}
+
+impl fmt::Debug for Configuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Configuration({})", self.0)
+    }
+}
+
+impl Serialize for Configuration {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Told::Message(&self.0).serialize(serializer)
+    }
+}
+
+/// A value with what its field says about it.
+enum Told<'a> {
+    Message(&'a DynamicMessage),
+    /// Lists and maps as a whole.
+    Field(&'a Value, &'a FieldDescriptor),
+    One(&'a Value, &'a Kind),
+}
+
+impl Serialize for Told<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Message(message) => {
+                let mut map = serializer.serialize_map(None)?;
+                let fields = message.descriptor();
+                let told = fields.fields().filter(|field| !field.supports_presence() || message.has_field(field));
+                for field in told {
+                    map.serialize_entry(field.name(), &Told::Field(&message.get_field(&field), &field))?;
+                }
+                map.end()
+            }
+            Self::Field(Value::List(values), field) => {
+                let mut list = serializer.serialize_seq(Some(values.len()))?;
+                let kind = field.kind();
+                values.iter().try_for_each(|value| list.serialize_element(&Told::One(value, &kind)))?;
+                list.end()
+            }
+            Self::Field(Value::Map(values), field) => {
+                // In the order of keys, so that a configuration is told the same way every time.
+                let kind = value_field(field).kind();
+                let mut entries: Vec<(String, &Value)> =
+                    values.iter().map(|(key, value)| (key_text(key), value)).collect();
+                entries.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+                let entries = entries.into_iter().map(|(key, value)| (key, Told::One(value, &kind)));
+                serializer.collect_map(entries)
+            }
+            Self::Field(value, field) => Told::One(value, &field.kind()).serialize(serializer),
+            Self::One(value, kind) => serialize_one(value, kind, serializer),
+        }
+    }
+}
+
+fn serialize_one<S: Serializer>(value: &Value, kind: &Kind, serializer: S) -> Result<S::Ok, S::Error> {
+    match value {
+        Value::Bool(flag) => serializer.serialize_bool(*flag),
+        Value::I32(number) => serializer.serialize_i32(*number),
+        Value::I64(number) => serializer.serialize_i64(*number),
+        Value::U32(number) => serializer.serialize_u32(*number),
+        Value::U64(number) => serializer.serialize_u64(*number),
+        Value::F32(number) => serializer.serialize_f32(*number),
+        Value::F64(number) => serializer.serialize_f64(*number),
+        Value::String(text) => serializer.serialize_str(text),
+        Value::Bytes(bytes) => serializer.serialize_bytes(bytes),
+        Value::EnumNumber(number) => match kind.as_enum().and_then(|names: &EnumDescriptor| names.get_value(*number)) {
+            Some(name) => serializer.serialize_str(name.name()),
+            None => serializer.serialize_i32(*number),
+        },
+        Value::Message(message) => Told::Message(message).serialize(serializer),
+        Value::List(_) | Value::Map(_) => unreachable!("neither is an element of another"),
+    }
+}
+
+fn key_text(key: &MapKey) -> String {
+    match key {
+        MapKey::String(text) => text.clone(),
+        MapKey::U64(number) => number.to_string(),
+        other => format!("{other:?}"),
+    }
+}
+
+/// What the values of a map's field are.
+fn value_field(map: &FieldDescriptor) -> FieldDescriptor {
+    message_of(&map.kind()).map_entry_value_field()
+}
+
+fn message_of(kind: &Kind) -> &prost_reflect::MessageDescriptor {
+    kind.as_message().expect("the schema says message")
+}
+
+/// An empty message for a field of a message.
+fn submessage(kind: &Kind, field: &str) -> DynamicMessage {
+    let field = message_of(kind).get_field_by_name(field).expect("the schema declares it");
+    DynamicMessage::new(message_of(&field.kind()).clone())
+}

@@ -1,0 +1,167 @@
+//! `up`: a cluster that runs until this process is interrupted, with what of its repository can be loaded.
+#![allow(clippy::disallowed_methods)] // Real processes, real time.
+
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use frontend::config::ARENA_BYTES;
+use repository::{Model, Refused, Repository};
+
+use super::{BackendLayout, Cluster, LOOK, Layout};
+use crate::{
+    role,
+    tools::supervisor::{Fate, Logs, Restarts},
+};
+
+/// How often it is said what is waited for.
+const PROGRESS_EVERY: Duration = Duration::from_secs(10);
+/// A backend joins with all models that it could load, and frontends hear of them within this.
+const JOIN_SPAN: Duration = Duration::from_secs(5);
+/// Tasks of the largest model that the arenas have room for, if the limits leave that open..
+const TASKS_IN_ARENA: usize = 64;
+/// .. and what they take up at most then.
+const ARENA_BYTES_MAX: usize = 1 << 30;
+
+/// Arguments of `up`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct UpArgs {
+    /// The cluster's file (TOML); without it, the cluster of `demo`
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// The model repository, all of which is served by one backend with one GPU
+    #[arg(long)]
+    repository: Option<PathBuf>,
+    /// Refuse to start if any model cannot be loaded
+    #[arg(long)]
+    strict: bool,
+    /// Where to serve HTTP [default: 127.0.0.1:8000]
+    #[arg(long)]
+    http: Option<SocketAddr>,
+    /// Where to serve gRPC [default: 127.0.0.1:8001]
+    #[arg(long)]
+    grpc: Option<SocketAddr>,
+    /// The scheduler's policy [default: downbeat]
+    #[arg(long)]
+    policy: Option<String>,
+    /// Schedulers, of which one is the primary and the others take over from it; 1 to 4 [default: 1]
+    #[arg(long)]
+    schedulers: Option<u16>,
+    /// What clients are told that the server is called [default: downbeat]
+    #[arg(long)]
+    server_name: Option<String>,
+    /// How members write their logs to stderr
+    #[arg(long, value_enum, default_value_t)]
+    log_format: role::LogFormat,
+}
+
+impl UpArgs {
+    fn layout(&self) -> Result<Layout> {
+        let mut layout = match &self.config {
+            None => Layout::default(),
+            Some(file) => role::read_config(file)?,
+        };
+        if let Some(repository) = &self.repository {
+            layout.repository = repository.clone();
+            layout.backend = vec![BackendLayout { gpus: 1, models: Vec::new() }];
+        }
+        layout.strict |= self.strict;
+        layout.http = self.http.map_or(layout.http, |http| vec![http]);
+        layout.grpc = self.grpc.map_or(layout.grpc, |grpc| vec![grpc]);
+        layout.policy = self.policy.clone().unwrap_or(layout.policy);
+        layout.schedulers = self.schedulers.unwrap_or(layout.schedulers);
+        layout.server_name = self.server_name.clone().unwrap_or(layout.server_name);
+        Ok(layout)
+    }
+}
+
+/// Runs a cluster until this process is interrupted. Members that end are started again, unless they were told to end,
+/// or cannot be started at all.
+pub(crate) fn up(args: &UpArgs) -> Result<()> {
+    let mut layout = args.layout()?;
+    let Repository { models, refused } = repository::load(&layout.repository)?;
+    for Refused { name, reason } in &refused {
+        ensure!(!layout.strict, "model {name}: {reason}");
+        eprintln!("downbeat: model {name} is not served: {reason}");
+    }
+    let first = refused.first().map_or("", |refused| &refused.reason);
+    ensure!(!models.is_empty(), "repository: found no model that can be served, expected one: {first}");
+    let arena_bytes = arena_bytes(&models);
+    layout.frontend.entry("arena_bytes").or_insert(toml::Value::Integer(arena_bytes as i64));
+    let cluster = Cluster::start(layout, Logs::Inherited(args.log_format), Restarts::All)?;
+    for (name, process) in cluster.supervisor.process_ids() {
+        println!("{name}: process {process}");
+    }
+    for (address, name) in cluster.schedulers() {
+        println!("{name}: {address}, --config {}", cluster.supervisor.config(&name).display());
+    }
+    let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    let served = wait_for_models(&cluster, &names).context("while models were loaded")?;
+    let at: Vec<String> = cluster.layout.http.iter().map(|http| format!("http://{http}")).collect();
+    let at = at.into_iter().chain(cluster.layout.grpc.iter().map(|grpc| format!("grpc://{grpc}")));
+    let at: Vec<String> = at.collect();
+    println!("ready: {} at {}", served.join(", "), at.join(", "));
+    loop {
+        std::thread::sleep(LOOK);
+        // What is left goes on: that is what it is for.
+        cluster.tend(|fate| fate == Fate::Left)?;
+        ensure!(!cluster.supervisor.is_empty(), "no member is left");
+    }
+}
+
+fn arena_bytes(models: &[Model]) -> usize {
+    let largest = models.iter().map(|model| model.input_bytes() + model.output_bytes()).max().unwrap_or(0);
+    largest.saturating_mul(TASKS_IN_ARENA).clamp(ARENA_BYTES, ARENA_BYTES_MAX)
+}
+
+/// Waits until all that can be served is, however long it is loaded and measured, and yields that. What a backend could
+/// not load is told of in its log, and given up once another model of the same backend is served.
+///
+/// # Errors
+/// If a member ends.
+fn wait_for_models(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
+    let is_ready = cluster.readiness()?;
+    let is_served = |name: &str| cluster.layout.http.iter().all(|&http| is_ready(http, name));
+    let is_hosted = |backend: &BackendLayout, name: &str| {
+        backend.models.is_empty() || backend.models.iter().any(|model| model == name)
+    };
+    let hosts = |name: &str| -> Vec<usize> {
+        let backends = cluster.layout.backend.iter().enumerate();
+        backends.filter(|(_, backend)| is_hosted(backend, name)).map(|(index, _)| index).collect()
+    };
+    let mut missing: Vec<(&str, Vec<usize>)> =
+        names.iter().map(|&name| (name, hosts(name))).filter(|(_, hosts)| !hosts.is_empty()).collect();
+    let mut served: Vec<String> = Vec::new();
+    let mut joined: Vec<Option<Instant>> = vec![None; cluster.layout.backend.len()];
+    let mut told = Instant::now();
+    while !missing.is_empty() {
+        cluster.check()?;
+        missing.retain(|(name, hosts)| {
+            let is_served = is_served(name);
+            if is_served {
+                served.push((*name).to_owned());
+                // Of several that host it nobody knows which has joined.
+                if let [host] = hosts[..] {
+                    joined[host].get_or_insert_with(Instant::now);
+                }
+            }
+            let has_failed = |&host: &usize| joined[host].is_some_and(|at| at.elapsed() > JOIN_SPAN);
+            let is_given_up = !is_served && hosts.iter().all(has_failed);
+            if is_given_up {
+                eprintln!("downbeat: model {name} is not served: its backend could not load it, see the log");
+            }
+            !is_served && !is_given_up
+        });
+        if told.elapsed() > PROGRESS_EVERY && !missing.is_empty() {
+            let names: Vec<&str> = missing.iter().map(|(name, _)| *name).collect();
+            println!("loading and measuring: {}", names.join(", "));
+            told = Instant::now();
+        }
+        std::thread::sleep(LOOK);
+    }
+    served.sort_unstable();
+    Ok(served)
+}
