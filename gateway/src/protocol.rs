@@ -322,7 +322,7 @@ pub(crate) fn raw_request(model: &Model, body: Rope, parameters: Parameters) -> 
     let input = RequestInput {
         name: tensor.name.clone(),
         datatype: tensor.datatype.name().to_owned(),
-        shape: [1].into_iter().chain(tensor.shape.iter().copied()).collect(),
+        shape: model.is_batched.then_some(1).into_iter().chain(tensor.shape.iter().copied()).collect(),
         parameters: Parameters::new(),
         data: Some(InputData::Bytes(body)),
     };
