@@ -17,6 +17,7 @@ pub(crate) fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Mo
         max_batch: 8,
         slo: Span::from_millis(25),
         priorities: Priorities { levels: 3, default: 2 },
+        weights: repository::WeightsSize::default(),
         executor: Executor::Emulated { profile },
         labels: Vec::new(),
         image: None,

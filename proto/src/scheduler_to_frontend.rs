@@ -9,6 +9,7 @@ use crate::{
     hello::ModelThreads,
     ids::{BackendId, ChangeId, FrontendId, LinkId, ModelId, ModelThreadId, TaskId},
     time::Span,
+    weights::WeightsTally,
 };
 
 /// Why a task ended without having run.
@@ -62,6 +63,10 @@ pub struct SchedulerLoad {
     pub batches: u32,
     /// GPUs of the backends that are here.
     pub gpus: u32,
+    /// Tasks that came while no GPU had their model's weights in its memory; of the scheduler's life.
+    pub cold: u64,
+    /// What has become of weights at all backends.
+    pub weights: WeightsTally,
 }
 
 /// What the scheduler reckons with for the network's part of a task's way (Symphony, section 5.6): a high percentile of

@@ -92,8 +92,8 @@ pub enum FromRankThread {
     Grant(Grant),
     /// For `ModelThread::handle_whereabouts`.
     Whereabouts(ModelId, Whereabouts),
-    /// To the GPU's backend: [`PlannerOutput::Unload`](crate::PlannerOutput::Unload). It goes the way of the load that it makes
-    /// room for, so that it comes first.
+    /// To the GPU's backend: [`PlannerOutput::Unload`](crate::PlannerOutput::Unload). It goes the way of the load that
+    /// it makes room for, so that it comes first.
     Unload {
         /// The GPU.
         gpu: GpuId,

@@ -13,8 +13,8 @@ pub enum PlannerOutput<P> {
     Batch(Batch<P>),
     /// To the backend: kill what the GPU runs. It reports the batch as ended, and its tasks are submitted again.
     Preempt(GpuId),
-    /// To the backend: copy the model's weights into the GPU's memory, starting in `[earliest, latest]`, or not at all. What
-    /// was unloaded before has made room. The end is reported ([`Planner::handle_loaded`]).
+    /// To the backend: copy the model's weights into the GPU's memory, starting in `[earliest, latest]`, or not at
+    /// all. What was unloaded before has made room. The end is reported ([`Planner::handle_loaded`]).
     Load {
         /// The GPU.
         gpu: GpuId,
@@ -68,8 +68,8 @@ pub trait Planner<P>: Send {
     /// Forgets all waiting tasks whose owner is gone; nobody is told.
     fn handle_owner_left(&mut self, now: Timestamp, is_owned: &dyn Fn(TaskId) -> bool);
 
-    /// A GPU that is free from `free_at` on and hosts `models`: all the time, or, if it has `memory`, while they are loaded.
-    /// Models with weights must have been taken in before.
+    /// A GPU that is free from `free_at` on and hosts `models`: all the time, or, if it has `memory`, while they are
+    /// loaded. Models with weights must have been taken in before.
     ///
     /// # Panics
     /// If the GPU is already here: ids are never used twice.
@@ -102,6 +102,11 @@ pub trait Planner<P>: Send {
 
     /// The next thing that is to be done.
     fn poll_output(&mut self) -> Option<PlannerOutput<P>>;
+
+    /// Whether the weights of a model are in no GPU's memory, as far as is known.
+    fn is_cold(&self, _id: ModelId) -> bool {
+        false
+    }
 
     /// Tasks of a model that wait.
     fn queue_length(&self, id: ModelId) -> usize;

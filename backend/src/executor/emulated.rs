@@ -53,6 +53,7 @@ mod tests {
             max_batch: 4,
             slo: Span::from_millis(20),
             priorities: repository::Priorities::default(),
+            weights: repository::WeightsSize::default(),
             executor: repository::Executor::Emulated { profile: profile.clone() },
             labels: vec![],
             image: None,

@@ -139,7 +139,7 @@ impl Peer {
                 let at = sent_at + Span::from_millis(5_000);
                 let reply = ClockReply { sent_at, received_at: at, replied_at: at };
                 self.tell_over(connection, &SchedulerToFrontend::Clock(reply));
-                let load = SchedulerLoad { queued: 3, batches: 2, gpus: 1 };
+                let load = SchedulerLoad { queued: 3, batches: 2, gpus: 1, ..SchedulerLoad::default() };
                 self.tell_over(connection, &SchedulerToFrontend::Load(load));
             }
             FrontendToScheduler::Submit { task, slot, .. } | FrontendToScheduler::Open { task, slot, .. } => {

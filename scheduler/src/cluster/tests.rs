@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use proto::{
-    ChangeId, Epoch, LatencyProfile, LinkId, PlanId, SlotDescriptor, TaskId,
+    ChangeId, Epoch, LatencyProfile, LinkId, PlanId, SlotDescriptor, TaskId, Weights,
     backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, Undelivered},
     frontend_to_scheduler::ModelChange,
     scheduler_to_backend::BatchPlan,
@@ -14,6 +14,7 @@ use proto::{
 
 mod departures;
 mod takeovers;
+mod weights;
 
 const MS: i64 = 1_000_000;
 
@@ -53,7 +54,8 @@ fn offer(gpus: u32) -> BackendHello {
 fn model_offer(gpus: u32, name: &str, version: u32) -> ModelOffer {
     let profile = LatencyProfile::linear(1.0, 5.0, 16).unwrap();
     let gpu_indexes = (0..gpus).collect();
-    ModelOffer { name: name.into(), version: version.to_string(), profile, input_bytes: 10_000, gpu_indexes }
+    let (name, version, weights) = (name.into(), version.to_string(), Weights::default());
+    ModelOffer { name, version, profile, input_bytes: 10_000, gpu_indexes, weights }
 }
 
 fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendToScheduler {
@@ -170,15 +172,15 @@ fn a_frontend_that_asks_for_the_time_is_told_how_much_there_is_to_do() {
             outputs => panic!("{outputs:?}"),
         }
     };
-    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 0, batches: 0, gpus: 1 });
+    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 0, batches: 0, gpus: 1, ..SchedulerLoad::default() });
     cluster
         .handle_frontend_message(Timestamp(0), Port::Control, frontend, submit(frontend, 0, Timestamp(25 * MS)))
         .unwrap();
-    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 1, batches: 0, gpus: 1 });
+    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 1, batches: 0, gpus: 1, ..SchedulerLoad::default() });
     let fires_at = cluster.poll_timeout().unwrap();
     cluster.handle_timeout(fires_at);
     drain(&mut cluster);
-    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 0, batches: 1, gpus: 1 });
+    assert_eq!(load(&mut cluster), SchedulerLoad { queued: 0, batches: 1, gpus: 1, ..SchedulerLoad::default() });
     cluster.handle_disconnected(fires_at, Port::Control, Member::Backend(backend), String::new());
     drain(&mut cluster);
     assert_eq!(load(&mut cluster), SchedulerLoad::default());

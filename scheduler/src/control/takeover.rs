@@ -281,6 +281,7 @@ impl Control {
             && let Some(entry) = self.members.backends.get_mut(&backend)
         {
             (entry.obeys, entry.owes) = (true, false);
+            self.members.forget_resident(backend);
             self.refresh(now);
             self.settle_heirs(now);
         }

@@ -171,7 +171,12 @@ impl Attack {
                 let received_at = self.now + OFFSET;
                 SchedulerToFrontend::Clock(ClockReply { sent_at, received_at, replied_at: received_at })
             }
-            4 => SchedulerToFrontend::Load(SchedulerLoad { queued: u32::MAX, batches: u32::MAX, gpus: u32::MAX }),
+            4 => SchedulerToFrontend::Load(SchedulerLoad {
+                queued: u32::MAX,
+                batches: u32::MAX,
+                gpus: u32::MAX,
+                ..SchedulerLoad::default()
+            }),
             5 => {
                 let most = if self.rng.random_range(0..20) == 0 { 1025 } else { 1024 };
                 let tasks = (0..[0, 1, 3, most][self.rng.random_range(0..4)]).map(|_| self.task()).collect();

@@ -601,7 +601,10 @@ fn orders_of_a_standby_count_for_nothing() {
     bench.tell(1, &SchedulerToFrontend::Dropped { task, reason: DropReason::Deadline });
     bench.tell(1, &SchedulerToFrontend::Fence { backend: BackendId(1), link: LinkId::ALL, tasks: vec![task] });
     bench.tell(1, &SchedulerToFrontend::Leaving);
-    bench.tell(1, &SchedulerToFrontend::Load(SchedulerLoad { queued: 9, batches: 9, gpus: 9 }));
+    bench.tell(
+        1,
+        &SchedulerToFrontend::Load(SchedulerLoad { queued: 9, batches: 9, gpus: 9, ..SchedulerLoad::default() }),
+    );
     assert_eq!((bench.replies.len(), bench.done.len()), (0, 0), "{:?} {link:?}", bench.done);
     assert!(bench.core.is_ready() && bench.core.scheduler_load() == SchedulerLoad::default());
     bench.lose(1);
