@@ -2,15 +2,25 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
-use proto::LatencyProfile;
-use repository::{Executor, Model, Repository};
+use proto::{
+    LatencyProfile, Span, Weights,
+    weights::{PAGE_BYTES, PAGES_MAX},
+};
+use repository::{Executor, Model, Repository, SLO_MAX};
 use serde::{Deserialize, Serialize};
 use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
 use crate::drive::BackendError;
 
+/// Slower is no PCIe, and faster none that there is.
+const PCIE_GBPS_MIN: f64 = 0.1;
+const PCIE_GBPS_MAX: f64 = 1e5;
+
 /// GPUs that one backend can offer: each has a thread and staging memory.
 pub const GPUS_MAX: u32 = 64;
+
+/// The default of [`Config::pcie_gbps`]: ResNet50's 102.3 MB in 8.33 ms (Clockwork, appendix A).
+pub const PCIE_GBPS: f64 = 98.25;
 
 /// The default of [`Config::drain_timeout_ms`]: orchestrators kill after 30 s.
 pub const DRAIN_TIMEOUT_MS: u64 = 25_000;
@@ -55,6 +65,13 @@ pub struct Config {
     /// Runs no model: each is emulated with this latency instead.
     #[serde(default)]
     pub emulate: Option<Emulate>,
+    /// Memory of each GPU for models' weights, in megabytes (10^6 bytes), if it holds but a part of what is hosted: the
+    /// scheduler decides what is in it. Without the key, all weights are there all the time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_memory_mb: Option<f64>,
+    /// Gigabits a second (10^9) from host memory to each GPU: how long a load takes of a model without `load_ms`.
+    #[serde(default = "default_pcie_gbps")]
+    pub pcie_gbps: f64,
     /// Bytes of READs that may be outstanding at once; 0 lets the transport choose.
     #[serde(default)]
     pub read_budget_bytes: usize,
@@ -86,6 +103,12 @@ fn one() -> u32 {
     1
 }
 
+/// From host memory to a GPU, unless the configuration says otherwise.
+#[must_use]
+pub fn default_pcie_gbps() -> f64 {
+    PCIE_GBPS
+}
+
 fn default_drain_timeout_ms() -> u64 {
     DRAIN_TIMEOUT_MS
 }
@@ -103,6 +126,8 @@ pub struct Placed {
     pub model: Model,
     /// Ascending, none twice, at least one.
     pub gpu_indexes: Vec<u32>,
+    /// What it takes in their memory, if that is short.
+    pub weights: Weights,
 }
 
 impl Config {
@@ -114,7 +139,45 @@ impl Config {
         transport::scheduler_list(self.scheduler, &self.schedulers).map_err(BackendError::Config)
     }
 
-    /// Applies `gpus`, `placement` and `emulate` to the models of the repository.
+    /// Pages for weights in each GPU's memory; `None` if all weights are there all the time.
+    ///
+    /// # Errors
+    /// If there is less than a page, or more than there can be.
+    pub fn memory_pages(&self) -> Result<Option<u32>, BackendError> {
+        let pages = |mb: f64| {
+            let pages = (mb * 1e6).round() / PAGE_BYTES as f64;
+            // Not a number is neither.
+            if (1.0..=f64::from(PAGES_MAX)).contains(&pages) { Ok(pages as u32) } else { Err(mb) }
+        };
+        self.gpu_memory_mb.map(pages).transpose().map_err(|found| {
+            let (least, most) = (PAGE_BYTES as f64 / 1e6, f64::from(PAGES_MAX) * PAGE_BYTES as f64 / 1e6);
+            BackendError::Config(format!("gpu_memory_mb: found {found}, expected {least} (a page) to {most}"))
+        })
+    }
+
+    /// What a model takes in the memory of a GPU, if that is short.
+    fn weights(&self, model: &Model) -> Result<Weights, BackendError> {
+        let Some(pages_max) = self.memory_pages()? else { return Ok(Weights::default()) };
+        if !(PCIE_GBPS_MIN..=PCIE_GBPS_MAX).contains(&self.pcie_gbps) {
+            let found = self.pcie_gbps;
+            return Err(BackendError::Config(format!(
+                "pcie_gbps: found {found}, expected {PCIE_GBPS_MIN} to {PCIE_GBPS_MAX}"
+            )));
+        }
+        let Some(bytes) = model.weights.bytes else { return Ok(Weights::default()) };
+        let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).ok().filter(|&pages| pages <= pages_max);
+        let Some(pages) = pages else {
+            let (name, found) = (&model.name, bytes as f64 / 1e6);
+            return Err(BackendError::Config(format!(
+                "weights_mb of model {name}: found {found}, expected at most what {pages_max} pages of 16 MiB hold \
+                 (key gpu_memory_mb)"
+            )));
+        };
+        let copy = Span::from_millis_f64(bytes as f64 * 8.0 / (self.pcie_gbps * 1e6)).clamp(Span(1), SLO_MAX);
+        Ok(Weights { pages, load: model.weights.load.unwrap_or(copy) })
+    }
+
+    /// Applies `gpus`, `placement`, `emulate` and memory to the models of the repository.
     ///
     /// # Errors
     /// If one of these keys names something that there is not.
@@ -139,7 +202,7 @@ impl Config {
         Ok(placed)
     }
 
-    /// Applies `gpus`, `placement` and `emulate` to one model; `None` if no GPU is to host it.
+    /// Applies `gpus`, `placement`, `emulate` and memory to one model; `None` if no GPU is to host it.
     ///
     /// # Errors
     /// As [`Self::place`].
@@ -150,7 +213,8 @@ impl Config {
                 .map_err(|error| BackendError::Config(format!("emulate: {error}")))?;
             model.executor = Executor::Emulated { profile };
         }
-        Ok(Some(Placed { model, gpu_indexes }))
+        let weights = self.weights(&model)?;
+        Ok(Some(Placed { model, gpu_indexes, weights }))
     }
 
     /// The GPUs that host a model; `None` if it is not to be loaded.
@@ -192,6 +256,7 @@ mod tests {
             is_batched: true,
             slo: Span::from_millis(20),
             priorities: repository::Priorities::default(),
+            weights: repository::WeightsSize::default(),
             executor: Executor::Onnx { file: "model.onnx".into(), profile: None },
             labels: vec![],
             image: None,
@@ -201,6 +266,10 @@ mod tests {
     }
 
     /// The models, and one that is refused.
+    fn only(model: Model) -> Repository {
+        Repository { models: vec![model], refused: Vec::new() }
+    }
+
     fn repository() -> Repository {
         let refused = repository::Refused { name: "bad".into(), reason: "bad/config.pbtxt: dims: found 0".into() };
         Repository { models: models(), refused: vec![refused] }
@@ -263,6 +332,47 @@ mod tests {
         assert_eq!((profile.latency(4), profile.max_batch()), (Span::from_millis(6), 4));
         let negative = placed("emulate = { alpha_ms = -1, beta_ms = 2 }").unwrap_err();
         assert!(negative.starts_with("emulate: l("), "{negative}");
+    }
+
+    #[test]
+    fn weights_are_counted_in_pages_where_memory_is_short() {
+        let weights = |text: &str, bytes: Option<u64>, load: Option<Span>| {
+            let mut model = models().remove(0);
+            model.weights = repository::WeightsSize { bytes, load };
+            let placed = config(text).unwrap().place(only(model)).map_err(|error| error.to_string());
+            placed.map(|mut placed| placed.remove(0).weights)
+        };
+        let (bytes, ms) = (Some(102_300_000), Span::from_millis(9));
+        assert_eq!(weights("", bytes, Some(ms)), Ok(Weights::default()), "all of it is there all the time");
+        assert_eq!(weights("gpu_memory_mb = 2147.483648", None, None), Ok(Weights::default()));
+        let of_gpu = config("gpu_memory_mb = 2147.483648").unwrap().memory_pages().unwrap();
+        assert_eq!(of_gpu, Some(128), "2 GiB");
+        assert_eq!(weights("gpu_memory_mb = 2000", bytes, Some(ms)), Ok(Weights { pages: 7, load: ms }));
+        let found = weights("gpu_memory_mb = 2000\npcie_gbps = 8.184", bytes, None).unwrap();
+        assert_eq!((found.pages, found.load), (7, Span::from_millis(100)));
+        let default = weights("gpu_memory_mb = 2000", bytes, None).unwrap().load;
+        assert_eq!(default.as_millis_f64().round(), 8.0);
+    }
+
+    #[test]
+    fn memory_that_cannot_be_is_named_with_its_key() {
+        for mb in ["-1", "0", "nan", "inf", "16", "1e12"] {
+            let text = placed(&format!("gpu_memory_mb = {mb}")).unwrap_err();
+            assert!(
+                text.starts_with("gpu_memory_mb: found ") && text.contains("expected 16.777216 (a page)"),
+                "{text}"
+            );
+        }
+        for gbps in ["-1", "0", "nan", "inf"] {
+            let text = placed(&format!("gpu_memory_mb = 100\npcie_gbps = {gbps}")).unwrap_err();
+            assert!(text.starts_with("pcie_gbps: found ") && text.ends_with("expected 0.1 to 100000"), "{text}");
+        }
+        let mut model = models().remove(0);
+        model.weights.bytes = Some(100_000_001);
+        let error = config("gpu_memory_mb = 100").unwrap().place(only(model)).unwrap_err().to_string();
+        let expected = "weights_mb of model a: found 100.000001, expected at most what 5 pages of 16 MiB hold (key \
+                        gpu_memory_mb)";
+        assert_eq!(error, expected);
     }
 
     #[test]

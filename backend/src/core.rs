@@ -15,6 +15,7 @@ mod primary;
 mod session;
 mod transfers;
 mod watchdog;
+mod weights;
 
 use std::{collections::VecDeque, net::SocketAddr, ops::Range, sync::Arc};
 
@@ -35,6 +36,7 @@ use crate::{
     executor::Executor,
     links::{Broken, LinkAction, Links},
     loaded::Loaded,
+    memory::LoadOrder,
     staging::{ModelShape, Place, Staging},
     worker::{self, Action, Execution, Worker},
 };
@@ -42,6 +44,7 @@ use hosting::Hosting;
 use primary::Obedience;
 use session::{Reader, Session};
 use watchdog::{Verdict, Watchdog};
+use weights::Memories;
 
 /// A batch is handed to its GPU's thread this much ahead: two threads wake up one after the other, each in 50 to 100 us
 /// on a small virtual machine.
@@ -58,6 +61,8 @@ pub struct CoreConfig {
     pub staging: Staging,
     /// The staging memory, as registered.
     pub lkey: u32,
+    /// Pages for weights in each GPU's memory; `None` if all weights are there all the time.
+    pub memory_pages: Option<u32>,
 }
 
 /// Whom a connection is to.
@@ -143,6 +148,23 @@ pub enum Output {
         /// What to run when.
         job: Job,
     },
+    /// Copy a model's weights from host memory into a GPU's, then call [`Core::handle_copied`]. A GPU is given one at
+    /// a time.
+    CopyWeights {
+        /// The GPU's index.
+        gpu: usize,
+        /// The model, by our name, as in [`Job::model`].
+        model: ModelId,
+        /// How long that should take.
+        takes: Span,
+    },
+    /// Weights that were copied make room: no batch needs them any more.
+    FreeWeights {
+        /// The GPU's index.
+        gpu: usize,
+        /// The model.
+        model: ModelId,
+    },
     /// Load a model, then call [`Core::handle_loaded`].
     Load {
         /// Comes back with the result.
@@ -155,6 +177,8 @@ pub enum Output {
 /// A batch to execute. Whoever executes it looks at the clock: if `latest` has passed, it does not start.
 #[derive(Clone)]
 pub struct Job {
+    /// The model, by our name.
+    pub model: ModelId,
     /// What runs it.
     pub executor: Arc<dyn Executor>,
     /// Sizes of a task's inputs and outputs.
@@ -214,6 +238,7 @@ pub struct Core {
     sessions: Vec<Session>,
     obedience: Obedience,
     hosting: Hosting,
+    memories: Memories,
     links: Links,
     /// The primary's clock; the former one's until the new one's is known.
     offset: ClockOffset,
@@ -234,11 +259,15 @@ impl Core {
     /// If they are too many for one hello.
     pub fn new(config: CoreConfig, models: Vec<Arc<Loaded>>) -> Result<Self, HelloTooLarge> {
         let gpus = config.staging.gpus();
+        let hosting = Hosting::new(gpus, models);
+        let hosted = hosting.models.iter().map(|(&id, loaded)| (id, &**loaded));
+        let memories = Memories::new(gpus, config.memory_pages, hosted);
         let mut core = Self {
             sessions: config.schedulers.iter().map(|&address| Session::new(address)).collect(),
             config,
             obedience: Obedience::default(),
-            hosting: Hosting::new(gpus, models),
+            hosting,
+            memories,
             links: Links::default(),
             offset: ClockOffset::default(),
             scheduler_now: Timestamp::PAST,
@@ -360,6 +389,7 @@ impl Core {
         if self.ended.is_none() {
             let scheduler_now = self.scheduler_now(now);
             self.watchdog.handle_ended(scheduler_now, gpu, &execution);
+            self.memories.handle_ran(scheduler_now, gpu);
             self.hosting.workers[gpu].handle_executed(scheduler_now, execution);
             self.settle(now);
         }
@@ -398,6 +428,7 @@ impl Core {
         let scheduler_now = self.scheduler_now(now);
         self.links.handle_timeout(now);
         self.watchdog.handle_timeout(scheduler_now);
+        self.memories.handle_timeout(scheduler_now);
         let due = self.hosting.workers.iter_mut().filter(|worker| worker.poll_timeout() <= scheduler_now);
         due.for_each(|worker| worker.handle_timeout(scheduler_now));
         self.on_time(now);
@@ -411,9 +442,10 @@ impl Core {
             return Timestamp::NEVER;
         }
         let workers = self.hosting.workers.iter().map(Worker::poll_timeout);
-        let workers = workers.fold(self.watchdog.poll_timeout(), Timestamp::min);
+        let workers = workers.fold(self.watchdog.poll_timeout(), Timestamp::min).min(self.memories.poll_timeout());
         let workers = self.offset.to_local(workers).unwrap_or(workers);
-        workers.min(self.links.poll_timeout()).min(self.primary_timeout())
+        let tells_at = if self.primary().is_some() { self.memories.tells_at() } else { Timestamp::NEVER };
+        workers.min(self.links.poll_timeout()).min(self.primary_timeout()).min(tells_at)
     }
 
     /// What the driver is to do next. All messages since the last `None` are packed into as few frames as hold them.
@@ -511,6 +543,11 @@ impl Core {
                 workers.iter_mut().for_each(|worker| worker.handle_cancel(scheduler_now, plan, task));
             }
             SchedulerToBackend::Dismissed => self.leaving = self.leaving.map(|senders| senders.saturating_sub(1)),
+            SchedulerToBackend::AskResident { gpu_index, gpu } => self.on_ask_resident(now, index, gpu_index, gpu),
+            SchedulerToBackend::LoadWeights { gpu, model: theirs, earliest, latest } => {
+                self.on_load_weights(now, index, LoadOrder { gpu, theirs, model: None, earliest, latest });
+            }
+            SchedulerToBackend::UnloadWeights { gpu, model } => self.on_unload_weights(now, index, (gpu, model)),
             SchedulerToBackend::Plan(plan) => self.on_plan(now, index, plan),
             _ => unreachable!("every scheduler can say it"),
         }
@@ -626,7 +663,8 @@ impl Core {
         while let Some(action) = self.links.poll_action() {
             self.perform_link(action);
         }
-        self.release_models();
+        self.release_models(now);
+        self.settle_weights(now);
         self.connect_due(now);
     }
 
@@ -649,6 +687,10 @@ impl Core {
                 let Some(write) = self.write(push) else { return self.on_pushed(now, token, false) };
                 self.outputs.push_back(write);
             }
+            Action::Execute { model, .. } if !self.has_weights(gpu, model) => {
+                let rejected_at = self.scheduler_now(now);
+                self.hosting.workers[gpu].handle_executed(rejected_at, Execution::WindowMissed { rejected_at });
+            }
             Action::Execute { buffer, model, runs, exec_at, latest } => {
                 let Loaded { shape, executor, .. } = &**self.loaded(model);
                 let staging = self.config.staging;
@@ -659,6 +701,7 @@ impl Core {
                     Run { tasks: run.len(), input_offset, output_offset }
                 };
                 let job = Job {
+                    model,
                     executor: executor.clone(),
                     shape: *shape,
                     runs: runs.into_iter().map(run).collect(),

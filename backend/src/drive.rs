@@ -5,6 +5,7 @@
 //! fenced them.
 #![allow(clippy::disallowed_methods)] // Drivers own threads and clocks.
 
+mod copies;
 mod gpu;
 mod loader;
 mod profile;
@@ -32,10 +33,11 @@ use crate::{
     staging::ModelShape,
 };
 
+use copies::Copies;
 use gpu::Gpus;
 use loader::Loader;
 pub use profile::{Effort, Measured, QUANTILE};
-use session::Session;
+use session::{Session, Threads};
 
 /// The first wait before the scheduler is tried again; each failure doubles it.
 const BACKOFF_MIN: Span = Span::from_millis(50);
@@ -88,10 +90,13 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     let shapes: Vec<ModelShape> = models.iter().map(|model| model.shape).collect();
     let loader = Loader::start(clock, config.clone()).map_err(BackendError::Thread)?;
     let gpus = Gpus::start(clock, config.gpus as usize).map_err(BackendError::Thread)?;
+    let copies = config.memory_pages()?.map_or(0, |_| config.gpus as usize);
+    let copies = Copies::start(clock, copies).map_err(BackendError::Thread)?;
+    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader };
     reduce_timer_slack();
     let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     for number in 0.. {
-        let ended = Session::open((config, &schedulers), clock, (models, &shapes), (&gpus, &loader), number)?.run(stop);
+        let ended = Session::open((config, &schedulers), clock, (models, &shapes), threads, number)?.run(stop);
         models = ended.models;
         if stop.load(Ordering::Relaxed) {
             break;
@@ -138,7 +143,7 @@ fn load_all(clock: Clock, models: Vec<Placed>, strict: bool) -> Result<Vec<Arc<L
 }
 
 fn load(clock: Clock, placed: Placed) -> Result<Loaded, BackendError> {
-    let Placed { model, gpu_indexes } = placed;
+    let Placed { model, gpu_indexes, weights } = placed;
     let executor = executor::load(&model)?;
     let shape = ModelShape::from(&model);
     let (profile, source) = match known_profile(&model, executor.as_ref()) {
@@ -150,7 +155,7 @@ fn load(clock: Clock, placed: Placed) -> Result<Loaded, BackendError> {
     };
     let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
     tracing::info!(model = model.name, l_1 = %least, l_max = %largest, profile = source, gpus = ?gpu_indexes, "loaded");
-    Ok(Loaded { model, shape, gpu_indexes, executor, profile })
+    Ok(Loaded { model, shape, gpu_indexes, executor, profile, weights })
 }
 
 /// l(b) without measuring: an emulated GPU says what it is, and a model may have been measured ahead of time.

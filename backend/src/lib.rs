@@ -8,5 +8,6 @@ pub mod drive;
 pub mod executor;
 pub mod links;
 pub mod loaded;
+pub mod memory;
 pub mod staging;
 pub mod worker;

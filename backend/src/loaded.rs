@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use proto::{LatencyProfile, backend_to_scheduler::ModelOffer};
+use proto::{LatencyProfile, Weights, backend_to_scheduler::ModelOffer};
 use repository::Model;
 
 use crate::{executor::Executor, staging::ModelShape};
@@ -20,6 +20,8 @@ pub struct Loaded {
     pub executor: Arc<dyn Executor>,
     /// l(b).
     pub profile: LatencyProfile,
+    /// What it takes in the memory of these GPUs, if that is short.
+    pub weights: Weights,
 }
 
 impl Loaded {
@@ -32,6 +34,7 @@ impl Loaded {
             profile: self.profile.clone(),
             input_bytes: u32::try_from(self.shape.input_bytes).unwrap_or(u32::MAX),
             gpu_indexes: self.gpu_indexes.clone(),
+            weights: self.weights,
         }
     }
 

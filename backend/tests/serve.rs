@@ -105,6 +105,8 @@ impl Cluster {
             gpus: 2,
             placement: BTreeMap::from([("digits".into(), vec![0, 1])]),
             emulate: None,
+            gpu_memory_mb: None,
+            pcie_gbps: backend::config::default_pcie_gbps(),
             read_budget_bytes: 0,
             connections_max: 8,
             shared_address: false,

@@ -2,7 +2,7 @@
 //! of their profile, or longer, or fail.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
@@ -13,7 +13,7 @@ use backend::{
     worker::Execution,
 };
 use proto::{
-    LoadId, Span, TaskId,
+    LoadId, ModelId, Span, TaskId,
     backend_to_frontend::ANSWER_HEADER_BYTES,
     backend_to_scheduler::BackendToScheduler,
     backoff::Backoff,
@@ -58,6 +58,8 @@ pub(super) struct BackendNode {
     shapes: Vec<ModelShape>,
     process: Option<Process>,
     backoff: Backoff,
+    /// Pages of each GPU, if memory is short.
+    memory_pages: Option<u32>,
     /// How executors behave now.
     pub(super) trouble: Trouble,
     /// The first task of each READ of guards, by its token.
@@ -91,6 +93,10 @@ struct Gpu {
     jobs: VecDeque<(Life, Job)>,
     /// What runs; its inputs were read when it started.
     running: Option<Running>,
+    /// The copy of weights that is under way.
+    copying: Option<ModelId>,
+    /// What is in its memory, in the present session.
+    weights: BTreeSet<ModelId>,
 }
 
 struct Running {
@@ -100,7 +106,7 @@ struct Running {
 }
 
 impl BackendNode {
-    pub(super) fn new(node: Node, schedulers: &[Node], gpus: u32, env: &Env) -> Self {
+    pub(super) fn new(node: Node, schedulers: &[Node], gpus: u32, memory_pages: Option<u32>, env: &Env) -> Self {
         let models = env.repository.iter().map(|(name, version)| Arc::new(models::loaded(name, *version, gpus)));
         let models: Vec<_> = models.collect();
         Self {
@@ -113,6 +119,7 @@ impl BackendNode {
             models,
             process: None,
             backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
+            memory_pages,
             trouble: Trouble::None,
             guarded: BTreeMap::new(),
         }
@@ -168,7 +175,12 @@ impl BackendNode {
         let staging = Staging::new(self.gpus.len(), &shapes);
         env.network.register(self.node, staging.bytes(), self.life);
         let schedulers = self.schedulers.iter().map(|&node| Network::address(node)).collect();
-        let config = CoreConfig { schedulers, staging, lkey: self.life, token: env.rng.random() };
+        // A way that hangs ends what it was given in the session before; it is not in the way of the next one here.
+        for gpu in &mut self.gpus {
+            (gpu.copying, gpu.weights) = (None, BTreeSet::new());
+        }
+        let memory_pages = self.memory_pages;
+        let config = CoreConfig { schedulers, staging, lkey: self.life, memory_pages, token: env.rng.random() };
         process.core = Some(Core::new(config, std::mem::take(&mut self.models)).expect("two models fit a hello"));
         self.settle(env);
     }
@@ -272,11 +284,50 @@ impl BackendNode {
                 }
             }
             Output::Execute { gpu, job } => self.execute(env, core, gpu, job),
+            Output::CopyWeights { gpu, model, takes } => self.copy(env, gpu, model, takes),
+            Output::FreeWeights { gpu, model } => {
+                if !self.gpus[gpu].weights.remove(&model) {
+                    env.oracle.report(Violation::Weights(format!("GPU {gpu} frees {model:?}, which is not there")));
+                }
+            }
             Output::Load { load, name } => {
                 let takes = Span::from_millis(2) + env.micros(100_000);
                 env.after(takes, Happening::Loaded(node, self.life, load, name));
             }
         }
+    }
+
+    /// Weights are on their way.
+    fn copy(&mut self, env: &mut Env, index: usize, model: ModelId, takes: Span) {
+        let gpu = &mut self.gpus[index];
+        if let Some(other) = gpu.copying.replace(model) {
+            env.oracle.report(Violation::Weights(format!("GPU {index} copies {other:?} and {model:?} at once")));
+        }
+        let takes = match self.trouble {
+            Trouble::None | Trouble::Fail => takes,
+            Trouble::Slow(times) => takes * times,
+            Trouble::Hang(longer) => takes + longer,
+        };
+        let jitter = env.micros(100);
+        env.after(takes + jitter, Happening::Copied(self.node, self.life, index));
+    }
+
+    /// They are there, or, if executors fail, are not.
+    pub(super) fn handle_copied(&mut self, env: &mut Env, index: usize) {
+        let Some(core) = self.process.as_mut().and_then(|process| process.core.as_mut()) else { return };
+        let is_done = self.trouble != Trouble::Fail;
+        let gpu = &mut self.gpus[index];
+        let model = gpu.copying.take().expect("it was under way");
+        if is_done {
+            gpu.weights.insert(model);
+        }
+        let (pages, max) = (gpu.weights.len() as u32 * models::WEIGHTS.pages, self.memory_pages.unwrap_or(0));
+        if pages > max {
+            env.oracle.report(Violation::Weights(format!("GPU {index} has {pages} pages in use, of {max}")));
+        }
+        env.trace(self.node, || format!("GPU {index} has copied {model:?}: {is_done}"));
+        core.handle_copied(env.local(self.node), index, is_done);
+        self.settle(env);
     }
 
     fn execute(&mut self, env: &mut Env, core: &mut Core, index: usize, job: Job) {
@@ -315,6 +366,10 @@ impl BackendNode {
         }
         env.trace(node, || format!("GPU {index} starts {job:?}"));
         self.check_window(env, life, &job);
+        if life == self.life && self.memory_pages.is_some() && !self.gpus[index].weights.contains(&job.model) {
+            let model = job.model;
+            env.oracle.report(Violation::Weights(format!("GPU {index} runs {model:?}, whose weights are not there")));
+        }
         let ModelShape { input_bytes, output_bytes, .. } = job.shape;
         let mut outputs = vec![0; job.tasks() * output_bytes];
         if life == self.life {

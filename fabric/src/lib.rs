@@ -176,7 +176,9 @@ impl Fabric {
         };
         let new_backend = |env: &mut Env, &node: &Node| {
             let gpus = env.rng.random_range(1..=2);
-            BackendNode::new(node, &schedulers, gpus, env)
+            // In some worlds GPUs hold but a part of what they host.
+            let memory_pages = options.seed.is_multiple_of(4).then_some(models::MEMORY_PAGES);
+            BackendNode::new(node, &schedulers, gpus, memory_pages, env)
         };
         Self {
             schedulers: schedulers.iter().enumerate().map(new_scheduler).collect(),
@@ -308,6 +310,11 @@ impl Fabric {
             Happening::Executed(node, life, gpu, execution) => {
                 if let Some(backend) = self.backends.iter_mut().find(|b| (b.node, b.process_life) == (node, life)) {
                     backend.handle_executed(env, gpu, execution);
+                }
+            }
+            Happening::Copied(node, life, gpu) => {
+                if let Some(backend) = self.backends.iter_mut().find(|b| (b.node, b.life) == (node, life)) {
+                    backend.handle_copied(env, gpu);
                 }
             }
             Happening::Loaded(node, life, load, name) => {

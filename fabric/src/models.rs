@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use backend::{executor::Emulated, loaded::Loaded, staging::ModelShape};
-use proto::{LatencyProfile, Span};
+use proto::{LatencyProfile, Span, Weights};
 use repository::{
     DataType, Executor, Model, Priorities, Tensor,
     emulated::{OUTPUT, OUTPUT_ELEMENTS},
@@ -12,6 +12,10 @@ use repository::{
 
 /// What each model is called, and the bytes of one task's input.
 pub(super) const MODELS: [(&str, usize); 2] = [("small", 64), ("large", 200)];
+/// What every model takes, where memory is short.
+pub(super) const WEIGHTS: Weights = Weights { pages: 2, load: Span::from_millis(4) };
+/// Pages of each GPU there: for one model, and half of another.
+pub(super) const MEMORY_PAGES: u32 = 3;
 /// The largest batch of every model.
 const BATCH_MAX: usize = 8;
 
@@ -29,6 +33,7 @@ pub(super) fn model(name: &str, version: u32) -> Model {
         is_batched: true,
         slo: Span::from_millis(50),
         priorities: Priorities::default(),
+        weights: repository::WeightsSize::default(),
         executor: Executor::Emulated { profile: profile() },
         labels: vec![],
         image: None,
@@ -41,7 +46,7 @@ pub(super) fn loaded(name: &str, version: u32, gpus: u32) -> Loaded {
     let model = model(name, version);
     let executor = Arc::new(Emulated::new(&model, profile()));
     let shape = ModelShape::from(&model);
-    Loaded { model, shape, gpu_indexes: (0..gpus).collect(), executor, profile: profile() }
+    Loaded { model, shape, gpu_indexes: (0..gpus).collect(), executor, profile: profile(), weights: WEIGHTS }
 }
 
 fn profile() -> LatencyProfile {

@@ -26,6 +26,9 @@ pub enum Violation {
     /// Invariant 5.
     #[error("invariant 5 (everything bounded stays within its bound): {0}")]
     Bound(String),
+    /// Invariant 6.
+    #[error("invariant 6 (no batch runs without its weights, which fit): {0}")]
+    Weights(String),
     /// The fabric does not come back once faults have ended.
     #[error("liveness (once faults end, all is served again): {0}")]
     Liveness(String),

@@ -1,12 +1,13 @@
 //! Step 10: what Prometheus scrapes: Triton's names, which dashboards know, and histograms of our own for every stage.
 //!
-//! Everything is resolved to a handle when a model is loaded, so a request costs a few additions and no look-up.
+//! Everything is resolved to a handle when a model has its first request, so a request costs a few additions and no
+//! look-up, and models without traffic do not appear: there may be thousands.
 
 mod host;
 mod schedulers;
 mod summaries;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, Ref, RefCell};
 
 use frontend::{
     InferError,
@@ -117,7 +118,7 @@ pub struct Metrics {
     registry: Registry,
     families: Families,
     /// By index in the model table.
-    models: RefCell<Vec<ModelMetrics>>,
+    models: RefCell<Vec<KnownModel>>,
     pending: IntGaugeVec,
     network: GaugeVec,
     slots: IntGauge,
@@ -264,13 +265,16 @@ impl Refusals {
     }
 }
 
-/// One model's handles.
-struct ModelMetrics {
+/// A model that is served, and its handles once it has had a request.
+struct KnownModel {
     name: String,
     version: String,
+    metrics: OnceCell<ModelMetrics>,
+}
+
+/// One model's handles.
+struct ModelMetrics {
     success: IntCounter,
-    failure: IntCounterVec,
-    dropped: IntCounterVec,
     late: IntCounter,
     inferences: IntCounter,
     executions: IntCounter,
@@ -344,17 +348,26 @@ impl Metrics {
 
     /// A model is served: another version of one that is here, or the next one of the table.
     pub fn handle_model(&self, index: usize, model: &Model) {
-        let metrics = self.families.model(model);
+        let (name, version) = (model.name.clone(), model.version.clone());
+        let model = KnownModel { name, version, metrics: OnceCell::new() };
         let mut models = self.models.borrow_mut();
         match models.get_mut(index) {
-            Some(known) => *known = metrics,
-            None => models.push(metrics),
+            Some(known) => *known = model,
+            None => models.push(model),
         }
+    }
+
+    /// A model's handles: it has traffic.
+    fn of(&self, model: usize) -> Ref<'_, ModelMetrics> {
+        Ref::map(self.models.borrow(), |models| {
+            let KnownModel { name, version, metrics } = &models[model];
+            metrics.get_or_init(|| self.families.model(name, version))
+        })
     }
 
     /// A request was answered.
     pub fn handle_success(&self, model: usize, reply: &Reply, new_executions: u64) {
-        let of = &self.models.borrow()[model];
+        let of = self.of(model);
         let (timing, stamps) = (&reply.timing, &reply.timing.stamps);
         let (admitted, answered) = (timing.admitted_at.0, timing.answered_at.0);
         of.success.inc();
@@ -386,11 +399,12 @@ impl Metrics {
 
     /// A request ended without an answer.
     pub fn handle_failure(&self, model: usize, error: &InferError) {
-        let of = &self.models.borrow()[model];
-        let labels = |reason| [&of.name[..], &of.version, reason];
-        of.failure.with_label_values(&labels(tritons_reason(error))).inc();
+        self.of(model);
+        let known = &self.models.borrow()[model];
+        let labels = |reason| [&known.name[..], &known.version, reason];
+        self.families.failure.with_label_values(&labels(tritons_reason(error))).inc();
         if let Some(reason) = drop_reason(error) {
-            of.dropped.with_label_values(&labels(reason)).inc();
+            self.families.dropped.with_label_values(&labels(reason)).inc();
         }
     }
 
@@ -401,16 +415,18 @@ impl Metrics {
 
     /// A request was this long in a stage that the frontend alone knows.
     pub fn observe(&self, model: usize, stage: Stage, took: Span) {
-        self.models.borrow()[model].stages[stage as usize].observe(seconds(took.0));
+        self.of(model).stages[stage as usize].observe(seconds(took.0));
     }
 
     /// All metrics in Prometheus's text format; the gauges are read now.
     #[must_use]
     pub fn text(&self, core: &Core, pending: impl Fn(usize) -> usize) -> String {
-        for (index, of) in self.models.borrow().iter().enumerate() {
-            self.pending.with_label_values(&[&of.name, &of.version]).set(pending(index) as i64);
-        }
-        for served in core.models().iter() {
+        let has_traffic = |index: usize, known: &KnownModel| known.metrics.get().is_some() || pending(index) > 0;
+        for (index, known) in
+            self.models.borrow().iter().enumerate().filter(|(index, known)| has_traffic(*index, known))
+        {
+            self.pending.with_label_values(&[&known.name, &known.version]).set(pending(index) as i64);
+            let served = core.models().get(index);
             // A model that nobody offers any more is not planned with anything.
             let NetworkTimes { ctrl, data, resp } = served.offer.map_or_else(Default::default, |offer| offer.network);
             for (part, time) in [("ctrl", ctrl), ("data", data), ("resp", resp)] {
@@ -491,18 +507,14 @@ impl Families {
         }
     }
 
-    fn model(&self, model: &Model) -> ModelMetrics {
-        let labels = [&model.name[..], &model.version];
+    fn model(&self, name: &str, version: &str) -> ModelMetrics {
+        let labels = [name, version];
         let [success, late, inferences, executions] =
             self.counters.each_ref().map(|family| family.with_label_values(&labels));
         let summaries = self.summaries.as_ref();
         let stage = |(_, name): (Stage, &str)| self.stages.with_label_values(&[labels[0], labels[1], name]);
         ModelMetrics {
-            name: model.name.clone(),
-            version: model.version.clone(),
             success,
-            failure: self.failure.clone(),
-            dropped: self.dropped.clone(),
             late,
             inferences,
             executions,

@@ -39,6 +39,9 @@ pub enum LoadError {
         /// What happened instead.
         cause: String,
     },
+    /// The server does not tell its metrics.
+    #[error("the server does not tell its metrics: {0}")]
+    Metrics(String),
     /// The rate is more than this machine can send.
     #[error(
         "the rate of {model}: expected what this machine can generate now, about {reached_rps:.0} requests a second, \
@@ -134,6 +137,19 @@ pub fn is_ready(address: SocketAddr, model: &str) -> bool {
         let http = Http::new(Server::new(&Target::http(address, ANSWER_TIMEOUT, 0)), Encoding::Binary);
         tokio::time::timeout(ANSWER_TIMEOUT, http.is_ready(model)).await.unwrap_or(false)
     })
+}
+
+/// What the server tells of itself for Prometheus, over HTTP.
+///
+/// # Errors
+/// If it does not answer.
+pub fn metrics(address: SocketAddr) -> Result<String, LoadError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let answer = runtime.block_on(async {
+        let http = Http::new(Server::new(&Target::http(address, ANSWER_TIMEOUT, 0)), Encoding::Binary);
+        tokio::time::timeout(ANSWER_TIMEOUT, http.metrics()).await
+    });
+    answer.unwrap_or_else(|_| Err(no_answer())).map_err(LoadError::Metrics)
 }
 
 fn no_answer() -> String {

@@ -67,7 +67,10 @@ impl Grpc {
     }
 
     pub(crate) fn prepare(&self, model: &str, inputs: &[Input]) -> Requests {
-        Requests { grpc: self.clone(), messages: inputs.iter().map(|input| message(model, input)).collect() }
+        Requests {
+            grpc: self.clone(),
+            messages: inputs.iter().map(|input| message(input.model.as_deref().unwrap_or(model), input)).collect(),
+        }
     }
 
     async fn call<Q, A>(&self, method: &str, message: Q) -> Result<A, Status>

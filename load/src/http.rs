@@ -40,11 +40,11 @@ pub(crate) struct Http {
 /// The requests of one stream, ready to be sent.
 pub(crate) struct Requests {
     http: Http,
-    uri: Uri,
     bodies: Vec<Body>,
 }
 
 struct Body {
+    uri: Uri,
     bytes: Bytes,
     /// Of the JSON before binary tensors.
     json_bytes: Option<usize>,
@@ -93,12 +93,22 @@ impl Http {
         answer.is_ok_and(|answer| answer.head.status == StatusCode::OK)
     }
 
+    /// What the server tells of itself for Prometheus.
+    pub(crate) async fn metrics(&self) -> Result<String, String> {
+        let request = Request::get(format!("{}/metrics", self.origin)).body(Full::default());
+        let answer = self.request(request.expect("a valid URI makes a valid request")).await?;
+        String::from_utf8(answer.body.into()).map_err(|error| error.to_string())
+    }
+
     pub(crate) fn prepare(&self, model: &str, inputs: &[Input]) -> Requests {
-        let bodies = inputs.iter().map(|input| match self.encoding {
-            Encoding::Binary => binary_body(input),
-            Encoding::Json => json_body(input),
+        let bodies = inputs.iter().map(|input| {
+            let uri = self.model_uri(input.model.as_deref().unwrap_or(model), "/infer");
+            match self.encoding {
+                Encoding::Binary => binary_body(uri, input),
+                Encoding::Json => json_body(uri, input),
+            }
         });
-        Requests { http: self.clone(), uri: self.model_uri(model, "/infer"), bodies: bodies.collect() }
+        Requests { http: self.clone(), bodies: bodies.collect() }
     }
 
     async fn request(&self, mut request: Request<Full<Bytes>>) -> Result<Answer, String> {
@@ -123,10 +133,10 @@ impl Requests {
     pub(crate) async fn exchange(&self, index: usize) -> Outcome {
         let body = &self.bodies[index];
         let request = match body.json_bytes {
-            Some(bytes) => Request::post(self.uri.clone())
+            Some(bytes) => Request::post(body.uri.clone())
                 .header("content-type", "application/octet-stream")
                 .header(JSON_LENGTH, bytes),
-            None => Request::post(self.uri.clone()).header("content-type", "application/json"),
+            None => Request::post(body.uri.clone()).header("content-type", "application/json"),
         };
         let request = request.body(Full::new(body.bytes.clone())).expect("valid parts make a valid request");
         let answer = match self.http.request(request).await {
@@ -153,17 +163,17 @@ impl Answer {
     }
 }
 
-fn binary_body(input: &Input) -> Body {
+fn binary_body(uri: Uri, input: &Input) -> Body {
     let header = request_json(input, "\"parameters\":{\"binary_data_size\":", &format!("{}}}", input.data.len()), true);
     let json_bytes = Some(header.len());
-    Body { bytes: [header.as_bytes(), &input.data].concat().into(), json_bytes }
+    Body { uri, bytes: [header.as_bytes(), &input.data].concat().into(), json_bytes }
 }
 
-fn json_body(input: &Input) -> Body {
+fn json_body(uri: Uri, input: &Input) -> Body {
     let mut elements = String::from("[");
     elements::write_json(input.datatype, &input.data, &mut elements);
     elements.push(']');
-    Body { bytes: request_json(input, "\"data\":", &elements, false).into(), json_bytes: None }
+    Body { uri, bytes: request_json(input, "\"data\":", &elements, false).into(), json_bytes: None }
 }
 
 /// The request's JSON, with `key` and `value` in its input.
@@ -245,14 +255,14 @@ mod tests {
 
     #[test]
     fn a_body_is_its_header_and_the_tensor_or_json_alone() {
-        let Body { bytes, json_bytes } = binary_body(&input());
+        let Body { bytes, json_bytes, .. } = binary_body(Uri::default(), &input());
         let (header, data) = bytes.split_at(json_bytes.unwrap());
         let header: serde_json::Value = serde_json::from_slice(header).unwrap();
         assert_eq!(header["inputs"][0]["parameters"]["binary_data_size"], 8);
         assert_eq!(header["parameters"], json!({ "binary_data_output": true, "timeout": 25_000 }));
         assert_eq!(data, &input().data[..]);
 
-        let Body { bytes, json_bytes } = json_body(&input());
+        let Body { bytes, json_bytes, .. } = json_body(Uri::default(), &input());
         let body: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
         assert_eq!(json_bytes, None);
         let tensor = json!({ "name": "i", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 0.0] });

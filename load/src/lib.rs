@@ -27,7 +27,7 @@ pub use answered::Answered;
 pub use args::{Args, Plan, StreamPlan};
 pub use arrivals::{Arrivals, Instants, Rate};
 pub use command::{progress_bar, run};
-pub use drive::{LoadError, generate, is_ready};
+pub use drive::{LoadError, generate, is_ready, metrics};
 pub use pacer::Pacer;
 pub use request::{Expected, Input, Stream};
 pub use tally::{Report, Stages, Tally};

@@ -7,10 +7,10 @@ use repository::DataType;
 
 use crate::arrivals::Arrivals;
 
-/// The requests for one model.
+/// Requests that are measured together: for one model, or for several, as their inputs say.
 #[derive(Debug, Clone)]
 pub struct Stream {
-    /// The model's name.
+    /// The model's name, or what tables call several.
     pub model: String,
     /// When requests are sent.
     pub arrivals: Arrivals,
@@ -30,6 +30,8 @@ pub struct Input {
     /// Little-endian.
     pub(crate) data: Bytes,
     pub(crate) timeout_us: Option<i64>,
+    /// The model that it is for, if that is not its stream's.
+    pub(crate) model: Option<String>,
     expected: Expected,
 }
 
@@ -84,6 +86,7 @@ impl Input {
             shape: std::iter::once(1).chain(shape.iter().map(|&size| size as i64)).collect(),
             data: Bytes::copy_from_slice(data),
             timeout_us: slo_ms.map(|slo_ms| (slo_ms * 1e3).round() as i64),
+            model: None,
             expected,
         }
     }
@@ -93,6 +96,12 @@ impl Input {
     pub fn without_batch(mut self) -> Self {
         self.shape.remove(0);
         self
+    }
+
+    /// The same for another model than its stream's.
+    #[must_use]
+    pub fn for_model(self, model: String) -> Self {
+        Self { model: Some(model), ..self }
     }
 
     /// Compares the first output's bytes; there is none in an answer that has not the protocol's form.

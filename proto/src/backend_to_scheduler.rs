@@ -4,9 +4,10 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
     epoch::{Epoch, Standing},
-    ids::{BackendId, FrontendId, LinkId, LoadId, ModelId, PlanId, TaskId},
+    ids::{BackendId, FrontendId, GpuId, LinkId, LoadId, ModelId, PlanId, TaskId},
     profile::LatencyProfile,
     time::Timestamp,
+    weights::{Weights, WeightsTally},
 };
 
 /// A model that a backend has loaded on some of its GPUs.
@@ -22,6 +23,8 @@ pub struct ModelOffer {
     pub input_bytes: u32,
     /// Indexes of the GPUs that host it; each below the hello's `gpus`.
     pub gpu_indexes: Vec<u32>,
+    /// What it takes in the memory of these, if that is short.
+    pub weights: Weights,
 }
 
 /// What a backend says about itself when it connects to the scheduler.
@@ -29,6 +32,8 @@ pub struct ModelOffer {
 pub struct BackendHello {
     /// GPUs it offers.
     pub gpus: u32,
+    /// Pages for weights in the memory of each; `None` if all weights are there all the time.
+    pub memory_pages: Option<u32>,
     /// Models it has loaded.
     pub models: Vec<ModelOffer>,
     /// The id that another scheduler has given it in this life.
@@ -41,7 +46,7 @@ impl BackendHello {
     /// Of one that no scheduler knows yet.
     #[must_use]
     pub fn new(gpus: u32, models: Vec<ModelOffer>) -> Self {
-        Self { gpus, models, known_as: None, standing: Standing::default() }
+        Self { gpus, memory_pages: None, models, known_as: None, standing: Standing::default() }
     }
 }
 
@@ -106,6 +111,9 @@ pub enum LoadOutcome {
     Failed(String),
 }
 
+/// Models that one [`BackendToScheduler::Resident`] names.
+pub const RESIDENT_MAX: usize = 1024;
+
 /// A message to the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub enum BackendToScheduler {
@@ -143,15 +151,32 @@ pub enum BackendToScheduler {
         /// The model.
         model: ModelId,
     },
-    /// The answer to `LoadWeights`.
+    /// The answer to `LoadWeights`, for whichever ModelThread is the first.
     WeightsLoaded {
-        /// Index of the GPU.
-        gpu_index: u32,
+        /// As in the order.
+        gpu: GpuId,
         /// The model.
         model: ModelId,
         /// How.
         outcome: WeightsOutcome,
     },
+    /// A part of the answer to `AskResident`.
+    Resident {
+        /// As in the question.
+        gpu: GpuId,
+        /// Models whose weights are in its memory; at most [`RESIDENT_MAX`].
+        models: Vec<ModelId>,
+        /// Whether nothing follows.
+        is_last: bool,
+    },
+    /// A batch was rejected because its weights were not there: the scheduler takes something for resident that is not.
+    WeightsMissing {
+        /// As the scheduler calls it.
+        gpu: GpuId,
+    },
+    /// What has become of weights; told while that changes, and not more often than every
+    /// [`TALLY_INTERVAL`](crate::weights::TALLY_INTERVAL).
+    Weights(WeightsTally),
     /// A task that was cancelled was dropped from its batch: its slot is neither read nor written any more. Precedes
     /// the plan's `Answered`.
     Cancelled {

@@ -19,9 +19,11 @@ pub mod slot;
 pub mod stages;
 pub mod time;
 pub mod turns;
+pub mod weights;
 
 pub use epoch::{Claim, Epoch, Era, Standing};
 pub use ids::{BackendId, ChangeId, FrontendId, GpuId, LinkId, LoadId, ModelId, ModelThreadId, PlanId, TaskId};
 pub use profile::{LatencyProfile, ProfileError};
 pub use slot::SlotDescriptor;
 pub use time::{Span, Timestamp};
+pub use weights::Weights;

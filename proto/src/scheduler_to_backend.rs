@@ -7,7 +7,7 @@ use crate::{
     epoch::{Claim, Epoch},
     frame::FRAME_BYTES_MAX,
     hello::ModelThreads,
-    ids::{BackendId, FrontendId, LoadId, ModelId, PlanId, TaskId},
+    ids::{BackendId, FrontendId, GpuId, LoadId, ModelId, PlanId, TaskId},
     profile::LatencyProfile,
     slot::SlotDescriptor,
     stages::SchedulerStamps,
@@ -97,11 +97,20 @@ pub enum SchedulerToBackend {
         /// The model.
         model: ModelId,
     },
-    /// Copy a hosted model's weights into a GPU's memory, which has room for them, starting in `[earliest, latest]` or
-    /// not at all (Clockwork, section 4.4). Answered by `WeightsLoaded`. Loads of one GPU run one after another.
-    LoadWeights {
+    /// A GPU whose memory is short is about to be planned with, under this name. Loads that have yet to begin are
+    /// forgotten, and orders that call it by any other name do not count. Answered by `Resident`.
+    AskResident {
         /// Index of the GPU.
         gpu_index: u32,
+        /// Assigned by the scheduler; never twice.
+        gpu: GpuId,
+    },
+    /// Copy a hosted model's weights into a GPU's memory, starting in `[earliest, latest]` or not at all (Clockwork,
+    /// section 4.4). Answered by `WeightsLoaded`. Loads of one GPU run one after another. There is room for them, or
+    /// there will be as soon as an `UnloadWeights` is here that another ModelThread has passed on.
+    LoadWeights {
+        /// The GPU.
+        gpu: GpuId,
         /// The model.
         model: ModelId,
         /// The earliest start, on the scheduler's clock.
@@ -111,8 +120,8 @@ pub enum SchedulerToBackend {
     },
     /// A model's weights make room. No plan that names it there is without a report.
     UnloadWeights {
-        /// Index of the GPU.
-        gpu_index: u32,
+        /// The GPU.
+        gpu: GpuId,
         /// The model.
         model: ModelId,
     },

@@ -9,6 +9,7 @@ use crate::{
     hello::ModelThreads,
     ids::{BackendId, ChangeId, FrontendId, LinkId, ModelId, ModelThreadId, TaskId},
     time::Span,
+    weights::WeightsTally,
 };
 
 /// Why a task ended without having run.
@@ -68,6 +69,10 @@ pub struct SchedulerLoad {
     pub obeying: u32,
     /// From its claim until all members that were here obeyed it; zero if they do not yet.
     pub settled: Span,
+    /// Tasks that came while no GPU had their model's weights in its memory; of the scheduler's life.
+    pub cold: u64,
+    /// What has become of weights at all backends.
+    pub weights: WeightsTally,
 }
 
 /// What the scheduler reckons with for the network's part of a task's way (Symphony, section 5.6): a high percentile of

@@ -19,8 +19,8 @@ use prost_reflect::{
 use proto::{LatencyProfile, Span};
 
 use crate::{
-    DataType, Executor, ImagePipeline, Model, Priorities, RepositoryError, SLO_DEFAULT, SLO_MAX, Tensor, emulated,
-    folders, profile::StoredProfile,
+    DataType, Executor, ImagePipeline, Model, Priorities, RepositoryError, SLO_DEFAULT, SLO_MAX, Tensor, WeightsSize,
+    emulated, folders, profile::StoredProfile,
 };
 
 /// `inference.ModelConfig`, as build.rs compiled it.
@@ -30,6 +30,9 @@ static MODEL_CONFIG: LazyLock<MessageDescriptor> = LazyLock::new(|| {
         .get_message_by_name("inference.ModelConfig")
         .expect("the schema declares it")
 });
+
+/// The largest weights that are believed, in megabytes.
+const WEIGHTS_MB_MAX: f64 = 1e6;
 
 /// The executor that runs ONNX models.
 pub(crate) const ONNX: &str = "onnx";
@@ -133,6 +136,7 @@ impl ConfigFile<'_> {
         {
             return Err(self.error("slo_ms", slo, format_args!("at least l(1) = {}", profile.latency(1))));
         }
+        let weights = self.weights(&executor)?;
         let priorities = self.priorities()?;
         let labels = self.labels(&outputs[0])?;
         let image = self.parameter("image").map(|text| ImagePipeline::parse(&text, &inputs)).transpose();
@@ -149,6 +153,7 @@ impl ConfigFile<'_> {
             is_batched,
             slo,
             priorities,
+            weights,
             executor,
             labels,
             image,
@@ -391,6 +396,35 @@ impl ConfigFile<'_> {
         match found.parse::<f64>() {
             Ok(ms) if ms > 0.0 && ms <= SLO_MAX.as_millis_f64() => Ok(ms),
             _ => Err(self.error(key, format_args!("\"{found}\""), expected)),
+        }
+    }
+
+    fn weights(&self, executor: &Executor) -> Result<WeightsSize, RepositoryError> {
+        let bytes = match (self.parameter("weights_mb"), executor) {
+            (Some(found), _) => Some(self.weights_bytes(&found)?),
+            (None, Executor::Onnx { file, .. }) => {
+                let found = fs::metadata(file);
+                let found = found.map_err(|error| RepositoryError(format!("{}: {error}", file.display())))?;
+                Some(found.len().max(1))
+            }
+            (None, Executor::Emulated { .. }) => None,
+        };
+        let load =
+            self.parameter("load_ms").map(|_| self.milliseconds("load_ms").map(Span::from_millis_f64)).transpose()?;
+        if let (None, Some(load)) = (bytes, load) {
+            return Err(self.error("load_ms", load, "weights_mb beside it"));
+        }
+        Ok(WeightsSize { bytes, load })
+    }
+
+    fn weights_bytes(&self, found: &str) -> Result<u64, RepositoryError> {
+        match found.parse::<f64>() {
+            Ok(mb) if mb > 0.0 && mb <= WEIGHTS_MB_MAX => Ok((mb * 1e6).ceil() as u64),
+            _ => Err(self.error(
+                "weights_mb",
+                format_args!("\"{found}\""),
+                format_args!("megabytes of 10^6 bytes, above 0 and at most {WEIGHTS_MB_MAX}"),
+            )),
         }
     }
 

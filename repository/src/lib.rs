@@ -45,6 +45,8 @@ pub struct Model {
     pub slo: Span,
     /// How its requests may differ in importance.
     pub priorities: Priorities,
+    /// What it takes in a GPU's memory.
+    pub weights: WeightsSize,
     /// What runs it.
     pub executor: Executor,
     /// Class labels of the first output, if the configuration names a label file.
@@ -53,6 +55,16 @@ pub struct Model {
     pub image: Option<ImagePipeline>,
     /// What clients are told of all this.
     pub configuration: Configuration,
+}
+
+/// What a model takes in a GPU's memory, where that is short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WeightsSize {
+    /// Bytes (`parameters: weights_mb`, 10^6 each, or else its file's); `None` if the model takes no memory worth
+    /// counting.
+    pub bytes: Option<u64>,
+    /// From host memory to a GPU's (`parameters: load_ms`), if that does not follow from the bytes.
+    pub load: Option<Span>,
 }
 
 /// The priorities that a model's requests may have (`dynamic_batching`); by default none but 0.

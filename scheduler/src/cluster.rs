@@ -58,9 +58,9 @@ impl ClusterConfig {
     /// Control's part.
     #[must_use]
     pub fn control(&self) -> ControlConfig {
-        let Self { budget, data_per_megabyte, resp, model_threads, succession, first_id, .. } = *self;
+        let Self { policy, budget, data_per_megabyte, resp, model_threads, succession, first_id, .. } = *self;
         let addresses = self.addresses.clone();
-        ControlConfig { budget, data_per_megabyte, resp, model_threads, addresses, succession, first_id }
+        ControlConfig { budget, data_per_megabyte, resp, model_threads, addresses, succession, policy, first_id }
     }
 
     /// One ModelThread's part.

@@ -13,6 +13,7 @@ mod members;
 mod reach;
 mod succession;
 mod takeover;
+mod weights;
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -39,8 +40,8 @@ use crate::{
     messages::NetworkBudget,
     network_times::NetworkTime,
     news::{ControlToRank, ControlToShard, Gpu, Offered, ShardToControl},
+    policy::Policy,
     shard::{ShardLoad, Unfinished, Violation},
-    task::Weights,
 };
 use balance::Balance;
 use changes::Changes;
@@ -65,6 +66,8 @@ pub struct ControlConfig {
     pub addresses: Vec<String>,
     /// Its place among the schedulers.
     pub succession: SuccessionConfig,
+    /// Whether it loads weights, decides who may join.
+    pub policy: Policy,
     /// The first ids that members are given follow from it.
     pub first_id: u32,
 }
@@ -178,6 +181,7 @@ impl Control {
     /// If there are too many, or its offer is wrong.
     pub fn handle_backend_joined(&mut self, now: Timestamp, hello: BackendHello) -> Result<BackendWelcome, JoinError> {
         self.check_open(now, hello.standing)?;
+        self.check_memory(&hello)?;
         let threads = self.config.addresses.len();
         let joined = self.members.add_backend(now, hello, threads, |model| self.changes.is_unloaded(model))?;
         let model_threads = self.admit(Member::Backend(joined.backend));
@@ -325,6 +329,11 @@ impl Control {
                 self.refresh(now);
             }
             BackendToScheduler::Leaving => self.on_backend_leaving(now, backend),
+            BackendToScheduler::Resident { gpu, models, is_last } => {
+                self.on_resident(now, (backend, gpu), models, is_last)?;
+            }
+            BackendToScheduler::WeightsMissing { gpu } => self.on_weights_missing(now, backend, gpu),
+            BackendToScheduler::Weights(tally) => self.members.set_tally(backend, tally),
             BackendToScheduler::PlanDone { plan, .. }
             | BackendToScheduler::Answered { plan, .. }
             | BackendToScheduler::Cancelled { plan, .. }
@@ -392,7 +401,7 @@ impl Control {
             ShardToControl::Planned(model, execution, budget) => {
                 self.members.models[model.0 as usize].planned = Some((execution, budget));
                 self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Budget(model, budget)));
-                self.announce();
+                self.announce_models([model]);
             }
             ShardToControl::Load(thread, load) => self.on_load(thread, load),
             ShardToControl::Released(moved) => {
@@ -451,7 +460,7 @@ impl Control {
         self.tell_offers(model, None);
         self.tell_owner(model, ControlToShard::Hosted(model, hosted));
         self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Move(model, to)));
-        self.announce();
+        self.announce_models([model]);
     }
 
     fn on_load(&mut self, thread: ModelThreadId, load: ShardLoad) {
@@ -497,11 +506,12 @@ impl Control {
         let budget = self.budget(model);
         let offers = self.members.offers(model).filter(|(backend, ..)| only.is_none_or(|only| only == *backend));
         let offers = offers.map(|(_, gpus, offered)| (gpus, Arc::clone(offered))).collect();
-        let common = only.is_none().then(|| self.members.models[model.0 as usize].profile.clone());
-        self.tell_owner(
-            model,
-            ControlToShard::Offered(Offered { model, budget, weights: Weights::default(), common, offers }),
-        );
+        let entry = &self.members.models[model.0 as usize];
+        let (weights, common) = (entry.weights, only.is_none().then(|| entry.profile.clone()));
+        if only.is_none() {
+            self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Weights(model, weights)));
+        }
+        self.tell_owner(model, ControlToShard::Offered(Offered { model, budget, weights, common, offers }));
     }
 
     /// Ends changes of models.
@@ -526,10 +536,12 @@ impl Control {
         for model in self.members.hosted_anew() {
             self.tell_owner(model, ControlToShard::Hosted(model, Ok(())));
         }
+        self.ask_resident();
         for gpu in self.members.gpus_that_come() {
+            let memory = self.take_resident(gpu);
             let entry = &self.members.gpus[&gpu];
             let news =
-                Gpu { id: gpu, backend: entry.backend, index: entry.index, models: entry.models.clone(), memory: None };
+                Gpu { id: gpu, backend: entry.backend, index: entry.index, models: entry.models.clone(), memory };
             self.outputs.extend(
                 shards(&self.config)
                     .map(|shard| ControlOutput::ToShard(shard, ControlToShard::GpuJoined(news.clone()))),
@@ -567,14 +579,21 @@ impl Control {
         let members = (self.members.frontends.len() + self.members.backends.len()) as u32;
         let frontends = self.members.frontends.values().filter(|entry| entry.heir.obeys).count();
         let obeying = (frontends + self.members.obeying().count()) as u32;
+        let cold = self.loads.iter().map(|load| load.cold).sum();
+        let weights = self.members.tally();
         let (gpus, settled) = (self.members.gpus.len() as u32, self.takeover.settled());
-        SchedulerLoad { queued, batches, gpus, members, obeying, settled }
+        SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights }
     }
 
     /// Tells frontends what is another than they were told.
     fn announce(&mut self) {
+        self.announce_models((0..self.members.models.len() as u32).map(ModelId));
+    }
+
+    /// The same of these models alone.
+    fn announce_models(&mut self, models: impl IntoIterator<Item = ModelId>) {
         let mut news = Vec::new();
-        for id in (0..self.members.models.len() as u32).map(ModelId) {
+        for id in models {
             let entry = &self.members.models[id.0 as usize];
             // Its owner has yet to say.
             let Some((execution, budget)) = entry.planned else { continue };

@@ -271,6 +271,10 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
         self.outputs.pop_front()
     }
 
+    fn is_cold(&self, id: ModelId) -> bool {
+        self.models.is_cold(id)
+    }
+
     fn queue_length(&self, id: ModelId) -> usize {
         self.models.queue_length(id)
     }

@@ -165,6 +165,13 @@ impl<P> ModelThread<P> {
         }
     }
 
+    /// Whether a model's weights are in no GPU's memory.
+    #[must_use]
+    pub fn is_cold(&self, id: ModelId) -> bool {
+        let model = self.models.get(id.0 as usize).and_then(Option::as_ref);
+        model.is_some_and(|model| model.whereabouts != Whereabouts::Here)
+    }
+
     /// What a model takes on one GPU, if that is less than what it takes on all; a model that is not here has no GPUs.
     pub fn handle_gpu_profile(&mut self, id: ModelId, gpu: GpuId, profile: Option<LatencyProfile>) {
         if let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) {

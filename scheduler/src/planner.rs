@@ -125,6 +125,11 @@ pub trait Planner<P>: Send {
     /// The next thing that is to be done.
     fn poll_output(&mut self) -> Option<PlannerOutput<P>>;
 
+    /// Whether the weights of a model are in no GPU's memory, as far as is known.
+    fn is_cold(&self, _id: ModelId) -> bool {
+        false
+    }
+
     /// Tasks of a model that wait.
     fn queue_length(&self, id: ModelId) -> usize;
 }

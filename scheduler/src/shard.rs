@@ -8,6 +8,7 @@
 mod fencing;
 mod heirs;
 mod plans;
+mod weights;
 
 use std::{
     cell::RefCell,
@@ -17,7 +18,7 @@ use std::{
 use proto::{
     BackendId, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId,
     Timestamp,
-    backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered, WeightsOutcome},
+    backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
     frontend_to_scheduler::FrontendToScheduler,
     hello::Member,
     scheduler_to_backend::{BatchPlan, PlannedTask, SchedulerToBackend},
@@ -33,7 +34,7 @@ use crate::{
     network_times::NetworkTime,
     news::{ControlToShard, Forwarded, Gpu, Learned, Moved, Offered, ShardToControl},
     planner::{Planner, PlannerOutput, Released},
-    task::{Batch, LoadEnd, ModelConfig, Task, Weights},
+    task::{Batch, ModelConfig, Task, Weights},
 };
 use fencing::Fences;
 use heirs::Heir;
@@ -99,6 +100,8 @@ pub struct ShardLoad {
     pub batches: usize,
     /// Tasks whose frontends have been asked what became of them.
     pub doubtful: usize,
+    /// Tasks of this thread's life that came while no GPU had their model's weights in memory.
+    pub cold: u64,
     /// Tasks that came since the last time this was asked for, of each model that had any.
     pub tasks: Vec<(ModelId, u64)>,
 }
@@ -141,6 +144,14 @@ struct Model {
     tasks: u64,
 }
 
+#[derive(Debug)]
+struct UsedGpu {
+    backend: BackendId,
+    index: u32,
+    /// What it hosts, if its memory holds but a part of that; ascending.
+    paged: Vec<ModelId>,
+}
+
 /// One ModelThread without its sockets.
 pub struct Shard {
     config: ShardConfig,
@@ -150,7 +161,7 @@ pub struct Shard {
     connecting: BTreeMap<BackendId, Vec<SchedulerToBackend>>,
     frontends: BTreeMap<FrontendId, Frontend>,
     /// GPUs in use.
-    gpus: BTreeMap<GpuId, (BackendId, u32)>,
+    gpus: BTreeMap<GpuId, UsedGpu>,
     /// Models that this thread owns.
     models: BTreeMap<ModelId, Model>,
     /// l(b) of these.
@@ -162,6 +173,8 @@ pub struct Shard {
     fences: Fences,
     /// Frontends that obey us and are not settled.
     heirs: BTreeMap<FrontendId, Heir>,
+    /// Tasks that came while no GPU had their model's weights in memory.
+    cold: u64,
     /// When plans are looked at again.
     watch_at: Timestamp,
     outputs: VecDeque<ShardOutput>,
@@ -183,6 +196,7 @@ impl Shard {
             plans: Plans::new(config.id),
             fences: Fences::default(),
             heirs: BTreeMap::new(),
+            cold: 0,
             watch_at: Timestamp::PAST,
             outputs: VecDeque::new(),
             config,
@@ -218,7 +232,8 @@ impl Shard {
             }
             ControlToShard::Served(frontend, is_served) => self.on_served(now, frontend, is_served),
             ControlToShard::GpuJoined(Gpu { id, backend, index, models, memory }) => {
-                self.gpus.insert(id, (backend, index));
+                let paged = if memory.is_some() { models.clone() } else { Vec::new() };
+                self.gpus.insert(id, UsedGpu { backend, index, paged });
                 let free_at = self.plans.free_at(backend, index).map_or(now, |at| at.max(now));
                 self.planner.handle_gpu_joined(free_at, id, models, memory);
             }
@@ -375,8 +390,8 @@ impl Shard {
             BackendToScheduler::InputLate { plan, task } => {
                 self.on_task_dropped(backend, (plan, task), DropReason::InputLate)
             }
-            BackendToScheduler::WeightsLoaded { gpu_index, model, outcome } => {
-                self.on_weights_loaded(now, (backend, gpu_index), model, outcome);
+            BackendToScheduler::WeightsLoaded { gpu, model, outcome } => {
+                self.on_weights_loaded(now, (backend, gpu), model, outcome);
                 Ok(())
             }
             BackendToScheduler::Linked { .. }
@@ -387,6 +402,9 @@ impl Shard {
             | BackendToScheduler::Unloaded { .. }
             | BackendToScheduler::Unfinished { .. }
             | BackendToScheduler::Obeys { .. }
+            | BackendToScheduler::Resident { .. }
+            | BackendToScheduler::WeightsMissing { .. }
+            | BackendToScheduler::Weights(_)
             | BackendToScheduler::Misses { .. }
             | BackendToScheduler::ClockRequest { .. } => {
                 Err(Violation("a backend told a ModelThread what is control's to know".to_owned()))
@@ -413,6 +431,7 @@ impl Shard {
             Some(_) if !is_served => self.drop_task(id, DropReason::NoBackend),
             Some(entry) => {
                 entry.tasks += 1;
+                self.cold += u64::from(self.planner.is_cold(model));
                 self.planner.handle_submit(now, model, task);
             }
             None => self.forward(model, Forwarded::Task(task)),
@@ -561,24 +580,6 @@ impl Shard {
         Ok(())
     }
 
-    /// Tells a GPU's backend something; nothing if it has left.
-    fn tell_gpu(&mut self, gpu: GpuId, message: impl FnOnce(u32) -> SchedulerToBackend) {
-        if let Some(&(backend, index)) = self.gpus.get(&gpu) {
-            self.outputs.push_back(ShardOutput::ToBackend(backend, message(index)));
-        }
-    }
-
-    /// Weights are in a GPU's memory, or are not.
-    fn on_weights_loaded(&mut self, now: Timestamp, at: (BackendId, u32), model: ModelId, outcome: WeightsOutcome) {
-        // It may have left meanwhile.
-        let Some((&gpu, _)) = self.gpus.iter().find(|&(_, &place)| place == at) else { return };
-        let end = match outcome {
-            WeightsOutcome::Loaded { finished_at, .. } => LoadEnd { finished_at, is_loaded: true },
-            WeightsOutcome::Failed { failed_at } => LoadEnd { finished_at: failed_at, is_loaded: false },
-        };
-        self.planner.handle_loaded(now, gpu, model, end);
-    }
-
     /// Timers of all parts; then the planner decides on all that has come in.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.estimates.handle_timeout(now);
@@ -588,11 +589,10 @@ impl Shard {
             match output {
                 PlannerOutput::Batch(batch) => self.on_batch(now, batch),
                 PlannerOutput::Load { gpu, model, earliest, latest } => {
-                    let load = |gpu_index| SchedulerToBackend::LoadWeights { gpu_index, model, earliest, latest };
-                    self.tell_gpu(gpu, load);
+                    self.tell_gpu(gpu, SchedulerToBackend::LoadWeights { gpu, model, earliest, latest });
                 }
                 PlannerOutput::Unload { gpu, model } => {
-                    self.tell_gpu(gpu, |gpu_index| SchedulerToBackend::UnloadWeights { gpu_index, model });
+                    self.tell_gpu(gpu, SchedulerToBackend::UnloadWeights { gpu, model });
                 }
                 PlannerOutput::Preempt(_) => unreachable!("a policy that preempts is refused before it gets here"),
                 PlannerOutput::Dropped { model, task, reason } => {
@@ -638,7 +638,7 @@ impl Shard {
         let queued = self.models.keys().map(|&model| self.planner.queue_length(model)).sum();
         let tasks = self.models.iter_mut().filter(|(_, entry)| entry.tasks > 0);
         let tasks = tasks.map(|(&model, entry)| (model, std::mem::take(&mut entry.tasks))).collect();
-        ShardLoad { queued, batches: self.plans.len(), doubtful: self.fences.len(), tasks }
+        ShardLoad { queued, batches: self.plans.len(), doubtful: self.fences.len(), cold: self.cold, tasks }
     }
 
     /// Nothing waits, runs, is in doubt or is counted.
@@ -682,7 +682,7 @@ impl Shard {
         let hosted = Err(DropReason::NoBackend);
         let data = NetworkTime::new(budget.data_per_task);
         let entry = self.models.entry(model).or_insert(Model { budget, data, weights, hosted, told: None, tasks: 0 });
-        entry.weights = weights;
+        let is_resized = std::mem::replace(&mut entry.weights, weights) != weights;
         entry.data.set_configured(budget.data_per_task);
         entry.budget = NetworkBudget { ctrl: self.ctrl.planned(), data_per_task: entry.data.planned(), ..budget };
         if let Some(common) = common {
@@ -692,6 +692,9 @@ impl Shard {
             self.estimates.handle_offer(model, &gpus, &offered);
         }
         self.follow_estimates(now);
+        if is_resized {
+            self.plan_with(now, model);
+        }
     }
 
     fn on_hosted(&mut self, now: Timestamp, model: ModelId, hosted: Result<(), DropReason>) {
@@ -839,7 +842,7 @@ impl Shard {
     /// Step 6: a final batch becomes a plan.
     fn on_batch(&mut self, now: Timestamp, batch: Batch<Ride>) {
         let Batch { model, gpu, due_at, exec_at, latest, tasks, .. } = batch;
-        let (backend, gpu_index) = *self.gpus.get(&gpu).expect("the planner knows the GPUs that are here");
+        let UsedGpu { backend, index: gpu_index, .. } = self.gpus[&gpu];
         let running = tasks.iter().map(|(key, ride)| RunningTask {
             id: key.id,
             model,

@@ -1,6 +1,7 @@
 //! What goes into planners, and what comes out: tasks, what must be known of a model, and final batches.
 
-use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
+pub use proto::weights::{PAGE_BYTES, Weights};
+use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp};
 
 use crate::{messages::NetworkBudget, task_queue::Queued};
 
@@ -37,18 +38,6 @@ impl ModelConfig {
         Self { profile, queue_max, budget: None, weights: Weights::default() }
     }
 }
-
-/// A model's weights (Clockwork, section 4.2). None by default: they are wherever the model is hosted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Weights {
-    /// Pages of a GPU's memory ([`PAGE_BYTES`]).
-    pub pages: u32,
-    /// From host memory to a GPU's, while nothing else is on that way.
-    pub load: Span,
-}
-
-/// Memory for weights is dealt in pages of so many bytes (Clockwork, section 4.2).
-pub const PAGE_BYTES: u64 = 16 << 20;
 
 /// A GPU whose memory holds a part of the models that it hosts: what is to be in it, loads and unloads decide.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -75,12 +75,25 @@ pub(super) struct BackendLayout {
     /// Models that each of them hosts; all of the repository if none is named.
     #[serde(default)]
     pub models: Vec<String>,
+    /// Memory of each GPU for weights, in megabytes, if it holds but a part of these.
+    #[serde(default)]
+    pub gpu_memory_mb: Option<f64>,
+    /// Gigabits a second from host memory to each GPU.
+    #[serde(default = "backend::config::default_pcie_gbps")]
+    pub pcie_gbps: f64,
+}
+
+impl BackendLayout {
+    /// With memory for all weights.
+    pub(super) fn new(gpus: u32, models: Vec<String>) -> Self {
+        Self { gpus, models, gpu_memory_mb: None, pcie_gbps: backend::config::default_pcie_gbps() }
+    }
 }
 
 impl Default for Layout {
     fn default() -> Self {
         let backend =
-            |gpus, models: &[&str]| BackendLayout { gpus, models: models.iter().map(|&m| m.into()).collect() };
+            |gpus, models: &[&str]| BackendLayout::new(gpus, models.iter().map(|&model| model.into()).collect());
         Self {
             http: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8000))],
             grpc: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8001))],
@@ -427,7 +440,7 @@ impl Wiring {
 
     /// A backend's file.
     pub(super) fn backend(&self, layout: &Layout, index: usize) -> String {
-        let BackendLayout { gpus, models } = &layout.backend[index];
+        let BackendLayout { gpus, models, gpu_memory_mb, pcie_gbps } = &layout.backend[index];
         let all_gpus: Vec<u32> = (0..*gpus).collect();
         to_toml(&backend::config::Config {
             scheduler: (layout.schedulers == 1).then(|| self.scheduler_address(0, BOOTSTRAP_PORT)),
@@ -442,6 +455,8 @@ impl Wiring {
             gpus: *gpus,
             placement: models.iter().map(|model| (model.clone(), all_gpus.clone())).collect(),
             emulate: None,
+            gpu_memory_mb: *gpu_memory_mb,
+            pcie_gbps: *pcie_gbps,
             read_budget_bytes: 0,
             connections_max: backend::config::default_connections_max(),
             drain_timeout_ms: backend::config::DRAIN_TIMEOUT_MS,

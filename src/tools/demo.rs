@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
+mod many;
 mod takeover;
 
 use std::{
@@ -38,9 +39,9 @@ pub(crate) struct Args {
     /// How long load is sent
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Requests a second over all models; their shares stay
-    #[arg(long, default_value_t = default_rate_rps())]
-    rate: f64,
+    /// Requests a second over all models; their shares stay [default: 440, or 100 with --models]
+    #[arg(long)]
+    rate: Option<f64>,
     /// Decides arrivals and inputs
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -50,6 +51,12 @@ pub(crate) struct Args {
     /// Kill the primary in the middle of the load; it is started again
     #[arg(long, value_name = "scheduler")]
     kill: Option<Kill>,
+    /// Serve so many emulated models on GPUs whose memory holds a part of them
+    #[arg(long, requires = "gpu_memory")]
+    models: Option<u32>,
+    /// Memory for weights of each GPU, such as 2GiB
+    #[arg(long, value_name = "SIZE", requires = "models")]
+    gpu_memory: Option<many::Size>,
 }
 
 /// What is killed.
@@ -101,13 +108,17 @@ fn default_rate_rps() -> f64 {
 
 /// Runs the demo.
 pub(super) fn run(args: &Args) -> Result<()> {
-    let Args { seconds, rate, schedulers, .. } = *args;
+    let Args { seconds, schedulers, .. } = *args;
+    let rate = args.rate.unwrap_or_else(default_rate_rps);
     ensure!((0.1..=3600.0).contains(&seconds), "--seconds must be 0.1 to 3600, found {seconds}");
     ensure!((1.0..=1e5).contains(&rate), "--rate must be 1 to 100000, found {rate}");
     ensure!(
         (1..=SCHEDULERS_MAX).contains(&schedulers),
         "--schedulers must be 1 to {SCHEDULERS_MAX}, found {schedulers}"
     );
+    if let (Some(models), Some(memory)) = (args.models, args.gpu_memory) {
+        return many::run(args, models, memory);
+    }
     let needed = if args.kill.is_some() { 2 } else { 1 };
     ensure!(needed <= schedulers, "--kill scheduler: expected --schedulers 2 to {SCHEDULERS_MAX}, found {schedulers}");
     let layout = Layout {
@@ -126,7 +137,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         digits::load(digits, &layout.repository.join("digits"))?
     };
     let direct = Direct { images: held_out.inputs.len(), accuracy: held_out.direct_accuracy };
-    let streams = streams(&models, held_out, args)?;
+    let streams = streams(&models, held_out, rate, args.seed)?;
 
     eprintln!(
         "starting {schedulers} scheduler{}, 1 frontend and {} backends ({} arm, {})",
@@ -210,9 +221,9 @@ fn send_and_kill(cluster: &Cluster, seconds: f64, seed: u64, streams: &[Stream])
 }
 
 /// One stream for each model: real images for the real one, random bytes for the emulated ones.
-fn streams(models: &[repository::Model], held_out: digits::HeldOut, args: &Args) -> Result<Vec<Stream>> {
+fn streams(models: &[repository::Model], held_out: digits::HeldOut, rate: f64, seed: u64) -> Result<Vec<Stream>> {
     let mut images = Some(held_out.inputs);
-    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(args.seed);
+    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
     let stream = |(name, rate_rps): (&str, f64)| {
         let model = models.iter().find(|model| model.name == name);
         let model = model.with_context(|| format!("the repository has no model {name}"))?;
@@ -224,7 +235,7 @@ fn streams(models: &[repository::Model], held_out: digits::HeldOut, args: &Args)
         };
         Ok(Stream {
             model: name.into(),
-            arrivals: Arrivals::poisson(rate_rps * args.rate / default_rate_rps()),
+            arrivals: Arrivals::poisson(rate_rps * rate / default_rate_rps()),
             slo_ms: model.slo.as_millis_f64(),
             inputs: inputs.into(),
         })
@@ -246,8 +257,22 @@ struct Direct {
     accuracy: f64,
 }
 
-/// Every answer must be right and every request accounted for. Lateness on a busy machine is only a warning.
+/// As [`judge_answers`]; and what classifies must do so as well as when it is run directly.
 fn judge(names: &[String], tallies: &[Tally], direct: &Direct) -> Result<()> {
+    judge_answers(names, tallies)?;
+    for (name, tally) in names.iter().zip(tallies) {
+        let Some(accuracy) = tally.accuracy() else { continue };
+        if tally.classified.len() == direct.images && accuracy != direct.accuracy {
+            let Direct { accuracy: expected, .. } = direct;
+            let text = format!("{name}: accuracy is {accuracy}, but {expected} when the model is run directly");
+            return Err(Failed(text).into());
+        }
+    }
+    Ok(())
+}
+
+/// Every answer must be right and every request accounted for. Lateness on a busy machine is only a warning.
+fn judge_answers(names: &[String], tallies: &[Tally]) -> Result<()> {
     let fail = |text: String| Err(Failed(text).into());
     let mut late = 0;
     for (name, tally) in names.iter().zip(tallies) {
@@ -267,11 +292,6 @@ fn judge(names: &[String], tallies: &[Tally], direct: &Direct) -> Result<()> {
             println!("warning: {name}: {count} of {} requests without an output: {reason}", tally.sent);
         }
         late += tally.served - tally.on_time;
-        let Some(accuracy) = tally.accuracy() else { continue };
-        if tally.classified.len() == direct.images && accuracy != direct.accuracy {
-            let Direct { accuracy: expected, .. } = direct;
-            return fail(format!("{name}: accuracy is {accuracy}, but {expected} when the model is run directly"));
-        }
     }
     if late > 0 {
         println!("warning: {late} answers came after their objective; this machine is busy, or too small for the load");

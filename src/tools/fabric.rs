@@ -145,7 +145,7 @@ struct Members {
 
 impl Members {
     fn start(args: &Args, repository: &Path) -> Result<Self> {
-        let backend = BackendLayout { gpus: args.gpus, models: args.model_names() };
+        let backend = BackendLayout::new(args.gpus, args.model_names());
         let layout = Layout {
             repository: repository.to_owned(),
             schedulers: args.schedulers,

@@ -51,7 +51,11 @@ impl Core {
         // What a former primary wanted is not wanted any more.
         let Some(load) = self.hosting.loading.remove(&load).filter(|_| self.ended.is_none()) else { return };
         let checked = result.and_then(|loaded| {
-            let check = |loaded: Loaded| self.hosting.check(&self.config.staging, &loaded).map(|()| loaded);
+            let check = |loaded: Loaded| {
+                self.hosting.check(&self.config.staging, &loaded)?;
+                self.memories.check(&loaded)?;
+                Ok(loaded)
+            };
             loaded.map(check).transpose()
         });
         let outcome = match checked {
@@ -91,7 +95,9 @@ impl Core {
         tracing::info!(model = loaded.model.name, version = loaded.model.version, "hosted");
         models.insert(theirs, id);
         hosting.leaving.remove(&id);
-        hosting.models.insert(id, loaded);
+        hosting.models.insert(id, Arc::clone(&loaded));
+        let scheduler_now = self.scheduler_now(now);
+        self.memories.handle_model(scheduler_now, id, Some(&loaded));
         self.rejoin_standbys(now);
     }
 
@@ -111,8 +117,10 @@ impl Core {
     }
 
     /// Lets models go that are not wanted, once their last batch is finished.
-    pub(super) fn release_models(&mut self) {
+    pub(super) fn release_models(&mut self, now: Timestamp) {
         for model in self.hosting.release() {
+            let scheduler_now = self.scheduler_now(now);
+            self.memories.handle_model(scheduler_now, model, None);
             if let Some(primary) = self.primary()
                 && let Some((&theirs, _)) = self.sessions[primary].models.iter().find(|(_, ours)| **ours == model)
             {

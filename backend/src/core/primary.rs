@@ -144,6 +144,7 @@ impl Core {
             }
         }
         self.hosting.forget_loads();
+        self.memories.forget_orders();
         self.tell_plans(index);
         self.report(Reader::Scheduler, &BackendToScheduler::Obeys { epoch: claim.epoch });
         for gpu in self.watchdog.unusable() {
@@ -356,7 +357,8 @@ impl Core {
         let (offered, models) = self.hosting.offers();
         let standing = Standing { token: self.config.token, obeys: self.obedience.claim.unwrap_or_default() };
         let gpus = self.config.staging.gpus() as u32;
-        let hello = BackendHello { gpus, models, known_as: self.obedience.backend, standing };
+        let memory_pages = self.memories.pages();
+        let hello = BackendHello { gpus, memory_pages, models, known_as: self.obedience.backend, standing };
         let hello = encode(&SchedulerHello::Backend(hello));
         if hello.len() > HELLO_BYTES_MAX {
             return Err(HelloTooLarge { models: offered.len(), found: hello.len() });

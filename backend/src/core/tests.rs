@@ -3,7 +3,7 @@
 use super::*;
 use crate::executor::Emulated;
 use proto::{
-    Epoch, Era, LatencyProfile, LinkId, PlanId, SlotDescriptor,
+    Epoch, Era, LatencyProfile, LinkId, PlanId, SlotDescriptor, Weights,
     backend_to_scheduler::{LoadOutcome, PlanOutcome, Undelivered},
     clock::ClockReply,
     frame::FrameWriter,
@@ -46,13 +46,21 @@ fn loaded(name: &str, elements: usize) -> Loaded {
         is_batched: true,
         slo: Span::from_millis(20),
         priorities: Priorities::default(),
+        weights: repository::WeightsSize::default(),
         executor: repository::Executor::Emulated { profile: profile.clone() },
         labels: vec![],
         image: None,
         configuration: repository::Configuration::default(),
     };
     let executor = Arc::new(Emulated::new(&model, profile.clone()));
-    Loaded { shape: ModelShape::from(&model), model, gpu_indexes: vec![0], executor, profile }
+    Loaded {
+        shape: ModelShape::from(&model),
+        model,
+        gpu_indexes: vec![0],
+        executor,
+        profile,
+        weights: Weights::default(),
+    }
 }
 
 struct Backend(Core);
@@ -64,23 +72,33 @@ impl Backend {
 
     /// With so many schedulers, of which the first is being connected to.
     fn of(schedulers: u16) -> Self {
-        let model = Arc::new(loaded("m", 8));
+        Self::with(schedulers, loaded("m", 8), None)
+    }
+
+    /// The same, with this model, and memory of so many pages.
+    fn with(schedulers: u16, model: Loaded, pages: Option<u32>) -> Self {
+        let model = Arc::new(model);
         let staging = Staging::new(1, &[model.shape]);
         let schedulers = (1..=schedulers).map(|port| ([127, 0, 0, 1], port).into()).collect();
-        let mut core = Core::new(CoreConfig { schedulers, token: 6, staging, lkey: 7 }, vec![model]).unwrap();
+        let mut core =
+            Core::new(CoreConfig { schedulers, token: 6, staging, lkey: 7, memory_pages: pages }, vec![model]).unwrap();
         assert!(matches!(core.poll_output(), Some(Output::Connect { peer: Peer::Scheduler(0), .. })));
         core.handle_connecting(Peer::Scheduler(0), SCHEDULER);
         Self(core)
     }
 
     fn welcomed(addresses: &[&str]) -> Self {
-        let mut backend = Self::new();
+        Self::new().welcomed_by(addresses)
+    }
+
+    /// Is welcomed by the first scheduler, which is the primary.
+    fn welcomed_by(mut self, addresses: &[&str]) -> Self {
         let addresses = addresses.iter().map(|&address| address.into()).collect();
         let model_threads = ModelThreads { addresses, pass: 9 };
         let (models, claim) = (vec![ModelId(5)], claim(1));
         let welcome = BackendWelcome { backend: BackendId(3), models, model_threads, claim };
-        backend.connected(SCHEDULER, encode(&welcome));
-        backend
+        self.connected(SCHEDULER, encode(&welcome));
+        self
     }
 
     /// With a link to the frontend, by connection 2.
@@ -364,3 +382,4 @@ fn one_that_leaves_finishes_what_it_has_and_what_still_comes() {
 
 mod failover;
 mod hostile;
+mod weights;

@@ -1,6 +1,7 @@
 //! Which GPUs can be used. An executor that takes ten times what its batch should is taken to hang: the batch is given
 //! up, and the GPU is out of use until the executor comes back, and a while longer. One whose executor panics again and
-//! again rests, too. Each time it rests longer, until a batch has gone well.
+//! again rests, too, and one to whose memory a copy of weights does not end. Each time it rests longer, until a batch
+//! has gone well.
 
 use std::collections::VecDeque;
 
@@ -39,18 +40,49 @@ pub(super) struct Watchdog {
 
 #[derive(Debug)]
 struct Gpu {
-    /// When what runs is given up.
-    patience_ends: Option<Timestamp>,
-    /// What runs was given up.
-    hangs: bool,
+    batch: Lane,
+    /// The way to its memory.
+    copy: Lane,
     rests_until: Option<Timestamp>,
     panics: u32,
     backoff: Backoff,
 }
 
+/// What does one thing at a time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lane {
+    /// When what is under way is given up.
+    patience_ends: Option<Timestamp>,
+    /// It was given up.
+    hangs: bool,
+}
+
+impl Lane {
+    fn handle_started(&mut self, latest: Timestamp, takes: Span) {
+        self.patience_ends = Some(latest + (takes * TIMES).max(LEAST));
+    }
+
+    /// What was under way has ended. Whether it had been given up.
+    fn handle_ended(&mut self) -> bool {
+        self.patience_ends = None;
+        std::mem::take(&mut self.hangs)
+    }
+
+    /// Whether it is given up now.
+    fn handle_timeout(&mut self, now: Timestamp) -> bool {
+        let hangs = self.patience_ends.take_if(|at| *at <= now).is_some();
+        self.hangs |= hangs;
+        hangs
+    }
+}
+
 impl Gpu {
     fn is_usable(&self) -> bool {
-        !self.hangs && self.rests_until.is_none()
+        !self.hangs() && self.rests_until.is_none()
+    }
+
+    fn hangs(&self) -> bool {
+        self.batch.hangs || self.copy.hangs
     }
 }
 
@@ -58,20 +90,33 @@ impl Watchdog {
     /// All can be used.
     pub(super) fn new(gpus: usize) -> Self {
         let backoff = Backoff::new(REST_MIN, REST_MAX);
-        let gpu = || Gpu { patience_ends: None, hangs: false, rests_until: None, panics: 0, backoff: backoff.clone() };
+        let lane = Lane::default();
+        let gpu = || Gpu { batch: lane, copy: lane, rests_until: None, panics: 0, backoff: backoff.clone() };
         Self { gpus: std::iter::repeat_with(gpu).take(gpus).collect(), verdicts: VecDeque::new() }
     }
 
     /// A batch that should take `latency` was handed over, to start at `latest` at the latest.
     pub(super) fn handle_started(&mut self, gpu: usize, latest: Timestamp, latency: Span) {
-        self.gpus[gpu].patience_ends = Some(latest + (latency * TIMES).max(LEAST));
+        self.gpus[gpu].batch.handle_started(latest, latency);
+    }
+
+    /// A copy of weights that should take so long was handed over.
+    pub(super) fn handle_copy_started(&mut self, gpu: usize, now: Timestamp, takes: Span) {
+        self.gpus[gpu].copy.handle_started(now, takes);
+    }
+
+    /// It has ended.
+    pub(super) fn handle_copied(&mut self, now: Timestamp, index: usize) {
+        let gpu = &mut self.gpus[index];
+        if gpu.copy.handle_ended() {
+            gpu.rests_until = Some(gpu.backoff.handle_failure(now));
+        }
     }
 
     /// What ran has ended.
     pub(super) fn handle_ended(&mut self, now: Timestamp, index: usize, execution: &Execution) {
         let gpu = &mut self.gpus[index];
-        gpu.patience_ends = None;
-        if std::mem::take(&mut gpu.hangs) {
+        if gpu.batch.handle_ended() {
             gpu.rests_until = Some(gpu.backoff.handle_failure(now));
             return;
         }
@@ -90,23 +135,23 @@ impl Watchdog {
         }
     }
 
-    /// The GPU cannot take what it was given: its thread has not come back since an earlier session.
+    /// The GPU cannot take what it was given: a thread of it has not come back since an earlier session.
     pub(super) fn handle_stuck(&mut self, now: Timestamp, gpu: usize) {
-        self.gpus[gpu].patience_ends = None;
         self.suspend(now, gpu);
     }
 
     /// Time passed.
     pub(super) fn handle_timeout(&mut self, now: Timestamp) {
         for (index, gpu) in self.gpus.iter_mut().enumerate() {
-            if gpu.patience_ends.take_if(|at| *at <= now).is_some() {
-                if gpu.is_usable() {
-                    self.verdicts.push_back(Verdict::Unusable(index));
-                }
-                gpu.hangs = true;
+            let was_usable = gpu.is_usable();
+            let (batch_hangs, copy_hangs) = (gpu.batch.handle_timeout(now), gpu.copy.handle_timeout(now));
+            if was_usable && (batch_hangs || copy_hangs) {
+                self.verdicts.push_back(Verdict::Unusable(index));
+            }
+            if batch_hangs {
                 self.verdicts.push_back(Verdict::Hangs(index));
             }
-            if gpu.rests_until.take_if(|at| *at <= now).is_some() && !gpu.hangs {
+            if gpu.rests_until.take_if(|at| *at <= now).is_some() && !gpu.hangs() {
                 self.verdicts.push_back(Verdict::Usable(index));
             }
         }
@@ -119,7 +164,11 @@ impl Watchdog {
 
     /// When [`Self::handle_timeout`] must be called; [`Timestamp::NEVER`] if not at all.
     pub(super) fn poll_timeout(&self) -> Timestamp {
-        let instants = self.gpus.iter().flat_map(|gpu| [gpu.patience_ends, gpu.rests_until]).flatten();
+        let instants = self
+            .gpus
+            .iter()
+            .flat_map(|gpu| [gpu.batch.patience_ends, gpu.copy.patience_ends, gpu.rests_until])
+            .flatten();
         instants.min().unwrap_or(Timestamp::NEVER)
     }
 
@@ -165,6 +214,21 @@ mod tests {
         dog.handle_ended(at(100_000), 1, &DONE);
         assert_eq!(look(&mut dog, 100_999), (vec![], at(101_000)));
         assert_eq!(look(&mut dog, 101_000), (vec![Verdict::Usable(1)], Timestamp::NEVER));
+    }
+
+    #[test]
+    fn a_copy_that_hangs_takes_its_gpu_out_of_use_but_no_batch() {
+        let mut dog = Watchdog::new(1);
+        dog.handle_copy_started(0, at(0), Span::from_millis(8));
+        dog.handle_started(0, at(900), Span::from_millis(1));
+        assert_eq!(look(&mut dog, 1_000), (vec![Verdict::Unusable(0)], at(1_900)));
+        dog.handle_ended(at(1_001), 0, &DONE);
+        dog.handle_copied(at(5_000), 0);
+        assert_eq!(look(&mut dog, 5_000), (vec![], at(6_000)));
+        assert_eq!(look(&mut dog, 6_000), (vec![Verdict::Usable(0)], Timestamp::NEVER));
+        dog.handle_copy_started(0, at(7_000), Span::from_millis(8));
+        dog.handle_copied(at(7_008), 0);
+        assert_eq!(look(&mut dog, 9_000), (vec![], Timestamp::NEVER));
     }
 
     #[test]

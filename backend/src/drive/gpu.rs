@@ -141,7 +141,7 @@ impl Scratch {
 }
 
 /// Sleeps while there is time to oversleep, then yields until `at`.
-fn sleep_until(now: impl Fn() -> Timestamp, at: Timestamp) {
+pub(super) fn sleep_until(now: impl Fn() -> Timestamp, at: Timestamp) {
     loop {
         let left = at - now();
         if left <= Span::ZERO {
@@ -161,7 +161,7 @@ mod tests {
 
     use super::*;
     use crate::executor::Executor;
-    use proto::{LatencyProfile, clock::ClockOffset};
+    use proto::{LatencyProfile, ModelId, clock::ClockOffset};
     use transport::{Endpoint, EndpointConfig};
 
     /// Doubles every byte; panics on 13, fails on 14.
@@ -195,6 +195,7 @@ mod tests {
         let others = core::Run { tasks: others.len(), input_offset: 1, output_offset: 100 };
         let last = core::Run { tasks: 1, input_offset: 0, output_offset: 100 + others.tasks };
         let batch = core::Job {
+            model: ModelId(0),
             executor: Arc::new(Doubling(profile)),
             shape: ModelShape { input_bytes: 1, output_bytes: 1, batch_max: 8 },
             runs: vec![others, last],

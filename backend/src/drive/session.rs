@@ -15,6 +15,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     BackendError,
+    copies::{self, Copies},
     gpu::{Gpus, Job},
     loader::{self, Loader},
 };
@@ -37,11 +38,18 @@ pub(super) struct Ended {
     pub(super) models: Vec<Arc<Loaded>>,
 }
 
+/// The threads that outlive a session.
+#[derive(Clone, Copy)]
+pub(super) struct Threads<'a> {
+    pub(super) gpus: &'a Gpus,
+    pub(super) copies: &'a Copies,
+    pub(super) loader: &'a Loader,
+}
+
 pub(super) struct Session<'a> {
     number: u64,
     clock: Clock,
-    gpus: &'a Gpus,
-    loader: &'a Loader,
+    threads: Threads<'a>,
     endpoint: Endpoint,
     waker: Waker,
     region: Region,
@@ -55,7 +63,7 @@ impl<'a> Session<'a> {
         (config, schedulers): (&Config, &[SocketAddr]),
         clock: Clock,
         (models, shapes): (Vec<Arc<Loaded>>, &[ModelShape]),
-        (gpus, loader): (&'a Gpus, &'a Loader),
+        threads: Threads<'a>,
         number: u64,
     ) -> Result<Self, BackendError> {
         let mut endpoint = Endpoint::open(EndpointConfig {
@@ -72,11 +80,12 @@ impl<'a> Session<'a> {
         let region = Region::allocate(bytes).map_err(|cause| BackendError::Memory { bytes, cause })?;
         let lkey = endpoint.register(&region, Access::default())?.lkey;
         let token = rand::random();
-        let core = Core::new(CoreConfig { schedulers: schedulers.to_vec(), token, staging, lkey }, models)
+        let (schedulers, memory_pages) = (schedulers.to_vec(), config.memory_pages()?);
+        let core = Core::new(CoreConfig { schedulers, token, staging, lkey, memory_pages }, models)
             .map_err(|error| BackendError::Config(format!("placement: {error}")))?;
         let waker = endpoint.waker();
         let drain_timeout = Span::from_millis(i64::try_from(config.drain_timeout_ms).unwrap_or(i64::MAX / 1_000_000));
-        Ok(Self { number, clock, gpus, loader, endpoint, waker, region, core, drain_timeout })
+        Ok(Self { number, clock, threads, endpoint, waker, region, core, drain_timeout })
     }
 
     /// Serves until there is no scheduler to obey, or `stop` is set and all plans are finished, or take too long.
@@ -115,13 +124,19 @@ impl<'a> Session<'a> {
             self.core.handle_event(self.clock.now(), event);
         }
         // What an earlier session asked for is of no use: its staging memory is gone, and who asked for it.
-        while let Some(finished) = self.gpus.poll_finished() {
+        while let Some(finished) = self.threads.gpus.poll_finished() {
             busy = true;
             if finished.session == self.number {
                 self.core.handle_executed(self.clock.now(), finished.gpu, finished.execution);
             }
         }
-        while let Some(done) = self.loader.poll_done() {
+        while let Some(copied) = self.threads.copies.poll_copied() {
+            busy = true;
+            if copied.session == self.number {
+                self.core.handle_copied(self.clock.now(), copied.gpu, true);
+            }
+        }
+        while let Some(done) = self.threads.loader.poll_done() {
             busy = true;
             if done.session == self.number {
                 self.core.handle_loaded(self.clock.now(), done.load, done.result);
@@ -177,21 +192,32 @@ impl<'a> Session<'a> {
                 }
             }
             Output::Execute { gpu, job } => self.execute(gpu, job),
+            Output::CopyWeights { gpu, takes, .. } => self.copy(gpu, takes),
+            // Emulated memory has nothing to free.
+            Output::FreeWeights { .. } => {}
             Output::Load { load, name } => self.load(load, name),
         }
     }
 
     fn execute(&mut self, gpu: usize, batch: core::Job) {
         let job = Job { session: self.number, batch, region: self.region.clone(), waker: self.waker.clone() };
-        if !self.gpus.post(gpu, job) {
+        if !self.threads.gpus.post(gpu, job) {
             tracing::warn!(gpu, "the GPU still runs batches of earlier sessions");
             self.core.handle_stuck(self.clock.now(), gpu);
         }
     }
 
+    fn copy(&mut self, gpu: usize, takes: Span) {
+        let job = copies::Job { session: self.number, takes, waker: self.waker.clone() };
+        if !self.threads.copies.post(gpu, job) {
+            tracing::warn!(gpu, "weights of earlier sessions are still on their way to the GPU");
+            self.core.handle_copy_stuck(self.clock.now(), gpu);
+        }
+    }
+
     fn load(&mut self, load: LoadId, name: String) {
         let job = loader::Job { session: self.number, load, name, waker: self.waker.clone() };
-        if !self.loader.post(job) {
+        if !self.threads.loader.post(job) {
             let reason = "too many models wait to be loaded here; try again".to_owned();
             self.core.handle_loaded(self.clock.now(), load, Err(reason));
         }

@@ -55,6 +55,7 @@ mod tests {
             is_batched: true,
             slo: Span::from_millis(20),
             priorities: repository::Priorities::default(),
+            weights: repository::WeightsSize::default(),
             executor: repository::Executor::Emulated { profile: profile.clone() },
             labels: vec![],
             image: None,

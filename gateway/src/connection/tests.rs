@@ -140,7 +140,15 @@ impl Peer {
                 let reply = ClockReply { sent_at, received_at: at, replied_at: at };
                 self.tell_over(connection, &SchedulerToFrontend::Clock(reply));
                 let settled = Span::from_micros(4_500);
-                let load = SchedulerLoad { queued: 3, batches: 2, gpus: 1, members: 3, obeying: 2, settled };
+                let load = SchedulerLoad {
+                    queued: 3,
+                    batches: 2,
+                    gpus: 1,
+                    members: 3,
+                    obeying: 2,
+                    settled,
+                    ..SchedulerLoad::default()
+                };
                 self.tell_over(connection, &SchedulerToFrontend::Load(load));
             }
             FrontendToScheduler::Submit { task, slot, .. } | FrontendToScheduler::Open { task, slot, .. } => {

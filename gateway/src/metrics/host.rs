@@ -1,5 +1,5 @@
-//! What dashboards for Triton show of the host that serves: its processors, its memory, and the memory that devices reach.
-//! Part of the driver, as it reads `/proc`.
+//! What dashboards for Triton show of the host that serves: its processors, its memory, and the memory that devices
+//! reach. Part of the driver, as it reads `/proc`.
 
 use std::{cell::Cell, fs};
 

@@ -1,9 +1,11 @@
 //! What a frontend knows of its schedulers: who is the primary, what that one has to do, and how primaries came and
 //! went. Read from the core when somebody scrapes.
 
+use std::cell::Cell;
+
 use frontend::core::{Core, Takeovers};
-use prometheus::{Gauge, IntCounter, IntGauge, Registry};
-use proto::scheduler_to_frontend::SchedulerLoad;
+use prometheus::{Counter, Gauge, IntCounter, IntGauge, Registry};
+use proto::{scheduler_to_frontend::SchedulerLoad, weights::WeightsTally};
 
 use super::{count_up_to, registered};
 
@@ -18,6 +20,25 @@ pub(super) struct SchedulerMetrics {
     settled_seconds: Gauge,
     /// Tasks, batches, GPUs, members and obeying members of the whole cluster.
     load: [IntGauge; 5],
+    /// Cold tasks, loads, failed loads, evictions and batches without weights.
+    weights: [Restarting; 5],
+    pcie_busy: Counter,
+    pcie_busy_seen: Cell<f64>,
+    /// All, and those in use.
+    pages: [IntGauge; 2],
+}
+
+/// A count of something that may begin anew: of a scheduler's life, or of those of backends.
+struct Restarting {
+    counter: IntCounter,
+    seen: Cell<u64>,
+}
+
+impl Restarting {
+    fn handle(&self, count: u64) {
+        let seen = self.seen.replace(count);
+        self.counter.inc_by(if count < seen { count } else { count - seen });
+    }
 }
 
 impl SchedulerMetrics {
@@ -61,6 +82,26 @@ impl SchedulerMetrics {
                 gauge("downbeat_scheduler_members", "Frontends and backends that are joined to the primary"),
                 gauge("downbeat_scheduler_members_obeying", "Of these, those that obey the primary"),
             ],
+            weights: [
+                ("downbeat_cold_starts_total", "Tasks that came while no GPU had their model's weights in memory"),
+                ("downbeat_weights_loads_total", "Weights that were copied into a GPU's memory"),
+                ("downbeat_weights_failed_total", "Loads that could not start in time, had no room, or failed"),
+                ("downbeat_weights_evictions_total", "Weights that made room"),
+                ("downbeat_weights_absent_total", "Batches that were rejected because their weights were not there"),
+            ]
+            .map(|(name, help)| Restarting { counter: counter(name, help), seen: Cell::new(0) }),
+            pcie_busy: registered(
+                registry,
+                Counter::new(
+                    "downbeat_pcie_busy_seconds_total",
+                    "How long weights were on their way into GPUs' memory",
+                ),
+            ),
+            pcie_busy_seen: Cell::new(0.0),
+            pages: [
+                gauge("downbeat_weights_pages", "Pages of 16 MiB for weights, of GPUs that hold a part of all models"),
+                gauge("downbeat_weights_pages_used", "Of these, pages that weights are in, or on their way to"),
+            ],
         }
     }
 
@@ -73,11 +114,21 @@ impl SchedulerMetrics {
         count_up_to(&self.takeovers, count);
         self.takeover_seconds.set(without.as_secs_f64());
         count_up_to(&self.lives, lives);
-        let SchedulerLoad { queued, batches, gpus, members, obeying, settled } = core.scheduler_load();
+        let SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights } = core.scheduler_load();
         self.settled_seconds.set(settled.as_secs_f64());
         self.load
             .iter()
             .zip([queued, batches, gpus, members, obeying])
             .for_each(|(gauge, count)| gauge.set(count.into()));
+        let WeightsTally { loads, failed, evictions, absent, busy, pages, pages_used } = weights;
+        self.weights
+            .iter()
+            .zip([cold, loads, failed, evictions, absent])
+            .for_each(|(counter, count)| counter.handle(count));
+        let busy = busy.as_secs_f64().max(0.0);
+        let seen = self.pcie_busy_seen.replace(busy);
+        self.pcie_busy.inc_by(if busy < seen { busy } else { busy - seen });
+        let count = |pages: u64| i64::try_from(pages).unwrap_or(i64::MAX);
+        self.pages.iter().zip([pages, pages_used]).for_each(|(gauge, pages)| gauge.set(count(pages)));
     }
 }

@@ -1,5 +1,5 @@
-//! Quantiles of a model's last durations, as Triton's `--metrics-config summary_latencies=true` shows them. Kept only where
-//! somebody wants them: a histogram of ours tells more and can be added up over frontends.
+//! Quantiles of a model's last durations, as Triton's `--metrics-config summary_latencies=true` shows them. Kept only
+//! where somebody wants them: a histogram of ours tells more and can be added up over frontends.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -179,8 +179,8 @@ fn without_batches_dims_are_the_whole_shape() {
     // As the configuration says, which is the batch's if the file has one dimension more.
     let dims =
         |x: &str, y: &str| format!("input {{ name: \"x\" dims: [ {x} ] }} output {{ name: \"y\" dims: [ {y} ] }}");
-    assert_eq!(shapes(&file(&[-1, 3], &[-1, 2]), &dims("5, 3", "5, 2")).0, false);
-    assert_eq!(shapes(&file(&[-1, 3], &[-1, 2]), &dims("3", "2")).0, true);
+    assert!(!shapes(&file(&[-1, 3], &[-1, 2]), &dims("5, 3", "5, 2")).0);
+    assert!(shapes(&file(&[-1, 3], &[-1, 2]), &dims("3", "2")).0);
     let reshaped = |shape: &str| {
         let output = format!("output {{ name: \"y\" dims: [ 1000 ] reshape {{ shape: [ {shape} ] }} }}");
         format!("input {{ name: \"x\" dims: [ 3 ] }} {output}")
@@ -315,6 +315,18 @@ fn an_emulated_model_needs_no_version_folder() {
     let model = model(&repository);
     assert_eq!((model.version.as_str(), model.slo), ("1", Span::from_micros(9500)));
 
+    assert_eq!(model.weights, WeightsSize::default());
+    let parameter =
+        |key: &str, value: &str| format!("parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}");
+    let load = parameter("load_ms", "8.5");
+    fs::write(folder.join("config.pbtxt"), format!("{config} {} {load}", parameter("weights_mb", "102.3"))).unwrap();
+    let model = crate::load(repository.path()).unwrap().models.remove(0);
+    let weights = WeightsSize { bytes: Some(102_300_000), load: Some(Span::from_micros(8500)) };
+    assert_eq!(model.weights, weights);
+    fs::write(folder.join("config.pbtxt"), format!("{config} {load}")).unwrap();
+    let error = crate::load(repository.path()).unwrap().whole().unwrap_err().to_string();
+    assert!(error.ends_with("load_ms: found 8.500 ms, expected weights_mb beside it"), "{error}");
+
     fs::write(folder.join("config.pbtxt"), config.replace("9.5", "2.5")).unwrap();
     let error = crate::load(repository.path()).unwrap().whole().unwrap_err().to_string();
     assert!(error.ends_with("slo_ms: found 2.500 ms, expected at least l(1) = 3.000 ms"), "{error}");
@@ -325,6 +337,9 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
     let wrong = |from: &str, to: &str| {
         assert!(DIGITS.contains(from));
         error(&DIGITS.replace(from, to))
+    };
+    let weights = |key: &str, found: &str| {
+        error(&format!("{DIGITS} parameters {{ key: \"{key}\" value {{ string_value: \"{found}\" }} }}"))
     };
     let cases = [
         (wrong("size: 16", "size: -1"), "digits/config.pbtxt: max_batch_size: found -1, expected 0 to 4096"),
@@ -343,6 +358,17 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
         ),
         (wrong("\"20\"", "\"fast\""), "slo_ms: found \"fast\", expected milliseconds, above 0 and at most 600000"),
         (wrong("\"20\"", "\"nan\""), "slo_ms: found \"nan\", expected milliseconds, above 0 and at most 600000"),
+        (
+            weights("weights_mb", "-1"),
+            "weights_mb: found \"-1\", expected megabytes of 10^6 bytes, above 0 and at most",
+        ),
+        (weights("weights_mb", "0"), "weights_mb: found \"0\", expected megabytes of 10^6 bytes, above 0 and at most"),
+        (
+            weights("weights_mb", "inf"),
+            "weights_mb: found \"inf\", expected megabytes of 10^6 bytes, above 0 and at most",
+        ),
+        (weights("load_ms", "nan"), "load_ms: found \"nan\", expected milliseconds, above 0 and at most 600000"),
+        (weights("load_ms", "0"), "load_ms: found \"0\", expected milliseconds, above 0 and at most 600000"),
         (wrong("dims: 10", "dims: 9"), "labels.txt: found 10 labels, expected 9"),
         (wrong("labels.txt", "l.txt"), "digits/l.txt: No such file"),
         (

@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    ChangeId, Epoch, LatencyProfile, LinkId, LoadId, PlanId, SlotDescriptor, TaskId,
-    backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, Undelivered},
+    ChangeId, Epoch, GpuId, LatencyProfile, LinkId, LoadId, PlanId, SlotDescriptor, TaskId, Weights,
+    backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, Undelivered, WeightsOutcome},
     frontend_to_scheduler::{ADDRESS_BYTES_MAX, ModelChange},
     scheduler_to_backend::BatchPlan,
+    weights::WeightsTally,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -92,7 +93,8 @@ impl World {
         let welcome = world.cluster.handle_frontend_joined(world.now, hello).unwrap();
         world.connect(Member::Frontend(welcome.frontend), welcome.model_threads.pass);
         let profile = LatencyProfile::linear(1.0, 2.0, 8).unwrap();
-        let offer = ModelOffer { name: "m".into(), version: "1".into(), profile, input_bytes: 8, gpu_indexes: vec![0] };
+        let (gpu_indexes, weights) = (vec![0], Weights::default());
+        let offer = ModelOffer { name: "m".into(), version: "1".into(), profile, input_bytes: 8, gpu_indexes, weights };
         let hello = BackendHello::new(1, vec![offer]);
         let joined = world.cluster.handle_backend_joined(world.now, hello).unwrap();
         world.connect(Member::Backend(joined.backend), joined.model_threads.pass);
@@ -186,7 +188,9 @@ impl World {
         if self.rng.random_range(0..3) > 0 {
             let name = if self.rng.random() { "m".to_owned() } else { "n".to_owned() };
             let profile = LatencyProfile::linear(0.1, self.rng.random_range(0.1..3.0), 8).unwrap();
-            return ModelOffer { name, version: "1".into(), profile, input_bytes: 8, gpu_indexes: vec![0] };
+            let (version, gpu_indexes) = ("1".into(), vec![0]);
+            let weights = Weights { pages: self.rng.random_range(0..3), load: Span::from_millis(1) };
+            return ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights };
         }
         let mut table: Vec<Span> = (0..[0, 1, 4, 256, 257][self.rng.random_range(0..5)]).map(|_| self.span()).collect();
         if self.rng.random() {
@@ -200,7 +204,9 @@ impl World {
         };
         let version = if self.rng.random_range(0..4) == 0 { self.text(256) } else { "1".to_owned() };
         let gpu_indexes = (0..self.rng.random_range(0..5)).map(|_| self.number(2) as u32).collect();
-        ModelOffer { name, version, profile: raw_profile(table), input_bytes: self.number(1 << 20) as u32, gpu_indexes }
+        let weights = Weights { pages: self.number(3) as u32, load: self.span() };
+        let input_bytes = self.number(1 << 20) as u32;
+        ModelOffer { name, version, profile: raw_profile(table), input_bytes, gpu_indexes, weights }
     }
 
     fn join(&mut self) {
@@ -216,7 +222,13 @@ impl World {
         } else if self.backends.len() < MEMBERS_MAX {
             let models = (0..self.rng.random_range(0..4)).map(|_| self.offer()).collect();
             let gpus = if self.rng.random_range(0..4) == 0 { self.number(3) as u32 } else { 1 };
-            if let Ok(welcome) = self.cluster.handle_backend_joined(self.now, BackendHello::new(gpus, models)) {
+            let memory_pages = match self.rng.random_range(0..4) {
+                0 => Some(self.number(3) as u32),
+                1 => Some(3),
+                _ => None,
+            };
+            let hello = BackendHello { memory_pages, ..BackendHello::new(gpus, models) };
+            if let Ok(welcome) = self.cluster.handle_backend_joined(self.now, hello) {
                 self.connect(Member::Backend(welcome.backend), welcome.model_threads.pass);
                 self.backends.push(welcome.backend);
                 // One that can be planned on does more harm.
@@ -290,7 +302,27 @@ impl World {
             };
             (0..world.rng.random_range(0..4)).map(|_| one(world)).collect::<Vec<_>>()
         };
-        let message = match self.rng.random_range(0..14) {
+        let gpu = GpuId(self.number(6) as u32);
+        let message = match self.rng.random_range(0..17) {
+            14 => {
+                let most = [0, 1, 3, 1_025][self.rng.random_range(0..4)];
+                let models = (0..most).map(|_| self.model()).collect();
+                BackendToScheduler::Resident { gpu, models, is_last: self.rng.random() }
+            }
+            15 => {
+                let (started_at, finished_at) = (self.instant(), self.instant());
+                let outcome = if self.rng.random() {
+                    WeightsOutcome::Loaded { started_at, finished_at }
+                } else {
+                    WeightsOutcome::Failed { failed_at: finished_at }
+                };
+                BackendToScheduler::WeightsLoaded { gpu, model: self.model(), outcome }
+            }
+            16 if self.rng.random() => BackendToScheduler::WeightsMissing { gpu },
+            16 => {
+                let (busy, pages) = (self.span(), self.rng.random());
+                BackendToScheduler::Weights(WeightsTally { busy, pages, pages_used: pages, ..WeightsTally::default() })
+            }
             12 if self.rng.random() => BackendToScheduler::Obeys { epoch: self.epoch() },
             12 => BackendToScheduler::Misses { misses: self.rng.random() },
             13 => {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use proto::{
-    ChangeId, Epoch, LatencyProfile, LinkId, PlanId, SlotDescriptor, TaskId,
+    ChangeId, Epoch, LatencyProfile, LinkId, PlanId, SlotDescriptor, TaskId, Weights,
     backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, Undelivered},
     frontend_to_scheduler::ModelChange,
     scheduler_to_backend::BatchPlan,
@@ -15,6 +15,7 @@ use proto::{
 mod departures;
 mod handovers;
 mod takeovers;
+mod weights;
 
 const MS: i64 = 1_000_000;
 
@@ -54,7 +55,8 @@ fn offer(gpus: u32) -> BackendHello {
 fn model_offer(gpus: u32, name: &str, version: u32) -> ModelOffer {
     let profile = LatencyProfile::linear(1.0, 5.0, 16).unwrap();
     let gpu_indexes = (0..gpus).collect();
-    ModelOffer { name: name.into(), version: version.to_string(), profile, input_bytes: 10_000, gpu_indexes }
+    let (name, version, weights) = (name.into(), version.to_string(), Weights::default());
+    ModelOffer { name, version, profile, input_bytes: 10_000, gpu_indexes, weights }
 }
 
 fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendToScheduler {

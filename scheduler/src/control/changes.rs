@@ -291,7 +291,7 @@ fn short(reason: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto::LatencyProfile;
+    use proto::{LatencyProfile, Weights};
 
     const LOAD: (ModelChange, &str) = (ModelChange::Load, "m");
     const UNLOAD: (ModelChange, &str) = (ModelChange::Unload, "m");
@@ -306,7 +306,8 @@ mod tests {
 
     fn offer() -> ModelOffer {
         let profile = LatencyProfile::linear(1.0, 1.0, 4).unwrap();
-        ModelOffer { name: "m".into(), version: "1".into(), profile, input_bytes: 8, gpu_indexes: vec![0] }
+        let (name, version, weights) = ("m".into(), "1".into(), Weights::default());
+        ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes: vec![0], weights }
     }
 
     #[test]

@@ -7,11 +7,12 @@ use std::{
 };
 
 use proto::{
-    BackendId, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, Span, Timestamp,
+    BackendId, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, Span, Timestamp, Weights,
     backend_to_scheduler::{BackendHello, ModelOffer},
     frontend_to_scheduler::{ADDRESS_BYTES_MAX, NAME_BYTES_MAX},
     hello::Member,
     scheduler_to_frontend::{DropReason, NetworkTimes},
+    weights::{LOAD_MAX, PAGES_MAX, WeightsTally},
 };
 use thiserror::Error;
 
@@ -119,6 +120,8 @@ pub(super) struct Backend {
     in_vain: BTreeSet<ModelId>,
     pub(super) linked: BTreeMap<FrontendId, LinkId>,
     joining: Joining,
+    /// What has become of weights there, as it says.
+    pub(super) tally: WeightsTally,
     /// It wants no more plans.
     leaves: bool,
     token: u64,
@@ -137,7 +140,42 @@ pub(super) struct Gpu {
     /// Whether its executor works, as its backend says.
     is_usable: bool,
     /// What planners take it to host; `None` while it is not in use.
-    planned: Option<Vec<ModelId>>,
+    pub(super) planned: Option<Vec<ModelId>>,
+    /// If it holds but a part of what it hosts.
+    pub(super) memory: Option<Memory>,
+}
+
+/// A GPU's memory for weights.
+#[derive(Debug, Clone)]
+pub(super) struct Memory {
+    pub(super) pages: u32,
+    pub(super) resident: Resident,
+    /// Its backend does not have there what planners believe.
+    pub(super) is_disputed: bool,
+}
+
+impl Gpu {
+    fn is_disputed(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.is_disputed)
+    }
+}
+
+impl Memory {
+    /// Of a GPU that nobody has been asked about.
+    fn new(pages: u32) -> Self {
+        Self { pages, resident: Resident::Unknown, is_disputed: false }
+    }
+}
+
+/// What is in a GPU's memory before planners decide about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Resident {
+    /// Its backend has not been asked.
+    Unknown,
+    /// It has said so much.
+    Asked(Vec<ModelId>),
+    /// That is all.
+    Known(Vec<ModelId>),
 }
 
 #[derive(Debug)]
@@ -148,6 +186,8 @@ pub(super) struct Model {
     pub(super) profile: LatencyProfile,
     /// Bytes of one task's input.
     pub(super) input_bytes: u32,
+    /// What it takes in memory, by the largest of all offers.
+    pub(super) weights: Weights,
     /// The ModelThread that plans it.
     pub(super) owner: ModelThreadId,
     /// l(1) and the network's part, as its owner plans with them; `None` until that has said so.
@@ -164,8 +204,12 @@ pub(super) struct Members {
     pub(super) backends: BTreeMap<BackendId, Backend>,
     pub(super) gpus: BTreeMap<GpuId, Gpu>,
     pub(super) models: Vec<Model>,
+    /// All versions of each model, by its name.
+    versions: BTreeMap<String, Vec<ModelId>>,
     /// Models that have an owner; the rest have come just now.
     pub(super) dealt: usize,
+    /// What became of weights at backends that are gone.
+    past: WeightsTally,
     reach: Reach,
     /// When that was decided.
     reached_at: Timestamp,
@@ -211,7 +255,9 @@ impl Members {
             backends: BTreeMap::new(),
             gpus: BTreeMap::new(),
             models: Vec::new(),
+            versions: BTreeMap::new(),
             dealt: 0,
+            past: WeightsTally::default(),
             reach: Reach::default(),
             reached_at: Timestamp::PAST,
             next_frontend: first_id % FrontendId::COUNT_MAX,
@@ -307,12 +353,15 @@ impl Members {
         for (index, mut models) in hosted.into_iter().enumerate() {
             models.sort_unstable();
             models.dedup();
-            gpus.push(self.add_gpu(Gpu { backend, index: index as u32, models, is_usable: true, planned: None }));
+            let memory = hello.memory_pages.map(Memory::new);
+            let index = index as u32;
+            gpus.push(self.add_gpu(Gpu { backend, index, models, is_usable: true, planned: None, memory }));
         }
         let joining = Joining { threads, grace_until: now + LINK_GRACE };
         let linked = BTreeMap::new();
         let (token, leaves, obeys, owes) = (known.token, false, false, false);
-        let entry = Backend { gpus, offers: taken, in_vain, linked, joining, leaves, token, obeys, owes };
+        let (tally, offers) = (WeightsTally::default(), taken);
+        let entry = Backend { gpus, offers, in_vain, linked, joining, tally, leaves, token, obeys, owes };
         self.backends.insert(backend, entry);
         Ok(Joined { backend, models, reprofiled })
     }
@@ -326,7 +375,9 @@ impl Members {
 
     /// Gives a GPU that left the planners a new id, as one that they do not know.
     pub(super) fn rename_gpu(&mut self, old: GpuId) -> GpuId {
-        let gpu = Gpu { planned: None, ..self.gpus.remove(&old).expect("the caller looked it up") };
+        let gone = self.gpus.remove(&old).expect("the caller looked it up");
+        let memory = gone.memory.map(|memory| Memory::new(memory.pages));
+        let gpu = Gpu { planned: None, memory, ..gone };
         let (backend, index) = (gpu.backend, gpu.index as usize);
         let new = self.add_gpu(gpu);
         self.backends.get_mut(&backend).expect("GPUs leave with their backend").gpus[index] = new;
@@ -347,7 +398,7 @@ impl Members {
             only_in(&gpu.models, planned) || only_in(planned, &gpu.models)
         };
         let leaves = |gpu: &Gpu| match &gpu.planned {
-            Some(planned) => !is_used(gpu) || differs(gpu, planned),
+            Some(planned) => !is_used(gpu) || differs(gpu, planned) || gpu.is_disputed(),
             None => false,
         };
         self.gpus.iter().filter(|(_, gpu)| leaves(gpu)).map(|(&id, _)| id).collect()
@@ -358,7 +409,9 @@ impl Members {
         let mut coming = Vec::new();
         for (&id, gpu) in &mut self.gpus {
             let obeys = self.backends.get(&gpu.backend).is_some_and(|entry| entry.obeys);
-            if gpu.planned.is_none() && gpu.is_usable && obeys && self.reach.backends.contains(&gpu.backend) {
+            let is_known = gpu.memory.as_ref().is_none_or(|memory| matches!(memory.resident, Resident::Known(_)));
+            let is_used = gpu.is_usable && obeys && self.reach.backends.contains(&gpu.backend);
+            if gpu.planned.is_none() && is_used && is_known {
                 gpu.planned = Some(gpu.models.clone());
                 coming.push(id);
             }
@@ -376,6 +429,45 @@ impl Members {
         let Some(entry) = self.backends.get_mut(&backend) else { return BTreeSet::new() };
         (entry.obeys, entry.owes) = (true, false);
         std::mem::take(&mut entry.in_vain)
+    }
+
+    /// GPUs that planners could use if it were known what is in their memory; from now on it is asked about.
+    pub(super) fn gpus_to_ask(&mut self) -> Vec<GpuId> {
+        let mut asked = Vec::new();
+        for (&id, gpu) in &mut self.gpus {
+            let obeys = self.backends.get(&gpu.backend).is_some_and(|entry| entry.obeys);
+            let is_used = gpu.is_usable && obeys && self.reach.backends.contains(&gpu.backend);
+            if let Some(memory) = gpu.memory.as_mut().filter(|memory| memory.resident == Resident::Unknown)
+                && is_used
+            {
+                memory.resident = Resident::Asked(Vec::new());
+                asked.push(id);
+            }
+        }
+        asked
+    }
+
+    /// A backend that begins to obey knows none of its GPUs' names any more.
+    pub(super) fn forget_resident(&mut self, backend: BackendId) {
+        for gpu in self.backends.get(&backend).into_iter().flat_map(|entry| &entry.gpus) {
+            let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
+            let is_planned = gpu.planned.is_some();
+            if let Some(memory) = &mut gpu.memory {
+                *memory = Memory { is_disputed: is_planned, ..Memory::new(memory.pages) };
+            }
+        }
+    }
+
+    /// Notes what a backend says has become of weights.
+    pub(super) fn set_tally(&mut self, backend: BackendId, tally: WeightsTally) {
+        if let Some(entry) = self.backends.get_mut(&backend) {
+            entry.tally = WeightsTally { busy: tally.busy.max(Span::ZERO), ..tally };
+        }
+    }
+
+    /// What has become of weights at all backends.
+    pub(super) fn tally(&self) -> WeightsTally {
+        self.backends.values().fold(self.past, |sum, entry| sum.plus(entry.tally))
     }
 
     /// Takes a model, whatever its version, from all GPUs. Yields who hosted it and obeys; others are told once they
@@ -414,7 +506,7 @@ impl Members {
 
     /// Whether any backend has ever offered a model of that name.
     pub(super) fn is_known(&self, name: &str) -> bool {
-        self.models.iter().any(|model| model.name == name)
+        self.versions.contains_key(name)
     }
 
     /// The offer of a backend that has loaded `name`, checked; or why it cannot be taken.
@@ -425,8 +517,9 @@ impl Members {
         if self.models.len() >= MODELS_MAX && self.position(offer).is_none() {
             return Err(JoinError::TooMany { kind: "models", max: MODELS_MAX }.to_string());
         }
-        let gpus = self.backends.get(&backend).map_or(0, |backend| backend.gpus.len() as u32);
-        check_offer(gpus, offer)
+        let gpus = self.backends.get(&backend).map_or(&[][..], |backend| &backend.gpus[..]);
+        let memory = gpus.first().and_then(|gpu| self.gpus[gpu].memory.as_ref());
+        check_offer(gpus.len() as u32, memory.map(|memory| memory.pages), offer)
     }
 
     /// Backends host what they have loaded, instead of any other version. The profile is made of these offers alone.
@@ -443,6 +536,7 @@ impl Members {
             if is_first {
                 let entry = &mut self.models[model.0 as usize];
                 (entry.profile, entry.input_bytes) = (offer.profile.clone(), offer.input_bytes);
+                entry.weights = offer.weights;
             }
             hosted.models.insert(backend, model);
             let profile = self.shared(model, &offer.profile);
@@ -463,29 +557,32 @@ impl Members {
     }
 
     fn position(&self, offer: &ModelOffer) -> Option<ModelId> {
-        let same = |model: &Model| model.name == offer.name && model.version == offer.version;
-        self.models.iter().position(same).map(|index| ModelId(index as u32))
+        let versions = self.versions.get(&offer.name)?;
+        versions.iter().copied().find(|model| self.models[model.0 as usize].version == offer.version)
     }
 
     /// The offered model's id, and whether it is new or its profile changed.
     fn merge_offer(&mut self, offer: &ModelOffer) -> (ModelId, bool) {
         let Some(id) = self.position(offer) else {
+            let id = ModelId(self.models.len() as u32);
+            self.versions.entry(offer.name.clone()).or_default().push(id);
             self.models.push(Model {
                 name: offer.name.clone(),
                 version: offer.version.clone(),
                 profile: offer.profile.clone(),
                 input_bytes: offer.input_bytes,
+                weights: offer.weights,
                 owner: ModelThreadId(0),
                 planned: None,
                 hosts: 0,
                 hosted: Err(DropReason::NoBackend),
             });
-            return (ModelId((self.models.len() - 1) as u32), true);
+            return (id, true);
         };
-        let profile = &mut self.models[id.0 as usize].profile;
-        let slowest = profile.slowest(&offer.profile);
-        let changed = slowest != *profile;
-        *profile = slowest;
+        let Model { profile, weights, .. } = &mut self.models[id.0 as usize];
+        let (slowest, largest) = (profile.slowest(&offer.profile), weights.largest(offer.weights));
+        let changed = slowest != *profile || largest != *weights;
+        (*profile, *weights) = (slowest, largest);
         (id, changed)
     }
 
@@ -503,6 +600,7 @@ impl Members {
     pub(super) fn remove_backend(&mut self, backend: BackendId) -> Option<(Vec<GpuId>, Vec<ModelId>)> {
         let gone = self.backends.remove(&backend)?;
         self.reach.backends.remove(&backend);
+        self.past = self.past.plus(gone.tally.past());
         for gpu in &gone.gpus {
             self.gpus.remove(gpu);
         }
@@ -647,12 +745,17 @@ fn check_offers(hello: &BackendHello) -> Result<Vec<ModelOffer>, JoinError> {
         let text = format!("gpus is {}, expected 1 to {GPUS_PER_BACKEND_MAX}", hello.gpus);
         return Err(JoinError::BadOffer(text));
     }
-    let checked = hello.models.iter().map(|offer| check_offer(hello.gpus, offer).map_err(JoinError::BadOffer));
+    if let Some(pages) = hello.memory_pages.filter(|pages| !(1..=PAGES_MAX).contains(pages)) {
+        let text = format!("the memory of a GPU has {pages} pages, expected 1 to {PAGES_MAX}");
+        return Err(JoinError::BadOffer(text));
+    }
+    let check = |offer| check_offer(hello.gpus, hello.memory_pages, offer).map_err(JoinError::BadOffer);
+    let checked = hello.models.iter().map(check);
     checked.collect()
 }
 
 /// An offer with its profile validated, or what is wrong with it.
-fn check_offer(gpus: u32, offer: &ModelOffer) -> Result<ModelOffer, String> {
+fn check_offer(gpus: u32, memory_pages: Option<u32>, offer: &ModelOffer) -> Result<ModelOffer, String> {
     let ModelOffer { name, version, profile, gpu_indexes, .. } = offer;
     if name.is_empty() || name.len() > NAME_BYTES_MAX || version.len() > NAME_BYTES_MAX {
         return Err(format!("a model's name and version have 1 to {NAME_BYTES_MAX} bytes, found {}", name.len()));
@@ -661,136 +764,16 @@ fn check_offer(gpus: u32, offer: &ModelOffer) -> Result<ModelOffer, String> {
         return Err(format!("{name} names GPU {index} of {gpus} (they count from 0)"));
     }
     let profile = profile.clone().validated().map_err(|error| format!("{name}: {error}"))?;
-    Ok(ModelOffer { profile, ..offer.clone() })
+    // Where memory is not short, weights take nothing.
+    let weights = memory_pages.map_or(Weights::default(), |_| offer.weights);
+    if memory_pages.is_some_and(|pages| weights.pages > pages) {
+        return Err(format!("{name} takes {} pages of a memory that has {}", weights.pages, memory_pages.unwrap_or(0)));
+    }
+    if !(Span::ZERO..=LOAD_MAX).contains(&weights.load) {
+        return Err(format!("{name} takes {} to load, expected at most {LOAD_MAX}", weights.load));
+    }
+    Ok(ModelOffer { profile, weights, ..offer.clone() })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn offer(name: &str, alpha_ms: f64, gpu_indexes: Vec<u32>) -> ModelOffer {
-        let profile = LatencyProfile::linear(alpha_ms, 1.0, 8).unwrap();
-        ModelOffer { name: name.into(), version: "1".into(), profile, input_bytes: 100, gpu_indexes }
-    }
-
-    fn hello(gpus: u32, models: Vec<ModelOffer>) -> BackendHello {
-        BackendHello::new(gpus, models)
-    }
-
-    /// Every model is wanted.
-    fn all(_: &str) -> bool {
-        false
-    }
-
-    /// All backends obey.
-    fn used(members: &mut Members, now: i64) -> bool {
-        members.backends.values_mut().for_each(|backend| backend.obeys = true);
-        let reach = members.reach(Timestamp(now));
-        members.set_reach(Timestamp(now), reach);
-        members.hosted_anew();
-        members.is_used(BackendId(0))
-    }
-
-    #[test]
-    fn a_backend_is_used_once_it_is_linked_to_all_who_are_served() {
-        let mut members = Members::new(0);
-        let early = members.add_frontend(Timestamp(0), "a:1".into(), 0, Known { id: None, token: 0 }).unwrap();
-        assert!(!used(&mut members, 0) && members.is_served(early));
-        let joined = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 1.0, vec![0])]), 0, all).unwrap();
-        let late = members.add_frontend(Timestamp(0), "b:1".into(), 1, Known { id: None, token: 0 }).unwrap();
-        assert!(!used(&mut members, 1));
-        assert!(members.set_linked(joined.backend, early, Some(LinkId(1))));
-        assert!(used(&mut members, 2) && members.is_served(early) && !members.is_served(late));
-        assert_eq!((members.models[0].hosts, members.gpus_that_come()), (1, vec![GpuId(0)]));
-        assert!(members.set_linked(joined.backend, late, Some(LinkId(1))));
-        assert!(used(&mut members, 3) && !members.is_served(late), "it has yet to connect to a ModelThread");
-        members.handle_connected(Member::Frontend(late));
-        assert!(used(&mut members, 4) && members.is_served(late));
-    }
-
-    #[test]
-    fn a_frontend_that_cannot_be_reached_delays_a_backend_only_so_long() {
-        let mut members = Members::new(0);
-        let there = members.add_frontend(Timestamp(0), "a:1".into(), 0, Known { id: None, token: 0 }).unwrap();
-        assert!(!used(&mut members, 0));
-        let [one, other] =
-            [5, 6].map(|at| members.add_backend(Timestamp(at), hello(1, vec![]), 0, all).unwrap().backend);
-        members.set_linked(other, there, Some(LinkId(1)));
-        let grace_ends = |at| Timestamp(at) + LINK_GRACE;
-        assert!(!used(&mut members, 7) && members.is_used(other));
-        assert_eq!(members.poll_timeout(), Some(grace_ends(5)));
-        assert!(!used(&mut members, grace_ends(5).0) && members.is_used(other), "who reaches nobody stays out");
-        assert_eq!((members.poll_timeout(), members.is_served(there)), (None, true));
-        members.set_linked(one, there, Some(LinkId(1)));
-        assert!(used(&mut members, grace_ends(6).0));
-    }
-
-    #[test]
-    fn two_offers_of_a_model_share_its_id_and_the_slower_profile() {
-        let mut members = Members::new(0);
-        let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 1.0, vec![0, 1])]), 0, all).unwrap();
-        let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 2.0, vec![0])]), 0, all).unwrap();
-        let same = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 0.5, vec![0])]), 0, all).unwrap();
-        assert_eq!((one.models.clone(), other.models), (vec![ModelId(0)], vec![ModelId(0)]));
-        assert_eq!((other.reprofiled.len(), same.reprofiled.len()), (1, 0));
-        assert_eq!(members.models[0].profile.latency(3), Span::from_millis(7));
-        assert_eq!(members.gpus.len(), 4);
-    }
-
-    #[test]
-    fn a_slower_backend_counts_while_it_is_there_and_equal_offers_are_one() {
-        let mut members = Members::new(0);
-        let [slow, fast, same] = [2.0, 1.0, 1.0].map(|alpha_ms| {
-            let offers = vec![offer("m", alpha_ms, vec![0, 1])];
-            members.add_backend(Timestamp(0), hello(3, offers), 0, all).unwrap().backend
-        });
-        let offers: Vec<_> = members.offers(ModelId(0)).collect();
-        let ids = |backend: BackendId| members.backends[&backend].gpus[..2].to_vec();
-        assert_eq!(offers.iter().map(|offer| offer.0).collect::<Vec<_>>(), [slow, fast, same]);
-        assert!(offers.iter().all(|(backend, gpus, _)| *gpus == ids(*backend)));
-        assert!(Arc::ptr_eq(offers[1].2, offers[2].2) && !Arc::ptr_eq(offers[0].2, offers[1].2));
-        assert_eq!(members.remove_backend(fast).unwrap().1, []);
-        assert_eq!(members.models[0].profile.latency(3), Span::from_millis(7));
-        assert_eq!(members.remove_backend(slow).unwrap().1, [ModelId(0)]);
-        assert_eq!(members.models[0].profile.latency(3), Span::from_millis(4));
-        assert_eq!(members.remove_backend(same).unwrap().1, [], "who comes back is measured again");
-        assert_eq!(members.models[0].profile.latency(3), Span::from_millis(4));
-    }
-
-    #[test]
-    fn wrong_offers_are_refused_with_the_reason() {
-        let mut members = Members::new(0);
-        let mut refuse = |hello| members.add_backend(Timestamp(0), hello, 0, all).unwrap_err().to_string();
-        assert!(refuse(hello(0, vec![])).contains("gpus is 0, expected 1 to 64"));
-        assert!(refuse(hello(2, vec![offer("m", 1.0, vec![2])])).contains("m names GPU 2 of 2"));
-        assert!(refuse(hello(1, vec![offer("", 1.0, vec![0])])).contains("name"));
-    }
-
-    #[test]
-    fn a_loaded_version_takes_the_place_of_the_others_and_their_profile() {
-        let mut members = Members::new(0);
-        let one = members.add_backend(Timestamp(0), hello(2, vec![offer("m", 5.0, vec![0, 1])]), 0, all).unwrap();
-        let other = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 5.0, vec![0])]), 0, all).unwrap();
-        used(&mut members, 0);
-        members.gpus_that_come();
-        let newer = |alpha_ms| ModelOffer { version: "2".into(), ..offer("m", alpha_ms, vec![0]) };
-        let offers = [(one.backend, newer(1.0)), (other.backend, newer(2.0))].into();
-        let hosted = members.host(&offers);
-        assert_eq!(hosted.models, [(one.backend, ModelId(1)), (other.backend, ModelId(1))].into());
-        assert_eq!(hosted.replaced, [(one.backend, ModelId(0)), (other.backend, ModelId(0))].into());
-        assert_eq!(members.models[1].profile.latency(1), Span::from_millis(3));
-        // The second GPU of the first backend hosts nothing that is of use any more, so the planner need not know.
-        let reach = members.reach(Timestamp(1));
-        assert_eq!(members.gpus_that_leave(&reach), [one_gpu(&members, one.backend), one_gpu(&members, other.backend)]);
-        let again = [(one.backend, newer(0.5)), (other.backend, newer(0.5))].into();
-        assert_eq!(members.host(&again).replaced, BTreeSet::new());
-        assert_eq!(members.models[1].profile.latency(1), Span::from_micros(1_500), "not the slower one of before");
-        assert_eq!(members.withdraw("m"), [(one.backend, ModelId(1)), (other.backend, ModelId(1))].into());
-        assert!(used(&mut members, 2) && members.is_known("m"));
-        assert_eq!(members.models[1].hosts, 0);
-    }
-
-    fn one_gpu(members: &Members, backend: BackendId) -> GpuId {
-        members.backends[&backend].gpus[0]
-    }
-}
+mod tests;

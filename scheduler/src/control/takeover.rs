@@ -302,6 +302,7 @@ impl Control {
         if epoch == self.claim().epoch && self.members.backends.contains_key(&backend) {
             let in_vain = self.members.set_obeys(backend);
             self.unload(&in_vain.into_iter().map(|model| (backend, model)).collect());
+            self.members.forget_resident(backend);
             self.refresh(now);
             self.settle_heirs(now);
         }

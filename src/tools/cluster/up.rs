@@ -66,7 +66,7 @@ impl UpArgs {
         };
         if let Some(repository) = &self.repository {
             layout.repository = repository.clone();
-            layout.backend = vec![BackendLayout { gpus: 1, models: Vec::new() }];
+            layout.backend = vec![BackendLayout::new(1, Vec::new())];
         }
         layout.strict |= self.strict;
         layout.http = self.http.map_or(layout.http, |http| vec![http]);

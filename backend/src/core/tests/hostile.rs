@@ -2,13 +2,16 @@
 //! several schedulers, they claim to be the primary in turn. Nothing panics (sums are checked in tests), nothing grows
 //! without bound, and every transfer stays within the staging memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use proto::slot::{GUARD_BYTES, GUARD_EMPTY, guard_word};
+use proto::{
+    GpuId,
+    slot::{GUARD_BYTES, GUARD_EMPTY, guard_word},
+};
 
 const STEPS: usize = 400;
 const FRONTENDS: u32 = 3;
@@ -27,6 +30,10 @@ struct Attack {
     guarded: BTreeMap<u64, TaskId>,
     writes: Vec<(ConnectionId, u64)>,
     executing: Vec<usize>,
+    /// GPUs to whose memory weights are on their way, and what is there.
+    copying: BTreeMap<usize, ModelId>,
+    weights: BTreeSet<(usize, ModelId)>,
+    has_memory: bool,
     loads: Vec<LoadId>,
     executed: u64,
     guards: usize,
@@ -40,11 +47,13 @@ struct Attack {
 
 impl Attack {
     fn new(seed: u64) -> Self {
-        let models = vec![Arc::new(loaded("m", 8)), Arc::new(loaded("n", 5))];
+        let has_memory = seed.is_multiple_of(3);
+        let weights = Weights { pages: if has_memory { 6 } else { 0 }, load: Span::from_millis(1) };
+        let models = [loaded("m", 8), loaded("n", 5)].map(|model| Arc::new(Loaded { weights, ..model })).to_vec();
         let staging = Staging::new(2, &models.iter().map(|model| model.shape).collect::<Vec<_>>());
         let count = 1 + (seed % 3) as u16;
         let schedulers = (1..=count).map(|port| ([127, 0, 0, 1], port).into()).collect();
-        let config = CoreConfig { schedulers, token: 6, staging, lkey: 7 };
+        let config = CoreConfig { schedulers, token: 6, staging, lkey: 7, memory_pages: has_memory.then_some(10) };
         let mut attack = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
             core: Core::new(config, models).unwrap(),
@@ -58,6 +67,9 @@ impl Attack {
             guards: 0,
             writes: Vec::new(),
             executing: Vec::new(),
+            copying: BTreeMap::new(),
+            weights: BTreeSet::new(),
+            has_memory,
             loads: Vec::new(),
             executed: 0,
             schedulers: count,
@@ -211,6 +223,18 @@ impl Attack {
             }
             4 if self.schedulers > 1 => SchedulerToBackend::Takeover { epoch: self.claim().epoch },
             5 if self.rng.random_range(0..4) == 0 => SchedulerToBackend::AskPrimary,
+            12 if self.has_memory || self.rng.random_range(0..300) == 0 => {
+                let gpu = GpuId(self.number(1) as u32);
+                SchedulerToBackend::AskResident { gpu_index: (gpu.0).min(2), gpu }
+            }
+            13 | 14 if self.has_memory => {
+                let (gpu, model) = (GpuId(self.number(1) as u32), ModelId(5 + (self.number(1) as u32).min(9)));
+                let (earliest, latest) = (self.now, if self.rng.random() { self.now } else { self.instant() });
+                match self.rng.random_range(0..4) {
+                    0 => SchedulerToBackend::UnloadWeights { gpu, model },
+                    _ => SchedulerToBackend::LoadWeights { gpu, model, earliest, latest },
+                }
+            }
             10 | 11 => SchedulerToBackend::Cancel { plan: PlanId(self.number(6)), task: self.task() },
             _ => SchedulerToBackend::Plan(self.plan()),
         };
@@ -270,6 +294,11 @@ impl Attack {
 
     fn finish(&mut self) {
         let now = self.now;
+        if let Some((gpu, model)) = self.copying.pop_first() {
+            let is_done = self.rng.random_range(0..8) > 0;
+            assert!(!is_done || self.weights.insert((gpu, model)), "{model:?} is there twice");
+            return self.core.handle_copied(now, gpu, is_done);
+        }
         match self.rng.random_range(0..4) {
             0 | 1 if !self.reads.is_empty() => {
                 let (connection, token) = self.reads.swap_remove(self.rng.random_range(0..self.reads.len()));
@@ -355,8 +384,14 @@ impl Attack {
                     assert!(!self.executing.contains(&gpu), "a GPU is given two batches");
                     let inside = |run: &Run| run.input_offset.max(run.output_offset) < self.staging.bytes();
                     assert!(job.runs.iter().all(inside));
+                    let model = job.model;
+                    // What clients have loaded has no weights.
+                    let has_weights = self.has_memory && self.core.loaded(model).weights.pages > 0;
+                    assert!(!has_weights || self.weights.contains(&(gpu, model)), "its weights are not there");
                     self.executing.push(gpu);
                 }
+                Output::CopyWeights { gpu, model, .. } => assert!(self.copying.insert(gpu, model).is_none()),
+                Output::FreeWeights { gpu, model } => assert!(self.weights.remove(&(gpu, model))),
                 Output::Load { load, .. } => self.loads.push(load),
                 Output::Send { connection, frame } => {
                     let is_up =

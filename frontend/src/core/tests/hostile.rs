@@ -178,6 +178,7 @@ impl Attack {
                 members: u32::MAX,
                 obeying: u32::MAX,
                 settled: Span(i64::MIN),
+                ..SchedulerLoad::default()
             }),
             5 => {
                 let most = if self.rng.random_range(0..20) == 0 { 1025 } else { 1024 };

@@ -1,0 +1,97 @@
+//! GPUs whose memory holds a part of what they host. What is in it planners are told once, when such a GPU joins them,
+//! and decide from then on. So it joins in two steps: its backend is asked by the name under which it is about to be
+//! planned with, and from its answer on only orders by that name count. Whatever was ordered before, by an earlier
+//! primary or before the GPU left the planners, is over by then.
+
+use proto::{
+    BackendId, GpuId, ModelId, Timestamp,
+    backend_to_scheduler::{BackendHello, RESIDENT_MAX},
+    scheduler_to_backend::SchedulerToBackend,
+};
+
+use super::{
+    Control, ControlOutput, JoinError, Violation,
+    members::{Memory, Resident},
+};
+use crate::task::GpuMemory;
+
+impl Control {
+    /// Whether the policy can use a backend's memory.
+    pub(super) fn check_memory(&self, hello: &BackendHello) -> Result<(), JoinError> {
+        let policy = self.config.policy;
+        if hello.memory_pages.is_none() || policy.loads_weights() {
+            return Ok(());
+        }
+        Err(JoinError::BadOffer(format!(
+            "gpu_memory_mb: found memory that holds a part of all models, expected none of this key with the \
+             scheduler's policy {policy}, which loads no weights"
+        )))
+    }
+
+    /// Asks what is in the memory of GPUs that are about to join planners.
+    pub(super) fn ask_resident(&mut self) {
+        for gpu in self.members.gpus_to_ask() {
+            let entry = &self.members.gpus[&gpu];
+            let message = SchedulerToBackend::AskResident { gpu_index: entry.index, gpu };
+            self.outputs.push_back(ControlOutput::ToBackend(entry.backend, message));
+        }
+    }
+
+    /// A backend says what is in a GPU's memory.
+    pub(super) fn on_resident(
+        &mut self,
+        now: Timestamp,
+        (backend, gpu): (BackendId, GpuId),
+        models: Vec<ModelId>,
+        is_last: bool,
+    ) -> Result<(), Violation> {
+        // It may have got another name since.
+        let entry = self.members.gpus.get_mut(&gpu).filter(|entry| entry.backend == backend);
+        let Some(Memory { resident, pages, .. }) = entry.and_then(|entry| entry.memory.as_mut()) else { return Ok(()) };
+        let Resident::Asked(known) = resident else { return Ok(()) };
+        if models.len() > RESIDENT_MAX || known.len() + models.len() > *pages as usize {
+            return Err(Violation(format!("it has more models in the {pages} pages of {gpu:?} than fit")));
+        }
+        known.extend(models);
+        if is_last {
+            *resident = Resident::Known(std::mem::take(known));
+            self.refresh(now);
+        }
+        Ok(())
+    }
+
+    /// What a GPU that joins planners has in memory. What it does not host any more, or what does not fit by our
+    /// count, has to go.
+    pub(super) fn take_resident(&mut self, gpu: GpuId) -> Option<GpuMemory> {
+        let entry = self.members.gpus.get_mut(&gpu)?;
+        let Memory { pages, resident: Resident::Known(known), .. } = entry.memory.as_mut()? else { return None };
+        let (pages, mut known) = (*pages, std::mem::take(known));
+        known.sort_unstable();
+        known.dedup();
+        let (mut left, mut resident) = (pages, Vec::new());
+        for model in known {
+            let takes = self.members.models.get(model.0 as usize).map(|model| model.weights.pages);
+            match takes.filter(|&takes| takes <= left && entry.models.binary_search(&model).is_ok()) {
+                Some(takes) => {
+                    left -= takes;
+                    resident.push(model);
+                }
+                None => {
+                    let message = SchedulerToBackend::UnloadWeights { gpu, model };
+                    self.outputs.push_back(ControlOutput::ToBackend(entry.backend, message));
+                }
+            }
+        }
+        Some(GpuMemory { pages, resident })
+    }
+
+    /// A batch came whose weights were not there: the GPU leaves planners, and joins them with what is.
+    pub(super) fn on_weights_missing(&mut self, now: Timestamp, backend: BackendId, gpu: GpuId) {
+        let entry = self.members.gpus.get_mut(&gpu).filter(|entry| entry.backend == backend && entry.planned.is_some());
+        if let Some(memory) = entry.and_then(|entry| entry.memory.as_mut()) {
+            tracing::warn!(gpu = gpu.0, backend = backend.0, "planners take weights for resident that are not");
+            memory.is_disputed = true;
+            self.refresh(now);
+        }
+    }
+}
