@@ -242,7 +242,9 @@ impl Measured {
 
     /// However long requests wait and batches are late.
     fn sustains(&self, rate_rps: f64) -> bool {
-        self.generated_rps >= GENERATED_PART_MIN * rate_rps && self.dropped_fraction <= DROPPED_FRACTION_MAX
+        self.planned_rps > 0.0
+            && self.generated_rps >= GENERATED_PART_MIN * rate_rps
+            && self.dropped_fraction <= DROPPED_FRACTION_MAX
     }
 }
 

@@ -182,6 +182,9 @@ impl Control {
     pub fn handle_backend_joined(&mut self, now: Timestamp, hello: BackendHello) -> Result<BackendWelcome, JoinError> {
         self.check_open(now, hello.standing)?;
         self.check_memory(&hello)?;
+        if hello.known_as.is_some_and(|backend| self.takeover.has_gone(backend)) {
+            self.end_handover(now);
+        }
         let threads = self.config.addresses.len();
         let joined = self.members.add_backend(now, hello, threads, |model| self.changes.is_unloaded(model))?;
         let model_threads = self.admit(Member::Backend(joined.backend));
@@ -242,6 +245,7 @@ impl Control {
                     self.outputs.push_back(ControlOutput::ToBackend(backend, message));
                 }
             }
+            Member::Backend(backend) if self.takeover.is_handed_over => return self.note_gone(now, backend),
             Member::Backend(backend) => {
                 let planned = self.members.planned_gpus(backend);
                 let Some((gpus, reprofiled)) = self.members.remove_backend(backend) else { return };

@@ -55,6 +55,7 @@ impl Control {
         let network = LearnedNetwork { ctrl: heir.ctrl, resp: self.resp.learned() };
         self.tell_heir(heir.rank, SchedulerToScheduler::LearnedNetwork(network));
         self.tell_heir(heir.rank, SchedulerToScheduler::HandOver);
+        self.takeover.is_handed_over = true;
     }
 
     fn tell_heir(&mut self, rank: u16, message: SchedulerToScheduler) {

@@ -247,6 +247,13 @@ pub(super) struct Hosted {
     pub(super) refused: BTreeSet<BackendId>,
 }
 
+impl Gpu {
+    /// Its backend has yet to say what is in its memory.
+    pub(super) fn is_asked(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| matches!(memory.resident, Resident::Asked(_)))
+    }
+}
+
 impl Members {
     /// Nobody yet. The first ids follow from `first_id`.
     pub(super) fn new(first_id: u32) -> Self {

@@ -15,7 +15,11 @@ use proto::{
 use rand_chacha::rand_core::Rng as _;
 
 use super::{
-    Control, ControlOutput, PeerOutput, changes::Changes, learned, members::Heir, succession::SuccessionOutput,
+    Control, ControlOutput, PeerOutput,
+    changes::Changes,
+    learned,
+    members::{Gpu, Heir},
+    succession::SuccessionOutput,
 };
 use crate::{
     news::{ControlToRank, ControlToShard, Links},
@@ -43,6 +47,10 @@ pub(super) struct Takeover {
     operator: bool,
     /// Who is to be told what we have learned, and that it may take over.
     pub(super) heir: Option<learned::Heir>,
+    /// Another scheduler has been told that it may take over.
+    pub(super) is_handed_over: bool,
+    /// Backends that have left since, and when.
+    gone: Vec<(Timestamp, BackendId)>,
     /// Plans of earlier primaries, and who plans their models.
     inherited: BTreeMap<(BackendId, PlanId), ModelThreadId>,
     /// Schedulers that have connected to us.
@@ -64,9 +72,15 @@ impl Takeover {
         if self.is_under_way() { Span::ZERO } else { self.took }
     }
 
+    /// Whether a backend has left while there was to be another primary.
+    pub(super) fn has_gone(&self, backend: BackendId) -> bool {
+        self.gone.iter().any(|&(_, gone)| gone == backend)
+    }
+
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
         let operator = self.began_at.filter(|_| self.operator).map(|at| at + OPERATOR_WAIT);
-        [self.backends_until, operator].into_iter().flatten().min()
+        let gone = self.gone.first().map(|&(at, _)| at + BACKENDS_WAIT);
+        [self.backends_until, operator, gone].into_iter().flatten().min()
     }
 }
 
@@ -200,7 +214,7 @@ impl Control {
                     continue;
                 }
                 SuccessionOutput::StepDown => {
-                    self.on_step_down();
+                    self.on_step_down(now);
                     continue;
                 }
             };
@@ -254,12 +268,29 @@ impl Control {
 
     /// Members that have not left by themselves do so now; they come back as a standby's. What clients have loaded and
     /// unloaded is the new primary's to know.
-    fn on_step_down(&mut self) {
+    /// Whoever obeys the next primary leaves the former one, backends mostly before frontends: to those nothing is said of
+    /// that, as the next one accounts for all. It is made up for if there is none after all.
+    pub(super) fn note_gone(&mut self, now: Timestamp, backend: BackendId) {
+        if !self.takeover.has_gone(backend) {
+            self.takeover.gone.push((now, backend));
+        }
+    }
+
+    /// Backends that have left while there was to be another primary are dealt with.
+    pub(super) fn end_handover(&mut self, now: Timestamp) {
+        self.takeover.is_handed_over = false;
+        for (_, backend) in std::mem::take(&mut self.takeover.gone) {
+            self.handle_left(now, Member::Backend(backend));
+        }
+    }
+
+    fn on_step_down(&mut self, now: Timestamp) {
         let reason = "this scheduler is not the primary any more";
         let frontends = self.members.frontends.keys().map(|&id| Member::Frontend(id));
         let members = frontends.chain(self.members.backends.keys().map(|&id| Member::Backend(id)));
         self.outputs.extend(members.map(|member| ControlOutput::Close(member, reason.to_owned())));
         self.changes = Changes::default();
+        self.end_handover(now);
         self.takeover = Takeover { dialers: std::mem::take(&mut self.takeover.dialers), ..Takeover::default() };
         self.tell_dialers();
     }
@@ -343,9 +374,13 @@ impl Control {
         self.outputs.push_back(ControlOutput::ToShard(owner, ControlToShard::Inherited(backend, report)));
     }
 
-    /// Frontends that have said all are settled, once backends have.
+    /// Frontends that have said all are settled, once backends have, and what is in GPUs' memory is known: what runs again
+    /// before finds no GPU.
     pub(super) fn settle_heirs(&mut self, now: Timestamp) {
-        if self.claim().is_primary() && !self.members.backends.values().any(|backend| backend.owes) {
+        let waits = self.takeover.backends_until.is_some_and(|until| now < until);
+        let owes = self.members.backends.values().any(|backend| backend.owes)
+            || waits && self.members.gpus.values().any(Gpu::is_asked);
+        if self.claim().is_primary() && !owes {
             let threads = self.config.model_threads;
             let frontends = self.members.frontends.iter_mut();
             let ready = frontends
@@ -375,6 +410,9 @@ impl Control {
     /// Backends that owe a word have had their time: their links are fenced off, so nothing that they still do meets
     /// what runs again. They may obey later, with other links.
     pub(super) fn end_waiting(&mut self, now: Timestamp) {
+        if self.takeover.gone.first().is_some_and(|&(at, _)| at + BACKENDS_WAIT <= now) {
+            self.end_handover(now);
+        }
         if self.takeover.backends_until.is_some_and(|until| until <= now) {
             for (backend, entry) in self.members.backends.iter_mut().filter(|(_, entry)| entry.owes) {
                 entry.owes = false;

@@ -56,6 +56,7 @@ impl Control {
         if is_last {
             *resident = Resident::Known(std::mem::take(known));
             self.refresh(now);
+            self.settle_heirs(now);
         }
         Ok(())
     }
