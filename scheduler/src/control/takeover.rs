@@ -268,8 +268,8 @@ impl Control {
 
     /// Members that have not left by themselves do so now; they come back as a standby's. What clients have loaded and
     /// unloaded is the new primary's to know.
-    /// Whoever obeys the next primary leaves the former one, backends mostly before frontends: to those nothing is said of
-    /// that, as the next one accounts for all. It is made up for if there is none after all.
+    /// Whoever obeys the next primary leaves the former one, backends mostly before frontends: to those nothing is
+    /// said of that, as the next one accounts for all. It is made up for if there is none after all.
     pub(super) fn note_gone(&mut self, now: Timestamp, backend: BackendId) {
         if !self.takeover.has_gone(backend) {
             self.takeover.gone.push((now, backend));
@@ -374,8 +374,8 @@ impl Control {
         self.outputs.push_back(ControlOutput::ToShard(owner, ControlToShard::Inherited(backend, report)));
     }
 
-    /// Frontends that have said all are settled, once backends have, and what is in GPUs' memory is known: what runs again
-    /// before finds no GPU.
+    /// Frontends that have said all are settled, once backends have, and what is in GPUs' memory is known: what runs
+    /// again before finds no GPU.
     pub(super) fn settle_heirs(&mut self, now: Timestamp) {
         let waits = self.takeover.backends_until.is_some_and(|until| now < until);
         let owes = self.members.backends.values().any(|backend| backend.owes)
