@@ -6,7 +6,7 @@ use sim::{Options, Workload, arrivals::Arrivals, cluster, trace::Event};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, REQUESTS_PER_CORE_SECOND, look_of, policy, workload},
+    context::{Context, REQUESTS_PER_CORE_SECOND, policy, workload},
     table::{Table, cell},
 };
 
@@ -51,10 +51,10 @@ fn arrivals(seconds: f64, seed: u64) -> Arrivals {
         |rate_rps: f64, stream: u64| sim::arrivals::poisson(rate_rps, seed, stream).take_while(move |&at| at < seconds);
     let instant = |at: f64| Timestamp::ZERO + Span::from_secs_f64(at);
     instants[0].extend(gaps(MINOR_RPS, 0).map(instant));
-    for (number, at) in gaps(MAJOR_RPS, 1).enumerate() {
-        // One more model each time; they take turns.
-        let active = 1 + (at / seconds * (MODELS - 1) as f64) as usize;
-        instants[1 + number % active].push(instant(at));
+    for (at, place) in gaps(MAJOR_RPS, 1).zip(sim::arrivals::uniform(seed, 2)) {
+        // One more model each time, all equally popular.
+        let active = 1.0 + (at / seconds * (MODELS - 1) as f64).floor();
+        instants[1 + (place * active) as usize].push(instant(at));
     }
     Arrivals::listed(instants)
 }
@@ -105,7 +105,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let (mut rates, mut latencies) = (Vec::new(), Vec::new());
     for (index, (name, parts)) in NAMES.iter().zip(&found).enumerate() {
         for (class, who) in ["Minor", "Major"].into_iter().enumerate() {
-            let look = if class == 0 { look_of(name) } else { look_of(name) + 2 + index };
+            let look = 2 * index + class;
             let x = |point: usize| (point as f64 + 0.5) / POINTS as f64 * (MODELS - 1) as f64;
             let line = |points| Series { name: format!("{name}: {who}"), mark: Mark::Line, look, points };
             let rate = |part: &Part| part.in_time[class] as f64 * POINTS as f64 / seconds;

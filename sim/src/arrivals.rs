@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proto::{ModelId, Span, Timestamp};
-use rand::{Rng, SeedableRng};
+use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1, Gamma};
 use scheduler::indexed_heap::IndexedHeap;
@@ -56,6 +56,13 @@ pub fn poisson(rate_rps: f64, seed: u64, stream: u64) -> impl Iterator<Item = f6
         at += gap / rate_rps;
         Some(at)
     })
+}
+
+/// Numbers from 0 to 1, 1 excluded, from one of a seed's streams.
+pub fn uniform(seed: u64, stream: u64) -> impl Iterator<Item = f64> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(stream);
+    std::iter::from_fn(move || Some(rng.random()))
 }
 
 /// A request, as it rides along with its task.

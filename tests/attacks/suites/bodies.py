@@ -205,8 +205,8 @@ def odd_numbers(scene):
     timeouts = ["-1", "1e18", "9223372036854775807", "18446744073709551616", "[]", '"1"']
     bodies += [f'{{"parameters": {{"timeout": {value}}}, "inputs": []}}' for value in timeouts]
     statuses = ask_all(scene, [http1.request("POST", INFER, body.encode()) for body in bodies], 4)
-    # 1e-400 is a number: zero.
-    scene.expect(statuses.count(200) <= 2, f"nonsense was answered: {told(statuses)}")
+    # Zeros that are written oddly, and NaN and -Infinity, which are values of FP32 that Triton's clients send.
+    scene.expect(statuses.count(200) <= 4, f"nonsense was answered: {told(statuses)}")
     scene.expect(None not in statuses and 500 not in statuses, f"found {told(statuses)}, expected a refusal of each")
     return told(statuses)
 
