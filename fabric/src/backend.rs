@@ -409,7 +409,7 @@ impl BackendNode {
         let drifts = env.members[self.node.0].clock.drift.0.abs() + env.members[primary.0].clock.drift.0.abs();
         let followed = if obeys == Some(claim) && self.schedulers.len() == 1 { Span::ZERO } else { FOLLOWING_ERROR };
         let error = bound + Span(drifts * DRIFT_SPAN_SECONDS) + followed;
-        let at = env.era(primary);
+        let at = env.primary_era().expect("there is a primary");
         env.oracle.handle_started(at, (job.exec_at, job.latest), error);
     }
 

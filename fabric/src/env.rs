@@ -83,6 +83,7 @@ pub(super) struct Env {
     pub(super) scheduler_life: Life,
     /// The last scheduler that claimed the highest epoch.
     pub(super) primary: Option<(Claim, Node)>,
+    primary_clock: Option<(LocalClock, Span)>,
     /// What is between a scheduler's own clock and the one that it tells.
     eras: BTreeMap<Node, Span>,
     /// By member.
@@ -149,6 +150,7 @@ impl Env {
             mutation,
             scheduler_life: 0,
             primary: None,
+            primary_clock: None,
             eras: BTreeMap::new(),
             members: Vec::new(),
             repository: MODELS.map(|(name, _)| (name, 1)).into(),
@@ -218,6 +220,19 @@ impl Env {
     /// What the clock shows that a scheduler tells.
     pub(super) fn era(&self, node: Node) -> Timestamp {
         self.local(node) + self.eras.get(&node).copied().unwrap_or_default()
+    }
+
+    /// This one is the primary, and its clock is what the others are held against, also after its process has died:
+    /// one that starts in its place has another.
+    pub(super) fn set_primary(&mut self, claim: Claim, node: Node) {
+        self.primary = Some((claim, node));
+        let shift = self.eras.get(&node).copied().unwrap_or_default();
+        self.primary_clock = Some((self.members[node.0].clock, shift));
+    }
+
+    /// What the clock of the primary shows, or of the last one that there was.
+    pub(super) fn primary_era(&self) -> Option<Timestamp> {
+        self.primary_clock.map(|(clock, shift)| clock.at(self.now) + shift)
     }
 
     /// A scheduler has a timer at an instant of the clock that it tells.

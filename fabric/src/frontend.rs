@@ -442,7 +442,7 @@ impl Process {
 
 /// How far a frontend's estimate of the primary's clock is off.
 fn clock_error(env: &Env, core: &Core, node: Node) -> Span {
-    let estimate = env.primary.and_then(|(_, primary)| core.to_local(env.era(primary)));
+    let estimate = env.primary_era().and_then(|at| core.to_local(at));
     estimate.map_or(Span::ZERO, |estimate| Span((estimate - env.local(node)).0.abs()))
 }
 

@@ -337,8 +337,8 @@ impl Fabric {
     fn note_primary(&mut self) {
         let claims = self.schedulers.iter_mut().map(|scheduler| (scheduler.claim(), scheduler.node));
         let primaries = claims.filter(|(claim, _)| claim.is_primary());
-        if let Some(primary) = primaries.max_by_key(|(claim, _)| claim.epoch) {
-            self.env.primary = Some(primary);
+        if let Some((claim, node)) = primaries.max_by_key(|(claim, _)| claim.epoch) {
+            self.env.set_primary(claim, node);
         }
     }
 
