@@ -347,8 +347,9 @@ impl Succession {
         let offset = theirs - now;
         if self.is_synced {
             // What was known is worse by now than it was, but better than what slow exchanges tell.
+            // Who was the primary itself has not followed anybody for long, and is no worse for it.
             let known = self.clock_error + (now - self.synced_at) / DRIFT_MAX;
-            if bound <= known {
+            if bound <= known.min(CLOCK_ERROR_MAX) {
                 (self.synced_at, self.clock_error) = (now, bound);
                 self.outputs.push_back(SuccessionOutput::ShiftClock(offset));
             }
@@ -648,7 +649,9 @@ mod tests {
         };
         let (far, slow, fast) = (Span::from_millis(29), Span::from_millis(58), Span::from_micros(90));
         assert_eq!(shift(&mut standby, 1_000, far, slow), None);
+        // Nor after an hour in which it was the primary itself.
+        assert_eq!(shift(&mut standby, 3_600_000, far, slow), None);
         let little = Span::from_micros(30);
-        assert_eq!(shift(&mut standby, 2_000, little, fast), Some(SuccessionOutput::ShiftClock(little)));
+        assert_eq!(shift(&mut standby, 3_601_000, little, fast), Some(SuccessionOutput::ShiftClock(little)));
     }
 }
