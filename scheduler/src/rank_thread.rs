@@ -24,9 +24,10 @@ use crate::{
     indexed_heap::IndexedHeap,
     mailbox::FromRankThread,
     messages::{Candidate, GpuUpdate, Grant, NetworkBudget, Whereabouts},
+    residency::Decision,
     task::{GpuMemory, LoadEnd, Weights},
 };
-use loads::{Business, Decision, Load, Loader};
+use loads::{Business, Loader};
 
 mod loads;
 
@@ -421,7 +422,7 @@ impl RankThread {
         for decision in decisions {
             match decision {
                 Decision::Unload(gpu, model) => unloads.push((gpu, model)),
-                Decision::Load(Load { gpu, model, earliest, latest }) => {
+                Decision::Load { gpu, model, earliest, latest } => {
                     for (gpu, unloaded) in unloads.drain(..) {
                         self.unhost(self.gpus[&gpu].sub_cluster, unloaded);
                         self.messages.push_back((model, FromRankThread::Unload { gpu, model: unloaded }));

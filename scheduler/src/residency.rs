@@ -3,12 +3,36 @@
 
 use std::collections::BTreeMap;
 
-use proto::{ModelId, Timestamp};
+use proto::{GpuId, ModelId, Span, Timestamp};
 
 use crate::{
     gpu_work::GpuWork,
     task::{LoadEnd, Weights},
 };
+
+/// A link is given work when it has less than this, so that what comes later and is more urgent waits little
+/// (Clockwork, section 5.3).
+pub const LOOKAHEAD: Span = Span::from_millis(5);
+/// A load may start so much later than planned.
+pub const LATE_MAX: Span = Span::from_millis(10);
+
+/// What a controller of memory wants done; in the order in which it says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// As [`PlannerOutput::Unload`](crate::PlannerOutput::Unload).
+    Unload(GpuId, ModelId),
+    /// As [`PlannerOutput::Load`](crate::PlannerOutput::Load).
+    Load {
+        /// The GPU.
+        gpu: GpuId,
+        /// The model.
+        model: ModelId,
+        /// The earliest start.
+        earliest: Timestamp,
+        /// The latest start.
+        latest: Timestamp,
+    },
+}
 
 /// Where a model's weights are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,8 +143,6 @@ impl Residency {
 
 #[cfg(test)]
 mod tests {
-    use proto::Span;
-
     use super::*;
 
     const MODEL: ModelId = ModelId(3);

@@ -12,7 +12,7 @@ use std::{
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_to_frontend::DropReason};
 
-use super::paging::{Decision, Demand, Paging};
+use super::paging::{Demand, Paging};
 use crate::{
     gpu_work::GpuWork,
     indexed_heap::IndexedHeap,
@@ -20,6 +20,7 @@ use crate::{
     model_times::{ModelTimes, Times},
     planner::{Planner, PlannerOutput},
     policy::{Gathered, View},
+    residency::Decision,
     task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task},
     task_queue::{Queued, TaskQueue},
 };

@@ -15,16 +15,12 @@ use std::collections::BTreeMap;
 use proto::{GpuId, ModelId, Span, Timestamp};
 
 use crate::{
-    residency::{Place, Residency},
+    residency::{Decision, LATE_MAX, LOOKAHEAD, Place, Residency},
     task::{GpuMemory, LoadEnd, Weights},
 };
 
-/// A link is given work when it has less than this (section 5.3).
-const LOOKAHEAD: Span = Span::from_millis(5);
 /// A GPU's time that demand is held against.
 const CAPACITY: Span = Span::from_millis(100);
-/// A load may start so much later than planned.
-const LATE_MAX: Span = Span::from_millis(10);
 
 /// What waits for a model.
 #[derive(Debug, Clone, Copy)]
@@ -36,13 +32,6 @@ pub(super) struct Demand {
     pub loadable: Span,
     /// The nearest deadline.
     pub deadline: Timestamp,
-}
-
-/// What is to be done, in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Decision {
-    Unload(GpuId, ModelId),
-    Load { gpu: GpuId, model: ModelId, earliest: Timestamp, latest: Timestamp },
 }
 
 /// GPUs whose memory holds a part of what they host.

@@ -16,20 +16,16 @@ use proto::{GpuId, ModelId, Span, Timestamp};
 use crate::{
     indexed_heap::IndexedHeap,
     messages::Whereabouts,
-    residency::{Place, Residency},
+    residency::{Decision, LATE_MAX, LOOKAHEAD, Place, Residency},
     task::{GpuMemory, LoadEnd, Weights},
 };
 
-/// A link is given work when it has less than this.
-const LOOKAHEAD: Span = Span::from_millis(5);
 /// In which time uses count half.
 const HALF_LIFE: Span = Span::from_millis(30_000);
 /// GPUs that are looked at for one load: those whose links have been idle for longest.
 const GPUS_LOOKED_AT: usize = 16;
 /// Wants that are passed over in one turn, because no GPU has room for them.
 const PASSED_OVER_MAX: usize = 8;
-/// A load may start so much later than planned.
-const LATE_MAX: Span = Span::from_millis(10);
 
 /// What a GPU has to do.
 #[derive(Debug, Clone, Copy)]
@@ -38,22 +34,6 @@ pub(super) struct Business {
     pub free_at: Timestamp,
     /// When all that waits for it would have run, too, about.
     pub idle_at: Timestamp,
-}
-
-/// A load that was decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Load {
-    pub gpu: GpuId,
-    pub model: ModelId,
-    pub earliest: Timestamp,
-    pub latest: Timestamp,
-}
-
-/// What was decided, in the order in which it is to be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Decision {
-    Unload(GpuId, ModelId),
-    Load(Load),
 }
 
 /// Decides loads. It knows of GPUs with [`GpuMemory`] only.
@@ -301,7 +281,7 @@ impl Loader {
         memory.copies.insert(id, Copy { uses, batches: 0 });
         self.models[id.0 as usize].holders.push(gpu);
         self.on_changed(id);
-        to.push(Decision::Load(Load { gpu, model: id, earliest, latest: helps_until.max(earliest) + LATE_MAX }));
+        to.push(Decision::Load { gpu, model: id, earliest, latest: helps_until.max(earliest) + LATE_MAX });
     }
 
     fn unload(&mut self, gpu: GpuId, id: ModelId) {
