@@ -56,6 +56,10 @@ fn end_with_the_reader() {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = backend::executor::process::launch_if_asked() {
+        return code;
+    }
+    backend::executor::Programs::default().complete_configurations();
     end_with_the_reader();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -12,15 +12,21 @@ use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
 use crate::drive::BackendError;
 
-/// Slower is no PCIe, and faster none that there is.
-const PCIE_GBPS_MIN: f64 = 0.1;
-const PCIE_GBPS_MAX: f64 = 1e5;
+/// Slower is no PCIe and no disk, and faster none that there is.
+const GBPS_MIN: f64 = 0.1;
+const GBPS_MAX: f64 = 1e5;
 
 /// GPUs that one backend can offer: each has a thread and staging memory.
 pub const GPUS_MAX: u32 = 64;
 
+/// What [`Config::placement`] calls the models that it does not name.
+pub const OTHERS: &str = "*";
+
 /// The default of [`Config::pcie_gbps`]: ResNet50's 102.3 MB in 8.33 ms (Clockwork, appendix A).
 pub const PCIE_GBPS: f64 = 98.25;
+
+/// The default of [`Config::disk_gbps`]: the 3.5 GB/s of an NVMe drive.
+pub const DISK_GBPS: f64 = 28.0;
 
 /// The default of [`Config::drain_timeout_ms`]: orchestrators kill after 30 s.
 pub const DRAIN_TIMEOUT_MS: u64 = 25_000;
@@ -59,9 +65,14 @@ pub struct Config {
     /// GPUs to offer, 1 to [`GPUS_MAX`].
     #[serde(default = "one")]
     pub gpus: u32,
-    /// Which models are loaded on which GPUs (by index). Without it, every model of the repository on every GPU.
+    /// Which models are loaded on which GPUs (by index); [`OTHERS`] stands for all that are not named. Without the key,
+    /// every model of the repository on every GPU.
     #[serde(default)]
     pub placement: BTreeMap<String, Vec<u32>>,
+    /// Models that are loaded from the start, of those that are placed; the others are once a client wants them.
+    /// Without it, all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_models: Option<Vec<String>>,
     /// Runs no model: each is emulated with this latency instead.
     #[serde(default)]
     pub emulate: Option<Emulate>,
@@ -69,9 +80,20 @@ pub struct Config {
     /// scheduler decides what is in it. Without the key, all weights are there all the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory_mb: Option<f64>,
+    /// Models that stay in the memory of all GPUs that host them, if that is short.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pinned: Vec<String>,
     /// Gigabits a second (10^9) from host memory to each GPU: how long a load takes of a model without `load_ms`.
     #[serde(default = "default_pcie_gbps")]
     pub pcie_gbps: f64,
+    /// Host memory for models' weights, in megabytes (10^6 bytes), if it holds but a part of what is hosted: loads of
+    /// the others read them from disk first. Without the key, all weights are there all the time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_memory_mb: Option<f64>,
+    /// Gigabits a second (10^9) from disk to host memory, for each GPU at once: how long that takes of a model whose
+    /// weights are not in a file that can be read again.
+    #[serde(default = "default_disk_gbps")]
+    pub disk_gbps: f64,
     /// Bytes of READs that may be outstanding at once; 0 lets the transport choose.
     #[serde(default)]
     pub read_budget_bytes: usize,
@@ -109,6 +131,12 @@ pub fn default_pcie_gbps() -> f64 {
     PCIE_GBPS
 }
 
+/// From disk to host memory, unless the configuration says otherwise.
+#[must_use]
+pub fn default_disk_gbps() -> f64 {
+    DISK_GBPS
+}
+
 fn default_drain_timeout_ms() -> u64 {
     DRAIN_TIMEOUT_MS
 }
@@ -128,6 +156,35 @@ pub struct Placed {
     pub gpu_indexes: Vec<u32>,
     /// What it takes in their memory, if that is short.
     pub weights: Weights,
+    /// Whether it is there all the time.
+    pub is_pinned: bool,
+}
+
+impl Placed {
+    /// Pages that it takes of one of its GPUs all the time.
+    fn pinned_pages(&self) -> u32 {
+        if self.is_pinned { self.weights.pages } else { 0 }
+    }
+}
+
+/// Pages in so many megabytes; `None` if there is less than one, or more than there can be.
+fn pages(mb: f64) -> Option<u32> {
+    let pages = (mb * 1e6).round() / PAGE_BYTES as f64;
+    // Not a number is neither.
+    (1.0..=f64::from(PAGES_MAX)).contains(&pages).then_some(pages as u32)
+}
+
+fn wrong_pages(key: &str, found: f64) -> BackendError {
+    let (least, most) = (PAGE_BYTES as f64 / 1e6, f64::from(PAGES_MAX) * PAGE_BYTES as f64 / 1e6);
+    BackendError::Config(format!("{key}: found {found}, expected {least} (a page) to {most}"))
+}
+
+/// How long bytes take at so many gigabits a second.
+fn transfer(key: &str, gbps: f64, bytes: u64) -> Result<Span, BackendError> {
+    if !(GBPS_MIN..=GBPS_MAX).contains(&gbps) {
+        return Err(BackendError::Config(format!("{key}: found {gbps}, expected {GBPS_MIN} to {GBPS_MAX}")));
+    }
+    Ok(Span::from_millis_f64(bytes as f64 * 8.0 / (gbps * 1e6)).clamp(Span(1), SLO_MAX))
 }
 
 impl Config {
@@ -144,27 +201,34 @@ impl Config {
     /// # Errors
     /// If there is less than a page, or more than there can be.
     pub fn memory_pages(&self) -> Result<Option<u32>, BackendError> {
-        let pages = |mb: f64| {
-            let pages = (mb * 1e6).round() / PAGE_BYTES as f64;
-            // Not a number is neither.
-            if (1.0..=f64::from(PAGES_MAX)).contains(&pages) { Ok(pages as u32) } else { Err(mb) }
-        };
-        self.gpu_memory_mb.map(pages).transpose().map_err(|found| {
-            let (least, most) = (PAGE_BYTES as f64 / 1e6, f64::from(PAGES_MAX) * PAGE_BYTES as f64 / 1e6);
-            BackendError::Config(format!("gpu_memory_mb: found {found}, expected {least} (a page) to {most}"))
-        })
+        let checked = |mb| pages(mb).ok_or_else(|| wrong_pages("gpu_memory_mb", mb));
+        self.gpu_memory_mb.map(checked).transpose()
+    }
+
+    /// Pages for weights in host memory; `None` if all weights are there all the time.
+    ///
+    /// # Errors
+    /// If there is less than a page, more than there can be, or GPUs' memory is not short.
+    pub fn host_pages(&self) -> Result<Option<u32>, BackendError> {
+        let Some(mb) = self.host_memory_mb else { return Ok(None) };
+        if self.gpu_memory_mb.is_none() {
+            let text = format!("host_memory_mb: found {mb} without gpu_memory_mb, expected both or neither");
+            return Err(BackendError::Config(text));
+        }
+        pages(mb).map(Some).ok_or_else(|| wrong_pages("host_memory_mb", mb))
     }
 
     /// What a model takes in the memory of a GPU, if that is short.
     fn weights(&self, model: &Model) -> Result<Weights, BackendError> {
-        let Some(pages_max) = self.memory_pages()? else { return Ok(Weights::default()) };
-        if !(PCIE_GBPS_MIN..=PCIE_GBPS_MAX).contains(&self.pcie_gbps) {
-            let found = self.pcie_gbps;
-            return Err(BackendError::Config(format!(
-                "pcie_gbps: found {found}, expected {PCIE_GBPS_MIN} to {PCIE_GBPS_MAX}"
-            )));
+        let (Some(pages_max), host_pages) = (self.memory_pages()?, self.host_pages()?) else {
+            return Ok(Weights::default());
+        };
+        let bytes = model.weights.bytes.unwrap_or(0);
+        let copy = transfer("pcie_gbps", self.pcie_gbps, bytes)?;
+        let read = transfer("disk_gbps", self.disk_gbps, bytes)?;
+        if bytes == 0 {
+            return Ok(Weights::default());
         }
-        let Some(bytes) = model.weights.bytes else { return Ok(Weights::default()) };
         let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).ok().filter(|&pages| pages <= pages_max);
         let Some(pages) = pages else {
             let (name, found) = (&model.name, bytes as f64 / 1e6);
@@ -173,8 +237,37 @@ impl Config {
                  (key gpu_memory_mb)"
             )));
         };
-        let copy = Span::from_millis_f64(bytes as f64 * 8.0 / (self.pcie_gbps * 1e6)).clamp(Span(1), SLO_MAX);
-        Ok(Weights { pages, load: model.weights.load.unwrap_or(copy) })
+        // Each of them may load it, or one as large, at once.
+        let at_once = u64::from(pages) * u64::from(self.gpus);
+        if let (Some(found), Some(host_pages)) = (self.host_memory_mb, host_pages)
+            && at_once > u64::from(host_pages)
+        {
+            let (name, expected) = (&model.name, at_once as f64 * PAGE_BYTES as f64 / 1e6);
+            return Err(BackendError::Config(format!(
+                "host_memory_mb: found {found}, expected at least {expected}: what model {name} takes of it when each \
+                 GPU is loaded"
+            )));
+        }
+        let read = host_pages.map_or(Span::ZERO, |_| read);
+        Ok(Weights { pages, load: model.weights.load.unwrap_or(copy), read })
+    }
+
+    /// Whether what is pinned fits each GPU, beside the largest model that is not.
+    fn check_pinned(&self, placed: &[Placed]) -> Result<(), BackendError> {
+        let Some(pages) = self.memory_pages()? else { return Ok(()) };
+        for gpu in 0..self.gpus {
+            let hosted = || placed.iter().filter(|placed| placed.gpu_indexes.contains(&gpu));
+            let pinned: u64 = hosted().map(|placed| u64::from(placed.pinned_pages())).sum();
+            let other = hosted().filter(|placed| !placed.is_pinned).map(|placed| placed.weights.pages).max();
+            let left = u64::from(pages - other.unwrap_or(0));
+            if pinned > left {
+                return Err(BackendError::Config(format!(
+                    "pinned: found models of {pinned} pages of 16 MiB for GPU {gpu}, expected at most {left}: what \
+                     gpu_memory_mb holds beside the largest of the others"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Applies `gpus`, `placement`, `emulate` and memory to the models of the repository.
@@ -186,10 +279,20 @@ impl Config {
             return Err(BackendError::Config(format!("gpus: found {}, expected 1 to {GPUS_MAX}", self.gpus)));
         }
         let names = || models.iter().map(|model| &model.name).chain(refused.iter().map(|refused| &refused.name));
-        if let Some(unknown) = self.placement.keys().find(|placed| names().all(|name| name != *placed)) {
+        if let Some(unknown) =
+            self.placement.keys().find(|&placed| placed != OTHERS && names().all(|name| name != placed))
+        {
             let names: Vec<&str> = names().map(String::as_str).collect();
-            let known = names.join(", ");
+            let known = repository::listed(names.into_iter());
             return Err(BackendError::Config(format!("placement: found model {unknown}, expected one of: {known}")));
+        }
+        for (key, named) in [("load_models", self.load_models.as_deref()), ("pinned", Some(&self.pinned[..]))] {
+            let unknown = named.into_iter().flatten().find(|named| names().all(|name| name != *named));
+            if let Some(unknown) = unknown {
+                let names: Vec<&str> = names().map(String::as_str).collect();
+                let known = repository::listed(names.into_iter());
+                return Err(BackendError::Config(format!("{key}: found {unknown}, expected some of: {known}")));
+            }
         }
         let placed = models.into_iter().map(|model| self.place_one(model));
         let placed: Vec<Placed> = placed.filter_map(Result::transpose).collect::<Result<_, _>>()?;
@@ -199,7 +302,14 @@ impl Config {
             let text = format!("repository: found no model to serve in {folder}, expected at least one{why}");
             return Err(BackendError::Config(text));
         }
+        self.check_pinned(&placed)?;
         Ok(placed)
+    }
+
+    /// Whether a model is loaded from the start.
+    #[must_use]
+    pub fn loads_at_start(&self, name: &str) -> bool {
+        self.load_models.as_ref().is_none_or(|models| models.iter().any(|model| model == name))
     }
 
     /// Applies `gpus`, `placement`, `emulate` and memory to one model; `None` if no GPU is to host it.
@@ -214,7 +324,8 @@ impl Config {
             model.executor = Executor::Emulated { profile };
         }
         let weights = self.weights(&model)?;
-        Ok(Some(Placed { model, gpu_indexes, weights }))
+        let is_pinned = self.pinned.contains(&model.name);
+        Ok(Some(Placed { model, gpu_indexes, weights, is_pinned }))
     }
 
     /// The GPUs that host a model; `None` if it is not to be loaded.
@@ -222,13 +333,13 @@ impl Config {
         if self.placement.is_empty() {
             return Ok(Some((0..self.gpus).collect()));
         }
-        let Some(indexes) = self.placement.get(name) else { return Ok(None) };
-        let mut indexes = indexes.clone();
+        let Some(placed) = self.placement.get(name).or_else(|| self.placement.get(OTHERS)) else { return Ok(None) };
+        let mut indexes = placed.clone();
         indexes.sort_unstable();
         indexes.dedup();
         if indexes.is_empty() || indexes.iter().any(|&index| index >= self.gpus) {
-            let (found, last) = (&self.placement[name], self.gpus - 1);
-            let text = format!("placement.{name}: found {found:?}, expected indexes of GPUs, 0 to {last} (key gpus)");
+            let last = self.gpus - 1;
+            let text = format!("placement.{name}: found {placed:?}, expected indexes of GPUs, 0 to {last} (key gpus)");
             return Err(BackendError::Config(text));
         }
         Ok(Some(indexes))
@@ -256,6 +367,7 @@ mod tests {
             is_batched: true,
             slo: Span::from_millis(20),
             priorities: repository::Priorities::default(),
+            queue: repository::QueuePolicies::default(),
             weights: repository::WeightsSize::default(),
             executor: Executor::Onnx { file: "model.onnx".into(), profile: None },
             labels: vec![],
@@ -271,7 +383,8 @@ mod tests {
     }
 
     fn repository() -> Repository {
-        let refused = repository::Refused { name: "bad".into(), reason: "bad/config.pbtxt: dims: found 0".into() };
+        let reason = "bad/config.pbtxt: dims: found 0".into();
+        let refused = repository::Refused { name: "bad".into(), version: String::new(), reason };
         Repository { models: models(), refused: vec![refused] }
     }
 
@@ -284,6 +397,8 @@ mod tests {
     fn every_model_goes_everywhere_unless_told_otherwise() {
         assert_eq!(placed("gpus = 2").unwrap(), [("a".into(), vec![0, 1]), ("b".into(), vec![0, 1])]);
         assert_eq!(placed("gpus = 3\nplacement = { b = [2, 0, 2] }").unwrap(), [("b".into(), vec![0, 2])]);
+        let others = placed("gpus = 3\nplacement = { b = [2], '*' = [0, 1] }").unwrap();
+        assert_eq!(others, [("a".into(), vec![0, 1]), ("b".into(), vec![2])]);
     }
 
     #[test]
@@ -347,7 +462,7 @@ mod tests {
         assert_eq!(weights("gpu_memory_mb = 2147.483648", None, None), Ok(Weights::default()));
         let of_gpu = config("gpu_memory_mb = 2147.483648").unwrap().memory_pages().unwrap();
         assert_eq!(of_gpu, Some(128), "2 GiB");
-        assert_eq!(weights("gpu_memory_mb = 2000", bytes, Some(ms)), Ok(Weights { pages: 7, load: ms }));
+        assert_eq!(weights("gpu_memory_mb = 2000", bytes, Some(ms)), Ok(Weights::new(7, ms)));
         let found = weights("gpu_memory_mb = 2000\npcie_gbps = 8.184", bytes, None).unwrap();
         assert_eq!((found.pages, found.load), (7, Span::from_millis(100)));
         let default = weights("gpu_memory_mb = 2000", bytes, None).unwrap().load;
@@ -373,6 +488,70 @@ mod tests {
         let expected = "weights_mb of model a: found 100.000001, expected at most what 5 pages of 16 MiB hold (key \
                         gpu_memory_mb)";
         assert_eq!(error, expected);
+    }
+
+    /// Model a has 5 pages and b 3.
+    fn with_memory(text: &str) -> Result<Vec<Placed>, String> {
+        let mut models = models();
+        for (model, bytes) in models.iter_mut().zip([80_000_000, 50_000_000]) {
+            model.weights.bytes = Some(bytes);
+        }
+        let repository = Repository { models, refused: Vec::new() };
+        config(text).unwrap().place(repository).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn host_memory_has_room_for_what_all_gpus_load_at_once() {
+        let found =
+            |text: &str| with_memory(&format!("gpu_memory_mb = 100\n{text}")).map(|placed| placed[0].weights.read);
+        assert_eq!(found(""), Ok(Span::ZERO), "all is in host memory");
+        assert_eq!(found("host_memory_mb = 84").map(|read| read.as_millis_f64().round()), Ok(23.0));
+        assert_eq!(found("host_memory_mb = 84\ndisk_gbps = 6.4"), Ok(Span::from_millis(100)));
+        let text = found("gpus = 2\nhost_memory_mb = 160").unwrap_err();
+        let expected = "host_memory_mb: found 160, expected at least 167.77216: what model a takes of it when each GPU \
+                        is loaded";
+        assert_eq!(text, expected);
+        assert!(found("gpus = 2\nhost_memory_mb = 168").is_ok());
+        for mb in ["-1", "0", "nan", "16", "1e12"] {
+            let text = found(&format!("host_memory_mb = {mb}")).unwrap_err();
+            assert!(
+                text.starts_with("host_memory_mb: found ") && text.contains("expected 16.777216 (a page)"),
+                "{text}"
+            );
+        }
+        let text = found("host_memory_mb = 84\ndisk_gbps = 0").unwrap_err();
+        assert_eq!(text, "disk_gbps: found 0, expected 0.1 to 100000");
+        let alone = config("host_memory_mb = 84").unwrap().host_pages().unwrap_err().to_string();
+        assert_eq!(alone, "host_memory_mb: found 84 without gpu_memory_mb, expected both or neither");
+    }
+
+    #[test]
+    fn what_is_pinned_fits_beside_any_other_model() {
+        let pins = |text: &str| {
+            let placed = with_memory(text)?;
+            Ok::<_, String>(placed.into_iter().map(|placed| placed.is_pinned).collect::<Vec<_>>())
+        };
+        assert_eq!(pins("gpu_memory_mb = 135\npinned = ['a']"), Ok(vec![true, false]));
+        assert_eq!(
+            pins("gpu_memory_mb = 118\npinned = ['a']").unwrap_err(),
+            "pinned: found models of 5 pages of 16 MiB \
+            for GPU 0, expected at most 4: what gpu_memory_mb holds beside the largest of the others"
+        );
+        let apart = "gpu_memory_mb = 100\ngpus = 2\nplacement = { a = [0], b = [1] }\npinned = ['a', 'b']";
+        assert_eq!(pins(apart), Ok(vec![true; 2]));
+        assert!(pins("gpu_memory_mb = 100\npinned = ['a', 'b']").unwrap_err().starts_with("pinned: found models of 8"));
+        assert_eq!(pins("pinned = ['c']").unwrap_err(), "pinned: found c, expected some of: a, b");
+        assert_eq!(pins("pinned = ['a']"), Ok(vec![true, false]), "where memory is not short, all stays");
+    }
+
+    #[test]
+    fn models_may_be_loaded_later() {
+        let loads = |text: &str| ["a", "b"].map(|name| config(text).unwrap().loads_at_start(name));
+        assert_eq!(
+            (loads(""), loads("load_models = ['b']"), loads("load_models = []")),
+            ([true; 2], [false, true], [false; 2])
+        );
+        assert_eq!(placed("load_models = ['c']").unwrap_err(), "load_models: found c, expected some of: a, b, bad");
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod transfers;
 mod watchdog;
 mod weights;
 
-use std::{collections::VecDeque, net::SocketAddr, ops::Range, sync::Arc};
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use proto::{
     BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, Span, TaskId, Timestamp,
@@ -25,9 +25,10 @@ use proto::{
     backend_to_scheduler::BackendToScheduler,
     clock::ClockOffset,
     frame::read_frame,
-    frontend_to_scheduler::NAME_BYTES_MAX,
+    frontend_to_scheduler::{CONFIG_BYTES_MAX, NAME_BYTES_MAX},
     scheduler_to_backend::{BatchPlan, SchedulerToBackend},
 };
+use repository::Refused;
 use thiserror::Error;
 use transport::{ConnectionId, Event, HELLO_BYTES_MAX, Transfer};
 use wincode::SchemaWrite;
@@ -63,6 +64,8 @@ pub struct CoreConfig {
     pub lkey: u32,
     /// Pages for weights in each GPU's memory; `None` if all weights are there all the time.
     pub memory_pages: Option<u32>,
+    /// Pages for weights in host memory, if that is bounded; as many as what all GPUs load at once takes, or more.
+    pub host_pages: Option<u32>,
 }
 
 /// Whom a connection is to.
@@ -148,6 +151,11 @@ pub enum Output {
         /// What to run when.
         job: Job,
     },
+    /// What a GPU executes does not come back: end it if that can be done. Then [`Core::handle_executed`] as ever.
+    Interrupt {
+        /// The GPU's index.
+        gpu: usize,
+    },
     /// Copy a model's weights from host memory into a GPU's, then call [`Core::handle_copied`]. A GPU is given one at
     /// a time.
     CopyWeights {
@@ -155,8 +163,17 @@ pub enum Output {
         gpu: usize,
         /// The model, by our name, as in [`Job::model`].
         model: ModelId,
+        /// What runs it.
+        executor: Arc<dyn Executor>,
         /// How long that should take.
         takes: Span,
+        /// If the weights are not in host memory: read them from disk before, which should take so long.
+        read: Option<Span>,
+    },
+    /// A model is neither in host memory nor in any GPU's: call [`Executor::release`].
+    ReleaseWeights {
+        /// What runs it.
+        executor: Arc<dyn Executor>,
     },
     /// Weights that were copied make room: no batch needs them any more.
     FreeWeights {
@@ -171,6 +188,8 @@ pub enum Output {
         load: LoadId,
         /// The model's name in the repository.
         name: String,
+        /// A configuration (JSON) instead of the repository's.
+        config: Option<String>,
     },
 }
 
@@ -201,6 +220,8 @@ pub struct Run {
     pub tasks: usize,
     /// Where the first one's input lies.
     pub input_offset: usize,
+    /// Bytes of each one's input.
+    pub input_bytes: usize,
     /// Where the first one's output goes.
     pub output_offset: usize,
 }
@@ -238,6 +259,8 @@ pub struct Core {
     sessions: Vec<Session>,
     obedience: Obedience,
     hosting: Hosting,
+    /// Models that could not be loaded at the start, and have not been since.
+    not_loaded: Vec<Refused>,
     memories: Memories,
     links: Links,
     /// The primary's clock; the former one's until the new one's is known.
@@ -261,12 +284,13 @@ impl Core {
         let gpus = config.staging.gpus();
         let hosting = Hosting::new(gpus, models);
         let hosted = hosting.models.iter().map(|(&id, loaded)| (id, &**loaded));
-        let memories = Memories::new(gpus, config.memory_pages, hosted);
+        let memories = Memories::new(gpus, (config.memory_pages, config.host_pages), hosted);
         let mut core = Self {
             sessions: config.schedulers.iter().map(|&address| Session::new(address)).collect(),
             config,
             obedience: Obedience::default(),
             hosting,
+            not_loaded: Vec::new(),
             memories,
             links: Links::default(),
             offset: ClockOffset::default(),
@@ -278,6 +302,11 @@ impl Core {
         };
         core.connect(0)?;
         Ok(core)
+    }
+
+    /// Models that could not be loaded: schedulers are told when they take us in, so that clients can be told why.
+    pub fn handle_not_loaded(&mut self, refused: Vec<Refused>) {
+        self.not_loaded = refused;
     }
 
     /// Why this life is over, once it is; there is nothing more to do then.
@@ -389,6 +418,9 @@ impl Core {
         if self.ended.is_none() {
             let scheduler_now = self.scheduler_now(now);
             self.watchdog.handle_ended(scheduler_now, gpu, &execution);
+            if matches!(execution, Execution::Lost { .. }) && self.hosting.is_alone(gpu) {
+                self.watchdog.handle_lost(scheduler_now, gpu);
+            }
             self.memories.handle_ran(scheduler_now, gpu);
             self.hosting.workers[gpu].handle_executed(scheduler_now, execution);
             self.settle(now);
@@ -530,11 +562,16 @@ impl Core {
     /// What only the primary can say.
     fn on_order(&mut self, now: Timestamp, index: usize, message: SchedulerToBackend) {
         match message {
+            SchedulerToBackend::Load { config: Some(config), .. } if config.len() > CONFIG_BYTES_MAX => {
+                let found = config.len();
+                let reason = format!("a configuration has {found} bytes, expected at most {CONFIG_BYTES_MAX}");
+                self.lose(now, index, reason);
+            }
             SchedulerToBackend::Load { name, .. } if name.len() > NAME_BYTES_MAX => {
                 self.lose(now, index, format!("it wants a model loaded whose name has {} bytes", name.len()));
             }
-            SchedulerToBackend::Load { load, name } => self.on_load(load, name),
-            SchedulerToBackend::Host { load, model } => self.on_host(now, index, load, model),
+            SchedulerToBackend::Load { load, name, config } => self.on_load(load, name, config),
+            SchedulerToBackend::Host { load, version, model } => self.on_host(now, index, (load, &version), model),
             SchedulerToBackend::Discard { load } => self.on_discard(load),
             SchedulerToBackend::Unload { model } => self.on_unload(now, index, model),
             SchedulerToBackend::Cancel { plan, task } => {
@@ -670,8 +707,8 @@ impl Core {
 
     fn perform(&mut self, now: Timestamp, gpu: usize, action: Action) {
         match action {
-            Action::Fetch { place, tasks, model, task, input_offset } => {
-                let Some(read) = self.read((place, tasks), model, task, input_offset) else {
+            Action::Fetch { place, tasks, model, task, input_offset, input_bytes } => {
+                let Some(read) = self.read((place, tasks), model, task, (input_offset, input_bytes)) else {
                     return self.on_fetched(now, place.token(), false);
                 };
                 self.outputs.push_back(read);
@@ -694,11 +731,12 @@ impl Core {
             Action::Execute { buffer, model, runs, exec_at, latest } => {
                 let Loaded { shape, executor, .. } = &**self.loaded(model);
                 let staging = self.config.staging;
-                let run = |run: Range<usize>| {
-                    let place = Place { gpu, buffer, task: run.start };
-                    let input_offset = staging.input_offset(place, *shape);
-                    let output_offset = staging.answer_offset(place, *shape) + ANSWER_HEADER_BYTES;
-                    Run { tasks: run.len(), input_offset, output_offset }
+                let run = |worker::Run { tasks, input_bytes, fetched_with }| {
+                    let place = |task| Place { gpu, buffer, task };
+                    let before = (tasks.start - fetched_with) * input_bytes;
+                    let input_offset = staging.input_offset(place(fetched_with), *shape) + before;
+                    let output_offset = staging.answer_offset(place(tasks.start), *shape) + ANSWER_HEADER_BYTES;
+                    Run { tasks: tasks.len(), input_offset, input_bytes, output_offset }
                 };
                 let job = Job {
                     model,
@@ -722,6 +760,7 @@ impl Core {
             Verdict::Hangs(gpu) => {
                 tracing::error!(gpu, "the executor does not come back; its batch is given up");
                 let scheduler_now = self.scheduler_now(now);
+                self.outputs.push_back(Output::Interrupt { gpu });
                 return self.worker(gpu).into_iter().for_each(|worker| worker.handle_hangs(scheduler_now));
             }
             Verdict::Unusable(gpu) => (gpu, false),

@@ -10,25 +10,29 @@ mod gpu;
 mod loader;
 mod profile;
 mod session;
+mod warmup;
 
 use std::{
     net::SocketAddr,
     num::NonZeroU64,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
-use proto::{LatencyProfile, Span, backoff::Backoff};
-use repository::{Model, RepositoryError};
+use proto::{
+    LatencyProfile, ModelId, Span, backoff::Backoff, host_memory::HostMemory, scheduler_to_frontend::REASON_BYTES_MAX,
+};
+use repository::{Model, Refused, RepositoryError, SLO_MAX, Stamps};
 use thiserror::Error;
 use transport::{Clock, OpenError};
 
 use crate::{
     config::{Config, Placed},
-    executor::{self, Executor, ExecutorError},
+    executor::{self, Executor, ExecutorError, Programs},
     loaded::Loaded,
     staging::ModelShape,
 };
@@ -46,6 +50,9 @@ const BACKOFF_MAX: Span = Span::from_millis(1_000);
 
 /// The kernel may let timers fire this much late to save power; its default is 50 us.
 const TIMER_SLACK_NS: u64 = 1_000;
+
+/// Models that could not be loaded of which schedulers are told why.
+const NOT_LOADED_MAX: usize = 64;
 
 /// Why a backend could not run.
 #[derive(Debug, Error)]
@@ -84,11 +91,14 @@ pub enum BackendError {
 pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     let clock = Clock::start();
     let schedulers = config.scheduler_list()?;
+    let stamps = Stamps::of(&config.repository)?;
     let models = config.place(repository::load(&config.repository)?.checked(config.strict)?)?;
-    let mut models = load_all(clock, models, config.strict)?;
-    // A model that clients unload may be loaded again, whatever happened meanwhile.
-    let shapes: Vec<ModelShape> = models.iter().map(|model| model.shape).collect();
-    let loader = Loader::start(clock, config.clone()).map_err(BackendError::Thread)?;
+    // A model that clients unload, or have yet to load, may be loaded whatever happened meanwhile.
+    let shapes: Vec<ModelShape> = models.iter().map(|placed| ModelShape::from(&placed.model)).collect();
+    let models = models.into_iter().filter(|placed| config.loads_at_start(&placed.model.name)).collect();
+    let programs = Programs::default();
+    let (mut models, not_loaded) = load_all(clock, (config, &stamps), models, &programs)?;
+    let loader = Loader::start(clock, config.clone(), programs.clone()).map_err(BackendError::Thread)?;
     let gpus = Gpus::start(clock, config.gpus as usize).map_err(BackendError::Thread)?;
     let copies = config.memory_pages()?.map_or(0, |_| config.gpus as usize);
     let copies = Copies::start(clock, copies).map_err(BackendError::Thread)?;
@@ -96,7 +106,9 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     reduce_timer_slack();
     let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     for number in 0.. {
-        let ended = Session::open((config, &schedulers), clock, (models, &shapes), threads, number)?.run(stop);
+        let refused = not_loaded.clone();
+        let session = Session::open((config, &schedulers), clock, (models, &shapes), refused, threads, number)?;
+        let ended = session.run(stop);
         models = ended.models;
         if stop.load(Ordering::Relaxed) {
             break;
@@ -110,6 +122,9 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
         tracing::warn!(scheduler, reason = ended.reason, "no scheduler; trying again in {wait}");
         std::thread::sleep(wait.to_duration());
     }
+    // Programs may finish what they do when their models go.
+    drop((models, gpus));
+    programs.wait_until_ended();
     Ok(())
 }
 
@@ -120,48 +135,86 @@ fn reduce_timer_slack() {
     }
 }
 
-/// Loads what can be loaded; all of it if that is wanted. A file that makes the executor panic is one that cannot be.
-fn load_all(clock: Clock, models: Vec<Placed>, strict: bool) -> Result<Vec<Arc<Loaded>>, BackendError> {
-    let mut loaded = Vec::with_capacity(models.len());
-    let mut first_error = None;
+/// Loads what can be loaded; all of it if that is wanted. A file that makes the executor panic is one that cannot be,
+/// and so is one that changes meanwhile.
+fn load_all(
+    clock: Clock,
+    (config, stamps): (&Config, &Stamps),
+    models: Vec<Placed>,
+    programs: &Programs,
+) -> Result<(Vec<Arc<Loaded>>, Vec<Refused>), BackendError> {
+    let mut loaded: Vec<Arc<Loaded>> = Vec::with_capacity(models.len());
+    let (mut first_error, mut not_loaded) = (None, Vec::new());
+    // As the core will have it: what does not fit is let go before the next one is read.
+    let mut host = config.host_pages()?.map(HostMemory::new);
     for placed in models {
-        let name = placed.model.name.clone();
-        let result = catch_unwind(AssertUnwindSafe(|| load(clock, placed)));
+        let (name, version) = (placed.model.name.clone(), placed.model.version.clone());
+        let load = || {
+            let loaded = load(clock, &config.repository, placed, programs)?;
+            stamps.check(&config.repository, &name)?;
+            Ok(loaded)
+        };
+        let result = catch_unwind(AssertUnwindSafe(load));
         match result.unwrap_or_else(|_| Err(ExecutorError(format!("model {name}: loading it panicked")).into())) {
-            Ok(model) => loaded.push(Arc::new(model)),
-            Err(error) if strict => return Err(error),
+            Ok(model) => {
+                if let Some(host) = host.as_mut().filter(|_| model.weights.pages > 0) {
+                    host.insert(ModelId(loaded.len() as u32), model.weights.pages);
+                }
+                loaded.push(Arc::new(model));
+                while let Some(moved) = host.as_mut().and_then(HostMemory::poll_moved) {
+                    if !moved.is_there {
+                        loaded[moved.model.0 as usize].executor.release();
+                    }
+                }
+            }
+            Err(error) if config.strict => return Err(error),
             Err(error) => {
                 tracing::warn!("not served: {error}");
+                if not_loaded.len() < NOT_LOADED_MAX {
+                    not_loaded.push(refused(name, version, &error));
+                }
                 first_error.get_or_insert(error);
             }
         }
     }
     match first_error {
         Some(error) if loaded.is_empty() => Err(error),
-        _ => Ok(loaded),
+        _ => Ok((loaded, not_loaded)),
     }
 }
 
-fn load(clock: Clock, placed: Placed) -> Result<Loaded, BackendError> {
-    let Placed { model, gpu_indexes, weights } = placed;
-    let executor = executor::load(&model)?;
+/// What schedulers are told, as long as it may be.
+fn refused(name: String, version: String, error: &BackendError) -> Refused {
+    let mut reason = error.to_string();
+    reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+    Refused { name, version, reason }
+}
+
+fn load(clock: Clock, repository: &Path, placed: Placed, programs: &Programs) -> Result<Loaded, BackendError> {
+    let Placed { model, gpu_indexes, mut weights, is_pinned } = placed;
+    let started_at = clock.now();
+    let executor = executor::load(&model, gpu_indexes.len(), programs)?;
+    if weights.read > Span::ZERO && executor.holds_weights() {
+        weights.read = (clock.now() - started_at).clamp(Span(1), SLO_MAX);
+    }
+    warmup::run(&model, &repository.join(&model.name), executor.as_ref())?;
     let shape = ModelShape::from(&model);
     let (profile, source) = match known_profile(&model, executor.as_ref()) {
         Some(profile) => (profile, "known"),
         None => {
-            let measured = profile::measure(clock, shape, executor.as_ref(), Effort::AT_START, &mut |_| {})?;
+            let measured = profile::measure(clock, &model, executor.as_ref(), Effort::AT_START, &mut |_| {})?;
             (profile::table(&measured), "measured")
         }
     };
     let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
     tracing::info!(model = model.name, l_1 = %least, l_max = %largest, profile = source, gpus = ?gpu_indexes, "loaded");
-    Ok(Loaded { model, shape, gpu_indexes, executor, profile, weights })
+    Ok(Loaded { model, shape, gpu_indexes, executor, profile, weights, is_pinned })
 }
 
 /// l(b) without measuring: an emulated GPU says what it is, and a model may have been measured ahead of time.
 fn known_profile(model: &Model, executor: &dyn Executor) -> Option<LatencyProfile> {
     let stored = match &model.executor {
-        repository::Executor::Onnx { profile, .. } => profile.clone(),
+        repository::Executor::Onnx { profile, .. } | repository::Executor::Process { profile, .. } => profile.clone(),
         repository::Executor::Emulated { .. } => None,
     };
     executor.emulated_profile().cloned().or(stored)
@@ -176,8 +229,11 @@ pub fn measure(
     effort: Effort,
     progress: &mut dyn FnMut(usize),
 ) -> Result<(Vec<Measured>, LatencyProfile), ExecutorError> {
-    let executor = executor::load(model)?;
-    let measured = profile::measure(Clock::start(), ModelShape::from(model), executor.as_ref(), effort, progress)?;
+    let programs = Programs::default();
+    let executor = executor::load(model, 1, &programs)?;
+    let measured = profile::measure(Clock::start(), model, executor.as_ref(), effort, progress)?;
+    drop(executor);
+    programs.wait_until_ended();
     let table = profile::table(&measured);
     Ok((measured, table))
 }

@@ -1,6 +1,6 @@
 //! Steps 7 to 9 of a request's way: fetches the inputs of a batch plan out of the frontends' memory, executes the batch
 //! in its window, and pushes the outputs back.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod config;
 pub mod core;

@@ -22,6 +22,8 @@ pub struct Loaded {
     pub profile: LatencyProfile,
     /// What it takes in the memory of these GPUs, if that is short.
     pub weights: Weights,
+    /// Whether it is there all the time.
+    pub is_pinned: bool,
 }
 
 impl Loaded {
@@ -35,11 +37,7 @@ impl Loaded {
             input_bytes: u32::try_from(self.shape.input_bytes).unwrap_or(u32::MAX),
             gpu_indexes: self.gpu_indexes.clone(),
             weights: self.weights,
+            queue_max: self.model.queue.requests_max(self.model.priorities.levels),
         }
-    }
-
-    /// Whether both are the same version of the same model.
-    pub(crate) fn is_same_version(&self, other: &Self) -> bool {
-        (&self.model.name, &self.model.version) == (&other.model.name, &other.model.version)
     }
 }

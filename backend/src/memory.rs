@@ -13,11 +13,18 @@
 //! been copied by then never was. So nothing that was ordered before can surprise a planner that begins with that
 //! answer.
 //!
+//! Models that are *pinned* are copied without an order, once this GPU has a name, before anything that is ordered and
+//! before that answer is given; no order unloads them. One that could not be copied is tried again under the next name.
+//!
 //! Instants are on the scheduler's clock. Bytes are moved by the driver.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use proto::{GpuId, ModelId, Span, Timestamp, Weights, backend_to_scheduler::WeightsOutcome, weights::WeightsTally};
+use proto::{
+    GpuId, ModelId, Span, Timestamp, Weights,
+    backend_to_scheduler::{ResidentModel, WeightsOutcome},
+    weights::WeightsTally,
+};
 
 /// Loads that wait: the scheduler gives a link work for milliseconds.
 const LOADS_MAX: usize = 64;
@@ -29,7 +36,7 @@ pub enum MemoryAction {
     Copy {
         /// The model, by our name.
         model: ModelId,
-        /// How long that should take.
+        /// How long that should take from host memory.
         takes: Span,
     },
     /// Weights that have been copied are not needed there any more.
@@ -46,6 +53,15 @@ pub enum MemoryAction {
         /// How.
         outcome: WeightsOutcome,
     },
+}
+
+/// A model that this GPU hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hosted {
+    /// What it takes.
+    pub weights: Weights,
+    /// Whether it is in memory all the time.
+    pub is_pinned: bool,
 }
 
 /// An order to load.
@@ -68,8 +84,9 @@ pub struct LoadOrder {
 pub struct Memory {
     pages: u32,
     pages_free: u32,
-    /// What the hosted models take.
-    hosted: BTreeMap<ModelId, Weights>,
+    hosted: BTreeMap<ModelId, Hosted>,
+    /// Those of them that are pinned and take memory, and whether they could not be copied.
+    pins: BTreeMap<ModelId, bool>,
     /// What is there, with its pages.
     copies: BTreeMap<ModelId, Copy>,
     /// What waits, in the order of arrival; at most [`LOADS_MAX`].
@@ -79,6 +96,8 @@ pub struct Memory {
     runs: Option<ModelId>,
     /// What orders call this GPU.
     name: Option<GpuId>,
+    /// Whoever gave it waits for an answer.
+    is_asked: bool,
     /// When those that wait were last looked at.
     looked_at: Timestamp,
     tally: WeightsTally,
@@ -90,6 +109,7 @@ struct Copy {
     pages: u32,
     /// It goes with the end of the batch that runs.
     leaves: bool,
+    is_pinned: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -101,6 +121,8 @@ struct Copying {
     is_wanted: bool,
     /// Who waits for it.
     order: Option<LoadOrder>,
+    /// Nobody does: it is pinned.
+    is_pin: bool,
 }
 
 impl Memory {
@@ -111,11 +133,13 @@ impl Memory {
             pages,
             pages_free: pages,
             hosted: BTreeMap::new(),
+            pins: BTreeMap::new(),
             copies: BTreeMap::new(),
             waiting: Vec::new(),
             copying: None,
             runs: None,
             name: None,
+            is_asked: false,
             looked_at: Timestamp::PAST,
             tally: WeightsTally::default(),
             actions: VecDeque::new(),
@@ -141,13 +165,33 @@ impl Memory {
         self.name
     }
 
-    /// The model is hosted from now on and takes so much, or, with `None`, is hosted no more: nothing of it stays.
-    pub fn handle_model(&mut self, now: Timestamp, model: ModelId, weights: Option<Weights>) {
-        let former = match weights {
-            Some(weights) => self.hosted.insert(model, weights),
+    /// Whether a model's weights are there, or on their way.
+    #[must_use]
+    pub fn holds(&self, model: ModelId) -> bool {
+        self.copies.contains_key(&model) || self.copying.is_some_and(|copying| copying.model == model)
+    }
+
+    /// Pages of pinned models, and of the largest that is not.
+    #[must_use]
+    pub fn claims(&self) -> (u32, u32) {
+        let pages = |is_pinned| {
+            self.hosted.values().filter(move |hosted| hosted.is_pinned == is_pinned).map(|hosted| hosted.weights.pages)
+        };
+        (pages(true).sum(), pages(false).max().unwrap_or(0))
+    }
+
+    /// The model is hosted from now on, or, with `None`, is hosted no more: nothing of it stays.
+    pub fn handle_model(&mut self, now: Timestamp, model: ModelId, hosted: Option<Hosted>) {
+        let former = match hosted {
+            Some(hosted) => self.hosted.insert(model, hosted),
             None => self.hosted.remove(&model),
         };
-        if former.is_some_and(|former| weights.is_none_or(|weights| weights.pages != former.pages)) {
+        self.pins.remove(&model);
+        if hosted.is_some_and(|hosted| hosted.is_pinned && (1..=self.pages).contains(&hosted.weights.pages)) {
+            self.pins.insert(model, false);
+        }
+        let pages = hosted.map(|hosted| hosted.weights.pages);
+        if former.is_some_and(|former| pages != Some(former.weights.pages)) {
             self.drop_copy(model);
             if let Some(copying) = self.copying.as_mut().filter(|copying| copying.model == model) {
                 copying.is_wanted = false;
@@ -155,23 +199,45 @@ impl Memory {
             let gone = self.waiting.extract_if(.., |(other, _)| *other == model).collect::<Vec<_>>();
             gone.into_iter().for_each(|(_, order)| self.fail(now, order));
             self.on_change(now);
+        } else if self.pins.contains_key(&model) {
+            self.on_change(now);
         }
     }
 
-    /// The scheduler names this GPU, and asks what is resident.
-    pub fn handle_asked(&mut self, now: Timestamp, gpu: GpuId) -> Vec<ModelId> {
+    /// The scheduler names this GPU, and asks what is resident: see [`Self::poll_answer`].
+    pub fn handle_asked(&mut self, now: Timestamp, gpu: GpuId) {
         self.forget_orders();
-        self.name = Some(gpu);
-        if let Some(copying) = &mut self.copying {
+        (self.name, self.is_asked) = (Some(gpu), true);
+        if let Some(copying) = self.copying.as_mut().filter(|copying| !copying.is_pin) {
             copying.is_wanted = false;
         }
+        for (model, has_failed) in &mut self.pins {
+            *has_failed = false;
+            if let Some(copy) = self.copies.get_mut(model) {
+                copy.is_pinned = true;
+            }
+        }
         self.on_change(now);
-        self.copies.iter().filter(|(_, copy)| !copy.leaves).map(|(&model, _)| model).collect()
+    }
+
+    /// What is resident, by our names, if that was asked and all that is pinned is there.
+    pub fn poll_answer(&mut self) -> Option<Vec<ResidentModel>> {
+        if self.next_pin().is_some() || !std::mem::take(&mut self.is_asked) {
+            return None;
+        }
+        let stays = self.copies.iter().filter(|(_, copy)| !copy.leaves);
+        Some(stays.map(|(&model, copy)| ResidentModel { model, is_pinned: copy.is_pinned }).collect())
+    }
+
+    /// A pinned model that is yet to be copied.
+    fn next_pin(&self) -> Option<ModelId> {
+        let is_missing = |model: &ModelId| self.copies.get(model).is_none_or(|copy| copy.leaves);
+        self.pins.iter().find(|(model, has_failed)| !**has_failed && is_missing(model)).map(|(&model, _)| model)
     }
 
     /// Whoever gave orders has no say any more: what has not begun never will, and nobody is told of the rest.
     pub fn forget_orders(&mut self) {
-        self.name = None;
+        (self.name, self.is_asked) = (None, false);
         self.waiting.clear();
         self.actions.retain(|action| !matches!(action, MemoryAction::Report { .. }));
         if let Some(copying) = &mut self.copying {
@@ -184,7 +250,7 @@ impl Memory {
         if self.name != Some(order.gpu) {
             return;
         }
-        let pages = order.model.and_then(|model| self.hosted.get(&model)).map(|weights| weights.pages);
+        let pages = order.model.and_then(|model| self.hosted.get(&model)).map(|hosted| hosted.weights.pages);
         match order.model.zip(pages) {
             Some((model, pages))
                 if pages <= self.pages
@@ -198,9 +264,9 @@ impl Memory {
         }
     }
 
-    /// A model's weights make room. What is not there is not missed.
+    /// A model's weights make room, unless they are pinned. What is not there is not missed.
     pub fn handle_unload(&mut self, now: Timestamp, gpu: GpuId, model: ModelId) {
-        if self.name != Some(gpu) {
+        if self.name != Some(gpu) || self.copies.get(&model).is_some_and(|copy| copy.is_pinned) {
             return;
         }
         if self.drop_copy(model) {
@@ -214,7 +280,7 @@ impl Memory {
     /// A batch of this model is about to run. False if it cannot, because its weights are not there; otherwise they
     /// stay until [`Self::handle_ran`].
     pub fn handle_run(&mut self, model: ModelId) -> bool {
-        let has_none = self.hosted.get(&model).is_some_and(|weights| weights.pages == 0);
+        let has_none = self.hosted.get(&model).is_some_and(|hosted| hosted.weights.pages == 0);
         let is_there = has_none || self.copies.get(&model).is_some_and(|copy| !copy.leaves);
         if is_there {
             self.runs = Some(model);
@@ -234,27 +300,33 @@ impl Memory {
         }
     }
 
-    /// The copy that [`MemoryAction::Copy`] asked for has ended, well or not.
+    /// The copy that [`MemoryAction::Copy`] asked for has ended: with how much of its time the weights were read from
+    /// disk for, or, with `None`, without success. Yields whose it was.
     ///
     /// # Panics
     /// If none is under way.
-    pub fn handle_copied(&mut self, now: Timestamp, is_done: bool) {
+    pub fn handle_copied(&mut self, now: Timestamp, read: Option<Span>) -> ModelId {
         let copying = self.copying.take().expect("a copy ends only after it was asked for");
-        let Copying { model, pages, started_at, is_wanted, order } = copying;
+        let Copying { model, pages, started_at, is_wanted, order, is_pin } = copying;
         self.tally.busy += (now - started_at).max(Span::ZERO);
-        if is_done && is_wanted {
-            self.copies.insert(model, Copy { pages, leaves: false });
+        if let Some(read) = read.filter(|_| is_wanted) {
+            self.copies.insert(model, Copy { pages, leaves: false, is_pinned: is_pin });
             self.tally.loads += 1;
-            self.report(order, WeightsOutcome::Loaded { started_at, finished_at: now });
+            self.tally.reads += u64::from(read > Span::ZERO);
+            self.report(order, WeightsOutcome::Loaded { started_at, finished_at: now, read });
         } else {
             self.pages_free += pages;
-            self.actions.extend(is_done.then_some(MemoryAction::Free { model }));
+            self.actions.extend(read.map(|_| MemoryAction::Free { model }));
+            if let Some(has_failed) = self.pins.get_mut(&model).filter(|_| is_pin) {
+                *has_failed = read.is_none();
+            }
             match order {
                 Some(order) => self.fail(now, order),
                 None => self.tally.failed += 1,
             }
         }
         self.on_change(now);
+        model
     }
 
     /// Time passed.
@@ -286,17 +358,47 @@ impl Memory {
         if self.copying.is_some() {
             return;
         }
+        if let Some(model) = self.next_pin().filter(|_| self.name.is_some()) {
+            // What leaves with the batch that runs has to go first.
+            if !self.copies.contains_key(&model) && self.make_room(self.hosted[&model].weights.pages) {
+                self.begin(now, model, None);
+            }
+            return;
+        }
         let can_begin = |(model, order): &(ModelId, LoadOrder)| {
-            let has_room = self.hosted.get(model).is_some_and(|weights| weights.pages <= self.pages_free);
+            let has_room = self.hosted.get(model).is_some_and(|hosted| hosted.weights.pages <= self.pages_free);
             order.earliest <= now && has_room && !self.copies.contains_key(model)
         };
         let next = self.waiting.iter().enumerate().filter(|(_, load)| can_begin(load));
         let Some((index, _)) = next.min_by_key(|(_, (_, order))| order.earliest) else { return };
         let (model, order) = self.waiting.remove(index);
-        let Weights { pages, load } = self.hosted[&model];
+        self.begin(now, model, Some(order));
+    }
+
+    fn begin(&mut self, now: Timestamp, model: ModelId, order: Option<LoadOrder>) {
+        let Weights { pages, load, .. } = self.hosted[&model].weights;
         self.pages_free -= pages;
-        self.copying = Some(Copying { model, pages, started_at: now, is_wanted: true, order: Some(order) });
+        let is_pin = order.is_none();
+        self.copying = Some(Copying { model, pages, started_at: now, is_wanted: true, order, is_pin });
         self.actions.push_back(MemoryAction::Copy { model, takes: load });
+    }
+
+    /// What is not pinned goes until so much is free. False if that is yet to come: a batch runs.
+    fn make_room(&mut self, pages: u32) -> bool {
+        while self.pages_free < pages {
+            let mut may_go = self.copies.iter().filter(|(_, copy)| !copy.is_pinned && !copy.leaves);
+            let Some(victim) = may_go.find(|(model, _)| self.runs != Some(**model)).map(|(&model, _)| model) else {
+                break;
+            };
+            self.drop_copy(victim);
+        }
+        if self.pages_free < pages
+            && let Some(model) = self.runs
+            && self.copies.get(&model).is_some_and(|copy| !copy.is_pinned)
+        {
+            self.drop_copy(model);
+        }
+        self.pages_free >= pages
     }
 
     /// Weights go, at once or with the end of the batch that runs with them. False if they are not there.

@@ -1,8 +1,10 @@
 //! Where the backend's registered memory holds what: for each GPU a few staging buffers, in each room for the inputs of
 //! one batch and for its answers.
 
+use std::ops::Range;
+
 use proto::backend_to_frontend::ANSWER_HEADER_BYTES;
-use repository::Model;
+use repository::{Model, cell};
 
 /// Staging buffers of a GPU: one whose batch executes, one being fetched meanwhile, and two whose answers are still on
 /// their way, so that one slow frontend does not hold up the next batch.
@@ -12,25 +14,45 @@ pub const FAILURE_TEXT_BYTES_MAX: usize = 256;
 /// Inputs and answers start on cache lines.
 const ALIGNMENT: usize = 64;
 
+/// So much of a buffer's inputs, and of its answers, is in memory from the start: what small batches take, whose
+/// windows are short. What is behind comes when it is first written.
+const POPULATED_BYTES_MAX: usize = 2 << 20;
+
 /// What staging must know of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelShape {
-    /// Bytes of one task's inputs.
+    /// Bytes of one task's inputs; at most, if they are records.
     pub input_bytes: usize,
-    /// Bytes of one task's outputs.
+    /// Bytes of one task's outputs; at most, if they are records.
     pub output_bytes: usize,
     /// The largest batch.
     pub batch_max: usize,
+    /// Which sides are records ([`repository::cell`]), whose length differs from task to task.
+    pub records: Records,
+}
+
+/// Whether a task's inputs, and its outputs, are records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs)]
+pub struct Records {
+    pub inputs: bool,
+    pub outputs: bool,
 }
 
 impl From<&Model> for ModelShape {
     fn from(model: &Model) -> Self {
-        Self { input_bytes: model.input_bytes(), output_bytes: model.output_bytes(), batch_max: model.max_batch }
+        Self {
+            input_bytes: model.input_bytes(),
+            output_bytes: model.output_bytes(),
+            batch_max: model.max_batch,
+            records: Records { inputs: cell::is_record(&model.inputs), outputs: cell::is_record(&model.outputs) },
+        }
     }
 }
 
 impl ModelShape {
-    fn answer_stride(self) -> usize {
+    /// From one task's answer to the next one's.
+    pub(crate) fn answer_stride(self) -> usize {
         (ANSWER_HEADER_BYTES + self.output_bytes.max(FAILURE_TEXT_BYTES_MAX)).next_multiple_of(ALIGNMENT)
     }
 }
@@ -92,6 +114,14 @@ impl Staging {
         (self.gpus * BUFFERS * (self.inputs_bytes + self.answers_bytes)).max(ALIGNMENT)
     }
 
+    /// Where most batches will lie.
+    pub fn populated(&self) -> impl Iterator<Item = Range<usize>> {
+        let area = |start: usize, bytes: usize| start..start + bytes.min(POPULATED_BYTES_MAX);
+        (0..self.gpus * BUFFERS).map(|buffer| buffer * (self.inputs_bytes + self.answers_bytes)).flat_map(
+            move |start| [area(start, self.inputs_bytes), area(start + self.inputs_bytes, self.answers_bytes)],
+        )
+    }
+
     /// GPUs that have staging buffers.
     #[must_use]
     pub fn gpus(&self) -> usize {
@@ -99,7 +129,7 @@ impl Staging {
     }
 
     /// Where the input of the task at `place` is fetched to; inputs lie one after another, so that one READ can fetch
-    /// a run.
+    /// a run. Records that are fetched by one READ follow each other from the first one's place on.
     #[must_use]
     pub fn input_offset(&self, place: Place, model: ModelShape) -> usize {
         self.buffer_offset(place) + place.task * model.input_bytes
@@ -129,13 +159,15 @@ mod tests {
             shapes in proptest::collection::vec((1usize..5000, 1usize..5000, 1usize..20), 1..4),
         ) {
             let shapes: Vec<_> = shapes.into_iter()
-                .map(|(input_bytes, output_bytes, batch_max)| ModelShape { input_bytes, output_bytes, batch_max })
+                .map(|(input_bytes, output_bytes, batch_max)| {
+                    ModelShape { input_bytes, output_bytes, batch_max, records: Records::default() }
+                })
                 .collect();
             let staging = Staging::new(gpus, &shapes);
             for chosen in 0..shapes.len() {
-                let ModelShape { input_bytes, output_bytes, batch_max } = shapes[chosen];
+                let ModelShape { batch_max, .. } = shapes[chosen];
                 prop_assert!(staging.fits(shapes[chosen]));
-                let more = |factor| ModelShape { input_bytes, output_bytes, batch_max: batch_max * factor };
+                let more = |factor| ModelShape { batch_max: batch_max * factor, ..shapes[chosen] };
                 // No area is more than 5000 bytes for each of 20 tasks, and none less than a cache line.
                 prop_assert!(!staging.fits(more(20 * 5120 / 64 + 1)));
                 // Neighbouring buffers may hold batches of different models.
@@ -153,6 +185,13 @@ mod tests {
                 areas.sort_unstable();
                 prop_assert!(areas.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
                 prop_assert!(areas.last().is_none_or(|last| last.0 + last.1 <= staging.bytes()));
+                // They are smaller than what is populated of a buffer.
+                let mut covered = 0;
+                for part in staging.populated() {
+                    prop_assert_eq!(part.start, covered);
+                    covered = part.end;
+                }
+                prop_assert_eq!(covered, staging.bytes());
             }
         }
     }

@@ -39,7 +39,10 @@ use proto::{
 };
 use thiserror::Error;
 
-use crate::staging::{BUFFERS, FAILURE_TEXT_BYTES_MAX, ModelShape, Place};
+use crate::{
+    executor::TaskError,
+    staging::{BUFFERS, FAILURE_TEXT_BYTES_MAX, ModelShape, Place, Records},
+};
 
 /// Plans that wait for a staging buffer. The scheduler has about two plans of a GPU under way; more than these only
 /// queue when frontends stopped acknowledging, and every buffer waits for their transfers to fail.
@@ -74,6 +77,8 @@ pub enum Action {
         task: TaskId,
         /// Where from, in the frontend's arena.
         input_offset: u64,
+        /// Bytes of each.
+        input_bytes: u32,
     },
     /// Execute a batch in its window, of which this may be a little ahead; then call [`Worker::handle_executed`].
     Execute {
@@ -83,7 +88,7 @@ pub enum Action {
         model: ModelId,
         /// The tasks that take part, by their index in the plan: their inputs are in the buffer. Each run's outputs go
         /// behind the header of its first task's answer, one after another.
-        runs: Vec<Range<usize>>,
+        runs: Vec<Run>,
         /// It must not start earlier.
         exec_at: Timestamp,
         /// If it has not started by then, it must not start.
@@ -93,6 +98,17 @@ pub enum Action {
     Push(Push),
     /// Tell the scheduler.
     Report(BackendToScheduler),
+}
+
+/// Neighbours in a batch, whose inputs lie one after another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// By their index in the plan.
+    pub tasks: Range<usize>,
+    /// Bytes of each one's input.
+    pub input_bytes: usize,
+    /// The task to whose place the first one's input was fetched, or that of one before it with others.
+    pub fetched_with: usize,
 }
 
 /// The answer of a run to write: the header and `header.payload_bytes` more.
@@ -123,9 +139,20 @@ pub enum Execution {
         started_at: Timestamp,
         /// It ended.
         finished_at: Timestamp,
+        /// What is to be known of them.
+        outputs: Outputs,
     },
     /// The executor failed.
     Failed {
+        /// It started.
+        started_at: Timestamp,
+        /// It ended.
+        finished_at: Timestamp,
+        /// Why, in one line.
+        reason: String,
+    },
+    /// The executor failed, and cannot run another batch for now.
+    Lost {
         /// It started.
         started_at: Timestamp,
         /// It ended.
@@ -145,6 +172,16 @@ pub enum Execution {
         /// When it looked.
         rejected_at: Timestamp,
     },
+}
+
+/// The outputs of a batch, as far as they are not one of the model's size for each task.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Outputs {
+    /// Tasks without one, by their place among those that took part, ascending. If there are any, the output of each of
+    /// the others is behind the header of its own answer, as no two of them are answered together.
+    pub failed: Vec<TaskError>,
+    /// Bytes of each task's output, if these are records; 0 for those without.
+    pub bytes: Vec<u32>,
 }
 
 /// Why a plan was refused as a whole. Scheduler and backend disagree; all its tasks are reported undelivered.
@@ -229,6 +266,10 @@ struct Task {
     run: u16,
     /// Whether that is the READ of their guards.
     of_guards: bool,
+    /// The first task of the READ that has fetched its input, if inputs are records.
+    fetched_with: u16,
+    /// Bytes of its output.
+    output_bytes: u32,
     /// Its frontend must not be touched any more.
     cut_off: bool,
     /// Nobody wants its output; it ends with its READ.
@@ -456,11 +497,17 @@ impl Worker {
             }
         }
         let (outcome, answer) = match execution {
-            Execution::Done { started_at, finished_at } => (
-                PlanOutcome::Executed { started_at, finished_at },
-                Answer::Output { started_at, finished_at, batch_size: executed.len() as u16 },
-            ),
-            Execution::Failed { started_at, finished_at, reason } => {
+            Execution::Done { started_at, finished_at, outputs } => {
+                let batch_size = executed.len() as u16;
+                let answer = Answer::Output { started_at, finished_at, batch_size };
+                let outcome = PlanOutcome::Executed { started_at, finished_at };
+                if outputs != Outputs::default() {
+                    self.answer_each(buffer, &executed, &outputs, &answer);
+                }
+                (outcome, answer)
+            }
+            Execution::Failed { started_at, finished_at, reason }
+            | Execution::Lost { started_at, finished_at, reason } => {
                 (PlanOutcome::Executed { started_at, finished_at }, Answer::Failed { reason })
             }
             Execution::Panicked { started_at, finished_at } => {
@@ -471,10 +518,34 @@ impl Worker {
                 (PlanOutcome::WindowMissed { rejected_at }, Answer::WindowMissed)
             }
         };
-        let executed = batch.indexes_in(Progress::Executing);
+        let executed = self.batch_mut(buffer).indexes_in(Progress::Executing);
         self.answer(buffer, &executed, &answer);
         self.report_done(buffer, outcome);
         self.on_change(now);
+    }
+
+    /// Takes in the lengths of outputs. If any task has failed, each of them is answered by itself.
+    fn answer_each(&mut self, buffer: usize, executed: &[usize], outputs: &Outputs, answer: &Answer) {
+        let batch = self.batch_mut(buffer);
+        for (&index, &bytes) in executed.iter().zip(&outputs.bytes) {
+            batch.tasks[index].output_bytes = bytes;
+        }
+        if outputs.failed.is_empty() {
+            return;
+        }
+        let mut failed = outputs.failed.iter().peekable();
+        for (place, &index) in executed.iter().enumerate() {
+            let failure = failed.next_if(|failure| failure.task == place);
+            if self.batch_mut(buffer).tasks[index].progress != Progress::Executing {
+                continue;
+            }
+            match failure {
+                Some(TaskError { reason, .. }) => {
+                    self.answer(buffer, &[index], &Answer::Failed { reason: reason.clone() });
+                }
+                None => self.answer(buffer, &[index], answer),
+            }
+        }
     }
 
     /// What executes does not come back: its tasks can run elsewhere, as none of them is answered from here any more.
@@ -580,7 +651,8 @@ impl Worker {
         for &index in &tasks {
             batch.tasks[index].progress = Progress::Executing;
         }
-        let runs = batch.runs(&tasks, batch.model.output_bytes);
+        let runs =
+            batch.runs(&tasks, |_| batch.model.output_bytes).into_iter().map(|run| batch.executed(run)).collect();
         let BatchPlan { model, exec_at, latest, .. } = batch.plan;
         self.executing = Some(buffer);
         self.actions.push_back(Action::Execute { buffer, model, runs, exec_at, latest });
@@ -637,7 +709,7 @@ impl Worker {
         let batch = self.batch_mut(buffer);
         let model = batch.plan.model;
         let mut actions = VecDeque::new();
-        for run in batch.runs(indexes, GUARD_BYTES) {
+        for run in batch.runs(indexes, |_| GUARD_BYTES) {
             batch.begin_transfer(run.clone(), Progress::Guarding);
             batch.tasks[run.start].of_guards = true;
             let place = Place { gpu, buffer, task: run.start };
@@ -652,11 +724,12 @@ impl Worker {
         let batch = self.batch_mut(buffer);
         let model = batch.plan.model;
         let mut actions = VecDeque::new();
-        for run in batch.runs(indexes, batch.model.input_bytes) {
+        for run in batch.runs(indexes, |index| batch.plan.tasks[index].slot.input_bytes as usize) {
             batch.begin_transfer(run.clone(), Progress::Fetching);
             let place = Place { gpu, buffer, task: run.start };
             let PlannedTask { task, slot, .. } = batch.plan.tasks[run.start];
-            actions.push_back(Action::Fetch { place, tasks: run.len(), model, task, input_offset: slot.input_offset });
+            let (input_offset, input_bytes) = (slot.input_offset, slot.input_bytes);
+            actions.push_back(Action::Fetch { place, tasks: run.len(), model, task, input_offset, input_bytes });
         }
         self.actions.append(&mut actions);
     }
@@ -665,7 +738,7 @@ impl Worker {
         let gpu = self.gpu;
         let batch = self.batch_mut(buffer);
         let mut actions = VecDeque::new();
-        for run in batch.runs(indexes, batch.model.output_bytes) {
+        for run in batch.runs(indexes, |_| batch.model.output_bytes) {
             batch.begin_transfer(run.clone(), Progress::Answering);
             let place = Place { gpu, buffer, task: run.start };
             let PlannedTask { task, attempt, slot, .. } = batch.plan.tasks[run.start];

@@ -104,9 +104,13 @@ impl Cluster {
             strict: false,
             gpus: 2,
             placement: BTreeMap::from([("digits".into(), vec![0, 1])]),
+            load_models: None,
             emulate: None,
             gpu_memory_mb: None,
+            pinned: vec![],
             pcie_gbps: backend::config::default_pcie_gbps(),
+            host_memory_mb: None,
+            disk_gbps: backend::config::default_disk_gbps(),
             read_budget_bytes: 0,
             connections_max: 8,
             shared_address: false,
@@ -261,7 +265,7 @@ impl Cluster {
     /// Asks for a load, and yields how it ended.
     fn load(&mut self, load: u64, name: &str) -> LoadOutcome {
         let load = LoadId(load);
-        self.tell(&SchedulerToBackend::Load { load, name: name.into() });
+        self.tell(&SchedulerToBackend::Load { load, name: name.into(), config: None });
         let mut outcome = None;
         self.run_until("the load", |cluster| {
             cluster.reports.retain(|report| match report {
@@ -520,10 +524,10 @@ fn models_are_loaded_beside_what_is_served_and_unloaded() {
         let LoadOutcome::Failed(reason) = cluster.load(2, name) else { panic!("{name} was loaded") };
         assert!(reason.contains("found no model"), "{reason}");
     }
-    let LoadOutcome::Ready(offer) = cluster.load(3, "digits") else { panic!("digits is whole") };
+    let LoadOutcome::Ready { offer, is_last: true } = cluster.load(3, "digits") else { panic!("digits is whole") };
     assert_eq!((offer.version.as_str(), &offer.gpu_indexes[..]), ("1", &[0, 1][..]));
     assert_eq!(classify(&mut cluster), RIGHT, "what was hosted still is");
-    cluster.tell(&SchedulerToBackend::Host { load: LoadId(3), model: ModelId(5) });
+    cluster.tell(&SchedulerToBackend::Host { load: LoadId(3), version: "1".into(), model: ModelId(5) });
     cluster.plan(98, 1, 0..3);
     cluster.run_until("the answers", |cluster| cluster.answers.len() == 3 && cluster.reports.len() == 2);
     check_reports(&mut cluster.reports, PlanId(98));

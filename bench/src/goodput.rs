@@ -11,7 +11,13 @@ use cli::{CommandError, positive};
 use indicatif::{ProgressBar, ProgressStyle};
 use scheduler::{Policy, policy::POLICIES};
 use serde::Serialize;
-use sim::{Options, Report, Workload, checker::Violation, cluster, report::ClassReport, workload::SECONDS_MAX};
+use sim::{
+    Options, Report, Workload,
+    checker::Violation,
+    cluster,
+    report::{ClassReport, PredictionReport},
+    workload::SECONDS_MAX,
+};
 
 use crate::real_time;
 
@@ -64,6 +70,8 @@ pub struct Goodput {
     pub gpu_busy_fraction: f64,
     /// GPUs that ran at least one batch in a second, averaged over seconds.
     pub gpus_used_mean: f64,
+    /// How far actions were off what was planned.
+    pub predicted: PredictionReport,
     /// In the order of the workload.
     pub models: Vec<ModelGoodput>,
 }
@@ -231,6 +239,7 @@ fn median(workload: &Workload, policy: Policy, mut found: Vec<Option<Report>>) -
         batch_mean: report.map_or(0.0, |report| report.batch_mean),
         gpu_busy_fraction: report.map_or(0.0, |report| report.gpu_busy_fraction),
         gpus_used_mean: report.map_or(0.0, |report| report.gpus_used_mean),
+        predicted: report.map(|report| report.predicted).unwrap_or_default(),
         models: models.collect(),
     }
 }
@@ -266,7 +275,7 @@ impl Goodput {
             ]));
             lines.extend(model.classes.iter().map(|class| {
                 row([
-                    format!("  SLO {} ms", class.slo_ms),
+                    class.slo_ms.map_or_else(|| "  without SLO".to_owned(), |slo_ms| format!("  SLO {slo_ms} ms")),
                     format!("{:.1}", class.offered_rps),
                     percent(class.bad_rate()),
                     number(class.p50_ms),
@@ -275,7 +284,9 @@ impl Goodput {
                 ])
             }));
         }
-        lines.join("\n")
+        let mut text = lines.join("\n");
+        self.predicted.describe(&mut text);
+        text
     }
 }
 

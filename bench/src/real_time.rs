@@ -14,7 +14,9 @@ use std::{thread, time::Instant};
 use cli::CommandError;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender};
 use proto::{GpuId, ModelId, Span, TaskId, Timestamp};
-use scheduler::{Batch, ModelConfig, NetworkBudget, Planner, PlannerOutput, Task, task_queue::Queued};
+use scheduler::{
+    Batch, ModelConfig, NetworkBudget, Planner, PlannerOutput, Task, predictions::Action, task_queue::Queued,
+};
 use sim::{
     Options, Report, Workload,
     arrivals::{Arrivals, Request},
@@ -73,7 +75,11 @@ enum ToGpus {
 /// If the rate cannot be generated, GPUs are to fail or profiles to be estimated anew (only virtual time has that), or
 /// an invariant is broken.
 pub fn run(workload: &Workload, options: &Options, progress: &mut dyn FnMut(f64)) -> Result<Report, CommandError> {
-    let virtual_only = [("faults.gpu_up_s", workload.faults.up_mean > Span::ZERO), ("reestimate", workload.reestimate)];
+    let virtual_only = [
+        ("faults.gpu_up_s", workload.faults.up_mean > Span::ZERO),
+        ("applications", workload.is_dynamic()),
+        ("reestimate", workload.reestimate),
+    ];
     if let Some((key, _)) = virtual_only.iter().find(|(_, is_set)| *is_set) {
         return Err(CommandError::Flag {
             flag: "--real-time",
@@ -234,12 +240,17 @@ impl<'a> Scheduler<'a> {
                 self.recorder.arrived(request, false);
                 self.submitted += 1;
                 let (id, deadline) = (self.checker.submit(), self.workload.deadline(request));
-                self.planner.handle_submit(now, request.model, Task { id, deadline, priority: 0, payload: request });
+                self.planner.handle_submit(
+                    now,
+                    request.model,
+                    Task { id, deadline, priority: 0, application: 0, payload: request },
+                );
             }
             ToScheduler::Ended(GpuEvent::Finished { batch, started_at, finished_at }) => {
                 self.on_ran(&batch, started_at, finished_at)?;
                 let answered_at = finished_at + self.workload.response;
                 self.recorder.executed(batch.model.0 as usize, batch.tasks.len(), started_at);
+                self.recorder.predicted(Action::Infer, batch.predicted(), (started_at, finished_at));
                 for &(key, request) in &batch.tasks {
                     self.end(key.id)?;
                     self.recorder.answered(request, started_at, answered_at);
@@ -256,8 +267,8 @@ impl<'a> Scheduler<'a> {
                     Some(started_at) => self.on_ran(&batch, started_at, killed_at)?,
                     None => self.planner.handle_finished(batch.gpu, killed_at),
                 }
-                for (Queued { id, deadline, priority, .. }, payload) in batch.tasks {
-                    self.planner.handle_submit(now, batch.model, Task { id, deadline, priority, payload });
+                for (Queued { id, deadline, priority, application, .. }, payload) in batch.tasks {
+                    self.planner.handle_submit(now, batch.model, Task { id, deadline, priority, application, payload });
                 }
             }
             ToScheduler::Generated { behind } if behind > BEHIND_MAX => {

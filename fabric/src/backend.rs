@@ -8,9 +8,10 @@ use std::{
 
 use backend::{
     core::{Core, CoreConfig, Job, Output},
+    executor::Executor,
     loaded::Loaded,
     staging::{ModelShape, Staging},
-    worker::Execution,
+    worker::{Execution, Outputs},
 };
 use proto::{
     LoadId, ModelId, Span, TaskId,
@@ -60,6 +61,10 @@ pub(super) struct BackendNode {
     backoff: Backoff,
     /// Pages of each GPU, if memory is short.
     memory_pages: Option<u32>,
+    /// Pages of host memory, if that is short, too.
+    host_pages: Option<u32>,
+    /// What has let its weights go in the present session, as they were in neither.
+    released: Vec<Arc<dyn Executor>>,
     /// How executors behave now.
     pub(super) trouble: Trouble,
     /// The first task of each READ of guards, by its token.
@@ -93,10 +98,17 @@ struct Gpu {
     jobs: VecDeque<(Life, Job)>,
     /// What runs; its inputs were read when it started.
     running: Option<Running>,
-    /// The copy of weights that is under way.
-    copying: Option<ModelId>,
+    /// The copy of weights that is under way, and how much of it is reading from disk.
+    copying: Option<(ModelId, Span)>,
     /// What is in its memory, in the present session.
     weights: BTreeSet<ModelId>,
+}
+
+/// All that the repository holds now.
+fn loaded(env: &Env, gpus: u32) -> Vec<Arc<Loaded>> {
+    let versions =
+        env.repository.iter().flat_map(|(name, &newest)| models::served(newest).map(move |version| (*name, version)));
+    versions.map(|(name, version)| Arc::new(models::loaded(name, version, gpus))).collect()
 }
 
 struct Running {
@@ -106,9 +118,14 @@ struct Running {
 }
 
 impl BackendNode {
-    pub(super) fn new(node: Node, schedulers: &[Node], gpus: u32, memory_pages: Option<u32>, env: &Env) -> Self {
-        let models = env.repository.iter().map(|(name, version)| Arc::new(models::loaded(name, *version, gpus)));
-        let models: Vec<_> = models.collect();
+    pub(super) fn new(
+        node: Node,
+        schedulers: &[Node],
+        gpus: u32,
+        (memory_pages, host_pages): (Option<u32>, Option<u32>),
+        env: &Env,
+    ) -> Self {
+        let models = loaded(env, gpus);
         Self {
             node,
             life: 0,
@@ -120,6 +137,8 @@ impl BackendNode {
             process: None,
             backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
             memory_pages,
+            host_pages,
+            released: Vec::new(),
             trouble: Trouble::None,
             guarded: BTreeMap::new(),
         }
@@ -129,8 +148,7 @@ impl BackendNode {
     pub(super) fn start(&mut self, env: &mut Env) {
         let gpus = self.gpus.len() as u32;
         self.gpus = (0..gpus).map(|_| Gpu::default()).collect();
-        let loaded = env.repository.iter().map(|(name, version)| Arc::new(models::loaded(name, *version, gpus)));
-        self.models = loaded.collect();
+        self.models = loaded(env, gpus);
         self.backoff.handle_success();
         self.process = Some(Process { core: None, leaves: false });
         env.reset_clock(self.node);
@@ -179,8 +197,9 @@ impl BackendNode {
         for gpu in &mut self.gpus {
             (gpu.copying, gpu.weights) = (None, BTreeSet::new());
         }
-        let memory_pages = self.memory_pages;
-        let config = CoreConfig { schedulers, staging, lkey: self.life, memory_pages, token: env.rng.random() };
+        self.released.clear();
+        let (memory_pages, host_pages, token) = (self.memory_pages, self.host_pages, env.rng.random());
+        let config = CoreConfig { schedulers, staging, lkey: self.life, memory_pages, host_pages, token };
         process.core = Some(Core::new(config, std::mem::take(&mut self.models)).expect("two models fit a hello"));
         self.settle(env);
     }
@@ -284,13 +303,24 @@ impl BackendNode {
                 }
             }
             Output::Execute { gpu, job } => self.execute(env, core, gpu, job),
-            Output::CopyWeights { gpu, model, takes } => self.copy(env, gpu, model, takes),
+            // What hangs in the simulation comes back when it does.
+            Output::Interrupt { .. } => {}
+            Output::CopyWeights { gpu, model, executor, takes, read } => {
+                let is_it = |other: &Arc<dyn Executor>| Arc::ptr_eq(other, &executor);
+                let was_released = self.released.extract_if(.., |other| is_it(other)).count() > 0;
+                if was_released && read.is_none() {
+                    let what = format!("GPU {gpu} copies {model:?} from host memory, which it has left");
+                    env.oracle.report(Violation::Weights(what));
+                }
+                self.copy(env, (gpu, model), takes, read);
+            }
+            Output::ReleaseWeights { executor } => self.released.push(executor),
             Output::FreeWeights { gpu, model } => {
                 if !self.gpus[gpu].weights.remove(&model) {
                     env.oracle.report(Violation::Weights(format!("GPU {gpu} frees {model:?}, which is not there")));
                 }
             }
-            Output::Load { load, name } => {
+            Output::Load { load, name, config: _ } => {
                 let takes = Span::from_millis(2) + env.micros(100_000);
                 env.after(takes, Happening::Loaded(node, self.life, load, name));
             }
@@ -298,11 +328,12 @@ impl BackendNode {
     }
 
     /// Weights are on their way.
-    fn copy(&mut self, env: &mut Env, index: usize, model: ModelId, takes: Span) {
+    fn copy(&mut self, env: &mut Env, (index, model): (usize, ModelId), takes: Span, read: Option<Span>) {
         let gpu = &mut self.gpus[index];
-        if let Some(other) = gpu.copying.replace(model) {
+        if let Some((other, _)) = gpu.copying.replace((model, read.unwrap_or(Span::ZERO))) {
             env.oracle.report(Violation::Weights(format!("GPU {index} copies {other:?} and {model:?} at once")));
         }
+        let takes = takes + read.unwrap_or(Span::ZERO);
         let takes = match self.trouble {
             Trouble::None | Trouble::Fail => takes,
             Trouble::Slow(times) => takes * times,
@@ -317,7 +348,7 @@ impl BackendNode {
         let Some(core) = self.process.as_mut().and_then(|process| process.core.as_mut()) else { return };
         let is_done = self.trouble != Trouble::Fail;
         let gpu = &mut self.gpus[index];
-        let model = gpu.copying.take().expect("it was under way");
+        let (model, read) = gpu.copying.take().expect("it was under way");
         if is_done {
             gpu.weights.insert(model);
         }
@@ -326,7 +357,7 @@ impl BackendNode {
             env.oracle.report(Violation::Weights(format!("GPU {index} has {pages} pages in use, of {max}")));
         }
         env.trace(self.node, || format!("GPU {index} has copied {model:?}: {is_done}"));
-        core.handle_copied(env.local(self.node), index, is_done);
+        core.handle_copied(env.local(self.node), index, is_done.then_some(read));
         self.settle(env);
     }
 
@@ -370,13 +401,18 @@ impl BackendNode {
             let model = job.model;
             env.oracle.report(Violation::Weights(format!("GPU {index} runs {model:?}, whose weights are not there")));
         }
+        if life == self.life && self.released.iter().any(|executor| Arc::ptr_eq(executor, &job.executor)) {
+            let what = format!("GPU {index} runs {:?}, which is in no memory", job.model);
+            env.oracle.report(Violation::Weights(what));
+        }
         let ModelShape { input_bytes, output_bytes, .. } = job.shape;
         let mut outputs = vec![0; job.tasks() * output_bytes];
         if life == self.life {
             let arena = env.network.arena(node);
             let inputs = job.runs.iter().map(|run| &arena[run.input_offset..][..run.tasks * input_bytes]);
             let inputs = inputs.collect::<Vec<_>>().concat();
-            job.executor.execute(&inputs, &mut outputs).expect("a digest can be taken of everything");
+            let failed = job.executor.execute(&inputs, &mut outputs).expect("a digest can be taken of everything");
+            assert_eq!(failed, []);
         }
         let profile = job.executor.emulated_profile().expect("all models are emulated");
         let takes = profile.latency(job.tasks());
@@ -389,7 +425,7 @@ impl BackendNode {
         let execution = if self.trouble == Trouble::Fail {
             Execution::Failed { started_at, finished_at, reason: "out of memory".to_owned() }
         } else {
-            Execution::Done { started_at, finished_at }
+            Execution::Done { started_at, finished_at, outputs: Outputs::default() }
         };
         self.gpus[index].running = Some(Running { life, job, outputs });
         let jitter = env.micros(100);
@@ -444,8 +480,11 @@ impl BackendNode {
         let luck = if env.loads_fail { env.rng.random_range(0..10) } else { 10 };
         let result = match (luck, version) {
             (0, _) | (_, None) => Err("bad luck".to_owned()),
-            (1, _) => Ok(None),
-            (_, Some(version)) => Ok(Some(models::loaded(name, version, self.gpus.len() as u32))),
+            (1, _) => Ok(Vec::new()),
+            (_, Some(newest)) => {
+                let gpus = self.gpus.len() as u32;
+                Ok(models::served(newest).map(|version| models::loaded(name, version, gpus)).collect())
+            }
         };
         core.handle_loaded(env.local(self.node), load, result);
         self.settle(env);

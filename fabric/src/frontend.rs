@@ -20,7 +20,7 @@ use proto::{
     scheduler_to_frontend::{DropReason, SchedulerToFrontend},
 };
 use rand::{Rng, RngExt};
-use repository::emulated::digest;
+use repository::{Model, emulated::digest};
 use transport::{ConnectionId, DisconnectReason, Event, PostError};
 
 use super::{
@@ -115,6 +115,11 @@ fn arena(env: &mut Env, node: Node) -> Registered<'_> {
     Registered(RefCell::new((&mut env.network, node)))
 }
 
+/// What is served of a model while this version is the newest.
+fn versions(name: &str, newest: u32) -> impl Iterator<Item = Model> {
+    models::served(newest).map(move |version| models::model(name, version))
+}
+
 impl FrontendNode {
     pub(super) fn new(node: Node, schedulers: &[Node]) -> Self {
         Self { node, life: 0, schedulers: schedulers.to_vec(), process: None, clients: Clients::default() }
@@ -135,7 +140,7 @@ impl FrontendNode {
             schedulers: self.schedulers.len(),
             token_seed: env.rng.random(),
         };
-        let models = env.repository.iter().map(|(name, version)| models::model(name, *version)).collect();
+        let models = env.repository.iter().flat_map(|(name, &newest)| versions(name, newest)).collect();
         let core = Core::new(config, models).expect("the arena has room for all models");
         let (unsent, lately, later) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
         self.process = Some(Process { core, unsent, schedulers: Vec::new(), lately, later });
@@ -162,10 +167,11 @@ impl FrontendNode {
         self.process.is_some()
     }
 
-    /// Whether every model can be asked for.
+    /// Whether every model can be asked for, in some version.
     pub(super) fn is_ready(&self) -> bool {
-        let core = self.process.as_ref().map(|process| &process.core);
-        core.is_some_and(|core| core.models().iter().all(|served| core.is_model_ready(served)))
+        let Some(Process { core, .. }) = &self.process else { return false };
+        let is_ready = |index| core.is_model_ready(core.models().get(index));
+        MODELS.iter().all(|(name, _)| core.models().find(name, None).is_ok_and(is_ready))
     }
 
     /// Looks at everything once.
@@ -197,7 +203,14 @@ impl FrontendNode {
         let mut input = vec![0; rows * input_bytes];
         env.rng.fill_bytes(&mut input);
         let slo = Span::from_millis(if env.chance(2) { 1 } else { env.rng.random_range(30..80) });
-        let model = process.core.models().find(name, None).expect("it is in the repository");
+        let mut model = process.core.models().find(name, None).expect("it is in the repository");
+        if env.chance(30) && env.loads_fail {
+            // An older one, if it is hosted: a backend that starts has what the repository holds then. Once faults have
+            // ended those that started meanwhile do not host it, and memory is short for what the others do.
+            let core = &process.core;
+            let is_ready = |&index: &usize| core.is_model_ready(core.models().get(index));
+            model = core.models().versions(name).find(is_ready).unwrap_or(model);
+        }
         let comes_later = env.chance(LATER_PERCENT);
         let inputs = if comes_later { vec![] } else { vec![input.clone().into()] };
         let request = CheckedRequest { model, rows, inputs, slo, waited: Span::ZERO, priority: 0 };
@@ -259,7 +272,7 @@ impl FrontendNode {
     /// A client wants a model loaded or unloaded.
     pub(super) fn change(&mut self, env: &mut Env, to: ModelChange, name: &str) {
         let Some(process) = &mut self.process else { return };
-        if let Ok(change) = process.core.handle_change(to, name) {
+        if let Ok(change) = process.core.handle_change(to, name, None) {
             env.trace(self.node, || format!("asks to {to:?} '{name}' as {change:?}"));
             self.clients.changes.insert(change);
         }
@@ -269,7 +282,7 @@ impl FrontendNode {
     /// The repository has been read.
     pub(super) fn handle_model_read(&mut self, env: &mut Env, name: &str) {
         let Some(process) = &mut self.process else { return };
-        process.core.handle_model_read(name, Ok(models::model(name, env.repository[name])));
+        process.core.handle_model_read(name, Ok(versions(name, env.repository[name]).collect()));
         self.settle(env);
     }
 
@@ -339,7 +352,7 @@ impl FrontendNode {
                 process.send_unsent(env);
             }
             Output::Reply { request, result } => self.on_reply(env, process, request, result),
-            Output::ReadModel { name } => {
+            Output::ReadModel { name, config: _ } => {
                 let takes = env.micros(30_000);
                 env.after(takes, Happening::ModelRead(node, self.life, name));
             }

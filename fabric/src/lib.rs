@@ -178,7 +178,9 @@ impl Fabric {
             let gpus = env.rng.random_range(1..=2);
             // In some worlds GPUs hold but a part of what they host.
             let memory_pages = options.seed.is_multiple_of(4).then_some(models::MEMORY_PAGES);
-            BackendNode::new(node, &schedulers, gpus, memory_pages, env)
+            // In some of these host memory holds no more than what they load at once.
+            let host_pages = options.seed.is_multiple_of(8).then_some(gpus * models::WEIGHTS.pages);
+            BackendNode::new(node, &schedulers, gpus, (memory_pages, host_pages), env)
         };
         Self {
             schedulers: schedulers.iter().enumerate().map(new_scheduler).collect(),

@@ -13,11 +13,16 @@ use repository::{
 /// What each model is called, and the bytes of one task's input.
 pub(super) const MODELS: [(&str, usize); 2] = [("small", 64), ("large", 200)];
 /// What every model takes, where memory is short.
-pub(super) const WEIGHTS: Weights = Weights { pages: 2, load: Span::from_millis(4) };
+pub(super) const WEIGHTS: Weights = Weights { pages: 2, load: Span::from_millis(4), read: Span::from_millis(6) };
 /// Pages of each GPU there: for one model, and half of another.
 pub(super) const MEMORY_PAGES: u32 = 3;
 /// The largest batch of every model.
 const BATCH_MAX: usize = 8;
+
+/// The versions that are served while this is the newest: it, and the one before.
+pub(super) fn served(newest: u32) -> impl Iterator<Item = u32> {
+    newest.saturating_sub(1).max(1)..=newest
+}
 
 /// A model as the repository holds it in this version.
 pub(super) fn model(name: &str, version: u32) -> Model {
@@ -33,6 +38,7 @@ pub(super) fn model(name: &str, version: u32) -> Model {
         is_batched: true,
         slo: Span::from_millis(50),
         priorities: Priorities::default(),
+        queue: repository::QueuePolicies::default(),
         weights: repository::WeightsSize::default(),
         executor: Executor::Emulated { profile: profile() },
         labels: vec![],
@@ -46,7 +52,15 @@ pub(super) fn loaded(name: &str, version: u32, gpus: u32) -> Loaded {
     let model = model(name, version);
     let executor = Arc::new(Emulated::new(&model, profile()));
     let shape = ModelShape::from(&model);
-    Loaded { model, shape, gpu_indexes: (0..gpus).collect(), executor, profile: profile(), weights: WEIGHTS }
+    Loaded {
+        model,
+        shape,
+        gpu_indexes: (0..gpus).collect(),
+        executor,
+        profile: profile(),
+        weights: WEIGHTS,
+        is_pinned: false,
+    }
 }
 
 fn profile() -> LatencyProfile {

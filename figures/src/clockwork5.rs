@@ -4,7 +4,7 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, Search, axis_of, look_of, policy, rate_of, workload},
+    context::{Context, POLICIES, Search, axis_of, look_of, note_rivals, policy, rate_of, workload},
     table::{Table, cell},
 };
 
@@ -32,14 +32,14 @@ pub(crate) const CLOCKWORK5: Figure = Figure {
 };
 
 /// Milliseconds of a batch of so many (Clockwork, appendix A, resnet50_v1s).
-const LATENCIES_MS: [(f64, f64); 5] = [(1.0, 3.04), (2.0, 4.47), (4.0, 6.99), (8.0, 11.66), (16.0, 20.39)];
-const SLOS_MS: [f64; 9] = [10.0, 15.0, 25.0, 35.0, 50.0, 100.0, 150.0, 250.0, 500.0];
-const COPIES: usize = 15;
+pub(crate) const LATENCIES_MS: [(f64, f64); 5] = [(1.0, 3.04), (2.0, 4.47), (4.0, 6.99), (8.0, 11.66), (16.0, 20.39)];
+pub(crate) const SLOS_MS: [f64; 9] = [10.0, 15.0, 25.0, 35.0, 50.0, 100.0, 150.0, 250.0, 500.0];
+pub(crate) const COPIES: usize = 15;
 /// In the paper's text.
 const REPORTED_RPS: f64 = 800.0;
 
 /// l(b) for b = 1, 2, ... 16.
-fn latencies_ms() -> Vec<f64> {
+pub(crate) fn latencies_ms() -> Vec<f64> {
     let at = |batch: f64| {
         let pair = LATENCIES_MS.windows(2).find(|pair| batch <= pair[1].0).expect("at most the largest batch");
         let ((low, from), (high, to)) = (pair[0], pair[1]);
@@ -61,6 +61,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let search = |slo_ms, name| Search { workload: copies(slo_ms), policy: policy(name) };
     let searches: Vec<_> = SLOS_MS.iter().flat_map(|&slo_ms| POLICIES.map(|name| search(slo_ms, name))).collect();
     let found = context.goodputs(&searches, &mut table)?;
+    note_rivals(&mut table, &found.iter().map(rate_of).collect::<Vec<_>>());
     let line =
         |name: &&str| Series { name: (*name).to_owned(), mark: Mark::Line, look: look_of(name), points: Vec::new() };
     let mut series: Vec<_> = POLICIES.iter().map(line).collect();
@@ -72,7 +73,9 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         }
     }
     let (_, largest_ms) = LATENCIES_MS[LATENCIES_MS.len() - 1];
-    for (name, rate, look) in [("paper, at 500 ms", REPORTED_RPS, 7), ("batches of 16", 16_000.0 / largest_ms, 6)] {
+    for (name, rate, look) in
+        [("paper, at 500 ms", REPORTED_RPS, chart::GREY), ("batches of 16", 16_000.0 / largest_ms, chart::BOUND)]
+    {
         series.push(Series { name: name.into(), mark: Mark::Dashed, look, points: vec![(0.0, rate), (510.0, rate)] });
     }
     let x = Axis::new("objective (ms)", (0.0, 510.0));

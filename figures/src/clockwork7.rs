@@ -18,7 +18,6 @@ pub(crate) const CLOCKWORK7: Figure = Figure {
         "Networks cost nothing here; in the paper an objective of 2.9 ms holds an execution of 2.61 ms and what is \
          left for everything else.",
         "All copies fit each GPU's memory, so all are on all GPUs from the start.",
-        "Its right half has clients without objectives, which workloads do not know yet.",
     ],
     draw,
 };

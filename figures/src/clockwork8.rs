@@ -33,14 +33,24 @@ pub(crate) const CLOCKWORK8: Figure = Figure {
 const NAMES: [&str; 3] = ["downbeat", "eager", "clockwork"];
 const ASSIGNMENTS: [(&str, [f64; 2]); 2] = [("random", [500.0, 3_000.0]), ("lucky", [2_000.0, 18_000.0])];
 const STEPS: usize = 10;
+pub(crate) const GPUS: u32 = 6;
+pub(crate) const SLO_MS: f64 = 100.0;
 const BAD_PART: f64 = 0.01;
 
-fn models(assignment: &str) -> Workload {
+/// The models and the trace on so many GPUs.
+pub(crate) fn models(assignment: &str, gpus: u32, slo_ms: f64) -> Workload {
     let text = format!(
-        "gpus = 6\nseconds = 60\n[memory]\ngpu_mb = 23723\n[functions]\ncount = 17000\nminutes = 60\nseed = 1\n\
-         assignment = \"{assignment}\"\n[[model]]\nzoo = \"clockwork-zoo-v100.csv\"\ncount = 66\nslo_ms = 100\n"
+        "gpus = {gpus}\nseconds = 60\n[memory]\ngpu_mb = 23723\n[functions]\ncount = 17000\nminutes = 60\nseed = 1\n\
+         assignment = \"{assignment}\"\n[[model]]\nzoo = \"clockwork-zoo-v100.csv\"\ncount = 66\nslo_ms = {slo_ms}\n"
     );
     workload("clockwork8", &text)
+}
+
+/// Executions and loads vary by 2 %, and policies plan with what they have seen.
+pub(crate) fn with_jitter(mut workload: Workload) -> Workload {
+    (workload.faults.execution_jitter, workload.faults.load_jitter) = (0.02, 0.02);
+    workload.reestimate = true;
+    workload
 }
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
@@ -58,7 +68,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         |[from, to]: [f64; 2]| (0..STEPS).map(move |step| from + (to - from) * step as f64 / (STEPS - 1) as f64);
     let mut runs = Vec::new();
     for (assignment, range) in ASSIGNMENTS {
-        let workload = models(assignment);
+        let workload = models(assignment, GPUS, SLO_MS);
         for name in NAMES {
             runs.extend(rates(range).map(|rate_rps| Run {
                 workload: workload.clone(),
@@ -95,7 +105,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
             }
             series.push(Series { name: name.to_owned(), mark: Mark::Line, look: look_of(name), points });
         }
-        let workload = models(assignment);
+        let workload = models(assignment, GPUS, SLO_MS);
         let bound_rps = clairvoyant::gpu_bound_rps(&workload, BAD_PART);
         let links = 100.0 * clairvoyant::belady_link_part(&workload, bound_rps, 60.0, context.seed);
         let note = format!(

@@ -29,7 +29,12 @@ const SECONDS_MIN: f64 = 3.0;
 const SECONDS_MAX: f64 = 240.0;
 
 /// The policies that figures compare, and their looks.
-pub(crate) const POLICIES: [&str; 7] = ["downbeat", "deferred", "eager", "shepherd", "nexus", "clockwork", "clipper"];
+pub(crate) const POLICIES: [&str; 8] =
+    ["downbeat", SYMPHONY, "deferred", "eager", "shepherd", "nexus", "clockwork", "clipper"];
+/// What Symphony's evaluation ran.
+pub(crate) const SYMPHONY: &str = "deferred:target";
+/// The published policies of windows: what `downbeat` must beat the best of.
+const RIVALS: [&str; 3] = [SYMPHONY, "deferred", "eager"];
 
 /// One goodput search.
 pub(crate) struct Search {
@@ -146,6 +151,29 @@ pub(crate) fn note_precision(table: &mut Table, seconds: f64, rate_rps: f64) {
              bad rate of 1 % is measured within ±{error:.2} % (95 % confidence)"
         ),
     );
+}
+
+/// Notes how `downbeat` compares with the best of [`RIVALS`], over rates of each of `POLICIES`, one setting after the
+/// other.
+pub(crate) fn note_rivals(table: &mut Table, rates: &[f64]) {
+    let of = |rates: &[f64], name: &str| rates[POLICIES.iter().position(|&policy| policy == name).expect("a policy")];
+    let best = |rates: &[f64]| RIVALS.map(|name| of(rates, name)).into_iter().fold(0.0, f64::max);
+    let settings = rates.chunks(POLICIES.len()).filter(|rates| best(rates) > 0.0);
+    let mut ratios: Vec<f64> = settings.map(|rates| of(rates, "downbeat") / best(rates)).collect();
+    ratios.sort_by(f64::total_cmp);
+    let (Some(least), Some(most)) = (ratios.first(), ratios.last()) else { return };
+    let finding = match ratios.len() {
+        1 => format!("`downbeat` serves {least:.3} times"),
+        settings => {
+            let median = ratios[settings / 2];
+            let below = ratios.iter().filter(|&&ratio| ratio < 0.995).count();
+            format!(
+                "In {settings} settings `downbeat` serves {least:.3} to {most:.3} times (median {median:.3}; less \
+                 than 0.995 in {below})"
+            )
+        }
+    };
+    table.note("finding", format!("{finding} the goodput of the best of `{}`", RIVALS.join("`, `")));
 }
 
 /// The rate of a search's result.

@@ -47,7 +47,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         let (staggered, _) = model.bound(1.0 / GPUS);
         let points = vec![(staggered, 0.0), (staggered, 1.0)];
         let name = "staggered execution".to_owned();
-        series.push(Series { name, mark: Mark::Dashed, look: 6, points });
+        series.push(Series { name, mark: Mark::Dashed, look: chart::BOUND, points });
         let largest = series.iter().flat_map(|series| &series.points).map(|point| point.0);
         panels.push(Panel {
             title: format!("{}, SLO {} ms", model.name, model.slo_ms),

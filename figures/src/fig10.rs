@@ -7,7 +7,7 @@ use sim::{Options, Workload, checker::Violation, cluster};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, axis_of, look_of, note_precision, policy, workload},
+    context::{Context, POLICIES, SYMPHONY, axis_of, look_of, note_precision, policy, workload},
     table::{Table, cell},
 };
 
@@ -29,7 +29,7 @@ const RATE_RPS: f64 = 15_000.0;
 const GPUS_MAX: u32 = 512;
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
-    let mut table = Table::new(&["workload", "policy", "GPUs", "more than deferred (%)"]);
+    let mut table = Table::new(&["workload", "policy", "GPUs", "more than deferred:target (%)"]);
     let single = "gpus = 1\n[[model]]\nname = \"ResNet50\"\nalpha_ms = 0.268\nbeta_ms = 5.172\nslo_ms = 25\n";
     let workloads = [
         workload("ResNet50", single),
@@ -49,10 +49,10 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         series.push(Series { name: (*name).to_owned(), mark, look: look_of(name), points: points.collect() });
     }
     for (workload, found) in workloads.iter().zip(found.chunks(POLICIES.len())) {
-        let deferred = POLICIES.iter().zip(found).find(|(name, _)| **name == "deferred").and_then(|(_, gpus)| *gpus);
+        let reference = POLICIES.iter().zip(found).find(|(name, _)| **name == SYMPHONY).and_then(|(_, gpus)| *gpus);
         for (name, gpus) in POLICIES.iter().zip(found) {
             let more =
-                gpus.zip(deferred).map(|(gpus, deferred)| cell(100.0 * (f64::from(gpus) / f64::from(deferred) - 1.0)));
+                gpus.zip(reference).map(|(gpus, others)| cell(100.0 * (f64::from(gpus) / f64::from(others) - 1.0)));
             let gpus = gpus.map_or_else(|| format!("more than {GPUS_MAX}"), |gpus| gpus.to_string());
             table.push([workload.name.clone(), (*name).into(), gpus, more.unwrap_or_default()]);
         }

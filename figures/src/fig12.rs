@@ -41,7 +41,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
             series.push(Series { name: (*name).to_owned(), mark: Mark::Curve, look: look_of(name), points });
         }
         let points = vec![(model.slo_ms / 2.0, 0.0), (model.slo_ms / 2.0, 1.0)];
-        series.push(Series { name: "half the SLO".to_owned(), mark: Mark::Dashed, look: 6, points });
+        series.push(Series { name: "half the SLO".to_owned(), mark: Mark::Dashed, look: chart::BOUND, points });
         panels.push(Panel {
             title: format!("{}, SLO {} ms", model.name, model.slo_ms),
             x: Axis::new("queueing delay (ms)", (0.0, model.slo_ms)),

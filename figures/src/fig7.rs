@@ -219,7 +219,7 @@ fn chart(table: &Table) -> Chart {
     };
     let panel = |title: &str, x: Axis, mut series: Vec<Series>| {
         let points = vec![(x.range.0, 1.0), (x.range.1, 1.0)];
-        series.push(Series { name: "equal".to_owned(), mark: Mark::Dashed, look: 6, points });
+        series.push(Series { name: "equal".to_owned(), mark: Mark::Dashed, look: chart::BOUND, points });
         Panel { title: title.to_owned(), x, y: axis_of("goodput (times eager's)", &series), series, boxes: Vec::new() }
     };
     let per_model = || Axis::new("GPUs per model", (0.8, 4.2));

@@ -1,12 +1,11 @@
 //! Symphony's Figure 9: goodput on mixes of many models.
 
 use chart::{Axis, Chart, Mark, Panel, Series};
-use scheduler::Policy;
 use sim::Workload;
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, Search, axis_of, look_of, policy, rate_of, workload},
+    context::{Context, POLICIES, SYMPHONY, Search, axis_of, look_of, note_rivals, policy, rate_of, workload},
     table::{Table, cell},
 };
 
@@ -31,7 +30,7 @@ const ZOOS: [(&str, &str); 2] = [("1080Ti", "symphony-zoo-1080ti.csv"), ("A100",
 const SETTINGS: [&str; 3] = ["mixed", "strong", "weak"];
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
-    let mut table = Table::new(&["GPU", "models", "policy", "goodput (r/s)", "of deferred (%)"]);
+    let mut table = Table::new(&["GPU", "models", "policy", "goodput (r/s)", "of deferred:target (%)"]);
     let mut searches = Vec::new();
     for (_, zoo) in ZOOS {
         for setting in SETTINGS {
@@ -39,20 +38,18 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         }
     }
     let rates: Vec<_> = context.goodputs(&searches, &mut table)?.iter().map(rate_of).collect();
+    note_rivals(&mut table, &rates);
     let mut panels = Vec::new();
     for ((gpu, _), rates) in ZOOS.iter().zip(rates.chunks(SETTINGS.len() * POLICIES.len())) {
         for (setting, rates) in SETTINGS.iter().zip(rates.chunks(POLICIES.len())) {
-            let deferred = POLICIES
-                .iter()
-                .position(|&name| name.parse() == Ok(Policy::Deferred))
-                .map_or(0.0, |index| rates[index]);
+            let reference = POLICIES.iter().position(|&name| name == SYMPHONY).map_or(0.0, |index| rates[index]);
             for (name, rate) in POLICIES.iter().zip(rates) {
                 table.push([
                     (*gpu).into(),
                     (*setting).into(),
                     (*name).into(),
                     cell(*rate),
-                    cell(100.0 * rate / deferred),
+                    cell(100.0 * rate / reference),
                 ]);
             }
         }

@@ -16,10 +16,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 use sim::checker::Violation;
 use thiserror::Error;
 
+mod clockwork2;
 mod clockwork5;
+mod clockwork5closed;
 mod clockwork6;
 mod clockwork7;
+mod clockwork7right;
 mod clockwork8;
+mod clockwork9;
+mod clockworkslo;
 mod context;
 mod fig1;
 mod fig10;
@@ -32,6 +37,7 @@ mod fig6;
 mod fig7;
 mod fig9;
 mod incast;
+mod orloj;
 mod page;
 mod schedules;
 mod stability;
@@ -59,10 +65,18 @@ const FIGURES: &[Figure] = &[
     fig13::FIG13,
     fig14::FIG14,
     fig15::FIG15,
+    clockwork2::CLOCKWORK2,
     clockwork5::CLOCKWORK5,
+    clockwork5closed::CLOCKWORK5_CLOSED,
     clockwork6::CLOCKWORK6,
     clockwork7::CLOCKWORK7,
+    clockwork7right::CLOCKWORK7_RIGHT,
     clockwork8::CLOCKWORK8,
+    clockwork9::CLOCKWORK9,
+    clockworkslo::CLOCKWORK_SLO,
+    orloj::ORLOJ7,
+    orloj::ORLOJ8,
+    orloj::ORLOJ9,
     incast::INCAST,
 ];
 

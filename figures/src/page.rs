@@ -14,7 +14,8 @@ Made by `downbeat figures`; the page itself, too (`--page`). Every figure names 
 the same seed: the simulator runs the scheduler's own state machines in virtual time, so the numbers do not depend on
 the machine, except where a figure says so. Beside each SVG lies its data as CSV.
 
-What the paper calls Symphony is the policy `deferred` here, `downbeat` is our own, and the other systems are
+What the paper's evaluation calls Symphony is the policy `deferred:target` here; `deferred` is its Algorithm 1 with
+the longest prefix that can finish for a batch, without a target size; `downbeat` is our own, and the other systems are
 re-implemented as their papers describe them. The papers ran them on emulated and real GPUs with a network between;
 here GPUs run every batch for exactly l(b), and the network costs what the workload says, mostly nothing. So absolute
 numbers of the papers may be lower than ours, above all those of Clockwork and Nexus, whose implementations had limits

@@ -32,6 +32,8 @@ pub(crate) const FLAT_TOP: Figure = Figure {
         "`downbeat` gives heads up as soon as they would make batches small, and stays at its peak in overload. \
          `deferred` takes the longest prefix that can still finish: the first task has little time left, so the batch \
          is small, so those behind it have little time left; it collapses. So does `eager`, with the same rule.",
+        "`deferred:target` is the paper's Symphony, and as flat as in its Figure 2, at what its fixed target size \
+         leaves of the peak.",
         "Shepherd and Clockwork are flat, too: they run large batches and drop the rest. More than 100 % in overload \
          is no contradiction, since goodput allows only 1 % to be bad.",
         "The tests hold `downbeat` to it: at twice the peak load within 2 % of the peak.",
@@ -195,8 +197,12 @@ fn draw_load_proportional(context: &Context) -> Result<(Chart, Table), FigureErr
             used.push(Series { name: label, mark: Mark::Line, look: 3 + index / POLICIES.len(), points: in_use });
         }
     }
-    let bound =
-        Series { name: "load + 10 %".into(), mark: Mark::Dashed, look: 6, points: vec![(0.0, 10.0), (95.0, 105.0)] };
+    let bound = Series {
+        name: "load + 10 %".into(),
+        mark: Mark::Dashed,
+        look: chart::BOUND,
+        points: vec![(0.0, 10.0), (95.0, 105.0)],
+    };
     let panel = |title: &str, label, mut series: Vec<Series>| {
         series.push(bound.clone());
         let (x, y) = (Axis::new("load (% of the policy's peak)", (0.0, 105.0)), Axis::new(label, (0.0, 105.0)));

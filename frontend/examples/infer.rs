@@ -27,7 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     // One row of zeros for each input.
-    let model = repository::load_named(Path::new(repository), name)?;
+    let versions = repository::load_named(Path::new(repository), name, None)?;
+    let model = versions.last().expect("a model has a version");
     let zeros = |tensor: &repository::Tensor| InputTensor {
         name: tensor.name.clone(),
         datatype: tensor.datatype,

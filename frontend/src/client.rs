@@ -35,7 +35,7 @@ pub struct Infer {
     pub model: String,
     /// All inputs of the model, in any order.
     pub inputs: Vec<InputTensor>,
-    /// The latency objective; the model's own if `None`.
+    /// The latency objective; the model's own if `None`. `ENDLESS` if it has none.
     pub slo: Option<Span>,
 }
 
@@ -164,14 +164,18 @@ async fn take_calls(desk: Rc<Desk>, mut calls: mpsc::Receiver<Call>) {
 async fn infer(desk: &Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
     let Infer { model, inputs, slo } = infer;
     let (index, model) = desk.with_model(&model, None, |index, served, _| (index, Rc::clone(&served.model)))?;
-    let slo = slo.map_or(Ok(model.slo), |slo| request::slo_from_micros(slo.0 / 1000))?;
+    let own = || model.queue.objective(model.priorities.of(0), None, model.slo);
+    let slo = match slo.unwrap_or_else(own) {
+        Span::ENDLESS => Span::ENDLESS,
+        slo => request::slo_from_micros(slo.0 / 1000)?,
+    };
     let checked = request::check(&model, index, inputs, slo)?;
     let reply = desk.submit(&checked)?.wait().await?;
-    let outputs = model.outputs.iter().zip(reply.outputs).map(|(tensor, data)| OutputTensor {
+    let outputs = model.outputs.iter().zip(&reply.outputs).enumerate().map(|(index, (tensor, data))| OutputTensor {
         name: tensor.name.clone(),
         datatype: tensor.datatype,
-        shape: model.shape_of(tensor, reply.rows),
-        data,
+        shape: reply.shape(&model, index),
+        data: data.clone(),
     });
     Ok(Inferred { outputs: outputs.collect(), timing: reply.timing })
 }

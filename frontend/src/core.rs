@@ -15,12 +15,13 @@ use proto::{
     backend_to_frontend::{LinkHello, LinkWelcome},
     clock::ClockOffset,
     frame::read_frame,
-    frontend_to_scheduler::{FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
+    frontend_to_scheduler::{CONFIG_BYTES_MAX, FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
     scheduler_to_frontend::{
         DropReason, FENCED_TASKS_MAX, ModelState, REASON_BYTES_MAX, SchedulerLoad, SchedulerToFrontend,
     },
     slot::GUARD_BYTES,
 };
+use repository::Refused;
 use transport::{ConnectionId, Event};
 
 pub use self::schedulers::Takeovers;
@@ -111,6 +112,8 @@ pub enum Output {
     ReadModel {
         /// Its name.
         name: String,
+        /// A configuration (JSON) instead of the repository's.
+        config: Option<String>,
     },
     /// A change of a model ended.
     ModelChanged {
@@ -203,9 +206,9 @@ impl Core {
         })
     }
 
-    /// A model of the repository cannot be served, for this reason.
-    pub fn handle_refused(&mut self, name: &str, reason: String) {
-        self.models.handle_refused(name, reason);
+    /// A model of the repository, or one version of it, cannot be served.
+    pub fn handle_refused(&mut self, refused: Refused) {
+        self.models.handle_refused(refused);
     }
 
     /// The models of the repository.
@@ -220,18 +223,27 @@ impl Core {
         self.clocks().find_map(|clock| clock.to_local(at))
     }
 
-    /// Whether requests for some model can be taken.
+    /// Whether requests for some model can be taken, or could, had clients not unloaded all of them.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.models.iter().any(|served| self.is_model_ready(served))
+        self.models.iter().any(|served| self.is_model_ready(served)) || self.has_nothing_to_serve()
+    }
+
+    /// Whether it has joined, and clients have unloaded all models that there are.
+    fn has_nothing_to_serve(&self) -> bool {
+        let mut models = self.models.iter().peekable();
+        self.is_joined() && models.peek().is_some() && models.all(|served| served.state == ModelState::Unloaded)
+    }
+
+    /// Whether a scheduler is there, and its clock known.
+    fn is_joined(&self) -> bool {
+        self.admits_as().is_some() && self.clocks().any(|clock| clock.error_bound().is_some())
     }
 
     /// Whether requests for this model can be taken.
     #[must_use]
     pub fn is_model_ready(&self, served: &ServedModel) -> bool {
-        self.admits_as().is_some()
-            && self.clocks().any(|clock| clock.error_bound().is_some())
-            && served.offer.is_some_and(|offer| offer.gpus > 0)
+        self.is_joined() && served.offer.is_some_and(|offer| offer.gpus > 0)
     }
 
     /// What was counted since the start.
@@ -346,7 +358,12 @@ impl Core {
     ///
     /// # Errors
     /// If nobody can be asked now.
-    pub fn handle_change(&mut self, to: ModelChange, name: &str) -> Result<ChangeId, InferError> {
+    pub fn handle_change(
+        &mut self,
+        to: ModelChange,
+        name: &str,
+        config: Option<String>,
+    ) -> Result<ChangeId, InferError> {
         let primary = self.allegiance.primary().ok_or(InferError::NoScheduler)?;
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
             let expected = format!("1 to {NAME_BYTES_MAX} bytes");
@@ -355,27 +372,36 @@ impl Core {
                 name.len()
             )));
         }
+        if let Some(found) = config.as_ref().map(String::len).filter(|&found| found > CONFIG_BYTES_MAX) {
+            let expected = format!("at most {CONFIG_BYTES_MAX}");
+            return Err(InferError::Invalid(format!("config: found {found} bytes, expected {expected}")));
+        }
         let change = self.changes.handle_asked(to, name)?;
-        self.sessions[primary].post(&FrontendToScheduler::ChangeModel { change, to, name: name.to_owned() });
+        self.sessions[primary].post(&FrontendToScheduler::ChangeModel { change, to, name: name.to_owned(), config });
         Ok(change)
     }
 
-    /// The driver did what [`Output::ReadModel`] asked for. Yields the model's index if it is served anew.
-    pub fn handle_model_read(&mut self, name: &str, model: Result<repository::Model, String>) -> Option<usize> {
-        let model = model.and_then(|model| {
-            let size = SlotSize::new(model.input_bytes(), model.output_bytes());
+    /// The driver did what [`Output::ReadModel`] asked for: these are all versions that are to be served. Yields the
+    /// indexes of those that are served anew.
+    pub fn handle_model_read(&mut self, name: &str, versions: Result<Vec<repository::Model>, String>) -> Vec<usize> {
+        let versions = versions.and_then(|versions| {
+            let size = |model: &repository::Model| SlotSize::new(model.input_bytes(), model.output_bytes());
             let reason = "its tensors are larger than those of any model this frontend started with; restart it";
-            if self.tasks.fits(size) { Ok(model) } else { Err(reason.to_owned()) }
+            if !versions.iter().all(|model| self.tasks.fits(size(model))) {
+                return Err(reason.to_owned());
+            }
+            self.models.check_room(&versions).map(|()| versions)
         });
-        let result = model.as_ref().map(|_| ()).map_err(String::clone);
-        let counts = self.changes.handle_read(name, &result);
-        match model {
-            _ if !counts => None,
-            Ok(model) => Some(self.models.handle_model(model)),
+        let result = versions.as_ref().map(|_| ()).map_err(String::clone);
+        if !self.changes.handle_read(name, &result) {
+            return Vec::new();
+        }
+        match versions {
+            Ok(versions) => self.models.handle_model(versions),
             Err(reason) => {
                 tracing::warn!("model '{name}' was loaded, and cannot be served here: {reason}");
-                self.models.handle_refused(name, reason);
-                None
+                self.models.handle_refused(Refused { name: name.to_owned(), version: String::new(), reason });
+                Vec::new()
             }
         }
     }
@@ -432,7 +458,10 @@ impl Core {
             return Some(output.into());
         }
         match self.changes.poll_output() {
-            Some(ChangeOutput::Read(name)) => return Some(Output::ReadModel { name }),
+            Some(ChangeOutput::Read(name)) => {
+                let config = self.models.config(&name).map(str::to_owned);
+                return Some(Output::ReadModel { name, config });
+            }
             Some(ChangeOutput::Ended(change, result)) => return Some(Output::ModelChanged { change, result }),
             None => {}
         }
@@ -469,7 +498,7 @@ impl Core {
             SchedulerToFrontend::Clock(reply) => self.sessions[index].handle_clock(now, reply),
             SchedulerToFrontend::Takeover { epoch } => self.on_takeover(now, index, epoch),
             SchedulerToFrontend::AskPrimary => self.on_asked(now, index),
-            SchedulerToFrontend::Load(load) => self.words[index].load = load,
+            SchedulerToFrontend::Load(load) => self.words[index].load = *load,
             SchedulerToFrontend::Leaving => {
                 tracing::info!("scheduler {index} is about to end; what it has is finished");
                 self.words[index].leaves = true;
@@ -487,13 +516,19 @@ impl Core {
                     self.words[index].spoken.handle_offer(&name, &version, offer);
                 }
             }
-            SchedulerToFrontend::ModelState { name, state, loads } if is_primary => {
-                if self.models.handle_state(&name, state, loads) {
+            SchedulerToFrontend::ModelState { name, state, loads, config } if is_primary => {
+                if self.models.handle_state(&name, (state, loads), config) {
                     self.changes.handle_loaded(&name);
                 }
             }
-            SchedulerToFrontend::ModelState { name, state, loads } => {
-                self.words[index].spoken.handle_state(&name, state, loads);
+            SchedulerToFrontend::ModelState { name, state, loads, config } => {
+                self.words[index].spoken.handle_state(&name, (state, loads), config);
+            }
+            SchedulerToFrontend::NotLoaded { name, version, reason } if is_primary => {
+                self.models.handle_not_loaded(name, version, reason);
+            }
+            SchedulerToFrontend::NotLoaded { name, version, reason } => {
+                self.words[index].spoken.handle_not_loaded(name, version, reason);
             }
             SchedulerToFrontend::Dropped { .. }
             | SchedulerToFrontend::Fence { .. }

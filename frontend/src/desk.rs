@@ -19,7 +19,7 @@ use crate::{
 
 /// Counts what becomes of requests; called on the frontend's thread, with models by their index in the model table.
 pub trait Observer {
-    /// A model is served: another version of one that is known, or the next one of the table.
+    /// A version of a model is served: one that is known, read anew, or the next one of the table.
     fn handle_model(&self, index: usize, model: &Model);
     /// A request was answered.
     fn handle_success(&self, now: Timestamp, model: usize, reply: &Reply);
@@ -138,15 +138,16 @@ impl Desk {
         Ok(PendingReply { desk: Rc::clone(self), request: id, reply })
     }
 
-    /// Loads or unloads a model, and waits until that is done.
+    /// Loads a model, perhaps with a configuration (JSON) instead of the repository's, or unloads it, and waits until
+    /// that is done.
     ///
     /// # Errors
     /// Why nothing was changed.
-    pub async fn change_model(&self, to: ModelChange, name: &str) -> Result<(), InferError> {
+    pub async fn change_model(&self, to: ModelChange, name: &str, config: Option<String>) -> Result<(), InferError> {
         let (sender, answer) = oneshot::channel();
         {
             let mut state = self.state.borrow_mut();
-            let change = state.core.handle_change(to, name)?;
+            let change = state.core.handle_change(to, name, config)?;
             state.changing.insert(change, sender);
         }
         self.wake.notify_one();
@@ -154,9 +155,9 @@ impl Desk {
     }
 
     /// A model was read from the repository, as [`Output::ReadModel`] asked for.
-    pub fn handle_model_read(&self, name: &str, model: Result<Model, String>) {
+    pub fn handle_model_read(&self, name: &str, versions: Result<Vec<Model>, String>) {
         let mut state = self.state.borrow_mut();
-        if let Some(index) = state.core.handle_model_read(name, model) {
+        for index in state.core.handle_model_read(name, versions) {
             self.observer.handle_model(index, &state.core.models().get(index).model);
         }
         self.wake.notify_one();

@@ -12,7 +12,7 @@ use std::{
 };
 
 use proto::{ModelThreadId, Timestamp, backend_to_frontend::LinkWelcome, turns::TurnWatch};
-use repository::{Refused, Repository};
+use repository::Repository;
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{
@@ -121,7 +121,7 @@ impl Frontend {
             token_seed: rand::random(),
         };
         let mut core = Core::new(core, models)?;
-        refused.into_iter().for_each(|Refused { name, reason }| core.handle_refused(&name, reason));
+        refused.into_iter().for_each(|refused| core.handle_refused(refused));
         let clock = Clock::start();
         let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()), observer);
         let repository = config.repository.clone();
@@ -215,20 +215,21 @@ impl Frontend {
                 self.unsent.entry(connection).or_default().push_back(frame);
                 self.send_unsent();
             }
-            Output::ReadModel { name } => self.read_model(name),
+            Output::ReadModel { name, config } => self.read_model(name, config),
             Output::Reply { .. } | Output::ModelChanged { .. } => unreachable!("the desk hands answers out"),
         }
     }
 
     /// Files can be slow; others of this thread must not wait for them.
-    fn read_model(&self, name: String) {
+    fn read_model(&self, name: String, config: Option<String>) {
         let (desk, repository) = (Rc::clone(&self.desk), self.repository.clone());
         tokio::task::spawn_local(async move {
             let folder = name.clone();
-            let read = tokio::task::spawn_blocking(move || repository::load_named(&repository, &folder)).await;
-            let model =
+            let read = move || repository::load_named(&repository, &folder, config.as_deref());
+            let read = tokio::task::spawn_blocking(read).await;
+            let versions =
                 read.map_err(|error| error.to_string()).and_then(|read| read.map_err(|error| error.to_string()));
-            desk.handle_model_read(&name, model);
+            desk.handle_model_read(&name, versions);
         });
     }
 

@@ -18,6 +18,7 @@ pub mod models;
 mod questions;
 #[allow(unsafe_code)]
 mod readiness;
+mod records;
 pub mod request;
 pub mod rope;
 mod session;

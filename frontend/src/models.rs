@@ -6,12 +6,14 @@ use proto::{
     ModelId, ModelThreadId, Span,
     scheduler_to_frontend::{ModelState, NetworkTimes},
 };
-use repository::Model;
+use repository::{Model, Refused};
 
 use crate::{error::InferError, slots::SlotSize, spoken::Spoken};
 
 /// Models that cannot be served of which it is remembered why.
 const REFUSED_MAX: usize = 4_096;
+/// Versions of models that have ever been served: each keeps its index, and its counts.
+const VERSIONS_EVER_MAX: usize = 65_536;
 
 /// A model of the repository.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub struct ServedModel {
     pub offer: Option<Offer>,
     /// What clients have made of it, as the scheduler said last.
     pub state: ModelState,
+    /// Whether the repository has, or had when it was read last, this version among those that are to be served.
+    is_listed: bool,
 }
 
 /// The scheduler's word on a model.
@@ -45,9 +49,11 @@ pub struct Offer {
 #[derive(Debug, Default)]
 pub struct ModelTable {
     models: Vec<ServedModel>,
-    by_name: BTreeMap<String, usize>,
-    /// Why those of the repository that are not among them cannot be served.
-    refused: BTreeMap<String, String>,
+    /// The indexes of each model's versions, by their numbers.
+    by_name: BTreeMap<String, BTreeMap<u64, usize>>,
+    /// Why those of the repository that are not among them cannot be served, by name and version; that is empty where
+    /// the whole model cannot.
+    refused: BTreeMap<(String, String), String>,
     /// All that the primary said.
     spoken: Spoken,
 }
@@ -58,19 +64,42 @@ impl ModelTable {
     pub fn new(models: Vec<Model>) -> Self {
         let mut table = Self::default();
         for model in models {
-            table.handle_model(model);
+            table.handle_version(model);
         }
         table
     }
 
-    /// Takes in a model as it was read; instead of what was known under its name, if anything was. Yields its index.
-    pub fn handle_model(&mut self, model: Model) -> usize {
-        let name = model.name.clone();
-        self.refused.remove(&name);
+    /// Whether there is room for these versions of a model.
+    ///
+    /// # Errors
+    /// If too many have been served.
+    pub fn check_room(&self, versions: &[Model]) -> Result<(), String> {
+        let is_new = |model: &&Model| self.position(&model.name, &model.version).is_none();
+        if self.models.len() + versions.iter().filter(is_new).count() > VERSIONS_EVER_MAX {
+            return Err(format!("this frontend has served {VERSIONS_EVER_MAX} versions of models; restart it"));
+        }
+        Ok(())
+    }
+
+    /// Takes in a model as it was read: all versions that are to be served, instead of what was known under its name.
+    /// Yields their indexes.
+    pub fn handle_model(&mut self, versions: Vec<Model>) -> Vec<usize> {
+        if let Some(Model { name, .. }) = versions.first() {
+            for index in self.by_name.get(name).into_iter().flat_map(BTreeMap::values) {
+                let served = &mut self.models[*index];
+                (served.is_listed, served.state) = (false, ModelState::Unloaded);
+            }
+            self.refused.retain(|(refused, _), _| refused != name);
+        }
+        versions.into_iter().map(|model| self.handle_version(model)).collect()
+    }
+
+    fn handle_version(&mut self, model: Model) -> usize {
+        let (name, version) = (model.name.clone(), number(&model.version));
         let (offer, state) = (self.spoken.offer(&name, &model.version), self.spoken.state(&name));
         let slot_size = SlotSize::new(model.input_bytes(), model.output_bytes());
-        let served = ServedModel { slot_size, model: Rc::new(model), offer, state };
-        let index = *self.by_name.entry(name).or_insert(self.models.len());
+        let served = ServedModel { slot_size, model: Rc::new(model), offer, state, is_listed: true };
+        let index = *self.by_name.entry(name).or_default().entry(version).or_insert(self.models.len());
         match self.models.get_mut(index) {
             Some(known) => *known = served,
             None => self.models.push(served),
@@ -78,45 +107,74 @@ impl ModelTable {
         index
     }
 
-    /// A model of the repository cannot be served, for this reason. One that is served stays as it is.
-    pub fn handle_refused(&mut self, name: &str, reason: String) {
-        if !self.by_name.contains_key(name) && (self.refused.len() < REFUSED_MAX || self.refused.contains_key(name)) {
-            self.refused.insert(name.to_owned(), reason);
+    /// A model of the repository, or one version of it, cannot be served, for this reason. What is served stays as it
+    /// is.
+    pub fn handle_refused(&mut self, Refused { name, version, reason }: Refused) {
+        let versions = self.by_name.get(&name);
+        let is_served = match &version[..] {
+            "" => versions.is_some(),
+            version => versions.is_some_and(|versions| versions.contains_key(&number(version))),
+        };
+        let key = (name, version);
+        if !is_served && (self.refused.len() < REFUSED_MAX || self.refused.contains_key(&key)) {
+            self.refused.insert(key, reason);
         }
     }
 
-    /// Models that cannot be served, by name, and why.
-    pub fn refused(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.refused.iter().map(|(name, reason)| (name.as_str(), reason.as_str()))
+    /// Models and versions that cannot be served, and why. The version is empty where the whole model cannot.
+    pub fn refused(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+        self.refused.iter().map(|((name, version), reason)| (name.as_str(), version.as_str(), reason.as_str()))
     }
 
-    /// The index of a model, by the name and, if given, the version that a client asked for.
+    /// The index of a model, by the name and, if given, the version that a client asked for; otherwise of the newest
+    /// version that is served.
     ///
     /// # Errors
-    /// If there is none of that name, or it has another version.
+    /// If there is none of that name, or it has no such version. As Triton says it.
     pub fn find(&self, name: &str, version: Option<&str>) -> Result<usize, InferError> {
-        let Some(&index) = self.by_name.get(name) else {
-            if self.refused.contains_key(name) {
+        let Some(versions) = self.by_name.get(name) else {
+            let prefix = (name.to_owned(), String::new());
+            if self.refused.range(prefix..).next().is_some_and(|((refused, _), _)| refused == name) {
                 let why = "cannot be served, the repository index says why";
                 return Err(InferError::NotFound(format!("Request for unknown model: '{name}' {why}")));
             }
-            let known: Vec<&str> = self.by_name.keys().map(String::as_str).collect();
             // As Triton says it.
             return Err(InferError::NotFound(format!(
                 "Request for unknown model: '{}' is not found, expected one of: {}",
                 excerpt(name),
-                known.join(", ")
+                repository::listed(self.by_name.keys().map(String::as_str))
             )));
         };
-        let found = &self.models[index].model;
-        match version {
-            Some(version) if version != found.version => Err(InferError::NotFound(format!(
-                "version of model '{name}': found '{}', expected '{}'",
-                excerpt(version),
-                found.version
-            ))),
-            _ => Ok(index),
+        if let Some(version) = version {
+            let known = || versions.keys().map(u64::to_string).collect::<Vec<_>>().join(", ");
+            // As Triton says it, both times.
+            let number = version.parse::<i64>().map_err(|_| {
+                InferError::Invalid(format!(
+                    "failed to get model version from specified version string '{}', expected one of: {}",
+                    excerpt(version),
+                    known()
+                ))
+            })?;
+            let found = u64::try_from(number).ok().and_then(|number| versions.get(&number));
+            return found.copied().ok_or_else(|| {
+                InferError::NotFound(format!(
+                    "Request for unknown model: '{name}' version {number} is not found, expected one of: {}",
+                    known()
+                ))
+            });
         }
+        let newest = |is_meant: &dyn Fn(&ServedModel) -> bool| {
+            versions.values().rev().copied().find(|&index| is_meant(&self.models[index]))
+        };
+        let is_offered = |served: &ServedModel| served.offer.is_some_and(|offer| offer.gpus > 0);
+        let found = newest(&is_offered).or_else(|| newest(&|served| served.is_listed)).or_else(|| newest(&|_| true));
+        Ok(found.expect("a name is known by a version"))
+    }
+
+    /// The versions of a model that are to be served, ascending; none if there is no such model.
+    pub fn versions(&self, name: &str) -> impl Iterator<Item = usize> {
+        let versions = self.by_name.get(name).into_iter().flat_map(BTreeMap::values).copied();
+        versions.filter(|&index| self.models[index].is_listed)
     }
 
     /// The model at an index that [`Self::find`] gave.
@@ -125,9 +183,9 @@ impl ModelTable {
         &self.models[index]
     }
 
-    /// All models and their indexes, by name.
+    /// All versions of all models and their indexes, by name and version.
     pub fn sorted(&self) -> impl Iterator<Item = (usize, &ServedModel)> {
-        self.by_name.values().map(|&index| (index, &self.models[index]))
+        self.by_name.values().flat_map(BTreeMap::values).map(|&index| (index, &self.models[index]))
     }
 
     /// All models, by index.
@@ -140,19 +198,42 @@ impl ModelTable {
         if !self.spoken.handle_offer(name, version, offer) {
             return false;
         }
-        let index = self.by_name.get(name).copied();
-        let Some(index) = index.filter(|&index| self.models[index].model.version == version) else { return false };
+        let Some(index) = self.position(name, version) else { return false };
         self.models[index].offer = Some(offer);
         true
     }
 
     /// Takes in what clients have made of a model. True if it has been loaded since it was last spoken of.
-    pub fn handle_state(&mut self, name: &str, state: ModelState, loads: u32) -> bool {
-        let Some(loads_before) = self.spoken.handle_state(name, state, loads) else { return false };
-        if let Some(&index) = self.by_name.get(name) {
-            self.models[index].state = state;
+    pub fn handle_state(&mut self, name: &str, (state, loads): (ModelState, u32), config: Option<String>) -> bool {
+        let Some(loads_before) = self.spoken.handle_state(name, (state, loads), config) else { return false };
+        for &index in self.by_name.get(name).into_iter().flat_map(BTreeMap::values) {
+            let served = &mut self.models[index];
+            if served.is_listed {
+                served.state = state;
+            }
         }
         loads > loads_before
+    }
+
+    /// Takes in whether a version of a model, or, if it is empty, any of them could not be loaded, and why.
+    pub(crate) fn handle_not_loaded(&mut self, name: String, version: String, reason: Option<String>) {
+        self.spoken.handle_not_loaded(name, version, reason);
+    }
+
+    /// Why a model could not be loaded when that was tried last, if so.
+    #[must_use]
+    pub fn reason_against(&self, model: &Model) -> Option<&str> {
+        self.spoken.reason_against(&model.name, &model.version)
+    }
+
+    /// The configuration (JSON) that a model was loaded with, if not the repository's.
+    pub(crate) fn config(&self, name: &str) -> Option<&str> {
+        self.spoken.config(name)
+    }
+
+    fn position(&self, name: &str, version: &str) -> Option<usize> {
+        let index = *self.by_name.get(name)?.get(&number(version))?;
+        (self.models[index].model.version == version).then_some(index)
     }
 
     /// The word of a scheduler that is obeyed from now on takes the place of what another said.
@@ -161,17 +242,16 @@ impl ModelTable {
         self.spoken.inherit_states(former);
         for served in &mut self.models {
             let model = &served.model;
-            (served.offer, served.state) =
-                (self.spoken.offer(&model.name, &model.version), self.spoken.state(&model.name));
+            let state = if served.is_listed { self.spoken.state(&model.name) } else { ModelState::Unloaded };
+            (served.offer, served.state) = (self.spoken.offer(&model.name, &model.version), state);
         }
     }
 
     /// What the primary says of a model that may have been read anew since.
     pub(crate) fn offer_of(&self, model: &Model) -> Option<Offer> {
-        let served = self.by_name.get(&model.name).map(|&index| &self.models[index]);
-        match served {
-            Some(served) if served.model.version == model.version => served.offer,
-            _ => self.spoken.offer(&model.name, &model.version),
+        match self.position(&model.name, &model.version) {
+            Some(index) => self.models[index].offer,
+            None => self.spoken.offer(&model.name, &model.version),
         }
     }
 
@@ -179,9 +259,17 @@ impl ModelTable {
     pub fn clear_offers(&mut self) {
         self.spoken = Spoken::default();
         for served in &mut self.models {
-            (served.offer, served.state) = (None, ModelState::Serving);
+            served.offer = None;
+            if served.is_listed {
+                served.state = ModelState::Serving;
+            }
         }
     }
+}
+
+/// The order of versions.
+fn number(version: &str) -> u64 {
+    version.parse().unwrap_or_default()
 }
 
 /// A client's text for an error message: short, and on one line whatever is in it.
@@ -199,17 +287,70 @@ mod tests {
     use super::*;
     use crate::testing;
 
+    fn version(name: &str, version: &str) -> Model {
+        Model { version: version.to_owned(), ..testing::model(name, vec![], vec![]) }
+    }
+
+    fn refused(name: &str, version: &str, reason: &str) -> Refused {
+        Refused { name: name.to_owned(), version: version.to_owned(), reason: reason.to_owned() }
+    }
+
     #[test]
     fn a_model_that_cannot_be_served_is_known_until_it_can_be() {
-        let mut table = ModelTable::new(vec![testing::model("good", vec![], vec![])]);
-        table.handle_refused("bad", "bad/config.pbtxt: dims: found 0".to_owned());
-        table.handle_refused("good", "its next version".to_owned());
-        assert_eq!(table.refused().collect::<Vec<_>>(), [("bad", "bad/config.pbtxt: dims: found 0")]);
+        let mut table = ModelTable::new(vec![version("good", "1")]);
+        table.handle_refused(refused("bad", "", "bad/config.pbtxt: dims: found 0"));
+        table.handle_refused(refused("good", "", "its next version"));
+        table.handle_refused(refused("good", "2", "no file"));
+        let expected = [("bad", "", "bad/config.pbtxt: dims: found 0"), ("good", "2", "no file")];
+        assert_eq!(table.refused().collect::<Vec<_>>(), expected);
         let error = table.find("bad", None).unwrap_err().to_string();
         assert!(error.ends_with("'bad' cannot be served, the repository index says why"), "{error}");
-        table.handle_model(testing::model("bad", vec![], vec![]));
-        assert_eq!((table.refused().count(), table.find("bad", None)), (0, Ok(1)));
-        (0..REFUSED_MAX + 9).for_each(|n| table.handle_refused(&n.to_string(), String::new()));
+        assert_eq!(table.handle_model(vec![version("bad", "1")]), [1]);
+        assert_eq!((table.refused().count(), table.find("bad", None)), (1, Ok(1)));
+        (0..REFUSED_MAX + 9).for_each(|n| table.handle_refused(refused(&n.to_string(), "", "")));
         assert_eq!(table.refused().count(), REFUSED_MAX);
+    }
+
+    fn offer(gpus: u32) -> Offer {
+        let (id, model_thread, network) = (ModelId(0), ModelThreadId(0), NetworkTimes::default());
+        Offer { id, model_thread, gpus, least_latency: Span::ZERO, network }
+    }
+
+    #[test]
+    fn without_a_version_the_newest_is_found_that_is_served() {
+        let mut table = ModelTable::new(["2", "9", "10"].map(|number| version("m", number)).into());
+        assert_eq!(table.find("m", None), Ok(2), "10 is above 9");
+        assert!(table.handle_offer("m", "9", offer(1)) && table.handle_offer("m", "2", offer(1)));
+        assert_eq!(
+            (table.find("m", None), table.find("m", Some("10")), table.find("m", Some("2"))),
+            (Ok(1), Ok(2), Ok(0))
+        );
+        table.handle_offer("m", "10", offer(0));
+        assert_eq!(table.find("m", None), Ok(1), "nobody hosts the newest");
+        for wrong in ["ten", "10 ", "9223372036854775808"] {
+            let error = table.find("m", Some(wrong)).unwrap_err();
+            let expected = format!("from specified version string '{wrong}', expected one of: 2, 9, 10");
+            assert!(matches!(&error, InferError::Invalid(text) if text.ends_with(&expected)), "{error}");
+        }
+        for unknown in ["1", "-1"] {
+            let error = table.find("m", Some(unknown)).unwrap_err().to_string();
+            let expected = format!("unknown model: 'm' version {unknown} is not found, expected one of: 2, 9, 10");
+            assert!(error.ends_with(&expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn versions_that_are_not_to_be_served_any_more_keep_their_place_and_are_unloaded() {
+        let mut table = ModelTable::new(vec![version("m", "1"), version("m", "2")]);
+        table.handle_offer("m", "1", offer(1));
+        assert_eq!(table.handle_model(vec![version("m", "2"), version("m", "3")]), [1, 2]);
+        assert_eq!(table.versions("m").collect::<Vec<_>>(), [1, 2]);
+        table.handle_state("m", (ModelState::Loading, 1), None);
+        let states: Vec<_> = table.sorted().map(|(_, served)| served.state).collect();
+        assert_eq!(states, [ModelState::Unloaded, ModelState::Loading, ModelState::Loading]);
+        table.handle_offer("m", "1", offer(0));
+        assert_eq!(table.find("m", None), Ok(2));
+        assert_eq!(table.handle_model(vec![version("m", "1")]), [0], "it is back");
+        assert_eq!(table.find("m", None), Ok(0));
     }
 }

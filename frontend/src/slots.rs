@@ -63,6 +63,12 @@ impl SlotSize {
         Self { input_bytes: fits(input_bytes), answer_bytes_max: fits(answer) }
     }
 
+    /// The same for a task whose inputs have this many bytes, and no more than those.
+    #[must_use]
+    pub fn with_input(self, input_bytes: usize) -> Self {
+        Self { input_bytes: self.input_bytes.min(input_bytes as u32), ..self }
+    }
+
     /// What the inputs of a run take up.
     fn input_room(self, slots: usize) -> usize {
         (self.input_bytes as usize * slots).next_multiple_of(ALIGNMENT)

@@ -3,14 +3,20 @@
 use std::collections::BTreeMap;
 
 use proto::{
-    frontend_to_scheduler::NAME_BYTES_MAX,
-    scheduler_to_frontend::{ModelState, SchedulerLoad},
+    frontend_to_scheduler::{CONFIG_BYTES_MAX, NAME_BYTES_MAX},
+    scheduler_to_frontend::{ModelState, REASON_BYTES_MAX, SchedulerLoad},
 };
 
 use crate::models::Offer;
 
 /// Models of which is kept what one scheduler said: it may speak of more than our repository has.
 const SPOKEN_OF_MAX: usize = 65_536;
+
+/// Of these, how many may be served with a configuration that a client brought along.
+const CONFIGURED_MAX: usize = 1_024;
+
+/// Versions of models of which is kept why they could not be loaded.
+const REASONS_MAX: usize = 4_096;
 
 /// What one scheduler has said.
 #[derive(Debug, Default)]
@@ -31,12 +37,17 @@ pub(crate) struct Spoken {
     offers: BTreeMap<(String, String), Offer>,
     /// What clients have made of models, by name; bounded in the same way.
     states: BTreeMap<String, State>,
+    /// Why versions could not be loaded, by name and version, which is empty where it is about all of them. At most
+    /// [`REASONS_MAX`].
+    reasons: BTreeMap<(String, String), String>,
 }
 
 /// What clients have made of a model.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct State {
     state: ModelState,
+    /// The configuration that it was loaded with, if not the repository's.
+    config: Option<String>,
     /// How often it was loaded, as was said first and last.
     loads_first: u32,
     loads: u32,
@@ -57,20 +68,51 @@ impl Spoken {
 
     /// Takes in what clients have made of a model. How often it had been loaded when it was last spoken of; `None` if
     /// the word is not kept.
-    pub(crate) fn handle_state(&mut self, name: &str, state: ModelState, loads: u32) -> Option<u32> {
+    pub(crate) fn handle_state(
+        &mut self,
+        name: &str,
+        (state, loads): (ModelState, u32),
+        config: Option<String>,
+    ) -> Option<u32> {
+        if let Some(config) = &config {
+            let others = self.states.iter().filter(|(other, known)| known.config.is_some() && *other != name);
+            if config.len() > CONFIG_BYTES_MAX || others.count() >= CONFIGURED_MAX {
+                return None;
+            }
+        }
         if name.len() > NAME_BYTES_MAX || self.states.len() >= SPOKEN_OF_MAX && !self.states.contains_key(name) {
             return None;
         }
         match self.states.get_mut(name) {
             Some(known) => {
-                known.state = state;
+                (known.state, known.config) = (state, config);
                 Some(std::mem::replace(&mut known.loads, loads))
             }
             None => {
-                self.states.insert(name.to_owned(), State { state, loads_first: loads, loads });
+                self.states.insert(name.to_owned(), State { state, config, loads_first: loads, loads });
                 Some(0)
             }
         }
+    }
+
+    /// Takes in whether a version of a model could not be loaded, and why. What is too long is not kept.
+    pub(crate) fn handle_not_loaded(&mut self, name: String, version: String, reason: Option<String>) {
+        let is_too_long = name.len() > NAME_BYTES_MAX || version.len() > NAME_BYTES_MAX;
+        let key = (name, version);
+        match reason {
+            None => drop(self.reasons.remove(&key)),
+            Some(reason) if is_too_long || reason.len() > REASON_BYTES_MAX => {}
+            Some(reason) if self.reasons.len() < REASONS_MAX || self.reasons.contains_key(&key) => {
+                self.reasons.insert(key, reason);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Why a version could not be loaded, or all of its model's.
+    pub(crate) fn reason_against(&self, name: &str, version: &str) -> Option<&str> {
+        let of = |version: &str| self.reasons.get(&(name.to_owned(), version.to_owned()));
+        of(version).or_else(|| of("")).map(String::as_str)
     }
 
     /// The last word on a version of a model.
@@ -83,12 +125,17 @@ impl Spoken {
         self.states.get(name).map_or(ModelState::Serving, |known| known.state)
     }
 
+    /// The configuration that a model was loaded with, if not the repository's.
+    pub(crate) fn config(&self, name: &str) -> Option<&str> {
+        self.states.get(name)?.config.as_deref()
+    }
+
     /// What another scheduler said of states holds as long as this one has said nothing. They count loads each for
     /// itself.
     pub(crate) fn inherit_states(&mut self, former: Self) {
-        for (name, State { state, .. }) in former.states {
+        for (name, State { state, config, .. }) in former.states {
             if self.states.len() < SPOKEN_OF_MAX {
-                self.states.entry(name).or_insert(State { state, loads_first: 0, loads: 0 });
+                self.states.entry(name).or_insert(State { state, config, loads_first: 0, loads: 0 });
             }
         }
     }

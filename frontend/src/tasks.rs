@@ -33,8 +33,8 @@ use proto::{
     stages::AnswerStamps,
 };
 
-use group::{Group, Later, Request, Terms};
-use repository::Model;
+use group::{Group, Later, Outputs, Request, Terms};
+use repository::{Model, Tensor, cell};
 
 use crate::{
     arena::Arena,
@@ -49,6 +49,9 @@ use crate::{
 /// and is reported well within this.
 pub const WORD_WAIT: Span = Span::from_millis(5_000);
 
+/// A request without an objective is given up as if it had been given so much time: nothing waits without a bound.
+const ENDLESS_MAX: Span = Span::from_millis(24 * 3_600_000);
+
 /// Names a request from its admission to its reply; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestId(u64);
@@ -60,9 +63,10 @@ pub struct CheckedRequest {
     pub model: usize,
     /// Tasks: the first dimension of every tensor; 1 to the model's `rows_max`.
     pub rows: usize,
-    /// All inputs in the order of the model; each has `rows` times its tensor's bytes. None at all if they come later.
+    /// All inputs in the order of the model; each has `rows` times its tensor's bytes. If they differ in size between
+    /// requests, the record of each row ([`repository::cell`]), all of the same length. None at all if they come later.
     pub inputs: Vec<Rope>,
-    /// The latency objective, from its arrival on.
+    /// The latency objective, from its arrival on; `ENDLESS` if it has none.
     pub slo: Span,
     /// How long ago it arrived, if that was long ago.
     pub waited: Span,
@@ -75,6 +79,8 @@ pub struct CheckedRequest {
 pub struct Reply {
     /// All outputs in the order of the model; each has `rows` times its tensor's bytes.
     pub outputs: Vec<Bytes>,
+    /// The shape of one row of each output, if these differ between requests; otherwise none.
+    pub shapes: Vec<Vec<usize>>,
     /// Tasks, as in the request.
     pub rows: usize,
     /// Where the time of the row that came last went.
@@ -85,12 +91,20 @@ pub struct Reply {
     pub was_late: bool,
 }
 
+impl Reply {
+    /// The shape of an output with all its rows, by its index among the model's.
+    #[must_use]
+    pub fn shape(&self, model: &Model, index: usize) -> Vec<usize> {
+        model.shape_of(self.shapes.get(index).unwrap_or(&model.outputs[index].shape), self.rows)
+    }
+}
+
 /// The stages of one task. All instants are on the scheduler's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     /// The frontend admitted it.
     pub admitted_at: Timestamp,
-    /// When the client wanted the answer.
+    /// When the client wanted the answer; `NEVER` if it had no objective.
     pub deadline: Timestamp,
     /// What scheduler and backend stamped.
     pub stamps: AnswerStamps,
@@ -201,16 +215,21 @@ impl Tasks {
         arena: &dyn Arena,
     ) -> Result<RequestId, InferError> {
         let first = TaskId::new(frontend, self.next_task);
-        let leases = self.lease_rows(first, served, request.rows)?;
         let comes_later = request.inputs.is_empty();
+        let has_records = cell::is_record(&served.model.inputs);
+        let size = match request.inputs.first().filter(|_| has_records) {
+            Some(record) => served.slot_size.with_input(record.len()),
+            None => served.slot_size,
+        };
+        let leases = self.lease_rows(first, (served, size), request.rows)?;
         // Whoever comes late may be submitted twice.
         self.next_task += request.rows as u64 * if comes_later { 2 } else { 1 };
         let id = RequestId(self.next_request);
         self.next_request += 1;
         let left = request.slo - request.waited;
         let deadline = at.scheduler_now + left;
-        let row_bytes: Vec<usize> = served.model.outputs.iter().map(repository::Tensor::bytes).collect();
-        let outputs = row_bytes.iter().map(|&bytes| vec![0; bytes * request.rows]).collect();
+        let left = left.min(ENDLESS_MAX);
+        let outputs = Outputs::new(&served.model, request.rows);
         let give_up_at = at.now + left + WORD_WAIT;
         let (unanswered, batches) = (request.rows, Vec::new());
         let later = comes_later.then(|| Later {
@@ -220,13 +239,15 @@ impl Tasks {
             is_here: false,
         });
         let admitted_at = at.scheduler_now;
-        let state = Request { id, unanswered, row_bytes, outputs, batches, admitted_at, later };
+        let state = Request { id, unanswered, outputs, batches, admitted_at, later };
         let terms = Terms { deadline, priority: request.priority, comes_later };
         let group = Group::new(first, (Rc::clone(&served.model), &offer), terms, leases, state);
         for (rows, lease) in group.runs() {
             let offset = lease.descriptor(0).input_offset as usize;
             if comes_later {
                 (0..lease.slots()).for_each(|index| later::guard(lease.descriptor(index), &self.slots, arena));
+            } else if has_records {
+                write_records(&request.inputs[rows.clone()], offset, arena);
             } else {
                 let row_bytes = served.model.inputs.iter().map(repository::Tensor::bytes);
                 write_rows(rows.clone(), offset, &request.inputs, row_bytes, arena);
@@ -259,11 +280,16 @@ impl Tasks {
     }
 
     /// Slots for all rows, in as few runs as there can be.
-    fn lease_rows(&mut self, first: TaskId, served: &ServedModel, rows: usize) -> Result<Vec<Lease>, InferError> {
+    fn lease_rows(
+        &mut self,
+        first: TaskId,
+        (served, size): (&ServedModel, SlotSize),
+        rows: usize,
+    ) -> Result<Vec<Lease>, InferError> {
         let mut leases: Vec<Lease> = Vec::new();
         let mut leased = 0;
         while leased < rows {
-            let Some(lease) = self.slots.lease(served.slot_size, TaskId(first.0 + leased as u64), rows - leased) else {
+            let Some(lease) = self.slots.lease(size, TaskId(first.0 + leased as u64), rows - leased) else {
                 leases.iter_mut().for_each(|lease| self.slots.release(lease, 0..lease.slots()));
                 return Err(InferError::ArenaFull { model: served.model.name.clone() });
             };
@@ -313,7 +339,7 @@ impl Tasks {
                 self.end_tasks(first, rows);
                 if let Some((request, reply)) = complete {
                     self.end_request(request);
-                    self.replies.push_back((request, Ok(reply)));
+                    self.replies.push_back((request, reply));
                 }
             }
             Err(error) => {
@@ -519,6 +545,14 @@ struct Answer {
     /// Which of its tasks.
     rows: Range<usize>,
     outcome: Result<AnswerHeader, InferError>,
+}
+
+/// Copies records into neighbouring slots, one after another.
+fn write_records(records: &[Rope], mut offset: usize, arena: &dyn Arena) {
+    for piece in records.iter().flat_map(Rope::pieces) {
+        arena.write(offset, piece);
+        offset += piece.len();
+    }
 }
 
 /// Copies rows into neighbouring slots, one after another; each has all inputs in the order of the model.

@@ -19,6 +19,7 @@ pub(crate) fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Mo
         is_batched: true,
         slo: Span::from_millis(25),
         priorities: Priorities { levels: 3, default: 2 },
+        queue: repository::QueuePolicies::default(),
         weights: repository::WeightsSize::default(),
         executor: Executor::Emulated { profile },
         labels: Vec::new(),

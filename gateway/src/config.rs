@@ -84,15 +84,24 @@ pub struct Config {
     /// Who may connect over HTTP and gRPC, and what they may do.
     #[serde(default)]
     pub clients: Clients,
-    /// Where traces of requests go; without it, into the log.
+    /// Where traces of requests go; without it, where `trace` says.
     #[serde(default)]
     pub otlp: Option<Otlp>,
+    /// Which requests leave a trace in the log, or in a file.
+    #[serde(default)]
+    pub trace: TraceConfig,
     /// What clients are told that this server is called; some compare it.
     #[serde(default = "default_server_name")]
     pub server_name: String,
     /// What `/metrics` has besides what it always has.
     #[serde(default)]
     pub metrics: MetricsConfig,
+    /// Who loads and unloads models.
+    #[serde(default)]
+    pub model_control_mode: ModelControlMode,
+    /// How often the repository is looked at where that is who loads them.
+    #[serde(default = "default_repository_poll_secs")]
+    pub repository_poll_secs: u32,
     /// The network, and the cluster's secret.
     #[serde(skip)]
     pub network: NetworkConfig,
@@ -177,11 +186,27 @@ impl From<frontend::Config> for Config {
             body_timeout_ms: default_body_timeout_ms(),
             clients: Clients::default(),
             otlp: None,
+            trace: TraceConfig::default(),
             server_name: default_server_name(),
             metrics: MetricsConfig::default(),
+            model_control_mode: ModelControlMode::default(),
+            repository_poll_secs: default_repository_poll_secs(),
             network,
         }
     }
+}
+
+/// Who loads and unloads models while the cluster runs; as Triton's flag `--model-control-mode` says it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelControlMode {
+    /// Clients, by the protocol's extension.
+    #[default]
+    Explicit,
+    /// Nobody.
+    None,
+    /// The repository: what changes there is loaded, and what goes is unloaded.
+    Poll,
 }
 
 /// The table `[otlp]`: where traces go, and which.
@@ -202,6 +227,16 @@ pub struct Otlp {
     /// How long the collector may take for a batch each time.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
+}
+
+/// The table `[trace]`: what holds until clients say otherwise by the trace settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TraceConfig {
+    /// A file that gets a line for each trace; the log if there is none.
+    pub file: Option<PathBuf>,
+    /// One request in so many is traced; 0: none.
+    pub rate: u32,
 }
 
 /// The table `[metrics]`: Triton's metrics that cost something, as its flag `--metrics-config` names them.
@@ -252,6 +287,11 @@ pub const DEFAULT_SERVER_NAME: &str = "downbeat";
 
 fn default_server_name() -> String {
     DEFAULT_SERVER_NAME.to_owned()
+}
+
+/// As Triton.
+fn default_repository_poll_secs() -> u32 {
+    15
 }
 
 fn default_queue_max() -> usize {

@@ -14,12 +14,14 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 
 use crate::{
-    config::Config,
+    config::{Config, TraceConfig},
     connection, export, heap,
+    poll::Poll,
     record::Record,
     server::{Gate, Server},
     service::{Service, SetLogLevel},
     trace::Tracing,
+    trace_file::TraceFile,
 };
 
 /// Orders that wait; who gives more has no need of them.
@@ -96,6 +98,7 @@ pub struct Gateway {
     server: Rc<Server>,
     control: Control,
     orders: mpsc::Receiver<Order>,
+    poll: Option<Poll>,
 }
 
 /// Opens a gateway and serves until it is told to end, by what `controlled` gets or by a client that may. Clients may
@@ -117,20 +120,30 @@ impl Gateway {
     /// As [`run`].
     pub fn open(config: &Config, set_log_level: Option<SetLogLevel>) -> Result<Self, GatewayError> {
         let record = Rc::new(Record::new(config.metrics));
+        let poll = Poll::of(config)?;
         let frontend = Frontend::open(&config.frontend()?, Rc::clone(&record) as Rc<dyn Observer>)?;
         let gate = Gate::open(config).map_err(GatewayError::Config)?;
         let http = config.http.map(|address| listen("http", address)).transpose()?;
         let grpc = config.grpc.map(|address| listen("grpc", address)).transpose()?;
         let desk = frontend.desk();
         let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), set_log_level, SystemTime::now)
-            .named(&config.server_name);
+            .named(&config.server_name)
+            .controlled(config.model_control_mode);
+        if config.trace != TraceConfig::default() {
+            if config.otlp.is_some() {
+                let text = "trace: found it beside otlp, expected one of the two: traces go to one place";
+                return Err(GatewayError::Config(text.to_owned()));
+            }
+            let file = config.trace.file.as_deref().map(|file| TraceFile::open(file, record.traces().clone()));
+            service = service.tracing_to(file.transpose().map_err(GatewayError::Config)?, config.trace.rate);
+        }
         if let Some(otlp) = &config.otlp {
             let queue = export::start(otlp, record.traces().clone()).map_err(GatewayError::Config)?;
             let tracing = Tracing::new(desk, queue, record.traces().clone(), export::unix_ns);
             service = service.tracing(tracing, otlp.trace_rate);
         }
         let (control, orders) = mpsc::channel(ORDERS_MAX);
-        Ok(Self { frontend, http, grpc, server: Server::new(service, gate), control: Control(control), orders })
+        Ok(Self { frontend, http, grpc, server: Server::new(service, gate), control: Control(control), orders, poll })
     }
 
     /// What tells it what to do once it runs.
@@ -157,7 +170,7 @@ impl Gateway {
     /// If the event loop cannot be set up.
     pub fn run(self, stop: impl Future<Output = ()>) -> Result<(), GatewayError> {
         // With a control of its own the orders never end.
-        let Self { frontend, http, grpc, server, control: _control, mut orders } = self;
+        let Self { frontend, http, grpc, server, control: _control, mut orders, poll } = self;
         let obey = async {
             while let Some(order) = orders.recv().await {
                 match order {
@@ -177,12 +190,19 @@ impl Gateway {
             }
             None => std::future::pending().await,
         };
+        let poll = async {
+            match poll {
+                Some(poll) => poll.run(&server.service.desk).await,
+                None => std::future::pending().await,
+            }
+        };
         let ended: io::Result<()> = frontend.run(async {
             tokio::select! {
                 () = stop => Ok(()),
                 () = obey => Ok(()),
                 () = server.drained() => Ok(()),
                 never = heap::keep_small(&server) => match never {},
+                never = poll => match never {},
                 ended = serve(http) => ended,
                 ended = serve(grpc) => ended,
             }

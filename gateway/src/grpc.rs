@@ -1,7 +1,7 @@
 //! Steps 1 and 10 in gRPC: the methods of `inference.GRPCInferenceService`. `framing` takes messages in; tonic frames,
 //! encodes and compresses replies. They run on this thread, where the core is.
 
-use std::rc::Rc;
+use std::{collections::BTreeMap, rc::Rc};
 
 use bytes::Bytes;
 use frontend::InferError;
@@ -29,12 +29,13 @@ use crate::{
         CudaSharedMemoryStatusResponse, CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse,
         LogSettingsRequest, LogSettingsResponse, ModelConfig, ModelConfigRequest, ModelConfigResponse,
         ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse,
-        ModelStatisticsRequest, ModelStatisticsResponse, RepositoryIndexRequest, RepositoryModelLoadRequest,
-        RepositoryModelLoadResponse, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse, ServerLiveRequest,
-        ServerLiveResponse, ServerMetadataRequest, ServerReadyRequest, ServerReadyResponse,
-        SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest,
-        SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse,
-        TraceSettingRequest, TraceSettingResponse, log_settings_request, log_settings_response, trace_setting_response,
+        ModelRepositoryParameter, ModelStatisticsRequest, ModelStatisticsResponse, RepositoryIndexRequest,
+        RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
+        RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
+        ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse,
+        SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest,
+        SystemSharedMemoryUnregisterResponse, TraceSettingRequest, TraceSettingResponse, log_settings_request,
+        log_settings_response, model_repository_parameter::ParameterChoice, trace_setting_response,
     },
     budget::Charge,
     compression::Coding,
@@ -361,17 +362,25 @@ fn model_statistics(service: &Service, of: ModelStatisticsRequest) -> Result<Mod
 }
 
 async fn load_model(server: Rc<Server>, of: RepositoryModelLoadRequest) -> Result<RepositoryModelLoadResponse, Status> {
-    let parameters = of.parameters.keys().map(String::as_str);
-    server.service.change_model(ModelChange::Load, &of.model_name, parameters).await.map_err(status_of)?;
+    let given = texts(&of.parameters);
+    server.service.change_model(ModelChange::Load, &of.model_name, given).await.map_err(status_of)?;
     Ok(RepositoryModelLoadResponse {})
+}
+
+/// Parameters by name, with their text if they are text.
+fn texts(parameters: &BTreeMap<String, ModelRepositoryParameter>) -> impl Iterator<Item = (&str, Option<&str>)> {
+    parameters.iter().map(|(name, parameter)| match &parameter.parameter_choice {
+        Some(ParameterChoice::StringParam(text)) => (name.as_str(), Some(text.as_str())),
+        _ => (name.as_str(), None),
+    })
 }
 
 async fn unload_model(
     server: Rc<Server>,
     of: RepositoryModelUnloadRequest,
 ) -> Result<RepositoryModelUnloadResponse, Status> {
-    let parameters = of.parameters.keys().map(String::as_str);
-    server.service.change_model(ModelChange::Unload, &of.model_name, parameters).await.map_err(status_of)?;
+    let given = texts(&of.parameters);
+    server.service.change_model(ModelChange::Unload, &of.model_name, given).await.map_err(status_of)?;
     Ok(RepositoryModelUnloadResponse {})
 }
 
@@ -503,6 +512,7 @@ impl From<IntakeError> for Status {
     fn from(error: IntakeError) -> Self {
         let code = match &error {
             IntakeError::TooLarge { .. } | IntakeError::NoRoom(_) | IntakeError::Busy(_) => Code::ResourceExhausted,
+            IntakeError::TooManyChunks => Code::InvalidArgument,
             IntakeError::Late(_) => Code::DeadlineExceeded,
             IntakeError::Malformed(_) => Code::Internal,
             IntakeError::Broken(_) => Code::Cancelled,
@@ -513,22 +523,22 @@ impl From<IntakeError> for Status {
 
 fn status_of(error: InferError) -> Status {
     let code = match &error {
-        InferError::Invalid(_) | InferError::ChangeFailed(_) => Code::InvalidArgument,
+        InferError::Invalid(_) => Code::InvalidArgument,
         InferError::NotFound(_) => Code::NotFound,
-        InferError::Failed(_) | InferError::BadAnswer(_) => Code::Internal,
+        InferError::Failed(_) | InferError::BadAnswer(_) | InferError::ChangeFailed(_) => Code::Internal,
         InferError::NeverMet { .. }
         | InferError::Dropped(
             DropReason::Deadline | DropReason::ColdStart | DropReason::BackendLost | DropReason::InputLate,
         )
         | InferError::WindowMissed
         | InferError::NoAnswer { .. } => Code::DeadlineExceeded,
-        InferError::Dropped(DropReason::QueueFull)
-        | InferError::ArenaFull { .. }
+        InferError::ArenaFull { .. }
         | InferError::DecodersFull { .. }
         | InferError::MemoryFull(_)
         | InferError::ChangesFull => Code::ResourceExhausted,
         InferError::Dropped(DropReason::Cancelled) => Code::Cancelled,
-        InferError::Dropped(DropReason::NoBackend | DropReason::Unloaded)
+        // As Triton has it for a queue that is full.
+        InferError::Dropped(DropReason::QueueFull | DropReason::NoBackend | DropReason::Unloaded)
         | InferError::NoScheduler
         | InferError::NoBackend { .. }
         | InferError::Unloaded { .. }

@@ -17,6 +17,7 @@ pub mod grpc;
 mod heap;
 pub mod image;
 pub mod metrics;
+mod poll;
 pub mod pool;
 pub mod protocol;
 pub mod recent;
@@ -30,6 +31,7 @@ pub mod statistics;
 #[cfg(test)]
 mod testing;
 pub mod trace;
+pub mod trace_file;
 
 pub use config::Config;
 pub use drive::{Control, Gateway, GatewayError, run};

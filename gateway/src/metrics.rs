@@ -113,6 +113,10 @@ pub fn stages(timing: &Timing) -> [(Stage, i64, i64); 8] {
     ]
 }
 
+/// Of so many models all metrics are there before their first request, as in Triton; of more, only of those that have
+/// had one: each has hundreds of lines.
+const ALL_FROM_START_MAX: usize = 32;
+
 /// Everything that is scraped.
 pub struct Metrics {
     registry: Registry,
@@ -421,6 +425,9 @@ impl Metrics {
     /// All metrics in Prometheus's text format; the gauges are read now.
     #[must_use]
     pub fn text(&self, core: &Core, pending: impl Fn(usize) -> usize) -> String {
+        if self.models.borrow().len() <= ALL_FROM_START_MAX {
+            (0..self.models.borrow().len()).for_each(|index| drop(self.of(index)));
+        }
         let has_traffic = |index: usize, known: &KnownModel| known.metrics.get().is_some() || pending(index) > 0;
         for (index, known) in
             self.models.borrow().iter().enumerate().filter(|(index, known)| has_traffic(*index, known))

@@ -5,7 +5,7 @@ use std::mem;
 
 use bytes::Bytes;
 use proto::Span;
-use repository::{DataType, ImagePipeline, Model, Tensor};
+use repository::{DataType, ImagePipeline, Model, Tensor, elements};
 use serde_json::{Map, Value, json};
 
 use frontend::{
@@ -16,6 +16,8 @@ use frontend::{
     rope::Rope,
     tasks::CheckedRequest,
 };
+
+pub(crate) use classes::check_classes;
 
 use crate::regions::{Part, RegionSpan, Regions};
 
@@ -35,8 +37,9 @@ pub const DIMENSIONS_MAX: usize = 64;
 const REGION_BYTES_MAX: usize = 255;
 
 /// The parameters that mean something, of a request or of one of its tensors. Others are not kept.
-const KNOWN_PARAMETERS: [&str; 9] = [
+const KNOWN_PARAMETERS: [&str; 10] = [
     "timeout",
+    "background",
     "priority",
     "binary_data_output",
     "binary_data_size",
@@ -55,7 +58,7 @@ pub type Parameters = Map<String, Value>;
 pub struct InferRequest {
     /// Comes back in the reply.
     pub id: Option<String>,
-    /// `timeout`, `priority` and `binary_data_output`.
+    /// `timeout`, `background`, `priority` and `binary_data_output`.
     pub parameters: Parameters,
     /// In any order.
     pub inputs: Vec<RequestInput>,
@@ -201,9 +204,13 @@ struct Terms {
 
 impl Terms {
     fn of(model: &Model, request: &InferRequest, within: Option<Span>, regions: &Regions) -> Result<Self, InferError> {
-        let slo = timeout(&request.parameters)?.unwrap_or(model.slo);
-        let slo = within.map_or(slo, |within| slo.min(within));
         let priority = model.priorities.of(priority(&request.parameters)?);
+        let slo = match objective(&request.parameters)? {
+            Some(Span::ENDLESS) => Span::ENDLESS,
+            asked => model.queue.objective(priority, asked, model.slo),
+        };
+        // When a client without an objective hangs up is no objective.
+        let slo = if slo == Span::ENDLESS { slo } else { within.map_or(slo, |within| slo.min(within)) };
         let outputs = output_choices(model, &request.parameters, &request.outputs, regions)?;
         Ok(Self { slo, priority, outputs })
     }
@@ -247,7 +254,7 @@ impl Pictures {
         let Some(at) = request.inputs.iter().position(is_picture) else { return Ok(None) };
         let input = &mut request.inputs[at];
         let pictures = pictures(input, model.rows_max)?;
-        input.shape = model.shape_of(tensor, pictures.len());
+        input.shape = model.shape_of(&tensor.shape, pictures.len());
         input.datatype = tensor.datatype.name().to_owned();
         input.data = None;
         Ok(Some(Self { pipeline: pipeline.clone(), at, pictures }))
@@ -319,15 +326,49 @@ pub(crate) fn raw_request(model: &Model, body: Rope, parameters: Parameters) -> 
             model.name
         )));
     };
+    let (shape, data) = raw_input(tensor, body)?;
     let input = RequestInput {
         name: tensor.name.clone(),
         datatype: tensor.datatype.name().to_owned(),
-        shape: model.is_batched.then_some(1).into_iter().chain(tensor.shape.iter().copied()).collect(),
+        shape: model.shape_of(&shape, 1),
         parameters: Parameters::new(),
-        data: Some(InputData::Bytes(body)),
+        data: Some(InputData::Bytes(data)),
     };
     let parameters = parameters.into_iter().chain([("binary_data_output".to_owned(), true.into())]).collect();
     Ok(InferRequest { id: None, parameters, inputs: vec![input], outputs: Vec::new() })
+}
+
+/// The shape and the elements of a row that is a whole body: its bytes say how long one dimension is, and one string is
+/// all of it. As Triton says it.
+fn raw_input(tensor: &Tensor, body: Rope) -> Result<(Vec<usize>, Rope), InferError> {
+    let (name, mut shape) = (&tensor.name, tensor.shape.clone());
+    let variable: &[usize] = tensor.variable.as_ref().map_or(&[], |variable| &variable.dims);
+    if tensor.datatype == DataType::Bytes {
+        variable.iter().for_each(|&dim| shape[dim] = 1);
+        if shape != [1] || !variable.is_empty() {
+            return Err(InferError::Invalid(format!(
+                "For BYTE datatype raw input '{name}', the model must have input shape [1]"
+            )));
+        }
+        let mut string = Rope::from((body.len() as u32).to_le_bytes().to_vec());
+        string.append(body);
+        return Ok((shape, string));
+    }
+    match *variable {
+        [] => {}
+        [dim] => {
+            shape[dim] = 1;
+            let each = elements(&shape).unwrap_or(0) * tensor.datatype.bytes();
+            shape[dim] = body.len().checked_div(each).unwrap_or(0);
+        }
+        _ => {
+            return Err(InferError::Invalid(format!(
+                "The shape of the raw input '{name}' can not be deduced because there are more than one variable-sized \
+                 dimension"
+            )));
+        }
+    }
+    Ok((shape, body))
 }
 
 /// An input's bytes, in the order of its elements; what they came from if that is shared memory.
@@ -341,9 +382,21 @@ fn input_data(
     let span = region_span(&input.parameters, &field)?;
     match (input.data.take(), span) {
         (Some(InputData::Bytes(bytes)), None) => Ok(bytes),
-        (Some(InputData::Json(json)), None) => Ok(JsonElements::of(field, tensor, rows, json).read()?.into()),
+        (Some(InputData::Json(json)), None) => {
+            let elements = elements(&input.shape).unwrap_or(usize::MAX);
+            Ok(JsonElements::of(field, tensor, elements, json).read()?.into())
+        }
+        (None, Some(span)) if tensor.datatype == DataType::Bytes => {
+            let most = (rows * tensor.bytes()) as u64;
+            if span.bytes > most {
+                let key = format!("{field}.parameters.shared_memory_byte_size");
+                return Err(invalid(&key, span.bytes, format_args!("at most {most} (parameters: max_bytes)")));
+            }
+            parts.push(regions.part(span)?);
+            Ok(parts[parts.len() - 1].read()?.into())
+        }
         (None, Some(span)) => {
-            let expected = rows * tensor.bytes();
+            let expected = elements(&input.shape).unwrap_or(0) * tensor.datatype.bytes();
             if span.bytes != expected as u64 {
                 // As Triton says it.
                 return Err(InferError::Invalid(format!(
@@ -373,8 +426,8 @@ pub struct JsonElements {
 }
 
 impl JsonElements {
-    fn of(field: String, tensor: &Tensor, rows: usize, json: Bytes) -> Self {
-        Self { field, datatype: tensor.datatype, elements: rows * tensor.elements(), json }
+    fn of(field: String, tensor: &Tensor, elements: usize, json: Bytes) -> Self {
+        Self { field, datatype: tensor.datatype, elements, json }
     }
 
     /// Those of an input, if they are in JSON.
@@ -383,8 +436,9 @@ impl JsonElements {
     /// As [`placed`].
     pub fn of_input(model: &Model, inputs: &[RequestInput], at: usize) -> Result<Option<Self>, InferError> {
         let Some(InputData::Json(json)) = &inputs[at].data else { return Ok(None) };
-        let (tensor, rows) = placed(model, inputs, at)?;
-        Ok(Some(Self::of(format!("inputs['{}']", tensor.name), tensor, rows, json.clone())))
+        let (tensor, _) = placed(model, inputs, at)?;
+        let elements = elements(&inputs[at].shape).unwrap_or(usize::MAX);
+        Ok(Some(Self::of(format!("inputs['{}']", tensor.name), tensor, elements, json.clone())))
     }
 
     /// Bytes that they take up at most when they are read.
@@ -436,7 +490,18 @@ fn region_parameters(part: &Part, written: usize) -> Parameters {
     parameters
 }
 
-/// The request's own latency objective. Triton's 0 means none.
+/// The request's own latency objective, or that it has none; `None`: it is the model's to say.
+fn objective(parameters: &Parameters) -> Result<Option<Span>, InferError> {
+    let timeout = timeout(parameters)?;
+    match parameters.get("background") {
+        None | Some(Value::Bool(false)) => Ok(timeout),
+        Some(Value::Bool(true)) if timeout.is_none() => Ok(Some(Span::ENDLESS)),
+        Some(Value::Bool(true)) => Err(invalid("parameters.background", "true beside a timeout", "one of the two")),
+        Some(other) => Err(invalid("parameters.background", excerpt(&other.to_string()), "true or false")),
+    }
+}
+
+/// Triton's timeout; its 0 means that the client names none.
 fn timeout(parameters: &Parameters) -> Result<Option<Span>, InferError> {
     match parameters.get("timeout") {
         None => Ok(None),
@@ -488,6 +553,13 @@ fn output_choices(
             None => form(binary(&output.parameters, "binary_data", &format!("{field}."), default)?),
         };
         let classes = class_count(&output.parameters, &field)?;
+        if classes > 0 && model.outputs[index].datatype == DataType::Bytes {
+            // As Triton says it.
+            return Err(InferError::Invalid(format!(
+                "class result not available for output due to unsupported type 'BYTES': \
+                 {field}.parameters.classification: found {classes}, expected none: strings have no scores"
+            )));
+        }
         if classes > 0 && matches!(form, OutputForm::Region(_)) {
             let key = format!("{field}.parameters.classification");
             return Err(invalid(&key, "shared memory too", "one of both: classes have no fixed size"));

@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, rc::Rc};
 
 use frontend::{InferError, excerpt, tasks::Timing};
-use proto::Epoch;
+use proto::{Epoch, Span, Timestamp};
 use serde_json::{Value, json};
 
 use crate::protocol;
@@ -87,11 +87,15 @@ fn explain(timing: &Timing) -> impl Iterator<Item = (String, Value)> {
     let stamps = &timing.stamps;
     let at_us = |ns: i64| (ns - timing.admitted_at.0) as f64 / 1e3;
     let ms = |ns: i64| ns as f64 / 1e6;
-    let (late, left) = (stamps.started_at_ns - stamps.exec_at_ns, timing.deadline.0 - timing.answered_at.0);
+    let late = stamps.started_at_ns - stamps.exec_at_ns;
+    let in_time = match timing.deadline - timing.answered_at {
+        Span::ENDLESS => "whenever that was, as it had no objective".to_owned(),
+        left if left < Span::ZERO => format!("{:.3} ms after its deadline", ms(-left.0)),
+        left => format!("{:.3} ms before its deadline", ms(left.0)),
+    };
     let why = format!(
         "it was held back {:.3} ms, so that its batch grows, to {}, and waited {:.3} ms for a GPU; the plan was \
-         to start at {:.3} ms, and GPU {} of backend {} started {:.3} ms {} that; its answer came {:.3} ms {} \
-         its deadline",
+         to start at {:.3} ms, and GPU {} of backend {} started {:.3} ms {} that; its answer came {in_time}",
         ms(stamps.due_at_ns - stamps.queued_at_ns),
         timing.batch_size,
         ms(stamps.granted_at_ns - stamps.due_at_ns),
@@ -100,8 +104,6 @@ fn explain(timing: &Timing) -> impl Iterator<Item = (String, Value)> {
         timing.backend.0,
         ms(late.abs()),
         if late < 0 { "before" } else { "after" },
-        ms(left.abs()),
-        if left < 0 { "after" } else { "before" },
     );
     let instants = json!({
         "queued": at_us(stamps.queued_at_ns),
@@ -113,7 +115,7 @@ fn explain(timing: &Timing) -> impl Iterator<Item = (String, Value)> {
         "started": at_us(stamps.started_at_ns),
         "finished": at_us(stamps.finished_at_ns),
         "answered": at_us(timing.answered_at.0),
-        "deadline": at_us(timing.deadline.0),
+        "deadline": (timing.deadline != Timestamp::NEVER).then(|| at_us(timing.deadline.0)),
     });
     [
         ("outcome", json!("answered")),
@@ -127,7 +129,7 @@ fn explain(timing: &Timing) -> impl Iterator<Item = (String, Value)> {
 
 #[cfg(test)]
 mod tests {
-    use proto::{BackendId, Timestamp, stages::AnswerStamps};
+    use proto::{BackendId, stages::AnswerStamps};
 
     use super::*;
 
@@ -171,6 +173,12 @@ mod tests {
                         came 1.000 ms before its deadline";
         assert_eq!(explained["why"], expected);
         assert_eq!(explained["microseconds_since_admission"]["answered"], 19_000.0);
+        let endless = Timing { deadline: Timestamp::NEVER, ..timing() };
+        let number = recent.push(None, "digits", ONE, Ok(endless));
+        let explained = recent.explain(&number.to_string()).unwrap();
+        let why = explained["why"].as_str().unwrap();
+        assert!(why.ends_with("its answer came whenever that was, as it had no objective"), "{why}");
+        assert!(explained["microseconds_since_admission"]["deadline"].is_null());
         let failed = recent.push(None, "digits", ONE, Err(&InferError::NoScheduler));
         assert!(recent.explain(&failed.to_string()).unwrap()["outcome"].as_str().unwrap().contains("no scheduler"));
     }

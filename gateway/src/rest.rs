@@ -247,8 +247,8 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
         ChangeModel(to) => {
             let body = read_object(caller, request).await?;
             let parameters = body.get("parameters").and_then(Value::as_object);
-            let names = parameters.into_iter().flat_map(|parameters| parameters.keys());
-            server.service.change_model(to, at.model, names.map(String::as_str)).await?;
+            let given = parameters.into_iter().flatten().map(|(name, value)| (name.as_str(), value.as_str()));
+            server.service.change_model(to, at.model, given).await?;
             Ok(ok(&json!({})))
         }
     }
@@ -366,7 +366,7 @@ async fn infer_traced(
     };
     let answer = submitted.wait(trace).await?;
     let answered = server.service.desk.now();
-    let encoded = protocol::json::encode_reply(&answer.model, answer.id.as_deref(), &answer.outputs, &answer.reply);
+    let encoded = protocol::json::encode_reply(&answer.model, answer.id.as_deref(), &answer.outputs, &answer.reply)?;
     let content_type = if encoded.header_length.is_some() { "application/octet-stream" } else { "application/json" };
     let mut response = Response::new(Full::from(encoded.body));
     let headers = response.headers_mut();
@@ -381,7 +381,11 @@ async fn infer_traced(
 /// The parameters that a query such as `timeout=20000&priority=1` sets: a picture or a raw tensor has no JSON around it
 /// to hold them.
 fn parameters_of(query: &str) -> Parameters {
-    let value = |text: &str| text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from);
+    let value = |text: &str| match (text.parse::<i64>(), text.parse::<bool>()) {
+        (Ok(number), _) => Value::from(number),
+        (_, Ok(flag)) => Value::from(flag),
+        _ => Value::from(text),
+    };
     form_urlencoded::parse(query.as_bytes()).map(|(key, text)| (key.into_owned(), value(&text))).collect()
 }
 
@@ -532,7 +536,7 @@ impl From<IntakeError> for Failure {
             IntakeError::NoRoom(NoRoom::Client { .. }) => StatusCode::TOO_MANY_REQUESTS,
             IntakeError::NoRoom(NoRoom::All { .. }) | IntakeError::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
             IntakeError::Late(_) => StatusCode::REQUEST_TIMEOUT,
-            IntakeError::Malformed(_) | IntakeError::Broken(_) => StatusCode::BAD_REQUEST,
+            IntakeError::Malformed(_) | IntakeError::TooManyChunks | IntakeError::Broken(_) => StatusCode::BAD_REQUEST,
         };
         let is_greedy = status == StatusCode::TOO_MANY_REQUESTS;
         let header = is_greedy.then_some((RETRY_AFTER, HeaderValue::from_static("1")));
@@ -543,11 +547,10 @@ impl From<IntakeError> for Failure {
 impl From<InferError> for Failure {
     fn from(error: InferError) -> Self {
         let status = match &error {
-            InferError::Invalid(_) | InferError::NeverMet { .. } | InferError::ChangeFailed(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            InferError::Invalid(_) | InferError::NeverMet { .. } => StatusCode::BAD_REQUEST,
             InferError::NotFound(_) => StatusCode::NOT_FOUND,
-            InferError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            // As in Triton.
+            InferError::Failed(_) | InferError::ChangeFailed(_) => StatusCode::INTERNAL_SERVER_ERROR,
             InferError::BadAnswer(_) => StatusCode::BAD_GATEWAY,
             InferError::Dropped(
                 DropReason::Deadline | DropReason::ColdStart | DropReason::BackendLost | DropReason::InputLate,
@@ -578,8 +581,8 @@ mod tests {
 
     #[test]
     fn a_query_is_decoded() {
-        let found = parameters_of("timeout=20%3000&na%6De=a%26b+c&priority=%2B1&flag");
-        let expected = json!({ "timeout": 20000, "name": "a&b c", "priority": 1, "flag": "" });
+        let found = parameters_of("timeout=20%3000&na%6De=a%26b+c&priority=%2B1&flag&background=true");
+        let expected = json!({ "timeout": 20000, "name": "a&b c", "priority": 1, "flag": "", "background": true });
         assert_eq!(Value::from(found), expected);
     }
 

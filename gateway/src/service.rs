@@ -26,7 +26,7 @@ use crate::{
         model_metadata_response::TensorMetadata, repository_index_response::ModelIndex,
     },
     budget::{Charge, NoRoom},
-    config::DEFAULT_SERVER_NAME,
+    config::{DEFAULT_SERVER_NAME, ModelControlMode},
     image,
     metrics::Stage,
     pool::{AT_ONCE_BYTES_MAX, Pool},
@@ -39,13 +39,18 @@ use crate::{
     regions::{AllRegions, Part},
     settings::{LogSettings, Settings, Tracer},
     trace::{OpenTrace, TraceContext, Tracing},
+    trace_file::TraceFile,
 };
 
 /// Where Linux keeps POSIX shared memory.
 const SHARED_MEMORY_FOLDER: &str = "/dev/shm";
 
+/// As Triton says it.
+const NOT_EXPLICIT: &str = "explicit model load / unload is not allowed if polling is enabled: expected the key \
+                            model_control_mode of this frontend to be explicit";
+
 /// What the protocol calls its extensions that are served.
-const EXTENSIONS: [&str; 10] = [
+const EXTENSIONS: [&str; 11] = [
     "binary_tensor_data",
     "model_configuration",
     "model_repository",
@@ -56,6 +61,7 @@ const EXTENSIONS: [&str; 10] = [
     "logging",
     "parameters",
     "classification",
+    "schedule_policy",
 ];
 
 /// Sets the level of the process's log, or says why it cannot.
@@ -77,10 +83,12 @@ pub struct Service {
     ahead: Gates,
     tracer: RefCell<Tracer>,
     tracing: Option<Rc<Tracing>>,
+    trace_file: Option<TraceFile>,
     log: RefCell<LogSettings>,
     set_log_level: Option<SetLogLevel>,
     wall_clock: fn() -> SystemTime,
     server_name: String,
+    control_mode: ModelControlMode,
 }
 
 /// A request that is under way. Dropping it cancels the request.
@@ -135,11 +143,19 @@ impl Service {
             ahead: Gates::default(),
             tracer: RefCell::default(),
             tracing: None,
+            trace_file: None,
             log: RefCell::default(),
             set_log_level,
             wall_clock,
             server_name: DEFAULT_SERVER_NAME.to_owned(),
+            control_mode: ModelControlMode::default(),
         }
+    }
+
+    /// The same, where models are loaded and unloaded by whom this says.
+    #[must_use]
+    pub fn controlled(self, control_mode: ModelControlMode) -> Self {
+        Self { control_mode, ..self }
     }
 
     /// The same, under the name that clients are to be told.
@@ -152,6 +168,13 @@ impl Service {
     #[must_use]
     pub fn tracing(self, tracing: Rc<Tracing>, rate: u32) -> Self {
         Self { tracer: RefCell::new(Tracer::for_collector(rate)), tracing: Some(tracing), ..self }
+    }
+
+    /// The same, and one request in `rate` leaves a line in the file, or in the log if there is none.
+    #[must_use]
+    pub fn tracing_to(self, file: Option<TraceFile>, rate: u32) -> Self {
+        let tracer = Tracer::for_file(file.as_ref().map(TraceFile::path), rate);
+        Self { tracer: RefCell::new(tracer), trace_file: file, ..self }
     }
 
     /// The trace of a request for this model that came at `began`, if it is to be traced for a collector: as its caller
@@ -349,7 +372,8 @@ impl Service {
         self.is_draining.set(true);
     }
 
-    /// Loads or unloads a model on every backend that may host it; `parameters` are the names of those given.
+    /// Loads or unloads a model on every backend that may host it. `parameters` are those given, by name, with their
+    /// text if they are text.
     ///
     /// # Errors
     /// If a parameter is not known, or why nothing was changed.
@@ -357,19 +381,39 @@ impl Service {
         &self,
         to: ModelChange,
         model: &str,
-        parameters: impl Iterator<Item = &'p str>,
+        parameters: impl Iterator<Item = (&'p str, Option<&'p str>)>,
     ) -> Result<(), InferError> {
-        for name in parameters {
-            // No model depends on another one.
-            if (to, name) != (ModelChange::Unload, "unload_dependents") {
-                let expected = "none: a model is loaded from the repository as it is there";
-                return Err(invalid("parameters", excerpt(name), expected));
+        if self.control_mode != ModelControlMode::Explicit {
+            return Err(InferError::Invalid(NOT_EXPLICIT.to_owned()));
+        }
+        let mut config = None;
+        for (name, value) in parameters {
+            match (to, name) {
+                // No model depends on another one.
+                (ModelChange::Unload, "unload_dependents") => {}
+                (ModelChange::Load, "config") => {
+                    let expected = "a text: a model's configuration in JSON";
+                    config = Some(value.ok_or_else(|| invalid("config", "something else", expected))?.to_owned());
+                }
+                (ModelChange::Load, file) if file.starts_with("file:") => {
+                    // As Triton says it where it cannot use them.
+                    return Err(InferError::ChangeFailed(format!(
+                        "failed to load '{}', failed to poll from model repository: parameters: found {}, expected \
+                         none: the files of a model are those of the repository",
+                        excerpt(model),
+                        excerpt(file)
+                    )));
+                }
+                (ModelChange::Load, other) => return Err(invalid("parameters", excerpt(other), "config")),
+                (ModelChange::Unload, other) => {
+                    return Err(invalid("parameters", excerpt(other), "unload_dependents"));
+                }
             }
         }
         if to == ModelChange::Load {
             check_loadable(model)?;
         }
-        self.desk.change_model(to, model).await
+        self.desk.change_model(to, model, config).await
     }
 
     /// Who we are.
@@ -390,11 +434,17 @@ impl Service {
         let tensor = |is_batched: bool, tensor: &Tensor| TensorMetadata {
             name: tensor.name.clone(),
             datatype: tensor.datatype.name().to_owned(),
-            shape: is_batched.then_some(-1).into_iter().chain(tensor.shape.iter().map(|&dim| dim as i64)).collect(),
+            shape: is_batched.then_some(-1).into_iter().chain(tensor.dims()).collect(),
         };
-        self.desk.with_model(model, version, |_, ServedModel { model, .. }, _| ModelMetadataResponse {
+        let (index, model) = self.find(model, version)?;
+        let versions = match version {
+            Some(_) => vec![index],
+            None => self.desk.with_core(|core| core.models().versions(&model.name).collect()),
+        };
+        let version_of = |index| self.desk.with_core(|core| core.models().get(index).model.version.clone());
+        Ok(ModelMetadataResponse {
             name: model.name.clone(),
-            versions: vec![model.version.clone()],
+            versions: versions.into_iter().map(version_of).collect(),
             platform: model.configuration.platform(),
             inputs: model.inputs.iter().map(|input| tensor(model.is_batched, input)).collect(),
             outputs: model.outputs.iter().map(|output| tensor(model.is_batched, output)).collect(),
@@ -420,17 +470,17 @@ impl Service {
             let last_inference = last_at.map_or(0, |at| self.epoch_millis((self.desk.now() - at).to_duration()));
             ModelStatistics { name: model.name.clone(), version: model.version.clone(), last_inference, ..report }
         };
-        match model {
-            Some(name) => {
-                let (index, model) = self.find(name, version)?;
-                Ok(vec![of(index, &model)])
+        // Of a model without a version, all that are served.
+        let indexes: Vec<usize> = match (model, version) {
+            (Some(name), Some(_)) => vec![self.find(name, version)?.0],
+            (Some(name), None) => {
+                self.find(name, None)?;
+                self.desk.with_core(|core| core.models().versions(name).collect())
             }
-            None => {
-                let models: Vec<(usize, Rc<Model>)> =
-                    self.desk.with_core(|c| c.models().sorted().map(|(index, s)| (index, s.model.clone())).collect());
-                Ok(models.iter().map(|(index, model)| of(*index, model)).collect())
-            }
-        }
+            (None, _) => self.desk.with_core(|core| core.models().sorted().map(|(index, _)| index).collect()),
+        };
+        let model_of = |index| self.desk.with_core(|core| Rc::clone(&core.models().get(index).model));
+        Ok(indexes.into_iter().map(|index| of(index, &model_of(index))).collect())
     }
 
     /// All models of the repository, or those that are ready; also those that cannot be served, and why.
@@ -438,12 +488,13 @@ impl Service {
     pub fn repository_index(&self, ready_only: bool) -> RepositoryIndexResponse {
         self.desk.with_core(|core| {
             let entry = |served: &ServedModel| {
+                let why = || core.models().reason_against(&served.model);
                 let (state, reason) = match served.state {
                     _ if core.is_model_ready(served) => ("READY", ""),
                     ModelState::Loading => ("LOADING", ""),
                     ModelState::Unloading => ("UNLOADING", ""),
-                    ModelState::Unloaded => ("UNAVAILABLE", "unloaded"),
-                    ModelState::Serving => ("UNAVAILABLE", "no backend hosts it now"),
+                    ModelState::Unloaded => ("UNAVAILABLE", why().unwrap_or("unloaded")),
+                    ModelState::Serving => ("UNAVAILABLE", why().unwrap_or("no backend hosts it now")),
                 };
                 ModelIndex {
                     name: served.model.name.clone(),
@@ -452,15 +503,16 @@ impl Service {
                     reason: reason.to_owned(),
                 }
             };
-            let refused = core.models().refused().map(|(name, reason)| ModelIndex {
+            let refused = core.models().refused().map(|(name, version, reason)| ModelIndex {
                 name: name.to_owned(),
-                version: String::new(),
+                version: version.to_owned(),
                 state: "UNAVAILABLE".to_owned(),
                 reason: reason.to_owned(),
             });
             let models = core.models().sorted().map(|(_, served)| entry(served)).chain(refused);
             let mut models: Vec<ModelIndex> = models.filter(|model| !ready_only || model.state == "READY").collect();
-            models.sort_by(|a, b| a.name.cmp(&b.name));
+            let number = |model: &ModelIndex| model.version.parse::<u64>().unwrap_or_default();
+            models.sort_by(|a, b| (&a.name, number(a)).cmp(&(&b.name, number(b))));
             RepositoryIndexResponse { models }
         })
     }
@@ -470,7 +522,7 @@ impl Service {
     /// # Errors
     /// If there is no such model.
     pub fn trace_settings(&self, model: Option<&str>) -> Result<Settings, InferError> {
-        self.check_known(model)?;
+        self.check_traceable(model)?;
         Ok(self.tracer.borrow().report(model))
     }
 
@@ -479,7 +531,7 @@ impl Service {
     /// # Errors
     /// If there is no such model, or a setting is wrong.
     pub fn change_trace_settings(&self, model: Option<&str>, changes: &Settings) -> Result<Settings, InferError> {
-        self.check_known(model)?;
+        self.check_traceable(model)?;
         self.tracer.borrow_mut().change(model, changes)?;
         self.trace_settings(model)
     }
@@ -504,8 +556,13 @@ impl Service {
         Ok(self.log_settings())
     }
 
-    fn check_known(&self, model: Option<&str>) -> Result<(), InferError> {
-        model.map_or(Ok(()), |model| self.find(model, None).map(drop))
+    /// Whether a model of which trace settings are asked for or changed is there; as Triton says it.
+    fn check_traceable(&self, model: Option<&str>) -> Result<(), InferError> {
+        let Some(model) = model else { return Ok(()) };
+        let unknown = |error| {
+            InferError::NotFound(format!("Request for unknown model : {}: trace settings: {error}", excerpt(model)))
+        };
+        self.find(model, None).map(drop).map_err(unknown)
     }
 
     /// Milliseconds from 1970 to the instant that lies `ago` back.
@@ -571,6 +628,7 @@ impl Submitted<'_> {
         let epochs = [admitted_in, service.epoch()];
         let number = service.recent.borrow_mut().push(id.as_deref(), &model.name, epochs, outcome);
         let reply = result?;
+        protocol::check_classes(&model, &outputs, &reply)?;
         for OutputChoice { index, form, classes: _ } in &outputs {
             if let OutputForm::Region(part) = form {
                 part.write(&reply.outputs[*index])?;
@@ -578,7 +636,10 @@ impl Submitted<'_> {
         }
         if service.tracing.is_none() && service.tracer.borrow_mut().sample(&model.name) {
             let id = id.as_deref().unwrap_or_default();
-            tracing::info!(model = model.name, id, timing = timing_text(&reply.timing), "trace");
+            match &service.trace_file {
+                Some(file) => file.write((number, id), &model, &reply.timing),
+                None => tracing::info!(model = model.name, id, timing = timing_text(&reply.timing), "trace"),
+            }
         }
         Ok(Answer { model, id, outputs, reply, number })
     }
@@ -586,8 +647,8 @@ impl Submitted<'_> {
 
 /// Where the time went, in whole microseconds since admission, for the row that came last: `queued` by the scheduler,
 /// `due` from then on (held back until then), `granted` a GPU, `planned` and `fetched` at the backend, execution
-/// `started` (planned for `exec_at`) and `finished`, `answered` here, and the `deadline`; then the batch it ran in and
-/// `backend:gpu`.
+/// `started` (planned for `exec_at`) and `finished`, `answered` here, and the `deadline`, if it had one; then the batch
+/// it ran in and `backend:gpu`.
 #[must_use]
 pub fn timing_text(timing: &Timing) -> String {
     let since = |at_ns: i64| (at_ns - timing.admitted_at.0) / 1000;
@@ -609,6 +670,9 @@ pub fn timing_text(timing: &Timing) -> String {
         (";gpu=", timing.backend.0.into()),
         (":", timing.gpu.into()),
     ] {
+        if name == ";deadline=" && timing.deadline == Timestamp::NEVER {
+            continue;
+        }
         text.push_str(name);
         text.push_str(digits.format(value));
     }

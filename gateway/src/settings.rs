@@ -1,9 +1,9 @@
 //! What clients may change while the server runs: how much is logged, and which requests leave a trace there.
 //!
-//! A trace is one line in the log with the stages of a request, or with a collector of OpenTelemetry configured, its
-//! spans. Settings that would name a file on this host cannot be changed from outside.
+//! A trace is one line in the log with the stages of a request, or one in a file, or with a collector of OpenTelemetry
+//! configured, its spans. Settings that would name a file on this host cannot be changed from outside.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use frontend::{
     error::{InferError, invalid},
@@ -109,17 +109,59 @@ impl LogSettings {
 /// Which requests leave a trace, as far as somebody has said so.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct TraceSettings {
-    on: Option<bool>,
+    level: Option<Level>,
     /// One request in so many.
     rate: Option<u32>,
     /// So many more; no bound if that is `None`.
     count: Option<Option<u32>>,
+    /// As Triton has it, traces in a file before the next one. Here it is only remembered: each is written at once.
+    log_frequency: Option<u32>,
 }
 
-/// Where traces go, in Triton's terms. It is the operator's to choose.
+/// What a trace holds; nothing is none. Tensors are only remembered: no trace has them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Level {
+    timestamps: bool,
+    tensors: bool,
+}
+
+impl Level {
+    /// `None` if the value is no such list.
+    fn read(value: &Value) -> Option<Self> {
+        let levels: Vec<&str> = match value {
+            Value::String(level) => vec![level],
+            Value::Array(levels) => levels.iter().map(Value::as_str).collect::<Option<_>>()?,
+            _ => return None,
+        };
+        let all = |known: &[&str]| !levels.is_empty() && levels.iter().all(|level| known.contains(level));
+        match () {
+            () if all(&["OFF"]) => Some(Self::default()),
+            () if all(&["TIMESTAMPS", "TENSORS"]) => {
+                let [timestamps, tensors] = ["TIMESTAMPS", "TENSORS"].map(|level| levels.contains(&level));
+                Some(Self { timestamps, tensors })
+            }
+            () => None,
+        }
+    }
+
+    fn names(self) -> Vec<&'static str> {
+        let names = [(self == Self::default(), "OFF"), (self.timestamps, "TIMESTAMPS"), (self.tensors, "TENSORS")];
+        names.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name).collect()
+    }
+}
+
+/// Where traces go. It is the operator's to choose.
+#[derive(Debug, Default)]
+struct TracePlace {
+    mode: TraceMode,
+    /// Empty if it is no file.
+    file: String,
+}
+
+/// The same in Triton's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TraceMode {
-    /// The log.
+    /// The log, or a file.
     #[default]
     Triton,
     /// A collector.
@@ -140,18 +182,20 @@ const TRACE_RATE: u32 = 1000;
 
 impl TraceSettings {
     /// The same with some changed; `null` takes back what was said.
-    fn changed(&self, changes: &Settings, mode: TraceMode) -> Result<Self, InferError> {
+    fn changed(&self, changes: &Settings, place: &TracePlace) -> Result<Self, InferError> {
         let mut new = self.clone();
         for (key, value) in changes {
             let wrong = |expected: &str| invalid(key, excerpt(&value.to_string()), expected);
             let number = || value.as_str().map_or_else(|| value.as_i64(), |text| text.parse().ok());
             match (key.as_str(), value) {
-                ("trace_level", Value::Null) => new.on = None,
+                ("trace_level", Value::Null) => new.level = None,
                 ("trace_rate", Value::Null) => new.rate = None,
                 ("trace_count", Value::Null) => new.count = None,
-                ("log_frequency" | "trace_file" | "trace_mode", Value::Null) => {}
+                ("log_frequency", Value::Null) => new.log_frequency = None,
+                ("trace_file" | "trace_mode", Value::Null) => {}
                 ("trace_level", value) => {
-                    new.on = Some(level(value).ok_or_else(|| wrong("[\"OFF\"] or [\"TIMESTAMPS\"]"))?);
+                    let expected = "[\"OFF\"], [\"TIMESTAMPS\"] or [\"TIMESTAMPS\", \"TENSORS\"]";
+                    new.level = Some(Level::read(value).ok_or_else(|| wrong(expected))?);
                 }
                 ("trace_rate", _) => {
                     let rate = number().and_then(|rate| u32::try_from(rate).ok()).filter(|rate| *rate > 0);
@@ -162,16 +206,20 @@ impl TraceSettings {
                     Some((_, Ok(count))) => new.count = Some(Some(count)),
                     _ => return Err(wrong("a number from 0 on, or -1 for no bound")),
                 },
-                ("log_frequency", _) if number() == Some(0) => {}
-                ("log_frequency", _) => return Err(wrong("0: each trace is logged at once")),
-                ("trace_file", value) if value == "" => {}
-                ("trace_file", _) => return Err(elsewhere("trace", "traces go to the log, or to a collector")),
-                ("trace_mode", value) if value == mode.name() => {}
+                ("log_frequency", _) => {
+                    let frequency = number().and_then(|number| u32::try_from(number).ok());
+                    new.log_frequency = Some(frequency.ok_or_else(|| wrong("a number from 0 on"))?);
+                }
+                ("trace_file", value) if *value == place.file => {}
+                ("trace_file", _) => {
+                    return Err(elsewhere("trace", "traces go to the log, or where [trace] or [otlp] say"));
+                }
+                ("trace_mode", value) if value == place.mode.name() => {}
                 ("trace_mode", _) => {
-                    let expected = format!("\"{}\", as the frontend is configured ([otlp])", mode.name());
+                    let expected = format!("\"{}\", as the frontend is configured ([otlp])", place.mode.name());
                     return Err(wrong(&expected));
                 }
-                _ => return Err(unknown("trace setting", key, &self.report(mode))),
+                _ => return Err(unknown("trace setting", key, &self.report(place))),
             }
         }
         Ok(new)
@@ -179,41 +227,33 @@ impl TraceSettings {
 
     /// The same, and what another says where nothing is said.
     fn or(&self, other: &Self) -> Self {
-        Self { on: self.on.or(other.on), rate: self.rate.or(other.rate), count: self.count.or(other.count) }
+        Self {
+            level: self.level.or(other.level),
+            rate: self.rate.or(other.rate),
+            count: self.count.or(other.count),
+            log_frequency: self.log_frequency.or(other.log_frequency),
+        }
     }
 
-    fn report(&self, mode: TraceMode) -> Settings {
+    fn report(&self, place: &TracePlace) -> Settings {
         let count = self.count.flatten();
         as_map(json!({
-            "trace_level": [if self.on == Some(true) { "TIMESTAMPS" } else { "OFF" }],
+            "trace_level": self.level.unwrap_or_default().names(),
             "trace_rate": self.rate.unwrap_or(TRACE_RATE).to_string(),
             "trace_count": count.map_or_else(|| "-1".to_owned(), |count| count.to_string()),
-            "log_frequency": "0",
-            "trace_file": "",
-            "trace_mode": mode.name(),
+            "log_frequency": self.log_frequency.unwrap_or_default().to_string(),
+            "trace_file": place.file,
+            "trace_mode": place.mode.name(),
         }))
     }
 }
 
-/// True if the levels ask for time stamps, which is the only level above OFF here.
-fn level(value: &Value) -> Option<bool> {
-    let levels: Vec<&str> = match value {
-        Value::String(level) => vec![level],
-        Value::Array(levels) => levels.iter().map(Value::as_str).collect::<Option<_>>()?,
-        _ => return None,
-    };
-    match levels.as_slice() {
-        ["OFF"] => Some(false),
-        ["TIMESTAMPS"] => Some(true),
-        _ => None,
-    }
-}
-
 /// Trace settings of the server and of single models, and how far each has got. What is not said of a model is as for
-/// the server, whatever that comes to be.
+/// the server, whatever that comes to be, and what is not said of that as it was configured.
 #[derive(Debug, Default)]
 pub struct Tracer {
-    mode: TraceMode,
+    place: TracePlace,
+    configured: TraceSettings,
     server: Sampler,
     /// Models with settings of their own. Bounded by the repository: only its models are looked up.
     models: BTreeMap<String, Sampler>,
@@ -229,27 +269,39 @@ impl Tracer {
     /// Traces go to a collector; unless clients say otherwise, one request in `rate`, or none if that is zero.
     #[must_use]
     pub fn for_collector(rate: u32) -> Self {
-        let settings = TraceSettings { on: Some(rate > 0), rate: (rate > 0).then_some(rate), count: None };
-        let server = Sampler { settings, requests: 0 };
-        Self { mode: TraceMode::OpenTelemetry, server, models: BTreeMap::new() }
+        Self::configured(TracePlace { mode: TraceMode::OpenTelemetry, file: String::new() }, rate)
+    }
+
+    /// The same, where they go to a file, or to the log if there is none.
+    #[must_use]
+    pub fn for_file(file: Option<&Path>, rate: u32) -> Self {
+        let file = file.map_or(String::new(), |file| file.display().to_string());
+        Self::configured(TracePlace { mode: TraceMode::Triton, file }, rate)
+    }
+
+    fn configured(place: TracePlace, rate: u32) -> Self {
+        let level = Some(Level { timestamps: rate > 0, tensors: false });
+        let configured = TraceSettings { level, rate: (rate > 0).then_some(rate), ..TraceSettings::default() };
+        Self { place, configured, ..Self::default() }
     }
 
     /// The settings that hold for a model, or for the server.
     #[must_use]
     pub fn report(&self, model: Option<&str>) -> Settings {
         let own = model.and_then(|model| self.models.get(model));
-        let settings = own.map(|own| own.settings.or(&self.server.settings));
-        settings.unwrap_or_else(|| self.server.settings.clone()).report(self.mode)
+        let settings = self.server.settings.or(&self.configured);
+        own.map_or_else(|| settings.clone(), |own| own.settings.or(&settings)).report(&self.place)
     }
 
-    /// Changes settings, of a model or of the server. `null` clears: to the server's for a model, else to the default.
+    /// Changes settings, of a model or of the server. `null` clears: to the server's for a model, else to what is
+    /// configured.
     ///
     /// # Errors
     /// If a setting is unknown, fixed, or has a wrong value.
     pub fn change(&mut self, model: Option<&str>, changes: &Settings) -> Result<(), InferError> {
-        let mode = self.mode;
+        let place = &self.place;
         let changed = |sampler: &Sampler| {
-            sampler.settings.changed(changes, mode).map(|settings| Sampler { settings, requests: 0 })
+            sampler.settings.changed(changes, place).map(|settings| Sampler { settings, requests: 0 })
         };
         match model {
             None => self.server = changed(&self.server)?,
@@ -268,12 +320,10 @@ impl Tracer {
     /// Whether the request that ends now leaves a trace.
     pub fn sample(&mut self, model: &str) -> bool {
         let own = self.models.get_mut(model);
-        let settings = match &own {
-            Some(own) => own.settings.or(&self.server.settings),
-            None => self.server.settings.clone(),
-        };
+        let settings = self.server.settings.or(&self.configured);
+        let settings = own.as_ref().map_or_else(|| settings.clone(), |own| own.settings.or(&settings));
         let left = settings.count.flatten();
-        if settings.on != Some(true) || left == Some(0) {
+        if !settings.level.is_some_and(|level| level.timestamps) || left == Some(0) {
             return false;
         }
         // Whoever has said how many counts them.
@@ -371,10 +421,33 @@ mod tests {
         let mut tracer = Tracer::for_collector(2);
         assert_eq!(tracer.report(None)["trace_mode"], "opentelemetry");
         assert_eq!((0..4).map(|_| tracer.sample("m")).collect::<Vec<_>>(), [false, true, false, true]);
-        tracer.change(None, &settings(json!({ "trace_level": null, "trace_mode": "opentelemetry" }))).unwrap();
+        tracer.change(None, &settings(json!({ "trace_level": "OFF", "trace_mode": "opentelemetry" }))).unwrap();
         assert!(!tracer.sample("m") && !Tracer::for_collector(0).sample("m"));
+        tracer.change(None, &settings(json!({ "trace_level": null }))).unwrap();
+        assert_eq!((0..4).map(|_| tracer.sample("m")).collect::<Vec<_>>(), [false, true, false, true], "as configured");
         assert_eq!(tracer.report(None)["trace_mode"], "opentelemetry");
         assert!(tracer.change(None, &settings(json!({ "trace_mode": "triton" }))).is_err());
+    }
+
+    #[test]
+    fn a_file_is_the_operators_to_name() {
+        let mut tracer = Tracer::for_file(Some(Path::new("/var/log/traces.json")), 1);
+        let told = tracer.report(Some("m"));
+        let expected = (json!("/var/log/traces.json"), json!("triton"), json!(["TIMESTAMPS"]), json!("1"));
+        let found = ["trace_file", "trace_mode", "trace_level", "trace_rate"].map(|key| told[key].clone());
+        assert_eq!(<(Value, Value, Value, Value)>::from(found), expected);
+        assert!(tracer.sample("m"));
+        tracer.change(None, &settings(json!({ "trace_file": "/var/log/traces.json", "trace_rate": 5 }))).unwrap();
+        assert!(tracer.change(None, &settings(json!({ "trace_file": "" }))).is_err() && !tracer.sample("m"));
+        let remembered = json!({ "trace_level": ["TENSORS", "TIMESTAMPS"], "log_frequency": "34", "trace_rate": 1 });
+        tracer.change(Some("m"), &settings(remembered)).unwrap();
+        let told_of_model = tracer.report(Some("m"));
+        let found = (&told_of_model["trace_level"], &told_of_model["log_frequency"]);
+        assert_eq!((found, tracer.sample("m")), ((&json!(["TIMESTAMPS", "TENSORS"]), &json!("34")), true));
+        tracer.change(Some("m"), &settings(json!({ "trace_level": "TENSORS" }))).unwrap();
+        assert!(!tracer.sample("m"), "no trace has tensors");
+        tracer.change(None, &settings(json!({ "trace_rate": null }))).unwrap();
+        assert_eq!(tracer.report(None), told);
     }
 
     #[test]
@@ -386,7 +459,9 @@ mod tests {
                 json!({ "trace_level": ["TIMESTAMPS"], "trace_rate": 0 }),
                 "trace_rate: found 0, expected a number from 1",
             ),
-            (json!({ "trace_level": ["TENSORS"] }), "expected [\"OFF\"] or [\"TIMESTAMPS\"]"),
+            (json!({ "trace_level": ["OFF", "TENSORS"] }), "expected [\"OFF\"], [\"TIMESTAMPS\"] or"),
+            (json!({ "trace_level": [] }), "expected [\"OFF\"], [\"TIMESTAMPS\"] or"),
+            (json!({ "log_frequency": "-1" }), "log_frequency: found \"-1\", expected a number from 0 on"),
             (
                 json!({ "trace_file": "/tmp/x" }),
                 "trace file location can not be updated through network protocol: traces go",

@@ -148,7 +148,8 @@ mod tests {
     }
 
     fn reply(rows: usize, batches: Vec<Timing>) -> Reply {
-        Reply { outputs: vec![], rows, timing: *batches.last().unwrap(), batches, was_late: false }
+        let timing = *batches.last().unwrap();
+        Reply { outputs: vec![], shapes: vec![], rows, timing, batches, was_late: false }
     }
 
     #[test]

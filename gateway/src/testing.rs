@@ -10,8 +10,10 @@ pub(crate) fn tensor(name: &str, datatype: DataType, shape: &[usize]) -> Tensor 
 pub(crate) fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Model {
     let profile = LatencyProfile::linear(1.0, 4.0, 8).unwrap();
     let told = |kind: &str, tensors: &[Tensor]| -> String {
-        let told = |Tensor { name, datatype, shape, .. }: &Tensor| {
-            format!("{kind} {{ name: '{name}' data_type: TYPE_{datatype} dims: {shape:?} }} ")
+        let told = |tensor: &Tensor| {
+            let (name, datatype, dims) =
+                (&tensor.name, tensor.datatype.config_name(), tensor.dims().collect::<Vec<_>>());
+            format!("{kind} {{ name: '{name}' data_type: {datatype} dims: {dims:?} }} ")
         };
         tensors.iter().map(told).collect()
     };
@@ -27,6 +29,7 @@ pub(crate) fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Mo
         is_batched: true,
         slo: Span::from_millis(25),
         priorities: Priorities { levels: 3, default: 2 },
+        queue: repository::QueuePolicies::default(),
         weights: repository::WeightsSize::default(),
         executor: Executor::Emulated { profile },
         labels: Vec::new(),

@@ -292,16 +292,16 @@ impl Args {
 }
 
 impl StreamPlan {
-    /// The stream with made-up inputs: random bytes, and zeros for floats, since random bits make NaNs. If `emulated`,
-    /// answers must be what emulated models give.
+    /// The stream with made-up inputs: random bytes, zeros for floats, since random bits make NaNs, and strings without
+    /// a byte. If `emulated`, answers must be what emulated models give.
     ///
     /// # Errors
-    /// If the model's input has no fixed size.
+    /// If the model's input has no type of the protocol, or is too large.
     pub fn stream(self, input: &InputShape, seed: u64, emulated: bool) -> Result<Stream> {
         let model = &self.model;
         let wrong = |what: String| CommandError::Failed(format!("--model: the input of {model} {what}"));
         let datatype = DataType::from_name(&input.datatype)
-            .ok_or_else(|| wrong(format!("is {}, which has no fixed size", input.datatype)))?;
+            .ok_or_else(|| wrong(format!("is {}, expected a type of the protocol", input.datatype)))?;
         // A model without batches says the whole shape.
         let is_batched = input.shape.first().is_some_and(|&size| size < 0);
         let shape = input.shape.iter().skip(usize::from(is_batched));
@@ -314,7 +314,7 @@ impl StreamPlan {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let inputs = (0..INPUTS).map(|_| {
             let mut data = vec![0u8; bytes];
-            if !matches!(datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64) {
+            if !matches!(datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bytes) {
                 random.fill_bytes(&mut data);
             }
             let expected = if emulated { Expected::digest(&data) } else { Expected::Any };
@@ -490,7 +490,7 @@ mod tests {
         let whole = plan().stream(&shape("UINT8", &[2, 3]), 1, false).unwrap();
         assert_eq!((&whole.inputs[0].shape[..], whole.inputs[0].data.len()), (&[2, 3][..], 6));
         let text = |input| plan().stream(&input, 1, false).unwrap_err().to_string();
-        assert_eq!(text(shape("BYTES", &[-1, 1])), "--model: the input of m is BYTES, which has no fixed size");
+        assert_eq!(text(shape("BF16", &[-1, 1])), "--model: the input of m is BF16, expected a type of the protocol");
         assert!(text(shape("FP32", &[-1, i64::MAX, i64::MAX])).contains("which is more than"));
     }
 }

@@ -171,7 +171,7 @@ fn binary_body(uri: Uri, input: &Input) -> Body {
 
 fn json_body(uri: Uri, input: &Input) -> Body {
     let mut elements = String::from("[");
-    elements::write_json(input.datatype, &input.data, &mut elements);
+    elements::write_json(input.datatype, &input.data, &mut elements).expect("strings are made without a byte");
     elements.push(']');
     Body { uri, bytes: request_json(input, "\"data\":", &elements, false).into(), json_bytes: None }
 }

@@ -6,7 +6,7 @@ use crate::{
     epoch::{Epoch, Standing},
     ids::{BackendId, FrontendId, GpuId, LinkId, LoadId, ModelId, PlanId, TaskId},
     profile::LatencyProfile,
-    time::Timestamp,
+    time::{Span, Timestamp},
     weights::{Weights, WeightsTally},
 };
 
@@ -25,7 +25,13 @@ pub struct ModelOffer {
     pub gpu_indexes: Vec<u32>,
     /// What it takes in the memory of these, if that is short.
     pub weights: Weights,
+    /// Requests that may wait, by their priority; 0, or none for it: as many as the scheduler lets. At most
+    /// [`PRIORITIES`].
+    pub queue_max: Vec<u32>,
 }
+
+/// Priorities that there can be.
+pub const PRIORITIES: usize = u8::MAX as usize + 1;
 
 /// What a backend says about itself when it connects to the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
@@ -91,6 +97,8 @@ pub enum WeightsOutcome {
         started_at: Timestamp,
         /// It ended.
         finished_at: Timestamp,
+        /// How much of that they were read from disk for, which comes first.
+        read: Span,
     },
     /// The copy could not start by `latest`, or there was no room, or it failed: nothing of them is there.
     Failed {
@@ -99,11 +107,25 @@ pub enum WeightsOutcome {
     },
 }
 
+/// A model whose weights are in a GPU's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub struct ResidentModel {
+    /// The model.
+    pub model: ModelId,
+    /// Its backend keeps it there, whatever it is told to unload.
+    pub is_pinned: bool,
+}
+
 /// How a load ended.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub enum LoadOutcome {
-    /// It waits for `Host` or `Discard`.
-    Ready(ModelOffer),
+    /// One of its versions waits for `Host` or `Discard`. All are told, or none.
+    Ready {
+        /// The version.
+        offer: ModelOffer,
+        /// Whether no other one follows; at most [`VERSIONS_MAX`] are told.
+        is_last: bool,
+    },
     /// This backend's configuration places the model on none of its GPUs.
     NotPlaced,
     /// It cannot be run here, and what is hosted stays hosted; the reason has at most
@@ -111,7 +133,10 @@ pub enum LoadOutcome {
     Failed(String),
 }
 
-/// Models that one [`BackendToScheduler::Resident`] names.
+/// Versions of one model that are served at once.
+pub const VERSIONS_MAX: usize = 64;
+
+/// Models that one [`BackendToScheduler::Resident`] or [`BackendToScheduler::InHostMemory`] names.
 pub const RESIDENT_MAX: usize = 1024;
 
 /// A message to the scheduler.
@@ -146,6 +171,16 @@ pub enum BackendToScheduler {
         /// How.
         outcome: LoadOutcome,
     },
+    /// A model, or a version of it, that could not be loaded when the backend started; told to every scheduler that has
+    /// taken it in.
+    NotLoaded {
+        /// As in the repository.
+        name: String,
+        /// As in the repository; empty if it is about all of them.
+        version: String,
+        /// Why, in at most [`REASON_BYTES_MAX`](crate::scheduler_to_frontend::REASON_BYTES_MAX).
+        reason: String,
+    },
     /// Nothing of the model is left.
     Unloaded {
         /// The model.
@@ -165,9 +200,17 @@ pub enum BackendToScheduler {
         /// As in the question.
         gpu: GpuId,
         /// Models whose weights are in its memory; at most [`RESIDENT_MAX`].
-        models: Vec<ModelId>,
+        models: Vec<ResidentModel>,
         /// Whether nothing follows.
         is_last: bool,
+    },
+    /// Weights have come into host memory, or are on disk only from now on. As long as nothing is said of a model, they
+    /// are in host memory. Told to the primary only.
+    InHostMemory {
+        /// The models; at most [`RESIDENT_MAX`].
+        models: Vec<ModelId>,
+        /// Whether they are there.
+        is_there: bool,
     },
     /// A batch was rejected because its weights were not there: the scheduler takes something for resident that is not.
     WeightsMissing {

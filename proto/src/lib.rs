@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod backend_to_frontend;
+pub mod backend_to_program;
 pub mod backend_to_scheduler;
 pub mod backoff;
 pub mod clock;
@@ -10,7 +11,9 @@ pub mod epoch;
 pub mod frame;
 pub mod frontend_to_scheduler;
 pub mod hello;
+pub mod host_memory;
 pub mod ids;
+pub mod predictions;
 pub mod profile;
 pub mod scheduler_to_backend;
 pub mod scheduler_to_frontend;

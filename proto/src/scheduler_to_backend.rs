@@ -73,17 +73,22 @@ pub enum SchedulerToBackend {
         /// `ip:port` of its bootstrap listener.
         link_address: String,
     },
-    /// Read this model from the repository and make it ready to run, beside whatever is hosted. Answered by `Loaded`.
+    /// Read this model from the repository and make all versions that are to be served ready to run, beside whatever is
+    /// hosted. Answered by `Loaded`.
     Load {
         /// Comes back in the answer.
         load: LoadId,
         /// The model, as in the repository.
         name: String,
+        /// A configuration (JSON) instead of the repository's, if clients want that.
+        config: Option<String>,
     },
-    /// What was loaded is hosted from now on, in the place of what was hosted as the same model.
+    /// A version that was loaded is hosted from now on, in the place of what was hosted as the same model.
     Host {
         /// What was loaded.
         load: LoadId,
+        /// Which version of it.
+        version: String,
         /// Its id in plans.
         model: ModelId,
     },

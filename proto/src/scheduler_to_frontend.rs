@@ -8,6 +8,7 @@ use crate::{
     epoch::{Claim, Epoch},
     hello::ModelThreads,
     ids::{BackendId, ChangeId, FrontendId, LinkId, ModelId, ModelThreadId, TaskId},
+    predictions::PredictionErrors,
     time::Span,
     weights::WeightsTally,
 };
@@ -16,10 +17,10 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Error, SchemaRead, SchemaWrite)]
 pub enum DropReason {
     /// No batch could have finished it by its deadline any more.
-    #[error("its deadline could no longer be met")]
+    #[error("Request timeout expired: its deadline could no longer be met")]
     Deadline,
     /// The model's queue was full when the task arrived.
-    #[error("the model's queue is full")]
+    #[error("Exceeds maximum queue size: the model's queue is full")]
     QueueFull,
     /// No GPU hosts the model now.
     #[error("no backend hosts the model now")]
@@ -73,6 +74,8 @@ pub struct SchedulerLoad {
     pub cold: u64,
     /// What has become of weights at all backends.
     pub weights: WeightsTally,
+    /// How far actions of its life were off what it had planned.
+    pub predictions: PredictionErrors,
 }
 
 /// What the scheduler reckons with for the network's part of a task's way (Symphony, section 5.6): a high percentile of
@@ -100,7 +103,7 @@ pub enum SchedulerToFrontend {
     /// The scheduler's clock.
     Clock(ClockReply),
     /// How much the scheduler has to do. Follows each `Clock`.
-    Load(SchedulerLoad),
+    Load(Box<SchedulerLoad>),
     /// The scheduler is about to end: it finishes what it has, and is not to be given more.
     Leaving,
     /// The sender is the primary now. If its epoch is the highest so far it is obeyed: the former primary's connections
@@ -146,6 +149,17 @@ pub enum SchedulerToFrontend {
         state: ModelState,
         /// How often it has been loaded so far. When that grows its configuration is to be read anew.
         loads: u32,
+        /// The configuration (JSON) that it was loaded with, if not the repository's.
+        config: Option<String>,
+    },
+    /// Whether a model, or a version of it, could not be loaded when that was tried last.
+    NotLoaded {
+        /// As in the repository.
+        name: String,
+        /// As in the repository; empty if it is about all of them.
+        version: String,
+        /// Why, in at most [`REASON_BYTES_MAX`]; nothing if that is over.
+        reason: Option<String>,
     },
     /// The answer to `ChangeModel`, after everything that the change made known.
     ModelChanged {

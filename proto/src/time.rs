@@ -35,6 +35,8 @@ impl Timestamp {
 impl Span {
     /// No time at all.
     pub const ZERO: Self = Self(0);
+    /// Longer than any other: the latency objective of who has none.
+    pub const ENDLESS: Self = Self(i64::MAX);
 
     /// `ns` nanoseconds.
     #[must_use]
@@ -103,11 +105,16 @@ impl From<Duration> for Span {
     }
 }
 
-// Arithmetic saturates, so `PAST` and `NEVER` stay where they are.
+// Arithmetic saturates, so `PAST` and `NEVER` stay where they are. What is `ENDLESS` ends at `NEVER`, and is as long
+// without a part of it.
 impl Add<Span> for Timestamp {
     type Output = Self;
     fn add(self, span: Span) -> Self {
-        if self == Self::NEVER || self == Self::PAST { self } else { Self(self.0.saturating_add(span.0)) }
+        match self {
+            Self::NEVER | Self::PAST => self,
+            _ if span == Span::ENDLESS => Self::NEVER,
+            _ => Self(self.0.saturating_add(span.0)),
+        }
     }
 }
 
@@ -121,7 +128,7 @@ impl Sub<Span> for Timestamp {
 impl Sub for Timestamp {
     type Output = Span;
     fn sub(self, earlier: Self) -> Span {
-        Span(self.0.saturating_sub(earlier.0))
+        if self == Self::NEVER { Span::ENDLESS } else { Span(self.0.saturating_sub(earlier.0)) }
     }
 }
 
@@ -141,7 +148,7 @@ impl Add for Span {
 impl Sub for Span {
     type Output = Self;
     fn sub(self, other: Self) -> Self {
-        Self(self.0.saturating_sub(other.0))
+        if self == Self::ENDLESS { self } else { Self(self.0.saturating_sub(other.0)) }
     }
 }
 
@@ -187,6 +194,7 @@ impl Sum for Span {
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.unsigned_abs() {
+            _ if *self == Self::ENDLESS => f.write_str("endless"),
             0..1_000 => write!(f, "{} ns", self.0),
             1_000..1_000_000 => write!(f, "{:.1} us", self.as_micros_f64()),
             1_000_000..1_000_000_000 => write!(f, "{:.3} ms", self.as_millis_f64()),
@@ -205,6 +213,9 @@ mod tests {
         assert_eq!(Timestamp::NEVER - Span::from_millis(5), Timestamp::NEVER);
         assert_eq!(Timestamp::PAST + Span::from_millis(5), Timestamp::PAST);
         assert_eq!(Timestamp(7) - Timestamp(10), Span(-3));
+        let endless = Span::ENDLESS - Span::from_millis(5);
+        assert_eq!((endless, Timestamp(-7) + endless), (Span::ENDLESS, Timestamp::NEVER));
+        assert_eq!(Timestamp::NEVER - Timestamp(7), Span::ENDLESS);
     }
 
     #[test]

@@ -23,13 +23,22 @@ pub struct Weights {
     pub pages: u32,
     /// From host memory to a GPU's, while nothing else is on that way.
     pub load: Span,
+    /// What a load takes besides, while the weights are on disk only.
+    pub read: Span,
 }
 
 impl Weights {
+    /// Of a model that is always in host memory.
+    #[must_use]
+    pub const fn new(pages: u32, load: Span) -> Self {
+        Self { pages, load, read: Span::ZERO }
+    }
+
     /// What serves two backends that offer the same model: the larger and the slower of each.
     #[must_use]
     pub fn largest(self, other: Self) -> Self {
-        Self { pages: self.pages.max(other.pages), load: self.load.max(other.load) }
+        let (load, read) = (self.load.max(other.load), self.read.max(other.read));
+        Self { pages: self.pages.max(other.pages), load, read }
     }
 }
 
@@ -39,6 +48,8 @@ impl Weights {
 pub struct WeightsTally {
     /// Loads that ended with the weights in memory.
     pub loads: u64,
+    /// Of these, loads whose weights were read from disk.
+    pub reads: u64,
     /// Loads that could not start in time, had no room, or failed.
     pub failed: u64,
     /// Weights that made room.
@@ -51,6 +62,10 @@ pub struct WeightsTally {
     pub pages: u64,
     /// Those that something is in, or on its way to.
     pub pages_used: u64,
+    /// Pages of host memory, where that is bounded.
+    pub host_pages: u64,
+    /// Those that something is in, or is being read into.
+    pub host_pages_used: u64,
 }
 
 impl WeightsTally {
@@ -59,18 +74,21 @@ impl WeightsTally {
     pub fn plus(self, other: Self) -> Self {
         Self {
             loads: self.loads.saturating_add(other.loads),
+            reads: self.reads.saturating_add(other.reads),
             failed: self.failed.saturating_add(other.failed),
             evictions: self.evictions.saturating_add(other.evictions),
             absent: self.absent.saturating_add(other.absent),
             busy: Span(self.busy.0.saturating_add(other.busy.0)),
             pages: self.pages.saturating_add(other.pages),
             pages_used: self.pages_used.saturating_add(other.pages_used),
+            host_pages: self.host_pages.saturating_add(other.host_pages),
+            host_pages_used: self.host_pages_used.saturating_add(other.host_pages_used),
         }
     }
 
     /// What is left of it when its backend is gone: the counts.
     #[must_use]
     pub fn past(self) -> Self {
-        Self { pages: 0, pages_used: 0, ..self }
+        Self { pages: 0, pages_used: 0, host_pages: 0, host_pages_used: 0, ..self }
     }
 }

@@ -1,27 +1,38 @@
 //! One model's folder: `config.pbtxt`, its version folders, its label file. What the configuration leaves out is
-//! completed from the model's file (`completion`).
+//! completed from the model's file (`completion`), or by the program that runs it (`asked`).
 
 use std::{
     fs, io,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     sync::LazyLock,
 };
 
 mod accepted;
+mod asked;
 mod completion;
 mod configuration;
+mod program;
+mod queue;
+mod variable;
+mod versions;
+mod warmup;
 
+pub use asked::{Question, ask_programs_with};
 pub use configuration::Configuration;
 use miette::Diagnostic as _;
+use program::{PROCESS, PYTHON};
 use prost_reflect::{
     DescriptorPool, DynamicMessage, EnumDescriptor, MapKey, MessageDescriptor, Value, text_format::ParseError,
 };
 use proto::{LatencyProfile, Span};
+pub use queue::{QueuePolicies, QueuePolicy, QueueTimeout};
+pub use warmup::{Warmup, WarmupData, WarmupInput};
 
 use crate::{
-    DataType, Executor, ImagePipeline, Model, Priorities, RepositoryError, SLO_DEFAULT, SLO_MAX, Tensor, WeightsSize,
-    emulated, folders, profile::StoredProfile,
+    DataType, Executor, ImagePipeline, Model, Priorities, Refused, RepositoryError, SLO_MAX, Tensor, WeightsSize, cell,
+    elements, emulated, profile::StoredProfile,
 };
+use variable::Bounds;
 
 /// `inference.ModelConfig`, as build.rs compiled it.
 static MODEL_CONFIG: LazyLock<MessageDescriptor> = LazyLock::new(|| {
@@ -36,22 +47,53 @@ const WEIGHTS_MB_MAX: f64 = 1e6;
 
 /// The executor that runs ONNX models.
 pub(crate) const ONNX: &str = "onnx";
+/// The file of an ONNX model, unless the configuration names one.
+const ONNX_FILE: &str = "model.onnx";
 
 /// Rows of a request, at most. They are tasks, so an execution need not take them all.
 const ROWS_MAX: usize = 4_096;
 
-/// Loads the model in `folder`. A model with a file needs no configuration.
-pub(crate) fn load(folder: &Path) -> Result<Model, RepositoryError> {
+/// Loads all versions of the model in `folder` that are to be served, ascending; at least one. A model with a file
+/// needs no configuration; `config`, in JSON, takes the place of the one that it has. What is wrong with one version
+/// alone does not keep the others from being served.
+pub(crate) fn load(folder: &Path, config: Option<&str>) -> Result<Vec<Result<Model, Refused>>, RepositoryError> {
     let path = folder.join("config.pbtxt");
-    let text = match fs::read_to_string(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        read => read.map_err(|error| RepositoryError(format!("{}: {error}", path.display())))?,
+    let written = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => parse(""),
+        read => read.map_err(|error| error.to_string()).and_then(|text| parse(&text)),
     };
-    let message = parse(&text).map_err(|cause| RepositoryError(format!("{}: {cause}", path.display())))?;
-    let mut file = ConfigFile { folder, path: &path, message };
+    let wrong = |path: &Path, cause: String| RepositoryError(format!("{}: {cause}", path.display()));
+    let file = match config {
+        None => {
+            let message = written.map_err(|cause| wrong(&path, cause))?;
+            ConfigFile { folder, path, message, version: String::new() }
+        }
+        Some(json) => {
+            let path = PathBuf::from("parameter config");
+            let message = parse_json(json).map_err(|cause| wrong(&path, cause))?;
+            let mut file = ConfigFile { folder, path, message, version: String::new() };
+            // One that cannot be read says nothing.
+            file.keep_launch(&written.unwrap_or_else(|_| DynamicMessage::new(MODEL_CONFIG.clone())))?;
+            file
+        }
+    };
     file.check_fields()?;
-    file.complete()?;
-    file.model()
+    let name = file.name()?;
+    let of_version = |version: String| {
+        let (path, message) = (file.path.clone(), file.message.clone());
+        let mut file = ConfigFile { folder, path, message, version: version.clone() };
+        let model = file.complete().and_then(|()| file.model());
+        model.map_err(|RepositoryError(reason)| Refused { name: name.clone(), version, reason })
+    };
+    Ok(file.versions()?.into_iter().map(of_version).collect())
+}
+
+/// A configuration as clients give it: in the JSON form of protobuf, with fields by their own names or in camel case.
+fn parse_json(text: &str) -> Result<DynamicMessage, String> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let message = DynamicMessage::deserialize(MODEL_CONFIG.clone(), &mut json);
+    let parsed = message.and_then(|message| json.end().map(|()| message));
+    parsed.map_err(|error| format!("{error}; expected a ModelConfig in JSON").replace('\n', " "))
 }
 
 fn parse(text: &str) -> Result<DynamicMessage, String> {
@@ -112,38 +154,45 @@ fn located(error: &ParseError, text: &str) -> String {
 /// A parsed `config.pbtxt`.
 struct ConfigFile<'a> {
     folder: &'a Path,
-    path: &'a Path,
+    /// Whom errors name.
+    path: PathBuf,
     message: DynamicMessage,
+    /// Which of its versions this is about.
+    version: String,
 }
 
 impl ConfigFile<'_> {
     fn model(&self) -> Result<Model, RepositoryError> {
         let name = self.name()?;
-        let version = self.version()?;
+        let version = self.version.clone();
         let (max_batch, rows_max, is_batched) = self.batches()?;
         let inputs = self.tensors("input")?;
         let outputs = self.tensors("output")?;
         let slo = match self.parameter("slo_ms") {
             Some(_) => Span::from_millis_f64(self.milliseconds("slo_ms")?),
             None => {
-                tracing::info!("{}: slo_ms: found none, which means {SLO_DEFAULT}", self.path.display());
-                SLO_DEFAULT
+                let meaning = "requests without a timeout have no objective, and run when GPUs have nothing else to do";
+                tracing::info!("{}: slo_ms: found none: {meaning}", self.path.display());
+                Span::ENDLESS
             }
         };
-        let executor = self.executor(&version, max_batch, &outputs)?;
-        if let Executor::Emulated { profile } | Executor::Onnx { profile: Some(profile), .. } = &executor
+        let executor = self.executor(max_batch, (&inputs, &outputs))?;
+        if let Executor::Emulated { profile }
+        | Executor::Onnx { profile: Some(profile), .. }
+        | Executor::Process { profile: Some(profile), .. } = &executor
             && slo < profile.latency(1)
         {
             return Err(self.error("slo_ms", slo, format_args!("at least l(1) = {}", profile.latency(1))));
         }
         let weights = self.weights(&executor)?;
         let priorities = self.priorities()?;
+        let queue = self.queue_policies(priorities.levels)?;
         let labels = self.labels(&outputs[0])?;
         let image = self.parameter("image").map(|text| ImagePipeline::parse(&text, &inputs)).transpose();
         let image =
             image.map_err(|error| RepositoryError(format!("{}: parameter image: {error}", self.path.display())))?;
         let configuration = self.told(&name, slo);
-        Ok(Model {
+        let model = Model {
             name,
             version,
             inputs,
@@ -153,22 +202,30 @@ impl ConfigFile<'_> {
             is_batched,
             slo,
             priorities,
+            queue,
             weights,
             executor,
             labels,
             image,
             configuration,
-        })
+        };
+        model.configuration.warmup(&model, self.folder)?;
+        Ok(model)
     }
 
     /// What clients are told: what was written, and what is in effect where nothing was.
     fn told(&self, name: &str, slo: Span) -> Configuration {
+        Configuration::completed(self.told_message(name), slo)
+    }
+
+    fn told_message(&self, name: &str) -> DynamicMessage {
         let mut told = self.message.clone();
         told.set_field_by_name("name", Value::String(name.to_owned()));
-        if self.executor_name() == "emulated" {
-            told.set_field_by_name("backend", Value::String("emulated".to_owned()));
+        let executor = self.executor_name();
+        if ["emulated", PROCESS, PYTHON].contains(&executor.as_str()) {
+            told.set_field_by_name("backend", Value::String(executor));
         }
-        Configuration::completed(told, slo)
+        told
     }
 
     fn name(&self) -> Result<String, RepositoryError> {
@@ -182,49 +239,6 @@ impl ConfigFile<'_> {
             ));
         }
         Ok(folder)
-    }
-
-    /// The version folder with the highest number, of those that the version policy allows; "1" for an emulated model
-    /// without any.
-    fn version(&self) -> Result<String, RepositoryError> {
-        let mut versions = Vec::new();
-        for folder in folders(self.folder)? {
-            let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if let Ok(number) = name.parse::<u64>() {
-                versions.push((number, name));
-            }
-        }
-        let allowed = self.allowed_versions();
-        let found =
-            versions.clone().into_iter().filter(|(number, _)| allowed.as_ref().is_none_or(|a| a.contains(number)));
-        match (found.max(), versions.is_empty()) {
-            (Some((_, name)), _) => Ok(name),
-            (None, false) => {
-                let names: Vec<String> = versions.into_iter().map(|(_, name)| name).collect();
-                let found = format_args!("none of the versions {:?}", allowed.unwrap_or_default());
-                Err(self.error("version_policy.specific", found, format_args!("one of: {}", names.join(", "))))
-            }
-            (None, true) if self.executor_name() == "emulated" => Ok("1".to_owned()),
-            (None, true) => Err(RepositoryError(format!(
-                "{}: found no version folder, expected one whose name is a number, for example 1",
-                self.folder.display()
-            ))),
-        }
-    }
-
-    /// Those that `version_policy` names, if it does: `latest` and `all` both allow the highest.
-    fn allowed_versions(&self) -> Option<Vec<u64>> {
-        let policy = get(&self.message, "version_policy");
-        let policy = policy.as_message().expect("the schema says message");
-        if policy.has_field_by_name("all") {
-            tracing::info!("{}: version_policy: one version is served, the highest", self.path.display());
-        }
-        if !policy.has_field_by_name("specific") {
-            return None;
-        }
-        let versions = get(get(policy, "specific").as_message().expect("the schema says message"), "versions");
-        let versions = versions.as_list().unwrap_or_default().iter().map(|version| version.as_i64().unwrap_or(-1));
-        Some(versions.filter_map(|version| u64::try_from(version).ok()).collect())
     }
 
     /// Tasks of an execution, rows of a request, and whether tensors have a dimension for them.
@@ -258,11 +272,12 @@ impl ConfigFile<'_> {
         if found.is_empty() {
             return Err(self.error(key, "none", "at least one tensor"));
         }
+        let bounds = self.bounds()?;
         let mut tensors: Vec<Tensor> = Vec::new();
-        let mut bytes = 0u32;
+        let mut bytes = cell::ALIGNMENT as u32 + cell::HEAD_BYTES as u32;
         for (index, item) in found.iter().enumerate() {
             let message = item.as_message().expect("the schema says message");
-            let tensor = self.tensor(&format!("{key}[{index}]"), message)?;
+            let tensor = self.tensor(&format!("{key}[{index}]"), message, bounds)?;
             if tensors.iter().any(|other| other.name == tensor.name) {
                 return Err(self.error(&format!("{key}[{index}].name"), &tensor.name, "a name that is used once"));
             }
@@ -275,7 +290,7 @@ impl ConfigFile<'_> {
         Ok(tensors)
     }
 
-    fn tensor(&self, key: &str, message: &DynamicMessage) -> Result<Tensor, RepositoryError> {
+    fn tensor(&self, key: &str, message: &DynamicMessage, bounds: Bounds) -> Result<Tensor, RepositoryError> {
         let name = text(message, "name");
         if name.is_empty() {
             return Err(self.error(&format!("{key}.name"), "none", "the name that clients use"));
@@ -284,40 +299,12 @@ impl ConfigFile<'_> {
         let spelled = data_types()
             .and_then(|types| types.get_value(data_type).map(|value| value.name().to_owned()))
             .unwrap_or_else(|| data_type.to_string());
-        let datatype = spelled.strip_prefix("TYPE_").and_then(DataType::from_name).ok_or_else(|| {
-            self.error(&format!("{key}.data_type"), &spelled, "TYPE_BOOL, TYPE_[U]INT8 to 64, or TYPE_FP16 to 64")
-        })?;
-        let shape = dims(message, "dims")
-            .into_iter()
-            .map(|dim| usize::try_from(dim).ok().filter(|&dim| dim > 0).ok_or(dim))
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|dim| self.error(&format!("{key}.dims"), dim, "dimensions that are fixed and above 0"))?;
-        if shape.is_empty() {
-            return Err(self.error(&format!("{key}.dims"), "none", "at least one dimension (the batch is not one)"));
-        }
-        Ok(Tensor { reshape: self.reshape(key, message, &shape)?, ..Tensor::new(name, datatype, shape) })
-    }
-
-    /// The shape that the model itself has instead of `shape`.
-    fn reshape(
-        &self,
-        key: &str,
-        message: &DynamicMessage,
-        shape: &[usize],
-    ) -> Result<Option<Vec<usize>>, RepositoryError> {
-        if !message.has_field_by_name("reshape") {
-            return Ok(None);
-        }
-        let found = dims(get(message, "reshape").as_message().expect("the schema says message"), "shape");
-        let lengths: Option<Vec<usize>> = found.iter().map(|&length| usize::try_from(length).ok()).collect();
-        let elements = |shape: &[usize]| shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
-        match lengths.filter(|lengths| elements(lengths) == elements(shape)) {
-            Some(lengths) => Ok(Some(lengths)),
-            None => {
-                let expected = format!("as many elements as dims {shape:?} have");
-                Err(self.error(&format!("{key}.reshape.shape"), format_args!("{found:?}"), expected))
-            }
-        }
+        let datatype =
+            DataType::ALL.into_iter().find(|datatype| datatype.config_name() == spelled).ok_or_else(|| {
+                let expected = "TYPE_BOOL, TYPE_[U]INT8 to 64, TYPE_FP16 to 64, or TYPE_STRING";
+                self.error(&format!("{key}.data_type"), &spelled, expected)
+            })?;
+        self.shaped((key, message), (name, datatype), bounds)
     }
 
     /// `parameters: executor`, or else `backend`, or else `platform`.
@@ -330,36 +317,57 @@ impl ConfigFile<'_> {
             .unwrap_or_else(|| text(&self.message, "platform"))
     }
 
-    fn executor(&self, version: &str, max_batch: usize, outputs: &[Tensor]) -> Result<Executor, RepositoryError> {
+    fn executor(
+        &self,
+        max_batch: usize,
+        (inputs, outputs): (&[Tensor], &[Tensor]),
+    ) -> Result<Executor, RepositoryError> {
         match self.executor_name().as_str() {
             "emulated" => {
                 let digest = Tensor::new(emulated::OUTPUT, DataType::Uint64, vec![emulated::OUTPUT_ELEMENTS]);
-                if outputs != [digest] {
+                if outputs != [digest] && !emulated::is_echo(inputs, outputs) {
                     let found = format!("\"{}\"", outputs[0].name);
-                    return Err(self.error("output", found, "only \"digest\", TYPE_UINT64, dims [ 2 ], when emulated"));
+                    let expected = "only \"digest\", TYPE_UINT64, dims [ 2 ], or one for each input with its type and \
+                                    dims, when emulated";
+                    return Err(self.error("output", found, expected));
                 }
                 let (alpha, beta) = (self.milliseconds("alpha_ms")?, self.milliseconds("beta_ms")?);
                 let profile = LatencyProfile::linear(alpha, beta, max_batch)
                     .map_err(|error| RepositoryError(format!("{}: alpha_ms, beta_ms: {error}", self.path.display())))?;
                 Ok(Executor::Emulated { profile })
             }
-            ONNX | "onnxruntime" | "onnxruntime_onnx" => {
-                let profile = StoredProfile::read(self.folder, ONNX, version, max_batch)?;
-                Ok(Executor::Onnx { file: self.model_file(version)?, profile })
+            name if is_onnx(name) => {
+                let profile = StoredProfile::read(self.folder, ONNX, &self.version, max_batch)?;
+                Ok(Executor::Onnx { file: self.model_file(ONNX_FILE)?, profile })
+            }
+            name @ (PROCESS | PYTHON) => {
+                let profile = StoredProfile::read(self.folder, PROCESS, &self.version, max_batch)?;
+                Ok(Executor::Process { program: self.program(name)?, profile })
             }
             other => {
-                Err(self.error("backend", format_args!("\"{other}\""), "\"onnxruntime\", \"onnx\" or \"emulated\""))
+                let expected = "\"onnxruntime\", \"onnx\", \"python\", \"process\" or \"emulated\"";
+                Err(self.error("backend", format_args!("\"{other}\""), expected))
             }
         }
     }
 
-    fn model_file(&self, version: &str) -> Result<PathBuf, RepositoryError> {
+    fn model_file(&self, default: &str) -> Result<PathBuf, RepositoryError> {
         let name = Some(text(&self.message, "default_model_filename")).filter(|name| !name.is_empty());
-        let file = self.folder.join(version).join(name.as_deref().unwrap_or("model.onnx"));
+        let name = name.unwrap_or_else(|| default.to_owned());
+        self.check_inside("default_model_filename", &name)?;
+        let file = self.folder.join(&self.version).join(name);
         if !file.is_file() {
             return Err(RepositoryError(format!("{}: no such file, expected the model", file.display())));
         }
         Ok(file)
+    }
+
+    /// That a file's name leads to nowhere else: it may be a client's.
+    fn check_inside(&self, key: &str, name: &str) -> Result<(), RepositoryError> {
+        match Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+            true => Ok(()),
+            false => Err(self.error(key, format_args!("\"{name}\""), "a file below the model's folder")),
+        }
     }
 
     /// The labels of the first output, one a line, one for each of its elements.
@@ -367,11 +375,13 @@ impl ConfigFile<'_> {
         let output = get(&self.message, "output");
         let name = output.as_list().unwrap_or_default()[0].as_message().map(|o| text(o, "label_filename"));
         let Some(name) = name.filter(|name| !name.is_empty()) else { return Ok(Vec::new()) };
+        self.check_inside("output[0].label_filename", &name)?;
         let path = self.folder.join(name);
         let lines =
             fs::read_to_string(&path).map_err(|error| RepositoryError(format!("{}: {error}", path.display())))?;
         let labels: Vec<String> = lines.lines().map(str::trim).map(str::to_owned).collect();
-        if labels.len() != first.elements() {
+        // How many elements there are may be up to each request.
+        if first.variable.is_none() && labels.len() != first.elements() {
             return Err(RepositoryError(format!(
                 "{}: found {} labels, expected {}, one for each element of output \"{}\"",
                 path.display(),
@@ -385,9 +395,7 @@ impl ConfigFile<'_> {
 
     /// `parameters { key: "KEY" value: { string_value: ".." } }`.
     fn parameter(&self, key: &str) -> Option<String> {
-        let parameters = get(&self.message, "parameters");
-        let value = parameters.as_map()?.get(&MapKey::String(key.to_owned()))?;
-        Some(text(value.as_message()?, "string_value"))
+        parameter(&self.message, key)
     }
 
     fn milliseconds(&self, key: &str) -> Result<f64, RepositoryError> {
@@ -407,7 +415,7 @@ impl ConfigFile<'_> {
                 let found = found.map_err(|error| RepositoryError(format!("{}: {error}", file.display())))?;
                 Some(found.len().max(1))
             }
-            (None, Executor::Emulated { .. }) => None,
+            (None, Executor::Emulated { .. } | Executor::Process { .. }) => None,
         };
         let load =
             self.parameter("load_ms").map(|_| self.milliseconds("load_ms").map(Span::from_millis_f64)).transpose()?;
@@ -433,6 +441,17 @@ impl ConfigFile<'_> {
     }
 }
 
+/// Whether a model of this executor has an ONNX file.
+fn is_onnx(executor: &str) -> bool {
+    [ONNX, "onnxruntime", "onnxruntime_onnx"].contains(&executor)
+}
+
+fn parameter(message: &DynamicMessage, key: &str) -> Option<String> {
+    let parameters = get(message, "parameters");
+    let value = parameters.as_map()?.get(&MapKey::String(key.to_owned()))?;
+    Some(text(value.as_message()?, "string_value"))
+}
+
 fn get(message: &DynamicMessage, field: &str) -> Value {
     message.get_field_by_name(field).expect("the schema declares it").into_owned()
 }
@@ -452,8 +471,10 @@ fn data_types() -> Option<EnumDescriptor> {
 }
 
 fn size_in_bytes(tensor: &Tensor) -> Option<u32> {
-    let elements = tensor.shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))?;
-    u32::try_from(elements.checked_mul(tensor.datatype.bytes())?).ok()
+    if tensor.variable.is_none() {
+        elements(&tensor.shape)?.checked_mul(tensor.datatype.bytes())?;
+    }
+    u32::try_from(tensor.bytes()).ok()
 }
 
 #[cfg(test)]

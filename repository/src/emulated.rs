@@ -1,10 +1,22 @@
 //! What an emulated model answers: a digest of every byte of its input, so that whoever knows the input can check
-//! that it crossed the network whole and in order.
+//! that it crossed the network whole and in order; or its inputs, if its outputs are like them.
+
+use crate::Tensor;
 
 /// The name of an emulated model's only output, UINT64 `[2]`.
 pub const OUTPUT: &str = "digest";
 /// Elements of that output.
 pub const OUTPUT_ELEMENTS: usize = 2;
+
+/// Whether each input comes back as the output of its place: it has the same type and dims, and is in every request.
+#[must_use]
+pub fn is_echo(inputs: &[Tensor], outputs: &[Tensor]) -> bool {
+    let is_like = |(input, output): (&Tensor, &Tensor)| {
+        let output = Tensor { name: input.name.clone(), ..output.clone() };
+        *input == output && !input.is_optional()
+    };
+    inputs.len() == outputs.len() && inputs.iter().zip(outputs).all(is_like)
+}
 
 /// Odd, so that multiplying by it loses nothing.
 const PRIME: u64 = 0x0000_0100_0000_01b3;

@@ -103,6 +103,9 @@ impl ImagePipeline {
                 .ok_or_else(|| format!("input: no input is called \"{name}\""))?,
         };
         let tensor = &inputs[input];
+        if tensor.variable.is_some() {
+            return Err(format!("the size of input \"{}\" differs between requests, expected one size", tensor.name));
+        }
         let (height, width) = image.size(tensor)?;
         let channels = image.color.channels();
         let elements = [height, width].iter().try_fold(channels, |product, side| product.checked_mul(*side as usize));

@@ -2,34 +2,47 @@
 //! what each model takes and gives, its latency objective, and what executes it. All three roles agree on it.
 #![forbid(unsafe_code)]
 
+pub mod cell;
 mod config;
 pub mod emulated;
 mod image;
 mod onnx;
 pub mod profile;
+mod stamp;
 
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
 };
 
-pub use config::Configuration;
+pub use config::{
+    Configuration, Question, QueuePolicies, QueuePolicy, QueueTimeout, Warmup, WarmupData, WarmupInput,
+    ask_programs_with,
+};
 pub use image::{Color, ImagePipeline, Layout};
 use proto::{LatencyProfile, Span};
+pub use stamp::{Stamp, Stamps};
 use thiserror::Error;
 
 /// The longest latency objective: a model's, and a request's own. Beyond it a number is a slip of the unit.
 pub const SLO_MAX: Span = Span::from_millis(600_000);
 
-/// The latency objective of a model that has no `slo_ms`.
-pub const SLO_DEFAULT: Span = Span::from_millis(100);
+/// Names that a message lists, when a name is none of them.
+const LISTED_MAX: usize = 16;
+
+/// Names, as a message lists what it expected: of thousands the first few, and how many more there are.
+pub fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let more = names.len().saturating_sub(LISTED_MAX);
+    let first = names.take(LISTED_MAX).collect::<Vec<_>>().join(", ");
+    if more == 0 { first } else { format!("{first} and {more} more") }
+}
 
 /// One version of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
     /// The folder's name.
     pub name: String,
-    /// The version folder's name; the highest number is served.
+    /// The version folder's name: a number above 0.
     pub version: String,
     /// Inputs in the order in which they lie in a slot.
     pub inputs: Vec<Tensor>,
@@ -41,10 +54,12 @@ pub struct Model {
     pub rows_max: usize,
     /// Whether tensors have a dimension for the rows before those of the configuration: `max_batch_size` is not 0.
     pub is_batched: bool,
-    /// The latency objective of a request that names none (`parameters: slo_ms`).
+    /// The latency objective of a request that names none (`parameters: slo_ms`); `ENDLESS` if there is none either.
     pub slo: Span,
     /// How its requests may differ in importance.
     pub priorities: Priorities,
+    /// What they may expect while they wait.
+    pub queue: QueuePolicies,
     /// What it takes in a GPU's memory.
     pub weights: WeightsSize,
     /// What runs it.
@@ -92,35 +107,129 @@ pub struct Tensor {
     pub name: String,
     /// Its element type.
     pub datatype: DataType,
-    /// Its shape without the batch dimension, every dimension fixed and positive.
+    /// Its shape without the batch dimension, every dimension positive; of one that requests choose, the longest.
     pub shape: Vec<usize>,
     /// The shape that the model itself takes or gives instead, if that is another one with as many elements.
     pub reshape: Option<Vec<usize>>,
+    /// What requests choose of it; it is a [`cell`] then. `None` if it has the same size in all of them.
+    pub variable: Option<Variable>,
+}
+
+/// What differs from request to request of a tensor; nothing but its strings if `dims` is empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variable {
+    /// Which dimensions of `shape` have the length that a request chooses, ascending (-1 in the configuration).
+    pub dims: Vec<usize>,
+    /// The same of `reshape`, in the same order.
+    pub reshape_dims: Vec<usize>,
+    /// Its elements have this many bytes at most.
+    pub bytes_max: usize,
+    /// Requests may leave it out.
+    pub is_optional: bool,
 }
 
 impl Tensor {
-    /// A tensor whose shape is the same for clients and for the model.
+    /// A tensor whose shape is the same for clients and for the model, and in all requests.
     #[must_use]
     pub fn new(name: impl Into<String>, datatype: DataType, shape: Vec<usize>) -> Self {
-        Self { name: name.into(), datatype, shape, reshape: None }
+        Self { name: name.into(), datatype, shape, reshape: None, variable: None }
     }
 
-    /// Its shape for the model itself, without the batch dimension.
+    /// Its shape for the model itself, without the batch dimension; with the longest of what requests choose.
     #[must_use]
     pub fn model_shape(&self) -> &[usize] {
         self.reshape.as_deref().unwrap_or(&self.shape)
     }
 
-    /// Elements of one task's tensor.
+    /// Which dimensions of [`Self::model_shape`] have the length that a request chooses, ascending.
+    #[must_use]
+    pub fn model_variable_dims(&self) -> &[usize] {
+        match &self.variable {
+            Some(variable) if self.reshape.is_some() => &variable.reshape_dims,
+            Some(variable) => &variable.dims,
+            None => &[],
+        }
+    }
+
+    /// The shape that the model itself has where clients have `shape`, which [`Self::accepts`].
+    #[must_use]
+    pub fn model_shape_of(&self, shape: &[usize]) -> Vec<usize> {
+        let (Some(reshape), Some(variable)) = (&self.reshape, &self.variable) else {
+            return self.reshape.clone().unwrap_or_else(|| shape.to_vec());
+        };
+        let mut model_shape = reshape.clone();
+        for (&at, &dim) in variable.reshape_dims.iter().zip(&variable.dims) {
+            model_shape[at] = shape[dim];
+        }
+        model_shape
+    }
+
+    /// The shape that clients have where the model itself has `found`; the reverse of [`Self::model_shape_of`].
+    /// Lengths of one do not matter: convolutions leave some at the end, and configurations name them or not. `None` if
+    /// it is none of its shapes.
+    #[must_use]
+    pub fn client_shape_of(&self, found: &[usize]) -> Option<Vec<usize>> {
+        let own = self.model_shape();
+        if self.variable.is_none() {
+            let lengths = |shape: &[usize]| shape.iter().copied().filter(|&length| length != 1).collect::<Vec<_>>();
+            return (lengths(found) == lengths(own)).then(|| self.shape.clone());
+        }
+        let is_whole = found.len() >= own.len() && found[own.len()..].iter().all(|&length| length == 1);
+        let found = &found[..own.len().min(found.len())];
+        let mut shape = self.shape.clone();
+        if let Some(variable) = &self.variable {
+            let dims = self.model_variable_dims();
+            variable.dims.iter().zip(dims).for_each(|(&dim, &at)| shape[dim] = found.get(at).copied().unwrap_or(0));
+        }
+        (is_whole && self.model_shape_of(&shape) == found && self.accepts(&shape)).then_some(shape)
+    }
+
+    /// Whether requests may choose this shape, the batch dimension left out.
+    #[must_use]
+    pub fn accepts(&self, shape: &[usize]) -> bool {
+        let Some(variable) = &self.variable else { return self.shape == shape };
+        let is_length = |(dim, (found, own)): (usize, (&usize, &usize))| {
+            found == own || (found < own && variable.dims.contains(&dim))
+        };
+        shape.len() == self.shape.len()
+            && shape.iter().zip(&self.shape).enumerate().all(is_length)
+            && elements(shape).and_then(|elements| elements.checked_mul(self.datatype.bytes()))
+                <= Some(variable.bytes_max)
+            && elements(shape).is_some()
+    }
+
+    /// Its shape as the configuration has it: without the batch dimension, -1 for what requests choose.
+    pub fn dims(&self) -> impl Iterator<Item = i64> {
+        let is_variable = |dim: usize| self.variable.as_ref().is_some_and(|variable| variable.dims.contains(&dim));
+        self.shape.iter().enumerate().map(move |(dim, &length)| if is_variable(dim) { -1 } else { length as i64 })
+    }
+
+    /// Whether requests may leave it out.
+    #[must_use]
+    pub fn is_optional(&self) -> bool {
+        self.variable.as_ref().is_some_and(|variable| variable.is_optional)
+    }
+
+    /// Elements of one task's tensor, at most.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
-    /// Bytes of one task's tensor.
+
+    /// Bytes of one task's tensor; of a [`cell`], at most.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.elements() * self.datatype.bytes()
+        match &self.variable {
+            None => self.elements() * self.datatype.bytes(),
+            Some(variable) => cell::HEAD_BYTES + self.shape.len() * cell::DIM_BYTES + variable.bytes_max,
+        }
     }
+}
+
+/// Elements of a tensor of this shape; `None` if they cannot be counted.
+#[must_use]
+pub fn elements(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length))
 }
 
 impl Model {
@@ -130,28 +239,29 @@ impl Model {
         match self.executor {
             Executor::Emulated { .. } => "emulated",
             Executor::Onnx { .. } => config::ONNX,
+            Executor::Process { .. } => "process",
         }
     }
 
-    /// The whole shape of a tensor with so many rows, as clients give and see it.
+    /// A tensor's whole shape, of which this is one row's, as clients give and see it.
     #[must_use]
-    pub fn shape_of(&self, tensor: &Tensor, rows: usize) -> Vec<usize> {
-        self.is_batched.then_some(rows).into_iter().chain(tensor.shape.iter().copied()).collect()
+    pub fn shape_of(&self, shape: &[usize], rows: usize) -> Vec<usize> {
+        self.is_batched.then_some(rows).into_iter().chain(shape.iter().copied()).collect()
     }
 
-    /// Bytes of one task's inputs.
+    /// Bytes of one task's inputs; of a [record](cell), at most.
     #[must_use]
     pub fn input_bytes(&self) -> usize {
-        self.inputs.iter().map(Tensor::bytes).sum()
+        cell::bytes_max(&self.inputs)
     }
-    /// Bytes of one task's outputs.
+    /// Bytes of one task's outputs; of a [record](cell), at most.
     #[must_use]
     pub fn output_bytes(&self) -> usize {
-        self.outputs.iter().map(Tensor::bytes).sum()
+        cell::bytes_max(&self.outputs)
     }
 }
 
-/// Element types of the Open Inference Protocol that have a fixed size (BYTES has none).
+/// Element types of the Open Inference Protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum DataType {
@@ -167,6 +277,8 @@ pub enum DataType {
     Fp16,
     Fp32,
     Fp64,
+    /// Strings of any bytes.
+    Bytes,
 }
 
 impl fmt::Display for DataType {
@@ -177,7 +289,7 @@ impl fmt::Display for DataType {
 
 impl DataType {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Bool,
         Self::Uint8,
         Self::Uint16,
@@ -190,9 +302,10 @@ impl DataType {
         Self::Fp16,
         Self::Fp32,
         Self::Fp64,
+        Self::Bytes,
     ];
 
-    /// As the Open Inference Protocol spells it; Triton's configuration puts `TYPE_` before it.
+    /// As the Open Inference Protocol spells it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -208,7 +321,14 @@ impl DataType {
             Self::Fp16 => "FP16",
             Self::Fp32 => "FP32",
             Self::Fp64 => "FP64",
+            Self::Bytes => "BYTES",
         }
+    }
+
+    /// As Triton's configuration spells it (`DataType` of model_config.proto).
+    #[must_use]
+    pub fn config_name(self) -> String {
+        format!("TYPE_{}", if self == Self::Bytes { "STRING" } else { self.name() })
     }
 
     /// The type of that name.
@@ -217,13 +337,13 @@ impl DataType {
         Self::ALL.into_iter().find(|datatype| datatype.name() == name)
     }
 
-    /// Bytes of one element.
+    /// Bytes of one element; of a string the least, which are those of its length.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
             Self::Bool | Self::Uint8 | Self::Int8 => 1,
             Self::Uint16 | Self::Int16 | Self::Fp16 => 2,
-            Self::Uint32 | Self::Int32 | Self::Fp32 => 4,
+            Self::Uint32 | Self::Int32 | Self::Fp32 | Self::Bytes => 4,
             Self::Uint64 | Self::Int64 | Self::Fp64 => 8,
         }
     }
@@ -244,6 +364,55 @@ pub enum Executor {
         /// l(b), where it was measured ahead of time ([`profile`]).
         profile: Option<LatencyProfile>,
     },
+    /// A program of its own (docs/process.md).
+    Process {
+        /// Which.
+        program: Program,
+        /// l(b), where it was measured ahead of time ([`profile`]).
+        profile: Option<LatencyProfile>,
+    },
+}
+
+/// A program that runs a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// How it is started.
+    pub launch: Launch,
+    /// The model's folder, in which it runs.
+    pub folder: PathBuf,
+    /// `instance_group`: processes of it that a backend had best have; at least 1.
+    pub instances: usize,
+    /// What it may use of the host.
+    pub limits: ProgramLimits,
+}
+
+/// How a program is started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Launch {
+    /// A model in Python (`backend: "python"`): a `TritonPythonModel`, or a `downbeat.Model`.
+    Python {
+        /// `parameters: python`.
+        interpreter: String,
+        /// The model's file.
+        file: PathBuf,
+    },
+    /// It speaks the protocol itself (`backend: "process"`, `parameters: program`): its words, at least one.
+    Program(Vec<String>),
+}
+
+/// What a program may use of the host; each a parameter of its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProgramLimits {
+    /// `memory_mb`: addresses of each of its processes.
+    pub memory_bytes: u64,
+    /// `files_max`: open files of each of its processes.
+    pub files: u64,
+    /// `processes_max`: processes and threads, where the kernel counts them for the program alone.
+    pub processes: u64,
+    /// `network`: whether it may use the host's network.
+    pub network: bool,
+    /// `start_timeout_ms`: how long it may take until it is ready.
+    pub start: Span,
 }
 
 /// Why a repository could not be read. One line: the file, the key, what was found, what was expected.
@@ -251,12 +420,12 @@ pub enum Executor {
 #[error("{0}")]
 pub struct RepositoryError(pub String);
 
-/// What is in a repository, sorted by name.
+/// What is in a repository, sorted by name and version.
 #[derive(Debug, Default)]
 pub struct Repository {
-    /// Models that can be served.
+    /// Models that can be served: each version is one.
     pub models: Vec<Model>,
-    /// Folders that hold no such model.
+    /// Folders that hold no such model, and versions that are none.
     pub refused: Vec<Refused>,
 }
 
@@ -265,6 +434,8 @@ pub struct Repository {
 pub struct Refused {
     /// The folder's name.
     pub name: String,
+    /// The version that cannot be; empty if the whole model cannot.
+    pub version: String,
     /// Why, in one line.
     pub reason: String,
 }
@@ -290,8 +461,9 @@ impl Repository {
         if strict {
             return Ok(Self { models: self.whole()?, refused: Vec::new() });
         }
-        for Refused { name, reason } in &self.refused {
-            tracing::warn!("model '{name}' is not served: {reason}");
+        for Refused { name, version, reason } in &self.refused {
+            let version = if version.is_empty() { String::new() } else { format!(" version {version}") };
+            tracing::warn!("model '{name}'{version} is not served: {reason}");
         }
         Ok(self)
     }
@@ -313,30 +485,57 @@ pub fn load(repository: &Path) -> Result<Repository, RepositoryError> {
     folders.sort();
     let mut found = Repository::default();
     for folder in folders {
-        match config::load(&folder) {
-            Ok(model) => found.models.push(model),
+        match config::load(&folder, None) {
+            Ok(versions) => {
+                for version in versions {
+                    match version {
+                        Ok(model) => found.models.push(model),
+                        Err(refused) => found.refused.push(refused),
+                    }
+                }
+            }
             Err(RepositoryError(reason)) => {
                 let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                found.refused.push(Refused { name, reason });
+                found.refused.push(Refused { name, version: String::new(), reason });
             }
         }
     }
     Ok(found)
 }
 
-/// Reads the model in one folder.
+/// Reads the newest version of the model in one folder.
 ///
 /// # Errors
 /// If its configuration is wrong.
 pub fn load_model(folder: &Path) -> Result<Model, RepositoryError> {
-    config::load(folder)
+    let newest = config::load(folder, None)?.pop().expect("there is one, or an error");
+    newest.map_err(|refused| RepositoryError(refused.reason))
 }
 
-/// Reads the model of that name, which may come from a client.
+/// Reads all versions of the model of that name that are to be served, ascending and at least one. Both the name and
+/// `config`, a configuration in JSON instead of `config.pbtxt`, may come from a client.
 ///
 /// # Errors
-/// If it is not the name of a folder in the repository, or its configuration is wrong.
-pub fn load_named(repository: &Path, name: &str) -> Result<Model, RepositoryError> {
+/// If it is not the name of a folder in the repository, or its configuration is wrong, or one of its versions, or
+/// anything in its folder changes meanwhile.
+pub fn load_named(repository: &Path, name: &str, config: Option<&str>) -> Result<Vec<Model>, RepositoryError> {
+    let folder = folder_of(repository, name)?;
+    let stamp = Stamp::of(&folder)?;
+    let versions = config::load(&folder, config)?.into_iter();
+    // As Triton says it.
+    let failed = |Refused { version, reason, .. }| {
+        RepositoryError(format!("load failed for model '{name}': version {version}: {reason}"))
+    };
+    let versions = versions.map(|version| version.map_err(failed)).collect::<Result<_, _>>()?;
+    stamp.check(&folder)?;
+    Ok(versions)
+}
+
+/// The folder of a model whose name may come from a client.
+///
+/// # Errors
+/// If there is none of that name.
+pub fn folder_of(repository: &Path, name: &str) -> Result<PathBuf, RepositoryError> {
     let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
     let folder = repository.join(name);
     if !is_plain || !folder.is_dir() {
@@ -344,7 +543,7 @@ pub fn load_named(repository: &Path, name: &str) -> Result<Model, RepositoryErro
             "failed to poll from model repository: found no model '{name}', expected the name of a folder there"
         )));
     }
-    config::load(&folder)
+    Ok(folder)
 }
 
 /// The folders directly in `parent` whose names are not hidden.
@@ -353,10 +552,27 @@ fn folders(parent: &Path) -> Result<Vec<PathBuf>, RepositoryError> {
     let mut folders = Vec::new();
     for entry in fs::read_dir(parent).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        let hidden = path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
-        if path.is_dir() && !hidden {
+        if path.is_dir() && !is_hidden(&path) {
             folders.push(path);
         }
     }
     Ok(folders)
+}
+
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_thousands_of_names_a_message_lists_the_first() {
+        let names: Vec<String> = (0..4026).map(|number| format!("m{number:04}")).collect();
+        let text = |count: usize| listed(names[..count].iter().map(String::as_str));
+        assert_eq!((text(0), text(2)), (String::new(), "m0000, m0001".to_owned()));
+        assert!(text(16).ends_with("m0014, m0015") && text(17).ends_with("m0014, m0015 and 1 more"));
+        assert!(text(4026).ends_with("m0015 and 4010 more"));
+    }
 }

@@ -120,14 +120,15 @@ impl Signature {
         Ok(Self { inputs: inputs.map(Value::new).collect(), outputs: graph.output.iter().map(Value::new).collect() })
     }
 
-    /// Whether the first dimension of every tensor is symbolic, so that it can be the batch. An output without a shape
-    /// is checked when the model is loaded.
+    /// Whether the first dimension of every tensor is symbolic, so that it can be the batch; of one input at least it
+    /// says so. An output without a shape is checked when the model is loaded.
     pub(crate) fn is_batched(&self) -> bool {
         let can_be = |value: &Value| match value.shape.as_deref().map(<[Dimension]>::first) {
             None | Some(Some(Dimension::Symbolic(_))) => true,
             Some(Some(Dimension::Fixed(_)) | None) => false,
         };
-        !self.inputs.is_empty() && self.inputs.iter().chain(&self.outputs).all(can_be)
+        let has_shape = |value: &Value| value.shape.is_some();
+        self.inputs.iter().any(has_shape) && self.inputs.iter().chain(&self.outputs).all(can_be)
     }
 }
 
@@ -146,17 +147,17 @@ impl Value {
         }
     }
 
-    /// The dimensions of one task: all, or those without the first, which is the batch.
+    /// The dimensions of one task: all, or those without the first, which is the batch; -1 for any length.
     ///
     /// # Errors
-    /// What the file says instead of fixed dimensions.
-    pub(crate) fn task_dims(&self, is_batched: bool) -> Result<Vec<usize>, String> {
+    /// What the file says instead of a shape.
+    pub(crate) fn task_dims(&self, is_batched: bool) -> Result<Vec<i64>, String> {
         let dims = self.shape.as_ref().and_then(|shape| shape.get(usize::from(is_batched)..));
-        let fixed = |dimension: &Dimension| match dimension {
-            Dimension::Fixed(length) => Some(*length),
-            Dimension::Symbolic(_) => None,
+        let length = |dimension: &Dimension| match dimension {
+            Dimension::Fixed(length) => *length as i64,
+            Dimension::Symbolic(_) => -1,
         };
-        dims.and_then(|dims| dims.iter().map(fixed).collect()).ok_or_else(|| self.shown_shape())
+        dims.map(|dims| dims.iter().map(length).collect()).ok_or_else(|| self.shown_shape())
     }
 
     fn shown_shape(&self) -> String {
@@ -176,6 +177,7 @@ fn datatype(elem_type: i32) -> Option<DataType> {
         5 => DataType::Int16,
         6 => DataType::Int32,
         7 => DataType::Int64,
+        8 => DataType::Bytes,
         9 => DataType::Bool,
         10 => DataType::Fp16,
         11 => DataType::Fp64,
@@ -243,8 +245,9 @@ pub(crate) mod tests {
         );
         assert_eq!(of(&[1, 3]).inputs[0].task_dims(false), Ok(vec![1, 3]));
         assert_eq!((of(&[-1]).inputs[0].task_dims(true), of(&[]).inputs[0].task_dims(false)), (Ok(vec![]), Ok(vec![])));
-        assert_eq!(of(&[-1, 0]).inputs[0].task_dims(true), Err("[N, ?]".to_owned()));
-        assert_eq!(read(&file(&[("x", 8, &[-1, 1])], &[], &[])).unwrap().inputs[0].datatype, None, "strings");
+        assert_eq!(of(&[-1, 0, 3, -1]).inputs[0].task_dims(true), Ok(vec![-1, 3, -1]));
+        let datatype = |elem_type| read(&file(&[("x", elem_type, &[-1, 1])], &[], &[])).unwrap().inputs[0].datatype;
+        assert_eq!([8, 14, 16].map(datatype), [Some(DataType::Bytes), None, None], "strings, complex and bfloat16");
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Work for `bench/instructions`, which counts it: requests through ModelThread and RankThread in virtual time, so that
 //! one build always executes the same instructions.
 //!
-//! Every model gets the same rate whatever their number, so batches are alike and only the structures grow.
+//! Every model gets the same rate whatever their number, so batches are alike and only the structures grow. Where GPUs
+//! have room for a part of the models, every GPU gets the same rate, and nearly every request needs a load.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
-use scheduler::{ModelConfig, NetworkBudget, Planner, PlannerOutput, Policy, Task};
+use scheduler::{GpuMemory, LoadEnd, ModelConfig, NetworkBudget, Planner, PlannerOutput, Policy, Task, Weights};
 
 /// DenseNet121 on an A100 (Symphony, Table 4), in milliseconds.
 const ALPHA_MS: f64 = 0.054;
@@ -16,29 +17,45 @@ const SLO: Span = Span::from_millis(100);
 const GAP_NS: i64 = 10_000_000;
 /// Requests of each model before counting begins: more than an SLO holds.
 const WARM_UP: u64 = 100;
+/// The same of each GPU, where memory is short: twice what a load takes.
+const COLD_GAP_NS: i64 = 16_660_000;
+/// Requests for each model that there is room for, until the memory is full.
+const COLD_WARM_UP: u64 = 4;
+/// ResNet50 (Clockwork, appendix A).
+const WEIGHTS: Weights = Weights::new(7, Span::from_micros(8_330));
 
 struct Load {
     planner: Box<dyn Planner<()>>,
     models: u64,
+    /// From one request to the next.
+    gap: Span,
     /// Requests submitted.
     submitted: u64,
     /// Batches that run, by their ends.
     running: BinaryHeap<Reverse<(Timestamp, GpuId)>>,
+    /// Loads under way, by their ends.
+    loading: BinaryHeap<Reverse<(Timestamp, GpuId, ModelId)>>,
+    loads: u64,
     dropped: u64,
 }
 
 impl Load {
-    fn new(models: u32, gpus: u32) -> Self {
+    /// GPUs have room for so many models each; `None`: for all.
+    fn new(models: u32, gpus: u32, room: Option<u32>) -> Self {
         let mut planner = Policy::Downbeat.planner(NetworkBudget::default());
         let profile = LatencyProfile::linear(ALPHA_MS, BETA_MS, LatencyProfile::MAX_BATCH).expect("a constant profile");
         for id in 0..models {
-            let config = ModelConfig::new(profile.clone(), 1024);
+            let weights = room.map_or(Weights::default(), |_| WEIGHTS);
+            let config = ModelConfig { weights, ..ModelConfig::new(profile.clone(), 1024) };
             planner.handle_model(Timestamp::ZERO, ModelId(id), config);
         }
         for gpu in 0..gpus {
-            planner.handle_gpu_joined(Timestamp::ZERO, GpuId(gpu), (0..models).map(ModelId).collect(), None);
+            let memory = room.map(|room| GpuMemory::empty(room * WEIGHTS.pages));
+            planner.handle_gpu_joined(Timestamp::ZERO, GpuId(gpu), (0..models).map(ModelId).collect(), memory);
         }
-        Self { planner, models: models.into(), submitted: 0, running: BinaryHeap::new(), dropped: 0 }
+        let gap = Span(room.map_or(GAP_NS / i64::from(models), |_| COLD_GAP_NS / i64::from(gpus)));
+        let (running, loading) = (BinaryHeap::new(), BinaryHeap::new());
+        Self { planner, models: models.into(), gap, submitted: 0, running, loading, loads: 0, dropped: 0 }
     }
 
     /// Named in `bench/instructions`: only what happens in here is counted.
@@ -52,11 +69,11 @@ impl Load {
     /// Submits the next request, to a model that a fixed sequence of numbers names, after all timers before it.
     fn handle_request(&mut self) {
         self.submitted += 1;
-        let at = Timestamp(self.submitted as i64 * GAP_NS / self.models as i64);
+        let at = Timestamp::ZERO + self.gap * self.submitted as i64;
         self.run_until(at);
         // Knuth's multiplicative hash.
         let model = ModelId((self.submitted.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32 % self.models as u32);
-        let task = Task { id: TaskId(self.submitted), deadline: at + SLO, priority: 0, payload: () };
+        let task = Task { id: TaskId(self.submitted), deadline: at + SLO, priority: 0, application: 0, payload: () };
         self.planner.handle_submit(at, model, task);
         self.decide(at);
     }
@@ -64,7 +81,9 @@ impl Load {
     fn run_until(&mut self, end: Timestamp) {
         loop {
             let finish = self.running.peek().map(|&Reverse((at, _))| at);
-            let Some(now) = [finish, self.planner.poll_timeout()].into_iter().flatten().min() else { return };
+            let loaded = self.loading.peek().map(|&Reverse((at, ..))| at);
+            let timers = [finish, loaded, self.planner.poll_timeout()];
+            let Some(now) = timers.into_iter().flatten().min() else { return };
             if now > end {
                 return;
             }
@@ -73,6 +92,12 @@ impl Load {
             {
                 self.running.pop();
                 self.planner.handle_finished(gpu, at);
+            }
+            while let Some(&Reverse((finished_at, gpu, model))) = self.loading.peek()
+                && finished_at <= now
+            {
+                self.loading.pop();
+                self.planner.handle_loaded(now, gpu, model, LoadEnd { finished_at, is_loaded: true });
             }
             self.decide(now);
         }
@@ -88,9 +113,11 @@ impl Load {
                 }
                 PlannerOutput::Dropped { .. } => self.dropped += 1,
                 PlannerOutput::Preempt(_) => unreachable!("this policy lets batches run to their end"),
-                PlannerOutput::Load { .. } | PlannerOutput::Unload { .. } => {
-                    unreachable!("all weights are in memory")
+                PlannerOutput::Load { gpu, model, earliest, .. } => {
+                    self.loads += 1;
+                    self.loading.push(Reverse((earliest.max(now) + WEIGHTS.load, gpu, model)));
                 }
+                PlannerOutput::Unload { .. } => {}
             }
         }
     }
@@ -98,15 +125,24 @@ impl Load {
 
 fn main() {
     let numbers: Vec<u32> = std::env::args().skip(1).filter_map(|text| text.parse().ok()).collect();
-    let &[models, gpus, requests] = &numbers[..] else {
-        eprintln!("usage: instructions MODELS GPUS REQUESTS");
-        std::process::exit(2);
+    let (models, gpus, requests, room) = match numbers[..] {
+        [models, gpus, requests] => (models, gpus, requests, None),
+        [models, gpus, requests, room] => (models, gpus, requests, Some(room)),
+        _ => {
+            eprintln!("usage: instructions MODELS GPUS REQUESTS [MODELS_THAT_FIT_A_GPU]");
+            std::process::exit(2);
+        }
     };
-    let mut load = Load::new(models, gpus);
-    for _ in 0..WARM_UP * u64::from(models) {
+    let mut load = Load::new(models, gpus, room);
+    let warm_up = room.map_or(WARM_UP * u64::from(models), |room| COLD_WARM_UP * u64::from(room * gpus));
+    for _ in 0..warm_up {
         load.handle_request();
     }
+    load.loads = 0;
     load.handle_counted_requests(requests.into());
+    if room.is_some() {
+        assert!(load.loads * 2 >= u64::from(requests), "{} loads for {requests} requests", load.loads);
+    }
     // All models begin at once, so some tasks find no GPU at first.
     assert!(load.dropped * 20 <= load.submitted, "{} of {} were dropped", load.dropped, load.submitted);
 }

@@ -66,9 +66,10 @@ impl ClusterConfig {
     /// One ModelThread's part.
     #[must_use]
     pub fn shard(&self, id: ModelThreadId) -> ShardConfig {
-        let Self { resp, budget, queue_max, tasks_per_frontend_max, reestimate, .. } = *self;
+        let Self { resp, budget, queue_max, tasks_per_frontend_max, .. } = *self;
+        let learning = self.policy.learning(self.reestimate);
         let has_port = !self.addresses.is_empty();
-        ShardConfig { id, has_port, resp, ctrl: budget.ctrl, queue_max, tasks_per_frontend_max, reestimate }
+        ShardConfig { id, has_port, resp, ctrl: budget.ctrl, queue_max, tasks_per_frontend_max, learning }
     }
 }
 

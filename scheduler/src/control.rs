@@ -7,6 +7,7 @@
 
 mod balance;
 mod changes;
+mod failures;
 mod learned;
 mod lifecycle;
 mod members;
@@ -41,10 +42,12 @@ use crate::{
     network_times::NetworkTime,
     news::{ControlToRank, ControlToShard, Gpu, Offered, ShardToControl},
     policy::Policy,
+    predictions::Predictions,
     shard::{ShardLoad, Unfinished, Violation},
 };
 use balance::Balance;
-use changes::Changes;
+use changes::{Changes, Wish};
+use failures::Failures;
 pub use members::JoinError;
 use members::{Known, Members, Told};
 use succession::Succession;
@@ -113,6 +116,7 @@ pub struct Control {
     config: ControlConfig,
     members: Members,
     changes: Changes,
+    failures: Failures,
     balance: Balance,
     /// From the end of execution to the client.
     resp: NetworkTime,
@@ -134,6 +138,7 @@ impl Control {
         let mut new = Self {
             members: Members::new(config.first_id),
             changes: Changes::default(),
+            failures: Failures::default(),
             balance: Balance::new(config.model_threads),
             resp: NetworkTime::new(config.resp),
             loads: vec![ShardLoad::default(); usize::from(config.model_threads)],
@@ -171,6 +176,7 @@ impl Control {
         }
         self.refresh(now);
         self.tell_states(frontend);
+        self.tell_failures(frontend);
         self.succession.handle_joined(now);
         Ok(FrontendWelcome { frontend, model_threads, claim: self.succession.claim() })
     }
@@ -186,7 +192,9 @@ impl Control {
             self.end_handover(now);
         }
         let threads = self.config.addresses.len();
-        let joined = self.members.add_backend(now, hello, threads, |model| self.changes.is_unloaded(model))?;
+        // What is served with a configuration of a client's is loaded once the backend obeys.
+        let is_unwanted = |model: &str| self.changes.is_unloaded(model) || self.changes.config(model).is_some();
+        let joined = self.members.add_backend(now, hello, threads, is_unwanted)?;
         let model_threads = self.admit(Member::Backend(joined.backend));
         self.assign_new_models();
         for &model in joined.models.iter().filter(|model| !joined.reprofiled.contains(model)) {
@@ -247,6 +255,7 @@ impl Control {
             }
             Member::Backend(backend) if self.takeover.is_handed_over => return self.note_gone(now, backend),
             Member::Backend(backend) => {
+                self.forget_failures_at(backend);
                 let planned = self.members.planned_gpus(backend);
                 let Some((gpus, reprofiled)) = self.members.remove_backend(backend) else { return };
                 for gpu in gpus {
@@ -283,8 +292,8 @@ impl Control {
                 self.on_frontend_clock(now, frontend, sent_at);
                 self.on_resp(now, resp);
             }
-            FrontendToScheduler::ChangeModel { change, to, name } => {
-                self.on_change_asked(now, (frontend, change), to, &name);
+            FrontendToScheduler::ChangeModel { change, to, name, config } => {
+                self.on_change_asked(now, (frontend, change), Wish { to, config }, &name);
                 self.settle(now);
             }
             FrontendToScheduler::Link { backend, link } => self.on_link_named(frontend, (backend, link))?,
@@ -324,6 +333,9 @@ impl Control {
             BackendToScheduler::Obeys { epoch } => self.on_backend_obeys(now, backend, epoch),
             BackendToScheduler::Misses { misses } => self.on_misses(now, misses),
             BackendToScheduler::Loaded { load, outcome } => self.on_loaded(backend, load, outcome),
+            BackendToScheduler::NotLoaded { name, version, reason } => {
+                self.on_not_loaded(backend, (&name, &version), reason);
+            }
             BackendToScheduler::Unloaded { model } => self.changes.handle_unloaded(backend, model),
             BackendToScheduler::Usable { gpu_index, is_usable } => {
                 if !self.members.set_usable(backend, gpu_index, is_usable) {
@@ -335,6 +347,9 @@ impl Control {
             BackendToScheduler::Leaving => self.on_backend_leaving(now, backend),
             BackendToScheduler::Resident { gpu, models, is_last } => {
                 self.on_resident(now, (backend, gpu), models, is_last)?;
+            }
+            BackendToScheduler::InHostMemory { models, is_there } => {
+                self.on_host_memory(backend, models, is_there)?;
             }
             BackendToScheduler::WeightsMissing { gpu } => self.on_weights_missing(now, backend, gpu),
             BackendToScheduler::Weights(tally) => self.members.set_tally(backend, tally),
@@ -369,7 +384,7 @@ impl Control {
 
     fn on_frontend_clock(&mut self, now: Timestamp, frontend: FrontendId, sent_at: Timestamp) {
         let reply = ClockReply { sent_at, received_at: now, replied_at: now };
-        let load = SchedulerToFrontend::Load(self.load());
+        let load = SchedulerToFrontend::Load(Box::new(self.load()));
         let replies = [SchedulerToFrontend::Clock(reply), load];
         self.outputs.extend(replies.map(|reply| ControlOutput::ToFrontend(frontend, reply)));
     }
@@ -512,10 +527,12 @@ impl Control {
         let offers = offers.map(|(_, gpus, offered)| (gpus, Arc::clone(offered))).collect();
         let entry = &self.members.models[model.0 as usize];
         let (weights, common) = (entry.weights, only.is_none().then(|| entry.profile.clone()));
+        let queue_max = entry.queue_max.clone();
         if only.is_none() {
             self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Weights(model, weights)));
         }
-        self.tell_owner(model, ControlToShard::Offered(Offered { model, budget, weights, common, offers }));
+        let offered = Offered { model, budget, weights, queue_max, common, offers };
+        self.tell_owner(model, ControlToShard::Offered(offered));
     }
 
     /// Ends changes of models.
@@ -586,7 +603,10 @@ impl Control {
         let cold = self.loads.iter().map(|load| load.cold).sum();
         let weights = self.members.tally();
         let (gpus, settled) = (self.members.gpus.len() as u32, self.takeover.settled());
-        SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights }
+        let mut predictions = Predictions::default();
+        self.loads.iter().for_each(|load| predictions.add(&load.predictions));
+        let predictions = predictions.tails();
+        SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights, predictions }
     }
 
     /// Tells frontends what is another than they were told.

@@ -57,6 +57,23 @@ impl FreeTimes {
         Some((node - self.tree.len() / 2, self.tree[node]))
     }
 
+    /// The largest position that is free at or before `by`, and is to be used at all.
+    #[must_use]
+    pub fn last_free_by(&self, by: Timestamp) -> Option<(usize, Timestamp)> {
+        let by = by.min(Timestamp(Timestamp::NEVER.0 - 1));
+        if self.tree[1] > by {
+            return None;
+        }
+        let mut node = 1;
+        while node < self.tree.len() / 2 {
+            node = 2 * node + 1;
+            if self.tree[node] > by {
+                node -= 1;
+            }
+        }
+        Some((node - self.tree.len() / 2, self.tree[node]))
+    }
+
     /// The position that frees first; the smaller one of two that free at once. `None` if no free time is known.
     #[must_use]
     pub fn earliest(&self) -> Option<(usize, Timestamp)> {
@@ -87,6 +104,9 @@ mod tests {
                 list[position] = at;
                 let known = || list.iter().copied().enumerate().filter(|&(_, at)| at != Timestamp::NEVER);
                 prop_assert_eq!(free.first_free_by(Timestamp(by)), known().find(|&(_, at)| at <= Timestamp(by)));
+                let last = known().rfind(|&(_, at)| at <= Timestamp(by));
+                prop_assert_eq!(free.last_free_by(Timestamp(by)), last);
+                prop_assert_eq!(free.last_free_by(Timestamp::NEVER), known().next_back());
                 prop_assert_eq!(free.earliest(), known().min_by_key(|&(position, at)| (at, position)));
             }
         }

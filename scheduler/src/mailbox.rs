@@ -1,19 +1,20 @@
 //! Mailboxes between one ModelThread and the RankThread: no locks, and neither side ever waits.
 //!
 //! Candidates go through one latest-value slot per model and a queue of the models whose slot changed, so a thousand
-//! updates between two looks cost the RankThread one. Grants and what becomes of GPUs must all arrive: they go through
-//! rings, and what a ring has no room for waits on its sender's side, in order.
+//! updates between two looks cost the RankThread one; so it is with what waits without an objective. Grants and what
+//! becomes of GPUs must all arrive: they go through rings, and what a ring has no room for waits on its sender's side,
+//! in order.
 //!
 //! A slot is a sequence lock whose words are atomics (Boehm, "Can seqlocks get along with programming language memory
 //! models?", MSPC 2012), so no `unsafe` is needed. Checked with loom, with controls that must fail (`loom_tests.rs`).
 
 use std::collections::VecDeque;
 
-use proto::{GpuId, ModelId, Timestamp};
+use proto::{GpuId, ModelId, Span, Timestamp};
 #[cfg(not(loom))]
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::messages::{Candidate, GpuUpdate, Grant, Whereabouts};
+use crate::messages::{Background, Candidate, GpuUpdate, Grant, Whereabouts};
 #[cfg(loom)]
 use ring_model::{Consumer, Producer, RingBuffer};
 use sync::{Arc, AtomicBool, AtomicU64, Ordering, fence};
@@ -32,8 +33,8 @@ mod sync {
     };
 }
 
-/// A candidate in words.
-type CandidateWords = [u64; 4];
+/// A candidate, or what waits without an objective, in words.
+type Words = [u64; 6];
 
 /// Messages in each ring of grants and of updates; more wait with their sender.
 const RING_MESSAGES: usize = 4096;
@@ -41,28 +42,28 @@ const RING_MESSAGES: usize = 4096;
 /// The mailboxes of one ModelThread, for models with ids below `models_max`.
 #[must_use]
 pub fn link(models_max: usize) -> (ModelEnd, RankEnd) {
-    let candidates = Arc::new(LatestValues::new(models_max));
+    let slots = Arc::new(LatestValues::new(2 * models_max));
     let (grant_sender, grants) = ring(RING_MESSAGES);
     let (gpu_sender, gpus) = ring(RING_MESSAGES);
-    // Each model is in it at most once.
-    let (changed_sender, changed) = ring(models_max);
+    // Each slot is in it at most once.
+    let (changed_sender, changed) = ring(2 * models_max);
     let model_end = ModelEnd {
-        candidates: Arc::clone(&candidates),
-        versions: vec![0; models_max],
+        slots: Arc::clone(&slots),
+        versions: vec![0; 2 * models_max],
         changed: changed_sender,
         gpus: gpu_sender,
         grants,
     };
-    (model_end, RankEnd { candidates, changed, gpus, grants: grant_sender })
+    (model_end, RankEnd { slots, changed, gpus, grants: grant_sender })
 }
 
 /// The ModelThread's side.
 #[derive(Debug)]
 pub struct ModelEnd {
-    candidates: Arc<LatestValues>,
-    /// By model: even, and what its slot's version is; only this side writes it.
+    slots: Arc<LatestValues>,
+    /// By slot: even, and what its version is; only this side writes it.
     versions: Vec<u64>,
-    changed: Sender<ModelId>,
+    changed: Sender<u32>,
     gpus: Sender<(GpuId, GpuUpdate)>,
     grants: Consumer<FromRankThread>,
 }
@@ -70,8 +71,8 @@ pub struct ModelEnd {
 /// The RankThread's side.
 #[derive(Debug)]
 pub struct RankEnd {
-    candidates: Arc<LatestValues>,
-    changed: Consumer<ModelId>,
+    slots: Arc<LatestValues>,
+    changed: Consumer<u32>,
     gpus: Consumer<(GpuId, GpuUpdate)>,
     grants: Sender<FromRankThread>,
 }
@@ -83,6 +84,8 @@ pub enum FromModelThread {
     Gpu(GpuId, GpuUpdate),
     /// For `RankThread::handle_candidate`.
     Candidate(ModelId, Option<Candidate>),
+    /// For `RankThread::handle_background`.
+    Background(ModelId, Option<Background>),
 }
 
 /// What a ModelThread finds.
@@ -110,6 +113,8 @@ pub enum FromRankThread {
         earliest: Timestamp,
         /// The latest start.
         latest: Timestamp,
+        /// How long it takes, if it goes as planned.
+        takes: Span,
     },
     /// No grant for this model comes after this one: it is to be handed to another ModelThread.
     Release(ModelId),
@@ -121,11 +126,23 @@ impl ModelEnd {
     /// # Panics
     /// If the model's id is not below the link's `models_max`.
     pub fn post_candidate(&mut self, model: ModelId, candidate: Option<Candidate>) {
-        let slot = &self.candidates.slots[model.0 as usize];
-        slot.write(&mut self.versions[model.0 as usize], encode_candidate(candidate));
+        self.post(candidate_slot(model), encode_candidate(candidate));
+    }
+
+    /// Posts what waits of a model without an objective; what was posted before and not looked at yet is gone.
+    ///
+    /// # Panics
+    /// As [`Self::post_candidate`].
+    pub fn post_background(&mut self, model: ModelId, background: Option<Background>) {
+        self.post(background_slot(model), encode_background(background));
+    }
+
+    fn post(&mut self, index: u32, words: Words) {
+        let slot = &self.slots.slots[index as usize];
+        slot.write(&mut self.versions[index as usize], words);
         // After the value, so that whoever sees the flag cleared by the reader knows that the reader has yet to look.
         if !slot.is_changed.swap(true, Ordering::AcqRel) {
-            self.changed.send(model);
+            self.changed.send(index);
         }
     }
 
@@ -157,13 +174,17 @@ impl RankEnd {
         if let Ok((gpu, update)) = self.gpus.pop() {
             return Some(FromModelThread::Gpu(gpu, update));
         }
-        while let Ok(model) = self.changed.pop() {
-            let slot = &self.candidates.slots[model.0 as usize];
+        while let Ok(index) = self.changed.pop() {
+            let slot = &self.slots.slots[index as usize];
             // Before the value is read: a write that the read misses finds the flag cleared and queues the model again.
             slot.is_changed.swap(false, Ordering::AcqRel);
             // A read that meets a write gives up: that write queues the model again when it is done.
             if let Some(words) = slot.read() {
-                return Some(FromModelThread::Candidate(model, decode_candidate(words)));
+                let model = ModelId(index / 2);
+                return Some(match index == candidate_slot(model) {
+                    true => FromModelThread::Candidate(model, decode_candidate(words)),
+                    false => FromModelThread::Background(model, decode_background(words)),
+                });
             }
         }
         None
@@ -217,15 +238,47 @@ impl<T> Sender<T> {
     }
 }
 
-fn encode_candidate(candidate: Option<Candidate>) -> CandidateWords {
-    // A size of 0 is no candidate.
-    candidate.map_or([0; 4], |candidate| {
-        let counts = u64::from(candidate.size) << 32 | u64::from(candidate.grants_seen);
-        [counts, candidate.exec_at.0 as u64, candidate.latest.0 as u64, candidate.due_at.0 as u64]
+/// A model's two slots are neighbours.
+fn candidate_slot(model: ModelId) -> u32 {
+    2 * model.0
+}
+
+fn background_slot(model: ModelId) -> u32 {
+    2 * model.0 + 1
+}
+
+/// A size of 0 is nothing.
+fn encode_counts(size: u32, grants_seen: u32) -> u64 {
+    u64::from(size) << 32 | u64::from(grants_seen)
+}
+
+fn encode_background(background: Option<Background>) -> Words {
+    background.map_or([0; 6], |Background { size, since, least, most, grants_seen }| {
+        [encode_counts(size, grants_seen), since.0 as u64, least.0 as u64, most.0 as u64, 0, 0]
     })
 }
 
-fn decode_candidate([counts, exec_at, latest, due_at]: CandidateWords) -> Option<Candidate> {
+fn decode_background([counts, since, least, most, ..]: Words) -> Option<Background> {
+    let size = (counts >> 32) as u32;
+    (size > 0).then_some(Background {
+        size,
+        since: Timestamp(since as i64),
+        least: Span(least as i64),
+        most: Span(most as i64),
+        grants_seen: counts as u32,
+    })
+}
+
+fn encode_candidate(candidate: Option<Candidate>) -> Words {
+    candidate.map_or([0; 6], |candidate| {
+        let Candidate { size, exec_at, latest, due_at, grants_seen, expected_at, patience } = candidate;
+        let times = [exec_at.0, latest.0, due_at.0, expected_at.0, patience.0].map(|ns| ns as u64);
+        let [exec_at, latest, due_at, expected_at, patience] = times;
+        [encode_counts(size, grants_seen), exec_at, latest, due_at, expected_at, patience]
+    })
+}
+
+fn decode_candidate([counts, exec_at, latest, due_at, expected_at, patience]: Words) -> Option<Candidate> {
     let size = (counts >> 32) as u32;
     (size > 0).then_some(Candidate {
         size,
@@ -233,6 +286,8 @@ fn decode_candidate([counts, exec_at, latest, due_at]: CandidateWords) -> Option
         latest: Timestamp(latest as i64),
         due_at: Timestamp(due_at as i64),
         grants_seen: counts as u32,
+        expected_at: Timestamp(expected_at as i64),
+        patience: Span(patience as i64),
     })
 }
 
@@ -244,7 +299,7 @@ fn load<const WORDS: usize>(words: &[AtomicU64; WORDS]) -> [u64; WORDS] {
     std::array::from_fn(|index| words[index].load(Ordering::Relaxed))
 }
 
-/// One slot per model; written by one thread, read by another.
+/// Slots that one thread writes and another reads.
 #[derive(Debug)]
 struct LatestValues {
     slots: Box<[Slot]>,
@@ -256,20 +311,20 @@ struct LatestValues {
 struct Slot {
     /// Odd while a write is going on.
     version: AtomicU64,
-    words: [AtomicU64; 4],
-    /// The model is in the queue of changed ones, or about to be.
+    words: [AtomicU64; 6],
+    /// It is in the queue of changed ones, or about to be.
     is_changed: AtomicBool,
 }
 
 impl LatestValues {
-    fn new(models_max: usize) -> Self {
+    fn new(count: usize) -> Self {
         let slot = |_| Slot { version: AtomicU64::new(0), words: zeros(), is_changed: AtomicBool::new(false) };
-        Self { slots: (0..models_max).map(slot).collect() }
+        Self { slots: (0..count).map(slot).collect() }
     }
 }
 
 impl Slot {
-    fn write(&self, version: &mut u64, words: CandidateWords) {
+    fn write(&self, version: &mut u64, words: Words) {
         self.version.store(*version + 1, Ordering::Relaxed);
         // No word becomes visible before the odd version.
         fence(Ordering::Release);
@@ -281,7 +336,7 @@ impl Slot {
     }
 
     /// `None` if a write is going on.
-    fn read(&self) -> Option<CandidateWords> {
+    fn read(&self) -> Option<Words> {
         let before = self.version.load(Ordering::Acquire);
         let words = load(&self.words);
         // No word was read after this version.

@@ -7,7 +7,7 @@ use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp, scheduler_to_sche
 
 use crate::{
     mailbox::{FromRankThread, ModelEnd},
-    messages::{Candidate, GpuUpdate, NetworkBudget},
+    messages::{Background, Candidate, GpuUpdate, NetworkBudget},
     model_thread::{ModelThread, Output},
     planner::{Planner, PlannerOutput, Released},
     policy::Policy,
@@ -19,6 +19,8 @@ use crate::{
 pub trait RankSide: Send {
     /// A model's newest candidate.
     fn post_candidate(&mut self, now: Timestamp, model: ModelId, candidate: Option<Candidate>);
+    /// What waits of a model without an objective.
+    fn post_background(&mut self, model: ModelId, background: Option<Background>);
     /// What became of a GPU.
     fn post_gpu(&mut self, gpu: GpuId, update: GpuUpdate);
     /// All that was to be posted for now has been.
@@ -35,6 +37,8 @@ pub trait RankSide: Send {
     fn handle_weights(&mut self, model: ModelId, weights: Weights);
     /// A GPU that is free from `free_at` on and hosts `models`.
     fn handle_gpu_joined(&mut self, free_at: Timestamp, gpu: GpuId, models: Vec<ModelId>, memory: Option<GpuMemory>);
+    /// Whether a model is in the host memory of a GPU's machine.
+    fn handle_host_memory(&mut self, gpu: GpuId, model: ModelId, is_there: bool);
     /// A GPU left.
     fn handle_gpu_left(&mut self, gpu: GpuId);
 }
@@ -43,6 +47,10 @@ pub trait RankSide: Send {
 impl RankSide for RankThread {
     fn post_candidate(&mut self, now: Timestamp, model: ModelId, candidate: Option<Candidate>) {
         self.handle_candidate(now, model, candidate);
+    }
+
+    fn post_background(&mut self, model: ModelId, background: Option<Background>) {
+        self.handle_background(model, background);
     }
 
     fn post_gpu(&mut self, gpu: GpuId, update: GpuUpdate) {
@@ -77,6 +85,10 @@ impl RankSide for RankThread {
         Self::handle_gpu_joined(self, free_at, gpu, models, memory);
     }
 
+    fn handle_host_memory(&mut self, gpu: GpuId, model: ModelId, is_there: bool) {
+        Self::handle_host_memory(self, gpu, model, is_there);
+    }
+
     fn handle_gpu_left(&mut self, gpu: GpuId) {
         let _ = Self::handle_gpu_left(self, gpu);
     }
@@ -86,6 +98,10 @@ impl RankSide for RankThread {
 impl RankSide for ModelEnd {
     fn post_candidate(&mut self, _now: Timestamp, model: ModelId, candidate: Option<Candidate>) {
         Self::post_candidate(self, model, candidate);
+    }
+
+    fn post_background(&mut self, model: ModelId, background: Option<Background>) {
+        Self::post_background(self, model, background);
     }
 
     fn post_gpu(&mut self, gpu: GpuId, update: GpuUpdate) {
@@ -113,6 +129,8 @@ impl RankSide for ModelEnd {
     fn handle_weights(&mut self, _model: ModelId, _weights: Weights) {}
 
     fn handle_gpu_joined(&mut self, _: Timestamp, _: GpuId, _: Vec<ModelId>, _: Option<GpuMemory>) {}
+
+    fn handle_host_memory(&mut self, _gpu: GpuId, _model: ModelId, _is_there: bool) {}
 
     fn handle_gpu_left(&mut self, _gpu: GpuId) {}
 }
@@ -185,6 +203,10 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
         self.rank.handle_gpu_joined(free_at, gpu, models, memory);
     }
 
+    fn handle_host_memory(&mut self, gpu: GpuId, model: ModelId, is_there: bool) {
+        self.rank.handle_host_memory(gpu, model, is_there);
+    }
+
     fn handle_gpu_left(&mut self, _now: Timestamp, gpu: GpuId) {
         self.gpus.remove(&gpu);
         self.models.handle_gpu_left(gpu);
@@ -206,6 +228,7 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
             while let Some(output) = self.models.poll_output() {
                 match output {
                     Output::Candidate(model, candidate) => self.rank.post_candidate(now, model, candidate),
+                    Output::Background(model, background) => self.rank.post_background(model, background),
                     Output::Gpu(gpu, update) => self.rank.post_gpu(gpu, update),
                     Output::Batch(batch) => self.outputs.push_back(PlannerOutput::Batch(batch)),
                     Output::Dropped { model, task, reason } => {
@@ -230,8 +253,8 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
                     FromRankThread::Unload { gpu, model } => {
                         self.outputs.push_back(PlannerOutput::Unload { gpu, model });
                     }
-                    FromRankThread::Load { gpu, model, earliest, latest } => {
-                        self.outputs.push_back(PlannerOutput::Load { gpu, model, earliest, latest });
+                    FromRankThread::Load { gpu, model, earliest, latest, takes } => {
+                        self.outputs.push_back(PlannerOutput::Load { gpu, model, earliest, latest, takes });
                     }
                     FromRankThread::Release(model) => {
                         let averages = self.models.learned(model);
@@ -248,7 +271,10 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
     }
 
     fn poll_timeout(&self) -> Option<Timestamp> {
-        [self.models.poll_timeout(), self.rank.poll_timeout()].into_iter().flatten().min()
+        match (self.models.poll_timeout(), self.rank.poll_timeout()) {
+            (Some(models_at), Some(rank_at)) => Some(models_at.min(rank_at)),
+            (models_at, rank_at) => models_at.or(rank_at),
+        }
     }
 
     fn has_mail(&self) -> bool {
@@ -277,5 +303,9 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
 
     fn queue_length(&self, id: ModelId) -> usize {
         self.models.queue_length(id)
+    }
+
+    fn queue_length_of(&self, id: ModelId, priority: u8) -> usize {
+        self.models.queue_length_of(id, priority)
     }
 }

@@ -47,6 +47,26 @@ pub struct Candidate {
     /// up. A candidate that does not know the model's last grant yet consists of tasks that this grant takes away:
     /// the RankThread ignores it, as the answer to the grant brings a new one.
     pub grants_seen: u32,
+    /// As much before `exec_at` as the batch takes longer once it is as large as the model's usually are: its window
+    /// may open then. That is what work without an objective gives way to ([`Background`]).
+    pub expected_at: Timestamp,
+    /// From a task's arrival to the latest start of the batch that it leads, of late at least.
+    pub patience: Span,
+}
+
+/// ModelThread -> RankThread: tasks of a model that have no objective wait. They run on GPUs that no candidate needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Background {
+    /// Tasks that one batch could hold; at least 1.
+    pub size: u32,
+    /// When the oldest of them was queued.
+    pub since: Timestamp,
+    /// What a batch of one takes: with less time no GPU is of use.
+    pub least: Span,
+    /// What a batch of `size` takes: more time is of no use.
+    pub most: Span,
+    /// As [`Candidate::grants_seen`], of the model's grants for such tasks.
+    pub grants_seen: u32,
 }
 
 /// RankThread -> ModelThread: run your candidate on this GPU.
@@ -62,6 +82,8 @@ pub struct Grant {
     pub gpus: u32,
     /// When the timer that found the match was due: how late a batch leaves counts from there.
     pub timer_at: Timestamp,
+    /// If it is for tasks without an objective: when their batch must have ended.
+    pub background_until: Option<Timestamp>,
 }
 
 /// RankThread -> ModelThread: where a model's weights are.
@@ -72,8 +94,13 @@ pub enum Whereabouts {
     Here,
     /// On their way there, until about then.
     Arriving(Timestamp),
-    /// In host memory only; a load takes so long, once it begins.
-    Cold(Span),
+    /// In host memory only.
+    Cold {
+        /// How long a load takes, once it begins.
+        load: Span,
+        /// No link can begin one earlier.
+        from: Timestamp,
+    },
 }
 
 impl Whereabouts {
@@ -83,7 +110,7 @@ impl Whereabouts {
         match self {
             Self::Here => Timestamp::PAST,
             Self::Arriving(at) => at,
-            Self::Cold(load) => now + load,
+            Self::Cold { load, from } => from.max(now) + load,
         }
     }
 }

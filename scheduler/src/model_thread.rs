@@ -14,7 +14,7 @@ use proto::{
 
 use crate::{
     indexed_heap::IndexedHeap,
-    messages::{Candidate, GpuUpdate, Grant, NetworkBudget, Whereabouts},
+    messages::{Background, Candidate, GpuUpdate, Grant, NetworkBudget, Whereabouts},
     model_times::{ModelTimes, Times},
     policy::{BatchPolicy, Gathered, Granted, Policy, View},
     priorities,
@@ -22,11 +22,17 @@ use crate::{
     task_queue::{Queued, TaskQueue},
 };
 
+mod background;
+
+use background::{Usual, Waiting};
+
 /// What a ModelThread wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output<P> {
     /// To the RankThread: the model's candidate is now this one. Several changes between two polls are one output.
     Candidate(ModelId, Option<Candidate>),
+    /// The same of tasks that have no objective.
+    Background(ModelId, Option<Background>),
     /// To the RankThread: the answer to a grant.
     Gpu(GpuId, GpuUpdate),
     /// To the backend.
@@ -53,6 +59,8 @@ pub struct ModelThread<P> {
     expiries: IndexedHeap,
     /// Models whose candidate changed since it was last polled; each at most once.
     changed: VecDeque<ModelId>,
+    /// The same of what waits without an objective.
+    changed_background: VecDeque<ModelId>,
     outputs: VecDeque<Output<P>>,
 }
 
@@ -63,7 +71,10 @@ struct Model<P> {
     /// As [`View::is_paged`].
     is_paged: bool,
     queue: TaskQueue<P>,
+    /// Tasks that have no objective, oldest first.
+    background: Waiting<P>,
     policy: Box<dyn BatchPolicy>,
+    usual: Usual,
     candidate: Option<Candidate>,
     /// Since when the candidate is schedulable, or will be.
     due_at: Timestamp,
@@ -97,8 +108,11 @@ impl<P> Model<P> {
         let Times { profile, lead_times } = self.times.common();
         let lead_time = match self.whereabouts {
             Whereabouts::Arriving(at) if at + profile.latency(size) > deadline => return Timestamp::PAST,
+            Whereabouts::Cold { load, from } if from + load + profile.latency(size) > deadline => {
+                return Timestamp::PAST;
+            }
             Whereabouts::Here | Whereabouts::Arriving(_) => lead_times[size - 1],
-            Whereabouts::Cold(load) => lead_times[size - 1].max(load + profile.latency(size)),
+            Whereabouts::Cold { load, .. } => lead_times[size - 1].max(load + profile.latency(size)),
         };
         deadline - lead_time + Span(1)
     }
@@ -122,6 +136,7 @@ impl<P> ModelThread<P> {
             models: Vec::new(),
             expiries: IndexedHeap::default(),
             changed: VecDeque::new(),
+            changed_background: VecDeque::new(),
             outputs: VecDeque::new(),
         }
     }
@@ -138,6 +153,7 @@ impl<P> ModelThread<P> {
                 model.times.set_common(config.profile, budget);
                 model.is_paged = config.weights.pages > 0;
                 self.update_candidate(now, id);
+                self.update_background(id);
             }
             absent => {
                 *absent = Some(Box::new(Model {
@@ -145,7 +161,9 @@ impl<P> ModelThread<P> {
                     jitter: budget.jitter,
                     is_paged: config.weights.pages > 0,
                     queue: TaskQueue::new(config.queue_max),
+                    background: Waiting::new(config.queue_max),
                     policy: self.policy.instantiate(),
+                    usual: Usual::default(),
                     candidate: None,
                     due_at: Timestamp::NEVER,
                     contended_until: Timestamp::PAST,
@@ -190,39 +208,46 @@ impl<P> ModelThread<P> {
     /// are still counted and returned.
     pub fn handle_unhosted(&mut self, now: Timestamp, id: ModelId) {
         let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
-        while let Some((key, payload)) = model.queue.pop() {
+        while let Some((key, payload)) = model.queue.pop().or_else(|| model.background.queue.pop()) {
             self.outputs.push_back(dropped(id, key, payload, DropReason::NoBackend));
         }
         self.update_candidate(now, id);
+        self.update_background(id);
     }
 
     /// Queues a task (Figure 18, `schedule`). It is dropped at once if its model is not here. If the queue is full, the
     /// least important task is; of equally important ones the one that comes.
     pub fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
-        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now, priority: task.priority };
+        let key = Queued {
+            id: task.id,
+            deadline: task.deadline,
+            queued_at: now,
+            priority: task.priority,
+            application: task.application,
+        };
         let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             self.outputs.push_back(dropped(id, key, task.payload, DropReason::NoBackend));
             return;
         };
-        match model.queue.push(key, task.payload) {
-            Ok(()) => self.update_candidate(now, id),
-            Err(payload) => match model.queue.take_below(key.priority) {
-                Some((least, its_payload)) => {
-                    assert!(model.queue.push(key, payload).is_ok(), "one has just left");
-                    self.outputs.push_back(dropped(id, least, its_payload, DropReason::QueueFull));
-                    self.update_candidate(now, id);
-                }
-                None => self.outputs.push_back(dropped(id, key, payload, DropReason::QueueFull)),
-            },
+        let has_objective = key.deadline != Timestamp::NEVER;
+        let queue = if has_objective { &mut model.queue } else { &mut model.background.queue };
+        if let Err(payload) = queue.push(key, task.payload) {
+            let Some((least, its_payload)) = queue.take_below(key.priority) else {
+                return self.outputs.push_back(dropped(id, key, payload, DropReason::QueueFull));
+            };
+            assert!(queue.push(key, payload).is_ok(), "one has just left");
+            self.outputs.push_back(dropped(id, least, its_payload, DropReason::QueueFull));
         }
+        if has_objective { self.update_candidate(now, id) } else { self.update_background(id) }
     }
 
     /// Drops a task that still waits. Nothing happens if it does not: it has left already.
     pub fn handle_cancel(&mut self, now: Timestamp, id: ModelId, task: TaskId) {
         let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
-        if let Some((key, payload)) = model.queue.remove(task) {
+        if let Some((key, payload)) = model.queue.remove(task).or_else(|| model.background.queue.remove(task)) {
             self.outputs.push_back(dropped(id, key, payload, DropReason::Cancelled));
             self.update_candidate(now, id);
+            self.update_background(id);
         }
     }
 
@@ -233,6 +258,10 @@ impl<P> ModelThread<P> {
             if model.queue.retain(|key| !is_owned(key.id)) {
                 self.update_candidate(now, ModelId(index as u32));
             }
+            let Some(model) = &mut self.models[index] else { continue };
+            if model.background.queue.retain(|key| !is_owned(key.id)) {
+                self.update_background(ModelId(index as u32));
+            }
         }
     }
 
@@ -240,6 +269,9 @@ impl<P> ModelThread<P> {
     /// all tasks have left, or so many that the rest is not due yet and would keep the GPU waiting. Whether a batch is
     /// due is a question of all GPUs; on one that is faster than others it may then be a larger one.
     pub fn handle_grant(&mut self, now: Timestamp, grant: Grant) {
+        if let Some(until) = grant.background_until {
+            return self.on_background_grant(now, grant, until);
+        }
         let Some(model) = self.models.get_mut(grant.model.0 as usize).and_then(Option::as_mut) else {
             self.outputs.push_back(Output::Gpu(grant.gpu, GpuUpdate::Returned));
             return;
@@ -274,7 +306,11 @@ impl<P> ModelThread<P> {
     /// A grant for a GPU that has left meanwhile: nobody runs a batch there.
     pub fn handle_void_grant(&mut self, now: Timestamp, grant: Grant) {
         self.outputs.push_back(Output::Gpu(grant.gpu, GpuUpdate::Returned));
-        if let Some(model) = self.models.get_mut(grant.model.0 as usize).and_then(Option::as_mut) {
+        let Some(model) = self.models.get_mut(grant.model.0 as usize).and_then(Option::as_mut) else { return };
+        if grant.background_until.is_some() {
+            model.background.grants_seen = model.background.grants_seen.wrapping_add(1);
+            self.update_background(grant.model);
+        } else {
             model.grants_seen = model.grants_seen.wrapping_add(1);
             self.update_candidate(now, grant.model);
         }
@@ -285,10 +321,11 @@ impl<P> ModelThread<P> {
         let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::take) else { return Vec::new() };
         self.expiries.remove(id.0);
         self.changed.retain(|&changed| changed != id);
-        let mut queue = model.queue;
-        let tasks = std::iter::from_fn(|| queue.pop()).map(|(key, payload)| {
-            let Queued { id, deadline, priority, .. } = key;
-            Task { id, deadline, priority, payload }
+        self.changed_background.retain(|&changed| changed != id);
+        let (mut queue, mut background) = (model.queue, model.background.queue);
+        let tasks = std::iter::from_fn(|| queue.pop().or_else(|| background.pop())).map(|(key, payload)| {
+            let Queued { id, deadline, priority, application, .. } = key;
+            Task { id, deadline, priority, application, payload }
         });
         tasks.collect()
     }
@@ -327,16 +364,26 @@ impl<P> ModelThread<P> {
         if let Some(output) = self.outputs.pop_front() {
             return Some(output);
         }
-        let id = self.changed.pop_front()?;
-        let model = self.models[id.0 as usize].as_mut().expect("only known models change");
-        model.is_changed = false;
-        Some(Output::Candidate(id, model.candidate))
+        if let Some(id) = self.changed.pop_front() {
+            let model = self.models[id.0 as usize].as_mut().expect("only known models change");
+            model.is_changed = false;
+            return Some(Output::Candidate(id, model.candidate));
+        }
+        self.poll_background()
     }
 
     /// Tasks of a model that wait.
     #[must_use]
     pub fn queue_length(&self, id: ModelId) -> usize {
-        self.models.get(id.0 as usize).and_then(Option::as_ref).map_or(0, |model| model.queue.keys().len())
+        let model = self.models.get(id.0 as usize).and_then(Option::as_ref);
+        model.map_or(0, |model| model.queue.keys().len() + model.background.queue.keys().len())
+    }
+
+    /// Those of one priority.
+    #[must_use]
+    pub fn queue_length_of(&self, id: ModelId, priority: u8) -> usize {
+        let model = self.models.get(id.0 as usize).and_then(Option::as_ref);
+        model.map_or(0, |model| model.queue.length_of(priority) + model.background.queue.length_of(priority))
     }
 
     /// Heads that gave way and were not given up wait for another chance.
@@ -361,18 +408,24 @@ impl<P> ModelThread<P> {
         };
         let latency = model.times.of(grant.gpu).profile.latency(batch.size);
         let latest = tasks[0].0.deadline - latency;
+        model.usual.handle_planned(tasks.len(), latest - tasks[0].0.queued_at);
         let update = GpuUpdate::Planned { exec_at, free_at: exec_at + latency };
         let Grant { model, gpu, timer_at, .. } = grant;
-        self.outputs.push_back(Output::Batch(Batch { model, gpu, due_at, timer_at, exec_at, latest, tasks }));
+        let batch = Batch { model, gpu, due_at, timer_at, exec_at, latest, execution: latency, tasks };
+        self.outputs.push_back(Output::Batch(batch));
         self.outputs.push_back(Output::Gpu(grant.gpu, update));
     }
 
     /// Symphony, Algorithm 1, `UpdateCandidate`; Figure 18, `update_candidate`.
     fn update_candidate(&mut self, now: Timestamp, id: ModelId) {
         let model = self.models[id.0 as usize].as_mut().expect("callers look the model up");
-        while let Some(head) = model.queue.keys().front()
-            && model.expiry(head.deadline, 1) <= now
-        {
+        let mut head_expiry = None;
+        while let Some(head) = model.queue.keys().front() {
+            let expiry = model.expiry(head.deadline, 1);
+            if expiry > now {
+                head_expiry = Some(expiry);
+                break;
+            }
             let (key, payload) = model.queue.pop().expect("the queue has a head");
             model.on_lost(now, &key);
             let reason = model.drop_reason();
@@ -385,22 +438,25 @@ impl<P> ModelThread<P> {
         debug_assert!(batch.size == 0 || view.earliest_end(batch.size) <= view.queue[batch.skip].deadline);
         let candidate = (batch.size > 0).then(|| {
             let latest = view.queue[batch.skip].deadline - view.profile.latency(batch.size);
+            let exec_at = model.policy.opens_at(&view, batch);
+            let grown = batch.size.max(model.usual.size(view.profile.max_batch()));
+            let longer = view.profile.latency(grown) - view.profile.latency(batch.size);
             Candidate {
                 size: batch.size as u32,
-                exec_at: model.policy.opens_at(&view, batch),
+                exec_at,
                 latest,
                 due_at: latest - model.policy.urgency(),
                 grants_seen: model.grants_seen,
+                expected_at: exec_at - longer,
+                patience: model.usual.patience.min(latest - view.queue[batch.skip].queued_at),
             }
         });
-        match model.queue.keys().front() {
+        match head_expiry {
             None => self.expiries.remove(id.0),
-            Some(head) => {
-                let mut expiry = model.expiry(head.deadline, 1);
-                if batch.size > 0 {
-                    expiry = expiry.min(model.expiry(model.queue.keys()[batch.skip].deadline, batch.size));
-                }
-                self.expiries.set(id.0, expiry);
+            Some(expiry) if batch.size == 0 => self.expiries.set(id.0, expiry),
+            Some(expiry) => {
+                let of_batch = model.expiry(model.queue.keys()[batch.skip].deadline, batch.size);
+                self.expiries.set(id.0, expiry.min(of_batch));
             }
         }
         let opens_at = candidate.map_or(Timestamp::NEVER, |candidate| candidate.exec_at.max(now));
@@ -429,7 +485,13 @@ fn view<'a>(
 fn dropped<P>(model: ModelId, key: Queued, payload: P, reason: DropReason) -> Output<P> {
     Output::Dropped {
         model,
-        task: Task { id: key.id, deadline: key.deadline, priority: key.priority, payload },
+        task: Task {
+            id: key.id,
+            deadline: key.deadline,
+            priority: key.priority,
+            application: key.application,
+            payload,
+        },
         reason,
     }
 }

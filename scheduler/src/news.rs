@@ -45,6 +45,15 @@ pub enum ControlToShard {
     },
     /// A GPU is gone for good; it was not in use any more.
     GpuGone(GpuId),
+    /// Models are in the host memory of some GPUs' machine from now on, or on disk only.
+    HostMemory {
+        /// The GPUs.
+        gpus: Vec<GpuId>,
+        /// The models.
+        models: Vec<ModelId>,
+        /// Whether they are there.
+        is_there: bool,
+    },
     /// What backends offer for a model that this thread owns.
     Offered(Offered),
     /// What the way back from the end of execution takes.
@@ -57,6 +66,8 @@ pub enum ControlToShard {
         backend: BackendId,
         /// What it has loaded.
         load: LoadId,
+        /// Which version of it.
+        version: String,
         /// Its id in plans.
         model: ModelId,
     },
@@ -120,6 +131,8 @@ pub struct Offered {
     pub budget: NetworkBudget,
     /// What its weights take.
     pub weights: Weights,
+    /// As [`ModelOffer::queue_max`](proto::backend_to_scheduler::ModelOffer::queue_max).
+    pub queue_max: Vec<u32>,
     /// The slowest of all offers, if that is another one than before: what was learned of the model is void then, and
     /// `offers` are all that there are.
     pub common: Option<LatencyProfile>,
@@ -201,6 +214,15 @@ pub enum ControlToRank {
         models: Vec<ModelId>,
         /// If it holds but a part of that.
         memory: Option<GpuMemory>,
+    },
+    /// Models are in the host memory of some GPUs' machine from now on, or on disk only.
+    HostMemory {
+        /// The GPUs.
+        gpus: Vec<GpuId>,
+        /// The models.
+        models: Vec<ModelId>,
+        /// Whether they are there.
+        is_there: bool,
     },
     /// A GPU is not in use any more.
     GpuLeft(GpuId),

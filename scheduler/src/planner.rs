@@ -3,7 +3,7 @@
 //! preemption) can be a state machine of its own beside ModelThread and RankThread.
 
 use proto::{
-    GpuId, LatencyProfile, ModelId, TaskId, Timestamp, scheduler_to_frontend::DropReason,
+    GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_to_frontend::DropReason,
     scheduler_to_scheduler::LearnedAverages,
 };
 
@@ -27,6 +27,8 @@ pub enum PlannerOutput<P> {
         earliest: Timestamp,
         /// The latest start.
         latest: Timestamp,
+        /// How long it takes, if it goes as planned.
+        takes: Span,
     },
     /// To the backend: the weights' pages are free. None of the model's batches there is without a report.
     Unload {
@@ -98,6 +100,13 @@ pub trait Planner<P>: Send {
     /// A load ended, or could not start in its window.
     fn handle_loaded(&mut self, now: Timestamp, gpu: GpuId, model: ModelId, end: LoadEnd);
 
+    /// A model's weights are in the host memory of a GPU's machine from now on, or on disk only, which loads take
+    /// longer for. By default nothing comes of it: no loads are planned.
+    fn handle_host_memory(&mut self, _gpu: GpuId, _model: ModelId, _is_there: bool) {}
+
+    /// A task of a dynamic model was executed alone, as a sample of its application. By default it is not looked at.
+    fn handle_alone(&mut self, _now: Timestamp, _id: ModelId, _application: u8, _alone: Span) {}
+
     /// Decides, and fires all timers that are due.
     fn handle_timeout(&mut self, now: Timestamp);
 
@@ -132,4 +141,9 @@ pub trait Planner<P>: Send {
 
     /// Tasks of a model that wait.
     fn queue_length(&self, id: ModelId) -> usize;
+
+    /// Those of one priority. By default all are taken for that, as planners that know no priorities do.
+    fn queue_length_of(&self, id: ModelId, _priority: u8) -> usize {
+        self.queue_length(id)
+    }
 }

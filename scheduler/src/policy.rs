@@ -11,7 +11,7 @@ use std::{collections::VecDeque, fmt, str::FromStr};
 use proto::{LatencyProfile, Span, Timestamp, scheduler_to_scheduler::LearnedAverages};
 use thiserror::Error;
 
-use crate::task_queue::Queued;
+use crate::{estimates::Learning, task_queue::Queued};
 
 mod downbeat;
 mod losses;
@@ -51,13 +51,18 @@ impl View<'_> {
     /// The longest run of tasks from the `skip`-th that can finish by the deadline of the first of them; 0 if none.
     #[must_use]
     pub fn longest_batch(&self, skip: usize) -> usize {
-        let Some(head) = self.queue.get(skip) else { return 0 };
-        let bound = (self.queue.len() - skip).min(self.profile.max_batch());
-        if self.earliest_end(bound) <= head.deadline {
+        self.queue.get(skip).map_or(0, |head| self.longest_batch_by(head.deadline, self.queue.len() - skip))
+    }
+
+    /// The most of so many tasks, at least one, that can finish by an instant; 0 if none.
+    #[must_use]
+    pub fn longest_batch_by(&self, end: Timestamp, tasks: usize) -> usize {
+        let bound = tasks.min(self.profile.max_batch());
+        if self.earliest_end(bound) <= end {
             return bound;
         }
-        let on_idle_gpu = self.lead_times.partition_point(|&lead| self.now + lead <= head.deadline);
-        bound.min(on_idle_gpu).min(self.profile.largest_batch_within(head.deadline - self.free_at))
+        let on_idle_gpu = self.lead_times.partition_point(|&lead| self.now + lead <= end);
+        bound.min(on_idle_gpu).min(self.profile.largest_batch_within(end - self.free_at))
     }
 }
 
@@ -139,11 +144,16 @@ pub enum Policy {
     Shepherd,
     /// Clipper (`policy/clipper.rs`).
     Clipper,
+    /// Orloj (`planners/orloj.rs`), with b for a millisecond.
+    Orloj(f64),
 }
+
+/// Orloj's b, if nothing else is said (section 4.4).
+const ORLOJ_RATE: f64 = 1e-4;
 
 /// What a policy may be called, for errors and help.
 pub const POLICIES: &str = "downbeat, deferred, deferred:latest, deferred:target, eager, timeout:MS, timeout:P%, \
-                            clockwork, nexus, shepherd or clipper";
+                            clockwork, nexus, shepherd, clipper, orloj or orloj:B";
 
 /// Why a policy was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -157,6 +167,9 @@ pub enum PolicyError {
          timeout:30%, found `{0}`"
     )]
     Timeout(String),
+    /// The rate of `orloj:B`.
+    #[error("policy orloj:B needs a number from 1e-9 to 1 for a millisecond, found `{0}`")]
+    Orloj(String),
     /// Not with real backends.
     #[error(
         "policy {0} kills running batches, which backends cannot do; it is for sim and bench goodput, expected another"
@@ -182,13 +195,23 @@ impl Policy {
     /// Whether it decides over all models at once, so that they cannot be dealt to several ModelThreads.
     #[must_use]
     pub fn needs_one_queue(self) -> bool {
-        matches!(self, Self::Clockwork | Self::Shepherd | Self::Nexus | Self::Clipper)
+        matches!(self, Self::Clockwork | Self::Shepherd | Self::Nexus | Self::Clipper | Self::Orloj(_))
     }
 
     /// Whether it loads weights into memory that holds but a part of all models.
     #[must_use]
     pub fn loads_weights(self) -> bool {
-        !matches!(self, Self::Nexus | Self::Clipper)
+        !matches!(self, Self::Nexus | Self::Clipper | Self::Orloj(_))
+    }
+
+    /// How what it plans with follows executions, if it is to.
+    #[must_use]
+    pub fn learning(self, reestimate: bool) -> Learning {
+        match self {
+            _ if !reestimate => Learning::Off,
+            Self::Clockwork => Learning::Longest,
+            _ => Learning::Factors,
+        }
     }
 
     /// The policy's state for one model.
@@ -205,7 +228,7 @@ impl Policy {
             Self::Eager => Box::new(Timeout { after: Span::ZERO, part: 0.0 }),
             Self::Timeout(after) => Box::new(Timeout { after, part: 0.0 }),
             Self::TimeoutPercent(percent) => Box::new(Timeout { after: Span::ZERO, part: percent / 100.0 }),
-            Self::Clockwork | Self::Nexus | Self::Shepherd | Self::Clipper => {
+            Self::Clockwork | Self::Nexus | Self::Shepherd | Self::Clipper | Self::Orloj(_) => {
                 unreachable!("{self} is a planner, not a choice of windows")
             }
         }
@@ -226,6 +249,11 @@ impl FromStr for Policy {
             None if text == "nexus" => Ok(Self::Nexus),
             None if text == "shepherd" => Ok(Self::Shepherd),
             None if text == "clipper" => Ok(Self::Clipper),
+            None if text == "orloj" => Ok(Self::Orloj(ORLOJ_RATE)),
+            Some(("orloj", rate)) => match rate.parse() {
+                Ok(rate) if (1e-9..=1.0).contains(&rate) => Ok(Self::Orloj(rate)),
+                _ => Err(PolicyError::Orloj(rate.to_owned())),
+            },
             Some(("timeout", time)) => {
                 let within = |text: &str, max: f64| text.parse().ok().filter(|value| (0.0..=max).contains(value));
                 let timeout = match time.strip_suffix('%') {
@@ -253,6 +281,8 @@ impl fmt::Display for Policy {
             Self::Nexus => f.write_str("nexus"),
             Self::Shepherd => f.write_str("shepherd"),
             Self::Clipper => f.write_str("clipper"),
+            Self::Orloj(ORLOJ_RATE) => f.write_str("orloj"),
+            Self::Orloj(rate) => write!(f, "orloj:{rate:e}"),
         }
     }
 }
@@ -415,6 +445,7 @@ mod tests {
             queued_at: Timestamp(queued_at),
             deadline: Timestamp(queued_at + 16),
             priority: 0,
+            application: 0,
         };
         let queue: VecDeque<_> = [task(0, 0), task(1, 3), task(2, 6), task(3, 7)].into();
         let lead_times = NetworkBudget::default().lead_times(&profile);
@@ -450,6 +481,7 @@ mod tests {
             queued_at: Timestamp(queued_at),
             deadline: Timestamp(deadline),
             priority: 0,
+            application: 0,
         };
         // The second task arrived first, and was given 100.
         let queue = VecDeque::from([task(0, 20, 90), task(1, 10, 110)]);

@@ -59,6 +59,11 @@ impl RankLoop {
                 let free_at = self.away.remove(&gpu).map_or(now, |at| at.max(now));
                 self.rank.handle_gpu_joined(free_at, gpu, models, memory);
             }
+            ControlToRank::HostMemory { gpus, models, is_there } => {
+                for (&gpu, &model) in gpus.iter().flat_map(|gpu| models.iter().map(move |model| (gpu, model))) {
+                    self.rank.handle_host_memory(gpu, model, is_there);
+                }
+            }
             ControlToRank::GpuLeft(gpu) => {
                 let free_at = self.rank.handle_gpu_left(gpu);
                 self.away.extend(free_at.map(|at| (gpu, at)));
@@ -80,8 +85,10 @@ impl RankLoop {
                 match message {
                     FromModelThread::Gpu(gpu, update) => self.rank.handle_gpu(gpu, update),
                     // Of a model that it was told to release, and has not heard so yet.
-                    FromModelThread::Candidate(model, _) if self.owners.get(model.0 as usize) != Some(&thread) => {}
+                    FromModelThread::Candidate(model, _) | FromModelThread::Background(model, _)
+                        if self.owners.get(model.0 as usize) != Some(&thread) => {}
                     FromModelThread::Candidate(model, candidate) => self.rank.handle_candidate(now, model, candidate),
+                    FromModelThread::Background(model, background) => self.rank.handle_background(model, background),
                 }
             }
         }

@@ -27,8 +27,10 @@ use crate::{
     residency::Decision,
     task::{GpuMemory, LoadEnd, Weights},
 };
+use background::{Demand, Waiting};
 use loads::{Business, Loader};
 
+mod background;
 mod loads;
 
 /// Plans of one GPU that its backend has not reported on: one runs and the inputs of the next are fetched. A GPU with
@@ -51,6 +53,8 @@ pub struct RankThread {
     model_timers: IndexedHeap,
     /// By sub-cluster: when its next GPU frees, if a candidate waits for it.
     gpu_timers: IndexedHeap,
+    /// What waits without an objective.
+    background: Waiting,
     loader: Loader,
     /// With the models whose ModelThreads they are for.
     messages: VecDeque<(ModelId, FromRankThread)>,
@@ -69,6 +73,7 @@ struct Model {
     hosts: Vec<(u32, u32)>,
     /// As its ModelThread was told.
     whereabouts: Whereabouts,
+    demand: Demand,
 }
 
 #[derive(Debug)]
@@ -77,6 +82,8 @@ struct Gpu {
     /// Its place in the sub-cluster's free times.
     position: usize,
     is_granted: bool,
+    /// The model whose candidate it is granted to.
+    candidate_of: Option<ModelId>,
     work: GpuWork,
     /// If its memory is short.
     paged: Option<PagedWork>,
@@ -122,6 +129,8 @@ struct SubCluster {
     free_times: FreeTimes,
     /// `due_at` of each schedulable candidate, by place in `models`.
     schedulable: IndexedHeap,
+    /// When tasks without an objective last ran here although a request of the next moment could have been late for it.
+    indulged_at: Timestamp,
 }
 
 impl RankThread {
@@ -135,6 +144,7 @@ impl RankThread {
             sub_clusters: Vec::new(),
             model_timers: IndexedHeap::default(),
             gpu_timers: IndexedHeap::default(),
+            background: Waiting::default(),
             loader: Loader::default(),
             messages: VecDeque::new(),
         }
@@ -177,11 +187,17 @@ impl RankThread {
         members.insert(members.partition_point(|&member| member < gpu), gpu);
         let work = GpuWork::new(now);
         let paged = memory.map(|_| PagedWork::default());
-        self.gpus.insert(gpu, Gpu { sub_cluster, position: 0, is_granted: false, work, paged });
+        self.gpus.insert(gpu, Gpu { sub_cluster, position: 0, is_granted: false, candidate_of: None, work, paged });
         self.rebuild_free_times(sub_cluster);
         if !self.loader.is_idle() {
             models.into_iter().for_each(|model| self.tell_whereabouts(model));
         }
+    }
+
+    /// A model's weights are in the host memory of a GPU's machine from now on, or on disk only.
+    pub fn handle_host_memory(&mut self, gpu: GpuId, model: ModelId, is_there: bool) {
+        self.loader.handle_host_memory(gpu, model, is_there);
+        self.tell_whereabouts(model);
     }
 
     /// Another ModelThread owns the model from now on, and counts its grants anew. One that is under way is the former
@@ -194,14 +210,19 @@ impl RankThread {
         model.grants = 0;
         // The new owner takes it for being here.
         model.whereabouts = Whereabouts::Here;
+        self.background.remove(id);
         self.loader.handle_waits(id, None);
+        self.loader.handle_background(id, None);
         self.tell_whereabouts(id);
     }
 
     /// Forgets a GPU. A grant under way for it is the caller's to fail, as every plan of a lost backend. Yields when it
     /// would have been free.
     pub fn handle_gpu_left(&mut self, gpu: GpuId) -> Option<Timestamp> {
-        let Gpu { sub_cluster, work, .. } = self.gpus.remove(&gpu)?;
+        let Gpu { sub_cluster, work, candidate_of, .. } = self.gpus.remove(&gpu)?;
+        if let Some(model) = candidate_of {
+            self.models[model.0 as usize].demand.handle_answered();
+        }
         let paged = self.loader.handle_gpu_left(gpu);
         let members = &mut self.sub_clusters[sub_cluster as usize].as_mut().expect("its GPU was here").gpus;
         members.retain(|&member| member != gpu);
@@ -227,6 +248,9 @@ impl RankThread {
         }
         let waits_already = model.is_schedulable;
         model.candidate = candidate;
+        if let Some(candidate) = candidate {
+            model.demand.patience = candidate.patience;
+        }
         if !self.loader.is_idle() {
             let starts_by = candidate.map(|candidate| candidate.latest - self.delay(id, candidate.size));
             self.loader.handle_waits(id, starts_by);
@@ -246,6 +270,11 @@ impl RankThread {
     /// Takes in what became of a GPU (Figure 18, `inform_gpu`). Of a GPU that has left nothing is expected any more.
     pub fn handle_gpu(&mut self, id: GpuId, update: GpuUpdate) {
         let Some(gpu) = self.gpus.get_mut(&id) else { return };
+        if matches!(update, GpuUpdate::Planned { .. } | GpuUpdate::Returned)
+            && let Some(model) = gpu.candidate_of.take()
+        {
+            self.models[model.0 as usize].demand.handle_answered();
+        }
         match update {
             GpuUpdate::Planned { exec_at, free_at } => {
                 gpu.is_granted = false;
@@ -291,14 +320,20 @@ impl RankThread {
         if !self.loader.is_idle() {
             self.decide_loads(now);
         }
+        if self.background.looks_at().is_some_and(|at| at <= now) {
+            self.grant_background(now);
+        }
     }
 
     /// When `handle_timeout` must be called at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        let earliest = |heap: &IndexedHeap| heap.peek().map(|(at, _)| at);
-        let timers = [earliest(&self.model_timers), earliest(&self.gpu_timers), self.loader.poll_timeout()];
-        timers.into_iter().flatten().min()
+        // Asked after every event: `NEVER` spares the branches of four options.
+        let earliest = |heap: &IndexedHeap| heap.peek().map_or(Timestamp::NEVER, |(at, _)| at);
+        let or_never = |at: Option<Timestamp>| at.unwrap_or(Timestamp::NEVER);
+        let candidates_at = earliest(&self.model_timers).min(earliest(&self.gpu_timers));
+        let at = candidates_at.min(or_never(self.loader.poll_timeout())).min(or_never(self.background.looks_at()));
+        (at != Timestamp::NEVER).then_some(at)
     }
 
     /// The next thing to say, with the model whose ModelThread it is for.
@@ -345,16 +380,33 @@ impl RankThread {
         let model = &mut self.models[id.0 as usize];
         let size = model.candidate.take().map_or(0, |candidate| candidate.size);
         model.grants = model.grants.wrapping_add(1);
+        model.demand.handle_granted(timer_at);
+        self.grant(timer_at, id, gpu_id, (size, None));
+    }
+
+    /// For a batch of about so many tasks, which must have ended by then if they have no objective.
+    fn grant(
+        &mut self,
+        timer_at: Timestamp,
+        id: ModelId,
+        gpu_id: GpuId,
+        (size, background_until): (u32, Option<Timestamp>),
+    ) {
         let gpu = self.gpus.get_mut(&gpu_id).expect("sub-clusters hold GPUs that are here");
         gpu.is_granted = true;
+        gpu.candidate_of = background_until.is_none().then_some(id);
         if let Some(paged) = &mut gpu.paged {
             paged.batches.push_back(id);
-            self.loader.handle_granted(timer_at, gpu_id, id, size);
+            match background_until {
+                None => self.loader.handle_granted(timer_at, gpu_id, id, size),
+                Some(_) => self.loader.handle_background_granted(gpu_id, id),
+            }
         }
         let (sub_cluster, position, free_at) = (gpu.sub_cluster, gpu.position, gpu.work.free_at());
-        let hosts = model.hosts.iter().filter_map(|&(host, _)| self.sub_clusters[host as usize].as_ref());
-        let gpus = hosts.map(|host| host.gpus.len() as u32).sum();
-        let grant = Grant { model: id, gpu: gpu_id, free_at, gpus, timer_at };
+        let hosts = self.models[id.0 as usize].hosts.iter();
+        let gpus = hosts.filter_map(|&(host, _)| self.sub_clusters[host as usize].as_ref());
+        let gpus = gpus.map(|host| host.gpus.len() as u32).sum();
+        let grant = Grant { model: id, gpu: gpu_id, free_at, gpus, timer_at, background_until };
         self.messages.push_back((id, FromRankThread::Grant(grant)));
         self.set_available(sub_cluster, position, Timestamp::NEVER);
     }
@@ -418,17 +470,20 @@ impl RankThread {
         };
         let decisions = loader.decide(now, &business);
         self.loader = loader;
+        while let Some(model) = self.loader.poll_refused() {
+            self.tell_whereabouts(model);
+        }
         let mut unloads = Vec::new();
         for decision in decisions {
             match decision {
                 Decision::Unload(gpu, model) => unloads.push((gpu, model)),
-                Decision::Load { gpu, model, earliest, latest } => {
+                Decision::Load { gpu, model, earliest, latest, takes } => {
                     for (gpu, unloaded) in unloads.drain(..) {
                         self.unhost(self.gpus[&gpu].sub_cluster, unloaded);
                         self.messages.push_back((model, FromRankThread::Unload { gpu, model: unloaded }));
                         self.tell_whereabouts(unloaded);
                     }
-                    self.messages.push_back((model, FromRankThread::Load { gpu, model, earliest, latest }));
+                    self.messages.push_back((model, FromRankThread::Load { gpu, model, earliest, latest, takes }));
                     self.tell_whereabouts(model);
                 }
             }
@@ -546,7 +601,8 @@ impl RankThread {
             }
         }
         let free_times = FreeTimes::new(std::iter::empty());
-        self.sub_clusters[index] = Some(SubCluster { models, paged, gpus: Vec::new(), free_times, schedulable });
+        let (gpus, indulged_at) = (Vec::new(), Timestamp::PAST);
+        self.sub_clusters[index] = Some(SubCluster { models, paged, gpus, free_times, schedulable, indulged_at });
         index as u32
     }
 

@@ -1,13 +1,13 @@
 //! What is in the memory of a GPU that holds but a part of what it hosts, and what is on its way there (Clockwork,
 //! section 5.3: the controller counts free pages, no more).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{GpuId, ModelId, Span, Timestamp};
 
 use crate::{
     gpu_work::GpuWork,
-    task::{LoadEnd, Weights},
+    task::{GpuMemory, LoadEnd, Weights},
 };
 
 /// A link is given work when it has less than this, so that what comes later and is more urgent waits little
@@ -31,6 +31,8 @@ pub enum Decision {
         earliest: Timestamp,
         /// The latest start.
         latest: Timestamp,
+        /// How long it takes, if it goes as planned.
+        takes: Span,
     },
 }
 
@@ -52,13 +54,34 @@ pub struct Residency {
     models: BTreeMap<ModelId, (Place, u32)>,
     /// Loads that have not been reported.
     link: GpuWork,
+    /// What must be read from disk to be loaded.
+    on_disk: BTreeSet<ModelId>,
+    /// What stays.
+    pinned: BTreeSet<ModelId>,
 }
 
 impl Residency {
     /// Empty memory.
     #[must_use]
     pub fn new(now: Timestamp, pages: u32) -> Self {
-        Self { pages, pages_free: pages, models: BTreeMap::new(), link: GpuWork::new(now) }
+        let (models, on_disk, pinned) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        Self { pages, pages_free: pages, models, link: GpuWork::new(now), on_disk, pinned }
+    }
+
+    /// The memory of a GPU that joins and hosts `models` (ascending): what is said to be there, as far as it fits, and
+    /// all that take no pages.
+    #[must_use]
+    pub fn joined(now: Timestamp, memory: &GpuMemory, models: &[ModelId], pages_of: impl Fn(ModelId) -> u32) -> Self {
+        let mut joined = Self::new(now, memory.pages);
+        joined.on_disk = memory.on_disk.iter().copied().collect();
+        joined.pinned = memory.pinned.iter().copied().collect();
+        let without = models.iter().filter(|&&id| pages_of(id) == 0);
+        for &id in memory.resident.iter().chain(without) {
+            if models.binary_search(&id).is_ok() {
+                joined.insert_resident(id, pages_of(id));
+            }
+        }
+        joined
     }
 
     /// All pages.
@@ -85,20 +108,42 @@ impl Residency {
         self.models.get(&model).map(|&(place, _)| place)
     }
 
+    /// Whether a model's weights may make room: they are there, take pages, and need not stay.
+    #[must_use]
+    pub fn may_go(&self, model: ModelId) -> bool {
+        let is_there = matches!(self.models.get(&model), Some(&(Place::Resident, pages)) if pages > 0);
+        is_there && !self.pinned.contains(&model)
+    }
+
     /// Pages that a model's weights take here.
     #[must_use]
     pub fn pages_of(&self, model: ModelId) -> u32 {
         self.models.get(&model).map_or(0, |&(_, pages)| pages)
     }
 
-    /// Weights that are there. False if they do not fit, and so cannot be.
-    pub fn insert_resident(&mut self, model: ModelId, pages: u32) -> bool {
-        let fits = pages <= self.pages_free && !self.models.contains_key(&model);
-        if fits {
+    /// Weights that are there; if they do not fit, they cannot be.
+    fn insert_resident(&mut self, model: ModelId, pages: u32) {
+        if pages <= self.pages_free && !self.models.contains_key(&model) {
             self.pages_free -= pages;
             self.models.insert(model, (Place::Resident, pages));
         }
-        fits
+    }
+
+    /// How long a load of a model takes now.
+    #[must_use]
+    pub fn load_time(&self, model: ModelId, weights: Weights) -> Span {
+        if self.on_disk.contains(&model) { weights.load + weights.read } else { weights.load }
+    }
+
+    /// A model's weights are in host memory from now on, or on disk only. True if that is news.
+    pub fn set_in_host_memory(&mut self, model: ModelId, is_there: bool) -> bool {
+        if is_there { self.on_disk.remove(&model) } else { self.on_disk.insert(model) }
+    }
+
+    /// Whether a model's weights are in host memory.
+    #[must_use]
+    pub fn is_in_host_memory(&self, model: ModelId) -> bool {
+        !self.on_disk.contains(&model)
     }
 
     /// A load begins at `start`, behind those that were begun. Yields when it should end.
@@ -108,7 +153,7 @@ impl Residency {
     pub fn begin_load(&mut self, start: Timestamp, model: ModelId, weights: Weights) -> Timestamp {
         self.pages_free = self.pages_free.checked_sub(weights.pages).expect("callers have made room");
         assert!(self.models.insert(model, (Place::Loading, weights.pages)).is_none(), "{model:?} is there");
-        self.link.push(start, weights.load);
+        self.link.push(start, self.load_time(model, weights));
         self.link.free_at()
     }
 
@@ -154,9 +199,8 @@ mod tests {
     #[test]
     fn pages_are_taken_by_what_is_on_its_way_and_come_back() {
         let mut memory = Residency::new(at(0), 10);
-        assert!(memory.insert_resident(ModelId(1), 4));
-        assert!(!memory.insert_resident(ModelId(1), 1) && !memory.insert_resident(ModelId(2), 7));
-        let weights = Weights { pages: 6, load: Span::from_millis(8) };
+        memory.insert_resident(ModelId(1), 4);
+        let weights = Weights::new(6, Span::from_millis(8));
         assert_eq!(memory.begin_load(at(2), MODEL, weights), at(10));
         assert_eq!((memory.pages_free(), memory.place(MODEL)), (0, Some(Place::Loading)));
         assert!(!memory.handle_loaded(ModelId(1), LoadEnd { finished_at: at(9), is_loaded: true }));
@@ -170,9 +214,27 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_joins_with_what_it_hosts_and_what_fits() {
+        let pages = |id: ModelId| [4, 6, 4, 0, 2, 0][id.0 as usize];
+        let resident = [0, 1, 0, 2, 4].map(ModelId).to_vec();
+        let hosted = [0, 1, 2, 3, 5].map(ModelId);
+        let (pinned, on_disk) = (vec![ModelId(2)], vec![ModelId(5)]);
+        let joins = GpuMemory { pages: 9, resident, pinned, on_disk };
+        let mut memory = Residency::joined(at(0), &joins, &hosted, pages);
+        let there: Vec<_> = memory.models().collect();
+        assert_eq!(there, [0, 2, 3, 5].map(|id| (ModelId(id), Place::Resident)));
+        assert_eq!((memory.pages(), memory.pages_free()), (9, 1));
+        assert_eq!([0, 1, 2, 3].map(|id| memory.may_go(ModelId(id))), [true, false, false, false]);
+        let weights = Weights { read: Span::from_millis(50), ..Weights::new(1, Span::from_millis(8)) };
+        assert_eq!([0, 5].map(|id| memory.load_time(ModelId(id), weights).as_millis_f64()), [8.0, 58.0]);
+        assert!(memory.set_in_host_memory(ModelId(5), true) && !memory.set_in_host_memory(ModelId(5), true));
+        assert_eq!(memory.load_time(ModelId(5), weights), weights.load);
+    }
+
+    #[test]
     fn loads_follow_one_another() {
         let mut memory = Residency::new(at(0), 10);
-        let weights = Weights { pages: 1, load: Span::from_millis(8) };
+        let weights = Weights::new(1, Span::from_millis(8));
         assert_eq!(memory.begin_load(at(1), ModelId(0), weights), at(9));
         assert_eq!(memory.begin_load(at(2), ModelId(1), weights), at(17));
     }

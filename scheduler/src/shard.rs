@@ -5,9 +5,11 @@
 //! Each task that a frontend submits ends exactly once: its backend answers it, or the frontend is told `Dropped`.
 //! No IO and no clock: `handle_*` takes what arrived and `now`, `poll_output` yields what is to be sent.
 
+mod budgets;
 mod fencing;
 mod heirs;
 mod plans;
+mod sending;
 mod weights;
 
 use std::{
@@ -29,11 +31,12 @@ use proto::{
 use thiserror::Error;
 
 use crate::{
-    estimates::{Estimates, ProfileChange},
+    estimates::{Estimates, Learning, ProfileChange},
     messages::NetworkBudget,
     network_times::NetworkTime,
     news::{ControlToShard, Forwarded, Gpu, Learned, Moved, Offered, ShardToControl},
     planner::{Planner, PlannerOutput, Released},
+    predictions::{Action, Predicted, Predictions},
     task::{Batch, ModelConfig, Task, Weights},
 };
 use fencing::Fences;
@@ -67,8 +70,8 @@ pub struct ShardConfig {
     pub queue_max: usize,
     /// Tasks that one frontend may have under way here.
     pub tasks_per_frontend_max: usize,
-    /// Plan with what executions take, not only with what backends offered.
-    pub reestimate: bool,
+    /// How what is planned with follows what executions take.
+    pub learning: Learning,
 }
 
 /// What rides along with a queued task.
@@ -102,6 +105,8 @@ pub struct ShardLoad {
     pub doubtful: usize,
     /// Tasks of this thread's life that came while no GPU had their model's weights in memory.
     pub cold: u64,
+    /// How far actions of this thread's life were off what was planned.
+    pub predictions: Predictions,
     /// Tasks that came since the last time this was asked for, of each model that had any.
     pub tasks: Vec<(ModelId, u64)>,
 }
@@ -118,6 +123,7 @@ struct Submission {
     model: ModelId,
     deadline: Timestamp,
     priority: u8,
+    is_first: bool,
     slot: SlotDescriptor,
 }
 
@@ -136,6 +142,8 @@ struct Model {
     /// From a plan's arrival to that of its inputs, for each of them.
     data: NetworkTime,
     weights: Weights,
+    /// As [`Offered::queue_max`].
+    queue_max: Vec<u32>,
     /// Whether any GPU in use hosts it, or why its tasks are dropped.
     hosted: Result<(), DropReason>,
     /// l(1) and the budget, as control was told.
@@ -144,12 +152,22 @@ struct Model {
     tasks: u64,
 }
 
+impl Model {
+    /// Whether as many requests of a priority wait as its configuration lets.
+    fn is_full(&self, planner: &dyn Planner<Ride>, model: ModelId, priority: u8) -> bool {
+        let bound = self.queue_max.get(usize::from(priority)).copied().unwrap_or_default() as usize;
+        bound > 0 && planner.queue_length_of(model, priority) >= bound
+    }
+}
+
 #[derive(Debug)]
 struct UsedGpu {
     backend: BackendId,
     index: u32,
     /// What it hosts, if its memory holds but a part of that; ascending.
     paged: Vec<ModelId>,
+    /// What is planned of loads that have not been reported.
+    loads: BTreeMap<ModelId, Predicted>,
 }
 
 /// One ModelThread without its sockets.
@@ -175,6 +193,7 @@ pub struct Shard {
     heirs: BTreeMap<FrontendId, Heir>,
     /// Tasks that came while no GPU had their model's weights in memory.
     cold: u64,
+    predictions: Predictions,
     /// When plans are looked at again.
     watch_at: Timestamp,
     outputs: VecDeque<ShardOutput>,
@@ -190,13 +209,14 @@ impl Shard {
             frontends: BTreeMap::new(),
             gpus: BTreeMap::new(),
             models: BTreeMap::new(),
-            estimates: Estimates::new(config.reestimate),
+            estimates: Estimates::new(config.learning),
             ctrl: NetworkTime::new(config.ctrl),
             planner,
             plans: Plans::new(config.id),
             fences: Fences::default(),
             heirs: BTreeMap::new(),
             cold: 0,
+            predictions: Predictions::default(),
             watch_at: Timestamp::PAST,
             outputs: VecDeque::new(),
             config,
@@ -233,7 +253,7 @@ impl Shard {
             ControlToShard::Served(frontend, is_served) => self.on_served(now, frontend, is_served),
             ControlToShard::GpuJoined(Gpu { id, backend, index, models, memory }) => {
                 let paged = if memory.is_some() { models.clone() } else { Vec::new() };
-                self.gpus.insert(id, UsedGpu { backend, index, paged });
+                self.gpus.insert(id, UsedGpu { backend, index, paged, loads: BTreeMap::new() });
                 let free_at = self.plans.free_at(backend, index).map_or(now, |at| at.max(now));
                 self.planner.handle_gpu_joined(free_at, id, models, memory);
             }
@@ -246,11 +266,16 @@ impl Shard {
                 self.follow_estimates(now);
             }
             ControlToShard::GpuGone(gpu) => self.estimates.handle_gpu_left(gpu),
+            ControlToShard::HostMemory { gpus, models, is_there } => {
+                for (&gpu, &model) in gpus.iter().flat_map(|gpu| models.iter().map(move |model| (gpu, model))) {
+                    self.planner.handle_host_memory(gpu, model, is_there);
+                }
+            }
             ControlToShard::Resp(resp) => self.config.resp = resp,
             ControlToShard::Offered(offered) => self.on_offered(now, offered),
             ControlToShard::Hosted(model, hosted) => self.on_hosted(now, model, hosted),
-            ControlToShard::Host { backend, load, model } => {
-                self.tell(backend, SchedulerToBackend::Host { load, model });
+            ControlToShard::Host { backend, load, version, model } => {
+                self.tell(backend, SchedulerToBackend::Host { load, version, model });
             }
             ControlToShard::Unload { backend, model } => self.tell(backend, SchedulerToBackend::Unload { model }),
             ControlToShard::Dismiss(backend) => self.tell(backend, SchedulerToBackend::Dismissed),
@@ -340,8 +365,8 @@ impl Shard {
         message: FrontendToScheduler,
     ) -> Result<(), Violation> {
         match message {
-            FrontendToScheduler::Submit { task, model, deadline, priority, slot } => {
-                self.on_submit(now, frontend, Submission { task, model, deadline, priority, slot })
+            FrontendToScheduler::Submit { task, model, deadline, priority, is_first, slot } => {
+                self.on_submit(now, frontend, Submission { task, model, deadline, priority, is_first, slot })
             }
             FrontendToScheduler::Cancel { task, model } => {
                 check_owner(frontend, task)?;
@@ -399,10 +424,12 @@ impl Shard {
             | BackendToScheduler::Usable { .. }
             | BackendToScheduler::Leaving
             | BackendToScheduler::Loaded { .. }
+            | BackendToScheduler::NotLoaded { .. }
             | BackendToScheduler::Unloaded { .. }
             | BackendToScheduler::Unfinished { .. }
             | BackendToScheduler::Obeys { .. }
             | BackendToScheduler::Resident { .. }
+            | BackendToScheduler::InHostMemory { .. }
             | BackendToScheduler::WeightsMissing { .. }
             | BackendToScheduler::Weights(_)
             | BackendToScheduler::Misses { .. }
@@ -414,14 +441,14 @@ impl Shard {
 
     /// Step 3: a frontend submits a task.
     fn on_submit(&mut self, now: Timestamp, frontend: FrontendId, submission: Submission) -> Result<(), Violation> {
-        let Submission { task: id, model, deadline, priority, slot } = submission;
+        let Submission { task: id, model, deadline, priority, is_first, slot } = submission;
         check_owner(frontend, id)?;
         // It left, and this was on its way.
         let Some(member) = self.frontends.get_mut(&frontend) else { return Ok(()) };
         member.tasks += 1;
         let (is_full, is_served) = (member.tasks > self.config.tasks_per_frontend_max, member.is_served);
         let deadline = self.latest_end(now, deadline);
-        let task = Task { id, deadline, priority, payload: Ride { attempt: 0, losses: 0, slot } };
+        let task = Task { id, deadline, priority, application: 0, payload: Ride { attempt: 0, losses: 0, slot } };
         match self.models.get_mut(&model) {
             _ if is_full => self.drop_task(id, DropReason::QueueFull),
             Some(Model { hosted: Err(reason), .. }) => {
@@ -429,6 +456,10 @@ impl Shard {
                 self.drop_task(id, reason);
             }
             Some(_) if !is_served => self.drop_task(id, DropReason::NoBackend),
+            // Rows of a request that is let in come with it, however many they are.
+            Some(entry) if is_first && entry.is_full(&*self.planner, model, priority) => {
+                self.drop_task(id, DropReason::QueueFull);
+            }
             Some(entry) => {
                 entry.tasks += 1;
                 self.cold += u64::from(self.planner.is_cold(model));
@@ -439,8 +470,11 @@ impl Shard {
         Ok(())
     }
 
-    /// When a task's execution must have ended for its answer to come by `deadline`.
+    /// When a task's execution must have ended for its answer to come by `deadline`; `NEVER` if it has none.
     fn latest_end(&self, now: Timestamp, deadline: Timestamp) -> Timestamp {
+        if deadline == Timestamp::NEVER {
+            return deadline;
+        }
         (deadline - self.config.resp).clamp(now - DEADLINE_MAX, now + DEADLINE_MAX)
     }
 
@@ -522,9 +556,14 @@ impl Shard {
                 self.follow_estimates(now);
             }
         }
+        if let PlanOutcome::Executed { started_at, finished_at } = outcome
+            && let Some((_, predicted)) = done.sent
+        {
+            self.predictions.handle_ended(Action::Infer, predicted, finished_at - started_at, finished_at);
+        }
         if let PlanOutcome::Executed { .. } = outcome
             && done.failed.is_empty()
-            && let Some(sent_at) = done.sent_at
+            && let Some((sent_at, _)) = done.sent
         {
             let took = (arrived_at - sent_at, (fetched_at - arrived_at) / done.size as i64);
             self.on_network_seen(now, done.model, took);
@@ -533,36 +572,6 @@ impl Shard {
         let failed = done.failed.into_iter().map(|task| if is_abandoned { task.lost() } else { task });
         self.doubt((backend, link), failed.collect());
         Ok(())
-    }
-
-    /// A plan and its inputs have travelled.
-    fn on_network_seen(&mut self, now: Timestamp, model: ModelId, (ctrl, data): (Span, Span)) {
-        if self.ctrl.handle_seen(now, ctrl) {
-            self.on_budgets(now);
-        }
-        if self.models.get_mut(&model).is_some_and(|entry| entry.data.handle_seen(now, data)) {
-            self.on_budget(now, model);
-        }
-    }
-
-    fn on_budgets(&mut self, now: Timestamp) {
-        for model in self.models.keys().copied().collect::<Vec<_>>() {
-            self.on_budget(now, model);
-        }
-    }
-
-    /// The planner is told what the network costs a model, and control, which tells the RankThread and frontends.
-    fn on_budget(&mut self, now: Timestamp, model: ModelId) {
-        let Some(entry) = self.models.get_mut(&model) else { return };
-        let budget = NetworkBudget {
-            ctrl: self.ctrl.planned(),
-            data_per_task: entry.data.planned(),
-            jitter: entry.budget.jitter,
-        };
-        if entry.budget != budget {
-            entry.budget = budget;
-            self.plan_with(now, model);
-        }
     }
 
     /// All of a plan's answers have arrived or failed.
@@ -588,8 +597,8 @@ impl Shard {
         while let Some(output) = self.planner.poll_output() {
             match output {
                 PlannerOutput::Batch(batch) => self.on_batch(now, batch),
-                PlannerOutput::Load { gpu, model, earliest, latest } => {
-                    self.tell_gpu(gpu, SchedulerToBackend::LoadWeights { gpu, model, earliest, latest });
+                PlannerOutput::Load { gpu, model, earliest, latest, takes } => {
+                    self.on_load(gpu, model, (earliest, latest), takes);
                 }
                 PlannerOutput::Unload { gpu, model } => {
                     self.tell_gpu(gpu, SchedulerToBackend::UnloadWeights { gpu, model });
@@ -638,7 +647,8 @@ impl Shard {
         let queued = self.models.keys().map(|&model| self.planner.queue_length(model)).sum();
         let tasks = self.models.iter_mut().filter(|(_, entry)| entry.tasks > 0);
         let tasks = tasks.map(|(&model, entry)| (model, std::mem::take(&mut entry.tasks))).collect();
-        ShardLoad { queued, batches: self.plans.len(), doubtful: self.fences.len(), cold: self.cold, tasks }
+        let (batches, doubtful, cold) = (self.plans.len(), self.fences.len(), self.cold);
+        ShardLoad { queued, batches, doubtful, cold, predictions: self.predictions.clone(), tasks }
     }
 
     /// Nothing waits, runs, is in doubt or is counted.
@@ -678,10 +688,18 @@ impl Shard {
         }
     }
 
-    fn on_offered(&mut self, now: Timestamp, Offered { model, budget, weights, common, offers }: Offered) {
-        let hosted = Err(DropReason::NoBackend);
-        let data = NetworkTime::new(budget.data_per_task);
-        let entry = self.models.entry(model).or_insert(Model { budget, data, weights, hosted, told: None, tasks: 0 });
+    fn on_offered(&mut self, now: Timestamp, offered: Offered) {
+        let Offered { model, budget, weights, queue_max, common, offers } = offered;
+        let entry = self.models.entry(model).or_insert_with(|| Model {
+            budget,
+            data: NetworkTime::new(budget.data_per_task),
+            weights,
+            queue_max: Vec::new(),
+            hosted: Err(DropReason::NoBackend),
+            told: None,
+            tasks: 0,
+        });
+        entry.queue_max = queue_max;
         let is_resized = std::mem::replace(&mut entry.weights, weights) != weights;
         entry.data.set_configured(budget.data_per_task);
         entry.budget = NetworkBudget { ctrl: self.ctrl.planned(), data_per_task: entry.data.planned(), ..budget };
@@ -776,7 +794,7 @@ impl Shard {
         let attempt = (task.attempt + 1) % ImmediateData::ATTEMPTS;
         let RunningTask { id, model, deadline, priority, losses, slot, .. } = task;
         let is_served = self.frontends.get(&id.frontend()).is_some_and(|frontend| frontend.is_served);
-        let task = Task { id, deadline, priority, payload: Ride { attempt, losses, slot } };
+        let task = Task { id, deadline, priority, application: 0, payload: Ride { attempt, losses, slot } };
         let Some(entry) = self.models.get(&model) else {
             return self.forward(model, Forwarded::Task(task));
         };
@@ -809,7 +827,8 @@ impl Shard {
         let Some(entry) = self.models.get_mut(&model) else { return };
         let (profile, queue_max) = (self.estimates.profile(model).clone(), self.config.queue_max);
         let planned = (profile.latency(1), entry.budget);
-        let config = ModelConfig { profile, queue_max, budget: Some(entry.budget), weights: entry.weights };
+        let weights = Weights { load: self.estimates.load(model, entry.weights.load), ..entry.weights };
+        let config = ModelConfig { profile, queue_max, budget: Some(entry.budget), weights, dynamic: None };
         self.planner.handle_model(now, model, config);
         if entry.told.replace(planned) != Some(planned) {
             let news = ShardToControl::Planned(model, planned.0, planned.1);
@@ -837,36 +856,6 @@ impl Shard {
         if let Some(member) = self.frontends.get_mut(&frontend) {
             member.tasks -= tasks;
         }
-    }
-
-    /// Step 6: a final batch becomes a plan.
-    fn on_batch(&mut self, now: Timestamp, batch: Batch<Ride>) {
-        let Batch { model, gpu, due_at, exec_at, latest, tasks, .. } = batch;
-        let UsedGpu { backend, index: gpu_index, .. } = self.gpus[&gpu];
-        let running = tasks.iter().map(|(key, ride)| RunningTask {
-            id: key.id,
-            model,
-            deadline: key.deadline,
-            priority: key.priority,
-            attempt: ride.attempt,
-            losses: ride.losses,
-            slot: ride.slot,
-        });
-        let latency = self.estimates.profile_on(model, gpu).latency(tasks.len());
-        let times = PlanTimes { sent_at: now, latest, frees_at: exec_at + latency, latency };
-        let plan = self.plans.insert(SentPlan::new((backend, gpu_index), gpu, running.collect(), times));
-        let planned = tasks.iter().map(|(key, ride)| PlannedTask {
-            task: key.id,
-            attempt: ride.attempt,
-            slot: ride.slot,
-            stamps: SchedulerStamps {
-                queued_at: key.queued_at,
-                due_at: due_at.max(key.queued_at).min(now),
-                granted_at: now,
-            },
-        });
-        let plan = BatchPlan { plan, gpu_index, model, exec_at, latest, tasks: planned.collect() };
-        self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Plan(plan)));
     }
 }
 

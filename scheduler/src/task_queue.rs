@@ -1,4 +1,5 @@
-//! Step 4: a model's queue of tasks, nearest deadline first.
+//! Step 4: a model's queue of tasks, nearest deadline first. Those without an objective are in another one, where they
+//! are in the order of their arrival.
 //!
 //! One model mostly has one SLO, so deadlines arrive in order and the queue is a ring; a task that is out of order is
 //! put in its place by a binary search. What policies look at (deadline, arrival) and what only rides along (payload)
@@ -13,12 +14,14 @@ use proto::{ids::TaskId, time::Timestamp};
 pub struct Queued {
     /// The task.
     pub id: TaskId,
-    /// When it must have finished on the GPU: the client's deadline less what the way back costs.
+    /// As [`Task::deadline`](crate::Task::deadline).
     pub deadline: Timestamp,
     /// When the ModelThread took it in.
     pub queued_at: Timestamp,
     /// As [`Task::priority`](crate::Task::priority).
     pub priority: u8,
+    /// As [`Task::application`](crate::Task::application).
+    pub application: u8,
 }
 
 /// Tasks by deadline; those with the same deadline in the order of their arrival.
@@ -77,6 +80,21 @@ impl<P> TaskQueue<P> {
     #[must_use]
     pub fn has_priorities(&self) -> bool {
         self.priorities.0 < self.priorities.1
+    }
+
+    /// How many tasks of this priority wait. A scan only where others of another one may wait, too.
+    #[must_use]
+    pub fn length_of(&self, priority: u8) -> usize {
+        match self.priorities {
+            (least, most) if least == most => {
+                if least == priority {
+                    self.keys.len()
+                } else {
+                    0
+                }
+            }
+            _ => self.keys.iter().filter(|key| key.priority == priority).count(),
+        }
     }
 
     /// Takes out the least important task if it is less important than `priority`; the one with the farthest deadline,
@@ -176,6 +194,7 @@ mod tests {
                             deadline: Timestamp(deadline),
                             queued_at: Timestamp(serial as i64),
                             priority,
+                            application: 0,
                         };
                         let accepted = queue.push(key, serial).is_ok();
                         prop_assert_eq!(accepted, oracle.len() < length_max);
@@ -217,6 +236,10 @@ mod tests {
                         oracle.retain(|(key, _)| key.id.0 % nth == 0);
                         prop_assert_eq!(queue.retain(|key| key.id.0 % nth == 0), oracle.len() < before);
                     }
+                }
+                for priority in 0..4 {
+                    let of_it = oracle.iter().filter(|(key, _)| key.priority == priority).count();
+                    prop_assert_eq!(queue.length_of(priority), of_it);
                 }
                 let is_mixed = oracle.iter().any(|(key, _)| key.priority != oracle[0].0.priority);
                 prop_assert!(queue.has_priorities() || !is_mixed);

@@ -9,9 +9,13 @@ use rand_distr::{Distribution, Exp1, Gamma};
 use scheduler::indexed_heap::IndexedHeap;
 
 use crate::{
+    dynamic::Dynamic,
     functions::MinuteShares,
     workload::{ArrivalProcess, Class, Workload},
 };
+
+// Streams of the run's seed; those of arrivals count from 0.
+const WORK_STREAM: u64 = 1 << 32;
 
 /// The gaps between arrivals of a process, as multiples of their mean.
 #[derive(Debug, Clone)]
@@ -74,6 +78,8 @@ pub struct Request {
     pub model: ModelId,
     /// Its class: an index into the model's.
     pub class: u32,
+    /// Of a dynamic model: what its batch takes by it ([`scheduler::dynamic::BatchCost`]).
+    pub work: Span,
 }
 
 /// The arrivals of all classes of all models, in the order of time; at the same instant in the order of models and
@@ -92,6 +98,14 @@ struct Stream {
     model: ModelId,
     class: u32,
     instants: Instants,
+    works: Option<Box<Works>>,
+}
+
+/// What a dynamic model's requests take.
+#[derive(Debug)]
+struct Works {
+    dynamic: Dynamic,
+    rng: ChaCha8Rng,
 }
 
 #[derive(Debug)]
@@ -192,7 +206,12 @@ impl Arrivals {
                         Instants::ByMinute(Box::new(ByMinute { functions, model, rate_rps, rng, last, end }))
                     }
                 };
-                streams.push(Stream { model: ModelId(id), class, instants });
+                let works = model.dynamic.as_ref().map(|dynamic| {
+                    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+                    rng.set_stream(WORK_STREAM + streams.len() as u64);
+                    Box::new(Works { dynamic: dynamic.clone(), rng })
+                });
+                streams.push(Stream { model: ModelId(id), class, instants, works });
             }
         }
         Self::new(streams, end)
@@ -205,6 +224,7 @@ impl Arrivals {
             model: ModelId(id),
             class: 0,
             instants: Instants::Listed(list.into_iter()),
+            works: None,
         };
         Self::new((0..).zip(instants).map(of_model).collect(), Timestamp::NEVER)
     }
@@ -227,8 +247,9 @@ impl Arrivals {
     pub fn pop(&mut self) -> Option<Request> {
         let (arrived_at, index) = self.next.peek()?;
         self.advance(index);
-        let Stream { model, class, .. } = self.streams[index as usize];
-        Some(Request { arrived_at, model, class })
+        let Stream { model, class, works, .. } = &mut self.streams[index as usize];
+        let work = works.as_mut().map_or(Span::ZERO, |works| works.dynamic.sample(*class as usize, &mut works.rng));
+        Some(Request { arrived_at, model: *model, class: *class, work })
     }
 
     fn advance(&mut self, index: u32) {

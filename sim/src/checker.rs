@@ -60,6 +60,19 @@ pub enum Violation {
         /// How much.
         late: Span,
     },
+    /// Invariant 7.
+    #[error(
+        "invariant 7: a batch without an objective leaves no GPU free before {frees_at:?}, task {task:?} must start by \
+         {starts_by:?}"
+    )]
+    Displaced {
+        /// A task with an objective that waits.
+        task: TaskId,
+        /// The latest start of a batch of it alone.
+        starts_by: Timestamp,
+        /// When the first GPU frees.
+        frees_at: Timestamp,
+    },
     /// Invariant 5.
     #[error("invariant 5: {what} holds {found}, its bound is {bound}")]
     Unbounded {

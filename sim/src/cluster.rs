@@ -3,12 +3,17 @@
 //! At each instant: batches end, GPUs fail or return, ends are reported, requests arrive, then the planner decides.
 //! What reports teach about l(b) is planned with if the workload says `reestimate`.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, BinaryHeap},
+};
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
 use scheduler::{
-    Batch, Estimates, GpuMemory, LoadEnd, ModelConfig, Planner, PlannerOutput, Policy, ProfileChange, Task,
-    task_queue::Queued,
+    Batch, Estimates, GpuMemory, LoadEnd, ModelConfig, Planner, PlannerOutput, Policy, Predicted, ProfileChange, Task,
+    Weights, predictions::Action, task_queue::Queued,
 };
 
 use crate::{
@@ -16,10 +21,10 @@ use crate::{
     checker::{Checker, Violation},
     faults::{Fault, FaultSource, Faults},
     gpus::{GpuEvent, Gpus},
-    memory::{Ended, Load, Memory},
+    memory::{Ended, HostNews, Load, Memory},
     report::{Recorder, Report},
     trace::Event,
-    workload::Workload,
+    workload::{Class, Workload},
 };
 
 /// Tasks that may wait for one model.
@@ -97,6 +102,11 @@ pub(crate) struct Cluster<'a> {
     /// Ends of batches, by when the scheduler learns of them.
     reports: BinaryHeap<Reverse<EndReport>>,
     checker: Checker,
+    /// Tasks with an objective that wait, by the latest start of each alone, if there are others that have none.
+    in_need: Option<BTreeSet<(Timestamp, TaskId)>>,
+    /// Whether tasks without an objective never make others late that wait already: under policies that give nobody up
+    /// early, if all goes as planned.
+    is_harmless: bool,
     recorder: Recorder,
     observe: &'a mut dyn FnMut(Event),
 }
@@ -120,8 +130,14 @@ struct LoadReport {
     gpu: GpuId,
     model: ModelId,
     finished_at: Timestamp,
-    is_loaded: bool,
+    /// How long it took; `None` if it did not begin.
+    took: Option<Span>,
 }
+
+/// Of so many tasks of dynamic models one is run again alone; and so many of each application before the run.
+const TASKS_A_SAMPLE: u64 = 8;
+const SAMPLES_BEFORE: usize = 192;
+const PROFILE_SEED: u64 = 7;
 
 /// A client whose request was dropped asks again so much later.
 const RETRY: Span = Span::from_millis(1);
@@ -134,14 +150,19 @@ impl<'a> Cluster<'a> {
         measured: (Timestamp, Timestamp),
         observe: &'a mut dyn FnMut(Event),
     ) -> Self {
-        let mut estimates = Estimates::new(workload.reestimate);
+        let mut estimates = Estimates::new(policy.learning(workload.reestimate));
         for (id, model) in (0..).zip(&workload.models) {
             estimates.handle_model(ModelId(id), model.profile.clone());
         }
         let gpus = workload.gpus as usize;
+        let has_background = workload.models.iter().any(|model| !model.classes.iter().all(Class::has_objective));
         let mut cluster = Self {
             workload,
-            planner: policy.planner(workload.network),
+            planner: if workload.is_dynamic() {
+                policy.dynamic_planner(workload.network)
+            } else {
+                policy.planner(workload.network)
+            },
             estimates,
             gpus: Gpus::new(gpus),
             memory: workload.memory.map(|memory| Memory::new(gpus, memory.pages)),
@@ -153,15 +174,33 @@ impl<'a> Cluster<'a> {
             up: 0,
             reports: BinaryHeap::new(),
             checker: Checker::new(gpus),
+            in_need: has_background.then(BTreeSet::new),
+            is_harmless: matches!(policy, Policy::Deferred | Policy::DeferredLatest | Policy::Eager)
+                && (workload.faults == Faults::default(), workload.memory) == (true, None),
             recorder: Recorder::new(measured, &workload.models, gpus),
             observe,
         };
         for (id, model) in (0..).zip(&workload.models) {
-            let first = Request { arrived_at: Timestamp::ZERO, model: ModelId(id), class: 0 };
+            let first = Request { arrived_at: Timestamp::ZERO, model: ModelId(id), class: 0, work: Span::ZERO };
             cluster.clients.extend((0..model.clients).map(|_| Reverse(first)));
         }
         cluster.follow_estimates(Timestamp::ZERO);
+        cluster.profile_applications();
         cluster
+    }
+
+    /// What is known of dynamic models when they are registered.
+    fn profile_applications(&mut self) {
+        let mut random = ChaCha8Rng::seed_from_u64(PROFILE_SEED);
+        for (id, model) in (0..).map(ModelId).zip(&self.workload.models) {
+            let Some(dynamic) = &model.dynamic else { continue };
+            for class in 0..model.classes.len() {
+                for _ in 0..SAMPLES_BEFORE {
+                    let alone = dynamic.alone(dynamic.sample(class, &mut random));
+                    self.planner.handle_alone(Timestamp::ZERO, id, class as u8, alone);
+                }
+            }
+        }
     }
 
     /// The planner is told every l(b) that is another one now.
@@ -170,8 +209,10 @@ impl<'a> Cluster<'a> {
             match change {
                 ProfileChange::Common(id) => {
                     let profile = self.estimates.profile(id).clone();
-                    let weights = self.workload.models[id.0 as usize].weights;
-                    self.planner.handle_model(now, id, ModelConfig { weights, ..ModelConfig::new(profile, QUEUE_MAX) });
+                    let weights = self.planned_weights(id);
+                    let dynamic = self.workload.models[id.0 as usize].dynamic.as_ref().map(|dynamic| dynamic.cost);
+                    let config = ModelConfig { weights, dynamic, ..ModelConfig::new(profile, QUEUE_MAX) };
+                    self.planner.handle_model(now, id, config);
                 }
                 ProfileChange::OfGpu(id, gpu) => {
                     let profile = self.estimates.own_profile(id, gpu).map(|own| LatencyProfile::clone(own));
@@ -179,6 +220,12 @@ impl<'a> Cluster<'a> {
                 }
             }
         }
+    }
+
+    /// A model's weights, with the time that a load is planned to take.
+    fn planned_weights(&self, id: ModelId) -> Weights {
+        let offered = self.workload.models[id.0 as usize].weights;
+        Weights { load: self.estimates.load(id, offered.load), ..offered }
     }
 
     pub(crate) fn add_gpu(&mut self, free_at: Timestamp, gpu: GpuId) {
@@ -191,9 +238,19 @@ impl<'a> Cluster<'a> {
             }
             self.follow_estimates(free_at);
         }
-        let memory = self.workload.memory.map(|memory| GpuMemory { pages: memory.pages, resident: Vec::new() });
+        let memory = self.workload.memory.map(|memory| GpuMemory {
+            on_disk: memory.host_pages.map_or(Vec::new(), |pages| self.start_machine(gpu, pages)),
+            ..GpuMemory::empty(memory.pages)
+        });
         self.planner.handle_gpu_joined(free_at, gpu, models, memory);
         self.up += 1;
+    }
+
+    /// A GPU's machine reads what it can hold. Yields what it cannot.
+    fn start_machine(&mut self, gpu: GpuId, host_pages: u32) -> Vec<ModelId> {
+        let weights: Vec<_> = self.workload.models.iter().map(|model| model.weights).collect();
+        let memory = self.memory.as_mut().expect("GPUs' memory is short, too");
+        memory.handle_machine(gpu, host_pages, &weights)
     }
 
     /// Until nothing is left to happen.
@@ -248,11 +305,15 @@ impl<'a> Cluster<'a> {
             return Ok(());
         }
         self.on_memory_timeout(now);
-        while let Some(&Reverse(LoadReport { at, gpu, model, finished_at, is_loaded })) = self.loaded.peek()
+        while let Some(&Reverse(LoadReport { at, gpu, model, finished_at, took })) = self.loaded.peek()
             && at <= now
         {
             self.loaded.pop();
-            self.planner.handle_loaded(now, gpu, model, LoadEnd { finished_at, is_loaded });
+            if let Some(took) = took {
+                self.estimates.handle_loaded(model, self.workload.models[model.0 as usize].weights.load, took);
+                self.follow_estimates(now);
+            }
+            self.planner.handle_loaded(now, gpu, model, LoadEnd { finished_at, is_loaded: took.is_some() });
         }
         while let Some(&Reverse(request)) = self.clients.peek()
             && request.arrived_at <= now
@@ -277,7 +338,8 @@ impl<'a> Cluster<'a> {
         self.recorder.arrived(request, is_cold);
         let deadline = self.workload.deadline(request);
         let id = self.checker.submit();
-        self.submit(now, Task { id, deadline, priority: 0, payload: request })
+        let application = if request.work > Span::ZERO { request.class as u8 } else { 0 };
+        self.submit(now, Task { id, deadline, priority: 0, application, payload: request })
     }
 
     fn submit(&mut self, now: Timestamp, task: Task<Request>) -> Result<(), Violation> {
@@ -285,10 +347,16 @@ impl<'a> Cluster<'a> {
             return self.on_dropped(now, task.id, task.payload);
         }
         let model = task.payload.model;
+        let needs_start = (task.deadline - self.least_latency(model), task.id);
+        if let Some(in_need) = self.in_need.as_mut().filter(|_| task.deadline != Timestamp::NEVER) {
+            in_need.insert(needs_start);
+        }
         self.planner.handle_submit(now, model, task);
+        // As many may wait without an objective.
+        let bound = if self.in_need.is_some() { 2 * QUEUE_MAX } else { QUEUE_MAX };
         match self.planner.queue_length(model) {
-            0..=QUEUE_MAX => Ok(()),
-            found => Err(Violation::Unbounded { what: "a model's queue", found, bound: QUEUE_MAX }),
+            found if found <= bound => Ok(()),
+            found => Err(Violation::Unbounded { what: "a model's queue", found, bound }),
         }
     }
 
@@ -301,11 +369,16 @@ impl<'a> Cluster<'a> {
             while let Some(output) = self.planner.poll_output() {
                 match output {
                     PlannerOutput::Batch(batch) => self.on_batch(now, batch)?,
-                    PlannerOutput::Dropped { task, .. } => self.on_dropped(now, task.id, task.payload)?,
-                    PlannerOutput::Load { gpu, model, earliest, latest } => {
+                    PlannerOutput::Dropped { task, .. } => {
+                        self.needs_no_more(task.payload.model, task.deadline, task.id);
+                        self.on_dropped(now, task.id, task.payload)?;
+                    }
+                    PlannerOutput::Load { gpu, model, earliest, latest, takes: duration } => {
+                        let predicted = Predicted { duration, ends_at: earliest + duration };
                         let weights = self.workload.models[model.0 as usize].weights;
                         let memory = self.memory.as_mut().expect("planners load into memory that is short");
-                        memory.handle_load(now, Load { gpu, model, earliest, latest }, weights);
+                        let takes = Weights { load: self.faults.load_duration(weights.load), ..weights };
+                        memory.handle_load(now, Load { gpu, model, earliest, latest, predicted }, takes);
                     }
                     PlannerOutput::Unload { gpu, model } => self.on_unload(now, gpu, model)?,
                     PlannerOutput::Preempt(gpu) => {
@@ -313,6 +386,33 @@ impl<'a> Cluster<'a> {
                         self.on_preempt(now, gpu)?;
                     }
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// l(1), or less.
+    fn least_latency(&self, model: ModelId) -> Span {
+        self.workload.models[model.0 as usize].profile.latency(1)
+    }
+
+    /// A task does not wait any more.
+    fn needs_no_more(&mut self, model: ModelId, deadline: Timestamp, id: TaskId) {
+        let needs_start = (deadline - self.least_latency(model), id);
+        if let Some(in_need) = &mut self.in_need {
+            in_need.remove(&needs_start);
+        }
+    }
+
+    /// Whoever has an objective and could be met still can, now that tasks without one have got a GPU.
+    fn check_harmless(&self, now: Timestamp) -> Result<(), Violation> {
+        let latency =
+            |batch: &Batch<Request>| self.estimates.profile_on(batch.model, batch.gpu).latency(batch.tasks.len());
+        let in_need = self.in_need.iter().filter_map(|in_need| in_need.range((now, TaskId(0))..).next());
+        for &(starts_by, task) in in_need.take(usize::from(self.is_harmless)) {
+            let frees_at = self.gpus.frees_at(now, &latency);
+            if frees_at > starts_by {
+                return Err(Violation::Displaced { task, starts_by, frees_at });
             }
         }
         Ok(())
@@ -342,22 +442,25 @@ impl<'a> Cluster<'a> {
     fn on_memory_timeout(&mut self, now: Timestamp) {
         let Some(memory) = &mut self.memory else { return };
         memory.handle_timeout(now);
-        while let Some(Ended { load, started_at, end }) = memory.poll_ended() {
+        while let Some(HostNews { gpu, moved }) = memory.poll_host_news() {
+            self.planner.handle_host_memory(gpu, moved.model, moved.is_there);
+        }
+        while let Some(Ended { load, started_at, read, end }) = memory.poll_ended() {
             let at = end.finished_at.max(now) + self.workload.network.ctrl;
-            let Load { gpu, model, .. } = load;
-            self.recorder.loaded(started_at, end.finished_at);
-            let LoadEnd { finished_at, is_loaded } = end;
-            self.loaded.push(Reverse(LoadReport { at, gpu, model, finished_at, is_loaded }));
+            let Load { gpu, model, predicted, .. } = load;
+            self.recorder.loaded(predicted, (started_at, read), end.finished_at);
+            let finished_at = end.finished_at;
+            let took = started_at.map(|started_at| finished_at - started_at - read);
+            self.loaded.push(Reverse(LoadReport { at, gpu, model, finished_at, took }));
         }
     }
 
     fn on_batch(&mut self, now: Timestamp, batch: Batch<Request>) -> Result<(), Violation> {
-        let profile = self.estimates.profile_on(batch.model, batch.gpu);
         if self.memory.as_ref().is_some_and(|memory| !memory.is_resident(batch.gpu, batch.model)) {
             let place = self.gpus.place(batch.gpu) as u32;
             return Err(Violation::WeightsMissing { gpu: place, model: batch.model.0 });
         }
-        let planned_end = batch.exec_at + profile.latency(batch.tasks.len());
+        let planned_end = batch.predicted().ends_at;
         let late = |(task, _): &&(Queued, Request)| planned_end > task.deadline;
         // Only policies without windows plan batches that must not be rejected.
         if batch.latest != Timestamp::NEVER
@@ -365,8 +468,15 @@ impl<'a> Cluster<'a> {
         {
             return Err(Violation::PlannedLate { task: task.id, late: planned_end - task.deadline });
         }
+        let has_objective = batch.tasks.iter().any(|(task, _)| task.deadline != Timestamp::NEVER);
+        for (task, _) in &batch.tasks {
+            self.needs_no_more(batch.model, task.deadline, task.id);
+        }
         self.gpus
             .handle_batch(now, batch, &mut |started_at, batch| self.faults.duration(started_at, self.workload, batch));
+        if !has_objective {
+            self.check_harmless(now)?;
+        }
         self.on_gpu_events()
     }
 
@@ -398,12 +508,16 @@ impl<'a> Cluster<'a> {
         let answered_at = finished_at + self.workload.response;
         for &(task, request) in &batch.tasks {
             self.checker.end(task.id)?;
+            if request.work > Span::ZERO && task.id.0.is_multiple_of(TASKS_A_SAMPLE) {
+                self.run_alone(finished_at, request);
+            }
             self.recorder.answered(request, started_at, answered_at);
             self.ask_again(answered_at, request);
             let arrived_at = request.arrived_at;
             (self.observe)(Event::Answer { model, arrived_at, answered_at });
         }
         self.recorder.executed(model as usize, size, started_at);
+        self.recorder.predicted(Action::Infer, batch.predicted(), (started_at, finished_at));
         self.recorder.busy(place, started_at, finished_at);
         let (gpu, size) = (place as u32, size as u32);
         (self.observe)(Event::Batch { gpu, model, size, started_at, finished_at });
@@ -411,9 +525,16 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Without faults every plan holds.
+    /// The profiler of Orloj's section 3.2: some requests are run again alone, which takes nobody's time here.
+    fn run_alone(&mut self, now: Timestamp, request: Request) {
+        let Request { model, class, work, .. } = request;
+        let dynamic = self.workload.models[model.0 as usize].dynamic.as_ref().expect("only its requests have work");
+        self.planner.handle_alone(now, model, class as u8, dynamic.alone(work));
+    }
+
+    /// Without faults every plan holds, if it is known what batches take.
     fn on_rejected(&mut self, batch: &Batch<Request>, rejected_at: Timestamp) -> Result<(), Violation> {
-        if self.workload.faults == Faults::default() {
+        if self.workload.faults == Faults::default() && !self.workload.is_dynamic() {
             let place = self.gpus.place(batch.gpu) as u32;
             self.checker.execute(place, (batch.exec_at, batch.latest), rejected_at, rejected_at)?;
         }
@@ -474,8 +595,8 @@ impl<'a> Cluster<'a> {
             let (gpu, model, size) = (place as u32, batch.model.0, batch.tasks.len() as u32);
             (self.observe)(Event::Killed { gpu, model, size, started_at, killed_at: now });
         }
-        for (Queued { id, deadline, priority, .. }, payload) in batch.tasks {
-            self.submit(now, Task { id, deadline, priority, payload })?;
+        for (Queued { id, deadline, priority, application, .. }, payload) in batch.tasks {
+            self.submit(now, Task { id, deadline, priority, application, payload })?;
         }
         Ok(())
     }

@@ -16,6 +16,8 @@ use crate::{arrivals::Request, workload::Workload};
 pub struct Faults {
     /// Standard deviation of execution times, as a part of l(b); normal, cut off at [`DEVIATIONS_MAX`].
     pub execution_jitter: f64,
+    /// The same of the time that weights take to load.
+    pub load_jitter: f64,
     /// GPUs that throttle; `None` if none ever does.
     pub slowdown: Option<Slowdown>,
     /// Mean time that a GPU is up, exponential; zero if none ever dies.
@@ -41,6 +43,7 @@ pub const DEVIATIONS_MAX: f64 = 3.0;
 // Streams of the run's seed; those of models count from 0 (`arrivals`).
 const EXECUTION_STREAM: u64 = u64::MAX;
 const FAILURE_STREAM: u64 = u64::MAX - 1;
+const LOAD_STREAM: u64 = u64::MAX - 2;
 
 /// A GPU changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +59,7 @@ pub enum Fault {
 pub struct FaultSource {
     faults: Faults,
     execution: ChaCha8Rng,
+    load: ChaCha8Rng,
     failure: ChaCha8Rng,
     /// By place: when its GPU dies or returns.
     timers: IndexedHeap,
@@ -76,6 +80,7 @@ impl FaultSource {
         let mut source = Self {
             faults,
             execution: stream(EXECUTION_STREAM),
+            load: stream(LOAD_STREAM),
             failure: stream(FAILURE_STREAM),
             timers: IndexedHeap::default(),
             gpus: (0..gpus).map(|id| (GpuId(id), true)).collect(),
@@ -92,19 +97,28 @@ impl FaultSource {
     /// How long a batch runs that starts now.
     pub fn duration(&mut self, now: Timestamp, workload: &Workload, batch: &Batch<Request>) -> Span {
         let kind = workload.kind_of(self.place(batch.gpu) as u32);
-        let latency = workload.models[batch.model.0 as usize].offers[kind].latency(batch.tasks.len());
-        let mut part = 1.0;
-        if self.faults.execution_jitter > 0.0 {
-            let deviation: f64 = StandardNormal.sample(&mut self.execution);
-            part += self.faults.execution_jitter * deviation.clamp(-DEVIATIONS_MAX, DEVIATIONS_MAX);
-        }
+        let model = &workload.models[batch.model.0 as usize];
+        let latency = match &model.dynamic {
+            None => model.offers[kind].latency(batch.tasks.len()),
+            Some(dynamic) => {
+                let longest = batch.tasks.iter().map(|(_, request)| request.work).max().unwrap_or(Span::ZERO);
+                let alike = dynamic.cost.latency(batch.tasks.len(), longest);
+                Span((alike.as_nanos() as f64 * workload.gpu_kinds[kind].factor) as i64)
+            }
+        };
+        let mut part = jitter(self.faults.execution_jitter, &mut self.execution);
         if let Some(slowdown) = self.faults.slowdown
             && now >= slowdown.from
             && (self.place(batch.gpu) as u32) < slowdown.gpus
         {
             part *= slowdown.factor;
         }
-        Span((latency.as_nanos() as f64 * part).round() as i64)
+        scaled(latency, part)
+    }
+
+    /// How long weights take to load that should take so long.
+    pub fn load_duration(&mut self, load: Span) -> Span {
+        scaled(load, jitter(self.faults.load_jitter, &mut self.load))
     }
 
     /// False once a GPU has died: the one that takes its place has another id.
@@ -150,6 +164,19 @@ impl FaultSource {
     }
 }
 
+/// What a duration is multiplied by.
+fn jitter(deviation: f64, rng: &mut ChaCha8Rng) -> f64 {
+    if deviation == 0.0 {
+        return 1.0;
+    }
+    let drawn: f64 = StandardNormal.sample(rng);
+    1.0 + deviation * drawn.clamp(-DEVIATIONS_MAX, DEVIATIONS_MAX)
+}
+
+fn scaled(span: Span, part: f64) -> Span {
+    Span((span.as_nanos() as f64 * part).round() as i64)
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -159,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    const REQUEST: Request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0 };
+    const REQUEST: Request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0, work: Span::ZERO };
 
     const SECOND: Span = Span::from_millis(1000);
 
@@ -196,7 +223,8 @@ mod tests {
             "gpus = 1\nfaults = { execution_jitter = 0.1 }\n[[model]]\nname = \"m\"\nlatency_ms = [10]\nslo_ms = 30";
         let workload = Workload::parse(text, "test", "test", Path::new(".")).unwrap();
         let mut source = FaultSource::new(workload.faults, 1, 3);
-        let task = Queued { id: TaskId(0), deadline: Timestamp(0), queued_at: Timestamp(0), priority: 0 };
+        let task =
+            Queued { id: TaskId(0), deadline: Timestamp(0), queued_at: Timestamp(0), priority: 0, application: 0 };
         let (exec_at, latest) = (Timestamp(0), Timestamp(0));
         let batch = Batch {
             model: ModelId(0),
@@ -205,6 +233,7 @@ mod tests {
             timer_at: exec_at,
             exec_at,
             latest,
+            execution: Span::ZERO,
             tasks: vec![(task, REQUEST)],
         };
         let times: Vec<f64> =
@@ -227,7 +256,7 @@ mod tests {
         for (gpu, now, milliseconds) in
             [(0, from - Span(1), 10), (0, from, 15), (1, from, 15), (2, from, 10), (4, from + SECOND, 15)]
         {
-            let task = Queued { id: TaskId(0), deadline: now, queued_at: now, priority: 0 };
+            let task = Queued { id: TaskId(0), deadline: now, queued_at: now, priority: 0, application: 0 };
             let batch = Batch {
                 model: ModelId(0),
                 gpu: GpuId(gpu),
@@ -235,6 +264,7 @@ mod tests {
                 timer_at: now,
                 exec_at: now,
                 latest: now,
+                execution: Span::ZERO,
                 tasks: vec![(task, REQUEST)],
             };
             assert_eq!(source.duration(now, &workload, &batch), Span::from_millis(milliseconds), "{gpu} at {now:?}");

@@ -101,6 +101,17 @@ impl Gpus {
         self.timers.peek().map(|(at, _)| at)
     }
 
+    /// When the first GPU has run all that it was given, if each batch takes its `latency`.
+    #[must_use]
+    pub fn frees_at(&self, now: Timestamp, latency: &dyn Fn(&Batch<Request>) -> Span) -> Timestamp {
+        let of_place = |place: &Place| {
+            let (running, mut free_at) = (usize::from(place.running.is_some()), place.idle_since.max(now));
+            free_at = place.running.map_or(free_at, |running| running.ends_at);
+            place.batches.iter().skip(running).fold(free_at, |at, (_, batch)| at.max(batch.exec_at) + latency(batch))
+        };
+        self.places.iter().map(of_place).min().unwrap_or(Timestamp::NEVER)
+    }
+
     /// What happened next.
     pub fn poll_event(&mut self) -> Option<GpuEvent> {
         self.events.pop_front()
@@ -164,9 +175,15 @@ mod tests {
     use super::*;
 
     fn batch(task: u64, exec_at: i64, latest: i64) -> Batch<Request> {
-        let key = Queued { id: TaskId(task), deadline: Timestamp(latest + 10), queued_at: Timestamp(0), priority: 0 };
+        let key = Queued {
+            id: TaskId(task),
+            deadline: Timestamp(latest + 10),
+            queued_at: Timestamp(0),
+            priority: 0,
+            application: 0,
+        };
         let (exec_at, latest) = (Timestamp(exec_at), Timestamp(latest));
-        let request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0 };
+        let request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0, work: Span::ZERO };
         Batch {
             model: ModelId(0),
             gpu: GpuId(3),
@@ -174,6 +191,7 @@ mod tests {
             timer_at: exec_at,
             exec_at,
             latest,
+            execution: Span(10),
             tasks: vec![(key, request)],
         }
     }

@@ -11,6 +11,7 @@ pub mod arrivals;
 pub mod checker;
 pub mod clairvoyant;
 pub mod cluster;
+pub mod dynamic;
 pub mod examples;
 pub mod faults;
 pub mod functions;

@@ -1,10 +1,14 @@
 //! GPUs' memory for weights, emulated: what is in it, and loads, one after another on each GPU's link, each of which
-//! starts within its window or not at all (Clockwork, section 4.4).
+//! starts within its window or not at all (Clockwork, section 4.4). Each GPU has a machine of its own, whose host
+//! memory may hold but a part of all weights: the others are read from disk as a part of their loads.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use proto::{GpuId, ModelId, Timestamp};
-use scheduler::{LoadEnd, Weights, indexed_heap::IndexedHeap};
+use proto::{
+    GpuId, ModelId, Span, Timestamp,
+    host_memory::{HostMemory, Moved},
+};
+use scheduler::{LoadEnd, Predicted, Weights, indexed_heap::IndexedHeap};
 
 /// A load that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +21,8 @@ pub struct Load {
     pub earliest: Timestamp,
     /// The latest start.
     pub latest: Timestamp,
+    /// What is planned of it.
+    pub predicted: Predicted,
 }
 
 /// A load ended.
@@ -26,14 +32,26 @@ pub struct Ended {
     pub load: Load,
     /// When it began; `None` if it did not.
     pub started_at: Option<Timestamp>,
+    /// How much of it was reading from disk.
+    pub read: Span,
     /// How.
     pub end: LoadEnd,
+}
+
+/// Weights came into the host memory of a GPU's machine, or left it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostNews {
+    /// The GPU that loads.
+    pub gpu: GpuId,
+    /// What has changed.
+    pub moved: Moved,
 }
 
 /// The memory of all GPUs, by place.
 #[derive(Debug)]
 pub struct Memory {
     pages: u32,
+    host_news: VecDeque<HostNews>,
     places: Vec<Place>,
     /// By place: when its first load ends or may begin.
     timers: IndexedHeap,
@@ -45,15 +63,17 @@ struct Place {
     resident: BTreeMap<ModelId, u32>,
     /// With the instants at which they were asked for.
     loads: VecDeque<(Timestamp, Load, Weights)>,
-    /// When the first of them began.
-    started_at: Option<Timestamp>,
+    /// When the first of them began, and how long it reads from disk.
+    started: Option<(Timestamp, Span)>,
     idle_since: Timestamp,
+    /// The GPU and its machine's host memory, if that holds but a part of all weights.
+    host: Option<(GpuId, HostMemory)>,
 }
 
 impl Place {
     /// Of what is there or being copied.
     fn pages(&self) -> u32 {
-        let copied = self.started_at.and(self.loads.front()).map_or(0, |(.., weights)| weights.pages);
+        let copied = self.started.and(self.loads.front()).map_or(0, |(.., weights)| weights.pages);
         self.resident.values().sum::<u32>() + copied
     }
 }
@@ -63,7 +83,22 @@ impl Memory {
     #[must_use]
     pub fn new(places: usize, pages: u32) -> Self {
         let places = (0..places).map(|_| Place::default()).collect();
-        Self { pages, places, timers: IndexedHeap::default(), ended: VecDeque::new() }
+        let (host_news, ended) = (VecDeque::new(), VecDeque::new());
+        Self { pages, host_news, places, timers: IndexedHeap::default(), ended }
+    }
+
+    /// A GPU comes up in a machine whose host memory has so many pages, into which all models (by id) were read one
+    /// after another. Yields those that are not there any more.
+    pub fn handle_machine(&mut self, gpu: GpuId, host_pages: u32, models: &[Weights]) -> Vec<ModelId> {
+        let mut host = HostMemory::new(host_pages);
+        for (id, weights) in (0..).zip(models) {
+            host.insert(ModelId(id), weights.pages);
+        }
+        while host.poll_moved().is_some() {}
+        let on_disk = (0..models.len() as u32).map(ModelId).filter(|&id| !host.holds(id)).collect();
+        let place = self.place(gpu);
+        self.places[place].host = Some((gpu, host));
+        on_disk
     }
 
     fn place(&self, gpu: GpuId) -> usize {
@@ -82,7 +117,7 @@ impl Memory {
         self.places.iter().any(|place| place.resident.contains_key(&model))
     }
 
-    /// Loads a model behind what was asked for before.
+    /// Loads a model behind what was asked for before. The load of `weights` is how long it will take.
     pub fn handle_load(&mut self, now: Timestamp, load: Load, weights: Weights) {
         let place = self.place(load.gpu);
         self.places[place].loads.push_back((now, load, weights));
@@ -124,21 +159,29 @@ impl Memory {
         self.ended.pop_front()
     }
 
+    /// The next weights that came into host memory or left it.
+    pub fn poll_host_news(&mut self) -> Option<HostNews> {
+        self.host_news.pop_front()
+    }
+
     fn advance(&mut self, now: Timestamp, index: usize) {
         let place = &mut self.places[index];
         let timer = loop {
             let Some(&(came_at, load, weights)) = place.loads.front() else { break None };
-            if let Some(started_at) = place.started_at {
-                let finished_at = started_at + weights.load;
+            if let Some((started_at, read)) = place.started {
+                let finished_at = started_at + weights.load + read;
                 if finished_at > now {
                     break Some(finished_at);
                 }
                 place.loads.pop_front();
-                place.started_at = None;
+                place.started = None;
                 place.idle_since = finished_at;
                 place.resident.insert(load.model, weights.pages);
                 let end = LoadEnd { finished_at, is_loaded: true };
-                self.ended.push_back(Ended { load, started_at: Some(started_at), end });
+                self.ended.push_back(Ended { load, started_at: Some(started_at), read, end });
+                if let Some((_, host)) = &mut place.host {
+                    host.end(load.model, true);
+                }
                 continue;
             }
             let starts_at = load.earliest.max(came_at).max(place.idle_since);
@@ -147,13 +190,18 @@ impl Memory {
             }
             let has_room = place.pages() + weights.pages <= self.pages && !place.resident.contains_key(&load.model);
             if has_room && starts_at <= load.latest {
-                place.started_at = Some(starts_at);
+                let is_near = place.host.as_mut().is_none_or(|(_, host)| host.begin(load.model, weights.pages));
+                place.started = Some((starts_at, if is_near { Span::ZERO } else { weights.read }));
             } else {
                 place.loads.pop_front();
                 let end = LoadEnd { finished_at: starts_at, is_loaded: false };
-                self.ended.push_back(Ended { load, started_at: None, end });
+                self.ended.push_back(Ended { load, started_at: None, read: Span::ZERO, end });
             }
         };
+        if let Some((gpu, host)) = &mut place.host {
+            let news = std::iter::from_fn(|| host.poll_moved());
+            self.host_news.extend(news.map(|moved| HostNews { gpu: *gpu, moved }));
+        }
         match timer {
             Some(at) => self.timers.set(index as u32, at),
             None => self.timers.remove(index as u32),
@@ -171,16 +219,17 @@ mod tests {
         Timestamp::ZERO + Span::from_millis(ms)
     }
 
-    const WEIGHTS: Weights = Weights { pages: 4, load: Span::from_millis(8) };
+    const WEIGHTS: Weights = Weights::new(4, Span::from_millis(8));
 
     fn load(model: u32, earliest: i64, latest: i64) -> Load {
-        Load { gpu: GpuId(3), model: ModelId(model), earliest: at(earliest), latest: at(latest) }
+        let predicted = Predicted { duration: WEIGHTS.load, ends_at: at(earliest) + WEIGHTS.load };
+        Load { gpu: GpuId(3), model: ModelId(model), earliest: at(earliest), latest: at(latest), predicted }
     }
 
     fn ends(memory: &mut Memory) -> Vec<(u32, Option<Timestamp>, Timestamp, bool)> {
         let mut ends = Vec::new();
         loop {
-            while let Some(Ended { load, started_at, end }) = memory.poll_ended() {
+            while let Some(Ended { load, started_at, end, .. }) = memory.poll_ended() {
                 ends.push((load.model.0, started_at, end.finished_at, end.is_loaded));
             }
             let Some(next) = memory.poll_timeout() else { return ends };
@@ -209,5 +258,22 @@ mod tests {
         assert_eq!(ends(&mut memory), [(3, Some(at(20)), at(28), true)]);
         memory.handle_failure(GpuId(3));
         assert!(!memory.is_anywhere(ModelId(3)));
+    }
+
+    #[test]
+    fn what_is_not_in_host_memory_is_read_first_and_what_was_loaded_longest_ago_leaves_it() {
+        let mut memory = Memory::new(1, 100);
+        let weights = Weights { read: Span::from_millis(50), ..WEIGHTS };
+        let on_disk = memory.handle_machine(GpuId(3), 10, &[weights; 3]);
+        assert_eq!(on_disk, [ModelId(0)]);
+        for model in [2, 0, 1] {
+            memory.handle_load(at(0), load(model, 0, 200), weights);
+        }
+        let expected =
+            [(2, Some(at(0)), at(8), true), (0, Some(at(8)), at(66), true), (1, Some(at(66)), at(124), true)];
+        assert_eq!(ends(&mut memory), expected);
+        let news: Vec<_> = std::iter::from_fn(|| memory.poll_host_news()).map(|news| news.moved).collect();
+        let moved = |model, is_there| Moved { model: ModelId(model), is_there };
+        assert_eq!(news, [moved(1, false), moved(0, true), moved(2, false), moved(1, true)]);
     }
 }

@@ -1,9 +1,12 @@
 //! What a run measured. Only requests that arrived, and batches that started, after the warm-up count.
 
+mod predictions;
+
 use std::fmt::Write;
 
 use hdrhistogram::Histogram;
 use proto::{LatencyProfile, Span, Timestamp};
+use scheduler::{Predicted, Predictions, predictions::Action};
 use serde::Serialize;
 
 use crate::{
@@ -11,6 +14,7 @@ use crate::{
     cluster::Options,
     workload::{Class, Model, Workload},
 };
+pub use predictions::{ActionReport, PredictionReport, SidesReport, TailReport};
 
 /// Tables have a line for each model up to so many.
 const MODELS_SHOWN: usize = 200;
@@ -30,8 +34,11 @@ pub struct Report {
     pub seed: u64,
     /// In the order of the workload.
     pub models: Vec<ModelReport>,
-    /// All models together.
+    /// All requests with an SLO.
     pub totals: Figures,
+    /// All requests without one, if any class has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub background: Option<Figures>,
     /// Mean of batch sizes over batches.
     pub batch_mean: f64,
     /// Time that GPUs executed, of all GPUs' time.
@@ -41,6 +48,11 @@ pub struct Report {
     /// Where GPUs' memory is short: what went in and out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryReport>,
+    /// How far actions were off what was planned.
+    pub predicted: PredictionReport,
+    /// The same, of every length.
+    #[serde(skip)]
+    pub predictions: Predictions,
     /// All models together: `batches[b - 1]` batches of size b.
     #[serde(skip)]
     pub batches: Vec<u64>,
@@ -56,6 +68,8 @@ pub struct MemoryReport {
     pub cold_fraction: f64,
     /// Models that were loaded, a second.
     pub loads_per_s: f64,
+    /// Of these, models that were read from disk, a second.
+    pub reads_per_s: f64,
     /// Models that made room, a second.
     pub unloads_per_s: f64,
     /// Loads that could not start in their windows, a second.
@@ -88,8 +102,8 @@ impl ModelReport {
 /// What was measured of the requests of one class of a model.
 #[derive(Debug, Clone, Serialize)]
 pub struct ClassReport {
-    /// Its SLO.
-    pub slo_ms: f64,
+    /// Its SLO; `null` if it has none.
+    pub slo_ms: Option<f64>,
     /// Requests a second that arrived.
     pub offered_rps: f64,
     /// Answered in time, of all that arrived; 1 if none did.
@@ -129,6 +143,8 @@ pub struct Figures {
     pub p99_ms: Option<f64>,
     /// 99.9th percentile.
     pub p999_ms: Option<f64>,
+    /// 99.99th percentile.
+    pub p9999_ms: Option<f64>,
     /// Median of batch sizes over batches; `null` if there were none.
     pub batch_median: Option<f64>,
 }
@@ -167,7 +183,8 @@ impl Report {
         let named = self.models.iter().map(|model| (model.name.as_str(), &model.figures, &model.classes[..]));
         // Of thousands of models nobody reads a line each.
         let shown = if self.models.len() > MODELS_SHOWN { 0 } else { self.models.len() };
-        for (name, figures, classes) in named.take(shown).chain([("all", &self.totals, &[][..])]) {
+        let background = self.background.iter().map(|figures| ("all without SLO", figures, &[][..]));
+        for (name, figures, classes) in named.take(shown).chain([("all", &self.totals, &[][..])]).chain(background) {
             let _ = writeln!(
                 text,
                 "{name:<24}{:>12.1}{:>12.1}{:>9.3}%{:>10}{:>10}{:>10}{:>10}{:>7}",
@@ -184,7 +201,7 @@ impl Report {
                 let _ = writeln!(
                     text,
                     "{:<24}{:>12.1}{:>12}{:>9.3}%{:>10}{:>10}{:>10}",
-                    format!("  SLO {} ms", class.slo_ms),
+                    class.slo_ms.map_or_else(|| "  without SLO".to_owned(), |slo_ms| format!("  SLO {slo_ms} ms")),
                     class.offered_rps,
                     "",
                     100.0 * class.on_time_fraction,
@@ -204,15 +221,17 @@ impl Report {
         if let Some(memory) = self.memory {
             let _ = write!(
                 text,
-                "\n{:.2} % of requests cold; {:.1} loads a second ({:.1} failed), {:.1} unloads; links busy {:.1} % \
-                 of the time",
+                "\n{:.2} % of requests cold; {:.1} loads a second ({:.1} from disk, {:.1} failed), {:.1} unloads; \
+                 links busy {:.1} % of the time",
                 100.0 * memory.cold_fraction,
                 memory.loads_per_s,
+                memory.reads_per_s,
                 memory.loads_failed_per_s,
                 memory.unloads_per_s,
                 100.0 * memory.link_busy_fraction
             );
         }
+        self.predicted.describe(&mut text);
         text
     }
 }
@@ -231,9 +250,11 @@ pub struct Recorder {
     gpu_seconds: u64,
     cold: u64,
     loads: u64,
+    reads: u64,
     loads_failed: u64,
     unloads: u64,
     link_busy: Span,
+    predictions: Predictions,
 }
 
 #[derive(Debug)]
@@ -271,9 +292,11 @@ impl Recorder {
             gpu_seconds: 0,
             cold: 0,
             loads: 0,
+            reads: 0,
             loads_failed: 0,
             unloads: 0,
             link_busy: Span::ZERO,
+            predictions: Predictions::default(),
         }
     }
 
@@ -295,15 +318,22 @@ impl Recorder {
         }
     }
 
-    /// A load ended; it began at `started_at`, if it did.
-    pub fn loaded(&mut self, started_at: Option<Timestamp>, finished_at: Timestamp) {
+    /// A load ended; if it began, it did at `started_at`, with reading from disk for `read`.
+    pub fn loaded(
+        &mut self,
+        predicted: Predicted,
+        (started_at, read): (Option<Timestamp>, Span),
+        finished_at: Timestamp,
+    ) {
         if !self.counts(finished_at) {
             return;
         }
         match started_at {
             Some(started_at) => {
                 self.loads += 1;
+                self.reads += u64::from(read > Span::ZERO);
                 self.link_busy += finished_at - started_at;
+                self.predicted(Action::Load, predicted, (started_at, finished_at));
             }
             None => self.loads_failed += 1,
         }
@@ -338,6 +368,13 @@ impl Recorder {
         self.models[model].batches[size - 1] += u64::from(self.counts(started_at));
     }
 
+    /// An action ran.
+    pub fn predicted(&mut self, action: Action, predicted: Predicted, (from, to): (Timestamp, Timestamp)) {
+        if self.counts(to) {
+            self.predictions.handle_ended(action, predicted, to - from, to);
+        }
+    }
+
     /// A GPU was busy.
     pub fn busy(&mut self, gpu: usize, started_at: Timestamp, finished_at: Timestamp) {
         let (from, to) = (started_at.max(self.measured.0), finished_at.min(self.measured.1));
@@ -356,6 +393,10 @@ impl Recorder {
     pub fn report(&self, workload: &Workload, options: &Options) -> Report {
         let span = (self.measured.1 - self.measured.0).as_secs_f64();
         let all = Record::sum(self.models.iter().flat_map(|model| &model.classes));
+        let (background, others): (Vec<&Record>, Vec<&Record>) =
+            self.models.iter().flat_map(|model| &model.classes).partition(|record| record.slo == Span::ENDLESS);
+        let has_background = !background.is_empty();
+        let (background, others) = (Record::sum(background), Record::sum(others));
         let mut all_batches = vec![0; LatencyProfile::MAX_BATCH];
         for model in &self.models {
             for (sum, count) in all_batches.iter_mut().zip(&model.batches) {
@@ -372,17 +413,21 @@ impl Recorder {
             seconds: options.seconds,
             seed: options.seed,
             models: workload.models.iter().zip(&self.models).map(of_model).collect(),
-            totals: all.figures(&all_batches, span),
+            totals: others.figures(&all_batches, span),
+            background: has_background.then(|| background.figures(&all_batches, span)),
             batch_mean: if batches == 0 { 0.0 } else { tasks as f64 / batches as f64 },
             gpu_busy_fraction: self.busy.as_secs_f64() / (span * self.last_second.len() as f64),
             gpus_used_mean: self.gpu_seconds as f64 / span.ceil(),
             memory: workload.memory.map(|_| MemoryReport {
                 cold_fraction: self.cold as f64 / all.offered.max(1) as f64,
                 loads_per_s: self.loads as f64 / span,
+                reads_per_s: self.reads as f64 / span,
                 unloads_per_s: self.unloads as f64 / span,
                 loads_failed_per_s: self.loads_failed as f64 / span,
                 link_busy_fraction: self.link_busy.as_secs_f64() / (span * self.last_second.len() as f64),
             }),
+            predicted: PredictionReport::new(&self.predictions.tails()),
+            predictions: self.predictions.clone(),
             batches: all_batches,
             queueing_us: self.queueing.clone(),
         }
@@ -431,7 +476,7 @@ impl Record {
 
     fn report(&self, span_s: f64) -> ClassReport {
         ClassReport {
-            slo_ms: self.slo.as_secs_f64() * 1e3,
+            slo_ms: (self.slo != Span::ENDLESS).then(|| self.slo.as_secs_f64() * 1e3),
             offered_rps: self.offered as f64 / span_s,
             on_time_fraction: self.on_time_fraction(),
             dropped: self.dropped,
@@ -450,6 +495,7 @@ impl Record {
             p50_ms: self.percentile_ms(0.5),
             p99_ms: self.percentile_ms(0.99),
             p999_ms: self.percentile_ms(0.999),
+            p9999_ms: self.percentile_ms(0.9999),
             batch_median: median(batches),
         }
     }
@@ -491,7 +537,7 @@ mod tests {
         let workload = workload("classes = [{ slo_ms = 10 }, { slo_ms = 20 }]");
         let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload.models, 2);
         for (class, latency) in [(0, 0.011), (0, 0.009), (1, 0.011), (1, 0.019)] {
-            let request = Request { arrived_at: second(2.0), model: ModelId(0), class };
+            let request = Request { arrived_at: second(2.0), model: ModelId(0), class, work: Span::ZERO };
             recorder.arrived(request, false);
             recorder.answered(request, second(2.0), second(2.0 + latency));
         }
@@ -499,7 +545,7 @@ mod tests {
         let model = &report.models[0];
         assert_eq!((model.figures.on_time_fraction, model.worst_bad_rate()), (0.75, 0.5));
         let classes = model.classes.iter().map(|class| (class.slo_ms, class.on_time_fraction, class.offered_rps));
-        assert_eq!(classes.collect::<Vec<_>>(), [(10.0, 0.5, 0.2), (20.0, 1.0, 0.2)]);
+        assert_eq!(classes.collect::<Vec<_>>(), [(Some(10.0), 0.5, 0.2), (Some(20.0), 1.0, 0.2)]);
         assert!(report.table().contains("  SLO 20 ms"), "{}", report.table());
     }
 
@@ -514,7 +560,7 @@ mod tests {
     #[test]
     fn only_what_is_after_the_warm_up_counts() {
         let second = |s: f64| Timestamp((s * 1e9) as i64);
-        let request = |s| Request { arrived_at: second(s), model: ModelId(0), class: 0 };
+        let request = |s| Request { arrived_at: second(s), model: ModelId(0), class: 0, work: Span::ZERO };
         let workload = workload("slo_ms = 10");
         let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload.models, 2);
         for at in [0.5, 2.0, 3.0, 4.0] {

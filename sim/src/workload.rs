@@ -12,9 +12,12 @@ use thiserror::Error;
 
 use crate::{
     arrivals::Request,
+    dynamic::{self, Dynamic},
     faults::{DEVIATIONS_MAX, Faults, Slowdown},
     functions::{Assignment, FUNCTIONS_MAX, MinuteShares},
 };
+
+mod raw;
 
 /// Models that a workload may have, copies included.
 pub const MODELS_MAX: usize = 100_000;
@@ -67,6 +70,8 @@ pub struct Workload {
 pub struct Memory {
     /// Pages of [`PAGE_BYTES`].
     pub pages: u32,
+    /// Pages of host memory, which each GPU has for itself, if they hold but a part of all weights.
+    pub host_pages: Option<u32>,
 }
 
 /// GPUs that are equally fast.
@@ -89,18 +94,20 @@ pub struct Model {
     pub offers: Vec<LatencyProfile>,
     /// What its clients ask for; at least one, with the nearest SLO first.
     pub classes: Vec<Class>,
-    /// Its part of the aggregate rate; all parts make 1.
+    /// Its part of the aggregate rate; all parts make 1. None, if it has `clients` and other models have not.
     pub share: f64,
     /// What its weights take.
     pub weights: Weights,
     /// Clients that each ask again when they are answered; if there are any, nobody else asks for it.
     pub clients: u32,
+    /// If its requests take unequal times; then `profile` is the mean, and each class an application.
+    pub dynamic: Option<Dynamic>,
 }
 
 /// Requests of a model that have one SLO.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Class {
-    /// From a request's arrival to its answer.
+    /// From a request's arrival to its answer; `ENDLESS` if it has no objective.
     pub slo: Span,
     /// Its part of the model's rate; all parts make 1.
     pub share: f64,
@@ -154,6 +161,14 @@ pub enum WorkloadError {
     },
 }
 
+impl Class {
+    /// Whether its requests have a latency objective.
+    #[must_use]
+    pub fn has_objective(&self) -> bool {
+        self.slo != Span::ENDLESS
+    }
+}
+
 impl Workload {
     /// Reads and checks a workload file; a zoo is looked for beside it, then among the built-in ones.
     ///
@@ -194,6 +209,12 @@ impl Workload {
         Self { gpus, gpu_kinds: vec![GpuKind { count: gpus, ..kind }], ..self.clone() }
     }
 
+    /// Whether batches of a model take unequal times, so that they end when they end.
+    #[must_use]
+    pub fn is_dynamic(&self) -> bool {
+        self.models.iter().any(|model| model.dynamic.is_some())
+    }
+
     /// The position in `gpu_kinds` of the GPU at a place.
     ///
     /// # Panics
@@ -227,133 +248,11 @@ fn read_text(path: &Path) -> Result<String, WorkloadError> {
     fs::read_to_string(path).map_err(|source| WorkloadError::Read { path: path.display().to_string(), source })
 }
 
-/// The file as it is written.
-mod raw {
-    use super::{ArrivalProcess, Deserialize};
-
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    pub(super) struct File {
-        pub gpus: u32,
-        #[serde(default)]
-        pub gpu_kinds: Vec<GpuKind>,
-        #[serde(default = "default_seconds")]
-        pub seconds: f64,
-        #[serde(default = "default_arrivals")]
-        pub arrivals: ArrivalProcess,
-        #[serde(default)]
-        pub popularity: Popularity,
-        pub memory: Option<Memory>,
-        pub functions: Option<Functions>,
-        #[serde(default)]
-        pub network: Network,
-        #[serde(default)]
-        pub faults: Faults,
-        #[serde(default)]
-        pub reestimate: bool,
-        #[serde(default, rename = "model")]
-        pub models: Vec<Model>,
-    }
-
-    fn default_seconds() -> f64 {
-        60.0
-    }
-
-    fn default_arrivals() -> ArrivalProcess {
-        ArrivalProcess::Poisson
-    }
-
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    pub(super) struct GpuKind {
-        pub count: u32,
-        pub factor: f64,
-    }
-
-    #[derive(Deserialize, Default, Clone, Copy)]
-    #[serde(rename_all = "lowercase")]
-    pub(super) enum Popularity {
-        #[default]
-        Equal,
-        Zipf(f64),
-    }
-
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    pub(super) struct Memory {
-        pub gpu_mb: f64,
-        pub pcie_gbps: Option<f64>,
-    }
-
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    pub(super) struct Functions {
-        pub count: Option<usize>,
-        pub minutes: Option<usize>,
-        pub rates: Option<String>,
-        #[serde(default)]
-        pub assignment: HotModels,
-        #[serde(default)]
-        pub seed: u64,
-    }
-
-    #[derive(Deserialize, Default, Clone, Copy, PartialEq)]
-    #[serde(rename_all = "lowercase")]
-    pub(super) enum HotModels {
-        #[default]
-        Random,
-        Lucky,
-    }
-
-    #[derive(Deserialize, Default)]
-    #[serde(deny_unknown_fields, default)]
-    pub(super) struct Network {
-        pub ctrl_us: f64,
-        pub data_us_per_request: f64,
-        pub resp_us: f64,
-    }
-
-    #[derive(Deserialize, Default)]
-    #[serde(deny_unknown_fields)]
-    pub(super) struct Faults {
-        #[serde(default)]
-        pub execution_jitter: f64,
-        pub gpu_up_s: Option<f64>,
-        pub gpu_down_s: Option<f64>,
-        pub gpu_slowdown: Option<f64>,
-        pub slow_from_s: Option<f64>,
-        pub slow_gpus: Option<u32>,
-    }
-
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    pub(super) struct Model {
-        pub name: Option<String>,
-        pub alpha_ms: Option<f64>,
-        pub beta_ms: Option<f64>,
-        pub latency_ms: Option<Vec<f64>>,
-        pub slo_ms: Option<f64>,
-        pub classes: Option<Vec<Class>>,
-        pub max_batch: Option<usize>,
-        pub count: Option<usize>,
-        pub share: Option<f64>,
-        pub zoo: Option<String>,
-        pub weights_mb: Option<f64>,
-        pub load_ms: Option<f64>,
-        pub clients: Option<u32>,
-    }
-
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    pub(super) struct Class {
-        pub slo_ms: f64,
-        pub share: Option<f64>,
-    }
-}
-
 /// From the file as written to a checked workload.
 mod checks {
     use super::*;
+
+    mod classes;
 
     /// Zoos that need no file.
     const BUILT_IN_ZOOS: [(&str, &str); 3] = [
@@ -377,6 +276,8 @@ mod checks {
         /// Bytes a second from host memory to a GPU's, and the pages there.
         pcie_bytes_per_s: Option<f64>,
         pages: Option<u32>,
+        /// Bytes a second from disk, and the pages of host memory.
+        disk: Option<(f64, u32)>,
         /// What the network takes of an SLO at least.
         overhead: Span,
         gpu_kinds: Vec<GpuKind>,
@@ -421,9 +322,11 @@ mod checks {
             };
             let response = micros("network.resp_us", file.network.resp_us)?;
             let memory = file.memory.as_ref().map(|raw| self.memory(raw)).transpose()?;
+            let host_pages = memory.and_then(|memory| memory.host_pages);
             let terms = Terms {
                 pcie_bytes_per_s: file.memory.as_ref().and_then(|raw| raw.pcie_gbps).map(|gbps| gbps * 1e9 / 8.0),
                 pages: memory.map(|memory| memory.pages),
+                disk: file.memory.as_ref().and_then(|raw| raw.disk_gbps).map(|gbps| gbps * 1e9 / 8.0).zip(host_pages),
                 overhead: network.delay(1) + response,
                 gpu_kinds: self.gpu_kinds(&file.gpu_kinds, file.gpus)?,
             };
@@ -474,11 +377,19 @@ mod checks {
         }
 
         fn memory(&self, raw: &raw::Memory) -> Result<Memory> {
+            let pages = |mb: f64| (mb * 1e6 / PAGE_BYTES as f64) as u32;
             let mb = self.above_zero("memory.gpu_mb", raw.gpu_mb, 1e9)?;
-            if let Some(gbps) = raw.pcie_gbps {
-                self.above_zero("memory.pcie_gbps", gbps, 1e6)?;
+            for (key, gbps) in [("memory.pcie_gbps", raw.pcie_gbps), ("memory.disk_gbps", raw.disk_gbps)] {
+                if let Some(gbps) = gbps {
+                    self.above_zero(key, gbps, 1e6)?;
+                }
             }
-            Ok(Memory { pages: (mb * 1e6 / PAGE_BYTES as f64) as u32 })
+            let host_pages = match (raw.host_mb, raw.disk_gbps) {
+                (Some(mb), Some(_)) => Some(pages(self.above_zero("memory.host_mb", mb, 1e9)?)),
+                (None, None) => None,
+                _ => return self.fail("memory", "expected both host_mb and disk_gbps, or neither"),
+            };
+            Ok(Memory { pages: pages(mb), host_pages })
         }
 
         /// What a model's weights take; nothing if the file says nothing.
@@ -502,7 +413,14 @@ mod checks {
                 (None, Some(rate)) => Span::from_secs_f64(bytes / rate),
                 (None, None) => return self.fail(key("load_ms"), "expected it, or memory.pcie_gbps, found neither"),
             };
-            Ok(Weights { pages, load })
+            if let Some((_, host_pages)) = terms.disk
+                && pages > host_pages
+            {
+                let problem = format!("expected at most the {host_pages} pages of memory.host_mb, found {pages}");
+                return self.fail(key("weights_mb"), problem);
+            }
+            let read = terms.disk.map_or(Span::ZERO, |(rate, _)| Span::from_secs_f64(bytes / rate));
+            Ok(Weights { pages, load, read })
         }
 
         fn functions(&self, raw: &raw::Functions, seconds: f64, models: &[Model]) -> Result<MinuteShares> {
@@ -559,13 +477,14 @@ mod checks {
             // Below 1 / DEVIATIONS_MAX every execution takes some time.
             let jitter_max = (1.0 / DEVIATIONS_MAX * 10.0).floor() / 10.0;
             let execution_jitter = self.range("faults.execution_jitter", raw.execution_jitter, 0.0, jitter_max)?;
+            let load_jitter = self.range("faults.load_jitter", raw.load_jitter, 0.0, jitter_max)?;
             let seconds = |key, found| self.range(key, found, 0.001, SECONDS_MAX).map(Span::from_secs_f64);
             let (up_mean, down_mean) = match (raw.gpu_up_s, raw.gpu_down_s) {
                 (None, None) => (Span::ZERO, Span::ZERO),
                 (Some(up), Some(down)) => (seconds("faults.gpu_up_s", up)?, seconds("faults.gpu_down_s", down)?),
                 _ => return self.fail("faults", "expected both gpu_up_s and gpu_down_s, or neither"),
             };
-            Ok(Faults { execution_jitter, slowdown: self.slowdown(raw, gpus)?, up_mean, down_mean })
+            Ok(Faults { execution_jitter, load_jitter, slowdown: self.slowdown(raw, gpus)?, up_mean, down_mean })
         }
 
         fn slowdown(&self, raw: &raw::Faults, gpus: u32) -> Result<Option<Slowdown>> {
@@ -609,14 +528,19 @@ mod checks {
                 let problem = format!("expected 1 to {MODELS_MAX} models in all, found {count} here");
                 return self.fail(format!("model {name:?}: count"), problem);
             }
-            let classes = self.classes(name, model)?;
-            let checked = match (&model.latency_ms, model.alpha_ms, model.beta_ms) {
-                (Some(table), None, None) => self.table_model(name, table, classes, model.max_batch, terms)?,
-                (None, Some(alpha), Some(beta)) => {
-                    self.linear_model(name, alpha, beta, classes, model.max_batch, terms)?
+            let checked = match (&model.latency_ms, model.alpha_ms, model.beta_ms, &model.cost, &model.applications) {
+                (Some(table), None, None, None, None) => {
+                    self.table_model(name, table, self.classes(name, model)?, model.max_batch, terms)?
+                }
+                (None, Some(alpha), Some(beta), None, None) => {
+                    self.linear_model(name, alpha, beta, self.classes(name, model)?, model.max_batch, terms)?
+                }
+                (None, None, None, Some(cost), Some(applications)) => {
+                    self.dynamic_model(name, cost, applications, model, terms)?
                 }
                 _ => {
-                    let problem = "expected both alpha_ms and beta_ms, or latency_ms alone";
+                    let problem = "expected both alpha_ms and beta_ms, or latency_ms alone, or both cost and \
+                                   applications";
                     return self.fail(format!("model {name:?}"), problem);
                 }
             };
@@ -630,45 +554,6 @@ mod checks {
             Ok(())
         }
 
-        /// The nearest SLO first.
-        fn classes(&self, name: &str, model: &raw::Model) -> Result<Vec<Class>> {
-            let key = |key: &str| format!("model {name:?}: {key}");
-            let class = |slo_ms, share| Class { slo: Span::from_millis_f64(slo_ms), share };
-            match (model.slo_ms, &model.classes) {
-                (Some(slo_ms), None) => {
-                    self.above_zero(&key("slo_ms"), slo_ms, TIME_MAX_MS)?;
-                    Ok(vec![class(slo_ms, 1.0)])
-                }
-                (None, Some(raw)) => {
-                    if !(1..=CLASSES_MAX).contains(&raw.len()) {
-                        return self.fail(key("classes"), format!("expected 1 to {CLASSES_MAX}, found {}", raw.len()));
-                    }
-                    let given = raw.iter().filter(|class| class.share.is_some()).count();
-                    if given > 0 && given < raw.len() {
-                        let problem =
-                            format!("expected for every class or for none, found for {given} of {}", raw.len());
-                        return self.fail(key("classes.share"), problem);
-                    }
-                    let mut classes = Vec::new();
-                    for raw::Class { slo_ms, share } in raw {
-                        self.above_zero(&key("classes.slo_ms"), *slo_ms, TIME_MAX_MS)?;
-                        let share = self.above_zero(&key("classes.share"), share.unwrap_or(1.0), 1e9)?;
-                        classes.push(class(*slo_ms, share));
-                    }
-                    classes.sort_unstable_by_key(|class| class.slo);
-                    if let Some(twice) = classes.windows(2).find(|pair| pair[0].slo == pair[1].slo) {
-                        let problem = format!("expected different ones, found {} twice", twice[0].slo);
-                        return self.fail(key("classes.slo_ms"), problem);
-                    }
-                    let sum: f64 = classes.iter().map(|class| class.share).sum();
-                    classes.iter_mut().for_each(|class| class.share /= sum);
-                    Ok(classes)
-                }
-                (None, None) => self.fail(key("slo_ms"), "expected a number of milliseconds, found none"),
-                (Some(_), Some(_)) => self.fail(key("classes"), "expected no slo_ms beside them"),
-            }
-        }
-
         fn add_zoo(&self, zoo: &str, beside: &raw::Model, terms: &Terms, models: &mut Vec<Model>) -> Result<()> {
             let file = self.directory.join(zoo);
             let built_in = BUILT_IN_ZOOS.iter().find(|(name, _)| *name == zoo);
@@ -679,8 +564,8 @@ mod checks {
             if text.lines().next().is_some_and(|header| header.contains(MEASURED[0].1)) {
                 return self.add_measured_zoo(zoo, &text, beside, terms, models);
             }
-            if beside.slo_ms.is_some() || beside.count.is_some() {
-                let problem = "brings SLOs, too; expected no slo_ms or count beside it";
+            if beside.slo_ms.is_some() || beside.background || beside.count.is_some() {
+                let problem = "brings SLOs, too; expected no slo_ms, background or count beside it";
                 return self.fail(format!("zoo {zoo:?}"), problem);
             }
             let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
@@ -782,6 +667,42 @@ mod checks {
             Ok(())
         }
 
+        /// l(b) is the mean of random batches; each application is a class.
+        fn dynamic_model(
+            &self,
+            name: &str,
+            cost: &dynamic::raw::Cost,
+            applications: &[dynamic::raw::Application],
+            model: &raw::Model,
+            terms: &Terms,
+        ) -> Result<Model> {
+            let key = |key: &str| format!("model {name:?}: {key}");
+            if model.clients.is_some() {
+                return self.fail(key("clients"), "expected none beside applications");
+            }
+            let (dynamic, shares) = dynamic::check(cost, applications, self.directory)
+                .or_else(|(refused, problem)| self.fail(key(refused), problem))?;
+            let works = dynamic.works(shares.iter().copied());
+            let slo = match (model.slo_ms, model.slo_x_p99, &model.classes) {
+                (Some(slo_ms), None, None) => {
+                    Span::from_millis_f64(self.above_zero(&key("slo_ms"), slo_ms, TIME_MAX_MS)?)
+                }
+                (None, Some(times), None) => {
+                    let p99 = dynamic.alone(works[works.len() * 99 / 100]).as_millis_f64();
+                    Span::from_millis_f64(p99 * self.range(&key("slo_x_p99"), times, 0.01, 1000.0)?)
+                }
+                _ => return self.fail(key("slo_ms"), "expected it or slo_x_p99 beside applications, and no classes"),
+            };
+            let max_batch = model.max_batch.unwrap_or(LatencyProfile::MAX_BATCH);
+            if !(1..=LatencyProfile::MAX_BATCH).contains(&max_batch) {
+                let problem = format!("expected 1 to {}, found {max_batch}", LatencyProfile::MAX_BATCH);
+                return self.fail(key("max_batch"), problem);
+            }
+            let classes = shares.into_iter().map(|share| Class { slo, share }).collect();
+            let checked = self.model(name, dynamic.profile(&works, max_batch), classes, max_batch, terms)?;
+            Ok(Model { dynamic: Some(dynamic), ..checked })
+        }
+
         fn linear_model(
             &self,
             name: &str,
@@ -850,6 +771,7 @@ mod checks {
                 share: 0.0,
                 weights: Weights::default(),
                 clients: 0,
+                dynamic: None,
             })
         }
 
@@ -877,6 +799,10 @@ mod checks {
                             self.above_zero(&format!("model {:?}: share", model.name), share.unwrap_or(1.0), 1e9)?;
                     }
                 }
+            }
+            // Clients that ask when they are answered have no rate.
+            if models.iter().any(|model| model.clients == 0) {
+                models.iter_mut().filter(|model| model.clients > 0).for_each(|model| model.share = 0.0);
             }
             let sum: f64 = models.iter().map(|model| model.share).sum();
             for model in models {

@@ -5,6 +5,7 @@
 mod up;
 
 use std::{
+    collections::BTreeMap,
     io::Write as _,
     net::{Ipv4Addr, SocketAddr, TcpStream},
     path::PathBuf,
@@ -12,9 +13,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use backend::config::{GPUS_MAX, OTHERS};
 use gateway::{
     access::Clients,
-    config::{DEFAULT_SERVER_NAME, MetricsConfig, Otlp},
+    config::{DEFAULT_SERVER_NAME, MetricsConfig, ModelControlMode, Otlp, TraceConfig},
 };
 use rand::RngExt;
 use scheduler::Policy;
@@ -56,10 +58,16 @@ pub(super) struct Layout {
     pub clients: Clients,
     /// Where the frontends send traces.
     pub otlp: Option<Otlp>,
+    /// Which requests leave a trace in the frontends' logs, or in a file.
+    pub trace: TraceConfig,
     /// What clients are told that the frontends are called.
     pub server_name: String,
     /// What the frontends' `/metrics` have besides what they always have.
     pub metrics: MetricsConfig,
+    /// Who loads and unloads models.
+    pub model_control_mode: ModelControlMode,
+    /// Models that are loaded from the start; all if it is not said.
+    pub load_models: Option<Vec<String>>,
     /// Limits of each frontend: further keys of its file.
     pub frontend: toml::Table,
     /// The backends.
@@ -81,12 +89,45 @@ pub(super) struct BackendLayout {
     /// Gigabits a second from host memory to each GPU.
     #[serde(default = "backend::config::default_pcie_gbps")]
     pub pcie_gbps: f64,
+    /// Host memory for weights, in megabytes, if it holds but a part of these.
+    #[serde(default)]
+    pub host_memory_mb: Option<f64>,
+    /// Gigabits a second from disk to host memory.
+    #[serde(default = "backend::config::default_disk_gbps")]
+    pub disk_gbps: f64,
+    /// Models that stay in the memory of each of them.
+    #[serde(default)]
+    pub pinned: Vec<String>,
+    /// Models that programs run, and how many GPUs of its own each has beyond these.
+    #[serde(skip)]
+    pub programs: Vec<(String, usize)>,
 }
 
 impl BackendLayout {
     /// With memory for all weights.
     pub(super) fn new(gpus: u32, models: Vec<String>) -> Self {
-        Self { gpus, models, gpu_memory_mb: None, pcie_gbps: backend::config::default_pcie_gbps() }
+        let (pcie_gbps, disk_gbps) = (backend::config::default_pcie_gbps(), backend::config::default_disk_gbps());
+        let (gpu_memory_mb, host_memory_mb, pinned, programs) = (None, None, Vec::new(), Vec::new());
+        Self { gpus, models, gpu_memory_mb, pcie_gbps, host_memory_mb, disk_gbps, pinned, programs }
+    }
+
+    /// All GPUs, and which of them host which models.
+    fn placement(&self) -> (u32, BTreeMap<String, Vec<u32>>) {
+        let all: Vec<u32> = (0..self.gpus).collect();
+        let mut placement: BTreeMap<_, _> = self.models.iter().map(|model| (model.clone(), all.clone())).collect();
+        let mut gpus = self.gpus;
+        for (name, count) in &self.programs {
+            // Where there are too many of them, the last ones share theirs with the others.
+            let own = (gpus..GPUS_MAX.min(gpus + *count as u32)).collect::<Vec<_>>();
+            if !own.is_empty() {
+                gpus += own.len() as u32;
+                placement.insert(name.clone(), own);
+            }
+        }
+        if self.models.is_empty() && !placement.is_empty() {
+            placement.insert(OTHERS.to_owned(), all);
+        }
+        (gpus, placement)
     }
 }
 
@@ -109,8 +150,11 @@ impl Default for Layout {
             faults: Faults::default(),
             clients: Clients::default(),
             otlp: None,
+            trace: TraceConfig::default(),
             server_name: DEFAULT_SERVER_NAME.to_owned(),
             metrics: MetricsConfig::default(),
+            model_control_mode: ModelControlMode::default(),
+            load_models: None,
             frontend: toml::Table::new(),
             backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
         }
@@ -176,6 +220,11 @@ impl Layout {
         usize::from(if self.schedulers == 1 { u8::MAX } else { STANDBY_HOSTS } - BACKEND_HOSTS)
     }
 
+    /// Whether a model is loaded from the start.
+    pub(super) fn loads_at_start(&self, name: &str) -> bool {
+        self.load_models.as_ref().is_none_or(|models| models.iter().any(|model| model == name))
+    }
+
     /// All models that some backend is told to host.
     pub(super) fn models(&self) -> Vec<String> {
         let mut models: Vec<_> = self.backend.iter().flat_map(|backend| backend.models.iter().cloned()).collect();
@@ -207,7 +256,7 @@ const OBSERVER_HOST: u8 = BACKEND_HOSTS - 1;
 const FRONTENDS_MAX: usize = (OBSERVER_HOST - FRONTEND_HOSTS) as usize;
 
 /// Keys of a frontend's file that are not limits: where it is, whom it trusts, and what `up` is told itself.
-const FRONTEND_KEYS: [&str; 16] = [
+const FRONTEND_KEYS: [&str; 18] = [
     "scheduler",
     "schedulers",
     "secret",
@@ -218,6 +267,8 @@ const FRONTEND_KEYS: [&str; 16] = [
     "link",
     "clients",
     "otlp",
+    "trace",
+    "model_control_mode",
     "arm",
     "address",
     "shared_address",
@@ -406,8 +457,14 @@ impl Wiring {
             grpc: layout.grpc.get(index).copied(),
             clients: layout.clients.clone(),
             otlp: layout.otlp.clone(),
+            trace: layout.trace.clone(),
             server_name: layout.server_name.clone(),
             metrics: layout.metrics,
+            model_control_mode: match layout.model_control_mode {
+                // One looks at the repository for all.
+                ModelControlMode::Poll if index > 0 => ModelControlMode::None,
+                mode => mode,
+            },
             ..self.silent_frontend(layout, FRONTEND_HOSTS + index as u8).into()
         };
         let mut file = toml::Table::try_from(config).expect("a configuration is representable in TOML");
@@ -440,8 +497,8 @@ impl Wiring {
 
     /// A backend's file.
     pub(super) fn backend(&self, layout: &Layout, index: usize) -> String {
-        let BackendLayout { gpus, models, gpu_memory_mb, pcie_gbps } = &layout.backend[index];
-        let all_gpus: Vec<u32> = (0..*gpus).collect();
+        let this = &layout.backend[index];
+        let (gpus, placement) = this.placement();
         to_toml(&backend::config::Config {
             scheduler: (layout.schedulers == 1).then(|| self.scheduler_address(0, BOOTSTRAP_PORT)),
             schedulers: self.scheduler_list(layout),
@@ -452,11 +509,15 @@ impl Wiring {
             secret: self.secret.clone(),
             repository: layout.repository.clone(),
             strict: layout.strict,
-            gpus: *gpus,
-            placement: models.iter().map(|model| (model.clone(), all_gpus.clone())).collect(),
+            gpus,
+            placement,
+            load_models: layout.load_models.clone(),
             emulate: None,
-            gpu_memory_mb: *gpu_memory_mb,
-            pcie_gbps: *pcie_gbps,
+            gpu_memory_mb: this.gpu_memory_mb,
+            pinned: this.pinned.clone(),
+            pcie_gbps: this.pcie_gbps,
+            host_memory_mb: this.host_memory_mb,
+            disk_gbps: this.disk_gbps,
             read_budget_bytes: 0,
             connections_max: backend::config::default_connections_max(),
             drain_timeout_ms: backend::config::DRAIN_TIMEOUT_MS,

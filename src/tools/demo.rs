@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, progress_bar, tables};
 use rand::{Rng, SeedableRng};
 use transport::{ArmName, Faults};
@@ -57,6 +57,9 @@ pub(crate) struct Args {
     /// Memory for weights of each GPU, such as 2GiB
     #[arg(long, value_name = "SIZE", requires = "models")]
     gpu_memory: Option<many::Size>,
+    /// Host memory for weights, such as 20GiB, if that holds but a part of them, too: the others are read from disk
+    #[arg(long, value_name = "SIZE", requires = "models")]
+    host_memory: Option<many::Size>,
 }
 
 /// What is killed.
@@ -229,6 +232,7 @@ fn streams(models: &[repository::Model], held_out: digits::HeldOut, rate: f64, s
         let model = model.with_context(|| format!("the repository has no model {name}"))?;
         let inputs: Vec<Input> = match model.executor {
             repository::Executor::Onnx { .. } => images.take().context("one model classifies digits")?,
+            repository::Executor::Process { .. } => bail!("the demo has no inputs for {name}, which a program runs"),
             repository::Executor::Emulated { .. } => {
                 (0..EMULATED_INPUTS).map(|_| emulated_input(model, &mut random)).collect()
             }

@@ -1,10 +1,12 @@
 """tritonclient over HTTP or gRPC: every call that both have, then what only one of them has."""
 
 import asyncio
+import json
 import queue
 import urllib.request
 
 import numpy as np
+import shapes_calls
 import tritonclient.grpc
 import tritonclient.http
 import tritonclient.http.aio
@@ -52,6 +54,8 @@ class Triton:
         self.classes()
         self.settings()
         self.shared_memory()
+        shapes_calls.run(self)
+        shapes_calls.run_tokens(self)
         self.refusals()
         self.loading()
         self.asynchronous()
@@ -256,14 +260,14 @@ class Triton:
     def refusals(self):
         refused = lambda call, reason, function: self.call.refused(call, reason, InferenceServerException, function)
         refused("infer (unknown model)", "Request for unknown model: 'nothing' is not found", lambda: self.infer(IMAGES[:1], model="nothing"))
-        refused("infer (unknown version)", "found '9', expected '1'", lambda: self.infer(IMAGES[:1], model_version="9"))
+        refused("infer (unknown version)", "version 9 is not found", lambda: self.infer(IMAGES[:1], model_version="9"))
         refused("infer (unknown input)", "found 'wrong', expected one of", lambda: self.infer(IMAGES[:1], tensor="wrong"))
         refused("infer (wrong shape)", "expected [n, 64]", lambda: self.infer(IMAGES[:1, :63]))
         refused("infer (objective that cannot be met)", "it can never be met", lambda: self.infer(IMAGES[:1], timeout=1))
         refused("get_model_metadata (unknown model)", "expected one of", lambda: self.client.get_model_metadata("nothing"))
         refused("load_model (unknown model)", "failed to load 'nothing'", lambda: self.client.load_model("nothing"))
         refused("load_model (a path)", "expected the name of a folder", lambda: self.client.load_model(".."))
-        refused("load_model (config)", "loaded from the repository as it is there", lambda: self.client.load_model(MODEL, config="{}"))
+        refused("load_model (a wrong config)", "parameter config: ", lambda: self.client.load_model(MODEL, config="{ 1 }"))
         self.call("unload_model (unknown model)", "done", lambda: self.client.unload_model("nothing"))
         refused("update_log_settings (a file)", "the log goes to stderr", lambda: self.client.update_log_settings({"log_file": "/tmp/x"}))
         self.call("infer (after all of these)", "as before", lambda: close(self.scores(IMAGES[:1]), self.known[:1]))
@@ -294,6 +298,22 @@ class Triton:
         call("load_model", "ready", load)
         call("infer (loaded again)", "as before", lambda: close(self.scores(IMAGES[:1]), self.known[:1]))
         call("load_model (again)", "ready", load)
+
+        def objective():
+            config = self.json(client.get_model_config, MODEL)
+            return (config if self.is_http else config["config"])["parameters"]["slo_ms"]["string_value"]
+
+        def configured():
+            config = self.json(client.get_model_config, MODEL)
+            config = config if self.is_http else config["config"]
+            config["parameters"]["slo_ms"]["string_value"] = "50"
+            client.load_model(MODEL, config=json.dumps(config))
+            expect((client.is_model_ready(MODEL), objective()), (True, "50"))
+            client.unload_model(MODEL)
+            client.load_model(MODEL)
+            expect((client.is_model_ready(MODEL), objective()), (True, "20"))
+
+        call("load_model (config)", "served with it, until it is unloaded", configured)
 
         def broken():
             path = f"{REPOSITORY}/{MODEL}/1/model.onnx"

@@ -94,7 +94,6 @@ class Server:
         self.pid = None
         # Models that the server does not take, and why.
         self.refused = {}
-        self.changed = {}
 
     def start(self):
         with open(self.log, "a") as log:
@@ -120,23 +119,22 @@ class Server:
         return False
 
     def start_downbeat(self):
-        """Sets aside what it refuses, or fixes dimensions where the suite says how, until it starts."""
+        """Sets aside what it refuses, until it starts."""
         while True:
             names = sorted(path.name for path in self.models.iterdir() if path.is_dir())
             if not names:
                 raise NoModels("; ".join(f"{name}: {why}" for name, why in sorted(self.refused.items()))[:300])
             config = self.out / "cluster.toml"
-            listed = ", ".join(json.dumps(name) for name in names)
             # Some tests compare the server's name.
             config.write_text(
                 f'policy = "eager"\nserver_name = "triton"\nrepository = {json.dumps(str(self.models))}\n'
-                f"{self.suite.toml}\n[[backend]]\ngpus = 1\nmodels = [{listed}]\n"
+                f"{self.suite.toml}\n[[backend]]\ngpus = 1\n"
             )
             before = self.log.stat().st_size
-            self.spawn([
-                self.job["binary"], "up", "--config", str(config), "--http", f"127.0.0.1:{HTTP}",
-                "--grpc", "127.0.0.1:8001",
-            ])
+            command = ["up", "--config", str(config), "--http", f"127.0.0.1:{HTTP}", "--grpc", "127.0.0.1:8001"]
+            # Models in Python have numpy from there.
+            path = f"{Path(self.job['python']).parent}:{os.environ['PATH']}"
+            self.spawn([self.job["binary"], *command], {**os.environ, "PATH": path})
             if self.wait_ready():
                 break
             lines = self.log.read_text()[before:].splitlines()
@@ -171,15 +169,6 @@ class Server:
 
     def set_aside(self, name, why):
         folder = self.models / name
-        fixed = self.suite.fixed.get(name)
-        if fixed and name not in self.changed:
-            self.changed[name] = f"{why}; tried on with {fixed}"
-            config = folder / "config.pbtxt"
-            text = config.read_text()
-            for old, new in fixed.items():
-                text = re.sub(old, new, text)
-            config.write_text(text)
-            return
         self.refused[name] = why
         aside = self.out / "refused"
         aside.mkdir(exist_ok=True)
@@ -259,8 +248,6 @@ class Run:
         if not self.job["reference"]:
             self.repository.build(self.suite.late, self.suite)
         if old is None:
-            for name, why in sorted(self.server.changed.items()):
-                self.tell(f"model {name}", "note", why)
             for name, why in sorted(self.server.refused.items()):
                 self.tell(f"model {name}", "note", f"refused: {why}")
 

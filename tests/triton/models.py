@@ -64,44 +64,44 @@ def add_sub(folder, name, kind, dims, batch, more=""):
     write(folder, name, batch, ins, outs, nodes, more=more)
 
 
-def burnt(tensor, steps, kind):
-    """Nodes that add nothing to `tensor` (yielding `burnt`) and take `steps` products of 512 x 512 matrices for it.
-    What is added is small instead of zero before it becomes an integer, or no optimiser would compute it."""
-    weights = [
-        numpy_helper.from_array(np.full((512, 512), 1 / 512, np.float32), "square"),
-        numpy_helper.from_array(np.asarray(1e-12, np.float32), "little"),
-    ]
-    nodes = [
-        h.make_node("Cast", [tensor], ["as_float"], to=T.FLOAT),
-        h.make_node("ReduceMax", ["as_float"], ["seed"], keepdims=0),
-        h.make_node("Mul", ["seed", "little"], ["seed0"]),
-        h.make_node("Add", ["square", "seed0"], ["m0"]),
-    ]
-    nodes += [h.make_node("MatMul", [f"m{step}", "square"], [f"m{step + 1}"]) for step in range(steps)]
-    nodes += [
-        h.make_node("ReduceMin", [f"m{steps}"], ["rest"], keepdims=0),
-        h.make_node("Mul", ["rest", "little"], ["rest0"]),
-        h.make_node("Cast", ["rest0"], ["whole"], to=T.INT32),
-        h.make_node("Cast", ["whole"], ["addend"], to=TYPES[kind]),
-        h.make_node("Add", [tensor, "addend"], ["burnt"]),
-    ]
-    return nodes, weights
+SLEEPER = '''"""Answers after `execute_delay_ms`: its input, or, if it has two, their sum and difference."""
+
+import json
+import time
+
+import triton_python_backend_utils as pb_utils
 
 
-def slow_identity(folder, name, kind, dims, batch, steps, delay_ms, more=""):
-    """An identity that computes for a while; `delay_ms` is what Triton's own model of that name sleeps."""
-    nodes, weights = burnt("INPUT0", steps, kind)
-    nodes.append(h.make_node("Identity", ["burnt"], ["OUTPUT0"]))
+class TritonPythonModel:
+    def initialize(self, args):
+        parameters = json.loads(args["model_config"])["parameters"]
+        self.seconds = int(parameters["execute_delay_ms"]["string_value"]) / 1000
+
+    def answer(self, request):
+        given = [pb_utils.get_input_tensor_by_name(request, name) for name in ("INPUT0", "INPUT1")]
+        first, *second = [tensor.as_numpy() for tensor in given if tensor is not None]
+        outputs = [first + second[0], first - second[0]] if second else [first]
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor(f"OUTPUT{index}", output) for index, output in enumerate(outputs)])
+
+    def execute(self, requests):
+        time.sleep(self.seconds)
+        return [self.answer(request) for request in requests]
+'''
+
+
+def sleeping(folder, name, kind, dims, batch, delay_ms, tensors=1):
+    """A model of Triton's Python backend, as Triton's own of that name is. What it takes stands in a file, as measuring
+    it would take long."""
+    inputs, outputs = ([(f"{way}{n}", kind, dims, "") for n in range(tensors)] for way in ("INPUT", "OUTPUT"))
     delay = f'parameters {{ key: "execute_delay_ms" value: {{ string_value: "{delay_ms}" }} }}\n'
-    write(folder, name, batch, [("INPUT0", kind, dims)], [("OUTPUT0", kind, dims)], nodes, weights, delay + more)
-
-
-def slow_add_sub(folder, name, steps, delay_ms):
-    nodes, weights = burnt("INPUT0", steps, "INT32")
-    nodes += [h.make_node(op, ["burnt", "INPUT1"], [out]) for op, out in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))]
-    ins, outs = ([(f"{way}{n}", "INT32", [16]) for n in (0, 1)] for way in ("INPUT", "OUTPUT"))
-    delay = f'parameters {{ key: "execute_delay_ms" value: {{ string_value: "{delay_ms}" }} }}\n'
-    write(folder, name, 1, ins, outs, nodes, weights, delay)
+    text = config(name, batch, inputs, outputs, delay).replace('platform: "onnxruntime_onnx"', 'backend: "python"')
+    (folder / name / "1").mkdir(parents=True, exist_ok=True)
+    (folder / name / "1" / "model.py").write_text(SLEEPER)
+    (folder / name / "config.pbtxt").write_text(text)
+    known = f'executor = "process"\nversion = "1"\nquantile = 0.99\nalpha_ms = 0.01\nbeta_ms = {delay_ms}.0\n'
+    latency = [delay_ms + 0.01 * size for size in range(1, batch + 1)]
+    (folder / name / "profile.toml").write_text(f"{known}latency_ms = {latency}\n")
 
 
 def constant(folder, name, inputs, values, more=""):
@@ -195,7 +195,11 @@ def main():
     folder, labels = Path(sys.argv[1]), Path(sys.argv[2])
     identity(folder, "simple_identity", "STRING", [-1], 8)
     identity(folder, "simple_identity_int64", "INT64", [-1], 8)
-    identity(folder, "identity_fp32", "FP32", [-1], 64)
+    # A test of class_count sends a million elements.
+    long = "".join(
+        f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
+        for key, value in (("max_dims", 1_100_000), ("max_bytes", 4_400_000)))
+    identity(folder, "identity_fp32", "FP32", [-1], 4, more=long)
     identity(folder, "identity_bytes", "STRING", [-1], 64)
     identity(folder, "identity_uint8", "UINT8", [-1], 64)
     identity(folder, "string_identity", "STRING", [8], 0)
@@ -207,11 +211,10 @@ def main():
     identity(folder, "pt_identity", "FP32", [8], 8, more="dynamic_batching { max_queue_delay_microseconds: 1000000 }\n")
     strings_of_numbers(folder, "simple_string")
     add_sub(folder, "add_sub", "FP32", [4], 0)
-    # 270 products take a second on a core that manages 70 GFLOPS.
-    slow_identity(folder, "slow_identity_int32", "INT32", [1], 1, 1000, 3000)
-    slow_identity(folder, "slow_identity_int32_10s", "INT32", [1], 1, 2500, 10000)
-    slow_identity(folder, "slow_identity_fp32_2s", "FP32", [1], 4, 500, 2000)
-    slow_add_sub(folder, "slow_simple", 1500, 6000)
+    sleeping(folder, "slow_identity_int32", "INT32", [1], 1, 3000)
+    sleeping(folder, "slow_identity_int32_10s", "INT32", [1], 1, 10000)
+    sleeping(folder, "slow_identity_fp32_2s", "FP32", [1], 4, 2000)
+    sleeping(folder, "slow_simple", "INT32", [16], 1, 6000, tensors=2)
     three = [(f"INPUT{n}", "FP32", [-1]) for n in range(3)]
     constant(folder, "input_all_required", three, [1])
     constant(folder, "input_optional", [*three, ("INPUT3", "FP32", [-1], "optional: true")], [1])

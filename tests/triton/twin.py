@@ -1,9 +1,7 @@
-"""For Triton's Python backend: runs the ONNX file beside it, as Triton's ONNX backend would. `execute_delay_ms` is
-slept, as in Triton's own models of that kind, instead of computed."""
+"""For Triton's Python backend: runs the ONNX file beside it, as Triton's ONNX backend would."""
 
 import json
 import os
-import time
 
 import numpy as np
 import onnxruntime
@@ -40,8 +38,6 @@ class TritonPythonModel:
         folder = os.path.join(args["model_repository"], args["model_version"])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        delay = config.get("parameters", {}).get("execute_delay_ms", {}).get("string_value", "0")
-        self.delay = int(delay) / 1000
         self.batches = config["max_batch_size"] > 0
         self.reshaped = {
             tensor["name"]: tensor["reshape"]["shape"]
@@ -49,9 +45,7 @@ class TritonPythonModel:
             if tensor.get("reshape") is not None
         }
         self.dims = {tensor["name"]: tensor["dims"] for tensor in config["output"]}
-        self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
-        self.slow = self.delay > 0
         self.session = onnxruntime.InferenceSession(os.path.join(folder, "model.onnx"), options)
         self.types = {tensor.name: tensor.type for tensor in self.session.get_inputs()}
 
@@ -62,7 +56,6 @@ class TritonPythonModel:
         return array.reshape(head + [int(dim) for dim in self.reshaped[name]])
 
     def execute(self, requests):
-        time.sleep(self.delay)
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
@@ -75,13 +68,7 @@ class TritonPythonModel:
             feed[tensor.name()] = self.shaped(tensor.name(), array)
         for name, kind in self.types.items():
             feed.setdefault(name, np.zeros([1], np.float32))
-        if self.slow and len(self.inputs) == 1:
-            found = {self.outputs[0]: feed[self.inputs[0]]}
-        elif self.slow:
-            first, second = feed["INPUT0"], feed["INPUT1"]
-            found = {"OUTPUT0": first + second, "OUTPUT1": first - second}
-        else:
-            found = dict(zip(self.outputs, self.session.run(self.outputs, feed)))
+        found = dict(zip(self.outputs, self.session.run(self.outputs, feed)))
         wanted = request.requested_output_names()
         out = []
         for name, array in found.items():

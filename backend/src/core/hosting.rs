@@ -28,8 +28,8 @@ pub(super) struct Hosting {
     pub(super) models: BTreeMap<ModelId, Arc<Loaded>>,
     /// What the primary calls the loads that are under way, by our names.
     loading: BTreeMap<LoadId, LoadId>,
-    /// What is loaded, and waits for the primary's word, by its names.
-    ready: BTreeMap<LoadId, Arc<Loaded>>,
+    /// What is loaded, and waits for the primary's word, by its names and by version.
+    ready: BTreeMap<LoadId, BTreeMap<String, Arc<Loaded>>>,
     /// Hosted models that go when their last batch is finished.
     leaving: BTreeSet<ModelId>,
     next_model: u32,
@@ -38,57 +38,62 @@ pub(super) struct Hosting {
 
 impl Core {
     /// The primary wants a model loaded.
-    pub(super) fn on_load(&mut self, asked: LoadId, name: String) {
+    pub(super) fn on_load(&mut self, asked: LoadId, name: String, config: Option<String>) {
         let load = LoadId(self.hosting.next_load);
         self.hosting.next_load += 1;
         self.hosting.loading.insert(load, asked);
-        self.outputs.push_back(Output::Load { load, name });
+        self.outputs.push_back(Output::Load { load, name, config });
     }
 
-    /// A load that [`super::Output::Load`] asked for has ended: with a model, or nothing if the configuration places it
-    /// on no GPU, or why it cannot be run.
-    pub fn handle_loaded(&mut self, now: Timestamp, load: LoadId, result: Result<Option<Loaded>, String>) {
+    /// A load that [`super::Output::Load`] asked for has ended: with the versions of a model, or none if the
+    /// configuration places it on no GPU, or why it cannot be run.
+    pub fn handle_loaded(&mut self, now: Timestamp, load: LoadId, result: Result<Vec<Loaded>, String>) {
         // What a former primary wanted is not wanted any more.
         let Some(load) = self.hosting.loading.remove(&load).filter(|_| self.ended.is_none()) else { return };
-        let checked = result.and_then(|loaded| {
-            let check = |loaded: Loaded| {
-                self.hosting.check(&self.config.staging, &loaded)?;
-                self.memories.check(&loaded)?;
-                Ok(loaded)
-            };
-            loaded.map(check).transpose()
-        });
-        let outcome = match checked {
-            Ok(Some(loaded)) => {
-                let offer = loaded.offer();
-                self.hosting.ready.insert(load, Arc::new(loaded));
-                LoadOutcome::Ready(offer)
+        let checked = result.and_then(|versions| {
+            for loaded in &versions {
+                self.hosting.check(&self.config.staging, loaded)?;
+                self.memories.check(loaded)?;
             }
-            Ok(None) => LoadOutcome::NotPlaced,
+            Ok(versions)
+        });
+        let outcomes = match checked {
+            Ok(versions) if versions.is_empty() => vec![LoadOutcome::NotPlaced],
+            Ok(versions) => {
+                self.not_loaded.retain(|refused| versions.iter().all(|loaded| loaded.model.name != refused.name));
+                let left = (0..versions.len()).rev();
+                let ready =
+                    |(loaded, left): (&Loaded, usize)| LoadOutcome::Ready { offer: loaded.offer(), is_last: left == 0 };
+                let outcomes = versions.iter().zip(left).map(ready).collect();
+                let by_version = versions.into_iter().map(|loaded| (loaded.model.version.clone(), Arc::new(loaded)));
+                self.hosting.ready.insert(load, by_version.collect());
+                outcomes
+            }
             Err(mut reason) => {
                 tracing::warn!(reason, "a model was not loaded");
                 reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
-                LoadOutcome::Failed(reason)
+                vec![LoadOutcome::Failed(reason)]
             }
         };
-        self.report(Reader::Scheduler, &BackendToScheduler::Loaded { load, outcome });
+        for outcome in outcomes {
+            self.report(Reader::Scheduler, &BackendToScheduler::Loaded { load, outcome });
+        }
         self.settle(now);
     }
 
-    /// The primary, which is `session`, wants what was loaded hosted under its name `theirs`.
-    pub(super) fn on_host(&mut self, now: Timestamp, session: usize, load: LoadId, theirs: ModelId) {
+    /// The primary, which is `session`, wants a version that was loaded hosted under its name `theirs`.
+    pub(super) fn on_host(&mut self, now: Timestamp, session: usize, (load, version): (LoadId, &str), theirs: ModelId) {
         let hosting = &mut self.hosting;
-        let Some(loaded) = hosting.ready.remove(&load) else {
+        let Some(loaded) = hosting.take_ready(load, version) else {
             tracing::warn!(load = load.0, "the scheduler wants a model hosted that was not loaded");
             return;
         };
         let models = &mut self.sessions[session].models;
-        let id = models.get(&theirs).copied().unwrap_or_else(|| hosting.new_id());
-        // Batches under way lie in staging memory in the shape that they had.
-        if hosting.models.get(&id).is_some_and(|other| other.shape != loaded.shape) && hosting.uses(id) {
-            let reason = format!("model {} is to be replaced by one of another shape while it runs", theirs.0);
-            return self.lose(now, session, reason);
-        }
+        let known = models.get(&theirs).copied();
+        let former = known.filter(|id| hosting.models.get(id).is_some_and(|former| former.shape != loaded.shape));
+        // Batches under way lie in staging memory in the shape that they had: they keep the model that they are of.
+        hosting.leaving.extend(former);
+        let id = known.filter(|_| former.is_none()).unwrap_or_else(|| hosting.new_id());
         for (gpu, worker) in (0..).zip(&mut hosting.workers) {
             worker.handle_model(id, loaded.gpu_indexes.contains(&gpu).then_some(loaded.shape));
         }
@@ -172,13 +177,23 @@ impl Hosting {
         self.ready.clear();
     }
 
+    fn take_ready(&mut self, load: LoadId, version: &str) -> Option<Arc<Loaded>> {
+        let versions = self.ready.get_mut(&load)?;
+        let loaded = versions.remove(version);
+        if versions.is_empty() {
+            self.ready.remove(&load);
+        }
+        loaded
+    }
+
+    /// Whether a GPU hosts no more than one model.
+    pub(super) fn is_alone(&self, gpu: usize) -> bool {
+        self.models.values().filter(|loaded| loaded.gpu_indexes.contains(&(gpu as u32))).count() <= 1
+    }
+
     fn new_id(&mut self) -> ModelId {
         self.next_model += 1;
         ModelId(self.next_model - 1)
-    }
-
-    fn uses(&self, model: ModelId) -> bool {
-        self.workers.iter().any(|worker| worker.uses(model))
     }
 
     /// Forgets models that leave and have no batch any more. Yields them.
@@ -198,19 +213,12 @@ impl Hosting {
         over
     }
 
-    /// Staging memory is laid out when a life begins, and batches under way lie there in the shape that they had.
+    /// Staging memory is laid out when a life begins.
     fn check(&self, staging: &Staging, loaded: &Loaded) -> Result<(), String> {
-        let (name, version) = (&loaded.model.name, &loaded.model.version);
+        let name = &loaded.model.name;
         if !staging.fits(loaded.shape) {
             return Err(format!(
                 "a batch of {name} is larger than that of any model this backend started with; restart it"
-            ));
-        }
-        let other = self.models.values().find(|other| other.is_same_version(loaded));
-        if other.is_some_and(|other| other.shape != loaded.shape) {
-            return Err(format!(
-                "version {version} of {name} is served with other tensors or another max_batch_size; unload it first, \
-                 or put this in a folder of the next version"
             ));
         }
         if self.ready.len() >= READY_MAX {

@@ -12,6 +12,7 @@ use proto::{
     backend_to_scheduler::{BackendHello, BackendToScheduler},
     hello::{Member, MemberHello, SchedulerHello},
 };
+use repository::Refused;
 use transport::{ConnectionId, HELLO_BYTES_MAX};
 
 use super::{Core, HelloTooLarge, Hosting, Output, Peer, Reader, encode, session::Welcomed};
@@ -91,6 +92,9 @@ impl Core {
         tracing::info!(backend = backend.0, %scheduler, model_threads = threads, "joined");
         for (frontend, link) in self.links.up().collect::<Vec<_>>() {
             self.tell(index, Reader::Scheduler, &BackendToScheduler::Linked { frontend, link });
+        }
+        for Refused { name, version, reason } in self.not_loaded.clone() {
+            self.tell(index, Reader::Scheduler, &BackendToScheduler::NotLoaded { name, version, reason });
         }
         for (id, to) in model_threads {
             let hello = MemberHello { member: Member::Backend(backend), pass };

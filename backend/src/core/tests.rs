@@ -1,7 +1,7 @@
 //! What a scheduler can say, and what becomes of it. How the roles work together is simulated in `sim`.
 
 use super::*;
-use crate::executor::Emulated;
+use crate::{executor::Emulated, worker::Outputs};
 use proto::{
     Epoch, Era, LatencyProfile, LinkId, PlanId, SlotDescriptor, Weights,
     backend_to_scheduler::{LoadOutcome, PlanOutcome, Undelivered},
@@ -46,6 +46,7 @@ fn loaded(name: &str, elements: usize) -> Loaded {
         is_batched: true,
         slo: Span::from_millis(20),
         priorities: Priorities::default(),
+        queue: repository::QueuePolicies::default(),
         weights: repository::WeightsSize::default(),
         executor: repository::Executor::Emulated { profile: profile.clone() },
         labels: vec![],
@@ -60,6 +61,7 @@ fn loaded(name: &str, elements: usize) -> Loaded {
         executor,
         profile,
         weights: Weights::default(),
+        is_pinned: false,
     }
 }
 
@@ -72,16 +74,20 @@ impl Backend {
 
     /// With so many schedulers, of which the first is being connected to.
     fn of(schedulers: u16) -> Self {
-        Self::with(schedulers, loaded("m", 8), None)
+        Self::with(schedulers, loaded("m", 8), (None, None))
     }
 
-    /// The same, with this model, and memory of so many pages.
-    fn with(schedulers: u16, model: Loaded, pages: Option<u32>) -> Self {
-        let model = Arc::new(model);
-        let staging = Staging::new(1, &[model.shape]);
+    /// The same, with this model, and memory of so many pages in its GPU and its host.
+    fn with(schedulers: u16, model: Loaded, pages: (Option<u32>, Option<u32>)) -> Self {
+        Self::with_all(schedulers, vec![model], pages)
+    }
+
+    fn with_all(schedulers: u16, models: Vec<Loaded>, (memory_pages, host_pages): (Option<u32>, Option<u32>)) -> Self {
+        let models: Vec<_> = models.into_iter().map(Arc::new).collect();
+        let staging = Staging::new(1, &models.iter().map(|model| model.shape).collect::<Vec<_>>());
         let schedulers = (1..=schedulers).map(|port| ([127, 0, 0, 1], port).into()).collect();
-        let mut core =
-            Core::new(CoreConfig { schedulers, token: 6, staging, lkey: 7, memory_pages: pages }, vec![model]).unwrap();
+        let config = CoreConfig { schedulers, token: 6, staging, lkey: 7, memory_pages, host_pages };
+        let mut core = Core::new(config, models).unwrap();
         assert!(matches!(core.poll_output(), Some(Output::Connect { peer: Peer::Scheduler(0), .. })));
         core.handle_connecting(Peer::Scheduler(0), SCHEDULER);
         Self(core)
@@ -92,10 +98,15 @@ impl Backend {
     }
 
     /// Is welcomed by the first scheduler, which is the primary.
-    fn welcomed_by(mut self, addresses: &[&str]) -> Self {
+    fn welcomed_by(self, addresses: &[&str]) -> Self {
+        self.welcomed_as(addresses, &[ModelId(5)])
+    }
+
+    /// The same, which calls its models so.
+    fn welcomed_as(mut self, addresses: &[&str], models: &[ModelId]) -> Self {
         let addresses = addresses.iter().map(|&address| address.into()).collect();
         let model_threads = ModelThreads { addresses, pass: 9 };
-        let (models, claim) = (vec![ModelId(5)], claim(1));
+        let (models, claim) = (models.to_vec(), claim(1));
         let welcome = BackendWelcome { backend: BackendId(3), models, model_threads, claim };
         self.connected(SCHEDULER, encode(&welcome));
         self
@@ -141,12 +152,21 @@ impl Backend {
     }
 
     fn reports(&mut self) -> Vec<(ConnectionId, BackendToScheduler)> {
-        let mut reports = Vec::new();
+        let (reports, others) = self.reports_and_others();
+        assert!(others.is_empty(), "{others:?}");
+        reports
+    }
+
+    fn reports_and_others(&mut self) -> (Vec<(ConnectionId, BackendToScheduler)>, Vec<Output>) {
+        let (mut reports, mut others) = (Vec::new(), Vec::new());
         for output in self.outputs() {
-            let Output::Send { connection, frame } = output else { panic!("{output:?}") };
+            let Output::Send { connection, frame } = output else {
+                others.push(output);
+                continue;
+            };
             reports.extend(read_frame(&frame).map(|message| (connection, message.unwrap())));
         }
-        reports
+        (reports, others)
     }
 }
 
@@ -239,7 +259,7 @@ fn a_plan_becomes_a_read_an_execution_and_a_write() {
     let [Output::Execute { gpu: 0, job }] = &outputs[..] else { panic!("{outputs:?}") };
     assert_eq!((job.runs[0].input_offset, job.exec_at), (read.local_offset, NOW));
     let (started_at, finished_at) = (NOW, NOW + Span(9));
-    backend.0.handle_executed(finished_at, 0, Execution::Done { started_at, finished_at });
+    backend.0.handle_executed(finished_at, 0, Execution::Done { started_at, finished_at, outputs: Outputs::default() });
     let outputs = backend.outputs();
     let [Output::Write { transfer, header, .. }, Output::Send { .. }] = &outputs[..] else { panic!("{outputs:?}") };
     assert_eq!(
@@ -301,12 +321,12 @@ fn a_frontend_that_speaks_on_a_link_is_cut_off() {
 }
 
 #[test]
-fn loads_are_answered_and_another_shape_never_takes_the_place_of_a_running_batch() {
+fn loads_are_answered_and_a_batch_keeps_the_shape_that_it_came_with() {
     let mut backend = Backend::linked();
     let mut outcome = |load, result| {
-        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into() });
+        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), config: None });
         let outputs = backend.outputs();
-        let [Output::Load { load: ours, name }] = &outputs[..] else { panic!("{outputs:?}") };
+        let [Output::Load { load: ours, name, config: None }] = &outputs[..] else { panic!("{outputs:?}") };
         assert_eq!(name, "n");
         backend.0.handle_loaded(NOW, *ours, result);
         let reports = backend.reports();
@@ -314,16 +334,25 @@ fn loads_are_answered_and_another_shape_never_takes_the_place_of_a_running_batch
         assert_eq!(*found, LoadId(load));
         outcome.clone()
     };
-    assert_eq!(outcome(1, Ok(None)), LoadOutcome::NotPlaced);
+    assert_eq!(outcome(1, Ok(vec![])), LoadOutcome::NotPlaced);
     assert_eq!(outcome(1, Err("torn".into())), LoadOutcome::Failed("torn".into()));
-    let LoadOutcome::Failed(reason) = outcome(1, Ok(Some(loaded("n", 4096)))) else { panic!("it does not fit") };
+    let LoadOutcome::Failed(reason) = outcome(1, Ok(vec![loaded("n", 4096)])) else { panic!("it does not fit") };
     assert!(reason.contains("larger than that of any model"), "{reason}");
-    let LoadOutcome::Failed(reason) = outcome(1, Ok(Some(loaded("m", 4)))) else { panic!("m is served") };
-    assert!(reason.contains("served with other tensors"), "{reason}");
-    assert_eq!(outcome(1, Ok(Some(loaded("n", 4)))), LoadOutcome::Ready(loaded("n", 4).offer()));
+    assert_eq!(
+        outcome(1, Ok(vec![loaded("n", 4)])),
+        LoadOutcome::Ready { offer: loaded("n", 4).offer(), is_last: true }
+    );
     backend.tell(SCHEDULER, &plan(0, 0));
-    backend.tell(SCHEDULER, &SchedulerToBackend::Host { load: LoadId(1), model: ModelId(5) });
-    assert_eq!(backend.0.ended(), Some("model 5 is to be replaced by one of another shape while it runs"));
+    backend.tell(SCHEDULER, &SchedulerToBackend::Host { load: LoadId(1), version: "1".into(), model: ModelId(5) });
+    // The batch that came before is of eight bytes a task, and the next one of four.
+    assert_eq!((backend.0.ended(), backend.0.hosting.models.len()), (None, 2));
+    let shapes: Vec<usize> = backend.0.hosting.models.values().map(|loaded| loaded.shape.input_bytes).collect();
+    assert_eq!(shapes, [8, 4]);
+    for output in backend.outputs() {
+        let Output::Send { frame, .. } = output else { continue };
+        let mut said = read_frame::<BackendToScheduler>(&frame);
+        assert!(!said.any(|said| matches!(said, Ok(BackendToScheduler::Unloaded { .. }))), "nobody wants it to go");
+    }
 }
 
 /// Has a plan whose batch executes.
@@ -344,7 +373,8 @@ fn a_batch_that_hangs_is_given_up_and_its_gpu_is_tried_again_later() {
     backend.0.handle_timeout(gives_up_at - Span(1));
     backend.outputs();
     backend.0.handle_timeout(gives_up_at);
-    let reports = backend.reports();
+    let (reports, others) = backend.reports_and_others();
+    assert!(matches!(others[..], [Output::Interrupt { gpu: 0 }]), "{others:?}");
     let [usable, (_, BackendToScheduler::PlanDone { outcome, undelivered, .. })] = &reports[..] else {
         panic!("{reports:?}")
     };
@@ -353,13 +383,66 @@ fn a_batch_that_hangs_is_given_up_and_its_gpu_is_tried_again_later() {
     assert_eq!(undelivered[..], [Undelivered { task: TaskId::new(FRONTEND, 1), link: LinkId::NONE }]);
 
     let back_at = gives_up_at + Span::from_millis(9_000);
-    backend.0.handle_executed(back_at, 0, Execution::Done { started_at: NOW, finished_at: back_at });
+    backend.0.handle_executed(
+        back_at,
+        0,
+        Execution::Done { started_at: NOW, finished_at: back_at, outputs: Outputs::default() },
+    );
     let reports = backend.reports();
     assert!(matches!(&reports[..], [(_, BackendToScheduler::Answered { undelivered, .. })] if undelivered.is_empty()));
     assert_eq!(backend.0.plans(), 0);
     backend.0.handle_timeout(back_at + Span::from_millis(1_000));
     let is_usable = BackendToScheduler::Usable { gpu_index: 0, is_usable: true };
     assert!(backend.reports().contains(&(SCHEDULER, is_usable)));
+}
+
+#[test]
+fn a_gpu_rests_without_its_programs_only_if_it_hosts_nothing_else() {
+    for others in [0, 1] {
+        let mut backend = executing();
+        for other in 0..others {
+            backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(other), name: "n".into(), config: None });
+            let outputs = backend.outputs();
+            let [Output::Load { load, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+            backend.0.handle_loaded(NOW, *load, Ok(vec![loaded("n", 4)]));
+            backend.tell(
+                SCHEDULER,
+                &SchedulerToBackend::Host { load: LoadId(other), version: "1".into(), model: ModelId(5) },
+            );
+        }
+        backend.outputs();
+        let lost = Execution::Lost { started_at: NOW, finished_at: NOW, reason: "it ended".into() };
+        backend.0.handle_executed(NOW, 0, lost);
+        let (reports, _) = backend.reports_and_others();
+        let is_unusable = BackendToScheduler::Usable { gpu_index: 0, is_usable: false };
+        assert_eq!(reports.iter().any(|(_, report)| *report == is_unusable), others == 0, "{reports:?}");
+        backend.0.handle_timeout(NOW + Span::from_millis(1_000));
+        let is_usable = BackendToScheduler::Usable { gpu_index: 0, is_usable: true };
+        assert_eq!(backend.reports().iter().any(|(_, report)| *report == is_usable), others == 0);
+    }
+}
+
+#[test]
+fn schedulers_are_told_what_could_not_be_loaded_until_it_is() {
+    let mut backend = Backend::new();
+    let refused = ["n", "o"].map(|name| Refused {
+        name: name.to_owned(),
+        version: "1".to_owned(),
+        reason: "it is torn".to_owned(),
+    });
+    backend.0.handle_not_loaded(refused.into());
+    let mut backend = backend.welcomed_by(&[]);
+    let not_loaded = |name: &str| {
+        let (name, version, reason) = (name.to_owned(), "1".to_owned(), "it is torn".to_owned());
+        (SCHEDULER, BackendToScheduler::NotLoaded { name, version, reason })
+    };
+    assert_eq!(backend.reports(), [not_loaded("n"), not_loaded("o"), (SCHEDULER, obeys(1))]);
+    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(7), name: "n".into(), config: None });
+    let outputs = backend.outputs();
+    let [Output::Load { load, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+    backend.0.handle_loaded(NOW, *load, Ok(vec![loaded("n", 4)]));
+    let left: Vec<&str> = backend.0.not_loaded.iter().map(|refused| &refused.name[..]).collect();
+    assert_eq!(left, ["o"]);
 }
 
 #[test]

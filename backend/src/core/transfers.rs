@@ -14,10 +14,10 @@ impl Core {
         (place, tasks): (Place, usize),
         model: ModelId,
         task: TaskId,
-        input_offset: u64,
+        (input_offset, input_bytes): (u64, u32),
     ) -> Option<Output> {
         let frontend = task.frontend();
-        let bytes = tasks * self.loaded(model).shape.input_bytes;
+        let bytes = tasks * input_bytes as usize;
         let remote = self.links.remote(frontend, input_offset, bytes);
         if remote.is_none() {
             let frontend = frontend.0;

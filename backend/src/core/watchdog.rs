@@ -1,7 +1,7 @@
 //! Which GPUs can be used. An executor that takes ten times what its batch should is taken to hang: the batch is given
 //! up, and the GPU is out of use until the executor comes back, and a while longer. One whose executor panics again and
-//! again rests, too, and one to whose memory a copy of weights does not end. Each time it rests longer, until a batch
-//! has gone well.
+//! again rests, too, and one whose only model has lost its program, and one to whose memory a copy of weights does not
+//! end. Each time it rests longer, until a batch has gone well.
 
 use std::collections::VecDeque;
 
@@ -128,11 +128,16 @@ impl Watchdog {
                     gpu.backoff.handle_success();
                 }
             }
-            Execution::Failed { .. } | Execution::WindowMissed { .. } => {}
+            Execution::Failed { .. } | Execution::Lost { .. } | Execution::WindowMissed { .. } => {}
         }
         if gpu.panics >= PANICS_MAX {
             self.suspend(now, index);
         }
+    }
+
+    /// What ran lost its executor, and nothing else runs there: it rests until there may be another one.
+    pub(super) fn handle_lost(&mut self, now: Timestamp, gpu: usize) {
+        self.suspend(now, gpu);
     }
 
     /// The GPU cannot take what it was given: a thread of it has not come back since an earlier session.
@@ -190,8 +195,13 @@ impl Watchdog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::Outputs;
 
-    const DONE: Execution = Execution::Done { started_at: Timestamp(0), finished_at: Timestamp(0) };
+    const DONE: Execution = Execution::Done {
+        started_at: Timestamp(0),
+        finished_at: Timestamp(0),
+        outputs: Outputs { failed: Vec::new(), bytes: Vec::new() },
+    };
     const PANICKED: Execution = Execution::Panicked { started_at: Timestamp(0), finished_at: Timestamp(0) };
 
     fn at(ms: i64) -> Timestamp {

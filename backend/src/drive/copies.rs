@@ -1,8 +1,11 @@
 //! The ways into GPUs' memories: a thread for each, which makes one copy of weights at a time. All of them are
-//! emulated: a copy takes the time that its bytes take.
+//! emulated: a copy takes the time that its bytes take. What is not in host memory is read from its file before, unless
+//! what runs the model holds no weights: then that time passes, too.
 
 use std::{
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
     thread::{Builder, JoinHandle},
 };
 
@@ -11,6 +14,7 @@ use proto::Span;
 use transport::{Clock, Waker};
 
 use super::gpu::sleep_until;
+use crate::executor::{Executor, ExecutorError};
 
 /// A way has one copy to make at a time; a second waits only while one of a lost session ends.
 const JOBS_MAX: usize = 2;
@@ -21,14 +25,20 @@ pub(super) struct Job {
     pub(super) session: u64,
     /// How long it takes.
     pub(super) takes: Span,
+    /// What runs the model.
+    pub(super) executor: Arc<dyn Executor>,
+    /// How long the weights should be read from disk for before; `None` if they should be in host memory.
+    pub(super) read: Option<Span>,
     /// Whom to wake when it has ended.
     pub(super) waker: Waker,
 }
 
-/// A copy that was made.
+/// A copy that has ended.
 pub(super) struct Copied {
     pub(super) session: u64,
     pub(super) gpu: usize,
+    /// How long the weights were read for before, or why they could not be.
+    pub(super) read: Result<Span, ExecutorError>,
 }
 
 /// The threads.
@@ -77,11 +87,26 @@ impl Drop for Copies {
 fn run_jobs(clock: Clock, gpu: usize, jobs: &Receiver<Job>, copied: &Sender<Copied>) {
     super::reduce_timer_slack();
     for job in jobs {
+        let read = read(clock, &job);
         let now = clock.now();
         sleep_until(|| clock.now(), now + job.takes);
-        if copied.send(Copied { session: job.session, gpu }).is_err() {
+        if copied.send(Copied { session: job.session, gpu, read }).is_err() {
             return;
         }
         job.waker.wake();
     }
+}
+
+/// Sees to it that the weights are in host memory. How long that took.
+fn read(clock: Clock, job: &Job) -> Result<Span, ExecutorError> {
+    let started_at = clock.now();
+    let panicked = || ExecutorError("reading the weights panicked; see the backend's log".to_owned());
+    // Also what should be there: a former session may have let it go.
+    catch_unwind(AssertUnwindSafe(|| job.executor.read())).unwrap_or_else(|_| Err(panicked()))?;
+    match job.read {
+        None => return Ok(Span::ZERO),
+        Some(_) if job.executor.holds_weights() => {}
+        Some(takes) => sleep_until(|| clock.now(), started_at + takes),
+    }
+    Ok(clock.now() - started_at)
 }

@@ -10,7 +10,14 @@ use crossbeam_channel::{Receiver, Sender};
 use proto::{Span, Timestamp};
 use transport::{Clock, Region, Waker};
 
-use crate::{core, executor::ExecutorError, staging::ModelShape, worker::Execution};
+use repository::cell;
+
+use crate::{
+    core,
+    executor::ExecutorError,
+    staging::ModelShape,
+    worker::{Execution, Outputs},
+};
 
 /// A GPU has one batch at a time; a second waits only while one of a lost session ends.
 const JOBS_MAX: usize = 2;
@@ -113,30 +120,75 @@ fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch) -> Execution {
     }
     let finished_at = scheduler_now();
     match result {
-        Ok(Ok(())) => Execution::Done { started_at, finished_at },
+        Ok(Ok(outputs)) => Execution::Done { started_at, finished_at, outputs },
+        Ok(Err(ExecutorError(reason))) if !job.batch.executor.is_up() => {
+            Execution::Lost { started_at, finished_at, reason }
+        }
         Ok(Err(ExecutorError(reason))) => Execution::Failed { started_at, finished_at, reason },
         Err(_) => Execution::Panicked { started_at, finished_at },
     }
 }
 
 impl Scratch {
-    fn run(&mut self, job: &Job) -> Result<(), ExecutorError> {
+    fn run(&mut self, job: &Job) -> Result<Outputs, ExecutorError> {
         let batch = &job.batch;
-        let ModelShape { input_bytes, output_bytes, .. } = batch.shape;
-        self.inputs.resize(batch.tasks() * input_bytes, 0);
-        self.outputs.resize(batch.tasks() * output_bytes, 0);
-        let mut inputs = &mut self.inputs[..];
+        let ModelShape { output_bytes, records, .. } = batch.shape;
+        let inputs_bytes = batch.runs.iter().map(|run| run.tasks * run.input_bytes).sum();
+        // They do not shrink, so that nothing is cleared that is overwritten anyway.
+        self.inputs.resize(self.inputs.len().max(inputs_bytes), 0);
+        self.outputs.resize(self.outputs.len().max(batch.tasks() * output_bytes), 0);
+        let (inputs, outputs) = (&mut self.inputs[..inputs_bytes], &mut self.outputs[..batch.tasks() * output_bytes]);
+        let mut rest = &mut *inputs;
         for run in &batch.runs {
-            let into = inputs.split_off_mut(..run.tasks * input_bytes).expect("there is room for all tasks");
+            let into = rest.split_off_mut(..run.tasks * run.input_bytes).expect("there is room for all tasks");
             job.region.read(run.input_offset, into);
+            if records.inputs {
+                // How long they are is what was planned with, whatever the frontend has written there.
+                into.chunks_exact_mut(run.input_bytes).for_each(cell::set_record_bytes);
+            }
         }
-        batch.executor.execute(&self.inputs, &mut self.outputs)?;
-        let mut outputs = &self.outputs[..];
-        for run in &batch.runs {
-            let from = outputs.split_off(..run.tasks * output_bytes).expect("there are outputs of all tasks");
-            job.region.write(run.output_offset, from);
+        let failed = batch.executor.execute(inputs, outputs)?;
+        if failed.is_empty() && !records.outputs {
+            let mut outputs = &*outputs;
+            for run in &batch.runs {
+                let from = outputs.split_off(..run.tasks * output_bytes).expect("there are outputs of all tasks");
+                job.region.write(run.output_offset, from);
+            }
+            return Ok(Outputs::default());
         }
-        Ok(())
+        // What lies in the room of a task that has no output says nothing.
+        let mut without = failed.iter().map(|failure| failure.task).peekable();
+        let length = |(task, room)| match without.next_if_eq(&task) {
+            Some(_) => Ok(0),
+            None => output_length(room, records.outputs),
+        };
+        let bytes = outputs.chunks_exact(output_bytes).enumerate().map(length).collect::<Result<_, _>>()?;
+        let outcome = Outputs { bytes, failed };
+        scatter(job, &outcome, outputs);
+        Ok(outcome)
+    }
+}
+
+/// Bytes of a task's output at the front of its room.
+fn output_length(room: &[u8], is_record: bool) -> Result<u32, ExecutorError> {
+    let length = if is_record { cell::record_bytes(room) } else { Some(room.len()) };
+    let length = length.filter(|&length| length <= room.len());
+    let wrong = || ExecutorError(format!("the executor's outputs have no length within {} bytes", room.len()));
+    length.map(|length| length as u32).ok_or_else(wrong)
+}
+
+/// Puts outputs where their answers are: those of a run one after another, or each by itself if any has failed.
+fn scatter(job: &Job, outcome: &Outputs, outputs: &[u8]) {
+    let shape = job.batch.shape;
+    let mut outputs = outputs.chunks_exact(shape.output_bytes).zip(&outcome.bytes);
+    for run in &job.batch.runs {
+        let mut packed = run.output_offset;
+        for (index, (room, &bytes)) in outputs.by_ref().take(run.tasks).enumerate() {
+            let own = run.output_offset + index * shape.answer_stride();
+            let at = if outcome.failed.is_empty() { packed } else { own };
+            job.region.write(at, &room[..bytes as usize]);
+            packed += bytes as usize;
+        }
     }
 }
 
@@ -160,21 +212,25 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::executor::Executor;
+    use crate::{
+        executor::{Executor, TaskError},
+        staging::Records,
+    };
     use proto::{LatencyProfile, ModelId, clock::ClockOffset};
     use transport::{Endpoint, EndpointConfig};
 
-    /// Doubles every byte; panics on 13, fails on 14.
+    /// Doubles every byte; panics on 13, fails on 14, and fails the task alone on 15.
     struct Doubling(Option<LatencyProfile>);
 
     impl Executor for Doubling {
-        fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
+        fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
             assert!(!inputs.contains(&13), "this panic is part of the test");
             if inputs.contains(&14) {
                 return Err(ExecutorError("out of luck".into()));
             }
             outputs.iter_mut().zip(inputs).for_each(|(output, input)| *output = input * 2);
-            Ok(())
+            let failed = (0..inputs.len()).filter(|&task| inputs[task] == 15);
+            Ok(failed.map(|task| TaskError { task, reason: "odd".into() }).collect())
         }
 
         fn emulated_profile(&self) -> Option<&LatencyProfile> {
@@ -187,17 +243,17 @@ mod tests {
         let clock = Clock::start();
         let gpus = Gpus::start(clock, 1).unwrap();
         let mut endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
-        let region = Region::allocate(200).unwrap();
+        let region = Region::allocate(2000).unwrap();
         // The last task's input lies first, those of the others behind it.
         let (last, others) = inputs.split_last().unwrap();
         region.write(0, &[*last]);
         region.write(1, others);
-        let others = core::Run { tasks: others.len(), input_offset: 1, output_offset: 100 };
-        let last = core::Run { tasks: 1, input_offset: 0, output_offset: 100 + others.tasks };
+        let others = core::Run { tasks: others.len(), input_offset: 1, input_bytes: 1, output_offset: 100 };
+        let last = core::Run { tasks: 1, input_offset: 0, input_bytes: 1, output_offset: 100 + others.tasks };
         let batch = core::Job {
             model: ModelId(0),
             executor: Arc::new(Doubling(profile)),
-            shape: ModelShape { input_bytes: 1, output_bytes: 1, batch_max: 8 },
+            shape: ModelShape { input_bytes: 1, output_bytes: 1, batch_max: 8, records: Records::default() },
             runs: vec![others, last],
             exec_at: Timestamp::PAST,
             latest,
@@ -219,7 +275,7 @@ mod tests {
     #[test]
     fn a_batch_is_gathered_executed_and_scattered() {
         let (execution, outputs) = run(&[1, 2, 3], Timestamp::NEVER, None);
-        assert!(matches!(execution, Execution::Done { started_at, finished_at } if started_at <= finished_at));
+        assert!(matches!(execution, Execution::Done { started_at, finished_at, .. } if started_at <= finished_at));
         assert_eq!(outputs, [2, 4, 6]);
     }
 
@@ -227,7 +283,7 @@ mod tests {
     fn an_emulated_batch_lasts_as_long_as_its_profile_says() {
         let profile = LatencyProfile::linear(1.0, 5.0, 8).unwrap();
         let (execution, _) = run(&[1, 2, 3], Timestamp::NEVER, Some(profile));
-        let Execution::Done { started_at, finished_at } = execution else { panic!("{execution:?}") };
+        let Execution::Done { started_at, finished_at, .. } = execution else { panic!("{execution:?}") };
         assert!(finished_at - started_at >= Span::from_millis(8));
     }
 
@@ -236,6 +292,80 @@ mod tests {
         let (execution, outputs) = run(&[1, 2, 3], Timestamp::PAST, None);
         assert!(matches!(execution, Execution::WindowMissed { .. }));
         assert_eq!(outputs, [0, 0, 0]);
+    }
+
+    #[test]
+    fn a_task_that_fails_leaves_the_others_and_each_output_is_in_its_own_place() {
+        let (execution, outputs) = run(&[1, 15, 3], Timestamp::NEVER, None);
+        let Execution::Done { outputs: outcome, .. } = execution else { panic!("{execution:?}") };
+        assert_eq!(outcome.bytes, [1, 0, 1]);
+        assert_eq!((outcome.failed[0].task, &outcome.failed[0].reason[..]), (1, "odd"));
+        assert_eq!((outputs[0], outputs[1], outputs[2]), (2, 0, 6), "the last is of another run");
+    }
+
+    #[test]
+    fn records_are_gathered_and_scattered_without_what_is_behind_them() {
+        /// Answers each record with one of a byte more, but 13 not at all.
+        struct Longer;
+
+        impl Executor for Longer {
+            fn execute(&self, mut inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
+                let mut failed = vec![];
+                for (task, output) in outputs.chunks_exact_mut(16).enumerate() {
+                    let record = inputs.split_off(..cell::record_bytes(inputs).unwrap()).unwrap();
+                    if record[4] == 13 {
+                        failed.push(TaskError { task, reason: "odd".into() });
+                        continue;
+                    }
+                    output[..record.len()].copy_from_slice(record);
+                    output[record.len()] = 7;
+                    cell::set_record_bytes(&mut output[..=record.len()]);
+                }
+                assert!(inputs.is_empty());
+                Ok(failed)
+            }
+
+            fn emulated_profile(&self) -> Option<&LatencyProfile> {
+                None
+            }
+        }
+
+        let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
+        let region = Region::allocate(800).unwrap();
+        // What they say of their length is not believed.
+        region.write(0, &[99, 0, 0, 0, 1, 0, 0, 0, 0, 2]);
+        region.write(64, &[6, 0, 0, 0, 3, 4]);
+        let run = |tasks, input_offset, input_bytes, output_offset| core::Run {
+            tasks,
+            input_offset,
+            input_bytes,
+            output_offset,
+        };
+        let records = Records { inputs: true, outputs: true };
+        let batch = core::Job {
+            model: ModelId(0),
+            executor: Arc::new(Longer),
+            shape: ModelShape { input_bytes: 16, output_bytes: 16, batch_max: 8, records },
+            runs: vec![run(2, 0, 5, 200), run(1, 64, 6, 400)],
+            exec_at: Timestamp::PAST,
+            latest: Timestamp::NEVER,
+            offset: ClockOffset::default(),
+        };
+        let job = Job { session: 1, batch, region: region.clone(), waker: endpoint.waker() };
+        let mut scratch = Scratch { inputs: vec![0xaa; 50], outputs: vec![0xaa; 80] };
+        assert_eq!(scratch.run(&job), Ok(Outputs { failed: vec![], bytes: vec![6, 6, 7] }));
+        let read = |offset, bytes| {
+            let mut found = vec![0; bytes];
+            region.read(offset, &mut found);
+            found
+        };
+        assert_eq!(read(200, 13), [6, 0, 0, 0, 1, 7, 6, 0, 0, 0, 2, 7, 0], "one after another");
+        assert_eq!(read(400, 8), [7, 0, 0, 0, 3, 4, 7, 0]);
+        region.write(9, &[13]);
+        scratch.outputs.fill(0xaa);
+        let found = scratch.run(&job).unwrap();
+        assert_eq!((found.bytes, found.failed.len()), (vec![6, 0, 7], 1), "whatever lies in its room");
+        drop(endpoint);
     }
 
     #[test]

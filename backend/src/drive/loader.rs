@@ -9,10 +9,15 @@ use std::{
 
 use crossbeam_channel::{Receiver, Sender};
 use proto::LoadId;
+use repository::Stamp;
 use transport::{Clock, Waker};
 
-use super::load;
-use crate::{config::Config, loaded::Loaded};
+use super::{BackendError, load};
+use crate::{
+    config::{Config, Placed},
+    executor::{ExecutorError, Programs},
+    loaded::Loaded,
+};
 
 /// Loads that may wait for the one that runs.
 const JOBS_MAX: usize = 64;
@@ -25,6 +30,8 @@ pub(super) struct Job {
     pub(super) load: LoadId,
     /// Its name in the repository.
     pub(super) name: String,
+    /// A configuration (JSON) instead of the repository's.
+    pub(super) config: Option<String>,
     /// Whom to wake when it has ended.
     pub(super) waker: Waker,
 }
@@ -33,8 +40,8 @@ pub(super) struct Job {
 pub(super) struct Done {
     pub(super) session: u64,
     pub(super) load: LoadId,
-    /// Nothing if the configuration places it on no GPU; otherwise why it cannot be run.
-    pub(super) result: Result<Option<Loaded>, String>,
+    /// Its versions; none if the configuration places it on no GPU; otherwise why it cannot be run.
+    pub(super) result: Result<Vec<Loaded>, String>,
 }
 
 /// The thread. It ends after its present load when this is dropped.
@@ -44,10 +51,10 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    pub(super) fn start(clock: Clock, config: Config) -> io::Result<Self> {
+    pub(super) fn start(clock: Clock, config: Config, programs: Programs) -> io::Result<Self> {
         let (jobs, to_do) = crossbeam_channel::bounded(JOBS_MAX);
         let (results, done) = crossbeam_channel::bounded(JOBS_MAX);
-        Builder::new().name("loader".to_owned()).spawn(move || run(clock, &config, &to_do, &results))?;
+        Builder::new().name("loader".to_owned()).spawn(move || run(clock, (&config, &programs), &to_do, &results))?;
         Ok(Self { jobs, done })
     }
 
@@ -62,9 +69,9 @@ impl Loader {
     }
 }
 
-fn run(clock: Clock, config: &Config, jobs: &Receiver<Job>, results: &Sender<Done>) {
-    for Job { session, load, name, waker } in jobs {
-        let result = catch_unwind(AssertUnwindSafe(|| load_named(clock, config, &name)));
+fn run(clock: Clock, with: (&Config, &Programs), jobs: &Receiver<Job>, results: &Sender<Done>) {
+    for Job { session, load, name, config: told, waker } in jobs {
+        let result = catch_unwind(AssertUnwindSafe(|| load_named(clock, with, &name, told.as_deref())));
         let result = result.unwrap_or_else(|_| Err(format!("loading {name} panicked; see the backend's log")));
         if results.send(Done { session, load, result }).is_err() {
             return;
@@ -73,8 +80,29 @@ fn run(clock: Clock, config: &Config, jobs: &Receiver<Job>, results: &Sender<Don
     }
 }
 
-fn load_named(clock: Clock, config: &Config, name: &str) -> Result<Option<Loaded>, String> {
-    let model = repository::load_named(&config.repository, name).map_err(|error| error.to_string())?;
-    let Some(placed) = config.place_one(model).map_err(|error| error.to_string())? else { return Ok(None) };
-    load(clock, placed).map(Some).map_err(|error| error.to_string())
+fn load_named(
+    clock: Clock,
+    (config, programs): (&Config, &Programs),
+    name: &str,
+    told: Option<&str>,
+) -> Result<Vec<Loaded>, String> {
+    let load = || -> Result<Vec<Loaded>, BackendError> {
+        let folder = repository::folder_of(&config.repository, name)?;
+        let stamp = Stamp::of(&folder)?;
+        let versions = repository::load_named(&config.repository, name, told)?;
+        let placed = versions.into_iter().filter_map(|model| config.place_one(model).transpose());
+        // As Triton says it.
+        let failed = |version: &str, error: BackendError| {
+            ExecutorError(format!("load failed for model '{name}': version {version}: {error}"))
+        };
+        let load_one = |placed: Placed| {
+            let version = placed.model.version.clone();
+            load(clock, &config.repository, placed, programs)
+                .map_err(|error| BackendError::from(failed(&version, error)))
+        };
+        let loaded = placed.map(|placed| placed.and_then(load_one)).collect::<Result<_, _>>()?;
+        stamp.check(&folder)?;
+        Ok(loaded)
+    };
+    load().map_err(|error| error.to_string())
 }

@@ -1,17 +1,17 @@
 //! Measures l(b). The estimate is what nine runs in ten stay within; the scheduler re-estimates it from results.
 
 use proto::{LatencyProfile, Span};
+use repository::{Model, cell};
 use transport::Clock;
 
-use crate::{
-    executor::{Executor, ExecutorError},
-    staging::ModelShape,
-};
+use crate::executor::{Executor, ExecutorError, TaskError};
 
 /// The share of runs that the estimate covers.
 pub const QUANTILE: f64 = 0.9;
 /// Runs of a batch size, however slow.
 const RUNS_MIN: usize = 3;
+/// How long dimensions are at most that requests choose: the next one if a model cannot be run with those before.
+const SAMPLE_LENGTHS: [usize; 3] = [256, 16, 1];
 /// Half the width of a normal distribution's central 95 %, in standard deviations.
 const CONFIDENCE_95: f64 = 1.96;
 
@@ -67,15 +67,16 @@ impl Measured {
 /// Measures batch sizes one after another; `progress` is told the size before it begins.
 pub(super) fn measure(
     clock: Clock,
-    shape: ModelShape,
+    model: &Model,
     executor: &dyn Executor,
     effort: Effort,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Vec<Measured>, ExecutorError> {
-    let sizes = if effort.every_size { (1..=shape.batch_max).collect() } else { few_sizes(shape.batch_max) };
+    let sizes = if effort.every_size { (1..=model.max_batch).collect() } else { few_sizes(model.max_batch) };
+    let sample = sample(model, executor)?;
     let measured = sizes.into_iter().map(|batch| {
         progress(batch);
-        time_batch(clock, shape, executor, effort, batch)
+        time_batch(clock, executor, effort, (sample.repeat(batch), vec![0; batch * model.output_bytes()]), batch)
     });
     measured.collect()
 }
@@ -97,23 +98,46 @@ fn few_sizes(batch_max: usize) -> Vec<usize> {
     sizes
 }
 
+/// A task's input that the model can compute an output for: of the longest of these lengths, where requests choose
+/// some.
+fn sample(model: &Model, executor: &dyn Executor) -> Result<Vec<u8>, ExecutorError> {
+    let has_records = cell::is_record(&model.inputs) || cell::is_record(&model.outputs);
+    let lengths = if has_records { &SAMPLE_LENGTHS[..] } else { &SAMPLE_LENGTHS[..1] };
+    let mut tried = Err(ExecutorError("there is no sample".to_owned()));
+    for &length in lengths {
+        let sample = cell::sample(&model.inputs, &model.outputs, length);
+        let mut outputs = vec![0; model.output_bytes()];
+        tried = match has_records.then(|| run_once(executor, &sample, &mut outputs)) {
+            Some(Err(error)) => Err(error),
+            Some(Ok(())) | None => return Ok(sample),
+        };
+    }
+    tried
+}
+
+fn run_once(executor: &dyn Executor, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
+    match executor.execute(inputs, outputs)?.into_iter().next() {
+        Some(TaskError { reason, .. }) => Err(ExecutorError(format!("a sample of zeros: {reason}"))),
+        None => Ok(()),
+    }
+}
+
 fn time_batch(
     clock: Clock,
-    shape: ModelShape,
     executor: &dyn Executor,
     effort: Effort,
+    (inputs, mut outputs): (Vec<u8>, Vec<u8>),
     batch: usize,
 ) -> Result<Measured, ExecutorError> {
-    let inputs = vec![0; batch * shape.input_bytes];
-    let mut outputs = vec![0; batch * shape.output_bytes];
+    let mut execute = || run_once(executor, &inputs, &mut outputs);
     for _ in 0..effort.warm_up {
-        executor.execute(&inputs, &mut outputs)?;
+        execute()?;
     }
     let started_at = clock.now();
     let mut runs = Vec::new();
     while runs.len() < RUNS_MIN || (runs.len() < effort.runs_max && clock.now() - started_at < effort.span) {
         let before = clock.now();
-        executor.execute(&inputs, &mut outputs)?;
+        execute()?;
         runs.push(clock.now() - before);
     }
     Ok(Measured::of(batch, runs))

@@ -2,6 +2,7 @@
 //! threads the core, which decides everything.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{
         Arc,
@@ -9,7 +10,11 @@ use std::{
     },
 };
 
-use proto::{LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES, turns::TurnWatch};
+use proto::{
+    LatencyProfile, LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES,
+    turns::TurnWatch,
+};
+use repository::Refused;
 use transport::{Access, Arm, Clock, Endpoint, EndpointConfig, Region, Waker};
 use zerocopy::IntoBytes;
 
@@ -22,8 +27,9 @@ use super::{
 use crate::{
     config::Config,
     core::{self, Core, CoreConfig, Output},
+    executor::Executor,
     loaded::Loaded,
-    staging::{ModelShape, Staging},
+    staging::{ModelShape, Records, Staging},
 };
 
 /// The longest wait: `stop` is looked at this often.
@@ -54,8 +60,18 @@ pub(super) struct Session<'a> {
     waker: Waker,
     region: Region,
     core: Core,
+    /// What each GPU runs.
+    executing: BTreeMap<usize, Arc<dyn Executor>>,
     drain_timeout: Span,
 }
+
+/// What staging memory has room for besides: a small model may come later, or become larger.
+const ROOM_FOR_LATER: ModelShape = ModelShape {
+    input_bytes: 1024,
+    output_bytes: 1024,
+    batch_max: LatencyProfile::MAX_BATCH,
+    records: Records { inputs: false, outputs: false },
+};
 
 impl<'a> Session<'a> {
     /// Opens the network and starts to connect. Staging memory has room for batches of the models and of `shapes`.
@@ -63,6 +79,7 @@ impl<'a> Session<'a> {
         (config, schedulers): (&Config, &[SocketAddr]),
         clock: Clock,
         (models, shapes): (Vec<Arc<Loaded>>, &[ModelShape]),
+        not_loaded: Vec<Refused>,
         threads: Threads<'a>,
         number: u64,
     ) -> Result<Self, BackendError> {
@@ -74,18 +91,23 @@ impl<'a> Session<'a> {
             connections_max: config.connections_max,
             read_budget_bytes: config.read_budget_bytes,
         })?;
-        let shapes: Vec<_> = models.iter().map(|model| model.shape).chain(shapes.iter().copied()).collect();
+        let shapes = models.iter().map(|model| model.shape).chain(shapes.iter().copied());
+        let shapes: Vec<_> = shapes.chain([ROOM_FOR_LATER]).collect();
         let staging = Staging::new(config.gpus as usize, &shapes);
         let bytes = staging.bytes();
         let region = Region::allocate(bytes).map_err(|cause| BackendError::Memory { bytes, cause })?;
+        staging.populated().for_each(|part| region.populate(part));
         let lkey = endpoint.register(&region, Access::default())?.lkey;
         let token = rand::random();
-        let (schedulers, memory_pages) = (schedulers.to_vec(), config.memory_pages()?);
-        let core = Core::new(CoreConfig { schedulers, token, staging, lkey, memory_pages }, models)
+        let (memory_pages, host_pages) = (config.memory_pages()?, config.host_pages()?);
+        let schedulers = schedulers.to_vec();
+        let mut core = Core::new(CoreConfig { schedulers, token, staging, lkey, memory_pages, host_pages }, models)
             .map_err(|error| BackendError::Config(format!("placement: {error}")))?;
+        core.handle_not_loaded(not_loaded);
         let waker = endpoint.waker();
         let drain_timeout = Span::from_millis(i64::try_from(config.drain_timeout_ms).unwrap_or(i64::MAX / 1_000_000));
-        Ok(Self { number, clock, threads, endpoint, waker, region, core, drain_timeout })
+        let executing = BTreeMap::new();
+        Ok(Self { number, clock, threads, endpoint, waker, region, core, executing, drain_timeout })
     }
 
     /// Serves until there is no scheduler to obey, or `stop` is set and all plans are finished, or take too long.
@@ -127,13 +149,17 @@ impl<'a> Session<'a> {
         while let Some(finished) = self.threads.gpus.poll_finished() {
             busy = true;
             if finished.session == self.number {
+                self.executing.remove(&finished.gpu);
                 self.core.handle_executed(self.clock.now(), finished.gpu, finished.execution);
             }
         }
         while let Some(copied) = self.threads.copies.poll_copied() {
             busy = true;
             if copied.session == self.number {
-                self.core.handle_copied(self.clock.now(), copied.gpu, true);
+                if let Err(reason) = &copied.read {
+                    tracing::warn!(gpu = copied.gpu, %reason, "weights could not be read from disk");
+                }
+                self.core.handle_copied(self.clock.now(), copied.gpu, copied.read.ok());
             }
         }
         while let Some(done) = self.threads.loader.poll_done() {
@@ -192,31 +218,42 @@ impl<'a> Session<'a> {
                 }
             }
             Output::Execute { gpu, job } => self.execute(gpu, job),
-            Output::CopyWeights { gpu, takes, .. } => self.copy(gpu, takes),
+            Output::Interrupt { gpu } => {
+                if let Some(executor) = self.executing.get(&gpu) {
+                    executor.interrupt();
+                }
+            }
+            Output::CopyWeights { gpu, executor, takes, read, .. } => self.copy(gpu, executor, (takes, read)),
             // Emulated memory has nothing to free.
             Output::FreeWeights { .. } => {}
-            Output::Load { load, name } => self.load(load, name),
+            Output::ReleaseWeights { executor } => executor.release(),
+            Output::Load { load, name, config } => self.load(load, name, config),
         }
     }
 
     fn execute(&mut self, gpu: usize, batch: core::Job) {
+        let executor = Arc::clone(&batch.executor);
+        self.executing.insert(gpu, Arc::clone(&executor));
         let job = Job { session: self.number, batch, region: self.region.clone(), waker: self.waker.clone() };
         if !self.threads.gpus.post(gpu, job) {
             tracing::warn!(gpu, "the GPU still runs batches of earlier sessions");
+            // Whoever would have given them up is gone.
+            executor.interrupt();
+            self.executing.remove(&gpu);
             self.core.handle_stuck(self.clock.now(), gpu);
         }
     }
 
-    fn copy(&mut self, gpu: usize, takes: Span) {
-        let job = copies::Job { session: self.number, takes, waker: self.waker.clone() };
+    fn copy(&mut self, gpu: usize, executor: Arc<dyn Executor>, (takes, read): (Span, Option<Span>)) {
+        let job = copies::Job { session: self.number, takes, executor, read, waker: self.waker.clone() };
         if !self.threads.copies.post(gpu, job) {
             tracing::warn!(gpu, "weights of earlier sessions are still on their way to the GPU");
             self.core.handle_copy_stuck(self.clock.now(), gpu);
         }
     }
 
-    fn load(&mut self, load: LoadId, name: String) {
-        let job = loader::Job { session: self.number, load, name, waker: self.waker.clone() };
+    fn load(&mut self, load: LoadId, name: String, config: Option<String>) {
+        let job = loader::Job { session: self.number, load, name, config, waker: self.waker.clone() };
         if !self.threads.loader.post(job) {
             let reason = "too many models wait to be loaded here; try again".to_owned();
             self.core.handle_loaded(self.clock.now(), load, Err(reason));

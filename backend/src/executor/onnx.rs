@@ -1,22 +1,38 @@
 //! Step 8 on the CPU: an ONNX model, run by tract. The graph is optimised once with a symbolic batch dimension, so
 //! every batch size runs the same kernels, and a task's output does not depend on which others it was batched with (but
 //! for rounding). A model without a batch dimension runs one task at a time.
+//!
+//! Lengths that requests choose are symbols, too ([`groups`]).
 
-use std::path::Path;
+use std::{
+    path::{Path, PathBuf},
+    sync::{PoisonError, RwLock},
+};
 
 use proto::LatencyProfile;
-use repository::{DataType, Model};
-use tract_onnx::prelude::*;
-use tract_onnx::tract_core::{internal::DimLike, ops::cast::cast, plan::SimplePlan};
+use repository::{DataType, Model, Stamp, cell};
+use tract_onnx::tract_core::{internal::DimLike, plan::SimplePlan};
+use tract_onnx::{prelude::*, tract_hir::infer::Factoid};
 
-use super::{Executor, ExecutorError};
+use super::{Executor, ExecutorError, TaskError};
+
+mod dimensions;
+mod groups;
+mod text;
+
+/// The optimised graph, with the weights.
+type Plan = Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>;
 
 /// A loaded ONNX model.
 pub struct Onnx {
-    plan: Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>,
+    /// `None` while its weights are not needed.
+    plan: RwLock<Option<Plan>>,
+    source: Source,
     inputs: Vec<repository::Tensor>,
     outputs: Vec<repository::Tensor>,
     is_batched: bool,
+    /// Sizes of tensors differ between requests.
+    has_records: bool,
 }
 
 impl Onnx {
@@ -26,17 +42,16 @@ impl Onnx {
     /// # Errors
     /// If the file cannot be read, uses an operator that tract lacks, or does not fit the configuration.
     pub fn load(model: &Model, file: &Path) -> Result<Self, ExecutorError> {
-        let refused = |cause: TractError| ExecutorError(format!("model {}: {}: {cause:#}", model.name, file.display()));
-        let mut graph = tract_onnx::onnx().model_for_path(file).map_err(refused)?;
-        bind_inputs(&mut graph, model).map_err(refused)?;
-        bind_outputs(&mut graph, model).map_err(refused)?;
-        let mut graph = graph.into_typed().map_err(refused)?;
-        cast_dimensions(&mut graph).map_err(refused)?;
-        let graph = graph.into_decluttered().and_then(|graph| graph.into_optimized()).map_err(refused)?;
-        let plan = graph.into_runnable().map_err(refused)?;
-        check_outputs(plan.model(), model).map_err(refused)?;
+        let source = Source::of(model, file)?;
+        let plan = RwLock::new(Some(source.read()?));
         let (inputs, outputs) = (model.inputs.clone(), model.outputs.clone());
-        Ok(Self { plan, inputs, outputs, is_batched: model.is_batched })
+        let has_records = cell::is_record(&inputs) || cell::is_record(&outputs);
+        Ok(Self { plan, source, inputs, outputs, is_batched: model.is_batched, has_records })
+    }
+
+    fn plan(&self) -> TractResult<Plan> {
+        let plan = self.plan.read().unwrap_or_else(PoisonError::into_inner);
+        plan.clone().ok_or_else(|| TractError::msg("its weights are not in memory"))
     }
 
     /// One tensor of the whole batch, gathered from where it lies in each task's input.
@@ -47,12 +62,7 @@ impl Onnx {
         let mut gathered = Tensor::zero_dt(datum_type(tensor.datatype), &self.shape(tensor, batch))?;
         for (task, into) in gathered.as_bytes_mut().chunks_exact_mut(tensor.bytes()).enumerate() {
             let from = &inputs[task * task_bytes + offset..][..tensor.bytes()];
-            if tensor.datatype == DataType::Bool {
-                // Clients choose these bytes, but a `bool` other than 0 or 1 is undefined.
-                into.iter_mut().zip(from).for_each(|(into, from)| *into = u8::from(*from != 0));
-            } else {
-                into.copy_from_slice(from);
-            }
+            copy_elements(tensor.datatype, from, into);
         }
         Ok(gathered.into())
     }
@@ -76,7 +86,7 @@ impl Onnx {
     fn run(&self, inputs: &[u8], outputs: &mut [u8]) -> TractResult<()> {
         let batch = inputs.len() / task_bytes(&self.inputs);
         let gathered = (0..self.inputs.len()).map(|index| self.gather(inputs, index, batch));
-        let results = self.plan.run(gathered.collect::<TractResult<TVec<_>>>()?)?;
+        let results = self.plan()?.run(gathered.collect::<TractResult<TVec<_>>>()?)?;
         let answer_bytes = task_bytes(&self.outputs);
         for (index, (tensor, result)) in self.outputs.iter().zip(&results).enumerate() {
             let offset = task_bytes_before(&self.outputs, index);
@@ -97,12 +107,67 @@ impl Onnx {
 }
 
 impl Executor for Onnx {
-    fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
-        self.run(inputs, outputs).map_err(|cause| ExecutorError(format!("execution failed: {cause:#}")))
+    fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
+        if self.has_records {
+            return Ok(self.run_groups(inputs, outputs));
+        }
+        let ran = self.run(inputs, outputs);
+        ran.map(|()| Vec::new()).map_err(|cause| ExecutorError(format!("execution failed: {cause:#}")))
     }
 
     fn emulated_profile(&self) -> Option<&LatencyProfile> {
         None
+    }
+
+    fn holds_weights(&self) -> bool {
+        true
+    }
+
+    fn release(&self) {
+        *self.plan.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn read(&self) -> Result<(), ExecutorError> {
+        // Whoever needs it, too, waits here.
+        let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
+        if plan.is_none() {
+            *plan = Some(self.source.read()?);
+        }
+        Ok(())
+    }
+}
+
+/// Where a model is read from, and what its files were like.
+struct Source {
+    model: Model,
+    file: PathBuf,
+    stamp: Stamp,
+}
+
+impl Source {
+    fn of(model: &Model, file: &Path) -> Result<Self, ExecutorError> {
+        let (model, file) = (model.clone(), file.to_owned());
+        // Weights may lie in files beside it.
+        let folder = file.parent().unwrap_or(Path::new("."));
+        let refused = |error| ExecutorError(format!("model {}: {}: {error}", model.name, file.display()));
+        let stamp = Stamp::of(folder).map_err(refused)?;
+        Ok(Self { model, file, stamp })
+    }
+
+    /// Reads and optimises it. It is what it was.
+    fn read(&self) -> Result<Plan, ExecutorError> {
+        let Self { model, file, stamp } = self;
+        let refused = |cause: TractError| ExecutorError(format!("model {}: {}: {cause:#}", model.name, file.display()));
+        let mut graph = tract_onnx::onnx().model_for_path(file).map_err(refused)?;
+        bind_inputs(&mut graph, model).map_err(refused)?;
+        bind_outputs(&mut graph, model).map_err(refused)?;
+        let mut graph = graph.into_typed().map_err(refused)?;
+        dimensions::keep_numbers(&mut graph).map_err(refused)?;
+        let graph = graph.into_decluttered().and_then(|graph| graph.into_optimized()).map_err(refused)?;
+        let plan = graph.into_runnable().map_err(refused)?;
+        check_outputs(plan.model(), model).map_err(refused)?;
+        stamp.check(file.parent().unwrap_or(Path::new("."))).map_err(|error| ExecutorError(error.to_string()))?;
+        Ok(plan)
     }
 }
 
@@ -115,10 +180,32 @@ fn bind_inputs(graph: &mut InferenceModel, model: &Model) -> TractResult<()> {
     let batch = graph.symbols.sym("batch");
     for (index, tensor) in model.inputs.iter().enumerate() {
         let mut shape: TVec<TDim> = model.is_batched.then(|| batch.clone().into()).into_iter().collect();
+        let before = shape.len();
         shape.extend(tensor.model_shape().iter().map(|&length| TDim::from(length)));
+        for &dim in tensor.model_variable_dims() {
+            shape[before + dim] = variable_length(graph, (index, tensor), before + dim)?;
+        }
         graph.set_input_fact(index, InferenceFact::dt_shape(datum_type(tensor.datatype), shape))?;
     }
     Ok(())
+}
+
+/// What the file calls a length that requests choose, so that equal ones stay equal; a symbol of its own if it does not
+/// say.
+fn variable_length(
+    graph: &InferenceModel,
+    (index, tensor): (usize, &repository::Tensor),
+    at: usize,
+) -> TractResult<TDim> {
+    let found = graph.input_fact(index)?.shape.dim(at).and_then(|length| length.concretize());
+    match found {
+        Some(length) if length.to_i64().is_ok() => Err(TractError::msg(format!(
+            "config.pbtxt says -1 for dimension {at} of input {}, the file has {length}",
+            tensor.name
+        ))),
+        Some(length) => Ok(length),
+        None => Ok(graph.symbols.sym(&format!("{}_{at}", tensor.name)).into()),
+    }
 }
 
 /// Puts the graph's outputs into the configuration's order, and drops those that it does not name.
@@ -132,17 +219,6 @@ fn bind_outputs(graph: &mut InferenceModel, model: &Model) -> TractResult<()> {
     };
     let bound = model.outputs.iter().map(|tensor| Ok(outlets[position(tensor)?])).collect::<TractResult<Vec<_>>>()?;
     graph.select_output_outlets(&bound)
-}
-
-/// What ONNX calls an INT64 may be symbolic lengths for tract, above all whatever is cast to that type.
-fn cast_dimensions(graph: &mut TypedModel) -> TractResult<()> {
-    let mut outlets = graph.outputs.clone();
-    for (index, outlet) in outlets.iter_mut().enumerate() {
-        if graph.outlet_fact(*outlet)?.datum_type == TDim::datum_type() {
-            *outlet = graph.wire_node(format!("output-{index}.int64"), cast(DatumType::I64), &[*outlet])?[0];
-        }
-    }
-    graph.select_output_outlets(&outlets)
 }
 
 fn same_names(kind: &str, configured: &[&str], found: &[String]) -> TractResult<()> {
@@ -170,20 +246,32 @@ fn check_outputs(graph: &TypedModel, model: &Model) -> TractResult<()> {
         let shape: Option<Vec<usize>> = rest.map(|length| length.to_usize().ok()).collect();
         let fits = fact.datum_type == datum_type(tensor.datatype)
             && has_batch
-            && shape.is_none_or(|shape| lengths(&shape).eq(lengths(tensor.model_shape())));
+            && shape.is_none_or(|shape| tensor.client_shape_of(&shape).is_some());
         if !fits {
             let (batch, question) = match model.is_batched {
                 true => ("batch, ", "; does the first dimension vary?"),
                 false => ("", ""),
             };
-            let shape = tensor.model_shape();
+            let dims: Vec<i64> = tensor.dims().collect();
+            let shape =
+                if tensor.reshape.is_some() { format!("{:?}", tensor.model_shape()) } else { format!("{dims:?}") };
             return Err(TractError::msg(format!(
-                "output {} is {fact:?}, expected {:?} of shape [{batch}{shape:?}]{question}",
+                "output {} is {fact:?}, expected {:?} of shape [{batch}{shape}]{question}",
                 tensor.name, tensor.datatype
             )));
         }
     }
     Ok(())
+}
+
+/// Copies elements as they came.
+fn copy_elements(datatype: DataType, from: &[u8], into: &mut [u8]) {
+    if datatype == DataType::Bool {
+        // Clients choose these bytes, but a `bool` other than 0 or 1 is undefined.
+        into.iter_mut().zip(from).for_each(|(into, from)| *into = u8::from(*from != 0));
+    } else {
+        into.copy_from_slice(from);
+    }
 }
 
 fn task_bytes(tensors: &[repository::Tensor]) -> usize {
@@ -213,6 +301,7 @@ fn datum_type(datatype: DataType) -> DatumType {
         DataType::Fp16 => DatumType::F16,
         DataType::Fp32 => DatumType::F32,
         DataType::Fp64 => DatumType::F64,
+        DataType::Bytes => DatumType::String,
     }
 }
 

@@ -6,6 +6,8 @@ use super::*;
 
 const GPU: GpuId = GpuId(7);
 const PAGES: u32 = 10;
+/// A copy from host memory.
+const DONE: Option<Span> = Some(Span::ZERO);
 
 fn at(ms: i64) -> Timestamp {
     Timestamp::ZERO + Span::from_millis(ms)
@@ -15,11 +17,17 @@ fn at(ms: i64) -> Timestamp {
 fn memory() -> Memory {
     let mut memory = Memory::new(PAGES);
     for (model, pages) in [(0, 6), (1, 4), (2, 3), (3, 0)] {
-        let weights = Weights { pages, load: Span::from_millis(pages.into()) };
-        memory.handle_model(at(0), ModelId(model), Some(weights));
+        let weights = Weights::new(pages, Span::from_millis(pages.into()));
+        memory.handle_model(at(0), ModelId(model), Some(Hosted { weights, is_pinned: false }));
     }
-    assert_eq!(memory.handle_asked(at(0), GPU), []);
+    assert_eq!(asked(&mut memory, 0, GPU), []);
     memory
+}
+
+/// Models that it has when it is named, if it says so at once.
+fn asked(memory: &mut Memory, ms: i64, gpu: GpuId) -> Vec<ModelId> {
+    memory.handle_asked(at(ms), gpu);
+    memory.poll_answer().expect("nothing is pinned").into_iter().map(|resident| resident.model).collect()
 }
 
 fn order(model: u32, (earliest, latest): (i64, i64)) -> LoadOrder {
@@ -40,7 +48,7 @@ fn free(model: u32) -> MemoryAction {
 }
 
 fn loaded(model: u32, started: i64, finished: i64) -> MemoryAction {
-    let outcome = WeightsOutcome::Loaded { started_at: at(started), finished_at: at(finished) };
+    let outcome = WeightsOutcome::Loaded { started_at: at(started), finished_at: at(finished), read: Span::ZERO };
     MemoryAction::Report { gpu: GPU, model: ModelId(100 + model), outcome }
 }
 
@@ -59,7 +67,7 @@ fn with_model() -> Memory {
     assert_eq!((actions(&mut memory), memory.poll_timeout()), (vec![], at(2)));
     memory.handle_timeout(at(2));
     assert_eq!((actions(&mut memory), memory.poll_timeout()), (vec![copy(0, 6)], Timestamp::NEVER));
-    memory.handle_copied(at(8), true);
+    memory.handle_copied(at(8), DONE);
     assert_eq!(actions(&mut memory), [loaded(0, 2, 8)]);
     memory
 }
@@ -74,9 +82,9 @@ fn loads_begin_in_their_windows_one_after_another_in_the_order_of_these() {
     memory.handle_load(at(8), order(1, (9, 20)));
     memory.handle_timeout(at(11));
     assert_eq!(actions(&mut memory), [free(0), copy(1, 4)]);
-    memory.handle_copied(at(15), true);
+    memory.handle_copied(at(15), DONE);
     assert_eq!(actions(&mut memory), [loaded(1, 11, 15), copy(2, 3)]);
-    let WeightsTally { loads, failed, evictions, absent, busy, pages, pages_used } = memory.tally();
+    let WeightsTally { loads, failed, evictions, absent, busy, pages, pages_used, .. } = memory.tally();
     assert_eq!((loads, failed, evictions, absent, pages, pages_used), (2, 0, 1, 1, 10, 7));
     assert_eq!(busy, Span::from_millis(6 + 4));
 }
@@ -88,7 +96,7 @@ fn what_cannot_begin_by_the_end_of_its_window_fails() {
     memory.handle_load(at(8), order(1, (8, 9)));
     memory.handle_load(at(8), order(2, (8, 11)));
     assert_eq!(actions(&mut memory), [copy(1, 4)]);
-    memory.handle_copied(at(10), false);
+    memory.handle_copied(at(10), None);
     assert_eq!(actions(&mut memory), [failed(1, 10), copy(2, 3)]);
     memory.handle_load(at(10), order(1, (10, 12)));
     assert_eq!(memory.poll_timeout(), at(12) + Span(1));
@@ -105,7 +113,7 @@ fn what_makes_room_may_come_later_by_another_way() {
     memory.handle_timeout(at(9));
     assert_eq!(actions(&mut memory), [copy(2, 3)]);
     memory.handle_unload(at(10), GPU, ModelId(0));
-    memory.handle_copied(at(12), true);
+    memory.handle_copied(at(12), DONE);
     assert_eq!(actions(&mut memory), [free(0), loaded(2, 9, 12), copy(0, 6)]);
 }
 
@@ -127,19 +135,19 @@ fn orders_by_another_name_do_not_count_and_what_was_under_way_is_void() {
     memory.handle_load(at(8), order(2, (8, 20)));
     assert_eq!(actions(&mut memory), [copy(1, 4)]);
     let next = GpuId(8);
-    assert_eq!(memory.handle_asked(at(9), next), [ModelId(0)]);
+    assert_eq!(asked(&mut memory, 9, next), [ModelId(0)]);
     memory.handle_unload(at(9), GPU, ModelId(0));
     memory.handle_load(at(9), order(2, (9, 20)));
     assert_eq!(actions(&mut memory), []);
-    memory.handle_copied(at(12), true);
+    memory.handle_copied(at(12), DONE);
     assert_eq!(actions(&mut memory), [free(1)]);
     assert!(!memory.handle_run(ModelId(1)) && memory.handle_run(ModelId(0)));
     memory.handle_load(at(13), LoadOrder { gpu: next, ..order(1, (13, 20)) });
     assert_eq!(actions(&mut memory), [copy(1, 4)], "its room was given back");
     memory.forget_orders();
-    memory.handle_copied(at(17), true);
+    memory.handle_copied(at(17), DONE);
     assert!(actions(&mut memory).is_empty(), "nobody is told");
-    assert_eq!(memory.handle_asked(at(18), GPU), [ModelId(0), ModelId(1)], "but it is there");
+    assert_eq!(asked(&mut memory, 18, GPU), [ModelId(0), ModelId(1)], "but it is there");
 }
 
 #[test]
@@ -152,11 +160,56 @@ fn a_model_that_is_not_hosted_any_more_leaves_nothing() {
         memory.handle_model(at(9), ModelId(model), None);
     }
     assert_eq!(actions(&mut memory), [free(0), failed(2, 9)]);
-    memory.handle_copied(at(12), true);
+    memory.handle_copied(at(12), DONE);
     assert_eq!((actions(&mut memory), memory.tally().pages_used), (vec![free(1), failed(1, 12)], 0));
     memory.handle_load(at(13), order(0, (13, 20)));
     memory.handle_load(at(13), LoadOrder { model: None, ..order(2, (13, 20)) });
     assert_eq!(actions(&mut memory), [failed(0, 13), failed(2, 13)]);
+}
+
+/// A memory of 10 pages with model 4 of 5 pages, which is pinned.
+#[test]
+fn what_is_pinned_comes_first_and_stays() {
+    let mut memory = with_model();
+    let hosted = Hosted { weights: Weights::new(5, Span::from_millis(5)), is_pinned: true };
+    assert!(memory.handle_run(ModelId(0)));
+    memory.handle_model(at(9), ModelId(4), Some(hosted));
+    assert_eq!((memory.claims(), actions(&mut memory)), ((5, 6), vec![]), "its room is in use");
+    memory.handle_asked(at(9), GPU);
+    memory.handle_load(at(9), order(2, (9, 20)));
+    assert_eq!((memory.poll_answer(), actions(&mut memory)), (None, vec![]));
+    memory.handle_ran(at(10));
+    assert_eq!(actions(&mut memory), [free(0), copy(4, 5)]);
+    memory.handle_copied(at(15), DONE);
+    assert_eq!(actions(&mut memory), [copy(2, 3)], "what was ordered comes behind it");
+    assert_eq!(memory.poll_answer(), Some(vec![ResidentModel { model: ModelId(4), is_pinned: true }]));
+    assert_eq!(memory.poll_answer(), None, "once");
+    memory.handle_unload(at(16), GPU, ModelId(4));
+    assert!(memory.handle_run(ModelId(4)), "nobody unloads it");
+    memory.handle_ran(at(16));
+    memory.handle_model(at(17), ModelId(4), None);
+    assert_eq!(actions(&mut memory), [free(4)]);
+}
+
+#[test]
+fn what_is_pinned_and_cannot_be_copied_is_tried_again_under_the_next_name() {
+    let mut memory = memory();
+    let hosted = Hosted { weights: Weights::new(5, Span::from_millis(5)), is_pinned: true };
+    memory.forget_orders();
+    memory.handle_model(at(1), ModelId(4), Some(hosted));
+    assert_eq!(actions(&mut memory), [], "nobody plans with it yet");
+    memory.handle_asked(at(1), GPU);
+    assert_eq!(actions(&mut memory), [copy(4, 5)]);
+    memory.handle_copied(at(2), None);
+    assert_eq!((memory.poll_answer(), actions(&mut memory)), (Some(vec![]), vec![]));
+    // As any other one, until then.
+    memory.handle_load(at(2), order(4, (2, 9)));
+    assert_eq!(actions(&mut memory), [copy(4, 5)]);
+    memory.handle_copied(at(7), DONE);
+    memory.handle_unload(at(8), GPU, ModelId(4));
+    assert_eq!(actions(&mut memory), [loaded(4, 2, 7), free(4)]);
+    memory.handle_asked(at(9), GpuId(8));
+    assert_eq!(actions(&mut memory), [copy(4, 5)]);
 }
 
 #[derive(Debug, Clone)]
@@ -196,6 +249,8 @@ struct Oracle {
     copying: Option<ModelId>,
     /// What the driver holds.
     held: BTreeSet<ModelId>,
+    /// What was said to stay.
+    stays: BTreeSet<ModelId>,
 }
 
 proptest! {
@@ -220,16 +275,17 @@ proptest! {
                 Event::Unload { gpu, model } => memory.handle_unload(at(now), GpuId(7 + gpu), ModelId(model)),
                 Event::Asked { gpu } => {
                     oracle.open.clear();
-                    let resident = memory.handle_asked(at(now), GpuId(7 + gpu));
-                    prop_assert!(resident.iter().all(|model| memory.copies.contains_key(model)));
+                    memory.handle_asked(at(now), GpuId(7 + gpu));
                 }
                 Event::Forget => {
                     oracle.open.clear();
                     memory.forget_orders();
                 }
                 Event::Host { model, pages } => {
-                    let weights = pages.map(|pages| Weights { pages, load: Span(1) });
-                    memory.handle_model(at(now), ModelId(model), weights);
+                    let is_pinned = model == 4;
+                    let hosted = |pages| Hosted { weights: Weights::new(pages, Span(1)), is_pinned };
+                    memory.handle_model(at(now), ModelId(model), pages.map(hosted));
+                    oracle.stays.remove(&ModelId(model));
                 }
                 Event::Run { model } if runs.is_none() => {
                     let model = ModelId(model);
@@ -242,7 +298,7 @@ proptest! {
                 Event::Copied(is_done) if oracle.copying.is_some() => {
                     let model = oracle.copying.take();
                     prop_assert!(!is_done || oracle.held.insert(model.unwrap()), "{model:?} is there already");
-                    memory.handle_copied(at(now), is_done);
+                    memory.handle_copied(at(now), is_done.then_some(Span::ZERO));
                 }
                 Event::Timeout if memory.poll_timeout() <= at(now) => memory.handle_timeout(at(now)),
                 Event::Run { .. } | Event::Copied(_) | Event::Timeout => {}
@@ -258,6 +314,11 @@ proptest! {
                     }
                 }
             }
+            for ResidentModel { model, is_pinned } in memory.poll_answer().into_iter().flatten() {
+                prop_assert!(memory.copies.contains_key(&model) && (!is_pinned || model == ModelId(4)));
+                oracle.stays.extend(is_pinned.then_some(model));
+            }
+            prop_assert!(oracle.stays.is_subset(&oracle.held), "what is pinned stays");
             prop_assert!(oracle.held.iter().eq(memory.copies.keys()));
             let held = memory.copies.values().map(|copy| copy.pages).sum::<u32>();
             let coming = memory.copying.map_or(0, |copying| copying.pages);

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use repository::cell;
+
 use super::*;
 
 /// The largest transfer of several tasks. Beyond that joining saves little, and a batch would wait longer for the last
@@ -16,6 +18,8 @@ impl Batch {
             link: LinkId::NONE,
             run: 0,
             of_guards: false,
+            fetched_with: 0,
+            output_bytes: model.output_bytes as u32,
             cut_off: false,
             cancelled: false,
         };
@@ -28,27 +32,42 @@ impl Batch {
     }
 
     /// Ascending indexes as runs: neighbours in the plan and in the slots of one link, whose bytes fit one transfer.
-    pub(super) fn runs(&self, indexes: &[usize], bytes_each: usize) -> Vec<Range<usize>> {
-        let tasks_max = (RUN_BYTES_MAX / bytes_each.max(1)).max(1);
+    /// Each task of a run has as many as its first one.
+    pub(super) fn runs(&self, indexes: &[usize], bytes_each: impl Fn(usize) -> usize) -> Vec<Range<usize>> {
         let mut runs: Vec<Range<usize>> = Vec::new();
+        let mut tasks_max = 0;
         for &index in indexes {
             match runs.last_mut() {
                 Some(run) if run.end == index && run.len() < tasks_max && self.continues(index) => run.end += 1,
-                _ => runs.push(index..index + 1),
+                _ => {
+                    tasks_max = (RUN_BYTES_MAX / bytes_each(index).max(1)).max(1);
+                    runs.push(index..index + 1);
+                }
             }
         }
         runs
     }
 
+    /// A run that takes part in the execution.
+    pub(super) fn executed(&self, tasks: Range<usize>) -> Run {
+        let fetched_with =
+            if self.model.records.inputs { self.tasks[tasks.start].fetched_with.into() } else { tasks.start };
+        Run { input_bytes: self.plan.tasks[tasks.start].slot.input_bytes as usize, fetched_with, tasks }
+    }
+
     /// Whether a task and the one before it in the plan are of one run.
     fn continues(&self, index: usize) -> bool {
         self.tasks[index].link == self.tasks[index - 1].link
+            && self.tasks[index].fetched_with == self.tasks[index - 1].fetched_with
             && self.plan.tasks[index].continues(&self.plan.tasks[index - 1])
     }
 
     /// A transfer of a run begins, under the name of its first task.
     pub(super) fn begin_transfer(&mut self, run: Range<usize>, progress: Progress) {
         (self.tasks[run.start].run, self.tasks[run.start].of_guards) = (run.len() as u16, false);
+        if progress == Progress::Fetching && self.model.records.inputs {
+            self.tasks[run.clone()].iter_mut().for_each(|task| task.fetched_with = run.start as u16);
+        }
         self.tasks[run].iter_mut().for_each(|task| task.progress = progress);
     }
 
@@ -140,14 +159,16 @@ impl Batch {
     /// Why a task cannot be run, whatever the rest of its batch does.
     pub(super) fn refusal(&self, index: usize) -> Option<String> {
         let slot = &self.plan.tasks[index].slot;
-        let ModelShape { input_bytes, output_bytes, .. } = self.model;
-        if slot.input_bytes as usize != input_bytes {
-            return Some(format!("the task has {} input bytes, the model takes {input_bytes}", slot.input_bytes));
+        let ModelShape { input_bytes, output_bytes, records: Records { inputs: is_record, .. }, .. } = self.model;
+        let found = slot.input_bytes as usize;
+        if is_record && !(cell::HEAD_BYTES..=input_bytes).contains(&found) {
+            return Some(format!("the task has {found} input bytes, the model takes at most {input_bytes}"));
         }
-        if slot.is_guarded() && input_bytes < GUARD_BYTES {
-            return Some(format!(
-                "the task's {input_bytes} input bytes come later, which takes {GUARD_BYTES} at least"
-            ));
+        if !is_record && found != input_bytes {
+            return Some(format!("the task has {found} input bytes, the model takes {input_bytes}"));
+        }
+        if slot.is_guarded() && found < GUARD_BYTES {
+            return Some(format!("the task's {found} input bytes come later, which takes {GUARD_BYTES} at least"));
         }
         let room = slot.answer_bytes_max as usize - ANSWER_HEADER_BYTES;
         (room < output_bytes)
@@ -178,7 +199,8 @@ impl Batch {
         match answer {
             Answer::Output { started_at, finished_at, batch_size } => {
                 header.status = AnswerStatus::Done;
-                header.payload_bytes = (tasks * self.model.output_bytes) as u32;
+                header.payload_bytes =
+                    self.tasks[place.task..place.task + tasks].iter().map(|task| task.output_bytes).sum();
                 header.batch_size = *batch_size;
                 header.stamps.started_at_ns = started_at.0;
                 header.stamps.finished_at_ns = finished_at.0;

@@ -6,7 +6,8 @@ use proto::{PlanId, SlotDescriptor, stages::SchedulerStamps};
 
 const MODEL: ModelId = ModelId(3);
 const LINK: LinkId = LinkId(1);
-const SHAPE: ModelShape = ModelShape { input_bytes: 100, output_bytes: 40, batch_max: 8 };
+const SHAPE: ModelShape =
+    ModelShape { input_bytes: 100, output_bytes: 40, batch_max: 8, records: Records { inputs: false, outputs: false } };
 const ANSWER_BYTES: u32 = (ANSWER_HEADER_BYTES + SHAPE.output_bytes) as u32;
 
 fn worker(frontends: u32) -> Worker {
@@ -88,14 +89,15 @@ fn pushes(worker: &mut Worker) -> Vec<(usize, AnswerHeader, Option<String>)> {
 }
 
 fn executes(worker: &mut Worker) -> Vec<(usize, Vec<usize>)> {
-    let tasks = |runs: Vec<Range<usize>>| runs.into_iter().flatten().collect();
+    let tasks = |runs: Vec<Run>| runs.into_iter().flat_map(|run| run.tasks).collect();
     let execute =
         |action| if let Action::Execute { buffer, runs, .. } = action { Some((buffer, tasks(runs))) } else { None };
     actions(worker).into_iter().filter_map(execute).collect()
 }
 
 fn done(started_at: i64, finished_at: i64) -> Execution {
-    Execution::Done { started_at: Timestamp(started_at), finished_at: Timestamp(finished_at) }
+    let outputs = Outputs::default();
+    Execution::Done { started_at: Timestamp(started_at), finished_at: Timestamp(finished_at), outputs }
 }
 
 #[test]
@@ -160,6 +162,7 @@ fn neighbours_share_their_transfers_and_their_failures() {
     worker.handle_fetched(Timestamp(20), place(0, 4), false);
     worker.handle_timeout(Timestamp(100));
     let Some(Action::Execute { runs, .. }) = worker.poll_action() else { panic!("no execution") };
+    let runs: Vec<Range<usize>> = runs.into_iter().map(|run| run.tasks).collect();
     assert_eq!(runs, [0..1, 2..3, 3..4]);
     worker.handle_executed(Timestamp(150), done(101, 149));
     let pushed: Vec<_> = pushes(&mut worker).into_iter().map(|(task, header, _)| (task, header.tasks)).collect();
@@ -181,6 +184,65 @@ fn one_answer_is_for_the_run_that_executed() {
     let undelivered = |number| Undelivered { task: TaskId::new(FrontendId(0), number), link: LINK };
     let undelivered = (100..103).map(undelivered).collect();
     assert_eq!(reports(&mut worker), [BackendToScheduler::Answered { plan: PlanId(1), undelivered }]);
+}
+
+#[test]
+fn tasks_without_an_output_fail_alone_and_the_others_are_answered_each_by_itself() {
+    let mut worker = worker(1);
+    worker.handle_plan(Timestamp(0), neighbours(plan(1, (0, 200), &[0, 0, 0]))).unwrap();
+    worker.handle_fetched(Timestamp(1), place(0, 0), true);
+    actions(&mut worker);
+    let failed = vec![TaskError { task: 1, reason: "odd".into() }];
+    let outputs = Outputs { failed, bytes: vec![40, 0, 40] };
+    let (started_at, finished_at) = (Timestamp(1), Timestamp(149));
+    worker.handle_executed(Timestamp(150), Execution::Done { started_at, finished_at, outputs });
+    let pushed: Vec<_> = pushes(&mut worker)
+        .into_iter()
+        .map(|(task, header, text)| (task, header.status, header.tasks, header.payload_bytes, text))
+        .collect();
+    let done = |task| (task, AnswerStatus::Done, 1, 40, None);
+    assert_eq!(pushed, [done(0), (1, AnswerStatus::Failed, 1, 3, Some("odd".to_owned())), done(2)]);
+}
+
+#[test]
+fn records_are_fetched_and_answered_with_their_own_lengths() {
+    let records = Records { inputs: true, outputs: true };
+    let mut worker = Worker::new(0, BTreeMap::from([(MODEL, ModelShape { records, ..SHAPE })]), Span::ZERO);
+    worker.handle_linked(FrontendId(0), LINK);
+    let mut plan = plan(1, (0, 200), &[0; 6]);
+    // Two requests of two rows each, one of them with longer records; one that is too long, one that is too short.
+    for (task, input_bytes) in plan.tasks.iter_mut().zip([16, 16, 24, 24, 101, 3]) {
+        task.slot.input_bytes = input_bytes;
+    }
+    worker.handle_plan(Timestamp(0), neighbours(plan)).unwrap();
+    let mut fetched = Vec::new();
+    let mut refused = Vec::new();
+    for action in actions(&mut worker) {
+        match action {
+            Action::Fetch { place, tasks, input_bytes, .. } => fetched.push((place.task, tasks, input_bytes)),
+            Action::Push(Push { place, text, .. }) => refused.push((place.task, text.unwrap())),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(fetched, [(0, 2, 16), (2, 2, 24)]);
+    let text = |found: u32| format!("the task has {found} input bytes, the model takes at most 100");
+    let room = SHAPE.output_bytes;
+    assert_eq!(
+        refused,
+        [(4, text(101)[..room].to_owned()), (5, text(3)[..room].to_owned())],
+        "as far as there is room"
+    );
+    worker.handle_fetched(Timestamp(1), place(0, 0), true);
+    worker.handle_fetched(Timestamp(1), place(0, 2), true);
+    let Some(Action::Execute { runs, .. }) = worker.poll_action() else { panic!("no execution") };
+    let run = |tasks: Range<usize>, input_bytes| Run { fetched_with: tasks.start, tasks, input_bytes };
+    assert_eq!(runs, [run(0..2, 16), run(2..4, 24)]);
+    let outputs = Outputs { failed: vec![], bytes: vec![12, 8, 40, 4] };
+    let (started_at, finished_at) = (Timestamp(1), Timestamp(149));
+    worker.handle_executed(Timestamp(150), Execution::Done { started_at, finished_at, outputs });
+    let pushed: Vec<_> =
+        pushes(&mut worker).into_iter().map(|(task, header, _)| (task, header.tasks, header.payload_bytes)).collect();
+    assert_eq!(pushed, [(0, 2, 20), (2, 2, 44)]);
 }
 
 /// The same, with a guard before each input.
@@ -292,7 +354,7 @@ proptest! {
             task.link = LinkId(2);
         }
         let indexes: Vec<usize> = (0..breaks.len()).filter(|&index| picked[index]).collect();
-        let runs = batch.runs(&indexes, bytes_each);
+        let runs = batch.runs(&indexes, |_| bytes_each);
         let are_joined = |before: usize, after: usize| {
             let (a, b) = (&batch.plan.tasks[before], &batch.plan.tasks[after]);
             after == before + 1

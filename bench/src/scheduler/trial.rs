@@ -270,7 +270,11 @@ fn model_thread<'a>(
         let first_due = load.next_due(now);
         for _ in 0..burst {
             let (due, id, model) = load.next(now);
-            planner.handle_submit(now, model, Task { id, deadline: due + SLO, priority: 0, payload: () });
+            planner.handle_submit(
+                now,
+                model,
+                Task { id, deadline: due + SLO, priority: 0, application: 0, payload: () },
+            );
         }
         let mut is_busy = burst > 0 || planner.has_mail();
         while let Some(&Reverse((finished_at, gpu))) = running.peek()

@@ -3,6 +3,7 @@
 //! A group lives until its last task has ended; the request may end before, without a reply or with a failure.
 
 use super::*;
+use crate::records::{self, Unpacked};
 
 /// A model that the primary has never named.
 const UNKNOWN: ModelId = ModelId(u32::MAX);
@@ -64,14 +65,25 @@ enum Stand {
 pub(super) struct Request {
     pub(super) id: RequestId,
     pub(super) unanswered: usize,
-    /// Bytes of one row of each output.
-    pub(super) row_bytes: Vec<usize>,
-    pub(super) outputs: Vec<Vec<u8>>,
+    pub(super) outputs: Outputs,
     /// Of one row of each batch that has run any.
     pub(super) batches: Vec<Timing>,
     pub(super) admitted_at: Timestamp,
     /// If its inputs come later than its tasks were submitted.
     pub(super) later: Option<Later>,
+}
+
+/// What has come of a request's outputs.
+#[derive(Debug)]
+pub(super) enum Outputs {
+    /// Each output of all rows.
+    Fixed {
+        /// Bytes of one row of each.
+        row_bytes: Vec<usize>,
+        outputs: Vec<Vec<u8>>,
+    },
+    /// The record of each row, or why one cannot be right.
+    Records(Result<Vec<Vec<u8>>, String>),
 }
 
 /// Inputs that come later.
@@ -123,7 +135,7 @@ impl Group {
     pub(super) fn submit(&self, row: usize) -> FrontendToScheduler {
         let Terms { deadline, priority, .. } = self.terms;
         let (task, model, slot) = (self.task(row), self.model_id, self.offered_slot(row));
-        FrontendToScheduler::Submit { task, model, deadline, priority, slot }
+        FrontendToScheduler::Submit { task, model, deadline, priority, is_first: row == 0, slot }
     }
 
     /// Names a row's task, which an earlier primary was given, to the next one.
@@ -251,9 +263,12 @@ impl Group {
         true
     }
 
-    /// Bytes of a row's outputs; `None` if the request has ended.
+    /// Bytes of a row's outputs; `None` if the request has ended, or they differ from row to row.
     pub(super) fn row_bytes(&self) -> Option<usize> {
-        self.request.as_ref().map(|request| request.row_bytes.iter().sum())
+        match &self.request.as_ref()?.outputs {
+            Outputs::Fixed { row_bytes, .. } => Some(row_bytes.iter().sum()),
+            Outputs::Records(_) => None,
+        }
     }
 
     /// Frees the slots of some neighbours.
@@ -277,9 +292,9 @@ impl Group {
         (payload, header): (usize, AnswerHeader),
         (answered_at, backend): (Timestamp, BackendId),
         arena: &dyn Arena,
-    ) -> Option<(RequestId, Reply)> {
+    ) -> Option<(RequestId, Result<Reply, InferError>)> {
         let request = self.request.as_mut()?;
-        request.take_outputs(rows.clone(), payload, arena);
+        request.outputs.take(rows.clone(), (payload, header.payload_bytes as usize), arena);
         let timing = Timing {
             admitted_at: request.admitted_at,
             deadline: self.terms.deadline,
@@ -296,8 +311,16 @@ impl Group {
             return None;
         }
         let Request { id, outputs, batches, .. } = self.request.take()?;
-        let outputs = outputs.into_iter().map(Bytes::from).collect();
-        Some((id, Reply { outputs, rows: self.rows.len(), timing, batches, was_late: self.was_late }))
+        let (rows, was_late) = (self.rows.len(), self.was_late);
+        let reply = outputs.unpacked(&self.model).map(|Unpacked { shapes, outputs }| Reply {
+            outputs,
+            shapes,
+            rows,
+            timing,
+            batches,
+            was_late,
+        });
+        Some((id, reply.map_err(InferError::BadAnswer)))
     }
 }
 
@@ -307,17 +330,69 @@ impl Row {
     }
 }
 
-impl Request {
-    /// Each row's outputs lie one after another, and the rows too; a reply has each output of all rows in one piece.
-    fn take_outputs(&mut self, rows: Range<usize>, mut from: usize, arena: &dyn Arena) {
-        if let ([output], &[bytes]) = (&mut self.outputs[..], &self.row_bytes[..]) {
-            return arena.read(from, &mut output[rows.start * bytes..rows.end * bytes]);
+impl Outputs {
+    /// Of a request with so many rows, none of which is answered.
+    pub(super) fn new(model: &Model, rows: usize) -> Self {
+        if cell::is_record(&model.outputs) {
+            return Self::Records(Ok(vec![Vec::new(); rows]));
         }
-        for row in rows {
-            for (output, &bytes) in self.outputs.iter_mut().zip(&self.row_bytes) {
-                arena.read(from, &mut output[row * bytes..][..bytes]);
-                from += bytes;
+        let row_bytes: Vec<usize> = model.outputs.iter().map(Tensor::bytes).collect();
+        let outputs = row_bytes.iter().map(|&bytes| vec![0; bytes * rows]).collect();
+        Self::Fixed { row_bytes, outputs }
+    }
+
+    /// Each row's outputs lie one after another, and the rows too; a reply has each output of all rows in one piece.
+    fn take(&mut self, rows: Range<usize>, (mut from, payload_bytes): (usize, usize), arena: &dyn Arena) {
+        match self {
+            Self::Fixed { row_bytes, outputs } => {
+                if let ([output], &[bytes]) = (&mut outputs[..], &row_bytes[..]) {
+                    return arena.read(from, &mut output[rows.start * bytes..rows.end * bytes]);
+                }
+                for row in rows {
+                    for (output, &bytes) in outputs.iter_mut().zip(&*row_bytes) {
+                        arena.read(from, &mut output[row * bytes..][..bytes]);
+                        from += bytes;
+                    }
+                }
             }
+            Self::Records(Ok(records)) => {
+                if let Err(wrong) = take_records(&mut records[rows], (from, payload_bytes), arena) {
+                    *self = Self::Records(Err(wrong));
+                }
+            }
+            Self::Records(Err(_)) => {}
         }
     }
+
+    /// Of all rows; with shapes, if these are not always the same.
+    fn unpacked(self, model: &Model) -> Result<Unpacked, String> {
+        match self {
+            Self::Fixed { outputs, .. } => {
+                Ok(Unpacked { shapes: Vec::new(), outputs: outputs.into_iter().map(Bytes::from).collect() })
+            }
+            Self::Records(records) => records::unpack(&model.outputs, &records?),
+        }
+    }
+}
+
+/// Copies the records of an answer, whose lengths its sender chose.
+fn take_records(
+    records: &mut [Vec<u8>],
+    (mut from, payload_bytes): (usize, usize),
+    arena: &dyn Arena,
+) -> Result<(), String> {
+    let end = from + payload_bytes;
+    for record in records {
+        let mut head = [0; cell::HEAD_BYTES];
+        let bytes = (end - from >= head.len()).then(|| {
+            arena.read(from, &mut head);
+            cell::record_bytes(&head)
+        });
+        let bytes = bytes.flatten().filter(|&bytes| bytes <= end - from);
+        let bytes = bytes.ok_or_else(|| format!("its records are not within its {payload_bytes} bytes"))?;
+        *record = vec![0; bytes];
+        arena.read(from, record);
+        from += bytes;
+    }
+    if from == end { Ok(()) } else { Err(format!("found {} bytes behind its records", end - from)) }
 }

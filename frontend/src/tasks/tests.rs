@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 use proto::{ModelId, scheduler_to_frontend::NetworkTimes};
-use repository::{DataType, Model};
+use repository::{DataType, Model, Tensor, Variable};
 use zerocopy::IntoBytes;
 
 use super::*;
@@ -25,6 +25,17 @@ fn two_by_two() -> Model {
     model("two", inputs, vec![tensor("x", DataType::Uint8, &[2]), tensor("y", DataType::Uint8, &[1])])
 }
 
+/// A string and numbers, and the same back; and any number of numbers.
+fn of_any_size() -> Model {
+    let variable = |name: &str, datatype, bytes_max| {
+        let variable = Variable { dims: vec![0], reshape_dims: vec![], bytes_max, is_optional: false };
+        Tensor { variable: Some(variable), ..tensor(name, datatype, &[9]) }
+    };
+    let tensors =
+        |names: [&str; 2]| vec![variable(names[0], DataType::Bytes, 60), variable(names[1], DataType::Uint8, 9)];
+    model("any", tensors(["s", "n"]), tensors(["t", "m"]))
+}
+
 struct Bench {
     models: ModelTable,
     tasks: Tasks,
@@ -33,7 +44,11 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let models = ModelTable::new(vec![two_by_two()]);
+        Self::of(two_by_two())
+    }
+
+    fn of(model: Model) -> Self {
+        let models = ModelTable::new(vec![model]);
         let tasks = Tasks::new(ARENA, &[models.get(0).slot_size]).unwrap();
         Self { models, tasks, arena: PlainArena::new(ARENA) }
     }
@@ -44,7 +59,11 @@ impl Bench {
     }
 
     fn admit_with(&mut self, rows: usize, inputs: Vec<Rope>) -> Result<RequestId, InferError> {
-        let request = CheckedRequest { model: 0, rows, inputs, slo: SLO, waited: Span::ZERO, priority: 2 };
+        self.admit_within(SLO, rows, inputs)
+    }
+
+    fn admit_within(&mut self, slo: Span, rows: usize, inputs: Vec<Rope>) -> Result<RequestId, InferError> {
+        let request = CheckedRequest { model: 0, rows, inputs, slo, waited: Span::ZERO, priority: 2 };
         let offer = Offer {
             id: ModelId(3),
             model_thread: THREAD,
@@ -59,7 +78,7 @@ impl Bench {
     fn submitted(&mut self) -> Vec<(TaskId, SlotDescriptor)> {
         std::iter::from_fn(|| self.tasks.poll_message())
             .map(|(model_thread, message)| match message {
-                FrontendToScheduler::Submit { task, model, deadline, priority, slot } => {
+                FrontendToScheduler::Submit { task, model, deadline, priority, slot, .. } => {
                     assert_eq!((model_thread, model, priority), (THREAD, ModelId(3), 2));
                     assert_eq!(deadline, Timestamp(1_000) + SLO);
                     (task, slot)
@@ -119,6 +138,70 @@ fn rows_become_tasks_and_their_answers_join_in_the_order_of_rows() {
     assert_eq!((reply.timing.backend, reply.timing.gpu, reply.timing.batch_size), (BACKEND, 1, 2));
     assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_timeout()), (0, None));
     assert_eq!(bench.tasks.poll_message(), None);
+}
+
+/// The records of two rows, as a request makes them.
+fn records(bench: &Bench) -> Vec<Rope> {
+    let input = |name: &str, datatype, shape: &[usize], data: &[u8]| crate::InputTensor {
+        name: name.into(),
+        datatype,
+        shape: shape.to_vec(),
+        data: data.to_vec().into(),
+    };
+    let inputs = vec![
+        input("n", DataType::Uint8, &[2, 3], &[1, 2, 3, 4, 5, 6]),
+        input("s", DataType::Bytes, &[2, 1], b"\x02\0\0\0ab\x09\0\0\0cdefghijk"),
+    ];
+    crate::request::check(&bench.models.get(0).model, 0, inputs, SLO).unwrap().inputs
+}
+
+#[test]
+fn records_take_slots_of_their_own_length_and_come_back_as_tensors() {
+    let mut bench = Bench::of(of_any_size());
+    let records = records(&bench);
+    bench.admit_with(2, records.clone()).unwrap();
+    let tasks = bench.submitted();
+    for ((_, slot), record) in tasks.iter().zip(&records) {
+        assert_eq!((slot.input_bytes, record.len()), (40, 40), "that of the longer row");
+        assert_eq!(bench.arena.bytes(slot.input_offset, slot.input_bytes), record.joined());
+    }
+    assert!(tasks[1].1.follows(&tasks[0].1));
+    let payload = [records[0].joined(), records[1].joined()].concat();
+    let (task, slot) = tasks[0];
+    bench.answer(slot, AnswerHeader { tasks: 2, ..done(task, 80) }, &payload);
+    let reply = bench.tasks.poll_reply().unwrap().1.unwrap();
+    let model = &bench.models.get(0).model;
+    assert_eq!([reply.shape(model, 0), reply.shape(model, 1)], [[2, 1], [2, 3]]);
+    assert_eq!(&reply.outputs[0][..], b"\x02\0\0\0ab\x09\0\0\0cdefghijk");
+    assert_eq!(&reply.outputs[1][..], [1, 2, 3, 4, 5, 6]);
+    assert_eq!(bench.tasks.outstanding(), 0);
+}
+
+/// What a backend has changed of a record.
+type Lie = fn(&mut Vec<u8>);
+
+#[test]
+fn answers_whose_records_lie_fail_their_request_and_free_its_slots() {
+    let whole = |bench: &Bench| records(bench)[0].joined().to_vec();
+    let lies: [(Lie, &str); 5] = [
+        (|record| record[0] = 41, "its records are not within its 40 bytes"),
+        (|record| record[0] = 3, "its records are not within its 40 bytes"),
+        (|record| record.truncate(3), "its records are not within its 3 bytes"),
+        (|record| record[4] = 255, "its output has a tensor 't': found the end of the record"),
+        (|record| record.extend([1; 8]), "found 8 bytes behind its records"),
+    ];
+    for (lie, expected) in lies {
+        let mut bench = Bench::of(of_any_size());
+        let records = records(&bench)[..1].to_vec();
+        bench.admit_with(1, records).unwrap();
+        let (task, slot) = bench.submitted()[0];
+        let mut payload = whole(&bench);
+        lie(&mut payload);
+        bench.answer(slot, done(task, payload.len() as u32), &payload);
+        let error = bench.tasks.poll_reply().unwrap().1.unwrap_err().to_string();
+        assert!(error.contains(expected), "`{error}`, `{expected}`");
+        assert_eq!(bench.tasks.outstanding(), 0);
+    }
 }
 
 #[test]
@@ -313,6 +396,17 @@ fn a_request_without_any_word_is_given_up_and_its_slot_kept() {
     assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_timeout()), (1, None));
     bench.tasks.handle_dropped(Timestamp(0), task, DropReason::Deadline);
     assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_reply()), (0, None));
+}
+
+#[test]
+fn without_an_objective_there_is_no_deadline_and_the_answer_is_waited_for_a_day() {
+    let mut bench = Bench::new();
+    let _ = bench.admit_within(Span::ENDLESS, 1, inputs(1)).unwrap();
+    let Some((THREAD, FrontendToScheduler::Submit { deadline, .. })) = bench.tasks.poll_message() else {
+        panic!("expected a task")
+    };
+    let given_up_at = Timestamp(0) + ENDLESS_MAX + WORD_WAIT;
+    assert_eq!((deadline, bench.tasks.poll_timeout()), (Timestamp::NEVER, Some(given_up_at)));
 }
 
 #[test]

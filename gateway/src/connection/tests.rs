@@ -21,13 +21,14 @@ use proto::{
     frame::read_frame,
     frontend_to_scheduler::{FrontendToScheduler, ModelChange},
     hello::ModelThreads,
+    predictions::{ActionErrors, ErrorTail, ErrorTails, PredictionErrors},
     scheduler_to_frontend::{
         DropReason, FrontendWelcome, ModelState, NetworkTimes, SchedulerLoad, SchedulerToFrontend,
     },
     slot::{GUARD_BYTES, ImmediateData, guard_word},
     stages::AnswerStamps,
 };
-use repository::DataType;
+use repository::{DataType, Refused, cell};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use transport::{ConnectionId, DisconnectReason, Event};
@@ -59,7 +60,8 @@ enum Fate {
     Keep,
 }
 
-/// The other side of the core: a scheduler, one more where it is to have two, and one backend that doubles every byte.
+/// The other side of the core: a scheduler, one more where it is to have two, and one backend that doubles every byte,
+/// or gives inputs back whose size differs between requests.
 struct Peer {
     /// To the scheduler that is the primary.
     primary: Cell<ConnectionId>,
@@ -115,7 +117,7 @@ impl Peer {
                 self.guards_offset.set(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().guards_offset);
             }
             Output::Disconnect { connection } => self.disconnect(connection),
-            Output::ReadModel { name } => self.desk.handle_model_read(&name, Ok(double())),
+            Output::ReadModel { name, config: _ } => self.desk.handle_model_read(&name, Ok(vec![double()])),
             other => panic!("found {other:?}, expected nothing of that kind"),
         }
     }
@@ -140,6 +142,10 @@ impl Peer {
                 let reply = ClockReply { sent_at, received_at: at, replied_at: at };
                 self.tell_over(connection, &SchedulerToFrontend::Clock(reply));
                 let settled = Span::from_micros(4_500);
+                let late = ErrorTail { count: 7, quantiles: [10, 250, 900, 20_000].map(Span::from_micros) };
+                let duration = ErrorTails { under: late, ..ErrorTails::default() };
+                let infer = ActionErrors { actions: 9, duration, ..ActionErrors::default() };
+                let predictions = PredictionErrors { infer, ..PredictionErrors::default() };
                 let load = SchedulerLoad {
                     queued: 3,
                     batches: 2,
@@ -147,9 +153,10 @@ impl Peer {
                     members: 3,
                     obeying: 2,
                     settled,
+                    predictions,
                     ..SchedulerLoad::default()
                 };
-                self.tell_over(connection, &SchedulerToFrontend::Load(load));
+                self.tell_over(connection, &SchedulerToFrontend::Load(Box::new(load)));
             }
             FrontendToScheduler::Submit { task, slot, .. } | FrontendToScheduler::Open { task, slot, .. } => {
                 match self.next_fate(slot) {
@@ -164,7 +171,14 @@ impl Peer {
                 self.cancelled.set(self.cancelled.get() + 1);
                 self.tell(&SchedulerToFrontend::Dropped { task, reason: DropReason::Cancelled });
             }
-            FrontendToScheduler::ChangeModel { change, to, name } => self.change_model(change, to, name),
+            FrontendToScheduler::ChangeModel { change, to, name, config } => match config {
+                // No backend can run it as it is told to.
+                Some(config) => {
+                    let refused = Some(format!("parameter config: {config}"));
+                    self.tell(&SchedulerToFrontend::ModelChanged { change, refused });
+                }
+                None => self.change_model(change, to, name),
+            },
             FrontendToScheduler::Link { .. } | FrontendToScheduler::Obeys { .. } | FrontendToScheduler::AllOpen => {}
             other @ (FrontendToScheduler::Fenced { .. } | FrontendToScheduler::Misses { .. }) => {
                 panic!("nobody asked for that: {other:?}")
@@ -230,7 +244,7 @@ impl Peer {
         self.loads.set(self.loads.get() + u32::from(is_load));
         self.tell_gpus(u32::from(is_load));
         let state = if is_load { ModelState::Serving } else { ModelState::Unloaded };
-        self.tell(&SchedulerToFrontend::ModelState { name, state, loads: self.loads.get() });
+        self.tell(&SchedulerToFrontend::ModelState { name, state, loads: self.loads.get(), config: None });
         self.tell(&SchedulerToFrontend::ModelChanged { change, refused: None });
     }
 
@@ -244,6 +258,9 @@ impl Peer {
 
     fn doubled(&self, slot: SlotDescriptor) -> Vec<u8> {
         let input = self.arena.bytes(slot.input_offset, slot.input_bytes);
+        if self.desk.with_core(|core| cell::is_record(&core.models().get(0).model.inputs)) {
+            return input;
+        }
         input.iter().map(|byte| byte.wrapping_mul(2)).collect()
     }
 
@@ -329,7 +346,11 @@ fn with_model_and_schedulers<F: Future<Output = ()>>(
         token_seed: 0,
     };
     let mut core = Core::new(config, vec![model]).unwrap();
-    core.handle_refused("broken", "broken/config.pbtxt: dims: found 0".to_owned());
+    core.handle_refused(Refused {
+        name: "broken".to_owned(),
+        version: String::new(),
+        reason: "broken/config.pbtxt: dims: found 0".to_owned(),
+    });
     let clock = Rc::new(Cell::new(Timestamp(1_000)));
     let read = Rc::clone(&clock);
     let record = Rc::new(Record::default());
@@ -464,6 +485,7 @@ mod pictures;
 mod regions;
 mod rest;
 mod secure;
+mod shapes;
 mod streams;
 mod takeover;
 mod tracing;

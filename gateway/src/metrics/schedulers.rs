@@ -4,8 +4,12 @@
 use std::cell::Cell;
 
 use frontend::core::{Core, Takeovers};
-use prometheus::{Counter, Gauge, IntCounter, IntGauge, Registry};
-use proto::{scheduler_to_frontend::SchedulerLoad, weights::WeightsTally};
+use prometheus::{Counter, Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+use proto::{
+    predictions::{ActionErrors, PredictionErrors, QUANTILES},
+    scheduler_to_frontend::SchedulerLoad,
+    weights::{PAGE_BYTES, WeightsTally},
+};
 
 use super::{count_up_to, registered};
 
@@ -20,13 +24,24 @@ pub(super) struct SchedulerMetrics {
     settled_seconds: Gauge,
     /// Tasks, batches, GPUs, members and obeying members of the whole cluster.
     load: [IntGauge; 5],
-    /// Cold tasks, loads, failed loads, evictions and batches without weights.
-    weights: [Restarting; 5],
+    /// Cold tasks, loads, those from disk, failed loads, evictions and batches without weights.
+    weights: [Restarting; 6],
     pcie_busy: Counter,
     pcie_busy_seen: Cell<f64>,
     /// All, and those in use.
     pages: [IntGauge; 2],
+    /// The same of host memory, in bytes.
+    host_bytes: [IntGauge; 2],
+    /// By [`PREDICTED`].
+    actions: IntGaugeVec,
+    /// By [`PREDICTED`].
+    errors: IntGaugeVec,
+    /// By [`PREDICTED`].
+    error_seconds: GaugeVec,
 }
+
+/// The labels of predictions; a metric has so many of them as it needs.
+const PREDICTED: [&str; 4] = ["action", "of", "side", "quantile"];
 
 /// A count of something that may begin anew: of a scheduler's life, or of those of backends.
 struct Restarting {
@@ -85,6 +100,7 @@ impl SchedulerMetrics {
             weights: [
                 ("downbeat_cold_starts_total", "Tasks that came while no GPU had their model's weights in memory"),
                 ("downbeat_weights_loads_total", "Weights that were copied into a GPU's memory"),
+                ("downbeat_weights_disk_loads_total", "Of these, weights that were read from disk before"),
                 ("downbeat_weights_failed_total", "Loads that could not start in time, had no room, or failed"),
                 ("downbeat_weights_evictions_total", "Weights that made room"),
                 ("downbeat_weights_absent_total", "Batches that were rejected because their weights were not there"),
@@ -94,13 +110,38 @@ impl SchedulerMetrics {
                 registry,
                 Counter::new(
                     "downbeat_pcie_busy_seconds_total",
-                    "How long weights were on their way into GPUs' memory",
+                    "How long weights were on their way into GPUs' memory, from disk too",
                 ),
             ),
             pcie_busy_seen: Cell::new(0.0),
+            actions: registered(
+                registry,
+                IntGaugeVec::new(
+                    Opts::new("downbeat_predicted_actions", "Actions of the primary's life whose end it had predicted"),
+                    &PREDICTED[..1],
+                ),
+            ),
+            errors: registered(
+                registry,
+                IntGaugeVec::new(
+                    Opts::new("downbeat_prediction_errors", "Of these, those that were off by a microsecond and more"),
+                    &PREDICTED[..3],
+                ),
+            ),
+            error_seconds: registered(
+                registry,
+                GaugeVec::new(
+                    Opts::new("downbeat_prediction_error_seconds", "How far off they were, up to an eighth"),
+                    &PREDICTED,
+                ),
+            ),
             pages: [
                 gauge("downbeat_weights_pages", "Pages of 16 MiB for weights, of GPUs that hold a part of all models"),
                 gauge("downbeat_weights_pages_used", "Of these, pages that weights are in, or on their way to"),
+            ],
+            host_bytes: [
+                gauge("downbeat_host_memory_bytes", "Host memory for weights, where that holds a part of all models"),
+                gauge("downbeat_host_memory_used_bytes", "Of this, what weights are in, or are being read into"),
             ],
         }
     }
@@ -114,21 +155,46 @@ impl SchedulerMetrics {
         count_up_to(&self.takeovers, count);
         self.takeover_seconds.set(without.as_secs_f64());
         count_up_to(&self.lives, lives);
-        let SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights } = core.scheduler_load();
+        let load = core.scheduler_load();
+        self.read_predictions(&load.predictions);
+        let SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights, .. } = load;
         self.settled_seconds.set(settled.as_secs_f64());
         self.load
             .iter()
             .zip([queued, batches, gpus, members, obeying])
             .for_each(|(gauge, count)| gauge.set(count.into()));
-        let WeightsTally { loads, failed, evictions, absent, busy, pages, pages_used } = weights;
+        let WeightsTally { loads, reads, failed, evictions, absent, busy, .. } = weights;
         self.weights
             .iter()
-            .zip([cold, loads, failed, evictions, absent])
+            .zip([cold, loads, reads, failed, evictions, absent])
             .for_each(|(counter, count)| counter.handle(count));
         let busy = busy.as_secs_f64().max(0.0);
         let seen = self.pcie_busy_seen.replace(busy);
         self.pcie_busy.inc_by(if busy < seen { busy } else { busy - seen });
         let count = |pages: u64| i64::try_from(pages).unwrap_or(i64::MAX);
+        let WeightsTally { pages, pages_used, host_pages, host_pages_used, .. } = weights;
         self.pages.iter().zip([pages, pages_used]).for_each(|(gauge, pages)| gauge.set(count(pages)));
+        let bytes = |pages: u64| count(pages.saturating_mul(PAGE_BYTES));
+        self.host_bytes.iter().zip([host_pages, host_pages_used]).for_each(|(gauge, pages)| gauge.set(bytes(pages)));
+    }
+
+    fn read_predictions(&self, PredictionErrors { infer, load }: &PredictionErrors) {
+        for (action, ActionErrors { actions, duration, completion }) in [("infer", infer), ("load", load)] {
+            // Whoever loads no weights sees nothing of it.
+            if *actions == 0 && action == "load" {
+                continue;
+            }
+            self.actions.with_label_values(&[action]).set(i64::try_from(*actions).unwrap_or(i64::MAX));
+            for (of, tails) in [("duration", duration), ("completion", completion)] {
+                for (side, tail) in [("over", &tails.over), ("under", &tails.under)] {
+                    let count = i64::try_from(tail.count).unwrap_or(i64::MAX);
+                    self.errors.with_label_values(&[action, of, side]).set(count);
+                    for (part, error) in QUANTILES.iter().zip(tail.quantiles) {
+                        let labels = [action, of, side, &part.to_string()];
+                        self.error_seconds.with_label_values(&labels).set(error.as_secs_f64());
+                    }
+                }
+            }
+        }
     }
 }

@@ -5,6 +5,8 @@ use std::fmt::{self, Write as _};
 use frontend::excerpt;
 use repository::DataType;
 
+mod strings;
+
 /// Reads exactly `elements` numbers (or booleans), nested in arrays in any way, as bytes.
 ///
 /// A tensor is by far the most of a request, and its text is known to be valid JSON: its numbers are simply what lies
@@ -15,6 +17,9 @@ use repository::DataType;
 pub fn read_json(datatype: DataType, elements: usize, json: &[u8]) -> Result<Vec<u8>, String> {
     if datatype == DataType::Fp16 {
         return Err("found JSON, expected binary data: FP16 has no JSON form".to_owned());
+    }
+    if datatype == DataType::Bytes {
+        return strings::read_json(elements, json);
     }
     let separates = |byte: &u8| matches!(byte, b'[' | b']' | b',' | b' ' | b'\t' | b'\n' | b'\r');
     let limit = elements * datatype.bytes();
@@ -37,6 +42,9 @@ pub fn read_json(datatype: DataType, elements: usize, json: &[u8]) -> Result<Vec
 /// Bytes that [`read_json`] yields at most: each element has a character, and another one before the next.
 #[must_use]
 pub fn read_bytes_max(datatype: DataType, elements: usize, json_bytes: usize) -> usize {
+    if datatype == DataType::Bytes {
+        return strings::read_bytes_max(elements, json_bytes);
+    }
     elements.min(json_bytes.div_ceil(2)) * datatype.bytes()
 }
 
@@ -66,7 +74,7 @@ fn read_element(datatype: DataType, text: &[u8], bytes: &mut Vec<u8>) -> Option<
             let value: f64 = text.parse().ok()?;
             bytes.extend_from_slice(&Some(value).filter(|value| value.is_finite() || is_spelled(text))?.to_le_bytes());
         }
-        DataType::Fp16 => return None,
+        DataType::Fp16 | DataType::Bytes => return None,
     }
     Some(())
 }
@@ -103,8 +111,12 @@ pub fn finite(json: &[u8]) -> Option<Vec<u8>> {
 
 /// Appends the elements to a JSON array's inside, flat. What JSON has no number for is written as Triton does: `NaN`,
 /// `Infinity` and `-Infinity`.
-pub fn write_json(datatype: DataType, data: &[u8], json: &mut String) {
+///
+/// # Errors
+/// If there is a string that JSON cannot hold: what was found and expected.
+pub fn write_json(datatype: DataType, data: &[u8], json: &mut String) -> Result<(), String> {
     match datatype {
+        DataType::Bytes => return strings::write_json(data, json),
         DataType::Bool => join(data, |[byte]| byte != 0, json),
         DataType::Uint8 => join(data, u8::from_le_bytes, json),
         DataType::Uint16 => join(data, u16::from_le_bytes, json),
@@ -118,9 +130,10 @@ pub fn write_json(datatype: DataType, data: &[u8], json: &mut String) {
         DataType::Fp32 => join(data, |bytes| Number(f32::from_le_bytes(bytes)), json),
         DataType::Fp64 => join(data, |bytes| Number(f64::from_le_bytes(bytes)), json),
     }
+    Ok(())
 }
 
-/// The elements as numbers; true is 1.
+/// The elements as numbers; true is 1, and strings are none.
 pub fn to_f64(datatype: DataType, data: &[u8]) -> Vec<f64> {
     fn each<const N: usize>(data: &[u8], element: impl Fn([u8; N]) -> f64) -> Vec<f64> {
         data.as_chunks::<N>().0.iter().map(|bytes| element(*bytes)).collect()
@@ -137,6 +150,7 @@ pub fn to_f64(datatype: DataType, data: &[u8]) -> Vec<f64> {
         DataType::Fp16 => each(data, |bytes| half_to_f32(u16::from_le_bytes(bytes)).into()),
         DataType::Fp32 => each(data, |bytes| f32::from_le_bytes(bytes).into()),
         DataType::Fp64 => each(data, f64::from_le_bytes),
+        DataType::Bytes => Vec::new(),
     }
 }
 
@@ -182,7 +196,7 @@ mod tests {
 
     fn round_trip(datatype: DataType, bytes: &[u8]) -> Vec<u8> {
         let mut json = String::from("[");
-        write_json(datatype, bytes, &mut json);
+        write_json(datatype, bytes, &mut json).unwrap();
         json.push(']');
         read_json(datatype, bytes.len() / datatype.bytes(), raw(&json).unwrap()).unwrap()
     }
@@ -227,7 +241,7 @@ mod tests {
             for datatype in DataType::ALL {
                 let mut bytes = random.clone();
                 match datatype {
-                    DataType::Fp16 => continue,
+                    DataType::Fp16 | DataType::Bytes => continue,
                     DataType::Bool => bytes.iter_mut().for_each(|byte| *byte &= 1),
                     // Without the upper exponent bits every pattern is a finite number.
                     DataType::Fp32 | DataType::Fp64 => bytes.iter_mut().for_each(|byte| *byte &= 0x3f),
@@ -281,7 +295,7 @@ mod tests {
         let halves = [0x3c00u16, 0xc000, 0x3555, 0x0001, 0x7c00, 0x7e00, 0xfc00];
         let bytes: Vec<u8> = halves.into_iter().flat_map(u16::to_le_bytes).collect();
         let mut json = String::new();
-        write_json(DataType::Fp16, &bytes, &mut json);
+        write_json(DataType::Fp16, &bytes, &mut json).unwrap();
         assert_eq!(json, "1.0,-2.0,0.33325195,5.9604645e-8,Infinity,NaN,-Infinity");
     }
 

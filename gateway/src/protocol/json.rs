@@ -107,8 +107,15 @@ fn input_data(
 }
 
 /// Writes a reply's body.
-#[must_use]
-pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], reply: &Reply) -> EncodedReply {
+///
+/// # Errors
+/// If there is a string that JSON cannot hold, and the client did not ask for binary data.
+pub fn encode_reply(
+    model: &Model,
+    id: Option<&str>,
+    outputs: &[OutputChoice],
+    reply: &Reply,
+) -> Result<EncodedReply, InferError> {
     let mut json = String::with_capacity(256);
     json.push('{');
     if let Some(id) = id {
@@ -120,7 +127,7 @@ pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], r
     let mut binary = Vec::new();
     for (position, choice) in outputs.iter().enumerate() {
         let tensor = &model.outputs[choice.index];
-        let Shown { datatype, shape, data, classes } = shown(model, choice, reply);
+        let Shown { datatype, shape, data } = shown(model, choice, reply);
         let comma = if position > 0 { "," } else { "" };
         let name = quoted(&tensor.name);
         write!(json, "{comma}{{\"name\":{name},\"datatype\":\"{datatype}\",\"shape\":{shape:?},")
@@ -132,16 +139,10 @@ pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], r
                 binary.push(data);
             }
             OutputForm::Usual => {
-                json.push_str("\"data\":");
-                match classes {
-                    Some(classes) => json.push_str(&json!(classes).to_string()),
-                    None => {
-                        json.push('[');
-                        elements::write_json(tensor.datatype, &data, &mut json);
-                        json.push(']');
-                    }
-                }
-                json.push('}');
+                json.push_str("\"data\":[");
+                elements::write_json(datatype, &data, &mut json)
+                    .map_err(|cause| InferError::Invalid(format!("outputs['{}'].data: {cause}", tensor.name)))?;
+                json.push_str("]}");
             }
             OutputForm::Region(part) => write!(json, "\"parameters\":{}}}", json!(region_parameters(part, data.len())))
                 .expect("writing into memory cannot fail"),
@@ -151,7 +152,7 @@ pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], r
     let mut body = json.into_bytes();
     let header_length = (!binary.is_empty()).then_some(body.len());
     binary.iter().for_each(|data| body.extend_from_slice(data));
-    EncodedReply { body, header_length }
+    Ok(EncodedReply { body, header_length })
 }
 
 fn quoted(text: &str) -> String {

@@ -11,7 +11,7 @@ use frontend::{
     excerpt,
     tasks::Reply,
 };
-use repository::Model;
+use repository::{Model, cell::HEAD_BYTES};
 use serde_json::Value;
 
 use super::{
@@ -86,14 +86,14 @@ pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], r
         ..ModelInferResponse::default()
     };
     for choice in outputs {
-        let Shown { datatype, shape, data, classes: _ } = shown(model, choice, reply);
+        let Shown { datatype, shape, data } = shown(model, choice, reply);
         let (parameters, raw) = match &choice.form {
             OutputForm::Usual | OutputForm::Binary => (Parameters::new(), data),
             OutputForm::Region(part) => (region_parameters(part, data.len()), Bytes::new()),
         };
         response.outputs.push(InferOutputTensor {
             name: model.outputs[choice.index].name.clone(),
-            datatype: datatype.to_owned(),
+            datatype: datatype.name().to_owned(),
             shape: shape.iter().map(|&dim| dim as i64).collect(),
             parameters: parameters.into_iter().map(|(key, value)| (key, to_parameter(&value))).collect(),
             contents: None,
@@ -132,6 +132,16 @@ fn contents_bytes(datatype: &str, contents: &InferTensorContents) -> Result<Byte
         "UINT64" => plain!(contents.uint64_contents),
         "FP32" => plain!(contents.fp32_contents),
         "FP64" => plain!(contents.fp64_contents),
+        "BYTES" => {
+            let strings = contents.bytes_contents.iter();
+            let bytes: usize = strings.clone().map(|string| HEAD_BYTES + string.len()).sum();
+            let mut joined = Vec::with_capacity(bytes);
+            strings.for_each(|string| {
+                joined.extend_from_slice(&(string.len() as u32).to_le_bytes());
+                joined.extend_from_slice(string);
+            });
+            Ok(joined.into())
+        }
         _ => Err(format!("found typed contents of '{}', expected raw_input_contents", excerpt(datatype))),
     }
 }
@@ -170,6 +180,7 @@ mod tests {
             int_contents: vec![-1, 300],
             fp32_contents: vec![1.5],
             bool_contents: vec![true, false],
+            bytes_contents: vec![Bytes::from_static(b"ab"), Bytes::new()],
             ..InferTensorContents::default()
         };
         let bytes = |datatype| contents_bytes(datatype, &contents).map(|bytes| bytes.to_vec());
@@ -177,6 +188,7 @@ mod tests {
         assert_eq!(bytes("INT8").unwrap_err(), "found 300, expected INT8");
         assert_eq!(bytes("FP32").unwrap(), 1.5f32.to_le_bytes());
         assert_eq!(bytes("BOOL").unwrap(), [1, 0]);
+        assert_eq!(bytes("BYTES").unwrap(), b"\x02\0\0\0ab\0\0\0\0");
         assert_eq!(bytes("FP16").unwrap_err(), "found typed contents of 'FP16', expected raw_input_contents");
     }
 

@@ -99,6 +99,11 @@ fn errors_name_the_field_what_was_found_and_what_was_expected() {
             wrong(r#""data":[1.5,[-2]]"#, r#""parameters":{"binary_data_size":-8}"#),
             "inputs['b'].parameters.binary_data_size: found -8, expected a number of bytes",
         ),
+        (
+            wrong(r#""id":"7""#, r#""parameters":{"timeout":5000,"background":true}"#),
+            "parameters.background: found true beside a timeout, expected one of the two",
+        ),
+        (wrong(r#""id":"7""#, r#""parameters":{"background":1}"#), "parameters.background: found 1, expected true or"),
         (wrong(r#""id":"7""#, r#""parameters":{"timeout":-5}"#), "parameters.timeout: found -5, expected microseconds"),
         (wrong(r#""id":"7""#, r#""parameters":{"timeout":"5"}"#), "parameters.timeout: found \"5\", expected a whole"),
         (
@@ -160,15 +165,23 @@ fn inputs_must_be_there_once_with_the_same_rows() {
 }
 
 #[test]
-fn a_client_that_waits_less_has_a_shorter_objective() {
-    let within = |millis| {
-        let body = Rope::from(JSON.to_owned());
+fn a_client_that_waits_less_has_a_shorter_objective_if_it_has_one() {
+    let within_of = |json: String, millis| {
+        let body = Rope::from(json);
         let (model, regions) = (two_by_two(), Regions::new("/nonexistent"));
         let (json, binary) = json::split_body(body, None).unwrap();
         let request = json::parse_request(&json.joined(), binary, Tensors::of(&model)).unwrap();
         prepare(&model, 4, request, Some(Span::from_millis(millis)), &regions).unwrap().checked.slo
     };
+    let within = |millis| within_of(JSON.to_owned(), millis);
     assert_eq!((within(10), within(100)), (Span::from_millis(10), Span::from_millis(25)));
+    let asks =
+        |parameters: &str| within_of(JSON.replace(r#""id":"7""#, &format!(r#""parameters":{{{parameters}}}"#)), 10);
+    assert_eq!(
+        (asks(r#""background":true"#), asks(r#""background":true,"timeout":0"#)),
+        (Span::ENDLESS, Span::ENDLESS)
+    );
+    assert_eq!(asks(r#""background":false,"timeout":5000"#), Span::from_millis(5));
 }
 
 #[test]
@@ -199,7 +212,8 @@ fn reply() -> Reply {
         gpu: 0,
     };
     let y: Vec<u8> = [-1i64, 300].into_iter().flat_map(i64::to_le_bytes).collect();
-    Reply { outputs: vec![vec![1, 2, 3, 4].into(), y.into()], rows: 2, timing, batches: vec![timing], was_late: false }
+    let outputs = vec![vec![1, 2, 3, 4].into(), y.into()];
+    Reply { outputs, shapes: vec![], rows: 2, timing, batches: vec![timing], was_late: false }
 }
 
 #[test]
@@ -208,14 +222,15 @@ fn a_reply_has_the_outputs_that_were_chosen_in_their_order_and_form() {
     let (usual, binary) = (OutputForm::Usual, OutputForm::Binary);
     let model = two_by_two();
     let encoded =
-        json::encode_reply(&model, Some("a\"b"), &[choice(1, usual.clone()), choice(0, usual.clone())], &reply());
+        json::encode_reply(&model, Some("a\"b"), &[choice(1, usual.clone()), choice(0, usual.clone())], &reply())
+            .unwrap();
     let expected = r#"{"id":"a\"b","model_name":"two","model_version":"1","outputs":[
         {"name":"y","datatype":"INT64","shape":[2,1],"data":[-1,300]},
         {"name":"x","datatype":"UINT8","shape":[2,2],"data":[1,2,3,4]}]}"#;
     let value = |json: &[u8]| serde_json::from_slice::<Value>(json).unwrap();
     assert_eq!((value(&encoded.body), encoded.header_length), (value(expected.as_bytes()), None));
 
-    let encoded = json::encode_reply(&model, None, &[choice(1, binary), choice(0, usual)], &reply());
+    let encoded = json::encode_reply(&model, None, &[choice(1, binary), choice(0, usual)], &reply()).unwrap();
     let (header, binary) = encoded.body.split_at(encoded.header_length.unwrap());
     let expected = r#"{"model_name":"two","model_version":"1","outputs":[
         {"name":"y","datatype":"INT64","shape":[2,1],"parameters":{"binary_data_size":16}},
@@ -254,11 +269,11 @@ fn an_output_may_be_shown_as_its_best_classes() {
     let mut model = two_by_two();
     model.labels = vec!["cold".into(), "hot".into()];
     let choices = |form| [OutputChoice { index: 0, form, classes: 1 }];
-    let encoded = json::encode_reply(&model, None, &choices(OutputForm::Usual), &reply());
+    let encoded = json::encode_reply(&model, None, &choices(OutputForm::Usual), &reply()).unwrap();
     let value: Value = serde_json::from_slice(&encoded.body).unwrap();
     let expected = serde_json::json!(["2:1:hot", "4:1:hot"]);
     assert_eq!((&value["outputs"][0]["data"], &value["outputs"][0]["datatype"]), (&expected, &"BYTES".into()));
-    let encoded = json::encode_reply(&model, None, &choices(OutputForm::Binary), &reply());
+    let encoded = json::encode_reply(&model, None, &choices(OutputForm::Binary), &reply()).unwrap();
     let binary = &encoded.body[encoded.header_length.unwrap()..];
     assert_eq!(binary, b"\x07\0\0\x002:1:hot\x07\0\0\x004:1:hot");
     let response = messages::encode_reply(&model, None, &choices(OutputForm::Usual), &reply());

@@ -20,6 +20,9 @@ use crate::{
     pool::Pool,
 };
 
+/// Chunks of a body whose length is not announced: each costs time, however small it is. As many as in Triton.
+const CHUNKS_MAX: usize = 65_536;
+
 /// Why a body was not read to its end, or not taken apart.
 #[derive(Debug, Error)]
 pub enum IntakeError {
@@ -36,6 +39,9 @@ pub enum IntakeError {
     /// Its client, or all of them, hold too much already.
     #[error("body: {0}")]
     NoRoom(#[from] NoRoom),
+    /// It came in too many chunks (as Triton says it).
+    #[error("Chunked request body exceeds maximum of {CHUNKS_MAX} non-empty chunks. Send fewer or larger HTTP chunks.")]
+    TooManyChunks,
     /// It took too long.
     #[error("body: incomplete after {0:?}, the time that a client has for it (body_timeout_ms)")]
     Late(std::time::Duration),
@@ -67,6 +73,8 @@ pub struct Intake {
     /// Of all of it; without one, single messages are bounded by who reads them.
     max: Option<BodyMax>,
     received: usize,
+    /// Pieces of a body whose length was not announced.
+    chunks: usize,
     charge: Charge,
     refusals: Refusals,
     /// When the body must be there, or the message of a stream that has begun; a stream itself may stay open.
@@ -96,7 +104,7 @@ impl Intake {
         refusals: Refusals,
     ) -> Self {
         let deadline = max.is_some().then(|| Box::pin(sleep(limits.body_timeout)));
-        Self { body, limits, max, received: 0, charge, refusals, deadline }
+        Self { body, limits, max, received: 0, chunks: 0, charge, refusals, deadline }
     }
 
     /// What holds the bytes that were received.
@@ -163,6 +171,12 @@ impl Intake {
             let Some(frame) = frame.transpose()? else { return Poll::Ready(Ok(None)) };
             // Trailers mean nothing here.
             let Ok(piece) = frame.into_data() else { continue };
+            if self.max.is_some() && self.body.size_hint().exact().is_none() && !piece.is_empty() {
+                self.chunks += 1;
+                if self.chunks > CHUNKS_MAX {
+                    return Poll::Ready(Err(self.refuse(IntakeError::TooManyChunks)));
+                }
+            }
             self.take_in(piece.len())?;
             return Poll::Ready(Ok(Some(piece)));
         }

@@ -7,23 +7,20 @@ use super::{ConfigFile, get};
 use crate::RepositoryError;
 
 /// Fields that change no answer, and what is done here instead.
-const ACCEPTED: [(&str, &str); 8] = [
+const ACCEPTED: [(&str, &str); 7] = [
     ("instance_group", "each backend says which GPUs host a model"),
     ("optimization", "graphs are optimised for the machine that loads them"),
     ("runtime", "each backend has its own executors"),
     ("metric_tags", "metrics are labelled by model and version"),
     ("model_metrics", "histograms are those of docs/operations.md"),
     ("response_cache", "every request is executed"),
-    ("model_warmup", "every model runs before it is ready"),
     ("model_transaction_policy", "every request has one answer"),
 ];
 /// The same of `dynamic_batching`.
-const ACCEPTED_OF_BATCHING: [(&str, &str); 5] = [
+const ACCEPTED_OF_BATCHING: [(&str, &str); 3] = [
     ("preferred_batch_size", "objective and latency profile decide how batches form"),
     ("max_queue_delay_microseconds", "objective and latency profile decide how batches form"),
     ("preserve_ordering", "an answer leaves when it is there"),
-    ("default_queue_policy", "tasks wait until their deadline cannot be met"),
-    ("priority_queue_policy", "tasks wait until their deadline cannot be met"),
 ];
 /// Fields whose models are refused, and why.
 const REFUSED: [(&str, &str); 7] = [
@@ -60,9 +57,6 @@ impl ConfigFile<'_> {
                 if let Some((key, why)) = refused {
                     return refuse(&format!("{kind}[{index}].{key}"), why);
                 }
-                if tensor.get_field_by_name("optional").is_some_and(|value| value.as_bool() == Some(true)) {
-                    self.note(&format!("{kind}[{index}].optional"), "requests must have all inputs");
-                }
             }
         }
         let transactions = get(&self.message, "model_transaction_policy");
@@ -80,7 +74,7 @@ impl ConfigFile<'_> {
         Ok(())
     }
 
-    fn note(&self, key: &str, instead: &str) {
+    pub(super) fn note(&self, key: &str, instead: &str) {
         tracing::info!("{}: {key} changes nothing: {instead}", self.path.display());
     }
 }

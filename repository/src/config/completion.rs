@@ -8,7 +8,7 @@ use std::path::Path;
 use prost_reflect::{DynamicMessage, ReflectMessage as _, Value};
 use proto::LatencyProfile;
 
-use super::{ConfigFile, MODEL_CONFIG, ONNX, data_types, dims, get, text};
+use super::{ConfigFile, MODEL_CONFIG, ONNX, ONNX_FILE, PROCESS, PYTHON, data_types, dims, get, is_onnx, text};
 use crate::{
     RepositoryError,
     onnx::{self, Signature},
@@ -19,10 +19,18 @@ const MAX_BATCH_DEFAULT: usize = 32;
 const _: () = assert!(MAX_BATCH_DEFAULT <= LatencyProfile::MAX_BATCH);
 
 impl ConfigFile<'_> {
-    /// Completes the configuration of a model that has a file, if it lacks anything that the file says.
+    /// Completes the configuration of a model that has a file, if it lacks anything that the file says, and that of one
+    /// that a program runs, if it lacks tensors.
     pub(super) fn complete(&mut self) -> Result<(), RepositoryError> {
-        let executor = self.executor_name();
-        if !["", ONNX, "onnxruntime", "onnxruntime_onnx"].contains(&executor.as_str()) {
+        let mut executor = self.executor_name();
+        if executor.is_empty() && self.is_python() {
+            self.message.set_field_by_name("backend", Value::String(PYTHON.to_owned()));
+            executor = PYTHON.to_owned();
+        }
+        if [PYTHON, PROCESS].contains(&executor.as_str()) {
+            return if ["input", "output"].iter().any(|key| self.lacks_tensors(key)) { self.ask() } else { Ok(()) };
+        }
+        if !executor.is_empty() && !is_onnx(&executor) {
             return Ok(());
         }
         let lacks_batch = get(&self.message, "max_batch_size").as_i32() == Some(0);
@@ -30,7 +38,7 @@ impl ConfigFile<'_> {
         if !executor.is_empty() && !lacks_batch && lacks_tensors == [false; 2] {
             return Ok(());
         }
-        let file = self.model_file(&self.version()?)?;
+        let file = self.model_file(ONNX_FILE)?;
         if executor.is_empty() {
             self.message.set_field_by_name("backend", Value::String(ONNX.to_owned()));
         }
@@ -120,17 +128,17 @@ fn lacks_dims(tensor: &DynamicMessage) -> bool {
 fn complete_tensor(tensor: &mut DynamicMessage, value: &onnx::Value, is_batched: bool) -> Result<(), String> {
     if lacks_type(tensor) {
         let known = value.datatype.zip(data_types());
-        let number = known.and_then(|(datatype, types)| types.get_value_by_name(&format!("TYPE_{datatype}")));
-        let number =
-            number.ok_or("data_type: found none that the protocol has, expected BOOL, [U]INT8 to 64 or FP16 to 64")?;
+        let number = known.and_then(|(datatype, types)| types.get_value_by_name(&datatype.config_name()));
+        let number = number
+            .ok_or("data_type: found none that the protocol has, expected BOOL, [U]INT8 to 64, FP16 to 64 or STRING")?;
         tensor.set_field_by_name("data_type", Value::EnumNumber(number.number()));
     }
     if lacks_dims(tensor) {
         let dims = value.task_dims(is_batched).map_err(|found| {
             let batch = if is_batched { "a batch dimension and then " } else { "" };
-            format!("dims: found shape {found}, expected {batch}fixed ones; or say dims in config.pbtxt")
+            format!("dims: found shape {found}, expected {batch}any; or say dims in config.pbtxt")
         })?;
-        let mut dims: Vec<Value> = dims.into_iter().map(|length| Value::I64(length as i64)).collect();
+        let mut dims: Vec<Value> = dims.into_iter().map(Value::I64).collect();
         if dims.is_empty() {
             // A scalar, which clients give and see as a vector of one.
             dims.push(Value::I64(1));

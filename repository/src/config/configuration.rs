@@ -10,16 +10,17 @@ use serde::{
     ser::{SerializeMap, SerializeSeq},
 };
 
-use super::{MODEL_CONFIG, ONNX, parse, text};
+use super::{MODEL_CONFIG, ONNX, PROCESS, PYTHON, parse, text};
 use crate::RepositoryError;
 
 /// An `inference.ModelConfig`. Serialises as Triton writes it in JSON: fields by their own names, enumerations by
 /// theirs, numbers as numbers, what is not set with its default but for messages.
 #[derive(Clone, PartialEq)]
-pub struct Configuration(DynamicMessage);
+pub struct Configuration(pub(super) DynamicMessage);
 
 impl Configuration {
-    /// With what is in effect for what `message` does not say: which version is served, what runs it, the objective.
+    /// With what is in effect for what `message` does not say: which version is served, what runs it, the objective
+    /// if there is one.
     pub(super) fn completed(mut message: DynamicMessage, slo: Span) -> Self {
         let is_emulated = text(&message, "backend") == "emulated";
         let default = |message: &mut DynamicMessage, key: &str, value: &str| {
@@ -28,7 +29,12 @@ impl Configuration {
             }
         };
         default(&mut message, "backend", if is_emulated { "emulated" } else { ONNX });
-        default(&mut message, "platform", if is_emulated { "emulated" } else { "onnxruntime_onnx" });
+        // As in Triton, what a program runs has no platform.
+        match text(&message, "backend").as_str() {
+            PROCESS | PYTHON => {}
+            "emulated" => default(&mut message, "platform", "emulated"),
+            _ => default(&mut message, "platform", "onnxruntime_onnx"),
+        }
         let policy = MODEL_CONFIG.get_field_by_name("version_policy").expect("the schema declares it");
         if !message.has_field(&policy) {
             let mut latest = submessage(&policy.kind(), "latest");
@@ -36,6 +42,9 @@ impl Configuration {
             let mut chosen = DynamicMessage::new(message_of(&policy.kind()).clone());
             chosen.set_field_by_name("latest", Value::Message(latest));
             message.set_field(&policy, Value::Message(chosen));
+        }
+        if slo == Span::ENDLESS {
+            return Self(message);
         }
         let key = MapKey::String("slo_ms".to_owned());
         let parameters = message.get_field_by_name_mut("parameters").and_then(Value::as_map_mut);

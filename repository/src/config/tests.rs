@@ -161,7 +161,7 @@ fn a_configuration_is_told_as_it_was_written_and_completed() {
         (&told["output"][0]["dims"], &told["output"][0]["reshape"]),
         (&[1].into(), &serde_json::json!({ "shape": [] }))
     );
-    assert_eq!(told["parameters"]["slo_ms"]["string_value"], "100");
+    assert_eq!(told["parameters"], serde_json::json!({}), "there is no objective");
 }
 
 #[test]
@@ -199,9 +199,42 @@ fn without_batches_dims_are_the_whole_shape() {
 }
 
 #[test]
-fn a_version_policy_may_name_versions() {
-    let config = format!("{DIGITS} version_policy {{ specific {{ versions: [ 1, 2 ] }} }}");
-    assert_eq!(model(&repository(&config)).version, "2");
+fn a_version_policy_says_which_versions_are_served() {
+    let versions = |policy: &str| -> Vec<String> {
+        let folder = repository(&format!("{DIGITS} {policy}"));
+        for name in ["3", "0", "04", "-7", "1x"] {
+            fs::create_dir_all(folder.path().join("digits").join(name)).unwrap();
+            fs::write(folder.path().join("digits").join(name).join("model.onnx"), "").unwrap();
+        }
+        let found = crate::load_named(folder.path(), "digits", None).unwrap();
+        found.into_iter().map(|model| model.version).collect()
+    };
+    assert_eq!(versions(""), ["10"]);
+    assert_eq!(versions("version_policy { latest { num_versions: 2 } }"), ["3", "10"]);
+    assert_eq!(versions("version_policy { latest { num_versions: 9 } }"), ["2", "3", "10"]);
+    assert_eq!(versions("version_policy { all { } }"), ["2", "3", "10"], "others are no versions");
+    assert_eq!(versions("version_policy { specific { versions: [ 10, 1, 2 ] } }"), ["2", "10"]);
+}
+
+#[test]
+fn a_version_without_its_file_keeps_no_other_from_being_served() {
+    let folder = repository(&format!("{DIGITS} version_policy {{ all {{ }} }}"));
+    fs::remove_file(folder.path().join("digits/2/model.onnx")).unwrap();
+    let found = crate::load(folder.path()).unwrap();
+    assert_eq!(found.models.iter().map(|model| &model.version[..]).collect::<Vec<_>>(), ["10"]);
+    let [Refused { name, version, reason }] = &found.refused[..] else { panic!("{found:?}") };
+    assert_eq!((&name[..], &version[..]), ("digits", "2"));
+    assert!(reason.ends_with("digits/2/model.onnx: no such file, expected the model"), "{reason}");
+    let error = crate::load_named(folder.path(), "digits", None).unwrap_err().to_string();
+    assert_eq!(error, format!("load failed for model 'digits': version 2: {reason}"), "whoever asks is told");
+}
+
+#[test]
+fn more_versions_than_can_be_served_at_once_are_refused() {
+    let folder = repository(&format!("{DIGITS} version_policy {{ all {{ }} }}"));
+    (100..200).for_each(|number| fs::create_dir_all(folder.path().join(format!("digits/{number}"))).unwrap());
+    let error = crate::load_model(&folder.path().join("digits")).unwrap_err().to_string();
+    assert!(error.contains("version_policy: found 102 versions, expected at most 64 at once"), "{error}");
 }
 
 /// A repository whose `digits`, in version 1, have this file and perhaps a configuration.
@@ -222,7 +255,7 @@ fn a_model_without_a_configuration_is_as_its_file_says() {
     let tensor = |name: &str, length| Tensor::new(name, DataType::Fp32, vec![length]);
     assert_eq!((model.name.as_str(), model.version.as_str()), ("digits", "1"));
     assert_eq!((model.inputs, model.outputs), (vec![tensor("image", 64)], vec![tensor("probabilities", 10)]));
-    assert_eq!((model.max_batch, model.slo), (32, Span::from_millis(100)));
+    assert_eq!((model.max_batch, model.slo), (32, Span::ENDLESS));
     let file = repository.path().join("digits/1/model.onnx");
     assert_eq!(model.executor, Executor::Onnx { file, profile: None });
 }
@@ -242,6 +275,103 @@ fn what_a_configuration_says_stays_and_the_file_completes_it() {
     assert_eq!((completed.max_batch, completed.slo), (6, Span::from_millis(30)));
 }
 
+/// An emulated model with these tensors and parameters.
+fn emulated(tensors: &str, parameters: &[(&str, &str)]) -> Result<Model, String> {
+    let repository = tempfile::tempdir().unwrap();
+    let folder = repository.path().join("m");
+    fs::create_dir(&folder).unwrap();
+    let all = [("alpha_ms", "1"), ("beta_ms", "2")].iter().chain(parameters);
+    let parameters = all
+        .map(|(key, value)| format!("parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}"))
+        .collect::<String>();
+    fs::write(folder.join("config.pbtxt"), format!("backend: \"emulated\" {tensors} {parameters}")).unwrap();
+    crate::load_model(&folder).map_err(|error| error.to_string().split_once(": ").unwrap().1.to_owned())
+}
+
+const DIGEST: &str = "output { name: \"digest\" data_type: TYPE_UINT64 dims: 2 }";
+
+#[test]
+fn lengths_that_requests_choose_are_bounded() {
+    let with = |tensor: &str, parameters: &[(&str, &str)]| {
+        let tensors = format!("max_batch_size: 4 input {{ name: \"x\" {tensor} }} {DIGEST}");
+        emulated(&tensors, parameters).map(|model| model.inputs[0].clone())
+    };
+    let x = with("data_type: TYPE_FP32 dims: [ -1, 3 ]", &[]).unwrap();
+    assert_eq!((x.shape.clone(), x.dims().collect::<Vec<_>>()), (vec![5_461, 3], vec![-1, 3]));
+    assert!([&[0, 3][..], &[1, 3], &[5_461, 3]].iter().all(|shape| x.accepts(shape)));
+    assert!(![&[5_462, 3][..], &[1, 4], &[1], &[], &[1, 3, 1]].iter().any(|shape| x.accepts(shape)));
+    // Each may be the longest, but not all at once.
+    let x = with("data_type: TYPE_INT8 dims: [ -1, -1 ]", &[("max_bytes", "100")]).unwrap();
+    assert!(x.accepts(&[100, 1]) && x.accepts(&[10, 10]) && !x.accepts(&[11, 10]) && !x.accepts(&[101, 0]));
+    assert!(!x.accepts(&[usize::MAX, 2]));
+    let x = with("data_type: TYPE_FP64 dims: [ -1, -1 ]", &[("max_dims", "1000")]).unwrap();
+    assert!(x.accepts(&[1000, 1000]) && !x.accepts(&[1001, 1]));
+    assert_eq!(x.bytes(), 8_000_000 + 12);
+    let x = with("data_type: TYPE_FP64 dims: [ -1, -1 ]", &[("max_dims", "1000"), ("max_bytes", "800")]).unwrap();
+    assert!(x.accepts(&[100, 1]) && !x.accepts(&[101, 1]));
+    let x = with("data_type: TYPE_STRING dims: [ 2, -1 ]", &[("max_dims", "5")]).unwrap();
+    assert!(x.accepts(&[2, 5]) && !x.accepts(&[2, 6]));
+    assert_eq!(x.variable.unwrap().bytes_max, 65_536);
+    let fixed = with("data_type: TYPE_FP32 dims: [ 100000 ] optional: true", &[]).unwrap();
+    assert!(fixed.is_optional() && fixed.accepts(&[100_000]) && !fixed.accepts(&[99_999]));
+    assert_eq!(fixed.bytes(), 400_000 + 8, "its size is known");
+    assert!(with("data_type: TYPE_FP64 dims: [ -1, -1 ]", &[("max_dims", "100000")]).unwrap().accepts(&[1, 1]));
+    assert_eq!(with("data_type: TYPE_INT8 dims: [ 2, 3 ]", &[("max_dims", "1")]).unwrap().variable, None);
+}
+
+#[test]
+fn reshapes_keep_the_lengths_that_requests_choose_in_their_order() {
+    let with = |dims: &str, reshape: &str| {
+        let x = format!("data_type: TYPE_INT8 dims: {dims} reshape {{ shape: {reshape} }}");
+        let tensors = format!("max_batch_size: 4 input {{ name: \"x\" {x} }} {DIGEST}");
+        emulated(&tensors, &[("max_dims", "9")]).map(|model| model.inputs[0].clone())
+    };
+    let x = with("[ -1, 6, -1 ]", "[ 2, -1, 3, 1, -1 ]").unwrap();
+    assert_eq!(x.model_shape_of(&[4, 6, 0]), [2, 4, 3, 1, 0]);
+    assert_eq!(x.client_shape_of(&[2, 4, 3, 1, 0]), Some(vec![4, 6, 0]));
+    assert_eq!(
+        [&[2, 10, 3, 1, 0][..], &[2, 4, 3, 1], &[1, 4, 3, 1, 2]].map(|found| x.client_shape_of(found)),
+        [None, None, None]
+    );
+    for (dims, reshape) in [("[ -1, 6 ]", "[ 6 ]"), ("[ -1, 6 ]", "[ -1, 5 ]"), ("[ 6 ]", "[ -1, 6 ]")] {
+        let error = with(dims, reshape).unwrap_err();
+        assert!(error.starts_with("input[0].reshape.shape: found ["), "{error}");
+    }
+    // Lengths of one at the end do not matter.
+    let y = Tensor { reshape: None, ..with("[ -1 ]", "[ -1 ]").unwrap() };
+    assert_eq!(
+        [&[5, 1, 1][..], &[5], &[0], &[], &[5, 2]].map(|found| y.client_shape_of(found)),
+        [Some(vec![5]), Some(vec![5]), Some(vec![0]), None, None]
+    );
+    let fixed = Tensor::new("y", DataType::Fp32, vec![1, 3]);
+    assert_eq!(fixed.client_shape_of(&[3, 1, 1]), Some(vec![1, 3]));
+    assert_eq!(fixed.client_shape_of(&[3, 2]), None);
+}
+
+#[test]
+fn an_emulated_model_may_give_its_inputs_back() {
+    let x = "name: \"x\" data_type: TYPE_STRING dims: -1";
+    let echo = |output: &str| emulated(&format!("input {{ {x} }} output {{ {output} }}"), &[]);
+    let model = echo("name: \"y\" data_type: TYPE_STRING dims: -1").unwrap();
+    assert_eq!((model.outputs[0].datatype, model.outputs[0].dims().next()), (DataType::Bytes, Some(-1)));
+    for other in ["data_type: TYPE_STRING dims: 1", "data_type: TYPE_INT8 dims: -1"] {
+        let error = echo(&format!("name: \"y\" {other}")).unwrap_err();
+        assert!(
+            error.starts_with("output: found \"y\", expected only \"digest\", TYPE_UINT64, dims [ 2 ], or one for")
+        );
+    }
+}
+
+#[test]
+fn a_file_of_any_length_needs_no_configuration() {
+    let file = onnx::tests::file(&[("x", 7, &[-1, -1, 3]), ("s", 8, &[-1, 1])], &[("y", 1, &[-1, -1])], &[]);
+    let completed = model(&plain(&file, None));
+    let dims = |tensor: &Tensor| (tensor.datatype, tensor.dims().collect::<Vec<_>>());
+    let inputs: Vec<_> = completed.inputs.iter().map(dims).collect();
+    assert_eq!(inputs, [(DataType::Int64, vec![-1, 3]), (DataType::Bytes, vec![1])]);
+    assert_eq!((dims(&completed.outputs[0]), completed.max_batch), ((DataType::Fp32, vec![-1]), 32));
+}
+
 #[test]
 fn what_a_file_cannot_complete_names_the_file_and_the_key() {
     let error = |file: &[u8], config: &str| {
@@ -252,12 +382,7 @@ fn what_a_file_cannot_complete_names_the_file_and_the_key() {
     let of = |elem_type, dims: &[i64]| onnx::tests::file(&[("x", elem_type, dims)], &[("y", 1, &[-1, 2])], &[]);
     let cases = [
         (error(b"no model", ""), "digits/1/model.onnx: found no ONNX model ("),
-        (
-            error(&of(1, &[-1, 3, -1]), ""),
-            "digits/1/model.onnx: input 'x': dims: found shape [N, 3, N], expected a batch dimension and then fixed \
-             ones",
-        ),
-        (error(&of(8, &[-1, 3]), ""), "digits/1/model.onnx: input 'x': data_type: found none that the protocol has"),
+        (error(&of(14, &[-1, 3]), ""), "digits/1/model.onnx: input 'x': data_type: found none that the protocol has"),
         (
             error(&of(1, &[-1, 3]), "input { name: \"z\" }"),
             "digits/config.pbtxt: input.name: found \"z\", expected one of the model file's: x",
@@ -289,6 +414,51 @@ fn priorities_are_levels_from_1_and_what_is_no_level_is_the_default() {
         (
             "default_priority_level: 1",
             "dynamic_batching.default_priority_level: found 1, expected 0, as there are no priority_levels",
+        ),
+    ];
+    for (fields, expected) in cases {
+        let found = error(&with(fields));
+        assert!(found.ends_with(expected), "found `{found}`, expected `{expected}`");
+    }
+}
+
+#[test]
+fn queue_policies_give_objectives_and_bounds_by_priority() {
+    let with = |fields: &str| format!("{DIGITS} dynamic_batching {{ {fields} }}");
+    let read = |fields: &str| model(&repository(&with(fields)));
+    let levels = "priority_levels: 3 default_priority_level: 2";
+    let policies = read(&format!(
+        "{levels} default_queue_policy {{ default_timeout_microseconds: 9000 max_queue_size: 4 }}
+        priority_queue_policy {{ key: 1 value {{ default_timeout_microseconds: 5000 allow_timeout_override: true }} }}
+        priority_queue_policy {{ key: 3 value {{ timeout_action: DELAY default_timeout_microseconds: 7000 }} }}"
+    ))
+    .queue;
+    let (ms, endless) = (Span::from_millis, Span::ENDLESS);
+    // Priority, what the request asks for, what the model has, and the objective.
+    let cases = [
+        (2, None, endless, ms(9)),
+        (2, Some(ms(4)), endless, ms(9)),
+        (2, None, ms(8), ms(8)),
+        (1, None, endless, ms(5)),
+        (1, Some(ms(4)), endless, ms(4)),
+        (1, Some(ms(6)), ms(3), ms(5)),
+        (3, None, endless, endless),
+        (3, Some(ms(4)), ms(8), ms(4)),
+    ];
+    for (priority, asked, slo, expected) in cases {
+        assert_eq!(policies.objective(priority, asked, slo), expected, "{priority} {asked:?} {slo}");
+    }
+    assert_eq!((policies.requests_max(3), policies.requests_max(0)), (vec![4, 0, 4, 0], vec![4]));
+    assert_eq!(read("").queue.requests_max(0), [0; 0]);
+    let cases = [
+        (
+            "default_queue_policy { default_timeout_microseconds: 600000001 }",
+            "dynamic_batching.default_queue_policy.default_timeout_microseconds: found 600000001, expected \
+             microseconds, at most 600000000, or 0 for none",
+        ),
+        (
+            "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value { max_queue_size: 1 } }",
+            "dynamic_batching.priority_queue_policy.key: found 3, expected 1 to priority_levels, which is 2",
         ),
     ];
     for (fields, expected) in cases {
@@ -347,15 +517,22 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
         (wrong("backend", "name: \"digit\" backend"), "name: found \"digit\", expected the folder's name, \"digits\""),
         (
             wrong("onnxruntime", "pytorch"),
-            "backend: found \"pytorch\", expected \"onnxruntime\", \"onnx\" or \"emulated\"",
+            "backend: found \"pytorch\", expected \"onnxruntime\", \"onnx\", \"python\", \"process\" or \"emulated\"",
         ),
-        (wrong("[ 64 ]", "[ -1 ]"), "input[0].dims: found -1, expected dimensions that are fixed and above 0"),
+        (
+            wrong("[ 64 ]", "[ -2 ]"),
+            "input[0].dims: found -2, expected lengths above 0, or -1 for what requests choose",
+        ),
+        (wrong("[ 64 ]", "[ 0 ]"), "input[0].dims: found 0, expected lengths above 0"),
+        (wrong("[ 64 ]", "[ -1, 70000 ]"), "max_bytes: found 65536, expected 280000 or more, for the dimensions of"),
+        (
+            weights("max_dims", "0"),
+            "max_dims: found \"0\", expected the longest of any dimension that is -1, 1 to 1073741824",
+        ),
+        (weights("max_bytes", "all"), "max_bytes: found \"all\", expected bytes of any tensor whose size requests"),
         (wrong("[ 64 ]", "[ 70000, 70000 ]"), "input[0].dims: found 4 GiB or more"),
         (wrong("[ 64 ]", "[ 9223372036854775807, 9223372036854775807 ]"), "input[0].dims: found 4 GiB or more"),
-        (
-            wrong("TYPE_FP32 dims: [", "TYPE_STRING dims: ["),
-            "input[0].data_type: found TYPE_STRING, expected TYPE_BOOL",
-        ),
+        (wrong("TYPE_FP32 dims: [", "TYPE_BF16 dims: ["), "input[0].data_type: found TYPE_BF16, expected TYPE_BOOL"),
         (wrong("\"20\"", "\"fast\""), "slo_ms: found \"fast\", expected milliseconds, above 0 and at most 600000"),
         (wrong("\"20\"", "\"nan\""), "slo_ms: found \"nan\", expected milliseconds, above 0 and at most 600000"),
         (
@@ -421,4 +598,77 @@ proptest! {
             prop_assert!(!error.to_string().contains('\n'), "{}", error);
         }
     }
+}
+
+#[test]
+fn a_load_may_bring_its_own_configuration() {
+    let folder = repository(DIGITS);
+    let told = crate::load_model(&folder.path().join("digits")).unwrap().configuration;
+    let mut json = serde_json::to_value(&told).unwrap();
+    json["max_batch_size"] = 4.into();
+    json["version_policy"] = serde_json::json!({ "specific": { "versions": [2] } });
+    let load = |json: &str| crate::load_named(folder.path(), "digits", Some(json));
+    let [model] = &load(&json.to_string()).unwrap()[..] else { panic!("one version") };
+    assert_eq!((model.version.as_str(), model.max_batch), ("2", 4), "what is told can be told again");
+    assert_eq!(model.labels.len(), 10, "files are those of the folder");
+    let camel = r#"{ "backend": "onnxruntime", "maxBatchSize": 2, "input": [{ "name": "image", "dataType": "TYPE_FP32",
+        "dims": ["64"] }], "output": [{ "name": "p", "data_type": "TYPE_FP32", "dims": [10] }] }"#;
+    assert_eq!(load(camel).unwrap()[0].max_batch, 2);
+    let negative = camel.replace("maxBatchSize\": 2", "maxBatchSize\": -1");
+    for (json, expected) in [
+        ("", "parameter config: EOF while parsing a value at line 1 column 0; expected a ModelConfig in JSON"),
+        ("{} x", "parameter config: trailing characters at line 1 column 4; expected a ModelConfig in JSON"),
+        (r#"{ "max_batch": 2 }"#, "parameter config: unrecognized field name 'max_batch'"),
+        (&negative, "parameter config: max_batch_size: found -1, expected 0 to 4096"),
+        (r#"{ "name": "other" }"#, "parameter config: name: found \"other\", expected the folder's name, \"digits\""),
+    ] {
+        let error = load(json).unwrap_err().to_string();
+        let error = error.trim_start_matches("load failed for model 'digits': version 10: ");
+        assert!(error.starts_with(expected) && error.lines().count() == 1, "{json}: {error}");
+    }
+}
+
+/// A configuration with a sample, whose input is this.
+fn warmed(input: &str) -> String {
+    let input = format!("key: \"image\" value: {{ data_type: TYPE_FP32 dims: 64 {input} }}");
+    format!("{DIGITS} model_warmup [ {{ name: \"s\" batch_size: 2 count: 3 inputs {{ {input} }} }} ]")
+}
+
+#[test]
+fn samples_to_warm_up_with_are_read_and_checked() {
+    let data = |input: &str| {
+        let folder = repository(&warmed(input));
+        let of_model = folder.path().join("digits");
+        fs::create_dir(of_model.join("warmup")).unwrap();
+        fs::write(of_model.join("warmup/raw"), [7; 2 * 64 * 4]).unwrap();
+        let model = crate::load_model(&of_model).map_err(|error| error.to_string())?;
+        let [sample] = &model.configuration.warmup(&model, &of_model).unwrap()[..] else { panic!("one sample") };
+        assert_eq!((&sample.name[..], sample.rows, sample.runs), ("s", 2, 3));
+        sample.inputs[0].bytes(&model.inputs[0], 2, || 9).map_err(|error| error.to_string())
+    };
+    assert_eq!(data("zero_data: true"), Ok(vec![0; 512]));
+    assert_eq!(data("random_data: true"), Ok(vec![9; 512]));
+    assert_eq!(data("input_data_file: \"raw\""), Ok(vec![7; 512]));
+    for file in ["", "none", "../config.pbtxt", ".", "a/b"] {
+        let error = data(&format!("input_data_file: \"{file}\"")).unwrap_err();
+        assert!(error.contains(&format!("input_data_file: found \"{file}\", expected the name of a file")), "{error}");
+    }
+}
+
+#[test]
+fn samples_that_the_model_cannot_run_refuse_it() {
+    let sample = warmed("zero_data: true");
+    for (from, to, expected) in [
+        ("batch_size: 2", "batch_size: 17", "model_warmup \"s\": batch_size: found 17, expected at most 16"),
+        ("count: 3", "count: 10001", "model_warmup: found 10001 runs, expected at most 10000"),
+        ("key: \"image\"", "key: \"picture\"", "inputs: found \"picture\", expected the model's: image"),
+        ("FP32 dims: 64 zero", "INT8 dims: 64 zero", "data_type: found TYPE_INT8, expected TYPE_FP32"),
+        ("dims: 64 zero", "dims: 63 zero", "dims: found [63], expected [64]"),
+    ] {
+        let error = error(&sample.replace(from, to));
+        assert!(error.contains(expected), "{to}: {error}");
+    }
+    let short = WarmupInput { shape: vec![3], data: WarmupData::File("/dev/null".into()) };
+    let error = short.bytes(&Tensor::new("x", DataType::Int8, vec![3]), 2, || 0).unwrap_err().to_string();
+    assert_eq!(error, "/dev/null: found 0 bytes, expected 6, 2 rows of input \"x\"");
 }

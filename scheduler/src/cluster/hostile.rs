@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 use proto::{
     ChangeId, Epoch, GpuId, LatencyProfile, LinkId, LoadId, PlanId, SlotDescriptor, TaskId, Weights,
-    backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, Undelivered, WeightsOutcome},
-    frontend_to_scheduler::{ADDRESS_BYTES_MAX, ModelChange},
+    backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, ResidentModel, Undelivered, WeightsOutcome},
+    frontend_to_scheduler::{ADDRESS_BYTES_MAX, CONFIG_BYTES_MAX, ModelChange},
     scheduler_to_backend::BatchPlan,
     weights::WeightsTally,
 };
@@ -93,8 +93,15 @@ impl World {
         let welcome = world.cluster.handle_frontend_joined(world.now, hello).unwrap();
         world.connect(Member::Frontend(welcome.frontend), welcome.model_threads.pass);
         let profile = LatencyProfile::linear(1.0, 2.0, 8).unwrap();
-        let (gpu_indexes, weights) = (vec![0], Weights::default());
-        let offer = ModelOffer { name: "m".into(), version: "1".into(), profile, input_bytes: 8, gpu_indexes, weights };
+        let offer = ModelOffer {
+            name: "m".into(),
+            version: "1".into(),
+            profile,
+            input_bytes: 8,
+            gpu_indexes: vec![0],
+            weights: Weights::default(),
+            queue_max: vec![0, 3],
+        };
         let hello = BackendHello::new(1, vec![offer]);
         let joined = world.cluster.handle_backend_joined(world.now, hello).unwrap();
         world.connect(Member::Backend(joined.backend), joined.model_threads.pass);
@@ -189,8 +196,9 @@ impl World {
             let name = if self.rng.random() { "m".to_owned() } else { "n".to_owned() };
             let profile = LatencyProfile::linear(0.1, self.rng.random_range(0.1..3.0), 8).unwrap();
             let (version, gpu_indexes) = ("1".into(), vec![0]);
-            let weights = Weights { pages: self.rng.random_range(0..3), load: Span::from_millis(1) };
-            return ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights };
+            let weights = Weights::new(self.rng.random_range(0..3), Span::from_millis(1));
+            let queue_max = vec![self.rng.random_range(0..3)];
+            return ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights, queue_max };
         }
         let mut table: Vec<Span> = (0..[0, 1, 4, 256, 257][self.rng.random_range(0..5)]).map(|_| self.span()).collect();
         if self.rng.random() {
@@ -204,9 +212,10 @@ impl World {
         };
         let version = if self.rng.random_range(0..4) == 0 { self.text(256) } else { "1".to_owned() };
         let gpu_indexes = (0..self.rng.random_range(0..5)).map(|_| self.number(2) as u32).collect();
-        let weights = Weights { pages: self.number(3) as u32, load: self.span() };
+        let weights = Weights { pages: self.number(3) as u32, load: self.span(), read: self.span() };
         let input_bytes = self.number(1 << 20) as u32;
-        ModelOffer { name, version, profile: raw_profile(table), input_bytes, gpu_indexes, weights }
+        let queue_max = vec![self.number(2) as u32; [0, 1, 3, 256, 257][self.rng.random_range(0..5)]];
+        ModelOffer { name, version, profile: raw_profile(table), input_bytes, gpu_indexes, weights, queue_max }
     }
 
     fn join(&mut self) {
@@ -268,7 +277,8 @@ impl World {
                 let to = if self.rng.random() { ModelChange::Load } else { ModelChange::Unload };
                 // Not the model of those who keep to the protocol: who may change it is another matter.
                 let name = if self.rng.random() { "n".to_owned() } else { self.text(256) };
-                FrontendToScheduler::ChangeModel { change: ChangeId(self.number(3)), to, name }
+                let config = self.rng.random::<bool>().then(|| self.text(CONFIG_BYTES_MAX));
+                FrontendToScheduler::ChangeModel { change: ChangeId(self.number(3)), to, name, config }
             }
             4 if self.rng.random_range(0..10) == 0 => {
                 let backends: Vec<_> = self.backends.iter().copied().chain([self.good.1]).collect();
@@ -279,7 +289,8 @@ impl World {
             _ => {
                 let (deadline, priority) = (self.instant(), self.rng.random());
                 let number = self.number(9) as u32;
-                FrontendToScheduler::Submit { task, model, deadline, priority, slot: slot(number) }
+                let (is_first, slot) = (self.rng.random(), slot(number));
+                FrontendToScheduler::Submit { task, model, deadline, priority, is_first, slot }
             }
         };
         let is_for_shard = Shard::is_for_shard_of_frontend(&message);
@@ -303,20 +314,26 @@ impl World {
             (0..world.rng.random_range(0..4)).map(|_| one(world)).collect::<Vec<_>>()
         };
         let gpu = GpuId(self.number(6) as u32);
-        let message = match self.rng.random_range(0..17) {
+        let message = match self.rng.random_range(0..18) {
             14 => {
                 let most = [0, 1, 3, 1_025][self.rng.random_range(0..4)];
-                let models = (0..most).map(|_| self.model()).collect();
+                let models =
+                    (0..most).map(|_| ResidentModel { model: self.model(), is_pinned: self.rng.random() }).collect();
                 BackendToScheduler::Resident { gpu, models, is_last: self.rng.random() }
             }
             15 => {
                 let (started_at, finished_at) = (self.instant(), self.instant());
                 let outcome = if self.rng.random() {
-                    WeightsOutcome::Loaded { started_at, finished_at }
+                    WeightsOutcome::Loaded { started_at, finished_at, read: self.span() }
                 } else {
                     WeightsOutcome::Failed { failed_at: finished_at }
                 };
                 BackendToScheduler::WeightsLoaded { gpu, model: self.model(), outcome }
+            }
+            17 => {
+                let most = [0, 1, 3, 1_025][self.rng.random_range(0..4)];
+                let models = (0..most).map(|_| self.model()).collect();
+                BackendToScheduler::InHostMemory { models, is_there: self.rng.random() }
             }
             16 if self.rng.random() => BackendToScheduler::WeightsMissing { gpu },
             16 => {
@@ -336,13 +353,17 @@ impl World {
             0..=2 => BackendToScheduler::Linked { frontend, link: LinkId(1) },
             3 => {
                 let outcome = match self.rng.random_range(0..3) {
-                    0 => LoadOutcome::Ready(self.offer()),
+                    0 => LoadOutcome::Ready { offer: self.offer(), is_last: self.rng.random() },
                     1 => LoadOutcome::NotPlaced,
                     _ => LoadOutcome::Failed(self.text(1024)),
                 };
                 let known = self.loads.clone();
                 let load = self.pick(&known).unwrap_or(LoadId(0));
                 BackendToScheduler::Loaded { load, outcome }
+            }
+            4 if self.rng.random() => {
+                let (name, version) = (self.text(300), self.text(300));
+                BackendToScheduler::NotLoaded { name, version, reason: self.text(2000) }
             }
             4 => BackendToScheduler::Unloaded { model: self.model() },
             5 if self.rng.random() => BackendToScheduler::Cancelled { plan, task: self.task(frontend) },
@@ -406,7 +427,8 @@ impl World {
         let task = TaskId::new(frontend, self.next_task);
         self.next_task += 1;
         let (deadline, slot) = (self.now + Span::from_millis(30), slot(0));
-        let message = FrontendToScheduler::Submit { task, model: ModelId(0), deadline, priority: 0, slot };
+        let (model, is_first) = (ModelId(0), true);
+        let message = FrontendToScheduler::Submit { task, model, deadline, priority: 0, is_first, slot };
         let port = self.cluster.port_of(ModelId(0));
         self.open.insert(task);
         let said = self.cluster.handle_frontend_message(self.now, port, frontend, message);

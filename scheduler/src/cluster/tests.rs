@@ -56,7 +56,7 @@ fn model_offer(gpus: u32, name: &str, version: u32) -> ModelOffer {
     let profile = LatencyProfile::linear(1.0, 5.0, 16).unwrap();
     let gpu_indexes = (0..gpus).collect();
     let (name, version, weights) = (name.into(), version.to_string(), Weights::default());
-    ModelOffer { name, version, profile, input_bytes: 10_000, gpu_indexes, weights }
+    ModelOffer { name, version, profile, input_bytes: 10_000, gpu_indexes, weights, queue_max: Vec::new() }
 }
 
 fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendToScheduler {
@@ -65,6 +65,7 @@ fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendT
         model: ModelId(0),
         deadline,
         priority: 0,
+        is_first: true,
         slot: slot(),
     }
 }
@@ -160,6 +161,74 @@ fn a_task_whose_input_is_late_ends_once_and_only_as_its_backend_says() {
 }
 
 #[test]
+fn as_many_requests_of_a_priority_wait_as_the_model_says_however_many_rows_they_have() {
+    let mut cluster = scheduler(&config());
+    let frontend = cluster.handle_frontend_joined(Timestamp(0), FrontendHello::new("f:1")).unwrap().frontend;
+    let hello = BackendHello::new(1, vec![ModelOffer { queue_max: vec![0, 2, 1], ..model_offer(1, "m", 1) }]);
+    let backend = add_backend(&mut cluster, Timestamp(0), hello).backend;
+    let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
+    cluster.handle_backend_message(Timestamp(0), Port::Control, backend, linked).unwrap();
+    drain(&mut cluster);
+    // Priority, whether a request begins, and whether the task is let in.
+    let tasks = [
+        (1, true, true),
+        (1, false, true),
+        (1, true, false),
+        (1, false, true),
+        (2, true, true),
+        (2, true, false),
+        (0, true, true),
+        (9, true, true),
+    ];
+    for (sequence, (priority, is_first, is_let_in)) in (0..).zip(tasks) {
+        let slot = slot();
+        let (task, model, deadline) = (TaskId::new(frontend, sequence), ModelId(0), Timestamp(25 * MS));
+        let submit = FrontendToScheduler::Submit { task, model, deadline, priority, is_first, slot };
+        cluster.handle_frontend_message(Timestamp(0), Port::Control, frontend, submit).unwrap();
+        let dropped = SchedulerToFrontend::Dropped { task, reason: DropReason::QueueFull };
+        let expected = (!is_let_in).then_some(ClusterOutput::ToFrontend(Port::Control, frontend, dropped));
+        assert_eq!(drain(&mut cluster), Vec::from_iter(expected), "task {sequence}");
+    }
+}
+
+#[test]
+fn frontends_are_told_why_a_model_could_not_be_loaded_until_it_is_or_its_backend_has_gone() {
+    let (mut cluster, frontend, backend) = pair(Timestamp(0));
+    let not_loaded = |name: &str, reason: Option<&str>| {
+        let (name, version, reason) = (name.to_owned(), "1".to_owned(), reason.map(str::to_owned));
+        SchedulerToFrontend::NotLoaded { name, version, reason }
+    };
+    let told = |cluster: &mut Cluster, to: FrontendId| {
+        let outputs = drain(cluster).into_iter().filter_map(|output| match output {
+            ClusterOutput::ToFrontend(_, whom, told @ SchedulerToFrontend::NotLoaded { .. }) if whom == to => {
+                Some(told)
+            }
+            _ => None,
+        });
+        outputs.collect::<Vec<_>>()
+    };
+    for name in ["n", "o"] {
+        let (name, version, reason) = (name.to_owned(), "1".to_owned(), "it is torn".repeat(200));
+        let message = BackendToScheduler::NotLoaded { name, version, reason };
+        cluster.handle_backend_message(Timestamp(0), Port::Control, backend, message).unwrap();
+    }
+    let cut = "it is torn".repeat(200)[..1024].to_owned();
+    let both = ["n", "o"].map(|name| not_loaded(name, Some(&cut)));
+    assert_eq!(told(&mut cluster, frontend), both);
+    let late = cluster.handle_frontend_joined(Timestamp(0), FrontendHello::new("f:2")).unwrap().frontend;
+    assert_eq!(told(&mut cluster, late), both);
+    let asked =
+        FrontendToScheduler::ChangeModel { change: ChangeId(1), to: ModelChange::Load, name: "n".into(), config: None };
+    cluster.handle_frontend_message(Timestamp(0), Port::Control, frontend, asked).unwrap();
+    let outcome = LoadOutcome::Ready { offer: model_offer(1, "n", 1), is_last: true };
+    let loaded = BackendToScheduler::Loaded { load: proto::LoadId(0), outcome };
+    cluster.handle_backend_message(Timestamp(0), Port::Control, backend, loaded).unwrap();
+    assert_eq!(told(&mut cluster, late), [not_loaded("n", None)]);
+    cluster.handle_disconnected(Timestamp(0), Port::Control, Member::Backend(backend), String::new());
+    assert_eq!(told(&mut cluster, late), [not_loaded("o", None)]);
+}
+
+#[test]
 fn a_frontend_that_asks_for_the_time_is_told_how_much_there_is_to_do() {
     let (mut cluster, frontend, backend) = pair(Timestamp(0));
     let none = SchedulerLoad::default();
@@ -167,10 +236,10 @@ fn a_frontend_that_asks_for_the_time_is_told_how_much_there_is_to_do() {
         let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
         cluster.handle_frontend_message(Timestamp(1), Port::Control, frontend, request).unwrap();
         match &drain(cluster)[..] {
-            &[
+            [
                 ClusterOutput::ToFrontend(Port::Control, _, SchedulerToFrontend::Clock(_)),
                 ClusterOutput::ToFrontend(Port::Control, to, SchedulerToFrontend::Load(load)),
-            ] if to == frontend => load,
+            ] if *to == frontend => **load,
             outputs => panic!("{outputs:?}"),
         }
     };
@@ -218,7 +287,7 @@ fn run_one(
 
 #[test]
 fn what_executions_take_is_planned_with_and_told() {
-    for (reestimate, latency_us) in [(true, 7_200), (false, 6_000)] {
+    for (reestimate, latency_us, errors) in [(true, 7_200, 32), (false, 6_000, 40)] {
         let mut cluster = scheduler(&ClusterConfig { reestimate, ..config() });
         let members = join(&mut cluster, Timestamp(0));
         let mut told = None;
@@ -236,6 +305,16 @@ fn what_executions_take_is_planned_with_and_told() {
                 assert_eq!(plan.latest, now + Span::from_millis(24) - Span::from_micros(latency_us));
             }
         }
+        let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
+        let asks_at = Timestamp(9_000 * MS);
+        cluster.handle_frontend_message(asks_at, Port::Control, members.0, request).unwrap();
+        let mut outputs = drain(&mut cluster).into_iter();
+        let predicted = outputs.find_map(|output| match output {
+            ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Load(load)) => Some(load.predictions.infer),
+            _ => None,
+        });
+        let infer = predicted.expect("it has asked");
+        assert_eq!((infer.actions, infer.duration.under.count, infer.duration.over.count), (40, errors, 0));
         // l(1), delay(1) and the way back.
         assert_eq!(told, reestimate.then_some(Span::from_micros(7_200 + 320 + 1_000)));
     }
@@ -365,7 +444,7 @@ fn tasks_per_frontend_are_bounded() {
 }
 
 fn change(cluster: &mut Cluster, frontend: FrontendId, change: u64, to: ModelChange) -> Vec<ClusterOutput> {
-    let message = FrontendToScheduler::ChangeModel { change: ChangeId(change), to, name: "m".into() };
+    let message = FrontendToScheduler::ChangeModel { change: ChangeId(change), to, name: "m".into(), config: None };
     cluster.handle_frontend_message(Timestamp(0), Port::Control, frontend, message).unwrap();
     drain(cluster)
 }
@@ -379,7 +458,12 @@ fn changed(frontend: FrontendId, change: u64, refused: Option<&str>) -> ClusterO
 fn unloading_ends_what_waits_and_loading_serves_again() {
     let (mut cluster, frontend, backend) = pair(Timestamp(0));
     let now = Timestamp(0);
-    let unknown = FrontendToScheduler::ChangeModel { change: ChangeId(9), to: ModelChange::Unload, name: "x".into() };
+    let unknown = FrontendToScheduler::ChangeModel {
+        change: ChangeId(9),
+        to: ModelChange::Unload,
+        name: "x".into(),
+        config: None,
+    };
     cluster.handle_frontend_message(now, Port::Control, frontend, unknown).unwrap();
     assert_eq!(drain(&mut cluster), [changed(frontend, 9, None)], "what is not there is unloaded");
 
@@ -416,18 +500,26 @@ fn unloading_ends_what_waits_and_loading_serves_again() {
         .handle_backend_message(now, Port::Control, backend, BackendToScheduler::Loaded { load, outcome: failed })
         .unwrap();
     let reason = "backend 0: model.onnx: it is torn";
-    assert_eq!(drain(&mut cluster).last(), Some(&changed(frontend, 2, Some(reason))));
+    let outputs = drain(&mut cluster);
+    assert_eq!(outputs.last(), Some(&changed(frontend, 2, Some(reason))));
+    let not_loaded =
+        SchedulerToFrontend::NotLoaded { name: "m".into(), version: String::new(), reason: Some(reason.into()) };
+    assert!(outputs.contains(&ClusterOutput::ToFrontend(Port::Control, frontend, not_loaded)), "{outputs:?}");
 
     let outputs = change(&mut cluster, frontend, 3, ModelChange::Load);
     let [ClusterOutput::ToBackend(Port::Control, _, SchedulerToBackend::Load { load, .. }), ..] = outputs[..] else {
         panic!("{outputs:?}")
     };
-    let ready = LoadOutcome::Ready(model_offer(1, "m", 1));
+    let ready = LoadOutcome::Ready { offer: model_offer(1, "m", 1), is_last: true };
     cluster
         .handle_backend_message(now, Port::Control, backend, BackendToScheduler::Loaded { load, outcome: ready })
         .unwrap();
     let outputs = drain(&mut cluster);
-    let host = ClusterOutput::ToBackend(Port::Control, backend, SchedulerToBackend::Host { load, model: ModelId(0) });
+    let host = ClusterOutput::ToBackend(
+        Port::Control,
+        backend,
+        SchedulerToBackend::Host { load, version: "1".into(), model: ModelId(0) },
+    );
     let at = |wanted: &dyn Fn(&ClusterOutput) -> bool| outputs.iter().position(wanted);
     let is_offer = |output: &ClusterOutput| {
         matches!(output, ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Model { gpus: 1, .. }))

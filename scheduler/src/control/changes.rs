@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
     BackendId, ChangeId, FrontendId, LoadId, ModelId, Span, Timestamp,
-    backend_to_scheduler::{LoadOutcome, ModelOffer},
+    backend_to_scheduler::{LoadOutcome, ModelOffer, VERSIONS_MAX},
     frontend_to_scheduler::ModelChange,
     scheduler_to_frontend::{ModelState, REASON_BYTES_MAX},
 };
@@ -19,8 +19,12 @@ use proto::{
 const CHANGES_MAX: usize = 64;
 /// Clients that may wait for one change, and that may wait until it has ended.
 const WAITERS_MAX: usize = 256;
+/// Of those that wait until a change has ended, how many may bring a configuration along.
+const CONFIGS_WAITING_MAX: usize = 16;
 /// Models of which it is remembered that clients changed them.
 const KNOWN_MAX: usize = 65_536;
+/// Models that are served with a configuration of clients.
+const CONFIGURED_MAX: usize = 1_024;
 /// How long backends may take to load a model and measure it.
 pub(super) const LOAD_WAIT: Span = Span::from_millis(120_000);
 /// How long backends may take to finish the batches of a model that is unloaded.
@@ -39,10 +43,20 @@ pub(super) struct Changes {
     next_load: u64,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Known {
     loads: u32,
     is_unloaded: bool,
+    /// What it is served with instead of the repository's configuration.
+    config: Option<String>,
+}
+
+/// What clients want to become of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) to: ModelChange,
+    /// Of a load: a configuration instead of the repository's.
+    pub(super) config: Option<String>,
 }
 
 #[derive(Debug)]
@@ -51,16 +65,18 @@ struct Change {
     give_up_at: Timestamp,
     work: Work,
     /// What is to be done when it has ended, in order; at most [`WAITERS_MAX`].
-    next: VecDeque<(Waiter, ModelChange)>,
+    next: VecDeque<(Waiter, Wish)>,
 }
 
 #[derive(Debug)]
 enum Work {
     Load {
         load: LoadId,
+        config: Option<String>,
         /// Have not answered yet.
         awaited: BTreeSet<BackendId>,
-        ready: BTreeMap<BackendId, ModelOffer>,
+        /// Versions that wait for their word.
+        ready: BTreeMap<BackendId, Vec<ModelOffer>>,
         failure: Option<String>,
     },
     Unload {
@@ -71,8 +87,8 @@ enum Work {
 /// What became of a request for a change.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Backends are to be asked to load.
-    Load(LoadId),
+    /// Backends are to be asked to load, with this configuration instead of the repository's.
+    Load(LoadId, Option<String>),
     /// The model is to be withdrawn; [`Changes::handle_withdrawn`] comes next.
     Unload,
     /// It shares the answer of one that is under way, or waits for its end.
@@ -88,14 +104,14 @@ pub(super) struct Ended {
     pub(super) waiters: Vec<Waiter>,
     pub(super) outcome: Outcome,
     /// Who waited for the end: each is to ask again, in this order.
-    pub(super) next: VecDeque<(Waiter, ModelChange)>,
+    pub(super) next: VecDeque<(Waiter, Wish)>,
 }
 
 /// How a change ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// These are to host what they have loaded.
-    Loaded(LoadId, BTreeMap<BackendId, ModelOffer>),
+    Loaded(LoadId, BTreeMap<BackendId, Vec<ModelOffer>>),
     /// These are to discard what they have loaded, and so are those that are still at it.
     LoadFailed(LoadId, BTreeSet<BackendId>, String),
     /// It is gone, or, if there is a reason, perhaps not everywhere yet.
@@ -103,16 +119,16 @@ pub(super) enum Outcome {
 }
 
 impl Changes {
-    /// A client asks for a change. `backends` are all that obey.
+    /// A client asks for a change, or, without a waiter, the scheduler itself. `backends` are all that obey.
     pub(super) fn handle_asked(
         &mut self,
         now: Timestamp,
-        waiter: Waiter,
-        (to, name): (ModelChange, &str),
+        waiter: Option<Waiter>,
+        (wish, name): (Wish, &str),
         backends: impl Iterator<Item = BackendId>,
     ) -> Asked {
         if let Some(change) = self.under_way.get_mut(name) {
-            return change.join(waiter, to);
+            return waiter.map_or(Asked::Joined, |waiter| change.join(waiter, wish));
         }
         if self.under_way.len() >= CHANGES_MAX {
             return Asked::Refused(format!("{CHANGES_MAX} models are being loaded or unloaded; try again"));
@@ -120,20 +136,32 @@ impl Changes {
         if self.known.len() >= KNOWN_MAX && !self.known.contains_key(name) {
             return Asked::Refused(format!("clients have changed {KNOWN_MAX} models, and no more are kept track of"));
         }
-        let (work, give_up_at, asked) = match to {
+        let configured = || self.known.iter().filter(|(other, known)| known.config.is_some() && *other != name).count();
+        if wish.config.is_some() && configured() >= CONFIGURED_MAX {
+            return Asked::Refused(format!(
+                "{CONFIGURED_MAX} models are served with configurations of clients already"
+            ));
+        }
+        let (work, give_up_at, asked) = match wish.to {
             ModelChange::Load => {
                 let load = LoadId(self.next_load);
                 self.next_load += 1;
                 let (awaited, ready) = (backends.collect(), BTreeMap::new());
-                (Work::Load { load, awaited, ready, failure: None }, now + LOAD_WAIT, Asked::Load(load))
+                // As in Triton: what a model is served with it keeps until it is unloaded, or told another one.
+                let config = wish.config.or_else(|| self.config(name).map(str::to_owned));
+                let work = Work::Load { load, config: config.clone(), awaited, ready, failure: None };
+                (work, now + LOAD_WAIT, Asked::Load(load, config))
             }
             ModelChange::Unload => {
-                self.known.entry(name.to_owned()).or_default().is_unloaded = true;
+                let known = self.known.entry(name.to_owned()).or_default();
+                (known.is_unloaded, known.config) = (true, None);
                 (Work::Unload { awaited: BTreeSet::new() }, now + UNLOAD_WAIT, Asked::Unload)
             }
         };
-        self.under_way
-            .insert(name.to_owned(), Change { waiters: vec![waiter], give_up_at, work, next: VecDeque::new() });
+        self.under_way.insert(
+            name.to_owned(),
+            Change { waiters: waiter.into_iter().collect(), give_up_at, work, next: VecDeque::new() },
+        );
         asked
     }
 
@@ -144,17 +172,32 @@ impl Changes {
         }
     }
 
-    /// A backend has ended a load. False if nobody waits for it (any more): it is to be discarded.
+    /// A backend has ended a load, or one version of it. False if nobody waits for it (any more): it is to be
+    /// discarded.
     pub(super) fn handle_loaded(&mut self, backend: BackendId, id: LoadId, outcome: LoadOutcome) -> bool {
         for change in self.under_way.values_mut() {
-            let Work::Load { load, awaited, ready, failure } = &mut change.work else { continue };
-            if *load != id || !awaited.remove(&backend) {
+            let Work::Load { load, awaited, ready, failure, .. } = &mut change.work else { continue };
+            if *load != id || !awaited.contains(&backend) {
                 continue;
             }
-            match outcome {
-                LoadOutcome::Ready(offer) => drop(ready.insert(backend, offer)),
-                LoadOutcome::NotPlaced => {}
-                LoadOutcome::Failed(reason) => *failure = Some(format!("backend {}: {}", backend.0, short(&reason))),
+            let mut fail = |reason: &str| *failure = Some(format!("backend {}: {}", backend.0, short(reason)));
+            let is_last = match outcome {
+                LoadOutcome::Ready { offer, is_last } => {
+                    let versions = ready.entry(backend).or_default();
+                    versions.push(offer);
+                    if versions.len() > VERSIONS_MAX {
+                        fail(&format!("it has loaded more than {VERSIONS_MAX} versions"));
+                    }
+                    is_last
+                }
+                LoadOutcome::NotPlaced => true,
+                LoadOutcome::Failed(reason) => {
+                    fail(&reason);
+                    true
+                }
+            };
+            if is_last {
+                awaited.remove(&backend);
             }
             return true;
         }
@@ -202,11 +245,11 @@ impl Changes {
         let name = self.under_way.iter().find(|(_, change)| change.is_over(now))?.0.clone();
         let Change { waiters, work, next, give_up_at: _ } = self.under_way.remove(&name).expect("just found");
         let outcome = match work {
-            Work::Load { load, awaited, ready, failure } => match reason_against(&awaited, &ready, failure) {
+            Work::Load { load, config, awaited, ready, failure } => match reason_against(&awaited, &ready, failure) {
                 Some(reason) => Outcome::LoadFailed(load, ready.into_keys().collect(), reason),
                 None => {
                     let known = self.known.entry(name.clone()).or_default();
-                    *known = Known { loads: known.loads + 1, is_unloaded: false };
+                    *known = Known { loads: known.loads + 1, is_unloaded: false, config };
                     Outcome::Loaded(load, ready)
                 }
             },
@@ -227,16 +270,21 @@ impl Changes {
         self.known.get(name).is_some_and(|known| known.is_unloaded)
     }
 
+    /// What a model is served with instead of the repository's configuration.
+    pub(super) fn config(&self, name: &str) -> Option<&str> {
+        self.known.get(name)?.config.as_deref()
+    }
+
     /// A model's state, and how often it has been loaded.
     pub(super) fn state(&self, name: &str) -> (ModelState, u32) {
-        let known = self.known.get(name).copied().unwrap_or_default();
+        let (is_unloaded, loads) = self.known.get(name).map_or((false, 0), |known| (known.is_unloaded, known.loads));
         let state = match self.under_way.get(name).map(|change| &change.work) {
             Some(Work::Load { .. }) => ModelState::Loading,
             Some(Work::Unload { .. }) => ModelState::Unloading,
-            None if known.is_unloaded => ModelState::Unloaded,
+            None if is_unloaded => ModelState::Unloaded,
             None => ModelState::Serving,
         };
-        (state, known.loads)
+        (state, loads)
     }
 
     /// The models whose state a new frontend has to be told.
@@ -246,19 +294,26 @@ impl Changes {
 }
 
 impl Change {
-    fn join(&mut self, waiter: Waiter, to: ModelChange) -> Asked {
-        let doing = match self.work {
-            Work::Load { .. } => ModelChange::Load,
-            Work::Unload { .. } => ModelChange::Unload,
+    fn join(&mut self, waiter: Waiter, wish: Wish) -> Asked {
+        let is_doing = match &self.work {
+            Work::Load { config, .. } => {
+                wish.to == ModelChange::Load && (wish.config.is_none() || wish.config == *config)
+            }
+            Work::Unload { .. } => wish.to == ModelChange::Unload,
         };
         // Behind those who wait for its end: what they ask for comes first.
-        let is_same = doing == to && self.next.is_empty();
+        let is_same = is_doing && self.next.is_empty();
+        let configs = self.next.iter().filter(|(_, wish)| wish.config.is_some()).count();
+        if !is_same && wish.config.is_some() && configs >= CONFIGS_WAITING_MAX {
+            let text = "clients wait to load the same model with a configuration already";
+            return Asked::Refused(format!("{CONFIGS_WAITING_MAX} {text}"));
+        }
         if (if is_same { self.waiters.len() } else { self.next.len() }) >= WAITERS_MAX {
             return Asked::Refused(format!("{WAITERS_MAX} clients wait for changes of the same model already"));
         }
         match is_same {
             true => self.waiters.push(waiter),
-            false => self.next.push_back((waiter, to)),
+            false => self.next.push_back((waiter, wish)),
         }
         Asked::Joined
     }
@@ -275,7 +330,7 @@ impl Change {
 /// Why a load that is over changes nothing, if so.
 fn reason_against(
     awaited: &BTreeSet<BackendId>,
-    ready: &BTreeMap<BackendId, ModelOffer>,
+    ready: &BTreeMap<BackendId, Vec<ModelOffer>>,
     failure: Option<String>,
 ) -> Option<String> {
     let silent = || awaited.first().map(|backend| format!("backend {} took more than {LOAD_WAIT}", backend.0));
@@ -293,11 +348,15 @@ mod tests {
     use super::*;
     use proto::{LatencyProfile, Weights};
 
-    const LOAD: (ModelChange, &str) = (ModelChange::Load, "m");
-    const UNLOAD: (ModelChange, &str) = (ModelChange::Unload, "m");
+    const LOAD: (Wish, &str) = (Wish { to: ModelChange::Load, config: None }, "m");
+    const UNLOAD: (Wish, &str) = (Wish { to: ModelChange::Unload, config: None }, "m");
 
     fn waiter(change: u64) -> Waiter {
         (FrontendId(1), ChangeId(change))
+    }
+
+    fn with(config: &str) -> (Wish, &str) {
+        (Wish { to: ModelChange::Load, config: Some(config.to_owned()) }, "m")
     }
 
     fn backends() -> impl Iterator<Item = BackendId> {
@@ -307,77 +366,132 @@ mod tests {
     fn offer() -> ModelOffer {
         let profile = LatencyProfile::linear(1.0, 1.0, 4).unwrap();
         let (name, version, weights) = ("m".into(), "1".into(), Weights::default());
-        ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes: vec![0], weights }
+        let (gpu_indexes, queue_max) = (vec![0], Vec::new());
+        ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights, queue_max }
+    }
+
+    fn ready(is_last: bool) -> LoadOutcome {
+        LoadOutcome::Ready { offer: offer(), is_last }
     }
 
     #[test]
     fn loads_of_one_model_are_one_and_end_when_all_backends_have() {
         let mut changes = Changes::default();
         let at = Timestamp(0);
-        assert_eq!(changes.handle_asked(at, waiter(1), LOAD, backends()), Asked::Load(LoadId(0)));
-        assert_eq!(changes.handle_asked(at, waiter(2), LOAD, backends()), Asked::Joined);
-        assert!(changes.handle_loaded(BackendId(1), LoadId(0), LoadOutcome::Ready(offer())));
+        assert_eq!(changes.handle_asked(at, Some(waiter(1)), LOAD, backends()), Asked::Load(LoadId(0), None));
+        assert_eq!(changes.handle_asked(at, Some(waiter(2)), LOAD, backends()), Asked::Joined);
+        assert!(changes.handle_loaded(BackendId(1), LoadId(0), ready(true)));
         assert!(!changes.handle_loaded(BackendId(1), LoadId(0), LoadOutcome::NotPlaced), "it has answered");
         assert_eq!(changes.poll_ended(at), None);
         assert_eq!(changes.state("m"), (ModelState::Loading, 0));
         assert!(changes.handle_loaded(BackendId(2), LoadId(0), LoadOutcome::NotPlaced));
         let ended = changes.poll_ended(at).unwrap();
         assert_eq!(ended.waiters, [waiter(1), waiter(2)]);
-        assert_eq!(ended.outcome, Outcome::Loaded(LoadId(0), [(BackendId(1), offer())].into()));
+        assert_eq!(ended.outcome, Outcome::Loaded(LoadId(0), [(BackendId(1), vec![offer()])].into()));
         assert_eq!(changes.state("m"), (ModelState::Serving, 1));
     }
 
     #[test]
     fn the_opposite_change_waits_for_the_end_and_so_does_what_comes_behind_it() {
         let mut changes = Changes::default();
-        let ask = |changes: &mut Changes, number, to| {
-            changes.handle_asked(Timestamp(0), waiter(number), to, [BackendId(1)].into_iter())
+        let ask = |changes: &mut Changes, number, wish| {
+            changes.handle_asked(Timestamp(0), Some(waiter(number)), wish, [BackendId(1)].into_iter())
         };
-        assert_eq!(ask(&mut changes, 1, LOAD), Asked::Load(LoadId(0)));
+        assert_eq!(ask(&mut changes, 1, LOAD), Asked::Load(LoadId(0), None));
         for (number, to) in [(2, UNLOAD), (3, LOAD), (4, LOAD)] {
             assert_eq!(ask(&mut changes, number, to), Asked::Joined);
         }
-        changes.handle_asked(Timestamp(0), (FrontendId(2), ChangeId(5)), UNLOAD, backends());
+        changes.handle_asked(Timestamp(0), Some((FrontendId(2), ChangeId(5))), UNLOAD, backends());
         changes.handle_frontend_left(FrontendId(2));
-        changes.handle_loaded(BackendId(1), LoadId(0), LoadOutcome::Ready(offer()));
+        changes.handle_loaded(BackendId(1), LoadId(0), ready(true));
         let ended = changes.poll_ended(Timestamp(0)).unwrap();
         assert_eq!(ended.waiters, [waiter(1)]);
-        let expected = [(2, ModelChange::Unload), (3, ModelChange::Load), (4, ModelChange::Load)];
-        assert_eq!(ended.next, expected.map(|(number, to)| (waiter(number), to)));
+        let expected = [(2, UNLOAD), (3, LOAD), (4, LOAD)];
+        assert_eq!(ended.next, expected.map(|(number, (wish, _))| (waiter(number), wish)));
         // As control does it.
-        let asked: Vec<Asked> =
-            ended.next.into_iter().map(|((_, ChangeId(number)), to)| ask(&mut changes, number, (to, "m"))).collect();
+        let asked: Vec<Asked> = ended
+            .next
+            .into_iter()
+            .map(|((_, ChangeId(number)), wish)| ask(&mut changes, number, (wish, "m")))
+            .collect();
         assert_eq!(asked, [Asked::Unload, Asked::Joined, Asked::Joined]);
         let ended = changes.poll_ended(Timestamp(0)).unwrap();
         assert_eq!((ended.waiters, ended.next.len()), (vec![waiter(2)], 2));
-        assert_eq!(ask(&mut changes, 0, LOAD), Asked::Load(LoadId(1)));
+        assert_eq!(ask(&mut changes, 0, LOAD), Asked::Load(LoadId(1), None));
         assert!((0..WAITERS_MAX as u64).all(|number| ask(&mut changes, number, UNLOAD) == Asked::Joined));
         assert!(matches!(ask(&mut changes, 999, LOAD), Asked::Refused(_)), "as many wait for the end as may");
     }
 
     #[test]
+    fn a_backend_has_loaded_when_it_has_told_all_versions_and_tells_not_too_many() {
+        let mut changes = Changes::default();
+        let at = Timestamp(0);
+        changes.handle_asked(at, Some(waiter(1)), LOAD, [BackendId(1)].into_iter());
+        assert!(changes.handle_loaded(BackendId(1), LoadId(0), ready(false)));
+        assert_eq!(changes.poll_ended(at), None, "one is to follow");
+        assert!(changes.handle_loaded(BackendId(1), LoadId(0), ready(true)));
+        let loaded = Outcome::Loaded(LoadId(0), [(BackendId(1), vec![offer(); 2])].into());
+        assert_eq!(changes.poll_ended(at).unwrap().outcome, loaded);
+        changes.handle_asked(at, Some(waiter(1)), LOAD, [BackendId(1)].into_iter());
+        assert!((0..=VERSIONS_MAX).all(|_| changes.handle_loaded(BackendId(1), LoadId(1), ready(false))));
+        let Outcome::LoadFailed(_, holders, reason) = changes.poll_ended(at).unwrap().outcome else { panic!() };
+        assert_eq!((holders, &reason[..]), ([BackendId(1)].into(), "backend 1: it has loaded more than 64 versions"));
+    }
+
+    #[test]
+    fn a_load_with_another_configuration_is_another_change_and_what_is_served_is_remembered() {
+        let mut changes = Changes::default();
+        let ask = |changes: &mut Changes, wish| {
+            changes.handle_asked(Timestamp(0), Some(waiter(1)), wish, [BackendId(1)].into_iter())
+        };
+        let end = |changes: &mut Changes, load| {
+            changes.handle_loaded(BackendId(1), LoadId(load), ready(true));
+            changes.poll_ended(Timestamp(0)).unwrap()
+        };
+        assert_eq!(ask(&mut changes, with("a")), Asked::Load(LoadId(0), Some("a".into())));
+        assert_eq!((ask(&mut changes, with("a")), changes.config("m")), (Asked::Joined, None), "it is not loaded yet");
+        assert!((0..CONFIGS_WAITING_MAX).all(|_| ask(&mut changes, with("b")) == Asked::Joined));
+        assert!(matches!(ask(&mut changes, with("b")), Asked::Refused(_)));
+        assert_eq!(ask(&mut changes, UNLOAD), Asked::Joined, "it brings nothing along");
+        let ended = end(&mut changes, 0);
+        assert_eq!((ended.waiters.len(), ended.next.len()), (2, CONFIGS_WAITING_MAX + 1));
+        assert_eq!(changes.config("m"), Some("a"));
+        ask(&mut changes, with("b"));
+        changes.handle_loaded(BackendId(1), LoadId(1), LoadOutcome::Failed("torn".into()));
+        changes.poll_ended(Timestamp(0)).unwrap();
+        assert_eq!(changes.config("m"), Some("a"), "nothing has changed");
+        ask(&mut changes, with("b"));
+        end(&mut changes, 2);
+        assert_eq!(ask(&mut changes, LOAD), Asked::Load(LoadId(3), Some("b".into())), "it is kept ..");
+        end(&mut changes, 3);
+        assert_eq!(ask(&mut changes, UNLOAD), Asked::Unload);
+        changes.poll_ended(Timestamp(0)).unwrap();
+        assert_eq!(ask(&mut changes, LOAD), Asked::Load(LoadId(4), None), ".. until the model is unloaded");
+    }
+
+    #[test]
     fn one_backend_that_fails_or_is_silent_undoes_a_load() {
         let mut changes = Changes::default();
-        changes.handle_asked(Timestamp(0), waiter(1), LOAD, backends());
-        changes.handle_loaded(BackendId(1), LoadId(0), LoadOutcome::Ready(offer()));
+        changes.handle_asked(Timestamp(0), Some(waiter(1)), LOAD, backends());
+        changes.handle_loaded(BackendId(1), LoadId(0), ready(true));
         changes.handle_loaded(BackendId(2), LoadId(0), LoadOutcome::Failed("it is torn".into()));
         let expected = Outcome::LoadFailed(LoadId(0), [BackendId(1)].into(), "backend 2: it is torn".into());
         assert_eq!(changes.poll_ended(Timestamp(0)).unwrap().outcome, expected);
-        changes.handle_asked(Timestamp(0), waiter(2), LOAD, backends());
-        changes.handle_loaded(BackendId(2), LoadId(1), LoadOutcome::Ready(offer()));
+        changes.handle_asked(Timestamp(0), Some(waiter(2)), LOAD, backends());
+        changes.handle_loaded(BackendId(2), LoadId(1), ready(true));
         let late = changes.poll_timeout().unwrap();
         assert_eq!(changes.poll_ended(late - Span(1)), None);
         let expected = "backend 1 took more than 120.000 s".to_owned();
         let outcome = changes.poll_ended(late).unwrap().outcome;
         assert_eq!(outcome, Outcome::LoadFailed(LoadId(1), [BackendId(2)].into(), expected));
-        assert!(!changes.handle_loaded(BackendId(1), LoadId(1), LoadOutcome::Ready(offer())), "too late");
+        assert!(!changes.handle_loaded(BackendId(1), LoadId(1), ready(true)), "too late");
         assert_eq!(changes.state("m"), (ModelState::Serving, 0));
     }
 
     #[test]
     fn an_unload_waits_for_those_who_were_told_and_are_there() {
         let mut changes = Changes::default();
-        assert_eq!(changes.handle_asked(Timestamp(0), waiter(1), UNLOAD, backends()), Asked::Unload);
+        assert_eq!(changes.handle_asked(Timestamp(0), Some(waiter(1)), UNLOAD, backends()), Asked::Unload);
         changes.handle_withdrawn("m", backends().map(|backend| (backend, ModelId(0))));
         assert!(changes.is_unloaded("m"));
         changes.handle_unloaded(BackendId(1), ModelId(0));
@@ -385,7 +499,7 @@ mod tests {
         changes.handle_backend_left(BackendId(2));
         assert_eq!(changes.poll_ended(Timestamp(0)).unwrap().outcome, Outcome::Unloaded(None));
         assert_eq!(changes.state("m"), (ModelState::Unloaded, 0));
-        changes.handle_asked(Timestamp(0), waiter(1), UNLOAD, backends());
+        changes.handle_asked(Timestamp(0), Some(waiter(1)), UNLOAD, backends());
         changes.handle_withdrawn("m", [(BackendId(7), ModelId(0))]);
         let late = changes.poll_timeout().unwrap();
         let Outcome::Unloaded(Some(reason)) = changes.poll_ended(late).unwrap().outcome else { panic!() };
@@ -395,7 +509,7 @@ mod tests {
     #[test]
     fn a_load_without_backends_fails_and_a_lost_frontend_is_not_answered() {
         let mut changes = Changes::default();
-        changes.handle_asked(Timestamp(0), waiter(1), LOAD, [].into_iter());
+        changes.handle_asked(Timestamp(0), Some(waiter(1)), LOAD, [].into_iter());
         changes.handle_frontend_left(FrontendId(1));
         let Ended { waiters, outcome, .. } = changes.poll_ended(Timestamp(0)).unwrap();
         assert!(waiters.is_empty());

@@ -9,33 +9,52 @@ use std::collections::BTreeSet;
 use proto::{
     FrontendId, LoadId, ModelId, Timestamp,
     backend_to_scheduler::LoadOutcome,
-    frontend_to_scheduler::{ModelChange, NAME_BYTES_MAX},
+    frontend_to_scheduler::{CONFIG_BYTES_MAX, ModelChange, NAME_BYTES_MAX},
     scheduler_to_backend::SchedulerToBackend,
     scheduler_to_frontend::{DropReason, SchedulerToFrontend},
 };
 
 use super::{
     BackendId, Control, ControlOutput,
-    changes::{Asked, Ended, Outcome, Waiter},
+    changes::{Asked, Ended, Outcome, Waiter, Wish},
     members::Hosted,
 };
 use crate::news::ControlToShard;
 
 impl Control {
     /// A client asks for a change of a model.
-    pub(super) fn on_change_asked(&mut self, now: Timestamp, waiter: Waiter, to: ModelChange, name: &str) {
+    pub(super) fn on_change_asked(&mut self, now: Timestamp, waiter: Waiter, wish: Wish, name: &str) {
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
             return self
                 .answer(waiter, Some(format!("a model's name has 1 to {NAME_BYTES_MAX} bytes, found {}", name.len())));
         }
-        if to == ModelChange::Unload && !self.members.is_known(name) {
+        if let Some(found) = wish.config.as_ref().map(String::len).filter(|&found| found > CONFIG_BYTES_MAX) {
+            let text = format!("its configuration has {found} bytes, expected at most {CONFIG_BYTES_MAX}");
+            return self.answer(waiter, Some(text));
+        }
+        if wish.to == ModelChange::Unload && !self.members.is_known(name) {
             // As it is not there, it is done.
             return self.answer(waiter, None);
         }
-        match self.changes.handle_asked(now, waiter, (to, name), self.members.obeying()) {
-            Asked::Load(load) => {
+        self.begin_change(now, Some(waiter), wish, name);
+    }
+
+    /// Backends that were started since host the repository's configuration of these models, which are served with
+    /// another one: all load that once more.
+    pub(super) fn load_configured(&mut self, now: Timestamp, names: BTreeSet<String>) {
+        for name in names {
+            if let Some(config) = self.changes.config(&name).map(str::to_owned) {
+                let wish = Wish { to: ModelChange::Load, config: Some(config) };
+                self.begin_change(now, None, wish, &name);
+            }
+        }
+    }
+
+    fn begin_change(&mut self, now: Timestamp, waiter: Option<Waiter>, wish: Wish, name: &str) {
+        match self.changes.handle_asked(now, waiter, (wish, name), self.members.obeying()) {
+            Asked::Load(load, config) => {
                 for backend in self.members.obeying() {
-                    let message = SchedulerToBackend::Load { load, name: name.to_owned() };
+                    let message = SchedulerToBackend::Load { load, name: name.to_owned(), config: config.clone() };
                     self.outputs.push_back(ControlOutput::ToBackend(backend, message));
                 }
             }
@@ -46,7 +65,13 @@ impl Control {
                 self.changes.handle_withdrawn(name, hosts);
             }
             Asked::Joined => return,
-            Asked::Refused(reason) => return self.answer(waiter, Some(reason)),
+            Asked::Refused(reason) => {
+                match waiter {
+                    Some(waiter) => self.answer(waiter, Some(reason)),
+                    None => tracing::warn!("model '{name}' is not loaded again with its configuration: {reason}"),
+                }
+                return;
+            }
         }
         self.tell_state(name);
     }
@@ -54,13 +79,14 @@ impl Control {
     /// A backend has ended a load.
     pub(super) fn on_loaded(&mut self, backend: BackendId, load: LoadId, outcome: LoadOutcome) {
         let outcome = match outcome {
-            LoadOutcome::Ready(offer) => {
+            LoadOutcome::Ready { offer, is_last } => {
                 let name = self.changes.name_of(load).unwrap_or_default();
-                self.members.checked(backend, name, &offer).map_or_else(LoadOutcome::Failed, LoadOutcome::Ready)
+                let checked = self.members.checked(backend, name, &offer);
+                checked.map_or_else(LoadOutcome::Failed, |offer| LoadOutcome::Ready { offer, is_last })
             }
             other => other,
         };
-        let is_ready = matches!(outcome, LoadOutcome::Ready(_));
+        let is_ready = matches!(outcome, LoadOutcome::Ready { .. });
         // Whatever it holds that nobody waits for must go; one that holds nothing does not mind.
         if !self.changes.handle_loaded(backend, load, outcome) || !is_ready {
             self.discard(load, [backend]);
@@ -71,22 +97,30 @@ impl Control {
         let Ended { name, waiters, outcome, next } = ended;
         let refused = match outcome {
             Outcome::Loaded(load, offers) => {
+                self.forget_failures_of(&name);
                 let hosted = self.members.host(&offers);
                 self.on_hosted(now, load, hosted);
                 None
             }
             Outcome::LoadFailed(load, ready, reason) => {
                 self.discard(load, ready);
+                if waiters.is_empty() {
+                    tracing::warn!("model '{name}' was not loaded, and nobody waits for it: {reason}");
+                }
+                self.on_not_loaded(BackendId::NOBODY, (&name, ""), reason.clone());
                 Some(reason)
             }
-            Outcome::Unloaded(reason) => reason,
+            Outcome::Unloaded(reason) => {
+                self.forget_failures_of(&name);
+                reason
+            }
         };
         self.tell_state(&name);
         for waiter in waiters {
             self.answer(waiter, refused.clone());
         }
-        for (waiter, to) in next {
-            self.on_change_asked(now, waiter, to, &name);
+        for (waiter, wish) in next {
+            self.on_change_asked(now, waiter, wish, &name);
         }
     }
 
@@ -94,10 +128,11 @@ impl Control {
     fn on_hosted(&mut self, now: Timestamp, load: LoadId, hosted: Hosted) {
         self.discard(load, hosted.refused);
         self.assign_new_models();
-        for (&backend, &model) in &hosted.models {
-            self.tell_owner(model, ControlToShard::Host { backend, load, model });
+        for &(backend, model) in &hosted.models {
+            let version = self.members.models[model.0 as usize].version.clone();
+            self.tell_owner(model, ControlToShard::Host { backend, load, version, model });
         }
-        self.on_offers_changed(hosted.models.into_values().collect());
+        self.on_offers_changed(hosted.models.into_iter().map(|(_, model)| model).collect());
         self.refresh(now);
         self.unload(&hosted.replaced);
     }
@@ -143,6 +178,7 @@ impl Control {
 
     fn state_of(&self, name: &str) -> SchedulerToFrontend {
         let (state, loads) = self.changes.state(name);
-        SchedulerToFrontend::ModelState { name: name.to_owned(), state, loads }
+        let config = self.changes.config(name).map(str::to_owned);
+        SchedulerToFrontend::ModelState { name: name.to_owned(), state, loads, config }
     }
 }

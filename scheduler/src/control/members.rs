@@ -8,7 +8,7 @@ use std::{
 
 use proto::{
     BackendId, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, Span, Timestamp, Weights,
-    backend_to_scheduler::{BackendHello, ModelOffer},
+    backend_to_scheduler::{BackendHello, ModelOffer, PRIORITIES, ResidentModel},
     frontend_to_scheduler::{ADDRESS_BYTES_MAX, NAME_BYTES_MAX},
     hello::Member,
     scheduler_to_frontend::{DropReason, NetworkTimes},
@@ -122,6 +122,8 @@ pub(super) struct Backend {
     joining: Joining,
     /// What has become of weights there, as it says.
     pub(super) tally: WeightsTally,
+    /// Models that it has on disk only, as it says.
+    pub(super) on_disk: BTreeSet<ModelId>,
     /// It wants no more plans.
     leaves: bool,
     token: u64,
@@ -173,9 +175,9 @@ pub(super) enum Resident {
     /// Its backend has not been asked.
     Unknown,
     /// It has said so much.
-    Asked(Vec<ModelId>),
+    Asked(Vec<ResidentModel>),
     /// That is all.
-    Known(Vec<ModelId>),
+    Known(Vec<ResidentModel>),
 }
 
 #[derive(Debug)]
@@ -188,6 +190,8 @@ pub(super) struct Model {
     pub(super) input_bytes: u32,
     /// What it takes in memory, by the largest of all offers.
     pub(super) weights: Weights,
+    /// Requests that may wait, by their priority, as the newest offer has it.
+    pub(super) queue_max: Vec<u32>,
     /// The ModelThread that plans it.
     pub(super) owner: ModelThreadId,
     /// l(1) and the network's part, as its owner plans with them; `None` until that has said so.
@@ -239,11 +243,11 @@ pub(super) struct Joined {
 /// What a load changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Hosted {
-    /// Under which id each backend hosts the model now.
-    pub(super) models: BTreeMap<BackendId, ModelId>,
+    /// Under which ids each backend hosts the model's versions now.
+    pub(super) models: BTreeSet<(BackendId, ModelId)>,
     /// Other versions of the model, which these backends have no use for any more.
     pub(super) replaced: BTreeSet<(BackendId, ModelId)>,
-    /// Backends whose offer is of one more version than there is room for.
+    /// Backends whose offers are of more versions than there is room for.
     pub(super) refused: BTreeSet<BackendId>,
 }
 
@@ -367,8 +371,8 @@ impl Members {
         let joining = Joining { threads, grace_until: now + LINK_GRACE };
         let linked = BTreeMap::new();
         let (token, leaves, obeys, owes) = (known.token, false, false, false);
-        let (tally, offers) = (WeightsTally::default(), taken);
-        let entry = Backend { gpus, offers, in_vain, linked, joining, tally, leaves, token, obeys, owes };
+        let (tally, on_disk, offers) = (WeightsTally::default(), BTreeSet::new(), taken);
+        let entry = Backend { gpus, offers, in_vain, linked, joining, tally, on_disk, leaves, token, obeys, owes };
         self.backends.insert(backend, entry);
         Ok(Joined { backend, models, reprofiled })
     }
@@ -463,6 +467,22 @@ impl Members {
                 *memory = Memory { is_disputed: is_planned, ..Memory::new(memory.pages) };
             }
         }
+        if let Some(entry) = self.backends.get_mut(&backend) {
+            entry.on_disk.clear();
+        }
+    }
+
+    /// Notes which of the models that a backend hosts are in its host memory. Yields its GPUs that planners know.
+    pub(super) fn set_host_memory(&mut self, backend: BackendId, models: &[ModelId], is_there: bool) -> Vec<GpuId> {
+        let Some(entry) = self.backends.get_mut(&backend) else { return Vec::new() };
+        for model in models {
+            if is_there {
+                entry.on_disk.remove(model);
+            } else if entry.offers.contains_key(model) {
+                entry.on_disk.insert(*model);
+            }
+        }
+        entry.gpus.iter().copied().filter(|gpu| self.gpus[gpu].planned.is_some()).collect()
     }
 
     /// Notes what a backend says has become of weights.
@@ -530,37 +550,59 @@ impl Members {
     }
 
     /// Backends host what they have loaded, instead of any other version. The profile is made of these offers alone.
-    pub(super) fn host(&mut self, offers: &BTreeMap<BackendId, ModelOffer>) -> Hosted {
+    pub(super) fn host(&mut self, offers: &BTreeMap<BackendId, Vec<ModelOffer>>) -> Hosted {
         let mut hosted = Hosted::default();
-        for (&backend, offer) in offers {
+        for (&backend, offers) in offers {
             // Each was checked when it came, but several may have come since.
-            if self.models.len() >= MODELS_MAX && self.position(offer).is_none() {
+            let new = offers.iter().filter(|offer| self.position(offer).is_none()).count();
+            if self.models.len() + new > MODELS_MAX {
                 hosted.refused.insert(backend);
                 continue;
             }
-            let is_first = self.position(offer).is_none_or(|model| hosted.models.values().all(|other| *other != model));
-            let (model, _) = self.merge_offer(offer);
-            if is_first {
-                let entry = &mut self.models[model.0 as usize];
-                (entry.profile, entry.input_bytes) = (offer.profile.clone(), offer.input_bytes);
-                entry.weights = offer.weights;
+            let former = self.clear(backend, &offers[0].name);
+            for offer in offers {
+                let model = self.host_version(backend, offer, &hosted);
+                hosted.models.insert((backend, model));
             }
-            hosted.models.insert(backend, model);
-            let profile = self.shared(model, &offer.profile);
-            if let Some(backend) = self.backends.get_mut(&backend) {
-                backend.offers.retain(|other, _| self.models[other.0 as usize].name != offer.name);
-                backend.offers.insert(model, profile);
-            }
-            for gpu in self.backends.get(&backend).into_iter().flat_map(|backend| &backend.gpus) {
-                let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
-                let former = gpu.models.extract_if(.., |model| self.models[model.0 as usize].name == offer.name);
-                hosted.replaced.extend(former.filter(|former| *former != model).map(|former| (backend, former)));
-                if offer.gpu_indexes.contains(&gpu.index) {
-                    gpu.models.insert(gpu.models.partition_point(|other| *other < model), model);
-                }
-            }
+            let models = &hosted.models;
+            hosted.replaced.extend(former.into_iter().map(|m| (backend, m)).filter(|former| !models.contains(former)));
         }
         hosted
+    }
+
+    /// Takes all versions of a model from a backend. Yields those that it hosted.
+    fn clear(&mut self, backend: BackendId, name: &str) -> BTreeSet<ModelId> {
+        let Some(entry) = self.backends.get_mut(&backend) else { return BTreeSet::new() };
+        let is_meant = |model: &ModelId| self.models[model.0 as usize].name == name;
+        entry.offers.retain(|model, _| !is_meant(model));
+        entry.on_disk.retain(|model| !is_meant(model));
+        let mut former = BTreeSet::new();
+        for gpu in &entry.gpus {
+            let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
+            former.extend(gpu.models.extract_if(.., |model| is_meant(model)));
+        }
+        former
+    }
+
+    /// A backend hosts a version that it has loaded, as others do that are in `hosted`.
+    fn host_version(&mut self, backend: BackendId, offer: &ModelOffer, hosted: &Hosted) -> ModelId {
+        let is_first = self.position(offer).is_none_or(|model| hosted.models.iter().all(|(_, other)| *other != model));
+        let (model, _) = self.merge_offer(offer);
+        if is_first {
+            let entry = &mut self.models[model.0 as usize];
+            (entry.profile, entry.input_bytes) = (offer.profile.clone(), offer.input_bytes);
+            entry.weights = offer.weights;
+        }
+        let profile = self.shared(model, &offer.profile);
+        let Some(entry) = self.backends.get_mut(&backend) else { return model };
+        entry.offers.insert(model, profile);
+        for gpu in &entry.gpus {
+            let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
+            if offer.gpu_indexes.contains(&gpu.index) {
+                gpu.models.insert(gpu.models.partition_point(|other| *other < model), model);
+            }
+        }
+        model
     }
 
     fn position(&self, offer: &ModelOffer) -> Option<ModelId> {
@@ -579,6 +621,7 @@ impl Members {
                 profile: offer.profile.clone(),
                 input_bytes: offer.input_bytes,
                 weights: offer.weights,
+                queue_max: offer.queue_max.clone(),
                 owner: ModelThreadId(0),
                 planned: None,
                 hosts: 0,
@@ -586,10 +629,11 @@ impl Members {
             });
             return (id, true);
         };
-        let Model { profile, weights, .. } = &mut self.models[id.0 as usize];
+        let Model { profile, weights, queue_max, .. } = &mut self.models[id.0 as usize];
         let (slowest, largest) = (profile.slowest(&offer.profile), weights.largest(offer.weights));
         let changed = slowest != *profile || largest != *weights;
         (*profile, *weights) = (slowest, largest);
+        queue_max.clone_from(&offer.queue_max);
         (id, changed)
     }
 
@@ -763,12 +807,15 @@ fn check_offers(hello: &BackendHello) -> Result<Vec<ModelOffer>, JoinError> {
 
 /// An offer with its profile validated, or what is wrong with it.
 fn check_offer(gpus: u32, memory_pages: Option<u32>, offer: &ModelOffer) -> Result<ModelOffer, String> {
-    let ModelOffer { name, version, profile, gpu_indexes, .. } = offer;
+    let ModelOffer { name, version, profile, gpu_indexes, queue_max, .. } = offer;
     if name.is_empty() || name.len() > NAME_BYTES_MAX || version.len() > NAME_BYTES_MAX {
         return Err(format!("a model's name and version have 1 to {NAME_BYTES_MAX} bytes, found {}", name.len()));
     }
     if let Some(index) = gpu_indexes.iter().find(|index| **index >= gpus) {
         return Err(format!("{name} names GPU {index} of {gpus} (they count from 0)"));
+    }
+    if queue_max.len() > PRIORITIES {
+        return Err(format!("{name} bounds requests of {} priorities, expected at most {PRIORITIES}", queue_max.len()));
     }
     let profile = profile.clone().validated().map_err(|error| format!("{name}: {error}"))?;
     // Where memory is not short, weights take nothing.
@@ -776,8 +823,10 @@ fn check_offer(gpus: u32, memory_pages: Option<u32>, offer: &ModelOffer) -> Resu
     if memory_pages.is_some_and(|pages| weights.pages > pages) {
         return Err(format!("{name} takes {} pages of a memory that has {}", weights.pages, memory_pages.unwrap_or(0)));
     }
-    if !(Span::ZERO..=LOAD_MAX).contains(&weights.load) {
-        return Err(format!("{name} takes {} to load, expected at most {LOAD_MAX}", weights.load));
+    for (span, what) in [(weights.load, "to load"), (weights.read, "to read from disk")] {
+        if !(Span::ZERO..=LOAD_MAX).contains(&span) {
+            return Err(format!("{name} takes {span} {what}, expected at most {LOAD_MAX}"));
+        }
     }
     Ok(ModelOffer { profile, weights, ..offer.clone() })
 }

@@ -3,9 +3,11 @@
 //! planned with, and from its answer on only orders by that name count. Whatever was ordered before, by an earlier
 //! primary or before the GPU left the planners, is over by then.
 
+use std::collections::BTreeSet;
+
 use proto::{
     BackendId, GpuId, ModelId, Timestamp,
-    backend_to_scheduler::{BackendHello, RESIDENT_MAX},
+    backend_to_scheduler::{BackendHello, RESIDENT_MAX, ResidentModel},
     scheduler_to_backend::SchedulerToBackend,
 };
 
@@ -13,7 +15,10 @@ use super::{
     Control, ControlOutput, JoinError, Violation,
     members::{Memory, Resident},
 };
-use crate::task::GpuMemory;
+use crate::{
+    news::{ControlToRank, ControlToShard},
+    task::GpuMemory,
+};
 
 impl Control {
     /// Whether the policy can use a backend's memory.
@@ -42,7 +47,7 @@ impl Control {
         &mut self,
         now: Timestamp,
         (backend, gpu): (BackendId, GpuId),
-        models: Vec<ModelId>,
+        models: Vec<ResidentModel>,
         is_last: bool,
     ) -> Result<(), Violation> {
         // It may have got another name since.
@@ -67,15 +72,17 @@ impl Control {
         let entry = self.members.gpus.get_mut(&gpu)?;
         let Memory { pages, resident: Resident::Known(known), .. } = entry.memory.as_mut()? else { return None };
         let (pages, mut known) = (*pages, std::mem::take(known));
-        known.sort_unstable();
-        known.dedup();
-        let (mut left, mut resident) = (pages, Vec::new());
-        for model in known {
+        // What stays comes first.
+        known.sort_unstable_by_key(|known| (!known.is_pinned, known.model));
+        let (mut left, mut joins) = (pages, GpuMemory::empty(pages));
+        let mut seen = BTreeSet::new();
+        for ResidentModel { model, is_pinned } in known.into_iter().filter(|known| seen.insert(known.model)) {
             let takes = self.members.models.get(model.0 as usize).map(|model| model.weights.pages);
             match takes.filter(|&takes| takes <= left && entry.models.binary_search(&model).is_ok()) {
                 Some(takes) => {
                     left -= takes;
-                    resident.push(model);
+                    joins.resident.push(model);
+                    joins.pinned.extend(is_pinned.then_some(model));
                 }
                 None => {
                     let message = SchedulerToBackend::UnloadWeights { gpu, model };
@@ -83,7 +90,30 @@ impl Control {
                 }
             }
         }
-        Some(GpuMemory { pages, resident })
+        let entry = &self.members.gpus[&gpu];
+        let on_disk = self.members.backends.get(&entry.backend).into_iter().flat_map(|backend| &backend.on_disk);
+        joins.on_disk = on_disk.copied().filter(|model| entry.models.binary_search(model).is_ok()).collect();
+        Some(joins)
+    }
+
+    /// A backend says what has come into its host memory, or is on disk only.
+    pub(super) fn on_host_memory(
+        &mut self,
+        backend: BackendId,
+        models: Vec<ModelId>,
+        is_there: bool,
+    ) -> Result<(), Violation> {
+        if models.len() > RESIDENT_MAX {
+            return Err(Violation(format!("it names {} models of its host memory at once", models.len())));
+        }
+        let gpus = self.members.set_host_memory(backend, &models, is_there);
+        if !gpus.is_empty() {
+            let (gpus_too, models_too) = (gpus.clone(), models.clone());
+            self.outputs.push_back(ControlOutput::ToRank(ControlToRank::HostMemory { gpus, models, is_there }));
+            let news = || ControlToShard::HostMemory { gpus: gpus_too.clone(), models: models_too.clone(), is_there };
+            self.tell_shards(news);
+        }
+        Ok(())
     }
 
     /// A batch came whose weights were not there: the GPU leaves planners, and joins them with what is.

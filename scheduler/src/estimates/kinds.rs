@@ -7,19 +7,19 @@ use std::{
 
 use proto::{GpuId, LatencyProfile, Span};
 
-use super::{Estimates, TOLERANCE};
+use super::{BELIEVED_MAX, BELIEVED_PART, Estimate, Estimates, TOLERANCE};
 
 /// Executions of a model on a GPU that count; fewer than that teach nothing yet.
 pub(super) const WINDOW: usize = 32;
-/// Factors beyond are not believed: such a backend is to be looked at, or its offer was of another model.
-const FACTOR_MIN: u32 = AS_OFFERED / 2;
-const FACTOR_MAX: u32 = AS_OFFERED * 4;
+/// Factors beyond are not believed.
+const FACTOR_MIN: u32 = AS_OFFERED / BELIEVED_PART as u32;
+const FACTOR_MAX: u32 = AS_OFFERED * BELIEVED_MAX as u32;
 /// Factors are in thousandths, so that they are ordered and one seed gives one history.
 const AS_OFFERED: u32 = 1000;
 
 /// What is known of one model. Bounded by the GPUs that host it.
 #[derive(Debug)]
-pub struct Estimate {
+pub(super) struct Kinds {
     /// The slowest of all kinds.
     common: LatencyProfile,
     /// The first is that of the common offer; at most [`Estimates::KINDS_MAX`].
@@ -40,7 +40,7 @@ struct Kind {
     factor: u32,
     /// Of all its GPUs with a full window; the last one is the slowest.
     medians: BTreeSet<(u32, GpuId)>,
-    /// GPUs of this kind in `Estimate::gpus`.
+    /// GPUs of this kind in `Kinds::gpus`.
     gpus: usize,
 }
 
@@ -107,7 +107,7 @@ impl Kind {
     }
 }
 
-impl Estimate {
+impl Kinds {
     pub(super) fn new(offered: LatencyProfile) -> Self {
         Self {
             common: offered.clone(),
@@ -116,71 +116,6 @@ impl Estimate {
             changed: Vec::new(),
             is_common_changed: false,
         }
-    }
-
-    /// The slowest of all GPUs' offers.
-    pub(super) fn offered(&self) -> &LatencyProfile {
-        &self.kinds[0].offered
-    }
-
-    pub(super) fn common(&self) -> &LatencyProfile {
-        &self.common
-    }
-
-    pub(super) fn own_profile(&self, gpu: GpuId) -> Option<&Arc<LatencyProfile>> {
-        self.gpus.get(&gpu)?.own.as_ref()
-    }
-
-    pub(super) fn gpus_with_own_profile(&self) -> impl Iterator<Item = GpuId> {
-        self.gpus.iter().filter(|(_, gpu)| gpu.own.is_some()).map(|(&id, _)| id)
-    }
-
-    pub(super) fn knows_gpus(&self) -> bool {
-        !self.gpus.is_empty()
-    }
-
-    pub(super) fn is_as_offered(&self) -> bool {
-        self.kinds.iter().all(|kind| kind.factor == AS_OFFERED)
-    }
-
-    pub(super) fn handle_offer(&mut self, gpus: &[GpuId], offered: &LatencyProfile) {
-        let kind = self.kind_of(offered);
-        for &gpu in gpus {
-            let had_own = self.own_profile(gpu).is_some();
-            self.remove_gpu(gpu);
-            if had_own {
-                self.changed.push(gpu);
-            }
-            self.insert_gpu(gpu, kind);
-        }
-        // Slower than what was taken to be the slowest: no GPU's own profile may be.
-        if kind != 0 && self.kinds[kind].current.slowest(&self.common) != self.common {
-            self.on_kinds_changed();
-        }
-    }
-
-    /// False if that teaches nothing.
-    pub(super) fn handle_executed(&mut self, id: GpuId, size: usize, execution: Span) -> bool {
-        let kind = &self.kinds[self.gpus.get(&id).map_or(0, |gpu| gpu.kind)];
-        if size > kind.offered.max_batch() {
-            return false;
-        }
-        let offered_ns = kind.offered.latency(size).as_nanos() as f64;
-        let factor = (execution.as_nanos() as f64 / offered_ns * f64::from(AS_OFFERED)).round() as u32;
-        self.on_factor(id, factor.clamp(FACTOR_MIN, FACTOR_MAX));
-        true
-    }
-
-    /// What another one has learned of a GPU is worth as much as a window of executions that say the same.
-    pub(super) fn handle_learned(&mut self, id: GpuId, factor: u32) {
-        if (FACTOR_MIN..=FACTOR_MAX).contains(&factor) {
-            (0..WINDOW).for_each(|_| self.on_factor(id, factor));
-        }
-    }
-
-    /// The factors of all GPUs that have run the model for a while.
-    pub(super) fn learned(&self) -> impl Iterator<Item = (GpuId, u32)> {
-        self.gpus.iter().filter_map(|(&id, gpu)| Some((id, gpu.window.median?)))
     }
 
     fn on_factor(&mut self, id: GpuId, factor: u32) {
@@ -207,31 +142,6 @@ impl Estimate {
         }
     }
 
-    /// Takes all GPUs to be as fast as offered.
-    pub(super) fn forget_executions(&mut self) {
-        for kind in &mut self.kinds {
-            (kind.factor, kind.current) = (AS_OFFERED, Arc::new(kind.offered.clone()));
-            kind.medians.clear();
-        }
-        for gpu in self.gpus.values_mut() {
-            gpu.window = Window::default();
-        }
-        self.on_kinds_changed();
-        let first = self.gpus.extract_if(.., |_, gpu| gpu.kind == 0).count();
-        self.kinds[0].gpus -= first;
-    }
-
-    /// Yields its kind, if it was not as all are.
-    pub(super) fn remove_gpu(&mut self, id: GpuId) -> Option<usize> {
-        let gpu = self.gpus.remove(&id)?;
-        let kind = &mut self.kinds[gpu.kind];
-        kind.gpus -= 1;
-        if let Some(median) = gpu.window.median {
-            kind.medians.remove(&(median, id));
-        }
-        Some(gpu.kind)
-    }
-
     /// A GPU that has run nothing.
     pub(super) fn insert_gpu(&mut self, id: GpuId, kind: usize) {
         if kind != 0 {
@@ -240,12 +150,6 @@ impl Estimate {
             self.gpus.insert(id, Gpu { kind, window: Window::default(), factor, own: None });
             self.decide(id);
         }
-    }
-
-    /// Whether the common profile is another one since the last call, and of which GPUs the own one is; a GPU may be
-    /// named twice.
-    pub(super) fn take_changes(&mut self) -> (bool, Vec<GpuId>) {
-        (std::mem::take(&mut self.is_common_changed), std::mem::take(&mut self.changed))
     }
 
     /// That of a like offer; else a new one, in the place of one without GPUs if there is any.
@@ -296,6 +200,108 @@ impl Estimate {
             gpu.own = own;
             self.changed.push(id);
         }
+    }
+
+    /// Yields the GPU's kind, if it was not as all are.
+    fn take_gpu(&mut self, id: GpuId) -> Option<usize> {
+        let gpu = self.gpus.remove(&id)?;
+        let kind = &mut self.kinds[gpu.kind];
+        kind.gpus -= 1;
+        if let Some(median) = gpu.window.median {
+            kind.medians.remove(&(median, id));
+        }
+        Some(gpu.kind)
+    }
+}
+
+impl Estimate for Kinds {
+    fn offered(&self) -> &LatencyProfile {
+        &self.kinds[0].offered
+    }
+
+    fn common(&self) -> &LatencyProfile {
+        &self.common
+    }
+
+    fn own_profile(&self, gpu: GpuId) -> Option<&Arc<LatencyProfile>> {
+        self.gpus.get(&gpu)?.own.as_ref()
+    }
+
+    fn gpus_with_own_profile(&self) -> Vec<GpuId> {
+        self.gpus.iter().filter(|(_, gpu)| gpu.own.is_some()).map(|(&id, _)| id).collect()
+    }
+
+    fn knows_gpus(&self) -> bool {
+        !self.gpus.is_empty()
+    }
+
+    fn is_as_offered(&self) -> bool {
+        self.kinds.iter().all(|kind| kind.factor == AS_OFFERED)
+    }
+
+    fn handle_offer(&mut self, gpus: &[GpuId], offered: &LatencyProfile) {
+        let kind = self.kind_of(offered);
+        for &gpu in gpus {
+            let had_own = self.own_profile(gpu).is_some();
+            self.take_gpu(gpu);
+            if had_own {
+                self.changed.push(gpu);
+            }
+            self.insert_gpu(gpu, kind);
+        }
+        // Slower than what was taken to be the slowest: no GPU's own profile may be.
+        if kind != 0 && self.kinds[kind].current.slowest(&self.common) != self.common {
+            self.on_kinds_changed();
+        }
+    }
+
+    fn handle_executed(&mut self, id: GpuId, size: usize, execution: Span) -> bool {
+        let kind = &self.kinds[self.gpus.get(&id).map_or(0, |gpu| gpu.kind)];
+        if size > kind.offered.max_batch() {
+            return false;
+        }
+        let offered_ns = kind.offered.latency(size).as_nanos() as f64;
+        let factor = (execution.as_nanos() as f64 / offered_ns * f64::from(AS_OFFERED)).round() as u32;
+        self.on_factor(id, factor.clamp(FACTOR_MIN, FACTOR_MAX));
+        true
+    }
+
+    fn learned(&self) -> Vec<(GpuId, u32)> {
+        self.gpus.iter().filter_map(|(&id, gpu)| Some((id, gpu.window.median?))).collect()
+    }
+
+    fn handle_learned(&mut self, id: GpuId, factor: u32) {
+        // It is worth as much as a window of executions that say the same.
+        if (FACTOR_MIN..=FACTOR_MAX).contains(&factor) {
+            (0..WINDOW).for_each(|_| self.on_factor(id, factor));
+        }
+    }
+
+    fn forget_executions(&mut self) {
+        for kind in &mut self.kinds {
+            (kind.factor, kind.current) = (AS_OFFERED, Arc::new(kind.offered.clone()));
+            kind.medians.clear();
+        }
+        for gpu in self.gpus.values_mut() {
+            gpu.window = Window::default();
+        }
+        self.on_kinds_changed();
+        let first = self.gpus.extract_if(.., |_, gpu| gpu.kind == 0).count();
+        self.kinds[0].gpus -= first;
+    }
+
+    fn remove_gpu(&mut self, id: GpuId) {
+        self.take_gpu(id);
+    }
+
+    fn rename_gpu(&mut self, old: GpuId, new: GpuId) {
+        if let Some(kind) = self.take_gpu(old) {
+            self.insert_gpu(new, kind);
+        }
+    }
+
+    fn take_changes(&mut self) -> (bool, Vec<GpuId>) {
+        (std::mem::take(&mut self.is_common_changed), std::mem::take(&mut self.changed))
     }
 }
 

@@ -11,7 +11,7 @@ fn offered() -> LatencyProfile {
 }
 
 fn estimates() -> Estimates {
-    let mut estimates = Estimates::new(true);
+    let mut estimates = Estimates::new(Learning::Factors);
     estimates.handle_model(MODEL, offered());
     assert_eq!(estimates.poll_changed(), Some(ProfileChange::Common(MODEL)));
     estimates
@@ -59,14 +59,14 @@ fn an_estimate_that_leaves_no_time_to_run_is_forgotten() {
     execute(&mut estimates, Timestamp(0), 0, 100.0, WINDOW);
     assert_eq!(estimates.profile(MODEL).latency(1), Span::from_millis(24), "four times at most");
     let last = Timestamp(0) + Span::from_millis(10) * (WINDOW as i64 - 1);
-    assert_eq!(estimates.poll_timeout(), Some(last + FORGET_AFTER));
-    estimates.handle_timeout(last + FORGET_AFTER);
+    assert_eq!(estimates.poll_timeout(), Some(last + Learning::Factors.forget_after()));
+    estimates.handle_timeout(last + Learning::Factors.forget_after());
     assert_eq!((estimates.profile(MODEL), estimates.poll_timeout()), (&offered(), None));
 }
 
 #[test]
 fn offers_hold_if_it_is_off_and_a_new_offer_starts_anew() {
-    let mut off = Estimates::new(false);
+    let mut off = Estimates::new(Learning::Off);
     off.handle_model(MODEL, offered());
     execute(&mut off, Timestamp(0), 0, 2.0, 2 * WINDOW);
     assert_eq!(off.profile(MODEL), &offered());
@@ -263,6 +263,105 @@ proptest! {
             }
             oracle.check(&estimates)?;
             prop_assert!(estimates.profile(MODEL).clone().validated().is_ok());
+        }
+    }
+}
+
+fn longest() -> Estimates {
+    let mut estimates = Estimates::new(Learning::Longest);
+    estimates.handle_model(MODEL, offered());
+    assert_eq!(estimates.poll_changed(), Some(ProfileChange::Common(MODEL)));
+    estimates
+}
+
+/// Clockwork, section 5.3. Offers are b + 5 ms.
+#[test]
+fn clockwork_plans_each_size_and_gpu_with_the_longest_of_its_last_ten() {
+    let (mut estimates, ms) = (longest(), Span::from_millis);
+    let mut ran = |gpu: u32, size: usize, took: Span| {
+        estimates.handle_executed(Timestamp(0), MODEL, GpuId(gpu), size, took);
+        let changes: Vec<_> = std::iter::from_fn(|| estimates.poll_changed()).collect();
+        let of = |gpu| (1..=4).map(|size| estimates.profile_on(MODEL, GpuId(gpu)).latency(size)).collect::<Vec<_>>();
+        (changes, of(0), of(1))
+    };
+    // One size of one GPU; what was not run is as offered, but l(b) does not decrease.
+    let (changes, first, second) = ran(0, 2, ms(10));
+    assert_eq!(changes, [ProfileChange::Common(MODEL)]);
+    assert_eq!((&first, &second), (&vec![ms(6), ms(10), ms(10), ms(10)], &first));
+    // The second GPU is faster.
+    let (changes, first, second) = ran(1, 3, Span::from_micros(6_500));
+    assert_eq!(changes, [ProfileChange::OfGpu(MODEL, GpuId(1))]);
+    let faster = [6_000, 6_500, 6_500, 9_000].map(Span::from_micros);
+    assert_eq!((first, second), (vec![ms(6), ms(10), ms(10), ms(10)], faster.to_vec()));
+    // Nine that are shorter leave the longest in the window, a tenth does not.
+    for _ in 0..9 {
+        assert_eq!(ran(0, 2, ms(7)).1[1], ms(10));
+    }
+    assert_eq!(ran(0, 2, ms(7)).1, [ms(6), ms(7), ms(8), ms(9)]);
+    // What hung is not believed.
+    assert_eq!(ran(0, 1, ms(1_000_000)).1[0], ms(24));
+}
+
+/// Found by chance: the only GPU known so far was faster than its offer.
+#[test]
+fn clockwork_counts_a_gpu_whose_first_batch_takes_what_it_offered() {
+    let mut estimates = longest();
+    estimates.handle_executed(Timestamp(0), MODEL, GpuId(0), 4, Span::from_millis(5));
+    assert_eq!(estimates.profile(MODEL).latency(4), Span::from_millis(5));
+    estimates.handle_executed(Timestamp(0), MODEL, GpuId(1), 4, offered().latency(4));
+    assert_eq!(estimates.profile(MODEL), &offered());
+}
+
+#[test]
+fn clockwork_forgets_what_has_not_run_for_ten_minutes() {
+    let mut estimates = longest();
+    estimates.handle_executed(Timestamp(0), MODEL, GpuId(0), 1, Span::from_millis(20));
+    assert_eq!(estimates.profile(MODEL).latency(1), Span::from_millis(20));
+    let forgotten_at = Timestamp(0) + Span::from_millis(600_000);
+    assert_eq!(estimates.poll_timeout(), Some(forgotten_at));
+    estimates.handle_timeout(forgotten_at);
+    assert_eq!((estimates.profile(MODEL), estimates.poll_timeout()), (&offered(), None));
+}
+
+#[test]
+fn clockwork_plans_loads_with_the_longest_of_their_last_ten() {
+    let (mut estimates, ms) = (longest(), Span::from_millis);
+    assert_eq!(estimates.load(MODEL, ms(8)), ms(8));
+    for took in [9, 7, 7, 7, 7, 7, 7, 7, 7, 7] {
+        estimates.handle_loaded(MODEL, ms(8), ms(took));
+        assert_eq!(estimates.load(MODEL, ms(8)), ms(9));
+    }
+    estimates.handle_loaded(MODEL, ms(8), ms(7));
+    assert_eq!(estimates.load(MODEL, ms(8)), ms(7));
+    let mut others = self::estimates();
+    others.handle_loaded(MODEL, ms(8), ms(9));
+    assert_eq!(others.load(MODEL, ms(8)), ms(8), "no other policy does");
+}
+
+proptest! {
+    /// Whatever runs where, a GPU is never planned to be slower than all are, and l(b) never decreases.
+    #[test]
+    fn clockworks_common_profile_is_that_of_the_slowest_gpu(
+        runs in prop::collection::vec((0u32..4, 1usize..=8, 1i64..60, 0u32..20), 1..200),
+    ) {
+        let mut estimates = longest();
+        estimates.handle_offer(MODEL, &[GpuId(3)], &offered().scaled(0.5));
+        let mut durations: BTreeMap<(u32, usize), Vec<Span>> = BTreeMap::new();
+        for (gpu, size, took_ms, event) in runs {
+            if event == 0 {
+                estimates.handle_gpu_left(GpuId(gpu));
+                durations.retain(|&(other, _), _| other != gpu);
+                continue;
+            }
+            let took = Span::from_millis(took_ms);
+            estimates.handle_executed(Timestamp(0), MODEL, GpuId(gpu), size, took);
+            durations.entry((gpu, size)).or_default().push(took);
+            for (&(gpu, size), took) in &durations {
+                let own = estimates.profile_on(MODEL, GpuId(gpu)).latency(size);
+                let offered = offered().latency(size);
+                let least = took[took.len().saturating_sub(10)..].iter().map(|took| (*took).min(offered * 2)).max();
+                prop_assert!(own >= least.unwrap() && own <= estimates.profile(MODEL).latency(size));
+            }
         }
     }
 }

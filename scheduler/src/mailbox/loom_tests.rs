@@ -6,7 +6,8 @@ use super::*;
 
 fn candidate(serial: u32) -> Candidate {
     let at = Timestamp(i64::from(serial));
-    Candidate { size: serial, exec_at: at, latest: at, due_at: at, grants_seen: serial }
+    let patience = Span(i64::from(serial));
+    Candidate { size: serial, exec_at: at, latest: at, due_at: at, grants_seen: serial, expected_at: at, patience }
 }
 
 fn is_whole(candidate: Candidate) -> bool {
@@ -43,12 +44,12 @@ fn loom_the_last_candidate_is_always_seen_and_none_is_torn() {
 
 /// Control: clears the flag after the read. A write in between is lost.
 fn poll_clearing_late(rank_end: &mut RankEnd) -> Option<FromModelThread> {
-    while let Ok(model) = rank_end.changed.pop() {
-        let slot = &rank_end.candidates.slots[model.0 as usize];
+    while let Ok(index) = rank_end.changed.pop() {
+        let slot = &rank_end.slots.slots[index as usize];
         let words = slot.read();
         slot.is_changed.swap(false, Ordering::AcqRel);
         if let Some(words) = words {
-            return Some(FromModelThread::Candidate(model, decode_candidate(words)));
+            return Some(FromModelThread::Candidate(ModelId(0), decode_candidate(words)));
         }
     }
     None
@@ -62,11 +63,11 @@ fn loom_control_clearing_the_flag_late_loses_a_candidate() {
 
 /// Control: does not look at the version again. A read that meets a write is torn.
 fn poll_unchecked(rank_end: &mut RankEnd) -> Option<FromModelThread> {
-    let model = rank_end.changed.pop().ok()?;
-    let slot = &rank_end.candidates.slots[model.0 as usize];
+    let index = rank_end.changed.pop().ok()?;
+    let slot = &rank_end.slots.slots[index as usize];
     slot.is_changed.swap(false, Ordering::AcqRel);
     let words = load(&slot.words);
-    Some(FromModelThread::Candidate(model, decode_candidate(words)))
+    Some(FromModelThread::Candidate(ModelId(0), decode_candidate(words)))
 }
 
 #[test]

@@ -7,15 +7,21 @@ use super::*;
 
 fn candidate(serial: u32) -> Candidate {
     let exec_at = Timestamp(-i64::from(serial));
-    Candidate { size: serial + 1, exec_at, latest: exec_at + Span(1), due_at: exec_at + Span(2), grants_seen: serial }
+    let (latest, due_at, expected_at) = (exec_at + Span(1), exec_at + Span(2), exec_at - Span(3));
+    Candidate { size: serial + 1, exec_at, latest, due_at, grants_seen: serial, expected_at, patience: Span(4) }
+}
+
+fn background(serial: u32) -> Background {
+    let since = Timestamp(-i64::from(serial));
+    Background { size: serial + 1, since, least: Span(5), most: Span(6), grants_seen: serial }
 }
 
 proptest! {
     /// The oracle is a map of what was not looked at yet, and lists.
     #[test]
-    fn behaves_like_a_map_and_lists(steps in proptest::collection::vec((0u32..6, 0u32..8), 0..200)) {
+    fn behaves_like_a_map_and_lists(steps in proptest::collection::vec((0u32..8, 0u32..8), 0..200)) {
         let (mut model_end, mut rank_end) = link(8);
-        let mut candidates = BTreeMap::new();
+        let (mut candidates, mut backgrounds) = (BTreeMap::new(), BTreeMap::new());
         let (mut grants, mut gpus) = (Vec::new(), Vec::new());
         for (serial, (kind, id)) in (0u32..).zip(steps) {
             let at = Timestamp(i64::from(serial) << 33);
@@ -27,7 +33,7 @@ proptest! {
                 }
                 2 if grants.len() < 8 => {
                     let (model, gpu, timer_at) = (ModelId(id), GpuId(serial), Timestamp(0));
-                    let grant = Grant { model, gpu, free_at: at, gpus: 1, timer_at };
+                    let grant = Grant { model, gpu, free_at: at, gpus: 1, timer_at, background_until: Some(at) };
                     rank_end.post(FromRankThread::Grant(grant));
                     grants.push(grant);
                 }
@@ -44,12 +50,20 @@ proptest! {
                     let expected = (!grants.is_empty()).then(|| grants.remove(0));
                     prop_assert_eq!(model_end.poll(), expected.map(FromRankThread::Grant));
                 }
+                5 | 6 => {
+                    let background = (kind == 5).then_some(background(serial));
+                    model_end.post_background(ModelId(id), background);
+                    backgrounds.insert(id, background);
+                }
                 _ => match rank_end.poll() {
-                    None => prop_assert!(candidates.is_empty() && gpus.is_empty()),
+                    None => prop_assert!(candidates.is_empty() && backgrounds.is_empty() && gpus.is_empty()),
                     Some(FromModelThread::Gpu(gpu, update)) => prop_assert_eq!((gpu, update), gpus.remove(0)),
                     Some(FromModelThread::Candidate(model, candidate)) => {
                         prop_assert!(gpus.is_empty(), "answers to grants come first");
                         prop_assert_eq!(Some(candidate), candidates.remove(&model.0));
+                    }
+                    Some(FromModelThread::Background(model, background)) => {
+                        prop_assert_eq!(Some(background), backgrounds.remove(&model.0));
                     }
                 },
             }
@@ -67,6 +81,7 @@ fn more_than_a_ring_holds_waits_with_its_sender() {
         free_at: Timestamp(0),
         gpus: 1,
         timer_at: Timestamp(0),
+        background_until: None,
     };
     let count = 2 * RING_MESSAGES as u32 + 1;
     (0..count).for_each(|serial| rank_end.post(FromRankThread::Grant(grant(serial))));

@@ -18,7 +18,7 @@ fn submit(thread: &mut ModelThread<u64>, now: i64, id: u64, deadline: i64) {
     thread.handle_submit(
         Timestamp(now),
         MODEL,
-        Task { id: TaskId(id), deadline: Timestamp(deadline), priority: 0, payload: id },
+        Task { id: TaskId(id), deadline: Timestamp(deadline), priority: 0, application: 0, payload: id },
     );
 }
 
@@ -33,7 +33,14 @@ fn candidate(size: u32, exec_at: i64, latest: i64) -> Option<Candidate> {
         latest: Timestamp(latest),
         due_at: Timestamp(latest),
         grants_seen: 0,
+        expected_at: Timestamp(exec_at),
+        patience: Span(latest),
     })
+}
+
+/// A candidate whose head came at another time than 0.
+fn since(queued_at: i64, candidate: Option<Candidate>) -> Option<Candidate> {
+    candidate.map(|candidate| Candidate { patience: candidate.latest - Timestamp(queued_at), ..candidate })
 }
 
 fn ids(batch: &Batch<u64>) -> Vec<u64> {
@@ -78,7 +85,14 @@ fn a_grant_takes_the_batch_that_fits_the_granted_gpu() {
     // At 10 the GPU that frees at 13 leaves room for l(2) = 7.
     thread.handle_grant(
         Timestamp(10),
-        Grant { model: MODEL, gpu: GpuId(1), free_at: Timestamp(13), gpus: 1, timer_at: Timestamp(0) },
+        Grant {
+            model: MODEL,
+            gpu: GpuId(1),
+            free_at: Timestamp(13),
+            gpus: 1,
+            timer_at: Timestamp(0),
+            background_until: None,
+        },
     );
     let out = outputs(&mut thread);
     let [Output::Batch(batch), Output::Gpu(GpuId(1), update), Output::Candidate(MODEL, Some(next))] = &out[..] else {
@@ -103,7 +117,14 @@ fn a_gpu_that_is_faster_than_others_takes_more() {
     let mut grant = |gpu| {
         thread.handle_grant(
             Timestamp(7),
-            Grant { model: MODEL, gpu: GpuId(gpu), free_at: Timestamp(13), gpus: 2, timer_at: Timestamp(0) },
+            Grant {
+                model: MODEL,
+                gpu: GpuId(gpu),
+                free_at: Timestamp(13),
+                gpus: 2,
+                timer_at: Timestamp(0),
+                background_until: None,
+            },
         );
         let out = outputs(&mut thread);
         let [Output::Batch(batch), Output::Gpu(_, GpuUpdate::Planned { exec_at, free_at }), _] = &out[..] else {
@@ -116,7 +137,14 @@ fn a_gpu_that_is_faster_than_others_takes_more() {
     thread.handle_gpu_left(GpuId(1));
     thread.handle_grant(
         Timestamp(7),
-        Grant { model: MODEL, gpu: GpuId(1), free_at: Timestamp(13), gpus: 2, timer_at: Timestamp(0) },
+        Grant {
+            model: MODEL,
+            gpu: GpuId(1),
+            free_at: Timestamp(13),
+            gpus: 2,
+            timer_at: Timestamp(0),
+            background_until: None,
+        },
     );
     assert!(matches!(&outputs(&mut thread)[0], Output::Batch(batch) if batch.tasks.len() == 2));
 }
@@ -124,7 +152,14 @@ fn a_gpu_that_is_faster_than_others_takes_more() {
 #[test]
 fn a_grant_that_nothing_is_due_for_returns_the_gpu() {
     let mut thread = thread(NetworkBudget::default(), "deferred", 100);
-    let grant = Grant { model: MODEL, gpu: GpuId(0), free_at: Timestamp(0), gpus: 1, timer_at: Timestamp(0) };
+    let grant = Grant {
+        model: MODEL,
+        gpu: GpuId(0),
+        free_at: Timestamp(0),
+        gpus: 1,
+        timer_at: Timestamp(0),
+        background_until: None,
+    };
     thread.handle_grant(Timestamp(0), grant);
     assert_eq!(outputs(&mut thread), [Output::Gpu(GpuId(0), GpuUpdate::Returned)]);
     // Five of six are cancelled while the grant is under way: the last one's window opens later.
@@ -150,7 +185,7 @@ fn what_cannot_wait_is_dropped_with_its_reason() {
     let mut thread = thread(NetworkBudget::default(), "eager", 1);
     submit(&mut thread, 0, 1, 20);
     submit(&mut thread, 0, 2, 20);
-    let unknown = Task { id: TaskId(3), deadline: Timestamp(20), priority: 0, payload: 3 };
+    let unknown = Task { id: TaskId(3), deadline: Timestamp(20), priority: 0, application: 0, payload: 3 };
     thread.handle_submit(Timestamp(0), ModelId(0), unknown);
     thread.handle_unhosted(Timestamp(1), MODEL);
     submit(&mut thread, 2, 4, i64::MIN);
@@ -171,7 +206,44 @@ fn timeout_opens_the_window_after_the_first_arrival() {
     let mut thread = thread(NetworkBudget::default(), "timeout:0.000004", 100);
     submit(&mut thread, 3, 1, 40);
     submit(&mut thread, 5, 2, 30);
-    assert_eq!(outputs(&mut thread), [Output::Candidate(MODEL, candidate(2, 7, 23))]);
+    assert_eq!(outputs(&mut thread), [Output::Candidate(MODEL, since(5, candidate(2, 7, 23)))]);
+}
+
+#[test]
+fn tasks_without_an_objective_wait_beside_the_others_and_take_what_time_they_are_given() {
+    let mut thread = thread(NetworkBudget { ctrl: Span(1), ..NetworkBudget::default() }, "deferred", 4);
+    let waits = |size, since, grants_seen| {
+        let (least, most) = (Span(6), Span(i64::from(size) + 5));
+        Output::Background(MODEL, Some(Background { size, since: Timestamp(since), least, most, grants_seen }))
+    };
+    let endless = Timestamp::NEVER.0;
+    (1..=4).for_each(|id| submit(&mut thread, id as i64, id, endless));
+    submit(&mut thread, 5, 5, 40);
+    assert_eq!(outputs(&mut thread), [Output::Candidate(MODEL, since(5, candidate(1, 33, 34))), waits(4, 1, 0)]);
+    // There is no room for a fifth one, and the other one's place is its own.
+    submit(&mut thread, 6, 6, endless);
+    let refused = outputs(&mut thread);
+    assert!(matches!(&refused[..], [Output::Dropped { task, reason: DropReason::QueueFull, .. }] if task.payload == 6));
+    assert_eq!((thread.queue_length(MODEL), thread.poll_timeout()), (5, Some(Timestamp(34))));
+    thread.handle_cancel(Timestamp(7), MODEL, TaskId(1));
+    assert!(matches!(&outputs(&mut thread)[..], [Output::Dropped { .. }, news] if *news == waits(3, 2, 0)));
+    // From 11 to 19 there is time for three, to 18 for two, and for 16 none.
+    let mut grant = |until| {
+        let (gpu, free_at) = (GpuId(1), Timestamp(11));
+        let background_until = Some(Timestamp(until));
+        let grant = Grant { model: MODEL, gpu, free_at, gpus: 1, timer_at: Timestamp(8), background_until };
+        thread.handle_grant(Timestamp(8), grant);
+        outputs(&mut thread)
+    };
+    assert_eq!(grant(16), [Output::Gpu(GpuId(1), GpuUpdate::Returned), waits(3, 2, 1)]);
+    let [Output::Batch(batch), Output::Gpu(_, update), news] = &grant(18)[..] else { panic!("a batch") };
+    assert_eq!((ids(batch), batch.exec_at), (vec![2, 3], Timestamp(11)));
+    assert_eq!(batch.latest, Timestamp(11) + Span::from_millis(5_000));
+    let planned = GpuUpdate::Planned { exec_at: Timestamp(11), free_at: Timestamp(18) };
+    assert_eq!((*update, news), (planned, &waits(1, 4, 2)));
+    let released = thread.release(MODEL);
+    let released: Vec<_> = released.iter().map(|task| (task.payload, task.deadline.0)).collect();
+    assert_eq!(released, [(5, 40), (4, endless)]);
 }
 
 #[derive(Debug, Clone)]
@@ -241,8 +313,8 @@ proptest! {
                 Step::Grant { free_in } => {
                     let free_at = now + Span(free_in);
                     let naive = naive_candidate(&waiting, now, free_at, budget);
-                    let timer_at = Timestamp(0);
-                    thread.handle_grant(now, Grant { model: MODEL, gpu: GpuId(0), free_at, gpus: 1, timer_at });
+                    let (gpu, timer_at, background_until) = (GpuId(0), now, None);
+                    thread.handle_grant(now, Grant { model: MODEL, gpu, free_at, gpus: 1, timer_at, background_until });
                     let start = |size| (now + budget.delay(size)).max(free_at);
                     let is_due = naive.is_some_and(|(_, size, frontrun, _)| frontrun <= start(size));
                     match thread.poll_output() {
@@ -268,7 +340,7 @@ proptest! {
                 match output {
                     Output::Candidate(_, candidate) => posted = candidate,
                     Output::Dropped { task, .. } => left.push(task.payload),
-                    Output::Gpu(..) => {}
+                    Output::Gpu(..) | Output::Background(..) => {}
                     Output::Batch(batch) => panic!("nothing was granted: {batch:?}"),
                 }
             }

@@ -1,8 +1,9 @@
 //! Steps 4 to 6 for policies that look at all queues whenever a GPU can take work: Clockwork and Shepherd.
 //!
-//! Each model has one queue. A GPU is offered a batch of every model that waits, and the [`Rule`] says which comes
-//! first. A waiting task leaves in a batch, or when even alone it would be late on an idle GPU. Nothing is held back:
-//! work waits only for GPUs, so the cost of a decision is O(M log Q) for M models that wait, and few do.
+//! Each model has one queue; a task without an objective has a deadline that is far off there. A GPU is offered a batch
+//! of every model that waits, and the [`Rule`] says which comes first. A waiting task leaves in a batch, or when even
+//! alone it would be late on an idle GPU. Nothing is held back: work waits only for GPUs, so the cost of a decision is
+//! O(M log Q) for M models that wait, and few do.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -21,7 +22,7 @@ use crate::{
     planner::{Planner, PlannerOutput},
     policy::{Gathered, View},
     residency::Decision,
-    task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task},
+    task::{Batch, FAR, GpuMemory, LoadEnd, ModelConfig, Task},
     task_queue::{Queued, TaskQueue},
 };
 
@@ -113,7 +114,8 @@ impl<P, R: Rule> Central<P, R> {
     }
 
     fn drop_task(&mut self, model: ModelId, (key, payload): (Queued, P), reason: DropReason) {
-        let task = Task { id: key.id, deadline: key.deadline, priority: key.priority, payload };
+        let task =
+            Task { id: key.id, deadline: key.deadline, priority: key.priority, application: key.application, payload };
         self.outputs.push_back(PlannerOutput::Dropped { model, task, reason });
     }
 
@@ -147,11 +149,31 @@ impl<P, R: Rule> Central<P, R> {
         while let Some((at, id)) = self.expiries.peek()
             && at <= now
         {
-            let id = ModelId(id);
-            let is_cold = self.paging.load_time(id).is_some();
-            let task = self.model(id).and_then(|model| model.queue.pop()).expect("only queues with a head expire");
-            self.drop_task(id, task, if is_cold { DropReason::ColdStart } else { DropReason::Deadline });
-            self.on_queue_changed(id);
+            self.expire_head(ModelId(id));
+        }
+        if !self.paging.is_idle() {
+            self.expire_cold(now);
+        }
+    }
+
+    fn expire_head(&mut self, id: ModelId) {
+        let is_cold = self.paging.is_cold(id);
+        let task = self.model(id).and_then(|model| model.queue.pop()).expect("only queues with a head expire");
+        self.drop_task(id, task, if is_cold { DropReason::ColdStart } else { DropReason::Deadline });
+        self.on_queue_changed(id);
+    }
+
+    /// What no load can serve in time, whatever else is done.
+    fn expire_cold(&mut self, now: Timestamp) {
+        for id in self.waiting.clone() {
+            let Some(loaded_at) = self.paging.loadable_at(now, id) else { continue };
+            let is_late = |model: &Model<P>| {
+                let soonest_end = loaded_at + model.times.common().profile.latency(1);
+                model.queue.keys().front().is_some_and(|head| head.deadline < soonest_end)
+            };
+            while self.model(id).is_some_and(|model| is_late(model)) {
+                self.expire_head(id);
+            }
         }
     }
 
@@ -222,6 +244,7 @@ impl<P, R: Rule> Central<P, R> {
             timer_at: now,
             exec_at,
             latest,
+            execution,
             tasks,
         }));
         self.on_queue_changed(id);
@@ -239,8 +262,8 @@ impl<P, R: Rule> Central<P, R> {
             let Model { times, queue } = self.models[id.0 as usize].as_ref().expect("it waits");
             let keys = queue.keys();
             let one = times.common().lead_times[0];
-            let load = self.paging.load_time(id).unwrap_or(Span::ZERO);
-            let late = keys.partition_point(|key| now + load + one > key.deadline);
+            let ready_at = self.paging.loadable_at(now, id).unwrap_or(now);
+            let late = keys.partition_point(|key| ready_at + one > key.deadline);
             let execution = |tasks: usize| {
                 let batch = tasks.clamp(1, times.common().profile.max_batch());
                 times.common().profile.latency(batch) * tasks as i64 / batch as i64
@@ -267,8 +290,8 @@ impl<P, R: Rule> Central<P, R> {
                     self.gpus.get_mut(&gpu).expect("its memory is here").models.remove(&model);
                     self.outputs.push_back(PlannerOutput::Unload { gpu, model });
                 }
-                Decision::Load { gpu, model, earliest, latest } => {
-                    self.outputs.push_back(PlannerOutput::Load { gpu, model, earliest, latest });
+                Decision::Load { gpu, model, earliest, latest, takes } => {
+                    self.outputs.push_back(PlannerOutput::Load { gpu, model, earliest, latest, takes });
                 }
             }
         }
@@ -307,7 +330,9 @@ impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
     }
 
     fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
-        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now, priority: task.priority };
+        let deadline = task.deadline.min(now + FAR);
+        let Task { id: task_id, priority, application, .. } = task;
+        let key = Queued { id: task_id, deadline, queued_at: now, priority, application };
         let Some(model) = self.model(id) else {
             return self.drop_task(id, (key, task.payload), DropReason::NoBackend);
         };
@@ -364,6 +389,10 @@ impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
         }
     }
 
+    fn handle_host_memory(&mut self, gpu: GpuId, model: ModelId, is_there: bool) {
+        self.paging.handle_host_memory(gpu, model, is_there);
+    }
+
     fn handle_loaded(&mut self, _now: Timestamp, gpu: GpuId, model: ModelId, end: LoadEnd) {
         if self.paging.handle_loaded(gpu, model, end) {
             self.gpus.get_mut(&gpu).expect("its memory is here").models.insert(model);
@@ -389,6 +418,10 @@ impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
 
     fn poll_output(&mut self) -> Option<PlannerOutput<P>> {
         self.outputs.pop_front()
+    }
+
+    fn is_cold(&self, id: ModelId) -> bool {
+        self.paging.is_cold(id)
     }
 
     fn queue_length(&self, id: ModelId) -> usize {

@@ -8,7 +8,8 @@
 //! strategy is found by a binary search over k instead of a walk through the queue of all strategies. Requests before
 //! the k-th keep waiting, until the smallest strategy's required start has passed.
 //!
-//! Where GPUs hold but a part of their models, loads are decided by `paging.rs`.
+//! Where GPUs hold but a part of their models, loads are decided by `paging.rs`. What actions take is told by
+//! `estimates/rolling.rs`.
 
 use proto::Span;
 
@@ -38,6 +39,8 @@ impl central::Rule for Clockwork {
 
 #[cfg(test)]
 mod tests {
+    use proto::ModelId;
+
     use crate::{planners::testing::Bench, policy::Policy};
 
     /// l(b) = b + 5 ms, one GPU.
@@ -79,8 +82,22 @@ mod tests {
         assert_eq!(bench.decide(30.0), ["unload model 1 from GPU 0", "load model 2 into GPU 0 at 30"]);
         // No load would be in time.
         bench.submit(60.0, 1, 70.0);
-        assert_eq!(bench.decide(60.0), [""; 0]);
-        assert_eq!(bench.decide(64.1), ["dropped [4]: ColdStart"]);
+        assert_eq!(bench.decide(60.0), ["dropped [4]: ColdStart"]);
+    }
+
+    /// A load takes 8 ms and the link has as much to do, so what must be loaded and run for 6 ms by 21 ms is refused.
+    #[test]
+    fn what_no_load_can_serve_behind_what_the_link_has_to_do_is_refused_at_once() {
+        let mut bench = Bench::paged(Policy::Clockwork, 1, 3, 3);
+        bench.submit(0.0, 0, 40.0);
+        assert_eq!(bench.decide(0.0), ["load model 0 into GPU 0 at 0"]);
+        bench.submit(0.0, 1, 21.0);
+        bench.submit(0.0, 2, 22.0);
+        assert!(bench.planner.is_cold(ModelId(0)) && bench.planner.is_cold(ModelId(1)));
+        assert_eq!(bench.decide(0.0), ["dropped [1]: ColdStart"]);
+        assert_eq!(bench.decide(3.0), ["load model 2 into GPU 0 at 8"]);
+        bench.loaded(8.0, 0, 0, true);
+        assert!(!bench.planner.is_cold(ModelId(0)) && bench.planner.is_cold(ModelId(1)));
     }
 
     #[test]

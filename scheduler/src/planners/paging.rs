@@ -74,12 +74,8 @@ impl Paging {
         memory: &GpuMemory,
     ) -> Vec<ModelId> {
         models.sort_unstable();
-        let mut residency = Residency::new(now, memory.pages);
-        let mut resident = memory.resident.clone();
-        resident.extend(models.iter().filter(|id| self.weights[id.0 as usize].pages == 0));
-        resident.retain(|id| {
-            models.binary_search(id).is_ok() && residency.insert_resident(*id, self.weights[id.0 as usize].pages)
-        });
+        let residency = Residency::joined(now, memory, &models, |id| self.weights[id.0 as usize].pages);
+        let resident: Vec<_> = residency.models().map(|(id, _)| id).collect();
         let copies = resident.iter().map(|&id| (id, Copy { used_at: now, batches: 0 })).collect();
         self.gpus.insert(gpu, Memory { residency, models, copies });
         resident
@@ -113,11 +109,42 @@ impl Paging {
         is_known && end.is_loaded
     }
 
-    /// What a request for this model has to wait for at least: nothing if it is in some memory, or may be.
-    pub(super) fn load_time(&self, id: ModelId) -> Option<Span> {
-        let mut hosts = self.gpus.values().filter(|memory| memory.models.binary_search(&id).is_ok()).peekable();
-        hosts.peek()?;
-        hosts.all(|memory| memory.residency.place(id).is_none()).then(|| self.weights[id.0 as usize].load)
+    /// A model is in the host memory of a GPU's machine from now on, or on disk only.
+    pub(super) fn handle_host_memory(&mut self, gpu: GpuId, id: ModelId, is_there: bool) {
+        if let Some(memory) = self.gpus.get_mut(&gpu) {
+            memory.residency.set_in_host_memory(id, is_there);
+        }
+    }
+
+    /// Those that could have a model in memory.
+    fn hosts(&self, id: ModelId) -> impl Iterator<Item = &Residency> {
+        let hosts = self.gpus.values().filter(move |memory| memory.models.binary_search(&id).is_ok());
+        hosts.map(|memory| &memory.residency)
+    }
+
+    /// Whether a model is in no memory, though it could be.
+    pub(super) fn is_cold(&self, id: ModelId) -> bool {
+        let mut hosts = self.hosts(id).peekable();
+        hosts.peek().is_some() && hosts.all(|memory| memory.place(id) != Some(Place::Resident))
+    }
+
+    /// When a load of this model would end at the soonest, behind what links have to do; `None` if it is in some
+    /// memory, or on its way there.
+    pub(super) fn loadable_at(&self, now: Timestamp, id: ModelId) -> Option<Timestamp> {
+        let mut soonest = None;
+        for memory in self.hosts(id) {
+            if memory.place(id).is_some() {
+                return None;
+            }
+            let at = memory.link_free_at().max(now) + memory.load_time(id, self.weights[id.0 as usize]);
+            soonest = Some(soonest.map_or(at, |soonest: Timestamp| soonest.min(at)));
+        }
+        soonest
+    }
+
+    /// Whether all weights are there all the time.
+    pub(super) fn is_idle(&self) -> bool {
+        self.gpus.is_empty()
     }
 
     /// When a link can take a load that could take none at `decided_at`.
@@ -204,11 +231,7 @@ impl Paging {
     fn load(&mut self, now: Timestamp, gpu: GpuId, id: ModelId, to: &mut Vec<Decision>) -> bool {
         let weights = self.weights[id.0 as usize];
         let memory = self.gpus.get_mut(&gpu).expect("the caller has looked at it");
-        let copies = memory.copies.iter().filter(|&(&other, copy)| {
-            copy.batches == 0
-                && memory.residency.place(other) == Some(Place::Resident)
-                && memory.residency.pages_of(other) > 0
-        });
+        let copies = memory.copies.iter().filter(|&(&other, copy)| copy.batches == 0 && memory.residency.may_go(other));
         let mut idle: Vec<_> = copies.map(|(&other, copy)| (copy.used_at, other)).collect();
         idle.sort_unstable();
         let mut room = memory.residency.pages_free();
@@ -227,8 +250,9 @@ impl Paging {
             to.push(Decision::Unload(gpu, victim));
         }
         let earliest = memory.residency.link_free_at().max(now);
+        let takes = memory.residency.load_time(id, weights);
         memory.residency.begin_load(earliest, id, weights);
-        to.push(Decision::Load { gpu, model: id, earliest, latest: earliest + LATE_MAX });
+        to.push(Decision::Load { gpu, model: id, earliest, latest: earliest + LATE_MAX, takes });
         true
     }
 }

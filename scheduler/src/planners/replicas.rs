@@ -1,6 +1,8 @@
 //! Steps 4 to 6 for policies without a central queue: Nexus and Clipper. Each model has replicas on some GPUs, each
 //! with a queue of its own; a task is routed to one of them when it arrives, and GPUs serve their replicas in turn.
 //!
+//! A task without an objective is one whose deadline is far off.
+//!
 //! Where replicas are, how tasks are shared out among them and what forms a batch is the [`Rule`]'s. When the rule
 //! draws up a new plan, waiting tasks are routed again; what GPUs were given stays.
 
@@ -18,7 +20,7 @@ use crate::{
     model_times::{ModelTimes, Times},
     planner::{Planner, PlannerOutput},
     policy::{Gathered, View},
-    task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task},
+    task::{Batch, FAR, GpuMemory, LoadEnd, ModelConfig, Task},
     task_queue::{Queued, TaskQueue},
 };
 
@@ -166,7 +168,8 @@ impl<P, R: Rule> Replicas<P, R> {
     }
 
     fn drop_task(&mut self, model: ModelId, (key, payload): (Queued, P), reason: DropReason) {
-        let task = Task { id: key.id, deadline: key.deadline, priority: key.priority, payload };
+        let task =
+            Task { id: key.id, deadline: key.deadline, priority: key.priority, application: key.application, payload };
         self.outputs.push_back(PlannerOutput::Dropped { model, task, reason });
     }
 
@@ -303,6 +306,7 @@ impl<P, R: Rule> Replicas<P, R> {
                 timer_at: now,
                 exec_at,
                 latest,
+                execution,
                 tasks,
             }));
         }
@@ -376,12 +380,14 @@ impl<P: Send, R: Rule> Planner<P> for Replicas<P, R> {
     }
 
     fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
-        let key = Queued { id: task.id, deadline: task.deadline, queued_at: now, priority: task.priority };
+        let deadline = task.deadline.min(now + FAR);
+        let Task { id: task_id, priority, application, .. } = task;
+        let key = Queued { id: task_id, deadline, queued_at: now, priority, application };
         if self.models.get(id.0 as usize).is_none_or(Option::is_none) {
             return self.drop_task(id, (key, task.payload), DropReason::NoBackend);
         }
         self.update_plan(now);
-        self.rule.handle_arrival(now, id, task.deadline - now);
+        self.rule.handle_arrival(now, id, deadline - now);
         self.enqueue(id, key, task.payload);
     }
 

@@ -24,15 +24,22 @@ impl Bench {
         Self::with_memory(policy, gpus, models, None)
     }
 
-    /// Each GPU has room for so many models at once, and a load takes 8 ms.
+    /// Each GPU has room for so many models at once, and a load takes 8 ms, or 58 from disk.
     pub(crate) fn paged(policy: Policy, gpus: u32, models: u32, room: u32) -> Self {
-        Self::with_memory(policy, gpus, models, Some(GpuMemory { pages: 7 * room, resident: Vec::new() }))
+        Self::with_memory(policy, gpus, models, Some(GpuMemory::empty(7 * room)))
+    }
+
+    /// The same with one GPU that has some models in memory from the start; the first one stays there.
+    pub(crate) fn pinned(policy: Policy, models: u32, room: u32, resident: &[u32]) -> Self {
+        let resident: Vec<_> = resident.iter().copied().map(ModelId).collect();
+        let pinned = resident[..1].to_vec();
+        Self::with_memory(policy, 1, models, Some(GpuMemory { resident, pinned, ..GpuMemory::empty(7 * room) }))
     }
 
     fn with_memory(policy: Policy, gpus: u32, models: u32, memory: Option<GpuMemory>) -> Self {
         let mut planner = policy.planner(NetworkBudget::default());
-        let weights =
-            if memory.is_some() { Weights { pages: 7, load: Span::from_millis(8) } } else { Weights::default() };
+        let paged = Weights { pages: 7, load: Span::from_millis(8), read: Span::from_millis(50) };
+        let weights = memory.as_ref().map_or(Weights::default(), |_| paged);
         for id in (0..models).map(ModelId) {
             let profile = LatencyProfile::linear(1.0, 5.0, 64).unwrap();
             planner.handle_model(at(0.0), id, ModelConfig { weights, ..ModelConfig::new(profile, 1000) });
@@ -48,6 +55,10 @@ impl Bench {
         self.planner.handle_loaded(at(now), GpuId(gpu), ModelId(model), end);
     }
 
+    pub(crate) fn host_memory(&mut self, gpu: u32, model: u32, is_there: bool) {
+        self.planner.handle_host_memory(GpuId(gpu), ModelId(model), is_there);
+    }
+
     /// Tasks are numbered from 0.
     pub(crate) fn submit(&mut self, now: f64, model: u32, deadline: f64) {
         self.submit_again(now, model, self.tasks, deadline);
@@ -55,7 +66,7 @@ impl Bench {
     }
 
     pub(crate) fn submit_again(&mut self, now: f64, model: u32, task: u64, deadline: f64) {
-        let task = Task { id: TaskId(task), deadline: at(deadline), priority: 0, payload: () };
+        let task = Task { id: TaskId(task), deadline: at(deadline), priority: 0, application: 0, payload: () };
         self.planner.handle_submit(at(now), ModelId(model), task);
     }
 

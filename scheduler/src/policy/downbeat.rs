@@ -125,6 +125,11 @@ impl Averages {
         self.interval_ns / self.size
     }
 
+    /// Tasks that would come within this time, as it went so far.
+    fn joiners(&self, wait: Span) -> f64 {
+        wait.as_nanos() as f64 / self.gap_ns().max(1.0)
+    }
+
     /// If all GPUs that host the model run such batches, one of them frees so often.
     fn turn_ns(&self) -> f64 {
         self.execution_ns / f64::from(self.hosts.max(1))
@@ -212,13 +217,6 @@ impl Averages {
     }
 }
 
-impl Downbeat {
-    /// Tasks that would come within this time, as it went so far.
-    fn joiners(&self, wait: Span) -> f64 {
-        self.averages.as_ref().map_or(0.0, |averages| wait.as_nanos() as f64 / averages.gap_ns().max(1.0))
-    }
-}
-
 impl BatchPolicy for Downbeat {
     fn gather(&self, view: &View<'_>) -> Gathered {
         let first = longest_prefix(view);
@@ -237,9 +235,10 @@ impl BatchPolicy for Downbeat {
     }
 
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
-        let slack = self.averages.as_ref().map_or(Span::ZERO, |averages| averages.slack(slo(&view.queue[batch.skip])));
-        let opens_at = frontrun(view, batch) - slack;
-        if view.is_paged && self.joiners(opens_at - view.now) < JOINERS_MIN { Timestamp::PAST } else { opens_at }
+        // How late timers, transfers and backends are is not known either until one batch of the model has run.
+        let Some(averages) = &self.averages else { return Timestamp::PAST };
+        let opens_at = frontrun(view, batch) - averages.slack(slo(&view.queue[batch.skip]));
+        if view.is_paged && averages.joiners(opens_at - view.now) < JOINERS_MIN { Timestamp::PAST } else { opens_at }
     }
 
     fn urgency(&self) -> Span {
@@ -367,6 +366,7 @@ mod tests {
                 deadline: queued_at + Span(1_000_000),
                 queued_at,
                 priority: 0,
+                application: 0,
             }]);
             let view = View {
                 now: granted.start,
@@ -399,7 +399,7 @@ mod tests {
             deadlines.sort_unstable();
             let key = |(id, &at)| {
                 let (deadline, queued_at) = (Timestamp(at), Timestamp(at - 50));
-                Queued { id: TaskId(id), deadline, queued_at, priority: 0 }
+                Queued { id: TaskId(id), deadline, queued_at, priority: 0, application: 0 }
             };
             let queue: VecDeque<_> = (0..).zip(&deadlines).map(key).collect();
             let view = View {
@@ -471,7 +471,13 @@ mod tests {
 
     #[test]
     fn urgency_grows_with_losses_up_to_a_limit() {
-        let task = Queued { id: TaskId(0), deadline: Timestamp(10_100), queued_at: Timestamp(100), priority: 0 };
+        let task = Queued {
+            id: TaskId(0),
+            deadline: Timestamp(10_100),
+            queued_at: Timestamp(100),
+            priority: 0,
+            application: 0,
+        };
         let mut policy = Downbeat::default();
         assert_eq!(policy.urgency(), Span::ZERO);
         // One of a hundred is lost, for long.

@@ -8,6 +8,10 @@
 //! What makes room is what was used least, in a count that halves in [`HALF_LIFE`]: long ago is as little as rarely,
 //! and of several copies of a model each counts only what it was used itself, so those that are not needed go. Nothing
 //! goes that runs, is planned, or has tasks that wait for it and no other copy.
+//!
+//! Tasks without an objective want loads behind all others, those that have waited for longest first. Their uses do
+//! not count, so their copies make room first, and at most one in a GPU's memory has yet to be used: the next one waits
+//! until it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +20,8 @@ use proto::{GpuId, ModelId, Span, Timestamp};
 use crate::{
     indexed_heap::IndexedHeap,
     messages::Whereabouts,
-    residency::{Decision, LATE_MAX, LOOKAHEAD, Place, Residency},
-    task::{GpuMemory, LoadEnd, Weights},
+    residency::{Decision, LATE_MAX, LOOKAHEAD, Residency},
+    task::{FAR, GpuMemory, LoadEnd, Weights},
 };
 
 /// In which time uses count half.
@@ -47,6 +51,8 @@ pub(super) struct Loader {
     /// By model: the latest start of a load that it wants.
     wants: IndexedHeap,
     decided_at: Timestamp,
+    /// Models whose batches no load can serve in time.
+    refused: Vec<ModelId>,
 }
 
 #[derive(Debug, Default)]
@@ -58,8 +64,21 @@ struct Model {
     holders: Vec<GpuId>,
     /// GPUs that could have it.
     hosts: u32,
+    /// Of these, those whose machines have it in host memory.
+    near: u32,
     /// The latest start of the batch that waits, if one does.
     latest: Option<Timestamp>,
+    /// When its load could have begun at the soonest, if that was too late.
+    refused_until: Timestamp,
+    /// Since when tasks without an objective wait, if any do.
+    background_since: Option<Timestamp>,
+}
+
+impl Model {
+    /// What a load takes where it is quickest.
+    fn load(&self) -> Span {
+        if self.near > 0 { self.weights.load } else { self.weights.load + self.weights.read }
+    }
 }
 
 #[derive(Debug)]
@@ -71,6 +90,13 @@ struct Memory {
     /// By model: its uses here. Those that may go.
     spare: IndexedHeap,
     spare_pages: u32,
+}
+
+impl Memory {
+    /// Whether what would make room first is there for tasks without an objective that have not run yet.
+    fn has_unused(&self, models: &[Model]) -> bool {
+        self.spare.peek().is_some_and(|(_, first)| models[first as usize].background_since.is_some())
+    }
 }
 
 /// Weights in a GPU's memory, or on their way there.
@@ -110,22 +136,22 @@ impl Loader {
         models: Vec<ModelId>,
         memory: &GpuMemory,
     ) -> Vec<ModelId> {
-        let mut residency = Residency::new(now, memory.pages);
-        let mut resident = memory.resident.clone();
-        resident.extend(models.iter().filter(|&&id| self.model_mut(id).weights.pages == 0));
-        resident.retain(|&id| {
-            models.binary_search(&id).is_ok() && residency.insert_resident(id, self.model_mut(id).weights.pages)
-        });
         for &id in &models {
             self.model_mut(id).hosts += 1;
         }
+        let residency = Residency::joined(now, memory, &models, |id| self.models[id.0 as usize].weights.pages);
+        for &id in models.iter().filter(|id| residency.is_in_host_memory(**id)) {
+            self.models[id.0 as usize].near += 1;
+        }
+        let resident: Vec<_> = residency.models().map(|(id, _)| id).collect();
         let copies = resident.iter().map(|&id| (id, Copy { uses: used(0.0, now, 1), batches: 0 })).collect();
         self.links.insert((residency.link_free_at(), gpu));
-        self.gpus.insert(gpu, Memory { residency, models, copies, spare: IndexedHeap::default(), spare_pages: 0 });
+        let (spare, hosted) = (IndexedHeap::default(), models.clone());
+        self.gpus.insert(gpu, Memory { residency, models: hosted, copies, spare, spare_pages: 0 });
         for &id in &resident {
             self.models[id.0 as usize].holders.push(gpu);
-            self.on_changed(id);
         }
+        models.into_iter().for_each(|id| self.on_changed(id));
         resident
     }
 
@@ -136,10 +162,21 @@ impl Loader {
         for &id in &memory.models {
             let model = &mut self.models[id.0 as usize];
             model.hosts -= 1;
+            model.near -= u32::from(memory.residency.is_in_host_memory(id));
             model.holders.retain(|&holder| holder != gpu);
             self.on_changed(id);
         }
         memory.models
+    }
+
+    /// A model is in the host memory of a GPU's machine from now on, or on disk only.
+    pub(super) fn handle_host_memory(&mut self, gpu: GpuId, id: ModelId, is_there: bool) {
+        let Some(memory) = self.gpus.get_mut(&gpu) else { return };
+        if memory.residency.set_in_host_memory(id, is_there) && memory.models.binary_search(&id).is_ok() {
+            let near = &mut self.models[id.0 as usize].near;
+            *near = if is_there { *near + 1 } else { *near - 1 };
+            self.on_changed(id);
+        }
     }
 
     /// A model's batch waits from now on, or none does any more.
@@ -151,13 +188,19 @@ impl Loader {
         self.on_changed(id);
     }
 
+    /// Tasks without an objective wait since then, or none do any more.
+    pub(super) fn handle_background(&mut self, id: ModelId, since: Option<Timestamp>) {
+        self.model_mut(id).background_since = since;
+        self.on_changed(id);
+    }
+
     /// None of the model's GPUs can run its batch in time.
     pub(super) fn handle_starved(&mut self, id: ModelId) {
         let model = &self.models[id.0 as usize];
         if let Some(latest) = model.latest
             && (model.holders.len() as u32) < model.hosts
         {
-            self.wants.set(id.0, latest - model.weights.load);
+            self.wants.set(id.0, latest - model.load());
         }
     }
 
@@ -170,6 +213,14 @@ impl Loader {
         model.uses = used(model.uses, now, size);
         model.latest = None;
         self.on_changed(id);
+    }
+
+    /// A GPU was granted to tasks of a model that have no objective.
+    pub(super) fn handle_background_granted(&mut self, gpu: GpuId, id: ModelId) {
+        if let Some(copy) = self.gpus.get_mut(&gpu).and_then(|memory| memory.copies.get_mut(&id)) {
+            copy.batches += 1;
+            self.refresh(gpu, id);
+        }
     }
 
     /// A batch that was granted has ended, or will never be.
@@ -198,7 +249,8 @@ impl Loader {
     pub(super) fn whereabouts(&self, id: ModelId) -> Option<Whereabouts> {
         let model = self.models.get(id.0 as usize).filter(|model| model.hosts > 0)?;
         let arrives_at = model.holders.iter().map(|gpu| self.gpus[gpu].residency.link_free_at()).min();
-        Some(arrives_at.map_or(Whereabouts::Cold(model.weights.load), Whereabouts::Arriving))
+        let (load, from) = (model.load(), model.refused_until);
+        Some(arrives_at.map_or(Whereabouts::Cold { load, from }, Whereabouts::Arriving))
     }
 
     /// Gives links work.
@@ -209,16 +261,18 @@ impl Loader {
         while let Some((at, key)) = self.wants.peek()
             && passed_over.len() < PASSED_OVER_MAX
         {
-            if at >= now && self.links.first().is_none_or(|&(free_at, _)| free_at > now + LOOKAHEAD) {
+            let soonest = self.soonest(now, self.links.iter());
+            if at >= soonest && soonest > now + LOOKAHEAD {
                 break;
             }
             self.wants.remove(key);
-            if at < now {
-                // No load helps any more. What comes later to the model wants one of its own.
+            let id = ModelId(key);
+            if at < soonest {
+                self.refuse(now, id);
                 continue;
             }
-            match self.choose(now, ModelId(key), business) {
-                Some(gpu) => self.load(now, gpu, (ModelId(key), at), &mut decisions),
+            match self.choose(now, id, business) {
+                Some(gpu) => self.load(now, gpu, (id, at), &mut decisions),
                 None => passed_over.push((key, at)),
             }
         }
@@ -226,6 +280,28 @@ impl Loader {
             self.wants.set(key, at);
         }
         decisions
+    }
+
+    /// When the first of some links is free, which are in that order.
+    fn soonest<'a>(&self, now: Timestamp, mut links: impl Iterator<Item = &'a (Timestamp, GpuId)>) -> Timestamp {
+        links.next().map_or(Timestamp::NEVER, |&(free_at, _)| free_at.max(now))
+    }
+
+    /// No load helps any more: all links have too much to do before. What comes later to the model wants one of its
+    /// own.
+    fn refuse(&mut self, now: Timestamp, id: ModelId) {
+        let is_host = |(_, gpu): &&(Timestamp, GpuId)| self.gpus[gpu].models.binary_search(&id).is_ok();
+        let from = self.soonest(now, self.links.iter().filter(is_host));
+        let model = &mut self.models[id.0 as usize];
+        if model.holders.is_empty() {
+            model.refused_until = from;
+            self.refused.push(id);
+        }
+    }
+
+    /// The next model whose batch no load can serve in time: its whereabouts say when one could begin.
+    pub(super) fn poll_refused(&mut self) -> Option<ModelId> {
+        self.refused.pop()
     }
 
     /// When [`Self::decide`] must be called at the latest.
@@ -240,21 +316,23 @@ impl Loader {
     fn choose(&self, now: Timestamp, id: ModelId, business: &dyn Fn(GpuId) -> Business) -> Option<GpuId> {
         let model = &self.models[id.0 as usize];
         let is_copy = !model.holders.is_empty();
-        let latest = model.latest?;
+        let latest = model.latest.or(model.background_since.map(|_| Timestamp::NEVER))?;
         let open = self.links.range(..=(now + LOOKAHEAD, GpuId(u32::MAX))).take(GPUS_LOOKED_AT);
         let could = open.filter_map(|&(link_free_at, gpu)| {
             let memory = &self.gpus[&gpu];
+            let has_space = memory.residency.pages_free() >= model.weights.pages;
             let has_room = memory.residency.pages_free() + memory.spare_pages >= model.weights.pages;
+            let has_room = has_space || has_room && (model.latest.is_some() || !memory.has_unused(&self.models));
             let is_host = memory.models.binary_search(&id).is_ok() && memory.residency.place(id).is_none();
             if !has_room || !is_host {
                 return None;
             }
             let Business { free_at, idle_at } = business(gpu);
-            let loaded_at = link_free_at.max(now) + model.weights.load;
+            let loaded_at = link_free_at.max(now) + memory.residency.load_time(id, model.weights);
             let starts_at = loaded_at.max(idle_at);
             // What is urgent may pass others. Another copy is for a GPU that has time for it.
             let is_useful = if is_copy { starts_at <= latest } else { loaded_at.max(free_at) <= latest };
-            let loses = if memory.residency.pages_free() >= model.weights.pages {
+            let loses = if has_space {
                 Timestamp::PAST
             } else {
                 memory.spare.peek().map_or(Timestamp::NEVER, |(uses, _)| uses)
@@ -265,8 +343,12 @@ impl Loader {
     }
 
     fn load(&mut self, now: Timestamp, gpu: GpuId, (id, helps_until): (ModelId, Timestamp), to: &mut Vec<Decision>) {
-        let Model { weights, uses, ref holders, .. } = self.models[id.0 as usize];
-        let uses = if holders.is_empty() { used(uses, now, 1) } else { used(0.0, now, 1) };
+        let Model { weights, uses, ref holders, latest, .. } = self.models[id.0 as usize];
+        let (uses, helps_until) = match latest {
+            None => (0.0, now),
+            Some(_) if holders.is_empty() => (used(uses, now, 1), helps_until),
+            Some(_) => (used(0.0, now, 1), helps_until),
+        };
         while self.gpus[&gpu].residency.pages_free() < weights.pages {
             let (_, victim) = self.gpus[&gpu].spare.peek().expect("callers have counted what is spare");
             self.unload(gpu, ModelId(victim));
@@ -276,12 +358,14 @@ impl Loader {
         let link_free_at = memory.residency.link_free_at();
         self.links.remove(&(link_free_at, gpu));
         let earliest = link_free_at.max(now);
+        let takes = memory.residency.load_time(id, weights);
         let ends_at = memory.residency.begin_load(earliest, id, weights);
         self.links.insert((ends_at, gpu));
         memory.copies.insert(id, Copy { uses, batches: 0 });
         self.models[id.0 as usize].holders.push(gpu);
         self.on_changed(id);
-        to.push(Decision::Load { gpu, model: id, earliest, latest: helps_until.max(earliest) + LATE_MAX });
+        let latest = helps_until.max(earliest) + LATE_MAX;
+        to.push(Decision::Load { gpu, model: id, earliest, latest, takes });
     }
 
     fn unload(&mut self, gpu: GpuId, id: ModelId) {
@@ -297,10 +381,10 @@ impl Loader {
     /// The model waits or not, or is elsewhere: whether it wants a load, and which of its copies may go.
     fn on_changed(&mut self, id: ModelId) {
         let model = &self.models[id.0 as usize];
-        match model.latest {
-            Some(latest) if model.holders.is_empty() && model.hosts > 0 => {
-                self.wants.set(id.0, latest - model.weights.load);
-            }
+        let (load, is_nowhere) = (model.load(), model.holders.is_empty() && model.hosts > 0);
+        match (model.latest, model.background_since) {
+            (Some(latest), _) if is_nowhere => self.wants.set(id.0, latest - load),
+            (None, Some(since)) if is_nowhere => self.wants.set(id.0, since + FAR),
             _ => self.wants.remove(id.0),
         }
         for index in 0..self.models[id.0 as usize].holders.len() {
@@ -314,9 +398,9 @@ impl Loader {
         let Some(memory) = self.gpus.get_mut(&gpu) else { return };
         let is_needed = model.latest.is_some() && model.holders.len() == 1;
         let pages = memory.residency.pages_of(id);
-        let is_there = memory.residency.place(id) == Some(Place::Resident) && pages > 0;
+        let may_go = memory.residency.may_go(id);
         let was_spare = memory.spare.get(id.0).is_some();
-        match memory.copies.get(&id).filter(|copy| is_there && !is_needed && copy.batches == 0) {
+        match memory.copies.get(&id).filter(|copy| may_go && !is_needed && copy.batches == 0) {
             Some(copy) => {
                 memory.spare.set(id.0, Timestamp((copy.uses * 1e6) as i64));
                 memory.spare_pages += if was_spare { 0 } else { pages };

@@ -8,7 +8,8 @@ const BUDGET: NetworkBudget = NetworkBudget { ctrl: Span(2), data_per_task: Span
 
 fn candidate(size: u32, exec_at: i64, latest: i64, grants_seen: u32) -> Option<Candidate> {
     let latest = Timestamp(latest);
-    Some(Candidate { size, exec_at: Timestamp(exec_at), latest, due_at: latest, grants_seen })
+    let (exec_at, patience) = (Timestamp(exec_at), Span::ENDLESS);
+    Some(Candidate { size, exec_at, latest, due_at: latest, grants_seen, expected_at: exec_at, patience })
 }
 
 fn poll_grant(rank: &mut RankThread) -> Option<Grant> {
@@ -142,6 +143,9 @@ struct Oracle {
     gpus: BTreeMap<u32, OracleGpu>,
     /// (hosted set, model): its candidate waits for those GPUs.
     waiting: BTreeSet<(Vec<u32>, u32)>,
+    /// Hosted sets; a new one takes the first place that is empty. Of timers that are due at once the first place's
+    /// goes first, which the paper leaves open.
+    places: Vec<Option<Vec<u32>>>,
 }
 
 #[derive(Default)]
@@ -170,6 +174,27 @@ impl OracleGpu {
 }
 
 impl Oracle {
+    fn handle_joined(&mut self, now: Timestamp, id: u32, hosted: Vec<u32>) {
+        if !self.places.contains(&Some(hosted.clone())) {
+            let waiting =
+                hosted.iter().filter(|model| self.models.get(model).is_some_and(|model| model.is_schedulable));
+            self.waiting.extend(waiting.map(|&model| (hosted.clone(), model)));
+            match self.places.iter_mut().find(|place| place.is_none()) {
+                Some(place) => *place = Some(hosted.clone()),
+                None => self.places.push(Some(hosted.clone())),
+            }
+        }
+        self.gpus.insert(id, OracleGpu { hosted, idle_since: now, is_granted: false, plans: Vec::new() });
+    }
+
+    fn handle_left(&mut self, id: u32) {
+        let hosted = self.gpus.remove(&id).unwrap().hosted;
+        if self.gpus.values().all(|other| other.hosted != hosted) {
+            self.waiting.retain(|(set, _)| *set != hosted);
+            self.places.iter_mut().filter(|place| **place == Some(hosted.clone())).for_each(|place| *place = None);
+        }
+    }
+
     fn wait(&mut self, model: u32) {
         self.models.get_mut(&model).unwrap().is_schedulable = true;
         for gpu in self.gpus.values().filter(|gpu| gpu.hosted.contains(&model)) {
@@ -201,17 +226,17 @@ impl Oracle {
     }
 
     /// The GPU timers: of each hosted set, the GPU that frees first and the waiting candidate that is due first.
-    fn gpu_timers(&self) -> Vec<(Timestamp, u32, u32)> {
-        let sets: BTreeSet<_> = self.gpus.values().map(|gpu| gpu.hosted.clone()).collect();
-        let of_set = |set: Vec<u32>| {
-            let members = self.gpus.iter().filter(|(_, gpu)| gpu.hosted == set && gpu.is_available());
+    fn gpu_timers(&self) -> Vec<(Timestamp, usize, u32, u32)> {
+        let of_place = |(place, set): (usize, &Option<Vec<u32>>)| {
+            let set = set.as_ref()?;
+            let members = self.gpus.iter().filter(|(_, gpu)| gpu.hosted == *set && gpu.is_available());
             let (&gpu, state) = members.min_by_key(|(id, gpu)| (gpu.free_at(), **id))?;
-            let waiting = self.waiting.iter().filter(|(hosted, _)| *hosted == set);
+            let waiting = self.waiting.iter().filter(|(hosted, _)| hosted == set);
             let candidates = waiting.map(|&(_, model)| (self.models[&model].candidate.unwrap(), model));
             let (candidate, model) = candidates.min_by_key(|&(candidate, model)| (candidate.due_at, model))?;
-            Some((state.free_at() - BUDGET.delay(candidate.size as usize), gpu, model))
+            Some((state.free_at() - BUDGET.delay(candidate.size as usize), place, gpu, model))
         };
-        sets.into_iter().filter_map(of_set).collect()
+        self.places.iter().enumerate().filter_map(of_place).collect()
     }
 
     fn handle_timeout(&mut self, now: Timestamp) -> Vec<(u32, u32, i64)> {
@@ -234,7 +259,7 @@ impl Oracle {
                     }
                     gpu.map(|gpu| (model, gpu))
                 }
-                (_, Some((_, gpu, model))) => {
+                (_, Some((_, _, gpu, model))) => {
                     let candidate = self.models[&model].candidate.unwrap();
                     let start = self.gpus[&gpu].free_at().max(now + BUDGET.delay(candidate.size as usize));
                     if start > candidate.latest {
@@ -329,23 +354,11 @@ proptest! {
                     let gpu = gpus_joined;
                     gpus_joined += 1;
                     rank.handle_gpu_joined(now, GpuId(gpu), hosted.iter().copied().map(ModelId).collect(), None);
-                    let is_new_set = oracle.gpus.values().all(|other| other.hosted != hosted);
-                    let state =
-                        OracleGpu { hosted: hosted.clone(), idle_since: now, is_granted: false, plans: Vec::new() };
-                    oracle.gpus.insert(gpu, state);
-                    for model in hosted {
-                        if is_new_set && oracle.models.get(&model).is_some_and(|model| model.is_schedulable) {
-                            let set = oracle.gpus[&gpu].hosted.clone();
-                            oracle.waiting.insert((set, model));
-                        }
-                    }
+                    oracle.handle_joined(now, gpu, hosted);
                 }
                 Step::Leave { nth } => if let Some(gpu) = nth_gpu(&oracle, nth) {
                     rank.handle_gpu_left(GpuId(gpu));
-                    let hosted = oracle.gpus.remove(&gpu).unwrap().hosted;
-                    if oracle.gpus.values().all(|other| other.hosted != hosted) {
-                        oracle.waiting.retain(|(set, _)| *set != hosted);
-                    }
+                    oracle.handle_left(gpu);
                 },
                 Step::Answer { execution } => if let Some((_, gpu, free_at)) = under_way.pop_front() {
                     let exec_at = now.0.max(free_at);

@@ -60,7 +60,8 @@ impl Shard {
         let at = frees_at.unwrap_or(now).clamp(now - DEADLINE_MAX, now + DEADLINE_MAX);
         let profile = self.models.contains_key(&model).then(|| self.estimates.profile(model));
         let latency = profile.map_or(Span::ZERO, |profile| profile.latency(tasks.len().clamp(1, profile.max_batch())));
-        let times = PlanTimes { sent_at: now, latest: at, frees_at: at, latency };
+        let predicted = Predicted { duration: latency, ends_at: at };
+        let times = PlanTimes { sent_at: now, latest: at, predicted };
         let sent = SentPlan::inherited((backend, gpu_index), model, tasks, (times, frees_at.is_none()));
         self.plans.insert_inherited(id, sent);
     }

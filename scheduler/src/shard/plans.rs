@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{BackendId, FrontendId, GpuId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId, Timestamp};
 
+use crate::predictions::Predicted;
+
 /// A task that left its queue in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RunningTask {
@@ -40,10 +42,15 @@ pub(super) struct PlanTimes {
     pub(super) sent_at: Timestamp,
     /// It must not start later.
     pub(super) latest: Timestamp,
-    /// When the GPU will be done with it.
-    pub(super) frees_at: Timestamp,
-    /// How long it will run.
-    pub(super) latency: Span,
+    /// How long it will run, and when the GPU will be done with it.
+    pub(super) predicted: Predicted,
+}
+
+impl PlanTimes {
+    fn overdue_at(&self) -> Timestamp {
+        let Predicted { duration, ends_at } = self.predicted;
+        self.latest.max(ends_at) + (duration * OVERDUE_TIMES).max(OVERDUE_MIN)
+    }
 }
 
 /// A batch that was sent to a backend.
@@ -61,8 +68,8 @@ pub(super) struct SentPlan {
     /// Tasks in the batch, as planned.
     size: usize,
     sent_at: Timestamp,
-    /// When the GPU will be done with it, as planned.
-    frees_at: Timestamp,
+    /// How long it runs, and when the GPU will be done with it, as planned.
+    predicted: Predicted,
     /// When it should have been reported done, whatever happened.
     overdue_at: Timestamp,
     /// Execution ended; only answers are still on their way.
@@ -78,10 +85,10 @@ impl SentPlan {
         times: PlanTimes,
     ) -> Self {
         let model = tasks.first().expect("no plan is empty").model;
-        let PlanTimes { sent_at, latest, frees_at, latency } = times;
-        let overdue_at = latest.max(frees_at) + (latency * OVERDUE_TIMES).max(OVERDUE_MIN);
+        let PlanTimes { sent_at, predicted, .. } = times;
+        let overdue_at = times.overdue_at();
         let (size, heirs, is_done) = (tasks.len(), Vec::new(), false);
-        Self { backend, gpu_index, gpu, model, size, tasks, heirs, sent_at, frees_at, overdue_at, is_done }
+        Self { backend, gpu_index, gpu, model, size, tasks, heirs, sent_at, predicted, overdue_at, is_done }
     }
 
     /// Of an earlier primary; its GPU is none that a planner has given.
@@ -91,10 +98,10 @@ impl SentPlan {
         heirs: Vec<(TaskId, u16)>,
         (times, is_done): (PlanTimes, bool),
     ) -> Self {
-        let PlanTimes { sent_at, latest, frees_at, latency } = times;
-        let overdue_at = latest.max(frees_at) + (latency * OVERDUE_TIMES).max(OVERDUE_MIN);
+        let PlanTimes { sent_at, predicted, .. } = times;
+        let overdue_at = times.overdue_at();
         let (gpu, size, tasks) = (GpuId(u32::MAX), heirs.len(), Vec::new());
-        Self { backend, gpu_index, gpu, model, size, tasks, heirs, sent_at, frees_at, overdue_at, is_done }
+        Self { backend, gpu_index, gpu, model, size, tasks, heirs, sent_at, predicted, overdue_at, is_done }
     }
 
     fn is_inherited(&self) -> bool {
@@ -109,8 +116,8 @@ pub(super) struct Done {
     /// Tasks in the batch, as planned.
     pub(super) size: usize,
     pub(super) model: ModelId,
-    /// `None` if an earlier primary sent it.
-    pub(super) sent_at: Option<Timestamp>,
+    /// When it was sent, and what was planned of it; `None` if an earlier primary sent it.
+    pub(super) sent: Option<(Timestamp, Predicted)>,
     /// Those that cannot be answered from there.
     pub(super) failed: Vec<RunningTask>,
 }
@@ -186,8 +193,8 @@ impl Plans {
                 plan.tasks.extract_if(.., |task| failed.contains(&task.id)).collect()
             }
         };
-        let sent_at = (!plan.is_inherited()).then_some(plan.sent_at);
-        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sent_at, failed })
+        let sent = (!plan.is_inherited()).then_some((plan.sent_at, plan.predicted));
+        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sent, failed })
     }
 
     /// Where a task of a model is planned, if it is. A scan of that model's plans: hang-ups are rare.
@@ -229,7 +236,7 @@ impl Plans {
     /// When a backend's GPU will have executed all that it was sent, as planned; `None` if it has.
     pub(super) fn free_at(&self, backend: BackendId, gpu_index: u32) -> Option<Timestamp> {
         let is_its = |plan: &&SentPlan| (plan.backend, plan.gpu_index, plan.is_done) == (backend, gpu_index, false);
-        self.under_way.values().filter(is_its).map(|plan| plan.frees_at).max()
+        self.under_way.values().filter(is_its).map(|plan| plan.predicted.ends_at).max()
     }
 
     /// A backend that owes a word on one of its plans, and on which.
@@ -265,7 +272,8 @@ mod tests {
 
     fn plan(backend: u32, tasks: impl IntoIterator<Item = u64>) -> SentPlan {
         let tasks = tasks.into_iter().map(task).collect();
-        let times = PlanTimes { sent_at: Timestamp(1), latest: Timestamp(5), frees_at: Timestamp(9), latency: Span(4) };
+        let predicted = Predicted { duration: Span(4), ends_at: Timestamp(9) };
+        let times = PlanTimes { sent_at: Timestamp(1), latest: Timestamp(5), predicted };
         SentPlan::new((BackendId(backend), 0), GpuId(0), tasks, times)
     }
 

@@ -3,6 +3,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
+use crate::report::ActionReport;
 
 fn workload(text: &str) -> Workload {
     Workload::parse(text, "test", "test", Path::new(".")).unwrap()
@@ -256,6 +257,101 @@ fn downbeat_serves_many_models_on_few_gpus_as_eager_does() {
     }
 }
 
+/// Clockwork, section 6.5: what varies is told of each kind of action, and what does not is predicted to the
+/// microsecond.
+#[test]
+fn actions_that_vary_are_off_their_predictions_and_no_others() {
+    let models = "memory = { gpu_mb = 500 }\n[[model]]\nname = \"m\"\ncount = 12\nlatency_ms = [3, 5, 7]\n\
+                  slo_ms = 100\nweights_mb = 100\nload_ms = 8\n";
+    let predicted = |faults: &str| {
+        let workload = workload(&format!("gpus = 2\nfaults = {{ {faults} }}\n{models}"));
+        let options = Options { policy: Policy::Downbeat, rate_rps: 150.0, seconds: 20.0, seed: 5 };
+        run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap().predicted
+    };
+    let off = |action: &ActionReport| [action.duration, action.completion].map(|of| (of.over.count, of.under.count));
+    let exact = predicted("");
+    assert!(exact.infer.actions > 500 && exact.load.actions > 100, "{exact:?}");
+    assert_eq!((off(&exact.infer), off(&exact.load)), ([(0, 0); 2], [(0, 0); 2]));
+    let loads = predicted("load_jitter = 0.02").load;
+    // Three deviations are the most, and a bucket is an eighth wide; the 99th percentile of one side is 2.58.
+    let (over, under) = (loads.duration.over, loads.duration.under);
+    assert!((over.count as f64 / under.count as f64 - 1.0).abs() < 0.3, "{loads:?}");
+    for side in [over, under] {
+        assert!(side.p9999_us <= 480.0 * 1.125 && (340.0..=480.0).contains(&side.p99_us), "{loads:?}");
+    }
+    let executions = predicted("execution_jitter = 0.02").infer;
+    assert!(executions.completion.under.p99_us > executions.duration.under.p99_us, "they add up: {executions:?}");
+}
+
+/// Twelve models on GPUs with room for four, behind host memory with room for eight or for all: what reads from disk
+/// takes is predicted as well as the rest, and requests that no such load can serve are dropped at once.
+#[test]
+fn models_on_disk_are_read_as_planned_and_cost_only_what_they_must() {
+    for policy in [Policy::Downbeat, Policy::Eager, Policy::Clockwork] {
+        let run = |host_mb: u32, disk_gbps: u32| {
+            let memory = format!("gpu_mb = 500, host_mb = {host_mb}, disk_gbps = {disk_gbps}");
+            let text = format!(
+                "gpus = 2\nmemory = {{ {memory} }}\n[[model]]\nname = \"m\"\ncount = 12\nlatency_ms = [3, 5, 7]\n\
+                 slo_ms = 100\nweights_mb = 100\nload_ms = 8\n"
+            );
+            let options = Options { policy, rate_rps: 100.0, seconds: 20.0, seed: 5 };
+            run(&workload(&text), &options, &mut |_| (), &mut |_| ()).unwrap()
+        };
+        let (all, most, slow) = (run(2000, 32), run(1000, 32), run(1000, 4));
+        let of = |report: &Report| report.memory.unwrap();
+        assert_eq!(of(&all).reads_per_s, 0.0, "{policy}: all fit");
+        assert!(of(&most).reads_per_s > 0.5 && of(&most).reads_per_s < of(&most).loads_per_s, "{}", most.table());
+        // 200 ms from disk serve nobody within 100.
+        assert_eq!(of(&slow).reads_per_s, 0.0, "{}", slow.table());
+        let on_time = [&all, &most, &slow].map(|report| report.totals.on_time_fraction);
+        let [all, with_most, with_slow] = on_time;
+        assert!(all > 0.99 && all >= with_most && with_most > with_slow + 0.1, "{policy}: {on_time:?}");
+        let load = most.predicted.load;
+        let off = [load.duration, load.completion].map(|of| (of.over.count, of.under.count));
+        assert!(load.actions > 100 && off == [(0, 0); 2], "{policy}: {load:?}");
+    }
+}
+
+/// Clockwork's section 6.4: clients without an objective, of whom there are always more than can be served, take what
+/// is left of the GPUs, and nobody else is late for them.
+#[test]
+fn clients_without_an_objective_take_what_is_left() {
+    let batch = "[[model]]\nname = \"batch\"\ncount = 3\nclients = 64\nbackground = true\nlatency_ms = [6, 7, 8, 9]\n";
+    for (policy, rate_rps) in
+        [(Policy::Downbeat, 2500.0), (Policy::Downbeat, 5300.0), (Policy::Deferred, 2500.0), (Policy::Eager, 2500.0)]
+    {
+        let run = |more: &str| {
+            let options = Options { policy, rate_rps, seconds: 10.0, seed: 5 };
+            run(&workload(&format!("gpus = 8\n{RESNET50}{more}")), &options, &mut |_| (), &mut |_| ()).unwrap()
+        };
+        let (alone, beside) = (run(""), run(batch));
+        assert!(alone.background.is_none() && alone.totals.on_time_fraction > 0.99, "{}", alone.table());
+        let lost = alone.totals.on_time_fraction - beside.totals.on_time_fraction;
+        assert!(lost < 0.005, "{policy}: {}", beside.table());
+        let background = beside.background.as_ref().unwrap();
+        assert_eq!(background.dropped, 0, "{policy}");
+        if rate_rps < 3000.0 {
+            assert!(beside.gpu_busy_fraction > 0.85 && background.served_rps > 500.0, "{policy}: {}", beside.table());
+        }
+    }
+}
+
+/// A batch under `eager` leaves what came while all GPUs were busy, and has hardly any time left.
+#[test]
+fn what_a_batch_leaves_in_its_queue_keeps_its_gpu() {
+    let profile = "latency_ms = [2.61, 3.86, 5.35, 5.35]\n";
+    let text = format!(
+        "gpus = 6\n[[model]]\nname = \"hasty\"\ncount = 6\n{profile}slo_ms = 6.525\n[[model]]\nname = \
+         \"batch\"\ncount = 12\n{profile}background = true\nclients = 16\n"
+    );
+    for seed in 1..=3 {
+        let options = Options { policy: Policy::Eager, rate_rps: 1200.0, seconds: 3.0, seed };
+        // The checkers are what fails.
+        let report = run(&workload(&text), &options, &mut |_| (), &mut |_| ()).unwrap();
+        assert!(report.background.unwrap().served_rps > 100.0);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// No workload, policy, network budget or fault breaks an invariant: the checkers run within `run`.
@@ -272,29 +368,38 @@ proptest! {
             "clipper",
         ]),
         arrivals in proptest::sample::select(vec!["poisson\"", "uniform\"", "gamma\", shape = 0.1"]),
-        faults in proptest::sample::select(vec!["", "execution_jitter = 0.2", "gpu_up_s = 0.2, gpu_down_s = 0.05",
+        faults in proptest::sample::select(vec!["", "execution_jitter = 0.2, load_jitter = 0.3",
+            "gpu_up_s = 0.2, gpu_down_s = 0.05",
             "gpu_slowdown = 1.4, slow_from_s = 0.2, slow_gpus = 1",
             "execution_jitter = 0.2, gpu_up_s = 0.3, gpu_down_s = 0.05, gpu_slowdown = 3"]),
         kinds in proptest::sample::select(vec!["", "{ count = 1, factor = 0.4 }", "{ count = 1, factor = 1.2 }",
             "{ count = 1, factor = 0.96 }"]),
-        // Pages of a GPU, and what a load of seven takes.
-        memory in proptest::option::of((7u32..30, 0.5f64..40.0)),
+        // Pages of a GPU, what a load of seven takes, and pages of its host.
+        memory in proptest::option::of((7u32..30, 0.5f64..40.0, proptest::option::of(7u32..40))),
         clients in proptest::sample::select(vec![0, 0, 3]),
+        without_objective in proptest::sample::select(vec!["", "", "max_batch = 2", "clients = 5"]),
         reestimate: bool,
         seed: u64,
     ) {
         let (ctrl, data, response) = network;
-        let (memory, weights) = memory.map_or((String::new(), String::new()), |(pages, load_ms)| {
+        let (memory, weights) = memory.map_or((String::new(), String::new()), |(pages, load_ms, host)| {
             let mb = f64::from(pages) * 16.8;
-            (format!("[memory]\ngpu_mb = {mb}\n"), format!("weights_mb = 102.3\nload_ms = {load_ms}\n"))
+            let host = host.map_or(String::new(), |pages| {
+                format!("host_mb = {}\ndisk_gbps = 20\n", f64::from(pages) * 16.8)
+            });
+            (format!("[memory]\ngpu_mb = {mb}\n{host}"), format!("weights_mb = 102.3\nload_ms = {load_ms}\n"))
         });
+        let batch = match without_objective {
+            "" => String::new(),
+            asks => format!("[[model]]\nname = \"batch\"\nbackground = true\n{asks}\n{weights}latency_ms = [4, 6]\n"),
+        };
         let workload = workload(&format!(
             "gpus = {gpus}\ngpu_kinds = [{kinds}]\narrivals = {{ process = \"{arrivals} }}\n\
              network = {{ ctrl_us = {ctrl}, data_us_per_request = {data}, resp_us = {response} }}\n\
              faults = {{ {faults} }}\nreestimate = {reestimate}\n\
              {memory}[[model]]\nname = \"m\"\nalpha_ms = {alpha}\nbeta_ms = {beta}\nslo_ms = {slo}\ncount = {count}\n\
              {weights}[[model]]\nname = \"other\"\nclients = {clients}\n{weights}latency_ms = [3, 5.5, 9]\n\
-             classes = [{{ slo_ms = 19, share = 1 }}, {{ slo_ms = {far}, share = {share} }}]\n"
+             classes = [{{ slo_ms = 19, share = 1 }}, {{ slo_ms = {far}, share = {share} }}]\n{batch}"
         ));
         let rate_rps = workload.capacity_rps().min(3000.0) * load;
         let options = Options { policy: policy.parse().unwrap(), rate_rps, seconds: 1.0, seed };
@@ -303,5 +408,24 @@ proptest! {
             let answered = model.served_rps * 0.9 + model.dropped as f64;
             prop_assert!((answered - model.offered_rps * 0.9).abs() < 1e-6, "{answered} of {}", model.offered_rps);
         }
+    }
+}
+
+/// Three modes: short requests are not padded to long ones, and no policy loses or doubles a task.
+#[test]
+fn lanes_finish_more_of_unequal_requests_than_mixed_batches() {
+    let text = include_str!("../../../workloads/orloj_three_modal.toml");
+    let workload = Workload::parse(text, "w", "w", Path::new(".")).unwrap();
+    let rate_rps = 1.2 * workload.capacity_rps();
+    let finished = |policy: &str| {
+        let options = Options { policy: policy.parse().unwrap(), rate_rps, seconds: 60.0, seed: 3 };
+        let report = run(&workload, &options, &mut |_| {}, &mut |_| {}).unwrap();
+        report.totals.on_time_fraction
+    };
+    let (lanes, mixed) = (finished("downbeat"), finished("orloj"));
+    assert!(lanes > mixed + 0.05 && mixed > 0.4, "{lanes} {mixed}");
+    assert_eq!(finished("orloj"), mixed);
+    for policy in ["clockwork", "nexus", "clipper", "shepherd", "eager", "deferred"] {
+        assert!(finished(policy) < lanes, "{policy}");
     }
 }

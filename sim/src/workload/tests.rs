@@ -23,14 +23,14 @@ fn classes_are_in_the_order_of_their_slos_and_the_longest_bounds_batches() {
     let class = |slo_ms, share| Class { slo: Span::from_millis(slo_ms), share };
     assert_eq!(model.classes, [class(25, 0.75), class(50, 0.25)]);
     assert_eq!(model.profile.max_batch(), 42);
-    let request = Request { arrived_at: Timestamp(7), model: ModelId(0), class: 1 };
+    let request = Request { arrived_at: Timestamp(7), model: ModelId(0), class: 1, work: Span::ZERO };
     assert_eq!(workload.deadline(request), Timestamp(50_000_007) - workload.response);
 }
 
 #[test]
 fn the_documented_example() {
-    let text = "gpus = 8\nseconds = 60\narrivals = { process = \"poisson\" }\npopularity = \"equal\"\n\
-                network = { ctrl_us = 10, data_us_per_request = 2, resp_us = 30 }\n";
+    let text = "gpus = 8\nseconds = 60\narrivals = { process = \"poisson\" }\npopularity = \"equal\"\nnetwork = { \
+                ctrl_us = 10, data_us_per_request = 2, resp_us = 30 }\n";
     let workload = parse(&format!("{text}{MODEL}count = 20\n")).unwrap();
     assert_eq!((workload.gpus, workload.models.len(), workload.arrivals), (8, 20, ArrivalProcess::Poisson));
     assert_eq!(workload.network.delay(3), Span::from_micros(16));
@@ -91,7 +91,8 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (
             changed("slo_ms", "slo"),
             "w.toml, line 6: unknown field `slo`, expected one of `name`, `alpha_ms`, `beta_ms`, `latency_ms`, \
-             `slo_ms`, `classes`, `max_batch`, `count`, `share`, `zoo`, `weights_mb`, `load_ms`, `clients`",
+             `slo_ms`, `background`, `classes`, `max_batch`, `count`, `share`, `zoo`, `weights_mb`, `load_ms`, \
+             `clients`, `cost`, `applications`, `slo_x_p99`",
         ),
         (MODEL.to_owned(), "w.toml, line 1: missing field `gpus`"),
         (with("seconds = \"x\""), "w.toml, line 2: invalid type: string \"x\", expected f64"),
@@ -132,8 +133,8 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (with("faults = { gpu_up_s = 9 }"), "w.toml: faults: expected both gpu_up_s and gpu_down_s, or neither"),
         (
             with("faults = { jitter = 1 }"),
-            "w.toml, line 2: unknown field `jitter`, expected one of `execution_jitter`, `gpu_up_s`, `gpu_down_s`, \
-             `gpu_slowdown`, `slow_from_s`, `slow_gpus`",
+            "w.toml, line 2: unknown field `jitter`, expected one of `execution_jitter`, `load_jitter`, `gpu_up_s`, \
+             `gpu_down_s`, `gpu_slowdown`, `slow_from_s`, `slow_gpus`",
         ),
         (format!("gpus = 0\n{MODEL}"), "w.toml: gpus: expected 1 to 1000000, found 0"),
         (
@@ -172,7 +173,19 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
             "w.toml: model \"m\": slo_ms: expected at least l(1) = 6.125 ms and the network budget of 0 ns, found \
              6.000 ms: no request could be on time",
         ),
-        (changed("slo_ms = 25\n", ""), "w.toml: model \"m\": slo_ms: expected a number of milliseconds, found none"),
+        (
+            changed("slo_ms = 25\n", ""),
+            "w.toml: model \"m\": slo_ms: expected a number of milliseconds, or background = true, found neither",
+        ),
+        (
+            changed("slo_ms = 25", "slo_ms = 25\nbackground = true"),
+            "w.toml: model \"m\": background: expected no slo_ms beside it",
+        ),
+        (
+            changed("slo_ms = 25", "classes = [{ slo_ms = 25 }, {}]"),
+            "w.toml: model \"m\": classes.slo_ms: expected a number of milliseconds, or background = true, found \
+             neither",
+        ),
         (changed("slo_ms = 25", "classes = []"), "w.toml: model \"m\": classes: expected 1 to 100, found 0"),
         (
             changed("slo_ms = 25", "classes = [{ slo_ms = 25 }, { slo_ms = 50, share = 2 }]"),
@@ -189,11 +202,12 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         ),
         (
             format!("gpus = 1\n{MODEL}classes = [{{ slo_ms = 50 }}]\n"),
-            "w.toml: model \"m\": classes: expected no slo_ms beside them",
+            "w.toml: model \"m\": classes: expected no slo_ms or background beside them",
         ),
         (
             changed("beta_ms = 5.072\n", ""),
-            "w.toml: model \"m\": expected both alpha_ms and beta_ms, or latency_ms alone",
+            "w.toml: model \"m\": expected both alpha_ms and beta_ms, or latency_ms alone, or both cost and \
+             applications",
         ),
         (
             format!("gpus = 1\n{MODEL}count = 0\n"),
@@ -206,7 +220,8 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         ),
         (
             "gpus = 1\n[[model]]\nzoo = \"symphony-zoo-a100.csv\"\nslo_ms = 9\n".to_owned(),
-            "w.toml: zoo \"symphony-zoo-a100.csv\": brings SLOs, too; expected no slo_ms or count beside it",
+            "w.toml: zoo \"symphony-zoo-a100.csv\": brings SLOs, too; expected no slo_ms, background or count beside \
+             it",
         ),
         (
             "gpus = 1\n[[model]]\nzoo = \"clockwork-zoo-v100.csv\"\nweights_mb = 9\n".to_owned(),
@@ -232,6 +247,21 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (
             format!("gpus = 1\nmemory = {{ gpu_mb = 100, pcie_gbps = 8 }}\n{MODEL}weights_mb = 101\n"),
             "w.toml: model \"m\": weights_mb: expected at most the 5 pages of a GPU, found 7",
+        ),
+        (
+            format!("gpus = 1\nmemory = {{ gpu_mb = 200, pcie_gbps = 8, host_mb = 100 }}\n{MODEL}weights_mb = 101\n"),
+            "w.toml: memory: expected both host_mb and disk_gbps, or neither",
+        ),
+        (
+            format!(
+                "gpus = 1\nmemory = {{ gpu_mb = 200, pcie_gbps = 8, host_mb = 100, disk_gbps = 4 }}\n{MODEL}weights_mb \
+                 = 101\n"
+            ),
+            "w.toml: model \"m\": weights_mb: expected at most the 5 pages of memory.host_mb, found 7",
+        ),
+        (
+            format!("gpus = 1\nmemory = {{ gpu_mb = 200, host_mb = 100, disk_gbps = -1 }}\n{MODEL}"),
+            "w.toml: memory.disk_gbps: expected a number above 0 and at most 1000000, found -1",
         ),
         (format!("gpus = 1\nfunctions = {{ seed = 1 }}\n{MODEL}"), "w.toml: functions: expected either count or rates"),
         (
@@ -293,4 +323,75 @@ fn kinds_of_gpus_have_their_places_and_profiles() {
     assert!((workload.capacity_rps() / expected - 1.0).abs() < 1e-6);
     let all_of_one_kind = parse(&format!("gpus = 2\ngpu_kinds = [{{ count = 2, factor = 0.5 }}]\n{MODEL}")).unwrap();
     assert_eq!((all_of_one_kind.gpu_kinds.len(), all_of_one_kind.models[0].profile.max_batch()), (1, 42));
+}
+
+#[test]
+fn a_model_or_a_class_may_have_no_objective_and_clients_have_no_rate() {
+    let text = format!(
+        "gpus = 1\n{MODEL}{}{}",
+        MODEL.replace("\"m\"", "\"mixed\"").replace("slo_ms = 25", "classes = [{ background = true }, { slo_ms = 9 }]"),
+        MODEL.replace("\"m\"", "\"batch\"").replace("slo_ms = 25", "background = true\nclients = 3")
+    );
+    let workload = Workload::parse(&text, "w", "w.toml", Path::new(".")).unwrap();
+    let slos = |index: usize| workload.models[index].classes.iter().map(|class| class.slo).collect::<Vec<_>>();
+    assert_eq!((slos(1), slos(2)), (vec![Span::from_millis(9), Span::ENDLESS], vec![Span::ENDLESS]));
+    assert_eq!(workload.models.iter().map(|model| model.share).collect::<Vec<_>>(), [0.5, 0.5, 0.0]);
+    let request = Request { arrived_at: Timestamp(7), model: ModelId(2), class: 0, work: Span::ZERO };
+    assert_eq!(workload.deadline(request), Timestamp::NEVER);
+    assert_eq!(workload.models[2].profile.max_batch(), LatencyProfile::MAX_BATCH);
+}
+
+const DYNAMIC: &str = "gpus = 1\n[[model]]\nname = \"m\"\ncost = { fixed_ms = 5, per_task = 0.5 }\nslo_x_p99 = \
+                       3\napplications = [{ mean_ms = 20, std_ms = 1 }, { median_ms = 60, sigma = 0.1, share = 3 }]\n";
+
+#[test]
+fn applications_are_classes_and_l_of_b_is_the_mean() {
+    let workload = parse(DYNAMIC).unwrap();
+    let model = &workload.models[0];
+    assert!(workload.is_dynamic());
+    assert_eq!(model.classes.iter().map(|class| class.share).collect::<Vec<_>>(), [0.25, 0.75]);
+    let mean = 0.25 * 20.0 + 0.75 * 60.0 * (0.005f64).exp();
+    assert!((model.profile.latency(1).as_millis_f64() / mean - 1.0).abs() < 0.01, "{}", model.profile.latency(1));
+    // The longest three quarters are log-normal, so the 99th percentile of all is their quantile 1 - 0.01 / 0.75.
+    let p99 = 60.0 * (0.1 * 2.216f64).exp();
+    assert!((model.classes[0].slo.as_millis_f64() / (3.0 * p99) - 1.0).abs() < 0.02, "{}", model.classes[0].slo);
+    assert_eq!(model.classes[0].slo, model.classes[1].slo);
+}
+
+#[test]
+fn errors_of_dynamic_models_name_their_keys() {
+    for (from, to, expected) in [
+        ("per_task = 0.5", "per_task = 0", "w.toml: model \"m\": cost.per_task: expected a number from"),
+        ("fixed_ms = 5", "fixed_ms = -1", "w.toml: model \"m\": cost.fixed_ms: expected a number from 0 to"),
+        (
+            "slo_x_p99 = 3",
+            "slo_x_p99 = 0",
+            "w.toml: model \"m\": slo_x_p99: expected a number from 0.01 to 1000, found 0",
+        ),
+        ("slo_x_p99 = 3\n", "", "w.toml: model \"m\": slo_ms: expected it or slo_x_p99 beside applications"),
+        (
+            "sigma = 0.1",
+            "sigma = -1",
+            "w.toml: model \"m\": applications.sigma: expected a number from 0 to 3, found -1",
+        ),
+        (
+            ", std_ms = 1 ",
+            " ",
+            "w.toml: model \"m\": applications: expected mean_ms and std_ms, median_ms and sigma, or",
+        ),
+        (
+            "mean_ms = 20, std_ms = 1",
+            "trace = \"t\"",
+            "w.toml: model \"m\": applications.trace: cannot read /nonexistent/t",
+        ),
+        (
+            "slo_x_p99 = 3",
+            "slo_x_p99 = 3\nclients = 4",
+            "w.toml: model \"m\": clients: expected none beside applications",
+        ),
+        ("slo_x_p99 = 3", "slo_x_p99 = 3\nalpha_ms = 3", "w.toml: model \"m\": expected both alpha_ms and beta_ms, or"),
+    ] {
+        let found = error(&DYNAMIC.replace(from, to));
+        assert!(found.starts_with(expected), "{found}");
+    }
 }

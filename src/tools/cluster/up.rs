@@ -9,7 +9,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use frontend::config::ARENA_BYTES;
-use repository::{Model, Refused, Repository};
+use gateway::config::ModelControlMode;
+use repository::{Executor, Model, Refused, Repository};
 
 use super::{BackendLayout, Cluster, LOOK, Layout};
 use crate::{
@@ -32,7 +33,7 @@ pub(crate) struct UpArgs {
     /// The cluster's file (TOML); without it, the cluster of `demo`
     #[arg(long)]
     config: Option<PathBuf>,
-    /// The model repository, all of which is served by one backend with one GPU
+    /// The model repository, all of which is served by one backend with one GPU, and one for each model's program
     #[arg(long)]
     repository: Option<PathBuf>,
     /// Refuse to start if any model cannot be loaded
@@ -53,6 +54,16 @@ pub(crate) struct UpArgs {
     /// What clients are told that the server is called [default: downbeat]
     #[arg(long)]
     server_name: Option<String>,
+    /// Who loads and unloads models: clients (explicit), nobody (none), or the repository as it changes (poll)
+    /// [default: explicit]
+    #[arg(long, value_parser = control_mode)]
+    model_control_mode: Option<ModelControlMode>,
+    /// Explicit: a model that is loaded from the start, instead of all; may be given several times, and * is all
+    #[arg(long)]
+    load_model: Vec<String>,
+    /// Poll: how often the repository is looked at, in seconds [default: 15]
+    #[arg(long)]
+    repository_poll_secs: Option<u32>,
     /// How members write their logs to stderr
     #[arg(long, value_enum, default_value_t)]
     log_format: role::LogFormat,
@@ -74,6 +85,19 @@ impl UpArgs {
         layout.policy = self.policy.clone().unwrap_or(layout.policy);
         layout.schedulers = self.schedulers.unwrap_or(layout.schedulers);
         layout.server_name = self.server_name.clone().unwrap_or(layout.server_name);
+        layout.model_control_mode = self.model_control_mode.unwrap_or(layout.model_control_mode);
+        if let Some(seconds) = self.repository_poll_secs {
+            layout.frontend.insert("repository_poll_secs".to_owned(), i64::from(seconds).into());
+        }
+        if !self.load_model.is_empty() {
+            let is_all = self.load_model.iter().any(|name| name == "*");
+            layout.load_models = (!is_all).then(|| self.load_model.clone());
+        }
+        ensure!(
+            layout.load_models.is_none() || layout.model_control_mode == ModelControlMode::Explicit,
+            "--load-model: expected --model-control-mode explicit, found {:?}",
+            layout.model_control_mode
+        );
         Ok(layout)
     }
 }
@@ -83,9 +107,13 @@ impl UpArgs {
 pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let mut layout = args.layout()?;
     let Repository { models, refused } = repository::load(&layout.repository)?;
-    for Refused { name, reason } in &refused {
+    for Refused { name, version, reason } in &refused {
         ensure!(!layout.strict, "model {name}: {reason}");
-        eprintln!("downbeat: model {name} is not served: {reason}");
+        let version = if version.is_empty() { String::new() } else { format!(" version {version}") };
+        eprintln!("downbeat: model {name}{version} is not served: {reason}");
+    }
+    if args.repository.is_some() {
+        layout.backend[0].programs = programs(&models);
     }
     let first = refused.first().map_or("", |refused| &refused.reason);
     ensure!(!models.is_empty(), "repository: found no model that can be served, expected one: {first}");
@@ -98,7 +126,9 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     for (address, name) in cluster.schedulers() {
         println!("{name}: {address}, --config {}", cluster.supervisor.config(&name).display());
     }
-    let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    let mut names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    names.dedup();
+    names.retain(|name| cluster.layout.loads_at_start(name));
     let served = wait_for_models(&cluster, &names).context("while models were loaded")?;
     let at: Vec<String> = cluster.layout.http.iter().map(|http| format!("http://{http}")).collect();
     let at = at.into_iter().chain(cluster.layout.grpc.iter().map(|grpc| format!("grpc://{grpc}")));
@@ -110,6 +140,24 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
         cluster.tend(|fate| fate == Fate::Left)?;
         ensure!(!cluster.supervisor.is_empty(), "no member is left");
     }
+}
+
+fn control_mode(text: &str) -> Result<ModelControlMode, String> {
+    match text {
+        "none" => Ok(ModelControlMode::None),
+        "poll" => Ok(ModelControlMode::Poll),
+        "explicit" => Ok(ModelControlMode::Explicit),
+        _ => Err("expected none, poll or explicit".to_owned()),
+    }
+}
+
+/// Models that programs run beside the others: each has a GPU for each of its processes.
+fn programs(models: &[Model]) -> Vec<(String, usize)> {
+    let instances = |model: &Model| match &model.executor {
+        Executor::Process { program, .. } => Some((model.name.clone(), program.instances)),
+        Executor::Emulated { .. } | Executor::Onnx { .. } => None,
+    };
+    models.iter().filter_map(instances).collect()
 }
 
 fn arena_bytes(models: &[Model]) -> usize {

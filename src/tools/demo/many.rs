@@ -89,7 +89,11 @@ pub(super) fn run(args: &Args, models: u32, memory: Size) -> Result<()> {
         policy: args.policy.clone(),
         arm: args.arm.clone(),
         faults: args.fault.unwrap_or_default(),
-        backend: vec![BackendLayout { gpu_memory_mb: Some(memory.bytes / 1e6), ..hosted }],
+        backend: vec![BackendLayout {
+            gpu_memory_mb: Some(memory.bytes / 1e6),
+            host_memory_mb: args.host_memory.map(|memory| memory.bytes / 1e6),
+            ..hosted
+        }],
         ..Layout::default()
     };
     let groups = groups(models);
@@ -181,13 +185,15 @@ impl Counts {
     }
 
     fn table(&self, seconds: f64) -> Result<impl std::fmt::Display + use<>> {
-        let header = ["cold starts", "loads", "failed loads", "evictions", "absent", "pages in use", "PCIe in use"];
+        let header =
+            ["cold starts", "loads", "from disk", "failed loads", "evictions", "absent", "pages in use", "PCIe in use"];
         let count = |name: &str| Ok::<_, anyhow::Error>(format!("{:.0}", self.of(name)?));
         let pages = (count("downbeat_weights_pages_used")?, count("downbeat_weights_pages")?);
         let busy = self.of("downbeat_pcie_busy_seconds_total")? / (seconds * f64::from(GPUS));
         let row = [
             count("downbeat_cold_starts_total")?,
             count("downbeat_weights_loads_total")?,
+            count("downbeat_weights_disk_loads_total")?,
             count("downbeat_weights_failed_total")?,
             count("downbeat_weights_evictions_total")?,
             count("downbeat_weights_absent_total")?,

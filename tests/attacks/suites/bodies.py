@@ -85,10 +85,11 @@ def send_apart(scene, seconds):
     ways = [(http1.connect_many(scene.http, 1, 1, head)[0], piece) for head, piece in pieces]
     sent, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
-        for connection, piece in ways * 10:
-            connection.send(piece)
-        sent += 10 * len(ways)
+        # Bodies in more chunks than Triton takes are answered and cut.
+        ways = [way for way in ways if http1.push(*way, 0.2)]
+        sent += len(ways)
     grown = scene.cluster.members["frontend"].growth()
+    scene.expect(len(ways) >= 2, f"{len(ways)} of 4 bodies went on, expected those with a length")
     # What it takes to keep a byte is bounded, however it came.
     scene.expect(grown < 16 * MB + 100 * sent, f"the frontend grew by {grown >> 20} MB for {sent} bytes")
     return f"{sent} bytes sent"

@@ -9,6 +9,7 @@ from collections import Counter
 import grpc
 import http1
 import http2
+from cluster import FOLDER
 from judge import attack, told
 
 INFER = "/v2/models/digits/infer"
@@ -122,6 +123,38 @@ def log_flood(scene):
     scene.expect(grown < 100_000, f"{grown} bytes were logged")
     scene.expect("\n2030-01-01T" not in logged and "\x1b[31mred" not in logged, f"a forged record is in {member.log}")
     return f"{answered}; {grown} bytes logged"
+
+
+@attack()
+def loaded_programs(scene):
+    """Loads that bring a configuration along by which hosts would start what the client chooses: a program, an
+    interpreter, a file of its own, as what runs the model or to be asked what it takes and gives."""
+    marker = FOLDER / "started"
+    script = FOLDER / "mine.py"
+    script.write_text(f"#!/bin/sh\ntouch {marker.resolve()}\n")
+    script.chmod(0o755)
+    tensors = {kind: [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}] for kind in ("input", "output")}
+    parameters = [
+        ("process", {"program": f"['touch', '{marker.resolve()}']"}),
+        ("process", {"program": str(script.resolve())}),
+        ("python", {"python": str(script.resolve())}),
+    ]
+    configs = [
+        {"backend": backend, "parameters": {key: {"string_value": value} for key, value in found.items()}}
+        for backend, found in parameters
+    ]
+    files = [str(script.resolve()), f"../../../{script.name}"]
+    configs += [{"backend": backend, "default_model_filename": name} for backend in ("process", "python") for name in files]
+    statuses = set()
+    for config in configs:
+        for whole in (config, {**config, **tensors}):
+            body = json.dumps({"parameters": {"config": json.dumps(whole)}}).encode()
+            statuses.add(scene.status("POST", "/v2/repository/models/digits/load", body, JSON))
+    time.sleep(0.5)
+    # As Triton answers loads that fail.
+    scene.expect(statuses == {500}, f"loads were answered with {statuses}")
+    scene.expect(not marker.exists(), "what the client chose was started")
+    return f"{2 * len(configs)} loads: {statuses}"
 
 
 @attack(is_last=True)

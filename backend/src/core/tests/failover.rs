@@ -114,7 +114,7 @@ fn the_next_primary_is_told_of_every_plan_and_its_answers_go_over_the_same_link(
     backend.tell(SCHEDULER, &SchedulerToBackend::FrontendLeft { frontend: FRONTEND });
     assert!(backend.outputs().is_empty() && backend.0.plans() == 2);
 
-    let execution = Execution::Done { started_at: NOW, finished_at: NOW };
+    let execution = Execution::Done { started_at: NOW, finished_at: NOW, outputs: Outputs::default() };
     backend.0.handle_executed(NOW, 0, execution);
     let outputs = backend.outputs();
     let [Output::Write { connection, transfer, header, .. }, Output::Send { connection: OTHER, frame }] = &outputs[..]
@@ -279,7 +279,11 @@ fn an_orphan_keeps_all_and_is_served_on_or_ends_when_nobody_takes_over() {
     // It goes on meanwhile, and has nobody to tell.
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: transfer.token, result: Ok(()) });
     assert!(matches!(backend.outputs()[..], [Output::Execute { .. }]));
-    backend.0.handle_executed(NOW, 0, Execution::Done { started_at: NOW, finished_at: NOW });
+    backend.0.handle_executed(
+        NOW,
+        0,
+        Execution::Done { started_at: NOW, finished_at: NOW, outputs: Outputs::default() },
+    );
     assert!(matches!(backend.outputs()[..], [Output::Write { .. }]));
     backend.take_over(OTHER, 2);
     let reports = backend.reports();
@@ -423,12 +427,12 @@ fn a_scheduler_that_claims_or_asks_a_thousand_times_is_answered_once_a_connectio
 #[test]
 fn when_what_is_hosted_changes_standbys_are_joined_anew() {
     let mut backend = Backend::of_two();
-    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(1), name: "n".into() });
+    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(1), name: "n".into(), config: None });
     let outputs = backend.outputs();
     let [Output::Load { load, .. }] = outputs[..] else { panic!("{outputs:?}") };
-    backend.0.handle_loaded(NOW, load, Ok(Some(loaded("n", 4))));
+    backend.0.handle_loaded(NOW, load, Ok(vec![loaded("n", 4)]));
     backend.outputs();
-    backend.tell(SCHEDULER, &SchedulerToBackend::Host { load: LoadId(1), model: ModelId(6) });
+    backend.tell(SCHEDULER, &SchedulerToBackend::Host { load: LoadId(1), version: "1".into(), model: ModelId(6) });
     let outputs = backend.outputs();
     let [Output::Disconnect { connection: OTHER }, Output::Connect { peer: Peer::Scheduler(1), hello, .. }] =
         &outputs[..]
@@ -462,12 +466,12 @@ fn when_what_is_hosted_changes_standbys_are_joined_anew() {
 #[test]
 fn what_changes_twice_before_anybody_is_connected_to_is_told_once() {
     let mut backend = Backend::of_two();
-    let load = |load| SchedulerToBackend::Load { load: LoadId(load), name: "n".into() };
+    let load = |load| SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), config: None };
     backend.tell(SCHEDULER, &load(1));
     let outputs = backend.outputs();
     let [Output::Load { load, .. }] = outputs[..] else { panic!("{outputs:?}") };
-    backend.0.handle_loaded(NOW, load, Ok(Some(loaded("n", 4))));
-    backend.tell(SCHEDULER, &SchedulerToBackend::Host { load: LoadId(1), model: ModelId(6) });
+    backend.0.handle_loaded(NOW, load, Ok(vec![loaded("n", 4)]));
+    backend.tell(SCHEDULER, &SchedulerToBackend::Host { load: LoadId(1), version: "1".into(), model: ModelId(6) });
     backend.tell(SCHEDULER, &SchedulerToBackend::Unload { model: ModelId(6) });
     let dials = backend.dials(NOW);
     let [(Peer::Scheduler(1), hello)] = &dials[..] else { panic!("{dials:?}") };
@@ -492,7 +496,11 @@ fn a_plan_of_a_model_that_goes_is_told_under_a_name_that_nobody_knows() {
     assert_eq!((*model, obeyed), (ModelId(u32::MAX), &obeys(2)));
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: transfer.token, result: Ok(()) });
     backend.outputs();
-    backend.0.handle_executed(NOW, 0, Execution::Done { started_at: NOW, finished_at: NOW });
+    backend.0.handle_executed(
+        NOW,
+        0,
+        Execution::Done { started_at: NOW, finished_at: NOW, outputs: Outputs::default() },
+    );
     let outputs = backend.outputs();
     let Output::Write { transfer, .. } = &outputs[0] else { panic!("{outputs:?}") };
     backend.0.handle_event(NOW, Event::WriteDone { connection, token: transfer.token, result: Ok(()) });
@@ -505,18 +513,18 @@ fn a_plan_of_a_model_that_goes_is_told_under_a_name_that_nobody_knows() {
 fn what_a_former_primary_wanted_loaded_is_forgotten() {
     let mut backend = Backend::of_two();
     for load in [1, 2] {
-        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into() });
+        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), config: None });
     }
     let outputs = backend.outputs();
     let [Output::Load { load: first, .. }, Output::Load { load: second, .. }] = outputs[..] else {
         panic!("{outputs:?}")
     };
-    backend.0.handle_loaded(NOW, first, Ok(Some(loaded("n", 4))));
+    backend.0.handle_loaded(NOW, first, Ok(vec![loaded("n", 4)]));
     backend.take_over(OTHER, 2);
     backend.outputs();
-    backend.0.handle_loaded(NOW, second, Ok(Some(loaded("n", 4))));
+    backend.0.handle_loaded(NOW, second, Ok(vec![loaded("n", 4)]));
     for load in [1, 2] {
-        backend.tell(OTHER, &SchedulerToBackend::Host { load: LoadId(load), model: ModelId(6) });
+        backend.tell(OTHER, &SchedulerToBackend::Host { load: LoadId(load), version: "1".into(), model: ModelId(6) });
     }
     assert!(backend.outputs().is_empty(), "nothing is said of a load that nobody waits for, nor hosted");
 }

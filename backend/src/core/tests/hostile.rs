@@ -48,12 +48,14 @@ struct Attack {
 impl Attack {
     fn new(seed: u64) -> Self {
         let has_memory = seed.is_multiple_of(3);
-        let weights = Weights { pages: if has_memory { 6 } else { 0 }, load: Span::from_millis(1) };
+        let weights = Weights::new(if has_memory { 6 } else { 0 }, Span::from_millis(1));
         let models = [loaded("m", 8), loaded("n", 5)].map(|model| Arc::new(Loaded { weights, ..model })).to_vec();
         let staging = Staging::new(2, &models.iter().map(|model| model.shape).collect::<Vec<_>>());
         let count = 1 + (seed % 3) as u16;
         let schedulers = (1..=count).map(|port| ([127, 0, 0, 1], port).into()).collect();
-        let config = CoreConfig { schedulers, token: 6, staging, lkey: 7, memory_pages: has_memory.then_some(10) };
+        let memory_pages = has_memory.then_some(10);
+        let host_pages = memory_pages.and_then(|_| seed.is_multiple_of(2).then_some(12));
+        let config = CoreConfig { schedulers, token: 6, staging, lkey: 7, memory_pages, host_pages };
         let mut attack = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
             core: Core::new(config, models).unwrap(),
@@ -211,12 +213,16 @@ impl Attack {
                 };
                 SchedulerToBackend::FrontendJoined { frontend, link_address }
             }
-            6 => {
-                SchedulerToBackend::Load { load: LoadId(self.number(3)), name: "n".repeat(self.rng.random_range(0..3)) }
-            }
-            7 => {
-                SchedulerToBackend::Host { load: LoadId(self.number(3)), model: ModelId(5 + self.number(2) as u32 % 4) }
-            }
+            6 => SchedulerToBackend::Load {
+                load: LoadId(self.number(3)),
+                name: "n".repeat(self.rng.random_range(0..3)),
+                config: None,
+            },
+            7 => SchedulerToBackend::Host {
+                load: LoadId(self.number(3)),
+                version: "1".into(),
+                model: ModelId(5 + self.number(2) as u32 % 4),
+            },
             8 => SchedulerToBackend::Discard { load: LoadId(self.number(3)) },
             9 if self.rng.random_range(0..20) == 0 => {
                 SchedulerToBackend::Unload { model: ModelId(5 + self.number(2) as u32 % 4) }
@@ -297,7 +303,7 @@ impl Attack {
         if let Some((gpu, model)) = self.copying.pop_first() {
             let is_done = self.rng.random_range(0..8) > 0;
             assert!(!is_done || self.weights.insert((gpu, model)), "{model:?} is there twice");
-            return self.core.handle_copied(now, gpu, is_done);
+            return self.core.handle_copied(now, gpu, is_done.then_some(Span::ZERO));
         }
         match self.rng.random_range(0..4) {
             0 | 1 if !self.reads.is_empty() => {
@@ -314,7 +320,7 @@ impl Attack {
                 let execution = match self.rng.random_range(0..3) {
                     0 => Execution::WindowMissed { rejected_at: now },
                     1 => Execution::Failed { started_at, finished_at, reason: "no".repeat(300) },
-                    _ => Execution::Done { started_at, finished_at },
+                    _ => Execution::Done { started_at, finished_at, outputs: Outputs::default() },
                 };
                 self.executed += 1;
                 self.core.handle_executed(now, gpu, execution);
@@ -326,10 +332,10 @@ impl Attack {
     fn finish_load(&mut self) {
         let Some(load) = self.loads.pop() else { return };
         let result = match self.rng.random_range(0..4) {
-            0 => Ok(None),
+            0 => Ok(vec![]),
             1 => Err("torn".to_owned()),
-            2 => Ok(Some(loaded("n", self.rng.random_range(1..12)))),
-            _ => Ok(Some(loaded("o", 4))),
+            2 => Ok(vec![loaded("n", self.rng.random_range(1..12))]),
+            _ => Ok(vec![loaded("o", 4)]),
         };
         self.core.handle_loaded(self.now, load, result);
     }
@@ -390,7 +396,12 @@ impl Attack {
                     assert!(!has_weights || self.weights.contains(&(gpu, model)), "its weights are not there");
                     self.executing.push(gpu);
                 }
+                Output::Interrupt { gpu } => assert!(self.executing.contains(&gpu), "nothing is there to be ended"),
                 Output::CopyWeights { gpu, model, .. } => assert!(self.copying.insert(gpu, model).is_none()),
+                Output::ReleaseWeights { executor } => {
+                    let is_it = |model| Arc::ptr_eq(&self.core.loaded(model).executor, &executor);
+                    assert!(!self.weights.iter().any(|(_, held)| is_it(*held)), "a GPU has it");
+                }
                 Output::FreeWeights { gpu, model } => assert!(self.weights.remove(&(gpu, model))),
                 Output::Load { load, .. } => self.loads.push(load),
                 Output::Send { connection, frame } => {

@@ -68,6 +68,28 @@ fn batches_of_every_size_agree_with_running_one_by_one() {
 }
 
 #[test]
+fn weights_that_were_let_go_are_read_from_the_same_file_again_or_not_at_all() {
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("model.onnx");
+    fs::copy(folder().join("1/model.onnx"), &file).unwrap();
+    let executor = Onnx::load(&digits(), &file).unwrap();
+    let (_, images) = held_out();
+    let image = &images[..IMAGE_PIXELS * 4];
+    let before = execute(&executor, image);
+    assert!(executor.holds_weights());
+    executor.release();
+    let error = executor.execute(image, &mut [0; CLASSES * 4]).unwrap_err().to_string();
+    assert!(error.contains("its weights are not in memory"), "{error}");
+    executor.read().unwrap();
+    assert_eq!(execute(&executor, image), before);
+    fs::copy(&file, files.path().join("other.onnx")).unwrap();
+    executor.read().unwrap();
+    executor.release();
+    let error = executor.read().unwrap_err().to_string();
+    assert!(error.contains("other.onnx: changed while the model was read"), "{error}");
+}
+
+#[test]
 fn held_out_accuracy_is_what_training_recorded() {
     let executor = load(&digits()).unwrap();
     let (labels, images) = held_out();
@@ -99,12 +121,14 @@ fn a_configuration_that_does_not_fit_the_file_is_refused_with_both_sides() {
     assert!(missing.contains("no/such/file.onnx"), "{missing}");
 }
 
-/// A tensor of a model file: its name, its type by ONNX's number, its lengths, of which -1 is called `N`.
+/// A tensor of a model file: its name, its type by ONNX's number, its lengths, of which -1 is called `N`, and others
+/// below 0 are called `M` and their number.
 type Value<'a> = (&'a str, i32, &'a [i64]);
 
 fn value(&(name, elem_type, dims): &Value<'_>) -> ValueInfoProto {
     let dimension = |&length: &i64| match length {
         -1 => dimension::Value::DimParam("N".into()),
+        ..0 => dimension::Value::DimParam(format!("M{}", -length)),
         length => dimension::Value::DimValue(length),
     };
     let dim = dims.iter().map(|length| Dimension { value: Some(dimension(length)), ..Dimension::default() });
@@ -177,6 +201,20 @@ fn labels_have_one_element_for_each_task_and_casts_to_int64_are_that_type() {
 }
 
 #[test]
+fn numbers_that_pass_through_tracts_lengths_keep_all_their_bits() {
+    let nodes = vec![
+        node("Add", &["x", "x"], "sum", &[]),
+        node("Cast", &["sum"], "cast", &[("to", INT64.into())]),
+        node("Add", &["cast", "x"], "y", &[]),
+    ];
+    let triple = model("", &[("x", INT64, &[-1, 2])], nodes, &[("y", INT64, &[-1, 2])]).unwrap();
+    let numbers = [1 << 60, -(1 << 40), 7, i64::from(i32::MAX)];
+    let mut outputs = vec![0xaa; 32];
+    triple.execute(&numbers.map(i64::to_le_bytes).concat(), &mut outputs).unwrap();
+    assert_eq!(int64s(&outputs), numbers.map(|number| 3 * number));
+}
+
+#[test]
 fn without_a_batch_dimension_one_task_is_the_whole_tensor() {
     let nodes = vec![node("Neg", &["x"], "y", &[])];
     let negate = model("", &[("x", FP32, &[2, 2])], nodes.clone(), &[("y", FP32, &[2, 2])]).unwrap();
@@ -204,4 +242,131 @@ fn lengths_of_one_at_the_end_do_not_matter_and_shapes_may_differ_from_the_client
     assert_eq!(run(&reshaped, &[1.0; 6], 24), floats(&[-1.0; 6]));
     let wrong = config.replace("reshape { shape: [ 2, 3 ] } }\n", "reshape { shape: [ 3, 2 ] } }\n");
     assert!(model(&wrong, &[("x", FP32, shape)], nodes, &[("y", FP32, shape)]).is_err());
+}
+
+/// A record of these tensors of one task.
+fn record(tensors: &[repository::Tensor], cells: &[(&[usize], &[u8])]) -> Vec<u8> {
+    let cells: Vec<_> = cells.iter().map(|(shape, data)| Some(cell::Cell { shape: shape.to_vec(), data })).collect();
+    let mut record = vec![0; cell::bytes_max(tensors)];
+    let bytes = cell::write(tensors, &cells, &mut record).unwrap();
+    record.truncate(bytes);
+    record
+}
+
+/// The shapes and elements of a task's outputs, or why it has none.
+type Answer = Result<Vec<(Vec<usize>, Vec<u8>)>, String>;
+
+/// Runs a batch.
+fn run_records(model: &Onnx, tasks: &[Vec<u8>]) -> Vec<Answer> {
+    let room = cell::bytes_max(&model.outputs);
+    let mut outputs = vec![0xaa; room * tasks.len()];
+    let failed = model.execute(&tasks.concat(), &mut outputs).unwrap();
+    let outputs = outputs.chunks_exact(room).enumerate().map(|(task, output)| {
+        if let Some(failure) = failed.iter().find(|failure| failure.task == task) {
+            return Err(failure.reason.clone());
+        }
+        let bytes = if cell::is_record(&model.outputs) { cell::record_bytes(output).unwrap() } else { room };
+        let cells = cell::read(&model.outputs, &output[..bytes]).unwrap().into_iter().flatten();
+        Ok(cells.map(|cell| (cell.shape, cell.data.to_vec())).collect())
+    });
+    outputs.collect()
+}
+
+const STRING: i32 = 8;
+
+#[test]
+fn tasks_of_several_shapes_run_in_groups_and_each_is_as_if_alone() {
+    // Both inputs have the same length N in the file, so they can be added.
+    let nodes = vec![node("Add", &["x", "w"], "sum", &[]), node("Neg", &["sum"], "z", &[])];
+    let shape: &[i64] = &[-1, -2, 2];
+    let add = model("", &[("x", FP32, shape), ("w", FP32, shape)], nodes, &[("z", FP32, shape)]).unwrap();
+    let task = |length: usize, from: f32| {
+        let x: Vec<f32> = (0..length * 2).map(|index| from + index as f32).collect();
+        let data = floats(&x);
+        record(&add.inputs, &[(&[length, 2], &data), (&[length, 2], &data)])
+    };
+    let lengths = [3, 1, 3, 0, 7, 1, 3];
+    let tasks: Vec<Vec<u8>> = lengths.iter().enumerate().map(|(at, &length)| task(length, at as f32)).collect();
+    let together = run_records(&add, &tasks);
+    for ((at, &length), (task, found)) in lengths.iter().enumerate().zip(tasks.iter().zip(&together)) {
+        assert_eq!(run_records(&add, std::slice::from_ref(task))[0], *found, "length {length}");
+        let expected: Vec<f32> = (0..length * 2).map(|index| -2.0 * (at as f32 + index as f32)).collect();
+        assert_eq!(*found, Ok(vec![(vec![length, 2], floats(&expected))]));
+    }
+    // Unequal lengths fail for themselves, as a torn record does.
+    let unequal = record(&add.inputs, &[(&[1, 2], &floats(&[1.0; 2])), (&[3, 2], &floats(&[1.0; 6]))]);
+    let mut torn = tasks[0].clone();
+    torn[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+    let found = run_records(&add, &[tasks[0].clone(), torn, unequal, tasks[2].clone()]);
+    assert_eq!([&found[0], &found[3]], [&together[0], &together[2]]);
+    assert!(found[1].as_ref().unwrap_err().starts_with("tensor 'x': found none, expected it"), "{:?}", found[1]);
+    assert!(found[2].as_ref().unwrap_err().starts_with("execution failed: "), "{:?}", found[2]);
+}
+
+#[test]
+fn ten_thousand_shapes_need_no_more_memory_than_one() {
+    let nodes = vec![node("Neg", &["x"], "y", &[])];
+    let config = r#"input { name: "x" dims: [ -1, -1 ] } parameters { key: "max_dims" value { string_value: "100" } }"#;
+    let negate = model(config, &[("x", FP32, &[-2, -3])], nodes, &[("y", FP32, &[-2, -3])]).unwrap();
+    for shape in (0..10_000).map(|shape| [shape / 100 + 1, shape % 100 + 1]) {
+        let data = floats(&vec![1.5; shape[0] * shape[1]]);
+        let found = run_records(&negate, &[record(&negate.inputs, &[(&shape, &data)])]);
+        assert_eq!(found, [Ok(vec![(shape.to_vec(), floats(&vec![-1.5; shape[0] * shape[1]]))])]);
+    }
+}
+
+#[test]
+fn an_output_outside_of_its_bounds_fails_and_says_what_to_change() {
+    let nodes = vec![node("Concat", &["x", "x"], "y", &[("axis", 1)])];
+    let config = r#"parameters { key: "max_dims" value { string_value: "5" } }"#;
+    let double = model(config, &[("x", FP32, &[-1, -2])], nodes, &[("y", FP32, &[-1, -3])]).unwrap();
+    let task = |length: usize| record(&double.inputs, &[(&[length], &floats(&vec![1.0; length]))]);
+    let found = run_records(&double, &[task(2), task(3)]);
+    assert_eq!(found[0], Ok(vec![(vec![4], floats(&[1.0; 4]))]));
+    let error = found[1].as_ref().unwrap_err();
+    assert!(
+        error.contains("output y has shape [1, 6], expected [1, -1] within") && error.contains("max_dims"),
+        "{error}"
+    );
+}
+
+#[test]
+fn strings_come_back_as_they_went() {
+    let nodes = vec![node("Identity", &["x"], "y", &[])];
+    let echo = model("", &[("x", STRING, &[-1, -2])], nodes, &[("y", STRING, &[-1, -2])]).unwrap();
+    let text = |strings: &[&str]| {
+        let encoded = |text: &&str| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
+        strings.iter().flat_map(encoded).collect::<Vec<u8>>()
+    };
+    let (two, other, none) = (text(&["", "g\u{fc}n"]), text(&["a", "b"]), text(&[]));
+    let tasks = [&two, &other, &none].map(|data| {
+        let strings = cell::strings(data).count();
+        record(&echo.inputs, &[(&[strings], data)])
+    });
+    let found = run_records(&echo, &tasks);
+    assert_eq!(found, [(2, two), (2, other), (0, none)].map(|(strings, data)| Ok(vec![(vec![strings], data)])));
+    let bytes = vec![1, 0, 0, 0, 0xff];
+    let task = record(&echo.inputs, &[(&[1], &bytes)]);
+    assert_eq!(run_records(&echo, &[task]), [Ok(vec![(vec![1], bytes)])], "it is no UTF-8");
+}
+
+#[test]
+fn a_task_without_an_input_that_its_file_takes_fails_alone() {
+    let nodes = vec![node("Neg", &["x"], "y", &[])];
+    let config = r#"max_batch_size: 4 input { name: "x" optional: true }"#;
+    let negate = model(config, &[("x", FP32, &[-1, 2])], nodes, &[("y", FP32, &[-1, 2])]).unwrap();
+    let mut none = vec![0; cell::bytes_max(&negate.inputs)];
+    let bytes = cell::write(&negate.inputs, &[None], &mut none).unwrap();
+    let tasks = [none[..bytes].to_vec(), record(&negate.inputs, &[(&[2], &floats(&[1.0, 2.0]))])];
+    let found = run_records(&negate, &tasks);
+    assert_eq!(found[0], Err("input 'x' was left out, and the model's file takes it".to_owned()));
+    assert_eq!(found[1], Ok(vec![(vec![2], floats(&[-1.0, -2.0]))]));
+}
+
+#[test]
+fn a_fixed_length_that_is_configured_as_any_is_refused() {
+    let nodes = vec![node("Neg", &["x"], "y", &[])];
+    let config = r#"max_batch_size: 4 input { name: "x" dims: [ -1 ] } output { name: "y" dims: [ 3 ] }"#;
+    let error = model(config, &[("x", FP32, &[-1, 3])], nodes, &[("y", FP32, &[-1, 3])]).err().unwrap();
+    assert!(error.contains("config.pbtxt says -1 for dimension 1 of input x, the file has 3"), "{error}");
 }

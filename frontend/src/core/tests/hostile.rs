@@ -171,7 +171,7 @@ impl Attack {
                 let received_at = self.now + OFFSET;
                 SchedulerToFrontend::Clock(ClockReply { sent_at, received_at, replied_at: received_at })
             }
-            4 => SchedulerToFrontend::Load(SchedulerLoad {
+            4 => SchedulerToFrontend::Load(Box::new(SchedulerLoad {
                 queued: u32::MAX,
                 batches: u32::MAX,
                 gpus: u32::MAX,
@@ -179,17 +179,27 @@ impl Attack {
                 obeying: u32::MAX,
                 settled: Span(i64::MIN),
                 ..SchedulerLoad::default()
-            }),
+            })),
             5 => {
                 let most = if self.rng.random_range(0..20) == 0 { 1025 } else { 1024 };
                 let tasks = (0..[0, 1, 3, most][self.rng.random_range(0..4)]).map(|_| self.task()).collect();
                 let link = LinkId(self.number(3) as u32);
                 SchedulerToFrontend::Fence { backend: BackendId(self.number(3) as u32), link, tasks }
             }
+            6 if self.rng.random_range(0..3) == 0 => {
+                let (name, version) = (self.text(), self.text());
+                let reason = self.rng.random::<bool>().then(|| self.text());
+                SchedulerToFrontend::NotLoaded { name, version, reason }
+            }
             6 => {
                 let (name, loads) = (self.text(), self.number(3) as u32);
                 let states = [ModelState::Serving, ModelState::Loading, ModelState::Unloading, ModelState::Unloaded];
-                SchedulerToFrontend::ModelState { name, state: states[self.rng.random_range(0..4)], loads }
+                SchedulerToFrontend::ModelState {
+                    name,
+                    state: states[self.rng.random_range(0..4)],
+                    loads,
+                    config: None,
+                }
             }
             7 => {
                 let refused = if self.rng.random() { Some(self.text()) } else { None };
@@ -284,7 +294,7 @@ impl Attack {
             self.requests.insert(request);
         }
         let name = self.text();
-        let _ = self.core.handle_change(ModelChange::Load, &name);
+        let _ = self.core.handle_change(ModelChange::Load, &name, None);
     }
 
     fn outputs(&mut self) {
@@ -321,7 +331,7 @@ impl Attack {
                     }
                 }
                 Output::Reply { request, .. } => assert!(self.requests.remove(&request), "{request:?} ends twice"),
-                Output::ReadModel { name } => {
+                Output::ReadModel { name, config: _ } => {
                     self.core.handle_model_read(&name, Err("there is none".to_owned()));
                 }
                 Output::ModelChanged { .. } => {}
@@ -395,11 +405,19 @@ fn what_a_scheduler_says_of_models_is_bounded() {
     let offer = Offer { id: ModelId(0), model_thread, gpus: 1, least_latency: Span::ZERO, network };
     let long = "n".repeat(257);
     assert!(!table.handle_offer(&long, "1", offer) && !table.handle_offer("n", &long, offer));
-    assert!(!table.handle_state(&long, ModelState::Serving, 7));
+    assert!(!table.handle_state(&long, (ModelState::Serving, 7), None));
+    let config = |bytes| Some("c".repeat(bytes));
+    assert!(!table.handle_state("n", (ModelState::Serving, 7), config(12 * 1024 + 1)));
     let kept = format!("{table:?}").len();
     assert!(kept < 1_000, "{kept} bytes");
+    let served = (ModelState::Serving, 7);
+    let kept = (0..1_100).filter(|number| table.handle_state(&format!("c{number}"), served, config(9)));
+    assert_eq!(kept.count(), 1_024, "configurations of clients");
     for number in 0..70_000 {
-        table.handle_state(&number.to_string(), ModelState::Serving, 7);
+        table.handle_state(&number.to_string(), (ModelState::Serving, 7), None);
     }
-    assert!(!table.handle_state("one more", ModelState::Serving, 7) && table.handle_state("5", ModelState::Serving, 8));
+    assert!(
+        !table.handle_state("one more", (ModelState::Serving, 7), None)
+            && table.handle_state("5", (ModelState::Serving, 8), None)
+    );
 }

@@ -97,6 +97,25 @@ fn a_model_is_ready_once_the_clock_is_known_and_a_gpu_hosts_it() {
 }
 
 #[test]
+fn one_whose_models_were_all_unloaded_is_ready_once_it_knows_the_clock() {
+    let mut world = joined();
+    let names: Vec<String> = world.core.models().iter().map(|served| served.model.name.clone()).collect();
+    let unload = |world: &mut World, name: &str| {
+        let (name, state) = (name.to_owned(), ModelState::Unloaded);
+        world.tell_now(&SchedulerToFrontend::ModelState { name, state, loads: 0, config: None });
+    };
+    world.tell_clock_now();
+    for name in &names {
+        assert!(!world.core.is_ready(), "'{name}' is to be served and nobody hosts it");
+        unload(&mut world, name);
+    }
+    assert!(world.core.is_ready());
+    let mut unclear = joined();
+    names.iter().for_each(|name| unload(&mut unclear, name));
+    assert!(!unclear.core.is_ready(), "no clock yet");
+}
+
+#[test]
 fn the_messages_of_one_turn_share_a_frame() {
     let mut world = joined();
     world.tell_clock_now();

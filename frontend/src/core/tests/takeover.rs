@@ -121,7 +121,7 @@ impl Bench {
                     self.done.extend(read_frame(&frame).map(|message| Done::Said(connection, message.unwrap())));
                 }
                 Output::Reply { request, result } => self.replies.push((request, result)),
-                Output::ReadModel { name } => self.read.push(name),
+                Output::ReadModel { name, config: _ } => self.read.push(name),
                 Output::ModelChanged { result, .. } => self.changed.push(result),
             }
         }
@@ -173,7 +173,10 @@ impl Bench {
     }
 
     fn state(&mut self, scheduler: usize, number: usize, state: ModelState, loads: u32) {
-        self.tell(scheduler, &SchedulerToFrontend::ModelState { name: format!("m{number}"), state, loads });
+        self.tell(
+            scheduler,
+            &SchedulerToFrontend::ModelState { name: format!("m{number}"), state, loads, config: None },
+        );
     }
 
     pub(super) fn take_over(&mut self, scheduler: usize, epoch: Epoch) {
@@ -395,7 +398,7 @@ fn an_orphan_goes_on_admitting_and_the_next_primary_is_told() {
     let cancelled = bench.request(false).unwrap();
     bench.cancel(cancelled);
     assert_eq!(bench.done, [], "there is nobody to tell");
-    assert_eq!(bench.core.handle_change(ModelChange::Load, "m0"), Err(InferError::NoScheduler));
+    assert_eq!(bench.core.handle_change(ModelChange::Load, "m0", None), Err(InferError::NoScheduler));
     // It comes back as a standby, and claims to be the primary in another epoch later.
     bench.pass(RETRY_FIRST);
     let (_, hello) = bench.dialled[0].clone().unwrap();
@@ -603,7 +606,12 @@ fn orders_of_a_standby_count_for_nothing() {
     bench.tell(1, &SchedulerToFrontend::Leaving);
     bench.tell(
         1,
-        &SchedulerToFrontend::Load(SchedulerLoad { queued: 9, batches: 9, gpus: 9, ..SchedulerLoad::default() }),
+        &SchedulerToFrontend::Load(Box::new(SchedulerLoad {
+            queued: 9,
+            batches: 9,
+            gpus: 9,
+            ..SchedulerLoad::default()
+        })),
     );
     assert_eq!((bench.replies.len(), bench.done.len()), (0, 0), "{:?} {link:?}", bench.done);
     assert!(bench.core.is_ready() && bench.core.scheduler_load() == SchedulerLoad::default());
@@ -623,7 +631,7 @@ fn models_are_what_the_next_primary_says_and_are_read_anew_only_if_loaded_since(
     bench.state(1, 2, ModelState::Serving, 4);
     bench.state(1, 2, ModelState::Serving, 5);
     assert_eq!(read(&mut bench), Vec::<String>::new(), "a standby's word");
-    bench.core.handle_change(ModelChange::Unload, "m2").unwrap();
+    bench.core.handle_change(ModelChange::Unload, "m2", None).unwrap();
     bench.take_over(1, claim(2, 1).epoch);
     assert_eq!(read(&mut bench), ["m2"], "it was loaded since the standby was joined");
     assert_eq!(bench.changed, [Err(InferError::SchedulerLost)]);
@@ -656,7 +664,7 @@ fn tasks_of_a_model_that_the_next_primary_does_not_know_are_named_without() {
     let mut newer = model("m0", vec![tensor("x", DataType::Uint8, &[INPUT])], vec![]);
     newer.version = "2".to_owned();
     bench.core.changes.handle_loaded("m0");
-    bench.core.handle_model_read("m0", Ok(newer));
+    bench.core.handle_model_read("m0", Ok(vec![newer]));
     let mut other = Bench::warm().0;
     other.request(false).unwrap();
     for (mut bench, model, thread) in [(bench, ModelId(u32::MAX), 0), (other, ModelId(9), 1)] {

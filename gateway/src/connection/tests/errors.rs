@@ -32,8 +32,8 @@ fn each_end_of_a_task_has_its_status_and_the_connection_goes_on() {
     use DropReason::{BackendLost, Cancelled, Deadline, NoBackend, QueueFull, Unloaded};
     with_server(limits(), async |address, peer| {
         let ends = [
-            (Fate::Drop(Deadline), (504, 4), "dropped: its deadline could no longer be met"),
-            (Fate::Drop(QueueFull), (503, 8), "dropped: the model's queue is full"),
+            (Fate::Drop(Deadline), (504, 4), "dropped: Request timeout expired: its deadline could no longer be met"),
+            (Fate::Drop(QueueFull), (503, 14), "dropped: Exceeds maximum queue size: the model's queue is full"),
             (Fate::Drop(NoBackend), (503, 14), "dropped: no backend hosts the model now"),
             (Fate::Drop(Cancelled), (503, 1), "dropped: it was cancelled"),
             (Fate::Drop(Unloaded), (503, 14), "dropped: the model was unloaded"),

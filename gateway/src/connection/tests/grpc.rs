@@ -305,7 +305,7 @@ fn errors_have_their_code_and_the_connection_goes_on() {
                 5,
                 "Request for unknown model: 'triple' is not found, expected one of: double",
             ),
-            (changed(&|r| r.model_version = "2".into()), 5, "found '2', expected '1'"),
+            (changed(&|r| r.model_version = "2".into()), 5, "version 2 is not found, expected one of: 1"),
             (changed(&|r| r.inputs[0].shape = vec![1, -4]), 3, "inputs['x'].shape: found [1, -4]"),
             (changed(&|r| r.inputs[0].datatype = "FP32".into()), 3, "found 'FP32', expected 'UINT8'"),
             (changed(&|r| r.raw_input_contents.clear()), 3, "inputs['x'].data: found neither"),
@@ -346,7 +346,7 @@ fn errors_have_their_code_and_the_connection_goes_on() {
         }
         let fates = [
             (Fate::Drop(DropReason::Deadline), 4),
-            (Fate::Drop(DropReason::QueueFull), 8),
+            (Fate::Drop(DropReason::QueueFull), 14),
             (Fate::Drop(DropReason::NoBackend), 14),
             (Fate::Answer(AnswerStatus::Failed, "out of memory"), 13),
         ];
@@ -527,7 +527,7 @@ fn models_are_unloaded_and_loaded() {
         let (status, message, _) = call(&mut client, head_of("ModelInfer"), infer.clone()).await;
         assert!(status == 14 && message.contains("has no available versions"), "{status} {message}");
         let (status, message, _) = call(&mut client, head_of("RepositoryModelUnload"), unload("triple")).await;
-        assert_eq!((status, message.as_str()), (3, "failed to unload 'triple', there is no such folder"));
+        assert_eq!((status, message.as_str()), (13, "failed to unload 'triple', there is no such folder"));
         let load = RepositoryModelLoadRequest { model_name: "double".to_owned(), ..Default::default() };
         let load = framed(false, &load.encode_to_vec());
         assert_eq!(call(&mut client, head_of("RepositoryModelLoad"), load).await.0, 0);

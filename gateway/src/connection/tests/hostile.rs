@@ -31,6 +31,22 @@ fn what_cannot_be_read_on_ends_its_connection_with_an_answer() {
     });
 }
 
+#[test]
+fn a_body_has_65536_chunks_at_most() {
+    with_server(Limits { body_bytes_max: 1 << 20, ..limits() }, async |address, _| {
+        let head = format!("POST {INFER} HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n");
+        for (chunks, end, expected) in [
+            (65_536, "0\r\n\r\n", "the request is not a JSON object"),
+            (65_537, "", "Chunked request body exceeds maximum of 65536 non-empty chunks. Send fewer or larger"),
+        ] {
+            let request = format!("{head}{}{end}", "1\r\n \r\n".repeat(chunks));
+            let heard = ask(&mut TcpStream::connect(address).await.unwrap(), request.as_bytes()).await;
+            assert_eq!((heard.status, heard.header("connection")), (400, end.is_empty().then_some("close")));
+            assert!(heard.json()["error"].as_str().unwrap().starts_with(expected), "{heard:?}");
+        }
+    });
+}
+
 const SHORT: Duration = Duration::from_millis(30);
 
 /// With timeouts this short a good client can be too slow as well, on a busy machine; another attempt is not.

@@ -100,7 +100,7 @@ fn a_picture_that_is_late_twice_or_dropped_meanwhile_missed_its_deadline() {
         send(&mut stream, &png()).await;
         peer.fates.borrow_mut().push_back(Fate::Drop(DropReason::Deadline));
         let heard = send(&mut stream, &png()).await;
-        let text = "dropped: its deadline could no longer be met";
+        let text = "dropped: Request timeout expired: its deadline could no longer be met";
         assert_eq!((heard.status, &heard.json()["error"]), (504, &json!(text)));
         assert_eq!((peer.submitted.get(), peer.cancelled.get()), ((4, 2), 0));
         assert_eq!(peer.desk.with_core(Core::outstanding), 0);

@@ -130,7 +130,7 @@ fn there_is_never_any_cuda_shared_memory() {
             assert_eq!(ask(&mut stream, &post_of(path, "", b"")).await.status, 200);
         }
         let heard = ask(&mut stream, &post_of("/v2/cudasharedmemory/region/r/register", "", b"{}")).await;
-        let expected = "failed to register CUDA shared memory region: 'r', GPUs not supported";
+        let expected = "failed to register shared memory region 'r': invalid args, GPUs not supported";
         assert_eq!((heard.status, &heard.json()["error"]), (400, &json!(expected)));
     });
 }
@@ -147,7 +147,11 @@ fn errors_have_their_status_and_the_connection_goes_on() {
                 404,
                 "Request for unknown model: 'triple' is not found, expected one of: double",
             ),
-            (get_of("/v2/models/double/versions/2/ready"), 404, "version of model 'double': found '2', expected '1'"),
+            (
+                get_of("/v2/models/double/versions/2/ready"),
+                404,
+                "Request for unknown model: 'double' version 2 is not found, expected one of: 1",
+            ),
             (get_of(INFER), 405, "method: found GET, expected POST"),
             (post_of("/v2", "", b""), 405, "method: found POST, expected GET"),
             (infer(&GOOD.replace("[1,4]", "[1,5]")), 400, "inputs['x'].shape: found [1, 5]"),
@@ -321,6 +325,11 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
             "downbeat_scheduler_members 3".to_owned(),
             "downbeat_scheduler_members_obeying 2".to_owned(),
             "downbeat_scheduler_settled_seconds 0.0045".to_owned(),
+            r#"downbeat_predicted_actions{action="infer"} 9"#.to_owned(),
+            r#"downbeat_prediction_errors{action="infer",of="duration",side="under"} 7"#.to_owned(),
+            r#"downbeat_prediction_errors{action="infer",of="completion",side="over"} 0"#.to_owned(),
+            r#"downbeat_prediction_error_seconds{action="infer",of="duration",quantile="0.99",side="under"} 0.00025"#
+                .to_owned(),
             r#"downbeat_network_budget_seconds{model="double",part="ctrl",version="1"} 0.0003"#.to_owned(),
             r#"downbeat_network_budget_seconds{model="double",part="resp",version="1"} 0.002"#.to_owned(),
         ] {
@@ -331,7 +340,10 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
         assert_eq!((&explained["outcome"], &explained["id"]), (&json!("answered"), &json!("q")));
         assert_eq!(explained["batch"], json!({ "size": 3, "backend": 6, "gpu": 2 }));
         let by_id = ask(&mut stream, &get_of("/debug/requests/q")).await.json();
-        assert_eq!(by_id["outcome"], "dropped: its deadline could no longer be met", "the last one with that id");
+        assert_eq!(
+            by_id["outcome"], "dropped: Request timeout expired: its deadline could no longer be met",
+            "the last one with that id"
+        );
         let unknown = ask(&mut stream, &get_of("/debug/requests/99")).await;
         assert_eq!(unknown.status, 404);
     });
@@ -339,7 +351,7 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
 
 #[test]
 fn models_are_unloaded_and_loaded() {
-    with_server(limits(), async |address, _| {
+    with_server(limits(), async |address, peer| {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let change = |model: &str, to: &str| post_of(&format!("/v2/repository/models/{model}/{to}"), "", b"");
         let index = post_of("/v2/repository/index", "", b"");
@@ -354,12 +366,36 @@ fn models_are_unloaded_and_loaded() {
         let dependents = br#"{"parameters":{"unload_dependents":true}}"#;
         let again = post_of("/v2/repository/models/double/unload", "", dependents);
         assert_eq!(ask(&mut stream, &again).await.status, 200);
-        let config = post_of("/v2/repository/models/double/load", "", br#"{"parameters":{"config":"{}"}}"#);
-        let heard = ask(&mut stream, &config).await;
-        assert_eq!(heard.status, 400, "{heard:?}");
+        let long = format!("failed to load 'double', parameter config: {}", "7".repeat(900));
+        let seven = format!(r#""config":"{}""#, "7".repeat(900));
+        let too_long = format!(r#""config":"{}""#, "7".repeat(12_289));
+        let files =
+            "failed to load 'double', failed to poll from model repository: parameters: found file:1/model.onnx";
+        for (status, given, expected) in [
+            (500, &seven[..], &long[..]),
+            (400, &too_long, "config: found 12289 bytes, expected at most 12288"),
+            (400, r#""config":{}"#, "config: found something else, expected a text: a model's configuration in JSON"),
+            (500, r#""file:1/model.onnx":"aa""#, files),
+            (400, r#""force":true"#, "parameters: found force, expected config"),
+        ] {
+            let body = format!(r#"{{"parameters":{{{given}}}}}"#);
+            let heard = ask(&mut stream, &post_of("/v2/repository/models/double/load", "", body.as_bytes())).await;
+            let heard = (heard.status, heard.json()["error"].as_str().unwrap().to_owned());
+            assert!(heard.0 == status && heard.1.starts_with(expected), "{given}: {heard:?}");
+        }
+        let why = |reason: Option<&str>| {
+            let (name, version, reason) = ("double".to_owned(), String::new(), reason.map(str::to_owned));
+            peer.tell(&SchedulerToFrontend::NotLoaded { name, version, reason });
+        };
+        why(Some("backend 3: model.onnx: it is torn"));
+        let torn = json!("backend 3: model.onnx: it is torn");
+        while ask(&mut stream, &index).await.json()[1]["reason"] != torn {}
+        why(None);
+        while ask(&mut stream, &index).await.json()[1]["reason"] != "unloaded" {}
+
         let heard = ask(&mut stream, &change("triple", "load")).await;
         let error = "failed to load 'triple', there is no such folder";
-        assert_eq!((heard.status, &heard.json()["error"]), (400, &json!(error)));
+        assert_eq!((heard.status, &heard.json()["error"]), (500, &json!(error)));
 
         assert_eq!(ask(&mut stream, &change("double", "load")).await.status, 200);
         let ready = json!({ "name": "double", "version": "1", "state": "READY", "reason": "" });

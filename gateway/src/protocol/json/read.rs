@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use frontend::excerpt;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -101,6 +102,26 @@ impl<'de> Visitor<'de> for Request {
     }
 }
 
+/// What lists hold.
+trait Element {
+    /// Says, in Triton's words, that it is in the list already.
+    fn repeated(&self, _list: &[Self]) -> Option<String>
+    where
+        Self: Sized,
+    {
+        None
+    }
+}
+
+impl Element for usize {}
+impl Element for RawInput<'_> {}
+impl Element for RawOutput {
+    fn repeated(&self, list: &[Self]) -> Option<String> {
+        let is_there = list.iter().any(|other| other.name == self.name);
+        is_there.then(|| format!("output '{}' already exists in request", excerpt(&self.name)))
+    }
+}
+
 /// A list that is not longer than so.
 struct List<T> {
     max: usize,
@@ -115,7 +136,7 @@ impl<T> List<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for List<T> {
+impl<'de, T: Deserialize<'de> + Element> DeserializeSeed<'de> for List<T> {
     type Value = Vec<T>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<T>, D::Error> {
@@ -123,7 +144,7 @@ impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for List<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
+impl<'de, T: Deserialize<'de> + Element> Visitor<'de> for List<T> {
     type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -133,9 +154,10 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<T>, A::Error> {
         let Self { max, field, whose, .. } = self;
         let mut list = Vec::new();
-        while let Some(next) = seq.next_element()? {
+        while let Some(next) = seq.next_element::<T>()? {
             if list.len() == max {
-                return Err(A::Error::custom(format_args!("{field}: found more than {whose} {max}")));
+                let repeated = next.repeated(&list).map_or(String::new(), |repeated| format!(": {repeated}"));
+                return Err(A::Error::custom(format_args!("{field}: found more than {whose} {max}{repeated}")));
             }
             list.push(next);
         }

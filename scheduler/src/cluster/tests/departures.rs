@@ -182,7 +182,12 @@ fn a_backend_that_is_still_connecting_misses_nothing_that_it_is_told() {
     };
     let unload = SchedulerToBackend::Unload { model: ModelId(0) };
     let first = add_backend(&mut cluster, now, offer(1));
-    let change = FrontendToScheduler::ChangeModel { change: ChangeId(0), to: ModelChange::Unload, name: "m".into() };
+    let change = FrontendToScheduler::ChangeModel {
+        change: ChangeId(0),
+        to: ModelChange::Unload,
+        name: "m".into(),
+        config: None,
+    };
     cluster.handle_frontend_message(now, Port::Control, frontend, change).unwrap();
     // One that joins with a model that clients have unloaded has to unload it, too.
     let second = add_backend(&mut cluster, now, offer(1));
@@ -244,7 +249,7 @@ fn a_backend_that_does_not_obey_yet_holds_up_no_change_and_hears_of_it_later() {
     let asked: Vec<_> = asked.collect();
     assert!(asked.len() == 2 && asked.iter().all(|(to, _)| *to != silent), "{outputs:?}");
     for (to, load) in asked {
-        let outcome = LoadOutcome::Ready(model_offer(1, "m", 1));
+        let outcome = LoadOutcome::Ready { offer: model_offer(1, "m", 1), is_last: true };
         let outputs = tell(&mut cluster, to, BackendToScheduler::Loaded { load, outcome });
         assert_eq!(outputs.contains(&changed(frontend, 2, None)), to == late, "{outputs:?}");
     }

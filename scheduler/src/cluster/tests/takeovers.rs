@@ -339,7 +339,7 @@ fn frontends_are_told_who_obeys_and_how_long_that_took() {
         standby.take();
         standby.frontend(FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO });
         let loads = standby.take().into_iter().find_map(|output| match output {
-            ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Load(load)) => Some(load),
+            ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Load(load)) => Some(*load),
             _ => None,
         });
         let SchedulerLoad { members, obeying, settled, .. } = loads.unwrap();

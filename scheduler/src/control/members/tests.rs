@@ -9,6 +9,7 @@ fn offer(name: &str, alpha_ms: f64, gpu_indexes: Vec<u32>) -> ModelOffer {
         input_bytes: 100,
         gpu_indexes,
         weights: Weights::default(),
+        queue_max: Vec::new(),
     }
 }
 
@@ -112,7 +113,7 @@ fn a_loaded_version_takes_the_place_of_the_others_and_their_profile() {
     used(&mut members, 0);
     members.gpus_that_come();
     let newer = |alpha_ms| ModelOffer { version: "2".into(), ..offer("m", alpha_ms, vec![0]) };
-    let offers = [(one.backend, newer(1.0)), (other.backend, newer(2.0))].into();
+    let offers = [(one.backend, vec![newer(1.0)]), (other.backend, vec![newer(2.0)])].into();
     let hosted = members.host(&offers);
     assert_eq!(hosted.models, [(one.backend, ModelId(1)), (other.backend, ModelId(1))].into());
     assert_eq!(hosted.replaced, [(one.backend, ModelId(0)), (other.backend, ModelId(0))].into());
@@ -120,7 +121,7 @@ fn a_loaded_version_takes_the_place_of_the_others_and_their_profile() {
     // The second GPU of the first backend hosts nothing that is of use any more, so the planner need not know.
     let reach = members.reach(Timestamp(1));
     assert_eq!(members.gpus_that_leave(&reach), [one_gpu(&members, one.backend), one_gpu(&members, other.backend)]);
-    let again = [(one.backend, newer(0.5)), (other.backend, newer(0.5))].into();
+    let again = [(one.backend, vec![newer(0.5)]), (other.backend, vec![newer(0.5)])].into();
     assert_eq!(members.host(&again).replaced, BTreeSet::new());
     assert_eq!(members.models[1].profile.latency(1), Span::from_micros(1_500), "not the slower one of before");
     assert_eq!(members.withdraw("m"), [(one.backend, ModelId(1)), (other.backend, ModelId(1))].into());
@@ -130,4 +131,21 @@ fn a_loaded_version_takes_the_place_of_the_others_and_their_profile() {
 
 fn one_gpu(members: &Members, backend: BackendId) -> GpuId {
     members.backends[&backend].gpus[0]
+}
+
+#[test]
+fn a_load_hosts_several_versions_and_lets_go_of_those_that_it_does_not_name() {
+    let mut members = Members::new(0);
+    let version = |version: &str, alpha_ms| ModelOffer { version: version.into(), ..offer("m", alpha_ms, vec![0]) };
+    let backend = members.add_backend(Timestamp(0), hello(1, vec![version("1", 1.0), version("2", 2.0)]), 0, all);
+    let backend = backend.unwrap().backend;
+    used(&mut members, 0);
+    assert_eq!(members.models.iter().map(|model| model.hosts).collect::<Vec<_>>(), [1, 1]);
+    let hosted = members.host(&[(backend, vec![version("2", 4.0), version("3", 3.0)])].into());
+    assert_eq!(hosted.models, [(backend, ModelId(1)), (backend, ModelId(2))].into());
+    assert_eq!((hosted.replaced, hosted.refused), ([(backend, ModelId(0))].into(), BTreeSet::new()));
+    assert_eq!(members.gpus[&one_gpu(&members, backend)].models, [ModelId(1), ModelId(2)]);
+    let alpha = |model: usize| members.models[model].profile.latency(2) - members.models[model].profile.latency(1);
+    assert_eq!((alpha(1), alpha(2)), (Span::from_millis(4), Span::from_millis(3)), "each has its own l(b)");
+    assert_eq!(members.withdraw("m"), [(backend, ModelId(1)), (backend, ModelId(2))].into());
 }

@@ -1,6 +1,12 @@
+use proto::{GpuId, Span, Timestamp};
+
 use crate::{planners::testing::Bench, policy::Policy};
 
 const NOTHING: [&str; 0] = [];
+
+fn at(ms: f64) -> Timestamp {
+    Timestamp::ZERO + Span::from_millis_f64(ms)
+}
 
 /// Batches of one take 6 ms, loads 8 ms.
 #[test]
@@ -21,6 +27,29 @@ fn a_cold_model_is_loaded_and_runs_in_time_or_is_given_up_at_once() {
     // It comes too late.
     bench.loaded(24.5, 0, 0, true);
     assert_eq!(bench.decide(24.5), ["dropped [2]: ColdStart"]);
+}
+
+/// The link has loads for 8 ms: what must be loaded and run for 6 ms by 21 ms is refused, also while others wait.
+#[test]
+fn what_no_load_can_serve_behind_what_links_have_to_do_is_refused_at_once() {
+    let mut bench = Bench::paged(Policy::Eager, 1, 4, 4);
+    bench.submit(0.0, 0, 40.0);
+    assert_eq!(bench.decide(0.0), ["load model 0 into GPU 0 at 0"]);
+    bench.submit(0.0, 1, 21.0);
+    bench.submit(0.0, 2, 22.0);
+    assert_eq!(bench.decide(0.0), ["dropped [1]: ColdStart"]);
+    // Nor has another one for the same model to be asked about.
+    bench.submit(1.0, 1, 21.5);
+    bench.submit(1.0, 1, 60.0);
+    assert_eq!(bench.decide(1.0), ["dropped [3]: ColdStart"]);
+    assert_eq!(bench.decide(3.0), ["load model 2 into GPU 0 at 8"]);
+    // A second GPU could, but for one with an empty link nobody waits in vain.
+    let mut bench = Bench::paged(Policy::Eager, 2, 4, 4);
+    bench.submit(0.0, 0, 40.0);
+    bench.submit(0.0, 1, 21.0);
+    assert_eq!(bench.decide(0.0), ["load model 1 into GPU 0 at 0", "load model 0 into GPU 1 at 0"]);
+    bench.submit(0.0, 2, 21.0);
+    assert_eq!(bench.decide(0.0), ["dropped [2]: ColdStart"]);
 }
 
 #[test]
@@ -75,4 +104,67 @@ fn a_model_that_one_gpu_cannot_serve_is_loaded_into_another() {
     assert_eq!(bench.decide(15.0), ["load model 0 into GPU 1 at 15"]);
     bench.loaded(23.0, 1, 0, true);
     assert_eq!(bench.decide(23.0), ["model 0 on GPU 1 at 23: [65]"]);
+}
+
+/// A load takes 8 ms, or 58 from disk, and a batch of one 6.
+#[test]
+fn what_is_on_disk_only_is_loaded_in_time_or_refused_at_once() {
+    for policy in [Policy::Eager, Policy::Clockwork] {
+        let mut bench = Bench::paged(policy, 1, 2, 2);
+        bench.host_memory(0, 0, false);
+        bench.submit(0.0, 0, 63.9);
+        assert_eq!(bench.decide(0.0), ["dropped [0]: ColdStart"]);
+        bench.submit(0.0, 0, 64.0);
+        assert_eq!(bench.decide(0.0), ["load model 0 into GPU 0 at 0"]);
+        // The way is in use until 58 ms.
+        bench.submit(1.0, 1, 71.9);
+        assert_eq!(bench.decide(1.0), ["dropped [2]: ColdStart"]);
+        bench.host_memory(0, 0, true);
+        bench.loaded(58.0, 0, 0, true);
+        assert_eq!(bench.decide(58.0), ["model 0 on GPU 0 at 58: [1]"]);
+        // It may leave host memory while it is in the GPU's, and comes back from wherever it is then.
+        bench.finished(0, 64.0);
+        bench.host_memory(0, 0, false);
+        bench.submit(65.0, 0, 75.0);
+        assert_eq!(bench.decide(65.0), ["model 0 on GPU 0 at 65: [3]"]);
+    }
+}
+
+#[test]
+fn a_model_is_loaded_where_it_is_in_host_memory() {
+    let mut bench = Bench::paged(Policy::Eager, 2, 2, 2);
+    bench.host_memory(0, 0, false);
+    bench.submit(0.0, 0, 30.0);
+    assert_eq!(bench.decide(0.0), ["load model 0 into GPU 1 at 0"]);
+    // A copy from disk would come too late.
+    bench.host_memory(0, 1, false);
+    bench.host_memory(1, 1, false);
+    bench.submit(0.0, 1, 60.0);
+    assert_eq!(bench.decide(0.0), ["dropped [1]: ColdStart"]);
+    bench.planner.handle_gpu_left(at(1.0), GpuId(1));
+    bench.submit(1.0, 0, 60.0);
+    assert_eq!(
+        bench.decide(1.0),
+        ["dropped [0]: ColdStart", "dropped [2]: ColdStart"],
+        "the GPU that is left has it on disk"
+    );
+    bench.submit(1.0, 0, 70.0);
+    assert_eq!(bench.decide(1.0), ["load model 0 into GPU 0 at 1"]);
+}
+
+/// There is room for two; the first one stays, though it is never used.
+#[test]
+fn what_is_pinned_makes_no_room() {
+    for policy in [Policy::Eager, Policy::Clockwork] {
+        let mut bench = Bench::pinned(policy, 3, 2, &[0, 1]);
+        bench.submit(0.0, 1, 50.0);
+        assert_eq!(bench.decide(0.0), ["model 1 on GPU 0 at 0: [0]"]);
+        bench.finished(0, 6.0);
+        bench.submit(10.0, 2, 60.0);
+        assert_eq!(bench.decide(10.0), ["unload model 1 from GPU 0", "load model 2 into GPU 0 at 10"]);
+        let mut bench = Bench::pinned(policy, 2, 1, &[0]);
+        bench.submit(0.0, 1, 50.0);
+        assert_eq!(bench.decide(0.0), NOTHING);
+        assert!(bench.decide(51.0)[0].starts_with("dropped [0]"));
+    }
 }

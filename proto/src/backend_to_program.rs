@@ -1,0 +1,355 @@
+//! What a backend and the program that runs a model for it say to each other (docs/process.md): a JSON object on each
+//! line, over a socket. Tensors are not in it: a line says where in the shared memory they lie.
+//!
+//! Tasks whose tensors have the same shapes are a group, and come as whole tensors. If the sizes of a model's tensors
+//! do not differ between requests, a batch is one group. A program answers its tasks in groups of its own, since
+//! outputs may differ in shape where inputs do not, and some tasks may fail.
+//!
+//! Nothing that a program says is believed: a line has a bound, and places are checked against the area that the
+//! program may write.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The version of all this.
+pub const PROTOCOL: u32 = 2;
+/// The longest line of a program, with its end: room for some kilobytes about each task of the largest batch.
+pub const LINE_BYTES_MAX: usize = 1 << 20;
+const _: () = assert!(LINE_BYTES_MAX >= 4_096 * crate::LatencyProfile::MAX_BATCH);
+/// Tensors lie at multiples of this, so that a program can look at them as what they are.
+pub const ALIGNMENT_BYTES: u64 = 64;
+
+/// What a backend says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToProgram {
+    /// First of all, once.
+    Model(Box<ModelTold>),
+    /// Instead of a model, and then nothing else: what is known of its configuration, which lacks tensors.
+    Complete(Box<CompleteTold>),
+    /// A batch to run. The next one comes when this one is answered.
+    Batch(Batch),
+}
+
+/// What a program says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FromProgram {
+    /// The model is loaded, and batches may come.
+    Ready {
+        /// The version that the program speaks: [`PROTOCOL`].
+        protocol: u32,
+    },
+    /// What the configuration lacked, and may have besides: in Triton's fields.
+    Config(serde_json::Value),
+    /// The model cannot be loaded, or its configuration not completed, for this reason.
+    Refused(String),
+    /// A batch has run.
+    Done {
+        /// The batch's.
+        id: u64,
+        /// What became of all its tasks, in its order.
+        groups: Vec<Answered>,
+    },
+    /// A batch cannot be run; the next one may.
+    Failed {
+        /// The batch's.
+        id: u64,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A model, as its program is told of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelTold {
+    /// [`PROTOCOL`].
+    pub protocol: u32,
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Its folder in the repository.
+    pub folder: String,
+    /// Its file or program.
+    pub file: String,
+    /// Tasks of a batch, at most.
+    pub max_batch: usize,
+    /// Whether tensors have a first dimension for the tasks. If not, a batch is one task.
+    pub is_batched: bool,
+    /// What it takes.
+    pub inputs: Vec<TensorTold>,
+    /// What it gives.
+    pub outputs: Vec<TensorTold>,
+    /// Bytes of the shared memory.
+    pub memory_bytes: u64,
+    /// Where in it the program writes outputs.
+    pub output_area: Area,
+    /// The configuration, as JSON in Triton's fields.
+    pub config: serde_json::Value,
+}
+
+/// A model whose configuration is to be completed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CompleteTold {
+    /// [`PROTOCOL`].
+    pub protocol: u32,
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Its folder in the repository.
+    pub folder: String,
+    /// Its file or program.
+    pub file: String,
+    /// The configuration as far as it is known, as JSON in Triton's fields.
+    pub config: serde_json::Value,
+}
+
+/// A tensor of a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorTold {
+    /// Its name.
+    pub name: String,
+    /// As the Open Inference Protocol spells it.
+    pub datatype: String,
+    /// Without the dimension for tasks; -1 for a length that requests choose.
+    pub shape: Vec<i64>,
+    /// Requests may leave it out.
+    pub optional: bool,
+    /// Bytes of one task's elements, at most.
+    pub bytes_max: u64,
+}
+
+/// A batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    /// Comes back with the answer.
+    pub id: u64,
+    /// One after another, at least one.
+    pub groups: Vec<Group>,
+}
+
+/// Tasks of a batch whose inputs have the same shapes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// How many, at least one.
+    pub tasks: usize,
+    /// One for each of the model's inputs, in its order; nothing for one that is left out.
+    pub inputs: Vec<Option<Placed>>,
+}
+
+/// Tasks that follow each other in a batch, and what became of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answered {
+    /// How many, at least one. They need not be those of a group.
+    pub tasks: usize,
+    /// One for each of the model's outputs, in its order, in the area for outputs; of tasks that failed none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<Placed>,
+    /// Why they have no outputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// A tensor of so many tasks, and where it lies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placed {
+    /// As the Open Inference Protocol spells it.
+    pub datatype: Cow<'static, str>,
+    /// With the dimension for tasks, if the model has it.
+    pub shape: Vec<u64>,
+    /// Where it begins in the shared memory.
+    pub offset: u64,
+    /// How long it is. Elements are in row-major order, little-endian; each of BYTES is preceded by its length as
+    /// 32 bits.
+    pub bytes: u64,
+}
+
+/// A part of the shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Area {
+    /// Where it begins.
+    pub offset: u64,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+/// A program broke the protocol.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct Breach(pub String);
+
+/// A line of a backend's, with its end.
+#[must_use]
+pub fn line<M: Serialize>(message: &M) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).expect("plain data");
+    line.push(b'\n');
+    line
+}
+
+impl FromProgram {
+    /// A line of a program, without its end.
+    ///
+    /// # Errors
+    /// If it is none of these.
+    pub fn parse(line: &[u8]) -> Result<Self, Breach> {
+        serde_json::from_slice(line).map_err(|error| {
+            let text: String = String::from_utf8_lossy(&line[..line.len().min(80)]).escape_debug().collect();
+            // It quotes what it found, whatever that is.
+            let error: String = error.to_string().chars().take(200).flat_map(shown).collect();
+            Breach(format!("it wrote `{text}`, expected a line of docs/process.md: {error}"))
+        })
+    }
+}
+
+/// A letter as it does nothing to a terminal.
+fn shown(letter: char) -> impl Iterator<Item = char> {
+    let escaped = letter.is_control().then(|| letter.escape_default());
+    escaped.into_iter().flatten().chain((!letter.is_control()).then_some(letter))
+}
+
+impl Placed {
+    /// Whether it is all inside of `area`.
+    #[must_use]
+    pub fn lies_in(&self, area: Area) -> bool {
+        let end = self.offset.checked_add(self.bytes);
+        self.offset >= area.offset && end.is_some_and(|end| end <= area.offset.saturating_add(area.bytes))
+    }
+}
+
+/// Lines out of what a socket gives, each at most [`LINE_BYTES_MAX`] long.
+#[derive(Debug, Default)]
+pub struct Lines {
+    bytes: Vec<u8>,
+    /// None of these ends a line.
+    seen: usize,
+}
+
+impl Lines {
+    /// The next line without its end, if all of it is there.
+    ///
+    /// # Errors
+    /// If it is too long. Nothing is to be read any more then.
+    pub fn poll(&mut self) -> Result<Option<Vec<u8>>, Breach> {
+        let end = self.bytes[self.seen..].iter().position(|&byte| byte == b'\n').map(|at| self.seen + at);
+        match end {
+            Some(end) if end < LINE_BYTES_MAX => {
+                let rest = self.bytes.split_off(end + 1);
+                let mut line = std::mem::replace(&mut self.bytes, rest);
+                line.truncate(end);
+                self.seen = 0;
+                Ok(Some(line))
+            }
+            None if self.bytes.len() < LINE_BYTES_MAX => {
+                self.seen = self.bytes.len();
+                Ok(None)
+            }
+            _ => Err(Breach(format!("it wrote a line of more than {LINE_BYTES_MAX} bytes"))),
+        }
+    }
+
+    /// What the socket gave.
+    pub fn handle_bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Whether there is a part of a line.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn lines_are_spelled_as_the_documentation_has_them() {
+        let ready = br#"{"ready": {"protocol": 2}}"#;
+        assert_eq!(FromProgram::parse(ready), Ok(FromProgram::Ready { protocol: 2 }));
+        let done = br#"{"done": {"id": 7, "groups": [
+            {"tasks": 2, "outputs": [{"datatype": "FP32", "shape": [2, 1], "offset": 64, "bytes": 8}]},
+            {"tasks": 1, "failed": "negative"}]}}"#;
+        let placed = Placed { datatype: "FP32".into(), shape: vec![2, 1], offset: 64, bytes: 8 };
+        let groups = vec![
+            Answered { tasks: 2, outputs: vec![placed.clone()], failed: None },
+            Answered { tasks: 1, outputs: vec![], failed: Some("negative".into()) },
+        ];
+        assert_eq!(FromProgram::parse(done), Ok(FromProgram::Done { id: 7, groups }));
+        let group = Group { tasks: 2, inputs: vec![Some(placed), None] };
+        let batch = ToProgram::Batch(Batch { id: 7, groups: vec![group] });
+        let expected = r#"{"batch":{"id":7,"groups":[{"tasks":2,"inputs":[{"datatype":"FP32","shape":[2,1],"#
+            .to_owned()
+            + r#""offset":64,"bytes":8},null]}]}}"#;
+        assert_eq!(line(&batch), format!("{expected}\n").into_bytes());
+    }
+
+    #[test]
+    fn garbage_is_shown_in_one_line() {
+        for garbage in
+            [&b"Traceback (most recent call last):\r"[..], b"", b"\xff\0\x1b[2J", b"{\"done\": {\"id\": -1}}"]
+        {
+            let Breach(text) = FromProgram::parse(garbage).unwrap_err();
+            assert!(text.starts_with("it wrote `") && !text.contains(char::is_control), "{text}");
+        }
+        let quoted = format!("{{\"a\\n\\u001b{}\": 1}}", "x".repeat(5_000));
+        let Breach(text) = FromProgram::parse(quoted.as_bytes()).unwrap_err();
+        assert!(text.contains("unknown variant `a\\n\\u{1b}xxx") && !text.contains(char::is_control), "{text}");
+        assert!(text.len() < 500, "{text}");
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_given_up() {
+        let mut lines = Lines::default();
+        for _ in 0..LINE_BYTES_MAX / 4_096 - 1 {
+            lines.handle_bytes(&[b'x'; 4_096]);
+            assert_eq!(lines.poll(), Ok(None));
+        }
+        lines.handle_bytes(&[b'x'; 4_095]);
+        assert_eq!(lines.poll(), Ok(None));
+        lines.handle_bytes(b"x");
+        assert!(lines.poll().is_err());
+    }
+
+    proptest! {
+        /// However a socket cuts them.
+        #[test]
+        fn lines_come_out_as_they_went_in(
+            lines in proptest::collection::vec("[ -~]{0,40}", 0..20),
+            cuts in proptest::collection::vec(1..17usize, 1..40),
+        ) {
+            let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+            let (mut rest, mut found, mut cuts) = (text.as_bytes(), Vec::new(), cuts.into_iter().cycle());
+            let mut reader = Lines::default();
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(cuts.next().unwrap().min(rest.len()));
+                reader.handle_bytes(now);
+                while let Some(line) = reader.poll().unwrap() {
+                    found.push(String::from_utf8(line).unwrap());
+                }
+                rest = later;
+            }
+            prop_assert_eq!(found, lines);
+            prop_assert!(reader.is_empty());
+        }
+
+        /// The naive way: in arithmetic that cannot overflow.
+        #[test]
+        fn what_lies_in_an_area_is_inside_of_it(
+            offset in prop_oneof![0..200u64, u64::MAX - 200..],
+            bytes in prop_oneof![0..200u64, u64::MAX - 200..],
+            area in (0..100u64, 0..100u64),
+        ) {
+            let placed = Placed { datatype: "UINT8".into(), shape: vec![], offset, bytes };
+            let area = Area { offset: area.0, bytes: area.1 };
+            let inside = u128::from(offset) >= u128::from(area.offset)
+                && u128::from(offset) + u128::from(bytes) <= u128::from(area.offset) + u128::from(area.bytes);
+            prop_assert_eq!(placed.lies_in(area), inside);
+        }
+    }
+}

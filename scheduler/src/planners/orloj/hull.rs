@@ -1,0 +1,351 @@
+//! The line that is highest at some x, of lines that come and go: the dynamic convex hull of Orloj's queue
+//! (section 4.4), in the dual.
+//!
+//! A request's score is `alpha x + beta` with x = e^{bt}: a line over x, or the point (alpha, beta) of the paper. The
+//! request with the highest score is the line on the upper envelope at x, which is the hull's vertex where a line of
+//! slope -x touches it. The structure is Overmars and van Leeuwen's ("Maintenance of configurations in the plane",
+//! 1981) without its concatenable queues: a balanced tree with the lines at its leaves, by slope, whose nodes each
+//! know but where the envelopes of their two children cross. A query walks down, right where x is beyond the crossing.
+//! A change finds the crossings on its way up anew, each by walking down both children at once: O(log^2 n).
+
+/// A line over x > 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Line {
+    /// Its slope.
+    pub alpha: f64,
+    /// Its value at 0.
+    pub beta: f64,
+}
+
+impl Line {
+    pub(super) fn at(self, x: f64) -> f64 {
+        self.alpha * x + self.beta
+    }
+}
+
+const NONE: u32 = u32::MAX;
+/// A subtree is built anew when one child has more than this part of its leaves.
+const UNBALANCED: f64 = 0.75;
+
+/// Lines by key.
+#[derive(Debug)]
+pub(super) struct Hull {
+    nodes: Vec<Node>,
+    unused: Vec<u32>,
+    root: u32,
+}
+
+#[derive(Debug)]
+enum Node {
+    Leaf(Leaf),
+    Fork(Fork),
+}
+
+/// All lines of one slope.
+#[derive(Debug)]
+struct Leaf {
+    alpha: f64,
+    /// The highest last; of equal ones the smaller key is the higher.
+    lines: Vec<(f64, u32)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Fork {
+    left: u32,
+    right: u32,
+    leaves: u32,
+    /// The largest slope on the left.
+    slope_left_max: f64,
+    crossing: Crossing,
+}
+
+/// Where the envelope of the right, which rises faster, becomes the higher one.
+#[derive(Debug, Clone, Copy)]
+struct Crossing {
+    x: f64,
+    y: f64,
+    /// The lines that cross there.
+    left: Line,
+    right: Line,
+}
+
+impl Leaf {
+    fn line(&self) -> Line {
+        Line { alpha: self.alpha, beta: self.lines.last().expect("a leaf has a line").0 }
+    }
+
+    fn place(&self, beta: f64, key: u32) -> Result<usize, usize> {
+        self.lines.binary_search_by(|&(other, other_key)| other.total_cmp(&beta).then(key.cmp(&other_key)))
+    }
+}
+
+impl Default for Hull {
+    fn default() -> Self {
+        Self { nodes: Vec::new(), unused: Vec::new(), root: NONE }
+    }
+}
+
+impl Hull {
+    /// Takes a line in under a key that it is not in under.
+    pub(super) fn insert(&mut self, key: u32, line: Line) {
+        self.root = if self.root == NONE { self.add_leaf(key, line) } else { self.insert_below(self.root, key, line) };
+    }
+
+    /// Takes out what came in as this.
+    ///
+    /// # Panics
+    /// If it is not there.
+    pub(super) fn remove(&mut self, key: u32, line: Line) {
+        self.root = self.remove_below(self.root, key, line);
+    }
+
+    /// The key of the line that is highest at x; of equal ones any.
+    pub(super) fn top(&self, x: f64) -> Option<u32> {
+        if self.root == NONE {
+            return None;
+        }
+        let mut node = self.root;
+        loop {
+            match &self.nodes[node as usize] {
+                Node::Leaf(leaf) => return leaf.lines.last().map(|&(_, key)| key),
+                // Rather than by `crossing.x`, which is far off where slopes are nearly the same.
+                Node::Fork(fork) => {
+                    let Crossing { left, right, .. } = fork.crossing;
+                    node = if right.at(x) > left.at(x) { fork.right } else { fork.left };
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, node: Node) -> u32 {
+        if let Some(index) = self.unused.pop() {
+            self.nodes[index as usize] = node;
+            return index;
+        }
+        self.nodes.push(node);
+        (self.nodes.len() - 1) as u32
+    }
+
+    fn add_leaf(&mut self, key: u32, line: Line) -> u32 {
+        self.add(Node::Leaf(Leaf { alpha: line.alpha, lines: vec![(line.beta, key)] }))
+    }
+
+    fn fork(&self, node: u32) -> Option<&Fork> {
+        match &self.nodes[node as usize] {
+            Node::Fork(fork) => Some(fork),
+            Node::Leaf(_) => None,
+        }
+    }
+
+    fn leaves(&self, node: u32) -> u32 {
+        self.fork(node).map_or(1, |fork| fork.leaves)
+    }
+
+    /// Returns what stands in the node's place then.
+    fn insert_below(&mut self, node: u32, key: u32, line: Line) -> u32 {
+        match &mut self.nodes[node as usize] {
+            Node::Leaf(leaf) if leaf.alpha == line.alpha => {
+                let place = leaf.place(line.beta, key).unwrap_or_else(|place| place);
+                leaf.lines.insert(place, (line.beta, key));
+                node
+            }
+            Node::Leaf(leaf) => {
+                let is_right = line.alpha > leaf.alpha;
+                let other = self.add_leaf(key, line);
+                let (left, right) = if is_right { (node, other) } else { (other, node) };
+                let fork = self.joined(left, right);
+                self.add(Node::Fork(fork))
+            }
+            &mut Node::Fork(Fork { left, right, slope_left_max, .. }) => {
+                if line.alpha <= slope_left_max {
+                    let left = self.insert_below(left, key, line);
+                    self.rejoin(node, left, right)
+                } else {
+                    let right = self.insert_below(right, key, line);
+                    self.rejoin(node, left, right)
+                }
+            }
+        }
+    }
+
+    fn remove_below(&mut self, node: u32, key: u32, line: Line) -> u32 {
+        match &mut self.nodes[node as usize] {
+            Node::Leaf(leaf) => {
+                let place = leaf.place(line.beta, key).expect("only what is there is removed");
+                leaf.lines.remove(place);
+                if !leaf.lines.is_empty() {
+                    return node;
+                }
+                self.unused.push(node);
+                NONE
+            }
+            &mut Node::Fork(Fork { left, right, slope_left_max, .. }) => {
+                let (mut left, mut right) = (left, right);
+                if line.alpha <= slope_left_max {
+                    left = self.remove_below(left, key, line);
+                } else {
+                    right = self.remove_below(right, key, line);
+                }
+                if left != NONE && right != NONE {
+                    return self.rejoin(node, left, right);
+                }
+                self.unused.push(node);
+                if left == NONE { right } else { left }
+            }
+        }
+    }
+
+    /// The node has these children now.
+    fn rejoin(&mut self, node: u32, left: u32, right: u32) -> u32 {
+        let (few, many) = (self.leaves(left), self.leaves(right));
+        let (few, many) = (few.min(many), few.max(many));
+        if f64::from(many) > UNBALANCED * f64::from(few + many) + 1.0 {
+            let mut leaves = Vec::with_capacity((few + many) as usize);
+            self.unused.push(node);
+            self.dissolve(left, &mut leaves);
+            self.dissolve(right, &mut leaves);
+            return self.build(&leaves);
+        }
+        let fork = self.joined(left, right);
+        self.nodes[node as usize] = Node::Fork(fork);
+        node
+    }
+
+    /// Frees the forks of a subtree.
+    fn dissolve(&mut self, node: u32, leaves: &mut Vec<u32>) {
+        match self.fork(node) {
+            None => leaves.push(node),
+            Some(&Fork { left, right, .. }) => {
+                self.unused.push(node);
+                self.dissolve(left, leaves);
+                self.dissolve(right, leaves);
+            }
+        }
+    }
+
+    fn build(&mut self, leaves: &[u32]) -> u32 {
+        if let &[leaf] = leaves {
+            return leaf;
+        }
+        let (left, right) = leaves.split_at(leaves.len() / 2);
+        let (left, right) = (self.build(left), self.build(right));
+        let fork = self.joined(left, right);
+        self.add(Node::Fork(fork))
+    }
+
+    fn joined(&self, left: u32, right: u32) -> Fork {
+        let mut last = left;
+        while let Some(fork) = self.fork(last) {
+            last = fork.right;
+        }
+        let Node::Leaf(Leaf { alpha: slope_left_max, .. }) = self.nodes[last as usize] else { unreachable!() };
+        let leaves = self.leaves(left) + self.leaves(right);
+        Fork { left, right, leaves, slope_left_max, crossing: self.crossing(left, right, slope_left_max) }
+    }
+
+    /// Where the envelopes of two subtrees cross. Slopes on the left are at most `middle`, those on the right above it,
+    /// so the difference of the envelopes rises, and the crossing x is before or after where its sign is known.
+    ///
+    /// At a node's own crossing its envelope is known, and the other node's two lines bound the other envelope from
+    /// below; that decides unless each crossing is above the other's lines. Then the right's crossing is the later one,
+    /// and x is not both before the left's and after the right's: the first would need a line of the right, steeper
+    /// than `middle`, that is above the left's crossing and not above the right's; the second one of the left, less
+    /// steep, that is the other way round.
+    fn crossing(&self, left: u32, right: u32, middle: f64) -> Crossing {
+        let (mut left, mut right) = (left, right);
+        loop {
+            match (&self.nodes[left as usize], &self.nodes[right as usize]) {
+                (Node::Leaf(one), Node::Leaf(other)) => {
+                    let (left, right) = (one.line(), other.line());
+                    let x = (left.beta - right.beta) / (right.alpha - left.alpha);
+                    return Crossing { x, y: left.at(x), left, right };
+                }
+                (Node::Fork(fork), Node::Leaf(leaf)) => {
+                    let is_before = leaf.line().at(fork.crossing.x) >= fork.crossing.y;
+                    left = if is_before { fork.left } else { fork.right };
+                }
+                (Node::Leaf(leaf), Node::Fork(fork)) => {
+                    let is_after = leaf.line().at(fork.crossing.x) >= fork.crossing.y;
+                    right = if is_after { fork.right } else { fork.left };
+                }
+                (Node::Fork(one), Node::Fork(other)) => {
+                    let (at_left, at_right) = (one.crossing, other.crossing);
+                    if at_right.left.at(at_left.x).max(at_right.right.at(at_left.x)) >= at_left.y {
+                        left = one.left;
+                    } else if at_left.left.at(at_right.x).max(at_left.right.at(at_right.x)) >= at_right.y {
+                        right = other.right;
+                    } else if at_right.y - at_left.y > middle * (at_right.x - at_left.x) {
+                        right = other.left;
+                    } else {
+                        left = one.right;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn naive_top(lines: &[(u32, Line)], x: f64) -> Option<f64> {
+        lines.iter().map(|(_, line)| line.at(x)).max_by(f64::total_cmp)
+    }
+
+    /// What is found may be another line only where rounding makes them equal.
+    fn assert_top(hull: &Hull, lines: &[(u32, Line)], x: f64) {
+        let found = hull.top(x).map(|key| lines.iter().find(|(other, _)| *other == key).expect("it is there").1.at(x));
+        match (found, naive_top(lines, x)) {
+            (Some(found), Some(expected)) => {
+                assert!((found - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{found} {expected} at {x}");
+            }
+            (found, expected) => assert_eq!(found.is_some(), expected.is_some()),
+        }
+    }
+
+    fn depth(hull: &Hull, node: u32) -> u32 {
+        hull.fork(node).map_or(0, |fork| 1 + depth(hull, fork.left).max(depth(hull, fork.right)))
+    }
+
+    proptest! {
+        #[test]
+        fn the_highest_line_is_found_whatever_comes_and_goes(
+            steps in prop::collection::vec((0u8..3, 0.0f64..1.0, 0.0f64..1.0, 0.0f64..1.0), 1..300),
+            is_steep in any::<bool>(),
+        ) {
+            let mut hull = Hull::default();
+            let mut lines: Vec<(u32, Line)> = Vec::new();
+            for (key, &(action, alpha, beta, at)) in (0..).zip(&steps) {
+                if action == 0 && !lines.is_empty() {
+                    let (key, line) = lines.swap_remove((at * lines.len() as f64) as usize);
+                    hull.remove(key, line);
+                } else {
+                    // On a parabola all lines are on the envelope. Few slopes, so that some are the same.
+                    let alpha = (alpha * 64.0).round() / 64.0 - 0.5;
+                    let beta = if is_steep { -alpha * alpha } else { beta };
+                    let line = Line { alpha, beta };
+                    hull.insert(key, line);
+                    lines.push((key, line));
+                }
+                for x in [0.01, 0.3, 1.0, 3.0, 100.0 * at + 0.001] {
+                    assert_top(&hull, &lines, x);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn slopes_in_order_do_not_make_it_deep() {
+        let mut hull = Hull::default();
+        let line = |key: u32| Line { alpha: f64::from(key), beta: -f64::from(key).powi(2) };
+        (0..4096).for_each(|key| hull.insert(key, line(key)));
+        assert!(depth(&hull, hull.root) <= 30, "{}", depth(&hull, hull.root));
+        (0..4000).for_each(|key| hull.remove(key, line(key)));
+        assert_eq!(hull.top(2.0 * 4050.0), Some(4050));
+        (4000..4096).for_each(|key| hull.remove(key, line(key)));
+        assert_eq!((hull.top(1.0), hull.unused.len()), (None, hull.nodes.len()));
+    }
+}

@@ -1,0 +1,239 @@
+//! Orloj's queue of one batch size: the requests that such a batch could still serve, by their scores (section 4.1).
+//!
+//! A score is that of a request in a batch that takes [from, to) with some probability, summed over these steps. By the
+//! request's deadline D and a rate b at which it would be delayed if it were not chosen now it is, for each step
+//! (equation 2, with a cost of 1 for a miss),
+//!
+//! - before `D - to`: `part / (E[L] b) (e^{b to} - e^{b from}) e^{-bD} e^{bt}`: the batch would be on time, and the
+//!   less likely later the nearer that is,
+//! - before `D - from`: `part / (E[L] b) (1 - e^{b from} e^{-bD} e^{bt})`: it may be,
+//! - then 0.
+//!
+//! Each is a line over `x = e^{bt}`, so the queue is a [`Hull`], and a request moves in it only at these milestones.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::{Span, Timestamp};
+
+use super::hull::{Hull, Line};
+use crate::dynamic::BatchTimes;
+
+/// Scores' clock: `b` for a millisecond, and the instant that exponents count from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct ScoreClock {
+    pub rate: f64,
+    pub base: Timestamp,
+}
+
+impl ScoreClock {
+    /// e^{b at}.
+    pub(super) fn exp(&self, at: Timestamp) -> f64 {
+        self.grow(at - self.base)
+    }
+
+    fn grow(&self, span: Span) -> f64 {
+        (self.rate * span.as_millis_f64()).exp()
+    }
+}
+
+/// A request, as a queue needs it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    pub key: u32,
+    pub deadline: Timestamp,
+    pub application: u8,
+}
+
+/// Its line at `now`, and when it has another one.
+fn line(now: Timestamp, entry: &Entry, times: &BatchTimes, clock: ScoreClock) -> (Line, Timestamp) {
+    let bins = &times.of(entry.application).bins;
+    let per_part = 1.0 / (times.mean.as_millis_f64() * clock.rate);
+    let at_deadline = 1.0 / clock.exp(entry.deadline);
+    let mut line = Line { alpha: 0.0, beta: 0.0 };
+    let mut until = Timestamp::NEVER;
+    for bin in bins {
+        let (certain_until, possible_until) = (entry.deadline - bin.to, entry.deadline - bin.from);
+        let weight = bin.part * per_part;
+        if now < certain_until {
+            line.alpha += weight * (clock.grow(bin.to) - clock.grow(bin.from)) * at_deadline;
+            until = until.min(certain_until);
+        } else if now < possible_until {
+            line.alpha -= weight * clock.grow(bin.from) * at_deadline;
+            line.beta += weight;
+            until = until.min(possible_until);
+        }
+    }
+    (line, until)
+}
+
+#[derive(Debug)]
+struct Waiting {
+    entry: Entry,
+    line: Line,
+    until: Timestamp,
+    expires_at: Timestamp,
+}
+
+/// The requests that a batch of one size may serve.
+#[derive(Debug)]
+pub(super) struct SizeQueue {
+    size: usize,
+    waiting: BTreeMap<u32, Waiting>,
+    hull: Hull,
+    by_deadline: BTreeSet<(Timestamp, u32)>,
+    /// By when a batch of this size would be late, on average.
+    by_expiry: BTreeSet<(Timestamp, u32)>,
+    by_milestone: BTreeSet<(Timestamp, u32)>,
+}
+
+impl SizeQueue {
+    pub(super) fn new(size: usize) -> Self {
+        Self {
+            size,
+            waiting: BTreeMap::new(),
+            hull: Hull::default(),
+            by_deadline: BTreeSet::new(),
+            by_expiry: BTreeSet::new(),
+            by_milestone: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// D_Q of Algorithm 1.
+    pub(super) fn earliest_deadline(&self) -> Option<Timestamp> {
+        self.by_deadline.first().map(|&(deadline, _)| deadline)
+    }
+
+    /// When the first one must leave.
+    pub(super) fn first_expiry(&self) -> Option<Timestamp> {
+        self.by_expiry.first().map(|&(at, _)| at)
+    }
+
+    pub(super) fn insert(&mut self, now: Timestamp, entry: Entry, times: &BatchTimes, clock: ScoreClock) {
+        let (line, until) = line(now, &entry, times, clock);
+        // Algorithm 1, line 11: too late from the instant after.
+        let expires_at = entry.deadline - times.of(entry.application).mean + Span(1);
+        self.hull.insert(entry.key, line);
+        self.by_deadline.insert((entry.deadline, entry.key));
+        self.by_expiry.insert((expires_at, entry.key));
+        self.by_milestone.insert((until, entry.key));
+        self.waiting.insert(entry.key, Waiting { entry, line, until, expires_at });
+    }
+
+    /// Nothing happens if it is not there.
+    pub(super) fn remove(&mut self, key: u32) {
+        let Some(Waiting { entry, line, until, expires_at }) = self.waiting.remove(&key) else { return };
+        self.hull.remove(key, line);
+        self.by_deadline.remove(&(entry.deadline, key));
+        self.by_expiry.remove(&(expires_at, key));
+        self.by_milestone.remove(&(until, key));
+    }
+
+    /// The next request that a batch of this size would serve too late; it has left.
+    pub(super) fn pop_expired(&mut self, now: Timestamp) -> Option<u32> {
+        let &(_, key) = self.by_expiry.first().filter(|&&(at, _)| at <= now)?;
+        self.remove(key);
+        Some(key)
+    }
+
+    /// Scores follow the time.
+    pub(super) fn handle_timeout(&mut self, now: Timestamp, times: &BatchTimes, clock: ScoreClock) {
+        while let Some(&(until, key)) = self.by_milestone.first()
+            && until <= now
+        {
+            self.by_milestone.pop_first();
+            let waiting = self.waiting.get_mut(&key).expect("what has a milestone waits");
+            self.hull.remove(key, waiting.line);
+            (waiting.line, waiting.until) = line(now, &waiting.entry, times, clock);
+            self.hull.insert(key, waiting.line);
+            self.by_milestone.insert((waiting.until, key));
+        }
+    }
+
+    /// The request with the highest score.
+    pub(super) fn top(&self, now: Timestamp, clock: ScoreClock) -> Option<u32> {
+        self.hull.top(clock.exp(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::dynamic::{BatchCost, DynamicTimes};
+
+    const CLOCK: ScoreClock = ScoreClock { rate: 1e-4, base: Timestamp::ZERO };
+
+    fn at(ms: f64) -> Timestamp {
+        Timestamp::ZERO + Span::from_millis_f64(ms)
+    }
+
+    /// Equation 2, as it is written.
+    fn naive_score(now: Timestamp, entry: &Entry, times: &BatchTimes) -> f64 {
+        let ms = Span::as_millis_f64;
+        let (t, d, b) = (ms(now - CLOCK.base), ms(entry.deadline - CLOCK.base), CLOCK.rate);
+        let factor = 1.0 / (ms(times.mean) * b);
+        let score = |bin: &crate::dynamic::Bin| {
+            let (l1, l2) = (ms(bin.from), ms(bin.to));
+            if t < d - l2 {
+                bin.part * factor * ((b * l2).exp() - (b * l1).exp()) * (b * (t - d)).exp()
+            } else if t < d - l1 {
+                bin.part * factor * (1.0 - (b * l1).exp() * (b * (t - d)).exp())
+            } else {
+                0.0
+            }
+        };
+        times.of(entry.application).bins.iter().map(score).sum()
+    }
+
+    #[test]
+    fn the_top_has_the_highest_score_as_requests_come_and_go_and_time_passes() {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let mut times = DynamicTimes::new(BatchCost { fixed: Span::from_millis(3), per_task: 0.4 });
+        for _ in 0..300 {
+            for (application, mean) in [(0, 10.0), (1, 30.0), (2, 90.0)] {
+                let spread: f64 = rng.random_range(0.5..1.5);
+                times.handle_alone(application, Span::from_millis_f64(3.0 + 0.4 * mean * spread));
+            }
+        }
+        let times = &times.batches(&[0, 1, 2], &[4], |_| Span::ZERO).unwrap()[0];
+        let mut queue = SizeQueue::new(4);
+        let mut waiting: BTreeMap<u32, Entry> = BTreeMap::new();
+        for key in 0..3000 {
+            let now = at(f64::from(key));
+            let entry = Entry {
+                key,
+                deadline: now + Span::from_millis_f64(rng.random_range(20.0..600.0)),
+                application: rng.random_range(0..3),
+            };
+            queue.insert(now, entry, times, CLOCK);
+            waiting.insert(key, entry);
+            queue.handle_timeout(now, times, CLOCK);
+            while let Some(gone) = queue.pop_expired(now) {
+                let entry = waiting.remove(&gone).expect("it waited");
+                assert!(now + times.of(entry.application).mean > entry.deadline);
+            }
+            assert!(waiting.values().all(|entry| now + times.of(entry.application).mean <= entry.deadline));
+            let earliest = waiting.values().map(|entry| entry.deadline).min();
+            assert_eq!((queue.len(), queue.earliest_deadline()), (waiting.len(), earliest));
+            let best = waiting.values().map(|entry| naive_score(now, entry, times)).fold(0.0, f64::max);
+            let found = queue.top(now, CLOCK).map_or(0.0, |top| naive_score(now, &waiting[&top], times));
+            assert!((found - best).abs() <= 1e-9 * best.max(1.0), "{found} {best} at {now:?}");
+            if key % 3 == 0
+                && let Some(top) = queue.top(now, CLOCK)
+            {
+                queue.remove(top);
+                waiting.remove(&top);
+            }
+        }
+    }
+}
