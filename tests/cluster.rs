@@ -4,6 +4,8 @@
 
 #[path = "cluster/failover.rs"]
 mod failover;
+#[path = "cluster/memory.rs"]
+mod memory;
 #[path = "cluster/shapes.rs"]
 mod shapes;
 
@@ -15,12 +17,13 @@ use std::{
     process::{Child, ChildStdout, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use load::{Arrivals, Encoding, Expected, Input, Stream, Tally, Target, Wire, generate, is_ready};
 use repository::DataType;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
 
 /// One cluster at a time: the machine may have two cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -242,6 +245,26 @@ fn an_idle_cluster_hardly_runs_and_an_interrupt_leaves_nothing_behind() {
     assert_eq!(up.child.wait().unwrap().code(), Some(130));
     for (member, pid) in &up.members {
         assert!(test_kill_process(*pid).is_err(), "{member} is still there");
+    }
+}
+
+/// One request over a connection of its own; yields the status and the answer.
+fn exchange(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {}\r\n", body.len());
+    write!(stream, "{head}connection: close\r\n\r\n{body}").unwrap();
+    let mut heard = String::new();
+    stream.read_to_string(&mut heard).unwrap();
+    let (head, body) = heard.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap())
+}
+
+/// Waits for something that must come.
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !is_so() {
+        assert!(since.elapsed() < Duration::from_secs(60), "{what} does not come");
+        pause(Duration::from_millis(50));
     }
 }
 

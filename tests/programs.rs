@@ -36,8 +36,11 @@ area = told["output_area"]
 memory = mmap.mmap(int(os.environ["DOWNBEAT_MEMORY_FD"]), told["memory_bytes"])
 here = os.path.dirname(os.path.abspath(__file__))
 lives = os.path.join(here, "lives")
-with open(lives, "a") as file: file.write(f"{os.getpid()}\n")
-life = len(open(lives).readlines())
+os.makedirs(lives, exist_ok=True)
+life = 1
+while True:
+    try: os.mkdir(os.path.join(lives, str(life))); break
+    except FileExistsError: life += 1
 "#;
 const LOOP: &str = r#"
 say({"ready": {"protocol": 2}})
@@ -81,7 +84,7 @@ impl Odd {
     }
 
     fn lives(&self) -> usize {
-        fs::read_to_string(self.folder.path().join("odd/1/lives")).unwrap_or_default().lines().count()
+        fs::read_dir(self.folder.path().join("odd/1/lives")).map_or(0, Iterator::count)
     }
 }
 
@@ -373,7 +376,10 @@ fn a_fork_bomb_ends_with_its_batch() {
     let other = Arc::clone(&executor);
     let batch = thread::spawn(move || run(&*other, &[1]));
     thread::sleep(Duration::from_secs(1));
-    executor.interrupt();
+    eventually("the end of the batch", || {
+        executor.interrupt();
+        batch.is_finished()
+    });
     batch.join().unwrap().unwrap_err();
     eventually("another life", || executor.is_up());
     assert_eq!(run(&*executor, &[1]).unwrap(), [2]);
@@ -399,8 +405,11 @@ fn it_has_no_network_unless_it_is_given() {
 /// Each GPU has a process, and one that fails does not keep the others from being used.
 #[test]
 fn as_many_processes_as_gpus() {
-    // The other one is at work while the second batch comes.
-    let odd = Odd::new("    time.sleep(3600 if life == 1 else 0.3)");
+    // The other one is at work until the first one hangs, so that neither gets both batches.
+    let odd = Odd::new(
+        "    hangs = os.path.join(here, 'hangs')\n    if life == 1: os.mkdir(hangs); time.sleep(3600)\n    \
+         while not os.path.exists(hangs): time.sleep(0.01)",
+    );
     let executor: Arc<dyn Executor> = {
         let model = odd.model();
         let repository::Executor::Process { program, .. } = &model.executor else { panic!("{model:?}") };
@@ -409,9 +418,11 @@ fn as_many_processes_as_gpus() {
     assert_eq!(odd.lives(), 2);
     thread::scope(|scope| {
         let results: Vec<_> = (0..2).map(|_| scope.spawn(|| run(&*executor, &[1]))).collect();
-        thread::sleep(Duration::from_millis(500));
-        executor.interrupt();
-        executor.interrupt();
+        eventually("one that hangs", || odd.folder.path().join("odd/1/hangs").exists());
+        eventually("the end of both", || {
+            executor.interrupt();
+            results.iter().all(thread::ScopedJoinHandle::is_finished)
+        });
         let ended: Vec<_> = results.into_iter().map(|result| result.join().unwrap()).collect();
         assert!(ended.iter().any(|result| result.is_err()), "one of them hangs: {ended:?}");
     });

@@ -186,6 +186,58 @@ impl Residency {
     }
 }
 
+/// Loads that fail again and again, as those of a file that cannot be read any more: after one failure the next try is
+/// made at once, since a load may have come too late; after more ever more rarely.
+#[derive(Debug, Default)]
+pub struct Retries {
+    /// Failures in a row, and when the next try may be made, if not at once.
+    failed: BTreeMap<ModelId, (u32, Option<Timestamp>)>,
+    /// By when the next try may be made.
+    waiting: BTreeSet<(Timestamp, ModelId)>,
+}
+
+impl Retries {
+    /// After two failures in a row; twice that after each further one.
+    const PAUSE: Span = Span::from_millis(10);
+    const DOUBLED_MAX: u32 = 9;
+
+    /// A load ended.
+    pub fn handle_loaded(&mut self, model: ModelId, end: LoadEnd) {
+        let (failures, from) = self.failed.remove(&model).unwrap_or_default();
+        if let Some(at) = from {
+            self.waiting.remove(&(at, model));
+        }
+        if !end.is_loaded {
+            let pause = |doubled: u32| end.finished_at + Self::PAUSE * (1 << doubled.min(Self::DOUBLED_MAX));
+            let from = failures.checked_sub(1).map(pause);
+            self.waiting.extend(from.map(|at| (at, model)));
+            self.failed.insert(model, (failures.saturating_add(1), from));
+        }
+    }
+
+    /// When a model may be loaded that must wait for it.
+    #[must_use]
+    pub fn waits_until(&self, model: ModelId) -> Option<Timestamp> {
+        self.failed.get(&model).and_then(|&(_, from)| from)
+    }
+
+    /// The next model that need not wait any more.
+    pub fn poll_released(&mut self, now: Timestamp) -> Option<ModelId> {
+        let &(at, model) = self.waiting.first().filter(|&&(at, _)| at <= now)?;
+        self.waiting.remove(&(at, model));
+        if let Some((_, from)) = self.failed.get_mut(&model) {
+            *from = None;
+        }
+        Some(model)
+    }
+
+    /// When [`Self::poll_released`] yields something.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        self.waiting.first().map(|&(at, _)| at)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +281,28 @@ mod tests {
         assert_eq!([0, 5].map(|id| memory.load_time(ModelId(id), weights).as_millis_f64()), [8.0, 58.0]);
         assert!(memory.set_in_host_memory(ModelId(5), true) && !memory.set_in_host_memory(ModelId(5), true));
         assert_eq!(memory.load_time(ModelId(5), weights), weights.load);
+    }
+
+    #[test]
+    fn loads_that_fail_again_are_tried_ever_more_rarely() {
+        let mut retries = Retries::default();
+        let fails = |ms: i64| LoadEnd { finished_at: at(ms), is_loaded: false };
+        retries.handle_loaded(MODEL, fails(0));
+        assert_eq!((retries.waits_until(MODEL), retries.poll_timeout()), (None, None));
+        for (now, next) in [(1, 11), (11, 31), (31, 71)] {
+            retries.handle_loaded(MODEL, fails(now));
+            assert_eq!((retries.waits_until(MODEL), retries.poll_timeout()), (Some(at(next)), Some(at(next))));
+            assert_eq!(retries.poll_released(at(next) - Span(1)), None);
+            assert_eq!(retries.poll_released(at(next)), Some(MODEL));
+            assert_eq!((retries.waits_until(MODEL), retries.poll_timeout()), (None, None));
+        }
+        (0..100).for_each(|_| retries.handle_loaded(MODEL, fails(100)));
+        assert_eq!(retries.poll_timeout(), Some(at(100 + 5_120)));
+        // Another GPU has it.
+        retries.handle_loaded(MODEL, LoadEnd { finished_at: at(101), is_loaded: true });
+        assert_eq!((retries.waits_until(MODEL), retries.poll_timeout()), (None, None));
+        retries.handle_loaded(MODEL, fails(102));
+        assert_eq!(retries.waits_until(MODEL), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Tensors whose size requests choose, through every process: strings and numbers come back as they went, many sizes at
 //! once, and what does not fit leaves the others.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
 
@@ -30,15 +30,7 @@ fn request(number: usize) -> (Value, [Value; 2]) {
 }
 
 fn ask(address: SocketAddr, body: &Value) -> (u16, Value) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    let body = body.to_string();
-    let length = body.len();
-    let head = format!("POST /v2/models/echo/infer HTTP/1.1\r\nhost: {address}\r\ncontent-length: {length}\r\n");
-    write!(stream, "{head}connection: close\r\n\r\n{body}").unwrap();
-    let mut heard = String::new();
-    stream.read_to_string(&mut heard).unwrap();
-    let (head, body) = heard.split_once("\r\n\r\n").unwrap();
-    (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap())
+    exchange(address, "POST", "/v2/models/echo/infer", &body.to_string())
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use proto::{GpuId, ModelId, Span, Timestamp};
 
 use crate::{
-    residency::{Decision, LATE_MAX, LOOKAHEAD, Place, Residency},
+    residency::{Decision, LATE_MAX, LOOKAHEAD, Place, Residency, Retries},
     task::{GpuMemory, LoadEnd, Weights},
 };
 
@@ -40,6 +40,7 @@ pub(super) struct Paging {
     /// By model id.
     weights: Vec<Weights>,
     gpus: BTreeMap<GpuId, Memory>,
+    retries: Retries,
 }
 
 #[derive(Debug)]
@@ -103,6 +104,9 @@ impl Paging {
     pub(super) fn handle_loaded(&mut self, gpu: GpuId, id: ModelId, end: LoadEnd) -> bool {
         let Some(memory) = self.gpus.get_mut(&gpu) else { return false };
         let is_known = memory.residency.handle_loaded(id, end);
+        if is_known {
+            self.retries.handle_loaded(id, end);
+        }
         if is_known && end.is_loaded {
             memory.copies.insert(id, Copy { used_at: end.finished_at, batches: 0 });
         }
@@ -132,11 +136,12 @@ impl Paging {
     /// memory, or on its way there.
     pub(super) fn loadable_at(&self, now: Timestamp, id: ModelId) -> Option<Timestamp> {
         let mut soonest = None;
+        let from = self.retries.waits_until(id).unwrap_or(now).max(now);
         for memory in self.hosts(id) {
             if memory.place(id).is_some() {
                 return None;
             }
-            let at = memory.link_free_at().max(now) + memory.load_time(id, self.weights[id.0 as usize]);
+            let at = memory.link_free_at().max(from) + memory.load_time(id, self.weights[id.0 as usize]);
             soonest = Some(soonest.map_or(at, |soonest: Timestamp| soonest.min(at)));
         }
         soonest
@@ -150,7 +155,7 @@ impl Paging {
     /// When a link can take a load that could take none at `decided_at`.
     pub(super) fn poll_timeout(&self, decided_at: Timestamp) -> Option<Timestamp> {
         let links = self.gpus.values().map(|memory| memory.residency.link_free_at() - LOOKAHEAD);
-        links.filter(|&at| at > decided_at).min()
+        links.chain(self.retries.poll_timeout()).filter(|&at| at > decided_at).min()
     }
 
     /// Whether a link can take a load.
@@ -160,6 +165,7 @@ impl Paging {
 
     /// Gives links work.
     pub(super) fn decide(&mut self, now: Timestamp, demands: &[Demand]) -> Vec<Decision> {
+        while self.retries.poll_released(now).is_some() {}
         let mut decisions = Vec::new();
         let gpus: Vec<_> = self.gpus.keys().copied().collect();
         for gpu in gpus {
@@ -179,6 +185,7 @@ impl Paging {
         let memory = &self.gpus[&gpu];
         let could = demands.iter().filter(|demand| {
             demand.loadable > Span::ZERO
+                && self.retries.waits_until(demand.model).is_none()
                 && memory.models.binary_search(&demand.model).is_ok()
                 && memory.residency.place(demand.model).is_none()
                 && self.weights[demand.model.0 as usize].pages <= memory.residency.pages()

@@ -20,7 +20,7 @@ use proto::{GpuId, ModelId, Span, Timestamp};
 use crate::{
     indexed_heap::IndexedHeap,
     messages::Whereabouts,
-    residency::{Decision, LATE_MAX, LOOKAHEAD, Residency},
+    residency::{Decision, LATE_MAX, LOOKAHEAD, Residency, Retries},
     task::{FAR, GpuMemory, LoadEnd, Weights},
 };
 
@@ -53,6 +53,7 @@ pub(super) struct Loader {
     decided_at: Timestamp,
     /// Models whose batches no load can serve in time.
     refused: Vec<ModelId>,
+    retries: Retries,
 }
 
 #[derive(Debug, Default)]
@@ -198,6 +199,7 @@ impl Loader {
     pub(super) fn handle_starved(&mut self, id: ModelId) {
         let model = &self.models[id.0 as usize];
         if let Some(latest) = model.latest
+            && self.retries.waits_until(id).is_none()
             && (model.holders.len() as u32) < model.hosts
         {
             self.wants.set(id.0, latest - model.load());
@@ -237,6 +239,9 @@ impl Loader {
         self.links.remove(&(memory.residency.link_free_at(), gpu));
         let is_known = memory.residency.handle_loaded(id, end);
         self.links.insert((memory.residency.link_free_at(), gpu));
+        if is_known {
+            self.retries.handle_loaded(id, end);
+        }
         if is_known && !end.is_loaded {
             memory.copies.remove(&id);
             self.models[id.0 as usize].holders.retain(|&holder| holder != gpu);
@@ -249,13 +254,17 @@ impl Loader {
     pub(super) fn whereabouts(&self, id: ModelId) -> Option<Whereabouts> {
         let model = self.models.get(id.0 as usize).filter(|model| model.hosts > 0)?;
         let arrives_at = model.holders.iter().map(|gpu| self.gpus[gpu].residency.link_free_at()).min();
-        let (load, from) = (model.load(), model.refused_until);
+        let from = self.retries.waits_until(id).map_or(model.refused_until, |at| at.max(model.refused_until));
+        let load = model.load();
         Some(arrives_at.map_or(Whereabouts::Cold { load, from }, Whereabouts::Arriving))
     }
 
     /// Gives links work.
     pub(super) fn decide(&mut self, now: Timestamp, business: &dyn Fn(GpuId) -> Business) -> Vec<Decision> {
         self.decided_at = now;
+        while let Some(id) = self.retries.poll_released(now) {
+            self.on_changed(id);
+        }
         let mut decisions = Vec::new();
         let mut passed_over = Vec::new();
         while let Some((at, key)) = self.wants.peek()
@@ -306,10 +315,12 @@ impl Loader {
 
     /// When [`Self::decide`] must be called at the latest.
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
-        let (helps_until, _) = self.wants.peek()?;
-        let looked_at = (self.decided_at + LOOKAHEAD, GpuId(u32::MAX));
-        let next_link = self.links.range(looked_at..).next().map(|&(free_at, _)| free_at - LOOKAHEAD);
-        Some(next_link.map_or(helps_until + Span(1), |at| at.min(helps_until + Span(1))))
+        let wanted = self.wants.peek().map(|(helps_until, _)| {
+            let looked_at = (self.decided_at + LOOKAHEAD, GpuId(u32::MAX));
+            let next_link = self.links.range(looked_at..).next().map(|&(free_at, _)| free_at - LOOKAHEAD);
+            next_link.map_or(helps_until + Span(1), |at| at.min(helps_until + Span(1)))
+        });
+        [wanted, self.retries.poll_timeout()].into_iter().flatten().min()
     }
 
     /// The GPU that could run the model's batch first; of several the one whose memory loses least.
@@ -381,7 +392,8 @@ impl Loader {
     /// The model waits or not, or is elsewhere: whether it wants a load, and which of its copies may go.
     fn on_changed(&mut self, id: ModelId) {
         let model = &self.models[id.0 as usize];
-        let (load, is_nowhere) = (model.load(), model.holders.is_empty() && model.hosts > 0);
+        let is_nowhere = model.holders.is_empty() && model.hosts > 0 && self.retries.waits_until(id).is_none();
+        let load = model.load();
         match (model.latest, model.background_since) {
             (Some(latest), _) if is_nowhere => self.wants.set(id.0, latest - load),
             (None, Some(since)) if is_nowhere => self.wants.set(id.0, since + FAR),

@@ -130,6 +130,36 @@ fn what_is_on_disk_only_is_loaded_in_time_or_refused_at_once() {
     }
 }
 
+/// As one whose file cannot be read any more: others have the way meanwhile, and what cannot wait is refused.
+#[test]
+fn what_fails_to_load_again_and_again_is_tried_ever_more_rarely() {
+    for policy in [Policy::Eager, Policy::Clockwork] {
+        let mut bench = Bench::paged(policy, 1, 2, 1);
+        bench.submit(0.0, 0, 1000.0);
+        for failed_at in [0.0, 1.0] {
+            assert_eq!(bench.decide(failed_at), [format!("load model 0 into GPU 0 at {failed_at}")]);
+            bench.loaded(failed_at + 1.0, 0, 0, false);
+        }
+        // Until 12 ms.
+        assert_eq!(bench.decide(2.0), NOTHING);
+        bench.submit(2.0, 0, 25.9);
+        assert_eq!(bench.decide(2.0), ["dropped [1]: ColdStart"]);
+        bench.submit(2.0, 1, 1000.0);
+        assert_eq!(bench.decide(2.0), ["load model 1 into GPU 0 at 2"]);
+        bench.loaded(10.0, 0, 1, true);
+        assert_eq!(bench.decide(10.0), ["model 1 on GPU 0 at 10: [2]"]);
+        bench.finished(0, 11.0);
+        assert_eq!(bench.decide(11.0), NOTHING);
+        assert_eq!(bench.timeout(), Some(12.0));
+        assert_eq!(bench.decide(12.0), ["unload model 1 from GPU 0", "load model 0 into GPU 0 at 12"]);
+        bench.loaded(13.0, 0, 0, false);
+        assert_eq!((bench.decide(13.0).len(), bench.timeout()), (0, Some(33.0)));
+        assert_eq!(bench.decide(33.0), ["load model 0 into GPU 0 at 33"]);
+        bench.loaded(41.0, 0, 0, true);
+        assert_eq!(bench.decide(41.0), ["model 0 on GPU 0 at 41: [0]"]);
+    }
+}
+
 #[test]
 fn a_model_is_loaded_where_it_is_in_host_memory() {
     let mut bench = Bench::paged(Policy::Eager, 2, 2, 2);
