@@ -77,6 +77,8 @@ const FIGURES: &[Figure] = &[
     orloj::ORLOJ7,
     orloj::ORLOJ8,
     orloj::ORLOJ9,
+    orloj::ORLOJ11,
+    orloj::ORLOJ13,
     incast::INCAST,
 ];
 

@@ -1,8 +1,10 @@
-//! Orloj's Figures 7 to 11, which are its Tables 2 to 5: finish rates of dynamic models under tight objectives.
+//! Orloj's Figures 7 to 11, which are its Tables 2 to 5, and 13 and 14: finish rates of dynamic models under tight
+//! objectives. Its Figure 3 is the three-modal case of Figure 8.
 
 use std::collections::BTreeMap;
 
 use chart::{Axis, Chart, Mark, Panel, Series};
+use sim::clairvoyant;
 
 use crate::{
     Figure, FigureError,
@@ -21,10 +23,11 @@ pub(crate) const ORLOJ7: Figure = Figure {
         REMARKS[1],
         REMARKS[2],
         REMARKS[3],
+        REMARKS[4],
         "Of a task the paper tells the mean and the 99th percentile: times are log-normal with both. Nothing is known \
          of groups of short and long requests in it, so each has one application, and lanes have nothing to divide.",
     ],
-    draw: |context| draw(context, &ORLOJ7, &tasks()),
+    draw: |context| draw(context, &ORLOJ7, &SETTINGS, &tasks()),
 };
 
 pub(crate) const ORLOJ8: Figure = Figure {
@@ -34,7 +37,7 @@ pub(crate) const ORLOJ8: Figure = Figure {
             model on one GPU, with as many applications as modes, each normal. Dashed: the paper's measurements of \
             its systems. The table has all modes, and the setting in which batching helps little.",
     remarks: &REMARKS,
-    draw: |context| draw(context, &ORLOJ8, &modes()),
+    draw: |context| draw(context, &ORLOJ8, &SETTINGS, &modes()),
 };
 
 pub(crate) const ORLOJ9: Figure = Figure {
@@ -42,10 +45,37 @@ pub(crate) const ORLOJ9: Figure = Figure {
     title: "Orloj, Figures 9 and 10 and Table 2: two modes, wide and narrow, and unequal ones",
     shows: "As Figure 8, with two modes: of equal widths, more short requests (2/0.5), and more long ones (0.5/2).",
     remarks: &REMARKS,
-    draw: |context| draw(context, &ORLOJ9, &widths()),
+    draw: |context| draw(context, &ORLOJ9, &SETTINGS, &widths()),
 };
 
-const REMARKS: [&str; 4] = [
+pub(crate) const ORLOJ11: Figure = Figure {
+    name: "orloj11",
+    title: "Orloj, Figure 11 and Table 4: static models",
+    shows: "As Figure 8, with two models whose requests all take the same time.",
+    remarks: &[
+        "The paper does not tell what its batches take: here as Clockwork measured ResNet50 and InceptionV3 on the \
+         same kind of GPU. Requests come at random. The rate is that at which `clockwork` comes nearest to its row of \
+         ResNet; all else is predicted.",
+        "`clairvoyant` knows when requests will come; what they take everybody knows here.",
+    ],
+    draw: |context| draw(context, &ORLOJ11, &STATIC, &statics()),
+};
+
+pub(crate) const ORLOJ13: Figure = Figure {
+    name: "orloj13",
+    title: "Orloj, Figures 13 and 14: the parameter b, and times that are scaled down",
+    shows: "Requests answered in time, of all, by `orloj` (solid) and, of scaled times, by `downbeat` (dashed): the \
+            three-modal case of Figure 8, by b for a millisecond (as a power of ten), and by the 99th percentile of \
+            what a request takes alone.",
+    remarks: &[
+        REMARKS[0],
+        "The paper's Orloj degrades where the 99th percentile falls to about 20 ms, as its decisions take up to a \
+         millisecond. Here a decision costs nothing, so nothing but the policy is seen.",
+    ],
+    draw: draw_parameters,
+};
+
+const REMARKS: [&str; 5] = [
     "The paper tells neither c0 and c1, nor the load, nor where modes lie. Here modes are 40 ms apart from 20 ms on, \
      requests come at random, c0 is a tenth (`strong`: batching helps, c1 = 0.3) or eight tenths (`weak`, c1 = 1) of \
      the mean time alone. The rate is the same for all objectives of a case: so many times what the GPU could serve \
@@ -59,31 +89,40 @@ const REMARKS: [&str; 4] = [
      short requests are not padded to long ones. The paper's Orloj mixes them and chooses by score.",
     "Samples for the distributions, which the paper's profiler runs alone when there is time, cost nothing here; 192 \
      of each application are known from the start.",
+    "`clairvoyant` is no policy: it knows when requests come and what each takes, and is the best of 28 greedy rules, \
+     found afterwards for each run (`sim/src/clairvoyant/batches.rs`). Nobody knows that; it tells how much knowing \
+     could win.",
 ];
 
 const SLOS_X_P99: [f64; 5] = [1.5, 2.0, 3.0, 4.0, 5.0];
 const POLICIES: [&str; 5] = ["downbeat", "orloj", "clockwork", "nexus", "clipper"];
+/// These and the reference.
+const NAMES: usize = POLICIES.len() + 1;
 
-/// How much batching helps: c0 as a part of the mean, c1, and the load (the first remark).
+/// Beside the policies, in tables and drawings.
+const REFERENCE: &str = "clairvoyant";
+
+/// How much batching helps, and the load (the first remark).
 struct Setting {
     name: &'static str,
-    fixed_part: f64,
-    per_task: f64,
+    /// c0 as a part of the mean, and c1; `None` where the case itself says what batches take.
+    cost: Option<(f64, f64)>,
     load: f64,
 }
 
 const SETTINGS: [Setting; 2] = [
-    Setting { name: "strong", fixed_part: 0.1, per_task: 0.3, load: 1.3 },
-    Setting { name: "weak", fixed_part: 0.8, per_task: 1.0, load: 1.4 },
+    Setting { name: "strong", cost: Some((0.1, 0.3)), load: 1.3 },
+    Setting { name: "weak", cost: Some((0.8, 1.0)), load: 1.4 },
 ];
+const STATIC: [Setting; 1] = [Setting { name: "static", cost: None, load: 0.55 }];
 
 /// One row of the paper's tables.
 struct Case {
     /// As in the paper.
     name: String,
     mean_ms: f64,
-    /// Applications, as in a workload.
-    applications: String,
+    /// What requests or batches take, as in a workload.
+    times: String,
 }
 
 impl Case {
@@ -94,18 +133,19 @@ impl Case {
         let shares: f64 = modes.iter().map(|(_, _, share)| share).sum();
         let mean_ms = modes.iter().map(|(mean, _, share)| mean * share / shares).sum();
         let applications = modes.iter().map(of).collect::<Vec<_>>().join(", ");
-        Self { name: name.to_owned(), mean_ms, applications }
+        Self { name: name.to_owned(), mean_ms, times: format!("applications = [{applications}]") }
     }
 
     fn workload(&self, setting: &Setting, slo_x_p99: f64) -> sim::Workload {
-        let fixed_ms = setting.fixed_part * self.mean_ms;
-        let Self { name, applications, .. } = self;
-        let text = format!(
-            "gpus = 1\nreestimate = true\n[[model]]\nname = \"{name}\"\ncost = {{ fixed_ms = {fixed_ms}, per_task = \
-             {} }}\napplications = [{applications}]\nslo_x_p99 = {slo_x_p99}\nmax_batch = 16\n",
-            setting.per_task
-        );
-        workload(name, &text)
+        let Self { name, times, mean_ms } = self;
+        let slo = match setting.cost {
+            Some((fixed_part, per_task)) => format!(
+                "slo_x_p99 = {slo_x_p99}\nmax_batch = 16\ncost = {{ fixed_ms = {}, per_task = {per_task} }}",
+                fixed_part * mean_ms
+            ),
+            None => format!("slo_ms = {}", slo_x_p99 * mean_ms),
+        };
+        workload(name, &format!("gpus = 1\nreestimate = true\n[[model]]\nname = \"{name}\"\n{times}\n{slo}\n"))
     }
 }
 
@@ -152,10 +192,29 @@ fn tasks() -> Vec<Case> {
         let difference = (p99_ms / mean_ms).ln();
         let sigma = Z99 - (Z99 * Z99 - 2.0 * difference).max(0.0).sqrt();
         let median_ms = mean_ms / (sigma * sigma / 2.0).exp();
-        let applications = format!("{{ median_ms = {median_ms}, sigma = {sigma} }}");
-        Case { name: name.to_owned(), mean_ms, applications }
+        let times = format!("applications = [{{ median_ms = {median_ms}, sigma = {sigma} }}]");
+        Case { name: name.to_owned(), mean_ms, times }
     };
     TASKS.iter().map(case).collect()
+}
+
+/// Table 4. Batches of 1, 2, 4, 8 and 16 as in Clockwork's appendix A (`resnet50_v2`, `tsn_inceptionv3_kinetics400`).
+fn statics() -> Vec<Case> {
+    const MEASURED: [(&str, [f64; 5]); 2] = [
+        ("resnet-imagenet", [2.73, 4.05, 5.87, 9.93, 17.3]),
+        ("inception-imagenet", [4.47, 6.87, 10.97, 16.43, 26.12]),
+    ];
+    let case = |(name, measured): &(&str, [f64; 5])| {
+        let between = |batch: usize| {
+            let step = (batch - 1).ilog2();
+            let (low, high) = (measured[step as usize], measured[step as usize + 1]);
+            let from = 1 << step;
+            low + (high - low) * (batch - from) as f64 / from as f64
+        };
+        let latencies: Vec<f64> = std::iter::once(measured[0]).chain((2..=16).map(between)).collect();
+        Case { name: (*name).to_owned(), mean_ms: measured[0], times: format!("latency_ms = {latencies:?}") }
+    };
+    MEASURED.iter().map(case).collect()
 }
 
 /// The paper's finish rates, by case, objective and system.
@@ -176,14 +235,20 @@ fn reported() -> BTreeMap<(String, String, &'static str), f64> {
     rates
 }
 
-fn draw(context: &Context, figure: &Figure, cases: &[Case]) -> Result<(Chart, Table), FigureError> {
+fn draw(
+    context: &Context,
+    figure: &Figure,
+    settings: &[Setting],
+    cases: &[Case],
+) -> Result<(Chart, Table), FigureError> {
     let mut table = Table::new(&["setting", "case", "SLO (x p99)", "policy", "finish rate", "paper"]);
-    for Setting { name, fixed_part, per_task, load } in &SETTINGS {
-        let setting = format!("c0 = {fixed_part} of the mean alone, c1 = {per_task}, load {load}");
-        table.note(name, setting);
+    for Setting { name, cost, load } in settings {
+        let cost = cost
+            .map_or_else(String::new, |(fixed, per_task)| format!("c0 = {fixed} of the mean alone, c1 = {per_task}, "));
+        table.note(name, format!("{cost}load {load}"));
     }
     let mut runs = Vec::new();
-    for setting in &SETTINGS {
+    for setting in settings {
         for case in cases {
             let rate_rps = setting.load * case.workload(setting, SLOS_X_P99[4]).capacity_rps();
             for slo in SLOS_X_P99 {
@@ -192,28 +257,23 @@ fn draw(context: &Context, figure: &Figure, cases: &[Case]) -> Result<(Chart, Ta
             }
         }
     }
-    let reports = context.runs(&runs, &mut table)?;
+    let (reports, references) = with_references(context, &runs, &mut table)?;
     let reported = reported();
     let mut panels = Vec::new();
-    let mut found = reports.iter().map(|report| report.totals.on_time_fraction);
-    for (index, setting) in SETTINGS.iter().enumerate() {
+    let mut found = reports.chunks(POLICIES.len()).zip(&references);
+    for (index, setting) in settings.iter().enumerate() {
         for case in cases {
-            let mut lines = vec![(Vec::new(), Vec::new()); POLICIES.len()];
+            let mut lines = vec![(Vec::new(), Vec::new()); NAMES];
             for slo in SLOS_X_P99 {
-                for (name, (ours, papers)) in POLICIES.iter().zip(&mut lines) {
-                    let rate = found.next().expect("a report for each run");
+                let (rates, reference) = found.next().expect("a report for each run");
+                let named = POLICIES.iter().zip(rates).chain([(&REFERENCE, reference)]);
+                for ((name, &rate), (ours, papers)) in named.zip(&mut lines) {
                     let paper = reported.get(&(case.name.clone(), slo.to_string(), *name)).copied();
                     ours.push((slo, rate));
                     papers.extend(paper.map(|rate| (slo, rate)));
                     let paper = paper.map_or_else(String::new, cell);
-                    table.push([
-                        setting.name.into(),
-                        case.name.clone(),
-                        cell(slo),
-                        (*name).into(),
-                        cell((rate * 1000.0).round() / 1000.0),
-                        paper,
-                    ]);
+                    let rate = cell((rate * 1000.0).round() / 1000.0);
+                    table.push([setting.name.into(), case.name.clone(), cell(slo), (*name).into(), rate, paper]);
                 }
             }
             // One setting is drawn, and no more than fit on a page.
@@ -222,14 +282,122 @@ fn draw(context: &Context, figure: &Figure, cases: &[Case]) -> Result<(Chart, Ta
             }
         }
     }
+    note_gap(&mut table, &reports, &references);
     Ok((Chart::new(figure.title, 3, panels), table))
+}
+
+/// Finish rates of all runs, and of each `POLICIES` of them what somebody would finish who knows the future.
+fn with_references(context: &Context, runs: &[Run], table: &mut Table) -> Result<(Vec<f64>, Vec<f64>), FigureError> {
+    let reports = context.runs(runs, table)?;
+    let seconds = context.seconds(runs.iter().map(|run| run.rate_rps).sum());
+    let settings: Vec<&Run> = runs.iter().step_by(POLICIES.len()).collect();
+    context.bar.inc_length(settings.len() as u64);
+    let reference = |run: &&Run| Ok(clairvoyant::finish_rate(&run.workload, run.rate_rps, seconds, context.seed));
+    let references = context.parallel(&settings, reference)?;
+    Ok((reports.iter().map(|report| report.totals.on_time_fraction).collect(), references))
+}
+
+/// How `downbeat` compares with `orloj`, and how much of what is between that and the reference it wins.
+fn note_gap(table: &mut Table, rates: &[f64], references: &[f64]) {
+    let [downbeat, orloj] = ["downbeat", "orloj"].map(|name| {
+        let place = POLICIES.iter().position(|policy| *policy == name).expect("it is compared");
+        rates.iter().skip(place).step_by(POLICIES.len()).copied().collect::<Vec<f64>>()
+    });
+    let mean = |rates: &[f64]| rates.iter().sum::<f64>() / rates.len().max(1) as f64;
+    let (gap, won) = (mean(references) - mean(&orloj), mean(&downbeat) - mean(&orloj));
+    let least = downbeat.iter().zip(&orloj).map(|(ours, other)| ours - other).fold(f64::INFINITY, f64::min);
+    table.note(
+        "finding",
+        format!(
+            "Over all {} settings `orloj` finishes {:.3}, `downbeat` {:.3} and `clairvoyant` {:.3} on average: \
+             `downbeat` wins {:.0} % of the gap of {gap:.3}; where it compares worst it differs by {least:.3}",
+            references.len(),
+            mean(&orloj),
+            mean(&downbeat),
+            mean(references),
+            100.0 * won / gap.max(1e-9),
+        ),
+    );
+}
+
+/// Powers of ten.
+const RATES: std::ops::RangeInclusive<i32> = -6..=-1;
+/// 99th percentiles of what a request takes alone.
+const SCALED_P99_MS: [f64; 6] = [5.0, 10.0, 20.0, 40.0, 80.0, 160.0];
+
+fn draw_parameters(context: &Context) -> Result<(Chart, Table), FigureError> {
+    let mut table = Table::new(&["setting", "SLO (x p99)", "policy", "p99 (ms)", "finish rate"]);
+    let (mut runs, mut keys) = (Vec::new(), Vec::new());
+    for (index, setting) in SETTINGS.iter().enumerate() {
+        let (case, p99_ms) = three_modal(1.0);
+        for slo in SLOS_X_P99 {
+            for exponent in RATES {
+                let name = format!("orloj:1e{exponent}");
+                keys.push((index, slo, name.clone(), p99_ms, f64::from(exponent)));
+                runs.push(run(setting, &case, slo, &name));
+            }
+        }
+        for scaled_ms in SCALED_P99_MS {
+            let (case, _) = three_modal(scaled_ms / p99_ms);
+            for slo in SLOS_X_P99 {
+                for name in ["orloj", "downbeat"] {
+                    keys.push((index, slo, name.to_owned(), scaled_ms, scaled_ms.log2()));
+                    runs.push(run(setting, &case, slo, name));
+                }
+            }
+        }
+    }
+    let reports = context.runs(&runs, &mut table)?;
+    let mut lines: BTreeMap<(usize, bool, bool, usize), Points> = BTreeMap::new();
+    for ((setting, slo, name, p99_ms, x), report) in keys.into_iter().zip(&reports) {
+        let rate = report.totals.on_time_fraction;
+        let place = SLOS_X_P99.iter().position(|&other| other == slo).expect("it is one of them");
+        let key = (setting, !name.contains(':'), name == "downbeat", place);
+        lines.entry(key).or_default().push((x, rate));
+        let rate = cell((rate * 1000.0).round() / 1000.0);
+        table.push([SETTINGS[setting].name.into(), cell(slo), name, cell((p99_ms * 10.0).round() / 10.0), rate]);
+    }
+    let mut panels = Vec::new();
+    for (index, setting) in SETTINGS.iter().enumerate() {
+        for is_scaled in [false, true] {
+            let of_panel = lines.iter().filter(|((of, scaled, ..), _)| (*of, *scaled) == (index, is_scaled));
+            let series = of_panel.map(|(&(_, _, is_downbeat, place), points)| Series {
+                name: format!("{} x p99{}", SLOS_X_P99[place], if is_downbeat { ", downbeat" } else { "" }),
+                mark: if is_downbeat { Mark::Dashed } else { Mark::Line },
+                look: place,
+                points: points.clone(),
+            });
+            let (what, x) = if is_scaled {
+                ("scaled", Axis::new("p99 alone (log2 of ms)", (2.0, 7.5)))
+            } else {
+                ("b", Axis::new("log10 of b", (-6.0, -1.0)))
+            };
+            let title = format!("{what}, {}", setting.name);
+            let y = Axis::new("finish rate", (0.0, 1.0));
+            panels.push(Panel { title, x, y, series: series.collect(), boxes: Vec::new() });
+        }
+    }
+    Ok((Chart::new(ORLOJ13.title, 2, panels), table))
+}
+
+fn run(setting: &Setting, case: &Case, slo: f64, name: &str) -> Run {
+    let rate_rps = setting.load * case.workload(setting, SLOS_X_P99[4]).capacity_rps();
+    Run { workload: case.workload(setting, slo), policy: policy(name), rate_rps }
+}
+
+/// The three-modal case with all times so many times as long, and the 99th percentile alone, in milliseconds.
+fn three_modal(factor: f64) -> (Case, f64) {
+    let modes = [20.0, 60.0, 100.0].map(|mean: f64| (factor * mean, factor * 4.0, 1.0));
+    let case = Case::normal("three-modal", &modes);
+    let p99_ms = case.workload(&SETTINGS[0], 1.0).models[0].classes[0].slo.as_millis_f64();
+    (case, p99_ms)
 }
 
 type Points = Vec<(f64, f64)>;
 
 fn panel(title: &str, lines: Vec<(Points, Points)>) -> Panel {
     let mut series = Vec::new();
-    for (name, (ours, papers)) in POLICIES.iter().zip(lines) {
+    for (name, (ours, papers)) in POLICIES.iter().chain([&REFERENCE]).zip(lines) {
         let look = if *name == "orloj" { ORLOJ_LOOK } else { look_of(name) };
         series.push(Series { name: (*name).to_owned(), mark: Mark::Line, look, points: ours });
         if !papers.is_empty() {
@@ -254,7 +422,7 @@ mod tests {
             let key = |system| (case.name.clone(), slo.to_string(), system);
             ["orloj", "clipper"].map(key).iter().all(|key| reported.contains_key(key))
         };
-        for case in modes().iter().chain(&widths()) {
+        for case in modes().iter().chain(&widths()).chain(&statics()) {
             assert!(SLOS_X_P99.iter().all(|&slo| has(case, slo)), "{}", case.name);
         }
         // Of one task the first rows cannot be read.

@@ -6,6 +6,10 @@
 //! least. Links copy what Belady's rule loads if all GPUs' memory were one. Neither contention nor chance is in it: no
 //! policy reaches it.
 
+mod batches;
+
+pub use batches::finish_rate;
+
 use std::collections::{BinaryHeap, HashMap};
 
 use proto::{LatencyProfile, Span, Timestamp};

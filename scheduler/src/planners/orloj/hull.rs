@@ -6,7 +6,8 @@
 //! slope -x touches it. The structure is Overmars and van Leeuwen's ("Maintenance of configurations in the plane",
 //! 1981) without its concatenable queues: a balanced tree with the lines at its leaves, by slope, whose nodes each
 //! know but where the envelopes of their two children cross. A query walks down, right where x is beyond the crossing.
-//! A change finds the crossings on its way up anew, each by walking down both children at once: O(log^2 n).
+//! A change finds those crossings on its way up anew that it moves, each by walking down both children at once:
+//! O(log^2 n). Few move: a line that comes must be above the crossing, and one that goes must have been one of the two.
 
 /// A line over x > 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,8 +25,12 @@ impl Line {
 }
 
 const NONE: u32 = u32::MAX;
-/// A subtree is built anew when one child has more than this part of its leaves.
-const UNBALANCED: f64 = 0.75;
+/// A child that has more than so many times the leaves of its sibling gives it some: a tree of bounded balance, with
+/// the parameters that keep it so by one rotation at each node above a change (Hirai and Yamamoto, "Balancing
+/// weight-balanced trees", 2011).
+const OUTWEIGHS: u32 = 3;
+/// Of these it gives its nearer child, or, if that has so many times the leaves of the other one, a part of it.
+const DIVIDES: u32 = 2;
 
 /// Lines by key.
 #[derive(Debug)]
@@ -54,9 +59,16 @@ struct Fork {
     left: u32,
     right: u32,
     leaves: u32,
-    /// The largest slope on the left.
-    slope_left_max: f64,
+    /// Slopes on the left are at most this, those on the right above it.
+    middle: f64,
     crossing: Crossing,
+}
+
+/// What happens to a line.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Change {
+    Comes,
+    Goes,
 }
 
 /// Where the envelope of the right, which rises faster, becomes the higher one.
@@ -150,19 +162,19 @@ impl Hull {
                 node
             }
             Node::Leaf(leaf) => {
-                let is_right = line.alpha > leaf.alpha;
+                let (is_right, middle) = (line.alpha > leaf.alpha, line.alpha.min(leaf.alpha));
                 let other = self.add_leaf(key, line);
                 let (left, right) = if is_right { (node, other) } else { (other, node) };
-                let fork = self.joined(left, right);
+                let fork = self.joined(left, right, middle);
                 self.add(Node::Fork(fork))
             }
-            &mut Node::Fork(Fork { left, right, slope_left_max, .. }) => {
-                if line.alpha <= slope_left_max {
+            &mut Node::Fork(Fork { left, right, middle, .. }) => {
+                if line.alpha <= middle {
                     let left = self.insert_below(left, key, line);
-                    self.rejoin(node, left, right)
+                    self.rejoin(node, (left, right), line, Change::Comes)
                 } else {
                     let right = self.insert_below(right, key, line);
-                    self.rejoin(node, left, right)
+                    self.rejoin(node, (left, right), line, Change::Comes)
                 }
             }
         }
@@ -179,15 +191,15 @@ impl Hull {
                 self.unused.push(node);
                 NONE
             }
-            &mut Node::Fork(Fork { left, right, slope_left_max, .. }) => {
+            &mut Node::Fork(Fork { left, right, middle, .. }) => {
                 let (mut left, mut right) = (left, right);
-                if line.alpha <= slope_left_max {
+                if line.alpha <= middle {
                     left = self.remove_below(left, key, line);
                 } else {
                     right = self.remove_below(right, key, line);
                 }
                 if left != NONE && right != NONE {
-                    return self.rejoin(node, left, right);
+                    return self.rejoin(node, (left, right), line, Change::Goes);
                 }
                 self.unused.push(node);
                 if left == NONE { right } else { left }
@@ -195,52 +207,56 @@ impl Hull {
         }
     }
 
-    /// The node has these children now.
-    fn rejoin(&mut self, node: u32, left: u32, right: u32) -> u32 {
+    /// The node has these children now, as a line below it has come or gone.
+    fn rejoin(&mut self, node: u32, (left, right): (u32, u32), line: Line, change: Change) -> u32 {
+        let &Fork { middle, crossing, .. } = self.fork(node).expect("it has children");
         let (few, many) = (self.leaves(left), self.leaves(right));
-        let (few, many) = (few.min(many), few.max(many));
-        if f64::from(many) > UNBALANCED * f64::from(few + many) + 1.0 {
-            let mut leaves = Vec::with_capacity((few + many) as usize);
-            self.unused.push(node);
-            self.dissolve(left, &mut leaves);
-            self.dissolve(right, &mut leaves);
-            return self.build(&leaves);
-        }
-        let fork = self.joined(left, right);
+        let fork = if many > few * OUTWEIGHS {
+            self.rotated_left(left, right, middle)
+        } else if few > many * OUTWEIGHS {
+            self.rotated_right(left, right, middle)
+        } else {
+            let stays = match change {
+                // Through the crossing is not above it. Before their first milestone all lines go through 0.
+                Change::Comes => line.at(crossing.x) <= crossing.y,
+                Change::Goes => line != crossing.left && line != crossing.right,
+            };
+            let same = Fork { left, right, leaves: few + many, middle, crossing };
+            if stays { same } else { self.joined(left, right, middle) }
+        };
         self.nodes[node as usize] = Node::Fork(fork);
         node
     }
 
-    /// Frees the forks of a subtree.
-    fn dissolve(&mut self, node: u32, leaves: &mut Vec<u32>) {
-        match self.fork(node) {
-            None => leaves.push(node),
-            Some(&Fork { left, right, .. }) => {
-                self.unused.push(node);
-                self.dissolve(left, leaves);
-                self.dissolve(right, leaves);
-            }
+    /// Two subtrees of which the right one is too heavy, with a part of it on the left.
+    fn rotated_left(&mut self, left: u32, right: u32, middle: f64) -> Fork {
+        let outer = *self.fork(right).expect("what is heavy has children");
+        if self.leaves(outer.left) < DIVIDES * self.leaves(outer.right) {
+            self.nodes[right as usize] = Node::Fork(self.joined(left, outer.left, middle));
+            return self.joined(right, outer.right, outer.middle);
         }
+        let inner = *self.fork(outer.left).expect("it is heavier than its sibling");
+        self.nodes[right as usize] = Node::Fork(self.joined(left, inner.left, middle));
+        self.nodes[outer.left as usize] = Node::Fork(self.joined(inner.right, outer.right, outer.middle));
+        self.joined(right, outer.left, inner.middle)
     }
 
-    fn build(&mut self, leaves: &[u32]) -> u32 {
-        if let &[leaf] = leaves {
-            return leaf;
+    /// The same if the left one is.
+    fn rotated_right(&mut self, left: u32, right: u32, middle: f64) -> Fork {
+        let outer = *self.fork(left).expect("what is heavy has children");
+        if self.leaves(outer.right) < DIVIDES * self.leaves(outer.left) {
+            self.nodes[left as usize] = Node::Fork(self.joined(outer.right, right, middle));
+            return self.joined(outer.left, left, outer.middle);
         }
-        let (left, right) = leaves.split_at(leaves.len() / 2);
-        let (left, right) = (self.build(left), self.build(right));
-        let fork = self.joined(left, right);
-        self.add(Node::Fork(fork))
+        let inner = *self.fork(outer.right).expect("it is heavier than its sibling");
+        self.nodes[left as usize] = Node::Fork(self.joined(inner.right, right, middle));
+        self.nodes[outer.right as usize] = Node::Fork(self.joined(outer.left, inner.left, outer.middle));
+        self.joined(outer.right, left, inner.middle)
     }
 
-    fn joined(&self, left: u32, right: u32) -> Fork {
-        let mut last = left;
-        while let Some(fork) = self.fork(last) {
-            last = fork.right;
-        }
-        let Node::Leaf(Leaf { alpha: slope_left_max, .. }) = self.nodes[last as usize] else { unreachable!() };
+    fn joined(&self, left: u32, right: u32, middle: f64) -> Fork {
         let leaves = self.leaves(left) + self.leaves(right);
-        Fork { left, right, leaves, slope_left_max, crossing: self.crossing(left, right, slope_left_max) }
+        Fork { left, right, leaves, middle, crossing: self.crossing(left, right, middle) }
     }
 
     /// Where the envelopes of two subtrees cross. Slopes on the left are at most `middle`, those on the right above it,
@@ -265,7 +281,8 @@ impl Hull {
                     left = if is_before { fork.left } else { fork.right };
                 }
                 (Node::Leaf(leaf), Node::Fork(fork)) => {
-                    let is_after = leaf.line().at(fork.crossing.x) >= fork.crossing.y;
+                    // Of lines through one point not the highest, which is the next to leave.
+                    let is_after = leaf.line().at(fork.crossing.x) > fork.crossing.y;
                     right = if is_after { fork.right } else { fork.left };
                 }
                 (Node::Fork(one), Node::Fork(other)) => {
@@ -306,6 +323,15 @@ mod tests {
         }
     }
 
+    /// Yields the leaves of a subtree.
+    fn assert_balanced(hull: &Hull, node: u32) -> u32 {
+        let Some(fork) = hull.fork(node) else { return 1 };
+        let (left, right) = (assert_balanced(hull, fork.left), assert_balanced(hull, fork.right));
+        assert!(left <= OUTWEIGHS * right && right <= OUTWEIGHS * left, "{left} and {right} leaves");
+        assert_eq!(fork.leaves, left + right);
+        left + right
+    }
+
     fn depth(hull: &Hull, node: u32) -> u32 {
         hull.fork(node).map_or(0, |fork| 1 + depth(hull, fork.left).max(depth(hull, fork.right)))
     }
@@ -314,7 +340,7 @@ mod tests {
         #[test]
         fn the_highest_line_is_found_whatever_comes_and_goes(
             steps in prop::collection::vec((0u8..3, 0.0f64..1.0, 0.0f64..1.0, 0.0f64..1.0), 1..300),
-            is_steep in any::<bool>(),
+            kind in 0u8..3,
         ) {
             let mut hull = Hull::default();
             let mut lines: Vec<(u32, Line)> = Vec::new();
@@ -325,13 +351,17 @@ mod tests {
                 } else {
                     // On a parabola all lines are on the envelope. Few slopes, so that some are the same.
                     let alpha = (alpha * 64.0).round() / 64.0 - 0.5;
-                    let beta = if is_steep { -alpha * alpha } else { beta };
+                    // Those that have not come to a milestone go through 0.
+                    let beta = [beta, -alpha * alpha, 0.0][usize::from(kind)];
                     let line = Line { alpha, beta };
                     hull.insert(key, line);
                     lines.push((key, line));
                 }
                 for x in [0.01, 0.3, 1.0, 3.0, 100.0 * at + 0.001] {
                     assert_top(&hull, &lines, x);
+                }
+                if hull.root != NONE {
+                    assert_balanced(&hull, hull.root);
                 }
             }
         }
@@ -342,7 +372,8 @@ mod tests {
         let mut hull = Hull::default();
         let line = |key: u32| Line { alpha: f64::from(key), beta: -f64::from(key).powi(2) };
         (0..4096).for_each(|key| hull.insert(key, line(key)));
-        assert!(depth(&hull, hull.root) <= 30, "{}", depth(&hull, hull.root));
+        // The logarithm of 4,096 to the base 4/3: no child has more than three quarters.
+        assert!(depth(&hull, hull.root) <= 29, "{}", depth(&hull, hull.root));
         (0..4000).for_each(|key| hull.remove(key, line(key)));
         assert_eq!(hull.top(2.0 * 4050.0), Some(4050));
         (4000..4096).for_each(|key| hull.remove(key, line(key)));
