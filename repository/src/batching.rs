@@ -1,5 +1,5 @@
-//! What becomes of tasks of unequal sizes in one batch of an ONNX model: whether they are padded or joined, and what the
-//! model is told of it (`batch_input` and `batch_output` of Triton's ModelConfig, and `parameters`).
+//! What becomes of tasks of unequal sizes in one batch of an ONNX model: whether they are padded or joined, and what
+//! the model is told of it (`batch_input` and `batch_output` of Triton's ModelConfig, and `parameters`).
 
 use crate::DataType;
 
@@ -14,8 +14,8 @@ pub struct Batching {
     pub ragged: Vec<bool>,
     /// Inputs of the model's file that no request has.
     pub generated: Vec<Generated>,
-    /// For each output the input whose dimensions it has where its own are -1 (`batch_output`); of a joined one it is cut
-    /// apart by them.
+    /// For each output the input whose dimensions it has where its own are -1 (`batch_output`); of a joined one it is
+    /// cut apart by them.
     pub follows: Vec<Option<usize>>,
 }
 

