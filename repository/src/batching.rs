@@ -17,6 +17,9 @@ pub struct Batching {
     /// For each output the input whose dimensions it has where its own are -1 (`batch_output`); of a joined one it is
     /// cut apart by them.
     pub follows: Vec<Option<usize>>,
+    /// Elements of all inputs of one run, padding included, unless one task alone has more (`parameters:
+    /// batch_elements_max`).
+    pub elements_max: usize,
 }
 
 /// What becomes of dimensions whose lengths requests choose.
@@ -89,6 +92,7 @@ impl Batching {
             ragged: vec![false; inputs],
             generated: Vec::new(),
             follows: vec![None; outputs],
+            elements_max: usize::MAX,
         }
     }
 
@@ -98,9 +102,15 @@ impl Batching {
         self.lengths != BatchLengths::Equal
     }
 
-    /// Whether a run takes more than the tasks' tensors as they are.
+    /// Whether any input's tensors are joined.
+    #[must_use]
+    pub fn is_joined(&self) -> bool {
+        self.ragged.contains(&true)
+    }
+
+    /// Whether a run takes the tasks' tensors as they are, and as many as there are.
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        !self.is_padded() && self.generated.is_empty() && !self.ragged.contains(&true)
+        !self.is_padded() && !self.is_joined() && self.generated.is_empty() && self.elements_max == usize::MAX
     }
 }

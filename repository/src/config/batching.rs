@@ -14,10 +14,13 @@ use super::{
 use crate::{BatchLengths, Batching, DataType, Generated, GeneratedKind, RepositoryError, Tensor};
 
 /// Parameters that say how tasks run together.
-const PARAMETERS: [&str; 3] = [LENGTHS, PADS, MASKS];
+const PARAMETERS: [&str; 4] = [LENGTHS, PADS, MASKS, ELEMENTS];
 const LENGTHS: &str = "batch_lengths";
 const PADS: &str = "pad_values";
 const MASKS: &str = "mask_inputs";
+const ELEMENTS: &str = "batch_elements_max";
+/// Elements of a run whose tasks are padded or joined, if the configuration does not say.
+const ELEMENTS_DEFAULT: usize = 1 << 22;
 /// Bounds of `bucketed`, at most: each is a group of tasks of its own.
 const BUCKETS_MAX: usize = 64;
 
@@ -60,14 +63,15 @@ impl ConfigFile<'_> {
             ..Batching::equal(inputs.len(), outputs.len())
         };
         self.check_ragged(&batching, inputs)?;
+        batching.elements_max = self.elements_max(&batching)?;
         batching.generated = self.masks(&batching, inputs)?;
         batching.generated.extend(self.batch_inputs(inputs)?);
         self.check_generated(&batching.generated, inputs)?;
         batching.pads = self.pads(&batching, inputs)?;
         batching.follows = self.batch_outputs(inputs, outputs)?;
         if !batching.is_plain() && !is_batched {
-            let expected = "1 or more: batch_lengths, mask_inputs, allow_ragged_batch and batch_input are about tasks \
-                            that run together";
+            let expected = "1 or more: batch_lengths, mask_inputs, batch_elements_max, allow_ragged_batch and \
+                            batch_input are about tasks that run together";
             return Err(self.error("max_batch_size", 0, expected));
         }
         let is_padded = |(input, ragged): (&Tensor, &bool)| !ragged && !input.model_variable_dims().is_empty();
@@ -104,6 +108,16 @@ impl ConfigFile<'_> {
         let targets = get(&self.message, "batch_input");
         let targets = targets.as_list().unwrap_or_default().iter().filter_map(Value::as_message);
         Ok(masks.chain(targets.flat_map(|item| names(item, "target_name"))).collect())
+    }
+
+    fn elements_max(&self, batching: &Batching) -> Result<usize, RepositoryError> {
+        let Some(found) = self.parameter(ELEMENTS) else {
+            let is_unequal = batching.is_padded() || batching.is_joined();
+            return Ok(if is_unequal { ELEMENTS_DEFAULT } else { usize::MAX });
+        };
+        let number = found.parse().ok().filter(|number| (1..=BOUND_MAX).contains(number));
+        let expected = format_args!("elements of all inputs of one run, 1 to {BOUND_MAX}");
+        number.ok_or_else(|| self.error(ELEMENTS, format_args!("\"{found}\""), expected))
     }
 
     fn check_ragged(&self, batching: &Batching, inputs: &[Tensor]) -> Result<(), RepositoryError> {
@@ -334,6 +348,7 @@ mod tests {
         let generated = |name: &str, datatype, kind, source| Generated { name: name.into(), datatype, kind, source };
         let expected = Batching {
             lengths: BatchLengths::Padded,
+            elements_max: 1 << 22,
             pads: vec![-3.0, 0.0],
             generated: vec![
                 generated("mask", None, GeneratedKind::Mask, 0),
@@ -344,6 +359,8 @@ mod tests {
         assert_eq!(batching(&config.concat()), expected);
         assert!(expected.is_padded() && !expected.is_plain() && Batching::equal(2, 1).is_plain());
         assert_eq!(batching(&parameter("batch_lengths", "equal")), Batching::equal(4, 1));
+        let bounded = batching(&parameter("batch_elements_max", "100"));
+        assert_eq!((bounded.elements_max, bounded.is_plain()), (100, false));
     }
 
     #[test]
@@ -391,6 +408,7 @@ mod tests {
             (lengths("bucketed:-4"), "batch_lengths: found \"bucketed:-4\", expected 1 to 64 bounds"),
             (lengths("bucketed:8,8"), "batch_lengths: found \"bucketed:8,8\", expected 1 to 64 bounds"),
             (lengths("bucketed:16,8"), "batch_lengths: found \"bucketed:16,8\", expected 1 to 64 bounds"),
+            (with("batch_elements_max", "0"), "batch_elements_max: found \"0\", expected elements of all inputs of"),
             (with("pad_values", "1"), "pad_values: found \"1\", expected an inline table of TOML"),
             (with("pad_values", "{ id = 1 }"), "pad_values: found \"id\", expected one of the model's: ids, types"),
             (

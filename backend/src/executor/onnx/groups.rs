@@ -64,9 +64,9 @@ impl Onnx {
                 Err(reason) => drop(failed.insert(place, reason)),
             }
         }
-        let lengths: Vec<Vec<usize>> = read.iter().map(|task| task.lengths.clone()).collect();
+        let sizes: Vec<runs::Size> = read.iter().map(|task| self.size(task)).collect();
         let elements = |lengths: &[usize]| self.elements(lengths);
-        let dealt = runs::deal(&lengths, &self.batching.lengths, self.is_batched, elements).into_iter();
+        let dealt = runs::deal(&sizes, &self.batching, self.is_batched, elements).into_iter();
         let of_run =
             |run: runs::Run| Group { tasks: run.tasks.iter().map(|&task| &read[task]).collect(), lengths: run.lengths };
         let mut groups: Vec<Group<'_>> = dealt.map(of_run).collect();
@@ -116,6 +116,12 @@ impl Onnx {
             }
         }
         Ok(Task { place, cells, lengths: lengths.into_iter().map(Option::unwrap_or_default).collect() })
+    }
+
+    pub(super) fn size(&self, task: &Task<'_>) -> runs::Size {
+        let joined = (0..self.inputs.len()).filter(|&input| self.batching.ragged[input]);
+        let joined = joined.map(|input| task.cells[input].shape.iter().product::<usize>()).sum();
+        runs::Size { lengths: task.lengths.clone(), joined }
     }
 
     /// Elements of all inputs of a task of such lengths, but for those that are joined.

@@ -174,8 +174,8 @@ fn what_has_no_length_is_not_padded() {
         let tasks = [0, 3, 0, 5].map(|length| record(&negate.inputs, &[(&[length], &floats(&vec![1.0; length]))]));
         let expected = [0, 3, 0, 5].map(|length| Ok(vec![(vec![length], floats(&vec![-1.0; length]))]));
         assert_eq!(run_records(&negate, &tasks), expected);
-        let read = tasks.iter().map(|task| negate.read_task(0, task).unwrap().lengths);
-        let dealt = runs::deal(&read.collect::<Vec<_>>(), &negate.batching.lengths, true, |lengths| lengths[0]);
+        let sizes = tasks.iter().map(|task| negate.size(&negate.read_task(0, task).unwrap()));
+        let dealt = runs::deal(&sizes.collect::<Vec<_>>(), &negate.batching, true, |lengths| lengths[0]);
         assert_eq!(dealt.iter().map(|run| run.tasks.len()).collect::<Vec<_>>(), [2, 2]);
     }
 }
@@ -208,9 +208,8 @@ fn a_long_task_beside_many_short_ones_costs_little_memory() {
     let negate = model(&config, &[("x", FP32, &[-1, -2])], nodes, &[("y", FP32, &[-1, -2])]).unwrap();
     let mut tasks: Vec<Vec<u8>> = (0..40).map(|_| record(&negate.inputs, &[(&[1], &floats(&[1.0]))])).collect();
     tasks[7] = record(&negate.inputs, &[(&[1_000_000], &floats(&vec![2.0; 1_000_000]))]);
-    let read: Vec<_> = tasks.iter().enumerate().map(|(place, task)| negate.read_task(place, task).unwrap()).collect();
-    let of_tasks: Vec<Vec<usize>> = read.iter().map(|task| task.lengths.clone()).collect();
-    let dealt = runs::deal(&of_tasks, &negate.batching.lengths, true, |lengths| lengths[0]);
+    let sizes = tasks.iter().map(|task| negate.size(&negate.read_task(0, task).unwrap()));
+    let dealt = runs::deal(&sizes.collect::<Vec<_>>(), &negate.batching, true, |lengths| lengths[0]);
     let found: Vec<_> = dealt.iter().map(|run| (run.tasks.len(), run.lengths[0])).collect();
     assert_eq!(found, [(1, 1_000_000), (39, 1)]);
 }
