@@ -51,19 +51,19 @@ pub struct Generated {
 /// where each of our tasks is a request of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GeneratedKind {
-    /// [n, each dimension that requests choose]: 1 where elements are, 0 where padding is (`parameters: mask_inputs`).
+    /// `[n, each dimension that requests choose]`: 1 where elements are, 0 where padding is (`mask_inputs`).
     Mask,
-    /// [n]: elements of each task.
+    /// `[n]`: elements of each task.
     ElementCount,
-    /// [n]: elements of each task and of all before it.
+    /// `[n]`: elements of each task and of all before it.
     AccumulatedElementCount,
-    /// [n + 1]: the same, with a zero before.
+    /// `[n + 1]`: the same, with a zero before.
     AccumulatedElementCountWithZero,
-    /// [most elements that a task of the run has, padding included]: zeros.
+    /// `[most elements that a task of the run has, padding included]`: zeros.
     MaxElementCountAsShape,
-    /// [n, dimensions]: the lengths of each task's dimensions.
+    /// `[n, dimensions]`: the lengths of each task's dimensions.
     ItemShape,
-    /// [n * dimensions]: the same.
+    /// `[n * dimensions]`: the same.
     ItemShapeFlatten,
 }
 

@@ -175,7 +175,7 @@ batch_output { target_name: "states" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source
 output { name: "states" dims: [ -1, 32 ] }
 output { name: "scores" dims: [ 4 ] }
 output { name: "width" dims: [ 1 ] }
-""" + parameters(max_dims=256)
+""" + parameters(max_dims=256, batch_elements_max=1024)
 
 UNEQUAL = {
     "padded": parameters(batch_lengths="padded", mask_inputs="{ mask = 'ids' }", pad_values="{ ids = 1 }", max_dims=256),
