@@ -464,6 +464,33 @@ mod tests {
     }
 
     #[test]
+    fn a_pad_is_a_number_that_the_type_has() {
+        let of = |datatype, text: &str| {
+            number(datatype, &toml::from_str::<toml::Table>(&format!("x = {text}")).unwrap()["x"])
+        };
+        for (datatype, least, most) in [
+            (DataType::Bool, "false", "true"),
+            (DataType::Uint8, "0", "255"),
+            (DataType::Uint16, "0", "65535"),
+            (DataType::Uint32, "0", "4294967295"),
+            (DataType::Uint64, "0", "9007199254740992"),
+            (DataType::Int8, "-128", "127"),
+            (DataType::Int16, "-32768", "32767"),
+            (DataType::Int32, "-2147483648", "2147483647"),
+            (DataType::Int64, "-9007199254740992", "9007199254740992"),
+            (DataType::Fp16, "-0.5", "65504"),
+        ] {
+            let whole = |text: &str| text.parse().unwrap_or(f64::from(u8::from(text == "true")));
+            assert_eq!([least, most].map(|text| of(datatype, text)), [least, most].map(|text| Some(whole(text))));
+            let beyond = most.parse::<i64>().map_or("2".to_owned(), |most| (most + 1).to_string());
+            let is_whole = ![DataType::Fp16, DataType::Fp32, DataType::Fp64].contains(&datatype);
+            assert_eq!(of(datatype, &beyond).is_none(), is_whole, "{datatype} {beyond}");
+        }
+        assert_eq!(["nan", "inf", "'1'", "true"].map(|text| of(DataType::Fp32, text)), [None; 4]);
+        assert_eq!((of(DataType::Int8, "1.0"), of(DataType::Bytes, "1")), (None, None));
+    }
+
+    #[test]
     fn models_that_no_file_runs_take_their_tasks_as_they_are() {
         let emulated = r#"
             backend: "emulated" input { name: "x" data_type: TYPE_INT8 dims: -1 allow_ragged_batch: true }

@@ -110,7 +110,7 @@ impl Onnx {
                     let (name, found, of) = (&tensor.name, shape[dim], &self.binding.lengths[length]);
                     return Err(format!(
                         "input '{name}' has length {found} in dimension {dim}, expected {expected}: the model's file \
-                         calls that and another input's {of} both"
+                         calls that and another length {of}"
                     ));
                 }
             }

@@ -312,7 +312,7 @@ fn tasks_of_several_shapes_run_in_groups_and_each_is_as_if_alone() {
     assert_eq!([&found[0], &found[3]], [&together[0], &together[2]]);
     assert!(found[1].as_ref().unwrap_err().starts_with("tensor 'x': found none, expected it"), "{:?}", found[1]);
     let expected =
-        "input 'w' has length 3 in dimension 0, expected 1: the model's file calls that and another input's M2";
+        "input 'w' has length 3 in dimension 0, expected 1: the model's file calls that and another length M2";
     assert!(found[2].as_ref().unwrap_err().starts_with(expected), "{:?}", found[2]);
 }
 

@@ -6,6 +6,8 @@ use tract_onnx::pb::TensorProto;
 use super::{super::groups::Group, *};
 
 const INT32: i32 = 6;
+const BOOL: i32 = 9;
+const FP16: i32 = 10;
 const WIDTH: usize = 2;
 
 /// A node that takes its axes as an input, as operators do since opset 13.
@@ -152,6 +154,27 @@ proptest! {
     }
 
     #[test]
+    fn two_dimensions_are_padded_in_the_shape_that_the_model_has(
+        shapes in proptest::collection::vec((0usize..6, 0usize..6), 1..12),
+    ) {
+        static MODEL: std::sync::LazyLock<Onnx> = std::sync::LazyLock::new(|| {
+            let reshaped = "data_type: TYPE_FP32 dims: [ -1, 2, -1 ] reshape { shape: [ -1, -1, 2 ] }";
+            let tensors = ["input { name: \"x\" ", reshaped, " } output { name: \"y\" ", reshaped, " }"].concat();
+            let shape: &[i64] = &[-1, -2, -3, 2];
+            let nodes = vec![node("Neg", &["x"], "y", &[])];
+            let config = ["max_batch_size: 12 ", &lengths("padded"), &tensors].concat();
+            model(&config, &[("x", FP32, shape)], nodes, &[("y", FP32, shape)]).unwrap()
+        });
+        let x = |(rows, columns)| (0..rows * 2 * columns).map(|at| 1.0 + at as f32).collect::<Vec<f32>>();
+        let tasks = shapes.iter().map(|&shape| record(&MODEL.inputs, &[(&[shape.0, 2, shape.1], &floats(&x(shape)))]));
+        let found = run_records(&MODEL, &tasks.collect::<Vec<_>>());
+        for (&shape, found) in shapes.iter().zip(found) {
+            let negated: Vec<f32> = x(shape).iter().map(|x| -x).collect();
+            prop_assert_eq!(found, Ok(vec![(vec![shape.0, 2, shape.1], floats(&negated))]));
+        }
+    }
+
+    #[test]
     fn joined_tasks_are_answered_as_if_alone(xs in xs()) {
         static MODEL: std::sync::LazyLock<Onnx> = std::sync::LazyLock::new(|| joined(JOINED, &[-1]).unwrap());
         judge_joined(&MODEL, &xs)?;
@@ -162,6 +185,43 @@ proptest! {
 fn without_padding_lengths_run_apart() {
     let xs = [3, 7, 3].map(|length| vec![0.5; length * WIDTH]);
     assert_eq!(judge(&masked("equal"), &xs).unwrap(), [3, 7, 3]);
+}
+
+#[test]
+fn padding_is_what_the_configuration_says_and_masks_have_the_type_of_the_file() {
+    let sum = |elem_type: i32, pad: &str| {
+        let graph = GraphProto {
+            name: "sum".into(),
+            node: vec![along("ReduceSum", "x", 1, "y", &[("keepdims", 1)])],
+            initializer: axes(),
+            input: vec![value(&("x", elem_type, &[-1, -2]))],
+            output: vec![value(&("y", elem_type, &[-1, 1]))],
+            ..GraphProto::default()
+        };
+        model_of(&[parameter("batch_lengths", "padded"), parameter("pad_values", pad)].concat(), graph).unwrap()
+    };
+    let real = sum(FP32, "{ x = -2.5 }");
+    let tasks = [1, 3].map(|length| record(&real.inputs, &[(&[length], &floats(&vec![1.0; length]))]));
+    assert_eq!(run_records(&real, &tasks), [-4.0, 3.0].map(|sum| Ok(vec![(vec![1], floats(&[sum]))])));
+    let whole = sum(INT64, "{ x = -7 }");
+    let tasks = [1, 2].map(|length| {
+        record(&whole.inputs, &[(&[length], &[1i64.to_le_bytes(), 1i64.to_le_bytes()].concat()[..8 * length])])
+    });
+    let expected = [-6, 2].map(|sum: i64| Ok(vec![(vec![1], sum.to_le_bytes().to_vec())]));
+    assert_eq!(run_records(&whole, &tasks), expected);
+
+    for elem_type in [FP32, INT32, INT64, BOOL, FP16] {
+        let inputs: [Value<'_>; 2] = [("x", FP32, &[-1, -2]), ("mask", elem_type, &[-1, -2])];
+        let config = [lengths("padded"), parameter("mask_inputs", "{ mask = 'x' }")].concat();
+        let model = model(&config, &inputs, vec![node("Neg", &["x"], "y", &[])], &[("y", FP32, &[-1, -2])]).unwrap();
+        let tasks = [1, 3].map(|length| record(&model.inputs, &[(&[length], &floats(&vec![1.0; length]))]));
+        let read: Vec<_> = tasks.iter().map(|task| model.read_task(0, task).unwrap()).collect();
+        let mask = model.generate(0, &Group { tasks: read.iter().collect(), lengths: vec![3] }).unwrap();
+        assert_eq!((mask.datum_type(), mask.shape()), (model.binding.generated[0], &[2, 3][..]));
+        let ones: Vec<u8> =
+            mask.cast_to::<u8>().unwrap().to_plain_array_view::<u8>().unwrap().iter().copied().collect();
+        assert_eq!(ones, [1, 0, 0, 1, 1, 1]);
+    }
 }
 
 #[test]
