@@ -369,7 +369,11 @@ mod tests {
             priorities: repository::Priorities::default(),
             queue: repository::QueuePolicies::default(),
             weights: repository::WeightsSize::default(),
-            executor: Executor::Onnx { file: "model.onnx".into(), profile: None },
+            executor: Executor::Onnx {
+                file: "model.onnx".into(),
+                batching: repository::Batching::equal(1, 1),
+                profile: None,
+            },
             labels: vec![],
             image: None,
             configuration: repository::Configuration::default(),

@@ -89,7 +89,7 @@ impl fmt::Debug for dyn Executor {
 pub fn load(model: &Model, gpus: usize, programs: &Programs) -> Result<Arc<dyn Executor>, ExecutorError> {
     Ok(match &model.executor {
         repository::Executor::Emulated { profile } => Arc::new(Emulated::new(model, profile.clone())),
-        repository::Executor::Onnx { file, .. } => Arc::new(Onnx::load(model, file)?),
+        repository::Executor::Onnx { file, batching, .. } => Arc::new(Onnx::load(model, file, batching)?),
         repository::Executor::Process { program, .. } => Arc::new(Process::load(model, program, gpus, programs)?),
     })
 }

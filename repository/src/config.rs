@@ -9,6 +9,7 @@ use std::{
 
 mod accepted;
 mod asked;
+mod batching;
 mod completion;
 mod configuration;
 mod program;
@@ -176,7 +177,7 @@ impl ConfigFile<'_> {
                 Span::ENDLESS
             }
         };
-        let executor = self.executor(max_batch, (&inputs, &outputs))?;
+        let executor = self.executor((max_batch, is_batched), (&inputs, &outputs))?;
         if let Executor::Emulated { profile }
         | Executor::Onnx { profile: Some(profile), .. }
         | Executor::Process { profile: Some(profile), .. } = &executor
@@ -295,16 +296,20 @@ impl ConfigFile<'_> {
         if name.is_empty() {
             return Err(self.error(&format!("{key}.name"), "none", "the name that clients use"));
         }
+        let datatype = self.datatype(key, message)?;
+        self.shaped((key, message), (name, datatype), bounds)
+    }
+
+    /// `data_type` of a message.
+    fn datatype(&self, key: &str, message: &DynamicMessage) -> Result<DataType, RepositoryError> {
         let data_type = get(message, "data_type").as_enum_number().unwrap_or_default();
         let spelled = data_types()
             .and_then(|types| types.get_value(data_type).map(|value| value.name().to_owned()))
             .unwrap_or_else(|| data_type.to_string());
-        let datatype =
-            DataType::ALL.into_iter().find(|datatype| datatype.config_name() == spelled).ok_or_else(|| {
-                let expected = "TYPE_BOOL, TYPE_[U]INT8 to 64, TYPE_FP16 to 64, or TYPE_STRING";
-                self.error(&format!("{key}.data_type"), &spelled, expected)
-            })?;
-        self.shaped((key, message), (name, datatype), bounds)
+        DataType::ALL.into_iter().find(|datatype| datatype.config_name() == spelled).ok_or_else(|| {
+            let expected = "TYPE_BOOL, TYPE_[U]INT8 to 64, TYPE_FP16 to 64, or TYPE_STRING";
+            self.error(&format!("{key}.data_type"), &spelled, expected)
+        })
     }
 
     /// `parameters: executor`, or else `backend`, or else `platform`.
@@ -319,9 +324,12 @@ impl ConfigFile<'_> {
 
     fn executor(
         &self,
-        max_batch: usize,
+        (max_batch, is_batched): (usize, bool),
         (inputs, outputs): (&[Tensor], &[Tensor]),
     ) -> Result<Executor, RepositoryError> {
+        if !is_onnx(&self.executor_name()) {
+            self.refuse_batching()?;
+        }
         match self.executor_name().as_str() {
             "emulated" => {
                 let digest = Tensor::new(emulated::OUTPUT, DataType::Uint64, vec![emulated::OUTPUT_ELEMENTS]);
@@ -338,7 +346,8 @@ impl ConfigFile<'_> {
             }
             name if is_onnx(name) => {
                 let profile = StoredProfile::read(self.folder, ONNX, &self.version, max_batch)?;
-                Ok(Executor::Onnx { file: self.model_file(ONNX_FILE)?, profile })
+                let batching = self.batching(is_batched, (inputs, outputs))?;
+                Ok(Executor::Onnx { file: self.model_file(ONNX_FILE)?, batching, profile })
             }
             name @ (PROCESS | PYTHON) => {
                 let profile = StoredProfile::read(self.folder, PROCESS, &self.version, max_batch)?;

@@ -2,6 +2,7 @@
 //! what each model takes and gives, its latency objective, and what executes it. All three roles agree on it.
 #![forbid(unsafe_code)]
 
+mod batching;
 pub mod cell;
 mod config;
 pub mod emulated;
@@ -15,6 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use batching::{BatchLengths, Batching, Generated, GeneratedKind};
 pub use config::{
     Configuration, Question, QueuePolicies, QueuePolicy, QueueTimeout, Warmup, WarmupData, WarmupInput,
     ask_programs_with,
@@ -361,6 +363,8 @@ pub enum Executor {
     Onnx {
         /// The model file.
         file: PathBuf,
+        /// What becomes of tasks of unequal sizes.
+        batching: Batching,
         /// l(b), where it was measured ahead of time ([`profile`]).
         profile: Option<LatencyProfile>,
     },

@@ -24,10 +24,10 @@ pub(super) fn load(model: &repository::Model, folder: &Path) -> Result<HeldOut> 
     });
     let images = images.collect::<Result<Vec<_>>>()?;
     ensure!(!images.is_empty(), "{} has no images", path.display());
-    let repository::Executor::Onnx { file, .. } = &model.executor else {
+    let repository::Executor::Onnx { file, batching, .. } = &model.executor else {
         bail!("the model {} is not an ONNX model", model.name)
     };
-    let direct = Onnx::load(model, file)?;
+    let direct = Onnx::load(model, file, batching)?;
     let (mut inputs, mut right) = (Vec::new(), 0);
     let input = &model.inputs[0];
     for (label, pixels) in images {

@@ -1,6 +1,7 @@
 """Tensors whose size requests choose, and strings: what tritonclient sends over HTTP or gRPC, beside ONNX Runtime."""
 
 import queue
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnxruntime
@@ -71,6 +72,59 @@ def run(triton):
     refused("at most 4096 (parameters: max_bytes)", np.array([["x" * 5000]], dtype=np.object_))
     refused("each -1 at most 8", np.array([["x"] * 9], dtype=np.object_))
     call("infer (strings in shared memory)", "as they were sent", lambda: through_memory(triton))
+
+
+def run_unequal(triton):
+    """Lengths 1 to 256 from several threads, so that batches have several: each answer beside that of running it alone."""
+    alone = onnxruntime.InferenceSession(f"{REPOSITORY}/padded/1/model.onnx", providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(3)
+    requests = [random.integers(0, 50, (1, length), dtype=np.int64) for length in random.permutation(np.arange(1, 257))]
+    expected = [alone.run(["states", "scores"], {"ids": ids, "mask": np.ones_like(ids)}) for ids in requests]
+
+    def share(model, which):
+        """Every 16th request, by a client of this thread's own; yields how long each was in its run."""
+        widths = []
+        with triton.library.InferenceServerClient(triton.address) as client:
+            for index in range(which, len(requests), 16):
+                ids = requests[index]
+                tensors = {"ids": ids, "mask": np.ones_like(ids)} if model == "masked" else {"ids": ids}
+                inputs = [triton.library.InferInput(name, ids.shape, "INT64") for name in tensors]
+                for tensor, data in zip(inputs, tensors.values()):
+                    tensor.set_data_from_numpy(data)
+                answer = client.infer(model, inputs, timeout=PATIENT)
+                for name, right in zip(["states", "scores"], expected[index]):
+                    found = answer.as_numpy(name)
+                    expect(found.shape, right.shape)
+                    np.testing.assert_allclose(found, right, atol=1e-4)
+                widths.append((ids.shape[1], int(answer.as_numpy("width")[0, 0])))
+        return widths
+
+    def mixed(model, is_right):
+        with ThreadPoolExecutor(16) as threads:
+            widths = [pair for widths in threads.map(lambda which: share(model, which), range(16)) for pair in widths]
+        expect(sorted(length for length, _ in widths), list(range(1, 257)))
+        assert all(is_right(length, width) for length, width in widths), widths
+        # No two requests have one length, so whoever was longer in its run ran with others.
+        return sum(width > length for length, width in widths)
+
+    def together(model):
+        # Batches form while others run, which no client can order: asks until some have.
+        for _ in range(10):
+            if mixed(model, lambda length, width: length <= width <= 256 or model == "ragged"):
+                return
+        raise AssertionError("no two requests ran together in ten rounds")
+
+    call = triton.call
+    call("infer (lengths 1 to 256, padded)", "each as alone in ONNX Runtime, some with others", lambda: together("padded"))
+    call("infer (padded, with the client's mask)", "each as alone in ONNX Runtime, some with others", lambda: together("masked"))
+    call("infer (lengths 1 to 256, joined)", "each as alone in ONNX Runtime, some with others", lambda: together("ragged"))
+    bound = lambda length: next(bound for bound in [16, 64, 128, 256] if bound >= length)
+    bucketed = lambda: mixed("bucketed", lambda length, width: width == bound(length))
+    call("infer (lengths 1 to 256, in buckets)", "each as alone in ONNX Runtime, in its bucket", bucketed)
+    beyond = triton.library.InferInput("ids", [1, 257], "INT64")
+    beyond.set_data_from_numpy(np.ones((1, 257), np.int64))
+    refused = lambda: triton.client.infer("bucketed", [beyond], timeout=PATIENT)
+    call.refused("infer (a length beyond the last bound)", "each -1 at most 256", InferenceServerException, refused)
 
 
 def run_tokens(triton):

@@ -55,6 +55,7 @@ class Triton:
         self.settings()
         self.shared_memory()
         shapes_calls.run(self)
+        shapes_calls.run_unequal(self)
         shapes_calls.run_tokens(self)
         self.refusals()
         self.loading()

@@ -127,7 +127,7 @@ class Server:
             config = self.out / "cluster.toml"
             # Some tests compare the server's name.
             config.write_text(
-                f'policy = "eager"\nserver_name = "triton"\nrepository = {json.dumps(str(self.models))}\n'
+                f'policy = "{self.suite.policy}"\nserver_name = "triton"\nrepository = {json.dumps(str(self.models))}\n'
                 f"{self.suite.toml}\n[[backend]]\ngpus = 1\n"
             )
             before = self.log.stat().st_size

@@ -186,6 +186,8 @@ class Suite:
     env: dict = field(default_factory=dict)
     # Whether the server is started anew for each test, as its test.sh does.
     fresh: bool = False
+    # How batches form: as soon as they can, or when requests have waited as long as Triton would hold them back.
+    policy: str = "eager"
     toml: str = ""
     unloaded: object = lambda names: []
     # Models that a server may not look at before it is told to load them: they come once it has started.
@@ -424,6 +426,29 @@ def batcher_models(r):
         ).append("dynamic_batching { preferred_batch_size: [ 2, 6 ], max_queue_delay_microseconds: 10000000 }")
 
 
+def ragged_models(r):
+    """As L0_batch_input/test.sh makes them; an answer that grows with its batch is bounded here."""
+    source, fields = "qa_ragged_model_repository/onnx_batch_input", {
+        "ragged_element_count_acc_zero": {},
+        "ragged_acc_shape": {"BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE"},
+        "batch_item_flatten": {"BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": "BATCH_ITEM_SHAPE_FLATTEN"},
+    }
+    for name, changed in fields.items():
+        model = r.add(source, name)
+        if changed:
+            model.sub("BATCH_ELEMENT_COUNT", "BATCH_ACCUMULATED_ELEMENT_COUNT")
+        for old, new in changed.items():
+            model.sub(old, new)
+    model.sub("-1", "-1, -1", count=1)
+    model.append('parameters { key: "max_bytes" value: { string_value: "2000000" } }')
+    r.add("qa_ragged_model_repository/onnx_batch_item", "batch_item")
+    r.add("qa_identity_model_repository/onnx_nobatch_zero_1_float32", "ragged_io").sub(
+        "^max_batch_size:.*", "max_batch_size: 4"
+    ).sub('name: "INPUT0"', 'name: "INPUT0" allow_ragged_batch: true').append(
+        'batch_output [{ target_name: "OUTPUT0" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "INPUT0" }]'
+    )
+
+
 def warmed(r):
     sample = "\n".join(
         f'inputs {{ key: "INPUT{n}" value: {{ data_type: TYPE_FP32 dims: 16 {kind}: true }} }}'
@@ -600,6 +625,7 @@ SUITES = [
             "*.test_static_batch_not_preferred", "*.test_static_batch_gt_max_preferred",
         ), na={"*": HELD_BACK}),
     ], fresh=True),
+    Suite("batch-input", QA + "L0_batch_input", ragged_models, [Unit("batch_input_test.py")], policy="timeout:1000"),
     Suite("model-queue", QA + "L0_model_queue", only("own/custom_zero_1_float32"), [
         Unit("model_queue_test.py", tests=("*.test_max_queue_size",), na={
             "*": "goes through an ensemble and a backend that sleeps, in one test",

@@ -2,7 +2,8 @@
 //! every batch size runs the same kernels, and a task's output does not depend on which others it was batched with (but
 //! for rounding). A model without a batch dimension runs one task at a time.
 //!
-//! Lengths that requests choose are symbols, too ([`groups`]).
+//! Lengths that requests choose are symbols, too ([`groups`]), and tasks of unequal ones run together as the model's
+//! configuration says ([`runs`]).
 
 use std::{
     path::{Path, PathBuf},
@@ -10,14 +11,19 @@ use std::{
 };
 
 use proto::LatencyProfile;
-use repository::{DataType, Model, Stamp, cell};
-use tract_onnx::tract_core::{internal::DimLike, plan::SimplePlan};
-use tract_onnx::{prelude::*, tract_hir::infer::Factoid};
+use repository::{Batching, DataType, Model, Stamp, cell};
+use tract_onnx::prelude::*;
+use tract_onnx::tract_core::plan::SimplePlan;
 
 use super::{Executor, ExecutorError, TaskError};
+use binding::Binding;
 
+mod binding;
 mod dimensions;
+mod generated;
 mod groups;
+mod layout;
+mod runs;
 mod text;
 
 /// The optimised graph, with the weights.
@@ -31,22 +37,25 @@ pub struct Onnx {
     inputs: Vec<repository::Tensor>,
     outputs: Vec<repository::Tensor>,
     is_batched: bool,
-    /// Sizes of tensors differ between requests.
-    has_records: bool,
+    batching: Batching,
+    binding: Binding,
+    /// Sizes of tensors differ between requests, or a run takes more than these.
+    in_groups: bool,
 }
 
 impl Onnx {
     /// Loads the model `file`, whose inputs and outputs must bear the names that `model` configures, with a first
-    /// dimension for the batch if it is to have one.
+    /// dimension for the batch if it is to have one, and inputs that are made for each run as `batching` has them.
     ///
     /// # Errors
     /// If the file cannot be read, uses an operator that tract lacks, or does not fit the configuration.
-    pub fn load(model: &Model, file: &Path) -> Result<Self, ExecutorError> {
-        let source = Source::of(model, file)?;
-        let plan = RwLock::new(Some(source.read()?));
-        let (inputs, outputs) = (model.inputs.clone(), model.outputs.clone());
-        let has_records = cell::is_record(&inputs) || cell::is_record(&outputs);
-        Ok(Self { plan, source, inputs, outputs, is_batched: model.is_batched, has_records })
+    pub fn load(model: &Model, file: &Path, batching: &Batching) -> Result<Self, ExecutorError> {
+        let source = Source::of(model, file, batching)?;
+        let (plan, binding) = source.read()?;
+        let plan = RwLock::new(Some(plan));
+        let (inputs, outputs, batching) = (model.inputs.clone(), model.outputs.clone(), batching.clone());
+        let in_groups = cell::is_record(&inputs) || cell::is_record(&outputs) || !batching.is_plain();
+        Ok(Self { plan, source, inputs, outputs, is_batched: model.is_batched, batching, binding, in_groups })
     }
 
     fn plan(&self) -> TractResult<Plan> {
@@ -62,8 +71,9 @@ impl Onnx {
         let mut gathered = Tensor::zero_dt(datum_type(tensor.datatype), &self.shape(tensor, batch))?;
         for (task, into) in gathered.as_bytes_mut().chunks_exact_mut(tensor.bytes()).enumerate() {
             let from = &inputs[task * task_bytes + offset..][..tensor.bytes()];
-            copy_elements(tensor.datatype, from, into);
+            into.copy_from_slice(from);
         }
+        clean(tensor.datatype, gathered.as_bytes_mut());
         Ok(gathered.into())
     }
 
@@ -108,7 +118,7 @@ impl Onnx {
 
 impl Executor for Onnx {
     fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
-        if self.has_records {
+        if self.in_groups {
             return Ok(self.run_groups(inputs, outputs));
         }
         let ran = self.run(inputs, outputs);
@@ -131,7 +141,7 @@ impl Executor for Onnx {
         // Whoever needs it, too, waits here.
         let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
         if plan.is_none() {
-            *plan = Some(self.source.read()?);
+            *plan = Some(self.source.read()?.0);
         }
         Ok(())
     }
@@ -140,137 +150,41 @@ impl Executor for Onnx {
 /// Where a model is read from, and what its files were like.
 struct Source {
     model: Model,
+    batching: Batching,
     file: PathBuf,
     stamp: Stamp,
 }
 
 impl Source {
-    fn of(model: &Model, file: &Path) -> Result<Self, ExecutorError> {
-        let (model, file) = (model.clone(), file.to_owned());
+    fn of(model: &Model, file: &Path, batching: &Batching) -> Result<Self, ExecutorError> {
+        let (model, file, batching) = (model.clone(), file.to_owned(), batching.clone());
         // Weights may lie in files beside it.
         let folder = file.parent().unwrap_or(Path::new("."));
         let refused = |error| ExecutorError(format!("model {}: {}: {error}", model.name, file.display()));
         let stamp = Stamp::of(folder).map_err(refused)?;
-        Ok(Self { model, file, stamp })
+        Ok(Self { model, batching, file, stamp })
     }
 
     /// Reads and optimises it. It is what it was.
-    fn read(&self) -> Result<Plan, ExecutorError> {
-        let Self { model, file, stamp } = self;
+    fn read(&self) -> Result<(Plan, Binding), ExecutorError> {
+        let Self { model, batching, file, stamp } = self;
         let refused = |cause: TractError| ExecutorError(format!("model {}: {}: {cause:#}", model.name, file.display()));
         let mut graph = tract_onnx::onnx().model_for_path(file).map_err(refused)?;
-        bind_inputs(&mut graph, model).map_err(refused)?;
-        bind_outputs(&mut graph, model).map_err(refused)?;
+        let mut binding = binding::bind(&mut graph, model, batching).map_err(refused)?;
         let mut graph = graph.into_typed().map_err(refused)?;
         dimensions::keep_numbers(&mut graph).map_err(refused)?;
         let graph = graph.into_decluttered().and_then(|graph| graph.into_optimized()).map_err(refused)?;
         let plan = graph.into_runnable().map_err(refused)?;
-        check_outputs(plan.model(), model).map_err(refused)?;
+        binding.bind_parts(plan.model(), model, batching).map_err(refused)?;
         stamp.check(file.parent().unwrap_or(Path::new("."))).map_err(|error| ExecutorError(error.to_string()))?;
-        Ok(plan)
+        Ok((plan, binding))
     }
 }
 
-/// Puts the graph's inputs into the configuration's order, and gives them its types and shapes.
-fn bind_inputs(graph: &mut InferenceModel, model: &Model) -> TractResult<()> {
-    let found: Vec<String> = graph.inputs.iter().map(|outlet| graph.node(outlet.node).name.clone()).collect();
-    let names: Vec<&str> = model.inputs.iter().map(|tensor| tensor.name.as_str()).collect();
-    same_names("input", &names, &found)?;
-    graph.set_input_names(&names)?;
-    let batch = graph.symbols.sym("batch");
-    for (index, tensor) in model.inputs.iter().enumerate() {
-        let mut shape: TVec<TDim> = model.is_batched.then(|| batch.clone().into()).into_iter().collect();
-        let before = shape.len();
-        shape.extend(tensor.model_shape().iter().map(|&length| TDim::from(length)));
-        for &dim in tensor.model_variable_dims() {
-            shape[before + dim] = variable_length(graph, (index, tensor), before + dim)?;
-        }
-        graph.set_input_fact(index, InferenceFact::dt_shape(datum_type(tensor.datatype), shape))?;
-    }
-    Ok(())
-}
-
-/// What the file calls a length that requests choose, so that equal ones stay equal; a symbol of its own if it does not
-/// say.
-fn variable_length(
-    graph: &InferenceModel,
-    (index, tensor): (usize, &repository::Tensor),
-    at: usize,
-) -> TractResult<TDim> {
-    let found = graph.input_fact(index)?.shape.dim(at).and_then(|length| length.concretize());
-    match found {
-        Some(length) if length.to_i64().is_ok() => Err(TractError::msg(format!(
-            "config.pbtxt says -1 for dimension {at} of input {}, the file has {length}",
-            tensor.name
-        ))),
-        Some(length) => Ok(length),
-        None => Ok(graph.symbols.sym(&format!("{}_{at}", tensor.name)).into()),
-    }
-}
-
-/// Puts the graph's outputs into the configuration's order, and drops those that it does not name.
-fn bind_outputs(graph: &mut InferenceModel, model: &Model) -> TractResult<()> {
-    let outlets = graph.outputs.clone();
-    let found: Vec<String> = outlets.iter().map(|&o| graph.outlet_label(o).unwrap_or_default().to_owned()).collect();
-    let position = |tensor: &repository::Tensor| {
-        found.iter().position(|name| *name == tensor.name).ok_or_else(|| {
-            TractError::msg(format!("config.pbtxt names output {}, the file has {}", tensor.name, found.join(", ")))
-        })
-    };
-    let bound = model.outputs.iter().map(|tensor| Ok(outlets[position(tensor)?])).collect::<TractResult<Vec<_>>>()?;
-    graph.select_output_outlets(&bound)
-}
-
-fn same_names(kind: &str, configured: &[&str], found: &[String]) -> TractResult<()> {
-    let mut configured: Vec<&str> = configured.to_vec();
-    let mut found: Vec<&str> = found.iter().map(String::as_str).collect();
-    configured.sort_unstable();
-    found.sort_unstable();
-    if configured == found {
-        return Ok(());
-    }
-    Err(TractError::msg(format!(
-        "config.pbtxt names {kind}s {}, the file has {}",
-        configured.join(", "),
-        found.join(", ")
-    )))
-}
-
-/// Types and shapes of the outputs follow from the graph; where they are known, they must be the configured ones.
-fn check_outputs(graph: &TypedModel, model: &Model) -> TractResult<()> {
-    for (index, tensor) in model.outputs.iter().enumerate() {
-        let fact = graph.output_fact(index)?;
-        let first = fact.shape.first().filter(|_| model.is_batched);
-        let has_batch = !model.is_batched || first.is_some_and(|batch| batch.to_usize().is_err());
-        let rest = fact.shape.iter().skip(usize::from(model.is_batched));
-        let shape: Option<Vec<usize>> = rest.map(|length| length.to_usize().ok()).collect();
-        let fits = fact.datum_type == datum_type(tensor.datatype)
-            && has_batch
-            && shape.is_none_or(|shape| tensor.client_shape_of(&shape).is_some());
-        if !fits {
-            let (batch, question) = match model.is_batched {
-                true => ("batch, ", "; does the first dimension vary?"),
-                false => ("", ""),
-            };
-            let dims: Vec<i64> = tensor.dims().collect();
-            let shape =
-                if tensor.reshape.is_some() { format!("{:?}", tensor.model_shape()) } else { format!("{dims:?}") };
-            return Err(TractError::msg(format!(
-                "output {} is {fact:?}, expected {:?} of shape [{batch}{shape}]{question}",
-                tensor.name, tensor.datatype
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// Copies elements as they came.
-fn copy_elements(datatype: DataType, from: &[u8], into: &mut [u8]) {
+/// Clients choose these bytes, but a `bool` other than 0 or 1 is undefined.
+fn clean(datatype: DataType, bytes: &mut [u8]) {
     if datatype == DataType::Bool {
-        // Clients choose these bytes, but a `bool` other than 0 or 1 is undefined.
-        into.iter_mut().zip(from).for_each(|(into, from)| *into = u8::from(*from != 0));
-    } else {
-        into.copy_from_slice(from);
+        bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
     }
 }
 

@@ -23,19 +23,16 @@ const ACCEPTED_OF_BATCHING: [(&str, &str); 3] = [
     ("preserve_ordering", "an answer leaves when it is there"),
 ];
 /// Fields whose models are refused, and why.
-const REFUSED: [(&str, &str); 7] = [
+const REFUSED: [(&str, &str); 5] = [
     ("sequence_batching", "the requests of a sequence would not be kept together"),
     ("ensemble_scheduling", "models are not run one after another here"),
-    ("batch_input", "the model would not be given it"),
-    ("batch_output", "outputs would not be taken apart"),
     ("cc_model_filenames", "one file serves all processors: default_model_filename"),
     ("model_operations", "no libraries are loaded"),
     ("model_repository_agents", "no agents change the files"),
 ];
 /// The same of an input or output.
-const REFUSED_OF_TENSORS: [(&str, &str); 3] = [
+const REFUSED_OF_TENSORS: [(&str, &str); 2] = [
     ("is_shape_tensor", "no executor here takes shapes as tensors"),
-    ("allow_ragged_batch", "a batch has tasks of one shape"),
     ("is_non_linear_format_io", "elements are in row-major order"),
 ];
 

@@ -8,7 +8,10 @@ use std::path::Path;
 use prost_reflect::{DynamicMessage, ReflectMessage as _, Value};
 use proto::LatencyProfile;
 
-use super::{ConfigFile, MODEL_CONFIG, ONNX, ONNX_FILE, PROCESS, PYTHON, data_types, dims, get, is_onnx, text};
+use super::{
+    ConfigFile, MODEL_CONFIG, ONNX, ONNX_FILE, PROCESS, PYTHON, data_types, dims, get, is_onnx, text,
+    variable::is_ragged,
+};
 use crate::{
     RepositoryError,
     onnx::{self, Signature},
@@ -60,7 +63,7 @@ impl ConfigFile<'_> {
     }
 
     /// Whether the first dimension of the file's tensors is the batch, though `max_batch_size` does not say so: it can
-    /// be, and no `dims` name it.
+    /// be, and no `dims` name it. What is joined has none.
     fn has_batch_dimension(&self, signature: &Signature) -> bool {
         let is_whole = |key: &str, values: &[onnx::Value]| {
             let tensors = get(&self.message, key);
@@ -72,7 +75,7 @@ impl ConfigFile<'_> {
                     Some(reshape) if tensor.has_field_by_name("reshape") => dims(reshape, "shape"),
                     _ => dims(tensor, "dims"),
                 };
-                !lacks_dims(tensor) && rank == Some(dims.len())
+                is_ragged(tensor) || !lacks_dims(tensor) && rank == Some(dims.len())
             })
         };
         signature.is_batched() && !is_whole("input", &signature.inputs) && !is_whole("output", &signature.outputs)
@@ -100,7 +103,12 @@ impl ConfigFile<'_> {
         let configured = configured.as_list().unwrap_or_default().iter().filter_map(Value::as_message).cloned();
         let mut tensors: Vec<DynamicMessage> = configured.collect();
         if tensors.is_empty() {
-            tensors = values.iter().map(named).collect();
+            let generated = if key == "input" { self.generated_names()? } else { Vec::new() };
+            tensors = values.iter().filter(|value| !generated.contains(&value.name)).map(named).collect();
+        }
+        if let Some(at) = tensors.iter().position(|tensor| is_ragged(tensor) && lacks_dims(tensor)) {
+            let expected = "those of one request: the file has those of all of a batch, as allow_ragged_batch says";
+            return Err(self.error(&format!("{key}[{at}].dims"), "none", expected));
         }
         for tensor in &mut tensors {
             let name = text(tensor, "name");

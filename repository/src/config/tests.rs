@@ -1,5 +1,5 @@
 use super::*;
-use crate::onnx;
+use crate::{Batching, onnx};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -45,7 +45,14 @@ fn a_model_of_files_loads() {
     assert_eq!(model.inputs, [Tensor::new("image", DataType::Fp32, vec![64])]);
     assert_eq!((model.input_bytes(), model.output_bytes(), model.max_batch), (256, 40, 16));
     assert_eq!(model.slo, Span::from_millis(20));
-    assert_eq!(model.executor, Executor::Onnx { file: repository.path().join("digits/10/model.onnx"), profile: None });
+    assert_eq!(
+        model.executor,
+        Executor::Onnx {
+            file: repository.path().join("digits/10/model.onnx"),
+            batching: Batching::equal(1, 1),
+            profile: None
+        }
+    );
     assert_eq!((model.labels.len(), model.labels[9].as_str()), (10, "nine"));
 }
 
@@ -73,14 +80,12 @@ fn fields_of_triton_that_change_nothing_are_accepted() {
 fn what_would_change_answers_is_refused_by_name() {
     let cases = [
         ("sequence_batching { oldest { } }", "sequence_batching: found it, expected none: the requests of a sequence"),
-        ("batch_input { kind: BATCH_ELEMENT_COUNT }", "batch_input: found it, expected none: the model"),
         ("cc_model_filenames { key: \"7.5\" value: \"m\" }", "cc_model_filenames: found it, expected none: one file"),
         ("model_operations { op_library_filename: \"x.so\" }", "model_operations: found it, expected none"),
         ("model_repository_agents { agents { name: \"checksum\" } }", "model_repository_agents: found it"),
         ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: found it, expected none"),
         ("input { name: \"s\" is_shape_tensor: true }", "input[1].is_shape_tensor: found it, expected none"),
         ("output { name: \"s\" is_shape_tensor: true }", "output[1].is_shape_tensor: found it, expected none"),
-        ("input { name: \"s\" allow_ragged_batch: true }", "input[1].allow_ragged_batch: found it, expected none"),
     ];
     for (field, expected) in cases {
         let found = error(&format!("{DIGITS} {field}"));
@@ -257,7 +262,7 @@ fn a_model_without_a_configuration_is_as_its_file_says() {
     assert_eq!((model.inputs, model.outputs), (vec![tensor("image", 64)], vec![tensor("probabilities", 10)]));
     assert_eq!((model.max_batch, model.slo), (32, Span::ENDLESS));
     let file = repository.path().join("digits/1/model.onnx");
-    assert_eq!(model.executor, Executor::Onnx { file, profile: None });
+    assert_eq!(model.executor, Executor::Onnx { file, batching: Batching::equal(1, 1), profile: None });
 }
 
 #[test]

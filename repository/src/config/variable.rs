@@ -4,13 +4,13 @@
 use prost_reflect::DynamicMessage;
 
 use super::{ConfigFile, dims, get};
-use crate::{DataType, RepositoryError, Tensor, Variable, elements};
+use crate::{BatchLengths, DataType, RepositoryError, Tensor, Variable, elements};
 
 /// Bytes of the elements of a tensor whose size requests choose, if the configuration bounds neither its dimensions
 /// nor its bytes.
 const BYTES_DEFAULT: usize = 64 << 10;
 /// The longest dimension, and the most bytes, that can be configured.
-const BOUND_MAX: usize = 1 << 30;
+pub(super) const BOUND_MAX: usize = 1 << 30;
 
 /// What a model's parameters say.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +19,8 @@ pub(super) struct Bounds {
     dims: Option<usize>,
     /// `max_bytes`: of the elements of every tensor whose size they choose.
     bytes: Option<usize>,
+    /// The last bound of `batch_lengths`: of every dimension of an input that is padded to one.
+    bucket: Option<usize>,
 }
 
 impl ConfigFile<'_> {
@@ -30,7 +32,11 @@ impl ConfigFile<'_> {
             number.ok_or_else(expected).map(Some)
         };
         let dims = number("max_dims", "the longest of any dimension that is -1")?;
-        Ok(Bounds { dims, bytes: number("max_bytes", "bytes of any tensor whose size requests choose")? })
+        let bucket = match self.batch_lengths()? {
+            BatchLengths::Bucketed(bounds) => bounds.last().copied(),
+            BatchLengths::Equal | BatchLengths::Padded => None,
+        };
+        Ok(Bounds { dims, bytes: number("max_bytes", "bytes of any tensor whose size requests choose")?, bucket })
     }
 
     /// The tensor with the dimensions that `message` gives it.
@@ -51,7 +57,7 @@ impl ConfigFile<'_> {
             let reshape = get(message, "reshape");
             dims_of_reshape(&reshape)
         });
-        let is_optional = key.starts_with("input") && is_optional(message);
+        let is_optional = key.starts_with("input") && is_set(message, "optional");
         let variable = positions(&found);
         if variable.is_empty() && !is_optional && datatype != DataType::Bytes {
             let shape = lengths(&found, 1);
@@ -70,7 +76,8 @@ impl ConfigFile<'_> {
             let expected = format!("{least}, for the dimensions of {key} that are not -1");
             return Err(self.error("max_bytes", room, expected));
         }
-        let longest = longest.min(bounds.dims.unwrap_or(longest));
+        let bucket = bounds.bucket.filter(|_| key.starts_with("input") && !is_ragged(message));
+        let longest = longest.min(bounds.dims.unwrap_or(longest)).min(bucket.unwrap_or(longest));
         let shape = lengths(&found, longest);
         let largest = elements(&shape).and_then(|elements| elements.checked_mul(datatype.bytes()));
         let bytes_max = if datatype == DataType::Bytes { room } else { room.min(largest.unwrap_or(room)) };
@@ -100,9 +107,14 @@ impl ConfigFile<'_> {
     }
 }
 
-/// Whether a tensor's configuration says that requests may leave it out.
-fn is_optional(tensor: &DynamicMessage) -> bool {
-    tensor.get_field_by_name("optional").is_some_and(|value| value.as_bool() == Some(true))
+/// Whether the tensors of a batch are joined instead of stacked.
+pub(super) fn is_ragged(tensor: &DynamicMessage) -> bool {
+    is_set(tensor, "allow_ragged_batch")
+}
+
+/// A flag of an input, which outputs do not have.
+fn is_set(tensor: &DynamicMessage, flag: &str) -> bool {
+    tensor.get_field_by_name(flag).is_some_and(|value| value.as_bool() == Some(true))
 }
 
 fn dims_of_reshape(reshape: &prost_reflect::Value) -> Vec<i64> {

@@ -1,7 +1,8 @@
-//! Step 8 where tensors differ in size between requests: the tasks of a batch that have the same shapes run together,
-//! one such group after another. The graph was optimised with a symbol for each length that requests choose, so a shape
-//! that has never come before costs nothing that the first has not cost, and none is remembered. What fails, fails for
-//! its group.
+//! Step 8 where tensors differ in size between requests: the tasks of a batch run in groups ([`super::runs`]), one
+//! after another. Those of a group are padded to the same lengths, or joined, and its outputs are cut back to what
+//! each task's own would be. The graph was optimised with a symbol for each length that requests choose, so a shape
+//! that has never come before costs nothing that the first has not cost, and none is remembered. A group that fails
+//! runs again in halves, until what fails does so for itself.
 
 use std::{
     collections::BTreeMap,
@@ -11,130 +12,298 @@ use std::{
 use repository::{
     DataType,
     cell::{self, Cell},
+    elements,
 };
 use tract_onnx::prelude::{tract_ndarray::ArrayD, *};
 
-use super::{Onnx, datum_type, text};
+use super::{
+    Onnx,
+    binding::{Axes, Parts},
+    clean, datum_type,
+    layout::copy_common,
+    runs, text,
+};
 use crate::executor::{TaskError, tasks};
 
-/// A task's place in the batch, and its inputs.
-type Task<'a> = (usize, Vec<Cell<'a>>);
+/// A task of a batch.
+pub(super) struct Task<'a> {
+    /// Its place in the batch.
+    place: usize,
+    /// Its inputs, with the shapes that clients have.
+    pub(super) cells: Vec<Cell<'a>>,
+    /// The lengths that its request chose, in the order of the binding.
+    pub(super) lengths: Vec<usize>,
+}
+
+/// Tasks that run together.
+pub(super) struct Group<'a> {
+    pub(super) tasks: Vec<&'a Task<'a>>,
+    /// What they are padded to.
+    pub(super) lengths: Vec<usize>,
+}
+
+impl<'a> Group<'a> {
+    fn halves(mut self) -> [Self; 2] {
+        let second = self.tasks.split_off(self.tasks.len() / 2);
+        let lengths = self.lengths.clone();
+        [self, Self { tasks: second, lengths }]
+    }
+}
+
+/// A task's part of an output: the shape that clients have, and its elements; or why it has none.
+type Part = Result<(Vec<usize>, Vec<u8>), String>;
 
 impl Onnx {
-    /// Runs a batch of records; yields what has failed.
+    /// Runs a batch; yields what has failed.
     pub(super) fn run_groups(&self, inputs: &[u8], outputs: &mut [u8]) -> Vec<TaskError> {
         let mut failed: BTreeMap<usize, String> = BTreeMap::new();
-        let mut groups: BTreeMap<Vec<Vec<usize>>, Vec<Task<'_>>> = BTreeMap::new();
+        let mut read = Vec::new();
         for (place, task) in tasks(&self.inputs, inputs).enumerate() {
-            match self.read(task) {
-                Ok(cells) => {
-                    let shapes = cells.iter().map(|cell| cell.shape.clone()).collect();
-                    groups.entry(shapes).or_default().push((place, cells));
-                }
+            match self.read_task(place, task) {
+                Ok(task) => read.push(task),
                 Err(reason) => drop(failed.insert(place, reason)),
             }
         }
-        for group in groups.values() {
-            for group in group.chunks(if self.is_batched { group.len() } else { 1 }) {
-                let places = group.iter().map(|(place, _)| *place);
-                let run = || self.run_group(group).and_then(|results| self.write_group(group, &results, outputs));
-                // Clients choose these shapes: what panics on one of them is no reason to distrust the executor.
-                let ran = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
-                    let shapes: Vec<&[usize]> = group[0].1.iter().map(|cell| &cell.shape[..]).collect();
-                    Err(TractError::msg(format!("the model panicked on inputs of shapes {shapes:?}")))
-                });
-                match ran {
-                    Ok(errors) => failed.extend(errors),
-                    Err(cause) => failed.extend(places.map(|place| (place, format!("execution failed: {cause:#}")))),
-                }
+        let sizes: Vec<runs::Size> = read.iter().map(|task| self.size(task)).collect();
+        let elements = |lengths: &[usize]| self.elements(lengths);
+        let dealt = runs::deal(&sizes, &self.batching, self.is_batched, elements).into_iter();
+        let of_run =
+            |run: runs::Run| Group { tasks: run.tasks.iter().map(|&task| &read[task]).collect(), lengths: run.lengths };
+        let mut groups: Vec<Group<'_>> = dealt.map(of_run).collect();
+        while let Some(group) = groups.pop() {
+            let (model, tasks) = (&self.source.model.name, group.tasks.len());
+            tracing::debug!(model, tasks, lengths = ?group.lengths, "a group runs");
+            match self.run_and_write(&group, outputs) {
+                Ok(errors) => failed.extend(errors),
+                // One of them may be to blame: each half runs anew, so a batch as often as it can be halved.
+                Err(_) if group.tasks.len() > 1 => groups.extend(group.halves()),
+                Err(cause) => drop(failed.insert(group.tasks[0].place, format!("execution failed: {cause:#}"))),
             }
         }
         failed.into_iter().map(|(task, reason)| TaskError { task, reason }).collect()
     }
 
-    /// The inputs of a task, all of which a model's file takes.
-    fn read<'a>(&self, task: &'a [u8]) -> Result<Vec<Cell<'a>>, String> {
+    /// Runs a group; yields the places of those whose outputs cannot be theirs.
+    fn run_and_write(&self, group: &Group<'_>, outputs: &mut [u8]) -> TractResult<Vec<(usize, String)>> {
+        let run = || self.run_group(group).and_then(|results| self.write_group(group, &results, outputs));
+        // Clients choose these shapes: what panics on one of them is no reason to distrust the executor.
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+            let shapes: Vec<_> = (0..self.inputs.len()).map(|input| self.padded_shape(input, group)).collect();
+            Err(TractError::msg(format!("the model panicked on inputs of shapes {shapes:?}")))
+        })
+    }
+
+    /// The inputs of a task, all of which a model's file takes, and its lengths, equal where the file says so.
+    pub(super) fn read_task<'a>(&self, place: usize, task: &'a [u8]) -> Result<Task<'a>, String> {
         let cells = cell::read(&self.inputs, task).map_err(|error| error.to_string())?;
         let given = cells.into_iter().zip(&self.inputs);
         let needed = given.map(|(cell, tensor)| {
             cell.ok_or_else(|| format!("input '{}' was left out, and the model's file takes it", tensor.name))
         });
-        needed.collect()
+        let cells: Vec<Cell<'a>> = needed.collect::<Result<_, _>>()?;
+        let mut lengths: Vec<Option<usize>> = vec![None; self.binding.lengths.len()];
+        for (index, (cell, tensor)) in cells.iter().zip(&self.inputs).enumerate() {
+            let shape = tensor.model_shape_of(&cell.shape);
+            for &(dim, length) in &self.binding.inputs[index] {
+                let expected = *lengths[length].get_or_insert(shape[dim]);
+                if shape[dim] != expected {
+                    let (name, found, of) = (&tensor.name, shape[dim], &self.binding.lengths[length]);
+                    return Err(format!(
+                        "input '{name}' has length {found} in dimension {dim}, expected {expected}: the model's file \
+                         calls that and another length {of}"
+                    ));
+                }
+            }
+        }
+        Ok(Task { place, cells, lengths: lengths.into_iter().map(Option::unwrap_or_default).collect() })
     }
 
-    fn run_group(&self, group: &[Task<'_>]) -> TractResult<TVec<TValue>> {
-        let tensors = self.inputs.iter().enumerate().map(|(index, tensor)| {
-            let cells = || group.iter().map(|(_, cells)| &cells[index]);
-            let shape = tensor.model_shape_of(&group[0].1[index].shape);
-            let shape: Vec<usize> = self.is_batched.then_some(group.len()).into_iter().chain(shape).collect();
-            match tensor.datatype {
-                DataType::Bytes => strings(&shape, cells()).map(Tensor::into_tvalue),
-                datatype => numbers(datatype, &shape, cells()).map(Tensor::into_tvalue),
-            }
+    pub(super) fn size(&self, task: &Task<'_>) -> runs::Size {
+        let joined = (0..self.inputs.len()).filter(|&input| self.batching.ragged[input]);
+        let joined = joined.map(|input| task.cells[input].shape.iter().product::<usize>()).sum();
+        runs::Size { lengths: task.lengths.clone(), joined }
+    }
+
+    /// Elements of all inputs of a task of such lengths, but for those that are joined.
+    fn elements(&self, lengths: &[usize]) -> usize {
+        let stacked = (0..self.inputs.len()).filter(|&input| !self.batching.ragged[input]);
+        stacked
+            .fold(0, |sum, input| sum.saturating_add(elements(&self.shape_with(input, lengths)).unwrap_or(usize::MAX)))
+    }
+
+    /// An input's shape for the model with these lengths, without the batch dimension.
+    fn shape_with(&self, input: usize, lengths: &[usize]) -> Vec<usize> {
+        let mut shape = self.inputs[input].model_shape().to_vec();
+        self.binding.inputs[input].iter().for_each(|&(dim, length)| shape[dim] = lengths[length]);
+        shape
+    }
+
+    /// The same in a group.
+    pub(super) fn padded_shape(&self, input: usize, group: &Group<'_>) -> Vec<usize> {
+        self.shape_with(input, &group.lengths)
+    }
+
+    fn run_group(&self, group: &Group<'_>) -> TractResult<TVec<TValue>> {
+        let given = (0..self.inputs.len()).map(|input| match self.inputs[input].datatype {
+            _ if self.batching.ragged[input] => self.joined(input, group),
+            DataType::Bytes => self.strings(input, group),
+            _ => self.numbers(input, group),
         });
+        let generated = (0..self.batching.generated.len()).map(|index| self.generate(index, group));
+        let tensors = given.chain(generated).map(|tensor| tensor.map(Tensor::into_tvalue));
         self.plan()?.run(tensors.collect::<TractResult<TVec<_>>>()?)
+    }
+
+    /// The shape of an input of the whole group.
+    fn group_shape(&self, input: usize, group: &Group<'_>) -> Vec<usize> {
+        let batch = self.is_batched.then_some(group.tasks.len());
+        batch.into_iter().chain(self.padded_shape(input, group)).collect()
+    }
+
+    fn numbers(&self, input: usize, group: &Group<'_>) -> TractResult<Tensor> {
+        let tensor = &self.inputs[input];
+        let padded = self.padded_shape(input, group);
+        let mut gathered = Tensor::zero_dt(datum_type(tensor.datatype), &self.group_shape(input, group))?;
+        let element_bytes = tensor.datatype.bytes();
+        let bytes = gathered.as_bytes_mut();
+        let row_bytes = bytes.len() / group.tasks.len();
+        let pad = self.batching.pads[input];
+        if pad != 0.0 && group.tasks.iter().any(|task| task.lengths != group.lengths) {
+            let pad = tensor0(pad).cast_to_dt(datum_type(tensor.datatype))?.into_owned();
+            bytes.chunks_exact_mut(element_bytes).for_each(|element| element.copy_from_slice(pad.as_bytes()));
+        }
+        for (task, into) in group.tasks.iter().zip(bytes.chunks_exact_mut(row_bytes.max(1))) {
+            let own = tensor.model_shape_of(&task.cells[input].shape);
+            copy_common((task.cells[input].data, &own), (into, &padded), element_bytes);
+        }
+        clean(tensor.datatype, bytes);
+        Ok(gathered)
+    }
+
+    /// Tasks' tensors one after another.
+    fn joined(&self, input: usize, group: &Group<'_>) -> TractResult<Tensor> {
+        let datatype = self.inputs[input].datatype;
+        let bytes: usize = group.tasks.iter().map(|task| task.cells[input].data.len()).sum();
+        let mut shape = vec![1; self.binding.joined_ranks[input]];
+        *shape.last_mut().expect("it has one dimension at least") = bytes / datatype.bytes();
+        let mut joined = Tensor::zero_dt(datum_type(datatype), &shape)?;
+        let mut rest = joined.as_bytes_mut();
+        for task in &group.tasks {
+            let data = task.cells[input].data;
+            rest.split_off_mut(..data.len()).expect("these were counted").copy_from_slice(data);
+        }
+        clean(datatype, joined.as_bytes_mut());
+        Ok(joined)
+    }
+
+    /// Strings are of one shape: those that could be padded are refused.
+    fn strings(&self, input: usize, group: &Group<'_>) -> TractResult<Tensor> {
+        let strings = group.tasks.iter().flat_map(|task| cell::strings(task.cells[input].data));
+        let strings = strings.map(|string| text::from_bytes(string.expect("it was read from a cell")));
+        let shape = self.group_shape(input, group);
+        Ok(ArrayD::from_shape_vec(shape, strings.collect::<Vec<String>>())?.into_tensor())
     }
 
     /// Takes each task's outputs out of those of its group; yields the places of those that have no room for theirs.
     fn write_group(
         &self,
-        group: &[Task<'_>],
+        group: &Group<'_>,
         results: &[TValue],
         outputs: &mut [u8],
     ) -> TractResult<Vec<(usize, String)>> {
-        let mut shapes = Vec::with_capacity(results.len());
-        let mut data = Vec::with_capacity(results.len());
-        for (tensor, result) in self.outputs.iter().zip(results) {
-            let rest = match result.shape() {
-                [first, rest @ ..] if self.is_batched && *first == group.len() => Some(rest),
-                _ if self.is_batched => None,
-                found => Some(found),
-            };
-            let shape = rest.and_then(|rest| tensor.client_shape_of(rest)).ok_or_else(|| {
-                let dims: Vec<String> = tensor.dims().map(|dim| dim.to_string()).collect();
-                let batch = if self.is_batched { format!("{}, ", group.len()) } else { String::new() };
-                TractError::msg(format!(
-                    "output {} has shape {:?}, expected [{batch}{}] within {} bytes a task (max_dims, max_bytes)",
-                    tensor.name,
-                    result.shape(),
-                    dims.join(", "),
-                    tensor.bytes()
-                ))
-            })?;
-            shapes.push(shape);
-            data.push(match tensor.datatype {
-                DataType::Bytes => string_rows(result, group.len())?,
-                _ => number_rows(result, group.len()),
+        let mut parts = Vec::with_capacity(results.len());
+        for (index, result) in results.iter().enumerate() {
+            parts.push(match &self.binding.outputs[index] {
+                Parts::Rows(axes) => self.rows(index, (result, axes), group)?,
+                Parts::Joined(source) => self.pieces(index, (result, *source), group)?,
             });
         }
         let room = cell::bytes_max(&self.outputs);
         let mut failed = Vec::new();
-        for (row, (place, _)) in group.iter().enumerate() {
-            let cells =
-                shapes.iter().zip(&data).map(|(shape, rows)| Some(Cell { shape: shape.clone(), data: &rows[row] }));
-            let cells: Vec<Option<Cell<'_>>> = cells.collect();
-            if let Err(error) = cell::write(&self.outputs, &cells, &mut outputs[place * room..][..room]) {
-                failed.push((*place, format!("{error} (max_dims, max_bytes)")));
-            }
+        for (row, task) in group.tasks.iter().enumerate() {
+            let own: Result<Vec<_>, &String> = parts.iter().map(|parts| parts[row].as_ref()).collect();
+            let written = own.map_err(String::clone).and_then(|own| {
+                let cells = own.into_iter().map(|(shape, data)| Some(Cell { shape: shape.clone(), data }));
+                let into = &mut outputs[task.place * room..][..room];
+                let written = cell::write(&self.outputs, &cells.collect::<Vec<_>>(), into);
+                written.map_err(|error| format!("{error} (max_dims, max_bytes)"))
+            });
+            failed.extend(written.err().map(|reason| (task.place, reason)));
         }
         Ok(failed)
     }
-}
 
-fn numbers<'a>(datatype: DataType, shape: &[usize], cells: impl Iterator<Item = &'a Cell<'a>>) -> TractResult<Tensor> {
-    let mut gathered = Tensor::zero_dt(datum_type(datatype), shape)?;
-    let mut rest = gathered.as_bytes_mut();
-    for cell in cells {
-        let into = rest.split_off_mut(..cell.data.len()).expect("every task of a group has the same shape");
-        super::copy_elements(datatype, cell.data, into);
+    /// Each task's row of an output, cut to the task's lengths.
+    fn rows(&self, output: usize, (result, axes): (&Tensor, &Axes), group: &Group<'_>) -> TractResult<Vec<Part>> {
+        let tensor = &self.outputs[output];
+        let padded = match result.shape() {
+            [first, rest @ ..] if self.is_batched && *first == group.tasks.len() => rest,
+            found if self.is_batched => {
+                let (name, expected) = (&tensor.name, group.tasks.len());
+                return Err(TractError::msg(format!("output {name} has shape {found:?}, expected {expected} rows")));
+            }
+            found => found,
+        };
+        if let Some((dim, length)) = axes.iter().find(|axis| padded.get(axis.0) != group.lengths.get(axis.1)) {
+            return Err(TractError::msg(format!(
+                "output {} has shape {:?}, expected {} in dimension {dim}, as its tasks were padded to",
+                tensor.name,
+                result.shape(),
+                group.lengths[*length]
+            )));
+        }
+        let rows = match tensor.datatype {
+            DataType::Bytes => string_rows(result, group.tasks.len())?,
+            _ => number_rows(result, group.tasks.len()),
+        };
+        let part = |(row, task): (Vec<u8>, &&Task<'_>)| {
+            let mut own = padded.to_vec();
+            axes.iter().for_each(|&(dim, length)| own[dim] = task.lengths[length]);
+            let shape = tensor.client_shape_of(&own).ok_or_else(|| {
+                let dims: Vec<String> = tensor.dims().map(|dim| dim.to_string()).collect();
+                format!(
+                    "output {} has shape {own:?}, expected [{}] within {} bytes (max_dims, max_bytes)",
+                    tensor.name,
+                    dims.join(", "),
+                    tensor.bytes()
+                )
+            })?;
+            if own == padded {
+                return Ok((shape, row));
+            }
+            let mut cut = vec![0; own.iter().product::<usize>() * tensor.datatype.bytes()];
+            copy_common((&row, padded), (&mut cut, &own), tensor.datatype.bytes());
+            Ok((shape, cut))
+        };
+        Ok(rows.into_iter().zip(&group.tasks).map(part).collect())
     }
-    Ok(gathered)
-}
 
-fn strings<'a>(shape: &[usize], cells: impl Iterator<Item = &'a Cell<'a>>) -> TractResult<Tensor> {
-    let strings = cells.flat_map(|cell| cell::strings(cell.data));
-    let strings = strings.map(|string| text::from_bytes(string.expect("it was read from a cell")));
-    Ok(ArrayD::from_shape_vec(shape, strings.collect::<Vec<String>>())?.into_tensor())
+    /// Each task's part of an output that is all tasks' one after another.
+    fn pieces(&self, output: usize, (result, source): (&Tensor, usize), group: &Group<'_>) -> TractResult<Vec<Part>> {
+        let tensor = &self.outputs[output];
+        let shapes = group.tasks.iter().map(|task| {
+            let mut shape = tensor.shape.clone();
+            let chosen = tensor.variable.iter().flat_map(|variable| &variable.dims);
+            chosen.for_each(|&dim| shape[dim] = task.cells[source].shape[dim]);
+            shape
+        });
+        let shapes: Vec<Vec<usize>> = shapes.collect();
+        let expected: usize = shapes.iter().map(|shape| shape.iter().product::<usize>()).sum();
+        if result.len() != expected {
+            return Err(TractError::msg(format!(
+                "output {} has {} elements, expected {expected}, as its tasks' input {} gives (batch_output)",
+                tensor.name,
+                result.len(),
+                self.inputs[source].name
+            )));
+        }
+        let mut rest = result.as_bytes();
+        let cut = |shape: Vec<usize>| {
+            let bytes = shape.iter().product::<usize>() * tensor.datatype.bytes();
+            Ok((shape, rest.split_off(..bytes).expect("these were counted").to_vec()))
+        };
+        Ok(shapes.into_iter().map(cut).collect())
+    }
 }
 
 /// The bytes of each row.
