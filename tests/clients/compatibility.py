@@ -34,7 +34,7 @@ Errors begin with Triton's words where its clients look for them, and go on with
 | `log_format`; `log_frequency` and `TENSORS` of traces | change lines, files and traces | are remembered; times are as in ISO 8601 anyway, traces are written at once and have no tensors |
 | `nv_inference_pending_request_count` | requests that do not run yet | requests without an answer yet |
 | bodies of other calls than inferences | as large as those | 64 KiB |
-| files that a load brings along (`file:..`) | are served | are refused |
+| files that a load brings along (`file:..`) | are served | are, where [`load_files`](configuration.md#profiles-and-loading) says so; `<version>/<file>` only, and no programs |
 | an objective that can never be met | - | refused at once |
 | a request's `timeout` | how long it may wait, if the model's queue policy allows that and has a longer one | the objective of its answer, if the model has [no queue policy with a timeout](configuration.md#a-model-repositorymodelconfigpbtxt), or this allows it; 0 or none is the model's `slo_ms`, and [no objective](policy.md#what-has-no-objective) without that |
 | a queue policy's timeout | how long a request may wait; it is rejected then, or delayed behind all others | the longest objective of its answer; with `DELAY` it changes nothing |

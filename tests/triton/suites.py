@@ -31,7 +31,6 @@ DIFFERS = {
     "input-validation/*.test_input_validation_all_optional": "an ONNX file takes all inputs that it names",
     "input-shape/*.test_input_string_shape_validation": "of two inputs that are wrong the first is named",
     "metrics-queue-*/*": "nv_inference_pending_request_count counts those that run, too",
-    "lifecycle-file/*.test_file_override": "a load cannot bring files along",
 }
 
 
@@ -614,7 +613,8 @@ SUITES = [
     Suite("lifecycle-file", QA + "L0_lifecycle",
           lambda r: r.add(f"qa_model_repository/onnx_{F3}").without_versions(1, 2).sub("^version_policy:.*", ""), [
               Unit("lifecycle_test.py", tests=("*.test_file_override", "*.test_file_override_security")),
-          ], triton=f"--model-control-mode=explicit --load-model=onnx_{F3} --strict-model-config=false"),
+          ], toml="load_files = true",
+          triton=f"--model-control-mode=explicit --load-model=onnx_{F3} --strict-model-config=false"),
     Suite("lifecycle-stress", QA + "L0_lifecycle", reload_models, [
         Unit("lifecycle_test.py", tests=("*.test_concurrent_same_model_load_unload_stress",), seconds=400),
     ], triton="--model-control-mode=explicit"),

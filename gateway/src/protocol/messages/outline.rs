@@ -49,6 +49,16 @@ pub struct Outline {
     bytes: usize,
 }
 
+/// Checks that a message has so many fields at most, of whatever kind; fields of messages within it do not count.
+///
+/// # Errors
+/// If it has more, or they do not follow each other to its end.
+pub fn check_fields(message: &[u8], fields_max: usize) -> Result<(), OutlineError> {
+    let mut fields = Fields { message, at: 0, end: message.len(), left: fields_max, max: fields_max };
+    while fields.next()?.is_some() {}
+    Ok(())
+}
+
 impl Outline {
     /// Looks at a message, at no more than so many fields of it.
     ///
