@@ -368,10 +368,21 @@ async fn load_model(call: Call<'_>) -> Response<Body> {
         let max = service.load_max(&caller.server.limits());
         let message = call.messages(codings.request?, max).only().await?;
         let (bytes, charge) = message.decompressed(&service.pool).await?;
-        // What is decoded of files are parts of the message: however large it is, that takes no time.
         let too_many = |error| Status::invalid_argument(format!("the request: {error}"));
         outline::check_fields(&bytes, loads::PARAMETERS_MAX).map_err(too_many)?;
-        let question = Asked::decode(bytes).map_err(undecodable)?;
+        let question = if bytes.len() <= AT_ONCE_BYTES_MAX {
+            Asked::decode(bytes)
+        } else {
+            // Files stay parts of the message, but texts are copied.
+            charge.grow(bytes.len()).map_err(|full| status_of(no_room(full)))?;
+            let held = charge.clone();
+            let decode = move || {
+                let _held = held;
+                Asked::decode(bytes)
+            };
+            service.pool.run(&charge, decode).await.map_err(status_of)?
+        };
+        let question = question.map_err(undecodable)?;
         caller.permit(Asked::OPERATION, Scope::of(Asked::OPERATION, question.model()))?;
         let parameters = question.parameters.into();
         let changed = service.change_model(ModelChange::Load, &question.model_name, parameters, Some(&charge));

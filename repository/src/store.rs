@@ -1,5 +1,5 @@
-//! Files that clients' loads bring along: kept in a folder that frontends and backends of one host share, since they are
-//! too large for what members tell each other, which is their digest.
+//! Files that clients' loads bring along: kept in a folder that frontends and backends of one host share, since they
+//! are too large for what members tell each other, which is their digest.
 //!
 //! ```text
 //! FOLDER/lock                                   whoever looks at the folder, or changes it, has this locked

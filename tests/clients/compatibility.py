@@ -38,6 +38,7 @@ Errors begin with Triton's words where its clients look for them, and go on with
 | an objective that can never be met | - | refused at once |
 | a request's `timeout` | how long it may wait, if the model's queue policy allows that and has a longer one | the objective of its answer, if the model has [no queue policy with a timeout](configuration.md#a-model-repositorymodelconfigpbtxt), or this allows it; 0 or none is the model's `slo_ms`, and [no objective](policy.md#what-has-no-objective) without that |
 | a queue policy's timeout | how long a request may wait; it is rejected then, or delayed behind all others | the longest objective of its answer; with `DELAY` it changes nothing |
+| an error of a model in Python | its own status, and its words alone | INTERNAL (500), and begins with `Failed to process the request(s) for model` |
 | a request of several rows to a model in Python | one request | one for each row, each with its own end |
 | `auto_complete_config` | always called | only where the configuration lacks a tensor, its `data_type` or its `dims` |
 """
