@@ -329,17 +329,17 @@ class Triton:
 
         with open(f"{REPOSITORY}/{MODEL}/1/model.onnx", "rb") as file:
             whole = file.read()
-        config = json.dumps({"backend": "onnxruntime", "parameters": {"slo_ms": {"string_value": "20"}}})
+        config = json.dumps({"backend": "onnxruntime", "parameters": {"slo_ms": {"string_value": "50"}}})
 
         def files():
-            client.load_model(MODEL, config=config, files={"file:7/model.onnx": whole})
-            expect([client.is_model_ready(MODEL, version) for version in ("1", "7")], [False, True])
+            client.load_model(MODEL, config=config, files={"file:1/model.onnx": whole})
+            expect((client.is_model_ready(MODEL), objective()), (True, "50"))
             close(self.scores(IMAGES[:1]), self.known[:1])
             client.load_model(MODEL)
-            expect(client.is_model_ready(MODEL, "7"), True)
+            expect((client.is_model_ready(MODEL), objective()), (True, "50"))
             client.unload_model(MODEL)
             client.load_model(MODEL)
-            expect([client.is_model_ready(MODEL, version) for version in ("1", "7")], [True, False])
+            expect((client.is_model_ready(MODEL), objective()), (True, "20"))
 
         def load_files(files, config=config):
             return lambda: client.load_model(MODEL, config=config, files=files)
@@ -347,7 +347,7 @@ class Triton:
         call("load_model (files)", "served instead, until it is unloaded", files)
         refused = "failed to load 'digits', failed to poll from model repository"
         for what, files, config_of in (
-            ("files without config", {"file:7/model.onnx": whole}, None),
+            ("files without config", {"file:1/model.onnx": whole}, None),
             ("a file elsewhere", {"file:../../../root/.bashrc": whole}, config),
         ):
             call.refused(f"load_model ({what})", refused, InferenceServerException, load_files(files, config_of))
