@@ -385,7 +385,7 @@ async fn load_model(call: Call<'_>) -> Response<Body> {
         let question = question.map_err(undecodable)?;
         caller.permit(Asked::OPERATION, Scope::of(Asked::OPERATION, question.model()))?;
         let parameters = question.parameters.into();
-        let changed = service.change_model(ModelChange::Load, &question.model_name, parameters, Some(&charge));
+        let changed = service.change_model(ModelChange::Load, &question.model_name, parameters, Some(charge));
         changed.await.map_err(status_of)?;
         Ok(RepositoryModelLoadResponse {})
     };

@@ -2,7 +2,7 @@
 //! files of a model (Triton's extension "model_repository"). In JSON files are base64, which is decoded as it is read:
 //! nothing else of a body that may be large is kept.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
@@ -59,7 +59,7 @@ pub struct Intake {
     /// Of all that is kept.
     bytes_max: u64,
     /// One load's files are written after another's: clients' loads are rare, and must not keep others from the disk.
-    writing: Semaphore,
+    writing: Arc<Semaphore>,
 }
 
 impl Parameters {
@@ -122,7 +122,7 @@ impl From<BTreeMap<String, ModelRepositoryParameter>> for Parameters {
 
 impl Asked {
     /// What backends are to be told, and what holds the files that it names. They are written beside the caller's
-    /// thread; what holds them in memory until then is `charge`.
+    /// thread; until then `charge` is for their bytes in memory.
     ///
     /// # Errors
     /// If files are not taken, or wrong, or come without a configuration, or find no room.
@@ -130,7 +130,7 @@ impl Asked {
         self,
         model: &str,
         intake: Option<&Intake>,
-        charge: Option<&Charge>,
+        charge: Option<Charge>,
     ) -> Result<(Option<Brought>, Option<Held>), InferError> {
         let Self { config, files } = self;
         let Some((first, _)) = files.first() else {
@@ -144,11 +144,12 @@ impl Asked {
         // As in Triton: it reminds of what the repository has not being used.
         let without = || refused(model, &format!("{found} and no config, expected the files' configuration with them"));
         let config = config.ok_or_else(without)?;
-        let _turn = intake.writing.acquire().await.expect("it is never closed");
+        let turn = Arc::clone(&intake.writing).acquire_owned().await.expect("it is never closed");
         let (store, bytes_max) = (intake.store.clone(), intake.bytes_max);
-        let (name, charge) = (model.to_owned(), charge.cloned());
+        let name = model.to_owned();
         let keep = move || {
-            let _held = charge;
+            // Whether or not anybody still waits.
+            let _held = (turn, charge);
             let files: Vec<_> = files.iter().map(|(path, bytes)| BroughtFile { path, bytes }).collect();
             store.keep(&name, &files, bytes_max)
         };
@@ -162,7 +163,7 @@ impl Intake {
     /// Keeps files in this store, together of so many bytes at most.
     #[must_use]
     pub fn new(store: Store, bytes_max: u64) -> Self {
-        Self { store, bytes_max, writing: Semaphore::new(1) }
+        Self { store, bytes_max, writing: Arc::new(Semaphore::new(1)) }
     }
 }
 

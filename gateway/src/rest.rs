@@ -251,7 +251,7 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
             };
             let (body, charge) = read_body(caller, request, max).await?;
             let given = read_parameters(caller, body, &charge).await?;
-            server.service.change_model(to, at.model, given, Some(&charge)).await?;
+            server.service.change_model(to, at.model, given, Some(charge)).await?;
             Ok(ok(&json!({})))
         }
     }

@@ -391,7 +391,7 @@ impl Service {
         self.is_draining.set(true);
     }
 
-    /// Loads or unloads a model on every backend that may host it. `charge` holds the bytes of parameters.
+    /// Loads or unloads a model on every backend that may host it. `charge` is for the parameters' bytes.
     ///
     /// # Errors
     /// If a parameter is not known, or why nothing was changed.
@@ -400,7 +400,7 @@ impl Service {
         to: ModelChange,
         model: &str,
         parameters: loads::Parameters,
-        charge: Option<&Charge>,
+        charge: Option<Charge>,
     ) -> Result<(), InferError> {
         if self.control_mode != ModelControlMode::Explicit {
             return Err(InferError::Invalid(NOT_EXPLICIT.to_owned()));

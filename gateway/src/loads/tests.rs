@@ -39,8 +39,11 @@ async fn json_and_grpc_say_the_same() {
     // Both are the same files to everybody else.
     let folder = tempfile::tempdir().unwrap();
     let intake = Intake::new(Store::open(folder.path()).unwrap(), 100);
-    let charge = Budget::new(100).account("a client").charge();
-    let (first, _held) = of_grpc.brought("m", Some(&intake), Some(&charge)).await.unwrap();
+    let mut budget = Budget::new(100);
+    let charge = budget.account("a client").charge();
+    charge.grow(50).unwrap();
+    let (first, _held) = of_grpc.brought("m", Some(&intake), Some(charge)).await.unwrap();
+    assert_eq!(budget.held(), 0, "nothing is in memory while backends load them");
     let (second, held) = of_json.brought("m", Some(&intake), None).await.unwrap();
     let files = held.as_ref().map(Held::digest);
     assert!(files.is_some() && second == Some(Brought { config: "{}".into(), files }) && first == second);
