@@ -36,7 +36,7 @@ pub const FILES_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 255;
 const VERSION_DIGITS_MAX: usize = 18;
 
-/// What takes the place of a digest while files are written.
+/// What takes the place of a digest while files are written, or removed.
 const UNFINISHED: &str = "unfinished";
 
 /// A file that a load brings along.
@@ -300,23 +300,29 @@ fn sweep(folder: &Path) -> io::Result<()> {
 }
 
 fn sweep_locked(folder: &Path) -> io::Result<()> {
+    let unfinished = folder.join(UNFINISHED);
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished)?;
+    }
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         // Nothing else in there is ours.
-        if path.is_dir() && is_ours(&path) {
-            match File::open(&path)?.try_lock() {
-                Ok(()) => fs::remove_dir_all(&path)?,
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => return Err(error),
-            }
+        if !path.is_dir() || !is_digest(&path) {
+            continue;
+        }
+        match File::open(&path)?.try_lock() {
+            // What has a digest's name is whole, also if this fails halfway.
+            Ok(()) => fs::rename(&path, &unfinished).and_then(|()| fs::remove_dir_all(&unfinished))?,
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error),
         }
     }
     Ok(())
 }
 
-fn is_ours(path: &Path) -> bool {
+fn is_digest(path: &Path) -> bool {
     let is_digest = |name: &str| name.len() == 64 && name.bytes().all(|digit| digit.is_ascii_hexdigit());
-    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name == UNFINISHED || is_digest(name))
+    path.file_name().and_then(|name| name.to_str()).is_some_and(is_digest)
 }
 
 /// Of all files below a folder.
