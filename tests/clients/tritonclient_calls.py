@@ -332,7 +332,8 @@ class Triton:
         config = json.dumps({"backend": "onnxruntime", "parameters": {"slo_ms": {"string_value": "50"}}})
 
         def files():
-            client.load_model(MODEL, config=config, files={"file:1/model.onnx": whole})
+            # More than is read at once, which what lies beside a model may be.
+            client.load_model(MODEL, config=config, files={"file:1/model.onnx": whole, "file:1/notes": bytes(3 << 20)})
             expect((client.is_model_ready(MODEL), objective()), (True, "50"))
             close(self.scores(IMAGES[:1]), self.known[:1])
             client.load_model(MODEL)
