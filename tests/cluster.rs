@@ -4,6 +4,8 @@
 
 #[path = "cluster/failover.rs"]
 mod failover;
+#[path = "cluster/files.rs"]
+mod files;
 #[path = "cluster/memory.rs"]
 mod memory;
 #[path = "cluster/shapes.rs"]

@@ -62,6 +62,10 @@ pub struct Config {
     /// Whether a model that cannot be loaded ends the backend; otherwise the others are served.
     #[serde(default)]
     pub strict: bool,
+    /// A folder for files that clients' loads bring along, the same for all frontends and backends; without it, such
+    /// loads fail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_files: Option<PathBuf>,
     /// GPUs to offer, 1 to [`GPUS_MAX`].
     #[serde(default = "one")]
     pub gpus: u32,
@@ -377,6 +381,7 @@ mod tests {
             labels: vec![],
             image: None,
             configuration: repository::Configuration::default(),
+            files: None,
         };
         vec![model("a"), model("b")]
     }

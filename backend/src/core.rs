@@ -23,9 +23,10 @@ use proto::{
     BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, LinkHello, LinkWelcome},
     backend_to_scheduler::BackendToScheduler,
+    brought::{Brought, CONFIG_BYTES_MAX},
     clock::ClockOffset,
     frame::read_frame,
-    frontend_to_scheduler::{CONFIG_BYTES_MAX, NAME_BYTES_MAX},
+    frontend_to_scheduler::NAME_BYTES_MAX,
     scheduler_to_backend::{BatchPlan, SchedulerToBackend},
 };
 use repository::Refused;
@@ -188,8 +189,8 @@ pub enum Output {
         load: LoadId,
         /// The model's name in the repository.
         name: String,
-        /// A configuration (JSON) instead of the repository's.
-        config: Option<String>,
+        /// What is to be loaded instead of what the repository has.
+        brought: Option<Brought>,
     },
 }
 
@@ -562,7 +563,9 @@ impl Core {
     /// What only the primary can say.
     fn on_order(&mut self, now: Timestamp, index: usize, message: SchedulerToBackend) {
         match message {
-            SchedulerToBackend::Load { config: Some(config), .. } if config.len() > CONFIG_BYTES_MAX => {
+            SchedulerToBackend::Load { brought: Some(Brought { config, .. }), .. }
+                if config.len() > CONFIG_BYTES_MAX =>
+            {
                 let found = config.len();
                 let reason = format!("a configuration has {found} bytes, expected at most {CONFIG_BYTES_MAX}");
                 self.lose(now, index, reason);
@@ -570,7 +573,7 @@ impl Core {
             SchedulerToBackend::Load { name, .. } if name.len() > NAME_BYTES_MAX => {
                 self.lose(now, index, format!("it wants a model loaded whose name has {} bytes", name.len()));
             }
-            SchedulerToBackend::Load { load, name, config } => self.on_load(load, name, config),
+            SchedulerToBackend::Load { load, name, brought } => self.on_load(load, name, brought),
             SchedulerToBackend::Host { load, version, model } => self.on_host(now, index, (load, &version), model),
             SchedulerToBackend::Discard { load } => self.on_discard(load),
             SchedulerToBackend::Unload { model } => self.on_unload(now, index, model),

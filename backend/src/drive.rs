@@ -26,7 +26,7 @@ use std::{
 use proto::{
     LatencyProfile, ModelId, Span, backoff::Backoff, host_memory::HostMemory, scheduler_to_frontend::REASON_BYTES_MAX,
 };
-use repository::{Model, Refused, RepositoryError, SLO_MAX, Stamps};
+use repository::{Model, Refused, RepositoryError, SLO_MAX, Stamps, Store};
 use thiserror::Error;
 use transport::{Clock, OpenError};
 
@@ -98,7 +98,8 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     let models = models.into_iter().filter(|placed| config.loads_at_start(&placed.model.name)).collect();
     let programs = Programs::default();
     let (mut models, not_loaded) = load_all(clock, (config, &stamps), models, &programs)?;
-    let loader = Loader::start(clock, config.clone(), programs.clone()).map_err(BackendError::Thread)?;
+    let store = config.load_files.as_deref().map(Store::open).transpose()?;
+    let loader = Loader::start(clock, config.clone(), store, programs.clone()).map_err(BackendError::Thread)?;
     let gpus = Gpus::start(clock, config.gpus as usize).map_err(BackendError::Thread)?;
     let copies = config.memory_pages()?.map_or(0, |_| config.gpus as usize);
     let copies = Copies::start(clock, copies).map_err(BackendError::Thread)?;
@@ -197,7 +198,7 @@ fn load(clock: Clock, repository: &Path, placed: Placed, programs: &Programs) ->
     if weights.read > Span::ZERO && executor.holds_weights() {
         weights.read = (clock.now() - started_at).clamp(Span(1), SLO_MAX);
     }
-    warmup::run(&model, &repository.join(&model.name), executor.as_ref())?;
+    warmup::run(&model, &model.folder(repository), executor.as_ref())?;
     let shape = ModelShape::from(&model);
     let (profile, source) = match known_profile(&model, executor.as_ref()) {
         Some(profile) => (profile, "known"),

@@ -102,6 +102,7 @@ impl Cluster {
             secret: SECRET.into(),
             repository: models(),
             strict: false,
+            load_files: None,
             gpus: 2,
             placement: BTreeMap::from([("digits".into(), vec![0, 1])]),
             load_models: None,
@@ -265,7 +266,7 @@ impl Cluster {
     /// Asks for a load, and yields how it ended.
     fn load(&mut self, load: u64, name: &str) -> LoadOutcome {
         let load = LoadId(load);
-        self.tell(&SchedulerToBackend::Load { load, name: name.into(), config: None });
+        self.tell(&SchedulerToBackend::Load { load, name: name.into(), brought: None });
         let mut outcome = None;
         self.run_until("the load", |cluster| {
             cluster.reports.retain(|report| match report {

@@ -320,7 +320,7 @@ impl BackendNode {
                     env.oracle.report(Violation::Weights(format!("GPU {gpu} frees {model:?}, which is not there")));
                 }
             }
-            Output::Load { load, name, config: _ } => {
+            Output::Load { load, name, brought: _ } => {
                 let takes = Span::from_millis(2) + env.micros(100_000);
                 env.after(takes, Happening::Loaded(node, self.life, load, name));
             }

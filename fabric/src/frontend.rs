@@ -352,7 +352,7 @@ impl FrontendNode {
                 process.send_unsent(env);
             }
             Output::Reply { request, result } => self.on_reply(env, process, request, result),
-            Output::ReadModel { name, config: _ } => {
+            Output::ReadModel { name, brought: _ } => {
                 let takes = env.micros(30_000);
                 env.after(takes, Happening::ModelRead(node, self.life, name));
             }

@@ -44,6 +44,7 @@ pub(super) fn model(name: &str, version: u32) -> Model {
         labels: vec![],
         image: None,
         configuration: repository::Configuration::default(),
+        files: None,
     }
 }
 

@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     // One row of zeros for each input.
-    let versions = repository::load_named(Path::new(repository), name, None)?;
+    let versions = repository::load_named(&repository::Source::repository(Path::new(repository)), name, None)?;
     let model = versions.last().expect("a model has a version");
     let zeros = |tensor: &repository::Tensor| InputTensor {
         name: tensor.name.clone(),

@@ -18,6 +18,9 @@ pub struct Config {
     pub repository: PathBuf,
     /// Whether a model whose configuration is wrong ends the frontend; otherwise the others are served.
     pub strict: bool,
+    /// A folder for files that clients' loads bring along, the same for all frontends and backends; without it, such
+    /// loads fail.
+    pub load_files: Option<PathBuf>,
     /// Where backends reach us (TCP); any port of the network's `address` if it is not given. Backends are told this
     /// address.
     pub link: Option<SocketAddr>,
@@ -37,6 +40,7 @@ impl Config {
             schedulers: vec![scheduler],
             repository: repository.into(),
             strict: false,
+            load_files: None,
             link: None,
             arena_bytes: ARENA_BYTES,
             links_max: LINKS_MAX,

@@ -13,9 +13,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use proto::{
     BackendId, ChangeId, Claim, FrontendId, LinkId, TaskId, Timestamp,
     backend_to_frontend::{LinkHello, LinkWelcome},
+    brought::{Brought, CONFIG_BYTES_MAX},
     clock::ClockOffset,
     frame::read_frame,
-    frontend_to_scheduler::{CONFIG_BYTES_MAX, FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
+    frontend_to_scheduler::{FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
     scheduler_to_frontend::{
         DropReason, FENCED_TASKS_MAX, ModelState, REASON_BYTES_MAX, SchedulerLoad, SchedulerToFrontend,
     },
@@ -112,8 +113,8 @@ pub enum Output {
     ReadModel {
         /// Its name.
         name: String,
-        /// A configuration (JSON) instead of the repository's.
-        config: Option<String>,
+        /// What it was loaded with, if not what is there.
+        brought: Option<Brought>,
     },
     /// A change of a model ended.
     ModelChanged {
@@ -362,7 +363,7 @@ impl Core {
         &mut self,
         to: ModelChange,
         name: &str,
-        config: Option<String>,
+        brought: Option<Brought>,
     ) -> Result<ChangeId, InferError> {
         let primary = self.allegiance.primary().ok_or(InferError::NoScheduler)?;
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
@@ -372,12 +373,13 @@ impl Core {
                 name.len()
             )));
         }
-        if let Some(found) = config.as_ref().map(String::len).filter(|&found| found > CONFIG_BYTES_MAX) {
+        let config_bytes = brought.as_ref().map(|brought| brought.config.len());
+        if let Some(found) = config_bytes.filter(|&found| found > CONFIG_BYTES_MAX) {
             let expected = format!("at most {CONFIG_BYTES_MAX}");
             return Err(InferError::Invalid(format!("config: found {found} bytes, expected {expected}")));
         }
         let change = self.changes.handle_asked(to, name)?;
-        self.sessions[primary].post(&FrontendToScheduler::ChangeModel { change, to, name: name.to_owned(), config });
+        self.sessions[primary].post(&FrontendToScheduler::ChangeModel { change, to, name: name.to_owned(), brought });
         Ok(change)
     }
 
@@ -459,8 +461,8 @@ impl Core {
         }
         match self.changes.poll_output() {
             Some(ChangeOutput::Read(name)) => {
-                let config = self.models.config(&name).map(str::to_owned);
-                return Some(Output::ReadModel { name, config });
+                let brought = self.models.brought(&name).cloned();
+                return Some(Output::ReadModel { name, brought });
             }
             Some(ChangeOutput::Ended(change, result)) => return Some(Output::ModelChanged { change, result }),
             None => {}
@@ -516,13 +518,13 @@ impl Core {
                     self.words[index].spoken.handle_offer(&name, &version, offer);
                 }
             }
-            SchedulerToFrontend::ModelState { name, state, loads, config } if is_primary => {
-                if self.models.handle_state(&name, (state, loads), config) {
+            SchedulerToFrontend::ModelState { name, state, loads, brought } if is_primary => {
+                if self.models.handle_state(&name, (state, loads), brought) {
                     self.changes.handle_loaded(&name);
                 }
             }
-            SchedulerToFrontend::ModelState { name, state, loads, config } => {
-                self.words[index].spoken.handle_state(&name, (state, loads), config);
+            SchedulerToFrontend::ModelState { name, state, loads, brought } => {
+                self.words[index].spoken.handle_state(&name, (state, loads), brought);
             }
             SchedulerToFrontend::NotLoaded { name, version, reason } if is_primary => {
                 self.models.handle_not_loaded(name, version, reason);

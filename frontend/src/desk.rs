@@ -3,7 +3,9 @@
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
-use proto::{ChangeId, Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
+use proto::{
+    Brought, ChangeId, Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason,
+};
 use repository::Model;
 use tokio::sync::{Notify, oneshot};
 use transport::{ConnectionId, Event};
@@ -138,16 +140,16 @@ impl Desk {
         Ok(PendingReply { desk: Rc::clone(self), request: id, reply })
     }
 
-    /// Loads a model, perhaps with a configuration (JSON) instead of the repository's, or unloads it, and waits until
-    /// that is done.
+    /// Loads a model, perhaps with something brought along instead of what the repository has, or unloads it, and waits
+    /// until that is done.
     ///
     /// # Errors
     /// Why nothing was changed.
-    pub async fn change_model(&self, to: ModelChange, name: &str, config: Option<String>) -> Result<(), InferError> {
+    pub async fn change_model(&self, to: ModelChange, name: &str, brought: Option<Brought>) -> Result<(), InferError> {
         let (sender, answer) = oneshot::channel();
         {
             let mut state = self.state.borrow_mut();
-            let change = state.core.handle_change(to, name, config)?;
+            let change = state.core.handle_change(to, name, brought)?;
             state.changing.insert(change, sender);
         }
         self.wake.notify_one();

@@ -11,8 +11,8 @@ use std::{
     rc::Rc,
 };
 
-use proto::{ModelThreadId, Timestamp, backend_to_frontend::LinkWelcome, turns::TurnWatch};
-use repository::Repository;
+use proto::{Brought, ModelThreadId, Timestamp, backend_to_frontend::LinkWelcome, turns::TurnWatch};
+use repository::{Repository, Source, Store};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{
@@ -66,6 +66,7 @@ pub struct Frontend {
     endpoint: Endpoint,
     schedulers: Vec<SocketAddr>,
     repository: PathBuf,
+    store: Option<Store>,
     clock: Clock,
     desk: Rc<Desk>,
     /// Frames that the scheduler or a ModelThread has no room for yet. Bounded by the slots: each task has at most a
@@ -98,6 +99,7 @@ impl Frontend {
             return Err(FrontendError::Config(format!("{found}, expected schedulers only")));
         }
         let Repository { models, refused } = repository::load(&config.repository)?.checked(config.strict)?;
+        let store = config.load_files.as_deref().map(Store::open).transpose()?;
         let bytes = config.arena_bytes;
         let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
         let endpoint = EndpointConfig {
@@ -125,7 +127,13 @@ impl Frontend {
         let clock = Clock::start();
         let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()), observer);
         let repository = config.repository.clone();
-        Ok(Self { endpoint, schedulers, repository, clock, desk, unsent: BTreeMap::new() })
+        Ok(Self { endpoint, schedulers, repository, store, clock, desk, unsent: BTreeMap::new() })
+    }
+
+    /// Where files that loads bring along are kept, if they are taken.
+    #[must_use]
+    pub fn store(&self) -> Option<Store> {
+        self.store.clone()
     }
 
     /// What the parts of this frontend's thread share.
@@ -215,17 +223,20 @@ impl Frontend {
                 self.unsent.entry(connection).or_default().push_back(frame);
                 self.send_unsent();
             }
-            Output::ReadModel { name, config } => self.read_model(name, config),
+            Output::ReadModel { name, brought } => self.read_model(name, brought),
             Output::Reply { .. } | Output::ModelChanged { .. } => unreachable!("the desk hands answers out"),
         }
     }
 
     /// Files can be slow; others of this thread must not wait for them.
-    fn read_model(&self, name: String, config: Option<String>) {
-        let (desk, repository) = (Rc::clone(&self.desk), self.repository.clone());
+    fn read_model(&self, name: String, brought: Option<Brought>) {
+        let (desk, repository, store) = (Rc::clone(&self.desk), self.repository.clone(), self.store.clone());
         tokio::task::spawn_local(async move {
             let folder = name.clone();
-            let read = move || repository::load_named(&repository, &folder, config.as_deref());
+            let read = move || {
+                let source = Source::of(&repository, store.as_ref(), brought.as_ref())?;
+                repository::load_named(&source, &folder, brought.as_ref().map(|brought| &brought.config[..]))
+            };
             let read = tokio::task::spawn_blocking(read).await;
             let versions =
                 read.map_err(|error| error.to_string()).and_then(|read| read.map_err(|error| error.to_string()));

@@ -78,8 +78,8 @@ pub enum InferError {
     /// The backend could not start the batch in its window.
     #[error("dropped: the backend could not start its batch in time")]
     WindowMissed,
-    /// The executor failed.
-    #[error("the backend failed to execute the model: {0}")]
+    /// The executor failed. It begins as Triton says it.
+    #[error("Failed to process the request(s) for model in its backend: {0}")]
     Failed(String),
     /// The backend's answer does not fit the model.
     #[error("the backend's answer is malformed: {0}; do both serve the same model repository?")]

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, rc::Rc};
 
 use proto::{
-    ModelId, ModelThreadId, Span,
+    Brought, ModelId, ModelThreadId, Span,
     scheduler_to_frontend::{ModelState, NetworkTimes},
 };
 use repository::{Model, Refused};
@@ -28,6 +28,15 @@ pub struct ServedModel {
     pub state: ModelState,
     /// Whether the repository has, or had when it was read last, this version among those that are to be served.
     is_listed: bool,
+}
+
+impl ServedModel {
+    /// What it is told by stays, for whoever asks about it.
+    fn let_files_go(&mut self) {
+        if self.model.files.is_some() {
+            Rc::make_mut(&mut self.model).files = None;
+        }
+    }
 }
 
 /// The scheduler's word on a model.
@@ -88,6 +97,7 @@ impl ModelTable {
             for index in self.by_name.get(name).into_iter().flat_map(BTreeMap::values) {
                 let served = &mut self.models[*index];
                 (served.is_listed, served.state) = (false, ModelState::Unloaded);
+                served.let_files_go();
             }
             self.refused.retain(|(refused, _), _| refused != name);
         }
@@ -204,12 +214,15 @@ impl ModelTable {
     }
 
     /// Takes in what clients have made of a model. True if it has been loaded since it was last spoken of.
-    pub fn handle_state(&mut self, name: &str, (state, loads): (ModelState, u32), config: Option<String>) -> bool {
-        let Some(loads_before) = self.spoken.handle_state(name, (state, loads), config) else { return false };
+    pub fn handle_state(&mut self, name: &str, (state, loads): (ModelState, u32), brought: Option<Brought>) -> bool {
+        let Some(loads_before) = self.spoken.handle_state(name, (state, loads), brought) else { return false };
         for &index in self.by_name.get(name).into_iter().flat_map(BTreeMap::values) {
             let served = &mut self.models[index];
             if served.is_listed {
                 served.state = state;
+            }
+            if state == ModelState::Unloaded {
+                served.let_files_go();
             }
         }
         loads > loads_before
@@ -226,9 +239,9 @@ impl ModelTable {
         self.spoken.reason_against(&model.name, &model.version)
     }
 
-    /// The configuration (JSON) that a model was loaded with, if not the repository's.
-    pub(crate) fn config(&self, name: &str) -> Option<&str> {
-        self.spoken.config(name)
+    /// What a model was loaded with, if not what the repository has.
+    pub(crate) fn brought(&self, name: &str) -> Option<&Brought> {
+        self.spoken.brought(name)
     }
 
     fn position(&self, name: &str, version: &str) -> Option<usize> {
@@ -337,6 +350,29 @@ mod tests {
             let expected = format!("unknown model: 'm' version {unknown} is not found, expected one of: 2, 9, 10");
             assert!(error.ends_with(&expected), "{error}");
         }
+    }
+
+    #[test]
+    fn files_are_held_as_long_as_they_are_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = repository::Store::open(folder.path()).unwrap();
+        let with_files = |number: &str| Model { files: Some(store.keep("m", &[], 0).unwrap()), ..version("m", number) };
+        let mut table = ModelTable::new(vec![version("m", "2")]);
+        let held =
+            |table: &ModelTable| -> Vec<bool> { table.iter().map(|served| served.model.files.is_some()).collect() };
+        table.handle_model(vec![with_files("2"), with_files("3")]);
+        assert_eq!(held(&table), [true, true]);
+        let under_way = Rc::clone(&table.get(1).model);
+        table.handle_model(vec![with_files("2")]);
+        assert_eq!(held(&table), [true, false], "version 3 is not served any more");
+        assert!(under_way.files.is_some(), "a request has it");
+        for (state, expected) in
+            [(ModelState::Loading, true), (ModelState::Unloading, true), (ModelState::Unloaded, false)]
+        {
+            table.handle_state("m", (state, 1), None);
+            assert_eq!(held(&table), [expected, false]);
+        }
+        assert_eq!(table.get(0).model.name, "m", "what is told of it stays");
     }
 
     #[test]

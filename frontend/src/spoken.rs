@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use proto::{
-    frontend_to_scheduler::{CONFIG_BYTES_MAX, NAME_BYTES_MAX},
+    brought::{Brought, CONFIG_BYTES_MAX},
+    frontend_to_scheduler::NAME_BYTES_MAX,
     scheduler_to_frontend::{ModelState, REASON_BYTES_MAX, SchedulerLoad},
 };
 
@@ -12,8 +13,8 @@ use crate::models::Offer;
 /// Models of which is kept what one scheduler said: it may speak of more than our repository has.
 const SPOKEN_OF_MAX: usize = 65_536;
 
-/// Of these, how many may be served with a configuration that a client brought along.
-const CONFIGURED_MAX: usize = 1_024;
+/// Of these, how many may be served with what a client brought along.
+const BROUGHT_MAX: usize = 1_024;
 
 /// Versions of models of which is kept why they could not be loaded.
 const REASONS_MAX: usize = 4_096;
@@ -46,8 +47,8 @@ pub(crate) struct Spoken {
 #[derive(Debug, Clone)]
 struct State {
     state: ModelState,
-    /// The configuration that it was loaded with, if not the repository's.
-    config: Option<String>,
+    /// What it was loaded with, if not what the repository has.
+    brought: Option<Brought>,
     /// How often it was loaded, as was said first and last.
     loads_first: u32,
     loads: u32,
@@ -72,11 +73,11 @@ impl Spoken {
         &mut self,
         name: &str,
         (state, loads): (ModelState, u32),
-        config: Option<String>,
+        brought: Option<Brought>,
     ) -> Option<u32> {
-        if let Some(config) = &config {
-            let others = self.states.iter().filter(|(other, known)| known.config.is_some() && *other != name);
-            if config.len() > CONFIG_BYTES_MAX || others.count() >= CONFIGURED_MAX {
+        if let Some(Brought { config, .. }) = &brought {
+            let others = self.states.iter().filter(|(other, known)| known.brought.is_some() && *other != name);
+            if config.len() > CONFIG_BYTES_MAX || others.count() >= BROUGHT_MAX {
                 return None;
             }
         }
@@ -85,11 +86,11 @@ impl Spoken {
         }
         match self.states.get_mut(name) {
             Some(known) => {
-                (known.state, known.config) = (state, config);
+                (known.state, known.brought) = (state, brought);
                 Some(std::mem::replace(&mut known.loads, loads))
             }
             None => {
-                self.states.insert(name.to_owned(), State { state, config, loads_first: loads, loads });
+                self.states.insert(name.to_owned(), State { state, brought, loads_first: loads, loads });
                 Some(0)
             }
         }
@@ -125,17 +126,17 @@ impl Spoken {
         self.states.get(name).map_or(ModelState::Serving, |known| known.state)
     }
 
-    /// The configuration that a model was loaded with, if not the repository's.
-    pub(crate) fn config(&self, name: &str) -> Option<&str> {
-        self.states.get(name)?.config.as_deref()
+    /// What a model was loaded with, if not what the repository has.
+    pub(crate) fn brought(&self, name: &str) -> Option<&Brought> {
+        self.states.get(name)?.brought.as_ref()
     }
 
     /// What another scheduler said of states holds as long as this one has said nothing. They count loads each for
     /// itself.
     pub(crate) fn inherit_states(&mut self, former: Self) {
-        for (name, State { state, config, .. }) in former.states {
+        for (name, State { state, brought, .. }) in former.states {
             if self.states.len() < SPOKEN_OF_MAX {
-                self.states.entry(name).or_insert(State { state, config, loads_first: 0, loads: 0 });
+                self.states.entry(name).or_insert(State { state, brought, loads_first: 0, loads: 0 });
             }
         }
     }

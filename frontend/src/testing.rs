@@ -25,5 +25,6 @@ pub(crate) fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Mo
         labels: Vec::new(),
         image: None,
         configuration: repository::Configuration::default(),
+        files: None,
     }
 }

@@ -23,6 +23,13 @@ pub struct Config {
     /// Whether a model whose configuration is wrong ends the frontend; otherwise the others are served.
     #[serde(default)]
     pub strict: bool,
+    /// A folder for files that clients' loads bring along, the same for all frontends and backends; without it, such
+    /// loads are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_files: Option<PathBuf>,
+    /// Bytes of all files in that folder.
+    #[serde(default = "default_load_files_bytes_max")]
+    pub load_files_bytes_max: u64,
     /// Where clients reach us over HTTP.
     #[serde(default)]
     pub http: Option<SocketAddr>,
@@ -126,6 +133,7 @@ impl Config {
             schedulers,
             repository: self.repository.clone(),
             strict: self.strict,
+            load_files: self.load_files.clone(),
             link: self.link,
             arena_bytes: self.arena_bytes,
             links_max: self.links_max,
@@ -155,7 +163,8 @@ impl Config {
 
 impl From<frontend::Config> for Config {
     fn from(frontend: frontend::Config) -> Self {
-        let frontend::Config { schedulers, repository, strict, link, arena_bytes, links_max, network } = frontend;
+        let frontend::Config { schedulers, repository, strict, load_files, link, arena_bytes, links_max, network } =
+            frontend;
         let (scheduler, schedulers) = match schedulers[..] {
             [scheduler] => (Some(scheduler), Vec::new()),
             _ => (None, schedulers),
@@ -165,6 +174,8 @@ impl From<frontend::Config> for Config {
             schedulers,
             repository,
             strict,
+            load_files,
+            load_files_bytes_max: default_load_files_bytes_max(),
             http: None,
             grpc: None,
             link,
@@ -353,6 +364,10 @@ fn default_requests_max() -> usize {
 
 fn default_head_bytes_max() -> usize {
     64 << 10
+}
+
+fn default_load_files_bytes_max() -> u64 {
+    1 << 30
 }
 
 /// As Triton takes them: two full batches of 64 images of 3 x 299 x 299 bytes, and room to spare.

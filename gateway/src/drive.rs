@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     config::{Config, TraceConfig},
-    connection, export, heap,
+    connection, export, heap, loads,
     poll::Poll,
     record::Record,
     server::{Gate, Server},
@@ -129,6 +129,9 @@ impl Gateway {
         let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), set_log_level, SystemTime::now)
             .named(&config.server_name)
             .controlled(config.model_control_mode);
+        if let Some(store) = frontend.store() {
+            service = service.taking_files(loads::Intake::new(store, config.load_files_bytes_max));
+        }
         if config.trace != TraceConfig::default() {
             if config.otlp.is_some() {
                 let text = "trace: found it beside otlp, expected one of the two: traces go to one place";

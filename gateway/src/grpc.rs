@@ -1,7 +1,7 @@
 //! Steps 1 and 10 in gRPC: the methods of `inference.GRPCInferenceService`. `framing` takes messages in; tonic frames,
 //! encodes and compresses replies. They run on this thread, where the core is.
 
-use std::{collections::BTreeMap, rc::Rc};
+use std::rc::Rc;
 
 use bytes::Bytes;
 use frontend::InferError;
@@ -29,21 +29,21 @@ use crate::{
         CudaSharedMemoryStatusResponse, CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse,
         LogSettingsRequest, LogSettingsResponse, ModelConfig, ModelConfigRequest, ModelConfigResponse,
         ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse,
-        ModelRepositoryParameter, ModelStatisticsRequest, ModelStatisticsResponse, RepositoryIndexRequest,
-        RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
-        RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
-        ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse,
-        SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest,
-        SystemSharedMemoryUnregisterResponse, TraceSettingRequest, TraceSettingResponse, log_settings_request,
-        log_settings_response, model_repository_parameter::ParameterChoice, trace_setting_response,
+        ModelStatisticsRequest, ModelStatisticsResponse, RepositoryIndexRequest, RepositoryModelLoadRequest,
+        RepositoryModelLoadResponse, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse, ServerLiveRequest,
+        ServerLiveResponse, ServerMetadataRequest, ServerReadyRequest, ServerReadyResponse,
+        SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest,
+        SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse,
+        TraceSettingRequest, TraceSettingResponse, log_settings_request, log_settings_response, trace_setting_response,
     },
     budget::Charge,
     compression::Coding,
+    loads,
     metrics::Stage,
     pool::AT_ONCE_BYTES_MAX,
     protocol::{
         InferRequest, messages,
-        messages::outline::{Outline, OutlineError},
+        messages::outline::{self, Outline, OutlineError},
     },
     regions::cuda,
     server::{BodyMax, Caller, IntakeError, Server},
@@ -65,8 +65,6 @@ mod streams;
 const SERVICE_PATH: &str = "/inference.GRPCInferenceService/";
 /// What Kubernetes asks.
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
-/// Of a message that is not for inference.
-const MESSAGE_MAX: BodyMax = BodyMax { bytes: 64 << 10, key: "" };
 /// Fields of a message that are looked at before that becomes the pool's work.
 const FIELDS_AT_ONCE_MAX: usize = 4096;
 
@@ -98,7 +96,7 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
         "RepositoryIndex" => {
             call.unary(|service, of: RepositoryIndexRequest| Ok(service.repository_index(of.ready))).await
         }
-        "RepositoryModelLoad" => call.unary_later(load_model).await,
+        "RepositoryModelLoad" => load_model(call).await,
         "RepositoryModelUnload" => call.unary_later(unload_model).await,
         "SystemSharedMemoryStatus" => call.unary(|service, of| region_status(service, caller.client(), of)).await,
         "SystemSharedMemoryRegister" => call.unary(|service, of| register_region(service, caller.client(), of)).await,
@@ -148,7 +146,7 @@ impl Call<'_> {
         let (caller, codings) = (Rc::clone(self.caller), Codings::of(self.request.headers()));
         let reply = async {
             caller.permit(Q::OPERATION, Scope::Server)?;
-            let message = self.messages(codings.request?, MESSAGE_MAX).only().await?;
+            let message = self.messages(codings.request?, BodyMax::OBJECT).only().await?;
             let (bytes, charge) = message.decompressed(&caller.server.service.pool).await?;
             let question = Q::decode(bytes).map_err(undecodable)?;
             drop(charge);
@@ -361,26 +359,45 @@ fn model_statistics(service: &Service, of: ModelStatisticsRequest) -> Result<Mod
     Ok(ModelStatisticsResponse { model_stats: service.statistics(given(&of.name), given(&of.version))? })
 }
 
-async fn load_model(server: Rc<Server>, of: RepositoryModelLoadRequest) -> Result<RepositoryModelLoadResponse, Status> {
-    let given = texts(&of.parameters);
-    server.service.change_model(ModelChange::Load, &of.model_name, given).await.map_err(status_of)?;
-    Ok(RepositoryModelLoadResponse {})
-}
-
-/// Parameters by name, with their text if they are text.
-fn texts(parameters: &BTreeMap<String, ModelRepositoryParameter>) -> impl Iterator<Item = (&str, Option<&str>)> {
-    parameters.iter().map(|(name, parameter)| match &parameter.parameter_choice {
-        Some(ParameterChoice::StringParam(text)) => (name.as_str(), Some(text.as_str())),
-        _ => (name.as_str(), None),
-    })
+async fn load_model(call: Call<'_>) -> Response<Body> {
+    let (caller, codings) = (Rc::clone(call.caller), Codings::of(call.request.headers()));
+    let reply = async {
+        type Asked = RepositoryModelLoadRequest;
+        let service = &caller.server.service;
+        caller.permit(Asked::OPERATION, Scope::Server)?;
+        let max = service.load_max(&caller.server.limits());
+        let message = call.messages(codings.request?, max).only().await?;
+        let (bytes, charge) = message.decompressed(&service.pool).await?;
+        let too_many = |error| Status::invalid_argument(format!("the request: {error}"));
+        outline::check_fields(&bytes, loads::PARAMETERS_MAX).map_err(too_many)?;
+        let question = if bytes.len() <= AT_ONCE_BYTES_MAX {
+            Asked::decode(bytes)
+        } else {
+            // Files stay parts of the message, but texts are copied.
+            charge.grow(bytes.len()).map_err(|full| status_of(no_room(full)))?;
+            let held = charge.clone();
+            let decode = move || {
+                let _held = held;
+                Asked::decode(bytes)
+            };
+            service.pool.run(&charge, decode).await.map_err(status_of)?
+        };
+        let question = question.map_err(undecodable)?;
+        caller.permit(Asked::OPERATION, Scope::of(Asked::OPERATION, question.model()))?;
+        let parameters = question.parameters.into();
+        let changed = service.change_model(ModelChange::Load, &question.model_name, parameters, Some(charge));
+        changed.await.map_err(status_of)?;
+        Ok(RepositoryModelLoadResponse {})
+    };
+    respond(reply.await.map(|reply| tokio_stream::once(Ok(reply))), codings.reply)
 }
 
 async fn unload_model(
     server: Rc<Server>,
     of: RepositoryModelUnloadRequest,
 ) -> Result<RepositoryModelUnloadResponse, Status> {
-    let given = texts(&of.parameters);
-    server.service.change_model(ModelChange::Unload, &of.model_name, given).await.map_err(status_of)?;
+    let changed = server.service.change_model(ModelChange::Unload, &of.model_name, of.parameters.into(), None);
+    changed.await.map_err(status_of)?;
     Ok(RepositoryModelUnloadResponse {})
 }
 

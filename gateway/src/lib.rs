@@ -16,6 +16,7 @@ pub mod grpc;
 #[allow(unsafe_code)]
 mod heap;
 pub mod image;
+pub mod loads;
 pub mod metrics;
 mod poll;
 pub mod pool;

@@ -518,6 +518,9 @@ impl Families {
         let labels = [name, version];
         let [success, late, inferences, executions] =
             self.counters.each_ref().map(|family| family.with_label_values(&labels));
+        for reason in TRITONS_REASONS {
+            self.failure.with_label_values(&[name, version, reason]);
+        }
         let summaries = self.summaries.as_ref();
         let stage = |(_, name): (Stage, &str)| self.stages.with_label_values(&[labels[0], labels[1], name]);
         ModelMetrics {
@@ -555,7 +558,10 @@ fn seconds(ns: i64) -> f64 {
     ns.max(0) as f64 / 1e9
 }
 
-/// Triton's reasons of failure.
+/// Triton's reasons of failure. It tells of all before there is any.
+const TRITONS_REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
+
+/// Which of [`TRITONS_REASONS`] it is.
 fn tritons_reason(error: &InferError) -> &'static str {
     match error {
         InferError::Dropped(DropReason::Cancelled) => "CANCELED",

@@ -28,7 +28,9 @@ use crate::{
     api::ModelStatisticsResponse,
     budget::{Charge, NoRoom},
     compression::Coding,
+    loads,
     metrics::Stage,
+    pool::AT_ONCE_BYTES_MAX,
     protocol::{self, Parameters},
     regions::cuda,
     server::{BodyMax, Caller, IntakeError, Server, check_same_site, decompressed},
@@ -43,8 +45,6 @@ const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-cont
 const REQUEST: HeaderName = HeaderName::from_static("x-downbeat-request");
 /// Where the request's time went; see [`timing_text`].
 const TIMING: HeaderName = HeaderName::from_static("x-downbeat-timing");
-/// Of a request that is not for inference: its JSON becomes a tree.
-const OBJECT_MAX: BodyMax = BodyMax { bytes: 64 << 10, key: "" };
 
 type Reply = Response<Full<Bytes>>;
 
@@ -245,10 +245,13 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
             Ok(change(&server.service, caller.client(), at, &body)?)
         }
         ChangeModel(to) => {
-            let body = read_object(caller, request).await?;
-            let parameters = body.get("parameters").and_then(Value::as_object);
-            let given = parameters.into_iter().flatten().map(|(name, value)| (name.as_str(), value.as_str()));
-            server.service.change_model(to, at.model, given).await?;
+            let max = match to {
+                ModelChange::Load => server.service.load_max(&server.limits()),
+                ModelChange::Unload => BodyMax::OBJECT,
+            };
+            let (body, charge) = read_body(caller, request, max).await?;
+            let given = read_parameters(caller, body, &charge).await?;
+            server.service.change_model(to, at.model, given, Some(charge)).await?;
             Ok(ok(&json!({})))
         }
     }
@@ -430,12 +433,29 @@ fn content_coding(request: &Request<Incoming>) -> Result<Option<Coding>, Failure
 
 /// A body that is a JSON object; nothing counts as an empty one.
 async fn read_object(caller: &Caller, request: Request<Incoming>) -> Result<Settings, Failure> {
-    let (body, _charge) = read_body(caller, request, OBJECT_MAX).await?;
+    let (body, _charge) = read_body(caller, request, BodyMax::OBJECT).await?;
     if body.is_empty() {
         return Ok(Settings::new());
     }
     let object = serde_json::from_slice(&body.joined());
     object.map_err(|error| InferError::Invalid(format!("body: {error}; expected a JSON object")).into())
+}
+
+/// The parameters of a change; those of a large body are read in the pool.
+async fn read_parameters(caller: &Caller, body: Rope, charge: &Charge) -> Result<loads::Parameters, Failure> {
+    if body.len() <= AT_ONCE_BYTES_MAX {
+        return Ok(loads::Parameters::read(&body.joined())?);
+    }
+    // Beside it in one piece a text of it without its escapes, and what is decoded of that.
+    charge.grow(2 * body.len()).map_err(IntakeError::from)?;
+    let held = charge.clone();
+    let read = move || {
+        let _held = held;
+        let joined = body.joined();
+        drop(body);
+        loads::Parameters::read(&joined)
+    };
+    Ok(caller.server.service.pool.run(charge, read).await??)
 }
 
 async fn compressed(reply: Reply, coding: Coding) -> Reply {

@@ -9,7 +9,7 @@ use std::{
 
 use frontend::{
     desk::{Desk, PendingReply},
-    error::{InferError, invalid},
+    error::InferError,
     excerpt,
     models::ServedModel,
     rope::Rope,
@@ -26,8 +26,8 @@ use crate::{
         model_metadata_response::TensorMetadata, repository_index_response::ModelIndex,
     },
     budget::{Charge, NoRoom},
-    config::{DEFAULT_SERVER_NAME, ModelControlMode},
-    image,
+    config::{DEFAULT_SERVER_NAME, Limits, ModelControlMode},
+    image, loads,
     metrics::Stage,
     pool::{AT_ONCE_BYTES_MAX, Pool},
     protocol::{
@@ -37,6 +37,7 @@ use crate::{
     recent::Recent,
     record::Record,
     regions::{AllRegions, Part},
+    server::BodyMax,
     settings::{LogSettings, Settings, Tracer},
     trace::{OpenTrace, TraceContext, Tracing},
     trace_file::TraceFile,
@@ -89,6 +90,7 @@ pub struct Service {
     wall_clock: fn() -> SystemTime,
     server_name: String,
     control_mode: ModelControlMode,
+    loads: Option<loads::Intake>,
 }
 
 /// A request that is under way. Dropping it cancels the request.
@@ -149,6 +151,7 @@ impl Service {
             wall_clock,
             server_name: DEFAULT_SERVER_NAME.to_owned(),
             control_mode: ModelControlMode::default(),
+            loads: None,
         }
     }
 
@@ -156,6 +159,22 @@ impl Service {
     #[must_use]
     pub fn controlled(self, control_mode: ModelControlMode) -> Self {
         Self { control_mode, ..self }
+    }
+
+    /// The same, where loads may bring files along.
+    #[must_use]
+    pub fn taking_files(self, intake: loads::Intake) -> Self {
+        Self { loads: Some(intake), ..self }
+    }
+
+    /// What a request to load a model may be: as large as one for inference if loads may bring files along.
+    #[must_use]
+    pub fn load_max(&self, limits: &Limits) -> BodyMax {
+        match self.loads {
+            Some(_) if limits.body_bytes_max > BodyMax::OBJECT.bytes => BodyMax::infer(limits),
+            Some(_) => BodyMax::OBJECT,
+            None => BodyMax { key: " where loads bring no files (load_files)", ..BodyMax::OBJECT },
+        }
     }
 
     /// The same, under the name that clients are to be told.
@@ -372,48 +391,27 @@ impl Service {
         self.is_draining.set(true);
     }
 
-    /// Loads or unloads a model on every backend that may host it. `parameters` are those given, by name, with their
-    /// text if they are text.
+    /// Loads or unloads a model on every backend that may host it. `charge` is for the parameters' bytes.
     ///
     /// # Errors
     /// If a parameter is not known, or why nothing was changed.
-    pub async fn change_model<'p>(
+    pub async fn change_model(
         &self,
         to: ModelChange,
         model: &str,
-        parameters: impl Iterator<Item = (&'p str, Option<&'p str>)>,
+        parameters: loads::Parameters,
+        charge: Option<Charge>,
     ) -> Result<(), InferError> {
         if self.control_mode != ModelControlMode::Explicit {
             return Err(InferError::Invalid(NOT_EXPLICIT.to_owned()));
         }
-        let mut config = None;
-        for (name, value) in parameters {
-            match (to, name) {
-                // No model depends on another one.
-                (ModelChange::Unload, "unload_dependents") => {}
-                (ModelChange::Load, "config") => {
-                    let expected = "a text: a model's configuration in JSON";
-                    config = Some(value.ok_or_else(|| invalid("config", "something else", expected))?.to_owned());
-                }
-                (ModelChange::Load, file) if file.starts_with("file:") => {
-                    // As Triton says it where it cannot use them.
-                    return Err(InferError::ChangeFailed(format!(
-                        "failed to load '{}', failed to poll from model repository: parameters: found {}, expected \
-                         none: the files of a model are those of the repository",
-                        excerpt(model),
-                        excerpt(file)
-                    )));
-                }
-                (ModelChange::Load, other) => return Err(invalid("parameters", excerpt(other), "config")),
-                (ModelChange::Unload, other) => {
-                    return Err(invalid("parameters", excerpt(other), "unload_dependents"));
-                }
-            }
-        }
+        let asked = parameters.asked(to, model)?;
         if to == ModelChange::Load {
             check_loadable(model)?;
         }
-        self.desk.change_model(to, model, config).await
+        // They stay until all who serve them hold them, too.
+        let (brought, _held) = asked.brought(model, self.loads.as_ref(), charge).await?;
+        self.desk.change_model(to, model, brought).await
     }
 
     /// Who we are.

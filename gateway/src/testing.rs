@@ -35,5 +35,6 @@ pub(crate) fn model(name: &str, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Mo
         labels: Vec::new(),
         image: None,
         configuration,
+        files: None,
     }
 }

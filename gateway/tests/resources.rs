@@ -99,6 +99,7 @@ fn server() -> (SocketAddr, impl Drop) {
                 bodies_bytes_max: BODIES_BYTES_MAX,
                 arena_bytes: 64 << 20,
                 body_timeout_ms: 60_000,
+                load_files: Some(repository.path().join(".loaded")),
                 ..Config::new(nobody, "a secret of enough bytes", repository.path())
             };
             let gateway = Gateway::open(&config, None).unwrap();
@@ -241,7 +242,7 @@ fn json_objects_that_mean_nothing_take_no_memory() {
 fn objects_of_other_routes_are_small() {
     let (address, _alone) = server();
     let body = format!(r#"{{"ready":[{}{{}}]}}"#, "{},".repeat(1_000_000 / 3));
-    for path in ["/v2/repository/index", "/v2/logging", "/v2/repository/models/numbers/load"] {
+    for path in ["/v2/repository/index", "/v2/logging", "/v2/repository/models/numbers/unload"] {
         let mut said = (0, String::new());
         let headers = format!("content-length: {}\r\n", body.len());
         let peak = peak_of(|| said = post(address, path, &headers, body.as_bytes()));
@@ -264,6 +265,35 @@ fn large_json_of_many_holds_no_more_than_is_charged() {
         });
     });
     assert!(peak < CHARGED, "{peak} bytes at once");
+    assert_served(address);
+}
+
+#[test]
+fn files_of_many_hold_no_more_than_is_charged() {
+    let (address, _alone) = server();
+    let load = |body: &str| {
+        let headers = format!("content-length: {}\r\n", body.len());
+        post(address, "/v2/repository/models/numbers/load", &headers, body.as_bytes())
+    };
+    // The slashes are escaped, so that no text is as it came.
+    let file = r"ab\/c".repeat(BODY_BYTES_MAX / 5 - 100);
+    let body = format!(r#"{{"parameters":{{"config":"{{}}","file:1/model.onnx":"{file}"}}}}"#);
+    let peak = peak_of(|| {
+        at_once(CLIENTS, || {
+            let (status, text) = load(&body);
+            assert!([0, 429, 503].contains(&status), "{text}");
+        });
+    });
+    assert!(peak < CHARGED, "{peak} bytes at once");
+    // What is no parameter is passed over, and a thousandth file is one too many.
+    let nothing = format!(r#"{{"nothing":[{}{{}}]}}"#, "{},".repeat(1_000_000));
+    let many: String = (0..200_000).map(|number| format!(r#""file:1/{number}":"","#)).collect();
+    for (body, expected) in [(nothing, 503), (format!(r#"{{"parameters":{{{many}"config":"{{}}"}}}}"#), 400)] {
+        let mut said = (0, String::new());
+        let peak = peak_of(|| said = load(&body));
+        assert_eq!(said.0, expected, "{}", said.1);
+        assert!(peak < 6 * BODY_BYTES_MAX, "{peak} bytes at once");
+    }
     assert_served(address);
 }
 

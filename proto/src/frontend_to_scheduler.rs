@@ -3,8 +3,8 @@
 use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
+    brought::Brought,
     epoch::{Epoch, Standing},
-    frame::FRAME_BYTES_MAX,
     ids::{BackendId, ChangeId, FrontendId, LinkId, ModelId, TaskId},
     slot::SlotDescriptor,
     time::{Span, Timestamp},
@@ -59,8 +59,8 @@ pub enum FrontendToScheduler {
         to: ModelChange,
         /// The model, as in the repository; at most [`NAME_BYTES_MAX`].
         name: String,
-        /// Of a load: a configuration (JSON) instead of the repository's, of at most [`CONFIG_BYTES_MAX`].
-        config: Option<String>,
+        /// Of a load: what it brings along, if anything.
+        brought: Option<Brought>,
     },
     /// To a primary that is about to be obeyed: one of the links that can reach our slots now.
     Link {
@@ -108,10 +108,6 @@ pub enum FrontendToScheduler {
 
 /// Bytes of a model's name and of its version.
 pub const NAME_BYTES_MAX: usize = 256;
-
-/// Bytes of a configuration that a load brings along: each message that has one fits a frame.
-pub const CONFIG_BYTES_MAX: usize = 12 * 1024;
-const _: () = assert!(CONFIG_BYTES_MAX + NAME_BYTES_MAX + 64 <= FRAME_BYTES_MAX);
 
 /// Bytes of an address.
 pub const ADDRESS_BYTES_MAX: usize = 128;

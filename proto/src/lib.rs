@@ -6,6 +6,7 @@ pub mod backend_to_frontend;
 pub mod backend_to_program;
 pub mod backend_to_scheduler;
 pub mod backoff;
+pub mod brought;
 pub mod clock;
 pub mod epoch;
 pub mod frame;
@@ -24,6 +25,7 @@ pub mod time;
 pub mod turns;
 pub mod weights;
 
+pub use brought::{Brought, FilesDigest};
 pub use epoch::{Claim, Epoch, Era, Standing};
 pub use ids::{BackendId, ChangeId, FrontendId, GpuId, LinkId, LoadId, ModelId, ModelThreadId, PlanId, TaskId};
 pub use profile::{LatencyProfile, ProfileError};

@@ -3,6 +3,7 @@
 use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
+    brought::Brought,
     clock::ClockReply,
     epoch::{Claim, Epoch},
     frame::FRAME_BYTES_MAX,
@@ -80,8 +81,8 @@ pub enum SchedulerToBackend {
         load: LoadId,
         /// The model, as in the repository.
         name: String,
-        /// A configuration (JSON) instead of the repository's, if clients want that.
-        config: Option<String>,
+        /// What is to be loaded instead of what the repository has, if clients want that.
+        brought: Option<Brought>,
     },
     /// A version that was loaded is hosted from now on, in the place of what was hosted as the same model.
     Host {

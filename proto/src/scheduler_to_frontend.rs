@@ -4,6 +4,7 @@ use thiserror::Error;
 use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
+    brought::Brought,
     clock::ClockReply,
     epoch::{Claim, Epoch},
     hello::ModelThreads,
@@ -149,8 +150,8 @@ pub enum SchedulerToFrontend {
         state: ModelState,
         /// How often it has been loaded so far. When that grows its configuration is to be read anew.
         loads: u32,
-        /// The configuration (JSON) that it was loaded with, if not the repository's.
-        config: Option<String>,
+        /// What it was loaded with, if not what the repository has.
+        brought: Option<Brought>,
     },
     /// Whether a model, or a version of it, could not be loaded when that was tried last.
     NotLoaded {

@@ -54,27 +54,40 @@ const ONNX_FILE: &str = "model.onnx";
 /// Rows of a request, at most. They are tasks, so an execution need not take them all.
 const ROWS_MAX: usize = 4_096;
 
+/// Where a model's configuration is from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Written<'a> {
+    /// `config.pbtxt`, if there is one.
+    InFolder,
+    /// What a client says, in JSON, takes its place.
+    ByClient {
+        json: &'a str,
+        /// All that is in the folder is from that client, too.
+        brings_files: bool,
+    },
+}
+
 /// Loads all versions of the model in `folder` that are to be served, ascending; at least one. A model with a file
-/// needs no configuration; `config`, in JSON, takes the place of the one that it has. What is wrong with one version
-/// alone does not keep the others from being served.
-pub(crate) fn load(folder: &Path, config: Option<&str>) -> Result<Vec<Result<Model, Refused>>, RepositoryError> {
+/// needs no configuration. What is wrong with one version alone does not keep the others from being served.
+pub(crate) fn load(folder: &Path, written: Written<'_>) -> Result<Vec<Result<Model, Refused>>, RepositoryError> {
     let path = folder.join("config.pbtxt");
-    let written = match fs::read_to_string(&path) {
+    let own = match fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => parse(""),
         read => read.map_err(|error| error.to_string()).and_then(|text| parse(&text)),
     };
     let wrong = |path: &Path, cause: String| RepositoryError(format!("{}: {cause}", path.display()));
-    let file = match config {
-        None => {
-            let message = written.map_err(|cause| wrong(&path, cause))?;
-            ConfigFile { folder, path, message, version: String::new() }
+    let version = String::new();
+    let file = match written {
+        Written::InFolder => {
+            let message = own.map_err(|cause| wrong(&path, cause))?;
+            ConfigFile { folder, path, message, version, may_start: true }
         }
-        Some(json) => {
+        Written::ByClient { json, brings_files } => {
             let path = PathBuf::from("parameter config");
             let message = parse_json(json).map_err(|cause| wrong(&path, cause))?;
-            let mut file = ConfigFile { folder, path, message, version: String::new() };
+            let mut file = ConfigFile { folder, path, message, version, may_start: !brings_files };
             // One that cannot be read says nothing.
-            file.keep_launch(&written.unwrap_or_else(|_| DynamicMessage::new(MODEL_CONFIG.clone())))?;
+            file.keep_launch(&own.unwrap_or_else(|_| DynamicMessage::new(MODEL_CONFIG.clone())))?;
             file
         }
     };
@@ -82,7 +95,7 @@ pub(crate) fn load(folder: &Path, config: Option<&str>) -> Result<Vec<Result<Mod
     let name = file.name()?;
     let of_version = |version: String| {
         let (path, message) = (file.path.clone(), file.message.clone());
-        let mut file = ConfigFile { folder, path, message, version: version.clone() };
+        let mut file = ConfigFile { folder, path, message, version: version.clone(), may_start: file.may_start };
         let model = file.complete().and_then(|()| file.model());
         model.map_err(|RepositoryError(reason)| Refused { name: name.clone(), version, reason })
     };
@@ -160,6 +173,8 @@ struct ConfigFile<'a> {
     message: DynamicMessage,
     /// Which of its versions this is about.
     version: String,
+    /// Whether it may name a program: its files are not a client's.
+    may_start: bool,
 }
 
 impl ConfigFile<'_> {
@@ -209,6 +224,7 @@ impl ConfigFile<'_> {
             labels,
             image,
             configuration,
+            files: None,
         };
         model.configuration.warmup(&model, self.folder)?;
         Ok(model)

@@ -10,6 +10,7 @@ mod image;
 mod onnx;
 pub mod profile;
 mod stamp;
+mod store;
 
 use std::{
     fmt, fs,
@@ -17,6 +18,7 @@ use std::{
 };
 
 pub use batching::{BatchLengths, Batching, Generated, GeneratedKind};
+use config::Written;
 pub use config::{
     Configuration, Question, QueuePolicies, QueuePolicy, QueueTimeout, Warmup, WarmupData, WarmupInput,
     ask_programs_with,
@@ -24,6 +26,7 @@ pub use config::{
 pub use image::{Color, ImagePipeline, Layout};
 use proto::{LatencyProfile, Span};
 pub use stamp::{Stamp, Stamps};
+pub use store::{BroughtFile, FILES_MAX, Held, Source, Store};
 use thiserror::Error;
 
 /// The longest latency objective: a model's, and a request's own. Beyond it a number is a slip of the unit.
@@ -72,6 +75,8 @@ pub struct Model {
     pub image: Option<ImagePipeline>,
     /// What clients are told of all this.
     pub configuration: Configuration,
+    /// The files that a load brought along, if it is read from these and not from the repository.
+    pub files: Option<Held>,
 }
 
 /// What a model takes in a GPU's memory, where that is short.
@@ -243,6 +248,13 @@ impl Model {
             Executor::Onnx { .. } => config::ONNX,
             Executor::Process { .. } => "process",
         }
+    }
+
+    /// Where its versions lie, if `repository` is where it is read from without files that a load brought along.
+    #[must_use]
+    pub fn folder(&self, repository: &Path) -> PathBuf {
+        let held = self.files.as_ref().map(Held::root);
+        held.as_deref().unwrap_or(repository).join(&self.name)
     }
 
     /// A tensor's whole shape, of which this is one row's, as clients give and see it.
@@ -489,7 +501,7 @@ pub fn load(repository: &Path) -> Result<Repository, RepositoryError> {
     folders.sort();
     let mut found = Repository::default();
     for folder in folders {
-        match config::load(&folder, None) {
+        match config::load(&folder, Written::InFolder) {
             Ok(versions) => {
                 for version in versions {
                     match version {
@@ -512,25 +524,31 @@ pub fn load(repository: &Path) -> Result<Repository, RepositoryError> {
 /// # Errors
 /// If its configuration is wrong.
 pub fn load_model(folder: &Path) -> Result<Model, RepositoryError> {
-    let newest = config::load(folder, None)?.pop().expect("there is one, or an error");
+    let newest = config::load(folder, Written::InFolder)?.pop().expect("there is one, or an error");
     newest.map_err(|refused| RepositoryError(refused.reason))
 }
 
-/// Reads all versions of the model of that name that are to be served, ascending and at least one. Both the name and
-/// `config`, a configuration in JSON instead of `config.pbtxt`, may come from a client.
+/// Reads all versions of the model of that name that are to be served, ascending and at least one. The name and
+/// `config`, a configuration in JSON instead of `config.pbtxt`, may come from a client, and so may what is at the
+/// source.
 ///
 /// # Errors
-/// If it is not the name of a folder in the repository, or its configuration is wrong, or one of its versions, or
-/// anything in its folder changes meanwhile.
-pub fn load_named(repository: &Path, name: &str, config: Option<&str>) -> Result<Vec<Model>, RepositoryError> {
-    let folder = folder_of(repository, name)?;
+/// If it is not the name of a folder there, or its configuration is wrong, or one of its versions, or anything in its
+/// folder changes meanwhile; or if files that a client brought are to be a program.
+pub fn load_named(source: &Source, name: &str, config: Option<&str>) -> Result<Vec<Model>, RepositoryError> {
+    let folder = folder_of(source.root(), name)?;
     let stamp = Stamp::of(&folder)?;
-    let versions = config::load(&folder, config)?.into_iter();
+    let written = match config {
+        None => Written::InFolder,
+        Some(json) => Written::ByClient { json, brings_files: source.held().is_some() },
+    };
+    let versions = config::load(&folder, written)?.into_iter();
     // As Triton says it.
     let failed = |Refused { version, reason, .. }| {
         RepositoryError(format!("load failed for model '{name}': version {version}: {reason}"))
     };
-    let versions = versions.map(|version| version.map_err(failed)).collect::<Result<_, _>>()?;
+    let with_files = |model: Model| Model { files: source.held().cloned(), ..model };
+    let versions = versions.map(|version| version.map(with_files).map_err(failed)).collect::<Result<_, _>>()?;
     stamp.check(&folder)?;
     Ok(versions)
 }

@@ -192,8 +192,8 @@ impl Control {
             self.end_handover(now);
         }
         let threads = self.config.addresses.len();
-        // What is served with a configuration of a client's is loaded once the backend obeys.
-        let is_unwanted = |model: &str| self.changes.is_unloaded(model) || self.changes.config(model).is_some();
+        // What is served with what a client brought along is loaded once the backend obeys.
+        let is_unwanted = |model: &str| self.changes.is_unloaded(model) || self.changes.brought(model).is_some();
         let joined = self.members.add_backend(now, hello, threads, is_unwanted)?;
         let model_threads = self.admit(Member::Backend(joined.backend));
         self.assign_new_models();
@@ -292,8 +292,8 @@ impl Control {
                 self.on_frontend_clock(now, frontend, sent_at);
                 self.on_resp(now, resp);
             }
-            FrontendToScheduler::ChangeModel { change, to, name, config } => {
-                self.on_change_asked(now, (frontend, change), Wish { to, config }, &name);
+            FrontendToScheduler::ChangeModel { change, to, name, brought } => {
+                self.on_change_asked(now, (frontend, change), Wish { to, brought }, &name);
                 self.settle(now);
             }
             FrontendToScheduler::Link { backend, link } => self.on_link_named(frontend, (backend, link))?,

@@ -68,6 +68,8 @@ pub(super) struct Layout {
     pub model_control_mode: ModelControlMode,
     /// Models that are loaded from the start; all if it is not said.
     pub load_models: Option<Vec<String>>,
+    /// Whether loads may bring files along.
+    pub load_files: bool,
     /// Limits of each frontend: further keys of its file.
     pub frontend: toml::Table,
     /// The backends.
@@ -155,6 +157,7 @@ impl Default for Layout {
             metrics: MetricsConfig::default(),
             model_control_mode: ModelControlMode::default(),
             load_models: None,
+            load_files: false,
             frontend: toml::Table::new(),
             backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
         }
@@ -240,6 +243,8 @@ pub(super) struct Wiring {
     x: u8,
     y: u8,
     secret: String,
+    /// Where files that loads bring along are kept, if they may.
+    load_files: Option<PathBuf>,
 }
 
 /// TCP port of bootstrap listeners.
@@ -256,12 +261,13 @@ const OBSERVER_HOST: u8 = BACKEND_HOSTS - 1;
 const FRONTENDS_MAX: usize = (OBSERVER_HOST - FRONTEND_HOSTS) as usize;
 
 /// Keys of a frontend's file that are not limits: where it is, whom it trusts, and what `up` is told itself.
-const FRONTEND_KEYS: [&str; 18] = [
+const FRONTEND_KEYS: [&str; 19] = [
     "scheduler",
     "schedulers",
     "secret",
     "repository",
     "strict",
+    "load_files",
     "http",
     "grpc",
     "link",
@@ -292,9 +298,10 @@ impl Cluster {
     /// Starts all processes; see [`Self::wait_until_ready`].
     pub(super) fn start(layout: Layout, logs: Logs, restarts: Restarts) -> Result<Self> {
         layout.check()?;
-        let wiring = Wiring::random();
+        let mut wiring = Wiring::random();
         try_arm(&layout, &wiring)?;
         let supervisor = Supervisor::new(logs, restarts)?;
+        wiring.load_files = layout.load_files.then(|| supervisor.loaded_files());
         for index in 0..layout.schedulers {
             let file = wiring.scheduler(&layout, index);
             supervisor.start(&["scheduler"], &layout.scheduler_name(index), &file)?;
@@ -404,7 +411,7 @@ impl Wiring {
         let mut random = rand::rng();
         let secret = format!("{:032x}", random.random::<u128>());
         // Not 127.0: that is where everybody else's servers are.
-        Self { x: random.random_range(1..=254), y: random.random_range(0..=255), secret }
+        Self { x: random.random_range(1..=254), y: random.random_range(0..=255), secret, load_files: None }
     }
 
     fn host(&self, host: u8, port: u16) -> SocketAddr {
@@ -489,6 +496,7 @@ impl Wiring {
         frontend::Config {
             schedulers: self.schedulers(layout),
             strict: layout.strict,
+            load_files: self.load_files.clone(),
             link: Some(self.host(host, 0)),
             network,
             ..config
@@ -509,6 +517,7 @@ impl Wiring {
             secret: self.secret.clone(),
             repository: layout.repository.clone(),
             strict: layout.strict,
+            load_files: self.load_files.clone(),
             gpus,
             placement,
             load_models: layout.load_models.clone(),

@@ -231,6 +231,11 @@ impl Supervisor {
         self.folder.path().join(format!("{name}.toml"))
     }
 
+    /// A folder for files that loads bring along; it goes with the cluster.
+    pub(super) fn loaded_files(&self) -> PathBuf {
+        self.folder.path().join("loaded")
+    }
+
     fn log_file(&self, name: &str) -> PathBuf {
         self.folder.path().join(format!("{name}.log"))
     }

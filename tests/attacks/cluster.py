@@ -19,6 +19,8 @@ import http1
 FOLDER = Path("target/attacks")
 REPOSITORY = FOLDER / "models"
 READY_S = 40
+# Of files that loads bring along.
+LOADED_BYTES_MAX = 64 << 20
 # Takes half a second for any batch, so that a test can have requests under way.
 SLOW_MODEL = """name: "slow"
 backend: "emulated"
@@ -192,6 +194,11 @@ class Cluster:
         """Where backends connect to the frontend."""
         return f"{self.network}.2", 7401
 
+    @property
+    def loaded(self):
+        """Where members keep the files that loads bring along."""
+        return self.folder.resolve() / "loaded"
+
     def packets(self, name):
         """Where the soft-RoCE packets of a member arrive."""
         host = {"scheduler": 1, "frontend": 2}.get(name) or 32 + int(name.removeprefix("backend-"))
@@ -202,6 +209,7 @@ class Cluster:
         http, grpc = (f"{host}:{port}" for host, port in (self.http, self.grpc))
         keys = f'scheduler = "{self.at(1, 7400)}"\nlink = "{self.at(2, 7401)}"\naddress = "{self.at(2, 4791)}"\n'
         keys += f'repository = "{REPOSITORY}"\nhttp = "{http}"\ngrpc = "{grpc}"\n'
+        keys += f'load_files = "{self.loaded}"\nload_files_bytes_max = {LOADED_BYTES_MAX}\n'
         self.start_role("frontend", "frontend", keys, log=layout.log, files_max=layout.files_max)
 
     def start_backend(self, index, name=None, offer=None, scheduler=None):
@@ -212,6 +220,7 @@ class Cluster:
         placement = ", ".join(f"{model} = {list(range(gpus))}" for model in models)
         keys = f'scheduler = "{scheduler or self.at(1, 7400)}"\naddress = "{address}"\n'
         keys += f'repository = "{REPOSITORY}"\ngpus = {gpus}\nplacement = {{ {placement} }}\n'
+        keys += f'load_files = "{self.loaded}"\n'
         name = name or f"backend-{index}"
         return self.start_role("backend", name, keys, namespace=self.namespace if is_away else None)
 

@@ -10,7 +10,7 @@ HEAD = """# Compatibility
 
 Clients as PyPI has them, unmodified, against `downbeat up`. `tests/clients/run` makes every call below, judges its
 answer, and fails if this table is not what it found (`tests/clients/run --update` writes it). `tests/triton/run` runs
-Triton's own tests and its clients' examples, from checkouts of its repositories: in November 2026 368 of the 386 that
+Triton's own tests and its clients' examples, from checkouts of its repositories: in November 2026 376 of the 396 that
 apply passed, and `DIFFERS` in `tests/triton/suites.py` says why each of the others does not. `tests/clients/sdks` calls
 by KServe's SDK, MLServer's types, pytriton's clients and Ultralytics' client.
 
@@ -34,10 +34,11 @@ Errors begin with Triton's words where its clients look for them, and go on with
 | `log_format`; `log_frequency` and `TENSORS` of traces | change lines, files and traces | are remembered; times are as in ISO 8601 anyway, traces are written at once and have no tensors |
 | `nv_inference_pending_request_count` | requests that do not run yet | requests without an answer yet |
 | bodies of other calls than inferences | as large as those | 64 KiB |
-| files that a load brings along (`file:..`) | are served | are refused |
+| files that a load brings along (`file:..`) | are served | are, where [`load_files`](configuration.md#profiles-and-loading) says so; `<version>/<file>` only, and no programs |
 | an objective that can never be met | - | refused at once |
 | a request's `timeout` | how long it may wait, if the model's queue policy allows that and has a longer one | the objective of its answer, if the model has [no queue policy with a timeout](configuration.md#a-model-repositorymodelconfigpbtxt), or this allows it; 0 or none is the model's `slo_ms`, and [no objective](policy.md#what-has-no-objective) without that |
 | a queue policy's timeout | how long a request may wait; it is rejected then, or delayed behind all others | the longest objective of its answer; with `DELAY` it changes nothing |
+| an error of a model in Python | its own status, and its words alone | INTERNAL (500), and begins with `Failed to process the request(s) for model` |
 | a request of several rows to a model in Python | one request | one for each row, each with its own end |
 | a request of several rows in a `batch_input` | one request | one for each row |
 | `auto_complete_config` | always called | only where the configuration lacks a tensor, its `data_type` or its `dims` |

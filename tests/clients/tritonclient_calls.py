@@ -328,6 +328,37 @@ class Triton:
                 with open(path, "wb") as file:
                     file.write(whole)
 
+        with open(f"{REPOSITORY}/{MODEL}/1/model.onnx", "rb") as file:
+            whole = file.read()
+        config = json.dumps({"backend": "onnxruntime", "parameters": {"slo_ms": {"string_value": "50"}}})
+
+        def files():
+            # More than is read at once, which what lies beside a model may be.
+            client.load_model(MODEL, config=config, files={"file:1/model.onnx": whole, "file:1/notes": bytes(3 << 20)})
+            expect((client.is_model_ready(MODEL), objective()), (True, "50"))
+            close(self.scores(IMAGES[:1]), self.known[:1])
+            client.load_model(MODEL)
+            expect((client.is_model_ready(MODEL), objective()), (True, "50"))
+            client.unload_model(MODEL)
+            client.load_model(MODEL)
+            expect((client.is_model_ready(MODEL), objective()), (True, "20"))
+
+        def load_files(files, config=config):
+            return lambda: client.load_model(MODEL, config=config, files=files)
+
+        call("load_model (files)", "served instead, until it is unloaded", files)
+        refused = "failed to load 'digits', failed to poll from model repository"
+        for what, files, config_of in (
+            ("files without config", {"file:1/model.onnx": whole}, None),
+            ("a file elsewhere", {"file:../../../root/.bashrc": whole}, config),
+        ):
+            call.refused(f"load_model ({what})", refused, InferenceServerException, load_files(files, config_of))
+        call.refused(
+            "load_model (a program)",
+            "clients bring no programs",
+            InferenceServerException,
+            load_files({"file:1/model.py": b"raise SystemExit"}, "{}"),
+        )
         call.refused("load_model (a torn file)", "failed to load 'digits', backend", InferenceServerException, broken)
         call("infer (after that)", "as before", lambda: close(self.scores(IMAGES[:1]), self.known[:1]))
 

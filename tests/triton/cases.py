@@ -38,7 +38,7 @@ def any_words():
 
 def load(file):
     os.chdir(file.parent)
-    sys.path[:0] = [str(file.parent), "../common"]
+    sys.path[:0] = [str(file.parent), "../common", "../../common"]
     if os.environ.get("ONNX_ONLY"):
         only_onnx()
     if os.environ.get("ANY_WORDS"):

@@ -134,7 +134,9 @@ class Server:
             command = ["up", "--config", str(config), "--http", f"127.0.0.1:{HTTP}", "--grpc", "127.0.0.1:8001"]
             # Models in Python have numpy from there.
             path = f"{Path(self.job['python']).parent}:{os.environ['PATH']}"
-            self.spawn([self.job["binary"], *command], {**os.environ, "PATH": path})
+            # .. and one of them looks for its folder below this one.
+            own = {"PATH": path, "TRITON_DIR": str(self.models.parents[2])}
+            self.spawn([self.job["binary"], *command], {**os.environ, **own})
             if self.wait_ready():
                 break
             lines = self.log.read_text()[before:].splitlines()

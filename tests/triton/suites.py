@@ -14,6 +14,9 @@ PYTHON = "needs a model of the Python backend that no ONNX file can stand in for
 HELD_BACK = "needs max_queue_delay_microseconds to hold requests back, which changes nothing here"
 PLATFORMS = "needs a model of another platform under its own name"
 GENERATE = "needs the generate extension, which the server does not offer"
+STREAM = "needs the header triton_grpc_error, by which a stream ends with its first error"
+# Tests leave out the shared memory of Triton's own processes then, and CUDA's.
+NO_PROBE = {"TEST_JETSON": "1"}
 DECOUPLED = "needs a decoupled model (many answers to one request)"
 
 
@@ -30,8 +33,10 @@ DIFFERS = {
     "grpc-aio/*.test_register_system_shared_memory": "shared memory that is not there is the client's mistake: 400",
     "input-validation/*.test_input_validation_all_optional": "an ONNX file takes all inputs that it names",
     "input-shape/*.test_input_string_shape_validation": "of two inputs that are wrong the first is named",
+    "python/*.test_init_args": "its model answers two rows with one number, in the shape of no batch",
+    "python-lifecycle/*.test_error_code": "a model's error is INTERNAL, whatever its code is, and begins as all of them",
+    "python-lifecycle/*.test_infer_pymodel_error": "what /metrics says is up to a quarter of a second old",
     "metrics-queue-*/*": "nv_inference_pending_request_count counts those that run, too",
-    "lifecycle-file/*.test_file_override": "a load cannot bring files along",
 }
 
 
@@ -345,6 +350,38 @@ def only(*sources):
     return models
 
 
+def of_python(*names, change=lambda models: None):
+    """Models of Triton's tests of its Python backend, as they are. What an execution takes stands in a file: some count
+    how often they are executed, and measuring counts, too."""
+    def models(r):
+        added = {}
+        for name in names:
+            source, folder = r.state / "server" / "qa" / "python_models" / name, r.models / name
+            (folder / "1").mkdir(parents=True)
+            shutil.copy(source / "model.py", folder / "1")
+            shutil.copy(source / "config.pbtxt", folder)
+            added[name] = Model(folder).sub("^name:.*$", "")
+        change(added)
+        for model in added.values():
+            rows = re.search(r"^max_batch_size: *(\d+)", model.config.read_text(), re.M)
+            batch = max(1, int(rows[1]) if rows else 0)
+            known = 'executor = "process"\nversion = "1"\nquantile = 0.99\nalpha_ms = 0.1\nbeta_ms = 1.0\n'
+            table = [1 + 0.1 * size for size in range(1, batch + 1)]
+            (model.folder / "profile.toml").write_text(f"{known}latency_ms = {table}\n")
+    return models
+
+
+def bools(models):
+    """test.sh makes this one of another, by sed."""
+    source = models.pop("identity_fp32").folder
+    folder = source.rename(source.parent / "identity_bool")
+    models["identity_bool"] = Model(folder).sub("TYPE_FP32", "TYPE_BOOL")
+
+
+def wrong(models):
+    models["wrong_model"].sub("TYPE_FP32", "TYPE_UINT32")
+
+
 def lifecycle(*names, source="qa_model_repository", more=lambda r: None):
     """ONNX files stand in for the other platforms' models: each of Triton's lifecycle tests wants several platforms."""
     def models(r):
@@ -640,7 +677,30 @@ SUITES = [
     Suite("lifecycle-file", QA + "L0_lifecycle",
           lambda r: r.add(f"qa_model_repository/onnx_{F3}").without_versions(1, 2).sub("^version_policy:.*", ""), [
               Unit("lifecycle_test.py", tests=("*.test_file_override", "*.test_file_override_security")),
-          ], triton=f"--model-control-mode=explicit --load-model=onnx_{F3} --strict-model-config=false"),
+          ], toml="load_files = true",
+          triton=f"--model-control-mode=explicit --load-model=onnx_{F3} --strict-model-config=false"),
+    Suite("python", QA + "L0_backend_python", of_python(
+        "identity_fp32", "init_args", "string", "string_fixed", "optional", "non_contiguous", change=bools,
+    ), [
+        Unit("python_test.py", na={
+            "*.test_growth_error": "needs 1 GB in one request",
+            "*.test_async_infer": HELD_BACK, "*.test_bf16": "needs BF16, which the protocol does not have",
+            "*.test_infer_pytorch": "needs torch",
+        }),
+    ], env=NO_PROBE),
+    Suite("python-logging", QA + "L0_backend_python/logging", of_python("identity_fp32_logging"), [
+        Unit("logging_test.py"),
+    ], env=NO_PROBE),
+    Suite("python-lifecycle", QA + "L0_backend_python/lifecycle", of_python(
+        "error_code", "wrong_model", "execute_grpc_error", change=wrong,
+    ), [
+        Unit("lifecycle_test.py", na={
+            "*.test_execute_cancel": "needs a model that is told that its request was cancelled",
+            "*.test_batch_error": HELD_BACK + ", and counts requests of two rows, of which each is one here",
+            "*.test_triton_grpc_error_decoupled_delayed_final": DECOUPLED,
+            **{f"*.test_triton_grpc_error_{which}": STREAM for which in ("error_on", "multithreaded", "cancel")},
+        }),
+    ], env=NO_PROBE),
     Suite("lifecycle-stress", QA + "L0_lifecycle", reload_models, [
         Unit("lifecycle_test.py", tests=("*.test_concurrent_same_model_load_unload_stress",), seconds=400),
     ], triton="--model-control-mode=explicit"),
@@ -657,7 +717,18 @@ NOT_APPLICABLE = {
     "L0_sequence_*, L0_simple_ensemble, L0_decoupled, L0_implicit_state": "no sequences, ensembles or decoupled models",
     "L0_client_timeout/client_non_infer_timeout_test": DEBUG,
     "L0_long_running_stress": "needs perf_analyzer and sequences",
-    "L0_buffer_attributes, L0_dlpack_*, L0_backend_python": PYTHON,
+    "L0_buffer_attributes, L0_dlpack_*": PYTHON,
+    "L0_backend_python/argument_validation": "its model has no input",
+    "L0_backend_python/async_execute, bls, custom_metrics, examples, request_rescheduling":
+        "models do not call other models, or make metrics",
+    "L0_backend_python/decoupled, response_sender": DECOUPLED,
+    "L0_backend_python/ensemble, io": "needs ensembles, CUDA, or which outputs a request wants",
+    "L0_backend_python/env": "a model's interpreter is named by `python`, not packed",
+    "L0_backend_python/model_control": "needs an ensemble, or loads that bring a program along, which none may",
+    "L0_backend_python/model_readiness": "models are not asked whether they are ready",
+    "L0_backend_python/parameters": "requests and responses of a model have no parameters",
+    "L0_backend_python/python_based_backends, variants": FLAG + " (where its backends are)",
+    "L0_backend_python/restart": "its model uses the shared memory of Triton's own process",
     "L0_large_payload": "takes 20 GB of memory itself",
     "L0_response_cache": FLAG + " (a cache of responses, which the server does not offer)",
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use proto::{
-    LoadId, ModelId, Timestamp,
+    Brought, LoadId, ModelId, Timestamp,
     backend_to_scheduler::{BackendToScheduler, LoadOutcome, ModelOffer},
     scheduler_to_frontend::REASON_BYTES_MAX,
 };
@@ -38,11 +38,11 @@ pub(super) struct Hosting {
 
 impl Core {
     /// The primary wants a model loaded.
-    pub(super) fn on_load(&mut self, asked: LoadId, name: String, config: Option<String>) {
+    pub(super) fn on_load(&mut self, asked: LoadId, name: String, brought: Option<Brought>) {
         let load = LoadId(self.hosting.next_load);
         self.hosting.next_load += 1;
         self.hosting.loading.insert(load, asked);
-        self.outputs.push_back(Output::Load { load, name, config });
+        self.outputs.push_back(Output::Load { load, name, brought });
     }
 
     /// A load that [`super::Output::Load`] asked for has ended: with the versions of a model, or none if the

@@ -52,6 +52,7 @@ fn loaded(name: &str, elements: usize) -> Loaded {
         labels: vec![],
         image: None,
         configuration: repository::Configuration::default(),
+        files: None,
     };
     let executor = Arc::new(Emulated::new(&model, profile.clone()));
     Loaded {
@@ -324,9 +325,9 @@ fn a_frontend_that_speaks_on_a_link_is_cut_off() {
 fn loads_are_answered_and_a_batch_keeps_the_shape_that_it_came_with() {
     let mut backend = Backend::linked();
     let mut outcome = |load, result| {
-        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), config: None });
+        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), brought: None });
         let outputs = backend.outputs();
-        let [Output::Load { load: ours, name, config: None }] = &outputs[..] else { panic!("{outputs:?}") };
+        let [Output::Load { load: ours, name, brought: None }] = &outputs[..] else { panic!("{outputs:?}") };
         assert_eq!(name, "n");
         backend.0.handle_loaded(NOW, *ours, result);
         let reports = backend.reports();
@@ -401,7 +402,7 @@ fn a_gpu_rests_without_its_programs_only_if_it_hosts_nothing_else() {
     for others in [0, 1] {
         let mut backend = executing();
         for other in 0..others {
-            backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(other), name: "n".into(), config: None });
+            backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(other), name: "n".into(), brought: None });
             let outputs = backend.outputs();
             let [Output::Load { load, .. }] = &outputs[..] else { panic!("{outputs:?}") };
             backend.0.handle_loaded(NOW, *load, Ok(vec![loaded("n", 4)]));
@@ -437,7 +438,7 @@ fn schedulers_are_told_what_could_not_be_loaded_until_it_is() {
         (SCHEDULER, BackendToScheduler::NotLoaded { name, version, reason })
     };
     assert_eq!(backend.reports(), [not_loaded("n"), not_loaded("o"), (SCHEDULER, obeys(1))]);
-    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(7), name: "n".into(), config: None });
+    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(7), name: "n".into(), brought: None });
     let outputs = backend.outputs();
     let [Output::Load { load, .. }] = &outputs[..] else { panic!("{outputs:?}") };
     backend.0.handle_loaded(NOW, *load, Ok(vec![loaded("n", 4)]));

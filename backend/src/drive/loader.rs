@@ -8,8 +8,8 @@ use std::{
 };
 
 use crossbeam_channel::{Receiver, Sender};
-use proto::LoadId;
-use repository::Stamp;
+use proto::{Brought, LoadId};
+use repository::{Source, Stamp, Store};
 use transport::{Clock, Waker};
 
 use super::{BackendError, load};
@@ -30,8 +30,8 @@ pub(super) struct Job {
     pub(super) load: LoadId,
     /// Its name in the repository.
     pub(super) name: String,
-    /// A configuration (JSON) instead of the repository's.
-    pub(super) config: Option<String>,
+    /// What is to be loaded instead of what the repository has.
+    pub(super) brought: Option<Brought>,
     /// Whom to wake when it has ended.
     pub(super) waker: Waker,
 }
@@ -51,10 +51,13 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    pub(super) fn start(clock: Clock, config: Config, programs: Programs) -> io::Result<Self> {
+    pub(super) fn start(clock: Clock, config: Config, store: Option<Store>, programs: Programs) -> io::Result<Self> {
         let (jobs, to_do) = crossbeam_channel::bounded(JOBS_MAX);
         let (results, done) = crossbeam_channel::bounded(JOBS_MAX);
-        Builder::new().name("loader".to_owned()).spawn(move || run(clock, (&config, &programs), &to_do, &results))?;
+        Builder::new().name("loader".to_owned()).spawn(move || {
+            let with = With { clock, config: &config, store: store.as_ref(), programs: &programs };
+            run(with, &to_do, &results);
+        })?;
         Ok(Self { jobs, done })
     }
 
@@ -69,9 +72,18 @@ impl Loader {
     }
 }
 
-fn run(clock: Clock, with: (&Config, &Programs), jobs: &Receiver<Job>, results: &Sender<Done>) {
-    for Job { session, load, name, config: told, waker } in jobs {
-        let result = catch_unwind(AssertUnwindSafe(|| load_named(clock, with, &name, told.as_deref())));
+/// What all loads have in common.
+#[derive(Clone, Copy)]
+struct With<'a> {
+    clock: Clock,
+    config: &'a Config,
+    store: Option<&'a Store>,
+    programs: &'a Programs,
+}
+
+fn run(with: With<'_>, jobs: &Receiver<Job>, results: &Sender<Done>) {
+    for Job { session, load, name, brought, waker } in jobs {
+        let result = catch_unwind(AssertUnwindSafe(|| with.load_named(&name, brought.as_ref())));
         let result = result.unwrap_or_else(|_| Err(format!("loading {name} panicked; see the backend's log")));
         if results.send(Done { session, load, result }).is_err() {
             return;
@@ -80,29 +92,28 @@ fn run(clock: Clock, with: (&Config, &Programs), jobs: &Receiver<Job>, results: 
     }
 }
 
-fn load_named(
-    clock: Clock,
-    (config, programs): (&Config, &Programs),
-    name: &str,
-    told: Option<&str>,
-) -> Result<Vec<Loaded>, String> {
-    let load = || -> Result<Vec<Loaded>, BackendError> {
-        let folder = repository::folder_of(&config.repository, name)?;
-        let stamp = Stamp::of(&folder)?;
-        let versions = repository::load_named(&config.repository, name, told)?;
-        let placed = versions.into_iter().filter_map(|model| config.place_one(model).transpose());
-        // As Triton says it.
-        let failed = |version: &str, error: BackendError| {
-            ExecutorError(format!("load failed for model '{name}': version {version}: {error}"))
+impl With<'_> {
+    fn load_named(self, name: &str, brought: Option<&Brought>) -> Result<Vec<Loaded>, String> {
+        let Self { clock, config, store, programs } = self;
+        let load = || -> Result<Vec<Loaded>, BackendError> {
+            let source = Source::of(&config.repository, store, brought)?;
+            let folder = repository::folder_of(source.root(), name)?;
+            let stamp = Stamp::of(&folder)?;
+            let versions = repository::load_named(&source, name, brought.map(|brought| &brought.config[..]))?;
+            let placed = versions.into_iter().filter_map(|model| config.place_one(model).transpose());
+            // As Triton says it.
+            let failed = |version: &str, error: BackendError| {
+                ExecutorError(format!("load failed for model '{name}': version {version}: {error}"))
+            };
+            let load_one = |placed: Placed| {
+                let version = placed.model.version.clone();
+                load(clock, &config.repository, placed, programs)
+                    .map_err(|error| BackendError::from(failed(&version, error)))
+            };
+            let loaded = placed.map(|placed| placed.and_then(load_one)).collect::<Result<_, _>>()?;
+            stamp.check(&folder)?;
+            Ok(loaded)
         };
-        let load_one = |placed: Placed| {
-            let version = placed.model.version.clone();
-            load(clock, &config.repository, placed, programs)
-                .map_err(|error| BackendError::from(failed(&version, error)))
-        };
-        let loaded = placed.map(|placed| placed.and_then(load_one)).collect::<Result<_, _>>()?;
-        stamp.check(&folder)?;
-        Ok(loaded)
-    };
-    load().map_err(|error| error.to_string())
+        load().map_err(|error| error.to_string())
+    }
 }

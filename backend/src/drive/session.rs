@@ -11,7 +11,7 @@ use std::{
 };
 
 use proto::{
-    LatencyProfile, LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES,
+    Brought, LatencyProfile, LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES,
     turns::TurnWatch,
 };
 use repository::Refused;
@@ -227,7 +227,7 @@ impl<'a> Session<'a> {
             // Emulated memory has nothing to free.
             Output::FreeWeights { .. } => {}
             Output::ReleaseWeights { executor } => executor.release(),
-            Output::Load { load, name, config } => self.load(load, name, config),
+            Output::Load { load, name, brought } => self.load(load, name, brought),
         }
     }
 
@@ -252,8 +252,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn load(&mut self, load: LoadId, name: String, config: Option<String>) {
-        let job = loader::Job { session: self.number, load, name, config, waker: self.waker.clone() };
+    fn load(&mut self, load: LoadId, name: String, brought: Option<Brought>) {
+        let job = loader::Job { session: self.number, load, name, brought, waker: self.waker.clone() };
         if !self.threads.loader.post(job) {
             let reason = "too many models wait to be loaded here; try again".to_owned();
             self.core.handle_loaded(self.clock.now(), load, Err(reason));

@@ -90,6 +90,7 @@ mod tests {
             labels: vec![],
             image: None,
             configuration: repository::Configuration::default(),
+            files: None,
         };
         let mut outputs = [0; 2 * 19];
         Emulated::new(&model, profile).execute(b"firstother", &mut outputs).unwrap();

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from conftest import tensor
 
+from downbeat import triton
+
 ADD_SUB = """
 import json
 import triton_python_backend_utils as pb_utils
@@ -196,3 +198,47 @@ def test_what_there_is_not_says_so(start):
             pb_utils.MetricFamily(name="m")
     """
     assert "triton_python_backend_utils.MetricFamily" in start(text, INPUTS, OUTPUTS, CONFIG).started["refused"]
+
+
+def test_arguments_are_refused_as_triton_refuses_them():
+    array = np.zeros(2, np.int32)
+    one = triton.Tensor("x", array)
+    for wrong in (
+        lambda: triton.Tensor(None, array),
+        lambda: triton.Tensor("", array),
+        lambda: triton.Tensor("x", None),
+        lambda: triton.InferenceRequest("m", [], None),
+        lambda: triton.InferenceRequest(None, [], [one]),
+        lambda: triton.InferenceRequest("m", None, [one]),
+        lambda: triton.InferenceRequest("m", [None], [one]),
+        lambda: triton.InferenceRequest("m", [], [one], request_id=None),
+        lambda: triton.InferenceRequest("m", [], [one], correlation_id=None),
+        lambda: triton.InferenceRequest("m", [], [one], model_version=None),
+        lambda: triton.InferenceRequest("m", [], [one], flags=None),
+        lambda: triton.InferenceResponse(None),
+        lambda: triton.Logger.log("a line", None),
+        lambda: triton.Logger.log("a line", 1),
+        lambda: triton.Logger.log_error(None),
+    ):
+        with pytest.raises(TypeError):
+            wrong()
+    for wrong in (
+        lambda: triton.Tensor.from_dlpack("x", None),
+        lambda: triton.Tensor.from_dlpack("", array),
+        lambda: triton.InferenceRequest("m", [], [None]),
+        lambda: triton.InferenceResponse([None]),
+    ):
+        with pytest.raises(triton.TritonModelException):
+            wrong()
+    request = triton.InferenceRequest("m", ["y"], [one], correlation_id="five", model_version=2, flags=1)
+    assert (request.correlation_id(), request.model_version(), request.flags()) == ("five", 2, 1)
+    assert triton.InferenceRequest("m", [], []).correlation_id() == 0
+    assert triton.Tensor.from_dlpack("x", array).as_numpy().tolist() == [0, 0]
+
+
+def test_lines_of_the_log_have_levels(capfd):
+    logger = triton.Logger
+    for level in (logger.INFO, logger.WARNING, logger.ERROR, logger.VERBOSE, logger.LogLevel.INFO):
+        logger.log(f"as {level.name}", level)
+    logger.log("as it is")
+    assert capfd.readouterr().err.split("\n")[-3:] == ["as INFO", "as it is", ""]

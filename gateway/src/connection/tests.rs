@@ -14,8 +14,8 @@ use frontend::{
     desk::{Desk, Observer},
 };
 use proto::{
-    BackendId, ChangeId, Claim, Epoch, Era, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId,
-    Timestamp,
+    BackendId, Brought, ChangeId, Claim, Epoch, Era, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span,
+    TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     clock::ClockReply,
     frame::read_frame,
@@ -117,7 +117,7 @@ impl Peer {
                 self.guards_offset.set(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().guards_offset);
             }
             Output::Disconnect { connection } => self.disconnect(connection),
-            Output::ReadModel { name, config: _ } => self.desk.handle_model_read(&name, Ok(vec![double()])),
+            Output::ReadModel { name, brought: _ } => self.desk.handle_model_read(&name, Ok(vec![double()])),
             other => panic!("found {other:?}, expected nothing of that kind"),
         }
     }
@@ -171,9 +171,9 @@ impl Peer {
                 self.cancelled.set(self.cancelled.get() + 1);
                 self.tell(&SchedulerToFrontend::Dropped { task, reason: DropReason::Cancelled });
             }
-            FrontendToScheduler::ChangeModel { change, to, name, config } => match config {
+            FrontendToScheduler::ChangeModel { change, to, name, brought } => match brought {
                 // No backend can run it as it is told to.
-                Some(config) => {
+                Some(Brought { config, .. }) => {
                     let refused = Some(format!("parameter config: {config}"));
                     self.tell(&SchedulerToFrontend::ModelChanged { change, refused });
                 }
@@ -244,7 +244,7 @@ impl Peer {
         self.loads.set(self.loads.get() + u32::from(is_load));
         self.tell_gpus(u32::from(is_load));
         let state = if is_load { ModelState::Serving } else { ModelState::Unloaded };
-        self.tell(&SchedulerToFrontend::ModelState { name, state, loads: self.loads.get(), config: None });
+        self.tell(&SchedulerToFrontend::ModelState { name, state, loads: self.loads.get(), brought: None });
         self.tell(&SchedulerToFrontend::ModelChanged { change, refused: None });
     }
 

@@ -9,12 +9,12 @@ use tokio::{sync::mpsc, time::sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, body::Body};
 
-use super::{Call, Codings, MESSAGE_MAX, respond, undecodable};
+use super::{Call, Codings, respond, undecodable};
 use crate::{
     access::{Operation, Refusal, Scope},
     api::health::{HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus},
     budget::Charge,
-    server::Caller,
+    server::{BodyMax, Caller},
     service::Service,
 };
 
@@ -42,7 +42,7 @@ pub(super) async fn watch(call: Call<'_>) -> Response<Body> {
     let (caller, codings) = (Rc::clone(call.caller), Codings::of(call.request.headers()));
     let open = async {
         caller.permit(Operation::Health, Scope::Server)?;
-        let message = call.messages(codings.request?, MESSAGE_MAX).only().await?;
+        let message = call.messages(codings.request?, BodyMax::OBJECT).only().await?;
         let (bytes, charge) = message.decompressed(&caller.server.service.pool).await?;
         let HealthCheckRequest { service } = HealthCheckRequest::decode(bytes).map_err(undecodable)?;
         permit(&caller, &service)?;

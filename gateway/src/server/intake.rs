@@ -82,6 +82,9 @@ pub struct Intake {
 }
 
 impl BodyMax {
+    /// That of requests that are not for inference: what is in them becomes a tree.
+    pub const OBJECT: Self = Self { bytes: 64 << 10, key: "" };
+
     /// That of requests for inference.
     #[must_use]
     pub fn infer(limits: &Limits) -> Self {

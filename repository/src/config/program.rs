@@ -62,6 +62,10 @@ impl ConfigFile<'_> {
 
     /// The program of a model whose executor is `name`.
     pub(super) fn program(&self, name: &str) -> Result<Program, RepositoryError> {
+        if !self.may_start {
+            let expected = "onnxruntime: clients bring no programs, as they do not choose what is started";
+            return Err(self.error("backend", format_args!("\"{name}\""), expected));
+        }
         let launch = if name == PYTHON {
             if let Some(found) = self.parameter("EXECUTION_ENV_PATH") {
                 let expected = "none: name the environment's interpreter by the parameter `python`";
@@ -164,7 +168,7 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Executor, Model};
+    use crate::{Executor, Model, Source};
     use std::fs;
 
     const TENSORS: &str = "input { name: \"x\" data_type: TYPE_FP32 dims: 4 }
@@ -296,7 +300,7 @@ mod tests {
         let load = |change: &dyn Fn(&mut serde_json::Value)| {
             let mut json = serde_json::to_value(&told).unwrap();
             change(&mut json);
-            crate::load_named(repository.path(), "m", Some(&json.to_string()))
+            crate::load_named(&Source::repository(repository.path()), "m", Some(&json.to_string()))
         };
         for change in
             [&|json: &mut serde_json::Value| json["max_batch_size"] = 7.into(), &|json: &mut serde_json::Value| {

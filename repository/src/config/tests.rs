@@ -211,7 +211,7 @@ fn a_version_policy_says_which_versions_are_served() {
             fs::create_dir_all(folder.path().join("digits").join(name)).unwrap();
             fs::write(folder.path().join("digits").join(name).join("model.onnx"), "").unwrap();
         }
-        let found = crate::load_named(folder.path(), "digits", None).unwrap();
+        let found = crate::load_named(&crate::Source::repository(folder.path()), "digits", None).unwrap();
         found.into_iter().map(|model| model.version).collect()
     };
     assert_eq!(versions(""), ["10"]);
@@ -230,7 +230,7 @@ fn a_version_without_its_file_keeps_no_other_from_being_served() {
     let [Refused { name, version, reason }] = &found.refused[..] else { panic!("{found:?}") };
     assert_eq!((&name[..], &version[..]), ("digits", "2"));
     assert!(reason.ends_with("digits/2/model.onnx: no such file, expected the model"), "{reason}");
-    let error = crate::load_named(folder.path(), "digits", None).unwrap_err().to_string();
+    let error = crate::load_named(&crate::Source::repository(folder.path()), "digits", None).unwrap_err().to_string();
     assert_eq!(error, format!("load failed for model 'digits': version 2: {reason}"), "whoever asks is told");
 }
 
@@ -612,7 +612,7 @@ fn a_load_may_bring_its_own_configuration() {
     let mut json = serde_json::to_value(&told).unwrap();
     json["max_batch_size"] = 4.into();
     json["version_policy"] = serde_json::json!({ "specific": { "versions": [2] } });
-    let load = |json: &str| crate::load_named(folder.path(), "digits", Some(json));
+    let load = |json: &str| crate::load_named(&crate::Source::repository(folder.path()), "digits", Some(json));
     let [model] = &load(&json.to_string()).unwrap()[..] else { panic!("one version") };
     assert_eq!((model.version.as_str(), model.max_batch), ("2", 4), "what is told can be told again");
     assert_eq!(model.labels.len(), 10, "files are those of the folder");

@@ -6,9 +6,11 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    ChangeId, Epoch, GpuId, LatencyProfile, LinkId, LoadId, PlanId, SlotDescriptor, TaskId, Weights,
+    Brought, ChangeId, Epoch, FilesDigest, GpuId, LatencyProfile, LinkId, LoadId, PlanId, SlotDescriptor, TaskId,
+    Weights,
     backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, ResidentModel, Undelivered, WeightsOutcome},
-    frontend_to_scheduler::{ADDRESS_BYTES_MAX, CONFIG_BYTES_MAX, ModelChange},
+    brought::CONFIG_BYTES_MAX,
+    frontend_to_scheduler::{ADDRESS_BYTES_MAX, ModelChange},
     scheduler_to_backend::BatchPlan,
     weights::WeightsTally,
 };
@@ -277,8 +279,9 @@ impl World {
                 let to = if self.rng.random() { ModelChange::Load } else { ModelChange::Unload };
                 // Not the model of those who keep to the protocol: who may change it is another matter.
                 let name = if self.rng.random() { "n".to_owned() } else { self.text(256) };
-                let config = self.rng.random::<bool>().then(|| self.text(CONFIG_BYTES_MAX));
-                FrontendToScheduler::ChangeModel { change: ChangeId(self.number(3)), to, name, config }
+                let files = self.rng.random::<bool>().then(|| FilesDigest(self.rng.random()));
+                let brought = self.rng.random::<bool>().then(|| Brought { config: self.text(CONFIG_BYTES_MAX), files });
+                FrontendToScheduler::ChangeModel { change: ChangeId(self.number(3)), to, name, brought }
             }
             4 if self.rng.random_range(0..10) == 0 => {
                 let backends: Vec<_> = self.backends.iter().copied().chain([self.good.1]).collect();

@@ -1,14 +1,14 @@
 //! Single rules, everything on one thread. All of it together, with faults, is simulated in the crate `fabric`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use proto::{
-    ChangeId, Epoch, LatencyProfile, LinkId, PlanId, SlotDescriptor, TaskId, Weights,
+    Brought, ChangeId, Epoch, FilesDigest, LatencyProfile, LinkId, LoadId, PlanId, SlotDescriptor, TaskId, Weights,
     backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, Undelivered},
     frontend_to_scheduler::ModelChange,
     scheduler_to_backend::BatchPlan,
-    scheduler_to_frontend::{DropReason, SchedulerLoad},
+    scheduler_to_frontend::{DropReason, ModelState, SchedulerLoad},
     stages::SchedulerStamps,
 };
 
@@ -217,8 +217,12 @@ fn frontends_are_told_why_a_model_could_not_be_loaded_until_it_is_or_its_backend
     assert_eq!(told(&mut cluster, frontend), both);
     let late = cluster.handle_frontend_joined(Timestamp(0), FrontendHello::new("f:2")).unwrap().frontend;
     assert_eq!(told(&mut cluster, late), both);
-    let asked =
-        FrontendToScheduler::ChangeModel { change: ChangeId(1), to: ModelChange::Load, name: "n".into(), config: None };
+    let asked = FrontendToScheduler::ChangeModel {
+        change: ChangeId(1),
+        to: ModelChange::Load,
+        name: "n".into(),
+        brought: None,
+    };
     cluster.handle_frontend_message(Timestamp(0), Port::Control, frontend, asked).unwrap();
     let outcome = LoadOutcome::Ready { offer: model_offer(1, "n", 1), is_last: true };
     let loaded = BackendToScheduler::Loaded { load: proto::LoadId(0), outcome };
@@ -444,7 +448,7 @@ fn tasks_per_frontend_are_bounded() {
 }
 
 fn change(cluster: &mut Cluster, frontend: FrontendId, change: u64, to: ModelChange) -> Vec<ClusterOutput> {
-    let message = FrontendToScheduler::ChangeModel { change: ChangeId(change), to, name: "m".into(), config: None };
+    let message = FrontendToScheduler::ChangeModel { change: ChangeId(change), to, name: "m".into(), brought: None };
     cluster.handle_frontend_message(Timestamp(0), Port::Control, frontend, message).unwrap();
     drain(cluster)
 }
@@ -462,7 +466,7 @@ fn unloading_ends_what_waits_and_loading_serves_again() {
         change: ChangeId(9),
         to: ModelChange::Unload,
         name: "x".into(),
-        config: None,
+        brought: None,
     };
     cluster.handle_frontend_message(now, Port::Control, frontend, unknown).unwrap();
     assert_eq!(drain(&mut cluster), [changed(frontend, 9, None)], "what is not there is unloaded");
@@ -533,6 +537,57 @@ fn unloading_ends_what_waits_and_loading_serves_again() {
         matches!(&outputs[..], [ClusterOutput::ToBackend(Port::Control, _, SchedulerToBackend::Plan(_))]),
         "{outputs:?}"
     );
+}
+
+#[test]
+fn members_that_come_later_are_told_of_files_that_clients_have_brought() {
+    let (mut cluster, frontend, backend) = pair(Timestamp(0));
+    let now = Timestamp(0);
+    let brought = Brought { config: "{}".to_owned(), files: Some(FilesDigest([7; 32])) };
+    let load = |cluster: &mut Cluster| -> BTreeMap<BackendId, LoadId> {
+        let outputs = drain(cluster).into_iter().filter_map(|output| match output {
+            ClusterOutput::ToBackend(_, backend, SchedulerToBackend::Load { load, name, brought: Some(with) }) => {
+                assert_eq!((&name[..], &with), ("n", &brought));
+                Some((backend, load))
+            }
+            _ => None,
+        });
+        outputs.collect()
+    };
+    let message = FrontendToScheduler::ChangeModel {
+        change: ChangeId(1),
+        to: ModelChange::Load,
+        name: "n".into(),
+        brought: Some(brought.clone()),
+    };
+    cluster.handle_frontend_message(now, Port::Control, frontend, message).unwrap();
+    let asked = load(&mut cluster);
+    let outcome = LoadOutcome::Ready { offer: model_offer(1, "n", 1), is_last: true };
+    let loaded = BackendToScheduler::Loaded { load: asked[&backend], outcome };
+    cluster.handle_backend_message(now, Port::Control, backend, loaded).unwrap();
+    let state = SchedulerToFrontend::ModelState {
+        name: "n".into(),
+        state: ModelState::Serving,
+        loads: 1,
+        brought: Some(brought.clone()),
+    };
+    let is_told = |outputs: &[ClusterOutput], frontend: FrontendId| {
+        outputs.contains(&ClusterOutput::ToFrontend(Port::Control, frontend, state.clone()))
+    };
+    let outputs = drain(&mut cluster);
+    assert!(outputs.contains(&changed(frontend, 1, None)) && is_told(&outputs, frontend), "{outputs:?}");
+    // Its repository has no such model, so it does not offer it.
+    let late = add_backend(&mut cluster, now, offer(1)).backend;
+    assert_eq!(load(&mut cluster).keys().copied().collect::<Vec<_>>(), [backend, late]);
+    let late = cluster.handle_frontend_joined(now, FrontendHello::new("f:2")).unwrap().frontend;
+    let outputs = drain(&mut cluster);
+    let state = SchedulerToFrontend::ModelState {
+        name: "n".into(),
+        state: ModelState::Loading,
+        loads: 1,
+        brought: Some(brought),
+    };
+    assert!(outputs.contains(&ClusterOutput::ToFrontend(Port::Control, late, state)), "{outputs:?}");
 }
 
 /// Of two backends one is cut off from one frontend: none of that frontend's tasks is planned there.

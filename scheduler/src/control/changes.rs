@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
-    BackendId, ChangeId, FrontendId, LoadId, ModelId, Span, Timestamp,
+    BackendId, Brought, ChangeId, FrontendId, LoadId, ModelId, Span, Timestamp,
     backend_to_scheduler::{LoadOutcome, ModelOffer, VERSIONS_MAX},
     frontend_to_scheduler::ModelChange,
     scheduler_to_frontend::{ModelState, REASON_BYTES_MAX},
@@ -19,12 +19,14 @@ use proto::{
 const CHANGES_MAX: usize = 64;
 /// Clients that may wait for one change, and that may wait until it has ended.
 const WAITERS_MAX: usize = 256;
-/// Of those that wait until a change has ended, how many may bring a configuration along.
-const CONFIGS_WAITING_MAX: usize = 16;
+/// Of those that wait until a change has ended, how many may bring something along.
+const BROUGHT_WAITING_MAX: usize = 16;
 /// Models of which it is remembered that clients changed them.
 const KNOWN_MAX: usize = 65_536;
-/// Models that are served with a configuration of clients.
-const CONFIGURED_MAX: usize = 1_024;
+/// Models that are served with what clients brought along.
+const BROUGHT_MAX: usize = 1_024;
+/// Models that clients have ever brought files of: their names are the clients' choice, and all members remember them.
+const NAMES_BROUGHT_MAX: usize = 256;
 /// How long backends may take to load a model and measure it.
 pub(super) const LOAD_WAIT: Span = Span::from_millis(120_000);
 /// How long backends may take to finish the batches of a model that is unloaded.
@@ -47,16 +49,18 @@ pub(super) struct Changes {
 struct Known {
     loads: u32,
     is_unloaded: bool,
-    /// What it is served with instead of the repository's configuration.
-    config: Option<String>,
+    /// What it is served with instead of what the repository has.
+    brought: Option<Brought>,
+    /// Clients have brought files of it, now or before.
+    had_files: bool,
 }
 
 /// What clients want to become of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wish {
     pub(super) to: ModelChange,
-    /// Of a load: a configuration instead of the repository's.
-    pub(super) config: Option<String>,
+    /// Of a load: what it brings along.
+    pub(super) brought: Option<Brought>,
 }
 
 #[derive(Debug)]
@@ -72,7 +76,7 @@ struct Change {
 enum Work {
     Load {
         load: LoadId,
-        config: Option<String>,
+        brought: Option<Brought>,
         /// Have not answered yet.
         awaited: BTreeSet<BackendId>,
         /// Versions that wait for their word.
@@ -87,8 +91,8 @@ enum Work {
 /// What became of a request for a change.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Backends are to be asked to load, with this configuration instead of the repository's.
-    Load(LoadId, Option<String>),
+    /// Backends are to be asked to load this instead of what the repository has.
+    Load(LoadId, Option<Brought>),
     /// The model is to be withdrawn; [`Changes::handle_withdrawn`] comes next.
     Unload,
     /// It shares the answer of one that is under way, or waits for its end.
@@ -136,11 +140,10 @@ impl Changes {
         if self.known.len() >= KNOWN_MAX && !self.known.contains_key(name) {
             return Asked::Refused(format!("clients have changed {KNOWN_MAX} models, and no more are kept track of"));
         }
-        let configured = || self.known.iter().filter(|(other, known)| known.config.is_some() && *other != name).count();
-        if wish.config.is_some() && configured() >= CONFIGURED_MAX {
-            return Asked::Refused(format!(
-                "{CONFIGURED_MAX} models are served with configurations of clients already"
-            ));
+        if let Some(brought) = &wish.brought
+            && let Some(reason) = self.reason_against(name, brought)
+        {
+            return Asked::Refused(reason);
         }
         let (work, give_up_at, asked) = match wish.to {
             ModelChange::Load => {
@@ -148,13 +151,13 @@ impl Changes {
                 self.next_load += 1;
                 let (awaited, ready) = (backends.collect(), BTreeMap::new());
                 // As in Triton: what a model is served with it keeps until it is unloaded, or told another one.
-                let config = wish.config.or_else(|| self.config(name).map(str::to_owned));
-                let work = Work::Load { load, config: config.clone(), awaited, ready, failure: None };
-                (work, now + LOAD_WAIT, Asked::Load(load, config))
+                let brought = wish.brought.or_else(|| self.brought(name).cloned());
+                let work = Work::Load { load, brought: brought.clone(), awaited, ready, failure: None };
+                (work, now + LOAD_WAIT, Asked::Load(load, brought))
             }
             ModelChange::Unload => {
                 let known = self.known.entry(name.to_owned()).or_default();
-                (known.is_unloaded, known.config) = (true, None);
+                (known.is_unloaded, known.brought) = (true, None);
                 (Work::Unload { awaited: BTreeSet::new() }, now + UNLOAD_WAIT, Asked::Unload)
             }
         };
@@ -245,11 +248,12 @@ impl Changes {
         let name = self.under_way.iter().find(|(_, change)| change.is_over(now))?.0.clone();
         let Change { waiters, work, next, give_up_at: _ } = self.under_way.remove(&name).expect("just found");
         let outcome = match work {
-            Work::Load { load, config, awaited, ready, failure } => match reason_against(&awaited, &ready, failure) {
+            Work::Load { load, brought, awaited, ready, failure } => match reason_against(&awaited, &ready, failure) {
                 Some(reason) => Outcome::LoadFailed(load, ready.into_keys().collect(), reason),
                 None => {
                     let known = self.known.entry(name.clone()).or_default();
-                    *known = Known { loads: known.loads + 1, is_unloaded: false, config };
+                    let had_files = known.had_files || brought.as_ref().is_some_and(|brought| brought.files.is_some());
+                    *known = Known { loads: known.loads + 1, is_unloaded: false, brought, had_files };
                     Outcome::Loaded(load, ready)
                 }
             },
@@ -270,9 +274,28 @@ impl Changes {
         self.known.get(name).is_some_and(|known| known.is_unloaded)
     }
 
-    /// What a model is served with instead of the repository's configuration.
-    pub(super) fn config(&self, name: &str) -> Option<&str> {
-        self.known.get(name)?.config.as_deref()
+    /// What a model is served with instead of what the repository has.
+    pub(super) fn brought(&self, name: &str) -> Option<&Brought> {
+        self.known.get(name)?.brought.as_ref()
+    }
+
+    /// Models that are served with files of clients: a backend that joins may know nothing of them.
+    pub(super) fn with_files(&self) -> impl Iterator<Item = &str> {
+        let has_files = |known: &Known| known.brought.as_ref().is_some_and(|brought| brought.files.is_some());
+        self.known.iter().filter(move |(_, known)| has_files(known)).map(|(name, _)| name.as_str())
+    }
+
+    /// Why a model cannot be loaded with what a client brings along, if so.
+    fn reason_against(&self, name: &str, brought: &Brought) -> Option<String> {
+        let others = || self.known.iter().filter(|(other, _)| *other != name).map(|(_, known)| known);
+        if others().filter(|known| known.brought.is_some()).count() >= BROUGHT_MAX {
+            return Some(format!("{BROUGHT_MAX} models are served with what clients brought along already"));
+        }
+        if brought.files.is_some() && others().filter(|known| known.had_files).count() >= NAMES_BROUGHT_MAX {
+            let text = "models, and no more are kept track of: use one of their names";
+            return Some(format!("clients have brought files of {NAMES_BROUGHT_MAX} {text}"));
+        }
+        None
     }
 
     /// A model's state, and how often it has been loaded.
@@ -296,17 +319,17 @@ impl Changes {
 impl Change {
     fn join(&mut self, waiter: Waiter, wish: Wish) -> Asked {
         let is_doing = match &self.work {
-            Work::Load { config, .. } => {
-                wish.to == ModelChange::Load && (wish.config.is_none() || wish.config == *config)
+            Work::Load { brought, .. } => {
+                wish.to == ModelChange::Load && (wish.brought.is_none() || wish.brought == *brought)
             }
             Work::Unload { .. } => wish.to == ModelChange::Unload,
         };
         // Behind those who wait for its end: what they ask for comes first.
         let is_same = is_doing && self.next.is_empty();
-        let configs = self.next.iter().filter(|(_, wish)| wish.config.is_some()).count();
-        if !is_same && wish.config.is_some() && configs >= CONFIGS_WAITING_MAX {
+        let bringing = self.next.iter().filter(|(_, wish)| wish.brought.is_some()).count();
+        if !is_same && wish.brought.is_some() && bringing >= BROUGHT_WAITING_MAX {
             let text = "clients wait to load the same model with a configuration already";
-            return Asked::Refused(format!("{CONFIGS_WAITING_MAX} {text}"));
+            return Asked::Refused(format!("{BROUGHT_WAITING_MAX} {text}"));
         }
         if (if is_same { self.waiters.len() } else { self.next.len() }) >= WAITERS_MAX {
             return Asked::Refused(format!("{WAITERS_MAX} clients wait for changes of the same model already"));
@@ -346,17 +369,21 @@ fn short(reason: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto::{LatencyProfile, Weights};
+    use proto::{FilesDigest, LatencyProfile, Weights};
 
-    const LOAD: (Wish, &str) = (Wish { to: ModelChange::Load, config: None }, "m");
-    const UNLOAD: (Wish, &str) = (Wish { to: ModelChange::Unload, config: None }, "m");
+    const LOAD: (Wish, &str) = (Wish { to: ModelChange::Load, brought: None }, "m");
+    const UNLOAD: (Wish, &str) = (Wish { to: ModelChange::Unload, brought: None }, "m");
 
     fn waiter(change: u64) -> Waiter {
         (FrontendId(1), ChangeId(change))
     }
 
+    fn brought(config: &str) -> Option<Brought> {
+        Some(Brought { config: config.to_owned(), files: None })
+    }
+
     fn with(config: &str) -> (Wish, &str) {
-        (Wish { to: ModelChange::Load, config: Some(config.to_owned()) }, "m")
+        (Wish { to: ModelChange::Load, brought: brought(config) }, "m")
     }
 
     fn backends() -> impl Iterator<Item = BackendId> {
@@ -448,25 +475,59 @@ mod tests {
             changes.handle_loaded(BackendId(1), LoadId(load), ready(true));
             changes.poll_ended(Timestamp(0)).unwrap()
         };
-        assert_eq!(ask(&mut changes, with("a")), Asked::Load(LoadId(0), Some("a".into())));
-        assert_eq!((ask(&mut changes, with("a")), changes.config("m")), (Asked::Joined, None), "it is not loaded yet");
-        assert!((0..CONFIGS_WAITING_MAX).all(|_| ask(&mut changes, with("b")) == Asked::Joined));
+        assert_eq!(ask(&mut changes, with("a")), Asked::Load(LoadId(0), brought("a")));
+        assert_eq!((ask(&mut changes, with("a")), changes.brought("m")), (Asked::Joined, None), "it is not loaded yet");
+        assert!((0..BROUGHT_WAITING_MAX).all(|_| ask(&mut changes, with("b")) == Asked::Joined));
         assert!(matches!(ask(&mut changes, with("b")), Asked::Refused(_)));
         assert_eq!(ask(&mut changes, UNLOAD), Asked::Joined, "it brings nothing along");
         let ended = end(&mut changes, 0);
-        assert_eq!((ended.waiters.len(), ended.next.len()), (2, CONFIGS_WAITING_MAX + 1));
-        assert_eq!(changes.config("m"), Some("a"));
+        assert_eq!((ended.waiters.len(), ended.next.len()), (2, BROUGHT_WAITING_MAX + 1));
+        assert_eq!(changes.brought("m"), brought("a").as_ref());
         ask(&mut changes, with("b"));
         changes.handle_loaded(BackendId(1), LoadId(1), LoadOutcome::Failed("torn".into()));
         changes.poll_ended(Timestamp(0)).unwrap();
-        assert_eq!(changes.config("m"), Some("a"), "nothing has changed");
+        assert_eq!(changes.brought("m"), brought("a").as_ref(), "nothing has changed");
         ask(&mut changes, with("b"));
         end(&mut changes, 2);
-        assert_eq!(ask(&mut changes, LOAD), Asked::Load(LoadId(3), Some("b".into())), "it is kept ..");
+        assert_eq!(ask(&mut changes, LOAD), Asked::Load(LoadId(3), brought("b")), "it is kept ..");
         end(&mut changes, 3);
         assert_eq!(ask(&mut changes, UNLOAD), Asked::Unload);
         changes.poll_ended(Timestamp(0)).unwrap();
         assert_eq!(ask(&mut changes, LOAD), Asked::Load(LoadId(4), None), ".. until the model is unloaded");
+    }
+
+    #[test]
+    fn loads_with_the_same_files_are_one_and_names_that_clients_bring_are_few() {
+        let mut changes = Changes::default();
+        let with_files = |name: &'static str, digest| {
+            let brought = Some(Brought { config: "{}".to_owned(), files: Some(FilesDigest([digest; 32])) });
+            (Wish { to: ModelChange::Load, brought }, name)
+        };
+        let ask = |changes: &mut Changes, wish: (Wish, &'static str)| {
+            changes.handle_asked(Timestamp(0), Some(waiter(1)), wish, [BackendId(1)].into_iter())
+        };
+        assert!(matches!(ask(&mut changes, with_files("m", 1)), Asked::Load(..)));
+        ask(&mut changes, with_files("m", 1));
+        ask(&mut changes, with_files("m", 2));
+        changes.handle_loaded(BackendId(1), LoadId(0), ready(true));
+        let ended = changes.poll_ended(Timestamp(0)).unwrap();
+        assert_eq!((ended.waiters.len(), ended.next.len()), (2, 1), "other files are another load");
+        assert_eq!(changes.with_files().collect::<Vec<_>>(), ["m"]);
+        for number in 1..NAMES_BROUGHT_MAX as u64 {
+            let name: &'static str = format!("m{number}").leak();
+            ask(&mut changes, with_files(name, 1));
+            changes.handle_loaded(BackendId(1), LoadId(number), ready(true));
+            changes.poll_ended(Timestamp(0)).unwrap();
+        }
+        let Asked::Refused(reason) = ask(&mut changes, with_files("other", 1)) else { panic!("it is one too many") };
+        assert!(reason.starts_with("clients have brought files of 256 models"), "{reason}");
+        assert_eq!(ask(&mut changes, (UNLOAD.0, "m7")), Asked::Unload);
+        changes.poll_ended(Timestamp(0)).unwrap();
+        assert_eq!(changes.with_files().count(), NAMES_BROUGHT_MAX - 1);
+        assert!(matches!(ask(&mut changes, with_files("other", 1)), Asked::Refused(_)), "names are remembered");
+        assert!(matches!(ask(&mut changes, with_files("m7", 1)), Asked::Load(..)), "one that is known is not another");
+        let only_config = (Wish { to: ModelChange::Load, brought: brought("{}") }, "other");
+        assert!(matches!(ask(&mut changes, only_config), Asked::Load(..)), "its name is the repository's");
     }
 
     #[test]

@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use proto::{
     FrontendId, LoadId, ModelId, Timestamp,
     backend_to_scheduler::LoadOutcome,
-    frontend_to_scheduler::{CONFIG_BYTES_MAX, ModelChange, NAME_BYTES_MAX},
+    brought::CONFIG_BYTES_MAX,
+    frontend_to_scheduler::{ModelChange, NAME_BYTES_MAX},
     scheduler_to_backend::SchedulerToBackend,
     scheduler_to_frontend::{DropReason, SchedulerToFrontend},
 };
@@ -28,7 +29,8 @@ impl Control {
             return self
                 .answer(waiter, Some(format!("a model's name has 1 to {NAME_BYTES_MAX} bytes, found {}", name.len())));
         }
-        if let Some(found) = wish.config.as_ref().map(String::len).filter(|&found| found > CONFIG_BYTES_MAX) {
+        let config_bytes = wish.brought.as_ref().map(|brought| brought.config.len());
+        if let Some(found) = config_bytes.filter(|&found| found > CONFIG_BYTES_MAX) {
             let text = format!("its configuration has {found} bytes, expected at most {CONFIG_BYTES_MAX}");
             return self.answer(waiter, Some(text));
         }
@@ -39,12 +41,12 @@ impl Control {
         self.begin_change(now, Some(waiter), wish, name);
     }
 
-    /// Backends that were started since host the repository's configuration of these models, which are served with
-    /// another one: all load that once more.
-    pub(super) fn load_configured(&mut self, now: Timestamp, names: BTreeSet<String>) {
+    /// Backends that were started since host these models as the repository has them, or not at all, though they are
+    /// served with what clients brought along: all load that once more.
+    pub(super) fn load_brought(&mut self, now: Timestamp, names: BTreeSet<String>) {
         for name in names {
-            if let Some(config) = self.changes.config(&name).map(str::to_owned) {
-                let wish = Wish { to: ModelChange::Load, config: Some(config) };
+            if let Some(brought) = self.changes.brought(&name).cloned() {
+                let wish = Wish { to: ModelChange::Load, brought: Some(brought) };
                 self.begin_change(now, None, wish, &name);
             }
         }
@@ -52,9 +54,9 @@ impl Control {
 
     fn begin_change(&mut self, now: Timestamp, waiter: Option<Waiter>, wish: Wish, name: &str) {
         match self.changes.handle_asked(now, waiter, (wish, name), self.members.obeying()) {
-            Asked::Load(load, config) => {
+            Asked::Load(load, brought) => {
                 for backend in self.members.obeying() {
-                    let message = SchedulerToBackend::Load { load, name: name.to_owned(), config: config.clone() };
+                    let message = SchedulerToBackend::Load { load, name: name.to_owned(), brought: brought.clone() };
                     self.outputs.push_back(ControlOutput::ToBackend(backend, message));
                 }
             }
@@ -68,7 +70,7 @@ impl Control {
             Asked::Refused(reason) => {
                 match waiter {
                     Some(waiter) => self.answer(waiter, Some(reason)),
-                    None => tracing::warn!("model '{name}' is not loaded again with its configuration: {reason}"),
+                    None => tracing::warn!("model '{name}' is not loaded again with what a client brought: {reason}"),
                 }
                 return;
             }
@@ -178,7 +180,7 @@ impl Control {
 
     fn state_of(&self, name: &str) -> SchedulerToFrontend {
         let (state, loads) = self.changes.state(name);
-        let config = self.changes.config(name).map(str::to_owned);
-        SchedulerToFrontend::ModelState { name: name.to_owned(), state, loads, config }
+        let brought = self.changes.brought(name).cloned();
+        SchedulerToFrontend::ModelState { name: name.to_owned(), state, loads, brought }
     }
 }

@@ -332,9 +332,10 @@ impl Control {
     pub(super) fn on_backend_obeys(&mut self, now: Timestamp, backend: BackendId, epoch: Epoch) {
         if epoch == self.claim().epoch && self.members.backends.contains_key(&backend) {
             let in_vain = self.members.set_obeys(backend);
-            let names = in_vain.iter().map(|model| self.members.models[model.0 as usize].name.clone()).collect();
+            let in_repository = in_vain.iter().map(|model| self.members.models[model.0 as usize].name.clone());
+            let names = in_repository.chain(self.changes.with_files().map(str::to_owned)).collect();
             self.unload(&in_vain.into_iter().map(|model| (backend, model)).collect());
-            self.load_configured(now, names);
+            self.load_brought(now, names);
             self.members.forget_resident(backend);
             self.refresh(now);
             self.settle_heirs(now);

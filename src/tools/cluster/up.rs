@@ -61,6 +61,9 @@ pub(crate) struct UpArgs {
     /// Explicit: a model that is loaded from the start, instead of all; may be given several times, and * is all
     #[arg(long)]
     load_model: Vec<String>,
+    /// Explicit: let loads bring a model's files along, which are served instead of the repository's
+    #[arg(long)]
+    load_files: bool,
     /// Poll: how often the repository is looked at, in seconds [default: 15]
     #[arg(long)]
     repository_poll_secs: Option<u32>,
@@ -89,6 +92,7 @@ impl UpArgs {
         if let Some(seconds) = self.repository_poll_secs {
             layout.frontend.insert("repository_poll_secs".to_owned(), i64::from(seconds).into());
         }
+        layout.load_files |= self.load_files;
         if !self.load_model.is_empty() {
             let is_all = self.load_model.iter().any(|name| name == "*");
             layout.load_models = (!is_all).then(|| self.load_model.clone());
@@ -96,6 +100,11 @@ impl UpArgs {
         ensure!(
             layout.load_models.is_none() || layout.model_control_mode == ModelControlMode::Explicit,
             "--load-model: expected --model-control-mode explicit, found {:?}",
+            layout.model_control_mode
+        );
+        ensure!(
+            !layout.load_files || layout.model_control_mode == ModelControlMode::Explicit,
+            "--load-files: expected --model-control-mode explicit, found {:?}",
             layout.model_control_mode
         );
         Ok(layout)

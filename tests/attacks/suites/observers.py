@@ -1,7 +1,11 @@
 """What operators read, and what browsers can be made to send: metrics, logs, the index, and pages of other sites."""
 
+import base64
+import concurrent.futures
+import itertools
 import json
 import re
+import secrets
 import select
 import time
 from collections import Counter
@@ -9,7 +13,7 @@ from collections import Counter
 import grpc
 import http1
 import http2
-from cluster import FOLDER
+from cluster import FOLDER, LOADED_BYTES_MAX
 from judge import attack, told
 
 INFER = "/v2/models/digits/infer"
@@ -145,16 +149,86 @@ def loaded_programs(scene):
     ]
     files = [str(script.resolve()), f"../../../{script.name}"]
     configs += [{"backend": backend, "default_model_filename": name} for backend in ("process", "python") for name in files]
+    # The same by files that come along.
+    code = base64.b64encode(f"#!/bin/sh\ntouch {marker.resolve()}\n".encode()).decode()
+    python = base64.b64encode(f"open({str(marker.resolve())!r}, 'w')\n".encode()).decode()
+    brought = [{}, {"file:1/model": code}, {"file:1/model.py": python}, {"file:1/model": code, "file:1/model.py": python}]
+    configs += [{}, {"backend": "python"}, {"backend": "process"}]
     statuses = set()
-    for config in configs:
+    for config, files in itertools.product(configs, brought):
+        if not (config or files):
+            continue
         for whole in (config, {**config, **tensors}):
-            body = json.dumps({"parameters": {"config": json.dumps(whole)}}).encode()
+            body = json.dumps({"parameters": {"config": json.dumps(whole), **files}}).encode()
             statuses.add(scene.status("POST", "/v2/repository/models/digits/load", body, JSON))
     time.sleep(0.5)
     # As Triton answers loads that fail.
     scene.expect(statuses == {500}, f"loads were answered with {statuses}")
     scene.expect(not marker.exists(), "what the client chose was started")
-    return f"{2 * len(configs)} loads: {statuses}"
+    return f"{2 * len(configs) * len(brought) - 2} loads: {statuses}"
+
+
+def number(field, value):
+    return grpc.varint(field << 3) + grpc.varint(value)
+
+
+def adding(weights):
+    """An ONNX file that adds 64 numbers, which it says are in another file, to its input."""
+    f = grpc.field
+
+    def value(name):
+        dims = f(1, f(2, "N")) + f(1, number(1, 64))
+        return f(1, name) + f(2, f(1, number(1, 1) + f(2, dims)))
+
+    location = f(13, f(1, "location") + f(2, weights))
+    initializer = number(1, 1) + number(1, 64) + number(2, 1) + f(8, "w") + location + number(14, 1)
+    node = f(1, "x") + f(1, "w") + f(2, "y") + f(4, "Add")
+    graph = f(1, node) + f(2, "g") + f(5, initializer) + f(11, value("x")) + f(12, value("y"))
+    return number(1, 8) + f(7, graph) + f(8, f(1, "") + number(2, 13))
+
+
+@attack(limit_s=20.0)
+def loaded_files(scene):
+    """Loads that bring files along: to other places, with weights from other places, by the gigabyte, ever other ones
+    at once, and as no models."""
+    load, loaded = "/v2/repository/models/resnet50/load", scene.cluster.loaded
+
+    def bring(files, address=load):
+        encoded = {f"file:{path}": base64.b64encode(data).decode() for path, data in files.items()}
+        body = json.dumps({"parameters": {"config": "{}", **encoded}}).encode()
+        return scene.status("POST", address, body, JSON, timeout=20)
+
+    outside = FOLDER / "outside.bin"
+    outside.write_bytes(bytes(256))
+    far = ["../" * 5 + outside.name, str(outside.resolve())]
+    # That it is the place, and nothing else, that is wrong with the others.
+    right = bring({"1/model.onnx": adding("w.bin"), "1/w.bin": bytes(256)})
+    scene.expect(right == 200, f"a model with its weights was answered with {right}")
+    wrong = Counter(bring({"1/model.onnx": adding(path)}) for path in far)
+    odd = ["../x", "1/../../x", "/tmp/x", "1/.x", "x", "0/x", "1/2/x", "config.pbtxt", "1/\0", "\n/x", f"1/{'x' * 300}"]
+    wrong += Counter(bring({path: b"x"}) for path in odd)
+    wrong += Counter(bring({"1/model.onnx": bytes([7]) * 10_000}) for _ in range(5))
+    wrong += Counter(bring({f"1/{at}": b"" for at in range(257)}) for _ in range(2))
+    scene.expect(set(wrong) == {500}, f"loads were answered with {told(wrong)}")
+    # Ten gigabytes are not waited for.
+    huge = http1.head("POST", load, [*JSON, ("Content-Length", str(10 << 30))])
+    refused = [reply.status for reply in http1.replies(scene.http, huge)]
+    scene.expect(refused[:1] == [413], f"ten gigabytes were answered with {refused}")
+    # More than may be kept, of which nothing is a model, by sixteen at once.
+    random = secrets.token_bytes(6 << 20)
+    at_once = concurrent.futures.ThreadPoolExecutor(16)
+    files = [{"1/model.onnx": bytes([at]) + random} for at in range(32)]
+    flood = Counter(at_once.map(bring, files))
+    scene.expect(set(flood) <= {None, 429, 500, 503}, f"floods were answered with {told(flood)}")
+    kept = sum(file.stat().st_size for file in loaded.rglob("*") if file.is_file())
+    scene.expect(kept <= LOADED_BYTES_MAX, f"{kept} bytes are kept")
+    address = "/v2/repository/models/resnet50"
+    undone = [scene.status("POST", f"{address}/{what}", b"{}", JSON, timeout=20) for what in ("unload", "load")]
+    scene.expect(undone == [200, 200], f"the repository's model is not back: {undone}")
+    scene.wait_for(lambda: [path.name for path in loaded.iterdir()] == ["lock"], 10)
+    left = [path.name for path in loaded.iterdir()]
+    scene.expect(left == ["lock"], f"{left} is left in {loaded}")
+    return f"{told(wrong)}, then {told(flood)}"
 
 
 @attack(is_last=True)

@@ -427,7 +427,7 @@ fn a_scheduler_that_claims_or_asks_a_thousand_times_is_answered_once_a_connectio
 #[test]
 fn when_what_is_hosted_changes_standbys_are_joined_anew() {
     let mut backend = Backend::of_two();
-    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(1), name: "n".into(), config: None });
+    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(1), name: "n".into(), brought: None });
     let outputs = backend.outputs();
     let [Output::Load { load, .. }] = outputs[..] else { panic!("{outputs:?}") };
     backend.0.handle_loaded(NOW, load, Ok(vec![loaded("n", 4)]));
@@ -466,7 +466,7 @@ fn when_what_is_hosted_changes_standbys_are_joined_anew() {
 #[test]
 fn what_changes_twice_before_anybody_is_connected_to_is_told_once() {
     let mut backend = Backend::of_two();
-    let load = |load| SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), config: None };
+    let load = |load| SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), brought: None };
     backend.tell(SCHEDULER, &load(1));
     let outputs = backend.outputs();
     let [Output::Load { load, .. }] = outputs[..] else { panic!("{outputs:?}") };
@@ -513,7 +513,7 @@ fn a_plan_of_a_model_that_goes_is_told_under_a_name_that_nobody_knows() {
 fn what_a_former_primary_wanted_loaded_is_forgotten() {
     let mut backend = Backend::of_two();
     for load in [1, 2] {
-        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), config: None });
+        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), brought: None });
     }
     let outputs = backend.outputs();
     let [Output::Load { load: first, .. }, Output::Load { load: second, .. }] = outputs[..] else {

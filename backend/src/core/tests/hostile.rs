@@ -216,7 +216,7 @@ impl Attack {
             6 => SchedulerToBackend::Load {
                 load: LoadId(self.number(3)),
                 name: "n".repeat(self.rng.random_range(0..3)),
-                config: None,
+                brought: None,
             },
             7 => SchedulerToBackend::Host {
                 load: LoadId(self.number(3)),

@@ -29,5 +29,6 @@ pub(super) fn model(inputs: Vec<Tensor>, outputs: Vec<Tensor>, max_batch: usize)
         labels: vec![],
         image: None,
         configuration: Configuration::default(),
+        files: None,
     }
 }

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Iterable, Iterator, Optional, Sequence
+from enum import Enum
+from typing import Any, Iterable, Iterator, Optional, Sequence, Union
 
 import numpy as np
 
@@ -44,11 +45,27 @@ class TritonError:
         return self._message
 
 
+def _checked(what: str, found: Any, *kinds: type) -> Any:
+    """An argument, which is refused as Triton's refuse it."""
+    if not isinstance(found, kinds):
+        raise TypeError(f"{what}: found {found!r:.100}, expected {' or '.join(kind.__name__ for kind in kinds)}")
+    return found
+
+
+def _tensors(what: str, found: Iterable[Any]) -> list["Tensor"]:
+    tensors = list(found)
+    if any(not isinstance(tensor, Tensor) for tensor in tensors):
+        raise TritonModelException(f"{what}: found something else, expected tensors")
+    return tensors
+
+
 class Tensor:
     """A named array."""
 
     def __init__(self, name: str, array: np.ndarray):
-        self._name, self._array = name, array
+        if not _checked("Tensor: name", name, str):
+            raise TypeError("Tensor: name: found none, expected that of an input or output")
+        self._name, self._array = name, _checked(f"Tensor {name}", array, np.ndarray)
 
     def name(self) -> str:
         return self._name
@@ -67,7 +84,10 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
-        return Tensor(name, np.from_dlpack(tensor))
+        try:
+            return Tensor(name, np.from_dlpack(tensor))
+        except (TypeError, AttributeError) as error:
+            raise TritonModelException(f"Tensor.from_dlpack: {error}") from error
 
     def to_dlpack(self) -> Any:
         return self._array.__dlpack__()
@@ -88,10 +108,18 @@ class InferenceRequest:
         requested_output_names: Sequence[str] = (),
         inputs: Sequence[Tensor] = (),
         request_id: str = "",
+        correlation_id: Union[int, str] = 0,
+        model_version: int = -1,
+        flags: int = 0,
         **rest: Any,
     ):
-        self._model_name, self._outputs, self._inputs = model_name, list(requested_output_names), list(inputs)
-        self._request_id = request_id
+        self._model_name = _checked("InferenceRequest: model_name", model_name, str)
+        self._outputs = [_checked("InferenceRequest: output", name, str) for name in requested_output_names]
+        self._inputs = _tensors("InferenceRequest: inputs", inputs)
+        self._request_id = _checked("InferenceRequest: request_id", request_id, str)
+        self._correlation_id = _checked("InferenceRequest: correlation_id", correlation_id, int, str)
+        self._model_version = _checked("InferenceRequest: model_version", model_version, int)
+        self._flags = _checked("InferenceRequest: flags", flags, int)
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -103,16 +131,16 @@ class InferenceRequest:
         return self._model_name
 
     def model_version(self) -> int:
-        return -1
+        return self._model_version
 
     def request_id(self) -> str:
         return self._request_id
 
-    def correlation_id(self) -> int:
-        return 0
+    def correlation_id(self) -> Union[int, str]:
+        return self._correlation_id
 
     def flags(self) -> int:
-        return 0
+        return self._flags
 
     def timeout(self) -> int:
         return 0
@@ -136,7 +164,7 @@ class InferenceResponse:
     """What a model answers to a request."""
 
     def __init__(self, output_tensors: Iterable[Tensor] = (), error: Optional[TritonError] = None):
-        self._outputs, self._error = list(output_tensors), error
+        self._outputs, self._error = _tensors("InferenceResponse: output_tensors", output_tensors), error
 
     def output_tensors(self) -> list[Tensor]:
         return self._outputs
@@ -148,16 +176,26 @@ class InferenceResponse:
         return self._error
 
 
+class LogLevel(Enum):
+    """What a line of the log is. The backend's has them all alike."""
+
+    INFO, WARNING, ERROR, VERBOSE = range(4)
+
+
 class Logger:
     """Into the backend's log."""
 
+    LogLevel = LogLevel
+    INFO, WARNING, ERROR, VERBOSE = LogLevel
+
     @staticmethod
-    def log(message: str, level: int = 0) -> None:
-        print(message, file=sys.stderr)
+    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+        _checked("Logger: level", level, LogLevel)
+        print(_checked("Logger: message", message, str), file=sys.stderr)
 
     @staticmethod
     def log_info(message: str) -> None:
-        print(message, file=sys.stderr)
+        Logger.log(message)
 
     log_warn = log_error = log_verbose = log_info
 
@@ -324,7 +362,7 @@ def arguments(context: Context) -> dict[str, str]:
     return {
         "model_config": json.dumps(context.config),
         "model_instance_kind": _KIND,
-        "model_instance_name": f"{context.name}_0",
+        "model_instance_name": f"{context.name}_0_0",
         "model_instance_device_id": _DEVICE,
         "model_repository": context.folder,
         "model_version": context.version,

@@ -1,6 +1,8 @@
 //! A scheduler and backends that have proved themselves and then say whatever they like, by a seed. Nothing panics
 //! (sums are checked in tests), each request ends once, and what is kept of their words stays bounded.
 
+use proto::Brought;
+
 use super::*;
 
 const STEPS: usize = 400;
@@ -198,7 +200,7 @@ impl Attack {
                     name,
                     state: states[self.rng.random_range(0..4)],
                     loads,
-                    config: None,
+                    brought: None,
                 }
             }
             7 => {
@@ -331,7 +333,7 @@ impl Attack {
                     }
                 }
                 Output::Reply { request, .. } => assert!(self.requests.remove(&request), "{request:?} ends twice"),
-                Output::ReadModel { name, config: _ } => {
+                Output::ReadModel { name, brought: _ } => {
                     self.core.handle_model_read(&name, Err("there is none".to_owned()));
                 }
                 Output::ModelChanged { .. } => {}
@@ -406,12 +408,12 @@ fn what_a_scheduler_says_of_models_is_bounded() {
     let long = "n".repeat(257);
     assert!(!table.handle_offer(&long, "1", offer) && !table.handle_offer("n", &long, offer));
     assert!(!table.handle_state(&long, (ModelState::Serving, 7), None));
-    let config = |bytes| Some("c".repeat(bytes));
-    assert!(!table.handle_state("n", (ModelState::Serving, 7), config(12 * 1024 + 1)));
+    let brought = |bytes| Some(Brought { config: "c".repeat(bytes), files: None });
+    assert!(!table.handle_state("n", (ModelState::Serving, 7), brought(12 * 1024 + 1)));
     let kept = format!("{table:?}").len();
     assert!(kept < 1_000, "{kept} bytes");
     let served = (ModelState::Serving, 7);
-    let kept = (0..1_100).filter(|number| table.handle_state(&format!("c{number}"), served, config(9)));
+    let kept = (0..1_100).filter(|number| table.handle_state(&format!("c{number}"), served, brought(9)));
     assert_eq!(kept.count(), 1_024, "configurations of clients");
     for number in 0..70_000 {
         table.handle_state(&number.to_string(), (ModelState::Serving, 7), None);

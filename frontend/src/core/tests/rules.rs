@@ -102,7 +102,7 @@ fn one_whose_models_were_all_unloaded_is_ready_once_it_knows_the_clock() {
     let names: Vec<String> = world.core.models().iter().map(|served| served.model.name.clone()).collect();
     let unload = |world: &mut World, name: &str| {
         let (name, state) = (name.to_owned(), ModelState::Unloaded);
-        world.tell_now(&SchedulerToFrontend::ModelState { name, state, loads: 0, config: None });
+        world.tell_now(&SchedulerToFrontend::ModelState { name, state, loads: 0, brought: None });
     };
     world.tell_clock_now();
     for name in &names {

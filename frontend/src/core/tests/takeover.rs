@@ -121,7 +121,7 @@ impl Bench {
                     self.done.extend(read_frame(&frame).map(|message| Done::Said(connection, message.unwrap())));
                 }
                 Output::Reply { request, result } => self.replies.push((request, result)),
-                Output::ReadModel { name, config: _ } => self.read.push(name),
+                Output::ReadModel { name, brought: _ } => self.read.push(name),
                 Output::ModelChanged { result, .. } => self.changed.push(result),
             }
         }
@@ -175,7 +175,7 @@ impl Bench {
     fn state(&mut self, scheduler: usize, number: usize, state: ModelState, loads: u32) {
         self.tell(
             scheduler,
-            &SchedulerToFrontend::ModelState { name: format!("m{number}"), state, loads, config: None },
+            &SchedulerToFrontend::ModelState { name: format!("m{number}"), state, loads, brought: None },
         );
     }
 

@@ -39,7 +39,11 @@ fn each_end_of_a_task_has_its_status_and_the_connection_goes_on() {
             (Fate::Drop(Unloaded), (503, 14), "dropped: the model was unloaded"),
             (Fate::Drop(BackendLost), (504, 4), "dropped: its backend failed and its deadline left no time"),
             (Fate::Answer(AnswerStatus::WindowMissed, ""), (504, 4), "the backend could not start its batch in time"),
-            (Fate::Answer(AnswerStatus::Failed, "no memory"), (500, 13), "failed to execute the model: no memory"),
+            (
+                Fate::Answer(AnswerStatus::Failed, "no memory"),
+                (500, 13),
+                "Failed to process the request(s) for model in its backend",
+            ),
             (Fate::Answer(AnswerStatus::Done, "xyz"), (502, 13), "the backend's answer is malformed"),
         ];
         for (fate, status, expected) in ends {

@@ -312,6 +312,7 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
             format!("nv_inference_exec_count{{{label}}} 1"),
             format!("nv_inference_pending_request_count{{{label}}} 0"),
             r#"nv_inference_request_failure{model="double",reason="REJECTED",version="1"} 1"#.to_owned(),
+            r#"nv_inference_request_failure{model="double",reason="BACKEND",version="1"} 0"#.to_owned(),
             r#"downbeat_dropped{model="double",reason="deadline",version="1"} 1"#.to_owned(),
             format!("downbeat_request_seconds_count{{{label}}} 1"),
             r#"downbeat_stage_seconds_count{model="double",stage="execute",version="1"} 1"#.to_owned(),

@@ -49,6 +49,16 @@ pub struct Outline {
     bytes: usize,
 }
 
+/// Checks that a message has so many fields at most, of whatever kind; fields of messages within it do not count.
+///
+/// # Errors
+/// If it has more, or they do not follow each other to its end.
+pub fn check_fields(message: &[u8], fields_max: usize) -> Result<(), OutlineError> {
+    let mut fields = Fields { message, at: 0, end: message.len(), left: fields_max, max: fields_max };
+    while fields.next()?.is_some() {}
+    Ok(())
+}
+
 impl Outline {
     /// Looks at a message, at no more than so many fields of it.
     ///
@@ -282,8 +292,8 @@ mod tests {
     use super::*;
     use crate::{
         api::{
-            InferTensorContents, ModelInferRequest, infer_parameter::ParameterChoice,
-            model_infer_request::InferRequestedOutputTensor,
+            InferTensorContents, ModelInferRequest, ModelRepositoryParameter, RepositoryModelLoadRequest,
+            infer_parameter::ParameterChoice, model_infer_request::InferRequestedOutputTensor,
         },
         testing::{model, tensor},
     };
@@ -308,6 +318,20 @@ mod tests {
             let parameters = parameters(count);
             InferInputTensor { name, shape, parameters, contents: Some(contents), ..Default::default() }
         }
+    }
+
+    #[test]
+    fn fields_are_counted_before_they_are_decoded() {
+        let load = |count: usize| {
+            let parameter = |index: usize| (index.to_string(), ModelRepositoryParameter::default());
+            let parameters = (0..count).map(parameter).collect();
+            RepositoryModelLoadRequest { parameters, ..Default::default() }.encode_to_vec()
+        };
+        assert_eq!((check_fields(&[], 0), check_fields(&load(9), 9)), (Ok(()), Ok(())));
+        assert_eq!(check_fields(&load(10), 9), Err(OutlineError::TooLong(9)));
+        let cut_off = Err(OutlineError::Malformed("it is cut off"));
+        assert_eq!(check_fields(&load(2)[..4], 9), cut_off);
+        assert_eq!(check_fields(&[3 << 3 | 2, 0].repeat(30_000_000), 320), Err(OutlineError::TooLong(320)));
     }
 
     proptest! {

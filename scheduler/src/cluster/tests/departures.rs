@@ -186,7 +186,7 @@ fn a_backend_that_is_still_connecting_misses_nothing_that_it_is_told() {
         change: ChangeId(0),
         to: ModelChange::Unload,
         name: "m".into(),
-        config: None,
+        brought: None,
     };
     cluster.handle_frontend_message(now, Port::Control, frontend, change).unwrap();
     // One that joins with a model that clients have unloaded has to unload it, too.
