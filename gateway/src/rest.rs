@@ -270,8 +270,8 @@ async fn metrics(server: &Server, coding: Option<Coding>) -> Reply {
     let desk = &server.service.desk;
     let render = || server.service.record.metrics_text(desk);
     let (body, encoding) = match coding {
-        None => (server.scrape.text(desk.now(), render), None),
-        Some(coding) => match server.scrape.encoded(coding, || desk.now(), render).await {
+        None => (server.scrape.text(&|| desk.now(), render), None),
+        Some(coding) => match server.scrape.encoded(coding, &|| desk.now(), render).await {
             Ok(encoded) => (encoded, Some(coding.name())),
             Err(text) => (text, None),
         },

@@ -35,7 +35,6 @@ DIFFERS = {
     "input-shape/*.test_input_string_shape_validation": "of two inputs that are wrong the first is named",
     "python/*.test_init_args": "its model answers two rows with one number, in the shape of no batch",
     "python-lifecycle/*.test_error_code": "a model's error is INTERNAL, whatever its code is, and begins as all of them",
-    "python-lifecycle/*.test_infer_pymodel_error": "what /metrics says is up to a quarter of a second old",
     "metrics-queue-*/*": "nv_inference_pending_request_count counts those that run, too",
 }
 
