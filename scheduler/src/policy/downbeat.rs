@@ -60,7 +60,7 @@ const WAIT_PART_MIN: f64 = 0.001;
 const URGENCY_OF_PERCENT: Span = Span::from_millis(20);
 /// Where memory is short, hundreds of models share a GPU, and most are asked for rarely: a batch that so few would
 /// join is not held back, as it would only meet others at its end.
-const JOINERS_MIN: f64 = 2.0;
+const JOINERS_MIN: f64 = 4.0;
 /// What a model loses above this is not held against the others: perhaps its objective cannot be met.
 const LOST_PERCENT_MAX: f64 = 10.0;
 
