@@ -1,6 +1,6 @@
 //! The processor time of another process, thread by thread, as Linux accounts it.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path};
 
 /// Since the process started, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,12 @@ impl ProcessorTime {
         let mut time = Self { first_thread_ns: 0, other_threads_ns: 0 };
         for thread in fs::read_dir(format!("/proc/{process}/task")).ok()? {
             let thread = thread.ok()?;
-            let ns = run_time_ns(&thread.path().join("schedstat"))?;
+            let schedstat = match fs::read_to_string(thread.path().join("schedstat")) {
+                Ok(schedstat) => schedstat,
+                Err(error) if has_ended(&error, &thread.path()) => continue,
+                Err(_) => return None,
+            };
+            let ns = run_time_ns(&schedstat)?;
             // The first thread's id is the process's.
             if thread.file_name().to_str() == Some(&process.to_string()) {
                 time.first_thread_ns = ns;
@@ -30,13 +35,35 @@ impl ProcessorTime {
 }
 
 /// The first number of a `schedstat`: time on a processor (Documentation/scheduler/sched-stats.rst).
-fn run_time_ns(schedstat: &Path) -> Option<u64> {
-    fs::read_to_string(schedstat).ok()?.split_whitespace().next()?.parse().ok()
+fn run_time_ns(schedstat: &str) -> Option<u64> {
+    schedstat.split_whitespace().next()?.parse().ok()
+}
+
+/// Whether the thread ended after it was listed: its folder is gone (`ENOENT`), or was just open
+/// (`ESRCH`).
+fn has_ended(error: &io::Error, thread: &Path) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+        || error.kind() == io::ErrorKind::NotFound && !thread.exists()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_that_end_while_they_are_counted_are_left_out() {
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::thread::spawn(|| ()).join().unwrap();
+                }
+            });
+            let counted = (0..2_000).all(|_| ProcessorTime::of(std::process::id()).is_some());
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(counted);
+        });
+    }
 
     #[test]
     fn work_counts_for_the_process_and_a_process_that_is_gone_has_none() {
