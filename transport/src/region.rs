@@ -61,8 +61,8 @@ impl Region {
     }
 
     /// Where it is mapped, for a device that reaches it by itself.
-    #[cfg(feature = "verbs")]
-    pub(crate) fn address(&self) -> u64 {
+    #[must_use]
+    pub fn address(&self) -> u64 {
         self.mapping.address.as_ptr().expose_provenance() as u64
     }
 

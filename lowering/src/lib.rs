@@ -1,0 +1,9 @@
+//! A model as a GPU runs it: for each batch size a static [`Plan`], which says what kernels run one after another, with
+//! what parameters, and where in one arena every tensor lies. Nothing here touches a GPU: plans are made on any machine
+//! ([`lower`](mod@lower)), and run on the CPU by [`interpret`](mod@interpret), which says what each step means.
+
+#![forbid(unsafe_code)]
+
+pub mod plan;
+
+pub use plan::{Place, Plan, Port, Step, Type};
