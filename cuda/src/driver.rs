@@ -148,11 +148,19 @@ pub trait Driver: Debug + Send + Sync {
     /// If the driver refuses.
     fn copy_out(&self, stream: Stream, to: (&Region, usize), from: Address, bytes: usize) -> Result<(), DriverError>;
 
-    /// Copies within the GPU's memory.
+    /// Copies so many rows of so many bytes within the GPU's memory; each side says where the first row is, and how many
+    /// bytes are from one row to the next.
     ///
     /// # Errors
     /// If the driver refuses.
-    fn copy_on_device(&self, stream: Stream, to: Address, from: Address, bytes: usize) -> Result<(), DriverError>;
+    fn copy_on_device(
+        &self,
+        stream: Stream,
+        to: (Address, usize),
+        from: (Address, usize),
+        bytes: usize,
+        rows: usize,
+    ) -> Result<(), DriverError>;
 
     /// Fills with zeros.
     ///
