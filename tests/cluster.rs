@@ -6,6 +6,8 @@
 mod failover;
 #[path = "cluster/files.rs"]
 mod files;
+#[path = "common/http.rs"]
+mod http;
 #[path = "cluster/memory.rs"]
 mod memory;
 #[path = "cluster/shapes.rs"]
@@ -22,10 +24,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use http::{exchange, try_exchange};
 use load::{Arrivals, Encoding, Expected, Input, Stream, Tally, Target, Wire, generate, is_ready};
 use repository::DataType;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use serde_json::Value;
 
 /// One cluster at a time: the machine may have two cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -250,22 +252,14 @@ fn an_idle_cluster_hardly_runs_and_an_interrupt_leaves_nothing_behind() {
     }
 }
 
-/// One request over a connection of its own; yields the status and the answer.
-fn exchange(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, Value) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {}\r\n", body.len());
-    write!(stream, "{head}connection: close\r\n\r\n{body}").unwrap();
-    let mut heard = String::new();
-    stream.read_to_string(&mut heard).unwrap();
-    let (head, body) = heard.split_once("\r\n\r\n").unwrap();
-    (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap())
-}
+/// Longer than anything takes.
+const HANG: Duration = Duration::from_secs(120);
 
 /// Waits for something that must come.
 fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let since = Instant::now();
     while !is_so() {
-        assert!(since.elapsed() < Duration::from_secs(60), "{what} does not come");
+        assert!(since.elapsed() < HANG, "{what} does not come");
         pause(Duration::from_millis(50));
     }
 }

@@ -1,8 +1,9 @@
 //! Programs of models as real processes (docs/process.md): what they do wrong costs the batch that they have, and
-//! nothing
-//! else. They are Python without any package, since this must run where there is no other one.
+//! nothing else. They are Python without any package, since this must run where there is no other one.
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
+#[path = "common/http.rs"]
+mod http;
 #[path = "programs/python.rs"]
 mod python;
 

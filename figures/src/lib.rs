@@ -38,6 +38,7 @@ mod fig7;
 mod fig9;
 mod incast;
 mod orloj;
+mod orloj13;
 mod page;
 mod schedules;
 mod stability;
@@ -78,7 +79,7 @@ const FIGURES: &[Figure] = &[
     orloj::ORLOJ8,
     orloj::ORLOJ9,
     orloj::ORLOJ11,
-    orloj::ORLOJ13,
+    orloj13::ORLOJ13,
     incast::INCAST,
 ];
 

@@ -1,5 +1,5 @@
-//! Orloj's Figures 7 to 11, which are its Tables 2 to 5, and 13 and 14: finish rates of dynamic models under tight
-//! objectives. Its Figure 3 is the three-modal case of Figure 8.
+//! Orloj's Figures 7 to 11, which are its Tables 2 to 5: finish rates of dynamic models under tight objectives. Its
+//! Figure 3 is the three-modal case of Figure 8.
 
 use std::collections::BTreeMap;
 
@@ -61,21 +61,7 @@ pub(crate) const ORLOJ11: Figure = Figure {
     draw: |context| draw(context, &ORLOJ11, &STATIC, &statics()),
 };
 
-pub(crate) const ORLOJ13: Figure = Figure {
-    name: "orloj13",
-    title: "Orloj, Figures 13 and 14: the parameter b, and times that are scaled down",
-    shows: "Requests answered in time, of all, by `orloj` (solid) and, of scaled times, by `downbeat` (dashed): the \
-            three-modal case of Figure 8, by b for a millisecond (as a power of ten), and by the 99th percentile of \
-            what a request takes alone.",
-    remarks: &[
-        REMARKS[0],
-        "The paper's Orloj degrades where the 99th percentile falls to about 20 ms, as its decisions take up to a \
-         millisecond. Here a decision costs nothing, so nothing but the policy is seen.",
-    ],
-    draw: draw_parameters,
-};
-
-const REMARKS: [&str; 5] = [
+pub(crate) const REMARKS: [&str; 5] = [
     "The paper tells neither c0 and c1, nor the load, nor where modes lie. Here modes are 40 ms apart from 20 ms on, \
      requests come at random, c0 is a tenth (`strong`: batching helps, c1 = 0.3) or eight tenths (`weak`, c1 = 1) of \
      the mean time alone. The rate is the same for all objectives of a case: so many times what the GPU could serve \
@@ -94,7 +80,7 @@ const REMARKS: [&str; 5] = [
      could win.",
 ];
 
-const SLOS_X_P99: [f64; 5] = [1.5, 2.0, 3.0, 4.0, 5.0];
+pub(crate) const SLOS_X_P99: [f64; 5] = [1.5, 2.0, 3.0, 4.0, 5.0];
 const POLICIES: [&str; 5] = ["downbeat", "orloj", "clockwork", "nexus", "clipper"];
 /// These and the reference.
 const NAMES: usize = POLICIES.len() + 1;
@@ -103,21 +89,21 @@ const NAMES: usize = POLICIES.len() + 1;
 const REFERENCE: &str = "clairvoyant";
 
 /// How much batching helps, and the load (the first remark).
-struct Setting {
-    name: &'static str,
+pub(crate) struct Setting {
+    pub(crate) name: &'static str,
     /// c0 as a part of the mean, and c1; `None` where the case itself says what batches take.
     cost: Option<(f64, f64)>,
-    load: f64,
+    pub(crate) load: f64,
 }
 
-const SETTINGS: [Setting; 2] = [
+pub(crate) const SETTINGS: [Setting; 2] = [
     Setting { name: "strong", cost: Some((0.1, 0.3)), load: 1.3 },
     Setting { name: "weak", cost: Some((0.8, 1.0)), load: 1.4 },
 ];
 const STATIC: [Setting; 1] = [Setting { name: "static", cost: None, load: 0.55 }];
 
 /// One row of the paper's tables.
-struct Case {
+pub(crate) struct Case {
     /// As in the paper.
     name: String,
     mean_ms: f64,
@@ -127,7 +113,7 @@ struct Case {
 
 impl Case {
     /// Normal modes: mean, standard deviation and share.
-    fn normal(name: &str, modes: &[(f64, f64, f64)]) -> Self {
+    pub(crate) fn normal(name: &str, modes: &[(f64, f64, f64)]) -> Self {
         let of =
             |&(mean, std, share): &(f64, f64, f64)| format!("{{ mean_ms = {mean}, std_ms = {std}, share = {share} }}");
         let shares: f64 = modes.iter().map(|(_, _, share)| share).sum();
@@ -136,7 +122,7 @@ impl Case {
         Self { name: name.to_owned(), mean_ms, times: format!("applications = [{applications}]") }
     }
 
-    fn workload(&self, setting: &Setting, slo_x_p99: f64) -> sim::Workload {
+    pub(crate) fn workload(&self, setting: &Setting, slo_x_p99: f64) -> sim::Workload {
         let Self { name, times, mean_ms } = self;
         let slo = match setting.cost {
             Some((fixed_part, per_task)) => format!(
@@ -320,80 +306,7 @@ fn note_gap(table: &mut Table, rates: &[f64], references: &[f64]) {
     );
 }
 
-/// Powers of ten.
-const RATES: std::ops::RangeInclusive<i32> = -6..=-1;
-/// 99th percentiles of what a request takes alone.
-const SCALED_P99_MS: [f64; 6] = [5.0, 10.0, 20.0, 40.0, 80.0, 160.0];
-
-fn draw_parameters(context: &Context) -> Result<(Chart, Table), FigureError> {
-    let mut table = Table::new(&["setting", "SLO (x p99)", "policy", "p99 (ms)", "finish rate"]);
-    let (mut runs, mut keys) = (Vec::new(), Vec::new());
-    for (index, setting) in SETTINGS.iter().enumerate() {
-        let (case, p99_ms) = three_modal(1.0);
-        for slo in SLOS_X_P99 {
-            for exponent in RATES {
-                let name = format!("orloj:1e{exponent}");
-                keys.push((index, slo, name.clone(), p99_ms, f64::from(exponent)));
-                runs.push(run(setting, &case, slo, &name));
-            }
-        }
-        for scaled_ms in SCALED_P99_MS {
-            let (case, _) = three_modal(scaled_ms / p99_ms);
-            for slo in SLOS_X_P99 {
-                for name in ["orloj", "downbeat"] {
-                    keys.push((index, slo, name.to_owned(), scaled_ms, scaled_ms.log2()));
-                    runs.push(run(setting, &case, slo, name));
-                }
-            }
-        }
-    }
-    let reports = context.runs(&runs, &mut table)?;
-    let mut lines: BTreeMap<(usize, bool, bool, usize), Points> = BTreeMap::new();
-    for ((setting, slo, name, p99_ms, x), report) in keys.into_iter().zip(&reports) {
-        let rate = report.totals.on_time_fraction;
-        let place = SLOS_X_P99.iter().position(|&other| other == slo).expect("it is one of them");
-        let key = (setting, !name.contains(':'), name == "downbeat", place);
-        lines.entry(key).or_default().push((x, rate));
-        let rate = cell((rate * 1000.0).round() / 1000.0);
-        table.push([SETTINGS[setting].name.into(), cell(slo), name, cell((p99_ms * 10.0).round() / 10.0), rate]);
-    }
-    let mut panels = Vec::new();
-    for (index, setting) in SETTINGS.iter().enumerate() {
-        for is_scaled in [false, true] {
-            let of_panel = lines.iter().filter(|((of, scaled, ..), _)| (*of, *scaled) == (index, is_scaled));
-            let series = of_panel.map(|(&(_, _, is_downbeat, place), points)| Series {
-                name: format!("{} x p99{}", SLOS_X_P99[place], if is_downbeat { ", downbeat" } else { "" }),
-                mark: if is_downbeat { Mark::Dashed } else { Mark::Line },
-                look: place,
-                points: points.clone(),
-            });
-            let (what, x) = if is_scaled {
-                ("scaled", Axis::new("p99 alone (log2 of ms)", (2.0, 7.5)))
-            } else {
-                ("b", Axis::new("log10 of b", (-6.0, -1.0)))
-            };
-            let title = format!("{what}, {}", setting.name);
-            let y = Axis::new("finish rate", (0.0, 1.0));
-            panels.push(Panel { title, x, y, series: series.collect(), boxes: Vec::new() });
-        }
-    }
-    Ok((Chart::new(ORLOJ13.title, 2, panels), table))
-}
-
-fn run(setting: &Setting, case: &Case, slo: f64, name: &str) -> Run {
-    let rate_rps = setting.load * case.workload(setting, SLOS_X_P99[4]).capacity_rps();
-    Run { workload: case.workload(setting, slo), policy: policy(name), rate_rps }
-}
-
-/// The three-modal case with all times so many times as long, and the 99th percentile alone, in milliseconds.
-fn three_modal(factor: f64) -> (Case, f64) {
-    let modes = [20.0, 60.0, 100.0].map(|mean: f64| (factor * mean, factor * 4.0, 1.0));
-    let case = Case::normal("three-modal", &modes);
-    let p99_ms = case.workload(&SETTINGS[0], 1.0).models[0].classes[0].slo.as_millis_f64();
-    (case, p99_ms)
-}
-
-type Points = Vec<(f64, f64)>;
+pub(crate) type Points = Vec<(f64, f64)>;
 
 fn panel(title: &str, lines: Vec<(Points, Points)>) -> Panel {
     let mut series = Vec::new();

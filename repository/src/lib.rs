@@ -558,14 +558,18 @@ pub fn load_named(source: &Source, name: &str, config: Option<&str>) -> Result<V
 /// # Errors
 /// If there is none of that name.
 pub fn folder_of(repository: &Path, name: &str) -> Result<PathBuf, RepositoryError> {
-    let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
     let folder = repository.join(name);
-    if !is_plain || !folder.is_dir() {
+    if !is_plain(name) || !folder.is_dir() {
         return Err(RepositoryError(format!(
             "failed to poll from model repository: found no model '{name}', expected the name of a folder there"
         )));
     }
     Ok(folder)
+}
+
+/// Whether a name leads nowhere else than to what is called so, and is not hidden.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }
 
 /// The folders directly in `parent` whose names are not hidden.

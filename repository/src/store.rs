@@ -28,7 +28,7 @@ use std::{
 use proto::{Brought, FilesDigest};
 use sha2::{Digest as _, Sha256};
 
-use crate::RepositoryError;
+use crate::{RepositoryError, is_plain};
 
 /// Files that one load may bring along.
 pub const FILES_MAX: usize = 256;
@@ -223,7 +223,7 @@ fn wrong(path: &Path, cause: &dyn fmt::Display) -> RepositoryError {
 
 /// Checks what a client says: nothing of it leads anywhere else, or is hidden from who looks at the folder.
 fn check(model: &str, files: &[BroughtFile<'_>]) -> Result<(), RepositoryError> {
-    if !is_plain(model) {
+    if !is_name(model) {
         return Err(RepositoryError(format!("model: found {model:?}, expected the name of a folder")));
     }
     if files.len() > FILES_MAX {
@@ -234,8 +234,7 @@ fn check(model: &str, files: &[BroughtFile<'_>]) -> Result<(), RepositoryError> 
             && version.starts_with(|first: char| ('1'..='9').contains(&first))
             && version.bytes().all(|digit| digit.is_ascii_digit())
     };
-    let is_path =
-        |path: &str| path.split_once('/').is_some_and(|(version, name)| is_version(version) && is_plain(name));
+    let is_path = |path: &str| path.split_once('/').is_some_and(|(version, name)| is_version(version) && is_name(name));
     match files.iter().find(|file| !is_path(file.path)) {
         None => Ok(()),
         Some(BroughtFile { path, .. }) => {
@@ -246,9 +245,9 @@ fn check(model: &str, files: &[BroughtFile<'_>]) -> Result<(), RepositoryError> 
     }
 }
 
-fn is_plain(name: &str) -> bool {
-    let is_odd = |c: char| matches!(c, '/' | '\\') || c.is_control();
-    !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.starts_with('.') && !name.contains(is_odd)
+/// Whether files may be called so that a client names.
+fn is_name(name: &str) -> bool {
+    is_plain(name) && name.len() <= NAME_BYTES_MAX && !name.contains(char::is_control)
 }
 
 /// The same for the same files, in whatever order.

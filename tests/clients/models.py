@@ -191,34 +191,8 @@ def strings():
     return model(nodes, [("x", TensorProto.STRING, shape)], [("y", TensorProto.STRING, shape)])
 
 
-TOKENS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    @staticmethod
-    def auto_complete_config(config):
-        config.add_input({"name": "text", "data_type": "TYPE_STRING", "dims": [1]})
-        config.add_input({"name": "least", "data_type": "TYPE_INT32", "dims": [1], "optional": True})
-        config.add_output({"name": "words", "data_type": "TYPE_STRING", "dims": [-1]})
-        config.add_output({"name": "lengths", "data_type": "TYPE_INT64", "dims": [-1]})
-        config.set_max_batch_size(8)
-        return config
-
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        text = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()[0, 0].decode()
-        if text.startswith("odd"):
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"'{text}' is no text"))
-        least = pb_utils.get_input_tensor_by_name(request, "least")
-        least = 0 if least is None else least.as_numpy()[0, 0]
-        words = [word for word in text.split() if len(word) >= least]
-        lengths = np.array([[len(word) for word in words]], np.int64)
-        tensors = [pb_utils.Tensor("words", np.array([words], object)), pb_utils.Tensor("lengths", lengths)]
-        return pb_utils.InferenceResponse(tensors)
-"""
+# A model in Python whose answers are as long as their texts.
+TOKENS = Path(__file__).resolve().parent.parent / "programs" / "tokens.py"
 
 
 if __name__ == "__main__":
@@ -231,4 +205,4 @@ if __name__ == "__main__":
     for name, config in [("strings", parameters(max_dims=8, max_bytes=4096)), *UNEQUAL.items()]:
         (repository / name / "config.pbtxt").write_text(config)
     (repository / "tokens" / "1").mkdir(parents=True, exist_ok=True)
-    (repository / "tokens" / "1" / "model.py").write_text(TOKENS)
+    (repository / "tokens" / "1" / "model.py").write_text(TOKENS.read_text())

@@ -1,25 +1,15 @@
 //! Files that a client's load brings along, through every process: all serve them, also who is started later, and they
 //! go when nobody does.
 
-use std::{fs, time::Instant};
+use std::fs;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 
 use super::*;
 
-/// Longer than anything takes.
-const HANG: Duration = Duration::from_secs(120);
-
-fn post(address: SocketAddr, path: &str, body: &Value) -> Option<(u16, String)> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    let body = body.to_string();
-    let length = body.len();
-    let head = format!("POST /v2/{path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n");
-    write!(stream, "{head}content-length: {length}\r\nconnection: close\r\n\r\n{body}").ok()?;
-    let mut heard = String::new();
-    stream.read_to_string(&mut heard).ok()?;
-    Some((heard.get(9..12)?.parse().ok()?, heard))
+fn post(address: SocketAddr, path: &str, body: &Value) -> Option<(u16, Value)> {
+    try_exchange(address, "POST", &format!("/v2/{path}"), &body.to_string())
 }
 
 /// Whether this version of `digits` is served at an address.
@@ -28,14 +18,6 @@ fn serves(address: SocketAddr, version: u32) -> bool {
     let body = json!({ "inputs": [input], "parameters": { "timeout": 60_000_000 } });
     let answer = post(address, &format!("models/digits/versions/{version}/infer"), &body);
     answer.is_some_and(|(status, _)| status == 200)
-}
-
-fn wait_until(what: &str, done: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < HANG, "waiting in vain until {what}");
-        pause(Duration::from_millis(50));
-    }
 }
 
 #[test]
@@ -48,20 +30,20 @@ fn files_of_a_load_are_served_by_all_and_by_whoever_is_started_later() {
     let load = json!({ "parameters": { "config": "{}", "file:7/model.onnx": model } });
     let (status, text) = post(first, "repository/models/digits/load", &load).unwrap();
     assert_eq!((status, kept()), (200, 1), "{text}");
-    wait_until("both frontends serve it", || serves(first, 7) && serves(second, 7));
+    eventually("an answer of both frontends", || serves(first, 7) && serves(second, 7));
     assert!(!serves(first, 1), "nothing of the repository's is served beside it");
     // Nobody is left who has loaded it but frontends.
     for backend in ["backend-0", "backend-1"] {
         kill_process(up.members[backend], Signal::KILL).unwrap();
     }
-    wait_until("backends have it again", || serves(first, 7) && serves(second, 7));
+    eventually("an answer of new backends", || serves(first, 7) && serves(second, 7));
     kill_process(up.members["frontend-0"], Signal::KILL).unwrap();
-    wait_until("the frontend has it again", || serves(first, 7));
+    eventually("an answer of the new frontend", || serves(first, 7));
     assert_eq!(kept(), 1);
     let (status, text) = post(second, "repository/models/digits/unload", &json!({})).unwrap();
     assert_eq!(status, 200, "{text}");
-    wait_until("the files are gone", || kept() == 0);
+    eventually("the end of the files", || kept() == 0);
     let (status, text) = post(second, "repository/models/digits/load", &json!({})).unwrap();
     assert_eq!(status, 200, "{text}");
-    wait_until("the repository's is served", || serves(first, 1) && serves(second, 1));
+    eventually("an answer of the repository's", || serves(first, 1) && serves(second, 1));
 }

@@ -1,7 +1,7 @@
 //! Tensors whose size requests choose, through every process: strings and numbers come back as they went, many sizes at
 //! once, and what does not fit leaves the others.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 

@@ -3,8 +3,8 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    io::{BufRead as _, BufReader},
+    net::{SocketAddr, TcpListener},
     os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Child, Command, Stdio},
@@ -16,7 +16,7 @@ use repository::DataType;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::*;
+use super::{http::exchange, *};
 
 /// An interpreter with numpy and scikit-learn: `python3`, or that of an environment that is made for tests.
 fn python() -> Option<&'static str> {
@@ -72,35 +72,7 @@ class TritonPythonModel:
 "#;
 
 /// Takes texts apart at blanks: as many words as there are, and not those that are shorter than `least`.
-const TOKENS: &str = r#"
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    @staticmethod
-    def auto_complete_config(config):
-        config.add_input({"name": "text", "data_type": "TYPE_STRING", "dims": [1]})
-        config.add_input({"name": "least", "data_type": "TYPE_INT32", "dims": [1], "optional": True})
-        config.add_output({"name": "words", "data_type": "TYPE_STRING", "dims": [-1]})
-        config.add_output({"name": "lengths", "data_type": "TYPE_INT64", "dims": [-1]})
-        config.set_max_batch_size(8)
-        return config
-
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        text = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()[0, 0].decode()
-        if text.startswith("odd"):
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"'{text}' is no text"))
-        least = pb_utils.get_input_tensor_by_name(request, "least")
-        least = 0 if least is None else least.as_numpy()[0, 0]
-        words = [word for word in text.split() if len(word) >= least]
-        return pb_utils.InferenceResponse([
-            pb_utils.Tensor("lengths", np.array([[len(word) for word in words]], np.int64)),
-            pb_utils.Tensor("words", np.array([words], object)),
-        ])
-"#;
+const TOKENS: &str = include_str!("tokens.py");
 
 /// Tells kinds of irises by their leaves.
 const IRIS: &str = r#"
@@ -211,15 +183,8 @@ impl Up {
 
     /// A request's status, and what it is answered.
     fn ask(&self, model: &str, inputs: &Value) -> (u16, Value) {
-        let mut stream = TcpStream::connect(self.http).unwrap();
         let body = json!({ "inputs": inputs }).to_string();
-        let (address, length) = (self.http, body.len());
-        let head = format!("POST /v2/models/{model}/infer HTTP/1.1\r\nhost: {address}\r\ncontent-length: {length}\r\n");
-        write!(stream, "{head}connection: close\r\n\r\n{body}").unwrap();
-        let mut heard = String::new();
-        stream.read_to_string(&mut heard).unwrap();
-        let (head, body) = heard.split_once("\r\n\r\n").unwrap();
-        (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap())
+        exchange(self.http, "POST", &format!("/v2/models/{model}/infer"), &body)
     }
 
     /// Shapes and data of its outputs.

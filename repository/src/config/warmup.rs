@@ -174,9 +174,8 @@ fn read_data(input: &DynamicMessage, folder: &Path) -> Result<WarmupData, (Strin
         return Ok(WarmupData::Zero);
     }
     let file = text(input, "input_data_file");
-    let is_plain = !file.is_empty() && !file.starts_with('.') && !file.contains(['/', '\\', '\0']);
     let path = folder.join("warmup").join(&file);
-    if !is_plain || !path.is_file() {
+    if !crate::is_plain(&file) || !path.is_file() {
         return Err((format!("\"{file}\""), "the name of a file in the model's folder \"warmup\"".to_owned()));
     }
     Ok(WarmupData::File(path))
