@@ -20,7 +20,7 @@ mod weights;
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use proto::{
-    BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, Span, TaskId, Timestamp,
+    BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, PlanId, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, LinkHello, LinkWelcome},
     backend_to_scheduler::BackendToScheduler,
     brought::{Brought, CONFIG_BYTES_MAX},
@@ -209,6 +209,9 @@ pub struct Job {
     pub exec_at: Timestamp,
     /// It must not start later than this, on the scheduler's clock.
     pub latest: Timestamp,
+    /// A task that is to be run again when the batch has ended, alone, if nothing else waits for the GPU: its place
+    /// among all, and the plan's name. Then [`Core::handle_ran_alone`] is called.
+    pub sample: Option<(usize, PlanId)>,
     /// One estimate for all instants of a batch: with a better one in between, it could seem to start outside its
     /// window.
     pub offset: ClockOffset,
@@ -424,6 +427,14 @@ impl Core {
             }
             self.memories.handle_ran(scheduler_now, gpu);
             self.hosting.workers[gpu].handle_executed(scheduler_now, execution);
+            self.settle(now);
+        }
+    }
+
+    /// A sample that [`Output::Execute`] asked for has been run again.
+    pub fn handle_ran_alone(&mut self, now: Timestamp, plan: PlanId, took: Span) {
+        if self.ended.is_none() {
+            self.report_plan(&BackendToScheduler::RanAlone { plan, took });
             self.settle(now);
         }
     }
@@ -731,7 +742,7 @@ impl Core {
                 let rejected_at = self.scheduler_now(now);
                 self.hosting.workers[gpu].handle_executed(rejected_at, Execution::WindowMissed { rejected_at });
             }
-            Action::Execute { buffer, model, runs, exec_at, latest } => {
+            Action::Execute { buffer, model, runs, exec_at, latest, sample } => {
                 let Loaded { shape, executor, .. } = &**self.loaded(model);
                 let staging = self.config.staging;
                 let run = |worker::Run { tasks, input_bytes, fetched_with }| {
@@ -748,6 +759,7 @@ impl Core {
                     runs: runs.into_iter().map(run).collect(),
                     exec_at,
                     latest,
+                    sample,
                     offset: self.offset.clone(),
                 };
                 self.watchdog.handle_started(gpu, latest, self.loaded(model).profile.latency(job.tasks()));
@@ -791,7 +803,8 @@ impl Core {
             BackendToScheduler::PlanDone { plan, .. }
             | BackendToScheduler::Answered { plan, .. }
             | BackendToScheduler::Cancelled { plan, .. }
-            | BackendToScheduler::InputLate { plan, .. } => match plan.model_thread() {
+            | BackendToScheduler::InputLate { plan, .. }
+            | BackendToScheduler::RanAlone { plan, .. } => match plan.model_thread() {
                 ModelThreadId::INHERITED => Reader::Scheduler,
                 thread => Reader::ModelThread(thread),
             },

@@ -207,9 +207,10 @@ fn load(clock: Clock, repository: &Path, placed: Placed, programs: &Programs) ->
             (profile::table(&measured), "measured")
         }
     };
+    let cost = profile::cost(clock, &model, executor.as_ref());
     let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
     tracing::info!(model = model.name, l_1 = %least, l_max = %largest, profile = source, gpus = ?gpu_indexes, "loaded");
-    Ok(Loaded { model, shape, gpu_indexes, executor, profile, weights, is_pinned })
+    Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, weights, is_pinned })
 }
 
 /// l(b) without measuring: an emulated GPU says what it is, and a model may have been measured ahead of time.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use proto::{LatencyProfile, Weights, backend_to_scheduler::ModelOffer};
+use proto::{BatchCost, LatencyProfile, Weights, backend_to_scheduler::ModelOffer};
 use repository::Model;
 
 use crate::{executor::Executor, staging::ModelShape};
@@ -20,6 +20,8 @@ pub struct Loaded {
     pub executor: Arc<dyn Executor>,
     /// l(b).
     pub profile: LatencyProfile,
+    /// What a batch takes, if requests choose how large they are.
+    pub cost: Option<BatchCost>,
     /// What it takes in the memory of these GPUs, if that is short.
     pub weights: Weights,
     /// Whether it is there all the time.
@@ -37,6 +39,7 @@ impl Loaded {
             input_bytes: u32::try_from(self.shape.input_bytes).unwrap_or(u32::MAX),
             gpu_indexes: self.gpu_indexes.clone(),
             weights: self.weights,
+            cost: self.cost,
             queue_max: self.model.queue.requests_max(self.model.priorities.levels),
         }
     }

@@ -30,7 +30,7 @@ use std::{
 };
 
 use proto::{
-    FrontendId, LinkId, ModelId, PlanId, Span, TaskId, Timestamp,
+    FrontendId, LinkId, ModelId, ModelThreadId, PlanId, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
     backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
     scheduler_to_backend::{BatchPlan, PlannedTask},
@@ -93,6 +93,9 @@ pub enum Action {
         exec_at: Timestamp,
         /// If it has not started by then, it must not start.
         latest: Timestamp,
+        /// A task that is to be run again alone, if nothing else waits for the GPU then: its place among those that
+        /// take part, and the plan.
+        sample: Option<(usize, PlanId)>,
     },
     /// WRITE_WITH_IMM the answer of a run into its slots; then call [`Worker::handle_pushed`].
     Push(Push),
@@ -653,9 +656,13 @@ impl Worker {
         }
         let runs =
             batch.runs(&tasks, |_| batch.model.output_bytes).into_iter().map(|run| batch.executed(run)).collect();
-        let BatchPlan { model, exec_at, latest, .. } = batch.plan;
+        let BatchPlan { plan, model, exec_at, latest, sample, .. } = batch.plan;
+        let sample = sample.and_then(|sample| tasks.iter().position(|&task| task == usize::from(sample)));
+        // An inherited plan has a name that nobody knows a sample by.
+        let sample = sample.filter(|_| plan.model_thread() != ModelThreadId::INHERITED).map(|place| (place, plan));
         self.executing = Some(buffer);
-        self.actions.push_back(Action::Execute { buffer, model, runs, exec_at, latest });
+        let sample = sample.filter(|_| self.next_start().is_none() && self.waiting.is_empty());
+        self.actions.push_back(Action::Execute { buffer, model, runs, exec_at, latest, sample });
     }
 
     /// Frees the buffers whose tasks have all ended: no transfer is outstanding there.

@@ -320,6 +320,7 @@ impl Cluster {
             exec_at: now + Span::from_millis(1),
             latest: now + Span::from_millis(10_000),
             tasks: slots.map(task).collect(),
+            sample: None,
         }));
     }
 

@@ -13,7 +13,7 @@ use frontend::{
     tasks::{CheckedRequest, Reply, RequestId, WORD_WAIT},
 };
 use proto::{
-    ChangeId, Span, TaskId, Timestamp,
+    Application, ChangeId, Span, TaskId, Timestamp,
     backend_to_frontend::LinkWelcome,
     frame::{FrameWriter, read_frame},
     frontend_to_scheduler::{FrontendToScheduler, ModelChange},
@@ -213,7 +213,8 @@ impl FrontendNode {
         }
         let comes_later = env.chance(LATER_PERCENT);
         let inputs = if comes_later { vec![] } else { vec![input.clone().into()] };
-        let request = CheckedRequest { model, rows, inputs, slo, waited: Span::ZERO, priority: 0 };
+        let (waited, application) = (Span::ZERO, Application(env.rng.random_range(0..4)));
+        let request = CheckedRequest { model, rows, inputs, slo, waited, priority: 0, application };
         let now = env.local(self.node);
         match process.core.handle_request(now, &request, &arena(env, self.node)) {
             Ok(id) => {

@@ -59,6 +59,7 @@ pub(super) fn loaded(name: &str, version: u32, gpus: u32) -> Loaded {
         gpu_indexes: (0..gpus).collect(),
         executor,
         profile: profile(),
+        cost: None,
         weights: WEIGHTS,
         is_pinned: false,
     }

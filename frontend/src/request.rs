@@ -1,6 +1,6 @@
 //! Step 1: a request is checked against its model, whatever form it came in.
 
-use proto::Span;
+use proto::{Application, Span};
 use repository::{DataType, Model, SLO_MAX, Tensor, Variable, cell, elements};
 
 use crate::{
@@ -67,7 +67,8 @@ pub fn check(model: &Model, index: usize, inputs: Vec<InputTensor>, slo: Span) -
         false => ordered.into_iter().flatten().map(|(given, _)| given.data).collect(),
     };
     let priority = model.priorities.of(0);
-    Ok(CheckedRequest { model: index, rows, inputs, slo, waited: Span::ZERO, priority })
+    let (waited, application) = (Span::ZERO, Application::NONE);
+    Ok(CheckedRequest { model: index, rows, inputs, slo, waited, priority, application })
 }
 
 /// Says what is wrong with an input's elements, as Triton does.

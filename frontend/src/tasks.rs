@@ -25,7 +25,7 @@ use std::{
 
 use bytes::Bytes;
 use proto::{
-    BackendId, FrontendId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId, Timestamp,
+    Application, BackendId, FrontendId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
     frontend_to_scheduler::FrontendToScheduler,
     scheduler_to_frontend::DropReason,
@@ -72,6 +72,8 @@ pub struct CheckedRequest {
     pub waited: Span,
     /// The smaller, the more important among the tasks of its model while these cannot all be met.
     pub priority: u8,
+    /// The workload that it is of.
+    pub application: Application,
 }
 
 /// The answer to a request.
@@ -240,7 +242,7 @@ impl Tasks {
         });
         let admitted_at = at.scheduler_now;
         let state = Request { id, unanswered, outputs, batches, admitted_at, later };
-        let terms = Terms { deadline, priority: request.priority, comes_later };
+        let terms = Terms { deadline, priority: request.priority, application: request.application, comes_later };
         let group = Group::new(first, (Rc::clone(&served.model), &offer), terms, leases, state);
         for (rows, lease) in group.runs() {
             let offset = lease.descriptor(0).input_offset as usize;

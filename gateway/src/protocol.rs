@@ -4,7 +4,7 @@
 use std::mem;
 
 use bytes::Bytes;
-use proto::Span;
+use proto::{Application, Span};
 use repository::{DataType, ImagePipeline, Model, Tensor, elements};
 use serde_json::{Map, Value, json};
 
@@ -37,10 +37,11 @@ pub const DIMENSIONS_MAX: usize = 64;
 const REGION_BYTES_MAX: usize = 255;
 
 /// The parameters that mean something, of a request or of one of its tensors. Others are not kept.
-const KNOWN_PARAMETERS: [&str; 10] = [
+const KNOWN_PARAMETERS: [&str; 11] = [
     "timeout",
     "background",
     "priority",
+    "application",
     "binary_data_output",
     "binary_data_size",
     "binary_data",
@@ -58,7 +59,7 @@ pub type Parameters = Map<String, Value>;
 pub struct InferRequest {
     /// Comes back in the reply.
     pub id: Option<String>,
-    /// `timeout`, `background`, `priority` and `binary_data_output`.
+    /// `timeout`, `background`, `priority`, `application` and `binary_data_output`.
     pub parameters: Parameters,
     /// In any order.
     pub inputs: Vec<RequestInput>,
@@ -174,7 +175,8 @@ pub fn prepare(
         inputs.push(InputTensor { name, datatype: tensor.datatype, shape, data });
     }
     let terms = Terms::of(model, &request, within, regions)?;
-    let checked = CheckedRequest { priority: terms.priority, ..check(model, index, inputs, terms.slo)? };
+    let (priority, application) = (terms.priority, terms.application);
+    let checked = CheckedRequest { priority, application, ..check(model, index, inputs, terms.slo)? };
     Ok(Prepared { id: request.id, checked, outputs: terms.outputs, parts })
 }
 
@@ -190,8 +192,9 @@ pub fn prepare_ahead(
     regions: &Regions,
 ) -> Result<Prepared, InferError> {
     let (_, rows) = placed(model, &request.inputs, 0)?;
-    let Terms { slo, priority, outputs } = Terms::of(model, &request, within, regions)?;
-    let checked = CheckedRequest { model: index, rows, inputs: Vec::new(), slo, waited: Span::ZERO, priority };
+    let Terms { slo, priority, application, outputs } = Terms::of(model, &request, within, regions)?;
+    let (inputs, waited) = (Vec::new(), Span::ZERO);
+    let checked = CheckedRequest { model: index, rows, inputs, slo, waited, priority, application };
     Ok(Prepared { id: request.id, checked, outputs, parts: Vec::new() })
 }
 
@@ -199,12 +202,14 @@ pub fn prepare_ahead(
 struct Terms {
     slo: Span,
     priority: u8,
+    application: Application,
     outputs: Vec<OutputChoice>,
 }
 
 impl Terms {
     fn of(model: &Model, request: &InferRequest, within: Option<Span>, regions: &Regions) -> Result<Self, InferError> {
         let priority = model.priorities.of(priority(&request.parameters)?);
+        let application = application(&request.parameters)?;
         let slo = match objective(&request.parameters)? {
             Some(Span::ENDLESS) => Span::ENDLESS,
             asked => model.queue.objective(priority, asked, model.slo),
@@ -212,7 +217,7 @@ impl Terms {
         // When a client without an objective hangs up is no objective.
         let slo = if slo == Span::ENDLESS { slo } else { within.map_or(slo, |within| slo.min(within)) };
         let outputs = output_choices(model, &request.parameters, &request.outputs, regions)?;
-        Ok(Self { slo, priority, outputs })
+        Ok(Self { slo, priority, application, outputs })
     }
 }
 
@@ -518,6 +523,15 @@ fn priority(parameters: &Parameters) -> Result<u64, InferError> {
     let Some(value) = parameters.get("priority") else { return Ok(0) };
     let expected = "0 (the model's default), or 1 (the highest) and up";
     value.as_u64().ok_or_else(|| invalid("parameters.priority", excerpt(&value.to_string()), expected))
+}
+
+/// What the client calls the workload that its request is of.
+fn application(parameters: &Parameters) -> Result<Application, InferError> {
+    let Some(value) = parameters.get("application") else { return Ok(Application::NONE) };
+    let named = value.as_str().filter(|name| (1..=Application::NAME_BYTES_MAX).contains(&name.len()));
+    let expected = || format!("a name of 1 to {} bytes", Application::NAME_BYTES_MAX);
+    let named = named.ok_or_else(|| invalid("parameters.application", excerpt(&value.to_string()), expected()))?;
+    Ok(Application::named(named))
 }
 
 fn output_choices(

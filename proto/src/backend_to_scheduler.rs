@@ -5,7 +5,7 @@ use wincode::{SchemaRead, SchemaWrite};
 use crate::{
     epoch::{Epoch, Standing},
     ids::{BackendId, FrontendId, GpuId, LinkId, LoadId, ModelId, PlanId, TaskId},
-    profile::LatencyProfile,
+    profile::{BatchCost, LatencyProfile},
     time::{Span, Timestamp},
     weights::{Weights, WeightsTally},
 };
@@ -25,6 +25,8 @@ pub struct ModelOffer {
     pub gpu_indexes: Vec<u32>,
     /// What it takes in the memory of these, if that is short.
     pub weights: Weights,
+    /// If what a batch takes depends on its tasks.
+    pub cost: Option<BatchCost>,
     /// Requests that may wait, by their priority; 0, or none for it: as many as the scheduler lets. At most
     /// [`PRIORITIES`].
     pub queue_max: Vec<u32>,
@@ -220,6 +222,14 @@ pub enum BackendToScheduler {
     /// What has become of weights; told while that changes, and not more often than every
     /// [`TALLY_INTERVAL`](crate::weights::TALLY_INTERVAL).
     Weights(WeightsTally),
+    /// The [`sample`](crate::scheduler_to_backend::BatchPlan::sample) of a plan was run again, alone, and took so
+    /// long. Not all are.
+    RanAlone {
+        /// The plan.
+        plan: PlanId,
+        /// From its start to its end.
+        took: Span,
+    },
     /// A task that was cancelled was dropped from its batch: its slot is neither read nor written any more. Precedes
     /// the plan's `Answered`.
     Cancelled {

@@ -5,7 +5,7 @@ use wincode::{SchemaRead, SchemaWrite};
 use crate::{
     brought::Brought,
     epoch::{Epoch, Standing},
-    ids::{BackendId, ChangeId, FrontendId, LinkId, ModelId, TaskId},
+    ids::{Application, BackendId, ChangeId, FrontendId, LinkId, ModelId, TaskId},
     slot::SlotDescriptor,
     time::{Span, Timestamp},
 };
@@ -46,6 +46,8 @@ pub enum FrontendToScheduler {
         deadline: Timestamp,
         /// The smaller, the more important among the tasks of its model while these cannot all be met.
         priority: u8,
+        /// The workload that it is of.
+        application: Application,
         /// Whether it is the first row of its request: a model's bound of requests that wait is held against these.
         is_first: bool,
         /// Where its bytes are.
@@ -85,6 +87,8 @@ pub enum FrontendToScheduler {
         deadline: Timestamp,
         /// As in `Submit`.
         priority: u8,
+        /// As in `Submit`.
+        application: Application,
         /// Its present attempt: no answer with another number is taken.
         attempt: u16,
         /// As in `Submit`.

@@ -30,6 +30,25 @@ pub struct GpuId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, SchemaRead, SchemaWrite)]
 pub struct ModelId(pub u32);
 
+/// The workload that a request is of, by a hash of what its client calls it: requests of one workload take alike
+/// (Orloj, section 3.2). Two names may have one hash; their requests count as of one workload then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, SchemaRead, SchemaWrite)]
+pub struct Application(pub u32);
+
+impl Application {
+    /// Bytes of a name.
+    pub const NAME_BYTES_MAX: usize = 64;
+    /// Of requests whose clients name none.
+    pub const NONE: Self = Self(0);
+
+    /// The workload of that name: FNV-1a of 32 bits.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        let hash = name.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        if name.is_empty() { Self::NONE } else { Self(hash.max(1)) }
+    }
+}
+
 /// The position of one of the scheduler's ModelThreads, from 0. Each owns its models; at most
 /// [`ModelThreadId::COUNT_MAX`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, SchemaRead, SchemaWrite)]

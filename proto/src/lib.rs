@@ -27,8 +27,10 @@ pub mod weights;
 
 pub use brought::{Brought, FilesDigest};
 pub use epoch::{Claim, Epoch, Era, Standing};
-pub use ids::{BackendId, ChangeId, FrontendId, GpuId, LinkId, LoadId, ModelId, ModelThreadId, PlanId, TaskId};
-pub use profile::{LatencyProfile, ProfileError};
+pub use ids::{
+    Application, BackendId, ChangeId, FrontendId, GpuId, LinkId, LoadId, ModelId, ModelThreadId, PlanId, TaskId,
+};
+pub use profile::{BatchCost, LatencyProfile, ProfileError};
 pub use slot::SlotDescriptor;
 pub use time::{Span, Timestamp};
 pub use weights::Weights;

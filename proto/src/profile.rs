@@ -14,6 +14,20 @@ pub struct LatencyProfile {
     table: Vec<Span>,
 }
 
+/// What a batch of unequal tasks takes: all are padded to the longest (Orloj, equation 3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub struct BatchCost {
+    /// c0: in any case.
+    pub fixed: Span,
+    /// c1: what each further task adds, in millionths of the longest one's work; 1 to [`Self::PER_TASK_MAX`].
+    pub per_task_ppm: u32,
+}
+
+impl BatchCost {
+    /// Each task takes as much as the longest.
+    pub const PER_TASK_MAX: u32 = 1_000_000;
+}
+
 /// Why a latency profile was refused.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum ProfileError {

@@ -55,6 +55,9 @@ pub struct BatchPlan {
     pub latest: Timestamp,
     /// 1 to [`LatencyProfile::MAX_BATCH`] tasks.
     pub tasks: Vec<PlannedTask>,
+    /// Of a dynamic model: the index of a task that is to be run again when the batch has ended, alone, if the GPU has
+    /// nothing else to do then (Orloj, section 3.2). Its outputs are nobody's; `RanAlone` tells what it took.
+    pub sample: Option<u16>,
 }
 
 /// A message to a backend.
@@ -168,7 +171,7 @@ pub struct BackendWelcome {
 /// Encoded bytes of a [`PlannedTask`].
 const PLANNED_TASK_BYTES: usize = 8 + 2 + (4 + 8 + 4 + 8 + 4) + 3 * 8;
 /// Encoded bytes of a [`SchedulerToBackend::Plan`] without its tasks.
-const PLAN_BYTES: usize = 4 + 8 + 4 + 4 + 8 + 8 + 8;
+const PLAN_BYTES: usize = 4 + 8 + 4 + 4 + 8 + 8 + 8 + 3;
 const _: () = assert!(PLAN_BYTES + LatencyProfile::MAX_BATCH * PLANNED_TASK_BYTES + 4 <= FRAME_BYTES_MAX);
 
 #[cfg(test)]
@@ -216,6 +219,7 @@ mod tests {
                 exec_at: Timestamp(1),
                 latest: Timestamp(2),
                 tasks: vec![task; tasks],
+                sample: Some(0),
             };
             wincode::serialize(&SchedulerToBackend::Plan(plan)).unwrap().len()
         };

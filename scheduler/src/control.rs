@@ -365,6 +365,7 @@ impl Control {
             | BackendToScheduler::Answered { .. }
             | BackendToScheduler::Cancelled { .. }
             | BackendToScheduler::InputLate { .. }
+            | BackendToScheduler::RanAlone { .. }
             | BackendToScheduler::WeightsLoaded { .. } => {
                 return Err(Violation("a backend told control what is for a ModelThread".to_owned()));
             }
@@ -527,11 +528,11 @@ impl Control {
         let offers = offers.map(|(_, gpus, offered)| (gpus, Arc::clone(offered))).collect();
         let entry = &self.members.models[model.0 as usize];
         let (weights, common) = (entry.weights, only.is_none().then(|| entry.profile.clone()));
-        let queue_max = entry.queue_max.clone();
+        let (queue_max, cost) = (entry.queue_max.clone(), entry.cost);
         if only.is_none() {
             self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Weights(model, weights)));
         }
-        let offered = Offered { model, budget, weights, queue_max, common, offers };
+        let offered = Offered { model, budget, weights, queue_max, cost, common, offers };
         self.tell_owner(model, ControlToShard::Offered(offered));
     }
 

@@ -32,6 +32,12 @@ pub struct BatchCost {
     pub per_task: f64,
 }
 
+impl From<proto::BatchCost> for BatchCost {
+    fn from(proto::BatchCost { fixed, per_task_ppm }: proto::BatchCost) -> Self {
+        Self { fixed, per_task: f64::from(per_task_ppm) / f64::from(proto::BatchCost::PER_TASK_MAX) }
+    }
+}
+
 impl BatchCost {
     /// What so many requests take of which the longest has this much work.
     #[must_use]
@@ -121,8 +127,10 @@ pub struct Bin {
 pub struct BatchTimes {
     /// Whoever is in it (section 4.3).
     pub mean: Span,
-    /// By application of one of its requests, where the others may be of any; at least one.
+    /// By application of one of its requests, where the others may be of any.
     applications: Vec<(u8, Seen)>,
+    /// As a request of any application sees it.
+    pooled: Seen,
 }
 
 /// A batch's time, as an application's requests see it.
@@ -141,14 +149,14 @@ impl BatchTimes {
         // A step must have a width for a score to rise in.
         let from = time - Span((time.as_nanos() / 100).max(1));
         let seen = Seen { bins: vec![Bin { from, to: time, part: 1.0 }], mean: time };
-        Self { mean: time, applications: vec![(0, seen)] }
+        Self { mean: time, applications: Vec::new(), pooled: seen }
     }
 
-    /// As an application sees it; one that is unknown as the first does.
+    /// As an application sees it; one that is unknown as all together do.
     #[must_use]
     pub fn of(&self, application: u8) -> &Seen {
         let known = self.applications.iter().find(|(known, _)| *known == application);
-        &known.unwrap_or(&self.applications[0]).1
+        known.map_or(&self.pooled, |(_, seen)| seen)
     }
 }
 
@@ -156,7 +164,7 @@ impl BatchTimes {
 #[derive(Debug)]
 pub struct DynamicTimes {
     cost: BatchCost,
-    /// By application; the first one stands for those that nothing is known of, too.
+    /// By application.
     applications: BTreeMap<u8, Works>,
 }
 
@@ -211,7 +219,8 @@ impl DynamicTimes {
                 Seen { bins, mean: Span(mean.round() as i64) }
             };
             let mean = latency(largest_of(&all.0, size));
-            BatchTimes { mean, applications: owns.iter().map(|(known, own)| (*known, seen(own))).collect() }
+            let applications = owns.iter().map(|(known, own)| (*known, seen(own))).collect();
+            BatchTimes { mean, applications, pooled: seen(&all) }
         };
         Some(sizes.iter().map(times).collect())
     }
@@ -300,8 +309,8 @@ mod tests {
         assert!(ms(batches[0].of(0).mean) < 20.0 && ms(batches[0].of(2).mean) > 95.0);
         assert!((ms(batches[1].of(0).mean) - (2.0 + 1.5 * (10.5 + 100.5) / 2.0)).abs() < 8.0);
         assert!((ms(batches[1].mean) - (2.0 + 1.5 * (10.5 * 0.25 + 100.5 * 0.75))).abs() < 2.0);
-        // Nothing is known of application 9.
-        assert_eq!(batches[0].of(9), batches[0].of(0));
+        // Nothing is known of application 9 but that it is of this model.
+        assert!((ms(batches[0].of(9).mean) - (2.0 + (10.5 + 100.5) / 2.0)).abs() < 5.0);
         let short = times.batches(&[0], &[2], |_| Span::ZERO).unwrap();
         assert!(ms(short[0].mean) < 18.0, "{}", short[0].mean);
     }

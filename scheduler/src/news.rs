@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use proto::{
-    BackendId, FrontendId, GpuId, LatencyProfile, LinkId, LoadId, ModelId, ModelThreadId, Span, TaskId, Timestamp,
-    backend_to_scheduler::BackendToScheduler, hello::Member, scheduler_to_frontend::DropReason,
+    BackendId, BatchCost, FrontendId, GpuId, LatencyProfile, LinkId, LoadId, ModelId, ModelThreadId, Span, TaskId,
+    Timestamp, backend_to_scheduler::BackendToScheduler, hello::Member, scheduler_to_frontend::DropReason,
     scheduler_to_scheduler::LearnedAverages,
 };
 
@@ -133,6 +133,8 @@ pub struct Offered {
     pub weights: Weights,
     /// As [`ModelOffer::queue_max`](proto::backend_to_scheduler::ModelOffer::queue_max).
     pub queue_max: Vec<u32>,
+    /// If what a batch takes depends on its tasks.
+    pub cost: Option<BatchCost>,
     /// The slowest of all offers, if that is another one than before: what was learned of the model is void then, and
     /// `offers` are all that there are.
     pub common: Option<LatencyProfile>,

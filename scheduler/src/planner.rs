@@ -107,6 +107,11 @@ pub trait Planner<P>: Send {
     /// A task of a dynamic model was executed alone, as a sample of its application. By default it is not looked at.
     fn handle_alone(&mut self, _now: Timestamp, _id: ModelId, _application: u8, _alone: Span) {}
 
+    /// Whether that is worth executing tasks alone for.
+    fn wants_samples(&self) -> bool {
+        false
+    }
+
     /// Decides, and fires all timers that are due.
     fn handle_timeout(&mut self, now: Timestamp);
 

@@ -29,17 +29,18 @@ impl Policy {
             Self::Shepherd => Box::new(central::Central::new(budget, shepherd::Shepherd)),
             Self::Nexus => Box::new(replicas::Replicas::new(budget, nexus::Nexus::default())),
             Self::Orloj(rate) => Box::new(orloj::Orloj::new(budget, rate)),
+            Self::DownbeatDynamic => Box::new(orloj::Orloj::with_lanes(budget)),
             Self::Clipper => Box::new(replicas::Replicas::new(budget, clipper::Clipper)),
             _ => Box::new(Matchmaker::in_place(budget, self)),
         }
     }
 
-    /// The same where models are dynamic ([`crate::dynamic`]). `downbeat` is Orloj with lanes then; the other published
-    /// policies plan such a model as one whose l(b) is the mean.
+    /// The same where models are dynamic ([`crate::dynamic`]). `downbeat` is `downbeat:dynamic` then; the other
+    /// published policies plan such a model as one whose l(b) is the mean.
     #[must_use]
     pub fn dynamic_planner<P: Send + 'static>(self, budget: NetworkBudget) -> Box<dyn Planner<P>> {
         match self {
-            Self::Downbeat => Box::new(orloj::Orloj::with_lanes(budget)),
+            Self::Downbeat => Self::DownbeatDynamic.planner(budget),
             _ => self.planner(budget),
         }
     }

@@ -130,6 +130,8 @@ pub enum Policy {
     /// Ours: deferred, with heads given up early, earlier windows and a fair order (`policy/downbeat.rs`).
     #[default]
     Downbeat,
+    /// The same where what a batch takes depends on its tasks (`planners/orloj.rs`).
+    DownbeatDynamic,
     /// The window is always open.
     Eager,
     /// The window opens this long after the batch's first task arrived (Symphony, section 3.4).
@@ -152,8 +154,8 @@ pub enum Policy {
 const ORLOJ_RATE: f64 = 1e-4;
 
 /// What a policy may be called, for errors and help.
-pub const POLICIES: &str = "downbeat, deferred, deferred:latest, deferred:target, eager, timeout:MS, timeout:P%, \
-                            clockwork, nexus, shepherd, clipper, orloj or orloj:B";
+pub const POLICIES: &str = "downbeat, downbeat:dynamic, deferred, deferred:latest, deferred:target, eager, \
+                            timeout:MS, timeout:P%, clockwork, nexus, shepherd, clipper, orloj or orloj:B";
 
 /// Why a policy was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -195,13 +197,16 @@ impl Policy {
     /// Whether it decides over all models at once, so that they cannot be dealt to several ModelThreads.
     #[must_use]
     pub fn needs_one_queue(self) -> bool {
-        matches!(self, Self::Clockwork | Self::Shepherd | Self::Nexus | Self::Clipper | Self::Orloj(_))
+        matches!(
+            self,
+            Self::Clockwork | Self::Shepherd | Self::Nexus | Self::Clipper | Self::Orloj(_) | Self::DownbeatDynamic
+        )
     }
 
     /// Whether it loads weights into memory that holds but a part of all models.
     #[must_use]
     pub fn loads_weights(self) -> bool {
-        !matches!(self, Self::Nexus | Self::Clipper | Self::Orloj(_))
+        !matches!(self, Self::Nexus | Self::Clipper | Self::Orloj(_) | Self::DownbeatDynamic)
     }
 
     /// How what it plans with follows executions, if it is to.
@@ -228,7 +233,7 @@ impl Policy {
             Self::Eager => Box::new(Timeout { after: Span::ZERO, part: 0.0 }),
             Self::Timeout(after) => Box::new(Timeout { after, part: 0.0 }),
             Self::TimeoutPercent(percent) => Box::new(Timeout { after: Span::ZERO, part: percent / 100.0 }),
-            Self::Clockwork | Self::Nexus | Self::Shepherd | Self::Clipper | Self::Orloj(_) => {
+            Self::Clockwork | Self::Nexus | Self::Shepherd | Self::Clipper | Self::Orloj(_) | Self::DownbeatDynamic => {
                 unreachable!("{self} is a planner, not a choice of windows")
             }
         }
@@ -244,6 +249,7 @@ impl FromStr for Policy {
             Some(("deferred", "latest")) => Ok(Self::DeferredLatest),
             Some(("deferred", "target")) => Ok(Self::DeferredTarget),
             None if text == "downbeat" => Ok(Self::Downbeat),
+            Some(("downbeat", "dynamic")) => Ok(Self::DownbeatDynamic),
             None if text == "eager" => Ok(Self::Eager),
             None if text == "clockwork" => Ok(Self::Clockwork),
             None if text == "nexus" => Ok(Self::Nexus),
@@ -274,6 +280,7 @@ impl fmt::Display for Policy {
             Self::DeferredLatest => f.write_str("deferred:latest"),
             Self::DeferredTarget => f.write_str("deferred:target"),
             Self::Downbeat => f.write_str("downbeat"),
+            Self::DownbeatDynamic => f.write_str("downbeat:dynamic"),
             Self::Eager => f.write_str("eager"),
             Self::Timeout(timeout) => write!(f, "timeout:{}", timeout.as_millis_f64()),
             Self::TimeoutPercent(percent) => write!(f, "timeout:{percent}%"),

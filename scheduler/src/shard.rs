@@ -5,6 +5,7 @@
 //! Each task that a frontend submits ends exactly once: its backend answers it, or the frontend is told `Dropped`.
 //! No IO and no clock: `handle_*` takes what arrived and `now`, `poll_output` yields what is to be sent.
 
+mod applications;
 mod budgets;
 mod fencing;
 mod heirs;
@@ -18,8 +19,8 @@ use std::{
 };
 
 use proto::{
-    BackendId, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId,
-    Timestamp,
+    Application, BackendId, BatchCost, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, PlanId,
+    SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
     frontend_to_scheduler::FrontendToScheduler,
     hello::Member,
@@ -39,6 +40,7 @@ use crate::{
     predictions::{Action, Predicted, Predictions},
     task::{Batch, ModelConfig, Task, Weights},
 };
+use applications::{Applications, Samples};
 use fencing::Fences;
 use heirs::Heir;
 pub use heirs::Unfinished;
@@ -123,6 +125,7 @@ struct Submission {
     model: ModelId,
     deadline: Timestamp,
     priority: u8,
+    application: Application,
     is_first: bool,
     slot: SlotDescriptor,
 }
@@ -144,6 +147,9 @@ struct Model {
     weights: Weights,
     /// As [`Offered::queue_max`].
     queue_max: Vec<u32>,
+    /// If what a batch takes depends on its tasks.
+    cost: Option<BatchCost>,
+    applications: Applications,
     /// Whether any GPU in use hosts it, or why its tasks are dropped.
     hosted: Result<(), DropReason>,
     /// l(1) and the budget, as control was told.
@@ -194,6 +200,8 @@ pub struct Shard {
     /// Tasks that came while no GPU had their model's weights in memory.
     cold: u64,
     predictions: Predictions,
+    /// Tasks that backends may run again alone.
+    samples: Samples,
     /// When plans are looked at again.
     watch_at: Timestamp,
     outputs: VecDeque<ShardOutput>,
@@ -217,6 +225,7 @@ impl Shard {
             heirs: BTreeMap::new(),
             cold: 0,
             predictions: Predictions::default(),
+            samples: Samples::default(),
             watch_at: Timestamp::PAST,
             outputs: VecDeque::new(),
             config,
@@ -246,6 +255,7 @@ impl Shard {
             ControlToShard::BackendLeft(backend) => {
                 self.passes.remove(&Member::Backend(backend));
                 self.connecting.remove(&backend);
+                self.samples.remove_backend(backend);
                 let lost = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks);
                 let lost = lost.map(RunningTask::lost).collect();
                 self.doubt((backend, LinkId::ALL), lost);
@@ -350,6 +360,7 @@ impl Shard {
                 | Message::Answered { .. }
                 | Message::Cancelled { .. }
                 | Message::InputLate { .. }
+                | Message::RanAlone { .. }
                 | Message::WeightsLoaded { .. }
         )
     }
@@ -365,8 +376,9 @@ impl Shard {
         message: FrontendToScheduler,
     ) -> Result<(), Violation> {
         match message {
-            FrontendToScheduler::Submit { task, model, deadline, priority, is_first, slot } => {
-                self.on_submit(now, frontend, Submission { task, model, deadline, priority, is_first, slot })
+            FrontendToScheduler::Submit { task, model, deadline, priority, application, is_first, slot } => {
+                let submission = Submission { task, model, deadline, priority, application, is_first, slot };
+                self.on_submit(now, frontend, submission)
             }
             FrontendToScheduler::Cancel { task, model } => {
                 check_owner(frontend, task)?;
@@ -375,9 +387,11 @@ impl Shard {
                 }
                 Ok(())
             }
-            FrontendToScheduler::Open { task: id, model, deadline, priority, attempt, slot } => {
+            FrontendToScheduler::Open { task: id, model, deadline, priority, application, attempt, slot } => {
                 let deadline = self.latest_end(now, deadline);
-                self.on_open(frontend, RunningTask { id, model, deadline, priority, attempt, losses: 0, slot })
+                let application = self.application(model, application);
+                let task = RunningTask { id, model, deadline, priority, application, attempt, losses: 0, slot };
+                self.on_open(frontend, task)
             }
             FrontendToScheduler::AllOpen => {
                 self.outputs.push_back(ShardOutput::ToControl(ShardToControl::AllOpen(frontend)));
@@ -415,6 +429,10 @@ impl Shard {
             BackendToScheduler::InputLate { plan, task } => {
                 self.on_task_dropped(backend, (plan, task), DropReason::InputLate)
             }
+            BackendToScheduler::RanAlone { plan, took } => {
+                self.on_ran_alone(now, (plan, backend), took);
+                Ok(())
+            }
             BackendToScheduler::WeightsLoaded { gpu, model, outcome } => {
                 self.on_weights_loaded(now, (backend, gpu), model, outcome);
                 Ok(())
@@ -441,14 +459,15 @@ impl Shard {
 
     /// Step 3: a frontend submits a task.
     fn on_submit(&mut self, now: Timestamp, frontend: FrontendId, submission: Submission) -> Result<(), Violation> {
-        let Submission { task: id, model, deadline, priority, is_first, slot } = submission;
+        let Submission { task: id, model, deadline, priority, application, is_first, slot } = submission;
         check_owner(frontend, id)?;
         // It left, and this was on its way.
         let Some(member) = self.frontends.get_mut(&frontend) else { return Ok(()) };
         member.tasks += 1;
         let (is_full, is_served) = (member.tasks > self.config.tasks_per_frontend_max, member.is_served);
         let deadline = self.latest_end(now, deadline);
-        let task = Task { id, deadline, priority, application: 0, payload: Ride { attempt: 0, losses: 0, slot } };
+        let application = self.application(model, application);
+        let task = Task { id, deadline, priority, application, payload: Ride { attempt: 0, losses: 0, slot } };
         match self.models.get_mut(&model) {
             _ if is_full => self.drop_task(id, DropReason::QueueFull),
             Some(Model { hosted: Err(reason), .. }) => {
@@ -552,8 +571,10 @@ impl Shard {
             if let PlanOutcome::Executed { started_at, finished_at } = outcome
                 && self.models.contains_key(&done.model)
             {
-                self.estimates.handle_executed(now, done.model, done.gpu, done.size, finished_at - started_at);
+                let execution = finished_at - started_at;
+                self.estimates.handle_executed(now, done.model, done.gpu, done.size, execution);
                 self.follow_estimates(now);
+                self.on_sampled(now, (id, backend), &done, execution);
             }
         }
         if let PlanOutcome::Executed { started_at, finished_at } = outcome
@@ -689,18 +710,21 @@ impl Shard {
     }
 
     fn on_offered(&mut self, now: Timestamp, offered: Offered) {
-        let Offered { model, budget, weights, queue_max, common, offers } = offered;
+        let Offered { model, budget, weights, queue_max, cost, common, offers } = offered;
         let entry = self.models.entry(model).or_insert_with(|| Model {
             budget,
             data: NetworkTime::new(budget.data_per_task),
             weights,
             queue_max: Vec::new(),
+            cost,
+            applications: Applications::default(),
             hosted: Err(DropReason::NoBackend),
             told: None,
             tasks: 0,
         });
         entry.queue_max = queue_max;
         let is_resized = std::mem::replace(&mut entry.weights, weights) != weights;
+        let is_dearer = std::mem::replace(&mut entry.cost, cost) != cost;
         entry.data.set_configured(budget.data_per_task);
         entry.budget = NetworkBudget { ctrl: self.ctrl.planned(), data_per_task: entry.data.planned(), ..budget };
         if let Some(common) = common {
@@ -710,7 +734,7 @@ impl Shard {
             self.estimates.handle_offer(model, &gpus, &offered);
         }
         self.follow_estimates(now);
-        if is_resized {
+        if is_resized || is_dearer {
             self.plan_with(now, model);
         }
     }
@@ -792,9 +816,9 @@ impl Shard {
     /// that whatever the lost backend still does cannot be taken for the answer.
     fn on_unanswered(&mut self, now: Timestamp, task: RunningTask) {
         let attempt = (task.attempt + 1) % ImmediateData::ATTEMPTS;
-        let RunningTask { id, model, deadline, priority, losses, slot, .. } = task;
+        let RunningTask { id, model, deadline, priority, application, losses, slot, .. } = task;
         let is_served = self.frontends.get(&id.frontend()).is_some_and(|frontend| frontend.is_served);
-        let task = Task { id, deadline, priority, application: 0, payload: Ride { attempt, losses, slot } };
+        let task = Task { id, deadline, priority, application, payload: Ride { attempt, losses, slot } };
         let Some(entry) = self.models.get(&model) else {
             return self.forward(model, Forwarded::Task(task));
         };
@@ -828,7 +852,8 @@ impl Shard {
         let (profile, queue_max) = (self.estimates.profile(model).clone(), self.config.queue_max);
         let planned = (profile.latency(1), entry.budget);
         let weights = Weights { load: self.estimates.load(model, entry.weights.load), ..entry.weights };
-        let config = ModelConfig { profile, queue_max, budget: Some(entry.budget), weights, dynamic: None };
+        let dynamic = entry.cost.map(Into::into);
+        let config = ModelConfig { profile, queue_max, budget: Some(entry.budget), weights, dynamic };
         self.planner.handle_model(now, model, config);
         if entry.told.replace(planned) != Some(planned) {
             let news = ShardToControl::Planned(model, planned.0, planned.1);

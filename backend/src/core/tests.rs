@@ -61,6 +61,7 @@ fn loaded(name: &str, elements: usize) -> Loaded {
         gpu_indexes: vec![0],
         executor,
         profile,
+        cost: None,
         weights: Weights::default(),
         is_pinned: false,
     }
@@ -186,6 +187,7 @@ fn plan(model_thread: u16, gpu_index: u32) -> SchedulerToBackend {
         exec_at: NOW,
         latest: NOW + Span::from_millis(5),
         tasks: vec![task],
+        sample: None,
     })
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crossbeam_channel::{Receiver, Sender};
-use proto::{Span, Timestamp};
+use proto::{PlanId, Span, Timestamp};
 use transport::{Clock, Region, Waker};
 
 use repository::cell;
@@ -39,8 +39,15 @@ pub(super) struct Job {
 pub(super) struct Finished {
     pub(super) session: u64,
     pub(super) gpu: usize,
+    pub(super) end: End,
+}
+
+/// Of a job that has a sample there may be both, the batch's first.
+pub(super) enum End {
     /// Its stamps are on the scheduler's clock.
-    pub(super) execution: Execution,
+    Batch(Execution),
+    /// The sample of this plan was run again, and took so long.
+    Alone(PlanId, Span),
 }
 
 /// The threads.
@@ -91,10 +98,20 @@ fn run_jobs(clock: Clock, gpu: usize, jobs: &Receiver<Job>, finished: &Sender<Fi
     let mut scratch = Scratch::default();
     for job in jobs {
         let execution = run_job(clock, &job, &mut scratch);
-        if finished.send(Finished { session: job.session, gpu, execution }).is_err() {
+        let sample = job.batch.sample.filter(|_| matches!(execution, Execution::Done { .. }));
+        if finished.send(Finished { session: job.session, gpu, end: End::Batch(execution) }).is_err() {
             return;
         }
         job.waker.wake();
+        // Whoever waits comes first.
+        let Some((place, plan)) = sample.filter(|_| jobs.is_empty()) else { continue };
+        if let Some(took) = scratch.run_alone(clock, &job.batch, place) {
+            let end = End::Alone(plan, took);
+            // It is worth less than the room that a batch's end needs.
+            if finished.try_send(Finished { session: job.session, gpu, end }).is_ok() {
+                job.waker.wake();
+            }
+        }
     }
 }
 
@@ -167,6 +184,25 @@ impl Scratch {
         scatter(job, &outcome, outputs);
         Ok(outcome)
     }
+
+    /// Runs one task of the batch that was run last again, alone. How long that took; `None` if it failed.
+    fn run_alone(&mut self, clock: Clock, batch: &core::Job, place: usize) -> Option<Span> {
+        let (mut first, mut offset) = (0, 0);
+        let run = batch.runs.iter().find(|run| {
+            let is_here = place < first + run.tasks;
+            if !is_here {
+                first += run.tasks;
+                offset += run.tasks * run.input_bytes;
+            }
+            is_here
+        })?;
+        let input = self.inputs.get(offset + (place - first) * run.input_bytes..)?.get(..run.input_bytes)?;
+        let output = self.outputs.get_mut(..batch.shape.output_bytes)?;
+        let started_at = clock.now();
+        let ran = catch_unwind(AssertUnwindSafe(|| batch.executor.execute(input, output)));
+        let took = clock.now() - started_at;
+        matches!(ran, Ok(Ok(failed)) if failed.is_empty()).then_some(took)
+    }
 }
 
 /// Bytes of a task's output at the front of its room.
@@ -209,7 +245,7 @@ pub(super) fn sleep_until(now: impl Fn() -> Timestamp, at: Timestamp) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
     use crate::{
@@ -257,6 +293,7 @@ mod tests {
             runs: vec![others, last],
             exec_at: Timestamp::PAST,
             latest,
+            sample: None,
             offset: ClockOffset::default(),
         };
         assert!(gpus.post(0, Job { session: 1, batch, region: region.clone(), waker: endpoint.waker() }));
@@ -269,7 +306,8 @@ mod tests {
         assert_eq!((finished.session, finished.gpu), (1, 0));
         let mut outputs = vec![0; inputs.len()];
         region.read(100, &mut outputs);
-        (finished.execution, outputs)
+        let End::Batch(execution) = finished.end else { panic!("that was no sample") };
+        (execution, outputs)
     }
 
     #[test]
@@ -349,6 +387,7 @@ mod tests {
             runs: vec![run(2, 0, 5, 200), run(1, 64, 6, 400)],
             exec_at: Timestamp::PAST,
             latest: Timestamp::NEVER,
+            sample: None,
             offset: ClockOffset::default(),
         };
         let job = Job { session: 1, batch, region: region.clone(), waker: endpoint.waker() };
@@ -366,6 +405,49 @@ mod tests {
         let found = scratch.run(&job).unwrap();
         assert_eq!((found.bytes, found.failed.len()), (vec![6, 0, 7], 1), "whatever lies in its room");
         drop(endpoint);
+    }
+
+    #[test]
+    fn a_sample_is_run_again_alone_by_its_own_input() {
+        /// Notes what it ran; panics on 13 alone.
+        struct Noting(Mutex<Vec<Vec<u8>>>);
+
+        impl Executor for Noting {
+            fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
+                self.0.lock().unwrap().push(inputs.to_vec());
+                assert!(inputs != [13], "this panic is part of the test");
+                outputs.fill(7);
+                Ok(vec![])
+            }
+
+            fn emulated_profile(&self) -> Option<&LatencyProfile> {
+                None
+            }
+        }
+
+        let clock = Clock::start();
+        let region = Region::allocate(400).unwrap();
+        region.write(0, &[1, 2, 3, 13]);
+        let executor = Arc::new(Noting(Mutex::default()));
+        let run = |tasks, input_offset| core::Run { tasks, input_offset, input_bytes: 1, output_offset: 100 };
+        let batch = core::Job {
+            model: ModelId(0),
+            executor: executor.clone(),
+            shape: ModelShape { input_bytes: 1, output_bytes: 1, batch_max: 8, records: Records::default() },
+            runs: vec![run(2, 2), run(2, 0)],
+            exec_at: Timestamp::PAST,
+            latest: Timestamp::NEVER,
+            sample: None,
+            offset: ClockOffset::default(),
+        };
+        let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
+        let job = Job { session: 1, batch, region: region.clone(), waker: endpoint.waker() };
+        let mut scratch = Scratch::default();
+        assert_eq!(scratch.run(&job), Ok(Outputs::default()));
+        let alone: Vec<bool> = (0..5).map(|place| scratch.run_alone(clock, &job.batch, place).is_some()).collect();
+        assert_eq!(alone, [true, false, true, true, false], "one fails, and there is no fifth");
+        let ran = executor.0.lock().unwrap().clone();
+        assert_eq!(ran, [vec![3, 13, 1, 2], vec![3], vec![13], vec![1], vec![2]]);
     }
 
     #[test]

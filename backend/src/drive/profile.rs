@@ -1,6 +1,6 @@
 //! Measures l(b). The estimate is what nine runs in ten stay within; the scheduler re-estimates it from results.
 
-use proto::{LatencyProfile, Span};
+use proto::{BatchCost, LatencyProfile, Span};
 use repository::{Model, cell};
 use transport::Clock;
 
@@ -87,6 +87,36 @@ pub(super) fn table(measured: &[Measured]) -> LatencyProfile {
     LatencyProfile::from_table(interpolate(&points)).expect("positive and monotone by construction")
 }
 
+/// Tasks of the batch that tells what further tasks add.
+const COST_BATCH: usize = 8;
+
+/// What a batch takes of a model whose requests choose how large they are; `None` of another one, and of one that
+/// cannot run the smallest: c0 is what that takes alone, and c1 what each further one of the longest adds, as a part of
+/// what it takes beyond c0 (Orloj, section 3.2, fits both).
+pub(super) fn cost(clock: Clock, model: &Model, executor: &dyn Executor) -> Option<BatchCost> {
+    if !cell::is_record(&model.inputs) || executor.emulated_profile().is_some() {
+        return None;
+    }
+    let longest = sample(model, executor).ok()?;
+    let smallest = cell::sample(&model.inputs, &model.outputs, 1);
+    let batch = model.max_batch.min(COST_BATCH);
+    let median = |inputs: Vec<u8>, batch: usize| {
+        let outputs = vec![0; batch * model.output_bytes()];
+        Some(time_batch(clock, executor, Effort::AT_START, (inputs, outputs), batch).ok()?.median)
+    };
+    let least = median(smallest, 1)?;
+    Some(fit(least, median(longest.clone(), 1)?, (batch, median(longest.repeat(batch), batch)?)))
+}
+
+/// Equation 3 through three points: the smallest task, the longest one, and a batch of such.
+fn fit(least: Span, longest: Span, (batch, together): (usize, Span)) -> BatchCost {
+    let fixed = least.min(longest);
+    let work = ((longest - fixed) * (batch as i64 - 1)).as_nanos() as f64;
+    let part = if work > 0.0 { (together - longest).as_nanos() as f64 / work } else { 1.0 };
+    let ppm = part * f64::from(BatchCost::PER_TASK_MAX);
+    BatchCost { fixed, per_task_ppm: ppm.clamp(1.0, f64::from(BatchCost::PER_TASK_MAX)) as u32 }
+}
+
 /// 1, 2, 3, 4, 6, 8, 12, 16, ...: powers of two, the middles between them, and the largest.
 fn few_sizes(batch_max: usize) -> Vec<usize> {
     let powers = (0..usize::BITS).map(|power| 1usize << power).take_while(|&size| size <= batch_max);
@@ -166,6 +196,18 @@ mod tests {
     fn sizes_are_dense_where_batches_are_small() {
         assert_eq!(few_sizes(1), [1]);
         assert_eq!(few_sizes(20), [1, 2, 3, 4, 6, 8, 12, 16, 20]);
+    }
+
+    #[test]
+    fn what_a_batch_of_unequal_tasks_takes_goes_through_what_was_measured() {
+        let fitted = fit(Span(2_000), Span(12_000), (5, Span(32_000)));
+        assert_eq!(fitted, BatchCost { fixed: Span(2_000), per_task_ppm: 500_000 });
+        // Alone the longest is no slower: all of it is fixed.
+        let flat = fit(Span(3_000), Span(2_000), (8, Span(2_000)));
+        assert_eq!(flat, BatchCost { fixed: Span(2_000), per_task_ppm: BatchCost::PER_TASK_MAX });
+        // One after another, and noise beyond that; or for nothing.
+        assert_eq!(fit(Span(0), Span(10), (2, Span(25))).per_task_ppm, BatchCost::PER_TASK_MAX);
+        assert_eq!(fit(Span(0), Span(10), (2, Span(9))).per_task_ppm, 1);
     }
 
     #[test]

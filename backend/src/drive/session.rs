@@ -21,7 +21,7 @@ use zerocopy::IntoBytes;
 use super::{
     BackendError,
     copies::{self, Copies},
-    gpu::{Gpus, Job},
+    gpu::{End, Gpus, Job},
     loader::{self, Loader},
 };
 use crate::{
@@ -148,9 +148,15 @@ impl<'a> Session<'a> {
         // What an earlier session asked for is of no use: its staging memory is gone, and who asked for it.
         while let Some(finished) = self.threads.gpus.poll_finished() {
             busy = true;
-            if finished.session == self.number {
-                self.executing.remove(&finished.gpu);
-                self.core.handle_executed(self.clock.now(), finished.gpu, finished.execution);
+            if finished.session != self.number {
+                continue;
+            }
+            match finished.end {
+                End::Batch(execution) => {
+                    self.executing.remove(&finished.gpu);
+                    self.core.handle_executed(self.clock.now(), finished.gpu, execution);
+                }
+                End::Alone(plan, took) => self.core.handle_ran_alone(self.clock.now(), plan, took),
             }
         }
         while let Some(copied) = self.threads.copies.poll_copied() {

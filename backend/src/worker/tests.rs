@@ -40,6 +40,7 @@ fn plan(id: u64, window: (i64, i64), frontends: &[u32]) -> BatchPlan {
         exec_at: Timestamp(window.0),
         latest: Timestamp(window.1),
         tasks: frontends.iter().enumerate().map(task).collect(),
+        sample: None,
     }
 }
 

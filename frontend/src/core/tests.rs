@@ -350,7 +350,15 @@ impl World {
         let slo = Span::from_millis(if self.chance(3) { 1 } else { 30 });
         let model = self.rng.random_range(0..MODELS);
         let inputs = vec![input.clone().into()];
-        let request = CheckedRequest { model, rows, inputs, slo, waited: Span::ZERO, priority: 0 };
+        let request = CheckedRequest {
+            model,
+            rows,
+            inputs,
+            slo,
+            waited: Span::ZERO,
+            priority: 0,
+            application: proto::Application::NONE,
+        };
         match self.core.handle_request(self.now, &request, &self.arena) {
             Ok(id) => {
                 self.requests.insert(id, input);

@@ -35,6 +35,7 @@ pub(super) struct Terms {
     /// On the scheduler's clock.
     pub(super) deadline: Timestamp,
     pub(super) priority: u8,
+    pub(super) application: Application,
     /// Inputs come later than the tasks are submitted.
     pub(super) comes_later: bool,
 }
@@ -133,16 +134,17 @@ impl Group {
 
     /// Gives a row's task to the scheduler.
     pub(super) fn submit(&self, row: usize) -> FrontendToScheduler {
-        let Terms { deadline, priority, .. } = self.terms;
+        let Terms { deadline, priority, application, .. } = self.terms;
         let (task, model, slot) = (self.task(row), self.model_id, self.offered_slot(row));
-        FrontendToScheduler::Submit { task, model, deadline, priority, is_first: row == 0, slot }
+        FrontendToScheduler::Submit { task, model, deadline, priority, application, is_first: row == 0, slot }
     }
 
     /// Names a row's task, which an earlier primary was given, to the next one.
     pub(super) fn open(&self, row: usize) -> FrontendToScheduler {
-        let Terms { deadline, priority, .. } = self.terms;
+        let Terms { deadline, priority, application, .. } = self.terms;
         let (task, model, slot) = (self.task(row), self.model_id, self.offered_slot(row));
-        FrontendToScheduler::Open { task, model, deadline, priority, attempt: self.rows[row].attempt, slot }
+        let attempt = self.rows[row].attempt;
+        FrontendToScheduler::Open { task, model, deadline, priority, application, attempt, slot }
     }
 
     /// Takes a row's task back.

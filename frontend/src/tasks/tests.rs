@@ -63,7 +63,15 @@ impl Bench {
     }
 
     fn admit_within(&mut self, slo: Span, rows: usize, inputs: Vec<Rope>) -> Result<RequestId, InferError> {
-        let request = CheckedRequest { model: 0, rows, inputs, slo, waited: Span::ZERO, priority: 2 };
+        let request = CheckedRequest {
+            model: 0,
+            rows,
+            inputs,
+            slo,
+            waited: Span::ZERO,
+            priority: 2,
+            application: proto::Application::NONE,
+        };
         let offer = Offer {
             id: ModelId(3),
             model_thread: THREAD,

@@ -53,6 +53,17 @@ fn the_priority_is_the_clients_or_else_the_models() {
 }
 
 #[test]
+fn the_application_is_known_by_its_name() {
+    let application = |parameters: &str| {
+        let json = JSON.replace(r#""id":"7""#, &format!(r#""parameters":{{{parameters}}}"#));
+        parse(&json, &[]).unwrap().checked.application
+    };
+    let found = ["", r#""application":"chat""#, r#""application":"translation""#].map(application);
+    assert_eq!(found, [Application::NONE, Application::named("chat"), Application::named("translation")]);
+    assert_ne!(found[1], found[2]);
+}
+
+#[test]
 fn binary_inputs_follow_the_json_in_the_order_of_the_request() {
     let json = r#"{"parameters":{"timeout":12000,"binary_data_output":true},"inputs":[
         {"name":"b","shape":[1,1],"datatype":"FP32","parameters":{"binary_data_size":4}},
@@ -119,6 +130,14 @@ fn errors_name_the_field_what_was_found_and_what_was_expected() {
         (
             wrong(r#""id":"7""#, r#""parameters":{"priority":-1}"#),
             "parameters.priority: found -1, expected 0 (the model's default), or 1",
+        ),
+        (
+            wrong(r#""id":"7""#, r#""parameters":{"application":""}"#),
+            "parameters.application: found \"\", expected a name of 1 to 64 bytes",
+        ),
+        (
+            wrong(r#""id":"7""#, r#""parameters":{"application":7}"#),
+            "parameters.application: found 7, expected a name of 1 to 64 bytes",
         ),
         (
             wrong(r#""data":[1.5,[-2]]"#, r#""parameters":{"shared_memory_region":"r"}"#),

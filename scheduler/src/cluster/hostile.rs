@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    Brought, ChangeId, Epoch, FilesDigest, GpuId, LatencyProfile, LinkId, LoadId, PlanId, SlotDescriptor, TaskId,
-    Weights,
+    Application, BatchCost, Brought, ChangeId, Epoch, FilesDigest, GpuId, LatencyProfile, LinkId, LoadId, PlanId,
+    SlotDescriptor, TaskId, Weights,
     backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, ResidentModel, Undelivered, WeightsOutcome},
     brought::CONFIG_BYTES_MAX,
     frontend_to_scheduler::{ADDRESS_BYTES_MAX, ModelChange},
@@ -102,6 +102,7 @@ impl World {
             input_bytes: 8,
             gpu_indexes: vec![0],
             weights: Weights::default(),
+            cost: Some(BatchCost { fixed: Span(1), per_task_ppm: 500_000 }),
             queue_max: vec![0, 3],
         };
         let hello = BackendHello::new(1, vec![offer]);
@@ -200,7 +201,7 @@ impl World {
             let (version, gpu_indexes) = ("1".into(), vec![0]);
             let weights = Weights::new(self.rng.random_range(0..3), Span::from_millis(1));
             let queue_max = vec![self.rng.random_range(0..3)];
-            return ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights, queue_max };
+            return ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights, cost: None, queue_max };
         }
         let mut table: Vec<Span> = (0..[0, 1, 4, 256, 257][self.rng.random_range(0..5)]).map(|_| self.span()).collect();
         if self.rng.random() {
@@ -217,7 +218,16 @@ impl World {
         let weights = Weights { pages: self.number(3) as u32, load: self.span(), read: self.span() };
         let input_bytes = self.number(1 << 20) as u32;
         let queue_max = vec![self.number(2) as u32; [0, 1, 3, 256, 257][self.rng.random_range(0..5)]];
-        ModelOffer { name, version, profile: raw_profile(table), input_bytes, gpu_indexes, weights, queue_max }
+        ModelOffer {
+            name,
+            version,
+            profile: raw_profile(table),
+            input_bytes,
+            gpu_indexes,
+            weights,
+            cost: None,
+            queue_max,
+        }
     }
 
     fn join(&mut self) {
@@ -269,6 +279,7 @@ impl World {
                     model,
                     deadline: self.instant(),
                     priority: self.rng.random(),
+                    application: Application(self.number(40) as u32),
                     attempt: self.number(3) as u16,
                     slot: slot(0),
                 },
@@ -293,7 +304,15 @@ impl World {
                 let (deadline, priority) = (self.instant(), self.rng.random());
                 let number = self.number(9) as u32;
                 let (is_first, slot) = (self.rng.random(), slot(number));
-                FrontendToScheduler::Submit { task, model, deadline, priority, is_first, slot }
+                FrontendToScheduler::Submit {
+                    task,
+                    model,
+                    deadline,
+                    priority,
+                    application: Application(self.number(40) as u32),
+                    is_first,
+                    slot,
+                }
             }
         };
         let is_for_shard = Shard::is_for_shard_of_frontend(&message);
@@ -431,7 +450,15 @@ impl World {
         self.next_task += 1;
         let (deadline, slot) = (self.now + Span::from_millis(30), slot(0));
         let (model, is_first) = (ModelId(0), true);
-        let message = FrontendToScheduler::Submit { task, model, deadline, priority: 0, is_first, slot };
+        let message = FrontendToScheduler::Submit {
+            task,
+            model,
+            deadline,
+            priority: 0,
+            application: proto::Application::NONE,
+            is_first,
+            slot,
+        };
         let port = self.cluster.port_of(ModelId(0));
         self.open.insert(task);
         let said = self.cluster.handle_frontend_message(self.now, port, frontend, message);

@@ -13,6 +13,7 @@ use proto::{
 };
 
 mod departures;
+mod dynamic;
 mod handovers;
 mod takeovers;
 mod weights;
@@ -56,7 +57,7 @@ fn model_offer(gpus: u32, name: &str, version: u32) -> ModelOffer {
     let profile = LatencyProfile::linear(1.0, 5.0, 16).unwrap();
     let gpu_indexes = (0..gpus).collect();
     let (name, version, weights) = (name.into(), version.to_string(), Weights::default());
-    ModelOffer { name, version, profile, input_bytes: 10_000, gpu_indexes, weights, queue_max: Vec::new() }
+    ModelOffer { name, version, profile, input_bytes: 10_000, gpu_indexes, weights, cost: None, queue_max: Vec::new() }
 }
 
 fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendToScheduler {
@@ -65,6 +66,7 @@ fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendT
         model: ModelId(0),
         deadline,
         priority: 0,
+        application: proto::Application::NONE,
         is_first: true,
         slot: slot(),
     }
@@ -183,7 +185,15 @@ fn as_many_requests_of_a_priority_wait_as_the_model_says_however_many_rows_they_
     for (sequence, (priority, is_first, is_let_in)) in (0..).zip(tasks) {
         let slot = slot();
         let (task, model, deadline) = (TaskId::new(frontend, sequence), ModelId(0), Timestamp(25 * MS));
-        let submit = FrontendToScheduler::Submit { task, model, deadline, priority, is_first, slot };
+        let submit = FrontendToScheduler::Submit {
+            task,
+            model,
+            deadline,
+            priority,
+            application: proto::Application::NONE,
+            is_first,
+            slot,
+        };
         cluster.handle_frontend_message(Timestamp(0), Port::Control, frontend, submit).unwrap();
         let dropped = SchedulerToFrontend::Dropped { task, reason: DropReason::QueueFull };
         let expected = (!is_let_in).then_some(ClusterOutput::ToFrontend(Port::Control, frontend, dropped));

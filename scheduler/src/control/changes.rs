@@ -394,7 +394,7 @@ mod tests {
         let profile = LatencyProfile::linear(1.0, 1.0, 4).unwrap();
         let (name, version, weights) = ("m".into(), "1".into(), Weights::default());
         let (gpu_indexes, queue_max) = (vec![0], Vec::new());
-        ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights, queue_max }
+        ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights, cost: None, queue_max }
     }
 
     fn ready(is_last: bool) -> LoadOutcome {

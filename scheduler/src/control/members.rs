@@ -7,7 +7,7 @@ use std::{
 };
 
 use proto::{
-    BackendId, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, Span, Timestamp, Weights,
+    BackendId, BatchCost, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, Span, Timestamp, Weights,
     backend_to_scheduler::{BackendHello, ModelOffer, PRIORITIES, ResidentModel},
     frontend_to_scheduler::{ADDRESS_BYTES_MAX, NAME_BYTES_MAX},
     hello::Member,
@@ -192,6 +192,8 @@ pub(super) struct Model {
     pub(super) weights: Weights,
     /// Requests that may wait, by their priority, as the newest offer has it.
     pub(super) queue_max: Vec<u32>,
+    /// What a batch of unequal tasks takes, as the newest offer has it.
+    pub(super) cost: Option<BatchCost>,
     /// The ModelThread that plans it.
     pub(super) owner: ModelThreadId,
     /// l(1) and the network's part, as its owner plans with them; `None` until that has said so.
@@ -622,6 +624,7 @@ impl Members {
                 input_bytes: offer.input_bytes,
                 weights: offer.weights,
                 queue_max: offer.queue_max.clone(),
+                cost: offer.cost,
                 owner: ModelThreadId(0),
                 planned: None,
                 hosts: 0,
@@ -629,11 +632,12 @@ impl Members {
             });
             return (id, true);
         };
-        let Model { profile, weights, queue_max, .. } = &mut self.models[id.0 as usize];
+        let Model { profile, weights, queue_max, cost, .. } = &mut self.models[id.0 as usize];
         let (slowest, largest) = (profile.slowest(&offer.profile), weights.largest(offer.weights));
         let changed = slowest != *profile || largest != *weights;
         (*profile, *weights) = (slowest, largest);
         queue_max.clone_from(&offer.queue_max);
+        *cost = offer.cost;
         (id, changed)
     }
 
@@ -816,6 +820,17 @@ fn check_offer(gpus: u32, memory_pages: Option<u32>, offer: &ModelOffer) -> Resu
     }
     if queue_max.len() > PRIORITIES {
         return Err(format!("{name} bounds requests of {} priorities, expected at most {PRIORITIES}", queue_max.len()));
+    }
+    if let Some(BatchCost { fixed, per_task_ppm }) = offer.cost {
+        let is_right =
+            (Span::ZERO..=LOAD_MAX).contains(&fixed) && (1..=BatchCost::PER_TASK_MAX).contains(&per_task_ppm);
+        if !is_right {
+            return Err(format!(
+                "{name}: a batch costs {fixed} and {per_task_ppm} millionths for each further task, expected at most \
+                 {LOAD_MAX} and 1 to {}",
+                BatchCost::PER_TASK_MAX
+            ));
+        }
     }
     let profile = profile.clone().validated().map_err(|error| format!("{name}: {error}"))?;
     // Where memory is not short, weights take nothing.

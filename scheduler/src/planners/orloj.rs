@@ -287,6 +287,10 @@ impl<P: Send> Planner<P> for Orloj<P> {
             self.models.resize_with(id.0 as usize + 1, || None);
         }
         let model = self.models[id.0 as usize].get_or_insert_with(|| Model::new(config.clone(), budget, has_lanes));
+        if model.config.dynamic != config.dynamic {
+            // What requests' work is, follows from the cost.
+            model.dynamic = config.dynamic.map(DynamicTimes::new);
+        }
         (model.config, model.budget) = (config, budget);
         model.rebuild(now, clock);
     }
@@ -303,6 +307,10 @@ impl<P: Send> Planner<P> for Orloj<P> {
         if model.samples.is_multiple_of(SAMPLES_A_TABLE) {
             model.rebuild(now, clock);
         }
+    }
+
+    fn wants_samples(&self) -> bool {
+        true
     }
 
     fn handle_unhosted(&mut self, _now: Timestamp, id: ModelId) {

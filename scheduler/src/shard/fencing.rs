@@ -103,6 +103,7 @@ mod tests {
             model: ModelId(0),
             deadline: Timestamp(1),
             priority: 0,
+            application: 0,
             attempt: 0,
             losses: 0,
             slot: SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80 },

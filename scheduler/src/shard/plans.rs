@@ -14,6 +14,8 @@ pub(super) struct RunningTask {
     /// The end of execution must not be later (the way back is taken off).
     pub(super) deadline: Timestamp,
     pub(super) priority: u8,
+    /// The number of its workload.
+    pub(super) application: u8,
     pub(super) attempt: u16,
     /// GPUs that hung, and backends that were lost, while they had it.
     pub(super) losses: u8,
@@ -67,6 +69,8 @@ pub(super) struct SentPlan {
     heirs: Vec<(TaskId, u16)>,
     /// Tasks in the batch, as planned.
     size: usize,
+    /// The number of the workload of one that is a sample.
+    sample: Option<u8>,
     sent_at: Timestamp,
     /// How long it runs, and when the GPU will be done with it, as planned.
     predicted: Predicted,
@@ -81,14 +85,14 @@ impl SentPlan {
     pub(super) fn new(
         (backend, gpu_index): (BackendId, u32),
         gpu: GpuId,
-        tasks: Vec<RunningTask>,
+        (tasks, sample): (Vec<RunningTask>, Option<u8>),
         times: PlanTimes,
     ) -> Self {
         let model = tasks.first().expect("no plan is empty").model;
         let PlanTimes { sent_at, predicted, .. } = times;
         let overdue_at = times.overdue_at();
         let (size, heirs, is_done) = (tasks.len(), Vec::new(), false);
-        Self { backend, gpu_index, gpu, model, size, tasks, heirs, sent_at, predicted, overdue_at, is_done }
+        Self { backend, gpu_index, gpu, model, size, sample, tasks, heirs, sent_at, predicted, overdue_at, is_done }
     }
 
     /// Of an earlier primary; its GPU is none that a planner has given.
@@ -100,8 +104,8 @@ impl SentPlan {
     ) -> Self {
         let PlanTimes { sent_at, predicted, .. } = times;
         let overdue_at = times.overdue_at();
-        let (gpu, size, tasks) = (GpuId(u32::MAX), heirs.len(), Vec::new());
-        Self { backend, gpu_index, gpu, model, size, tasks, heirs, sent_at, predicted, overdue_at, is_done }
+        let (gpu, size, tasks, sample) = (GpuId(u32::MAX), heirs.len(), Vec::new(), None);
+        Self { backend, gpu_index, gpu, model, size, sample, tasks, heirs, sent_at, predicted, overdue_at, is_done }
     }
 
     fn is_inherited(&self) -> bool {
@@ -116,6 +120,8 @@ pub(super) struct Done {
     /// Tasks in the batch, as planned.
     pub(super) size: usize,
     pub(super) model: ModelId,
+    /// The number of the workload of the task that is a sample, if one is and is still there.
+    pub(super) sample: Option<u8>,
     /// When it was sent, and what was planned of it; `None` if an earlier primary sent it.
     pub(super) sent: Option<(Timestamp, Predicted)>,
     /// Those that cannot be answered from there.
@@ -194,7 +200,9 @@ impl Plans {
             }
         };
         let sent = (!plan.is_inherited()).then_some((plan.sent_at, plan.predicted));
-        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sent, failed })
+        // With fewer tasks than were planned it may be another one's time.
+        let sample = plan.sample.filter(|_| plan.tasks.len() == plan.size);
+        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sample, sent, failed })
     }
 
     /// Where a task of a model is planned, if it is. A scan of that model's plans: hang-ups are rare.
@@ -267,14 +275,23 @@ mod tests {
     fn task(sequence: u64) -> RunningTask {
         let slot = SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80 };
         let id = TaskId::new(FrontendId(1), sequence);
-        RunningTask { id, model: ModelId(0), deadline: Timestamp(1), priority: 0, attempt: 0, losses: 0, slot }
+        RunningTask {
+            id,
+            model: ModelId(0),
+            deadline: Timestamp(1),
+            priority: 0,
+            application: 0,
+            attempt: 0,
+            losses: 0,
+            slot,
+        }
     }
 
     fn plan(backend: u32, tasks: impl IntoIterator<Item = u64>) -> SentPlan {
         let tasks = tasks.into_iter().map(task).collect();
         let predicted = Predicted { duration: Span(4), ends_at: Timestamp(9) };
         let times = PlanTimes { sent_at: Timestamp(1), latest: Timestamp(5), predicted };
-        SentPlan::new((BackendId(backend), 0), GpuId(0), tasks, times)
+        SentPlan::new((BackendId(backend), 0), GpuId(0), (tasks, None), times)
     }
 
     #[test]

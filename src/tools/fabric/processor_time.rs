@@ -51,6 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "threads come and go here")]
     fn threads_that_end_while_they_are_counted_are_left_out() {
         let is_over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -174,6 +174,7 @@ impl Attack {
             exec_at: if self.rng.random() { self.now } else { self.instant() },
             latest: if self.rng.random() { soon } else { self.instant() },
             tasks,
+            sample: self.rng.random::<bool>().then(|| self.number(4) as u16),
         }
     }
 

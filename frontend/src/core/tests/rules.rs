@@ -69,7 +69,15 @@ impl World {
     fn request_after(&mut self, waited: Span) -> Result<RequestId, InferError> {
         let inputs = vec![vec![0; INPUT].into()];
         let slo = Span::from_millis(30);
-        let request = CheckedRequest { model: 0, rows: 1, inputs, slo, waited, priority: 0 };
+        let request = CheckedRequest {
+            model: 0,
+            rows: 1,
+            inputs,
+            slo,
+            waited,
+            priority: 0,
+            application: proto::Application::NONE,
+        };
         self.core.handle_request(self.now, &request, &self.arena)
     }
 

@@ -203,7 +203,15 @@ impl Bench {
     pub(super) fn request(&mut self, comes_later: bool) -> Result<RequestId, InferError> {
         let inputs = if comes_later { vec![] } else { vec![vec![3; INPUT].into()] };
         let slo = Span::from_millis(30);
-        let request = CheckedRequest { model: 0, rows: 1, inputs, slo, waited: Span::ZERO, priority: 1 };
+        let request = CheckedRequest {
+            model: 0,
+            rows: 1,
+            inputs,
+            slo,
+            waited: Span::ZERO,
+            priority: 1,
+            application: proto::Application::NONE,
+        };
         let admitted = self.core.handle_request(self.now, &request, &self.arena);
         self.outputs();
         admitted
@@ -348,7 +356,7 @@ fn a_takeover_cuts_off_the_former_primary_and_then_names_all_open_tasks() {
     let said = bench.said(lines[1]);
     let mut opened: BTreeMap<TaskId, (u16, SlotDescriptor)> = BTreeMap::new();
     for message in &said[..5] {
-        let FrontendToScheduler::Open { task, model, deadline, priority, attempt, slot } = *message else {
+        let FrontendToScheduler::Open { task, model, deadline, priority, attempt, slot, .. } = *message else {
             panic!("{said:?}")
         };
         assert_eq!((model, priority, deadline), (ModelId(9), 1, bench.now + OFFSET + Span::from_millis(30)));
@@ -560,7 +568,15 @@ fn what_was_to_be_told_to_the_former_primary_is_not_told_to_the_next() {
     let (mut bench, _) = Bench::warm();
     let inputs = vec![vec![3; INPUT].into()];
     let slo = Span::from_millis(30);
-    let request = CheckedRequest { model: 0, rows: 1, inputs, slo, waited: Span::ZERO, priority: 1 };
+    let request = CheckedRequest {
+        model: 0,
+        rows: 1,
+        inputs,
+        slo,
+        waited: Span::ZERO,
+        priority: 1,
+        application: proto::Application::NONE,
+    };
     // All in one turn: nothing was sent in between.
     let cancelled = bench.core.handle_request(bench.now, &request, &bench.arena).unwrap();
     bench.core.handle_request(bench.now, &request, &bench.arena).unwrap();

@@ -133,7 +133,15 @@ impl Standby {
     fn open(&self, sequence: u64) -> FrontendToScheduler {
         let (task, model) = (TaskId::new(FRONTEND, sequence), ModelId(0));
         let deadline = self.now + Span::from_millis(200);
-        FrontendToScheduler::Open { task, model, deadline, priority: 0, attempt: 0, slot: slot() }
+        FrontendToScheduler::Open {
+            task,
+            model,
+            deadline,
+            priority: 0,
+            application: proto::Application::NONE,
+            attempt: 0,
+            slot: slot(),
+        }
     }
 
     /// The frontend obeys, with two open tasks and one link.
@@ -326,7 +334,15 @@ fn whatever_may_carry_a_task_of_an_unknown_model_is_fenced() {
     let FrontendToScheduler::Open { task, deadline, priority, attempt, slot, .. } = standby.open(0) else { panic!() };
     // It has not heard yet what the new primary calls the model.
     let model = ModelId(u32::MAX);
-    standby.frontend(FrontendToScheduler::Open { task, model, deadline, priority, attempt, slot });
+    standby.frontend(FrontendToScheduler::Open {
+        task,
+        model,
+        deadline,
+        priority,
+        application: proto::Application::NONE,
+        attempt,
+        slot,
+    });
     standby.frontend(FrontendToScheduler::AllOpen);
     assert_eq!(standby.fences(), [(BACKEND, LinkId(3), vec![]), (BackendId::NOBODY, LinkId::NONE, vec![task])]);
 }

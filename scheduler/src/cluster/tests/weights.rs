@@ -41,7 +41,15 @@ impl Bench {
             unreachable!("that is what it makes")
         };
         let (model, is_first) = (ModelId(model), true);
-        let submit = FrontendToScheduler::Submit { task, model, deadline, priority, is_first, slot };
+        let submit = FrontendToScheduler::Submit {
+            task,
+            model,
+            deadline,
+            priority,
+            application: proto::Application::NONE,
+            is_first,
+            slot,
+        };
         self.cluster.handle_frontend_message(self.now, Port::Control, self.frontend, submit).unwrap();
     }
 

@@ -10,6 +10,7 @@ fn offer(name: &str, alpha_ms: f64, gpu_indexes: Vec<u32>) -> ModelOffer {
         gpu_indexes,
         weights: Weights::default(),
         queue_max: Vec::new(),
+        cost: None,
     }
 }
 

@@ -1,0 +1,158 @@
+//! Which workloads a dynamic model's tasks are of, and which tasks are run again alone to learn what those take (Orloj,
+//! section 3.2).
+//!
+//! Clients name workloads, so names are bounded: the first ones have a number each, and all others share the last one.
+//! Of so many tasks of each one is a sample. One that was in no other's company has run alone already; another one is
+//! run again by its backend, if that has nothing else to do.
+
+use std::collections::BTreeMap;
+
+use proto::{Application, BackendId, ModelId, PlanId, Span, Timestamp};
+
+use super::{Shard, plans::Done};
+use crate::dynamic::APPLICATIONS_MAX;
+
+/// Of so many tasks of a workload one is a sample.
+const TASKS_A_SAMPLE: u32 = 8;
+/// Samples that a backend may still run; those of the oldest plans are forgotten.
+const PENDING_MAX: usize = 1024;
+
+/// One model's workloads.
+#[derive(Debug, Default)]
+pub(super) struct Applications {
+    /// The number of each is its place, and one more: 0 is that of tasks without a name.
+    names: Vec<Application>,
+    /// Tasks in batches since the last sample, of each number.
+    since: [u32; APPLICATIONS_MAX],
+}
+
+impl Applications {
+    /// The number of a task's workload, below [`APPLICATIONS_MAX`].
+    pub(super) fn number(&mut self, name: Application) -> u8 {
+        if name == Application::NONE {
+            return 0;
+        }
+        let known = self.names.iter().position(|known| *known == name);
+        let place = known.unwrap_or_else(|| {
+            if self.names.len() < APPLICATIONS_MAX - 2 {
+                self.names.push(name);
+                self.names.len() - 1
+            } else {
+                APPLICATIONS_MAX - 2
+            }
+        });
+        place as u8 + 1
+    }
+
+    /// Which of the tasks of a batch, whose numbers these are, is a sample, if any.
+    pub(super) fn sample(&mut self, batch: impl Iterator<Item = u8>) -> Option<usize> {
+        let mut sample = None;
+        for (index, number) in batch.enumerate() {
+            let since = &mut self.since[usize::from(number)];
+            *since += 1;
+            if *since >= TASKS_A_SAMPLE && sample.is_none() {
+                // Those of one batch that had to wait for the next are not counted up.
+                *since = (*since - TASKS_A_SAMPLE).min(TASKS_A_SAMPLE);
+                sample = Some(index);
+            }
+        }
+        sample
+    }
+}
+
+/// Samples that may be run again.
+#[derive(Debug, Default)]
+pub(super) struct Samples(BTreeMap<(PlanId, BackendId), (ModelId, u8)>);
+
+impl Samples {
+    /// A task of this workload may be run again when the plan has ended.
+    pub(super) fn insert(&mut self, plan: (PlanId, BackendId), sample: (ModelId, u8)) {
+        self.0.insert(plan, sample);
+        // Plans of one thread count up.
+        if self.0.len() > PENDING_MAX {
+            self.0.pop_first();
+        }
+    }
+
+    /// It was.
+    pub(super) fn remove(&mut self, plan: (PlanId, BackendId)) -> Option<(ModelId, u8)> {
+        self.0.remove(&plan)
+    }
+
+    /// The backend is gone.
+    pub(super) fn remove_backend(&mut self, backend: BackendId) {
+        self.0.retain(|(_, of), _| *of != backend);
+    }
+}
+
+impl Shard {
+    /// The number of a task's workload. All of a model whose batches take what their size says are of one.
+    pub(super) fn application(&mut self, model: ModelId, name: Application) -> u8 {
+        let entry = self.models.get_mut(&model).filter(|entry| entry.cost.is_some());
+        entry.map_or(0, |entry| entry.applications.number(name))
+    }
+
+    /// A batch of a model that is here has been executed, which took so long.
+    pub(super) fn on_sampled(&mut self, now: Timestamp, plan: (PlanId, BackendId), done: &Done, execution: Span) {
+        match done.sample {
+            Some(application) if done.size == 1 => self.planner.handle_alone(now, done.model, application, execution),
+            Some(application) => self.samples.insert(plan, (done.model, application)),
+            None => {}
+        }
+    }
+
+    /// A backend has run a sample again, which took so long.
+    pub(super) fn on_ran_alone(&mut self, now: Timestamp, plan: (PlanId, BackendId), took: Span) {
+        if let Some((model, application)) = self.samples.remove(plan) {
+            self.planner.handle_alone(now, model, application, took.max(Span(1)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_bounded_and_what_is_too_many_shares_a_number() {
+        let mut applications = Applications::default();
+        assert_eq!(applications.number(Application::NONE), 0);
+        for round in 0..2 {
+            for name in 1..=100 {
+                let expected = (name as usize).min(APPLICATIONS_MAX - 1);
+                assert_eq!(usize::from(applications.number(Application(name))), expected, "{name}, round {round}");
+            }
+        }
+        assert_eq!(applications.names.len(), APPLICATIONS_MAX - 2);
+    }
+
+    #[test]
+    fn one_task_in_eight_of_each_workload_is_a_sample_whatever_batches_it_comes_in() {
+        for size in [1, 3, 5, 8] {
+            let mut applications = Applications::default();
+            let tasks: Vec<u8> = (0..960).map(|task| [0, 1, 1, 31][task % 4]).collect();
+            let mut samples = [0; APPLICATIONS_MAX];
+            for batch in tasks.chunks(size) {
+                let sample = applications.sample(batch.iter().copied());
+                sample.into_iter().for_each(|sample| samples[usize::from(batch[sample])] += 1);
+            }
+            let near = |number: usize, expected: i32| (samples[number] - expected).abs() <= 1;
+            assert!(near(0, 30) && near(1, 60) && near(31, 30), "batches of {size}: {samples:?}");
+        }
+        // One sample of a batch at most.
+        assert_eq!(Applications::default().sample(std::iter::repeat_n(0, 256)), Some(7));
+    }
+
+    #[test]
+    fn samples_that_never_come_are_forgotten() {
+        let mut samples = Samples::default();
+        for plan in 0..2 * PENDING_MAX as u64 {
+            samples.insert((PlanId(plan), BackendId(plan as u32 % 2)), (ModelId(0), 1));
+        }
+        assert_eq!(samples.0.len(), PENDING_MAX);
+        assert_eq!(samples.remove((PlanId(0), BackendId(0))), None);
+        samples.remove_backend(BackendId(0));
+        assert_eq!(samples.0.len(), PENDING_MAX / 2);
+        assert_eq!(samples.remove((PlanId(PENDING_MAX as u64 + 1), BackendId(1))), Some((ModelId(0), 1)));
+    }
+}
