@@ -2,12 +2,16 @@
 //!
 //! The rules, which the fake insists on and the real one relies on:
 //!
-//! - Nothing is allocated, mapped, unmapped, pinned or waited for while a stream is captured, and nothing but
-//!   [`Driver::enqueue`], [`Driver::copy_on_device`] and [`Driver::clear`] is put on it.
+//! - While a thread captures, it allocates, maps, unmaps, pins and waits for nothing, and nobody puts anything on the
+//!   stream but it, and that by [`Driver::enqueue`], [`Driver::copy_on_device`] and [`Driver::clear`] only. Other
+//!   threads load weights and stage inputs meanwhile.
 //! - A page is mapped at one address at most; it is unmapped only when no work that was put on a stream before may
 //!   still use it: its event has been seen done.
 //! - Prepared plans of one GPU run one after another: they share the arena.
 //! - Host memory of copies is pinned, and stays so until they are done.
+
+pub mod fake;
+pub mod real;
 
 use std::{fmt::Debug, sync::Arc};
 
@@ -61,6 +65,11 @@ pub enum Stream {
     Outputs,
     /// Weights on their way to it.
     Loads,
+}
+
+impl Stream {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Execute, Self::Inputs, Self::Outputs, Self::Loads];
 }
 
 /// What a GPU is.
@@ -118,16 +127,17 @@ pub trait Driver: Debug + Send + Sync {
     /// Puts pages behind addresses, one after another, for reading and writing.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver refuses; none of them is mapped then.
     fn map(&self, at: Address, pages: &[Page]) -> Result<(), DriverError>;
 
     /// Takes so many pages away from behind addresses. They keep what is in them, for whoever maps them next.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// If the driver refuses; all of them are still mapped then.
     fn unmap(&self, at: Address, pages: usize) -> Result<(), DriverError>;
 
-    /// Makes host memory known to the GPU, so that it is copied at full speed and beside other work.
+    /// Makes host memory known to the GPU, so that it is copied at full speed and beside other work. Other GPUs of this
+    /// process may have the same memory pinned.
     ///
     /// # Errors
     /// If the driver refuses: `ulimit -l` may be too low.
@@ -148,8 +158,8 @@ pub trait Driver: Debug + Send + Sync {
     /// If the driver refuses.
     fn copy_out(&self, stream: Stream, to: (&Region, usize), from: Address, bytes: usize) -> Result<(), DriverError>;
 
-    /// Copies so many rows of so many bytes within the GPU's memory; each side says where the first row is, and how many
-    /// bytes are from one row to the next.
+    /// Copies so many rows of so many bytes within the GPU's memory; each side says where the first row is, and how
+    /// many bytes are from one row to the next.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -189,13 +199,13 @@ pub trait Driver: Debug + Send + Sync {
     /// If the driver refuses.
     fn wait(&self, stream: Stream, event: Event) -> Result<(), DriverError>;
 
-    /// Whether what it marks is done.
+    /// Whether what it marks is done; also if it was never recorded.
     ///
     /// # Errors
     /// If the GPU failed: nothing more can be done with it then.
     fn is_done(&self, event: Event) -> Result<bool, DriverError>;
 
-    /// Waits on this thread until what it marks is done.
+    /// Waits on this thread until what it marks is done, without keeping a core busy.
     ///
     /// # Errors
     /// As [`Self::is_done`].
@@ -207,8 +217,9 @@ pub trait Driver: Debug + Send + Sync {
     /// If they are not.
     fn elapsed(&self, from: Event, to: Event) -> Result<Span, DriverError>;
 
-    /// Gets a plan ready: loads kernels, picks algorithms (by trying them on [`Stream::Execute`], so the arena's
-    /// contents are lost), fixes every parameter. Waits for the GPU.
+    /// Gets a plan ready: loads kernels, picks algorithms, fixes every parameter. Algorithms are picked by capturing
+    /// them on [`Stream::Execute`] and launching that, so nobody else puts anything there meanwhile, and the arena's
+    /// contents are lost. Waits for the GPU.
     ///
     /// # Errors
     /// If a step cannot be run, by its kind.
@@ -229,7 +240,7 @@ pub trait Driver: Debug + Send + Sync {
     /// If the driver refuses.
     fn begin_capture(&self) -> Result<(), DriverError>;
 
-    /// Ends what [`Self::begin_capture`] began.
+    /// Ends what [`Self::begin_capture`] began, also if it fails.
     ///
     /// # Errors
     /// If something was put there that cannot be captured.

@@ -1,9 +1,22 @@
-//! Lowered models ([`lowering::Plan`]) on NVIDIA GPUs.
+//! Lowered models ([`lowering::Plan`]) on NVIDIA GPUs: each [`Gpu`] holds the weights of some of the models that it
+//! hosts ([`Hosted`]), and runs one batch at a time as one graph.
 //!
 //! Everything that is asked of a GPU goes through [`driver::Driver`]: the real one loads libcuda, cuBLASLt and cuDNN
 //! when it is opened, and nothing before; the other one computes on the CPU and insists on the rules that make a GPU
 //! predictable, so that what is built on it is tested on any machine.
+#![deny(unsafe_code)]
 
+pub mod conformance;
 pub mod driver;
+mod gpu;
+mod handles;
+mod health;
+mod kernels;
+mod model;
+mod pages;
+mod random;
 
-pub use driver::{Driver, DriverError};
+pub use driver::{Driver, DriverError, fake::Fake};
+pub use gpu::{BATCH_MAX, Gpu, GpuError, PinnedRegion, SLOTS, Settings, Slot, image};
+pub use health::{GpuHealth, Health, health};
+pub use model::{Hosted, Measured, Part, Ran};

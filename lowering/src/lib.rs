@@ -4,6 +4,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arena;
+mod extents;
+pub mod interpret;
+pub mod lower;
 pub mod plan;
 
-pub use plan::{Place, Plan, Port, Step, Type};
+pub use extents::Extent;
+pub use lower::{LowerError, Lowered, lower};
+pub use plan::{Place, Plan, Port, Precision, Step, Type};

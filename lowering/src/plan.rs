@@ -17,6 +17,8 @@ pub const INPUTS_MAX: usize = 6;
 pub const CODE_MAX: usize = 24;
 /// Temporaries of a [`Pointwise`] step.
 pub const TEMPORARIES: usize = 4;
+/// Elements of a vector of an [`Attention`] step at most.
+pub const ATTENTION_WIDTH_MAX: usize = 128;
 
 /// Element types of tensors in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -254,7 +256,7 @@ pub struct Pointwise {
     pub shape: Vec<usize>,
     /// At most [`INPUTS_MAX`].
     pub inputs: Vec<View>,
-    /// No two indexes have the same element.
+    /// No two indexes have the same element. It may be one of the inputs, walked with the same strides.
     pub output: View,
     /// What numbers are while they are computed with: elements are converted when they are loaded and stored.
     pub numbers: Numbers,
@@ -265,9 +267,11 @@ pub struct Pointwise {
 /// What a [`Pointwise`] step computes with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Numbers {
-    /// Binary32. Stored as an integer, a number is truncated; as `Bool`, it is whether it is not 0.
+    /// Binary32. Stored as an integer, a number is truncated to the nearest in range (NaN to 0); as `Bool`, it is
+    /// whether it is not 0.
     Float,
-    /// 64-bit integers that wrap.
+    /// 64-bit integers that wrap, as they do in narrower integers where they are stored. Floating-point elements are
+    /// truncated when they are loaded.
     Integer,
 }
 
@@ -352,7 +356,8 @@ pub enum Binary {
     Xor,
 }
 
-/// `output[o, i]` of `input[o, j, i]` for all j. Floating-point sums are in binary32 whatever the type.
+/// `output[o, i]` of `input[o, j, i]` for all j. Floating-point sums are in binary32 whatever the type; those of
+/// integers wrap, and their means are towards zero. NaN is neither the largest nor the smallest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reduce {
     /// `[outer, length, inner]`.
@@ -386,8 +391,8 @@ pub enum Reduction {
     ArgMin,
 }
 
-/// `output[row] = softmax(scale * input[row] + mask[row])`, or its logarithm. A row of nothing but negative infinities
-/// is all zeros.
+/// `output[row] = softmax(scale * input[row])`, or its logarithm. The softmax of a row of nothing but negative
+/// infinities is all zeros. Input and output have one floating-point type.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Softmax {
     /// `[rows, columns]`.
@@ -405,7 +410,8 @@ pub struct Softmax {
 }
 
 /// `output[row] = (x - mean(x)) / sqrt(variance(x) + epsilon) * scale + shift` with `x = input[row] + residual[row]`;
-/// with `is_rms`, `x / sqrt(mean(x * x) + epsilon) * scale + shift`.
+/// with `is_rms`, `x / sqrt(mean(x * x) + epsilon) * scale + shift`. Input, residual, sum and output have one
+/// floating-point type, scale and shift have any.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Norm {
     /// `[rows, columns]`.
@@ -431,7 +437,8 @@ pub struct Norm {
 }
 
 /// `output[b, h, q] = sum over j of softmax over j of (scale * query[b, h, q] . key[b, h, j] + mask[b, h, q, j]) *
-/// value[b, h, j]`. Vectors of `width` elements are dense; queries, keys, values and outputs have one type.
+/// value[b, h, j]`, zeros if no key is seen. Vectors of `width` elements are dense; queries, keys, values and outputs
+/// have one floating-point type, the mask has any.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attention {
     /// Strides over batch, head, position.
@@ -452,7 +459,7 @@ pub struct Attention {
     pub queries: usize,
     /// Keys; at least 1.
     pub keys: usize,
-    /// Elements of a vector.
+    /// Elements of a vector, at most [`ATTENTION_WIDTH_MAX`].
     pub width: usize,
     /// Of the products.
     pub scale: f32,
@@ -460,7 +467,8 @@ pub struct Attention {
     pub is_causal: bool,
 }
 
-/// Pooling of NHWC images. What lies outside is never the maximum.
+/// Pooling of NHWC images, of one floating-point type. What lies outside is never the maximum; the mean of nothing is
+/// 0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pool {
     /// `[n, h, w, c]`.
