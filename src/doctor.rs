@@ -5,6 +5,7 @@
 //! them any host; only [`run`] looks at this one. Nothing is ever changed: `--fix-script` prints commands.
 
 mod compute;
+mod gpu;
 mod host;
 mod network;
 mod rdma;
@@ -15,6 +16,7 @@ use anyhow::Result;
 use serde::Serialize;
 use transport::ArmName;
 
+use gpu::Gpus;
 use host::{Host, Limits};
 
 /// Twice the slots of a frontend of default size (`arena_bytes`), so that its rings and a backend's staging fit too.
@@ -110,7 +112,7 @@ struct Report {
 /// # Errors
 /// A bad argument.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    let findings = examine(&Host::here(), &Limits::here(), &args.arm, args.address);
+    let findings = examine(&Host::here(), &Limits::here(), &Gpus::here(), (&args.arm, args.address));
     let works = findings.iter().all(|finding| finding.level != Level::Stop);
     let text = if args.fix_script {
         script(&findings)
@@ -132,8 +134,8 @@ fn lines(arm: &ArmName, works: bool, findings: &[Finding]) -> String {
     text
 }
 
-/// Every check, in the order of the way of a packet: device, socket, memory, processor.
-fn examine(host: &Host, limits: &Limits, wanted: &ArmName, address: Option<IpAddr>) -> Vec<Finding> {
+/// Every check, in the order of the way of a packet: device, socket, memory, processor, GPU.
+fn examine(host: &Host, limits: &Limits, gpus: &Gpus, (wanted, address): (&ArmName, Option<IpAddr>)) -> Vec<Finding> {
     let devices = rdma::devices(host);
     let mut findings = rdma::check(host, &devices, wanted, address);
     findings.push(rdma::memlock(host, &devices, limits, wanted));
@@ -141,6 +143,7 @@ fn examine(host: &Host, limits: &Limits, wanted: &ArmName, address: Option<IpAdd
     findings.extend(network::socket_buffers(host));
     findings.extend(network::open_files(limits));
     findings.extend(compute::check(host, limits, &devices));
+    findings.extend(gpu::check(host, gpus, &devices));
     findings
 }
 

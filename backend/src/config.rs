@@ -1,16 +1,19 @@
 //! A backend's configuration file, and what it says about where models go.
 
+mod gpus;
+
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
 use proto::{
     LatencyProfile, Span, Weights,
     weights::{PAGE_BYTES, PAGES_MAX},
 };
-use repository::{Executor, Model, Repository, SLO_MAX};
+use repository::{Executor, Model, Precision, Processor, Repository, SLO_MAX, Wanted};
 use serde::{Deserialize, Serialize};
 use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
 use crate::drive::BackendError;
+pub use gpus::{GpuName, Gpus};
 
 /// Slower is no PCIe and no disk, and faster none that there is.
 const GBPS_MIN: f64 = 0.1;
@@ -66,9 +69,18 @@ pub struct Config {
     /// loads fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_files: Option<PathBuf>,
-    /// GPUs to offer, 1 to [`GPUS_MAX`].
+    /// What computes ONNX models that do not say it themselves.
+    #[serde(default)]
+    pub executor: Processor,
+    /// How numbers of type FP32 are multiplied on GPUs, of models that do not say it themselves.
+    #[serde(default)]
+    pub precision: Precision,
+    /// GPUs to offer, 1 to [`GPUS_MAX`]; without `executor = "cuda"` they are only threads, and names mean nothing.
     #[serde(default = "one")]
-    pub gpus: u32,
+    pub gpus: Gpus,
+    /// Whether other backends use these GPUs, too; all of them must say so, and predictions will be worse.
+    #[serde(default)]
+    pub share_gpu: bool,
     /// Which models are loaded on which GPUs (by index); [`OTHERS`] stands for all that are not named. Without the key,
     /// every model of the repository on every GPU.
     #[serde(default)]
@@ -125,8 +137,8 @@ pub struct Emulate {
     pub beta_ms: f64,
 }
 
-fn one() -> u32 {
-    1
+fn one() -> Gpus {
+    Gpus::Count(1)
 }
 
 /// From host memory to a GPU, unless the configuration says otherwise.
@@ -164,11 +176,30 @@ pub struct Placed {
     pub is_pinned: bool,
 }
 
+/// What a model claims of the memory of GPUs.
+#[derive(Debug, Clone, Copy)]
+pub struct Claim<'a> {
+    /// Which.
+    pub gpu_indexes: &'a [u32],
+    /// How much.
+    pub pages: u32,
+    /// Whether all the time.
+    pub is_pinned: bool,
+}
+
 impl Placed {
-    /// Pages that it takes of one of its GPUs all the time.
-    fn pinned_pages(&self) -> u32 {
-        if self.is_pinned { self.weights.pages } else { 0 }
+    /// How much of GPUs' memory it takes is only known once it is there: `None`.
+    fn claim(&self) -> Option<Claim<'_>> {
+        let Self { gpu_indexes, weights, is_pinned, .. } = self;
+        let claim = Claim { gpu_indexes, pages: weights.pages, is_pinned: *is_pinned };
+        (!is_on_gpus(&self.model)).then_some(claim)
     }
+}
+
+/// Whether GPUs run it, whose memory its weights take as they are lowered, and not as its file has them.
+pub(crate) fn is_on_gpus(model: &Model) -> bool {
+    let cuda = Some(Processor::Cuda);
+    matches!(model.executor, Executor::Onnx { wanted, .. } if wanted.processor == cuda)
 }
 
 /// Pages in so many megabytes; `None` if there is less than one, or more than there can be.
@@ -233,37 +264,55 @@ impl Config {
         if bytes == 0 {
             return Ok(Weights::default());
         }
-        let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).ok().filter(|&pages| pages <= pages_max);
-        let Some(pages) = pages else {
+        let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX);
+        if is_on_gpus(model) {
+            let read = host_pages.map_or(Span::ZERO, |_| read);
+            return Ok(Weights { pages: pages.min(pages_max), load: copy, read });
+        }
+        if pages > pages_max {
             let (name, found) = (&model.name, bytes as f64 / 1e6);
             return Err(BackendError::Config(format!(
                 "weights_mb of model {name}: found {found}, expected at most what {pages_max} pages of 16 MiB hold \
                  (key gpu_memory_mb)"
             )));
-        };
+        }
+        self.check_weights(&model.name, pages)?;
+        let read = host_pages.map_or(Span::ZERO, |_| read);
+        Ok(Weights { pages, load: model.weights.load.unwrap_or(copy), read })
+    }
+
+    /// Whether host memory has room for a model's weights wherever they are loaded at once.
+    ///
+    /// # Errors
+    /// If not, or a key of memory is wrong.
+    pub fn check_weights(&self, name: &str, pages: u32) -> Result<(), BackendError> {
+        let host_pages = self.host_pages()?;
         // Each of them may load it, or one as large, at once.
-        let at_once = u64::from(pages) * u64::from(self.gpus);
+        let at_once = u64::from(pages) * u64::from(self.gpus.count());
         if let (Some(found), Some(host_pages)) = (self.host_memory_mb, host_pages)
             && at_once > u64::from(host_pages)
         {
-            let (name, expected) = (&model.name, at_once as f64 * PAGE_BYTES as f64 / 1e6);
+            let expected = at_once as f64 * PAGE_BYTES as f64 / 1e6;
             return Err(BackendError::Config(format!(
                 "host_memory_mb: found {found}, expected at least {expected}: what model {name} takes of it when each \
                  GPU is loaded"
             )));
         }
-        let read = host_pages.map_or(Span::ZERO, |_| read);
-        Ok(Weights { pages, load: model.weights.load.unwrap_or(copy), read })
+        Ok(())
     }
 
     /// Whether what is pinned fits each GPU, beside the largest model that is not.
-    fn check_pinned(&self, placed: &[Placed]) -> Result<(), BackendError> {
+    ///
+    /// # Errors
+    /// If not, or a key of memory is wrong.
+    pub fn check_pinned<'a>(&self, claims: impl Iterator<Item = Claim<'a>>) -> Result<(), BackendError> {
         let Some(pages) = self.memory_pages()? else { return Ok(()) };
-        for gpu in 0..self.gpus {
-            let hosted = || placed.iter().filter(|placed| placed.gpu_indexes.contains(&gpu));
-            let pinned: u64 = hosted().map(|placed| u64::from(placed.pinned_pages())).sum();
-            let other = hosted().filter(|placed| !placed.is_pinned).map(|placed| placed.weights.pages).max();
-            let left = u64::from(pages - other.unwrap_or(0));
+        let claims: Vec<Claim<'_>> = claims.collect();
+        for gpu in 0..self.gpus.count() {
+            let hosted = || claims.iter().filter(|claim| claim.gpu_indexes.contains(&gpu));
+            let pinned: u64 = hosted().filter(|claim| claim.is_pinned).map(|claim| u64::from(claim.pages)).sum();
+            let other = hosted().filter(|claim| !claim.is_pinned).map(|claim| claim.pages).max();
+            let left = u64::from(pages.saturating_sub(other.unwrap_or(0)));
             if pinned > left {
                 return Err(BackendError::Config(format!(
                     "pinned: found models of {pinned} pages of 16 MiB for GPU {gpu}, expected at most {left}: what \
@@ -279,9 +328,7 @@ impl Config {
     /// # Errors
     /// If one of these keys names something that there is not.
     pub fn place(&self, Repository { models, refused }: Repository) -> Result<Vec<Placed>, BackendError> {
-        if !(1..=GPUS_MAX).contains(&self.gpus) {
-            return Err(BackendError::Config(format!("gpus: found {}, expected 1 to {GPUS_MAX}", self.gpus)));
-        }
+        self.gpus.check()?;
         let names = || models.iter().map(|model| &model.name).chain(refused.iter().map(|refused| &refused.name));
         if let Some(unknown) =
             self.placement.keys().find(|&placed| placed != OTHERS && names().all(|name| name != placed))
@@ -306,7 +353,7 @@ impl Config {
             let text = format!("repository: found no model to serve in {folder}, expected at least one{why}");
             return Err(BackendError::Config(text));
         }
-        self.check_pinned(&placed)?;
+        self.check_pinned(placed.iter().filter_map(Placed::claim))?;
         Ok(placed)
     }
 
@@ -327,22 +374,34 @@ impl Config {
                 .map_err(|error| BackendError::Config(format!("emulate: {error}")))?;
             model.executor = Executor::Emulated { profile };
         }
+        self.choose_processor(&mut model);
         let weights = self.weights(&model)?;
         let is_pinned = self.pinned.contains(&model.name);
         Ok(Some(Placed { model, gpu_indexes, weights, is_pinned }))
     }
 
+    /// What a model does not say of where and how it runs is as this backend is configured.
+    fn choose_processor(&self, model: &mut Model) {
+        let Executor::Onnx { wanted, profile, .. } = &mut model.executor else { return };
+        let processor = wanted.processor.unwrap_or(self.executor);
+        let precision = wanted.precision.unwrap_or(self.precision);
+        *wanted = Wanted { processor: Some(processor), precision: Some(precision) };
+        if processor == Processor::Cuda {
+            *profile = None;
+        }
+    }
+
     /// The GPUs that host a model; `None` if it is not to be loaded.
     fn gpu_indexes(&self, name: &str) -> Result<Option<Vec<u32>>, BackendError> {
         if self.placement.is_empty() {
-            return Ok(Some((0..self.gpus).collect()));
+            return Ok(Some((0..self.gpus.count()).collect()));
         }
         let Some(placed) = self.placement.get(name).or_else(|| self.placement.get(OTHERS)) else { return Ok(None) };
         let mut indexes = placed.clone();
         indexes.sort_unstable();
         indexes.dedup();
-        if indexes.is_empty() || indexes.iter().any(|&index| index >= self.gpus) {
-            let last = self.gpus - 1;
+        if indexes.is_empty() || indexes.iter().any(|&index| index >= self.gpus.count()) {
+            let last = self.gpus.count() - 1;
             let text = format!("placement.{name}: found {placed:?}, expected indexes of GPUs, 0 to {last} (key gpus)");
             return Err(BackendError::Config(text));
         }
@@ -377,6 +436,7 @@ mod tests {
                 file: "model.onnx".into(),
                 batching: repository::Batching::equal(1, 1),
                 profile: None,
+                wanted: Wanted::default(),
             },
             labels: vec![],
             image: None,
@@ -408,6 +468,48 @@ mod tests {
         assert_eq!(placed("gpus = 3\nplacement = { b = [2, 0, 2] }").unwrap(), [("b".into(), vec![0, 2])]);
         let others = placed("gpus = 3\nplacement = { b = [2], '*' = [0, 1] }").unwrap();
         assert_eq!(others, [("a".into(), vec![0, 1]), ("b".into(), vec![2])]);
+    }
+
+    #[test]
+    fn gpus_are_counted_or_named() {
+        let names = |text: &str| {
+            let config = config(text).map_err(|error| error.message().to_owned())?;
+            config.gpus.check().map_err(|error| error.to_string())?;
+            let again: Config = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
+            assert_eq!(again.gpus, config.gpus);
+            Ok::<_, String>(config.gpus.names().iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(names(""), Ok("0".into()));
+        assert_eq!(names("gpus = 2"), Ok("0 1".into()));
+        assert_eq!(names("gpus = [3, 'GPU-5a', 'MIG-7']"), Ok("3 GPU-5a MIG-7".into()));
+        assert_eq!(names("gpus = [1, 1]"), Err("gpus: found 1 twice, expected each GPU once".into()));
+        assert_eq!(names("gpus = []"), Err("gpus: found 0, expected 1 to 64".into()));
+        let expected = "gpus: found \"H200\", expected numbers, or names that begin with GPU- or MIG- (nvidia-smi -L)";
+        assert_eq!(names("gpus = ['H200']"), Err(expected.into()));
+        assert_eq!(("8".parse(), "GPU-5a".parse()), (Ok(GpuName::Number(8)), Ok(GpuName::Uuid("GPU-5a".into()))));
+        assert!("H200".parse::<GpuName>().unwrap_err().contains("found \"H200\""));
+    }
+
+    #[test]
+    fn models_run_where_they_say_or_else_where_the_backend_says() {
+        let wanted = |text: &str, own: Wanted| {
+            let mut model = models().remove(0);
+            let Executor::Onnx { wanted, profile, .. } = &mut model.executor else { panic!("{model:?}") };
+            *wanted = own;
+            *profile = Some(LatencyProfile::linear(1.0, 1.0, 4).unwrap());
+            let placed = config(text).unwrap().place(only(model)).unwrap().remove(0);
+            let Executor::Onnx { wanted, profile, .. } = placed.model.executor else { panic!("it is onnx") };
+            (wanted.processor.unwrap(), wanted.precision.unwrap(), profile.is_some())
+        };
+        let (cpu, cuda) = (Processor::Cpu, Processor::Cuda);
+        let of_model = Wanted { processor: Some(cuda), precision: Some(Precision::Fp16) };
+        assert_eq!(wanted("", Wanted::default()), (cpu, Precision::Tf32, true));
+        assert_eq!(wanted("", of_model), (cuda, Precision::Fp16, false), "what was measured is of the CPU");
+        let keys = "executor = 'cuda'\nprecision = 'fp32'";
+        assert_eq!(wanted(keys, Wanted::default()), (cuda, Precision::Fp32, false));
+        assert_eq!(wanted(keys, of_model), (cuda, Precision::Fp16, false));
+        let own = Wanted { processor: Some(cpu), precision: None };
+        assert_eq!(wanted(keys, own), (cpu, Precision::Fp32, true));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use proto::{
     BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, PlanId, Span, TaskId, Timestamp,
-    backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, LinkHello, LinkWelcome},
+    backend_to_frontend::{AnswerHeader, LinkHello, LinkWelcome},
     backend_to_scheduler::BackendToScheduler,
     brought::{Brought, CONFIG_BYTES_MAX},
     clock::ClockOffset,
@@ -152,6 +152,18 @@ pub enum Output {
         /// What to run when.
         job: Job,
     },
+    /// The inputs of a batch that is about to be next are all here: they can go to the GPU while it runs another one.
+    /// Nothing need come of it.
+    SendAhead {
+        /// The GPU's index.
+        gpu: usize,
+        /// As in [`Job::ahead`].
+        number: u64,
+        /// What runs it.
+        executor: Arc<dyn Executor>,
+        /// All its tasks, in order.
+        runs: Vec<Run>,
+    },
     /// What a GPU executes does not come back: end it if that can be done. Then [`Core::handle_executed`] as ever.
     Interrupt {
         /// The GPU's index.
@@ -182,6 +194,8 @@ pub enum Output {
         gpu: usize,
         /// The model.
         model: ModelId,
+        /// What ran it; `None` if that has gone with all that it held.
+        executor: Option<Arc<dyn Executor>>,
     },
     /// Load a model, then call [`Core::handle_loaded`].
     Load {
@@ -215,6 +229,8 @@ pub struct Job {
     /// One estimate for all instants of a batch: with a better one in between, it could seem to start outside its
     /// window.
     pub offset: ClockOffset,
+    /// Its inputs went ahead under this number ([`Output::SendAhead`]).
+    pub ahead: Option<u64>,
 }
 
 /// Tasks whose inputs lie one after another in staging memory, and whose outputs go there in the same way.
@@ -710,6 +726,7 @@ impl Core {
             while let Some(action) = self.worker(gpu).and_then(Worker::poll_action) {
                 self.perform(now, gpu, action);
             }
+            self.send_ahead(gpu);
         }
         while let Some(action) = self.links.poll_action() {
             self.perform_link(action);
@@ -742,26 +759,11 @@ impl Core {
                 let rejected_at = self.scheduler_now(now);
                 self.hosting.workers[gpu].handle_executed(rejected_at, Execution::WindowMissed { rejected_at });
             }
-            Action::Execute { buffer, model, runs, exec_at, latest, sample } => {
+            Action::Execute { buffer, model, runs, exec_at, latest, ahead, sample } => {
+                let runs = self.runs((gpu, buffer), model, runs);
                 let Loaded { shape, executor, .. } = &**self.loaded(model);
-                let staging = self.config.staging;
-                let run = |worker::Run { tasks, input_bytes, fetched_with }| {
-                    let place = |task| Place { gpu, buffer, task };
-                    let before = (tasks.start - fetched_with) * input_bytes;
-                    let input_offset = staging.input_offset(place(fetched_with), *shape) + before;
-                    let output_offset = staging.answer_offset(place(tasks.start), *shape) + ANSWER_HEADER_BYTES;
-                    Run { tasks: tasks.len(), input_offset, input_bytes, output_offset }
-                };
-                let job = Job {
-                    model,
-                    executor: executor.clone(),
-                    shape: *shape,
-                    runs: runs.into_iter().map(run).collect(),
-                    exec_at,
-                    latest,
-                    sample,
-                    offset: self.offset.clone(),
-                };
+                let (executor, shape, offset) = (executor.clone(), *shape, self.offset.clone());
+                let job = Job { model, executor, shape, runs, exec_at, latest, sample, offset, ahead };
                 self.watchdog.handle_started(gpu, latest, self.loaded(model).profile.latency(job.tasks()));
                 self.outputs.push_back(Output::Execute { gpu, job });
             }

@@ -5,18 +5,21 @@
 //! fenced them.
 #![allow(clippy::disallowed_methods)] // Drivers own threads and clocks.
 
+mod ahead;
 mod copies;
 mod gpu;
 mod loader;
+mod pinned;
 mod profile;
 mod session;
+mod trial;
 mod warmup;
 
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     num::NonZeroU64,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -24,15 +27,19 @@ use std::{
 };
 
 use proto::{
-    LatencyProfile, ModelId, Span, backoff::Backoff, host_memory::HostMemory, scheduler_to_frontend::REASON_BYTES_MAX,
+    LatencyProfile, ModelId, Span, Weights, backoff::Backoff, host_memory::HostMemory,
+    scheduler_to_frontend::REASON_BYTES_MAX,
 };
-use repository::{Model, Refused, RepositoryError, SLO_MAX, Stamps, Store};
+use repository::{Model, Precision, Processor, Refused, RepositoryError, SLO_MAX, Stamps, Store};
 use thiserror::Error;
 use transport::{Clock, OpenError};
 
 use crate::{
-    config::{Config, Placed},
-    executor::{self, Executor, ExecutorError, Programs},
+    config::{Config, GpuName, Placed, is_on_gpus},
+    executor::{
+        self, Executor, ExecutorError, OnGpus, Programs,
+        gpus::{Devices, OpenDriver, real_driver},
+    },
     loaded::Loaded,
     staging::ModelShape,
 };
@@ -82,6 +89,14 @@ pub enum BackendError {
     Thread(std::io::Error),
 }
 
+/// What models are loaded with.
+#[derive(Clone)]
+struct Means {
+    clock: Clock,
+    programs: Programs,
+    devices: Arc<Devices>,
+}
+
 /// Loads the models, then serves until `stop` is set (looked at ten times a second) and its plans are finished, or
 /// `drain_timeout_ms` are over.
 ///
@@ -89,21 +104,32 @@ pub enum BackendError {
 /// If the configuration, the repository or a model is wrong, or the network cannot be opened. A scheduler that cannot
 /// be reached is no error: it is tried again and again.
 pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
+    run_on(config, stop, Box::new(real_driver))
+}
+
+/// [`run`], with GPUs that are opened in another way.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Result<(), BackendError> {
     let clock = Clock::start();
     let schedulers = config.scheduler_list()?;
     let stamps = Stamps::of(&config.repository)?;
     let models = config.place(repository::load(&config.repository)?.checked(config.strict)?)?;
+    let means = Means { clock, programs: Programs::default(), devices: Devices::new(config, open)? };
+    open_gpus(&means.devices, &models)?;
+    let uses_gpus = config.executor == Processor::Cuda || models.iter().any(|placed| is_on_gpus(&placed.model));
     // A model that clients unload, or have yet to load, may be loaded whatever happened meanwhile.
     let shapes: Vec<ModelShape> = models.iter().map(|placed| ModelShape::from(&placed.model)).collect();
     let models = models.into_iter().filter(|placed| config.loads_at_start(&placed.model.name)).collect();
-    let programs = Programs::default();
-    let (mut models, not_loaded) = load_all(clock, (config, &stamps), models, &programs)?;
+    let (mut models, not_loaded) = load_all(&means, (config, &stamps), models)?;
+    config.check_pinned(models.iter().map(|model| model.claim()))?;
     let store = config.load_files.as_deref().map(Store::open).transpose()?;
-    let loader = Loader::start(clock, config.clone(), store, programs.clone()).map_err(BackendError::Thread)?;
-    let gpus = Gpus::start(clock, config.gpus as usize).map_err(BackendError::Thread)?;
-    let copies = config.memory_pages()?.map_or(0, |_| config.gpus as usize);
+    let loader = Loader::start(config.clone(), store, means.clone()).map_err(BackendError::Thread)?;
+    let gpus = Gpus::start(clock, config.gpus.count() as usize, uses_gpus).map_err(BackendError::Thread)?;
+    let copies = config.memory_pages()?.map_or(0, |_| config.gpus.count() as usize);
     let copies = Copies::start(clock, copies).map_err(BackendError::Thread)?;
-    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader };
+    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices: &means.devices };
     reduce_timer_slack();
     let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     for number in 0.. {
@@ -125,8 +151,15 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
     }
     // Programs may finish what they do when their models go.
     drop((models, gpus));
-    programs.wait_until_ended();
+    means.programs.wait_until_ended();
     Ok(())
+}
+
+/// Opens what models need that are placed on GPUs: without these the whole backend is of no use.
+fn open_gpus(devices: &Devices, models: &[Placed]) -> Result<(), BackendError> {
+    let on_gpus = models.iter().filter(|placed| is_on_gpus(&placed.model));
+    let gpus: BTreeSet<u32> = on_gpus.flat_map(|placed| placed.gpu_indexes.iter().copied()).collect();
+    Ok(gpus.into_iter().try_for_each(|gpu| devices.gpu(gpu as usize).map(drop))?)
 }
 
 /// Lets this thread's timers fire on time: batches start and end by them.
@@ -139,10 +172,9 @@ fn reduce_timer_slack() {
 /// Loads what can be loaded; all of it if that is wanted. A file that makes the executor panic is one that cannot be,
 /// and so is one that changes meanwhile.
 fn load_all(
-    clock: Clock,
+    means: &Means,
     (config, stamps): (&Config, &Stamps),
     models: Vec<Placed>,
-    programs: &Programs,
 ) -> Result<(Vec<Arc<Loaded>>, Vec<Refused>), BackendError> {
     let mut loaded: Vec<Arc<Loaded>> = Vec::with_capacity(models.len());
     let (mut first_error, mut not_loaded) = (None, Vec::new());
@@ -151,7 +183,7 @@ fn load_all(
     for placed in models {
         let (name, version) = (placed.model.name.clone(), placed.model.version.clone());
         let load = || {
-            let loaded = load(clock, &config.repository, placed, programs)?;
+            let loaded = load(means, config, placed)?;
             stamps.check(&config.repository, &name)?;
             Ok(loaded)
         };
@@ -191,26 +223,56 @@ fn refused(name: String, version: String, error: &BackendError) -> Refused {
     Refused { name, version, reason }
 }
 
-fn load(clock: Clock, repository: &Path, placed: Placed, programs: &Programs) -> Result<Loaded, BackendError> {
+fn load(means: &Means, config: &Config, placed: Placed) -> Result<Loaded, BackendError> {
+    let Means { clock, programs, devices } = means;
     let Placed { model, gpu_indexes, mut weights, is_pinned } = placed;
     let started_at = clock.now();
-    let executor = executor::load(&model, gpu_indexes.len(), programs)?;
-    if weights.read > Span::ZERO && executor.holds_weights() {
-        weights.read = (clock.now() - started_at).clamp(Span(1), SLO_MAX);
-    }
-    warmup::run(&model, &model.folder(repository), executor.as_ref())?;
-    let shape = ModelShape::from(&model);
-    let (profile, source) = match known_profile(&model, executor.as_ref()) {
-        Some(profile) => (profile, "known"),
-        None => {
-            let measured = profile::measure(clock, &model, executor.as_ref(), Effort::AT_START, &mut |_| {})?;
-            (profile::table(&measured), "measured")
+    let executor = load_executor(&model, &gpu_indexes, programs, devices)?;
+    let warm_up = || warmup::run(&model, &model.folder(&config.repository), executor.as_ref());
+    let (profile, source) = match (executor.on_gpus(), known_profile(&model, executor.as_ref())) {
+        (Some(on_gpus), _) => {
+            if weights.read > Span::ZERO {
+                weights.read = trial::time_read(*clock, on_gpus)?;
+            }
+            let memory = (weights, config.memory_pages()?.is_some());
+            let tried = trial::run(*clock, &model, on_gpus, memory, Effort::AT_START, &mut |_| {})?;
+            weights = tried.weights;
+            config.check_weights(&model.name, weights.pages)?;
+            warm_up()?;
+            (tried.profile, "measured")
+        }
+        (None, known) => {
+            if weights.read > Span::ZERO && executor.holds_weights() {
+                weights.read = (clock.now() - started_at).clamp(Span(1), SLO_MAX);
+            }
+            warm_up()?;
+            let measure = || profile::measure(*clock, &model, executor.as_ref(), Effort::AT_START, &mut |_| {});
+            match known {
+                Some(profile) => (profile, "known"),
+                None => (profile::table(&measure()?), "measured"),
+            }
         }
     };
-    let cost = profile::cost(clock, &model, executor.as_ref());
+    let cost = profile::cost(*clock, &model, executor.as_ref());
+    let shape = ModelShape::from(&model);
     let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
     tracing::info!(model = model.name, l_1 = %least, l_max = %largest, profile = source, gpus = ?gpu_indexes, "loaded");
     Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, weights, is_pinned })
+}
+
+fn load_executor(
+    model: &Model,
+    gpu_indexes: &[u32],
+    programs: &Programs,
+    devices: &Arc<Devices>,
+) -> Result<Arc<dyn Executor>, ExecutorError> {
+    match &model.executor {
+        repository::Executor::Onnx { file, batching, wanted, .. } if is_on_gpus(model) => {
+            let how = (file.as_path(), batching, wanted.precision.unwrap_or_default());
+            Ok(Arc::new(OnGpus::load(model, how, gpu_indexes, devices)?))
+        }
+        _ => executor::load(model, gpu_indexes.len(), programs),
+    }
 }
 
 /// l(b) without measuring: an emulated GPU says what it is, and a model may have been measured ahead of time.
@@ -231,11 +293,30 @@ pub fn measure(
     effort: Effort,
     progress: &mut dyn FnMut(usize),
 ) -> Result<(Vec<Measured>, LatencyProfile), ExecutorError> {
-    let programs = Programs::default();
+    let (clock, programs) = (Clock::start(), Programs::default());
     let executor = executor::load(model, 1, &programs)?;
-    let measured = profile::measure(Clock::start(), model, executor.as_ref(), effort, progress)?;
+    let measured = profile::measure(clock, model, executor.as_ref(), effort, progress)?;
     drop(executor);
     programs.wait_until_ended();
     let table = profile::table(&measured);
     Ok((measured, table))
+}
+
+/// The same on a GPU, by its number or its name. What is measured are the batch sizes that GPUs are prepared for.
+///
+/// # Errors
+/// As [`measure`], or if there is no such GPU.
+pub fn measure_on_gpu(
+    model: &Model,
+    (gpu, precision): (&GpuName, Precision),
+    effort: Effort,
+    progress: &mut dyn FnMut(usize),
+) -> Result<(Vec<Measured>, LatencyProfile), ExecutorError> {
+    let repository::Executor::Onnx { file, batching, .. } = &model.executor else {
+        return Err(ExecutorError(format!("model {} is no ONNX model, which is what GPUs run", model.name)));
+    };
+    let devices = Devices::one(gpu, Box::new(real_driver));
+    let on_gpus = OnGpus::load(model, (file, batching, precision), &[0], &devices)?;
+    let tried = trial::run(Clock::start(), model, &on_gpus, (Weights::default(), false), effort, progress)?;
+    Ok((tried.measured, tried.profile))
 }

@@ -4,6 +4,7 @@
 //! GPU, keeps their time for them.
 
 mod emulated;
+pub mod gpus;
 mod onnx;
 pub mod process;
 
@@ -14,6 +15,7 @@ use repository::{Model, Tensor, cell};
 use thiserror::Error;
 
 pub use emulated::Emulated;
+pub use gpus::OnGpus;
 pub use onnx::Onnx;
 pub use process::{Process, Programs};
 
@@ -50,6 +52,12 @@ pub trait Executor: Send + Sync {
     /// A real executor has none, and is measured.
     fn emulated_profile(&self) -> Option<&LatencyProfile>;
 
+    /// The model on GPUs, if it runs there: batches that serve go from staging memory to these and back, and weights
+    /// are copied there.
+    fn on_gpus(&self) -> Option<&OnGpus> {
+        None
+    }
+
     /// Of the batches that run, that which has run for longest was given up. An executor that can end it does, so that
     /// [`Self::execute`] returns.
     fn interrupt(&self) {}
@@ -82,7 +90,7 @@ impl fmt::Debug for dyn Executor {
     }
 }
 
-/// Loads what runs `model` on so many GPUs.
+/// Loads what runs `model` on so many GPUs that are but threads of ours; for real ones there is [`OnGpus::load`].
 ///
 /// # Errors
 /// If the model's file cannot be read or does not fit its configuration, or its program does not start.
@@ -92,6 +100,17 @@ pub fn load(model: &Model, gpus: usize, programs: &Programs) -> Result<Arc<dyn E
         repository::Executor::Onnx { file, batching, .. } => Arc::new(Onnx::load(model, file, batching)?),
         repository::Executor::Process { program, .. } => Arc::new(Process::load(model, program, gpus, programs)?),
     })
+}
+
+/// 1, 2, 3, 4, 6, 8, 12, 16, ...: powers of two, the middles between them, and the largest.
+pub(crate) fn few_sizes(batch_max: usize) -> Vec<usize> {
+    let powers = (0..usize::BITS).map(|power| 1usize << power).take_while(|&size| size <= batch_max);
+    let mut sizes: Vec<usize> = powers.flat_map(|power| [power, power + power / 2]).collect();
+    sizes.push(batch_max);
+    sizes.retain(|&size| size <= batch_max);
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
 }
 
 /// The inputs of each task of a batch, as [`Executor::execute`] gets them.

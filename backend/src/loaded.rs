@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proto::{BatchCost, LatencyProfile, Weights, backend_to_scheduler::ModelOffer};
 use repository::Model;
 
-use crate::{executor::Executor, staging::ModelShape};
+use crate::{config::Claim, executor::Executor, staging::ModelShape};
 
 /// A model that is ready to run.
 #[derive(Clone)]
@@ -29,6 +29,13 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// What it claims of GPUs' memory.
+    #[must_use]
+    pub fn claim(&self) -> Claim<'_> {
+        let Self { gpu_indexes, weights, is_pinned, .. } = self;
+        Claim { gpu_indexes, pages: weights.pages, is_pinned: *is_pinned }
+    }
+
     /// What the scheduler is told of it.
     #[must_use]
     pub fn offer(&self) -> ModelOffer {

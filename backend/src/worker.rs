@@ -96,11 +96,26 @@ pub enum Action {
         /// A task that is to be run again alone, if nothing else waits for the GPU then: its place among those that
         /// take part, and the plan.
         sample: Option<(usize, PlanId)>,
+        /// Its inputs went ahead under this number ([`Worker::poll_ahead`]), all of them and no others.
+        ahead: Option<u64>,
     },
     /// WRITE_WITH_IMM the answer of a run into its slots; then call [`Worker::handle_pushed`].
     Push(Push),
     /// Tell the scheduler.
     Report(BackendToScheduler),
+}
+
+/// A batch that is about to be next, while another one executes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ahead {
+    /// Comes back with its execution, unless other tasks take part by then; none is used twice.
+    pub number: u64,
+    /// The staging buffer.
+    pub buffer: usize,
+    /// The model.
+    pub model: ModelId,
+    /// As in [`Action::Execute`].
+    pub runs: Vec<Run>,
 }
 
 /// Neighbours in a batch, whose inputs lie one after another.
@@ -231,6 +246,9 @@ pub struct Worker {
     buffers: [Option<Batch>; BUFFERS],
     /// The buffer whose batch executes.
     executing: Option<usize>,
+    /// Of the batches that went ahead, the last one whose buffer is still its own.
+    ahead: Option<Ahead>,
+    ahead_next: u64,
     actions: VecDeque<Action>,
 }
 
@@ -327,8 +345,31 @@ impl Worker {
             waiting: VecDeque::new(),
             buffers: std::array::from_fn(|_| None),
             executing: None,
+            ahead: None,
+            ahead_next: 0,
             actions: VecDeque::new(),
         }
+    }
+
+    /// A batch whose inputs are all here while another one executes: they can go to the GPU already. Each is yielded
+    /// once.
+    pub fn poll_ahead(&mut self) -> Option<Ahead> {
+        self.executing?;
+        let pending = self.buffers.iter().enumerate().filter_map(|(buffer, batch)| Some((buffer, batch.as_ref()?)));
+        let pending = pending.filter(|(_, batch)| batch.phase == Phase::Pending);
+        let (buffer, batch) = pending.min_by_key(|(_, batch)| (batch.plan.exec_at, batch.plan.plan))?;
+        let went = self.ahead.as_ref().is_some_and(|ahead| ahead.buffer == buffer);
+        if went || !batch.is_complete() {
+            return None;
+        }
+        let runs = batch.runs_of(&batch.indexes_in(Progress::Fetched));
+        if runs.is_empty() {
+            return None;
+        }
+        let ahead = Ahead { number: self.ahead_next, buffer, model: batch.plan.model, runs };
+        self.ahead_next += 1;
+        self.ahead = Some(ahead.clone());
+        Some(ahead)
     }
 
     /// The frontend's slots can be read and written from now on.
@@ -654,25 +695,29 @@ impl Worker {
         for &index in &tasks {
             batch.tasks[index].progress = Progress::Executing;
         }
-        let runs =
-            batch.runs(&tasks, |_| batch.model.output_bytes).into_iter().map(|run| batch.executed(run)).collect();
+        let runs = batch.runs_of(&tasks);
         let BatchPlan { plan, model, exec_at, latest, sample, .. } = batch.plan;
         let sample = sample.and_then(|sample| tasks.iter().position(|&task| task == usize::from(sample)));
         // An inherited plan has a name that nobody knows a sample by.
         let sample = sample.filter(|_| plan.model_thread() != ModelThreadId::INHERITED).map(|place| (place, plan));
+        let is_pending = |batch: &Batch| batch.phase == Phase::Pending;
+        let is_last = self.waiting.is_empty() && !self.buffers.iter().flatten().any(is_pending);
+        let sample = sample.filter(|_| is_last);
         self.executing = Some(buffer);
-        let sample = sample.filter(|_| self.next_start().is_none() && self.waiting.is_empty());
-        self.actions.push_back(Action::Execute { buffer, model, runs, exec_at, latest, sample });
+        let went = self.ahead.take_if(|ahead| ahead.buffer == buffer);
+        let ahead = went.filter(|ahead| ahead.runs == runs).map(|ahead| ahead.number);
+        self.actions.push_back(Action::Execute { buffer, model, runs, exec_at, latest, ahead, sample });
     }
 
     /// Frees the buffers whose tasks have all ended: no transfer is outstanding there.
     fn release_buffers(&mut self) {
-        for buffer in &mut self.buffers {
+        for (index, buffer) in self.buffers.iter_mut().enumerate() {
             let over = |batch: &mut Batch| {
                 batch.phase == Phase::Answering && batch.tasks.iter().all(|task| task.progress == Progress::Ended)
             };
             if let Some(Batch { plan, undelivered, .. }) = buffer.take_if(over) {
                 self.actions.push_back(Action::Report(BackendToScheduler::Answered { plan: plan.plan, undelivered }));
+                self.ahead.take_if(|ahead| ahead.buffer == index);
             }
         }
     }

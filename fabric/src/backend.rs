@@ -305,6 +305,7 @@ impl BackendNode {
             Output::Execute { gpu, job } => self.execute(env, core, gpu, job),
             // What hangs in the simulation comes back when it does.
             Output::Interrupt { .. } => {}
+            Output::SendAhead { .. } => unreachable!("GPUs of the simulation have no memory for inputs"),
             Output::CopyWeights { gpu, model, executor, takes, read } => {
                 let is_it = |other: &Arc<dyn Executor>| Arc::ptr_eq(other, &executor);
                 let was_released = self.released.extract_if(.., |other| is_it(other)).count() > 0;
@@ -315,7 +316,7 @@ impl BackendNode {
                 self.copy(env, (gpu, model), takes, read);
             }
             Output::ReleaseWeights { executor } => self.released.push(executor),
-            Output::FreeWeights { gpu, model } => {
+            Output::FreeWeights { gpu, model, .. } => {
                 if !self.gpus[gpu].weights.remove(&model) {
                     env.oracle.report(Violation::Weights(format!("GPU {gpu} frees {model:?}, which is not there")));
                 }

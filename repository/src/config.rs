@@ -30,8 +30,8 @@ pub use queue::{QueuePolicies, QueuePolicy, QueueTimeout};
 pub use warmup::{Warmup, WarmupData, WarmupInput};
 
 use crate::{
-    DataType, Executor, ImagePipeline, Model, Priorities, Refused, RepositoryError, SLO_MAX, Tensor, WeightsSize, cell,
-    elements, emulated, profile::StoredProfile,
+    DataType, Executor, ImagePipeline, Model, Precision, Priorities, Processor, Refused, RepositoryError, SLO_MAX,
+    Tensor, Wanted, WeightsSize, cell, elements, emulated, profile::StoredProfile,
 };
 use variable::Bounds;
 
@@ -48,6 +48,8 @@ const WEIGHTS_MB_MAX: f64 = 1e6;
 
 /// The executor that runs ONNX models.
 pub(crate) const ONNX: &str = "onnx";
+/// The same on a GPU.
+pub(crate) const CUDA: &str = "cuda";
 /// The file of an ONNX model, unless the configuration names one.
 const ONNX_FILE: &str = "model.onnx";
 
@@ -361,9 +363,13 @@ impl ConfigFile<'_> {
                 Ok(Executor::Emulated { profile })
             }
             name if is_onnx(name) => {
-                let profile = StoredProfile::read(self.folder, ONNX, &self.version, max_batch)?;
+                let wanted = self.wanted()?;
+                let profile = match wanted.processor {
+                    Some(Processor::Cuda) => None,
+                    _ => StoredProfile::read(self.folder, ONNX, &self.version, max_batch)?,
+                };
                 let batching = self.batching(is_batched, (inputs, outputs))?;
-                Ok(Executor::Onnx { file: self.model_file(ONNX_FILE)?, batching, profile })
+                Ok(Executor::Onnx { file: self.model_file(ONNX_FILE)?, batching, profile, wanted })
             }
             name @ (PROCESS | PYTHON) => {
                 let profile = StoredProfile::read(self.folder, PROCESS, &self.version, max_batch)?;
@@ -374,6 +380,21 @@ impl ConfigFile<'_> {
                 Err(self.error("backend", format_args!("\"{other}\""), expected))
             }
         }
+    }
+
+    /// Where and how an ONNX model runs, whatever backends are configured for.
+    fn wanted(&self) -> Result<Wanted, RepositoryError> {
+        let processor = match self.parameter("executor").as_deref() {
+            Some(ONNX) => Some(Processor::Cpu),
+            _ if self.executor_name() == CUDA => Some(Processor::Cuda),
+            _ => None,
+        };
+        let precision = self.parameter("precision").map(|found| {
+            let wrong = |_| self.error("precision", format_args!("\"{found}\""), "\"fp32\", \"tf32\" or \"fp16\"");
+            found.parse::<Precision>().map_err(wrong)
+        });
+        let precision = precision.transpose()?;
+        Ok(Wanted { processor, precision })
     }
 
     fn model_file(&self, default: &str) -> Result<PathBuf, RepositoryError> {
@@ -468,7 +489,7 @@ impl ConfigFile<'_> {
 
 /// Whether a model of this executor has an ONNX file.
 fn is_onnx(executor: &str) -> bool {
-    [ONNX, "onnxruntime", "onnxruntime_onnx"].contains(&executor)
+    [ONNX, CUDA, "onnxruntime", "onnxruntime_onnx"].contains(&executor)
 }
 
 fn parameter(message: &DynamicMessage, key: &str) -> Option<String> {

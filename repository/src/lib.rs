@@ -15,6 +15,7 @@ mod store;
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
 pub use batching::{BatchLengths, Batching, Generated, GeneratedKind};
@@ -25,6 +26,7 @@ pub use config::{
 };
 pub use image::{Color, ImagePipeline, Layout};
 use proto::{LatencyProfile, Span};
+use serde::{Deserialize, Serialize};
 pub use stamp::{Stamp, Stamps};
 pub use store::{BroughtFile, FILES_MAX, Held, Source, Store};
 use thiserror::Error;
@@ -245,6 +247,7 @@ impl Model {
     pub fn executor_name(&self) -> &'static str {
         match self.executor {
             Executor::Emulated { .. } => "emulated",
+            Executor::Onnx { wanted: Wanted { processor: Some(Processor::Cuda), .. }, .. } => config::CUDA,
             Executor::Onnx { .. } => config::ONNX,
             Executor::Process { .. } => "process",
         }
@@ -371,14 +374,16 @@ pub enum Executor {
         /// l(b).
         profile: LatencyProfile,
     },
-    /// tract, on the CPU.
+    /// tract on the CPU, or our own kernels on GPUs.
     Onnx {
         /// The model file.
         file: PathBuf,
         /// What becomes of tasks of unequal sizes.
         batching: Batching,
-        /// l(b), where it was measured ahead of time ([`profile`]).
+        /// l(b) on the CPU, where it was measured ahead of time ([`profile`]).
         profile: Option<LatencyProfile>,
+        /// What its configuration says of where and how it runs.
+        wanted: Wanted,
     },
     /// A program of its own (docs/process.md).
     Process {
@@ -387,6 +392,78 @@ pub enum Executor {
         /// l(b), where it was measured ahead of time ([`profile`]).
         profile: Option<LatencyProfile>,
     },
+}
+
+/// Where and how an ONNX model runs, as far as its configuration says so; otherwise as each backend is configured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wanted {
+    /// `parameters: executor`.
+    pub processor: Option<Processor>,
+    /// `parameters: precision`.
+    pub precision: Option<Precision>,
+}
+
+/// What computes an ONNX model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Processor {
+    /// The host's, by tract.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// How numbers of type FP32 are multiplied on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// As they are.
+    Fp32,
+    /// Rounded to TF32, summed in FP32: what ONNX Runtime and Triton do unless they are told otherwise.
+    #[default]
+    Tf32,
+    /// Kept as FP16, summed in FP32.
+    Fp16,
+}
+
+impl fmt::Display for Processor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => config::CUDA,
+        })
+    }
+}
+
+impl FromStr for Processor {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        [Self::Cpu, Self::Cuda]
+            .into_iter()
+            .find(|processor| processor.to_string() == text)
+            .ok_or("expected cpu or cuda")
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fp32 => "fp32",
+            Self::Tf32 => "tf32",
+            Self::Fp16 => "fp16",
+        })
+    }
+}
+
+impl FromStr for Precision {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = [Self::Fp32, Self::Tf32, Self::Fp16];
+        known.into_iter().find(|precision| precision.to_string() == text).ok_or("expected fp32, tf32 or fp16")
+    }
 }
 
 /// A program that runs a model.

@@ -15,7 +15,7 @@ const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0";
 pub(super) fn check(host: &Host, limits: &Limits, devices: &[Device]) -> Vec<Finding> {
     let findings =
         [cores(host, limits), quota(host), governor(host), clock(host), hugepages(host), container(host, devices)];
-    findings.into_iter().flatten().chain(numa(host, devices)).collect()
+    findings.into_iter().flatten().collect()
 }
 
 fn cores(host: &Host, limits: &Limits) -> Option<Finding> {
@@ -140,8 +140,7 @@ fn container(host: &Host, devices: &[Device]) -> Option<Finding> {
 }
 
 /// A NIC and a GPU on different nodes: every tensor crosses the link between processors.
-fn numa(host: &Host, devices: &[Device]) -> Vec<Finding> {
-    let gpus = gpus(host);
+pub(super) fn numa(gpus: &[(String, Option<i64>)], devices: &[Device]) -> Vec<Finding> {
     let mut findings: Vec<Finding> =
         gpus.iter().map(|(slot, node)| Finding::ok(format!("GPU {slot}"), node_text(*node))).collect();
     for device in devices {
@@ -168,7 +167,7 @@ fn node_text(node: Option<i64>) -> String {
 }
 
 /// NVIDIA's 3D and VGA controllers on the PCI bus, with their nodes where there are several.
-fn gpus(host: &Host) -> Vec<(String, Option<i64>)> {
+pub(super) fn gpus(host: &Host) -> Vec<(String, Option<i64>)> {
     const PCI: &str = "/sys/bus/pci/devices";
     let of = |slot: &str, file: &str| host.read(&format!("{PCI}/{slot}/{file}")).unwrap_or_default();
     host.names(PCI)

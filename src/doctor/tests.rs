@@ -2,6 +2,8 @@
 
 use std::{fs, path::Path};
 
+use cuda::{GpuHealth, Health};
+
 use super::{host::SoftArm, *};
 
 /// A plain container: no RDMA device.
@@ -56,6 +58,12 @@ fn limits() -> Limits {
     Limits { memlock_bytes: Some(8 << 20), open_files: Some(1024), cores: 2, soft_arm: Ok(soft_arm) }
 }
 
+/// A host without NVIDIA's libraries.
+fn no_gpus() -> Gpus {
+    let missing = ("libcuda".to_owned(), Err("no libcuda: looked for libcuda.so.1".to_owned()));
+    Gpus { health: Err("no NVML".to_owned()), libraries: vec![missing] }
+}
+
 fn verbs() -> ArmName {
     "verbs:mlx5_0".parse::<ArmName>().unwrap()
 }
@@ -72,7 +80,7 @@ fn stops(findings: &[Finding]) -> Vec<&str> {
 #[test]
 fn a_plain_container_has_the_soft_arm_and_is_told_so() {
     let (_root, host) = plain(&[("/.dockerenv", "")]);
-    let findings = examine(&host, &limits(), &ArmName::Soft, None);
+    let findings = examine(&host, &limits(), &no_gpus(), (&ArmName::Soft, None));
     assert_eq!(stops(&findings), [""; 0]);
     assert!(with(&findings, "RDMA devices").found.contains("only the soft arm is available"));
     assert_eq!(with(&findings, "container").level, Level::Ok);
@@ -87,7 +95,7 @@ fn every_piece_of_advice_says_what_to_do_and_the_script_holds_its_commands() {
         ("/sys/devices/system/clocksource/clocksource0/available_clocksource", "hpet tsc acpi_pm\n"),
         ("/sys/fs/cgroup/cpu.max", "150000 100000\n"),
     ]);
-    let findings = examine(&host, &limits(), &ArmName::Soft, None);
+    let findings = examine(&host, &limits(), &no_gpus(), (&ArmName::Soft, None));
     for finding in &findings {
         assert_eq!(finding.level == Level::Ok, finding.remedy.is_none(), "{finding}");
         assert_eq!(finding.to_string().lines().count(), 1);
@@ -109,22 +117,23 @@ fn every_piece_of_advice_says_what_to_do_and_the_script_holds_its_commands() {
 fn a_socket_that_does_not_open_stops_the_soft_arm_only() {
     let broken = Limits { soft_arm: Err("UDP 127.1.2.3:4791: Address already in use".into()), ..limits() };
     let (_root, host) = plain(ROCE);
-    assert_eq!(stops(&examine(&host, &broken, &ArmName::Soft, None)), ["soft arm"]);
+    assert_eq!(stops(&examine(&host, &broken, &no_gpus(), (&ArmName::Soft, None))), ["soft arm"]);
     let pinned = Limits { memlock_bytes: None, ..broken };
-    assert_eq!(stops(&examine(&host, &pinned, &verbs(), None)), [""; 0]);
+    assert_eq!(stops(&examine(&host, &pinned, &no_gpus(), (&verbs(), None))), [""; 0]);
 }
 
 #[test]
 fn the_gid_is_chosen_by_address_and_never_by_index() {
     let (_root, host) = plain(ROCE);
     let chosen = |address: Option<&str>| {
-        let findings = examine(&host, &limits(), &verbs(), address.map(|address| address.parse().unwrap()));
+        let findings =
+            examine(&host, &limits(), &no_gpus(), (&verbs(), address.map(|address| address.parse().unwrap())));
         findings.iter().find(|finding| finding.subject == "mlx5_0 port 1 GID").map(|finding| finding.found.clone())
     };
     assert_eq!(chosen(None).unwrap(), "index 10: 10.0.0.1 would be chosen");
     assert_eq!(chosen(Some("fd00::1")).unwrap(), "index 2: fd00::1 would be chosen");
     assert_eq!(chosen(Some("10.0.0.9")), None);
-    let findings = examine(&host, &limits(), &verbs(), Some("10.0.0.9".parse().unwrap()));
+    let findings = examine(&host, &limits(), &no_gpus(), (&verbs(), Some("10.0.0.9".parse().unwrap())));
     let finding = with(&findings, "mlx5_0 port 1");
     assert!(finding.level == Level::Ok, "the port is well");
     assert!(
@@ -136,26 +145,26 @@ fn the_gid_is_chosen_by_address_and_never_by_index() {
 #[test]
 fn a_small_interface_mtu_is_named_with_the_path_mtu_that_fits() {
     let (root, host) = plain(ROCE);
-    let findings = examine(&host, &limits(), &verbs(), None);
+    let findings = examine(&host, &limits(), &no_gpus(), (&verbs(), None));
     assert_eq!(with(&findings, "mlx5_0 port 1 path MTU").found, "1024 (eth0 has 1500)");
     write(root.path(), "/sys/class/net/eth0/mtu", "4200");
-    let findings = examine(&host, &limits(), &verbs(), None);
+    let findings = examine(&host, &limits(), &no_gpus(), (&verbs(), None));
     assert_eq!(with(&findings, "mlx5_0 port 1 path MTU").level, Level::Ok);
 }
 
 #[test]
 fn what_the_verbs_arm_lacks_stops_it() {
     let (_root, host) = plain(&[]);
-    let findings = examine(&host, &limits(), &verbs(), None);
+    let findings = examine(&host, &limits(), &no_gpus(), (&verbs(), None));
     assert_eq!(stops(&findings), ["RDMA devices", "/dev/infiniband", "libibverbs", "RLIMIT_MEMLOCK"]);
 
     let (root, host) = plain(ROCE);
-    assert_eq!(stops(&examine(&host, &limits(), &verbs(), None)), ["RLIMIT_MEMLOCK"]);
+    assert_eq!(stops(&examine(&host, &limits(), &no_gpus(), (&verbs(), None))), ["RLIMIT_MEMLOCK"]);
     write(root.path(), "/proc/self/status", "Name:\tdownbeat\nCapEff:\t0000000000004000\n");
-    assert_eq!(stops(&examine(&host, &limits(), &verbs(), None)), [""; 0]);
+    assert_eq!(stops(&examine(&host, &limits(), &no_gpus(), (&verbs(), None))), [""; 0]);
     write(root.path(), "/sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN");
-    assert_eq!(stops(&examine(&host, &limits(), &verbs(), None)), ["mlx5_0 port 1"]);
-    let advice = examine(&host, &limits(), &ArmName::Soft, None);
+    assert_eq!(stops(&examine(&host, &limits(), &no_gpus(), (&verbs(), None))), ["mlx5_0 port 1"]);
+    let advice = examine(&host, &limits(), &no_gpus(), (&ArmName::Soft, None));
     assert_eq!(with(&advice, "mlx5_0 port 1").commands, ["ip link set eth0 up"]);
 }
 
@@ -167,7 +176,51 @@ fn a_gpu_on_another_node_than_the_nic_is_named() {
     let files: Vec<(&str, &str)> =
         files.iter().map(|(path, text)| (path.as_str(), *text)).chain(ROCE.iter().copied()).collect();
     let (_root, host) = plain(&files);
-    let findings = examine(&host, &limits(), &ArmName::Soft, None);
+    let findings = examine(&host, &limits(), &no_gpus(), (&ArmName::Soft, None));
     let finding = with(&findings, "NUMA node of mlx5_0");
     assert!(finding.level == Level::Advice && finding.remedy.as_ref().unwrap().contains("0000:3b:00.0"), "{finding}");
+}
+
+#[test]
+fn gpus_are_told_with_what_drives_them_and_what_makes_them_unsteady() {
+    let (_root, host) = plain(&[]);
+    let findings = examine(&host, &limits(), &no_gpus(), (&ArmName::Soft, None));
+    assert_eq!(with(&findings, "GPUs").level, Level::Ok, "a host without any needs nothing of NVIDIA's");
+    assert!(findings.iter().all(|finding| finding.subject != "libcuda"));
+
+    let steady = GpuHealth {
+        name: "NVIDIA H200".into(),
+        uuid: "GPU-5a".into(),
+        pci: "0000:3b:00.0".into(),
+        memory_bytes: Some((140 << 30, 1 << 30)),
+        temperature_c: Some(41),
+        clock_mhz: Some((1500, 1980)),
+        held_back_by: vec![],
+        uncorrected_errors: Some(0),
+        is_persistent: Some(true),
+        is_exclusive: Some(true),
+        is_split: Some(false),
+    };
+    let hot = GpuHealth {
+        held_back_by: vec!["heat"],
+        uncorrected_errors: Some(2),
+        is_persistent: Some(false),
+        is_exclusive: Some(false),
+        ..steady.clone()
+    };
+    let health = Ok(Health { driver: "570.86".into(), gpus: vec![steady, hot] });
+    let gpus = Gpus { health, ..no_gpus() };
+    let findings = examine(&host, &limits(), &gpus, (&ArmName::Soft, None));
+    assert_eq!(stops(&findings), [""; 0], "the CPU serves all the same");
+    assert!(with(&findings, "NVIDIA driver").remedy.as_deref().unwrap().contains("580"));
+    assert!(with(&findings, "libcuda").found.contains("looked for libcuda.so.1"));
+    assert_eq!(with(&findings, "GPU 0").found, "NVIDIA H200, GPU-5a, 1024 of 143360 MiB in use, 41 C");
+    let locked = ["nvidia-smi -i 0 --lock-gpu-clocks=1980"];
+    assert_eq!(with(&findings, "clocks of GPU 0").commands, locked);
+    assert!(with(&findings, "clocks of GPU 1").found.ends_with("held back by heat"));
+    assert!(with(&findings, "memory of GPU 1").found.starts_with("2 errors"));
+    assert!(findings.iter().all(|finding| finding.subject != "memory of GPU 0"));
+    for subject in ["persistence of GPU 1", "compute mode of GPU 1"] {
+        assert_eq!(with(&findings, subject).commands.len(), 1, "{subject}");
+    }
 }

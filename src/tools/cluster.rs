@@ -19,6 +19,7 @@ use gateway::{
     config::{DEFAULT_SERVER_NAME, MetricsConfig, ModelControlMode, Otlp, TraceConfig},
 };
 use rand::RngExt;
+use repository::{Precision, Processor};
 use scheduler::Policy;
 use serde::Deserialize;
 use transport::{Arm, ArmName, Endpoint, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, VerbsSettings};
@@ -82,6 +83,15 @@ pub(super) struct Layout {
 pub(super) struct BackendLayout {
     /// GPUs that it offers.
     pub gpus: u32,
+    /// What computes ONNX models that do not say it themselves.
+    #[serde(default)]
+    pub executor: Processor,
+    /// How numbers of type FP32 are multiplied on GPUs, of models that do not say it themselves.
+    #[serde(default)]
+    pub precision: Precision,
+    /// Whether other backends use these GPUs, too.
+    #[serde(default)]
+    pub share_gpu: bool,
     /// Models that each of them hosts; all of the repository if none is named.
     #[serde(default)]
     pub models: Vec<String>,
@@ -110,7 +120,20 @@ impl BackendLayout {
     pub(super) fn new(gpus: u32, models: Vec<String>) -> Self {
         let (pcie_gbps, disk_gbps) = (backend::config::default_pcie_gbps(), backend::config::default_disk_gbps());
         let (gpu_memory_mb, host_memory_mb, pinned, programs) = (None, None, Vec::new(), Vec::new());
-        Self { gpus, models, gpu_memory_mb, pcie_gbps, host_memory_mb, disk_gbps, pinned, programs }
+        let (executor, precision, share_gpu) = (Processor::default(), Precision::default(), false);
+        Self {
+            gpus,
+            executor,
+            precision,
+            share_gpu,
+            models,
+            gpu_memory_mb,
+            pcie_gbps,
+            host_memory_mb,
+            disk_gbps,
+            pinned,
+            programs,
+        }
     }
 
     /// All GPUs, and which of them host which models.
@@ -518,7 +541,10 @@ impl Wiring {
             repository: layout.repository.clone(),
             strict: layout.strict,
             load_files: self.load_files.clone(),
-            gpus,
+            executor: this.executor,
+            precision: this.precision,
+            gpus: gpus.into(),
+            share_gpu: this.share_gpu,
             placement,
             load_models: layout.load_models.clone(),
             emulate: None,

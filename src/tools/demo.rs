@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, progress_bar, tables};
 use rand::{Rng, SeedableRng};
+use repository::{Precision, Processor};
 use transport::{ArmName, Faults};
 
 use super::{
@@ -51,6 +52,9 @@ pub(crate) struct Args {
     /// Kill the primary in the middle of the load; it is started again
     #[arg(long, value_name = "scheduler")]
     kill: Option<Kill>,
+    /// What computes the classifier of digits: cpu or cuda
+    #[arg(long, default_value_t, conflicts_with = "models")]
+    executor: Processor,
     /// Serve so many emulated models on GPUs whose memory holds a part of them
     #[arg(long, requires = "gpu_memory")]
     models: Option<u32>,
@@ -124,7 +128,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     }
     let needed = if args.kill.is_some() { 2 } else { 1 };
     ensure!(needed <= schedulers, "--kill scheduler: expected --schedulers 2 to {SCHEDULERS_MAX}, found {schedulers}");
-    let layout = Layout {
+    let mut layout = Layout {
         http: vec![random_http()],
         grpc: vec![],
         schedulers,
@@ -133,6 +137,8 @@ pub(super) fn run(args: &Args) -> Result<()> {
         faults: args.fault.unwrap_or_default(),
         ..Layout::default()
     };
+    // Answers are compared with what the CPU makes of the same images.
+    (layout.backend[0].executor, layout.backend[0].precision) = (args.executor, Precision::Fp32);
     let models = repository::load(&layout.repository)?.whole()?;
     let held_out = {
         let digits =

@@ -1,12 +1,17 @@
 //! `profile`: measures l(b) of a model for every batch size on this machine, and stores it where backends look for it.
+//! On a GPU these are the sizes that it is prepared for, and nothing is stored unless it is said where: backends
+//! measure that themselves whenever a GPU takes a model.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
-use backend::drive::{Effort, Measured, QUANTILE};
+use backend::{
+    config::GpuName,
+    drive::{Effort, Measured, QUANTILE},
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use proto::{LatencyProfile, Span};
-use repository::{Executor, profile::StoredProfile};
+use repository::{Executor, Model, Precision, profile::StoredProfile};
 use serde_json::json;
 
 /// Arguments of `profile`.
@@ -15,10 +20,16 @@ pub(crate) struct Args {
     /// The model's folder, with its config.pbtxt
     #[arg(long)]
     model: PathBuf,
-    /// What runs it; by default, and so far always, what config.pbtxt names
+    /// What runs it: what config.pbtxt names, or for ONNX models also cuda [default: what config.pbtxt names]
     #[arg(long)]
     executor: Option<String>,
-    /// Where to store the profile; by default profile.toml in the model's folder
+    /// The GPU: its number, or its name as `nvidia-smi -L` lists it
+    #[arg(long, default_value = "0")]
+    gpu: GpuName,
+    /// How numbers of type FP32 are multiplied on a GPU: fp32, tf32 or fp16 [default: what config.pbtxt says, or tf32]
+    #[arg(long)]
+    precision: Option<Precision>,
+    /// Where to store the profile; by default profile.toml in the model's folder, or nowhere with cuda
     #[arg(long)]
     out: Option<PathBuf>,
     /// Runs of each batch size
@@ -41,10 +52,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     ensure!(args.warm_up <= 1_000, "--warm-up must be at most 1000, found {}", args.warm_up);
     ensure!((0.01..=600.0).contains(&args.seconds), "--seconds must be 0.01 to 600, found {}", args.seconds);
     let model = repository::load_model(&args.model)?;
-    let executor = model.executor_name();
-    if let Some(asked) = &args.executor {
-        ensure!(asked == executor, "--executor: {} is configured for {executor}, found {asked}", args.model.display());
-    }
+    let (executor, precision) = chosen(args, &model)?;
     if let Executor::Emulated { .. } = model.executor {
         bail!("--model: {} is emulated, so its profile is what its config.pbtxt says", args.model.display());
     }
@@ -53,7 +61,11 @@ pub(super) fn run(args: &Args) -> Result<()> {
     bar.set_style(style.progress_chars("=> "));
     let span = Span::from_secs_f64(args.seconds);
     let effort = Effort { every_size: true, warm_up: args.warm_up, runs_max: args.runs, span };
-    let measured = backend::drive::measure(&model, effort, &mut |batch| bar.set_position(batch as u64));
+    let mut progress = |batch| bar.set_position(batch as u64);
+    let measured = match precision {
+        Some(precision) => backend::drive::measure_on_gpu(&model, (&args.gpu, precision), effort, &mut progress),
+        None => backend::drive::measure(&model, effort, &mut progress),
+    };
     bar.finish_and_clear();
     let (measured, profile) = measured?;
     let fit = Fit::of(&profile);
@@ -65,8 +77,8 @@ pub(super) fn run(args: &Args) -> Result<()> {
         beta_ms: fit.beta_ms,
         latency_ms: (1..=profile.max_batch()).map(|batch| profile.latency(batch).as_millis_f64()).collect(),
     };
-    let out = args.out.clone().unwrap_or_else(|| StoredProfile::path(&args.model));
-    stored.write(&out)?;
+    let out = args.out.clone().or_else(|| precision.is_none().then(|| StoredProfile::path(&args.model)));
+    out.as_ref().map(|out| stored.write(out)).transpose()?;
     if args.json {
         let latency_ms = &stored.latency_ms;
         let Fit { alpha_ms, beta_ms, r_squared } = fit;
@@ -80,9 +92,23 @@ pub(super) fn run(args: &Args) -> Result<()> {
         );
     } else {
         println!("{}", text(&measured, &fit));
-        println!("stored in {}", out.display());
+        out.iter().for_each(|out| println!("stored in {}", out.display()));
     }
     Ok(())
+}
+
+/// The name of what runs the model and, if that is a GPU, its precision.
+fn chosen(args: &Args, model: &Model) -> Result<(&'static str, Option<Precision>)> {
+    let configured = model.executor_name();
+    match (&model.executor, args.executor.as_deref().unwrap_or(configured)) {
+        (Executor::Onnx { wanted, .. }, "cuda") => {
+            Ok(("cuda", Some(args.precision.or(wanted.precision).unwrap_or_default())))
+        }
+        (_, found) if args.precision.is_some() => bail!("--precision: expected --executor cuda, found {found}"),
+        (Executor::Onnx { .. }, "onnx") => Ok(("onnx", None)),
+        (_, asked) if asked == configured => Ok((configured, None)),
+        (_, asked) => bail!("--executor: {} is configured for {configured}, found {asked}", args.model.display()),
+    }
 }
 
 fn size_json(size: &Measured) -> serde_json::Value {

@@ -90,8 +90,10 @@ impl Core {
         };
         let models = &mut self.sessions[session].models;
         let known = models.get(&theirs).copied();
-        let former = known.filter(|id| hosting.models.get(id).is_some_and(|former| former.shape != loaded.shape));
-        // Batches under way lie in staging memory in the shape that they had: they keep the model that they are of.
+        // Batches under way lie in staging memory in the shape that they had: they keep the model that they are of. So
+        // do weights that were copied to a GPU.
+        let differs = |former: &Arc<Loaded>| former.shape != loaded.shape || former.executor.on_gpus().is_some();
+        let former = known.filter(|id| hosting.models.get(id).is_some_and(differs));
         hosting.leaving.extend(former);
         let id = known.filter(|_| former.is_none()).unwrap_or_else(|| hosting.new_id());
         for (gpu, worker) in (0..).zip(&mut hosting.workers) {

@@ -4,6 +4,7 @@ use super::*;
 use crate::{executor::Emulated, worker::Outputs};
 use proto::{
     Epoch, Era, LatencyProfile, LinkId, PlanId, SlotDescriptor, Weights,
+    backend_to_frontend::ANSWER_HEADER_BYTES,
     backend_to_scheduler::{LoadOutcome, PlanOutcome, Undelivered},
     clock::ClockReply,
     frame::FrameWriter,

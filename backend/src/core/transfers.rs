@@ -1,13 +1,42 @@
 //! Step 7: the READ of a task's input out of its frontend's slot, and of its guard before, if it has one; and step 9:
 //! the WRITE of its answer into it.
 
+use std::sync::Arc;
+
 use proto::{ModelId, TaskId, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES};
 use transport::{ConnectionId, Transfer};
 
-use super::{Core, Output};
-use crate::{staging::Place, worker::Push};
+use super::{Core, Output, Run};
+use crate::{
+    staging::Place,
+    worker::{self, Ahead, Push},
+};
 
 impl Core {
+    /// Where in staging memory the inputs and outputs of a batch are.
+    pub(super) fn runs(&self, (gpu, buffer): (usize, usize), model: ModelId, runs: Vec<worker::Run>) -> Vec<Run> {
+        let (staging, shape) = (self.config.staging, self.loaded(model).shape);
+        let run = |worker::Run { tasks, input_bytes, fetched_with }| {
+            let place = |task| Place { gpu, buffer, task };
+            let before = (tasks.start - fetched_with) * input_bytes;
+            let input_offset = staging.input_offset(place(fetched_with), shape) + before;
+            let output_offset = staging.answer_offset(place(tasks.start), shape) + ANSWER_HEADER_BYTES;
+            Run { tasks: tasks.len(), input_offset, input_bytes, output_offset }
+        };
+        runs.into_iter().map(run).collect()
+    }
+
+    /// The inputs of the batch that a GPU runs next, if it has memory of its own to put them in.
+    pub(super) fn send_ahead(&mut self, gpu: usize) {
+        while let Some(Ahead { number, buffer, model, runs }) = self.hosting.workers[gpu].poll_ahead() {
+            let executor = Arc::clone(&self.loaded(model).executor);
+            if executor.on_gpus().is_some() {
+                let runs = self.runs((gpu, buffer), model, runs);
+                self.outputs.push_back(Output::SendAhead { gpu, number, executor, runs });
+            }
+        }
+    }
+
     /// A READ to post; nothing if it cannot be done.
     pub(super) fn read(
         &self,

@@ -321,7 +321,8 @@ impl Core {
                         if let Some(host) = &mut self.memories.host {
                             host.left.insert(model);
                         }
-                        self.outputs.push_back(Output::FreeWeights { gpu: index, model });
+                        let executor = self.hosting.models.get(&model).map(|loaded| Arc::clone(&loaded.executor));
+                        self.outputs.push_back(Output::FreeWeights { gpu: index, model, executor });
                     }
                     MemoryAction::Copy { model, takes } => {
                         let scheduler_now = self.scheduler_now(now);

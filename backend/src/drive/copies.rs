@@ -1,11 +1,13 @@
-//! The ways into GPUs' memories: a thread for each, which makes one copy of weights at a time. All of them are
-//! emulated: a copy takes the time that its bytes take. What is not in host memory is read from its file before, unless
-//! what runs the model holds no weights: then that time passes, too.
+//! The ways into GPUs' memories: a thread for each, which makes one copy of weights at a time. Where there is no GPU
+//! they are emulated: a copy takes the time that its bytes take. What is not in host memory is read from its file
+//! before, unless what runs the model holds no weights: then that time passes, too.
+//!
+//! What is to make room does so when something is about to be copied: nobody waits for it before.
 
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     thread::{Builder, JoinHandle},
 };
 
@@ -23,7 +25,7 @@ const JOBS_MAX: usize = 2;
 pub(super) struct Job {
     /// Comes back with the result.
     pub(super) session: u64,
-    /// How long it takes.
+    /// How long it takes where it is emulated.
     pub(super) takes: Span,
     /// What runs the model.
     pub(super) executor: Arc<dyn Executor>,
@@ -41,9 +43,14 @@ pub(super) struct Copied {
     pub(super) read: Result<Span, ExecutorError>,
 }
 
+/// What is to leave a GPU's memory before anything comes in. Each was copied there once since it was here last, so they
+/// are no more than what is there.
+type Leaving = Mutex<Vec<Arc<dyn Executor>>>;
+
 /// The threads.
 pub(super) struct Copies {
     jobs: Vec<Sender<Job>>,
+    leaving: Vec<Arc<Leaving>>,
     copied: Option<Receiver<Copied>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -51,12 +58,15 @@ pub(super) struct Copies {
 impl Copies {
     pub(super) fn start(clock: Clock, count: usize) -> io::Result<Self> {
         let (copied_sender, copied) = crossbeam_channel::bounded((count * (JOBS_MAX + 1)).max(1));
-        let mut copies = Self { jobs: Vec::new(), copied: Some(copied), threads: Vec::new() };
+        let (jobs, leaving, threads) = (Vec::new(), Vec::new(), Vec::new());
+        let mut copies = Self { jobs, leaving, copied: Some(copied), threads };
         for gpu in 0..count {
             let (sender, jobs) = crossbeam_channel::bounded(JOBS_MAX);
             let copied = copied_sender.clone();
+            let leaving = Arc::new(Leaving::default());
+            copies.leaving.push(Arc::clone(&leaving));
             let thread = Builder::new().name(format!("copy-{gpu}"));
-            copies.threads.push(thread.spawn(move || run_jobs(clock, gpu, &jobs, &copied))?);
+            copies.threads.push(thread.spawn(move || run_jobs(clock, (gpu, &leaving), &jobs, &copied))?);
             copies.jobs.push(sender);
         }
         Ok(copies)
@@ -65,6 +75,13 @@ impl Copies {
     /// Gives a way its next copy; false if it still has too many of lost sessions.
     pub(super) fn post(&self, gpu: usize, job: Job) -> bool {
         self.jobs[gpu].try_send(job).is_ok()
+    }
+
+    /// A model's weights leave a GPU's memory before anything else comes in.
+    pub(super) fn free(&self, gpu: usize, executor: Arc<dyn Executor>) {
+        if let Some(leaving) = self.leaving.get(gpu).filter(|_| executor.on_gpus().is_some()) {
+            leaving.lock().unwrap_or_else(PoisonError::into_inner).push(executor);
+        }
     }
 
     /// The next copy that has ended.
@@ -84,16 +101,29 @@ impl Drop for Copies {
     }
 }
 
-fn run_jobs(clock: Clock, gpu: usize, jobs: &Receiver<Job>, copied: &Sender<Copied>) {
+fn run_jobs(clock: Clock, (gpu, leaving): (usize, &Leaving), jobs: &Receiver<Job>, copied: &Sender<Copied>) {
     super::reduce_timer_slack();
     for job in jobs {
-        let read = read(clock, &job);
-        let now = clock.now();
-        sleep_until(|| clock.now(), now + job.takes);
+        let leaving = std::mem::take(&mut *leaving.lock().unwrap_or_else(PoisonError::into_inner));
+        leaving.iter().filter_map(|executor| executor.on_gpus()).for_each(|model| model.on(gpu).unload());
+        drop(leaving);
+        let read = read(clock, &job).and_then(|read| copy(clock, gpu, &job).map(|()| read));
         if copied.send(Copied { session: job.session, gpu, read }).is_err() {
             return;
         }
         job.waker.wake();
+    }
+}
+
+/// Copies the weights to the GPU.
+fn copy(clock: Clock, gpu: usize, job: &Job) -> Result<(), ExecutorError> {
+    match job.executor.on_gpus() {
+        Some(model) => Ok(model.on(gpu).load()?),
+        None => {
+            let now = clock.now();
+            sleep_until(|| clock.now(), now + job.takes);
+            Ok(())
+        }
     }
 }
 

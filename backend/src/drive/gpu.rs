@@ -1,20 +1,23 @@
-//! Step 8: a thread for each GPU, which runs one batch at a time.
+//! Step 8: a thread for each GPU, which runs one batch at a time, and one that sends the inputs of the next ahead.
 
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    thread::{Builder, JoinHandle},
+    sync::Arc,
+    thread::{self, Builder, JoinHandle},
 };
 
 use crossbeam_channel::{Receiver, Sender};
+use cuda::{Part, Slot};
 use proto::{PlanId, Span, Timestamp};
 use transport::{Clock, Region, Waker};
 
 use repository::cell;
 
+use super::{ahead::Ahead, pinned::Staged};
 use crate::{
     core,
-    executor::ExecutorError,
+    executor::{Executor, ExecutorError, OnGpus, TaskError},
     staging::ModelShape,
     worker::{Execution, Outputs},
 };
@@ -30,9 +33,20 @@ pub(super) struct Job {
     pub(super) session: u64,
     pub(super) batch: core::Job,
     /// Staging memory.
-    pub(super) region: Region,
+    pub(super) staged: Arc<Staged>,
     /// Whom to wake when it has ended.
     pub(super) waker: Waker,
+}
+
+/// A batch whose inputs go ahead.
+pub(super) struct JobAhead {
+    /// Whose number it is.
+    pub(super) session: u64,
+    pub(super) number: u64,
+    pub(super) executor: Arc<dyn Executor>,
+    pub(super) runs: Vec<core::Run>,
+    /// Staging memory.
+    pub(super) staged: Arc<Staged>,
 }
 
 /// How a job ended.
@@ -53,20 +67,31 @@ pub(super) enum End {
 /// The threads.
 pub(super) struct Gpus {
     jobs: Vec<Sender<Job>>,
+    ahead: Vec<Sender<JobAhead>>,
     finished: Option<Receiver<Finished>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Gpus {
-    pub(super) fn start(clock: Clock, count: usize) -> io::Result<Self> {
+    /// `sends_ahead`: whether some of them have memory of their own.
+    pub(super) fn start(clock: Clock, count: usize, sends_ahead: bool) -> io::Result<Self> {
         let (finished_sender, finished) = crossbeam_channel::bounded(count * (JOBS_MAX + 1));
-        let mut gpus = Self { jobs: Vec::new(), finished: Some(finished), threads: Vec::new() };
+        let (jobs, ahead, threads) = (Vec::new(), Vec::new(), Vec::new());
+        let mut gpus = Self { jobs, ahead, finished: Some(finished), threads };
         for gpu in 0..count {
             let (sender, jobs) = crossbeam_channel::bounded(JOBS_MAX);
             let finished = finished_sender.clone();
+            let went = Arc::new(Ahead::default());
             let thread = Builder::new().name(format!("gpu-{gpu}"));
-            gpus.threads.push(thread.spawn(move || run_jobs(clock, gpu, &jobs, &finished))?);
+            let of_jobs = Arc::clone(&went);
+            gpus.threads.push(thread.spawn(move || run_jobs(clock, (gpu, &of_jobs), &jobs, &finished))?);
             gpus.jobs.push(sender);
+            if sends_ahead {
+                let (sender, jobs) = crossbeam_channel::bounded(JOBS_MAX);
+                let thread = Builder::new().name(format!("inputs-{gpu}"));
+                gpus.threads.push(thread.spawn(move || send_ahead(gpu, &went, &jobs))?);
+                gpus.ahead.push(sender);
+            }
         }
         Ok(gpus)
     }
@@ -74,6 +99,11 @@ impl Gpus {
     /// Gives a GPU its next batch; false if it still has too many of lost sessions.
     pub(super) fn post(&self, gpu: usize, job: Job) -> bool {
         self.jobs[gpu].try_send(job).is_ok()
+    }
+
+    /// Gives a GPU the inputs of the batch after the one that it runs, if it can take them now.
+    pub(super) fn post_ahead(&self, gpu: usize, job: JobAhead) {
+        let _ = self.ahead.get(gpu).map(|ahead| ahead.try_send(job));
     }
 
     /// The next batch that has ended.
@@ -87,24 +117,40 @@ impl Drop for Gpus {
         // Without a receiver and without senders, threads end after the batch that they run.
         self.finished = None;
         self.jobs.clear();
+        self.ahead.clear();
         for thread in self.threads.drain(..) {
             thread.join().expect("panics of executors are caught");
         }
     }
 }
 
-fn run_jobs(clock: Clock, gpu: usize, jobs: &Receiver<Job>, finished: &Sender<Finished>) {
+fn send_ahead(gpu: usize, ahead: &Ahead, jobs: &Receiver<JobAhead>) {
+    for JobAhead { session, number, executor, runs, staged } in jobs {
+        if let Some(model) = executor.on_gpus() {
+            let send = || ahead.send((session, number), (model, gpu), (&staged, &runs));
+            if catch_unwind(AssertUnwindSafe(send)).is_err() {
+                tracing::error!(gpu, "sending inputs ahead panicked; they are sent once more");
+            }
+        }
+    }
+}
+
+fn run_jobs(clock: Clock, (gpu, ahead): (usize, &Ahead), jobs: &Receiver<Job>, finished: &Sender<Finished>) {
     super::reduce_timer_slack();
     let mut scratch = Scratch::default();
     for job in jobs {
-        let execution = run_job(clock, &job, &mut scratch);
+        let execution = match job.batch.executor.on_gpus() {
+            Some(model) => run_on_gpu(clock, &job, &mut scratch, (model, gpu, ahead)),
+            None => run_job(clock, &job, &mut scratch),
+        };
         let sample = job.batch.sample.filter(|_| matches!(execution, Execution::Done { .. }));
         if finished.send(Finished { session: job.session, gpu, end: End::Batch(execution) }).is_err() {
             return;
         }
         job.waker.wake();
         // Whoever waits comes first.
-        let Some((place, plan)) = sample.filter(|_| jobs.is_empty()) else { continue };
+        let is_idle = jobs.is_empty() && job.batch.executor.on_gpus().is_none();
+        let Some((place, plan)) = sample.filter(|_| is_idle) else { continue };
         if let Some(took) = scratch.run_alone(clock, &job.batch, place) {
             let end = End::Alone(plan, took);
             // It is worth less than the room that a batch's end needs.
@@ -123,6 +169,46 @@ struct Scratch {
 }
 
 fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch) -> Execution {
+    let executor = &job.batch.executor;
+    in_window(
+        clock,
+        job,
+        || executor.is_up(),
+        || {
+            let started_at = clock.now();
+            let result = catch_unwind(AssertUnwindSafe(|| scratch.run(job)));
+            if let Some(profile) = executor.emulated_profile() {
+                sleep_until(|| clock.now(), started_at + profile.latency(job.batch.tasks()));
+            }
+            result
+        },
+    )
+}
+
+/// Inputs are on their way before the window opens, whether they went ahead or not.
+fn run_on_gpu(
+    clock: Clock,
+    job: &Job,
+    scratch: &mut Scratch,
+    (model, gpu, ahead): (&OnGpus, usize, &Ahead),
+) -> Execution {
+    let Job { session, batch, staged, .. } = job;
+    let take = || ahead.take((*session, batch.ahead), (model, gpu), (staged, &batch.runs));
+    let taken = catch_unwind(AssertUnwindSafe(take));
+    let is_up = || model.on(gpu).gpu().is_up();
+    in_window(clock, job, is_up, || {
+        let run = |slot| scratch.run_on_gpu(job, (model, gpu), slot);
+        catch_unwind(AssertUnwindSafe(|| taken.map(|slot| slot.and_then(run)))).flatten()
+    })
+}
+
+/// Runs a batch when its window has opened, and unless that has ended.
+fn in_window(
+    clock: Clock,
+    job: &Job,
+    is_up: impl FnOnce() -> bool,
+    run: impl FnOnce() -> thread::Result<Result<Outputs, ExecutorError>>,
+) -> Execution {
     // Before the scheduler has answered, clocks are taken as equal; no plan has a task that can run then.
     let scheduler_now = || job.batch.offset.to_scheduler(clock.now()).unwrap_or(clock.now());
     sleep_until(scheduler_now, job.batch.exec_at);
@@ -131,19 +217,20 @@ fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch) -> Execution {
     if started_at > job.batch.latest {
         return Execution::WindowMissed { rejected_at: started_at };
     }
-    let result = catch_unwind(AssertUnwindSafe(|| scratch.run(job)));
-    if let Some(profile) = job.batch.executor.emulated_profile() {
-        sleep_until(scheduler_now, started_at + profile.latency(job.batch.tasks()));
-    }
+    let result = run();
     let finished_at = scheduler_now();
     match result {
         Ok(Ok(outputs)) => Execution::Done { started_at, finished_at, outputs },
-        Ok(Err(ExecutorError(reason))) if !job.batch.executor.is_up() => {
-            Execution::Lost { started_at, finished_at, reason }
-        }
+        Ok(Err(ExecutorError(reason))) if !is_up() => Execution::Lost { started_at, finished_at, reason },
         Ok(Err(ExecutorError(reason))) => Execution::Failed { started_at, finished_at, reason },
         Err(_) => Execution::Panicked { started_at, finished_at },
     }
+}
+
+/// Where the inputs of runs lie.
+pub(super) fn parts<'a>(region: &'a Region, runs: &[core::Run]) -> Vec<Part<'a>> {
+    let part = |run: &core::Run| Part { region, offset: run.input_offset, bytes: run.tasks * run.input_bytes };
+    runs.iter().map(part).collect()
 }
 
 impl Scratch {
@@ -158,7 +245,7 @@ impl Scratch {
         let mut rest = &mut *inputs;
         for run in &batch.runs {
             let into = rest.split_off_mut(..run.tasks * run.input_bytes).expect("there is room for all tasks");
-            job.region.read(run.input_offset, into);
+            job.staged.region().read(run.input_offset, into);
             if records.inputs {
                 // How long they are is what was planned with, whatever the frontend has written there.
                 into.chunks_exact_mut(run.input_bytes).for_each(cell::set_record_bytes);
@@ -169,20 +256,11 @@ impl Scratch {
             let mut outputs = &*outputs;
             for run in &batch.runs {
                 let from = outputs.split_off(..run.tasks * output_bytes).expect("there are outputs of all tasks");
-                job.region.write(run.output_offset, from);
+                job.staged.region().write(run.output_offset, from);
             }
             return Ok(Outputs::default());
         }
-        // What lies in the room of a task that has no output says nothing.
-        let mut without = failed.iter().map(|failure| failure.task).peekable();
-        let length = |(task, room)| match without.next_if_eq(&task) {
-            Some(_) => Ok(0),
-            None => output_length(room, records.outputs),
-        };
-        let bytes = outputs.chunks_exact(output_bytes).enumerate().map(length).collect::<Result<_, _>>()?;
-        let outcome = Outputs { bytes, failed };
-        scatter(job, &outcome, outputs);
-        Ok(outcome)
+        put_apart(job, failed, outputs)
     }
 
     /// Runs one task of the batch that was run last again, alone. How long that took; `None` if it failed.
@@ -203,6 +281,40 @@ impl Scratch {
         let took = clock.now() - started_at;
         matches!(ran, Ok(Ok(failed)) if failed.is_empty()).then_some(took)
     }
+
+    /// Runs what is in a slot of the GPU's memory; outputs come to staging memory by themselves.
+    fn run_on_gpu(&mut self, job: &Job, (model, gpu): (&OnGpus, usize), slot: Slot) -> Result<Outputs, ExecutorError> {
+        let batch = &job.batch;
+        let (region, output_bytes) = (job.staged.region(), batch.shape.output_bytes);
+        let part = |run: &core::Run| Part { region, offset: run.output_offset, bytes: run.tasks * output_bytes };
+        let rooms: Vec<Part<'_>> = batch.runs.iter().map(part).collect();
+        let failed = model.run(gpu, slot, batch.tasks(), &rooms)?;
+        if failed.is_empty() {
+            return Ok(Outputs::default());
+        }
+        self.outputs.resize(self.outputs.len().max(batch.tasks() * output_bytes), 0);
+        let outputs = &mut self.outputs[..batch.tasks() * output_bytes];
+        let mut rest = &mut *outputs;
+        for room in rooms {
+            region.read(room.offset, rest.split_off_mut(..room.bytes).expect("there is room for all tasks"));
+        }
+        put_apart(job, failed, outputs)
+    }
+}
+
+/// Puts outputs where they belong that are not all there, or not all of one length.
+fn put_apart(job: &Job, failed: Vec<TaskError>, outputs: &[u8]) -> Result<Outputs, ExecutorError> {
+    let ModelShape { output_bytes, records, .. } = job.batch.shape;
+    // What lies in the room of a task that has no output says nothing.
+    let mut without = failed.iter().map(|failure| failure.task).peekable();
+    let length = |(task, room)| match without.next_if_eq(&task) {
+        Some(_) => Ok(0),
+        None => output_length(room, records.outputs),
+    };
+    let bytes = outputs.chunks_exact(output_bytes).enumerate().map(length).collect::<Result<_, _>>()?;
+    let outcome = Outputs { bytes, failed };
+    scatter(job, &outcome, outputs);
+    Ok(outcome)
 }
 
 /// Bytes of a task's output at the front of its room.
@@ -222,7 +334,7 @@ fn scatter(job: &Job, outcome: &Outputs, outputs: &[u8]) {
         for (index, (room, &bytes)) in outputs.by_ref().take(run.tasks).enumerate() {
             let own = run.output_offset + index * shape.answer_stride();
             let at = if outcome.failed.is_empty() { packed } else { own };
-            job.region.write(at, &room[..bytes as usize]);
+            job.staged.region().write(at, &room[..bytes as usize]);
             packed += bytes as usize;
         }
     }
@@ -236,22 +348,19 @@ pub(super) fn sleep_until(now: impl Fn() -> Timestamp, at: Timestamp) {
             return;
         }
         if left > SLEEP_ERROR {
-            std::thread::sleep((left - SLEEP_ERROR).to_duration());
+            thread::sleep((left - SLEEP_ERROR).to_duration());
         } else {
-            std::thread::yield_now();
+            thread::yield_now();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     use super::*;
-    use crate::{
-        executor::{Executor, TaskError},
-        staging::Records,
-    };
+    use crate::staging::Records;
     use proto::{LatencyProfile, ModelId, clock::ClockOffset};
     use transport::{Endpoint, EndpointConfig};
 
@@ -277,7 +386,7 @@ mod tests {
     /// Runs one batch whose inputs lie in two runs in the region.
     fn run(inputs: &[u8], latest: Timestamp, profile: Option<LatencyProfile>) -> (Execution, Vec<u8>) {
         let clock = Clock::start();
-        let gpus = Gpus::start(clock, 1).unwrap();
+        let gpus = Gpus::start(clock, 1, false).unwrap();
         let mut endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
         let region = Region::allocate(2000).unwrap();
         // The last task's input lies first, those of the others behind it.
@@ -295,8 +404,12 @@ mod tests {
             latest,
             sample: None,
             offset: ClockOffset::default(),
+            ahead: None,
         };
-        assert!(gpus.post(0, Job { session: 1, batch, region: region.clone(), waker: endpoint.waker() }));
+        assert!(gpus.post(
+            0,
+            Job { session: 1, batch, staged: Arc::new(Staged::unpinned(region.clone())), waker: endpoint.waker() }
+        ));
         let finished = loop {
             match gpus.poll_finished() {
                 Some(finished) => break finished,
@@ -389,8 +502,10 @@ mod tests {
             latest: Timestamp::NEVER,
             sample: None,
             offset: ClockOffset::default(),
+            ahead: None,
         };
-        let job = Job { session: 1, batch, region: region.clone(), waker: endpoint.waker() };
+        let job =
+            Job { session: 1, batch, staged: Arc::new(Staged::unpinned(region.clone())), waker: endpoint.waker() };
         let mut scratch = Scratch { inputs: vec![0xaa; 50], outputs: vec![0xaa; 80] };
         assert_eq!(scratch.run(&job), Ok(Outputs { failed: vec![], bytes: vec![6, 6, 7] }));
         let read = |offset, bytes| {
@@ -439,9 +554,10 @@ mod tests {
             latest: Timestamp::NEVER,
             sample: None,
             offset: ClockOffset::default(),
+            ahead: None,
         };
         let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
-        let job = Job { session: 1, batch, region: region.clone(), waker: endpoint.waker() };
+        let job = Job { session: 1, batch, staged: Arc::new(Staged::unpinned(region)), waker: endpoint.waker() };
         let mut scratch = Scratch::default();
         assert_eq!(scratch.run(&job), Ok(Outputs::default()));
         let alone: Vec<bool> = (0..5).map(|place| scratch.run_alone(clock, &job.batch, place).is_some()).collect();

@@ -10,12 +10,12 @@ use std::{
 use crossbeam_channel::{Receiver, Sender};
 use proto::{Brought, LoadId};
 use repository::{Source, Stamp, Store};
-use transport::{Clock, Waker};
+use transport::Waker;
 
-use super::{BackendError, load};
+use super::{BackendError, Means, load};
 use crate::{
     config::{Config, Placed},
-    executor::{ExecutorError, Programs},
+    executor::ExecutorError,
     loaded::Loaded,
 };
 
@@ -51,11 +51,11 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    pub(super) fn start(clock: Clock, config: Config, store: Option<Store>, programs: Programs) -> io::Result<Self> {
+    pub(super) fn start(config: Config, store: Option<Store>, means: Means) -> io::Result<Self> {
         let (jobs, to_do) = crossbeam_channel::bounded(JOBS_MAX);
         let (results, done) = crossbeam_channel::bounded(JOBS_MAX);
         Builder::new().name("loader".to_owned()).spawn(move || {
-            let with = With { clock, config: &config, store: store.as_ref(), programs: &programs };
+            let with = With { config: &config, store: store.as_ref(), means: &means };
             run(with, &to_do, &results);
         })?;
         Ok(Self { jobs, done })
@@ -75,10 +75,9 @@ impl Loader {
 /// What all loads have in common.
 #[derive(Clone, Copy)]
 struct With<'a> {
-    clock: Clock,
     config: &'a Config,
     store: Option<&'a Store>,
-    programs: &'a Programs,
+    means: &'a Means,
 }
 
 fn run(with: With<'_>, jobs: &Receiver<Job>, results: &Sender<Done>) {
@@ -94,7 +93,7 @@ fn run(with: With<'_>, jobs: &Receiver<Job>, results: &Sender<Done>) {
 
 impl With<'_> {
     fn load_named(self, name: &str, brought: Option<&Brought>) -> Result<Vec<Loaded>, String> {
-        let Self { clock, config, store, programs } = self;
+        let Self { config, store, means } = self;
         let load = || -> Result<Vec<Loaded>, BackendError> {
             let source = Source::of(&config.repository, store, brought)?;
             let folder = repository::folder_of(source.root(), name)?;
@@ -107,8 +106,7 @@ impl With<'_> {
             };
             let load_one = |placed: Placed| {
                 let version = placed.model.version.clone();
-                load(clock, &config.repository, placed, programs)
-                    .map_err(|error| BackendError::from(failed(&version, error)))
+                load(means, config, placed).map_err(|error| BackendError::from(failed(&version, error)))
             };
             let loaded = placed.map(|placed| placed.and_then(load_one)).collect::<Result<_, _>>()?;
             stamp.check(&folder)?;

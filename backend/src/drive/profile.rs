@@ -4,7 +4,7 @@ use proto::{BatchCost, LatencyProfile, Span};
 use repository::{Model, cell};
 use transport::Clock;
 
-use crate::executor::{Executor, ExecutorError, TaskError};
+use crate::executor::{Executor, ExecutorError, TaskError, few_sizes};
 
 /// The share of runs that the estimate covers.
 pub const QUANTILE: f64 = 0.9;
@@ -117,17 +117,6 @@ fn fit(least: Span, longest: Span, (batch, together): (usize, Span)) -> BatchCos
     BatchCost { fixed, per_task_ppm: ppm.clamp(1.0, f64::from(BatchCost::PER_TASK_MAX)) as u32 }
 }
 
-/// 1, 2, 3, 4, 6, 8, 12, 16, ...: powers of two, the middles between them, and the largest.
-fn few_sizes(batch_max: usize) -> Vec<usize> {
-    let powers = (0..usize::BITS).map(|power| 1usize << power).take_while(|&size| size <= batch_max);
-    let mut sizes: Vec<usize> = powers.flat_map(|power| [power, power + power / 2]).collect();
-    sizes.push(batch_max);
-    sizes.retain(|&size| size <= batch_max);
-    sizes.sort_unstable();
-    sizes.dedup();
-    sizes
-}
-
 /// A task's input that the model can compute an output for: of the longest of these lengths, where requests choose
 /// some.
 fn sample(model: &Model, executor: &dyn Executor) -> Result<Vec<u8>, ExecutorError> {
@@ -159,7 +148,16 @@ fn time_batch(
     (inputs, mut outputs): (Vec<u8>, Vec<u8>),
     batch: usize,
 ) -> Result<Measured, ExecutorError> {
-    let mut execute = || run_once(executor, &inputs, &mut outputs);
+    time(clock, effort, batch, &mut || run_once(executor, &inputs, &mut outputs))
+}
+
+/// Runs a batch of this size again and again.
+pub(super) fn time(
+    clock: Clock,
+    effort: Effort,
+    batch: usize,
+    execute: &mut dyn FnMut() -> Result<(), ExecutorError>,
+) -> Result<Measured, ExecutorError> {
     for _ in 0..effort.warm_up {
         execute()?;
     }

@@ -21,13 +21,14 @@ use zerocopy::IntoBytes;
 use super::{
     BackendError,
     copies::{self, Copies},
-    gpu::{End, Gpus, Job},
+    gpu::{End, Gpus, Job, JobAhead},
     loader::{self, Loader},
+    pinned::Staged,
 };
 use crate::{
     config::Config,
     core::{self, Core, CoreConfig, Output},
-    executor::Executor,
+    executor::{Executor, gpus::Devices},
     loaded::Loaded,
     staging::{ModelShape, Records, Staging},
 };
@@ -50,6 +51,7 @@ pub(super) struct Threads<'a> {
     pub(super) gpus: &'a Gpus,
     pub(super) copies: &'a Copies,
     pub(super) loader: &'a Loader,
+    pub(super) devices: &'a Devices,
 }
 
 pub(super) struct Session<'a> {
@@ -58,7 +60,7 @@ pub(super) struct Session<'a> {
     threads: Threads<'a>,
     endpoint: Endpoint,
     waker: Waker,
-    region: Region,
+    staged: Arc<Staged>,
     core: Core,
     /// What each GPU runs.
     executing: BTreeMap<usize, Arc<dyn Executor>>,
@@ -93,11 +95,17 @@ impl<'a> Session<'a> {
         })?;
         let shapes = models.iter().map(|model| model.shape).chain(shapes.iter().copied());
         let shapes: Vec<_> = shapes.chain([ROOM_FOR_LATER]).collect();
-        let staging = Staging::new(config.gpus as usize, &shapes);
+        let staging = Staging::new(config.gpus.count() as usize, &shapes);
         let bytes = staging.bytes();
         let region = Region::allocate(bytes).map_err(|cause| BackendError::Memory { bytes, cause })?;
         staging.populated().for_each(|part| region.populate(part));
         let lkey = endpoint.register(&region, Access::default())?.lkey;
+        let staged = Arc::new(Staged::pinned(region, threads.devices, config.gpus.count() as usize)?);
+        // What an earlier session had copied nobody knows of any more.
+        for model in &models {
+            let gpus = model.gpu_indexes.iter().map(|&gpu| gpu as usize);
+            gpus.for_each(|gpu| threads.copies.free(gpu, Arc::clone(&model.executor)));
+        }
         let token = rand::random();
         let (memory_pages, host_pages) = (config.memory_pages()?, config.host_pages()?);
         let schedulers = schedulers.to_vec();
@@ -107,7 +115,7 @@ impl<'a> Session<'a> {
         let waker = endpoint.waker();
         let drain_timeout = Span::from_millis(i64::try_from(config.drain_timeout_ms).unwrap_or(i64::MAX / 1_000_000));
         let executing = BTreeMap::new();
-        Ok(Self { number, clock, threads, endpoint, waker, region, core, executing, drain_timeout })
+        Ok(Self { number, clock, threads, endpoint, waker, staged, core, executing, drain_timeout })
     }
 
     /// Serves until there is no scheduler to obey, or `stop` is set and all plans are finished, or take too long.
@@ -163,7 +171,7 @@ impl<'a> Session<'a> {
             busy = true;
             if copied.session == self.number {
                 if let Err(reason) = &copied.read {
-                    tracing::warn!(gpu = copied.gpu, %reason, "weights could not be read from disk");
+                    tracing::warn!(gpu = copied.gpu, %reason, "weights could not be loaded");
                 }
                 self.core.handle_copied(self.clock.now(), copied.gpu, copied.read.ok());
             }
@@ -209,19 +217,23 @@ impl<'a> Session<'a> {
             }
             Output::LookAtGuards { token, offset, guards } => {
                 let mut bytes = vec![0; guards * GUARD_BYTES];
-                self.region.read(offset, &mut bytes);
+                self.staged.region().read(offset, &mut bytes);
                 let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
                 self.core.handle_guards(now, token, &words);
             }
             Output::Write { connection, transfer, immediate, header, text } => {
-                self.region.write(transfer.local_offset, header.as_bytes());
+                self.staged.region().write(transfer.local_offset, header.as_bytes());
                 if let Some(text) = text {
-                    self.region.write(transfer.local_offset + ANSWER_HEADER_BYTES, text.as_bytes());
+                    self.staged.region().write(transfer.local_offset + ANSWER_HEADER_BYTES, text.as_bytes());
                 }
                 if let Err(error) = self.endpoint.write_with_immediate(connection, transfer, immediate) {
                     tracing::warn!(task = header.task, %error, "cannot write an answer");
                     self.core.handle_write_failed(now, transfer.token);
                 }
+            }
+            Output::SendAhead { gpu, number, executor, runs } => {
+                let (session, staged) = (self.number, Arc::clone(&self.staged));
+                self.threads.gpus.post_ahead(gpu, JobAhead { session, number, executor, runs, staged });
             }
             Output::Execute { gpu, job } => self.execute(gpu, job),
             Output::Interrupt { gpu } => {
@@ -230,8 +242,9 @@ impl<'a> Session<'a> {
                 }
             }
             Output::CopyWeights { gpu, executor, takes, read, .. } => self.copy(gpu, executor, (takes, read)),
-            // Emulated memory has nothing to free.
-            Output::FreeWeights { .. } => {}
+            Output::FreeWeights { gpu, executor, .. } => {
+                executor.into_iter().for_each(|executor| self.threads.copies.free(gpu, executor));
+            }
             Output::ReleaseWeights { executor } => executor.release(),
             Output::Load { load, name, brought } => self.load(load, name, brought),
         }
@@ -240,7 +253,7 @@ impl<'a> Session<'a> {
     fn execute(&mut self, gpu: usize, batch: core::Job) {
         let executor = Arc::clone(&batch.executor);
         self.executing.insert(gpu, Arc::clone(&executor));
-        let job = Job { session: self.number, batch, region: self.region.clone(), waker: self.waker.clone() };
+        let job = Job { session: self.number, batch, staged: Arc::clone(&self.staged), waker: self.waker.clone() };
         if !self.threads.gpus.post(gpu, job) {
             tracing::warn!(gpu, "the GPU still runs batches of earlier sessions");
             // Whoever would have given them up is gone.

@@ -148,7 +148,7 @@ impl Executor for Onnx {
 }
 
 /// Where a model is read from, and what its files were like.
-struct Source {
+pub(super) struct Source {
     model: Model,
     batching: Batching,
     file: PathBuf,
@@ -156,7 +156,7 @@ struct Source {
 }
 
 impl Source {
-    fn of(model: &Model, file: &Path, batching: &Batching) -> Result<Self, ExecutorError> {
+    pub(super) fn of(model: &Model, file: &Path, batching: &Batching) -> Result<Self, ExecutorError> {
         let (model, file, batching) = (model.clone(), file.to_owned(), batching.clone());
         // Weights may lie in files beside it.
         let folder = file.parent().unwrap_or(Path::new("."));
@@ -167,17 +167,47 @@ impl Source {
 
     /// Reads and optimises it. It is what it was.
     fn read(&self) -> Result<(Plan, Binding), ExecutorError> {
-        let Self { model, batching, file, stamp } = self;
-        let refused = |cause: TractError| ExecutorError(format!("model {}: {}: {cause:#}", model.name, file.display()));
-        let mut graph = tract_onnx::onnx().model_for_path(file).map_err(refused)?;
-        let mut binding = binding::bind(&mut graph, model, batching).map_err(refused)?;
-        let mut graph = graph.into_typed().map_err(refused)?;
+        let Self { model, batching, .. } = self;
+        let refused = |cause: TractError| self.refused(&cause);
+        let (mut graph, mut binding) = self.typed().map_err(refused)?;
         dimensions::keep_numbers(&mut graph).map_err(refused)?;
         let graph = graph.into_decluttered().and_then(|graph| graph.into_optimized()).map_err(refused)?;
         let plan = graph.into_runnable().map_err(refused)?;
         binding.bind_parts(plan.model(), model, batching).map_err(refused)?;
-        stamp.check(file.parent().unwrap_or(Path::new("."))).map_err(|error| ExecutorError(error.to_string()))?;
+        self.check_stamp()?;
         Ok((plan, binding))
+    }
+
+    pub(super) fn is_batched(&self) -> bool {
+        self.model.is_batched
+    }
+
+    /// The graph as it is before anything is known of what runs it, checked against the configuration.
+    pub(super) fn decluttered(&self) -> Result<TypedModel, ExecutorError> {
+        let Self { model, batching, .. } = self;
+        let refused = |cause: TractError| self.refused(&cause);
+        let (graph, mut binding) = self.typed().map_err(refused)?;
+        let graph = graph.into_decluttered().map_err(refused)?;
+        binding.bind_parts(&graph, model, batching).map_err(refused)?;
+        self.check_stamp()?;
+        Ok(graph)
+    }
+
+    fn typed(&self) -> TractResult<(TypedModel, Binding)> {
+        let mut graph = tract_onnx::onnx().model_for_path(&self.file)?;
+        let binding = binding::bind(&mut graph, &self.model, &self.batching)?;
+        let mut graph = graph.into_typed()?;
+        dimensions::give_numbers(&mut graph)?;
+        Ok((graph, binding))
+    }
+
+    fn check_stamp(&self) -> Result<(), ExecutorError> {
+        let folder = self.file.parent().unwrap_or(Path::new("."));
+        self.stamp.check(folder).map_err(|error| ExecutorError(error.to_string()))
+    }
+
+    pub(super) fn refused(&self, cause: &dyn std::fmt::Display) -> ExecutorError {
+        ExecutorError(format!("model {}: {}: {cause:#}", self.model.name, self.file.display()))
     }
 }
 
@@ -220,4 +250,4 @@ fn datum_type(datatype: DataType) -> DatumType {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -79,11 +79,21 @@ impl Batch {
     /// When it can be handed to a free GPU, as things stand; `None` if no input is here.
     pub(super) fn start_at(&self, handover: Span) -> Option<Timestamp> {
         let BatchPlan { exec_at, latest, .. } = self.plan;
-        let is_awaited = |task: &Task| matches!(task.progress, Progress::Guarding | Progress::Fetching);
-        let complete = !self.tasks.iter().any(|task| is_awaited(task) && task.is_wanted());
-        let start_at = if complete { exec_at - handover } else { exec_at.max(exec_at + (latest - exec_at) / 2) };
+        let start_at =
+            if self.is_complete() { exec_at - handover } else { exec_at.max(exec_at + (latest - exec_at) / 2) };
         let any_input = self.tasks.iter().any(|task| task.progress == Progress::Fetched);
         any_input.then_some(start_at)
+    }
+
+    /// Whether no input is awaited any more; there may be none at all.
+    pub(super) fn is_complete(&self) -> bool {
+        let is_awaited = |task: &Task| matches!(task.progress, Progress::Guarding | Progress::Fetching);
+        !self.tasks.iter().any(|task| is_awaited(task) && task.is_wanted())
+    }
+
+    /// What of a batch is executed if these tasks are.
+    pub(super) fn runs_of(&self, tasks: &[usize]) -> Vec<Run> {
+        self.runs(tasks, |_| self.model.output_bytes).into_iter().map(|run| self.executed(run)).collect()
     }
 
     /// The first instant after its window.

@@ -171,6 +171,28 @@ fn neighbours_share_their_transfers_and_their_failures() {
 }
 
 #[test]
+fn a_sample_is_asked_for_by_its_place_and_only_where_nothing_else_is_planned() {
+    // Whether another plan is there; the task that is cancelled; the sample's place.
+    for (is_busy, cancelled, expected) in [(false, 0, Some(1)), (false, 2, None), (false, 3, Some(2)), (true, 0, None)]
+    {
+        let mut worker = worker(1);
+        let sampled = BatchPlan { sample: Some(2), ..neighbours(plan(1, (100, 200), &[0, 0, 0, 0])) };
+        worker.handle_plan(Timestamp(0), sampled).unwrap();
+        if is_busy {
+            worker.handle_plan(Timestamp(0), plan(2, (300, 400), &[0])).unwrap();
+        }
+        worker.handle_cancel(Timestamp(1), PlanId(1), TaskId::new(FrontendId(0), 100 + cancelled));
+        worker.handle_fetched(Timestamp(2), place(0, 0), true);
+        worker.handle_timeout(Timestamp(100));
+        let samples: Vec<_> = actions(&mut worker)
+            .into_iter()
+            .filter_map(|action| if let Action::Execute { sample, .. } = action { Some(sample) } else { None })
+            .collect();
+        assert_eq!(samples, [expected.map(|place| (place, PlanId(1)))], "{is_busy}, {cancelled}");
+    }
+}
+
+#[test]
 fn one_answer_is_for_the_run_that_executed() {
     let mut worker = worker(1);
     worker.handle_plan(Timestamp(0), neighbours(plan(1, (0, 200), &[0, 0, 0]))).unwrap();
@@ -541,4 +563,70 @@ fn plans_wait_for_buffers_up_to_the_bound() {
     actions(&mut worker);
     worker.handle_timeout(worker.poll_timeout());
     assert_eq!(reports(&mut worker).len(), room as usize);
+}
+
+/// Plan 1 executes, and plan 2 with two tasks is next.
+fn one_executes() -> Worker {
+    let mut worker = worker(2);
+    worker.handle_plan(Timestamp(10), plan(1, (10, 20), &[0])).unwrap();
+    assert_eq!(worker.poll_ahead(), None);
+    worker.handle_fetched(Timestamp(10), place(0, 0), true);
+    assert_eq!(executes(&mut worker).len(), 1);
+    worker.handle_plan(Timestamp(11), plan(2, (30, 60), &[0, 1])).unwrap();
+    worker
+}
+
+/// The number under which a batch executes that went ahead.
+fn executes_as(worker: &mut Worker) -> Vec<Option<u64>> {
+    let ahead = |action| if let Action::Execute { ahead, .. } = action { Some(ahead) } else { None };
+    actions(worker).into_iter().filter_map(ahead).collect()
+}
+
+#[test]
+fn inputs_go_ahead_once_all_are_there_while_another_batch_executes() {
+    let mut worker = one_executes();
+    worker.handle_fetched(Timestamp(12), place(1, 0), true);
+    assert_eq!(worker.poll_ahead(), None, "one is missing");
+    worker.handle_fetched(Timestamp(13), place(1, 1), true);
+    let ahead = worker.poll_ahead().unwrap();
+    assert_eq!((ahead.number, ahead.buffer, ahead.model), (0, 1, MODEL));
+    assert_eq!(ahead.runs.iter().flat_map(|run| run.tasks.clone()).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(worker.poll_ahead(), None, "once");
+    worker.handle_executed(Timestamp(40), done(10, 40));
+    assert_eq!(executes_as(&mut worker), [Some(0)]);
+    assert_eq!(worker.poll_ahead(), None, "there is no other");
+}
+
+#[test]
+fn a_batch_that_lost_a_task_since_does_not_run_with_what_went_ahead() {
+    let mut worker = one_executes();
+    for task in 0..2 {
+        worker.handle_fetched(Timestamp(12), place(1, task), true);
+    }
+    assert!(worker.poll_ahead().is_some());
+    worker.handle_cancel(Timestamp(14), PlanId(2), TaskId::new(FrontendId(1), 201));
+    worker.handle_executed(Timestamp(40), done(10, 40));
+    assert_eq!(executes_as(&mut worker), [None]);
+}
+
+#[test]
+fn another_batch_in_the_same_buffer_does_not_run_with_what_went_ahead() {
+    let mut worker = one_executes();
+    for task in 0..2 {
+        worker.handle_fetched(Timestamp(12), place(1, task), true);
+    }
+    assert_eq!(worker.poll_ahead().map(|ahead| ahead.number), Some(0));
+    // It misses its window, is answered, and leaves its buffer to one that is the same in all but its inputs.
+    worker.handle_timeout(Timestamp(61));
+    for task in 0..2 {
+        worker.handle_pushed(Timestamp(62), place(1, task), true);
+    }
+    worker.handle_plan(Timestamp(63), plan(3, (70, 90), &[0, 1])).unwrap();
+    for task in 0..2 {
+        worker.handle_fetched(Timestamp(64), place(1, task), true);
+    }
+    let mut other = worker;
+    assert_eq!(other.poll_ahead().map(|ahead| ahead.number), Some(1));
+    other.handle_executed(Timestamp(70), done(10, 70));
+    assert_eq!(executes_as(&mut other), [Some(1)]);
 }

@@ -50,7 +50,8 @@ fn a_model_of_files_loads() {
         Executor::Onnx {
             file: repository.path().join("digits/10/model.onnx"),
             batching: Batching::equal(1, 1),
-            profile: None
+            profile: None,
+            wanted: Wanted::default(),
         }
     );
     assert_eq!((model.labels.len(), model.labels[9].as_str()), (10, "nine"));
@@ -262,7 +263,28 @@ fn a_model_without_a_configuration_is_as_its_file_says() {
     assert_eq!((model.inputs, model.outputs), (vec![tensor("image", 64)], vec![tensor("probabilities", 10)]));
     assert_eq!((model.max_batch, model.slo), (32, Span::ENDLESS));
     let file = repository.path().join("digits/1/model.onnx");
-    assert_eq!(model.executor, Executor::Onnx { file, batching: Batching::equal(1, 1), profile: None });
+    let (batching, wanted) = (Batching::equal(1, 1), Wanted::default());
+    assert_eq!(model.executor, Executor::Onnx { file, batching, profile: None, wanted });
+}
+
+#[test]
+fn a_model_says_where_and_how_precisely_it_runs() {
+    let wanted = |parameters: &[(&str, &str)]| {
+        let entry = |(key, value): &(&str, &str)| {
+            format!("parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}\n")
+        };
+        let repository = repository(&format!("{DIGITS}{}", parameters.iter().map(entry).collect::<String>()));
+        let model = crate::load(repository.path()).unwrap().whole().map_err(|error| error.to_string())?.remove(0);
+        let name = model.executor_name();
+        let Executor::Onnx { wanted, .. } = model.executor else { panic!("{:?}", model.executor) };
+        Ok::<_, String>((name, wanted.processor, wanted.precision))
+    };
+    assert_eq!(wanted(&[]), Ok(("onnx", None, None)), "as each backend is configured");
+    assert_eq!(wanted(&[("executor", "onnx")]), Ok(("onnx", Some(Processor::Cpu), None)));
+    let half = wanted(&[("executor", "cuda"), ("precision", "fp16")]);
+    assert_eq!(half, Ok(("cuda", Some(Processor::Cuda), Some(Precision::Fp16))));
+    let error = wanted(&[("precision", "half")]).unwrap_err();
+    assert!(error.ends_with("precision: found \"half\", expected \"fp32\", \"tf32\" or \"fp16\""), "{error}");
 }
 
 #[test]

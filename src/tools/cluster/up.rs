@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use frontend::config::ARENA_BYTES;
 use gateway::config::ModelControlMode;
-use repository::{Executor, Model, Refused, Repository};
+use repository::{Executor, Model, Processor, Refused, Repository};
 
 use super::{BackendLayout, Cluster, LOOK, Layout};
 use crate::{
@@ -36,6 +36,10 @@ pub(crate) struct UpArgs {
     /// The model repository, all of which is served by one backend with one GPU, and one for each model's program
     #[arg(long)]
     repository: Option<PathBuf>,
+    /// What computes ONNX models that do not say it themselves, on every backend: cpu or cuda [default: as the file
+    /// says]
+    #[arg(long)]
+    executor: Option<Processor>,
     /// Refuse to start if any model cannot be loaded
     #[arg(long)]
     strict: bool,
@@ -81,6 +85,9 @@ impl UpArgs {
         if let Some(repository) = &self.repository {
             layout.repository = repository.clone();
             layout.backend = vec![BackendLayout::new(1, Vec::new())];
+        }
+        if let Some(executor) = self.executor {
+            layout.backend.iter_mut().for_each(|backend| backend.executor = executor);
         }
         layout.strict |= self.strict;
         layout.http = self.http.map_or(layout.http, |http| vec![http]);

@@ -398,12 +398,13 @@ impl Attack {
                     self.executing.push(gpu);
                 }
                 Output::Interrupt { gpu } => assert!(self.executing.contains(&gpu), "nothing is there to be ended"),
+                Output::SendAhead { .. } => panic!("no executor here has GPUs"),
                 Output::CopyWeights { gpu, model, .. } => assert!(self.copying.insert(gpu, model).is_none()),
                 Output::ReleaseWeights { executor } => {
                     let is_it = |model| Arc::ptr_eq(&self.core.loaded(model).executor, &executor);
                     assert!(!self.weights.iter().any(|(_, held)| is_it(*held)), "a GPU has it");
                 }
-                Output::FreeWeights { gpu, model } => assert!(self.weights.remove(&(gpu, model))),
+                Output::FreeWeights { gpu, model, .. } => assert!(self.weights.remove(&(gpu, model))),
                 Output::Load { load, .. } => self.loads.push(load),
                 Output::Send { connection, frame } => {
                     let is_up =

@@ -2,7 +2,7 @@
 
 use tract_onnx::tract_core::{internal::*, ops::cast::Cast};
 
-/// Gives outputs back as numbers, and keeps all bits of numbers that tract takes for lengths.
+/// Keeps all bits of numbers that tract takes for lengths.
 pub(super) fn keep_numbers(graph: &mut TypedModel) -> TractResult<()> {
     for index in 0..graph.nodes.len() {
         let node = &graph.nodes[index];
@@ -12,6 +12,11 @@ pub(super) fn keep_numbers(graph: &mut TypedModel) -> TractResult<()> {
             graph.nodes[index].op = Box::new(ToLength);
         }
     }
+    Ok(())
+}
+
+/// Gives outputs back as numbers.
+pub(super) fn give_numbers(graph: &mut TypedModel) -> TractResult<()> {
     let mut outlets = graph.outputs.clone();
     for (index, outlet) in outlets.iter_mut().enumerate() {
         if graph.outlet_fact(*outlet)?.datum_type == TDim::datum_type() {

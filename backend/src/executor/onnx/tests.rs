@@ -28,7 +28,7 @@ fn load(model: &Model) -> Result<Onnx, ExecutorError> {
     load_file(model, &folder().join("1/model.onnx"))
 }
 
-fn load_file(model: &Model, file: &Path) -> Result<Onnx, ExecutorError> {
+pub(crate) fn load_file(model: &Model, file: &Path) -> Result<Onnx, ExecutorError> {
     let repository::Executor::Onnx { batching, .. } = &model.executor else { panic!("it is {:?}", model.executor) };
     Onnx::load(model, file, batching)
 }
@@ -130,7 +130,7 @@ fn a_configuration_that_does_not_fit_the_file_is_refused_with_both_sides() {
 
 /// A tensor of a model file: its name, its type by ONNX's number, its lengths, of which -1 is called `N`, and others
 /// below 0 are called `M` and their number.
-type Value<'a> = (&'a str, i32, &'a [i64]);
+pub(crate) type Value<'a> = (&'a str, i32, &'a [i64]);
 
 fn value(&(name, elem_type, dims): &Value<'_>) -> ValueInfoProto {
     let dimension = |&length: &i64| match length {
@@ -144,7 +144,7 @@ fn value(&(name, elem_type, dims): &Value<'_>) -> ValueInfoProto {
     ValueInfoProto { name: name.into(), r#type, ..ValueInfoProto::default() }
 }
 
-fn node(op_type: &str, input: &[&str], output: &str, attributes: &[(&str, i64)]) -> NodeProto {
+pub(crate) fn node(op_type: &str, input: &[&str], output: &str, attributes: &[(&str, i64)]) -> NodeProto {
     let attribute = |&(name, i): &(&str, i64)| AttributeProto {
         name: name.into(),
         r#type: AttributeType::Int as i32,
@@ -163,17 +163,29 @@ fn node(op_type: &str, input: &[&str], output: &str, attributes: &[(&str, i64)])
 
 /// A model of one version with this configuration and this file, loaded as from a repository.
 fn model(config: &str, inputs: &[Value<'_>], nodes: Vec<NodeProto>, outputs: &[Value<'_>]) -> Result<Onnx, String> {
-    let graph = GraphProto {
+    model_of(config, graph(inputs, nodes, outputs))
+}
+
+pub(crate) fn graph(inputs: &[Value<'_>], nodes: Vec<NodeProto>, outputs: &[Value<'_>]) -> GraphProto {
+    GraphProto {
         name: "graph".into(),
         node: nodes,
         input: inputs.iter().map(value).collect(),
         output: outputs.iter().map(value).collect(),
         ..GraphProto::default()
-    };
-    model_of(config, graph)
+    }
 }
 
 fn model_of(config: &str, graph: GraphProto) -> Result<Onnx, String> {
+    in_repository(config, graph, |model, file| load_file(model, file).map_err(|error| error.to_string()))
+}
+
+/// Loads a model of one version as from a repository.
+pub(crate) fn in_repository<T>(
+    config: &str,
+    graph: GraphProto,
+    load: impl FnOnce(&Model, &Path) -> Result<T, String>,
+) -> Result<T, String> {
     let opset_import = vec![OperatorSetIdProto { version: 13, ..OperatorSetIdProto::default() }];
     let file = ModelProto { ir_version: 7, opset_import, graph: Some(graph), ..ModelProto::default() };
     let folder = tempfile::tempdir().unwrap();
@@ -181,7 +193,7 @@ fn model_of(config: &str, graph: GraphProto) -> Result<Onnx, String> {
     fs::write(folder.path().join("m/1/model.onnx"), file.encode_to_vec()).unwrap();
     fs::write(folder.path().join("m/config.pbtxt"), config).unwrap();
     let model = repository::load_model(&folder.path().join("m")).map_err(|error| error.to_string())?;
-    load_file(&model, &folder.path().join("m/1/model.onnx")).map_err(|error| error.to_string())
+    load(&model, &folder.path().join("m/1/model.onnx"))
 }
 
 fn run(model: &Onnx, inputs: &[f32], output_bytes: usize) -> Vec<u8> {
@@ -190,7 +202,7 @@ fn run(model: &Onnx, inputs: &[f32], output_bytes: usize) -> Vec<u8> {
     outputs
 }
 
-fn floats(values: &[f32]) -> Vec<u8> {
+pub(crate) fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
@@ -198,8 +210,8 @@ fn int64s(bytes: &[u8]) -> Vec<i64> {
     bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()
 }
 
-const FP32: i32 = 1;
-const INT64: i32 = 7;
+pub(crate) const FP32: i32 = 1;
+pub(crate) const INT64: i32 = 7;
 
 #[test]
 fn labels_have_one_element_for_each_task_and_casts_to_int64_are_that_type() {
