@@ -91,7 +91,9 @@ def run_unequal(triton):
                 inputs = [triton.library.InferInput(name, ids.shape, "INT64") for name in tensors]
                 for tensor, data in zip(inputs, tensors.values()):
                     tensor.set_data_from_numpy(data)
-                answer = client.infer(model, inputs, timeout=PATIENT)
+                # Whoever plans by what requests take is told which are alike; here nobody does.
+                application = {"application": "short" if ids.shape[1] < 64 else "long"}
+                answer = client.infer(model, inputs, timeout=PATIENT, parameters=application)
                 for name, right in zip(["states", "scores"], expected[index]):
                     found = answer.as_numpy(name)
                     expect(found.shape, right.shape)
