@@ -265,16 +265,11 @@ impl Scratch {
 
     /// Runs one task of the batch that was run last again, alone. How long that took; `None` if it failed.
     fn run_alone(&mut self, clock: Clock, batch: &core::Job, place: usize) -> Option<Span> {
-        let (mut first, mut offset) = (0, 0);
-        let run = batch.runs.iter().find(|run| {
-            let is_here = place < first + run.tasks;
-            if !is_here {
-                first += run.tasks;
-                offset += run.tasks * run.input_bytes;
-            }
-            is_here
-        })?;
-        let input = self.inputs.get(offset + (place - first) * run.input_bytes..)?.get(..run.input_bytes)?;
+        // As they were gathered.
+        let lengths = batch.runs.iter().flat_map(|run| std::iter::repeat_n(run.input_bytes, run.tasks));
+        let input_bytes = lengths.clone().nth(place)?;
+        let offset: usize = lengths.take(place).sum();
+        let input = self.inputs.get(offset..offset + input_bytes)?;
         let output = self.outputs.get_mut(..batch.shape.output_bytes)?;
         let started_at = clock.now();
         let ran = catch_unwind(AssertUnwindSafe(|| batch.executor.execute(input, output)));
