@@ -4,7 +4,9 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, Search, axis_of, look_of, note_rivals, policy, rate_of, workload},
+    context::{
+        Context, GOODPUT, POLICIES, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of, workload,
+    },
     table::{Table, cell},
 };
 
@@ -19,13 +21,13 @@ pub(crate) const CLOCKWORK5: Figure = Figure {
         "The paper's load is 16 clients for each model that ask again when they are answered. Here requests arrive \
          independently of the answers (Poisson), and the rate is searched at which every copy keeps its objective for \
          99 % of its requests: what the cluster can promise, not what it does when it is asked for too much.",
-        "`deferred` is unfit for fifteen models on one GPU: when two models become due together, one \
-         batch waits for the other's whole execution, which is longer than the window of a small batch, so one in a \
-         hundred is soon lost at any load. The search, which takes it that a lower rate is no harder, then ends near \
-         zero. Deferral wants about as many GPUs as models (Symphony's Table 1 begins there). `downbeat` opens its \
-         windows early where few GPUs serve many models: it stays within a few per cent of `eager` at the shortest \
-         objectives and passes it at long ones. A model must be seen for some fifty batches first, so short runs show \
-         it worse.",
+        "`deferred` and `deferred:target` are unfit for fifteen models on one GPU: when two models become due \
+         together, one batch waits for the other's whole execution, which is longer than the window of a small batch, \
+         so one in a hundred is soon lost at any load. The search, which takes it that a lower rate is no harder, then \
+         ends near zero. Deferral wants about as many GPUs as models (Symphony's Table 1 begins there). `downbeat` \
+         opens its windows early where few GPUs serve many models: it stays within a few per cent of `eager` at the \
+         shortest objectives and passes it at long ones. A model must be seen for some fifty batches first, so short \
+         runs show it worse.",
         "All weights are in GPU memory from the start, as in that experiment; nothing is loaded or unloaded.",
     ],
     draw,
@@ -61,9 +63,9 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let search = |slo_ms, name| Search { workload: copies(slo_ms), policy: policy(name) };
     let searches: Vec<_> = SLOS_MS.iter().flat_map(|&slo_ms| POLICIES.map(|name| search(slo_ms, name))).collect();
     let found = context.goodputs(&searches, &mut table)?;
-    note_rivals(&mut table, &found.iter().map(rate_of).collect::<Vec<_>>());
+    note_rivals(&mut table, &GOODPUT, &POLICIES, &found.iter().map(rate_of).collect::<Vec<_>>());
     let line =
-        |name: &&str| Series { name: (*name).to_owned(), mark: Mark::Line, look: look_of(name), points: Vec::new() };
+        |name: &&str| Series { name: legend_of(name), mark: Mark::Line, look: look_of(name), points: Vec::new() };
     let mut series: Vec<_> = POLICIES.iter().map(line).collect();
     for (slo_ms, reports) in SLOS_MS.iter().zip(found.chunks(POLICIES.len())) {
         for ((name, report), series) in POLICIES.iter().zip(reports).zip(&mut series) {

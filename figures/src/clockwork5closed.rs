@@ -7,7 +7,7 @@ use sim::{Options, Workload, cluster, trace::Event};
 use crate::{
     Figure, FigureError,
     clockwork5::{COPIES, LATENCIES_MS, SLOS_MS, latencies_ms},
-    context::{Context, POLICIES, axis_of, look_of, policy, workload},
+    context::{Context, IN_TIME, POLICIES, axis_of, legend_of, look_of, note_rivals, policy, workload},
     table::{Table, cell},
 };
 
@@ -90,8 +90,10 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         let goodput_rps = report.totals.offered_rps * report.totals.on_time_fraction;
         Ok(Measured { goodput_rps, batch_mean: report.batch_mean, waits_ms })
     })?;
+    let in_time: Vec<_> = found.iter().map(|measured| measured.goodput_rps).collect();
+    note_rivals(&mut table, &IN_TIME, &POLICIES, &in_time);
     let line =
-        |name: &&str| Series { name: (*name).to_owned(), mark: Mark::Line, look: look_of(name), points: Vec::new() };
+        |name: &&str| Series { name: legend_of(name), mark: Mark::Line, look: look_of(name), points: Vec::new() };
     let mut rates: Vec<_> = POLICIES.iter().map(line).collect();
     let mut waits = Vec::new();
     for (&(slo_ms, name), measured) in jobs.iter().zip(&found) {

@@ -4,7 +4,9 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, Run, axis_of, look_of, policy, workload},
+    context::{
+        Context, IN_TIME, Run, SYMPHONY, axis_of, legend_of, look_of, note_rivals, policy, transposed, workload,
+    },
     table::{Table, cell},
 };
 
@@ -22,7 +24,7 @@ pub(crate) const CLOCKWORK7: Figure = Figure {
     draw,
 };
 
-const NAMES: [&str; 4] = ["downbeat", "deferred", "eager", "clockwork"];
+const NAMES: [&str; 5] = ["downbeat", SYMPHONY, "deferred", "eager", "clockwork"];
 const COPIES: [usize; 2] = [12, 48];
 const RATES: [f64; 3] = [600.0, 1_200.0, 2_400.0];
 const STEPS: i32 = 12;
@@ -48,6 +50,9 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         }
     }
     let reports = context.runs(&runs, &mut table)?;
+    let in_time: Vec<_> = reports.iter().map(|report| report.totals.on_time_fraction).collect();
+    let settings = in_time.chunks(NAMES.len() * slos_ms.len()).flat_map(|rates| transposed(rates, slos_ms.len()));
+    note_rivals(&mut table, &IN_TIME, &NAMES, &settings.collect::<Vec<_>>());
     let mut reports = reports.chunks(slos_ms.len());
     let mut panels = Vec::new();
     for (count, rate_rps) in COPIES.iter().flat_map(|&count| RATES.map(|rate_rps| (count, rate_rps))) {
@@ -60,7 +65,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
                 let p99 = report.totals.p99_ms.map_or_else(|| "-".to_owned(), cell);
                 table.push([cell(count as f64), cell(rate_rps), cell(*slo_ms), name.into(), cell(in_time), p99]);
             }
-            series.push(Series { name: name.to_owned(), mark: Mark::Line, look: look_of(name), points });
+            series.push(Series { name: legend_of(name), mark: Mark::Line, look: look_of(name), points });
         }
         panels.push(Panel {
             title: format!("{count} models, {rate_rps:.0} r/s"),

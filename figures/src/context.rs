@@ -153,27 +153,58 @@ pub(crate) fn note_precision(table: &mut Table, seconds: f64, rate_rps: f64) {
     );
 }
 
-/// Notes how `downbeat` compares with the best of [`RIVALS`], over rates of each of `POLICIES`, one setting after the
-/// other.
-pub(crate) fn note_rivals(table: &mut Table, rates: &[f64]) {
-    let of = |rates: &[f64], name: &str| rates[POLICIES.iter().position(|&policy| policy == name).expect("a policy")];
-    let best = |rates: &[f64]| RIVALS.map(|name| of(rates, name)).into_iter().fold(0.0, f64::max);
-    let settings = rates.chunks(POLICIES.len()).filter(|rates| best(rates) > 0.0);
-    let mut ratios: Vec<f64> = settings.map(|rates| of(rates, "downbeat") / best(rates)).collect();
+/// What policies are compared by, in words around the ratio.
+pub(crate) struct Measure {
+    does: &'static str,
+    what: &'static str,
+    /// Whether less is better.
+    is_cost: bool,
+}
+
+/// Goodputs, in requests a second.
+pub(crate) const GOODPUT: Measure = Measure { does: "serves", what: "the goodput of the best of", is_cost: false };
+/// Requests answered in time at one load.
+pub(crate) const IN_TIME: Measure =
+    Measure { does: "answers in time", what: "as many requests as the best of", is_cost: false };
+/// GPU time.
+pub(crate) const GPU_TIME: Measure =
+    Measure { does: "keeps GPUs busy", what: "as long as whichever does least of", is_cost: true };
+/// GPUs that suffice.
+pub(crate) const GPUS_NEEDED: Measure =
+    Measure { does: "needs", what: "as many GPUs as whichever needs fewest of", is_cost: true };
+
+/// Notes how `downbeat` compares with the best of [`RIVALS`], over values of each of `names`, one setting after the
+/// other. A rival at zero or infinity does not serve the setting at all.
+pub(crate) fn note_rivals(table: &mut Table, measure: &Measure, names: &[&str], values: &[f64]) {
+    let Measure { does, what, is_cost } = measure;
+    let of = |values: &[f64], name: &str| values[names.iter().position(|&policy| policy == name).expect("it is named")];
+    let best = |values: &[f64]| {
+        let found = RIVALS.map(|name| of(values, name)).into_iter().filter(|&value| value > 0.0 && value.is_finite());
+        if *is_cost { found.reduce(f64::min) } else { found.reduce(f64::max) }
+    };
+    let ratio = |values: &[f64]| Some(of(values, "downbeat") / best(values)?);
+    let mut ratios: Vec<f64> = values.chunks(names.len()).filter_map(ratio).collect();
     ratios.sort_by(f64::total_cmp);
     let (Some(least), Some(most)) = (ratios.first(), ratios.last()) else { return };
     let finding = match ratios.len() {
-        1 => format!("`downbeat` serves {least:.3} times"),
+        1 => format!("`downbeat` {does} {least:.3} times"),
         settings => {
             let median = ratios[settings / 2];
-            let below = ratios.iter().filter(|&&ratio| ratio < 0.995).count();
+            let is_worse = |ratio: &f64| if *is_cost { *ratio > 1.005 } else { *ratio < 0.995 };
+            let worse = ratios.iter().filter(|ratio| is_worse(ratio)).count();
+            let bound = if *is_cost { "more than 1.005" } else { "less than 0.995" };
             format!(
-                "In {settings} settings `downbeat` serves {least:.3} to {most:.3} times (median {median:.3}; less \
-                 than 0.995 in {below})"
+                "In {settings} settings `downbeat` {does} {least:.3} to {most:.3} times (median {median:.3}; {bound} \
+                 in {worse})"
             )
         }
     };
-    table.note("finding", format!("{finding} the goodput of the best of `{}`", RIVALS.join("`, `")));
+    table.note("finding", format!("{finding} {what} `{}`", RIVALS.join("`, `")));
+}
+
+/// Rows of `columns` values each as columns.
+pub(crate) fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
+    (0..columns).flat_map(|column| values.iter().skip(column).step_by(columns).copied()).collect()
 }
 
 /// The rate of a search's result.
@@ -184,6 +215,15 @@ pub(crate) fn rate_of(report: &Option<Report>) -> f64 {
 /// A policy's fixed look.
 pub(crate) fn look_of(policy: &str) -> usize {
     POLICIES.iter().position(|&name| name == policy).unwrap_or(chart::GREY)
+}
+
+/// What a policy is called in a legend, where it is told which ones stand for Symphony.
+pub(crate) fn legend_of(policy: &str) -> String {
+    match policy {
+        SYMPHONY => format!("{SYMPHONY} (Symphony as evaluated)"),
+        "deferred" => "deferred (Symphony, Algorithm 1)".to_owned(),
+        _ => policy.to_owned(),
+    }
 }
 
 /// A policy that is known to exist.
@@ -199,4 +239,32 @@ pub(crate) fn workload(name: &str, text: &str) -> Workload {
 /// An axis from 0 that all points of the series fit on.
 pub(crate) fn axis_of(label: &str, series: &[Series]) -> Axis {
     Axis::up_to(label, series.iter().flat_map(|series| &series.points).map(|point| point.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `downbeat` against the best of its rivals in two settings; of the other policies nobody asks.
+    fn finding(measure: &Measure) -> String {
+        let mut table = Table::default();
+        let settings = [[100.0, 90.0, 80.0, 0.0, 900.0], [60.0, 50.0, 80.0, 70.0, 900.0], [9.0, 0.0, 0.0, 0.0, 9.0]];
+        let names = ["downbeat", SYMPHONY, "deferred", "eager", "clockwork"];
+        note_rivals(&mut table, measure, &names, &settings.concat());
+        table.noted("finding").unwrap().to_owned()
+    }
+
+    #[test]
+    fn downbeat_is_compared_with_whichever_rival_is_best() {
+        let rivals = "`deferred:target`, `deferred`, `eager`";
+        let more = "In 2 settings `downbeat` serves 0.750 to 1.111 times (median 1.111; less than 0.995 in 1)";
+        assert_eq!(finding(&GOODPUT), format!("{more} the goodput of the best of {rivals}"));
+        let less = "In 2 settings `downbeat` needs 1.200 to 1.250 times (median 1.250; more than 1.005 in 2)";
+        assert_eq!(finding(&GPUS_NEEDED), format!("{less} as many GPUs as whichever needs fewest of {rivals}"));
+    }
+
+    #[test]
+    fn rows_become_columns() {
+        assert_eq!(transposed(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+    }
 }

@@ -4,7 +4,7 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, Search, look_of, policy},
+    context::{Context, GOODPUT, POLICIES, Search, legend_of, look_of, note_rivals, policy, rate_of},
     table::{Table, cell},
     table2::{GPUS, MODELS},
 };
@@ -24,6 +24,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let search = |model: &crate::table2::Model, name| Search { workload: model.workload(), policy: policy(name) };
     let searches: Vec<_> = MODELS.iter().flat_map(|model| POLICIES.map(|name| search(model, name))).collect();
     let found = context.goodputs(&searches, &mut table)?;
+    note_rivals(&mut table, &GOODPUT, &POLICIES, &found.iter().map(rate_of).collect::<Vec<_>>());
     let mut panels = Vec::new();
     for (model, reports) in MODELS.iter().zip(found.chunks(POLICIES.len())) {
         let mut series = Vec::new();
@@ -42,7 +43,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
                 cell(report.batch_mean),
             ]);
             let points = cumulative(&report.batches);
-            series.push(Series { name: (*name).to_owned(), mark: Mark::Line, look: look_of(name), points });
+            series.push(Series { name: legend_of(name), mark: Mark::Line, look: look_of(name), points });
         }
         let (staggered, _) = model.bound(1.0 / GPUS);
         let points = vec![(staggered, 0.0), (staggered, 1.0)];

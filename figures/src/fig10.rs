@@ -7,7 +7,10 @@ use sim::{Options, Workload, checker::Violation, cluster};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, SYMPHONY, axis_of, look_of, note_precision, policy, workload},
+    context::{
+        Context, GPUS_NEEDED, POLICIES, SYMPHONY, axis_of, legend_of, look_of, note_precision, note_rivals, policy,
+        workload,
+    },
     table::{Table, cell},
 };
 
@@ -41,12 +44,14 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     context.bar.inc_length(jobs.len() as u64);
     let found = context.parallel(&jobs, |(workload, policy)| fewest(workload, *policy, seconds, context.seed))?;
     note_precision(&mut table, seconds, RATE_RPS / 37.0);
+    let needed: Vec<_> = found.iter().map(|gpus| gpus.map_or(f64::INFINITY, f64::from)).collect();
+    note_rivals(&mut table, &GPUS_NEEDED, &POLICIES, &needed);
     let mut series: Vec<Series> = Vec::new();
     for (place, name) in POLICIES.iter().enumerate() {
         let points = (0..workloads.len())
             .filter_map(|group| Some((group as f64, f64::from(found[group * POLICIES.len() + place]?))));
         let mark = Mark::Bar { place, places: POLICIES.len() };
-        series.push(Series { name: (*name).to_owned(), mark, look: look_of(name), points: points.collect() });
+        series.push(Series { name: legend_of(name), mark, look: look_of(name), points: points.collect() });
     }
     for (workload, found) in workloads.iter().zip(found.chunks(POLICIES.len())) {
         let reference = POLICIES.iter().zip(found).find(|(name, _)| **name == SYMPHONY).and_then(|(_, gpus)| *gpus);

@@ -4,7 +4,9 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, Search, axis_of, look_of, note_rivals, policy, rate_of, workload},
+    context::{
+        Context, GOODPUT, POLICIES, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of, workload,
+    },
     table::{Table, cell},
 };
 
@@ -46,13 +48,13 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         }
     }
     let rates: Vec<_> = context.goodputs(&searches, &mut table)?.iter().map(rate_of).collect();
-    note_rivals(&mut table, &rates);
+    note_rivals(&mut table, &GOODPUT, &POLICIES, &rates);
     let mut panels = Vec::new();
     for ((name, ..), rates) in SETTINGS.iter().zip(rates.chunks(SLOS_MS.len() * POLICIES.len())) {
         let mut series: Vec<_> = POLICIES
             .iter()
             .map(|policy| Series {
-                name: (*policy).to_owned(),
+                name: legend_of(policy),
                 mark: Mark::Line,
                 look: look_of(policy),
                 points: Vec::new(),

@@ -4,7 +4,7 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, Search, look_of, policy},
+    context::{Context, GOODPUT, POLICIES, Search, legend_of, look_of, note_rivals, policy, rate_of},
     table::{Table, cell},
     table2::MODELS,
 };
@@ -28,6 +28,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let search = |model: &crate::table2::Model, name| Search { workload: model.workload(), policy: policy(name) };
     let searches: Vec<_> = MODELS.iter().flat_map(|model| POLICIES.map(|name| search(model, name))).collect();
     let found = context.goodputs(&searches, &mut table)?;
+    note_rivals(&mut table, &GOODPUT, &POLICIES, &found.iter().map(rate_of).collect::<Vec<_>>());
     let mut panels = Vec::new();
     for (model, reports) in MODELS.iter().zip(found.chunks(POLICIES.len())) {
         let mut series = Vec::new();
@@ -38,7 +39,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
             let [p10, p50, p90, p99, max] = cells;
             table.push([model.name.into(), (*name).into(), cell(report.rate_rps), p10, p50, p90, p99, max]);
             let points = (0..=50).map(|step| f64::from(step) / 50.0).map(|part| (at(part), part)).collect();
-            series.push(Series { name: (*name).to_owned(), mark: Mark::Curve, look: look_of(name), points });
+            series.push(Series { name: legend_of(name), mark: Mark::Curve, look: look_of(name), points });
         }
         let points = vec![(model.slo_ms / 2.0, 0.0), (model.slo_ms / 2.0, 1.0)];
         series.push(Series { name: "half the SLO".to_owned(), mark: Mark::Dashed, look: chart::BOUND, points });

@@ -7,7 +7,10 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, Search, axis_of, look_of, policy, rate_of, workload},
+    context::{
+        Context, GOODPUT, POLICIES, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of, transposed,
+        workload,
+    },
     table::{Table, cell},
 };
 
@@ -45,13 +48,14 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         .flat_map(|name| GPUS.map(|gpus| Search { workload: copies(gpus), policy: policy(name) }))
         .collect();
     let rates: Vec<_> = context.goodputs(&searches, &mut table)?.iter().map(rate_of).collect();
+    note_rivals(&mut table, &GOODPUT, &POLICIES, &transposed(&rates, GPUS.len()));
     let mut goodput = Vec::new();
     for (name, rates) in POLICIES.iter().zip(rates.chunks(GPUS.len())) {
         for (gpus, rate) in GPUS.iter().zip(rates) {
             table.push(["right".into(), (*name).into(), gpus.to_string(), cell(*rate)]);
         }
         let points = GPUS.iter().map(|&gpus| f64::from(gpus)).zip(rates.iter().copied()).collect();
-        goodput.push(Series { name: (*name).to_owned(), mark: Mark::Line, look: look_of(name), points });
+        goodput.push(Series { name: legend_of(name), mark: Mark::Line, look: look_of(name), points });
     }
     let left = Panel {
         title: format!("scheduler threads ({cores} cores)"),

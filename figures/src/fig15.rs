@@ -6,20 +6,21 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 use proto::Timestamp;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use scheduler::Policy;
 use sim::{Options, Workload, arrivals::Arrivals, cluster, trace::Event};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, axis_of, policy, workload},
+    context::{Context, IN_TIME, SYMPHONY, axis_of, legend_of, look_of, note_rivals, policy, workload},
     table::{Table, cell},
 };
 
 pub(crate) const FIG15: Figure = Figure {
     name: "fig15",
     title: "Symphony, Figure 15: a changing workload on 512 GPUs",
-    shows: "The first 24 models of the A100 zoo under `downbeat`. Each model's rate swings with a period and a phase \
-            of its own, all of them with a day, and from 60 % of the time on one of them is suddenly asked for far \
-            more often. Every point is a hundredth of the simulated time.",
+    shows: "The first 24 models of the A100 zoo. Each model's rate swings with a period and a phase of its own, all of \
+            them with a day, and from 60 % of the time on one of them is suddenly asked for far more often. Every \
+            point is a hundredth of the simulated time.",
     remarks: &[
         "The paper's rates come from 150 hours of video, which are not published; ours are made up from the seed, and \
          a day takes as long as the budget allows to simulate, so changes are far faster than the paper's.",
@@ -29,6 +30,7 @@ pub(crate) const FIG15: Figure = Figure {
     draw,
 };
 
+const COMPARED: [&str; 4] = ["downbeat", SYMPHONY, "deferred", "eager"];
 const GPUS: u32 = 512;
 const MODELS: usize = 24;
 const POINTS: usize = 100;
@@ -58,11 +60,13 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         model.share = 1.0 / MODELS as f64;
     }
     let peak_rps = PEAK_PART * cluster.capacity_rps();
-    let seconds = context.seconds(0.6 * peak_rps);
-    context.bar.inc_length(1);
-    let intervals = context.parallel(&[()], |()| simulate(&cluster, peak_rps, seconds, context.seed))?.remove(0);
+    let seconds = context.seconds(0.6 * peak_rps * COMPARED.len() as f64);
+    context.bar.inc_length(COMPARED.len() as u64);
+    let found =
+        context.parallel(&COMPARED, |name| simulate(&cluster, policy(name), peak_rps, seconds, context.seed))?;
     let width = seconds / POINTS as f64;
     let mut table = Table::new(&[
+        "policy",
         "time (s)",
         "offered (r/s)",
         "in time (r/s)",
@@ -71,29 +75,70 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         "bad rate (%)",
         "advice (GPUs)",
     ]);
-    let mut columns = vec![Vec::new(); 6];
-    for (index, interval) in intervals.iter().enumerate() {
-        let ended = (interval.answered + interval.dropped).max(1) as f64;
-        let bad = interval.dropped as f64 / ended;
-        let busy = interval.busy_s / (width * f64::from(GPUS));
-        let advice = f64::from(GPUS) * if bad > 0.01 { bad / (1.0 - bad).max(0.01) } else { busy - 1.0 };
-        let used = interval.gpus.iter().filter(|&&used| used).count() as f64;
-        let at = width * (index as f64 + 0.5);
-        let values = [ended / width, interval.answered as f64 / width, used, 100.0 * busy, 100.0 * bad, advice];
-        for (column, value) in columns.iter_mut().zip(values) {
-            column.push((at, value));
+    table.note("precision", format!("{seconds} s are simulated, once under each policy"));
+    note_totals(&mut table, seconds, &found);
+    note_rivals(&mut table, &IN_TIME, &COMPARED, &found.iter().map(|intervals| in_time(intervals)).collect::<Vec<_>>());
+    let mut lines = Vec::new();
+    for (name, intervals) in COMPARED.into_iter().zip(&found) {
+        let mut columns = [const { Vec::new() }; COLUMNS];
+        for (index, interval) in intervals.iter().enumerate() {
+            let at = width * (index as f64 + 0.5);
+            let values = interval.values(width);
+            for (column, value) in columns.iter_mut().zip(values) {
+                column.push((at, value));
+            }
+            let [offered, answered, used, busy, bad, advice] = values.map(cell);
+            table.push([name.into(), cell(at), offered, answered, used, busy, bad, advice]);
         }
-        let [offered, answered, used, busy, bad, advice] = values.map(cell);
-        table.push([cell(at), offered, answered, used, busy, bad, advice]);
+        lines.push((name, columns));
     }
-    table.note("precision", format!("{seconds} s are simulated, once"));
-    Ok((chart(seconds, columns), table))
+    Ok((chart(seconds, lines), table))
 }
 
-fn chart(seconds: f64, columns: Vec<Vec<(f64, f64)>>) -> Chart {
-    let [offered, answered, used, busy, bad, advice] = <[_; 6]>::try_from(columns).expect("six columns");
-    let line = |name: &str, look, points| Series { name: name.to_owned(), mark: Mark::Curve, look, points };
-    let busy_gpus = busy.into_iter().map(|(at, percent)| (at, percent / 100.0 * f64::from(GPUS))).collect();
+const COLUMNS: usize = 6;
+
+impl Interval {
+    /// Requests a second that ended and that were answered, GPUs used, GPU time and bad rate in per cent, and the
+    /// advice in GPUs. `width` is in seconds.
+    fn values(&self, width: f64) -> [f64; COLUMNS] {
+        let ended = (self.answered + self.dropped).max(1) as f64;
+        let bad = self.dropped as f64 / ended;
+        let busy = self.busy_s / (width * f64::from(GPUS));
+        let advice = f64::from(GPUS) * if bad > 0.01 { bad / (1.0 - bad).max(0.01) } else { busy - 1.0 };
+        let used = self.gpus.iter().filter(|&&used| used).count() as f64;
+        [ended / width, self.answered as f64 / width, used, 100.0 * busy, 100.0 * bad, advice]
+    }
+}
+
+fn in_time(intervals: &[Interval]) -> f64 {
+    intervals.iter().map(|interval| interval.answered as f64).sum()
+}
+
+/// The whole run under each policy.
+fn note_totals(table: &mut Table, seconds: f64, found: &[Vec<Interval>]) {
+    let of_policy = |(name, intervals): (&&str, &Vec<Interval>)| {
+        let lost: u64 = intervals.iter().map(|interval| interval.dropped).sum();
+        let busy_s: f64 = intervals.iter().map(|interval| interval.busy_s).sum();
+        let bad = 100.0 * lost as f64 / (in_time(intervals) + lost as f64).max(1.0);
+        let busy = 100.0 * busy_s / (seconds * f64::from(GPUS));
+        format!("`{name}` {bad:.2} % and {busy:.1} %")
+    };
+    let each = COMPARED.iter().zip(found).map(of_policy).collect::<Vec<_>>().join(", ");
+    table.note(
+        "finding",
+        format!("Of all requests are late or dropped, and of all GPU time is spent executing: {each}"),
+    );
+}
+
+fn chart(seconds: f64, lines: Vec<(&str, [Vec<(f64, f64)>; COLUMNS])>) -> Chart {
+    let line =
+        |name: String, look, points: &[(f64, f64)]| Series { name, mark: Mark::Curve, look, points: points.into() };
+    let mut offered = vec![line("offered".into(), chart::GREY, &lines[0].1[0])];
+    let of_column = |column: usize| {
+        lines.iter().map(|(name, columns)| line(legend_of(name), look_of(name), &columns[column])).collect::<Vec<_>>()
+    };
+    offered.extend(of_column(1));
+    let (used, bad, advice) = (of_column(2), of_column(4), of_column(5));
     let panel = |title: &str, y: Axis, series| Panel {
         title: title.to_owned(),
         x: Axis::new("time (s)", (0.0, seconds)),
@@ -101,15 +146,12 @@ fn chart(seconds: f64, columns: Vec<Vec<(f64, f64)>>) -> Chart {
         series,
         boxes: Vec::new(),
     };
-    let rates = vec![line("offered", 6, offered), line("answered in time", 0, answered)];
-    let gpus = vec![line("GPUs that ran a batch", 2, used), line("GPU time executing / interval", 4, busy_gpus)];
-    let (low, high) = advice.iter().fold((0.0f64, 0.0f64), |(low, high), point| (low.min(point.1), high.max(point.1)));
-    let advice = vec![line("GPUs to add (or give back)", 5, advice)];
-    let bad = vec![line("late or dropped", 3, bad)];
+    let advised = advice.iter().flat_map(|series| &series.points);
+    let (low, high) = advised.fold((0.0f64, 0.0f64), |(low, high), point| (low.min(point.1), high.max(point.1)));
     let panels = vec![
-        panel("load", axis_of("requests/s", &rates), rates),
-        panel("GPUs in use", Axis::new("GPUs", (0.0, 1.05 * f64::from(GPUS))), gpus),
-        panel("advice", Axis::new("GPUs", (1.1 * low - 1.0, 1.1 * high + 1.0)), advice),
+        panel("load, answered in time", axis_of("requests/s", &offered), offered),
+        panel("GPUs that ran a batch", Axis::new("GPUs", (0.0, 1.05 * f64::from(GPUS))), used),
+        panel("advice: GPUs to add (or give back)", Axis::new("GPUs", (1.1 * low - 1.0, 1.1 * high + 1.0)), advice),
         panel("bad rate", axis_of("late or dropped (%)", &bad), bad),
     ];
     Chart::new(FIG15.title, 2, panels)
@@ -117,6 +159,7 @@ fn chart(seconds: f64, columns: Vec<Vec<(f64, f64)>>) -> Chart {
 
 fn simulate(
     workload: &Workload,
+    policy: Policy,
     peak_rps: f64,
     seconds: f64,
     seed: u64,
@@ -136,7 +179,7 @@ fn simulate(
         Event::Drop { dropped_at, .. } => intervals[index_of(dropped_at)].dropped += 1,
     };
     let arrivals = Arrivals::listed(changing(workload, peak_rps, seconds, seed));
-    let options = Options { policy: policy("downbeat"), rate_rps: peak_rps, seconds, seed };
+    let options = Options { policy, rate_rps: peak_rps, seconds, seed };
     cluster::run_arrivals(workload, &options, arrivals, &mut observe, &mut |_| ())?;
     Ok(intervals)
 }

@@ -4,14 +4,16 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, SYMPHONY, Search, axis_of, look_of, policy, rate_of, workload},
+    context::{
+        Context, GOODPUT, SYMPHONY, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of, workload,
+    },
     table::{Table, cell},
 };
 
 pub(crate) const FIG6: Figure = Figure {
     name: "fig6",
     title: "Symphony, Figure 6: against eager scheduling and against timeouts",
-    shows: "Goodput relative to `deferred:target`, the paper's Symphony. Left: ten models with alpha = 1 ms and the \
+    shows: "Goodput relative to `deferred:target`, Symphony as evaluated. Left: ten models with alpha = 1 ms and the \
             beta of the axis, an SLO of 2 l(8), on 32 GPUs. Right: a timeout of the axis' part of each model's SLO; \
             one ResNet50 with an SLO of 50 ms on 8 GPUs, and the 37 models of the A100 zoo on 64 GPUs.",
     remarks: &[
@@ -26,6 +28,8 @@ pub(crate) const FIG6: Figure = Figure {
 };
 
 const COMPARED: [&str; 4] = [SYMPHONY, "deferred", "eager", "downbeat"];
+/// In the right panel; a timeout of zero is `eager`.
+const BESIDE_TIMEOUTS: [&str; 3] = [SYMPHONY, "downbeat", "deferred"];
 const TIMEOUTS: [f64; 10] = [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0];
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
@@ -47,7 +51,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         workload("zoo A100, 64 GPUs", "gpus = 64\n[[model]]\nzoo = \"symphony-zoo-a100.csv\"\n"),
     ];
     let timeouts = TIMEOUTS.map(|percent| format!("timeout:{percent}%"));
-    let names: Vec<_> = [SYMPHONY.to_owned(), "downbeat".to_owned()].into_iter().chain(timeouts).collect();
+    let names: Vec<_> = BESIDE_TIMEOUTS.map(str::to_owned).into_iter().chain(timeouts).collect();
     let right = mixes.iter().flat_map(|mix| names.iter().map(|name| (mix.clone(), name.clone())));
     let searches: Vec<_> =
         left.chain(right).map(|(workload, name)| Search { workload, policy: policy(&name) }).collect();
@@ -57,6 +61,10 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         table.push([name, policy, cell(rate), cell(100.0 * rate / reference)]);
     }
     let split = betas.len() * COMPARED.len();
+    note_rivals(&mut table, &GOODPUT, &COMPARED, &rates[..split]);
+    let with_eager = [&BESIDE_TIMEOUTS[..], &["eager"]].concat();
+    let at_zero = rates[split..].chunks(names.len()).flat_map(|rates| &rates[..with_eager.len()]).copied();
+    note_rivals(&mut table, &GOODPUT, &with_eager, &at_zero.collect::<Vec<_>>());
     Ok((Chart::new(FIG6.title, 2, vec![by_beta(&betas, &rates[..split]), by_timeout(&mixes, &rates[split..])]), table))
 }
 
@@ -78,7 +86,7 @@ fn by_beta(betas: &[i32], rates: &[f64]) -> Panel {
             .iter()
             .zip(rates.chunks(COMPARED.len()))
             .map(|(beta, rates)| (f64::from(*beta), 100.0 * rates[index] / rates[0]));
-        series.push(Series { name: name.to_owned(), mark: Mark::Line, look: look_of(name), points: points.collect() });
+        series.push(Series { name: legend_of(name), mark: Mark::Line, look: look_of(name), points: points.collect() });
     }
     series.push(parity(16.0));
     let y = axis_of("goodput (% of deferred:target)", &series);
@@ -93,10 +101,19 @@ fn by_beta(betas: &[i32], rates: &[f64]) -> Panel {
 
 fn by_timeout(mixes: &[sim::Workload], rates: &[f64]) -> Panel {
     let mut series = Vec::new();
-    for ((mix, rates), look) in mixes.iter().zip(rates.chunks(TIMEOUTS.len() + 2)).zip([4, 5]) {
-        let points =
-            TIMEOUTS.iter().zip(&rates[2..]).map(|(timeout, rate)| (*timeout, 100.0 * rate / rates[0])).collect();
+    for ((mix, rates), (look, levels)) in
+        mixes.iter().zip(rates.chunks(TIMEOUTS.len() + BESIDE_TIMEOUTS.len())).zip([(4, [0, 2]), (5, [6, 3])])
+    {
+        let points = TIMEOUTS
+            .iter()
+            .zip(&rates[BESIDE_TIMEOUTS.len()..])
+            .map(|(timeout, rate)| (*timeout, 100.0 * rate / rates[0]))
+            .collect();
         series.push(Series { name: format!("timeout: {}", mix.name), mark: Mark::Line, look, points });
+        for ((name, rate), look) in BESIDE_TIMEOUTS.iter().zip(rates).skip(1).zip(levels) {
+            let (name, level) = (format!("{name}: {}", mix.name), 100.0 * rate / rates[0]);
+            series.push(Series { name, mark: Mark::Dashed, look, points: vec![(0.0, level), (95.0, level)] });
+        }
     }
     series.push(parity(95.0));
     let y = axis_of("goodput (% of deferred:target)", &series);
@@ -106,5 +123,5 @@ fn by_timeout(mixes: &[sim::Workload], rates: &[f64]) -> Panel {
 
 fn parity(until: f64) -> Series {
     let points = vec![(0.0, 100.0), (until, 100.0)];
-    Series { name: SYMPHONY.into(), mark: Mark::Dashed, look: look_of(SYMPHONY), points }
+    Series { name: legend_of(SYMPHONY), mark: Mark::Dashed, look: look_of(SYMPHONY), points }
 }

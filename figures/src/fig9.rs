@@ -5,7 +5,10 @@ use sim::Workload;
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, SYMPHONY, Search, axis_of, look_of, note_rivals, policy, rate_of, workload},
+    context::{
+        Context, GOODPUT, POLICIES, SYMPHONY, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of,
+        workload,
+    },
     table::{Table, cell},
 };
 
@@ -38,7 +41,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         }
     }
     let rates: Vec<_> = context.goodputs(&searches, &mut table)?.iter().map(rate_of).collect();
-    note_rivals(&mut table, &rates);
+    note_rivals(&mut table, &GOODPUT, &POLICIES, &rates);
     let mut panels = Vec::new();
     for ((gpu, _), rates) in ZOOS.iter().zip(rates.chunks(SETTINGS.len() * POLICIES.len())) {
         for (setting, rates) in SETTINGS.iter().zip(rates.chunks(POLICIES.len())) {
@@ -58,7 +61,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
             let points =
                 (0..SETTINGS.len()).map(|group| (group as f64, rates[group * POLICIES.len() + place])).collect();
             let mark = Mark::Bar { place, places: POLICIES.len() };
-            series.push(Series { name: (*name).to_owned(), mark, look: look_of(name), points });
+            series.push(Series { name: legend_of(name), mark, look: look_of(name), points });
         }
         let y = axis_of("goodput (r/s)", &series);
         panels.push(Panel { title: (*gpu).to_owned(), x: Axis::named("", SETTINGS), y, series, boxes: Vec::new() });

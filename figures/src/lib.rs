@@ -38,6 +38,7 @@ mod fig7;
 mod fig9;
 mod incast;
 mod orloj;
+mod orloj12;
 mod orloj13;
 mod page;
 mod schedules;
@@ -79,6 +80,7 @@ const FIGURES: &[Figure] = &[
     orloj::ORLOJ8,
     orloj::ORLOJ9,
     orloj::ORLOJ11,
+    orloj12::ORLOJ12,
     orloj13::ORLOJ13,
     incast::INCAST,
 ];

@@ -3,7 +3,7 @@
 
 use std::{fmt::Write, io, path::Path};
 
-use crate::{FIGURES, Figure, table::Table};
+use crate::{FIGURES, Figure, orloj, table::Table};
 
 /// Rows up to which a figure's data is shown as a table below it.
 const ROWS_MAX: usize = 24;
@@ -51,7 +51,9 @@ fn section(text: &mut String, figure: &Figure, table: &Table, link: &str) {
     }
     let made = table.noted("command").unwrap_or("unknown");
     let _ = writeln!(text, "\nMade by `{made}`; data: [{name}.csv]({link}/{name}.csv).");
-    if table.rows.len() <= ROWS_MAX {
+    if let Some(summary) = orloj::summary(table) {
+        let _ = write!(text, "\nMeans over all cases, in brackets the paper's:\n\n{}", summary.markdown());
+    } else if table.rows.len() <= ROWS_MAX {
         let _ = write!(text, "\n{}", table.markdown());
     }
 }

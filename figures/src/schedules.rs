@@ -2,10 +2,12 @@
 //! same schedules to the paper's text.
 
 use chart::{Axis, Chart, Mark, Panel, Series, Slice};
+use scheduler::Policy;
 use sim::examples::{self, Schedule};
 
 use crate::{
     Figure,
+    context::legend_of,
     table::{Table, cell},
 };
 
@@ -17,9 +19,11 @@ pub(crate) const FIG4: Figure = Figure {
     remarks: &[
         "As in the paper: batches of four, 3 time units apart, GPUs in turn, nothing dropped. At 11.25 GPU 1 ends its \
          first batch at the very instant its second one is due; comparisons are inclusive.",
+        SAME,
     ],
     draw: |_| {
-        Ok(drawing("Symphony, Figure 4: deferred scheduling staggers the GPUs", &[("deferred", examples::figure_4())]))
+        let schedules = examples::DEFERRED.map(|policy| (policy, examples::figure_4(policy)));
+        Ok(drawing("Symphony, Figure 4: deferred scheduling staggers the GPUs", &schedules))
     },
 };
 
@@ -33,28 +37,33 @@ pub(crate) const FIG5: Figure = Figure {
          dropped, with others after them; under deferred scheduling the GPUs wait, and are staggered again.",
         "At 17.25 two GPUs become free at once; we take the smaller id, the paper the other. Sizes and times are the \
          same.",
+        SAME,
     ],
     draw: |_| {
-        let schedules = [("eager", examples::figure_5a()), ("deferred", examples::figure_5b())];
+        let [target, prefix] = examples::DEFERRED.map(|policy| (policy, examples::figure_5b(policy)));
+        let schedules = [(Policy::Eager, examples::figure_5a()), target, prefix];
         Ok(drawing("Symphony, Figure 5: reaction to three missing requests", &schedules))
     },
 };
 
+const SAME: &str = "Both ways to gather a batch give the same schedule here: the target of `deferred:target` is one, \
+                    the largest batch that a GPU of its own can run twice within the SLO, so no head is given up.";
 const UNTIL: f64 = 41.0;
 
-fn drawing(title: &str, schedules: &[(&str, Schedule)]) -> (Chart, Table) {
+fn drawing(title: &str, schedules: &[(Policy, Schedule)]) -> (Chart, Table) {
     let mut table = Table::new(&["policy", "event", "GPU", "size or request", "start", "end"]);
     let mut panels = Vec::new();
     for (policy, schedule) in schedules {
+        let policy = policy.to_string();
         for batch in &schedule.batches {
             let (gpu, size) = (batch.gpu.to_string(), batch.size.to_string());
-            table.push([(*policy).into(), "batch".into(), gpu, size, cell(batch.start), cell(batch.end)]);
+            table.push([policy.clone(), "batch".into(), gpu, size, cell(batch.start), cell(batch.end)]);
         }
         for &request in &schedule.dropped {
             let at = cell(examples::arrival(request));
-            table.push([(*policy).into(), "drop".into(), String::new(), request.to_string(), at, String::new()]);
+            table.push([policy.clone(), "drop".into(), String::new(), request.to_string(), at, String::new()]);
         }
-        panels.push(panel(policy, schedule));
+        panels.push(panel(&policy, schedule));
     }
     (Chart { panel: (940, 250), ..Chart::new(title, 1, panels) }, table)
 }
@@ -73,7 +82,7 @@ fn panel(policy: &str, schedule: &Schedule) -> Panel {
     }
     let series = |name: &str, look, points| Series { name: name.to_owned(), mark: Mark::Points, look, points };
     Panel {
-        title: policy.to_owned(),
+        title: legend_of(policy),
         x: Axis::new("time (units)", (0.0, UNTIL)),
         y: Axis::named("", ["GPU 3", "GPU 2", "GPU 1", "arrivals"]),
         series: vec![series("a request that is served", 0, served), series("one that is dropped", 3, dropped)],
@@ -94,11 +103,11 @@ mod tests {
     #[test]
     fn a_box_for_each_batch_and_a_mark_for_each_request() {
         let (chart, table) = (FIG5.draw)(&context()).unwrap();
-        let [eager, deferred] = &chart.panels[..] else { panic!("two panels") };
+        let [eager, target, deferred] = &chart.panels[..] else { panic!("three panels") };
         assert_eq!((eager.boxes[0].x, eager.boxes[0].text.as_str()), ((11.25, 17.25), "1"));
         assert!(deferred.boxes.iter().all(|slice| slice.text == "4"));
         let missing = |panel: &Panel| !panel.series[0].points.iter().any(|&(at, _)| (9.0..11.25).contains(&at));
-        assert!(missing(eager) && missing(deferred));
+        assert!(missing(eager) && missing(target) && missing(deferred));
         assert!(eager.series[1].points.contains(&(examples::arrival(35), 3.5)) && deferred.series[1].points.is_empty());
         assert_eq!(table.rows[0].join(" "), "eager batch 1 1 11.25 17.25");
     }

@@ -4,7 +4,7 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     Figure, FigureError,
-    context::{Context, POLICIES, Search, look_of, note_rivals, policy, rate_of, workload},
+    context::{Context, GOODPUT, POLICIES, Search, look_of, note_rivals, policy, rate_of, workload},
     table::{Table, cell},
 };
 
@@ -88,7 +88,7 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let search = |model: &Model, name| Search { workload: model.workload(), policy: policy(name) };
     let searches: Vec<_> = MODELS.iter().flat_map(|model| POLICIES.map(|name| search(model, name))).collect();
     let found = context.goodputs(&searches, &mut table)?;
-    note_rivals(&mut table, &found.iter().map(rate_of).collect::<Vec<_>>());
+    note_rivals(&mut table, &GOODPUT, &POLICIES, &found.iter().map(rate_of).collect::<Vec<_>>());
     let mut panels = Vec::new();
     for (model, reports) in MODELS.iter().zip(found.chunks(POLICIES.len())) {
         let bounds = [("no coordination", model.bound(1.0)), ("staggered", model.bound(1.0 / GPUS))];
