@@ -90,7 +90,7 @@ impl Queue {
     fn new(waiting: u32, seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let orloj: Policy = policy("orloj");
-        let mut planner = orloj.dynamic_planner(NetworkBudget::default());
+        let mut planner = orloj.planner(NetworkBudget::default());
         let profile = LatencyProfile::linear(0.0, 66.0, 1).expect("a constant profile");
         let cost = BatchCost { fixed: Span::from_millis(6), per_task: 0.3 };
         let config = ModelConfig { dynamic: Some(cost), ..ModelConfig::new(profile, 2 * waiting as usize) };

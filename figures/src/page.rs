@@ -52,7 +52,11 @@ fn section(text: &mut String, figure: &Figure, table: &Table, link: &str) {
     let made = table.noted("command").unwrap_or("unknown");
     let _ = writeln!(text, "\nMade by `{made}`; data: [{name}.csv]({link}/{name}.csv).");
     if let Some(summary) = orloj::summary(table) {
-        let _ = write!(text, "\nMeans over all cases, in brackets the paper's:\n\n{}", summary.markdown());
+        let _ = write!(
+            text,
+            "\nMeans over all cases; with the paper's in brackets, over those that it has:\n\n{}",
+            summary.markdown()
+        );
     } else if table.rows.len() <= ROWS_MAX {
         let _ = write!(text, "\n{}", table.markdown());
     }
