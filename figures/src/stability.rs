@@ -38,8 +38,8 @@ pub(crate) const FLAT_TOP: Figure = Figure {
         "`downbeat` gives heads up as soon as they would make batches small, and stays at its peak in overload. \
          `deferred` takes the longest prefix that can still finish: the first task has little time left, so the batch \
          is small, so those behind it have little time left; it collapses. So does `eager`, with the same rule.",
-        "`deferred:target`, Symphony as evaluated, is flat, too, from 1.2 times its peak on: at what batches of its \
-         fixed target size leave of that, 0.87 and 0.79. In Figure 2, where batches are large, hardly anything is \
+        "`deferred:target`, Symphony as evaluated, is flat, too, from 1.3 times its own goodput on: at what batches \
+         of its fixed target size leave of that, 0.87 and 0.79. In Figure 2, where batches are large, hardly anything is \
          lost.",
         "Shepherd and Clockwork are flat, too: they run large batches and drop the rest. More than 100 % in overload \
          is no contradiction, since goodput allows only 1 % to be bad.",
