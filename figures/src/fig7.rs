@@ -41,11 +41,11 @@ pub(crate) const FIG7: Figure = Figure {
          does, and there is little left to gain over that but by the batching effect: most with DenseNet121 (up to a \
          third), nothing with BERT. With one GPU per model, or bursts of a shape of 0.1, deferral loses several per \
          cent: two batches that become due together collide, and a burst leaves nothing to wait for.",
-        "`deferred:target` gains no more: it serves less than `deferred` on mixes, and loses most to bursts, since a head \
-         that is given up for a larger batch is lost.",
+        "`deferred:target` gains no more: it serves less than `deferred` on mixes, and loses most to bursts, since a \
+         head that is given up for a larger batch is lost.",
         "Probes are short, so a single workload's ratio means little; the distribution does. A search takes it that a \
-         lower rate is no harder, so one unlucky probe of bursts ends it far too low: so it did with mixes on two GPUs \
-         per model, at a shape of 0.1, under `deferred:target` and `downbeat`.",
+         lower rate is no harder, so one unlucky probe of bursts ends it far too low: so it did with mixes on two \
+         GPUs per model, at a shape of 0.1, under `deferred:target` and `downbeat`.",
     ],
     draw,
 };

@@ -39,8 +39,8 @@ pub(crate) const FLAT_TOP: Figure = Figure {
          `deferred` takes the longest prefix that can still finish: the first task has little time left, so the batch \
          is small, so those behind it have little time left; it collapses. So does `eager`, with the same rule.",
         "`deferred:target`, Symphony as evaluated, is flat, too, from 1.3 times its own goodput on: at what batches \
-         of its fixed target size leave of that, 0.87 and 0.79. In Figure 2, where batches are large, hardly anything is \
-         lost.",
+         of its fixed target size leave of that, 0.87 and 0.79. In Figure 2, where batches are large, hardly anything \
+         is lost.",
         "Shepherd and Clockwork are flat, too: they run large batches and drop the rest. More than 100 % in overload \
          is no contradiction, since goodput allows only 1 % to be bad.",
         "The tests hold `downbeat` to it: at twice the peak load within 2 % of the peak.",
