@@ -97,6 +97,19 @@ macro_rules! each {
     };
 }
 
+/// Whether a verbs device registers memory that another one hands over as a dma-buf, as GPUs do. Opens the device, and
+/// registers nothing.
+///
+/// # Errors
+/// One line that says why this cannot be known.
+pub fn takes_dma_bufs(device: &str) -> Result<bool, DeviceOpenError> {
+    let device = device.to_owned();
+    #[cfg(feature = "verbs")]
+    return verbs::takes_dma_bufs(&device).map_err(|cause| DeviceOpenError::Verbs { device, cause });
+    #[cfg(not(feature = "verbs"))]
+    Err(DeviceOpenError::WithoutVerbs { device })
+}
+
 impl Device {
     /// Opens an arm.
     ///

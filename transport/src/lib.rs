@@ -82,6 +82,7 @@ pub use config::{
 };
 #[doc(hidden)] // For the expansion of `flatten_network!`.
 pub use config::{RoleDeserializer, serialize_beside};
+pub use device::takes_dma_bufs;
 pub use endpoint::{CONNECTIONS_MAX, Endpoint, REGIONS_MAX};
 pub use error::OpenError;
 pub use event::{Access, ConnectionId, DisconnectReason, Event, PostError, RegionKey, Transfer, TransferError};

@@ -36,7 +36,7 @@ use crate::{
 };
 use gid::Gid;
 use opened::Opened;
-use sys::{AsyncEvent, PortState};
+use sys::{AsyncEvent, Context, PortState, ProtectionDomain};
 
 /// How often we look whether the device is still there: a driver that cannot take a device from its users (`rdma_rxe`)
 /// waits until they let it go, and tells nobody.
@@ -78,6 +78,13 @@ struct Memory {
 enum Link {
     Roce(Gid),
     InfiniBand { lid: u16 },
+}
+
+/// Whether a device registers dma-bufs.
+pub(super) fn takes_dma_bufs(device: &str) -> Result<bool, VerbsOpenError> {
+    let failed = |what: &'static str| move |cause| VerbsOpenError::Object { what, cause };
+    let domain = ProtectionDomain::new(&Context::open(device)?).map_err(failed("no protection domain"))?;
+    domain.takes_dma_bufs().map_err(failed("it does not say whether it registers dma-bufs"))
 }
 
 impl Verbs {

@@ -44,7 +44,7 @@ macro_rules! entry_points {
         struct Library {
             $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             /// Keeps the functions where they are.
-            _library: libloading::Library,
+            loaded: libloading::Library,
         }
 
         impl Library {
@@ -59,7 +59,7 @@ macro_rules! entry_points {
                         *unsafe { library.get::<unsafe extern "C" fn($($argument),*) $(-> $result)?>(name) }
                             .map_err(|_| LibraryError::Old { function: stringify!($name) })?
                     },)*
-                    _library: library,
+                    loaded: library,
                 })
             }
         }
@@ -321,6 +321,38 @@ impl ProtectionDomain {
         // SAFETY: the device is open.
         let raw = Handle::new(unsafe { (context.library.ibv_alloc_pd)(context.raw.raw()) })?;
         Ok(Arc::new(Self { context: Arc::clone(context), raw }))
+    }
+}
+
+/// `ibv_reg_dmabuf_mr(3)`: domain, offset, bytes, address for peers, descriptor, access.
+type RegisterDmaBuf = unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+
+impl ProtectionDomain {
+    /// Whether dma-bufs can be registered here: by offering one that is none, which registers nothing.
+    pub(super) fn takes_dma_bufs(&self) -> io::Result<bool> {
+        /// Less may be refused for its length.
+        const BYTES: usize = 4096;
+        let library = &self.context.library.loaded;
+        // SAFETY: a function of this name has this type in verbs.h, and the library outlives the call.
+        let Ok(register) = (unsafe { library.get::<RegisterDmaBuf>(b"ibv_reg_dmabuf_mr\0") }) else {
+            // rdma-core has it since version 34.
+            return Ok(false);
+        };
+        // SAFETY: the domain is there; no file has this descriptor.
+        match Handle::new(unsafe { register(self.raw.raw(), 0, BYTES, 0, -1, 0) }) {
+            Ok(_) => Err(io::Error::other("a dma-buf was registered that is none")),
+            Err(refused) => is_of_the_descriptor(refused),
+        }
+    }
+}
+
+/// Whether the descriptor was refused, and not the whole idea.
+fn is_of_the_descriptor(refused: io::Error) -> io::Result<bool> {
+    match refused.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(rustix::io::Errno::BADF) => Ok(true),
+        // The driver has no such call, or the kernel none (before 5.12).
+        Some(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::PROTONOSUPPORT | rustix::io::Errno::NOSYS) => Ok(false),
+        _ => Err(refused),
     }
 }
 
@@ -701,6 +733,18 @@ fn chain<T>(list: &mut [MaybeUninit<T>], set_next: impl Fn(&mut T, *mut T)) -> *
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_takes_dma_bufs_that_refuses_one_for_its_descriptor() {
+        let refused = |errno: rustix::io::Errno| {
+            is_of_the_descriptor(io::Error::from_raw_os_error(errno.raw_os_error())).map_err(|error| error.kind())
+        };
+        assert_eq!(refused(rustix::io::Errno::BADF), Ok(true));
+        assert_eq!(refused(rustix::io::Errno::OPNOTSUPP), Ok(false));
+        assert_eq!(refused(rustix::io::Errno::PROTONOSUPPORT), Ok(false));
+        // Too much is pinned already: that says nothing of dma-bufs.
+        assert_eq!(refused(rustix::io::Errno::NOMEM), Err(io::ErrorKind::OutOfMemory));
+    }
 
     /// The numbers are those of verbs.h, which rdma_rxe gives few of: it never moves a queue pair to ERROR by itself
     /// without a completion that says so, and has no failure of the device.
