@@ -5,6 +5,7 @@
 //! them any host; only [`run`] looks at this one. Nothing is ever changed: `--fix-script` prints commands.
 
 mod compute;
+mod direct;
 mod gpu;
 mod host;
 mod network;

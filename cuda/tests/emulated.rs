@@ -1,6 +1,6 @@
-//! The driver on a GPU that is none: `emulated/` has libcuda, cuBLASLt and cuDNN as their documentation describes them,
-//! on host memory. Everything that the examples `driver`, `conformance` and `model` try on a GPU is tried there, in a
-//! process of its own that finds these libraries first, and that fails if anything of theirs is not given back.
+//! The driver on a GPU that is none: `emulated/` has libcuda, cuBLASLt, cuDNN and NVML as their documentation
+//! describes them, on host memory. Everything that the examples `driver`, `conformance` and `model` try on a GPU is tried
+//! there, in a process of its own that finds these libraries first, and that fails if anything of theirs is not given back.
 //!
 //! Without g++ there is nothing to build them with, and the test says `skipped`.
 
@@ -14,6 +14,10 @@ mod driver;
 #[path = "../examples/model.rs"]
 mod model;
 
+use cuda::{
+    GpuHealth, Management,
+    driver::real::{self, DirectAccess},
+};
 use std::{
     path::Path,
     process::{Command, ExitCode},
@@ -26,6 +30,7 @@ fn main() -> ExitCode {
     match std::env::var(CHILD).as_deref() {
         Ok("conformance") => return conformance::main(),
         Ok("model") => return model::main(),
+        Ok("health") => return health(),
         Ok(_) => return driver::main(),
         Err(_) => {}
     }
@@ -58,6 +63,7 @@ fn main() -> ExitCode {
             assert_eq!(worked, Some(0), "{example} with seed {seed}; {meaning}");
         }
     }
+    assert_eq!(run(&folder, "health", &[], 0), Some(0), "the GPU's health is not what it says");
     check_choices(&std::fs::read_to_string(trace).expect("a trace"));
     ExitCode::SUCCESS
 }
@@ -73,6 +79,41 @@ fn check_choices(trace: &str) {
     assert_eq!(own, None, "cuDNN can compute what is in no groups");
     let nothing = trace.lines().find(|line| line.contains("proposes nothing"));
     assert_eq!(nothing, None, "cuDNN is not understood");
+}
+
+/// What the management library and libcuda tell of the GPU, in NVIDIA's units and by NVIDIA's numbers.
+fn health() -> ExitCode {
+    let health = cuda::health().expect("a management library");
+    assert_eq!(health.driver, "580.95.05");
+    let steady = GpuHealth {
+        name: "Emulated GPU".to_owned(),
+        uuid: "GPU-00112233-4455-6677-8899-aabbccddeeff".to_owned(),
+        pci: "0000:00:00.0".to_owned(),
+        memory_bytes: Some((4 << 30, 1 << 30)),
+        utilization_percent: Some(37),
+        temperature_c: Some(41),
+        clock_mhz: Some((1500, 1980)),
+        memory_clock_mhz: Some((2600, 3200)),
+        power_mw: Some(250_500),
+        power_limit_mw: Some(700_000),
+        energy_mj: Some(5_000_000),
+        held_back_by: Some(vec![]),
+        corrected_errors: Some(3),
+        uncorrected_errors: Some(0),
+        is_persistent: Some(true),
+        is_exclusive: Some(true),
+        is_split: None,
+    };
+    assert_eq!(health.gpus, std::slice::from_ref(&steady));
+    let devices = real::devices().expect("libcuda");
+    assert_eq!(devices[0].uuid, steady.uuid, "both know it by one name");
+    let management = Management::open().expect("a management library");
+    assert_eq!(management.at(&devices[0].pci), Ok(steady));
+    let nowhere = management.at("0000:3b:00.0").expect_err("there is no other one");
+    assert!(nowhere.starts_with("NVML: "), "{nowhere}");
+    let access = real::direct_access().expect("libcuda");
+    assert_eq!(access, [(devices[0].pci.clone(), DirectAccess { dma_buf: false, rdma: true, mapped: true })]);
+    ExitCode::SUCCESS
 }
 
 /// What a process ends with that has not given everything back.

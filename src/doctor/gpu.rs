@@ -1,42 +1,52 @@
 //! GPUs, what drives them, and how steady their clocks are.
 
-use cuda::{GpuHealth, Health};
+use cuda::{GpuHealth, Health, driver::real::Library};
 
-use super::{Finding, compute, host::Host, rdma::Device};
+use super::{
+    Finding, compute,
+    direct::{self, Direct},
+    host::Host,
+    rdma::Device,
+};
 
 /// What NVIDIA's libraries tell of this host.
 #[derive(Debug, Clone)]
 pub(super) struct Gpus {
     /// The GPUs, or why they cannot be asked.
     pub health: Result<Health, String>,
-    /// What backends load to drive them: what each is called, and where it was found, or where it was looked for.
-    pub libraries: Vec<(String, Result<String, String>)>,
+    /// What backends load to drive them.
+    pub libraries: Vec<Library>,
+    /// Where those are looked for.
+    pub looked_in: String,
+    /// What RDMA devices could do with their memory.
+    pub direct: Direct,
 }
 
 impl Gpus {
     /// This host's.
     pub(super) fn here() -> Self {
-        let libraries = cuda::driver::real::libraries().into_iter();
-        let libraries = libraries.map(|library| (library.name.to_owned(), library.found)).collect();
-        Self { health: cuda::health(), libraries }
+        let (mut libraries, looked_in) = (cuda::driver::real::libraries(), cuda::driver::real::looked_in());
+        libraries.push(cuda::management_library());
+        Self { health: cuda::health(), libraries, looked_in, direct: Direct::here() }
     }
 }
 
-/// Everything about GPUs; where the bus has none, that is all there is to say.
+/// Everything about GPUs; where the bus has none, two lines.
 pub(super) fn check(host: &Host, gpus: &Gpus, devices: &[Device]) -> Vec<Finding> {
     let on_bus = compute::gpus(host);
     let health = match &gpus.health {
         Ok(health) if !health.gpus.is_empty() => health,
         _ if on_bus.is_empty() => {
             let found = "none: ONNX models run on the CPU here (executor = \"cpu\")";
-            return vec![Finding::ok("GPUs", found)];
+            return vec![Finding::ok("GPUs", found), all_libraries(gpus)];
         }
         found => {
             let reason = found.as_ref().map_or_else(Clone::clone, |_| "NVML lists none".to_owned());
             let found = format!("{} on the PCI bus, and {reason}", on_bus.len());
             let remedy = "install NVIDIA's driver, 580 or later; in a container, pass the GPUs to it";
             let missing = Finding::advice("GPUs", found, remedy);
-            return std::iter::once(missing).chain(compute::numa(&on_bus, devices)).collect();
+            let missing = [missing, all_libraries(gpus)].into_iter();
+            return missing.chain(compute::numa(&on_bus, devices)).collect();
         }
     };
     let mut findings = vec![driver(&health.driver)];
@@ -47,7 +57,18 @@ pub(super) fn check(host: &Host, gpus: &Gpus, devices: &[Device]) -> Vec<Finding
         findings.extend(errors(number, gpu));
     }
     findings.extend(compute::numa(&on_bus, devices));
+    let places: Vec<&str> = health.gpus.iter().map(|gpu| gpu.pci.as_str()).collect();
+    findings.extend(direct::check(host, &gpus.direct, &places, devices));
     findings
+}
+
+/// All of them in one line: without a GPU none is missed.
+fn all_libraries(gpus: &Gpus) -> Finding {
+    let listed = |texts: Vec<&str>| if texts.is_empty() { "none".to_owned() } else { texts.join(", ") };
+    let found = gpus.libraries.iter().filter_map(|library| library.found.as_deref().ok());
+    let missing = gpus.libraries.iter().filter(|library| library.found.is_err()).map(|library| library.file);
+    let (found, missing) = (listed(found.collect()), listed(missing.collect()));
+    Finding::ok("CUDA libraries", format!("found: {found}; not usable: {missing}; looked for in {}", gpus.looked_in))
 }
 
 fn driver(version: &str) -> Finding {
@@ -59,10 +80,10 @@ fn driver(version: &str) -> Finding {
     Finding::ok("NVIDIA driver", version)
 }
 
-fn library((name, found): &(String, Result<String, String>)) -> Finding {
+fn library(Library { name, found, .. }: &Library) -> Finding {
     match found {
-        Ok(found) => Finding::ok(name, found),
-        Err(reason) => Finding::advice(name, reason, "executor = \"cuda\" does not start without it (docs/gpu.md)"),
+        Ok(found) => Finding::ok(*name, found),
+        Err(reason) => Finding::advice(*name, reason, "executor = \"cuda\" does not start without it (docs/gpu.md)"),
     }
 }
 
@@ -78,15 +99,16 @@ fn about(number: usize, gpu: &GpuHealth) -> Finding {
 /// Windows are kept by predictions, which clocks that move make wrong.
 fn clocks(number: usize, gpu: &GpuHealth) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let held_back_by: Vec<String> = gpu.held_back_by.iter().flatten().map(ToString::to_string).collect();
     if let Some((now, most)) = gpu.clock_mhz {
         let found = format!("{now} MHz of at most {most}");
-        if gpu.held_back_by.is_empty() {
+        if held_back_by.is_empty() {
             let remedy = "lock them at what the GPU keeps under load, so that batches take as long as predicted; the \
                           command locks the highest";
             let command = format!("nvidia-smi -i {number} --lock-gpu-clocks={most}");
             findings.push(Finding::advice(format!("clocks of GPU {number}"), found, remedy).with_commands([command]));
         } else {
-            let found = format!("{found}, held back by {}", gpu.held_back_by.join(", "));
+            let found = format!("{found}, held back by {}", held_back_by.join(", "));
             let remedy = "batches take longer than predicted: see to cooling and power, or lock lower clocks";
             findings.push(Finding::advice(format!("clocks of GPU {number}"), found, remedy));
         }

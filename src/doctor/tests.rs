@@ -2,9 +2,12 @@
 
 use std::{fs, path::Path};
 
-use cuda::{GpuHealth, Health};
+use cuda::{
+    Brake, GpuHealth, Health,
+    driver::real::{DirectAccess, Library},
+};
 
-use super::{host::SoftArm, *};
+use super::{direct::Direct, host::SoftArm, *};
 
 /// A plain container: no RDMA device.
 fn plain(files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
@@ -60,8 +63,14 @@ fn limits() -> Limits {
 
 /// A host without NVIDIA's libraries.
 fn no_gpus() -> Gpus {
-    let missing = ("libcuda".to_owned(), Err("no libcuda: looked for libcuda.so.1".to_owned()));
-    Gpus { health: Err("no NVML".to_owned()), libraries: vec![missing] }
+    let reason = "no libcuda: looked for libcuda.so.1".to_owned();
+    let missing = Library { name: "libcuda", file: "libcuda.so.1", found: Err(reason.clone()) };
+    Gpus {
+        health: Err("no NVML".to_owned()),
+        libraries: vec![missing],
+        looked_in: "/opt/cuda".to_owned(),
+        direct: Direct { gpus: Err(reason), takes_dma_bufs: |_| Ok(true) },
+    }
 }
 
 fn verbs() -> ArmName {
@@ -187,6 +196,9 @@ fn gpus_are_told_with_what_drives_them_and_what_makes_them_unsteady() {
     let findings = examine(&host, &limits(), &no_gpus(), (&ArmName::Soft, None));
     assert_eq!(with(&findings, "GPUs").level, Level::Ok, "a host without any needs nothing of NVIDIA's");
     assert!(findings.iter().all(|finding| finding.subject != "libcuda"));
+    let libraries = with(&findings, "CUDA libraries");
+    assert_eq!(libraries.found, "found: none; not usable: libcuda.so.1; looked for in /opt/cuda");
+    assert_eq!(libraries.level, Level::Ok);
 
     let steady = GpuHealth {
         name: "NVIDIA H200".into(),
@@ -195,14 +207,15 @@ fn gpus_are_told_with_what_drives_them_and_what_makes_them_unsteady() {
         memory_bytes: Some((140 << 30, 1 << 30)),
         temperature_c: Some(41),
         clock_mhz: Some((1500, 1980)),
-        held_back_by: vec![],
+        held_back_by: Some(vec![]),
         uncorrected_errors: Some(0),
         is_persistent: Some(true),
         is_exclusive: Some(true),
         is_split: Some(false),
+        ..GpuHealth::default()
     };
     let hot = GpuHealth {
-        held_back_by: vec!["heat"],
+        held_back_by: Some(vec![Brake::Heat]),
         uncorrected_errors: Some(2),
         is_persistent: Some(false),
         is_exclusive: Some(false),
@@ -223,4 +236,44 @@ fn gpus_are_told_with_what_drives_them_and_what_makes_them_unsteady() {
     for subject in ["persistence of GPU 1", "compute mode of GPU 1"] {
         assert_eq!(with(&findings, subject).commands.len(), 1, "{subject}");
     }
+}
+
+#[test]
+fn gpudirect_is_told_for_each_gpu_and_rdma_device_by_what_each_says() {
+    let rxe =
+        [("/sys/class/infiniband/rxe0/parent", "eth0"), ("/sys/class/infiniband/rxe0/device/uevent", "DRIVER=e1000e")];
+    let nic = [("/sys/class/infiniband/mlx5_0/device/uevent", "DRIVER=mlx5_core\nPCI_CLASS=20000\n")];
+    let files: Vec<(&str, &str)> = ROCE.iter().chain(&rxe).chain(&nic).copied().collect();
+    let (root, host) = plain(&files);
+    let gpu = |uuid: &str, pci: &str| GpuHealth { uuid: uuid.into(), pci: pci.into(), ..GpuHealth::default() };
+    let health = [gpu("GPU-5a", "0000:3b:00.0"), gpu("GPU-5b", "0000:af:00.0"), gpu("GPU-5c", "0000:d8:00.0")];
+    let (open, closed) = (
+        DirectAccess { dma_buf: true, rdma: true, mapped: true },
+        DirectAccess { dma_buf: false, rdma: true, mapped: true },
+    );
+    // CUDA may show them in another order, in other letters, and not all of them.
+    let direct = Ok(vec![("0000:AF:00.0".to_owned(), closed), ("0000:3B:00.0".to_owned(), open)]);
+    let gpus = Gpus {
+        health: Ok(Health { driver: "580.95".into(), gpus: health.into() }),
+        direct: Direct { gpus: direct, takes_dma_bufs: |_| Ok(true) },
+        ..no_gpus()
+    };
+    let told = |number: usize| {
+        let findings = examine(&host, &limits(), &gpus, (&ArmName::Soft, None));
+        with(&findings, &format!("GPUDirect of GPU {number}")).found.clone()
+    };
+    let software = "rxe0 is software: it has no way into a GPU";
+    let ending = "(inputs pass through host memory all the same)";
+    assert_eq!(told(0), format!("mlx5_0 could, by dma-buf; {software} {ending}"));
+    assert!(
+        told(1).starts_with("mlx5_0 could not: ") && told(1).contains("nvidia-peermem is not loaded"),
+        "{}",
+        told(1)
+    );
+    assert_eq!(told(2), "not known: CUDA does not show this GPU");
+    write(root.path(), "/sys/module/nvidia_peermem/refcnt", "0");
+    assert_eq!(told(1), format!("mlx5_0 could, by nvidia-peermem; {software} {ending}"));
+    let (_root, host) = plain(&[]);
+    let findings = examine(&host, &limits(), &gpus, (&ArmName::Soft, None));
+    assert!(findings.iter().all(|finding| !finding.subject.starts_with("GPUDirect")), "without an RDMA device");
 }

@@ -34,16 +34,16 @@ use lowering::Plan;
 use proto::Span;
 use transport::Region;
 
-pub use self::{
-    context::devices,
-    library::{Library, libraries},
-    name::GpuName,
-};
 use self::{
     context::{Context, Mark, Queue, Recording},
     memory::{Physical, Pinned},
     steps::{Call, Steps},
     table::Table,
+};
+pub use self::{
+    context::{DirectAccess, devices, direct_access},
+    library::{Library, libraries, looked_in},
+    name::GpuName,
 };
 use crate::{
     DriverError,

@@ -209,7 +209,11 @@ int cuDeviceGetName(char* name, int bytes, int) { snprintf(name, bytes, "Emulate
 int cuDeviceGetPCIBusId(char* id, int bytes, int) { snprintf(id, bytes, "0000:00:00.0"); return SUCCESS; }
 int cuDeviceGetUuid_v2(char* uuid, int) { for (int i = 0; i < 16; i++) uuid[i] = 17 * i; return SUCCESS; }
 int cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = MEMORY_BYTES; return SUCCESS; }
-int cuDeviceGetAttribute(int* value, int which, int) { *value = which == 75 ? 9 : 0; return SUCCESS; }
+int cuDeviceGetAttribute(int* value, int which, int) {
+  // The compute capability is 9.0. RDMA devices reach memory (116) and mapped pages (110); there are no dma-bufs (124).
+  *value = which == 75 ? 9 : which == 116 || which == 110;
+  return SUCCESS;
+}
 int cuDevicePrimaryCtxRetain(void** context, int) {
   Guard guard(lock);
   retained++, live["contexts"]++;

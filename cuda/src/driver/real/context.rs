@@ -28,6 +28,37 @@ pub fn devices() -> Result<Vec<Device>, DriverError> {
     (0..count).map(|index| describe(device(index)?)).collect()
 }
 
+/// What a GPU lets RDMA devices do with its memory, as its driver says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectAccess {
+    /// Whether its memory can be handed over as a dma-buf (`cuMemGetHandleForAddressRange`, which libcuda has since
+    /// version 11.7).
+    pub dma_buf: bool,
+    /// Whether RDMA devices can reach its memory by `nvidia-peermem`.
+    pub rdma: bool,
+    /// Whether pages that are mapped can be made so that either way is open for them, which ours are.
+    pub mapped: bool,
+}
+
+/// Which GPUs RDMA devices could reach: their addresses on the PCI bus, as CUDA writes them, in CUDA's order.
+///
+/// # Errors
+/// As [`devices`].
+pub fn direct_access() -> Result<Vec<(String, DirectAccess)>, DriverError> {
+    let devices = devices()?.into_iter().zip(0..);
+    let of = |(found, index): (Device, c_int)| {
+        let device = device(index)?;
+        let has = |which| attribute(device, which).map(|value| value != 0);
+        let access = DirectAccess {
+            dma_buf: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)?,
+            rdma: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED)?,
+            mapped: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)?,
+        };
+        Ok((found.pci, access))
+    };
+    devices.map(of).collect()
+}
+
 fn device(index: c_int) -> Result<CUdevice, DriverError> {
     let mut device = 0;
     // SAFETY: libcuda is initialised, and writes one number.

@@ -14,6 +14,8 @@ use crate::DriverError;
 pub struct Library {
     /// As people call it.
     pub name: &'static str,
+    /// The file that is looked for.
+    pub file: &'static str,
     /// Where it was found and which version it is, or else what is missing and where it was looked for.
     pub found: Result<String, String>,
 }
@@ -91,9 +93,8 @@ impl Kind {
     }
 
     fn look(self) -> Result<String, String> {
-        let directories = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
         if !self.is_present() {
-            return Err(missing(self, &directories));
+            return Err(missing(self, &looked_in()));
         }
         let version = self.version();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -111,13 +112,22 @@ fn split(version: usize) -> (usize, usize) {
     (version / 10_000, version % 10_000 / 100)
 }
 
-fn missing(kind: Kind, directories: &str) -> String {
-    let looked = if directories.is_empty() {
+/// Where the loader looks for libraries.
+#[must_use]
+pub fn looked_in() -> String {
+    directories(&std::env::var("LD_LIBRARY_PATH").unwrap_or_default())
+}
+
+fn directories(named: &str) -> String {
+    if named.is_empty() {
         "the system's directories (LD_LIBRARY_PATH is not set)".to_owned()
     } else {
-        format!("LD_LIBRARY_PATH={directories} and the system's directories")
-    };
-    format!("no {}: looked for {} in {looked}; it comes with {}", kind.name(), kind.file(), kind.source())
+        format!("LD_LIBRARY_PATH={named} and the system's directories")
+    }
+}
+
+fn missing(kind: Kind, looked_in: &str) -> String {
+    format!("no {}: looked for {} in {looked_in}; it comes with {}", kind.name(), kind.file(), kind.source())
 }
 
 fn outdated(kind: Kind, path: &str, version: (usize, usize)) -> String {
@@ -136,7 +146,7 @@ fn mapped(maps: &str, stem: &str) -> Option<String> {
 /// All that a GPU is driven with, for whoever asks what this host has.
 #[must_use]
 pub fn libraries() -> Vec<Library> {
-    ALL.into_iter().map(|kind| Library { name: kind.name(), found: kind.look() }).collect()
+    ALL.into_iter().map(|kind| Library { name: kind.name(), file: kind.file(), found: kind.look() }).collect()
 }
 
 /// Makes sure that libcuda's functions can be called.
@@ -156,11 +166,12 @@ mod tests {
     #[test]
     fn a_missing_library_is_one_line_that_says_where_it_was_looked_for() {
         assert_eq!(
-            missing(Kind::Cudnn, "/opt/cudnn/lib"),
+            missing(Kind::Cudnn, &directories("/opt/cudnn/lib")),
             "no cuDNN: looked for libcudnn.so.9 in LD_LIBRARY_PATH=/opt/cudnn/lib and the system's directories; \
              it comes with cuDNN 9.10 or later or Python's nvidia-cudnn-cu13"
         );
-        assert!(missing(Kind::Cuda, "").contains("libcuda.so.1 in the system's directories (LD_LIBRARY_PATH is not"));
+        let nowhere = missing(Kind::Cuda, &directories(""));
+        assert!(nowhere.contains("libcuda.so.1 in the system's directories (LD_LIBRARY_PATH is not"));
     }
 
     #[test]
