@@ -1,6 +1,6 @@
-//! Real processes with the driver that serves, on a GPU that is none: `cuda/tests/emulated` has libcuda, cuBLASLt and
-//! cuDNN as their documentation describes them, on host memory. Without g++ there is nothing to build them with, and
-//! the tests say `skipped`.
+//! Real processes with the driver that serves, on a GPU that is none: `cuda/tests/emulated` has libcuda, cuBLASLt,
+//! cuDNN and NVML as their documentation describes them, on host memory. Without g++ there is nothing to build them with,
+//! and the tests say `skipped`.
 #![allow(clippy::disallowed_methods)] // Processes of its own.
 
 use std::{
@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::OnceLock,
+    time::Duration,
 };
 
 use tempfile::TempDir;
@@ -70,18 +71,23 @@ fn a_model_is_profiled_at_the_sizes_that_a_gpu_is_prepared_for() {
 /// Models that are the classifier of digits, but in name.
 const MODELS: [&str; 4] = ["digits1", "digits2", "digits3", "digits4"];
 
-/// A cluster whose one GPU has room for two of [`MODELS`], and its host for as many.
+/// A cluster of one GPU.
 struct Cluster {
     process: Child,
     http: String,
-    _folder: TempDir,
+    folder: TempDir,
+}
+
+fn free_address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
 impl Cluster {
-    fn start(libraries: &Path) -> Self {
+    /// One whose backend has these keys besides.
+    fn start(libraries: &Path, models: &[&str], keys: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/digits");
-        for name in MODELS {
+        for name in models {
             let model = folder.path().join("models").join(name);
             fs::create_dir_all(model.join("1")).unwrap();
             fs::copy(digits.join("1/model.onnx"), model.join("1/model.onnx")).unwrap();
@@ -89,32 +95,62 @@ impl Cluster {
             let config = fs::read_to_string(digits.join("config.pbtxt")).unwrap();
             fs::write(model.join("config.pbtxt"), config.replace("\"digits\"", &format!("\"{name}\""))).unwrap();
         }
-        let http = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let http = free_address();
         let repository = folder.path().join("models");
         let config = format!(
             "repository = {repository:?}\nhttp = [\"{http}\"]\ngrpc = []\n[[backend]]\ngpus = 1\nexecutor = \"cuda\"\n\
-             gpu_memory_mb = 34\nhost_memory_mb = 34\n"
+             {keys}"
         );
         fs::write(folder.path().join("up.toml"), config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
         command.args(["up", "--config"]).arg(folder.path().join("up.toml"));
-        command.env("LD_LIBRARY_PATH", libraries).env("TMPDIR", folder.path()).stderr(Stdio::null());
+        let log = fs::File::create(folder.path().join("log")).unwrap();
+        command.env("LD_LIBRARY_PATH", libraries).env("TMPDIR", folder.path()).stderr(log);
+        command.env("EMULATED_NVML", folder.path().join("nvml"));
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let is_ready = said.any(|line| line.starts_with("ready: digits1, digits2, digits3, digits4"));
+        let is_ready = said.any(|line| line.starts_with(&format!("ready: {}", models.join(", "))));
         assert!(is_ready, "it ended before all models were served");
-        Self { process, http, _folder: folder }
+        Self { process, http, folder }
     }
 
-    /// What `/metrics` counts under this name.
+    /// How the GPU is from now on, as `cuda/tests/emulated/nvml.cpp` reads it.
+    fn set_health(&self, lines: &str) {
+        let file = self.folder.path().join("nvml");
+        fs::write(file.with_extension("new"), lines).unwrap();
+        fs::rename(file.with_extension("new"), file).unwrap();
+    }
+
+    /// How often its members' logs say something.
+    fn said(&self, text: &str) -> usize {
+        fs::read_to_string(self.folder.path().join("log")).unwrap().matches(text).count()
+    }
+
+    /// What the frontend's `/metrics` counts under this name.
     fn count(&self, name: &str) -> u64 {
-        let mut stream = TcpStream::connect(&self.http).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
+        let answer = scrape(&self.http);
         let value = answer.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
         value.unwrap_or_else(|| panic!("no {name} in {answer}"))
     }
+}
+
+fn scrape(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// Scrapes until what comes is as wanted.
+fn scrape_until(address: &str, what: &str, mut is_it: impl FnMut(&str) -> bool) {
+    for _ in 0..1_200 {
+        if is_it(&scrape(address)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    panic!("{what} never came: {}", scrape(address));
 }
 
 impl Drop for Cluster {
@@ -127,7 +163,7 @@ impl Drop for Cluster {
 #[test]
 fn more_models_than_fit_are_served_as_their_weights_come_and_go() {
     let Some(libraries) = libraries() else { return };
-    let cluster = Cluster::start(libraries);
+    let cluster = Cluster::start(libraries, &MODELS, "gpu_memory_mb = 34\nhost_memory_mb = 34\n");
     let url = format!("http://{}", cluster.http);
     let mut arguments =
         vec!["bench", "load", "--url", &url, "--rate", "5", "--seconds", "3", "--slo-ms", "3000", "--json"];
@@ -146,6 +182,91 @@ fn more_models_than_fit_are_served_as_their_weights_come_and_go() {
     let [loads, reads, evictions, failed, absent] = counts;
     assert!(loads >= 4 && reads >= 1 && evictions >= 2, "{counts:?}");
     assert_eq!((failed, absent), (0, 0));
+}
+
+#[test]
+fn how_a_gpu_is_can_be_scraped_and_a_driver_that_hangs_holds_nobody_up() {
+    const GPU: &str = "gpu_uuid=\"GPU-00112233-4455-6677-8899-aabbccddeeff\"";
+    let Some(libraries) = libraries() else { return };
+    let address = free_address();
+    let cluster = Cluster::start(libraries, &["digits"], &format!("metrics_http = \"{address}\"\n"));
+    let line = |name: &str, rest: &str| format!("\n{name}{{{GPU}{rest}\n");
+    scrape_until(&address, "a reading", |text| {
+        text.starts_with("HTTP/1.1 200 OK\r\n")
+            && text.contains(&line("downbeat_gpu_temperature_celsius", "} 41"))
+            && text.contains(&line("nv_gpu_power_usage", "} 250.5"))
+    });
+    // Its clocks are held back by heat (bit 5), and its memory has errors.
+    cluster.set_health("reasons 32\nuncorrected 2\ntemperature 93\n");
+    scrape_until(&address, "the fault", |text| {
+        text.contains(&line("downbeat_gpu_clocks_held_back", ",by=\"heat\"} 1"))
+            && text.contains(&line("downbeat_gpu_memory_errors_total", ",kind=\"uncorrected\"} 2"))
+            && text.contains(&line("downbeat_gpu_temperature_celsius", "} 93"))
+    });
+    cluster.set_health("hang 1\n");
+    let age = |text: &str| {
+        let name = format!("downbeat_gpu_readings_age_seconds{{{GPU}}} ");
+        text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<f64>().ok()).unwrap()
+    };
+    scrape_until(&address, "a great age", |text| {
+        age(text) > 3.0 && text.contains(&line("downbeat_gpu_temperature_celsius", "} 93"))
+    });
+    let url = format!("http://{}", cluster.http);
+    let load = [
+        "bench",
+        "load",
+        "--url",
+        &url,
+        "--model",
+        "digits",
+        "--rate",
+        "5",
+        "--seconds",
+        "1",
+        "--slo-ms",
+        "3000",
+        "--json",
+    ];
+    let done = downbeat(libraries, &load);
+    let report: serde_json::Value = serde_json::from_str(&text(&done.stdout)).unwrap();
+    assert!(report["models"][0]["served_rps"].as_f64().unwrap() > 0.0, "requests are answered meanwhile: {report}");
+    cluster.set_health("");
+    scrape_until(&address, "the end of it", |text| {
+        text.contains(&line("downbeat_gpu_clocks_held_back", ",by=\"heat\"} 0"))
+            && text.contains(&line("downbeat_gpu_memory_errors_total", ",kind=\"uncorrected\"} 0"))
+    });
+    cluster.set_health("lost 1\n");
+    scrape_until(&address, "a lost GPU's age", |text| age(text) > 3.0);
+    let once =
+        ["clocks are held back", "memory has errors that", "memory has no errors any more", "errors are not known"];
+    assert_eq!(once.map(|text| cluster.said(text)), [1; 4], "each is logged once");
+}
+
+#[test]
+fn doctor_tells_of_the_libraries_with_and_without_a_gpu() {
+    let told = |libraries: &Path| {
+        let done = downbeat(libraries, &["doctor", "--json"]);
+        let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+        let findings: Vec<serde_json::Value> = report["findings"].as_array().unwrap().clone();
+        move |subject: &str| {
+            let found = findings.iter().find(|finding| finding["subject"] == subject);
+            found.map(|finding| finding["found"].as_str().unwrap().to_owned())
+        }
+    };
+    if Path::new("/dev/nvidiactl").exists() {
+        eprintln!("skipped: this host may have a GPU");
+        return;
+    }
+    let nowhere = tempfile::tempdir().unwrap();
+    let without = told(nowhere.path())("CUDA libraries").unwrap();
+    let place = format!("looked for in LD_LIBRARY_PATH={} and", nowhere.path().display());
+    assert!(without.contains("libcuda.so.1") && without.contains("libnvidia-ml.so.1"), "{without}");
+    assert!(without.contains(&place), "{without}");
+    let Some(libraries) = libraries() else { return };
+    let with = told(libraries);
+    assert!(with("GPU 0").unwrap().contains("Emulated GPU"));
+    assert!(with("libcuda").unwrap().starts_with(&libraries.display().to_string()));
+    assert_eq!(with("NVML").unwrap(), "libnvidia-ml.so.1");
 }
 
 #[test]

@@ -8,9 +8,11 @@
 mod ahead;
 mod copies;
 mod gpu;
+mod health;
 mod loader;
 mod pinned;
 mod profile;
+mod scrape;
 mod session;
 mod trial;
 mod warmup;
@@ -46,8 +48,10 @@ use crate::{
 
 use copies::Copies;
 use gpu::Gpus;
+use health::Readings;
 use loader::Loader;
 pub use profile::{Effort, Measured, QUANTILE};
+use scrape::Scrape;
 use session::{Session, Threads};
 
 /// The first wait before the scheduler is tried again; each failure doubles it.
@@ -85,7 +89,7 @@ pub enum BackendError {
         cause: std::io::Error,
     },
     /// A thread cannot be started.
-    #[error("a thread for a GPU or for loading models could not be started: {0}")]
+    #[error("a thread for a GPU, for loading models or for metrics could not be started: {0}")]
     Thread(std::io::Error),
 }
 
@@ -116,7 +120,9 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     let schedulers = config.scheduler_list()?;
     let stamps = Stamps::of(&config.repository)?;
     let models = config.place(repository::load(&config.repository)?.checked(config.strict)?)?;
-    let means = Means { clock, programs: Programs::default(), devices: Devices::new(config, open)? };
+    let (readings, opened) = Readings::start(clock).map_err(BackendError::Thread)?;
+    let _scrape = config.metrics_http.map(|address| Scrape::start(address, clock, readings)).transpose()?;
+    let means = Means { clock, programs: Programs::default(), devices: Devices::new(config, open, opened)? };
     open_gpus(&means.devices, &models)?;
     let uses_gpus = config.executor == Processor::Cuda || models.iter().any(|placed| is_on_gpus(&placed.model));
     // A model that clients unload, or have yet to load, may be loaded whatever happened meanwhile.

@@ -6,6 +6,7 @@ pub mod config;
 pub mod core;
 pub mod drive;
 pub mod executor;
+pub mod health;
 pub mod links;
 pub mod loaded;
 pub mod memory;

@@ -132,6 +132,7 @@ impl Cluster {
             shared_address: false,
             faults: Faults::default(),
             tls: None,
+            metrics_http: None,
             drain_timeout_ms: 200,
         };
         if let Some(standby) = &standby {

@@ -110,6 +110,9 @@ pub(super) struct BackendLayout {
     /// Models that stay in the memory of each of them.
     #[serde(default)]
     pub pinned: Vec<String>,
+    /// Where it tells how its GPUs are.
+    #[serde(default)]
+    pub metrics_http: Option<SocketAddr>,
     /// Models that programs run, and how many GPUs of its own each has beyond these.
     #[serde(skip)]
     pub programs: Vec<(String, usize)>,
@@ -120,7 +123,7 @@ impl BackendLayout {
     pub(super) fn new(gpus: u32, models: Vec<String>) -> Self {
         let (pcie_gbps, disk_gbps) = (backend::config::default_pcie_gbps(), backend::config::default_disk_gbps());
         let (gpu_memory_mb, host_memory_mb, pinned, programs) = (None, None, Vec::new(), Vec::new());
-        let (executor, precision, share_gpu) = (Processor::default(), Precision::default(), false);
+        let (executor, precision, share_gpu, metrics_http) = (Processor::default(), Precision::default(), false, None);
         Self {
             gpus,
             executor,
@@ -132,6 +135,7 @@ impl BackendLayout {
             host_memory_mb,
             disk_gbps,
             pinned,
+            metrics_http,
             programs,
         }
     }
@@ -555,6 +559,7 @@ impl Wiring {
             disk_gbps: this.disk_gbps,
             read_budget_bytes: 0,
             connections_max: backend::config::default_connections_max(),
+            metrics_http: this.metrics_http,
             drain_timeout_ms: backend::config::DRAIN_TIMEOUT_MS,
             faults: layout.faults,
             tls: None,

@@ -13,6 +13,7 @@ import traceback
 import urllib.request
 
 HTTP = "127.0.0.1:18400"
+METRICS = "127.0.0.1:18401"
 # Of the largest value, whatever the model.
 TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2}
 READY_SECONDS = 300
@@ -59,6 +60,31 @@ def doctor():
     missing = [name for name in ["libcuda", "cuBLASLt", "cuDNN"] if findings[name]["level"] != "ok"]
     assert not missing, "; ".join(findings[name]["found"] for name in missing)
     return findings["GPU 0"]["found"]
+
+
+def health():
+    """What a backend tells of its GPU is what nvidia-smi does."""
+    query = ["--query-gpu=uuid,memory.total,enforced.power.limit,clocks.max.sm", "--format=csv,noheader,nounits"]
+    listed = [line.split(", ") for line in run("nvidia-smi", *query).strip().splitlines()]
+    with cluster("models", f'models = ["digits"]\nmetrics_http = "{METRICS}"\n'):
+        # It is read when it is opened, and once a second from then on.
+        time.sleep(3)
+        with urllib.request.urlopen(f"http://{METRICS}/metrics", timeout=10) as answer:
+            metrics = answer.read().decode()
+    found = {name: float(value) for name, value in re.findall(r"^([^# ]+) (\S+)$", metrics, re.MULTILINE)}
+    [uuid] = {match[1] for match in map(re.compile('gpu_uuid="([^"]+)"').search, found)}
+    if uuid.startswith("MIG-"):
+        raise Skipped("nvidia-smi does not tell this of an instance")
+    [(_, total, limit, clock)] = [line for line in listed if line[0] == uuid]
+    for name, expected in [
+        (f'nv_gpu_memory_total_bytes{{gpu_uuid="{uuid}"}}', float(total) * 2**20),
+        (f'nv_gpu_power_limit{{gpu_uuid="{uuid}"}}', float(limit)),
+        (f'downbeat_gpu_clock_max_hertz{{gpu_uuid="{uuid}",clock="sm"}}', float(clock) * 1e6),
+    ]:
+        assert abs(found[name] - expected) <= expected / 1000, f"{name}: found {found[name]}, expected {expected}"
+    age = found[f'downbeat_gpu_readings_age_seconds{{gpu_uuid="{uuid}"}}']
+    assert age < 3, f"readings are {age} s old"
+    return f"{len(found)} values, {age:.1f} s old"
 
 
 def example(name):
@@ -236,6 +262,7 @@ def main():
         "conformance": lambda: example("conformance"),
         "values of digits": digits,
         "demo": demo,
+        "health in /metrics": health,
         "values of ResNet50": values,
         "weights in pages": paged,
         "speed of ResNet50": speed,

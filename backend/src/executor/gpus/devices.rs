@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use crossbeam_channel::Sender;
 use cuda::{Driver, DriverError, Gpu, PinnedRegion, Settings};
 use proto::weights::PAGE_BYTES;
 use rustix::fs::{FlockOperation, flock};
@@ -36,6 +37,8 @@ pub struct Devices {
     weights_pages: Option<u32>,
     share_gpu: bool,
     open: Box<OpenDriver>,
+    /// Who is told of each GPU that was opened.
+    watcher: Option<Sender<cuda::driver::Device>>,
     opened: Mutex<BTreeMap<usize, Arc<Device>>>,
 }
 
@@ -51,26 +54,30 @@ pub struct Device {
 }
 
 impl Devices {
-    /// Those of a configuration; none is opened yet.
+    /// Those of a configuration; none is opened yet. Each one that is will be told to `watcher`.
     ///
     /// # Errors
     /// If keys do not go together.
-    pub fn new(config: &Config, open: Box<OpenDriver>) -> Result<Arc<Self>, BackendError> {
+    pub fn new(
+        config: &Config,
+        open: Box<OpenDriver>,
+        watcher: Sender<cuda::driver::Device>,
+    ) -> Result<Arc<Self>, BackendError> {
         let weights_pages = config.memory_pages()?;
         if config.share_gpu && weights_pages.is_none() {
             let text =
                 "share_gpu: found it without gpu_memory_mb, expected both, as each backend takes all memory else";
             return Err(BackendError::Config(text.to_owned()));
         }
-        let (names, opened) = (config.gpus.names(), Mutex::default());
-        Ok(Arc::new(Self { names, weights_pages, share_gpu: config.share_gpu, open, opened }))
+        let (names, watcher, opened) = (config.gpus.names(), Some(watcher), Mutex::default());
+        Ok(Arc::new(Self { names, weights_pages, share_gpu: config.share_gpu, open, watcher, opened }))
     }
 
     /// One GPU, all of whose memory is ours.
     #[must_use]
     pub fn one(name: &GpuName, open: Box<OpenDriver>) -> Arc<Self> {
         let (names, opened) = (vec![name.clone()], Mutex::default());
-        Arc::new(Self { names, weights_pages: None, share_gpu: false, open, opened })
+        Arc::new(Self { names, weights_pages: None, share_gpu: false, open, watcher: None, opened })
     }
 
     /// A GPU by its index in the configuration, opened if it was not.
@@ -98,6 +105,10 @@ impl Devices {
             "opened a GPU"
         );
         let name = format!("{name} ({})", found.name);
+        if let Some(watcher) = &self.watcher {
+            // Nobody may be there any more as the backend ends.
+            let _ = watcher.send(found);
+        }
         let device = Arc::new(Device { name, gpu, trial: Mutex::default(), _lock: lock });
         opened.insert(index, Arc::clone(&device));
         Ok(device)

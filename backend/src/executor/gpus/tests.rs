@@ -46,7 +46,7 @@ fn devices(
          share_gpu = true\ngpu_memory_mb = {memory_mb}\n"
     ))
     .unwrap();
-    Devices::new(&config, Box::new(open)).unwrap()
+    Devices::new(&config, Box::new(open), crossbeam_channel::unbounded().0).unwrap()
 }
 
 /// The digits on GPUs 0 and 1.

@@ -1,0 +1,327 @@
+//! `metrics_http`: a listener of its own thread for whoever scrapes, such as Prometheus. It answers `GET /metrics` and
+//! nothing else, one request a connection, so that neither the network thread nor a GPU's has to.
+//!
+//! Whoever reaches the address may ask. What strangers can take is bounded: connections, the bytes of a request, the time
+//! until it is answered, and connections in a second. Who comes last is served: the oldest gives way.
+
+use std::{
+    collections::VecDeque,
+    io::{self, ErrorKind},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::OwnedFd,
+    os::unix::net::UnixStream,
+    thread::JoinHandle,
+};
+
+use proto::{Span, Timestamp};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use transport::Clock;
+
+use super::{BackendError, health::Readings};
+
+/// Connections at once.
+const CONNECTIONS_MAX: usize = 16;
+/// Connections taken within a second: scrapers come every few seconds.
+const ACCEPTS_PER_SECOND: u32 = 100;
+/// Bytes of a request's head; Prometheus's are a few hundred.
+const HEAD_BYTES_MAX: usize = 8_192;
+/// Bytes taken at once.
+const READ_BYTES: usize = 1_024;
+/// From a connection's start to its end.
+const TIMEOUT: Span = Span::from_millis(5_000);
+const SECOND: Span = Span::from_millis(1_000);
+
+/// The listener; dropping it ends its thread.
+pub(super) struct Scrape {
+    end: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Scrape {
+    /// Listens, and answers with what `readings` say.
+    pub(super) fn start(address: SocketAddr, clock: Clock, readings: Readings) -> Result<Self, BackendError> {
+        let wrong = |error: io::Error| {
+            let expected = "expected an address of this host that is free";
+            BackendError::Config(format!("metrics_http: found {address}, {expected}: {error}"))
+        };
+        let listener = TcpListener::bind(address).map_err(wrong)?;
+        listener.set_nonblocking(true).map_err(wrong)?;
+        let (end, ends) = UnixStream::pair().map_err(BackendError::Thread)?;
+        let server = Server { listener, clock, readings, open: VecDeque::new(), accepts: Accepts::default() };
+        let thread = std::thread::Builder::new().name("metrics".to_owned());
+        let thread = thread.spawn(move || server.run(&ends.into())).map_err(BackendError::Thread)?;
+        tracing::info!(%address, "metrics of GPUs at /metrics");
+        Ok(Self { end: Some(end.into()), thread: Some(thread) })
+    }
+}
+
+impl Drop for Scrape {
+    fn drop(&mut self) {
+        // Its other end is readable then.
+        self.end = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread has.
+struct Server {
+    listener: TcpListener,
+    clock: Clock,
+    readings: Readings,
+    /// The oldest first.
+    open: VecDeque<Open>,
+    accepts: Accepts,
+}
+
+/// A connection.
+struct Open {
+    stream: TcpStream,
+    exchange: Exchange,
+    ends_at: Timestamp,
+}
+
+/// Connections taken in the present second.
+#[derive(Debug, Default)]
+struct Accepts {
+    count: u32,
+    again_at: Timestamp,
+}
+
+impl Accepts {
+    /// Whether another one may be taken.
+    fn may(&mut self, now: Timestamp) -> bool {
+        if self.again_at <= now {
+            (self.count, self.again_at) = (0, now + SECOND);
+        }
+        self.count < ACCEPTS_PER_SECOND
+    }
+
+    /// None is taken until the second is over.
+    fn pause(&mut self) {
+        self.count = ACCEPTS_PER_SECOND;
+    }
+}
+
+impl Server {
+    fn run(mut self, ends: &OwnedFd) {
+        loop {
+            let now = self.clock.now();
+            self.open.retain(|open| now < open.ends_at);
+            let may_accept = self.accepts.may(now);
+            let mut due = self.open.front().map(|open| open.ends_at);
+            let mut events = vec![PollFd::new(ends, PollFlags::IN)];
+            events.extend(self.open.iter().map(|open| PollFd::new(&open.stream, open.exchange.waits_for())));
+            if may_accept {
+                events.push(PollFd::new(&self.listener, PollFlags::IN));
+            } else {
+                due = Some(due.map_or(self.accepts.again_at, |due| due.min(self.accepts.again_at)));
+            }
+            let timeout = due.map(|due| {
+                let wait = (due - now).max(Span(1));
+                Timespec { tv_sec: wait.0 / 1_000_000_000, tv_nsec: wait.0 % 1_000_000_000 }
+            });
+            // A signal is no reason to end, and nothing else is wrong with these.
+            let _ = poll(&mut events, timeout.as_ref());
+            if !events[0].revents().is_empty() {
+                return;
+            }
+            let ready: Vec<bool> = events[1..].iter().map(|event| !event.revents().is_empty()).collect();
+            drop(events);
+            if may_accept && ready.last() == Some(&true) {
+                self.accept();
+            }
+            self.serve(&ready);
+        }
+    }
+
+    /// Takes the next connection. Without files for it, the next second is waited for.
+    fn accept(&mut self) {
+        match self.listener.accept() {
+            Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                self.accepts.count += 1;
+                let ends_at = self.clock.now() + TIMEOUT;
+                self.open.push_back(Open { stream, exchange: Exchange::default(), ends_at });
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(_) => self.accepts.pause(),
+        }
+    }
+
+    /// Goes on with those that are ready: an entry for each that was open before, and the listener's for who just came.
+    fn serve(&mut self, ready: &[bool]) {
+        let (clock, readings) = (self.clock, &self.readings);
+        let mut ready = ready.iter();
+        let text = || readings.lock().text(clock.now());
+        self.open.retain_mut(|open| ready.next() != Some(&true) || open.exchange.go_on(&mut open.stream, text));
+        while self.open.len() > CONNECTIONS_MAX {
+            self.open.pop_front();
+        }
+    }
+}
+
+/// One request and its answer.
+enum Exchange {
+    /// Of the head so far.
+    Asked(Vec<u8>),
+    /// What is left of the answer.
+    Answers(Vec<u8>, usize),
+}
+
+impl Default for Exchange {
+    fn default() -> Self {
+        Self::Asked(Vec::new())
+    }
+}
+
+impl Exchange {
+    fn waits_for(&self) -> PollFlags {
+        match self {
+            Self::Asked(_) => PollFlags::IN,
+            Self::Answers(..) => PollFlags::OUT,
+        }
+    }
+
+    /// Moves what can be moved now; false once the connection is done with.
+    fn go_on(&mut self, stream: &mut (impl io::Read + io::Write), text: impl Fn() -> String) -> bool {
+        loop {
+            let moved = match self {
+                Self::Asked(head) => {
+                    let mut bytes = [0; READ_BYTES];
+                    stream.read(&mut bytes).inspect(|&count| head.extend(&bytes[..count]))
+                }
+                Self::Answers(answer, sent) => stream.write(&answer[*sent..]).inspect(|count| *sent += count),
+            };
+            match (moved, &*self) {
+                (Err(error), _) if error.kind() == ErrorKind::WouldBlock => return true,
+                (Err(error), _) if error.kind() == ErrorKind::Interrupted => {}
+                (Err(_) | Ok(0), _) => return false,
+                (Ok(_), Self::Asked(head)) => {
+                    if let Some(answer) = answer(head, &text) {
+                        *self = Self::Answers(answer, 0);
+                    }
+                }
+                (Ok(_), Self::Answers(answer, sent)) if *sent == answer.len() => return false,
+                (Ok(_), Self::Answers(..)) => {}
+            }
+        }
+    }
+}
+
+/// What a request is answered with; nothing while its head is not all there.
+fn answer(head: &[u8], text: impl Fn() -> String) -> Option<Vec<u8>> {
+    // What was there before the last read has been looked at.
+    let new = head.len().saturating_sub(READ_BYTES + 3);
+    if !head[new..].windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+        return (head.len() > HEAD_BYTES_MAX).then(|| reply("431 Request Header Fields Too Large", "", ""));
+    }
+    let line = head.split(|&byte| byte == b'\r').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let words: Vec<&str> = line.split(' ').collect();
+    let [method, target, "HTTP/1.1" | "HTTP/1.0"] = words[..] else { return Some(reply("400 Bad Request", "", "")) };
+    if target.split('?').next() != Some("/metrics") {
+        return Some(reply("404 Not Found", "", "only /metrics is here\n"));
+    }
+    if method != "GET" {
+        return Some(reply("405 Method Not Allowed", "allow: GET\r\n", ""));
+    }
+    Some(reply("200 OK", "content-type: text/plain; version=0.0.4; charset=utf-8\r\n", &text()))
+}
+
+fn reply(status: &str, fields: &str, body: &str) -> Vec<u8> {
+    let bytes = body.len();
+    format!("HTTP/1.1 {status}\r\n{fields}content-length: {bytes}\r\nconnection: close\r\n\r\n{body}").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use super::*;
+
+    fn start() -> (Scrape, SocketAddr) {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (readings, _) = Readings::start(Clock::start()).unwrap();
+        readings.lock().handle_opened(Timestamp::ZERO, "GPU-5a", "NVIDIA H200", "0000:3b:00.0");
+        (Scrape::start(free, Clock::start(), readings).unwrap(), free)
+    }
+
+    fn ask(stream: &mut TcpStream, text: &str) -> String {
+        stream.write_all(text.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    #[test]
+    fn a_scraper_gets_the_text_and_everybody_else_what_is_wrong() {
+        let (scrape, address) = start();
+        let asked = |text: &str| ask(&mut TcpStream::connect(address).unwrap(), text);
+        for (request, status) in [
+            ("GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n", "200 OK"),
+            ("GET /metrics?name=x HTTP/1.0\r\n\r\n", "200 OK"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed"),
+            ("GET / HTTP/1.1\r\n\r\n", "404 Not Found"),
+            ("GET /metrics\r\n\r\n", "400 Bad Request"),
+            ("\r\n\r\n", "400 Bad Request"),
+        ] {
+            let answer = asked(request);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{request:?}: {answer}");
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+            assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{answer}");
+            assert_eq!(body.contains("downbeat_gpu_readings_age_seconds{gpu_uuid=\"GPU-5a\"} "), status == "200 OK");
+        }
+        let long = format!("GET /metrics HTTP/1.1\r\na: {}", "b".repeat(HEAD_BYTES_MAX));
+        assert!(asked(&long).starts_with("HTTP/1.1 431 "), "a head without an end");
+        drop(scrape);
+        assert!(TcpStream::connect(address).is_err(), "it listens no more");
+    }
+
+    #[test]
+    fn a_head_may_come_in_pieces() {
+        let request = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n";
+        for cut in 0..request.len() {
+            assert!(answer(&request[..cut], String::new).is_none(), "{cut}");
+        }
+        assert!(answer(request, String::new).is_some());
+        let padded = [b"GET /metrics HTTP/1.1\r\n".to_vec(), vec![b'x'; READ_BYTES * 3], b"\r\n\r\n".to_vec()].concat();
+        assert!(answer(&padded, String::new).is_some(), "however long it is before its end");
+    }
+
+    #[test]
+    fn those_who_say_nothing_keep_nobody_out() {
+        let (_scrape, address) = start();
+        let silent: Vec<TcpStream> = (0..CONNECTIONS_MAX * 2).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let answer = ask(&mut TcpStream::connect(address).unwrap(), "GET /metrics HTTP/1.1\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+        // The oldest was closed to make room.
+        assert_eq!((&silent[0]).read(&mut [0]).unwrap_or(0), 0);
+    }
+
+    #[test]
+    fn no_more_connections_are_taken_in_a_second_than_may_be() {
+        let mut accepts = Accepts::default();
+        let now = Timestamp::ZERO + SECOND;
+        let mut taken = 0;
+        for _ in 0..1_000 {
+            if accepts.may(now) {
+                accepts.count += 1;
+                taken += 1;
+            }
+        }
+        assert_eq!(taken, ACCEPTS_PER_SECOND);
+        assert!(!accepts.may(now + SECOND - Span(1)) && accepts.may(now + SECOND));
+        accepts.pause();
+        assert!(!accepts.may(now + SECOND) && accepts.may(now + SECOND + SECOND));
+    }
+
+    #[test]
+    fn an_address_that_is_taken_is_named_with_its_key() {
+        let (_scrape, address) = start();
+        let (readings, _) = Readings::start(Clock::start()).unwrap();
+        let error = Scrape::start(address, Clock::start(), readings).err().unwrap().to_string();
+        assert!(error.starts_with(&format!("metrics_http: found {address}, expected ")), "{error}");
+    }
+}
