@@ -84,6 +84,9 @@ pub trait Executor: Send + Sync {
     }
 }
 
+/// Runs a batch, as [`Executor::execute`].
+pub type Execute<'a> = dyn FnMut(&[u8], &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> + 'a;
+
 impl fmt::Debug for dyn Executor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an executor")

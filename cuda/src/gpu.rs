@@ -23,6 +23,7 @@ use transport::Region;
 use crate::{
     driver::{Address, Device, Driver, DriverError, Stream},
     handles::{Event, Pinned, Range},
+    model::Form,
     pages::Pool,
 };
 
@@ -133,8 +134,8 @@ pub(crate) struct Buffers {
     pub(crate) outputs: Range,
     /// Where their faults are copied to.
     pub(crate) faults: Pinned,
-    /// Whose inputs are there, or on their way, and how many tasks'.
-    pub(crate) holds: Option<(ModelKey, usize)>,
+    /// Whose inputs are there, or on their way, in which form, and how many tasks'.
+    pub(crate) holds: Option<(ModelKey, Form, usize)>,
     /// The inputs are there.
     pub(crate) staged: Event,
     /// The inputs are there, and the batch begins.

@@ -19,4 +19,4 @@ mod random;
 pub use driver::{Driver, DriverError, fake::Fake};
 pub use gpu::{BATCH_MAX, Gpu, GpuError, PinnedRegion, SLOTS, Settings, Slot, image};
 pub use health::{Brake, GpuHealth, Health, Management, health, library as management_library};
-pub use model::{Hosted, Measured, Part, Ran};
+pub use model::{Form, Hosted, Measured, Part, Ran};

@@ -6,6 +6,9 @@
 //! inputs are awaited and dealt to the model's ports, the graph of the next size up runs, outputs are gathered task by
 //! task and copied to host memory. Tasks between a batch's size and its graph's compute with what is left in their
 //! places, and nobody sees what.
+//!
+//! A model whose tasks differ in size has several [`Form`]s: its plans for one size of a task each. They share weights,
+//! arena and slots, and which one a batch runs in is said when it is staged.
 
 mod registration;
 
@@ -65,15 +68,18 @@ impl Measured {
     }
 }
 
+/// One of the sizes that a model's tasks may have, by its index among those that it was registered with. Most models
+/// have the first alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Form(pub usize);
+
 /// A model on a GPU. Its name, its place and its graphs are given back when it is dropped.
 #[derive(Debug)]
 pub struct Hosted {
     name: String,
     key: ModelKey,
-    shape: Shape,
-    batches: Vec<Captured>,
-    sizes: Vec<usize>,
-    measured: Vec<Measured>,
+    /// At least one.
+    forms: Vec<Batches>,
     copies: Mutex<Copies>,
     /// Whether batches may run. Held while one is put on the stream, so that its weights stay.
     is_resident: Mutex<bool>,
@@ -94,6 +100,33 @@ struct Copies {
     /// The first so many pages behind the addresses are not the pool's.
     own: usize,
     image: Option<Pinned>,
+}
+
+/// The batches of one form.
+#[derive(Debug)]
+struct Batches {
+    shape: Shape,
+    /// Ascending.
+    sizes: Vec<usize>,
+    /// One for each size.
+    captured: Vec<Captured>,
+    /// One for each size.
+    measured: Vec<Measured>,
+}
+
+impl Batches {
+    fn largest(&self) -> usize {
+        self.sizes.last().copied().unwrap_or(0)
+    }
+
+    /// The smallest captured size that has room for so many tasks.
+    fn captured(&self, batch: usize) -> &Captured {
+        &self.captured[self.sizes.partition_point(|&size| size < batch)]
+    }
+
+    fn faults_at(&self, buffers: &Buffers) -> Address {
+        buffers.outputs.at.plus(faults_offset(self.largest(), &self.shape))
+    }
 }
 
 /// A batch size.
@@ -125,16 +158,25 @@ impl Shape {
 }
 
 impl Hosted {
-    /// The sizes that have been captured, ascending. Other batches take as long as the next size up.
+    /// The sizes of the first form that have been captured, ascending. Other batches take as long as the next size up.
     #[must_use]
     pub fn sizes(&self) -> &[usize] {
-        &self.sizes
+        &self.forms[0].sizes
     }
 
     /// How long each of [`Self::sizes`] took when the model was registered.
     #[must_use]
     pub fn measured(&self) -> &[Measured] {
-        &self.measured
+        self.measured_in(Form(0))
+    }
+
+    /// The same of another form.
+    ///
+    /// # Panics
+    /// If there is no such form.
+    #[must_use]
+    pub fn measured_in(&self, form: Form) -> &[Measured] {
+        &self.forms[form.0].measured
     }
 
     /// Pages of a GPU's memory that its weights take.
@@ -143,16 +185,16 @@ impl Hosted {
         self.weights_pages
     }
 
-    /// Bytes of all inputs of a task.
+    /// Bytes of all inputs of a task of the first form.
     #[must_use]
     pub fn input_bytes(&self) -> usize {
-        self.shape.input_bytes()
+        self.forms[0].shape.input_bytes()
     }
 
-    /// Bytes of all outputs of a task.
+    /// Bytes of all outputs of a task of the first form.
     #[must_use]
     pub fn output_bytes(&self) -> usize {
-        self.shape.output_bytes()
+        self.forms[0].shape.output_bytes()
     }
 
     /// The GPU.
@@ -265,6 +307,17 @@ impl Hosted {
         Ok(())
     }
 
+    /// [`Self::stage_in`] for the first form.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn stage(&self, slot: Slot, inputs: &[Part<'_>]) -> Result<(), GpuError> {
+        self.stage_in(Form(0), slot, inputs)
+    }
+
     /// Sets off the copy of a batch's inputs to the GPU. They are the tasks' one after another, each with all its
     /// tensors in the plan's order, wherever one part ends and the next begins; they stay there until [`Self::run`]
     /// has ended, or the slot was staged anew and that has run. What was staged there before is forgotten. Waits while
@@ -274,21 +327,22 @@ impl Hosted {
     /// If the driver refuses.
     ///
     /// # Panics
-    /// If these are not the inputs of 1 task to as many as the largest size has.
-    pub fn stage(&self, slot: Slot, inputs: &[Part<'_>]) -> Result<(), GpuError> {
+    /// If these are not the inputs of 1 task of this form to as many as its largest size has.
+    pub fn stage_in(&self, form: Form, slot: Slot, inputs: &[Part<'_>]) -> Result<(), GpuError> {
         self.gpu.check()?;
+        let Batches { shape, .. } = &self.forms[form.0];
         let mut buffers = self.gpu.slot(slot);
         buffers.holds = None;
         let bytes = inputs.iter().map(|part| part.bytes).sum::<usize>();
         // Tasks without inputs are one batch of any size.
-        let batch = bytes.checked_div(self.input_bytes()).unwrap_or(0);
-        assert!(bytes == batch * self.input_bytes(), "{bytes} bytes are no tasks of {}", self.name);
-        assert!(batch <= self.largest(), "{batch} tasks are more than a batch of {}", self.name);
+        let batch = bytes.checked_div(shape.input_bytes()).unwrap_or(0);
+        assert!(bytes == batch * shape.input_bytes(), "{bytes} bytes are no tasks of {}", self.name);
+        assert!(batch <= self.forms[form.0].largest(), "{batch} tasks are more than a batch of {}", self.name);
         if let Err(error) = self.copy_inputs(&buffers, inputs) {
             self.gpu.settle();
             return Err(error.into());
         }
-        buffers.holds = Some((self.key, batch));
+        buffers.holds = Some((self.key, form, batch));
         Ok(())
     }
 
@@ -301,6 +355,17 @@ impl Hosted {
         self.gpu.driver.record(buffers.staged.id, Stream::Inputs)
     }
 
+    /// [`Self::run_in`] for the first form.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn run(&self, slot: Slot, batch: usize, outputs: &[Part<'_>]) -> Result<Ran, GpuError> {
+        self.run_in(Form(0), slot, batch, outputs)
+    }
+
     /// Runs the batch that has been staged in this slot, and returns when its outputs are in host memory: the tasks'
     /// one after another, each with all its tensors, wherever one part ends and the next begins.
     ///
@@ -308,30 +373,37 @@ impl Hosted {
     /// If the weights are not there, or the driver refuses: the batch is lost, and nothing of it is under way any more.
     ///
     /// # Panics
-    /// If another batch was staged last, or outputs are not of its size.
-    pub fn run(&self, slot: Slot, batch: usize, outputs: &[Part<'_>]) -> Result<Ran, GpuError> {
+    /// If another batch was staged last, or in another form, or outputs are not of its size.
+    pub fn run_in(&self, form: Form, slot: Slot, batch: usize, outputs: &[Part<'_>]) -> Result<Ran, GpuError> {
         self.gpu.check()?;
+        let shape = &self.forms[form.0].shape;
         let mut buffers = self.gpu.slot(slot);
-        let staged = if self.input_bytes() == 0 { 0 } else { batch };
+        let staged = if shape.input_bytes() == 0 { 0 } else { batch };
         let holds = buffers.holds.take();
-        assert!(holds == Some((self.key, staged)), "a batch of {batch} of {} was not staged in {slot:?}", self.name);
+        assert!(
+            holds == Some((self.key, form, staged)),
+            "a batch of {batch} of {} was not staged in {slot:?}",
+            self.name
+        );
         let room = outputs.iter().map(|part| part.bytes).sum::<usize>();
-        assert!(room == batch * self.output_bytes(), "{room} bytes are no outputs of {batch} tasks of {}", self.name);
-        self.put(&buffers, batch)?;
-        self.deliver(&buffers, batch, outputs).map_err(|error| {
+        assert!(room == batch * shape.output_bytes(), "{room} bytes are no outputs of {batch} tasks of {}", self.name);
+        self.put(&buffers, (form, batch))?;
+        self.deliver(&buffers, (form, batch), outputs).map_err(|error| {
             self.gpu.settle();
             error.into()
         })
     }
 
     /// Puts a batch on the stream; its weights stay until it has ended.
-    fn put(&self, buffers: &Buffers, batch: usize) -> Result<(), GpuError> {
+    fn put(&self, buffers: &Buffers, (form, batch): (Form, usize)) -> Result<(), GpuError> {
+        let batches = &self.forms[form.0];
+        assert!((1..=batches.largest()).contains(&batch), "{} runs no batch of {batch}", self.name);
         let is_resident = lock(&self.is_resident);
         if self.weights_pages > 0 && !*is_resident {
             return Err(GpuError::NotResident(self.name.clone()));
         }
         let turn = lock(&self.gpu.execute);
-        let put = self.put_steps(buffers, batch);
+        let put = self.put_steps(buffers, (batches, batch));
         drop(turn);
         put.map_err(|error| {
             self.gpu.settle();
@@ -339,45 +411,50 @@ impl Hosted {
         })
     }
 
-    fn put_steps(&self, buffers: &Buffers, batch: usize) -> Result<(), DriverError> {
+    fn put_steps(&self, buffers: &Buffers, (batches, batch): (&Batches, usize)) -> Result<(), DriverError> {
         let driver = &*self.gpu.driver;
-        let Captured { graph, plan, .. } = &self.batches[self.size_of(batch)];
+        let (shape, Captured { graph, plan, .. }) = (&batches.shape, batches.captured(batch));
         let arena = self.gpu.arena_at;
         driver.wait(Stream::Execute, buffers.staged.id)?;
         driver.record(buffers.started.id, Stream::Execute)?;
         let mut task = buffers.inputs.at;
-        for (port, &bytes) in plan.inputs.iter().zip(&self.shape.inputs) {
+        for (port, &bytes) in plan.inputs.iter().zip(&shape.inputs) {
             let to = arena.plus(port.offset as u64);
-            copy_rows(driver, (to, bytes), (task, self.input_bytes()), bytes, batch)?;
+            copy_rows(driver, (to, bytes), (task, shape.input_bytes()), bytes, batch)?;
             task = task.plus(bytes as u64);
         }
         driver.launch(graph.id)?;
         let mut task = buffers.outputs.at;
-        for (port, &bytes) in plan.outputs.iter().zip(&self.shape.outputs) {
+        for (port, &bytes) in plan.outputs.iter().zip(&shape.outputs) {
             let from = arena.plus(port.offset as u64);
-            copy_rows(driver, (task, self.output_bytes()), (from, bytes), bytes, batch)?;
+            copy_rows(driver, (task, shape.output_bytes()), (from, bytes), bytes, batch)?;
             task = task.plus(bytes as u64);
         }
         if let Some(faults) = plan.faults {
             let from = arena.plus(faults as u64);
-            copy_rows(driver, (self.faults_at(buffers), FAULT_BYTES), (from, FAULT_BYTES), FAULT_BYTES, batch)?;
+            copy_rows(driver, (batches.faults_at(buffers), FAULT_BYTES), (from, FAULT_BYTES), FAULT_BYTES, batch)?;
         }
         driver.record(buffers.ended.id, Stream::Execute)?;
         driver.record(self.ran.id, Stream::Execute)
     }
 
-    fn deliver(&self, buffers: &Buffers, batch: usize, outputs: &[Part<'_>]) -> Result<Ran, DriverError> {
-        let driver = &*self.gpu.driver;
+    fn deliver(
+        &self,
+        buffers: &Buffers,
+        (form, batch): (Form, usize),
+        outputs: &[Part<'_>],
+    ) -> Result<Ran, DriverError> {
+        let (driver, batches) = (&*self.gpu.driver, &self.forms[form.0]);
         driver.wait(Stream::Outputs, buffers.ended.id)?;
         let mut at = buffers.outputs.at;
         for part in outputs.iter().filter(|part| part.bytes > 0) {
             driver.copy_out(Stream::Outputs, (part.region, part.offset), at, part.bytes)?;
             at = at.plus(part.bytes as u64);
         }
-        let has_faults = self.batches[self.size_of(batch)].plan.faults.is_some();
+        let has_faults = batches.captured(batch).plan.faults.is_some();
         if has_faults {
             let to = (&buffers.faults.region, 0);
-            driver.copy_out(Stream::Outputs, to, self.faults_at(buffers), batch * FAULT_BYTES)?;
+            driver.copy_out(Stream::Outputs, to, batches.faults_at(buffers), batch * FAULT_BYTES)?;
         }
         driver.record(buffers.delivered.id, Stream::Outputs)?;
         self.gpu.wait(&buffers.delivered)?;
@@ -386,44 +463,33 @@ impl Hosted {
         Ok(Ran { gpu_time, faults })
     }
 
-    /// How long batches of each of [`Self::sizes`] take, run so many times (at least once) with whatever is in their
+    /// How long batches of each size of a form take, run so many times (at least once) with whatever is in their
     /// inputs' places.
     ///
     /// # Errors
     /// If the weights are not there, or the driver refuses.
-    pub fn measure(&self, repeats: usize) -> Result<Vec<Measured>, GpuError> {
+    ///
+    /// # Panics
+    /// If there is no such form.
+    pub fn measure(&self, form: Form, repeats: usize) -> Result<Vec<Measured>, GpuError> {
         let measure = |&batch: &usize| {
             // The first launch of a graph brings it to the GPU.
-            self.time(batch)?;
-            let times = (0..repeats.max(1)).map(|_| self.time(batch));
+            self.time(form, batch)?;
+            let times = (0..repeats.max(1)).map(|_| self.time(form, batch));
             let mut times = times.collect::<Result<Vec<_>, _>>()?;
             times.sort_unstable();
             Ok(Measured { batch, times })
         };
-        self.sizes.iter().map(measure).collect()
+        self.forms[form.0].sizes.iter().map(measure).collect()
     }
 
-    fn time(&self, batch: usize) -> Result<Span, GpuError> {
+    fn time(&self, form: Form, batch: usize) -> Result<Span, GpuError> {
         self.gpu.check()?;
         // Nobody's outputs are overwritten while the slot is held; what is staged there is only read.
         let buffers = self.gpu.slot(Slot::TRIAL);
-        self.put(&buffers, batch)?;
+        self.put(&buffers, (form, batch))?;
         self.gpu.wait(&buffers.ended)?;
         Ok(self.gpu.driver.elapsed(buffers.started.id, buffers.ended.id)?)
-    }
-
-    fn largest(&self) -> usize {
-        self.sizes.last().copied().unwrap_or(0)
-    }
-
-    /// Index of the smallest captured size that has room for so many tasks.
-    fn size_of(&self, batch: usize) -> usize {
-        assert!((1..=self.largest()).contains(&batch), "{} runs no batch of {batch}", self.name);
-        self.sizes.partition_point(|&size| size < batch)
-    }
-
-    fn faults_at(&self, buffers: &Buffers) -> Address {
-        buffers.outputs.at.plus(faults_offset(self.largest(), &self.shape))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Lowers an ONNX file whose inputs have a batch as their first dimension, and says what it becomes:
 //! `cargo run --release -p lowering --example lower -- FILE [PRECISION [SIZE..]]`.
 //! With `GRAPH`, `STEPS` or `CHECK` in the environment it prints the graph or the first plan's steps, or compares what
-//! each plan computes with tract.
+//! each plan computes with tract. Where requests choose lengths, `LENGTHS="length=16,other=32"` says them by the file's
+//! names.
 
 #![allow(clippy::disallowed_methods, reason = "it says how long it took")]
 
@@ -10,7 +11,7 @@ use std::{collections::BTreeMap, error::Error, time::Instant};
 use lowering::{
     Plan, Port, Precision, Step,
     interpret::{self, Memory},
-    lower,
+    lower::Lowering,
 };
 use tract_onnx::{prelude::*, tract_core::internal::ToDim};
 
@@ -32,7 +33,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{graph}");
     }
     let began = Instant::now();
-    let lowered = lower(&graph, Some(&batch), &sizes, precision)?;
+    let lengths = lengths(&graph)?;
+    let mut lowering = Lowering::new(precision);
+    for &size in &sizes {
+        let symbols: Vec<_> = lengths.iter().cloned().chain([(batch.clone(), size)]).collect();
+        lowering.add(&graph, size, &symbols)?;
+    }
+    let lowered = lowering.finish();
     println!("lowered in {:.2} s: {} MiB of weights", began.elapsed().as_secs_f64(), lowered.weights.len() >> 20);
     for plan in &lowered.plans {
         let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
@@ -48,11 +55,22 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!(
                 "batch {}: {:?} of the largest number apart",
                 plan.batch,
-                check(&graph, &batch, plan, &lowered.weights)?
+                check(&graph, (&batch, &lengths), plan, &lowered.weights)?
             );
         }
     }
     Ok(())
+}
+
+/// The lengths that the environment says.
+fn lengths(graph: &TypedModel) -> Result<Vec<(Symbol, usize)>, Box<dyn Error>> {
+    let text = std::env::var("LENGTHS").unwrap_or_default();
+    let pairs = text.split(',').filter(|pair| !pair.is_empty());
+    let length = |pair: &str| -> Result<(Symbol, usize), Box<dyn Error>> {
+        let (name, number) = pair.split_once('=').ok_or("LENGTHS: expected name=number, separated by commas")?;
+        Ok((graph.symbols.sym(name), number.parse()?))
+    };
+    pairs.map(length).collect()
 }
 
 /// The graph, with the first dimension of each input as its batch.
@@ -73,8 +91,14 @@ fn read(file: &str) -> TractResult<(TypedModel, Symbol)> {
 }
 
 /// How far each output is from what tract computes of the same made-up inputs.
-fn check(graph: &TypedModel, batch: &Symbol, plan: &Plan, weights: &[u8]) -> TractResult<Vec<f32>> {
-    let subs = std::collections::HashMap::from([(batch.clone(), plan.batch.to_dim())]);
+fn check(
+    graph: &TypedModel,
+    (batch, lengths): (&Symbol, &[(Symbol, usize)]),
+    plan: &Plan,
+    weights: &[u8],
+) -> TractResult<Vec<f32>> {
+    let symbols = lengths.iter().cloned().chain([(batch.clone(), plan.batch)]);
+    let subs = symbols.map(|(symbol, number)| (symbol, number.to_dim())).collect();
     let runnable = graph.set_symbols(&subs)?.into_optimized()?.into_runnable()?;
     let mut arena = vec![0; plan.arena_bytes];
     let mut inputs = tvec![];
@@ -83,9 +107,10 @@ fn check(graph: &TypedModel, batch: &Symbol, plan: &Plan, weights: &[u8]) -> Tra
         let numbers: Vec<f32> = (0..count).map(|at| ((at * 7919 + index) % 1000) as f32 / 500.0 - 1.0).collect();
         let tensor = Tensor::from_shape(&port.shape, &numbers)?;
         // Indexes and masks are small.
+        let small: Vec<f32> = (0..count).map(|at| if at * 7919 / 3 % 2 == index % 2 { 0.0 } else { 1.0 }).collect();
         let tensor = match graph.input_fact(index)?.datum_type {
             DatumType::F32 => tensor,
-            other => Tensor::from_shape(&port.shape, &vec![1.0_f32; count])?.cast_to_dt(other)?.into_owned(),
+            other => Tensor::from_shape(&port.shape, &small)?.cast_to_dt(other)?.into_owned(),
         };
         arena[port.offset..][..port.bytes()].copy_from_slice(tensor.as_bytes());
         inputs.push(tensor.into_tvalue());

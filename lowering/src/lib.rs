@@ -1,6 +1,7 @@
-//! A model as a GPU runs it: for each batch size a static [`Plan`], which says what kernels run one after another, with
-//! what parameters, and where in one arena every tensor lies. Nothing here touches a GPU: plans are made on any machine
-//! ([`lower`](mod@lower)), and run on the CPU by [`interpret`](mod@interpret), which says what each step means.
+//! A model as a GPU runs it: for each batch size, and each of a few lengths, a static [`Plan`], which says what kernels
+//! run one after another, with what parameters, and where in one arena every tensor lies. Nothing here touches a GPU:
+//! plans are made on any machine ([`lower`](mod@lower)), and run on the CPU by [`interpret`](mod@interpret), which says
+//! what each step means.
 
 #![forbid(unsafe_code)]
 
@@ -11,5 +12,5 @@ pub mod lower;
 pub mod plan;
 
 pub use extents::Extent;
-pub use lower::{LowerError, Lowered, lower};
+pub use lower::{LowerError, Lowered, Lowering, lower};
 pub use plan::{Place, Plan, Port, Precision, Step, Type};

@@ -1,9 +1,10 @@
-//! A model as plans, one for each batch size.
+//! A model as plans, one for each batch size, and for each of a few lengths where requests choose some.
 //!
-//! The graph is tract's, typed and decluttered, with a symbol for the batch. For each size the symbol gets its number
-//! and what has become constant is folded; then one walk ([`walk`]) makes steps of the nodes. Elementwise operators
-//! stay expressions until somebody needs them in memory, products and convolutions wait for biases, sums and ReLU,
-//! and reshapes and transpositions are views, so tensors lie as their producers have them: images as NHWC.
+//! The graph is tract's, typed and decluttered, with a symbol for the batch and for each such length. For each plan
+//! symbols get their numbers and what has become constant is folded; then one walk ([`walk`]) makes steps of the nodes.
+//! Elementwise operators stay expressions until somebody needs them in memory, products and convolutions wait for
+//! biases, sums and ReLU, and reshapes and transpositions are views, so tensors lie as their producers have them:
+//! images as NHWC.
 //! At last each tensor gets its place in the arena ([`crate::arena`]).
 
 use tract_onnx::{prelude::*, tract_core::ops::source::TypedSource};
@@ -41,8 +42,49 @@ mod walk;
 pub struct Lowered {
     /// What all plans read, as one image.
     pub weights: Vec<u8>,
-    /// One for each batch size, in ascending order of sizes.
+    /// One for each batch size, in ascending order of sizes; or as they were added to a [`Lowering`].
     pub plans: Vec<Plan>,
+}
+
+/// Plans that share their weights, made one after another.
+pub struct Lowering {
+    precision: Precision,
+    image: Image,
+    plans: Vec<Plan>,
+}
+
+impl Lowering {
+    /// Without a plan.
+    #[must_use]
+    pub fn new(precision: Precision) -> Self {
+        Self { precision, image: Image::default(), plans: Vec::new() }
+    }
+
+    /// Lowers a decluttered graph for a batch of so many tasks, at least 1, where its symbols are these numbers.
+    ///
+    /// # Errors
+    /// If the graph has operators that there are no kernels for, lengths that are no numbers once its symbols are, or
+    /// weights that do not fit the precision. All is as it was before, then.
+    pub fn add(&mut self, graph: &TypedModel, batch: usize, symbols: &[(Symbol, usize)]) -> Result<(), LowerError> {
+        assert!(batch > 0, "a batch has tasks");
+        let graph = concrete(graph, symbols).map_err(unsound)?;
+        let (image, how) = (&mut self.image, (self.precision, batch));
+        let before = image.bytes.len();
+        let plan = plan(&graph, image, how).or_else(|error| {
+            image.cut(before);
+            // Some lengths are numbers only once all is simplified, which is slow and turns dimensions of one about.
+            let simplified = graph.into_decluttered().map_err(unsound)?;
+            plan(&simplified, image, how).map_err(|_| error)
+        });
+        self.plans.push(plan.inspect_err(|_| image.cut(before))?);
+        Ok(())
+    }
+
+    /// The plans in the order in which they were added, and what they read.
+    #[must_use]
+    pub fn finish(self) -> Lowered {
+        Lowered { weights: self.image.bytes, plans: self.plans }
+    }
 }
 
 /// Lowers a decluttered graph for batches of these sizes, each at least 1. `batch` is the symbol of their length;
@@ -61,27 +103,21 @@ pub fn lower(
     assert!(!sizes.contains(&0), "a batch has tasks");
     sizes.sort_unstable();
     sizes.dedup();
-    let mut image = Image::default();
-    let mut plans = Vec::new();
+    let mut lowering = Lowering::new(precision);
     for size in sizes {
-        let graph = concrete(graph, batch, size).map_err(unsound)?;
-        let before = image.bytes.len();
-        let plan = plan(&graph, &mut image, (precision, size)).or_else(|error| {
-            image.cut(before);
-            // Some lengths are numbers only once all is simplified, which is slow and turns dimensions of one about.
-            let simplified = graph.into_decluttered().map_err(unsound)?;
-            plan(&simplified, &mut image, (precision, size)).map_err(|_| error)
-        });
-        plans.push(plan?);
+        let symbols: Vec<_> = batch.map(|batch| (batch.clone(), size)).into_iter().collect();
+        lowering.add(graph, size, &symbols)?;
     }
-    Ok(Lowered { weights: image.bytes, plans })
+    Ok(lowering.finish())
 }
 
-/// The graph for one batch size.
-fn concrete(graph: &TypedModel, batch: Option<&Symbol>, size: usize) -> TractResult<TypedModel> {
-    let Some(batch) = batch else { return Ok(graph.clone()) };
-    let subs = std::collections::HashMap::from([(batch.clone(), size.to_dim())]);
-    let mut graph = graph.set_symbols(&subs)?;
+/// The graph where symbols are numbers.
+fn concrete(graph: &TypedModel, symbols: &[(Symbol, usize)]) -> TractResult<TypedModel> {
+    if symbols.is_empty() {
+        return Ok(graph.clone());
+    }
+    let numbers = symbols.iter().map(|(symbol, number)| (symbol.clone(), number.to_dim())).collect();
+    let mut graph = graph.set_symbols(&numbers)?;
     graph.prop_consts()?;
     Ok(graph)
 }

@@ -8,6 +8,7 @@ use transport::{ConnectionId, Transfer};
 
 use super::{Core, Output, Run};
 use crate::{
+    executor::OnGpus,
     staging::Place,
     worker::{self, Ahead, Push},
 };
@@ -30,7 +31,7 @@ impl Core {
     pub(super) fn send_ahead(&mut self, gpu: usize) {
         while let Some(Ahead { number, buffer, model, runs }) = self.hosting.workers[gpu].poll_ahead() {
             let executor = Arc::clone(&self.loaded(model).executor);
-            if executor.on_gpus().is_some() {
+            if executor.on_gpus().is_some_and(OnGpus::takes_inputs_ahead) {
                 let runs = self.runs((gpu, buffer), model, runs);
                 self.outputs.push_back(Output::SendAhead { gpu, number, executor, runs });
             }

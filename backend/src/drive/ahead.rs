@@ -43,6 +43,11 @@ impl Ahead {
         }
     }
 
+    /// The place of a batch that runs next whose inputs do not go ahead, and which stages them itself.
+    pub(super) fn own(&self) -> Slot {
+        Slot(self.slots().running)
+    }
+
     /// Where the inputs are of the batch that runs next; they are sent there unless they went ahead.
     pub(super) fn take(
         &self,

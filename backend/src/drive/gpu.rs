@@ -139,9 +139,10 @@ fn run_jobs(clock: Clock, (gpu, ahead): (usize, &Ahead), jobs: &Receiver<Job>, f
     super::reduce_timer_slack();
     let mut scratch = Scratch::default();
     for job in jobs {
-        let execution = match job.batch.executor.on_gpus() {
-            Some(model) => run_on_gpu(clock, &job, &mut scratch, (model, gpu, ahead)),
-            None => run_job(clock, &job, &mut scratch),
+        let on_gpus = job.batch.executor.on_gpus();
+        let execution = match on_gpus {
+            Some(model) if model.takes_inputs_ahead() => run_on_gpu(clock, &job, &mut scratch, (model, gpu, ahead)),
+            _ => run_job(clock, &job, &mut scratch, (gpu, ahead)),
         };
         let sample = job.batch.sample.filter(|_| matches!(execution, Execution::Done { .. }));
         if finished.send(Finished { session: job.session, gpu, end: End::Batch(execution) }).is_err() {
@@ -149,9 +150,9 @@ fn run_jobs(clock: Clock, (gpu, ahead): (usize, &Ahead), jobs: &Receiver<Job>, f
         }
         job.waker.wake();
         // Whoever waits comes first.
-        let is_idle = jobs.is_empty() && job.batch.executor.on_gpus().is_none();
+        let is_idle = jobs.is_empty() && on_gpus.is_none_or(|model| !model.takes_inputs_ahead());
         let Some((place, plan)) = sample.filter(|_| is_idle) else { continue };
-        if let Some(took) = scratch.run_alone(clock, &job.batch, place) {
+        if let Some(took) = scratch.run_alone(clock, &job.batch, place, (gpu, ahead)) {
             let end = End::Alone(plan, took);
             // It is worth less than the room that a batch's end needs.
             if finished.try_send(Finished { session: job.session, gpu, end }).is_ok() {
@@ -168,21 +169,29 @@ struct Scratch {
     outputs: Vec<u8>,
 }
 
-fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch) -> Execution {
+/// Runs what the batch's executor runs, by way of this thread's memory.
+fn execute(
+    executor: &dyn Executor,
+    (gpu, ahead): (usize, &Ahead),
+    (inputs, outputs): (&[u8], &mut [u8]),
+) -> Result<Vec<TaskError>, ExecutorError> {
+    match executor.on_gpus() {
+        Some(model) => model.run_records(gpu, ahead.own(), inputs, outputs),
+        None => executor.execute(inputs, outputs),
+    }
+}
+
+fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch, on: (usize, &Ahead)) -> Execution {
     let executor = &job.batch.executor;
-    in_window(
-        clock,
-        job,
-        || executor.is_up(),
-        || {
-            let started_at = clock.now();
-            let result = catch_unwind(AssertUnwindSafe(|| scratch.run(job)));
-            if let Some(profile) = executor.emulated_profile() {
-                sleep_until(|| clock.now(), started_at + profile.latency(job.batch.tasks()));
-            }
-            result
-        },
-    )
+    let is_up = || executor.on_gpus().map_or_else(|| executor.is_up(), |model| model.on(on.0).gpu().is_up());
+    in_window(clock, job, is_up, || {
+        let started_at = clock.now();
+        let result = catch_unwind(AssertUnwindSafe(|| scratch.run(job, on)));
+        if let Some(profile) = executor.emulated_profile() {
+            sleep_until(|| clock.now(), started_at + profile.latency(job.batch.tasks()));
+        }
+        result
+    })
 }
 
 /// Inputs are on their way before the window opens, whether they went ahead or not.
@@ -234,7 +243,7 @@ pub(super) fn parts<'a>(region: &'a Region, runs: &[core::Run]) -> Vec<Part<'a>>
 }
 
 impl Scratch {
-    fn run(&mut self, job: &Job) -> Result<Outputs, ExecutorError> {
+    fn run(&mut self, job: &Job, on: (usize, &Ahead)) -> Result<Outputs, ExecutorError> {
         let batch = &job.batch;
         let ModelShape { output_bytes, records, .. } = batch.shape;
         let inputs_bytes = batch.runs.iter().map(|run| run.tasks * run.input_bytes).sum();
@@ -251,7 +260,7 @@ impl Scratch {
                 into.chunks_exact_mut(run.input_bytes).for_each(cell::set_record_bytes);
             }
         }
-        let failed = batch.executor.execute(inputs, outputs)?;
+        let failed = execute(batch.executor.as_ref(), on, (inputs, &mut *outputs))?;
         if failed.is_empty() && !records.outputs {
             let mut outputs = &*outputs;
             for run in &batch.runs {
@@ -264,7 +273,7 @@ impl Scratch {
     }
 
     /// Runs one task of the batch that was run last again, alone. How long that took; `None` if it failed.
-    fn run_alone(&mut self, clock: Clock, batch: &core::Job, place: usize) -> Option<Span> {
+    fn run_alone(&mut self, clock: Clock, batch: &core::Job, place: usize, on: (usize, &Ahead)) -> Option<Span> {
         // As they were gathered.
         let lengths = batch.runs.iter().flat_map(|run| std::iter::repeat_n(run.input_bytes, run.tasks));
         let input_bytes = lengths.clone().nth(place)?;
@@ -272,7 +281,7 @@ impl Scratch {
         let input = self.inputs.get(offset..offset + input_bytes)?;
         let output = self.outputs.get_mut(..batch.shape.output_bytes)?;
         let started_at = clock.now();
-        let ran = catch_unwind(AssertUnwindSafe(|| batch.executor.execute(input, output)));
+        let ran = catch_unwind(AssertUnwindSafe(|| execute(batch.executor.as_ref(), on, (input, output))));
         let took = clock.now() - started_at;
         matches!(ran, Ok(Ok(failed)) if failed.is_empty()).then_some(took)
     }
@@ -502,7 +511,7 @@ mod tests {
         let job =
             Job { session: 1, batch, staged: Arc::new(Staged::unpinned(region.clone())), waker: endpoint.waker() };
         let mut scratch = Scratch { inputs: vec![0xaa; 50], outputs: vec![0xaa; 80] };
-        assert_eq!(scratch.run(&job), Ok(Outputs { failed: vec![], bytes: vec![6, 6, 7] }));
+        assert_eq!(scratch.run(&job, (0, &Ahead::default())), Ok(Outputs { failed: vec![], bytes: vec![6, 6, 7] }));
         let read = |offset, bytes| {
             let mut found = vec![0; bytes];
             region.read(offset, &mut found);
@@ -512,7 +521,7 @@ mod tests {
         assert_eq!(read(400, 8), [7, 0, 0, 0, 3, 4, 7, 0]);
         region.write(9, &[13]);
         scratch.outputs.fill(0xaa);
-        let found = scratch.run(&job).unwrap();
+        let found = scratch.run(&job, (0, &Ahead::default())).unwrap();
         assert_eq!((found.bytes, found.failed.len()), (vec![6, 0, 7], 1), "whatever lies in its room");
         drop(endpoint);
     }
@@ -554,8 +563,9 @@ mod tests {
         let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
         let job = Job { session: 1, batch, staged: Arc::new(Staged::unpinned(region)), waker: endpoint.waker() };
         let mut scratch = Scratch::default();
-        assert_eq!(scratch.run(&job), Ok(Outputs::default()));
-        let alone: Vec<bool> = (0..5).map(|place| scratch.run_alone(clock, &job.batch, place).is_some()).collect();
+        assert_eq!(scratch.run(&job, (0, &Ahead::default())), Ok(Outputs::default()));
+        let alone: Vec<bool> =
+            (0..5).map(|place| scratch.run_alone(clock, &job.batch, place, (0, &Ahead::default())).is_some()).collect();
         assert_eq!(alone, [true, false, true, true, false], "one fails, and there is no fifth");
         let ran = executor.0.lock().unwrap().clone();
         assert_eq!(ran, [vec![3, 13, 1, 2], vec![3], vec![13], vec![1], vec![2]]);

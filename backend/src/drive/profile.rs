@@ -4,7 +4,7 @@ use proto::{BatchCost, LatencyProfile, Span};
 use repository::{Model, cell};
 use transport::Clock;
 
-use crate::executor::{Executor, ExecutorError, TaskError, few_sizes};
+use crate::executor::{Execute, Executor, ExecutorError, TaskError, few_sizes};
 
 /// The share of runs that the estimate covers.
 pub const QUANTILE: f64 = 0.9;
@@ -73,10 +73,11 @@ pub(super) fn measure(
     progress: &mut dyn FnMut(usize),
 ) -> Result<Vec<Measured>, ExecutorError> {
     let sizes = if effort.every_size { (1..=model.max_batch).collect() } else { few_sizes(model.max_batch) };
-    let sample = sample(model, executor)?;
+    let execute: &mut Execute<'_> = &mut |inputs, outputs| executor.execute(inputs, outputs);
+    let sample = sample(model, execute)?;
     let measured = sizes.into_iter().map(|batch| {
         progress(batch);
-        time_batch(clock, executor, effort, (sample.repeat(batch), vec![0; batch * model.output_bytes()]), batch)
+        time_batch(clock, execute, effort, (sample.repeat(batch), vec![0; batch * model.output_bytes()]), batch)
     });
     measured.collect()
 }
@@ -97,12 +98,22 @@ pub(super) fn cost(clock: Clock, model: &Model, executor: &dyn Executor) -> Opti
     if !cell::is_record(&model.inputs) || executor.emulated_profile().is_some() {
         return None;
     }
-    let longest = sample(model, executor).ok()?;
+    match executor.on_gpus() {
+        Some(on_gpus) => {
+            let gpu = on_gpus.gpus().next()?;
+            on_gpus.try_records_on(gpu, |execute| Ok(cost_of(clock, model, execute))).ok()?
+        }
+        None => cost_of(clock, model, &mut |inputs, outputs| executor.execute(inputs, outputs)),
+    }
+}
+
+fn cost_of(clock: Clock, model: &Model, execute: &mut Execute<'_>) -> Option<BatchCost> {
+    let longest = sample(model, execute).ok()?;
     let smallest = cell::sample(&model.inputs, &model.outputs, 1);
     let batch = model.max_batch.min(COST_BATCH);
-    let median = |inputs: Vec<u8>, batch: usize| {
+    let mut median = |inputs: Vec<u8>, batch: usize| {
         let outputs = vec![0; batch * model.output_bytes()];
-        Some(time_batch(clock, executor, Effort::AT_START, (inputs, outputs), batch).ok()?.median)
+        Some(time_batch(clock, execute, Effort::AT_START, (inputs, outputs), batch).ok()?.median)
     };
     let least = median(smallest, 1)?;
     Some(fit(least, median(longest.clone(), 1)?, (batch, median(longest.repeat(batch), batch)?)))
@@ -119,14 +130,14 @@ fn fit(least: Span, longest: Span, (batch, together): (usize, Span)) -> BatchCos
 
 /// A task's input that the model can compute an output for: of the longest of these lengths, where requests choose
 /// some.
-fn sample(model: &Model, executor: &dyn Executor) -> Result<Vec<u8>, ExecutorError> {
+pub(super) fn sample(model: &Model, execute: &mut Execute<'_>) -> Result<Vec<u8>, ExecutorError> {
     let has_records = cell::is_record(&model.inputs) || cell::is_record(&model.outputs);
     let lengths = if has_records { &SAMPLE_LENGTHS[..] } else { &SAMPLE_LENGTHS[..1] };
     let mut tried = Err(ExecutorError("there is no sample".to_owned()));
     for &length in lengths {
         let sample = cell::sample(&model.inputs, &model.outputs, length);
         let mut outputs = vec![0; model.output_bytes()];
-        tried = match has_records.then(|| run_once(executor, &sample, &mut outputs)) {
+        tried = match has_records.then(|| run_once(execute, &sample, &mut outputs)) {
             Some(Err(error)) => Err(error),
             Some(Ok(())) | None => return Ok(sample),
         };
@@ -134,8 +145,13 @@ fn sample(model: &Model, executor: &dyn Executor) -> Result<Vec<u8>, ExecutorErr
     tried
 }
 
-fn run_once(executor: &dyn Executor, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
-    match executor.execute(inputs, outputs)?.into_iter().next() {
+fn run_once(execute: &mut Execute<'_>, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
+    all_ran(execute(inputs, outputs)?)
+}
+
+/// That no task of a sample has failed.
+pub(super) fn all_ran(failed: Vec<TaskError>) -> Result<(), ExecutorError> {
+    match failed.into_iter().next() {
         Some(TaskError { reason, .. }) => Err(ExecutorError(format!("a sample of zeros: {reason}"))),
         None => Ok(()),
     }
@@ -143,12 +159,12 @@ fn run_once(executor: &dyn Executor, inputs: &[u8], outputs: &mut [u8]) -> Resul
 
 fn time_batch(
     clock: Clock,
-    executor: &dyn Executor,
+    execute: &mut Execute<'_>,
     effort: Effort,
     (inputs, mut outputs): (Vec<u8>, Vec<u8>),
     batch: usize,
 ) -> Result<Measured, ExecutorError> {
-    time(clock, effort, batch, &mut || run_once(executor, &inputs, &mut outputs))
+    time(clock, effort, batch, &mut || run_once(execute, &inputs, &mut outputs))
 }
 
 /// Runs a batch of this size again and again.

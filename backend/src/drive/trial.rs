@@ -2,7 +2,7 @@
 //! and l(b). Both are those of the slowest GPU, as one profile is offered for all.
 
 use proto::{LatencyProfile, Span, Weights};
-use repository::{Model, SLO_MAX};
+use repository::{Model, SLO_MAX, cell};
 use transport::{Clock, Region};
 
 use super::profile::{self, Effort, Measured};
@@ -67,19 +67,28 @@ fn measure(
     effort: Effort,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Vec<Measured>, ExecutorError> {
-    let sample = repository::cell::sample(&model.inputs, &model.outputs, 1);
+    let once = |result: Result<Vec<TaskError>, ExecutorError>| profile::all_ran(result?);
+    let sizes = on_gpus.sizes().iter();
+    if !on_gpus.takes_inputs_ahead() {
+        return on_gpus.try_records_on(gpu, |execute| {
+            let sample = profile::sample(model, execute)?;
+            let measured = sizes.map(|&batch| {
+                progress(batch);
+                let (inputs, mut outputs) = (sample.repeat(batch), vec![0; batch * model.output_bytes()]);
+                profile::time(clock, effort, batch, &mut || once(execute(&inputs, &mut outputs)))
+            });
+            measured.collect()
+        });
+    }
+    let sample = cell::sample(&model.inputs, &model.outputs, 1);
     let largest = on_gpus.sizes().last().copied().unwrap_or(1);
     let bytes = largest * (model.input_bytes() + model.output_bytes());
     let region = Region::allocate(bytes).map_err(|error| ExecutorError(format!("memory for a batch: {error}")))?;
     region.write(0, &sample.repeat(largest));
     on_gpus.try_on(gpu, &region, |run_batch| {
-        let sizes = on_gpus.sizes().iter();
         let measured = sizes.map(|&batch| {
             progress(batch);
-            profile::time(clock, effort, batch, &mut || match run_batch(batch)?.into_iter().next() {
-                Some(TaskError { reason, .. }) => Err(ExecutorError(format!("a sample of zeros: {reason}"))),
-                None => Ok(()),
-            })
+            profile::time(clock, effort, batch, &mut || once(run_batch(batch)))
         });
         measured.collect()
     })
@@ -99,12 +108,8 @@ fn keep_slowest(slowest: &mut Vec<Measured>, measured: Vec<Measured>) {
 
 /// l(b) as the GPUs' own clocks had it when the model was registered, without what comes before and after.
 fn registered(model: &Model, on_gpus: &OnGpus) -> LatencyProfile {
-    let of = |index: usize| {
-        let times = on_gpus.gpus().map(|gpu| on_gpus.on(gpu).measured()[index].quantile(profile::QUANTILE));
-        times.max().unwrap_or(Span(1))
-    };
-    let sizes = on_gpus.sizes().iter().enumerate();
-    let points: Vec<_> = sizes.map(|(index, &batch)| (batch, of(index))).collect();
+    let sizes = on_gpus.sizes().iter();
+    let points: Vec<_> = sizes.map(|&batch| (batch, on_gpus.registered(batch, profile::QUANTILE))).collect();
     debug_assert_eq!(points.last().map(|point| point.0), Some(model.max_batch));
     steps(points.into_iter())
 }

@@ -2,10 +2,13 @@
 //! on each GPU that hosts it ([`cuda`]). Batches between those sizes take as long as the next one up.
 //!
 //! What is bound to the model's configuration is bound as for the CPU ([`super::onnx`]), so both refuse the same files
-//! with the same words; what the CPU can do beyond that is refused here by name: tensors whose size requests choose,
-//! strings, and inputs that are made for a whole batch.
+//! with the same words; what the CPU can do beyond that is refused here by name: strings, tensors that may be left out,
+//! and inputs that are made for a whole batch. Where requests choose lengths there are plans for a few of them
+//! ([`rungs`]), and tasks are padded to those ([`unequal`]).
 
 mod devices;
+mod rungs;
+mod unequal;
 
 use std::{
     collections::BTreeMap,
@@ -14,13 +17,23 @@ use std::{
 };
 
 use cuda::{GpuError, Hosted, Part, Slot};
-use lowering::{Lowered, Plan};
-use proto::LatencyProfile;
+use lowering::{Lowered, Lowering, Plan};
+use proto::{LatencyProfile, Span};
 use repository::{Batching, Model, Precision, cell};
 use transport::Region;
 
-use super::{Executor, ExecutorError, TaskError, few_sizes, onnx::Source};
+use super::{
+    Executor, ExecutorError, TaskError, few_sizes,
+    onnx::{Groups, Source},
+};
 pub use devices::{Devices, OpenDriver, real_driver};
+use rungs::Rungs;
+use unequal::Unequal;
+
+/// Why a task has no output whose indexes a plan cannot use.
+const INDEX_OUT_OF_RANGE: &str = "execution failed: an input has an index out of range";
+/// l(b) of a model whose requests choose lengths is that of tasks as long as this, or of the longest below.
+const TYPICAL_LENGTH: usize = 256;
 
 /// A model on GPUs.
 pub struct OnGpus {
@@ -30,8 +43,9 @@ pub struct OnGpus {
     devices: Arc<Devices>,
     /// By the GPU's index in the backend's configuration; at least one.
     hosted: BTreeMap<usize, Hosted>,
-    input_bytes: usize,
-    output_bytes: usize,
+    model: Model,
+    /// If requests choose lengths.
+    unequal: Option<Unequal>,
 }
 
 impl From<GpuError> for ExecutorError {
@@ -56,20 +70,37 @@ impl OnGpus {
         check(model, batching)?;
         let source = Source::of(model, file, batching)?;
         let sizes = few_sizes(model.max_batch);
-        let Lowered { weights, plans } = lower(&source, &sizes, precision)?;
-        let plans: Vec<Arc<Plan>> = plans.into_iter().map(Arc::new).collect();
-        check_ports(model, &plans[0])?;
+        let (Lowered { weights, plans }, groups) = lower(&source, &sizes, precision)?;
+        let mut plans = plans.into_iter().map(Arc::new);
+        let mut unequal = None;
+        let forms: Vec<Vec<Arc<Plan>>> = match groups {
+            Some((groups, rungs)) => {
+                let forms = rungs.forms().iter().map(|form| plans.by_ref().take(form.sizes.len()).collect());
+                let forms: Vec<_> = forms.collect();
+                let refused = |error: ExecutorError| source.refused(&error);
+                unequal = Some(Unequal::new(groups, rungs, &forms).map_err(refused)?);
+                forms
+            }
+            None => vec![plans.collect()],
+        };
+        if unequal.is_none() {
+            check_ports(model, &forms[0][0])?;
+        }
+        let forms: Vec<&[Arc<Plan>]> = forms.iter().map(Vec::as_slice).collect();
         let image = cuda::image(&weights)?;
         drop(weights);
         let mut hosted = BTreeMap::new();
         for gpu in gpu_indexes.iter().map(|&index| index as usize) {
             let device = devices.gpu(gpu)?;
-            let registered = device.gpu.register(&model.name, &plans, &image);
+            let registered = device.gpu.register_forms(&model.name, &forms, &image);
             let failed = |error| ExecutorError(format!("model {} on GPU {}: {error}", model.name, device.name));
             hosted.insert(gpu, registered.map_err(failed)?);
+            if let Some(unequal) = &mut unequal {
+                unequal.make_room(gpu, &device)?;
+            }
         }
-        let (devices, input_bytes, output_bytes) = (Arc::clone(devices), model.input_bytes(), model.output_bytes());
-        Ok(Self { source, sizes, precision, devices, hosted, input_bytes, output_bytes })
+        let (devices, model) = (Arc::clone(devices), model.clone());
+        Ok(Self { source, sizes, precision, devices, hosted, model, unequal })
     }
 
     /// The GPUs that host it, by their index.
@@ -99,6 +130,56 @@ impl OnGpus {
         &self.hosted[&gpu]
     }
 
+    /// Whether inputs go from staging memory to a GPU as they lie, so also ahead of their batch ([`Self::run`]). They
+    /// do not where requests choose lengths: [`Self::run_records`].
+    #[must_use]
+    pub fn takes_inputs_ahead(&self) -> bool {
+        self.unequal.is_none()
+    }
+
+    /// What a batch of this size took at most of so large a share of runs when the model was registered, by the GPUs'
+    /// own clocks; the slowest GPU's. Where requests choose lengths all tasks have a typical one.
+    #[must_use]
+    pub fn registered(&self, batch: usize, share: f64) -> Span {
+        let form = self.typical_form();
+        let took = |hosted: &Hosted| {
+            let measured = hosted.measured_in(form);
+            let largest = measured.last().map_or(1, |size| size.batch);
+            let of = |batch: usize| {
+                let size = measured.iter().find(|size| size.batch >= batch);
+                size.filter(|_| batch > 0).map_or(Span::ZERO, |size| size.quantile(share))
+            };
+            // What is more than a run takes several.
+            of(largest) * (batch / largest) as i64 + of(batch % largest)
+        };
+        self.hosted.values().map(took).max().unwrap_or(Span(1))
+    }
+
+    fn typical_form(&self) -> cuda::Form {
+        let is_typical = |lengths: &[usize]| lengths.iter().all(|&length| length <= TYPICAL_LENGTH);
+        let forms = self.unequal.iter().flat_map(|unequal| unequal.rungs().forms());
+        let typical = forms.enumerate().filter(|(_, form)| is_typical(&form.lengths));
+        let longest = typical.max_by_key(|(_, form)| form.lengths.iter().product::<usize>());
+        cuda::Form(longest.map_or(0, |(form, _)| form))
+    }
+
+    /// Runs a batch of a model that does not take inputs ahead: `inputs` and `outputs` as [`Executor::execute`] has
+    /// them. The slot is one that nothing else is staged in.
+    ///
+    /// # Errors
+    /// If the GPU fails it, or another kind of model is asked for it.
+    pub fn run_records(
+        &self,
+        gpu: usize,
+        slot: Slot,
+        inputs: &[u8],
+        outputs: &mut [u8],
+    ) -> Result<Vec<TaskError>, ExecutorError> {
+        let unequal = self.unequal.as_ref();
+        let unequal = unequal.ok_or_else(|| ExecutorError(format!("{} has no records", self.model.name)))?;
+        unequal.run((self.on(gpu), gpu), slot, (inputs, outputs))
+    }
+
     /// Runs the batch whose inputs were staged in a slot, and yields the tasks without output.
     ///
     /// # Errors
@@ -111,8 +192,7 @@ impl OnGpus {
         outputs: &[Part<'_>],
     ) -> Result<Vec<TaskError>, ExecutorError> {
         let ran = self.on(gpu).run(slot, tasks, outputs)?;
-        let failed =
-            |task| TaskError { task, reason: "execution failed: an input has an index out of range".to_owned() };
+        let failed = |task| TaskError { task, reason: INDEX_OUT_OF_RANGE.to_owned() };
         Ok(ran.faults.into_iter().map(failed).collect())
     }
 
@@ -127,18 +207,42 @@ impl OnGpus {
         region: &Region,
         run: impl FnOnce(&mut dyn FnMut(usize) -> Result<Vec<TaskError>, ExecutorError>) -> Result<T, ExecutorError>,
     ) -> Result<T, ExecutorError> {
+        let (input_bytes, output_bytes) = (self.model.input_bytes(), self.model.output_bytes());
+        self.with_weights(gpu, |hosted| {
+            let _pinned = hosted.gpu().pin(region)?;
+            run(&mut |tasks: usize| {
+                let (inputs_bytes, bytes) = (tasks * input_bytes, tasks * output_bytes);
+                hosted.stage(Slot::TRIAL, &[Part { region, offset: 0, bytes: inputs_bytes }])?;
+                self.run(gpu, Slot::TRIAL, tasks, &[Part { region, offset: inputs_bytes, bytes }])
+            })
+        })
+    }
+
+    /// The same of a model that does not take inputs ahead: the function takes inputs and outputs as
+    /// [`Executor::execute`] does.
+    ///
+    /// # Errors
+    /// As [`Self::try_on`].
+    pub fn try_records_on<T>(
+        &self,
+        gpu: usize,
+        run: impl FnOnce(&mut super::Execute<'_>) -> Result<T, ExecutorError>,
+    ) -> Result<T, ExecutorError> {
+        self.with_weights(gpu, |_| run(&mut |inputs, outputs| self.run_records(gpu, Slot::TRIAL, inputs, outputs)))
+    }
+
+    /// One trial at a time, while weights are there.
+    fn with_weights<T>(
+        &self,
+        gpu: usize,
+        run: impl FnOnce(&Hosted) -> Result<T, ExecutorError>,
+    ) -> Result<T, ExecutorError> {
         let hosted = self.on(gpu);
         let device = self.devices.gpu(gpu)?;
         let _turn = device.trial.lock().unwrap_or_else(PoisonError::into_inner);
-        let _pinned = hosted.gpu().pin(region)?;
         let was_there = hosted.is_resident();
         hosted.load()?;
-        let mut run_batch = |tasks: usize| {
-            let (inputs_bytes, bytes) = (tasks * self.input_bytes, tasks * self.output_bytes);
-            hosted.stage(Slot::TRIAL, &[Part { region, offset: 0, bytes: inputs_bytes }])?;
-            self.run(gpu, Slot::TRIAL, tasks, &[Part { region, offset: inputs_bytes, bytes }])
-        };
-        let result = run(&mut run_batch);
+        let result = run(hosted);
         if !was_there {
             hosted.unload();
         }
@@ -150,7 +254,10 @@ impl Executor for OnGpus {
     /// On the first of its GPUs, through memory of its own: what serves goes from staging memory straight to a GPU.
     fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
         let gpu = self.gpus().next().expect("a model is hosted on one GPU at least");
-        let tasks = inputs.len() / self.input_bytes;
+        if self.unequal.is_some() {
+            return self.try_records_on(gpu, |execute| execute(inputs, outputs));
+        }
+        let tasks = inputs.len() / self.model.input_bytes().max(1);
         let region = Region::allocate(inputs.len() + outputs.len())
             .map_err(|error| ExecutorError(format!("memory for a batch of {tasks}: {error}")))?;
         region.write(0, inputs);
@@ -179,7 +286,7 @@ impl Executor for OnGpus {
         if self.hosted.values().all(Hosted::is_in_host_memory) {
             return Ok(());
         }
-        let image = cuda::image(&lower(&self.source, &self.sizes, self.precision)?.weights)?;
+        let image = cuda::image(&lower(&self.source, &self.sizes, self.precision)?.0.weights)?;
         self.hosted.values().try_for_each(|hosted| Ok(hosted.read(image.clone())?))
     }
 
@@ -190,19 +297,20 @@ impl Executor for OnGpus {
 
 /// That a configuration asks for nothing that only the CPU does.
 fn check(model: &Model, batching: &Batching) -> Result<(), ExecutorError> {
-    let tensors = || model.inputs.iter().chain(&model.outputs);
-    let what = match tensors().find(|tensor| tensor.variable.is_some()) {
-        Some(tensor) => format!("the size of {} is a request's choice", tensor.name),
-        None if cell::is_record(&model.inputs) || cell::is_record(&model.outputs) || !batching.is_plain() => {
-            "inputs are made for a whole batch, or tensors joined".to_owned()
-        }
-        None => return Ok(()),
+    let what = if cell::is_record(&model.inputs) || cell::is_record(&model.outputs) {
+        unequal::check(model, batching)
+    } else if batching.is_plain() {
+        Ok(())
+    } else {
+        Err("inputs are made for a whole batch, or tensors joined".to_owned())
     };
-    Err(ExecutorError(format!(
-        "model {}: {what}, which executor = \"cuda\" cannot do; give it parameters: executor \"onnx\", which runs it \
-         on the CPU",
-        model.name
-    )))
+    what.map_err(|what| {
+        ExecutorError(format!(
+            "model {}: {what}, which executor = \"cuda\" cannot do; give it parameters: executor \"onnx\", which runs \
+             it on the CPU",
+            model.name
+        ))
+    })
 }
 
 /// That what a plan takes and gives is what clients send and get.
@@ -222,19 +330,42 @@ fn check_ports(model: &Model, plan: &Plan) -> Result<(), ExecutorError> {
     Ok(())
 }
 
-fn lower(source: &Source, sizes: &[usize], precision: Precision) -> Result<Lowered, ExecutorError> {
-    let graph = source.decluttered()?;
+/// What a model whose requests choose lengths has beside its plans, which are in the order of forms and of their sizes.
+type Forms = Option<(Groups, Rungs)>;
+
+fn lower(source: &Source, sizes: &[usize], precision: Precision) -> Result<(Lowered, Forms), ExecutorError> {
+    let (graph, groups) = source.decluttered()?;
     let batch = source.is_batched().then(|| graph.symbols.sym("batch"));
     let precision = match precision {
         Precision::Fp32 => lowering::plan::Precision::Fp32,
         Precision::Tf32 => lowering::plan::Precision::Tf32,
         Precision::Fp16 => lowering::plan::Precision::Fp16,
     };
-    let lowered = lowering::lower(&graph, batch.as_ref(), sizes, precision);
-    lowered.map_err(|error| {
-        let else_ = "parameters: executor \"onnx\" runs it on the CPU";
-        source.refused(&format_args!("executor = \"cuda\": {error}; {else_}"))
-    })
+    let else_ = "parameters: executor \"onnx\" runs it on the CPU";
+    if groups.binding.lengths.is_empty() {
+        let lowered = lowering::lower(&graph, batch.as_ref(), sizes, precision);
+        let refused =
+            |error: lowering::LowerError| source.refused(&format_args!("executor = \"cuda\": {error}; {else_}"));
+        return Ok((lowered.map_err(refused)?, None));
+    }
+    let refused = |error: ExecutorError| source.refused(&error);
+    let rungs = Rungs::of(&groups, sizes.last().copied().unwrap_or(1)).map_err(refused)?;
+    let named = groups.binding.named_lengths().map_err(|cause| source.refused(&cause))?;
+    let mut lowering = Lowering::new(precision);
+    for form in rungs.forms() {
+        for &size in &form.sizes {
+            let batch = batch.iter().map(|batch| (batch.clone(), size));
+            let symbols: Vec<_> = batch.chain(named.iter().cloned().zip(form.lengths.iter().copied())).collect();
+            lowering.add(&graph, size, &symbols).map_err(|error| {
+                let lengths = &form.lengths;
+                source.refused(&format_args!(
+                    "executor = \"cuda\": {error}, with lengths {lengths:?}; {else_}, and max_dims says how long they \
+                     are"
+                ))
+            })?;
+        }
+    }
+    Ok((lowering.finish(), Some((groups, rungs))))
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ use tract_onnx::tract_core::plan::SimplePlan;
 
 use super::{Executor, ExecutorError, TaskError};
 use binding::Binding;
+use groups::AnyLength;
+pub(super) use groups::{Group, Groups, Results, Rounding};
 
 mod binding;
 mod dimensions;
@@ -34,11 +36,7 @@ pub struct Onnx {
     /// `None` while its weights are not needed.
     plan: RwLock<Option<Plan>>,
     source: Source,
-    inputs: Vec<repository::Tensor>,
-    outputs: Vec<repository::Tensor>,
-    is_batched: bool,
-    batching: Batching,
-    binding: Binding,
+    groups: Groups,
     /// Sizes of tensors differ between requests, or a run takes more than these.
     in_groups: bool,
 }
@@ -53,9 +51,9 @@ impl Onnx {
         let source = Source::of(model, file, batching)?;
         let (plan, binding) = source.read()?;
         let plan = RwLock::new(Some(plan));
-        let (inputs, outputs, batching) = (model.inputs.clone(), model.outputs.clone(), batching.clone());
-        let in_groups = cell::is_record(&inputs) || cell::is_record(&outputs) || !batching.is_plain();
-        Ok(Self { plan, source, inputs, outputs, is_batched: model.is_batched, batching, binding, in_groups })
+        let groups = Groups::new(model, batching, binding);
+        let in_groups = cell::is_record(&groups.inputs) || cell::is_record(&groups.outputs) || !batching.is_plain();
+        Ok(Self { plan, source, groups, in_groups })
     }
 
     fn plan(&self) -> TractResult<Plan> {
@@ -65,9 +63,9 @@ impl Onnx {
 
     /// One tensor of the whole batch, gathered from where it lies in each task's input.
     fn gather(&self, inputs: &[u8], index: usize, batch: usize) -> TractResult<TValue> {
-        let tensor = &self.inputs[index];
-        let task_bytes = task_bytes(&self.inputs);
-        let offset = task_bytes_before(&self.inputs, index);
+        let tensor = &self.groups.inputs[index];
+        let task_bytes = task_bytes(&self.groups.inputs);
+        let offset = task_bytes_before(&self.groups.inputs, index);
         let mut gathered = Tensor::zero_dt(datum_type(tensor.datatype), &self.shape(tensor, batch))?;
         for (task, into) in gathered.as_bytes_mut().chunks_exact_mut(tensor.bytes()).enumerate() {
             let from = &inputs[task * task_bytes + offset..][..tensor.bytes()];
@@ -79,27 +77,27 @@ impl Onnx {
 
     /// The shape of a tensor for the model.
     fn shape(&self, tensor: &repository::Tensor, batch: usize) -> Vec<usize> {
-        self.is_batched.then_some(batch).into_iter().chain(tensor.model_shape().iter().copied()).collect()
+        self.groups.is_batched.then_some(batch).into_iter().chain(tensor.model_shape().iter().copied()).collect()
     }
 
     /// Whether an output of this shape holds that of each task. Lengths of one do not matter: convolutions leave some
     /// at the end, and configurations name them or not.
     fn is_shape(&self, found: &[usize], tensor: &repository::Tensor, batch: usize) -> bool {
         let rest = match found {
-            [first, rest @ ..] if self.is_batched && *first == batch => rest,
-            _ if self.is_batched => return false,
+            [first, rest @ ..] if self.groups.is_batched && *first == batch => rest,
+            _ if self.groups.is_batched => return false,
             found => found,
         };
         lengths(rest).eq(lengths(tensor.model_shape()))
     }
 
     fn run(&self, inputs: &[u8], outputs: &mut [u8]) -> TractResult<()> {
-        let batch = inputs.len() / task_bytes(&self.inputs);
-        let gathered = (0..self.inputs.len()).map(|index| self.gather(inputs, index, batch));
+        let batch = inputs.len() / task_bytes(&self.groups.inputs);
+        let gathered = (0..self.groups.inputs.len()).map(|index| self.gather(inputs, index, batch));
         let results = self.plan()?.run(gathered.collect::<TractResult<TVec<_>>>()?)?;
-        let answer_bytes = task_bytes(&self.outputs);
-        for (index, (tensor, result)) in self.outputs.iter().zip(&results).enumerate() {
-            let offset = task_bytes_before(&self.outputs, index);
+        let answer_bytes = task_bytes(&self.groups.outputs);
+        for (index, (tensor, result)) in self.groups.outputs.iter().zip(&results).enumerate() {
+            let offset = task_bytes_before(&self.groups.outputs, index);
             if !self.is_shape(result.shape(), tensor, batch) {
                 return Err(TractError::msg(format!(
                     "output {} has shape {:?}, config.pbtxt and the batch give {:?}",
@@ -119,7 +117,10 @@ impl Onnx {
 impl Executor for Onnx {
     fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
         if self.in_groups {
-            return Ok(self.run_groups(inputs, outputs));
+            let mut run = |_: &Group<'_>, tensors: TVec<TValue>| -> TractResult<Results> {
+                Ok(Results { outputs: self.plan()?.run(tensors)?, failed: Vec::new() })
+            };
+            return Ok(self.groups.execute((inputs, outputs), &AnyLength, &mut run));
         }
         let ran = self.run(inputs, outputs);
         ran.map(|()| Vec::new()).map_err(|cause| ExecutorError(format!("execution failed: {cause:#}")))
@@ -182,15 +183,16 @@ impl Source {
         self.model.is_batched
     }
 
-    /// The graph as it is before anything is known of what runs it, checked against the configuration.
-    pub(super) fn decluttered(&self) -> Result<TypedModel, ExecutorError> {
+    /// The graph as it is before anything is known of what runs it, checked against the configuration, and what becomes
+    /// of its tensors.
+    pub(super) fn decluttered(&self) -> Result<(TypedModel, Groups), ExecutorError> {
         let Self { model, batching, .. } = self;
         let refused = |cause: TractError| self.refused(&cause);
         let (graph, mut binding) = self.typed().map_err(refused)?;
         let graph = graph.into_decluttered().map_err(refused)?;
         binding.bind_parts(&graph, model, batching).map_err(refused)?;
         self.check_stamp()?;
-        Ok(graph)
+        Ok((graph, Groups::new(model, batching, binding)))
     }
 
     fn typed(&self) -> TractResult<(TypedModel, Binding)> {
@@ -231,7 +233,7 @@ fn lengths(shape: &[usize]) -> impl Iterator<Item = usize> {
     shape.iter().copied().filter(|&length| length != 1)
 }
 
-fn datum_type(datatype: DataType) -> DatumType {
+pub(super) fn datum_type(datatype: DataType) -> DatumType {
     match datatype {
         DataType::Bool => DatumType::Bool,
         DataType::Uint8 => DatumType::U8,

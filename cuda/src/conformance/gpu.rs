@@ -14,10 +14,11 @@ use super::{
     Case, Failure, bytes_of, check, host,
     samples::{Kind, Sample, floats},
 };
-use crate::{Gpu, GpuError, Hosted, Part, PinnedRegion, SLOTS, Settings, Slot, driver::Driver, random::Random};
+use crate::{Form, Gpu, GpuError, Hosted, Part, PinnedRegion, SLOTS, Settings, Slot, driver::Driver, random::Random};
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "a model serves batches of any size", run: sizes },
+    Case { name: "tasks of several forms share a model's weights", run: forms },
     Case { name: "inputs and outputs may lie in many parts", run: parts },
     Case { name: "faults are of their tasks only", run: faults },
     Case { name: "weights come and go between batches of several models", run: history },
@@ -146,6 +147,36 @@ fn sizes(driver: &Arc<dyn Driver>) -> Result<(), Failure> {
         for batch in (1..=8).rev().chain([3, 8, 1]) {
             bench.serve(Slot(batch % SLOTS), model, batch, &mut random)?;
         }
+    }
+    Ok(())
+}
+
+fn forms(driver: &Arc<dyn Driver>) -> Result<(), Failure> {
+    let mut random = Random(10);
+    let bench = Bench::new(driver, 8, samples(&mut random))?;
+    let wide = Sample::new(Kind::Affine, 33, 2, &mut random);
+    let forms = [wide.narrowed(1), wide.narrowed(25), wide.clone()];
+    let plans: Vec<Vec<_>> =
+        forms.iter().zip([&[1, 8][..], &SIZES, &[1, 3]]).map(|(it, sizes)| it.plans(sizes)).collect();
+    let plans: Vec<&[_]> = plans.iter().map(Vec::as_slice).collect();
+    let hosted = bench.gpu.register_forms("a sample of three forms", &plans, &crate::image(&wide.weights)?)?;
+    hosted.load()?;
+    bench.models[2].1.load()?;
+    for (form, batch) in [(0, 8), (1, 7), (2, 3), (0, 1), (2, 1), (1, 2), (0, 5)] {
+        let sample = &forms[form];
+        let (inputs, _) = sample.inputs(batch, &mut random);
+        let from = bench.gpu.pin(&host(&inputs)?)?;
+        let to = bench.gpu.pin(&host(&vec![0; batch * sample.output_bytes()])?)?;
+        let part = |pinned: &PinnedRegion| pinned.region().len();
+        hosted.stage_in(Form(form), Slot(0), &[Part { region: from.region(), offset: 0, bytes: part(&from) }])?;
+        // Batches of others in between do not disturb what is staged.
+        bench.serve(Slot(1), 2, batch, &mut random)?;
+        let outputs = Part { region: to.region(), offset: 0, bytes: part(&to) };
+        let ran = hosted.run_in(Form(form), Slot(0), batch, &[outputs])?;
+        let is_right = floats(&bytes_of(to.region())) == sample.outputs(&inputs);
+        check(is_right && ran.faults.is_empty(), || format!("a batch of {batch} of form {form} is wrong"))?;
+        let sizes = hosted.measured_in(Form(form)).iter().map(|size| size.batch).collect::<Vec<_>>();
+        check(sizes.iter().any(|&size| size >= batch), || format!("form {form} has measured {sizes:?}"))?;
     }
     Ok(())
 }

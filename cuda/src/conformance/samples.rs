@@ -63,6 +63,11 @@ impl Sample {
         Self { kind, width, weights }
     }
 
+    /// The same for narrower tasks, with a part of the same weights.
+    pub(crate) fn narrowed(&self, width: usize) -> Self {
+        Self { width, ..self.clone() }
+    }
+
     /// Its plans for these sizes.
     pub(crate) fn plans(&self, sizes: &[usize]) -> Vec<Arc<Plan>> {
         sizes.iter().map(|&batch| Arc::new(self.plan(batch))).collect()

@@ -11,7 +11,7 @@ use lowering::{Place, Plan, Port};
 use proto::weights::PAGE_BYTES;
 use transport::Region;
 
-use super::{Captured, Copies, Hosted, Shape, faults_offset};
+use super::{Batches, Captured, Copies, Form, Hosted, Shape, faults_offset};
 use crate::{
     driver::{Bases, Stream},
     gpu::{BATCH_MAX, FAULT_BYTES, Gpu, GpuError, lock},
@@ -25,23 +25,42 @@ impl Gpu {
     /// # Errors
     /// If the model is too large for the arena, for a slot or for the pages of weights, or the driver refuses.
     pub fn register(self: &Arc<Self>, name: &str, plans: &[Arc<Plan>], weights: &Region) -> Result<Hosted, GpuError> {
+        self.register_forms(name, &[plans], weights)
+    }
+
+    /// The same of a model of several forms ([`Form`], in this order), whose plans all read these weights.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub fn register_forms(
+        self: &Arc<Self>,
+        name: &str,
+        forms: &[&[Arc<Plan>]],
+        weights: &Region,
+    ) -> Result<Hosted, GpuError> {
         self.check()?;
-        let shape =
-            shape(plans).ok_or_else(|| GpuError::Refused(format!("the plans of {name} do not fit together")))?;
-        let stays = |plan: &Arc<Plan>| stays_inside(plan, weights.len());
-        if !plans.iter().all(stays) {
+        let disordered = || GpuError::Refused(format!("the plans of {name} do not fit together"));
+        let shapes: Option<Vec<Shape>> = forms.iter().map(|plans| shape(plans)).collect();
+        let shapes = shapes.filter(|shapes| !shapes.is_empty()).ok_or_else(disordered)?;
+        if !forms.iter().copied().flatten().all(|plan| stays_inside(plan, weights.len())) {
             let text = format!("a plan of {name} reaches beyond its memory, which is a bug: serve it on the CPU");
             return Err(GpuError::Refused(text));
         }
-        self.grow(name, plans, &shape)?;
+        for (plans, shape) in forms.iter().zip(&shapes) {
+            self.grow(name, plans, shape)?;
+        }
+        let sizes_of = |plans: &[Arc<Plan>]| plans.iter().map(|plan| plan.batch).collect();
+        let batches = forms.iter().zip(shapes).map(|(plans, shape)| Batches {
+            shape,
+            sizes: sizes_of(plans),
+            captured: Vec::new(),
+            measured: Vec::new(),
+        });
         let range = Range::reserve(&self.driver, weights.len() as u64)?;
         let mut hosted = Hosted {
             name: name.to_owned(),
             key: self.next_model(),
-            shape,
-            batches: Vec::new(),
-            sizes: plans.iter().map(|plan| plan.batch).collect(),
-            measured: Vec::new(),
+            forms: batches.collect(),
             is_resident: Mutex::new(false),
             weights_at: range.at,
             weights_bytes: weights.len(),
@@ -51,7 +70,7 @@ impl Gpu {
             copied: Event::new(&self.driver)?,
             gpu: Arc::clone(self),
         };
-        let rehearsed = hosted.rehearse(plans, weights);
+        let rehearsed = hosted.rehearse(forms, weights);
         if rehearsed.is_err() {
             self.settle();
         }
@@ -65,7 +84,7 @@ impl Gpu {
         let arena = plans.iter().map(|plan| plan.arena_bytes as u64).max().unwrap_or(0);
         let inputs = (largest * shape.input_bytes()) as u64;
         let outputs = faults_offset(largest, shape);
-        let of_batch = |what| (what, "lower max_batch_size");
+        let of_batch = |what| (what, "lower max_batch_size, or max_dims where requests choose lengths");
         check(name, of_batch("bytes for activations of a batch"), arena, self.settings.arena_bytes_max)?;
         check(name, of_batch("bytes for inputs of a batch"), inputs, self.settings.staging_bytes_max)?;
         check(name, of_batch("bytes for outputs of a batch"), outputs, self.settings.staging_bytes_max)?;
@@ -82,7 +101,7 @@ impl Gpu {
 }
 
 impl Hosted {
-    fn rehearse(&mut self, plans: &[Arc<Plan>], weights: &Region) -> Result<(), GpuError> {
+    fn rehearse(&mut self, forms: &[&[Arc<Plan>]], weights: &Region) -> Result<(), GpuError> {
         let all = lock(&self.gpu.pool).all();
         let pages = ("pages of the GPU's memory for weights", "give it more (gpu_memory_mb)");
         check(&self.name, pages, self.weights_pages as u64, all.into())?;
@@ -93,11 +112,15 @@ impl Hosted {
         }
         self.copy(weights)?;
         *lock(&self.is_resident) = true;
-        for plan in plans {
-            let captured = self.capture(plan)?;
-            self.batches.push(captured);
+        for (form, plans) in forms.iter().enumerate() {
+            for plan in *plans {
+                let captured = self.capture(plan)?;
+                self.forms[form].captured.push(captured);
+            }
         }
-        self.measured = self.measure(self.gpu.settings.repeats)?;
+        for form in 0..forms.len() {
+            self.forms[form].measured = self.measure(Form(form), self.gpu.settings.repeats)?;
+        }
         Ok(())
     }
 

@@ -172,7 +172,7 @@ fn weights_stay_until_their_batch_has_ended_even_if_waiting_fails() {
     let (fake, bench) = with_models(32, 4, samples(&mut random));
     let hosted = &bench.models[2].1;
     hosted.load().unwrap();
-    hosted.put(&bench.gpu.slot(Slot::TRIAL), 8).unwrap();
+    hosted.put(&bench.gpu.slot(Slot::TRIAL), (Form(0), 8)).unwrap();
     fake.fail(0);
     hosted.unload();
     assert!(!fake.will_fail());
@@ -213,7 +213,7 @@ fn a_gpu_that_has_failed_says_so_and_does_nothing_more() {
     let before = fake.calls();
     assert_eq!(bench.stage(Slot(0), 2, 3, &mut random).err(), Some(GpuError::Failed));
     assert_eq!(bench.models[1].1.load(), Err(GpuError::Failed));
-    assert_eq!(hosted.measure(1), Err(GpuError::Failed));
+    assert_eq!(hosted.measure(Form(0), 1), Err(GpuError::Failed));
     let (sample, _) = &bench.models[3];
     let registered = bench.gpu.register("another", &sample.plans(&[1]), &crate::image(&[]).unwrap());
     assert_eq!(registered.err(), Some(GpuError::Failed));
@@ -320,6 +320,7 @@ fn what_does_not_fit_is_refused() {
     let plans = sample.plans(&[2, 1]);
     assert!(bench.gpu.register("disordered", &plans, &image).is_err());
     assert!(bench.gpu.register("none", &[], &image).is_err());
+    assert!(bench.gpu.register_forms("no form", &[], &image).is_err());
     let short = crate::image(&sample.weights[..sample.weights.len() - 4]).unwrap();
     let refused = bench.gpu.register("short", &sample.plans(&[1]), &short).unwrap_err();
     assert!(refused.to_string().contains("a plan of short reaches beyond its memory"), "{refused}");
@@ -342,6 +343,20 @@ fn what_is_left_becomes_pages_of_weights() {
     assert!(refused.unwrap_err().to_string().contains("has 416 MiB of free memory"));
     let refused = Gpu::open(Fake::new(4, 0), crate::Settings { weights_pages: Some(5), ..others }).unwrap_err();
     assert!(refused.to_string().contains("no room for 5 pages of weights"), "{refused}");
+}
+
+#[test]
+#[should_panic(expected = "was not staged in Slot(0)")]
+fn what_was_staged_runs_in_its_own_form() {
+    let mut random = Random(15);
+    let (_fake, bench) = with_models(32, 4, Vec::new());
+    let sample = Sample::new(Kind::Negation, 4, 0, &mut random);
+    let plans = sample.plans(&[1]);
+    let hosted = bench.gpu.register_forms("alike", &[&plans, &plans], &crate::image(&[]).unwrap()).unwrap();
+    let region = bench.gpu.pin(&crate::image(&[0; 16]).unwrap()).unwrap();
+    let part = Part { region: region.region(), offset: 0, bytes: 16 };
+    hosted.stage_in(Form(1), Slot(0), &[part]).unwrap();
+    let _ = hosted.run_in(Form(0), Slot(0), 1, &[part]);
 }
 
 #[test]

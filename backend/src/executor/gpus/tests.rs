@@ -1,6 +1,8 @@
 //! What every executor of ONNX models must do, on the CPU and on a GPU that is none ([`cuda::Fake`]), and what is
 //! refused before any GPU is asked.
 
+mod unequal;
+
 use std::sync::Mutex;
 
 use cuda::{DriverError, Fake};
@@ -96,7 +98,8 @@ fn both(config: &str, graph: GraphProto) -> Result<[Arc<dyn Executor>; 2], Strin
     in_repository(config, graph, |model, file| {
         let cpu = load_file(model, file).map_err(|error| error.to_string())?;
         let devices = devices(4, |_| Ok(Fake::new(PAGES, 5)));
-        let how = (file, &Batching::equal(model.inputs.len(), model.outputs.len()), Precision::Fp32);
+        let repository::Executor::Onnx { batching, .. } = &model.executor else { panic!("it is {:?}", model.executor) };
+        let how = (file, batching, Precision::Fp32);
         let gpu = OnGpus::load(model, how, &[0], &devices).map_err(|error| error.to_string())?;
         Ok([Arc::new(cpu) as Arc<dyn Executor>, Arc::new(gpu)])
     })
@@ -274,8 +277,10 @@ fn what_only_the_cpu_does_is_refused_before_any_gpu_is_asked() {
     };
     let any = Variable { dims: vec![0], reshape_dims: vec![], bytes_max: 256, is_optional: false };
     let text = refusal(&|model, _| model.inputs[0].variable = Some(any.clone()));
-    let expected = "model digits: the size of image is a request's choice, which executor = \"cuda\" cannot do; give \
-                    it parameters: executor \"onnx\", which runs it on the CPU";
+    let expected = "model digits: the size of image is a request's choice, and nothing says that tasks may be padded \
+                    (parameters: batch_lengths \"padded\" or \"bucketed:64,256\", and mask_inputs or a mask of the \
+                    clients' if the model must know what is padding), which executor = \"cuda\" cannot do; give it \
+                    parameters: executor \"onnx\", which runs it on the CPU";
     assert_eq!(text, expected);
     let text = refusal(&|_, batching| batching.elements_max = 100);
     assert!(text.contains("inputs are made for a whole batch"), "{text}");

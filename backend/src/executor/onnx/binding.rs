@@ -7,26 +7,26 @@ use tract_onnx::{prelude::*, tract_core::internal::DimLike, tract_hir::infer::Fa
 use super::datum_type;
 
 /// Dimensions of a tensor as the model has it, the batch dimension left out, each with the number of its length.
-pub(super) type Axes = Vec<(usize, usize)>;
+pub(in crate::executor) type Axes = Vec<(usize, usize)>;
 
 /// What the graph's dimensions mean.
 #[derive(Debug)]
-pub(super) struct Binding {
+pub(in crate::executor) struct Binding {
     /// The lengths that requests choose, each once: where the file says that some are equal they are one.
-    pub(super) lengths: Vec<TDim>,
+    pub(in crate::executor) lengths: Vec<TDim>,
     /// For each input which of its dimensions have which of these lengths; none of one that is joined.
-    pub(super) inputs: Vec<Axes>,
+    pub(in crate::executor) inputs: Vec<Axes>,
     /// Dimensions of each input that is joined: one, or two of which the first is one.
-    pub(super) joined_ranks: Vec<usize>,
+    pub(in crate::executor) joined_ranks: Vec<usize>,
     /// Types of the inputs that are made for each run.
-    pub(super) generated: Vec<DatumType>,
+    pub(in crate::executor) generated: Vec<DatumType>,
     /// How each output is taken apart.
-    pub(super) outputs: Vec<Parts>,
+    pub(in crate::executor) outputs: Vec<Parts>,
 }
 
 /// How an output of a run becomes those of its tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Parts {
+pub(in crate::executor) enum Parts {
     /// It has a row for each task, of which these dimensions are cut to the task's own lengths.
     Rows(Axes),
     /// It is that of all tasks one after another, each of the lengths that this input has.
@@ -79,6 +79,15 @@ fn file_rank(graph: &InferenceModel, index: usize) -> TractResult<Option<usize>>
 }
 
 impl Binding {
+    /// The lengths that requests choose, where the file gives each a name of its own.
+    pub(in crate::executor) fn named_lengths(&self) -> TractResult<Vec<Symbol>> {
+        let named = |length: &TDim| match length {
+            TDim::Sym(symbol) => Ok(symbol.clone()),
+            other => Err(TractError::msg(format!("an input's length is {other} in the file, expected a name"))),
+        };
+        self.lengths.iter().map(named).collect()
+    }
+
     fn stacked_shape(
         &mut self,
         graph: &InferenceModel,

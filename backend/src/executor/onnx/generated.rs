@@ -3,9 +3,12 @@
 use repository::{Generated, GeneratedKind};
 use tract_onnx::prelude::*;
 
-use super::{Onnx, groups::Group, layout::copy_common};
+use super::{
+    groups::{Group, Groups},
+    layout::copy_common,
+};
 
-impl Onnx {
+impl Groups {
     /// The input of that number among those that are made.
     pub(super) fn generate(&self, index: usize, group: &Group<'_>) -> TractResult<Tensor> {
         let Generated { name, kind, source, .. } = &self.batching.generated[index];

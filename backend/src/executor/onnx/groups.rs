@@ -3,6 +3,8 @@
 //! each task's own would be. The graph was optimised with a symbol for each length that requests choose, so a shape
 //! that has never come before costs nothing that the first has not cost, and none is remembered. A group that fails
 //! runs again in halves, until what fails does so for itself.
+//!
+//! What runs a group is the caller's: tract, or a GPU, which has plans for a few lengths only ([`Rounding`]).
 
 use std::{
     collections::BTreeMap,
@@ -10,23 +12,32 @@ use std::{
 };
 
 use repository::{
-    DataType,
+    Batching, DataType, Model,
     cell::{self, Cell},
     elements,
 };
 use tract_onnx::prelude::{tract_ndarray::ArrayD, *};
 
 use super::{
-    Onnx,
-    binding::{Axes, Parts},
+    binding::{Axes, Binding, Parts},
     clean, datum_type,
     layout::copy_common,
     runs, text,
 };
 use crate::executor::{TaskError, tasks};
 
+/// A model's tensors, and what becomes of them where tasks differ.
+pub(in crate::executor) struct Groups {
+    name: String,
+    pub(in crate::executor) inputs: Vec<repository::Tensor>,
+    pub(in crate::executor) outputs: Vec<repository::Tensor>,
+    pub(in crate::executor) is_batched: bool,
+    pub(in crate::executor) batching: Batching,
+    pub(in crate::executor) binding: Binding,
+}
+
 /// A task of a batch.
-pub(super) struct Task<'a> {
+pub(in crate::executor) struct Task<'a> {
     /// Its place in the batch.
     place: usize,
     /// Its inputs, with the shapes that clients have.
@@ -36,10 +47,43 @@ pub(super) struct Task<'a> {
 }
 
 /// Tasks that run together.
-pub(super) struct Group<'a> {
-    pub(super) tasks: Vec<&'a Task<'a>>,
+pub(in crate::executor) struct Group<'a> {
+    pub(in crate::executor) tasks: Vec<&'a Task<'a>>,
     /// What they are padded to.
-    pub(super) lengths: Vec<usize>,
+    pub(in crate::executor) lengths: Vec<usize>,
+}
+
+/// What a group's run gave.
+pub(in crate::executor) struct Results {
+    /// The outputs of all its tasks.
+    pub(in crate::executor) outputs: TVec<TValue>,
+    /// Tasks of the group that have none, ascending, and why.
+    pub(in crate::executor) failed: Vec<(usize, String)>,
+}
+
+/// Runs a group: its tensors as the model's file takes them.
+pub(in crate::executor) type RunGroup<'a> = dyn FnMut(&Group<'_>, TVec<TValue>) -> TractResult<Results> + 'a;
+
+/// The lengths that a model can be run with.
+pub(in crate::executor) trait Rounding {
+    /// The least of them that are no shorter than these.
+    fn round(&self, lengths: &[usize]) -> Vec<usize>;
+
+    /// Whether it can be run with these.
+    fn has(&self, lengths: &[usize]) -> bool;
+}
+
+/// All.
+pub(super) struct AnyLength;
+
+impl Rounding for AnyLength {
+    fn round(&self, lengths: &[usize]) -> Vec<usize> {
+        lengths.to_vec()
+    }
+
+    fn has(&self, _: &[usize]) -> bool {
+        true
+    }
 }
 
 impl<'a> Group<'a> {
@@ -53,9 +97,20 @@ impl<'a> Group<'a> {
 /// A task's part of an output: the shape that clients have, and its elements; or why it has none.
 type Part = Result<(Vec<usize>, Vec<u8>), String>;
 
-impl Onnx {
-    /// Runs a batch; yields what has failed.
-    pub(super) fn run_groups(&self, inputs: &[u8], outputs: &mut [u8]) -> Vec<TaskError> {
+impl Groups {
+    pub(super) fn new(model: &Model, batching: &Batching, binding: Binding) -> Self {
+        let (inputs, outputs) = (model.inputs.clone(), model.outputs.clone());
+        let (name, batching) = (model.name.clone(), batching.clone());
+        Self { name, inputs, outputs, is_batched: model.is_batched, batching, binding }
+    }
+
+    /// Runs a batch with such lengths only as `rounding` has; yields what has failed.
+    pub(in crate::executor) fn execute(
+        &self,
+        (inputs, outputs): (&[u8], &mut [u8]),
+        rounding: &dyn Rounding,
+        run: &mut RunGroup<'_>,
+    ) -> Vec<TaskError> {
         let mut failed: BTreeMap<usize, String> = BTreeMap::new();
         let mut read = Vec::new();
         for (place, task) in tasks(&self.inputs, inputs).enumerate() {
@@ -64,16 +119,21 @@ impl Onnx {
                 Err(reason) => drop(failed.insert(place, reason)),
             }
         }
-        let sizes: Vec<runs::Size> = read.iter().map(|task| self.size(task)).collect();
-        let elements = |lengths: &[usize]| self.elements(lengths);
+        let rounded = |task| {
+            let size = self.size(task);
+            runs::Size { lengths: rounding.round(&size.lengths), ..size }
+        };
+        let sizes: Vec<runs::Size> = read.iter().map(rounded).collect();
+        // What cannot be run together has no room together.
+        let elements = |lengths: &[usize]| if rounding.has(lengths) { self.elements(lengths) } else { usize::MAX };
         let dealt = runs::deal(&sizes, &self.batching, self.is_batched, elements).into_iter();
         let of_run =
             |run: runs::Run| Group { tasks: run.tasks.iter().map(|&task| &read[task]).collect(), lengths: run.lengths };
         let mut groups: Vec<Group<'_>> = dealt.map(of_run).collect();
         while let Some(group) = groups.pop() {
-            let (model, tasks) = (&self.source.model.name, group.tasks.len());
+            let (model, tasks) = (&self.name, group.tasks.len());
             tracing::debug!(model, tasks, lengths = ?group.lengths, "a group runs");
-            match self.run_and_write(&group, outputs) {
+            match self.run_and_write(&group, run, outputs) {
                 Ok(errors) => failed.extend(errors),
                 // One of them may be to blame: each half runs anew, so a batch as often as it can be halved.
                 Err(_) if group.tasks.len() > 1 => groups.extend(group.halves()),
@@ -84,8 +144,16 @@ impl Onnx {
     }
 
     /// Runs a group; yields the places of those whose outputs cannot be theirs.
-    fn run_and_write(&self, group: &Group<'_>, outputs: &mut [u8]) -> TractResult<Vec<(usize, String)>> {
-        let run = || self.run_group(group).and_then(|results| self.write_group(group, &results, outputs));
+    fn run_and_write(
+        &self,
+        group: &Group<'_>,
+        run: &mut RunGroup<'_>,
+        outputs: &mut [u8],
+    ) -> TractResult<Vec<(usize, String)>> {
+        let run = || {
+            let results = run(group, self.tensors(group)?)?;
+            self.write_group(group, &results, outputs)
+        };
         // Clients choose these shapes: what panics on one of them is no reason to distrust the executor.
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
             let shapes: Vec<_> = (0..self.inputs.len()).map(|input| self.padded_shape(input, group)).collect();
@@ -125,14 +193,14 @@ impl Onnx {
     }
 
     /// Elements of all inputs of a task of such lengths, but for those that are joined.
-    fn elements(&self, lengths: &[usize]) -> usize {
+    pub(in crate::executor) fn elements(&self, lengths: &[usize]) -> usize {
         let stacked = (0..self.inputs.len()).filter(|&input| !self.batching.ragged[input]);
         stacked
             .fold(0, |sum, input| sum.saturating_add(elements(&self.shape_with(input, lengths)).unwrap_or(usize::MAX)))
     }
 
     /// An input's shape for the model with these lengths, without the batch dimension.
-    fn shape_with(&self, input: usize, lengths: &[usize]) -> Vec<usize> {
+    pub(in crate::executor) fn shape_with(&self, input: usize, lengths: &[usize]) -> Vec<usize> {
         let mut shape = self.inputs[input].model_shape().to_vec();
         self.binding.inputs[input].iter().for_each(|&(dim, length)| shape[dim] = lengths[length]);
         shape
@@ -143,15 +211,15 @@ impl Onnx {
         self.shape_with(input, &group.lengths)
     }
 
-    fn run_group(&self, group: &Group<'_>) -> TractResult<TVec<TValue>> {
+    /// All inputs of the model's file.
+    fn tensors(&self, group: &Group<'_>) -> TractResult<TVec<TValue>> {
         let given = (0..self.inputs.len()).map(|input| match self.inputs[input].datatype {
             _ if self.batching.ragged[input] => self.joined(input, group),
             DataType::Bytes => self.strings(input, group),
             _ => self.numbers(input, group),
         });
         let generated = (0..self.batching.generated.len()).map(|index| self.generate(index, group));
-        let tensors = given.chain(generated).map(|tensor| tensor.map(Tensor::into_tvalue));
-        self.plan()?.run(tensors.collect::<TractResult<TVec<_>>>()?)
+        given.chain(generated).map(|tensor| tensor.map(Tensor::into_tvalue)).collect()
     }
 
     /// The shape of an input of the whole group.
@@ -208,19 +276,23 @@ impl Onnx {
     fn write_group(
         &self,
         group: &Group<'_>,
-        results: &[TValue],
+        results: &Results,
         outputs: &mut [u8],
     ) -> TractResult<Vec<(usize, String)>> {
-        let mut parts = Vec::with_capacity(results.len());
-        for (index, result) in results.iter().enumerate() {
+        let mut parts = Vec::with_capacity(results.outputs.len());
+        for (index, result) in results.outputs.iter().enumerate() {
             parts.push(match &self.binding.outputs[index] {
                 Parts::Rows(axes) => self.rows(index, (result, axes), group)?,
                 Parts::Joined(source) => self.pieces(index, (result, *source), group)?,
             });
         }
         let room = cell::bytes_max(&self.outputs);
-        let mut failed = Vec::new();
+        let mut failed: Vec<(usize, String)> =
+            results.failed.iter().map(|(row, reason)| (group.tasks[*row].place, reason.clone())).collect();
         for (row, task) in group.tasks.iter().enumerate() {
+            if results.failed.iter().any(|failed| failed.0 == row) {
+                continue;
+            }
             let own: Result<Vec<_>, &String> = parts.iter().map(|parts| parts[row].as_ref()).collect();
             let written = own.map_err(String::clone).and_then(|own| {
                 let cells = own.into_iter().map(|(shape, data)| Some(Cell { shape: shape.clone(), data }));

@@ -10,7 +10,7 @@ use tract_onnx::pb::{
 
 use super::*;
 
-mod unequal;
+pub(crate) mod unequal;
 
 const IMAGE_PIXELS: usize = 64;
 const CLASSES: usize = 10;
@@ -268,7 +268,7 @@ fn lengths_of_one_at_the_end_do_not_matter_and_shapes_may_differ_from_the_client
 }
 
 /// A record of these tensors of one task.
-fn record(tensors: &[repository::Tensor], cells: &[(&[usize], &[u8])]) -> Vec<u8> {
+pub(crate) fn record(tensors: &[repository::Tensor], cells: &[(&[usize], &[u8])]) -> Vec<u8> {
     let cells: Vec<_> = cells.iter().map(|(shape, data)| Some(cell::Cell { shape: shape.to_vec(), data })).collect();
     let mut record = vec![0; cell::bytes_max(tensors)];
     let bytes = cell::write(tensors, &cells, &mut record).unwrap();
@@ -277,25 +277,34 @@ fn record(tensors: &[repository::Tensor], cells: &[(&[usize], &[u8])]) -> Vec<u8
 }
 
 /// The shapes and elements of a task's outputs, or why it has none.
-type Answer = Result<Vec<(Vec<usize>, Vec<u8>)>, String>;
+pub(crate) type Answer = Result<Vec<(Vec<usize>, Vec<u8>)>, String>;
 
 /// Runs a batch.
 fn run_records(model: &Onnx, tasks: &[Vec<u8>]) -> Vec<Answer> {
-    let room = cell::bytes_max(&model.outputs);
+    run_records_of(model, &model.groups.outputs, tasks)
+}
+
+/// The same of any executor of a model with these outputs.
+pub(crate) fn run_records_of(
+    executor: &dyn Executor,
+    tensors: &[repository::Tensor],
+    tasks: &[Vec<u8>],
+) -> Vec<Answer> {
+    let room = cell::bytes_max(tensors);
     let mut outputs = vec![0xaa; room * tasks.len()];
-    let failed = model.execute(&tasks.concat(), &mut outputs).unwrap();
+    let failed = executor.execute(&tasks.concat(), &mut outputs).unwrap();
     let outputs = outputs.chunks_exact(room).enumerate().map(|(task, output)| {
         if let Some(failure) = failed.iter().find(|failure| failure.task == task) {
             return Err(failure.reason.clone());
         }
-        let bytes = if cell::is_record(&model.outputs) { cell::record_bytes(output).unwrap() } else { room };
-        let cells = cell::read(&model.outputs, &output[..bytes]).unwrap().into_iter().flatten();
+        let bytes = if cell::is_record(tensors) { cell::record_bytes(output).unwrap() } else { room };
+        let cells = cell::read(tensors, &output[..bytes]).unwrap().into_iter().flatten();
         Ok(cells.map(|cell| (cell.shape, cell.data.to_vec())).collect())
     });
     outputs.collect()
 }
 
-const STRING: i32 = 8;
+pub(crate) const STRING: i32 = 8;
 
 #[test]
 fn tasks_of_several_shapes_run_in_groups_and_each_is_as_if_alone() {
@@ -306,7 +315,7 @@ fn tasks_of_several_shapes_run_in_groups_and_each_is_as_if_alone() {
     let task = |length: usize, from: f32| {
         let x: Vec<f32> = (0..length * 2).map(|index| from + index as f32).collect();
         let data = floats(&x);
-        record(&add.inputs, &[(&[length, 2], &data), (&[length, 2], &data)])
+        record(&add.groups.inputs, &[(&[length, 2], &data), (&[length, 2], &data)])
     };
     let lengths = [3, 1, 3, 0, 7, 1, 3];
     let tasks: Vec<Vec<u8>> = lengths.iter().enumerate().map(|(at, &length)| task(length, at as f32)).collect();
@@ -317,7 +326,7 @@ fn tasks_of_several_shapes_run_in_groups_and_each_is_as_if_alone() {
         assert_eq!(*found, Ok(vec![(vec![length, 2], floats(&expected))]));
     }
     // Unequal lengths fail for themselves, as a torn record does.
-    let unequal = record(&add.inputs, &[(&[1, 2], &floats(&[1.0; 2])), (&[3, 2], &floats(&[1.0; 6]))]);
+    let unequal = record(&add.groups.inputs, &[(&[1, 2], &floats(&[1.0; 2])), (&[3, 2], &floats(&[1.0; 6]))]);
     let mut torn = tasks[0].clone();
     torn[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
     let found = run_records(&add, &[tasks[0].clone(), torn, unequal, tasks[2].clone()]);
@@ -335,7 +344,7 @@ fn ten_thousand_shapes_need_no_more_memory_than_one() {
     let negate = model(config, &[("x", FP32, &[-2, -3])], nodes, &[("y", FP32, &[-2, -3])]).unwrap();
     for shape in (0..10_000).map(|shape| [shape / 100 + 1, shape % 100 + 1]) {
         let data = floats(&vec![1.5; shape[0] * shape[1]]);
-        let found = run_records(&negate, &[record(&negate.inputs, &[(&shape, &data)])]);
+        let found = run_records(&negate, &[record(&negate.groups.inputs, &[(&shape, &data)])]);
         assert_eq!(found, [Ok(vec![(shape.to_vec(), floats(&vec![-1.5; shape[0] * shape[1]]))])]);
     }
 }
@@ -345,7 +354,7 @@ fn an_output_outside_of_its_bounds_fails_and_says_what_to_change() {
     let nodes = vec![node("Concat", &["x", "x"], "y", &[("axis", 1)])];
     let config = r#"parameters { key: "max_dims" value { string_value: "5" } }"#;
     let double = model(config, &[("x", FP32, &[-1, -2])], nodes, &[("y", FP32, &[-1, -3])]).unwrap();
-    let task = |length: usize| record(&double.inputs, &[(&[length], &floats(&vec![1.0; length]))]);
+    let task = |length: usize| record(&double.groups.inputs, &[(&[length], &floats(&vec![1.0; length]))]);
     let found = run_records(&double, &[task(2), task(3)]);
     assert_eq!(found[0], Ok(vec![(vec![4], floats(&[1.0; 4]))]));
     let error = found[1].as_ref().unwrap_err();
@@ -363,12 +372,12 @@ fn strings_come_back_as_they_went() {
     let (two, other, none) = (text(&["", "g\u{fc}n"]), text(&["a", "b"]), text(&[]));
     let tasks = [&two, &other, &none].map(|data| {
         let strings = cell::strings(data).count();
-        record(&echo.inputs, &[(&[strings], data)])
+        record(&echo.groups.inputs, &[(&[strings], data)])
     });
     let found = run_records(&echo, &tasks);
     assert_eq!(found, [(2, two), (2, other), (0, none)].map(|(strings, data)| Ok(vec![(vec![strings], data)])));
     let bytes = vec![1, 0, 0, 0, 0xff];
-    let task = record(&echo.inputs, &[(&[1], &bytes)]);
+    let task = record(&echo.groups.inputs, &[(&[1], &bytes)]);
     assert_eq!(run_records(&echo, &[task]), [Ok(vec![(vec![1], bytes)])], "it is no UTF-8");
 }
 
@@ -377,9 +386,9 @@ fn a_task_without_an_input_that_its_file_takes_fails_alone() {
     let nodes = vec![node("Neg", &["x"], "y", &[])];
     let config = r#"max_batch_size: 4 input { name: "x" optional: true }"#;
     let negate = model(config, &[("x", FP32, &[-1, 2])], nodes, &[("y", FP32, &[-1, 2])]).unwrap();
-    let mut none = vec![0; cell::bytes_max(&negate.inputs)];
-    let bytes = cell::write(&negate.inputs, &[None], &mut none).unwrap();
-    let tasks = [none[..bytes].to_vec(), record(&negate.inputs, &[(&[2], &floats(&[1.0, 2.0]))])];
+    let mut none = vec![0; cell::bytes_max(&negate.groups.inputs)];
+    let bytes = cell::write(&negate.groups.inputs, &[None], &mut none).unwrap();
+    let tasks = [none[..bytes].to_vec(), record(&negate.groups.inputs, &[(&[2], &floats(&[1.0, 2.0]))])];
     let found = run_records(&negate, &tasks);
     assert_eq!(found[0], Err("input 'x' was left out, and the model's file takes it".to_owned()));
     assert_eq!(found[1], Ok(vec![(vec![2], floats(&[-1.0, -2.0]))]));

@@ -3,12 +3,12 @@
 use proptest::prelude::*;
 use tract_onnx::pb::TensorProto;
 
-use super::{super::groups::Group, *};
+use super::*;
 
 const INT32: i32 = 6;
 const BOOL: i32 = 9;
 const FP16: i32 = 10;
-const WIDTH: usize = 2;
+pub(crate) const WIDTH: usize = 2;
 
 /// A node that takes its axes as an input, as operators do since opset 13.
 fn along(op_type: &str, input: &str, axis: i64, output: &str, attributes: &[(&str, i64)]) -> NodeProto {
@@ -38,7 +38,7 @@ fn turned(input: &str, output: &str) -> NodeProto {
 
 /// Attention of x to itself, with a mask: its states and weights have x's length in one and in two dimensions, `pooled`
 /// has none, and `width` is the length that x had in the run.
-fn attention(config: &str) -> Result<Onnx, String> {
+pub(crate) fn attention_graph() -> GraphProto {
     let nodes = vec![
         turned("x", "turned"),
         node("MatMul", &["x", "turned"], "likeness", &[]),
@@ -62,18 +62,21 @@ fn attention(config: &str) -> Result<Onnx, String> {
         ("pooled", FP32, &[-1, WIDTH as i64]),
         ("width", FP32, &[-1, 1]),
     ];
-    let graph = GraphProto {
+    GraphProto {
         name: "attention".into(),
         node: nodes,
         initializer: axes(),
         input: inputs.iter().map(value).collect(),
         output: outputs.iter().map(value).collect(),
         ..GraphProto::default()
-    };
-    model_of(config, graph)
+    }
 }
 
-fn parameter(key: &str, value: &str) -> String {
+fn attention(config: &str) -> Result<Onnx, String> {
+    model_of(config, attention_graph())
+}
+
+pub(crate) fn parameter(key: &str, value: &str) -> String {
     format!("parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }} ")
 }
 
@@ -86,7 +89,7 @@ fn masked(how: &str) -> Onnx {
     attention(&[lengths(how), pads, parameter("mask_inputs", "{ mask = 'x' }")].concat()).unwrap()
 }
 
-fn floats_of(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn floats_of(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
@@ -94,7 +97,7 @@ fn floats_of(bytes: &[u8]) -> Vec<f32> {
 fn task(model: &Onnx, x: &[f32]) -> Vec<u8> {
     let (length, data, ones) = (x.len() / WIDTH, floats(x), floats(&vec![1.0; x.len() / WIDTH]));
     let cells: [(&[usize], &[u8]); 2] = [(&[length, WIDTH], &data), (&[length], &ones)];
-    record(&model.inputs, &cells[..model.inputs.len()])
+    record(&model.groups.inputs, &cells[..model.groups.inputs.len()])
 }
 
 fn xs() -> impl Strategy<Value = Vec<Vec<f32>>> {
@@ -149,7 +152,7 @@ proptest! {
     #[test]
     fn a_mask_that_requests_have_is_padded_with_zeros(xs in xs()) {
         static MODEL: std::sync::LazyLock<Onnx> = std::sync::LazyLock::new(|| attention(&lengths("padded")).unwrap());
-        prop_assert_eq!(MODEL.inputs.len(), 2);
+        prop_assert_eq!(MODEL.groups.inputs.len(), 2);
         judge(&MODEL, &xs)?;
     }
 
@@ -166,7 +169,8 @@ proptest! {
             model(&config, &[("x", FP32, shape)], nodes, &[("y", FP32, shape)]).unwrap()
         });
         let x = |(rows, columns)| (0..rows * 2 * columns).map(|at| 1.0 + at as f32).collect::<Vec<f32>>();
-        let tasks = shapes.iter().map(|&shape| record(&MODEL.inputs, &[(&[shape.0, 2, shape.1], &floats(&x(shape)))]));
+        let inputs = &MODEL.groups.inputs;
+        let tasks = shapes.iter().map(|&shape| record(inputs, &[(&[shape.0, 2, shape.1], &floats(&x(shape)))]));
         let found = run_records(&MODEL, &tasks.collect::<Vec<_>>());
         for (&shape, found) in shapes.iter().zip(found) {
             let negated: Vec<f32> = x(shape).iter().map(|x| -x).collect();
@@ -201,11 +205,11 @@ fn padding_is_what_the_configuration_says_and_masks_have_the_type_of_the_file() 
         model_of(&[parameter("batch_lengths", "padded"), parameter("pad_values", pad)].concat(), graph).unwrap()
     };
     let real = sum(FP32, "{ x = -2.5 }");
-    let tasks = [1, 3].map(|length| record(&real.inputs, &[(&[length], &floats(&vec![1.0; length]))]));
+    let tasks = [1, 3].map(|length| record(&real.groups.inputs, &[(&[length], &floats(&vec![1.0; length]))]));
     assert_eq!(run_records(&real, &tasks), [-4.0, 3.0].map(|sum| Ok(vec![(vec![1], floats(&[sum]))])));
     let whole = sum(INT64, "{ x = -7 }");
     let tasks = [1, 2].map(|length| {
-        record(&whole.inputs, &[(&[length], &[1i64.to_le_bytes(), 1i64.to_le_bytes()].concat()[..8 * length])])
+        record(&whole.groups.inputs, &[(&[length], &[1i64.to_le_bytes(), 1i64.to_le_bytes()].concat()[..8 * length])])
     });
     let expected = [-6, 2].map(|sum: i64| Ok(vec![(vec![1], sum.to_le_bytes().to_vec())]));
     assert_eq!(run_records(&whole, &tasks), expected);
@@ -214,10 +218,10 @@ fn padding_is_what_the_configuration_says_and_masks_have_the_type_of_the_file() 
         let inputs: [Value<'_>; 2] = [("x", FP32, &[-1, -2]), ("mask", elem_type, &[-1, -2])];
         let config = [lengths("padded"), parameter("mask_inputs", "{ mask = 'x' }")].concat();
         let model = model(&config, &inputs, vec![node("Neg", &["x"], "y", &[])], &[("y", FP32, &[-1, -2])]).unwrap();
-        let tasks = [1, 3].map(|length| record(&model.inputs, &[(&[length], &floats(&vec![1.0; length]))]));
-        let read: Vec<_> = tasks.iter().map(|task| model.read_task(0, task).unwrap()).collect();
-        let mask = model.generate(0, &Group { tasks: read.iter().collect(), lengths: vec![3] }).unwrap();
-        assert_eq!((mask.datum_type(), mask.shape()), (model.binding.generated[0], &[2, 3][..]));
+        let tasks = [1, 3].map(|length| record(&model.groups.inputs, &[(&[length], &floats(&vec![1.0; length]))]));
+        let read: Vec<_> = tasks.iter().map(|task| model.groups.read_task(0, task).unwrap()).collect();
+        let mask = model.groups.generate(0, &Group { tasks: read.iter().collect(), lengths: vec![3] }).unwrap();
+        assert_eq!((mask.datum_type(), mask.shape()), (model.groups.binding.generated[0], &[2, 3][..]));
         let ones: Vec<u8> =
             mask.cast_to::<u8>().unwrap().to_plain_array_view::<u8>().unwrap().iter().copied().collect();
         assert_eq!(ones, [1, 0, 0, 1, 1, 1]);
@@ -231,11 +235,12 @@ fn what_has_no_length_is_not_padded() {
         model(&lengths(how), &[("x", FP32, &[-1, -2])], nodes, &[("y", FP32, &[-1, -2])]).unwrap()
     };
     for negate in ["padded", "bucketed:8,64"].map(negate) {
-        let tasks = [0, 3, 0, 5].map(|length| record(&negate.inputs, &[(&[length], &floats(&vec![1.0; length]))]));
+        let tasks =
+            [0, 3, 0, 5].map(|length| record(&negate.groups.inputs, &[(&[length], &floats(&vec![1.0; length]))]));
         let expected = [0, 3, 0, 5].map(|length| Ok(vec![(vec![length], floats(&vec![-1.0; length]))]));
         assert_eq!(run_records(&negate, &tasks), expected);
-        let sizes = tasks.iter().map(|task| negate.size(&negate.read_task(0, task).unwrap()));
-        let dealt = runs::deal(&sizes.collect::<Vec<_>>(), &negate.batching, true, |lengths| lengths[0]);
+        let sizes = tasks.iter().map(|task| negate.groups.size(&negate.groups.read_task(0, task).unwrap()));
+        let dealt = runs::deal(&sizes.collect::<Vec<_>>(), &negate.groups.batching, true, |lengths| lengths[0]);
         assert_eq!(dealt.iter().map(|run| run.tasks.len()).collect::<Vec<_>>(), [2, 2]);
     }
 }
@@ -244,10 +249,10 @@ fn what_has_no_length_is_not_padded() {
 fn a_task_that_cannot_be_padded_fails_alone() {
     let model = attention(&lengths("bucketed:4,16")).unwrap();
     let short = task(&model, &[0.5; 6]);
-    let uneven = record(&model.inputs, &[(&[2, WIDTH], &floats(&[1.0; 4])), (&[3], &floats(&[1.0; 3]))]);
+    let uneven = record(&model.groups.inputs, &[(&[2, WIDTH], &floats(&[1.0; 4])), (&[3], &floats(&[1.0; 3]))]);
     // What frontends refuse, since no bound is so long.
     let mut long = vec![0; cell::HEAD_BYTES];
-    for tensor in &model.inputs {
+    for tensor in &model.groups.inputs {
         let shape: Vec<usize> = [17].into_iter().chain(tensor.shape[1..].iter().copied()).collect();
         let data = vec![0; 4 * shape.iter().product::<usize>()];
         cell::push_head(tensor, Some((&shape, data.len())), &mut long);
@@ -266,10 +271,10 @@ fn a_long_task_beside_many_short_ones_costs_little_memory() {
     let config = [parameter("batch_lengths", "padded"), parameter("max_dims", "1000000")].concat();
     let nodes = vec![node("Neg", &["x"], "y", &[])];
     let negate = model(&config, &[("x", FP32, &[-1, -2])], nodes, &[("y", FP32, &[-1, -2])]).unwrap();
-    let mut tasks: Vec<Vec<u8>> = (0..40).map(|_| record(&negate.inputs, &[(&[1], &floats(&[1.0]))])).collect();
-    tasks[7] = record(&negate.inputs, &[(&[1_000_000], &floats(&vec![2.0; 1_000_000]))]);
-    let sizes = tasks.iter().map(|task| negate.size(&negate.read_task(0, task).unwrap()));
-    let dealt = runs::deal(&sizes.collect::<Vec<_>>(), &negate.batching, true, |lengths| lengths[0]);
+    let mut tasks: Vec<Vec<u8>> = (0..40).map(|_| record(&negate.groups.inputs, &[(&[1], &floats(&[1.0]))])).collect();
+    tasks[7] = record(&negate.groups.inputs, &[(&[1_000_000], &floats(&vec![2.0; 1_000_000]))]);
+    let sizes = tasks.iter().map(|task| negate.groups.size(&negate.groups.read_task(0, task).unwrap()));
+    let dealt = runs::deal(&sizes.collect::<Vec<_>>(), &negate.groups.batching, true, |lengths| lengths[0]);
     let found: Vec<_> = dealt.iter().map(|run| (run.tasks.len(), run.lengths[0])).collect();
     assert_eq!(found, [(1, 1_000_000), (39, 1)]);
 }
@@ -297,7 +302,7 @@ const JOINED: &str = r#"
 "#;
 
 fn judge_joined(model: &Onnx, xs: &[Vec<f32>]) -> Result<(), TestCaseError> {
-    let tasks = xs.iter().map(|x| record(&model.inputs, &[(&[x.len() / WIDTH, WIDTH], &floats(x))]));
+    let tasks = xs.iter().map(|x| record(&model.groups.inputs, &[(&[x.len() / WIDTH, WIDTH], &floats(x))]));
     let mut end = 0;
     for (x, found) in xs.iter().zip(run_records(model, &tasks.collect::<Vec<_>>())) {
         let negated: Vec<f32> = x.iter().map(|x| -x).collect();
@@ -320,7 +325,7 @@ fn a_joined_input_may_have_a_first_dimension_of_one() {
 fn a_joined_output_of_another_length_fails() {
     let twice = JOINED.replace("\"y\"", "\"twice\"");
     let model = joined(&twice, &[-1]).unwrap();
-    let task = record(&model.inputs, &[(&[3, WIDTH], &floats(&[1.0; 6]))]);
+    let task = record(&model.groups.inputs, &[(&[3, WIDTH], &floats(&[1.0; 6]))]);
     let error = run_records(&model, &[task.clone(), task]).remove(1).unwrap_err();
     let expected = "output twice has 12 elements, expected 6, as its tasks' input x gives (batch_output)";
     assert!(error.contains(expected), "{error}");
@@ -353,7 +358,7 @@ proptest! {
         let tasks = ids.iter().map(|&id| {
             let ids = [id, 0, 3, 1].map(i64::to_le_bytes).concat();
             let length = 1 + id as usize % 4;
-            record(&MODEL.inputs, &[(&[length], &ids[..8 * length])])
+            record(&MODEL.groups.inputs, &[(&[length], &ids[..8 * length])])
         });
         for (id, found) in ids.iter().zip(run_records(&MODEL, &tasks.collect::<Vec<_>>())) {
             match found {
@@ -426,7 +431,7 @@ fn an_output_whose_length_no_name_tells_has_that_of_the_input_that_is_named() {
     let add = add("batch_output { target_name: \"y\" source_input: \"w\" }").unwrap();
     let task = |length: usize, w: f32| {
         let (x, w) = (floats(&vec![1.0; length]), floats(&vec![w; length]));
-        record(&add.inputs, &[(&[length], &x), (&[length], &w)])
+        record(&add.groups.inputs, &[(&[length], &x), (&[length], &w)])
     };
     let found = run_records(&add, &[task(2, 1.0), task(5, 2.0), task(1, 3.0)]);
     let expected = [(2, 2.0), (5, 3.0), (1, 4.0)].map(|(length, y)| Ok(vec![(vec![length], floats(&vec![y; length]))]));
@@ -455,13 +460,14 @@ fn what_is_told_of_a_batch_is_what_triton_tells() {
     let config = [parameter("batch_lengths", "padded"), told.collect::<String>()].concat();
     let nodes = vec![node("Neg", &["x"], "y", &[])];
     let model = model(&config, &inputs, nodes, &[("y", FP32, &[-1, -2, -3])]).unwrap();
-    let task = |shape: [usize; 2]| record(&model.inputs, &[(&shape, &floats(&vec![1.0; shape[0] * shape[1]]))]);
+    let task = |shape: [usize; 2]| record(&model.groups.inputs, &[(&shape, &floats(&vec![1.0; shape[0] * shape[1]]))]);
     let tasks = [task([3, 1]), task([3, 1]), task([2, 2])];
-    let read: Vec<_> = tasks.iter().enumerate().map(|(place, task)| model.read_task(place, task).unwrap()).collect();
+    let read: Vec<_> =
+        tasks.iter().enumerate().map(|(place, task)| model.groups.read_task(place, task).unwrap()).collect();
     let group = Group { tasks: read.iter().collect(), lengths: vec![3, 2] };
     let found: Vec<(Vec<usize>, Vec<i64>)> = (0..kinds.len())
         .map(|kind| {
-            let tensor = model.generate(kind, &group).unwrap();
+            let tensor = model.groups.generate(kind, &group).unwrap();
             let numbers = tensor.cast_to::<i64>().unwrap();
             (tensor.shape().to_vec(), numbers.to_plain_array_view::<i64>().unwrap().iter().copied().collect())
         })

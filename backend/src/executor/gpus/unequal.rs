@@ -1,0 +1,228 @@
+//! Models whose requests choose lengths: tasks are dealt to runs as on the CPU ([`Groups`]), each of which is padded to
+//! lengths that the GPU is prepared for ([`Rungs`]), and its outputs are cut back. Padding needs the host's hands, so
+//! tensors pass through memory that belongs to the model, pinned once, and inputs do not go ahead.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use cuda::{Hosted, Part, PinnedRegion, Slot};
+use lowering::Plan;
+use repository::{BatchLengths, Batching, DataType, GeneratedKind, Model};
+use tract_onnx::prelude::*;
+use transport::Region;
+
+use super::{ExecutorError, INDEX_OUT_OF_RANGE, TaskError, devices::Device, rungs::Rungs};
+use crate::executor::onnx::{Group, Groups, Results, datum_type};
+
+/// Such a model, and room for its runs.
+pub(super) struct Unequal {
+    groups: Groups,
+    rungs: Rungs,
+    forms: Vec<Ports>,
+    /// For each GPU.
+    rooms: BTreeMap<usize, Mutex<PinnedRegion>>,
+    /// The inputs of any run have so many bytes at most; its outputs are behind them.
+    inputs_bytes_max: usize,
+    bytes: usize,
+}
+
+/// The tensors of one form.
+struct Ports {
+    /// Bytes of each input of a task.
+    inputs: Vec<usize>,
+    /// Type and shape of each output; the first length is that of the batch if the model has one.
+    outputs: Vec<(DatumType, Vec<usize>)>,
+    /// Bytes of all outputs of a task.
+    output_bytes: usize,
+}
+
+impl Unequal {
+    /// The forms of a model and its plans, in the order of forms and of their batch sizes.
+    ///
+    /// # Errors
+    /// If a plan does not have the tensors that the configuration and the form say.
+    pub(super) fn new(
+        groups: Groups,
+        rungs: Rungs,
+        plans: &[Vec<std::sync::Arc<Plan>>],
+    ) -> Result<Self, ExecutorError> {
+        let mut forms = Vec::new();
+        let (mut inputs_bytes_max, mut outputs_bytes_max) = (0, 0);
+        for (form, plans) in rungs.forms().iter().zip(plans) {
+            let ports = Ports::of(&groups, &form.lengths, &plans[0])?;
+            let largest = form.sizes.last().copied().unwrap_or(1);
+            inputs_bytes_max = inputs_bytes_max.max(largest * ports.inputs.iter().sum::<usize>());
+            outputs_bytes_max = outputs_bytes_max.max(largest * ports.output_bytes);
+            forms.push(ports);
+        }
+        let bytes = (inputs_bytes_max + outputs_bytes_max).max(1);
+        Ok(Self { groups, rungs, forms, rooms: BTreeMap::new(), inputs_bytes_max, bytes })
+    }
+
+    pub(super) fn rungs(&self) -> &Rungs {
+        &self.rungs
+    }
+
+    /// Makes room for runs on a GPU.
+    ///
+    /// # Errors
+    /// If the host has no memory for it, or it cannot be pinned.
+    pub(super) fn make_room(&mut self, gpu: usize, device: &Device) -> Result<(), ExecutorError> {
+        let region = Region::allocate(self.bytes)
+            .map_err(|error| ExecutorError(format!("memory for a run of {} bytes: {error}", self.bytes)))?;
+        self.rooms.insert(gpu, Mutex::new(device.gpu.pin(&region)?));
+        Ok(())
+    }
+
+    /// Runs a batch of records; yields the tasks without output.
+    ///
+    /// # Errors
+    /// If the GPU fails a run: all are lost, then.
+    pub(super) fn run(
+        &self,
+        (hosted, gpu): (&Hosted, usize),
+        slot: Slot,
+        tensors: (&[u8], &mut [u8]),
+    ) -> Result<Vec<TaskError>, ExecutorError> {
+        let room = self.rooms[&gpu].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lost = None;
+        let mut run = |group: &Group<'_>, tensors: TVec<TValue>| {
+            if lost.is_some() {
+                return Err(TractError::msg("the GPU has failed another run of this batch"));
+            }
+            let lengths = &group.lengths;
+            let form = self.rungs.form(lengths).ok_or_else(|| {
+                TractError::msg(format!("lengths {lengths:?} are none that executor = \"cuda\" runs, which begin at 1"))
+            })?;
+            let ran = self.run_group((hosted, slot), (form, group.tasks.len()), &tensors, room.region());
+            ran.map_err(|error| {
+                let cause = TractError::msg(error.to_string());
+                lost = Some(error);
+                cause
+            })
+        };
+        let failed = self.groups.execute(tensors, &self.rungs, &mut run);
+        match lost {
+            Some(error) => Err(error),
+            None => Ok(failed),
+        }
+    }
+
+    fn run_group(
+        &self,
+        (hosted, slot): (&Hosted, Slot),
+        (form, tasks): (usize, usize),
+        tensors: &[TValue],
+        region: &Region,
+    ) -> Result<Results, ExecutorError> {
+        let ports = &self.forms[form];
+        let inputs = in_turn(tensors, &ports.inputs, tasks);
+        region.write(0, &inputs);
+        hosted.stage_in(cuda::Form(form), slot, &[Part { region, offset: 0, bytes: inputs.len() }])?;
+        let (offset, bytes) = (self.inputs_bytes_max, tasks * ports.output_bytes);
+        let ran = hosted.run_in(cuda::Form(form), slot, tasks, &[Part { region, offset, bytes }])?;
+        let mut outputs = vec![0; bytes];
+        region.read(offset, &mut outputs);
+        let failed = ran.faults.into_iter().map(|task| (task, INDEX_OUT_OF_RANGE.to_owned())).collect();
+        let is_batched = self.groups.is_batched;
+        let made = ports.outputs(&outputs, (tasks, is_batched));
+        let outputs = made.map_err(|cause| ExecutorError(format!("an output has no room: {cause:#}")))?;
+        Ok(Results { outputs, failed })
+    }
+}
+
+impl Ports {
+    fn of(groups: &Groups, lengths: &[usize], plan: &Plan) -> Result<Self, ExecutorError> {
+        let inputs: Vec<usize> = plan.inputs.iter().map(|port| port.bytes() / plan.batch).collect();
+        let elements = |input: usize| groups.shape_with(input, lengths).iter().product::<usize>();
+        let given = groups.inputs.iter().enumerate().map(|(input, tensor)| elements(input) * tensor.datatype.bytes());
+        let masks = groups.batching.generated.iter().zip(&groups.binding.generated).map(|(mask, datum_type)| {
+            let lengths = groups.binding.inputs[mask.source].iter().map(|&(_, length)| lengths[length]);
+            lengths.product::<usize>() * datum_type.size_of()
+        });
+        let expected: Vec<usize> = given.chain(masks).collect();
+        if inputs != expected {
+            return Err(ExecutorError(format!(
+                "its inputs have {inputs:?} bytes for a task of lengths {lengths:?}, expected {expected:?} as \
+                 config.pbtxt says"
+            )));
+        }
+        let shapes = plan.outputs.iter().zip(&groups.outputs);
+        let outputs: Vec<(DatumType, Vec<usize>)> =
+            shapes.map(|(port, tensor)| (datum_type(tensor.datatype), port.shape.clone())).collect();
+        let bytes = |(datum_type, shape): &(DatumType, Vec<usize>)| {
+            shape.iter().product::<usize>() * datum_type.size_of() / plan.batch
+        };
+        let found: Vec<usize> = plan.outputs.iter().map(|port| port.bytes() / plan.batch).collect();
+        let expected: Vec<usize> = outputs.iter().map(bytes).collect();
+        let has_rows = |(_, shape): &(DatumType, Vec<usize>)| !groups.is_batched || shape.first() == Some(&plan.batch);
+        if found != expected || !outputs.iter().all(has_rows) {
+            return Err(ExecutorError(format!(
+                "its outputs have {found:?} bytes for a task of lengths {lengths:?}, expected {expected:?} as \
+                 config.pbtxt says, and a row for each task"
+            )));
+        }
+        Ok(Self { inputs, output_bytes: found.iter().sum(), outputs })
+    }
+
+    /// Tensors out of the tasks' outputs, which lie one after another, each with all its tensors.
+    fn outputs(&self, bytes: &[u8], (tasks, is_batched): (usize, bool)) -> TractResult<TVec<TValue>> {
+        let mut before = 0;
+        let mut made = TVec::new();
+        for (datum_type, shape) in &self.outputs {
+            let mut shape = shape.clone();
+            if is_batched {
+                shape[0] = tasks;
+            }
+            let mut tensor = Tensor::zero_dt(*datum_type, &shape)?;
+            let own = tensor.as_bytes().len() / tasks;
+            for (task, into) in tensor.as_bytes_mut().chunks_exact_mut(own.max(1)).enumerate() {
+                into.copy_from_slice(&bytes[task * self.output_bytes + before..][..own]);
+            }
+            before += own;
+            made.push(tensor.into_tvalue());
+        }
+        Ok(made)
+    }
+}
+
+/// Tasks one after another, each with its row of all tensors, of so many bytes each.
+fn in_turn(tensors: &[TValue], bytes: &[usize], tasks: usize) -> Vec<u8> {
+    let mut joined = Vec::with_capacity(tasks * bytes.iter().sum::<usize>());
+    for task in 0..tasks {
+        for (tensor, &bytes) in tensors.iter().zip(bytes) {
+            joined.extend_from_slice(&tensor.as_bytes()[task * bytes..][..bytes]);
+        }
+    }
+    joined
+}
+
+/// That a configuration whose requests choose sizes asks for nothing that only the CPU does; says what it asks for.
+pub(super) fn check(model: &Model, batching: &Batching) -> Result<(), String> {
+    let tensors = || model.inputs.iter().chain(&model.outputs);
+    if let Some(text) = tensors().find(|tensor| tensor.datatype == DataType::Bytes) {
+        return Err(format!("{} has strings", text.name));
+    }
+    if let Some(optional) = model.inputs.iter().find(|tensor| tensor.is_optional()) {
+        return Err(format!("requests may leave {} out", optional.name));
+    }
+    let is_mask = |kind: GeneratedKind| kind == GeneratedKind::Mask;
+    if batching.is_joined() || !batching.generated.iter().all(|generated| is_mask(generated.kind)) {
+        return Err("tensors are joined, or inputs made by batch_input".to_owned());
+    }
+    let chosen = |tensor: &&repository::Tensor| tensor.variable.is_some();
+    if let Some(output) = model.outputs.iter().find(chosen).filter(|_| !model.inputs.iter().any(|it| chosen(&it))) {
+        return Err(format!("the size of {} follows from what is computed", output.name));
+    }
+    if batching.lengths == BatchLengths::Equal {
+        let name = tensors().find(chosen).map_or("", |tensor| &tensor.name);
+        return Err(format!(
+            "the size of {name} is a request's choice, and nothing says that tasks may be padded (parameters: \
+             batch_lengths \"padded\" or \"bucketed:64,256\", and mask_inputs or a mask of the clients' if the model \
+             must know what is padding)"
+        ));
+    }
+    Ok(())
+}
