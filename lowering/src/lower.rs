@@ -4,7 +4,7 @@
 //! symbols get their numbers and what has become constant is folded; then one walk ([`walk`]) makes steps of the nodes.
 //! Elementwise operators stay expressions until somebody needs them in memory, products and convolutions wait for
 //! biases, sums and ReLU, and reshapes and transpositions are views, so tensors lie as their producers have them:
-//! images as NHWC.
+//! images as NHWC. Products of one tensor with several constants are one ([`siblings`]).
 //! At last each tensor gets its place in the arena ([`crate::arena`]).
 
 use tract_onnx::{prelude::*, tract_core::ops::source::TypedSource};
@@ -34,6 +34,7 @@ mod pending;
 mod products;
 mod rows;
 mod shapes;
+mod siblings;
 mod tensors;
 mod walk;
 
@@ -138,6 +139,7 @@ fn plan(graph: &TypedModel, image: &mut Image, (precision, batch): (Precision, u
         outputs.push(output(&mut walk, outlet, index)?);
     }
     let mut builder = walk.builder;
+    builder.join()?;
     let faults = builder.has_faults.then(|| {
         let Base::Buffer(index, _) = builder.allocate(batch, Type::I32) else { unreachable!("buffers are buffers") };
         (builder.buffers[index].is_input, builder.buffers[index].is_output) = (true, true);

@@ -16,9 +16,19 @@ use crate::plan::{ALIGNMENT, Type};
 pub(super) struct Image {
     pub(super) bytes: Vec<u8>,
     by_content: HashMap<u64, Vec<(usize, usize)>>,
-    by_key: HashMap<Key, usize>,
+    by_key: HashMap<Vec<Key>, usize>,
     /// Tensors that keys name by address, so that no other gets that address.
     kept: Vec<Arc<Tensor>>,
+}
+
+/// What rows are multiplied by, and their length.
+type Scale<'a> = Option<(&'a [f32], usize)>;
+
+/// A matrix that is a part of a longer one: some of its rows.
+pub(super) struct Part<'a> {
+    pub(super) tensor: (&'a Arc<Tensor>, &'a str),
+    pub(super) layout: &'a Layout,
+    pub(super) scale: Scale<'a>,
 }
 
 /// What a weight is made of.
@@ -39,7 +49,7 @@ impl Image {
         ty: Type,
         layout: Option<&Layout>,
     ) -> Result<usize, LowerError> {
-        self.keyed(tensor, (layout, ty, 0), |tensor| match ty.is_float() {
+        self.keyed(vec![key(tensor, (layout, ty, None))], std::iter::once(tensor), || match ty.is_float() {
             true => {
                 let values = floats(tensor)?;
                 encode(&layout.map_or_else(|| values.clone(), |layout| layout.read(&values)), ty, name)
@@ -61,14 +71,23 @@ impl Image {
         layout: &Layout,
         (scales, inner): (&[f32], usize),
     ) -> Result<usize, LowerError> {
-        let mut hasher = DefaultHasher::new();
-        (scales.iter().map(|scale| scale.to_bits()).collect::<Vec<_>>(), inner).hash(&mut hasher);
-        self.keyed(tensor, (Some(layout), ty, hasher.finish()), |tensor| {
-            let mut values = layout.read(&floats(tensor)?);
-            for (index, value) in values.iter_mut().enumerate() {
-                *value *= scales[index / inner % scales.len()];
+        self.joined(&[Part { tensor: (tensor, name), layout, scale: Some((scales, inner)) }], ty)
+    }
+
+    /// The offset of matrices of weights that lie one after another.
+    pub(super) fn joined(&mut self, parts: &[Part<'_>], ty: Type) -> Result<usize, LowerError> {
+        let key = |part: &Part<'_>| key(part.tensor.0, (Some(part.layout), ty, part.scale));
+        let tensors = parts.iter().map(|part| part.tensor.0);
+        self.keyed(parts.iter().map(key).collect(), tensors, || {
+            let mut bytes = Vec::new();
+            for Part { tensor: (tensor, name), layout, scale } in parts {
+                let mut values = layout.read(&floats(tensor)?);
+                for (index, value) in values.iter_mut().enumerate() {
+                    *value *= scale.map_or(1.0, |(scales, inner)| scales[index / inner % scales.len()]);
+                }
+                bytes.extend(encode(&values, ty, name)?);
             }
-            encode(&values, ty, name)
+            Ok(bytes)
         })
     }
 
@@ -84,19 +103,18 @@ impl Image {
         self.by_content.values_mut().for_each(|alike| alike.retain(|&(offset, _)| offset < bytes));
     }
 
-    fn keyed(
+    fn keyed<'a>(
         &mut self,
-        tensor: &Arc<Tensor>,
-        (layout, ty, scales): (Option<&Layout>, Type, u64),
-        make: impl FnOnce(&Tensor) -> Result<Vec<u8>, LowerError>,
+        key: Vec<Key>,
+        tensors: impl Iterator<Item = &'a Arc<Tensor>>,
+        make: impl FnOnce() -> Result<Vec<u8>, LowerError>,
     ) -> Result<usize, LowerError> {
-        let key = Key { tensor: Arc::as_ptr(tensor) as usize, layout: layout.cloned(), ty, scales };
         if let Some(&offset) = self.by_key.get(&key) {
             return Ok(offset);
         }
-        let offset = self.put(make(tensor)?);
+        let offset = self.put(make()?);
         self.by_key.insert(key, offset);
-        self.kept.push(tensor.clone());
+        self.kept.extend(tensors.cloned());
         Ok(offset)
     }
 
@@ -114,6 +132,15 @@ impl Image {
         self.bytes.extend_from_slice(&bytes);
         offset
     }
+}
+
+fn key(tensor: &Arc<Tensor>, (layout, ty, scale): (Option<&Layout>, Type, Scale<'_>)) -> Key {
+    let scales = scale.map_or(0, |(scales, inner)| {
+        let mut hasher = DefaultHasher::new();
+        (scales.iter().map(|scale| scale.to_bits()).collect::<Vec<_>>(), inner).hash(&mut hasher);
+        hasher.finish()
+    });
+    Key { tensor: Arc::as_ptr(tensor) as usize, layout: layout.cloned(), ty, scales }
 }
 
 fn unreadable(cause: TractError) -> LowerError {

@@ -88,6 +88,11 @@ impl Patterns {
         self.inner.contains(&node)
     }
 
+    /// Whether it is the queries, keys or values of an attention.
+    pub(super) fn is_attended(&self, outlet: OutletId) -> bool {
+        self.attentions.values().any(|it| [it.query.0, it.key.0, it.value.0].contains(&outlet))
+    }
+
     pub(super) fn norm(&self, node: usize) -> Option<NormPattern> {
         self.norms.get(&node).cloned()
     }

@@ -5,6 +5,7 @@ use super::{
     expression::{Expression, Lazy},
     image,
     layout::{Layout, signed},
+    siblings::Columns,
     tensors::{Builder, Stored},
 };
 use crate::plan::{Activation, Binary, Conv, Matmul, Norm, Operand, Place, Reduce, Reduction, Step};
@@ -22,6 +23,8 @@ pub(super) struct Pending {
     bias: Option<Vec<f32>>,
     residual: Option<Stored>,
     is_relu: bool,
+    /// If it is one of several products of the same input: its columns.
+    part: Option<Columns>,
 }
 
 /// Which step.
@@ -41,7 +44,12 @@ pub(super) const UNSET: Place = Place::Weights(0);
 
 impl Pending {
     pub(super) fn new(target: Stored, kind: Kind, columns: usize) -> Self {
-        Self { target, kind, columns, scale: None, bias: None, residual: None, is_relu: false }
+        Self { target, kind, columns, scale: None, bias: None, residual: None, is_relu: false, part: None }
+    }
+
+    /// As a part of what it and its siblings are together.
+    pub(super) fn with_siblings(self, part: Option<Columns>) -> Self {
+        Self { part, ..self }
     }
 
     pub(super) fn with_bias(mut self, bias: Vec<f32>) -> Self {
@@ -160,6 +168,7 @@ impl Pending {
         let (rows, inner): (Vec<usize>, Vec<usize>) = real.into_iter().partition(|&dim| own.strides[dim] >= columns);
         let row_stride = rows.last().map_or(columns, |&dim| there.strides[dim] * columns / own.strides[dim]);
         let fits = own.shape == there.shape
+            && self.part.is_none()
             && step.batches == 1
             && self.residual.is_none()
             && self.target.ty == part.ty
@@ -191,10 +200,16 @@ impl Pending {
                 Step::Conv(Conv { weights, bias: bias_of(builder)?, residual, activation, ..step })
             }
             Kind::Weighted(mut step, constant, is_as_it_lies) => {
-                let columns = scale.as_deref().filter(|scale| scale.len() > 1);
                 if let Some([alpha]) = scale.as_deref() {
                     step.alpha *= alpha;
                 }
+                if let Some(part) = self.part {
+                    let scale = scale.filter(|scale| scale.len() > 1);
+                    let bias = self.bias.as_deref().map(whole);
+                    builder.defer(Matmul { residual, activation, ..step }, part, (constant, scale, bias));
+                    return Ok(self.target);
+                }
+                let columns = scale.as_deref().filter(|scale| scale.len() > 1);
                 if is_as_it_lies && columns.is_none() {
                     step.b.base = builder.operand(&constant)?;
                 } else {

@@ -6,6 +6,7 @@ use super::{
     LowerError,
     layout::{Layout, signed},
     pending::{Kind, Pending, UNSET},
+    siblings::Columns,
     tensors::{Base, Stored},
     walk::{Value, Walk},
 };
@@ -101,7 +102,7 @@ impl Walk<'_> {
         if let Some(value) = self.strided_convolution((&a, &b), &roles, &shape)? {
             return Ok(value);
         }
-        self.matmul((a, b), &roles, (&shape, ty))
+        self.matmul((node.id, a, b), &roles, (&shape, ty))
     }
 
     /// An operand in memory, of the type that is multiplied.
@@ -156,7 +157,7 @@ impl Walk<'_> {
 
     fn matmul(
         &mut self,
-        (a, b): (Stored, Stored),
+        (node, a, b): (usize, Stored, Stored),
         roles: &Roles,
         (shape, ty): (&[usize], Type),
     ) -> Result<Value, LowerError> {
@@ -164,9 +165,15 @@ impl Walk<'_> {
         let Factors { a, b, a_factor, b_factor, is_weight, is_as_it_lies } = self.factors((a, b), &dims, ty)?;
         let product = |layout: &Layout, dims: &[usize]| dims.iter().map(|&dim| layout.shape[dim]).product::<usize>();
         let (m, n) = (product(&a.layout, &dims.rows), product(&b.layout, &dims.columns));
-        let target = self.builder.tensor(shape, &dims.output(roles), ty);
+        let batches = product(&a.layout, &dims.batches.0);
+        let order = dims.output(roles);
+        let part = if is_weight && batches == 1 { self.part(node, &dims.columns, (shape, &order, ty))? } else { None };
+        let (part, target, row_stride) = match part {
+            Some((part, target, row_stride)) => (Some(part), target, row_stride),
+            None => (None, self.builder.tensor(shape, &order, ty), n),
+        };
         let output =
-            Factor { base: self.builder.operand(&target)?, row_stride: n, batch_stride: m * n, transposed: false };
+            Factor { base: self.builder.operand(&target)?, row_stride, batch_stride: m * n, transposed: false };
         let a_base = self.builder.operand(&a)?;
         let mut step = Matmul {
             a: Factor { base: a_base, ..a_factor },
@@ -176,7 +183,7 @@ impl Walk<'_> {
             output,
             alpha: 1.0,
             activation: Activation::None,
-            batches: product(&a.layout, &dims.batches.0),
+            batches,
             m,
             n,
             k: product(&a.layout, &dims.summed.0),
@@ -184,10 +191,37 @@ impl Walk<'_> {
         if is_weight {
             let weights = b_as(&b, Self::weights(&b, &dims.columns, &dims.summed.1));
             let kind = Kind::Weighted(step, weights, is_as_it_lies);
-            return Ok(Pending::new(target, kind, n).into());
+            return Ok(Pending::new(target, kind, n).with_siblings(part).into());
         }
         step.b.base = self.builder.operand(&b)?;
         Ok(Pending::new(target, Kind::Matmul(step), n).into())
+    }
+
+    /// The columns of a product among those of its siblings: which they are, its result there, and how long rows are.
+    fn part(
+        &mut self,
+        node: usize,
+        columns: &[usize],
+        (shape, order, ty): (&[usize], &[usize], Type),
+    ) -> Result<Option<(Columns, Stored, usize)>, LowerError> {
+        let Some((weights, own)) = self.siblings.weights(node) else { return Ok(None) };
+        let count = |&outlet: &OutletId| {
+            let shape = self.shape_of(outlet)?;
+            Ok(columns.iter().map(|&dim| shape[dim]).product::<usize>())
+        };
+        let counts = weights.iter().map(count).collect::<Result<Vec<_>, LowerError>>()?;
+        let all: usize = counts.iter().sum();
+        let rows = shape.iter().product::<usize>() / counts[own].max(1);
+        let builder = &mut self.builder;
+        let Some((part, whole)) = self.siblings.part(node, &counts, |all| builder.tensor(&[rows, all], &[0, 1], ty))
+        else {
+            return Ok(None);
+        };
+        let mut layout = Layout::ordered(shape, order);
+        let apart = |stride: &mut i64| *stride = *stride / signed(counts[own]) * signed(all);
+        layout.strides.iter_mut().filter(|stride| **stride >= signed(counts[own])).for_each(apart);
+        layout.offset = signed(counts[..own].iter().sum::<usize>());
+        Ok(Some((part, Stored { layout, ..whole }, all)))
     }
 
     /// The operands as matrices, copied where they are none.

@@ -112,6 +112,10 @@ impl Walk<'_> {
     }
 
     pub(super) fn pad(&mut self, node: &TypedNode, op: &Pad) -> Result<Value, LowerError> {
+        // tract keeps negative ones as what they are in unsigned numbers.
+        if op.pads.iter().any(|&(before, after)| i64::try_from(before.max(after)).is_err()) {
+            return Err(self.builder.unsupported("its pads are negative: slice the tensor instead"));
+        }
         let lazy = self.lazy(node.inputs[0])?;
         let ty = self.builder.type_of(node.outputs[0].fact.datum_type)?;
         match &op.mode {

@@ -10,6 +10,7 @@ use super::{
     expression::{Lazy, compile, numbers_of},
     image::Image,
     layout::{Layout, signed},
+    siblings::Deferred,
 };
 use crate::{
     arena::Buffer,
@@ -60,6 +61,8 @@ pub(super) struct Builder<'a> {
     pub(super) batch: usize,
     pub(super) steps: Vec<Step>,
     pub(super) buffers: Vec<Buffer>,
+    /// Products among the steps whose weights have no place yet.
+    pub(super) deferred: Vec<Deferred>,
     /// Whether a step may find faults.
     pub(super) has_faults: bool,
     /// The node at hand and its operator, for errors.
@@ -69,8 +72,8 @@ pub(super) struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     pub(super) fn new(image: &'a mut Image, precision: Precision, batch: usize) -> Self {
-        let (steps, buffers, node) = (Vec::new(), Vec::new(), Default::default());
-        Self { image, precision, batch, steps, buffers, has_faults: false, node, next: 0 }
+        let (steps, buffers, deferred, node) = (Vec::new(), Vec::new(), Vec::new(), Default::default());
+        Self { image, precision, batch, steps, buffers, deferred, has_faults: false, node, next: 0 }
     }
 
     /// What a tensor of the model is kept as.

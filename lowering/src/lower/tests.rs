@@ -20,6 +20,7 @@ mod checks;
 mod families;
 mod operators;
 mod random;
+mod siblings;
 
 const FLOAT: i32 = 1;
 const INT64: i32 = 7;

@@ -27,6 +27,7 @@ use super::{
     layout::Layout,
     patterns::Patterns,
     pending::Pending,
+    siblings::Siblings,
     tensors::{Base, Builder, Stored, natural_order},
 };
 use crate::plan::Type;
@@ -51,6 +52,7 @@ pub(super) struct Walk<'a> {
     pub(super) builder: Builder<'a>,
     pub(super) patterns: Patterns,
     pub(super) joints: Joints,
+    pub(super) siblings: Siblings,
     values: HashMap<OutletId, Value>,
     /// Tensors that more than one step will read.
     shared: HashSet<OutletId>,
@@ -64,6 +66,7 @@ impl<'a> Walk<'a> {
         Ok(Self {
             graph,
             builder,
+            siblings: Siblings::of(graph, &patterns),
             patterns,
             joints: Joints::of(graph),
             shared,

@@ -274,8 +274,8 @@ fn an_encoder_is_products_attention_and_norms() {
         net.output(&pooled);
         for plan in agrees(&net) {
             let [convs, products, pointwise, others] = counts(&plan);
-            // A layer has six products, a GELU, and attention and two norms.
-            assert_eq!((convs, products), (0, 13), "{}", listed(&plan));
+            // A layer has four products (queries, keys and values are one), a GELU, and attention and two norms.
+            assert_eq!((convs, products), (0, 9), "{}", listed(&plan));
             assert_eq!(others, 2 + 2 * 3, "{}", listed(&plan));
             assert!(pointwise <= 3 + 2 + 1, "{}", listed(&plan));
         }
@@ -311,7 +311,7 @@ fn a_decoder_sees_what_was_before() {
             plan.steps.iter().filter(|step| matches!(step, Step::Attention(it) if it.is_causal && it.mask.is_none()));
         assert_eq!(causal.count(), 2, "{}", listed(&plan));
         let [convs, products, pointwise, others] = counts(&plan);
-        assert_eq!((convs, products, others), (0, 13, 1 + 2 * 3 + 1), "{}", listed(&plan));
+        assert_eq!((convs, products, others), (0, 9, 1 + 2 * 3 + 1), "{}", listed(&plan));
         assert!(pointwise <= 2, "{}", listed(&plan));
     }
 }
@@ -338,7 +338,7 @@ fn rms_norms_and_gated_layers_are_a_step_each() {
     let output = net.node("Add", &[&x, &y], &[]);
     net.output(&output);
     for plan in agrees(&net) {
-        assert_eq!(counts(&plan), [0, 3, 1, 1], "{}", listed(&plan));
+        assert_eq!(counts(&plan), [0, 2, 1, 1], "{}", listed(&plan));
     }
 }
 

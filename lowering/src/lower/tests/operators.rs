@@ -373,6 +373,12 @@ fn what_cannot_be_lowered_is_refused_by_name() {
     });
     let text = refused(&net);
     assert!(text.contains("FP16 cannot hold") && text.contains("1000000"), "{text}");
+    let net = net_of(&[-1, 4], |net, x| {
+        let pads = net.ints(&[4], &[0, 1, 0, -2]);
+        net.node("Pad", &[x, &pads], &[])
+    });
+    let text = refused(&net);
+    assert!(text.contains("pad_0") && text.contains("its pads are negative"), "{text}");
     let (graph, _) = net_of(&[-1, 4], |net, x| net.node("Exp", &[x], &[])).graph();
     let text = lower(&graph, None, &[1], Precision::Fp32).unwrap_err().to_string();
     assert!(text.contains("dimension 0 of x is batch, expected a number"), "{text}");
