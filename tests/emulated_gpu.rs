@@ -68,6 +68,43 @@ fn a_model_is_profiled_at_the_sizes_that_a_gpu_is_prepared_for() {
     }
 }
 
+/// An ONNX file that negates a tensor of numbers, whose two lengths are a batch's and a request's choice.
+fn negation() -> Vec<u8> {
+    fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+        [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
+    }
+    let number = |field: u8, value: u8| vec![field << 3, value];
+    let value = |name: &str| {
+        let dims = ["batch", "length"].map(|dim| field(1, &field(2, dim.as_bytes()))).concat();
+        let tensor = [number(1, 1), field(2, &dims)].concat();
+        [field(1, name.as_bytes()), field(2, &field(1, &tensor))].concat()
+    };
+    let node = [field(1, b"x"), field(2, b"y"), field(4, b"Neg")].concat();
+    let graph = [field(1, &node), field(2, b"negation"), field(11, &value("x")), field(12, &value("y"))].concat();
+    [number(1, 8), field(7, &graph), field(8, &number(2, 17))].concat()
+}
+
+#[test]
+fn a_model_whose_requests_choose_lengths_is_profiled_as_they_are_padded() {
+    let Some(libraries) = libraries() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("negation");
+    fs::create_dir_all(model.join("1")).unwrap();
+    fs::write(model.join("1/model.onnx"), negation()).unwrap();
+    let parameters = [("batch_lengths", "padded"), ("max_dims", "40")];
+    let parameters = parameters
+        .map(|(key, value)| format!("parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}\n"));
+    fs::write(model.join("config.pbtxt"), format!("max_batch_size: 4\n{}", parameters.concat())).unwrap();
+    let model = model.display().to_string();
+    let arguments = ["profile", "--model", &model, "--executor", "cuda", "--seconds", "0.01", "--json"];
+    let done = downbeat(libraries, &arguments);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    let sizes: Vec<u64> =
+        report["sizes"].as_array().unwrap().iter().filter_map(|size| size["batch"].as_u64()).collect();
+    assert_eq!(sizes, [1, 2, 3, 4]);
+}
+
 /// Models that are the classifier of digits, but in name.
 const MODELS: [&str; 4] = ["digits1", "digits2", "digits3", "digits4"];
 
