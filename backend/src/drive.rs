@@ -50,7 +50,7 @@ use copies::Copies;
 use gpu::Gpus;
 use health::Readings;
 use loader::Loader;
-pub use profile::{Effort, Measured, QUANTILE};
+pub use profile::{ByLength, Effort, Measured, OfLength, QUANTILE};
 use scrape::Scrape;
 use session::{Session, Threads};
 
@@ -290,22 +290,34 @@ fn known_profile(model: &Model, executor: &dyn Executor) -> Option<LatencyProfil
     executor.emulated_profile().cloned().or(stored)
 }
 
-/// Measures a model on this machine. `progress` is told each batch size before it begins.
+/// What was measured of a model.
+#[derive(Debug)]
+pub struct Profiled {
+    /// By batch size.
+    pub sizes: Vec<Measured>,
+    /// l(b).
+    pub latency: LatencyProfile,
+    /// If requests choose how long they are.
+    pub by_length: Option<ByLength>,
+}
+
+/// Measures a model on this machine. `progress` is told of how many batches so many are measured.
 ///
 /// # Errors
 /// If the model cannot be loaded or run.
 pub fn measure(
     model: &Model,
     effort: Effort,
-    progress: &mut dyn FnMut(usize),
-) -> Result<(Vec<Measured>, LatencyProfile), ExecutorError> {
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Profiled, ExecutorError> {
     let (clock, programs) = (Clock::start(), Programs::default());
     let executor = executor::load(model, 1, &programs)?;
-    let measured = profile::measure(clock, model, executor.as_ref(), effort, progress)?;
+    let max_batch = model.max_batch;
+    let sizes = profile::measure(clock, model, executor.as_ref(), effort, &mut |batch| progress(batch, max_batch))?;
+    let by_length = profile::measure_by_length(clock, model, executor.as_ref(), effort, progress);
     drop(executor);
     programs.wait_until_ended();
-    let table = profile::table(&measured);
-    Ok((measured, table))
+    Ok(Profiled { latency: profile::table(&sizes), sizes, by_length })
 }
 
 /// The same on a GPU, by its number or its name. What is measured are the batch sizes that GPUs are prepared for.
@@ -316,13 +328,16 @@ pub fn measure_on_gpu(
     model: &Model,
     (gpu, precision): (&GpuName, Precision),
     effort: Effort,
-    progress: &mut dyn FnMut(usize),
-) -> Result<(Vec<Measured>, LatencyProfile), ExecutorError> {
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Profiled, ExecutorError> {
     let repository::Executor::Onnx { file, batching, .. } = &model.executor else {
         return Err(ExecutorError(format!("model {} is no ONNX model, which is what GPUs run", model.name)));
     };
     let devices = Devices::one(gpu, Box::new(real_driver));
     let on_gpus = OnGpus::load(model, (file, batching, precision), &[0], &devices)?;
-    let tried = trial::run(Clock::start(), model, &on_gpus, (Weights::default(), false), effort, progress)?;
-    Ok((tried.measured, tried.profile))
+    let (clock, max_batch) = (Clock::start(), model.max_batch);
+    let mut of_size = |batch| progress(batch, max_batch);
+    let tried = trial::run(clock, model, &on_gpus, (Weights::default(), false), effort, &mut of_size)?;
+    let by_length = profile::measure_by_length(clock, model, &on_gpus, effort, progress);
+    Ok(Profiled { sizes: tried.measured, latency: tried.profile, by_length })
 }

@@ -243,7 +243,7 @@ impl<'a> Scheduler<'a> {
                 self.planner.handle_submit(
                     now,
                     request.model,
-                    Task { id, deadline, priority: 0, application: 0, payload: request },
+                    Task { id, deadline, priority: 0, application: 0, length: 0, payload: request },
                 );
             }
             ToScheduler::Ended(GpuEvent::Finished { batch, started_at, finished_at }) => {
@@ -267,8 +267,12 @@ impl<'a> Scheduler<'a> {
                     Some(started_at) => self.on_ran(&batch, started_at, killed_at)?,
                     None => self.planner.handle_finished(batch.gpu, killed_at),
                 }
-                for (Queued { id, deadline, priority, application, .. }, payload) in batch.tasks {
-                    self.planner.handle_submit(now, batch.model, Task { id, deadline, priority, application, payload });
+                for (Queued { id, deadline, priority, application, length, .. }, payload) in batch.tasks {
+                    self.planner.handle_submit(
+                        now,
+                        batch.model,
+                        Task { id, deadline, priority, application, length, payload },
+                    );
                 }
             }
             ToScheduler::Generated { behind } if behind > BEHIND_MAX => {

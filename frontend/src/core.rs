@@ -17,6 +17,7 @@ use proto::{
     clock::ClockOffset,
     frame::read_frame,
     frontend_to_scheduler::{FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
+    request_times::RequestTimes,
     scheduler_to_frontend::{
         DropReason, FENCED_TASKS_MAX, ModelState, REASON_BYTES_MAX, SchedulerLoad, SchedulerToFrontend,
     },
@@ -307,6 +308,13 @@ impl Core {
         self.allegiance.primary().map_or(SchedulerLoad::default(), |primary| self.words[primary].load)
     }
 
+    /// What requests of a model of the table take, as the primary has learned it; nothing if they are all alike.
+    #[must_use]
+    pub fn request_times(&self, model: usize) -> Option<&RequestTimes> {
+        let (primary, offer) = self.allegiance.primary().zip(self.models.get(model).offer)?;
+        self.words[primary].request_times(offer.id)
+    }
+
     /// Step 1: admits a request and submits its tasks. The reply comes as [`Output::Reply`]. A request without inputs
     /// is to be given them by [`Self::handle_inputs`], or to be cancelled.
     ///
@@ -501,6 +509,9 @@ impl Core {
             SchedulerToFrontend::Takeover { epoch } => self.on_takeover(now, index, epoch),
             SchedulerToFrontend::AskPrimary => self.on_asked(now, index),
             SchedulerToFrontend::Load(load) => self.words[index].load = *load,
+            SchedulerToFrontend::RequestTimes { model, times } => {
+                self.words[index].handle_request_times(model, *times);
+            }
             SchedulerToFrontend::Leaving => {
                 tracing::info!("scheduler {index} is about to end; what it has is finished");
                 self.words[index].leaves = true;

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use proto::{
+    ModelId,
     brought::{Brought, CONFIG_BYTES_MAX},
     frontend_to_scheduler::NAME_BYTES_MAX,
+    request_times::RequestTimes,
     scheduler_to_frontend::{ModelState, REASON_BYTES_MAX, SchedulerLoad},
 };
 
@@ -26,8 +28,25 @@ pub(crate) struct Word {
     pub(crate) spoken: Spoken,
     /// How much it had to do.
     pub(crate) load: SchedulerLoad,
+    /// What requests take of models whose requests are unequal. Of at most [`SPOKEN_OF_MAX`].
+    request_times: BTreeMap<ModelId, RequestTimes>,
     /// It is about to end, and takes nothing more.
     pub(crate) leaves: bool,
+}
+
+impl Word {
+    /// What requests of a model take.
+    pub(crate) fn request_times(&self, model: ModelId) -> Option<&RequestTimes> {
+        self.request_times.get(&model)
+    }
+
+    /// What is beyond its bounds is not kept.
+    pub(crate) fn handle_request_times(&mut self, model: ModelId, times: RequestTimes) {
+        let has_room = self.request_times.len() < SPOKEN_OF_MAX || self.request_times.contains_key(&model);
+        if has_room && times.is_bounded() {
+            self.request_times.insert(model, times);
+        }
+    }
 }
 
 /// What one scheduler has said of models.

@@ -4,6 +4,7 @@
 //! look-up, and models without traffic do not appear: there may be thousands.
 
 mod host;
+mod requests;
 mod schedulers;
 mod summaries;
 
@@ -26,6 +27,7 @@ use repository::Model;
 
 use self::{
     host::HostMetrics,
+    requests::RequestMetrics,
     schedulers::SchedulerMetrics,
     summaries::{Summary, SummaryVec},
 };
@@ -130,6 +132,7 @@ pub struct Metrics {
     silences: IntGauge,
     late_inputs: IntCounter,
     schedulers: SchedulerMetrics,
+    requests: RequestMetrics,
     refusals: Refusals,
     traces: Traces,
     host: HostMetrics,
@@ -331,6 +334,7 @@ impl Metrics {
                 ),
             ),
             schedulers: SchedulerMetrics::new(&registry),
+            requests: RequestMetrics::new(&registry),
             refusals: Refusals::new(&registry),
             traces: Traces::new(&registry),
             host: HostMetrics::new(&registry),
@@ -348,6 +352,11 @@ impl Metrics {
     #[must_use]
     pub fn traces(&self) -> &Traces {
         &self.traces
+    }
+
+    /// A request named its application, in at most [`Application::NAME_BYTES_MAX`](proto::Application::NAME_BYTES_MAX).
+    pub fn handle_application(&self, name: &str) {
+        self.requests.handle_name(name);
     }
 
     /// A model is served: another version of one that is here, or the next one of the table.
@@ -445,6 +454,7 @@ impl Metrics {
         self.backends.set(core.backends_linked() as i64);
         count_up_to(&self.late_inputs, core.counters().late_inputs);
         self.schedulers.read(core);
+        self.requests.read(core);
         self.host.read(core);
         TextEncoder::new()
             .encode_to_string(&self.registry.gather())

@@ -525,12 +525,19 @@ fn priority(parameters: &Parameters) -> Result<u64, InferError> {
     value.as_u64().ok_or_else(|| invalid("parameters.priority", excerpt(&value.to_string()), expected))
 }
 
-/// What the client calls the workload that its request is of.
+/// What the client calls the workload that its request is of, if it is a name.
+#[must_use]
+pub fn application_name(parameters: &Parameters) -> Option<&str> {
+    let name = parameters.get("application")?.as_str()?;
+    (1..=Application::NAME_BYTES_MAX).contains(&name.len()).then_some(name)
+}
+
+/// The workload of that name.
 fn application(parameters: &Parameters) -> Result<Application, InferError> {
     let Some(value) = parameters.get("application") else { return Ok(Application::NONE) };
-    let named = value.as_str().filter(|name| (1..=Application::NAME_BYTES_MAX).contains(&name.len()));
     let expected = || format!("a name of 1 to {} bytes", Application::NAME_BYTES_MAX);
-    let named = named.ok_or_else(|| invalid("parameters.application", excerpt(&value.to_string()), expected()))?;
+    let named = application_name(parameters)
+        .ok_or_else(|| invalid("parameters.application", excerpt(&value.to_string()), expected()))?;
     Ok(Application::named(named))
 }
 

@@ -47,6 +47,11 @@ impl Record {
         self.metrics.observe(model, stage, took);
     }
 
+    /// A request named its application.
+    pub fn handle_application(&self, name: &str) {
+        self.metrics.handle_application(name);
+    }
+
     /// What counts those who are refused.
     #[must_use]
     pub fn refusals(&self) -> &Refusals {

@@ -232,6 +232,9 @@ impl Service {
         trace: &mut OpenTrace,
     ) -> Result<Submitted<'_>, InferError> {
         let (model, mut waited) = ((index, model), Span::ZERO);
+        if let Some(name) = protocol::application_name(&request.parameters) {
+            self.record.handle_application(name);
+        }
         if let Some(pictures) = Pictures::take(&model.1, &mut request)? {
             let is_ready = |core: &frontend::core::Core| core.is_model_ready(core.models().get(index));
             if self.desk.with_core(is_ready)

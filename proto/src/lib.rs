@@ -16,6 +16,7 @@ pub mod host_memory;
 pub mod ids;
 pub mod predictions;
 pub mod profile;
+pub mod request_times;
 pub mod scheduler_to_backend;
 pub mod scheduler_to_frontend;
 pub mod scheduler_to_scheduler;

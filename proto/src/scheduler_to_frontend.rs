@@ -10,6 +10,7 @@ use crate::{
     hello::ModelThreads,
     ids::{BackendId, ChangeId, FrontendId, LinkId, ModelId, ModelThreadId, TaskId},
     predictions::PredictionErrors,
+    request_times::RequestTimes,
     time::Span,
     weights::WeightsTally,
 };
@@ -105,6 +106,13 @@ pub enum SchedulerToFrontend {
     Clock(ClockReply),
     /// How much the scheduler has to do. Follows each `Clock`.
     Load(Box<SchedulerLoad>),
+    /// What requests of a model take, as has been learned. Told when it plans with that, and to who joins.
+    RequestTimes {
+        /// The model.
+        model: ModelId,
+        /// What they take.
+        times: Box<RequestTimes>,
+    },
     /// The scheduler is about to end: it finishes what it has, and is not to be given more.
     Leaving,
     /// The sender is the primary now. If its epoch is the highest so far it is obeyed: the former primary's connections

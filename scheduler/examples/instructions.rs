@@ -73,7 +73,14 @@ impl Load {
         self.run_until(at);
         // Knuth's multiplicative hash.
         let model = ModelId((self.submitted.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32 % self.models as u32);
-        let task = Task { id: TaskId(self.submitted), deadline: at + SLO, priority: 0, application: 0, payload: () };
+        let task = Task {
+            id: TaskId(self.submitted),
+            deadline: at + SLO,
+            priority: 0,
+            application: 0,
+            length: 0,
+            payload: (),
+        };
         self.planner.handle_submit(at, model, task);
         self.decide(at);
     }

@@ -35,7 +35,7 @@ impl Load {
         for (application, ms) in (0..).zip(APPLICATIONS_MS) {
             for sample in 0..192 {
                 let alone = Span::from_millis_f64(ms * (0.8 + 0.4 * number(sample)));
-                planner.handle_alone(Timestamp::ZERO, MODEL, application, alone);
+                planner.handle_alone(Timestamp::ZERO, MODEL, (application, 0), alone);
             }
         }
         planner.handle_gpu_joined(Timestamp::ZERO, GPU, vec![MODEL], None);
@@ -49,7 +49,7 @@ impl Load {
         let waits = Span::from_secs_f64(batches * 0.6 * (1.0 + number(self.submitted)));
         let application = (self.submitted % APPLICATIONS_MS.len() as u64) as u8;
         let deadline = self.now + Span::from_millis(1_000) + waits;
-        let task = Task { id: TaskId(self.submitted), deadline, priority: 0, application, payload: () };
+        let task = Task { id: TaskId(self.submitted), deadline, priority: 0, application, length: 0, payload: () };
         self.planner.handle_submit(self.now, MODEL, task);
     }
 

@@ -284,7 +284,7 @@ impl Cluster {
 
     fn note_loads(&mut self, now: Timestamp) {
         for (thread, shard) in (0..).map(ModelThreadId).zip(&mut self.shards) {
-            self.control.handle_news(now, ShardToControl::Load(thread, shard.take_load()));
+            self.control.handle_news(now, ShardToControl::Load(thread, Box::new(shard.take_load())));
         }
     }
 

@@ -177,6 +177,7 @@ impl Control {
         self.refresh(now);
         self.tell_states(frontend);
         self.tell_failures(frontend);
+        (0..self.members.models.len() as u32).for_each(|model| self.tell_request_times(frontend, ModelId(model)));
         self.succession.handle_joined(now);
         Ok(FrontendWelcome { frontend, model_threads, claim: self.succession.claim() })
     }
@@ -423,7 +424,7 @@ impl Control {
                 self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Budget(model, budget)));
                 self.announce_models([model]);
             }
-            ShardToControl::Load(thread, load) => self.on_load(thread, load),
+            ShardToControl::Load(thread, load) => self.on_load(thread, *load),
             ShardToControl::Released(moved) => {
                 let owner = self.members.models[moved.model.0 as usize].owner;
                 self.outputs.push_back(ControlOutput::ToShard(owner, ControlToShard::Adopt(moved)));
@@ -483,12 +484,25 @@ impl Control {
         self.announce_models([model]);
     }
 
-    fn on_load(&mut self, thread: ModelThreadId, load: ShardLoad) {
+    fn on_load(&mut self, thread: ModelThreadId, mut load: ShardLoad) {
+        for (model, times) in std::mem::take(&mut load.request_times) {
+            self.members.models[model.0 as usize].request_times = Some(times);
+            let frontends = self.members.frontends.keys().copied().collect::<Vec<_>>();
+            frontends.into_iter().for_each(|frontend| self.tell_request_times(frontend, model));
+        }
         let owner = |model: ModelId| self.members.models.get(model.0 as usize).map(|entry| entry.owner);
         let shift = self.balance.handle_load(thread, &load.tasks, owner);
         self.loads[usize::from(thread.0)] = load;
         if let Some((model, to)) = shift {
             self.move_model(model, to);
+        }
+    }
+
+    /// What a model's requests take, if that is known.
+    fn tell_request_times(&mut self, frontend: FrontendId, model: ModelId) {
+        if let Some(times) = &self.members.models[model.0 as usize].request_times {
+            let message = SchedulerToFrontend::RequestTimes { model, times: Box::new(times.clone()) };
+            self.outputs.push_back(ControlOutput::ToFrontend(frontend, message));
         }
     }
 

@@ -7,13 +7,28 @@
 //! The times that a profiler has are those of requests alone, which the equation does not give for k = 1. So what is
 //! above c0 is called a request's work here, and a batch takes `c0 + (1 + c1 (k - 1)) max work`: the same for large
 //! batches, and what was measured for one.
+//!
+//! As published, a request's application is all that tells what it may take. Conditioned on lengths
+//! ([`DynamicTimes::by_length`]), requests of an application fall into classes by how long they are (`dynamic/lengths.rs`):
+//! each goes by the narrowest class that enough is known of, which is its application's of its length, or its length's
+//! whatever the application, or else its application's. And c0 and c1 follow executions (`dynamic/fit.rs`).
 
-use std::collections::BTreeMap;
+mod fit;
+mod lengths;
 
-use proto::Span;
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use proto::{
+    GpuId, Span,
+    request_times::{AloneTimes, LengthTimes},
+};
+
+use fit::Fit;
+pub use lengths::{BUCKETS_MAX, Bucket};
+use lengths::{ENOUGH, Lengths};
 
 /// Applications of a model that are told apart; requests of any more count as of the last one.
-pub const APPLICATIONS_MAX: usize = 32;
+pub const APPLICATIONS_MAX: usize = proto::request_times::APPLICATIONS_MAX;
 /// Samples of an application's window; the window before it counts, too.
 const WINDOW: usize = 512;
 /// A window whose median differs by more than this part from that of the one before shows that inputs have changed:
@@ -22,6 +37,10 @@ const SHIFT: f64 = 0.25;
 /// Into so many steps the time of a batch is divided. Each is an instant at which a waiting request's score changes its
 /// form, for each batch size.
 const BINS: usize = 12;
+/// Classes of an application and a length; of more, those with the fewest samples count as of their length.
+const NARROW_MAX: usize = 64;
+/// What is said to have taken longer took so long.
+const ALONE_MAX: Span = Span::from_millis(24 * 3_600_000);
 
 /// What a batch of unequal requests takes (Orloj, equation 3).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,6 +57,13 @@ impl From<proto::BatchCost> for BatchCost {
     }
 }
 
+impl From<BatchCost> for proto::BatchCost {
+    fn from(BatchCost { fixed, per_task }: BatchCost) -> Self {
+        let ppm = per_task * f64::from(Self::PER_TASK_MAX);
+        Self { fixed, per_task_ppm: ppm.clamp(1.0, f64::from(Self::PER_TASK_MAX)).round() as u32 }
+    }
+}
+
 impl BatchCost {
     /// What so many requests take of which the longest has this much work.
     #[must_use]
@@ -50,6 +76,12 @@ impl BatchCost {
     #[must_use]
     pub fn work(&self, alone: Span) -> Span {
         (alone - self.fixed).max(Span::ZERO)
+    }
+
+    /// What the longest request of a batch would have taken alone.
+    fn longest_alone(&self, batch: usize, took: Span) -> Span {
+        let times = 1.0 + self.per_task * (batch as f64 - 1.0);
+        self.fixed + Span((self.work(took).as_nanos() as f64 / times).round() as i64)
     }
 }
 
@@ -66,31 +98,57 @@ pub fn largest_of(samples: &[Span], k: usize) -> Span {
     Span(mean.round() as i64)
 }
 
-/// The work of an application's requests, as sampled. It follows changes: two windows are kept, and one where the
-/// input has shifted.
+/// A request that ran alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sample {
+    alone: Span,
+    bucket: Option<Bucket>,
+}
+
+/// Requests that are alike, as sampled. They follow changes: two windows are kept, and one where the input has shifted.
 #[derive(Debug, Default)]
 struct Works {
-    window: Vec<Span>,
-    before: Vec<Span>,
+    window: Vec<Sample>,
+    before: Vec<Sample>,
 }
 
 impl Works {
-    fn handle(&mut self, work: Span) {
+    fn handle(&mut self, sample: Sample, cost: &BatchCost) {
         if self.window.len() == WINDOW {
-            let median = |samples: &mut Vec<Span>| {
+            let median = |samples: &mut Vec<Sample>| {
                 let middle = samples.len() / 2;
-                samples.select_nth_unstable(middle).1.as_nanos() as f64
+                let (_, sample, _) = samples.select_nth_unstable_by_key(middle, |sample| sample.alone);
+                cost.work(sample.alone).as_nanos() as f64
             };
             let now = median(&mut self.window);
             let has_shifted = !self.before.is_empty() && (median(&mut self.before) / now.max(1.0) - 1.0).abs() > SHIFT;
             let window = std::mem::replace(&mut self.window, Vec::with_capacity(WINDOW));
             self.before = if has_shifted { Vec::new() } else { window };
         }
-        self.window.push(work);
+        self.window.push(sample);
     }
 
-    fn samples(&self) -> impl Iterator<Item = Span> + '_ {
+    fn samples(&self) -> impl Iterator<Item = Sample> + '_ {
         self.before.iter().chain(&self.window).copied()
+    }
+
+    fn len(&self) -> usize {
+        self.before.len() + self.window.len()
+    }
+}
+
+/// Requests that are planned alike: of an application, of a length, or of both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Class {
+    application: Option<u8>,
+    bucket: Option<Bucket>,
+}
+
+impl Class {
+    /// Of an application, whatever their lengths.
+    #[must_use]
+    pub const fn of(application: u8) -> Self {
+        Self { application: Some(application), bucket: None }
     }
 }
 
@@ -103,6 +161,11 @@ impl Distribution {
         let mut samples: Vec<Span> = samples.collect();
         samples.sort_unstable();
         Self(samples)
+    }
+
+    /// The least and the greatest.
+    fn ends(&self) -> Option<(Span, Span)> {
+        Some((*self.0.first()?, *self.0.last()?))
     }
 
     /// The part that is at most this.
@@ -127,13 +190,13 @@ pub struct Bin {
 pub struct BatchTimes {
     /// Whoever is in it (section 4.3).
     pub mean: Span,
-    /// By application of one of its requests, where the others may be of any.
-    applications: Vec<(u8, Seen)>,
-    /// As a request of any application sees it.
+    /// By the class of one of its requests, where the others may be of any; ascending.
+    classes: Vec<(Class, Seen)>,
+    /// As a request of any class sees it.
     pooled: Seen,
 }
 
-/// A batch's time, as an application's requests see it.
+/// A batch's time, as requests of a class see it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Seen {
     /// Its steps, ascending.
@@ -149,14 +212,14 @@ impl BatchTimes {
         // A step must have a width for a score to rise in.
         let from = time - Span((time.as_nanos() / 100).max(1));
         let seen = Seen { bins: vec![Bin { from, to: time, part: 1.0 }], mean: time };
-        Self { mean: time, applications: Vec::new(), pooled: seen }
+        Self { mean: time, classes: Vec::new(), pooled: seen }
     }
 
-    /// As an application sees it; one that is unknown as all together do.
+    /// As a class sees it; one that is unknown as all together do.
     #[must_use]
-    pub fn of(&self, application: u8) -> &Seen {
-        let known = self.applications.iter().find(|(known, _)| *known == application);
-        known.map_or(&self.pooled, |(_, seen)| seen)
+    pub fn of(&self, class: Class) -> &Seen {
+        let known = self.classes.binary_search_by_key(&class, |&(known, _)| known);
+        known.map_or(&self.pooled, |index| &self.classes[index].1)
     }
 }
 
@@ -166,91 +229,300 @@ pub struct DynamicTimes {
     cost: BatchCost,
     /// By application.
     applications: BTreeMap<u8, Works>,
+    /// If requests are told apart by their lengths, too.
+    lengths: Option<(Lengths, Fit)>,
+    /// As of the last [`Self::settle`], by class, ascending.
+    known: Vec<Known>,
+}
+
+/// What is known of a dynamic model's requests, for people to see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownTimes {
+    /// c0 and c1, as they are planned with.
+    pub cost: proto::BatchCost,
+    /// By their numbers.
+    pub applications: Vec<(u8, AloneTimes)>,
+    /// Shortest first.
+    pub lengths: Vec<LengthTimes>,
+}
+
+/// A class that something is known of.
+#[derive(Debug)]
+struct Known {
+    class: Class,
+    /// The mean work, in nanoseconds.
+    mean: f64,
+    /// See [`DynamicTimes::steps`].
+    steps: Vec<Span>,
 }
 
 impl DynamicTimes {
-    /// Of no request yet.
+    /// Of no request yet; they are told apart by their applications (Orloj).
     #[must_use]
     pub fn new(cost: BatchCost) -> Self {
-        Self { cost, applications: BTreeMap::new() }
+        Self { cost, applications: BTreeMap::new(), lengths: None, known: Vec::new() }
     }
 
-    /// A request that was executed alone took so long.
-    pub fn handle_alone(&mut self, application: u8, alone: Span) {
+    /// Of no request yet; they are told apart by their lengths, too, and c0 and c1 follow executions.
+    #[must_use]
+    pub fn by_length(cost: BatchCost) -> Self {
+        Self { lengths: Some((Lengths::default(), Fit::new(cost))), ..Self::new(cost) }
+    }
+
+    /// Backends have measured another cost.
+    pub fn handle_measured(&mut self, cost: BatchCost) {
+        self.cost = cost;
+        if let Some((_, fit)) = &mut self.lengths {
+            fit.handle_measured(cost);
+        }
+    }
+
+    /// A request that was executed alone took so long. Its length is in bytes; 0: it is not known.
+    pub fn handle_alone(&mut self, application: u8, length: u32, alone: Span) {
         let application = application.min(APPLICATIONS_MAX as u8 - 1);
-        self.applications.entry(application).or_default().handle(self.cost.work(alone));
+        let mut sample = Sample { alone: alone.clamp(Span(1), ALONE_MAX), bucket: None };
+        if let Some((lengths, _)) = &mut self.lengths {
+            sample.bucket = Bucket::of(length);
+            lengths.handle_alone(sample, &self.cost);
+        }
+        self.applications.entry(application).or_default().handle(sample, &self.cost);
     }
 
-    /// What batches of some applications' requests take, by size, with what comes on top of it (the way of a plan and
-    /// of the inputs); `None` if nothing is known of them.
+    /// A GPU ran a batch of requests of these applications and lengths. False if that teaches nothing.
+    pub fn handle_batch(&mut self, gpu: GpuId, requests: &[(u8, u32)], took: Span) -> bool {
+        let longest = requests.iter().map(|&(_, length)| length).max().and_then(Bucket::of);
+        let (size, took) = (requests.len(), took.clamp(Span(1), ALONE_MAX));
+        let Some(longest) = longest.filter(|_| size > 1 && self.lengths.is_some()) else { return false };
+        let work = self.largest_work(requests);
+        let Some((lengths, fit)) = &mut self.lengths else { return false };
+        if let Some(work) = work {
+            fit.handle_batch(gpu, size, (self.cost.fixed + work).as_nanos() as f64, took);
+        }
+        lengths.handle_batch(longest, self.cost.longest_alone(size, took), &self.cost);
+        true
+    }
+
+    /// What the largest work of these requests is on average: that of those whose class's is the largest. `None` if
+    /// nothing is known of one.
+    fn largest_work(&self, requests: &[(u8, u32)]) -> Option<Span> {
+        let (mut largest, mut count): (Option<&Known>, usize) = (None, 0);
+        for &(application, length) in requests {
+            let class = self.class(application, length);
+            let known = self.find(class)?;
+            match largest {
+                Some(other) if other.mean > known.mean => {}
+                Some(other) if other.class == known.class => count += 1,
+                _ => (largest, count) = (Some(known), 1),
+            }
+        }
+        largest.filter(|known| !known.steps.is_empty()).map(|known| largest_of(&known.steps, count))
+    }
+
+    /// A GPU is gone.
+    pub fn remove_gpu(&mut self, gpu: GpuId) {
+        if let Some((_, fit)) = &mut self.lengths {
+            fit.remove_gpu(gpu);
+        }
+    }
+
+    /// What has come in so far counts from now on: c0, c1 and classes are found anew.
+    pub fn settle(&mut self) {
+        let mut classes: Vec<Class> = self.applications.keys().copied().map(Class::of).collect();
+        if let Some((lengths, fit)) = &self.lengths {
+            self.cost = fit.cost(self.cost);
+            classes.extend(self.classes_of_lengths(lengths));
+        }
+        classes.sort_unstable();
+        self.known = classes.into_iter().map(|class| self.know(class)).collect();
+    }
+
+    /// Those that enough is known of, if lengths tell anything.
+    fn classes_of_lengths(&self, lengths: &Lengths) -> Vec<Class> {
+        let broad: Vec<_> =
+            lengths.known_well().map(|bucket| Class { application: None, bucket: Some(bucket) }).collect();
+        if broad.is_empty() {
+            return broad;
+        }
+        let mut narrow: BTreeMap<Class, usize> = BTreeMap::new();
+        for (&application, works) in &self.applications {
+            for bucket in works.samples().filter_map(|sample| sample.bucket) {
+                let class = Class { application: Some(application), bucket: Some(lengths.known(bucket)) };
+                *narrow.entry(class).or_default() += 1;
+            }
+        }
+        let mut narrow: Vec<(Class, usize)> = narrow.into_iter().filter(|(_, count)| *count >= ENOUGH).collect();
+        narrow.sort_by_key(|&(class, count)| (Reverse(count), class));
+        narrow.into_iter().take(NARROW_MAX).map(|(class, _)| class).chain(broad).collect()
+    }
+
+    fn know(&self, class: Class) -> Known {
+        let times = self.times(class);
+        let sum: i64 = times.iter().map(|&alone| self.cost.work(alone).as_nanos()).sum();
+        let mean = sum as f64 / times.len().max(1) as f64;
+        let steps = match (&self.lengths, class) {
+            (None, _) => Vec::new(),
+            (Some((lengths, _)), Class { application: None, bucket: Some(bucket) }) => {
+                self.steps(lengths.alone(bucket).collect())
+            }
+            (Some(_), _) => self.steps(times),
+        };
+        Known { class, mean, steps }
+    }
+
+    /// The work of requests that ran alone, in steps that are as likely as each other; none if they are too few.
+    fn steps(&self, mut alone: Vec<Span>) -> Vec<Span> {
+        alone.sort_unstable();
+        let at = |step| self.cost.work(alone[(2 * step + 1) * alone.len() / (2 * ENOUGH)]);
+        if alone.len() < ENOUGH { Vec::new() } else { (0..ENOUGH).map(at).collect() }
+    }
+
+    /// c0 and c1, as they are planned with.
+    #[must_use]
+    pub fn cost(&self) -> BatchCost {
+        self.cost
+    }
+
+    /// The class of a request.
+    #[must_use]
+    pub fn class(&self, application: u8, length: u32) -> Class {
+        self.class_of(application, Bucket::of(length))
+    }
+
+    fn class_of(&self, application: u8, bucket: Option<Bucket>) -> Class {
+        let of_application = Class::of(application);
+        let Some(((lengths, _), bucket)) = self.lengths.as_ref().zip(bucket) else { return of_application };
+        let bucket = Some(lengths.known(bucket));
+        let narrower = [Class { application: Some(application), bucket }, Class { application: None, bucket }];
+        narrower.into_iter().find(|&class| self.find(class).is_some()).unwrap_or(of_application)
+    }
+
+    /// What is known for people to see.
+    #[must_use]
+    pub fn known_times(&self) -> KnownTimes {
+        let of = |class: Class| AloneTimes::of(self.times(class));
+        let lengths = self.lengths.iter().flat_map(|(lengths, _)| lengths.buckets()).map(|bucket| LengthTimes {
+            shortest: bucket.shortest(),
+            longest: bucket.longest(),
+            times: of(Class { application: None, bucket: Some(bucket) }),
+        });
+        KnownTimes {
+            cost: self.cost.into(),
+            applications: self.applications.keys().map(|&number| (number, of(Class::of(number)))).collect(),
+            lengths: lengths.collect(),
+        }
+    }
+
+    fn find(&self, class: Class) -> Option<&Known> {
+        self.known.binary_search_by_key(&class, |known| known.class).ok().map(|index| &self.known[index])
+    }
+
+    /// All that something is known of, ascending.
+    #[must_use]
+    pub fn classes(&self) -> Vec<Class> {
+        self.known.iter().map(|known| known.class).collect()
+    }
+
+    /// What requests of a class took alone, or would have.
+    fn times(&self, class: Class) -> Vec<Span> {
+        let lengths = self.lengths.as_ref().map(|(lengths, _)| lengths);
+        let known = |bucket: Option<Bucket>| lengths.zip(bucket).map(|(lengths, bucket)| lengths.known(bucket));
+        match (class.application, class.bucket) {
+            (None, None) => Vec::new(),
+            (None, Some(bucket)) => lengths.into_iter().flat_map(|lengths| lengths.times(bucket)).collect(),
+            (Some(application), bucket) => {
+                let samples = self.applications.get(&application).into_iter().flat_map(Works::samples);
+                let samples = samples.filter(|sample| bucket.is_none() || known(sample.bucket) == bucket);
+                samples.map(|sample| sample.alone).collect()
+            }
+        }
+    }
+
+    /// What requests take alone of which each is of one of these classes.
+    fn population(&self, classes: &[Class]) -> Vec<Span> {
+        let samples = self.applications.iter().flat_map(|(&application, works)| {
+            let is_of = move |sample: &Sample| classes.contains(&self.class_of(application, sample.bucket));
+            works.samples().filter(is_of)
+        });
+        samples.map(|sample| sample.alone).collect()
+    }
+
+    /// What batches of some classes' requests take, by size, with what comes on top of it (the way of a plan and of the
+    /// inputs); `None` if nothing is known of them.
     #[must_use]
     pub fn batches(
         &self,
-        applications: &[u8],
+        classes: &[Class],
         sizes: &[usize],
         on_top: impl Fn(usize) -> Span,
     ) -> Option<Vec<BatchTimes>> {
-        let works: Vec<(u8, &Works)> =
-            applications.iter().filter_map(|&known| Some((known, self.applications.get(&known)?))).collect();
-        let all = Distribution::new(works.iter().flat_map(|(_, works)| works.samples()));
-        let (&shortest, &longest) = (all.0.first()?, all.0.last()?);
-        let edge = |index: usize| shortest + Span(((longest - shortest).as_nanos() * index as i64) / BINS as i64);
-        let owns: Vec<(u8, Distribution)> =
-            works.iter().map(|&(known, works)| (known, Distribution::new(works.samples()))).collect();
+        let works = |alone: Vec<Span>| Distribution::new(alone.into_iter().map(|alone| self.cost.work(alone)));
+        let mut owns: Vec<(Class, Distribution)> = classes
+            .iter()
+            .map(|&class| (class, works(self.times(class))))
+            .filter(|(_, own)| !own.0.is_empty())
+            .collect();
+        owns.sort_by_key(|&(class, _)| class);
+        let mut all = works(self.population(classes));
+        if all.0.is_empty() {
+            // Nothing but batches has told of these lengths, or all of the application's are of others.
+            all = Distribution::new(owns.iter().flat_map(|(_, own)| own.0.iter().copied()));
+        }
+        let ends = all.ends()?;
         let times = |&size: &usize| {
             let latency = |work| self.cost.latency(size, work) + on_top(size);
-            if shortest == longest {
-                return BatchTimes::constant(latency(longest));
+            let seen = |own: &Distribution| self.seen((own, &all), size, latency);
+            if ends.0 == ends.1 && owns.iter().all(|(_, own)| own.ends() == Some(ends)) {
+                return BatchTimes::constant(latency(ends.1));
             }
-            // Equation 8 where one request's application is known, and the others are of any.
-            let seen = |own: &Distribution| {
-                let below = |work: Span| own.at(work) * all.at(work).powi(size as i32 - 1);
-                let (mut bins, mut mean) = (Vec::new(), 0.0);
-                let mut from = (latency(edge(0)), 0.0);
-                for index in 1..=BINS {
-                    let to = (latency(edge(index)), below(edge(index)));
-                    let part = to.1 - from.1;
-                    if part > 0.0 {
-                        bins.push(Bin { from: from.0, to: to.0, part });
-                        mean += part * 0.5 * (from.0.as_nanos() + to.0.as_nanos()) as f64;
-                    }
-                    from = to;
-                }
-                Seen { bins, mean: Span(mean.round() as i64) }
-            };
             let mean = latency(largest_of(&all.0, size));
-            let applications = owns.iter().map(|(known, own)| (*known, seen(own))).collect();
-            BatchTimes { mean, applications, pooled: seen(&all) }
+            let classes = owns.iter().map(|(class, own)| (*class, seen(own))).collect();
+            BatchTimes { mean, classes, pooled: seen(&all) }
         };
         Some(sizes.iter().map(times).collect())
     }
 
-    /// All that something is known of.
-    #[must_use]
-    pub fn applications(&self) -> Vec<u8> {
-        self.applications.keys().copied().collect()
+    /// Equation 8 where one request's class is known, and the others are of any.
+    fn seen(&self, (own, all): (&Distribution, &Distribution), size: usize, latency: impl Fn(Span) -> Span) -> Seen {
+        let ((shortest, longest), others) = (own.ends().expect("it has samples"), all.ends().expect("it has samples"));
+        let (shortest, longest) = match &self.lengths {
+            // The same steps for all applications.
+            None => others,
+            // Short requests would all be in the first step of those that reach to the longest.
+            Some(_) if size == 1 => (shortest, longest),
+            Some(_) => (shortest.max(others.0), longest.max(others.1)),
+        };
+        if shortest == longest {
+            return BatchTimes::constant(latency(longest)).pooled;
+        }
+        let edge = |index: usize| shortest + Span(((longest - shortest).as_nanos() * index as i64) / BINS as i64);
+        let below = |work: Span| own.at(work) * all.at(work).powi(size as i32 - 1);
+        let (mut bins, mut mean) = (Vec::new(), 0.0);
+        let mut from = (latency(edge(0)), 0.0);
+        for index in 1..=BINS {
+            let to = (latency(edge(index)), below(edge(index)));
+            let part = to.1 - from.1;
+            if part > 0.0 {
+                bins.push(Bin { from: from.0, to: to.0, part });
+                mean += part * 0.5 * (from.0.as_nanos() + to.0.as_nanos()) as f64;
+            }
+            from = to;
+        }
+        Seen { bins, mean: Span(mean.round() as i64) }
     }
-}
 
-impl DynamicTimes {
-    /// Which applications had better share batches of about this size: groups by the mean work of their requests,
-    /// ascending, as are the applications of each.
+    /// Which classes had better share batches of about this size: groups by the mean work of their requests,
+    /// ascending, as are the classes of each.
     ///
     /// A request of work w in a batch that is padded to w' costs `c1 (w' - w)` more than among its like; a batch of its
     /// own costs c0, and the first request's work, once more. So they share it if the first is less than its share of
     /// the second.
     #[must_use]
-    pub fn groups(&self, batch: f64) -> Vec<Vec<u8>> {
-        let mean = |works: &Works| {
-            let sum: i64 = works.samples().map(Span::as_nanos).sum();
-            sum as f64 / works.samples().count().max(1) as f64
-        };
-        let mut by_mean: Vec<(f64, u8)> =
-            self.applications.iter().map(|(&application, works)| (mean(works), application)).collect();
+    pub fn groups(&self, batch: f64) -> Vec<Vec<Class>> {
+        let mut by_mean: Vec<(f64, Class)> = self.known.iter().map(|known| (known.mean, known.class)).collect();
         by_mean.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
         let BatchCost { fixed, per_task } = self.cost;
-        let mut groups: Vec<Vec<(f64, u8)>> = Vec::new();
-        for (work, application) in by_mean {
+        let mut groups: Vec<Vec<(f64, Class)>> = Vec::new();
+        for (work, class) in by_mean {
             let shares = groups.last().is_some_and(|group| {
                 let (shortest, _) = group[0];
                 per_task * (work - shortest) * batch < fixed.as_nanos() as f64 + (1.0 - per_task) * shortest
@@ -258,84 +530,12 @@ impl DynamicTimes {
             if !shares {
                 groups.push(Vec::new());
             }
-            groups.last_mut().expect("one was pushed").push((work, application));
+            groups.last_mut().expect("one was pushed").push((work, class));
         }
-        let applications = |group: Vec<(f64, u8)>| group.into_iter().map(|(_, application)| application).collect();
-        groups.into_iter().map(applications).collect()
+        let classes = |group: Vec<(f64, Class)>| group.into_iter().map(|(_, class)| class).collect();
+        groups.into_iter().map(classes).collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const COST: BatchCost = BatchCost { fixed: Span::from_millis(2), per_task: 0.5 };
-
-    fn ms(span: Span) -> f64 {
-        span.as_millis_f64()
-    }
-
-    #[test]
-    fn a_batch_is_padded_to_its_longest_request() {
-        assert_eq!(COST.latency(4, Span::from_millis(10)), Span::from_millis(27));
-        assert_eq!(COST.work(Span::from_millis(7)), Span::from_millis(5));
-        assert_eq!(COST.work(Span::from_millis(1)), Span::ZERO);
-    }
-
-    /// Of uniform samples from 0 to 1 the largest of k is k / (k + 1) on average.
-    #[test]
-    fn the_largest_of_k_is_an_order_statistic() {
-        let samples: Vec<Span> = (0..=1000).map(|step| Span::from_micros(step * 1000)).collect();
-        for k in [1, 2, 4, 16] {
-            let expected = 1000.0 * k as f64 / (k as f64 + 1.0);
-            assert!((ms(largest_of(&samples, k)) / expected - 1.0).abs() < 2e-3, "{k}: {}", largest_of(&samples, k));
-        }
-    }
-
-    #[test]
-    fn an_application_of_short_requests_still_sees_the_long_ones_of_others_in_its_batch() {
-        let mut times = DynamicTimes::new(COST);
-        assert_eq!(times.batches(&[0], &[1], |_| Span::ZERO), None);
-        for step in 0..100 {
-            times.handle_alone(0, Span::from_millis_f64(2.0 + 10.0 + f64::from(step) / 100.0));
-            times.handle_alone(2, Span::from_millis_f64(2.0 + 100.0 + f64::from(step) / 100.0));
-        }
-        let batches = times.batches(&times.applications(), &[1, 2], |_| Span::ZERO).unwrap();
-        let parts = |bins: &[Bin]| bins.iter().map(|bin| bin.part).sum::<f64>();
-        for batch in &batches {
-            assert!(batch.applications.iter().all(|(_, seen)| (parts(&seen.bins) - 1.0).abs() < 1e-9));
-        }
-        // Alone they are short; of two, half are with a long one.
-        assert!(ms(batches[0].of(0).mean) < 20.0 && ms(batches[0].of(2).mean) > 95.0);
-        assert!((ms(batches[1].of(0).mean) - (2.0 + 1.5 * (10.5 + 100.5) / 2.0)).abs() < 8.0);
-        assert!((ms(batches[1].mean) - (2.0 + 1.5 * (10.5 * 0.25 + 100.5 * 0.75))).abs() < 2.0);
-        // Nothing is known of application 9 but that it is of this model.
-        assert!((ms(batches[0].of(9).mean) - (2.0 + (10.5 + 100.5) / 2.0)).abs() < 5.0);
-        let short = times.batches(&[0], &[2], |_| Span::ZERO).unwrap();
-        assert!(ms(short[0].mean) < 18.0, "{}", short[0].mean);
-    }
-
-    #[test]
-    fn applications_share_batches_where_padding_is_cheaper_than_another_batch() {
-        let groups = |fixed, batch| {
-            let mut times = DynamicTimes::new(BatchCost { fixed: Span::from_millis(fixed), per_task: 1.0 });
-            for (application, work) in [(3, 100), (0, 20), (1, 25)] {
-                times.handle_alone(application, Span::from_millis(fixed + work));
-            }
-            times.groups(batch)
-        };
-        assert_eq!(groups(1, 4.0), [vec![0], vec![1], vec![3]]);
-        // Four in a batch of 25 instead of 20 ms cost 20 ms.
-        assert_eq!(groups(21, 4.0), [vec![0, 1], vec![3]]);
-        assert_eq!(groups(400, 4.0), [vec![0, 1, 3]]);
-    }
-
-    #[test]
-    fn what_was_before_a_shift_is_forgotten() {
-        let mut works = Works::default();
-        (0..3 * WINDOW).for_each(|_| works.handle(Span::from_millis(10)));
-        assert_eq!(works.samples().count(), 2 * WINDOW);
-        (0..=WINDOW).for_each(|_| works.handle(Span::from_millis(20)));
-        assert!(works.samples().all(|work| work == Span::from_millis(20)), "{}", works.samples().count());
-    }
-}
+mod tests;

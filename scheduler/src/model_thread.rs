@@ -224,6 +224,7 @@ impl<P> ModelThread<P> {
             queued_at: now,
             priority: task.priority,
             application: task.application,
+            length: task.length,
         };
         let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             self.outputs.push_back(dropped(id, key, task.payload, DropReason::NoBackend));
@@ -324,8 +325,8 @@ impl<P> ModelThread<P> {
         self.changed_background.retain(|&changed| changed != id);
         let (mut queue, mut background) = (model.queue, model.background.queue);
         let tasks = std::iter::from_fn(|| queue.pop().or_else(|| background.pop())).map(|(key, payload)| {
-            let Queued { id, deadline, priority, application, .. } = key;
-            Task { id, deadline, priority, application, payload }
+            let Queued { id, deadline, priority, application, length, .. } = key;
+            Task { id, deadline, priority, application, length, payload }
         });
         tasks.collect()
     }
@@ -490,6 +491,7 @@ fn dropped<P>(model: ModelId, key: Queued, payload: P, reason: DropReason) -> Ou
             deadline: key.deadline,
             priority: key.priority,
             application: key.application,
+            length: key.length,
             payload,
         },
         reason,

@@ -186,7 +186,7 @@ pub enum ShardToControl {
     /// What a model is planned with: l(1), and what the network costs it.
     Planned(ModelId, Span, NetworkBudget),
     /// What this thread has had to do.
-    Load(ModelThreadId, ShardLoad),
+    Load(ModelThreadId, Box<ShardLoad>),
     /// A model that this thread was told to release.
     Released(Box<Moved>),
     /// What this thread has learned: what plans take to arrive, unless it is as configured, and of its models.

@@ -7,7 +7,10 @@ use proto::{
     scheduler_to_scheduler::LearnedAverages,
 };
 
-use crate::task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task};
+use crate::{
+    dynamic::KnownTimes,
+    task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task},
+};
 
 /// What a planner wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,12 +107,27 @@ pub trait Planner<P>: Send {
     /// longer for. By default nothing comes of it: no loads are planned.
     fn handle_host_memory(&mut self, _gpu: GpuId, _model: ModelId, _is_there: bool) {}
 
-    /// A task of a dynamic model was executed alone, as a sample of its application. By default it is not looked at.
-    fn handle_alone(&mut self, _now: Timestamp, _id: ModelId, _application: u8, _alone: Span) {}
+    /// A task of a dynamic model was executed alone, as a sample of its application and its length. By default it is
+    /// not looked at.
+    fn handle_alone(&mut self, _now: Timestamp, _id: ModelId, _of: (u8, u32), _alone: Span) {}
 
-    /// Whether that is worth executing tasks alone for.
+    /// A GPU executed a batch of a dynamic model: its tasks' applications and lengths, and what it took. By default it is
+    /// not looked at.
+    fn handle_executed(&mut self, _now: Timestamp, _id: ModelId, _gpu: GpuId, _tasks: &[(u8, u32)], _took: Span) {}
+
+    /// Whether samples are worth executing tasks alone for.
     fn wants_samples(&self) -> bool {
         false
+    }
+
+    /// How often samples of a dynamic model's tasks have changed what it is planned with.
+    fn tables_made(&self, _id: ModelId) -> u64 {
+        0
+    }
+
+    /// What is known of a dynamic model's tasks, with their applications' numbers; nothing if that is not looked at.
+    fn request_times(&self, _id: ModelId) -> Option<KnownTimes> {
+        None
     }
 
     /// Decides, and fires all timers that are due.

@@ -453,6 +453,7 @@ mod tests {
             deadline: Timestamp(queued_at + 16),
             priority: 0,
             application: 0,
+            length: 0,
         };
         let queue: VecDeque<_> = [task(0, 0), task(1, 3), task(2, 6), task(3, 7)].into();
         let lead_times = NetworkBudget::default().lead_times(&profile);
@@ -489,6 +490,7 @@ mod tests {
             deadline: Timestamp(deadline),
             priority: 0,
             application: 0,
+            length: 0,
         };
         // The second task arrived first, and was given 100.
         let queue = VecDeque::from([task(0, 20, 90), task(1, 10, 110)]);

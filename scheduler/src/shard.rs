@@ -9,6 +9,7 @@ mod applications;
 mod budgets;
 mod fencing;
 mod heirs;
+mod knowledge;
 mod plans;
 mod sending;
 mod weights;
@@ -24,6 +25,7 @@ use proto::{
     backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
     frontend_to_scheduler::FrontendToScheduler,
     hello::Member,
+    request_times::RequestTimes,
     scheduler_to_backend::{BatchPlan, PlannedTask, SchedulerToBackend},
     scheduler_to_frontend::{DropReason, SchedulerToFrontend},
     slot::ImmediateData,
@@ -111,6 +113,8 @@ pub struct ShardLoad {
     pub predictions: Predictions,
     /// Tasks that came since the last time this was asked for, of each model that had any.
     pub tasks: Vec<(ModelId, u64)>,
+    /// What tasks of models take whose tasks are unequal, where that is another than when this was asked for last.
+    pub request_times: Vec<(ModelId, RequestTimes)>,
 }
 
 /// A peer broke the protocol; its connection is to be closed.
@@ -150,6 +154,8 @@ struct Model {
     /// If what a batch takes depends on its tasks.
     cost: Option<BatchCost>,
     applications: Applications,
+    /// As [`Planner::tables_made`] had it when control was told.
+    told_tables: u64,
     /// Whether any GPU in use hosts it, or why its tasks are dropped.
     hosted: Result<(), DropReason>,
     /// l(1) and the budget, as control was told.
@@ -467,7 +473,8 @@ impl Shard {
         let (is_full, is_served) = (member.tasks > self.config.tasks_per_frontend_max, member.is_served);
         let deadline = self.latest_end(now, deadline);
         let application = self.application(model, application);
-        let task = Task { id, deadline, priority, application, payload: Ride { attempt: 0, losses: 0, slot } };
+        let (length, payload) = (slot.input_bytes, Ride { attempt: 0, losses: 0, slot });
+        let task = Task { id, deadline, priority, application, length, payload };
         match self.models.get_mut(&model) {
             _ if is_full => self.drop_task(id, DropReason::QueueFull),
             Some(Model { hosted: Err(reason), .. }) => {
@@ -669,7 +676,8 @@ impl Shard {
         let tasks = self.models.iter_mut().filter(|(_, entry)| entry.tasks > 0);
         let tasks = tasks.map(|(&model, entry)| (model, std::mem::take(&mut entry.tasks))).collect();
         let (batches, doubtful, cold) = (self.plans.len(), self.fences.len(), self.cold);
-        ShardLoad { queued, batches, doubtful, cold, predictions: self.predictions.clone(), tasks }
+        let (predictions, request_times) = (self.predictions.clone(), self.take_request_times());
+        ShardLoad { queued, batches, doubtful, cold, predictions, tasks, request_times }
     }
 
     /// Nothing waits, runs, is in doubt or is counted.
@@ -718,6 +726,7 @@ impl Shard {
             queue_max: Vec::new(),
             cost,
             applications: Applications::default(),
+            told_tables: 0,
             hosted: Err(DropReason::NoBackend),
             told: None,
             tasks: 0,
@@ -749,50 +758,6 @@ impl Shard {
         }
     }
 
-    fn on_released(&mut self, Released { model, tasks, averages }: Released<Ride>) {
-        for task in &tasks {
-            self.end_tasks(task.id.frontend(), 1);
-        }
-        let learned = Learned { averages, ..self.learned(model) };
-        self.models.remove(&model);
-        self.estimates.remove(model);
-        let moved = Moved { model, tasks, learned };
-        self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Released(Box::new(moved))));
-    }
-
-    /// What is hosted, the budget and offers came before.
-    fn on_adopted(&mut self, now: Timestamp, Moved { model, tasks, learned }: Moved) {
-        self.on_learned(now, model, &learned);
-        for task in tasks {
-            self.on_forwarded(now, model, task);
-        }
-    }
-
-    /// What is known of a model that no member can tell.
-    fn learned(&self, model: ModelId) -> Learned {
-        let data = self.models.get(&model).and_then(|entry| entry.data.learned());
-        Learned { factors: self.estimates.learned(model), data, averages: self.planner.learned(model) }
-    }
-
-    fn tell_learned(&mut self) {
-        let models = self.models.keys().map(|&model| (model, self.learned(model)));
-        let models = models.filter(|(_, learned)| *learned != Learned::default()).collect();
-        self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Learned(self.ctrl.learned(), models)));
-    }
-
-    /// What whoever planned a model before has learned of it is better than what was configured and offered.
-    fn on_learned(&mut self, now: Timestamp, model: ModelId, learned: &Learned) {
-        let Some(entry) = self.models.get_mut(&model) else { return };
-        if learned.data.is_some_and(|data| entry.data.handle_learned(now, data)) {
-            self.on_budget(now, model);
-        }
-        self.estimates.handle_learned(now, model, &learned.factors);
-        self.follow_estimates(now);
-        if let Some(averages) = &learned.averages {
-            self.planner.handle_learned(now, model, averages);
-        }
-    }
-
     fn on_forwarded(&mut self, now: Timestamp, model: ModelId, task: Task<Ride>) {
         let Some(member) = self.frontends.get_mut(&task.id.frontend()) else { return };
         member.tasks += 1;
@@ -818,7 +783,8 @@ impl Shard {
         let attempt = (task.attempt + 1) % ImmediateData::ATTEMPTS;
         let RunningTask { id, model, deadline, priority, application, losses, slot, .. } = task;
         let is_served = self.frontends.get(&id.frontend()).is_some_and(|frontend| frontend.is_served);
-        let task = Task { id, deadline, priority, application, payload: Ride { attempt, losses, slot } };
+        let (length, payload) = (slot.input_bytes, Ride { attempt, losses, slot });
+        let task = Task { id, deadline, priority, application, length, payload };
         let Some(entry) = self.models.get(&model) else {
             return self.forward(model, Forwarded::Task(task));
         };

@@ -22,6 +22,8 @@ pub struct Queued {
     pub priority: u8,
     /// As [`Task::application`](crate::Task::application).
     pub application: u8,
+    /// As [`Task::length`](crate::Task::length).
+    pub length: u32,
 }
 
 /// Tasks by deadline; those with the same deadline in the order of their arrival.
@@ -195,6 +197,7 @@ mod tests {
                             queued_at: Timestamp(serial as i64),
                             priority,
                             application: 0,
+                        length: 0,
                         };
                         let accepted = queue.push(key, serial).is_ok();
                         prop_assert_eq!(accepted, oracle.len() < length_max);

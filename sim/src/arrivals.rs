@@ -16,6 +16,7 @@ use crate::{
 
 // Streams of the run's seed; those of arrivals count from 0.
 const WORK_STREAM: u64 = 1 << 32;
+const LENGTH_STREAM: u64 = 1 << 33;
 
 /// The gaps between arrivals of a process, as multiples of their mean.
 #[derive(Debug, Clone)]
@@ -80,6 +81,8 @@ pub struct Request {
     pub class: u32,
     /// Of a dynamic model: what its batch takes by it ([`scheduler::dynamic::BatchCost`]).
     pub work: Span,
+    /// Of a dynamic model whose lengths tell that: how long it is, in bytes; otherwise 0.
+    pub length: u32,
 }
 
 /// The arrivals of all classes of all models, in the order of time; at the same instant in the order of models and
@@ -106,6 +109,7 @@ struct Stream {
 struct Works {
     dynamic: Dynamic,
     rng: ChaCha8Rng,
+    lengths: ChaCha8Rng,
 }
 
 #[derive(Debug)]
@@ -207,9 +211,13 @@ impl Arrivals {
                     }
                 };
                 let works = model.dynamic.as_ref().map(|dynamic| {
-                    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-                    rng.set_stream(WORK_STREAM + streams.len() as u64);
-                    Box::new(Works { dynamic: dynamic.clone(), rng })
+                    let rng = |first: u64| {
+                        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+                        rng.set_stream(first + streams.len() as u64);
+                        rng
+                    };
+                    let (rng, lengths) = (rng(WORK_STREAM), rng(LENGTH_STREAM));
+                    Box::new(Works { dynamic: dynamic.clone(), rng, lengths })
                 });
                 streams.push(Stream { model: ModelId(id), class, instants, works });
             }
@@ -248,8 +256,12 @@ impl Arrivals {
         let (arrived_at, index) = self.next.peek()?;
         self.advance(index);
         let Stream { model, class, works, .. } = &mut self.streams[index as usize];
-        let work = works.as_mut().map_or(Span::ZERO, |works| works.dynamic.sample(*class as usize, &mut works.rng));
-        Some(Request { arrived_at, model: *model, class: *class, work })
+        let sampled = works.as_mut().map(|works| {
+            let work = works.dynamic.sample(*class as usize, &mut works.rng);
+            (work, works.dynamic.length(work, &mut works.lengths))
+        });
+        let (work, length) = sampled.unwrap_or((Span::ZERO, 0));
+        Some(Request { arrived_at, model: *model, class: *class, work, length })
     }
 
     fn advance(&mut self, index: u32) {

@@ -181,7 +181,8 @@ impl<'a> Cluster<'a> {
             observe,
         };
         for (id, model) in (0..).zip(&workload.models) {
-            let first = Request { arrived_at: Timestamp::ZERO, model: ModelId(id), class: 0, work: Span::ZERO };
+            let first =
+                Request { arrived_at: Timestamp::ZERO, model: ModelId(id), class: 0, work: Span::ZERO, length: 0 };
             cluster.clients.extend((0..model.clients).map(|_| Reverse(first)));
         }
         cluster.follow_estimates(Timestamp::ZERO);
@@ -192,12 +193,14 @@ impl<'a> Cluster<'a> {
     /// What is known of dynamic models when they are registered.
     fn profile_applications(&mut self) {
         let mut random = ChaCha8Rng::seed_from_u64(PROFILE_SEED);
+        let mut lengths = ChaCha8Rng::seed_from_u64(PROFILE_SEED + 1);
         for (id, model) in (0..).map(ModelId).zip(&self.workload.models) {
             let Some(dynamic) = &model.dynamic else { continue };
             for class in 0..model.classes.len() {
                 for _ in 0..SAMPLES_BEFORE {
-                    let alone = dynamic.alone(dynamic.sample(class, &mut random));
-                    self.planner.handle_alone(Timestamp::ZERO, id, class as u8, alone);
+                    let work = dynamic.sample(class, &mut random);
+                    let of = (class as u8, dynamic.length(work, &mut lengths));
+                    self.planner.handle_alone(Timestamp::ZERO, id, of, dynamic.alone(work));
                 }
             }
         }
@@ -339,7 +342,7 @@ impl<'a> Cluster<'a> {
         let deadline = self.workload.deadline(request);
         let id = self.checker.submit();
         let application = if request.work > Span::ZERO { request.class as u8 } else { 0 };
-        self.submit(now, Task { id, deadline, priority: 0, application, payload: request })
+        self.submit(now, Task { id, deadline, priority: 0, application, length: request.length, payload: request })
     }
 
     fn submit(&mut self, now: Timestamp, task: Task<Request>) -> Result<(), Violation> {
@@ -519,6 +522,10 @@ impl<'a> Cluster<'a> {
         self.recorder.executed(model as usize, size, started_at);
         self.recorder.predicted(Action::Infer, batch.predicted(), (started_at, finished_at));
         self.recorder.busy(place, started_at, finished_at);
+        if self.workload.models[model as usize].dynamic.is_some() {
+            let tasks: Vec<_> = batch.tasks.iter().map(|(task, _)| (task.application, task.length)).collect();
+            self.planner.handle_executed(finished_at, batch.model, batch.gpu, &tasks, finished_at - started_at);
+        }
         let (gpu, size) = (place as u32, size as u32);
         (self.observe)(Event::Batch { gpu, model, size, started_at, finished_at });
         self.report(batch.gpu, finished_at, Some((batch.model, batch.tasks.len(), finished_at - started_at)));
@@ -527,9 +534,9 @@ impl<'a> Cluster<'a> {
 
     /// The profiler of Orloj's section 3.2: some requests are run again alone, which takes nobody's time here.
     fn run_alone(&mut self, now: Timestamp, request: Request) {
-        let Request { model, class, work, .. } = request;
+        let Request { model, class, work, length, .. } = request;
         let dynamic = self.workload.models[model.0 as usize].dynamic.as_ref().expect("only its requests have work");
-        self.planner.handle_alone(now, model, class as u8, dynamic.alone(work));
+        self.planner.handle_alone(now, model, (class as u8, length), dynamic.alone(work));
     }
 
     /// Without faults every plan holds, if it is known what batches take.
@@ -595,8 +602,8 @@ impl<'a> Cluster<'a> {
             let (gpu, model, size) = (place as u32, batch.model.0, batch.tasks.len() as u32);
             (self.observe)(Event::Killed { gpu, model, size, started_at, killed_at: now });
         }
-        for (Queued { id, deadline, priority, application, .. }, payload) in batch.tasks {
-            self.submit(now, Task { id, deadline, priority, application, payload })?;
+        for (Queued { id, deadline, priority, application, length, .. }, payload) in batch.tasks {
+            self.submit(now, Task { id, deadline, priority, application, length, payload })?;
         }
         Ok(())
     }

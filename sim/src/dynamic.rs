@@ -14,6 +14,8 @@ const SAMPLES: usize = 20_000;
 const SAMPLES_SEED: u64 = 19;
 /// Times that a trace may have.
 const TRACE_MAX: usize = 1_000_000;
+/// What requests' lengths are measured in hardly matters: so many bytes for a second of work.
+const BYTES_A_SECOND: f64 = 1e6;
 /// The shortest time of a request alone, above the batch's own cost.
 const WORK_MIN: Span = Span::from_micros(1);
 
@@ -24,6 +26,9 @@ pub struct Dynamic {
     pub cost: BatchCost,
     /// Its requests' times alone, by class.
     pub applications: Vec<Times>,
+    /// If requests are as long as they take, so that it shows before they run: the standard deviation of the logarithm
+    /// of their lengths for one time.
+    pub length_sigma: Option<f64>,
 }
 
 /// What requests of an application take alone.
@@ -65,6 +70,13 @@ impl Dynamic {
         self.cost.work(self.applications[class].sample(random)).max(WORK_MIN)
     }
 
+    /// The length of a request of so much work, in bytes; 0 if lengths say nothing.
+    pub fn length(&self, work: Span, random: &mut impl Rng) -> u32 {
+        let Some(sigma) = self.length_sigma else { return 0 };
+        let normal: f64 = StandardNormal.sample(random);
+        (work.as_secs_f64() * BYTES_A_SECOND * (sigma * normal).exp()).clamp(1.0, f64::from(u32::MAX)) as u32
+    }
+
     /// What a request of so much work takes alone.
     #[must_use]
     pub fn alone(&self, work: Span) -> Span {
@@ -103,6 +115,7 @@ pub(crate) mod raw {
     pub(crate) struct Cost {
         pub fixed_ms: f64,
         pub per_task: f64,
+        pub length_sigma: Option<f64>,
     }
 
     #[derive(Deserialize)]
@@ -147,8 +160,9 @@ pub(crate) fn check(
         .collect::<Result<_, _>>()?;
     let sum: f64 = shares.iter().sum();
     let times = applications.iter().map(|raw| times(raw, directory)).collect::<Result<_, _>>()?;
+    let length_sigma = cost.length_sigma.map(|sigma| within("cost.length_sigma", sigma, 0.0, 3.0)).transpose()?;
     let cost = BatchCost { fixed: Span::from_millis_f64(fixed_ms), per_task };
-    Ok((Dynamic { cost, applications: times }, shares.into_iter().map(|share| share / sum).collect()))
+    Ok((Dynamic { cost, applications: times, length_sigma }, shares.into_iter().map(|share| share / sum).collect()))
 }
 
 fn times(raw: &raw::Application, directory: &Path) -> Result<Times, Refusal> {
@@ -206,7 +220,7 @@ mod tests {
             Times::LogNormal { median_ms: 100.0, sigma: 0.5 },
             Times::Trace(vec![7.0]),
         ];
-        let model = Dynamic { cost: COST, applications };
+        let model = Dynamic { cost: COST, applications, length_sigma: None };
         let works = model.works([0.5, 0.25, 0.25].into_iter());
         assert!(works.is_sorted() && works.len() == SAMPLES);
         let alone: Vec<f64> = works.iter().map(|&work| model.alone(work).as_millis_f64()).collect();

@@ -186,7 +186,8 @@ mod tests {
 
     use super::*;
 
-    const REQUEST: Request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0, work: Span::ZERO };
+    const REQUEST: Request =
+        Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0, work: Span::ZERO, length: 0 };
 
     const SECOND: Span = Span::from_millis(1000);
 
@@ -223,8 +224,14 @@ mod tests {
             "gpus = 1\nfaults = { execution_jitter = 0.1 }\n[[model]]\nname = \"m\"\nlatency_ms = [10]\nslo_ms = 30";
         let workload = Workload::parse(text, "test", "test", Path::new(".")).unwrap();
         let mut source = FaultSource::new(workload.faults, 1, 3);
-        let task =
-            Queued { id: TaskId(0), deadline: Timestamp(0), queued_at: Timestamp(0), priority: 0, application: 0 };
+        let task = Queued {
+            id: TaskId(0),
+            deadline: Timestamp(0),
+            queued_at: Timestamp(0),
+            priority: 0,
+            application: 0,
+            length: 0,
+        };
         let (exec_at, latest) = (Timestamp(0), Timestamp(0));
         let batch = Batch {
             model: ModelId(0),
@@ -256,7 +263,7 @@ mod tests {
         for (gpu, now, milliseconds) in
             [(0, from - Span(1), 10), (0, from, 15), (1, from, 15), (2, from, 10), (4, from + SECOND, 15)]
         {
-            let task = Queued { id: TaskId(0), deadline: now, queued_at: now, priority: 0, application: 0 };
+            let task = Queued { id: TaskId(0), deadline: now, queued_at: now, priority: 0, application: 0, length: 0 };
             let batch = Batch {
                 model: ModelId(0),
                 gpu: GpuId(gpu),

@@ -181,9 +181,10 @@ mod tests {
             queued_at: Timestamp(0),
             priority: 0,
             application: 0,
+            length: 0,
         };
         let (exec_at, latest) = (Timestamp(exec_at), Timestamp(latest));
-        let request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0, work: Span::ZERO };
+        let request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0, work: Span::ZERO, length: 0 };
         Batch {
             model: ModelId(0),
             gpu: GpuId(3),

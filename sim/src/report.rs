@@ -537,7 +537,7 @@ mod tests {
         let workload = workload("classes = [{ slo_ms = 10 }, { slo_ms = 20 }]");
         let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload.models, 2);
         for (class, latency) in [(0, 0.011), (0, 0.009), (1, 0.011), (1, 0.019)] {
-            let request = Request { arrived_at: second(2.0), model: ModelId(0), class, work: Span::ZERO };
+            let request = Request { arrived_at: second(2.0), model: ModelId(0), class, work: Span::ZERO, length: 0 };
             recorder.arrived(request, false);
             recorder.answered(request, second(2.0), second(2.0 + latency));
         }
@@ -560,7 +560,7 @@ mod tests {
     #[test]
     fn only_what_is_after_the_warm_up_counts() {
         let second = |s: f64| Timestamp((s * 1e9) as i64);
-        let request = |s| Request { arrived_at: second(s), model: ModelId(0), class: 0, work: Span::ZERO };
+        let request = |s| Request { arrived_at: second(s), model: ModelId(0), class: 0, work: Span::ZERO, length: 0 };
         let workload = workload("slo_ms = 10");
         let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload.models, 2);
         for at in [0.5, 2.0, 3.0, 4.0] {

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use anyhow::{Result, bail, ensure};
 use backend::{
     config::GpuName,
-    drive::{Effort, Measured, QUANTILE},
+    drive::{ByLength, Effort, Measured, OfLength, Profiled, QUANTILE},
 };
 use indicatif::{ProgressBar, ProgressStyle};
-use proto::{LatencyProfile, Span};
+use proto::{BatchCost, LatencyProfile, Span};
 use repository::{Executor, Model, Precision, profile::StoredProfile};
 use serde_json::json;
 
@@ -57,17 +57,20 @@ pub(super) fn run(args: &Args) -> Result<()> {
         bail!("--model: {} is emulated, so its profile is what its config.pbtxt says", args.model.display());
     }
     let bar = ProgressBar::new(model.max_batch as u64);
-    let style = ProgressStyle::with_template("batch size {pos} of {len} [{bar:40}] {eta} left")?;
+    let style = ProgressStyle::with_template("{pos} of {len} batches [{bar:40}] {eta} left")?;
     bar.set_style(style.progress_chars("=> "));
     let span = Span::from_secs_f64(args.seconds);
     let effort = Effort { every_size: true, warm_up: args.warm_up, runs_max: args.runs, span };
-    let mut progress = |batch| bar.set_position(batch as u64);
+    let mut progress = |batch, of| {
+        bar.set_length(of as u64);
+        bar.set_position(batch as u64);
+    };
     let measured = match precision {
         Some(precision) => backend::drive::measure_on_gpu(&model, (&args.gpu, precision), effort, &mut progress),
         None => backend::drive::measure(&model, effort, &mut progress),
     };
     bar.finish_and_clear();
-    let (measured, profile) = measured?;
+    let Profiled { sizes: measured, latency: profile, by_length } = measured?;
     let fit = Fit::of(&profile);
     let stored = StoredProfile {
         executor: executor.to_owned(),
@@ -88,10 +91,12 @@ pub(super) fn run(args: &Args) -> Result<()> {
                 "model": model.name, "version": model.version, "executor": executor, "quantile": QUANTILE,
                 "alpha_ms": alpha_ms, "beta_ms": beta_ms, "r_squared": r_squared, "latency_ms": latency_ms,
                 "sizes": measured.iter().map(size_json).collect::<Vec<_>>(),
+                "by_length": by_length.as_ref().map(by_length_json),
             })
         );
     } else {
         println!("{}", text(&measured, &fit));
+        by_length.iter().for_each(|by_length| println!("\n{}", by_length_text(by_length)));
         out.iter().for_each(|out| println!("stored in {}", out.display()));
     }
     Ok(())
@@ -117,6 +122,39 @@ fn size_json(size: &Measured) -> serde_json::Value {
         "batch": size.batch, "runs": size.runs, "median_ms": size.median.as_millis_f64(),
         "estimate_ms": size.estimate.as_millis_f64(), "low_ms": low.as_millis_f64(), "high_ms": high.as_millis_f64(),
     })
+}
+
+/// c0 in milliseconds, and c1.
+fn cost_of(by_length: &ByLength) -> (f64, f64) {
+    let BatchCost { fixed, per_task_ppm } = by_length.cost;
+    (fixed.as_millis_f64(), f64::from(per_task_ppm) / f64::from(BatchCost::PER_TASK_MAX))
+}
+
+fn by_length_json(by_length: &ByLength) -> serde_json::Value {
+    let (c0_ms, c1) = cost_of(by_length);
+    let of_length = |OfLength { length, input_bytes, sizes }: &OfLength| {
+        let sizes: Vec<_> = sizes.iter().map(size_json).collect();
+        json!({ "length": length, "input_bytes": input_bytes, "sizes": sizes })
+    };
+    let lengths: Vec<_> = by_length.lengths.iter().map(of_length).collect();
+    json!({ "c0_ms": c0_ms, "c1": c1, "lengths": lengths })
+}
+
+/// A row for each length, with what a batch of so many takes in columns.
+fn by_length_text(by_length: &ByLength) -> String {
+    let (c0_ms, c1) = cost_of(by_length);
+    let sizes = by_length.lengths.first().map_or(&[][..], |first| &first.sizes);
+    let columns = sizes.iter().map(|size| format!("l({}) ms", size.batch));
+    let header = ["length", "input bytes"].map(str::to_owned).into_iter().chain(columns);
+    let rows = by_length.lengths.iter().map(|OfLength { length, input_bytes, sizes }| {
+        let times = sizes.iter().map(|size| format!("{:.3}", size.estimate.as_millis_f64()));
+        [length.to_string(), input_bytes.to_string()].into_iter().chain(times)
+    });
+    let table = cli::table(header, rows.map(Vec::from_iter));
+    format!(
+        "{table}\nb requests take c0 + (1 + c1 (b - 1)) w, where the longest takes c0 + w alone: \
+         c0 = {c0_ms:.4} ms, c1 = {c1:.4}"
+    )
 }
 
 fn text(measured: &[Measured], fit: &Fit) -> String {
@@ -178,6 +216,39 @@ mod tests {
         let fit = Fit::of(&LatencyProfile::linear(1.053, 5.072, 64).unwrap());
         assert!((fit.alpha_ms - 1.053).abs() < 1e-5 && (fit.beta_ms - 5.072).abs() < 1e-4, "{fit:?}");
         assert!(fit.r_squared > 0.999_999);
+    }
+
+    #[test]
+    fn lengths_are_rows_and_batch_sizes_columns() {
+        let size = |batch: usize, ms: i64| {
+            let time = Span::from_millis(ms);
+            Measured { batch, runs: 3, median: time, estimate: time, confidence: (time, time) }
+        };
+        let by_length = ByLength {
+            cost: BatchCost { fixed: Span::from_micros(1_500), per_task_ppm: 250_000 },
+            lengths: vec![
+                OfLength { length: 1, input_bytes: 16, sizes: vec![size(1, 2), size(8, 7)] },
+                OfLength { length: 256, input_bytes: 1_040, sizes: vec![size(1, 20), size(8, 70)] },
+            ],
+        };
+        let text = by_length_text(&by_length);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        for expected in ["length input bytes l(1) ms l(8) ms", "1 16 2.000 7.000", "256 1040 20.000 70.000"] {
+            let expected: Vec<&str> = expected.split(' ').collect();
+            assert!(
+                lines
+                    .iter()
+                    .any(|line| line.ends_with(&expected) || line.windows(expected.len()).any(|part| part == expected)),
+                "{text}"
+            );
+        }
+        assert!(text.ends_with("c0 = 1.5000 ms, c1 = 0.2500"), "{text}");
+        let json = by_length_json(&by_length);
+        assert_eq!((&json["c0_ms"], &json["c1"]), (&json!(1.5), &json!(0.25)));
+        assert_eq!(
+            (&json["lengths"][1]["length"], &json["lengths"][1]["sizes"][1]["estimate_ms"]),
+            (&json!(256), &json!(70.0))
+        );
     }
 
     #[test]

@@ -6,6 +6,11 @@ use transport::Clock;
 
 use crate::executor::{Execute, Executor, ExecutorError, TaskError, few_sizes};
 
+mod by_length;
+
+pub(super) use by_length::measure as measure_by_length;
+pub use by_length::{ByLength, OfLength};
+
 /// The share of runs that the estimate covers.
 pub const QUANTILE: f64 = 0.9;
 /// Runs of a batch size, however slow.

@@ -273,7 +273,7 @@ fn model_thread<'a>(
             planner.handle_submit(
                 now,
                 model,
-                Task { id, deadline: due + SLO, priority: 0, application: 0, payload: () },
+                Task { id, deadline: due + SLO, priority: 0, application: 0, length: 0, payload: () },
             );
         }
         let mut is_busy = burst > 0 || planner.has_mail();

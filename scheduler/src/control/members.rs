@@ -11,6 +11,7 @@ use proto::{
     backend_to_scheduler::{BackendHello, ModelOffer, PRIORITIES, ResidentModel},
     frontend_to_scheduler::{ADDRESS_BYTES_MAX, NAME_BYTES_MAX},
     hello::Member,
+    request_times::RequestTimes,
     scheduler_to_frontend::{DropReason, NetworkTimes},
     weights::{LOAD_MAX, PAGES_MAX, WeightsTally},
 };
@@ -202,6 +203,8 @@ pub(super) struct Model {
     pub(super) hosts: u32,
     /// What its owner was told: whether there are any, or why its tasks are dropped.
     pub(super) hosted: Result<(), DropReason>,
+    /// What its requests take, if they are unequal and that has been learned.
+    pub(super) request_times: Option<RequestTimes>,
 }
 
 #[derive(Debug)]
@@ -629,6 +632,7 @@ impl Members {
                 planned: None,
                 hosts: 0,
                 hosted: Err(DropReason::NoBackend),
+                request_times: None,
             });
             return (id, true);
         };

@@ -18,7 +18,7 @@ fn submit(thread: &mut ModelThread<u64>, now: i64, id: u64, deadline: i64) {
     thread.handle_submit(
         Timestamp(now),
         MODEL,
-        Task { id: TaskId(id), deadline: Timestamp(deadline), priority: 0, application: 0, payload: id },
+        Task { id: TaskId(id), deadline: Timestamp(deadline), priority: 0, application: 0, length: 0, payload: id },
     );
 }
 
@@ -185,7 +185,7 @@ fn what_cannot_wait_is_dropped_with_its_reason() {
     let mut thread = thread(NetworkBudget::default(), "eager", 1);
     submit(&mut thread, 0, 1, 20);
     submit(&mut thread, 0, 2, 20);
-    let unknown = Task { id: TaskId(3), deadline: Timestamp(20), priority: 0, application: 0, payload: 3 };
+    let unknown = Task { id: TaskId(3), deadline: Timestamp(20), priority: 0, application: 0, length: 0, payload: 3 };
     thread.handle_submit(Timestamp(0), ModelId(0), unknown);
     thread.handle_unhosted(Timestamp(1), MODEL);
     submit(&mut thread, 2, 4, i64::MIN);

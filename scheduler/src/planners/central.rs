@@ -114,8 +114,14 @@ impl<P, R: Rule> Central<P, R> {
     }
 
     fn drop_task(&mut self, model: ModelId, (key, payload): (Queued, P), reason: DropReason) {
-        let task =
-            Task { id: key.id, deadline: key.deadline, priority: key.priority, application: key.application, payload };
+        let task = Task {
+            id: key.id,
+            deadline: key.deadline,
+            priority: key.priority,
+            application: key.application,
+            length: key.length,
+            payload,
+        };
         self.outputs.push_back(PlannerOutput::Dropped { model, task, reason });
     }
 
@@ -331,8 +337,8 @@ impl<P: Send, R: Rule> Planner<P> for Central<P, R> {
 
     fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
         let deadline = task.deadline.min(now + FAR);
-        let Task { id: task_id, priority, application, .. } = task;
-        let key = Queued { id: task_id, deadline, queued_at: now, priority, application };
+        let Task { id: task_id, priority, application, length, .. } = task;
+        let key = Queued { id: task_id, deadline, queued_at: now, priority, application, length };
         let Some(model) = self.model(id) else {
             return self.drop_task(id, (key, task.payload), DropReason::NoBackend);
         };

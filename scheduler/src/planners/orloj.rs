@@ -18,7 +18,8 @@
 //! queues of their own, and distributions of what batches take there. Of lanes the one goes first whose earliest
 //! deadline, and what its batch takes once more, is nearest: where something must be lost it is what takes long, as a
 //! GPU serves several short ones meanwhile. A model whose requests are all alike has one lane, and is planned as
-//! Orloj plans it. Lanes are decided anew as times are learned.
+//! Orloj plans it. Lanes are decided anew as times are learned. What is said of applications here is said of classes
+//! then: where requests choose their lengths, these tell their times, too.
 
 mod hull;
 mod queue;
@@ -29,7 +30,7 @@ use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_t
 use queue::{Entry, ScoreClock, SizeQueue};
 
 use crate::{
-    dynamic::{BatchTimes, DynamicTimes},
+    dynamic::{BatchCost, BatchTimes, Class, DynamicTimes, KnownTimes},
     gpu_work::GpuWork,
     messages::NetworkBudget,
     planner::{Planner, PlannerOutput},
@@ -40,7 +41,7 @@ use crate::{
 /// Exponents of scores count from an instant at most so far back (section 4.4: they overflow).
 const BASE_MAX: f64 = 100.0;
 /// After so many samples distributions, and with them all scores, are made anew.
-const SAMPLES_A_TABLE: u32 = 64;
+const SAMPLES_A_TABLE: u64 = 64;
 
 /// Orloj's b for a millisecond, with lanes (section 5.6: it hardly matters).
 const LANES_RATE: f64 = 1e-4;
@@ -72,7 +73,7 @@ struct Model<P> {
     budget: NetworkBudget,
     dynamic: Option<DynamicTimes>,
     has_lanes: bool,
-    samples: u32,
+    samples: u64,
     /// Mean size of its batches.
     batch_mean: f64,
     /// One, or several if there may be.
@@ -86,7 +87,7 @@ struct Model<P> {
 #[derive(Debug)]
 struct Lane {
     /// None: those that are in no other.
-    applications: Vec<u8>,
+    classes: Vec<Class>,
     /// Of each queue's size.
     times: Vec<BatchTimes>,
     queues: Vec<SizeQueue>,
@@ -112,7 +113,7 @@ struct Waiting<P> {
 
 impl<P> Model<P> {
     fn new(config: ModelConfig, budget: NetworkBudget, has_lanes: bool) -> Self {
-        let dynamic = config.dynamic.map(DynamicTimes::new);
+        let dynamic = config.dynamic.map(times(has_lanes));
         let (samples, batch_mean, lanes, tasks) = (0, 1.0, Vec::new(), BTreeMap::new());
         Self { config, budget, dynamic, has_lanes, samples, batch_mean, lanes, tasks, next_key: 0 }
     }
@@ -124,31 +125,42 @@ impl<P> Model<P> {
         let powers = std::iter::successors(Some(1), |size| Some(2 * size)).take_while(|&size| size < max);
         let sizes: Vec<usize> = powers.chain([max]).collect();
         let on_top = |size| self.budget.delay(size);
+        if let Some(dynamic) = &mut self.dynamic {
+            dynamic.settle();
+        }
         let groups = match &self.dynamic {
             Some(dynamic) if self.has_lanes => dynamic.groups(self.batch_mean),
-            Some(dynamic) => vec![dynamic.applications()],
+            Some(dynamic) => vec![dynamic.classes()],
             None => Vec::new(),
         };
-        let lane = |applications: Vec<u8>| {
-            let known = self.dynamic.as_ref().and_then(|dynamic| dynamic.batches(&applications, &sizes, on_top));
+        let lane = |classes: Vec<Class>| {
+            let known = self.dynamic.as_ref().and_then(|dynamic| dynamic.batches(&classes, &sizes, on_top));
             let constant = |&size: &usize| BatchTimes::constant(profile.latency(size) + on_top(size));
             let times = known.unwrap_or_else(|| sizes.iter().map(constant).collect());
-            Lane { applications, times, queues: sizes.iter().copied().map(SizeQueue::new).collect() }
+            Lane { classes, times, queues: sizes.iter().copied().map(SizeQueue::new).collect() }
         };
         // What nobody knows anything of goes with what is shortest.
         let groups = if groups.is_empty() { vec![Vec::new()] } else { groups };
         self.lanes = groups.into_iter().map(lane).collect();
         for (&key, waiting) in &mut self.tasks {
-            let Task { deadline, application, .. } = waiting.task;
-            let entry = Entry { key, deadline, application };
+            let Task { deadline, application, length, .. } = waiting.task;
+            let entry = Entry { key, deadline, class: class(self.dynamic.as_ref(), application, length) };
             (waiting.lane, waiting.queues) = insert(&mut self.lanes, now, entry, clock);
+        }
+    }
+
+    fn on_sampled(&mut self, now: Timestamp, clock: ScoreClock) {
+        self.samples += 1;
+        if self.samples.is_multiple_of(SAMPLES_A_TABLE) {
+            self.rebuild(now, clock);
         }
     }
 
     fn push(&mut self, now: Timestamp, task: Task<P>, clock: ScoreClock) {
         let key = self.next_key;
         self.next_key = self.next_key.wrapping_add(1);
-        let entry = Entry { key, deadline: task.deadline, application: task.application };
+        let class = class(self.dynamic.as_ref(), task.application, task.length);
+        let entry = Entry { key, deadline: task.deadline, class };
         let (lane, queues) = insert(&mut self.lanes, now, entry, clock);
         self.tasks.insert(key, Waiting { task, queued_at: now, lane, queues });
     }
@@ -199,8 +211,8 @@ impl<P> Model<P> {
         for _ in 0..size {
             let key = self.lanes[lane].queues[queue].top(now, clock).expect("the queue holds a batch");
             let Waiting { task, queued_at, .. } = self.remove(key).expect("what is in a queue waits");
-            let Task { id, deadline, priority, application, payload } = task;
-            tasks.push((Queued { id, deadline, queued_at, priority, application }, payload));
+            let Task { id, deadline, priority, application, length, payload } = task;
+            tasks.push((Queued { id, deadline, queued_at, priority, application, length }, payload));
         }
         tasks.sort_by_key(|(key, _)| key.deadline);
         self.batch_mean += BATCH_WEIGHT * (size as f64 - self.batch_mean);
@@ -208,9 +220,18 @@ impl<P> Model<P> {
     }
 }
 
+/// With lanes they are conditioned on lengths, which Orloj as published does not know.
+fn times(has_lanes: bool) -> fn(BatchCost) -> DynamicTimes {
+    if has_lanes { DynamicTimes::by_length } else { DynamicTimes::new }
+}
+
+fn class(dynamic: Option<&DynamicTimes>, application: u8, length: u32) -> Class {
+    dynamic.map_or(Class::of(application), |dynamic| dynamic.class(application, length))
+}
+
 /// Into all queues of its lane: which that is, and how many they are.
 fn insert(lanes: &mut [Lane], now: Timestamp, entry: Entry, clock: ScoreClock) -> (usize, u32) {
-    let index = lanes.iter().position(|lane| lane.applications.contains(&entry.application)).unwrap_or(0);
+    let index = lanes.iter().position(|lane| lane.classes.contains(&entry.class)).unwrap_or(0);
     let Lane { queues, times, .. } = &mut lanes[index];
     for (queue, times) in queues.iter_mut().zip(times) {
         queue.insert(now, entry, times, clock);
@@ -288,8 +309,11 @@ impl<P: Send> Planner<P> for Orloj<P> {
         }
         let model = self.models[id.0 as usize].get_or_insert_with(|| Model::new(config.clone(), budget, has_lanes));
         if model.config.dynamic != config.dynamic {
-            // What requests' work is, follows from the cost.
-            model.dynamic = config.dynamic.map(DynamicTimes::new);
+            match (&mut model.dynamic, config.dynamic) {
+                // A backend has measured it anew; what requests took alone they took.
+                (Some(dynamic), Some(cost)) => dynamic.handle_measured(cost),
+                (dynamic, cost) => *dynamic = cost.map(times(has_lanes)),
+            }
         }
         (model.config, model.budget) = (config, budget);
         model.rebuild(now, clock);
@@ -298,19 +322,37 @@ impl<P: Send> Planner<P> for Orloj<P> {
     /// A request is in queues before its GPU is known, so all go by the slowest.
     fn handle_gpu_profile(&mut self, _id: ModelId, _gpu: GpuId, _profile: Option<LatencyProfile>) {}
 
-    fn handle_alone(&mut self, now: Timestamp, id: ModelId, application: u8, alone: Span) {
+    fn handle_alone(&mut self, now: Timestamp, id: ModelId, (application, length): (u8, u32), alone: Span) {
         let clock = self.clock;
         let Some(model) = self.model(id) else { return };
         let Some(dynamic) = &mut model.dynamic else { return };
-        dynamic.handle_alone(application, alone);
-        model.samples += 1;
-        if model.samples.is_multiple_of(SAMPLES_A_TABLE) {
-            model.rebuild(now, clock);
+        dynamic.handle_alone(application, length, alone);
+        model.on_sampled(now, clock);
+    }
+
+    fn handle_executed(&mut self, now: Timestamp, id: ModelId, gpu: GpuId, tasks: &[(u8, u32)], took: Span) {
+        let clock = self.clock;
+        // Who has left is not kept in mind.
+        if !self.gpus.contains_key(&gpu) {
+            return;
+        }
+        let Some(model) = self.model(id) else { return };
+        if model.dynamic.as_mut().is_some_and(|dynamic| dynamic.handle_batch(gpu, tasks, took)) {
+            model.on_sampled(now, clock);
         }
     }
 
     fn wants_samples(&self) -> bool {
         true
+    }
+
+    fn tables_made(&self, id: ModelId) -> u64 {
+        self.models.get(id.0 as usize).and_then(Option::as_ref).map_or(0, |model| model.samples / SAMPLES_A_TABLE)
+    }
+
+    fn request_times(&self, id: ModelId) -> Option<KnownTimes> {
+        let model = self.models.get(id.0 as usize)?.as_ref()?;
+        model.dynamic.as_ref().map(DynamicTimes::known_times)
     }
 
     fn handle_unhosted(&mut self, _now: Timestamp, id: ModelId) {
@@ -366,6 +408,8 @@ impl<P: Send> Planner<P> for Orloj<P> {
 
     fn handle_gpu_left(&mut self, _now: Timestamp, gpu: GpuId) {
         self.gpus.remove(&gpu);
+        let models = self.models.iter_mut().flatten();
+        models.filter_map(|model| model.dynamic.as_mut()).for_each(|dynamic| dynamic.remove_gpu(gpu));
     }
 
     fn handle_finished(&mut self, gpu: GpuId, finished_at: Timestamp) {

@@ -168,8 +168,14 @@ impl<P, R: Rule> Replicas<P, R> {
     }
 
     fn drop_task(&mut self, model: ModelId, (key, payload): (Queued, P), reason: DropReason) {
-        let task =
-            Task { id: key.id, deadline: key.deadline, priority: key.priority, application: key.application, payload };
+        let task = Task {
+            id: key.id,
+            deadline: key.deadline,
+            priority: key.priority,
+            application: key.application,
+            length: key.length,
+            payload,
+        };
         self.outputs.push_back(PlannerOutput::Dropped { model, task, reason });
     }
 
@@ -381,8 +387,8 @@ impl<P: Send, R: Rule> Planner<P> for Replicas<P, R> {
 
     fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
         let deadline = task.deadline.min(now + FAR);
-        let Task { id: task_id, priority, application, .. } = task;
-        let key = Queued { id: task_id, deadline, queued_at: now, priority, application };
+        let Task { id: task_id, priority, application, length, .. } = task;
+        let key = Queued { id: task_id, deadline, queued_at: now, priority, application, length };
         if self.models.get(id.0 as usize).is_none_or(Option::is_none) {
             return self.drop_task(id, (key, task.payload), DropReason::NoBackend);
         }

@@ -66,7 +66,8 @@ impl Bench {
     }
 
     pub(crate) fn submit_again(&mut self, now: f64, model: u32, task: u64, deadline: f64) {
-        let task = Task { id: TaskId(task), deadline: at(deadline), priority: 0, application: 0, payload: () };
+        let task =
+            Task { id: TaskId(task), deadline: at(deadline), priority: 0, application: 0, length: 0, payload: () };
         self.planner.handle_submit(at(now), ModelId(model), task);
     }
 

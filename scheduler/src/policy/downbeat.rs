@@ -367,6 +367,7 @@ mod tests {
                 queued_at,
                 priority: 0,
                 application: 0,
+                length: 0,
             }]);
             let view = View {
                 now: granted.start,
@@ -399,7 +400,7 @@ mod tests {
             deadlines.sort_unstable();
             let key = |(id, &at)| {
                 let (deadline, queued_at) = (Timestamp(at), Timestamp(at - 50));
-                Queued { id: TaskId(id), deadline, queued_at, priority: 0, application: 0 }
+                Queued { id: TaskId(id), deadline, queued_at, priority: 0, application: 0, length: 0 }
             };
             let queue: VecDeque<_> = (0..).zip(&deadlines).map(key).collect();
             let view = View {
@@ -477,6 +478,7 @@ mod tests {
             queued_at: Timestamp(100),
             priority: 0,
             application: 0,
+            length: 0,
         };
         let mut policy = Downbeat::default();
         assert_eq!(policy.urgency(), Span::ZERO);

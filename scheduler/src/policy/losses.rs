@@ -121,7 +121,14 @@ mod tests {
     use super::*;
 
     fn task(slo_ns: i64) -> Queued {
-        Queued { id: TaskId(0), deadline: Timestamp(7 + slo_ns), queued_at: Timestamp(7), priority: 0, application: 0 }
+        Queued {
+            id: TaskId(0),
+            deadline: Timestamp(7 + slo_ns),
+            queued_at: Timestamp(7),
+            priority: 0,
+            application: 0,
+            length: 0,
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ proptest! {
         let mut queue = TaskQueue::new(10);
         for (id, &(deadline, priority)) in (0..).zip(&tasks) {
             let deadline = Timestamp(deadline);
-            let key = Queued { id: TaskId(id), deadline, queued_at: Timestamp(0), priority, application: 0 };
+            let key = Queued { id: TaskId(id), deadline, queued_at: Timestamp(0), priority, application: 0, length: 0 };
             queue.push(key, ()).unwrap();
         }
         let keys = queue.keys().clone();
@@ -116,7 +116,11 @@ fn run(policy: &str, rate_rps: f64, priorities: [u8; 2]) -> Outcome {
         if now == arrives_at {
             let priority = priorities[usize::from(random.random_bool(0.7))];
             let deadline = now + Span::from_millis(25);
-            planner.handle_submit(now, MODEL, Task { id: TaskId(id), deadline, priority, application: 0, payload: () });
+            planner.handle_submit(
+                now,
+                MODEL,
+                Task { id: TaskId(id), deadline, priority, application: 0, length: 0, payload: () },
+            );
             id += 1;
             arrives_at += Span::from_secs_f64(-random.random::<f64>().max(1e-12).ln() / rate_rps);
         }

@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use proto::{Application, BackendId, ModelId, PlanId, Span, Timestamp};
+use proto::{Application, BackendId, ModelId, PlanId, Span, Timestamp, request_times::RequestTimes};
 
 use super::{Shard, plans::Done};
-use crate::dynamic::APPLICATIONS_MAX;
+use crate::dynamic::{APPLICATIONS_MAX, KnownTimes};
 
 /// Of so many tasks of a workload one is a sample.
 const TASKS_A_SAMPLE: u32 = 8;
@@ -27,6 +27,14 @@ pub(super) struct Applications {
 }
 
 impl Applications {
+    /// The workload of a number; `None`: it is shared.
+    fn name(&self, number: u8) -> Option<Application> {
+        match usize::from(number) {
+            0 => Some(Application::NONE),
+            place => self.names.get(place - 1).copied().filter(|_| place < APPLICATIONS_MAX - 1),
+        }
+    }
+
     /// The number of a task's workload, below [`APPLICATIONS_MAX`].
     pub(super) fn number(&mut self, name: Application) -> u8 {
         if name == Application::NONE {
@@ -62,11 +70,11 @@ impl Applications {
 
 /// Samples that may be run again.
 #[derive(Debug, Default)]
-pub(super) struct Samples(BTreeMap<(PlanId, BackendId), (ModelId, u8)>);
+pub(super) struct Samples(BTreeMap<(PlanId, BackendId), (ModelId, (u8, u32))>);
 
 impl Samples {
-    /// A task of this workload may be run again when the plan has ended.
-    pub(super) fn insert(&mut self, plan: (PlanId, BackendId), sample: (ModelId, u8)) {
+    /// A task of this workload and length may be run again when the plan has ended.
+    pub(super) fn insert(&mut self, plan: (PlanId, BackendId), sample: (ModelId, (u8, u32))) {
         self.0.insert(plan, sample);
         // Plans of one thread count up.
         if self.0.len() > PENDING_MAX {
@@ -75,7 +83,7 @@ impl Samples {
     }
 
     /// It was.
-    pub(super) fn remove(&mut self, plan: (PlanId, BackendId)) -> Option<(ModelId, u8)> {
+    pub(super) fn remove(&mut self, plan: (PlanId, BackendId)) -> Option<(ModelId, (u8, u32))> {
         self.0.remove(&plan)
     }
 
@@ -92,19 +100,43 @@ impl Shard {
         entry.map_or(0, |entry| entry.applications.number(name))
     }
 
+    /// What tasks of dynamic models take, of those models that more is known of than when this was asked for last.
+    pub(super) fn take_request_times(&mut self) -> Vec<(ModelId, RequestTimes)> {
+        let mut news = Vec::new();
+        for (&model, entry) in self.models.iter_mut().filter(|(_, entry)| entry.cost.is_some()) {
+            let tables = self.planner.tables_made(model);
+            if std::mem::replace(&mut entry.told_tables, tables) == tables {
+                continue;
+            }
+            let Some(KnownTimes { cost, applications, lengths }) = self.planner.request_times(model) else { continue };
+            let named = |(number, times)| (entry.applications.name(number), times);
+            news.push((
+                model,
+                RequestTimes { cost, applications: applications.into_iter().map(named).collect(), lengths },
+            ));
+        }
+        news
+    }
+
     /// A batch of a model that is here has been executed, which took so long.
     pub(super) fn on_sampled(&mut self, now: Timestamp, plan: (PlanId, BackendId), done: &Done, execution: Span) {
         match done.sample {
-            Some(application) if done.size == 1 => self.planner.handle_alone(now, done.model, application, execution),
-            Some(application) => self.samples.insert(plan, (done.model, application)),
+            Some(sample) if done.size == 1 => self.planner.handle_alone(now, done.model, sample, execution),
+            Some(sample) => self.samples.insert(plan, (done.model, sample)),
             None => {}
+        }
+        let is_dynamic = self.models.get(&done.model).is_some_and(|entry| entry.cost.is_some());
+        let (plan, backend) = plan;
+        if is_dynamic && let Some(tasks) = self.plans.whole(backend, plan) {
+            let tasks: Vec<_> = tasks.iter().map(|task| (task.application, task.slot.input_bytes)).collect();
+            self.planner.handle_executed(now, done.model, done.gpu, &tasks, execution);
         }
     }
 
     /// A backend has run a sample again, which took so long.
     pub(super) fn on_ran_alone(&mut self, now: Timestamp, plan: (PlanId, BackendId), took: Span) {
-        if let Some((model, application)) = self.samples.remove(plan) {
-            self.planner.handle_alone(now, model, application, took.max(Span(1)));
+        if let Some((model, sample)) = self.samples.remove(plan) {
+            self.planner.handle_alone(now, model, sample, took.max(Span(1)));
         }
     }
 }
@@ -124,6 +156,8 @@ mod tests {
             }
         }
         assert_eq!(applications.names.len(), APPLICATIONS_MAX - 2);
+        let named = [0, 1, 30, 31, 255].map(|number| applications.name(number));
+        assert_eq!(named, [Some(Application::NONE), Some(Application(1)), Some(Application(30)), None, None]);
     }
 
     #[test]
@@ -147,12 +181,12 @@ mod tests {
     fn samples_that_never_come_are_forgotten() {
         let mut samples = Samples::default();
         for plan in 0..2 * PENDING_MAX as u64 {
-            samples.insert((PlanId(plan), BackendId(plan as u32 % 2)), (ModelId(0), 1));
+            samples.insert((PlanId(plan), BackendId(plan as u32 % 2)), (ModelId(0), (1, 40)));
         }
         assert_eq!(samples.0.len(), PENDING_MAX);
         assert_eq!(samples.remove((PlanId(0), BackendId(0))), None);
         samples.remove_backend(BackendId(0));
         assert_eq!(samples.0.len(), PENDING_MAX / 2);
-        assert_eq!(samples.remove((PlanId(PENDING_MAX as u64 + 1), BackendId(1))), Some((ModelId(0), 1)));
+        assert_eq!(samples.remove((PlanId(PENDING_MAX as u64 + 1), BackendId(1))), Some((ModelId(0), (1, 40))));
     }
 }

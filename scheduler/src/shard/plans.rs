@@ -69,8 +69,8 @@ pub(super) struct SentPlan {
     heirs: Vec<(TaskId, u16)>,
     /// Tasks in the batch, as planned.
     size: usize,
-    /// The number of the workload of one that is a sample.
-    sample: Option<u8>,
+    /// The number of the workload and the length of one that is a sample.
+    sample: Option<(u8, u32)>,
     sent_at: Timestamp,
     /// How long it runs, and when the GPU will be done with it, as planned.
     predicted: Predicted,
@@ -85,7 +85,7 @@ impl SentPlan {
     pub(super) fn new(
         (backend, gpu_index): (BackendId, u32),
         gpu: GpuId,
-        (tasks, sample): (Vec<RunningTask>, Option<u8>),
+        (tasks, sample): (Vec<RunningTask>, Option<(u8, u32)>),
         times: PlanTimes,
     ) -> Self {
         let model = tasks.first().expect("no plan is empty").model;
@@ -120,8 +120,8 @@ pub(super) struct Done {
     /// Tasks in the batch, as planned.
     pub(super) size: usize,
     pub(super) model: ModelId,
-    /// The number of the workload of the task that is a sample, if one is and is still there.
-    pub(super) sample: Option<u8>,
+    /// The number of the workload and the length of the task that is a sample, if one is and all are still there.
+    pub(super) sample: Option<(u8, u32)>,
     /// When it was sent, and what was planned of it; `None` if an earlier primary sent it.
     pub(super) sent: Option<(Timestamp, Predicted)>,
     /// Those that cannot be answered from there.
@@ -203,6 +203,12 @@ impl Plans {
         // With fewer tasks than were planned it may be another one's time.
         let sample = plan.sample.filter(|_| plan.tasks.len() == plan.size);
         Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sample, sent, failed })
+    }
+
+    /// The tasks of a plan; nothing if some of those that were planned are not in it any more.
+    pub(super) fn whole(&self, backend: BackendId, id: PlanId) -> Option<&[RunningTask]> {
+        let plan = self.under_way.get(&(backend, id))?;
+        (plan.tasks.len() == plan.size).then_some(&plan.tasks[..])
     }
 
     /// Where a task of a model is planned, if it is. A scan of that model's plans: hang-ups are rare.

@@ -11,7 +11,7 @@ impl Shard {
         let wants_samples = self.planner.wants_samples();
         let entry = self.models.get_mut(&model).filter(|entry| wants_samples && entry.cost.is_some());
         let sample = entry.and_then(|entry| entry.applications.sample(tasks.iter().map(|(key, _)| key.application)));
-        let sampled = sample.map(|index| tasks[index].0.application);
+        let sampled = sample.map(|index| (tasks[index].0.application, tasks[index].0.length));
         let running = tasks.iter().map(|(key, ride)| RunningTask {
             id: key.id,
             model,

@@ -23,7 +23,7 @@ fn classes_are_in_the_order_of_their_slos_and_the_longest_bounds_batches() {
     let class = |slo_ms, share| Class { slo: Span::from_millis(slo_ms), share };
     assert_eq!(model.classes, [class(25, 0.75), class(50, 0.25)]);
     assert_eq!(model.profile.max_batch(), 42);
-    let request = Request { arrived_at: Timestamp(7), model: ModelId(0), class: 1, work: Span::ZERO };
+    let request = Request { arrived_at: Timestamp(7), model: ModelId(0), class: 1, work: Span::ZERO, length: 0 };
     assert_eq!(workload.deadline(request), Timestamp(50_000_007) - workload.response);
 }
 
@@ -336,7 +336,7 @@ fn a_model_or_a_class_may_have_no_objective_and_clients_have_no_rate() {
     let slos = |index: usize| workload.models[index].classes.iter().map(|class| class.slo).collect::<Vec<_>>();
     assert_eq!((slos(1), slos(2)), (vec![Span::from_millis(9), Span::ENDLESS], vec![Span::ENDLESS]));
     assert_eq!(workload.models.iter().map(|model| model.share).collect::<Vec<_>>(), [0.5, 0.5, 0.0]);
-    let request = Request { arrived_at: Timestamp(7), model: ModelId(2), class: 0, work: Span::ZERO };
+    let request = Request { arrived_at: Timestamp(7), model: ModelId(2), class: 0, work: Span::ZERO, length: 0 };
     assert_eq!(workload.deadline(request), Timestamp::NEVER);
     assert_eq!(workload.models[2].profile.max_batch(), LatencyProfile::MAX_BATCH);
 }

@@ -1,7 +1,10 @@
 //! A scheduler and backends that have proved themselves and then say whatever they like, by a seed. Nothing panics
 //! (sums are checked in tests), each request ends once, and what is kept of their words stays bounded.
 
-use proto::Brought;
+use proto::{
+    BatchCost, Brought,
+    request_times::{AloneTimes, LengthTimes, RequestTimes},
+};
 
 use super::*;
 
@@ -182,6 +185,16 @@ impl Attack {
                 settled: Span(i64::MIN),
                 ..SchedulerLoad::default()
             })),
+            5 if self.rng.random_range(0..3) == 0 => {
+                let times = AloneTimes { samples: u32::MAX, quantiles: [Span(i64::MIN), Span::ZERO, Span(i64::MAX)] };
+                let lengths = LengthTimes { shortest: 9, longest: 3, times };
+                let times = RequestTimes {
+                    cost: BatchCost { fixed: Span(-1), per_task_ppm: u32::MAX },
+                    applications: vec![(None, times); self.rng.random_range(30..35)],
+                    lengths: vec![lengths; self.rng.random_range(14..19)],
+                };
+                SchedulerToFrontend::RequestTimes { model: ModelId(self.number(3) as u32), times: Box::new(times) }
+            }
             5 => {
                 let most = if self.rng.random_range(0..20) == 0 { 1025 } else { 1024 };
                 let tasks = (0..[0, 1, 3, most][self.rng.random_range(0..4)]).map(|_| self.task()).collect();

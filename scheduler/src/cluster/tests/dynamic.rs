@@ -1,6 +1,9 @@
 //! Models whose batches take what their tasks do: workloads that clients name, and samples of them.
 
-use proto::{Application, BatchCost, backend_to_scheduler::BackendHello, scheduler_to_backend::BatchPlan};
+use proto::{
+    Application, BatchCost, backend_to_scheduler::BackendHello, request_times::RequestTimes,
+    scheduler_to_backend::BatchPlan,
+};
 
 use super::*;
 use crate::policy::Policy;
@@ -29,13 +32,17 @@ impl Dynamic {
     }
 
     fn submit(&mut self, name: &str, slo_ms: i64) {
+        self.submit_long(name, slo_ms, 8);
+    }
+
+    fn submit_long(&mut self, name: &str, slo_ms: i64, input_bytes: u32) {
         let FrontendToScheduler::Submit { task, model, deadline, priority, is_first, slot, .. } =
             submit(self.frontend, self.sequence, self.now + Span::from_millis(slo_ms))
         else {
             unreachable!("that is what it makes")
         };
         self.sequence += 1;
-        let application = Application::named(name);
+        let (application, slot) = (Application::named(name), SlotDescriptor { input_bytes, ..slot });
         let submit = FrontendToScheduler::Submit { task, model, deadline, priority, application, is_first, slot };
         self.cluster.handle_frontend_message(self.now, Port::Control, self.frontend, submit).unwrap();
     }
@@ -79,6 +86,20 @@ impl Dynamic {
         }
         sizes
     }
+
+    /// What frontends are told of what requests take, until now.
+    fn told(&mut self) -> Vec<(FrontendId, Box<RequestTimes>)> {
+        let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
+        self.cluster.handle_frontend_message(self.now, Port::Control, self.frontend, request).unwrap();
+        let times = drain(&mut self.cluster).into_iter().filter_map(|output| match output {
+            ClusterOutput::ToFrontend(_, frontend, SchedulerToFrontend::RequestTimes { model, times }) => {
+                assert_eq!(model, ModelId(0));
+                Some((frontend, times))
+            }
+            _ => None,
+        });
+        times.collect()
+    }
 }
 
 #[test]
@@ -118,6 +139,73 @@ fn what_a_backend_ran_again_alone_counts_for_its_workload_and_once() {
     }
     assert!((600..750).contains(&sampled), "one task in eight, of which some were alone: {sampled}");
     assert_eq!(dynamic.sizes(&[("short", 2), ("long", 2)]).len(), 2);
+}
+
+/// Tasks of 100 and of 1,000 bytes, which take 3 and 300 ms. One in eight is a sample, so three of them take turns.
+const LENGTHS: [(u32, i64); 3] = [(100, 3), (1_000, 300), (100, 3)];
+
+#[test]
+fn lengths_say_which_tasks_share_batches_where_that_is_asked_for() {
+    for (policy, expected) in [(Policy::DownbeatDynamic, vec![2, 2]), (Policy::Orloj(1e-4), vec![4])] {
+        let mut dynamic = Dynamic::new(policy, Some(COST));
+        for _ in 0..1024 {
+            for (length, ms) in LENGTHS {
+                dynamic.submit_long("", 10_000, length);
+                dynamic.run(ms);
+            }
+        }
+        dynamic.submit_long("", 10_000, 100);
+        for length in [100, 1_000, 100, 1_000] {
+            dynamic.submit_long("", 10_000, length);
+        }
+        assert_eq!(dynamic.run(3).tasks.len(), 1);
+        let mut sizes = Vec::new();
+        while sizes.iter().sum::<usize>() < 4 {
+            let plan = dynamic.run(3);
+            let lengths: BTreeSet<u32> = plan.tasks.iter().map(|task| task.slot.input_bytes).collect();
+            assert_eq!(lengths.len(), 2 / expected.len(), "{policy}");
+            sizes.push(plan.tasks.len());
+        }
+        assert_eq!(sizes, expected, "{policy}");
+    }
+}
+
+#[test]
+fn frontends_are_told_what_requests_take_and_so_is_who_joins() {
+    let mut dynamic = Dynamic::new(Policy::DownbeatDynamic, Some(COST));
+    assert_eq!(dynamic.told(), []);
+    for _ in 0..1024 {
+        for (length, ms) in LENGTHS {
+            dynamic.submit_long("chat", 10_000, length);
+            dynamic.run(ms);
+        }
+    }
+    let first = dynamic.told();
+    let [(frontend, times)] = &first[..] else { panic!("{first:?}") };
+    assert_eq!(*frontend, dynamic.frontend);
+    let (name, of_chat) = times.applications[0];
+    assert_eq!((name, times.applications.len(), times.cost), (Some(Application::named("chat")), 1, COST));
+    assert_eq!(of_chat.quantiles, [3, 300, 300].map(Span::from_millis));
+    let lengths: Vec<_> = times.lengths.iter().map(|of| (of.shortest, of.longest, of.times.quantiles[0])).collect();
+    assert_eq!(lengths, [(91, 127, Span::from_millis(3)), (725, 1023, Span::from_millis(300))]);
+    assert_eq!(dynamic.told(), [], "nothing is new");
+    let late = dynamic.cluster.handle_frontend_joined(dynamic.now, FrontendHello::new("f:2")).unwrap().frontend;
+    assert_eq!(dynamic.told(), [(late, times.clone())]);
+}
+
+#[test]
+fn batches_tell_what_lengths_take_that_never_ran_alone() {
+    let mut dynamic = Dynamic::new(Policy::DownbeatDynamic, Some(COST));
+    for _ in 0..128 {
+        dynamic.submit_long("", 10_000, 100);
+        (0..4).for_each(|_| dynamic.submit_long("", 10_000, 1_000));
+        assert_eq!([dynamic.run(3), dynamic.run(33)].map(|plan| plan.tasks.len()), [1, 4]);
+    }
+    let told = dynamic.told();
+    let (_, times) = told.last().expect("much is known");
+    let lengths: Vec<_> = times.lengths.iter().map(|of| (of.longest, of.times.quantiles)).collect();
+    // The longest of four takes 1 ms, and eight ms of its own.
+    assert_eq!(lengths, [(127, [Span::from_millis(3); 3]), (1_023, [Span::from_millis(9); 3])]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proto::{Span, Timestamp};
 
 use super::hull::{Hull, Line};
-use crate::dynamic::BatchTimes;
+use crate::dynamic::{BatchTimes, Class};
 
 /// Scores' clock: `b` for a millisecond, and the instant that exponents count from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,12 +41,12 @@ impl ScoreClock {
 pub(super) struct Entry {
     pub key: u32,
     pub deadline: Timestamp,
-    pub application: u8,
+    pub class: Class,
 }
 
 /// Its line at `now`, and when it has another one.
 fn line(now: Timestamp, entry: &Entry, times: &BatchTimes, clock: ScoreClock) -> (Line, Timestamp) {
-    let bins = &times.of(entry.application).bins;
+    let bins = &times.of(entry.class).bins;
     let per_part = 1.0 / (times.mean.as_millis_f64() * clock.rate);
     let at_deadline = 1.0 / clock.exp(entry.deadline);
     let mut line = Line { alpha: 0.0, beta: 0.0 };
@@ -119,7 +119,7 @@ impl SizeQueue {
     pub(super) fn insert(&mut self, now: Timestamp, entry: Entry, times: &BatchTimes, clock: ScoreClock) {
         let (line, until) = line(now, &entry, times, clock);
         // Algorithm 1, line 11: too late from the instant after.
-        let expires_at = entry.deadline - times.of(entry.application).mean + Span(1);
+        let expires_at = entry.deadline - times.of(entry.class).mean + Span(1);
         self.hull.insert(entry.key, line);
         self.by_deadline.insert((entry.deadline, entry.key));
         self.by_expiry.insert((expires_at, entry.key));
@@ -192,7 +192,7 @@ mod tests {
                 0.0
             }
         };
-        times.of(entry.application).bins.iter().map(score).sum()
+        times.of(entry.class).bins.iter().map(score).sum()
     }
 
     #[test]
@@ -202,10 +202,11 @@ mod tests {
         for _ in 0..300 {
             for (application, mean) in [(0, 10.0), (1, 30.0), (2, 90.0)] {
                 let spread: f64 = rng.random_range(0.5..1.5);
-                times.handle_alone(application, Span::from_millis_f64(3.0 + 0.4 * mean * spread));
+                times.handle_alone(application, 0, Span::from_millis_f64(3.0 + 0.4 * mean * spread));
             }
         }
-        let times = &times.batches(&[0, 1, 2], &[4], |_| Span::ZERO).unwrap()[0];
+        times.settle();
+        let times = &times.batches(&times.classes(), &[4], |_| Span::ZERO).unwrap()[0];
         let mut queue = SizeQueue::new(4);
         let mut waiting: BTreeMap<u32, Entry> = BTreeMap::new();
         for key in 0..3000 {
@@ -213,16 +214,16 @@ mod tests {
             let entry = Entry {
                 key,
                 deadline: now + Span::from_millis_f64(rng.random_range(20.0..600.0)),
-                application: rng.random_range(0..3),
+                class: Class::of(rng.random_range(0..3)),
             };
             queue.insert(now, entry, times, CLOCK);
             waiting.insert(key, entry);
             queue.handle_timeout(now, times, CLOCK);
             while let Some(gone) = queue.pop_expired(now) {
                 let entry = waiting.remove(&gone).expect("it waited");
-                assert!(now + times.of(entry.application).mean > entry.deadline);
+                assert!(now + times.of(entry.class).mean > entry.deadline);
             }
-            assert!(waiting.values().all(|entry| now + times.of(entry.application).mean <= entry.deadline));
+            assert!(waiting.values().all(|entry| now + times.of(entry.class).mean <= entry.deadline));
             let earliest = waiting.values().map(|entry| entry.deadline).min();
             assert_eq!((queue.len(), queue.earliest_deadline()), (waiting.len(), earliest));
             let best = waiting.values().map(|entry| naive_score(now, entry, times)).fold(0.0, f64::max);

@@ -40,14 +40,18 @@ fn learn(planner: &mut Orloj<()>) {
     planner.handle_model(at(0.0), ModelId(0), ModelConfig { dynamic: Some(cost), ..ModelConfig::new(profile, 100) });
     for sample in 0..2 * SAMPLES_A_TABLE {
         let application = (sample % 2) as u8;
-        let alone = [11.0, 101.0][application as usize] + f64::from(sample % 7) / 10.0;
-        planner.handle_alone(at(0.0), ModelId(0), application, Span::from_millis_f64(alone));
+        let alone = [11.0, 101.0][application as usize] + (sample % 7) as f64 / 10.0;
+        planner.handle_alone(at(0.0), ModelId(0), (application, 0), Span::from_millis_f64(alone));
     }
     planner.handle_gpu_joined(at(0.0), GpuId(0), vec![ModelId(0)], None);
 }
 
 fn submit(planner: &mut Orloj<()>, id: u64, application: u8, deadline: f64) {
-    let task = Task { id: TaskId(id), deadline: at(deadline), priority: 0, application, payload: () };
+    submit_long(planner, id, (application, 0), deadline);
+}
+
+fn submit_long(planner: &mut Orloj<()>, id: u64, (application, length): (u8, u32), deadline: f64) {
+    let task = Task { id: TaskId(id), deadline: at(deadline), priority: 0, application, length, payload: () };
     planner.handle_submit(at(0.0), ModelId(0), task);
 }
 
@@ -92,6 +96,7 @@ fn scores_outlive_the_clock_that_they_count_from() {
             deadline: at(now + slo),
             priority: 0,
             application,
+            length: 0,
             payload: (),
         };
         planner.handle_submit(at(now), ModelId(0), task(2 * id, 0, 300.0));
@@ -115,4 +120,53 @@ fn lanes_keep_short_requests_from_being_padded_to_long_ones() {
     assert_eq!(decide(&mut planner, 0.0), [vec![1, 3]]);
     planner.handle_finished(GpuId(0), at(25.0));
     assert_eq!(decide(&mut planner, 25.0), [vec![0, 2]]);
+}
+
+/// One application, whose requests take what their lengths say: 10 ms for 100 bytes, 100 ms for 1,000.
+fn learn_lengths(planner: &mut Orloj<()>) {
+    let profile = LatencyProfile::linear(50.0, 1.0, 2).unwrap();
+    let cost = BatchCost { fixed: Span::from_millis(1), per_task: 1.0 };
+    planner.handle_model(at(0.0), ModelId(0), ModelConfig { dynamic: Some(cost), ..ModelConfig::new(profile, 100) });
+    for sample in 0..2 * SAMPLES_A_TABLE {
+        let (length, alone) = [(100, 11.0), (1_000, 101.0)][sample as usize % 2];
+        let alone = alone + (sample % 7) as f64 / 10.0;
+        planner.handle_alone(at(0.0), ModelId(0), (0, length), Span::from_millis_f64(alone));
+    }
+    planner.handle_gpu_joined(at(0.0), GpuId(0), vec![ModelId(0)], None);
+}
+
+#[test]
+fn with_lanes_lengths_tell_what_applications_do_not_and_orloj_does_not_know_them() {
+    let mut lanes = Orloj::with_lanes(NetworkBudget::default());
+    let mut orloj = Orloj::new(NetworkBudget::default(), 1e-4);
+    for planner in [&mut lanes, &mut orloj] {
+        learn_lengths(planner);
+        for (id, length) in [(0, 1_000), (1, 100), (2, 1_000), (3, 100)] {
+            submit_long(planner, id, (0, length), 500.0);
+        }
+        // No batch serves it in time; to Orloj it is one of those that take 56 ms on average.
+        submit_long(planner, 4, (0, 1_000), 60.0);
+    }
+    assert_eq!(decide(&mut lanes, 0.0), [vec![104], vec![1, 3]]);
+    lanes.handle_finished(GpuId(0), at(25.0));
+    assert_eq!(decide(&mut lanes, 25.0), [vec![0, 2]]);
+    let mixed = decide(&mut orloj, 0.0);
+    assert!(mixed.iter().flatten().all(|&id| id < 100), "nothing is given up yet: {mixed:?}");
+}
+
+#[test]
+fn lanes_follow_what_batches_take() {
+    let mut planner = Orloj::with_lanes(NetworkBudget::default());
+    learn_lengths(&mut planner);
+    let mean = |planner: &Orloj<()>| planner.models[0].as_ref().unwrap().lanes[0].times[1].mean;
+    let before = mean(&planner);
+    // A second request for half of what the first one takes, instead of all of it.
+    for index in 0..2 * SAMPLES_A_TABLE {
+        let (length, took) = [(100, 16.5), (1_000, 151.5)][index as usize % 2];
+        let took = Span::from_millis_f64(took);
+        planner.handle_executed(at(1.0), ModelId(0), GpuId(0), &[(0, length); 2], took);
+        planner.handle_executed(at(1.0), ModelId(0), GpuId(9), &[(0, length); 2], took * 9);
+    }
+    let after = mean(&planner);
+    assert!(before > Span::from_millis(21) && after < Span::from_millis(18), "{before} {after}");
 }

@@ -1,0 +1,219 @@
+use super::*;
+
+const COST: BatchCost = BatchCost { fixed: Span::from_millis(2), per_task: 0.5 };
+
+fn ms(span: Span) -> f64 {
+    span.as_millis_f64()
+}
+
+#[test]
+fn a_batch_is_padded_to_its_longest_request() {
+    assert_eq!(COST.latency(4, Span::from_millis(10)), Span::from_millis(27));
+    assert_eq!(COST.work(Span::from_millis(7)), Span::from_millis(5));
+    assert_eq!(COST.work(Span::from_millis(1)), Span::ZERO);
+}
+
+/// Of uniform samples from 0 to 1 the largest of k is k / (k + 1) on average.
+#[test]
+fn the_largest_of_k_is_an_order_statistic() {
+    let samples: Vec<Span> = (0..=1000).map(|step| Span::from_micros(step * 1000)).collect();
+    for k in [1, 2, 4, 16] {
+        let expected = 1000.0 * k as f64 / (k as f64 + 1.0);
+        assert!((ms(largest_of(&samples, k)) / expected - 1.0).abs() < 2e-3, "{k}: {}", largest_of(&samples, k));
+    }
+}
+
+#[test]
+fn an_application_of_short_requests_still_sees_the_long_ones_of_others_in_its_batch() {
+    let mut times = DynamicTimes::new(COST);
+    assert_eq!(times.batches(&[Class::of(0)], &[1], |_| Span::ZERO), None);
+    for step in 0..100 {
+        times.handle_alone(0, 0, Span::from_millis_f64(2.0 + 10.0 + f64::from(step) / 100.0));
+        times.handle_alone(2, 0, Span::from_millis_f64(2.0 + 100.0 + f64::from(step) / 100.0));
+    }
+    times.settle();
+    let batches = times.batches(&times.classes(), &[1, 2], |_| Span::ZERO).unwrap();
+    let parts = |bins: &[Bin]| bins.iter().map(|bin| bin.part).sum::<f64>();
+    for batch in &batches {
+        assert!(batch.classes.iter().all(|(_, seen)| (parts(&seen.bins) - 1.0).abs() < 1e-9));
+    }
+    // Alone they are short; of two, half are with a long one.
+    assert!(ms(batches[0].of(Class::of(0)).mean) < 20.0 && ms(batches[0].of(Class::of(2)).mean) > 95.0);
+    assert!((ms(batches[1].of(Class::of(0)).mean) - (2.0 + 1.5 * (10.5 + 100.5) / 2.0)).abs() < 8.0);
+    assert!((ms(batches[1].mean) - (2.0 + 1.5 * (10.5 * 0.25 + 100.5 * 0.75))).abs() < 2.0);
+    // Nothing is known of application 9 but that it is of this model.
+    assert!((ms(batches[0].of(Class::of(9)).mean) - (2.0 + (10.5 + 100.5) / 2.0)).abs() < 5.0);
+    let short = times.batches(&[Class::of(0)], &[2], |_| Span::ZERO).unwrap();
+    assert!(ms(short[0].mean) < 18.0, "{}", short[0].mean);
+}
+
+#[test]
+fn applications_share_batches_where_padding_is_cheaper_than_another_batch() {
+    let groups = |fixed, batch| {
+        let mut times = DynamicTimes::new(BatchCost { fixed: Span::from_millis(fixed), per_task: 1.0 });
+        for (application, work) in [(3, 100), (0, 20), (1, 25)] {
+            times.handle_alone(application, 0, Span::from_millis(fixed + work));
+        }
+        times.settle();
+        times.groups(batch)
+    };
+    let classes = |applications: &[u8]| -> Vec<Class> { applications.iter().copied().map(Class::of).collect() };
+    assert_eq!(groups(1, 4.0), [classes(&[0]), classes(&[1]), classes(&[3])]);
+    // Four in a batch of 25 instead of 20 ms cost 20 ms.
+    assert_eq!(groups(21, 4.0), [classes(&[0, 1]), classes(&[3])]);
+    assert_eq!(groups(400, 4.0), [classes(&[0, 1, 3])]);
+}
+
+#[test]
+fn what_was_before_a_shift_is_forgotten() {
+    let mut works = Works::default();
+    let mut handle = |ms| works.handle(Sample { alone: Span::from_millis(ms), bucket: None }, &COST);
+    (0..3 * WINDOW).for_each(|_| handle(12));
+    (0..=WINDOW).for_each(|_| handle(22));
+    assert!(works.samples().all(|sample| sample.alone == Span::from_millis(22)), "{}", works.samples().count());
+}
+
+#[test]
+fn two_windows_are_kept() {
+    let mut works = Works::default();
+    (0..3 * WINDOW).for_each(|_| works.handle(Sample { alone: Span::from_millis(12), bucket: None }, &COST));
+    assert_eq!((works.samples().count(), works.len()), (2 * WINDOW, 2 * WINDOW));
+}
+
+/// Requests of 100 and of 1,000 bytes take 10 and 100 ms beyond c0, whatever their application.
+fn of_two_lengths() -> DynamicTimes {
+    let mut times = DynamicTimes::by_length(COST);
+    for sample in 0..2 * ENOUGH as u32 {
+        let (length, work) = [(100, 10), (1_000, 100)][sample as usize % 2];
+        times.handle_alone(0, length, Span::from_millis(2 + work));
+    }
+    times.settle();
+    times
+}
+
+#[test]
+fn a_request_goes_by_the_narrowest_class_that_enough_is_known_of() {
+    let mut times = of_two_lengths();
+    let class = |application, length: u32| Class { application, bucket: Bucket::of(length) };
+    assert_eq!(times.class(0, 100), class(Some(0), 100));
+    assert_eq!(times.class(7, 100), class(None, 100), "that application is new, but its length is not");
+    assert_eq!(times.class(7, 10_000), class(Some(7), 0), "nothing is known of it");
+    assert_eq!(times.class(0, 0), class(Some(0), 0), "it does not say how long it is");
+    // The third is one that batches alone tell of.
+    for _ in 0..ENOUGH {
+        assert!(times.handle_batch(GpuId(0), &[(0, 300); 3], Span::from_millis(2 + 2 * 30)));
+    }
+    assert_eq!(times.class(0, 300), class(Some(0), 0), "that counts from the next time on");
+    times.settle();
+    assert_eq!(times.class(0, 300), class(None, 300));
+    let batches = times.batches(&times.classes(), &[1], |_| Span::ZERO).unwrap();
+    let mean = |application, length| ms(batches[0].of(times.class(application, length)).mean).round();
+    assert_eq!([mean(0, 100), mean(7, 1_000), mean(0, 300)], [12.0, 102.0, 32.0]);
+    // Of all lengths, half and half.
+    assert!((mean(0, 0) - 57.0).abs() <= 5.0, "{}", mean(0, 0));
+}
+
+#[test]
+fn lengths_are_not_looked_at_where_nobody_asks_for_it_and_one_alone_tells_nothing() {
+    let mut orloj = DynamicTimes::new(COST);
+    let mut alike = DynamicTimes::by_length(COST);
+    for sample in 0..4 * ENOUGH as u32 {
+        orloj.handle_alone(0, 100 << (sample % 4), Span::from_millis(10));
+        alike.handle_alone(0, 100, Span::from_millis(10));
+        assert!(!orloj.handle_batch(GpuId(0), &[(0, 100); 4], Span::from_millis(40)));
+    }
+    orloj.settle();
+    alike.settle();
+    assert_eq!((orloj.classes(), alike.classes()), (vec![Class::of(0)], vec![Class::of(0)]));
+    assert_eq!(orloj.class(0, 200), Class::of(0));
+}
+
+#[test]
+fn groups_are_of_lengths_where_these_tell_more_than_applications() {
+    let times = of_two_lengths();
+    let groups = times.groups(8.0);
+    assert!(groups.len() >= 2, "{groups:?}");
+    let lane = |length| groups.iter().position(|group| group.contains(&times.class(0, length)));
+    assert!(lane(100).unwrap() < lane(1_000).unwrap(), "{groups:?}");
+    // Who is in a group is not taken to be in another one, too: short batches stay short.
+    let short = times.batches(&groups[lane(100).unwrap()], &[8], |_| Span::ZERO).unwrap();
+    assert_eq!(short[0].mean, COST.latency(8, Span::from_millis(10)));
+}
+
+#[test]
+fn classes_are_bounded_and_those_with_the_fewest_samples_count_as_of_their_length() {
+    let mut times = DynamicTimes::by_length(COST);
+    for application in 0..APPLICATIONS_MAX as u8 {
+        for step in 0..2 * BUCKETS_MAX as u32 {
+            let length = 1 << step.min(31);
+            (0..ENOUGH).for_each(|_| times.handle_alone(application, length, Span::from_millis(9)));
+        }
+    }
+    times.settle();
+    let narrow = times.classes().into_iter().filter(|class| class.application.is_some() && class.bucket.is_some());
+    assert_eq!(narrow.count(), NARROW_MAX);
+    assert!(times.classes().len() <= APPLICATIONS_MAX + BUCKETS_MAX + NARROW_MAX);
+}
+
+/// What a GPU whose c0 and c1 are these takes for batches of 2 to 8, one in nine of which takes three times as long.
+fn run_batches(times: &mut DynamicTimes, gpu: GpuId, cost: BatchCost) {
+    for index in 0..BATCHES {
+        let (length, work) = [(100, 10), (1_000, 100)][index % 2];
+        let batch = 2 + index % 7;
+        // What ran alone took c0 as measured, and so much more.
+        let alone = COST.fixed + Span::from_millis(work);
+        let took = cost.latency(batch, cost.work(alone));
+        let took = if index % 9 == 4 { took * 3 } else { took };
+        times.handle_batch(gpu, &vec![(0, length); batch], took);
+    }
+    times.settle();
+}
+
+const BATCHES: usize = 63;
+
+#[test]
+fn c0_and_c1_follow_executions_whatever_some_outliers_say() {
+    let mut times = of_two_lengths();
+    let fixed = |ms: f64| Span::from_millis_f64(ms);
+    run_batches(&mut times, GpuId(0), BatchCost { fixed: fixed(4.0), per_task: 0.8 });
+    let found = times.cost();
+    assert!((found.per_task - 0.8).abs() < 0.01 && (ms(found.fixed) - 4.0).abs() < 0.1, "{found:?}");
+    // A slower GPU counts for all, until it leaves; a faster one does not.
+    run_batches(&mut times, GpuId(1), BatchCost { fixed: fixed(4.0), per_task: 0.95 });
+    assert!((times.cost().per_task - 0.95).abs() < 0.01, "{:?}", times.cost());
+    run_batches(&mut times, GpuId(2), BatchCost { fixed: fixed(4.0), per_task: 0.5 });
+    assert!((times.cost().per_task - 0.95).abs() < 0.01, "{:?}", times.cost());
+    times.remove_gpu(GpuId(1));
+    times.settle();
+    assert!((times.cost().per_task - 0.8).abs() < 0.01, "{:?}", times.cost());
+}
+
+#[test]
+fn c0_and_c1_stay_near_what_was_measured() {
+    let mut times = of_two_lengths();
+    run_batches(&mut times, GpuId(0), BatchCost { fixed: Span::from_millis(2), per_task: 0.51 });
+    assert_eq!(times.cost(), COST, "within the tolerance");
+    for (took, expected) in [(Span::from_millis(60_000), 1.0), (Span(-1), 0.25)] {
+        let mut times = of_two_lengths();
+        (0..BATCHES).for_each(|_| assert!(times.handle_batch(GpuId(0), &[(0, 1_000); 8], took)));
+        times.settle();
+        let BatchCost { fixed, per_task } = times.cost();
+        assert_eq!((fixed, per_task), (COST.fixed, expected), "{took}: of one length c0 stays as measured");
+    }
+}
+
+#[test]
+fn the_longest_of_many_alike_takes_longer_than_one_of_them() {
+    let mut times = DynamicTimes::by_length(COST);
+    for sample in 0..1000u32 {
+        let work = f64::from(sample.wrapping_mul(617) % 1000) / 100.0;
+        times.handle_alone(0, 100, Span::from_millis_f64(2.0 + work));
+        times.handle_alone(1, 100, Span::from_millis_f64(2.0 + 1.0));
+        times.handle_alone(2, 100 << (sample % 2), Span::from_millis_f64(2.0));
+    }
+    times.settle();
+    // Of four that are uniform from 0 to 10; the others are shorter.
+    let largest = times.largest_work(&[(0, 100), (1, 100), (0, 100), (0, 100), (2, 200), (0, 100)]).unwrap();
+    assert!((ms(largest) - 8.0).abs() < 0.2, "{largest}");
+    assert_eq!(times.largest_work(&[(0, 100), (9, 3_000)]), None, "nothing is known of the second");
+}
