@@ -105,12 +105,14 @@ pub struct LearnedAverages {
     pub execution_ns: f64,
     /// Batches that waited for a GPU, of all.
     pub waited_part: f64,
-    /// From the newest task's arrival to the start of a batch, in nanoseconds.
+    /// From the newest task's arrival to the grant of a batch, in nanoseconds.
     pub silence_ns: f64,
     /// What one more task adds to l(b), in nanoseconds.
     pub task_ns: f64,
     /// GPUs that host the model.
     pub hosts: u32,
+    /// Tasks that were lost before each batch, since the one before it.
+    pub lost: f64,
     /// Mean SLO of served tasks, in nanoseconds.
     pub slo_ns: f64,
     /// Served tasks that were in a hurry, of all.

@@ -47,7 +47,7 @@ pub use estimates::{Estimates, Learning, ProfileChange};
 pub use messages::{Background, Candidate, GpuUpdate, Grant, NetworkBudget, Whereabouts};
 pub use model_thread::ModelThread;
 pub use planner::{Planner, PlannerOutput};
-pub use policy::Policy;
+pub use policy::{Policy, Tuning};
 pub use predictions::{Predicted, Predictions};
 pub use rank_thread::RankThread;
 pub use task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task, Weights};

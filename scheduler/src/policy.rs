@@ -15,6 +15,9 @@ use crate::{estimates::Learning, task_queue::Queued};
 
 mod downbeat;
 mod losses;
+mod tuning;
+
+pub use tuning::Tuning;
 
 /// What a policy sees of a model.
 #[derive(Debug)]
@@ -130,6 +133,8 @@ pub enum Policy {
     /// Ours: deferred, with heads given up early, earlier windows and a fair order (`policy/downbeat.rs`).
     #[default]
     Downbeat,
+    /// The same with other constants, for experiments.
+    DownbeatTuned(Tuning),
     /// The same where what a batch takes depends on its tasks (`planners/orloj.rs`).
     DownbeatDynamic,
     /// The window is always open.
@@ -154,7 +159,7 @@ pub enum Policy {
 const ORLOJ_RATE: f64 = 1e-4;
 
 /// What a policy may be called, for errors and help.
-pub const POLICIES: &str = "downbeat, downbeat:dynamic, deferred, deferred:latest, deferred:target, eager, \
+pub const POLICIES: &str = "downbeat, downbeat:CONSTANT=VALUE,.., downbeat:dynamic, deferred, deferred:latest, deferred:target, eager, \
                             timeout:MS, timeout:P%, clockwork, nexus, shepherd, clipper, orloj or orloj:B";
 
 /// Why a policy was not understood.
@@ -163,6 +168,11 @@ pub enum PolicyError {
     /// No such name.
     #[error("unknown policy `{0}`; expected {POLICIES}")]
     Unknown(String),
+    /// A constant of `downbeat:CONSTANT=VALUE,..`.
+    #[error(
+        "policy downbeat:CONSTANT=VALUE,.. needs numbers above 0 for {}, found `{_0}`", Tuning::NAMES.join(", ")
+    )]
+    Tuning(String),
     /// The time of `timeout:MS`.
     #[error(
         "policy timeout:MS needs a number of milliseconds from 0 to 60000, or of per cent of the SLO as in \
@@ -229,7 +239,8 @@ impl Policy {
             Self::Deferred => Box::new(Deferred),
             Self::DeferredLatest => Box::new(DeferredLatest),
             Self::DeferredTarget => Box::new(DeferredTarget),
-            Self::Downbeat => Box::<downbeat::Downbeat>::default(),
+            Self::Downbeat => Box::new(downbeat::Downbeat::new(Tuning::default())),
+            Self::DownbeatTuned(tuning) => Box::new(downbeat::Downbeat::new(tuning)),
             Self::Eager => Box::new(Timeout { after: Span::ZERO, part: 0.0 }),
             Self::Timeout(after) => Box::new(Timeout { after, part: 0.0 }),
             Self::TimeoutPercent(percent) => Box::new(Timeout { after: Span::ZERO, part: percent / 100.0 }),
@@ -250,6 +261,7 @@ impl FromStr for Policy {
             Some(("deferred", "target")) => Ok(Self::DeferredTarget),
             None if text == "downbeat" => Ok(Self::Downbeat),
             Some(("downbeat", "dynamic")) => Ok(Self::DownbeatDynamic),
+            Some(("downbeat", tuning)) => Tuning::parse(tuning).map(Self::DownbeatTuned).map_err(PolicyError::Tuning),
             None if text == "eager" => Ok(Self::Eager),
             None if text == "clockwork" => Ok(Self::Clockwork),
             None if text == "nexus" => Ok(Self::Nexus),
@@ -280,6 +292,7 @@ impl fmt::Display for Policy {
             Self::DeferredLatest => f.write_str("deferred:latest"),
             Self::DeferredTarget => f.write_str("deferred:target"),
             Self::Downbeat => f.write_str("downbeat"),
+            Self::DownbeatTuned(tuning) => write!(f, "downbeat:{tuning}"),
             Self::DownbeatDynamic => f.write_str("downbeat:dynamic"),
             Self::Eager => f.write_str("eager"),
             Self::Timeout(timeout) => write!(f, "timeout:{}", timeout.as_millis_f64()),
@@ -400,6 +413,7 @@ mod tests {
     fn policies_read_as_they_are_written() {
         for text in [
             "downbeat",
+            "downbeat:spare=0.1,worth=7.2",
             "deferred",
             "deferred:latest",
             "deferred:target",

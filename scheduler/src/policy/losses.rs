@@ -6,19 +6,8 @@
 
 use proto::{Span, scheduler_to_scheduler::LearnedClass};
 
+use super::Tuning;
 use crate::task_queue::Queued;
-
-/// Weight of the newest task in the part that is lost. It looks back on twenty thousand, of which 1 % are two hundred:
-/// that tells a loss from luck.
-const LOST_WEIGHT: f64 = 0.00005;
-/// A new model is taken to have served so many tasks and lost none.
-const SERVED_BEFORE: u32 = 2000;
-/// Weight of the newest batch in what SLOs there are.
-const BATCH_WEIGHT: f64 = 0.02;
-/// A task is in a hurry if its SLO is below this part of the mean.
-const HURRY_PART: f64 = 0.9;
-/// The smaller of two classes has at least this part of the tasks.
-const CLASS_PART_MIN: f64 = 0.01;
 
 /// Averages over the tasks of a model.
 #[derive(Debug, Default)]
@@ -41,18 +30,19 @@ struct Class {
 }
 
 impl Class {
-    fn weight(&self) -> f64 {
-        (1.0 / f64::from(self.tasks.saturating_add(SERVED_BEFORE))).max(LOST_WEIGHT)
+    /// A new model is taken to have served a few tasks and lost none.
+    fn weight(&self, tuning: &Tuning) -> f64 {
+        (1.0 / (f64::from(self.tasks) + tuning.little / tuning.task_weight)).max(tuning.task_weight)
     }
 
-    fn handle_lost(&mut self) {
+    fn handle_lost(&mut self, tuning: &Tuning) {
         self.tasks = self.tasks.saturating_add(1);
-        self.lost_part += self.weight() * (1.0 - self.lost_part);
+        self.lost_part += self.weight(tuning) * (1.0 - self.lost_part);
     }
 
-    fn handle_served(&mut self, count: u32) {
+    fn handle_served(&mut self, tuning: &Tuning, count: u32) {
         self.tasks = self.tasks.saturating_add(count);
-        self.lost_part *= (1.0 - self.weight()).powi(count as i32);
+        self.lost_part *= (1.0 - self.weight(tuning)).powi(count as i32);
     }
 }
 
@@ -75,30 +65,31 @@ impl Losses {
         parts.iter().all(|part| (0.0..=1.0).contains(part)).then_some(Self { slo_ns, hurried_part, classes })
     }
 
-    fn class(&self, task: &Queued) -> usize {
-        usize::from((slo(task).as_nanos() as f64) < HURRY_PART * self.slo_ns)
+    /// 1 if the task is in a hurry.
+    fn class(&self, tuning: &Tuning, task: &Queued) -> usize {
+        usize::from((slo(task).as_nanos() as f64) < (1.0 - tuning.little) * self.slo_ns)
     }
 
     /// A task was given up.
-    pub(super) fn handle_lost(&mut self, task: &Queued) {
-        let class = self.class(task);
-        self.classes[class].handle_lost();
+    pub(super) fn handle_lost(&mut self, tuning: &Tuning, task: &Queued) {
+        let class = self.class(tuning, task);
+        self.classes[class].handle_lost(tuning);
     }
 
     /// A batch was served.
-    pub(super) fn handle_served<'a>(&mut self, tasks: impl Iterator<Item = &'a Queued>) {
+    pub(super) fn handle_served<'a>(&mut self, tuning: &Tuning, tasks: impl Iterator<Item = &'a Queued>) {
         let (mut slos_ns, mut counts) = (0.0, [0; 2]);
         for task in tasks {
             // Clients choose deadlines, so a sum of integers could overflow.
             slos_ns += slo(task).as_nanos() as f64;
-            counts[self.class(task)] += 1;
+            counts[self.class(tuning, task)] += 1;
         }
         for (class, &count) in self.classes.iter_mut().zip(&counts) {
-            class.handle_served(count);
+            class.handle_served(tuning, count);
         }
         let size = f64::from(counts[0] + counts[1]);
-        self.slo_ns += BATCH_WEIGHT * (slos_ns / size - self.slo_ns);
-        self.hurried_part += BATCH_WEIGHT * (f64::from(counts[1]) / size - self.hurried_part);
+        self.slo_ns += tuning.batch_weight * (slos_ns / size - self.slo_ns);
+        self.hurried_part += tuning.batch_weight * (f64::from(counts[1]) / size - self.hurried_part);
     }
 
     /// The part of its tasks that the class loses that fares worse.
@@ -107,9 +98,9 @@ impl Losses {
     }
 
     /// There are two classes, and that of `task` fares worse.
-    pub(super) fn is_worse_off(&self, task: &Queued) -> bool {
-        let class = self.class(task);
-        let are_two = self.hurried_part.min(1.0 - self.hurried_part) >= CLASS_PART_MIN;
+    pub(super) fn is_worse_off(&self, tuning: &Tuning, task: &Queued) -> bool {
+        let class = self.class(tuning, task);
+        let are_two = self.hurried_part.min(1.0 - self.hurried_part) >= tuning.little;
         are_two && self.classes[class].lost_part > self.classes[1 - class].lost_part
     }
 }
@@ -135,11 +126,11 @@ mod tests {
     fn one_slo_is_one_class_that_is_never_worse_off() {
         let mut losses = Losses::default();
         for batch in 0..10_000 {
-            losses.handle_served([task(100), task(100)].iter());
+            losses.handle_served(&Tuning::default(), [task(100), task(100)].iter());
             if batch % 50 == 0 {
-                losses.handle_lost(&task(100));
+                losses.handle_lost(&Tuning::default(), &task(100));
             }
-            assert!(!losses.is_worse_off(&task(100)));
+            assert!(!losses.is_worse_off(&Tuning::default(), &task(100)));
         }
         assert!((losses.worst() - 0.0099).abs() < 0.001, "{losses:?}");
     }
@@ -149,29 +140,35 @@ mod tests {
         let (hurried, patient) = (task(25), task(50));
         let mut losses = Losses::default();
         for batch in 0..100_000 {
-            losses.handle_served([hurried, patient, patient, patient].iter());
+            losses.handle_served(&Tuning::default(), [hurried, patient, patient, patient].iter());
             if batch % 50 == 0 {
-                losses.handle_lost(&hurried);
-                losses.handle_lost(&patient);
+                losses.handle_lost(&Tuning::default(), &hurried);
+                losses.handle_lost(&Tuning::default(), &patient);
             }
         }
         // Each class lost one: of fifty, and of a hundred and fifty.
         assert!((losses.worst() - 0.0196).abs() < 0.002, "{losses:?}");
-        assert_eq!((losses.is_worse_off(&hurried), losses.is_worse_off(&patient)), (true, false));
+        assert_eq!(
+            (losses.is_worse_off(&Tuning::default(), &hurried), losses.is_worse_off(&Tuning::default(), &patient)),
+            (true, false)
+        );
         for _ in 0..400 {
-            losses.handle_lost(&patient);
+            losses.handle_lost(&Tuning::default(), &patient);
         }
-        assert_eq!((losses.is_worse_off(&hurried), losses.is_worse_off(&patient)), (false, true));
+        assert_eq!(
+            (losses.is_worse_off(&Tuning::default(), &hurried), losses.is_worse_off(&Tuning::default(), &patient)),
+            (false, true)
+        );
     }
 
     #[test]
     fn a_new_model_is_thought_well_of() {
         let mut losses = Losses::default();
-        losses.handle_lost(&task(100));
+        losses.handle_lost(&Tuning::default(), &task(100));
         assert!(losses.worst() < 0.001, "{losses:?}");
         for _ in 0..999 {
-            losses.handle_lost(&task(100));
+            losses.handle_lost(&Tuning::default(), &task(100));
         }
-        assert!((losses.worst() - 1.0 / 3.0).abs() < 0.001, "a thousand of three thousand: {losses:?}");
+        assert!((losses.worst() - 0.5).abs() < 0.001, "a thousand of two thousand: {losses:?}");
     }
 }

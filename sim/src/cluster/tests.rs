@@ -53,6 +53,16 @@ fn what_a_dead_gpu_ran_runs_again_or_is_dropped() {
     assert!(dropped > 0 && report.totals.p999_ms.unwrap() <= 60.1, "{report:?}");
 }
 
+#[test]
+fn a_long_way_to_the_gpus_is_no_burst() {
+    // While a batch is on its way no task can join it; that is no reason to start the next one early.
+    let text = "gpus = 8\nnetwork = { ctrl_us = 30000 }\n[[model]]\nname = \"ResNet50\"\ncount = 5\n\
+                alpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 100\n";
+    let options = Options { policy: Policy::Downbeat, rate_rps: 4000.0, seconds: 10.0, seed: 5 };
+    let report = run(&workload(text), &options, &mut |_| (), &mut |_| ()).unwrap();
+    assert!(report.totals.bad_rate() < 0.01, "{report:?}");
+}
+
 const RESNET50: &str = "[[model]]\nname = \"ResNet50\"\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 25\n";
 
 /// The part of the requests that arrive from one second to another that is late or dropped, of 3,000 a second for

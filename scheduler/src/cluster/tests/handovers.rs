@@ -77,6 +77,7 @@ fn averages() -> LearnedAverages {
         silence_ns: 1e6,
         task_ns: 1e6,
         hosts: 1,
+        lost: 0.5,
         slo_ns: 3e7,
         hurried_part: 0.0,
         classes: [LearnedClass { tasks: 9, lost_part: 0.25 }; 2],
