@@ -1,6 +1,6 @@
 //! Real processes with the driver that serves, on a GPU that is none: `cuda/tests/emulated` has libcuda, cuBLASLt,
-//! cuDNN and NVML as their documentation describes them, on host memory. Without g++ there is nothing to build them with,
-//! and the tests say `skipped`.
+//! cuDNN and NVML as their documentation describes them, on host memory. Without g++ there is nothing to build them
+//! with, and the tests say `skipped`.
 #![allow(clippy::disallowed_methods)] // Processes of its own.
 
 use std::{

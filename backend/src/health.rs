@@ -1,5 +1,5 @@
-//! How the GPUs are that this backend has opened, as Prometheus scrapes it and as the log tells it: the last readings of
-//! each with their age, what holds its clocks back and which errors its memory has. No IO.
+//! How the GPUs are that this backend has opened, as Prometheus scrapes it and as the log tells it: the last readings
+//! of each with their age, what holds its clocks back and which errors its memory has. No IO.
 //!
 //! Life of a GPU here: opened; read about once a second from then on, as far as the management library answers. What it
 //! does not tell has no line. Readings stay until others come, however old they get: their age is told beside them.
@@ -12,8 +12,8 @@ use std::{
 use cuda::{Brake, GpuHealth};
 use proto::{Span, Timestamp};
 
-/// Clocks that were not held back for so long are not any more. What works at its power limit is held back in one second
-/// and not in the next.
+/// Clocks that were not held back for so long are not any more. What works at its power limit is held back in one
+/// second and not in the next.
 const CALM: Span = Span::from_millis(10_000);
 
 /// What the log is told, once when it begins and once when it ends.

@@ -1,6 +1,7 @@
 //! The driver on a GPU that is none: `emulated/` has libcuda, cuBLASLt, cuDNN and NVML as their documentation
-//! describes them, on host memory. Everything that the examples `driver`, `conformance` and `model` try on a GPU is tried
-//! there, in a process of its own that finds these libraries first, and that fails if anything of theirs is not given back.
+//! describes them, on host memory. Everything that the examples `driver`, `conformance` and `model` try on a GPU is
+//! tried there, in a process of its own that finds these libraries first, and that fails if anything of theirs is not
+//! given back.
 //!
 //! Without g++ there is nothing to build them with, and the test says `skipped`.
 

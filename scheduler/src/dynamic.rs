@@ -9,9 +9,10 @@
 //! batches, and what was measured for one.
 //!
 //! As published, a request's application is all that tells what it may take. Conditioned on lengths
-//! ([`DynamicTimes::by_length`]), requests of an application fall into classes by how long they are (`dynamic/lengths.rs`):
-//! each goes by the narrowest class that enough is known of, which is its application's of its length, or its length's
-//! whatever the application, or else its application's. And c0 and c1 follow executions (`dynamic/fit.rs`).
+//! ([`DynamicTimes::by_length`]), requests of an application fall into classes by how long they are
+//! (`dynamic/lengths.rs`): each goes by the narrowest class that enough is known of, which is its application's of
+//! its length, or its length's whatever the application, or else its application's. And c0 and c1 follow executions
+//! (`dynamic/fit.rs`).
 
 mod fit;
 mod lengths;

@@ -111,8 +111,8 @@ pub trait Planner<P>: Send {
     /// not looked at.
     fn handle_alone(&mut self, _now: Timestamp, _id: ModelId, _of: (u8, u32), _alone: Span) {}
 
-    /// A GPU executed a batch of a dynamic model: its tasks' applications and lengths, and what it took. By default it is
-    /// not looked at.
+    /// A GPU executed a batch of a dynamic model: its tasks' applications and lengths, and what it took. By default
+    /// it is not looked at.
     fn handle_executed(&mut self, _now: Timestamp, _id: ModelId, _gpu: GpuId, _tasks: &[(u8, u32)], _took: Span) {}
 
     /// Whether samples are worth executing tasks alone for.

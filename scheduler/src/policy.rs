@@ -159,8 +159,9 @@ pub enum Policy {
 const ORLOJ_RATE: f64 = 1e-4;
 
 /// What a policy may be called, for errors and help.
-pub const POLICIES: &str = "downbeat, downbeat:CONSTANT=VALUE,.., downbeat:dynamic, deferred, deferred:latest, deferred:target, eager, \
-                            timeout:MS, timeout:P%, clockwork, nexus, shepherd, clipper, orloj or orloj:B";
+pub const POLICIES: &str = "downbeat, downbeat:CONSTANT=VALUE,.., downbeat:dynamic, deferred, deferred:latest, \
+                            deferred:target, eager, timeout:MS, timeout:P%, clockwork, nexus, shepherd, clipper, orloj \
+                            or orloj:B";
 
 /// Why a policy was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

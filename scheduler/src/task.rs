@@ -19,7 +19,8 @@ pub struct Task<P> {
     ///
     /// [`dynamic`]: crate::dynamic
     pub application: u8,
-    /// Of a dynamic model whose tasks choose how long they are: what its input takes up, in bytes. 0: that says nothing.
+    /// Of a dynamic model whose tasks choose how long they are: what its input takes up, in bytes. 0: that says
+    /// nothing.
     pub length: u32,
     /// Whatever its owner needs again when the task leaves.
     pub payload: P,

@@ -92,8 +92,8 @@ fn tell(news: News) {
         News::Damaged { gpu, errors } => tracing::warn!(
             gpu,
             errors,
-            "memory has errors that could not be corrected: answers may be wrong; drain the host, and have the GPU reset \
-             or replaced"
+            "memory has errors that could not be corrected: answers may be wrong; drain the host, and have the GPU \
+             reset or replaced"
         ),
         News::Whole { gpu } => tracing::info!(gpu, "memory has no errors any more that could not be corrected"),
         News::Unread { gpu, reason } => tracing::warn!(

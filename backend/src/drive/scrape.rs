@@ -1,8 +1,8 @@
 //! `metrics_http`: a listener of its own thread for whoever scrapes, such as Prometheus. It answers `GET /metrics` and
 //! nothing else, one request a connection, so that neither the network thread nor a GPU's has to.
 //!
-//! Whoever reaches the address may ask. What strangers can take is bounded: connections, the bytes of a request, the time
-//! until it is answered, and connections in a second. Who comes last is served: the oldest gives way.
+//! Whoever reaches the address may ask. What strangers can take is bounded: connections, the bytes of a request, the
+//! time until it is answered, and connections in a second. Who comes last is served: the oldest gives way.
 
 use std::{
     collections::VecDeque,

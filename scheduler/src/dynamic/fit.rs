@@ -1,12 +1,12 @@
 //! c0 and c1 from executions. Backends measure both when they load a model, from samples of zeros; what batches of real
 //! requests take shows what they are.
 //!
-//! By equation 3 of Orloj a batch of k requests whose longest takes a alone takes `a + c1 (k - 1) (a - c0)`. So what each
-//! further request adds is a line over a, which rises by c1 and is 0 at c0. For each GPU that line is found by least
-//! squares through its last batches, twice: without those the second time that are farthest off, which are hiccups. a
-//! is what the largest of so many requests like these takes on average, so only batches count of whose requests enough
-//! have run alone. The slowest GPU's line holds for all, as l(b) does, and is followed when it is off by more than its
-//! tolerance. Both stay within half and four times what was measured.
+//! By equation 3 of Orloj a batch of k requests whose longest takes a alone takes `a + c1 (k - 1) (a - c0)`. So what
+//! each further request adds is a line over a, which rises by c1 and is 0 at c0. For each GPU that line is found by
+//! least squares through its last batches, twice: without those the second time that are farthest off, which are
+//! hiccups. a is what the largest of so many requests like these takes on average, so only batches count of whose
+//! requests enough have run alone. The slowest GPU's line holds for all, as l(b) does, and is followed when it is off
+//! by more than its tolerance. Both stay within half and four times what was measured.
 
 use std::collections::{BTreeMap, VecDeque};
 

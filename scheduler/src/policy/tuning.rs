@@ -10,8 +10,8 @@ use std::fmt;
 pub struct Tuning {
     /// Weight of the newest batch in each average, once there were as many: they look back on about fifty.
     pub batch_weight: f64,
-    /// Weight of the newest task in the part of a model's tasks that is lost. It looks back on twenty thousand, of which
-    /// 1 % are two hundred: that tells a loss from luck.
+    /// Weight of the newest task in the part of a model's tasks that is lost. It looks back on twenty thousand, of
+    /// which 1 % are two hundred: that tells a loss from luck.
     pub task_weight: f64,
     /// What counts as a little, or as a few:
     /// - lost tasks, of all: with more, a model has more to do than it can, and it gives up heads by what that gains;
@@ -35,8 +35,8 @@ pub struct Tuning {
     /// Where memory is short, hundreds of models share a GPU, and most are asked for rarely: a batch that fewer tasks
     /// would join is not held back, as it would only meet others at its end.
     pub joiners: f64,
-    /// So many milliseconds earlier has a model its turn for each per cent of its tasks that it loses. It is a time, not
-    /// a part of the SLO: what helps a model is how many others it passes.
+    /// So many milliseconds earlier has a model its turn for each per cent of its tasks that it loses. It is a time,
+    /// not a part of the SLO: what helps a model is how many others it passes.
     pub urgency_ms: f64,
 }
 
