@@ -98,7 +98,7 @@ impl Queue {
         for (application, mode_ms) in (0..).zip(MODES_MS) {
             for _ in 0..KNOWN {
                 let alone = Span::from_millis_f64(mode_ms + rng.random_range(-SPREAD_MS..SPREAD_MS));
-                planner.handle_alone(Timestamp::ZERO, MODEL, application, alone);
+                planner.handle_alone(Timestamp::ZERO, MODEL, (application, 0), alone);
             }
         }
         let mut queue = Self { planner, rng, waiting, submitted: 0 };
@@ -115,7 +115,7 @@ impl Queue {
         let application = self.rng.random_range(0..MODES_MS.len() as u8);
         let waits_ms = 1_000.0 + f64::from(self.waiting) * self.rng.random_range(0.0..100.0);
         let deadline = Timestamp::ZERO + Span::from_millis_f64(waits_ms);
-        Task { id: TaskId(self.submitted), deadline, priority: 0, application, payload: () }
+        Task { id: TaskId(self.submitted), deadline, priority: 0, application, length: 0, payload: () }
     }
 
     /// Medians of an insertion and of a decision that takes the best one out, in microseconds.

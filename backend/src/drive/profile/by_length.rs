@@ -7,7 +7,7 @@ use repository::{Model, cell};
 use transport::Clock;
 
 use super::{Effort, Measured, cost, time_batch};
-use crate::executor::{Executor, ExecutorError};
+use crate::executor::{Execute, Executor, ExecutorError};
 
 /// Each is so many times the one before.
 const STEP: usize = 4;
@@ -44,13 +44,31 @@ pub(in crate::drive) fn measure(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Option<ByLength> {
     let cost = cost(clock, model, executor)?;
+    let mut measure = |execute: &mut Execute<'_>| measure_by(clock, model, execute, effort, progress);
+    let lengths = match executor.on_gpus() {
+        Some(on_gpus) => {
+            let gpu = on_gpus.gpus().next()?;
+            on_gpus.try_records_on(gpu, |execute| Ok(measure(execute))).ok()?
+        }
+        None => measure(&mut |inputs, outputs| executor.execute(inputs, outputs)),
+    };
+    Some(ByLength { cost, lengths })
+}
+
+fn measure_by(
+    clock: Clock,
+    model: &Model,
+    execute: &mut Execute<'_>,
+    effort: Effort,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Vec<OfLength> {
     let samples = samples(model);
     let sizes = sizes(model.max_batch);
     let (all, mut done) = (samples.len() * sizes.len(), 0);
-    let mut of_length = |(length, sample): (usize, Vec<u8>)| {
+    let of_length = |(length, sample): (usize, Vec<u8>)| {
         let of_size = |&batch: &usize| {
             let tensors = (sample.repeat(batch), vec![0; batch * model.output_bytes()]);
-            let measured = time_batch(clock, executor, effort, tensors, batch);
+            let measured = time_batch(clock, execute, effort, tensors, batch);
             done += 1;
             progress(done, all);
             measured
@@ -58,8 +76,7 @@ pub(in crate::drive) fn measure(
         let sizes: Result<_, ExecutorError> = sizes.iter().map(of_size).collect();
         Some(OfLength { length, input_bytes: sample.len(), sizes: sizes.ok()? })
     };
-    let lengths = samples.into_iter().filter_map(&mut of_length).collect();
-    Some(ByLength { cost, lengths })
+    samples.into_iter().filter_map(of_length).collect()
 }
 
 /// Tasks of 1, 4, 16 and so on, and of the longest that there may be; with their lengths.
