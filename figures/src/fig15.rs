@@ -92,10 +92,12 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         }
         lines.push((name, columns));
     }
-    Ok((chart(seconds, lines), table))
+    Ok((chart(seconds, &lines), table))
 }
 
 const COLUMNS: usize = 6;
+/// Points over time of what [`Interval::values`] tells.
+type Columns = [Vec<(f64, f64)>; COLUMNS];
 
 impl Interval {
     /// Requests a second that ended and that were answered, GPUs used, GPU time and bad rate in per cent, and the
@@ -130,7 +132,7 @@ fn note_totals(table: &mut Table, seconds: f64, found: &[Vec<Interval>]) {
     );
 }
 
-fn chart(seconds: f64, lines: Vec<(&str, [Vec<(f64, f64)>; COLUMNS])>) -> Chart {
+fn chart(seconds: f64, lines: &[(&str, Columns)]) -> Chart {
     let line =
         |name: String, look, points: &[(f64, f64)]| Series { name, mark: Mark::Curve, look, points: points.into() };
     let mut offered = vec![line("offered".into(), chart::GREY, &lines[0].1[0])];
