@@ -70,6 +70,8 @@ fn no_constant_decides_much() {
     }
 }
 
+/// On all cores, as it simulates for minutes.
+#[allow(clippy::disallowed_methods)]
 #[test]
 #[ignore = "takes a quarter of an hour, in a release build"]
 fn no_constant_moves_a_published_goodput_by_more_than_a_hundredth() {
