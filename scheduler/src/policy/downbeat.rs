@@ -162,8 +162,9 @@ impl Averages {
 
     /// What a batch is worth, in heads, of those that can be had instead of `first`, less the heads that it gives up.
     fn worth(&self, tuning: &Tuning, first: Gathered, batch: Gathered) -> f64 {
-        // A head leaves a gap of time. Where several tasks fit into it, one for one is enough.
-        let fit_per_head = (self.gap_ns() / self.task_ns.max(1.0)).min(1.0);
+        // A head leaves a gap of time. Where several tasks fit into it, one for one is enough; and the more are lost
+        // whatever is done, the less is lost with a head.
+        let fit_per_head = (self.gap_ns() / self.task_ns.max(1.0)).min(1.0) * (1.0 - self.lost_part());
         let task = tuning.worth * self.fixed_part(first.size as f64);
         task * batch.size as f64 - fit_per_head * (batch.skip - first.skip) as f64
     }
@@ -403,9 +404,10 @@ mod tests {
     }
 
     /// l(b) = 6 + 2b ns.
-    fn worth(first: Gathered, batch: Gathered, gap_ns: f64) -> f64 {
+    fn worth(first: Gathered, batch: Gathered, (gap_ns, lost): (f64, f64)) -> f64 {
         let fixed_part = 6.0 / (6.0 + 2.0 * first.size as f64);
-        6.0 * fixed_part * batch.size as f64 - (gap_ns / 2.0).min(1.0) * (batch.skip - first.skip) as f64
+        let head = (gap_ns / 2.0).min(1.0) * 4.0 / (4.0 + lost);
+        6.0 * fixed_part * batch.size as f64 - head * (batch.skip - first.skip) as f64
     }
 
     proptest! {
@@ -431,10 +433,11 @@ mod tests {
                 queue: &queue,
                 profile: &profile,
                 lead_times: &lead_times, jitter: Span::ZERO, is_paged: false };
+            let lost = if is_overloaded { 0.3 } else { 0.1 };
             let averages = Averages {
                 interval_ns: 4.0 * gap_ns,
                 size: 4.0,
-                lost: if is_overloaded { 0.3 } else { 0.1 },
+                lost,
                 execution_ns: 14.0,
                 task_ns: 2.0,
                 ..averages(1.0, 0.0)
@@ -458,9 +461,9 @@ mod tests {
                 let all = batches.iter().position(|batch| is_all(&batch)).unwrap();
                 choices.extend([batches[all], batches[all.saturating_sub(1)]]);
             }
-            let most = choices.iter().map(|&batch| worth(first, batch, gap_ns)).fold(f64::MIN, f64::max);
+            let most = choices.iter().map(|&batch| worth(first, batch, (gap_ns, lost))).fold(f64::MIN, f64::max);
             prop_assert!(choices.contains(&chosen), "{chosen:?} of {choices:?}");
-            prop_assert!((worth(first, chosen, gap_ns) - most).abs() < 1e-9, "{chosen:?} of {choices:?}");
+            prop_assert!((worth(first, chosen, (gap_ns, lost)) - most).abs() < 1e-9, "{chosen:?} of {choices:?}");
         }
     }
 
