@@ -484,18 +484,7 @@ fn view<'a>(
 }
 
 fn dropped<P>(model: ModelId, key: Queued, payload: P, reason: DropReason) -> Output<P> {
-    Output::Dropped {
-        model,
-        task: Task {
-            id: key.id,
-            deadline: key.deadline,
-            priority: key.priority,
-            application: key.application,
-            length: key.length,
-            payload,
-        },
-        reason,
-    }
+    Output::Dropped { model, task: key.with(payload), reason }
 }
 
 #[cfg(test)]

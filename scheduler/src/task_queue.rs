@@ -9,6 +9,8 @@ use std::{collections::VecDeque, ops::Range};
 
 use proto::{ids::TaskId, time::Timestamp};
 
+use crate::task::Task;
+
 /// What policies see of a queued task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Queued {
@@ -24,6 +26,14 @@ pub struct Queued {
     pub application: u8,
     /// As [`Task::length`](crate::Task::length).
     pub length: u32,
+}
+
+impl Queued {
+    /// The task as it came, with its payload.
+    pub(crate) fn with<P>(self, payload: P) -> Task<P> {
+        let Self { id, deadline, priority, application, length, .. } = self;
+        Task { id, deadline, priority, application, length, payload }
+    }
 }
 
 /// Tasks by deadline; those with the same deadline in the order of their arrival.

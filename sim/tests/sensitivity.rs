@@ -73,7 +73,7 @@ fn no_constant_decides_much() {
 /// On all cores, as it simulates for minutes.
 #[allow(clippy::disallowed_methods)]
 #[test]
-#[ignore = "takes a quarter of an hour, in a release build"]
+#[ignore = "takes nine minutes on two cores, in a release build"]
 fn no_constant_moves_a_published_goodput_by_more_than_a_hundredth() {
     let (workloads, tunings) = (PUBLISHED.map(workload), tunings());
     let (next, goodputs) = (AtomicUsize::new(0), Mutex::new(vec![[0.0; PUBLISHED.len()]; tunings.len()]));

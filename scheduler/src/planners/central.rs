@@ -114,15 +114,7 @@ impl<P, R: Rule> Central<P, R> {
     }
 
     fn drop_task(&mut self, model: ModelId, (key, payload): (Queued, P), reason: DropReason) {
-        let task = Task {
-            id: key.id,
-            deadline: key.deadline,
-            priority: key.priority,
-            application: key.application,
-            length: key.length,
-            payload,
-        };
-        self.outputs.push_back(PlannerOutput::Dropped { model, task, reason });
+        self.outputs.push_back(PlannerOutput::Dropped { model, task: key.with(payload), reason });
     }
 
     /// The model's queue changed.

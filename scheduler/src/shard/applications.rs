@@ -127,7 +127,10 @@ impl Shard {
         }
         let is_dynamic = self.models.get(&done.model).is_some_and(|entry| entry.cost.is_some());
         let (plan, backend) = plan;
-        if is_dynamic && let Some(tasks) = self.plans.whole(backend, plan) {
+        if is_dynamic
+            && self.planner.wants_samples()
+            && let Some(tasks) = self.plans.whole(backend, plan)
+        {
             let tasks: Vec<_> = tasks.iter().map(|task| (task.application, task.slot.input_bytes)).collect();
             self.planner.handle_executed(now, done.model, done.gpu, &tasks, execution);
         }
