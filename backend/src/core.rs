@@ -461,8 +461,8 @@ impl Core {
         }
     }
 
-    /// Whether nothing is under way any more and nothing comes, or there is nobody to leave. What was said last may be on
-    /// its way for [`LAST_WORDS_SPAN`].
+    /// Whether nothing is under way any more and nothing comes, or there is nobody to leave. What was said last may be
+    /// on its way for [`LAST_WORDS_SPAN`].
     #[must_use]
     pub fn has_left(&self) -> bool {
         let is_dismissed = self.leaving.is_some_and(|senders| senders == 0 || self.primary().is_none());

@@ -4,7 +4,8 @@
 //! answered by one transfer, which has the name of the first of them. A READ or WRITE that fails, fails for its whole
 //! run.
 //!
-//! Once a batch executes the next one is handed over behind it, so that the GPU need not wait to be told ([`handover`]).
+//! Once a batch executes the next one is handed over behind it, so that the GPU need not wait to be told
+//! ([`handover`]).
 //!
 //! A plan waits for a staging buffer, fetches its inputs, starts in `[exec_at, latest]` or is rejected (Clockwork,
 //! section 4.4), and pushes an answer for each of its tasks. Its buffer is given to another plan when the last READ

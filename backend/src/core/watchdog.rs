@@ -105,8 +105,8 @@ impl Watchdog {
         Self { gpus: std::iter::repeat_with(gpu).take(gpus).collect(), verdicts: VecDeque::new() }
     }
 
-    /// A batch that should take `latency` was handed over, to start at `latest` at the latest; behind the one that runs,
-    /// if there is one, and then nothing is counted before that has ended.
+    /// A batch that should take `latency` was handed over, to start at `latest` at the latest; behind the one that
+    /// runs, if there is one, and then nothing is counted before that has ended.
     pub(super) fn handle_started(&mut self, gpu: usize, latest: Timestamp, latency: Span) {
         self.gpus[gpu].batch.handle_started(latest, latency);
     }

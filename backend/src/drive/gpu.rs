@@ -1,5 +1,5 @@
-//! Step 8: a thread for each GPU, which runs one batch after another, and one that sends the inputs of the next ahead. A
-//! thread that has its next batch begins it without anybody's word; one that is waiting can be taken back.
+//! Step 8: a thread for each GPU, which runs one batch after another, and one that sends the inputs of the next ahead.
+//! A thread that has its next batch begins it without anybody's word; one that is waiting can be taken back.
 
 use std::{
     io,
@@ -194,8 +194,8 @@ fn is_up(gpu: usize, executor: &dyn Executor) -> bool {
 }
 
 impl Job {
-    /// Now, on the clock of its window. Before the scheduler has answered, clocks are taken as equal; no plan has a task
-    /// that can run then.
+    /// Now, on the clock of its window. Before the scheduler has answered, clocks are taken as equal; no plan has a
+    /// task that can run then.
     fn now(&self, clock: Clock) -> Timestamp {
         self.batch.offset.to_scheduler(clock.now()).unwrap_or(clock.now())
     }

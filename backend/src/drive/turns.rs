@@ -2,9 +2,9 @@
 //! of them and waits; the session's core knows what is planned, and gives it. Without a session nothing is served, and
 //! nobody waits.
 //!
-//! A GPU may never be idle for long enough. So a trial waits a bounded time, and so do all of one load: they come rarely
-//! at first, then more often, and at last one after another, as the load has to end. What the load has waited for those
-//! before it counts, since whoever asked for it has waited as well.
+//! A GPU may never be idle for long enough. So a trial waits a bounded time, and so do all of one load: they come
+//! rarely at first, then more often, and at last one after another, as the load has to end. What the load has waited
+//! for those before it counts, since whoever asked for it has waited as well.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -131,8 +131,8 @@ impl<'a> Trials<'a> {
         self.gpus = vec![gpu];
     }
 
-    /// Waits for the turn of a trial that took so long before, if it has been made. Otherwise it may be of twice as many
-    /// tasks as the one before.
+    /// Waits for the turn of a trial that took so long before, if it has been made. Otherwise it may be of twice as
+    /// many tasks as the one before.
     pub(super) fn wait(&mut self, took: Option<Span>) {
         self.longest = self.longest.max(took.unwrap_or(Span::ZERO));
         let unknown = if self.longest > Span::ZERO { self.longest * 2 } else { UNKNOWN };

@@ -355,7 +355,8 @@ proptest! {
             prop_assert_eq!(&*ends, &(1..=plans).collect::<Vec<_>>());
         }
         ended.sort_unstable();
-        let mut all: Vec<TaskId> = (1..=plans).flat_map(|plan| [task(0, plan * 100), task(1, plan * 100 + 1)]).collect();
+        let both = |plan| [task(0, plan * 100), task(1, plan * 100 + 1)];
+        let mut all: Vec<TaskId> = (1..=plans).flat_map(both).collect();
         all.sort_unstable();
         prop_assert_eq!(ended, all);
     }
