@@ -10,10 +10,12 @@
 //! Instants that go in and out are on this process's clock, but for those of executions, which are on the scheduler's.
 //! All schedulers that a life obeys keep the same clock.
 
+mod execution;
 mod hosting;
 mod primary;
 mod session;
 mod transfers;
+mod trials;
 mod watchdog;
 mod weights;
 
@@ -40,17 +42,21 @@ use crate::{
     loaded::Loaded,
     memory::LoadOrder,
     staging::{ModelShape, Place, Staging},
-    worker::{self, Action, Execution, Worker},
+    worker::{self, Action, Worker},
 };
 use hosting::Hosting;
 use primary::Obedience;
 use session::{Reader, Session};
+use trials::Trial;
 use watchdog::{Verdict, Watchdog};
 use weights::Memories;
 
 /// A batch is handed to its GPU's thread this much ahead: two threads wake up one after the other, each in 50 to 100 us
 /// on a small virtual machine.
 const HANDOVER: Span = Span::from_micros(250);
+/// A process that has left goes on for so long: a scheduler to which one connection ends closes the others, and what is
+/// on its way there would be lost, as if plans had not ended.
+pub const LAST_WORDS_SPAN: Span = Span::from_millis(20);
 
 /// What a backend's core must know.
 #[derive(Debug, Clone)]
@@ -145,12 +151,19 @@ pub enum Output {
         /// Why there are no outputs, in words.
         text: Option<String>,
     },
-    /// Step 8: execute a batch, then call [`Core::handle_executed`]. A GPU is given one at a time.
+    /// Step 8: execute a batch, then call [`Core::handle_executed`]. A GPU is given [`worker::HANDED_MAX`] at most, and
+    /// executes them one after another in this order.
     Execute {
         /// The GPU's index.
         gpu: usize,
         /// What to run when.
         job: Job,
+    },
+    /// Take back the batch that a GPU was given last, unless it executes or is about to: then call
+    /// [`Core::handle_taken_back`] at once, and it is not executed. Otherwise nothing comes of this.
+    TakeBack {
+        /// The GPU's index.
+        gpu: usize,
     },
     /// The inputs of a batch that is about to be next are all here: they can go to the GPU while it runs another one.
     /// Nothing need come of it.
@@ -197,6 +210,8 @@ pub enum Output {
         /// What ran it; `None` if that has gone with all that it held.
         executor: Option<Arc<dyn Executor>>,
     },
+    /// What [`Core::handle_trial`] waits for can begin.
+    Try,
     /// Load a model, then call [`Core::handle_loaded`].
     Load {
         /// Comes back with the result.
@@ -288,6 +303,7 @@ pub struct Core {
     /// The latest instant that workers were told, on the scheduler's clock: a better estimate must not turn it back.
     scheduler_now: Timestamp,
     watchdog: Watchdog,
+    trial: Option<Trial>,
     /// ModelThreads that may still send plans, if we are about to leave.
     leaving: Option<usize>,
     outputs: VecDeque<Output>,
@@ -316,6 +332,7 @@ impl Core {
             offset: ClockOffset::default(),
             scheduler_now: Timestamp::PAST,
             watchdog: Watchdog::new(gpus),
+            trial: None,
             leaving: None,
             outputs: VecDeque::new(),
             ended: None,
@@ -433,35 +450,6 @@ impl Core {
         }
     }
 
-    /// An execution that [`Output::Execute`] asked for has ended.
-    pub fn handle_executed(&mut self, now: Timestamp, gpu: usize, execution: Execution) {
-        if self.ended.is_none() {
-            let scheduler_now = self.scheduler_now(now);
-            self.watchdog.handle_ended(scheduler_now, gpu, &execution);
-            if matches!(execution, Execution::Lost { .. }) && self.hosting.is_alone(gpu) {
-                self.watchdog.handle_lost(scheduler_now, gpu);
-            }
-            self.memories.handle_ran(scheduler_now, gpu);
-            self.hosting.workers[gpu].handle_executed(scheduler_now, execution);
-            self.settle(now);
-        }
-    }
-
-    /// A sample that [`Output::Execute`] asked for has been run again.
-    pub fn handle_ran_alone(&mut self, now: Timestamp, plan: PlanId, took: Span) {
-        if self.ended.is_none() {
-            self.report_plan(&BackendToScheduler::RanAlone { plan, took });
-            self.settle(now);
-        }
-    }
-
-    /// A batch that [`Output::Execute`] gave out was not taken: the GPU still runs what earlier lives gave it.
-    pub fn handle_stuck(&mut self, now: Timestamp, gpu: usize) {
-        let rejected_at = self.scheduler_now(now);
-        self.watchdog.handle_stuck(rejected_at, gpu);
-        self.handle_executed(now, gpu, Execution::WindowMissed { rejected_at });
-    }
-
     /// The operator wants this process to end: the scheduler is told, and what is under way is finished. It is over
     /// once [`Self::has_left`] says so.
     pub fn handle_leaving(&mut self, now: Timestamp) {
@@ -473,7 +461,8 @@ impl Core {
         }
     }
 
-    /// Whether nothing is under way any more and nothing comes, or there is nobody to leave.
+    /// Whether nothing is under way any more and nothing comes, or there is nobody to leave. What was said last may be
+    /// on its way for [`LAST_WORDS_SPAN`].
     #[must_use]
     pub fn has_left(&self) -> bool {
         let is_dismissed = self.leaving.is_some_and(|senders| senders == 0 || self.primary().is_none());
@@ -505,7 +494,7 @@ impl Core {
         let workers = workers.fold(self.watchdog.poll_timeout(), Timestamp::min).min(self.memories.poll_timeout());
         let workers = self.offset.to_local(workers).unwrap_or(workers);
         let tells_at = if self.primary().is_some() { self.memories.tells_at() } else { Timestamp::NEVER };
-        workers.min(self.links.poll_timeout()).min(self.primary_timeout()).min(tells_at)
+        workers.min(self.links.poll_timeout()).min(self.primary_timeout()).min(tells_at).min(self.trial_timeout())
     }
 
     /// What the driver is to do next. All messages since the last `None` are packed into as few frames as hold them.
@@ -727,12 +716,14 @@ impl Core {
                 self.perform(now, gpu, action);
             }
             self.send_ahead(gpu);
+            self.hand_over_next(now, gpu);
         }
         while let Some(action) = self.links.poll_action() {
             self.perform_link(action);
         }
         self.release_models(now);
         self.settle_weights(now);
+        self.settle_trial(now);
         self.connect_due(now);
     }
 
@@ -755,18 +746,8 @@ impl Core {
                 let Some(write) = self.write(push) else { return self.on_pushed(now, token, false) };
                 self.outputs.push_back(write);
             }
-            Action::Execute { model, .. } if !self.has_weights(gpu, model) => {
-                let rejected_at = self.scheduler_now(now);
-                self.hosting.workers[gpu].handle_executed(rejected_at, Execution::WindowMissed { rejected_at });
-            }
-            Action::Execute { buffer, model, runs, exec_at, latest, ahead, sample } => {
-                let runs = self.runs((gpu, buffer), model, runs);
-                let Loaded { shape, executor, .. } = &**self.loaded(model);
-                let (executor, shape, offset) = (executor.clone(), *shape, self.offset.clone());
-                let job = Job { model, executor, shape, runs, exec_at, latest, sample, offset, ahead };
-                self.watchdog.handle_started(gpu, latest, self.loaded(model).profile.latency(job.tasks()));
-                self.outputs.push_back(Output::Execute { gpu, job });
-            }
+            Action::Execute { .. } => self.execute(now, gpu, action),
+            Action::TakeBack => self.outputs.push_back(Output::TakeBack { gpu }),
             Action::Report(report) => self.report_plan(&report),
         }
     }

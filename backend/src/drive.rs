@@ -12,9 +12,11 @@ mod health;
 mod loader;
 mod pinned;
 mod profile;
+mod queue;
 mod scrape;
 mod session;
 mod trial;
+mod turns;
 mod warmup;
 
 use std::{
@@ -53,6 +55,7 @@ use loader::Loader;
 pub use profile::{ByLength, Effort, Measured, OfLength, QUANTILE};
 use scrape::Scrape;
 use session::{Session, Threads};
+use turns::{Trials, Turns};
 
 /// The first wait before the scheduler is tried again; each failure doubles it.
 const BACKOFF_MIN: Span = Span::from_millis(50);
@@ -99,6 +102,14 @@ struct Means {
     clock: Clock,
     programs: Programs,
     devices: Arc<Devices>,
+    turns: Turns,
+}
+
+impl Means {
+    /// The trials of a load.
+    fn trials(&self) -> Trials<'_> {
+        Trials::new(&self.turns, self.clock)
+    }
 }
 
 /// Loads the models, then serves until `stop` is set (looked at ten times a second) and its plans are finished, or
@@ -122,7 +133,8 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     let models = config.place(repository::load(&config.repository)?.checked(config.strict)?)?;
     let (readings, opened) = Readings::start(clock).map_err(BackendError::Thread)?;
     let _scrape = config.metrics_http.map(|address| Scrape::start(address, clock, readings)).transpose()?;
-    let means = Means { clock, programs: Programs::default(), devices: Devices::new(config, open, opened)? };
+    let devices = Devices::new(config, open, opened)?;
+    let means = Means { clock, programs: Programs::default(), devices, turns: Turns::default() };
     open_gpus(&means.devices, &models)?;
     let uses_gpus = config.executor == Processor::Cuda || models.iter().any(|placed| is_on_gpus(&placed.model));
     // A model that clients unload, or have yet to load, may be loaded whatever happened meanwhile.
@@ -135,7 +147,8 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     let gpus = Gpus::start(clock, config.gpus.count() as usize, uses_gpus).map_err(BackendError::Thread)?;
     let copies = config.memory_pages()?.map_or(0, |_| config.gpus.count() as usize);
     let copies = Copies::start(clock, copies).map_err(BackendError::Thread)?;
-    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices: &means.devices };
+    let Means { devices, turns, .. } = &means;
+    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices, turns };
     reduce_timer_slack();
     let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     for number in 0.. {
@@ -189,7 +202,7 @@ fn load_all(
     for placed in models {
         let (name, version) = (placed.model.name.clone(), placed.model.version.clone());
         let load = || {
-            let loaded = load(means, config, placed)?;
+            let loaded = load(means, config, placed, &mut means.trials())?;
             stamps.check(&config.repository, &name)?;
             Ok(loaded)
         };
@@ -229,53 +242,63 @@ fn refused(name: String, version: String, error: &BackendError) -> Refused {
     Refused { name, version, reason }
 }
 
-fn load(means: &Means, config: &Config, placed: Placed) -> Result<Loaded, BackendError> {
-    let Means { clock, programs, devices } = means;
+fn load(means: &Means, config: &Config, placed: Placed, trials: &mut Trials<'_>) -> Result<Loaded, BackendError> {
+    let Means { clock, programs, devices, .. } = means;
     let Placed { model, gpu_indexes, mut weights, is_pinned } = placed;
     let started_at = clock.now();
-    let executor = load_executor(&model, &gpu_indexes, programs, devices)?;
-    let warm_up = || warmup::run(&model, &model.folder(&config.repository), executor.as_ref());
+    trials.begin(&gpu_indexes);
+    let executor = load_executor(&model, &gpu_indexes, (programs, devices), trials)?;
+    let folder = model.folder(&config.repository);
     let (profile, source) = match (executor.on_gpus(), known_profile(&model, executor.as_ref())) {
         (Some(on_gpus), _) => {
             if weights.read > Span::ZERO {
                 weights.read = trial::time_read(*clock, on_gpus)?;
             }
             let memory = (weights, config.memory_pages()?.is_some());
-            let tried = trial::run(*clock, &model, on_gpus, memory, Effort::AT_START, &mut |_| {})?;
+            let tried = trial::run(*clock, &model, on_gpus, memory, (Effort::AT_START, trials), &mut |_| {})?;
             weights = tried.weights;
             config.check_weights(&model.name, weights.pages)?;
-            warm_up()?;
+            // What runs alone does so on the first of them.
+            on_gpus.gpus().next().into_iter().for_each(|gpu| trials.go_to(gpu));
+            warmup::run(&model, &folder, executor.as_ref(), trials)?;
             (tried.profile, "measured")
         }
         (None, known) => {
             if weights.read > Span::ZERO && executor.holds_weights() {
                 weights.read = (clock.now() - started_at).clamp(Span(1), SLO_MAX);
             }
-            warm_up()?;
-            let measure = || profile::measure(*clock, &model, executor.as_ref(), Effort::AT_START, &mut |_| {});
+            warmup::run(&model, &folder, executor.as_ref(), trials)?;
             match known {
                 Some(profile) => (profile, "known"),
-                None => (profile::table(&measure()?), "measured"),
+                None => {
+                    let effort = (Effort::AT_START, &mut *trials);
+                    (profile::table(&profile::measure(&model, executor.as_ref(), effort, &mut |_| {})?), "measured")
+                }
             }
         }
     };
-    let cost = profile::cost(*clock, &model, executor.as_ref());
+    let cost = profile::cost(&model, executor.as_ref(), trials);
     let shape = ModelShape::from(&model);
     let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
-    tracing::info!(model = model.name, l_1 = %least, l_max = %largest, profile = source, gpus = ?gpu_indexes, "loaded");
+    let (name, gpus, waited) = (&model.name, &gpu_indexes, trials.waited());
+    tracing::info!(model = name, l_1 = %least, l_max = %largest, profile = source, ?gpus, %waited, "loaded");
     Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, weights, is_pinned })
 }
 
 fn load_executor(
     model: &Model,
     gpu_indexes: &[u32],
-    programs: &Programs,
-    devices: &Arc<Devices>,
+    (programs, devices): (&Programs, &Arc<Devices>),
+    trials: &mut Trials<'_>,
 ) -> Result<Arc<dyn Executor>, ExecutorError> {
     match &model.executor {
         repository::Executor::Onnx { file, batching, wanted, .. } if is_on_gpus(model) => {
             let how = (file.as_path(), batching, wanted.precision.unwrap_or_default());
-            Ok(Arc::new(OnGpus::load(model, how, gpu_indexes, devices)?))
+            let mut turn = |gpu, took| {
+                trials.go_to(gpu);
+                trials.wait(took);
+            };
+            Ok(Arc::new(OnGpus::load_in_turns(model, how, gpu_indexes, devices, &mut turn)?))
         }
         _ => executor::load(model, gpu_indexes.len(), programs),
     }
@@ -310,11 +333,12 @@ pub fn measure(
     effort: Effort,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Profiled, ExecutorError> {
-    let (clock, programs) = (Clock::start(), Programs::default());
+    let (turns, programs) = (Turns::default(), Programs::default());
     let executor = executor::load(model, 1, &programs)?;
-    let max_batch = model.max_batch;
-    let sizes = profile::measure(clock, model, executor.as_ref(), effort, &mut |batch| progress(batch, max_batch))?;
-    let by_length = profile::measure_by_length(clock, model, executor.as_ref(), effort, progress);
+    let (max_batch, mut trials) = (model.max_batch, Trials::new(&turns, Clock::start()));
+    let mut of_size = |batch| progress(batch, max_batch);
+    let sizes = profile::measure(model, executor.as_ref(), (effort, &mut trials), &mut of_size)?;
+    let by_length = profile::measure_by_length(model, executor.as_ref(), (effort, &mut trials), progress);
     drop(executor);
     programs.wait_until_ended();
     Ok(Profiled { latency: profile::table(&sizes), sizes, by_length })
@@ -335,9 +359,11 @@ pub fn measure_on_gpu(
     };
     let devices = Devices::one(gpu, Box::new(real_driver));
     let on_gpus = OnGpus::load(model, (file, batching, precision), &[0], &devices)?;
-    let (clock, max_batch) = (Clock::start(), model.max_batch);
+    let (clock, turns, max_batch) = (Clock::start(), Turns::default(), model.max_batch);
+    let mut trials = Trials::new(&turns, clock);
     let mut of_size = |batch| progress(batch, max_batch);
-    let tried = trial::run(clock, model, &on_gpus, (Weights::default(), false), effort, &mut of_size)?;
-    let by_length = profile::measure_by_length(clock, model, &on_gpus, effort, progress);
+    let memory = (Weights::default(), false);
+    let tried = trial::run(clock, model, &on_gpus, memory, (effort, &mut trials), &mut of_size)?;
+    let by_length = profile::measure_by_length(model, &on_gpus, (effort, &mut trials), progress);
     Ok(Profiled { sizes: tried.measured, latency: tried.profile, by_length })
 }

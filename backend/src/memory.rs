@@ -3,8 +3,8 @@
 //!
 //! A load is ordered, waits until its window opens, the way to the GPU is free and there is room, is copied, and is
 //! resident then; what cannot begin by the end of its window fails, and one alone is copied at a time, in the order of
-//! their earliest starts. Weights are unloaded as soon as that is ordered, unless a batch runs with them: then as soon
-//! as that has ended.
+//! their earliest starts. Weights are unloaded as soon as that is ordered, unless the GPU has a batch that runs with
+//! them: then as soon as that has ended.
 //!
 //! Loads of models that are to be unloaded first, or whose room is yet to be made, wait, too: the orders of several
 //! ModelThreads pass each other on their ways.
@@ -92,8 +92,8 @@ pub struct Memory {
     /// What waits, in the order of arrival; at most [`LOADS_MAX`].
     waiting: Vec<(ModelId, LoadOrder)>,
     copying: Option<Copying>,
-    /// The model of the batch that runs.
-    runs: Option<ModelId>,
+    /// The models of the batches that the GPU has: the one that runs, and what is behind it.
+    runs: VecDeque<ModelId>,
     /// What orders call this GPU.
     name: Option<GpuId>,
     /// Whoever gave it waits for an answer.
@@ -107,7 +107,7 @@ pub struct Memory {
 #[derive(Debug, Clone, Copy)]
 struct Copy {
     pages: u32,
-    /// It goes with the end of the batch that runs.
+    /// It goes with the end of the batches that the GPU has.
     leaves: bool,
     is_pinned: bool,
 }
@@ -137,7 +137,7 @@ impl Memory {
             copies: BTreeMap::new(),
             waiting: Vec::new(),
             copying: None,
-            runs: None,
+            runs: VecDeque::new(),
             name: None,
             is_asked: false,
             looked_at: Timestamp::PAST,
@@ -277,22 +277,39 @@ impl Memory {
         self.on_change(now);
     }
 
-    /// A batch of this model is about to run. False if it cannot, because its weights are not there; otherwise they
-    /// stay until [`Self::handle_ran`].
-    pub fn handle_run(&mut self, model: ModelId) -> bool {
+    /// Whether a batch of this model can run: its weights are there, or it has none.
+    #[must_use]
+    pub fn can_run(&self, model: ModelId) -> bool {
         let has_none = self.hosted.get(&model).is_some_and(|hosted| hosted.weights.pages == 0);
-        let is_there = has_none || self.copies.get(&model).is_some_and(|copy| !copy.leaves);
-        if is_there {
-            self.runs = Some(model);
+        has_none || self.copies.get(&model).is_some_and(|copy| !copy.leaves)
+    }
+
+    /// A batch of this model is about to run, after those that the GPU has. False if it cannot, because its weights are
+    /// not there; otherwise they stay until it has ended.
+    pub fn handle_run(&mut self, model: ModelId) -> bool {
+        let can_run = self.can_run(model);
+        if can_run {
+            self.runs.push_back(model);
         } else {
             self.tally.absent += 1;
         }
-        is_there
+        can_run
     }
 
     /// The batch that ran has ended.
     pub fn handle_ran(&mut self, now: Timestamp) {
-        if let Some(model) = self.runs.take()
+        let model = self.runs.pop_front();
+        self.on_over(now, model);
+    }
+
+    /// The last batch that was about to run will not.
+    pub fn handle_taken_back(&mut self, now: Timestamp) {
+        let model = self.runs.pop_back();
+        self.on_over(now, model);
+    }
+
+    fn on_over(&mut self, now: Timestamp, model: Option<ModelId>) {
+        if let Some(model) = model.filter(|model| !self.runs.contains(model))
             && self.copies.get(&model).is_some_and(|copy| copy.leaves)
         {
             self.drop_copy(model);
@@ -387,24 +404,24 @@ impl Memory {
     fn make_room(&mut self, pages: u32) -> bool {
         while self.pages_free < pages {
             let mut may_go = self.copies.iter().filter(|(_, copy)| !copy.is_pinned && !copy.leaves);
-            let Some(victim) = may_go.find(|(model, _)| self.runs != Some(**model)).map(|(&model, _)| model) else {
+            let Some(victim) = may_go.find(|(model, _)| !self.runs.contains(model)).map(|(&model, _)| model) else {
                 break;
             };
             self.drop_copy(victim);
         }
+        let may_go = |model: &&ModelId| self.copies.get(model).is_some_and(|copy| !copy.is_pinned);
         if self.pages_free < pages
-            && let Some(model) = self.runs
-            && self.copies.get(&model).is_some_and(|copy| !copy.is_pinned)
+            && let Some(&model) = self.runs.iter().find(may_go)
         {
             self.drop_copy(model);
         }
         self.pages_free >= pages
     }
 
-    /// Weights go, at once or with the end of the batch that runs with them. False if they are not there.
+    /// Weights go, at once or with the end of the batches that run with them. False if they are not there.
     fn drop_copy(&mut self, model: ModelId) -> bool {
         let Some(copy) = self.copies.get_mut(&model) else { return false };
-        if self.runs == Some(model) {
+        if self.runs.contains(&model) {
             return !std::mem::replace(&mut copy.leaves, true);
         }
         let was_leaving = copy.leaves;

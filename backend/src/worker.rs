@@ -4,6 +4,9 @@
 //! answered by one transfer, which has the name of the first of them. A READ or WRITE that fails, fails for its whole
 //! run.
 //!
+//! Once a batch executes the next one is handed over behind it, so that the GPU need not wait to be told
+//! ([`handover`]).
+//!
 //! A plan waits for a staging buffer, fetches its inputs, starts in `[exec_at, latest]` or is rejected (Clockwork,
 //! section 4.4), and pushes an answer for each of its tasks. Its buffer is given to another plan when the last READ
 //! into it and the last WRITE from it have ended, however they ended. A task whose input is not there does not hold up
@@ -23,6 +26,7 @@
 //! Instants are on the scheduler's clock. Bytes are moved by the driver; no memory is touched here.
 
 mod batch;
+mod handover;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -30,7 +34,7 @@ use std::{
 };
 
 use proto::{
-    FrontendId, LinkId, ModelId, ModelThreadId, PlanId, Span, TaskId, Timestamp,
+    FrontendId, LatencyProfile, LinkId, ModelId, PlanId, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
     backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
     scheduler_to_backend::{BatchPlan, PlannedTask},
@@ -43,6 +47,8 @@ use crate::{
     executor::TaskError,
     staging::{BUFFERS, FAILURE_TEXT_BYTES_MAX, ModelShape, Place, Records},
 };
+pub use handover::HANDED_MAX;
+use handover::Handed;
 
 /// Plans that wait for a staging buffer. The scheduler has about two plans of a GPU under way; more than these only
 /// queue when frontends stopped acknowledging, and every buffer waits for their transfers to fail.
@@ -80,7 +86,8 @@ pub enum Action {
         /// Bytes of each.
         input_bytes: u32,
     },
-    /// Execute a batch in its window, of which this may be a little ahead; then call [`Worker::handle_executed`].
+    /// Execute a batch in its window, of which this may be a little ahead, and behind the one that the GPU has, if it
+    /// has one; then call [`Worker::handle_executed`].
     Execute {
         /// The staging buffer.
         buffer: usize,
@@ -99,6 +106,9 @@ pub enum Action {
         /// Its inputs went ahead under this number ([`Worker::poll_ahead`]), all of them and no others.
         ahead: Option<u64>,
     },
+    /// Take back the batch that was handed over last, unless it has begun or waits for its window alone; then call
+    /// [`Worker::handle_taken_back`]. Otherwise nothing comes of this.
+    TakeBack,
     /// WRITE_WITH_IMM the answer of a run into its slots; then call [`Worker::handle_pushed`].
     Push(Push),
     /// Tell the scheduler.
@@ -190,6 +200,11 @@ pub enum Execution {
         /// When it looked.
         rejected_at: Timestamp,
     },
+    /// The batch before lost the executor, and this one, which was behind it, did not start.
+    Skipped {
+        /// When that was found.
+        rejected_at: Timestamp,
+    },
 }
 
 /// The outputs of a batch, as far as they are not one of the model's size for each task.
@@ -238,14 +253,16 @@ pub struct Unfinished {
 #[derive(Debug)]
 pub struct Worker {
     gpu: usize,
-    models: BTreeMap<ModelId, ModelShape>,
+    models: BTreeMap<ModelId, (ModelShape, LatencyProfile)>,
     handover: Span,
     linked: BTreeMap<FrontendId, LinkId>,
     /// At most [`WAITING_MAX`], oldest first.
     waiting: VecDeque<Batch>,
     buffers: [Option<Batch>; BUFFERS],
-    /// The buffer whose batch executes.
-    executing: Option<usize>,
+    /// What the GPU has: the batch that executes, and the one behind it. At most [`HANDED_MAX`].
+    handed: VecDeque<Handed>,
+    /// When it was last looked at.
+    looked_at: Timestamp,
     /// Of the batches that went ahead, the last one whose buffer is still its own.
     ahead: Option<Ahead>,
     ahead_next: u64,
@@ -256,6 +273,8 @@ pub struct Worker {
 struct Batch {
     plan: BatchPlan,
     model: ModelShape,
+    /// l(b) of all its tasks.
+    takes: Span,
     phase: Phase,
     /// One for each task of the plan.
     tasks: Vec<Task>,
@@ -333,10 +352,10 @@ enum Answer {
 }
 
 impl Worker {
-    /// A GPU with nothing to do and no frontend. A complete batch is handed to the executor `handover` before it may
-    /// start, so that the executor is awake by then.
+    /// A GPU with nothing to do and no frontend, which hosts these models. A complete batch is handed to the executor
+    /// `handover` before it may start, so that the executor is awake by then.
     #[must_use]
-    pub fn new(gpu: usize, models: BTreeMap<ModelId, ModelShape>, handover: Span) -> Self {
+    pub fn new(gpu: usize, models: BTreeMap<ModelId, (ModelShape, LatencyProfile)>, handover: Span) -> Self {
         Self {
             gpu,
             models,
@@ -344,20 +363,21 @@ impl Worker {
             linked: BTreeMap::new(),
             waiting: VecDeque::new(),
             buffers: std::array::from_fn(|_| None),
-            executing: None,
+            handed: VecDeque::with_capacity(HANDED_MAX),
+            looked_at: Timestamp::PAST,
             ahead: None,
             ahead_next: 0,
             actions: VecDeque::new(),
         }
     }
 
-    /// A batch whose inputs are all here while another one executes: they can go to the GPU already. Each is yielded
-    /// once.
+    /// A batch whose inputs are all here while another one executes: they can go to the GPU already, which has room
+    /// for those of one batch besides. Each is yielded once.
     pub fn poll_ahead(&mut self) -> Option<Ahead> {
-        self.executing?;
-        let pending = self.buffers.iter().enumerate().filter_map(|(buffer, batch)| Some((buffer, batch.as_ref()?)));
-        let pending = pending.filter(|(_, batch)| batch.phase == Phase::Pending);
-        let (buffer, batch) = pending.min_by_key(|(_, batch)| (batch.plan.exec_at, batch.plan.plan))?;
+        if self.handed.len() != 1 {
+            return None;
+        }
+        let (buffer, batch) = self.first_pending()?;
         let went = self.ahead.as_ref().is_some_and(|ahead| ahead.buffer == buffer);
         if went || !batch.is_complete() {
             return None;
@@ -388,9 +408,9 @@ impl Worker {
     }
 
     /// The model is hosted from now on, or, without a shape, no more. Batches under way keep the shape that they have.
-    pub fn handle_model(&mut self, model: ModelId, shape: Option<ModelShape>) {
+    pub fn handle_model(&mut self, model: ModelId, hosted: Option<(ModelShape, LatencyProfile)>) {
         self.models.remove(&model);
-        self.models.extend(shape.map(|shape| (model, shape)));
+        self.models.extend(hosted.map(|hosted| (model, hosted)));
     }
 
     /// Whether a batch of the model is under way.
@@ -416,14 +436,14 @@ impl Worker {
     /// # Errors
     /// If the plan as a whole cannot be run here; it has been reported to the scheduler as ended then.
     pub fn handle_plan(&mut self, now: Timestamp, plan: BatchPlan) -> Result<(), PlanError> {
-        let model = match self.check(&plan) {
-            Ok(model) => model,
+        let (model, takes) = match self.check(&plan) {
+            Ok(found) => found,
             Err(error) => {
                 self.actions.extend(refuse(now, &plan).map(Action::Report));
                 return Err(error);
             }
         };
-        let mut batch = Batch::new(now, plan, model);
+        let mut batch = Batch::new(now, plan, (model, takes));
         for index in 0..batch.tasks.len() {
             let link = self.linked.get(&batch.plan.tasks[index].task.frontend()).copied();
             batch.tasks[index].link = link.unwrap_or(LinkId::NONE);
@@ -436,7 +456,8 @@ impl Worker {
         Ok(())
     }
 
-    /// A client hung up: its task is dropped, if it has not begun to execute.
+    /// A client hung up: its task is dropped, if it has not begun to execute. A batch behind another one is taken back
+    /// for that.
     pub fn handle_cancel(&mut self, now: Timestamp, plan: PlanId, task: TaskId) {
         let mut batches = self.waiting.iter_mut().chain(self.buffers.iter_mut().flatten());
         let Some(batch) = batches.find(|batch| batch.plan.plan == plan) else { return };
@@ -446,21 +467,23 @@ impl Worker {
                 batch.tasks[index].progress = Progress::Ended;
                 self.report(BackendToScheduler::Cancelled { plan, task });
             }
-            Progress::Guarding | Progress::Fetching | Progress::Straggling => batch.tasks[index].cancelled = true,
-            Progress::Executing | Progress::Answering | Progress::Ended => {}
+            Progress::Guarding | Progress::Fetching | Progress::Straggling | Progress::Executing => {
+                batch.tasks[index].cancelled = true;
+            }
+            Progress::Answering | Progress::Ended => {}
         }
         self.on_change(now);
     }
 
-    fn check(&self, plan: &BatchPlan) -> Result<ModelShape, PlanError> {
-        let model = *self.models.get(&plan.model).ok_or(PlanError::UnknownModel(plan.model.0))?;
+    fn check(&self, plan: &BatchPlan) -> Result<(ModelShape, Span), PlanError> {
+        let (model, profile) = self.models.get(&plan.model).ok_or(PlanError::UnknownModel(plan.model.0))?;
         if plan.tasks.is_empty() || plan.tasks.len() > model.batch_max {
             return Err(PlanError::BatchSize { found: plan.tasks.len(), batch_max: model.batch_max });
         }
         if self.waiting.len() >= WAITING_MAX {
             return Err(PlanError::QueueFull);
         }
-        Ok(model)
+        Ok((*model, profile.latency(plan.tasks.len())))
     }
 
     /// The guards of a run have been READ, and say this.
@@ -527,12 +550,15 @@ impl Worker {
         self.on_change(now);
     }
 
-    /// An execution ended.
+    /// An execution ended: of what the GPU has, the one that it was given first.
     pub fn handle_executed(&mut self, now: Timestamp, execution: Execution) {
-        let buffer = self.executing.take().expect("an execution ends only after it was asked for");
+        let buffer = self.on_handed_ended(now);
         let batch = self.batch_mut(buffer);
         if std::mem::replace(&mut batch.phase, Phase::Answering) == Phase::Abandoned {
             return self.on_change(now);
+        }
+        if let Execution::Skipped { rejected_at } = execution {
+            return self.give_up(now, buffer, PlanOutcome::WindowMissed { rejected_at });
         }
         let executed = batch.indexes_in(Progress::Executing);
         for &index in &executed {
@@ -558,7 +584,7 @@ impl Worker {
                 let reason = "the executor panicked; see the backend's log".to_owned();
                 (PlanOutcome::Executed { started_at, finished_at }, Answer::Failed { reason })
             }
-            Execution::WindowMissed { rejected_at } => {
+            Execution::WindowMissed { rejected_at } | Execution::Skipped { rejected_at } => {
                 (PlanOutcome::WindowMissed { rejected_at }, Answer::WindowMissed)
             }
         };
@@ -595,16 +621,20 @@ impl Worker {
     /// What executes does not come back: its tasks can run elsewhere, as none of them is answered from here any more.
     /// No link is to blame. The GPU stays taken until [`Self::handle_executed`].
     pub fn handle_hangs(&mut self, now: Timestamp) {
-        let Some(buffer) = self.executing else { return };
-        let batch = self.batch_mut(buffer);
-        if std::mem::replace(&mut batch.phase, Phase::Abandoned) == Phase::Abandoned {
-            return;
+        let Some(&Handed { buffer, .. }) = self.handed.front() else { return };
+        if std::mem::replace(&mut self.batch_mut(buffer).phase, Phase::Abandoned) != Phase::Abandoned {
+            self.give_up(now, buffer, PlanOutcome::Abandoned { abandoned_at: now });
         }
+    }
+
+    /// What a batch was to execute runs elsewhere: no link is to blame.
+    fn give_up(&mut self, now: Timestamp, buffer: usize, outcome: PlanOutcome) {
+        let batch = self.batch_mut(buffer);
         for index in batch.indexes_in(Progress::Executing) {
             batch.tasks[index].link = LinkId::NONE;
             batch.end_undelivered(index);
         }
-        self.report_done(buffer, PlanOutcome::Abandoned { abandoned_at: now });
+        self.report_done(buffer, outcome);
         self.on_change(now);
     }
 
@@ -634,7 +664,8 @@ impl Worker {
         let starts = self.next_start().map(|(_, at)| at);
         let pending = self.waiting.iter().chain(self.buffers.iter().flatten());
         let rejections = pending.filter(|batch| batch.phase == Phase::Pending).map(Batch::reject_at);
-        starts.into_iter().chain(rejections).min().unwrap_or(Timestamp::NEVER)
+        let handed = [self.queues_at(), self.asks_back_at()].into_iter().flatten();
+        starts.into_iter().chain(rejections).chain(handed).min().unwrap_or(Timestamp::NEVER)
     }
 
     /// What to do next.
@@ -643,6 +674,7 @@ impl Worker {
     }
 
     fn on_change(&mut self, now: Timestamp) {
+        self.looked_at = now;
         loop {
             self.reject_overdue(now);
             self.start_next(now);
@@ -651,6 +683,7 @@ impl Worker {
                 break;
             }
         }
+        self.ask_back(now);
     }
 
     /// Gives up the batches that missed their window, or have lost every task.
@@ -668,45 +701,6 @@ impl Worker {
             self.answer(buffer, &fetched, &Answer::WindowMissed);
             self.report_done(buffer, outcome);
         }
-    }
-
-    /// The batch to start next, and when, as things stand: the soonest, and of equals the one that was planned first
-    /// (Clockwork, section 5.2: chronologically by the earliest start). Only the first of all is handed over ahead of
-    /// its window: others would take the GPU from one that is still being fetched.
-    fn next_start(&self) -> Option<(usize, Timestamp)> {
-        if self.executing.is_some() {
-            return None;
-        }
-        let pending = self.buffers.iter().enumerate().filter_map(|(buffer, batch)| Some((buffer, batch.as_ref()?)));
-        let mut pending: Vec<_> = pending.filter(|(_, batch)| batch.phase == Phase::Pending).collect();
-        pending.sort_unstable_by_key(|(_, batch)| (batch.plan.exec_at, batch.plan.plan));
-        let handover = |order| if order == 0 { self.handover } else { Span::ZERO };
-        let starts = pending.into_iter().enumerate();
-        let starts = starts.filter_map(|(order, (buffer, batch))| Some((buffer, batch.start_at(handover(order))?)));
-        starts.min_by_key(|(_, at)| *at)
-    }
-
-    fn start_next(&mut self, now: Timestamp) {
-        let Some((buffer, _)) = self.next_start().filter(|(_, at)| *at <= now) else { return };
-        let batch = self.batch_mut(buffer);
-        batch.phase = Phase::Executing;
-        batch.leave_stragglers();
-        let tasks = batch.indexes_in(Progress::Fetched);
-        for &index in &tasks {
-            batch.tasks[index].progress = Progress::Executing;
-        }
-        let runs = batch.runs_of(&tasks);
-        let BatchPlan { plan, model, exec_at, latest, sample, .. } = batch.plan;
-        let sample = sample.and_then(|sample| tasks.iter().position(|&task| task == usize::from(sample)));
-        // An inherited plan has a name that nobody knows a sample by.
-        let sample = sample.filter(|_| plan.model_thread() != ModelThreadId::INHERITED).map(|place| (place, plan));
-        let is_pending = |batch: &Batch| batch.phase == Phase::Pending;
-        let is_last = self.waiting.is_empty() && !self.buffers.iter().flatten().any(is_pending);
-        let sample = sample.filter(|_| is_last);
-        self.executing = Some(buffer);
-        let went = self.ahead.take_if(|ahead| ahead.buffer == buffer);
-        let ahead = went.filter(|ahead| ahead.runs == runs).map(|ahead| ahead.number);
-        self.actions.push_back(Action::Execute { buffer, model, runs, exec_at, latest, ahead, sample });
     }
 
     /// Frees the buffers whose tasks have all ended: no transfer is outstanding there.

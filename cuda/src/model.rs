@@ -472,11 +472,25 @@ impl Hosted {
     /// # Panics
     /// If there is no such form.
     pub fn measure(&self, form: Form, repeats: usize) -> Result<Vec<Measured>, GpuError> {
+        self.measure_in_turns((form, repeats), &mut |_| {})
+    }
+
+    /// The same, each time when `turn` returns, which is told how long the same took before, if it ran before.
+    fn measure_in_turns(
+        &self,
+        (form, repeats): (Form, usize),
+        turn: &mut dyn FnMut(Option<Span>),
+    ) -> Result<Vec<Measured>, GpuError> {
         let measure = |&batch: &usize| {
+            turn(None);
             // The first launch of a graph brings it to the GPU.
-            self.time(form, batch)?;
-            let times = (0..repeats.max(1)).map(|_| self.time(form, batch));
-            let mut times = times.collect::<Result<Vec<_>, _>>()?;
+            let mut last = self.time(form, batch)?;
+            let times = (0..repeats.max(1)).map(|_| {
+                turn(Some(last));
+                last = self.time(form, batch)?;
+                Ok(last)
+            });
+            let mut times = times.collect::<Result<Vec<_>, GpuError>>()?;
             times.sort_unstable();
             Ok(Measured { batch, times })
         };

@@ -7,14 +7,14 @@ use std::{
 };
 
 use backend::{
-    core::{Core, CoreConfig, Job, Output},
+    core::{Core, CoreConfig, Job, LAST_WORDS_SPAN, Output},
     executor::Executor,
     loaded::Loaded,
     staging::{ModelShape, Staging},
-    worker::{Execution, Outputs},
+    worker::{Execution, HANDED_MAX, Outputs},
 };
 use proto::{
-    LoadId, ModelId, Span, TaskId,
+    LoadId, ModelId, Span, TaskId, Timestamp,
     backend_to_frontend::ANSWER_HEADER_BYTES,
     backend_to_scheduler::BackendToScheduler,
     backoff::Backoff,
@@ -37,8 +37,6 @@ use super::{
 /// As in `backend::drive`: waits before the scheduler is tried again.
 const BACKOFF_MIN: Span = Span::from_millis(50);
 const BACKOFF_MAX: Span = Span::from_millis(1_000);
-/// As there: batches that wait for a GPU's thread.
-const JOBS_MAX: usize = 2;
 /// How far a standby's clock may be off its primary's: half a round trip.
 const FOLLOWING_ERROR: Span = Span::from_micros(1_500);
 /// What a clock that drifts adds to the error of its estimate until that is renewed.
@@ -89,6 +87,8 @@ struct Process {
     core: Option<Core>,
     /// The operator wants it to end.
     leaves: bool,
+    /// It has left, and ends then.
+    ends_at: Option<Timestamp>,
 }
 
 /// A GPU's thread: it lives on from session to session, in one process.
@@ -96,8 +96,12 @@ struct Process {
 struct Gpu {
     /// Batches that wait, and the session that they are of.
     jobs: VecDeque<(Life, Job)>,
+    /// What it has taken, and begins in its window.
+    taken: Option<(Life, Job)>,
     /// What runs; its inputs were read when it started.
     running: Option<Running>,
+    /// What has ended, and the core has yet to hear of.
+    ended: VecDeque<(Life, Execution)>,
     /// The copy of weights that is under way, and how much of it is reading from disk.
     copying: Option<(ModelId, Span)>,
     /// What is in its memory, in the present session.
@@ -150,7 +154,7 @@ impl BackendNode {
         self.gpus = (0..gpus).map(|_| Gpu::default()).collect();
         self.models = loaded(env, gpus);
         self.backoff.handle_success();
-        self.process = Some(Process { core: None, leaves: false });
+        self.process = Some(Process { core: None, leaves: false, ends_at: None });
         env.reset_clock(self.node);
         env.trace(self.node, || "starts".to_owned());
         self.open_session(env);
@@ -235,16 +239,24 @@ impl BackendNode {
                 self.backoff.handle_success();
             }
             self.models = core.into_models();
+            self.gpus.iter_mut().for_each(|gpu| gpu.jobs.retain(|(life, _)| *life != self.life));
             env.close_endpoint(self.node, true);
             let at = self.backoff.handle_failure(env.now);
             env.schedule(at, Happening::Session(self.node, self.life));
             return;
         }
-        if core.has_left() && self.is_leaving() {
-            return self.die(env, true);
+        let process = self.process.as_mut().expect("looked at above");
+        let mut wake_at = core.poll_timeout();
+        if process.leaves && core.has_left() {
+            let now = env.local(self.node);
+            let ends_at = *process.ends_at.get_or_insert(now + LAST_WORDS_SPAN);
+            if ends_at <= now {
+                return self.die(env, true);
+            }
+            wake_at = wake_at.min(ends_at);
         }
-        env.wake_at_local(self.node, core.poll_timeout());
-        self.process.as_mut().expect("looked at above").core = Some(core);
+        env.wake_at_local(self.node, wake_at);
+        process.core = Some(core);
     }
 
     fn perform(&mut self, env: &mut Env, core: &mut Core, output: Output) {
@@ -302,7 +314,14 @@ impl BackendNode {
                     core.handle_write_failed(now, transfer.token);
                 }
             }
-            Output::Execute { gpu, job } => self.execute(env, core, gpu, job),
+            Output::Execute { gpu, job } => self.execute(env, gpu, job),
+            Output::TakeBack { gpu } => {
+                let jobs = &mut self.gpus[gpu].jobs;
+                if jobs.pop_back_if(|(life, _)| *life == self.life).is_some() {
+                    env.trace(node, || format!("GPU {gpu} gives a batch back"));
+                    core.handle_taken_back(now, gpu);
+                }
+            }
             // What hangs in the simulation comes back when it does.
             Output::Interrupt { .. } => {}
             Output::SendAhead { .. } => unreachable!("GPUs of the simulation have no memory for inputs"),
@@ -321,6 +340,7 @@ impl BackendNode {
                     env.oracle.report(Violation::Weights(format!("GPU {gpu} frees {model:?}, which is not there")));
                 }
             }
+            Output::Try => unreachable!("what is emulated is not tried"),
             Output::Load { load, name, brought: _ } => {
                 let takes = Span::from_millis(2) + env.micros(100_000);
                 env.after(takes, Happening::Loaded(node, self.life, load, name));
@@ -362,24 +382,26 @@ impl BackendNode {
         self.settle(env);
     }
 
-    fn execute(&mut self, env: &mut Env, core: &mut Core, index: usize, job: Job) {
+    fn execute(&mut self, env: &mut Env, index: usize, job: Job) {
         let gpu = &mut self.gpus[index];
-        let is_ours = |life: Life| life == self.life;
-        if gpu.jobs.iter().any(|(life, _)| is_ours(*life)) || gpu.running.as_ref().is_some_and(|r| is_ours(r.life)) {
-            env.oracle.report(Violation::Window(format!("GPU {index} is given two batches at once")));
-        }
-        if gpu.jobs.len() >= JOBS_MAX {
-            return core.handle_stuck(env.local(self.node), index);
+        let running = gpu.running.as_ref().map(|running| running.life);
+        let ended = gpu.ended.iter().map(|(life, _)| *life);
+        let lives = gpu.jobs.iter().chain(&gpu.taken).map(|(life, _)| *life).chain(running).chain(ended);
+        if lives.filter(|life| *life == self.life).count() >= HANDED_MAX {
+            env.oracle.report(Violation::Bound(format!("GPU {index} is given more than {HANDED_MAX} batches")));
         }
         gpu.jobs.push_back((self.life, job));
-        if gpu.running.is_none() && gpu.jobs.len() == 1 {
-            self.await_start(env, index);
-        }
+        self.await_start(env, index);
     }
 
-    /// The GPU's thread sleeps until its next batch may start.
+    /// The GPU's thread takes its next batch, if it is free, and sleeps until that may start.
     fn await_start(&mut self, env: &mut Env, index: usize) {
-        let Some((_, job)) = self.gpus[index].jobs.front() else { return };
+        let gpu = &mut self.gpus[index];
+        if gpu.running.is_some() || gpu.taken.is_some() {
+            return;
+        }
+        gpu.taken = gpu.jobs.pop_front();
+        let Some((_, job)) = &gpu.taken else { return };
         let local = job.offset.to_local(job.exec_at).unwrap_or(job.exec_at);
         let at = env.members[self.node.0].clock.when(local).max(env.now);
         let late = env.micros(60);
@@ -389,7 +411,10 @@ impl BackendNode {
     /// The GPU's thread looks at the clock: it starts its batch, or rejects it.
     pub(super) fn handle_due(&mut self, env: &mut Env, index: usize) {
         let node = self.node;
-        let Some((life, job)) = self.gpus[index].jobs.pop_front() else { return };
+        let Some((life, job)) = self.gpus[index].taken.take() else { return };
+        if self.gpus[index].running.is_some() {
+            env.oracle.report(Violation::Window(format!("GPU {index} runs two batches at once")));
+        }
         let now = env.local(node);
         let started_at = job.offset.to_scheduler(now).unwrap_or(now);
         if started_at > job.latest {
@@ -429,8 +454,8 @@ impl BackendNode {
             Execution::Done { started_at, finished_at, outputs: Outputs::default() }
         };
         self.gpus[index].running = Some(Running { life, job, outputs });
-        let jitter = env.micros(100);
-        env.after(takes + jitter, Happening::Executed(node, self.process_life, index, execution));
+        let late = env.micros(10);
+        env.after(takes + late, Happening::Executed(node, self.process_life, index, execution));
     }
 
     /// Invariant 2, on the clock of the primary's era: that of the scheduler that made the plan, or one that followed
@@ -463,14 +488,24 @@ impl BackendNode {
         self.end(env, index, life, execution);
     }
 
+    /// The GPU's thread wakes the core's, and goes on.
     fn end(&mut self, env: &mut Env, index: usize, life: Life, execution: Execution) {
-        let now = env.local(self.node);
-        let is_ours = life == self.life;
-        if let Some(core) = self.process.as_mut().and_then(|process| process.core.as_mut()).filter(|_| is_ours) {
-            env.trace(self.node, || format!("GPU {index} ends: {execution:?}"));
-            core.handle_executed(now, index, execution);
-        }
+        env.trace(self.node, || format!("GPU {index} ends: {execution:?}"));
+        self.gpus[index].ended.push_back((life, execution));
+        let late = env.micros(100);
+        env.after(late, Happening::Ended(self.node, self.process_life, index));
         self.await_start(env, index);
+    }
+
+    /// The core hears of what has ended.
+    pub(super) fn handle_ended(&mut self, env: &mut Env, index: usize) {
+        let now = env.local(self.node);
+        while let Some((life, execution)) = self.gpus[index].ended.pop_front() {
+            let is_ours = life == self.life;
+            if let Some(core) = self.process.as_mut().and_then(|process| process.core.as_mut()).filter(|_| is_ours) {
+                core.handle_executed(now, index, execution);
+            }
+        }
         self.settle(env);
     }
 

@@ -57,6 +57,8 @@ pub(super) enum Happening {
     Execute(Node, Life, usize),
     /// A GPU's thread ends its batch.
     Executed(Node, Life, usize, Execution),
+    /// The core hears of what a GPU has ended.
+    Ended(Node, Life, usize),
     /// A copy of weights into a GPU's memory has ended.
     Copied(Node, Life, usize),
     /// A backend's loader has ended.

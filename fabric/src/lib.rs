@@ -314,6 +314,11 @@ impl Fabric {
                     backend.handle_executed(env, gpu, execution);
                 }
             }
+            Happening::Ended(node, life, gpu) => {
+                if let Some(backend) = self.backends.iter_mut().find(|b| (b.node, b.process_life) == (node, life)) {
+                    backend.handle_ended(env, gpu);
+                }
+            }
             Happening::Copied(node, life, gpu) => {
                 if let Some(backend) = self.backends.iter_mut().find(|b| (b.node, b.life) == (node, life)) {
                     backend.handle_copied(env, gpu);

@@ -97,7 +97,8 @@ impl Core {
         hosting.leaving.extend(former);
         let id = known.filter(|_| former.is_none()).unwrap_or_else(|| hosting.new_id());
         for (gpu, worker) in (0..).zip(&mut hosting.workers) {
-            worker.handle_model(id, loaded.gpu_indexes.contains(&gpu).then_some(loaded.shape));
+            let is_here = loaded.gpu_indexes.contains(&gpu);
+            worker.handle_model(id, is_here.then(|| (loaded.shape, loaded.profile.clone())));
         }
         tracing::info!(model = loaded.model.name, version = loaded.model.version, "hosted");
         models.insert(theirs, id);
@@ -153,7 +154,7 @@ impl Hosting {
         let models: BTreeMap<ModelId, Arc<Loaded>> = (0..).map(ModelId).zip(loaded).collect();
         let hosted = |gpu: u32| {
             let hosted = models.iter().filter(|(_, loaded)| loaded.gpu_indexes.contains(&gpu));
-            hosted.map(|(&id, loaded)| (id, loaded.shape)).collect()
+            hosted.map(|(&id, loaded)| (id, (loaded.shape, loaded.profile.clone()))).collect()
         };
         let workers = (0..gpus).map(|gpu| Worker::new(gpu, hosted(gpu as u32), HANDOVER)).collect();
         Self {

@@ -1,7 +1,10 @@
 //! What a scheduler can say, and what becomes of it. How the roles work together is simulated in `sim`.
 
 use super::*;
-use crate::{executor::Emulated, worker::Outputs};
+use crate::{
+    executor::Emulated,
+    worker::{Execution, Outputs},
+};
 use proto::{
     Epoch, Era, LatencyProfile, LinkId, PlanId, SlotDescriptor, Weights,
     backend_to_frontend::ANSWER_HEADER_BYTES,
@@ -468,5 +471,7 @@ fn one_that_leaves_finishes_what_it_has_and_what_still_comes() {
 }
 
 mod failover;
+mod handover;
 mod hostile;
+mod trials;
 mod weights;

@@ -53,19 +53,29 @@ struct Gpu {
 struct Lane {
     /// When what is under way is given up.
     patience_ends: Option<Timestamp>,
+    /// When what comes behind it may start at the latest, and how long that should take.
+    behind: Option<(Timestamp, Span)>,
     /// It was given up.
     hangs: bool,
 }
 
 impl Lane {
     fn handle_started(&mut self, latest: Timestamp, takes: Span) {
-        self.patience_ends = Some(latest + (takes * TIMES).max(LEAST));
+        if self.patience_ends.is_some() || self.hangs {
+            self.behind = Some((latest, takes));
+        } else {
+            self.patience_ends = Some(latest + (takes * TIMES).max(LEAST));
+        }
     }
 
-    /// What was under way has ended. Whether it had been given up.
-    fn handle_ended(&mut self) -> bool {
+    /// What was under way has ended, and what is behind it begins. Whether it had been given up.
+    fn handle_ended(&mut self, now: Timestamp) -> bool {
+        let hung = std::mem::take(&mut self.hangs);
         self.patience_ends = None;
-        std::mem::take(&mut self.hangs)
+        if let Some((latest, takes)) = self.behind.take() {
+            self.handle_started(latest.max(now), takes);
+        }
+        hung
     }
 
     /// Whether it is given up now.
@@ -95,9 +105,15 @@ impl Watchdog {
         Self { gpus: std::iter::repeat_with(gpu).take(gpus).collect(), verdicts: VecDeque::new() }
     }
 
-    /// A batch that should take `latency` was handed over, to start at `latest` at the latest.
+    /// A batch that should take `latency` was handed over, to start at `latest` at the latest; behind the one that
+    /// runs, if there is one, and then nothing is counted before that has ended.
     pub(super) fn handle_started(&mut self, gpu: usize, latest: Timestamp, latency: Span) {
         self.gpus[gpu].batch.handle_started(latest, latency);
+    }
+
+    /// What was behind the batch that runs was taken back.
+    pub(super) fn handle_taken_back(&mut self, gpu: usize) {
+        self.gpus[gpu].batch.behind = None;
     }
 
     /// A copy of weights that should take so long was handed over.
@@ -108,7 +124,7 @@ impl Watchdog {
     /// It has ended.
     pub(super) fn handle_copied(&mut self, now: Timestamp, index: usize) {
         let gpu = &mut self.gpus[index];
-        if gpu.copy.handle_ended() {
+        if gpu.copy.handle_ended(now) {
             gpu.rests_until = Some(gpu.backoff.handle_failure(now));
         }
     }
@@ -116,7 +132,7 @@ impl Watchdog {
     /// What ran has ended.
     pub(super) fn handle_ended(&mut self, now: Timestamp, index: usize, execution: &Execution) {
         let gpu = &mut self.gpus[index];
-        if gpu.batch.handle_ended() {
+        if gpu.batch.handle_ended(now) {
             gpu.rests_until = Some(gpu.backoff.handle_failure(now));
             return;
         }
@@ -128,7 +144,10 @@ impl Watchdog {
                     gpu.backoff.handle_success();
                 }
             }
-            Execution::Failed { .. } | Execution::Lost { .. } | Execution::WindowMissed { .. } => {}
+            Execution::Failed { .. }
+            | Execution::Lost { .. }
+            | Execution::WindowMissed { .. }
+            | Execution::Skipped { .. } => {}
         }
         if gpu.panics >= PANICS_MAX {
             self.suspend(now, index);
@@ -140,7 +159,7 @@ impl Watchdog {
         self.suspend(now, gpu);
     }
 
-    /// The GPU cannot take what it was given: a thread of it has not come back since an earlier session.
+    /// The GPU cannot take the copy that it was given: a thread of it has not come back since an earlier session.
     pub(super) fn handle_stuck(&mut self, now: Timestamp, gpu: usize) {
         self.suspend(now, gpu);
     }
@@ -224,6 +243,28 @@ mod tests {
         dog.handle_ended(at(100_000), 1, &DONE);
         assert_eq!(look(&mut dog, 100_999), (vec![], at(101_000)));
         assert_eq!(look(&mut dog, 101_000), (vec![Verdict::Usable(1)], Timestamp::NEVER));
+    }
+
+    #[test]
+    fn what_is_behind_a_batch_has_all_its_time_once_that_has_ended() {
+        let mut dog = Watchdog::new(1);
+        dog.handle_started(0, at(5), Span::from_millis(1));
+        dog.handle_started(0, at(7), Span::from_millis(150));
+        assert_eq!(look(&mut dog, 900), (vec![], at(1_005)), "only the first one counts");
+        dog.handle_ended(at(1_000), 0, &DONE);
+        assert_eq!(look(&mut dog, 2_499), (vec![], at(2_500)));
+        assert_eq!(look(&mut dog, 2_500).0, [Verdict::Unusable(0), Verdict::Hangs(0)]);
+        // Behind one that hangs.
+        dog.handle_started(0, at(2_600), Span::from_millis(1));
+        dog.handle_ended(at(3_000), 0, &DONE);
+        assert_eq!(look(&mut dog, 3_999), (vec![], at(4_000)), "the rest ends, and its time");
+        dog.handle_ended(at(3_999), 0, &DONE);
+        // One that is taken back does not count.
+        dog.handle_started(0, at(5_000), Span::from_millis(1));
+        dog.handle_started(0, at(5_000), Span::from_millis(1));
+        dog.handle_taken_back(0);
+        dog.handle_ended(at(5_001), 0, &DONE);
+        assert_eq!(look(&mut dog, 9_000), (vec![Verdict::Usable(0)], Timestamp::NEVER));
     }
 
     #[test]

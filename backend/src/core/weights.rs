@@ -164,6 +164,18 @@ impl Memories {
         }
     }
 
+    /// A batch that was handed over last was taken back.
+    pub(super) fn handle_taken_back(&mut self, now: Timestamp, gpu: usize) {
+        if let Some(gpu) = self.gpus.get_mut(gpu) {
+            gpu.memory.handle_taken_back(now);
+        }
+    }
+
+    /// Whether a batch of the model could run now.
+    pub(super) fn has_weights(&self, gpu: usize, model: ModelId) -> bool {
+        self.gpus.get(gpu).is_none_or(|gpu| gpu.memory.can_run(model))
+    }
+
     /// Runs every timer that is due.
     pub(super) fn handle_timeout(&mut self, now: Timestamp) {
         let due = self.gpus.iter_mut().filter(|gpu| gpu.memory.poll_timeout() <= now);

@@ -1,4 +1,5 @@
-//! Step 8: a thread for each GPU, which runs one batch at a time, and one that sends the inputs of the next ahead.
+//! Step 8: a thread for each GPU, which runs one batch after another, and one that sends the inputs of the next ahead.
+//! A thread that has its next batch begins it without anybody's word; one that is waiting can be taken back.
 
 use std::{
     io,
@@ -14,16 +15,17 @@ use transport::{Clock, Region, Waker};
 
 use repository::cell;
 
-use super::{ahead::Ahead, pinned::Staged};
+use super::{ahead::Ahead, pinned::Staged, queue::Queue};
 use crate::{
     core,
     executor::{Executor, ExecutorError, OnGpus, TaskError},
     staging::ModelShape,
-    worker::{Execution, Outputs},
+    worker::{Execution, HANDED_MAX, Outputs},
 };
 
-/// A GPU has one batch at a time; a second waits only while one of a lost session ends.
-const JOBS_MAX: usize = 2;
+/// Batches that one session gives a GPU. Those that wait of a lost session are taken back when it ends, so that no more
+/// than one is in the way of the next session's.
+const JOBS_MAX: usize = HANDED_MAX;
 /// Sleeping ends up to this late, so the rest of a wait is spent awake.
 const SLEEP_ERROR: Span = Span::from_micros(80);
 
@@ -66,7 +68,7 @@ pub(super) enum End {
 
 /// The threads.
 pub(super) struct Gpus {
-    jobs: Vec<Sender<Job>>,
+    jobs: Vec<Arc<Queue<Job>>>,
     ahead: Vec<Sender<JobAhead>>,
     finished: Option<Receiver<Finished>>,
     threads: Vec<JoinHandle<()>>,
@@ -79,13 +81,13 @@ impl Gpus {
         let (jobs, ahead, threads) = (Vec::new(), Vec::new(), Vec::new());
         let mut gpus = Self { jobs, ahead, finished: Some(finished), threads };
         for gpu in 0..count {
-            let (sender, jobs) = crossbeam_channel::bounded(JOBS_MAX);
+            let jobs = Arc::new(Queue::default());
+            gpus.jobs.push(Arc::clone(&jobs));
             let finished = finished_sender.clone();
             let went = Arc::new(Ahead::default());
             let thread = Builder::new().name(format!("gpu-{gpu}"));
             let of_jobs = Arc::clone(&went);
             gpus.threads.push(thread.spawn(move || run_jobs(clock, (gpu, &of_jobs), &jobs, &finished))?);
-            gpus.jobs.push(sender);
             if sends_ahead {
                 let (sender, jobs) = crossbeam_channel::bounded(JOBS_MAX);
                 let thread = Builder::new().name(format!("inputs-{gpu}"));
@@ -96,9 +98,22 @@ impl Gpus {
         Ok(gpus)
     }
 
-    /// Gives a GPU its next batch; false if it still has too many of lost sessions.
-    pub(super) fn post(&self, gpu: usize, job: Job) -> bool {
-        self.jobs[gpu].try_send(job).is_ok()
+    /// Gives a GPU another batch, to run after those that it has: [`HANDED_MAX`] of a session at most.
+    pub(super) fn post(&self, gpu: usize, job: Job) {
+        self.jobs[gpu].push(job);
+    }
+
+    /// Takes back the last batch that a GPU was given by this session, if it is not running and not about to. Whether
+    /// that was so.
+    pub(super) fn take_back(&self, gpu: usize, session: u64) -> bool {
+        self.jobs[gpu].take_back(|job| job.session == session).is_some()
+    }
+
+    /// Takes back what no GPU has begun of a session that ends.
+    pub(super) fn end_session(&self, session: u64) {
+        for jobs in &self.jobs {
+            jobs.remove(|job| job.session == session);
+        }
     }
 
     /// Gives a GPU the inputs of the batch after the one that it runs, if it can take them now.
@@ -114,9 +129,9 @@ impl Gpus {
 
 impl Drop for Gpus {
     fn drop(&mut self) {
-        // Without a receiver and without senders, threads end after the batch that they run.
+        // Without a receiver, and with nothing to take in, threads end after the batch that they run.
         self.finished = None;
-        self.jobs.clear();
+        self.jobs.iter().for_each(|jobs| jobs.close());
         self.ahead.clear();
         for thread in self.threads.drain(..) {
             thread.join().expect("panics of executors are caught");
@@ -135,22 +150,33 @@ fn send_ahead(gpu: usize, ahead: &Ahead, jobs: &Receiver<JobAhead>) {
     }
 }
 
-fn run_jobs(clock: Clock, (gpu, ahead): (usize, &Ahead), jobs: &Receiver<Job>, finished: &Sender<Finished>) {
+fn run_jobs(clock: Clock, (gpu, ahead): (usize, &Ahead), jobs: &Queue<Job>, finished: &Sender<Finished>) {
     super::reduce_timer_slack();
     let mut scratch = Scratch::default();
-    for job in jobs {
+    let mut next = None;
+    while let Some(job) = next.take().or_else(|| jobs.pop()) {
         let on_gpus = job.batch.executor.on_gpus();
         let execution = match on_gpus {
             Some(model) if model.takes_inputs_ahead() => run_on_gpu(clock, &job, &mut scratch, (model, gpu, ahead)),
             _ => run_job(clock, &job, &mut scratch, (gpu, ahead)),
         };
+        // What is there before anybody has heard of the end was put behind this batch.
+        next = jobs.try_pop();
+        let is_lost = matches!(execution, Execution::Lost { .. });
         let sample = job.batch.sample.filter(|_| matches!(execution, Execution::Done { .. }));
         if finished.send(Finished { session: job.session, gpu, end: End::Batch(execution) }).is_err() {
             return;
         }
         job.waker.wake();
+        if let Some(behind) = next.take_if(|next| is_lost && !is_up(gpu, &*next.batch.executor)) {
+            let end = End::Batch(Execution::Skipped { rejected_at: behind.now(clock) });
+            if finished.send(Finished { session: behind.session, gpu, end }).is_err() {
+                return;
+            }
+            behind.waker.wake();
+        }
         // Whoever waits comes first.
-        let is_idle = jobs.is_empty() && on_gpus.is_none_or(|model| !model.takes_inputs_ahead());
+        let is_idle = next.is_none() && on_gpus.is_none_or(|model| !model.takes_inputs_ahead());
         let Some((place, plan)) = sample.filter(|_| is_idle) else { continue };
         if let Some(took) = scratch.run_alone(clock, &job.batch, place, (gpu, ahead)) {
             let end = End::Alone(plan, took);
@@ -159,6 +185,19 @@ fn run_jobs(clock: Clock, (gpu, ahead): (usize, &Ahead), jobs: &Receiver<Job>, f
                 job.waker.wake();
             }
         }
+    }
+}
+
+/// Whether batches can be run now.
+fn is_up(gpu: usize, executor: &dyn Executor) -> bool {
+    executor.on_gpus().map_or_else(|| executor.is_up(), |model| model.on(gpu).gpu().is_up())
+}
+
+impl Job {
+    /// Now, on the clock of its window. Before the scheduler has answered, clocks are taken as equal; no plan has a
+    /// task that can run then.
+    fn now(&self, clock: Clock) -> Timestamp {
+        self.batch.offset.to_scheduler(clock.now()).unwrap_or(clock.now())
     }
 }
 
@@ -182,9 +221,8 @@ fn execute(
 }
 
 fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch, on: (usize, &Ahead)) -> Execution {
-    let executor = &job.batch.executor;
-    let is_up = || executor.on_gpus().map_or_else(|| executor.is_up(), |model| model.on(on.0).gpu().is_up());
-    in_window(clock, job, is_up, || {
+    let executor = &*job.batch.executor;
+    in_window(clock, on.0, job, || {
         let started_at = clock.now();
         let result = catch_unwind(AssertUnwindSafe(|| scratch.run(job, on)));
         if let Some(profile) = executor.emulated_profile() {
@@ -204,8 +242,7 @@ fn run_on_gpu(
     let Job { session, batch, staged, .. } = job;
     let take = || ahead.take((*session, batch.ahead), (model, gpu), (staged, &batch.runs));
     let taken = catch_unwind(AssertUnwindSafe(take));
-    let is_up = || model.on(gpu).gpu().is_up();
-    in_window(clock, job, is_up, || {
+    in_window(clock, gpu, job, || {
         let run = |slot| scratch.run_on_gpu(job, (model, gpu), slot);
         catch_unwind(AssertUnwindSafe(|| taken.map(|slot| slot.and_then(run)))).flatten()
     })
@@ -214,12 +251,12 @@ fn run_on_gpu(
 /// Runs a batch when its window has opened, and unless that has ended.
 fn in_window(
     clock: Clock,
+    gpu: usize,
     job: &Job,
-    is_up: impl FnOnce() -> bool,
     run: impl FnOnce() -> thread::Result<Result<Outputs, ExecutorError>>,
 ) -> Execution {
-    // Before the scheduler has answered, clocks are taken as equal; no plan has a task that can run then.
-    let scheduler_now = || job.batch.offset.to_scheduler(clock.now()).unwrap_or(clock.now());
+    let scheduler_now = || job.now(clock);
+    let is_up = || is_up(gpu, &*job.batch.executor);
     sleep_until(scheduler_now, job.batch.exec_at);
     let started_at = scheduler_now();
     // Clockwork, section 4.4: what cannot start in its window is cancelled, so that one delay does not spread.
@@ -360,222 +397,4 @@ pub(super) fn sleep_until(now: impl Fn() -> Timestamp, at: Timestamp) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use super::*;
-    use crate::staging::Records;
-    use proto::{LatencyProfile, ModelId, clock::ClockOffset};
-    use transport::{Endpoint, EndpointConfig};
-
-    /// Doubles every byte; panics on 13, fails on 14, and fails the task alone on 15.
-    struct Doubling(Option<LatencyProfile>);
-
-    impl Executor for Doubling {
-        fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
-            assert!(!inputs.contains(&13), "this panic is part of the test");
-            if inputs.contains(&14) {
-                return Err(ExecutorError("out of luck".into()));
-            }
-            outputs.iter_mut().zip(inputs).for_each(|(output, input)| *output = input * 2);
-            let failed = (0..inputs.len()).filter(|&task| inputs[task] == 15);
-            Ok(failed.map(|task| TaskError { task, reason: "odd".into() }).collect())
-        }
-
-        fn emulated_profile(&self) -> Option<&LatencyProfile> {
-            self.0.as_ref()
-        }
-    }
-
-    /// Runs one batch whose inputs lie in two runs in the region.
-    fn run(inputs: &[u8], latest: Timestamp, profile: Option<LatencyProfile>) -> (Execution, Vec<u8>) {
-        let clock = Clock::start();
-        let gpus = Gpus::start(clock, 1, false).unwrap();
-        let mut endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
-        let region = Region::allocate(2000).unwrap();
-        // The last task's input lies first, those of the others behind it.
-        let (last, others) = inputs.split_last().unwrap();
-        region.write(0, &[*last]);
-        region.write(1, others);
-        let others = core::Run { tasks: others.len(), input_offset: 1, input_bytes: 1, output_offset: 100 };
-        let last = core::Run { tasks: 1, input_offset: 0, input_bytes: 1, output_offset: 100 + others.tasks };
-        let batch = core::Job {
-            model: ModelId(0),
-            executor: Arc::new(Doubling(profile)),
-            shape: ModelShape { input_bytes: 1, output_bytes: 1, batch_max: 8, records: Records::default() },
-            runs: vec![others, last],
-            exec_at: Timestamp::PAST,
-            latest,
-            sample: None,
-            offset: ClockOffset::default(),
-            ahead: None,
-        };
-        assert!(gpus.post(
-            0,
-            Job { session: 1, batch, staged: Arc::new(Staged::unpinned(region.clone())), waker: endpoint.waker() }
-        ));
-        let finished = loop {
-            match gpus.poll_finished() {
-                Some(finished) => break finished,
-                None => endpoint.wait(clock.now(), Timestamp::NEVER),
-            }
-        };
-        assert_eq!((finished.session, finished.gpu), (1, 0));
-        let mut outputs = vec![0; inputs.len()];
-        region.read(100, &mut outputs);
-        let End::Batch(execution) = finished.end else { panic!("that was no sample") };
-        (execution, outputs)
-    }
-
-    #[test]
-    fn a_batch_is_gathered_executed_and_scattered() {
-        let (execution, outputs) = run(&[1, 2, 3], Timestamp::NEVER, None);
-        assert!(matches!(execution, Execution::Done { started_at, finished_at, .. } if started_at <= finished_at));
-        assert_eq!(outputs, [2, 4, 6]);
-    }
-
-    #[test]
-    fn an_emulated_batch_lasts_as_long_as_its_profile_says() {
-        let profile = LatencyProfile::linear(1.0, 5.0, 8).unwrap();
-        let (execution, _) = run(&[1, 2, 3], Timestamp::NEVER, Some(profile));
-        let Execution::Done { started_at, finished_at, .. } = execution else { panic!("{execution:?}") };
-        assert!(finished_at - started_at >= Span::from_millis(8));
-    }
-
-    #[test]
-    fn a_batch_that_is_taken_in_too_late_is_not_run() {
-        let (execution, outputs) = run(&[1, 2, 3], Timestamp::PAST, None);
-        assert!(matches!(execution, Execution::WindowMissed { .. }));
-        assert_eq!(outputs, [0, 0, 0]);
-    }
-
-    #[test]
-    fn a_task_that_fails_leaves_the_others_and_each_output_is_in_its_own_place() {
-        let (execution, outputs) = run(&[1, 15, 3], Timestamp::NEVER, None);
-        let Execution::Done { outputs: outcome, .. } = execution else { panic!("{execution:?}") };
-        assert_eq!(outcome.bytes, [1, 0, 1]);
-        assert_eq!((outcome.failed[0].task, &outcome.failed[0].reason[..]), (1, "odd"));
-        assert_eq!((outputs[0], outputs[1], outputs[2]), (2, 0, 6), "the last is of another run");
-    }
-
-    #[test]
-    fn records_are_gathered_and_scattered_without_what_is_behind_them() {
-        /// Answers each record with one of a byte more, but 13 not at all.
-        struct Longer;
-
-        impl Executor for Longer {
-            fn execute(&self, mut inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
-                let mut failed = vec![];
-                for (task, output) in outputs.chunks_exact_mut(16).enumerate() {
-                    let record = inputs.split_off(..cell::record_bytes(inputs).unwrap()).unwrap();
-                    if record[4] == 13 {
-                        failed.push(TaskError { task, reason: "odd".into() });
-                        continue;
-                    }
-                    output[..record.len()].copy_from_slice(record);
-                    output[record.len()] = 7;
-                    cell::set_record_bytes(&mut output[..=record.len()]);
-                }
-                assert!(inputs.is_empty());
-                Ok(failed)
-            }
-
-            fn emulated_profile(&self) -> Option<&LatencyProfile> {
-                None
-            }
-        }
-
-        let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
-        let region = Region::allocate(800).unwrap();
-        // What they say of their length is not believed.
-        region.write(0, &[99, 0, 0, 0, 1, 0, 0, 0, 0, 2]);
-        region.write(64, &[6, 0, 0, 0, 3, 4]);
-        let run = |tasks, input_offset, input_bytes, output_offset| core::Run {
-            tasks,
-            input_offset,
-            input_bytes,
-            output_offset,
-        };
-        let records = Records { inputs: true, outputs: true };
-        let batch = core::Job {
-            model: ModelId(0),
-            executor: Arc::new(Longer),
-            shape: ModelShape { input_bytes: 16, output_bytes: 16, batch_max: 8, records },
-            runs: vec![run(2, 0, 5, 200), run(1, 64, 6, 400)],
-            exec_at: Timestamp::PAST,
-            latest: Timestamp::NEVER,
-            sample: None,
-            offset: ClockOffset::default(),
-            ahead: None,
-        };
-        let job =
-            Job { session: 1, batch, staged: Arc::new(Staged::unpinned(region.clone())), waker: endpoint.waker() };
-        let mut scratch = Scratch { inputs: vec![0xaa; 50], outputs: vec![0xaa; 80] };
-        assert_eq!(scratch.run(&job, (0, &Ahead::default())), Ok(Outputs { failed: vec![], bytes: vec![6, 6, 7] }));
-        let read = |offset, bytes| {
-            let mut found = vec![0; bytes];
-            region.read(offset, &mut found);
-            found
-        };
-        assert_eq!(read(200, 13), [6, 0, 0, 0, 1, 7, 6, 0, 0, 0, 2, 7, 0], "one after another");
-        assert_eq!(read(400, 8), [7, 0, 0, 0, 3, 4, 7, 0]);
-        region.write(9, &[13]);
-        scratch.outputs.fill(0xaa);
-        let found = scratch.run(&job, (0, &Ahead::default())).unwrap();
-        assert_eq!((found.bytes, found.failed.len()), (vec![6, 0, 7], 1), "whatever lies in its room");
-        drop(endpoint);
-    }
-
-    #[test]
-    fn a_sample_is_run_again_alone_by_its_own_input() {
-        /// Notes what it ran; panics on 13 alone.
-        struct Noting(Mutex<Vec<Vec<u8>>>);
-
-        impl Executor for Noting {
-            fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
-                self.0.lock().unwrap().push(inputs.to_vec());
-                assert!(inputs != [13], "this panic is part of the test");
-                outputs.fill(7);
-                Ok(vec![])
-            }
-
-            fn emulated_profile(&self) -> Option<&LatencyProfile> {
-                None
-            }
-        }
-
-        let clock = Clock::start();
-        let region = Region::allocate(400).unwrap();
-        region.write(0, &[1, 2, 3, 13]);
-        let executor = Arc::new(Noting(Mutex::default()));
-        let run = |tasks, input_offset| core::Run { tasks, input_offset, input_bytes: 1, output_offset: 100 };
-        let batch = core::Job {
-            model: ModelId(0),
-            executor: executor.clone(),
-            shape: ModelShape { input_bytes: 1, output_bytes: 1, batch_max: 8, records: Records::default() },
-            runs: vec![run(2, 2), run(2, 0)],
-            exec_at: Timestamp::PAST,
-            latest: Timestamp::NEVER,
-            sample: None,
-            offset: ClockOffset::default(),
-            ahead: None,
-        };
-        let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
-        let job = Job { session: 1, batch, staged: Arc::new(Staged::unpinned(region)), waker: endpoint.waker() };
-        let mut scratch = Scratch::default();
-        assert_eq!(scratch.run(&job, (0, &Ahead::default())), Ok(Outputs::default()));
-        let alone: Vec<bool> =
-            (0..5).map(|place| scratch.run_alone(clock, &job.batch, place, (0, &Ahead::default())).is_some()).collect();
-        assert_eq!(alone, [true, false, true, true, false], "one fails, and there is no fifth");
-        let ran = executor.0.lock().unwrap().clone();
-        assert_eq!(ran, [vec![3, 13, 1, 2], vec![3], vec![13], vec![1], vec![2]]);
-    }
-
-    #[test]
-    fn an_executor_that_fails_or_panics_fails_its_batch_only() {
-        let (execution, _) = run(&[1, 13], Timestamp::NEVER, None);
-        assert!(matches!(execution, Execution::Panicked { .. }));
-        let (execution, _) = run(&[1, 14], Timestamp::NEVER, None);
-        assert!(matches!(execution, Execution::Failed { reason, .. } if reason == "out of luck"));
-    }
-}
+mod tests;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crossbeam_channel::{Receiver, Sender};
-use proto::{Brought, LoadId};
+use proto::{Brought, LoadId, Timestamp};
 use repository::{Source, Stamp, Store};
 use transport::Waker;
 
@@ -32,6 +32,8 @@ pub(super) struct Job {
     pub(super) name: String,
     /// What is to be loaded instead of what the repository has.
     pub(super) brought: Option<Brought>,
+    /// When it was asked for.
+    pub(super) asked_at: Timestamp,
     /// Whom to wake when it has ended.
     pub(super) waker: Waker,
 }
@@ -81,8 +83,8 @@ struct With<'a> {
 }
 
 fn run(with: With<'_>, jobs: &Receiver<Job>, results: &Sender<Done>) {
-    for Job { session, load, name, brought, waker } in jobs {
-        let result = catch_unwind(AssertUnwindSafe(|| with.load_named(&name, brought.as_ref())));
+    for Job { session, load, name, brought, asked_at, waker } in jobs {
+        let result = catch_unwind(AssertUnwindSafe(|| with.load_named(&name, brought.as_ref(), asked_at)));
         let result = result.unwrap_or_else(|_| Err(format!("loading {name} panicked; see the backend's log")));
         if results.send(Done { session, load, result }).is_err() {
             return;
@@ -92,9 +94,10 @@ fn run(with: With<'_>, jobs: &Receiver<Job>, results: &Sender<Done>) {
 }
 
 impl With<'_> {
-    fn load_named(self, name: &str, brought: Option<&Brought>) -> Result<Vec<Loaded>, String> {
+    fn load_named(self, name: &str, brought: Option<&Brought>, asked_at: Timestamp) -> Result<Vec<Loaded>, String> {
         let Self { config, store, means } = self;
-        let load = || -> Result<Vec<Loaded>, BackendError> {
+        let mut trials = means.trials().asked_at(asked_at);
+        let mut load = || -> Result<Vec<Loaded>, BackendError> {
             let source = Source::of(&config.repository, store, brought)?;
             let folder = repository::folder_of(source.root(), name)?;
             let stamp = Stamp::of(&folder)?;
@@ -104,11 +107,11 @@ impl With<'_> {
             let failed = |version: &str, error: BackendError| {
                 ExecutorError(format!("load failed for model '{name}': version {version}: {error}"))
             };
-            let load_one = |placed: Placed| {
+            let mut load_one = |placed: Placed| {
                 let version = placed.model.version.clone();
-                load(means, config, placed).map_err(|error| BackendError::from(failed(&version, error)))
+                load(means, config, placed, &mut trials).map_err(|error| BackendError::from(failed(&version, error)))
             };
-            let loaded = placed.map(|placed| placed.and_then(load_one)).collect::<Result<_, _>>()?;
+            let loaded = placed.map(|placed| placed.and_then(&mut load_one)).collect::<Result<_, _>>()?;
             stamp.check(&folder)?;
             Ok(loaded)
         };

@@ -2,8 +2,8 @@
 
 use proto::{BatchCost, LatencyProfile, Span};
 use repository::{Model, cell};
-use transport::Clock;
 
+use super::turns::Trials;
 use crate::executor::{Execute, Executor, ExecutorError, TaskError, few_sizes};
 
 mod by_length;
@@ -71,18 +71,18 @@ impl Measured {
 
 /// Measures batch sizes one after another; `progress` is told the size before it begins.
 pub(super) fn measure(
-    clock: Clock,
     model: &Model,
     executor: &dyn Executor,
-    effort: Effort,
+    (effort, trials): (Effort, &mut Trials<'_>),
     progress: &mut dyn FnMut(usize),
 ) -> Result<Vec<Measured>, ExecutorError> {
     let sizes = if effort.every_size { (1..=model.max_batch).collect() } else { few_sizes(model.max_batch) };
     let execute: &mut Execute<'_> = &mut |inputs, outputs| executor.execute(inputs, outputs);
-    let sample = sample(model, execute)?;
+    let sample = sample(model, execute, trials)?;
     let measured = sizes.into_iter().map(|batch| {
         progress(batch);
-        time_batch(clock, execute, effort, (sample.repeat(batch), vec![0; batch * model.output_bytes()]), batch)
+        let tensors = (sample.repeat(batch), vec![0; batch * model.output_bytes()]);
+        time_batch(execute, (effort, &mut *trials), tensors, batch)
     });
     measured.collect()
 }
@@ -99,26 +99,26 @@ const COST_BATCH: usize = 8;
 /// What a batch takes of a model whose requests choose how large they are; `None` of another one, and of one that
 /// cannot run the smallest: c0 is what that takes alone, and c1 what each further one of the longest adds, as a part of
 /// what it takes beyond c0 (Orloj, section 3.2, fits both).
-pub(super) fn cost(clock: Clock, model: &Model, executor: &dyn Executor) -> Option<BatchCost> {
+pub(super) fn cost(model: &Model, executor: &dyn Executor, trials: &mut Trials<'_>) -> Option<BatchCost> {
     if !cell::is_record(&model.inputs) || executor.emulated_profile().is_some() {
         return None;
     }
     match executor.on_gpus() {
         Some(on_gpus) => {
             let gpu = on_gpus.gpus().next()?;
-            on_gpus.try_records_on(gpu, |execute| Ok(cost_of(clock, model, execute))).ok()?
+            on_gpus.try_records_on(gpu, |execute| Ok(cost_of(model, execute, trials))).ok()?
         }
-        None => cost_of(clock, model, &mut |inputs, outputs| executor.execute(inputs, outputs)),
+        None => cost_of(model, &mut |inputs, outputs| executor.execute(inputs, outputs), trials),
     }
 }
 
-fn cost_of(clock: Clock, model: &Model, execute: &mut Execute<'_>) -> Option<BatchCost> {
-    let longest = sample(model, execute).ok()?;
+fn cost_of(model: &Model, execute: &mut Execute<'_>, trials: &mut Trials<'_>) -> Option<BatchCost> {
+    let longest = sample(model, execute, trials).ok()?;
     let smallest = cell::sample(&model.inputs, &model.outputs, 1);
     let batch = model.max_batch.min(COST_BATCH);
     let mut median = |inputs: Vec<u8>, batch: usize| {
         let outputs = vec![0; batch * model.output_bytes()];
-        Some(time_batch(clock, execute, Effort::AT_START, (inputs, outputs), batch).ok()?.median)
+        Some(time_batch(execute, (Effort::AT_START, &mut *trials), (inputs, outputs), batch).ok()?.median)
     };
     let least = median(smallest, 1)?;
     Some(fit(least, median(longest.clone(), 1)?, (batch, median(longest.repeat(batch), batch)?)))
@@ -135,16 +135,20 @@ fn fit(least: Span, longest: Span, (batch, together): (usize, Span)) -> BatchCos
 
 /// A task's input that the model can compute an output for: of the longest of these lengths, where requests choose
 /// some.
-pub(super) fn sample(model: &Model, execute: &mut Execute<'_>) -> Result<Vec<u8>, ExecutorError> {
+pub(super) fn sample(
+    model: &Model,
+    execute: &mut Execute<'_>,
+    trials: &mut Trials<'_>,
+) -> Result<Vec<u8>, ExecutorError> {
     let has_records = cell::is_record(&model.inputs) || cell::is_record(&model.outputs);
     let lengths = if has_records { &SAMPLE_LENGTHS[..] } else { &SAMPLE_LENGTHS[..1] };
     let mut tried = Err(ExecutorError("there is no sample".to_owned()));
     for &length in lengths {
         let sample = cell::sample(&model.inputs, &model.outputs, length);
         let mut outputs = vec![0; model.output_bytes()];
-        tried = match has_records.then(|| run_once(execute, &sample, &mut outputs)) {
+        tried = match has_records.then(|| trials.run(None, || run_once(execute, &sample, &mut outputs))) {
             Some(Err(error)) => Err(error),
-            Some(Ok(())) | None => return Ok(sample),
+            Some(Ok(_)) | None => return Ok(sample),
         };
     }
     tried
@@ -163,31 +167,29 @@ pub(super) fn all_ran(failed: Vec<TaskError>) -> Result<(), ExecutorError> {
 }
 
 fn time_batch(
-    clock: Clock,
     execute: &mut Execute<'_>,
-    effort: Effort,
+    effort: (Effort, &mut Trials<'_>),
     (inputs, mut outputs): (Vec<u8>, Vec<u8>),
     batch: usize,
 ) -> Result<Measured, ExecutorError> {
-    time(clock, effort, batch, &mut || run_once(execute, &inputs, &mut outputs))
+    time(effort, batch, &mut || run_once(execute, &inputs, &mut outputs))
 }
 
-/// Runs a batch of this size again and again.
+/// Runs a batch of this size again and again, each time in its turn.
 pub(super) fn time(
-    clock: Clock,
-    effort: Effort,
+    (effort, trials): (Effort, &mut Trials<'_>),
     batch: usize,
     execute: &mut dyn FnMut() -> Result<(), ExecutorError>,
 ) -> Result<Measured, ExecutorError> {
+    let mut last = None;
     for _ in 0..effort.warm_up {
-        execute()?;
+        last = Some(trials.run(last, &mut *execute)?);
     }
-    let started_at = clock.now();
-    let mut runs = Vec::new();
-    while runs.len() < RUNS_MIN || (runs.len() < effort.runs_max && clock.now() - started_at < effort.span) {
-        let before = clock.now();
-        execute()?;
-        runs.push(clock.now() - before);
+    let (mut runs, mut all) = (Vec::new(), Span::ZERO);
+    while runs.len() < RUNS_MIN || (runs.len() < effort.runs_max && all < effort.span) {
+        let took = trials.run(last, &mut *execute)?;
+        (last, all) = (Some(took), all + took);
+        runs.push(took);
     }
     Ok(Measured::of(batch, runs))
 }

@@ -2,7 +2,7 @@
 //! threads the core, which decides everything.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     net::SocketAddr,
     sync::{
         Arc,
@@ -24,10 +24,11 @@ use super::{
     gpu::{End, Gpus, Job, JobAhead},
     loader::{self, Loader},
     pinned::Staged,
+    turns::{Turns, Wanted},
 };
 use crate::{
     config::Config,
-    core::{self, Core, CoreConfig, Output},
+    core::{self, Core, CoreConfig, LAST_WORDS_SPAN, Output},
     executor::{Executor, gpus::Devices},
     loaded::Loaded,
     staging::{ModelShape, Records, Staging},
@@ -52,6 +53,7 @@ pub(super) struct Threads<'a> {
     pub(super) copies: &'a Copies,
     pub(super) loader: &'a Loader,
     pub(super) devices: &'a Devices,
+    pub(super) turns: &'a Turns,
 }
 
 pub(super) struct Session<'a> {
@@ -62,8 +64,8 @@ pub(super) struct Session<'a> {
     waker: Waker,
     staged: Arc<Staged>,
     core: Core,
-    /// What each GPU runs.
-    executing: BTreeMap<usize, Arc<dyn Executor>>,
+    /// What runs the batches that each GPU has, in their order.
+    executing: BTreeMap<usize, VecDeque<Arc<dyn Executor>>>,
     drain_timeout: Span,
 }
 
@@ -120,6 +122,7 @@ impl<'a> Session<'a> {
 
     /// Serves until there is no scheduler to obey, or `stop` is set and all plans are finished, or take too long.
     pub(super) fn run(mut self, stop: &AtomicBool) -> Ended {
+        self.threads.turns.open(self.waker.clone());
         let mut leaves_by: Option<Timestamp> = None;
         let (mut watch, mut due) = (TurnWatch::default(), Timestamp::PAST);
         while self.core.ended().is_none() {
@@ -133,15 +136,18 @@ impl<'a> Session<'a> {
                 tracing::info!("about to end: plans under way are finished");
                 leaves_by = Some(now + self.drain_timeout);
                 self.core.handle_leaving(now);
-            } else if let Some(by) = leaves_by
-                && ((self.core.has_left() && !busy) || by <= now)
-            {
+            } else if leaves_by.is_some_and(|by| by <= now) {
                 break;
             } else if !busy {
-                due = self.core.poll_timeout().min(now + WAIT_MAX).max(now);
+                if self.core.has_left() {
+                    leaves_by = leaves_by.map(|by| by.min(now + LAST_WORDS_SPAN));
+                }
+                due = self.core.poll_timeout().min(leaves_by.unwrap_or(Timestamp::NEVER)).min(now + WAIT_MAX).max(now);
                 self.endpoint.wait(now, due);
             }
         }
+        self.threads.gpus.end_session(self.number);
+        self.threads.turns.close();
         let reason = self.core.ended().unwrap_or("asked to stop").to_owned();
         Ended { joined: self.core.has_joined(), reason, models: self.core.into_models() }
     }
@@ -161,7 +167,7 @@ impl<'a> Session<'a> {
             }
             match finished.end {
                 End::Batch(execution) => {
-                    self.executing.remove(&finished.gpu);
+                    self.executing.entry(finished.gpu).or_default().pop_front();
                     self.core.handle_executed(self.clock.now(), finished.gpu, execution);
                 }
                 End::Alone(plan, took) => self.core.handle_ran_alone(self.clock.now(), plan, took),
@@ -181,6 +187,10 @@ impl<'a> Session<'a> {
             if done.session == self.number {
                 self.core.handle_loaded(self.clock.now(), done.load, done.result);
             }
+        }
+        if let Some(Wanted { gpus, takes, patience }) = self.threads.turns.poll_wanted() {
+            busy = true;
+            self.core.handle_trial(self.clock.now(), gpus, takes, patience);
         }
         self.core.handle_timeout(self.clock.now());
         while let Some(output) = self.core.poll_output() {
@@ -236,8 +246,14 @@ impl<'a> Session<'a> {
                 self.threads.gpus.post_ahead(gpu, JobAhead { session, number, executor, runs, staged });
             }
             Output::Execute { gpu, job } => self.execute(gpu, job),
+            Output::TakeBack { gpu } => {
+                if self.threads.gpus.take_back(gpu, self.number) {
+                    self.executing.entry(gpu).or_default().pop_back();
+                    self.core.handle_taken_back(now, gpu);
+                }
+            }
             Output::Interrupt { gpu } => {
-                if let Some(executor) = self.executing.get(&gpu) {
+                if let Some(executor) = self.executing.get(&gpu).and_then(VecDeque::front) {
                     executor.interrupt();
                 }
             }
@@ -246,21 +262,15 @@ impl<'a> Session<'a> {
                 executor.into_iter().for_each(|executor| self.threads.copies.free(gpu, executor));
             }
             Output::ReleaseWeights { executor } => executor.release(),
+            Output::Try => self.threads.turns.give(),
             Output::Load { load, name, brought } => self.load(load, name, brought),
         }
     }
 
     fn execute(&mut self, gpu: usize, batch: core::Job) {
-        let executor = Arc::clone(&batch.executor);
-        self.executing.insert(gpu, Arc::clone(&executor));
+        self.executing.entry(gpu).or_default().push_back(Arc::clone(&batch.executor));
         let job = Job { session: self.number, batch, staged: Arc::clone(&self.staged), waker: self.waker.clone() };
-        if !self.threads.gpus.post(gpu, job) {
-            tracing::warn!(gpu, "the GPU still runs batches of earlier sessions");
-            // Whoever would have given them up is gone.
-            executor.interrupt();
-            self.executing.remove(&gpu);
-            self.core.handle_stuck(self.clock.now(), gpu);
-        }
+        self.threads.gpus.post(gpu, job);
     }
 
     fn copy(&mut self, gpu: usize, executor: Arc<dyn Executor>, (takes, read): (Span, Option<Span>)) {
@@ -272,7 +282,8 @@ impl<'a> Session<'a> {
     }
 
     fn load(&mut self, load: LoadId, name: String, brought: Option<Brought>) {
-        let job = loader::Job { session: self.number, load, name, brought, waker: self.waker.clone() };
+        let (asked_at, waker) = (self.clock.now(), self.waker.clone());
+        let job = loader::Job { session: self.number, load, name, brought, asked_at, waker };
         if !self.threads.loader.post(job) {
             let reason = "too many models wait to be loaded here; try again".to_owned();
             self.core.handle_loaded(self.clock.now(), load, Err(reason));

@@ -5,7 +5,10 @@ use proto::{LatencyProfile, Span, Weights};
 use repository::{Model, SLO_MAX, cell};
 use transport::{Clock, Region};
 
-use super::profile::{self, Effort, Measured};
+use super::{
+    profile::{self, Effort, Measured},
+    turns::Trials,
+};
 use crate::executor::{Executor as _, ExecutorError, OnGpus, TaskError};
 
 /// What was found.
@@ -27,7 +30,7 @@ pub(super) fn run(
     model: &Model,
     on_gpus: &OnGpus,
     (weights, is_short): (Weights, bool),
-    effort: Effort,
+    (effort, trials): (Effort, &mut Trials<'_>),
     progress: &mut dyn FnMut(usize),
 ) -> Result<Tried, ExecutorError> {
     let mut tried = Tried { measured: Vec::new(), profile: registered(model, on_gpus), weights };
@@ -45,7 +48,8 @@ pub(super) fn run(
             }
             Err(error) => return Err(ExecutorError(format!("model {} on GPU {gpu}: {error}", model.name))),
         }
-        let measured = measure((clock, model), (on_gpus, gpu), effort, progress);
+        trials.go_to(gpu);
+        let measured = measure(model, (on_gpus, gpu), (effort, trials), progress);
         if is_short {
             hosted.unload();
         }
@@ -62,20 +66,20 @@ pub(super) fn run(
 
 /// Runs the model's batch sizes on one GPU, with the inputs' copies: batches that were planned late are as slow.
 fn measure(
-    (clock, model): (Clock, &Model),
+    model: &Model,
     (on_gpus, gpu): (&OnGpus, usize),
-    effort: Effort,
+    (effort, trials): (Effort, &mut Trials<'_>),
     progress: &mut dyn FnMut(usize),
 ) -> Result<Vec<Measured>, ExecutorError> {
     let once = |result: Result<Vec<TaskError>, ExecutorError>| profile::all_ran(result?);
     let sizes = on_gpus.sizes().iter();
     if !on_gpus.takes_inputs_ahead() {
         return on_gpus.try_records_on(gpu, |execute| {
-            let sample = profile::sample(model, execute)?;
+            let sample = profile::sample(model, execute, trials)?;
             let measured = sizes.map(|&batch| {
                 progress(batch);
                 let (inputs, mut outputs) = (sample.repeat(batch), vec![0; batch * model.output_bytes()]);
-                profile::time(clock, effort, batch, &mut || once(execute(&inputs, &mut outputs)))
+                profile::time((effort, &mut *trials), batch, &mut || once(execute(&inputs, &mut outputs)))
             });
             measured.collect()
         });
@@ -88,7 +92,7 @@ fn measure(
     on_gpus.try_on(gpu, &region, |run_batch| {
         let measured = sizes.map(|&batch| {
             progress(batch);
-            profile::time(clock, effort, batch, &mut || once(run_batch(batch)))
+            profile::time((effort, &mut *trials), batch, &mut || once(run_batch(batch)))
         });
         measured.collect()
     })

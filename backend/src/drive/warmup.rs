@@ -9,11 +9,16 @@ use repository::{
     cell::{self, Cell},
 };
 
-use super::BackendError;
+use super::{BackendError, turns::Trials};
 use crate::executor::{Executor, ExecutorError};
 
 /// Runs all samples of a model. An emulated one has nothing to warm.
-pub(super) fn run(model: &Model, folder: &Path, executor: &dyn Executor) -> Result<(), BackendError> {
+pub(super) fn run(
+    model: &Model,
+    folder: &Path,
+    executor: &dyn Executor,
+    trials: &mut Trials<'_>,
+) -> Result<(), BackendError> {
     if executor.emulated_profile().is_some() {
         return Ok(());
     }
@@ -37,11 +42,13 @@ pub(super) fn run(model: &Model, folder: &Path, executor: &dyn Executor) -> Resu
         }
         let mut outputs = vec![0; model.output_bytes() * sample.rows];
         let began = Instant::now();
+        let mut last = None;
         for _ in 0..sample.runs {
-            let refused = executor.execute(&inputs, &mut outputs).map_err(|error| failed(&error))?;
-            if let Some(task) = refused.first() {
-                return Err(failed(&task.reason).into());
-            }
+            let run = || match executor.execute(&inputs, &mut outputs).map_err(|error| failed(&error))?.first() {
+                Some(task) => Err(failed(&task.reason)),
+                None => Ok(()),
+            };
+            last = Some(trials.run(last, run)?);
         }
         let (name, version, took) = (&model.name, &model.version, began.elapsed());
         tracing::info!(model = name, version, sample = sample.name, runs = sample.runs, ?took, "warmed up");

@@ -55,17 +55,31 @@ impl From<GpuError> for ExecutorError {
 }
 
 impl OnGpus {
+    /// [`Self::load_in_turns`], at once.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load(
+        model: &Model,
+        how: (&Path, &Batching, Precision),
+        gpu_indexes: &[u32],
+        devices: &Arc<Devices>,
+    ) -> Result<Self, ExecutorError> {
+        Self::load_in_turns(model, how, gpu_indexes, devices, &mut |_, _| {})
+    }
+
     /// Registers the model `file` on these of the backend's GPUs. Its weights are in host memory then, and not yet on
-    /// the GPUs.
+    /// the GPUs. Before each run on a GPU `turn` is called with that, as [`cuda::Gpu::register_in_turns`] does.
     ///
     /// # Errors
     /// If the file does not fit the configuration, has what no GPU computes here, or a GPU has no room for it or cannot
     /// be used; what the CPU could do says so.
-    pub fn load(
+    pub fn load_in_turns(
         model: &Model,
         (file, batching, precision): (&Path, &Batching, Precision),
         gpu_indexes: &[u32],
         devices: &Arc<Devices>,
+        turn: &mut dyn FnMut(usize, Option<Span>),
     ) -> Result<Self, ExecutorError> {
         check(model, batching)?;
         let source = Source::of(model, file, batching)?;
@@ -92,7 +106,8 @@ impl OnGpus {
         let mut hosted = BTreeMap::new();
         for gpu in gpu_indexes.iter().map(|&index| index as usize) {
             let device = devices.gpu(gpu)?;
-            let registered = device.gpu.register_forms(&model.name, &forms, &image);
+            let mut turn = |took| turn(gpu, took);
+            let registered = device.gpu.register_in_turns(&model.name, &forms, &image, &mut turn);
             let failed = |error| ExecutorError(format!("model {} on GPU {}: {error}", model.name, device.name));
             hosted.insert(gpu, registered.map_err(failed)?);
             if let Some(unequal) = &mut unequal {

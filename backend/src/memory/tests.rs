@@ -221,6 +221,7 @@ enum Event {
     Host { model: u32, pages: Option<u32> },
     Run { model: u32 },
     Ran,
+    TakenBack,
     Copied(bool),
     Timeout,
 }
@@ -236,6 +237,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (model.clone(), proptest::option::of(0u32..12)).prop_map(|(model, pages)| Event::Host { model, pages }),
         2 => model.prop_map(|model| Event::Run { model }),
         2 => Just(Event::Ran),
+        1 => Just(Event::TakenBack),
         3 => any::<bool>().prop_map(Event::Copied),
         3 => Just(Event::Timeout),
     ]
@@ -260,7 +262,7 @@ proptest! {
     fn nothing_that_is_ordered_breaks_it(events in proptest::collection::vec((event(), 0i64..3), 0..120)) {
         let mut memory = memory();
         let mut oracle = Oracle::default();
-        let (mut now, mut runs) = (0, None);
+        let (mut now, mut runs) = (0, VecDeque::new());
         for (event, passes) in events {
             now += passes;
             match event {
@@ -287,13 +289,19 @@ proptest! {
                     memory.handle_model(at(now), ModelId(model), pages.map(hosted));
                     oracle.stays.remove(&ModelId(model));
                 }
-                Event::Run { model } if runs.is_none() => {
+                Event::Run { model } if runs.len() < 2 => {
                     let model = ModelId(model);
-                    runs = memory.handle_run(model).then_some((model, oracle.held.contains(&model)));
+                    let can_run = memory.can_run(model);
+                    prop_assert_eq!(memory.handle_run(model), can_run);
+                    runs.extend(can_run.then(|| (model, oracle.held.contains(&model))));
                 }
                 Event::Ran => {
-                    runs = None;
+                    runs.pop_front();
                     memory.handle_ran(at(now));
+                }
+                Event::TakenBack => {
+                    runs.pop_back();
+                    memory.handle_taken_back(at(now));
                 }
                 Event::Copied(is_done) if oracle.copying.is_some() => {
                     let model = oracle.copying.take();
@@ -329,8 +337,8 @@ proptest! {
             prop_assert_eq!(waiting.len(), memory.waiting.len());
             let copied = memory.copying.is_some_and(|copying| copying.order.is_some());
             prop_assert_eq!(memory.waiting.len() + usize::from(copied), oracle.open.len());
-            if let Some((model, true)) = runs {
-                prop_assert!(oracle.held.contains(&model), "{model:?} runs");
+            for (model, _) in runs.iter().filter(|(_, has_weights)| *has_weights) {
+                prop_assert!(oracle.held.contains(model), "{model:?} runs");
             }
             prop_assert!(memory.poll_timeout() > memory.looked_at, "it would be called again and again");
         }

@@ -12,7 +12,7 @@ use super::*;
 const RUN_BYTES_MAX: usize = 64 << 10;
 
 impl Batch {
-    pub(super) fn new(now: Timestamp, plan: BatchPlan, model: ModelShape) -> Self {
+    pub(super) fn new(now: Timestamp, plan: BatchPlan, (model, takes): (ModelShape, Span)) -> Self {
         let task = Task {
             progress: Progress::Waiting,
             link: LinkId::NONE,
@@ -24,7 +24,7 @@ impl Batch {
             cancelled: false,
         };
         let tasks = vec![task; plan.tasks.len()];
-        Self { plan, model, phase: Phase::Pending, tasks, planned_at: now, fetched_at: now, undelivered: vec![] }
+        Self { plan, model, takes, phase: Phase::Pending, tasks, planned_at: now, fetched_at: now, undelivered: vec![] }
     }
 
     pub(super) fn indexes_in(&self, progress: Progress) -> Vec<usize> {

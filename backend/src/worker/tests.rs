@@ -10,8 +10,13 @@ const SHAPE: ModelShape =
     ModelShape { input_bytes: 100, output_bytes: 40, batch_max: 8, records: Records { inputs: false, outputs: false } };
 const ANSWER_BYTES: u32 = (ANSWER_HEADER_BYTES + SHAPE.output_bytes) as u32;
 
+/// Ten for each batch, and one for each task.
+fn profile() -> LatencyProfile {
+    LatencyProfile::from_table((11..=18).map(Span).collect()).unwrap()
+}
+
 fn worker(frontends: u32) -> Worker {
-    let mut worker = Worker::new(0, BTreeMap::from([(MODEL, SHAPE)]), Span::ZERO);
+    let mut worker = Worker::new(0, BTreeMap::from([(MODEL, (SHAPE, profile()))]), Span::ZERO);
     (0..frontends).for_each(|frontend| worker.handle_linked(FrontendId(frontend), LINK));
     worker
 }
@@ -230,7 +235,8 @@ fn tasks_without_an_output_fail_alone_and_the_others_are_answered_each_by_itself
 #[test]
 fn records_are_fetched_and_answered_with_their_own_lengths() {
     let records = Records { inputs: true, outputs: true };
-    let mut worker = Worker::new(0, BTreeMap::from([(MODEL, ModelShape { records, ..SHAPE })]), Span::ZERO);
+    let mut worker =
+        Worker::new(0, BTreeMap::from([(MODEL, (ModelShape { records, ..SHAPE }, profile()))]), Span::ZERO);
     worker.handle_linked(FrontendId(0), LINK);
     let mut plan = plan(1, (0, 200), &[0; 6]);
     // Two requests of two rows each, one of them with longer records; one that is too long, one that is too short.
@@ -372,7 +378,7 @@ proptest! {
                 _ => {}
             }
         }
-        let mut batch = Batch::new(Timestamp(0), plan, SHAPE);
+        let mut batch = Batch::new(Timestamp(0), plan, (SHAPE, Span(1)));
         for (task, _) in batch.tasks.iter_mut().zip(&breaks).filter(|(_, kind)| **kind == 3) {
             task.link = LinkId(2);
         }
@@ -630,3 +636,5 @@ fn another_batch_in_the_same_buffer_does_not_run_with_what_went_ahead() {
     other.handle_executed(Timestamp(70), done(10, 70));
     assert_eq!(executes_as(&mut other), [Some(1)]);
 }
+
+mod handover;

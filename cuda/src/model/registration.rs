@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex};
 
 use lowering::{Place, Plan, Port};
-use proto::weights::PAGE_BYTES;
+use proto::{Span, weights::PAGE_BYTES};
 use transport::Region;
 
 use super::{Batches, Captured, Copies, Form, Hosted, Shape, faults_offset};
@@ -37,6 +37,21 @@ impl Gpu {
         name: &str,
         forms: &[&[Arc<Plan>]],
         weights: &Region,
+    ) -> Result<Hosted, GpuError> {
+        self.register_in_turns(name, forms, weights, &mut |_| {})
+    }
+
+    /// The same, among batches of others: `turn` is called before each run of a batch, and returns when that may begin.
+    /// It is told how long the same took before, if it ran before.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub fn register_in_turns(
+        self: &Arc<Self>,
+        name: &str,
+        forms: &[&[Arc<Plan>]],
+        weights: &Region,
+        turn: &mut dyn FnMut(Option<Span>),
     ) -> Result<Hosted, GpuError> {
         self.check()?;
         let disordered = || GpuError::Refused(format!("the plans of {name} do not fit together"));
@@ -70,7 +85,7 @@ impl Gpu {
             copied: Event::new(&self.driver)?,
             gpu: Arc::clone(self),
         };
-        let rehearsed = hosted.rehearse(forms, weights);
+        let rehearsed = hosted.rehearse(forms, weights, turn);
         if rehearsed.is_err() {
             self.settle();
         }
@@ -101,7 +116,12 @@ impl Gpu {
 }
 
 impl Hosted {
-    fn rehearse(&mut self, forms: &[&[Arc<Plan>]], weights: &Region) -> Result<(), GpuError> {
+    fn rehearse(
+        &mut self,
+        forms: &[&[Arc<Plan>]],
+        weights: &Region,
+        turn: &mut dyn FnMut(Option<Span>),
+    ) -> Result<(), GpuError> {
         let all = lock(&self.gpu.pool).all();
         let pages = ("pages of the GPU's memory for weights", "give it more (gpu_memory_mb)");
         check(&self.name, pages, self.weights_pages as u64, all.into())?;
@@ -114,12 +134,14 @@ impl Hosted {
         *lock(&self.is_resident) = true;
         for (form, plans) in forms.iter().enumerate() {
             for plan in *plans {
+                turn(None);
                 let captured = self.capture(plan)?;
                 self.forms[form].captured.push(captured);
             }
         }
         for form in 0..forms.len() {
-            self.forms[form].measured = self.measure(Form(form), self.gpu.settings.repeats)?;
+            let how = (Form(form), self.gpu.settings.repeats);
+            self.forms[form].measured = self.measure_in_turns(how, turn)?;
         }
         Ok(())
     }

@@ -563,7 +563,7 @@ fn frontends_stay_linked_while_they_may_join_the_next_primary() {
 #[test]
 fn the_next_primary_hears_of_unusable_gpus_and_that_we_leave() {
     let mut backend = Backend::of_two();
-    stick(&mut backend);
+    lose_gpu(&mut backend);
     backend.0.handle_leaving(NOW);
     backend.outputs();
     backend.take_over(OTHER, 2);
@@ -609,13 +609,14 @@ fn the_former_clock_is_kept_until_the_next_one_is_known() {
     assert_eq!(arrived_at(&mut backend, 1), NOW + ahead, "it was known before");
 }
 
-/// Its GPU does not take a batch.
-fn stick(backend: &mut Backend) {
+/// Its GPU loses what runs its only model.
+fn lose_gpu(backend: &mut Backend) {
     backend.tell(SCHEDULER, &plan(0, 0));
     let [Output::Read { connection, transfer, .. }] = backend.outputs()[..] else { panic!("a plan is read") };
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: transfer.token, result: Ok(()) });
     assert!(matches!(backend.outputs()[..], [Output::Execute { .. }]));
-    backend.0.handle_stuck(NOW, 0);
+    let lost = Execution::Lost { started_at: NOW, finished_at: NOW, reason: "it ended".into() };
+    backend.0.handle_executed(NOW, 0, lost);
     let outputs = backend.outputs();
     let token = outputs.iter().find_map(|output| match output {
         Output::Write { transfer, .. } => Some(transfer.token),

@@ -29,6 +29,7 @@ struct Attack {
     /// The first task of each READ of guards.
     guarded: BTreeMap<u64, TaskId>,
     writes: Vec<(ConnectionId, u64)>,
+    /// The GPUs that have batches, once for each.
     executing: Vec<usize>,
     /// GPUs to whose memory weights are on their way, and what is there.
     copying: BTreeMap<usize, ModelId>,
@@ -36,6 +37,10 @@ struct Attack {
     has_memory: bool,
     loads: Vec<LoadId>,
     executed: u64,
+    /// Batches that were given to a GPU that had one.
+    behind: usize,
+    /// A trial waits.
+    tries: bool,
     guards: usize,
     schedulers: u16,
     /// The highest that a scheduler was made to claim by purpose.
@@ -74,6 +79,8 @@ impl Attack {
             has_memory,
             loads: Vec::new(),
             executed: 0,
+            behind: 0,
+            tries: false,
             schedulers: count,
             epoch: 1,
             obeyed: 0,
@@ -252,6 +259,28 @@ impl Attack {
         self.core.handle_event(self.now, Event::Message { connection, frame });
     }
 
+    /// A batch is planned behind one that executes, as planners do, and what it reads comes.
+    fn follow(&mut self) {
+        let Some(gpu) = self.pick(&self.executing.clone()) else { return };
+        let stamps = SchedulerStamps { queued_at: self.now, due_at: self.now, granted_at: self.now };
+        let slot =
+            SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 300 };
+        let task = TaskId::new(FrontendId(self.rng.random_range(0..FRONTENDS)), 1);
+        let plan = BatchPlan {
+            exec_at: self.now,
+            latest: self.now + Span::from_millis(5),
+            gpu_index: gpu as u32,
+            model: ModelId(5),
+            tasks: vec![PlannedTask { task, attempt: 0, slot, stamps }],
+            ..self.plan()
+        };
+        self.tell(&SchedulerToBackend::Plan(plan));
+        self.outputs();
+        if let Some((connection, token)) = self.reads.pop() {
+            self.core.handle_event(self.now, Event::ReadDone { connection, token, result: Ok(()) });
+        }
+    }
+
     fn answer_dialled(&mut self, is_well: bool) {
         let Some((peer, connection)) = self.pick(&self.dialled.clone()) else { return };
         self.dialled.retain(|other| other.1 != connection);
@@ -331,6 +360,11 @@ impl Attack {
     }
 
     fn finish_load(&mut self) {
+        if !self.loads.is_empty() && !self.tries {
+            self.tries = true;
+            let takes = Span(self.rng.random_range(0..4_000_000));
+            return self.core.handle_trial(self.now, vec![0, 9], takes, Span::from_millis(5));
+        }
         let Some(load) = self.loads.pop() else { return };
         let result = match self.rng.random_range(0..4) {
             0 => Ok(vec![]),
@@ -339,6 +373,10 @@ impl Attack {
             _ => Ok(vec![loaded("o", 4)]),
         };
         self.core.handle_loaded(self.now, load, result);
+    }
+
+    fn batches_of(&self, gpu: usize) -> usize {
+        self.executing.iter().filter(|other| **other == gpu).count()
     }
 
     fn outputs(&mut self) {
@@ -388,7 +426,8 @@ impl Attack {
                     }
                 }
                 Output::Execute { gpu, job } => {
-                    assert!(!self.executing.contains(&gpu), "a GPU is given two batches");
+                    assert!(self.batches_of(gpu) < worker::HANDED_MAX, "a GPU is given too many batches");
+                    self.behind += self.batches_of(gpu);
                     let inside = |run: &Run| run.input_offset.max(run.output_offset) < self.staging.bytes();
                     assert!(job.runs.iter().all(inside));
                     let model = job.model;
@@ -397,6 +436,16 @@ impl Attack {
                     assert!(!has_weights || self.weights.contains(&(gpu, model)), "its weights are not there");
                     self.executing.push(gpu);
                 }
+                Output::TakeBack { gpu } => {
+                    assert_eq!(self.batches_of(gpu), worker::HANDED_MAX, "nothing is behind another");
+                    // The GPU may have begun it just now.
+                    if self.rng.random() {
+                        let place = self.executing.iter().position(|other| *other == gpu);
+                        self.executing.swap_remove(place.expect("counted above"));
+                        self.core.handle_taken_back(self.now, gpu);
+                    }
+                }
+                Output::Try => assert!(std::mem::take(&mut self.tries), "nobody waits for a trial"),
                 Output::Interrupt { gpu } => assert!(self.executing.contains(&gpu), "nothing is there to be ended"),
                 Output::SendAhead { .. } => panic!("no executor here has GPUs"),
                 Output::CopyWeights { gpu, model, .. } => assert!(self.copying.insert(gpu, model).is_none()),
@@ -425,6 +474,7 @@ impl Attack {
     fn step(&mut self) {
         match self.rng.random_range(0..24) {
             0 => self.answer_dialled(false),
+            9..=11 if !self.executing.is_empty() => self.follow(),
             1..=11 => self.say(),
             12..=18 => self.finish(),
             19 => self.finish_load(),
@@ -462,17 +512,19 @@ impl Attack {
 
 #[test]
 fn a_hostile_scheduler_and_hostile_frontends_break_nothing() {
-    let (mut executed, mut guards, mut obeyed, mut inherited) = (0, 0, 0, 0);
+    let (mut executed, mut behind, mut guards, mut obeyed, mut inherited) = (0, 0, 0, 0, 0);
     for seed in 0..1_800 {
         eprintln!("seed {seed}");
         let mut attack = Attack::new(seed);
         (0..STEPS).for_each(|_| attack.step());
         executed += attack.executed;
+        behind += attack.behind;
         guards += attack.guards;
         obeyed += attack.obeyed;
         inherited += attack.inherited;
     }
     assert!(obeyed > 2_000 && inherited > 50, "{obeyed} primaries were obeyed, and told of {inherited} plans");
     assert!(executed > 80, "only {executed} batches were executed: the attack does not reach far");
+    assert!(behind > 5, "only {behind} batches were behind another");
     assert!(guards > 10, "only {guards} guards were looked at");
 }

@@ -4,10 +4,12 @@ use std::iter;
 
 use proto::BatchCost;
 use repository::{Model, cell};
-use transport::Clock;
 
 use super::{Effort, Measured, cost, time_batch};
-use crate::executor::{Execute, Executor, ExecutorError};
+use crate::{
+    drive::turns::Trials,
+    executor::{Execute, Executor, ExecutorError},
+};
 
 /// Each is so many times the one before.
 const STEP: usize = 4;
@@ -37,14 +39,13 @@ pub struct OfLength {
 /// Measures a few lengths in a few batch sizes; nothing of a model whose requests choose none, or which cannot run the
 /// smallest. `progress` is told how many of how many batches were measured.
 pub(in crate::drive) fn measure(
-    clock: Clock,
     model: &Model,
     executor: &dyn Executor,
-    effort: Effort,
+    (effort, trials): (Effort, &mut Trials<'_>),
     progress: &mut dyn FnMut(usize, usize),
 ) -> Option<ByLength> {
-    let cost = cost(clock, model, executor)?;
-    let mut measure = |execute: &mut Execute<'_>| measure_by(clock, model, execute, effort, progress);
+    let cost = cost(model, executor, trials)?;
+    let mut measure = |execute: &mut Execute<'_>| measure_by(model, execute, (effort, &mut *trials), progress);
     let lengths = match executor.on_gpus() {
         Some(on_gpus) => {
             let gpu = on_gpus.gpus().next()?;
@@ -56,10 +57,9 @@ pub(in crate::drive) fn measure(
 }
 
 fn measure_by(
-    clock: Clock,
     model: &Model,
     execute: &mut Execute<'_>,
-    effort: Effort,
+    (effort, trials): (Effort, &mut Trials<'_>),
     progress: &mut dyn FnMut(usize, usize),
 ) -> Vec<OfLength> {
     let samples = samples(model);
@@ -68,7 +68,7 @@ fn measure_by(
     let of_length = |(length, sample): (usize, Vec<u8>)| {
         let of_size = |&batch: &usize| {
             let tensors = (sample.repeat(batch), vec![0; batch * model.output_bytes()]);
-            let measured = time_batch(clock, execute, effort, tensors, batch);
+            let measured = time_batch(execute, (effort, &mut *trials), tensors, batch);
             done += 1;
             progress(done, all);
             measured
@@ -107,9 +107,10 @@ fn sizes(batch_max: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use proto::{LatencyProfile, Span};
+    use transport::Clock;
 
     use super::*;
-    use crate::executor::TaskError;
+    use crate::{drive::turns::Turns, executor::TaskError};
 
     /// Fails with what is longer than this many bytes.
     struct Fails(usize);
@@ -144,8 +145,9 @@ mod tests {
 
     fn lengths(model: &Model, fails_beyond: usize) -> Option<Vec<(usize, usize)>> {
         let effort = Effort { every_size: false, warm_up: 0, runs_max: 3, span: Span::ZERO };
-        let (mut told, clock) = (Vec::new(), Clock::start());
-        let found = measure(clock, model, &Fails(fails_beyond), effort, &mut |done, of| told.push((done, of)))?;
+        let (mut told, turns) = (Vec::new(), Turns::default());
+        let effort = (effort, &mut Trials::new(&turns, Clock::start()));
+        let found = measure(model, &Fails(fails_beyond), effort, &mut |done, of| told.push((done, of)))?;
         assert!(told.last().is_some_and(|&(done, of)| done <= of), "{told:?}");
         for OfLength { sizes, .. } in &found.lengths {
             let batches: Vec<usize> = sizes.iter().map(|size| size.batch).collect();

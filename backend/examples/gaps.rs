@@ -1,0 +1,259 @@
+//! How long a GPU with a full queue does nothing between two batches, as the backend stamps them: from `finished_at` to
+//! the next `started_at`. The GPU is emulated, and takes the same time for each batch; a scheduler and a frontend are
+//! played here, over real sockets, and see to it that more batches wait all the time.
+//!
+//! `cargo run -p backend --example gaps -- [BATCH_MS [SECONDS]]`
+#![allow(clippy::disallowed_methods)] // It is a driver: it has a thread, sockets and a clock.
+
+use std::{
+    net::Ipv4Addr,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use backend::{config::Config, drive};
+use proto::{
+    BackendId, Claim, Epoch, Era, FrontendId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
+    backend_to_frontend::{ANSWER_HEADER_BYTES, LinkWelcome},
+    backend_to_scheduler::{BackendToScheduler, PlanOutcome},
+    clock::ClockReply,
+    frame::{FrameWriter, read_frame},
+    hello::ModelThreads,
+    scheduler_to_backend::{BackendWelcome, BatchPlan, PlannedTask, SchedulerToBackend},
+    stages::SchedulerStamps,
+};
+use transport::{
+    Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, ROCE_PORT, Region, RegionKey, random_loopback,
+};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const SECRET: &str = "what all members of this run share";
+const FRONTEND: FrontendId = FrontendId(1);
+const CLAIM: Claim = Claim { era: Era(1), epoch: Epoch { number: 1, scheduler: 0 } };
+const MODEL: ModelId = ModelId(0);
+const INPUT_BYTES: usize = 1024;
+const ANSWER_BYTES: usize = ANSWER_HEADER_BYTES + 256;
+/// Plans at the backend: one that executes, one that is next, and one whose input is being fetched.
+const PLANS: u64 = 3;
+/// No slot is used again while its answer is under way.
+const SLOTS: u64 = 16;
+/// Batches that are not counted.
+const WARM_UP: usize = 20;
+
+fn main() -> Result<()> {
+    let mut args = std::env::args().skip(1);
+    let mut number = |default: f64| args.next().map_or(Ok(default), |text| text.parse::<f64>());
+    let (batch_ms, seconds) = (number(5.0)?, number(10.0)?);
+    let repository = tempfile::tempdir()?;
+    write_model(repository.path(), batch_ms)?;
+    let mut members = Members::open()?;
+    let config: Config = toml::from_str(&format!(
+        "scheduler = {:?}\nsecret = {SECRET:?}\nrepository = {:?}\ndrain_timeout_ms = 100",
+        members.scheduler.listen_address().ok_or("the scheduler does not listen")?.to_string(),
+        repository.path()
+    ))?;
+    let stop = AtomicBool::new(false);
+    let ended = std::thread::scope(|scope| {
+        let backend = scope.spawn(|| drive::run(&config, &stop));
+        members.run(Span::from_secs_f64(seconds), || backend.is_finished());
+        stop.store(true, Ordering::Relaxed);
+        backend.join()
+    });
+    ended.map_err(|_| "the backend panicked")??;
+    members.report(batch_ms);
+    Ok(())
+}
+
+fn write_model(repository: &std::path::Path, batch_ms: f64) -> Result<()> {
+    let folder = repository.join("fixed");
+    std::fs::create_dir(&folder)?;
+    let text = format!(
+        r#"name: "fixed"
+backend: "emulated"
+max_batch_size: 1
+input [ {{ name: "row" data_type: TYPE_UINT8 dims: [ {INPUT_BYTES} ] }} ]
+output [ {{ name: "digest" data_type: TYPE_UINT64 dims: [ 2 ] }} ]
+parameters {{ key: "slo_ms" value: {{ string_value: "1000" }} }}
+parameters {{ key: "alpha_ms" value: {{ string_value: "0.001" }} }}
+parameters {{ key: "beta_ms" value: {{ string_value: "{batch_ms}" }} }}
+"#
+    );
+    Ok(std::fs::write(folder.join("config.pbtxt"), text)?)
+}
+
+/// Both sides of the backend.
+struct Members {
+    clock: Clock,
+    scheduler: Endpoint,
+    frontend: Endpoint,
+    /// Inputs, and behind them answers.
+    arena: Region,
+    arena_key: RegionKey,
+    backend: Option<ConnectionId>,
+    is_linked: bool,
+    sent: u64,
+    done: u64,
+    /// When batches that ran started and ended.
+    ran: Vec<(Timestamp, Timestamp)>,
+    missed: usize,
+}
+
+impl Members {
+    fn open() -> Result<Self> {
+        let open = |ip: Ipv4Addr| {
+            let config = EndpointConfig::soft((ip, ROCE_PORT).into()).listening((ip, 0).into()).with_secret(SECRET);
+            Endpoint::open(config)
+        };
+        let mut frontend = open(random_loopback())?;
+        let arena = Region::allocate(SLOTS as usize * (INPUT_BYTES + ANSWER_BYTES) + 8 * SLOTS as usize)?;
+        let arena_key = frontend.register(&arena, Access { remote_read: true, remote_write: true })?;
+        Ok(Self {
+            clock: Clock::start(),
+            scheduler: open(random_loopback())?,
+            frontend,
+            arena,
+            arena_key,
+            backend: None,
+            is_linked: false,
+            sent: 0,
+            done: 0,
+            ran: Vec::new(),
+            missed: 0,
+        })
+    }
+
+    /// Keeps the queue full for so long, once there is a link.
+    fn run(&mut self, span: Span, is_over: impl Fn() -> bool) {
+        let mut until = Timestamp::NEVER;
+        loop {
+            let now = self.clock.now();
+            let mut busy = self.scheduler.drive(now) | self.frontend.drive(now);
+            while let Some(event) = self.scheduler.poll_event() {
+                busy = true;
+                self.handle_scheduler_event(event);
+            }
+            while let Some(event) = self.frontend.poll_event() {
+                busy = true;
+                self.handle_frontend_event(event);
+            }
+            if self.is_linked && until == Timestamp::NEVER {
+                until = now + span;
+            }
+            while self.is_linked && now < until && self.sent < self.done + PLANS {
+                self.plan(now);
+            }
+            if is_over() || (now >= until && self.done == self.sent) {
+                return;
+            }
+            if !busy {
+                self.scheduler.wait(now, now + Span::from_micros(200));
+            }
+        }
+    }
+
+    fn handle_scheduler_event(&mut self, event: Event) {
+        match event {
+            Event::Incoming { connection, .. } => {
+                let model_threads = ModelThreads::default();
+                let welcome =
+                    BackendWelcome { backend: BackendId(1), models: vec![MODEL], model_threads, claim: CLAIM };
+                self.scheduler.accept(self.clock.now(), connection, encode(wincode::serialize(&welcome)));
+                self.backend = Some(connection);
+                let link_address = self.frontend.listen_address().expect("it listens").to_string();
+                self.tell(&SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
+            }
+            Event::Message { frame, .. } => {
+                for report in read_frame::<BackendToScheduler>(&frame) {
+                    self.handle_report(report.expect("a backend says what schedulers know"));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn handle_report(&mut self, report: BackendToScheduler) {
+        match report {
+            BackendToScheduler::ClockRequest { sent_at } => {
+                let now = self.clock.now();
+                self.tell(&SchedulerToBackend::Clock(ClockReply { sent_at, received_at: now, replied_at: now }));
+            }
+            BackendToScheduler::Linked { .. } => self.is_linked = true,
+            BackendToScheduler::PlanDone { outcome, .. } => {
+                self.done += 1;
+                match outcome {
+                    PlanOutcome::Executed { started_at, finished_at } => self.ran.push((started_at, finished_at)),
+                    PlanOutcome::WindowMissed { .. } | PlanOutcome::Abandoned { .. } => self.missed += 1,
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn handle_frontend_event(&mut self, event: Event) {
+        if let Event::Incoming { connection, .. } = event {
+            let welcome = LinkWelcome {
+                arena_address: self.arena_key.address,
+                arena_bytes: self.arena.len() as u64,
+                arena_rkey: self.arena_key.rkey,
+                guards_offset: SLOTS * (INPUT_BYTES + ANSWER_BYTES) as u64,
+            };
+            self.frontend.accept(self.clock.now(), connection, encode(wincode::serialize(&welcome)));
+        }
+    }
+
+    fn tell(&mut self, message: &SchedulerToBackend) {
+        let mut writer = FrameWriter::default();
+        writer.push(message).expect("it fits a frame");
+        let (backend, frame) = (self.backend.expect("it has joined"), writer.take().expect("there is a message"));
+        self.scheduler.send(backend, &frame).expect("the backend is there");
+    }
+
+    /// Another batch of one task, whose window is open.
+    fn plan(&mut self, now: Timestamp) {
+        let slot = self.sent % SLOTS;
+        let task = PlannedTask {
+            task: TaskId::new(FRONTEND, self.sent),
+            attempt: 0,
+            slot: SlotDescriptor {
+                slot: slot as u32,
+                input_offset: slot * INPUT_BYTES as u64,
+                input_bytes: INPUT_BYTES as u32,
+                answer_offset: SLOTS * INPUT_BYTES as u64 + slot * ANSWER_BYTES as u64,
+                answer_bytes_max: ANSWER_BYTES as u32,
+            },
+            stamps: SchedulerStamps { queued_at: now, due_at: now, granted_at: now },
+        };
+        self.tell(&SchedulerToBackend::Plan(BatchPlan {
+            plan: PlanId(self.sent),
+            gpu_index: 0,
+            model: MODEL,
+            exec_at: now,
+            latest: now + Span::from_millis(10_000),
+            tasks: vec![task],
+            sample: None,
+        }));
+        self.sent += 1;
+    }
+
+    fn report(&mut self, batch_ms: f64) {
+        let counted = self.ran.get(WARM_UP..).unwrap_or_default();
+        let mut gaps: Vec<f64> =
+            counted.windows(2).map(|pair| (pair[1].0 - pair[0].1).as_nanos() as f64 / 1e3).collect();
+        gaps.sort_unstable_by(f64::total_cmp);
+        let at = |share: f64| gaps.get(((gaps.len() as f64 * share) as usize).min(gaps.len().saturating_sub(1)));
+        let at = |share: f64| at(share).copied().unwrap_or(f64::NAN);
+        println!(
+            "batches of {batch_ms} ms: {} ran, {} missed; us between two: p50 {:.1}, p90 {:.1}, p99 {:.1}, max {:.1}",
+            self.ran.len(),
+            self.missed,
+            at(0.5),
+            at(0.9),
+            at(0.99),
+            at(1.0)
+        );
+    }
+}
+
+fn encode<E: std::fmt::Debug>(message: std::result::Result<Vec<u8>, E>) -> Vec<u8> {
+    message.expect("encoding into memory cannot fail")
+}

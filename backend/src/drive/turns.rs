@@ -1,0 +1,239 @@
+//! Trials of models that are being loaded, in between what GPUs serve. The loader's thread asks for a turn before each
+//! of them and waits; the session's core knows what is planned, and gives it. Without a session nothing is served, and
+//! nobody waits.
+//!
+//! A GPU may never be idle for long enough. So a trial waits a bounded time, and so do all of one load: they come
+//! rarely at first, then more often, and at last one after another, as the load has to end. What the load has waited
+//! for those before it counts, since whoever asked for it has waited as well.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use proto::{Span, Timestamp};
+use transport::{Clock, Waker};
+
+/// How long a trial waits at most (second), while those of the load have not waited for so long in all (first). A load
+/// may take 120 s (`LOAD_WAIT` of the scheduler), so half of that is left for what it does.
+const WAITS: [(Span, Span); 2] =
+    [(Span::from_millis(20_000), Span::from_millis(2_000)), (Span::from_millis(60_000), Span::from_millis(100))];
+/// A trial of which nothing is known yet is expected to take so long: more than is ever planned ahead.
+const UNKNOWN: Span = Span::from_millis(1_000);
+
+/// What the loader's thread and the session's share.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Turns(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something was given, or the session ended.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Wakes the session's thread, while there is one.
+    session: Option<Waker>,
+    wanted: Option<Wanted>,
+    /// The session knows of it.
+    is_told: bool,
+}
+
+/// A turn that is waited for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// The GPUs that the trial is on.
+    pub(super) gpus: Vec<usize>,
+    /// How long it should take.
+    pub(super) takes: Span,
+    /// How long it waits at most.
+    pub(super) patience: Span,
+}
+
+impl Turns {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics in between.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session begins to serve, and gives turns from now on.
+    pub(super) fn open(&self, session: Waker) {
+        self.lock().session = Some(session);
+    }
+
+    /// It has ended: whoever waits goes on.
+    pub(super) fn close(&self) {
+        *self.lock() = State::default();
+        self.0.changed.notify_all();
+    }
+
+    /// A turn that somebody began to wait for.
+    pub(super) fn poll_wanted(&self) -> Option<Wanted> {
+        let mut state = self.lock();
+        let is_told = std::mem::replace(&mut state.is_told, true);
+        state.wanted.clone().filter(|_| !is_told)
+    }
+
+    /// Whoever waits has a turn.
+    pub(super) fn give(&self) {
+        self.lock().wanted = None;
+        self.0.changed.notify_all();
+    }
+
+    /// Waits for a turn. There is one thread that does.
+    fn wait(&self, wanted: Wanted) {
+        let mut state = self.lock();
+        let Some(session) = &state.session else { return };
+        session.wake();
+        (state.wanted, state.is_told) = (Some(wanted), false);
+        while state.wanted.is_some() {
+            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The trials of one load.
+pub(super) struct Trials<'a> {
+    turns: &'a Turns,
+    clock: Clock,
+    /// The GPUs that the next one is on.
+    gpus: Vec<usize>,
+    /// The longest so far.
+    longest: Span,
+    /// How long they have waited, and the load before them.
+    waited: Span,
+    /// Of [`WAITS`], those that are over.
+    stage: usize,
+}
+
+impl<'a> Trials<'a> {
+    /// None so far.
+    pub(super) fn new(turns: &'a Turns, clock: Clock) -> Self {
+        Self { turns, clock, gpus: Vec::new(), longest: Span::ZERO, waited: Span::ZERO, stage: 0 }
+    }
+
+    /// Of a load that was asked for at this instant.
+    pub(super) fn asked_at(self, at: Timestamp) -> Self {
+        Self { waited: self.clock.now() - at, ..self }
+    }
+
+    /// How long they have waited.
+    pub(super) fn waited(&self) -> Span {
+        self.waited
+    }
+
+    /// The next ones are of another model, on these GPUs.
+    pub(super) fn begin(&mut self, gpus: &[u32]) {
+        (self.gpus, self.longest) = (gpus.iter().map(|&gpu| gpu as usize).collect(), Span::ZERO);
+    }
+
+    /// The next ones are on this GPU.
+    pub(super) fn go_to(&mut self, gpu: usize) {
+        self.gpus = vec![gpu];
+    }
+
+    /// Waits for the turn of a trial that took so long before, if it has been made. Otherwise it may be of twice as
+    /// many tasks as the one before.
+    pub(super) fn wait(&mut self, took: Option<Span>) {
+        self.longest = self.longest.max(took.unwrap_or(Span::ZERO));
+        let unknown = if self.longest > Span::ZERO { self.longest * 2 } else { UNKNOWN };
+        let stage = WAITS.iter().take_while(|(all, _)| *all <= self.waited).count();
+        if stage > std::mem::replace(&mut self.stage, stage) {
+            let (gpus, waited) = (&self.gpus, self.waited);
+            tracing::warn!(?gpus, %waited, "a load has waited for long: its trials delay batches of these GPUs now");
+        }
+        let Some((_, patience)) = WAITS.get(stage).copied() else { return };
+        let began = self.clock.now();
+        self.turns.wait(Wanted { gpus: self.gpus.clone(), takes: took.unwrap_or(unknown), patience });
+        self.waited += self.clock.now() - began;
+    }
+
+    /// Makes a trial in its turn, which took so long before, if it has been made. How long it took.
+    pub(super) fn run<E>(&mut self, took: Option<Span>, trial: impl FnOnce() -> Result<(), E>) -> Result<Span, E> {
+        self.wait(took);
+        let began = self.clock.now();
+        trial()?;
+        let took = self.clock.now() - began;
+        self.longest = self.longest.max(took);
+        Ok(took)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use transport::{Endpoint, EndpointConfig};
+
+    use super::*;
+
+    /// What is asked for next.
+    fn next(turns: &Turns) -> Wanted {
+        loop {
+            match turns.poll_wanted() {
+                Some(wanted) => return wanted,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_session_nobody_waits() {
+        let turns = Turns::default();
+        let mut trials = Trials::new(&turns, Clock::start());
+        let took = trials.run(None, || Err::<(), _>("it fails"));
+        assert_eq!((took, turns.poll_wanted()), (Err("it fails"), None));
+    }
+
+    #[test]
+    fn who_has_waited_for_the_loads_before_does_not_wait_for_turns() {
+        let turns = Turns::default();
+        let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
+        turns.open(endpoint.waker());
+        let clock = Clock::start();
+        let mut trials = Trials::new(&turns, clock).asked_at(clock.now() - WAITS[1].0);
+        trials.wait(None);
+        assert_eq!((turns.poll_wanted(), trials.stage), (None, WAITS.len()));
+        assert!(trials.waited() >= WAITS[1].0);
+    }
+
+    #[test]
+    fn a_trial_waits_until_it_has_its_turn_or_the_session_ends() {
+        let turns = Turns::default();
+        let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
+        turns.open(endpoint.waker());
+        let loader = turns.clone();
+        std::thread::scope(|scope| {
+            let trials = scope.spawn(move || {
+                let mut trials = Trials::new(&loader, Clock::start());
+                trials.begin(&[0, 2]);
+                let slow = Span::from_millis(3_000);
+                trials.run(None, || Ok::<_, ()>(())).unwrap();
+                trials.wait(Some(slow));
+                trials.go_to(1);
+                trials.wait(None);
+                trials.waited = WAITS[0].0;
+                trials.wait(Some(Span(5)));
+                trials.waited = WAITS[1].0;
+                // It has waited for too long.
+                trials.wait(Some(Span(6)));
+                trials.waited = Span::ZERO;
+                trials.begin(&[3]);
+                trials.wait(None);
+                // There is no session any more.
+                trials.wait(Some(Span(5)));
+            });
+            let wanted = |gpus: &[usize], takes, patience| Wanted { gpus: gpus.to_vec(), takes, patience };
+            assert_eq!(next(&turns), wanted(&[0, 2], UNKNOWN, WAITS[0].1));
+            assert_eq!(turns.poll_wanted(), None, "once");
+            assert!(!trials.is_finished());
+            turns.give();
+            assert_eq!(next(&turns), wanted(&[0, 2], Span::from_millis(3_000), WAITS[0].1));
+            turns.give();
+            assert_eq!(next(&turns), wanted(&[1], Span::from_millis(6_000), WAITS[0].1), "of a larger batch");
+            turns.give();
+            assert_eq!(next(&turns), wanted(&[1], Span(5), WAITS[1].1), "it has waited for long");
+            turns.give();
+            assert_eq!(next(&turns), wanted(&[3], UNKNOWN, WAITS[0].1), "another model");
+            turns.close();
+            trials.join().unwrap();
+        });
+    }
+}
