@@ -14,7 +14,7 @@ use backend::{
     worker::{Execution, HANDED_MAX, Outputs},
 };
 use proto::{
-    LoadId, ModelId, Span, TaskId, Timestamp,
+    LoadId, ModelId, PlanId, Span, TaskId, Timestamp,
     backend_to_frontend::ANSWER_HEADER_BYTES,
     backend_to_scheduler::BackendToScheduler,
     backoff::Backoff,
@@ -102,6 +102,8 @@ struct Gpu {
     running: Option<Running>,
     /// What has ended, and the core has yet to hear of.
     ended: VecDeque<(Life, Execution)>,
+    /// Until when it runs a sample again.
+    samples_until: Option<Timestamp>,
     /// The copy of weights that is under way, and how much of it is reading from disk.
     copying: Option<(ModelId, Span)>,
     /// What is in its memory, in the present session.
@@ -112,13 +114,15 @@ struct Gpu {
 fn loaded(env: &Env, gpus: u32) -> Vec<Arc<Loaded>> {
     let versions =
         env.repository.iter().flat_map(|(name, &newest)| models::served(newest).map(move |version| (*name, version)));
-    versions.map(|(name, version)| Arc::new(models::loaded(name, version, gpus))).collect()
+    versions.map(|(name, version)| Arc::new(models::loaded(env.dynamic, name, version, gpus))).collect()
 }
 
 struct Running {
     life: Life,
     job: Job,
     outputs: Vec<u8>,
+    /// A task that is run again if nothing else waits then: for which plan, and how long that takes.
+    alone: Option<(PlanId, Span)>,
 }
 
 impl BackendNode {
@@ -404,6 +408,7 @@ impl BackendNode {
         let Some((_, job)) = &gpu.taken else { return };
         let local = job.offset.to_local(job.exec_at).unwrap_or(job.exec_at);
         let at = env.members[self.node.0].clock.when(local).max(env.now);
+        let at = self.gpus[index].samples_until.map_or(at, |until| at.max(until));
         let late = env.micros(60);
         env.schedule(at + late, Happening::Execute(self.node, self.process_life, index));
     }
@@ -433,15 +438,20 @@ impl BackendNode {
         }
         let ModelShape { input_bytes, output_bytes, .. } = job.shape;
         let mut outputs = vec![0; job.tasks() * output_bytes];
+        let profile = job.executor.emulated_profile().expect("all models are emulated");
+        let (mut takes, mut alone) = (profile.latency(job.tasks()), None);
         if life == self.life {
             let arena = env.network.arena(node);
             let inputs = job.runs.iter().map(|run| &arena[run.input_offset..][..run.tasks * input_bytes]);
             let inputs = inputs.collect::<Vec<_>>().concat();
             let failed = job.executor.execute(&inputs, &mut outputs).expect("a digest can be taken of everything");
             assert_eq!(failed, []);
+            takes = env.dynamic.takes(&inputs, input_bytes).unwrap_or(takes);
+            alone = job.sample.and_then(|(place, plan)| {
+                let input = &inputs[place * input_bytes..][..input_bytes];
+                Some((plan, env.dynamic.takes(input, input_bytes)?))
+            });
         }
-        let profile = job.executor.emulated_profile().expect("all models are emulated");
-        let takes = profile.latency(job.tasks());
         let takes = match self.trouble {
             Trouble::None | Trouble::Fail => takes,
             Trouble::Slow(times) => takes * times,
@@ -453,7 +463,7 @@ impl BackendNode {
         } else {
             Execution::Done { started_at, finished_at, outputs: Outputs::default() }
         };
-        self.gpus[index].running = Some(Running { life, job, outputs });
+        self.gpus[index].running = Some(Running { life, job, outputs, alone });
         let late = env.micros(10);
         env.after(takes + late, Happening::Executed(node, self.process_life, index, execution));
     }
@@ -477,8 +487,12 @@ impl BackendNode {
 
     /// The GPU's thread ends its batch.
     pub(super) fn handle_executed(&mut self, env: &mut Env, index: usize, execution: Execution) {
-        let Some(Running { life, job, outputs }) = self.gpus[index].running.take() else { return };
+        let Some(Running { life, job, outputs, alone }) = self.gpus[index].running.take() else { return };
         if life == self.life && matches!(execution, Execution::Done { .. }) {
+            if let Some((plan, took)) = alone.filter(|_| self.gpus[index].jobs.is_empty()) {
+                self.gpus[index].samples_until = Some(env.now + took);
+                env.after(took, Happening::RanAlone(self.node, life, plan, took));
+            }
             let mut outputs = &outputs[..];
             for run in &job.runs {
                 let output = outputs.split_off(..run.tasks * job.shape.output_bytes).expect("outputs of all tasks");
@@ -486,6 +500,14 @@ impl BackendNode {
             }
         }
         self.end(env, index, life, execution);
+    }
+
+    /// The GPU's thread has run a sample.
+    pub(super) fn handle_ran_alone(&mut self, env: &mut Env, plan: PlanId, took: Span) {
+        let Some(core) = self.process.as_mut().and_then(|process| process.core.as_mut()) else { return };
+        env.samples += 1;
+        core.handle_ran_alone(env.local(self.node), plan, took);
+        self.settle(env);
     }
 
     /// The GPU's thread wakes the core's, and goes on.
@@ -519,7 +541,8 @@ impl BackendNode {
             (1, _) => Ok(Vec::new()),
             (_, Some(newest)) => {
                 let gpus = self.gpus.len() as u32;
-                Ok(models::served(newest).map(|version| models::loaded(name, version, gpus)).collect())
+                let loaded = |version| models::loaded(env.dynamic, name, version, gpus);
+                Ok(models::served(newest).map(loaded).collect())
             }
         };
         core.handle_loaded(env.local(self.node), load, result);

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 
 use backend::worker::Execution;
 use frontend::tasks::RequestId;
-use proto::{Claim, LoadId, ModelId, ModelThreadId, Span, Timestamp, frontend_to_scheduler::ModelChange};
+use proto::{Claim, LoadId, ModelId, ModelThreadId, PlanId, Span, Timestamp, frontend_to_scheduler::ModelChange};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::{
     faults::Fault,
-    models::MODELS,
+    models::{Dynamic, MODELS},
     mutation::Mutation,
     network::{Network, SideId},
     oracle::Oracle,
@@ -59,6 +59,8 @@ pub(super) enum Happening {
     Executed(Node, Life, usize, Execution),
     /// The core hears of what a GPU has ended.
     Ended(Node, Life, usize),
+    /// A GPU's thread has run a task again, alone, which took so long: in a session, for a plan.
+    RanAlone(Node, Life, PlanId, Span),
     /// A copy of weights into a GPU's memory has ended.
     Copied(Node, Life, usize),
     /// A backend's loader has ended.
@@ -90,6 +92,10 @@ pub(super) struct Env {
     eras: BTreeMap<Node, Span>,
     /// By member.
     pub(super) members: Vec<Member>,
+    /// Which models are dynamic.
+    pub(super) dynamic: Dynamic,
+    /// Tasks of theirs that backends ran again alone.
+    pub(super) samples: u64,
     /// The version of each model that the repository holds now.
     pub(super) repository: BTreeMap<&'static str, u32>,
     /// Whether backends fail to load models now and then.
@@ -155,6 +161,8 @@ impl Env {
             primary_clock: None,
             eras: BTreeMap::new(),
             members: Vec::new(),
+            dynamic: Dynamic::default(),
+            samples: 0,
             repository: MODELS.map(|(name, _)| (name, 1)).into(),
             loads_fail: false,
             later: BTreeMap::new(),

@@ -11,6 +11,9 @@ use super::{
     models::MODELS,
 };
 
+/// Whoever is to leave has so long at least for the batches that it was given.
+const LEAVES: Span = Span::from_millis(50);
+
 /// What may go wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FaultKinds {
@@ -172,9 +175,10 @@ pub(super) fn draw(env: &mut Env, kinds: FaultKinds, roles: &Roles, (from, until
 }
 
 fn lasts(env: &mut Env, at: Timestamp, fault: Fault, millis_max: i64) {
-    let heals = at + Span::from_micros(env.rng.random_range(1_000..millis_max * 1_000));
+    let lasts = Span::from_micros(env.rng.random_range(1_000..millis_max * 1_000));
+    let least = if matches!(fault, Fault::Leave { .. }) { LEAVES } else { Span::ZERO };
     env.schedule(at, Happening::Fault(fault));
-    env.schedule(heals, Happening::Heal(fault));
+    env.schedule(at + lasts.max(least), Happening::Heal(fault));
 }
 
 fn draw_crash(env: &mut Env, roles: &Roles, at: Timestamp) {

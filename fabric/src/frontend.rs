@@ -25,7 +25,7 @@ use transport::{ConnectionId, DisconnectReason, Event, PostError};
 
 use super::{
     env::{Env, Happening, Life, Node},
-    models::{self, MODELS},
+    models::{self, APPLICATIONS, MODELS},
     mutation::Mutation,
     network::{ARENA_ADDRESS, Network},
     oracle::Violation,
@@ -212,8 +212,10 @@ impl FrontendNode {
             model = core.models().versions(name).find(is_ready).unwrap_or(model);
         }
         let comes_later = env.chance(LATER_PERCENT);
+        let (waited, workload) = (Span::ZERO, env.rng.random_range(0..u32::from(APPLICATIONS)));
+        input.chunks_mut(input_bytes).for_each(|row| env.dynamic.mark(name, row, workload as u8));
         let inputs = if comes_later { vec![] } else { vec![input.clone().into()] };
-        let (waited, application) = (Span::ZERO, Application(env.rng.random_range(0..4)));
+        let application = Application(workload);
         let request = CheckedRequest { model, rows, inputs, slo, waited, priority: 0, application };
         let now = env.local(self.node);
         match process.core.handle_request(now, &request, &arena(env, self.node)) {

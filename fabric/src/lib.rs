@@ -39,7 +39,7 @@ use self::{
     env::{Env, Happening, Node},
     faults::{Fault, Roles},
     frontend::FrontendNode,
-    models::MODELS,
+    models::{Dynamic, MODELS},
     network::Pair,
     scheduler::SchedulerNode,
 };
@@ -90,6 +90,8 @@ pub struct Summary {
     pub served: u64,
     /// Of these, those of which an input came so late that its task was submitted twice.
     pub late: u64,
+    /// Tasks of dynamic models that backends ran again alone.
+    pub samples: u64,
     /// How the others ended.
     pub failed: BTreeMap<String, u64>,
     /// Events.
@@ -107,6 +109,7 @@ impl Summary {
         self.sent += other.sent;
         self.served += other.served;
         self.late += other.late;
+        self.samples += other.samples;
         self.steps += other.steps;
         for (kind, count) in &other.failed {
             *self.failed.entry(kind.clone()).or_default() += count;
@@ -167,6 +170,9 @@ impl Fabric {
         let pairs = connect(&mut env);
         let reactions = (0..env.members.len()).map(|index| (Node(index), env.members[index].reaction)).collect();
         let config = cluster_config(&mut env);
+        if config.policy == Policy::Downbeat {
+            env.dynamic = Dynamic::draw(options.seed);
+        }
         let new_scheduler = |(rank, &node): (usize, &Node)| {
             let succession =
                 SuccessionConfig { rank: rank as u16, schedulers: schedulers.len() as u16, suspect: SUSPECT };
@@ -317,6 +323,11 @@ impl Fabric {
             Happening::Ended(node, life, gpu) => {
                 if let Some(backend) = self.backends.iter_mut().find(|b| (b.node, b.process_life) == (node, life)) {
                     backend.handle_ended(env, gpu);
+                }
+            }
+            Happening::RanAlone(node, life, plan, took) => {
+                if let Some(backend) = self.backends.iter_mut().find(|b| (b.node, b.life) == (node, life)) {
+                    backend.handle_ran_alone(env, plan, took);
                 }
             }
             Happening::Copied(node, life, gpu) => {
@@ -485,7 +496,7 @@ impl Fabric {
     }
 
     fn summary(&self) -> Summary {
-        let mut summary = Summary { steps: self.steps, ..Summary::default() };
+        let mut summary = Summary { steps: self.steps, samples: self.env.samples, ..Summary::default() };
         for clients in self.frontends.iter().map(|frontend| &frontend.clients) {
             summary.sent += clients.sent;
             summary.served += clients.served;

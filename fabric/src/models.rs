@@ -4,13 +4,15 @@
 use std::sync::Arc;
 
 use backend::{executor::Emulated, loaded::Loaded, staging::ModelShape};
-use proto::{LatencyProfile, Span, Weights};
+use proto::{BatchCost, LatencyProfile, Span, Weights};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use repository::{
     DataType, Executor, Model, Priorities, Tensor,
     emulated::{OUTPUT, OUTPUT_ELEMENTS},
 };
 
-/// What each model is called, and the bytes of one task's input.
+/// What each model is called, and the bytes of one task's input; at least two, and of each model another number.
 pub(super) const MODELS: [(&str, usize); 2] = [("small", 64), ("large", 200)];
 /// What every model takes, where memory is short.
 pub(super) const WEIGHTS: Weights = Weights { pages: 2, load: Span::from_millis(4), read: Span::from_millis(6) };
@@ -18,6 +20,53 @@ pub(super) const WEIGHTS: Weights = Weights { pages: 2, load: Span::from_millis(
 pub(super) const MEMORY_PAGES: u32 = 3;
 /// The largest batch of every model.
 const BATCH_MAX: usize = 8;
+
+/// What a batch of a dynamic model costs.
+const COST: BatchCost = BatchCost { fixed: Span::from_millis(2), per_task_ppm: 500_000 };
+/// The mean work of tasks in microseconds, by the workload that their clients name; each has a quarter more or less.
+const WORK_MICROS: [i64; APPLICATIONS as usize] = [500, 1_000, 2_000, 5_000];
+/// Workloads that clients name; the first has no name.
+pub(super) const APPLICATIONS: u8 = 4;
+
+/// The dynamic models of a world: the last so many of [`MODELS`]. The others are static, on the same GPUs.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Dynamic(usize);
+
+impl Dynamic {
+    /// Half of the worlds have none, with randomness of its own: the others stay what they were.
+    pub(super) fn draw(seed: u64) -> Self {
+        Self(ChaCha8Rng::seed_from_u64(!seed).random_range(0..2 * MODELS.len()).saturating_sub(MODELS.len() - 1))
+    }
+
+    fn models(self) -> &'static [(&'static str, usize)] {
+        &MODELS[MODELS.len() - self.0..]
+    }
+
+    /// Whether batches of this model take what their tasks do.
+    fn has(self, name: &str) -> bool {
+        self.models().iter().any(|(known, _)| *known == name)
+    }
+
+    /// What is to be done for the task with this input, which begins with its workload, if its model is dynamic.
+    pub(super) fn mark(self, name: &str, input: &mut [u8], workload: u8) {
+        if self.has(name) {
+            input[0] = workload;
+        }
+    }
+
+    /// How long a batch of tasks with these inputs takes, of so many bytes each, if their model is dynamic.
+    pub(super) fn takes(self, inputs: &[u8], input_bytes: usize) -> Option<Span> {
+        self.models().iter().find(|(_, bytes)| *bytes == input_bytes)?;
+        let work = |input: &[u8]| {
+            let mean = WORK_MICROS[usize::from(input[0] % APPLICATIONS)];
+            Span::from_micros(mean * (750 + 2 * i64::from(input[1])) / 1000)
+        };
+        let longest = inputs.chunks(input_bytes).map(work).max()?;
+        let others = (inputs.len() / input_bytes - 1) as i64 * i64::from(COST.per_task_ppm);
+        let millionths = i64::from(BatchCost::PER_TASK_MAX) + others;
+        Some(COST.fixed + Span(longest.as_nanos() * millionths / i64::from(BatchCost::PER_TASK_MAX)))
+    }
+}
 
 /// The versions that are served while this is the newest: it, and the one before.
 pub(super) fn served(newest: u32) -> impl Iterator<Item = u32> {
@@ -49,7 +98,7 @@ pub(super) fn model(name: &str, version: u32) -> Model {
 }
 
 /// The same, as a backend has it ready on all of its GPUs.
-pub(super) fn loaded(name: &str, version: u32, gpus: u32) -> Loaded {
+pub(super) fn loaded(dynamic: Dynamic, name: &str, version: u32, gpus: u32) -> Loaded {
     let model = model(name, version);
     let executor = Arc::new(Emulated::new(&model, profile()));
     let shape = ModelShape::from(&model);
@@ -59,7 +108,7 @@ pub(super) fn loaded(name: &str, version: u32, gpus: u32) -> Loaded {
         gpu_indexes: (0..gpus).collect(),
         executor,
         profile: profile(),
-        cost: None,
+        cost: dynamic.has(name).then_some(COST),
         weights: WEIGHTS,
         is_pinned: false,
     }

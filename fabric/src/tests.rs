@@ -23,10 +23,12 @@ fn no_seed_breaks_an_invariant() {
         total.sent += summary.sent;
         total.served += summary.served;
         total.late += summary.late;
+        total.samples += summary.samples;
         kinds.extend(summary.failed.into_keys());
     }
     assert!(total.served * 2 > total.sent && total.late * 100 > total.served, "{total:?}");
     eprintln!("{total:?}");
+    assert!(total.samples > SEEDS, "dynamic models' times are learned: {total:?}");
     // Runs are worth something only if faults reach every way in which a request can end.
     for kind in [
         "Dropped",
@@ -136,7 +138,8 @@ fn a_primary_that_is_moved_costs_nothing() {
     eprintln!("{sent} requests, {failed:?}");
     let late = ["Dropped", "WindowMissed"].iter().filter_map(|kind| failed.remove(*kind)).sum::<u64>();
     assert_eq!(failed, BTreeMap::new());
-    assert!(sent > 5_000 && late * 200 < sent, "{late} of {sent}");
+    // As many are late by chance as one in 200 if nobody moves: what requests of dynamic models take is not known.
+    assert!(sent > 5_000 && late * 100 < sent, "{late} of {sent}");
 }
 
 /// How many seeds it takes until a planted bug is found.

@@ -109,7 +109,7 @@ pub(crate) const REMARKS: [&str; 8] = [
      section 3.2 says the earliest instead, which mostly means one request at a time: of the three-modal case \
      (`strong`, three times the 99th percentile) that finished 0.75, 0.56 and 0.44 at 0.8, 1.1 and 1.4 of the \
      capacity, where the pseudocode's order finishes 0.87, 0.72 and 0.59. The better one is kept.",
-    "`downbeat` gives applications whose times differ lanes of their own (`scheduler/src/planners/orloj.rs`), so that \
+    "`downbeat` gives applications whose times differ lanes of their own (`scheduler/src/lanes.rs`), so that \
      short requests are not padded to long ones. The paper's Orloj mixes them and chooses by score.",
     "Samples for the distributions, which the paper's profiler runs alone when there is time, cost nothing here; 192 \
      of each application are known from the start.",

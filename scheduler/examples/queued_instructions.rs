@@ -28,7 +28,7 @@ fn number(index: u64) -> f64 {
 
 impl Load {
     fn new(policy: Policy, queued: u64) -> Self {
-        let mut planner = policy.dynamic_planner(NetworkBudget::default());
+        let mut planner = policy.planner(NetworkBudget::default());
         let profile = LatencyProfile::linear(20.0, 50.0, BATCH_MAX).expect("a constant profile");
         let config = ModelConfig { dynamic: Some(COST), ..ModelConfig::new(profile, 2 * queued as usize) };
         planner.handle_model(Timestamp::ZERO, MODEL, config);

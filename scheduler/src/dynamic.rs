@@ -42,6 +42,8 @@ const BINS: usize = 12;
 const NARROW_MAX: usize = 64;
 /// What is said to have taken longer took so long.
 const ALONE_MAX: Span = Span::from_millis(24 * 3_600_000);
+/// So many batches end within what is taken for the longest time.
+const CERTAIN_PART: f64 = 0.99;
 
 /// What a batch of unequal requests takes (Orloj, equation 3).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -107,7 +109,7 @@ struct Sample {
 }
 
 /// Requests that are alike, as sampled. They follow changes: two windows are kept, and one where the input has shifted.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 struct Works {
     window: Vec<Sample>,
     before: Vec<Sample>,
@@ -135,6 +137,11 @@ impl Works {
 
     fn len(&self) -> usize {
         self.before.len() + self.window.len()
+    }
+
+    fn retain(&mut self, keep: impl Fn(&Sample) -> bool) {
+        self.window.retain(&keep);
+        self.before.retain(&keep);
     }
 }
 
@@ -222,10 +229,16 @@ impl BatchTimes {
         let known = self.classes.binary_search_by_key(&class, |&(known, _)| known);
         known.map_or(&self.pooled, |index| &self.classes[index].1)
     }
+
+    /// The least, whoever is in it.
+    #[must_use]
+    pub fn shortest(&self) -> Span {
+        self.pooled.bins[0].from
+    }
 }
 
 /// What is known of a dynamic model's requests.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DynamicTimes {
     cost: BatchCost,
     /// By application.
@@ -248,7 +261,7 @@ pub struct KnownTimes {
 }
 
 /// A class that something is known of.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 struct Known {
     class: Class,
     /// The mean work, in nanoseconds.
@@ -317,6 +330,35 @@ impl DynamicTimes {
             }
         }
         largest.filter(|known| !known.steps.is_empty()).map(|known| largest_of(&known.steps, count))
+    }
+
+    /// The model is planned elsewhere from now on, where its backends have measured this cost. What batches cost beyond
+    /// that stays until they have shown it there, too: its GPUs may be others.
+    pub fn handle_moved(&mut self, measured: BatchCost) {
+        match &mut self.lengths {
+            Some((_, fit)) if fit.measured() == measured => fit.forget_gpus(),
+            Some((_, fit)) => (self.cost, *fit) = (measured, Fit::new(measured)),
+            None => self.cost = measured,
+        }
+    }
+
+    /// What requests of a class take is not known any more; where it was not, that of no request is.
+    pub fn forget(&mut self, class: Class) {
+        let is_known = self.find(class).is_some();
+        match (&mut self.lengths, class) {
+            (_, Class { application: Some(application), bucket: None }) if is_known => {
+                self.applications.remove(&application);
+            }
+            (Some((lengths, _)), Class { bucket: Some(bucket), .. }) if is_known => {
+                let is_other = |sample: &Sample| sample.bucket.map(|bucket| lengths.known(bucket)) != Some(bucket);
+                self.applications.values_mut().for_each(|works| works.retain(is_other));
+                lengths.remove(bucket);
+            }
+            (lengths, _) => {
+                self.applications.clear();
+                lengths.iter_mut().for_each(|(lengths, _)| *lengths = Lengths::default());
+            }
+        }
     }
 
     /// A GPU is gone.
@@ -509,6 +551,25 @@ impl DynamicTimes {
             from = to;
         }
         Seen { bins, mean: Span(mean.round() as i64) }
+    }
+
+    /// What batches of any of the model's requests take but for one in a hundred, for sizes from 1 to `max_batch`;
+    /// `None` if nothing is known.
+    #[must_use]
+    pub fn longest(&self, max_batch: usize) -> Option<Vec<Span>> {
+        let alone = self.applications.values().flat_map(Works::samples).map(|sample| sample.alone);
+        // Of some lengths only batches have told.
+        let lengths = self.lengths.iter().map(|(lengths, _)| lengths);
+        let of_batches = lengths.flat_map(|lengths| lengths.buckets().flat_map(|bucket| lengths.of_batches(bucket)));
+        let all = Distribution::new(alone.chain(of_batches).map(|alone| self.cost.work(alone)));
+        let last = all.0.len().checked_sub(1)?;
+        let of = |size: usize| {
+            // All k are at most this.
+            let part = CERTAIN_PART.powf(1.0 / size as f64);
+            let rank = (part * all.0.len() as f64).ceil() as usize;
+            self.cost.latency(size, all.0[rank.saturating_sub(1).min(last)]).max(Span(1))
+        };
+        Some((1..=max_batch).map(of).collect())
     }
 
     /// Which classes had better share batches of about this size: groups by the mean work of their requests,

@@ -19,6 +19,7 @@ pub mod estimates;
 pub mod free_times;
 pub mod gpu_work;
 pub mod indexed_heap;
+mod lanes;
 pub mod mailbox;
 pub mod matchmaker;
 pub mod messages;

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use proto::{GpuId, LatencyProfile, ModelId, TaskId, Timestamp, scheduler_to_scheduler::LearnedAverages};
+use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_to_scheduler::LearnedAverages};
 
 use crate::{
+    dynamic::{DynamicTimes, KnownTimes},
     mailbox::{FromRankThread, ModelEnd},
     messages::{Background, Candidate, GpuUpdate, NetworkBudget},
     model_thread::{ModelThread, Output},
@@ -221,6 +222,30 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
         self.rank.post_gpu(gpu, GpuUpdate::Loaded { model, end });
     }
 
+    fn handle_alone(&mut self, now: Timestamp, id: ModelId, of: (u8, u32), alone: Span) {
+        self.models.handle_alone(now, id, of, alone);
+    }
+
+    fn handle_executed(&mut self, now: Timestamp, id: ModelId, gpu: GpuId, tasks: &[(u8, u32)], took: Span) {
+        self.models.handle_executed(now, id, gpu, tasks, took);
+    }
+
+    fn handle_samples(&mut self, now: Timestamp, id: ModelId, samples: DynamicTimes) {
+        self.models.handle_samples(now, id, samples);
+    }
+
+    fn wants_samples(&self) -> bool {
+        self.models.wants_samples()
+    }
+
+    fn tables_made(&self, id: ModelId) -> u64 {
+        self.models.tables_made(id)
+    }
+
+    fn request_times(&self, id: ModelId) -> Option<KnownTimes> {
+        self.models.request_times(id)
+    }
+
     /// Carries messages until neither side has any left.
     fn handle_timeout(&mut self, now: Timestamp) {
         self.models.handle_timeout(now);
@@ -258,8 +283,8 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
                     }
                     FromRankThread::Release(model) => {
                         let averages = self.models.learned(model);
-                        let tasks = self.models.release(model);
-                        self.released.push_back(Released { model, tasks, averages });
+                        let (tasks, samples) = self.models.release(model);
+                        self.released.push_back(Released { model, tasks, averages, samples });
                     }
                 }
                 is_silent = false;

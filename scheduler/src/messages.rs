@@ -124,6 +124,9 @@ pub enum GpuUpdate {
         exec_at: Timestamp,
         /// When the GPU will be free again.
         free_at: Timestamp,
+        /// Whether that holds. If nobody knows when the batch ends, as that of a dynamic model, the GPU is not granted
+        /// before it is reported: what was planned behind it could miss its window.
+        is_certain: bool,
     },
     /// From a ModelThread, in answer to a grant: no batch wants the GPU now (its tasks were cancelled, or have
     /// expired, while the grant was under way).

@@ -4,6 +4,8 @@
 //! A task enters by `handle_submit` and leaves exactly once: in a [`Batch`], or dropped with a reason. The candidate
 //! is drawn up anew whenever the queue changes, and when it has become too large for the time that is left. Nothing
 //! here knows of other models or of GPUs; that is the RankThread's.
+//!
+//! Under `downbeat` a dynamic model has lanes instead of a queue and windows (`model_thread/dynamic.rs`).
 
 use std::collections::VecDeque;
 
@@ -13,6 +15,7 @@ use proto::{
 };
 
 use crate::{
+    dynamic::DynamicTimes,
     indexed_heap::IndexedHeap,
     messages::{Background, Candidate, GpuUpdate, Grant, NetworkBudget, Whereabouts},
     model_times::{ModelTimes, Times},
@@ -23,8 +26,10 @@ use crate::{
 };
 
 mod background;
+mod dynamic;
 
 use background::{Usual, Waiting};
+use dynamic::Dynamic;
 
 /// What a ModelThread wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +76,8 @@ struct Model<P> {
     /// As [`View::is_paged`].
     is_paged: bool,
     queue: TaskQueue<P>,
+    /// Of a dynamic model, whose queue is empty: what it has instead.
+    dynamic: Option<Box<Dynamic<P>>>,
     /// Tasks that have no objective, oldest first.
     background: Waiting<P>,
     policy: Box<dyn BatchPolicy>,
@@ -117,6 +124,27 @@ impl<P> Model<P> {
         deadline - lead_time + Span(1)
     }
 
+    /// Takes out all that waits: first what has an objective, nearest deadline first.
+    fn drain(&mut self) -> Vec<(Queued, P)> {
+        let mut tasks = self.dynamic.as_mut().map_or_else(Vec::new, |dynamic| dynamic.lanes.drain());
+        tasks.extend(std::iter::from_fn(|| self.queue.pop().or_else(|| self.background.queue.pop())));
+        tasks
+    }
+
+    /// Takes out the task named `id`.
+    fn remove(&mut self, id: TaskId) -> Option<(Queued, P)> {
+        let of_lanes = self.dynamic.as_mut().and_then(|dynamic| dynamic.lanes.remove(id));
+        of_lanes.or_else(|| self.queue.remove(id)).or_else(|| self.background.queue.remove(id))
+    }
+
+    /// Keeps only tasks with an objective that `keep` wants. True if any was thrown away.
+    fn retain(&mut self, keep: impl Fn(&Queued) -> bool) -> bool {
+        match &mut self.dynamic {
+            Some(dynamic) => dynamic.lanes.retain(keep),
+            None => self.queue.retain(keep),
+        }
+    }
+
     /// Why a task is dropped that cannot be met.
     fn drop_reason(&self) -> DropReason {
         if self.whereabouts == Whereabouts::Here { DropReason::Deadline } else { DropReason::ColdStart }
@@ -148,31 +176,29 @@ impl<P> ModelThread<P> {
         if self.models.len() <= id.0 as usize {
             self.models.resize_with(id.0 as usize + 1, || None);
         }
-        match &mut self.models[id.0 as usize] {
-            Some(model) => {
-                model.times.set_common(config.profile, budget);
-                model.is_paged = config.weights.pages > 0;
-                self.update_candidate(now, id);
-                self.update_background(id);
-            }
-            absent => {
-                *absent = Some(Box::new(Model {
-                    times: ModelTimes::new(config.profile, budget),
-                    jitter: budget.jitter,
-                    is_paged: config.weights.pages > 0,
-                    queue: TaskQueue::new(config.queue_max),
-                    background: Waiting::new(config.queue_max),
-                    policy: self.policy.instantiate(),
-                    usual: Usual::default(),
-                    candidate: None,
-                    due_at: Timestamp::NEVER,
-                    contended_until: Timestamp::PAST,
-                    grants_seen: 0,
-                    is_changed: false,
-                    whereabouts: Whereabouts::Here,
-                }));
-            }
-        }
+        let model = self.models[id.0 as usize].get_or_insert_with(|| {
+            Box::new(Model {
+                times: ModelTimes::new(config.profile.clone(), budget),
+                jitter: budget.jitter,
+                is_paged: false,
+                queue: TaskQueue::new(config.queue_max),
+                dynamic: None,
+                background: Waiting::new(config.queue_max),
+                policy: self.policy.instantiate(),
+                usual: Usual::default(),
+                candidate: None,
+                due_at: Timestamp::NEVER,
+                contended_until: Timestamp::PAST,
+                grants_seen: 0,
+                is_changed: false,
+                whereabouts: Whereabouts::Here,
+            })
+        });
+        model.is_paged = config.weights.pages > 0;
+        model.times.set_common(config.profile.clone(), budget);
+        self.set_dynamic(now, id, (config, budget));
+        self.update_candidate(now, id);
+        self.update_background(id);
     }
 
     /// Where a model's weights are.
@@ -201,6 +227,9 @@ impl<P> ModelThread<P> {
     pub fn handle_gpu_left(&mut self, gpu: GpuId) {
         for model in self.models.iter_mut().flatten() {
             model.times.set_own(gpu, None);
+            if let Some(dynamic) = &mut model.dynamic {
+                dynamic.lanes.remove_gpu(gpu);
+            }
         }
     }
 
@@ -208,7 +237,7 @@ impl<P> ModelThread<P> {
     /// are still counted and returned.
     pub fn handle_unhosted(&mut self, now: Timestamp, id: ModelId) {
         let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
-        while let Some((key, payload)) = model.queue.pop().or_else(|| model.background.queue.pop()) {
+        for (key, payload) in model.drain() {
             self.outputs.push_back(dropped(id, key, payload, DropReason::NoBackend));
         }
         self.update_candidate(now, id);
@@ -218,21 +247,17 @@ impl<P> ModelThread<P> {
     /// Queues a task (Figure 18, `schedule`). It is dropped at once if its model is not here. If the queue is full, the
     /// least important task is; of equally important ones the one that comes.
     pub fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
-        let key = Queued {
-            id: task.id,
-            deadline: task.deadline,
-            queued_at: now,
-            priority: task.priority,
-            application: task.application,
-            length: task.length,
-        };
+        let (key, payload) = Queued::of(now, task);
         let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else {
-            self.outputs.push_back(dropped(id, key, task.payload, DropReason::NoBackend));
+            self.outputs.push_back(dropped(id, key, payload, DropReason::NoBackend));
             return;
         };
         let has_objective = key.deadline != Timestamp::NEVER;
+        if has_objective && model.dynamic.is_some() {
+            return self.on_submit_to_lanes(now, id, (key, payload));
+        }
         let queue = if has_objective { &mut model.queue } else { &mut model.background.queue };
-        if let Err(payload) = queue.push(key, task.payload) {
+        if let Err(payload) = queue.push(key, payload) {
             let Some((least, its_payload)) = queue.take_below(key.priority) else {
                 return self.outputs.push_back(dropped(id, key, payload, DropReason::QueueFull));
             };
@@ -245,7 +270,7 @@ impl<P> ModelThread<P> {
     /// Drops a task that still waits. Nothing happens if it does not: it has left already.
     pub fn handle_cancel(&mut self, now: Timestamp, id: ModelId, task: TaskId) {
         let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
-        if let Some((key, payload)) = model.queue.remove(task).or_else(|| model.background.queue.remove(task)) {
+        if let Some((key, payload)) = model.remove(task) {
             self.outputs.push_back(dropped(id, key, payload, DropReason::Cancelled));
             self.update_candidate(now, id);
             self.update_background(id);
@@ -256,7 +281,7 @@ impl<P> ModelThread<P> {
     pub fn handle_owner_left(&mut self, now: Timestamp, is_owned: impl Fn(TaskId) -> bool) {
         for index in 0..self.models.len() {
             let Some(model) = &mut self.models[index] else { continue };
-            if model.queue.retain(|key| !is_owned(key.id)) {
+            if model.retain(|key| !is_owned(key.id)) {
                 self.update_candidate(now, ModelId(index as u32));
             }
             let Some(model) = &mut self.models[index] else { continue };
@@ -278,6 +303,9 @@ impl<P> ModelThread<P> {
             return;
         };
         model.grants_seen = model.grants_seen.wrapping_add(1);
+        if model.dynamic.is_some() {
+            return self.on_grant_to_lanes(now, grant);
+        }
         let is_contended = model.is_contended(now);
         let Model { times, queue, policy, due_at, jitter, is_paged, .. } = &mut **model;
         let (queue, due_at, terms) = (queue.keys(), *due_at, (*jitter, *is_paged));
@@ -317,18 +345,17 @@ impl<P> ModelThread<P> {
         }
     }
 
-    /// Forgets a model, which another ModelThread owns from now on. Yields what waits for it, nearest deadline first.
-    pub fn release(&mut self, id: ModelId) -> Vec<Task<P>> {
-        let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::take) else { return Vec::new() };
+    /// Forgets a model, which another ModelThread owns from now on. Yields what waits for it, nearest deadline first,
+    /// and, if it is dynamic, what is known of its requests.
+    pub fn release(&mut self, id: ModelId) -> (Vec<Task<P>>, Option<DynamicTimes>) {
+        let Some(mut model) = self.models.get_mut(id.0 as usize).and_then(Option::take) else {
+            return (Vec::new(), None);
+        };
         self.expiries.remove(id.0);
         self.changed.retain(|&changed| changed != id);
         self.changed_background.retain(|&changed| changed != id);
-        let (mut queue, mut background) = (model.queue, model.background.queue);
-        let tasks = std::iter::from_fn(|| queue.pop().or_else(|| background.pop())).map(|(key, payload)| {
-            let Queued { id, deadline, priority, application, length, .. } = key;
-            Task { id, deadline, priority, application, length, payload }
-        });
-        tasks.collect()
+        let tasks = model.drain().into_iter().map(|(key, payload)| key.with(payload)).collect();
+        (tasks, model.dynamic.and_then(|dynamic| dynamic.lanes.into_samples()))
     }
 
     /// What a model's policy has learned.
@@ -377,14 +404,18 @@ impl<P> ModelThread<P> {
     #[must_use]
     pub fn queue_length(&self, id: ModelId) -> usize {
         let model = self.models.get(id.0 as usize).and_then(Option::as_ref);
-        model.map_or(0, |model| model.queue.keys().len() + model.background.queue.keys().len())
+        let in_lanes = |model: &Model<P>| model.dynamic.as_ref().map_or(0, |dynamic| dynamic.lanes.len());
+        let queued = |model: &Model<P>| model.queue.keys().len() + model.background.queue.keys().len();
+        model.map_or(0, |model| queued(model) + in_lanes(model))
     }
 
     /// Those of one priority.
     #[must_use]
     pub fn queue_length_of(&self, id: ModelId, priority: u8) -> usize {
         let model = self.models.get(id.0 as usize).and_then(Option::as_ref);
-        model.map_or(0, |model| model.queue.length_of(priority) + model.background.queue.length_of(priority))
+        let in_lanes = |model: &Model<P>| model.dynamic.as_ref().map_or(0, |it| it.lanes.length_of(priority));
+        let queued = |model: &Model<P>| model.queue.length_of(priority) + model.background.queue.length_of(priority);
+        model.map_or(0, |model| queued(model) + in_lanes(model))
     }
 
     /// Heads that gave way and were not given up wait for another chance.
@@ -410,7 +441,7 @@ impl<P> ModelThread<P> {
         let latency = model.times.of(grant.gpu).profile.latency(batch.size);
         let latest = tasks[0].0.deadline - latency;
         model.usual.handle_planned(tasks.len(), latest - tasks[0].0.queued_at);
-        let update = GpuUpdate::Planned { exec_at, free_at: exec_at + latency };
+        let update = GpuUpdate::Planned { exec_at, free_at: exec_at + latency, is_certain: true };
         let Grant { model, gpu, timer_at, .. } = grant;
         let batch = Batch { model, gpu, due_at, timer_at, exec_at, latest, execution: latency, tasks };
         self.outputs.push_back(Output::Batch(batch));
@@ -420,6 +451,9 @@ impl<P> ModelThread<P> {
     /// Symphony, Algorithm 1, `UpdateCandidate`; Figure 18, `update_candidate`.
     fn update_candidate(&mut self, now: Timestamp, id: ModelId) {
         let model = self.models[id.0 as usize].as_mut().expect("callers look the model up");
+        if model.dynamic.is_some() {
+            return self.update_lanes(now, id);
+        }
         let mut head_expiry = None;
         while let Some(head) = model.queue.keys().front() {
             let expiry = model.expiry(head.deadline, 1);
@@ -465,6 +499,12 @@ impl<P> ModelThread<P> {
         if opens_at > now || model.due_at > now {
             model.due_at = opens_at;
         }
+        self.set_candidate(id, candidate);
+    }
+
+    /// The RankThread is to be told, if it is another one than before.
+    fn set_candidate(&mut self, id: ModelId, candidate: Option<Candidate>) {
+        let model = self.models[id.0 as usize].as_mut().expect("callers look the model up");
         if model.candidate != candidate {
             model.candidate = candidate;
             if !std::mem::replace(&mut model.is_changed, true) {

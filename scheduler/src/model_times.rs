@@ -16,7 +16,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    fn new(profile: LatencyProfile, budget: &NetworkBudget) -> Self {
+    pub(crate) fn new(profile: LatencyProfile, budget: &NetworkBudget) -> Self {
         Self { lead_times: budget.lead_times(&profile), profile }
     }
 }
@@ -58,6 +58,12 @@ impl ModelTimes {
         let shared = neighbours.into_iter().flatten().find(|(_, times)| times.profile == profile);
         let times = shared.map_or_else(|| Arc::new(Times::new(profile, &self.budget)), |(_, times)| times.clone());
         self.own.insert(gpu, times);
+    }
+
+    /// What the network adds.
+    #[must_use]
+    pub(crate) fn budget(&self) -> &NetworkBudget {
+        &self.budget
     }
 
     /// What holds on every GPU.

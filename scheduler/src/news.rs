@@ -11,8 +11,9 @@ use proto::{
 };
 
 use crate::{
+    dynamic::DynamicTimes,
     messages::NetworkBudget,
-    shard::{Ride, ShardLoad, Unfinished},
+    shard::{Applications, Ride, ShardLoad, Unfinished},
     task::{GpuMemory, Task, Weights},
 };
 
@@ -151,6 +152,10 @@ pub struct Moved {
     pub tasks: Vec<Task<Ride>>,
     /// What is known of it.
     pub learned: Learned,
+    /// The workloads that its clients have named.
+    pub applications: Applications,
+    /// If it is dynamic, what is known of its requests, by the numbers of these.
+    pub samples: Option<DynamicTimes>,
 }
 
 /// What is known of a model and no member can tell: for whoever plans it next, be that another ModelThread or another

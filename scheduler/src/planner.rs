@@ -8,7 +8,7 @@ use proto::{
 };
 
 use crate::{
-    dynamic::KnownTimes,
+    dynamic::{DynamicTimes, KnownTimes},
     task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task},
 };
 
@@ -60,6 +60,8 @@ pub struct Released<P> {
     pub tasks: Vec<Task<P>>,
     /// What its policy has learned.
     pub averages: Option<LearnedAverages>,
+    /// If it is dynamic, what is known of its requests.
+    pub samples: Option<DynamicTimes>,
 }
 
 /// Tasks in, batches out. `P` is the tasks' payload.
@@ -129,6 +131,9 @@ pub trait Planner<P>: Send {
     fn request_times(&self, _id: ModelId) -> Option<KnownTimes> {
         None
     }
+
+    /// What another one knew of a dynamic model's requests. By default it is learned anew.
+    fn handle_samples(&mut self, _now: Timestamp, _id: ModelId, _samples: DynamicTimes) {}
 
     /// Decides, and fires all timers that are due.
     fn handle_timeout(&mut self, now: Timestamp);

@@ -21,7 +21,8 @@ use crate::{
 };
 
 impl Policy {
-    /// All that turns tasks into batches under this policy.
+    /// All that turns tasks into batches under this policy. Only `downbeat` and `orloj` look at what tells dynamic
+    /// models apart ([`crate::dynamic`]); to the others such a model is one whose l(b) is the mean.
     #[must_use]
     pub fn planner<P: Send + 'static>(self, budget: NetworkBudget) -> Box<dyn Planner<P>> {
         match self {
@@ -29,19 +30,8 @@ impl Policy {
             Self::Shepherd => Box::new(central::Central::new(budget, shepherd::Shepherd)),
             Self::Nexus => Box::new(replicas::Replicas::new(budget, nexus::Nexus::default())),
             Self::Orloj(rate) => Box::new(orloj::Orloj::new(budget, rate)),
-            Self::DownbeatDynamic => Box::new(orloj::Orloj::with_lanes(budget)),
             Self::Clipper => Box::new(replicas::Replicas::new(budget, clipper::Clipper)),
             _ => Box::new(Matchmaker::in_place(budget, self)),
-        }
-    }
-
-    /// The same where models are dynamic ([`crate::dynamic`]). `downbeat` is `downbeat:dynamic` then; the other
-    /// published policies plan such a model as one whose l(b) is the mean.
-    #[must_use]
-    pub fn dynamic_planner<P: Send + 'static>(self, budget: NetworkBudget) -> Box<dyn Planner<P>> {
-        match self {
-            Self::Downbeat => Self::DownbeatDynamic.planner(budget),
-            _ => self.planner(budget),
         }
     }
 

@@ -130,13 +130,12 @@ pub enum Policy {
     DeferredLatest,
     /// Symphony, section 3.2: as deferred, but heads are given up early to keep the batch at a target size.
     DeferredTarget,
-    /// Ours: deferred, with heads given up early, earlier windows and a fair order (`policy/downbeat.rs`).
+    /// Ours: deferred, with heads given up early, earlier windows and a fair order (`policy/downbeat.rs`). Models have
+    /// lanes where what a batch takes depends on its tasks (`model_thread/dynamic.rs`).
     #[default]
     Downbeat,
     /// The same with other constants, for experiments.
     DownbeatTuned(Tuning),
-    /// The same where what a batch takes depends on its tasks (`planners/orloj.rs`).
-    DownbeatDynamic,
     /// The window is always open.
     Eager,
     /// The window opens this long after the batch's first task arrived (Symphony, section 3.4).
@@ -159,9 +158,8 @@ pub enum Policy {
 const ORLOJ_RATE: f64 = 1e-4;
 
 /// What a policy may be called, for errors and help.
-pub const POLICIES: &str = "downbeat, downbeat:CONSTANT=VALUE,.., downbeat:dynamic, deferred, deferred:latest, \
-                            deferred:target, eager, timeout:MS, timeout:P%, clockwork, nexus, shepherd, clipper, orloj \
-                            or orloj:B";
+pub const POLICIES: &str = "downbeat, downbeat:CONSTANT=VALUE,.., deferred, deferred:latest, deferred:target, eager, \
+                            timeout:MS, timeout:P%, clockwork, nexus, shepherd, clipper, orloj or orloj:B";
 
 /// Why a policy was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -208,16 +206,13 @@ impl Policy {
     /// Whether it decides over all models at once, so that they cannot be dealt to several ModelThreads.
     #[must_use]
     pub fn needs_one_queue(self) -> bool {
-        matches!(
-            self,
-            Self::Clockwork | Self::Shepherd | Self::Nexus | Self::Clipper | Self::Orloj(_) | Self::DownbeatDynamic
-        )
+        matches!(self, Self::Clockwork | Self::Shepherd | Self::Nexus | Self::Clipper | Self::Orloj(_))
     }
 
     /// Whether it loads weights into memory that holds but a part of all models.
     #[must_use]
     pub fn loads_weights(self) -> bool {
-        !matches!(self, Self::Nexus | Self::Clipper | Self::Orloj(_) | Self::DownbeatDynamic)
+        !matches!(self, Self::Nexus | Self::Clipper | Self::Orloj(_))
     }
 
     /// How what it plans with follows executions, if it is to.
@@ -245,7 +240,7 @@ impl Policy {
             Self::Eager => Box::new(Timeout { after: Span::ZERO, part: 0.0 }),
             Self::Timeout(after) => Box::new(Timeout { after, part: 0.0 }),
             Self::TimeoutPercent(percent) => Box::new(Timeout { after: Span::ZERO, part: percent / 100.0 }),
-            Self::Clockwork | Self::Nexus | Self::Shepherd | Self::Clipper | Self::Orloj(_) | Self::DownbeatDynamic => {
+            Self::Clockwork | Self::Nexus | Self::Shepherd | Self::Clipper | Self::Orloj(_) => {
                 unreachable!("{self} is a planner, not a choice of windows")
             }
         }
@@ -261,7 +256,6 @@ impl FromStr for Policy {
             Some(("deferred", "latest")) => Ok(Self::DeferredLatest),
             Some(("deferred", "target")) => Ok(Self::DeferredTarget),
             None if text == "downbeat" => Ok(Self::Downbeat),
-            Some(("downbeat", "dynamic")) => Ok(Self::DownbeatDynamic),
             Some(("downbeat", tuning)) => Tuning::parse(tuning).map(Self::DownbeatTuned).map_err(PolicyError::Tuning),
             None if text == "eager" => Ok(Self::Eager),
             None if text == "clockwork" => Ok(Self::Clockwork),
@@ -294,7 +288,6 @@ impl fmt::Display for Policy {
             Self::DeferredTarget => f.write_str("deferred:target"),
             Self::Downbeat => f.write_str("downbeat"),
             Self::DownbeatTuned(tuning) => write!(f, "downbeat:{tuning}"),
-            Self::DownbeatDynamic => f.write_str("downbeat:dynamic"),
             Self::Eager => f.write_str("eager"),
             Self::Timeout(timeout) => write!(f, "timeout:{}", timeout.as_millis_f64()),
             Self::TimeoutPercent(percent) => write!(f, "timeout:{percent}%"),

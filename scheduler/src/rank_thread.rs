@@ -85,6 +85,8 @@ struct Gpu {
     /// The model whose candidate it is granted to.
     candidate_of: Option<ModelId>,
     work: GpuWork,
+    /// The last of its batches ends at some time that is not known.
+    is_uncertain: bool,
     /// If its memory is short.
     paged: Option<PagedWork>,
 }
@@ -112,7 +114,7 @@ impl PagedWork {
 impl Gpu {
     /// When it can be granted for: `NEVER` while it cannot.
     fn available_at(&self) -> Timestamp {
-        let is_blocked = self.is_granted || self.work.len() >= UNREPORTED_PLANS_MAX;
+        let is_blocked = self.is_granted || self.is_uncertain || self.work.len() >= UNREPORTED_PLANS_MAX;
         if is_blocked { Timestamp::NEVER } else { self.work.free_at() }
     }
 }
@@ -187,7 +189,9 @@ impl RankThread {
         members.insert(members.partition_point(|&member| member < gpu), gpu);
         let work = GpuWork::new(now);
         let paged = memory.map(|_| PagedWork::default());
-        self.gpus.insert(gpu, Gpu { sub_cluster, position: 0, is_granted: false, candidate_of: None, work, paged });
+        let (position, is_granted, candidate_of, is_uncertain) = (0, false, None, false);
+        let joined = Gpu { sub_cluster, position, is_granted, candidate_of, work, is_uncertain, paged };
+        self.gpus.insert(gpu, joined);
         self.rebuild_free_times(sub_cluster);
         if !self.loader.is_idle() {
             models.into_iter().for_each(|model| self.tell_whereabouts(model));
@@ -276,8 +280,8 @@ impl RankThread {
             self.models[model.0 as usize].demand.handle_answered();
         }
         match update {
-            GpuUpdate::Planned { exec_at, free_at } => {
-                gpu.is_granted = false;
+            GpuUpdate::Planned { exec_at, free_at, is_certain } => {
+                (gpu.is_granted, gpu.is_uncertain) = (false, !is_certain);
                 gpu.work.push(exec_at, free_at - exec_at);
                 if let Some(paged) = &mut gpu.paged {
                     paged.handle_planned(free_at - exec_at);
@@ -291,6 +295,7 @@ impl RankThread {
             }
             GpuUpdate::Finished { finished_at } => {
                 gpu.work.handle_finished(finished_at);
+                gpu.is_uncertain &= !gpu.work.is_empty();
                 let is_granted = gpu.is_granted;
                 if let Some(model) = gpu.paged.as_mut().and_then(|paged| paged.pop_finished(is_granted)) {
                     self.loader.handle_batch_ended(id, model);

@@ -42,7 +42,8 @@ use crate::{
     predictions::{Action, Predicted, Predictions},
     task::{Batch, ModelConfig, Task, Weights},
 };
-use applications::{Applications, Samples};
+pub use applications::Applications;
+use applications::Samples;
 use fencing::Fences;
 use heirs::Heir;
 pub use heirs::Unfinished;
@@ -755,17 +756,6 @@ impl Shard {
             self.planner.handle_unhosted(now, model);
             self.estimates.handle_unhosted(model);
             self.follow_estimates(now);
-        }
-    }
-
-    fn on_forwarded(&mut self, now: Timestamp, model: ModelId, task: Task<Ride>) {
-        let Some(member) = self.frontends.get_mut(&task.id.frontend()) else { return };
-        member.tasks += 1;
-        let is_served = member.is_served;
-        match self.models.get(&model).map(|entry| entry.hosted) {
-            Some(Ok(())) if is_served => self.planner.handle_submit(now, model, task),
-            Some(Err(reason)) => self.drop_task(task.id, reason),
-            _ => self.drop_task(task.id, DropReason::NoBackend),
         }
     }
 

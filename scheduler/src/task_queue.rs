@@ -29,6 +29,12 @@ pub struct Queued {
 }
 
 impl Queued {
+    /// A task that is queued now, and its payload.
+    pub(crate) fn of<P>(now: Timestamp, task: Task<P>) -> (Self, P) {
+        let Task { id, deadline, priority, application, length, payload } = task;
+        (Self { id, deadline, queued_at: now, priority, application, length }, payload)
+    }
+
     /// The task as it came, with its payload.
     pub(crate) fn with<P>(self, payload: P) -> Task<P> {
         let Self { id, deadline, priority, application, length, .. } = self;

@@ -158,11 +158,7 @@ impl<'a> Cluster<'a> {
         let has_background = workload.models.iter().any(|model| !model.classes.iter().all(Class::has_objective));
         let mut cluster = Self {
             workload,
-            planner: if workload.is_dynamic() {
-                policy.dynamic_planner(workload.network)
-            } else {
-                policy.planner(workload.network)
-            },
+            planner: policy.planner(workload.network),
             estimates,
             gpus: Gpus::new(gpus),
             memory: workload.memory.map(|memory| Memory::new(gpus, memory.pages)),
@@ -465,8 +461,11 @@ impl<'a> Cluster<'a> {
         }
         let planned_end = batch.predicted().ends_at;
         let late = |(task, _): &&(Queued, Request)| planned_end > task.deadline;
-        // Only policies without windows plan batches that must not be rejected.
+        // Only policies without windows plan batches that must not be rejected; what is planned of a dynamic model is
+        // a mean, which is another one for each of a batch's tasks.
+        let is_dynamic = self.workload.models[batch.model.0 as usize].dynamic.is_some();
         if batch.latest != Timestamp::NEVER
+            && !is_dynamic
             && let Some((task, _)) = batch.tasks.iter().find(late)
         {
             return Err(Violation::PlannedLate { task: task.id, late: planned_end - task.deadline });

@@ -41,7 +41,7 @@ struct Point {
 type Line = (f64, f64);
 
 /// One model's.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Fit {
     measured: BatchCost,
     gpus: BTreeMap<GpuId, VecDeque<Point>>,
@@ -65,6 +65,14 @@ impl Fit {
         if points.len() > BATCHES_MAX {
             points.pop_front();
         }
+    }
+
+    pub(super) fn measured(&self) -> BatchCost {
+        self.measured
+    }
+
+    pub(super) fn forget_gpus(&mut self) {
+        self.gpus.clear();
     }
 
     pub(super) fn remove_gpu(&mut self, gpu: GpuId) {

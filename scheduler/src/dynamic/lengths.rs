@@ -51,11 +51,11 @@ impl Bucket {
 }
 
 /// The table of one model.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Lengths(BTreeMap<Bucket, Times>);
 
 /// Of one bucket.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 struct Times {
     alone: Works,
     /// What the longest request of each would have taken alone.
@@ -79,6 +79,10 @@ impl Lengths {
             shortest.alone.samples().for_each(|sample| next.get_mut().alone.handle(sample, cost));
         }
         self.0.entry(bucket).or_default()
+    }
+
+    pub(super) fn remove(&mut self, bucket: Bucket) {
+        self.0.remove(&bucket);
     }
 
     /// A request ran alone.
@@ -106,9 +110,13 @@ impl Lengths {
 
     /// What requests of a bucket took, or would have.
     pub(super) fn times(&self, bucket: Bucket) -> impl Iterator<Item = Span> + '_ {
-        let times = self.0.get(&bucket);
-        let batches = times.filter(|times| times.alone.len() < ENOUGH).into_iter().flat_map(|times| &times.batches);
-        self.alone(bucket).chain(batches.copied())
+        self.alone(bucket).chain(self.of_batches(bucket))
+    }
+
+    /// What those of them would have that were in batches, as long as that counts.
+    pub(super) fn of_batches(&self, bucket: Bucket) -> impl Iterator<Item = Span> + '_ {
+        let times = self.0.get(&bucket).filter(|times| times.alone.len() < ENOUGH);
+        times.into_iter().flat_map(|times| &times.batches).copied()
     }
 
     /// What those of them took that ran alone.

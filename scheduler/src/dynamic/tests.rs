@@ -217,3 +217,53 @@ fn the_longest_of_many_alike_takes_longer_than_one_of_them() {
     assert!((ms(largest) - 8.0).abs() < 0.2, "{largest}");
     assert_eq!(times.largest_work(&[(0, 100), (9, 3_000)]), None, "nothing is known of the second");
 }
+
+#[test]
+fn nearly_all_batches_are_within_the_longest_time() {
+    let mut times = DynamicTimes::by_length(COST);
+    assert_eq!(times.longest(4), None);
+    for step in 0..100 {
+        times.handle_alone(step % 3, 100, Span::from_millis(2 + 1 + i64::from(step)));
+    }
+    // The 99th of a hundred alone; of several the longest one is mostly the very longest.
+    let longest = |times: &DynamicTimes| times.longest(3).unwrap().into_iter().map(ms).collect::<Vec<_>>();
+    assert_eq!(longest(&times), [2.0 + 99.0, 2.0 + 1.5 * 100.0, 2.0 + 2.0 * 100.0]);
+    // Of what is longer nothing ran alone: 200 ms, and half of that more.
+    for _ in 0..2 {
+        times.handle_batch(GpuId(0), &[(0, 100), (0, 1_000)], Span::from_millis(2 + 300));
+    }
+    assert_eq!(longest(&times), [2.0 + 200.0, 2.0 + 1.5 * 200.0, 2.0 + 2.0 * 200.0]);
+}
+
+#[test]
+fn a_model_that_moves_keeps_its_cost_until_batches_show_another() {
+    let mut times = of_two_lengths();
+    let cost = BatchCost { fixed: Span::from_millis(4), per_task: 0.8 };
+    run_batches(&mut times, GpuId(0), cost);
+    let found = times.cost();
+    times.handle_moved(COST);
+    times.settle();
+    assert_eq!(times.cost(), found);
+    run_batches(&mut times, GpuId(0), COST);
+    assert!((times.cost().per_task - COST.per_task).abs() < 0.05, "{:?}", times.cost());
+    // Where backends have measured another one, that holds.
+    times.handle_moved(cost);
+    times.settle();
+    assert_eq!(times.cost(), cost);
+}
+
+#[test]
+fn what_is_forgotten_of_a_length_is_forgotten_of_all_applications() {
+    let mut times = of_two_lengths();
+    let long = times.class(0, 1_000);
+    times.forget(long);
+    times.settle();
+    let lengths = |times: &DynamicTimes| times.known_times().lengths.iter().map(|of| of.longest).collect::<Vec<_>>();
+    assert_eq!(lengths(&times), [127]);
+    let is_short = |class: &Class| times.times(*class).iter().all(|&alone| ms(alone) < 50.0);
+    assert!(times.classes().iter().all(is_short), "{:?}", times.classes());
+    // Nothing is known of application 9 but what is of all: that goes, too.
+    times.forget(Class::of(9));
+    times.settle();
+    assert_eq!((times.classes(), times.longest(2)), (vec![], None));
+}

@@ -39,7 +39,7 @@ proptest! {
                 }
                 3 if gpus.len() < 16 => {
                     let update = match id % 3 {
-                        0 => GpuUpdate::Planned { exec_at: at, free_at: at + Span(7) },
+                        0 => GpuUpdate::Planned { exec_at: at, free_at: at + Span(7), is_certain: true },
                         1 => GpuUpdate::Returned,
                         _ => GpuUpdate::Finished { finished_at: at },
                     };

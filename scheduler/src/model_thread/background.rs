@@ -1,5 +1,6 @@
 //! Steps 4 and 6 for tasks that have no objective: they wait in the order of their arrival, and the RankThread says
-//! when a GPU may run some of them and until when.
+//! when a GPU may run some of them and until when. Those of a dynamic model, whatever their applications are, are taken
+//! to need what nearly none of its batches exceeds.
 
 use super::*;
 
@@ -64,8 +65,8 @@ impl<P> Waiting<P> {
 impl<P> ModelThread<P> {
     /// The RankThread is to know of the oldest task, and of how many could run at once.
     pub(super) fn update_background(&mut self, id: ModelId) {
-        let Some(Model { background, times, .. }) = self.models[id.0 as usize].as_deref_mut() else { return };
-        let profile = &times.common().profile;
+        let Some(Model { background, times, dynamic, .. }) = self.models[id.0 as usize].as_deref_mut() else { return };
+        let Times { profile, .. } = dynamic.as_ref().map_or_else(|| times.common(), |dynamic| &dynamic.longest);
         let size = background.queue.keys().len().min(profile.max_batch());
         let news = background.queue.keys().front().map(|oldest| Background {
             size: size as u32,
@@ -98,7 +99,8 @@ impl<P> ModelThread<P> {
         model.background.grants_seen = model.background.grants_seen.wrapping_add(1);
         let queue = &mut model.background.queue;
         let waiting = queue.keys().len();
-        let view = view((now, free_at), queue.keys(), model.times.of(gpu), (model.jitter, model.is_paged));
+        let times = model.dynamic.as_ref().map_or_else(|| model.times.of(gpu), |dynamic| &dynamic.longest);
+        let view = view((now, free_at), queue.keys(), times, (model.jitter, model.is_paged));
         let size = if waiting == 0 { 0 } else { view.longest_batch_by(until, waiting) };
         let update = if size == 0 {
             GpuUpdate::Returned
@@ -109,7 +111,7 @@ impl<P> ModelThread<P> {
             let due_at = Timestamp::PAST;
             let batch = Batch { model: id, gpu, due_at, timer_at, exec_at, latest, execution, tasks };
             self.outputs.push_back(Output::Batch(batch));
-            GpuUpdate::Planned { exec_at, free_at: exec_at + execution }
+            GpuUpdate::Planned { exec_at, free_at: exec_at + execution, is_certain: model.dynamic.is_none() }
         };
         self.outputs.push_back(Output::Gpu(gpu, update));
         self.update_background(id);

@@ -99,7 +99,7 @@ fn a_grant_takes_the_batch_that_fits_the_granted_gpu() {
         panic!("{out:?}");
     };
     assert_eq!((batch.exec_at, batch.latest, ids(batch)), (Timestamp(13), Timestamp(13), vec![1, 2]));
-    assert_eq!(*update, GpuUpdate::Planned { exec_at: Timestamp(13), free_at: Timestamp(20) });
+    assert_eq!(*update, GpuUpdate::Planned { exec_at: Timestamp(13), free_at: Timestamp(20), is_certain: true });
     assert_eq!((next.size, next.grants_seen), (2, 1));
 }
 
@@ -127,7 +127,7 @@ fn a_gpu_that_is_faster_than_others_takes_more() {
             },
         );
         let out = outputs(&mut thread);
-        let [Output::Batch(batch), Output::Gpu(_, GpuUpdate::Planned { exec_at, free_at }), _] = &out[..] else {
+        let [Output::Batch(batch), Output::Gpu(_, GpuUpdate::Planned { exec_at, free_at, .. }), _] = &out[..] else {
             panic!("{out:?}");
         };
         (ids(batch).len(), batch.latest.0, exec_at.0, free_at.0)
@@ -239,9 +239,9 @@ fn tasks_without_an_objective_wait_beside_the_others_and_take_what_time_they_are
     let [Output::Batch(batch), Output::Gpu(_, update), news] = &grant(18)[..] else { panic!("a batch") };
     assert_eq!((ids(batch), batch.exec_at), (vec![2, 3], Timestamp(11)));
     assert_eq!(batch.latest, Timestamp(11) + Span::from_millis(5_000));
-    let planned = GpuUpdate::Planned { exec_at: Timestamp(11), free_at: Timestamp(18) };
+    let planned = GpuUpdate::Planned { exec_at: Timestamp(11), free_at: Timestamp(18), is_certain: true };
     assert_eq!((*update, news), (planned, &waits(1, 4, 2)));
-    let released = thread.release(MODEL);
+    let (released, _) = thread.release(MODEL);
     let released: Vec<_> = released.iter().map(|task| (task.payload, task.deadline.0)).collect();
     assert_eq!(released, [(5, 40), (4, endless)]);
 }

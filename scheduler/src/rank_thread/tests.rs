@@ -24,7 +24,7 @@ fn grants(rank: &mut RankThread) -> Vec<(u32, u32, i64)> {
 }
 
 fn planned(exec_at: i64, free_at: i64) -> GpuUpdate {
-    GpuUpdate::Planned { exec_at: Timestamp(exec_at), free_at: Timestamp(free_at) }
+    GpuUpdate::Planned { exec_at: Timestamp(exec_at), free_at: Timestamp(free_at), is_certain: true }
 }
 
 fn cluster(gpus: u32, models: u32) -> RankThread {

@@ -12,14 +12,16 @@ use proto::{Application, BackendId, ModelId, PlanId, Span, Timestamp, request_ti
 use super::{Shard, plans::Done};
 use crate::dynamic::{APPLICATIONS_MAX, KnownTimes};
 
-/// Of so many tasks of a workload one is a sample.
+/// Of so many tasks of a workload one is a sample ...
 const TASKS_A_SAMPLE: u32 = 8;
+/// ... and of so many, while others wait: they wait longer for it.
+const TASKS_A_SAMPLE_BUSY: u32 = 64;
 /// Samples that a backend may still run; those of the oldest plans are forgotten.
 const PENDING_MAX: usize = 1024;
 
 /// One model's workloads.
 #[derive(Debug, Default)]
-pub(super) struct Applications {
+pub struct Applications {
     /// The number of each is its place, and one more: 0 is that of tasks without a name.
     names: Vec<Application>,
     /// Tasks in batches since the last sample, of each number.
@@ -52,15 +54,18 @@ impl Applications {
         place as u8 + 1
     }
 
-    /// Which of the tasks of a batch, whose numbers these are, is a sample, if any.
-    pub(super) fn sample(&mut self, batch: impl Iterator<Item = u8>) -> Option<usize> {
+    /// Which of the tasks of a batch, whose numbers these are, is a sample, if any; fewer are if others wait that are
+    /// delayed by it.
+    pub(super) fn sample(&mut self, batch: impl ExactSizeIterator<Item = u8>, others_wait: bool) -> Option<usize> {
         let mut sample = None;
+        // One that is alone in its batch delays nobody.
+        let enough = if others_wait && batch.len() > 1 { TASKS_A_SAMPLE_BUSY } else { TASKS_A_SAMPLE };
         for (index, number) in batch.enumerate() {
             let since = &mut self.since[usize::from(number)];
             *since += 1;
-            if *since >= TASKS_A_SAMPLE && sample.is_none() {
+            if *since >= enough && sample.is_none() {
                 // Those of one batch that had to wait for the next are not counted up.
-                *since = (*since - TASKS_A_SAMPLE).min(TASKS_A_SAMPLE);
+                *since = (*since - enough).min(TASKS_A_SAMPLE);
                 sample = Some(index);
             }
         }
@@ -125,7 +130,9 @@ impl Shard {
             Some(sample) => self.samples.insert(plan, (done.model, sample)),
             None => {}
         }
-        let is_dynamic = self.models.get(&done.model).is_some_and(|entry| entry.cost.is_some());
+        // Of a GPU that has left nothing is kept in mind.
+        let is_dynamic =
+            self.models.get(&done.model).is_some_and(|entry| entry.cost.is_some()) && self.gpus.contains_key(&done.gpu);
         let (plan, backend) = plan;
         if is_dynamic
             && self.planner.wants_samples()
@@ -170,14 +177,24 @@ mod tests {
             let tasks: Vec<u8> = (0..960).map(|task| [0, 1, 1, 31][task % 4]).collect();
             let mut samples = [0; APPLICATIONS_MAX];
             for batch in tasks.chunks(size) {
-                let sample = applications.sample(batch.iter().copied());
+                let sample = applications.sample(batch.iter().copied(), false);
                 sample.into_iter().for_each(|sample| samples[usize::from(batch[sample])] += 1);
             }
             let near = |number: usize, expected: i32| (samples[number] - expected).abs() <= 1;
             assert!(near(0, 30) && near(1, 60) && near(31, 30), "batches of {size}: {samples:?}");
         }
         // One sample of a batch at most.
-        assert_eq!(Applications::default().sample(std::iter::repeat_n(0, 256)), Some(7));
+        assert_eq!(Applications::default().sample(std::iter::repeat_n(0, 256), false), Some(7));
+    }
+
+    #[test]
+    fn while_others_wait_only_tasks_that_run_alone_anyway_are_samples_as_often() {
+        let samples = |size: usize| {
+            let mut applications = Applications::default();
+            let is_sample = |_: &usize| applications.sample(std::iter::repeat_n(0, size), true).is_some();
+            (0..1024 / size).filter(is_sample).count()
+        };
+        assert_eq!([1, 2, 8].map(samples), [128, 16, 16]);
     }
 
     #[test]

@@ -1,22 +1,32 @@
-//! What is known of models that no member can tell: it goes along when a model moves, and to who is the primary next.
+//! What is known of models that no member can tell: it goes along when a model moves, with what waits for it, and to
+//! who is the primary next.
 
 use super::*;
 
 impl Shard {
-    pub(super) fn on_released(&mut self, Released { model, tasks, averages }: Released<Ride>) {
+    pub(super) fn on_released(&mut self, released: Released<Ride>) {
+        let Released { model, tasks, averages, samples } = released;
         for task in &tasks {
             self.end_tasks(task.id.frontend(), 1);
         }
         let learned = Learned { averages, ..self.learned(model) };
-        self.models.remove(&model);
+        let applications = self.models.remove(&model).map(|entry| entry.applications).unwrap_or_default();
         self.estimates.remove(model);
-        let moved = Moved { model, tasks, learned };
+        let moved = Moved { model, tasks, learned, applications, samples };
         self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Released(Box::new(moved))));
     }
 
     /// What is hosted, the budget and offers came before.
-    pub(super) fn on_adopted(&mut self, now: Timestamp, Moved { model, tasks, learned }: Moved) {
+    pub(super) fn on_adopted(&mut self, now: Timestamp, moved: Moved) {
+        let Moved { model, tasks, learned, applications, samples } = moved;
         self.on_learned(now, model, &learned);
+        if let Some(entry) = self.models.get_mut(&model) {
+            // By these numbers its tasks go, and its samples.
+            entry.applications = applications;
+        }
+        if let Some(samples) = samples {
+            self.planner.handle_samples(now, model, samples);
+        }
         for task in tasks {
             self.on_forwarded(now, model, task);
         }
@@ -44,6 +54,17 @@ impl Shard {
         self.follow_estimates(now);
         if let Some(averages) = &learned.averages {
             self.planner.handle_learned(now, model, averages);
+        }
+    }
+
+    pub(super) fn on_forwarded(&mut self, now: Timestamp, model: ModelId, task: Task<Ride>) {
+        let Some(member) = self.frontends.get_mut(&task.id.frontend()) else { return };
+        member.tasks += 1;
+        let is_served = member.is_served;
+        match self.models.get(&model).map(|entry| entry.hosted) {
+            Some(Ok(())) if is_served => self.planner.handle_submit(now, model, task),
+            Some(Err(reason)) => self.drop_task(task.id, reason),
+            _ => self.drop_task(task.id, DropReason::NoBackend),
         }
     }
 }

@@ -10,7 +10,8 @@ impl Shard {
         let UsedGpu { backend, index: gpu_index, .. } = self.gpus[&gpu];
         let wants_samples = self.planner.wants_samples();
         let entry = self.models.get_mut(&model).filter(|entry| wants_samples && entry.cost.is_some());
-        let sample = entry.and_then(|entry| entry.applications.sample(tasks.iter().map(|(key, _)| key.application)));
+        let numbers = tasks.iter().map(|(key, _)| key.application);
+        let sample = entry.and_then(|entry| entry.applications.sample(numbers, self.planner.queue_length(model) > 0));
         let sampled = sample.map(|index| (tasks[index].0.application, tasks[index].0.length));
         let running = tasks.iter().map(|(key, ride)| RunningTask {
             id: key.id,

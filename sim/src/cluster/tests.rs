@@ -421,6 +421,27 @@ proptest! {
     }
 }
 
+/// On the same GPUs a model whose requests differ gets them when they are free, one whose requests are alike when its
+/// windows open; both are served, and neither knows when the other's batches end.
+#[test]
+fn static_and_dynamic_models_share_gpus() {
+    let static_one = "[[model]]\nname = \"s\"\nalpha_ms = 1\nbeta_ms = 5\nslo_ms = 100\n";
+    let dynamic_one = "[[model]]\nname = \"d\"\ncost = { fixed_ms = 2, per_task = 0.3 }\nmax_batch = 16\n\
+                       slo_ms = 100\n\
+                       applications = [{ mean_ms = 5, std_ms = 1 }, { mean_ms = 20, std_ms = 2 }]\n";
+    let report = |models: &str, rate_rps| {
+        let workload = workload(&format!("gpus = 4\nreestimate = true\n{models}"));
+        let options = Options { policy: Policy::Downbeat, rate_rps, seconds: 30.0, seed: 1 };
+        run(&workload, &options, &mut |_| {}, &mut |_| {}).unwrap()
+    };
+    let both = report(&format!("{static_one}{dynamic_one}"), 400.0);
+    let bad = |report: &Report| report.models.iter().map(|model| model.figures.bad_rate()).fold(0.0, f64::max);
+    assert!(bad(&both) < 0.01, "{both:?}");
+    // Where there is enough for both, one is deferred and the other one is not.
+    let p50 = |report: &Report, model: usize| report.models[model].figures.p50_ms.unwrap();
+    assert!(p50(&both, 0) > 2.0 * p50(&both, 1), "{both:?}");
+}
+
 /// Three modes: short requests are not padded to long ones, and no policy loses or doubles a task.
 #[test]
 fn lanes_finish_more_of_unequal_requests_than_mixed_batches() {

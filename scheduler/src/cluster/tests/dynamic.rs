@@ -1,8 +1,8 @@
 //! Models whose batches take what their tasks do: workloads that clients name, and samples of them.
 
 use proto::{
-    Application, BatchCost, backend_to_scheduler::BackendHello, request_times::RequestTimes,
-    scheduler_to_backend::BatchPlan,
+    Application, BatchCost, ModelThreadId, backend_to_scheduler::BackendHello, hello::Member,
+    request_times::RequestTimes, scheduler_to_backend::BatchPlan,
 };
 
 use super::*;
@@ -20,11 +20,26 @@ struct Dynamic {
 
 impl Dynamic {
     fn new(policy: Policy, cost: Option<BatchCost>) -> Self {
-        let mut cluster = scheduler(&ClusterConfig { policy, ..config() });
+        Self::with_threads(policy, cost, 1)
+    }
+
+    fn with_threads(policy: Policy, cost: Option<BatchCost>, model_threads: u16) -> Self {
+        let threads = (0..model_threads).filter(|_| model_threads > 1);
+        let addresses = threads.clone().map(|id| format!("s:{id}")).collect();
+        let mut cluster = scheduler(&ClusterConfig { policy, model_threads, addresses, ..config() });
         let now = Timestamp(0);
-        let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
+        let welcomed = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap();
         let hello = BackendHello::new(1, vec![ModelOffer { cost, ..model_offer(1, "m", 1) }]);
-        let backend = add_backend(&mut cluster, now, hello).backend;
+        let joined = add_backend(&mut cluster, now, hello);
+        let (frontend, backend) = (welcomed.frontend, joined.backend);
+        for id in threads.map(ModelThreadId) {
+            for (member, pass) in [
+                (Member::Frontend(frontend), welcomed.model_threads.pass),
+                (Member::Backend(backend), joined.model_threads.pass),
+            ] {
+                assert!(cluster.handle_member_connected(now, id, member, pass));
+            }
+        }
         let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
         cluster.handle_backend_message(now, Port::Control, backend, linked).unwrap();
         drain(&mut cluster);
@@ -44,11 +59,17 @@ impl Dynamic {
         self.sequence += 1;
         let (application, slot) = (Application::named(name), SlotDescriptor { input_bytes, ..slot });
         let submit = FrontendToScheduler::Submit { task, model, deadline, priority, application, is_first, slot };
-        self.cluster.handle_frontend_message(self.now, Port::Control, self.frontend, submit).unwrap();
+        let port = self.cluster.port_of(ModelId(0));
+        self.cluster.handle_frontend_message(self.now, port, self.frontend, submit).unwrap();
     }
 
-    fn say(&mut self, message: BackendToScheduler) {
-        self.cluster.handle_backend_message(self.now, Port::Control, self.backend, message).unwrap();
+    /// Of a plan, to the thread that made it.
+    fn say(&mut self, plan: PlanId, message: BackendToScheduler) {
+        let port = match self.cluster.port_of(ModelId(0)) {
+            Port::Control => Port::Control,
+            Port::ModelThread(_) => Port::ModelThread(plan.model_thread()),
+        };
+        self.cluster.handle_backend_message(self.now, port, self.backend, message).unwrap();
     }
 
     /// The next plan, which takes so long.
@@ -62,8 +83,8 @@ impl Dynamic {
         let plan = plan.expect("the GPU is idle");
         let started_at = self.now;
         self.now += Span::from_millis(ms);
-        self.say(plan_done(plan.plan, PlanOutcome::Executed { started_at, finished_at: self.now }, vec![]));
-        self.say(BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] });
+        self.say(plan.plan, plan_done(plan.plan, PlanOutcome::Executed { started_at, finished_at: self.now }, vec![]));
+        self.say(plan.plan, BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] });
         plan
     }
 
@@ -104,7 +125,7 @@ impl Dynamic {
 
 #[test]
 fn tasks_that_ran_alone_say_which_workloads_share_batches() {
-    let mut dynamic = Dynamic::new(Policy::DownbeatDynamic, Some(COST));
+    let mut dynamic = Dynamic::new(Policy::Downbeat, Some(COST));
     assert_eq!(dynamic.sizes(&[("short", 2), ("long", 2)]), [4], "nothing is known of them");
     for _ in 0..1024 {
         for (name, ms) in [("short", 3), ("long", 300)] {
@@ -121,8 +142,30 @@ fn tasks_that_ran_alone_say_which_workloads_share_batches() {
 }
 
 #[test]
+fn a_model_takes_along_to_another_thread_what_its_workloads_are_and_take() {
+    let mut dynamic = Dynamic::with_threads(Policy::Downbeat, Some(COST), 2);
+    for _ in 0..1024 {
+        for (name, ms) in [("short", 3), ("long", 300)] {
+            dynamic.submit(name, 10_000);
+            dynamic.run(ms);
+        }
+    }
+    let Port::ModelThread(owner) = dynamic.cluster.port_of(ModelId(0)) else { panic!("there are two") };
+    // Two long ones run, and the short ones that wait move, too.
+    dynamic.come(&[("long", 2)]);
+    let other = ModelThreadId(1 - owner.0);
+    dynamic.submit("short", 10_000);
+    dynamic.submit("short", 10_000);
+    dynamic.cluster.move_model(dynamic.now, ModelId(0), other);
+    assert_eq!(dynamic.cluster.port_of(ModelId(0)), Port::ModelThread(other));
+    let plans = [dynamic.run(300), dynamic.run(3)];
+    assert_eq!(plans.map(|plan| (plan.plan.model_thread(), plan.tasks.len())), [(owner, 2), (other, 2)]);
+    assert_eq!(dynamic.sizes(&[("long", 2), ("short", 2)]), [2, 2]);
+}
+
+#[test]
 fn what_a_backend_ran_again_alone_counts_for_its_workload_and_once() {
-    let mut dynamic = Dynamic::new(Policy::DownbeatDynamic, Some(COST));
+    let mut dynamic = Dynamic::new(Policy::Downbeat, Some(COST));
     let mut sampled = 0;
     for _ in 0..600 {
         for (name, ms) in [("short", 3), ("long", 300)] {
@@ -133,8 +176,8 @@ fn what_a_backend_ran_again_alone_counts_for_its_workload_and_once() {
             sampled += 1;
             let ran = BackendToScheduler::RanAlone { plan: plan.plan, took: Span::from_millis(ms) };
             // Whoever says it twice, or of what nobody asked for, is not believed.
-            (0..2).for_each(|_| dynamic.say(ran.clone()));
-            dynamic.say(BackendToScheduler::RanAlone { plan: PlanId(1 << 40), took: Span(-7) });
+            (0..2).for_each(|_| dynamic.say(plan.plan, ran.clone()));
+            dynamic.say(plan.plan, BackendToScheduler::RanAlone { plan: PlanId(1 << 40), took: Span(-7) });
         }
     }
     assert!((600..750).contains(&sampled), "one task in eight, of which some were alone: {sampled}");
@@ -146,7 +189,7 @@ const LENGTHS: [(u32, i64); 3] = [(100, 3), (1_000, 300), (100, 3)];
 
 #[test]
 fn lengths_say_which_tasks_share_batches_where_that_is_asked_for() {
-    for (policy, expected) in [(Policy::DownbeatDynamic, vec![2, 2]), (Policy::Orloj(1e-4), vec![4])] {
+    for (policy, expected) in [(Policy::Downbeat, vec![2, 2]), (Policy::Orloj(1e-4), vec![4])] {
         let mut dynamic = Dynamic::new(policy, Some(COST));
         for _ in 0..1024 {
             for (length, ms) in LENGTHS {
@@ -172,7 +215,7 @@ fn lengths_say_which_tasks_share_batches_where_that_is_asked_for() {
 
 #[test]
 fn frontends_are_told_what_requests_take_and_so_is_who_joins() {
-    let mut dynamic = Dynamic::new(Policy::DownbeatDynamic, Some(COST));
+    let mut dynamic = Dynamic::new(Policy::Downbeat, Some(COST));
     assert_eq!(dynamic.told(), []);
     for _ in 0..1024 {
         for (length, ms) in LENGTHS {
@@ -195,7 +238,7 @@ fn frontends_are_told_what_requests_take_and_so_is_who_joins() {
 
 #[test]
 fn batches_tell_what_lengths_take_that_never_ran_alone() {
-    let mut dynamic = Dynamic::new(Policy::DownbeatDynamic, Some(COST));
+    let mut dynamic = Dynamic::new(Policy::Downbeat, Some(COST));
     for _ in 0..128 {
         dynamic.submit_long("", 10_000, 100);
         (0..4).for_each(|_| dynamic.submit_long("", 10_000, 1_000));
@@ -210,7 +253,7 @@ fn batches_tell_what_lengths_take_that_never_ran_alone() {
 
 #[test]
 fn nothing_is_run_again_for_policies_and_models_that_do_not_ask_for_it() {
-    for (policy, cost) in [(Policy::Eager, Some(COST)), (Policy::DownbeatDynamic, None)] {
+    for (policy, cost) in [(Policy::Eager, Some(COST)), (Policy::Orloj(1e-4), None)] {
         let mut dynamic = Dynamic::new(policy, cost);
         for _ in 0..20 {
             dynamic.come(&[("short", 4)]);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{dynamic::BatchCost, planners::testing::Bench, policy::Policy};
+use crate::{dynamic::BatchCost, lanes::SAMPLES_A_TABLE, planners::testing::Bench, policy::Policy};
 
 fn at(ms: f64) -> Timestamp {
     Timestamp::ZERO + Span::from_millis_f64(ms)
@@ -30,11 +30,6 @@ fn the_largest_full_batch_that_could_be_on_time_goes_to_an_idle_gpu() {
 /// A model with applications of 10 and of 100 ms, and no cost of its own.
 fn dynamic() -> Orloj<()> {
     let mut planner = Orloj::new(NetworkBudget::default(), 1e-4);
-    learn(&mut planner);
-    planner
-}
-
-fn learn(planner: &mut Orloj<()>) {
     let profile = LatencyProfile::linear(50.0, 1.0, 2).unwrap();
     let cost = BatchCost { fixed: Span::from_millis(1), per_task: 1.0 };
     planner.handle_model(at(0.0), ModelId(0), ModelConfig { dynamic: Some(cost), ..ModelConfig::new(profile, 100) });
@@ -44,14 +39,11 @@ fn learn(planner: &mut Orloj<()>) {
         planner.handle_alone(at(0.0), ModelId(0), (application, 0), Span::from_millis_f64(alone));
     }
     planner.handle_gpu_joined(at(0.0), GpuId(0), vec![ModelId(0)], None);
+    planner
 }
 
 fn submit(planner: &mut Orloj<()>, id: u64, application: u8, deadline: f64) {
-    submit_long(planner, id, (application, 0), deadline);
-}
-
-fn submit_long(planner: &mut Orloj<()>, id: u64, (application, length): (u8, u32), deadline: f64) {
-    let task = Task { id: TaskId(id), deadline: at(deadline), priority: 0, application, length, payload: () };
+    let task = Task { id: TaskId(id), deadline: at(deadline), priority: 0, application, length: 0, payload: () };
     planner.handle_submit(at(0.0), ModelId(0), task);
 }
 
@@ -105,68 +97,20 @@ fn scores_outlive_the_clock_that_they_count_from() {
         planner.handle_finished(GpuId(0), at(now + 200.0));
     }
     assert_eq!((ended, planner.queue_length(ModelId(0))), (6000, 0));
-    assert!(planner.clock.base > at(1_900_000.0), "{:?}", planner.clock.base);
+    let base = planner.models[0].as_ref().unwrap().base();
+    assert!(base > at(1_900_000.0), "{base:?}");
 }
 
 #[test]
-fn lanes_keep_short_requests_from_being_padded_to_long_ones() {
-    let mut planner = Orloj::with_lanes(NetworkBudget::default());
-    learn(&mut planner);
-    assert_eq!(planner.models[0].as_ref().unwrap().lanes.len(), 2);
-    for (id, application) in [(0, 1), (1, 0), (2, 1), (3, 0)] {
-        submit(&mut planner, id, application, 500.0);
-    }
-    // What is short goes first, though all have the same deadline.
-    assert_eq!(decide(&mut planner, 0.0), [vec![1, 3]]);
-    planner.handle_finished(GpuId(0), at(25.0));
-    assert_eq!(decide(&mut planner, 25.0), [vec![0, 2]]);
-}
-
-/// One application, whose requests take what their lengths say: 10 ms for 100 bytes, 100 ms for 1,000.
-fn learn_lengths(planner: &mut Orloj<()>) {
-    let profile = LatencyProfile::linear(50.0, 1.0, 2).unwrap();
-    let cost = BatchCost { fixed: Span::from_millis(1), per_task: 1.0 };
-    planner.handle_model(at(0.0), ModelId(0), ModelConfig { dynamic: Some(cost), ..ModelConfig::new(profile, 100) });
-    for sample in 0..2 * SAMPLES_A_TABLE {
-        let (length, alone) = [(100, 11.0), (1_000, 101.0)][sample as usize % 2];
-        let alone = alone + (sample % 7) as f64 / 10.0;
-        planner.handle_alone(at(0.0), ModelId(0), (0, length), Span::from_millis_f64(alone));
-    }
-    planner.handle_gpu_joined(at(0.0), GpuId(0), vec![ModelId(0)], None);
-}
-
-#[test]
-fn with_lanes_lengths_tell_what_applications_do_not_and_orloj_does_not_know_them() {
-    let mut lanes = Orloj::with_lanes(NetworkBudget::default());
-    let mut orloj = Orloj::new(NetworkBudget::default(), 1e-4);
-    for planner in [&mut lanes, &mut orloj] {
-        learn_lengths(planner);
-        for (id, length) in [(0, 1_000), (1, 100), (2, 1_000), (3, 100)] {
-            submit_long(planner, id, (0, length), 500.0);
+fn what_batches_took_counts_for_gpus_that_are_here_and_lengths_tell_nothing() {
+    let mut planner = dynamic();
+    let times = |planner: &Orloj<()>| planner.request_times(ModelId(0)).unwrap();
+    let before = (times(&planner), planner.tables_made(ModelId(0)));
+    for gpu in [GpuId(0), GpuId(9)] {
+        for _ in 0..SAMPLES_A_TABLE {
+            planner.handle_executed(at(1.0), ModelId(0), gpu, &[(0, 100); 2], Span::from_millis(15));
         }
-        // No batch serves it in time; to Orloj it is one of those that take 56 ms on average.
-        submit_long(planner, 4, (0, 1_000), 60.0);
     }
-    assert_eq!(decide(&mut lanes, 0.0), [vec![104], vec![1, 3]]);
-    lanes.handle_finished(GpuId(0), at(25.0));
-    assert_eq!(decide(&mut lanes, 25.0), [vec![0, 2]]);
-    let mixed = decide(&mut orloj, 0.0);
-    assert!(mixed.iter().flatten().all(|&id| id < 100), "nothing is given up yet: {mixed:?}");
-}
-
-#[test]
-fn lanes_follow_what_batches_take() {
-    let mut planner = Orloj::with_lanes(NetworkBudget::default());
-    learn_lengths(&mut planner);
-    let mean = |planner: &Orloj<()>| planner.models[0].as_ref().unwrap().lanes[0].times[1].mean;
-    let before = mean(&planner);
-    // A second request for half of what the first one takes, instead of all of it.
-    for index in 0..2 * SAMPLES_A_TABLE {
-        let (length, took) = [(100, 16.5), (1_000, 151.5)][index as usize % 2];
-        let took = Span::from_millis_f64(took);
-        planner.handle_executed(at(1.0), ModelId(0), GpuId(0), &[(0, length); 2], took);
-        planner.handle_executed(at(1.0), ModelId(0), GpuId(9), &[(0, length); 2], took * 9);
-    }
-    let after = mean(&planner);
-    assert!(before > Span::from_millis(21) && after < Span::from_millis(18), "{before} {after}");
+    assert_eq!((times(&planner), planner.tables_made(ModelId(0))), before);
+    assert!(before.1 > 0 && before.0.lengths.is_empty() && before.0.applications.len() == 2, "{before:?}");
 }

@@ -106,9 +106,9 @@ impl SizeQueue {
         self.waiting.len()
     }
 
-    /// D_Q of Algorithm 1.
-    pub(super) fn earliest_deadline(&self) -> Option<Timestamp> {
-        self.by_deadline.first().map(|&(deadline, _)| deadline)
+    /// D_Q of Algorithm 1, and whose it is.
+    pub(super) fn earliest(&self) -> Option<(Timestamp, u32)> {
+        self.by_deadline.first().copied()
     }
 
     /// When the first one must leave.
@@ -224,8 +224,8 @@ mod tests {
                 assert!(now + times.of(entry.class).mean > entry.deadline);
             }
             assert!(waiting.values().all(|entry| now + times.of(entry.class).mean <= entry.deadline));
-            let earliest = waiting.values().map(|entry| entry.deadline).min();
-            assert_eq!((queue.len(), queue.earliest_deadline()), (waiting.len(), earliest));
+            let earliest = waiting.values().map(|entry| (entry.deadline, entry.key)).min();
+            assert_eq!((queue.len(), queue.earliest()), (waiting.len(), earliest));
             let best = waiting.values().map(|entry| naive_score(now, entry, times)).fold(0.0, f64::max);
             let found = queue.top(now, CLOCK).map_or(0.0, |top| naive_score(now, &waiting[&top], times));
             assert!((found - best).abs() <= 1e-9 * best.max(1.0), "{found} {best} at {now:?}");
