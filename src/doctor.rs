@@ -9,6 +9,7 @@ mod direct;
 mod gpu;
 mod host;
 mod network;
+mod onnxruntime;
 mod rdma;
 
 use std::{fmt, io::Write, net::IpAddr};
@@ -113,7 +114,8 @@ struct Report {
 /// # Errors
 /// A bad argument.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    let findings = examine(&Host::here(), &Limits::here(), &Gpus::here(), (&args.arm, args.address));
+    let mut findings = examine(&Host::here(), &Limits::here(), &Gpus::here(), (&args.arm, args.address));
+    findings.push(onnxruntime::here());
     let works = findings.iter().all(|finding| finding.level != Level::Stop);
     let text = if args.fix_script {
         script(&findings)

@@ -15,7 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use backend::executor::{Executor, ExecutorError, Process, Programs};
+use backend::{
+    config::OnnxRuntime,
+    executor::{Executor, ExecutorError, Process, Programs},
+};
 use repository::Model;
 use rustix::process::{Pid, test_kill_process};
 
@@ -81,7 +84,7 @@ impl Odd {
     }
 
     fn load(&self) -> Result<Arc<dyn Executor>, ExecutorError> {
-        backend::executor::load(&self.model(), 1, &self.programs)
+        backend::executor::load(&self.model(), (&[0], &1.into()), &OnnxRuntime::default(), &self.programs)
     }
 
     fn lives(&self) -> usize {

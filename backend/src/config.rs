@@ -1,6 +1,7 @@
 //! A backend's configuration file, and what it says about where models go.
 
 mod gpus;
+pub mod onnxruntime;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
@@ -14,6 +15,8 @@ use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
 use crate::drive::BackendError;
 pub use gpus::{GpuName, Gpus};
+pub use onnxruntime::OnnxRuntime;
+use onnxruntime::Provider;
 
 /// Slower is no PCIe and no disk, and faster none that there is.
 const GBPS_MIN: f64 = 0.1;
@@ -81,6 +84,9 @@ pub struct Config {
     /// Whether other backends use these GPUs, too; all of them must say so, and predictions will be worse.
     #[serde(default)]
     pub share_gpu: bool,
+    /// How ONNX Runtime runs the models that it does.
+    #[serde(default)]
+    pub onnxruntime: OnnxRuntime,
     /// Which models are loaded on which GPUs (by index); [`OTHERS`] stands for all that are not named. Without the key,
     /// every model of the repository on every GPU.
     #[serde(default)]
@@ -332,6 +338,7 @@ impl Config {
     /// If one of these keys names something that there is not.
     pub fn place(&self, Repository { models, refused }: Repository) -> Result<Vec<Placed>, BackendError> {
         self.gpus.check()?;
+        self.onnxruntime.check()?;
         let names = || models.iter().map(|model| &model.name).chain(refused.iter().map(|refused| &refused.name));
         if let Some(unknown) =
             self.placement.keys().find(|&placed| placed != OTHERS && names().all(|name| name != placed))
@@ -388,8 +395,14 @@ impl Config {
         let Executor::Onnx { wanted, profile, .. } = &mut model.executor else { return };
         let processor = wanted.processor.unwrap_or(self.executor);
         let precision = wanted.precision.unwrap_or(self.precision);
+        let is_measured = match processor {
+            Processor::Cpu => true,
+            Processor::Cuda => false,
+            // What a model does not say was not known when its profile was read.
+            Processor::Onnxruntime => wanted.processor == Some(processor) && self.onnxruntime.provider == Provider::Cpu,
+        };
         *wanted = Wanted { processor: Some(processor), precision: Some(precision) };
-        if processor == Processor::Cuda {
+        if !is_measured {
             *profile = None;
         }
     }
@@ -513,6 +526,13 @@ mod tests {
         assert_eq!(wanted(keys, of_model), (cuda, Precision::Fp16, false));
         let own = Wanted { processor: Some(cpu), precision: None };
         assert_eq!(wanted(keys, own), (cpu, Precision::Fp32, true));
+        let runtime = Processor::Onnxruntime;
+        let keys = "executor = 'onnxruntime'";
+        assert_eq!(wanted(keys, Wanted::default()), (runtime, Precision::Tf32, false), "its profile was tract's");
+        let own = Wanted { processor: Some(runtime), precision: None };
+        assert_eq!(wanted("", own), (runtime, Precision::Tf32, true));
+        let on_gpus = "onnxruntime = { provider = 'cuda' }";
+        assert_eq!(wanted(on_gpus, own), (runtime, Precision::Tf32, false), "what was measured is of the CPU");
     }
 
     #[test]

@@ -39,7 +39,7 @@ use thiserror::Error;
 use transport::{Clock, OpenError};
 
 use crate::{
-    config::{Config, GpuName, Placed, is_on_gpus},
+    config::{self, Config, GpuName, OnnxRuntime, Placed, is_on_gpus},
     executor::{
         self, Executor, ExecutorError, OnGpus, Programs,
         gpus::{Devices, OpenDriver, real_driver},
@@ -247,7 +247,7 @@ fn load(means: &Means, config: &Config, placed: Placed, trials: &mut Trials<'_>)
     let Placed { model, gpu_indexes, mut weights, is_pinned } = placed;
     let started_at = clock.now();
     trials.begin(&gpu_indexes);
-    let executor = load_executor(&model, &gpu_indexes, (programs, devices), trials)?;
+    let executor = load_executor(&model, &gpu_indexes, (config, programs, devices), trials)?;
     let folder = model.folder(&config.repository);
     let (profile, source) = match (executor.on_gpus(), known_profile(&model, executor.as_ref())) {
         (Some(on_gpus), _) => {
@@ -288,7 +288,7 @@ fn load(means: &Means, config: &Config, placed: Placed, trials: &mut Trials<'_>)
 fn load_executor(
     model: &Model,
     gpu_indexes: &[u32],
-    (programs, devices): (&Programs, &Arc<Devices>),
+    (config, programs, devices): (&Config, &Programs, &Arc<Devices>),
     trials: &mut Trials<'_>,
 ) -> Result<Arc<dyn Executor>, ExecutorError> {
     match &model.executor {
@@ -300,7 +300,7 @@ fn load_executor(
             };
             Ok(Arc::new(OnGpus::load_in_turns(model, how, gpu_indexes, devices, &mut turn)?))
         }
-        _ => executor::load(model, gpu_indexes.len(), programs),
+        _ => executor::load(model, (gpu_indexes, &config.gpus), &config.onnxruntime, programs),
     }
 }
 
@@ -324,17 +324,20 @@ pub struct Profiled {
     pub by_length: Option<ByLength>,
 }
 
-/// Measures a model on this machine. `progress` is told of how many batches so many are measured.
+/// Measures a model on this machine, by ONNX Runtime as it is configured if that runs it; it may use the GPU.
+/// `progress` is told of how many batches so many are measured.
 ///
 /// # Errors
 /// If the model cannot be loaded or run.
 pub fn measure(
     model: &Model,
+    (gpu, onnxruntime): (&GpuName, &OnnxRuntime),
     effort: Effort,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Profiled, ExecutorError> {
     let (turns, programs) = (Turns::default(), Programs::default());
-    let executor = executor::load(model, 1, &programs)?;
+    let gpus = config::Gpus::Named(vec![gpu.clone()]);
+    let executor = executor::load(model, (&[0], &gpus), onnxruntime, &programs)?;
     let (max_batch, mut trials) = (model.max_batch, Trials::new(&turns, Clock::start()));
     let mut of_size = |batch| progress(batch, max_batch);
     let sizes = profile::measure(model, executor.as_ref(), (effort, &mut trials), &mut of_size)?;

@@ -8,11 +8,13 @@ pub mod gpus;
 mod onnx;
 pub mod process;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, path::Path, sync::Arc};
 
 use proto::LatencyProfile;
-use repository::{Model, Tensor, cell};
+use repository::{Batching, Model, Processor, Tensor, cell};
 use thiserror::Error;
+
+use crate::config::{Gpus, OnnxRuntime, onnxruntime::Sessions};
 
 pub use emulated::Emulated;
 pub use gpus::OnGpus;
@@ -47,6 +49,15 @@ pub trait Executor: Send + Sync {
     /// # Errors
     /// If the model cannot compute an output for any of them; `outputs` is meaningless then.
     fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError>;
+
+    /// The same for a GPU of the backend that hosts the model, or the thread that stands for it, by its index in the
+    /// configuration. Most executors run a batch wherever they are called.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    fn execute_on(&self, _gpu: usize, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
+        self.execute(inputs, outputs)
+    }
 
     /// If the executor only emulates a GPU, the time that this GPU would take: the caller lets a batch of b last l(b).
     /// A real executor has none, and is measured.
@@ -93,16 +104,76 @@ impl fmt::Debug for dyn Executor {
     }
 }
 
-/// Loads what runs `model` on so many GPUs that are but threads of ours; for real ones there is [`OnGpus::load`].
+/// Loads what runs `model` on these of a backend's GPUs, which are but threads of ours, or are left to ONNX Runtime;
+/// for those that we use ourselves there is [`OnGpus::load`].
 ///
 /// # Errors
-/// If the model's file cannot be read or does not fit its configuration, or its program does not start.
-pub fn load(model: &Model, gpus: usize, programs: &Programs) -> Result<Arc<dyn Executor>, ExecutorError> {
+/// If the model's file cannot be read or does not fit its configuration, its program does not start, or ONNX Runtime
+/// cannot be had: says what to do.
+pub fn load(
+    model: &Model,
+    (gpu_indexes, gpus): (&[u32], &Gpus),
+    onnxruntime: &OnnxRuntime,
+    programs: &Programs,
+) -> Result<Arc<dyn Executor>, ExecutorError> {
     Ok(match &model.executor {
         repository::Executor::Emulated { profile } => Arc::new(Emulated::new(model, profile.clone())),
+        repository::Executor::Onnx { file, batching, wanted, .. }
+            if wanted.processor == Some(Processor::Onnxruntime) =>
+        {
+            if model.files.is_some() {
+                return Err(ExecutorError(format!("model {}: {BROUGHT}", model.name)));
+            }
+            let sessions = onnxruntime.sessions(gpus, gpu_indexes, wanted.precision.unwrap_or_default())?;
+            by_onnxruntime(model, (file, batching), &sessions)?
+        }
         repository::Executor::Onnx { file, batching, .. } => Arc::new(Onnx::load(model, file, batching)?),
-        repository::Executor::Process { program, .. } => Arc::new(Process::load(model, program, gpus, programs)?),
+        repository::Executor::Process { program, .. } => {
+            Arc::new(Process::load(model, program, gpu_indexes.len(), programs)?)
+        }
     })
+}
+
+#[cfg(feature = "ort")]
+fn by_onnxruntime(
+    model: &Model,
+    (file, batching): (&Path, &Batching),
+    sessions: &Sessions,
+) -> Result<Arc<dyn Executor>, ExecutorError> {
+    Ok(Arc::new(Onnx::load_by_onnxruntime(model, (file, batching), sessions)?))
+}
+
+#[cfg(not(feature = "ort"))]
+fn by_onnxruntime(model: &Model, _: (&Path, &Batching), _: &Sessions) -> Result<Arc<dyn Executor>, ExecutorError> {
+    Err(ExecutorError(format!("model {}: executor \"onnxruntime\": {NOT_BUILT}", model.name)))
+}
+
+#[cfg(not(feature = "ort"))]
+const NOT_BUILT: &str = "this program was built without it, expected one of cargo build --features ort";
+
+/// A library that is not written in Rust reads files that an operator has chosen, and no others.
+const BROUGHT: &str = "a client brought its files, expected executor \"onnx\" or \"cuda\", as \"onnxruntime\" runs \
+                       only what the repository has";
+
+/// Whether this program was built with the feature `ort`.
+pub const HAS_ONNXRUNTIME: bool = cfg!(feature = "ort");
+
+/// Where ONNX Runtime's library is and what it was built for, for people; why it cannot be used otherwise.
+///
+/// # Errors
+/// If it cannot be found or is too old, or this program was built without the feature `ort`.
+#[cfg(feature = "ort")]
+pub fn onnxruntime_library(settings: &OnnxRuntime) -> Result<String, ExecutorError> {
+    onnx::onnxruntime::library::describe(settings.library.as_deref())
+}
+
+/// Why ONNX Runtime cannot be used.
+///
+/// # Errors
+/// Always: this program was built without the feature `ort`.
+#[cfg(not(feature = "ort"))]
+pub fn onnxruntime_library(_: &OnnxRuntime) -> Result<String, ExecutorError> {
+    Err(ExecutorError(NOT_BUILT.to_owned()))
 }
 
 /// 1, 2, 3, 4, 6, 8, 12, 16, ...: powers of two, the middles between them, and the largest.
@@ -123,4 +194,47 @@ pub(crate) fn tasks<'a>(tensors: &[Tensor], mut inputs: &'a [u8]) -> impl Iterat
         inputs = rest;
         Some(task)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use repository::{BroughtFile, Store};
+
+    use super::*;
+
+    /// The digits, for ONNX Runtime.
+    fn digits() -> Model {
+        let models = repository::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")).unwrap().models;
+        let mut model = models.into_iter().find(|model| model.name == "digits").unwrap();
+        let repository::Executor::Onnx { wanted, .. } = &mut model.executor else { panic!("{:?}", model.executor) };
+        wanted.processor = Some(Processor::Onnxruntime);
+        model
+    }
+
+    fn refused(model: &Model) -> Option<String> {
+        let on = (&[0][..], &Gpus::Count(1));
+        load(model, on, &OnnxRuntime::default(), &Programs::default()).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn files_that_clients_brought_are_not_for_a_library() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let files = [BroughtFile { path: "1/model.onnx", bytes: b"any" }];
+        let model = Model { files: Some(store.keep("digits", &files, 1 << 20).unwrap()), ..digits() };
+        let error = refused(&model).unwrap();
+        assert!(error.starts_with("model digits: a client brought its files, expected executor \"onnx\""), "{error}");
+    }
+
+    #[cfg(not(feature = "ort"))]
+    #[test]
+    fn a_program_without_onnx_runtime_says_how_to_build_one_with_it() {
+        let error = refused(&digits()).unwrap();
+        assert_eq!(
+            error,
+            "model digits: executor \"onnxruntime\": this program was built without it, expected one of \
+                           cargo build --features ort"
+        );
+        assert!(onnxruntime_library(&OnnxRuntime::default()).is_err() && !HAS_ONNXRUNTIME);
+    }
 }

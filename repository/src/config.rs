@@ -50,6 +50,8 @@ const WEIGHTS_MB_MAX: f64 = 1e6;
 pub(crate) const ONNX: &str = "onnx";
 /// The same on a GPU.
 pub(crate) const CUDA: &str = "cuda";
+/// ONNX Runtime, if `parameters: executor` names it. As `backend` it is Triton's word for any ONNX model.
+pub(crate) const ONNXRUNTIME: &str = "onnxruntime";
 /// The file of an ONNX model, unless the configuration names one.
 const ONNX_FILE: &str = "model.onnx";
 
@@ -364,10 +366,13 @@ impl ConfigFile<'_> {
             }
             name if is_onnx(name) => {
                 let wanted = self.wanted()?;
-                let profile = match wanted.processor {
+                let measured_on = match wanted.processor {
                     Some(Processor::Cuda) => None,
-                    _ => StoredProfile::read(self.folder, ONNX, &self.version, max_batch)?,
+                    Some(Processor::Onnxruntime) => Some(ONNXRUNTIME),
+                    Some(Processor::Cpu) | None => Some(ONNX),
                 };
+                let read = |name| StoredProfile::read(self.folder, name, &self.version, max_batch);
+                let profile = measured_on.map(read).transpose()?.flatten();
                 let batching = self.batching(is_batched, (inputs, outputs))?;
                 Ok(Executor::Onnx { file: self.model_file(ONNX_FILE)?, batching, profile, wanted })
             }
@@ -386,6 +391,7 @@ impl ConfigFile<'_> {
     fn wanted(&self) -> Result<Wanted, RepositoryError> {
         let processor = match self.parameter("executor").as_deref() {
             Some(ONNX) => Some(Processor::Cpu),
+            Some(ONNXRUNTIME) => Some(Processor::Onnxruntime),
             _ if self.executor_name() == CUDA => Some(Processor::Cuda),
             _ => None,
         };
@@ -489,7 +495,7 @@ impl ConfigFile<'_> {
 
 /// Whether a model of this executor has an ONNX file.
 fn is_onnx(executor: &str) -> bool {
-    [ONNX, CUDA, "onnxruntime", "onnxruntime_onnx"].contains(&executor)
+    [ONNX, CUDA, ONNXRUNTIME, "onnxruntime_onnx"].contains(&executor)
 }
 
 fn parameter(message: &DynamicMessage, key: &str) -> Option<String> {

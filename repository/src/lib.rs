@@ -247,8 +247,11 @@ impl Model {
     pub fn executor_name(&self) -> &'static str {
         match self.executor {
             Executor::Emulated { .. } => "emulated",
-            Executor::Onnx { wanted: Wanted { processor: Some(Processor::Cuda), .. }, .. } => config::CUDA,
-            Executor::Onnx { .. } => config::ONNX,
+            Executor::Onnx { wanted, .. } => match wanted.processor {
+                Some(Processor::Cuda) => config::CUDA,
+                Some(Processor::Onnxruntime) => config::ONNXRUNTIME,
+                Some(Processor::Cpu) | None => config::ONNX,
+            },
             Executor::Process { .. } => "process",
         }
     }
@@ -374,13 +377,13 @@ pub enum Executor {
         /// l(b).
         profile: LatencyProfile,
     },
-    /// tract on the CPU, or our own kernels on GPUs.
+    /// tract on the CPU, our own kernels on GPUs, or ONNX Runtime.
     Onnx {
         /// The model file.
         file: PathBuf,
         /// What becomes of tasks of unequal sizes.
         batching: Batching,
-        /// l(b) on the CPU, where it was measured ahead of time ([`profile`]).
+        /// l(b) where it was measured ahead of time ([`profile`]): by ONNX Runtime if `wanted` says so, else by tract.
         profile: Option<LatencyProfile>,
         /// What its configuration says of where and how it runs.
         wanted: Wanted,
@@ -412,6 +415,8 @@ pub enum Processor {
     Cpu,
     /// An NVIDIA GPU.
     Cuda,
+    /// ONNX Runtime, as its library and the backend's configuration have it.
+    Onnxruntime,
 }
 
 /// How numbers of type FP32 are multiplied on a GPU.
@@ -432,6 +437,7 @@ impl fmt::Display for Processor {
         f.write_str(match self {
             Self::Cpu => "cpu",
             Self::Cuda => config::CUDA,
+            Self::Onnxruntime => config::ONNXRUNTIME,
         })
     }
 }
@@ -440,10 +446,10 @@ impl FromStr for Processor {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        [Self::Cpu, Self::Cuda]
+        [Self::Cpu, Self::Cuda, Self::Onnxruntime]
             .into_iter()
             .find(|processor| processor.to_string() == text)
-            .ok_or("expected cpu or cuda")
+            .ok_or("expected cpu, cuda or onnxruntime")
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use backend::config::{GPUS_MAX, OTHERS};
+use backend::config::{GPUS_MAX, OTHERS, OnnxRuntime};
 use gateway::{
     access::Clients,
     config::{DEFAULT_SERVER_NAME, MetricsConfig, ModelControlMode, Otlp, TraceConfig},
@@ -92,6 +92,9 @@ pub(super) struct BackendLayout {
     /// Whether other backends use these GPUs, too.
     #[serde(default)]
     pub share_gpu: bool,
+    /// How ONNX Runtime runs the models that it does.
+    #[serde(default)]
+    pub onnxruntime: OnnxRuntime,
     /// Models that each of them hosts; all of the repository if none is named.
     #[serde(default)]
     pub models: Vec<String>,
@@ -124,11 +127,13 @@ impl BackendLayout {
         let (pcie_gbps, disk_gbps) = (backend::config::default_pcie_gbps(), backend::config::default_disk_gbps());
         let (gpu_memory_mb, host_memory_mb, pinned, programs) = (None, None, Vec::new(), Vec::new());
         let (executor, precision, share_gpu, metrics_http) = (Processor::default(), Precision::default(), false, None);
+        let onnxruntime = OnnxRuntime::default();
         Self {
             gpus,
             executor,
             precision,
             share_gpu,
+            onnxruntime,
             models,
             gpu_memory_mb,
             pcie_gbps,
@@ -549,6 +554,7 @@ impl Wiring {
             precision: this.precision,
             gpus: gpus.into(),
             share_gpu: this.share_gpu,
+            onnxruntime: this.onnxruntime.clone(),
             placement,
             load_models: layout.load_models.clone(),
             emulate: None,

@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Kill the primary in the middle of the load; it is started again
     #[arg(long, value_name = "scheduler")]
     kill: Option<Kill>,
-    /// What computes the classifier of digits: cpu or cuda
+    /// What computes the classifier of digits: cpu, cuda or onnxruntime
     #[arg(long, default_value_t, conflicts_with = "models")]
     executor: Processor,
     /// Serve so many emulated models on GPUs whose memory holds a part of them

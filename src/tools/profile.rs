@@ -6,12 +6,15 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
 use backend::{
-    config::GpuName,
+    config::{
+        GpuName, OnnxRuntime,
+        onnxruntime::{Provider, THREADS_MAX},
+    },
     drive::{ByLength, Effort, Measured, OfLength, Profiled, QUANTILE},
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use proto::{BatchCost, LatencyProfile, Span};
-use repository::{Executor, Model, Precision, profile::StoredProfile};
+use repository::{Executor, Model, Precision, Processor, profile::StoredProfile};
 use serde_json::json;
 
 /// Arguments of `profile`.
@@ -20,16 +23,27 @@ pub(crate) struct Args {
     /// The model's folder, with its config.pbtxt
     #[arg(long)]
     model: PathBuf,
-    /// What runs it: what config.pbtxt names, or for ONNX models also cuda [default: what config.pbtxt names]
+    /// What runs it: what config.pbtxt names, or for ONNX models also cuda or onnxruntime [default: what config.pbtxt
+    /// names]
     #[arg(long)]
     executor: Option<String>,
+    /// ONNX Runtime's library [default: $ORT_DYLIB_PATH, or else what the system finds]
+    #[arg(long)]
+    library: Option<PathBuf>,
+    /// Threads of ONNX Runtime: as many as onnxruntime.threads of backends' files
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// What ONNX Runtime computes with: cpu or cuda
+    #[arg(long, default_value_t)]
+    provider: Provider,
     /// The GPU: its number, or its name as `nvidia-smi -L` lists it
     #[arg(long, default_value = "0")]
     gpu: GpuName,
     /// How numbers of type FP32 are multiplied on a GPU: fp32, tf32 or fp16 [default: what config.pbtxt says, or tf32]
     #[arg(long)]
     precision: Option<Precision>,
-    /// Where to store the profile; by default profile.toml in the model's folder, or nowhere with cuda
+    /// Where to store the profile; by default profile.toml in the model's folder, or nowhere with cuda, and with
+    /// onnxruntime where config.pbtxt does not name it
     #[arg(long)]
     out: Option<PathBuf>,
     /// Runs of each batch size
@@ -51,8 +65,11 @@ pub(super) fn run(args: &Args) -> Result<()> {
     ensure!((10..=100_000).contains(&args.runs), "--runs must be 10 to 100000, found {}", args.runs);
     ensure!(args.warm_up <= 1_000, "--warm-up must be at most 1000, found {}", args.warm_up);
     ensure!((0.01..=600.0).contains(&args.seconds), "--seconds must be 0.01 to 600, found {}", args.seconds);
-    let model = repository::load_model(&args.model)?;
+    ensure!((1..=THREADS_MAX).contains(&args.threads), "--threads must be 1 to {THREADS_MAX}, found {}", args.threads);
+    let mut model = repository::load_model(&args.model)?;
     let (executor, precision) = chosen(args, &model)?;
+    let is_stored = configure(&mut model, (executor, args.provider));
+    let onnxruntime = OnnxRuntime { library: args.library.clone(), threads: args.threads, provider: args.provider };
     if let Executor::Emulated { .. } = model.executor {
         bail!("--model: {} is emulated, so its profile is what its config.pbtxt says", args.model.display());
     }
@@ -67,7 +84,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     };
     let measured = match precision {
         Some(precision) => backend::drive::measure_on_gpu(&model, (&args.gpu, precision), effort, &mut progress),
-        None => backend::drive::measure(&model, effort, &mut progress),
+        None => backend::drive::measure(&model, (&args.gpu, &onnxruntime), effort, &mut progress),
     };
     bar.finish_and_clear();
     let Profiled { sizes: measured, latency: profile, by_length } = measured?;
@@ -80,7 +97,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         beta_ms: fit.beta_ms,
         latency_ms: (1..=profile.max_batch()).map(|batch| profile.latency(batch).as_millis_f64()).collect(),
     };
-    let out = args.out.clone().or_else(|| precision.is_none().then(|| StoredProfile::path(&args.model)));
+    let out = args.out.clone().or_else(|| is_stored.then(|| StoredProfile::path(&args.model)));
     out.as_ref().map(|out| stored.write(out)).transpose()?;
     if args.json {
         let latency_ms = &stored.latency_ms;
@@ -111,9 +128,25 @@ fn chosen(args: &Args, model: &Model) -> Result<(&'static str, Option<Precision>
         }
         (_, found) if args.precision.is_some() => bail!("--precision: expected --executor cuda, found {found}"),
         (Executor::Onnx { .. }, "onnx") => Ok(("onnx", None)),
+        (Executor::Onnx { .. }, "onnxruntime") => Ok(("onnxruntime", None)),
         (_, asked) if asked == configured => Ok((configured, None)),
         (_, asked) => bail!("--executor: {} is configured for {configured}, found {asked}", args.model.display()),
     }
+}
+
+/// Makes it a model that this executor runs. Whether backends would read what is measured so from its folder: if its
+/// configuration leaves the executor to them, they take what is there to be tract's.
+fn configure(model: &mut Model, (executor, provider): (&str, Provider)) -> bool {
+    let configured = model.executor_name();
+    let Executor::Onnx { wanted, .. } = &mut model.executor else { return true };
+    let on_runtime = Processor::Onnxruntime.to_string();
+    let (processor, is_read) = match executor {
+        "onnx" => (Processor::Cpu, configured != on_runtime),
+        _ if executor == on_runtime => (Processor::Onnxruntime, configured == on_runtime && provider == Provider::Cpu),
+        _ => (Processor::Cuda, false),
+    };
+    wanted.processor = Some(processor);
+    is_read
 }
 
 fn size_json(size: &Measured) -> serde_json::Value {
@@ -209,6 +242,8 @@ impl Fit {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -249,6 +284,39 @@ mod tests {
             (&json["lengths"][1]["length"], &json["lengths"][1]["sizes"][1]["estimate_ms"]),
             (&json!(256), &json!(70.0))
         );
+    }
+
+    #[test]
+    fn only_what_backends_read_is_stored() {
+        let of = |executor: Option<&str>| {
+            let folder = tempfile::tempdir().unwrap();
+            let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/digits");
+            std::fs::create_dir(folder.path().join("1")).unwrap();
+            for file in ["1/model.onnx", "labels.txt"] {
+                std::fs::copy(digits.join(file), folder.path().join(file)).unwrap();
+            }
+            let parameter = |name| format!("parameters {{ key: \"executor\" value {{ string_value: \"{name}\" }} }}");
+            let text = std::fs::read_to_string(digits.join("config.pbtxt")).unwrap();
+            let text = text.replace("name: \"digits\"\n", "");
+            let text = format!("{text}{}", executor.map(parameter).unwrap_or_default());
+            std::fs::write(folder.path().join("config.pbtxt"), text).unwrap();
+            repository::load_model(folder.path()).unwrap()
+        };
+        let (cpu, cuda, runtime) = (Processor::Cpu, Processor::Cuda, Processor::Onnxruntime);
+        let cases = [
+            (None, "onnx", Provider::Cpu, (cpu, true)),
+            (None, "onnxruntime", Provider::Cpu, (runtime, false)),
+            (None, "cuda", Provider::Cpu, (cuda, false)),
+            (Some("onnxruntime"), "onnxruntime", Provider::Cpu, (runtime, true)),
+            (Some("onnxruntime"), "onnxruntime", Provider::Cuda, (runtime, false)),
+            (Some("onnxruntime"), "onnx", Provider::Cpu, (cpu, false)),
+        ];
+        for (configured, asked, provider, expected) in cases {
+            let mut model = of(configured);
+            let is_stored = configure(&mut model, (asked, provider));
+            let Executor::Onnx { wanted, .. } = model.executor else { panic!("{:?}", model.executor) };
+            assert_eq!((wanted.processor.unwrap(), is_stored), expected, "{configured:?}, {asked}");
+        }
     }
 
     #[test]

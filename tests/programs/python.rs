@@ -131,7 +131,8 @@ fn write_model(repository: &Path, name: &str, config: &str, text: &str) {
 
 fn load_only(repository: &Path) -> Result<Arc<dyn Executor>, ExecutorError> {
     let model = repository::load(repository).unwrap().whole().unwrap().remove(0);
-    backend::executor::load(&model, 1, &Programs::launched_by(env!("CARGO_BIN_EXE_downbeat")))
+    let programs = Programs::launched_by(env!("CARGO_BIN_EXE_downbeat"));
+    backend::executor::load(&model, (&[0], &1.into()), &OnnxRuntime::default(), &programs)
 }
 
 /// A model in ONNX, without an objective: the file alone.

@@ -216,7 +216,7 @@ fn execute(
 ) -> Result<Vec<TaskError>, ExecutorError> {
     match executor.on_gpus() {
         Some(model) => model.run_records(gpu, ahead.own(), inputs, outputs),
-        None => executor.execute(inputs, outputs),
+        None => executor.execute_on(gpu, inputs, outputs),
     }
 }
 

@@ -1,40 +1,95 @@
-//! Step 8 on the CPU: an ONNX model, run by tract. The graph is optimised once with a symbolic batch dimension, so
-//! every batch size runs the same kernels, and a task's output does not depend on which others it was batched with (but
-//! for rounding). A model without a batch dimension runs one task at a time.
+//! Step 8 for an ONNX model, run by tract on the CPU ([`tract`]), or by ONNX Runtime's library. What tasks have in
+//! common is the same for both: they are gathered, run as one batch by whichever engine, and each gets its own part of
+//! the outputs. A model without a batch dimension runs one task at a time.
 //!
 //! Lengths that requests choose are symbols, too ([`groups`]), and tasks of unequal ones run together as the model's
 //! configuration says ([`runs`]).
 
-use std::{
-    path::{Path, PathBuf},
-    sync::{PoisonError, RwLock},
-};
+use std::path::{Path, PathBuf};
 
 use proto::LatencyProfile;
 use repository::{Batching, DataType, Model, Stamp, cell};
-use tract_onnx::prelude::*;
-use tract_onnx::tract_core::plan::SimplePlan;
+use tract_onnx::{prelude::*, tract_hir::infer::Factoid};
 
 use super::{Executor, ExecutorError, TaskError};
-use binding::Binding;
+#[cfg(feature = "ort")]
+use crate::config::onnxruntime::Sessions;
+use binding::{Binding, Port};
 use groups::AnyLength;
-pub(super) use groups::{Group, Groups, Results, Rounding};
+pub(super) use groups::{Group, Groups, Rounding, RunGroups, TakeResults};
+use turns::{Turn, Turns};
 
 mod binding;
 mod dimensions;
 mod generated;
 mod groups;
 mod layout;
+#[cfg(feature = "ort")]
+pub(super) mod onnxruntime;
 mod runs;
 mod text;
+mod tract;
+mod turns;
 
-/// The optimised graph, with the weights.
-type Plan = Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>;
+/// What computes a graph, with its weights.
+trait Engine: Send + Sync {
+    /// Runs the graph once. `inputs` are in the order of the binding. `take` gets the outputs, in the configuration's
+    /// order, and is called once at most.
+    fn run(
+        &self,
+        turn: &Turn,
+        inputs: Vec<Tensor>,
+        take: &mut dyn FnMut(&[Output<'_>]) -> TractResult<()>,
+    ) -> TractResult<()>;
+
+    /// See [`Executor::release`].
+    fn release(&self);
+
+    /// See [`Executor::read`].
+    fn read(&self, source: &Source) -> Result<(), ExecutorError>;
+}
+
+/// An output of a graph that has run.
+pub(super) struct Output<'a> {
+    pub(super) shape: Vec<usize>,
+    pub(super) elements: Elements<'a>,
+}
+
+pub(super) enum Elements<'a> {
+    /// In row-major order, as they are in memory.
+    Numbers(&'a [u8]),
+    Strings(&'a [String]),
+}
+
+impl<'a> Output<'a> {
+    /// One that tract has, or has room for.
+    pub(super) fn of(result: &'a Tensor) -> TractResult<Self> {
+        let elements = match result.datum_type() {
+            DatumType::String => Elements::Strings(result.try_as_plain_ram()?.as_slice::<String>()?),
+            _ => Elements::Numbers(result.as_bytes()),
+        };
+        Ok(Self { shape: result.shape().to_vec(), elements })
+    }
+
+    fn numbers(&self) -> TractResult<&'a [u8]> {
+        match self.elements {
+            Elements::Numbers(bytes) => Ok(bytes),
+            Elements::Strings(_) => Err(TractError::msg("it has strings, expected numbers")),
+        }
+    }
+
+    fn strings(&self) -> TractResult<&'a [String]> {
+        match self.elements {
+            Elements::Strings(strings) => Ok(strings),
+            Elements::Numbers(_) => Err(TractError::msg("it has numbers, expected strings")),
+        }
+    }
+}
 
 /// A loaded ONNX model.
 pub struct Onnx {
-    /// `None` while its weights are not needed.
-    plan: RwLock<Option<Plan>>,
+    engine: Box<dyn Engine>,
+    turns: Turns,
     source: Source,
     groups: Groups,
     /// Sizes of tensors differ between requests, or a run takes more than these.
@@ -42,27 +97,40 @@ pub struct Onnx {
 }
 
 impl Onnx {
-    /// Loads the model `file`, whose inputs and outputs must bear the names that `model` configures, with a first
-    /// dimension for the batch if it is to have one, and inputs that are made for each run as `batching` has them.
+    /// Loads the model `file` for tract, whose inputs and outputs must bear the names that `model` configures, with a
+    /// first dimension for the batch if it is to have one, and inputs made for each run as `batching` has them.
     ///
     /// # Errors
     /// If the file cannot be read, uses an operator that tract lacks, or does not fit the configuration.
     pub fn load(model: &Model, file: &Path, batching: &Batching) -> Result<Self, ExecutorError> {
         let source = Source::of(model, file, batching)?;
-        let (plan, binding) = source.read()?;
-        let plan = RwLock::new(Some(plan));
-        let groups = Groups::new(model, batching, binding);
-        let in_groups = cell::is_record(&groups.inputs) || cell::is_record(&groups.outputs) || !batching.is_plain();
-        Ok(Self { plan, source, groups, in_groups })
+        let (engine, binding) = tract::Tract::load(&source)?;
+        Ok(Self::of(source, Box::new(engine), binding))
     }
 
-    fn plan(&self) -> TractResult<Plan> {
-        let plan = self.plan.read().unwrap_or_else(PoisonError::into_inner);
-        plan.clone().ok_or_else(|| TractError::msg("its weights are not in memory"))
+    /// The same for ONNX Runtime.
+    ///
+    /// # Errors
+    /// If its library cannot be had, or refuses the file, or this does not fit the configuration.
+    #[cfg(feature = "ort")]
+    pub fn load_by_onnxruntime(
+        model: &Model,
+        (file, batching): (&Path, &Batching),
+        sessions: &Sessions,
+    ) -> Result<Self, ExecutorError> {
+        let source = Source::of(model, file, batching)?;
+        let (engine, binding) = onnxruntime::OnnxRuntime::load(&source, sessions)?;
+        Ok(Self::of(source, Box::new(engine), binding))
+    }
+
+    fn of(source: Source, engine: Box<dyn Engine>, binding: Binding) -> Self {
+        let groups = Groups::new(&source.model, &source.batching, binding);
+        let in_groups = source.is_in_groups();
+        Self { engine, turns: Turns::default(), source, groups, in_groups }
     }
 
     /// One tensor of the whole batch, gathered from where it lies in each task's input.
-    fn gather(&self, inputs: &[u8], index: usize, batch: usize) -> TractResult<TValue> {
+    fn gather(&self, inputs: &[u8], index: usize, batch: usize) -> TractResult<Tensor> {
         let tensor = &self.groups.inputs[index];
         let task_bytes = task_bytes(&self.groups.inputs);
         let offset = task_bytes_before(&self.groups.inputs, index);
@@ -72,7 +140,7 @@ impl Onnx {
             into.copy_from_slice(from);
         }
         clean(tensor.datatype, gathered.as_bytes_mut());
-        Ok(gathered.into())
+        Ok(gathered)
     }
 
     /// The shape of a tensor for the model.
@@ -91,43 +159,81 @@ impl Onnx {
         lengths(rest).eq(lengths(tensor.model_shape()))
     }
 
-    fn run(&self, inputs: &[u8], outputs: &mut [u8]) -> TractResult<()> {
+    fn run(&self, turn: &Turn, inputs: &[u8], outputs: &mut [u8]) -> TractResult<()> {
         let batch = inputs.len() / task_bytes(&self.groups.inputs);
         let gathered = (0..self.groups.inputs.len()).map(|index| self.gather(inputs, index, batch));
-        let results = self.plan()?.run(gathered.collect::<TractResult<TVec<_>>>()?)?;
+        let gathered = gathered.collect::<TractResult<Vec<_>>>()?;
+        self.engine.run(turn, gathered, &mut |results| self.scatter(results, batch, outputs))
+    }
+
+    /// Puts each task's part of each output where it belongs.
+    fn scatter(&self, results: &[Output<'_>], batch: usize, outputs: &mut [u8]) -> TractResult<()> {
         let answer_bytes = task_bytes(&self.groups.outputs);
-        for (index, (tensor, result)) in self.groups.outputs.iter().zip(&results).enumerate() {
+        for (index, (tensor, result)) in self.groups.outputs.iter().zip(results).enumerate() {
             let offset = task_bytes_before(&self.groups.outputs, index);
-            if !self.is_shape(result.shape(), tensor, batch) {
+            if !self.is_shape(&result.shape, tensor, batch) {
                 return Err(TractError::msg(format!(
                     "output {} has shape {:?}, config.pbtxt and the batch give {:?}",
                     tensor.name,
-                    result.shape(),
+                    result.shape,
                     self.shape(tensor, batch)
                 )));
             }
-            for (task, from) in result.as_bytes().chunks_exact(tensor.bytes()).enumerate() {
+            for (task, from) in result.numbers()?.chunks_exact(tensor.bytes()).enumerate() {
                 outputs[task * answer_bytes + offset..][..tensor.bytes()].copy_from_slice(from);
             }
         }
         Ok(())
     }
+
+    fn execute_on_any(
+        &self,
+        gpu: Option<usize>,
+        inputs: &[u8],
+        outputs: &mut [u8],
+    ) -> Result<Vec<TaskError>, ExecutorError> {
+        self.turns.take(gpu, |turn| {
+            if self.in_groups {
+                let mut run = InTurn { engine: self.engine.as_ref(), turn };
+                return Ok(self.groups.execute((inputs, outputs), &AnyLength, &mut run));
+            }
+            let ran = self.run(turn, inputs, outputs);
+            ran.map(|()| Vec::new()).map_err(|cause| ExecutorError(format!("execution failed: {cause:#}")))
+        })
+    }
+}
+
+/// Groups of an execution.
+struct InTurn<'a> {
+    engine: &'a dyn Engine,
+    turn: &'a Turn,
+}
+
+impl RunGroups for InTurn<'_> {
+    fn run(&mut self, _: &Group<'_>, inputs: Vec<Tensor>, take: &mut TakeResults<'_>) -> TractResult<()> {
+        self.engine.run(self.turn, inputs, &mut |outputs| take(outputs, &[]))
+    }
+
+    fn is_over(&self) -> bool {
+        self.turn.is_over()
+    }
 }
 
 impl Executor for Onnx {
     fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
-        if self.in_groups {
-            let mut run = |_: &Group<'_>, tensors: TVec<TValue>| -> TractResult<Results> {
-                Ok(Results { outputs: self.plan()?.run(tensors)?, failed: Vec::new() })
-            };
-            return Ok(self.groups.execute((inputs, outputs), &AnyLength, &mut run));
-        }
-        let ran = self.run(inputs, outputs);
-        ran.map(|()| Vec::new()).map_err(|cause| ExecutorError(format!("execution failed: {cause:#}")))
+        self.execute_on_any(None, inputs, outputs)
+    }
+
+    fn execute_on(&self, gpu: usize, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
+        self.execute_on_any(Some(gpu), inputs, outputs)
     }
 
     fn emulated_profile(&self) -> Option<&LatencyProfile> {
         None
+    }
+
+    fn interrupt(&self) {
+        self.turns.interrupt();
     }
 
     fn holds_weights(&self) -> bool {
@@ -135,16 +241,11 @@ impl Executor for Onnx {
     }
 
     fn release(&self) {
-        *self.plan.write().unwrap_or_else(PoisonError::into_inner) = None;
+        self.engine.release();
     }
 
     fn read(&self) -> Result<(), ExecutorError> {
-        // Whoever needs it, too, waits here.
-        let mut plan = self.plan.write().unwrap_or_else(PoisonError::into_inner);
-        if plan.is_none() {
-            *plan = Some(self.source.read()?.0);
-        }
-        Ok(())
+        self.engine.read(&self.source)
     }
 }
 
@@ -166,19 +267,6 @@ impl Source {
         Ok(Self { model, batching, file, stamp })
     }
 
-    /// Reads and optimises it. It is what it was.
-    fn read(&self) -> Result<(Plan, Binding), ExecutorError> {
-        let Self { model, batching, .. } = self;
-        let refused = |cause: TractError| self.refused(&cause);
-        let (mut graph, mut binding) = self.typed().map_err(refused)?;
-        dimensions::keep_numbers(&mut graph).map_err(refused)?;
-        let graph = graph.into_decluttered().and_then(|graph| graph.into_optimized()).map_err(refused)?;
-        let plan = graph.into_runnable().map_err(refused)?;
-        binding.bind_parts(plan.model(), model, batching).map_err(refused)?;
-        self.check_stamp()?;
-        Ok((plan, binding))
-    }
-
     pub(super) fn is_batched(&self) -> bool {
         self.model.is_batched
     }
@@ -190,17 +278,33 @@ impl Source {
         let refused = |cause: TractError| self.refused(&cause);
         let (graph, mut binding) = self.typed().map_err(refused)?;
         let graph = graph.into_decluttered().map_err(refused)?;
-        binding.bind_parts(&graph, model, batching).map_err(refused)?;
+        let ports = output_ports(&graph, model).map_err(refused)?;
+        binding.bind_parts(&ports, model, batching).map_err(refused)?;
         self.check_stamp()?;
         Ok((graph, Groups::new(model, batching, binding)))
     }
 
     fn typed(&self) -> TractResult<(TypedModel, Binding)> {
+        let Self { model, batching, .. } = self;
         let mut graph = tract_onnx::onnx().model_for_path(&self.file)?;
-        let binding = binding::bind(&mut graph, &self.model, &self.batching)?;
+        let (binding, facts) = binding::bind(&input_ports(&graph)?, &graph.symbols, model, batching)?;
+        graph.set_input_names(binding::input_names(model, batching))?;
+        for (index, (datum_type, shape)) in facts.into_iter().enumerate() {
+            graph.set_input_fact(index, InferenceFact::dt_shape(datum_type, shape))?;
+        }
+        let outlets = graph.outputs.clone();
+        let found = outlets.iter().map(|&outlet| graph.outlet_label(outlet).unwrap_or_default().to_owned());
+        let places = binding::output_places(&found.collect::<Vec<_>>(), model)?;
+        graph.select_output_outlets(&places.into_iter().map(|place| outlets[place]).collect::<Vec<_>>())?;
         let mut graph = graph.into_typed()?;
         dimensions::give_numbers(&mut graph)?;
         Ok((graph, binding))
+    }
+
+    /// Whether sizes of tensors differ between requests, or a run takes more than these.
+    fn is_in_groups(&self) -> bool {
+        let Self { model, batching, .. } = self;
+        cell::is_record(&model.inputs) || cell::is_record(&model.outputs) || !batching.is_plain()
     }
 
     fn check_stamp(&self) -> Result<(), ExecutorError> {
@@ -211,6 +315,31 @@ impl Source {
     pub(super) fn refused(&self, cause: &dyn std::fmt::Display) -> ExecutorError {
         ExecutorError(format!("model {}: {}: {cause:#}", self.model.name, self.file.display()))
     }
+}
+
+/// What a file says of its inputs.
+fn input_ports(graph: &InferenceModel) -> TractResult<Vec<Port>> {
+    let port = |(index, outlet): (usize, &OutletId)| {
+        let fact = graph.input_fact(index)?;
+        let rank = fact.shape.rank().concretize().and_then(|rank| usize::try_from(rank).ok());
+        let length = |at| fact.shape.dim(at).and_then(|length| length.concretize());
+        Ok(Port {
+            name: graph.node(outlet.node).name.clone(),
+            datum_type: fact.datum_type.concretize(),
+            shape: rank.map(|rank| (0..rank).map(length).collect()),
+        })
+    };
+    graph.inputs.iter().enumerate().map(port).collect()
+}
+
+/// What follows of the outputs, which are in the configuration's order.
+fn output_ports(graph: &TypedModel, model: &Model) -> TractResult<Vec<Port>> {
+    let port = |(index, tensor): (usize, &repository::Tensor)| {
+        let fact = graph.output_fact(index)?;
+        let shape = Some(fact.shape.iter().cloned().map(Some).collect());
+        Ok(Port { name: tensor.name.clone(), datum_type: Some(fact.datum_type), shape })
+    };
+    model.outputs.iter().enumerate().map(port).collect()
 }
 
 /// Clients choose these bytes, but a `bool` other than 0 or 1 is undefined.

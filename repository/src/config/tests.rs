@@ -281,6 +281,8 @@ fn a_model_says_where_and_how_precisely_it_runs() {
     };
     assert_eq!(wanted(&[]), Ok(("onnx", None, None)), "as each backend is configured");
     assert_eq!(wanted(&[("executor", "onnx")]), Ok(("onnx", Some(Processor::Cpu), None)));
+    let runtime = wanted(&[("executor", "onnxruntime")]);
+    assert_eq!(runtime, Ok(("onnxruntime", Some(Processor::Onnxruntime), None)), "its backend says so of any model");
     let half = wanted(&[("executor", "cuda"), ("precision", "fp16")]);
     assert_eq!(half, Ok(("cuda", Some(Processor::Cuda), Some(Precision::Fp16))));
     let error = wanted(&[("precision", "half")]).unwrap_err();

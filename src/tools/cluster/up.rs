@@ -36,8 +36,8 @@ pub(crate) struct UpArgs {
     /// The model repository, all of which is served by one backend with one GPU, and one for each model's program
     #[arg(long)]
     repository: Option<PathBuf>,
-    /// What computes ONNX models that do not say it themselves, on every backend: cpu or cuda [default: as the file
-    /// says]
+    /// What computes ONNX models that do not say it themselves, on every backend: cpu, cuda or onnxruntime [default: as
+    /// the file says]
     #[arg(long)]
     executor: Option<Processor>,
     /// Refuse to start if any model cannot be loaded

@@ -14,7 +14,7 @@ use tract_onnx::prelude::*;
 use transport::Region;
 
 use super::{ExecutorError, INDEX_OUT_OF_RANGE, TaskError, devices::Device, rungs::Rungs};
-use crate::executor::onnx::{Group, Groups, Results, datum_type};
+use crate::executor::onnx::{Group, Groups, Output, RunGroups, TakeResults, datum_type};
 
 /// Such a model, and room for its runs.
 pub(super) struct Unequal {
@@ -87,24 +87,9 @@ impl Unequal {
         tensors: (&[u8], &mut [u8]),
     ) -> Result<Vec<TaskError>, ExecutorError> {
         let room = self.rooms[&gpu].lock().unwrap_or_else(PoisonError::into_inner);
-        let mut lost = None;
-        let mut run = |group: &Group<'_>, tensors: TVec<TValue>| {
-            if lost.is_some() {
-                return Err(TractError::msg("the GPU has failed another run of this batch"));
-            }
-            let lengths = &group.lengths;
-            let form = self.rungs.form(lengths).ok_or_else(|| {
-                TractError::msg(format!("lengths {lengths:?} are none that executor = \"cuda\" runs, which begin at 1"))
-            })?;
-            let ran = self.run_group((hosted, slot), (form, group.tasks.len()), &tensors, room.region());
-            ran.map_err(|error| {
-                let cause = TractError::msg(error.to_string());
-                lost = Some(error);
-                cause
-            })
-        };
-        let failed = self.groups.execute(tensors, &self.rungs, &mut run);
-        match lost {
+        let mut runs = Runs { model: self, on: (hosted, slot), region: room.region(), lost: None };
+        let failed = self.groups.execute(tensors, &self.rungs, &mut runs);
+        match runs.lost {
             Some(error) => Err(error),
             None => Ok(failed),
         }
@@ -114,9 +99,9 @@ impl Unequal {
         &self,
         (hosted, slot): (&Hosted, Slot),
         (form, tasks): (usize, usize),
-        tensors: &[TValue],
+        tensors: &[Tensor],
         region: &Region,
-    ) -> Result<Results, ExecutorError> {
+    ) -> Result<RunOnGpu, ExecutorError> {
         let ports = &self.forms[form];
         let inputs = in_turn(tensors, &ports.inputs, tasks);
         region.write(0, &inputs);
@@ -129,7 +114,45 @@ impl Unequal {
         let is_batched = self.groups.is_batched;
         let made = ports.outputs(&outputs, (tasks, is_batched));
         let outputs = made.map_err(|cause| ExecutorError(format!("an output has no room: {cause:#}")))?;
-        Ok(Results { outputs, failed })
+        Ok(RunOnGpu { outputs, failed })
+    }
+}
+
+/// The runs of a batch.
+struct Runs<'a> {
+    model: &'a Unequal,
+    on: (&'a Hosted, Slot),
+    region: &'a Region,
+    /// Why the GPU has failed one: all are lost, then.
+    lost: Option<ExecutorError>,
+}
+
+/// What one gave: outputs, and the tasks of the group that have none.
+struct RunOnGpu {
+    outputs: Vec<Tensor>,
+    failed: Vec<(usize, String)>,
+}
+
+impl RunGroups for Runs<'_> {
+    fn run(&mut self, group: &Group<'_>, tensors: Vec<Tensor>, take: &mut TakeResults<'_>) -> TractResult<()> {
+        if self.is_over() {
+            return Err(TractError::msg("the GPU has failed another run of this batch"));
+        }
+        let lengths = &group.lengths;
+        let form = self.model.rungs.form(lengths).ok_or_else(|| {
+            TractError::msg(format!("lengths {lengths:?} are none that executor = \"cuda\" runs, which begin at 1"))
+        })?;
+        let ran = self.model.run_group(self.on, (form, group.tasks.len()), &tensors, self.region);
+        let RunOnGpu { outputs, failed } = ran.map_err(|error| {
+            let cause = TractError::msg(error.to_string());
+            self.lost = Some(error);
+            cause
+        })?;
+        take(&outputs.iter().map(Output::of).collect::<TractResult<Vec<_>>>()?, &failed)
+    }
+
+    fn is_over(&self) -> bool {
+        self.lost.is_some()
     }
 }
 
@@ -168,9 +191,9 @@ impl Ports {
     }
 
     /// Tensors out of the tasks' outputs, which lie one after another, each with all its tensors.
-    fn outputs(&self, bytes: &[u8], (tasks, is_batched): (usize, bool)) -> TractResult<TVec<TValue>> {
+    fn outputs(&self, bytes: &[u8], (tasks, is_batched): (usize, bool)) -> TractResult<Vec<Tensor>> {
         let mut before = 0;
-        let mut made = TVec::new();
+        let mut made = Vec::new();
         for (datum_type, shape) in &self.outputs {
             let mut shape = shape.clone();
             if is_batched {
@@ -182,14 +205,14 @@ impl Ports {
                 into.copy_from_slice(&bytes[task * self.output_bytes + before..][..own]);
             }
             before += own;
-            made.push(tensor.into_tvalue());
+            made.push(tensor);
         }
         Ok(made)
     }
 }
 
 /// Tasks one after another, each with its row of all tensors, of so many bytes each.
-fn in_turn(tensors: &[TValue], bytes: &[usize], tasks: usize) -> Vec<u8> {
+fn in_turn(tensors: &[Tensor], bytes: &[usize], tasks: usize) -> Vec<u8> {
     let mut joined = Vec::with_capacity(tasks * bytes.iter().sum::<usize>());
     for task in 0..tasks {
         for (tensor, &bytes) in tensors.iter().zip(bytes) {

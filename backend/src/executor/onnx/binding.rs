@@ -1,13 +1,55 @@
 //! A model's file and its configuration brought together: the graph's inputs and outputs in the configuration's order,
 //! with its types, and which of the graph's lengths are which, so that what is padded can be cut back.
 
+use std::fmt;
+
 use repository::{BatchLengths, Batching, DataType, Generated, GeneratedKind, Model};
-use tract_onnx::{prelude::*, tract_core::internal::DimLike, tract_hir::infer::Factoid};
+use tract_onnx::{prelude::*, tract_core::internal::DimLike};
 
 use super::datum_type;
 
 /// Dimensions of a tensor as the model has it, the batch dimension left out, each with the number of its length.
 pub(in crate::executor) type Axes = Vec<(usize, usize)>;
+
+/// What is known of an input or an output of the graph.
+#[derive(Debug, Clone)]
+pub(super) struct Port {
+    pub(super) name: String,
+    pub(super) datum_type: Option<DatumType>,
+    /// Each of its lengths, if that is known; `None` if not even their number is.
+    pub(super) shape: Option<TVec<Option<TDim>>>,
+}
+
+impl Port {
+    fn first(&self) -> Option<&TDim> {
+        self.shape.as_ref()?.first()?.as_ref()
+    }
+
+    /// The lengths behind the batch dimension, if it has one.
+    fn rest(&self, is_batched: bool) -> Option<&[Option<TDim>]> {
+        self.shape.as_ref()?.get(usize::from(is_batched)..)
+    }
+}
+
+/// Lengths and the type, as in `batch,10,F32`.
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.shape {
+            Some(shape) => shape.iter().try_for_each(|length| match length {
+                Some(length) => write!(f, "{length},"),
+                None => f.write_str("?,"),
+            })?,
+            None => f.write_str("..,")?,
+        }
+        match self.datum_type {
+            Some(datum_type) => write!(f, "{datum_type:?}"),
+            None => f.write_str("?"),
+        }
+    }
+}
+
+/// Type and shape that an input is given.
+pub(super) type Fact = (DatumType, TVec<TDim>);
 
 /// What the graph's dimensions mean.
 #[derive(Debug)]
@@ -18,10 +60,14 @@ pub(in crate::executor) struct Binding {
     pub(in crate::executor) inputs: Vec<Axes>,
     /// Dimensions of each input that is joined: one, or two of which the first is one.
     pub(in crate::executor) joined_ranks: Vec<usize>,
+    /// How long each of these is: the sum of its tasks' lengths, by the name that the file has for it.
+    joined_lengths: Vec<Option<TDim>>,
     /// Types of the inputs that are made for each run.
     pub(in crate::executor) generated: Vec<DatumType>,
     /// How each output is taken apart.
     pub(in crate::executor) outputs: Vec<Parts>,
+    /// Where lengths have their names, which they tell only as long as this lives.
+    _symbols: SymbolScope,
 }
 
 /// How an output of a run becomes those of its tasks.
@@ -33,27 +79,33 @@ pub(in crate::executor) enum Parts {
     Joined(usize),
 }
 
-/// Gives the graph's inputs and outputs the configuration's order, types and shapes. What outputs are is known when the
-/// graph is typed ([`bind_parts`]).
-pub(super) fn bind(graph: &mut InferenceModel, model: &Model, batching: &Batching) -> TractResult<Binding> {
-    let found: Vec<String> = graph.inputs.iter().map(|outlet| graph.node(outlet.node).name.clone()).collect();
-    let generated = batching.generated.iter().map(|generated| generated.name.as_str());
-    let names: Vec<&str> = model.inputs.iter().map(|tensor| tensor.name.as_str()).chain(generated).collect();
-    same_names("input", &names, &found)?;
-    graph.set_input_names(&names)?;
+/// Brings inputs that a file has into the configuration's order, and says of what type and shape each is: those that
+/// requests have, and then those that are made for each run. What outputs are is learnt when these are known
+/// ([`Binding::bind_parts`]).
+pub(super) fn bind(
+    found: &[Port],
+    symbols: &SymbolScope,
+    model: &Model,
+    batching: &Batching,
+) -> TractResult<(Binding, Vec<Fact>)> {
+    let ports = in_order(found, model, batching)?;
     let mut binding = Binding {
         lengths: Vec::new(),
         inputs: Vec::new(),
         joined_ranks: vec![0; model.inputs.len()],
+        joined_lengths: vec![None; model.inputs.len()],
         generated: Vec::new(),
         outputs: Vec::new(),
+        _symbols: symbols.clone(),
     };
+    let mut facts = Vec::with_capacity(ports.len());
     for (index, tensor) in model.inputs.iter().enumerate() {
+        let port = (ports[index], symbols);
         let shape = match batching.ragged[index] {
-            true => binding.joined_shape(graph, (index, tensor))?,
-            false => binding.stacked_shape(graph, (index, tensor), model.is_batched)?,
+            true => binding.joined_shape(port, (index, tensor))?,
+            false => binding.stacked_shape(port, tensor, model.is_batched)?,
         };
-        graph.set_input_fact(index, InferenceFact::dt_shape(datum_type(tensor.datatype), shape))?;
+        facts.push((datum_type(tensor.datatype), shape));
     }
     if let Some(length) = binding.lengths.iter().find(|length| batching.is_padded() && !matches!(length, TDim::Sym(_)))
     {
@@ -61,21 +113,29 @@ pub(super) fn bind(graph: &mut InferenceModel, model: &Model, batching: &Batchin
             "an input's length is {length} in the file, expected a name where batch_lengths pads"
         )));
     }
-    for (index, generated) in (model.inputs.len()..).zip(&batching.generated) {
-        let (datum_type, shape) = binding.generated_fact(graph, (index, generated), model)?;
-        graph.set_input_fact(index, InferenceFact::dt_shape(datum_type, shape))?;
-        binding.generated.push(datum_type);
+    for (port, generated) in ports[model.inputs.len()..].iter().zip(&batching.generated) {
+        let fact = binding.generated_fact((port, symbols), generated, model)?;
+        binding.generated.push(fact.0);
+        facts.push(fact);
     }
-    bind_outputs(graph, model)?;
-    Ok(binding)
+    Ok((binding, facts))
 }
 
-fn batch_of(graph: &InferenceModel) -> TDim {
-    graph.symbols.sym("batch").into()
+/// The names of a model's inputs, as they are given to it.
+pub(super) fn input_names<'a>(model: &'a Model, batching: &'a Batching) -> Vec<&'a str> {
+    let generated = batching.generated.iter().map(|generated| generated.name.as_str());
+    model.inputs.iter().map(|tensor| tensor.name.as_str()).chain(generated).collect()
 }
 
-fn file_rank(graph: &InferenceModel, index: usize) -> TractResult<Option<usize>> {
-    Ok(graph.input_fact(index)?.shape.rank().concretize().and_then(|rank| usize::try_from(rank).ok()))
+fn in_order<'a>(found: &'a [Port], model: &Model, batching: &Batching) -> TractResult<Vec<&'a Port>> {
+    let names = input_names(model, batching);
+    let found_names: Vec<String> = found.iter().map(|port| port.name.clone()).collect();
+    same_names("input", &names, &found_names)?;
+    Ok(names.iter().filter_map(|name| found.iter().find(|port| port.name == *name)).collect())
+}
+
+fn batch_of(symbols: &SymbolScope) -> TDim {
+    symbols.sym("batch").into()
 }
 
 impl Binding {
@@ -90,16 +150,16 @@ impl Binding {
 
     fn stacked_shape(
         &mut self,
-        graph: &InferenceModel,
-        (index, tensor): (usize, &repository::Tensor),
+        (port, symbols): (&Port, &SymbolScope),
+        tensor: &repository::Tensor,
         is_batched: bool,
     ) -> TractResult<TVec<TDim>> {
-        let mut shape: TVec<TDim> = is_batched.then(|| batch_of(graph)).into_iter().collect();
+        let mut shape: TVec<TDim> = is_batched.then(|| batch_of(symbols)).into_iter().collect();
         let before = shape.len();
         shape.extend(tensor.model_shape().iter().map(|&length| TDim::from(length)));
         let mut axes = Axes::new();
         for &dim in tensor.model_variable_dims() {
-            let length = variable_length(graph, (index, tensor), before + dim)?;
+            let length = variable_length((port, symbols), before + dim)?;
             shape[before + dim] = length.clone();
             let known = self.lengths.iter().position(|known| *known == length);
             axes.push((dim, known.unwrap_or(self.lengths.len())));
@@ -114,10 +174,10 @@ impl Binding {
     /// The shape of a tensor whose tasks are joined: as in Triton one dimension, or two of which the first is one.
     fn joined_shape(
         &mut self,
-        graph: &InferenceModel,
+        (port, symbols): (&Port, &SymbolScope),
         (index, tensor): (usize, &repository::Tensor),
     ) -> TractResult<TVec<TDim>> {
-        let rank = file_rank(graph, index)?.unwrap_or(1);
+        let rank = port.shape.as_ref().map_or(1, |shape| shape.len());
         if !(1..=2).contains(&rank) {
             return Err(TractError::msg(format!(
                 "input {} has {rank} dimensions in the file, expected one, or two of which the first is 1, as \
@@ -128,19 +188,21 @@ impl Binding {
         self.joined_ranks[index] = rank;
         self.inputs.push(Axes::new());
         let mut shape: TVec<TDim> = tvec!(TDim::from(1); rank);
-        shape[rank - 1] = variable_length(graph, (index, tensor), rank - 1)?;
+        let length = variable_length((port, symbols), rank - 1)?;
+        self.joined_lengths[index] = Some(length.clone());
+        shape[rank - 1] = length;
         Ok(shape)
     }
 
     /// Type and shape of an input that is made for each run.
     fn generated_fact(
         &self,
-        graph: &InferenceModel,
-        (index, generated): (usize, &Generated),
+        (port, symbols): (&Port, &SymbolScope),
+        generated: &Generated,
         model: &Model,
-    ) -> TractResult<(DatumType, TVec<TDim>)> {
+    ) -> TractResult<Fact> {
         let Generated { name, kind, source, datatype } = generated;
-        let (batch, source) = (batch_of(graph), &model.inputs[*source]);
+        let (batch, source) = (batch_of(symbols), &model.inputs[*source]);
         let shape: TVec<TDim> = match kind {
             GeneratedKind::Mask => {
                 let lengths = self.inputs[generated.source].iter().map(|&(_, length)| self.lengths[length].clone());
@@ -148,7 +210,7 @@ impl Binding {
             }
             GeneratedKind::ElementCount | GeneratedKind::AccumulatedElementCount => tvec!(batch),
             GeneratedKind::AccumulatedElementCountWithZero => tvec!(batch + 1),
-            GeneratedKind::MaxElementCountAsShape => tvec!(graph.symbols.sym(&format!("{name}_0")).into()),
+            GeneratedKind::MaxElementCountAsShape => tvec!(symbols.sym(&format!("{name}_0")).into()),
             GeneratedKind::ItemShape => tvec!(batch, source.shape.len().into()),
             GeneratedKind::ItemShapeFlatten => tvec!(batch * source.shape.len()),
         };
@@ -156,12 +218,12 @@ impl Binding {
             let of = if *kind == GeneratedKind::Mask { "mask_inputs" } else { "batch_input" };
             TractError::msg(format!("input {name} of {of} {found} in the file, expected {expected}"))
         };
-        if let Some(rank) = file_rank(graph, index)?.filter(|&rank| rank != shape.len()) {
+        let rank = port.shape.as_ref().map(|shape| shape.len());
+        if let Some(rank) = rank.filter(|&rank| rank != shape.len()) {
             let expected = format!("{}: {shape:?}", shape.len());
             return Err(wrong(&format_args!("has {rank} dimensions"), &expected));
         }
-        let found = graph.input_fact(index)?.datum_type.concretize();
-        let found = found.or(datatype.map(datum_type)).unwrap_or(DatumType::F32);
+        let found = port.datum_type.or(datatype.map(datum_type)).unwrap_or(DatumType::F32);
         let is_right = match datatype {
             Some(datatype) => found == datum_type(*datatype),
             None => found == DatumType::Bool || found.is_integer() || found.is_float(),
@@ -173,21 +235,21 @@ impl Binding {
         Ok((found, shape))
     }
 
-    /// Learns from the typed graph how outputs are taken apart, and checks that all that it must be is known.
-    pub(super) fn bind_parts(&mut self, graph: &TypedModel, model: &Model, batching: &Batching) -> TractResult<()> {
-        for (index, tensor) in model.outputs.iter().enumerate() {
-            let fact = graph.output_fact(index)?;
+    /// Learns from what follows of the outputs, in the configuration's order, how they are taken apart, and checks that
+    /// all is known that must be.
+    pub(super) fn bind_parts(&mut self, ports: &[Port], model: &Model, batching: &Batching) -> TractResult<()> {
+        for (index, (tensor, port)) in model.outputs.iter().zip(ports).enumerate() {
             let parts = match batching.follows[index] {
                 Some(source) if batching.ragged[source] => {
-                    check_type(fact, tensor)?;
+                    check_type(port, tensor)?;
                     Parts::Joined(source)
                 }
                 source => {
-                    check_rows(graph, (fact, tensor), batching)?;
-                    check_output(fact, tensor, model.is_batched)?;
+                    self.check_rows(port, tensor)?;
+                    check_output(port, tensor, model.is_batched)?;
                     let is_padded = batching.lengths != BatchLengths::Equal;
                     let source = source.map(|source| (source, &model.inputs[source]));
-                    Parts::Rows(if is_padded { self.cuts(fact, tensor, source)? } else { Axes::new() })
+                    Parts::Rows(if is_padded { self.cuts(port, tensor, source)? } else { Axes::new() })
                 }
             };
             self.outputs.push(parts);
@@ -199,16 +261,23 @@ impl Binding {
     /// `batch_output` names.
     fn cuts(
         &self,
-        fact: &TypedFact,
+        port: &Port,
         tensor: &repository::Tensor,
         source: Option<(usize, &repository::Tensor)>,
     ) -> TractResult<Axes> {
         let mut axes = Axes::new();
         let chosen = tensor.model_variable_dims();
-        for (dim, found) in fact.shape.iter().skip(1).enumerate().filter(|(_, found)| found.to_usize().is_err()) {
+        let Some(shape) = port.rest(true) else {
+            let name = &port.name;
+            return Err(TractError::msg(format!(
+                "how many dimensions output {name} has is unknown, expected it in the file, as batch_lengths pads"
+            )));
+        };
+        for (dim, found) in shape.iter().enumerate().filter(|(_, found)| found.as_ref().is_none_or(varies)) {
             let refuse = |expected: &str| {
                 let lengths: Vec<String> = self.lengths.iter().map(ToString::to_string).collect();
                 let (name, lengths) = (&tensor.name, lengths.join(", "));
+                let found = found.as_ref().map_or("unknown".to_owned(), ToString::to_string);
                 TractError::msg(format!(
                     "dimension {} of output {name} is {found} in the file, whose inputs have {lengths}: expected \
                      {expected}, as batch_lengths pads",
@@ -226,7 +295,7 @@ impl Binding {
                 let at = source.variable.as_ref()?.dims.iter().position(|&dim| dim == own)?;
                 self.inputs[input].get(at).map(|&(_, length)| length)
             });
-            let same = || self.lengths.iter().position(|length| length == found);
+            let same = || self.lengths.iter().position(|length| Some(length) == found.as_ref());
             let length = named.or_else(same).ok_or_else(|| {
                 refuse("one of these, or a batch_output in config.pbtxt that names the input whose lengths it has")
             })?;
@@ -234,37 +303,43 @@ impl Binding {
         }
         Ok(axes)
     }
+
+    /// That an output which is as long as all tasks together is said to be so.
+    fn check_rows(&self, port: &Port, tensor: &repository::Tensor) -> TractResult<()> {
+        let is_joined = self.joined_lengths.iter().flatten().any(|sum| port.first() == Some(sum));
+        if is_joined {
+            return Err(TractError::msg(format!(
+                "output {} is as long as all tasks together, expected a batch_output in config.pbtxt that names the \
+                 input whose lengths it has",
+                tensor.name
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// What the file calls a length that requests choose, so that equal ones stay equal; a symbol of its own if it does not
 /// say.
-fn variable_length(
-    graph: &InferenceModel,
-    (index, tensor): (usize, &repository::Tensor),
-    at: usize,
-) -> TractResult<TDim> {
-    let found = graph.input_fact(index)?.shape.dim(at).and_then(|length| length.concretize());
+fn variable_length((port, symbols): (&Port, &SymbolScope), at: usize) -> TractResult<TDim> {
+    let found = port.shape.as_ref().and_then(|shape| shape.get(at)?.clone());
     match found {
         Some(length) if length.to_i64().is_ok() => Err(TractError::msg(format!(
             "config.pbtxt says -1 for dimension {at} of input {}, the file has {length}",
-            tensor.name
+            port.name
         ))),
         Some(length) => Ok(length),
-        None => Ok(graph.symbols.sym(&format!("{}_{at}", tensor.name)).into()),
+        None => Ok(symbols.sym(&format!("{}_{at}", port.name)).into()),
     }
 }
 
-/// Puts the graph's outputs into the configuration's order, and drops those that it does not name.
-fn bind_outputs(graph: &mut InferenceModel, model: &Model) -> TractResult<()> {
-    let outlets = graph.outputs.clone();
-    let found: Vec<String> = outlets.iter().map(|&o| graph.outlet_label(o).unwrap_or_default().to_owned()).collect();
-    let position = |tensor: &repository::Tensor| {
+/// Where the configuration's outputs are among those that the file has; others are not wanted.
+pub(super) fn output_places(found: &[String], model: &Model) -> TractResult<Vec<usize>> {
+    let place = |tensor: &repository::Tensor| {
         found.iter().position(|name| *name == tensor.name).ok_or_else(|| {
             TractError::msg(format!("config.pbtxt names output {}, the file has {}", tensor.name, found.join(", ")))
         })
     };
-    let bound = model.outputs.iter().map(|tensor| Ok(outlets[position(tensor)?])).collect::<TractResult<Vec<_>>>()?;
-    graph.select_output_outlets(&bound)
+    model.outputs.iter().map(place).collect()
 }
 
 fn same_names(kind: &str, configured: &[&str], found: &[String]) -> TractResult<()> {
@@ -282,33 +357,15 @@ fn same_names(kind: &str, configured: &[&str], found: &[String]) -> TractResult<
     )))
 }
 
-/// That an output which is as long as all tasks together is said to be so.
-fn check_rows(
-    graph: &TypedModel,
-    (fact, tensor): (&TypedFact, &repository::Tensor),
-    batching: &Batching,
-) -> TractResult<()> {
-    let joined = (0..batching.ragged.len()).filter(|&input| batching.ragged[input]);
-    for input in joined {
-        let sum = graph.input_fact(input)?.shape.last();
-        if fact.shape.first() == sum {
-            return Err(TractError::msg(format!(
-                "output {} is as long as all tasks together, expected a batch_output in config.pbtxt that names the \
-                 input whose lengths it has",
-                tensor.name
-            )));
-        }
-    }
-    Ok(())
-}
-
 /// Types and shapes of the outputs follow from the graph; where they are known, they must be the configured ones.
-fn check_output(fact: &TypedFact, tensor: &repository::Tensor, is_batched: bool) -> TractResult<()> {
-    let first = fact.shape.first().filter(|_| is_batched);
-    let has_batch = !is_batched || first.is_some_and(|batch| batch.to_usize().is_err());
-    let rest = fact.shape.iter().skip(usize::from(is_batched));
-    let shape: Option<Vec<usize>> = rest.map(|length| length.to_usize().ok()).collect();
-    let fits = fact.datum_type == datum_type(tensor.datatype)
+fn check_output(port: &Port, tensor: &repository::Tensor, is_batched: bool) -> TractResult<()> {
+    let has_batch = match &port.shape {
+        Some(shape) if is_batched => shape.first().is_some_and(|first| first.as_ref().is_none_or(varies)),
+        _ => true,
+    };
+    let rest = port.rest(is_batched).unwrap_or(&[None]).iter();
+    let shape: Option<Vec<usize>> = rest.map(|length| length.as_ref()?.to_usize().ok()).collect();
+    let fits = port.datum_type == Some(datum_type(tensor.datatype))
         && has_batch
         && shape.is_none_or(|shape| tensor.client_shape_of(&shape).is_some());
     if fits {
@@ -321,14 +378,18 @@ fn check_output(fact: &TypedFact, tensor: &repository::Tensor, is_batched: bool)
     let dims: Vec<i64> = tensor.dims().collect();
     let shape = if tensor.reshape.is_some() { format!("{:?}", tensor.model_shape()) } else { format!("{dims:?}") };
     Err(TractError::msg(format!(
-        "output {} is {fact:?}, expected {:?} of shape [{batch}{shape}]{question}",
+        "output {} is {port}, expected {:?} of shape [{batch}{shape}]{question}",
         tensor.name, tensor.datatype
     )))
 }
 
-fn check_type(fact: &TypedFact, tensor: &repository::Tensor) -> TractResult<()> {
-    if fact.datum_type == datum_type(tensor.datatype) {
+fn varies(length: &TDim) -> bool {
+    length.to_usize().is_err()
+}
+
+fn check_type(port: &Port, tensor: &repository::Tensor) -> TractResult<()> {
+    if port.datum_type == Some(datum_type(tensor.datatype)) {
         return Ok(());
     }
-    Err(TractError::msg(format!("output {} is {fact:?}, expected {:?}", tensor.name, tensor.datatype)))
+    Err(TractError::msg(format!("output {} is {port}, expected {:?}", tensor.name, tensor.datatype)))
 }

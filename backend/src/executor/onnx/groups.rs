@@ -19,6 +19,7 @@ use repository::{
 use tract_onnx::prelude::{tract_ndarray::ArrayD, *};
 
 use super::{
+    Output,
     binding::{Axes, Binding, Parts},
     clean, datum_type,
     layout::copy_common,
@@ -53,16 +54,18 @@ pub(in crate::executor) struct Group<'a> {
     pub(in crate::executor) lengths: Vec<usize>,
 }
 
-/// What a group's run gave.
-pub(in crate::executor) struct Results {
-    /// The outputs of all its tasks.
-    pub(in crate::executor) outputs: TVec<TValue>,
-    /// Tasks of the group that have none, ascending, and why.
-    pub(in crate::executor) failed: Vec<(usize, String)>,
-}
+/// Takes what the run of a group gave: the outputs of all its tasks, and the tasks of the group that have none,
+/// ascending, and why.
+pub(in crate::executor) type TakeResults<'a> = dyn FnMut(&[Output<'_>], &[(usize, String)]) -> TractResult<()> + 'a;
 
-/// Runs a group: its tensors as the model's file takes them.
-pub(in crate::executor) type RunGroup<'a> = dyn FnMut(&Group<'_>, TVec<TValue>) -> TractResult<Results> + 'a;
+/// Runs the groups of a batch.
+pub(in crate::executor) trait RunGroups {
+    /// Runs one, of which these are the tensors as the model's file takes them. `take` is called once at most.
+    fn run(&mut self, group: &Group<'_>, tensors: Vec<Tensor>, take: &mut TakeResults<'_>) -> TractResult<()>;
+
+    /// Whether none can be run any more, so that it is no use to look for the task that is to blame.
+    fn is_over(&self) -> bool;
+}
 
 /// The lengths that a model can be run with.
 pub(in crate::executor) trait Rounding {
@@ -109,7 +112,7 @@ impl Groups {
         &self,
         (inputs, outputs): (&[u8], &mut [u8]),
         rounding: &dyn Rounding,
-        run: &mut RunGroup<'_>,
+        run: &mut dyn RunGroups,
     ) -> Vec<TaskError> {
         let mut failed: BTreeMap<usize, String> = BTreeMap::new();
         let mut read = Vec::new();
@@ -136,8 +139,11 @@ impl Groups {
             match self.run_and_write(&group, run, outputs) {
                 Ok(errors) => failed.extend(errors),
                 // One of them may be to blame: each half runs anew, so a batch as often as it can be halved.
-                Err(_) if group.tasks.len() > 1 => groups.extend(group.halves()),
-                Err(cause) => drop(failed.insert(group.tasks[0].place, format!("execution failed: {cause:#}"))),
+                Err(_) if group.tasks.len() > 1 && !run.is_over() => groups.extend(group.halves()),
+                Err(cause) => {
+                    let reason = format!("execution failed: {cause:#}");
+                    failed.extend(group.tasks.iter().map(|task| (task.place, reason.clone())));
+                }
             }
         }
         failed.into_iter().map(|(task, reason)| TaskError { task, reason }).collect()
@@ -147,12 +153,16 @@ impl Groups {
     fn run_and_write(
         &self,
         group: &Group<'_>,
-        run: &mut RunGroup<'_>,
+        run: &mut dyn RunGroups,
         outputs: &mut [u8],
     ) -> TractResult<Vec<(usize, String)>> {
         let run = || {
-            let results = run(group, self.tensors(group)?)?;
-            self.write_group(group, &results, outputs)
+            let mut failed = Vec::new();
+            run.run(group, self.tensors(group)?, &mut |results, without| {
+                failed = self.write_group(group, (results, without), outputs)?;
+                Ok(())
+            })?;
+            Ok(failed)
         };
         // Clients choose these shapes: what panics on one of them is no reason to distrust the executor.
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
@@ -212,14 +222,14 @@ impl Groups {
     }
 
     /// All inputs of the model's file.
-    fn tensors(&self, group: &Group<'_>) -> TractResult<TVec<TValue>> {
+    fn tensors(&self, group: &Group<'_>) -> TractResult<Vec<Tensor>> {
         let given = (0..self.inputs.len()).map(|input| match self.inputs[input].datatype {
             _ if self.batching.ragged[input] => self.joined(input, group),
             DataType::Bytes => self.strings(input, group),
             _ => self.numbers(input, group),
         });
         let generated = (0..self.batching.generated.len()).map(|index| self.generate(index, group));
-        given.chain(generated).map(|tensor| tensor.map(Tensor::into_tvalue)).collect()
+        given.chain(generated).collect()
     }
 
     /// The shape of an input of the whole group.
@@ -276,11 +286,11 @@ impl Groups {
     fn write_group(
         &self,
         group: &Group<'_>,
-        results: &Results,
+        (results, without): (&[Output<'_>], &[(usize, String)]),
         outputs: &mut [u8],
     ) -> TractResult<Vec<(usize, String)>> {
-        let mut parts = Vec::with_capacity(results.outputs.len());
-        for (index, result) in results.outputs.iter().enumerate() {
+        let mut parts = Vec::with_capacity(results.len());
+        for (index, result) in results.iter().enumerate() {
             parts.push(match &self.binding.outputs[index] {
                 Parts::Rows(axes) => self.rows(index, (result, axes), group)?,
                 Parts::Joined(source) => self.pieces(index, (result, *source), group)?,
@@ -288,9 +298,9 @@ impl Groups {
         }
         let room = cell::bytes_max(&self.outputs);
         let mut failed: Vec<(usize, String)> =
-            results.failed.iter().map(|(row, reason)| (group.tasks[*row].place, reason.clone())).collect();
+            without.iter().map(|(row, reason)| (group.tasks[*row].place, reason.clone())).collect();
         for (row, task) in group.tasks.iter().enumerate() {
-            if results.failed.iter().any(|failed| failed.0 == row) {
+            if without.iter().any(|failed| failed.0 == row) {
                 continue;
             }
             let own: Result<Vec<_>, &String> = parts.iter().map(|parts| parts[row].as_ref()).collect();
@@ -306,9 +316,9 @@ impl Groups {
     }
 
     /// Each task's row of an output, cut to the task's lengths.
-    fn rows(&self, output: usize, (result, axes): (&Tensor, &Axes), group: &Group<'_>) -> TractResult<Vec<Part>> {
+    fn rows(&self, output: usize, (result, axes): (&Output<'_>, &Axes), group: &Group<'_>) -> TractResult<Vec<Part>> {
         let tensor = &self.outputs[output];
-        let padded = match result.shape() {
+        let padded = match &result.shape[..] {
             [first, rest @ ..] if self.is_batched && *first == group.tasks.len() => rest,
             found if self.is_batched => {
                 let (name, expected) = (&tensor.name, group.tasks.len());
@@ -319,14 +329,12 @@ impl Groups {
         if let Some((dim, length)) = axes.iter().find(|axis| padded.get(axis.0) != group.lengths.get(axis.1)) {
             return Err(TractError::msg(format!(
                 "output {} has shape {:?}, expected {} in dimension {dim}, as its tasks were padded to",
-                tensor.name,
-                result.shape(),
-                group.lengths[*length]
+                tensor.name, result.shape, group.lengths[*length]
             )));
         }
         let rows = match tensor.datatype {
             DataType::Bytes => string_rows(result, group.tasks.len())?,
-            _ => number_rows(result, group.tasks.len()),
+            _ => number_rows(result, group.tasks.len())?,
         };
         let part = |(row, task): (Vec<u8>, &&Task<'_>)| {
             let mut own = padded.to_vec();
@@ -351,7 +359,12 @@ impl Groups {
     }
 
     /// Each task's part of an output that is all tasks' one after another.
-    fn pieces(&self, output: usize, (result, source): (&Tensor, usize), group: &Group<'_>) -> TractResult<Vec<Part>> {
+    fn pieces(
+        &self,
+        output: usize,
+        (result, source): (&Output<'_>, usize),
+        group: &Group<'_>,
+    ) -> TractResult<Vec<Part>> {
         let tensor = &self.outputs[output];
         let shapes = group.tasks.iter().map(|task| {
             let mut shape = tensor.shape.clone();
@@ -361,15 +374,14 @@ impl Groups {
         });
         let shapes: Vec<Vec<usize>> = shapes.collect();
         let expected: usize = shapes.iter().map(|shape| shape.iter().product::<usize>()).sum();
-        if result.len() != expected {
+        let found: usize = result.shape.iter().product();
+        if found != expected {
             return Err(TractError::msg(format!(
-                "output {} has {} elements, expected {expected}, as its tasks' input {} gives (batch_output)",
-                tensor.name,
-                result.len(),
-                self.inputs[source].name
+                "output {} has {found} elements, expected {expected}, as its tasks' input {} gives (batch_output)",
+                tensor.name, self.inputs[source].name
             )));
         }
-        let mut rest = result.as_bytes();
+        let mut rest = result.numbers()?;
         let cut = |shape: Vec<usize>| {
             let bytes = shape.iter().product::<usize>() * tensor.datatype.bytes();
             Ok((shape, rest.split_off(..bytes).expect("these were counted").to_vec()))
@@ -379,14 +391,14 @@ impl Groups {
 }
 
 /// The bytes of each row.
-fn number_rows(result: &Tensor, rows: usize) -> Vec<Vec<u8>> {
-    let bytes = result.as_bytes();
+fn number_rows(result: &Output<'_>, rows: usize) -> TractResult<Vec<Vec<u8>>> {
+    let bytes = result.numbers()?;
     let each = bytes.len() / rows;
-    (0..rows).map(|row| bytes[row * each..][..each].to_vec()).collect()
+    Ok((0..rows).map(|row| bytes[row * each..][..each].to_vec()).collect())
 }
 
-fn string_rows(result: &Tensor, rows: usize) -> TractResult<Vec<Vec<u8>>> {
-    let strings = result.to_plain_array_view::<String>()?;
+fn string_rows(result: &Output<'_>, rows: usize) -> TractResult<Vec<Vec<u8>>> {
+    let strings = result.strings()?;
     let each = strings.len() / rows;
     let mut strings = strings.iter();
     let encoded = |string: &String| {

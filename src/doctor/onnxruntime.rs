@@ -1,0 +1,41 @@
+//! ONNX Runtime, which runs the models that ask for it.
+
+use backend::{config::OnnxRuntime, executor};
+
+use super::Finding;
+
+/// This host's library, as a backend finds it whose file does not name one.
+pub(super) fn here() -> Finding {
+    check(executor::HAS_ONNXRUNTIME, executor::onnxruntime_library(&OnnxRuntime::default()))
+}
+
+fn check(is_built: bool, library: Result<String, executor::ExecutorError>) -> Finding {
+    let name = "ONNX Runtime";
+    match library {
+        Ok(found) => Finding::ok(name, found),
+        Err(reason) if is_built => {
+            let remedy = "executor = \"onnxruntime\" does not start without it (docs/configuration.md)";
+            Finding::advice(name, reason.to_string(), remedy)
+        }
+        Err(reason) => Finding::ok(name, format!("none: {reason}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend::executor::ExecutorError;
+
+    use super::{super::Level, *};
+
+    #[test]
+    fn a_library_that_is_missing_matters_only_where_it_could_be_used() {
+        let level = |is_built, library: Result<&str, &str>| {
+            let library = library.map(str::to_owned).map_err(|reason| ExecutorError(reason.to_owned()));
+            let finding = check(is_built, library);
+            (finding.level, finding.found)
+        };
+        assert_eq!(level(true, Ok("/opt/x.so, for the CPU")), (Level::Ok, "/opt/x.so, for the CPU".to_owned()));
+        assert_eq!(level(true, Err("not found")), (Level::Advice, "not found".to_owned()));
+        assert_eq!(level(false, Err("not built")), (Level::Ok, "none: not built".to_owned()));
+    }
+}
