@@ -98,13 +98,15 @@ fn failures(seeds: u64, what: impl Fn(Node) -> Vec<(Span, Happening)>) -> (u64, 
             fabric.env.schedule(Timestamp::ZERO, Happening::Start(Node(index)));
         }
         fabric.run_until(WARM).unwrap();
-        for (after, happening) in what(fabric.roles.schedulers[0]) {
+        let happenings = what(fabric.roles.schedulers[0]);
+        let is_primary_left = !happenings.is_empty();
+        for (after, happening) in happenings {
             fabric.env.after(Span::from_millis(100) + after, happening);
         }
         fabric.serve(WARM + CALM, ENDS).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         fabric.check_settled().unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         let primary = fabric.schedulers.iter_mut().position(|scheduler| scheduler.claim().is_primary());
-        assert_ne!(primary, Some(0), "seed {seed}: another one is the primary");
+        assert_eq!(primary != Some(0), is_primary_left, "seed {seed}: {primary:?} is the primary");
         let summary = fabric.summary();
         sent += summary.sent;
         for (kind, count) in summary.failed {
@@ -133,13 +135,18 @@ fn a_primary_that_dies_costs_only_what_its_death_makes_late() {
 
 #[test]
 fn a_primary_that_is_moved_costs_nothing() {
+    // Nobody knows what requests of dynamic models take, so some are late whoever is the primary.
+    let (_, by_chance) = failures(200, |_| Vec::new());
     let (sent, mut failed) = failures(200, |node| vec![(Span::ZERO, Happening::HandOver(Node(node.0 + 1)))]);
     failed.retain(|kind, _| !OWN_FAULTS.contains(&kind.as_str()));
-    eprintln!("{sent} requests, {failed:?}");
-    let late = ["Dropped", "WindowMissed"].iter().filter_map(|kind| failed.remove(*kind)).sum::<u64>();
+    eprintln!("{sent} requests, {failed:?}, {by_chance:?} if nobody moves");
+    let late = |failed: &BTreeMap<String, u64>| {
+        ["Dropped", "WindowMissed"].iter().filter_map(|&kind| failed.get(kind)).sum::<u64>()
+    };
+    let (late, by_chance) = (late(&failed), late(&by_chance));
+    failed.retain(|kind, _| !["Dropped", "WindowMissed"].contains(&kind.as_str()));
     assert_eq!(failed, BTreeMap::new());
-    // As many are late by chance as one in 200 if nobody moves: what requests of dynamic models take is not known.
-    assert!(sent > 5_000 && late * 100 < sent, "{late} of {sent}");
+    assert!(sent > 5_000 && late < by_chance + sent / 200, "{late} of {sent}, {by_chance} if nobody moves");
 }
 
 /// How many seeds it takes until a planted bug is found.
