@@ -130,16 +130,19 @@ impl Board {
         if gpu.is_unread {
             self.news.push_back(News::Read { gpu: name() });
         }
-        let errors = read.uncorrected_errors.unwrap_or(0);
-        match (gpu.is_damaged, errors > 0) {
-            (false, true) => self.news.push_back(News::Damaged { gpu: name(), errors }),
-            (true, false) => self.news.push_back(News::Whole { gpu: name() }),
-            _ => {}
+        // What it does not tell this time is as it was.
+        if let Some(errors) = read.uncorrected_errors {
+            match (gpu.is_damaged, errors > 0) {
+                (false, true) => self.news.push_back(News::Damaged { gpu: name(), errors }),
+                (true, false) => self.news.push_back(News::Whole { gpu: name() }),
+                _ => {}
+            }
+            gpu.is_damaged = errors > 0;
         }
-        let brakes = read.held_back_by.as_deref().unwrap_or_default();
-        self.news.extend(brake(&mut gpu.held_back, now, brakes, name));
+        if let Some(brakes) = &read.held_back_by {
+            self.news.extend(brake(&mut gpu.held_back, now, brakes, name));
+        }
         gpu.is_unread = false;
-        gpu.is_damaged = errors > 0;
         gpu.since = now;
         gpu.energy_before_mj = gpu.energy_before_mj.or(read.energy_mj);
         gpu.read = Some(read);
@@ -441,6 +444,17 @@ mod tests {
     }
 
     #[test]
+    fn clocks_are_held_back_until_a_reading_says_that_they_are_not() {
+        let held_back = |by: Option<Vec<Brake>>| Ok(GpuHealth { held_back_by: by, ..steady() });
+        let mut board = board();
+        assert!(news(&mut board, 2, held_back(Some(vec![Brake::Heat]))).is_some());
+        for seconds in 3..100 {
+            assert_eq!(news(&mut board, seconds, held_back(None)), None, "it does not say so");
+        }
+        assert!(matches!(news(&mut board, 100, held_back(Some(vec![]))), Some(News::Free { .. })));
+    }
+
+    #[test]
     fn errors_that_could_not_be_corrected_are_told_once_and_once_when_they_are_gone() {
         let damaged = |errors| Ok(GpuHealth { uncorrected_errors: Some(errors), ..steady() });
         let gpu = || "NVIDIA H200 (GPU-5a)".to_owned();
@@ -449,6 +463,16 @@ mod tests {
         assert_eq!(news(&mut board, 3, damaged(7)), None);
         assert_eq!(news(&mut board, 4, damaged(0)), Some(News::Whole { gpu: gpu() }));
         assert_eq!(news(&mut board, 5, damaged(0)), None);
+    }
+
+    #[test]
+    fn memory_has_errors_until_a_reading_says_that_it_has_none() {
+        let damaged = |errors| Ok(GpuHealth { uncorrected_errors: errors, ..steady() });
+        let mut board = board();
+        assert!(matches!(news(&mut board, 2, damaged(Some(1))), Some(News::Damaged { .. })));
+        assert_eq!(news(&mut board, 3, damaged(None)), None, "it does not say so");
+        assert_eq!(news(&mut board, 4, damaged(Some(1))), None, "once");
+        assert!(matches!(news(&mut board, 5, damaged(Some(0))), Some(News::Whole { .. })));
     }
 
     #[test]
