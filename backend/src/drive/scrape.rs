@@ -6,8 +6,8 @@
 
 use std::{
     collections::VecDeque,
-    io::{self, ErrorKind},
-    net::{SocketAddr, TcpListener, TcpStream},
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
     os::unix::net::UnixStream,
     thread::JoinHandle,
@@ -46,11 +46,17 @@ impl Scrape {
         };
         let listener = TcpListener::bind(address).map_err(wrong)?;
         listener.set_nonblocking(true).map_err(wrong)?;
+        let scrape = Self::serve(listener, clock, readings)?;
+        tracing::info!(%address, "metrics of GPUs at /metrics");
+        Ok(scrape)
+    }
+
+    /// Answers whoever comes to a listener that does not block.
+    fn serve(listener: TcpListener, clock: Clock, readings: Readings) -> Result<Self, BackendError> {
         let (end, ends) = UnixStream::pair().map_err(BackendError::Thread)?;
         let server = Server { listener, clock, readings, open: VecDeque::new(), accepts: Accepts::default() };
         let thread = std::thread::Builder::new().name("metrics".to_owned());
         let thread = thread.spawn(move || server.run(&ends.into())).map_err(BackendError::Thread)?;
-        tracing::info!(%address, "metrics of GPUs at /metrics");
         Ok(Self { end: Some(end.into()), thread: Some(thread) })
     }
 }
@@ -168,6 +174,9 @@ enum Exchange {
     Asked(Vec<u8>),
     /// What is left of the answer.
     Answers(Vec<u8>, usize),
+    /// It is all sent, and whoever asked has yet to close. A socket that is closed while bytes of a request lie there
+    /// unread takes the answer back (RFC 9112, section 9.6).
+    Ends,
 }
 
 impl Default for Exchange {
@@ -179,20 +188,19 @@ impl Default for Exchange {
 impl Exchange {
     fn waits_for(&self) -> PollFlags {
         match self {
-            Self::Asked(_) => PollFlags::IN,
+            Self::Asked(_) | Self::Ends => PollFlags::IN,
             Self::Answers(..) => PollFlags::OUT,
         }
     }
 
     /// Moves what can be moved now; false once the connection is done with.
-    fn go_on(&mut self, stream: &mut (impl io::Read + io::Write), text: impl Fn() -> String) -> bool {
+    fn go_on(&mut self, stream: &mut TcpStream, text: impl Fn() -> String) -> bool {
         loop {
+            let mut bytes = [0; READ_BYTES];
             let moved = match self {
-                Self::Asked(head) => {
-                    let mut bytes = [0; READ_BYTES];
-                    stream.read(&mut bytes).inspect(|&count| head.extend(&bytes[..count]))
-                }
+                Self::Asked(head) => stream.read(&mut bytes).inspect(|&count| head.extend(&bytes[..count])),
                 Self::Answers(answer, sent) => stream.write(&answer[*sent..]).inspect(|count| *sent += count),
+                Self::Ends => stream.read(&mut bytes),
             };
             match (moved, &*self) {
                 (Err(error), _) if error.kind() == ErrorKind::WouldBlock => return true,
@@ -203,8 +211,15 @@ impl Exchange {
                         *self = Self::Answers(answer, 0);
                     }
                 }
-                (Ok(_), Self::Answers(answer, sent)) if *sent == answer.len() => return false,
+                (Ok(_), Self::Answers(answer, sent)) if *sent == answer.len() => {
+                    if stream.shutdown(Shutdown::Write).is_err() {
+                        return false;
+                    }
+                    *self = Self::Ends;
+                }
                 (Ok(_), Self::Answers(..)) => {}
+                // Others come in between, and the end of its time.
+                (Ok(_), Self::Ends) => return true,
             }
         }
     }
@@ -237,15 +252,21 @@ fn reply(status: &str, fields: &str, body: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read as _, Write as _};
+    use std::time::Duration;
 
     use super::*;
 
+    /// What comes at once is waited for so long, so that a defect ends a test.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Listens where there is room.
     fn start() -> (Scrape, SocketAddr) {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
         let (readings, _) = Readings::start(Clock::start()).unwrap();
         readings.lock().handle_opened(Timestamp::ZERO, "GPU-5a", "NVIDIA H200", "0000:3b:00.0");
-        (Scrape::start(free, Clock::start(), readings).unwrap(), free)
+        (Scrape::serve(listener, Clock::start(), readings).unwrap(), address)
     }
 
     fn ask(stream: &mut TcpStream, text: &str) -> String {
@@ -275,8 +296,24 @@ mod tests {
         }
         let long = format!("GET /metrics HTTP/1.1\r\na: {}", "b".repeat(HEAD_BYTES_MAX));
         assert!(asked(&long).starts_with("HTTP/1.1 431 "), "a head without an end");
+        let mut open = TcpStream::connect(address).unwrap();
+        open.set_read_timeout(Some(PATIENCE)).unwrap();
         drop(scrape);
-        assert!(TcpStream::connect(address).is_err(), "it listens no more");
+        let closed = open.read(&mut [0]);
+        assert!(!closed.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "it has closed all");
+    }
+
+    #[test]
+    fn an_answer_stays_whole_although_more_was_asked_than_is_read() {
+        let (_scrape, address) = start();
+        let body = "b".repeat(READ_BYTES * 32);
+        for (request, status) in [
+            (format!("POST /metrics HTTP/1.1\r\n\r\n{body}"), "405 Method Not Allowed"),
+            (format!("GET /metrics HTTP/1.1\r\na: {body}"), "431 Request Header Fields Too Large"),
+        ] {
+            let answer = ask(&mut TcpStream::connect(address).unwrap(), &request);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
+        }
     }
 
     #[test]
@@ -296,8 +333,10 @@ mod tests {
         let silent: Vec<TcpStream> = (0..CONNECTIONS_MAX * 2).map(|_| TcpStream::connect(address).unwrap()).collect();
         let answer = ask(&mut TcpStream::connect(address).unwrap(), "GET /metrics HTTP/1.1\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
-        // The oldest was closed to make room.
-        assert_eq!((&silent[0]).read(&mut [0]).unwrap_or(0), 0);
+        // The oldest was closed to make room: long before its time was over.
+        let half = (TIMEOUT / 2).to_duration();
+        silent[0].set_read_timeout(Some(half)).unwrap();
+        assert_eq!((&silent[0]).read(&mut [0]).map_err(|error| error.kind()), Ok(0));
     }
 
     #[test]
