@@ -12,7 +12,7 @@ use proto::{Brought, LoadId, Timestamp};
 use repository::{Source, Stamp, Store};
 use transport::Waker;
 
-use super::{BackendError, Means, load};
+use super::{BackendError, Means, load, turns::Trials};
 use crate::{
     config::{Config, Placed},
     executor::ExecutorError,
@@ -84,7 +84,9 @@ struct With<'a> {
 
 fn run(with: With<'_>, jobs: &Receiver<Job>, results: &Sender<Done>) {
     for Job { session, load, name, brought, asked_at, waker } in jobs {
-        let result = catch_unwind(AssertUnwindSafe(|| with.load_named(&name, brought.as_ref(), asked_at)));
+        let behind = || jobs.len();
+        let trials = with.means.trials().of_load(asked_at, &behind);
+        let result = catch_unwind(AssertUnwindSafe(|| with.load_named(&name, brought.as_ref(), trials)));
         let result = result.unwrap_or_else(|_| Err(format!("loading {name} panicked; see the backend's log")));
         if results.send(Done { session, load, result }).is_err() {
             return;
@@ -94,9 +96,8 @@ fn run(with: With<'_>, jobs: &Receiver<Job>, results: &Sender<Done>) {
 }
 
 impl With<'_> {
-    fn load_named(self, name: &str, brought: Option<&Brought>, asked_at: Timestamp) -> Result<Vec<Loaded>, String> {
+    fn load_named(self, name: &str, brought: Option<&Brought>, mut trials: Trials<'_>) -> Result<Vec<Loaded>, String> {
         let Self { config, store, means } = self;
-        let mut trials = means.trials().asked_at(asked_at);
         let mut load = || -> Result<Vec<Loaded>, BackendError> {
             let source = Source::of(&config.repository, store, brought)?;
             let folder = repository::folder_of(source.root(), name)?;

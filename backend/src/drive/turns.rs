@@ -4,15 +4,16 @@
 //!
 //! A GPU may never be idle for long enough. So a trial waits a bounded time, and so do all of one load: they come
 //! rarely at first, then more often, and at last one after another, as the load has to end. What the load has waited
-//! for those before it counts, since whoever asked for it has waited as well.
+//! for those before it counts, since whoever asked for it has waited as well; and what it waits, all those wait that
+//! are behind it, so it counts once for each of them.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use proto::{Span, Timestamp};
 use transport::{Clock, Waker};
 
-/// How long a trial waits at most (second), while those of the load have not waited for so long in all (first). A load
-/// may take 120 s (`LOAD_WAIT` of the scheduler), so half of that is left for what it does.
+/// How long a trial waits at most (second), while those of the load, and the loads behind it, have not waited for so
+/// long in all (first). A load may take 120 s (`LOAD_WAIT` of the scheduler), so half of that is left for what it does.
 const WAITS: [(Span, Span); 2] =
     [(Span::from_millis(20_000), Span::from_millis(2_000)), (Span::from_millis(60_000), Span::from_millis(100))];
 /// A trial of which nothing is known yet is expected to take so long: more than is ever planned ahead.
@@ -82,9 +83,12 @@ impl Turns {
     /// Waits for a turn. There is one thread that does.
     fn wait(&self, wanted: Wanted) {
         let mut state = self.lock();
-        let Some(session) = &state.session else { return };
-        session.wake();
+        let Some(session) = state.session.clone() else { return };
         (state.wanted, state.is_told) = (Some(wanted), false);
+        // The session's thread takes the lock in each of its rounds, and must not wait there for a system call.
+        drop(state);
+        session.wake();
+        let mut state = self.lock();
         while state.wanted.is_some() {
             state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -103,17 +107,20 @@ pub(super) struct Trials<'a> {
     waited: Span,
     /// Of [`WAITS`], those that are over.
     stage: usize,
+    /// Loads that wait for this one now.
+    behind: &'a dyn Fn() -> usize,
 }
 
 impl<'a> Trials<'a> {
-    /// None so far.
+    /// None so far, of a load for which no other one waits.
     pub(super) fn new(turns: &'a Turns, clock: Clock) -> Self {
-        Self { turns, clock, gpus: Vec::new(), longest: Span::ZERO, waited: Span::ZERO, stage: 0 }
+        let (gpus, longest, waited) = (Vec::new(), Span::ZERO, Span::ZERO);
+        Self { turns, clock, gpus, longest, waited, stage: 0, behind: &|| 0 }
     }
 
-    /// Of a load that was asked for at this instant.
-    pub(super) fn asked_at(self, at: Timestamp) -> Self {
-        Self { waited: self.clock.now() - at, ..self }
+    /// Of a load that was asked for at this instant, and of how many are behind it.
+    pub(super) fn of_load(self, asked_at: Timestamp, behind: &'a dyn Fn() -> usize) -> Self {
+        Self { waited: self.clock.now() - asked_at, behind, ..self }
     }
 
     /// How long they have waited.
@@ -136,10 +143,17 @@ impl<'a> Trials<'a> {
     pub(super) fn wait(&mut self, took: Option<Span>) {
         self.longest = self.longest.max(took.unwrap_or(Span::ZERO));
         let unknown = if self.longest > Span::ZERO { self.longest * 2 } else { UNKNOWN };
-        let stage = WAITS.iter().take_while(|(all, _)| *all <= self.waited).count();
+        let behind = (self.behind)();
+        let waited = self.waited * (1 + behind as i64);
+        let stage = WAITS.iter().take_while(|(all, _)| *all <= waited).count();
         if stage > std::mem::replace(&mut self.stage, stage) {
             let (gpus, waited) = (&self.gpus, self.waited);
-            tracing::warn!(?gpus, %waited, "a load has waited for long: its trials delay batches of these GPUs now");
+            tracing::warn!(
+                ?gpus,
+                %waited,
+                behind,
+                "a load, and those behind it, have waited for long: its trials delay batches of these GPUs now"
+            );
         }
         let Some((_, patience)) = WAITS.get(stage).copied() else { return };
         let began = self.clock.now();
@@ -164,14 +178,17 @@ mod tests {
 
     use super::*;
 
-    /// What is asked for next.
+    /// What is asked for next. It comes at once; only a defect is waited for until this ends.
     fn next(turns: &Turns) -> Wanted {
-        loop {
+        let clock = Clock::start();
+        let ends_at = clock.now() + Span::from_millis(60_000);
+        while clock.now() < ends_at {
             match turns.poll_wanted() {
                 Some(wanted) => return wanted,
                 None => std::thread::yield_now(),
             }
         }
+        panic!("nobody asks for a turn");
     }
 
     #[test]
@@ -188,10 +205,22 @@ mod tests {
         let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
         turns.open(endpoint.waker());
         let clock = Clock::start();
-        let mut trials = Trials::new(&turns, clock).asked_at(clock.now() - WAITS[1].0);
+        let mut trials = Trials::new(&turns, clock).of_load(clock.now() - WAITS[1].0, &|| 0);
         trials.wait(None);
         assert_eq!((turns.poll_wanted(), trials.stage), (None, WAITS.len()));
         assert!(trials.waited() >= WAITS[1].0);
+    }
+
+    #[test]
+    fn loads_that_wait_behind_one_have_not_waited_for_nothing() {
+        let turns = Turns::default();
+        let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
+        turns.open(endpoint.waker());
+        let clock = Clock::start();
+        // Alone it would wait for most of a minute yet.
+        let mut trials = Trials::new(&turns, clock).of_load(clock.now() - WAITS[1].0 / 10, &|| 9);
+        trials.wait(None);
+        assert_eq!((turns.poll_wanted(), trials.stage), (None, WAITS.len()));
     }
 
     #[test]
@@ -200,40 +229,38 @@ mod tests {
         let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
         turns.open(endpoint.waker());
         let loader = turns.clone();
-        std::thread::scope(|scope| {
-            let trials = scope.spawn(move || {
-                let mut trials = Trials::new(&loader, Clock::start());
-                trials.begin(&[0, 2]);
-                let slow = Span::from_millis(3_000);
-                trials.run(None, || Ok::<_, ()>(())).unwrap();
-                trials.wait(Some(slow));
-                trials.go_to(1);
-                trials.wait(None);
-                trials.waited = WAITS[0].0;
-                trials.wait(Some(Span(5)));
-                trials.waited = WAITS[1].0;
-                // It has waited for too long.
-                trials.wait(Some(Span(6)));
-                trials.waited = Span::ZERO;
-                trials.begin(&[3]);
-                trials.wait(None);
-                // There is no session any more.
-                trials.wait(Some(Span(5)));
-            });
-            let wanted = |gpus: &[usize], takes, patience| Wanted { gpus: gpus.to_vec(), takes, patience };
-            assert_eq!(next(&turns), wanted(&[0, 2], UNKNOWN, WAITS[0].1));
-            assert_eq!(turns.poll_wanted(), None, "once");
-            assert!(!trials.is_finished());
-            turns.give();
-            assert_eq!(next(&turns), wanted(&[0, 2], Span::from_millis(3_000), WAITS[0].1));
-            turns.give();
-            assert_eq!(next(&turns), wanted(&[1], Span::from_millis(6_000), WAITS[0].1), "of a larger batch");
-            turns.give();
-            assert_eq!(next(&turns), wanted(&[1], Span(5), WAITS[1].1), "it has waited for long");
-            turns.give();
-            assert_eq!(next(&turns), wanted(&[3], UNKNOWN, WAITS[0].1), "another model");
-            turns.close();
-            trials.join().unwrap();
+        let trials = std::thread::spawn(move || {
+            let mut trials = Trials::new(&loader, Clock::start());
+            trials.begin(&[0, 2]);
+            let slow = Span::from_millis(3_000);
+            trials.run(None, || Ok::<_, ()>(())).unwrap();
+            trials.wait(Some(slow));
+            trials.go_to(1);
+            trials.wait(None);
+            trials.waited = WAITS[0].0;
+            trials.wait(Some(Span(5)));
+            trials.waited = WAITS[1].0;
+            // It has waited for too long.
+            trials.wait(Some(Span(6)));
+            trials.waited = Span::ZERO;
+            trials.begin(&[3]);
+            trials.wait(None);
+            // There is no session any more.
+            trials.wait(Some(Span(5)));
         });
+        let wanted = |gpus: &[usize], takes, patience| Wanted { gpus: gpus.to_vec(), takes, patience };
+        assert_eq!(next(&turns), wanted(&[0, 2], UNKNOWN, WAITS[0].1));
+        assert_eq!(turns.poll_wanted(), None, "once");
+        assert!(!trials.is_finished());
+        turns.give();
+        assert_eq!(next(&turns), wanted(&[0, 2], Span::from_millis(3_000), WAITS[0].1));
+        turns.give();
+        assert_eq!(next(&turns), wanted(&[1], Span::from_millis(6_000), WAITS[0].1), "of a larger batch");
+        turns.give();
+        assert_eq!(next(&turns), wanted(&[1], Span(5), WAITS[1].1), "it has waited for long");
+        turns.give();
+        assert_eq!(next(&turns), wanted(&[3], UNKNOWN, WAITS[0].1), "another model");
+        turns.close();
+        trials.join().unwrap();
     }
 }
