@@ -31,7 +31,7 @@ use std::{
 };
 
 use proto::{
-    LatencyProfile, ModelId, Span, Weights, backoff::Backoff, host_memory::HostMemory,
+    BatchCost, LatencyProfile, ModelId, Span, Weights, backoff::Backoff, host_memory::HostMemory,
     scheduler_to_frontend::REASON_BYTES_MAX,
 };
 use repository::{Model, Precision, Processor, Refused, RepositoryError, SLO_MAX, Stamps, Store};
@@ -277,12 +277,28 @@ fn load(means: &Means, config: &Config, placed: Placed, trials: &mut Trials<'_>)
             }
         }
     };
-    let cost = profile::cost(&model, executor.as_ref(), trials);
+    let cost = cost((config, &model), executor.as_ref(), (weights, &profile), trials)?;
     let shape = ModelShape::from(&model);
     let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
     let (name, gpus, waited) = (&model.name, &gpu_indexes, trials.waited());
     tracing::info!(model = name, l_1 = %least, l_max = %largest, profile = source, ?gpus, %waited, "loaded");
     Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, weights, is_pinned })
+}
+
+fn cost(
+    (config, model): (&Config, &Model),
+    executor: &dyn Executor,
+    (weights, profile): (Weights, &LatencyProfile),
+    trials: &mut Trials<'_>,
+) -> Result<Option<BatchCost>, BackendError> {
+    let is_chosen = ModelShape::from(model).records.inputs;
+    if !is_chosen || executor.on_gpus().is_none() || config.memory_pages()?.is_none() {
+        return Ok(profile::cost(model, executor, trials));
+    }
+    // The weights are there all the time: while it waited for turns they would have pages that the scheduler counts as
+    // free.
+    let takes = weights.load + Effort::AT_START.takes(profile.latency(profile.max_batch())) * 3;
+    Ok(trials.together(takes, |trials| profile::cost(model, executor, trials)))
 }
 
 fn load_executor(

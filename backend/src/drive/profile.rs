@@ -36,6 +36,11 @@ pub struct Effort {
 impl Effort {
     /// A backend that starts wants to serve soon.
     pub const AT_START: Self = Self { every_size: false, warm_up: 1, runs_max: 30, span: Span::from_millis(50) };
+
+    /// What the runs of a batch size take together that takes so long.
+    pub(super) fn takes(self, batch: Span) -> Span {
+        batch * self.warm_up as i64 + (batch * RUNS_MIN as i64).max(self.span.min(batch * self.runs_max as i64))
+    }
 }
 
 /// What was measured of one batch size.

@@ -109,13 +109,15 @@ pub(super) struct Trials<'a> {
     stage: usize,
     /// Loads that wait for this one now.
     behind: &'a dyn Fn() -> usize,
+    /// They have a turn together.
+    is_in_turn: bool,
 }
 
 impl<'a> Trials<'a> {
     /// None so far, of a load for which no other one waits.
     pub(super) fn new(turns: &'a Turns, clock: Clock) -> Self {
         let (gpus, longest, waited) = (Vec::new(), Span::ZERO, Span::ZERO);
-        Self { turns, clock, gpus, longest, waited, stage: 0, behind: &|| 0 }
+        Self { turns, clock, gpus, longest, waited, stage: 0, behind: &|| 0, is_in_turn: false }
     }
 
     /// Of a load that was asked for at this instant, and of how many are behind it.
@@ -141,8 +143,15 @@ impl<'a> Trials<'a> {
     /// Waits for the turn of a trial that took so long before, if it has been made. Otherwise it may be of twice as
     /// many tasks as the one before.
     pub(super) fn wait(&mut self, took: Option<Span>) {
+        if self.is_in_turn {
+            return;
+        }
         self.longest = self.longest.max(took.unwrap_or(Span::ZERO));
         let unknown = if self.longest > Span::ZERO { self.longest * 2 } else { UNKNOWN };
+        self.wait_for(took.unwrap_or(unknown));
+    }
+
+    fn wait_for(&mut self, takes: Span) {
         let behind = (self.behind)();
         let waited = self.waited * (1 + behind as i64);
         let stage = WAITS.iter().take_while(|(all, _)| *all <= waited).count();
@@ -157,8 +166,17 @@ impl<'a> Trials<'a> {
         }
         let Some((_, patience)) = WAITS.get(stage).copied() else { return };
         let began = self.clock.now();
-        self.turns.wait(Wanted { gpus: self.gpus.clone(), takes: took.unwrap_or(unknown), patience });
+        self.turns.wait(Wanted { gpus: self.gpus.clone(), takes, patience });
         self.waited += self.clock.now() - began;
+    }
+
+    /// Makes some trials in one turn, which should take so long together.
+    pub(super) fn together<T>(&mut self, takes: Span, trials: impl FnOnce(&mut Self) -> T) -> T {
+        self.wait_for(takes);
+        self.is_in_turn = true;
+        let result = trials(self);
+        self.is_in_turn = false;
+        result
     }
 
     /// Makes a trial in its turn, which took so long before, if it has been made. How long it took.
@@ -245,6 +263,11 @@ mod tests {
             trials.waited = Span::ZERO;
             trials.begin(&[3]);
             trials.wait(None);
+            trials.together(Span(7), |trials| {
+                trials.wait(None);
+                trials.run(Some(slow), || Ok::<_, ()>(())).unwrap();
+            });
+            trials.wait(Some(Span(8)));
             // There is no session any more.
             trials.wait(Some(Span(5)));
         });
@@ -260,6 +283,10 @@ mod tests {
         assert_eq!(next(&turns), wanted(&[1], Span(5), WAITS[1].1), "it has waited for long");
         turns.give();
         assert_eq!(next(&turns), wanted(&[3], UNKNOWN, WAITS[0].1), "another model");
+        turns.give();
+        assert_eq!(next(&turns), wanted(&[3], Span(7), WAITS[0].1), "one turn for all of them");
+        turns.give();
+        assert_eq!(next(&turns), wanted(&[3], Span(8), WAITS[0].1), "its turn is over");
         turns.close();
         trials.join().unwrap();
     }
