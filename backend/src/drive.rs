@@ -39,7 +39,7 @@ use thiserror::Error;
 use transport::{Clock, OpenError};
 
 use crate::{
-    config::{self, Config, GpuName, OnnxRuntime, Placed, is_on_gpus},
+    config::{self, Config, GpuName, OnnxRuntime, Placed, is_on_gpus, onnxruntime::Provider},
     executor::{
         self, Executor, ExecutorError, OnGpus, Programs,
         gpus::{Devices, OpenDriver, real_driver},
@@ -267,6 +267,9 @@ fn load(means: &Means, config: &Config, placed: Placed, trials: &mut Trials<'_>)
             if weights.read > Span::ZERO && executor.holds_weights() {
                 weights.read = (clock.now() - started_at).clamp(Span(1), SLO_MAX);
             }
+            if let Some(gpu) = gpu_of_trials(&model, &gpu_indexes, config.onnxruntime.provider) {
+                trials.go_to(gpu);
+            }
             warmup::run(&model, &folder, executor.as_ref(), trials)?;
             match known {
                 Some(profile) => (profile, "known"),
@@ -299,6 +302,18 @@ fn cost(
     // free.
     let takes = weights.load + Effort::AT_START.takes(profile.latency(profile.max_batch())) * 3;
     Ok(trials.together(takes, |trials| profile::cost(model, executor, trials)))
+}
+
+/// The one GPU that a model is tried on that we do not run on GPUs ourselves, if it takes one: ONNX Runtime has a
+/// session for each, and what is for none of them runs in the first. What the CPU computes takes it from all of the
+/// threads that stand for GPUs.
+fn gpu_of_trials(model: &Model, gpu_indexes: &[u32], provider: Provider) -> Option<usize> {
+    let runs_it = matches!(
+        model.executor,
+        repository::Executor::Onnx { wanted, .. } if wanted.processor == Some(Processor::Onnxruntime)
+    );
+    let first = gpu_indexes.first().map(|&gpu| gpu as usize);
+    first.filter(|_| runs_it && provider == Provider::Cuda)
 }
 
 fn load_executor(
@@ -385,4 +400,23 @@ pub fn measure_on_gpu(
     let tried = trial::run(clock, model, &on_gpus, memory, (effort, &mut trials), &mut of_size)?;
     let by_length = profile::measure_by_length(model, &on_gpus, (effort, &mut trials), progress);
     Ok(Profiled { sizes: tried.measured, latency: tried.profile, by_length })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_runs_in_one_session_at_a_time_is_tried_on_the_gpu_of_that() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/digits");
+        let mut model = repository::load_model(&folder).unwrap();
+        let mut tried_by = |processor, provider| {
+            let repository::Executor::Onnx { wanted, .. } = &mut model.executor else { panic!("it is an ONNX model") };
+            wanted.processor = Some(processor);
+            gpu_of_trials(&model, &[3, 5], provider)
+        };
+        assert_eq!(tried_by(Processor::Onnxruntime, Provider::Cuda), Some(3));
+        assert_eq!(tried_by(Processor::Onnxruntime, Provider::Cpu), None, "all of them share the CPU");
+        assert_eq!(tried_by(Processor::Cpu, Provider::Cuda), None);
+    }
 }
