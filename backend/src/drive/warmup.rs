@@ -1,9 +1,10 @@
 //! A model's own warm-up (`model_warmup`): its samples run before anybody is told that it is ready. Profiling runs it
 //! too, but with zeros, and not as the configuration asks for.
-#![allow(clippy::disallowed_methods)] // Drivers own clocks and the system's randomness.
+#![allow(clippy::disallowed_methods)] // Drivers own the system's randomness.
 
-use std::{path::Path, time::Instant};
+use std::path::Path;
 
+use proto::Span;
 use repository::{
     Model,
     cell::{self, Cell},
@@ -41,17 +42,17 @@ pub(super) fn run(
             inputs.extend_from_slice(&task[..length.map_err(|error| failed(&error))?]);
         }
         let mut outputs = vec![0; model.output_bytes() * sample.rows];
-        let began = Instant::now();
-        let mut last = None;
+        let (mut last, mut ran) = (None, Span::ZERO);
         for _ in 0..sample.runs {
             let run = || match executor.execute(&inputs, &mut outputs).map_err(|error| failed(&error))?.first() {
                 Some(task) => Err(failed(&task.reason)),
                 None => Ok(()),
             };
-            last = Some(trials.run(last, run)?);
+            let took = trials.run(last, run)?;
+            (last, ran) = (Some(took), ran + took);
         }
-        let (name, version, took) = (&model.name, &model.version, began.elapsed());
-        tracing::info!(model = name, version, sample = sample.name, runs = sample.runs, ?took, "warmed up");
+        let (name, version) = (&model.name, &model.version);
+        tracing::info!(model = name, version, sample = sample.name, runs = sample.runs, took = %ran, "warmed up");
     }
     Ok(())
 }
