@@ -44,8 +44,13 @@ impl Core {
                 self.watchdog.handle_lost(scheduler_now, gpu);
             }
             self.memories.handle_ran(scheduler_now, gpu);
-            // What was to be given back executes now, and whatever comes behind that was not asked for.
-            self.outputs.retain(|output| !matches!(output, Output::TakeBack { gpu: of } if *of == gpu));
+            // What was to be given back executes now, and whatever comes behind that was not asked for. Nor is it what
+            // was to be ended.
+            let concerns = |output: &Output| match output {
+                Output::TakeBack { gpu: of } | Output::Interrupt { gpu: of } => *of == gpu,
+                _ => false,
+            };
+            self.outputs.retain(|output| !concerns(output));
             self.hosting.workers[gpu].handle_executed(scheduler_now, execution);
             self.settle(now);
         }

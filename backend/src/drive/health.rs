@@ -121,8 +121,12 @@ mod tests {
         }
     }
 
+    /// It comes at once; only a defect is waited for until this ends.
     fn wait_for(readings: &Readings, line: &str) {
-        while !readings.lock().text(Clock::start().now()).contains(line) {
+        let clock = Clock::start();
+        let ends_at = clock.now() + Span::from_millis(60_000);
+        while !readings.lock().text(clock.now()).contains(line) {
+            assert!(clock.now() < ends_at, "there is no {line}");
             std::thread::yield_now();
         }
     }

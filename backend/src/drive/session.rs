@@ -159,20 +159,7 @@ impl<'a> Session<'a> {
             busy = true;
             self.core.handle_event(self.clock.now(), event);
         }
-        // What an earlier session asked for is of no use: its staging memory is gone, and who asked for it.
-        while let Some(finished) = self.threads.gpus.poll_finished() {
-            busy = true;
-            if finished.session != self.number {
-                continue;
-            }
-            match finished.end {
-                End::Batch(execution) => {
-                    self.executing.entry(finished.gpu).or_default().pop_front();
-                    self.core.handle_executed(self.clock.now(), finished.gpu, execution);
-                }
-                End::Alone(plan, took) => self.core.handle_ran_alone(self.clock.now(), plan, took),
-            }
-        }
+        busy |= self.take_finished(|_| {});
         while let Some(copied) = self.threads.copies.poll_copied() {
             busy = true;
             if copied.session == self.number {
@@ -196,6 +183,27 @@ impl<'a> Session<'a> {
         while let Some(output) = self.core.poll_output() {
             busy = true;
             self.perform(output);
+        }
+        busy
+    }
+
+    /// Takes in what GPUs' threads have ended, and tells the GPU of each batch. True if there was anything.
+    fn take_finished(&mut self, mut ended: impl FnMut(usize)) -> bool {
+        let mut busy = false;
+        while let Some(finished) = self.threads.gpus.poll_finished() {
+            busy = true;
+            // What an earlier session asked for is of no use: its staging memory is gone, and who asked for it.
+            if finished.session != self.number {
+                continue;
+            }
+            match finished.end {
+                End::Batch(execution) => {
+                    self.executing.entry(finished.gpu).or_default().pop_front();
+                    self.core.handle_executed(self.clock.now(), finished.gpu, execution);
+                    ended(finished.gpu);
+                }
+                End::Alone(plan, took) => self.core.handle_ran_alone(self.clock.now(), plan, took),
+            }
         }
         busy
     }
@@ -252,11 +260,7 @@ impl<'a> Session<'a> {
                     self.core.handle_taken_back(now, gpu);
                 }
             }
-            Output::Interrupt { gpu } => {
-                if let Some(executor) = self.executing.get(&gpu).and_then(VecDeque::front) {
-                    executor.interrupt();
-                }
-            }
+            Output::Interrupt { gpu } => self.interrupt(gpu),
             Output::CopyWeights { gpu, executor, takes, read, .. } => self.copy(gpu, executor, (takes, read)),
             Output::FreeWeights { gpu, executor, .. } => {
                 executor.into_iter().for_each(|executor| self.threads.copies.free(gpu, executor));
@@ -264,6 +268,15 @@ impl<'a> Session<'a> {
             Output::ReleaseWeights { executor } => executor.release(),
             Output::Try => self.threads.turns.give(),
             Output::Load { load, name, brought } => self.load(load, name, brought),
+        }
+    }
+
+    /// Ends what a GPU executes, unless that has ended since it was given up: what was behind it runs then.
+    fn interrupt(&mut self, gpu: usize) {
+        let mut has_ended = false;
+        self.take_finished(|other| has_ended |= other == gpu);
+        if !has_ended && let Some(executor) = self.executing.get(&gpu).and_then(VecDeque::front) {
+            executor.interrupt();
         }
     }
 

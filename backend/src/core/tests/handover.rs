@@ -102,6 +102,16 @@ fn a_batch_behind_one_that_hangs_is_taken_back_or_has_its_own_time() {
 }
 
 #[test]
+fn what_ends_as_it_is_given_up_is_not_ended_with_what_is_behind_it() {
+    let mut backend = behind(60_000);
+    // Both are known before anything comes of either, and then the one behind runs.
+    backend.0.handle_timeout(after(1_005));
+    backend.0.handle_executed(after(1_005), 0, done(NOW, after(1_005)));
+    let (_, others) = backend.reports_and_others();
+    assert!(others.is_empty(), "{others:?}");
+}
+
+#[test]
 fn one_that_leaves_finishes_what_is_behind() {
     let mut backend = behind(9);
     backend.0.handle_leaving(NOW);

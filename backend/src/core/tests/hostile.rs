@@ -39,6 +39,9 @@ struct Attack {
     executed: u64,
     /// Batches that were given to a GPU that had one.
     behind: usize,
+    /// Of these, what was asked back and was given back, and what had begun.
+    given_back: usize,
+    refused: usize,
     /// A trial waits.
     tries: bool,
     guards: usize,
@@ -80,6 +83,8 @@ impl Attack {
             loads: Vec::new(),
             executed: 0,
             behind: 0,
+            given_back: 0,
+            refused: 0,
             tries: false,
             schedulers: count,
             epoch: 1,
@@ -439,7 +444,9 @@ impl Attack {
                 Output::TakeBack { gpu } => {
                     assert_eq!(self.batches_of(gpu), worker::HANDED_MAX, "nothing is behind another");
                     // The GPU may have begun it just now.
-                    if self.rng.random() {
+                    let is_given = self.rng.random();
+                    *if is_given { &mut self.given_back } else { &mut self.refused } += 1;
+                    if is_given {
                         let place = self.executing.iter().position(|other| *other == gpu);
                         self.executing.swap_remove(place.expect("counted above"));
                         self.core.handle_taken_back(self.now, gpu);
@@ -513,12 +520,15 @@ impl Attack {
 #[test]
 fn a_hostile_scheduler_and_hostile_frontends_break_nothing() {
     let (mut executed, mut behind, mut guards, mut obeyed, mut inherited) = (0, 0, 0, 0, 0);
+    let (mut given_back, mut refused) = (0, 0);
     for seed in 0..1_800 {
         eprintln!("seed {seed}");
         let mut attack = Attack::new(seed);
         (0..STEPS).for_each(|_| attack.step());
         executed += attack.executed;
         behind += attack.behind;
+        given_back += attack.given_back;
+        refused += attack.refused;
         guards += attack.guards;
         obeyed += attack.obeyed;
         inherited += attack.inherited;
@@ -526,5 +536,6 @@ fn a_hostile_scheduler_and_hostile_frontends_break_nothing() {
     assert!(obeyed > 2_000 && inherited > 50, "{obeyed} primaries were obeyed, and told of {inherited} plans");
     assert!(executed > 80, "only {executed} batches were executed: the attack does not reach far");
     assert!(behind > 5, "only {behind} batches were behind another");
+    assert!(given_back > 0 && refused > 0, "{given_back} of them were taken back, and {refused} had begun");
     assert!(guards > 10, "only {guards} guards were looked at");
 }
