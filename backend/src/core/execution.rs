@@ -17,7 +17,8 @@ impl Core {
         let Loaded { shape, executor, .. } = &**self.loaded(model);
         let (executor, shape, offset) = (executor.clone(), *shape, self.offset.clone());
         let job = Job { model, executor, shape, runs, exec_at, latest, sample, offset, ahead };
-        self.watchdog.handle_started(gpu, latest, self.loaded(model).profile.latency(job.tasks()));
+        let input_bytes = job.runs.iter().map(|run| run.input_bytes).max().unwrap_or(0);
+        self.watchdog.handle_started(gpu, latest, self.loaded(model).longest(job.tasks(), input_bytes));
         self.outputs.push_back(Output::Execute { gpu, job });
     }
 

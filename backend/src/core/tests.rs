@@ -473,5 +473,6 @@ fn one_that_leaves_finishes_what_it_has_and_what_still_comes() {
 mod failover;
 mod handover;
 mod hostile;
+mod lengths;
 mod trials;
 mod weights;

@@ -1,4 +1,4 @@
-//! Which GPUs can be used. An executor that takes ten times what its batch should is taken to hang: the batch is given
+//! Which GPUs can be used. An executor that takes ten times what its batch may is taken to hang: the batch is given
 //! up, and the GPU is out of use until the executor comes back, and a while longer. One whose executor panics again and
 //! again rests, too, and one whose only model has lost its program, and one to whose memory a copy of weights does not
 //! end. Each time it rests longer, until a batch has gone well.
@@ -105,7 +105,7 @@ impl Watchdog {
         Self { gpus: std::iter::repeat_with(gpu).take(gpus).collect(), verdicts: VecDeque::new() }
     }
 
-    /// A batch that should take `latency` was handed over, to start at `latest` at the latest; behind the one that
+    /// A batch that may take `latency` was handed over, to start at `latest` at the latest; behind the one that
     /// runs, if there is one, and then nothing is counted before that has ended.
     pub(super) fn handle_started(&mut self, gpu: usize, latest: Timestamp, latency: Span) {
         self.gpus[gpu].batch.handle_started(latest, latency);

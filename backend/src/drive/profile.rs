@@ -4,7 +4,10 @@ use proto::{BatchCost, LatencyProfile, Span};
 use repository::{Model, cell};
 
 use super::turns::Trials;
-use crate::executor::{Execute, Executor, ExecutorError, TaskError, few_sizes};
+use crate::{
+    executor::{Execute, Executor, ExecutorError, TaskError, few_sizes},
+    loaded::MEASURED_LENGTH,
+};
 
 mod by_length;
 
@@ -16,7 +19,7 @@ pub const QUANTILE: f64 = 0.9;
 /// Runs of a batch size, however slow.
 const RUNS_MIN: usize = 3;
 /// How long dimensions are at most that requests choose: the next one if a model cannot be run with those before.
-const SAMPLE_LENGTHS: [usize; 3] = [256, 16, 1];
+const SAMPLE_LENGTHS: [usize; 3] = [MEASURED_LENGTH, 16, 1];
 /// Half the width of a normal distribution's central 95 %, in standard deviations.
 const CONFIDENCE_95: f64 = 1.96;
 

@@ -26,14 +26,13 @@ use super::{
     Executor, ExecutorError, TaskError, few_sizes,
     onnx::{Groups, Source},
 };
+use crate::loaded::MEASURED_LENGTH;
 pub use devices::{Devices, OpenDriver, real_driver};
 use rungs::Rungs;
 use unequal::Unequal;
 
 /// Why a task has no output whose indexes a plan cannot use.
 const INDEX_OUT_OF_RANGE: &str = "execution failed: an input has an index out of range";
-/// l(b) of a model whose requests choose lengths is that of tasks as long as this, or of the longest below.
-const TYPICAL_LENGTH: usize = 256;
 
 /// A model on GPUs.
 pub struct OnGpus {
@@ -171,7 +170,7 @@ impl OnGpus {
     }
 
     fn typical_form(&self) -> cuda::Form {
-        let is_typical = |lengths: &[usize]| lengths.iter().all(|&length| length <= TYPICAL_LENGTH);
+        let is_typical = |lengths: &[usize]| lengths.iter().all(|&length| length <= MEASURED_LENGTH);
         let forms = self.unequal.iter().flat_map(|unequal| unequal.rungs().forms());
         let typical = forms.enumerate().filter(|(_, form)| is_typical(&form.lengths));
         let longest = typical.max_by_key(|(_, form)| form.lengths.iter().product::<usize>());
