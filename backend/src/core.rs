@@ -53,7 +53,7 @@ use weights::Memories;
 
 /// A batch is handed to its GPU's thread this much ahead: two threads wake up one after the other, each in 50 to 100 us
 /// on a small virtual machine.
-const HANDOVER: Span = Span::from_micros(250);
+pub(crate) const HANDOVER: Span = Span::from_micros(250);
 /// A process that has left goes on for so long: a scheduler to which one connection ends closes the others, and what is
 /// on its way there would be lost, as if plans had not ended.
 pub const LAST_WORDS_SPAN: Span = Span::from_millis(20);

@@ -148,9 +148,13 @@ impl Backend {
     }
 
     fn tell(&mut self, connection: ConnectionId, message: &SchedulerToBackend) {
+        self.tell_at(NOW, connection, message);
+    }
+
+    fn tell_at(&mut self, at: Timestamp, connection: ConnectionId, message: &SchedulerToBackend) {
         let mut writer = FrameWriter::default();
         writer.push(message).unwrap();
-        self.0.handle_event(NOW, Event::Message { connection, frame: writer.take().unwrap() });
+        self.0.handle_event(at, Event::Message { connection, frame: writer.take().unwrap() });
     }
 
     fn outputs(&mut self) -> Vec<Output> {

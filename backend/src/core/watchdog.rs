@@ -68,6 +68,13 @@ impl Lane {
         }
     }
 
+    /// What was handed over last has not begun and will not.
+    fn handle_taken_back(&mut self) {
+        if self.behind.take().is_none() {
+            self.patience_ends = None;
+        }
+    }
+
     /// What was under way has ended, and what is behind it begins. Whether it had been given up.
     fn handle_ended(&mut self, now: Timestamp) -> bool {
         let hung = std::mem::take(&mut self.hangs);
@@ -111,9 +118,9 @@ impl Watchdog {
         self.gpus[gpu].batch.handle_started(latest, latency);
     }
 
-    /// What was behind the batch that runs was taken back.
+    /// The batch that was handed over last was taken back.
     pub(super) fn handle_taken_back(&mut self, gpu: usize) {
-        self.gpus[gpu].batch.behind = None;
+        self.gpus[gpu].batch.handle_taken_back();
     }
 
     /// A copy of weights that should take so long was handed over.
@@ -265,6 +272,10 @@ mod tests {
         dog.handle_taken_back(0);
         dog.handle_ended(at(5_001), 0, &DONE);
         assert_eq!(look(&mut dog, 9_000), (vec![Verdict::Usable(0)], Timestamp::NEVER));
+        // Nor does one that waits alone for its window.
+        dog.handle_started(0, at(9_000), Span::from_millis(1));
+        dog.handle_taken_back(0);
+        assert_eq!(look(&mut dog, 20_000), (vec![], Timestamp::NEVER));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Step 8: a thread for each GPU, which runs one batch after another, and one that sends the inputs of the next ahead.
-//! A thread that has its next batch begins it without anybody's word; one that is waiting can be taken back.
+//! A thread that has its next batch begins it without anybody's word; one that is waiting, for the one before or for its
+//! window, can be taken back.
 
 use std::{
     io,
@@ -17,7 +18,7 @@ use repository::cell;
 
 use super::{ahead::Ahead, pinned::Staged, queue::Queue};
 use crate::{
-    core,
+    core::{self, HANDOVER},
     executor::{Executor, ExecutorError, OnGpus, TaskError},
     staging::ModelShape,
     worker::{Execution, HANDED_MAX, Outputs},
@@ -154,21 +155,22 @@ fn run_jobs(clock: Clock, (gpu, ahead): (usize, &Ahead), jobs: &Queue<Job>, fini
     super::reduce_timer_slack();
     let mut scratch = Scratch::default();
     let mut next = None;
-    while let Some(job) = next.take().or_else(|| jobs.pop()) {
+    while let Some(job) = next.take().or_else(|| jobs.pop(|job| job.left(clock))) {
         let on_gpus = job.batch.executor.on_gpus();
         let execution = match on_gpus {
             Some(model) if model.takes_inputs_ahead() => run_on_gpu(clock, &job, &mut scratch, (model, gpu, ahead)),
             _ => run_job(clock, &job, &mut scratch, (gpu, ahead)),
         };
         // What is there before anybody has heard of the end was put behind this batch.
-        next = jobs.try_pop();
-        let is_lost = matches!(execution, Execution::Lost { .. });
+        if matches!(execution, Execution::Lost { .. }) {
+            next = jobs.try_pop();
+        }
         let sample = job.batch.sample.filter(|_| matches!(execution, Execution::Done { .. }));
         if finished.send(Finished { session: job.session, gpu, end: End::Batch(execution) }).is_err() {
             return;
         }
         job.waker.wake();
-        if let Some(behind) = next.take_if(|next| is_lost && !is_up(gpu, &*next.batch.executor)) {
+        if let Some(behind) = next.take_if(|next| !is_up(gpu, &*next.batch.executor)) {
             let end = End::Batch(Execution::Skipped { rejected_at: behind.now(clock) });
             if finished.send(Finished { session: behind.session, gpu, end }).is_err() {
                 return;
@@ -176,7 +178,7 @@ fn run_jobs(clock: Clock, (gpu, ahead): (usize, &Ahead), jobs: &Queue<Job>, fini
             behind.waker.wake();
         }
         // Whoever waits comes first.
-        let is_idle = next.is_none() && on_gpus.is_none_or(|model| !model.takes_inputs_ahead());
+        let is_idle = next.is_none() && jobs.is_empty() && on_gpus.is_none_or(|model| !model.takes_inputs_ahead());
         let Some((place, plan)) = sample.filter(|_| is_idle) else { continue };
         if let Some(took) = scratch.run_alone(clock, &job.batch, place, (gpu, ahead)) {
             let end = End::Alone(plan, took);
@@ -198,6 +200,11 @@ impl Job {
     /// task that can run then.
     fn now(&self, clock: Clock) -> Timestamp {
         self.batch.offset.to_scheduler(clock.now()).unwrap_or(clock.now())
+    }
+
+    /// How long it can be taken back yet: until it would be handed to a GPU that has nothing else.
+    fn left(&self, clock: Clock) -> Span {
+        self.batch.exec_at - HANDOVER - self.now(clock)
     }
 }
 

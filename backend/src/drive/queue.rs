@@ -5,6 +5,8 @@ use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
+use proto::Span;
+
 /// Shared by whoever gives work to a thread, and the thread.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
@@ -36,18 +38,28 @@ impl<T> Queue<T> {
         self.changed.notify_one();
     }
 
-    /// The next one; waits for it. `None` once the queue is closed, whatever is left.
-    pub(super) fn pop(&self) -> Option<T> {
+    /// The next one; waits for it, and until there is no time `left` that it can be taken back in. `None` once the
+    /// queue is closed, whatever is left.
+    pub(super) fn pop(&self, left: impl Fn(&T) -> Span) -> Option<T> {
         let mut waiting = self.lock();
         loop {
             if waiting.is_closed {
                 return None;
             }
-            if let Some(job) = waiting.jobs.pop_front() {
-                return Some(job);
-            }
-            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            waiting = match waiting.jobs.front().map(&left) {
+                Some(left) if left <= Span::ZERO => return waiting.jobs.pop_front(),
+                Some(left) => {
+                    let waited = self.changed.wait_timeout(waiting, left.to_duration());
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner),
+            };
         }
+    }
+
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().jobs.is_empty()
     }
 
     /// The next one, if it is there already and the queue is not closed.
@@ -80,15 +92,16 @@ mod tests {
     #[test]
     fn what_was_not_popped_can_be_taken_back_and_a_queue_that_is_closed_gives_nothing() {
         let queue = Queue::default();
+        let pop = || queue.pop(|_| Span::ZERO);
         assert_eq!(queue.try_pop(), None);
         (1..=5).for_each(|job| queue.push(job));
-        assert_eq!((queue.pop(), queue.take_back(|job| *job == 4)), (Some(1), None), "it is not the last one");
+        assert_eq!((pop(), queue.take_back(|job| *job == 4)), (Some(1), None), "it is not the last one");
         assert_eq!((queue.take_back(|job| *job == 5), queue.take_back(|_| true)), (Some(5), Some(4)), "one at a time");
         (4..=6).for_each(|job| queue.push(job));
         queue.remove(|job| job % 2 == 0);
         assert_eq!(queue.try_pop(), Some(3));
         queue.close();
-        assert_eq!((queue.pop(), queue.try_pop(), queue.take_back(|_| true)), (None, None, Some(5)));
+        assert_eq!((pop(), queue.try_pop(), queue.take_back(|_| true)), (None, None, Some(5)));
         assert_eq!(queue.take_back(|_| true), None);
     }
 
@@ -96,13 +109,25 @@ mod tests {
     fn who_waits_is_woken() {
         let queue = Queue::default();
         std::thread::scope(|scope| {
-            let popped = scope.spawn(|| (queue.pop(), queue.pop()));
+            let popped = scope.spawn(|| (queue.pop(|_| Span::ZERO), queue.pop(|_| Span::ZERO)));
             queue.push(7);
             while !queue.lock().jobs.is_empty() {
                 std::thread::yield_now();
             }
             queue.close();
             assert_eq!(popped.join().unwrap(), (Some(7), None));
+        });
+    }
+    #[test]
+    fn what_has_time_left_can_be_taken_back_from_whoever_waits_for_it() {
+        let queue = Queue::default();
+        let left = |&job: &u32| if job == 7 { Span::from_millis(3_600_000) } else { Span::ZERO };
+        std::thread::scope(|scope| {
+            let popped = scope.spawn(|| queue.pop(left));
+            queue.push(7);
+            let taken_back = queue.take_back(|_| true);
+            queue.push(8);
+            assert_eq!((taken_back, popped.join().unwrap()), (Some(7), Some(8)));
         });
     }
 }

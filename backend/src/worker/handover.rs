@@ -5,7 +5,9 @@
 //! all, its inputs are all here, and its window has opened, or nearly, when the one before should end. If that
 //! changes while it waits there, because somebody does not want a task of it any more, another one is to start sooner,
 //! its window has ended, or the one before hangs, it is *asked back*. The GPU's thread gives it back unless it has
-//! taken it already, and then it is as if it had not been handed over; one that was taken is one that executes.
+//! taken it already, and then it is as if it had not been handed over; one that was taken is one that executes. If the
+//! one before ends early, it waits alone until its window is near, and is asked back as before. Nothing goes behind one
+//! that may yet be given back: what is given back is the last.
 
 use proto::ModelThreadId;
 
@@ -83,12 +85,18 @@ impl Worker {
 
     /// The batch that can be put behind the one that executes, and since when.
     fn next_behind(&self) -> Option<(usize, Timestamp)> {
-        let front = self.handed.front().filter(|_| self.handed.len() < HANDED_MAX)?;
+        let front = self.handed.front().filter(|front| self.handed.len() < HANDED_MAX && !front.is_asked_back)?;
         // Nobody knows when one that hangs will end.
         self.buffers[front.buffer].as_ref().filter(|batch| batch.phase == Phase::Executing)?;
         let (buffer, batch) = self.first_pending()?;
         let start_at = batch.start_at(self.handover).filter(|_| batch.is_complete())?;
-        Some((buffer, if start_at <= front.ends_at { Timestamp::PAST } else { start_at }))
+        let at = if start_at <= front.ends_at { Timestamp::PAST } else { start_at };
+        Some((buffer, at.max(self.taken_at(front))))
+    }
+
+    /// When the GPU's thread takes a batch that nothing executes before.
+    fn taken_at(&self, handed: &Handed) -> Timestamp {
+        self.buffers[handed.buffer].as_ref().map_or(Timestamp::PAST, |batch| batch.plan.exec_at - self.handover)
     }
 
     fn hand_over(&mut self, now: Timestamp, buffer: usize) {
@@ -127,15 +135,17 @@ impl Worker {
     pub(super) fn on_handed_ended(&mut self, now: Timestamp) -> usize {
         let Handed { buffer, .. } = self.handed.pop_front().expect("an execution ends only after it was asked for");
         if let Some(next) = self.handed.front_mut() {
+            // Whoever was about to ask for it does not any more.
+            next.is_asked_back = false;
             next.ends_at = self.buffers[next.buffer].as_ref().expect("the GPU has it").ends_at(now);
         }
         buffer
     }
 
-    /// Asks for the batch behind the one that executes, if it should not be there any more.
+    /// Asks for the batch behind the one that executes, or that waits alone, if it should not be there any more.
     pub(super) fn ask_back(&mut self, now: Timestamp) {
-        let is_unfit = self.behind().is_some_and(|(_, behind)| behind.reject_at() <= now || self.is_unfit());
-        if is_unfit && let Some(handed) = self.handed.back_mut() {
+        let is_due = self.untaken(now).is_some_and(|(_, batch)| batch.reject_at() <= now || self.is_unfit(now));
+        if is_due && let Some(handed) = self.handed.back_mut() {
             handed.is_asked_back = true;
             self.actions.push_back(Action::TakeBack);
         }
@@ -152,24 +162,30 @@ impl Worker {
         Some((handed, self.buffers[handed.buffer].as_ref()?))
     }
 
-    fn is_unfit(&self) -> bool {
-        let Some((handed, behind)) = self.behind() else { return false };
+    /// The same, or the one that is alone there and waits for its window.
+    fn untaken(&self, now: Timestamp) -> Option<(&Handed, &Batch)> {
+        let waits = |handed: &&Handed| self.handed.len() == 1 && !handed.is_asked_back && now < self.taken_at(handed);
+        let alone = self.handed.front().filter(waits);
+        self.behind().or_else(|| alone.and_then(|handed| Some((handed, self.buffers[handed.buffer].as_ref()?))))
+    }
+
+    fn is_unfit(&self, now: Timestamp) -> bool {
+        let Some((handed, batch)) = self.untaken(now) else { return false };
         let front = self.handed.front().and_then(|front| self.buffers[front.buffer].as_ref());
         let hangs = front.is_some_and(|front| front.phase == Phase::Abandoned);
         let is_part = |task: &&Task| task.progress == Progress::Executing;
         hangs
-            || behind.tasks.iter().filter(is_part).any(|task| !task.is_wanted())
-            || self.first_pending().is_some_and(|(_, first)| first.order() < behind.order())
+            || batch.tasks.iter().filter(is_part).any(|task| !task.is_wanted())
+            || self.first_pending().is_some_and(|(_, first)| first.order() < batch.order())
             || (handed.has_sample && !self.is_nothing_pending())
     }
 
     /// The GPU gave back what [`Action::TakeBack`] asked for: it waits as before.
     ///
     /// # Panics
-    /// If there was no batch behind the one that executes.
+    /// If the GPU has none.
     pub fn handle_taken_back(&mut self, now: Timestamp) {
-        assert_eq!(self.handed.len(), HANDED_MAX, "only what is behind another batch is given back");
-        let Handed { buffer, ahead, .. } = self.handed.pop_back().expect("looked at above");
+        let Handed { buffer, ahead, .. } = self.handed.pop_back().expect("only what was handed over is given back");
         self.ahead = ahead.or(self.ahead.take());
         let batch = self.batch_mut(buffer);
         batch.phase = Phase::Pending;

@@ -74,6 +74,24 @@ fn a_batch_is_not_asked_back_once_the_one_before_has_ended() {
 }
 
 #[test]
+fn a_batch_that_waits_alone_for_its_window_is_taken_back() {
+    let mut backend = behind(9);
+    // Its window opens at 2 ms.
+    backend.0.handle_executed(after(1), 0, done(NOW, after(1)));
+    assert!(matches!(backend.outputs()[..], [Output::Write { .. }, Output::Send { .. }]));
+    let plan = PlanId::new(ModelThreadId(0), 2);
+    backend.tell_at(after(1), SCHEDULER, &SchedulerToBackend::Cancel { plan, task: second_task() });
+    let outputs = backend.outputs();
+    assert!(matches!(outputs[..], [Output::TakeBack { gpu: 0 }]), "{outputs:?}");
+    backend.0.handle_taken_back(after(1), 0);
+    let reports = backend.reports();
+    assert_eq!(reports[0].1, BackendToScheduler::Cancelled { plan, task: second_task() });
+    backend.0.handle_timeout(after(20_000));
+    let (_, others) = backend.reports_and_others();
+    assert!(others.is_empty(), "nothing hangs: {others:?}");
+}
+
+#[test]
 fn a_batch_behind_one_that_hangs_is_taken_back_or_has_its_own_time() {
     let mut backend = behind(60_000);
     // The first one's window ends after 5 ms.

@@ -442,7 +442,7 @@ impl Attack {
                     self.executing.push(gpu);
                 }
                 Output::TakeBack { gpu } => {
-                    assert_eq!(self.batches_of(gpu), worker::HANDED_MAX, "nothing is behind another");
+                    assert!(self.batches_of(gpu) > 0, "it has nothing");
                     // The GPU may have begun it just now.
                     let is_given = self.rng.random();
                     *if is_given { &mut self.given_back } else { &mut self.refused } += 1;

@@ -355,6 +355,20 @@ fn what_has_not_begun_is_taken_back_alone_or_with_its_session() {
 }
 
 #[test]
+fn what_waits_for_its_window_is_taken_back_although_nothing_executes() {
+    let mut bench = Bench::new(&[1, 2]);
+    let opens_at = bench.clock.now() + Span::from_millis(3_600_000);
+    bench.post(1, 0);
+    bench.post_in_window(1, 1, (opens_at, Timestamp::NEVER));
+    bench.go_on.send(()).unwrap();
+    assert!(matches!(bench.ends(), (1, Execution::Done { .. })));
+    assert!(bench.gpus.take_back(0, 1));
+    bench.post(1, 1);
+    bench.go_on.send(()).unwrap();
+    assert!(matches!(bench.ends(), (1, Execution::Done { .. })), "what is there instead is run");
+}
+
+#[test]
 fn what_is_behind_one_that_lost_the_executor_is_not_run() {
     let mut bench = Bench::new(&[13, 2]);
     bench.post(1, 0);
