@@ -21,7 +21,7 @@ fn laid_out(tensors: &[(usize, usize, usize)]) -> (Vec<Buffer>, Vec<Option<Life>
 
 proptest! {
     #[test]
-    fn no_two_live_tensors_overlap_and_little_is_wasted(tensors in tensors()) {
+    fn no_two_live_tensors_overlap(tensors in tensors()) {
         let (buffers, lives) = laid_out(&tensors);
         let assignment = assign(&lives, &buffers);
         let room = |index: usize| buffers[index].bytes.next_multiple_of(ALIGNMENT);
@@ -40,17 +40,41 @@ proptest! {
             }
         }
         prop_assert_eq!(end, assignment.bytes);
-        // What is live at the worst moment must fit. Best fit has no bound of its own, and a case that chance
-        // found (`proptest-regressions`) takes 1.43 times that.
-        let is_live = |index: usize, step: usize| {
-            let life = lives[index].unwrap();
-            (life.first..=life.last).contains(&step)
-        };
-        let live = |step: usize| (0..buffers.len()).filter(|&index| is_live(index, step)).map(room).sum::<usize>();
-        let peak = (0..72).map(live).max().unwrap();
-        prop_assert!(assignment.bytes >= peak);
-        prop_assert!(assignment.bytes * 2 <= peak * 3, "{} for a peak of {}", assignment.bytes, peak);
+        prop_assert!(assignment.bytes >= peak(&buffers, &lives), "what is live at the worst moment must fit");
     }
+}
+
+/// Bytes that are live at the worst moment.
+fn peak(buffers: &[Buffer], lives: &[Option<Life>]) -> usize {
+    let is_live = |index: usize, step: usize| {
+        let life = lives[index].unwrap();
+        (life.first..=life.last).contains(&step)
+    };
+    let live = |step: usize| {
+        let live = (0..buffers.len()).filter(|&index| is_live(index, step));
+        live.map(|index| buffers[index].bytes.next_multiple_of(ALIGNMENT)).sum::<usize>()
+    };
+    (0..72).map(live).max().unwrap()
+}
+
+/// Best fit has no bound that anybody has proven, so these are always the same tensors.
+#[test]
+fn little_is_wasted_on_the_tensors_of_some_seeds() {
+    let mut wasted = Vec::new();
+    for seed in 0..64_u64 {
+        let mut state = seed;
+        let mut below = |end: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % end
+        };
+        let tensors: Vec<_> = (0..1 + seed as usize).map(|_| (1 + below(39), below(60), below(12))).collect();
+        let (buffers, lives) = laid_out(&tensors);
+        let (bytes, peak) = (assign(&lives, &buffers).bytes, peak(&buffers, &lives));
+        assert!(bytes * 2 <= peak * 3, "seed {seed}: {bytes} for a peak of {peak}");
+        wasted.push(bytes as f64 / peak as f64);
+    }
+    let mean = wasted.iter().sum::<f64>() / wasted.len() as f64;
+    assert!(mean < 1.1, "{mean} times the peak");
 }
 
 #[test]
