@@ -93,8 +93,12 @@ impl Odd {
 }
 
 fn run(executor: &dyn Executor, inputs: &[u8]) -> Result<Vec<u8>, String> {
+    run_on(0, executor, inputs)
+}
+
+fn run_on(gpu: usize, executor: &dyn Executor, inputs: &[u8]) -> Result<Vec<u8>, String> {
     let mut outputs = vec![0; inputs.len()];
-    executor.execute(inputs, &mut outputs).map(|_| outputs).map_err(|ExecutorError(reason)| reason)
+    executor.execute_on(gpu, inputs, &mut outputs).map(|_| outputs).map_err(|ExecutorError(reason)| reason)
 }
 
 /// Waits for something that must come.
@@ -194,7 +198,7 @@ fn one_that_hangs_is_killed_when_it_is_interrupted() {
     let other = Arc::clone(&executor);
     let thread = thread::spawn(move || sender.send(run(&*other, &[1])).unwrap());
     assert!(result.recv_timeout(Duration::from_millis(300)).is_err(), "it hangs");
-    executor.interrupt();
+    executor.interrupt(0);
     let found = result.recv().unwrap().unwrap_err();
     thread.join().unwrap();
     assert!(found.contains("the program of the model failed"), "{found}");
@@ -381,7 +385,7 @@ fn a_fork_bomb_ends_with_its_batch() {
     let batch = thread::spawn(move || run(&*other, &[1]));
     thread::sleep(Duration::from_secs(1));
     eventually("the end of the batch", || {
-        executor.interrupt();
+        executor.interrupt(0);
         batch.is_finished()
     });
     batch.join().unwrap().unwrap_err();
@@ -409,11 +413,13 @@ fn it_has_no_network_unless_it_is_given() {
 /// Each GPU has a process, and one that fails does not keep the others from being used.
 #[test]
 fn as_many_processes_as_gpus() {
-    // The other one is at work until the first one hangs, so that neither gets both batches.
+    // The first batch takes until it is told to end, and the second hangs.
     let odd = Odd::new(
-        "    hangs = os.path.join(here, 'hangs')\n    if life == 1: os.mkdir(hangs); time.sleep(3600)\n    \
-         while not os.path.exists(hangs): time.sleep(0.01)",
+        "    first, hangs, end = (os.path.join(here, name) for name in ['first', 'hangs', 'end'])\n    \
+         try: os.mkdir(first)\n    except FileExistsError: os.mkdir(hangs); time.sleep(3600)\n    \
+         while not os.path.exists(end): time.sleep(0.01)",
     );
+    let place = |name: &str| odd.folder.path().join("odd/1").join(name);
     let executor: Arc<dyn Executor> = {
         let model = odd.model();
         let repository::Executor::Process { program, .. } = &model.executor else { panic!("{model:?}") };
@@ -421,14 +427,15 @@ fn as_many_processes_as_gpus() {
     };
     assert_eq!(odd.lives(), 2);
     thread::scope(|scope| {
-        let results: Vec<_> = (0..2).map(|_| scope.spawn(|| run(&*executor, &[1]))).collect();
-        eventually("one that hangs", || odd.folder.path().join("odd/1/hangs").exists());
-        eventually("the end of both", || {
-            executor.interrupt();
-            results.iter().all(thread::ScopedJoinHandle::is_finished)
-        });
-        let ended: Vec<_> = results.into_iter().map(|result| result.join().unwrap()).collect();
-        assert!(ended.iter().any(|result| result.is_err()), "one of them hangs: {ended:?}");
+        let first = scope.spawn(|| run_on(0, &*executor, &[1]));
+        eventually("the first batch", || place("first").exists());
+        let second = scope.spawn(|| run_on(1, &*executor, &[1]));
+        eventually("one that hangs", || place("hangs").exists());
+        executor.interrupt(1);
+        let ended = second.join().unwrap();
+        assert!(ended.is_err(), "it hung: {ended:?}");
+        fs::create_dir(place("end")).unwrap();
+        assert_eq!(first.join().unwrap(), Ok(vec![2]), "what another GPU executes goes on, though it is older");
     });
 }
 

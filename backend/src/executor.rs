@@ -69,9 +69,9 @@ pub trait Executor: Send + Sync {
         None
     }
 
-    /// Of the batches that run, that which has run for longest was given up. An executor that can end it does, so that
-    /// [`Self::execute`] returns.
-    fn interrupt(&self) {}
+    /// Of the batches that run for this GPU, that which has run for longest was given up. An executor that can end it
+    /// does, so that [`Self::execute_on`] returns.
+    fn interrupt(&self, _gpu: usize) {}
 
     /// Whether it has the model's weights in this process's memory, and can let them go.
     fn holds_weights(&self) -> bool {

@@ -276,7 +276,7 @@ impl<'a> Session<'a> {
         let mut has_ended = false;
         self.take_finished(|other| has_ended |= other == gpu);
         if !has_ended && let Some(executor) = self.executing.get(&gpu).and_then(VecDeque::front) {
-            executor.interrupt();
+            executor.interrupt(gpu);
         }
     }
 

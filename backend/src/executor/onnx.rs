@@ -232,8 +232,8 @@ impl Executor for Onnx {
         None
     }
 
-    fn interrupt(&self) {
-        self.turns.interrupt();
+    fn interrupt(&self, gpu: usize) {
+        self.turns.interrupt(gpu);
     }
 
     fn holds_weights(&self) -> bool {

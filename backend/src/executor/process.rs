@@ -113,14 +113,22 @@ struct Instance {
 struct State {
     /// To a process that can run a batch.
     connection: Option<Arc<Connection>>,
-    /// A batch is there, by its number.
-    busy: Option<u64>,
+    /// A batch is there.
+    busy: Option<Busy>,
     /// Why the keeper is to end the process.
     broken: Option<Trouble>,
     /// Why there is none.
     down: String,
     /// The model is not wanted any more.
     is_over: bool,
+}
+
+/// A batch that a process has.
+#[derive(Debug, Clone, Copy)]
+struct Busy {
+    number: u64,
+    /// The GPU that it is for; `None` if it does not matter.
+    gpu: Option<usize>,
 }
 
 /// The way to a process that is ready.
@@ -205,15 +213,15 @@ impl Process {
         Ok(process)
     }
 
-    /// Takes a process that is idle, for the batch of this number.
-    fn take(&self, number: u64) -> Result<(&Instance, Arc<Connection>), ExecutorError> {
+    /// Takes a process that is idle, for this batch.
+    fn take(&self, batch: Busy) -> Result<(&Instance, Arc<Connection>), ExecutorError> {
         let mut reason = "its processes are busy: it is hosted by more GPUs than it has processes".to_owned();
         for instance in &self.instances {
             let mut state = instance.state();
             match &state.connection {
                 Some(connection) if state.busy.is_none() => {
                     let connection = Arc::clone(connection);
-                    state.busy = Some(number);
+                    state.busy = Some(batch);
                     return Ok((instance, connection));
                 }
                 Some(_) => {}
@@ -222,12 +230,15 @@ impl Process {
         }
         Err(ExecutorError(reason))
     }
-}
 
-impl Executor for Process {
-    fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
+    fn execute_for(
+        &self,
+        gpu: Option<usize>,
+        inputs: &[u8],
+        outputs: &mut [u8],
+    ) -> Result<Vec<TaskError>, ExecutorError> {
         let number = self.batches.fetch_add(1, Ordering::Relaxed);
-        let (instance, connection) = self.take(number)?;
+        let (instance, connection) = self.take(Busy { number, gpu })?;
         let result = connection.run(&self.layout, number, inputs, outputs);
         let mut state = instance.state();
         state.busy = None;
@@ -248,14 +259,27 @@ impl Executor for Process {
             }
         }
     }
+}
+
+impl Executor for Process {
+    fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
+        self.execute_for(None, inputs, outputs)
+    }
+
+    fn execute_on(&self, gpu: usize, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
+        self.execute_for(Some(gpu), inputs, outputs)
+    }
 
     fn emulated_profile(&self) -> Option<&LatencyProfile> {
         None
     }
 
-    fn interrupt(&self) {
-        let busy = |instance: &Arc<Instance>| instance.state().busy.map(|number| (number, Arc::clone(instance)));
-        let Some((_, longest)) = self.instances.iter().filter_map(busy).min_by_key(|(number, _)| *number) else {
+    fn interrupt(&self, gpu: usize) {
+        let of_gpu = |instance: &Arc<Instance>| {
+            let busy = instance.state().busy.filter(|batch| batch.gpu == Some(gpu))?;
+            Some((busy.number, Arc::clone(instance)))
+        };
+        let Some((_, longest)) = self.instances.iter().filter_map(of_gpu).min_by_key(|(number, _)| *number) else {
             return;
         };
         let mut state = longest.state();

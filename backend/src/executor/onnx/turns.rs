@@ -10,7 +10,6 @@ use tract_onnx::prelude::{TractError, TractResult};
 /// An execution: a batch, however many runs of the graph it takes.
 pub(super) struct Turn {
     /// The GPU that it is for, or the thread that stands for one; `None` if it does not matter.
-    #[cfg_attr(not(feature = "ort"), allow(dead_code))] // tract runs wherever it is called.
     pub(super) gpu: Option<usize>,
     state: Mutex<State>,
 }
@@ -81,10 +80,14 @@ impl Turns {
         execute(&turn)
     }
 
-    /// Gives up the execution that has been under way for longest.
-    pub(super) fn interrupt(&self) {
-        let longest = lock(&self.0).turns.pop_first();
-        if let Some((_, turn)) = longest {
+    /// Gives up the execution for this GPU that has been under way for longest. Those for others go on: they are as
+    /// old as their own batches.
+    pub(super) fn interrupt(&self, gpu: usize) {
+        let mut begun = lock(&self.0);
+        let longest = begun.turns.iter().find(|(_, turn)| turn.gpu == Some(gpu)).map(|(&number, _)| number);
+        let turn = longest.and_then(|number| begun.turns.remove(&number));
+        drop(begun);
+        if let Some(turn) = turn {
             turn.give_up();
         }
     }
@@ -113,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_execution_is_ended_once_and_begins_nothing_more() {
+    fn the_oldest_execution_of_a_gpu_is_ended_once_and_begins_nothing_more() {
         let (turns, ended) = (Turns::default(), Arc::new(AtomicUsize::new(0)));
         let run = |turn: &Turn| {
             let ended = Arc::clone(&ended);
@@ -122,13 +125,13 @@ mod tests {
                     ended.fetch_add(1, Ordering::Relaxed);
                 },
                 || {
-                    turns.interrupt();
+                    turns.interrupt(1);
                     Ok(())
                 },
             )
         };
-        turns.interrupt();
-        turns.take(None, |oldest| {
+        turns.interrupt(1);
+        turns.take(Some(1), |oldest| {
             turns.take(Some(1), |other| {
                 assert!(run(other).is_ok(), "it was the oldest that was given up");
                 assert_eq!((oldest.is_over(), other.is_over(), ended.load(Ordering::Relaxed)), (true, false, 0));
@@ -137,6 +140,15 @@ mod tests {
                 assert_eq!(ended.load(Ordering::Relaxed), 1);
             });
         });
+        let elsewhere = turns.take(Some(0), |elsewhere| {
+            turns.take(None, |nowhere| {
+                turns.take(Some(1), |hangs| {
+                    assert!(run(hangs).is_ok() && hangs.is_over());
+                    [elsewhere.is_over(), nowhere.is_over()]
+                })
+            })
+        });
+        assert_eq!(elsewhere, [false; 2], "what another GPU executes goes on, though it is older");
         let panicked = catch_unwind(AssertUnwindSafe(|| turns.take(None, |_| panic!("as models do"))));
         assert!(panicked.is_err() && lock(&turns.0).turns.is_empty());
     }

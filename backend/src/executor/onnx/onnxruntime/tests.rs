@@ -122,14 +122,14 @@ fn a_run_that_is_given_up_ends_and_the_next_is_not_touched() {
         return;
     }
     let model = load("", doublings()).unwrap();
-    model.interrupt();
-    let execute = |n: i64| model.execute(&n.to_le_bytes(), &mut [0; 4]);
+    model.interrupt(0);
+    let execute = |n: i64| model.execute_on(0, &n.to_le_bytes(), &mut [0; 4]);
     assert_eq!(execute(2), Ok(vec![]), "nothing ran when it was interrupted");
     thread::scope(|threads| {
         // As many additions take days. Whoever comes too early comes again.
         let endless = threads.spawn(|| execute(1 << 50));
         while !endless.is_finished() {
-            model.interrupt();
+            model.interrupt(0);
             thread::yield_now();
         }
         assert!(endless.join().unwrap().is_err());
