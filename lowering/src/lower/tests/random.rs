@@ -144,18 +144,12 @@ impl Pool {
     }
 
     fn product(&mut self, x: &str, shape: &[usize]) {
-        let last = shape[shape.len() - 1];
         if self.below(3) > 0 || shape.len() < 2 {
-            let columns = 1 + self.below(6);
-            let weights = self.net.weight(&[last, columns], 0.5);
-            let mut y = self.net.node("MatMul", &[x, &weights], &[]);
-            let mut shape = shape.to_vec();
-            *shape.last_mut().unwrap() = columns;
-            if self.below(2) == 0 {
-                let bias = self.net.weight(&[columns], 1.0);
-                y = self.net.node("Add", &[&y, &bias], &[]);
+            // Those of one tensor become one where their columns are multiples of eight.
+            let columns = [1 + self.below(6), 8, 16][self.below(3)];
+            for _ in 0..[1, 1, 2, 3][self.below(4)] {
+                self.weighted(x, shape, columns);
             }
-            self.push(y, &shape);
             return;
         }
         // With itself, as attention does.
@@ -167,6 +161,18 @@ impl Pool {
         let weights = self.net.node("Softmax", &[&scores], &[("axis", Int(-1))]);
         let y = self.net.node("MatMul", &[&weights, x], &[]);
         self.push(y, shape);
+    }
+
+    fn weighted(&mut self, x: &str, shape: &[usize], columns: usize) {
+        let weights = self.net.weight(&[shape[shape.len() - 1], columns], 0.5);
+        let mut y = self.net.node("MatMul", &[x, &weights], &[]);
+        if self.below(2) == 0 {
+            let bias = self.net.weight(&[columns], 1.0);
+            y = self.net.node("Add", &[&y, &bias], &[]);
+        }
+        let mut shape = shape.to_vec();
+        *shape.last_mut().unwrap() = columns;
+        self.push(y, &shape);
     }
 
     fn normal(&mut self, x: &str, shape: &[usize]) {
