@@ -93,7 +93,14 @@ impl OnnxRuntime {
         let names = names.names();
         let device = |index: u32| match (self.provider, names.get(index as usize)) {
             (Provider::Cpu, _) => Ok(None),
-            (Provider::Cuda, Some(GpuName::Number(number))) => Ok(i32::try_from(*number).ok()),
+            (Provider::Cuda, Some(GpuName::Number(number))) => match i32::try_from(*number) {
+                Ok(number) => Ok(Some(number)),
+                // Without a device it would be the CPU that computes.
+                Err(_) => Err(ExecutorError(format!(
+                    "gpus: found {number}, expected at most {}, as onnxruntime.provider = \"cuda\" counts GPUs",
+                    i32::MAX
+                ))),
+            },
             (Provider::Cuda, name) => Err(ExecutorError(format!(
                 "gpus: found {}, expected numbers, as onnxruntime.provider = \"cuda\" counts GPUs",
                 name.map_or_else(|| index.to_string(), ToString::to_string)
@@ -142,5 +149,8 @@ mod tests {
         let error = on(Provider::Cuda, named(GpuName::Uuid("GPU-5a".into()))).unwrap_err();
         assert!(error.starts_with("gpus: found GPU-5a, expected numbers"), "{error}");
         assert!(on(Provider::Cpu, named(GpuName::Uuid("GPU-5a".into()))).is_ok());
+        let error = on(Provider::Cuda, named(GpuName::Number(1 << 31))).unwrap_err();
+        assert!(error.starts_with("gpus: found 2147483648, expected at most 2147483647"), "{error}");
+        assert!(on(Provider::Cpu, named(GpuName::Number(1 << 31))).is_ok());
     }
 }
