@@ -26,6 +26,12 @@ pub struct BatchCost {
 impl BatchCost {
     /// Each task takes as much as the longest.
     pub const PER_TASK_MAX: u32 = 1_000_000;
+
+    /// What neither exceeds.
+    #[must_use]
+    pub fn slowest(self, other: Self) -> Self {
+        Self { fixed: self.fixed.max(other.fixed), per_task_ppm: self.per_task_ppm.max(other.per_task_ppm) }
+    }
 }
 
 /// Why a latency profile was refused.

@@ -1,6 +1,7 @@
 //! Work for `bench/instructions`, which counts it: requests of a dynamic model for one GPU, in virtual time, while so
 //! many wait (Orloj, section 4.4 and Figure 12). Each request is scored, waits among the others, and leaves in a batch
-//! when its score is among the highest; as many come as leave.
+//! when its score is among the highest; as many come as leave. What ran is learned from, so that all that wait are
+//! scored anew from time to time.
 
 use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp};
 use scheduler::{ModelConfig, NetworkBudget, Planner, PlannerOutput, Policy, Task, dynamic::BatchCost};
@@ -26,16 +27,20 @@ fn number(index: u64) -> f64 {
     (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f64 / (1u64 << 24) as f64
 }
 
+/// What a request of an application takes alone.
+fn alone(application: u8, number: f64) -> Span {
+    Span::from_millis_f64(APPLICATIONS_MS[usize::from(application)] * (0.8 + 0.4 * number))
+}
+
 impl Load {
     fn new(policy: Policy, queued: u64) -> Self {
         let mut planner = policy.planner(NetworkBudget::default());
         let profile = LatencyProfile::linear(20.0, 50.0, BATCH_MAX).expect("a constant profile");
         let config = ModelConfig { dynamic: Some(COST), ..ModelConfig::new(profile, 2 * queued as usize) };
         planner.handle_model(Timestamp::ZERO, MODEL, config);
-        for (application, ms) in (0..).zip(APPLICATIONS_MS) {
+        for application in 0..APPLICATIONS_MS.len() as u8 {
             for sample in 0..192 {
-                let alone = Span::from_millis_f64(ms * (0.8 + 0.4 * number(sample)));
-                planner.handle_alone(Timestamp::ZERO, MODEL, (application, 0), alone);
+                planner.handle_alone(Timestamp::ZERO, MODEL, (application, 0), alone(application, number(sample)));
             }
         }
         planner.handle_gpu_joined(Timestamp::ZERO, GPU, vec![MODEL], None);
@@ -56,12 +61,17 @@ impl Load {
     /// A batch takes the GPU, and runs to its end.
     fn run_batch(&mut self) {
         self.planner.handle_timeout(self.now);
-        let mut execution = Span::from_millis(1);
+        let (mut execution, mut executed, mut ran) = (Span::from_millis(1), None, Vec::new());
         while let Some(output) = self.planner.poll_output() {
             match output {
                 PlannerOutput::Batch(batch) => {
                     self.planned += batch.tasks.len() as u64;
                     execution = batch.execution;
+                    // One request in eight is run again alone, and all batches tell of c0 and c1.
+                    let tasks: Vec<_> = batch.tasks.iter().map(|(key, _)| (key.application, key.length)).collect();
+                    let samples = batch.tasks.iter().filter(|(key, _)| key.id.0.is_multiple_of(8));
+                    ran.extend(samples.map(|(key, _)| (key.application, key.length, number(key.id.0))));
+                    executed = Some((tasks, execution));
                 }
                 PlannerOutput::Dropped { .. } => self.dropped += 1,
                 _ => unreachable!("neither is memory short, nor is a batch taken back"),
@@ -69,6 +79,12 @@ impl Load {
         }
         self.now += execution;
         self.planner.handle_finished(GPU, self.now);
+        if let Some((tasks, took)) = executed {
+            self.planner.handle_executed(self.now, MODEL, GPU, &tasks, took);
+        }
+        for (application, length, number) in ran {
+            self.planner.handle_alone(self.now, MODEL, (application, length), alone(application, number));
+        }
     }
 
     /// Named in `bench/instructions`: only what happens in here is counted.

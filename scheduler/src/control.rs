@@ -542,7 +542,7 @@ impl Control {
         let offers = offers.map(|(_, gpus, offered)| (gpus, Arc::clone(offered))).collect();
         let entry = &self.members.models[model.0 as usize];
         let (weights, common) = (entry.weights, only.is_none().then(|| entry.profile.clone()));
-        let (queue_max, cost) = (entry.queue_max.clone(), entry.cost);
+        let (queue_max, cost) = (entry.queue_max.clone(), self.members.cost(model));
         if only.is_none() {
             self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Weights(model, weights)));
         }

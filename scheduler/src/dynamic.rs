@@ -32,16 +32,22 @@ use lengths::{ENOUGH, Lengths};
 pub const APPLICATIONS_MAX: usize = proto::request_times::APPLICATIONS_MAX;
 /// Samples of an application's window; the window before it counts, too.
 const WINDOW: usize = 512;
-/// A window whose median differs by more than this part from that of the one before shows that inputs have changed:
-/// what was before it is forgotten.
-const SHIFT: f64 = 0.25;
+/// From so many of its samples on, and then whenever there are twice as many, a window is compared with the one before.
+const SHIFT_MIN: usize = 32;
+/// Two samples of m and n are of different distributions if they differ by more than this times sqrt(1/m + 1/n)
+/// anywhere: one comparison in a thousand is wrong (Kolmogorov and Smirnov).
+const SHIFT: f64 = 1.95;
 /// Into so many steps the time of a batch is divided. Each is an instant at which a waiting request's score changes its
 /// form, for each batch size.
 const BINS: usize = 12;
+/// Of more requests that may be in a batch so many stand for all.
+const POPULATION_MAX: usize = 2048;
 /// Classes of an application and a length; of more, those with the fewest samples count as of their length.
 const NARROW_MAX: usize = 64;
 /// What is said to have taken longer took so long.
-const ALONE_MAX: Span = Span::from_millis(24 * 3_600_000);
+const ALONE_MAX: Span = Span::from_millis(3_600_000);
+/// The weight of a batch in the mean of their sizes.
+const BATCH_WEIGHT: f64 = 0.02;
 /// So many batches end within what is taken for the longest time.
 const CERTAIN_PART: f64 = 0.99;
 
@@ -116,19 +122,16 @@ struct Works {
 }
 
 impl Works {
-    fn handle(&mut self, sample: Sample, cost: &BatchCost) {
-        if self.window.len() == WINDOW {
-            let median = |samples: &mut Vec<Sample>| {
-                let middle = samples.len() / 2;
-                let (_, sample, _) = samples.select_nth_unstable_by_key(middle, |sample| sample.alone);
-                cost.work(sample.alone).as_nanos() as f64
-            };
-            let now = median(&mut self.window);
-            let has_shifted = !self.before.is_empty() && (median(&mut self.before) / now.max(1.0) - 1.0).abs() > SHIFT;
-            let window = std::mem::replace(&mut self.window, Vec::with_capacity(WINDOW));
-            self.before = if has_shifted { Vec::new() } else { window };
-        }
+    fn handle(&mut self, sample: Sample) {
         self.window.push(sample);
+        let count = self.window.len();
+        // What came before the shift may be in this window, too; the next one tells it from that.
+        if count.is_power_of_two() && count >= SHIFT_MIN && has_shifted(&self.before, &self.window) {
+            self.before.clear();
+        }
+        if count == WINDOW {
+            self.before = std::mem::replace(&mut self.window, Vec::with_capacity(WINDOW));
+        }
     }
 
     fn samples(&self) -> impl Iterator<Item = Sample> + '_ {
@@ -145,7 +148,19 @@ impl Works {
     }
 }
 
-/// Requests that are planned alike: of an application, of a length, or of both.
+/// Whether samples are of another distribution than those before: by the largest distance of what parts of both are at
+/// most so long.
+fn has_shifted(before: &[Sample], now: &[Sample]) -> bool {
+    if before.is_empty() {
+        return false;
+    }
+    let [before, now] = [before, now].map(|samples| Distribution::new(samples.iter().map(|sample| sample.alone)));
+    let ends = before.0.iter().chain(&now.0);
+    let distance = ends.map(|&alone| (before.at(alone) - now.at(alone)).abs()).fold(0.0, f64::max);
+    distance > SHIFT * (1.0 / before.0.len() as f64 + 1.0 / now.0.len() as f64).sqrt()
+}
+
+/// Requests that are planned alike: of an application, of a length, or of both; or else any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Class {
     application: Option<u8>,
@@ -153,6 +168,9 @@ pub struct Class {
 }
 
 impl Class {
+    /// Whoever nothing else is known of.
+    pub const ANY: Self = Self { application: None, bucket: None };
+
     /// Of an application, whatever their lengths.
     #[must_use]
     pub const fn of(application: u8) -> Self {
@@ -171,14 +189,62 @@ impl Distribution {
         Self(samples)
     }
 
+    /// No more than so many stand for all, each for as many.
+    fn thinned(mut self, max: usize) -> Self {
+        if self.0.len() > max {
+            self.0 = (0..max).map(|step| self.0[(2 * step + 1) * self.0.len() / (2 * max)]).collect();
+        }
+        self
+    }
+
     /// The least and the greatest.
     fn ends(&self) -> Option<(Span, Span)> {
         Some((*self.0.first()?, *self.0.last()?))
     }
 
+    /// What such a part does not exceed (nearest rank); there are some.
+    fn quantile(&self, part: f64) -> Span {
+        let rank = (part * self.0.len() as f64).ceil() as usize;
+        self.0[rank.clamp(1, self.0.len()) - 1]
+    }
+
     /// The part that is at most this.
     fn at(&self, work: Span) -> f64 {
         self.0.partition_point(|&sample| sample <= work) as f64 / self.0.len() as f64
+    }
+}
+
+/// The largest of so many requests of a distribution.
+#[derive(Debug)]
+struct Largest<'a> {
+    all: &'a Distribution,
+    count: i32,
+    /// The sum of the works from each rank on, each times the probability that it is the largest.
+    from: Vec<f64>,
+}
+
+impl<'a> Largest<'a> {
+    fn new(all: &'a Distribution, count: usize) -> Self {
+        let mut largest = Self { all, count: count as i32, from: vec![0.0; all.0.len() + 1] };
+        for rank in (0..all.0.len()).rev() {
+            let part = largest.below(rank + 1) - largest.below(rank);
+            largest.from[rank] = largest.from[rank + 1] + part * all.0[rank].as_nanos() as f64;
+        }
+        largest
+    }
+
+    /// The probability that none is of this rank or a higher one.
+    fn below(&self, rank: usize) -> f64 {
+        (rank as f64 / self.all.0.len() as f64).powi(self.count)
+    }
+
+    /// The mean of what is longer, that or a request of another distribution.
+    fn mean_beside(&self, own: &Distribution) -> Span {
+        let mean = |&work: &Span| {
+            let rank = self.all.0.partition_point(|&other| other <= work);
+            self.below(rank) * work.as_nanos() as f64 + self.from[rank]
+        };
+        Span((own.0.iter().map(mean).sum::<f64>() / own.0.len() as f64).round() as i64)
     }
 }
 
@@ -223,7 +289,7 @@ impl BatchTimes {
         Self { mean: time, classes: Vec::new(), pooled: seen }
     }
 
-    /// As a class sees it; one that is unknown as all together do.
+    /// As a class sees it; one that is unknown as all together do, in this lane.
     #[must_use]
     pub fn of(&self, class: Class) -> &Seen {
         let known = self.classes.binary_search_by_key(&class, |&(known, _)| known);
@@ -245,6 +311,10 @@ pub struct DynamicTimes {
     applications: BTreeMap<u8, Works>,
     /// If requests are told apart by their lengths, too.
     lengths: Option<(Lengths, Fit)>,
+    /// Nothing of what is known is believed of requests that nothing else is known of: they are taken to be short.
+    is_any_short: bool,
+    /// Mean size of batches.
+    batch_mean: f64,
     /// As of the last [`Self::settle`], by class, ascending.
     known: Vec<Known>,
 }
@@ -274,7 +344,8 @@ impl DynamicTimes {
     /// Of no request yet; they are told apart by their applications (Orloj).
     #[must_use]
     pub fn new(cost: BatchCost) -> Self {
-        Self { cost, applications: BTreeMap::new(), lengths: None, known: Vec::new() }
+        let (applications, known) = (BTreeMap::new(), Vec::new());
+        Self { cost, applications, lengths: None, is_any_short: false, batch_mean: 1.0, known }
     }
 
     /// Of no request yet; they are told apart by their lengths, too, and c0 and c1 follow executions.
@@ -297,9 +368,15 @@ impl DynamicTimes {
         let mut sample = Sample { alone: alone.clamp(Span(1), ALONE_MAX), bucket: None };
         if let Some((lengths, _)) = &mut self.lengths {
             sample.bucket = Bucket::of(length);
-            lengths.handle_alone(sample, &self.cost);
+            lengths.handle_alone(sample);
         }
-        self.applications.entry(application).or_default().handle(sample, &self.cost);
+        self.is_any_short &= self.applications.contains_key(&application);
+        self.applications.entry(application).or_default().handle(sample);
+    }
+
+    /// A batch of so many requests is about to run.
+    pub fn handle_granted(&mut self, batch: usize) {
+        self.batch_mean += BATCH_WEIGHT * (batch as f64 - self.batch_mean);
     }
 
     /// A GPU ran a batch of requests of these applications and lengths. False if that teaches nothing.
@@ -312,7 +389,7 @@ impl DynamicTimes {
         if let Some(work) = work {
             fit.handle_batch(gpu, size, (self.cost.fixed + work).as_nanos() as f64, took);
         }
-        lengths.handle_batch(longest, self.cost.longest_alone(size, took), &self.cost);
+        lengths.handle_batch(longest, self.cost.longest_alone(size, took));
         true
     }
 
@@ -322,7 +399,7 @@ impl DynamicTimes {
         let (mut largest, mut count): (Option<&Known>, usize) = (None, 0);
         for &(application, length) in requests {
             let class = self.class(application, length);
-            let known = self.find(class)?;
+            let known = self.find(class).filter(|_| class != Class::ANY)?;
             match largest {
                 Some(other) if other.mean > known.mean => {}
                 Some(other) if other.class == known.class => count += 1,
@@ -342,22 +419,40 @@ impl DynamicTimes {
         }
     }
 
-    /// What requests of a class take is not known any more; where it was not, that of no request is.
+    /// Whether nothing is known of any request.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Applications have other numbers from now on: of each number's what that of its place is. Those that share one are
+    /// one.
+    pub fn renumber(&mut self, numbers: &[u8; APPLICATIONS_MAX]) {
+        for (application, works) in std::mem::take(&mut self.applications) {
+            let renumbered = self.applications.entry(numbers[usize::from(application)]).or_default();
+            works.samples().for_each(|sample| renumbered.handle(sample));
+        }
+    }
+
+    /// Whether [`Self::forget`] would change anything.
+    #[must_use]
+    pub fn believes(&self, class: Class) -> bool {
+        class != Class::ANY || !self.is_any_short
+    }
+
+    /// What requests of a class take is not believed any more. Those that nothing else is known of ([`Class::ANY`]) are
+    /// taken to be short, until an application is new: what is known of others stays, whoever asks for too much.
     pub fn forget(&mut self, class: Class) {
-        let is_known = self.find(class).is_some();
         match (&mut self.lengths, class) {
-            (_, Class { application: Some(application), bucket: None }) if is_known => {
+            (_, Class { application: Some(application), bucket: None }) => {
                 self.applications.remove(&application);
             }
-            (Some((lengths, _)), Class { bucket: Some(bucket), .. }) if is_known => {
+            (Some((lengths, _)), Class { bucket: Some(bucket), .. }) => {
                 let is_other = |sample: &Sample| sample.bucket.map(|bucket| lengths.known(bucket)) != Some(bucket);
                 self.applications.values_mut().for_each(|works| works.retain(is_other));
                 lengths.remove(bucket);
             }
-            (lengths, _) => {
-                self.applications.clear();
-                lengths.iter_mut().for_each(|(lengths, _)| *lengths = Lengths::default());
-            }
+            _ => self.is_any_short = true,
         }
     }
 
@@ -374,6 +469,9 @@ impl DynamicTimes {
         if let Some((lengths, fit)) = &self.lengths {
             self.cost = fit.cost(self.cost);
             classes.extend(self.classes_of_lengths(lengths));
+        }
+        if self.is_any_short || !self.population_of_all().is_empty() {
+            classes.push(Class::ANY);
         }
         classes.sort_unstable();
         self.known = classes.into_iter().map(|class| self.know(class)).collect();
@@ -400,8 +498,8 @@ impl DynamicTimes {
 
     fn know(&self, class: Class) -> Known {
         let times = self.times(class);
-        let sum: i64 = times.iter().map(|&alone| self.cost.work(alone).as_nanos()).sum();
-        let mean = sum as f64 / times.len().max(1) as f64;
+        let sum: f64 = times.iter().map(|&alone| self.cost.work(alone).as_nanos() as f64).sum();
+        let mean = sum / times.len().max(1) as f64;
         let steps = match (&self.lengths, class) {
             (None, _) => Vec::new(),
             (Some((lengths, _)), Class { application: None, bucket: Some(bucket) }) => {
@@ -432,11 +530,14 @@ impl DynamicTimes {
     }
 
     fn class_of(&self, application: u8, bucket: Option<Bucket>) -> Class {
-        let of_application = Class::of(application);
-        let Some(((lengths, _), bucket)) = self.lengths.as_ref().zip(bucket) else { return of_application };
-        let bucket = Some(lengths.known(bucket));
-        let narrower = [Class { application: Some(application), bucket }, Class { application: None, bucket }];
-        narrower.into_iter().find(|&class| self.find(class).is_some()).unwrap_or(of_application)
+        let bucket = self.lengths.as_ref().zip(bucket).map(|((lengths, _), bucket)| lengths.known(bucket));
+        let application = Some(application);
+        let narrower = [Class { application, bucket }, Class { application: None, bucket }];
+        let narrower = narrower.into_iter().filter(|_| bucket.is_some());
+        narrower
+            .chain([Class { application, bucket: None }])
+            .find(|&class| self.find(class).is_some())
+            .unwrap_or(Class::ANY)
     }
 
     /// What is known for people to see.
@@ -470,7 +571,8 @@ impl DynamicTimes {
         let lengths = self.lengths.as_ref().map(|(lengths, _)| lengths);
         let known = |bucket: Option<Bucket>| lengths.zip(bucket).map(|(lengths, bucket)| lengths.known(bucket));
         match (class.application, class.bucket) {
-            (None, None) => Vec::new(),
+            (None, None) if self.is_any_short => vec![self.cost.fixed],
+            (None, None) => self.population_of_all(),
             (None, Some(bucket)) => lengths.into_iter().flat_map(|lengths| lengths.times(bucket)).collect(),
             (Some(application), bucket) => {
                 let samples = self.applications.get(&application).into_iter().flat_map(Works::samples);
@@ -478,6 +580,15 @@ impl DynamicTimes {
                 samples.map(|sample| sample.alone).collect()
             }
         }
+    }
+
+    /// What requests take alone, of whichever class.
+    fn population_of_all(&self) -> Vec<Span> {
+        let alone = self.applications.values().flat_map(Works::samples).map(|sample| sample.alone);
+        // Of some lengths only batches have told.
+        let lengths = self.lengths.iter().map(|(lengths, _)| lengths);
+        let of_batches = lengths.flat_map(|lengths| lengths.buckets().flat_map(|bucket| lengths.of_batches(bucket)));
+        alone.chain(of_batches).collect()
     }
 
     /// What requests take alone of which each is of one of these classes.
@@ -510,10 +621,12 @@ impl DynamicTimes {
             // Nothing but batches has told of these lengths, or all of the application's are of others.
             all = Distribution::new(owns.iter().flat_map(|(_, own)| own.0.iter().copied()));
         }
+        let all = all.thinned(POPULATION_MAX);
         let ends = all.ends()?;
         let times = |&size: &usize| {
             let latency = |work| self.cost.latency(size, work) + on_top(size);
-            let seen = |own: &Distribution| self.seen((own, &all), size, latency);
+            let others = Largest::new(&all, size - 1);
+            let seen = |own: &Distribution| self.seen(own, &others, latency);
             if ends.0 == ends.1 && owns.iter().all(|(_, own)| own.ends() == Some(ends)) {
                 return BatchTimes::constant(latency(ends.1));
             }
@@ -524,78 +637,90 @@ impl DynamicTimes {
         Some(sizes.iter().map(times).collect())
     }
 
-    /// Equation 8 where one request's class is known, and the others are of any.
-    fn seen(&self, (own, all): (&Distribution, &Distribution), size: usize, latency: impl Fn(Span) -> Span) -> Seen {
-        let ((shortest, longest), others) = (own.ends().expect("it has samples"), all.ends().expect("it has samples"));
-        let (shortest, longest) = match &self.lengths {
+    /// Equation 8 where one request's class is known, and the others are of any. The mean is exact: a step's middle is far
+    /// from its samples' where one of them took very long. So the last step, which reaches to the longest, begins where
+    /// hardly any batch takes longer.
+    fn seen(&self, own: &Distribution, others: &Largest<'_>, latency: impl Fn(Span) -> Span) -> Seen {
+        let (all, is_alone) = (others.all, others.count == 0);
+        let certain = (own.quantile(CERTAIN_PART), all.quantile(CERTAIN_PART.powf(1.0 / f64::from(others.count + 1))));
+        let ((shortest, longest), ends) = (own.ends().expect("it has samples"), all.ends().expect("it has samples"));
+        let (shortest, certain, longest) = match &self.lengths {
             // The same steps for all applications.
-            None => others,
+            None => (ends.0, certain.1, ends.1),
             // Short requests would all be in the first step of those that reach to the longest.
-            Some(_) if size == 1 => (shortest, longest),
-            Some(_) => (shortest.max(others.0), longest.max(others.1)),
+            Some(_) if is_alone => (shortest, certain.0, longest),
+            Some(_) => (shortest.max(ends.0), certain.0.max(certain.1), longest.max(ends.1)),
         };
         if shortest == longest {
             return BatchTimes::constant(latency(longest)).pooled;
         }
-        let edge = |index: usize| shortest + Span(((longest - shortest).as_nanos() * index as i64) / BINS as i64);
-        let below = |work: Span| own.at(work) * all.at(work).powi(size as i32 - 1);
-        let (mut bins, mut mean) = (Vec::new(), 0.0);
-        let mut from = (latency(edge(0)), 0.0);
-        for index in 1..=BINS {
-            let to = (latency(edge(index)), below(edge(index)));
+        let inner = |index: usize| shortest + Span((certain - shortest).as_nanos() * index as i64 / (BINS as i64 - 1));
+        let edges = (1..BINS).map(inner).chain([longest]);
+        let below = |work: Span| own.at(work) * others.below(all.0.partition_point(|&other| other <= work));
+        let mut bins: Vec<Bin> = Vec::new();
+        let mut from = (latency(shortest), 0.0);
+        for edge in edges {
+            let to = (latency(edge), below(edge));
             let part = to.1 - from.1;
             if part > 0.0 {
-                bins.push(Bin { from: from.0, to: to.0, part });
-                mean += part * 0.5 * (from.0.as_nanos() + to.0.as_nanos()) as f64;
+                // A step must have a width for a score to rise in.
+                let narrowest = to.0 - Span((to.0.as_nanos() / 100).max(1));
+                let from = if from.0 < to.0 { from.0 } else { narrowest };
+                bins.push(Bin { from, to: to.0, part });
             }
             from = to;
         }
-        Seen { bins, mean: Span(mean.round() as i64) }
+        Seen { bins, mean: latency(others.mean_beside(own)) }
     }
 
     /// What batches of any of the model's requests take but for one in a hundred, for sizes from 1 to `max_batch`;
     /// `None` if nothing is known.
     #[must_use]
     pub fn longest(&self, max_batch: usize) -> Option<Vec<Span>> {
-        let alone = self.applications.values().flat_map(Works::samples).map(|sample| sample.alone);
-        // Of some lengths only batches have told.
-        let lengths = self.lengths.iter().map(|(lengths, _)| lengths);
-        let of_batches = lengths.flat_map(|lengths| lengths.buckets().flat_map(|bucket| lengths.of_batches(bucket)));
-        let all = Distribution::new(alone.chain(of_batches).map(|alone| self.cost.work(alone)));
-        let last = all.0.len().checked_sub(1)?;
+        let all = Distribution::new(self.population_of_all().into_iter().map(|alone| self.cost.work(alone)));
+        all.ends()?;
         let of = |size: usize| {
             // All k are at most this.
-            let part = CERTAIN_PART.powf(1.0 / size as f64);
-            let rank = (part * all.0.len() as f64).ceil() as usize;
-            self.cost.latency(size, all.0[rank.saturating_sub(1).min(last)]).max(Span(1))
+            self.cost.latency(size, all.quantile(CERTAIN_PART.powf(1.0 / size as f64))).max(Span(1))
         };
         Some((1..=max_batch).map(of).collect())
     }
 
-    /// Which classes had better share batches of about this size: groups by the mean work of their requests,
+    /// Which classes had better share batches of about the usual size: groups by the mean work of their requests,
     /// ascending, as are the classes of each.
     ///
     /// A request of work w in a batch that is padded to w' costs `c1 (w' - w)` more than among its like; a batch of its
     /// own costs c0, and the first request's work, once more. So they share it if the first is less than its share of
     /// the second.
     #[must_use]
-    pub fn groups(&self, batch: f64) -> Vec<Vec<Class>> {
-        let mut by_mean: Vec<(f64, Class)> = self.known.iter().map(|known| (known.mean, known.class)).collect();
-        by_mean.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+    pub fn groups(&self) -> Vec<Vec<Class>> {
+        let is_any = |known: &&Known| known.class == Class::ANY;
+        let mut by_mean: Vec<&Known> = self.known.iter().filter(|known| !is_any(known)).collect();
+        by_mean.sort_by(|one, other| one.mean.total_cmp(&other.mean).then(one.class.cmp(&other.class)));
         let BatchCost { fixed, per_task } = self.cost;
-        let mut groups: Vec<Vec<(f64, Class)>> = Vec::new();
-        for (work, class) in by_mean {
-            let shares = groups.last().is_some_and(|group| {
-                let (shortest, _) = group[0];
-                per_task * (work - shortest) * batch < fixed.as_nanos() as f64 + (1.0 - per_task) * shortest
-            });
-            if !shares {
-                groups.push(Vec::new());
+        let joins = |group: &[&Known], known: &Known| {
+            let shortest = group[0].mean;
+            let padding = per_task * (known.mean - shortest) * self.batch_mean;
+            shortest <= known.mean && padding < fixed.as_nanos() as f64 + (1.0 - per_task) * shortest
+        };
+        let mut groups: Vec<Vec<&Known>> = Vec::new();
+        for known in by_mean {
+            match groups.last_mut().filter(|group| joins(group, known)) {
+                Some(group) => group.push(known),
+                None => groups.push(vec![known]),
             }
-            groups.last_mut().expect("one was pushed").push((work, class));
         }
-        let classes = |group: Vec<(f64, Class)>| group.into_iter().map(|(_, class)| class).collect();
-        groups.into_iter().map(classes).collect()
+        // Where requests are told apart, nobody is divided for the sake of those that are not.
+        if let Some(any) = self.known.iter().find(is_any) {
+            match groups.iter().rposition(|group| joins(group, any)) {
+                Some(group) => groups[group].push(any),
+                None => {
+                    let place = groups.partition_point(|group| group[0].mean < any.mean);
+                    groups.insert(place, vec![any]);
+                }
+            }
+        }
+        groups.into_iter().map(|group| group.into_iter().map(|known| known.class).collect()).collect()
     }
 }
 

@@ -37,8 +37,8 @@ const BASE_MAX: f64 = 100.0;
 pub(crate) const SAMPLES_A_TABLE: u64 = 64;
 /// ... first after so many, and whenever there are twice as many.
 const SAMPLES_AT_FIRST: u64 = 8;
-/// The weight of a batch in the mean of their sizes.
-const BATCH_WEIGHT: f64 = 0.02;
+/// Where many wait it takes one for so many of them: each table costs all of them new scores.
+const WAITING_A_SAMPLE: u64 = 8;
 /// However far deadlines are, a batch starts so soon or not at all: only who stands still for so long is later, and one
 /// that hangs is to be noticed.
 const WINDOW_MAX: Span = Span::from_millis(5_000);
@@ -74,12 +74,12 @@ pub(crate) struct Lanes<P> {
     budget: NetworkBudget,
     dynamic: Option<DynamicTimes>,
     samples: u64,
+    /// As of the last time that they changed what is planned with.
+    samples_counted: u64,
     /// How often samples have changed what is planned with.
     tables: u64,
     /// When one of them ran last, or was first given up.
     ran_at: BTreeMap<Class, Timestamp>,
-    /// Mean size of its batches.
-    batch_mean: f64,
     /// One, or several if there may be.
     lanes: Vec<Lane>,
     /// By key, until the task leaves.
@@ -140,9 +140,9 @@ impl<P> Lanes<P> {
             config,
             budget,
             samples: 0,
+            samples_counted: 0,
             tables: 0,
             ran_at: BTreeMap::new(),
-            batch_mean: 1.0,
             lanes: Vec::new(),
             tasks: BTreeMap::new(),
             next_key: 0,
@@ -154,15 +154,27 @@ impl<P> Lanes<P> {
 
     /// The model is another one, or what is planned with.
     pub(crate) fn handle_config(&mut self, now: Timestamp, config: ModelConfig, budget: NetworkBudget) {
-        if self.config.dynamic != config.dynamic {
+        let has_cost = self.config.dynamic == config.dynamic;
+        // Where requests tell what batches take, l(b) does not.
+        let is_known = self.dynamic.as_ref().is_some_and(|dynamic| !dynamic.is_empty());
+        let has_times = self.config.profile.max_batch() == config.profile.max_batch()
+            && (is_known || self.config.profile == config.profile);
+        let is_same = has_cost && has_times && self.budget == budget;
+        if !has_cost {
             match (&mut self.dynamic, config.dynamic) {
                 // A backend has measured it anew; what requests took alone they took.
                 (Some(dynamic), Some(cost)) => dynamic.handle_measured(cost),
-                (dynamic, cost) => (*dynamic, self.samples) = (cost.map(self.rules.times()), 0),
+                (dynamic, cost) => {
+                    *dynamic = cost.map(self.rules.times());
+                    (self.samples, self.samples_counted) = (0, 0);
+                }
             }
         }
         (self.config, self.budget) = (config, budget);
-        self.rebuild(now);
+        // With many waiting that takes as long as thousands of them.
+        if !is_same {
+            self.rebuild(now);
+        }
     }
 
     /// A task of an application and a length was executed alone. True if other distributions hold from now on.
@@ -180,9 +192,11 @@ impl<P> Lanes<P> {
 
     fn on_sampled(&mut self, now: Timestamp) -> bool {
         self.samples += 1;
-        let is_due = self.samples.is_multiple_of(SAMPLES_A_TABLE)
-            || self.samples.is_power_of_two() && self.samples >= SAMPLES_AT_FIRST;
+        let is_new = (SAMPLES_AT_FIRST..=SAMPLES_A_TABLE).contains(&self.samples) && self.samples.is_power_of_two();
+        let enough = SAMPLES_A_TABLE.max(self.tasks.len() as u64 / WAITING_A_SAMPLE);
+        let is_due = is_new || self.samples - self.samples_counted >= enough;
         if is_due {
+            self.samples_counted = self.samples;
             self.tables += 1;
             self.rebuild(now);
         }
@@ -193,7 +207,8 @@ impl<P> Lanes<P> {
     pub(crate) fn handle_samples(&mut self, now: Timestamp, mut samples: DynamicTimes) {
         let Some(cost) = self.config.dynamic else { return };
         samples.handle_moved(cost);
-        (self.dynamic, self.samples) = (Some(samples), SAMPLES_A_TABLE);
+        self.dynamic = Some(samples);
+        (self.samples, self.samples_counted) = (SAMPLES_A_TABLE, SAMPLES_A_TABLE);
         self.tables += 1;
         self.rebuild(now);
     }
@@ -239,7 +254,7 @@ impl<P> Lanes<P> {
             dynamic.settle();
         }
         let groups = match &self.dynamic {
-            Some(dynamic) if self.rules.has_lanes => dynamic.groups(self.batch_mean),
+            Some(dynamic) if self.rules.has_lanes => dynamic.groups(),
             Some(dynamic) => vec![dynamic.classes()],
             None => Vec::new(),
         };
@@ -247,13 +262,19 @@ impl<P> Lanes<P> {
             let known = self.dynamic.as_ref().and_then(|dynamic| dynamic.batches(&classes, &sizes, on_top));
             let constant = |&size: &usize| BatchTimes::constant(profile.latency(size) + on_top(size));
             let times = known.unwrap_or_else(|| sizes.iter().map(constant).collect());
-            Lane { classes, times, queues: sizes.iter().copied().map(SizeQueue::new).collect() }
+            Lane { classes, times, queues: Vec::new() }
         };
         let groups = if groups.is_empty() { vec![Vec::new()] } else { groups };
         self.lanes = groups.into_iter().map(lane).collect();
+        let mut entries: Vec<Vec<Entry>> = vec![Vec::new(); self.lanes.len()];
         for (&key, waiting) in &mut self.tasks {
             let entry = entry(self.dynamic.as_ref(), key, &waiting.key);
-            (waiting.lane, waiting.queues) = insert(&mut self.lanes, now, entry, self.clock);
+            (waiting.lane, waiting.queues) = (lane_of(&self.lanes, entry.class), sizes.len() as u32);
+            entries[waiting.lane].push(entry);
+        }
+        for (Lane { times, queues, .. }, entries) in self.lanes.iter_mut().zip(&entries) {
+            let queue = |(&size, times)| SizeQueue::of(size, now, entries, times, self.clock);
+            *queues = sizes.iter().zip(&*times).map(queue).collect();
         }
     }
 
@@ -334,6 +355,25 @@ impl<P> Lanes<P> {
     /// Algorithm 1, lines 5 to 14: scores follow the time, and what is too late leaves, if a batch that is granted at
     /// `granted_at`, now or later, is the first that it could be in. Yields who timed out.
     pub(crate) fn handle_timeout(&mut self, now: Timestamp, granted_at: Timestamp) -> Vec<(Queued, P)> {
+        let mut timed_out = self.expire(now, granted_at);
+        let mut lost = Vec::new();
+        // Each turn something is forgotten.
+        while self.rules.has_lanes && !timed_out.is_empty() {
+            let forgotten = self.forget_hopeless(now, &timed_out);
+            for ((key, payload), is_tried_again) in timed_out.into_iter().zip(forgotten) {
+                if is_tried_again {
+                    self.push(now, key, payload);
+                } else {
+                    lost.push((key, payload));
+                }
+            }
+            timed_out = self.expire(now, granted_at);
+        }
+        lost.extend(timed_out);
+        lost
+    }
+
+    fn expire(&mut self, now: Timestamp, granted_at: Timestamp) -> Vec<(Queued, P)> {
         let mut timed_out = Vec::new();
         let queues = self.lanes.iter_mut().flat_map(|lane| lane.queues.iter_mut().zip(&lane.times));
         for (queue, times) in queues {
@@ -347,32 +387,36 @@ impl<P> Lanes<P> {
             queue.handle_timeout(now, times, self.clock);
         }
         timed_out.iter().for_each(|(key, _)| self.uncount(key.priority));
-        if self.rules.has_lanes {
-            self.forget_hopeless(now, &timed_out);
-        }
         timed_out
     }
 
-    /// Looks at tasks that were given up.
-    fn forget_hopeless(&mut self, now: Timestamp, given_up: &[(Queued, P)]) {
-        let Some(dynamic) = &mut self.dynamic else { return };
+    /// Looks at tasks that are to be given up. Which of them are so by what is not believed any more.
+    fn forget_hopeless(&mut self, now: Timestamp, given_up: &[(Queued, P)]) -> Vec<bool> {
+        let Some(dynamic) = &mut self.dynamic else { return vec![false; given_up.len()] };
         let mut forgotten = Vec::new();
-        for (key, _) in given_up {
-            let class = dynamic.class(key.application, key.length);
+        let classes: Vec<Class> = given_up.iter().map(|(key, _)| dynamic.class(key.application, key.length)).collect();
+        for ((key, _), &class) in given_up.iter().zip(&classes) {
             let Lane { times, .. } = &self.lanes[lane_of(&self.lanes, class)];
             // Alone, and from its arrival on.
             let is_hopeless = times[0].of(class).mean > key.deadline - key.queued_at;
-            if is_hopeless && now - *self.ran_at.entry(class).or_insert(now) >= FORGET_AFTER {
+            // l(b) was measured of requests of one length, and tells little of others.
+            let patience = if dynamic.is_empty() { Span::ZERO } else { FORGET_AFTER };
+            if is_hopeless
+                && dynamic.believes(class)
+                && !forgotten.contains(&class)
+                && now - *self.ran_at.entry(class).or_insert(now) >= patience
+            {
                 self.ran_at.remove(&class);
                 forgotten.push(class);
             }
         }
         if !forgotten.is_empty() {
-            forgotten.into_iter().for_each(|class| dynamic.forget(class));
-            self.samples = 0;
+            forgotten.iter().for_each(|&class| dynamic.forget(class));
+            (self.samples, self.samples_counted) = (0, 0);
             self.tables += 1;
             self.rebuild(now);
         }
+        classes.iter().map(|class| forgotten.contains(class)).collect()
     }
 
     /// When the next request times out. One that is in no queue any more has left the first one last.
@@ -427,7 +471,9 @@ impl<P> Lanes<P> {
             self.ran_at.extend(classes.map(|class| (class, now)));
         }
         tasks.sort_by_key(|(key, _)| key.deadline);
-        self.batch_mean += BATCH_WEIGHT * (size as f64 - self.batch_mean);
+        if let Some(dynamic) = &mut self.dynamic {
+            dynamic.handle_granted(size);
+        }
         let (times, delay) = (&self.lanes[lane].times[queue], self.budget.delay(size));
         let exec_at = (now + delay).max(free_at);
         let (execution, shortest) = (times.mean - delay, times.shortest() - delay);
@@ -445,12 +491,11 @@ impl<P> Lanes<P> {
 }
 
 fn entry(dynamic: Option<&DynamicTimes>, name: u32, key: &Queued) -> Entry {
-    let of_application = Class::of(key.application);
-    let class = dynamic.map_or(of_application, |dynamic| dynamic.class(key.application, key.length));
+    let class = dynamic.map_or(Class::ANY, |dynamic| dynamic.class(key.application, key.length));
     Entry { key: name, deadline: key.deadline, class }
 }
 
-/// What nobody knows anything of goes with what is shortest.
+/// There is one lane if nothing is known of any request.
 fn lane_of(lanes: &[Lane], class: Class) -> usize {
     lanes.iter().position(|lane| lane.classes.contains(&class)).unwrap_or(0)
 }

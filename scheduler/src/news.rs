@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use proto::{
-    BackendId, BatchCost, FrontendId, GpuId, LatencyProfile, LinkId, LoadId, ModelId, ModelThreadId, Span, TaskId,
-    Timestamp, backend_to_scheduler::BackendToScheduler, hello::Member, scheduler_to_frontend::DropReason,
+    Application, BackendId, BatchCost, FrontendId, GpuId, LatencyProfile, LinkId, LoadId, ModelId, ModelThreadId, Span,
+    TaskId, Timestamp, backend_to_scheduler::BackendToScheduler, hello::Member, scheduler_to_frontend::DropReason,
     scheduler_to_scheduler::LearnedAverages,
 };
 
@@ -173,8 +173,8 @@ pub struct Learned {
 /// What came too late for the thread that it was sent to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Forwarded {
-    /// A task to run.
-    Task(Task<Ride>),
+    /// A task to run, of this workload if that is known: numbers are those of one thread.
+    Task(Task<Ride>, Application),
     /// A task whose client hung up.
     Cancel(TaskId),
 }

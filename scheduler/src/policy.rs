@@ -256,7 +256,11 @@ impl FromStr for Policy {
             Some(("deferred", "latest")) => Ok(Self::DeferredLatest),
             Some(("deferred", "target")) => Ok(Self::DeferredTarget),
             None if text == "downbeat" => Ok(Self::Downbeat),
-            Some(("downbeat", tuning)) => Tuning::parse(tuning).map(Self::DownbeatTuned).map_err(PolicyError::Tuning),
+            Some(("downbeat", tuning)) => {
+                let tuning = Tuning::parse(tuning).map_err(PolicyError::Tuning)?;
+                // As it is written, whatever was said.
+                Ok(if tuning == Tuning::default() { Self::Downbeat } else { Self::DownbeatTuned(tuning) })
+            }
             None if text == "eager" => Ok(Self::Eager),
             None if text == "clockwork" => Ok(Self::Clockwork),
             None if text == "nexus" => Ok(Self::Nexus),

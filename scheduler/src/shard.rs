@@ -307,7 +307,10 @@ impl Shard {
                     self.on_budgets(now);
                 }
             }
-            ControlToShard::Forwarded(model, Forwarded::Task(task)) => self.on_forwarded(now, model, task),
+            ControlToShard::Forwarded(model, Forwarded::Task(mut task, name)) => {
+                task.application = self.application(model, name);
+                self.on_forwarded(now, model, task);
+            }
             // Whom nobody owns is not forwarded again.
             ControlToShard::Forwarded(model, Forwarded::Cancel(task)) => {
                 if self.models.contains_key(&model) {
@@ -473,9 +476,9 @@ impl Shard {
         member.tasks += 1;
         let (is_full, is_served) = (member.tasks > self.config.tasks_per_frontend_max, member.is_served);
         let deadline = self.latest_end(now, deadline);
-        let application = self.application(model, application);
+        let number = self.application(model, application);
         let (length, payload) = (slot.input_bytes, Ride { attempt: 0, losses: 0, slot });
-        let task = Task { id, deadline, priority, application, length, payload };
+        let task = Task { id, deadline, priority, application: number, length, payload };
         match self.models.get_mut(&model) {
             _ if is_full => self.drop_task(id, DropReason::QueueFull),
             Some(Model { hosted: Err(reason), .. }) => {
@@ -492,7 +495,7 @@ impl Shard {
                 self.cold += u64::from(self.planner.is_cold(model));
                 self.planner.handle_submit(now, model, task);
             }
-            None => self.forward(model, Forwarded::Task(task)),
+            None => self.forward(model, Forwarded::Task(task, application)),
         }
         Ok(())
     }
@@ -579,10 +582,15 @@ impl Shard {
             if let PlanOutcome::Executed { started_at, finished_at } = outcome
                 && self.models.contains_key(&done.model)
             {
-                let execution = finished_at - started_at;
-                self.estimates.handle_executed(now, done.model, done.gpu, done.size, execution);
-                self.follow_estimates(now);
-                self.on_sampled(now, (id, backend), &done, execution);
+                // Whatever a backend says: it did not run before it was sent.
+                let longest = done.sent.map_or(Span::ZERO, |(sent_at, _)| now - sent_at);
+                let execution = (finished_at - started_at).min(longest);
+                if self.is_dynamic(done.model) {
+                    self.on_sampled(now, (id, backend), &done, execution);
+                } else {
+                    self.estimates.handle_executed(now, done.model, done.gpu, done.size, execution);
+                    self.follow_estimates(now);
+                }
             }
         }
         if let PlanOutcome::Executed { started_at, finished_at } = outcome
@@ -761,7 +769,7 @@ impl Shard {
 
     /// To whoever owns the model now; it counts there.
     fn forward(&mut self, model: ModelId, forwarded: Forwarded) {
-        if let Forwarded::Task(task) = &forwarded {
+        if let Forwarded::Task(task, _) = &forwarded {
             self.end_tasks(task.id.frontend(), 1);
         }
         self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Forward(model, forwarded)));
@@ -776,9 +784,10 @@ impl Shard {
         let (length, payload) = (slot.input_bytes, Ride { attempt, losses, slot });
         let task = Task { id, deadline, priority, application, length, payload };
         let Some(entry) = self.models.get(&model) else {
-            return self.forward(model, Forwarded::Task(task));
+            // What its number meant here is not known any more.
+            return self.forward(model, Forwarded::Task(task, Application::NONE));
         };
-        let soonest_end = now + entry.budget.delay(1) + self.estimates.profile(model).latency(1);
+        let soonest_end = now + entry.budget.delay(1) + self.least_execution(model);
         if soonest_end > deadline || losses >= LOSSES_MAX || entry.hosted.is_err() || !is_served {
             // What an earlier primary had may only have come too late.
             let reason =
@@ -806,15 +815,25 @@ impl Shard {
     fn plan_with(&mut self, now: Timestamp, model: ModelId) {
         let Some(entry) = self.models.get_mut(&model) else { return };
         let (profile, queue_max) = (self.estimates.profile(model).clone(), self.config.queue_max);
-        let planned = (profile.latency(1), entry.budget);
+        let budget = entry.budget;
         let weights = Weights { load: self.estimates.load(model, entry.weights.load), ..entry.weights };
         let dynamic = entry.cost.map(Into::into);
         let config = ModelConfig { profile, queue_max, budget: Some(entry.budget), weights, dynamic };
         self.planner.handle_model(now, model, config);
+        let planned = (self.least_execution(model), budget);
+        let Some(entry) = self.models.get_mut(&model) else { return };
         if entry.told.replace(planned) != Some(planned) {
             let news = ShardToControl::Planned(model, planned.0, planned.1);
             self.outputs.push_back(ShardOutput::ToControl(news));
         }
+    }
+
+    /// What a task takes at the least. l(1) of a model whose tasks are unequal is that of one of them: of a shorter one
+    /// nothing is certain but what a batch costs in any case.
+    fn least_execution(&self, model: ModelId) -> Span {
+        let l1 = self.estimates.profile(model).latency(1);
+        let cost = self.models.get(&model).and_then(|entry| entry.cost).filter(|_| self.planner.wants_samples());
+        cost.map_or(l1, |cost| cost.fixed.min(l1))
     }
 
     /// Asks the frontends that are still there about tasks of a backend.

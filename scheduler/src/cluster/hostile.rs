@@ -564,8 +564,12 @@ impl World {
         for member in self.backends.clone().into_iter().map(Member::Backend) {
             self.leave(member);
         }
-        // For long enough that what they made of l(b) is forgotten.
+        // For long enough that what they made of l(b), and of what requests take, is forgotten; until then some are dropped.
         for _ in 0..60 {
+            self.good_submits();
+            self.now += Span::from_millis(1);
+            self.cluster.handle_timeout(self.now);
+            self.read_outputs();
             self.now += Span::from_millis(500);
             self.cluster.handle_timeout(self.now);
             self.read_outputs();

@@ -111,12 +111,21 @@ struct Joining {
     grace_until: Timestamp,
 }
 
+/// What a model takes at a backend.
+#[derive(Debug)]
+struct Offer {
+    /// l(b); backends that offer the same share a table.
+    profile: Arc<LatencyProfile>,
+    /// If its tasks are unequal, and that could be measured.
+    cost: Option<BatchCost>,
+}
+
 #[derive(Debug)]
 pub(super) struct Backend {
     /// Its GPUs; the position is the index in plans.
     pub(super) gpus: Vec<GpuId>,
-    /// l(b) of what it hosts; backends that offer the same share a table.
-    offers: BTreeMap<ModelId, Arc<LatencyProfile>>,
+    /// Of what it hosts.
+    offers: BTreeMap<ModelId, Offer>,
     /// What it hosts and is not wanted: it is told to unload that as soon as it obeys.
     in_vain: BTreeSet<ModelId>,
     pub(super) linked: BTreeMap<FrontendId, LinkId>,
@@ -193,8 +202,6 @@ pub(super) struct Model {
     pub(super) weights: Weights,
     /// Requests that may wait, by their priority, as the newest offer has it.
     pub(super) queue_max: Vec<u32>,
-    /// What a batch of unequal tasks takes, as the newest offer has it.
-    pub(super) cost: Option<BatchCost>,
     /// The ModelThread that plans it.
     pub(super) owner: ModelThreadId,
     /// l(1) and the network's part, as its owner plans with them; `None` until that has said so.
@@ -360,7 +367,7 @@ impl Members {
                 in_vain.insert(model);
                 continue;
             }
-            taken.insert(model, self.shared(model, &offer.profile));
+            taken.insert(model, Offer { profile: self.shared(model, &offer.profile), cost: offer.cost });
             for &index in &offer.gpu_indexes {
                 hosted[index as usize].push(model);
             }
@@ -524,16 +531,27 @@ impl Members {
     /// Backends that host a model, with their GPUs that do and what it takes there.
     pub(super) fn offers(&self, model: ModelId) -> impl Iterator<Item = (BackendId, Vec<GpuId>, &Arc<LatencyProfile>)> {
         self.backends.iter().filter_map(move |(&id, backend)| {
-            let offer = backend.offers.get(&model)?;
+            let offer = &backend.offers.get(&model)?.profile;
             let hosts = backend.gpus.iter().copied().filter(|gpu| self.gpus[gpu].models.binary_search(&model).is_ok());
             Some((id, hosts.collect(), offer))
         })
     }
 
+    /// What a batch of unequal tasks takes, by the slowest of all offers: a backend that could not measure it says nothing
+    /// of the others.
+    pub(super) fn cost(&self, model: ModelId) -> Option<BatchCost> {
+        let offers = self.backends.values().filter_map(|backend| backend.offers.get(&model));
+        offers.filter_map(|offer| offer.cost).reduce(BatchCost::slowest)
+    }
+
     /// One table for all who offer the same.
     fn shared(&self, model: ModelId, offer: &LatencyProfile) -> Arc<LatencyProfile> {
-        let mut others = self.backends.values().filter_map(|backend| backend.offers.get(&model));
-        others.find(|other| ***other == *offer).cloned().unwrap_or_else(|| Arc::new(offer.clone()))
+        let others = self.backends.values().filter_map(|backend| backend.offers.get(&model));
+        others
+            .map(|other| &other.profile)
+            .find(|other| ***other == *offer)
+            .cloned()
+            .unwrap_or_else(|| Arc::new(offer.clone()))
     }
 
     /// Whether any backend has ever offered a model of that name.
@@ -600,7 +618,7 @@ impl Members {
         }
         let profile = self.shared(model, &offer.profile);
         let Some(entry) = self.backends.get_mut(&backend) else { return model };
-        entry.offers.insert(model, profile);
+        entry.offers.insert(model, Offer { profile, cost: offer.cost });
         for gpu in &entry.gpus {
             let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
             if offer.gpu_indexes.contains(&gpu.index) {
@@ -627,7 +645,6 @@ impl Members {
                 input_bytes: offer.input_bytes,
                 weights: offer.weights,
                 queue_max: offer.queue_max.clone(),
-                cost: offer.cost,
                 owner: ModelThreadId(0),
                 planned: None,
                 hosts: 0,
@@ -636,12 +653,11 @@ impl Members {
             });
             return (id, true);
         };
-        let Model { profile, weights, queue_max, cost, .. } = &mut self.models[id.0 as usize];
+        let Model { profile, weights, queue_max, .. } = &mut self.models[id.0 as usize];
         let (slowest, largest) = (profile.slowest(&offer.profile), weights.largest(offer.weights));
         let changed = slowest != *profile || largest != *weights;
         (*profile, *weights) = (slowest, largest);
         queue_max.clone_from(&offer.queue_max);
-        *cost = offer.cost;
         (id, changed)
     }
 
@@ -664,13 +680,19 @@ impl Members {
             self.gpus.remove(gpu);
         }
         let mut reprofiled = Vec::new();
-        for model in gone.offers.into_keys() {
+        for (model, offer) in gone.offers {
+            let cost = self.cost(model);
+            let has_cost = offer.cost.is_none_or(|gone| cost.map(|left| left.slowest(gone)) == cost);
             let mut left = self.backends.values().filter_map(|backend| backend.offers.get(&model));
             let Some(first) = left.next() else { continue };
-            let slowest = left.fold(LatencyProfile::clone(first), |slowest, other| slowest.slowest(other));
+            let first = LatencyProfile::clone(&first.profile);
+            let slowest = left.fold(first, |slowest, other| slowest.slowest(&other.profile));
             let profile = &mut self.models[model.0 as usize].profile;
-            if !slowest.is_near(profile, TOLERANCE) {
+            let is_near = slowest.is_near(profile, TOLERANCE);
+            if !is_near {
                 *profile = slowest;
+            }
+            if !is_near || !has_cost {
                 reprofiled.push(model);
             }
         }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use proto::Span;
 
-use super::{BatchCost, Sample, Works};
+use super::{Sample, Works};
 
 /// Lengths of a model that are told apart.
 pub const BUCKETS_MAX: usize = proto::request_times::LENGTHS_MAX;
@@ -71,12 +71,12 @@ impl Lengths {
         }
     }
 
-    fn entry(&mut self, bucket: Bucket, cost: &BatchCost) -> &mut Times {
+    fn entry(&mut self, bucket: Bucket) -> &mut Times {
         let bucket = self.known(bucket);
         if self.0.len() == BUCKETS_MAX && !self.0.contains_key(&bucket) {
             let (_, shortest) = self.0.pop_first().expect("it is full");
             let mut next = self.0.first_entry().expect("there are more");
-            shortest.alone.samples().for_each(|sample| next.get_mut().alone.handle(sample, cost));
+            shortest.alone.samples().for_each(|sample| next.get_mut().alone.handle(sample));
         }
         self.0.entry(bucket).or_default()
     }
@@ -86,15 +86,15 @@ impl Lengths {
     }
 
     /// A request ran alone.
-    pub(super) fn handle_alone(&mut self, sample: Sample, cost: &BatchCost) {
+    pub(super) fn handle_alone(&mut self, sample: Sample) {
         if let Some(bucket) = sample.bucket {
-            self.entry(bucket, cost).alone.handle(sample, cost);
+            self.entry(bucket).alone.handle(sample);
         }
     }
 
     /// A batch ran, whose longest request would have taken so long alone.
-    pub(super) fn handle_batch(&mut self, longest: Bucket, alone: Span, cost: &BatchCost) {
-        let batches = &mut self.entry(longest, cost).batches;
+    pub(super) fn handle_batch(&mut self, longest: Bucket, alone: Span) {
+        let batches = &mut self.entry(longest).batches;
         batches.push_back(alone);
         if batches.len() > BATCHES_MAX {
             batches.pop_front();
@@ -144,8 +144,6 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-
-    const COST: BatchCost = BatchCost { fixed: Span::ZERO, per_task: 0.5 };
 
     #[test]
     fn each_length_is_in_one_bucket_and_no_bucket_is_wider_than_half_an_octave() {
@@ -218,10 +216,10 @@ mod tests {
                 let known = naive.see(bucket);
                 if rng.random_bool(0.4) {
                     naive.alone.push((known, time));
-                    lengths.handle_alone(Sample { alone: time, bucket: Some(bucket) }, &COST);
+                    lengths.handle_alone(Sample { alone: time, bucket: Some(bucket) });
                 } else {
                     naive.batches.push((known, time));
-                    lengths.handle_batch(bucket, time, &COST);
+                    lengths.handle_batch(bucket, time);
                 }
                 if naive.alone.iter().filter(|(of, _)| *of == known).count() > 400 {
                     break;
@@ -243,10 +241,10 @@ mod tests {
     #[test]
     fn batches_count_until_enough_requests_ran_alone() {
         let (mut lengths, bucket) = (Lengths::default(), Bucket::of(100).unwrap());
-        (0..2 * BATCHES_MAX).for_each(|_| lengths.handle_batch(bucket, Span::from_millis(9), &COST));
+        (0..2 * BATCHES_MAX).for_each(|_| lengths.handle_batch(bucket, Span::from_millis(9)));
         assert_eq!((lengths.times(bucket).count(), lengths.alone(bucket).count()), (BATCHES_MAX, 0));
         let sample = Sample { alone: Span::from_millis(5), bucket: Some(bucket) };
-        (0..ENOUGH).for_each(|_| lengths.handle_alone(sample, &COST));
+        (0..ENOUGH).for_each(|_| lengths.handle_alone(sample));
         assert!(lengths.times(bucket).all(|time| time == Span::from_millis(5)));
         assert_eq!(lengths.known_well().count(), 0, "there is no other length");
     }

@@ -9,6 +9,8 @@
 //! A change finds those crossings on its way up anew that it moves, each by walking down both children at once:
 //! O(log^2 n). Few move: a line that comes must be above the crossing, and one that goes must have been one of the two.
 
+use std::ops::Range;
+
 /// A line over x > 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Line {
@@ -98,6 +100,41 @@ impl Default for Hull {
 }
 
 impl Hull {
+    /// Many lines at once, in any order, under keys of their own: O(n log n), with one crossing for each.
+    pub(super) fn of(mut lines: Vec<(u32, Line)>) -> Self {
+        let order = |one: &(u32, Line), other: &(u32, Line)| {
+            // There is but one zero.
+            let by_slope = (one.1.alpha + 0.0).total_cmp(&(other.1.alpha + 0.0));
+            by_slope.then(one.1.beta.total_cmp(&other.1.beta)).then(other.0.cmp(&one.0))
+        };
+        lines.sort_unstable_by(order);
+        let mut hull = Self::default();
+        for same in lines.chunk_by(|one, other| one.1.alpha == other.1.alpha) {
+            let leaf =
+                Leaf { alpha: same[0].1.alpha, lines: same.iter().map(|&(key, line)| (line.beta, key)).collect() };
+            hull.nodes.push(Node::Leaf(leaf));
+        }
+        let leaves = hull.nodes.len() as u32;
+        if leaves > 0 {
+            hull.root = hull.join_leaves(0..leaves);
+        }
+        hull
+    }
+
+    /// A balanced tree of leaves that stand in the order of their slopes.
+    fn join_leaves(&mut self, leaves: Range<u32>) -> u32 {
+        if leaves.len() == 1 {
+            return leaves.start;
+        }
+        let half = leaves.start.midpoint(leaves.end);
+        let Node::Leaf(Leaf { alpha: middle, .. }) = self.nodes[half as usize - 1] else {
+            unreachable!("forks stand behind all leaves")
+        };
+        let (left, right) = (self.join_leaves(leaves.start..half), self.join_leaves(half..leaves.end));
+        let fork = self.joined(left, right, middle);
+        self.add(Node::Fork(fork))
+    }
+
     /// Takes a line in under a key that it is not in under.
     pub(super) fn insert(&mut self, key: u32, line: Line) {
         self.root = if self.root == NONE { self.add_leaf(key, line) } else { self.insert_below(self.root, key, line) };
@@ -339,13 +376,15 @@ mod tests {
     proptest! {
         #[test]
         fn the_highest_line_is_found_whatever_comes_and_goes(
-            steps in prop::collection::vec((0u8..3, 0.0f64..1.0, 0.0f64..1.0, 0.0f64..1.0), 1..300),
+            steps in prop::collection::vec((0u8..16, 0.0f64..1.0, 0.0f64..1.0, 0.0f64..1.0), 1..300),
             kind in 0u8..3,
         ) {
             let mut hull = Hull::default();
             let mut lines: Vec<(u32, Line)> = Vec::new();
             for (key, &(action, alpha, beta, at)) in (0..).zip(&steps) {
-                if action == 0 && !lines.is_empty() {
+                if action == 15 {
+                    hull = Hull::of(lines.clone());
+                } else if action < 5 && !lines.is_empty() {
                     let (key, line) = lines.swap_remove((at * lines.len() as f64) as usize);
                     hull.remove(key, line);
                 } else {

@@ -48,17 +48,19 @@ pub(super) struct Entry {
 fn line(now: Timestamp, entry: &Entry, times: &BatchTimes, clock: ScoreClock) -> (Line, Timestamp) {
     let bins = &times.of(entry.class).bins;
     let per_part = 1.0 / (times.mean.as_millis_f64() * clock.rate);
-    let at_deadline = 1.0 / clock.exp(entry.deadline);
+    // What a batch takes is multiplied with what is left before powers are taken: none overflows, however long both are.
+    let deadline = entry.deadline - clock.base;
+    let grown = |time: Span| clock.grow(time - deadline);
     let mut line = Line { alpha: 0.0, beta: 0.0 };
     let mut until = Timestamp::NEVER;
     for bin in bins {
         let (certain_until, possible_until) = (entry.deadline - bin.to, entry.deadline - bin.from);
         let weight = bin.part * per_part;
         if now < certain_until {
-            line.alpha += weight * (clock.grow(bin.to) - clock.grow(bin.from)) * at_deadline;
+            line.alpha += weight * (grown(bin.to) - grown(bin.from));
             until = until.min(certain_until);
         } else if now < possible_until {
-            line.alpha -= weight * clock.grow(bin.from) * at_deadline;
+            line.alpha -= weight * grown(bin.from);
             line.beta += weight;
             until = until.min(possible_until);
         }
@@ -74,6 +76,15 @@ struct Waiting {
     expires_at: Timestamp,
 }
 
+impl Waiting {
+    fn new(now: Timestamp, entry: Entry, times: &BatchTimes, clock: ScoreClock) -> Self {
+        let (line, until) = line(now, &entry, times, clock);
+        // Algorithm 1, line 11: too late from the instant after.
+        let expires_at = entry.deadline - times.of(entry.class).mean + Span(1);
+        Self { entry, line, until, expires_at }
+    }
+}
+
 /// The requests that a batch of one size may serve.
 #[derive(Debug)]
 pub(super) struct SizeQueue {
@@ -87,14 +98,17 @@ pub(super) struct SizeQueue {
 }
 
 impl SizeQueue {
-    pub(super) fn new(size: usize) -> Self {
+    /// With these requests, in any order.
+    pub(super) fn of(size: usize, now: Timestamp, entries: &[Entry], times: &BatchTimes, clock: ScoreClock) -> Self {
+        let waiting: BTreeMap<u32, Waiting> =
+            entries.iter().map(|entry| (entry.key, Waiting::new(now, *entry, times, clock))).collect();
         Self {
             size,
-            waiting: BTreeMap::new(),
-            hull: Hull::default(),
-            by_deadline: BTreeSet::new(),
-            by_expiry: BTreeSet::new(),
-            by_milestone: BTreeSet::new(),
+            hull: Hull::of(waiting.iter().map(|(&key, waiting)| (key, waiting.line)).collect()),
+            by_deadline: waiting.iter().map(|(&key, waiting)| (waiting.entry.deadline, key)).collect(),
+            by_expiry: waiting.iter().map(|(&key, waiting)| (waiting.expires_at, key)).collect(),
+            by_milestone: waiting.iter().map(|(&key, waiting)| (waiting.until, key)).collect(),
+            waiting,
         }
     }
 
@@ -117,14 +131,12 @@ impl SizeQueue {
     }
 
     pub(super) fn insert(&mut self, now: Timestamp, entry: Entry, times: &BatchTimes, clock: ScoreClock) {
-        let (line, until) = line(now, &entry, times, clock);
-        // Algorithm 1, line 11: too late from the instant after.
-        let expires_at = entry.deadline - times.of(entry.class).mean + Span(1);
-        self.hull.insert(entry.key, line);
+        let waiting = Waiting::new(now, entry, times, clock);
+        self.hull.insert(entry.key, waiting.line);
         self.by_deadline.insert((entry.deadline, entry.key));
-        self.by_expiry.insert((expires_at, entry.key));
-        self.by_milestone.insert((until, entry.key));
-        self.waiting.insert(entry.key, Waiting { entry, line, until, expires_at });
+        self.by_expiry.insert((waiting.expires_at, entry.key));
+        self.by_milestone.insert((waiting.until, entry.key));
+        self.waiting.insert(entry.key, waiting);
     }
 
     /// Nothing happens if it is not there.
@@ -196,6 +208,21 @@ mod tests {
     }
 
     #[test]
+    fn no_score_overflows_however_long_a_batch_takes_and_may_wait() {
+        let hours = |hours: f64| at(hours * 3_600_000.0);
+        for took in [1.0, 20.0, 1_000.0] {
+            let times = BatchTimes::constant(hours(took) - at(0.0));
+            for deadline in [0.5, 3.0, 24.0, 2_000.0] {
+                for now in [0.0, 0.2, 23.0] {
+                    let entry = Entry { key: 0, deadline: hours(deadline), class: Class::ANY };
+                    let (Line { alpha, beta }, _) = line(hours(now), &entry, &times, CLOCK);
+                    assert!(alpha.is_finite() && beta.is_finite(), "{took} h until {deadline} h at {now} h");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn the_top_has_the_highest_score_as_requests_come_and_go_and_time_passes() {
         let mut rng = ChaCha8Rng::seed_from_u64(5);
         let mut times = DynamicTimes::new(BatchCost { fixed: Span::from_millis(3), per_task: 0.4 });
@@ -207,7 +234,7 @@ mod tests {
         }
         times.settle();
         let times = &times.batches(&times.classes(), &[4], |_| Span::ZERO).unwrap()[0];
-        let mut queue = SizeQueue::new(4);
+        let mut queue = SizeQueue::of(4, at(0.0), &[], times, CLOCK);
         let mut waiting: BTreeMap<u32, Entry> = BTreeMap::new();
         for key in 0..3000 {
             let now = at(f64::from(key));
@@ -218,6 +245,10 @@ mod tests {
             };
             queue.insert(now, entry, times, CLOCK);
             waiting.insert(key, entry);
+            if key % 500 == 250 {
+                let entries: Vec<Entry> = waiting.values().copied().collect();
+                queue = SizeQueue::of(4, now, &entries, times, CLOCK);
+            }
             queue.handle_timeout(now, times, CLOCK);
             while let Some(gone) = queue.pop_expired(now) {
                 let entry = waiting.remove(&gone).expect("it waited");

@@ -86,9 +86,13 @@ impl Tuning {
 
     /// Reads `NAME=VALUE,..`; what is not named stays as it is by default.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let mut tuning = Self::default();
+        let (mut tuning, mut named) = (Self::default(), Vec::new());
         for part in text.split(',') {
             let (name, value) = part.split_once('=').ok_or_else(|| part.to_owned())?;
+            if named.contains(&name) {
+                return Err(format!("{part} (named twice)"));
+            }
+            named.push(name);
             let (constant, max) = tuning.constant(name).ok_or_else(|| part.to_owned())?;
             let within = |value: &f64| *value > 0.0 && *value <= max;
             *constant = value.parse().ok().filter(within).ok_or_else(|| format!("{part} (at most {max})"))?;
@@ -132,6 +136,8 @@ mod tests {
         let error = |text: &str| Tuning::parse(text).unwrap_err();
         assert_eq!(error("worth=9,size=3"), "size=3");
         assert_eq!((error("worth"), error("")), ("worth".to_owned(), String::new()));
+        assert_eq!(error("worth=9,worth=8"), "worth=8 (named twice)");
+        assert_eq!("downbeat:worth=6".parse(), Ok(crate::Policy::Downbeat), "as it is anyway");
         for bad in ["0", "-1", "NaN", "inf", "1.5", "x"] {
             assert_eq!(error(&format!("little={bad}")), format!("little={bad} (at most 1)"));
         }

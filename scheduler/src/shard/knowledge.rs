@@ -2,6 +2,7 @@
 //! who is the primary next.
 
 use super::*;
+use crate::dynamic::APPLICATIONS_MAX;
 
 impl Shard {
     pub(super) fn on_released(&mut self, released: Released<Ride>) {
@@ -20,14 +21,15 @@ impl Shard {
     pub(super) fn on_adopted(&mut self, now: Timestamp, moved: Moved) {
         let Moved { model, tasks, learned, applications, samples } = moved;
         self.on_learned(now, model, &learned);
-        if let Some(entry) = self.models.get_mut(&model) {
-            // By these numbers its tasks go, and its samples.
-            entry.applications = applications;
-        }
-        if let Some(samples) = samples {
+        // By the numbers of this thread what came for it before goes already.
+        let numbers = self.models.get_mut(&model).map(|entry| entry.applications.adopt(&applications));
+        let numbers = numbers.unwrap_or([0; APPLICATIONS_MAX]);
+        if let Some(mut samples) = samples {
+            samples.renumber(&numbers);
             self.planner.handle_samples(now, model, samples);
         }
-        for task in tasks {
+        for mut task in tasks {
+            task.application = numbers[usize::from(task.application)];
             self.on_forwarded(now, model, task);
         }
     }

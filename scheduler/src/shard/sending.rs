@@ -1,6 +1,7 @@
 //! Step 6: a final batch leaves as a plan for its GPU's backend.
 
 use super::*;
+use crate::task_queue::Queued;
 
 impl Shard {
     /// Step 6: a final batch becomes a plan.
@@ -8,10 +9,7 @@ impl Shard {
         let predicted = batch.predicted();
         let Batch { model, gpu, due_at, exec_at, latest, tasks, .. } = batch;
         let UsedGpu { backend, index: gpu_index, .. } = self.gpus[&gpu];
-        let wants_samples = self.planner.wants_samples();
-        let entry = self.models.get_mut(&model).filter(|entry| wants_samples && entry.cost.is_some());
-        let numbers = tasks.iter().map(|(key, _)| key.application);
-        let sample = entry.and_then(|entry| entry.applications.sample(numbers, self.planner.queue_length(model) > 0));
+        let sample = self.sample(model, &tasks);
         let sampled = sample.map(|index| (tasks[index].0.application, tasks[index].0.length));
         let running = tasks.iter().map(|(key, ride)| RunningTask {
             id: key.id,
@@ -39,5 +37,19 @@ impl Shard {
         let sample = sample.filter(|_| tasks.len() > 1).map(|index| index as u16);
         let plan = BatchPlan { plan, gpu_index, model, exec_at, latest, tasks: planned.collect(), sample };
         self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Plan(plan)));
+    }
+
+    /// Which task of a dynamic model's batch is run again alone. That takes its GPU from whatever waits here, of any
+    /// model.
+    fn sample(&mut self, model: ModelId, tasks: &[(Queued, Ride)]) -> Option<usize> {
+        if !self.is_dynamic(model) {
+            return None;
+        }
+        let numbers: Vec<u8> = tasks.iter().map(|(key, _)| key.application).collect();
+        let waits = |id: &ModelId| self.planner.queue_length(*id) > 0;
+        let mut applications = std::mem::take(&mut self.models.get_mut(&model)?.applications);
+        let sample = applications.sample(&numbers, || self.models.keys().any(waits));
+        self.models.get_mut(&model)?.applications = applications;
+        sample
     }
 }

@@ -134,11 +134,27 @@ fn tasks_that_ran_alone_say_which_workloads_share_batches() {
         }
     }
     assert_eq!(dynamic.sizes(&[("short", 2), ("long", 2)]), [2, 2]);
-    assert_eq!(
-        dynamic.sizes(&[("short", 2), ("also short", 2)]).len(),
-        1,
-        "what nobody knows goes with the short ones"
-    );
+    assert_eq!(dynamic.sizes(&[("short", 2), ("unknown", 2)]).len(), 2, "what nobody knows may be as long as any");
+}
+
+/// l(1) is that of requests of one length; clients of shorter ones may ask for less.
+#[test]
+fn frontends_let_in_what_is_shorter_than_what_was_measured() {
+    for (policy, expected) in [(Policy::Downbeat, 1_000), (Policy::Deferred, 6_000)] {
+        let mut cluster = scheduler(&ClusterConfig { policy, ..config() });
+        let now = Timestamp(0);
+        let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
+        let hello = BackendHello::new(1, vec![ModelOffer { cost: Some(COST), ..model_offer(1, "m", 1) }]);
+        let backend = add_backend(&mut cluster, now, hello).backend;
+        let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
+        cluster.handle_backend_message(now, Port::Control, backend, linked).unwrap();
+        let told = drain(&mut cluster).into_iter().filter_map(|output| match output {
+            ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Model { least_latency, .. }) => Some(least_latency),
+            _ => None,
+        });
+        let budget = Span::from_micros(320 + 1_000);
+        assert_eq!(told.last(), Some(Span::from_micros(expected) + budget), "{policy}");
+    }
 }
 
 #[test]
@@ -174,7 +190,9 @@ fn what_a_backend_ran_again_alone_counts_for_its_workload_and_once() {
             let Some(sample) = plan.sample else { continue };
             assert!(usize::from(sample) < plan.tasks.len());
             sampled += 1;
-            let ran = BackendToScheduler::RanAlone { plan: plan.plan, took: Span::from_millis(ms) };
+            // It says that it took longer: more than has passed is not believed.
+            dynamic.now += Span::from_millis(ms);
+            let ran = BackendToScheduler::RanAlone { plan: plan.plan, took: Span::from_millis(1_000 * ms) };
             // Whoever says it twice, or of what nobody asked for, is not believed.
             (0..2).for_each(|_| dynamic.say(plan.plan, ran.clone()));
             dynamic.say(plan.plan, BackendToScheduler::RanAlone { plan: PlanId(1 << 40), took: Span(-7) });
