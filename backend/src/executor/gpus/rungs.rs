@@ -36,28 +36,27 @@ pub(super) struct Form {
 
 impl Rungs {
     /// # Errors
-    /// If there would be too many plans; what to write says so.
+    /// If there would be too many plans, or none; what to write says so.
     pub(super) fn of(groups: &Groups, batch_max: usize) -> Result<Self, ExecutorError> {
         let ladders: Vec<Vec<usize>> = (0..groups.binding.lengths.len()).map(|length| ladder(groups, length)).collect();
-        let mut forms = Vec::new();
-        let combinations = ladders.iter().map(Vec::len).try_fold(1usize, usize::checked_mul);
-        if combinations.is_some_and(|combinations| combinations <= PLANS_MAX) {
-            let mut lengths = Vec::new();
-            combine((groups, &ladders), batch_max, &mut lengths, &mut forms);
-        }
-        let plans = forms.iter().map(|form: &Form| form.sizes.len()).sum::<usize>();
-        if (1..=PLANS_MAX).contains(&plans) {
-            return Ok(Self { ladders, forms });
-        }
         let found = groups.binding.lengths.iter().zip(&ladders);
         let found: Vec<String> = found.map(|(length, ladder)| format!("{} of {length}", ladder.len())).collect();
         let found = found.join(", ");
-        let plans = if plans > 0 { format!("{plans} plans") } else { "a plan for each combination".to_owned() };
-        Err(ExecutorError(format!(
-            "the lengths that executor = \"cuda\" prepares ({found}) make {plans} with the batch sizes, expected at \
-             most {PLANS_MAX}: name fewer with parameters: batch_lengths \"bucketed:64,256\", or lower max_dims or \
-             max_batch_size"
-        )))
+        // Two of many rungs are too many to go through.
+        let combinations = ladders.iter().map(Vec::len).fold(1, usize::saturating_mul);
+        if combinations > PLANS_MAX {
+            return Err(too_many(&found, &format!("{combinations} combinations, each with plans of several sizes")));
+        }
+        let mut forms = Vec::new();
+        combine((groups, &ladders), batch_max, &mut Vec::new(), &mut forms);
+        match forms.iter().map(|form: &Form| form.sizes.len()).sum::<usize>() {
+            0 => Err(ExecutorError(format!(
+                "found no request that max_bytes leaves room for, expected some of the lengths that executor = \"cuda\" \
+                 prepares ({found}): raise max_bytes"
+            ))),
+            1..=PLANS_MAX => Ok(Self { ladders, forms }),
+            plans => Err(too_many(&found, &format!("{plans} plans with the batch sizes"))),
+        }
     }
 
     pub(super) fn forms(&self) -> &[Form] {
@@ -82,6 +81,13 @@ impl Rounding for Rungs {
     fn has(&self, lengths: &[usize]) -> bool {
         self.form(lengths).is_some()
     }
+}
+
+fn too_many(found: &str, made: &str) -> ExecutorError {
+    ExecutorError(format!(
+        "the lengths that executor = \"cuda\" prepares ({found}) make {made}, expected at most {PLANS_MAX} plans: name \
+         fewer with parameters: batch_lengths \"bucketed:64,256\", or lower max_dims or max_batch_size"
+    ))
 }
 
 /// Adds the forms that begin with these lengths.

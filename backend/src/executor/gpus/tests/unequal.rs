@@ -211,9 +211,11 @@ fn what_cannot_be_padded_is_refused_with_what_to_write() {
     let text = refusal("max_batch_size: 4", identity);
     assert!(text.contains("x has strings") && text.contains("parameters: executor \"onnx\""), "{text}");
     let many = refusal(&config("padded", 4096, &[("max_bytes", "1000000")]), negate(FP32, &[-1, -2, -3]));
-    for part in ["M2", "M3", "expected at most 512", "bucketed:64,256", "max_dims", "max_batch_size"] {
+    for part in ["M2", "M3", " plans with", "expected at most 512", "bucketed:64,256", "max_dims", "max_batch_size"] {
         assert!(many.contains(part) && !many.contains('\n'), "{part}: {many}");
     }
+    let text = refusal(&config("padded", 64, &[]), negate(FP32, &[-1, -2, -3, -4]));
+    assert!(text.contains("make 729 combinations, each with plans of several sizes, expected at most 512"), "{text}");
     let optional = "max_batch_size: 4 input { name: 'x' data_type: TYPE_FP32 dims: [ -1 ] optional: true } \
                     output { name: 'y' data_type: TYPE_FP32 dims: [ -1 ] }";
     let text = refusal(&[optional, &parameter("batch_lengths", "padded")].concat(), negate(FP32, &[-1, -2]));
