@@ -3,7 +3,7 @@
 use tract_onnx::{
     prelude::*,
     tract_core::ops::{
-        cnn::{Conv as ConvOp, KernelFormat, MaxPool, PoolSpec, SumPool},
+        cnn::{Conv as ConvOp, KernelFormat, MaxPool, PaddingSpec, PoolSpec, SumPool},
         nn::{CoordTransformer, DataFormat, Interpolator, Nearest, Resize as ResizeOp},
     },
 };
@@ -14,7 +14,7 @@ use super::{
     image,
     layout::Layout,
     pending::{Kind, Pending, UNSET},
-    tensors::Stored,
+    tensors::{Base, Stored},
     walk::{Value, Walk},
 };
 use crate::plan::{Activation, Binary, Conv, Numbers, Operand, Pool, PoolKind, Resize, ResizeKind, Step};
@@ -146,15 +146,42 @@ impl Walk<'_> {
     pub(super) fn sum_pool(&mut self, node: &TypedNode, op: &SumPool) -> Result<Value, LowerError> {
         let kind = if op.normalize && !op.count_include_pad { PoolKind::Average } else { PoolKind::AveragePadded };
         let stored = self.pool(node, &op.pool_spec, kind)?;
-        if op.normalize {
-            return Ok(Value::Stored(stored));
-        }
-        let count = op.pool_spec.kernel_shape.iter().product::<usize>();
+        let cut = if op.normalize && op.count_include_pad { self.cut_windows(node, &op.pool_spec)? } else { None };
+        let factor = match cut {
+            Some(cut) => Expression::Leaf(cut),
+            None if op.normalize => return Ok(Value::Stored(stored)),
+            #[allow(clippy::cast_precision_loss, reason = "windows are small")]
+            None => Expression::Number(op.pool_spec.kernel_shape.iter().product::<usize>() as f64),
+        };
         let mean = Lazy::leaf(stored);
-        #[allow(clippy::cast_precision_loss, reason = "windows are small")]
-        let count = Expression::Number(count as f64).into();
-        let expression = Expression::Binary(Binary::Mul, mean.expression.clone(), count).into();
+        let expression = Expression::Binary(Binary::Mul, mean.expression.clone(), factor.into()).into();
         Ok(Value::Lazy(Lazy { expression, numbers: Some(Numbers::Float), ..mean }))
+    }
+
+    /// What the means of whole windows are multiplied with, for each place of an image, where windows that `ceil_mode`
+    /// has added end behind the padding: padding is counted, and what lies behind it is not.
+    fn cut_windows(&self, node: &TypedNode, spec: &PoolSpec) -> Result<Option<Stored>, LowerError> {
+        let PaddingSpec::ExplicitOnnxPool(before, after, true) = &spec.padding else { return Ok(None) };
+        let (input, output) = (self.shape_of(node.inputs[0])?, self.shape_of(node.id.into())?);
+        let order = order_of(spec.data_format, output.len());
+        let spatial = &order[usize::from(spec.data_format.has_n())..order.len() - 1];
+        let mut layout = Layout { shape: output.clone(), strides: vec![0; output.len()], offset: 0 };
+        let mut factors = vec![1.0_f32];
+        for (axis, &dim) in spatial.iter().enumerate() {
+            let (kernel, end) = (spec.kernel_shape[axis], before[axis] + input[dim] + after[axis]);
+            let is_counted = |at: usize, tap: usize| at * spec.stride(axis) + tap * spec.dilation(axis) < end;
+            let counted = |at: usize| (0..kernel).filter(|&tap| is_counted(at, tap)).count().max(1);
+            #[allow(clippy::cast_precision_loss, reason = "windows are small")]
+            let along: Vec<f32> = (0..output[dim]).map(|at| kernel as f32 / counted(at) as f32).collect();
+            factors = factors.iter().flat_map(|factor| along.iter().map(move |other| factor * other)).collect();
+            layout.strides[dim] = spatial[axis + 1..].iter().map(|&inner| output[inner] as i64).product();
+        }
+        if factors.iter().all(|&factor| factor == 1.0) {
+            return Ok(None);
+        }
+        let ty = self.builder.type_of(DatumType::F32)?;
+        let base = Base::Constant(tensor1(&factors).into_arc_tensor(), node.name.as_str().into());
+        Ok(Some(Stored { base, ty, layout }))
     }
 
     fn pool(&mut self, node: &TypedNode, spec: &PoolSpec, kind: PoolKind) -> Result<Stored, LowerError> {

@@ -71,7 +71,9 @@ impl Pending {
         let columns = signed(self.columns);
         let varies = |dim: &usize| layout.shape[*dim] > 1 && layout.strides[*dim] != 0;
         let dims: Vec<usize> = (0..layout.rank()).filter(varies).collect();
-        if dims.iter().any(|&dim| own.strides[dim] * signed(own.shape[dim]) > columns) {
+        // What a reshaped result is combined with may repeat otherwise than its columns do.
+        let repeats = |&dim: &usize| columns.checked_rem(own.strides[dim] * signed(own.shape[dim])) == Some(0);
+        if !dims.iter().all(repeats) {
             return None;
         }
         let values = image::floats(tensor).ok()?;

@@ -19,6 +19,7 @@ use crate::{
 mod checks;
 mod families;
 mod operators;
+mod properties;
 mod random;
 mod siblings;
 

@@ -156,6 +156,20 @@ fn a_convolution_takes_its_normalisation_its_sum_and_its_relu_with_it() {
 }
 
 #[test]
+fn what_repeats_otherwise_than_the_columns_of_a_product_is_no_part_of_it() {
+    for (operator, last) in [("Mul", 3), ("Add", 3), ("Mul", 4), ("Add", 6), ("Mul", 8)] {
+        let net = net_of(&[-1, 6, 4], |net, x| {
+            let (weights, vector) = (net.weight(&[4, 8], 0.5), net.weight(&[last], 0.5));
+            let product = net.node("MatMul", &[x, &weights], &[]);
+            let lengths = net.ints(&[3], &[0, 48 / last as i64, last as i64]);
+            let reshaped = net.node("Reshape", &[&product, &lengths], &[]);
+            net.node(operator, &[&reshaped, &vector], &[])
+        });
+        agrees(&net);
+    }
+}
+
+#[test]
 fn pooling_is_what_tract_computes() {
     for (operator, attributes) in [
         ("MaxPool", vec![("kernel_shape", Ints(&[3, 3])), ("strides", Ints(&[2, 2])), ("pads", Ints(&[1, 1, 1, 1]))]),
@@ -164,6 +178,17 @@ fn pooling_is_what_tract_computes() {
         (
             "AveragePool",
             vec![("kernel_shape", Ints(&[3, 3])), ("pads", Ints(&[1, 1, 1, 1])), ("count_include_pad", Int(1))],
+        ),
+        // The last windows end behind the padding, which is counted.
+        (
+            "AveragePool",
+            vec![
+                ("kernel_shape", Ints(&[2, 3])),
+                ("strides", Ints(&[3, 2])),
+                ("pads", Ints(&[0, 1, 0, 1])),
+                ("ceil_mode", Int(1)),
+                ("count_include_pad", Int(1)),
+            ],
         ),
         ("GlobalAveragePool", vec![]),
         ("GlobalMaxPool", vec![]),
