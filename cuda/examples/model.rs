@@ -17,7 +17,7 @@ use std::{error::Error, process::ExitCode, sync::Arc, time::Instant};
 use cuda::{
     Driver, DriverError,
     driver::{
-        Address, Bases, Page, Stream,
+        Address, Bases, Graph, Page, Stream,
         real::{Cuda, GpuName},
     },
 };
@@ -222,6 +222,21 @@ fn numbers(bytes: &[u8], ty: Type) -> Vec<f64> {
     }
 }
 
+/// Of runs of a graph, in microseconds, ascending.
+#[derive(Default)]
+struct Times {
+    /// Between what the GPU stamps before it and behind it.
+    gpu: Vec<f64>,
+    /// The call that launches it.
+    launch: Vec<f64>,
+    /// What the host waits for it beyond the GPU's time.
+    beside: Vec<f64>,
+}
+
+fn at(us: &[f64], part: f64) -> f64 {
+    us.get((us.len() as f64 * part) as usize).copied().unwrap_or(f64::NAN)
+}
+
 /// A GPU with a model's weights, and an arena.
 struct Loaded {
     cuda: Cuda,
@@ -299,38 +314,55 @@ impl Loaded {
         let graph = cuda.end_capture()?;
         put?;
         let capture_us = from.elapsed().as_micros();
-        let (start, end) = (cuda.create_event(true)?, cuda.create_event(true)?);
-        let mut times = Vec::new();
-        for _ in 0..runs {
-            cuda.record(start, Stream::Execute)?;
-            cuda.launch(graph)?;
-            cuda.record(end, Stream::Execute)?;
-            cuda.synchronize(end)?;
-            times.push(cuda.elapsed(start, end)?.as_nanos() as f64 / 1e3);
-        }
-        times.sort_by(f64::total_cmp);
+        let times = self.time(graph, runs)?;
         // A plan may write over its inputs.
         self.write_inputs(plan, inputs)?;
         cuda.launch(graph)?;
         let outputs = plan.outputs.iter();
         let outputs = outputs.map(|port| self.read(self.bases.arena.plus(port.offset as u64), port.bytes()));
         let outputs = outputs.collect::<Result<_, _>>()?;
-        let at = |part: f64| times.get((runs as f64 * part) as usize).copied().unwrap_or(f64::NAN);
+        let Times { gpu, launch, beside } = &times;
         println!(
             "{{\"batch\": {}, \"steps\": {}, \"arena_mib\": {}, \"prepare_ms\": {prepare_ms}, \
-             \"capture_us\": {capture_us}, \"median_us\": {:.1}, \"p99_us\": {:.1}, \"p9999_us\": {:.1}}}",
+             \"capture_us\": {capture_us}, \"median_us\": {:.1}, \"p99_us\": {:.1}, \"p9999_us\": {:.1}, \
+             \"launch_us\": {:.1}, \"launch_p99_us\": {:.1}, \"beside_us\": {:.1}}}",
             plan.batch,
             plan.steps.len(),
             plan.arena_bytes >> 20,
-            at(0.5),
-            at(0.99),
-            at(0.9999)
+            at(gpu, 0.5),
+            at(gpu, 0.99),
+            at(gpu, 0.9999),
+            at(launch, 0.5),
+            at(launch, 0.99),
+            at(beside, 0.5)
         );
         cuda.destroy_graph(graph);
         cuda.forget(prepared);
+        Ok(outputs)
+    }
+
+    /// Runs a graph so many times, one after another.
+    fn time(&self, graph: Graph, runs: usize) -> Result<Times, DriverError> {
+        let cuda = &self.cuda;
+        let (start, end) = (cuda.create_event(true)?, cuda.create_event(true)?);
+        let mut times = Times::default();
+        for _ in 0..runs {
+            cuda.record(start, Stream::Execute)?;
+            let from = Instant::now();
+            cuda.launch(graph)?;
+            let launch = from.elapsed().as_nanos() as f64;
+            cuda.record(end, Stream::Execute)?;
+            cuda.synchronize(end)?;
+            let whole = from.elapsed().as_nanos() as f64;
+            let gpu = cuda.elapsed(start, end)?.as_nanos() as f64;
+            times.gpu.push(gpu / 1e3);
+            times.launch.push(launch / 1e3);
+            times.beside.push((whole - gpu) / 1e3);
+        }
+        [&mut times.gpu, &mut times.launch, &mut times.beside].into_iter().for_each(|us| us.sort_by(f64::total_cmp));
         cuda.destroy_event(start);
         cuda.destroy_event(end);
-        Ok(outputs)
+        Ok(times)
     }
 }
 

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let trace = folder.join("trace");
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/digits/1/model.onnx");
     for (example, arguments) in [
-        ("driver", &["--trace", &trace.to_string_lossy(), "cases", "pages", "launches"][..]),
+        ("driver", &["--trace", &trace.to_string_lossy(), "cases", "pages", "loads", "launches"][..]),
         ("conformance", &[]),
         ("model", &[digits, "--precision", "fp32", "--check", "--runs", "2", "--batches", "1,3,16"]),
         ("model", &[digits, "--precision", "fp16", "--check", "--runs", "2", "--batches", "1,3,16"]),

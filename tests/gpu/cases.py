@@ -1,55 +1,33 @@
-"""The cases of tests/gpu/run, on the host that has the GPUs: beside this file lie the binary, examples and models."""
+"""The cases of tests/gpu/run, on the host that has the GPUs: beside this file lie the binary, examples and models.
 
-import contextlib
+python3 cases.py [GPU [PART OF A NAME..]]
+"""
+
 import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 import urllib.request
 
-HTTP = "127.0.0.1:18400"
-METRICS = "127.0.0.1:18401"
-# Of the largest value, whatever the model.
-TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2}
-READY_SECONDS = 300
-
-
-class Skipped(Exception):
-    """A case that this host cannot run."""
-
-
-def run(*command, seconds=300, check=True):
-    """What a command prints; its exit code is 0, or the case has failed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    if check and done.returncode != 0:
-        raise AssertionError(f"{command[0]} ended with {done.returncode}: {(done.stderr or done.stdout)[-600:]}")
-    return done.stdout
-
-
-def find_gpu():
-    """Skips a case where there is none."""
-    try:
-        listed = run("nvidia-smi", "-L")
-    except (FileNotFoundError, AssertionError) as error:
-        raise Skipped(f"no NVIDIA GPU here: {error}") from error
-    if "GPU " not in listed:
-        raise Skipped(f"no NVIDIA GPU here: {listed.strip()}")
-
-
-def torch():
-    """PyTorch with a GPU."""
-    try:
-        import torch as found
-    except ImportError as error:
-        raise Skipped("needs PyTorch") from error
-    if not found.cuda.is_available():
-        raise Skipped("needs a PyTorch that sees the GPU")
-    return found
+import figures
+from host import (
+    HTTP,
+    METRICS,
+    TOLERANCE,
+    Skipped,
+    cluster,
+    example,
+    find_gpu,
+    measured,
+    metrics,
+    run,
+    set_environment,
+    torch,
+)
 
 
 def doctor():
@@ -69,10 +47,8 @@ def health():
     with cluster("models", f'models = ["digits"]\nmetrics_http = "{METRICS}"\n'):
         # It is read when it is opened, and once a second from then on.
         time.sleep(3)
-        with urllib.request.urlopen(f"http://{METRICS}/metrics", timeout=10) as answer:
-            metrics = answer.read().decode()
-    found = {name: float(value) for name, value in re.findall(r"^([^# ]+) (\S+)$", metrics, re.MULTILINE)}
-    [uuid] = {match[1] for match in map(re.compile('gpu_uuid="([^"]+)"').search, found)}
+        found = metrics(METRICS)
+    [uuid] = {match[1] for match in map(re.compile('gpu_uuid="([^"]+)"').search, found) if match}
     if uuid.startswith("MIG-"):
         raise Skipped("nvidia-smi does not tell this of an instance")
     [(_, total, limit, clock)] = [line for line in listed if line[0] == uuid]
@@ -87,22 +63,9 @@ def health():
     return f"{len(found)} values, {age:.1f} s old"
 
 
-def example(name):
-    """Examples say themselves what passed."""
-    printed = run(f"examples/{name}", seconds=900, check=False)
-    lines = printed.splitlines()
-    cases = [line for line in lines if re.match(r"(passed|failed) ", line)]
-    for line in lines:
-        if line.startswith(("failed ", "{")):
-            print(f"  {line}")
-    failed = [line for line in cases if line.startswith("failed")]
-    assert cases and not failed, f"{len(failed)} of {len(cases)} failed"
-    return f"{len(cases)} cases"
-
-
-def measured(file, precision, *arguments):
-    """What the example `model` prints of a file."""
-    return [json.loads(line) for line in run("examples/model", file, "--precision", precision, *arguments).splitlines()]
+def passed(name):
+    """How many cases of an example did."""
+    return f"{sum(line.startswith('passed ') for line in example(name))} cases"
 
 
 def digits():
@@ -118,30 +81,6 @@ def demo():
     """Every answer is compared with what the CPU makes of the same image."""
     printed = run("./downbeat", "demo", "--executor", "cuda", "--seconds", "5", seconds=120)
     return printed.strip().splitlines()[-1]
-
-
-@contextlib.contextmanager
-def cluster(repository, backend):
-    """A cluster that serves a repository with these keys of its backend."""
-    with tempfile.NamedTemporaryFile("w", suffix=".toml") as config, tempfile.TemporaryFile("w+") as log:
-        config.write(f'repository = "{repository}"\nhttp = ["{HTTP}"]\ngrpc = []\n[[backend]]\ngpus = 1\n')
-        config.write(f'executor = "cuda"\n{backend}')
-        config.flush()
-        process = subprocess.Popen(["./downbeat", "up", "--config", config.name], stdout=log, stderr=log)
-        try:
-            deadline = time.monotonic() + READY_SECONDS
-            while "\nready:" not in said(log):
-                assert process.poll() is None and time.monotonic() < deadline, f"not ready: {said(log)[-800:]}"
-                time.sleep(0.2)
-            yield
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def said(log):
-    log.seek(0)
-    return "\n" + log.read()
 
 
 def infer(name, rows):
@@ -162,18 +101,16 @@ def furthest(found, expected):
 
 def repositories():
     """ResNet50 in each precision, and what PyTorch makes of some images in FP64."""
-    torch()
-    import torch as t
+    t = torch()
+    import resnet
+    from exports import repository
 
-    from resnet import repository, resnet50
-
-    model = resnet50()
+    model = resnet.network()
     folder = tempfile.TemporaryDirectory()
-    names = {precision: repository(folder.name, model, precision) for precision in TOLERANCE}
-    images = t.rand(3, 3, 224, 224, generator=t.Generator().manual_seed(2))
+    names = {precision: repository(folder.name, resnet, model, precision) for precision in TOLERANCE}
+    images = resnet.inputs(3)
     with t.no_grad():
         expected = model.double()(images.double()).tolist()
-    model.float()
     return folder, names, images.flatten(1).tolist(), expected
 
 
@@ -200,75 +137,43 @@ def paged():
             precision = list(names)[turn % len(names)]
             error = furthest(infer(names[precision], images[:1]), expected[:1])
             assert error <= TOLERANCE[precision], f"turn {turn}, {precision}: {error:.1e}"
-        with urllib.request.urlopen(f"http://{HTTP}/metrics", timeout=10) as answer:
-            metrics = answer.read().decode()
-    loads = re.search(r"^downbeat_weights_loads_total (\d+)", metrics, re.MULTILINE)
-    assert loads and int(loads[1]) >= 8, f"found {loads and loads[1]} loads, expected one for almost each turn"
-    return f"{loads[1]} loads"
+        loads = metrics(HTTP).get("downbeat_weights_loads_total")
+    assert loads and loads >= 8, f"found {loads} loads, expected one for almost each turn"
+    return f"{loads:.0f} loads"
 
 
-def speed():
-    """l(b) of ResNet50 in FP16, and how its graphs compare with PyTorch's in channels-last FP16."""
-    t = torch()
-    from resnet import repository, resnet50
-
-    with tempfile.TemporaryDirectory() as folder:
-        model = resnet50()
-        name = repository(folder, model, "fp16")
-        report = json.loads(
-            run("./downbeat", "profile", "--model", f"{folder}/{name}", "--executor", "cuda", "--json")
-        )
-        lines = measured(f"{folder}/{name}/1/model.onnx", "fp16", "--batches", "1,8,32,64", "--runs", "200")
-    graphs = {line["batch"]: line["median_us"] / 1000 for line in lines if "median_us" in line}
-    ours = {size["batch"]: size["median_ms"] for size in report["sizes"]}
-    model = model.cuda().half().to(memory_format=t.channels_last)
-    texts = []
-    for batch in [1, 8, 32, 64]:
-        images = t.rand(batch, 3, 224, 224).cuda().half().to(memory_format=t.channels_last)
-        theirs = graph_ms(t, model, images)
-        own = f"{graphs[batch]:.2f} ms, with copies l(b) = {ours[batch]:.2f} ms"
-        texts.append(f"batch {batch}: {own}, PyTorch {theirs:.2f} ms")
-    return "; ".join(texts)
-
-
-def graph_ms(t, model, images):
-    """The median of a captured graph's runs."""
-    with t.no_grad():
-        for _ in range(3):
-            model(images)
-        graph = t.cuda.CUDAGraph()
-        with t.cuda.graph(graph):
-            model(images)
-    times = []
-    for _ in range(50):
-        begin, end = (t.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
+CASES = {
+    "doctor": doctor,
+    "the driver, call by call": lambda: passed("driver"),
+    "conformance": lambda: passed("conformance"),
+    "values of digits": digits,
+    "demo": demo,
+    "health in /metrics": health,
+    "values of ResNet50": values,
+    "values of BERT": figures.bert_values,
+    "weights in pages": paged,
+    "loads beside copies": figures.loads,
+    "launches of digits": figures.launches_of_digits,
+    "launches of ResNet50": figures.launches_of_resnet,
+    "idle between batches of digits": figures.idle_of_digits,
+    "idle between batches of BERT": figures.idle_of_bert,
+    "prediction error of digits": figures.prediction_of_digits,
+    "prediction error of ResNet50": figures.prediction_of_resnet,
+    "p99.99 of ResNet50": figures.tail,
+    "speed of ResNet50": figures.resnet_speed,
+    "speed of BERT": figures.bert_speed,
+}
 
 
 def main():
-    """Runs every case, whatever becomes of the others."""
+    """Runs every case that is asked for, whatever becomes of the others."""
     os.chdir(pathlib.Path(__file__).parent)
-    if len(sys.argv) > 1:
-        # For all that runs here it is number 0 then.
-        os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
-    cases = {
-        "doctor": doctor,
-        "the driver, call by call": lambda: example("driver"),
-        "conformance": lambda: example("conformance"),
-        "values of digits": digits,
-        "demo": demo,
-        "health in /metrics": health,
-        "values of ResNet50": values,
-        "weights in pages": paged,
-        "speed of ResNet50": speed,
-    }
+    set_environment(sys.argv[1] if len(sys.argv) > 1 else "0")
+    parts = sys.argv[2:]
     has_failed = False
-    for name, case in cases.items():
+    for name, case in CASES.items():
+        if parts and not any(part in name for part in parts):
+            continue
         try:
             find_gpu()
             print(f"passed {name}: {case()}", flush=True)

@@ -1,10 +1,10 @@
-"""ResNet50 (He et al., 2015) with random weights, as PyTorch has it and as a model repository of it."""
-
-import pathlib
+"""ResNet50 (He et al., 2015) with random weights."""
 
 import torch
 from torch import nn
 
+NAME = "resnet50"
+INPUT, OUTPUT = "image", "scores"
 CONFIG = """
 backend: "onnxruntime"
 max_batch_size: 64
@@ -41,7 +41,7 @@ class Block(nn.Module):
         return torch.relu(self.path(x) + self.shortcut(x))
 
 
-def resnet50():
+def network():
     """With weights that are the same each time, whose activations neither vanish nor grow."""
     torch.manual_seed(1)
     layers = [convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
@@ -59,20 +59,6 @@ def resnet50():
     return model
 
 
-def repository(folder, model, precision):
-    """Puts the model into a repository."""
-    name = f"resnet50_{precision}"
-    version = pathlib.Path(folder, name, "1")
-    version.mkdir(parents=True)
-    version.with_name("config.pbtxt").write_text(CONFIG.format(precision=precision))
-    example = torch.zeros(2, 3, 224, 224)
-    torch.onnx.export(
-        model,
-        (example,),
-        version / "model.onnx",
-        input_names=["image"],
-        output_names=["scores"],
-        dynamic_axes={"image": {0: "batch"}, "scores": {0: "batch"}},
-        dynamo=False,
-    )
-    return name
+def inputs(batch):
+    """The same images each time."""
+    return torch.rand(batch, 3, 224, 224, generator=torch.Generator().manual_seed(2))

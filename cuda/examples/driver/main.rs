@@ -6,7 +6,7 @@
 //! cargo run --release -p cuda --example driver -- [--trace FILE] [PART..]
 //! ```
 //!
-//! Parts are `cases`, `pages`, `copies`, `convolutions`, `launches` and `kernels`; all of them by default.
+//! Parts are `cases`, `pages`, `copies`, `loads`, `convolutions`, `launches` and `kernels`; all of them by default.
 //! `leak` does nothing but not give back what it has taken.
 
 // The host's time is measured, too.
@@ -58,6 +58,7 @@ pub(crate) fn main() -> ExitCode {
     }
     for (part, measure) in [
         ("copies", speed::copies as fn(&rig::Rig) -> Result<(), cuda::DriverError>),
+        ("loads", speed::loads),
         ("launches", speed::launches),
         ("kernels", own::speed),
         ("convolutions", speed::convolutions),

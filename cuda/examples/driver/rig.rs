@@ -23,7 +23,7 @@ const PAGES: usize = 48;
 
 pub(crate) struct Rig {
     pages: Vec<Page>,
-    pub(crate) cuda: Cuda,
+    pub(crate) cuda: Arc<Cuda>,
     pub(crate) bases: Bases,
     /// Host memory as long as a page.
     pub(crate) host: Region,
@@ -39,7 +39,7 @@ pub(crate) fn say(name: &str, result: Result<(), DriverError>) -> bool {
 
 impl Rig {
     pub(crate) fn open() -> Result<Self, DriverError> {
-        let cuda = Cuda::open(&GpuName::Index(0))?;
+        let cuda = Arc::new(Cuda::open(&GpuName::Index(0))?);
         println!("{:?}", cuda.device()?);
         let mut taken = Vec::new();
         let mut place = |pages: usize| -> Result<Address, DriverError> {

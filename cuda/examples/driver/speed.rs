@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Instant};
 
 use cuda::{
-    Driver, DriverError,
+    Driver, DriverError, Gpu, GpuError, Settings,
     driver::{Bases, Page, Stream},
 };
 use lowering::{
-    Step, Type,
+    Plan, Step, Type,
     plan::{Activation, Factor, Matmul, Precision},
 };
 use proto::weights::PAGE_BYTES;
@@ -122,6 +122,73 @@ pub(crate) fn copies(rig: &Rig) -> Result<(), DriverError> {
     cuda.destroy_event(end);
     cuda.unpin(&host);
     Ok(())
+}
+
+/// A model's load as a backend orders it, pages mapped and copied by pieces, beside one copy of as many bytes that are
+/// mapped already.
+pub(crate) fn loads(rig: &Rig) -> Result<(), DriverError> {
+    let refused = |error: GpuError| DriverError(error.to_string());
+    for pages in [7, 32] {
+        let bytes = pages * PAGE_BYTES as usize;
+        let host = Region::allocate(bytes).map_err(|error| DriverError(error.to_string()))?;
+        host.populate(0..bytes);
+        let settings = Settings {
+            weights_pages: Some(pages as u32),
+            arena_bytes_max: PAGE_BYTES,
+            staging_bytes_max: PAGE_BYTES,
+            repeats: 1,
+            ..Settings::default()
+        };
+        let driver: Arc<dyn Driver> = rig.cuda.clone();
+        let gpu = Gpu::open(driver, settings).map_err(refused)?;
+        let hosted = gpu.register("loads", &[Arc::new(reading(bytes))], &host).map_err(refused)?;
+        let mut loads = Vec::new();
+        for _ in 0..9 {
+            let from = Instant::now();
+            hosted.load().map_err(refused)?;
+            loads.push(us(from.elapsed()));
+            hosted.unload();
+        }
+        loads.sort_by(f64::total_cmp);
+        let copy = copy_us(rig, &host)?;
+        println!(
+            "{{\"load_pages\": {pages}, \"load_us\": {:.1}, \"load_gb_per_s\": {:.1}, \"copy_gb_per_s\": {:.1}}}",
+            loads[4],
+            bytes as f64 / loads[4] / 1e3,
+            bytes as f64 / copy / 1e3
+        );
+    }
+    Ok(())
+}
+
+/// The median time of one copy to the GPU, in microseconds, of memory that is pinned.
+fn copy_us(rig: &Rig, host: &Region) -> Result<f64, DriverError> {
+    let cuda = &rig.cuda;
+    let mut times = Vec::new();
+    let (start, end) = (cuda.create_event(true)?, cuda.create_event(true)?);
+    for _ in 0..9 {
+        cuda.record(start, Stream::Loads)?;
+        cuda.copy_in(Stream::Loads, rig.bases.weights, (host, 0), host.len())?;
+        cuda.record(end, Stream::Loads)?;
+        cuda.synchronize(end)?;
+        times.push(cuda.elapsed(start, end)?.as_nanos() as f64 / 1e3);
+    }
+    cuda.destroy_event(start);
+    cuda.destroy_event(end);
+    times.sort_by(f64::total_cmp);
+    Ok(times[4])
+}
+
+/// A plan that multiplies a row with the first of so many bytes of weights.
+fn reading(bytes: usize) -> Plan {
+    let (n, k) = (16, 16);
+    let mut layout = Layout::default();
+    let a = Factor { base: layout.arena(Type::F32, k), row_stride: k, batch_stride: 0, transposed: false };
+    let b = Factor { base: layout.weights(Type::F32, bytes / 4), row_stride: n, batch_stride: 0, transposed: false };
+    let output = Factor { base: layout.arena(Type::F32, n), row_stride: n, batch_stride: 0, transposed: false };
+    let (bias, residual, alpha, activation) = (None, None, 1.0, Activation::None);
+    let step = Matmul { a, b, bias, residual, output, alpha, activation, batches: 1, m: 1, n, k };
+    plan(Step::Matmul(step), Precision::Fp32, 1024)
 }
 
 fn direction(is_in: bool) -> &'static str {
