@@ -4,9 +4,10 @@
 #![allow(clippy::disallowed_methods)] // Processes of its own.
 
 use std::{
-    fs,
+    fs::{self, Permissions},
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
+    os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::OnceLock,
@@ -318,4 +319,75 @@ fn without_libraries_one_line_says_which_is_missing_and_where_it_was_looked_for(
     assert_eq!(done.status.code(), Some(2), "{error}");
     assert!(error.trim().lines().count() == 1 && error.contains("libcuda.so.1"), "{error}");
     assert!(error.contains(&nowhere.path().display().to_string()), "{error}");
+}
+
+const UUID: &str = "GPU-00112233-4455-6677-8899-aabbccddeeff";
+
+/// Whether the example `model` is there as it is now: `cargo test` of this package alone builds none.
+fn is_built(example: &Path) -> bool {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let changed = |file: &Path| fs::metadata(file).and_then(|found| found.modified()).ok();
+    changed(example).is_some_and(|built| Some(built) > changed(&root.join("cuda/examples/model.rs")))
+}
+
+/// What `tests/gpu/run` carries to a host with GPUs, and an `nvidia-smi` that tells of the GPU that is none.
+fn bundle(folder: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let binary = Path::new(env!("CARGO_BIN_EXE_downbeat"));
+    symlink(binary, folder.join("downbeat")).unwrap();
+    symlink(root.join("models"), folder.join("models")).unwrap();
+    for entry in fs::read_dir(root.join("tests/gpu")).unwrap().map(Result::unwrap) {
+        if entry.path().extension().is_some_and(|extension| extension == "py") {
+            fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+        }
+    }
+    fs::create_dir(folder.join("examples")).unwrap();
+    let example = binary.with_file_name("examples").join("model");
+    if is_built(&example) {
+        symlink(example, folder.join("examples/model")).unwrap();
+    }
+    let script = |path: &str, text: String| {
+        fs::write(folder.join(path), text).unwrap();
+        fs::set_permissions(folder.join(path), Permissions::from_mode(0o755)).unwrap();
+    };
+    // It ends before its last line, with all that it has said so far having passed.
+    script("examples/conformance", "#!/bin/sh\necho passed one\necho a fault >&2\nexit 139\n".to_owned());
+    let list = format!("#!/bin/sh\ncase $1 in -L) echo 'GPU 0: none';; *) echo '{UUID}, 4096, 700.00, 1980';; esac\n");
+    script("nvidia-smi", list);
+}
+
+/// Those for which PyTorch has to be there are not tried, nor how fast anything is: only that it is told.
+#[test]
+fn what_is_asked_of_a_host_with_gpus_is_answered_by_one_with_none() {
+    let Some(libraries) = libraries() else { return };
+    if Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("skipped: no python3");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    bundle(folder.path());
+    let right = ["doctor", "health in /metrics"];
+    let told = ["launches of digits", "prediction error of digits"];
+    let mut command = Command::new("python3");
+    command.args(["-B", "cases.py", "0"]).args(right).args(told).arg("conformance").current_dir(folder.path());
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    command.env("PATH", path).env("LD_LIBRARY_PATH", libraries).env("TMPDIR", folder.path());
+    command.env("HTTP", free_address()).env("METRICS", free_address()).env("LOAD_SECONDS", "1");
+    let done = command.output().unwrap();
+    let (out, error) = (text(&done.stdout), text(&done.stderr));
+    let line = |name: &str| {
+        let said = |line: &&str| line.split_once(' ').is_some_and(|(_, rest)| rest.starts_with(&format!("{name}: ")));
+        out.lines().find(said).unwrap_or_else(|| panic!("nothing of {name}: {out}{error}"))
+    };
+    let needs_example = |line: &str| line.starts_with("skipped") && line.contains(": needs examples/");
+    for name in right {
+        assert!(line(name).starts_with("passed"), "{out}{error}");
+    }
+    for name in told {
+        let has_figures = line(name).contains(": goal ") && line(name).contains(", found ");
+        assert!(has_figures || needs_example(line(name)), "{out}{error}");
+    }
+    assert_eq!(out.lines().filter(|line| !line.starts_with("  ")).count(), right.len() + told.len() + 1, "{out}");
+    let died = line("conformance");
+    assert_eq!(died, "failed conformance: conformance ended with 139 after 1 cases: a fault");
 }
