@@ -30,16 +30,17 @@ pub(crate) struct Args {
     /// ONNX Runtime's library [default: $ORT_DYLIB_PATH, or else what the system finds]
     #[arg(long)]
     library: Option<PathBuf>,
-    /// Threads of ONNX Runtime: as many as onnxruntime.threads of backends' files
-    #[arg(long, default_value_t = 1)]
-    threads: usize,
-    /// What ONNX Runtime computes with: cpu or cuda
-    #[arg(long, default_value_t)]
-    provider: Provider,
+    /// Threads of ONNX Runtime: as many as onnxruntime.threads of backends' files [default: 1]
+    #[arg(long)]
+    threads: Option<usize>,
+    /// What ONNX Runtime computes with: cpu or cuda [default: cpu]
+    #[arg(long)]
+    provider: Option<Provider>,
     /// The GPU: its number, or its name as `nvidia-smi -L` lists it
     #[arg(long, default_value = "0")]
     gpu: GpuName,
-    /// How numbers of type FP32 are multiplied on a GPU: fp32, tf32 or fp16 [default: what config.pbtxt says, or tf32]
+    /// How numbers of type FP32 are multiplied on a GPU: fp32, tf32 or, not by onnxruntime, fp16 [default: what
+    /// config.pbtxt says, or tf32]
     #[arg(long)]
     precision: Option<Precision>,
     /// Where to store the profile; by default profile.toml in the model's folder, or nowhere with cuda, and with
@@ -65,11 +66,10 @@ pub(super) fn run(args: &Args) -> Result<()> {
     ensure!((10..=100_000).contains(&args.runs), "--runs must be 10 to 100000, found {}", args.runs);
     ensure!(args.warm_up <= 1_000, "--warm-up must be at most 1000, found {}", args.warm_up);
     ensure!((0.01..=600.0).contains(&args.seconds), "--seconds must be 0.01 to 600, found {}", args.seconds);
-    ensure!((1..=THREADS_MAX).contains(&args.threads), "--threads must be 1 to {THREADS_MAX}, found {}", args.threads);
     let mut model = repository::load_model(&args.model)?;
     let (executor, precision) = chosen(args, &model)?;
-    let is_stored = configure(&mut model, (executor, args.provider));
-    let onnxruntime = OnnxRuntime { library: args.library.clone(), threads: args.threads, provider: args.provider };
+    let onnxruntime = onnxruntime(args, executor)?;
+    let is_stored = configure(&mut model, (executor, onnxruntime.provider), precision);
     if let Executor::Emulated { .. } = model.executor {
         bail!("--model: {} is emulated, so its profile is what its config.pbtxt says", args.model.display());
     }
@@ -83,8 +83,10 @@ pub(super) fn run(args: &Args) -> Result<()> {
         bar.set_position(batch as u64);
     };
     let measured = match precision {
-        Some(precision) => backend::drive::measure_on_gpu(&model, (&args.gpu, precision), effort, &mut progress),
-        None => backend::drive::measure(&model, (&args.gpu, &onnxruntime), effort, &mut progress),
+        Some(precision) if executor == "cuda" => {
+            backend::drive::measure_on_gpu(&model, (&args.gpu, precision), effort, &mut progress)
+        }
+        _ => backend::drive::measure(&model, (&args.gpu, &onnxruntime), effort, &mut progress),
     };
     bar.finish_and_clear();
     let Profiled { sizes: measured, latency: profile, by_length } = measured?;
@@ -119,14 +121,22 @@ pub(super) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The name of what runs the model and, if that is a GPU, its precision.
+/// The name of what runs the model and, if that is a GPU and it is known, its precision.
 fn chosen(args: &Args, model: &Model) -> Result<(&'static str, Option<Precision>)> {
     let configured = model.executor_name();
     match (&model.executor, args.executor.as_deref().unwrap_or(configured)) {
         (Executor::Onnx { wanted, .. }, "cuda") => {
             Ok(("cuda", Some(args.precision.or(wanted.precision).unwrap_or_default())))
         }
-        (_, found) if args.precision.is_some() => bail!("--precision: expected --executor cuda, found {found}"),
+        (Executor::Onnx { .. }, "onnxruntime") if args.provider == Some(Provider::Cuda) => match args.precision {
+            Some(Precision::Fp16) => {
+                bail!("--precision: expected fp32 or tf32, as ONNX Runtime computes what the file says, found fp16")
+            }
+            precision => Ok(("onnxruntime", precision)),
+        },
+        (_, found) if args.precision.is_some() => {
+            bail!("--precision: expected --executor cuda, or onnxruntime with --provider cuda, found {found}")
+        }
         (Executor::Onnx { .. }, "onnx") => Ok(("onnx", None)),
         (Executor::Onnx { .. }, "onnxruntime") => Ok(("onnxruntime", None)),
         (_, asked) if asked == configured => Ok((configured, None)),
@@ -134,9 +144,22 @@ fn chosen(args: &Args, model: &Model) -> Result<(&'static str, Option<Precision>
     }
 }
 
+/// How ONNX Runtime runs it, if that does; nothing else takes what is said to it.
+fn onnxruntime(args: &Args, executor: &str) -> Result<OnnxRuntime> {
+    let Args { library, threads, provider, .. } = args;
+    let given =
+        [("--library", library.is_some()), ("--threads", threads.is_some()), ("--provider", provider.is_some())];
+    if let Some((flag, _)) = given.iter().find(|(_, is_given)| *is_given && executor != "onnxruntime") {
+        bail!("{flag}: expected --executor onnxruntime, found {executor}");
+    }
+    let threads = threads.unwrap_or(OnnxRuntime::default().threads);
+    ensure!((1..=THREADS_MAX).contains(&threads), "--threads must be 1 to {THREADS_MAX}, found {threads}");
+    Ok(OnnxRuntime { library: library.clone(), threads, provider: provider.unwrap_or_default() })
+}
+
 /// Makes it a model that this executor runs. Whether backends would read what is measured so from its folder: if its
 /// configuration leaves the executor to them, they take what is there to be tract's.
-fn configure(model: &mut Model, (executor, provider): (&str, Provider)) -> bool {
+fn configure(model: &mut Model, (executor, provider): (&str, Provider), precision: Option<Precision>) -> bool {
     let configured = model.executor_name();
     let Executor::Onnx { wanted, .. } = &mut model.executor else { return true };
     let on_runtime = Processor::Onnxruntime.to_string();
@@ -146,6 +169,7 @@ fn configure(model: &mut Model, (executor, provider): (&str, Provider)) -> bool 
         _ => (Processor::Cuda, false),
     };
     wanted.processor = Some(processor);
+    wanted.precision = precision.or(wanted.precision);
     is_read
 }
 
@@ -313,10 +337,49 @@ mod tests {
         ];
         for (configured, asked, provider, expected) in cases {
             let mut model = of(configured);
-            let is_stored = configure(&mut model, (asked, provider));
+            let is_stored = configure(&mut model, (asked, provider), Some(Precision::Fp32));
             let Executor::Onnx { wanted, .. } = model.executor else { panic!("{:?}", model.executor) };
             assert_eq!((wanted.processor.unwrap(), is_stored), expected, "{configured:?}, {asked}");
+            assert_eq!(wanted.precision, Some(Precision::Fp32));
         }
+    }
+
+    #[test]
+    fn what_an_executor_does_not_take_is_refused() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let model = repository::load_model(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/digits")).unwrap();
+        let taken = |words: &str| {
+            let words = format!("profile --model models/digits --executor {words}");
+            let Line { args } = clap::Parser::parse_from(words.split(' '));
+            let (executor, precision) = chosen(&args, &model).map_err(|error| error.to_string())?;
+            let settings = onnxruntime(&args, executor).map_err(|error| error.to_string())?;
+            Ok((precision, settings.threads, settings.provider))
+        };
+        for (words, expected) in [
+            ("onnx --threads 2", "--threads: expected --executor onnxruntime, found onnx"),
+            ("cuda --provider cuda", "--provider: expected --executor onnxruntime, found cuda"),
+            ("cuda --library any", "--library: expected --executor onnxruntime, found cuda"),
+            ("onnxruntime --threads 0", "--threads must be 1 to 256, found 0"),
+            (
+                "onnxruntime --precision fp32",
+                "--precision: expected --executor cuda, or onnxruntime with --provider cuda, found onnxruntime",
+            ),
+            (
+                "onnxruntime --provider cuda --precision fp16",
+                "--precision: expected fp32 or tf32, as ONNX Runtime computes what the file says, found fp16",
+            ),
+        ] {
+            assert_eq!(taken(words), Err(expected.to_owned()), "{words}");
+        }
+        let (fp32, tf32) = (Some(Precision::Fp32), Some(Precision::Tf32));
+        assert_eq!(taken("onnx"), Ok((None, 1, Provider::Cpu)));
+        assert_eq!(taken("cuda --precision fp32"), Ok((fp32, 1, Provider::Cpu)));
+        assert_eq!(taken("onnxruntime --threads 2"), Ok((None, 2, Provider::Cpu)));
+        assert_eq!(taken("onnxruntime --provider cuda --precision tf32 --threads 3"), Ok((tf32, 3, Provider::Cuda)));
     }
 
     #[test]
