@@ -1,8 +1,8 @@
 //! How long a GPU with a full queue does nothing between two batches, as the backend stamps them: from `finished_at` to
-//! the next `started_at`. A scheduler and a frontend are played here, over real sockets, and see to it that more batches
-//! wait all the time. The GPU is emulated, and takes the same time for each batch; or it is the first of the host, and
-//! runs a model. What the backend takes for a batch holds its launch and the way of its outputs then, while the GPU
-//! does nothing, either: the time from end to end has all of it.
+//! the next `started_at`. A scheduler and a frontend are played here, over real sockets, and see to it that more
+//! batches wait all the time. The GPU is emulated, and takes the same time for each batch; or it is the first of the
+//! host, and runs a model. What the backend takes for a batch holds its launch and the way of its outputs then, while
+//! the GPU does nothing, either: the time from end to end has all of it.
 //!
 //! ```text
 //! cargo run -p backend --example gaps -- [BATCH_MS [SECONDS]]
@@ -292,8 +292,8 @@ impl Members {
         let gaps = between(|pair| pair[1].0 - pair[0].1);
         let ends = between(|pair| pair[1].1 - pair[0].1);
         println!(
-            "batches {batches}: {} ran, {} missed; us between two: p50 {:.1}, p90 {:.1}, p99 {:.1}, max {:.1}; from end \
-             to end: p50 {:.1}",
+            "batches {batches}: {} ran, {} missed; us between two: p50 {:.1}, p90 {:.1}, p99 {:.1}, max {:.1}; \
+             from end to end: p50 {:.1}",
             self.ran.len(),
             self.missed,
             at(&gaps, 0.5),

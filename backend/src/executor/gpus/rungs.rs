@@ -51,8 +51,8 @@ impl Rungs {
         combine((groups, &ladders), batch_max, &mut Vec::new(), &mut forms);
         match forms.iter().map(|form: &Form| form.sizes.len()).sum::<usize>() {
             0 => Err(ExecutorError(format!(
-                "found no request that max_bytes leaves room for, expected some of the lengths that executor = \"cuda\" \
-                 prepares ({found}): raise max_bytes"
+                "found no request that max_bytes leaves room for, expected some of the lengths that executor = \
+                 \"cuda\" prepares ({found}): raise max_bytes"
             ))),
             1..=PLANS_MAX => Ok(Self { ladders, forms }),
             plans => Err(too_many(&found, &format!("{plans} plans with the batch sizes"))),
