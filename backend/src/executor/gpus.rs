@@ -210,8 +210,9 @@ impl OnGpus {
         Ok(ran.faults.into_iter().map(failed).collect())
     }
 
-    /// Calls `run` with a function that runs a batch on a GPU: it takes the batch's size, with inputs and room for
-    /// outputs in `region`, which is pinned there. Weights are there meanwhile.
+    /// Calls `run` with a function that runs a batch on a GPU: it takes the batch's size, with inputs at the front of
+    /// `region`, which is pinned there, and outputs at its end, so that those of larger batches stay. Weights are there
+    /// meanwhile.
     ///
     /// # Errors
     /// If they cannot be copied to it, memory cannot be pinned, or `run` fails.
@@ -227,7 +228,7 @@ impl OnGpus {
             run(&mut |tasks: usize| {
                 let (inputs_bytes, bytes) = (tasks * input_bytes, tasks * output_bytes);
                 hosted.stage(Slot::TRIAL, &[Part { region, offset: 0, bytes: inputs_bytes }])?;
-                self.run(gpu, Slot::TRIAL, tasks, &[Part { region, offset: inputs_bytes, bytes }])
+                self.run(gpu, Slot::TRIAL, tasks, &[Part { region, offset: region.len() - bytes, bytes }])
             })
         })
     }

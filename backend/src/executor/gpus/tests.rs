@@ -93,6 +93,18 @@ fn executors_of_onnx_models_agree_and_their_weights_come_and_go() {
     conforms(&gpu, &cpu);
 }
 
+#[test]
+fn the_inputs_of_larger_batches_are_there_when_smaller_ones_have_run() {
+    let ((gpu, _fakes), model) = (on_gpus(), digits());
+    let inputs = &images()[..4 * model.input_bytes()];
+    let region = Region::allocate(4 * (model.input_bytes() + model.output_bytes())).unwrap();
+    region.write(0, inputs);
+    gpu.try_on(0, &region, |run| [1, 2, 4].into_iter().try_for_each(|tasks| run(tasks).map(drop))).unwrap();
+    let mut left = vec![0; inputs.len()];
+    region.read(0, &mut left);
+    assert!(left == inputs, "a batch of one wrote its outputs over the second task");
+}
+
 /// A model on the CPU and on a GPU that is none.
 fn both(config: &str, graph: GraphProto) -> Result<[Arc<dyn Executor>; 2], String> {
     in_repository(config, graph, |model, file| {
