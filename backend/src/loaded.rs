@@ -42,13 +42,14 @@ impl Loaded {
         Claim { gpu_indexes, pages: weights.pages, is_pinned: *is_pinned }
     }
 
-    /// What a batch of so many tasks takes at most of which none has more bytes of inputs. Where requests choose lengths
-    /// l(b) is of one length, and theirs may be many times that: a batch of them must not be taken for one that hangs,
-    /// as whoever sends such requests could take one GPU after another out of use.
+    /// What a batch of so many tasks takes at most of which none has more bytes of inputs. Where requests choose
+    /// lengths l(b) is of one length, and theirs may be many times that: a batch of them must not be taken for one that
+    /// hangs, as whoever sends such requests could take one GPU after another out of use. The scheduler, which closes a
+    /// backend that is silent for too long, has as much patience with models that have a cost.
     #[must_use]
     pub fn longest(&self, tasks: usize, input_bytes: usize) -> Span {
         let measured = self.profile.latency(tasks);
-        if !self.shape.records.inputs {
+        if !self.shape.records.inputs || self.cost.is_none() {
             return measured;
         }
         let Model { inputs, outputs, .. } = &self.model;

@@ -425,8 +425,8 @@ impl DynamicTimes {
         self.known.is_empty()
     }
 
-    /// Applications have other numbers from now on: of each number's what that of its place is. Those that share one are
-    /// one.
+    /// Applications have other numbers from now on: of each number's what that of its place is. Those that share one
+    /// are one.
     pub fn renumber(&mut self, numbers: &[u8; APPLICATIONS_MAX]) {
         for (application, works) in std::mem::take(&mut self.applications) {
             let renumbered = self.applications.entry(numbers[usize::from(application)]).or_default();
@@ -637,9 +637,9 @@ impl DynamicTimes {
         Some(sizes.iter().map(times).collect())
     }
 
-    /// Equation 8 where one request's class is known, and the others are of any. The mean is exact: a step's middle is far
-    /// from its samples' where one of them took very long. So the last step, which reaches to the longest, begins where
-    /// hardly any batch takes longer.
+    /// Equation 8 where one request's class is known, and the others are of any. The mean is exact: a step's middle is
+    /// far from its samples' where one of them took very long. So the last step, which reaches to the longest, begins
+    /// where hardly any batch takes longer.
     fn seen(&self, own: &Distribution, others: &Largest<'_>, latency: impl Fn(Span) -> Span) -> Seen {
         let (all, is_alone) = (others.all, others.count == 0);
         let certain = (own.quantile(CERTAIN_PART), all.quantile(CERTAIN_PART.powf(1.0 / f64::from(others.count + 1))));

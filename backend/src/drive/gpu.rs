@@ -1,6 +1,6 @@
 //! Step 8: a thread for each GPU, which runs one batch after another, and one that sends the inputs of the next ahead.
-//! A thread that has its next batch begins it without anybody's word; one that is waiting, for the one before or for its
-//! window, can be taken back.
+//! A thread that has its next batch begins it without anybody's word; one that is waiting, for the one before or for
+//! its window, can be taken back.
 
 use std::{
     io,

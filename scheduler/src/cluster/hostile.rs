@@ -564,7 +564,8 @@ impl World {
         for member in self.backends.clone().into_iter().map(Member::Backend) {
             self.leave(member);
         }
-        // For long enough that what they made of l(b), and of what requests take, is forgotten; until then some are dropped.
+        // For long enough that what they made of l(b), and of what requests take, is forgotten; until then some are
+        // dropped.
         for _ in 0..60 {
             self.good_submits();
             self.now += Span::from_millis(1);

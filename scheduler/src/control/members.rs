@@ -537,8 +537,8 @@ impl Members {
         })
     }
 
-    /// What a batch of unequal tasks takes, by the slowest of all offers: a backend that could not measure it says nothing
-    /// of the others.
+    /// What a batch of unequal tasks takes, by the slowest of all offers: a backend that could not measure it says
+    /// nothing of the others.
     pub(super) fn cost(&self, model: ModelId) -> Option<BatchCost> {
         let offers = self.backends.values().filter_map(|backend| backend.offers.get(&model));
         offers.filter_map(|offer| offer.cost).reduce(BatchCost::slowest)

@@ -48,7 +48,8 @@ pub(super) struct Entry {
 fn line(now: Timestamp, entry: &Entry, times: &BatchTimes, clock: ScoreClock) -> (Line, Timestamp) {
     let bins = &times.of(entry.class).bins;
     let per_part = 1.0 / (times.mean.as_millis_f64() * clock.rate);
-    // What a batch takes is multiplied with what is left before powers are taken: none overflows, however long both are.
+    // What a batch takes is multiplied with what is left before powers are taken: none overflows, however long both
+    // are.
     let deadline = entry.deadline - clock.base;
     let grown = |time: Span| clock.grow(time - deadline);
     let mut line = Line { alpha: 0.0, beta: 0.0 };

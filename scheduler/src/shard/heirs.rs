@@ -61,7 +61,8 @@ impl Shard {
         let profile = self.models.contains_key(&model).then(|| self.estimates.profile(model));
         let latency = profile.map_or(Span::ZERO, |profile| profile.latency(tasks.len().clamp(1, profile.max_batch())));
         let predicted = Predicted { duration: latency, ends_at: at };
-        let times = PlanTimes { sent_at: now, latest: at, predicted };
+        let is_unequal = self.models.get(&model).is_some_and(|entry| entry.cost.is_some());
+        let times = PlanTimes { sent_at: now, latest: at, predicted, is_unequal };
         let sent = SentPlan::inherited((backend, gpu_index), model, tasks, (times, frees_at.is_none()));
         self.plans.insert_inherited(id, sent);
     }

@@ -34,6 +34,8 @@ impl RunningTask {
 const OVERDUE_TIMES: i64 = 20;
 /// ... and at least this long after its window ...
 const OVERDUE_MIN: Span = Span::from_millis(4_000);
+/// ... or, of a model whose requests choose lengths, which may take more than l(b) and are given up after a minute ...
+const OVERDUE_UNEQUAL_MIN: Span = Span::from_millis(64_000);
 /// ... or has not told what became of the answers for so long after that, does not keep to the protocol.
 const ANSWERS_MAX: Span = Span::from_millis(30_000);
 
@@ -46,12 +48,15 @@ pub(super) struct PlanTimes {
     pub(super) latest: Timestamp,
     /// How long it will run, and when the GPU will be done with it.
     pub(super) predicted: Predicted,
+    /// What a batch takes depends on its tasks.
+    pub(super) is_unequal: bool,
 }
 
 impl PlanTimes {
     fn overdue_at(&self) -> Timestamp {
         let Predicted { duration, ends_at } = self.predicted;
-        self.latest.max(ends_at) + (duration * OVERDUE_TIMES).max(OVERDUE_MIN)
+        let least = if self.is_unequal { OVERDUE_UNEQUAL_MIN } else { OVERDUE_MIN };
+        self.latest.max(ends_at) + (duration * OVERDUE_TIMES).max(least)
     }
 }
 
@@ -296,7 +301,7 @@ mod tests {
     fn plan(backend: u32, tasks: impl IntoIterator<Item = u64>) -> SentPlan {
         let tasks = tasks.into_iter().map(task).collect();
         let predicted = Predicted { duration: Span(4), ends_at: Timestamp(9) };
-        let times = PlanTimes { sent_at: Timestamp(1), latest: Timestamp(5), predicted };
+        let times = PlanTimes { sent_at: Timestamp(1), latest: Timestamp(5), predicted, is_unequal: false };
         SentPlan::new((BackendId(backend), 0), GpuId(0), (tasks, None), times)
     }
 

@@ -21,7 +21,8 @@ impl Shard {
             losses: ride.losses,
             slot: ride.slot,
         });
-        let times = PlanTimes { sent_at: now, latest, predicted };
+        let is_unequal = self.models.get(&model).is_some_and(|entry| entry.cost.is_some());
+        let times = PlanTimes { sent_at: now, latest, predicted, is_unequal };
         let plan = self.plans.insert(SentPlan::new((backend, gpu_index), gpu, (running.collect(), sampled), times));
         let planned = tasks.iter().map(|(key, ride)| PlannedTask {
             task: key.id,

@@ -462,7 +462,7 @@ fn lanes_finish_more_of_unequal_requests_than_mixed_batches() {
 }
 
 /// One application, whose requests take from 10 to 200 ms, and are as long as they take, but for a tenth. A minute of a
-/// GPU with a fifth too much to do is chance by some 0.03, so these are five.
+/// GPU with a fifth too much to do is chance by some 0.03, so these are thirty: of a hundred the difference is 0.026.
 #[test]
 fn lengths_tell_what_an_application_does_not() {
     let finished = |policy: &str, length_sigma: &str| {
@@ -476,11 +476,11 @@ fn lengths_tell_what_an_application_does_not() {
             let options = Options { policy: policy.parse().unwrap(), rate_rps, seconds: 60.0, seed };
             run(&workload, &options, &mut |_| {}, &mut |_| {}).unwrap().totals.on_time_fraction
         };
-        (1..=5).map(on_time).sum::<f64>() / 5.0
+        (1..=30).map(on_time).sum::<f64>() / 30.0
     };
     let known = ", length_sigma = 0.1";
     let (with, without) = (finished("downbeat", known), finished("downbeat", ""));
-    assert!(with > without + 0.03, "{with} {without}");
+    assert!(with > without + 0.02, "{with} {without}");
     // Orloj as published does not look at lengths.
     assert_eq!(finished("orloj", known), finished("orloj", ""));
 }

@@ -1,5 +1,6 @@
 //! Models whose requests choose how long their tasks are.
 
+use proto::BatchCost;
 use repository::Variable;
 
 use super::*;
@@ -13,6 +14,7 @@ fn any_length() -> Backend {
     any.model.inputs[0].variable =
         Some(Variable { dims: vec![0], reshape_dims: vec![], bytes_max: 4_096, is_optional: false });
     any.shape = ModelShape::from(&any.model);
+    any.cost = Some(BatchCost { fixed: Span::from_millis(100), per_task_ppm: 500_000 });
     any.profile = LatencyProfile::linear(100.0, 100.0, 4).unwrap();
     let mut backend = Backend::with(1, any, (None, None)).welcomed_by(&[]);
     backend.reports();
