@@ -10,7 +10,7 @@ pub mod process;
 
 use std::{fmt, path::Path, sync::Arc};
 
-use proto::LatencyProfile;
+use proto::{BatchCost, LatencyProfile, Span};
 use repository::{Batching, Model, Processor, Tensor, cell};
 use thiserror::Error;
 
@@ -59,9 +59,19 @@ pub trait Executor: Send + Sync {
         self.execute(inputs, outputs)
     }
 
-    /// If the executor only emulates a GPU, the time that this GPU would take: the caller lets a batch of b last l(b).
-    /// A real executor has none, and is measured.
+    /// If the executor only emulates a GPU, the l(b) of this GPU. A real executor has none, and is measured.
     fn emulated_profile(&self) -> Option<&LatencyProfile>;
+
+    /// If the executor only emulates a GPU, the time that this GPU would take for so many tasks with these inputs: the
+    /// caller lets the batch last so long. l(b), unless tasks take unequal times.
+    fn emulated_latency(&self, tasks: usize, _inputs: &[u8]) -> Option<Span> {
+        self.emulated_profile().map(|profile| profile.latency(tasks))
+    }
+
+    /// What a batch takes, if the executor only emulates a GPU and tasks take unequal times there.
+    fn emulated_cost(&self) -> Option<BatchCost> {
+        None
+    }
 
     /// The model on GPUs, if it runs there: batches that serve go from staging memory to these and back, and weights
     /// are copied there.

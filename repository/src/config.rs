@@ -12,6 +12,7 @@ mod asked;
 mod batching;
 mod completion;
 mod configuration;
+mod emulated;
 mod program;
 mod queue;
 mod variable;
@@ -31,7 +32,7 @@ pub use warmup::{Warmup, WarmupData, WarmupInput};
 
 use crate::{
     DataType, Executor, ImagePipeline, Model, Precision, Priorities, Processor, Refused, RepositoryError, SLO_MAX,
-    Tensor, Wanted, WeightsSize, cell, elements, emulated, profile::StoredProfile,
+    Tensor, Wanted, WeightsSize, cell, elements, emulated::UnequalTimes, profile::StoredProfile,
 };
 use variable::Bounds;
 
@@ -196,7 +197,8 @@ impl ConfigFile<'_> {
                 Span::ENDLESS
             }
         };
-        let executor = self.executor((max_batch, is_batched), (&inputs, &outputs))?;
+        let times = self.unequal_times()?;
+        let executor = self.executor((max_batch, is_batched), (&inputs, &outputs), times.as_ref())?;
         if let Executor::Emulated { profile }
         | Executor::Onnx { profile: Some(profile), .. }
         | Executor::Process { profile: Some(profile), .. } = &executor
@@ -211,7 +213,7 @@ impl ConfigFile<'_> {
         let image = self.parameter("image").map(|text| ImagePipeline::parse(&text, &inputs)).transpose();
         let image =
             image.map_err(|error| RepositoryError(format!("{}: parameter image: {error}", self.path.display())))?;
-        let configuration = self.told(&name, slo);
+        let configuration = self.told(&name, slo).with_times(times);
         let model = Model {
             name,
             version,
@@ -346,23 +348,14 @@ impl ConfigFile<'_> {
         &self,
         (max_batch, is_batched): (usize, bool),
         (inputs, outputs): (&[Tensor], &[Tensor]),
+        times: Option<&UnequalTimes>,
     ) -> Result<Executor, RepositoryError> {
         if !is_onnx(&self.executor_name()) {
             self.refuse_batching()?;
         }
         match self.executor_name().as_str() {
             "emulated" => {
-                let digest = Tensor::new(emulated::OUTPUT, DataType::Uint64, vec![emulated::OUTPUT_ELEMENTS]);
-                if outputs != [digest] && !emulated::is_echo(inputs, outputs) {
-                    let found = format!("\"{}\"", outputs[0].name);
-                    let expected = "only \"digest\", TYPE_UINT64, dims [ 2 ], or one for each input with its type and \
-                                    dims, when emulated";
-                    return Err(self.error("output", found, expected));
-                }
-                let (alpha, beta) = (self.milliseconds("alpha_ms")?, self.milliseconds("beta_ms")?);
-                let profile = LatencyProfile::linear(alpha, beta, max_batch)
-                    .map_err(|error| RepositoryError(format!("{}: alpha_ms, beta_ms: {error}", self.path.display())))?;
-                Ok(Executor::Emulated { profile })
+                Ok(Executor::Emulated { profile: self.emulated_profile(max_batch, (inputs, outputs), times)? })
             }
             name if is_onnx(name) => {
                 let wanted = self.wanted()?;

@@ -1,7 +1,11 @@
 //! What an emulated model answers: a digest of every byte of its input, so that whoever knows the input can check
 //! that it crossed the network whole and in order; or its inputs, if its outputs are like them.
 
+mod times;
+
 use crate::Tensor;
+
+pub use times::{Alone, Normal, TIME_MAX, UnequalTimes};
 
 /// The name of an emulated model's only output, UINT64 `[2]`.
 pub const OUTPUT: &str = "digest";

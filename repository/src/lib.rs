@@ -372,7 +372,8 @@ impl DataType {
 /// What runs a model (`backend` or `parameters: executor` of the configuration).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Executor {
-    /// Waits exactly l(b), then gives an output derived from every byte of its input.
+    /// Waits exactly l(b), or what its requests take ([`Configuration::unequal_times`]), then gives an output derived
+    /// from every byte of its input.
     Emulated {
         /// l(b).
         profile: LatencyProfile,

@@ -232,8 +232,9 @@ fn run_job(clock: Clock, job: &Job, scratch: &mut Scratch, on: (usize, &Ahead)) 
     in_window(clock, on.0, job, || {
         let started_at = clock.now();
         let result = catch_unwind(AssertUnwindSafe(|| scratch.run(job, on)));
-        if let Some(profile) = executor.emulated_profile() {
-            sleep_until(|| clock.now(), started_at + profile.latency(job.batch.tasks()));
+        let inputs = scratch.inputs.get(..inputs_bytes(&job.batch)).unwrap_or_default();
+        if let Some(takes) = executor.emulated_latency(job.batch.tasks(), inputs) {
+            sleep_until(|| clock.now(), started_at + takes);
         }
         result
     })
@@ -280,6 +281,11 @@ fn in_window(
     }
 }
 
+/// Bytes of all inputs of a batch.
+fn inputs_bytes(batch: &core::Job) -> usize {
+    batch.runs.iter().map(|run| run.tasks * run.input_bytes).sum()
+}
+
 /// Where the inputs of runs lie.
 pub(super) fn parts<'a>(region: &'a Region, runs: &[core::Run]) -> Vec<Part<'a>> {
     let part = |run: &core::Run| Part { region, offset: run.input_offset, bytes: run.tasks * run.input_bytes };
@@ -290,7 +296,7 @@ impl Scratch {
     fn run(&mut self, job: &Job, on: (usize, &Ahead)) -> Result<Outputs, ExecutorError> {
         let batch = &job.batch;
         let ModelShape { output_bytes, records, .. } = batch.shape;
-        let inputs_bytes = batch.runs.iter().map(|run| run.tasks * run.input_bytes).sum();
+        let inputs_bytes = inputs_bytes(batch);
         // They do not shrink, so that nothing is cleared that is overwritten anyway.
         self.inputs.resize(self.inputs.len().max(inputs_bytes), 0);
         self.outputs.resize(self.outputs.len().max(batch.tasks() * output_bytes), 0);
@@ -326,6 +332,9 @@ impl Scratch {
         let output = self.outputs.get_mut(..batch.shape.output_bytes)?;
         let started_at = clock.now();
         let ran = catch_unwind(AssertUnwindSafe(|| execute(batch.executor.as_ref(), on, (input, output))));
+        if let Some(takes) = batch.executor.emulated_latency(1, input) {
+            sleep_until(|| clock.now(), started_at + takes);
+        }
         let took = clock.now() - started_at;
         matches!(ran, Ok(Ok(failed)) if failed.is_empty()).then_some(took)
     }

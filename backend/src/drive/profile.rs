@@ -106,9 +106,12 @@ const COST_BATCH: usize = 8;
 
 /// What a batch takes of a model whose requests choose how large they are; `None` of another one, and of one that
 /// cannot run the smallest: c0 is what that takes alone, and c1 what each further one of the longest adds, as a part of
-/// what it takes beyond c0 (Orloj, section 3.2, fits both).
+/// what it takes beyond c0 (Orloj, section 3.2, fits both). An emulated one says what it is.
 pub(super) fn cost(model: &Model, executor: &dyn Executor, trials: &mut Trials<'_>) -> Option<BatchCost> {
-    if !cell::is_record(&model.inputs) || executor.emulated_profile().is_some() {
+    if executor.emulated_profile().is_some() {
+        return executor.emulated_cost();
+    }
+    if !cell::is_record(&model.inputs) {
         return None;
     }
     match executor.on_gpus() {

@@ -1,6 +1,6 @@
 //! A model's configuration as clients are told of it: as it was written, and as it is in effect where nothing was.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use prost::Message as _;
 use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, ReflectMessage as _, Value};
@@ -11,12 +11,17 @@ use serde::{
 };
 
 use super::{MODEL_CONFIG, ONNX, PROCESS, PYTHON, parse, text};
-use crate::RepositoryError;
+use crate::{RepositoryError, emulated::UnequalTimes};
 
 /// An `inference.ModelConfig`. Serialises as Triton writes it in JSON: fields by their own names, enumerations by
 /// theirs, numbers as numbers, what is not set with its default but for messages.
 #[derive(Clone, PartialEq)]
-pub struct Configuration(pub(super) DynamicMessage);
+pub struct Configuration {
+    pub(super) message: DynamicMessage,
+    /// What requests of an emulated model take, with what was in the file that the message names: whoever runs the
+    /// model need not find it again.
+    unequal_times: Option<Arc<UnequalTimes>>,
+}
 
 impl Configuration {
     /// With what is in effect for what `message` does not say: which version is served, what runs it, the objective
@@ -44,7 +49,7 @@ impl Configuration {
             message.set_field(&policy, Value::Message(chosen));
         }
         if slo == Span::ENDLESS {
-            return Self(message);
+            return Self::from(message);
         }
         let key = MapKey::String("slo_ms".to_owned());
         let parameters = message.get_field_by_name_mut("parameters").and_then(Value::as_map_mut);
@@ -55,19 +60,36 @@ impl Configuration {
             parameter.set_field_by_name("string_value", Value::String((slo.0 as f64 / 1e6).to_string()));
             Value::Message(parameter)
         });
-        Self(message)
+        Self::from(message)
+    }
+
+    /// With what requests take, if they take unequal times.
+    pub(super) fn with_times(self, unequal_times: Option<UnequalTimes>) -> Self {
+        Self { unequal_times: unequal_times.map(Arc::new), ..self }
+    }
+
+    /// What requests of an emulated model take, if they take unequal times.
+    #[must_use]
+    pub fn unequal_times(&self) -> Option<&Arc<UnequalTimes>> {
+        self.unequal_times.as_ref()
     }
 
     /// The message, encoded as protobuf.
     #[must_use]
     pub fn encoded(&self) -> Vec<u8> {
-        self.0.encode_to_vec()
+        self.message.encode_to_vec()
     }
 
     /// `platform`: what the model's file is, as Triton names it.
     #[must_use]
     pub fn platform(&self) -> String {
-        text(&self.0, "platform")
+        text(&self.message, "platform")
+    }
+}
+
+impl From<DynamicMessage> for Configuration {
+    fn from(message: DynamicMessage) -> Self {
+        Self { message, unequal_times: None }
     }
 }
 
@@ -76,26 +98,26 @@ impl FromStr for Configuration {
     type Err = RepositoryError;
 
     fn from_str(text: &str) -> Result<Self, RepositoryError> {
-        parse(text).map(Self).map_err(RepositoryError)
+        parse(text).map(Self::from).map_err(RepositoryError)
     }
 }
 
 /// Of a model that was made without a repository.
 impl Default for Configuration {
     fn default() -> Self {
-        Self(DynamicMessage::new(MODEL_CONFIG.clone()))
+        Self::from(DynamicMessage::new(MODEL_CONFIG.clone()))
     }
 }
 
 impl fmt::Debug for Configuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Configuration({})", self.0)
+        write!(f, "Configuration({})", self.message)
     }
 }
 
 impl Serialize for Configuration {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Told::Message(&self.0).serialize(serializer)
+        Told::Message(&self.message).serialize(serializer)
     }
 }
 

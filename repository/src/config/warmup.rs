@@ -89,7 +89,7 @@ impl Configuration {
     /// # Errors
     /// What is wrong with a sample, by its name.
     pub fn warmup(&self, model: &Model, folder: &Path) -> Result<Vec<Warmup>, RepositoryError> {
-        let samples = get(&self.0, "model_warmup");
+        let samples = get(&self.message, "model_warmup");
         let samples = samples.as_list().unwrap_or_default();
         if samples.len() > SAMPLES_MAX {
             let found = samples.len();

@@ -201,6 +201,47 @@ fn a_sample_is_run_again_alone_by_its_own_input() {
     assert_eq!(ran, [vec![3, 13, 1, 2], vec![3], vec![13], vec![1], vec![2]]);
 }
 
+#[test]
+fn where_tasks_take_unequal_times_a_batch_lasts_by_its_inputs_and_a_sample_by_its_own() {
+    /// Takes as many milliseconds as the largest byte says, and notes what it is asked about.
+    struct Unequal(LatencyProfile, Mutex<Vec<Vec<u8>>>);
+
+    impl Executor for Unequal {
+        fn execute(&self, _: &[u8], _: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
+            Ok(vec![])
+        }
+
+        fn emulated_profile(&self) -> Option<&LatencyProfile> {
+            Some(&self.0)
+        }
+
+        fn emulated_latency(&self, tasks: usize, inputs: &[u8]) -> Option<Span> {
+            assert_eq!(inputs.len(), tasks);
+            self.1.lock().unwrap().push(inputs.to_vec());
+            Some(Span::from_millis(i64::from(*inputs.iter().max()?)))
+        }
+    }
+
+    let clock = Clock::start();
+    let region = Region::allocate(400).unwrap();
+    region.write(0, &[9, 2]);
+    region.write(8, &[5]);
+    let executor = Arc::new(Unequal(LatencyProfile::linear(1.0, 1.0, 8).unwrap(), Mutex::default()));
+    let mut batch = single(&(Arc::clone(&executor) as Arc<dyn Executor>), 8);
+    batch.runs.push(core::Run { tasks: 2, input_offset: 0, input_bytes: 1, output_offset: 100 });
+    let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
+    let job = Job { session: 1, batch, staged: Arc::new(Staged::unpinned(region)), waker: endpoint.waker() };
+    // Of an earlier batch, which was larger.
+    let mut scratch = Scratch { inputs: vec![0xaa; 50], outputs: vec![] };
+    let ahead = Ahead::default();
+    let execution = run_job(clock, &job, &mut scratch, (0, &ahead));
+    let Execution::Done { started_at, finished_at, .. } = execution else { panic!("{execution:?}") };
+    assert!(finished_at - started_at >= Span::from_millis(9));
+    let alone = scratch.run_alone(clock, &job.batch, 2, (0, &ahead)).unwrap();
+    assert!(alone >= Span::from_millis(2));
+    assert_eq!(*executor.1.lock().unwrap(), [vec![5, 9, 2], vec![2]]);
+}
+
 /// A batch of one task, whose input and output lie at these offsets.
 fn single(executor: &Arc<dyn Executor>, offset: usize) -> core::Job {
     core::Job {
