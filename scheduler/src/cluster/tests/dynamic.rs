@@ -148,12 +148,12 @@ fn frontends_let_in_what_is_shorter_than_what_was_measured() {
         let backend = add_backend(&mut cluster, now, hello).backend;
         let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
         cluster.handle_backend_message(now, Port::Control, backend, linked).unwrap();
-        let told = drain(&mut cluster).into_iter().filter_map(|output| match output {
+        let mut told = drain(&mut cluster).into_iter().filter_map(|output| match output {
             ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Model { least_latency, .. }) => Some(least_latency),
             _ => None,
         });
         let budget = Span::from_micros(320 + 1_000);
-        assert_eq!(told.last(), Some(Span::from_micros(expected) + budget), "{policy}");
+        assert_eq!(told.next_back(), Some(Span::from_micros(expected) + budget), "{policy}");
     }
 }
 
