@@ -95,7 +95,7 @@ pub(crate) const REMARKS: [&str; 8] = [
      Clockwork loses every other batch to its own timeouts when a prediction fails, at a load that is below the GPU's \
      capacity; `clockwork` here has wide windows and loses to the load. So policies are to be compared with each \
      other, not with the paper's systems.",
-    "`orloj` finishes up to 0.46 less than the paper's (0.79 on real tasks), most at three and more times the 99th \
+    "`orloj` finishes up to 0.43 less than the paper's (0.77 on real tasks), most at three and more times the 99th \
      percentile: not even `clairvoyant` finishes all of such a load. At 1.5 times, where the load matters least, the \
      two are within 0.12 on average.",
     "`nexus` finishes up to 0.54 more than the paper's with several modes: both plan with means, but here heads that \
