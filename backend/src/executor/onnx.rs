@@ -284,9 +284,18 @@ impl Source {
         Ok((graph, Groups::new(model, batching, binding)))
     }
 
+    /// Files note what exporters took shapes between operators and of outputs to be, by names of their own or before a
+    /// length was fixed. Where that contradicts what inputs are, inputs count: all others follow from these.
     fn typed(&self) -> TractResult<(TypedModel, Binding)> {
+        self.typed_with(&tract_onnx::onnx()).or_else(|contradicted| {
+            let unnoted = tract_onnx::onnx().with_ignore_value_info(true).with_ignore_output_shapes(true);
+            self.typed_with(&unnoted).map_err(|_| contradicted)
+        })
+    }
+
+    fn typed_with(&self, reader: &tract_onnx::Onnx) -> TractResult<(TypedModel, Binding)> {
         let Self { model, batching, .. } = self;
-        let mut graph = tract_onnx::onnx().model_for_path(&self.file)?;
+        let mut graph = reader.model_for_path(&self.file)?;
         let (binding, facts) = binding::bind(&input_ports(&graph)?, &graph.symbols, model, batching)?;
         graph.set_input_names(binding::input_names(model, batching))?;
         for (index, (datum_type, shape)) in facts.into_iter().enumerate() {
