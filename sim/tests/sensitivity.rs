@@ -92,6 +92,7 @@ fn no_constant_moves_a_published_goodput_by_more_than_a_hundredth() {
         }
     });
     let goodputs = goodputs.into_inner().unwrap();
+    assert!(goodputs[0].iter().all(|&usual| usual > 0.0), "{:?}", goodputs[0]);
     println!("| constant | {} |\n|{}", PUBLISHED.join(" | "), " --- |".repeat(PUBLISHED.len() + 1));
     let mut most: f64 = 0.0;
     for ((name, by, tuning), row) in tunings.iter().zip(&goodputs) {
