@@ -787,7 +787,7 @@ impl Shard {
             // What its number meant here is not known any more.
             return self.forward(model, Forwarded::Task(task, Application::NONE));
         };
-        let soonest_end = now + entry.budget.delay(1) + self.least_execution(model);
+        let soonest_end = now + entry.budget.delay(1) + self.estimates.profile(model).latency(1);
         if soonest_end > deadline || losses >= LOSSES_MAX || entry.hosted.is_err() || !is_served {
             // What an earlier primary had may only have come too late.
             let reason =
@@ -815,25 +815,15 @@ impl Shard {
     fn plan_with(&mut self, now: Timestamp, model: ModelId) {
         let Some(entry) = self.models.get_mut(&model) else { return };
         let (profile, queue_max) = (self.estimates.profile(model).clone(), self.config.queue_max);
-        let budget = entry.budget;
+        let planned = (profile.latency(1), entry.budget);
         let weights = Weights { load: self.estimates.load(model, entry.weights.load), ..entry.weights };
         let dynamic = entry.cost.map(Into::into);
         let config = ModelConfig { profile, queue_max, budget: Some(entry.budget), weights, dynamic };
         self.planner.handle_model(now, model, config);
-        let planned = (self.least_execution(model), budget);
-        let Some(entry) = self.models.get_mut(&model) else { return };
         if entry.told.replace(planned) != Some(planned) {
             let news = ShardToControl::Planned(model, planned.0, planned.1);
             self.outputs.push_back(ShardOutput::ToControl(news));
         }
-    }
-
-    /// What a task takes at the least. l(1) of a model whose tasks are unequal is that of one of them: of a shorter one
-    /// nothing is certain but what a batch costs in any case.
-    fn least_execution(&self, model: ModelId) -> Span {
-        let l1 = self.estimates.profile(model).latency(1);
-        let cost = self.models.get(&model).and_then(|entry| entry.cost).filter(|_| self.planner.wants_samples());
-        cost.map_or(l1, |cost| cost.fixed.min(l1))
     }
 
     /// Asks the frontends that are still there about tasks of a backend.

@@ -137,26 +137,6 @@ fn tasks_that_ran_alone_say_which_workloads_share_batches() {
     assert_eq!(dynamic.sizes(&[("short", 2), ("unknown", 2)]).len(), 2, "what nobody knows may be as long as any");
 }
 
-/// l(1) is that of requests of one length; clients of shorter ones may ask for less.
-#[test]
-fn frontends_let_in_what_is_shorter_than_what_was_measured() {
-    for (policy, expected) in [(Policy::Downbeat, 1_000), (Policy::Deferred, 6_000)] {
-        let mut cluster = scheduler(&ClusterConfig { policy, ..config() });
-        let now = Timestamp(0);
-        let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
-        let hello = BackendHello::new(1, vec![ModelOffer { cost: Some(COST), ..model_offer(1, "m", 1) }]);
-        let backend = add_backend(&mut cluster, now, hello).backend;
-        let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
-        cluster.handle_backend_message(now, Port::Control, backend, linked).unwrap();
-        let mut told = drain(&mut cluster).into_iter().filter_map(|output| match output {
-            ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Model { least_latency, .. }) => Some(least_latency),
-            _ => None,
-        });
-        let budget = Span::from_micros(320 + 1_000);
-        assert_eq!(told.next_back(), Some(Span::from_micros(expected) + budget), "{policy}");
-    }
-}
-
 #[test]
 fn a_model_takes_along_to_another_thread_what_its_workloads_are_and_take() {
     let mut dynamic = Dynamic::with_threads(Policy::Downbeat, Some(COST), 2);
