@@ -687,7 +687,7 @@ impl DynamicTimes {
     }
 
     /// Which classes had better share batches of about the usual size: groups by the mean work of their requests,
-    /// ascending, as are the classes of each.
+    /// ascending, as are the classes of each but for [`Class::ANY`], which comes last in whichever it joins.
     ///
     /// A request of work w in a batch that is padded to w' costs `c1 (w' - w)` more than among its like; a batch of its
     /// own costs c0, and the first request's work, once more. So they share it if the first is less than its share of

@@ -171,7 +171,7 @@ impl<P> Lanes<P> {
             }
         }
         (self.config, self.budget) = (config, budget);
-        // With many waiting that takes as long as thousands of them.
+        // All that wait would have new scores, which are what they were.
         if !is_same {
             self.rebuild(now);
         }
