@@ -19,8 +19,10 @@ const BOOL: i32 = 9;
 /// Names what the tests of tract's arm load models with.
 const ENGINE_VARIABLE: &str = "ONNX_TESTS_ENGINE";
 
-/// These are about what tract alone finds out, or says in its own words.
-const OF_TRACT: [&str; 1] = ["what_the_file_does_not_fit_is_refused_by_name"];
+/// These are about what tract alone finds out, or says in its own words. (ONNX Runtime believes what a file notes, and
+/// what is configured otherwise is refused.)
+const OF_TRACT: [&str; 2] =
+    ["what_the_file_does_not_fit_is_refused_by_name", "lengths_that_a_file_notes_give_way_to_what_is_configured"];
 
 /// Two threads that stand for GPUs.
 fn sessions(settings: Settings) -> Sessions {
