@@ -62,8 +62,9 @@ struct TensorShapeProto {
 
 #[derive(Clone, PartialEq, Message)]
 struct DimensionProto {
-    #[prost(int64, tag = "1")]
-    dim_value: i64,
+    /// Zero is a length, too.
+    #[prost(int64, optional, tag = "1")]
+    dim_value: Option<i64>,
     #[prost(string, tag = "2")]
     dim_param: String,
 }
@@ -135,8 +136,8 @@ impl Signature {
 impl Value {
     fn new(info: &ValueInfoProto) -> Self {
         let tensor = info.r#type.as_ref().and_then(|kind| kind.tensor_type.as_ref());
-        let dimension = |dim: &DimensionProto| match usize::try_from(dim.dim_value) {
-            Ok(length @ 1..) if dim.dim_param.is_empty() => Dimension::Fixed(length),
+        let dimension = |dim: &DimensionProto| match dim.dim_value.map(usize::try_from) {
+            Some(Ok(length)) if dim.dim_param.is_empty() => Dimension::Fixed(length),
             _ => Dimension::Symbolic(dim.dim_param.clone()),
         };
         let shape = tensor.and_then(|tensor| tensor.shape.as_ref());
@@ -160,7 +161,7 @@ impl Value {
         dims.map(|dims| dims.iter().map(length).collect()).ok_or_else(|| self.shown_shape())
     }
 
-    fn shown_shape(&self) -> String {
+    pub(crate) fn shown_shape(&self) -> String {
         let Some(shape) = &self.shape else { return "unknown".to_owned() };
         let dims: Vec<String> = shape.iter().map(ToString::to_string).collect();
         format!("[{}]", dims.join(", "))
@@ -191,11 +192,11 @@ fn datatype(elem_type: i32) -> Option<DataType> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A model without nodes; a dimension below 0 is called `N`, 0 has no name.
+    /// A model without nodes; the dimension -1 is called `N`, others below 0 have no name.
     pub(crate) fn file(inputs: &[(&str, i32, &[i64])], outputs: &[(&str, i32, &[i64])], weights: &[&str]) -> Vec<u8> {
         let dimension = |&length: &i64| DimensionProto {
-            dim_value: length.max(0),
-            dim_param: if length < 0 { "N".to_owned() } else { String::new() },
+            dim_value: Some(length).filter(|&length| length >= 0),
+            dim_param: if length == -1 { "N".to_owned() } else { String::new() },
         };
         let value = |&(name, elem_type, dims): &(&str, i32, &[i64])| {
             let shape = Some(TensorShapeProto { dim: dims.iter().map(dimension).collect() });
@@ -240,12 +241,12 @@ pub(crate) mod tests {
         assert_eq!((signature.inputs.len(), signature.inputs[0].datatype), (1, Some(DataType::Int64)));
         assert_eq!(signature.inputs[0].task_dims(true), Ok(vec![3, 2]));
         assert_eq!(
-            [&[0, 3][..], &[-1], &[1, 3], &[4], &[]].map(|dims| of(dims).is_batched()),
+            [&[-2, 3][..], &[-1], &[1, 3], &[4], &[]].map(|dims| of(dims).is_batched()),
             [true, true, false, false, false]
         );
         assert_eq!(of(&[1, 3]).inputs[0].task_dims(false), Ok(vec![1, 3]));
         assert_eq!((of(&[-1]).inputs[0].task_dims(true), of(&[]).inputs[0].task_dims(false)), (Ok(vec![]), Ok(vec![])));
-        assert_eq!(of(&[-1, 0, 3, -1]).inputs[0].task_dims(true), Ok(vec![-1, 3, -1]));
+        assert_eq!(of(&[-1, -2, 3, -1]).inputs[0].task_dims(true), Ok(vec![-1, 3, -1]));
         let datatype = |elem_type| read(&file(&[("x", elem_type, &[-1, 1])], &[], &[])).unwrap().inputs[0].datatype;
         assert_eq!([8, 14, 16].map(datatype), [Some(DataType::Bytes), None, None], "strings, complex and bfloat16");
     }

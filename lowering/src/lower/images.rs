@@ -7,6 +7,7 @@ use tract_onnx::{
         nn::{CoordTransformer, DataFormat, Interpolator, Nearest, Resize as ResizeOp},
     },
 };
+use tract_onnx_opl::resize as onnx;
 
 use super::{
     LowerError,
@@ -208,30 +209,90 @@ impl Walk<'_> {
     }
 
     pub(super) fn resize(&mut self, node: &TypedNode, op: &ResizeOp) -> Result<Value, LowerError> {
-        let (shape, output) = (self.shape_of(node.inputs[0])?, self.shape_of(node.id.into())?);
-        let changed: Vec<usize> = (0..shape.len()).filter(|&dim| shape[dim] != output[dim]).collect();
-        let is_image = shape.len() == 4 && changed.iter().all(|dim| [2, 3].contains(dim));
-        if !is_image || !node.outputs[0].fact.datum_type.is_float() {
-            return Err(self.builder.unsupported("only heights and widths of NCHW images can be resized"));
-        }
         let kind = match (&op.interpolator, op.nearest) {
             (Interpolator::Linear, _) => ResizeKind::Linear,
             (Interpolator::Nearest, Nearest::Floor) => ResizeKind::Floor,
             (Interpolator::Nearest, Nearest::RoundPreferCeil) => ResizeKind::NearestHigh,
             (Interpolator::Cubic, _) => return Err(self.missing_operator("Resize<cubic>")),
         };
-        let scales = op.optional_scales_input.and_then(|slot| node.inputs.get(slot).copied());
-        let scales = scales.and_then(|outlet| self.fact(outlet).ok()?.konst.clone());
-        let scales = scales.map(|tensor| image::floats(&tensor)).transpose()?.filter(|scales| scales.len() == 4);
+        let mut scales = self.ratios(node)?;
+        if let Some(given) = self.numbers_of(node, op.optional_scales_input)?.filter(|it| it.len() == scales.len()) {
+            scales = given;
+        }
+        self.resample(node, kind, &op.coord_transformer, &scales)
+    }
+
+    /// The same with what only files of ONNX say.
+    pub(super) fn resize_of_onnx(&mut self, node: &TypedNode, op: &onnx::Resize) -> Result<Value, LowerError> {
+        let kind = match (&op.interpolator, op.nearest) {
+            (Interpolator::Linear, _) => ResizeKind::Linear,
+            (Interpolator::Nearest, onnx::Nearest::Floor) => ResizeKind::Floor,
+            (Interpolator::Nearest, onnx::Nearest::Ceil) => ResizeKind::Ceil,
+            (Interpolator::Nearest, onnx::Nearest::RoundPreferFloor) => ResizeKind::NearestLow,
+            (Interpolator::Nearest, onnx::Nearest::RoundPreferCeil) => ResizeKind::NearestHigh,
+            (Interpolator::Cubic, _) => return Err(self.missing_operator("Resize<cubic>")),
+        };
+        let onnx::CoordTransform::Plain(transformer) = &op.coord_transformer else {
+            return Err(self.missing_operator("Resize<tf_crop_and_resize>"));
+        };
+        if op.antialias || op.exclude_outside {
+            let what = if op.antialias { "Resize<antialias>" } else { "Resize<exclude_outside>" };
+            return Err(self.missing_operator(what));
+        }
+        let (shape, mut scales) = (self.shape_of(node.inputs[0])?, self.ratios(node)?);
+        let axes = op.resized_axes(shape.len()).map_err(|error| self.builder.unsupported(&error.to_string()))?;
+        let has_one_each = |numbers: &Vec<f32>| numbers.len() == axes.len();
+        if let Some(given) = self.numbers_of(node, op.optional_scales_input)?.filter(has_one_each) {
+            std::iter::zip(&axes, given).for_each(|(&axis, scale)| scales[axis] = scale);
+        } else if let Some(pick) = match op.keep_aspect_ratio_policy {
+            onnx::AspectRatio::Stretch => None,
+            onnx::AspectRatio::NotLarger => Some(f32::min as fn(f32, f32) -> f32),
+            onnx::AspectRatio::NotSmaller => Some(f32::max as fn(f32, f32) -> f32),
+        } {
+            // One for all: what is wished for one dimension decides how long the others become.
+            let sizes = self.numbers_of(node, op.optional_sizes_input)?.filter(has_one_each);
+            let sizes = sizes.ok_or_else(|| self.builder.unsupported("its sizes depend on an input"))?;
+            #[allow(clippy::cast_precision_loss, reason = "images are small")]
+            let ratios = std::iter::zip(&axes, sizes).map(|(&axis, size)| size / shape[axis] as f32);
+            let scale = ratios.reduce(pick).unwrap_or(1.0);
+            axes.iter().for_each(|&axis| scales[axis] = scale);
+        }
+        self.resample(node, kind, transformer, &scales)
+    }
+
+    /// How much longer each dimension becomes.
+    #[allow(clippy::cast_precision_loss, reason = "images are small")]
+    fn ratios(&self, node: &TypedNode) -> Result<Vec<f32>, LowerError> {
+        let (shape, output) = (self.shape_of(node.inputs[0])?, self.shape_of(node.id.into())?);
+        Ok(std::iter::zip(shape, output).map(|(from, to)| to as f32 / from as f32).collect())
+    }
+
+    /// An optional input's elements; `None` if it is not there, or depends on a request.
+    fn numbers_of(&self, node: &TypedNode, slot: Option<usize>) -> Result<Option<Vec<f32>>, LowerError> {
+        let outlet = slot.and_then(|slot| node.inputs.get(slot).copied());
+        let tensor = outlet.and_then(|outlet| self.fact(outlet).ok()?.konst.clone());
+        tensor.map(|tensor| image::floats(&tensor)).transpose()
+    }
+
+    fn resample(
+        &mut self,
+        node: &TypedNode,
+        kind: ResizeKind,
+        transformer: &CoordTransformer,
+        scales: &[f32],
+    ) -> Result<Value, LowerError> {
+        let (shape, output) = (self.shape_of(node.inputs[0])?, self.shape_of(node.id.into())?);
+        let changed: Vec<usize> = (0..shape.len()).filter(|&dim| shape[dim] != output[dim]).collect();
+        let is_image = shape.len() == 4 && changed.iter().all(|dim| [2, 3].contains(dim));
+        if !is_image || !node.outputs[0].fact.datum_type.is_float() {
+            return Err(self.builder.unsupported("only heights and widths of NCHW images can be resized"));
+        }
         let order = order_of(DataFormat::NCHW, 4);
         let input = self.packed(node.inputs[0], &order, self.builder.float())?;
         let target = self.builder.tensor(&output, &order, input.ty);
         let mut axes = [[0.0; 3]; 2];
         for (axis, dim) in axes.iter_mut().zip(2..) {
-            #[allow(clippy::cast_precision_loss, reason = "images are small")]
-            let ratio = output[dim] as f32 / shape[dim] as f32;
-            let scale = scales.as_ref().map_or(ratio, |scales| scales[dim]);
-            *axis = coordinates(&op.coord_transformer, scale, shape[dim], output[dim]);
+            *axis = coordinates(transformer, scales[dim], shape[dim], output[dim]);
         }
         let step = Resize {
             input: self.builder.operand(&input)?,

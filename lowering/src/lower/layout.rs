@@ -94,9 +94,12 @@ impl Layout {
         new
     }
 
-    /// Repeats dimensions of length one.
+    /// Repeats dimensions of length one, and the whole in those that `shape` has in front.
     pub(super) fn broadcast(&self, shape: &[usize]) -> Self {
         let mut new = self.clone();
+        let in_front = shape.len() - self.rank();
+        new.shape.splice(..0, shape[..in_front].iter().copied());
+        new.strides.splice(..0, std::iter::repeat_n(0, in_front));
         for (dim, &length) in shape.iter().enumerate() {
             if new.shape[dim] != length {
                 new.strides[dim] = 0;

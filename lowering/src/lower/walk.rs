@@ -147,6 +147,9 @@ impl<'a> Walk<'a> {
         if let Some(op) = node.op_as::<Resize>() {
             return self.resize(node, op);
         }
+        if let Some(op) = node.op_as::<tract_onnx_opl::resize::Resize>() {
+            return self.resize_of_onnx(node, op);
+        }
         self.viewed(node)
     }
 

@@ -146,6 +146,9 @@ fn complete_tensor(tensor: &mut DynamicMessage, value: &onnx::Value, is_batched:
             let batch = if is_batched { "a batch dimension and then " } else { "" };
             format!("dims: found shape {found}, expected {batch}any; or say dims in config.pbtxt")
         })?;
+        if dims.contains(&0) {
+            return Err(format!("dims: found shape {}, expected lengths above 0", value.shown_shape()));
+        }
         let mut dims: Vec<Value> = dims.into_iter().map(Value::I64).collect();
         if dims.is_empty() {
             // A scalar, which clients give and see as a vector of one.

@@ -413,6 +413,10 @@ fn what_a_file_cannot_complete_names_the_file_and_the_key() {
         (error(b"no model", ""), "digits/1/model.onnx: found no ONNX model ("),
         (error(&of(14, &[-1, 3]), ""), "digits/1/model.onnx: input 'x': data_type: found none that the protocol has"),
         (
+            error(&of(1, &[-1, 0]), ""),
+            "digits/1/model.onnx: input 'x': dims: found shape [N, 0], expected lengths above 0",
+        ),
+        (
             error(&of(1, &[-1, 3]), "input { name: \"z\" }"),
             "digits/config.pbtxt: input.name: found \"z\", expected one of the model file's: x",
         ),

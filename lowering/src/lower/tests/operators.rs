@@ -360,6 +360,9 @@ fn rows_are_gathered_and_what_is_out_of_range_is_a_fault_of_its_task() {
 fn images_are_resized() {
     for (mode, transformation, nearest) in [
         ("nearest", "asymmetric", "floor"),
+        ("nearest", "half_pixel", "ceil"),
+        ("nearest", "half_pixel", "round_prefer_ceil"),
+        ("nearest", "half_pixel", "round_prefer_floor"),
         ("linear", "half_pixel", "floor"),
         ("linear", "align_corners", "floor"),
         ("linear", "pytorch_half_pixel", "floor"),
@@ -378,6 +381,16 @@ fn images_are_resized() {
             agrees(&net);
         }
     }
+}
+
+#[test]
+fn tensors_are_repeated_in_dimensions_that_they_do_not_have() {
+    let net = net_of(&[-1, 3], |net, x| {
+        let (twice, first) = (net.ints(&[3], &[2, 1, 1]), net.ints(&[1], &[0]));
+        let both = net.node("Expand", &[x, &twice], &[]);
+        net.node("ReduceSum", &[&both, &first], &[("keepdims", Int(0))])
+    });
+    agrees(&net);
 }
 
 #[test]

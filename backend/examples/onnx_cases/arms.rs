@@ -1,0 +1,73 @@
+//! What runs models here.
+
+use std::{path::Path, sync::Arc};
+
+use backend::{
+    config::{Config, Gpus, OnnxRuntime},
+    executor::{self, Executor, OnGpus, Programs, gpus::Devices},
+};
+use cuda::Fake;
+use repository::{Model, Precision, Processor};
+
+/// Pages of the GPU that is none: VGG-19 has room.
+const PAGES: usize = 110;
+const PAGES_OF_WEIGHTS: f64 = 64.0;
+
+/// What runs models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Arm {
+    Onnx,
+    Cuda,
+    Onnxruntime,
+}
+
+impl Arm {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Onnx, Self::Cuda, Self::Onnxruntime];
+
+    /// As `executor` names it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Onnx => "onnx",
+            Self::Cuda => "cuda",
+            Self::Onnxruntime => "onnxruntime",
+        }
+    }
+
+    /// Those that there are on this machine.
+    pub(crate) fn here() -> Vec<Self> {
+        let has_onnxruntime = executor::onnxruntime_library(&OnnxRuntime::default()).is_ok();
+        Self::ALL.into_iter().filter(|&arm| arm != Self::Onnxruntime || has_onnxruntime).collect()
+    }
+
+    pub(crate) fn load(self, model: &Model, file: &Path) -> Result<Arc<dyn Executor>, String> {
+        let mut model = model.clone();
+        let repository::Executor::Onnx { batching, wanted, .. } = &mut model.executor else {
+            return Err("not an ONNX model".to_owned());
+        };
+        let batching = batching.clone();
+        wanted.processor = Some(match self {
+            Self::Onnxruntime => Processor::Onnxruntime,
+            Self::Onnx | Self::Cuda => Processor::Cpu,
+        });
+        let loaded = match self {
+            Self::Cuda => OnGpus::load(&model, (file, &batching, Precision::Fp32), &[0], &a_gpu())
+                .map(|model| Arc::new(model) as Arc<dyn Executor>),
+            Self::Onnx | Self::Onnxruntime => {
+                executor::load(&model, (&[0], &Gpus::Count(1)), &OnnxRuntime::default(), &Programs::default())
+            }
+        };
+        loaded.map_err(|error| error.to_string())
+    }
+}
+
+fn a_gpu() -> Arc<Devices> {
+    let config: Config = toml::from_str(&format!(
+        "scheduler = '127.0.0.1:7000'\nsecret = 'known to the cluster'\nrepository = 'models'\ngpus = 1\n\
+         share_gpu = true\ngpu_memory_mb = {}\n",
+        PAGES_OF_WEIGHTS * 16.777_216
+    ))
+    .expect("these are its keys");
+    let open = |_: &str| Ok(Fake::new(PAGES, 1) as Arc<dyn cuda::Driver>);
+    Devices::new(&config, Box::new(open), crossbeam_channel::unbounded().0).expect("these keys go together")
+}

@@ -1,0 +1,175 @@
+//! A case: a model, what it is asked, and what must come out.
+
+use std::{collections::BTreeSet, fs, iter, path::Path};
+
+use prost::Message as _;
+use repository::DataType;
+use tract_onnx::pb::{
+    ModelProto, TensorProto, tensor_proto::DataType as Element, tensor_shape_proto::dimension, type_proto,
+};
+
+use crate::Error;
+
+/// A model, with one or more requests.
+#[derive(Clone)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) proto: ModelProto,
+    pub(crate) requests: Vec<Request>,
+}
+
+/// Inputs, and what must come out.
+pub(crate) type Request = [Vec<Value>; 2];
+
+impl Case {
+    /// `None` if its tensors are no tensors, or of a type that no client can send.
+    pub(crate) fn read(folder: &Path) -> Result<Option<Self>, Error> {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let proto = ModelProto::decode(&*fs::read(folder.join("model.onnx"))?)?;
+        let graph = proto.graph.as_ref().ok_or("no graph")?;
+        let are_tensors = graph.input.iter().chain(&graph.output).all(|value| {
+            let kind = value.r#type.as_ref().and_then(|kind| kind.value.as_ref());
+            matches!(kind, Some(type_proto::Value::TensorType(_)))
+        });
+        let mut requests = Vec::new();
+        for number in 0.. {
+            let set = folder.join(format!("test_data_set_{number}"));
+            if !are_tensors || !set.is_dir() {
+                break;
+            }
+            let Some(sides) = ["input", "output"].iter().map(|side| values(&set, side)).collect::<Option<Vec<_>>>()
+            else {
+                return Ok(None);
+            };
+            requests.push(sides.try_into().map_err(|_| "two sides")?);
+        }
+        Ok(Some(Self { name, proto, requests }).filter(|case| !case.requests.is_empty()))
+    }
+
+    /// A network without a folder: its input is known, and what must come out lies beside it.
+    pub(crate) fn network(file: &Path) -> Result<Self, Error> {
+        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let proto = ModelProto::decode(&*fs::read(file)?)?;
+        let graph = proto.graph.as_ref().ok_or("no graph")?;
+        let weights: BTreeSet<_> = graph.initializer.iter().map(|weight| &weight.name).collect();
+        let input = graph.input.iter().find(|input| !weights.contains(&input.name)).ok_or("no input")?;
+        let kind = input.r#type.as_ref().and_then(|kind| kind.value.as_ref());
+        let Some(type_proto::Value::TensorType(type_proto::Tensor { shape: Some(shape), .. })) = kind else {
+            return Err("an input without a shape".into());
+        };
+        let lengths = shape.dim.iter().map(|dim| match dim.value {
+            Some(dimension::Value::DimValue(length)) => length as usize,
+            _ => 1,
+        });
+        let shape: Vec<usize> = lengths.collect();
+        let count = shape.iter().product::<usize>();
+        let data = (0..count).flat_map(|at| ((at as f64 / count as f64) as f32).to_le_bytes()).collect();
+        let output = TensorProto::decode(&*fs::read(file.with_file_name(format!("{name}_output_0.pb")))?)?;
+        let output = value(output).ok_or("an output that is no tensor")?;
+        let requests = vec![[vec![Value { datatype: DataType::Fp32, shape, data }], vec![output]]];
+        Ok(Self { name, proto, requests })
+    }
+
+    /// The same with all inputs but the first as weights, which is how exporters write axes, pads, scales and kernels;
+    /// `None` if there is but one input, or another one in each request.
+    pub(crate) fn exported(&self) -> Option<Self> {
+        let [[inputs, expected]] = &self.requests[..] else { return None };
+        let mut case = self.clone();
+        let graph = case.proto.graph.as_mut()?;
+        let weights: BTreeSet<_> = graph.initializer.iter().map(|weight| weight.name.clone()).collect();
+        let asked = graph.input.iter().map(|input| input.name.clone()).filter(|name| !weights.contains(name));
+        let [_, rest @ ..] = &asked.collect::<Vec<_>>()[..] else { return None };
+        let (first, others) = inputs.split_first().filter(|(_, others)| !others.is_empty())?;
+        graph.input.retain(|input| !rest.contains(&input.name));
+        for (name, value) in iter::zip(rest, others) {
+            graph.initializer.push(value.weight(name)?);
+        }
+        case.name += " (exported)";
+        case.requests = vec![[vec![first.clone()], expected.clone()]];
+        Some(case)
+    }
+
+    /// The operators of its graph.
+    pub(crate) fn operators(&self) -> BTreeSet<&str> {
+        let nodes = self.proto.graph.iter().flat_map(|graph| &graph.node);
+        nodes.map(|node| node.op_type.as_str()).collect()
+    }
+}
+
+/// A tensor as clients send it.
+#[derive(Clone)]
+pub(crate) struct Value {
+    pub(crate) datatype: DataType,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) data: Vec<u8>,
+}
+
+impl Value {
+    fn weight(&self, name: &str) -> Option<TensorProto> {
+        let data_type = match self.datatype {
+            DataType::Bool => Element::Bool,
+            DataType::Uint8 => Element::Uint8,
+            DataType::Uint16 => Element::Uint16,
+            DataType::Uint32 => Element::Uint32,
+            DataType::Uint64 => Element::Uint64,
+            DataType::Int8 => Element::Int8,
+            DataType::Int16 => Element::Int16,
+            DataType::Int32 => Element::Int32,
+            DataType::Int64 => Element::Int64,
+            DataType::Fp16 => Element::Float16,
+            DataType::Fp32 => Element::Float,
+            DataType::Fp64 => Element::Double,
+            DataType::Bytes => return None,
+        };
+        Some(TensorProto {
+            name: name.to_owned(),
+            data_type: data_type as i32,
+            dims: self.shape.iter().map(|&length| length as i64).collect(),
+            raw_data: self.data.clone(),
+            ..TensorProto::default()
+        })
+    }
+}
+
+/// One side of a request; `None` if it has what no client can send.
+fn values(set: &Path, side: &str) -> Option<Vec<Value>> {
+    let files = (0..).map(|number| set.join(format!("{side}_{number}.pb"))).take_while(|file| file.is_file());
+    files.map(|file| value(TensorProto::decode(&*fs::read(file).ok()?).ok()?)).collect()
+}
+
+/// A tensor has its elements as bytes, or in a list of numbers that are at least as wide.
+fn value(tensor: TensorProto) -> Option<Value> {
+    let shape = tensor.dims.iter().map(|&length| usize::try_from(length).ok()).collect::<Option<_>>()?;
+    let integers =
+        |bytes: usize| tensor.int32_data.iter().flat_map(move |number| number.to_le_bytes()[..bytes].to_vec());
+    let (datatype, listed) = match Element::try_from(tensor.data_type).ok()? {
+        Element::Float => (DataType::Fp32, tensor.float_data.iter().flat_map(|number| number.to_le_bytes()).collect()),
+        Element::Double => {
+            (DataType::Fp64, tensor.double_data.iter().flat_map(|number| number.to_le_bytes()).collect())
+        }
+        Element::Int64 => (DataType::Int64, tensor.int64_data.iter().flat_map(|number| number.to_le_bytes()).collect()),
+        Element::Uint64 => {
+            (DataType::Uint64, tensor.uint64_data.iter().flat_map(|number| number.to_le_bytes()).collect())
+        }
+        Element::Uint32 => {
+            let numbers = tensor.uint64_data.iter().map(|&number| number as u32);
+            (DataType::Uint32, numbers.flat_map(u32::to_le_bytes).collect())
+        }
+        Element::Int32 => (DataType::Int32, integers(4).collect()),
+        Element::Int16 => (DataType::Int16, integers(2).collect()),
+        Element::Uint16 => (DataType::Uint16, integers(2).collect()),
+        Element::Float16 => (DataType::Fp16, integers(2).collect()),
+        Element::Int8 => (DataType::Int8, integers(1).collect()),
+        Element::Uint8 => (DataType::Uint8, integers(1).collect()),
+        Element::Bool => (DataType::Bool, integers(1).collect()),
+        Element::String => {
+            let strings = tensor.string_data.iter();
+            let sized =
+                strings.flat_map(|text| (text.len() as u32).to_le_bytes().into_iter().chain(text.iter().copied()));
+            (DataType::Bytes, sized.collect::<Vec<u8>>())
+        }
+        _ => return None,
+    };
+    let data = if tensor.raw_data.is_empty() { listed } else { tensor.raw_data.to_vec() };
+    Some(Value { datatype, shape, data })
+}

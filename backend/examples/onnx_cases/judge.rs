@@ -1,0 +1,121 @@
+//! Loads a case's model as a backend does, asks it, and compares.
+
+use std::{
+    fs, iter,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use backend::executor::Executor;
+use prost::Message as _;
+use repository::{DataType, Model, Tensor, cell};
+
+use crate::{
+    arms::Arm,
+    cases::{Case, Request, Value},
+};
+
+/// What ONNX's own runner allows: a share of the number, and what is not a share of it.
+const RELATIVE: f64 = 1e-3;
+const ABSOLUTE: f64 = 1e-7;
+/// Where a sum's terms cancel out it is as far off as they were rounded: this share of the tensor's largest number.
+const ROUNDING: f64 = 1e-5;
+
+/// How a case ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Verdict {
+    Passed,
+    /// It was not loaded.
+    Refused,
+    /// It was, and was answered with an error.
+    Failed,
+    /// It was, and was answered with something else than what must come out, or what ran it panicked.
+    Wrong,
+}
+
+impl Verdict {
+    /// As it is printed.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Wrong => "wrong",
+        }
+    }
+}
+
+/// How a case ends for an arm, and why if it does not pass.
+pub(crate) fn judge(case: &Case, arm: Arm) -> Result<(), (Verdict, String)> {
+    let folder = tempfile::tempdir().expect("a folder for a model");
+    let version = folder.path().join("m/1");
+    let file = version.join("model.onnx");
+    fs::create_dir_all(&version).expect("room for a model");
+    fs::write(&file, case.proto.encode_to_vec()).expect("room for a model");
+    fs::write(folder.path().join("m/config.pbtxt"), "max_batch_size: 0\n").expect("room for a model");
+    let refused = |why: String| (Verdict::Refused, why);
+    let model = repository::load_model(&folder.path().join("m")).map_err(|error| refused(error.to_string()))?;
+    let panicked = |when| (Verdict::Wrong, format!("panicked while it {when}"));
+    let executor = catch_unwind(AssertUnwindSafe(|| arm.load(&model, &file)));
+    let executor = executor.map_err(|_| panicked("was loaded"))?.map_err(refused)?;
+    let ask = |request| ask(&model, executor.as_ref(), request);
+    catch_unwind(AssertUnwindSafe(|| case.requests.iter().try_for_each(ask))).map_err(|_| panicked("ran"))?
+}
+
+/// Runs a model as a backend does, and compares.
+fn ask(model: &Model, executor: &dyn Executor, [inputs, expected]: &Request) -> Result<(), (Verdict, String)> {
+    let outputs = run(model, executor, inputs).map_err(|why| (Verdict::Failed, why))?;
+    let wrong = |what: String| (Verdict::Wrong, what);
+    let (task, _) = cell::split_first(&model.outputs, &outputs).ok_or_else(|| wrong("its outputs are torn".into()))?;
+    let found = cell::read(&model.outputs, task).map_err(|error| wrong(error.to_string()))?;
+    iter::zip(&model.outputs, iter::zip(found, expected)).try_for_each(|(tensor, (found, expected))| {
+        let found = found.ok_or_else(|| "found none".to_owned());
+        let compared = found.and_then(|found| compare(tensor, &found, expected));
+        compared.map_err(|what| wrong(format!("{}: {what}", tensor.name)))
+    })
+}
+
+fn run(model: &Model, executor: &dyn Executor, inputs: &[Value]) -> Result<Vec<u8>, String> {
+    let cells = iter::zip(&model.inputs, inputs).map(|(tensor, value)| {
+        let shape = tensor.client_shape_of(&value.shape).unwrap_or_else(|| value.shape.clone());
+        Some(cell::Cell { shape, data: &value.data })
+    });
+    let mut record = vec![0; cell::bytes_max(&model.inputs)];
+    let bytes =
+        cell::write(&model.inputs, &cells.collect::<Vec<_>>(), &mut record).map_err(|error| error.to_string())?;
+    record.truncate(bytes);
+    let mut outputs = vec![0; cell::bytes_max(&model.outputs)];
+    let failed = executor.execute(&record, &mut outputs).map_err(|error| error.to_string())?;
+    failed.first().map_or(Ok(outputs), |failure| Err(failure.reason.clone()))
+}
+
+fn compare(tensor: &Tensor, found: &cell::Cell<'_>, expected: &Value) -> Result<(), String> {
+    if tensor.datatype != expected.datatype {
+        return Err(format!("found {}, expected {}", tensor.datatype, expected.datatype));
+    }
+    // The shape that its model gives.
+    let shape = tensor.model_shape_of(&found.shape);
+    if shape != expected.shape {
+        return Err(format!("found shape {shape:?}, expected {:?}", expected.shape));
+    }
+    let numbers = |data: &[u8]| -> Option<Vec<f64>> {
+        Some(match tensor.datatype {
+            DataType::Fp16 => data.as_chunks().0.iter().map(|bytes| half::f16::from_le_bytes(*bytes).into()).collect(),
+            DataType::Fp32 => data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).into()).collect(),
+            DataType::Fp64 => data.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect(),
+            _ => return None,
+        })
+    };
+    let (Some(found_numbers), Some(expected_numbers)) = (numbers(found.data), numbers(&expected.data)) else {
+        return if found.data == expected.data { Ok(()) } else { Err("found other elements".to_owned()) };
+    };
+    let finite = expected_numbers.iter().filter(|number| number.is_finite());
+    let largest = finite.fold(0.0, |largest: f64, number| largest.max(number.abs()));
+    let is_close = |(found, expected): (f64, f64)| {
+        found == expected
+            || (found.is_nan() && expected.is_nan())
+            || (found - expected).abs() <= ABSOLUTE + ROUNDING * largest + RELATIVE * expected.abs()
+    };
+    let mut pairs = iter::zip(found_numbers, expected_numbers);
+    let differs = pairs.find(|&pair| !is_close(pair));
+    differs.map_or(Ok(()), |(found, expected)| Err(format!("found {found}, expected {expected}")))
+}

@@ -1,0 +1,96 @@
+//! What all cases came to.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use crate::{arms::Arm, cases::Case, judge::Verdict};
+
+const HEAD: &str = "\
+# Operators
+
+What runs ONNX models here, by ONNX's own tests of those who run them (PyPI's `onnx`, so nobody here wrote them):
+`onnx` is tract, on the CPU; `cuda` is a plan for GPUs, computed on the CPU by what says what each of its steps
+means; `onnxruntime` is ONNX Runtime's library on the CPU. Each test is asked as it is, and once more with all
+inputs but the first as weights, as exporters write axes, kernels and scales. ONNX allows a thousandth of each
+number and 1e-7; where sums cancel out, rounding alone is more than that, so here a hundred-thousandth of a tensor's
+largest number is allowed, too. Tests of sequences, and of types that the protocol does not have, are left out.
+
+This page is made by `tests/onnx/run --update`, and `tests/onnx/run` checks that it is still true.
+
+";
+
+/// How many cases ended in which way.
+type Counts = BTreeMap<Verdict, usize>;
+
+/// What is known of the cases that have been judged.
+#[derive(Debug, Default)]
+pub(crate) struct Page {
+    /// Cases whose tensors no client can send.
+    pub(crate) skipped: usize,
+    all: BTreeMap<Arm, Counts>,
+    /// Of cases with one operator.
+    operators: BTreeMap<String, BTreeMap<Arm, Counts>>,
+    /// What was loaded and did not pass.
+    bad: BTreeMap<(Arm, Verdict), Vec<String>>,
+}
+
+impl Page {
+    pub(crate) fn add(&mut self, case: &Case, arm: Arm, verdict: Verdict) {
+        *self.all.entry(arm).or_default().entry(verdict).or_default() += 1;
+        let operators = case.operators();
+        if let (Some(operator), 1) = (operators.first(), operators.len()) {
+            let arms = self.operators.entry((*operator).to_owned()).or_default();
+            *arms.entry(arm).or_default().entry(verdict).or_default() += 1;
+        }
+        if [Verdict::Failed, Verdict::Wrong].contains(&verdict) {
+            self.bad.entry((arm, verdict)).or_default().push(case.name.clone());
+        }
+    }
+
+    /// A line for each arm.
+    pub(crate) fn summary(&self) -> String {
+        self.all.iter().fold(String::new(), |mut text, (arm, counts)| {
+            let [passed, refused, failed, wrong] = every(counts);
+            let _ = writeln!(
+                text,
+                "{}: {passed} passed, {refused} refused, {failed} failed, {wrong} wrong, {} skipped",
+                arm.name(),
+                self.skipped
+            );
+            text
+        })
+    }
+
+    /// All of it.
+    pub(crate) fn markdown(&self) -> String {
+        let mut text = HEAD.to_owned();
+        text.push_str(
+            "| executor | passed | refused when loaded | failed when run | wrong |\n\
+             | --- | --- | --- | --- | --- |\n",
+        );
+        for (arm, counts) in &self.all {
+            let [passed, refused, failed, wrong] = every(counts);
+            let _ = writeln!(text, "| `{}` | {passed} | {refused} | {failed} | {wrong} |", arm.name());
+        }
+        text.push_str("\n## By operator\n\nCases of one operator that passed, of all.\n\n| operator |");
+        Arm::ALL.iter().for_each(|arm| text.push_str(&format!(" `{}` |", arm.name())));
+        text.push_str("\n| --- | --- | --- | --- |\n");
+        for (operator, arms) in &self.operators {
+            let cell = |arm| {
+                let counts = every(arms.get(&arm).unwrap_or(&Counts::new()));
+                format!("{} of {}", counts[0], counts.iter().sum::<usize>())
+            };
+            let [onnx, cuda, onnxruntime] = Arm::ALL.map(cell);
+            let _ = writeln!(text, "| {operator} | {onnx} | {cuda} | {onnxruntime} |");
+        }
+        text.push_str("\n## What was loaded and did not pass\n\n");
+        for ((arm, verdict), cases) in &self.bad {
+            let _ = writeln!(text, "- `{}`, {}: {}", arm.name(), verdict.name(), cases.join(", "));
+        }
+        text
+    }
+}
+
+fn every(counts: &Counts) -> [usize; 4] {
+    [Verdict::Passed, Verdict::Refused, Verdict::Failed, Verdict::Wrong]
+        .map(|verdict| counts.get(&verdict).copied().unwrap_or_default())
+}
