@@ -4,10 +4,10 @@ use std::{path::Path, sync::Arc};
 
 use backend::{
     config::{Config, Gpus, OnnxRuntime},
-    executor::{self, Executor, OnGpus, Programs, gpus::Devices},
+    executor::{self, Executor, ExecutorError, OnGpus, Programs, gpus::Devices},
 };
 use cuda::Fake;
-use repository::{Model, Precision, Processor};
+use repository::{Batching, Model, Precision, Processor};
 
 /// Pages of the GPU that is none: VGG-19 has room.
 const PAGES: usize = 110;
@@ -18,18 +18,21 @@ const PAGES_OF_WEIGHTS: f64 = 64.0;
 pub(crate) enum Arm {
     Onnx,
     Cuda,
+    /// The same in FP16.
+    CudaHalf,
     Onnxruntime,
 }
 
 impl Arm {
     /// All of them.
-    pub(crate) const ALL: [Self; 3] = [Self::Onnx, Self::Cuda, Self::Onnxruntime];
+    pub(crate) const ALL: [Self; 4] = [Self::Onnx, Self::Cuda, Self::CudaHalf, Self::Onnxruntime];
 
-    /// As `executor` names it.
+    /// As `executor`, and `precision` if it matters, name it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Onnx => "onnx",
             Self::Cuda => "cuda",
+            Self::CudaHalf => "cuda fp16",
             Self::Onnxruntime => "onnxruntime",
         }
     }
@@ -40,6 +43,15 @@ impl Arm {
         Self::ALL.into_iter().filter(|&arm| arm != Self::Onnxruntime || has_onnxruntime).collect()
     }
 
+    /// How far its answers may be off: this share of a number, and, as where a sum's terms cancel out it is as far off
+    /// as they were rounded, this share of the tensor's largest number. The first is what ONNX's own runner allows.
+    pub(crate) fn tolerance(self) -> [f64; 2] {
+        match self {
+            Self::Onnx | Self::Cuda | Self::Onnxruntime => [1e-3, 1e-5],
+            Self::CudaHalf => [1e-2, 1e-2],
+        }
+    }
+
     pub(crate) fn load(self, model: &Model, file: &Path) -> Result<Arc<dyn Executor>, String> {
         let mut model = model.clone();
         let repository::Executor::Onnx { batching, wanted, .. } = &mut model.executor else {
@@ -48,17 +60,21 @@ impl Arm {
         let batching = batching.clone();
         wanted.processor = Some(match self {
             Self::Onnxruntime => Processor::Onnxruntime,
-            Self::Onnx | Self::Cuda => Processor::Cpu,
+            Self::Onnx | Self::Cuda | Self::CudaHalf => Processor::Cpu,
         });
         let loaded = match self {
-            Self::Cuda => OnGpus::load(&model, (file, &batching, Precision::Fp32), &[0], &a_gpu())
-                .map(|model| Arc::new(model) as Arc<dyn Executor>),
+            Self::Cuda => on_gpu(&model, (file, &batching, Precision::Fp32)),
+            Self::CudaHalf => on_gpu(&model, (file, &batching, Precision::Fp16)),
             Self::Onnx | Self::Onnxruntime => {
                 executor::load(&model, (&[0], &Gpus::Count(1)), &OnnxRuntime::default(), &Programs::default())
             }
         };
         loaded.map_err(|error| error.to_string())
     }
+}
+
+fn on_gpu(model: &Model, how: (&Path, &Batching, Precision)) -> Result<Arc<dyn Executor>, ExecutorError> {
+    Ok(Arc::new(OnGpus::load(model, how, &[0], &a_gpu())?))
 }
 
 fn a_gpu() -> Arc<Devices> {

@@ -14,11 +14,8 @@ use crate::{
     cases::{Case, Request, Value},
 };
 
-/// What ONNX's own runner allows: a share of the number, and what is not a share of it.
-const RELATIVE: f64 = 1e-3;
+/// What ONNX's own runner allows however small a number is.
 const ABSOLUTE: f64 = 1e-7;
-/// Where a sum's terms cancel out it is as far off as they were rounded: this share of the tensor's largest number.
-const ROUNDING: f64 = 1e-5;
 
 /// How a case ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,19 +54,24 @@ pub(crate) fn judge(case: &Case, arm: Arm) -> Result<(), (Verdict, String)> {
     let panicked = |when| (Verdict::Wrong, format!("panicked while it {when}"));
     let executor = catch_unwind(AssertUnwindSafe(|| arm.load(&model, &file)));
     let executor = executor.map_err(|_| panicked("was loaded"))?.map_err(refused)?;
-    let ask = |request| ask(&model, executor.as_ref(), request);
+    let ask = |request| ask(&model, executor.as_ref(), request, arm.tolerance());
     catch_unwind(AssertUnwindSafe(|| case.requests.iter().try_for_each(ask))).map_err(|_| panicked("ran"))?
 }
 
 /// Runs a model as a backend does, and compares.
-fn ask(model: &Model, executor: &dyn Executor, [inputs, expected]: &Request) -> Result<(), (Verdict, String)> {
+fn ask(
+    model: &Model,
+    executor: &dyn Executor,
+    [inputs, expected]: &Request,
+    tolerance: [f64; 2],
+) -> Result<(), (Verdict, String)> {
     let outputs = run(model, executor, inputs).map_err(|why| (Verdict::Failed, why))?;
     let wrong = |what: String| (Verdict::Wrong, what);
     let (task, _) = cell::split_first(&model.outputs, &outputs).ok_or_else(|| wrong("its outputs are torn".into()))?;
     let found = cell::read(&model.outputs, task).map_err(|error| wrong(error.to_string()))?;
     iter::zip(&model.outputs, iter::zip(found, expected)).try_for_each(|(tensor, (found, expected))| {
         let found = found.ok_or_else(|| "found none".to_owned());
-        let compared = found.and_then(|found| compare(tensor, &found, expected));
+        let compared = found.and_then(|found| compare(tensor, &found, expected, tolerance));
         compared.map_err(|what| wrong(format!("{}: {what}", tensor.name)))
     })
 }
@@ -88,7 +90,12 @@ fn run(model: &Model, executor: &dyn Executor, inputs: &[Value]) -> Result<Vec<u
     failed.first().map_or(Ok(outputs), |failure| Err(failure.reason.clone()))
 }
 
-fn compare(tensor: &Tensor, found: &cell::Cell<'_>, expected: &Value) -> Result<(), String> {
+fn compare(
+    tensor: &Tensor,
+    found: &cell::Cell<'_>,
+    expected: &Value,
+    [relative, rounding]: [f64; 2],
+) -> Result<(), String> {
     if tensor.datatype != expected.datatype {
         return Err(format!("found {}, expected {}", tensor.datatype, expected.datatype));
     }
@@ -113,7 +120,7 @@ fn compare(tensor: &Tensor, found: &cell::Cell<'_>, expected: &Value) -> Result<
     let is_close = |(found, expected): (f64, f64)| {
         found == expected
             || (found.is_nan() && expected.is_nan())
-            || (found - expected).abs() <= ABSOLUTE + ROUNDING * largest + RELATIVE * expected.abs()
+            || (found - expected).abs() <= ABSOLUTE + rounding * largest + relative * expected.abs()
     };
     let mut pairs = iter::zip(found_numbers, expected_numbers);
     let differs = pairs.find(|&pair| !is_close(pair));
