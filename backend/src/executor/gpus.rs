@@ -345,23 +345,30 @@ fn check_ports(model: &Model, plan: &Plan) -> Result<(), ExecutorError> {
     Ok(())
 }
 
+const ELSE: &str = "parameters: executor \"onnx\" runs it on the CPU";
+
+fn refused(source: &Source, error: &lowering::LowerError) -> ExecutorError {
+    source.refused(&format_args!("executor = \"cuda\": {error}; {ELSE}"))
+}
+
 /// What a model whose requests choose lengths has beside its plans, which are in the order of forms and of their sizes.
 type Forms = Option<(Groups, Rungs)>;
 
 fn lower(source: &Source, sizes: &[usize], precision: Precision) -> Result<(Lowered, Forms), ExecutorError> {
-    let (graph, groups) = source.decluttered()?;
-    let batch = source.is_batched().then(|| graph.symbols.sym("batch"));
     let precision = match precision {
         Precision::Fp32 => lowering::plan::Precision::Fp32,
         Precision::Tf32 => lowering::plan::Precision::Tf32,
         Precision::Fp16 => lowering::plan::Precision::Fp16,
     };
-    let else_ = "parameters: executor \"onnx\" runs it on the CPU";
+    let (graph, groups) = match source.decluttered() {
+        Ok(read) => read,
+        Err(error) if source.may_have_one_size() => return lower_each(source, sizes, precision).unwrap_or(Err(error)),
+        Err(error) => return Err(error),
+    };
+    let batch = source.is_batched().then(|| graph.symbols.sym("batch"));
     if groups.binding.lengths.is_empty() {
         let lowered = lowering::lower(&graph, batch.as_ref(), sizes, precision);
-        let refused =
-            |error: lowering::LowerError| source.refused(&format_args!("executor = \"cuda\": {error}; {else_}"));
-        return Ok((lowered.map_err(refused)?, None));
+        return Ok((lowered.map_err(|error| refused(source, &error))?, None));
     }
     let refused = |error: ExecutorError| source.refused(&error);
     let rungs = Rungs::of(&groups, sizes.last().copied().unwrap_or(1)).map_err(refused)?;
@@ -374,13 +381,29 @@ fn lower(source: &Source, sizes: &[usize], precision: Precision) -> Result<(Lowe
             lowering.add(&graph, size, &symbols).map_err(|error| {
                 let lengths = &form.lengths;
                 source.refused(&format_args!(
-                    "executor = \"cuda\": {error}, with lengths {lengths:?}; {else_}, and max_dims says how long they \
-                     are"
+                    "executor = \"cuda\": {error}, with lengths {lengths:?}; {ELSE}, and max_dims says how long \
+                     they are"
                 ))
             })?;
         }
     }
     Ok((lowering.finish(), Some((groups, rungs))))
+}
+
+/// The same where there is a graph for each size alone; `None` if there is none either.
+fn lower_each(
+    source: &Source,
+    sizes: &[usize],
+    precision: lowering::plan::Precision,
+) -> Option<Result<(Lowered, Forms), ExecutorError>> {
+    let mut lowering = Lowering::new(precision);
+    for &size in sizes {
+        let graph = source.decluttered_for(size).ok()?;
+        if let Err(error) = lowering.add(&graph, size, &[]) {
+            return Some(Err(refused(source, &error)));
+        }
+    }
+    Some(Ok((lowering.finish(), None)))
 }
 
 #[cfg(test)]

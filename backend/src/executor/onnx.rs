@@ -284,21 +284,49 @@ impl Source {
         Ok((graph, Groups::new(model, batching, binding)))
     }
 
+    /// The same of a model without lengths that requests choose, for batches of this size alone.
+    pub(super) fn decluttered_for(&self, batch: usize) -> Result<TypedModel, ExecutorError> {
+        let refused = |cause: TractError| self.refused(&cause);
+        let (graph, mut binding) = self.typed_for(batch).map_err(refused)?;
+        let graph = graph.into_decluttered().map_err(refused)?;
+        let ports = output_ports_for(batch, &graph, &self.model).map_err(refused)?;
+        binding.bind_parts(&ports, &self.model, &self.batching).map_err(refused)?;
+        self.check_stamp()?;
+        Ok(graph)
+    }
+
+    /// Whether there may be a graph for each size of batches where there is none for all: lengths that follow from a
+    /// batch are numbers then, which tract can compute with as the file says.
+    pub(super) fn may_have_one_size(&self) -> bool {
+        self.is_batched() && !self.is_in_groups()
+    }
+
+    fn typed(&self) -> TractResult<(TypedModel, Binding)> {
+        self.typed_as(None)
+    }
+
+    fn typed_for(&self, batch: usize) -> TractResult<(TypedModel, Binding)> {
+        self.typed_as(Some(batch))
+    }
+
     /// Files note what exporters took shapes between operators and of outputs to be, by names of their own or before a
     /// length was fixed. Where that contradicts what inputs are, inputs count: all others follow from these.
-    fn typed(&self) -> TractResult<(TypedModel, Binding)> {
-        self.typed_with(&tract_onnx::onnx()).or_else(|contradicted| {
+    fn typed_as(&self, batch: Option<usize>) -> TractResult<(TypedModel, Binding)> {
+        self.typed_with(&tract_onnx::onnx(), batch).or_else(|contradicted| {
             let unnoted = tract_onnx::onnx().with_ignore_value_info(true).with_ignore_output_shapes(true);
-            self.typed_with(&unnoted).map_err(|_| contradicted)
+            self.typed_with(&unnoted, batch).map_err(|_| contradicted)
         })
     }
 
-    fn typed_with(&self, reader: &tract_onnx::Onnx) -> TractResult<(TypedModel, Binding)> {
+    fn typed_with(&self, reader: &tract_onnx::Onnx, batch: Option<usize>) -> TractResult<(TypedModel, Binding)> {
         let Self { model, batching, .. } = self;
         let mut graph = reader.model_for_path(&self.file)?;
         let (binding, facts) = binding::bind(&input_ports(&graph)?, &graph.symbols, model, batching)?;
         graph.set_input_names(binding::input_names(model, batching))?;
-        for (index, (datum_type, shape)) in facts.into_iter().enumerate() {
+        for (index, (datum_type, mut shape)) in facts.into_iter().enumerate() {
+            if let (Some(batch), true) = (batch, model.is_batched) {
+                shape[0] = batch.into();
+            }
             graph.set_input_fact(index, InferenceFact::dt_shape(datum_type, shape))?;
         }
         let outlets = graph.outputs.clone();
@@ -349,6 +377,17 @@ fn output_ports(graph: &TypedModel, model: &Model) -> TractResult<Vec<Port>> {
         Ok(Port { name: tensor.name.clone(), datum_type: Some(fact.datum_type), shape })
     };
     model.outputs.iter().enumerate().map(port).collect()
+}
+
+/// The same of a graph for batches of this size alone: what is so long in front is as long as a batch.
+fn output_ports_for(batch: usize, graph: &TypedModel, model: &Model) -> TractResult<Vec<Port>> {
+    let mut ports = output_ports(graph, model)?;
+    for first in ports.iter_mut().filter_map(|port| port.shape.as_mut()?.first_mut()) {
+        if first.as_ref().is_some_and(|first| *first == TDim::from(batch)) {
+            *first = Some(graph.symbols.sym("batch").into());
+        }
+    }
+    Ok(ports)
 }
 
 /// Clients choose these bytes, but a `bool` other than 0 or 1 is undefined.

@@ -14,7 +14,7 @@ use crate::{
     config::Config,
     executor::{
         Onnx,
-        onnx::tests::{FP32, INT64, Value, floats, graph, in_repository, load_file, node},
+        onnx::tests::{FP32, INT64, Value, floats, graph, in_repository, load_file, node, reshaped_by_numbers},
     },
 };
 
@@ -156,6 +156,15 @@ fn tensors_of_all_shapes_lie_where_clients_have_them() {
         [floats(&[5.0, 7.0]), int64s(&[1])].concat(),
     ];
     agree("", several, &tasks.concat(), &expected.concat());
+}
+
+#[test]
+fn what_is_known_for_one_size_at_a_time_has_a_plan_for_each() {
+    let rows: Vec<f32> = (0..9_u8).map(f32::from).collect();
+    let negative: Vec<f32> = rows.iter().map(|number| -number).collect();
+    agree("max_batch_size: 4", reshaped_by_numbers(false), &floats(&rows), &floats(&negative));
+    let error = both("max_batch_size: 4", reshaped_by_numbers(true)).err().unwrap();
+    assert!(error.contains("Reshape"), "{error}");
 }
 
 /// A word's vector.

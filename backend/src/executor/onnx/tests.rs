@@ -272,6 +272,45 @@ fn lengths_that_a_file_notes_give_way_to_what_is_configured() {
     assert_eq!(run(&twice_negated(&[-1, 4]).unwrap(), &rows, 24), floats(&rows));
 }
 
+/// -x by way of a shape that is computed with: tract knows of numbers what that comes to, and of names nothing. Or the
+/// mean of all tasks, which is but one row.
+pub(crate) fn reshaped_by_numbers(is_mean: bool) -> GraphProto {
+    let mut nodes = vec![
+        node("Shape", &["x"], "shape", &[]),
+        node("Cast", &["shape"], "lengths", &[("to", FP32.into())]),
+        node("Cast", &["lengths"], "numbers", &[("to", INT64.into())]),
+        node("Neg", &["x"], "negative", &[]),
+        node("Reshape", &["negative", "numbers"], if is_mean { "all" } else { "y" }, &[]),
+    ];
+    if is_mean {
+        let axes = AttributeProto {
+            name: "axes".into(),
+            r#type: AttributeType::Ints as i32,
+            ints: vec![0],
+            ..AttributeProto::default()
+        };
+        nodes.push(NodeProto { attribute: vec![axes], ..node("ReduceMean", &["all"], "y", &[]) });
+    }
+    graph(&[("x", FP32, &[-1, 3])], nodes, &[("y", FP32, &[-1, 3])])
+}
+
+#[test]
+fn what_is_known_for_one_size_at_a_time_runs_in_batches() {
+    let config = "max_batch_size: 4";
+    let negate = model_of(config, reshaped_by_numbers(false)).unwrap();
+    let rows: Vec<f32> = (0..12_u8).map(f32::from).collect();
+    for batch in 1..=4 {
+        let (rows, bytes) = (&rows[..3 * batch], 12 * batch);
+        assert_eq!(run(&negate, rows, bytes), floats(&rows.iter().map(|number| -number).collect::<Vec<_>>()));
+    }
+}
+
+#[test]
+fn what_has_one_row_for_all_tasks_is_refused_for_whatever_size() {
+    let error = model_of("max_batch_size: 4", reshaped_by_numbers(true)).err().unwrap();
+    assert!(error.contains("Reshape"), "{error}");
+}
+
 #[test]
 fn without_a_batch_dimension_one_task_is_the_whole_tensor() {
     let nodes = vec![node("Neg", &["x"], "y", &[])];

@@ -5,11 +5,19 @@ use std::sync::{PoisonError, RwLock};
 
 use tract_onnx::{prelude::*, tract_core::plan::SimplePlan};
 
-use super::{Engine, Output, Source, Turn, binding::Binding, dimensions, output_ports};
+use super::{Engine, Output, Source, Turn, binding::Binding, dimensions, output_ports, output_ports_for};
 use crate::executor::ExecutorError;
 
 /// The optimised graph, with the weights.
-type Plan = Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>;
+#[derive(Clone)]
+struct Plan {
+    graph: Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>,
+    /// It is for one task: those of a batch run one after another.
+    is_for_one: bool,
+}
+
+/// A batch that shows which outputs have a row for each task.
+const ROWS_SHOWN: usize = 3;
 
 /// A graph.
 pub(super) struct Tract {
@@ -40,7 +48,7 @@ impl Engine for Tract {
     ) -> TractResult<()> {
         let plan = self.plan()?;
         // What has begun cannot be ended.
-        let results = turn.run(|| (), || plan.run(inputs.into_iter().map(Tensor::into_tvalue).collect()))?;
+        let results = turn.run(|| (), || plan.run(inputs))?;
         take(&results.iter().map(|result| Output::of(result)).collect::<TractResult<Vec<_>>>()?)
     }
 
@@ -58,16 +66,50 @@ impl Engine for Tract {
     }
 }
 
+impl Plan {
+    fn run(&self, inputs: Vec<Tensor>) -> TractResult<TVec<TValue>> {
+        if !self.is_for_one {
+            return self.graph.run(inputs.into_iter().map(Tensor::into_tvalue).collect());
+        }
+        let batch = inputs.first().map_or(0, |input| input.shape()[0]);
+        let row = |task: usize| -> TractResult<TVec<TValue>> {
+            let inputs = inputs.iter().map(|input| Ok(input.slice(0, task, task + 1)?.into_tvalue()));
+            self.graph.run(inputs.collect::<TractResult<_>>()?)
+        };
+        let rows = (0..batch).map(row).collect::<TractResult<Vec<_>>>()?;
+        let outputs = self.graph.model().outputs.len();
+        let stack = |output: usize| {
+            let rows: Vec<&Tensor> = rows.iter().map(|row| &*row[output]).collect();
+            Ok(Tensor::stack_tensors(0, &rows)?.into_tvalue())
+        };
+        (0..outputs).map(stack).collect()
+    }
+}
+
 /// Reads and optimises it. It is what it was.
 fn read(source: &Source) -> Result<(Plan, Binding), ExecutorError> {
     let Source { model, batching, .. } = source;
     let refused = |cause: TractError| source.refused(&cause);
-    let (mut graph, mut binding) = source.typed().map_err(refused)?;
-    dimensions::keep_numbers(&mut graph).map_err(refused)?;
-    let graph = graph.into_decluttered().and_then(|graph| graph.into_optimized()).map_err(refused)?;
-    let plan = graph.into_runnable().map_err(refused)?;
-    let ports = output_ports(plan.model(), model).map_err(refused)?;
-    binding.bind_parts(&ports, model, batching).map_err(refused)?;
+    let (graph, mut binding, is_for_one) = match source.typed() {
+        Ok((graph, binding)) => (graph, binding, false),
+        Err(cause) if source.may_have_one_size() => {
+            source.decluttered_for(ROWS_SHOWN).map_err(|_| refused(cause))?;
+            let (graph, binding) = source.typed_for(1).map_err(refused)?;
+            (graph, binding, true)
+        }
+        Err(cause) => return Err(refused(cause)),
+    };
+    let graph = optimised(graph).map_err(refused)?;
+    let ports = match is_for_one {
+        true => output_ports_for(1, graph.model(), model),
+        false => output_ports(graph.model(), model),
+    };
+    binding.bind_parts(&ports.map_err(refused)?, model, batching).map_err(refused)?;
     source.check_stamp()?;
-    Ok((plan, binding))
+    Ok((Plan { graph, is_for_one }, binding))
+}
+
+fn optimised(mut graph: TypedModel) -> TractResult<Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>> {
+    dimensions::keep_numbers(&mut graph)?;
+    graph.into_decluttered()?.into_optimized()?.into_runnable()
 }
