@@ -10,11 +10,16 @@ use tract_onnx::pb::{
 
 use crate::Error;
 
+/// The configuration of a case that brings none.
+const WITHOUT_BATCHES: &str = "max_batch_size: 0\n";
+
 /// A model, with one or more requests.
 #[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) proto: ModelProto,
+    /// Its `config.pbtxt`. Where that has batches, tensors of requests have a row for each task.
+    pub(crate) config: String,
     pub(crate) requests: Vec<Request>,
 }
 
@@ -43,7 +48,8 @@ impl Case {
             };
             requests.push(sides.try_into().map_err(|_| "two sides")?);
         }
-        Ok(Some(Self { name, proto, requests }).filter(|case| !case.requests.is_empty()))
+        let config = fs::read_to_string(folder.join("config.pbtxt")).unwrap_or_else(|_| WITHOUT_BATCHES.to_owned());
+        Ok(Some(Self { name, proto, config, requests }).filter(|case| !case.requests.is_empty()))
     }
 
     /// A network without a folder: its input is known, and what must come out lies beside it.
@@ -67,13 +73,16 @@ impl Case {
         let output = TensorProto::decode(&*fs::read(file.with_file_name(format!("{name}_output_0.pb")))?)?;
         let output = value(output).ok_or("an output that is no tensor")?;
         let requests = vec![[vec![Value { datatype: DataType::Fp32, shape, data }], vec![output]]];
-        Ok(Self { name, proto, requests })
+        Ok(Self { name, proto, config: WITHOUT_BATCHES.to_owned(), requests })
     }
 
     /// The same with all inputs but the first as weights, which is how exporters write axes, pads, scales and kernels;
-    /// `None` if there is but one input, or another one in each request.
+    /// `None` if there is but one input, another one in each request, or a configuration that names them.
     pub(crate) fn exported(&self) -> Option<Self> {
         let [[inputs, expected]] = &self.requests[..] else { return None };
+        if self.config != WITHOUT_BATCHES {
+            return None;
+        }
         let mut case = self.clone();
         let graph = case.proto.graph.as_mut()?;
         let weights: BTreeSet<_> = graph.initializer.iter().map(|weight| weight.name.clone()).collect();
@@ -105,6 +114,13 @@ pub(crate) struct Value {
 }
 
 impl Value {
+    /// What belongs to one of several tasks.
+    pub(crate) fn row(&self, task: usize, tasks: usize) -> Self {
+        let bytes = self.data.len() / tasks;
+        let data = self.data[task * bytes..][..bytes].to_vec();
+        Self { datatype: self.datatype, shape: self.shape[1..].to_vec(), data }
+    }
+
     fn weight(&self, name: &str) -> Option<TensorProto> {
         let data_type = match self.datatype {
             DataType::Bool => Element::Bool,
