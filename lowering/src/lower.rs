@@ -22,6 +22,7 @@ use tensors::{Base, Builder, Stored};
 use walk::{Value, Walk};
 
 mod attention;
+mod deconvolution;
 mod elementwise;
 mod error;
 mod expression;
@@ -32,6 +33,7 @@ mod layout;
 mod patterns;
 mod pending;
 mod products;
+mod response;
 mod rows;
 mod shapes;
 mod siblings;

@@ -57,6 +57,7 @@ pub enum LowerError {
 }
 
 /// The operators that there are, by the names that tract has for them once a model is read.
-pub const OPERATORS: &str = "Conv, EinSum (MatMul, Gemm), MaxPool, SumPool (AveragePool), Reduce, Softmax, RmsNorm, \
-    LayerNormalization, attention, Gather, Resize, Concat, Slice, Pad, Tile, broadcasts, reshapes, transpositions, \
-    Cast, Where, arithmetic, comparisons, activations, and whatever does not depend on inputs";
+pub const OPERATORS: &str = "Conv, Deconv (ConvTranspose), EinSum (MatMul, Gemm), MaxPool, SumPool (AveragePool), \
+    Reduce, Softmax, RmsNorm, LayerNormalization, Lrn, attention, Gather, Resize, Concat, Slice, Pad, Tile, \
+    broadcasts, reshapes, transpositions, Cast, Where, arithmetic, comparisons, activations, and whatever does not \
+    depend on inputs";

@@ -10,7 +10,7 @@ use tract_onnx::{
         Downsample,
         array::{Gather, MultiBroadcastTo, Pad, Slice, Tile, TypedConcat},
         change_axes::AxisOp,
-        cnn::{Conv, MaxPool, SumPool},
+        cnn::{Conv, Deconv, MaxPool, SumPool},
         einsum::EinSum,
         identity::Identity,
         nn::{NearestUpsample, Reduce, Resize, RmsNorm, Softmax},
@@ -120,6 +120,9 @@ impl<'a> Walk<'a> {
         if let Some(op) = node.op_as::<EinSum>() {
             return self.product(node, op);
         }
+        if let Some(op) = node.op_as::<Deconv>() {
+            return self.deconvolution(node, op);
+        }
         if let Some(op) = node.op_as::<MaxPool>() {
             return self.max_pool(node, op);
         }
@@ -149,6 +152,9 @@ impl<'a> Walk<'a> {
         }
         if let Some(op) = node.op_as::<tract_onnx_opl::resize::Resize>() {
             return self.resize_of_onnx(node, op);
+        }
+        if let Some(op) = node.op_as::<tract_onnx_opl::lrn::Lrn>() {
+            return self.response(node, op);
         }
         self.viewed(node)
     }

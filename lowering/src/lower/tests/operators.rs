@@ -384,6 +384,36 @@ fn images_are_resized() {
 }
 
 #[test]
+fn images_are_doubled_by_transposed_convolutions() {
+    for (kernel, strides) in [([2, 2], [2, 2]), ([3, 1], [3, 1]), ([1, 4], [1, 4])] {
+        let net = net_of(&[-1, 5, 3, 4], |net, x| {
+            let filters = net.weight(&[5, 7, kernel[0], kernel[1]], 0.5);
+            let bias = net.weight(&[7], 0.5);
+            let lengths = kernel.map(|length| length as i64);
+            let attributes = [("kernel_shape", Ints(&lengths)), ("strides", Ints(&strides))];
+            let image = net.node("ConvTranspose", &[x, &filters, &bias], &attributes);
+            net.node("Relu", &[&image], &[])
+        });
+        agrees(&net);
+    }
+}
+
+#[test]
+fn responses_are_normalised_over_channels() {
+    for (shape, size) in [(&[-1, 6, 3, 2][..], 3), (&[-1, 5, 4], 4), (&[-1, 3, 2, 2], 9)] {
+        let net = net_of(shape, |net, x| {
+            let x = &net.node("Abs", &[x], &[]);
+            net.node(
+                "LRN",
+                &[x],
+                &[("size", Int(size)), ("alpha", Float(0.5)), ("beta", Float(0.75)), ("bias", Float(2.0))],
+            )
+        });
+        agrees(&net);
+    }
+}
+
+#[test]
 fn tensors_are_repeated_in_dimensions_that_they_do_not_have() {
     let net = net_of(&[-1, 3], |net, x| {
         let (twice, first) = (net.ints(&[3], &[2, 1, 1]), net.ints(&[1], &[0]));
@@ -405,6 +435,13 @@ fn what_cannot_be_lowered_is_refused_by_name() {
     });
     let text = refused(&net);
     assert!(text.contains("cumsum_0") && text.contains("GPUs do not run here") && text.contains("EinSum"), "{text}");
+    let shifted = net_of(&[-1, 3, 4, 5], |net, x| {
+        let filters = net.weight(&[3, 3, 3, 3], 0.5);
+        let attributes = [("strides", Ints(&[3, 3])), ("pads", Ints(&[1, 1, 1, 1])), ("output_padding", Ints(&[2, 2]))];
+        net.node("ConvTranspose", &[x, &filters], &attributes)
+    });
+    let text = refused(&shifted);
+    assert!(text.contains("a Deconv whose windows overlap, or are cut off, which GPUs do not run here"), "{text}");
     let net = net_of(&[-1, 4], |net, x| {
         let weights = net.floats(&[4, 2], vec![1e6; 8]);
         net.node("MatMul", &[x, &weights], &[])
