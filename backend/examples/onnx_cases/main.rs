@@ -81,7 +81,8 @@ fn main() -> Result<(), Error> {
             continue;
         };
         for case in [case.exported(), Some(case)].into_iter().flatten() {
-            for &arm in &arms {
+            // The networks' weights are made up, and lead to numbers that FP16 does not have.
+            for &arm in arms.iter().filter(|&&arm| !(is_network(&path) && arm == Arm::CudaHalf)) {
                 let (verdict, why) = judge(&case, arm).err().unwrap_or((Verdict::Passed, String::new()));
                 if verdict != Verdict::Passed {
                     println!("{} {} {}: {why}", verdict.name(), arm.name(), case.name);
