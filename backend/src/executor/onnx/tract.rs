@@ -1,5 +1,7 @@
 //! tract as what computes a graph. It is optimised once with a symbolic batch dimension, so every batch size runs the
-//! same kernels, and a task's output does not depend on which others it was batched with (but for rounding).
+//! same kernels, and a task's output does not depend on which others it was batched with (but for rounding). Where
+//! tract cannot compute a file's shapes with a symbol it is optimised for one task, and the tasks of a batch run one
+//! after another.
 
 use std::sync::{PoisonError, RwLock};
 
@@ -9,9 +11,12 @@ use super::{Engine, Output, Source, Turn, binding::Binding, dimensions, output_p
 use crate::executor::ExecutorError;
 
 /// The optimised graph, with the weights.
+type Graph = Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>;
+
+/// How it is run.
 #[derive(Clone)]
 struct Plan {
-    graph: Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>,
+    graph: Graph,
     /// It is for one task: those of a batch run one after another.
     is_for_one: bool,
 }
@@ -109,7 +114,7 @@ fn read(source: &Source) -> Result<(Plan, Binding), ExecutorError> {
     Ok((Plan { graph, is_for_one }, binding))
 }
 
-fn optimised(mut graph: TypedModel) -> TractResult<Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>> {
+fn optimised(mut graph: TypedModel) -> TractResult<Graph> {
     dimensions::keep_numbers(&mut graph)?;
     graph.into_decluttered()?.into_optimized()?.into_runnable()
 }
