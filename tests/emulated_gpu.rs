@@ -201,7 +201,8 @@ impl Drop for Cluster {
 #[test]
 fn more_models_than_fit_are_served_as_their_weights_come_and_go() {
     let Some(libraries) = libraries() else { return };
-    let cluster = Cluster::start(libraries, &MODELS, "gpu_memory_mb = 34\nhost_memory_mb = 34\n");
+    let cluster = Cluster::start(libraries, &MODELS, "gpu_memory_mb = 34\nhost_memory_mb = 34\ngpu_direct = true\n");
+    assert_eq!(cluster.said("gpu_direct: inputs pass through host memory"), 1, "soft-RoCE has no way into a GPU");
     let url = format!("http://{}", cluster.http);
     let mut arguments =
         vec!["bench", "load", "--url", &url, "--rate", "5", "--seconds", "3", "--slo-ms", "3000", "--json"];

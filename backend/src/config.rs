@@ -84,6 +84,9 @@ pub struct Config {
     /// Whether other backends use these GPUs, too; all of them must say so, and predictions will be worse.
     #[serde(default)]
     pub share_gpu: bool,
+    /// Whether the RDMA device writes inputs straight into GPUs' memory, where both let it.
+    #[serde(default)]
+    pub gpu_direct: bool,
     /// How ONNX Runtime runs the models that it does.
     #[serde(default)]
     pub onnxruntime: OnnxRuntime,

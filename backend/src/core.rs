@@ -19,7 +19,11 @@ mod trials;
 mod watchdog;
 mod weights;
 
-use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
+    sync::Arc,
+};
 
 use proto::{
     BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, PlanId, Span, TaskId, Timestamp,
@@ -69,6 +73,9 @@ pub struct CoreConfig {
     pub staging: Staging,
     /// The staging memory, as registered.
     pub lkey: u32,
+    /// GPUs with memory of their own that inputs are READ into, as registered: of models that take their inputs from
+    /// there ([`OnGpus::takes_inputs_ahead`](crate::executor::OnGpus::takes_inputs_ahead)).
+    pub landings: BTreeMap<usize, u32>,
     /// Pages for weights in each GPU's memory; `None` if all weights are there all the time.
     pub memory_pages: Option<u32>,
     /// Pages for weights in host memory, if that is bounded; as many as what all GPUs load at once takes, or more.
@@ -253,7 +260,7 @@ pub struct Job {
 pub struct Run {
     /// How many.
     pub tasks: usize,
-    /// Where the first one's input lies.
+    /// Where the first one's input lies: in staging memory, or in the GPU's own if it was READ into that.
     pub input_offset: usize,
     /// Bytes of each one's input.
     pub input_bytes: usize,

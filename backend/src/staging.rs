@@ -142,6 +142,19 @@ impl Staging {
         self.buffer_offset(place) + self.inputs_bytes + place.task * model.answer_stride()
     }
 
+    /// Bytes of a GPU's own memory for the inputs of all its staging buffers, where READs go straight there.
+    #[must_use]
+    pub fn landing_bytes(&self) -> usize {
+        BUFFERS * self.inputs_bytes
+    }
+
+    /// Where the input of the task at `place` lands in its GPU's own memory, as [`Self::input_offset`] says of staging
+    /// memory.
+    #[must_use]
+    pub fn landing_offset(&self, place: Place, model: ModelShape) -> usize {
+        place.buffer * self.inputs_bytes + place.task * model.input_bytes
+    }
+
     fn buffer_offset(&self, place: Place) -> usize {
         (place.gpu * BUFFERS + place.buffer) * (self.inputs_bytes + self.answers_bytes)
     }
@@ -171,13 +184,16 @@ mod tests {
                 // No area is more than 5000 bytes for each of 20 tasks, and none less than a cache line.
                 prop_assert!(!staging.fits(more(20 * 5120 / 64 + 1)));
                 // Neighbouring buffers may hold batches of different models.
-                let mut areas = Vec::new();
+                let (mut areas, mut landing) = (Vec::new(), Vec::new());
                 for (gpu, buffer) in (0..gpus).flat_map(|gpu| (0..BUFFERS).map(move |buffer| (gpu, buffer))) {
                     let shape = shapes[(chosen + buffer) % shapes.len()];
                     for task in 0..shape.batch_max {
                         let place = Place { gpu, buffer, task };
                         prop_assert_eq!(Place::from_token(place.token()), place);
                         areas.push((staging.input_offset(place, shape), shape.input_bytes));
+                        if gpu == 0 {
+                            landing.push((staging.landing_offset(place, shape), shape.input_bytes));
+                        }
                         let answer_bytes = ANSWER_HEADER_BYTES + shape.output_bytes.max(FAILURE_TEXT_BYTES_MAX);
                         areas.push((staging.answer_offset(place, shape), answer_bytes));
                     }
@@ -185,6 +201,9 @@ mod tests {
                 areas.sort_unstable();
                 prop_assert!(areas.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
                 prop_assert!(areas.last().is_none_or(|last| last.0 + last.1 <= staging.bytes()));
+                landing.sort_unstable();
+                prop_assert!(landing.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+                prop_assert!(landing.last().is_none_or(|last| last.0 + last.1 <= staging.landing_bytes()));
                 // They are smaller than what is populated of a buffer.
                 let mut covered = 0;
                 for part in staging.populated() {

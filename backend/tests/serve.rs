@@ -119,6 +119,7 @@ impl Cluster {
             precision: repository::Precision::default(),
             gpus: 2.into(),
             share_gpu: false,
+            gpu_direct: false,
             onnxruntime: backend::config::OnnxRuntime::default(),
             placement: BTreeMap::from([("digits".into(), vec![0, 1])]),
             load_models: None,

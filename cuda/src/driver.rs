@@ -9,6 +9,8 @@
 //!   still use it: its event has been seen done.
 //! - Prepared plans of one GPU run one after another: they share the arena.
 //! - Host memory of copies is pinned, and stays so until they are done.
+//! - What RDMA devices reach is made of pages that were taken for them, and what they have written there is used after
+//!   [`Driver::flush_remote_writes`] only.
 
 pub mod fake;
 pub mod real;
@@ -18,7 +20,7 @@ use std::{fmt::Debug, sync::Arc};
 use lowering::Plan;
 use proto::Span;
 use thiserror::Error;
-use transport::Region;
+use transport::{DeviceMemory, Keeper, Region};
 
 /// Why a GPU did not do what was asked, in one line: the call, what it returned, and what to change if that is known.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -120,6 +122,25 @@ pub trait Driver: Debug + Send + Sync {
     /// # Errors
     /// If there is none left.
     fn create_page(&self) -> Result<Page, DriverError>;
+
+    /// Takes a page of memory that RDMA devices may reach where it is mapped.
+    ///
+    /// # Errors
+    /// If there is none left, or the GPU opens none to them.
+    fn create_shared_page(&self) -> Result<Page, DriverError>;
+
+    /// What is behind these addresses, for RDMA devices; all of it in pages that may be shared. `keeper` keeps it
+    /// there.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    fn share(&self, at: Address, bytes: u64, keeper: Arc<dyn Keeper>) -> Result<DeviceMemory, DriverError>;
+
+    /// What RDMA devices have written before they told of it is there for whatever is put on a stream from now on.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    fn flush_remote_writes(&self) -> Result<(), DriverError>;
 
     /// Gives a page back that is not mapped.
     fn destroy_page(&self, page: Page);

@@ -160,8 +160,21 @@ impl Range {
 
     /// Puts new pages behind the first so many bytes, as far as there are none yet.
     pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), DriverError> {
+        self.grow_by(bytes, |driver| driver.create_page())
+    }
+
+    /// The same with pages that RDMA devices may reach.
+    pub(crate) fn grow_shared(&mut self, bytes: u64) -> Result<(), DriverError> {
+        self.grow_by(bytes, |driver| driver.create_shared_page())
+    }
+
+    fn grow_by(
+        &mut self,
+        bytes: u64,
+        create: impl Fn(&dyn Driver) -> Result<Page, DriverError>,
+    ) -> Result<(), DriverError> {
         for _ in self.mapped.len() as u64..bytes.div_ceil(PAGE_BYTES) {
-            let page = self.driver.create_page()?;
+            let page = create(&*self.driver)?;
             self.map(vec![page]).map_err(|(error, _)| {
                 self.driver.destroy_page(page);
                 error

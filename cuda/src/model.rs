@@ -22,6 +22,7 @@ use crate::{
     driver::{Address, Driver, DriverError, Stream},
     gpu::{Buffers, FAULT_BYTES, Gpu, GpuError, ModelKey, Slot, lock},
     handles::{Event, Graph, Pinned, Prepared, Range},
+    landing::Landing,
 };
 
 /// Weights are copied in pieces of so many bytes. One takes less than 0.1 ms on a link of 50 GB/s: that long at most do
@@ -329,30 +330,66 @@ impl Hosted {
     /// # Panics
     /// If these are not the inputs of 1 task of this form to as many as its largest size has.
     pub fn stage_in(&self, form: Form, slot: Slot, inputs: &[Part<'_>]) -> Result<(), GpuError> {
+        let driver = &self.gpu.driver;
+        let bytes = inputs.iter().map(|part| part.bytes).sum();
+        self.stage_with(form, slot, bytes, |mut at| {
+            inputs.iter().filter(|part| part.bytes > 0).try_for_each(|part| {
+                driver.copy_in(Stream::Inputs, at, (part.region, part.offset), part.bytes)?;
+                at = at.plus(part.bytes as u64);
+                Ok(())
+            })
+        })
+    }
+
+    /// As [`Self::stage`], of inputs that an RDMA device has put into the GPU's memory and told of: these parts of it.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there, and if parts are outside of that memory.
+    pub fn stage_landed(
+        &self,
+        slot: Slot,
+        landing: &Landing,
+        parts: &[std::ops::Range<usize>],
+    ) -> Result<(), GpuError> {
+        let driver = &self.gpu.driver;
+        let bytes = parts.iter().map(ExactSizeIterator::len).sum();
+        self.stage_with(Form(0), slot, bytes, |mut at| {
+            driver.flush_remote_writes()?;
+            parts.iter().filter(|part| !part.is_empty()).try_for_each(|part| {
+                let (bytes, from) = (part.len(), landing.at(part.start, part.len()));
+                driver.copy_on_device(Stream::Inputs, (at, bytes), (from, bytes), bytes, 1)?;
+                at = at.plus(bytes as u64);
+                Ok(())
+            })
+        })
+    }
+
+    /// Stages inputs of so many bytes, which `copy` puts to an address by [`Stream::Inputs`].
+    fn stage_with(
+        &self,
+        form: Form,
+        slot: Slot,
+        bytes: usize,
+        copy: impl FnOnce(Address) -> Result<(), DriverError>,
+    ) -> Result<(), GpuError> {
         self.gpu.check()?;
         let Batches { shape, .. } = &self.forms[form.0];
         let mut buffers = self.gpu.slot(slot);
         buffers.holds = None;
-        let bytes = inputs.iter().map(|part| part.bytes).sum::<usize>();
         // Tasks without inputs are one batch of any size.
         let batch = bytes.checked_div(shape.input_bytes()).unwrap_or(0);
         assert!(bytes == batch * shape.input_bytes(), "{bytes} bytes are no tasks of {}", self.name);
         assert!(batch <= self.forms[form.0].largest(), "{batch} tasks are more than a batch of {}", self.name);
-        if let Err(error) = self.copy_inputs(&buffers, inputs) {
+        let staged = || self.gpu.driver.record(buffers.staged.id, Stream::Inputs);
+        if let Err(error) = copy(buffers.inputs.at).and_then(|()| staged()) {
             self.gpu.settle();
             return Err(error.into());
         }
         buffers.holds = Some((self.key, form, batch));
         Ok(())
-    }
-
-    fn copy_inputs(&self, buffers: &Buffers, inputs: &[Part<'_>]) -> Result<(), DriverError> {
-        let mut at = buffers.inputs.at;
-        for part in inputs.iter().filter(|part| part.bytes > 0) {
-            self.gpu.driver.copy_in(Stream::Inputs, at, (part.region, part.offset), part.bytes)?;
-            at = at.plus(part.bytes as u64);
-        }
-        self.gpu.driver.record(buffers.staged.id, Stream::Inputs)
     }
 
     /// [`Self::run_in`] for the first form.

@@ -207,7 +207,8 @@ impl BackendNode {
         }
         self.released.clear();
         let (memory_pages, host_pages, token) = (self.memory_pages, self.host_pages, env.rng.random());
-        let config = CoreConfig { schedulers, staging, lkey: self.life, memory_pages, host_pages, token };
+        let (lkey, landings) = (self.life, BTreeMap::new());
+        let config = CoreConfig { schedulers, staging, lkey, landings, memory_pages, host_pages, token };
         process.core = Some(Core::new(config, std::mem::take(&mut self.models)).expect("two models fit a hello"));
         self.settle(env);
     }

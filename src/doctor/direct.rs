@@ -50,7 +50,7 @@ pub(super) fn check(host: &Host, direct: &Direct, gpus: &[&str], devices: &[Devi
         };
         let each: Vec<String> =
             nics.iter().map(|nic| format!("{} {}", nic.name, verdict(access, nic, has_module))).collect();
-        Finding::ok(subject, format!("{} (inputs pass through host memory all the same)", each.join("; ")))
+        Finding::ok(subject, format!("{} (a backend's key gpu_direct = true has inputs go that way)", each.join("; ")))
     };
     gpus.iter().enumerate().map(about).collect()
 }

@@ -263,7 +263,7 @@ fn gpudirect_is_told_for_each_gpu_and_rdma_device_by_what_each_says() {
         with(&findings, &format!("GPUDirect of GPU {number}")).found.clone()
     };
     let software = "rxe0 is software: it has no way into a GPU";
-    let ending = "(inputs pass through host memory all the same)";
+    let ending = "(a backend's key gpu_direct = true has inputs go that way)";
     assert_eq!(told(0), format!("mlx5_0 could, by dma-buf; {software} {ending}"));
     assert!(
         told(1).starts_with("mlx5_0 could not: ") && told(1).contains("nvidia-peermem is not loaded"),

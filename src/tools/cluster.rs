@@ -92,6 +92,9 @@ pub(super) struct BackendLayout {
     /// Whether other backends use these GPUs, too.
     #[serde(default)]
     pub share_gpu: bool,
+    /// Whether the RDMA device writes inputs straight into GPUs' memory, where both let it.
+    #[serde(default)]
+    pub gpu_direct: bool,
     /// How ONNX Runtime runs the models that it does.
     #[serde(default)]
     pub onnxruntime: OnnxRuntime,
@@ -126,13 +129,14 @@ impl BackendLayout {
     pub(super) fn new(gpus: u32, models: Vec<String>) -> Self {
         let (pcie_gbps, disk_gbps) = (backend::config::default_pcie_gbps(), backend::config::default_disk_gbps());
         let (gpu_memory_mb, host_memory_mb, pinned, programs) = (None, None, Vec::new(), Vec::new());
-        let (executor, precision, share_gpu, metrics_http) = (Processor::default(), Precision::default(), false, None);
-        let onnxruntime = OnnxRuntime::default();
+        let (executor, precision, metrics_http) = (Processor::default(), Precision::default(), None);
+        let (share_gpu, gpu_direct, onnxruntime) = (false, false, OnnxRuntime::default());
         Self {
             gpus,
             executor,
             precision,
             share_gpu,
+            gpu_direct,
             onnxruntime,
             models,
             gpu_memory_mb,
@@ -554,6 +558,7 @@ impl Wiring {
             precision: this.precision,
             gpus: gpus.into(),
             share_gpu: this.share_gpu,
+            gpu_direct: this.gpu_direct,
             onnxruntime: this.onnxruntime.clone(),
             placement,
             load_models: layout.load_models.clone(),

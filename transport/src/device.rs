@@ -18,6 +18,7 @@ use soft_roce::{Completion, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequ
 use crate::{
     Access, Arm, Region, RegionKey,
     bootstrap::{PacketAddress, Parameters},
+    device_memory::{DeviceMemory, Way},
     error::{
         ConnectQueuePairError, CreateQueuePairError, DeviceOpenError, PathMtuError, RegisterError, WorkRequestError,
     },
@@ -161,6 +162,14 @@ impl Device {
     /// One line that names the limit that is reached.
     pub(crate) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RegisterError> {
         each!(self, device => device.register(region, access))
+    }
+
+    /// Registers memory of another device's, for our own queue pairs to fill.
+    ///
+    /// # Errors
+    /// If this device has no way there.
+    pub(crate) fn register_device_memory(&mut self, memory: &DeviceMemory) -> Result<(u32, Way), RegisterError> {
+        each!(self, device => device.register_device_memory(memory))
     }
 
     /// Takes a region back. No queue pair that uses it may be left.

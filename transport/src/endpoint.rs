@@ -21,7 +21,8 @@ use soft_roce::{CompletionOpcode, Counters, PathMtu, QueuePairNumber, Status, ud
 use acceptor::Acceptor;
 
 use crate::{
-    Access, ConnectionId, DisconnectReason, EndpointConfig, Event, PostError, Region, RegionKey, Transfer,
+    Access, ConnectionId, DeviceMemory, DisconnectReason, EndpointConfig, Event, PostError, Region, RegionKey,
+    Transfer, Way,
     bootstrap::Parameters,
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
     config::check_secret,
@@ -227,6 +228,22 @@ impl Endpoint {
             self.device.register(region, access).map_err(|cause| OpenError::Register { bytes: region.len(), cause })?;
         self.regions += 1;
         Ok(key)
+    }
+
+    /// Registers memory of another device's, for READs to land there: by its dma-buf if it has one and the RDMA device
+    /// takes it, else by its address, for which `nvidia-peermem` must be loaded. For as long as this endpoint lives,
+    /// which keeps it. Yields its local key, and the way.
+    ///
+    /// # Errors
+    /// One line that names what is missing; soft-RoCE, for one, has no way there.
+    pub fn register_device_memory(&mut self, memory: &DeviceMemory) -> Result<(u32, Way), OpenError> {
+        if self.regions == REGIONS_MAX {
+            return Err(OpenError::RegionsMax);
+        }
+        let registered = self.device.register_device_memory(memory);
+        let registered = registered.map_err(|cause| OpenError::Register { bytes: memory.len(), cause })?;
+        self.regions += 1;
+        Ok(registered)
     }
 
     /// Opens a connection; the outcome comes as `Connected` or `Disconnected`. `hello`: at most `HELLO_BYTES_MAX`

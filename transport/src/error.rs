@@ -321,6 +321,21 @@ pub enum RegisterError {
     /// A limit of soft-RoCE.
     #[error(transparent)]
     Soft(#[from] soft_roce::RegisterError),
+    /// Memory of another device is for hardware to reach.
+    #[error("soft-RoCE copies with the CPU, which has no way there; arm `verbs` may have one")]
+    Software,
+    /// No way into another device's memory is open.
+    #[error(
+        "{device} takes it neither as a dma-buf ({dma_buf}) nor by its address ({address}; is nvidia-peermem loaded?)"
+    )]
+    NoWay {
+        /// As configured.
+        device: String,
+        /// What became of the dma-buf.
+        dma_buf: String,
+        /// What the system says to the address.
+        address: io::Error,
+    },
     /// There is no device.
     #[error(transparent)]
     Lost(#[from] DeviceLost),

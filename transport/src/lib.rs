@@ -49,6 +49,7 @@
 //! | `reads` | the READ budget. No IO |
 //! | `raw` | one queue pair without all that, for measuring |
 //! | `region`, `clock`, `poller` | memory, time, waiting |
+//! | `device_memory` | memory of GPUs, for RDMA devices to reach |
 //! | `error` | why operations fail, one type for each |
 #![deny(unsafe_code)]
 
@@ -58,6 +59,9 @@ mod clock;
 mod config;
 mod credits;
 mod device;
+// Takes another device's word for where its memory is.
+#[allow(unsafe_code)]
+mod device_memory;
 mod endpoint;
 pub mod error;
 mod event;
@@ -83,6 +87,7 @@ pub use config::{
 #[doc(hidden)] // For the expansion of `flatten_network!`.
 pub use config::{RoleDeserializer, serialize_beside};
 pub use device::takes_dma_bufs;
+pub use device_memory::{DeviceMemory, Keeper, Way};
 pub use endpoint::{CONNECTIONS_MAX, Endpoint, REGIONS_MAX};
 pub use error::OpenError;
 pub use event::{Access, ConnectionId, DisconnectReason, Event, PostError, RegionKey, Transfer, TransferError};

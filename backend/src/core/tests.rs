@@ -92,7 +92,8 @@ impl Backend {
         let models: Vec<_> = models.into_iter().map(Arc::new).collect();
         let staging = Staging::new(1, &models.iter().map(|model| model.shape).collect::<Vec<_>>());
         let schedulers = (1..=schedulers).map(|port| ([127, 0, 0, 1], port).into()).collect();
-        let config = CoreConfig { schedulers, token: 6, staging, lkey: 7, memory_pages, host_pages };
+        let landings = BTreeMap::from([(0, 9)]);
+        let config = CoreConfig { schedulers, token: 6, staging, lkey: 7, landings, memory_pages, host_pages };
         let mut core = Core::new(config, models).unwrap();
         assert!(matches!(core.poll_output(), Some(Output::Connect { peer: Peer::Scheduler(0), .. })));
         core.handle_connecting(Peer::Scheduler(0), SCHEDULER);
@@ -120,7 +121,12 @@ impl Backend {
 
     /// With a link to the frontend, by connection 2.
     fn linked() -> Self {
-        let mut backend = Self::welcomed(&[]);
+        Self::linked_with(loaded("m", 8))
+    }
+
+    /// The same, with this model.
+    fn linked_with(model: Loaded) -> Self {
+        let mut backend = Self::with(1, model, (None, None)).welcomed_by(&[]);
         assert_eq!(backend.reports(), [(SCHEDULER, obeys(1))]);
         backend.link();
         assert_eq!(backend.reports(), [(SCHEDULER, LINKED)]);
@@ -282,6 +288,35 @@ fn a_plan_becomes_a_read_an_execution_and_a_write() {
     let reports = backend.reports();
     assert!(matches!(&reports[..], [(_, BackendToScheduler::Answered { undelivered, .. })] if undelivered.is_empty()));
     assert_eq!(backend.0.plans(), 0);
+}
+
+#[test]
+fn inputs_land_in_the_memory_of_a_gpu_that_takes_them_and_guards_where_they_can_be_looked_at() {
+    let (gpus, _fakes) = crate::executor::gpus::tests::on_gpus();
+    let mut backend = Backend::linked_with(Loaded { executor: Arc::new(gpus), ..loaded("m", 8) });
+    backend.tell(SCHEDULER, &plan(0, 0));
+    let [Output::Read { transfer: read, .. }] = backend.outputs()[..] else { panic!("a plan is read") };
+    assert_eq!((read.remote_address, read.lkey, read.local_offset), (1000, 9, 0));
+    let connection = ConnectionId(2);
+    backend.0.handle_event(NOW, Event::ReadDone { connection, token: read.token, result: Ok(()) });
+    let outputs = backend.outputs();
+    let [Output::Execute { job, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+    assert_eq!(job.runs[0].input_offset, 0);
+    // Another buffer's place is behind; what may be late is looked at in staging memory before.
+    let SchedulerToBackend::Plan(mut second) = plan(0, 0) else { unreachable!() };
+    second.plan = PlanId::new(ModelThreadId(0), 2);
+    second.tasks[0].task = TaskId::new(FRONTEND, 2);
+    second.tasks[0].slot = SlotDescriptor { slot: 1, ..second.tasks[0].slot }.guarded();
+    backend.tell(SCHEDULER, &SchedulerToBackend::Plan(second));
+    let [Output::ReadGuards { transfer: guard, .. }] = backend.outputs()[..] else { panic!("it has a guard") };
+    assert_eq!(guard.lkey, 7);
+    backend.0.handle_event(NOW, Event::ReadDone { connection, token: guard.token, result: Ok(()) });
+    let [Output::LookAtGuards { offset, .. }] = backend.outputs()[..] else { panic!("it is looked at") };
+    assert_eq!(offset, guard.local_offset);
+    backend.0.handle_guards(NOW, guard.token, &[proto::slot::guard_word(TaskId::new(FRONTEND, 2))]);
+    let [Output::Read { transfer: read, .. }] = backend.outputs()[..] else { panic!("the input is there") };
+    assert_eq!(read.lkey, 9);
+    assert!(read.local_offset > 0 && read.local_offset < guard.local_offset);
 }
 
 #[test]

@@ -14,13 +14,28 @@ use crate::{
 };
 
 impl Core {
-    /// Where in staging memory the inputs and outputs of a batch are.
+    /// What a GPU's own memory is registered as, if the model's inputs are READ into that.
+    fn landing(&self, gpu: usize, model: ModelId) -> Option<u32> {
+        let takes = self.loaded(model).executor.on_gpus().is_some_and(OnGpus::takes_inputs_ahead);
+        self.config.landings.get(&gpu).copied().filter(|_| takes)
+    }
+
+    /// Where an input is READ to: what that is registered as, and the offset in it.
+    fn input_at(&self, place: Place, model: ModelId) -> (u32, usize) {
+        let (staging, shape) = (self.config.staging, self.loaded(model).shape);
+        match self.landing(place.gpu, model) {
+            Some(lkey) => (lkey, staging.landing_offset(place, shape)),
+            None => (self.config.lkey, staging.input_offset(place, shape)),
+        }
+    }
+
+    /// Where the inputs and outputs of a batch are.
     pub(super) fn runs(&self, (gpu, buffer): (usize, usize), model: ModelId, runs: Vec<worker::Run>) -> Vec<Run> {
         let (staging, shape) = (self.config.staging, self.loaded(model).shape);
         let run = |worker::Run { tasks, input_bytes, fetched_with }| {
             let place = |task| Place { gpu, buffer, task };
             let before = (tasks.start - fetched_with) * input_bytes;
-            let input_offset = staging.input_offset(place(fetched_with), shape) + before;
+            let input_offset = self.input_at(place(fetched_with), model).1 + before;
             let output_offset = staging.answer_offset(place(tasks.start), shape) + ANSWER_HEADER_BYTES;
             Run { tasks: tasks.len(), input_offset, input_bytes, output_offset }
         };
@@ -53,11 +68,12 @@ impl Core {
             let frontend = frontend.0;
             tracing::warn!(frontend, input_offset, "no link to the frontend, or an input outside its arena");
         }
-        let transfer = self.to_staging(place, model, remote?, bytes);
+        let transfer = to_here(place, remote?, self.input_at(place, model), bytes);
         Some(Output::Read { connection: remote?.0, task, transfer })
     }
 
-    /// A READ of guards to post; nothing if it cannot be done. An input has room for its guard.
+    /// A READ of guards to post; nothing if it cannot be done. They go to staging memory, where they can be looked at,
+    /// and where an input has room for its guard.
     pub(super) fn read_guards(
         &self,
         (place, tasks): (Place, usize),
@@ -70,19 +86,9 @@ impl Core {
         if remote.is_none() {
             tracing::warn!(frontend = frontend.0, slot, "no link to the frontend, or a guard outside its arena");
         }
-        let transfer = self.to_staging(place, model, remote?, tasks * GUARD_BYTES);
+        let at = (self.config.lkey, self.config.staging.input_offset(place, self.loaded(model).shape));
+        let transfer = to_here(place, remote?, at, tasks * GUARD_BYTES);
         Some(Output::ReadGuards { connection: remote?.0, task, transfer })
-    }
-
-    fn to_staging(
-        &self,
-        place: Place,
-        model: ModelId,
-        (_, remote_address, rkey): (ConnectionId, u64, u32),
-        bytes: usize,
-    ) -> Transfer {
-        let local_offset = self.config.staging.input_offset(place, self.loaded(model).shape);
-        Transfer { token: place.token(), lkey: self.config.lkey, local_offset, remote_address, rkey, bytes }
     }
 
     /// A WRITE_WITH_IMM to post; nothing if it cannot be done.
@@ -107,4 +113,13 @@ impl Core {
         };
         Some(Output::Write { connection, transfer, immediate, header, text })
     }
+}
+
+fn to_here(
+    place: Place,
+    (_, remote_address, rkey): (ConnectionId, u64, u32),
+    (lkey, local_offset): (u32, usize),
+    bytes: usize,
+) -> Transfer {
+    Transfer { token: place.token(), lkey, local_offset, remote_address, rkey, bytes }
 }

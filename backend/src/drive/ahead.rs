@@ -1,4 +1,5 @@
-//! Step 7, its last part: inputs go from staging memory to a GPU's own while that runs the batch before. Each GPU has a
+//! Step 7, its last part: while a GPU runs a batch, the inputs of the next go from staging memory, or from where READs
+//! have put them in the GPU's own, to a place that the model takes them from. Each GPU has a
 //! thread for it, as the one that runs batches waits for the GPU then. Two batches have room there: the one that
 //! runs, and the one whose inputs go ahead.
 
@@ -69,5 +70,11 @@ impl Ahead {
 
 fn stage((model, gpu): (&OnGpus, usize), slot: Slot, (staged, runs): (&Staged, &[Run])) -> Result<(), ExecutorError> {
     staged.pin(model, gpu)?;
-    Ok(model.on(gpu).stage(slot, &parts(staged.region(), runs))?)
+    match staged.landing(gpu) {
+        Some(landing) => {
+            let part = |run: &Run| run.input_offset..run.input_offset + run.tasks * run.input_bytes;
+            Ok(model.on(gpu).stage_landed(slot, landing, &runs.iter().map(part).collect::<Vec<_>>())?)
+        }
+        None => Ok(model.on(gpu).stage(slot, &parts(staged.region(), runs))?),
+    }
 }

@@ -102,7 +102,10 @@ impl<'a> Session<'a> {
         let region = Region::allocate(bytes).map_err(|cause| BackendError::Memory { bytes, cause })?;
         staging.populated().for_each(|part| region.populate(part));
         let lkey = endpoint.register(&region, Access::default())?.lkey;
-        let staged = Arc::new(Staged::pinned(region, threads.devices, config.gpus.count() as usize)?);
+        let gpus = config.gpus.count() as usize;
+        let mut staged = Staged::pinned(region, threads.devices, gpus)?;
+        let landings = staged.land(&mut endpoint, threads.devices, (gpus, staging.landing_bytes()));
+        let staged = Arc::new(staged);
         // What an earlier session had copied nobody knows of any more.
         for model in &models {
             let gpus = model.gpu_indexes.iter().map(|&gpu| gpu as usize);
@@ -111,8 +114,9 @@ impl<'a> Session<'a> {
         let token = rand::random();
         let (memory_pages, host_pages) = (config.memory_pages()?, config.host_pages()?);
         let schedulers = schedulers.to_vec();
-        let mut core = Core::new(CoreConfig { schedulers, token, staging, lkey, memory_pages, host_pages }, models)
-            .map_err(|error| BackendError::Config(format!("placement: {error}")))?;
+        let core_config = CoreConfig { schedulers, token, staging, lkey, landings, memory_pages, host_pages };
+        let mut core =
+            Core::new(core_config, models).map_err(|error| BackendError::Config(format!("placement: {error}")))?;
         core.handle_not_loaded(not_loaded);
         let waker = endpoint.waker();
         let drain_timeout = Span::from_millis(i64::try_from(config.drain_timeout_ms).unwrap_or(i64::MAX / 1_000_000));

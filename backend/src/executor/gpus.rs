@@ -407,4 +407,4 @@ fn lower_each(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

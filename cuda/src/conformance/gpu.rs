@@ -14,12 +14,18 @@ use super::{
     Case, Failure, bytes_of, check, host,
     samples::{Kind, Sample, floats},
 };
-use crate::{Form, Gpu, GpuError, Hosted, Part, PinnedRegion, SLOTS, Settings, Slot, driver::Driver, random::Random};
+use crate::{
+    Form, Gpu, GpuError, Hosted, Part, PinnedRegion, SLOTS, Settings, Slot,
+    driver::{Driver, Stream},
+    handles::Event,
+    random::Random,
+};
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "a model serves batches of any size", run: sizes },
     Case { name: "tasks of several forms share a model's weights", run: forms },
     Case { name: "inputs and outputs may lie in many parts", run: parts },
+    Case { name: "inputs may have come into the GPU's memory by themselves", run: landed },
     Case { name: "faults are of their tasks only", run: faults },
     Case { name: "weights come and go between batches of several models", run: history },
     Case { name: "weights leave host memory and come back", run: host_memory },
@@ -208,6 +214,39 @@ fn parts(driver: &Arc<dyn Driver>) -> Result<(), Failure> {
         check(values == sample.outputs(&inputs), || format!("a batch of {batch} in parts is wrong"))?;
         let is_untouched = seen.chunks(sample.output_bytes() + 5).all(|task| task[..5] == [0xee; 5]);
         check(is_untouched, || "bytes beside outputs are written".to_owned())?;
+    }
+    Ok(())
+}
+
+fn landed(driver: &Arc<dyn Driver>) -> Result<(), Failure> {
+    let mut random = Random(11);
+    let bench = Bench::new(driver, 8, samples(&mut random))?;
+    let (sample, hosted) = &bench.models[0];
+    hosted.load()?;
+    let landing = match bench.gpu.landing(8 * 2 * sample.input_bytes()) {
+        Ok(landing) => landing,
+        // Not every GPU opens its memory to RDMA devices; what that says is all there is to see then.
+        Err(refused) => return check(!refused.to_string().contains('\n'), || refused.to_string()),
+    };
+    for batch in 1..=8 {
+        let (inputs, _) = sample.inputs(batch, &mut random);
+        // Tasks in any order, not all of them neighbours.
+        let places: Vec<usize> = (0..batch).map(|task| 2 * ((task * 3) % 8) + task % 2).collect();
+        let parts: Vec<_> = places.iter().map(|place| place * sample.input_bytes()).collect();
+        let parts: Vec<_> = parts.into_iter().map(|start| start..start + sample.input_bytes()).collect();
+        let from = bench.gpu.pin(&host(&inputs)?)?;
+        for (task, part) in parts.iter().enumerate() {
+            let input = (from.region(), task * sample.input_bytes());
+            driver.copy_in(Stream::Loads, landing.at(part.start, part.len()), input, part.len())?;
+        }
+        let arrived = Event::new(driver)?;
+        driver.record(arrived.id, Stream::Loads)?;
+        driver.synchronize(arrived.id)?;
+        hosted.stage_landed(Slot(batch % 2), &landing, &parts)?;
+        let to = bench.gpu.pin(&host(&vec![0; batch * sample.output_bytes()])?)?;
+        hosted.run(Slot(batch % 2), batch, &[Part { region: to.region(), offset: 0, bytes: to.region().len() }])?;
+        let is_right = floats(&bytes_of(to.region())) == sample.outputs(&inputs);
+        check(is_right, || format!("a batch of {batch} is wrong"))?;
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use std::{
 
 use lowering::Plan;
 use proto::{Span, weights::PAGE_BYTES};
-use transport::Region;
+use transport::{DeviceMemory, Keeper, Region};
 
 use super::{Address, Bases, Device, Driver, DriverError, Event, Graph, Page, Prepared, Stream};
 use memory::Memory;
@@ -42,6 +42,8 @@ struct State {
     /// Who captures, and what has been captured so far.
     capture: Option<(ThreadId, Vec<Work>)>,
     calls: BTreeMap<&'static str, u64>,
+    /// What RDMA devices have written, and nobody can count on yet.
+    arriving: Vec<(Address, Vec<u8>)>,
     /// Calls that may fail until one does.
     until_failure: Option<u64>,
     is_broken: bool,
@@ -79,6 +81,7 @@ impl Fake {
             next_id: 0,
             capture: None,
             calls: BTreeMap::new(),
+            arriving: Vec::new(),
             until_failure: None,
             is_broken: false,
         };
@@ -99,6 +102,14 @@ impl Fake {
     /// All calls that can fail do so from now on.
     pub fn break_down(&self) {
         self.state().is_broken = true;
+    }
+
+    /// As an RDMA device writes, to memory that it may reach.
+    pub fn write_remotely(&self, at: Address, bytes: Vec<u8>) {
+        let mut state = self.state();
+        let range = at.0..at.0 + bytes.len() as u64;
+        assert!(state.memory.is_shared(&range), "RDMA devices reach only pages that were taken for them");
+        state.arriving.push((at, bytes));
     }
 
     /// How often each call was made.
@@ -228,6 +239,29 @@ impl Driver for Fake {
     fn create_page(&self) -> Result<Page, DriverError> {
         let mut state = self.try_enter("create_page", Manner::Other)?;
         state.memory.create_page().ok_or_else(|| DriverError("create_page failed: out of memory".to_owned()))
+    }
+
+    fn create_shared_page(&self) -> Result<Page, DriverError> {
+        let mut state = self.try_enter("create_shared_page", Manner::Other)?;
+        let page = state.memory.create_page();
+        let page = page.ok_or_else(|| DriverError("create_shared_page failed: out of memory".to_owned()))?;
+        state.memory.share_page(page);
+        Ok(page)
+    }
+
+    /// No RDMA device of this host could be given its addresses.
+    fn share(&self, at: Address, bytes: u64, _: Arc<dyn Keeper>) -> Result<DeviceMemory, DriverError> {
+        let state = self.try_enter("share", Manner::Other)?;
+        let is_shared = state.memory.is_shared(&(at.0..at.0 + bytes));
+        assert!(is_shared, "what is shared lies in pages that were taken for that");
+        Err(DriverError("share failed: this GPU is none, and only Fake::write_remotely writes to it".to_owned()))
+    }
+
+    fn flush_remote_writes(&self) -> Result<(), DriverError> {
+        let mut state = self.try_enter("flush_remote_writes", Manner::Other)?;
+        let State { arriving, memory, .. } = &mut *state;
+        arriving.drain(..).for_each(|(at, bytes)| memory.write(at, &bytes));
+        Ok(())
     }
 
     fn destroy_page(&self, page: Page) {

@@ -32,11 +32,11 @@ use std::{
 
 use lowering::Plan;
 use proto::Span;
-use transport::Region;
+use transport::{DeviceMemory, Keeper, Region};
 
 use self::{
     context::{Context, Mark, Queue, Recording},
-    memory::{Physical, Pinned},
+    memory::{Physical, Pinned, Reach},
     steps::{Call, Steps},
     table::Table,
 };
@@ -159,7 +159,22 @@ impl Driver for Cuda {
     }
 
     fn create_page(&self) -> Result<Page, DriverError> {
-        Ok(Page(self.pages.insert(Physical::new(&self.context)?)))
+        Ok(Page(self.pages.insert(Physical::new(&self.context, Reach::Gpu)?)))
+    }
+
+    fn create_shared_page(&self) -> Result<Page, DriverError> {
+        self.context.require_remote_writes()?;
+        Ok(Page(self.pages.insert(Physical::new(&self.context, Reach::Rdma)?)))
+    }
+
+    fn share(&self, at: Address, bytes: u64, keeper: Arc<dyn Keeper>) -> Result<DeviceMemory, DriverError> {
+        self.context.enter()?;
+        memory::share(&self.context, at, length(bytes)?, keeper)
+    }
+
+    fn flush_remote_writes(&self) -> Result<(), DriverError> {
+        self.context.enter()?;
+        self.context.flush_remote_writes()
     }
 
     fn destroy_page(&self, page: Page) {

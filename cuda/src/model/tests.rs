@@ -44,6 +44,50 @@ fn serving_allocates_nothing_and_maps_nothing() {
 }
 
 #[test]
+fn what_rdma_devices_write_is_there_before_it_is_used() {
+    let mut random = Random(15);
+    let (fake, bench) = with_models(64, 8, samples(&mut random));
+    let (sample, hosted) = &bench.models[0];
+    hosted.load().unwrap();
+    let landing = bench.gpu.landing(4 * sample.input_bytes()).unwrap();
+    let to = bench.gpu.pin(&crate::image(&vec![0; 4 * sample.output_bytes()]).unwrap()).unwrap();
+    let output = Part { region: to.region(), offset: 0, bytes: to.region().len() };
+    let mut before = fake.calls();
+    for turn in 0..3 {
+        let (inputs, _) = sample.inputs(4, &mut random);
+        fake.write_remotely(landing.at(0, inputs.len()), inputs.clone());
+        hosted.stage_landed(Slot(turn % 2), &landing, std::slice::from_ref(&(0..inputs.len()))).unwrap();
+        hosted.run(Slot(turn % 2), 4, &[output]).unwrap();
+        let mut outputs = vec![0; to.region().len()];
+        to.region().read(0, &mut outputs);
+        assert_eq!(crate::conformance::samples::floats(&outputs), sample.outputs(&inputs));
+        if turn == 0 {
+            before = fake.calls();
+        }
+    }
+    let after = fake.calls();
+    let made = |call: &&str| after[*call] > before.get(*call).copied().unwrap_or(0);
+    let calls = after.keys().copied().filter(made).collect::<BTreeSet<_>>();
+    let allowed =
+        ["flush_remote_writes", "record", "wait", "copy_on_device", "launch", "copy_out", "is_done", "elapsed"];
+    assert_eq!(calls, allowed.into());
+}
+
+#[test]
+fn memory_for_rdma_devices_is_shared_or_not_at_all() {
+    let mut random = Random(16);
+    let (fake, bench) = with_models(32, 4, samples(&mut random));
+    let landing = bench.gpu.landing(1).unwrap();
+    assert!(landing.memory().unwrap_err().to_string().contains("this GPU is none"));
+    let held = Arc::clone(&landing);
+    drop(landing);
+    fake.write_remotely(held.at(0, 1), vec![1]);
+    let free = fake.device().unwrap().free_bytes;
+    assert!(bench.gpu.landing(1 << 40).is_err());
+    assert_eq!(fake.device().unwrap().free_bytes, free, "what was taken for it is given back");
+}
+
+#[test]
 fn weights_that_are_there_are_not_copied_again() {
     let mut random = Random(13);
     let (fake, bench) = with_models(32, 4, samples(&mut random));

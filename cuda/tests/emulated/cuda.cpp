@@ -210,8 +210,9 @@ int cuDeviceGetPCIBusId(char* id, int bytes, int) { snprintf(id, bytes, "0000:00
 int cuDeviceGetUuid_v2(char* uuid, int) { for (int i = 0; i < 16; i++) uuid[i] = 17 * i; return SUCCESS; }
 int cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = MEMORY_BYTES; return SUCCESS; }
 int cuDeviceGetAttribute(int* value, int which, int) {
-  // The compute capability is 9.0. RDMA devices reach memory (116) and mapped pages (110); there are no dma-bufs (124).
-  *value = which == 75 ? 9 : which == 116 || which == 110;
+  // The compute capability is 9.0. RDMA devices reach memory (116) and mapped pages (110), what they write is flushed by
+  // a call (117) and in no order (118); there are no dma-bufs (124).
+  *value = which == 75 ? 9 : which == 116 || which == 110 || which == 117;
   return SUCCESS;
 }
 int cuDevicePrimaryCtxRetain(void** context, int) {
@@ -280,6 +281,10 @@ int cuMemCreate(u64* handle, size_t bytes, const Properties* p, u64) {
   pages[*handle = file] = 0;
   live["pages"]++;
   return SUCCESS;
+}
+int cuFlushGPUDirectRDMAWrites(int target, int scope) {
+  ENTER_UNSAFE
+  return target == 0 && scope == 100 ? SUCCESS : INVALID_VALUE;
 }
 int cuMemRelease(u64 handle) {
   Guard guard(lock);

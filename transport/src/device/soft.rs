@@ -19,6 +19,7 @@ use super::{Demand, Descriptor, DeviceEvent, Offer};
 use crate::{
     Access, Faults, Region, RegionKey, Sharing,
     bootstrap::{PacketAddress, Parameters},
+    device_memory::{DeviceMemory, Way},
     error::{
         ConnectQueuePairError, CreateQueuePairError, DeviceOpenError, PathMtuError, RegisterError, WorkRequestError,
     },
@@ -116,6 +117,12 @@ impl Soft {
         };
         let handle = self.core.register(Arc::new(region.clone()), access)?;
         Ok(RegionKey { lkey: handle.lkey, rkey: handle.rkey, address: handle.address })
+    }
+
+    /// The CPU has no way there.
+    #[allow(clippy::unused_self, reason = "as each arm is asked")]
+    pub(super) fn register_device_memory(&mut self, _: &DeviceMemory) -> Result<(u32, Way), RegisterError> {
+        Err(RegisterError::Software)
     }
 
     pub(super) fn deregister(&mut self, lkey: u32) {

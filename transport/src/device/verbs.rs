@@ -11,6 +11,7 @@
 
 mod attributes;
 mod gid;
+mod memory;
 mod opened;
 #[allow(unsafe_code)] // libibverbs is C.
 mod sys;
@@ -28,6 +29,7 @@ use super::{Demand, Descriptor, DeviceEvent, Offer};
 use crate::{
     Access, ROCE_PORT, Region, RegionKey, VerbsConfig,
     bootstrap::{PacketAddress, Parameters},
+    device_memory::{DeviceMemory, Way},
     error::{
         ConnectQueuePairError, CreateQueuePairError, DeviceLost, PathMtuError, PortError, RegisterError,
         VerbsOpenError, WorkRequestError,
@@ -35,6 +37,7 @@ use crate::{
     poller::Interest,
 };
 use gid::Gid;
+use memory::Memory;
 use opened::Opened;
 use sys::{AsyncEvent, Context, PortState, ProtectionDomain};
 
@@ -56,7 +59,7 @@ pub(crate) struct Verbs {
     /// Or why there is nothing.
     opened: Result<Opened, DeviceLost>,
     /// What is registered, by keys of our own.
-    memory: BTreeMap<u32, Memory>,
+    registered: BTreeMap<u32, Registered>,
     next_lkey: u32,
     /// Queue pairs with something posted since the last [`Self::ring`], each once.
     posted: Vec<QueuePairNumber>,
@@ -66,8 +69,8 @@ pub(crate) struct Verbs {
     look_at: Timestamp,
 }
 
-struct Memory {
-    region: Region,
+struct Registered {
+    memory: Memory,
     access: Access,
     /// The device's key for peers.
     rkey: u32,
@@ -97,7 +100,7 @@ impl Verbs {
             offer: opened.offer,
             link: opened.link,
             opened: Ok(opened),
-            memory: BTreeMap::new(),
+            registered: BTreeMap::new(),
             next_lkey: 1,
             posted: Vec::new(),
             ready: VecDeque::new(),
@@ -129,15 +132,24 @@ impl Verbs {
     }
 
     pub(super) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RegisterError> {
-        let lkey = self.next_lkey;
-        let rkey = self.device()?.register(lkey, region, access, None)?;
+        self.register_memory(Memory::Host(region.clone()), access)
+    }
+
+    pub(super) fn register_device_memory(&mut self, memory: &DeviceMemory) -> Result<(u32, Way), RegisterError> {
+        let key = self.register_memory(Memory::Device(memory.clone()), Access::default())?;
+        Ok((key.lkey, self.device()?.way(key.lkey)))
+    }
+
+    fn register_memory(&mut self, memory: Memory, access: Access) -> Result<RegionKey, RegisterError> {
+        let (lkey, address) = (self.next_lkey, memory.address());
+        let rkey = self.device()?.register(lkey, &memory, access, None)?;
         self.next_lkey += 1;
-        self.memory.insert(lkey, Memory { region: region.clone(), access, rkey });
-        Ok(RegionKey { lkey, rkey, address: region.address() })
+        self.registered.insert(lkey, Registered { memory, access, rkey });
+        Ok(RegionKey { lkey, rkey, address })
     }
 
     pub(super) fn deregister(&mut self, lkey: u32) {
-        self.memory.remove(&lkey);
+        self.registered.remove(&lkey);
         if let Ok(opened) = &mut self.opened {
             opened.deregister(lkey);
         }
@@ -290,14 +302,14 @@ impl Verbs {
         if opened.offer != self.offer {
             return Err(VerbsOpenError::Changed { device: self.config.device.clone() });
         }
-        let mut rkeys = Vec::with_capacity(self.memory.len());
-        for (&lkey, memory) in &self.memory {
-            rkeys.push(opened.register(lkey, &memory.region, memory.access, Some(memory.rkey))?);
+        let mut rkeys = Vec::with_capacity(self.registered.len());
+        for (&lkey, registered) in &self.registered {
+            rkeys.push(opened.register(lkey, &registered.memory, registered.access, Some(registered.rkey))?);
         }
         let mut changed = Vec::new();
-        for ((&lkey, memory), rkey) in self.memory.iter_mut().zip(rkeys) {
-            memory.rkey = rkey;
-            if memory.access.remote_read || memory.access.remote_write {
+        for ((&lkey, registered), rkey) in self.registered.iter_mut().zip(rkeys) {
+            registered.rkey = rkey;
+            if registered.access.remote_read || registered.access.remote_write {
                 changed.push((lkey, rkey));
             }
         }

@@ -1,7 +1,9 @@
 //! One-sided transfers: every length, every byte, and what is refused.
 
+use std::{fs::File, os::fd::OwnedFd, sync::Arc};
+
 use proto::Timestamp;
-use transport::{Event, Region, Transfer, TransferError};
+use transport::{DeviceMemory, Event, Region, Transfer, TransferError, Way};
 
 use crate::fabric::{Fabric, REGION_BYTES, is_soft, pattern};
 
@@ -25,6 +27,45 @@ fn reads_of_every_length() {
         assert!(fabric.nodes[0].bytes(offset - 1, length + 2) == expected, "READ of {length} bytes");
     }
     fabric.quiet(1);
+}
+
+/// Memory that is said to be another device's. Here it is the host's, which every RDMA device reaches by its address;
+/// what is said to be its dma-buf is none.
+#[allow(unsafe_code, reason = "a device's word is given for it")]
+fn device_memory(region: &Region, address: u64, has_dma_buf: bool) -> DeviceMemory {
+    let dma_buf = has_dma_buf.then(|| OwnedFd::from(File::open("/dev/null").unwrap()));
+    // SAFETY: the memory is a region's, which may be written by anybody, and a clone of it is kept; or there is none.
+    unsafe { DeviceMemory::new(address, region.len(), dma_buf, Arc::new(region.clone())) }
+}
+
+#[test]
+fn reads_land_in_another_devices_memory() {
+    let mut fabric = Fabric::new(2);
+    let memory = Region::allocate(64 * 1024).unwrap();
+    let nowhere = device_memory(&memory, 1 << 46, true);
+    let refused = fabric.nodes[0].endpoint.register_device_memory(&nowhere).unwrap_err().to_string();
+    let ours = device_memory(&memory, memory.address(), false);
+    let registered = fabric.nodes[0].endpoint.register_device_memory(&ours);
+    if is_soft(0) {
+        assert!(refused.contains("soft-RoCE copies with the CPU"), "{refused}");
+        assert_eq!(registered.unwrap_err().to_string(), refused);
+        return;
+    }
+    assert!(refused.contains("takes it neither as a dma-buf (") && refused.contains("nvidia-peermem"), "{refused}");
+    let (lkey, way) = registered.unwrap();
+    assert_eq!(way, Way::Address);
+    let (connection, _) = fabric.connect(0, 1);
+    for (token, length) in (1..).zip([1, 4097, 60_000]) {
+        let bytes = pattern(token, length);
+        fabric.nodes[1].region.write(0, &bytes);
+        memory.write(0, &vec![0xaa; memory.len()]);
+        let transfer = Transfer { lkey, local_offset: 3, ..fabric.transfer(0, 1, token, 0, length) };
+        fabric.nodes[0].endpoint.read(connection, transfer).unwrap();
+        assert_eq!(fabric.event(0), Event::ReadDone { connection, token, result: Ok(()) });
+        let mut found = vec![0; length + 4];
+        memory.read(0, &mut found);
+        assert!(found == [&[0xaa; 3], &bytes[..], &[0xaa]].concat(), "READ of {length} bytes");
+    }
 }
 
 #[test]

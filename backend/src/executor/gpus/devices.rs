@@ -9,7 +9,7 @@ use std::{
 };
 
 use crossbeam_channel::Sender;
-use cuda::{Driver, DriverError, Gpu, PinnedRegion, Settings};
+use cuda::{Driver, DriverError, Gpu, Landing, PinnedRegion, Settings};
 use proto::weights::PAGE_BYTES;
 use rustix::fs::{FlockOperation, flock};
 use transport::Region;
@@ -18,6 +18,7 @@ use crate::{
     config::{Config, GpuName},
     drive::BackendError,
     executor::ExecutorError,
+    staging::BUFFERS,
 };
 
 /// Opens a GPU by its number or its name.
@@ -36,6 +37,8 @@ pub struct Devices {
     names: Vec<GpuName>,
     weights_pages: Option<u32>,
     share_gpu: bool,
+    /// Whether RDMA devices may write inputs into their memory.
+    gpu_direct: bool,
     open: Box<OpenDriver>,
     /// Who is told of each GPU that was opened.
     watcher: Option<Sender<cuda::driver::Device>>,
@@ -49,6 +52,8 @@ pub struct Device {
     pub(super) gpu: Arc<Gpu>,
     /// Whose batch is tried.
     pub(super) trial: Mutex<()>,
+    /// Where inputs land, once it has been asked for: a session after the other has the same.
+    landing: Mutex<Option<Arc<Landing>>>,
     /// Other backends see that it is taken.
     _lock: Option<File>,
 }
@@ -70,14 +75,16 @@ impl Devices {
             return Err(BackendError::Config(text.to_owned()));
         }
         let (names, watcher, opened) = (config.gpus.names(), Some(watcher), Mutex::default());
-        Ok(Arc::new(Self { names, weights_pages, share_gpu: config.share_gpu, open, watcher, opened }))
+        let (share_gpu, gpu_direct) = (config.share_gpu, config.gpu_direct);
+        Ok(Arc::new(Self { names, weights_pages, share_gpu, gpu_direct, open, watcher, opened }))
     }
 
     /// One GPU, all of whose memory is ours.
     #[must_use]
     pub fn one(name: &GpuName, open: Box<OpenDriver>) -> Arc<Self> {
         let (names, opened) = (vec![name.clone()], Mutex::default());
-        Arc::new(Self { names, weights_pages: None, share_gpu: false, open, watcher: None, opened })
+        let (share_gpu, gpu_direct) = (false, false);
+        Arc::new(Self { names, weights_pages: None, share_gpu, gpu_direct, open, watcher: None, opened })
     }
 
     /// A GPU by its index in the configuration, opened if it was not.
@@ -94,7 +101,8 @@ impl Devices {
         let driver = (self.open)(&name).map_err(|error| failed(&error))?;
         let found = driver.device().map_err(|error| failed(&error))?;
         let lock = if self.share_gpu { None } else { Some(lock(&found.uuid).map_err(|error| failed(&error))?) };
-        let gpu = Gpu::open(driver, settings(found.free_bytes, self.weights_pages)).map_err(|error| failed(&error))?;
+        let settings = settings(found.free_bytes, self.weights_pages, self.gpu_direct);
+        let gpu = Gpu::open(driver, settings).map_err(|error| failed(&error))?;
         let (pages, share) = (gpu.weights_pages(), self.share_gpu);
         tracing::info!(
             gpu = name,
@@ -109,7 +117,8 @@ impl Devices {
             // Nobody may be there any more as the backend ends.
             let _ = watcher.send(found);
         }
-        let device = Arc::new(Device { name, gpu, trial: Mutex::default(), _lock: lock });
+        let (trial, landing) = (Mutex::default(), Mutex::default());
+        let device = Arc::new(Device { name, gpu, trial, landing, _lock: lock });
         opened.insert(index, Arc::clone(&device));
         Ok(device)
     }
@@ -119,20 +128,42 @@ impl Devices {
     /// # Errors
     /// If it cannot be pinned.
     pub fn pin(&self, index: usize, region: &Region) -> Result<Option<PinnedRegion>, ExecutorError> {
-        let device = self.opened.lock().unwrap_or_else(PoisonError::into_inner).get(&index).cloned();
-        Ok(device.map(|device| device.gpu.pin(region)).transpose()?)
+        Ok(self.opened(index).map(|device| device.gpu.pin(region)).transpose()?)
+    }
+
+    fn opened(&self, index: usize) -> Option<Arc<Device>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner).get(&index).cloned()
+    }
+
+    /// So many bytes of a GPU's memory at least that RDMA devices may reach, if that is wanted and the GPU has been
+    /// opened.
+    ///
+    /// # Errors
+    /// If the GPU opens none to them, or has no room.
+    pub fn landing(&self, index: usize, bytes: usize) -> Result<Option<Arc<Landing>>, ExecutorError> {
+        let Some(device) = self.opened(index).filter(|_| self.gpu_direct) else { return Ok(None) };
+        let mut landing = device.landing.lock().unwrap_or_else(PoisonError::into_inner);
+        if landing.as_ref().is_none_or(|landing| landing.bytes() < bytes) {
+            // What a session before had goes first, so that there is room for both.
+            *landing = None;
+            *landing = Some(device.gpu.landing(bytes)?);
+        }
+        Ok(landing.clone())
     }
 }
 
-/// What is set aside for all but weights is what large models want, and less where a GPU has little.
-fn settings(free_bytes: u64, weights_pages: Option<u32>) -> Settings {
+/// What is set aside for all but weights is what large models want, and less where a GPU has little. Inputs land in as
+/// many rooms as there are staging buffers.
+fn settings(free_bytes: u64, weights_pages: Option<u32>, gpu_direct: bool) -> Settings {
     let most = Settings::default();
     let at_most = |bytes: u64, share: u64| bytes.min((free_bytes / share).next_multiple_of(PAGE_BYTES));
+    let staging_bytes_max = at_most(most.staging_bytes_max, 64);
+    let landing_bytes = if gpu_direct { BUFFERS as u64 * staging_bytes_max } else { 0 };
     Settings {
         weights_pages,
         arena_bytes_max: at_most(most.arena_bytes_max, 4),
-        staging_bytes_max: at_most(most.staging_bytes_max, 64),
-        spare_bytes: at_most(most.spare_bytes, 8),
+        staging_bytes_max,
+        spare_bytes: at_most(most.spare_bytes, 8) + landing_bytes,
         ..most
     }
 }

@@ -52,7 +52,7 @@ fn devices(
 }
 
 /// The digits on GPUs 0 and 1.
-fn on_gpus() -> (OnGpus, Vec<Arc<Fake>>) {
+pub(crate) fn on_gpus() -> (OnGpus, Vec<Arc<Fake>>) {
     let fakes = vec![Fake::new(PAGES, 1), Fake::new(PAGES, 2)];
     let opened = fakes.clone();
     let open = move |name: &str| Ok(Arc::clone(&opened[name.parse::<usize>().unwrap()]) as Arc<dyn cuda::Driver>);

@@ -1,6 +1,9 @@
 //! Addresses, pages, and what is in them.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use proto::weights::PAGE_BYTES;
 
@@ -22,6 +25,8 @@ pub(super) struct Memory {
     mapped: BTreeMap<u64, Page>,
     /// The blocks of each page that have been written.
     pages: BTreeMap<Page, BTreeMap<u64, Box<[u8]>>>,
+    /// Those that RDMA devices may reach.
+    shared: BTreeSet<Page>,
     next_address: u64,
     next_page: u64,
 }
@@ -33,6 +38,7 @@ impl Memory {
             reserved: BTreeMap::new(),
             mapped: BTreeMap::new(),
             pages: BTreeMap::new(),
+            shared: BTreeSet::new(),
             next_address: FIRST_ADDRESS,
             next_page: 0,
         }
@@ -80,7 +86,12 @@ impl Memory {
         })
     }
 
+    pub(super) fn share_page(&mut self, page: Page) {
+        self.shared.insert(page);
+    }
+
     pub(super) fn destroy_page(&mut self, page: Page) {
+        self.shared.remove(&page);
         assert!(!self.mapped.values().any(|mapped| *mapped == page), "a page is given back when it is not mapped");
         assert!(self.pages.remove(&page).is_some(), "a page is given back once");
     }
@@ -110,6 +121,13 @@ impl Memory {
     pub(super) fn is_mapped(&self, range: &Range<u64>) -> bool {
         let first = range.start / PAGE_BYTES * PAGE_BYTES;
         (first..range.end).step_by(PAGE_BYTES as usize).all(|page| self.mapped.contains_key(&page))
+    }
+
+    /// Whether RDMA devices may reach all of these addresses.
+    pub(super) fn is_shared(&self, range: &Range<u64>) -> bool {
+        let first = range.start / PAGE_BYTES * PAGE_BYTES;
+        let is_shared = |page| self.mapped.get(&page).is_some_and(|page| self.shared.contains(page));
+        (first..range.end).step_by(PAGE_BYTES as usize).all(is_shared)
     }
 
     /// From here on, so many bytes have pages behind them.

@@ -6,8 +6,9 @@
 use std::{ffi::c_int, ptr::null_mut, sync::Arc};
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUgraphExec, CUresult, CUstream,
-    CUstream_flags, CUstreamCaptureMode,
+    self, CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUflushGPUDirectRDMAWritesOptions,
+    CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget, CUgraphExec, CUresult, CUstream, CUstream_flags,
+    CUstreamCaptureMode,
 };
 use proto::Span;
 
@@ -119,11 +120,43 @@ fn uuid_text(name: &str, bytes: [u8; 16]) -> String {
     format!("{kind}-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
+/// What makes sure that work on a stream meets what an RDMA device had written before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RemoteWrites {
+    /// The device itself: writes are there before whatever tells of them.
+    InOrder,
+    /// A call.
+    Flushed,
+    /// Nothing, or RDMA devices have no way to what is mapped anyway.
+    Refused,
+}
+
+impl RemoteWrites {
+    fn of(device: CUdevice) -> Result<Self, DriverError> {
+        let mapped = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        let ordering = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
+        let options = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS;
+        // Of an ordering, how far: to the GPU that is written to is enough.
+        let owner = CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER as u32;
+        let by_call = CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as u32;
+        Ok(if attribute(device, mapped)? == 0 {
+            Self::Refused
+        } else if attribute(device, ordering)? >= owner {
+            Self::InOrder
+        } else if attribute(device, options)? & by_call != 0 {
+            Self::Flushed
+        } else {
+            Self::Refused
+        })
+    }
+}
+
 /// A device's primary context: the one that cuBLASLt and cuDNN would make.
 #[derive(Debug)]
 pub(super) struct Context {
     device: CUdevice,
     raw: CUcontext,
+    remote_writes: RemoteWrites,
 }
 
 // SAFETY: a context is used from any thread that has made it current.
@@ -135,10 +168,11 @@ impl Context {
     /// Of a device that [`devices`] told of; it is current on this thread then.
     pub(super) fn open(index: usize) -> Result<Self, DriverError> {
         let device = device(c_int::try_from(index).map_err(|_| DriverError(format!("no GPU {index}")))?)?;
+        let remote_writes = RemoteWrites::of(device)?;
         let mut raw = null_mut();
         // SAFETY: the device exists; the context is released when it is dropped.
         cuda("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) })?;
-        let context = Self { device, raw };
+        let context = Self { device, raw, remote_writes };
         context.enter()?;
         Ok(context)
     }
@@ -159,6 +193,34 @@ impl Context {
         // SAFETY: the context is current; two numbers are written.
         cuda("cuMemGetInfo_v2", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
         Ok(Device { memory_bytes: total as u64, free_bytes: free as u64, ..describe(self.device)? })
+    }
+
+    /// That RDMA devices can write to its memory, and that it can be known when they have.
+    pub(super) fn require_remote_writes(&self) -> Result<(), DriverError> {
+        match self.remote_writes {
+            RemoteWrites::InOrder | RemoteWrites::Flushed => Ok(()),
+            RemoteWrites::Refused => {
+                let text =
+                    "this GPU opens no mapped pages to RDMA devices, or does not say when their writes are there";
+                Err(DriverError(text.to_owned()))
+            }
+        }
+    }
+
+    /// Returns when what RDMA devices had written is there.
+    pub(super) fn flush_remote_writes(&self) -> Result<(), DriverError> {
+        if self.remote_writes == RemoteWrites::InOrder {
+            return Ok(());
+        }
+        let target = CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
+        let scope = CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
+        // SAFETY: the context is current.
+        cuda("cuFlushGPUDirectRDMAWrites", unsafe { sys::cuFlushGPUDirectRDMAWrites(target, scope) })
+    }
+
+    /// Whether its memory can be handed over as dma-bufs.
+    pub(super) fn has_dma_bufs(&self) -> Result<bool, DriverError> {
+        Ok(attribute(self.device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0)
     }
 
     /// The least and the most urgent.

@@ -5,6 +5,7 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
+    os::fd::{FromRawFd as _, OwnedFd, RawFd},
     ptr::null_mut,
     sync::{Arc, Mutex, Weak},
 };
@@ -12,10 +13,10 @@ use std::{
 use cudarc::driver::sys::{
     self, CUDA_MEMCPY2D, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType,
-    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType, CUmemorytype,
+    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType, CUmemRangeHandleType, CUmemorytype,
 };
 use proto::weights::PAGE_BYTES;
-use transport::Region;
+use transport::{DeviceMemory, Keeper, Region};
 
 use super::{
     check::cuda,
@@ -31,7 +32,15 @@ fn location(context: &Context) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.device() }
 }
 
-fn properties(context: &Context) -> CUmemAllocationProp {
+/// Who reaches a page where it is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    Gpu,
+    /// RDMA devices, too.
+    Rdma,
+}
+
+fn properties(context: &Context, reach: Reach) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
@@ -39,7 +48,7 @@ fn properties(context: &Context) -> CUmemAllocationProp {
         win32HandleMetaData: null_mut(),
         allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
-            gpuDirectRDMACapable: 0,
+            gpuDirectRDMACapable: u8::from(reach == Reach::Rdma),
             usage: 0,
             reserved: [0; 4],
         },
@@ -49,7 +58,7 @@ fn properties(context: &Context) -> CUmemAllocationProp {
 /// Makes sure that the GPU can map pages of our size.
 pub(super) fn check_granularity(context: &Context) -> Result<(), DriverError> {
     let mut granularity = 0;
-    let properties = properties(context);
+    let properties = properties(context, Reach::Gpu);
     let option = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     // SAFETY: the properties live through the call; one number is written.
     let result = unsafe { sys::cuMemGetAllocationGranularity(&raw mut granularity, &raw const properties, option) };
@@ -68,9 +77,9 @@ pub(super) struct Physical {
 }
 
 impl Physical {
-    pub(super) fn new(context: &Arc<Context>) -> Result<Self, DriverError> {
+    pub(super) fn new(context: &Arc<Context>, reach: Reach) -> Result<Self, DriverError> {
         context.enter()?;
-        let properties = properties(context);
+        let properties = properties(context, reach);
         let mut raw = 0;
         // SAFETY: the properties live through the call; the handle is released when it is dropped.
         cuda("cuMemCreate", unsafe { sys::cuMemCreate(&raw mut raw, PAGE, &raw const properties, 0) })?;
@@ -126,6 +135,29 @@ pub(super) fn unmap(at: Address, pages: usize) -> Result<(), DriverError> {
     }
     // SAFETY: what used them is done, as the rules of [`crate::Driver`] say; libcuda refuses what is not mapped.
     cuda("cuMemUnmap", unsafe { sys::cuMemUnmap(at.0, pages * PAGE) })
+}
+
+/// What is behind these addresses, for RDMA devices: as a dma-buf where the driver hands it over as one, and by its
+/// address anyhow.
+pub(super) fn share(
+    context: &Context,
+    at: Address,
+    bytes: usize,
+    keeper: Arc<dyn Keeper>,
+) -> Result<DeviceMemory, DriverError> {
+    let dma_buf = if context.has_dma_bufs()? { Some(dma_buf(at, bytes)?) } else { None };
+    // SAFETY: the addresses are the GPU's, reserved by libcuda, which `keeper` leaves so with the pages behind them.
+    Ok(unsafe { DeviceMemory::new(at.0, bytes, dma_buf, keeper) })
+}
+
+fn dma_buf(at: Address, bytes: usize) -> Result<OwnedFd, DriverError> {
+    let mut descriptor: RawFd = -1;
+    let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+    // SAFETY: for this kind of handle one descriptor is written.
+    let result = unsafe { sys::cuMemGetHandleForAddressRange((&raw mut descriptor).cast(), at.0, bytes, kind, 0) };
+    cuda("cuMemGetHandleForAddressRange", result)?;
+    // SAFETY: it has just been opened for us, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Host memory that the GPU knows, and that lives as long.

@@ -10,16 +10,19 @@ use std::{
 use soft_roce::{PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest};
 
 use super::{
-    Link, attributes, link_of, route,
+    Link, attributes, link_of,
+    memory::Memory,
+    route,
     sys::{
         self, AsyncEvent, CompletionChannel, CompletionQueue, Context, Depths, MemoryRegion, PortState,
         ProtectionDomain, WorkCompletion,
     },
 };
 use crate::{
-    Access, Region, VerbsConfig, VerbsSettings,
+    Access, VerbsConfig, VerbsSettings,
     bootstrap::Parameters,
     device::{Demand, Offer},
+    device_memory::{DeviceMemory, Way},
     error::{ConnectQueuePairError, PortError, RegisterError, VerbsOpenError},
 };
 
@@ -124,13 +127,14 @@ impl Opened {
     pub(super) fn register(
         &mut self,
         lkey: u32,
-        region: &Region,
+        memory: &Memory,
         access: Access,
         before: Option<u32>,
     ) -> Result<u32, RegisterError> {
-        let register = || {
-            MemoryRegion::register(&self.domain, region, access)
-                .map_err(|cause| RegisterError::Verbs { device: self.config.device.clone(), cause })
+        let register = || match memory {
+            Memory::Host(_) => MemoryRegion::register(&self.domain, memory, access)
+                .map_err(|cause| RegisterError::Verbs { device: self.config.device.clone(), cause }),
+            Memory::Device(device) => self.register_device(device, memory, access),
         };
         let first = register()?;
         // A device that came back may begin to count again. Two registrations at once have different keys.
@@ -138,6 +142,32 @@ impl Opened {
         let rkey = registered.rkey();
         self.regions.insert(lkey, registered);
         Ok(rkey)
+    }
+
+    /// The dma-buf is the kernel's own way; the address takes a module of NVIDIA's that tells the RDMA device's driver
+    /// what is there.
+    fn register_device(
+        &self,
+        device: &DeviceMemory,
+        memory: &Memory,
+        access: Access,
+    ) -> Result<MemoryRegion, RegisterError> {
+        let dma_buf = match device.dma_buf() {
+            Some(dma_buf) => match MemoryRegion::register_dma_buf(&self.domain, memory, dma_buf, access) {
+                Ok(registered) => return Ok(registered),
+                Err(error) => error.to_string(),
+            },
+            None => "it is handed over as none".to_owned(),
+        };
+        MemoryRegion::register(&self.domain, memory, access).map_err(|address| {
+            let device = self.config.device.clone();
+            RegisterError::NoWay { device, dma_buf, address }
+        })
+    }
+
+    /// How memory was registered.
+    pub(super) fn way(&self, lkey: u32) -> Way {
+        self.regions.get(&lkey).map_or(Way::Address, MemoryRegion::way)
     }
 
     pub(super) fn deregister(&mut self, lkey: u32) {

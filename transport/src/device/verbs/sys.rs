@@ -15,7 +15,7 @@ use std::{
     io,
     mem::{MaybeUninit, zeroed},
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, AsRawFd as _, BorrowedFd},
         unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     },
     path::{Path, PathBuf},
@@ -30,8 +30,9 @@ use rdma_sys::{
 };
 use soft_roce::{Operation, RecvRequest, Segment, SendRequest};
 
+use super::memory::Memory;
 use crate::{
-    Access, Region,
+    Access, Way,
     error::{LibraryError, VerbsOpenError},
 };
 
@@ -332,17 +333,19 @@ impl ProtectionDomain {
     pub(super) fn takes_dma_bufs(&self) -> io::Result<bool> {
         /// Less may be refused for its length.
         const BYTES: usize = 4096;
-        let library = &self.context.library.loaded;
-        // SAFETY: a function of this name has this type in verbs.h, and the library outlives the call.
-        let Ok(register) = (unsafe { library.get::<RegisterDmaBuf>(b"ibv_reg_dmabuf_mr\0") }) else {
-            // rdma-core has it since version 34.
-            return Ok(false);
-        };
+        let Some(register) = self.register_dma_buf() else { return Ok(false) };
         // SAFETY: the domain is there; no file has this descriptor.
         match Handle::new(unsafe { register(self.raw.raw(), 0, BYTES, 0, -1, 0) }) {
             Ok(_) => Err(io::Error::other("a dma-buf was registered that is none")),
             Err(refused) => is_of_the_descriptor(refused),
         }
+    }
+
+    /// What registers a dma-buf; rdma-core has it since version 34.
+    fn register_dma_buf(&self) -> Option<libloading::Symbol<'_, RegisterDmaBuf>> {
+        let library = &self.context.library.loaded;
+        // SAFETY: a function of this name has this type in verbs.h, and the library outlives what is returned.
+        unsafe { library.get(b"ibv_reg_dmabuf_mr\0") }.ok()
     }
 }
 
@@ -363,30 +366,59 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// A registered region.
+/// Registered memory.
 pub(super) struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
     raw: Handle<ibv_mr>,
     /// Keeps the memory mapped.
-    region: Region,
+    memory: Memory,
+    way: Way,
+}
+
+fn flags(access: Access) -> c_int {
+    let mut flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
+    if access.remote_read {
+        flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+    }
+    if access.remote_write {
+        flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+    }
+    flags.0 as c_int
 }
 
 impl MemoryRegion {
-    pub(super) fn register(domain: &Arc<ProtectionDomain>, region: &Region, access: Access) -> io::Result<Self> {
-        let mut flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
-        if access.remote_read {
-            flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ;
-        }
-        if access.remote_write {
-            flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
-        }
-        let address = std::ptr::with_exposed_provenance_mut(region.address() as usize);
-        // SAFETY: the region's mapping is at least this long (never empty) and lives until it is deregistered. It is
-        // shared as atomic words, so no reference of ours is to memory that must not change.
-        let raw = unsafe {
-            (domain.context.library.ibv_reg_mr)(domain.raw.raw(), address, region.len().max(1), flags.0 as c_int)
-        };
-        Ok(Self { domain: Arc::clone(domain), raw: Handle::new(raw)?, region: region.clone() })
+    /// By its address. Of another device's memory the kernel knows that only if a module tells it.
+    pub(super) fn register(domain: &Arc<ProtectionDomain>, memory: &Memory, access: Access) -> io::Result<Self> {
+        let address = std::ptr::with_exposed_provenance_mut(memory.address() as usize);
+        let bytes = memory.len().max(1);
+        // SAFETY: a region's mapping is at least this long (never empty) and lives until it is deregistered. It is
+        // shared as atomic words, so no reference of ours is to memory that must not change. Of a device's memory its
+        // maker has promised the same.
+        let raw = unsafe { (domain.context.library.ibv_reg_mr)(domain.raw.raw(), address, bytes, flags(access)) };
+        Self::of(domain, raw, memory, Way::Address)
+    }
+
+    /// By a descriptor that stands for it.
+    pub(super) fn register_dma_buf(
+        domain: &Arc<ProtectionDomain>,
+        memory: &Memory,
+        dma_buf: BorrowedFd<'_>,
+        access: Access,
+    ) -> io::Result<Self> {
+        let register = domain.register_dma_buf().ok_or(io::ErrorKind::Unsupported)?;
+        let (address, bytes) = (memory.address(), memory.len());
+        // SAFETY: the domain and the descriptor are there; what the latter stands for is the memory, whose maker has
+        // promised that an RDMA device may write to it until this is deregistered.
+        let raw = unsafe { register(domain.raw.raw(), 0, bytes, address, dma_buf.as_raw_fd(), flags(access)) };
+        Self::of(domain, raw, memory, Way::DmaBuf)
+    }
+
+    fn of(domain: &Arc<ProtectionDomain>, raw: *mut ibv_mr, memory: &Memory, way: Way) -> io::Result<Self> {
+        Ok(Self { domain: Arc::clone(domain), raw: Handle::new(raw)?, memory: memory.clone(), way })
+    }
+
+    pub(super) fn way(&self) -> Way {
+        self.way
     }
 
     fn lkey(&self) -> u32 {
@@ -403,8 +435,8 @@ impl MemoryRegion {
     /// The entry for a segment of this region.
     fn entry(&self, segment: Segment) -> Option<ibv_sge> {
         let end = segment.offset.checked_add(segment.bytes as usize)?;
-        let addr = self.region.address() + segment.offset as u64;
-        (end <= self.region.len()).then_some(ibv_sge { addr, length: segment.bytes, lkey: self.lkey() })
+        let addr = self.memory.address() + segment.offset as u64;
+        (end <= self.memory.len()).then_some(ibv_sge { addr, length: segment.bytes, lkey: self.lkey() })
     }
 }
 
