@@ -30,6 +30,9 @@ const GPUS_LOOKED_AT: usize = 64;
 const LOOK_INTERVAL: Span = Span::from_millis(1);
 /// After so long a wait, and so long after the last time, claims are not foreseen.
 const INDULGENCE: Span = Span::from_millis(10_000);
+/// A model that has had no batch for so many average intervals, and for [`INDULGENCE`], claims none, like one that was
+/// never asked for: of requests that come at random one pause in 3,000 is as long.
+const INTERVALS_SILENT: f64 = 8.0;
 
 /// What is known of a model's batches of tasks with an objective.
 #[derive(Debug)]
@@ -64,6 +67,12 @@ impl Demand {
 
     pub(super) fn handle_answered(&mut self) {
         self.unanswered -= 1;
+    }
+
+    /// Whether nobody seems to ask for it any more.
+    fn is_over(&self, now: Timestamp) -> bool {
+        let silent_ns = (now - self.last_at).as_nanos() as f64;
+        silent_ns > (INTERVALS_SILENT * self.interval_ns).max(INDULGENCE.as_nanos() as f64)
     }
 }
 
@@ -138,10 +147,15 @@ impl RankThread {
         let waiting: Vec<ModelId> = self.background.by_age.iter().map(|&(_, id)| id).collect();
         for id in waiting {
             let background = self.background.models[id.0 as usize].background.expect("it waits");
-            let delay = self.delay(id, background.size);
-            let found = self.models[id.0 as usize].hosts.iter().find_map(|&(host, _)| {
-                let spare = self.spare(now, host, (delay, background))?;
-                Some((host, spare))
+            // What is free by the time that all inputs are there may be busy until then; if that is too late for one
+            // task, what is free sooner may do.
+            let soonest = now + self.delay(id, 1);
+            let found = [background.size, 1].into_iter().find_map(|size| {
+                let free_by = now + self.delay(id, size);
+                self.models[id.0 as usize].hosts.iter().find_map(|&(host, _)| {
+                    let spare = self.spare(now, host, (free_by, soonest), background)?;
+                    Some((host, spare))
+                })
             });
             if let Some((host, spare)) = found {
                 self.on_background_match(now, (id, host), spare);
@@ -150,14 +164,21 @@ impl RankThread {
         self.background.look_at = Some(self.looks_again_at(now));
     }
 
-    /// The GPU of a sub-cluster that can be spared for a batch, if one can for long enough.
-    fn spare(&self, now: Timestamp, host: u32, (delay, background): (Span, Background)) -> Option<Spare> {
+    /// The GPU of a sub-cluster that is free by an instant and can be spared for a batch, which starts at `soonest`, if
+    /// one can for long enough. How large the batch is its ModelThread decides, by the end.
+    fn spare(
+        &self,
+        now: Timestamp,
+        host: u32,
+        (free_by, soonest): (Timestamp, Timestamp),
+        background: Background,
+    ) -> Option<Spare> {
         let sub_cluster = self.sub_clusters[host as usize].as_ref().expect("a host");
         if !sub_cluster.schedulable.is_empty() {
             return None;
         }
-        let (position, free_at) = sub_cluster.free_times.last_free_by(now + delay)?;
-        let (gpu, starts_at) = (sub_cluster.gpus[position], free_at.max(now + delay));
+        let (position, free_at) = sub_cluster.free_times.last_free_by(free_by)?;
+        let (gpu, starts_at) = (sub_cluster.gpus[position], free_at.max(soonest));
         let needed_at = |is_foreseen| self.needed_at(now, (host, position), is_foreseen);
         let is_enough = |until: &Timestamp| starts_at + background.least <= *until;
         if let Some(until) = Some(needed_at(true)).filter(is_enough) {
@@ -175,12 +196,13 @@ impl RankThread {
         let claim = |id: &ModelId| {
             let model = &self.models[id.0 as usize];
             let Demand { patience, interval_ns, unanswered, .. } = model.demand;
+            let may_be_asked = is_foreseen && patience != Span::ENDLESS && !model.demand.is_over(now);
             let again = Span((interval_ns * CLAIMS_FACTOR) as i64);
             match model.candidate {
                 Some(candidate) if is_foreseen => Some(Reverse((candidate.expected_at.max(now), again))),
                 Some(candidate) => Some(Reverse((candidate.latest, Span::ENDLESS))),
                 None if unanswered > 0 => Some(Reverse((now, again))),
-                None if is_foreseen && patience != Span::ENDLESS => Some(Reverse((now + patience, again))),
+                None if may_be_asked => Some(Reverse((now + patience, again))),
                 None => None,
             }
         };

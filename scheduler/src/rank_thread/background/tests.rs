@@ -72,6 +72,47 @@ fn a_request_of_the_next_moment_finds_a_gpu_in_time() {
 }
 
 #[test]
+fn a_model_that_nobody_asks_for_any_more_claims_no_gpu() {
+    let mut bench = asked_before(1);
+    submit(&mut bench, 80_010.0, 1, 60);
+    assert_eq!(sizes(&bench.decide(80_010.0)), [9], "its requests may be ten seconds apart");
+    let mut bench = asked_before(1);
+    submit(&mut bench, 80_020.0, 1, 60);
+    assert_eq!(sizes(&bench.decide(80_020.0)), [60]);
+}
+
+/// Models whose windows open in 40 ms and in 75, and another one whose inputs take 10 ms each to fetch.
+#[test]
+fn inputs_of_many_tasks_take_too_long_and_those_of_fewer_do_not() {
+    let ms = |ms| Timestamp::default() + Span::from_millis(ms);
+    let granted = |gpus_free_at: &[i64]| {
+        let mut rank = RankThread::new(NetworkBudget::default());
+        for (gpu, &free_at) in (0..).map(GpuId).zip(gpus_free_at) {
+            rank.handle_gpu_joined(ms(free_at), gpu, (0..3).map(ModelId).collect(), None);
+        }
+        let data_per_task = Span::from_millis(10);
+        rank.handle_model_budget(ModelId(1), NetworkBudget { data_per_task, ..NetworkBudget::default() });
+        for (model, exec_at) in [(0, ms(40)), (2, ms(75))] {
+            let (latest, patience) = (exec_at + Span::from_millis(10), Span::ENDLESS);
+            let candidate =
+                Candidate { size: 1, exec_at, latest, due_at: latest, grants_seen: 0, expected_at: exec_at, patience };
+            rank.handle_candidate(ms(0), ModelId(model), Some(candidate));
+        }
+        let (least, most) = (Span::from_millis(10), Span::from_millis(80));
+        let background = Background { size: 8, since: ms(0), least, most, grants_seen: 0 };
+        rank.handle_background(ModelId(1), Some(background));
+        rank.handle_timeout(ms(0));
+        let message = rank.poll_message()?.1;
+        let FromRankThread::Grant(grant) = message else { panic!("only grants: {message:?}") };
+        Some((grant.gpu.0, grant.background_until))
+    };
+    assert_eq!(granted(&[0]), Some((0, Some(ms(40)))));
+    assert_eq!(granted(&[35]), None, "it would not be done in time");
+    // What will be free when all inputs are there is needed soon after; another one is free now.
+    assert_eq!(granted(&[0, 70]), Some((0, Some(ms(40)))));
+}
+
+#[test]
 fn what_never_finds_the_time_runs_once_in_ten_seconds() {
     let mut bench = Bench::new(Policy::Deferred, 1, 2);
     bench.submit(0.0, 0, 11.0);
