@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     cluster::{self, BackendLayout, FRONTEND_HOSTS, Layout, READY_TIMEOUT, Wiring},
     demo::Failed,
-    supervisor::{Casualty, Incident, Logs, Restarts, Supervisor},
+    supervisor::{Casualty, Incident, Logs, Restarts, Supervisor, private_folder},
 };
 use crate::role;
 use generate::generate;
@@ -61,8 +61,7 @@ struct FrontendFile {
 pub(super) fn run(args: &Args) -> Result<()> {
     args.check()?;
     Policy::of_cluster(&args.policy).context("--policy")?;
-    let repository =
-        tempfile::Builder::new().prefix("downbeat-").tempdir().context("cannot make a temporary folder")?;
+    let repository = private_folder()?;
     args.model_names().iter().try_for_each(|name| write_model(repository.path(), name, args))?;
     let mut members = Members::start(args, repository.path())?;
     let (tally, cpu) = members.measure(args).map_err(|error| Failed::new(&error))?;

@@ -9,7 +9,7 @@ use std::{
     fmt,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
-    os::unix::process::CommandExt as _,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
@@ -152,6 +152,12 @@ impl fmt::Display for Casualty {
     }
 }
 
+/// A folder that goes with what is yielded, and that no other user can look into: members' files name their secret.
+pub(super) fn private_folder() -> Result<tempfile::TempDir> {
+    let folder = tempfile::Builder::new().prefix("downbeat-").permissions(fs::Permissions::from_mode(0o700)).tempdir();
+    folder.context("cannot make a temporary folder")
+}
+
 impl Supervisor {
     /// No members yet. From now on SIGTERM and Ctrl-C (SIGINT, SIGHUP) let the frontends answer what they have, then
     /// end all members and this process: with 0 or, after Ctrl-C, 130. A second one ends it at once.
@@ -160,8 +166,7 @@ impl Supervisor {
     /// then, from the same thread.
     pub(super) fn new(logs: Logs, restarts: Restarts) -> Result<Self> {
         let members: Arc<Mutex<Vec<Member>>> = Arc::default();
-        let folder =
-            tempfile::Builder::new().prefix("downbeat-").tempdir().context("cannot make a temporary folder")?;
+        let folder = private_folder()?;
         let (doomed, path) = (members.clone(), folder.path().to_owned());
         signals::handle(move |ask| {
             let (doomed, path) = (doomed.clone(), path.clone());
@@ -392,4 +397,15 @@ fn tail(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(BYTES).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_else_looks_into_a_clusters_folder() {
+        let folder = private_folder().unwrap();
+        assert_eq!(fs::metadata(folder.path()).unwrap().permissions().mode() & 0o777, 0o700);
+    }
 }
