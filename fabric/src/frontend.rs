@@ -216,7 +216,7 @@ impl FrontendNode {
         input.chunks_mut(input_bytes).for_each(|row| env.dynamic.mark(name, row, workload as u8));
         let inputs = if comes_later { vec![] } else { vec![input.clone().into()] };
         let application = Application(workload);
-        let request = CheckedRequest { model, rows, inputs, slo, waited, priority: 0, application };
+        let request = CheckedRequest { model, rows, inputs, slo, waited, priority: 0, application, client: None };
         let now = env.local(self.node);
         match process.core.handle_request(now, &request, &arena(env, self.node)) {
             Ok(id) => {
@@ -475,6 +475,7 @@ fn kind(error: &InferError) -> &'static str {
         InferError::NoBackend { .. } => "NoBackend",
         InferError::Unloaded { .. } => "Unloaded",
         InferError::ArenaFull { .. } => "ArenaFull",
+        InferError::ArenaShare { .. } => "ArenaShare",
         InferError::Failed(_) => "Failed",
         _ => "Other",
     }

@@ -60,6 +60,15 @@ pub enum InferError {
         /// The model.
         model: String,
     },
+    /// This client's requests hold as many slots as it may.
+    #[error(
+        "this client's requests hold their share of the arena, so there are no slots for model '{model}'; send less at \
+         once or raise arena_bytes"
+    )]
+    ArenaShare {
+        /// The model.
+        model: String,
+    },
     /// Every place of this client for what is large, or a picture, and waits to be parsed or decoded is taken.
     #[error(
         "{waiting_max} requests of this client wait to be parsed or decoded already; send less at once, or tensors as \

@@ -67,8 +67,8 @@ pub fn check(model: &Model, index: usize, inputs: Vec<InputTensor>, slo: Span) -
         false => ordered.into_iter().flatten().map(|(given, _)| given.data).collect(),
     };
     let priority = model.priorities.of(0);
-    let (waited, application) = (Span::ZERO, Application::NONE);
-    Ok(CheckedRequest { model: index, rows, inputs, slo, waited, priority, application })
+    let (waited, application, client) = (Span::ZERO, Application::NONE, None);
+    Ok(CheckedRequest { model: index, rows, inputs, slo, waited, priority, application, client })
 }
 
 /// Says what is wrong with an input's elements, as Triton does.

@@ -14,6 +14,7 @@
 //! is `tasks`' affair (ARCHITECTURE.md, invariant 3: not while a READ or WRITE to it can still arrive).
 
 mod bits;
+mod shares;
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -25,6 +26,8 @@ use proto::{
 use thiserror::Error;
 
 use bits::Bits;
+pub use shares::Client;
+use shares::Shares;
 
 /// Runs, and their answers, start on cache lines.
 const ALIGNMENT: usize = 64;
@@ -90,6 +93,9 @@ pub struct Lease {
     /// Slots that have not been released.
     held: usize,
     generation: u64,
+    /// Whose it is, and the bytes that it has of its block.
+    client: Option<Client>,
+    bytes: usize,
 }
 
 impl Lease {
@@ -114,6 +120,15 @@ impl Lease {
             ..self.first
         }
     }
+}
+
+/// Why there is no slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoSlot {
+    /// Every slot that it could be is leased.
+    Full,
+    /// The client holds as much of the arena as it may.
+    Share,
 }
 
 /// Why an arena cannot be laid out.
@@ -159,6 +174,7 @@ pub struct Slots {
     classes: Vec<Class>,
     blocks: Vec<Block>,
     unassigned: BTreeSet<usize>,
+    shares: Shares,
     /// By slot id.
     states: Vec<State>,
     leased: usize,
@@ -224,6 +240,7 @@ impl Slots {
             classes: class_bytes.iter().map(class).collect(),
             blocks: std::iter::repeat_with(Block::default).take(blocks).collect(),
             unassigned: (0..blocks).collect(),
+            shares: Shares::new(blocks, block_bytes),
             states: vec![State::default(); blocks * ids_per_block],
             leased: 0,
             generation: 0,
@@ -237,6 +254,7 @@ impl Slots {
             classes: Vec::new(),
             blocks: Vec::new(),
             unassigned: BTreeSet::new(),
+            shares: Shares::new(0, ALIGNMENT),
             states: Vec::new(),
             leased: 0,
             generation: 0,
@@ -250,16 +268,29 @@ impl Slots {
     }
 
     /// Leases neighbouring slots to `owner` and the tasks that follow it, as many as `wanted` if there are so many
-    /// together, or else fewer: of their own class, or, as their model has come later, the next larger one. `None` if
-    /// the arena is full.
+    /// together, or else fewer: of their own class, or, as their model has come later, the next larger one. They are
+    /// held by `client`, or by nobody whose share counts.
+    ///
+    /// # Errors
+    /// If the arena is full, or the client holds its share of it.
     ///
     /// # Panics
     /// If they do not fit, or none is wanted.
-    pub fn lease(&mut self, size: SlotSize, owner: TaskId, wanted: usize) -> Option<Lease> {
+    pub fn lease(
+        &mut self,
+        size: SlotSize,
+        (owner, client): (TaskId, Option<Client>),
+        wanted: usize,
+    ) -> Result<Lease, NoSlot> {
         assert!(wanted > 0, "a lease of no slot");
         let class_bytes = size.class_bytes();
         let class_index = self.classes.partition_point(|class| class.slot_bytes < class_bytes);
-        let (block_index, run) = self.find_run(class_index, wanted)?;
+        let (block_index, run) = self.find_run(class_index, wanted).ok_or(NoSlot::Full)?;
+        let bytes = self.classes[class_index].slot_bytes * run.len();
+        if !self.shares.take(client, block_index, bytes) {
+            self.close_if_unused(block_index);
+            return Err(NoSlot::Share);
+        }
         let class = &mut self.classes[class_index];
         let block = &mut self.blocks[block_index];
         block.free.remove(run.clone());
@@ -280,7 +311,7 @@ impl Slots {
             answer_offset: (input_offset + size.input_room(run.len())) as u64,
             answer_bytes_max: size.answer_bytes_max,
         };
-        Some(Lease { first, slots: run.len(), held: run.len(), generation: self.generation })
+        Ok(Lease { first, slots: run.len(), held: run.len(), generation: self.generation, client, bytes })
     }
 
     /// Up to `wanted` free neighbours of a class, which has a new block if that makes the run longer.
@@ -344,12 +375,18 @@ impl Slots {
         let (block_index, start) = (first / self.ids_per_block, first % self.ids_per_block);
         let block = &mut self.blocks[block_index];
         block.free.insert(start..start + lease.slots);
+        self.classes[block.class].open.insert(block_index);
+        self.shares.give_back(lease.client, block_index, lease.bytes);
+        self.close_if_unused(block_index);
+    }
+
+    /// An open block goes back to the pool if all of its slots are free.
+    fn close_if_unused(&mut self, block_index: usize) {
+        let block = &self.blocks[block_index];
         let class = &mut self.classes[block.class];
         if block.free.len() == class.slots_per_block {
             class.open.remove(&block_index);
             self.unassigned.insert(block_index);
-        } else {
-            class.open.insert(block_index);
         }
     }
 
@@ -383,7 +420,7 @@ mod tests {
 
     /// One slot.
     fn lease_one(slots: &mut Slots, size: SlotSize, owner: TaskId) -> Option<Lease> {
-        slots.lease(size, owner, 1)
+        slots.lease(size, (owner, None), 1).ok()
     }
 
     /// The naive oracle: every leased slot is a pair of byte ranges, compared with all others.
@@ -443,7 +480,7 @@ mod tests {
             for (step, (lease, class, wanted, pick, part)) in steps.into_iter().enumerate() {
                 let owner = task(1_000 * step as u64);
                 if lease {
-                    if let Some(lease) = slots.lease(sizes[class], owner, wanted) {
+                    if let Ok(lease) = slots.lease(sizes[class], (owner, None), wanted) {
                         prop_assert!((1..=wanted).contains(&lease.slots()));
                         oracle.check_new(&lease, (slots.guards_offset() as u64, arena as u64));
                         for index in 0..lease.slots() {
@@ -481,13 +518,14 @@ mod tests {
     fn rows_of_a_request_are_neighbours_as_long_as_there_are_any() {
         let small = size(16, 16);
         let mut slots = Slots::new(64 << 20, &[small, size(1 << 16, 16)]).unwrap();
-        let leases: Vec<Lease> = (0..100).map(|request| slots.lease(small, task(request * 64), 64).unwrap()).collect();
+        let leases: Vec<Lease> =
+            (0..100).map(|request| slots.lease(small, (task(request * 64), None), 64).unwrap()).collect();
         assert!(leases.iter().all(|lease| lease.slots() == 64));
         // What is free between others is used once no block is.
         let mut slots = Slots::new(16 * 1024, &[small]).unwrap();
         let mut singles: Vec<Lease> = (0..).map_while(|n| lease_one(&mut slots, small, task(n))).collect();
         singles.iter_mut().skip(1).step_by(2).for_each(|lease| slots.release(lease, 0..1));
-        assert_eq!(slots.lease(small, task(999), 4).unwrap().slots(), 1);
+        assert_eq!(slots.lease(small, (task(999), None), 4).unwrap().slots(), 1);
     }
 
     #[test]

@@ -42,7 +42,7 @@ use crate::{
     error::InferError,
     models::{Offer, ServedModel},
     rope::Rope,
-    slots::{ArenaTooSmall, Lease, SlotSize, Slots},
+    slots::{ArenaTooSmall, Client, Lease, NoSlot, SlotSize, Slots},
 };
 
 /// How long after its deadline a request waits for word of its tasks. Losing a backend takes heartbeats and a fence,
@@ -74,6 +74,8 @@ pub struct CheckedRequest {
     pub priority: u8,
     /// The workload that it is of.
     pub application: Application,
+    /// Whose share of the arena it takes; nobody's, where all requests are of one program.
+    pub client: Option<Client>,
 }
 
 /// The answer to a request.
@@ -223,7 +225,7 @@ impl Tasks {
             Some(record) => served.slot_size.with_input(record.len()),
             None => served.slot_size,
         };
-        let leases = self.lease_rows(first, (served, size), request.rows)?;
+        let leases = self.lease_rows((first, request.client), (served, size), request.rows)?;
         // Whoever comes late may be submitted twice.
         self.next_task += request.rows as u64 * if comes_later { 2 } else { 1 };
         let id = RequestId(self.next_request);
@@ -284,19 +286,28 @@ impl Tasks {
     /// Slots for all rows, in as few runs as there can be.
     fn lease_rows(
         &mut self,
-        first: TaskId,
+        (first, client): (TaskId, Option<Client>),
         (served, size): (&ServedModel, SlotSize),
         rows: usize,
     ) -> Result<Vec<Lease>, InferError> {
         let mut leases: Vec<Lease> = Vec::new();
         let mut leased = 0;
         while leased < rows {
-            let Some(lease) = self.slots.lease(size, TaskId(first.0 + leased as u64), rows - leased) else {
-                leases.iter_mut().for_each(|lease| self.slots.release(lease, 0..lease.slots()));
-                return Err(InferError::ArenaFull { model: served.model.name.clone() });
-            };
-            leased += lease.slots();
-            leases.push(lease);
+            let owner = TaskId(first.0 + leased as u64);
+            match self.slots.lease(size, (owner, client), rows - leased) {
+                Ok(lease) => {
+                    leased += lease.slots();
+                    leases.push(lease);
+                }
+                Err(none) => {
+                    leases.iter_mut().for_each(|lease| self.slots.release(lease, 0..lease.slots()));
+                    let model = served.model.name.clone();
+                    return Err(match none {
+                        NoSlot::Full => InferError::ArenaFull { model },
+                        NoSlot::Share => InferError::ArenaShare { model },
+                    });
+                }
+            }
         }
         Ok(leases)
     }

@@ -70,6 +70,12 @@ pub struct Budget<C> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AccountId(u64);
 
+impl From<AccountId> for frontend::slots::Client {
+    fn from(AccountId(number): AccountId) -> Self {
+        Self(number)
+    }
+}
+
 /// What one client's requests hold.
 #[derive(Debug, Clone)]
 pub struct Account(Arc<Held>);

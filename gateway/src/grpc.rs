@@ -550,6 +550,7 @@ fn status_of(error: InferError) -> Status {
         | InferError::WindowMissed
         | InferError::NoAnswer { .. } => Code::DeadlineExceeded,
         InferError::ArenaFull { .. }
+        | InferError::ArenaShare { .. }
         | InferError::DecodersFull { .. }
         | InferError::MemoryFull(_)
         | InferError::ChangesFull => Code::ResourceExhausted,

@@ -580,6 +580,7 @@ fn tritons_reason(error: &InferError) -> &'static str {
         | InferError::NeverMet { .. }
         | InferError::WindowMissed
         | InferError::ArenaFull { .. }
+        | InferError::ArenaShare { .. }
         | InferError::NoScheduler
         | InferError::NoBackend { .. }
         | InferError::Unloaded { .. }
@@ -601,7 +602,7 @@ pub(crate) fn drop_reason(error: &InferError) -> Option<&'static str> {
         InferError::Dropped(DropReason::InputLate) => "input_late",
         InferError::WindowMissed => "window_missed",
         InferError::NeverMet { .. } => "never_met",
-        InferError::ArenaFull { .. } => "slots_full",
+        InferError::ArenaFull { .. } | InferError::ArenaShare { .. } => "slots_full",
         InferError::NoScheduler | InferError::SchedulerLost => "no_scheduler",
         InferError::NoAnswer { .. } => "no_answer",
         _ => return None,

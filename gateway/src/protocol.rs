@@ -89,6 +89,8 @@ pub struct RequestInput {
     pub parameters: Parameters,
     /// Where its elements are, unless they are in shared memory.
     pub data: Option<InputData>,
+    /// Of those that are, where, and what has been read there, if that was done before ([`part_of_input`]).
+    pub read: Option<(Part, Bytes)>,
 }
 
 /// An input's elements.
@@ -193,8 +195,8 @@ pub fn prepare_ahead(
 ) -> Result<Prepared, InferError> {
     let (_, rows) = placed(model, &request.inputs, 0)?;
     let Terms { slo, priority, application, outputs } = Terms::of(model, &request, within, regions)?;
-    let (inputs, waited) = (Vec::new(), Span::ZERO);
-    let checked = CheckedRequest { model: index, rows, inputs, slo, waited, priority, application };
+    let (inputs, waited, client) = (Vec::new(), Span::ZERO, None);
+    let checked = CheckedRequest { model: index, rows, inputs, slo, waited, priority, application, client };
     Ok(Prepared { id: request.id, checked, outputs, parts: Vec::new() })
 }
 
@@ -312,6 +314,7 @@ pub(crate) fn picture_request(
         shape: vec![1],
         parameters: Parameters::new(),
         data: Some(InputData::Bytes(data)),
+        read: None,
     };
     let classes = || [("classification".to_owned(), PICTURE_CLASSES.into())].into_iter().collect();
     let output = |output: &Tensor| RequestedOutput { name: output.name.clone(), parameters: classes() };
@@ -338,6 +341,7 @@ pub(crate) fn raw_request(model: &Model, body: Rope, parameters: Parameters) -> 
         shape: model.shape_of(&shape, 1),
         parameters: Parameters::new(),
         data: Some(InputData::Bytes(data)),
+        read: None,
     };
     let parameters = parameters.into_iter().chain([("binary_data_output".to_owned(), true.into())]).collect();
     Ok(InferRequest { id: None, parameters, inputs: vec![input], outputs: Vec::new() })
@@ -391,33 +395,67 @@ fn input_data(
             let elements = elements(&input.shape).unwrap_or(usize::MAX);
             Ok(JsonElements::of(field, tensor, elements, json).read()?.into())
         }
-        (None, Some(span)) if tensor.datatype == DataType::Bytes => {
-            let most = (rows * tensor.bytes()) as u64;
-            if span.bytes > most {
-                let key = format!("{field}.parameters.shared_memory_byte_size");
-                return Err(invalid(&key, span.bytes, format_args!("at most {most} (parameters: max_bytes)")));
-            }
-            parts.push(regions.part(span)?);
-            Ok(parts[parts.len() - 1].read()?.into())
-        }
         (None, Some(span)) => {
-            let expected = elements(&input.shape).unwrap_or(0) * tensor.datatype.bytes();
-            if span.bytes != expected as u64 {
-                // As Triton says it.
-                return Err(InferError::Invalid(format!(
-                    "input byte size mismatch for input '{}' for model '{}'. Expected {expected}, got {} \
-                     (shared_memory_byte_size)",
-                    tensor.name, model.name, span.bytes
-                )));
-            }
-            parts.push(regions.part(span)?);
-            Ok(parts[parts.len() - 1].read()?.into())
+            let (part, bytes) = match input.read.take() {
+                Some(read) => read,
+                None => {
+                    let part = part(model, (input, tensor, rows), span, regions)?;
+                    let bytes = part.read()?;
+                    (part, bytes)
+                }
+            };
+            parts.push(part);
+            Ok(bytes.into())
         }
         (data, _) => {
             let found = if data.is_some() { "both" } else { "neither" };
             Err(invalid(&format!("{field}.data"), found, "either data or parameters that say where it is"))
         }
     }
+}
+
+/// The shared memory that an input's elements are in, if they are: what reading takes may be much, and is another
+/// thread's.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn part_of_input(
+    model: &Model,
+    inputs: &[RequestInput],
+    at: usize,
+    regions: &Regions,
+) -> Result<Option<Part>, InferError> {
+    let (tensor, rows) = placed(model, inputs, at)?;
+    let span = region_span(&inputs[at].parameters, &format!("inputs['{}']", tensor.name))?;
+    let span = span.filter(|_| inputs[at].data.is_none());
+    span.map(|span| part(model, (&inputs[at], tensor, rows), span, regions)).transpose()
+}
+
+/// What a request names of a region, if a tensor can have so many bytes.
+fn part(
+    model: &Model,
+    (input, tensor, rows): (&RequestInput, &Tensor, usize),
+    span: RegionSpan,
+    regions: &Regions,
+) -> Result<Part, InferError> {
+    if tensor.datatype == DataType::Bytes {
+        let most = (rows * tensor.bytes()) as u64;
+        if span.bytes > most {
+            let key = format!("inputs['{}'].parameters.shared_memory_byte_size", tensor.name);
+            return Err(invalid(&key, span.bytes, format_args!("at most {most} (parameters: max_bytes)")));
+        }
+        return regions.part(span);
+    }
+    let expected = elements(&input.shape).unwrap_or(0) * tensor.datatype.bytes();
+    if span.bytes != expected as u64 {
+        // As Triton says it.
+        return Err(InferError::Invalid(format!(
+            "input byte size mismatch for input '{}' for model '{}'. Expected {expected}, got {} \
+             (shared_memory_byte_size)",
+            tensor.name, model.name, span.bytes
+        )));
+    }
+    regions.part(span)
 }
 
 /// Elements in JSON, with all that it takes to read them: that may take a while, on another thread.

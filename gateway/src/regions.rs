@@ -13,7 +13,8 @@ use std::{
     io,
     os::unix::fs::{FileExt as _, MetadataExt as _},
     path::PathBuf,
-    rc::{Rc, Weak},
+    rc::Rc,
+    sync::{Arc, Weak},
 };
 
 use bytes::Bytes;
@@ -50,7 +51,7 @@ pub struct RegionSpan {
 #[derive(Debug, Clone)]
 pub struct Part {
     span: RegionSpan,
-    region: Rc<Region>,
+    region: Arc<Region>,
 }
 
 /// The regions of all clients.
@@ -67,7 +68,7 @@ pub struct AllRegions {
 #[derive(Debug)]
 pub struct Regions {
     folder: Rc<Folder>,
-    regions: BTreeMap<String, Rc<Region>>,
+    regions: BTreeMap<String, Arc<Region>>,
     /// Unregistered, and here for as long as requests that name them are under way.
     leaving: BTreeMap<String, Weak<Region>>,
 }
@@ -192,14 +193,14 @@ impl Regions {
                 format!("at most {room} beside the {own} registered (clients.shared_memory.client_bytes_max)");
             return Err(invalid("byte_size", bytes, expected));
         }
-        self.regions.insert(name.to_owned(), Rc::new(Region { key: key.to_owned(), offset, bytes, file }));
+        self.regions.insert(name.to_owned(), Arc::new(Region { key: key.to_owned(), offset, bytes, file }));
         Ok(())
     }
 
     /// Forgets a region, or all of them, once no request names them; one that is not there is no error.
     pub fn unregister(&mut self, name: Option<&str>) {
         let gone = self.regions.extract_if(.., |region, _| name.is_none_or(|name| name == region));
-        self.leaving.extend(gone.map(|(name, region)| (name, Rc::downgrade(&region))));
+        self.leaving.extend(gone.map(|(name, region)| (name, Arc::downgrade(&region))));
         self.settle();
     }
 
@@ -209,8 +210,8 @@ impl Regions {
     /// If there is no region of that name.
     pub fn status(&self, name: Option<&str>) -> Result<BTreeMap<String, RegionStatus>, InferError> {
         let leaving = self.leaving.iter().filter_map(|(name, region)| Some((name, region.upgrade()?)));
-        let all = self.regions.iter().map(|(name, region)| (name, Rc::clone(region))).chain(leaving);
-        let status = |(name, region): (&String, Rc<Region>)| {
+        let all = self.regions.iter().map(|(name, region)| (name, Arc::clone(region))).chain(leaving);
+        let status = |(name, region): (&String, Arc<Region>)| {
             let (key, offset, byte_size) = (region.key.clone(), region.offset, region.bytes);
             (name.clone(), RegionStatus { name: name.clone(), key, offset, byte_size })
         };
@@ -258,7 +259,7 @@ impl Regions {
         self.leaving.retain(|_, region| region.strong_count() > 0);
     }
 
-    fn live(&self) -> impl Iterator<Item = Rc<Region>> {
+    fn live(&self) -> impl Iterator<Item = Arc<Region>> {
         self.regions.values().cloned().chain(self.leaving.values().filter_map(Weak::upgrade))
     }
 
@@ -315,7 +316,7 @@ impl Part {
 
 impl PartialEq for Part {
     fn eq(&self, other: &Self) -> bool {
-        self.span == other.span && Rc::ptr_eq(&self.region, &other.region)
+        self.span == other.span && Arc::ptr_eq(&self.region, &other.region)
     }
 }
 

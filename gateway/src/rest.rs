@@ -586,6 +586,7 @@ impl From<InferError> for Failure {
             | InferError::LoadedAnew { .. }
             | InferError::ChangesFull
             | InferError::ArenaFull { .. }
+            | InferError::ArenaShare { .. }
             | InferError::DecodersFull { .. }
             | InferError::MemoryFull(_)
             | InferError::SchedulerLost

@@ -244,7 +244,7 @@ impl Service {
                     let regions = self.regions.borrow();
                     protocol::prepare_ahead(&model.1, index, request, within, regions.of(regions_of))
                 };
-                let submitted = prepared.and_then(|prepared| self.submit(model, prepared, trace));
+                let submitted = prepared.and_then(|prepared| self.submit(model, prepared, charge, trace));
                 let submitted = submitted.inspect_err(|_| ahead.handle_settled())?;
                 return submitted.decoding((pictures, ahead, index), charge, trace).await;
             }
@@ -255,18 +255,21 @@ impl Service {
             waited = self.desk.now() - arrived;
         }
         self.read_elements(&model.1, &mut request, charge).await?;
+        self.read_parts(&model.1, &mut request, regions_of, charge).await?;
         let prepared = protocol::prepare(&model.1, index, request, within, self.regions.borrow().of(regions_of));
         let mut prepared = prepared.inspect_err(|error| trace.failed(error))?;
         prepared.checked.waited = waited;
-        self.submit(model, prepared, trace)
+        self.submit(model, prepared, charge, trace)
     }
 
     fn submit(
         &self,
         (index, model): (usize, Rc<Model>),
-        Prepared { id, checked, outputs, parts }: Prepared,
+        Prepared { id, mut checked, outputs, parts }: Prepared,
+        charge: &Charge,
         trace: &mut OpenTrace,
     ) -> Result<Submitted<'_>, InferError> {
+        checked.client = Some(charge.account().id().into());
         let is_it = |core: &frontend::core::Core| Rc::ptr_eq(&core.models().get(index).model, &model);
         let pending = match self.desk.with_core(is_it) {
             true => self.desk.submit(&checked),
@@ -371,6 +374,36 @@ impl Service {
         };
         for (at, bytes) in self.pool.run(charge, read).await?? {
             request.inputs[at].data = Some(InputData::Bytes(bytes.into()));
+        }
+        Ok(())
+    }
+
+    /// Reads what a request has in shared memory in the pool, if that is much; charged as what comes in a body is.
+    async fn read_parts(
+        &self,
+        model: &Model,
+        request: &mut InferRequest,
+        regions_of: Option<Client>,
+        charge: &Charge,
+    ) -> Result<(), InferError> {
+        let mut parts = Vec::new();
+        for at in 0..request.inputs.len() {
+            let part = protocol::part_of_input(model, &request.inputs, at, self.regions.borrow().of(regions_of))?;
+            parts.extend(part.map(|part| (at, part)));
+        }
+        let bytes = parts.iter().map(|(_, part)| part.span().bytes as usize).sum();
+        if bytes <= AT_ONCE_BYTES_MAX {
+            return Ok(());
+        }
+        charge.grow(bytes).map_err(no_room)?;
+        let held = charge.clone();
+        let read = move || {
+            let _held = held;
+            let read = parts.into_iter().map(|(at, part)| part.read().map(|bytes| (at, (part, bytes))));
+            read.collect::<Result<Vec<_>, InferError>>()
+        };
+        for (at, read) in self.pool.run(charge, read).await?? {
+            request.inputs[at].read = Some(read);
         }
         Ok(())
     }

@@ -358,6 +358,7 @@ impl World {
             waited: Span::ZERO,
             priority: 0,
             application: proto::Application::NONE,
+            client: None,
         };
         match self.core.handle_request(self.now, &request, &self.arena) {
             Ok(id) => {

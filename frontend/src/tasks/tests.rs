@@ -40,6 +40,8 @@ struct Bench {
     models: ModelTable,
     tasks: Tasks,
     arena: PlainArena,
+    /// Whose requests are admitted.
+    client: Option<Client>,
 }
 
 impl Bench {
@@ -50,7 +52,7 @@ impl Bench {
     fn of(model: Model) -> Self {
         let models = ModelTable::new(vec![model]);
         let tasks = Tasks::new(ARENA, &[models.get(0).slot_size]).unwrap();
-        Self { models, tasks, arena: PlainArena::new(ARENA) }
+        Self { models, tasks, arena: PlainArena::new(ARENA), client: None }
     }
 
     /// Admits rows 0 .. `rows`: row r has a = [r, r, r] and b = r * 256 + 1.
@@ -71,6 +73,7 @@ impl Bench {
             waited: Span::ZERO,
             priority: 2,
             application: proto::Application::NONE,
+            client: self.client,
         };
         let offer = Offer {
             id: ModelId(3),
@@ -388,6 +391,20 @@ fn a_full_arena_refuses_the_whole_request_and_keeps_nothing() {
     assert!(matches!(bench.admit(8), Err(InferError::ArenaFull { .. })));
     assert_eq!(bench.tasks.outstanding(), outstanding);
     assert_eq!(bench.submitted().len(), outstanding);
+}
+
+#[test]
+fn a_client_leaves_slots_to_others_and_gets_its_own_back() {
+    let mut bench = Bench::new();
+    bench.client = Some(Client(1));
+    let held: Vec<RequestId> = std::iter::from_fn(|| bench.admit(8).ok()).collect();
+    assert!(matches!(bench.admit(8), Err(InferError::ArenaShare { .. })));
+    bench.client = Some(Client(2));
+    bench.admit(8).unwrap();
+    bench.client = None;
+    assert!((0..).take_while(|_| bench.admit(8).is_ok()).count() > 0, "nobody's requests take what there is");
+    assert!(matches!(bench.admit(8), Err(InferError::ArenaFull { .. })));
+    assert!(held.len() > 1);
 }
 
 #[test]

@@ -308,6 +308,7 @@ fn pictures_come_one_after_another_each_after_its_length() {
         shape: shape.to_vec(),
         parameters: Parameters::new(),
         data: Some(InputData::Bytes(data.to_vec().into())),
+        read: None,
     };
     let two = b"\x02\0\0\0ab\0\0\0\0";
     let found = pictures(&input(&[2, 1], two), 8).unwrap();
@@ -388,6 +389,7 @@ fn an_input_that_is_named_twice_is_not_read_twice() {
             .into_iter()
             .collect(),
         data: None,
+        read: None,
     };
     let prepared = |inputs| {
         let request = InferRequest { id: None, parameters: Parameters::new(), inputs, outputs: Vec::new() };
@@ -397,4 +399,40 @@ fn an_input_that_is_named_twice_is_not_read_twice() {
     let mut long = input("a");
     long.parameters["shared_memory_region"] = json!("r".repeat(300));
     assert!(prepared(vec![long]).contains("shared_memory_region: found \"rrr"));
+}
+
+/// What is read on another thread is what is used, whatever the client writes meanwhile.
+#[test]
+fn an_input_that_was_read_before_is_not_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("shm");
+    std::fs::write(&file, [7; 14]).unwrap();
+    let mut regions = Regions::new(folder.path());
+    regions.register("r", "shm", 0, 14).unwrap();
+    let input = |name: &str, datatype: &str, shape: &[usize], (at, bytes): (usize, usize)| RequestInput {
+        name: name.to_owned(),
+        datatype: datatype.to_owned(),
+        shape: shape.to_vec(),
+        parameters: [
+            ("shared_memory_region".into(), json!("r")),
+            ("shared_memory_byte_size".into(), json!(bytes)),
+            ("shared_memory_offset".into(), json!(at)),
+        ]
+        .into_iter()
+        .collect(),
+        data: None,
+        read: None,
+    };
+    let mut inputs = vec![input("a", "UINT8", &[2, 3], (0, 6)), input("b", "FP32", &[2, 1], (6, 8))];
+    let model = two_by_two();
+    let part = part_of_input(&model, &inputs, 0, &regions).unwrap().unwrap();
+    inputs[0].read = Some((part.clone(), part.read().unwrap()));
+    std::fs::write(&file, [8; 14]).unwrap();
+    let request = InferRequest { id: None, parameters: Parameters::new(), inputs, outputs: Vec::new() };
+    let request = prepare(&model, 0, request, None, &regions).unwrap();
+    assert_eq!(request.checked.inputs[0].joined().to_vec(), [7; 6]);
+    assert_eq!(request.checked.inputs[1].joined().to_vec(), [8; 8]);
+    assert_eq!(request.parts.len(), 2);
+    let short = input("a", "UINT8", &[2, 3], (0, 5));
+    assert!(part_of_input(&model, &[short], 0, &regions).unwrap_err().to_string().contains("Expected 6, got 5"));
 }

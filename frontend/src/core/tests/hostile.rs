@@ -304,8 +304,16 @@ impl Attack {
         let inputs = if self.rng.random() { vec![vec![0; INPUT * rows].into()] } else { vec![] };
         let slo = Span::from_millis(self.rng.random_range(1..100));
         let (model, waited) = (self.rng.random_range(0..2), Span::ZERO);
-        let request =
-            CheckedRequest { model, rows, inputs, slo, waited, priority: 0, application: proto::Application::NONE };
+        let request = CheckedRequest {
+            model,
+            rows,
+            inputs,
+            slo,
+            waited,
+            priority: 0,
+            application: proto::Application::NONE,
+            client: None,
+        };
         if let Ok(request) = self.core.handle_request(self.now, &request, &self.arena) {
             self.requests.insert(request);
         }

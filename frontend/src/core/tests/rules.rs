@@ -77,6 +77,7 @@ impl World {
             waited,
             priority: 0,
             application: proto::Application::NONE,
+            client: None,
         };
         self.core.handle_request(self.now, &request, &self.arena)
     }

@@ -211,6 +211,7 @@ impl Bench {
             waited: Span::ZERO,
             priority: 1,
             application: proto::Application::NONE,
+            client: None,
         };
         let admitted = self.core.handle_request(self.now, &request, &self.arena);
         self.outputs();
@@ -576,6 +577,7 @@ fn what_was_to_be_told_to_the_former_primary_is_not_told_to_the_next() {
         waited: Span::ZERO,
         priority: 1,
         application: proto::Application::NONE,
+        client: None,
     };
     // All in one turn: nothing was sent in between.
     let cancelled = bench.core.handle_request(bench.now, &request, &bench.arena).unwrap();
