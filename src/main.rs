@@ -96,7 +96,7 @@ fn main() -> ExitCode {
 /// Whether the command did its work and found something wrong, which is not bad input.
 #[cfg(feature = "tools")]
 fn ran(error: &anyhow::Error) -> bool {
-    error.is::<tools::Failed>()
+    error.is::<tools::Failed>() || matches!(error.downcast_ref(), Some(cli::CommandError::Found(_)))
 }
 
 #[cfg(not(feature = "tools"))]

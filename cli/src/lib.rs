@@ -30,6 +30,9 @@ pub enum CommandError {
     /// The system does not do what the command needs, or a file is wrong.
     #[error("{0}")]
     Failed(String),
+    /// The command did its work, and what it found is wrong: exit code 1, where all else is 2.
+    #[error("{0}")]
+    Found(String),
     /// A bug of ours.
     #[error("this is a bug in the scheduler, please report it with the command line: {0}")]
     Violation(#[from] Violation),

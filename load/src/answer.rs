@@ -25,7 +25,7 @@ pub(crate) enum Outcome {
     Failed(String),
 }
 
-/// What the server says about a model's first input.
+/// What the server says about one of a model's inputs.
 #[derive(Debug)]
 pub struct InputShape {
     /// Its name.

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use cli::{CommandError, within};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -19,7 +20,7 @@ use crate::{
     answer::InputShape,
     arrivals::{Arrivals, Rate},
     recorded,
-    request::{Expected, Input, Stream},
+    request::{Expected, Input, Stream, Tensor},
     server::authorization,
     target::{Encoding, Target, Tls, Wire},
 };
@@ -119,7 +120,7 @@ const CLOSED_MAX: usize = 4096;
 const STREAMS_MAX: usize = 256;
 /// Different inputs of a stream, used in turn.
 const INPUTS: usize = 16;
-/// Largest input that is made up.
+/// Largest request that is made up.
 const INPUT_BYTES_MAX: usize = 64 << 20;
 
 type Result<T> = std::result::Result<T, CommandError>;
@@ -296,34 +297,54 @@ impl StreamPlan {
     /// a byte. If `emulated`, answers must be what emulated models give.
     ///
     /// # Errors
-    /// If the model's input has no type of the protocol, or is too large.
-    pub fn stream(self, input: &InputShape, seed: u64, emulated: bool) -> Result<Stream> {
-        let model = &self.model;
-        let wrong = |what: String| CommandError::Failed(format!("--model: the input of {model} {what}"));
-        let datatype = DataType::from_name(&input.datatype)
-            .ok_or_else(|| wrong(format!("is {}, expected a type of the protocol", input.datatype)))?;
-        // A model without batches says the whole shape.
-        let is_batched = input.shape.first().is_some_and(|&size| size < 0);
-        let shape = input.shape.iter().skip(usize::from(is_batched));
-        // Any size will do where the model says -1.
-        let shape: Vec<usize> = shape.map(|&size| usize::try_from(size).unwrap_or(1)).collect();
-        let bytes = shape.iter().try_fold(datatype.bytes(), |product, &size| product.checked_mul(size));
-        let bytes = bytes
-            .filter(|bytes| *bytes <= INPUT_BYTES_MAX)
-            .ok_or_else(|| wrong(format!("has the shape {shape:?}, which is more than {INPUT_BYTES_MAX} bytes")))?;
+    /// If one of the model's inputs has no type of the protocol, or all together are too large.
+    pub fn stream(self, inputs: &[InputShape], seed: u64, emulated: bool) -> Result<Stream> {
+        let empty = inputs.iter().map(|input| self.empty(input)).collect::<Result<Vec<Tensor>>>()?;
+        let bytes = empty.iter().try_fold(0usize, |sum, tensor| sum.checked_add(bytes_of(tensor)?));
+        if bytes.is_none_or(|bytes| bytes > INPUT_BYTES_MAX) {
+            let shapes: Vec<_> = empty.iter().map(|tensor| &tensor.shape).collect();
+            return Err(self.wrong(format!("take {shapes:?} elements, which is more than {INPUT_BYTES_MAX} bytes")));
+        }
         let mut random = ChaCha8Rng::seed_from_u64(seed);
-        let inputs = (0..INPUTS).map(|_| {
-            let mut data = vec![0u8; bytes];
-            if !matches!(datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bytes) {
-                random.fill_bytes(&mut data);
-            }
-            let expected = if emulated { Expected::digest(&data) } else { Expected::Any };
-            let row = Input::new(&input.name, datatype, &shape, &data, self.slo_ms, expected);
-            if is_batched { row } else { row.without_batch() }
-        });
-        let inputs = inputs.collect();
+        let request = |_| {
+            let tensors: Vec<Tensor> = empty.iter().map(|tensor| filled(tensor, &mut random)).collect();
+            let row = || tensors.iter().flat_map(|tensor| &tensor.data[..]).copied().collect::<Vec<u8>>();
+            let expected = if emulated { Expected::digest(&row()) } else { Expected::Any };
+            Input::of(tensors, self.slo_ms, expected)
+        };
+        let inputs = (0..INPUTS).map(request).collect();
         Ok(Stream { model: self.model, arrivals: self.arrivals, slo_ms: self.slo_ms.unwrap_or(f64::INFINITY), inputs })
     }
+
+    /// A tensor of one task, without its data. Any size will do where the model says -1: its batches, too, if it has
+    /// them; otherwise it says the whole shape.
+    fn empty(&self, input: &InputShape) -> Result<Tensor> {
+        let InputShape { name, datatype, shape } = input;
+        let found = DataType::from_name(datatype);
+        let datatype =
+            found.ok_or_else(|| self.wrong(format!("have `{name}` as {datatype}, expected a type of the protocol")))?;
+        let shape = shape.iter().map(|&size| if size < 0 { 1 } else { size }).collect();
+        Ok(Tensor { name: name.clone(), datatype, shape, data: Bytes::new() })
+    }
+
+    fn wrong(&self, what: String) -> CommandError {
+        CommandError::Failed(format!("--model: the inputs of {} {what}", self.model))
+    }
+}
+
+/// `None` if it is more than can be counted.
+fn bytes_of(tensor: &Tensor) -> Option<usize> {
+    let mut sizes = tensor.shape.iter().map(|&size| usize::try_from(size).ok());
+    sizes.try_fold(tensor.datatype.bytes(), |product, size| product.checked_mul(size?))
+}
+
+/// The tensor with made-up data.
+fn filled(tensor: &Tensor, random: &mut impl Rng) -> Tensor {
+    let mut data = vec![0; bytes_of(tensor).expect("the size was checked")];
+    if !matches!(tensor.datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bytes) {
+        random.fill_bytes(&mut data);
+    }
+    Tensor { data: data.into(), ..tensor.clone() }
 }
 
 impl Arrivals {
@@ -366,6 +387,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::request::Verdict;
 
     #[derive(Debug, Parser)]
     struct Cli {
@@ -484,13 +506,20 @@ mod tests {
             datatype: datatype.into(),
             shape: shape.to_vec(),
         };
-        let stream = plan().stream(&shape("UINT16", &[-1, -1, 3]), 1, false).unwrap();
-        assert_eq!((stream.inputs.len(), &stream.inputs[0].shape[..]), (INPUTS, &[1, 1, 3][..]));
-        assert_ne!(stream.inputs[0].data, stream.inputs[1].data);
-        let whole = plan().stream(&shape("UINT8", &[2, 3]), 1, false).unwrap();
-        assert_eq!((&whole.inputs[0].shape[..], whole.inputs[0].data.len()), (&[2, 3][..], 6));
-        let text = |input| plan().stream(&input, 1, false).unwrap_err().to_string();
-        assert_eq!(text(shape("BF16", &[-1, 1])), "--model: the input of m is BF16, expected a type of the protocol");
+        let stream = plan().stream(&[shape("UINT16", &[-1, -1, 3])], 1, false).unwrap();
+        let tensor = |request: usize| &stream.inputs[request].tensors[0];
+        assert_eq!((stream.inputs.len(), &tensor(0).shape[..]), (INPUTS, &[1, 1, 3][..]));
+        assert_ne!(tensor(0).data, tensor(1).data);
+        let two = plan().stream(&[shape("UINT8", &[2, 3]), shape("FP32", &[-1, 2])], 1, true).unwrap();
+        let [whole, floats] = &two.inputs[0].tensors[..] else { panic!("{two:?}") };
+        assert_eq!((&whole.shape[..], whole.data.len()), (&[2, 3][..], 6));
+        assert_eq!((&floats.shape[..], &floats.data[..]), (&[1, 2][..], &[0; 8][..]));
+        let Expected::Bytes(digest) = Expected::digest(&[&whole.data[..], &[0; 8]].concat()) else { panic!() };
+        assert_eq!(two.inputs[0].judge(Some(&digest)), Verdict::Right { classified: None });
+        let text = |input| plan().stream(&[input], 1, false).unwrap_err().to_string();
+        let expected = "--model: the inputs of m have `i` as BF16, expected a type of the protocol";
+        assert_eq!(text(shape("BF16", &[-1, 1])), expected);
         assert!(text(shape("FP32", &[-1, i64::MAX, i64::MAX])).contains("which is more than"));
+        assert!(plan().stream(&[shape("UINT8", &[40 << 20]), shape("UINT8", &[40 << 20])], 1, false).is_err());
     }
 }

@@ -29,11 +29,13 @@ impl Client {
         }
     }
 
-    pub(crate) async fn first_input(&self, model: &str) -> Result<InputShape, String> {
-        match self {
-            Self::Http(http) => http.first_input(model).await,
-            Self::Grpc(grpc) => grpc.first_input(model).await,
-        }
+    /// What the model takes: at least one input.
+    pub(crate) async fn inputs(&self, model: &str) -> Result<Vec<InputShape>, String> {
+        let inputs = match self {
+            Self::Http(http) => http.inputs(model).await?,
+            Self::Grpc(grpc) => grpc.inputs(model).await?,
+        };
+        if inputs.is_empty() { Err("its metadata names no input".to_owned()) } else { Ok(inputs) }
     }
 
     pub(crate) fn prepare(&self, model: &str, inputs: &[Input]) -> Requests {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     args::{Args, Plan},
     charts::latency_chart,
-    drive::{first_inputs, generate},
+    drive::{generate, inputs_of},
     log::write_log,
     tables,
     tally::{Report, Tally},
@@ -23,7 +23,7 @@ use crate::{
 /// Generates the load and prints what came of it.
 ///
 /// # Errors
-/// On bad input, and if the load could not be generated (exit code 2).
+/// On bad input, and if the load could not be generated (exit code 2); if none of the requests was served (1).
 #[allow(clippy::disallowed_methods, reason = "a log of latencies says when it began")]
 pub fn run(args: &Args) -> Result<(), CommandError> {
     let Plan { target, streams } = args.plan()?;
@@ -35,8 +35,9 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
     let hdr = args.hdr.as_deref().map(|path| create("--hdr", path)).transpose()?;
     let svg = args.svg.as_deref().map(|path| create("--svg", path)).transpose()?;
     let models: Vec<&str> = streams.iter().map(|stream| stream.model.as_str()).collect();
-    let inputs = first_inputs(&target, &models).map_err(|error| CommandError::Failed(error.to_string()))?;
-    let streams = streams.into_iter().zip(&inputs).map(|(plan, input)| plan.stream(input, target.seed, args.emulated));
+    let inputs = inputs_of(&target, &models).map_err(|error| CommandError::Failed(error.to_string()))?;
+    let streams =
+        streams.into_iter().zip(&inputs).map(|(plan, inputs)| plan.stream(inputs, target.seed, args.emulated));
     let streams = streams.collect::<Result<Vec<_>, _>>()?;
 
     let bar = progress_bar("load");
@@ -61,7 +62,17 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
     } else {
         print_tables(&tallies, &total, args.seconds);
     }
-    Ok(())
+    served(&total)
+}
+
+/// A load of which nothing was served is no measurement.
+fn served(total: &Tally) -> Result<(), CommandError> {
+    if total.served > 0 || total.sent == 0 {
+        return Ok(());
+    }
+    let reasons = total.dropped.iter().chain(&total.errors);
+    let (reason, count) = reasons.max_by_key(|(_, count)| **count).expect("what was sent and not served has a reason");
+    Err(CommandError::Found(format!("none of {} requests was served: {count} x {reason}", total.sent)))
 }
 
 fn as_json(tallies: &[(String, Tally)], total: &Tally, seconds: f64) -> Value {
@@ -100,4 +111,24 @@ pub fn progress_bar(what: &str) -> ProgressBar {
         .expect("the template is well-formed")
         .progress_chars("=> ");
     ProgressBar::new(1000).with_style(style).with_message(what.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_load_of_which_nothing_was_served_is_told_with_the_usual_reason() {
+        let mut total = Tally::new(Duration::from_secs(1));
+        assert!(served(&total).is_ok(), "nothing was sent");
+        for reason in ["late", "full", "full"] {
+            total.record_sent(Duration::ZERO);
+            total.record_dropped(reason.to_owned());
+        }
+        assert_eq!(served(&total).unwrap_err().to_string(), "none of 3 requests was served: 2 x full");
+        total.served = 1;
+        assert!(served(&total).is_ok());
+    }
 }

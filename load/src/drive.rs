@@ -111,19 +111,19 @@ fn finished(tally: &RefCell<Tally>) -> Tally {
     tally
 }
 
-/// Asks the server for the name, datatype and shape of each model's first input.
+/// Asks the server for the names, datatypes and shapes of each model's inputs.
 ///
 /// # Errors
 /// If the server does not answer, or does not have a model.
-pub(crate) fn first_inputs(target: &Target, models: &[&str]) -> Result<Vec<InputShape>, LoadError> {
+pub(crate) fn inputs_of(target: &Target, models: &[&str]) -> Result<Vec<Vec<InputShape>>, LoadError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let client = Client::new(target);
         let mut inputs = Vec::new();
         for &model in models {
-            let asked = tokio::time::timeout(ANSWER_TIMEOUT, client.first_input(model)).await;
-            let input = asked.unwrap_or_else(|_| Err(no_answer()));
-            inputs.push(input.map_err(|cause| LoadError::Metadata { model: model.to_owned(), cause })?);
+            let asked = tokio::time::timeout(ANSWER_TIMEOUT, client.inputs(model)).await;
+            let answer = asked.unwrap_or_else(|_| Err(no_answer()));
+            inputs.push(answer.map_err(|cause| LoadError::Metadata { model: model.to_owned(), cause })?);
         }
         Ok(inputs)
     })
@@ -266,6 +266,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        args::StreamPlan,
         arrivals::Rate,
         request::{Expected, Input},
         target::{Tls, Wire},
@@ -313,6 +314,7 @@ mod tests {
             backend: "emulated"
             max_batch_size: 8
             input { name: "x" data_type: TYPE_INT16 dims: [ 2, 3 ] }
+            input { name: "y" data_type: TYPE_FP32 dims: 1 }
             output { name: "digest" data_type: TYPE_UINT64 dims: 2 }
             parameters { key: "slo_ms" value { string_value: "20" } }
             parameters { key: "alpha_ms" value { string_value: "1" } }
@@ -339,14 +341,16 @@ mod tests {
         let (address, _repository) = lonely_frontend(gateway::access::Clients::default());
         for wire in [Wire::Http(Encoding::Binary), Wire::Http(Encoding::Json), Wire::Grpc] {
             let target = Target { wire, ..Target::http(address, Duration::from_millis(100), 1) };
-            let input = first_inputs(&target, &["m"]).unwrap().remove(0);
-            assert_eq!((&*input.name, &*input.datatype, &input.shape[1..]), ("x", "INT16", &[2, 3][..]));
-            let error = first_inputs(&target, &["m", "other"]).unwrap_err().to_string();
+            let inputs = inputs_of(&target, &["m"]).unwrap().remove(0);
+            let [x, y] = &inputs[..] else { panic!("{inputs:?}") };
+            assert_eq!((&*x.name, &*x.datatype, &x.shape[1..]), ("x", "INT16", &[2, 3][..]));
+            assert_eq!((&*y.name, &*y.datatype, &y.shape[1..]), ("y", "FP32", &[1][..]));
+            let error = inputs_of(&target, &["m", "other"]).unwrap_err().to_string();
             assert!(error.starts_with("the server does not tell what the model other takes: "), "{error}");
 
-            let input = Input::new("x", DataType::Int16, &[2, 3], &[7; 12], Some(20.0), Expected::Any);
-            let stream = Stream { inputs: [input].into(), ..stream(Arrivals::poisson(300.0)) };
-            let tally = generate(&target, &[stream], |_| {}).unwrap().remove(0);
+            // What is refused for want of a scheduler was found well-formed: all inputs are there.
+            let plan = StreamPlan { model: "m".into(), arrivals: Arrivals::poisson(300.0), slo_ms: Some(20.0) };
+            let tally = generate(&target, &[plan.stream(&inputs, 1, false).unwrap()], |_| {}).unwrap().remove(0);
             assert!(tally.sent > 0);
             assert_eq!(tally.dropped.values().sum::<u64>(), tally.sent, "{wire:?}: {tally:?}");
         }
@@ -371,16 +375,15 @@ mod tests {
         for wire in [Wire::Http(Encoding::Binary), Wire::Grpc] {
             let stranger =
                 Target { wire, tls: Some(tls.clone()), ..Target::http(address, Duration::from_millis(100), 1) };
-            let error = first_inputs(&stranger, &["m"]).unwrap_err().to_string();
+            let error = inputs_of(&stranger, &["m"]).unwrap_err().to_string();
             assert!(error.contains("found no token"), "{error}");
             let known = Target { token: Some("open sesame, please".to_owned()), ..stranger.clone() };
-            assert_eq!(first_inputs(&known, &["m"]).unwrap()[0].name, "x");
-            let input = Input::new("x", DataType::Int16, &[2, 3], &[7; 12], Some(20.0), Expected::Any);
-            let stream = Stream { inputs: [input].into(), ..stream(Arrivals::poisson(300.0)) };
-            let tally = generate(&known, &[stream], |_| {}).unwrap().remove(0);
+            let inputs = inputs_of(&known, &["m"]).unwrap().remove(0);
+            let plan = StreamPlan { model: "m".into(), arrivals: Arrivals::poisson(300.0), slo_ms: None };
+            let tally = generate(&known, &[plan.stream(&inputs, 1, false).unwrap()], |_| {}).unwrap().remove(0);
             assert_eq!(tally.dropped.values().sum::<u64>(), tally.sent, "no scheduler, {wire:?}: {tally:?}");
             let plain = Target { tls: None, ..known };
-            assert!(first_inputs(&plain, &["m"]).is_err(), "{wire:?}");
+            assert!(inputs_of(&plain, &["m"]).is_err(), "{wire:?}");
         }
     }
 
@@ -391,7 +394,7 @@ mod tests {
         drop(listener);
         for wire in [Wire::Http(Encoding::Json), Wire::Grpc] {
             let target = Target { wire, ..Target::http(address, Duration::from_millis(50), 1) };
-            let error = first_inputs(&target, &["m"]).unwrap_err().to_string();
+            let error = inputs_of(&target, &["m"]).unwrap_err().to_string();
             assert!(error.contains("refused"), "{error}");
             let tally = generate(&target, &[stream(Arrivals::poisson(200.0))], |_| {}).unwrap().remove(0);
             assert_eq!(tally.errors.values().sum::<u64>(), tally.sent, "{wire:?}: {tally:?}");

@@ -23,7 +23,7 @@ use tonic_prost::ProstCodec;
 
 use crate::{
     answer::{ANSWER_BYTES_MAX, InputShape, Outcome, deepest},
-    request::Input,
+    request::{Input, Tensor},
     server::Server,
 };
 
@@ -58,12 +58,12 @@ impl Grpc {
     }
 
     /// Asks for the model's metadata.
-    pub(crate) async fn first_input(&self, model: &str) -> Result<InputShape, String> {
+    pub(crate) async fn inputs(&self, model: &str) -> Result<Vec<InputShape>, String> {
         let question = ModelMetadataRequest { name: model.to_owned(), ..ModelMetadataRequest::default() };
         let metadata: ModelMetadataResponse =
             self.call("ModelMetadata", question).await.map_err(|status| text(&status))?;
-        let input = metadata.inputs.into_iter().next().ok_or("its metadata names no input")?;
-        Ok(InputShape { name: input.name, datatype: input.datatype, shape: input.shape })
+        let inputs = metadata.inputs.into_iter();
+        Ok(inputs.map(|input| InputShape { name: input.name, datatype: input.datatype, shape: input.shape }).collect())
     }
 
     pub(crate) fn prepare(&self, model: &str, inputs: &[Input]) -> Requests {
@@ -114,16 +114,17 @@ fn message(model: &str, input: &Input) -> ModelInferRequest {
     let timeout = |us| InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(us)) };
     let parameters: BTreeMap<String, InferParameter> =
         input.timeout_us.into_iter().map(|us| ("timeout".to_owned(), timeout(us))).collect();
+    let head = |tensor: &Tensor| InferInputTensor {
+        name: tensor.name.clone(),
+        datatype: tensor.datatype.to_string(),
+        shape: tensor.shape.clone(),
+        ..InferInputTensor::default()
+    };
     ModelInferRequest {
         model_name: model.to_owned(),
         parameters,
-        inputs: vec![InferInputTensor {
-            name: input.name.clone(),
-            datatype: input.datatype.to_string(),
-            shape: input.shape.clone(),
-            ..InferInputTensor::default()
-        }],
-        raw_input_contents: vec![Bytes::clone(&input.data)],
+        inputs: input.tensors.iter().map(head).collect(),
+        raw_input_contents: input.tensors.iter().map(|tensor| Bytes::clone(&tensor.data)).collect(),
         ..ModelInferRequest::default()
     }
 }
@@ -142,11 +143,14 @@ mod tests {
     use crate::request::Expected;
 
     #[test]
-    fn a_message_holds_the_tensor_as_raw_bytes() {
-        let input = Input::new("i", DataType::Uint8, &[3], &[1, 2, 3], Some(25.0), Expected::Any);
+    fn a_message_holds_every_tensor_as_raw_bytes() {
+        let mut input = Input::new("i", DataType::Uint8, &[3], &[1, 2, 3], Some(25.0), Expected::Any);
+        input.tensors.extend(Input::new("j", DataType::Int16, &[1], &[4, 5], None, Expected::Any).tensors);
         let message = message("m", &input);
         let choice = message.parameters["timeout"].parameter_choice.clone();
         assert_eq!(choice, Some(ParameterChoice::Int64Param(25_000)));
         assert_eq!((&message.inputs[0].shape[..], &message.raw_input_contents[0][..]), (&[1, 3][..], &[1, 2, 3][..]));
+        assert_eq!((&*message.inputs[1].name, &*message.inputs[1].datatype), ("j", "INT16"));
+        assert_eq!(message.raw_input_contents[1..], [Bytes::from_static(&[4, 5])]);
     }
 }

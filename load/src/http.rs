@@ -19,7 +19,7 @@ use serde_json::{json, value::RawValue};
 
 use crate::{
     answer::{ANSWER_BYTES_MAX, CONNECTION_IDLE_MAX, InputShape, Outcome, deepest},
-    request::Input,
+    request::{Input, Tensor},
     server::Server,
     target::Encoding,
 };
@@ -65,13 +65,13 @@ impl Http {
     }
 
     /// Asks for the model's metadata.
-    pub(crate) async fn first_input(&self, model: &str) -> Result<InputShape, String> {
+    pub(crate) async fn inputs(&self, model: &str) -> Result<Vec<InputShape>, String> {
         #[derive(Deserialize)]
         struct Metadata {
-            inputs: Vec<Tensor>,
+            inputs: Vec<MetadataTensor>,
         }
         #[derive(Deserialize)]
-        struct Tensor {
+        struct MetadataTensor {
             name: String,
             datatype: String,
             shape: Vec<i64>,
@@ -82,8 +82,8 @@ impl Http {
             return Err(format!("{}: {}", answer.head.status, answer.error_text()));
         }
         let metadata: Metadata = serde_json::from_slice(&answer.body).map_err(|error| error.to_string())?;
-        let input = metadata.inputs.into_iter().next().ok_or("its metadata names no input")?;
-        Ok(InputShape { name: input.name, datatype: input.datatype, shape: input.shape })
+        let shape = |MetadataTensor { name, datatype, shape }| InputShape { name, datatype, shape };
+        Ok(metadata.inputs.into_iter().map(shape).collect())
     }
 
     /// Whether the model is ready to be served.
@@ -164,20 +164,25 @@ impl Answer {
 }
 
 fn binary_body(uri: Uri, input: &Input) -> Body {
-    let header = request_json(input, "\"parameters\":{\"binary_data_size\":", &format!("{}}}", input.data.len()), true);
+    let size = |tensor: &Tensor| format!("\"parameters\":{{\"binary_data_size\":{}}}", tensor.data.len());
+    let header = request_json(input, size, true);
     let json_bytes = Some(header.len());
-    Body { uri, bytes: [header.as_bytes(), &input.data].concat().into(), json_bytes }
+    let mut bytes = header.into_bytes();
+    input.tensors.iter().for_each(|tensor| bytes.extend_from_slice(&tensor.data));
+    Body { uri, bytes: bytes.into(), json_bytes }
 }
 
 fn json_body(uri: Uri, input: &Input) -> Body {
-    let mut elements = String::from("[");
-    elements::write_json(input.datatype, &input.data, &mut elements).expect("strings are made without a byte");
-    elements.push(']');
-    Body { uri, bytes: request_json(input, "\"data\":", &elements, false).into(), json_bytes: None }
+    let data = |tensor: &Tensor| {
+        let mut data = String::from("\"data\":[");
+        elements::write_json(tensor.datatype, &tensor.data, &mut data).expect("strings are made without a byte");
+        data + "]"
+    };
+    Body { uri, bytes: request_json(input, data, false).into(), json_bytes: None }
 }
 
-/// The request's JSON, with `key` and `value` in its input.
-fn request_json(input: &Input, key: &str, value: &str, is_binary: bool) -> String {
+/// The request's JSON, with `rest` in each of its inputs.
+fn request_json(input: &Input, rest: impl Fn(&Tensor) -> String, is_binary: bool) -> String {
     let mut parameters = json!({});
     if is_binary {
         parameters["binary_data_output"] = json!(true);
@@ -185,9 +190,12 @@ fn request_json(input: &Input, key: &str, value: &str, is_binary: bool) -> Strin
     if let Some(timeout_us) = input.timeout_us {
         parameters["timeout"] = json!(timeout_us);
     }
-    let (name, shape) = (json!(input.name), json!(input.shape));
-    let tensor = format!("{{\"name\":{name},\"datatype\":\"{}\",\"shape\":{shape},{key}{value}}}", input.datatype);
-    format!("{{\"parameters\":{parameters},\"inputs\":[{tensor}]}}")
+    let tensor = |tensor: &Tensor| {
+        let (name, shape, rest) = (json!(tensor.name), json!(tensor.shape), rest(tensor));
+        format!("{{\"name\":{name},\"datatype\":\"{}\",\"shape\":{shape},{rest}}}", tensor.datatype)
+    };
+    let tensors: Vec<String> = input.tensors.iter().map(tensor).collect();
+    format!("{{\"parameters\":{parameters},\"inputs\":[{}]}}", tensors.join(","))
 }
 
 /// The first output as little-endian bytes, if the answer has the protocol's form.
@@ -243,7 +251,9 @@ mod tests {
     }
 
     fn input() -> Input {
-        Input::new("i", DataType::Fp32, &[2], &[0, 0, 128, 63, 0, 0, 0, 0], Some(25.0), Expected::Any)
+        let mut input = Input::new("i", DataType::Fp32, &[2], &[0, 0, 128, 63, 0, 0, 0, 0], Some(25.0), Expected::Any);
+        input.tensors.extend(Input::new("j", DataType::Uint8, &[1], &[9], None, Expected::Any).tensors);
+        input
     }
 
     #[test]
@@ -254,19 +264,21 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_its_header_and_the_tensor_or_json_alone() {
+    fn a_body_is_its_header_and_the_tensors_or_json_alone() {
         let Body { bytes, json_bytes, .. } = binary_body(Uri::default(), &input());
         let (header, data) = bytes.split_at(json_bytes.unwrap());
         let header: serde_json::Value = serde_json::from_slice(header).unwrap();
         assert_eq!(header["inputs"][0]["parameters"]["binary_data_size"], 8);
+        assert_eq!(header["inputs"][1]["parameters"]["binary_data_size"], 1);
         assert_eq!(header["parameters"], json!({ "binary_data_output": true, "timeout": 25_000 }));
-        assert_eq!(data, &input().data[..]);
+        assert_eq!(data, [0, 0, 128, 63, 0, 0, 0, 0, 9]);
 
         let Body { bytes, json_bytes, .. } = json_body(Uri::default(), &input());
         let body: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
         assert_eq!(json_bytes, None);
-        let tensor = json!({ "name": "i", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 0.0] });
-        assert_eq!(body["inputs"][0], tensor);
+        let first = json!({ "name": "i", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 0.0] });
+        let second = json!({ "name": "j", "datatype": "UINT8", "shape": [1, 1], "data": [9] });
+        assert_eq!(body["inputs"], json!([first, second]));
     }
 
     #[test]

@@ -20,19 +20,26 @@ pub struct Stream {
     pub inputs: Arc<[Input]>,
 }
 
-/// One request with one input tensor of one task, and what its answer must be.
+/// One request with the input tensors of one task, and what its answer must be.
 #[derive(Debug, Clone)]
 pub struct Input {
-    pub(crate) name: String,
-    pub(crate) datatype: DataType,
-    /// With a batch dimension of 1.
-    pub(crate) shape: Vec<i64>,
-    /// Little-endian.
-    pub(crate) data: Bytes,
+    /// In the model's order.
+    pub(crate) tensors: Vec<Tensor>,
     pub(crate) timeout_us: Option<i64>,
     /// The model that it is for, if that is not its stream's.
     pub(crate) model: Option<String>,
     expected: Expected,
+}
+
+/// One input of a model.
+#[derive(Debug, Clone)]
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) datatype: DataType,
+    /// As it is sent: with a batch dimension of 1, if the model has one.
+    pub(crate) shape: Vec<i64>,
+    /// Little-endian.
+    pub(crate) data: Bytes,
 }
 
 /// What the first output must be.
@@ -52,7 +59,7 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// What an emulated model gives: the digest of its input.
+    /// What an emulated model gives: the digest of its input, or of all of them, one behind the other.
     #[must_use]
     pub fn digest(data: &[u8]) -> Self {
         Self::Bytes(repository::emulated::digest(data).iter().flat_map(|word| word.to_le_bytes()).collect())
@@ -80,21 +87,23 @@ impl Input {
         slo_ms: Option<f64>,
         expected: Expected,
     ) -> Self {
-        Self {
-            name: name.to_owned(),
-            datatype,
-            shape: std::iter::once(1).chain(shape.iter().map(|&size| size as i64)).collect(),
-            data: Bytes::copy_from_slice(data),
-            timeout_us: slo_ms.map(|slo_ms| (slo_ms * 1e3).round() as i64),
-            model: None,
-            expected,
-        }
+        let shape = std::iter::once(1).chain(shape.iter().map(|&size| size as i64)).collect();
+        let tensor = Tensor { name: name.to_owned(), datatype, shape, data: Bytes::copy_from_slice(data) };
+        Self::of(vec![tensor], slo_ms, expected)
+    }
+
+    /// Of a model with any number of inputs.
+    pub(crate) fn of(tensors: Vec<Tensor>, slo_ms: Option<f64>, expected: Expected) -> Self {
+        let timeout_us = slo_ms.map(|slo_ms| (slo_ms * 1e3).round() as i64);
+        Self { tensors, timeout_us, model: None, expected }
     }
 
     /// The same for a model whose tensors have no dimension for batches.
     #[must_use]
     pub fn without_batch(mut self) -> Self {
-        self.shape.remove(0);
+        for tensor in &mut self.tensors {
+            tensor.shape.remove(0);
+        }
         self
     }
 
