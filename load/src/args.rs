@@ -132,7 +132,7 @@ impl Args {
     /// The flag or the file that is wrong, and what it should be.
     pub fn plan(&self) -> Result<Plan> {
         within("--seconds", self.seconds, 0.001, 86_400.0)?;
-        let target = self.target()?;
+        let mut target = self.target()?;
         if let Some(slo_ms) = self.slo_ms {
             within("--slo-ms", slo_ms, 0.001, 60_000.0)?;
         }
@@ -154,6 +154,9 @@ impl Args {
                 total_rps,
             ));
         }
+        // A record may end before; rates are those of the time in which something was sent.
+        let ends = streams.iter().map(|stream| stream.arrivals.end_seconds()).fold(0.0, f64::max);
+        target.span = target.span.min(Duration::try_from_secs_f64(ends).unwrap_or(Duration::MAX));
         Ok(Plan { target, streams })
     }
 
@@ -413,7 +416,7 @@ mod tests {
         let stream =
             |model: &str, rps| StreamPlan { model: model.into(), arrivals: Arrivals::poisson(rps), slo_ms: Some(20.0) };
         assert_eq!(plan.streams, [stream("a", 5.0), stream("b:c", 7.0)]);
-        assert_eq!(plan.target.wire, Wire::Http(Encoding::Binary));
+        assert_eq!((plan.target.wire, plan.target.span), (Wire::Http(Encoding::Binary), Duration::from_secs(10)));
     }
 
     #[test]
@@ -421,6 +424,7 @@ mod tests {
         let rates = file("function,1,2\nf,60,120\ng,6,0\nh,0,60\n");
         let path = rates.path().to_str().unwrap();
         let plan = plan(&["--model", "a", "--model", "b", "--rates", path, "--scale", "2", "--speed", "30"]).unwrap();
+        assert_eq!(plan.target.span, Duration::from_secs(4), "as long as the record");
         let rate = |steps: [f64; 2]| Arrivals::Open {
             process: ArrivalProcess::Poisson,
             rate: Rate::steps(steps.to_vec(), 2.0),

@@ -27,6 +27,14 @@ impl Arrivals {
     /// Closed loop with one request.
     pub const ONE_AT_A_TIME: Self = Self::Closed { requests: 1 };
 
+    /// When the last request may leave, in seconds after the start of the run; infinite if there is no last one.
+    pub(crate) fn end_seconds(&self) -> f64 {
+        match self {
+            Self::Open { rate, .. } => rate.steps_rps.len() as f64 * rate.step_seconds,
+            Self::Closed { .. } => f64::INFINITY,
+        }
+    }
+
     /// A Poisson process of this mean rate, in requests a second.
     #[must_use]
     pub fn poisson(rate_rps: f64) -> Self {

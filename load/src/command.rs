@@ -40,6 +40,7 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
         streams.into_iter().zip(&inputs).map(|(plan, inputs)| plan.stream(inputs, target.seed, args.emulated));
     let streams = streams.collect::<Result<Vec<_>, _>>()?;
 
+    let seconds = target.span.as_secs_f64();
     let bar = progress_bar("load");
     let started_at = SystemTime::now();
     let tallies = generate(&target, &streams, |fraction| bar.set_position((fraction * 1000.0) as u64));
@@ -53,14 +54,14 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
         written.map_err(|error| CommandError::failed("--hdr", error))?;
     }
     if let Some(mut file) = svg {
-        let title = format!("{} for {} s", args.url, args.seconds);
+        let title = format!("{} for {seconds} s", args.url);
         let written = file.write_all(latency_chart(&title, &tallies, &total).as_bytes()).and_then(|()| file.flush());
         written.map_err(|error| CommandError::failed("--svg", error))?;
     }
     if args.json {
-        println!("{}", as_json(&tallies, &total, args.seconds));
+        println!("{}", as_json(&tallies, &total, seconds));
     } else {
-        print_tables(&tallies, &total, args.seconds);
+        print_tables(&tallies, &total, seconds);
     }
     served(&total)
 }
