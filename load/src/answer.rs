@@ -21,6 +21,8 @@ pub(crate) enum Outcome {
     },
     /// Refused or given up by the server, with its reason.
     Dropped(String),
+    /// No connection was to be had, or it ended before the answer.
+    Broken(String),
     /// Anything else.
     Failed(String),
 }

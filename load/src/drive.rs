@@ -60,6 +60,8 @@ pub enum LoadError {
 /// Requests of one stream under way at once; more of them count as errors, because this client, not the server, would
 /// be what is measured.
 const IN_FLIGHT_MAX: usize = 4096;
+/// Closed loop: pauses after a connection that broke, the first and the longest; each is twice the one before.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// How long an answer is waited for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A generator that is so late, and does not catch up within as long again, has been asked for too much.
@@ -183,13 +185,20 @@ impl Sender {
 
     /// Closed loop: one of `step` of them.
     async fn send_in_turn(self: Rc<Self>, first: usize, step: usize) {
+        let mut pause = PAUSE.0;
         for number in (first..).step_by(step) {
             let now = Instant::now();
             if now >= self.started + self.span {
                 break;
             }
             self.tally.borrow_mut().record_sent(Duration::ZERO);
-            self.send_one(number, now).await;
+            if self.send_one(number, now).await {
+                pause = PAUSE.0;
+                continue;
+            }
+            let until = Instant::now() + pause;
+            tokio::time::sleep_until(until.min(self.started + self.span).into()).await;
+            pause = PAUSE.1.min(2 * pause);
         }
     }
 
@@ -220,7 +229,8 @@ impl Sender {
         Ok(())
     }
 
-    async fn send_one(&self, number: usize, intended: Instant) {
+    /// Whether the server was there.
+    async fn send_one(&self, number: usize, intended: Instant) -> bool {
         let index = number % self.stream.inputs.len();
         let outcome = tokio::time::timeout(ANSWER_TIMEOUT, self.requests.exchange(index)).await;
         let latency = intended.elapsed();
@@ -238,7 +248,12 @@ impl Sender {
             }
             Outcome::Dropped(reason) => tally.record_dropped(reason),
             Outcome::Failed(what) => tally.record_error(what),
+            Outcome::Broken(what) => {
+                tally.record_error(what);
+                return false;
+            }
         }
+        true
     }
 }
 
@@ -398,6 +413,9 @@ mod tests {
             assert!(error.contains("refused"), "{error}");
             let tally = generate(&target, &[stream(Arrivals::poisson(200.0))], |_| {}).unwrap().remove(0);
             assert_eq!(tally.errors.values().sum::<u64>(), tally.sent, "{wire:?}: {tally:?}");
+            // A closed loop asks again after 10, 30, 70 ms .. however long that takes: not thousands of times.
+            let tally = generate(&target, &[stream(Arrivals::Closed { requests: 2 })], |_| {}).unwrap().remove(0);
+            assert!((2..=2 * 3).contains(&tally.sent), "{wire:?}: {tally:?}");
         }
     }
 

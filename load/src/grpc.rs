@@ -97,11 +97,10 @@ impl Requests {
             self.grpc.call("ModelInfer", self.messages[index].clone()).await;
         match answer {
             Ok(answer) => Outcome::Served { output: answer.raw_output_contents.into_iter().next(), timing: None },
+            // Without a source the server sent it; with one the connection broke.
+            Err(status) if std::error::Error::source(&status).is_some() => Outcome::Broken(text(&status)),
             Err(status) => match status.code() {
-                Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted
-                    // Without a source the server sent it; with one the connection broke.
-                    if std::error::Error::source(&status).is_none() =>
-                {
+                Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted => {
                     Outcome::Dropped(status.message().to_owned())
                 }
                 _ => Outcome::Failed(text(&status)),

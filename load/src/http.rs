@@ -141,7 +141,7 @@ impl Requests {
         let request = request.body(Full::new(body.bytes.clone())).expect("valid parts make a valid request");
         let answer = match self.http.request(request).await {
             Ok(answer) => answer,
-            Err(what) => return Outcome::Failed(what),
+            Err(what) => return Outcome::Broken(what),
         };
         match answer.head.status {
             StatusCode::OK => {
