@@ -82,7 +82,8 @@ fn as_json(tallies: &[(String, Tally)], total: &Tally, seconds: f64) -> Value {
         model["wrong"] = json!(tally.wrong);
         model["reasons"] = json!({ "dropped": tally.dropped, "errors": tally.errors });
         let stages = tally.stages.rows().map(|(stage, p50, p99)| (stage.to_owned(), json!({ "p50": p50, "p99": p99 })));
-        model["stages_us"] = Value::Object(stages.collect());
+        // Only downbeat says where the time went, and only over HTTP.
+        model["stages_us"] = if tally.stages.is_empty() { Value::Null } else { Value::Object(stages.collect()) };
         model
     };
     json!({ "models": tallies.iter().map(model).collect::<Vec<_>>(), "total": total.report("total", seconds) })
@@ -94,7 +95,6 @@ fn print_tables(tallies: &[(String, Tally)], total: &Tally, seconds: f64) {
         reports.push(total.report("total", seconds));
     }
     println!("{}", tables::models(&reports));
-    // Only downbeat says where the time went, and only over HTTP.
     let staged: Vec<_> = tallies.iter().filter(|(_, tally)| !tally.stages.is_empty()).cloned().collect();
     if !staged.is_empty() {
         let (names, tallies): (Vec<_>, Vec<_>) = staged.into_iter().unzip();

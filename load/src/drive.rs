@@ -419,6 +419,20 @@ mod tests {
         }
     }
 
+    /// Over HTTP that is 429, once counted as an error, over gRPC RESOURCE_EXHAUSTED.
+    #[test]
+    fn a_client_that_exceeds_its_rate_is_dropped_for_one_reason_on_every_wire() {
+        let clients = "[anonymous]\nrequests_per_second = 50\nburst = 1";
+        let (address, _repository) = lonely_frontend(toml::from_str(clients).unwrap());
+        for wire in [Wire::Http(Encoding::Binary), Wire::Grpc] {
+            let target = Target { wire, ..Target::http(address, Duration::from_millis(100), 1) };
+            let tally = generate(&target, &[stream(Arrivals::poisson(1000.0))], |_| {}).unwrap().remove(0);
+            let greedy: Vec<_> = tally.dropped.keys().filter(|reason| reason.contains("exceeds its rate")).collect();
+            // In ms, and perhaps in us.
+            assert!((1..=2).contains(&greedy.len()), "{wire:?}: {tally:?}");
+        }
+    }
+
     #[test]
     fn a_pause_is_no_lost_pace_if_it_is_caught_up_with() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));

@@ -149,7 +149,9 @@ impl Requests {
                 let timing = timing.and_then(|value| Some(value.to_str().ok()?.to_owned()));
                 Outcome::Served { output: first_output(&answer), timing }
             }
-            StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => Outcome::Dropped(answer.error_text()),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
+                Outcome::Dropped(answer.error_text())
+            }
             status => Outcome::Failed(format!("{status}: {}", answer.error_text())),
         }
     }

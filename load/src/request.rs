@@ -71,9 +71,13 @@ impl Expected {
 pub(crate) enum Verdict {
     /// As expected. For scores: whether the largest is at the true class.
     Right { classified: Option<bool> },
-    /// Not as expected.
-    Wrong,
+    /// Not as expected, and how.
+    Wrong(&'static str),
 }
+
+/// Reasons of wrong answers.
+const NO_OUTPUT: &str = "wrong answer: it has no output in the protocol's form";
+const OTHER_OUTPUT: &str = "wrong answer: its output is not the expected one";
 
 impl Input {
     /// `shape` is without the batch dimension. With `slo_ms` the request carries that objective (`timeout`); without,
@@ -115,11 +119,11 @@ impl Input {
 
     /// Compares the first output's bytes; there is none in an answer that has not the protocol's form.
     pub(crate) fn judge(&self, output: Option<&[u8]>) -> Verdict {
-        let Some(output) = output else { return Verdict::Wrong };
+        let Some(output) = output else { return Verdict::Wrong(NO_OUTPUT) };
         match &self.expected {
             Expected::Any => Verdict::Right { classified: None },
             Expected::Bytes(bytes) if output == bytes => Verdict::Right { classified: None },
-            Expected::Bytes(_) => Verdict::Wrong,
+            Expected::Bytes(_) => Verdict::Wrong(OTHER_OUTPUT),
             Expected::Scores { scores, label } => judge_scores(output, scores, *label),
         }
     }
@@ -132,7 +136,7 @@ fn judge_scores(output: &[u8], scores: &[f32], label: usize) -> Verdict {
         && found.len() == scores.len()
         && found.iter().zip(scores).all(|(found, score)| (found - score).abs() <= 1e-5);
     let largest = found.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(index, _)| index);
-    if close { Verdict::Right { classified: Some(largest == Some(label)) } } else { Verdict::Wrong }
+    if close { Verdict::Right { classified: Some(largest == Some(label)) } } else { Verdict::Wrong(OTHER_OUTPUT) }
 }
 
 #[cfg(test)]
@@ -147,9 +151,9 @@ mod tests {
     fn wrong_and_missing_outputs_are_caught() {
         let right = Verdict::Right { classified: None };
         assert_eq!(input(Expected::Bytes(vec![7, 8])).judge(Some(&[7, 8])), right);
-        assert_eq!(input(Expected::Bytes(vec![7, 9])).judge(Some(&[7, 8])), Verdict::Wrong);
+        assert_eq!(input(Expected::Bytes(vec![7, 9])).judge(Some(&[7, 8])), Verdict::Wrong(OTHER_OUTPUT));
         assert_eq!(input(Expected::Any).judge(Some(&[])), right);
-        assert_eq!(input(Expected::Any).judge(None), Verdict::Wrong);
+        assert_eq!(input(Expected::Any).judge(None), Verdict::Wrong(NO_OUTPUT));
     }
 
     #[test]
@@ -159,6 +163,6 @@ mod tests {
             |scores: [f32; 2], label| input(Expected::Scores { scores: scores.to_vec(), label }).judge(Some(&bytes));
         assert_eq!(judge([0.25, 0.750_001], 1), Verdict::Right { classified: Some(true) });
         assert_eq!(judge([0.25, 0.75], 0), Verdict::Right { classified: Some(false) });
-        assert_eq!(judge([0.25, 0.7501], 1), Verdict::Wrong);
+        assert_eq!(judge([0.25, 0.7501], 1), Verdict::Wrong(OTHER_OUTPUT));
     }
 }

@@ -20,22 +20,28 @@ pub fn models(reports: &[Report]) -> Table {
         "errors",
         "accuracy",
     ];
+    let ms = |ms: Option<f64>| ms.map_or_else(unknown, |ms| format!("{ms:.2}"));
     let row = |report: &Report| {
         [
             report.name.clone(),
             format!("{:.1}", report.offered_rps),
             format!("{:.1}", report.served_rps),
-            format!("{:.2}", report.p50_ms),
-            format!("{:.2}", report.p99_ms),
-            format!("{:.2}", report.p999_ms),
-            report.batch_median.to_string(),
+            ms(report.p50_ms),
+            ms(report.p99_ms),
+            ms(report.p999_ms),
+            report.batch_median.map_or_else(unknown, |batch| batch.to_string()),
             format!("{:.2} %", report.on_time_fraction * 100.0),
             report.dropped.to_string(),
             report.errors.to_string(),
-            report.accuracy.map_or("-".into(), |accuracy| format!("{:.2} %", accuracy * 100.0)),
+            report.accuracy.map_or_else(unknown, |accuracy| format!("{:.2} %", accuracy * 100.0)),
         ]
     };
     cli::table(header, reports.iter().map(row))
+}
+
+/// Stands for what nobody told.
+fn unknown() -> String {
+    "-".to_owned()
 }
 
 /// Where a request's time goes: one row for each stage, median and p99 for each model.

@@ -12,15 +12,15 @@ use crate::{answered::Answered, request::Verdict, timeline::Timeline};
 pub struct Tally {
     /// Requests that the arrival process sent.
     pub sent: u64,
-    /// Answers with an output.
+    /// Answers with an output that is right, as far as that is known.
     pub served: u64,
     /// Served within the objective, counted from the intended send time.
     pub on_time: u64,
-    /// Served with an output that is not the expected one.
+    /// Answered with an output that is not the expected one: so many of the errors.
     pub wrong: u64,
     /// For each input (by its index) of a classifier that was answered: whether the largest score is at the true class.
     pub classified: BTreeMap<usize, bool>,
-    /// Refused or dropped by the service with a reason (HTTP 503 and 504), by reason.
+    /// Refused or dropped by the service with a reason (such as HTTP 503), by reason.
     pub dropped: BTreeMap<String, u64>,
     /// Everything else, by what happened.
     pub errors: BTreeMap<String, u64>,
@@ -95,21 +95,22 @@ impl Tally {
         self.send_lag_ns.saturating_record(lag.as_nanos() as u64);
     }
 
-    /// An answer with an output came.
+    /// An answer came. A wrong one is an error, and has no latency.
     pub(crate) fn record_served(&mut self, served: &Served<'_>) {
         let &Served { at, latency, slo_ms, input, verdict, timing } = served;
+        if let Verdict::Wrong(how) = verdict {
+            self.wrong += 1;
+            self.record_error(how.to_owned());
+            return;
+        }
         let (latency_ns, latency_us) = (latency.as_nanos() as u64, latency.as_secs_f64() * 1e6);
         self.served += 1;
         self.latencies_ns.saturating_record(latency_ns);
         self.timeline.record(at, latency_ns);
         self.answered.record(at);
         self.on_time += u64::from(latency_us <= slo_ms * 1e3);
-        match verdict {
-            Verdict::Wrong => self.wrong += 1,
-            Verdict::Right { classified: None } => {}
-            Verdict::Right { classified: Some(right) } => {
-                self.classified.insert(input, right);
-            }
+        if let Verdict::Right { classified: Some(right) } = verdict {
+            self.classified.insert(input, right);
         }
         if let Some(timing) = timing.and_then(|text| Timing::from_str(text).ok()) {
             self.batch.saturating_record(timing.batch);
@@ -134,18 +135,18 @@ impl Tally {
     /// The figures as `bench load --json` prints them.
     #[must_use]
     pub fn report(&self, name: &str, seconds: f64) -> Report {
-        let quantile_ms = |q| if self.served == 0 { 0.0 } else { self.latencies_ns.value_at_quantile(q) as f64 / 1e6 };
+        let quantile_ms = |q| (self.served > 0).then(|| self.latencies_ns.value_at_quantile(q) as f64 / 1e6);
         Report {
             name: name.to_owned(),
             offered_rps: self.sent as f64 / seconds,
             served_rps: self.served as f64 / seconds,
             on_time_fraction: if self.sent == 0 { 1.0 } else { self.on_time as f64 / self.sent as f64 },
             dropped: self.dropped.values().sum(),
-            errors: self.errors.values().sum::<u64>() + self.wrong,
+            errors: self.errors.values().sum(),
             p50_ms: quantile_ms(0.5),
             p99_ms: quantile_ms(0.99),
             p999_ms: quantile_ms(0.999),
-            batch_median: self.batch.value_at_quantile(0.5),
+            batch_median: (!self.batch.is_empty()).then(|| self.batch.value_at_quantile(0.5)),
             send_lag_p99_ms: self.send_lag_ns.value_at_quantile(0.99) as f64 / 1e6,
             accuracy: self.accuracy(),
         }
@@ -184,9 +185,34 @@ impl Tally {
     }
 }
 
+/// Reasons that differ only in numbers are one, without these.
 fn count(by_reason: &mut BTreeMap<String, u64>, reason: String, n: u64) {
+    if let Some(known) = by_reason.get_mut(&reason) {
+        *known += n;
+        return;
+    }
+    let alike = by_reason.iter().find_map(|(known, &n)| Some((known.clone(), n, in_common(known, &reason)?)));
+    if let Some((known, before, common)) = alike {
+        by_reason.remove(&known);
+        *by_reason.entry(common).or_default() += before + n;
+        return;
+    }
     let room = by_reason.len() < REASONS_MAX || by_reason.contains_key(&reason);
     *by_reason.entry(if room { reason } else { "other reasons".into() }).or_default() += n;
+}
+
+/// Stands for numbers that differ.
+const NUMBER: &str = "..";
+
+/// What two texts have in common that differ only in numbers; `None` if they differ in more.
+fn in_common(one: &str, other: &str) -> Option<String> {
+    let (one, other): (Vec<_>, Vec<_>) = (one.split(' ').collect(), other.split(' ').collect());
+    let is_number = |word: &str| word == NUMBER || word.parse::<f64>().is_ok();
+    let common = |(one, other)| {
+        if one == other { Some(one) } else { (is_number(one) && is_number(other)).then_some(NUMBER) }
+    };
+    let words = one.iter().copied().zip(other.iter().copied()).map(common).collect::<Option<Vec<_>>>()?;
+    (one.len() == other.len()).then(|| words.join(" "))
 }
 
 /// The figures of one model.
@@ -204,14 +230,14 @@ pub struct Report {
     pub dropped: u64,
     /// Wrong outputs and everything else that went wrong.
     pub errors: u64,
-    /// Latency of answers with an output, from the intended send time.
-    pub p50_ms: f64,
+    /// Latency of answers with an output, from the intended send time; `None` if there were none.
+    pub p50_ms: Option<f64>,
     /// As above.
-    pub p99_ms: f64,
+    pub p99_ms: Option<f64>,
     /// As above.
-    pub p999_ms: f64,
-    /// Half of the requests ran in a batch of at least this size.
-    pub batch_median: u64,
+    pub p999_ms: Option<f64>,
+    /// Half of the requests ran in a batch of at least this size; `None` if no answer told its batch.
+    pub batch_median: Option<u64>,
     /// 99 % of the requests were sent at most so much later than intended, which is part of their latency.
     pub send_lag_p99_ms: f64,
     /// Of a classifier's inputs that were answered, the share whose class was found.
@@ -317,7 +343,7 @@ mod tests {
         tally.record_dropped("late".into());
         assert_eq!(tally.ended(), tally.sent);
         let report = tally.report("m", 2.0);
-        assert_eq!((report.batch_median, report.on_time_fraction, report.accuracy), (7, 0.5, Some(1.0)));
+        assert_eq!((report.batch_median, report.on_time_fraction, report.accuracy), (Some(7), 0.5, Some(1.0)));
         let rows: BTreeMap<_, _> = tally.stages.rows().map(|(stage, median, _)| (stage, median)).collect();
         let close = |stage: &str, us: f64| (rows[stage] - us).abs() <= us * 0.001 + 1.0;
         assert!(close("submit", 50.0) && close("defer", 2500.0) && close("queue", 500.0), "{rows:?}");
@@ -341,14 +367,60 @@ mod tests {
         let total = Tally::total(Duration::from_secs(1), [&fast, &slow]);
         let report = total.report("total", 1.0);
         assert_eq!((total.sent, total.ended(), report.dropped, total.on_time), (101, 101, 1, 98));
-        assert!((report.p50_ms - 1.0).abs() < 0.01 && (report.p99_ms - 50.0).abs() < 0.1, "{report:?}");
+        let (p50_ms, p99_ms) = (report.p50_ms.unwrap(), report.p99_ms.unwrap());
+        assert!((p50_ms - 1.0).abs() < 0.01 && (p99_ms - 50.0).abs() < 0.1, "{report:?}");
+    }
+
+    /// One was once counted as served on time, and as an error without a reason.
+    #[test]
+    fn a_wrong_answer_is_one_error_with_a_reason() {
+        let mut tally = Tally::new(Duration::from_secs(1));
+        tally.record_sent(Duration::ZERO);
+        let verdict = Verdict::Wrong("wrong");
+        let (at, latency) = (Duration::ZERO, Duration::from_millis(1));
+        tally.record_served(&Served { at, latency, slo_ms: 25.0, input: 0, verdict, timing: None });
+        assert_eq!((tally.sent, tally.ended(), tally.served, tally.on_time, tally.wrong), (1, 1, 0, 0, 1));
+        assert_eq!(tally.errors, BTreeMap::from([("wrong".to_owned(), 1)]));
+        let report = tally.report("m", 1.0);
+        assert_eq!((report.errors, report.on_time_fraction, report.served_rps), (1, 0.0, 0.0));
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_zero() {
+        let mut tally = Tally::new(Duration::from_secs(1));
+        let report = tally.report("m", 1.0);
+        assert_eq!((report.p50_ms, report.p999_ms, report.batch_median), (None, None, None));
+        assert!(crate::tables::models(&[report]).to_string().contains(" - "));
+        let verdict = Verdict::Right { classified: None };
+        let (at, latency) = (Duration::ZERO, Duration::from_millis(1));
+        // As over gRPC, where nobody tells the batch.
+        tally.record_served(&Served { at, latency, slo_ms: 25.0, input: 0, verdict, timing: None });
+        let report = tally.report("m", 1.0);
+        assert!(report.p50_ms.is_some() && report.batch_median.is_none() && tally.stages.is_empty());
+    }
+
+    #[test]
+    fn reasons_that_differ_in_numbers_are_one() {
+        let mut reasons = BTreeMap::new();
+        for (reason, n) in [
+            ("rate of 5; try again in 11.139 ms", 1),
+            ("rate of 5; try again in 7 ms", 2),
+            ("rate of 5; try again in 9.5 ms", 3),
+            ("no model resnet50", 1),
+            ("no model resnet101", 1),
+        ] {
+            count(&mut reasons, reason.to_owned(), n);
+        }
+        let found: Vec<_> = reasons.iter().map(|(reason, n)| (reason.as_str(), *n)).collect();
+        let expected = [("no model resnet101", 1), ("no model resnet50", 1), ("rate of 5; try again in .. ms", 6)];
+        assert_eq!(found, expected);
     }
 
     #[test]
     fn reasons_are_bounded() {
         let mut tally = Tally::new(Duration::from_secs(2));
         for n in 0..100 {
-            tally.record_error(format!("error {n}"));
+            tally.record_error(format!("error n{n}"));
         }
         assert_eq!(tally.errors.len(), REASONS_MAX + 1);
         assert_eq!(tally.errors["other reasons"], 100 - REASONS_MAX as u64);

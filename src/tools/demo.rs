@@ -290,7 +290,7 @@ fn judge_answers(names: &[String], tallies: &[Tally]) -> Result<()> {
             return fail(format!("{name}: {} requests were sent, but {} ended", tally.sent, tally.ended()));
         }
         if tally.wrong > 0 {
-            return fail(format!("{name}: {} of {} answers were wrong", tally.wrong, tally.served));
+            return fail(format!("{name}: {} of {} answers were wrong", tally.wrong, tally.served + tally.wrong));
         }
         if let Some((what, count)) = tally.errors.first_key_value() {
             return fail(format!("{name}: {count} requests failed: {what}"));
