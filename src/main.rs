@@ -10,7 +10,7 @@ mod tools;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, error::ErrorKind};
 
 /// A serving fabric for DNN inference under tight latency objectives.
 #[derive(Debug, Parser)]
@@ -63,13 +63,14 @@ fn main() -> ExitCode {
     end_with_the_reader();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) if error.use_stderr() => {
-            // Its further lines only point to --help.
-            let text = error.to_string();
-            eprintln!("downbeat: {}", text.lines().next().unwrap_or_default().trim_start_matches("error: "));
+        // Of a command without its subcommand, too.
+        Err(help) if !help.use_stderr() || help.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            help.exit();
+        }
+        Err(error) => {
+            eprintln!("downbeat: {}", misused(&error.to_string()));
             return ExitCode::from(BAD_INPUT);
         }
-        Err(help) => help.exit(),
     };
     let result = match cli.command {
         #[cfg(feature = "tools")]
@@ -93,6 +94,22 @@ fn main() -> ExitCode {
     }
 }
 
+/// What clap says of a command line, in one line: its paragraphs, of which some list something, without the usage.
+fn misused(text: &str) -> String {
+    let text = text.trim_start_matches("error: ");
+    let hint = "For more information, try";
+    let paragraphs = text.split("\n\n").filter(|paragraph| !paragraph.starts_with("Usage:"));
+    let one_line = |paragraph: &str| {
+        let mut lines = paragraph.lines().map(str::trim);
+        let head = lines.next().unwrap_or_default();
+        let between = if head.ends_with(':') { ", " } else { " " };
+        let rest = lines.collect::<Vec<_>>().join(between);
+        let head = head.strip_prefix(hint).map_or_else(|| head.to_owned(), |help| format!("try{help}"));
+        format!("{head} {rest}").trim_end().trim_end_matches('.').to_owned()
+    };
+    paragraphs.map(one_line).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
 /// Whether the command did its work and found something wrong, which is not bad input.
 #[cfg(feature = "tools")]
 fn ran(error: &anyhow::Error) -> bool {
@@ -113,4 +130,41 @@ fn one_line(error: &anyhow::Error) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(args: &[&str]) -> String {
+        let error = Cli::try_parse_from(["downbeat"].iter().chain(args)).unwrap_err();
+        misused(&error.to_string())
+    }
+
+    #[test]
+    fn a_misused_command_line_is_told_in_one_line_with_what_is_missing() {
+        let missing = "the following required arguments were not provided: --config <CONFIG>; try '--help'";
+        assert_eq!(line(&["scheduler"]), missing);
+        let unknown = line(&["scheduler", "--config", "x", "--log-format", "xml"]);
+        assert_eq!(
+            unknown,
+            "invalid value 'xml' for '--log-format <LOG_FORMAT>' [possible values: text, json]; try '--help'"
+        );
+        let misspelt = line(&["scheduler", "--confg", "x"]);
+        assert!(misspelt.starts_with("unexpected argument '--confg' found; tip: "), "{misspelt}");
+    }
+
+    #[cfg(feature = "tools")]
+    #[test]
+    fn all_that_is_missing_is_named() {
+        let missing = line(&["bench", "verbs"]);
+        assert!(missing.contains("not provided: --op <OP>, --bytes <BYTES>, --iters <ITERS>; "), "{missing}");
+    }
+
+    #[test]
+    fn a_command_without_its_subcommand_gets_the_help() {
+        let error = Cli::try_parse_from(["downbeat"]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand);
+        assert_eq!(error.exit_code(), i32::from(BAD_INPUT));
+    }
 }
