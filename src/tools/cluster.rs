@@ -433,7 +433,10 @@ impl Cluster {
                     }
                 }
                 Incident::Fell(fallen) => {
-                    bail!("{fallen}; its last words were:\n{}", fallen.last_words.trim_end());
+                    let last_words = fallen.last_words.trim_end();
+                    // Where its log is ours, it has been read already.
+                    ensure!(!last_words.is_empty(), "{fallen}");
+                    bail!("{fallen}; its last words were:\n{last_words}");
                 }
             }
         }

@@ -7,12 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use frontend::config::ARENA_BYTES;
 use gateway::config::ModelControlMode;
 use repository::{Executor, Model, Processor, Refused, Repository};
 
-use super::{BackendLayout, Cluster, LOOK, Layout};
+use super::{BackendLayout, Cluster, LOOK, Layout, Wiring};
 use crate::{
     role,
     tools::supervisor::{Fate, Logs, Restarts},
@@ -122,18 +122,22 @@ impl UpArgs {
 /// or cannot be started at all.
 pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let mut layout = args.layout()?;
-    let Repository { models, refused } = repository::load(&layout.repository)?;
-    for Refused { name, version, reason } in &refused {
+    let found = repository::load(&layout.repository);
+    let key = "--repository, or `repository` in --config, names the folder of models";
+    let repository = found.context(key)?;
+    let Repository { models, refused } = &repository;
+    for Refused { name, version, reason } in refused {
         ensure!(!layout.strict, "model {name}: {reason}");
         let version = if version.is_empty() { String::new() } else { format!(" version {version}") };
         eprintln!("downbeat: model {name}{version} is not served: {reason}");
     }
     if args.repository.is_some() {
-        layout.backend[0].programs = programs(&models);
+        layout.backend[0].programs = programs(models);
     }
     let first = refused.first().map_or("", |refused| &refused.reason);
     ensure!(!models.is_empty(), "repository: found no model that can be served, expected one: {first}");
-    let arena_bytes = arena_bytes(&models);
+    check_models(&layout, &repository, !args.load_model.is_empty())?;
+    let arena_bytes = arena_bytes(models);
     layout.frontend.entry("arena_bytes").or_insert(toml::Value::Integer(arena_bytes as i64));
     let cluster = Cluster::start(layout, Logs::Inherited(args.log_format), Restarts::All)?;
     for (name, process) in cluster.supervisor.process_ids() {
@@ -149,13 +153,34 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let at: Vec<String> = cluster.layout.http.iter().map(|http| format!("http://{http}")).collect();
     let at = at.into_iter().chain(cluster.layout.grpc.iter().map(|grpc| format!("grpc://{grpc}")));
     let at: Vec<String> = at.collect();
-    println!("ready: {} at {}", served.join(", "), at.join(", "));
+    let served = if served.is_empty() { "no model is loaded yet,".to_owned() } else { served.join(", ") };
+    println!("ready: {served} at {}", at.join(", "));
     loop {
         std::thread::sleep(LOOK);
         // What is left goes on: that is what it is for.
         cluster.tend(|fate| fate == Fate::Left)?;
         ensure!(!cluster.supervisor.is_empty(), "no member is left");
     }
+}
+
+/// What backends would refuse of the models that they are told of, again and again and only in their logs.
+fn check_models(layout: &Layout, repository: &Repository, is_flag: bool) -> Result<()> {
+    let wiring = Wiring::random();
+    for index in 0..layout.backend.len() {
+        let config: backend::config::Config =
+            toml::from_str(&wiring.backend(layout, index)).map_err(|error| anyhow!("backend: {}", error.message()))?;
+        let Repository { models, refused } = repository;
+        let repository = Repository { models: models.clone(), refused: refused.clone() };
+        config.place(repository).map_err(|error| {
+            let text = error.to_string();
+            match text.strip_prefix("load_models: ") {
+                Some(rest) if is_flag => anyhow!("--load-model: {rest}"),
+                Some(_) => anyhow!("{text}"),
+                None => anyhow!("backend {index}: {text}"),
+            }
+        })?;
+    }
+    Ok(())
 }
 
 fn control_mode(text: &str) -> Result<ModelControlMode, String> {
@@ -228,4 +253,46 @@ fn wait_for_models(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
     }
     served.sort_unstable();
     Ok(served)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `up` was once ready with nothing at all, while its backend ended again and again.
+    #[test]
+    fn models_that_the_repository_lacks_are_refused_before_anything_starts() {
+        let repository = tempfile::tempdir().unwrap();
+        let config = r#"
+            backend: "emulated"
+            max_batch_size: 8
+            input { name: "x" data_type: TYPE_UINT8 dims: 4 }
+            output { name: "digest" data_type: TYPE_UINT64 dims: 2 }
+            parameters { key: "slo_ms" value { string_value: "20" } }
+            parameters { key: "alpha_ms" value { string_value: "1" } }
+            parameters { key: "beta_ms" value { string_value: "1" } }
+        "#;
+        for name in ["a", "b"] {
+            std::fs::create_dir_all(repository.path().join(name).join("1")).unwrap();
+            std::fs::write(repository.path().join(name).join("config.pbtxt"), config).unwrap();
+        }
+        let layout = || Layout {
+            repository: repository.path().to_owned(),
+            backend: vec![BackendLayout::new(1, Vec::new())],
+            ..Layout::default()
+        };
+        let check =
+            |layout: &Layout, is_flag| check_models(layout, &repository::load(repository.path()).unwrap(), is_flag);
+        check(&layout(), false).unwrap();
+        let text = |layout: &Layout, is_flag| check(layout, is_flag).unwrap_err().to_string();
+        let loads = Layout { load_models: Some(vec!["a".to_owned(), "nope".to_owned()]), ..layout() };
+        assert_eq!(text(&loads, true), "--load-model: found nope, expected some of: a, b");
+        assert_eq!(text(&loads, false), "load_models: found nope, expected some of: a, b");
+        let mut pins = layout();
+        pins.backend[0].pinned = vec!["nope".to_owned()];
+        assert_eq!(text(&pins, false), "backend 0: pinned: found nope, expected some of: a, b");
+        let mut hosts = layout();
+        hosts.backend[0].models = vec!["nope".to_owned()];
+        assert_eq!(text(&hosts, false), "backend 0: placement: found model nope, expected one of: a, b");
+    }
 }
