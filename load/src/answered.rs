@@ -11,7 +11,7 @@ pub struct Answered(Vec<u64>);
 
 impl Answered {
     /// An answer came `at` after the start of the run.
-    pub(crate) fn record(&mut self, at: Duration) {
+    pub fn record(&mut self, at: Duration) {
         let ms = at.as_millis() as usize;
         if ms < MS_MAX {
             self.reach(ms / 64 + 1);
@@ -27,6 +27,13 @@ impl Answered {
     pub fn add(&mut self, other: &Self) {
         self.reach(other.0.len());
         self.0.iter_mut().zip(&other.0).for_each(|(all, other)| *all |= other);
+    }
+
+    /// When the last answer came, after the start of the run.
+    #[must_use]
+    pub fn last(&self) -> Option<Duration> {
+        let (word, bits) = self.0.iter().enumerate().rfind(|(_, bits)| **bits != 0)?;
+        Some(Duration::from_millis(word as u64 * 64 + u64::from(bits.ilog2())))
     }
 
     /// The longest time without an answer between two instants after the start of the run.
@@ -53,6 +60,7 @@ mod tests {
         [0, 10, 400].into_iter().for_each(|at| one.record(ms(at)));
         [63, 64, 300].into_iter().for_each(|at| other.record(ms(at)));
         other.record(Duration::from_secs(7200));
+        assert_eq!((one.last(), Answered::default().last()), (Some(ms(400)), None));
         assert_eq!(one.longest_pause(ms(0), ms(401)), ms(389));
         one.add(&other);
         assert_eq!(one.longest_pause(ms(0), ms(401)), ms(235));

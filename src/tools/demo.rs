@@ -168,7 +168,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         }
     };
     cluster.check().map_err(|error| Failed::new(&error))?;
-    let takeover = killed.map(|killed| killed.line(&cluster, &tallies));
+    let takeover = killed.map(|killed| killed.line(&cluster, &tallies, Duration::from_secs_f64(seconds)));
     drop(cluster);
     show(&streams, &tallies, &alone, seconds);
     takeover.iter().for_each(|line| println!("{line}"));

@@ -40,23 +40,34 @@ impl Killed {
         Ok(Self { name, epoch, time_of_day: Duration::from_nanos(time_of_day as u64), at })
     }
 
-    /// What came of it, in one line.
-    pub(super) fn line(&self, cluster: &Cluster, tallies: &[Tally]) -> String {
-        let mut answered = Answered::default();
-        tallies.iter().for_each(|tally| answered.add(&tally.answered));
-        let pause_ms = answered.longest_pause(self.at, self.at + LOOK).as_millis();
+    /// What came of it, in one line. Load was sent for `span`.
+    pub(super) fn line(&self, cluster: &Cluster, tallies: &[Tally], span: Duration) -> String {
+        let pause = pause(tallies.iter().map(|tally| &tally.answered), self.at, span);
         let logs = cluster.scheduler_logs();
         let next = reigns(&logs).filter(|reign| Some(reign.epoch) > self.epoch).min_by_key(|reign| reign.epoch);
         let Some(Reign { epoch: (number, index), time_of_day, took }) = next else {
-            return format!("takeover: no scheduler's log tells of it; for {pause_ms} ms no answer came");
+            return format!("takeover: no scheduler's log tells of it; {pause}");
         };
         let waited_ms = since(self.time_of_day, time_of_day).as_secs_f64() * 1e3;
         format!(
             "takeover: {waited_ms:.1} ms from the kill until all members obeyed the next primary ({}, epoch \
-             {number}.{index}), the last {took} of them since it claimed the epoch; for {pause_ms} ms no answer came",
+             {number}.{index}), the last {took} of them since it claimed the epoch; {pause}",
             cluster.scheduler_name(index)
         )
     }
+}
+
+/// The longest pause in the answers from `at` on. It is looked for while there was load, or answers to it.
+fn pause<'a>(answered: impl Iterator<Item = &'a Answered>, at: Duration, span: Duration) -> String {
+    let mut all = Answered::default();
+    answered.for_each(|answered| all.add(answered));
+    let last = all.last().unwrap_or_default();
+    let until = span.max(last).min(at + LOOK);
+    let pause = all.longest_pause(at, until);
+    let text = format!("for {} ms no answer came", pause.as_millis());
+    // Longer than any that an answer has ended.
+    let is_open = pause > all.longest_pause(at, last.min(until));
+    if is_open { text + ", and then the load ended" } else { text }
 }
 
 /// A scheduler's word that all members obey it.
@@ -84,9 +95,11 @@ fn reign(line: &str) -> Option<Reign<'_>> {
     Some(Reign { epoch: (number.parse().ok()?, index.parse().ok()?), time_of_day, took })
 }
 
-/// Between two times of day, of which the second may be on the next one.
+/// Between two times of day, of which the second may be on the next one. Times that are up to half a day in the wrong
+/// order are of clocks that were read in turn: nothing is between them.
 fn since(from: Duration, until: Duration) -> Duration {
-    until.checked_sub(from).unwrap_or_else(|| (until + DAY).saturating_sub(from))
+    let after = until.checked_sub(from).unwrap_or_else(|| (until + DAY).saturating_sub(from));
+    if after > DAY / 2 { Duration::ZERO } else { after }
 }
 
 #[cfg(test)]
@@ -107,5 +120,28 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(since(second, 3 * second), 2 * second);
         assert_eq!(since(DAY - second, second), 2 * second);
+    }
+
+    /// What came after the load was once taken for a pause of half a second.
+    #[test]
+    fn a_pause_ends_with_the_load() {
+        let ms = Duration::from_millis;
+        let told = |until_ms: u64, at_ms, span_ms| {
+            let mut answered = Answered::default();
+            (0..until_ms).step_by(10).for_each(|at| answered.record(ms(at)));
+            pause([&answered].into_iter(), ms(at_ms), ms(span_ms))
+        };
+        assert_eq!(told(1500, 1000, 1500), "for 9 ms no answer came");
+        assert_eq!(told(1200, 1000, 1500), "for 309 ms no answer came, and then the load ended");
+        assert_eq!(told(900, 1000, 1500), "for 500 ms no answer came, and then the load ended");
+        assert_eq!(told(1600, 1000, 1500), "for 9 ms no answer came", "answers may come later than the load ends");
+    }
+
+    /// A takeover was once told to have taken 86399999.9 ms.
+    #[test]
+    fn what_is_logged_before_the_kill_was_timed_took_no_time() {
+        let (second, little) = (Duration::from_secs(1), Duration::from_micros(100));
+        assert_eq!(since(second, second - little), Duration::ZERO);
+        assert_eq!(since(little, DAY - little), Duration::ZERO);
     }
 }
