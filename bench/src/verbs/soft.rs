@@ -66,10 +66,16 @@ struct Node {
     send_offset: usize,
     /// and where the next one to receive belongs.
     receive_offset: usize,
+    /// Work requests that the queue of sends holds at most,
+    send_depth: usize,
+    /// and those that it holds.
+    sends: usize,
+    /// What completed while a send waited for room.
+    meanwhile: Completed,
 }
 
 /// Work requests that have completed.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Completed {
     sends: u64,
     receives: u64,
@@ -93,8 +99,21 @@ impl Node {
         let number = core.create_queue_pair(config).map_err(|error| error.to_string())?;
         let first_psn = core.random_psn();
         let started = Instant::now();
-        let (object_bytes, send_offset, receive_offset) = (bytes, 0, 0);
-        Ok(Self { core, driver, started, number, first_psn, memory, region, object_bytes, send_offset, receive_offset })
+        Ok(Self {
+            core,
+            driver,
+            started,
+            number,
+            first_psn,
+            memory,
+            region,
+            object_bytes: bytes,
+            send_offset: 0,
+            receive_offset: 0,
+            send_depth: config.send_depth,
+            sends: 0,
+            meanwhile: Completed::default(),
+        })
     }
 
     /// What the other end must know of this one.
@@ -124,11 +143,19 @@ impl Node {
         self.core.post_recv(self.number, RecvRequest { id: 0, segment }).map_err(|error| error.to_string())
     }
 
-    /// Posts what `operation` makes of the next object's place.
+    /// Posts what `operation` makes of the next object's place. An answer overtakes the acknowledgement of what it
+    /// answers if that is lost: then the queue may be full, and this waits for room. Acknowledgements that are lost
+    /// are asked for again, and the other end gives them, as it waits for what is posted here.
     fn post_send(&mut self, operation: impl FnOnce(Segment) -> Operation) -> Result<(), String> {
+        while self.sends == self.send_depth {
+            let Completed { sends, receives } = self.progress()?;
+            self.meanwhile.sends += sends;
+            self.meanwhile.receives += receives;
+        }
         let request = SendRequest::new(0, operation(self.segment(self.send_offset)));
         self.send_offset = (self.send_offset + self.object_bytes as usize) % self.memory.len();
         self.core.post_send(self.number, request).map_err(|error| error.to_string())?;
+        self.sends += 1;
         self.transmit(self.now());
         Ok(())
     }
@@ -137,8 +164,14 @@ impl Node {
         self.driver.transmit(now, &mut self.core);
     }
 
-    /// Receives, runs timers, answers; returns how many work requests have completed.
+    /// Receives, runs timers, answers; returns how many work requests have completed since the last turn.
     fn turn(&mut self) -> Result<Completed, String> {
+        let now = self.progress()?;
+        let before = std::mem::take(&mut self.meanwhile);
+        Ok(Completed { sends: before.sends + now.sends, receives: before.receives + now.receives })
+    }
+
+    fn progress(&mut self) -> Result<Completed, String> {
         let now = self.now();
         if !self.driver.receive(now, &mut self.core) {
             self.core.handle_timeout(now);
@@ -154,6 +187,7 @@ impl Node {
                 _ => completed.sends += 1,
             }
         }
+        self.sends -= completed.sends as usize;
         Ok(completed)
     }
 

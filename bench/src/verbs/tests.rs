@@ -36,6 +36,14 @@ fn faults_are_compared_with_none() {
     assert_eq!(result.table().lines().count(), 5, "{}", result.table());
 }
 
+/// Answers overtake acknowledgements that are lost, and then the queue of sends was once found full.
+#[test]
+fn a_ping_pong_outlasts_lost_acknowledgements() {
+    let fault = Some("loss=0.02".parse().unwrap());
+    let result = measure(&Args { fault, ..args(Op::Pingpong, 64, 2000) }).unwrap();
+    assert!(result.without_fault.is_some());
+}
+
 #[test]
 fn bad_flags_say_what_is_expected() {
     let error = run(&args(Op::Read, 0, 1)).unwrap_err().to_string();
