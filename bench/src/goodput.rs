@@ -4,7 +4,7 @@
 //! Near its limit deferred scheduling is metastable, so one seed's answer may be lucky or unlucky: with several seeds
 //! the median is reported.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 use cli::{CommandError, positive};
@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use scheduler::{Policy, policy::POLICIES};
 use serde::Serialize;
 use sim::{
-    Options, Report, Workload,
+    Options, Report, Workload, WorkloadError,
     checker::Violation,
     cluster,
     report::{ClassReport, PredictionReport},
@@ -174,12 +174,23 @@ pub fn check_policy(workload: &Workload, policy: Policy) -> Result<(), CommandEr
     Err(CommandError::flag("--policy", expected, policy))
 }
 
+/// Reads what `--workload` names.
+///
+/// # Errors
+/// If it cannot be read, or is wrong.
+pub fn read_workload(path: &Path) -> Result<Workload, CommandError> {
+    Workload::read(path).map_err(|error| match error {
+        WorkloadError::Read { .. } => CommandError::failed("--workload", error),
+        wrong => wrong.into(),
+    })
+}
+
 /// Runs the command and prints its result on stdout, its progress on stderr.
 ///
 /// # Errors
 /// On bad input (exit code 2).
 pub fn run(args: &Args) -> Result<(), CommandError> {
-    let workload = Workload::read(&args.workload)?;
+    let workload = read_workload(&args.workload)?;
     let seconds = positive("--seconds", args.seconds.unwrap_or(workload.seconds), SECONDS_MAX)?;
     positive("--seeds", args.seeds as f64, SEEDS_MAX as f64)?;
     check_policy(&workload, args.policy)?;

@@ -139,7 +139,9 @@ pub(super) fn run(args: &Args) -> Result<()> {
     };
     // Answers are compared with what the CPU makes of the same images.
     (layout.backend[0].executor, layout.backend[0].precision) = (args.executor, Precision::Fp32);
-    let models = repository::load(&layout.repository)?.whole()?;
+    let models = repository::load(&layout.repository)
+        .context("the demo serves the folder `models` of its source tree: run it there, or `up --repository FOLDER`")?;
+    let models = models.whole()?;
     let held_out = {
         let digits =
             models.iter().find(|model| model.name == "digits").context("the repository has no digits model")?;

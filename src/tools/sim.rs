@@ -4,6 +4,7 @@ mod fabric;
 
 use std::path::{Path, PathBuf};
 
+use ::fabric::FaultKinds;
 use clap::Args as ClapArgs;
 use cli::{CommandError, positive};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -11,7 +12,7 @@ use scheduler::{Policy, policy::POLICIES};
 use sim::{
     cluster::{self, Options},
     trace::Trace,
-    workload::{SECONDS_MAX, Workload},
+    workload::SECONDS_MAX,
 };
 
 /// Simulate a workload in virtual time.
@@ -24,8 +25,8 @@ pub(crate) struct Args {
     /// How many seeds of the fabric, from --seed on.
     #[arg(long, requires = "fabric")]
     pub seeds: Option<u64>,
-    /// What may go wrong in the fabric: a comma list of none, crash, partition, slow, hang, clock, change, all.
-    #[arg(long, default_value = "all")]
+    /// What may go wrong in the fabric.
+    #[arg(long, default_value = "all", help = format!("What may go wrong in the fabric: {}", FaultKinds::EXPECTED))]
     pub faults: String,
     /// Workload file (TOML).
     #[arg(long, required_unless_present = "fabric")]
@@ -65,7 +66,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn run_workload(args: &Args, workload: &Path, rate: f64) -> Result<(), CommandError> {
-    let workload = Workload::read(workload)?;
+    let workload = bench::goodput::read_workload(workload)?;
     let options = Options {
         policy: args.policy,
         rate_rps: positive("--rate", rate, RATE_MAX_RPS)?,
