@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from conftest import tensor
 
+from downbeat import tensors
+
 DOUBLE = """
 import downbeat
 
@@ -24,6 +26,46 @@ def test_a_batch_comes_as_arrays_and_goes_as_arrays(start):
     (found,) = backend.run(("FP32", batch))
     np.testing.assert_array_equal(found, 3 * batch)
     assert backend.close() == 0
+
+
+VIEWS = {
+    "every second column": "batch['x'][:, ::2]",
+    "some columns": "batch['x'][:, 1:3]",
+    "a column": "batch['x'][:, :1]",
+    "reversed columns": "batch['x'][:, ::-1]",
+    "reversed tasks": "batch['x'][::-1]",
+    "reversed numbers": "batch['x'][:, 3:4][::-1]",
+    "Fortran order": "np.asfortranarray(batch['x'])",
+    "a transposed array": "np.ascontiguousarray(batch['x'].T).T",
+    "a column of a transposed array": "np.ascontiguousarray(batch['x'].T).T[:, ::3]",
+    "one number for all": "np.broadcast_to(np.float32(3), (len(batch['x']), 2))",
+    "nothing": "batch['x'][:, :0]",
+    "nothing, reversed": "batch['x'][:, 4:0:-1][:, 5:]",
+    "another type": "batch['x'][:, ::2].astype('float64')[:, ::-1]",
+    "big-endian": "batch['x'][:, ::2].astype('>f4')",
+}
+
+
+@pytest.mark.parametrize("tasks", (1, 3))
+@pytest.mark.parametrize("view", VIEWS)
+def test_outputs_may_be_any_view(start, view, tasks):
+    text = f"""
+    import numpy as np, downbeat
+    class View(downbeat.Model):
+        def predict(self, batch):
+            return {VIEWS[view]}
+    """
+    x = np.arange(4 * tasks, dtype=np.float32).reshape(tasks, 4)
+    backend = start(text, [tensor("x", "FP32", 4)], [tensor("y", "FP32", -1)])
+    (found,) = backend.run(("FP32", x))
+    np.testing.assert_array_equal(found, eval(VIEWS[view], {"np": np, "batch": {"x": x}}))
+
+
+def test_outputs_without_dimensions_and_of_bytes_may_be_views_too():
+    assert tensors.to_bytes("y", "INT16", np.arange(6, dtype=np.int16)[::-2][0])[0] == ()
+    names = np.array([["a", "b"], ["c", "d"]], dtype=object)
+    shape, data = tensors.to_bytes("y", "BYTES", names[:, ::-1])
+    assert tensors.from_bytes("BYTES", shape, memoryview(data)).tolist() == [[b"b", b"a"], [b"d", b"c"]]
 
 
 def test_an_exception_fails_its_batch_and_no_other(start):

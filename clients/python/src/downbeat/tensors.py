@@ -54,7 +54,8 @@ def to_bytes(name: str, datatype: str, array: Any) -> tuple[tuple[int, ...], Any
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(f"output {name} is {array.dtype}, expected {datatype} ({dtype})")
         array = array.astype(dtype)
-    return array.shape, array.reshape(-1).view(np.uint8)
+    # A flat view of a slice may keep its strides, and bytes have none: what is not contiguous is copied.
+    return array.shape, np.ascontiguousarray(array.reshape(-1)).view(np.uint8)
 
 
 def _element(name: str, element: Any) -> bytes:
