@@ -3,12 +3,14 @@
 
 use prost_reflect::{DynamicMessage, Value};
 
-use super::{ConfigFile, get};
+use super::{
+    ConfigFile, get,
+    program::{PROCESS, PYTHON},
+};
 use crate::RepositoryError;
 
 /// Fields that change no answer, and what is done here instead.
-const ACCEPTED: [(&str, &str); 7] = [
-    ("instance_group", "each backend says which GPUs host a model"),
+const ACCEPTED: [(&str, &str); 6] = [
     ("optimization", "graphs are optimised for the machine that loads them"),
     ("runtime", "each backend has its own executors"),
     ("metric_tags", "metrics are labelled by model and version"),
@@ -16,6 +18,8 @@ const ACCEPTED: [(&str, &str); 7] = [
     ("response_cache", "every request is executed"),
     ("model_transaction_policy", "every request has one answer"),
 ];
+/// The same of models that no program runs, whose processes it counts.
+const ACCEPTED_OF_FILES: [(&str, &str); 1] = [("instance_group", "each backend says which GPUs host a model")];
 /// The same of `dynamic_batching`.
 const ACCEPTED_OF_BATCHING: [(&str, &str); 3] = [
     ("preferred_batch_size", "objective and latency profile decide how batches form"),
@@ -60,18 +64,68 @@ impl ConfigFile<'_> {
         if get(transactions.as_message().expect("the schema says message"), "decoupled").as_bool() == Some(true) {
             return refuse("model_transaction_policy.decoupled", "every request has one answer");
         }
-        for (key, instead) in ACCEPTED.into_iter().filter(|(key, _)| is_set(&self.message, key)) {
-            self.note(key, instead);
-        }
+        self.unused().iter().for_each(|(key, instead)| self.note(key, instead));
+        Ok(())
+    }
+
+    /// The fields that are set and change nothing, and what is done instead.
+    fn unused(&self) -> Vec<(String, &'static str)> {
+        let of_files = ACCEPTED_OF_FILES.into_iter().filter(|_| !self.is_of_program());
+        let all = of_files.chain(ACCEPTED).filter(|(key, _)| self.message.has_field_by_name(key));
         let batching = get(&self.message, "dynamic_batching");
         let batching = batching.as_message().expect("the schema says message");
-        for (key, instead) in ACCEPTED_OF_BATCHING.into_iter().filter(|(key, _)| is_set(batching, key)) {
-            self.note(&format!("dynamic_batching.{key}"), instead);
+        let of_batching = ACCEPTED_OF_BATCHING.into_iter().filter(|(key, _)| batching.has_field_by_name(key));
+        let all = all.map(|(key, instead)| (key.to_owned(), instead));
+        all.chain(of_batching.map(|(key, instead)| (format!("dynamic_batching.{key}"), instead))).collect()
+    }
+
+    /// Whether a program runs it, in all versions as far as nothing says so.
+    fn is_of_program(&self) -> bool {
+        match self.executor_name().as_str() {
+            "" => self.version_folders().is_ok_and(|versions| {
+                !versions.is_empty() && versions.iter().all(|version| self.is_python_in(&version.to_string()))
+            }),
+            name => [PYTHON, PROCESS].contains(&name),
         }
-        Ok(())
     }
 
     pub(super) fn note(&self, key: &str, instead: &str) {
         tracing::info!("{}: {key} changes nothing: {instead}", self.path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use super::{super::parse, *};
+
+    /// The keys that are said to change nothing in a model that has such a file.
+    fn unused(config: &str, file: &str) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("1")).unwrap();
+        fs::write(folder.path().join("1").join(file), "").unwrap();
+        let (message, path) = (parse(config).unwrap(), PathBuf::from("config.pbtxt"));
+        let file = ConfigFile { folder: folder.path(), path, message, version: String::new(), may_start: true };
+        file.unused().into_iter().map(|(key, _)| key).collect()
+    }
+
+    #[test]
+    fn instances_are_said_to_change_nothing_only_where_they_do() {
+        let of = |start: &str, file| {
+            unused(
+                &format!("{start} instance_group {{ count: 2 }} dynamic_batching {{ preserve_ordering: true }}"),
+                file,
+            )
+        };
+        let ordering = "dynamic_batching.preserve_ordering";
+        for (start, file) in
+            [("backend: 'onnxruntime'", "model.onnx"), ("", "model.onnx"), ("backend: 'emulated'", "x")]
+        {
+            assert_eq!(of(start, file), ["instance_group", ordering], "{start} {file}");
+        }
+        for (start, file) in [("backend: 'python'", "a.py"), ("backend: 'process'", "model"), ("", "model.py")] {
+            assert_eq!(of(start, file), [ordering], "{start} {file}");
+        }
     }
 }

@@ -149,7 +149,12 @@ impl ConfigFile<'_> {
 
     /// Whether the version's folder holds a model in Python and no other.
     pub(super) fn is_python(&self) -> bool {
-        let has = |name: &str| self.folder.join(&self.version).join(name).is_file();
+        self.is_python_in(&self.version)
+    }
+
+    /// The same of this version.
+    pub(super) fn is_python_in(&self, version: &str) -> bool {
+        let has = |name: &str| self.folder.join(version).join(name).is_file();
         has(PYTHON_FILE) && !has(ONNX_FILE)
     }
 }

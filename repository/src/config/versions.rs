@@ -56,7 +56,7 @@ impl ConfigFile<'_> {
         Ok(served.iter().map(u64::to_string).collect())
     }
 
-    fn version_folders(&self) -> Result<BTreeSet<u64>, RepositoryError> {
+    pub(super) fn version_folders(&self) -> Result<BTreeSet<u64>, RepositoryError> {
         let folders = folders(self.folder)?;
         let names = folders.iter().filter_map(|folder| folder.file_name()?.to_str());
         let numbers = names.filter(|name| name.starts_with(|c: char| c.is_ascii_digit() && c != '0'));
