@@ -381,10 +381,16 @@ impl Bootstrap {
     fn on_preface(&mut self, now: Timestamp) -> bool {
         let given = self.inbound.len().min(MAGIC.len());
         if self.inbound[..given] != MAGIC[..given] {
-            self.on_failure(format!(
-                "the peer does not speak downbeat's bootstrap: it starts with \"{}\"; is the address right?",
-                self.inbound[..given].escape_ascii()
-            ));
+            self.on_failure(match self.inbound[..given] {
+                // RFC 8446, section 5.1: a record of type alert or handshake, and the major version that all have.
+                [0x15 | 0x16] | [0x15 | 0x16, 3, ..] => {
+                    "the peer speaks TLS and this member has no [tls]: configure it at both ends, or at neither".into()
+                }
+                _ => format!(
+                    "the peer does not speak downbeat's bootstrap: it starts with \"{}\"; is the address right?",
+                    self.inbound[..given].escape_ascii()
+                ),
+            });
             return false;
         }
         let Some(preface) = self.inbound.first_chunk::<PREFACE_BYTES>() else { return false };

@@ -274,6 +274,21 @@ fn garbage_is_refused_at_its_first_byte() {
     assert!(server.poll_transmit().is_empty());
 }
 
+/// An alert from a server that was not greeted in TLS, and the greeting of a client.
+#[test]
+fn a_peer_that_speaks_tls_is_told_from_garbage() {
+    for record in [&b"\x15\x03\x03\x00\x02\x02\x32"[..], b"\x16\x03\x01\x02\x00\x01", b"\x16"] {
+        for mut member in [client(SECRET), server(SECRET)] {
+            member.handle_bytes(at(1), record);
+            let reason = closed(&mut member);
+            assert!(reason.contains("speaks TLS and this member has no [tls]"), "{reason}");
+        }
+    }
+    let mut server = server(SECRET);
+    server.handle_bytes(at(1), b"\x16\x00\x03");
+    assert!(closed(&mut server).contains("is the address right?"));
+}
+
 #[test]
 fn oversized_lengths_hold_no_memory() {
     let (mut client, mut server) = (client(SECRET), server(SECRET));
