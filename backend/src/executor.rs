@@ -159,7 +159,7 @@ fn by_onnxruntime(model: &Model, _: (&Path, &Batching), _: &Sessions) -> Result<
 }
 
 #[cfg(not(feature = "ort"))]
-const NOT_BUILT: &str = "this program was built without it, expected one of cargo build --features ort";
+const NOT_BUILT: &str = "this program was built without ONNX Runtime; build it with `cargo build --features ort`";
 
 /// A library that is not written in Rust reads files that an operator has chosen, and no others.
 const BROUGHT: &str = "a client brought its files, expected executor \"onnx\" or \"cuda\", as \"onnxruntime\" runs \
@@ -242,8 +242,8 @@ mod tests {
         let error = refused(&digits()).unwrap();
         assert_eq!(
             error,
-            "model digits: executor \"onnxruntime\": this program was built without it, expected one of \
-                           cargo build --features ort"
+            "model digits: executor \"onnxruntime\": this program was built without ONNX Runtime; build it with \
+             `cargo build --features ort`"
         );
         assert!(onnxruntime_library(&OnnxRuntime::default()).is_err() && !HAS_ONNXRUNTIME);
     }
