@@ -249,6 +249,13 @@ impl Executor for Onnx {
     }
 }
 
+/// Which lengths and types inputs have where a file says others than the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Inputs {
+    AsConfigured,
+    AsInFile,
+}
+
 /// Where a model is read from, and what its files were like.
 pub(super) struct Source {
     model: Model,
@@ -309,19 +316,67 @@ impl Source {
         self.typed_as(Some(batch))
     }
 
+    /// As [`Self::typed_noted`], and what keeps a file from being computed with is said in the configuration's words
+    /// where that is what it says of inputs.
+    fn typed_as(&self, batch: Option<usize>) -> TractResult<(TypedModel, Binding)> {
+        self.typed_noted(batch, Inputs::AsConfigured).map_err(|cause| self.explained(batch, cause))
+    }
+
+    /// Configurations may say other lengths than a file's inputs have. Those are to blame if all goes well without.
+    fn explained(&self, batch: Option<usize>, cause: TractError) -> TractError {
+        let differences = tract_onnx::onnx().model_for_path(&self.file).and_then(|graph| {
+            let (_, facts) = binding::bind(&input_ports(&graph)?, &graph.symbols, &self.model, &self.batching)?;
+            let found =
+                self.model.inputs.iter().zip(&facts).map(|(tensor, fact)| self.difference(&graph, tensor, fact));
+            Ok(found.flatten().map(|difference| difference.text).collect::<Vec<_>>())
+        });
+        match differences {
+            Ok(texts) if !texts.is_empty() && self.typed_noted(batch, Inputs::AsInFile).is_ok() => {
+                TractError::msg(texts.join("; "))
+            }
+            _ => cause,
+        }
+    }
+
+    /// What a file says of an input that is configured otherwise, but for those that are joined.
+    fn difference(
+        &self,
+        graph: &InferenceModel,
+        tensor: &repository::Tensor,
+        fact: &binding::Fact,
+    ) -> Option<binding::Difference> {
+        let index = self.model.inputs.iter().position(|input| input.name == tensor.name)?;
+        let ports = input_ports(graph).ok()?;
+        let port = ports.iter().find(|port| port.name == tensor.name)?;
+        let is_joined = self.batching.ragged[index];
+        (!is_joined).then(|| binding::Difference::of(port, tensor, fact, self.model.is_batched)).flatten()
+    }
+
     /// Files note what exporters took shapes between operators and of outputs to be, by names of their own or before a
     /// length was fixed. Where that contradicts what inputs are, inputs count: all others follow from these.
-    fn typed_as(&self, batch: Option<usize>) -> TractResult<(TypedModel, Binding)> {
-        self.typed_with(&tract_onnx::onnx(), batch).or_else(|contradicted| {
+    fn typed_noted(&self, batch: Option<usize>, inputs: Inputs) -> TractResult<(TypedModel, Binding)> {
+        self.typed_with(&tract_onnx::onnx(), batch, inputs).or_else(|contradicted| {
             let unnoted = tract_onnx::onnx().with_ignore_value_info(true).with_ignore_output_shapes(true);
-            self.typed_with(&unnoted, batch).map_err(|_| contradicted)
+            self.typed_with(&unnoted, batch, inputs).map_err(|_| contradicted)
         })
     }
 
-    fn typed_with(&self, reader: &tract_onnx::Onnx, batch: Option<usize>) -> TractResult<(TypedModel, Binding)> {
+    fn typed_with(
+        &self,
+        reader: &tract_onnx::Onnx,
+        batch: Option<usize>,
+        inputs: Inputs,
+    ) -> TractResult<(TypedModel, Binding)> {
         let Self { model, batching, .. } = self;
         let mut graph = reader.model_for_path(&self.file)?;
-        let (binding, facts) = binding::bind(&input_ports(&graph)?, &graph.symbols, model, batching)?;
+        let (binding, mut facts) = binding::bind(&input_ports(&graph)?, &graph.symbols, model, batching)?;
+        if inputs == Inputs::AsInFile {
+            for (tensor, fact) in model.inputs.iter().zip(&mut facts) {
+                if let Some(difference) = self.difference(&graph, tensor, fact) {
+                    *fact = difference.in_file;
+                }
+            }
+        }
         graph.set_input_names(binding::input_names(model, batching))?;
         for (index, (datum_type, mut shape)) in facts.into_iter().enumerate() {
             if let (Some(batch), true) = (batch, model.is_batched) {

@@ -51,6 +51,58 @@ impl fmt::Display for Port {
 /// Type and shape that an input is given.
 pub(super) type Fact = (DatumType, TVec<TDim>);
 
+/// Where a file and its configuration say different things of an input.
+pub(super) struct Difference {
+    /// Both sides, in one line.
+    pub(super) text: String,
+    /// As it would be if the file were right.
+    pub(super) in_file: Fact,
+}
+
+impl Difference {
+    /// Compares fixed lengths and types. Lengths with names may be any, and that of the batch is nobody's to say.
+    pub(super) fn of(port: &Port, tensor: &repository::Tensor, fact: &Fact, is_batched: bool) -> Option<Self> {
+        let mut in_file = fact.clone();
+        let mut texts = Vec::new();
+        if let Some(found) = port.datum_type.filter(|found| *found != fact.0) {
+            let known = DataType::ALL.into_iter().find(|&datatype| datum_type(datatype) == found);
+            let known = known.map_or_else(|| format!("{found:?}"), |known| known.config_name());
+            texts.push(format!("data_type {}, the file has {known}", tensor.datatype.config_name()));
+            in_file.0 = found;
+        }
+        let before = usize::from(is_batched);
+        let behind = fact.1.get(before..).unwrap_or_default();
+        if let Some(found) = port.rest(is_batched) {
+            let fixed = |length: &Option<TDim>| length.as_ref().filter(|length| length.to_usize().is_ok()).cloned();
+            let differs = |(found, configured): (&Option<TDim>, &TDim)| {
+                fixed(found).is_some_and(|found| configured.to_usize().is_ok() && found != *configured)
+            };
+            if found.len() != behind.len() || found.iter().zip(behind).any(differs) {
+                texts.push(format!("{}, the file has {}", configured_dims(tensor), file_dims(found)));
+                let any = |at: usize| behind.get(at).cloned().unwrap_or_else(|| TDim::from(1));
+                in_file.1.truncate(before);
+                in_file.1.extend(found.iter().enumerate().map(|(at, found)| fixed(found).unwrap_or_else(|| any(at))));
+            }
+        }
+        let text = format!("input {}: config.pbtxt says {}", tensor.name, texts.join(", and "));
+        (!texts.is_empty()).then_some(Self { text, in_file })
+    }
+}
+
+/// As `dims [3, -1]`, or the `reshape` that the model is given instead.
+fn configured_dims(tensor: &repository::Tensor) -> String {
+    let mut dims: Vec<String> = tensor.model_shape().iter().map(ToString::to_string).collect();
+    tensor.model_variable_dims().iter().for_each(|&dim| dims[dim] = "-1".to_owned());
+    let dims = dims.join(", ");
+    let clients: Vec<String> = tensor.dims().map(|dim| dim.to_string()).collect();
+    if clients.join(", ") == dims { format!("dims [{dims}]") } else { format!("reshape [{dims}]") }
+}
+
+fn file_dims(found: &[Option<TDim>]) -> String {
+    let dims = found.iter().map(|length| length.as_ref().map_or("?".to_owned(), ToString::to_string));
+    format!("[{}]", dims.collect::<Vec<_>>().join(", "))
+}
+
 /// What the graph's dimensions mean.
 #[derive(Debug)]
 pub(in crate::executor) struct Binding {

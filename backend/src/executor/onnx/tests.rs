@@ -4,8 +4,9 @@ use std::fs;
 
 use prost::Message as _;
 use tract_onnx::pb::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto, TypeProto, ValueInfoProto,
-    attribute_proto::AttributeType, tensor_shape_proto::Dimension, tensor_shape_proto::dimension, type_proto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
+    ValueInfoProto, attribute_proto::AttributeType, tensor_shape_proto::Dimension, tensor_shape_proto::dimension,
+    type_proto,
 };
 
 use super::*;
@@ -136,6 +137,54 @@ fn a_configuration_that_does_not_fit_the_file_is_refused_with_both_sides() {
     assert!(retyped.contains("output probabilities"), "{retyped}");
     let missing = load_file(&digits(), Path::new("no/such/file.onnx")).err().unwrap().to_string();
     assert!(missing.contains("no/such/file.onnx"), "{missing}");
+}
+
+/// Products with a table of 16 rows: what does not fit is told in the words of whoever wrote the configuration.
+#[test]
+fn an_input_that_is_not_as_in_the_file_is_named_with_both_sides() {
+    let load = |input: &str| {
+        let config = format!(
+            r#"max_batch_size: 4 input {{ name: "x" {input} }} output {{ name: "y" data_type: TYPE_FP32 dims: 4 }}"#
+        );
+        let table = TensorProto {
+            name: "table".into(),
+            data_type: FP32,
+            dims: vec![16, 4],
+            float_data: vec![0.5; 64],
+            ..TensorProto::default()
+        };
+        let nodes = vec![node("MatMul", &["x", "table"], "y", &[])];
+        let mut graph = graph(&[("x", FP32, &[-1, 16])], nodes, &[("y", FP32, &[-1, 4])]);
+        graph.initializer = vec![table];
+        let load = |model: &Model, file: &Path| load_by_tract(model, file).map_err(|error| error.to_string());
+        in_repository(&config, graph, load)
+    };
+    assert!(load("data_type: TYPE_FP32 dims: 16").is_ok());
+    let refused = |input: &str| {
+        let error = load(input).err().unwrap();
+        error.split_once("model.onnx: ").unwrap().1.to_owned()
+    };
+    assert_eq!(refused("data_type: TYPE_FP32 dims: 17"), "input x: config.pbtxt says dims [17], the file has [16]");
+    let types = "data_type TYPE_INT32, the file has TYPE_FP32";
+    assert_eq!(refused("data_type: TYPE_INT32 dims: 16"), format!("input x: config.pbtxt says {types}"));
+    let both = format!("input x: config.pbtxt says {types}, and dims [17], the file has [16]");
+    assert_eq!(refused("data_type: TYPE_INT32 dims: 17"), both);
+    let reshaped = refused("data_type: TYPE_FP32 dims: 17 reshape { shape: [ 17, 1 ] }");
+    assert_eq!(reshaped, "input x: config.pbtxt says reshape [17, 1], the file has [16]");
+}
+
+/// An input that is noted as four long, and takes any length: what is configured holds.
+#[test]
+fn a_length_of_an_input_that_does_not_matter_gives_way_to_what_is_configured() {
+    let config = r#"max_batch_size: 2 input { name: "x" data_type: TYPE_FP32 dims: 3 }
+                    output { name: "y" data_type: TYPE_FP32 dims: 3 }"#;
+    let load = |operator| {
+        let nodes = vec![node(operator, &["x"], "y", &[])];
+        model(config, &[("x", FP32, &[-1, 4])], nodes, &[("y", FP32, &[-1, 3])])
+    };
+    assert_eq!(run(&load("Neg").unwrap(), &[1.0, 2.0, 3.0], 12), floats(&[-1.0, -2.0, -3.0]));
+    let unknown = load("NoSuchOperator").err().unwrap();
+    assert!(unknown.contains("NoSuchOperator") && !unknown.contains("config.pbtxt says"), "{unknown}");
 }
 
 /// A tensor of a model file: its name, its type by ONNX's number, its lengths, of which -1 is called `N`, and others

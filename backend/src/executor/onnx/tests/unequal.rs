@@ -1,7 +1,6 @@
 //! Tasks of unequal lengths in one batch: padded, in buckets, or joined, each as if it had run alone.
 
 use proptest::prelude::*;
-use tract_onnx::pb::TensorProto;
 
 use super::*;
 
