@@ -3,6 +3,7 @@
 
 mod doctor;
 mod handover;
+mod panics;
 mod role;
 mod signals;
 #[cfg(feature = "tools")]
@@ -39,28 +40,13 @@ enum Command {
 
 /// Bad input: one line on stderr says what to change.
 const BAD_INPUT: u8 = 2;
-/// What a shell shows for a process that ended by SIGPIPE (128 + 13), as other tools do when nobody reads on.
-const BROKEN_PIPE: i32 = 141;
-
-/// Ends the process quietly if what it prints is not read any more (`downbeat ... | head`). The standard library
-/// ignores SIGPIPE, which sockets need, and `println!` panics instead.
-fn end_with_the_reader() {
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let text = panic.payload_as_str().unwrap_or_default();
-        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
-            std::process::exit(BROKEN_PIPE);
-        }
-        report(panic);
-    }));
-}
 
 fn main() -> ExitCode {
     if let Some(code) = backend::executor::process::launch_if_asked() {
         return code;
     }
     backend::executor::Programs::default().complete_configurations();
-    end_with_the_reader();
+    panics::report();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         // Of a command without its subcommand, too.

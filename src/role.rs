@@ -23,7 +23,10 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-use crate::signals::{self, Ask};
+use crate::{
+    panics,
+    signals::{self, Ask},
+};
 
 /// Arguments of `scheduler`, `frontend` and `backend`.
 #[derive(Debug, clap::Args)]
@@ -95,6 +98,7 @@ pub(crate) fn init_logging(format: LogFormat) -> (SetLogLevel, WorkerGuard) {
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
     tracing_subscriber::registry().with(filter).with(lines).init();
+    panics::report_to_log();
     (Box::new(move |level| handle.reload(all(level)).map_err(|error| error.to_string())), guard)
 }
 

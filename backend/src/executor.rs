@@ -6,6 +6,7 @@
 mod emulated;
 pub mod gpus;
 mod onnx;
+mod panics;
 pub mod process;
 
 use std::{fmt, path::Path, sync::Arc};
@@ -19,6 +20,7 @@ use crate::config::{Gpus, OnnxRuntime, onnxruntime::Sessions};
 pub use emulated::Emulated;
 pub use gpus::OnGpus;
 pub use onnx::Onnx;
+pub use panics::panic_is_caught;
 pub use process::{Process, Programs};
 
 /// Why an executor could not load a model or run a batch, in one line.

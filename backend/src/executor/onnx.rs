@@ -11,7 +11,7 @@ use proto::LatencyProfile;
 use repository::{Batching, DataType, Model, Stamp, cell};
 use tract_onnx::{prelude::*, tract_hir::infer::Factoid};
 
-use super::{Executor, ExecutorError, TaskError};
+use super::{Executor, ExecutorError, TaskError, panics};
 #[cfg(feature = "ort")]
 use crate::config::onnxruntime::Sessions;
 use binding::{Binding, Port};
@@ -160,7 +160,7 @@ impl Onnx {
     }
 
     fn run(&self, turn: &Turn, inputs: &[u8], outputs: &mut [u8]) -> TractResult<()> {
-        let batch = inputs.len() / task_bytes(&self.groups.inputs);
+        let batch = self.tasks(inputs);
         let gathered = (0..self.groups.inputs.len()).map(|index| self.gather(inputs, index, batch));
         let gathered = gathered.collect::<TractResult<Vec<_>>>()?;
         self.engine.run(turn, gathered, &mut |results| self.scatter(results, batch, outputs))
@@ -197,9 +197,45 @@ impl Onnx {
                 let mut run = InTurn { engine: self.engine.as_ref(), turn };
                 return Ok(self.groups.execute((inputs, outputs), &AnyLength, &mut run));
             }
-            let ran = self.run(turn, inputs, outputs);
-            ran.map(|()| Vec::new()).map_err(|cause| ExecutorError(format!("execution failed: {cause:#}")))
+            let mut failed = Vec::new();
+            self.run_in_halves(turn, 0, (inputs, &mut *outputs), &mut failed);
+            match failed.pop() {
+                Some(TaskError { reason, .. }) if failed.len() + 1 == self.tasks(inputs) => Err(ExecutorError(reason)),
+                last => Ok(failed.into_iter().chain(last).collect()),
+            }
         })
+    }
+
+    fn tasks(&self, inputs: &[u8]) -> usize {
+        inputs.len() / task_bytes(&self.groups.inputs)
+    }
+
+    /// Runs tasks, the first of which has this place in the batch; in halves if they fail, as one may be to blame.
+    fn run_in_halves(
+        &self,
+        turn: &Turn,
+        place: usize,
+        (inputs, outputs): (&[u8], &mut [u8]),
+        failed: &mut Vec<TaskError>,
+    ) {
+        let tasks = self.tasks(inputs);
+        let run = || self.run(turn, inputs, &mut *outputs);
+        // As in groups: what panics on what clients chose is no reason to distrust the executor.
+        let ran = panics::catch(run).unwrap_or_else(|text| {
+            let shapes: Vec<_> = self.groups.inputs.iter().map(|input| input.model_shape().to_vec()).collect();
+            Err(groups::failed_on(&shapes, &text))
+        });
+        let Err(cause) = ran else { return };
+        if tasks > 1 && !turn.is_over() {
+            let first = tasks / 2;
+            let inputs = inputs.split_at(first * task_bytes(&self.groups.inputs));
+            let outputs = outputs.split_at_mut(first * task_bytes(&self.groups.outputs));
+            self.run_in_halves(turn, place, (inputs.0, outputs.0), failed);
+            self.run_in_halves(turn, place + first, (inputs.1, outputs.1), failed);
+            return;
+        }
+        let reason = format!("execution failed: {cause:#}");
+        failed.extend((place..place + tasks).map(|task| TaskError { task, reason: reason.clone() }));
     }
 }
 

@@ -42,7 +42,7 @@ use super::{Executor, ExecutorError, TaskError};
 use keeper::Keeper;
 pub use launcher::launch_if_asked;
 use layout::Layout;
-use output::printable;
+pub(super) use output::printable;
 
 /// The longest reason that is taken from a program.
 const REASON_BYTES_MAX: usize = 1_000;

@@ -6,10 +6,7 @@
 //!
 //! What runs a group is the caller's: tract, or a GPU, which has plans for a few lengths only ([`Rounding`]).
 
-use std::{
-    collections::BTreeMap,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::collections::BTreeMap;
 
 use repository::{
     Batching, DataType, Model,
@@ -25,7 +22,7 @@ use super::{
     layout::copy_common,
     runs, text,
 };
-use crate::executor::{TaskError, tasks};
+use crate::executor::{TaskError, panics, tasks};
 
 /// A model's tensors, and what becomes of them where tasks differ.
 pub(in crate::executor) struct Groups {
@@ -165,9 +162,9 @@ impl Groups {
             Ok(failed)
         };
         // Clients choose these shapes: what panics on one of them is no reason to distrust the executor.
-        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        panics::catch(run).unwrap_or_else(|text| {
             let shapes: Vec<_> = (0..self.inputs.len()).map(|input| self.padded_shape(input, group)).collect();
-            Err(TractError::msg(format!("the model panicked on inputs of shapes {shapes:?}")))
+            Err(failed_on(&shapes, &text))
         })
     }
 
@@ -388,6 +385,11 @@ impl Groups {
         };
         Ok(shapes.into_iter().map(cut).collect())
     }
+}
+
+/// What a model that panicked on tasks of these shapes is told to have done.
+pub(super) fn failed_on(shapes: &[Vec<usize>], text: &str) -> TractError {
+    TractError::msg(format!("the model failed on inputs of shapes {shapes:?}: {text}"))
 }
 
 /// The bytes of each row.

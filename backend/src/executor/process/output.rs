@@ -130,7 +130,7 @@ impl Output {
 }
 
 /// Without what would do something to a terminal.
-pub(super) fn printable(text: &str) -> String {
+pub(in crate::executor) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for letter in text.trim_end_matches('\r').chars() {
         match letter {

@@ -330,30 +330,84 @@ fn a_joined_output_of_another_length_fails() {
     assert!(error.contains(expected), "{error}");
 }
 
+/// Words by their ids, of which there are four.
+fn lookup(ids: &[i64]) -> GraphProto {
+    let words = TensorProto {
+        name: "words".into(),
+        data_type: INT64,
+        dims: vec![4],
+        int64_data: vec![10, 11, 12, 13],
+        ..TensorProto::default()
+    };
+    GraphProto {
+        name: "lookup".into(),
+        node: vec![node("Gather", &["words", "ids"], "found", &[])],
+        initializer: vec![words],
+        input: vec![value(&("ids", INT64, ids))],
+        output: vec![value(&("found", INT64, ids))],
+        ..GraphProto::default()
+    }
+}
+
+/// tract panics on these. Its client is told why, and all others have their answers.
+#[test]
+fn a_panic_is_a_reason_and_fails_one_task() {
+    let by_tract = |graph| {
+        let load = |model: &Model, file: &Path| load_by_tract(model, file).map_err(|error| error.to_string());
+        in_repository("max_batch_size: 8", graph, load).unwrap()
+    };
+    let is_reason = |reason: &str, shapes: &str| {
+        let expected = format!("execution failed: the model failed on inputs of shapes {shapes}: ");
+        let text = reason.strip_prefix(&expected).unwrap_or_else(|| panic!("`{reason}`, expected `{expected}..`"));
+        assert!((5..=202).contains(&text.len()) && !text.contains('\n'), "{reason}");
+    };
+    let fixed = by_tract(lookup(&[-1, 2]));
+    let ids = [0, 1, 2, 3, 99, 0, 3, 2, 1, 99];
+    let inputs = ids.map(i64::to_le_bytes).concat();
+    let mut outputs = vec![0xaa; inputs.len()];
+    let failed = fixed.execute(&inputs, &mut outputs).unwrap();
+    assert_eq!(failed.iter().map(|failed| failed.task).collect::<Vec<_>>(), [2, 4]);
+    failed.iter().for_each(|failed| is_reason(&failed.reason, "[[2]]"));
+    let found = int64s(&outputs);
+    assert_eq!((&found[..4], &found[6..8]), (&[10, 11, 12, 13][..], &[13, 12][..]));
+    let none = fixed.execute(&inputs[64..], &mut outputs[64..]).unwrap_err();
+    is_reason(&none.0, "[[2]]");
+    let any = by_tract(lookup(&[-1, -2]));
+    let task = |ids: &[i64]| {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        record(&any.groups.inputs, &[(&[ids.len()], &bytes)])
+    };
+    let answers = run_records(&any, &[task(&[1]), task(&[99]), task(&[2])]);
+    is_reason(answers[1].as_ref().unwrap_err(), "[[1]]");
+    let found = [0, 2].map(|at| int64s(&answers[at].as_ref().unwrap()[0].1));
+    assert_eq!(found, [[11], [12]]);
+}
+
+/// ReduceSum of nothing: tract divides by its length.
+#[test]
+fn a_length_of_zero_that_a_model_cannot_compute_fails_alone() {
+    let nodes = vec![along("ReduceSum", "x", 1, "y", &[("keepdims", 0)])];
+    let mut graph = graph(&[("x", FP32, &[-1, -2])], nodes, &[("y", FP32, &[-1])]);
+    graph.initializer = axes();
+    let sum = model_of("max_batch_size: 8", graph).unwrap();
+    let task = |x: &[f32]| record(&sum.groups.inputs, &[(&[x.len()], &floats(x))]);
+    let answers = run_records(&sum, &[task(&[1.0, 2.0]), task(&[]), task(&[4.0])]);
+    let first = |at: usize| answers[at].as_ref().unwrap()[0].1.clone();
+    assert_eq!((first(0), first(2)), (floats(&[3.0]), floats(&[4.0])));
+    match &answers[1] {
+        Ok(found) => assert_eq!(found[0].1, floats(&[0.0])),
+        Err(reason) => assert!(reason.starts_with("execution failed: ") && !reason.contains('\n'), "{reason}"),
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
     #[test]
     fn what_a_model_cannot_compute_fails_alone(ids in proptest::collection::vec(0i64..9, 1..40)) {
         // Of four words, so ids above that are none.
-        static MODEL: std::sync::LazyLock<Onnx> = std::sync::LazyLock::new(|| {
-            let words = TensorProto {
-                name: "words".into(),
-                data_type: INT64,
-                dims: vec![4],
-                int64_data: vec![10, 11, 12, 13],
-                ..TensorProto::default()
-            };
-            let graph = GraphProto {
-                name: "lookup".into(),
-                node: vec![node("Gather", &["words", "ids"], "found", &[])],
-                initializer: vec![words],
-                input: vec![value(&("ids", INT64, &[-1, -2]))],
-                output: vec![value(&("found", INT64, &[-1, -2]))],
-                ..GraphProto::default()
-            };
-            model_of(&lengths("padded"), graph).unwrap()
-        });
+        static MODEL: std::sync::LazyLock<Onnx> =
+            std::sync::LazyLock::new(|| model_of(&lengths("padded"), lookup(&[-1, -2])).unwrap());
         let tasks = ids.iter().map(|&id| {
             let ids = [id, 0, 3, 1].map(i64::to_le_bytes).concat();
             let length = 1 + id as usize % 4;
