@@ -136,8 +136,8 @@ impl Driver {
     /// too small, the address shared by too many, or a fault no probability.
     pub fn open(address: SocketAddr, config: DriverConfig) -> io::Result<Self> {
         let DriverConfig { faults, seed, .. } = config;
-        if !faults.is_valid() {
-            let cause = format!("{faults:?}: each fault is a probability in 0 ..= 1");
+        if let Some((fault, found)) = faults.invalid() {
+            let cause = format!("faults.{fault}: found {found}, expected a probability, 0 to 1");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
         }
         let (socket, held) = match config.sharing {

@@ -151,7 +151,7 @@ impl Arm {
     /// address, the soft arm has a random one of the loopback network.
     ///
     /// # Errors
-    /// One line that names the key that does not fit the arm.
+    /// One line that names the key that does not fit the arm, or is out of bounds.
     pub fn choose(
         name: &ArmName,
         address: Option<SocketAddr>,
@@ -159,6 +159,9 @@ impl Arm {
         faults: Faults,
         settings: VerbsSettings,
     ) -> Result<Self, OpenError> {
+        if let Some((key, found)) = faults.invalid() {
+            return Err(ConfigError::Fault { key, found }.into());
+        }
         let ArmName::Verbs(device) = name else {
             if shared && address.is_none_or(|address| address.port() == 0) {
                 return Err(ConfigError::NothingToShare { address }.into());
@@ -347,6 +350,16 @@ mod tests {
         assert!(error.contains("10.0.0.1:4792") && error.contains("expected port 4791"), "{error}");
         let error = choose("10.0.0.1:4791", Faults { loss: 0.1, ..Faults::default() }).unwrap_err().to_string();
         assert!(error.contains("faults: only arm `soft`"), "{error}");
+    }
+
+    #[test]
+    fn a_fault_that_is_no_probability_is_named() {
+        let faults = Faults { loss: 3.0, ..Faults::default() };
+        let address = Some("127.0.0.1:4791".parse().unwrap());
+        for arm in [ArmName::Soft, ArmName::Verbs("rxe0".into())] {
+            let error = Arm::choose(&arm, address, false, faults, VerbsSettings::default()).unwrap_err();
+            assert_eq!(error.to_string(), "faults.loss: found 3, expected 0 to 1, the share of packets");
+        }
     }
 
     #[test]

@@ -58,8 +58,8 @@ pub enum OpenError {
     },
 }
 
-/// Why keys of a configuration do not fit each other.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+/// Why keys of a configuration do not fit each other, or what they are for.
+#[derive(Debug, Clone, PartialEq, Error)]
 pub enum ConfigError {
     /// There is no one address to share.
     #[error(
@@ -76,6 +76,14 @@ pub enum ConfigError {
     /// A device injects no faults.
     #[error("faults: only arm `soft` injects them, found arm `{0}`")]
     FaultsOnDevice(ArmName),
+    /// A fault is no probability.
+    #[error("faults.{key}: found {found}, expected 0 to 1, the share of packets")]
+    Fault {
+        /// Which.
+        key: &'static str,
+        /// As configured.
+        found: f64,
+    },
     /// It could be guessed.
     #[error(
         "secret: found {found} bytes, expected at least {SECRET_BYTES_MIN} random ones (such as `openssl rand -hex 16`)"

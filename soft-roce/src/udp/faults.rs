@@ -27,7 +27,15 @@ impl Faults {
     /// Whether each is a probability.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        [self.loss, self.duplicate, self.reorder, self.corrupt].iter().all(|p| (0.0..=1.0).contains(p))
+        self.invalid().is_none()
+    }
+
+    /// The first that is no probability, by the name of its field.
+    #[must_use]
+    pub fn invalid(&self) -> Option<(&'static str, f64)> {
+        let Self { loss, duplicate, reorder, corrupt } = *self;
+        let all = [("loss", loss), ("duplicate", duplicate), ("reorder", reorder), ("corrupt", corrupt)];
+        all.into_iter().find(|(_, probability)| !(0.0..=1.0).contains(probability))
     }
 
     /// Whether there are any.
@@ -204,6 +212,13 @@ mod tests {
         for bad in ["", "loss", "loss=", "loss=2", "loss=NaN", "delay=0.1", "loss=0.1,"] {
             assert!(bad.parse::<Faults>().unwrap_err().contains("expected"), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_is_no_probability_is_named() {
+        let faults = Faults { loss: 1.0, duplicate: 0.0, reorder: 3.0, corrupt: -1.0 };
+        assert_eq!((faults.invalid(), faults.is_valid()), (Some(("reorder", 3.0)), false));
+        assert!(Faults { corrupt: f64::NAN, ..Faults::default() }.invalid().is_some() && Faults::default().is_valid());
     }
 
     const PACKET_BYTES: usize = BTH_BYTES + 4 + ICRC_BYTES;

@@ -83,5 +83,5 @@ fn damage() {
 fn a_fault_that_is_no_probability_is_refused() {
     let config = transport::EndpointConfig::default().with_faults(Faults { loss: 2.0, ..Faults::default() });
     let error = transport::Endpoint::open(config).err().expect("refused");
-    assert!(error.to_string().contains("loss: 2.0"), "{error}");
+    assert!(error.to_string().contains("faults.loss: found 2, expected a probability, 0 to 1"), "{error}");
 }
