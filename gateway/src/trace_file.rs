@@ -54,6 +54,8 @@ impl TraceFile {
             ("COMPUTE_START", stamps.planned_at_ns),
             ("COMPUTE_INPUT_END", stamps.started_at_ns),
             ("COMPUTE_OUTPUT_START", stamps.finished_at_ns),
+            // The outputs were pushed here, and are there when the answer is.
+            ("COMPUTE_END", timing.answered_at.0),
             ("REQUEST_END", timing.answered_at.0),
         ];
         let timestamps = instants.map(|(name, ns)| json!({ "name": name, "ns": ns }));
@@ -123,7 +125,17 @@ mod tests {
         }
         let told: Vec<Value> = lines().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((&told[0]["id"], &told[1]["id"], &told[1]["request_id"]), (&json!(7), &json!(8), &json!("a \"b\"")));
-        let instants: Vec<i64> = (0..6).map(|at| told[0]["timestamps"][at]["ns"].as_i64().unwrap()).collect();
-        assert_eq!((instants, &told[0]["model_name"]), (vec![1, 2, 3, 4, 5, 6], &json!("m")));
+        let stages = told[0]["timestamps"].as_array().unwrap().iter();
+        let stages: Vec<_> = stages.map(|at| (at["name"].as_str().unwrap(), at["ns"].as_i64().unwrap())).collect();
+        let of_triton = [
+            ("REQUEST_START", 1),
+            ("QUEUE_START", 2),
+            ("COMPUTE_START", 3),
+            ("COMPUTE_INPUT_END", 4),
+            ("COMPUTE_OUTPUT_START", 5),
+            ("COMPUTE_END", 6),
+            ("REQUEST_END", 6),
+        ];
+        assert_eq!((&stages[..], &told[0]["model_name"]), (&of_triton[..], &json!("m")));
     }
 }
