@@ -166,6 +166,15 @@ pub enum Refusal {
         /// What there was instead.
         found: &'static str,
     },
+    /// It needs a token, and there is none that anybody could have.
+    #[error(
+        "authorization: no token is configured here, and '{wanted}' takes one: set [[clients.token]], or name \
+         \"{wanted}\" in clients.anonymous.operations"
+    )]
+    NoTokens {
+        /// The operation.
+        wanted: &'static str,
+    },
     /// Its token does not cover what it wants.
     #[error("token '{name}' does not cover {wanted}")]
     Forbidden {
@@ -260,6 +269,7 @@ impl Refusal {
             | Self::Untaken { .. }
             | Self::Draining => Some(RETRY_AFTER),
             Self::Unauthenticated { .. }
+            | Self::NoTokens { .. }
             | Self::Forbidden { .. }
             | Self::Head { .. }
             | Self::Host { .. }
@@ -363,17 +373,25 @@ impl Access {
     /// # Errors
     /// If it presents a token that is not known.
     pub fn authenticate(&self, token: Option<&[u8]>) -> Result<GrantId, Refusal> {
-        let digests = self.grants.iter().filter_map(|(&grant, held)| match &held.grant.holder {
-            Holder::Token { digest, .. } if held.is_valid => Some((grant, digest)),
-            _ => None,
-        });
         match token {
-            Some(token) if digests.clone().next().is_some() => match digest::find(digests, token) {
+            Some(token) if self.has_tokens() => match digest::find(self.digests(), token) {
                 Some(grant) => Ok(grant),
                 None => Err(Refusal::Unauthenticated { found: "an unknown token" }),
             },
             _ => Ok(ANONYMOUS),
         }
+    }
+
+    /// The tokens that clients may have.
+    fn digests(&self) -> impl Iterator<Item = (GrantId, &Digest)> {
+        self.grants.iter().filter_map(|(&grant, held)| match &held.grant.holder {
+            Holder::Token { digest, .. } if held.is_valid => Some((grant, digest)),
+            _ => None,
+        })
+    }
+
+    fn has_tokens(&self) -> bool {
+        self.digests().next().is_some()
     }
 
     /// Counts a request until [`Self::handle_end`]: of the grant's holder, or of `from` if that has no token.
@@ -424,6 +442,7 @@ impl Access {
         }
         Err(match &grant.holder {
             Holder::Token { .. } if !is_valid => WITHDRAWN,
+            Holder::Anyone if !self.has_tokens() => Refusal::NoTokens { wanted: operation.name() },
             Holder::Anyone => Refusal::Unauthenticated { found: "no token" },
             Holder::Token { name, .. } => {
                 let at = match scope {

@@ -502,7 +502,7 @@ fn given(field: &str) -> Option<&str> {
 impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
         let code = match &refusal {
-            Refusal::Unauthenticated { .. } => Code::Unauthenticated,
+            Refusal::Unauthenticated { .. } | Refusal::NoTokens { .. } => Code::Unauthenticated,
             Refusal::Forbidden { .. } => Code::PermissionDenied,
             Refusal::CrossSite { .. } => Code::PermissionDenied,
             Refusal::Host { .. } => Code::InvalidArgument,

@@ -232,7 +232,7 @@ impl Cause {
 impl From<&Refusal> for Cause {
     fn from(refusal: &Refusal) -> Self {
         match refusal {
-            Refusal::Unauthenticated { .. } => Self::Unauthenticated,
+            Refusal::Unauthenticated { .. } | Refusal::NoTokens { .. } => Self::Unauthenticated,
             Refusal::Forbidden { .. } => Self::Forbidden,
             Refusal::Rate { .. } => Self::Rate,
             Refusal::Busy { .. } | Refusal::ClientBusy { .. } | Refusal::Overloaded { .. } | Refusal::Probes { .. } => {

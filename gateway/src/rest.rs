@@ -521,7 +521,7 @@ impl Failure {
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
         let status = match &refusal {
-            Refusal::Unauthenticated { .. } => StatusCode::UNAUTHORIZED,
+            Refusal::Unauthenticated { .. } | Refusal::NoTokens { .. } => StatusCode::UNAUTHORIZED,
             Refusal::Forbidden { .. } => StatusCode::FORBIDDEN,
             Refusal::CrossSite { .. } => StatusCode::FORBIDDEN,
             Refusal::Host { .. } => StatusCode::MISDIRECTED_REQUEST,
@@ -535,7 +535,9 @@ impl From<Refusal> for Failure {
         };
         // RFC 6750, section 3; RFC 9110, section 10.2.3, in whole seconds.
         let header = match &refusal {
-            Refusal::Unauthenticated { .. } => Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
+            Refusal::Unauthenticated { .. } | Refusal::NoTokens { .. } => {
+                Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")))
+            }
             Refusal::Forbidden { .. } => {
                 Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer error=\"insufficient_scope\"")))
             }

@@ -98,6 +98,20 @@ fn a_token_covers_its_operations_on_its_models() {
     assert_eq!(access.permit(anyone, Operation::Infer, Scope::Model("digits")), none);
 }
 
+/// There is no token to bring: whoever may configure the server is told which key there is for one.
+#[test]
+fn where_no_token_is_configured_the_key_is_named() {
+    let anyone = access("[anonymous]\noperations = ['health', 'infer']", 9);
+    for token in [None, Some(SECRET)] {
+        let holder = anyone.authenticate(token).unwrap();
+        assert_eq!(anyone.permit(holder, Operation::Infer, Scope::Model("digits")), Ok(()));
+        let refused = anyone.permit(holder, Operation::Drain, Scope::Server).unwrap_err();
+        assert_eq!(refused, Refusal::NoTokens { wanted: "drain" });
+        let text = refused.to_string();
+        assert!(text.contains("no token is configured") && text.contains("set [[clients.token]]"), "{text}");
+    }
+}
+
 #[test]
 fn clients_without_a_token_have_a_rate_for_each_subscriber() {
     let mut access = access("[anonymous]\nrequests_per_second = 1\nburst = 2", 9);
