@@ -229,12 +229,13 @@ fn respond<A: Message + Send + 'static>(
 
 async fn infer(call: Call<'_>) -> Response<Body> {
     let (caller, codings) = (Rc::clone(call.caller), Codings::of(call.request.headers()));
-    let (within, context) = (call.within(), TraceContext::of(call.request.headers()));
+    let within = call.within();
     let desk = &caller.server.service.desk;
     let began = desk.now();
     let reply = async {
         let within = within?;
         caller.permit(ModelInferRequest::OPERATION, Scope::Server)?;
+        let context = caller.server.service.trace_context(call.request.headers());
         let max = BodyMax::infer(&caller.server.limits());
         let message = call.messages(codings.request?, max).only().await?;
         let question = Question::read(&caller.server.service, message).await?;

@@ -36,7 +36,7 @@ use crate::{
     server::{BodyMax, Caller, IntakeError, Server, check_same_site, decompressed},
     service::{Service, timing_text},
     settings::Settings,
-    trace::{OpenTrace, TraceContext},
+    trace::OpenTrace,
 };
 
 /// Length of the JSON object that binary tensors follow; 0 if the body is nothing but the one input.
@@ -334,7 +334,7 @@ fn cuda_status(at: At<'_>) -> Result<Reply, InferError> {
 
 async fn infer(caller: &Caller, at: At<'_>, request: Request<Incoming>) -> Result<Reply, Failure> {
     let server = &*caller.server;
-    let context = TraceContext::of(request.headers());
+    let context = server.service.trace_context(request.headers());
     let mut trace = server.service.trace(context, at.model, server.service.desk.now());
     let result = infer_traced(caller, at, request, &mut trace).await;
     result.inspect_err(|failure| trace.refused(&failure.message))

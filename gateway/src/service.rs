@@ -15,6 +15,7 @@ use frontend::{
     rope::Rope,
     tasks::{Reply, Timing},
 };
+use hyper::HeaderMap;
 use proto::{Epoch, Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
 use repository::{Configuration, Model, Tensor};
 
@@ -194,6 +195,13 @@ impl Service {
     pub fn tracing_to(self, file: Option<TraceFile>, rate: u32) -> Self {
         let tracer = Tracer::for_file(file.as_ref().map(TraceFile::path), rate);
         Self { tracer: RefCell::new(tracer), trace_file: file, ..self }
+    }
+
+    /// Of which trace a request says that it is part; nothing where no collector wants to know. To be asked once it is
+    /// known that the client may have a request at all.
+    #[must_use]
+    pub fn trace_context(&self, headers: &HeaderMap) -> Option<TraceContext> {
+        self.tracing.as_ref().and_then(|_| TraceContext::of(headers))
     }
 
     /// The trace of a request for this model that came at `began`, if it is to be traced for a collector: as its caller

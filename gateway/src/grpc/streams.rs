@@ -28,9 +28,9 @@ const STREAM_REQUESTS_MAX: usize = 64;
 /// Answers each message of a stream, in their order. An error is the answer of its message and the stream goes on.
 pub(super) async fn infer(call: Call<'_>) -> Response<Body> {
     let (caller, codings) = (Rc::clone(call.caller), Codings::of(call.request.headers()));
-    let context = TraceContext::of(call.request.headers());
     let open = || {
         caller.permit(ModelInferRequest::OPERATION, Scope::Server)?;
+        let context = caller.server.service.trace_context(call.request.headers());
         let of_one = BodyMax::infer(&caller.server.limits());
         let messages = call.stream(codings.request?, of_one);
         let (answers, replies) = mpsc::channel(STREAM_REQUESTS_MAX);
