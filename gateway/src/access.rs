@@ -239,6 +239,12 @@ pub enum Refusal {
         /// What would have been served.
         expected: &'static str,
     },
+    /// A field that names one thing is there more than once (RFC 9112, section 3.2).
+    #[error("{field}: found it more than once, expected it once")]
+    Repeated {
+        /// The field of the head.
+        field: &'static str,
+    },
     /// All clients together have too many requests under way.
     #[error("there are {max} requests under way already (requests_max); send less at once")]
     Overloaded {
@@ -273,6 +279,7 @@ impl Refusal {
             | Self::Forbidden { .. }
             | Self::Head { .. }
             | Self::Host { .. }
+            | Self::Repeated { .. }
             | Self::CrossSite { .. } => None,
         }
     }

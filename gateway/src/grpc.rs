@@ -506,7 +506,7 @@ impl From<Refusal> for Status {
             Refusal::Unauthenticated { .. } | Refusal::NoTokens { .. } => Code::Unauthenticated,
             Refusal::Forbidden { .. } => Code::PermissionDenied,
             Refusal::CrossSite { .. } => Code::PermissionDenied,
-            Refusal::Host { .. } => Code::InvalidArgument,
+            Refusal::Host { .. } | Refusal::Repeated { .. } => Code::InvalidArgument,
             Refusal::Draining => Code::Unavailable,
             Refusal::Rate { .. }
             | Refusal::Busy { .. }

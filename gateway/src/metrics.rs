@@ -181,7 +181,7 @@ pub enum Cause {
     Connections,
     /// TLS could not be agreed on, or the client's certificate is none of ours.
     Handshake,
-    /// The head is too large.
+    /// The head is too large, or a field is there twice.
     Head,
     /// A body is too large, or all of them are.
     Body,
@@ -238,7 +238,7 @@ impl From<&Refusal> for Cause {
             Refusal::Busy { .. } | Refusal::ClientBusy { .. } | Refusal::Overloaded { .. } | Refusal::Probes { .. } => {
                 Self::Requests
             }
-            Refusal::Head { .. } => Self::Head,
+            Refusal::Head { .. } | Refusal::Repeated { .. } => Self::Head,
             Refusal::Connections => Self::Connections,
             Refusal::Untaken { .. } => Self::Untaken,
             Refusal::Draining => Self::Draining,

@@ -525,6 +525,7 @@ impl From<Refusal> for Failure {
             Refusal::Forbidden { .. } => StatusCode::FORBIDDEN,
             Refusal::CrossSite { .. } => StatusCode::FORBIDDEN,
             Refusal::Host { .. } => StatusCode::MISDIRECTED_REQUEST,
+            Refusal::Repeated { .. } => StatusCode::BAD_REQUEST,
             Refusal::Rate { .. }
             | Refusal::Busy { .. }
             | Refusal::ClientBusy { .. }
@@ -545,7 +546,11 @@ impl From<Refusal> for Failure {
         };
         let close = matches!(
             refusal,
-            Refusal::Head { .. } | Refusal::CrossSite { .. } | Refusal::Connections | Refusal::Draining
+            Refusal::Head { .. }
+                | Refusal::Repeated { .. }
+                | Refusal::CrossSite { .. }
+                | Refusal::Connections
+                | Refusal::Draining
         );
         Self { status, message: refusal.to_string(), header, close }
     }

@@ -20,7 +20,7 @@ pub use gate::Gate;
 pub use intake::{BodyMax, Intake, IntakeError, decompressed};
 use scrape::Scrape;
 pub use site::Hosts;
-pub(crate) use site::check_same_site;
+pub(crate) use site::{check_named_once, check_same_site};
 
 mod caller;
 mod drain;

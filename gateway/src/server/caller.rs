@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use hyper::{Request, body::Incoming, header::AUTHORIZATION};
 
-use super::{BodyMax, Intake, Server};
+use super::{BodyMax, Intake, Server, check_named_once};
 use crate::{
     access::{
         Client, GrantId, Load, Operation, Refusal, Scope,
@@ -51,7 +51,7 @@ impl Caller {
     /// Looks at a request's head.
     ///
     /// # Errors
-    /// If the head is too large, its token is not known, or its client sends too much.
+    /// If the head is too large or ambiguous, its token is not known, or its client sends too much.
     pub(crate) fn admit<B>(
         server: &Rc<Server>,
         activity: &Activity,
@@ -69,6 +69,7 @@ impl Caller {
             if found > max {
                 return Err(Refusal::Head { found, max });
             }
+            check_named_once(request)?;
             if server.tls.borrow().is_none() {
                 server.hosts.borrow().check(request)?;
             }

@@ -274,6 +274,20 @@ def cross_site_posts(scene):
 
 
 @attack()
+def compared_fields(scene):
+    """Heads with 700 hosts and 700 origins, and with a tracestate of 7,000 keys, all of which could be compared."""
+    named = [("Host", f"h{number}") for number in range(700)] + [("Origin", f"http://o{number}") for number in range(700)]
+    state = ",".join(f"a{number}=b" for number in range(7_000))
+    traced = [("traceparent", f"00-{'1' * 32}-{'2' * 16}-01"), ("tracestate", state), *JSON]
+    asks = [
+        http1.head("POST", "/v2/logging", [*named, *JSON]),
+        http1.head("POST", "/v2/models/digits/infer", traced),
+        http1.head("POST", "/v2/models/nosuch/infer", traced),
+    ]
+    return ask_often(scene, asks, 10, 1)
+
+
+@attack()
 def wrong_tokens(scene):
     """Thousands of tokens that nobody has, some of 60 KB, in every spelling of the header."""
     values = [
