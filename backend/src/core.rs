@@ -303,6 +303,8 @@ pub struct Core {
     hosting: Hosting,
     /// Models that could not be loaded at the start, and have not been since.
     not_loaded: Vec<Refused>,
+    /// What clients can have the log say by having models loaded and unloaded.
+    told: hosting::Told,
     memories: Memories,
     links: Links,
     /// The primary's clock; the former one's until the new one's is known.
@@ -334,6 +336,7 @@ impl Core {
             obedience: Obedience::default(),
             hosting,
             not_loaded: Vec::new(),
+            told: hosting::Told::default(),
             memories,
             links: Links::default(),
             offset: ClockOffset::default(),
@@ -729,6 +732,7 @@ impl Core {
             self.perform_link(action);
         }
         self.release_models(now);
+        self.told.settle(now);
         self.settle_weights(now);
         self.settle_trial(now);
         self.connect_due(now);

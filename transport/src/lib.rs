@@ -41,6 +41,7 @@
 //! | `endpoint` | [`Endpoint`]: where sockets, queue pairs and connections meet; `endpoint/links`: its bootstrap side |
 //! | `endpoint/acceptor` | the thread where those who connect to us prove themselves |
 //! | `strangers` | who has connected and not proved itself yet. No IO |
+//! | `notes` | [`Notes`]: lines of the log that others can cause. No IO |
 //! | `bootstrap` | what two peers say over TCP: proof of the secret, parameters, heartbeats. No IO |
 //! | `link`, `tls` | one bootstrap on a TCP socket; mutual TLS under it |
 //! | `device` | what carries the queue pairs: `soft` or `verbs` |
@@ -68,6 +69,7 @@ mod event;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod link;
+mod notes;
 mod poller;
 mod raw;
 mod reads;
@@ -91,7 +93,9 @@ pub use device_memory::{DeviceMemory, Keeper, Way};
 pub use endpoint::{CONNECTIONS_MAX, Endpoint, REGIONS_MAX};
 pub use error::OpenError;
 pub use event::{Access, ConnectionId, DisconnectReason, Event, PostError, RegionKey, Transfer, TransferError};
+pub use notes::Notes;
 pub use poller::Waker;
 pub use raw::{RawAddress, RawQueuePair};
 pub use region::Region;
+pub use strangers::share_of;
 pub use tls::{ServerTlsFiles, TlsFiles, client_tls};

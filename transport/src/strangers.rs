@@ -7,7 +7,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Display,
     net::{IpAddr, Ipv6Addr},
 };
 
@@ -15,8 +14,6 @@ use proto::{Span, Timestamp};
 
 /// Strangers at once. With 500 a second from an address that a member shares, each has half a second.
 pub(crate) const STRANGERS_MAX: usize = 256;
-/// Refusals are told once in so long.
-const TOLD_EVERY: Span = Span::from_millis(1_000);
 
 /// The pool, with what its owner keeps of each stranger. Numbers count up from 1 and are not used again.
 #[derive(Debug)]
@@ -89,47 +86,12 @@ impl<T> Strangers<T> {
     }
 }
 
-/// Whose share of the pool an address counts towards.
-fn share_of(address: IpAddr) -> IpAddr {
+/// Whose share an address counts towards, of this pool or of anything else that strangers take up.
+#[must_use]
+pub fn share_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
         v4 => v4,
-    }
-}
-
-/// Refusals of strangers, told in one line a second at most: whoever is refused must not fill our log.
-#[derive(Debug)]
-pub(crate) struct Refusals {
-    told_at: Timestamp,
-    untold: u64,
-    last: String,
-}
-
-impl Default for Refusals {
-    fn default() -> Self {
-        Self { told_at: Timestamp::PAST, untold: 0, last: String::new() }
-    }
-}
-
-impl Refusals {
-    /// One more; what it is told as, should it be the last before the line.
-    pub(crate) fn note(&mut self, refusal: impl Display) {
-        self.untold += 1;
-        self.last = refusal.to_string();
-    }
-
-    /// A line that is due: how many there were since the one before, and the last of them.
-    pub(crate) fn poll_line(&mut self, now: Timestamp) -> Option<(u64, String)> {
-        if self.poll_timeout().is_none_or(|due| now < due) {
-            return None;
-        }
-        self.told_at = now;
-        Some((std::mem::take(&mut self.untold), std::mem::take(&mut self.last)))
-    }
-
-    /// When [`Self::poll_line`] has one.
-    pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
-        (self.untold > 0).then(|| self.told_at + TOLD_EVERY)
     }
 }
 

@@ -14,6 +14,8 @@ use proto::{
     scheduler_to_frontend::REASON_BYTES_MAX,
 };
 
+use transport::Notes;
+
 use super::{Core, HANDOVER, Output, Reader};
 use crate::{loaded::Loaded, staging::Staging, worker::Worker};
 
@@ -34,6 +36,29 @@ pub(super) struct Hosting {
     leaving: BTreeSet<ModelId>,
     next_model: u32,
     next_load: u64,
+}
+
+/// What becomes of models while others are served: clients may have them loaded and unloaded as often as they like.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub(super) not_loaded: Notes,
+    hosted: Notes,
+    unloaded: Notes,
+}
+
+impl Told {
+    /// Logs what is due.
+    pub(super) fn settle(&mut self, now: Timestamp) {
+        if let Some((count, last)) = self.not_loaded.poll_line(now) {
+            tracing::warn!(count, "models were not loaded; the last one: {last}");
+        }
+        if let Some((count, last)) = self.hosted.poll_line(now) {
+            tracing::info!(count, "hosted; the last one: {last}");
+        }
+        if let Some((count, last)) = self.unloaded.poll_line(now) {
+            tracing::info!(count, "unloaded; the last one: {last}");
+        }
+    }
 }
 
 impl Core {
@@ -70,8 +95,8 @@ impl Core {
                 outcomes
             }
             Err(mut reason) => {
-                tracing::warn!(reason, "a model was not loaded");
                 reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+                self.told.not_loaded.note(&reason);
                 vec![LoadOutcome::Failed(reason)]
             }
         };
@@ -100,7 +125,7 @@ impl Core {
             let is_here = loaded.gpu_indexes.contains(&gpu);
             worker.handle_model(id, is_here.then(|| (loaded.shape, loaded.profile.clone())));
         }
-        tracing::info!(model = loaded.model.name, version = loaded.model.version, "hosted");
+        self.told.hosted.note(format_args!("{} version {}", loaded.model.name, loaded.model.version));
         models.insert(theirs, id);
         hosting.leaving.remove(&id);
         hosting.models.insert(id, Arc::clone(&loaded));
@@ -126,7 +151,10 @@ impl Core {
 
     /// Lets models go that are not wanted, once their last batch is finished.
     pub(super) fn release_models(&mut self, now: Timestamp) {
-        for model in self.hosting.release() {
+        for (model, gone) in self.hosting.release() {
+            if let Some(gone) = gone {
+                self.told.unloaded.note(format_args!("{} version {}", gone.model.name, gone.model.version));
+            }
             let scheduler_now = self.scheduler_now(now);
             self.memories.handle_model(scheduler_now, model, None);
             if let Some(primary) = self.primary()
@@ -200,7 +228,7 @@ impl Hosting {
     }
 
     /// Forgets models that leave and have no batch any more. Yields them.
-    fn release(&mut self) -> Vec<ModelId> {
+    fn release(&mut self) -> Vec<(ModelId, Option<Arc<Loaded>>)> {
         if self.leaving.is_empty() {
             return Vec::new();
         }
@@ -209,11 +237,8 @@ impl Hosting {
         let over: Vec<ModelId> = self.leaving.extract_if(.., is_over).collect();
         for &model in &over {
             self.workers.iter_mut().for_each(|worker| worker.handle_model(model, None));
-            if let Some(gone) = self.models.remove(&model) {
-                tracing::info!(model = gone.model.name, version = gone.model.version, "unloaded");
-            }
         }
-        over
+        over.into_iter().map(|model| (model, self.models.remove(&model))).collect()
     }
 
     /// Staging memory is laid out when a life begins.

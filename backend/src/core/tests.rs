@@ -491,6 +491,26 @@ fn schedulers_are_told_what_could_not_be_loaded_until_it_is() {
     assert_eq!(left, ["o"]);
 }
 
+/// Clients may ask for models that are none as often as they like: 20,000 of them wrote 17 MB in 4 s.
+#[test]
+fn loads_that_fail_are_one_line_a_second() {
+    let mut backend = Backend::linked();
+    let mut fail = |now, reason: &str| {
+        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(7), name: "n".into(), brought: None });
+        let outputs = backend.outputs();
+        let [Output::Load { load, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+        backend.0.handle_loaded(now, *load, Err(reason.to_owned()));
+        assert_eq!(backend.reports().len(), 1, "whoever asked is told each time");
+        backend.0.told.not_loaded.poll_timeout()
+    };
+    assert_eq!(fail(NOW, "it is told"), None);
+    let next = NOW + Span::from_millis(1_000);
+    for _ in 0..100 {
+        assert_eq!(fail(NOW, "it is not"), Some(next));
+    }
+    assert_eq!(fail(next, "and then they are"), None);
+}
+
 #[test]
 fn one_that_leaves_finishes_what_it_has_and_what_still_comes() {
     let mut backend = executing();

@@ -25,8 +25,9 @@ use crate::{
     Clock,
     bootstrap::{Bootstrap, BootstrapEvent, HANDSHAKE_MAX, NONCE_BYTES},
     link::{Link, READ_BYTES},
+    notes::Notes,
     poller::{Interest, Poller, Waker},
-    strangers::{Refusals, STRANGERS_MAX, Strangers},
+    strangers::{STRANGERS_MAX, Strangers},
     tls::Tls,
 };
 
@@ -79,7 +80,7 @@ impl Acceptor {
             secret,
             tls,
             strangers: Strangers::new(STRANGERS_MAX, HANDSHAKE_MAX),
-            refusals: Refusals::default(),
+            refusals: Notes::default(),
             paused_until: None,
             proved: sender,
             bell: bell.clone(),
@@ -150,7 +151,7 @@ struct Reception {
     secret: Arc<[u8]>,
     tls: Option<Tls>,
     strangers: Strangers<Visitor>,
-    refusals: Refusals,
+    refusals: Notes,
     /// Set while the system has no descriptors left.
     paused_until: Option<Timestamp>,
     proved: SyncSender<Proved>,

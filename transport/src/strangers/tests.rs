@@ -60,22 +60,6 @@ fn the_time_of_each_is_over_in_turn() {
     assert!(pool.by_address.is_empty());
 }
 
-#[test]
-fn refusals_are_one_line_a_second() {
-    let mut refusals = Refusals::default();
-    let mut lines = Vec::new();
-    for ms in 0..5_000 {
-        refusals.note(ms);
-        lines.extend(refusals.poll_line(at(ms * 1_000)));
-    }
-    let told: Vec<_> = lines.iter().map(|(count, last)| (*count, last.as_str())).collect();
-    assert_eq!(told, [(1, "0"), (1000, "1000"), (1000, "2000"), (1000, "3000"), (1000, "4000")]);
-    assert_eq!(refusals.poll_line(at(5_900_000).min(at(4_999_000))), None);
-    assert_eq!(refusals.poll_timeout(), Some(at(5_000_000)), "the rest is told too");
-    assert_eq!(refusals.poll_line(at(5_000_000)).unwrap().0, 999);
-    assert_eq!(refusals.poll_timeout(), None);
-}
-
 /// A member's attempts to get in: each needs so long from the connection to the proof.
 struct Member {
     from: IpAddr,
