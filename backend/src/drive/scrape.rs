@@ -2,12 +2,14 @@
 //! nothing else, one request a connection, so that neither the network thread nor a GPU's has to.
 //!
 //! Whoever reaches the address may ask. What strangers can take is bounded: connections, the bytes of a request, the
-//! time until it is answered, and connections in a second. Who comes last is served: the oldest gives way.
+//! time until it is answered, and connections in a second, of each address and in all. Who comes last is served: the
+//! oldest of the address with the most gives way. One that comes beyond its address's share is closed at once, so that
+//! those behind it in the listener's queue come to their turn.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
     os::unix::net::UnixStream,
     thread::JoinHandle,
@@ -15,14 +17,16 @@ use std::{
 
 use proto::{Span, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use transport::Clock;
+use transport::{Clock, share_of};
 
 use super::{BackendError, health::Readings};
 
 /// Connections at once.
 const CONNECTIONS_MAX: usize = 16;
-/// Connections taken within a second: scrapers come every few seconds.
-const ACCEPTS_PER_SECOND: u32 = 100;
+/// Connections taken within a second, most of them to be closed at once; about 20 us each.
+const ACCEPTS_PER_SECOND: u32 = 2_000;
+/// Of these, those of one address that are listened to: scrapers come every few seconds.
+const ADDRESS_ACCEPTS_PER_SECOND: u32 = 50;
 /// Bytes of a request's head; Prometheus's are a few hundred.
 const HEAD_BYTES_MAX: usize = 8_192;
 /// Bytes taken at once.
@@ -83,6 +87,8 @@ struct Server {
 
 /// A connection.
 struct Open {
+    /// Whose share it counts towards.
+    from: IpAddr,
     stream: TcpStream,
     exchange: Exchange,
     ends_at: Timestamp,
@@ -92,6 +98,8 @@ struct Open {
 #[derive(Debug, Default)]
 struct Accepts {
     count: u32,
+    /// By address; [`ACCEPTS_PER_SECOND`] at most.
+    by_address: BTreeMap<IpAddr, u32>,
     again_at: Timestamp,
 }
 
@@ -100,8 +108,17 @@ impl Accepts {
     fn may(&mut self, now: Timestamp) -> bool {
         if self.again_at <= now {
             (self.count, self.again_at) = (0, now + SECOND);
+            self.by_address.clear();
         }
         self.count < ACCEPTS_PER_SECOND
+    }
+
+    /// One was taken; whether it is within its address's share.
+    fn take(&mut self, from: IpAddr) -> bool {
+        self.count += 1;
+        let own = self.by_address.entry(from).or_default();
+        *own += 1;
+        *own <= ADDRESS_ACCEPTS_PER_SECOND
     }
 
     /// None is taken until the second is over.
@@ -145,12 +162,13 @@ impl Server {
     /// Takes the next connection. Without files for it, the next second is waited for.
     fn accept(&mut self) {
         match self.listener.accept() {
-            Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
-                self.accepts.count += 1;
-                let ends_at = self.clock.now() + TIMEOUT;
-                self.open.push_back(Open { stream, exchange: Exchange::default(), ends_at });
+            Ok((stream, from)) => {
+                let from = share_of(from.ip());
+                if self.accepts.take(from) && stream.set_nonblocking(true).is_ok() {
+                    let ends_at = self.clock.now() + TIMEOUT;
+                    self.open.push_back(Open { from, stream, exchange: Exchange::default(), ends_at });
+                }
             }
-            Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(_) => self.accepts.pause(),
         }
@@ -163,9 +181,17 @@ impl Server {
         let text = || readings.lock().text(clock.now());
         self.open.retain_mut(|open| ready.next() != Some(&true) || open.exchange.go_on(&mut open.stream, text));
         while self.open.len() > CONNECTIONS_MAX {
-            self.open.pop_front();
+            let froms: Vec<IpAddr> = self.open.iter().map(|open| open.from).collect();
+            self.open.remove(gives_way(&froms));
         }
     }
+}
+
+/// Which of these gives way, the oldest first: the oldest of the address with the most.
+fn gives_way(froms: &[IpAddr]) -> usize {
+    let count = |from: &IpAddr| froms.iter().filter(|other| *other == from).count();
+    let most = froms.iter().map(count).max().unwrap_or_default();
+    froms.iter().position(|from| count(from) == most).unwrap_or_default()
 }
 
 /// One request and its answer.
@@ -341,19 +367,37 @@ mod tests {
 
     #[test]
     fn no_more_connections_are_taken_in_a_second_than_may_be() {
-        let mut accepts = Accepts::default();
+        let (mut accepts, one) = (Accepts::default(), IpAddr::from([127, 66, 6, 6]));
         let now = Timestamp::ZERO + SECOND;
-        let mut taken = 0;
-        for _ in 0..1_000 {
+        let (mut taken, mut listened_to) = (0, 0);
+        for _ in 0..10_000 {
             if accepts.may(now) {
-                accepts.count += 1;
                 taken += 1;
+                listened_to += u32::from(accepts.take(one));
             }
         }
-        assert_eq!(taken, ACCEPTS_PER_SECOND);
+        assert_eq!((taken, listened_to), (ACCEPTS_PER_SECOND, ADDRESS_ACCEPTS_PER_SECOND));
         assert!(!accepts.may(now + SECOND - Span(1)) && accepts.may(now + SECOND));
         accepts.pause();
         assert!(!accepts.may(now + SECOND) && accepts.may(now + SECOND + SECOND));
+    }
+
+    /// All addresses had one share: 150 silent connections a second of one kept the scrapers of others out.
+    #[test]
+    fn an_address_that_connects_often_keeps_no_other_out() {
+        let (mut accepts, now) = (Accepts::default(), Timestamp::ZERO + SECOND);
+        let [often, other] = [[127, 66, 6, 6], [127, 0, 0, 1]].map(IpAddr::from);
+        for _ in 0..1_500 {
+            assert!(accepts.may(now));
+            accepts.take(often);
+        }
+        assert!(accepts.may(now) && accepts.take(other));
+        assert!(accepts.by_address.len() == 2 && accepts.may(now + SECOND) && accepts.by_address.is_empty());
+        let mut open = vec![other, often, often, other, often];
+        for expected in [1, 0, 0, 0, 0] {
+            assert_eq!(gives_way(&open), expected, "{open:?}");
+            open.remove(expected);
+        }
     }
 
     #[test]
