@@ -131,7 +131,8 @@ fn window(pipeline: &ImagePipeline, width: f64, height: f64) -> Option<[f64; 4]>
     }
     // The tensor's shape, as large as fits the picture, and of that the share.
     let fits = (width / f64::from(pipeline.width)).min(height / f64::from(pipeline.height)) * f64::from(pipeline.crop);
-    let [w, h] = [pipeline.width, pipeline.height].map(|side| f64::from(side) * fits);
+    // A pixel at least: what is next to nothing cannot be resized.
+    let [w, h] = [pipeline.width, pipeline.height].map(|side| (f64::from(side) * fits).max(1.0));
     Some([(width - w) / 2.0, (height - h) / 2.0, w, h])
 }
 
@@ -223,6 +224,18 @@ mod tests {
         assert_eq!(floats(&middle, &png), [200.0; 100]);
         let all = floats(&pipeline(Color::Gray, 10, 10), &png);
         assert!(all[0] == 0.0 && all[55] == 200.0, "{all:?}");
+    }
+
+    /// A share of 1e-30 made resizing panic, once for each picture.
+    #[test]
+    fn the_least_shares_and_sides_are_resized() {
+        for (width, height) in [(1, 1), (1, 300), (300, 1), (17, 3)] {
+            let png = encoded(GrayImage::from_pixel(width, height, Luma([200])), ImageFormat::Png);
+            for crop in [1e-30, 0.01, 0.5, 1.0] {
+                let least = ImagePipeline { crop, ..pipeline(Color::Gray, 10, 20) };
+                assert_eq!(floats(&least, &png), [200.0; 200], "{crop} of {width} x {height}");
+            }
+        }
     }
 
     #[test]

@@ -4,6 +4,9 @@ use serde::Deserialize;
 
 use crate::{DataType, Tensor};
 
+/// Less of a picture than this, other than 0, is a mistake; of much less resizing would make nothing.
+const CROP_MIN: f32 = 0.01;
+
 /// How a picture becomes a tensor. Values are `(pixel * scale - mean) / std` with pixels of 0 to 255, or the pixels
 /// themselves where the input is UINT8.
 #[derive(Debug, Clone, PartialEq)]
@@ -133,8 +136,8 @@ impl ImagePipeline {
             DataType::Uint8 => return Err("scale, mean and std need an input of TYPE_FP32, found TYPE_UINT8".into()),
             other => return Err(format!("the input is TYPE_{other}, expected TYPE_FP32 or TYPE_UINT8")),
         }
-        if !(0.0..=1.0).contains(&image.crop) {
-            return Err(format!("crop: found {}, expected 0 (stretch) to 1", image.crop));
+        if image.crop != 0.0 && !(CROP_MIN..=1.0).contains(&image.crop) {
+            return Err(format!("crop: found {}, expected 0 (stretch), or {CROP_MIN} to 1", image.crop));
         }
         let scale = image.scale.unwrap_or(1.0);
         let Written { color, crop, invert, layout, .. } = image;
@@ -200,7 +203,10 @@ mod tests {
         assert!(refused(&rgb(", std = [1, 0, 1]"), DataType::Fp32, &shape).starts_with("std: "));
         assert!(refused(&rgb(", scale = 2"), DataType::Uint8, &shape).contains("TYPE_FP32"));
         assert!(refused(&rgb(""), DataType::Int64, &shape).starts_with("the input is TYPE_INT64"));
-        assert!(refused(&rgb(", crop = 2"), DataType::Fp32, &shape).starts_with("crop: found 2"));
+        for crop in ["2", "1e-30", "0.0099", "-1", "nan", "inf"] {
+            let error = refused(&rgb(&format!(", crop = {crop}")), DataType::Fp32, &shape);
+            assert!(error.starts_with("crop: found ") && error.ends_with("0.01 to 1"), "{error}");
+        }
         assert!(refused(&rgb(", input = 'x'"), DataType::Fp32, &shape).contains("\"x\""));
     }
 }
