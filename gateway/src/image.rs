@@ -18,6 +18,11 @@ use crate::{budget::Charge, pool::Pool};
 const SIDE_MAX: u32 = 16_384;
 /// Memory that a decoder may take: about 20 megapixels of RGB.
 const DECODED_BYTES_MAX: u64 = 64 << 20;
+/// Pixels that the scans of a JPEG may go over in all: as many as 16 scans of the largest picture, where encoders write
+/// 6 to 12. A decoder goes over some 5,000 million a second, however few bytes a scan has.
+const SCANNED_PIXELS_MAX: u64 = 16 * DECODED_BYTES_MAX;
+/// What a scan costs in any case, in pixels.
+const SCAN_PIXELS_MIN: u64 = 4096;
 
 /// The tensor's bytes as they lie in a slot; they are charged too.
 ///
@@ -83,7 +88,8 @@ fn decode<R>(
 ) -> Result<(DynamicImage, R), InferError> {
     let reader = ImageReader::new(Cursor::new(picture)).with_guessed_format();
     let mut reader = reader.map_err(|error| unusable(error.to_string()))?;
-    match reader.format() {
+    let format = reader.format();
+    match format {
         Some(ImageFormat::Jpeg | ImageFormat::Png) => {}
         _ => return Err(unusable("it is neither JPEG nor PNG".into())),
     }
@@ -95,11 +101,32 @@ fn decode<R>(
     let wrong = |error: image::ImageError| unusable(error.to_string().replace('\n', "; "));
     let mut decoder = reader.into_decoder().map_err(wrong)?;
     limits.reserve(decoder.total_bytes()).map_err(wrong)?;
+    if format == Some(ImageFormat::Jpeg) {
+        check_scans(picture, decoder.dimensions()).map_err(unusable)?;
+    }
     // The encoded picture in one piece and in the decoder; what it becomes, and once more for what comes before (the
     // coefficients of a progressive JPEG) or after (another order of colours).
     let room = room(2 * picture.len() + 2 * decoder.total_bytes() as usize)?;
     decoder.set_limits(limits).map_err(wrong)?;
     Ok((DynamicImage::from_decoder(decoder).map_err(wrong)?, room))
+}
+
+/// Checks how much there is to go over: each scan of a progressive JPEG refines all of its pixels, and may be a few
+/// bytes that refine nothing.
+fn check_scans(picture: &[u8], (width, height): (u32, u32)) -> Result<(), String> {
+    let (found, pixels) = (scans_of(picture), u64::from(width) * u64::from(height));
+    let max = SCANNED_PIXELS_MAX / pixels.max(SCAN_PIXELS_MIN);
+    if found as u64 > max {
+        return Err(format!("found {found} scans of {width} x {height} pixels, expected at most {max} of that size"));
+    }
+    Ok(())
+}
+
+/// At least as many scans as any decoder finds in a JPEG: wherever the head of one may be (ITU-T T.81, section B.2.3),
+/// in whatever segment. Coded data has none, as a zero follows each of its 0xFF (section F.1.2.3).
+fn scans_of(picture: &[u8]) -> usize {
+    let is_scan = |bytes: &&[u8]| matches!(**bytes, [0xff, 0xda, 0, length, of @ 1..=4] if length == 6 + 2 * of);
+    picture.windows(5).filter(is_scan).count()
 }
 
 /// The pixels of the tensor's size, channels together.
@@ -303,6 +330,66 @@ mod tests {
             };
             assert!(decode(&bytes, refuse).is_err());
             assert_eq!(asked, 2 * bytes.len() + 2 * 1000 * 500 * pixel_bytes);
+        }
+    }
+
+    /// A progressive JPEG of one component whose coefficients are all zero, with so many scans.
+    fn progressive(side: u16, scans: usize) -> Vec<u8> {
+        let [high, low] = side.to_be_bytes();
+        let table = |class: u8| [&[0xff, 0xc4, 0, 20, class, 1][..], &[0; 15], &[0]].concat();
+        let mut jpeg = vec![0xff, 0xd8, 0xff, 0xdb, 0, 67, 0];
+        jpeg.extend([1; 64]);
+        jpeg.extend([0xff, 0xc2, 0, 11, 8, high, low, high, low, 1, 1, 0x11, 0]);
+        jpeg.extend([table(0x00), table(0x10)].concat());
+        let blocks = usize::from(side.div_ceil(8)).pow(2);
+        // Each block is one bit: no difference, or the end of its band.
+        let data = vec![0; blocks.div_ceil(8)];
+        for scan in 0..scans {
+            let band = if scan == 0 { [0, 0, 0] } else { [1, 63, 0] };
+            jpeg.extend([&[0xff, 0xda, 0, 8, 1, 1, 0][..], &band, &data].concat());
+        }
+        jpeg.extend([0xff, 0xd9]);
+        jpeg
+    }
+
+    /// 91 scans of 65 million pixels, 265 KB, held a decoder for 1.25 s.
+    #[test]
+    fn a_picture_with_too_many_scans_for_its_size_is_refused_before_it_is_decoded() {
+        let gray = pipeline(Color::Gray, 4, 4);
+        let run = |jpeg: &[u8]| tensor_of(&gray, &tensor(&gray, DataType::Fp32), jpeg, endless);
+        assert_eq!(run(&progressive(16, 10)).map(|bytes| bytes.len()), Ok(64));
+        let error = run(&progressive(8100, 17)).unwrap_err().to_string();
+        let expected = "found 17 scans of 8100 x 8100 pixels, expected at most 16 of that size";
+        assert_eq!(error, format!("the picture cannot be used: {expected}"));
+        // Encoders' ten scans of the largest pictures, and the most that small ones may have.
+        assert_eq!(check_scans(&progressive(8, 12), (8192, 8192)), Ok(()));
+        assert_eq!(check_scans(&[], (0, 0)), Ok(()));
+        let max = (SCANNED_PIXELS_MAX / SCAN_PIXELS_MIN) as usize;
+        assert!(
+            check_scans(&progressive(8, max), (1, 1)).is_ok() && check_scans(&progressive(8, max + 1), (1, 1)).is_err()
+        );
+    }
+
+    #[test]
+    fn scans_are_counted_wherever_they_may_be_and_nowhere_else() {
+        for components in [1, 3] {
+            let picture: DynamicImage = match components {
+                1 => GrayImage::new(20, 20).into(),
+                _ => RgbImage::new(20, 20).into(),
+            };
+            assert_eq!(scans_of(&encoded(picture, ImageFormat::Jpeg)), 1);
+        }
+        let scan = [0xff, 0xda, 0, 8, 1];
+        for (bytes, expected) in [
+            (&[][..], 0),
+            (&scan[..4], 0),
+            (&scan, 1),
+            (&[0xff, 0xff, 0xda, 0, 12, 3], 1),
+            (&[0xff, 0xda, 0, 8, 3], 0),
+            (&[0xff, 0xda, 0, 16, 5], 0),
+            (&[0xff, 0, 0xda, 0, 8, 1], 0),
+        ] {
+            assert_eq!(scans_of(bytes), expected, "{bytes:?}");
         }
     }
 

