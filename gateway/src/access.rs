@@ -439,6 +439,12 @@ impl Access {
     }
 
     /// Whether a grant covers an operation there.
+    #[must_use]
+    pub fn covers_at(&self, grant: GrantId, operation: Operation, scope: Scope<'_>) -> bool {
+        self.covers(grant, operation) && self.grants.get(&grant).is_some_and(|held| held.grant.covers(scope))
+    }
+
+    /// Asks that a grant covers an operation there.
     ///
     /// # Errors
     /// If it does not: a client without a token is asked for one.

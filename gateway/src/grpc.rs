@@ -313,7 +313,7 @@ impl Question {
         let charge = self.charge.clone();
         let request = self.parse(service).await?;
         let index = model.0;
-        let submitted = service.admit(model, request, (within, caller.shared_memory()), &charge, trace);
+        let submitted = service.admit(model, request, (within, caller.into()), &charge, trace);
         let submitted = submitted.await.map_err(status_of)?;
         // Its bytes are in slots now.
         drop(charge);

@@ -7,7 +7,7 @@ use frontend::{InferError, excerpt, tasks::Timing};
 use proto::{Epoch, Span, Timestamp};
 use serde_json::{Value, json};
 
-use crate::protocol;
+use crate::{access::Client, protocol};
 
 /// Requests that are remembered: each with an id of at most [`protocol::ID_BYTES_MAX`] and an outcome of these, a few
 /// megabytes in all.
@@ -27,6 +27,8 @@ pub struct Recent {
 struct Ended {
     /// Counts from 1.
     number: u64,
+    /// Whose.
+    client: Client,
     /// The client's own.
     id: Option<String>,
     model: Rc<str>,
@@ -36,10 +38,10 @@ struct Ended {
 }
 
 impl Recent {
-    /// Remembers a request, with the epochs obeyed when it was admitted and when it ended; yields its number.
+    /// Remembers a client's request, with the epochs obeyed when it was admitted and when it ended; yields its number.
     pub fn push(
         &mut self,
-        id: Option<&str>,
+        (client, id): (Client, Option<&str>),
         model: &str,
         epochs: [Epoch; 2],
         outcome: Result<Timing, &InferError>,
@@ -51,18 +53,21 @@ impl Recent {
         debug_assert!(id.is_none_or(|id| id.len() <= protocol::ID_BYTES_MAX));
         let (number, id) = (self.ended, id.map(str::to_owned));
         let outcome = outcome.map_err(|error| error.to_string().chars().take(ERROR_CHARS_MAX).collect());
-        self.requests.push_back(Ended { number, id, model: model.into(), epochs, outcome });
+        self.requests.push_back(Ended { number, client, id, model: model.into(), epochs, outcome });
         number
     }
 
-    /// Explains the request of that number, or else the last one with that id.
+    /// Explains the request of that number, or else the last one with that id, of those whose client and model whoever
+    /// asks may see: any other is as if it had never been.
     ///
     /// # Errors
     /// If it is not known, or not any more.
-    pub fn explain(&self, request: &str) -> Result<Value, InferError> {
+    pub fn explain(&self, request: &str, may_see: impl Fn(Client, &str) -> bool) -> Result<Value, InferError> {
         let number = request.parse::<u64>().ok();
-        let by_number = || self.requests.iter().find(|ended| Some(ended.number) == number);
-        let by_id = || self.requests.iter().rev().find(|ended| ended.id.as_deref() == Some(request));
+        let is_seen = |ended: &&Ended| may_see(ended.client, &ended.model);
+        let by_number = || self.requests.iter().find(|ended| Some(ended.number) == number).filter(is_seen);
+        let has_id = |ended: &&Ended| ended.id.as_deref() == Some(request);
+        let by_id = || self.requests.iter().rev().filter(has_id).find(is_seen);
         let ended = by_number().or_else(by_id).ok_or_else(|| {
             let known = self
                 .requests
@@ -160,27 +165,35 @@ mod tests {
         [admitted, ended].map(|(number, scheduler)| Epoch { number, scheduler })
     }
 
+    const ME: Client = Client::Certificate([1; 16]);
+
+    fn all(_: Client, _: &str) -> bool {
+        true
+    }
+
     const ONE: [Epoch; 2] = [Epoch { number: 1, scheduler: 0 }; 2];
 
     #[test]
     fn a_request_is_explained_by_its_number_or_its_id() {
         let mut recent = Recent::default();
-        let number = recent.push(Some("mine"), "digits", ONE, Ok(timing()));
-        let explained = recent.explain(&number.to_string()).unwrap();
-        assert_eq!(explained, recent.explain("mine").unwrap());
+        let number = recent.push((ME, Some("mine")), "digits", ONE, Ok(timing()));
+        let explained = recent.explain(&number.to_string(), all).unwrap();
+        assert_eq!(explained, recent.explain("mine", all).unwrap());
         let expected = "it was held back 5.000 ms, so that its batch grows, to 5, and waited 3.000 ms for a GPU; the \
                         plan was to start at 12.000 ms, and GPU 1 of backend 3 started 1.000 ms after that; its answer \
                         came 1.000 ms before its deadline";
         assert_eq!(explained["why"], expected);
         assert_eq!(explained["microseconds_since_admission"]["answered"], 19_000.0);
         let endless = Timing { deadline: Timestamp::NEVER, ..timing() };
-        let number = recent.push(None, "digits", ONE, Ok(endless));
-        let explained = recent.explain(&number.to_string()).unwrap();
+        let number = recent.push((ME, None), "digits", ONE, Ok(endless));
+        let explained = recent.explain(&number.to_string(), all).unwrap();
         let why = explained["why"].as_str().unwrap();
         assert!(why.ends_with("its answer came whenever that was, as it had no objective"), "{why}");
         assert!(explained["microseconds_since_admission"]["deadline"].is_null());
-        let failed = recent.push(None, "digits", ONE, Err(&InferError::NoScheduler));
-        assert!(recent.explain(&failed.to_string()).unwrap()["outcome"].as_str().unwrap().contains("no scheduler"));
+        let failed = recent.push((ME, None), "digits", ONE, Err(&InferError::NoScheduler));
+        assert!(
+            recent.explain(&failed.to_string(), all).unwrap()["outcome"].as_str().unwrap().contains("no scheduler")
+        );
     }
 
     #[test]
@@ -192,24 +205,44 @@ mod tests {
             (epochs((1, 0), (2, 1)), Ok(timing()), json!(["1.0", "2.1"])),
             (epochs((2, 0), (2, 1)), Err(&lost), json!(["2.0", "2.1"])),
         ] {
-            let number = recent.push(None, "digits", lived, outcome);
-            assert_eq!(recent.explain(&number.to_string()).unwrap()["epochs"], expected);
+            let number = recent.push((ME, None), "digits", lived, outcome);
+            assert_eq!(recent.explain(&number.to_string(), all).unwrap()["epochs"], expected);
         }
+    }
+
+    /// Whoever could ask for one request could ask for all, by number.
+    #[test]
+    fn what_one_may_not_see_is_as_if_it_had_never_been() {
+        let (mut recent, other) = (Recent::default(), Client::Certificate([2; 16]));
+        let mine = recent.push((ME, Some("id")), "digits", ONE, Ok(timing()));
+        let theirs = recent.push((other, Some("id")), "digits", ONE, Ok(timing()));
+        let strings = recent.push((ME, Some("4711")), "strings", ONE, Ok(timing()));
+        let own = |request: &str| recent.explain(request, |client, model| client == ME && model == "digits");
+        assert_eq!(own("id").unwrap()["request"], mine, "the last that may be seen");
+        assert_eq!(all_of(&recent, "id"), theirs);
+        let unknown = own("99").unwrap_err().to_string();
+        for hidden in [theirs.to_string(), strings.to_string(), "4711".to_owned()] {
+            assert_eq!(own(&hidden).unwrap_err().to_string(), unknown.replace("99", &hidden));
+        }
+    }
+
+    fn all_of(recent: &Recent, request: &str) -> u64 {
+        recent.explain(request, all).unwrap()["request"].as_u64().unwrap()
     }
 
     #[test]
     fn only_the_last_are_remembered() {
         let mut recent = Recent::default();
         (0..REQUESTS_MAX + 3).for_each(|_| {
-            recent.push(None, "digits", ONE, Ok(timing()));
+            recent.push((ME, None), "digits", ONE, Ok(timing()));
         });
         assert_eq!(recent.requests.len(), REQUESTS_MAX);
         let long = InferError::Failed("x".repeat(100_000));
-        recent.push(Some(&"i".repeat(protocol::ID_BYTES_MAX)), "digits", ONE, Err(&long));
+        recent.push((ME, Some(&"i".repeat(protocol::ID_BYTES_MAX))), "digits", ONE, Err(&long));
         let kept = recent.requests.back().unwrap();
         assert_eq!(kept.outcome.as_ref().unwrap_err().len(), ERROR_CHARS_MAX);
-        let error = recent.explain("3").unwrap_err().to_string();
+        let error = recent.explain("3", all).unwrap_err().to_string();
         assert!(error.contains("5 to 4100"), "{error}");
-        assert!(recent.explain("5").is_ok());
+        assert!(recent.explain("5", all).is_ok());
     }
 }

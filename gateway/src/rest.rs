@@ -63,6 +63,8 @@ enum Action {
     ChangeOwn(fn(&Service, Client, At<'_>, &Settings) -> Result<Reply, InferError>),
     /// POST: answers when every backend has.
     ChangeModel(ModelChange),
+    /// GET: answers at once, of a request that the client may see.
+    Explain,
     /// GET: answers at once, with what others are answered at the same time.
     Scrape,
     /// POST: answers at once; the process ends when all else has been answered.
@@ -78,14 +80,14 @@ struct At<'a> {
     request: &'a str,
 }
 
-use Action::{Change, ChangeModel, ChangeOwn, Drain, Infer, Look, LookAtOwn, Scrape};
+use Action::{Change, ChangeModel, ChangeOwn, Drain, Explain, Infer, Look, LookAtOwn, Scrape};
 
 /// Every route, and what a client must be allowed to. Of two that fit, the one with a name where the other has braces
 /// is taken.
 const ROUTES: &[(&str, Op, Action)] = &[
     ("v2/models/{model}/infer", Op::Infer, Infer),
     ("metrics", Op::Metrics, Scrape),
-    ("debug/requests/{request}", Op::Debug, Look(|service, at| Ok(ok(&service.recent.borrow().explain(at.request)?)))),
+    ("debug/requests/{request}", Op::Debug, Explain),
     ("v2/models/{model}/versions/{version}/infer", Op::Infer, Infer),
     ("v2", Op::Health, Look(|service, _| Ok(ok(&service.server_metadata())))),
     ("v2/health/live", Op::Health, Look(|service, _| Ok(health(service, true)))),
@@ -231,6 +233,10 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
         }
         Look(look) => Ok(look(&server.service, at)?),
         LookAtOwn(look) => Ok(look(&server.service, caller.client(), at)?),
+        Explain => {
+            let recent = server.service.recent.borrow();
+            Ok(ok(&recent.explain(at.request, |client, model| caller.may_see(client, model))?))
+        }
         Scrape => Ok(metrics(server, coding).await),
         Drain => {
             server.begin_drain();
@@ -260,7 +266,7 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
 impl Action {
     fn method(self) -> &'static str {
         match self {
-            Look(_) | LookAtOwn(_) | Scrape => "GET",
+            Look(_) | LookAtOwn(_) | Explain | Scrape => "GET",
             Infer | Change(_) | ChangeOwn(_) | ChangeModel(_) | Drain => "POST",
         }
     }
@@ -363,7 +369,7 @@ async fn infer_traced(
             _ => server.service.parse(&model.1, body, header_length, &charge).await?,
         };
         let index = model.0;
-        let submitted = server.service.admit(model, parsed, (None, caller.shared_memory()), &charge, trace);
+        let submitted = server.service.admit(model, parsed, (None, caller.into()), &charge, trace);
         (index, submitted.await?)
         // The body's bytes are in slots now, or were JSON; either way they go.
     };

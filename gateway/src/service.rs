@@ -94,9 +94,19 @@ pub struct Service {
     loads: Option<loads::Intake>,
 }
 
+/// Who has a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Asker {
+    /// Whom it is remembered of.
+    pub client: Client,
+    /// Whose shared memory it may name, if it may name any.
+    pub regions_of: Option<Client>,
+}
+
 /// A request that is under way. Dropping it cancels the request.
 pub struct Submitted<'a> {
     service: &'a Service,
+    client: Client,
     pending: PendingReply,
     /// Obeyed when it was admitted.
     admitted_in: Epoch,
@@ -226,8 +236,7 @@ impl Service {
     }
 
     /// Step 1: checks and admits a request for a model that was found. `within` is the time that the client's protocol
-    /// leaves for an answer; the client is the one whose shared memory it may name. What is charged for the request's
-    /// bytes can go when this returns: they are in slots then.
+    /// leaves for an answer. What is charged for the request's bytes can go when this returns: they are in slots then.
     ///
     /// # Errors
     /// Why it cannot be served.
@@ -235,7 +244,7 @@ impl Service {
         &self,
         (index, model): (usize, Rc<Model>),
         mut request: InferRequest,
-        (within, regions_of): (Option<Span>, Option<Client>),
+        (within, asker): (Option<Span>, Asker),
         charge: &Charge,
         trace: &mut OpenTrace,
     ) -> Result<Submitted<'_>, InferError> {
@@ -250,9 +259,10 @@ impl Service {
             {
                 let prepared = {
                     let regions = self.regions.borrow();
-                    protocol::prepare_ahead(&model.1, index, request, within, regions.of(regions_of))
+                    protocol::prepare_ahead(&model.1, index, request, within, regions.of(asker.regions_of))
                 };
-                let submitted = prepared.and_then(|prepared| self.submit(model, prepared, charge, trace));
+                let submitted =
+                    prepared.and_then(|prepared| self.submit(model, (asker.client, charge), prepared, trace));
                 let submitted = submitted.inspect_err(|_| ahead.handle_settled())?;
                 return submitted.decoding((pictures, ahead, index), charge, trace).await;
             }
@@ -263,18 +273,18 @@ impl Service {
             waited = self.desk.now() - arrived;
         }
         self.read_elements(&model.1, &mut request, charge).await?;
-        self.read_parts(&model.1, &mut request, regions_of, charge).await?;
-        let prepared = protocol::prepare(&model.1, index, request, within, self.regions.borrow().of(regions_of));
+        self.read_parts(&model.1, &mut request, asker.regions_of, charge).await?;
+        let prepared = protocol::prepare(&model.1, index, request, within, self.regions.borrow().of(asker.regions_of));
         let mut prepared = prepared.inspect_err(|error| trace.failed(error))?;
         prepared.checked.waited = waited;
-        self.submit(model, prepared, charge, trace)
+        self.submit(model, (asker.client, charge), prepared, trace)
     }
 
     fn submit(
         &self,
         (index, model): (usize, Rc<Model>),
+        (client, charge): (Client, &Charge),
         Prepared { id, mut checked, outputs, parts }: Prepared,
-        charge: &Charge,
         trace: &mut OpenTrace,
     ) -> Result<Submitted<'_>, InferError> {
         checked.client = Some(charge.account().id().into());
@@ -287,6 +297,7 @@ impl Service {
         let admitted_in = self.epoch();
         Ok(Submitted {
             service: self,
+            client,
             pending,
             admitted_in,
             ended: None,
@@ -654,7 +665,7 @@ impl Submitted<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, pending, admitted_in, ended, ahead, model, id, outputs, _parts } = self;
+        let Self { service, client, pending, admitted_in, ended, ahead, model, id, outputs, _parts } = self;
         let result = match ended {
             Some(result) => result,
             None => pending.wait().await,
@@ -668,7 +679,7 @@ impl Submitted<'_> {
         }
         let outcome = result.as_ref().map(|reply| reply.timing);
         let epochs = [admitted_in, service.epoch()];
-        let number = service.recent.borrow_mut().push(id.as_deref(), &model.name, epochs, outcome);
+        let number = service.recent.borrow_mut().push((client, id.as_deref()), &model.name, epochs, outcome);
         let reply = result?;
         protocol::check_classes(&model, &outputs, &reply)?;
         for OutputChoice { index, form, classes: _ } in &outputs {

@@ -485,6 +485,7 @@ mod pictures;
 mod regions;
 mod rest;
 mod secure;
+mod seen;
 mod shapes;
 mod streams;
 mod takeover;

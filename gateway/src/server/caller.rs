@@ -15,6 +15,7 @@ use crate::{
     grpc,
     metrics::Cause,
     rest,
+    service::Asker,
 };
 
 /// What a header field takes up besides its name and value (RFC 9113, section 6.5.2).
@@ -118,6 +119,15 @@ impl Caller {
         self.server.access.borrow().covers(self.grant, Operation::SharedMemory).then_some(self.client)
     }
 
+    /// Whether it may be told of a client's request for a model: of its own for models that it may ask about, of
+    /// anybody's if it may ask about all.
+    #[must_use]
+    pub fn may_see(&self, client: Client, model: &str) -> bool {
+        let access = self.server.access.borrow();
+        let may = |scope| access.covers_at(self.grant, Operation::Debug, scope);
+        may(Scope::AllModels) || client == self.client && may(Scope::Model(model))
+    }
+
     /// Who it is.
     #[must_use]
     pub fn client(&self) -> Client {
@@ -146,6 +156,12 @@ impl Caller {
 
     fn on_refusal(&self, refusal: &Refusal) {
         self.server.service.record.refusals().count(Cause::from(refusal));
+    }
+}
+
+impl From<&Caller> for Asker {
+    fn from(caller: &Caller) -> Self {
+        Self { client: caller.client, regions_of: caller.shared_memory() }
     }
 }
 
