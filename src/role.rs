@@ -83,12 +83,33 @@ fn die_with(parent: u32) -> Result<()> {
 /// Lines that wait for whoever reads stderr; what comes beyond them is lost.
 const LOG_LINES_MAX: usize = 8_192;
 
+/// Crates whose lines the level is for, and what programs write. What we depend on only warns: some of it has a line
+/// for each frame that a stranger sends.
+const OWN_TARGETS: [&str; 12] = [
+    "backend",
+    "cuda",
+    "downbeat",
+    "frontend",
+    "gateway",
+    "lowering",
+    "program",
+    "proto",
+    "repository",
+    "scheduler",
+    "soft_roce",
+    "transport",
+];
+
+fn targets(level: LevelFilter) -> Targets {
+    let own = OWN_TARGETS.map(|target| (target, level));
+    Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(own)
+}
+
 /// Logs to stderr; `RUST_LOG` chooses what. A thread of its own writes, so that a pipe which nobody reads holds nobody
 /// up. Yields what sets another level later, and what writes the lines that are left when it is dropped.
 pub(crate) fn init_logging(format: LogFormat) -> (SetLogLevel, WorkerGuard) {
     let chosen = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
-    let all = |level: LevelFilter| Targets::new().with_default(level);
-    let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| all(LevelFilter::INFO)));
+    let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| targets(LevelFilter::INFO)));
     let writer = NonBlockingBuilder::default().buffered_lines_limit(LOG_LINES_MAX).thread_name("log");
     let (writer, guard) = writer.finish(std::io::stderr());
     let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -99,7 +120,7 @@ pub(crate) fn init_logging(format: LogFormat) -> (SetLogLevel, WorkerGuard) {
     };
     tracing_subscriber::registry().with(filter).with(lines).init();
     panics::report_to_log();
-    (Box::new(move |level| handle.reload(all(level)).map_err(|error| error.to_string())), guard)
+    (Box::new(move |level| handle.reload(targets(level)).map_err(|error| error.to_string())), guard)
 }
 
 /// Runs a scheduler until it is told to end, and has finished what it had.
@@ -147,4 +168,26 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
         Ask::Reload => tracing::warn!("nothing is read anew: this role has neither clients nor certificates of theirs"),
     })?;
     Ok(stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    /// A client that had set the level to 2 let anybody's pings of HTTP/2 write 90 MB of log a second.
+    #[test]
+    fn levels_are_for_our_own_crates() {
+        let verbose = targets(LevelFilter::TRACE);
+        for own in ["downbeat::role", "gateway::connection", "frontend::core", "soft_roce::endpoint", "program"] {
+            assert!(verbose.would_enable(own, &Level::TRACE), "{own}");
+        }
+        for other in ["h2::codec::framed_read", "hyper::proto::h1::io", "tract_core", "rustls::server", "tonic"] {
+            assert!(verbose.would_enable(other, &Level::WARN) && !verbose.would_enable(other, &Level::INFO), "{other}");
+        }
+        let errors = targets(LevelFilter::ERROR);
+        assert!(errors.would_enable("h2", &Level::ERROR) && !errors.would_enable("h2", &Level::WARN));
+        assert!(!targets(LevelFilter::OFF).would_enable("gateway", &Level::ERROR));
+    }
 }

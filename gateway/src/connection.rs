@@ -37,7 +37,7 @@ use crate::{
     grpc,
     metrics::Cause,
     rest,
-    server::{Caller, READ_BUFFER_BYTES_MAX, Server},
+    server::{Caller, READ_BUFFER_BYTES_MAX, Server, lines::Line},
 };
 use activity::{Activity, End, Leave, Watched};
 use places::{Opened, PlaceId};
@@ -86,7 +86,7 @@ pub async fn serve(listener: TcpListener, server: Rc<Server>) {
                 connections.spawn_local(connection(Rc::clone(&server), stream, from.ip()));
             }
             Err(error) => {
-                tracing::warn!("connections cannot be accepted: {error}");
+                server.tell(Line::NotAccepted, format_args!("connections cannot be accepted: {error}"));
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -103,8 +103,7 @@ async fn connection(server: Rc<Server>, stream: TcpStream, from: IpAddr) {
         return;
     };
     if let Err(error) = tune(&stream, limits.body_timeout) {
-        tracing::warn!("a connection cannot be set up: {error}");
-        return;
+        return server.tell(Line::NotSetUp, format_args!("a connection cannot be set up: {error}"));
     }
     let Some(tls) = server.tls() else { return converse(&server, stream, &place, limits).await };
     let accepted = tokio::select! {
@@ -123,9 +122,13 @@ async fn connection(server: Rc<Server>, stream: TcpStream, from: IpAddr) {
         }
         failed => {
             server.service.record.refusals().count(Cause::Handshake);
+            let allowed = limits.head_timeout;
             match failed {
-                Ok(Err(error)) => tracing::debug!("a TLS handshake failed: {error}"),
-                _ => tracing::debug!("a TLS handshake was not done after {:?} (head_timeout_ms)", limits.head_timeout),
+                Ok(Err(error)) => server.tell(Line::Handshake, format_args!("a TLS handshake failed: {error}")),
+                _ => server.tell(
+                    Line::Handshake,
+                    format_args!("a TLS handshake was not done after {allowed:?} (head_timeout_ms)"),
+                ),
             }
         }
     }
@@ -165,8 +168,9 @@ async fn converse(
         };
         if end == End::Slow {
             server.service.record.refusals().count(Cause::SlowReader);
-            tracing::debug!("a client did not take a reply in for {:?} (body_timeout_ms)", limits.body_timeout);
-            return;
+            let allowed = limits.body_timeout;
+            let text = format_args!("a client did not take a reply in for {allowed:?} (body_timeout_ms)");
+            return server.tell(Line::Slow, text);
         }
         // HTTP/1 has no word that crosses a request on its way without loss: the next reply is the one that closes.
         if end == End::Told(Leave::Drain)
@@ -184,7 +188,7 @@ async fn converse(
         break tokio::time::timeout(allowed, serving).await.unwrap_or(Ok(()));
     };
     if let Err(error) = ended {
-        tracing::debug!("a connection ended: {error}");
+        server.tell(Line::Ended, format_args!("a connection ended: {error}"));
     }
 }
 

@@ -26,6 +26,7 @@ mod caller;
 mod drain;
 mod gate;
 mod intake;
+pub(crate) mod lines;
 mod scrape;
 mod site;
 
@@ -44,6 +45,7 @@ pub struct Server {
     hosts: RefCell<Hosts>,
     pub(crate) places: RefCell<Places>,
     pub(crate) scrape: Scrape,
+    lines: lines::Lines,
     pub(crate) drain: Drain,
     access: RefCell<Access>,
     budget: RefCell<Budget<Client>>,
@@ -66,6 +68,7 @@ impl Server {
             hosts: RefCell::new(hosts),
             places: RefCell::default(),
             scrape: Scrape::default(),
+            lines: lines::Lines::default(),
             drain: Drain::default(),
             access: RefCell::new(Access::new(grants, limits.requests_max)),
             budget: RefCell::new(Budget::new(limits.bodies_bytes_max)),
@@ -93,6 +96,11 @@ impl Server {
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits.get()
+    }
+
+    /// Logs what clients cause, once a second of each kind.
+    pub(crate) fn tell(&self, line: lines::Line, text: std::fmt::Arguments<'_>) {
+        self.lines.tell(self.service.desk.now(), line, text);
     }
 
     pub(crate) fn tls(&self) -> Option<TlsAcceptor> {
