@@ -6,10 +6,12 @@
 use std::{
     cell::Cell,
     convert::Infallible,
+    future::poll_fn,
     io::{self, Write as _},
     net::IpAddr,
     pin::pin,
     rc::Rc,
+    task::ready,
     time::Duration,
 };
 
@@ -30,6 +32,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
 };
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
     access::Client,
@@ -107,7 +110,7 @@ async fn connection(server: Rc<Server>, stream: TcpStream, from: IpAddr) {
     }
     let Some(tls) = server.tls() else { return converse(&server, stream, &place, limits).await };
     let accepted = tokio::select! {
-        accepted = tokio::time::timeout(limits.head_timeout, tls.accept(stream)) => accepted,
+        accepted = tokio::time::timeout(limits.head_timeout, shake_hands(&server, &tls, stream, from)) => accepted,
         _ = place.activity.told() => return,
     };
     match accepted {
@@ -132,6 +135,33 @@ async fn connection(server: Rc<Server>, stream: TcpStream, from: IpAddr) {
             }
         }
     }
+}
+
+/// A TLS handshake, which goes on whenever those of its address, and all together, have not taken too long.
+async fn shake_hands(
+    server: &Server,
+    tls: &TlsAcceptor,
+    stream: TcpStream,
+    from: IpAddr,
+) -> io::Result<TlsStream<TcpStream>> {
+    let (desk, from) = (&server.service.desk, Client::at(from));
+    let mut shaking = pin!(tls.accept(stream));
+    let mut pause = pin!(tokio::time::sleep(Duration::ZERO));
+    poll_fn(|context| {
+        let began = loop {
+            let (now, due) = (desk.now(), server.handshakes.borrow().due(from));
+            if due <= now {
+                break now;
+            }
+            pause.as_mut().reset(tokio::time::Instant::now() + (due - now).to_duration());
+            ready!(pause.as_mut().poll(context));
+        };
+        let polled = shaking.as_mut().poll(context);
+        let now = desk.now();
+        server.handshakes.borrow_mut().handle_work(now, from, now - began);
+        polled
+    })
+    .await
 }
 
 /// Answers the requests of a connection until it ends.

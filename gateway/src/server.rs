@@ -17,6 +17,7 @@ use crate::{
 pub use caller::Caller;
 use drain::Drain;
 pub use gate::Gate;
+use handshakes::Handshakes;
 pub use intake::{BodyMax, Intake, IntakeError, decompressed};
 use scrape::Scrape;
 pub use site::Hosts;
@@ -25,6 +26,7 @@ pub(crate) use site::{check_named_once, check_same_site};
 mod caller;
 mod drain;
 mod gate;
+mod handshakes;
 mod intake;
 pub(crate) mod lines;
 mod scrape;
@@ -46,6 +48,7 @@ pub struct Server {
     pub(crate) places: RefCell<Places>,
     pub(crate) scrape: Scrape,
     lines: lines::Lines,
+    pub(crate) handshakes: RefCell<Handshakes>,
     pub(crate) drain: Drain,
     access: RefCell<Access>,
     budget: RefCell<Budget<Client>>,
@@ -69,6 +72,7 @@ impl Server {
             places: RefCell::default(),
             scrape: Scrape::default(),
             lines: lines::Lines::default(),
+            handshakes: RefCell::default(),
             drain: Drain::default(),
             access: RefCell::new(Access::new(grants, limits.requests_max)),
             budget: RefCell::new(Budget::new(limits.bodies_bytes_max)),

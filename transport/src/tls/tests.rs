@@ -180,3 +180,14 @@ fn a_file_that_is_wrong_is_named_with_its_key() {
     let error = refused(&TlsFiles { key: elsewhere.member(NAME).key, ..good });
     assert!(error.starts_with("tls.certificate and tls.key: "), "{error}");
 }
+
+/// Of RSA keys servers warn.
+#[test]
+fn a_key_on_a_curve_is_told_from_others() {
+    let authority = Authority::new();
+    let TlsFiles { certificate, key, .. } = authority.member("downbeat");
+    let files = ServerTlsFiles { certificate: certificate.clone(), key, authority: None };
+    assert!(!files.has_rsa_key("clients.tls").unwrap());
+    let error = ServerTlsFiles { key: certificate, ..files }.has_rsa_key("clients.tls").unwrap_err().to_string();
+    assert!(error.starts_with("clients.tls.key: "), "{error}");
+}
