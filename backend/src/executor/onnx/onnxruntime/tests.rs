@@ -21,9 +21,10 @@ const ENGINE_VARIABLE: &str = "ONNX_TESTS_ENGINE";
 
 /// These are about what tract alone finds out, or says in its own words. (ONNX Runtime believes what a file notes, and
 /// what is configured otherwise is refused; of shapes that are computed with it knows nothing before it runs.)
-const OF_TRACT: [&str; 3] = [
+const OF_TRACT: [&str; 4] = [
     "what_the_file_does_not_fit_is_refused_by_name",
     "lengths_that_a_file_notes_give_way_to_what_is_configured",
+    "a_length_of_an_input_that_does_not_matter_gives_way_to_what_is_configured",
     "what_has_one_row_for_all_tasks_is_refused_for_whatever_size",
 ];
 
