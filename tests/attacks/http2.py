@@ -93,7 +93,11 @@ class Connection:
         """Sends a request's head, and yields its stream."""
         stream, self.next_stream = self.next_stream, self.next_stream + 2
         self.windows[stream] = self.initial_window
-        self.send(frame(HEADERS, END_HEADERS | (END_STREAM if is_end else 0), stream, block))
+        pieces = [block[at : at + FRAME_BYTES_MAX] for at in range(0, len(block), FRAME_BYTES_MAX)]
+        kinds = [(HEADERS, END_STREAM if is_end else 0)] + [(CONTINUATION, 0)] * (len(pieces) - 1)
+        ends = [0] * (len(pieces) - 1) + [END_HEADERS]
+        frames = zip(kinds, ends, pieces, strict=True)
+        self.send(b"".join(frame(kind, flags | end, stream, piece) for (kind, flags), end, piece in frames))
         return stream
 
     def send_data(self, stream, data, is_end=True, until=lambda: False):
