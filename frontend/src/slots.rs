@@ -26,8 +26,8 @@ use proto::{
 use thiserror::Error;
 
 use bits::Bits;
-pub use shares::Client;
 use shares::Shares;
+pub use shares::{Client, SHARE_OF_FREE};
 
 /// Runs, and their answers, start on cache lines.
 const ALIGNMENT: usize = 64;

@@ -18,10 +18,9 @@ use std::{
     },
 };
 
+use frontend::slots::SHARE_OF_FREE;
 use thiserror::Error;
 
-/// How much a client may hold, as a multiple of what nobody holds.
-const SHARE_OF_FREE: usize = 4;
 /// Accounts that nobody uses are looked for when there are so many, and when there are twice as many as were left.
 const ACCOUNTS_LOOKED_THROUGH: usize = 64;
 

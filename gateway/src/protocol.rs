@@ -425,9 +425,11 @@ pub fn part_of_input(
     at: usize,
     regions: &Regions,
 ) -> Result<Option<Part>, InferError> {
+    if inputs[at].data.is_some() {
+        return Ok(None);
+    }
     let (tensor, rows) = placed(model, inputs, at)?;
     let span = region_span(&inputs[at].parameters, &format!("inputs['{}']", tensor.name))?;
-    let span = span.filter(|_| inputs[at].data.is_none());
     span.map(|span| part(model, (&inputs[at], tensor, rows), span, regions)).transpose()
 }
 

@@ -1,7 +1,7 @@
 //! Step 7, its last part: while a GPU runs a batch, the inputs of the next go from staging memory, or from where READs
-//! have put them in the GPU's own, to a place that the model takes them from. Each GPU has a
-//! thread for it, as the one that runs batches waits for the GPU then. Two batches have room there: the one that
-//! runs, and the one whose inputs go ahead.
+//! have put them in the GPU's own, to a place that the model takes them from. Each GPU has a thread for it, as the one
+//! that runs batches waits for the GPU then. Two batches have room there: the one that runs, and the one whose inputs
+//! go ahead.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub struct Client(pub u64);
 
 /// How much a client may hold, as a multiple of what nobody holds.
-const SHARE_OF_FREE: usize = 4;
+pub const SHARE_OF_FREE: usize = 4;
 
 /// What clients hold of an arena.
 #[derive(Debug)]
