@@ -9,13 +9,13 @@ mod onnx;
 mod panics;
 pub mod process;
 
-use std::{fmt, path::Path, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use proto::{BatchCost, LatencyProfile, Span};
-use repository::{Batching, Model, Processor, Tensor, cell};
+use repository::{Model, Processor, Tensor, cell};
 use thiserror::Error;
 
-use crate::config::{Gpus, OnnxRuntime, onnxruntime::Sessions};
+use crate::config::{Gpus, OnnxRuntime};
 
 pub use emulated::Emulated;
 pub use gpus::OnGpus;
@@ -137,7 +137,7 @@ pub fn load(
                 return Err(ExecutorError(format!("model {}: {BROUGHT}", model.name)));
             }
             let sessions = onnxruntime.sessions(gpus, gpu_indexes, wanted.precision.unwrap_or_default())?;
-            by_onnxruntime(model, (file, batching), &sessions)?
+            Arc::new(Onnx::load_by_onnxruntime(model, (file, batching), &sessions)?)
         }
         repository::Executor::Onnx { file, batching, .. } => Arc::new(Onnx::load(model, file, batching)?),
         repository::Executor::Process { program, .. } => {
@@ -146,46 +146,16 @@ pub fn load(
     })
 }
 
-#[cfg(feature = "ort")]
-fn by_onnxruntime(
-    model: &Model,
-    (file, batching): (&Path, &Batching),
-    sessions: &Sessions,
-) -> Result<Arc<dyn Executor>, ExecutorError> {
-    Ok(Arc::new(Onnx::load_by_onnxruntime(model, (file, batching), sessions)?))
-}
-
-#[cfg(not(feature = "ort"))]
-fn by_onnxruntime(model: &Model, _: (&Path, &Batching), _: &Sessions) -> Result<Arc<dyn Executor>, ExecutorError> {
-    Err(ExecutorError(format!("model {}: executor \"onnxruntime\": {NOT_BUILT}", model.name)))
-}
-
-#[cfg(not(feature = "ort"))]
-const NOT_BUILT: &str = "this program was built without ONNX Runtime; build it with `cargo build --features ort`";
-
 /// A library that is not written in Rust reads files that an operator has chosen, and no others.
 const BROUGHT: &str = "a client brought its files, expected executor \"onnx\" or \"cuda\", as \"onnxruntime\" runs \
                        only what the repository has";
 
-/// Whether this program was built with the feature `ort`.
-pub const HAS_ONNXRUNTIME: bool = cfg!(feature = "ort");
-
 /// Where ONNX Runtime's library is and what it was built for, for people; why it cannot be used otherwise.
 ///
 /// # Errors
-/// If it cannot be found or is too old, or this program was built without the feature `ort`.
-#[cfg(feature = "ort")]
+/// If it cannot be found or is too old.
 pub fn onnxruntime_library(settings: &OnnxRuntime) -> Result<String, ExecutorError> {
     onnx::onnxruntime::library::describe(settings.library.as_deref())
-}
-
-/// Why ONNX Runtime cannot be used.
-///
-/// # Errors
-/// Always: this program was built without the feature `ort`.
-#[cfg(not(feature = "ort"))]
-pub fn onnxruntime_library(_: &OnnxRuntime) -> Result<String, ExecutorError> {
-    Err(ExecutorError(NOT_BUILT.to_owned()))
 }
 
 /// 1, 2, 3, 4, 6, 8, 12, 16, ...: powers of two, the middles between them, and the largest.
@@ -210,6 +180,8 @@ pub(crate) fn tasks<'a>(tensors: &[Tensor], mut inputs: &'a [u8]) -> impl Iterat
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use repository::{BroughtFile, Store};
 
     use super::*;
@@ -236,17 +208,5 @@ mod tests {
         let model = Model { files: Some(store.keep("digits", &files, 1 << 20).unwrap()), ..digits() };
         let error = refused(&model).unwrap();
         assert!(error.starts_with("model digits: a client brought its files, expected executor \"onnx\""), "{error}");
-    }
-
-    #[cfg(not(feature = "ort"))]
-    #[test]
-    fn a_program_without_onnx_runtime_says_how_to_build_one_with_it() {
-        let error = refused(&digits()).unwrap();
-        assert_eq!(
-            error,
-            "model digits: executor \"onnxruntime\": this program was built without ONNX Runtime; build it with \
-             `cargo build --features ort`"
-        );
-        assert!(onnxruntime_library(&OnnxRuntime::default()).is_err() && !HAS_ONNXRUNTIME);
     }
 }

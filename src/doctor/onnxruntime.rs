@@ -6,18 +6,17 @@ use super::Finding;
 
 /// This host's library, as a backend finds it whose file does not name one.
 pub(super) fn here() -> Finding {
-    check(executor::HAS_ONNXRUNTIME, executor::onnxruntime_library(&OnnxRuntime::default()))
+    check(executor::onnxruntime_library(&OnnxRuntime::default()))
 }
 
-fn check(is_built: bool, library: Result<String, executor::ExecutorError>) -> Finding {
+fn check(library: Result<String, executor::ExecutorError>) -> Finding {
     let name = "ONNX Runtime";
     match library {
         Ok(found) => Finding::ok(name, found),
-        Err(reason) if is_built => {
+        Err(reason) => {
             let remedy = "executor = \"onnxruntime\" does not start without it (docs/configuration.md)";
             Finding::advice(name, reason.to_string(), remedy)
         }
-        Err(reason) => Finding::ok(name, format!("none: {reason}")),
     }
 }
 
@@ -28,14 +27,13 @@ mod tests {
     use super::{super::Level, *};
 
     #[test]
-    fn a_library_that_is_missing_matters_only_where_it_could_be_used() {
-        let level = |is_built, library: Result<&str, &str>| {
+    fn a_library_that_is_missing_is_advice() {
+        let level = |library: Result<&str, &str>| {
             let library = library.map(str::to_owned).map_err(|reason| ExecutorError(reason.to_owned()));
-            let finding = check(is_built, library);
+            let finding = check(library);
             (finding.level, finding.found)
         };
-        assert_eq!(level(true, Ok("/opt/x.so, for the CPU")), (Level::Ok, "/opt/x.so, for the CPU".to_owned()));
-        assert_eq!(level(true, Err("not found")), (Level::Advice, "not found".to_owned()));
-        assert_eq!(level(false, Err("not built")), (Level::Ok, "none: not built".to_owned()));
+        assert_eq!(level(Ok("/opt/x.so, for the CPU")), (Level::Ok, "/opt/x.so, for the CPU".to_owned()));
+        assert_eq!(level(Err("not found")), (Level::Advice, "not found".to_owned()));
     }
 }

@@ -4,7 +4,7 @@
 //! printed, with the reason.
 //!
 //! ```text
-//! cargo run --release -p backend --features ort --example onnx_cases -- [--only TEXT] [--page FILE] FOLDER..
+//! cargo run --release -p backend --example onnx_cases -- [--only TEXT] [--page FILE] FOLDER..
 //! ```
 //!
 //! `--page` writes what each operator came to, as Markdown. `tests/onnx/run` gets the package and calls this.

@@ -12,7 +12,6 @@ use repository::{Batching, DataType, Model, Stamp, cell};
 use tract_onnx::{prelude::*, tract_hir::infer::Factoid};
 
 use super::{Executor, ExecutorError, TaskError, panics};
-#[cfg(feature = "ort")]
 use crate::config::onnxruntime::Sessions;
 use binding::{Binding, Port};
 use groups::AnyLength;
@@ -24,7 +23,6 @@ mod dimensions;
 mod generated;
 mod groups;
 mod layout;
-#[cfg(feature = "ort")]
 pub(super) mod onnxruntime;
 mod runs;
 mod text;
@@ -112,7 +110,6 @@ impl Onnx {
     ///
     /// # Errors
     /// If its library cannot be had, or refuses the file, or this does not fit the configuration.
-    #[cfg(feature = "ort")]
     pub fn load_by_onnxruntime(
         model: &Model,
         (file, batching): (&Path, &Batching),

@@ -31,7 +31,6 @@ fn load(model: &Model) -> Result<Onnx, ExecutorError> {
 
 /// By tract, or by what these tests judge instead of it.
 pub(crate) fn load_file(model: &Model, file: &Path) -> Result<Onnx, ExecutorError> {
-    #[cfg(feature = "ort")]
     if let Some(sessions) = onnxruntime::tests::instead_of_tract() {
         let repository::Executor::Onnx { batching, .. } = &model.executor else { panic!("{:?}", model.executor) };
         return Onnx::load_by_onnxruntime(model, (file, batching), &sessions);
