@@ -17,7 +17,8 @@ use std::{
 
 use backend::{
     config::OnnxRuntime,
-    executor::{Executor, ExecutorError, Process, Programs},
+    error::ExecutorError,
+    executor::{Executor, Process, Programs},
 };
 use repository::Model;
 use rustix::process::{Pid, test_kill_process};

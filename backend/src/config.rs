@@ -13,7 +13,7 @@ use repository::{Executor, Model, Precision, Processor, Repository, SLO_MAX, Wan
 use serde::{Deserialize, Serialize};
 use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
 
-use crate::drive::BackendError;
+use crate::error::BackendError;
 pub use gpus::{GpuName, Gpus};
 pub use onnxruntime::OnnxRuntime;
 use onnxruntime::Provider;
@@ -21,9 +21,6 @@ use onnxruntime::Provider;
 /// Slower is no PCIe and no disk, and faster none that there is.
 const GBPS_MIN: f64 = 0.1;
 const GBPS_MAX: f64 = 1e5;
-
-/// GPUs that one backend can offer: each has a thread and staging memory.
-pub const GPUS_MAX: u32 = 64;
 
 /// What [`Config::placement`] calls the models that it does not name.
 pub const OTHERS: &str = "*";

@@ -41,9 +41,9 @@ use transport::{ConnectionId, Event, HELLO_BYTES_MAX, Transfer};
 use wincode::SchemaWrite;
 
 use crate::{
-    executor::Executor,
+    core::session::excerpt,
+    executor::{Executor, Loaded},
     links::{Broken, LinkAction, Links},
-    loaded::Loaded,
     memory::LoadOrder,
     staging::{ModelShape, Place, Staging},
     worker::{self, Action, Worker},
@@ -51,7 +51,7 @@ use crate::{
 use hosting::Hosting;
 use primary::Obedience;
 use session::{Reader, Session};
-use trials::Trial;
+
 use watchdog::{Verdict, Watchdog};
 use weights::Memories;
 
@@ -851,16 +851,20 @@ impl Core {
     }
 }
 
-/// A peer's text for our log: short, and on one line whatever is in it.
-fn excerpt(text: &str) -> String {
-    text.chars().take(64).map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
-}
-
 fn encode<M>(message: &M) -> Vec<u8>
 where
     M: SchemaWrite<wincode::config::DefaultConfig, Src = M>,
 {
     wincode::serialize(message).expect("encoding into memory cannot fail")
+}
+
+/// A trial that waits.
+#[derive(Debug)]
+pub(crate) struct Trial {
+    gpus: Vec<usize>,
+    takes: Span,
+    /// When it is made whatever is planned, on this process's clock.
+    patience_ends: Timestamp,
 }
 
 #[cfg(test)]

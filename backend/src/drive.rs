@@ -10,11 +10,13 @@ mod copies;
 mod gpu;
 mod health;
 mod loader;
+mod loading;
 mod pinned;
 mod profile;
 mod queue;
 mod scrape;
 mod session;
+mod timers;
 mod trial;
 mod turns;
 mod warmup;
@@ -22,7 +24,6 @@ mod warmup;
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
-    num::NonZeroU64,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -31,20 +32,19 @@ use std::{
 };
 
 use proto::{
-    BatchCost, LatencyProfile, ModelId, Span, Weights, backoff::Backoff, host_memory::HostMemory,
+    LatencyProfile, ModelId, Span, Weights, backoff::Backoff, host_memory::HostMemory,
     scheduler_to_frontend::REASON_BYTES_MAX,
 };
-use repository::{Model, Precision, Processor, Refused, RepositoryError, SLO_MAX, Stamps, Store};
-use thiserror::Error;
-use transport::{Clock, OpenError};
+use repository::{Model, Precision, Processor, Refused, Stamps, Store};
+use transport::Clock;
 
 use crate::{
-    config::{self, Config, GpuName, OnnxRuntime, Placed, is_on_gpus, onnxruntime::Provider},
+    config::{self, Config, GpuName, OnnxRuntime, Placed, is_on_gpus},
+    error::{BackendError, ExecutorError},
     executor::{
-        self, Executor, ExecutorError, OnGpus, Programs,
+        self, Loaded, OnGpus, Programs,
         gpus::{Devices, OpenDriver, real_driver},
     },
-    loaded::Loaded,
     staging::ModelShape,
 };
 
@@ -52,9 +52,11 @@ use copies::Copies;
 use gpu::Gpus;
 use health::Readings;
 use loader::Loader;
+use loading::{Means, load};
 pub use profile::{ByLength, Effort, Measured, OfLength, QUANTILE};
 use scrape::Scrape;
 use session::{Session, Threads};
+use timers::reduce_timer_slack;
 use turns::{Trials, Turns};
 
 /// The first wait before the scheduler is tried again; each failure doubles it.
@@ -62,55 +64,8 @@ const BACKOFF_MIN: Span = Span::from_millis(50);
 /// The longest wait.
 const BACKOFF_MAX: Span = Span::from_millis(1_000);
 
-/// The kernel may let timers fire this much late to save power; its default is 50 us.
-const TIMER_SLACK_NS: u64 = 1_000;
-
 /// Models that could not be loaded of which schedulers are told why.
 const NOT_LOADED_MAX: usize = 64;
-
-/// Why a backend could not run.
-#[derive(Debug, Error)]
-pub enum BackendError {
-    /// A key of the configuration is wrong.
-    #[error("{0}")]
-    Config(String),
-    /// The repository cannot be read.
-    #[error(transparent)]
-    Repository(#[from] RepositoryError),
-    /// A model cannot be loaded.
-    #[error(transparent)]
-    Executor(#[from] ExecutorError),
-    /// The network cannot be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// There is not enough memory to stage batches.
-    #[error("staging memory of {bytes} bytes: {cause}; lower gpus, max_batch_size or the number of models")]
-    Memory {
-        /// Bytes asked for.
-        bytes: usize,
-        /// What the system said.
-        cause: std::io::Error,
-    },
-    /// A thread cannot be started.
-    #[error("a thread for a GPU, for loading models or for metrics could not be started: {0}")]
-    Thread(std::io::Error),
-}
-
-/// What models are loaded with.
-#[derive(Clone)]
-struct Means {
-    clock: Clock,
-    programs: Programs,
-    devices: Arc<Devices>,
-    turns: Turns,
-}
-
-impl Means {
-    /// The trials of a load.
-    fn trials(&self) -> Trials<'_> {
-        Trials::new(&self.turns, self.clock)
-    }
-}
 
 /// Loads the models, then serves until `stop` is set (looked at ten times a second) and its plans are finished, or
 /// `drain_timeout_ms` are over.
@@ -181,13 +136,6 @@ fn open_gpus(devices: &Devices, models: &[Placed]) -> Result<(), BackendError> {
     Ok(gpus.into_iter().try_for_each(|gpu| devices.gpu(gpu as usize).map(drop))?)
 }
 
-/// Lets this thread's timers fire on time: batches start and end by them.
-fn reduce_timer_slack() {
-    if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS)) {
-        tracing::warn!(%error, "timer slack stays at its default; batches may start up to 50 us late");
-    }
-}
-
 /// Loads what can be loaded; all of it if that is wanted. A file that makes the executor panic is one that cannot be,
 /// and so is one that changes meanwhile.
 fn load_all(
@@ -240,108 +188,6 @@ fn refused(name: String, version: String, error: &BackendError) -> Refused {
     let mut reason = error.to_string();
     reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
     Refused { name, version, reason }
-}
-
-fn load(means: &Means, config: &Config, placed: Placed, trials: &mut Trials<'_>) -> Result<Loaded, BackendError> {
-    let Means { clock, programs, devices, .. } = means;
-    let Placed { model, gpu_indexes, mut weights, is_pinned } = placed;
-    let started_at = clock.now();
-    trials.begin(&gpu_indexes);
-    let executor = load_executor(&model, &gpu_indexes, (config, programs, devices), trials)?;
-    let folder = model.folder(&config.repository);
-    let (profile, source) = match (executor.on_gpus(), known_profile(&model, executor.as_ref())) {
-        (Some(on_gpus), _) => {
-            if weights.read > Span::ZERO {
-                weights.read = trial::time_read(*clock, on_gpus)?;
-            }
-            let memory = (weights, config.memory_pages()?.is_some());
-            let tried = trial::run(*clock, &model, on_gpus, memory, (Effort::AT_START, trials), &mut |_| {})?;
-            weights = tried.weights;
-            config.check_weights(&model.name, weights.pages)?;
-            // What runs alone does so on the first of them.
-            on_gpus.gpus().next().into_iter().for_each(|gpu| trials.go_to(gpu));
-            warmup::run(&model, &folder, executor.as_ref(), trials)?;
-            (tried.profile, "measured")
-        }
-        (None, known) => {
-            if weights.read > Span::ZERO && executor.holds_weights() {
-                weights.read = (clock.now() - started_at).clamp(Span(1), SLO_MAX);
-            }
-            if let Some(gpu) = gpu_of_trials(&model, &gpu_indexes, config.onnxruntime.provider) {
-                trials.go_to(gpu);
-            }
-            warmup::run(&model, &folder, executor.as_ref(), trials)?;
-            match known {
-                Some(profile) => (profile, "known"),
-                None => {
-                    let effort = (Effort::AT_START, &mut *trials);
-                    (profile::table(&profile::measure(&model, executor.as_ref(), effort, &mut |_| {})?), "measured")
-                }
-            }
-        }
-    };
-    let cost = cost((config, &model), executor.as_ref(), (weights, &profile), trials)?;
-    let shape = ModelShape::from(&model);
-    let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
-    let (name, gpus, waited) = (&model.name, &gpu_indexes, trials.waited());
-    tracing::info!(model = name, l_1 = %least, l_max = %largest, profile = source, ?gpus, %waited, "loaded");
-    Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, weights, is_pinned })
-}
-
-fn cost(
-    (config, model): (&Config, &Model),
-    executor: &dyn Executor,
-    (weights, profile): (Weights, &LatencyProfile),
-    trials: &mut Trials<'_>,
-) -> Result<Option<BatchCost>, BackendError> {
-    let is_chosen = ModelShape::from(model).records.inputs;
-    if !is_chosen || executor.on_gpus().is_none() || config.memory_pages()?.is_none() {
-        return Ok(profile::cost(model, executor, trials));
-    }
-    // The weights are there all the time: while it waited for turns they would have pages that the scheduler counts as
-    // free.
-    let takes = weights.load + Effort::AT_START.takes(profile.latency(profile.max_batch())) * 3;
-    Ok(trials.together(takes, |trials| profile::cost(model, executor, trials)))
-}
-
-/// The one GPU that a model is tried on that we do not run on GPUs ourselves, if it takes one: ONNX Runtime has a
-/// session for each, and what is for none of them runs in the first. What the CPU computes takes it from all of the
-/// threads that stand for GPUs.
-fn gpu_of_trials(model: &Model, gpu_indexes: &[u32], provider: Provider) -> Option<usize> {
-    let runs_it = matches!(
-        model.executor,
-        repository::Executor::Onnx { wanted, .. } if wanted.processor == Some(Processor::Onnxruntime)
-    );
-    let first = gpu_indexes.first().map(|&gpu| gpu as usize);
-    first.filter(|_| runs_it && provider == Provider::Cuda)
-}
-
-fn load_executor(
-    model: &Model,
-    gpu_indexes: &[u32],
-    (config, programs, devices): (&Config, &Programs, &Arc<Devices>),
-    trials: &mut Trials<'_>,
-) -> Result<Arc<dyn Executor>, ExecutorError> {
-    match &model.executor {
-        repository::Executor::Onnx { file, batching, wanted, .. } if is_on_gpus(model) => {
-            let how = (file.as_path(), batching, wanted.precision.unwrap_or_default());
-            let mut turn = |gpu, took| {
-                trials.go_to(gpu);
-                trials.wait(took);
-            };
-            Ok(Arc::new(OnGpus::load_in_turns(model, how, gpu_indexes, devices, &mut turn)?))
-        }
-        _ => executor::load(model, (gpu_indexes, &config.gpus), &config.onnxruntime, programs),
-    }
-}
-
-/// l(b) without measuring: an emulated GPU says what it is, and a model may have been measured ahead of time.
-fn known_profile(model: &Model, executor: &dyn Executor) -> Option<LatencyProfile> {
-    let stored = match &model.executor {
-        repository::Executor::Onnx { profile, .. } | repository::Executor::Process { profile, .. } => profile.clone(),
-        repository::Executor::Emulated { .. } => None,
-    };
-    executor.emulated_profile().cloned().or(stored)
 }
 
 /// What was measured of a model.
@@ -400,23 +246,4 @@ pub fn measure_on_gpu(
     let tried = trial::run(clock, model, &on_gpus, memory, (effort, &mut trials), &mut of_size)?;
     let by_length = profile::measure_by_length(model, &on_gpus, (effort, &mut trials), progress);
     Ok(Profiled { sizes: tried.measured, latency: tried.profile, by_length })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_model_that_runs_in_one_session_at_a_time_is_tried_on_the_gpu_of_that() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/digits");
-        let mut model = repository::load_model(&folder).unwrap();
-        let mut tried_by = |processor, provider| {
-            let repository::Executor::Onnx { wanted, .. } = &mut model.executor else { panic!("it is an ONNX model") };
-            wanted.processor = Some(processor);
-            gpu_of_trials(&model, &[3, 5], provider)
-        };
-        assert_eq!(tried_by(Processor::Onnxruntime, Provider::Cuda), Some(3));
-        assert_eq!(tried_by(Processor::Onnxruntime, Provider::Cpu), None, "all of them share the CPU");
-        assert_eq!(tried_by(Processor::Cpu, Provider::Cuda), None);
-    }
 }

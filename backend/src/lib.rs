@@ -5,10 +5,11 @@
 pub mod config;
 pub mod core;
 pub mod drive;
+pub mod error;
 pub mod executor;
 pub mod health;
+pub mod limits;
 pub mod links;
-pub mod loaded;
 pub mod memory;
 pub mod staging;
 pub mod worker;

@@ -44,7 +44,7 @@ use proto::{
 use thiserror::Error;
 
 use crate::{
-    executor::TaskError,
+    error::TaskError,
     staging::{BUFFERS, FAILURE_TEXT_BYTES_MAX, ModelShape, Place, Records},
 };
 pub use handover::HANDED_MAX;

@@ -15,7 +15,8 @@ use std::{
 
 use backend::{
     config::{Config, Emulate},
-    drive::{BackendError, run},
+    drive::run,
+    error::BackendError,
 };
 use proto::{
     BackendId, Claim, Epoch, Era, FrontendId, LinkId, LoadId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,

@@ -8,8 +8,7 @@ use std::{
 
 use backend::{
     core::{Core, CoreConfig, Job, LAST_WORDS_SPAN, Output},
-    executor::Executor,
-    loaded::Loaded,
+    executor::{Executor, Loaded},
     staging::{ModelShape, Staging},
     worker::{Execution, HANDED_MAX, Outputs},
 };

@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
-use backend::{executor::Emulated, loaded::Loaded, staging::ModelShape};
+use backend::{
+    executor::{Emulated, Loaded},
+    staging::ModelShape,
+};
 use proto::{BatchCost, LatencyProfile, Span, Weights};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

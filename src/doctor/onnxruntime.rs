@@ -9,7 +9,7 @@ pub(super) fn here() -> Finding {
     check(executor::onnxruntime_library(&OnnxRuntime::default()))
 }
 
-fn check(library: Result<String, executor::ExecutorError>) -> Finding {
+fn check(library: Result<String, backend::error::ExecutorError>) -> Finding {
     let name = "ONNX Runtime";
     match library {
         Ok(found) => Finding::ok(name, found),
@@ -22,7 +22,7 @@ fn check(library: Result<String, executor::ExecutorError>) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use backend::executor::ExecutorError;
+    use backend::error::ExecutorError;
 
     use super::{super::Level, *};
 

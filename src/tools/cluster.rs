@@ -13,7 +13,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use backend::config::{GPUS_MAX, OTHERS, OnnxRuntime};
+use backend::{
+    config::{OTHERS, OnnxRuntime},
+    limits::GPUS_MAX,
+};
 use gateway::{
     access::Clients,
     config::{DEFAULT_SERVER_NAME, MetricsConfig, ModelControlMode, Otlp, TraceConfig},

@@ -4,7 +4,8 @@ use std::{path::Path, sync::Arc};
 
 use backend::{
     config::{Config, Gpus, OnnxRuntime},
-    executor::{self, Executor, ExecutorError, OnGpus, Programs, gpus::Devices},
+    error::ExecutorError,
+    executor::{self, Executor, OnGpus, Programs, gpus::Devices},
 };
 use cuda::Fake;
 use repository::{Batching, Model, Precision, Processor};

@@ -4,8 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::GPUS_MAX;
-use crate::drive::BackendError;
+use crate::{error::BackendError, limits::GPUS_MAX};
 
 /// GPUs to offer: so many of them, or these.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use repository::Precision;
 use serde::{Deserialize, Serialize};
 
 use super::{GpuName, Gpus};
-use crate::{drive::BackendError, executor::ExecutorError};
+use crate::error::{BackendError, ExecutorError};
 
 /// Threads of one batch: more than processors have cores.
 pub const THREADS_MAX: usize = 256;

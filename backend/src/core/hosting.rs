@@ -17,7 +17,7 @@ use proto::{
 use transport::Notes;
 
 use super::{Core, HANDOVER, Output, Reader};
-use crate::{loaded::Loaded, staging::Staging, worker::Worker};
+use crate::{executor::Loaded, staging::Staging, worker::Worker};
 
 /// Models that may be loaded and wait for the primary's word.
 const READY_MAX: usize = 64;

@@ -23,7 +23,6 @@ use proto::{
 };
 use transport::ConnectionId;
 
-use super::excerpt;
 use crate::links::{FRONTENDS_MAX, TooManyFrontends};
 
 /// The first wait before a scheduler is tried again; each failure doubles it.
@@ -315,4 +314,9 @@ fn parse(named: &ModelThreads) -> Result<Vec<(ModelThreadId, SocketAddr)>, Strin
         Err(_) => Err(format!("ModelThread {}: found address '{}', expected ip:port", id.0, excerpt(text))),
     });
     parsed.collect()
+}
+
+/// A peer's text for our log: short, and on one line whatever is in it.
+pub(crate) fn excerpt(text: &str) -> String {
+    text.chars().take(64).map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
 }

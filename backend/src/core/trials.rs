@@ -3,16 +3,7 @@
 
 use proto::{Span, Timestamp};
 
-use super::{Core, Output};
-
-/// A trial that waits.
-#[derive(Debug)]
-pub(super) struct Trial {
-    gpus: Vec<usize>,
-    takes: Span,
-    /// When it is made whatever is planned, on this process's clock.
-    patience_ends: Timestamp,
-}
+use super::{Core, Output, Trial};
 
 impl Core {
     /// A model is to be tried on these GPUs, which should take so long: see [`Output::Try`]. It waits no longer than

@@ -15,7 +15,7 @@ use proto::{
 
 use super::{Core, Output, Reader, session::Session};
 use crate::{
-    loaded::Loaded,
+    executor::Loaded,
     memory::{Hosted, LoadOrder, Memory, MemoryAction},
 };
 

@@ -8,10 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuda::{SLOTS, Slot};
 
 use super::{gpu::parts, pinned::Staged};
-use crate::{
-    core::Run,
-    executor::{ExecutorError, OnGpus},
-};
+use crate::{core::Run, error::ExecutorError, executor::OnGpus};
 
 const _: () = assert!(SLOTS > 2, "one is run while the other one is filled, and there is one to try models in");
 

@@ -15,8 +15,8 @@ use crossbeam_channel::{Receiver, Sender};
 use proto::Span;
 use transport::{Clock, Waker};
 
-use super::gpu::sleep_until;
-use crate::executor::{Executor, ExecutorError};
+use super::timers::{reduce_timer_slack, sleep_until};
+use crate::{error::ExecutorError, executor::Executor};
 
 /// A way has one copy to make at a time; a second waits only while one of a lost session ends.
 const JOBS_MAX: usize = 2;
@@ -102,7 +102,7 @@ impl Drop for Copies {
 }
 
 fn run_jobs(clock: Clock, (gpu, leaving): (usize, &Leaving), jobs: &Receiver<Job>, copied: &Sender<Copied>) {
-    super::reduce_timer_slack();
+    reduce_timer_slack();
     for job in jobs {
         let leaving = std::mem::take(&mut *leaving.lock().unwrap_or_else(PoisonError::into_inner));
         leaving.iter().filter_map(|executor| executor.on_gpus()).for_each(|model| model.on(gpu).unload());

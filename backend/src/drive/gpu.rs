@@ -16,10 +16,16 @@ use transport::{Clock, Region, Waker};
 
 use repository::cell;
 
-use super::{ahead::Ahead, pinned::Staged, queue::Queue};
+use super::{
+    ahead::Ahead,
+    pinned::Staged,
+    queue::Queue,
+    timers::{reduce_timer_slack, sleep_until},
+};
 use crate::{
     core::{self, HANDOVER},
-    executor::{Executor, ExecutorError, OnGpus, TaskError},
+    error::{ExecutorError, TaskError},
+    executor::{Executor, OnGpus},
     staging::ModelShape,
     worker::{Execution, HANDED_MAX, Outputs},
 };
@@ -27,8 +33,6 @@ use crate::{
 /// Batches that one session gives a GPU. Those that wait of a lost session are taken back when it ends, so that no more
 /// than one is in the way of the next session's.
 const JOBS_MAX: usize = HANDED_MAX;
-/// Sleeping ends up to this late, so the rest of a wait is spent awake.
-const SLEEP_ERROR: Span = Span::from_micros(80);
 
 /// A batch to run.
 pub(super) struct Job {
@@ -152,7 +156,7 @@ fn send_ahead(gpu: usize, ahead: &Ahead, jobs: &Receiver<JobAhead>) {
 }
 
 fn run_jobs(clock: Clock, (gpu, ahead): (usize, &Ahead), jobs: &Queue<Job>, finished: &Sender<Finished>) {
-    super::reduce_timer_slack();
+    reduce_timer_slack();
     let mut scratch = Scratch::default();
     let mut next = None;
     while let Some(job) = next.take().or_else(|| jobs.pop(|job| job.left(clock))) {
@@ -393,21 +397,6 @@ fn scatter(job: &Job, outcome: &Outputs, outputs: &[u8]) {
             let at = if outcome.failed.is_empty() { packed } else { own };
             job.staged.region().write(at, &room[..bytes as usize]);
             packed += bytes as usize;
-        }
-    }
-}
-
-/// Sleeps while there is time to oversleep, then yields until `at`.
-pub(super) fn sleep_until(now: impl Fn() -> Timestamp, at: Timestamp) {
-    loop {
-        let left = at - now();
-        if left <= Span::ZERO {
-            return;
-        }
-        if left > SLEEP_ERROR {
-            thread::sleep((left - SLEEP_ERROR).to_duration());
-        } else {
-            thread::yield_now();
         }
     }
 }

@@ -12,11 +12,14 @@ use proto::{Brought, LoadId, Timestamp};
 use repository::{Source, Stamp, Store};
 use transport::Waker;
 
-use super::{BackendError, Means, load, turns::Trials};
+use super::{
+    loading::{Means, load},
+    turns::Trials,
+};
 use crate::{
     config::{Config, Placed},
-    executor::ExecutorError,
-    loaded::Loaded,
+    error::{BackendError, ExecutorError},
+    executor::Loaded,
 };
 
 /// Loads that may wait for the one that runs.

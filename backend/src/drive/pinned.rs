@@ -10,7 +10,10 @@ use std::{
 use cuda::{Landing, PinnedRegion};
 use transport::{Endpoint, Region};
 
-use crate::executor::{ExecutorError, OnGpus, gpus::Devices};
+use crate::{
+    error::ExecutorError,
+    executor::{OnGpus, gpus::Devices},
+};
 
 /// Staging memory of a session.
 #[derive(Debug)]

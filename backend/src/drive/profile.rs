@@ -5,8 +5,9 @@ use repository::{Model, cell};
 
 use super::turns::Trials;
 use crate::{
-    executor::{Execute, Executor, ExecutorError, TaskError, few_sizes},
-    loaded::MEASURED_LENGTH,
+    error::{ExecutorError, TaskError},
+    executor::{Execute, Executor, few_sizes},
+    limits::MEASURED_LENGTH,
 };
 
 mod by_length;

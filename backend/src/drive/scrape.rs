@@ -19,7 +19,8 @@ use proto::{Span, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use transport::{Clock, share_of};
 
-use super::{BackendError, health::Readings};
+use super::health::Readings;
+use crate::error::BackendError;
 
 /// Connections at once.
 const CONNECTIONS_MAX: usize = 16;

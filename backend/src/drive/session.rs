@@ -19,7 +19,6 @@ use transport::{Access, Arm, Clock, Endpoint, EndpointConfig, Region, Waker};
 use zerocopy::IntoBytes;
 
 use super::{
-    BackendError,
     copies::{self, Copies},
     gpu::{End, Gpus, Job, JobAhead},
     loader::{self, Loader},
@@ -29,8 +28,8 @@ use super::{
 use crate::{
     config::Config,
     core::{self, Core, CoreConfig, LAST_WORDS_SPAN, Output},
-    executor::{Executor, gpus::Devices},
-    loaded::Loaded,
+    error::BackendError,
+    executor::{Executor, Loaded, gpus::Devices},
     staging::{ModelShape, Records, Staging},
 };
 

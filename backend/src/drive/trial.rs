@@ -9,7 +9,10 @@ use super::{
     profile::{self, Effort, Measured},
     turns::Trials,
 };
-use crate::executor::{Executor as _, ExecutorError, OnGpus, TaskError};
+use crate::{
+    error::{ExecutorError, TaskError},
+    executor::{Executor as _, OnGpus},
+};
 
 /// What was found.
 pub(super) struct Tried {

@@ -10,8 +10,11 @@ use repository::{
     cell::{self, Cell},
 };
 
-use super::{BackendError, turns::Trials};
-use crate::executor::{Executor, ExecutorError};
+use super::turns::Trials;
+use crate::{
+    error::{BackendError, ExecutorError},
+    executor::Executor,
+};
 
 /// Runs all samples of a model. An emulated one has nothing to warm.
 pub(super) fn run(

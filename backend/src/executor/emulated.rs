@@ -9,7 +9,10 @@ use repository::{
     emulated::{UnequalTimes, digest, is_echo},
 };
 
-use super::{Executor, ExecutorError, TaskError, tasks};
+use crate::{
+    error::{ExecutorError, TaskError},
+    executor::{Executor, tasks},
+};
 
 /// An emulated model.
 pub struct Emulated {

@@ -22,11 +22,12 @@ use proto::{LatencyProfile, Span};
 use repository::{Batching, Model, Precision, cell};
 use transport::Region;
 
-use super::{
-    Executor, ExecutorError, TaskError, few_sizes,
-    onnx::{Groups, Source},
+use super::onnx::{Groups, Source};
+use crate::{
+    error::{ExecutorError, TaskError},
+    executor::{Executor, few_sizes},
+    limits::MEASURED_LENGTH,
 };
-use crate::loaded::MEASURED_LENGTH;
 pub use devices::{Devices, OpenDriver, real_driver};
 use rungs::Rungs;
 use unequal::Unequal;
@@ -241,7 +242,7 @@ impl OnGpus {
     pub fn try_records_on<T>(
         &self,
         gpu: usize,
-        run: impl FnOnce(&mut super::Execute<'_>) -> Result<T, ExecutorError>,
+        run: impl FnOnce(&mut crate::executor::Execute<'_>) -> Result<T, ExecutorError>,
     ) -> Result<T, ExecutorError> {
         self.with_weights(gpu, |_| run(&mut |inputs, outputs| self.run_records(gpu, Slot::TRIAL, inputs, outputs)))
     }

@@ -11,8 +11,12 @@ use proto::LatencyProfile;
 use repository::{Batching, DataType, Model, Stamp, cell};
 use tract_onnx::{prelude::*, tract_hir::infer::Factoid};
 
-use super::{Executor, ExecutorError, TaskError, panics};
-use crate::config::onnxruntime::Sessions;
+use super::panics;
+use crate::{
+    config::onnxruntime::Sessions,
+    error::{ExecutorError, TaskError},
+    executor::Executor,
+};
 use binding::{Binding, Port};
 use groups::AnyLength;
 pub(super) use groups::{Group, Groups, Rounding, RunGroups, TakeResults};

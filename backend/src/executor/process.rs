@@ -38,7 +38,10 @@ use proto::{
 };
 use repository::{Model, Program};
 
-use super::{Executor, ExecutorError, TaskError};
+use crate::{
+    error::{ExecutorError, TaskError},
+    executor::Executor,
+};
 use keeper::Keeper;
 pub use launcher::launch_if_asked;
 use layout::Layout;

@@ -8,7 +8,8 @@ use repository::{Model, cell};
 use super::{Effort, Measured, cost, time_batch};
 use crate::{
     drive::turns::Trials,
-    executor::{Execute, Executor, ExecutorError},
+    error::ExecutorError,
+    executor::{Execute, Executor},
 };
 
 /// Each is so many times the one before.
@@ -110,7 +111,7 @@ mod tests {
     use transport::Clock;
 
     use super::*;
-    use crate::{drive::turns::Turns, executor::TaskError};
+    use crate::{drive::turns::Turns, error::TaskError};
 
     /// Fails with what is longer than this many bytes.
     struct Fails(usize);

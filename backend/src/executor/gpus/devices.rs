@@ -16,8 +16,7 @@ use transport::Region;
 
 use crate::{
     config::{Config, GpuName},
-    drive::BackendError,
-    executor::ExecutorError,
+    error::{BackendError, ExecutorError},
     staging::BUFFERS,
 };
 

@@ -6,9 +6,12 @@
 
 use repository::BatchLengths;
 
-use crate::executor::{
-    ExecutorError, few_sizes,
-    onnx::{Groups, Rounding},
+use crate::{
+    error::ExecutorError,
+    executor::{
+        few_sizes,
+        onnx::{Groups, Rounding},
+    },
 };
 
 /// Plans of one model, of all forms and batch sizes together. Each is prepared, run, captured and measured before the

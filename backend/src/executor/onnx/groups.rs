@@ -22,7 +22,10 @@ use super::{
     layout::copy_common,
     runs, text,
 };
-use crate::executor::{TaskError, panics, tasks};
+use crate::{
+    error::TaskError,
+    executor::{panics, tasks},
+};
 
 /// A model's tensors, and what becomes of them where tasks differ.
 pub(in crate::executor) struct Groups {

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     config::onnxruntime::{Provider, Sessions},
-    executor::ExecutorError,
+    error::ExecutorError,
 };
 
 /// Bytes of a reason, which the library makes as long as it likes.

@@ -8,7 +8,7 @@ use std::sync::{PoisonError, RwLock};
 use tract_onnx::{prelude::*, tract_core::plan::SimplePlan};
 
 use super::{Engine, Output, Source, Turn, binding::Binding, dimensions, output_ports, output_ports_for};
-use crate::executor::ExecutorError;
+use crate::error::ExecutorError;
 
 /// The optimised graph, with the weights.
 type Graph = Arc<SimplePlan<TypedFact, Box<dyn TypedOp>>>;

@@ -15,7 +15,7 @@ use ort::{
 };
 
 use super::one_line;
-use crate::executor::ExecutorError;
+use crate::error::ExecutorError;
 
 /// Names its path, where no configuration does.
 const PATH_VARIABLE: &str = "ORT_DYLIB_PATH";

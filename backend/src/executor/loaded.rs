@@ -5,10 +5,8 @@ use std::sync::Arc;
 use proto::{BatchCost, LatencyProfile, Span, Weights, backend_to_scheduler::ModelOffer};
 use repository::{Model, Tensor, Variable, cell};
 
-use crate::{config::Claim, executor::Executor, staging::ModelShape};
+use crate::{config::Claim, executor::Executor, limits::MEASURED_LENGTH, staging::ModelShape};
 
-/// Where requests choose lengths, l(b) is of tasks as long as this, or of the longest below that there may be.
-pub const MEASURED_LENGTH: usize = 256;
 /// Longer tasks than those that were measured are not expected to make a batch last longer than this: what hangs is
 /// given up after ten times as long.
 const LONGEST: Span = Span::from_millis(6_000);

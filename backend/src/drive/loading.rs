@@ -1,0 +1,162 @@
+//! Loads a model: finds its executor, warms it up, and measures it where its latency is not known.
+
+use std::sync::Arc;
+
+use proto::{BatchCost, LatencyProfile, Span, Weights};
+use repository::{Model, Processor, SLO_MAX};
+use transport::Clock;
+
+use super::{
+    profile::{self, Effort},
+    trial,
+    turns::{Trials, Turns},
+    warmup,
+};
+use crate::{
+    config::{Config, Placed, is_on_gpus, onnxruntime::Provider},
+    error::{BackendError, ExecutorError},
+    executor::{self, Executor, Loaded, OnGpus, Programs, gpus::Devices},
+    staging::ModelShape,
+};
+
+/// What models are loaded with.
+#[derive(Clone)]
+pub(crate) struct Means {
+    pub(super) clock: Clock,
+    pub(super) programs: Programs,
+    pub(super) devices: Arc<Devices>,
+    pub(super) turns: Turns,
+}
+
+impl Means {
+    /// The trials of a load.
+    pub(super) fn trials(&self) -> Trials<'_> {
+        Trials::new(&self.turns, self.clock)
+    }
+}
+
+pub(crate) fn load(
+    means: &Means,
+    config: &Config,
+    placed: Placed,
+    trials: &mut Trials<'_>,
+) -> Result<Loaded, BackendError> {
+    let Means { clock, programs, devices, .. } = means;
+    let Placed { model, gpu_indexes, mut weights, is_pinned } = placed;
+    let started_at = clock.now();
+    trials.begin(&gpu_indexes);
+    let executor = load_executor(&model, &gpu_indexes, (config, programs, devices), trials)?;
+    let folder = model.folder(&config.repository);
+    let (profile, source) = match (executor.on_gpus(), known_profile(&model, executor.as_ref())) {
+        (Some(on_gpus), _) => {
+            if weights.read > Span::ZERO {
+                weights.read = trial::time_read(*clock, on_gpus)?;
+            }
+            let memory = (weights, config.memory_pages()?.is_some());
+            let tried = trial::run(*clock, &model, on_gpus, memory, (Effort::AT_START, trials), &mut |_| {})?;
+            weights = tried.weights;
+            config.check_weights(&model.name, weights.pages)?;
+            // What runs alone does so on the first of them.
+            on_gpus.gpus().next().into_iter().for_each(|gpu| trials.go_to(gpu));
+            warmup::run(&model, &folder, executor.as_ref(), trials)?;
+            (tried.profile, "measured")
+        }
+        (None, known) => {
+            if weights.read > Span::ZERO && executor.holds_weights() {
+                weights.read = (clock.now() - started_at).clamp(Span(1), SLO_MAX);
+            }
+            if let Some(gpu) = gpu_of_trials(&model, &gpu_indexes, config.onnxruntime.provider) {
+                trials.go_to(gpu);
+            }
+            warmup::run(&model, &folder, executor.as_ref(), trials)?;
+            match known {
+                Some(profile) => (profile, "known"),
+                None => {
+                    let effort = (Effort::AT_START, &mut *trials);
+                    (profile::table(&profile::measure(&model, executor.as_ref(), effort, &mut |_| {})?), "measured")
+                }
+            }
+        }
+    };
+    let cost = cost((config, &model), executor.as_ref(), (weights, &profile), trials)?;
+    let shape = ModelShape::from(&model);
+    let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
+    let (name, gpus, waited) = (&model.name, &gpu_indexes, trials.waited());
+    tracing::info!(model = name, l_1 = %least, l_max = %largest, profile = source, ?gpus, %waited, "loaded");
+    Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, weights, is_pinned })
+}
+
+pub(crate) fn cost(
+    (config, model): (&Config, &Model),
+    executor: &dyn Executor,
+    (weights, profile): (Weights, &LatencyProfile),
+    trials: &mut Trials<'_>,
+) -> Result<Option<BatchCost>, BackendError> {
+    let is_chosen = ModelShape::from(model).records.inputs;
+    if !is_chosen || executor.on_gpus().is_none() || config.memory_pages()?.is_none() {
+        return Ok(profile::cost(model, executor, trials));
+    }
+    // The weights are there all the time: while it waited for turns they would have pages that the scheduler counts as
+    // free.
+    let takes = weights.load + Effort::AT_START.takes(profile.latency(profile.max_batch())) * 3;
+    Ok(trials.together(takes, |trials| profile::cost(model, executor, trials)))
+}
+
+/// The one GPU that a model is tried on that we do not run on GPUs ourselves, if it takes one: ONNX Runtime has a
+/// session for each, and what is for none of them runs in the first. What the CPU computes takes it from all of the
+/// threads that stand for GPUs.
+pub(crate) fn gpu_of_trials(model: &Model, gpu_indexes: &[u32], provider: Provider) -> Option<usize> {
+    let runs_it = matches!(
+        model.executor,
+        repository::Executor::Onnx { wanted, .. } if wanted.processor == Some(Processor::Onnxruntime)
+    );
+    let first = gpu_indexes.first().map(|&gpu| gpu as usize);
+    first.filter(|_| runs_it && provider == Provider::Cuda)
+}
+
+pub(crate) fn load_executor(
+    model: &Model,
+    gpu_indexes: &[u32],
+    (config, programs, devices): (&Config, &Programs, &Arc<Devices>),
+    trials: &mut Trials<'_>,
+) -> Result<Arc<dyn Executor>, ExecutorError> {
+    match &model.executor {
+        repository::Executor::Onnx { file, batching, wanted, .. } if is_on_gpus(model) => {
+            let how = (file.as_path(), batching, wanted.precision.unwrap_or_default());
+            let mut turn = |gpu, took| {
+                trials.go_to(gpu);
+                trials.wait(took);
+            };
+            Ok(Arc::new(OnGpus::load_in_turns(model, how, gpu_indexes, devices, &mut turn)?))
+        }
+        _ => executor::load(model, (gpu_indexes, &config.gpus), &config.onnxruntime, programs),
+    }
+}
+
+/// l(b) without measuring: an emulated GPU says what it is, and a model may have been measured ahead of time.
+pub(crate) fn known_profile(model: &Model, executor: &dyn Executor) -> Option<LatencyProfile> {
+    let stored = match &model.executor {
+        repository::Executor::Onnx { profile, .. } | repository::Executor::Process { profile, .. } => profile.clone(),
+        repository::Executor::Emulated { .. } => None,
+    };
+    executor.emulated_profile().cloned().or(stored)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_runs_in_one_session_at_a_time_is_tried_on_the_gpu_of_that() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/digits");
+        let mut model = repository::load_model(&folder).unwrap();
+        let mut tried_by = |processor, provider| {
+            let repository::Executor::Onnx { wanted, .. } = &mut model.executor else { panic!("it is an ONNX model") };
+            wanted.processor = Some(processor);
+            gpu_of_trials(&model, &[3, 5], provider)
+        };
+        assert_eq!(tried_by(Processor::Onnxruntime, Provider::Cuda), Some(3));
+        assert_eq!(tried_by(Processor::Onnxruntime, Provider::Cpu), None, "all of them share the CPU");
+        assert_eq!(tried_by(Processor::Cpu, Provider::Cuda), None);
+    }
+}
