@@ -1,7 +1,7 @@
 //! What becomes of tasks of unequal sizes in one batch of an ONNX model: whether they are padded or joined, and what
 //! the model is told of it (`batch_input` and `batch_output` of Triton's ModelConfig, and `parameters`).
 
-use crate::DataType;
+use crate::tensor::DataType;
 
 /// How tasks whose tensors differ in size run together.
 #[derive(Debug, Clone, PartialEq)]

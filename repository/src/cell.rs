@@ -17,7 +17,7 @@
 
 use thiserror::Error;
 
-use crate::{DataType, Tensor, elements};
+use crate::tensor::{DataType, Tensor, elements};
 
 /// Bytes of the length before a record, a cell's elements, and a string.
 pub const HEAD_BYTES: usize = size_of::<u32>();
@@ -251,7 +251,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Variable;
+    use crate::tensor::Variable;
     use proptest::prelude::*;
 
     fn variable(name: &str, datatype: DataType, shape: Vec<usize>, is_optional: bool) -> Tensor {

@@ -3,8 +3,7 @@
 
 use std::{
     fs, io,
-    path::{Component, Path, PathBuf},
-    sync::LazyLock,
+    path::{Path, PathBuf},
 };
 
 mod accepted;
@@ -13,6 +12,7 @@ mod batching;
 mod completion;
 mod configuration;
 mod emulated;
+mod file;
 mod program;
 mod queue;
 mod variable;
@@ -21,40 +21,26 @@ mod warmup;
 
 pub use asked::{Question, ask_programs_with};
 pub use configuration::Configuration;
-use miette::Diagnostic as _;
-use program::{PROCESS, PYTHON};
-use prost_reflect::{
-    DescriptorPool, DynamicMessage, EnumDescriptor, MapKey, MessageDescriptor, Value, text_format::ParseError,
-};
+use prost_reflect::{DynamicMessage, Value};
 use proto::{LatencyProfile, Span};
 pub use queue::{QueuePolicies, QueuePolicy, QueueTimeout};
 pub use warmup::{Warmup, WarmupData, WarmupInput};
 
-use crate::{
-    DataType, Executor, ImagePipeline, Model, Precision, Priorities, Processor, Refused, RepositoryError, SLO_MAX,
-    Tensor, Wanted, WeightsSize, cell, elements, emulated::UnequalTimes, profile::StoredProfile,
-};
 use variable::Bounds;
 
-/// `inference.ModelConfig`, as build.rs compiled it.
-static MODEL_CONFIG: LazyLock<MessageDescriptor> = LazyLock::new(|| {
-    DescriptorPool::decode(include_bytes!(concat!(env!("OUT_DIR"), "/model_config.bin")).as_slice())
-        .expect("build.rs wrote it")
-        .get_message_by_name("inference.ModelConfig")
-        .expect("the schema declares it")
-});
-
-/// The largest weights that are believed, in megabytes.
-const WEIGHTS_MB_MAX: f64 = 1e6;
-
-/// The executor that runs ONNX models.
-pub(crate) const ONNX: &str = "onnx";
-/// The same on a GPU.
-pub(crate) const CUDA: &str = "cuda";
-/// ONNX Runtime, if `parameters: executor` names it. As `backend` it is Triton's word for any ONNX model.
-pub(crate) const ONNXRUNTIME: &str = "onnxruntime";
-/// The file of an ONNX model, unless the configuration names one.
-const ONNX_FILE: &str = "model.onnx";
+use crate::{
+    ImagePipeline, cell,
+    config::file::{ConfigFile, MODEL_CONFIG, ONNX_FILE, data_types, get, is_onnx, parse, parse_json, text},
+    emulated::UnequalTimes,
+    error::{Refused, RepositoryError},
+    limits::WEIGHTS_MB_MAX,
+    model::{
+        CUDA, Executor, Model, ONNX, ONNXRUNTIME, PROCESS, PYTHON, Precision, Priorities, Processor, Wanted,
+        WeightsSize,
+    },
+    profile::StoredProfile,
+    tensor::{DataType, Tensor, elements},
+};
 
 /// Rows of a request, at most. They are tasks, so an execution need not take them all.
 const ROWS_MAX: usize = 4_096;
@@ -105,81 +91,6 @@ pub(crate) fn load(folder: &Path, written: Written<'_>) -> Result<Vec<Result<Mod
         model.map_err(|RepositoryError(reason)| Refused { name: name.clone(), version, reason })
     };
     Ok(file.versions()?.into_iter().map(of_version).collect())
-}
-
-/// A configuration as clients give it: in the JSON form of protobuf, with fields by their own names or in camel case.
-fn parse_json(text: &str) -> Result<DynamicMessage, String> {
-    let mut json = serde_json::Deserializer::from_str(text);
-    let message = DynamicMessage::deserialize(MODEL_CONFIG.clone(), &mut json);
-    let parsed = message.and_then(|message| json.end().map(|()| message));
-    parsed.map_err(|error| format!("{error}; expected a ModelConfig in JSON").replace('\n', " "))
-}
-
-fn parse(text: &str) -> Result<DynamicMessage, String> {
-    let text = with_colons(text);
-    DynamicMessage::parse_text_format(MODEL_CONFIG.clone(), &text).map_err(|error| located(&error, &text))
-}
-
-/// Writes `input: [` for `input [`. The colon before a list of messages is optional in the text format and Triton's
-/// own examples leave it out, but the parser wants it. A blank before the bracket gives its place, so that the
-/// positions of errors stay what they are.
-fn with_colons(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 8);
-    let mut chars = text.chars();
-    // The last character that is neither a blank nor in a comment.
-    let mut last = ' ';
-    while let Some(c) = chars.next() {
-        match c {
-            '#' => {
-                out.push(c);
-                out.extend(chars.by_ref().take_while(|&c| c != '\n'));
-                out.push('\n');
-            }
-            '"' | '\'' => {
-                out.push(c);
-                let mut escaped = false;
-                for inner in chars.by_ref() {
-                    out.push(inner);
-                    if inner == c && !escaped {
-                        break;
-                    }
-                    escaped = inner == '\\' && !escaped;
-                }
-            }
-            '[' if last.is_ascii_alphanumeric() || last == '_' => {
-                if out.ends_with([' ', '\t']) {
-                    out.pop();
-                }
-                out.push_str(":[");
-            }
-            _ => out.push(c),
-        }
-        if c != '#' && !c.is_whitespace() {
-            last = c;
-        }
-    }
-    out
-}
-
-/// The parser's complaint with the line and column that it points at.
-fn located(error: &ParseError, text: &str) -> String {
-    let label = error.labels().and_then(|mut labels| labels.next());
-    let Some(before) = label.and_then(|label| text.get(..label.offset())) else { return error.to_string() };
-    let line = before.matches('\n').count() + 1;
-    let column = before.chars().rev().take_while(|&c| c != '\n').count() + 1;
-    format!("line {line}, column {column}: {error}")
-}
-
-/// A parsed `config.pbtxt`.
-struct ConfigFile<'a> {
-    folder: &'a Path,
-    /// Whom errors name.
-    path: PathBuf,
-    message: DynamicMessage,
-    /// Which of its versions this is about.
-    version: String,
-    /// Whether it may name a program: its files are not a client's.
-    may_start: bool,
 }
 
 impl ConfigFile<'_> {
@@ -249,19 +160,6 @@ impl ConfigFile<'_> {
             told.set_field_by_name("backend", Value::String(executor));
         }
         told
-    }
-
-    fn name(&self) -> Result<String, RepositoryError> {
-        let folder = self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let name = text(&self.message, "name");
-        if !name.is_empty() && name != folder {
-            return Err(self.error(
-                "name",
-                format_args!("\"{name}\""),
-                format_args!("the folder's name, \"{folder}\""),
-            ));
-        }
-        Ok(folder)
     }
 
     /// Tasks of an execution, rows of a request, and whether tensors have a dimension for them.
@@ -334,16 +232,6 @@ impl ConfigFile<'_> {
         })
     }
 
-    /// `parameters: executor`, or else `backend`, or else `platform`.
-    fn executor_name(&self) -> String {
-        let candidates = [self.parameter("executor"), Some(text(&self.message, "backend"))];
-        candidates
-            .into_iter()
-            .flatten()
-            .find(|name| !name.is_empty())
-            .unwrap_or_else(|| text(&self.message, "platform"))
-    }
-
     fn executor(
         &self,
         (max_batch, is_batched): (usize, bool),
@@ -407,14 +295,6 @@ impl ConfigFile<'_> {
         Ok(file)
     }
 
-    /// That a file's name leads to nowhere else: it may be a client's.
-    fn check_inside(&self, key: &str, name: &str) -> Result<(), RepositoryError> {
-        match Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
-            true => Ok(()),
-            false => Err(self.error(key, format_args!("\"{name}\""), "a file below the model's folder")),
-        }
-    }
-
     /// The labels of the first output, one a line, one for each of its elements.
     fn labels(&self, first: &Tensor) -> Result<Vec<String>, RepositoryError> {
         let output = get(&self.message, "output");
@@ -436,20 +316,6 @@ impl ConfigFile<'_> {
             )));
         }
         Ok(labels)
-    }
-
-    /// `parameters { key: "KEY" value: { string_value: ".." } }`.
-    fn parameter(&self, key: &str) -> Option<String> {
-        parameter(&self.message, key)
-    }
-
-    fn milliseconds(&self, key: &str) -> Result<f64, RepositoryError> {
-        let expected = "milliseconds, above 0 and at most 600000, in parameters { key value { string_value } }";
-        let Some(found) = self.parameter(key) else { return Err(self.error(key, "none", expected)) };
-        match found.parse::<f64>() {
-            Ok(ms) if ms > 0.0 && ms <= SLO_MAX.as_millis_f64() => Ok(ms),
-            _ => Err(self.error(key, format_args!("\"{found}\""), expected)),
-        }
     }
 
     fn weights(&self, executor: &Executor) -> Result<WeightsSize, RepositoryError> {
@@ -480,39 +346,6 @@ impl ConfigFile<'_> {
             )),
         }
     }
-
-    fn error(&self, key: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> RepositoryError {
-        RepositoryError(format!("{}: {key}: found {found}, expected {expected}", self.path.display()))
-    }
-}
-
-/// Whether a model of this executor has an ONNX file.
-fn is_onnx(executor: &str) -> bool {
-    [ONNX, CUDA, ONNXRUNTIME, "onnxruntime_onnx"].contains(&executor)
-}
-
-fn parameter(message: &DynamicMessage, key: &str) -> Option<String> {
-    let parameters = get(message, "parameters");
-    let value = parameters.as_map()?.get(&MapKey::String(key.to_owned()))?;
-    Some(text(value.as_message()?, "string_value"))
-}
-
-fn get(message: &DynamicMessage, field: &str) -> Value {
-    message.get_field_by_name(field).expect("the schema declares it").into_owned()
-}
-
-/// A list of lengths.
-fn dims(message: &DynamicMessage, field: &str) -> Vec<i64> {
-    get(message, field).as_list().unwrap_or_default().iter().filter_map(Value::as_i64).collect()
-}
-
-fn text(message: &DynamicMessage, field: &str) -> String {
-    get(message, field).as_str().unwrap_or_default().to_owned()
-}
-
-/// Triton's names and numbers of types.
-fn data_types() -> Option<EnumDescriptor> {
-    MODEL_CONFIG.parent_pool().get_enum_by_name("inference.DataType")
 }
 
 fn size_in_bytes(tensor: &Tensor) -> Option<u32> {

@@ -3,7 +3,7 @@
 
 mod times;
 
-use crate::Tensor;
+use crate::tensor::Tensor;
 
 pub use times::{Alone, Normal, TIME_MAX, UnequalTimes};
 

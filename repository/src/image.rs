@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::{DataType, Tensor};
+use crate::tensor::{DataType, Tensor};
 
 /// Less of a picture than this, other than 0, is a mistake; of much less resizing would make nothing.
 const CROP_MIN: f32 = 0.01;

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, fmt, fs, path::Path};
 
 use prost::Message;
 
-use crate::{DataType, RepositoryError};
+use crate::{error::RepositoryError, tensor::DataType};
 
 #[derive(Clone, PartialEq, Message)]
 struct ModelProto {

@@ -9,7 +9,7 @@ use std::{
 use proto::{LatencyProfile, Span};
 use serde::{Deserialize, Serialize};
 
-use crate::RepositoryError;
+use crate::error::RepositoryError;
 
 /// The file's name.
 pub const FILE_NAME: &str = "profile.toml";

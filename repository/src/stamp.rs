@@ -8,7 +8,10 @@ use std::{
     time::SystemTime,
 };
 
-use crate::{RepositoryError, folders, is_hidden};
+use crate::{
+    error::RepositoryError,
+    folders::{folders, is_hidden},
+};
 
 /// Files of a model's folder, at most.
 const FILES_MAX: usize = 4_096;

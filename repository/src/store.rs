@@ -28,7 +28,7 @@ use std::{
 use proto::{Brought, FilesDigest};
 use sha2::{Digest as _, Sha256};
 
-use crate::{RepositoryError, is_plain};
+use crate::{error::RepositoryError, folders::is_plain};
 
 /// Files that one load may bring along.
 pub const FILES_MAX: usize = 256;

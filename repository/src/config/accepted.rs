@@ -3,11 +3,11 @@
 
 use prost_reflect::{DynamicMessage, Value};
 
-use super::{
-    ConfigFile, get,
-    program::{PROCESS, PYTHON},
+use crate::{
+    config::file::{ConfigFile, get},
+    error::RepositoryError,
+    model::{PROCESS, PYTHON},
 };
-use crate::RepositoryError;
 
 /// Fields that change no answer, and what is done here instead.
 const ACCEPTED: [(&str, &str); 6] = [
@@ -98,7 +98,8 @@ impl ConfigFile<'_> {
 mod tests {
     use std::{fs, path::PathBuf};
 
-    use super::{super::parse, *};
+    use super::*;
+    use crate::config::file::parse;
 
     /// The keys that are said to change nothing in a model that has such a file.
     fn unused(config: &str, file: &str) -> Vec<String> {

@@ -10,8 +10,12 @@ use prost_reflect::DynamicMessage;
 use proto::Span;
 use serde_json::Value;
 
-use super::{ConfigFile, Configuration, MODEL_CONFIG};
-use crate::{Program, RepositoryError};
+use super::Configuration;
+use crate::{
+    config::file::{ConfigFile, MODEL_CONFIG},
+    error::RepositoryError,
+    program::Program,
+};
 
 /// Fields that are taken from an answer. The others are the configuration's alone.
 const TAKEN: [&str; 5] = ["max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy"];

@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use prost_reflect::{DynamicMessage, Value};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{
-    ConfigFile, get,
-    variable::{BOUND_MAX, is_ragged},
+use super::variable::{BOUND_MAX, is_ragged};
+use crate::{
+    BatchLengths, Batching, Generated, GeneratedKind,
+    config::file::{ConfigFile, get},
+    error::RepositoryError,
+    tensor::{DataType, Tensor},
 };
-use crate::{BatchLengths, Batching, DataType, Generated, GeneratedKind, RepositoryError, Tensor};
 
 /// Parameters that say how tasks run together.
 const PARAMETERS: [&str; 4] = [LENGTHS, PADS, MASKS, ELEMENTS];
@@ -275,7 +277,7 @@ fn names(message: &DynamicMessage, field: &str) -> Vec<String> {
 }
 
 fn known(tensors: &[Tensor]) -> String {
-    format!("one of the model's: {}", crate::listed(tensors.iter().map(|tensor| &tensor.name[..])))
+    format!("one of the model's: {}", crate::names::listed(tensors.iter().map(|tensor| &tensor.name[..])))
 }
 
 /// The number that an element of this type has of this value, if it has.
@@ -308,7 +310,10 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{Executor, Model, onnx::tests::file};
+    use crate::{
+        model::{Executor, Model},
+        onnx::tests::file,
+    };
 
     /// Loads a model of ids and types, both of any length, to states of any length.
     fn load(config: &str) -> Result<Model, String> {
@@ -319,7 +324,7 @@ mod tests {
         fs::write(folder.path().join("m/1/model.onnx"), file(&inputs, &[("states", 1, &[-1, -1, 4])], &[])).unwrap();
         fs::write(folder.path().join("m/config.pbtxt"), config).unwrap();
         let prefix = format!("{}/m/config.pbtxt: ", folder.path().display());
-        crate::load_model(&folder.path().join("m")).map_err(|error| error.to_string().replace(&prefix, ""))
+        crate::load::load_model(&folder.path().join("m")).map_err(|error| error.to_string().replace(&prefix, ""))
     }
 
     fn batching(config: &str) -> Batching {

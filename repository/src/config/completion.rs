@@ -8,12 +8,11 @@ use std::path::Path;
 use prost_reflect::{DynamicMessage, ReflectMessage as _, Value};
 use proto::LatencyProfile;
 
-use super::{
-    ConfigFile, MODEL_CONFIG, ONNX, ONNX_FILE, PROCESS, PYTHON, data_types, dims, get, is_onnx, text,
-    variable::is_ragged,
-};
+use super::{PROCESS, PYTHON, variable::is_ragged};
 use crate::{
-    RepositoryError,
+    config::file::{ConfigFile, MODEL_CONFIG, ONNX_FILE, data_types, dims, get, is_onnx, text},
+    error::RepositoryError,
+    model::ONNX,
     onnx::{self, Signature},
 };
 

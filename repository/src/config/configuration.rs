@@ -10,8 +10,13 @@ use serde::{
     ser::{SerializeMap, SerializeSeq},
 };
 
-use super::{MODEL_CONFIG, ONNX, PROCESS, PYTHON, parse, text};
-use crate::{RepositoryError, emulated::UnequalTimes};
+use super::{PROCESS, PYTHON};
+use crate::{
+    config::file::{MODEL_CONFIG, parse, text},
+    emulated::UnequalTimes,
+    error::RepositoryError,
+    model::ONNX,
+};
 
 /// An `inference.ModelConfig`. Serialises as Triton writes it in JSON: fields by their own names, enumerations by
 /// theirs, numbers as numbers, what is not set with its default but for messages.

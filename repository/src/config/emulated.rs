@@ -5,9 +5,10 @@ use std::{fs::File, io::Read as _};
 
 use proto::{BatchCost, LatencyProfile, Span};
 
-use super::{ConfigFile, DataType, RepositoryError, Tensor};
+use super::{DataType, RepositoryError, Tensor};
 use crate::{
     cell,
+    config::file::ConfigFile,
     emulated::{Alone, Normal, OUTPUT, OUTPUT_ELEMENTS, TIME_MAX, UnequalTimes, is_echo},
 };
 
@@ -153,7 +154,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::Model;
+    use crate::model::Model;
 
     /// An emulated model of at most 4 with these parameters, beside a trace.
     fn load(parameters: &[(&str, &str)]) -> Result<Model, String> {
@@ -177,7 +178,7 @@ mod tests {
         fs::write(folder.join("many"), "1\n".repeat(TRACE_MAX + 1)).unwrap();
         // Zeros, of which no disk has any.
         File::create(folder.join("large")).unwrap().set_len(TRACE_BYTES_MAX + 1).unwrap();
-        crate::load_model(&folder).map_err(|error| {
+        crate::load::load_model(&folder).map_err(|error| {
             let text = error.to_string();
             text.split_once("/m/").map_or(text.clone(), |(_, rest)| rest.to_owned())
         })
@@ -209,7 +210,7 @@ mod tests {
         let unequal = [(FIXED, "2"), (PER_TASK, "0.25"), (ALONE, "bytes:5")];
         let profile = |parameters: &[(&str, &str)]| load(parameters).unwrap().executor;
         let expected =
-            |alpha, beta| crate::Executor::Emulated { profile: LatencyProfile::linear(alpha, beta, 4).unwrap() };
+            |alpha, beta| crate::model::Executor::Emulated { profile: LatencyProfile::linear(alpha, beta, 4).unwrap() };
         assert_eq!(profile(&unequal), expected(2.0, 8.0), "10 ms for 2 KiB");
         let own = [("alpha_ms", "1"), ("beta_ms", "3")];
         assert_eq!(profile(&[&unequal[..], &own].concat()), expected(1.0, 3.0));

@@ -6,13 +6,13 @@ use prost_reflect::{DynamicMessage, MapKey, Value};
 use proto::Span;
 use serde::Deserialize;
 
-use super::{ConfigFile, ONNX_FILE, WEIGHTS_MB_MAX, get, parameter};
-use crate::{Launch, Program, ProgramLimits, RepositoryError};
-
-/// Programs that speak the protocol themselves.
-pub(super) const PROCESS: &str = "process";
-/// Models in Python, Triton's name for them.
-pub(super) const PYTHON: &str = "python";
+use crate::{
+    config::file::{ConfigFile, ONNX_FILE, get, parameter},
+    error::RepositoryError,
+    limits::WEIGHTS_MB_MAX,
+    model::PYTHON,
+    program::{Launch, Program, ProgramLimits},
+};
 
 /// The file of a model in Python.
 pub(super) const PYTHON_FILE: &str = "model.py";
@@ -173,7 +173,10 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Executor, Model, Source};
+    use crate::{
+        Source,
+        model::{Executor, Model},
+    };
     use std::fs;
 
     const TENSORS: &str = "input { name: \"x\" data_type: TYPE_FP32 dims: 4 }
@@ -187,7 +190,7 @@ mod tests {
         files.iter().for_each(|file| fs::write(folder.join(file), "").unwrap());
         fs::write(folder.join("config.pbtxt"), format!("{TENSORS} {config}")).unwrap();
         let prefix = format!("{}/", repository.path().display());
-        crate::load_model(&folder).map_err(|error| error.to_string().replace(&prefix, ""))
+        crate::load::load_model(&folder).map_err(|error| error.to_string().replace(&prefix, ""))
     }
 
     fn parameter(key: &str, value: &str) -> String {
@@ -301,11 +304,11 @@ mod tests {
         fs::write(folder.join("3/model.py"), "").unwrap();
         let own = parameter("python", "/opt/python") + &parameter("network", "true");
         fs::write(folder.join("config.pbtxt"), format!("{TENSORS} max_batch_size: 2 {own}")).unwrap();
-        let told = crate::load_model(&folder).unwrap().configuration;
+        let told = crate::load::load_model(&folder).unwrap().configuration;
         let load = |change: &dyn Fn(&mut serde_json::Value)| {
             let mut json = serde_json::to_value(&told).unwrap();
             change(&mut json);
-            crate::load_named(&Source::repository(repository.path()), "m", Some(&json.to_string()))
+            crate::load::load_named(&Source::repository(repository.path()), "m", Some(&json.to_string()))
         };
         for change in
             [&|json: &mut serde_json::Value| json["max_batch_size"] = 7.into(), &|json: &mut serde_json::Value| {

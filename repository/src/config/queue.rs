@@ -7,8 +7,11 @@ use std::collections::BTreeMap;
 use prost_reflect::{DynamicMessage, MapKey, Value};
 use proto::Span;
 
-use super::{ConfigFile, get};
-use crate::{RepositoryError, SLO_MAX};
+use crate::{
+    config::file::{ConfigFile, get},
+    error::RepositoryError,
+    limits::SLO_MAX,
+};
 
 /// The most requests that a bound allows: more is none.
 const REQUESTS_MAX: u32 = 1_000_000;

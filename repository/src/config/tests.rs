@@ -28,12 +28,12 @@ fn repository(config: &str) -> TempDir {
 fn error(config: &str) -> String {
     let repository = repository(config);
     let prefix = format!("{}/", repository.path().display());
-    crate::load(repository.path()).unwrap().whole().unwrap_err().to_string().replace(&prefix, "")
+    crate::load::load(repository.path()).unwrap().whole().unwrap_err().to_string().replace(&prefix, "")
 }
 
 /// The only model of a repository.
 fn model(repository: &TempDir) -> Model {
-    crate::load(repository.path()).unwrap().whole().unwrap().remove(0)
+    crate::load::load(repository.path()).unwrap().whole().unwrap().remove(0)
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_model_of_files_loads() {
 
 #[test]
 fn the_models_that_come_with_the_project_load() {
-    let models = crate::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")).unwrap().whole().unwrap();
+    let models = crate::load::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")).unwrap().whole().unwrap();
     let emulated = |name: &str| models.iter().find(|model| model.name == name).unwrap();
     let resnet50 = emulated("resnet50");
     let profile = LatencyProfile::linear(1.053, 5.072, resnet50.max_batch).unwrap();
@@ -116,7 +116,7 @@ fn one_bad_model_leaves_the_others_and_says_why() {
     let bad = repository.path().join("bad");
     fs::create_dir(&bad).unwrap();
     fs::write(bad.join("config.pbtxt"), "max_batch: 3").unwrap();
-    let found = crate::load(repository.path()).unwrap();
+    let found = crate::load::load(repository.path()).unwrap();
     assert_eq!((found.models.len(), &found.models[0].name[..]), (1, "digits"));
     let refused = &found.refused[0];
     assert_eq!((found.refused.len(), &refused.name[..]), (1, "bad"));
@@ -194,7 +194,7 @@ fn without_batches_dims_are_the_whole_shape() {
     let found = shapes(&file(&[3], &[1, 1000, 1]), &reshaped("1, 1000, 1"));
     assert_eq!(found, (false, 1, vec![3], vec![1000], vec![1, 1000, 1]));
     let repository = plain(&file(&[3], &[2]), Some(&reshaped("3")));
-    let error = crate::load(repository.path()).unwrap().whole().unwrap_err().to_string();
+    let error = crate::load::load(repository.path()).unwrap().whole().unwrap_err().to_string();
     assert!(
         error.ends_with("output[0].reshape.shape: found [3], expected as many elements as dims [1000] have"),
         "{error}"
@@ -212,7 +212,7 @@ fn a_version_policy_says_which_versions_are_served() {
             fs::create_dir_all(folder.path().join("digits").join(name)).unwrap();
             fs::write(folder.path().join("digits").join(name).join("model.onnx"), "").unwrap();
         }
-        let found = crate::load_named(&crate::Source::repository(folder.path()), "digits", None).unwrap();
+        let found = crate::load::load_named(&crate::Source::repository(folder.path()), "digits", None).unwrap();
         found.into_iter().map(|model| model.version).collect()
     };
     assert_eq!(versions(""), ["10"]);
@@ -226,12 +226,13 @@ fn a_version_policy_says_which_versions_are_served() {
 fn a_version_without_its_file_keeps_no_other_from_being_served() {
     let folder = repository(&format!("{DIGITS} version_policy {{ all {{ }} }}"));
     fs::remove_file(folder.path().join("digits/2/model.onnx")).unwrap();
-    let found = crate::load(folder.path()).unwrap();
+    let found = crate::load::load(folder.path()).unwrap();
     assert_eq!(found.models.iter().map(|model| &model.version[..]).collect::<Vec<_>>(), ["10"]);
     let [Refused { name, version, reason }] = &found.refused[..] else { panic!("{found:?}") };
     assert_eq!((&name[..], &version[..]), ("digits", "2"));
     assert!(reason.ends_with("digits/2/model.onnx: no such file, expected the model"), "{reason}");
-    let error = crate::load_named(&crate::Source::repository(folder.path()), "digits", None).unwrap_err().to_string();
+    let error =
+        crate::load::load_named(&crate::Source::repository(folder.path()), "digits", None).unwrap_err().to_string();
     assert_eq!(error, format!("load failed for model 'digits': version 2: {reason}"), "whoever asks is told");
 }
 
@@ -239,7 +240,7 @@ fn a_version_without_its_file_keeps_no_other_from_being_served() {
 fn more_versions_than_can_be_served_at_once_are_refused() {
     let folder = repository(&format!("{DIGITS} version_policy {{ all {{ }} }}"));
     (100..200).for_each(|number| fs::create_dir_all(folder.path().join(format!("digits/{number}"))).unwrap());
-    let error = crate::load_model(&folder.path().join("digits")).unwrap_err().to_string();
+    let error = crate::load::load_model(&folder.path().join("digits")).unwrap_err().to_string();
     assert!(error.contains("version_policy: found 102 versions, expected at most 64 at once"), "{error}");
 }
 
@@ -274,7 +275,7 @@ fn a_model_says_where_and_how_precisely_it_runs() {
             format!("parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}\n")
         };
         let repository = repository(&format!("{DIGITS}{}", parameters.iter().map(entry).collect::<String>()));
-        let model = crate::load(repository.path()).unwrap().whole().map_err(|error| error.to_string())?.remove(0);
+        let model = crate::load::load(repository.path()).unwrap().whole().map_err(|error| error.to_string())?.remove(0);
         let name = model.executor_name();
         let Executor::Onnx { wanted, .. } = model.executor else { panic!("{:?}", model.executor) };
         Ok::<_, String>((name, wanted.processor, wanted.precision))
@@ -314,7 +315,7 @@ fn emulated(tensors: &str, parameters: &[(&str, &str)]) -> Result<Model, String>
         .map(|(key, value)| format!("parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}"))
         .collect::<String>();
     fs::write(folder.join("config.pbtxt"), format!("backend: \"emulated\" {tensors} {parameters}")).unwrap();
-    crate::load_model(&folder).map_err(|error| error.to_string().split_once(": ").unwrap().1.to_owned())
+    crate::load::load_model(&folder).map_err(|error| error.to_string().split_once(": ").unwrap().1.to_owned())
 }
 
 const DIGEST: &str = "output { name: \"digest\" data_type: TYPE_UINT64 dims: 2 }";
@@ -406,7 +407,7 @@ fn what_a_file_cannot_complete_names_the_file_and_the_key() {
     let error = |file: &[u8], config: &str| {
         let repository = plain(file, Some(config));
         let prefix = format!("{}/", repository.path().display());
-        crate::load(repository.path()).unwrap().whole().unwrap_err().to_string().replace(&prefix, "")
+        crate::load::load(repository.path()).unwrap().whole().unwrap_err().to_string().replace(&prefix, "")
     };
     let of = |elem_type, dims: &[i64]| onnx::tests::file(&[("x", elem_type, dims)], &[("y", 1, &[-1, 2])], &[]);
     let cases = [
@@ -523,15 +524,15 @@ fn an_emulated_model_needs_no_version_folder() {
         |key: &str, value: &str| format!("parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}");
     let load = parameter("load_ms", "8.5");
     fs::write(folder.join("config.pbtxt"), format!("{config} {} {load}", parameter("weights_mb", "102.3"))).unwrap();
-    let model = crate::load(repository.path()).unwrap().models.remove(0);
+    let model = crate::load::load(repository.path()).unwrap().models.remove(0);
     let weights = WeightsSize { bytes: Some(102_300_000), load: Some(Span::from_micros(8500)) };
     assert_eq!(model.weights, weights);
     fs::write(folder.join("config.pbtxt"), format!("{config} {load}")).unwrap();
-    let error = crate::load(repository.path()).unwrap().whole().unwrap_err().to_string();
+    let error = crate::load::load(repository.path()).unwrap().whole().unwrap_err().to_string();
     assert!(error.ends_with("load_ms: found 8.500 ms, expected weights_mb beside it"), "{error}");
 
     fs::write(folder.join("config.pbtxt"), config.replace("9.5", "2.5")).unwrap();
-    let error = crate::load(repository.path()).unwrap().whole().unwrap_err().to_string();
+    let error = crate::load::load(repository.path()).unwrap().whole().unwrap_err().to_string();
     assert!(error.ends_with("slo_ms: found 2.500 ms, expected at least l(1) = 3.000 ms"), "{error}");
 }
 
@@ -606,19 +607,13 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
 }
 
 #[test]
-fn the_colon_before_a_list_is_optional_and_strings_and_comments_stay() {
-    assert_eq!(with_colons("input [ {} ] dims: [ 3 ]"), "input:[ {} ] dims: [ 3 ]");
-    assert_eq!(with_colons("input\n[ ] gpus[ 0 ]"), "input\n:[ ] gpus:[ 0 ]");
-    let untouched = "a: \"input [ \\\" [\" # input [\nb: 'x [ \"' # end [\nc: # list\n[ ]";
-    assert_eq!(with_colons(untouched), untouched);
-}
-
-#[test]
 fn an_empty_repository_is_an_error() {
     let repository = tempfile::tempdir().unwrap();
-    let error = crate::load(repository.path()).unwrap_err().to_string();
+    let error = crate::load::load(repository.path()).unwrap_err().to_string();
     assert!(error.ends_with("found no model folder, expected <model>/config.pbtxt or <model>/1/model.onnx"), "{error}");
-    assert!(crate::load(&repository.path().join("missing")).unwrap_err().to_string().contains("cannot be listed"));
+    assert!(
+        crate::load::load(&repository.path().join("missing")).unwrap_err().to_string().contains("cannot be listed")
+    );
 }
 
 proptest! {
@@ -627,7 +622,7 @@ proptest! {
     fn no_text_panics(start in 0..DIGITS.len(), length in 0usize..40, text in "[a-z0-9_:{}\\[\\]\" \n.-]{0,20}") {
         let end = (start + length).min(DIGITS.len());
         let config = format!("{}{text}{}", &DIGITS[..start], &DIGITS[end..]);
-        if let Err(error) = crate::load(repository(&config).path()).unwrap().whole() {
+        if let Err(error) = crate::load::load(repository(&config).path()).unwrap().whole() {
             prop_assert!(!error.to_string().contains('\n'), "{}", error);
         }
     }
@@ -636,11 +631,11 @@ proptest! {
 #[test]
 fn a_load_may_bring_its_own_configuration() {
     let folder = repository(DIGITS);
-    let told = crate::load_model(&folder.path().join("digits")).unwrap().configuration;
+    let told = crate::load::load_model(&folder.path().join("digits")).unwrap().configuration;
     let mut json = serde_json::to_value(&told).unwrap();
     json["max_batch_size"] = 4.into();
     json["version_policy"] = serde_json::json!({ "specific": { "versions": [2] } });
-    let load = |json: &str| crate::load_named(&crate::Source::repository(folder.path()), "digits", Some(json));
+    let load = |json: &str| crate::load::load_named(&crate::Source::repository(folder.path()), "digits", Some(json));
     let [model] = &load(&json.to_string()).unwrap()[..] else { panic!("one version") };
     assert_eq!((model.version.as_str(), model.max_batch), ("2", 4), "what is told can be told again");
     assert_eq!(model.labels.len(), 10, "files are those of the folder");
@@ -674,7 +669,7 @@ fn samples_to_warm_up_with_are_read_and_checked() {
         let of_model = folder.path().join("digits");
         fs::create_dir(of_model.join("warmup")).unwrap();
         fs::write(of_model.join("warmup/raw"), [7; 2 * 64 * 4]).unwrap();
-        let model = crate::load_model(&of_model).map_err(|error| error.to_string())?;
+        let model = crate::load::load_model(&of_model).map_err(|error| error.to_string())?;
         let [sample] = &model.configuration.warmup(&model, &of_model).unwrap()[..] else { panic!("one sample") };
         assert_eq!((&sample.name[..], sample.rows, sample.runs), ("s", 2, 3));
         sample.inputs[0].bytes(&model.inputs[0], 2, || 9).map_err(|error| error.to_string())

@@ -3,8 +3,12 @@
 
 use prost_reflect::DynamicMessage;
 
-use super::{ConfigFile, dims, get};
-use crate::{BatchLengths, DataType, RepositoryError, Tensor, Variable, elements};
+use crate::{
+    BatchLengths,
+    config::file::{ConfigFile, dims, get},
+    error::RepositoryError,
+    tensor::{DataType, Tensor, Variable, elements},
+};
 
 /// Bytes of the elements of a tensor whose size requests choose, if the configuration bounds neither its dimensions
 /// nor its bytes.

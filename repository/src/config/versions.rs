@@ -6,8 +6,11 @@ use std::collections::BTreeSet;
 use prost_reflect::DynamicMessage;
 use proto::backend_to_scheduler::VERSIONS_MAX;
 
-use super::{ConfigFile, get};
-use crate::{RepositoryError, folders};
+use crate::{
+    config::file::{ConfigFile, get},
+    error::RepositoryError,
+    folders::folders,
+};
 
 /// `version_policy`.
 #[derive(Debug, PartialEq, Eq)]

@@ -7,8 +7,13 @@ use std::{
 
 use prost_reflect::{DynamicMessage, MapKey, Value};
 
-use super::{Configuration, get, text};
-use crate::{DataType, Model, RepositoryError, Tensor};
+use super::Configuration;
+use crate::{
+    config::file::{get, text},
+    error::RepositoryError,
+    model::Model,
+    tensor::{DataType, Tensor},
+};
 
 /// Samples of one model, at most.
 const SAMPLES_MAX: usize = 64;
@@ -141,12 +146,13 @@ impl Sample<'_> {
     fn read_input(&self, input: &Tensor, found: &DynamicMessage) -> Result<WarmupInput, RepositoryError> {
         let key = |key: &str| format!("inputs \"{}\".{key}", input.name);
         let number = get(found, "data_type").as_enum_number().unwrap_or_default();
-        let spelled = super::data_types().and_then(|types| Some(types.get_value(number)?.name().to_owned()));
+        let spelled =
+            crate::config::file::data_types().and_then(|types| Some(types.get_value(number)?.name().to_owned()));
         let expected = format!("TYPE_{}", input.datatype);
         if spelled.as_ref() != Some(&expected) {
             return Err(self.wrong(&key("data_type"), spelled.unwrap_or_else(|| number.to_string()), expected));
         }
-        let dims = super::dims(found, "dims");
+        let dims = crate::config::file::dims(found, "dims");
         let shape: Option<Vec<usize>> = dims.iter().map(|&dim| usize::try_from(dim).ok()).collect();
         let Some(shape) = shape.filter(|shape| input.accepts(shape)) else {
             return Err(self.wrong(&key("dims"), format!("{dims:?}"), format!("{:?}", input.shape)));
@@ -175,7 +181,7 @@ fn read_data(input: &DynamicMessage, folder: &Path) -> Result<WarmupData, (Strin
     }
     let file = text(input, "input_data_file");
     let path = folder.join("warmup").join(&file);
-    if !crate::is_plain(&file) || !path.is_file() {
+    if !crate::folders::is_plain(&file) || !path.is_file() {
         return Err((format!("\"{file}\""), "the name of a file in the model's folder \"warmup\"".to_owned()));
     }
     Ok(WarmupData::File(path))

@@ -161,7 +161,7 @@ fn a_model_of_files_needs_a_store_and_is_no_program() {
         let held = store.keep("m", files, 10_000).unwrap();
         let brought = Brought { config: config.to_owned(), files: Some(held.digest()) };
         let source = Source::of(Path::new("/nowhere"), Some(&store), Some(&brought))?;
-        crate::load_named(&source, "m", Some(config)).map(|mut versions| versions.remove(0))
+        crate::load::load_named(&source, "m", Some(config)).map(|mut versions| versions.remove(0))
     };
     let model = load(&[BroughtFile { path: "2/model.onnx", bytes: &onnx }], "{}").unwrap();
     assert_eq!((&model.version[..], model.inputs[0].shape.len()), ("2", 1));
