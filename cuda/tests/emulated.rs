@@ -3,7 +3,7 @@
 //! tried there, in a process of its own that finds these libraries first, and that fails if anything of theirs is not
 //! given back.
 //!
-//! Without g++ there is nothing to build them with, and the test says `skipped`.
+//! Without g++ there is nothing to build them with, and the test is skipped.
 
 // Processes, one of which a person may wait for.
 #![allow(clippy::disallowed_methods, reason = "measures how long the GPU takes")]
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if Command::new("g++").arg("--version").output().is_err() {
-        println!("skipped: no g++");
+        testing::skip("cuda/emulated", "g++");
         return ExitCode::SUCCESS;
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -271,7 +272,8 @@ class Cluster:
         ):
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode != 0:
-                raise Unsupported(f"{' '.join(command)}: {done.stderr.strip() or 'failed'}")
+                print(f"{' '.join(command)}: {done.stderr.strip() or 'failed'}", file=sys.stderr)
+                raise Unsupported("network namespaces")
 
     def cut(self):
         """From now on the last backend's packets to the frontend are lost."""
@@ -336,7 +338,7 @@ class Cluster:
 
 
 class Unsupported(Exception):
-    """This machine does not let us set that up; the text says what."""
+    """This machine does not let us set that up; the text says what it needs."""
 
 
 # Control requests have until then; the model's own objective is one of 20 ms, which a busy machine may miss.

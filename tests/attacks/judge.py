@@ -66,7 +66,7 @@ def attack(cluster="up", is_slow=False, limit_s=8.0, is_control_judged=True, end
 
 
 class Skipped(Exception):
-    """The attack cannot be tried here; the text says why."""
+    """The attack cannot be tried here; the text says what it needs."""
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Verdict:
 
     def line(self):
         if self.skipped:
-            return f"skipped {self.name}: {self.skipped}"
+            return f"skipped attacks/{self.name}: needs {self.skipped}"
         seen = [f"worst gap {self.gap_s:.2f} s", f"growth {self.growth_mb} MB", f"kept {self.kept_mb} MB"]
         seen += [f"health {self.health}", f"control {self.control}", *([self.note] if self.note else [])]
         seen = f"{'ok' if self.is_ok else 'FAILED'} {self.name}: {', '.join(seen)}"

@@ -50,7 +50,7 @@ def health():
         found = metrics(METRICS)
     [uuid] = {match[1] for match in map(re.compile('gpu_uuid="([^"]+)"').search, found) if match}
     if uuid.startswith("MIG-"):
-        raise Skipped("nvidia-smi does not tell this of an instance")
+        raise Skipped("needs a whole GPU: nvidia-smi does not tell this of an instance")
     [(_, total, limit, clock)] = [line for line in listed if line[0] == uuid]
     for name, expected in [
         (f'nv_gpu_memory_total_bytes{{gpu_uuid="{uuid}"}}', float(total) * 2**20),

@@ -53,9 +53,9 @@ def find_gpu():
     try:
         listed = run("nvidia-smi", "-L")
     except (FileNotFoundError, AssertionError) as error:
-        raise Skipped(f"no NVIDIA GPU here: {error}") from error
+        raise Skipped(f"needs an NVIDIA GPU: {error}") from error
     if "GPU " not in listed:
-        raise Skipped(f"no NVIDIA GPU here: {listed.strip()}")
+        raise Skipped(f"needs an NVIDIA GPU: {listed.strip()}")
 
 
 def torch():

@@ -90,12 +90,12 @@ class Frozen:
         folder = f"/proc/{process}/task"
         threads = {open(f"{folder}/{thread}/comm").read().strip(): int(thread) for thread in os.listdir(folder)}
         if name not in threads:
-            raise Skipped(f"no thread {name}: found {', '.join(threads)}")
+            raise Skipped(f"a thread {name}")
         self.thread = threads[name]
 
     def __enter__(self):
         if self.ptrace(self.ATTACH, self.thread, None, None) != 0:
-            raise Skipped(f"ptrace: {os.strerror(ctypes.get_errno())}")
+            raise Skipped("ptrace")
         os.waitpid(self.thread, self.WAIT_ALL)
 
     def __exit__(self, *_):

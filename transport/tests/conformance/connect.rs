@@ -99,7 +99,8 @@ fn a_stranger_who_says_nothing_is_dropped() {
 fn a_server_that_is_none_is_named() {
     let mut fabric = Fabric::new(1);
     // Nobody there.
-    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = testing::Port::hold();
+    let gone = nobody.address();
     let now = fabric.now();
     let ours = fabric.nodes[0].endpoint.connect(now, gone, Vec::new());
     let reason = fabric.disconnected(0, ours);
@@ -157,7 +158,7 @@ fn many_connections() {
 #[test]
 fn over_ipv6() {
     if std::net::UdpSocket::bind("[::1]:0").is_err() {
-        eprintln!("not run: this host has no IPv6 loopback");
+        testing::skip("transport/over_ipv6", "an IPv6 loopback");
         return;
     }
     // The soft arm, whichever the others run on: rdma_rxe's interfaces have no IPv6 there.

@@ -135,7 +135,10 @@ fn no_pause_of_the_machine_is_taken_for_a_stall() {
     fabric.nodes[sender].endpoint.send(connections[sender], b"frame").unwrap();
     fabric.stalled = vec![receiver];
     fabric.step();
-    std::thread::sleep(PAUSE);
+    if !(is_soft(0) && is_soft(1)) {
+        // Only a device has a clock that goes on.
+        std::thread::sleep(PAUSE);
+    }
     fabric.stalled.clear();
     let connection = connections[receiver];
     assert_eq!(fabric.event(receiver), Event::Message { connection, frame: b"frame".to_vec() });

@@ -1,5 +1,5 @@
 //! What tract must do this must do, too, and what only this can. Where there is no library (`ORT_DYLIB_PATH`, or the
-//! system's) the tests say `skipped`.
+//! system's) the tests are skipped.
 
 use std::{env, process::Command, thread};
 
@@ -41,7 +41,8 @@ pub(in crate::executor::onnx) fn instead_of_tract() -> Option<Sessions> {
 fn is_here() -> bool {
     let found = library::environment(None);
     if let Err(error) = &found {
-        eprintln!("skipped: {error}");
+        eprintln!("{error}");
+        testing::skip("backend/onnxruntime", "ONNX Runtime's library (ORT_DYLIB_PATH, of PyPI's onnxruntime)");
     }
     found.is_ok()
 }
@@ -227,7 +228,7 @@ fn a_provider_that_the_library_lacks_is_refused_and_so_is_what_it_cannot_do() {
         return;
     }
     if library::has_cuda() {
-        eprintln!("skipped: the library was built with CUDA");
+        testing::skip("backend/onnxruntime_without_cuda", "an ONNX Runtime without CUDA");
         return;
     }
     let settings = Settings { provider: Provider::Cuda, ..Settings::default() };

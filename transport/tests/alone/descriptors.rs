@@ -1,0 +1,41 @@
+//! Connections that come and go leave nothing behind. Alone in its process, as it counts the process's descriptors.
+
+use crate::{
+    alone,
+    fabric::{Fabric, config},
+};
+use transport::EndpointConfig;
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn mapped_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split_whitespace().next().unwrap().parse::<usize>().unwrap() * 4096
+}
+
+/// More than there may be regions (1,024 and one for each connection) or queue pairs: each connection has one of both,
+/// so if they were kept, the last ones would be refused.
+const CONNECTIONS: usize = 1_100;
+
+#[test]
+fn a_thousand_connections_leave_no_queue_pair_no_region_no_descriptor_and_no_memory() {
+    let _alone = alone();
+    let mut fabric = Fabric::with([0, 1].map(|node| EndpointConfig { connections_max: 2, ..config(node) }));
+    let mut cycle = |closer: usize| {
+        let (ours, theirs) = fabric.connect(0, 1);
+        let ids = [ours, theirs];
+        fabric.nodes[0].endpoint.send(ours, b"hello").unwrap();
+        fabric.event(1);
+        fabric.nodes[closer].endpoint.disconnect(ids[closer]);
+        fabric.disconnected(0, ours);
+        fabric.disconnected(1, theirs);
+    };
+    (0..10).for_each(|number| cycle(number % 2));
+    let (descriptors, mapped) = (open_descriptors(), mapped_bytes());
+    (0..CONNECTIONS).for_each(|number| cycle(number % 2));
+    assert_eq!(open_descriptors(), descriptors);
+    // A connection maps more than a megabyte on each side.
+    assert!(mapped_bytes() < mapped + 50_000_000, "{mapped} bytes were mapped, now {}", mapped_bytes());
+}
