@@ -184,7 +184,9 @@ pub enum Refusal {
         wanted: String,
     },
     /// Its client sends too often.
-    #[error("this client exceeds its rate (requests_per_second, burst); try again in {retry_after}")]
+    #[error(
+        "this client exceeds its rate (requests_per_second, burst); try again in {} ms", whole_millis(*retry_after)
+    )]
     Rate {
         /// When there is room again.
         retry_after: Span,
@@ -259,6 +261,11 @@ pub enum Refusal {
         /// The limit.
         max: usize,
     },
+}
+
+/// A wait in whole milliseconds, which is not too short: the same words whatever the clock says.
+pub(crate) fn whole_millis(wait: Span) -> u64 {
+    (wait.0.max(0) as u64).div_ceil(1_000_000)
 }
 
 impl Refusal {

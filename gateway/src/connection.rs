@@ -285,8 +285,7 @@ async fn answer(
     request: Request<Incoming>,
 ) -> (Option<Rc<Caller>>, Response<Body>) {
     let version = request.version();
-    let content_type = request.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-    let is_grpc = content_type.is_some_and(|value| value.starts_with(b"application/grpc"));
+    let is_grpc = request.headers().get(CONTENT_TYPE).is_some_and(grpc::is_content_type);
     let admitted = Caller::admit(&server, activity, &request, is_grpc).map(Rc::new);
     let mut reply = match &admitted {
         Ok(caller) if is_grpc => grpc::answer(Rc::clone(caller), request).await.map(Either::Right),

@@ -23,7 +23,7 @@ use tonic::{
 use tonic_prost::ProstEncoder;
 
 use crate::{
-    access::{Client, Refusal, Scope},
+    access::{Client, Refusal, Scope, whole_millis},
     api::{
         CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
         CudaSharedMemoryStatusResponse, CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse,
@@ -112,6 +112,13 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
         "LogSettings" => call.unary(log_settings).await,
         _ => Status::unimplemented(format!("path: found '{path}', expected a method of {SERVICE_PATH}")).into_http(),
     }
+}
+
+/// Whether a request of this type is gRPC: with or without a suffix (gRPC over HTTP/2, "Content-Type"). gRPC-Web is not,
+/// whose frames are others.
+pub(crate) fn is_content_type(value: &HeaderValue) -> bool {
+    let rest = value.as_bytes().strip_prefix(b"application/grpc");
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
 }
 
 /// Whether a path is that of a question for health, which is answered whatever else is under way.
@@ -520,7 +527,7 @@ impl From<Refusal> for Status {
         let mut status = Self::new(code, refusal.to_string());
         if let Some(span) = refusal.retry_after() {
             // gRPC proposal A6, "pushback": milliseconds until the client may try again.
-            status.metadata_mut().insert("grpc-retry-pushback-ms", (span.0 as u64).div_ceil(1_000_000).into());
+            status.metadata_mut().insert("grpc-retry-pushback-ms", whole_millis(span).into());
         }
         status
     }

@@ -195,6 +195,7 @@ pub(crate) fn is_probe(path: &str) -> bool {
 
 async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Failure> {
     let server = &*caller.server;
+    check_content_type(&request)?;
     // Of scrapes and inferences: tritonclient over asyncio offers to read gzip with every request, and decodes it only
     // of inferences; no client of Triton's decodes errors.
     let coding = request.headers().get(ACCEPT_ENCODING).and_then(|value| Coding::accepted(value.to_str().ok()?));
@@ -261,6 +262,17 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
             Ok(ok(&json!({})))
         }
     }
+}
+
+/// Refuses gRPC-Web, whose clients understand neither our JSON nor plain gRPC.
+fn check_content_type(request: &Request<Incoming>) -> Result<(), Failure> {
+    let content_type = request.headers().get(CONTENT_TYPE);
+    let Some(found) = content_type.filter(|value| value.as_bytes().starts_with(b"application/grpc-web")) else {
+        return Ok(());
+    };
+    let expected = "application/json, application/grpc, or a proxy before this server that translates gRPC-Web";
+    let message = format!("Content-Type: found {found:?}, expected {expected}");
+    Err(Failure::closing(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
 impl Action {

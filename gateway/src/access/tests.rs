@@ -112,6 +112,17 @@ fn where_no_token_is_configured_the_key_is_named() {
     }
 }
 
+/// Whoever counts refusals by their words counts one reason.
+#[test]
+fn a_wait_is_told_in_whole_milliseconds() {
+    for (ns, told) in
+        [(0, "0 ms"), (994, "1 ms"), (1_000_001, "2 ms"), (7_000_000, "7 ms"), (61_000_000_000, "61000 ms")]
+    {
+        let text = Refusal::Rate { retry_after: Span(ns) }.to_string();
+        assert!(text.ends_with(&format!("try again in {told}")), "{text}");
+    }
+}
+
 #[test]
 fn clients_without_a_token_have_a_rate_for_each_subscriber() {
     let mut access = access("[anonymous]\nrequests_per_second = 1\nburst = 2", 9);

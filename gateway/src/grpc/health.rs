@@ -1,5 +1,9 @@
 //! gRPC's own question for health: what Kubernetes' probes, grpc-health-probe and load balancers ask. No service stands
 //! for the whole server, as does the service that it is; any other name is a model's.
+//!
+//! `tonic-health` does not fit. Whether a client may ask about a model depends on the message, which it reads itself,
+//! uncharged and for as long as the client likes. A task would have to copy every model's readiness to it, and its
+//! streams do not end when the server drains.
 
 use std::{rc::Rc, time::Duration};
 

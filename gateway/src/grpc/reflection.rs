@@ -1,5 +1,8 @@
 //! gRPC's server reflection: what grpcurl, Postman and generic proxies ask before they can call anything. It tells of
 //! the protocol, which is public, and of no model.
+//!
+//! `tonic-reflection` does not fit. It spawns a task for each stream that waits for the next question without an end:
+//! an idle client keeps its stream, and the server cannot drain. Questions are charged to nobody while they are read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -134,6 +134,36 @@ fn rest_and_grpc_share_a_port_and_a_connection() {
     });
 }
 
+/// Its clients read neither plain gRPC nor our JSON: a status of HTTP is all that they understand.
+#[test]
+fn grpc_web_is_refused_and_suffixes_of_grpc_are_not() {
+    with_server(limits(), async |address, _| {
+        let mut client = connect(address).await;
+        let message = framed(false, &double(&[1, 2, 3, 4]).encode_to_vec());
+        let ask = async |client: &mut SendRequest<Bytes>, content_type: &'static str| {
+            let mut request = head("ModelInfer").body(()).unwrap();
+            request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+            let (response, mut stream) = client.send_request(request, false).unwrap();
+            stream.send_data(message.clone(), true).unwrap();
+            response.await.unwrap()
+        };
+        for found in ["application/grpc-web", "application/grpc-web-text", "application/grpc-web+proto"] {
+            let mut response = ask(&mut client, found).await;
+            assert_eq!(response.status(), 415, "{found}");
+            let body = response.body_mut().data().await.unwrap().unwrap();
+            let text = serde_json::from_slice::<Value>(&body).unwrap()["error"].to_string();
+            assert!(text.contains(found) && text.contains("expected application/json, application/grpc"), "{text}");
+        }
+        for found in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8"] {
+            let (status, text, messages) = finish(ask(&mut client, found).await).await;
+            assert_eq!((status, messages.len()), (0, 1), "{found}: {text}");
+        }
+        let unknown = ask(&mut client, "application/grpcs").await;
+        assert_eq!(unknown.status(), 404, "no route of REST");
+        is_served_here(&mut client).await;
+    });
+}
+
 /// A call of a service that is not the protocol's own.
 fn head_of(path: &str) -> Request<()> {
     Request::post(format!("http://h{path}")).header("content-type", "application/grpc").body(()).unwrap()
