@@ -24,18 +24,86 @@ pub struct InputTensor {
     pub data: Rope,
 }
 
+/// Which tensor of its model an input stands for. Nothing is known of its elements yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Index among the model's inputs.
+    pub input: usize,
+    /// As the client says: the batch dimension if the model has one, then the others.
+    pub shape: Vec<usize>,
+    /// The batch dimension; 1 of a model that has none.
+    pub rows: usize,
+}
+
+/// The inputs of a model that a request's stand for, each once.
+#[derive(Debug)]
+pub struct Places<'m> {
+    model: &'m Model,
+    /// By index among the model's inputs.
+    is_taken: Vec<bool>,
+}
+
+impl<'m> Places<'m> {
+    /// None is taken.
+    #[must_use]
+    pub fn of(model: &'m Model) -> Self {
+        Self { model, is_taken: vec![false; model.inputs.len()] }
+    }
+
+    /// Takes the place of an input of this name, type and shape.
+    ///
+    /// # Errors
+    /// [`InferError::Invalid`], which names the field, what was found and what was expected.
+    pub fn take(&mut self, name: &str, datatype: &str, shape: Vec<usize>) -> Result<Place, InferError> {
+        let input = known_input(self.model, name, datatype)?;
+        if std::mem::replace(&mut self.is_taken[input], true) {
+            return Err(invalid("inputs", format_args!("'{name}' twice"), "each input once"));
+        }
+        let rows = check_shape(self.model, &self.model.inputs[input], &shape)?;
+        Ok(Place { input, shape, rows })
+    }
+
+    /// Whether all are taken that a request needs.
+    ///
+    /// # Errors
+    /// [`InferError::Invalid`], which names those that are and those that are not.
+    pub fn check_complete(&self) -> Result<(), InferError> {
+        let Self { model, is_taken } = self;
+        if model.inputs.iter().zip(is_taken).any(|(tensor, is_taken)| !is_taken && !tensor.is_optional()) {
+            return Err(missing_inputs(model, is_taken));
+        }
+        Ok(())
+    }
+}
+
 /// Checks inputs against a model and puts them into its order. The priority is the model's.
 ///
 /// # Errors
 /// [`InferError::Invalid`], which names the field, what was found and what was expected.
 pub fn check(model: &Model, index: usize, inputs: Vec<InputTensor>, slo: Span) -> Result<CheckedRequest, InferError> {
+    let mut places = Places::of(model);
+    let place = |InputTensor { name, datatype, shape, data }| Ok((places.take(&name, datatype.name(), shape)?, data));
+    let placed = inputs.into_iter().map(place).collect::<Result<_, InferError>>()?;
+    places.check_complete()?;
+    check_placed(model, index, placed, slo)
+}
+
+/// The same of inputs with their places, which were [taken](Places::take) from the same model, and are
+/// [all](Places::check_complete).
+///
+/// # Errors
+/// [`InferError::Invalid`], which names the field, what was found and what was expected.
+pub fn check_placed(
+    model: &Model,
+    index: usize,
+    inputs: Vec<(Place, Rope)>,
+    slo: Span,
+) -> Result<CheckedRequest, InferError> {
     let mut ordered: Vec<Option<(Given, Vec<usize>)>> = vec![None; model.inputs.len()];
     let has_records = cell::is_record(&model.inputs);
     let mut rows = None;
-    for input in inputs {
-        let tensor = known_input(model, &input.name, input.datatype.name())?;
-        let InputTensor { mut shape, data, .. } = input;
-        let found = check_shape(model, tensor, &shape)?;
+    for (Place { input, mut shape, rows: found }, data) in inputs {
+        let tensor = &model.inputs[input];
         if *rows.get_or_insert(found) != found {
             let expected = format!("{}, as in the inputs before", rows.unwrap_or_default());
             return Err(invalid(&format!("inputs['{}'].shape[0]", tensor.name), found, expected));
@@ -48,13 +116,7 @@ pub fn check(model: &Model, index: usize, inputs: Vec<InputTensor>, slo: Span) -
             false => records::row_bytes(tensor.datatype, &shape, found, &data).map(|_| Vec::new()),
         };
         let ends = ends.map_err(|wrong| misplaced(model, tensor, data.len(), wrong))?;
-        let place = model.inputs.iter().position(|other| other.name == tensor.name).expect("the tensor is the model's");
-        if ordered[place].replace((Given { shape, data }, ends)).is_some() {
-            return Err(invalid("inputs", format_args!("'{}' twice", tensor.name), "each input once"));
-        }
-    }
-    if model.inputs.iter().zip(&ordered).any(|(tensor, given)| given.is_none() && !tensor.is_optional()) {
-        return Err(missing_inputs(model, &ordered));
+        ordered[input] = Some((Given { shape, data }, ends));
     }
     // Only a request of optional inputs can be without any.
     let rows = rows.unwrap_or(1);
@@ -96,9 +158,9 @@ fn misplaced(model: &Model, tensor: &Tensor, got: usize, wrong: Misplaced) -> In
 }
 
 /// Says which inputs are there and which are not, as Triton does.
-fn missing_inputs<T>(model: &Model, given: &[Option<T>]) -> InferError {
+fn missing_inputs(model: &Model, given: &[bool]) -> InferError {
     let names = |is_wanted: &dyn Fn(&Tensor, bool) -> bool| {
-        let all = model.inputs.iter().zip(given).filter(|(tensor, data)| is_wanted(tensor, data.is_some()));
+        let all = model.inputs.iter().zip(given).filter(|(tensor, is_given)| is_wanted(tensor, **is_given));
         all.map(|(tensor, _)| format!("'{}'", tensor.name)).collect::<Vec<_>>().join(",")
     };
     let expected = match model.inputs.iter().filter(|tensor| !tensor.is_optional()).count() {
@@ -108,7 +170,7 @@ fn missing_inputs<T>(model: &Model, given: &[Option<T>]) -> InferError {
     InferError::Invalid(format!(
         "expected {expected} but got {} inputs for model '{}'. Got input(s) [{}], but missing required input(s) [{}]. \
          Please provide all required input(s).",
-        given.iter().flatten().count(),
+        given.iter().filter(|is_given| **is_given).count(),
         model.name,
         names(&|_, is_given| is_given),
         names(&|tensor, is_given| !is_given && !tensor.is_optional())
@@ -128,14 +190,15 @@ pub fn slo_from_micros(micros: i64) -> Result<Span, InferError> {
     Ok(Span::from_micros(micros))
 }
 
-/// The input of a model that a client names.
+/// The input of a model that a client names, by its index.
 ///
 /// # Errors
 /// [`InferError::Invalid`], if there is none of this name and type.
-pub fn known_input<'m>(model: &'m Model, name: &str, datatype: &str) -> Result<&'m Tensor, InferError> {
-    let Some(tensor) = model.inputs.iter().find(|tensor| tensor.name == name) else {
+fn known_input(model: &Model, name: &str, datatype: &str) -> Result<usize, InferError> {
+    let Some(input) = model.inputs.iter().position(|tensor| tensor.name == name) else {
         return Err(unknown_name("inputs", name, &model.inputs));
     };
+    let tensor = &model.inputs[input];
     if datatype != tensor.datatype.name() {
         return Err(invalid(
             &format!("inputs['{name}'].datatype"),
@@ -143,14 +206,14 @@ pub fn known_input<'m>(model: &'m Model, name: &str, datatype: &str) -> Result<&
             format_args!("'{}'", tensor.datatype),
         ));
     }
-    Ok(tensor)
+    Ok(input)
 }
 
 /// The rows of a shape `[rows, ..]`; one of that of a model without batches.
 ///
 /// # Errors
 /// [`InferError::Invalid`], if it is not the tensor's, or the rows are none or too many.
-pub fn check_shape(model: &Model, tensor: &Tensor, shape: &[usize]) -> Result<usize, InferError> {
+fn check_shape(model: &Model, tensor: &Tensor, shape: &[usize]) -> Result<usize, InferError> {
     let (rows, rest) = match shape {
         [rows, rest @ ..] if model.is_batched => (*rows, rest),
         _ => (1, shape),

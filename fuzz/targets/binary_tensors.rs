@@ -5,10 +5,7 @@ mod served;
 
 use arbitrary::Arbitrary;
 use frontend::rope::Rope;
-use gateway::{
-    protocol::{Tensors, json, prepare},
-    regions::Regions,
-};
+use gateway::protocol::{Tensors, json};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value, json};
 
@@ -86,6 +83,6 @@ fuzz_target!(|forged: Forged| {
     body.push(forged.binary.into());
     served::check(json::split_body(body, Some(header_length)).and_then(|(json, binary)| {
         let request = json::parse_request(&json.joined(), binary, Tensors::of(&served::MODEL))?;
-        prepare(&served::MODEL, 0, request, None, &Regions::new("/nonexistent"))
+        served::prepare(request)
     }));
 });

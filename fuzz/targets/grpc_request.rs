@@ -6,11 +6,7 @@ mod served;
 
 use gateway::{
     api::ModelInferRequest,
-    protocol::{
-        messages::{self, outline::Outline},
-        prepare,
-    },
-    regions::Regions,
+    protocol::messages::{self, outline::Outline},
 };
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
@@ -24,9 +20,6 @@ fuzz_target!(|bytes: &[u8]| {
     // What was told beforehand, and the texts of errors.
     counted::check(outline.decoded_bytes() + 8192, || {
         let Ok(message) = ModelInferRequest::decode(bytes) else { return };
-        served::check(
-            messages::parse_request(message)
-                .and_then(|request| prepare(&served::MODEL, 0, request, None, &Regions::new("/nonexistent"))),
-        );
+        served::check(messages::parse_request(message).and_then(served::prepare));
     });
 });

@@ -8,10 +8,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use frontend::rope::Rope;
-use gateway::{
-    protocol::{Tensors, json, pictures, prepare},
-    regions::Regions,
-};
+use gateway::protocol::{Tensors, json, pictures};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (Option<u16>, u8, &[u8])| {
@@ -38,6 +35,6 @@ fn parse(body: Rope, header_length: Option<u16>) {
                 Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),
             }
         }
-        prepare(&served::MODEL, 0, request, None, &Regions::new("/nonexistent"))
+        served::prepare(request)
     }));
 }

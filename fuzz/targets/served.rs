@@ -2,6 +2,11 @@
 
 use std::{fs, path::PathBuf, sync::LazyLock};
 
+use frontend::InferError;
+use gateway::{
+    protocol::{InferRequest, Placed, Prepared, Resolved, resolve},
+    regions::Regions,
+};
 use repository::Model;
 
 const NUMBERS: &str = r#"
@@ -34,9 +39,17 @@ pub static MODEL: LazyLock<Model> = LazyLock::new(|| {
     model
 });
 
+/// Resolves a request and reads it.
+#[allow(dead_code)]
+pub fn prepare(request: InferRequest) -> Result<Prepared, InferError> {
+    let Resolved { inputs, terms } = resolve(&MODEL, request, None, &Regions::new("/nonexistent"))?;
+    let read = inputs.placed.into_iter().map(Placed::read).collect::<Result<_, _>>()?;
+    terms.with(&MODEL, 0, read)
+}
+
 /// What is accepted has exactly the bytes that the model takes; what is not is told in one line.
 #[allow(dead_code)]
-pub fn check(outcome: Result<gateway::protocol::Prepared, frontend::InferError>) {
+pub fn check(outcome: Result<Prepared, InferError>) {
     match outcome {
         Ok(request) => {
             let rows = request.checked.rows;

@@ -13,7 +13,7 @@ use frontend::{InferError, tasks::Reply};
 use proto::{scheduler_to_frontend::DropReason, slot::GUARD_BYTES};
 use repository::Model;
 
-use crate::{pool::Pool, protocol::InferRequest};
+use crate::pool::Pool;
 
 /// Requests that are decoded first between two bets on a model that loses them all.
 const SKIP_MAX: u32 = 64;
@@ -48,10 +48,10 @@ enum End {
 }
 
 impl Gates {
-    /// Whether the pictures of this request are submitted before they are decoded. They must be all that it has.
-    pub(crate) fn may_go(&self, index: usize, model: &Model, request: &InferRequest, pool: &Pool) -> Option<Ahead> {
-        let is_all = model.inputs.len() == 1 && request.inputs.len() == 1 && model.input_bytes() >= GUARD_BYTES;
-        if !is_all || request.inputs[0].parameters.contains_key("shared_memory_region") || !pool.is_free() {
+    /// Whether the pictures of a request for this model are submitted before they are decoded. They must be all that it
+    /// has.
+    pub(crate) fn may_go(&self, index: usize, model: &Model, pool: &Pool) -> Option<Ahead> {
+        if model.inputs.len() > 1 || model.input_bytes() < GUARD_BYTES || !pool.is_free() {
             return None;
         }
         let gate = Rc::clone(self.0.borrow_mut().entry(index).or_default());

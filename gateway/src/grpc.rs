@@ -3,7 +3,6 @@
 
 use std::rc::Rc;
 
-use bytes::Bytes;
 use frontend::InferError;
 use hyper::{
     HeaderMap, Request, Response,
@@ -11,7 +10,7 @@ use hyper::{
     header::{CONTENT_TYPE, HeaderValue},
 };
 use prost::Message;
-use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
+use proto::{Span, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
 use serde_json::Value;
 use tokio_stream::Stream;
 use tonic::{
@@ -28,28 +27,22 @@ use crate::{
         CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
         CudaSharedMemoryStatusResponse, CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse,
         LogSettingsRequest, LogSettingsResponse, ModelConfig, ModelConfigRequest, ModelConfigResponse,
-        ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse,
-        ModelStatisticsRequest, ModelStatisticsResponse, RepositoryIndexRequest, RepositoryModelLoadRequest,
-        RepositoryModelLoadResponse, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse, ServerLiveRequest,
-        ServerLiveResponse, ServerMetadataRequest, ServerReadyRequest, ServerReadyResponse,
-        SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest,
-        SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse,
-        TraceSettingRequest, TraceSettingResponse, log_settings_request, log_settings_response, trace_setting_response,
+        ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest, ModelStatisticsResponse,
+        RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
+        RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
+        ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse,
+        SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest,
+        SystemSharedMemoryUnregisterResponse, TraceSettingRequest, TraceSettingResponse, log_settings_request,
+        log_settings_response, trace_setting_response,
     },
-    budget::Charge,
     compression::Coding,
     loads,
-    metrics::Stage,
     pool::AT_ONCE_BYTES_MAX,
-    protocol::{
-        InferRequest, messages,
-        messages::outline::{self, Outline, OutlineError},
-    },
+    protocol::messages::outline,
     regions::cuda,
     server::{BodyMax, Caller, IntakeError, Server},
-    service::{Answer, Service, no_room},
+    service::{Service, no_room},
     settings::Settings,
-    trace::{OpenTrace, TraceContext},
 };
 
 use asks::Asks;
@@ -58,6 +51,7 @@ use framing::{Messages, message_coding};
 mod asks;
 mod framing;
 mod health;
+mod infer;
 mod reflection;
 mod streams;
 
@@ -65,9 +59,6 @@ mod streams;
 const SERVICE_PATH: &str = "/inference.GRPCInferenceService/";
 /// What Kubernetes asks.
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
-/// Fields of a message that are looked at before that becomes the pool's work.
-const FIELDS_AT_ONCE_MAX: usize = 4096;
-
 /// Answers a request; what goes wrong is in the reply's `grpc-status`.
 pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path().to_owned();
@@ -80,7 +71,7 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
         _ => {}
     }
     match path.strip_prefix(SERVICE_PATH).unwrap_or_default() {
-        "ModelInfer" => infer(call).await,
+        "ModelInfer" => infer::infer(call).await,
         "ModelStreamInfer" => streams::infer(call).await,
         "ServerLive" => call.unary(|_, _: ServerLiveRequest| Ok(ServerLiveResponse { live: true })).await,
         "ServerReady" => {
@@ -114,8 +105,8 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
     }
 }
 
-/// Whether a request of this type is gRPC: with or without a suffix (gRPC over HTTP/2, "Content-Type"). gRPC-Web is not,
-/// whose frames are others.
+/// Whether a request of this type is gRPC, with or without a suffix (gRPC over HTTP/2, "Content-Type"). gRPC-Web has
+/// other frames.
 pub(crate) fn is_content_type(value: &HeaderValue) -> bool {
     let rest = value.as_bytes().strip_prefix(b"application/grpc");
     rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
@@ -165,12 +156,14 @@ impl Call<'_> {
 
     /// The one message of the call.
     fn messages(self, coding: Option<Coding>, max: BodyMax) -> Messages {
-        Messages::new(self.caller.intake(self.request.into_body(), Some(max)), coding, max)
+        let desk = Rc::clone(&self.caller.server.service.desk);
+        Messages::new(self.caller.intake(self.request.into_body(), Some(max)), coding, max, desk)
     }
 
     /// The messages of the call, each of which may be so large.
     fn stream(self, coding: Option<Coding>, of_one: BodyMax) -> Messages {
-        Messages::new(self.caller.intake(self.request.into_body(), None), coding, of_one)
+        let desk = Rc::clone(&self.caller.server.service.desk);
+        Messages::new(self.caller.intake(self.request.into_body(), None), coding, of_one, desk)
     }
 
     /// What is left until the client gives up, by `grpc-timeout`: digits and a unit.
@@ -232,121 +225,6 @@ fn respond<A: Message + Send + 'static>(
         response.headers_mut().insert("grpc-encoding", HeaderValue::from_static(coding.name()));
     }
     response
-}
-
-async fn infer(call: Call<'_>) -> Response<Body> {
-    let (caller, codings) = (Rc::clone(call.caller), Codings::of(call.request.headers()));
-    let within = call.within();
-    let desk = &caller.server.service.desk;
-    let began = desk.now();
-    let reply = async {
-        let within = within?;
-        caller.permit(ModelInferRequest::OPERATION, Scope::Server)?;
-        let context = caller.server.service.trace_context(call.request.headers());
-        let max = BodyMax::infer(&caller.server.limits());
-        let message = call.messages(codings.request?, max).only().await?;
-        let question = Question::read(&caller.server.service, message).await?;
-        question.permit(&caller)?;
-        question.answer(&caller, context, Some(began), within).await
-    };
-    respond(reply.await.map(|reply| tokio_stream::once(Ok(reply))), codings.reply)
-}
-
-/// A message of an infer request of which it is known what it holds.
-struct Question {
-    bytes: Bytes,
-    charge: Charge,
-    outline: Outline,
-}
-
-impl Question {
-    /// Looks at a message; at a large one in the pool.
-    async fn read(service: &Service, message: framing::Message) -> Result<Self, Status> {
-        let (bytes, charge) = message.decompressed(&service.pool).await?;
-        let outline = match Outline::of(&bytes, FIELDS_AT_ONCE_MAX) {
-            Err(OutlineError::TooLong(_)) => {
-                let (bytes, held) = (bytes.clone(), charge.clone());
-                let look = move || {
-                    let _held = held;
-                    Outline::of(&bytes, usize::MAX)
-                };
-                service.pool.run(&charge, look).await.map_err(status_of)?
-            }
-            outline => outline,
-        };
-        Ok(Self { outline: outline.map_err(undecodable)?, bytes, charge })
-    }
-
-    /// Its id, if it can be told.
-    fn id(&self) -> &str {
-        self.outline.id(&self.bytes)
-    }
-
-    fn model_name(&self) -> Result<&str, Status> {
-        self.outline.model_name(&self.bytes).map_err(undecodable)
-    }
-
-    fn permit(&self, caller: &Caller) -> Result<(), Status> {
-        let scope = Scope::of(ModelInferRequest::OPERATION, given(self.model_name()?));
-        Ok(caller.permit(ModelInferRequest::OPERATION, scope)?)
-    }
-
-    async fn answer(
-        self,
-        caller: &Caller,
-        context: Option<TraceContext>,
-        began: Option<Timestamp>,
-        within: Option<Span>,
-    ) -> Result<ModelInferResponse, Status> {
-        let service = &caller.server.service;
-        let mut trace = service.trace(context, self.model_name()?, began.unwrap_or_else(|| service.desk.now()));
-        if let Some(began) = began {
-            trace.stage(Stage::Receive, began);
-        }
-        let answered = self.answer_traced(caller, within, &mut trace).await;
-        answered.inspect_err(|status| trace.refused(status.message()))
-    }
-
-    async fn answer_traced(
-        self,
-        caller: &Caller,
-        within: Option<Span>,
-        trace: &mut OpenTrace,
-    ) -> Result<ModelInferResponse, Status> {
-        let service = &caller.server.service;
-        let version = self.outline.model_version(&self.bytes).map_err(undecodable)?;
-        let model = service.find(self.model_name()?, given(version)).map_err(status_of)?;
-        self.outline.check(&model.1).map_err(status_of)?;
-        let charge = self.charge.clone();
-        let request = self.parse(service).await?;
-        let index = model.0;
-        let submitted = service.admit(model, request, (within, caller.into()), &charge, trace);
-        let submitted = submitted.await.map_err(status_of)?;
-        // Its bytes are in slots now.
-        drop(charge);
-        let Answer { model, id, outputs, reply, number: _ } = submitted.wait(trace).await.map_err(status_of)?;
-        let answered = service.desk.now();
-        let response = messages::encode_reply(&model, id.as_deref(), &outputs, &reply);
-        service.record.observe(index, Stage::Reply, service.desk.now() - answered);
-        Ok(response)
-    }
-
-    /// Decodes it; a large one in the pool.
-    async fn parse(self, service: &Service) -> Result<InferRequest, Status> {
-        let Self { bytes, charge, outline } = self;
-        let parse =
-            || messages::parse_request(ModelInferRequest::decode(bytes).map_err(undecodable)?).map_err(status_of);
-        if outline.parsed_bytes() <= AT_ONCE_BYTES_MAX {
-            return parse();
-        }
-        charge.grow(outline.decoded_bytes()).map_err(|full| status_of(no_room(full)))?;
-        let held = charge.clone();
-        let parse = move || {
-            let _held = held;
-            parse()
-        };
-        service.pool.run(&charge, parse).await.map_err(status_of)?
-    }
 }
 
 fn model_ready(service: &Service, of: ModelReadyRequest) -> Result<ModelReadyResponse, InferError> {

@@ -9,6 +9,7 @@ pub mod budget;
 pub mod compression;
 pub mod config;
 pub mod connection;
+mod conversation;
 pub mod drive;
 mod export;
 pub mod grpc;

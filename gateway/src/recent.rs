@@ -34,7 +34,16 @@ struct Ended {
     model: Rc<str>,
     /// Obeyed when it was admitted, and when it ended.
     epochs: [Epoch; 2],
-    outcome: Result<Timing, String>,
+    outcome: Result<(Timing, ReceivedAgo), String>,
+}
+
+/// How long before its admission a request came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceivedAgo {
+    /// The first of it.
+    pub began: Span,
+    /// The last of it.
+    pub ended: Span,
 }
 
 impl Recent {
@@ -44,7 +53,7 @@ impl Recent {
         (client, id): (Client, Option<&str>),
         model: &str,
         epochs: [Epoch; 2],
-        outcome: Result<Timing, &InferError>,
+        outcome: Result<(Timing, ReceivedAgo), &InferError>,
     ) -> u64 {
         if self.requests.len() == REQUESTS_MAX {
             self.requests.pop_front();
@@ -81,14 +90,14 @@ impl Recent {
         let mut explained = json!({ "request": ended.number, "id": ended.id, "model": model, "epochs": epochs });
         let fields = explained.as_object_mut().expect("it is one");
         match &ended.outcome {
-            Ok(timing) => fields.extend(explain(timing)),
+            Ok((timing, ago)) => fields.extend(explain(timing, *ago)),
             Err(error) => fields.extend([("outcome".to_owned(), json!(error))]),
         }
         Ok(explained)
     }
 }
 
-fn explain(timing: &Timing) -> impl Iterator<Item = (String, Value)> {
+fn explain(timing: &Timing, ago: ReceivedAgo) -> impl Iterator<Item = (String, Value)> {
     let stamps = &timing.stamps;
     let at_us = |ns: i64| (ns - timing.admitted_at.0) as f64 / 1e3;
     let ms = |ns: i64| ns as f64 / 1e6;
@@ -111,6 +120,8 @@ fn explain(timing: &Timing) -> impl Iterator<Item = (String, Value)> {
         if late < 0 { "before" } else { "after" },
     );
     let instants = json!({
+        "arrived": at_us(timing.admitted_at.0 - ago.began.0),
+        "received": at_us(timing.admitted_at.0 - ago.ended.0),
         "queued": at_us(stamps.queued_at_ns),
         "due": at_us(stamps.due_at_ns),
         "granted": at_us(stamps.granted_at_ns),
@@ -161,6 +172,8 @@ mod tests {
         }
     }
 
+    const AGO: ReceivedAgo = ReceivedAgo { began: Span(3_000_000), ended: Span(1_000_000) };
+
     fn epochs(admitted: (u32, u16), ended: (u32, u16)) -> [Epoch; 2] {
         [admitted, ended].map(|(number, scheduler)| Epoch { number, scheduler })
     }
@@ -176,16 +189,17 @@ mod tests {
     #[test]
     fn a_request_is_explained_by_its_number_or_its_id() {
         let mut recent = Recent::default();
-        let number = recent.push((ME, Some("mine")), "digits", ONE, Ok(timing()));
+        let number = recent.push((ME, Some("mine")), "digits", ONE, Ok((timing(), AGO)));
         let explained = recent.explain(&number.to_string(), all).unwrap();
         assert_eq!(explained, recent.explain("mine", all).unwrap());
         let expected = "it was held back 5.000 ms, so that its batch grows, to 5, and waited 3.000 ms for a GPU; the \
                         plan was to start at 12.000 ms, and GPU 1 of backend 3 started 1.000 ms after that; its answer \
                         came 1.000 ms before its deadline";
         assert_eq!(explained["why"], expected);
-        assert_eq!(explained["microseconds_since_admission"]["answered"], 19_000.0);
+        let at = |instant: &str| explained["microseconds_since_admission"][instant].as_f64().unwrap();
+        assert_eq!(["arrived", "received", "queued", "answered"].map(at), [-3_000.0, -1_000.0, 1_000.0, 19_000.0]);
         let endless = Timing { deadline: Timestamp::NEVER, ..timing() };
-        let number = recent.push((ME, None), "digits", ONE, Ok(endless));
+        let number = recent.push((ME, None), "digits", ONE, Ok((endless, AGO)));
         let explained = recent.explain(&number.to_string(), all).unwrap();
         let why = explained["why"].as_str().unwrap();
         assert!(why.ends_with("its answer came whenever that was, as it had no objective"), "{why}");
@@ -201,8 +215,8 @@ mod tests {
         let mut recent = Recent::default();
         let lost = InferError::SchedulerLost;
         for (lived, outcome, expected) in [
-            (epochs((1, 0), (1, 0)), Ok(timing()), json!(["1.0"])),
-            (epochs((1, 0), (2, 1)), Ok(timing()), json!(["1.0", "2.1"])),
+            (epochs((1, 0), (1, 0)), Ok((timing(), AGO)), json!(["1.0"])),
+            (epochs((1, 0), (2, 1)), Ok((timing(), AGO)), json!(["1.0", "2.1"])),
             (epochs((2, 0), (2, 1)), Err(&lost), json!(["2.0", "2.1"])),
         ] {
             let number = recent.push((ME, None), "digits", lived, outcome);
@@ -214,9 +228,9 @@ mod tests {
     #[test]
     fn what_one_may_not_see_is_as_if_it_had_never_been() {
         let (mut recent, other) = (Recent::default(), Client::Certificate([2; 16]));
-        let mine = recent.push((ME, Some("id")), "digits", ONE, Ok(timing()));
-        let theirs = recent.push((other, Some("id")), "digits", ONE, Ok(timing()));
-        let strings = recent.push((ME, Some("4711")), "strings", ONE, Ok(timing()));
+        let mine = recent.push((ME, Some("id")), "digits", ONE, Ok((timing(), AGO)));
+        let theirs = recent.push((other, Some("id")), "digits", ONE, Ok((timing(), AGO)));
+        let strings = recent.push((ME, Some("4711")), "strings", ONE, Ok((timing(), AGO)));
         let own = |request: &str| recent.explain(request, |client, model| client == ME && model == "digits");
         assert_eq!(own("id").unwrap()["request"], mine, "the last that may be seen");
         assert_eq!(all_of(&recent, "id"), theirs);
@@ -234,7 +248,7 @@ mod tests {
     fn only_the_last_are_remembered() {
         let mut recent = Recent::default();
         (0..REQUESTS_MAX + 3).for_each(|_| {
-            recent.push((ME, None), "digits", ONE, Ok(timing()));
+            recent.push((ME, None), "digits", ONE, Ok((timing(), AGO)));
         });
         assert_eq!(recent.requests.len(), REQUESTS_MAX);
         let long = InferError::Failed("x".repeat(100_000));

@@ -29,22 +29,14 @@ use crate::{
     budget::{Charge, NoRoom},
     compression::Coding,
     loads,
-    metrics::Stage,
     pool::AT_ONCE_BYTES_MAX,
-    protocol::{self, Parameters},
     regions::cuda,
     server::{BodyMax, Caller, IntakeError, Server, check_same_site, decompressed},
-    service::{Service, timing_text},
+    service::Service,
     settings::Settings,
-    trace::OpenTrace,
 };
 
-/// Length of the JSON object that binary tensors follow; 0 if the body is nothing but the one input.
-const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
-/// The number by which `/debug/requests/` explains the request.
-const REQUEST: HeaderName = HeaderName::from_static("x-downbeat-request");
-/// Where the request's time went; see [`timing_text`].
-const TIMING: HeaderName = HeaderName::from_static("x-downbeat-timing");
+mod infer;
 
 type Reply = Response<Full<Bytes>>;
 
@@ -226,7 +218,7 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
     }
     match action {
         Infer => {
-            let reply = infer(caller, at, request).await?;
+            let reply = infer::infer(caller, at, request).await?;
             Ok(match coding {
                 Some(coding) => compressed(reply, coding).await,
                 None => reply,
@@ -348,77 +340,6 @@ fn unregister_region(service: &Service, of: Client, at: At<'_>, _: &Settings) ->
 fn cuda_status(at: At<'_>) -> Result<Reply, InferError> {
     cuda::status(at.region)?;
     Ok(ok(&json!([])))
-}
-
-async fn infer(caller: &Caller, at: At<'_>, request: Request<Incoming>) -> Result<Reply, Failure> {
-    let server = &*caller.server;
-    let context = server.service.trace_context(request.headers());
-    let mut trace = server.service.trace(context, at.model, server.service.desk.now());
-    let result = infer_traced(caller, at, request, &mut trace).await;
-    result.inspect_err(|failure| trace.refused(&failure.message))
-}
-
-async fn infer_traced(
-    caller: &Caller,
-    at: At<'_>,
-    request: Request<Incoming>,
-    trace: &mut OpenTrace,
-) -> Result<Reply, Failure> {
-    let server = &*caller.server;
-    let header_length = header_length(&request)?;
-    let is_picture = request.headers().get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"image/"));
-    let query = request.uri().query().map_or_else(Parameters::new, parameters_of);
-    let (index, submitted) = {
-        // Before anything can be refused: a connection whose request was read to its end goes on.
-        let began = server.service.desk.now();
-        let (body, charge) = read_body(caller, request, BodyMax::infer(&server.limits())).await?;
-        let model = server.service.find(at.model, at.version)?;
-        server.service.record.observe(model.0, Stage::Receive, server.service.desk.now() - began);
-        trace.stage(Stage::Receive, began);
-        let parsed = match header_length {
-            _ if is_picture => protocol::picture_request(&model.1, body, query)?,
-            Some(0) => protocol::raw_request(&model.1, body, query)?,
-            _ => server.service.parse(&model.1, body, header_length, &charge).await?,
-        };
-        let index = model.0;
-        let submitted = server.service.admit(model, parsed, (None, caller.into()), &charge, trace);
-        (index, submitted.await?)
-        // The body's bytes are in slots now, or were JSON; either way they go.
-    };
-    let answer = submitted.wait(trace).await?;
-    let answered = server.service.desk.now();
-    let encoded = protocol::json::encode_reply(&answer.model, answer.id.as_deref(), &answer.outputs, &answer.reply)?;
-    let content_type = if encoded.header_length.is_some() { "application/octet-stream" } else { "application/json" };
-    let mut response = Response::new(Full::from(encoded.body));
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.extend(encoded.header_length.map(|length| (HEADER_LENGTH, HeaderValue::from(length))));
-    headers.insert(REQUEST, HeaderValue::from(answer.number));
-    headers.extend(HeaderValue::try_from(timing_text(&answer.reply.timing)).ok().map(|timing| (TIMING, timing)));
-    server.service.record.observe(index, Stage::Reply, server.service.desk.now() - answered);
-    Ok(response)
-}
-
-/// The parameters that a query such as `timeout=20000&priority=1` sets: a picture or a raw tensor has no JSON around it
-/// to hold them.
-fn parameters_of(query: &str) -> Parameters {
-    let value = |text: &str| match (text.parse::<i64>(), text.parse::<bool>()) {
-        (Ok(number), _) => Value::from(number),
-        (_, Ok(flag)) => Value::from(flag),
-        _ => Value::from(text),
-    };
-    form_urlencoded::parse(query.as_bytes()).map(|(key, text)| (key.into_owned(), value(&text))).collect()
-}
-
-fn header_length(request: &Request<Incoming>) -> Result<Option<usize>, Failure> {
-    let Some(value) = request.headers().get(HEADER_LENGTH) else { return Ok(None) };
-    match value.to_str().ok().and_then(|text| text.parse().ok()) {
-        Some(length) => Ok(Some(length)),
-        None => {
-            let message = format!("Inference-Header-Content-Length: found {value:?}, expected a number of bytes");
-            Err(Failure::closing(StatusCode::BAD_REQUEST, message))
-        }
-    }
 }
 
 /// Collects a body in the pieces in which it comes, and decompresses it. What holds its bytes comes with it.
@@ -624,13 +545,6 @@ impl From<InferError> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_query_is_decoded() {
-        let found = parameters_of("timeout=20%3000&na%6De=a%26b+c&priority=%2B1&flag&background=true");
-        let expected = json!({ "timeout": 20000, "name": "a&b c", "priority": 1, "flag": "", "background": true });
-        assert_eq!(Value::from(found), expected);
-    }
 
     #[test]
     fn every_route_is_found_by_its_own_path() {

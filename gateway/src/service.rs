@@ -7,42 +7,34 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use frontend::{
-    desk::{Desk, PendingReply},
-    error::InferError,
-    excerpt,
-    models::ServedModel,
-    rope::Rope,
-    tasks::{Reply, Timing},
-};
+use frontend::{desk::Desk, error::InferError, excerpt, models::ServedModel};
 use hyper::HeaderMap;
-use proto::{Epoch, Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
+use proto::{Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
 use repository::{Configuration, Model, Tensor};
 
 use crate::{
-    access::Client,
-    ahead::{Ahead, Gates},
+    ahead::Gates,
     api::{
         ModelMetadataResponse, ModelStatistics, RepositoryIndexResponse, ServerMetadataResponse,
         model_metadata_response::TensorMetadata, repository_index_response::ModelIndex,
     },
-    budget::{Charge, NoRoom},
+    budget::Charge,
     config::{DEFAULT_SERVER_NAME, Limits, ModelControlMode},
-    image, loads,
-    metrics::Stage,
-    pool::{AT_ONCE_BYTES_MAX, Pool},
-    protocol::{
-        self, InferRequest, InputData, JsonElements, OutputChoice, OutputForm, Pictures, Prepared, RequestInput,
-        Tensors, json,
-    },
+    loads,
+    pool::Pool,
     recent::Recent,
     record::Record,
-    regions::{AllRegions, Part},
+    regions::AllRegions,
     server::BodyMax,
     settings::{LogSettings, Settings, Tracer},
     trace::{OpenTrace, TraceContext, Tracing},
     trace_file::TraceFile,
 };
+
+pub(crate) use inference::no_room;
+pub use inference::{Answer, Arrival, Asker, Submitted, timing_text};
+
+mod inference;
 
 /// Where Linux keeps POSIX shared memory.
 const SHARED_MEMORY_FOLDER: &str = "/dev/shm";
@@ -92,48 +84,6 @@ pub struct Service {
     server_name: String,
     control_mode: ModelControlMode,
     loads: Option<loads::Intake>,
-}
-
-/// Who has a request.
-#[derive(Debug, Clone, Copy)]
-pub struct Asker {
-    /// Whom it is remembered of.
-    pub client: Client,
-    /// Whose shared memory it may name, if it may name any.
-    pub regions_of: Option<Client>,
-}
-
-/// A request that is under way. Dropping it cancels the request.
-pub struct Submitted<'a> {
-    service: &'a Service,
-    client: Client,
-    pending: PendingReply,
-    /// Obeyed when it was admitted.
-    admitted_in: Epoch,
-    /// It has ended already.
-    ended: Option<Result<Reply, InferError>>,
-    /// If it was submitted before its pictures were decoded.
-    ahead: Option<Ahead>,
-    model: Rc<Model>,
-    id: Option<String>,
-    outputs: Vec<OutputChoice>,
-    /// Shared memory that its inputs came from stays registered until it ends.
-    _parts: Vec<Part>,
-}
-
-/// A request's end, to be encoded.
-#[derive(Debug)]
-pub struct Answer {
-    /// Whose.
-    pub model: Rc<Model>,
-    /// As in the request.
-    pub id: Option<String>,
-    /// As in the request.
-    pub outputs: Vec<OutputChoice>,
-    /// What the backend answered.
-    pub reply: Reply,
-    /// Its number among those that have ended here ([`Recent`]).
-    pub number: u64,
 }
 
 impl Service {
@@ -233,198 +183,6 @@ impl Service {
     /// If there is no such model or version.
     pub fn find(&self, model: &str, version: Option<&str>) -> Result<(usize, Rc<Model>), InferError> {
         self.desk.with_model(model, version, |index, served, _| (index, Rc::clone(&served.model)))
-    }
-
-    /// Step 1: checks and admits a request for a model that was found. `within` is the time that the client's protocol
-    /// leaves for an answer. What is charged for the request's bytes can go when this returns: they are in slots then.
-    ///
-    /// # Errors
-    /// Why it cannot be served.
-    pub async fn admit(
-        &self,
-        (index, model): (usize, Rc<Model>),
-        mut request: InferRequest,
-        (within, asker): (Option<Span>, Asker),
-        charge: &Charge,
-        trace: &mut OpenTrace,
-    ) -> Result<Submitted<'_>, InferError> {
-        let (model, mut waited) = ((index, model), Span::ZERO);
-        if let Some(name) = protocol::application_name(&request.parameters) {
-            self.record.handle_application(name);
-        }
-        if let Some(pictures) = Pictures::take(&model.1, &mut request)? {
-            let is_ready = |core: &frontend::core::Core| core.is_model_ready(core.models().get(index));
-            if self.desk.with_core(is_ready)
-                && let Some(mut ahead) = self.ahead.may_go(index, &model.1, &request, &self.pool)
-            {
-                let prepared = {
-                    let regions = self.regions.borrow();
-                    protocol::prepare_ahead(&model.1, index, request, within, regions.of(asker.regions_of))
-                };
-                let submitted =
-                    prepared.and_then(|prepared| self.submit(model, (asker.client, charge), prepared, trace));
-                let submitted = submitted.inspect_err(|_| ahead.handle_settled())?;
-                return submitted.decoding((pictures, ahead, index), charge, trace).await;
-            }
-            let (arrived, at) = (self.desk.now(), pictures.at);
-            let data = self.decode((index, &model.1), pictures, charge, trace).await?;
-            request.inputs[at].data = Some(InputData::Bytes(data));
-            // Symphony, section 5.3: the deadline counts from the arrival, whenever a picture is decoded.
-            waited = self.desk.now() - arrived;
-        }
-        self.read_elements(&model.1, &mut request, charge).await?;
-        self.read_parts(&model.1, &mut request, asker.regions_of, charge).await?;
-        let prepared = protocol::prepare(&model.1, index, request, within, self.regions.borrow().of(asker.regions_of));
-        let mut prepared = prepared.inspect_err(|error| trace.failed(error))?;
-        prepared.checked.waited = waited;
-        self.submit(model, (asker.client, charge), prepared, trace)
-    }
-
-    fn submit(
-        &self,
-        (index, model): (usize, Rc<Model>),
-        (client, charge): (Client, &Charge),
-        Prepared { id, mut checked, outputs, parts }: Prepared,
-        trace: &mut OpenTrace,
-    ) -> Result<Submitted<'_>, InferError> {
-        checked.client = Some(charge.account().id().into());
-        let is_it = |core: &frontend::core::Core| Rc::ptr_eq(&core.models().get(index).model, &model);
-        let pending = match self.desk.with_core(is_it) {
-            true => self.desk.submit(&checked),
-            false => Err(InferError::LoadedAnew { model: model.name.clone() }),
-        };
-        let pending = pending.inspect_err(|error| trace.failed(error))?;
-        let admitted_in = self.epoch();
-        Ok(Submitted {
-            service: self,
-            client,
-            pending,
-            admitted_in,
-            ended: None,
-            ahead: None,
-            model,
-            id,
-            outputs,
-            _parts: parts,
-        })
-    }
-
-    /// The epoch that is obeyed, or was obeyed last.
-    fn epoch(&self) -> Epoch {
-        self.desk.with_core(|core| core.takeovers().epoch)
-    }
-
-    /// What the model takes instead of these pictures.
-    async fn decode(
-        &self,
-        (index, model): (usize, &Model),
-        pictures: Pictures,
-        charge: &Charge,
-        trace: &mut OpenTrace,
-    ) -> Result<Rope, InferError> {
-        let began = self.desk.now();
-        let mut data = Rope::default();
-        let Pictures { pipeline, pictures, at: _ } = pictures;
-        for picture in pictures {
-            let tensor = model.inputs[pipeline.input].clone();
-            data.push(image::decoded(&self.pool, charge, pipeline.clone(), tensor, picture).await?.into());
-        }
-        self.record.observe(index, Stage::Preprocess, self.desk.now() - began);
-        trace.stage(Stage::Preprocess, began);
-        Ok(data)
-    }
-
-    /// Reads a REST body, large ones in the pool. Numbers in it are not read yet.
-    ///
-    /// # Errors
-    /// Why it is no request, or there is no room.
-    pub async fn parse(
-        &self,
-        model: &Model,
-        body: Rope,
-        header_length: Option<usize>,
-        charge: &Charge,
-    ) -> Result<InferRequest, InferError> {
-        let (json, binary) = json::split_body(body, header_length)?;
-        let tensors = Tensors::of(model);
-        if json.len() <= AT_ONCE_BYTES_MAX {
-            return json::parse_request(&json.joined(), binary, tensors);
-        }
-        if json.pieces().len() > 1 {
-            // Once more in one piece.
-            charge.grow(json.len()).map_err(no_room)?;
-        }
-        // Names, and what the parser remembers of strings and of nesting.
-        let room = charge.beside(json.len()).map_err(no_room)?;
-        let parse = move || {
-            let _room = room;
-            json::parse_request(&json.joined(), binary, tensors)
-        };
-        self.pool.run(charge, parse).await?
-    }
-
-    /// Reads the numbers of a request with a large JSON body in the pool; those of others are read when it is
-    /// submitted.
-    ///
-    /// # Errors
-    /// Why they are not what the model takes, or there is no room.
-    pub async fn read_elements(
-        &self,
-        model: &Model,
-        request: &mut InferRequest,
-        charge: &Charge,
-    ) -> Result<(), InferError> {
-        let json_bytes = |input: &RequestInput| match &input.data {
-            Some(InputData::Json(json)) => json.len(),
-            _ => 0,
-        };
-        if request.inputs.iter().map(json_bytes).sum::<usize>() <= AT_ONCE_BYTES_MAX {
-            return Ok(());
-        }
-        let mut unread = Vec::new();
-        for at in 0..request.inputs.len() {
-            unread.extend(JsonElements::of_input(model, &request.inputs, at)?.map(|elements| (at, elements)));
-        }
-        charge.grow(unread.iter().map(|(_, elements)| elements.bytes_max()).sum()).map_err(no_room)?;
-        let held = charge.clone();
-        let read = move || {
-            let _held = held;
-            unread.into_iter().map(|(at, elements)| Ok((at, elements.read()?))).collect::<Result<Vec<_>, InferError>>()
-        };
-        for (at, bytes) in self.pool.run(charge, read).await?? {
-            request.inputs[at].data = Some(InputData::Bytes(bytes.into()));
-        }
-        Ok(())
-    }
-
-    /// Reads what a request has in shared memory in the pool, if that is much; charged as what comes in a body is.
-    async fn read_parts(
-        &self,
-        model: &Model,
-        request: &mut InferRequest,
-        regions_of: Option<Client>,
-        charge: &Charge,
-    ) -> Result<(), InferError> {
-        let mut parts = Vec::new();
-        for at in 0..request.inputs.len() {
-            let part = protocol::part_of_input(model, &request.inputs, at, self.regions.borrow().of(regions_of))?;
-            parts.extend(part.map(|part| (at, part)));
-        }
-        let bytes = parts.iter().map(|(_, part)| part.span().bytes as usize).sum();
-        if bytes <= AT_ONCE_BYTES_MAX {
-            return Ok(());
-        }
-        charge.grow(bytes).map_err(no_room)?;
-        let held = charge.clone();
-        let read = move || {
-            let _held = held;
-            let read = parts.into_iter().map(|(at, part)| part.read().map(|bytes| (at, (part, bytes))));
-            read.collect::<Result<Vec<_>, InferError>>()
-        };
-        for (at, read) in self.pool.run(charge, read).await?? {
-            request.inputs[at].read = Some(read);
-        }
-        Ok(())
     }
 
     /// Whether requests for some model can be taken.
@@ -625,113 +383,6 @@ impl Service {
     }
 }
 
-impl Submitted<'_> {
-    /// Decodes its pictures, unless it ends before (Symphony, section 4.3).
-    async fn decoding(
-        mut self,
-        (pictures, mut ahead, index): (Pictures, Ahead, usize),
-        charge: &Charge,
-        trace: &mut OpenTrace,
-    ) -> Result<Self, InferError> {
-        let model = Rc::clone(&self.model);
-        let decoded = {
-            let decoding = self.service.decode((index, &model), pictures, charge, trace);
-            tokio::select! {
-                biased;
-                ended = self.pending.ended() => {
-                    self.ended = Some(ended);
-                    None
-                }
-                decoded = decoding => Some(decoded),
-            }
-        };
-        match decoded {
-            Some(Err(error)) => {
-                self.pending.fail(&error);
-                return Err(error);
-            }
-            Some(Ok(data)) => {
-                self.pending.give_inputs(&[data]);
-                ahead.handle_settled();
-            }
-            None => {}
-        }
-        self.ahead = Some(ahead);
-        Ok(self)
-    }
-
-    /// Step 10: waits for the answer; outputs that go to shared memory are there when this returns.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, client, pending, admitted_in, ended, ahead, model, id, outputs, _parts } = self;
-        let result = match ended {
-            Some(result) => result,
-            None => pending.wait().await,
-        };
-        if let Some(ahead) = ahead {
-            ahead.handle_ended(&result);
-        }
-        match &result {
-            Ok(reply) => trace.answered(&reply.timing),
-            Err(error) => trace.failed(error),
-        }
-        let outcome = result.as_ref().map(|reply| reply.timing);
-        let epochs = [admitted_in, service.epoch()];
-        let number = service.recent.borrow_mut().push((client, id.as_deref()), &model.name, epochs, outcome);
-        let reply = result?;
-        protocol::check_classes(&model, &outputs, &reply)?;
-        for OutputChoice { index, form, classes: _ } in &outputs {
-            if let OutputForm::Region(part) = form {
-                part.write(&reply.outputs[*index])?;
-            }
-        }
-        if service.tracing.is_none() && service.tracer.borrow_mut().sample(&model.name) {
-            let id = id.as_deref().unwrap_or_default();
-            match &service.trace_file {
-                Some(file) => file.write((number, id), &model, &reply.timing),
-                None => tracing::info!(model = model.name, id, timing = timing_text(&reply.timing), "trace"),
-            }
-        }
-        Ok(Answer { model, id, outputs, reply, number })
-    }
-}
-
-/// Where the time went, in whole microseconds since admission, for the row that came last: `queued` by the scheduler,
-/// `due` from then on (held back until then), `granted` a GPU, `planned` and `fetched` at the backend, execution
-/// `started` (planned for `exec_at`) and `finished`, `answered` here, and the `deadline`, if it had one; then the batch
-/// it ran in and `backend:gpu`.
-#[must_use]
-pub fn timing_text(timing: &Timing) -> String {
-    let since = |at_ns: i64| (at_ns - timing.admitted_at.0) / 1000;
-    let stamps = &timing.stamps;
-    let mut text = String::with_capacity(192);
-    let mut digits = itoa::Buffer::new();
-    for (name, value) in [
-        ("queued=", since(stamps.queued_at_ns)),
-        (";due=", since(stamps.due_at_ns)),
-        (";granted=", since(stamps.granted_at_ns)),
-        (";planned=", since(stamps.planned_at_ns)),
-        (";fetched=", since(stamps.fetched_at_ns)),
-        (";exec_at=", since(stamps.exec_at_ns)),
-        (";started=", since(stamps.started_at_ns)),
-        (";finished=", since(stamps.finished_at_ns)),
-        (";answered=", since(timing.answered_at.0)),
-        (";deadline=", since(timing.deadline.0)),
-        (";batch=", timing.batch_size.into()),
-        (";gpu=", timing.backend.0.into()),
-        (":", timing.gpu.into()),
-    ] {
-        if name == ";deadline=" && timing.deadline == Timestamp::NEVER {
-            continue;
-        }
-        text.push_str(name);
-        text.push_str(digits.format(value));
-    }
-    text
-}
-
 /// Checks a name that is to be a folder's. As Triton says it.
 fn check_loadable(model: &str) -> Result<(), InferError> {
     let wrong = |text: &str| Err(InferError::Invalid(text.to_owned()));
@@ -744,9 +395,4 @@ fn check_loadable(model: &str) -> Result<(), InferError> {
         }
         _ => Ok(()),
     }
-}
-
-/// What a request would become finds no room.
-pub(crate) fn no_room(full: NoRoom) -> InferError {
-    InferError::MemoryFull(format!("the request: {full}"))
 }

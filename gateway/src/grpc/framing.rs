@@ -2,11 +2,12 @@
 //! itself, and holds no more than its own bytes: however it ends, these are given back. It is decompressed when
 //! somebody has a use for it, and what it becomes is charged and bounded then.
 
-use std::mem;
+use std::{mem, rc::Rc};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use frontend::rope::Rope;
+use frontend::{desk::Desk, rope::Rope};
 use hyper::HeaderMap;
+use proto::Timestamp;
 use tonic::Status;
 
 use crate::{
@@ -29,6 +30,9 @@ pub(super) struct Messages {
     front: Bytes,
     /// The next message's beginning, as far as it was in pieces before.
     partial: BytesMut,
+    /// When the first of it was looked at.
+    began: Option<Timestamp>,
+    desk: Rc<Desk>,
 }
 
 /// A message as it came.
@@ -37,6 +41,7 @@ pub(super) struct Message {
     coding: Option<Coding>,
     max: BodyMax,
     charge: Charge,
+    began: Timestamp,
 }
 
 /// How the messages of a call are compressed.
@@ -51,8 +56,9 @@ pub(super) fn message_coding(headers: &HeaderMap) -> Result<Option<Coding>, Stat
 }
 
 impl Messages {
-    pub(super) fn new(intake: Intake, coding: Option<Coding>, max: BodyMax) -> Self {
-        Self { intake, coding, max, front: Bytes::new(), partial: BytesMut::new() }
+    /// The desk has the clock.
+    pub(super) fn new(intake: Intake, coding: Option<Coding>, max: BodyMax, desk: Rc<Desk>) -> Self {
+        Self { intake, coding, max, front: Bytes::new(), partial: BytesMut::new(), began: None, desk }
     }
 
     /// The next message; nothing after the last one. May be dropped and asked for again.
@@ -61,6 +67,9 @@ impl Messages {
     /// If what comes is no message, or too large, or finds no room.
     pub(super) async fn next(&mut self) -> Result<Option<Message>, Status> {
         loop {
+            if self.began.is_none() && !(self.front.is_empty() && self.partial.is_empty()) {
+                self.began = Some(self.desk.now());
+            }
             if let Some(message) = self.take()? {
                 self.intake.handle_ended();
                 return Ok(Some(message));
@@ -136,19 +145,25 @@ impl Messages {
         if length > self.max.bytes { Err(self.max.exceeded(length).into()) } else { Ok((coding, length)) }
     }
 
-    fn message(&self, payload: Bytes, coding: Option<Coding>) -> Message {
+    fn message(&mut self, payload: Bytes, coding: Option<Coding>) -> Message {
         let charge = self.intake.charge().split(HEADER_BYTES + payload.len());
-        Message { payload, coding, max: self.max, charge }
+        let began = self.began.take().expect("it is looked at");
+        Message { payload, coding, max: self.max, charge, began }
     }
 }
 
 impl Message {
+    /// When the first of it was looked at.
+    pub(super) fn began(&self) -> Timestamp {
+        self.began
+    }
+
     /// Its bytes, decompressed, and what holds them.
     ///
     /// # Errors
     /// If they are too many, or malformed, or find no room.
     pub(super) async fn decompressed(self, pool: &Pool) -> Result<(Bytes, Charge), IntakeError> {
-        let Self { payload, coding, max, charge } = self;
+        let Self { payload, coding, max, charge, began: _ } = self;
         let Some(coding) = coding else { return Ok((payload, charge)) };
         let bytes = decompressed(pool, coding, Rope::from(payload), &charge, max).await?;
         Ok((bytes, charge))

@@ -2,7 +2,7 @@
 //! they came, as clients that send no ids rely on. At most [`STREAM_REQUESTS_MAX`] are under way or wait for their
 //! turn.
 
-use std::{convert::Infallible, mem, pin::Pin, rc::Rc, time::Duration};
+use std::{convert::Infallible, future, mem, pin::Pin, rc::Rc, time::Duration};
 
 use hyper::Response;
 use tokio::{
@@ -13,10 +13,11 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, body::Body};
 
-use super::{Call, Codings, Question, asks::Asks as _, framing, framing::Messages, respond};
+use super::{Call, Codings, asks::Asks as _, framing, framing::Messages, infer::Outlined, respond};
 use crate::{
     access::{Refusal, Scope},
     api::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse, infer_parameter},
+    conversation::{self, Opening},
     metrics::Cause,
     server::{BodyMax, Caller, Server},
     trace::TraceContext,
@@ -129,11 +130,12 @@ async fn stream_answer(
     let mut id = String::new();
     let answer = async {
         let service = &caller.server.service;
-        let question = Question::read(service, message).await?;
+        let began = message.began();
+        let question = Outlined::read(service, message).await?;
         question.id().clone_into(&mut id);
-        question.permit(caller)?;
-        let _counted = caller.another()?;
-        question.answer(caller, context, None, None).await
+        caller.permit(ModelInferRequest::OPERATION, Scope::Server)?;
+        let opening = Opening { model: None, context, began, within: None, is_one_of_many: true };
+        conversation::hold(caller, opening, future::ready(Ok(question))).await
     };
     match answer.await {
         Ok(mut response) => {

@@ -74,7 +74,7 @@ pub fn parse_request(json: &Bytes, mut binary: Rope, tensors: Tensors) -> Result
             json.slice(at..at + data.get().len())
         });
         let data = input_data(&name, &parameters, data, &mut binary)?;
-        inputs.push(RequestInput { name, datatype, shape, parameters, data, read: None });
+        inputs.push(RequestInput { name, datatype, shape, parameters, data });
     }
     if !binary.is_empty() {
         return Err(invalid("body", format_args!("{} bytes after the last binary input", binary.len()), "none"));

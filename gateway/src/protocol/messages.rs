@@ -61,7 +61,6 @@ pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest, InferEr
             shape,
             parameters: to_values(input.parameters),
             data: data.map(|bytes| InputData::Bytes(bytes.into())),
-            read: None,
             name: input.name,
             datatype: input.datatype,
         });

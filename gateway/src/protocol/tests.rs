@@ -1,7 +1,10 @@
 use bytes::Bytes;
-use frontend::tasks::{Reply, Timing};
+use frontend::{
+    excerpt,
+    tasks::{Reply, Timing},
+};
 use proptest::prelude::*;
-use proto::{BackendId, Timestamp, stages::AnswerStamps};
+use proto::{Application, BackendId, Timestamp, stages::AnswerStamps};
 use repository::DataType;
 
 use super::*;
@@ -20,6 +23,19 @@ fn parse(json: &str, binary: &[u8]) -> Result<Prepared, InferError> {
     let mut body = Rope::from(json.to_owned());
     body.push(Bytes::copy_from_slice(binary));
     parse_body(&body, (!binary.is_empty()).then_some(json.len()))
+}
+
+/// Resolves a request and reads it.
+fn prepare(
+    model: &Model,
+    index: usize,
+    request: InferRequest,
+    within: Option<Span>,
+    regions: &Regions,
+) -> Result<Prepared, InferError> {
+    let Resolved { inputs, terms } = resolve(model, request, within, regions)?;
+    let read = inputs.placed.into_iter().map(Placed::read).collect::<Result<_, _>>()?;
+    terms.with(model, index, read)
 }
 
 fn parse_body(body: &Rope, header_length: Option<usize>) -> Result<Prepared, InferError> {
@@ -308,7 +324,6 @@ fn pictures_come_one_after_another_each_after_its_length() {
         shape: shape.to_vec(),
         parameters: Parameters::new(),
         data: Some(InputData::Bytes(data.to_vec().into())),
-        read: None,
     };
     let two = b"\x02\0\0\0ab\0\0\0\0";
     let found = pictures(&input(&[2, 1], two), 8).unwrap();
@@ -389,7 +404,6 @@ fn an_input_that_is_named_twice_is_not_read_twice() {
             .into_iter()
             .collect(),
         data: None,
-        read: None,
     };
     let prepared = |inputs| {
         let request = InferRequest { id: None, parameters: Parameters::new(), inputs, outputs: Vec::new() };
@@ -401,9 +415,9 @@ fn an_input_that_is_named_twice_is_not_read_twice() {
     assert!(prepared(vec![long]).contains("shared_memory_region: found \"rrr"));
 }
 
-/// What is read on another thread is what is used, whatever the client writes meanwhile.
+/// What is wrong costs nothing: no element is read of a request that another part of makes useless.
 #[test]
-fn an_input_that_was_read_before_is_not_read_again() {
+fn all_is_checked_before_anything_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("shm");
     std::fs::write(&file, [7; 14]).unwrap();
@@ -421,18 +435,34 @@ fn an_input_that_was_read_before_is_not_read_again() {
         .into_iter()
         .collect(),
         data: None,
-        read: None,
     };
-    let mut inputs = vec![input("a", "UINT8", &[2, 3], (0, 6)), input("b", "FP32", &[2, 1], (6, 8))];
     let model = two_by_two();
-    let part = part_of_input(&model, &inputs, 0, &regions).unwrap().unwrap();
-    inputs[0].read = Some((part.clone(), part.read().unwrap()));
+    let resolve = |inputs, parameters| {
+        resolve(&model, InferRequest { id: None, parameters, inputs, outputs: Vec::new() }, None, &regions)
+    };
+    let (a, b) = (|| input("a", "UINT8", &[2, 3], (0, 6)), || input("b", "FP32", &[2, 1], (6, 8)));
+    let Resolved { inputs, terms } = resolve(vec![a(), b()], Parameters::new()).unwrap();
+    let told = |of: fn(&Placed) -> usize| inputs.placed.iter().map(of).collect::<Vec<_>>();
+    assert_eq!([told(Placed::unread_bytes), told(Placed::read_bytes_max)], [[6, 8], [6, 8]]);
     std::fs::write(&file, [8; 14]).unwrap();
-    let request = InferRequest { id: None, parameters: Parameters::new(), inputs, outputs: Vec::new() };
-    let request = prepare(&model, 0, request, None, &regions).unwrap();
-    assert_eq!(request.checked.inputs[0].joined().to_vec(), [7; 6]);
-    assert_eq!(request.checked.inputs[1].joined().to_vec(), [8; 8]);
-    assert_eq!(request.parts.len(), 2);
+    let read = inputs.placed.into_iter().map(|placed| placed.read().unwrap()).collect();
+    let prepared = terms.with(&model, 0, read).unwrap();
+    let found: Vec<_> = prepared.checked.inputs.iter().map(|input| input.joined().to_vec()).collect();
+    assert_eq!((found, prepared.parts.len()), (vec![vec![8; 6], vec![8; 8]], 2), "read once, when it was resolved");
+
+    let numbers = |datatype: &str| RequestInput {
+        data: Some(InputData::Json(Bytes::from_static(b"[\"no number\"]"))),
+        parameters: Parameters::new(),
+        ..input("b", datatype, &[2, 1], (0, 0))
+    };
+    let wrong = |inputs, parameters: Parameters| resolve(inputs, parameters).unwrap_err().to_string();
     let short = input("a", "UINT8", &[2, 3], (0, 5));
-    assert!(part_of_input(&model, &[short], 0, &regions).unwrap_err().to_string().contains("Expected 6, got 5"));
+    assert!(wrong(vec![numbers("FP32"), short], Parameters::new()).contains("Expected 6, got 5"));
+    let asks = [("timeout".to_owned(), json!("soon"))].into_iter().collect();
+    assert!(wrong(vec![numbers("FP32"), a()], asks).contains("parameters.timeout: found \"soon\""));
+    assert!(wrong(vec![numbers("FP64")], Parameters::new()).contains("expected 'FP32'"));
+    assert!(wrong(vec![numbers("FP32")], Parameters::new()).contains("missing required input(s) ['a']"));
+    let Resolved { inputs, .. } = resolve(vec![numbers("FP32"), a()], Parameters::new()).unwrap();
+    let error = inputs.placed.into_iter().next().unwrap().read().unwrap_err().to_string();
+    assert!(error.starts_with("inputs['b'].data: found"), "{error}");
 }

@@ -105,11 +105,22 @@ impl Caller {
     /// # Errors
     /// If it may not, or nothing may begin any more.
     pub fn permit(&self, operation: Operation, scope: Scope<'_>) -> Result<(), Refusal> {
-        let permitted = self.server.access.borrow().permit(self.grant, operation, scope);
-        let permitted = permitted.and_then(|()| match operation {
-            Operation::Infer | Operation::Repository if self.server.drain.has_begun() => Err(Refusal::Draining),
+        self.permit_further(operation, scope)?;
+        match operation {
+            Operation::Infer | Operation::Repository if self.server.drain.has_begun() => {
+                self.on_refusal(&Refusal::Draining);
+                Err(Refusal::Draining)
+            }
             _ => Ok(()),
-        });
+        }
+    }
+
+    /// The same once it has begun: it goes on although nothing else may begin.
+    ///
+    /// # Errors
+    /// If it may not.
+    pub fn permit_further(&self, operation: Operation, scope: Scope<'_>) -> Result<(), Refusal> {
+        let permitted = self.server.access.borrow().permit(self.grant, operation, scope);
         permitted.inspect_err(|refusal| self.on_refusal(refusal))
     }
 

@@ -58,6 +58,29 @@ fn what_is_under_way_is_answered_and_nothing_else_begins() {
     });
 }
 
+/// A call whose message was not all there was refused, a body of REST was not.
+#[test]
+fn what_is_coming_in_is_under_way_whatever_the_protocol() {
+    with_server(limits(), async |address, peer| {
+        let mut client = connect(address).await;
+        let message = framed(false, &double(&[1, 2, 3, 4]).encode_to_vec());
+        let (response, mut call) = client.send_request(head("ModelInfer").body(()).unwrap(), false).unwrap();
+        call.send_data(message.slice(..9), false).unwrap();
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = post_of(INFER, "", GOOD.as_bytes());
+        let (first, last) = request.split_at(request.len() - 9);
+        stream.write_all(first).await.unwrap();
+        until(|| peer.server.bodies_bytes() == 9 + GOOD.len() - 9).await;
+
+        peer.server.begin_drain();
+        call.send_data(message.slice(9..), true).unwrap();
+        let (status, text, _) = finish(response.await.unwrap()).await;
+        assert_eq!((status, text.as_str()), (0, ""));
+        assert_eq!(ask(&mut stream, last).await.status, 200);
+        peer.server.drained().await;
+    });
+}
+
 #[test]
 fn grpc_clients_are_told_to_go_away_and_streams_end_between_messages() {
     with_server(limits(), async |address, peer| {

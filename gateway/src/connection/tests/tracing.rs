@@ -2,7 +2,12 @@
 
 use hyper_util::rt::TokioExecutor;
 
-use super::*;
+use prost::Message as _;
+
+use super::{
+    grpc::{connect, double, finish, framed, head},
+    *,
+};
 use crate::config::Otlp;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -108,6 +113,58 @@ fn calls_of_grpc_carry_the_trace_in_their_metadata() {
         assert_eq!(client.send_request(request).await.unwrap().headers()["grpc-status"], "5");
         let spans = collect(&listener, 1).await;
         assert_eq!((&spans[0]["traceId"], &spans[0]["status"]["code"]), (&json!(TRACE), &json!(2)));
+    });
+}
+
+/// Waits until some of a body has come in.
+async fn is_coming(peer: &Peer) {
+    while peer.server.bodies_bytes() == 0 {
+        tokio::task::yield_now().await;
+    }
+    peer.clock.set(peer.clock.get() + Span::from_millis(7));
+}
+
+/// Each has had the first of its body 7 ms before the last. Calls of gRPC were not told in metrics, and messages of
+/// streams nowhere.
+#[test]
+fn how_long_a_request_came_in_is_told_of_every_wire_in_metrics_traces_and_by_request() {
+    let (listener, collector) = listen();
+    with_collector(Some(otlp(collector, 1)), async |address, peer| {
+        let listener = TcpListener::from_std(listener).unwrap();
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = post_of(INFER, "", GOOD.as_bytes());
+        let (first, last) = request.split_at(request.len() - 9);
+        stream.write_all(first).await.unwrap();
+        is_coming(&peer).await;
+        assert_eq!(ask(&mut stream, last).await.status, 200);
+
+        let mut client = connect(address).await;
+        let message = framed(false, &double(&[1, 2, 3, 4]).encode_to_vec());
+        for method in ["ModelInfer", "ModelStreamInfer"] {
+            let (response, mut call) = client.send_request(head(method).body(()).unwrap(), false).unwrap();
+            call.send_data(message.slice(..9), false).unwrap();
+            is_coming(&peer).await;
+            call.send_data(message.slice(9..), true).unwrap();
+            let (status, text, messages) = finish(response.await.unwrap()).await;
+            assert_eq!((status, messages.len()), (0, 1), "{method}: {text}");
+        }
+
+        let metrics = peer.server.service.record.metrics_text(&peer.desk);
+        for (what, told) in [("count", "3"), ("sum", "0.021")] {
+            let line =
+                format!("downbeat_stage_seconds_{what}{{model=\"double\",stage=\"receive\",version=\"1\"}} {told}");
+            assert!(metrics.lines().any(|found| found == line), "no `{line}` in\n{metrics}");
+        }
+        let spans = collect(&listener, 3).await;
+        let ns = |span: &Value, at: &str| span[at].as_str().unwrap().parse::<i64>().unwrap();
+        let received = spans.iter().filter(|span| span["name"] == "receive");
+        let took = received.map(|span| ns(span, "endTimeUnixNano") - ns(span, "startTimeUnixNano"));
+        assert_eq!(took.collect::<Vec<_>>(), [7_000_000; 3]);
+        for number in 1..=3 {
+            let explained = ask(&mut stream, &get_of(&format!("/debug/requests/{number}"))).await.json();
+            let at = &explained["microseconds_since_admission"];
+            assert_eq!((&at["arrived"], &at["received"]), (&json!(-7000.0), &json!(0.0)), "{explained}");
+        }
     });
 }
 

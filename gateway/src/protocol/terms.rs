@@ -1,0 +1,170 @@
+//! What a request says besides its inputs: its objective, whose it is, and which outputs it wants in which form.
+
+use frontend::{
+    error::{InferError, invalid},
+    excerpt,
+    request::{Place, check_placed, slo_from_micros, unknown_name},
+    rope::Rope,
+    tasks::CheckedRequest,
+};
+use proto::{Application, Span};
+use repository::{DataType, Model};
+use serde_json::Value;
+
+use super::{InferRequest, OutputChoice, OutputForm, Parameters, Prepared, RequestedOutput, inputs::region_span};
+use crate::regions::{Part, Regions};
+
+/// What a request says besides its inputs.
+#[derive(Debug)]
+pub struct Terms {
+    id: Option<String>,
+    slo: Span,
+    priority: u8,
+    application: Application,
+    outputs: Vec<OutputChoice>,
+    /// Shared memory that its inputs are in.
+    parts: Vec<Part>,
+}
+
+impl Terms {
+    pub(super) fn of(
+        model: &Model,
+        InferRequest { id, parameters, outputs, .. }: InferRequest,
+        parts: Vec<Part>,
+        within: Option<Span>,
+        regions: &Regions,
+    ) -> Result<Self, InferError> {
+        let priority = model.priorities.of(priority(&parameters)?);
+        let application = application(&parameters)?;
+        let slo = match objective(&parameters)? {
+            Some(Span::ENDLESS) => Span::ENDLESS,
+            asked => model.queue.objective(priority, asked, model.slo),
+        };
+        // When a client without an objective hangs up is no objective.
+        let slo = if slo == Span::ENDLESS { slo } else { within.map_or(slo, |within| slo.min(within)) };
+        let outputs = output_choices(model, &parameters, &outputs, regions)?;
+        Ok(Self { id, slo, priority, application, outputs, parts })
+    }
+
+    /// The request once its inputs have been read; its model is at `index` of the model table.
+    ///
+    /// # Errors
+    /// [`InferError::Invalid`], which names the field, what was found and what was expected.
+    pub fn with(self, model: &Model, index: usize, inputs: Vec<(Place, Rope)>) -> Result<Prepared, InferError> {
+        let Self { id, slo, priority, application, outputs, parts } = self;
+        let checked = CheckedRequest { priority, application, ..check_placed(model, index, inputs, slo)? };
+        Ok(Prepared { id, checked, outputs, parts })
+    }
+
+    /// The same of so many rows, before the data of its only input is there.
+    #[must_use]
+    pub fn ahead(self, index: usize, rows: usize) -> Prepared {
+        let Self { id, slo, priority, application, outputs, parts } = self;
+        let (inputs, waited, client) = (Vec::new(), Span::ZERO, None);
+        let checked = CheckedRequest { model: index, rows, inputs, slo, waited, priority, application, client };
+        Prepared { id, checked, outputs, parts }
+    }
+}
+
+/// The request's own latency objective, or that it has none; `None`: it is the model's to say.
+fn objective(parameters: &Parameters) -> Result<Option<Span>, InferError> {
+    let timeout = timeout(parameters)?;
+    match parameters.get("background") {
+        None | Some(Value::Bool(false)) => Ok(timeout),
+        Some(Value::Bool(true)) if timeout.is_none() => Ok(Some(Span::ENDLESS)),
+        Some(Value::Bool(true)) => Err(invalid("parameters.background", "true beside a timeout", "one of the two")),
+        Some(other) => Err(invalid("parameters.background", excerpt(&other.to_string()), "true or false")),
+    }
+}
+
+/// Triton's timeout; its 0 means that the client names none.
+fn timeout(parameters: &Parameters) -> Result<Option<Span>, InferError> {
+    match parameters.get("timeout") {
+        None => Ok(None),
+        Some(value) => match value.as_i64() {
+            Some(0) => Ok(None),
+            Some(micros) => slo_from_micros(micros).map(Some),
+            None => Err(invalid("parameters.timeout", excerpt(&value.to_string()), "a whole number of microseconds")),
+        },
+    }
+}
+
+/// Triton's priority; 0, the model's default, if the client names none.
+fn priority(parameters: &Parameters) -> Result<u64, InferError> {
+    let Some(value) = parameters.get("priority") else { return Ok(0) };
+    let expected = "0 (the model's default), or 1 (the highest) and up";
+    value.as_u64().ok_or_else(|| invalid("parameters.priority", excerpt(&value.to_string()), expected))
+}
+
+/// What the client calls the workload that its request is of, if it is a name.
+#[must_use]
+pub fn application_name(parameters: &Parameters) -> Option<&str> {
+    let name = parameters.get("application")?.as_str()?;
+    (1..=Application::NAME_BYTES_MAX).contains(&name.len()).then_some(name)
+}
+
+/// The workload of that name.
+fn application(parameters: &Parameters) -> Result<Application, InferError> {
+    let Some(value) = parameters.get("application") else { return Ok(Application::NONE) };
+    let expected = || format!("a name of 1 to {} bytes", Application::NAME_BYTES_MAX);
+    let named = application_name(parameters)
+        .ok_or_else(|| invalid("parameters.application", excerpt(&value.to_string()), expected()))?;
+    Ok(Application::named(named))
+}
+
+fn output_choices(
+    model: &Model,
+    parameters: &Parameters,
+    outputs: &[RequestedOutput],
+    regions: &Regions,
+) -> Result<Vec<OutputChoice>, InferError> {
+    let binary = |parameters: &Parameters, key: &str, field: &str, default: bool| match parameters.get(key) {
+        None => Ok(default),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(other) => Err(invalid(&format!("{field}parameters.{key}"), excerpt(&other.to_string()), "true or false")),
+    };
+    let form = |binary| if binary { OutputForm::Binary } else { OutputForm::Usual };
+    let default = binary(parameters, "binary_data_output", "", false)?;
+    if outputs.is_empty() {
+        return Ok((0..model.outputs.len())
+            .map(|index| OutputChoice { index, form: form(default), classes: 0 })
+            .collect());
+    }
+    let mut choices: Vec<OutputChoice> = Vec::new();
+    for output in outputs {
+        let Some(index) = model.outputs.iter().position(|tensor| tensor.name == output.name) else {
+            return Err(unknown_name("outputs", &output.name, &model.outputs));
+        };
+        let field = format!("outputs['{}']", output.name);
+        if choices.iter().any(|choice| choice.index == index) {
+            // As Triton says it.
+            return Err(InferError::Invalid(format!("output '{}' already exists in request", output.name)));
+        }
+        let form = match region_span(&output.parameters, &field)? {
+            Some(span) => OutputForm::Region(regions.part(span)?),
+            None => form(binary(&output.parameters, "binary_data", &format!("{field}."), default)?),
+        };
+        let classes = class_count(&output.parameters, &field)?;
+        if classes > 0 && model.outputs[index].datatype == DataType::Bytes {
+            // As Triton says it.
+            return Err(InferError::Invalid(format!(
+                "class result not available for output due to unsupported type 'BYTES': \
+                 {field}.parameters.classification: found {classes}, expected none: strings have no scores"
+            )));
+        }
+        if classes > 0 && matches!(form, OutputForm::Region(_)) {
+            let key = format!("{field}.parameters.classification");
+            return Err(invalid(&key, "shared memory too", "one of both: classes have no fixed size"));
+        }
+        choices.push(OutputChoice { index, form, classes });
+    }
+    Ok(choices)
+}
+
+/// Triton's classification extension; its 0 means none.
+fn class_count(parameters: &Parameters, field: &str) -> Result<usize, InferError> {
+    let Some(value) = parameters.get("classification") else { return Ok(0) };
+    value.as_u64().and_then(|count| usize::try_from(count).ok()).ok_or_else(|| {
+        invalid(&format!("{field}.parameters.classification"), excerpt(&value.to_string()), "a number of classes")
+    })
+}

@@ -1,0 +1,316 @@
+//! A request for inference, from the moment its protocol has decoded it to its answer: resolved against its model, its
+//! elements read, submitted, awaited.
+
+use std::rc::Rc;
+
+use frontend::{
+    core::Core,
+    desk::PendingReply,
+    error::InferError,
+    request::Place,
+    rope::Rope,
+    tasks::{Reply, Timing},
+};
+use proto::{Epoch, Span, Timestamp};
+use repository::Model;
+
+use super::Service;
+use crate::{
+    access::Client,
+    ahead::Ahead,
+    budget::{Charge, NoRoom},
+    image,
+    metrics::Stage,
+    pool::AT_ONCE_BYTES_MAX,
+    protocol::{self, Elements, InferRequest, Inputs, OutputChoice, OutputForm, Pictures, Placed, Prepared, Resolved},
+    recent::ReceivedAgo,
+    regions::Part,
+    trace::OpenTrace,
+};
+
+/// Who has a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Asker {
+    /// Whom it is remembered of.
+    pub client: Client,
+    /// Whose shared memory it may name, if it may name any.
+    pub regions_of: Option<Client>,
+}
+
+/// What is known of a request besides what it says.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival {
+    /// Who has it.
+    pub asker: Asker,
+    /// The time that the client's protocol leaves for an answer.
+    pub within: Option<Span>,
+    /// When it began to come in.
+    pub began: Timestamp,
+    /// When all of it was there.
+    pub received: Timestamp,
+}
+
+/// A request that is under way. Dropping it cancels the request.
+pub struct Submitted<'a> {
+    service: &'a Service,
+    client: Client,
+    pending: PendingReply,
+    /// Obeyed when it was admitted.
+    admitted_in: Epoch,
+    /// How long before that it came in.
+    ago: ReceivedAgo,
+    /// It has ended already.
+    ended: Option<Result<Reply, InferError>>,
+    /// If it was submitted before its pictures were decoded.
+    ahead: Option<Ahead>,
+    model: Rc<Model>,
+    id: Option<String>,
+    outputs: Vec<OutputChoice>,
+    /// Shared memory that its inputs came from stays registered until it ends.
+    _parts: Vec<Part>,
+}
+
+/// A request's end, to be encoded.
+#[derive(Debug)]
+pub struct Answer {
+    /// Whose.
+    pub model: Rc<Model>,
+    /// As in the request.
+    pub id: Option<String>,
+    /// As in the request.
+    pub outputs: Vec<OutputChoice>,
+    /// What the backend answered.
+    pub reply: Reply,
+    /// Its number among those that have ended here ([`Recent`]).
+    pub number: u64,
+}
+
+impl Service {
+    /// Step 1: checks and admits a request for a model that was found. What is charged for the request's bytes can go
+    /// when this returns: they are in slots then.
+    ///
+    /// # Errors
+    /// Why it cannot be served.
+    pub async fn admit(
+        &self,
+        (index, model): (usize, Rc<Model>),
+        request: InferRequest,
+        arrival: Arrival,
+        charge: &Charge,
+        trace: &mut OpenTrace,
+    ) -> Result<Submitted<'_>, InferError> {
+        if let Some(name) = protocol::application_name(&request.parameters) {
+            self.record.handle_application(name);
+        }
+        let resolved = {
+            let regions = self.regions.borrow();
+            protocol::resolve(&model, request, arrival.within, regions.of(arrival.asker.regions_of))
+        };
+        let Resolved { inputs: Inputs { mut placed, pictures }, terms } = resolved?;
+        let mut waited = Span::ZERO;
+        if let Some(Pictures { place, pictures }) = pictures {
+            let is_ready = |core: &Core| core.is_model_ready(core.models().get(index));
+            if self.desk.with_core(is_ready)
+                && let Some(mut ahead) = self.ahead.may_go(index, &model, &self.pool)
+            {
+                let submitted = self.submit(model, terms.ahead(index, place.rows), arrival, charge, trace);
+                let submitted = submitted.inspect_err(|_| ahead.handle_settled())?;
+                return submitted.decoding((pictures, ahead, index), charge, trace).await;
+            }
+            let arrived = self.desk.now();
+            let data = self.decode((index, &model), pictures, charge, trace).await?;
+            placed.push(Placed { place, elements: Elements::Bytes(data) });
+            // Symphony, section 5.3: the deadline counts from the arrival, whenever a picture is decoded.
+            waited = self.desk.now() - arrived;
+        }
+        let inputs = self.read(placed, charge).await?;
+        let mut prepared = terms.with(&model, index, inputs)?;
+        prepared.checked.waited = waited;
+        self.submit(model, prepared, arrival, charge, trace)
+    }
+
+    /// Reads the elements of inputs; where they are many, in the pool.
+    async fn read(&self, inputs: Vec<Placed>, charge: &Charge) -> Result<Vec<(Place, Rope)>, InferError> {
+        let unread: usize = inputs.iter().map(Placed::unread_bytes).sum();
+        let room: usize = inputs.iter().map(Placed::read_bytes_max).sum();
+        let read = move || inputs.into_iter().map(Placed::read).collect();
+        if unread <= AT_ONCE_BYTES_MAX {
+            return read();
+        }
+        charge.grow(room).map_err(no_room)?;
+        let held = charge.clone();
+        let read = move || {
+            let _held = held;
+            read()
+        };
+        self.pool.run(charge, read).await?
+    }
+
+    fn submit(
+        &self,
+        model: Rc<Model>,
+        Prepared { id, mut checked, outputs, parts }: Prepared,
+        arrival: Arrival,
+        charge: &Charge,
+        trace: &mut OpenTrace,
+    ) -> Result<Submitted<'_>, InferError> {
+        checked.client = Some(charge.account().id().into());
+        let now = self.desk.now();
+        let is_it = |core: &Core| Rc::ptr_eq(&core.models().get(checked.model).model, &model);
+        let pending = match self.desk.with_core(is_it) {
+            true => self.desk.submit(&checked),
+            false => Err(InferError::LoadedAnew { model: model.name.clone() }),
+        };
+        let pending = pending.inspect_err(|error| trace.failed(error))?;
+        Ok(Submitted {
+            service: self,
+            client: arrival.asker.client,
+            pending,
+            admitted_in: self.epoch(),
+            ago: ReceivedAgo { began: now - arrival.began, ended: now - arrival.received },
+            ended: None,
+            ahead: None,
+            model,
+            id,
+            outputs,
+            _parts: parts,
+        })
+    }
+
+    /// The epoch that is obeyed, or was obeyed last.
+    fn epoch(&self) -> Epoch {
+        self.desk.with_core(|core| core.takeovers().epoch)
+    }
+
+    /// What the model takes instead of these pictures.
+    async fn decode(
+        &self,
+        (index, model): (usize, &Model),
+        pictures: Vec<Rope>,
+        charge: &Charge,
+        trace: &mut OpenTrace,
+    ) -> Result<Rope, InferError> {
+        let began = self.desk.now();
+        let mut data = Rope::default();
+        let pipeline = model.image.as_ref().expect("only models that have one take pictures");
+        for picture in pictures {
+            let tensor = model.inputs[pipeline.input].clone();
+            data.push(image::decoded(&self.pool, charge, pipeline.clone(), tensor, picture).await?.into());
+        }
+        self.record.observe(index, Stage::Preprocess, self.desk.now() - began);
+        trace.stage(Stage::Preprocess, began);
+        Ok(data)
+    }
+}
+
+impl Submitted<'_> {
+    /// Decodes its pictures, unless it ends before (Symphony, section 4.3).
+    async fn decoding(
+        mut self,
+        (pictures, mut ahead, index): (Vec<Rope>, Ahead, usize),
+        charge: &Charge,
+        trace: &mut OpenTrace,
+    ) -> Result<Self, InferError> {
+        let model = Rc::clone(&self.model);
+        let decoded = {
+            let decoding = self.service.decode((index, &model), pictures, charge, trace);
+            tokio::select! {
+                biased;
+                ended = self.pending.ended() => {
+                    self.ended = Some(ended);
+                    None
+                }
+                decoded = decoding => Some(decoded),
+            }
+        };
+        match decoded {
+            Some(Err(error)) => {
+                self.pending.fail(&error);
+                return Err(error);
+            }
+            Some(Ok(data)) => {
+                self.pending.give_inputs(&[data]);
+                ahead.handle_settled();
+            }
+            None => {}
+        }
+        self.ahead = Some(ahead);
+        Ok(self)
+    }
+
+    /// Step 10: waits for the answer; outputs that go to shared memory are there when this returns.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
+        let Self { service, client, pending, admitted_in, ago, ended, ahead, model, id, outputs, _parts } = self;
+        let result = match ended {
+            Some(result) => result,
+            None => pending.wait().await,
+        };
+        if let Some(ahead) = ahead {
+            ahead.handle_ended(&result);
+        }
+        match &result {
+            Ok(reply) => trace.answered(&reply.timing),
+            Err(error) => trace.failed(error),
+        }
+        let outcome = result.as_ref().map(|reply| (reply.timing, ago));
+        let epochs = [admitted_in, service.epoch()];
+        let number = service.recent.borrow_mut().push((client, id.as_deref()), &model.name, epochs, outcome);
+        let reply = result?;
+        protocol::check_classes(&model, &outputs, &reply)?;
+        for OutputChoice { index, form, classes: _ } in &outputs {
+            if let OutputForm::Region(part) = form {
+                part.write(&reply.outputs[*index])?;
+            }
+        }
+        if service.tracing.is_none() && service.tracer.borrow_mut().sample(&model.name) {
+            let id = id.as_deref().unwrap_or_default();
+            match &service.trace_file {
+                Some(file) => file.write((number, id), &model, &reply.timing),
+                None => tracing::info!(model = model.name, id, timing = timing_text(&reply.timing), "trace"),
+            }
+        }
+        Ok(Answer { model, id, outputs, reply, number })
+    }
+}
+
+/// Where the time went, in whole microseconds since admission, for the row that came last: `queued` by the scheduler,
+/// `due` from then on (held back until then), `granted` a GPU, `planned` and `fetched` at the backend, execution
+/// `started` (planned for `exec_at`) and `finished`, `answered` here, and the `deadline`, if it had one; then the batch
+/// it ran in and `backend:gpu`.
+#[must_use]
+pub fn timing_text(timing: &Timing) -> String {
+    let since = |at_ns: i64| (at_ns - timing.admitted_at.0) / 1000;
+    let stamps = &timing.stamps;
+    let mut text = String::with_capacity(192);
+    let mut digits = itoa::Buffer::new();
+    for (name, value) in [
+        ("queued=", since(stamps.queued_at_ns)),
+        (";due=", since(stamps.due_at_ns)),
+        (";granted=", since(stamps.granted_at_ns)),
+        (";planned=", since(stamps.planned_at_ns)),
+        (";fetched=", since(stamps.fetched_at_ns)),
+        (";exec_at=", since(stamps.exec_at_ns)),
+        (";started=", since(stamps.started_at_ns)),
+        (";finished=", since(stamps.finished_at_ns)),
+        (";answered=", since(timing.answered_at.0)),
+        (";deadline=", since(timing.deadline.0)),
+        (";batch=", timing.batch_size.into()),
+        (";gpu=", timing.backend.0.into()),
+        (":", timing.gpu.into()),
+    ] {
+        if name == ";deadline=" && timing.deadline == Timestamp::NEVER {
+            continue;
+        }
+        text.push_str(name);
+        text.push_str(digits.format(value));
+    }
+    text
+}
+
+/// What a request would become finds no room.
+pub(crate) fn no_room(full: NoRoom) -> InferError {
+    InferError::MemoryFull(format!("the request: {full}"))
+}
