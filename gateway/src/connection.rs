@@ -38,9 +38,10 @@ use crate::{
     access::Client,
     config::Limits,
     grpc,
+    limits::READ_BUFFER_BYTES_MAX,
     metrics::Cause,
     rest,
-    server::{Caller, READ_BUFFER_BYTES_MAX, Server, lines::Line},
+    server::{Caller, Server, lines::Line},
 };
 use activity::{Activity, End, Leave, Watched};
 use places::{Opened, PlaceId};

@@ -4,25 +4,14 @@
 use std::rc::Rc;
 
 use frontend::InferError;
-use hyper::{
-    HeaderMap, Request, Response,
-    body::Incoming,
-    header::{CONTENT_TYPE, HeaderValue},
-};
-use prost::Message;
-use proto::{Span, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
+use hyper::{Request, Response, body::Incoming, header::HeaderValue};
+use prost::Message as _;
+use proto::frontend_to_scheduler::ModelChange;
 use serde_json::Value;
-use tokio_stream::Stream;
-use tonic::{
-    Code, Status,
-    body::Body,
-    codec::{CompressionEncoding, EncodeBody, SingleMessageCompressionOverride},
-    metadata::GRPC_CONTENT_TYPE,
-};
-use tonic_prost::ProstEncoder;
+use tonic::{Status, body::Body};
 
 use crate::{
-    access::{Client, Refusal, Scope, whole_millis},
+    access::{Client, Scope},
     api::{
         CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
         CudaSharedMemoryStatusResponse, CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse,
@@ -35,30 +24,29 @@ use crate::{
         SystemSharedMemoryUnregisterResponse, TraceSettingRequest, TraceSettingResponse, log_settings_request,
         log_settings_response, trace_setting_response,
     },
-    compression::Coding,
     loads,
     pool::AT_ONCE_BYTES_MAX,
+    probes::{HEALTH_CHECK, SERVICE_PATH},
     protocol::messages::outline,
     regions::cuda,
-    server::{BodyMax, Caller, IntakeError, Server},
+    server::{Caller, Server},
     service::{Service, no_room},
     settings::Settings,
 };
 
-use asks::Asks;
-use framing::{Messages, message_coding};
+use asks::{Asks as _, given};
+use call::{Call, Codings, respond};
+use status::{status_of, undecodable};
 
 mod asks;
+mod call;
 mod framing;
 mod health;
 mod infer;
 mod reflection;
+mod status;
 mod streams;
 
-/// Before a method's name in a path.
-const SERVICE_PATH: &str = "/inference.GRPCInferenceService/";
-/// What Kubernetes asks.
-const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 /// Answers a request; what goes wrong is in the reply's `grpc-status`.
 pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path().to_owned();
@@ -110,121 +98,6 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
 pub(crate) fn is_content_type(value: &HeaderValue) -> bool {
     let rest = value.as_bytes().strip_prefix(b"application/grpc");
     rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
-}
-
-/// Whether a path is that of a question for health, which is answered whatever else is under way.
-pub(crate) fn is_probe(path: &str) -> bool {
-    path == HEALTH_CHECK || matches!(path.strip_prefix(SERVICE_PATH), Some("ServerLive" | "ServerReady" | "ModelReady"))
-}
-
-/// A request and who answers it.
-struct Call<'a> {
-    caller: &'a Rc<Caller>,
-    request: Request<Incoming>,
-}
-
-impl Call<'_> {
-    /// Answers one message with one, at once.
-    async fn unary<Q, A>(self, answer: impl FnOnce(&Service, Q) -> Result<A, InferError>) -> Response<Body>
-    where
-        Q: Asks + Message + Default,
-        A: Message + Send + 'static,
-    {
-        self.unary_later(|server, question| async move { answer(&server.service, question).map_err(status_of) }).await
-    }
-
-    /// Answers one message with one. What the client may not do is refused before any of it is read, or else once it
-    /// says of what.
-    async fn unary_later<Q, A, F>(self, answer: impl FnOnce(Rc<Server>, Q) -> F) -> Response<Body>
-    where
-        Q: Asks + Message + Default,
-        A: Message + Send + 'static,
-        F: Future<Output = Result<A, Status>>,
-    {
-        let (caller, codings) = (Rc::clone(self.caller), Codings::of(self.request.headers()));
-        let reply = async {
-            caller.permit(Q::OPERATION, Scope::Server)?;
-            let message = self.messages(codings.request?, BodyMax::OBJECT).only().await?;
-            let (bytes, charge) = message.decompressed(&caller.server.service.pool).await?;
-            let question = Q::decode(bytes).map_err(undecodable)?;
-            drop(charge);
-            caller.permit(Q::OPERATION, Scope::of(Q::OPERATION, question.model()))?;
-            answer(Rc::clone(&caller.server), question).await
-        };
-        respond(reply.await.map(|reply| tokio_stream::once(Ok(reply))), codings.reply)
-    }
-
-    /// The one message of the call.
-    fn messages(self, coding: Option<Coding>, max: BodyMax) -> Messages {
-        let desk = Rc::clone(&self.caller.server.service.desk);
-        Messages::new(self.caller.intake(self.request.into_body(), Some(max)), coding, max, desk)
-    }
-
-    /// The messages of the call, each of which may be so large.
-    fn stream(self, coding: Option<Coding>, of_one: BodyMax) -> Messages {
-        let desk = Rc::clone(&self.caller.server.service.desk);
-        Messages::new(self.caller.intake(self.request.into_body(), None), coding, of_one, desk)
-    }
-
-    /// What is left until the client gives up, by `grpc-timeout`: digits and a unit.
-    fn within(&self) -> Result<Option<Span>, Status> {
-        let Some(value) = self.request.headers().get("grpc-timeout") else { return Ok(None) };
-        let parse = || {
-            let (number, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
-            let ns_per_unit = match unit {
-                "H" => 3_600_000_000_000,
-                "M" => 60_000_000_000,
-                "S" => 1_000_000_000,
-                "m" => 1_000_000,
-                "u" => 1_000,
-                "n" => 1,
-                _ => return None,
-            };
-            // Beyond 292 years there is no difference.
-            (number.len() <= 8).then(|| Some(Span(number.parse::<i64>().ok()?.saturating_mul(ns_per_unit))))?
-        };
-        let wrong = || Status::invalid_argument(format!("grpc-timeout: found {value:?}, expected digits and a unit"));
-        parse().map(Some).ok_or_else(wrong)
-    }
-}
-
-/// How the messages of a call are compressed, and its replies: the way the request is, if the client can read that.
-/// Most clients announce that they could read compressed ones, whether or not that is worth anybody's time.
-struct Codings {
-    request: Result<Option<Coding>, Status>,
-    reply: Option<Coding>,
-}
-
-impl Codings {
-    fn of(headers: &HeaderMap) -> Self {
-        let request = message_coding(headers);
-        let accepted = headers.get("grpc-accept-encoding").and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let is_accepted = |coding: &Coding| accepted.split(',').any(|name| name.trim() == coding.name());
-        let reply = request.as_ref().ok().copied().flatten().filter(is_accepted);
-        Self { request, reply }
-    }
-}
-
-fn respond<A: Message + Send + 'static>(
-    replies: Result<impl Stream<Item = Result<A, Status>> + Send + 'static, Status>,
-    coding: Option<Coding>,
-) -> Response<Body> {
-    let replies = match replies {
-        Ok(replies) => replies,
-        Err(status) => return status.into_http(),
-    };
-    let encoding = coding.map(|coding| match coding {
-        Coding::Gzip => CompressionEncoding::Gzip,
-        Coding::Deflate => CompressionEncoding::Deflate,
-    });
-    let each = SingleMessageCompressionOverride::default();
-    let body = EncodeBody::new_server(ProstEncoder::default(), replies, encoding, each, Some(usize::MAX));
-    let mut response = Response::new(Body::new(body));
-    response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
-    if let Some(coding) = coding {
-        response.headers_mut().insert("grpc-encoding", HeaderValue::from_static(coding.name()));
-    }
-    response
 }
 
 fn model_ready(service: &Service, of: ModelReadyRequest) -> Result<ModelReadyResponse, InferError> {
@@ -373,84 +246,4 @@ fn log_settings(service: &Service, request: LogSettingsRequest) -> Result<LogSet
     };
     let settings = settings.into_iter().map(|(key, value)| (key, SettingValue { parameter_choice: Some(told(value)) }));
     Ok(LogSettingsResponse { settings: settings.collect() })
-}
-
-/// What is no message (gRPC, "Status codes and their use").
-fn undecodable(error: impl ToString) -> Status {
-    Status::internal(error.to_string())
-}
-
-/// A field of proto3 that is empty was not given.
-fn given(field: &str) -> Option<&str> {
-    (!field.is_empty()).then_some(field)
-}
-
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
-        let code = match &refusal {
-            Refusal::Unauthenticated { .. } | Refusal::NoTokens { .. } => Code::Unauthenticated,
-            Refusal::Forbidden { .. } => Code::PermissionDenied,
-            Refusal::CrossSite { .. } => Code::PermissionDenied,
-            Refusal::Host { .. } | Refusal::Repeated { .. } => Code::InvalidArgument,
-            Refusal::Draining => Code::Unavailable,
-            Refusal::Rate { .. }
-            | Refusal::Busy { .. }
-            | Refusal::ClientBusy { .. }
-            | Refusal::Probes { .. }
-            | Refusal::Untaken { .. }
-            | Refusal::Connections
-            | Refusal::Overloaded { .. }
-            | Refusal::Head { .. } => Code::ResourceExhausted,
-        };
-        let mut status = Self::new(code, refusal.to_string());
-        if let Some(span) = refusal.retry_after() {
-            // gRPC proposal A6, "pushback": milliseconds until the client may try again.
-            status.metadata_mut().insert("grpc-retry-pushback-ms", whole_millis(span).into());
-        }
-        status
-    }
-}
-
-impl From<IntakeError> for Status {
-    fn from(error: IntakeError) -> Self {
-        let code = match &error {
-            IntakeError::TooLarge { .. } | IntakeError::NoRoom(_) | IntakeError::Busy(_) => Code::ResourceExhausted,
-            IntakeError::TooManyChunks => Code::InvalidArgument,
-            IntakeError::Late(_) => Code::DeadlineExceeded,
-            IntakeError::Malformed(_) => Code::Internal,
-            IntakeError::Broken(_) => Code::Cancelled,
-        };
-        Self::new(code, error.to_string())
-    }
-}
-
-fn status_of(error: InferError) -> Status {
-    let code = match &error {
-        InferError::Invalid(_) => Code::InvalidArgument,
-        InferError::NotFound(_) => Code::NotFound,
-        InferError::Failed(_) | InferError::BadAnswer(_) | InferError::ChangeFailed(_) => Code::Internal,
-        InferError::NeverMet { .. }
-        | InferError::Dropped(
-            DropReason::Deadline | DropReason::ColdStart | DropReason::BackendLost | DropReason::InputLate,
-        )
-        | InferError::WindowMissed
-        | InferError::NoAnswer { .. } => Code::DeadlineExceeded,
-        InferError::ArenaFull { .. }
-        | InferError::ArenaShare { .. }
-        | InferError::DecodersFull { .. }
-        | InferError::MemoryFull(_)
-        | InferError::ChangesFull => Code::ResourceExhausted,
-        InferError::Dropped(DropReason::Cancelled) => Code::Cancelled,
-        // As Triton has it for a queue that is full.
-        InferError::Dropped(DropReason::QueueFull | DropReason::NoBackend | DropReason::Unloaded)
-        | InferError::NoScheduler
-        | InferError::NoBackend { .. }
-        | InferError::Unloaded { .. }
-        | InferError::LoadedAnew { .. }
-        | InferError::SchedulerLost
-        | InferError::ShuttingDown => Code::Unavailable,
-    };
-    // gRPC's own words for it, which clients look for as they would find them if they had given up themselves.
-    let text = if code == Code::DeadlineExceeded { format!("Deadline Exceeded: {error}") } else { error.to_string() };
-    Status::new(code, text)
 }

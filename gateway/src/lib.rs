@@ -17,10 +17,12 @@ pub mod grpc;
 #[allow(unsafe_code)]
 mod heap;
 pub mod image;
+mod limits;
 pub mod loads;
 pub mod metrics;
 mod poll;
 pub mod pool;
+mod probes;
 pub mod protocol;
 pub mod recent;
 pub mod record;

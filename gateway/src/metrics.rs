@@ -4,6 +4,7 @@
 //! look-up, and models without traffic do not appear: there may be thousands.
 
 mod host;
+mod register;
 mod requests;
 mod schedulers;
 mod summaries;
@@ -27,6 +28,7 @@ use repository::Model;
 
 use self::{
     host::HostMetrics,
+    register::{MODEL, count_up_to, registered},
     requests::RequestMetrics,
     schedulers::SchedulerMetrics,
     summaries::{Summary, SummaryVec},
@@ -45,9 +47,6 @@ const DURATIONS: [(&str, &str); 5] = [
     ("compute_infer", "the time of execution"),
     ("compute_output", "the time of pushing outputs"),
 ];
-/// The labels that Triton's metrics have.
-const MODEL: [&str; 2] = ["model", "version"];
-
 /// A part of a request's way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
@@ -546,21 +545,6 @@ impl Families {
             stages: Stage::ALL.map(stage).into(),
         }
     }
-}
-
-/// Constant names are valid, and each is registered once.
-fn registered<C: prometheus::core::Collector + Clone + 'static>(
-    registry: &Registry,
-    collector: prometheus::Result<C>,
-) -> C {
-    let collector = collector.expect("a valid name");
-    registry.register(Box::new(collector.clone())).expect("a new name");
-    collector
-}
-
-/// What was counted elsewhere.
-fn count_up_to(counter: &IntCounter, count: u64) {
-    counter.inc_by(count - counter.get());
 }
 
 /// Clocks of members agree within an error, so a short stage can seem to end before it began.

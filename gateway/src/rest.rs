@@ -179,12 +179,6 @@ pub fn refuse(refusal: Refusal, version: Version) -> Reply {
     Failure::from(refusal).into_reply(version)
 }
 
-/// Whether a path is that of a question for health, which is answered whatever else is under way.
-pub(crate) fn is_probe(path: &str) -> bool {
-    let of_model = |path: &str| path.starts_with("/v2/models/") && path.ends_with("/ready");
-    matches!(path, "/v2/health/live" | "/v2/health/ready") || of_model(path)
-}
-
 async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Failure> {
     let server = &*caller.server;
     check_content_type(&request)?;

@@ -32,9 +32,6 @@ pub(crate) mod lines;
 mod scrape;
 mod site;
 
-/// Largest head of a request that is looked at at all, and largest piece in which a body is read: few pieces, few
-/// system calls.
-pub(crate) const READ_BUFFER_BYTES_MAX: usize = 256 * 1024;
 /// How long connections have to end once nothing is under way on them and the process is about to end.
 const LEAVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 

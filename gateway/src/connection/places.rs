@@ -12,11 +12,9 @@ use super::activity::{Activity, Leave};
 use crate::{
     access::client::{Client, Load, add, sub},
     config::Limits,
+    limits::SPARE_MAX,
 };
 
-/// Connections beyond all others, for health. Each is closed after its first answer, or when it has been silent
-/// longest.
-pub(crate) const SPARE_MAX: usize = 64;
 /// Idle connections that are closed at once at most: many newcomers then cost one search.
 const CLOSED_MAX: usize = 16;
 

@@ -1,6 +1,5 @@
 //! What each message asks for, as far as permissions are concerned.
 
-use super::given;
 use crate::{
     access::Operation,
     api::{
@@ -56,4 +55,9 @@ asks! {
     CudaSharedMemoryUnregisterRequest SharedMemory;
     TraceSettingRequest Settings model_name;
     LogSettingsRequest Settings;
+}
+
+/// A field of proto3 that is empty was not given.
+pub(super) fn given(field: &str) -> Option<&str> {
+    (!field.is_empty()).then_some(field)
 }

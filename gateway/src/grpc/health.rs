@@ -13,7 +13,10 @@ use tokio::{sync::mpsc, time::sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, body::Body};
 
-use super::{Call, Codings, respond, undecodable};
+use super::{
+    call::{Call, Codings, respond},
+    status::undecodable,
+};
 use crate::{
     access::{Operation, Refusal, Scope},
     api::health::{HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus},

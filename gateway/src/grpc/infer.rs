@@ -9,7 +9,12 @@ use prost::Message as _;
 use repository::Model;
 use tonic::{Status, body::Body};
 
-use super::{Call, Codings, asks::Asks as _, framing, given, respond, status_of, undecodable};
+use super::{
+    asks::{Asks as _, given},
+    call::{Call, Codings, respond},
+    framing,
+    status::{status_of, undecodable},
+};
 use crate::{
     access::Scope,
     api::{ModelInferRequest, ModelInferResponse},

@@ -19,7 +19,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, body::Body};
 
-use super::{Call, Codings, framing::Messages, respond, streams::Quiet, undecodable};
+use super::{
+    call::{Call, Codings, respond},
+    framing::Messages,
+    status::undecodable,
+    streams::Quiet,
+};
 use crate::{
     access::{Operation, Refusal, Scope},
     api::reflection::{

@@ -13,7 +13,13 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, body::Body};
 
-use super::{Call, Codings, asks::Asks as _, framing, framing::Messages, infer::Outlined, respond};
+use super::{
+    asks::Asks as _,
+    call::{Call, Codings, respond},
+    framing,
+    framing::Messages,
+    infer::Outlined,
+};
 use crate::{
     access::{Refusal, Scope},
     api::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse, infer_parameter},

@@ -6,7 +6,7 @@ use std::{cell::Cell, fs};
 use frontend::core::Core;
 use prometheus::{Gauge, IntGauge, Registry};
 
-use super::registered;
+use super::register::registered;
 
 pub(super) struct HostMetrics {
     utilization: Gauge,

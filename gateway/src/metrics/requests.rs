@@ -13,7 +13,7 @@ use proto::{
     request_times::{AloneTimes, LengthTimes, QUANTILES, RequestTimes},
 };
 
-use super::registered;
+use super::register::registered;
 
 /// Names of applications that are kept, of at most [`Application::NAME_BYTES_MAX`] each.
 const NAMES_MAX: usize = 1024;

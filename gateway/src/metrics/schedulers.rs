@@ -11,7 +11,7 @@ use proto::{
     weights::{PAGE_BYTES, WeightsTally},
 };
 
-use super::{count_up_to, registered};
+use super::register::{count_up_to, registered};
 
 pub(super) struct SchedulerMetrics {
     connected: IntGauge,

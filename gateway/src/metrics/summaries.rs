@@ -12,7 +12,7 @@ use prometheus::{
     proto,
 };
 
-use super::MODEL;
+use super::register::MODEL;
 
 /// Quantiles are those of so many durations.
 const KEPT_MAX: usize = 1024;

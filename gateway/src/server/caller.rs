@@ -12,9 +12,8 @@ use crate::{
     },
     budget::Account,
     connection::activity::Activity,
-    grpc,
     metrics::Cause,
-    rest,
+    probes,
     service::Asker,
 };
 
@@ -61,8 +60,8 @@ impl Caller {
     ) -> Result<Self, Refusal> {
         let path = request.uri().path();
         let lane = match is_grpc {
-            true if grpc::is_probe(path) => Lane::Probe,
-            false if rest::is_probe(path) => Lane::Glance,
+            true if probes::is_in_grpc(path) => Lane::Probe,
+            false if probes::is_in_rest(path) => Lane::Glance,
             _ => Lane::Work,
         };
         let admit = || {

@@ -9,7 +9,7 @@ use super::Hosts;
 use crate::{
     access::{Grant, SharedMemory},
     config::{Config, Limits},
-    connection::places::SPARE_MAX,
+    limits::{READ_BUFFER_BYTES_MAX, SPARE_MAX},
 };
 
 /// Files that are open beside clients' connections, of which some are spare: links, the log, models that are read.
@@ -47,7 +47,7 @@ impl Gate {
     /// One line that names the key, and tells what was found and expected.
     pub fn open(config: &Config) -> Result<Self, String> {
         let mut limits = config.limits();
-        let max = super::READ_BUFFER_BYTES_MAX;
+        let max = READ_BUFFER_BYTES_MAX;
         if !(1..=max).contains(&limits.head_bytes_max) {
             return Err(format!("head_bytes_max: found {}, expected 1 to {max}", limits.head_bytes_max));
         }

@@ -1,0 +1,18 @@
+//! What all metrics are made with.
+
+use prometheus::{IntCounter, Registry, Result, core::Collector};
+
+/// The labels that Triton's metrics have.
+pub(super) const MODEL: [&str; 2] = ["model", "version"];
+
+/// Constant names are valid, and each is registered once.
+pub(super) fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: Result<C>) -> C {
+    let collector = collector.expect("a valid name");
+    registry.register(Box::new(collector.clone())).expect("a new name");
+    collector
+}
+
+/// What was counted elsewhere.
+pub(super) fn count_up_to(counter: &IntCounter, count: u64) {
+    counter.inc_by(count - counter.get());
+}
