@@ -30,14 +30,13 @@ use sha2::Sha256;
 use soft_roce::PathMtu;
 use wincode::{SchemaRead, SchemaWrite};
 
+use crate::limits::HELLO_BYTES_MAX;
+
 const MAGIC: &[u8; 8] = b"downbeat";
 const VERSION: u16 = 3;
 pub(crate) const NONCE_BYTES: usize = 32;
 const PREFACE_BYTES: usize = MAGIC.len() + size_of::<u16>() + NONCE_BYTES;
 const LENGTH_BYTES: usize = size_of::<u32>();
-/// The largest hello or welcome: a backend's names what it hosts, which may be thousands of models with their latency
-/// profiles. Peers that have proved themselves may send so much; more than that does not decode, either.
-pub const HELLO_BYTES_MAX: usize = 4 << 20;
 /// The largest reason told in a `Close`.
 const REASON_BYTES_MAX: usize = 512;
 /// A peer that has not proved itself may send a `Proof` or a `Close`, nothing larger.

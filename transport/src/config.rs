@@ -6,7 +6,6 @@ mod schedulers;
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    str::FromStr,
 };
 
 pub use network::{NetworkConfig, RoleDeserializer, serialize_beside};
@@ -16,14 +15,10 @@ pub use soft_roce::udp::{Faults, Sharing};
 
 use crate::{
     TlsFiles,
-    error::{ArmNameError, ConfigError, OpenError},
+    arm_name::ArmName,
+    error::{ConfigError, OpenError},
+    limits::{ROCE_PORT, SECRET_BYTES_MIN},
 };
-
-/// Bytes of the shortest `secret`. Whoever connects is given a proof of it, and could try short ones against that.
-pub const SECRET_BYTES_MIN: usize = 16;
-
-/// The UDP port of RoCEv2 (IANA).
-pub const ROCE_PORT: u16 = 4791;
 
 /// Which network carries the queue pairs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,46 +92,6 @@ impl VerbsSettings {
             }
         }
         Ok(())
-    }
-}
-
-/// What configuration files and `--arm` call an arm: `soft`, or `verbs:DEVICE`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum ArmName {
-    /// soft-RoCE, on any machine.
-    #[default]
-    Soft,
-    /// The verbs device of this name.
-    Verbs(String),
-}
-
-impl FromStr for ArmName {
-    type Err = ArmNameError;
-
-    fn from_str(text: &str) -> Result<Self, ArmNameError> {
-        match text.split_once(':') {
-            None if text == "soft" => Ok(Self::Soft),
-            Some(("verbs", device)) if !device.is_empty() => Ok(Self::Verbs(device.to_owned())),
-            _ => Err(ArmNameError(text.to_owned())),
-        }
-    }
-}
-
-impl TryFrom<String> for ArmName {
-    type Error = ArmNameError;
-
-    fn try_from(text: String) -> Result<Self, ArmNameError> {
-        text.parse()
-    }
-}
-
-impl fmt::Display for ArmName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Soft => f.write_str("soft"),
-            Self::Verbs(device) => write!(f, "verbs:{device}"),
-        }
     }
 }
 

@@ -26,8 +26,12 @@ use crate::{
     bootstrap::Parameters,
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
     config::check_secret,
-    device::{Demand, Descriptor, Device, DeviceEvent, Offer},
+    device::{
+        Device,
+        interface::{Demand, Descriptor, DeviceEvent, Offer},
+    },
     error::OpenError,
+    limits::{CONNECTIONS_MAX, REGIONS_MAX},
     link::{Link, READ_BYTES},
     poller::{Interest, Poller, Waker},
     reads::Reads,
@@ -40,10 +44,6 @@ const TURNS_MAX: usize = 8;
 const POLL_EVERY: Span = Span::from_micros(100);
 /// A wait spins at first if packets came so lately: more than one, as nothing follows a heartbeat.
 const LATELY: Span = Span::from_millis(1);
-/// Regions that can be registered at once.
-pub const REGIONS_MAX: usize = 1024;
-/// The largest `connections_max`: soft-RoCE's 4,096 regions less ours, as each connection takes one.
-pub const CONNECTIONS_MAX: usize = 4096 - REGIONS_MAX;
 
 /// Numbers in the poller. Connections have their own, from 1.
 const DATA: u64 = 0;

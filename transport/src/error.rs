@@ -109,11 +109,6 @@ pub enum ConfigError {
     },
 }
 
-/// What is no arm's name.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("expected `soft` or `verbs:DEVICE` (see ibv_devices), found `{0}`")]
-pub struct ArmNameError(pub String);
-
 /// Why TLS cannot be had.
 #[derive(Debug, Error)]
 pub enum TlsError {

@@ -52,8 +52,10 @@
 //! | `region`, `clock`, `poller` | memory, time, waiting |
 //! | `device_memory` | memory of GPUs, for RDMA devices to reach |
 //! | `error` | why operations fail, one type for each |
+//! | `limits`, `arm_name` | what errors name, too |
 #![deny(unsafe_code)]
 
+mod arm_name;
 mod bootstrap;
 mod channel;
 mod clock;
@@ -68,6 +70,7 @@ pub mod error;
 mod event;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod limits;
 mod link;
 mod notes;
 mod poller;
@@ -80,19 +83,20 @@ mod ring;
 mod strangers;
 mod tls;
 
-pub use bootstrap::HELLO_BYTES_MAX;
+pub use arm_name::{ArmName, ArmNameError};
 pub use clock::Clock;
 pub use config::{
-    Arm, ArmName, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, SCHEDULERS_MAX, SECRET_BYTES_MIN, Sharing,
-    VerbsConfig, VerbsSettings, deserialize_secret, random_loopback, scheduler_list,
+    Arm, EndpointConfig, Faults, NetworkConfig, SCHEDULERS_MAX, Sharing, VerbsConfig, VerbsSettings,
+    deserialize_secret, random_loopback, scheduler_list,
 };
 #[doc(hidden)] // For the expansion of `flatten_network!`.
 pub use config::{RoleDeserializer, serialize_beside};
 pub use device::takes_dma_bufs;
 pub use device_memory::{DeviceMemory, Keeper, Way};
-pub use endpoint::{CONNECTIONS_MAX, Endpoint, REGIONS_MAX};
+pub use endpoint::Endpoint;
 pub use error::OpenError;
 pub use event::{Access, ConnectionId, DisconnectReason, Event, PostError, RegionKey, Transfer, TransferError};
+pub use limits::{CONNECTIONS_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN};
 pub use notes::Notes;
 pub use poller::Waker;
 pub use raw::{RawAddress, RawQueuePair};

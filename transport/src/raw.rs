@@ -11,7 +11,7 @@ use crate::{
     Access, Arm, Region, RegionKey,
     bootstrap::Parameters,
     channel::READS_POSTED_MAX,
-    device::{Demand, Device},
+    device::{Device, interface::Demand},
     error::RawError,
 };
 

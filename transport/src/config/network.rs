@@ -12,8 +12,8 @@ use serde::{
     forward_to_deserialize_any,
 };
 
-use super::{Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, VerbsSettings, deserialize_secret};
-use crate::{OpenError, TlsFiles};
+use super::{Arm, EndpointConfig, Faults, VerbsSettings, deserialize_secret};
+use crate::{OpenError, TlsFiles, arm_name::ArmName, limits::ROCE_PORT};
 
 /// What the file of every role says of the network. A role's configuration has a field of this type whose keys
 /// [`flatten_network!`](crate::flatten_network) puts beside its own.

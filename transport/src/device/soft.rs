@@ -15,7 +15,7 @@ use soft_roce::{
     udp::{Driver, DriverConfig, DriverCounters},
 };
 
-use super::{Demand, Descriptor, DeviceEvent, Offer};
+use super::interface::{Demand, Descriptor, DeviceEvent, Offer};
 use crate::{
     Access, Faults, Region, RegionKey, Sharing,
     bootstrap::{PacketAddress, Parameters},

@@ -25,7 +25,7 @@ use std::{
 use proto::{Span, Timestamp};
 use soft_roce::{Completion, CompletionOpcode, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest, Status};
 
-use super::{Demand, Descriptor, DeviceEvent, Offer};
+use super::interface::{Demand, Descriptor, DeviceEvent, Offer};
 use crate::{
     Access, ROCE_PORT, Region, RegionKey, VerbsConfig,
     bootstrap::{PacketAddress, Parameters},

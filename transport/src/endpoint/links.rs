@@ -10,10 +10,11 @@ use soft_roce::PathMtu;
 use super::{ARRIVALS, Connection, DATA, DEVICE_EVENTS, Endpoint, Stage, TURNS_MAX, acceptor::Proved};
 use crate::{
     ConnectionId, Event,
-    bootstrap::{Bootstrap, BootstrapEvent, HELLO_BYTES_MAX, NONCE_BYTES, Parameters},
+    bootstrap::{Bootstrap, BootstrapEvent, NONCE_BYTES, Parameters},
     channel::{Channel, RECEIVE_DEPTH},
-    device::Descriptor,
+    device::interface::Descriptor,
     error::{BootstrapError, ConnectError},
+    limits::HELLO_BYTES_MAX,
     link::Link,
     poller::Interest,
 };

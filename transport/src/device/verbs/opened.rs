@@ -21,7 +21,7 @@ use super::{
 use crate::{
     Access, VerbsConfig, VerbsSettings,
     bootstrap::Parameters,
-    device::{Demand, Offer},
+    device::interface::{Demand, Offer},
     device_memory::{DeviceMemory, Way},
     error::{ConnectQueuePairError, PortError, RegisterError, VerbsOpenError},
 };
