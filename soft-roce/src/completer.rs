@@ -6,7 +6,7 @@
 
 use crate::{
     completion::Status,
-    queue_pair::Context,
+    context::Context,
     requester::{Failure, Requester},
     wire::{NakCode, Packet, PacketKind, Psn, QueuePairNumber, Syndrome, rnr_delay},
 };

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{datagram::DatagramAddress, wire::QueuePairNumber};
+use crate::{address::DatagramAddress, wire::QueuePairNumber};
 
 /// How a work request ended (IBTA 11.6.2; the numbers are those of `enum ibv_wc_status`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,17 +2,13 @@
 
 use std::net::SocketAddr;
 
-use thiserror::Error;
-
 use crate::{
+    error::CreateError,
+    limits::{DEPTH_MAX, QUEUED_PSNS_MAX, SEGMENTS_MAX},
     memory::{Access, ProtectionDomain},
-    requester::QUEUED_PSNS_MAX,
-    segments::SEGMENTS_MAX,
-    shared_receive_queue::SharedReceiveQueueNumber,
-    wire::{Psn, QueuePairNumber},
+    wire::{Psn, QueuePairNumber, icrc::Identification},
 };
 
-pub(crate) const DEPTH_MAX: u64 = 65_536;
 const PSN_WINDOW_MAX: u64 = QUEUED_PSNS_MAX as u64;
 
 /// Payload bytes per packet.
@@ -163,18 +159,6 @@ impl QueuePairConfig {
     }
 }
 
-/// How a peer's kernel fills the IPv4 identification field, which the ICRC covers but a UDP socket does not show.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Identification {
-    /// A socket set up as ours are: 0, or the packet's place in a segmentation batch (below 128), with DF. The ICRC
-    /// check keeps 25 of its 32 bits. It sends from the very port that it receives at, so others are not accepted.
-    #[default]
-    SegmentIndex,
-    /// Anything, DF or not, as kernels and network cards do, and from whichever port they like: it names a flow to
-    /// switches. The ICRC check keeps 15 bits.
-    Any,
-}
-
 /// The other end of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
@@ -199,69 +183,6 @@ impl Peer {
         let is_any_port = self.identification == Identification::Any;
         self.address.ip() == source.ip() && (is_any_port || self.address.port() == source.port())
     }
-}
-
-/// Where a queue pair stands in its life (IBTA 10.3.1). RESET and INIT are one here: a queue pair is created in INIT.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QueuePairState {
-    /// Takes receives; ignores packets.
-    Init,
-    /// Answers the peer; sends nothing of its own.
-    ReadyToReceive,
-    /// Works.
-    ReadyToSend,
-    /// SQD: finishes the sends that it has begun and holds back the others; answers the peer.
-    SendQueueDrain,
-    /// SQE, of datagrams: a send has failed, all others are flushed; receives go on.
-    SendQueueError,
-    /// Failed, or stopped by its owner: flushes everything.
-    Error,
-}
-
-/// Why no queue pair or shared receive queue was created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum CreateError {
-    /// The table is full.
-    #[error("queue_pairs_max: all {0} queue pairs are in use; destroy one or raise the limit")]
-    Full(usize),
-    /// The table of shared receive queues is full.
-    #[error("all {0} shared receive queues are in use; destroy one")]
-    SharedReceiveQueuesFull(usize),
-    /// The shared receive queue does not exist.
-    #[error("shared_receive_queue: the endpoint has no shared receive queue {}", .0.0)]
-    UnknownSharedReceiveQueue(SharedReceiveQueueNumber),
-    /// A setting out of range.
-    #[error("{key}: found {found}, expected {expected}")]
-    Config {
-        /// The field of the configuration.
-        key: &'static str,
-        /// Its value.
-        found: u64,
-        /// The range.
-        expected: &'static str,
-    },
-}
-
-/// Why a queue pair was not moved to another state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum ModifyError {
-    /// No such queue pair.
-    #[error("the endpoint has no such queue pair")]
-    UnknownQueuePair,
-    /// The transition does not exist.
-    #[error("the queue pair is in state {from:?}: it cannot go to {to:?} from there")]
-    Transition {
-        /// Where it is.
-        from: QueuePairState,
-        /// Where it was to go.
-        to: QueuePairState,
-    },
-    /// Our socket cannot reach that family.
-    #[error("peer address {0}: it must be of the same family as our own")]
-    AddressFamily(SocketAddr),
-    /// More than 24 bits, or a reserved number.
-    #[error("peer queue pair {0:#x}: expected 2 ..= 0xfffffe")]
-    PeerNumber(u32),
 }
 
 impl QueuePairConfig {
@@ -294,4 +215,19 @@ pub(crate) const fn max_sge_limit(max_sge: usize) -> Limit {
 pub(crate) fn in_range(limits: &[Limit]) -> Result<(), CreateError> {
     let wrong = limits.iter().find(|(_, found, min, max, _)| !(min..=max).contains(&found));
     wrong.map_or(Ok(()), |&(key, found, _, _, expected)| Err(CreateError::Config { key, found, expected }))
+}
+
+/// Names a shared receive queue of an endpoint. Assigned by the endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SharedReceiveQueueNumber(pub u32);
+
+/// What a shared receive queue is made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedReceiveQueueConfig {
+    /// The regions that its receives may fill, whichever queue pair takes them.
+    pub protection_domain: ProtectionDomain,
+    /// Receives outstanding, 1 ..= 65536.
+    pub depth: usize,
+    /// Pieces of local memory of one receive, 1 ..= [`SEGMENTS_MAX`](crate::SEGMENTS_MAX).
+    pub max_sge: usize,
 }

@@ -7,17 +7,22 @@
 use std::{collections::VecDeque, net::SocketAddr};
 
 use crate::{
+    address::DatagramAddress,
     completion::{Completion, CompletionOpcode, Status},
-    config::{CreateError, DEPTH_MAX, Identification, ModifyError, PathMtu, QueuePairState, in_range, max_sge_limit},
-    endpoint::Transmit,
+    config::{PathMtu, SharedReceiveQueueNumber, in_range, max_sge_limit},
+    context::Context,
+    error::{CreateError, ModifyError, PostError},
     events::AsyncEvent,
-    memory::ProtectionDomain,
-    queue_pair::Context,
-    segmentation_batch::{Outgoing, SegmentationBatch},
+    limits::DEPTH_MAX,
+    memory::{ProtectionDomain, Segment},
+    segmentation_batch::{Outgoing, SegmentationBatch, Transmit},
     segments::SegmentList,
-    shared_receive_queue::SharedReceiveQueueNumber,
-    wire::{Deth, Opcode, Packet, PacketKind, Psn, QueuePairNumber, Repr, TransportService, icrc::Path},
-    work_request::{PostError, Receive, RecvRequest, Segment},
+    state::QueuePairState,
+    wire::{
+        Deth, Opcode, Packet, PacketKind, Psn, QueuePairNumber, Repr, TransportService,
+        icrc::{Identification, Path},
+    },
+    work_request::{Receive, RecvRequest},
 };
 
 /// Bytes at the start of every receive for where the datagram came from.
@@ -73,15 +78,6 @@ impl DatagramConfig {
             max_sge_limit(self.max_sge),
         ])
     }
-}
-
-/// Where a datagram goes to or came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DatagramAddress {
-    /// The UDP address. Senders may use any port; a reply to a network card or a kernel goes to 4791.
-    pub address: SocketAddr,
-    /// The queue pair there.
-    pub queue_pair: QueuePairNumber,
 }
 
 /// A datagram to send.

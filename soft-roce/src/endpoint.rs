@@ -15,18 +15,21 @@ use rand_chacha::{
 use crate::{
     completion::{Completion, CompletionQueue, Notify},
     config::{
-        CreateError, DEPTH_MAX, EndpointConfig, ModifyError, Peer, QueuePairConfig, QueuePairState, in_range,
+        EndpointConfig, Peer, QueuePairConfig, SharedReceiveQueueConfig, SharedReceiveQueueNumber, in_range,
         max_sge_limit,
     },
+    context::Context,
     counters::Counters,
     datagram::DatagramQueuePair,
+    error::{CreateError, ModifyError, RegisterError},
     events::{AsyncEvent, EventQueue},
-    memory::{Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError},
-    queue_pair::{Context, QueuePair},
+    limits::{DEPTH_MAX, SHARED_RECEIVE_QUEUES_MAX},
+    memory::{Memory, ProtectionDomain, RegionConfig, RegionHandle},
+    queue_pair::QueuePair,
     region::RegionTable,
-    shared_receive_queue::{
-        SHARED_RECEIVE_QUEUES_MAX, SharedReceiveQueueConfig, SharedReceiveQueueNumber, SharedReceiveQueueTable,
-    },
+    segmentation_batch::Transmit,
+    shared_receive_queue::SharedReceiveQueueTable,
+    state::QueuePairState,
     time::Timestamp,
     wire::{Malformed, PACKET_BYTES_MAX, Packet, Psn, QueuePairNumber, TransportService, icrc::Verifier},
 };
@@ -37,23 +40,6 @@ const NUMBER_BITS: u32 = 16;
 const QUEUE_PAIRS_MAX: usize = 1 << (NUMBER_BITS - 1);
 /// Numbers of queue pairs that have gone last: what their peers still send must not reach another.
 const RETIRED_MAX: usize = 4096;
-
-/// A datagram, or a segmentation batch of equally long datagrams (the last may be shorter) that one `UDP_SEGMENT` send
-/// can carry.
-///
-/// Segment k carries an ICRC for IPv4 identification k with DF set: what Linux gives the segments of an unconnected
-/// socket with `IP_PMTUDISC_DO` or `IP_PMTUDISC_PROBE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Transmit {
-    /// Where to.
-    pub destination: SocketAddr,
-    /// Bytes written to the buffer, from its start.
-    pub bytes: usize,
-    /// Bytes of every datagram but the last.
-    pub segment_bytes: usize,
-    /// Datagrams.
-    pub segments: usize,
-}
 
 /// One UDP address. No IO, no clock.
 pub struct Endpoint {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{shared_receive_queue::SharedReceiveQueueNumber, wire::QueuePairNumber};
+use crate::{config::SharedReceiveQueueNumber, wire::QueuePairNumber};
 
 /// Events that were not polled yet; more are counted and dropped.
 const EVENTS_MAX: usize = 1_024;

@@ -2,14 +2,18 @@
 #![cfg_attr(any(feature = "udp", not(doctest)), doc = include_str!("../README.md"))]
 #![deny(unsafe_code)]
 
+mod address;
 mod arrivals;
 mod completer;
 mod completion;
 mod config;
+mod context;
 mod counters;
 mod datagram;
 mod endpoint;
+mod error;
 mod events;
+mod limits;
 mod loss_timer;
 mod memory;
 mod outbox;
@@ -20,23 +24,25 @@ mod responder;
 mod segmentation_batch;
 mod segments;
 mod shared_receive_queue;
+mod state;
 mod time;
 #[cfg(feature = "udp")]
 pub mod udp;
 pub mod wire;
 mod work_request;
 
+pub use address::DatagramAddress;
 pub use completion::{Completion, CompletionOpcode, Notify, Status};
-pub use config::{
-    CreateError, EndpointConfig, Identification, ModifyError, PathMtu, Peer, QueuePairConfig, QueuePairState,
-};
+pub use config::{EndpointConfig, PathMtu, Peer, QueuePairConfig, SharedReceiveQueueConfig, SharedReceiveQueueNumber};
 pub use counters::Counters;
-pub use datagram::{DATAGRAM_HEADER_BYTES, DatagramAddress, DatagramConfig, DatagramRequest};
-pub use endpoint::{Endpoint, Transmit};
+pub use datagram::{DATAGRAM_HEADER_BYTES, DatagramConfig, DatagramRequest};
+pub use endpoint::Endpoint;
+pub use error::{CreateError, ModifyError, PostError, RegisterError};
 pub use events::AsyncEvent;
-pub use memory::{Access, HeapMemory, Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError};
-pub use segments::SEGMENTS_MAX;
-pub use shared_receive_queue::{SharedReceiveQueueConfig, SharedReceiveQueueNumber};
+pub use limits::SEGMENTS_MAX;
+pub use memory::{Access, HeapMemory, Memory, ProtectionDomain, RegionConfig, RegionHandle, Segment};
+pub use segmentation_batch::Transmit;
+pub use state::QueuePairState;
 pub use time::Timestamp;
-pub use wire::{Psn, QueuePairNumber};
-pub use work_request::{Operation, PostError, RecvRequest, Remote, Segment, SendRequest};
+pub use wire::{Psn, QueuePairNumber, icrc::Identification};
+pub use work_request::{Operation, RecvRequest, Remote, SendRequest};

@@ -7,8 +7,6 @@ use loom::sync::Mutex;
 #[cfg(not(loom))]
 use std::sync::Mutex;
 
-use thiserror::Error;
-
 use crate::wire::QueuePairNumber;
 
 /// Bytes that queue pairs move. The core has checked every offset and length against [`Memory::len`] before it calls.
@@ -145,25 +143,6 @@ pub struct RegionHandle {
     pub address: u64,
 }
 
-/// Why a region was not registered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum RegisterError {
-    /// REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE (IBTA 10.6.3.3).
-    #[error("access: remote_write and remote_atomic need local_write too")]
-    Access,
-    /// The table is full.
-    #[error("regions_max: all {0} regions are in use; deregister one or raise the limit")]
-    Full(usize),
-    /// The range wraps around the end of the address space.
-    #[error("address {address:#x}: {bytes} bytes from there run past the end of the address space")]
-    Range {
-        /// The wanted first address.
-        address: u64,
-        /// The region's length.
-        bytes: usize,
-    },
-}
-
 /// Every interleaving of the threads that share a region's bytes.
 #[cfg(all(test, loom))]
 mod loom_tests {
@@ -240,4 +219,15 @@ mod loom_tests {
             }));
         });
     }
+}
+
+/// A piece of local registered memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Segment {
+    /// The region.
+    pub lkey: u32,
+    /// Where in the region, in bytes from its start.
+    pub offset: usize,
+    /// Length; with 0 the key is not looked at.
+    pub bytes: u32,
 }

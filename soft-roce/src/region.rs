@@ -14,9 +14,9 @@ use std::{
 use rand_chacha::{ChaCha8Rng, rand_core::Rng};
 
 use crate::{
-    memory::{Access, Memory, ProtectionDomain, RegionConfig, RegionHandle, RegisterError},
+    error::RegisterError,
+    memory::{Access, Memory, ProtectionDomain, RegionConfig, RegionHandle, Segment},
     wire::QueuePairNumber,
-    work_request::Segment,
 };
 
 /// Most regions at once: few among all keys.

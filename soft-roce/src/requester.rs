@@ -14,18 +14,18 @@ use crate::{
     arrivals::Arrivals,
     completion::{Completion, CompletionOpcode, Status},
     config::{Peer, QueuePairConfig},
+    context::Context,
+    error::PostError,
+    limits::QUEUED_PSNS_MAX,
     loss_timer::{LossTimer, Overdue},
-    queue_pair::Context,
     region::RegionTable,
     segmentation_batch::Outgoing,
     segments::{SegmentList, Windows},
     time::Timestamp,
     wire::{PacketKind, Psn, QueuePairNumber},
-    work_request::{Operation, PostError, SendRequest},
+    work_request::{Operation, SendRequest},
 };
 
-/// Sequence numbers that the queued requests take together. Below 2^23, so that all can be compared.
-pub(crate) const QUEUED_PSNS_MAX: u32 = 1 << 22;
 /// IBTA 9.7.3: an unanswered stretch must not grow without asking for an acknowledgement; rdma_rxe asks every 64.
 const ACK_INTERVAL_PACKETS: u32 = 64;
 /// Fewer packets in flight would be a round trip each.

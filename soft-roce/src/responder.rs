@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use crate::{
     completion::{Completion, CompletionOpcode, Status},
     config::{Peer, QueuePairConfig},
+    context::Context,
     events::AsyncEvent,
+    limits::QUEUED_PSNS_MAX,
     memory::{Access, ProtectionDomain},
     outbox::{Answer, Outbox, Resource, readable},
-    queue_pair::Context,
-    requester::QUEUED_PSNS_MAX,
     wire::{NakCode, Packet, PacketKind, Psn, QueuePairNumber, Reth, Syndrome},
     work_request::Receive,
 };

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 
 use crate::{
-    endpoint::Transmit,
     segments::Windows,
     wire::{
         ICRC_BYTES, Repr,
@@ -94,4 +93,21 @@ impl<'a> SegmentationBatch<'a> {
             segments: self.segments,
         })
     }
+}
+
+/// A datagram, or a segmentation batch of equally long datagrams (the last may be shorter) that one `UDP_SEGMENT` send
+/// can carry.
+///
+/// Segment k carries an ICRC for IPv4 identification k with DF set: what Linux gives the segments of an unconnected
+/// socket with `IP_PMTUDISC_DO` or `IP_PMTUDISC_PROBE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transmit {
+    /// Where to.
+    pub destination: SocketAddr,
+    /// Bytes written to the buffer, from its start.
+    pub bytes: usize,
+    /// Bytes of every datagram but the last.
+    pub segment_bytes: usize,
+    /// Datagrams.
+    pub segments: usize,
 }

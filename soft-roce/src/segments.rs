@@ -7,13 +7,11 @@
 use std::ops::Range;
 
 use crate::{
-    memory::ProtectionDomain,
+    error::PostError,
+    limits::SEGMENTS_MAX,
+    memory::{ProtectionDomain, Segment},
     region::{Denied, RegionTable, Window},
-    work_request::{PostError, Segment},
 };
-
-/// Most pieces of one message.
-pub const SEGMENTS_MAX: usize = 8;
 
 /// The local memory of one work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

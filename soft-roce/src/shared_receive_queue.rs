@@ -3,27 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::{
-    memory::ProtectionDomain,
-    work_request::{PostError, Receive, RecvRequest, Segment},
+    config::{SharedReceiveQueueConfig, SharedReceiveQueueNumber},
+    error::PostError,
+    limits::SHARED_RECEIVE_QUEUES_MAX,
+    memory::Segment,
+    work_request::{Receive, RecvRequest},
 };
-
-/// Shared receive queues of one endpoint.
-pub(crate) const SHARED_RECEIVE_QUEUES_MAX: usize = 1_024;
-
-/// Names a shared receive queue of an endpoint. Assigned by the endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SharedReceiveQueueNumber(pub u32);
-
-/// What a shared receive queue is made with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SharedReceiveQueueConfig {
-    /// The regions that its receives may fill, whichever queue pair takes them.
-    pub protection_domain: ProtectionDomain,
-    /// Receives outstanding, 1 ..= 65536.
-    pub depth: usize,
-    /// Pieces of local memory of one receive, 1 ..= [`SEGMENTS_MAX`](crate::SEGMENTS_MAX).
-    pub max_sge: usize,
-}
 
 /// A shared receive queue.
 #[derive(Debug)]

@@ -1,19 +1,6 @@
 //! What users post: work requests, and why a post is refused.
 
-use thiserror::Error;
-
-use crate::{config::QueuePairState, datagram::DatagramAddress, segments::SegmentList};
-
-/// A piece of local registered memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Segment {
-    /// The region.
-    pub lkey: u32,
-    /// Where in the region, in bytes from its start.
-    pub offset: usize,
-    /// Length; with 0 the key is not looked at.
-    pub bytes: u32,
-}
+use crate::{error::PostError, memory::Segment, segments::SegmentList};
 
 /// A place in the peer's registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,69 +139,4 @@ impl Receive {
     pub(crate) fn new(request: RecvRequest, more: &[Segment], max_sge: usize) -> Result<Self, PostError> {
         Ok(Self { id: request.id, segments: SegmentList::new(request.segment, more, max_sge)? })
     }
-}
-
-/// Why a work request was not taken. Nothing has happened; no completion will come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum PostError {
-    /// No such queue pair.
-    #[error("the endpoint has no such queue pair")]
-    UnknownQueuePair,
-    /// Sends need ReadyToSend.
-    #[error("the queue pair is in state {0:?}: connect it before posting sends")]
-    State(QueuePairState),
-    /// No such shared receive queue.
-    #[error("the endpoint has no such shared receive queue")]
-    UnknownSharedReceiveQueue,
-    /// The queue pair has no receive queue of its own.
-    #[error("the queue pair takes from a shared receive queue: post there")]
-    ReceivesAreShared,
-    /// Connected and datagram queue pairs take different requests.
-    #[error("the queue pair is of the other service: `post_send` is for connected ones, `post_datagram` for datagrams")]
-    Service,
-    /// Another address family than our socket's, or a reserved queue pair number.
-    #[error("destination {0:?}: expected an address of our own family and a queue pair in 1 ..= 0xfffffe")]
-    Destination(DatagramAddress),
-    /// As many requests are outstanding as the queue was made for.
-    #[error("{key}: the queue holds {depth} requests already: poll completions, or raise it")]
-    QueueFull {
-        /// The setting that bounds it.
-        key: &'static str,
-        /// Its value.
-        depth: usize,
-    },
-    /// The messages that are outstanding and this one have more packets than sequence numbers can tell apart.
-    #[error("the send queue's messages take {limit} packets at most: poll completions first, or raise the path MTU")]
-    TooManyPackets {
-        /// Possible.
-        limit: u32,
-    },
-    /// As many requests are outstanding or completed but not polled as the endpoint has room to complete.
-    #[error("completions_max: {limit} requests are outstanding or not polled: poll completions, or raise the limit")]
-    CompletionQueueFull {
-        /// The configured limit.
-        limit: usize,
-    },
-    /// The message is longer than the limit.
-    #[error("message of {bytes} bytes: at most {limit} fit; send it in parts, or raise path_mtu")]
-    TooLong {
-        /// Wanted.
-        bytes: u64,
-        /// Possible.
-        limit: u32,
-    },
-    /// The scatter/gather list is longer than the queue takes.
-    #[error("max_sge: {found} local segments, at most {limit} are allowed; post fewer, or raise the limit (8 at most)")]
-    TooManySegments {
-        /// Posted.
-        found: usize,
-        /// The configured limit.
-        limit: usize,
-    },
-    /// An atomic's local memory must have 8 bytes.
-    #[error("atomic with {bytes} bytes of local memory: it must have 8")]
-    AtomicSegment {
-        /// Found.
-        bytes: u32,
-    },
 }

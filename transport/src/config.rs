@@ -3,10 +3,7 @@
 mod network;
 mod schedulers;
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 pub use network::{NetworkConfig, RoleDeserializer, serialize_beside};
 pub use schedulers::{SCHEDULERS_MAX, scheduler_list};

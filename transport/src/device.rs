@@ -6,7 +6,7 @@
 //! ERROR, destroyed. When `destroy_queue_pair` has returned, nothing that its peer sends reaches our memory, and no
 //! completion of it is left.
 
-mod interface;
+pub(crate) mod interface;
 mod soft;
 #[cfg(feature = "verbs")]
 mod verbs;

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use super::{Context, Endpoint};
 use crate::{
-    config::CreateError,
     datagram::{DatagramConfig, DatagramQueuePair},
+    error::CreateError,
     time::Timestamp,
     wire::{Packet, QueuePairNumber},
 };

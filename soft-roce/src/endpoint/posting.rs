@@ -3,11 +3,13 @@
 
 use super::{Context, Endpoint};
 use crate::{
+    config::SharedReceiveQueueNumber,
     datagram::DatagramRequest,
-    shared_receive_queue::SharedReceiveQueueNumber,
+    error::PostError,
+    memory::Segment,
     time::Timestamp,
     wire::QueuePairNumber,
-    work_request::{PostError, RecvRequest, Segment, SendRequest},
+    work_request::{RecvRequest, SendRequest},
 };
 
 impl Endpoint {

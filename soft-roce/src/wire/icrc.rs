@@ -11,7 +11,6 @@ use std::{net::SocketAddr, sync::LazyLock};
 use crc32fast::Hasher;
 
 use super::{ICRC_BYTES, PACKET_BYTES_MAX, packet::field};
-use crate::config::Identification;
 
 /// CRC-32 polynomial, reflected: bit 31 is the coefficient of x^0.
 const POLYNOMIAL: u32 = 0xedb8_8320;
@@ -294,6 +293,18 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
         b = b >> 1 ^ POLYNOMIAL & (b & 1).wrapping_neg();
     }
     product
+}
+
+/// How a peer's kernel fills the IPv4 identification field, which the ICRC covers but a UDP socket does not show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Identification {
+    /// A socket set up as ours are: 0, or the packet's place in a segmentation batch (below 128), with DF. The ICRC
+    /// check keeps 25 of its 32 bits. It sends from the very port that it receives at, so others are not accepted.
+    #[default]
+    SegmentIndex,
+    /// Anything, DF or not, as kernels and network cards do, and from whichever port they like: it names a flow to
+    /// switches. The ICRC check keeps 15 bits.
+    Any,
 }
 
 #[cfg(test)]
