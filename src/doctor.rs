@@ -16,7 +16,7 @@ use std::{fmt, io::Write, net::IpAddr};
 
 use anyhow::Result;
 use serde::Serialize;
-use transport::ArmName;
+use transport::{ArmName, Release};
 
 use gpu::Gpus;
 use host::{Host, Limits};
@@ -115,6 +115,7 @@ struct Report {
 /// A bad argument.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let mut findings = examine(&Host::here(), &Limits::here(), &Gpus::here(), (&args.arm, args.address));
+    findings.insert(0, release());
     findings.push(onnxruntime::here());
     let works = findings.iter().all(|finding| finding.level != Level::Stop);
     let text = if args.fix_script {
@@ -148,6 +149,12 @@ fn examine(host: &Host, limits: &Limits, gpus: &Gpus, (wanted, address): (&ArmNa
     findings.extend(compute::check(host, limits, &devices));
     findings.extend(gpu::check(host, gpus, &devices));
     findings
+}
+
+/// Which release this is. What the host offers is another's to tell, but members must have the same wire.
+fn release() -> Finding {
+    let Release { name, wire } = Release::this();
+    Finding::ok("release", format!("{name}, wire {wire}: every member of a cluster must have this wire"))
 }
 
 /// The commands of all findings as a script for root.

@@ -9,13 +9,17 @@ mod signals;
 #[cfg(feature = "tools")]
 mod tools;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::LazyLock};
 
 use clap::{Parser, Subcommand, error::ErrorKind};
 
+/// Which release this is, and which wire it speaks: the members of a cluster must have one wire.
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("{} (wire {})", env!("CARGO_PKG_VERSION"), proto::WireVersion::THIS));
+
 /// A serving fabric for DNN inference under tight latency objectives.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(version = VERSION.as_str(), about)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -145,6 +149,13 @@ mod tests {
     fn all_that_is_missing_is_named() {
         let missing = line(&["bench", "verbs"]);
         assert!(missing.contains("not provided: --op <OP>, --bytes <BYTES>, --iters <ITERS>; "), "{missing}");
+    }
+
+    #[test]
+    fn the_version_names_the_wire() {
+        let version = Cli::try_parse_from(["downbeat", "--version"]).unwrap_err().to_string();
+        let wire = proto::WireVersion::THIS;
+        assert_eq!(version, format!("downbeat {} (wire {wire})\n", env!("CARGO_PKG_VERSION")));
     }
 
     #[test]

@@ -13,22 +13,19 @@ use std::{
 
 use proto::{Span, TaskId, Timestamp};
 use rand::RngExt;
-use transport::{ConnectionId, DisconnectReason, Event, PostError, Transfer, TransferError};
+use transport::{
+    ConnectionId, DisconnectReason, Event, HANDSHAKE_MAX, PostError, SILENCE_MAX, Transfer, TransferError, WORK_MAX,
+};
 
 use super::env::{Env, Happening, Node};
 
 /// One side of a connection; also its [`ConnectionId`] there.
 pub(super) type SideId = u64;
 
-/// As in `transport::bootstrap`: who is not heard for so long is gone.
-const SILENCE_MAX: Span = Span::from_millis(2_000);
-/// As there: a connection that is not up by then does not come up.
-const HANDSHAKE_MAX: Span = Span::from_millis(2_000);
-/// Frames and WRITEs that wait or are under way in one direction, at most. The real bound is 1,024.
-const WORK_MAX: usize = 256;
-
 /// Where members listen; the scheduler's ModelThreads listen on the next ones.
 pub(super) const PORT: u16 = 7000;
+/// Members' addresses follow from it.
+const NETWORK: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 0);
 
 /// All connections, and what connects members.
 #[derive(Debug, Default)]
@@ -164,7 +161,14 @@ impl Network {
 
     /// A member's bootstrap listener.
     pub(super) fn address(node: Node) -> SocketAddr {
-        SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, node.0 as u8)), PORT)
+        let host = u32::try_from(node.0).expect("a run has few members");
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::from_bits(NETWORK.to_bits() + host)), PORT)
+    }
+
+    /// Whose address that is.
+    fn node(at: SocketAddr) -> Node {
+        let IpAddr::V4(ip) = at.ip() else { unreachable!("all members have addresses of version 4") };
+        Node((ip.to_bits() - NETWORK.to_bits()) as usize)
     }
 
     /// The port that a connection was made to.
@@ -184,8 +188,7 @@ impl Network {
 /// What members do, as with `transport::Endpoint`.
 impl Env {
     pub(super) fn connect(&mut self, node: Node, to: SocketAddr, hello: Vec<u8>) -> ConnectionId {
-        let IpAddr::V4(ip) = to.ip() else { unreachable!("all members have addresses of version 4") };
-        let other_node = Node(usize::from(ip.octets()[3]));
+        let other_node = Network::node(to);
         let (ours, theirs) = (self.network.next_side, self.network.next_side + 1);
         self.network.next_side += 2;
         for (id, other, node, other_node, state) in

@@ -25,6 +25,7 @@ pub mod stages;
 pub mod time;
 pub mod turns;
 pub mod weights;
+pub mod wire;
 
 pub use brought::{Brought, FilesDigest};
 pub use epoch::{Claim, Epoch, Era, Standing};
@@ -35,3 +36,4 @@ pub use profile::{BatchCost, LatencyProfile, ProfileError};
 pub use slot::SlotDescriptor;
 pub use time::{Span, Timestamp};
 pub use weights::Weights;
+pub use wire::WireVersion;

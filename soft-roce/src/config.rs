@@ -27,6 +27,8 @@ pub enum PathMtu {
 }
 
 impl PathMtu {
+    const ALL: [Self; 5] = [Self::Mtu4096, Self::Mtu2048, Self::Mtu1024, Self::Mtu512, Self::Mtu256];
+
     /// In bytes.
     #[must_use]
     pub const fn bytes(self) -> u32 {
@@ -43,9 +45,13 @@ impl PathMtu {
     /// chooses. `None` below an MTU of 336.
     #[must_use]
     pub fn for_link(link_mtu_bytes: u32) -> Option<Self> {
-        [Self::Mtu4096, Self::Mtu2048, Self::Mtu1024, Self::Mtu512, Self::Mtu256]
-            .into_iter()
-            .find(|mtu| mtu.bytes() + 80 <= link_mtu_bytes)
+        Self::ALL.into_iter().find(|mtu| mtu.bytes() + 80 <= link_mtu_bytes)
+    }
+
+    /// The one of so many bytes, if IBTA has it.
+    #[must_use]
+    pub fn of_bytes(bytes: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
     }
 }
 

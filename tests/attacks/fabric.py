@@ -10,22 +10,22 @@ import zlib
 import http1
 
 MAGIC = b"downbeat"
-PREFACE_BYTES = len(MAGIC) + 2 + 32
+PREFACE_BYTES = len(MAGIC) + 2 + 8 + 32
 # Of the bootstrap's messages.
-PROOF, OFFER, ANSWER, READY, HEARTBEAT, CLOSE = range(6)
+PROOF, OFFER, ANSWER, READY, HEARTBEAT, CLOSE, RELEASE = range(7)
 # BTH opcodes of the reliable connection (IBTA table 38).
 SEND_ONLY, WRITE_ONLY, READ_REQUEST, ACKNOWLEDGE, SEND_ONLY_INVALIDATE = 0x04, 0x0A, 0x0C, 0x11, 0x17
 
 
-def preface(version, nonce=None):
-    return MAGIC + struct.pack(">H", version) + (nonce or os.urandom(32))
+def preface(versions, nonce=None):
+    return MAGIC + struct.pack(">HQ", *versions) + (nonce or os.urandom(32))
 
 
-def version_of(address):
-    """The version of the bootstrap that a server speaks: it says so to whoever comes with another one."""
+def versions_of(address):
+    """The versions of a server's bootstrap and of its wire: it says so to whoever comes with another bootstrap."""
     with http1.connect(address) as connection:
-        connection.sendall(preface(0))
-        return struct.unpack_from(">H", read_exactly(connection, PREFACE_BYTES), len(MAGIC))[0]
+        connection.sendall(preface((0, 0)))
+        return struct.unpack_from(">HQ", read_exactly(connection, PREFACE_BYTES), len(MAGIC))
 
 
 def message(kind, content=b""):
@@ -57,15 +57,16 @@ def read_message(connection):
     return struct.unpack_from("<I", encoded)[0], encoded[4:]
 
 
-def join(address, version, secret, hello, packets):
+def join(address, versions, secret, hello, packets):
     """Joins as a member that knows the secret and says what it likes. Yields the connection and the server's answer
     to the offer: its kind and content."""
     connection = http1.connect(address)
     nonce = os.urandom(32)
-    connection.sendall(preface(version, nonce))
+    connection.sendall(preface(versions, nonce))
     theirs = read_exactly(connection, PREFACE_BYTES)
-    label = b"downbeat bootstrap %d, client" % version
-    proof = hmac.new(secret.encode(), label + nonce + theirs[-32:], hashlib.sha256).digest()
+    label, wire = b"downbeat bootstrap %d, client" % versions[0], struct.pack(">Q", versions[1])
+    proven = label + nonce + wire + theirs[-32:] + wire
+    proof = hmac.new(secret.encode(), proven, hashlib.sha256).digest()
     connection.sendall(message(PROOF, proof))
     kind, content = read_message(connection)
     if kind == PROOF:

@@ -137,7 +137,7 @@ fn changed(file: &Path, keys: &[(&str, toml::Value)]) -> tempfile::NamedTempFile
 
 /// Answers whoever connects as a scheduler of the next release would: with the same preface but for its version.
 fn of_another_release() -> SocketAddr {
-    const PREFACE_BYTES: usize = 8 + 2 + 32;
+    const PREFACE_BYTES: usize = 8 + 2 + 8 + 32;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
@@ -232,7 +232,7 @@ fn a_handover_that_cannot_be_is_one_line_and_changes_nothing() {
     };
     let stranger = changed(config, &[("secret", "nobody else knows this one".into())]);
     is_refused(*address, stranger.path(), "secret");
-    is_refused(of_another_release(), config, "run one release");
+    is_refused(of_another_release(), config, "run releases with one wire version");
     // The last of a list whose others are not there waits for them for fifteen seconds.
     let host = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 255, 1, 1)), port).to_string();
     let others = (2..17).map(|host| format!("127.255.1.{host}:7400"));

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! client                                              server
-//!   Preface: magic, version, nonce         ->
-//!                                          <-         Preface: magic, version, nonce
-//!   checks it, or Close                    <-         Proof: HMAC-SHA-256 over both nonces
+//!   Preface: magic, versions, nonce        ->
+//!                                          <-         Preface: magic, versions, nonce
+//!   checks it, or Close                    <-         Proof: HMAC-SHA-256 over both prefaces
 //!   Proof: the same under another label    ->         checks it, or Close
 //!   Offer: queue pair parameters, hello    ->         Event `Incoming`; its owner decides
 //!   its queue pair can send and receive    <-         Answer: parameters, welcome; its queue pair can receive
@@ -19,40 +19,50 @@
 //! proof and offer travel together. What a stranger who connects gets instead is a server's proof, from which a secret
 //! can only be had by guessing: hence [`crate::SECRET_BYTES_MIN`], and random bytes for it; with [`crate::tls`]
 //! strangers do not get that far. The connection stays open: its end is the peer's end, its silence a stall.
+//!
+//! A preface has two versions: of the bootstrap itself ([`VERSION`]), and of the messages that follow
+//! ([`proto::WireVersion`]). Peers with different wires say `Release` after their proofs, each its release's name, and
+//! part: a stranger is not told it, and both logs name both releases.
+//!
 //! Deliberately absent: encryption, and protection against somebody who can change bytes on the path; that is
 //! [`crate::tls`]'s, below. RoCEv2 itself has none.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use proto::{Span, Timestamp};
+use proto::{Span, Timestamp, WireVersion};
 use sha2::Sha256;
 use soft_roce::PathMtu;
 use wincode::{SchemaRead, SchemaWrite};
 
-use crate::limits::HELLO_BYTES_MAX;
+use crate::{
+    Release,
+    limits::{HANDSHAKE_MAX, HELLO_BYTES_MAX, SILENCE_MAX},
+};
 
 const MAGIC: &[u8; 8] = b"downbeat";
-const VERSION: u16 = 3;
+/// Of prefaces and of [`Message`]; to be raised with any change of them. It stands where it always has.
+const VERSION: u16 = 4;
+const VERSION_END: usize = MAGIC.len() + size_of::<u16>();
 pub(crate) const NONCE_BYTES: usize = 32;
-const PREFACE_BYTES: usize = MAGIC.len() + size_of::<u16>() + NONCE_BYTES;
+const PREFACE_BYTES: usize = VERSION_END + size_of::<u64>() + NONCE_BYTES;
 const LENGTH_BYTES: usize = size_of::<u32>();
 /// The largest reason told in a `Close`.
 const REASON_BYTES_MAX: usize = 512;
-/// A peer that has not proved itself may send a `Proof` or a `Close`, nothing larger.
+/// The longest name of a release.
+const RELEASE_BYTES_MAX: usize = 64;
+/// What an operator does about two releases that do not understand each other.
+const MIXED: &str = "run releases with one wire version; docs/operations.md, \"Upgrades\"";
+/// A peer that has not proved itself may send a `Proof`, a `Release` or a `Close`, nothing larger.
 const UNPROVED_BYTES_MAX: usize = REASON_BYTES_MAX + 64;
 /// A hello and the fixed fields around it.
 pub(crate) const MESSAGE_BYTES_MAX: usize = HELLO_BYTES_MAX + 256;
 const _: () = assert!(UNPROVED_BYTES_MAX < MESSAGE_BYTES_MAX);
 
-/// From the opening of the connection to the offer.
-pub(crate) const HANDSHAKE_MAX: Span = Span::from_millis(2_000);
 /// From the offer to the answer: the time of `accept`'s caller.
 const DECISION_MAX: Span = Span::from_millis(10_000);
 /// Something is said at least this often.
 const HEARTBEAT: Span = Span::from_millis(500);
-/// A peer that has said nothing for so long has stalled: four heartbeats.
-const SILENCE_MAX: Span = Span::from_millis(2_000);
 
 /// What one side tells the other of its queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
@@ -78,7 +88,7 @@ pub(crate) struct Parameters {
 impl Parameters {
     /// What its link carries; the bootstrap lets only IBTA's sizes pass.
     pub(crate) fn path_mtu(&self) -> PathMtu {
-        PathMtu::for_link(u32::from(self.path_mtu_bytes) + 80).unwrap_or(PathMtu::Mtu256)
+        PathMtu::of_bytes(self.path_mtu_bytes.into()).unwrap_or(PathMtu::Mtu256)
     }
 }
 
@@ -133,6 +143,22 @@ enum Message {
     Ready,
     Heartbeat,
     Close(String),
+    /// The name of the sender's release, whose wire has another version.
+    Release(String),
+}
+
+/// What a member proves to its peers, and what it is.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    pub secret: Arc<[u8]>,
+    pub release: Arc<Release>,
+}
+
+/// What a peer says first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Preface {
+    wire: WireVersion,
+    nonce: [u8; NONCE_BYTES],
 }
 
 /// What the bootstrap tells its owner.
@@ -155,7 +181,9 @@ enum State {
     /// Both.
     AwaitPreface,
     /// Both. A server has sent its own already.
-    AwaitProof { peer_nonce: [u8; NONCE_BYTES] },
+    AwaitProof { theirs: Preface },
+    /// Both, if their wires differ: the peer has proved itself, and is to say what it is.
+    AwaitRelease { wire: WireVersion },
     /// Client: `Proved` was told, the owner's turn.
     Offering,
     /// Client.
@@ -184,7 +212,7 @@ enum Role {
 pub(crate) struct Bootstrap {
     role: Role,
     state: State,
-    secret: Arc<[u8]>,
+    identity: Identity,
     nonce: [u8; NONCE_BYTES],
     inbound: Vec<u8>,
     outbound: Vec<u8>,
@@ -199,22 +227,22 @@ pub(crate) struct Bootstrap {
 
 impl Bootstrap {
     /// The side that connected. `nonce` must be fresh and unpredictable.
-    pub(crate) fn client(now: Timestamp, secret: Arc<[u8]>, nonce: [u8; NONCE_BYTES]) -> Self {
-        let mut bootstrap = Self::new(Role::Client, now, secret, nonce);
+    pub(crate) fn client(now: Timestamp, identity: Identity, nonce: [u8; NONCE_BYTES]) -> Self {
+        let mut bootstrap = Self::new(Role::Client, now, identity, nonce);
         bootstrap.say_preface();
         bootstrap
     }
 
     /// The side that was connected to. `nonce` must be fresh and unpredictable.
-    pub(crate) fn server(now: Timestamp, secret: Arc<[u8]>, nonce: [u8; NONCE_BYTES]) -> Self {
-        Self::new(Role::Server, now, secret, nonce)
+    pub(crate) fn server(now: Timestamp, identity: Identity, nonce: [u8; NONCE_BYTES]) -> Self {
+        Self::new(Role::Server, now, identity, nonce)
     }
 
-    fn new(role: Role, now: Timestamp, secret: Arc<[u8]>, nonce: [u8; NONCE_BYTES]) -> Self {
+    fn new(role: Role, now: Timestamp, identity: Identity, nonce: [u8; NONCE_BYTES]) -> Self {
         Self {
             role,
             state: State::AwaitPreface,
-            secret,
+            identity,
             nonce,
             inbound: Vec::new(),
             outbound: Vec::new(),
@@ -240,9 +268,12 @@ impl Bootstrap {
         }
     }
 
-    /// Whether the peer has proved itself, and the connection has not ended.
+    /// Whether the peer has proved itself and speaks as we do, and the connection has not ended.
     pub(crate) fn is_proved(&self) -> bool {
-        !matches!(self.state, State::AwaitPreface | State::AwaitProof { .. } | State::Closed)
+        !matches!(
+            self.state,
+            State::AwaitPreface | State::AwaitProof { .. } | State::AwaitRelease { .. } | State::Closed
+        )
     }
 
     /// Another owner with another clock has it from now on.
@@ -351,7 +382,7 @@ impl Bootstrap {
             // So that a peer of another version can read why.
             self.say_preface();
         }
-        self.say(&Message::Close(one_line(reason)));
+        self.say(&Message::Close(one_line(reason, REASON_BYTES_MAX)));
         self.on_failure(reason.to_owned());
     }
 
@@ -392,28 +423,38 @@ impl Bootstrap {
             });
             return false;
         }
-        let Some(preface) = self.inbound.first_chunk::<PREFACE_BYTES>() else { return false };
-        let (version, peer_nonce) = preface[MAGIC.len()..].split_at(size_of::<u16>());
-        let version = u16::from_be_bytes([version[0], version[1]]);
-        let peer_nonce = peer_nonce.try_into().expect("the preface ends with the nonce");
-        self.inbound.drain(..PREFACE_BYTES);
+        // Prefaces of other versions may be shorter.
+        let Some(start) = self.inbound.first_chunk::<VERSION_END>() else { return false };
+        let version = u16::from_be_bytes([start[MAGIC.len()], start[MAGIC.len() + 1]]);
         if version != VERSION {
-            self.close(&format!("the peer speaks bootstrap version {version}, we speak {VERSION}; run one release"));
+            let ours = &self.identity.release;
+            self.close(&format!("the peer speaks bootstrap version {version}, this is {ours} with {VERSION}: {MIXED}"));
             return false;
         }
-        self.state = State::AwaitProof { peer_nonce };
+        let Some(preface) = self.inbound.first_chunk::<PREFACE_BYTES>() else { return false };
+        let (wire, nonce) = preface[VERSION_END..].split_at(size_of::<u64>());
+        let wire = WireVersion(u64::from_be_bytes(wire.try_into().expect("split there")));
+        let theirs = Preface { wire, nonce: nonce.try_into().expect("the preface ends with the nonce") };
+        self.inbound.drain(..PREFACE_BYTES);
+        self.state = State::AwaitProof { theirs };
         self.said_at = now;
         if self.role == Role::Server {
             self.say_preface();
-            self.say_proof(&peer_nonce);
+            self.say_proof(&theirs);
         }
         true
     }
 
     fn on_message(&mut self, now: Timestamp, message: Message) {
         match (self.role, self.state, message) {
-            (_, _, Message::Close(reason)) => self.on_failure(format!("the peer says: {}", one_line(&reason))),
-            (_, State::AwaitProof { peer_nonce }, Message::Proof(proof)) => self.on_proof(&peer_nonce, &proof),
+            (_, _, Message::Close(reason)) => {
+                self.on_failure(format!("the peer says: {}", one_line(&reason, REASON_BYTES_MAX)));
+            }
+            (_, State::AwaitProof { theirs }, Message::Proof(proof)) => self.on_proof(&theirs, &proof),
+            (_, State::AwaitRelease { wire }, Message::Release(name)) => {
+                let theirs = Release { name: one_line(&name, RELEASE_BYTES_MAX), wire };
+                self.on_failure(format!("the peer is {theirs}, this is {}: {MIXED}", self.identity.release));
+            }
             (_, State::AwaitProof { .. }, _) => self.close("a message before the proof of the shared secret"),
             (_, _, Message::Heartbeat) => {}
             (Role::Server, State::AwaitOffer, Message::Offer(parameters, hello)) => {
@@ -436,20 +477,27 @@ impl Bootstrap {
         }
     }
 
-    fn on_proof(&mut self, peer_nonce: &[u8; NONCE_BYTES], proof: &[u8; 32]) {
+    fn on_proof(&mut self, theirs: &Preface, proof: &[u8; 32]) {
         let peer = match self.role {
             Role::Client => Role::Server,
             Role::Server => Role::Client,
         };
         // Compares in constant time.
-        if self.proof(peer, peer_nonce).verify_slice(proof).is_err() {
+        if self.proof(peer, theirs).verify_slice(proof).is_err() {
             self.close("the shared secrets differ: give both sides the same `secret`");
+            return;
+        }
+        if self.role == Role::Client {
+            self.say_proof(theirs);
+        }
+        if theirs.wire != self.identity.release.wire {
+            self.state = State::AwaitRelease { wire: theirs.wire };
+            self.say(&Message::Release(one_line(&self.identity.release.name, RELEASE_BYTES_MAX)));
             return;
         }
         match self.role {
             Role::Client => {
                 self.state = State::Offering;
-                self.say_proof(peer_nonce);
                 self.events.push_back(BootstrapEvent::Proved);
             }
             Role::Server => self.state = State::AwaitOffer,
@@ -457,18 +505,21 @@ impl Bootstrap {
     }
 
     /// The proof that `prover` gives in this connection.
-    fn proof(&self, prover: Role, peer_nonce: &[u8; NONCE_BYTES]) -> Hmac<Sha256> {
-        let (client_nonce, server_nonce) = match self.role {
-            Role::Client => (&self.nonce, peer_nonce),
-            Role::Server => (peer_nonce, &self.nonce),
+    fn proof(&self, prover: Role, theirs: &Preface) -> Hmac<Sha256> {
+        let ours = Preface { wire: self.identity.release.wire, nonce: self.nonce };
+        let (client, server) = match self.role {
+            Role::Client => (&ours, theirs),
+            Role::Server => (theirs, &ours),
         };
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).expect("HMAC takes keys of any length");
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.identity.secret).expect("HMAC takes keys of any length");
         mac.update(match prover {
-            Role::Client => b"downbeat bootstrap 3, client",
-            Role::Server => b"downbeat bootstrap 3, server",
+            Role::Client => b"downbeat bootstrap 4, client",
+            Role::Server => b"downbeat bootstrap 4, server",
         });
-        mac.update(client_nonce);
-        mac.update(server_nonce);
+        for preface in [client, server] {
+            mac.update(&preface.nonce);
+            mac.update(&preface.wire.0.to_be_bytes());
+        }
         mac
     }
 
@@ -479,7 +530,7 @@ impl Bootstrap {
             Some(format!("a hello of {} bytes, where at most {HELLO_BYTES_MAX} are allowed", hello.len()))
         } else if !(2..1 << 24).contains(&parameters.queue_pair) || parameters.psn >= 1 << 24 {
             Some(format!("queue pair {:#x} with PSN {:#x}; both have 24 bits", parameters.queue_pair, parameters.psn))
-        } else if ![256, 512, 1024, 2048, 4096].contains(&parameters.path_mtu_bytes) {
+        } else if PathMtu::of_bytes(parameters.path_mtu_bytes.into()).is_none() {
             Some(format!("a path MTU of {} bytes; IBTA has 256 to 4096", parameters.path_mtu_bytes))
         } else if !address.is_valid() {
             Some(format!("{address}; it must be one that packets can be sent to"))
@@ -518,11 +569,12 @@ impl Bootstrap {
     fn say_preface(&mut self) {
         self.outbound.extend_from_slice(MAGIC);
         self.outbound.extend_from_slice(&VERSION.to_be_bytes());
+        self.outbound.extend_from_slice(&self.identity.release.wire.0.to_be_bytes());
         self.outbound.extend_from_slice(&self.nonce);
     }
 
-    fn say_proof(&mut self, peer_nonce: &[u8; NONCE_BYTES]) {
-        let ours = self.proof(self.role, peer_nonce).finalize().into_bytes().into();
+    fn say_proof(&mut self, theirs: &Preface) {
+        let ours = self.proof(self.role, theirs).finalize().into_bytes().into();
         self.say(&Message::Proof(ours));
     }
 
@@ -533,11 +585,11 @@ impl Bootstrap {
     }
 }
 
-/// A reason from or for a peer: one line of bounded length.
-fn one_line(reason: &str) -> String {
+/// A text from or for a peer: one line of so many bytes at most.
+fn one_line(text: &str, most: usize) -> String {
     let mut line = String::new();
-    for character in reason.chars().map(|c| if c.is_control() { ' ' } else { c }) {
-        if line.len() + character.len_utf8() > REASON_BYTES_MAX {
+    for character in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+        if line.len() + character.len_utf8() > most {
             break;
         }
         line.push(character);

@@ -20,6 +20,7 @@ use crate::{
     credits::{CREDIT_RECEIVES, Credits, HEADER_BYTES, Header},
     device::Device,
     error::{ChannelError, WorkRequestError},
+    limits::WORK_MAX,
     reads::{Piece, Reads},
     region::Region,
     ring::Ring,
@@ -31,8 +32,6 @@ pub(crate) const RECEIVE_DEPTH: u16 = 64;
 pub(crate) const READS_POSTED_MAX: u8 = 16;
 /// SENDs and WRITEs posted at once; more wait here.
 const SENDS_POSTED_MAX: usize = 128;
-/// Frames and WRITEs that wait or are under way.
-const WORK_MAX: usize = 1024;
 /// Frames that wait or are under way, in bytes.
 const RING_BYTES: usize = 512 * 1024;
 /// One receive: a header and the largest frame.

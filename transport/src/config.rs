@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 pub use soft_roce::udp::{Faults, Sharing};
 
 use crate::{
-    TlsFiles,
+    Release, TlsFiles,
     arm_name::ArmName,
     error::{ConfigError, OpenError},
     limits::{ROCE_PORT, SECRET_BYTES_MIN},
@@ -163,6 +163,8 @@ pub struct EndpointConfig {
     /// Both ends of every connection must prove that they know it (HMAC-SHA-256 challenge), before any key is told. At
     /// least [`SECRET_BYTES_MIN`] bytes.
     pub secret: Vec<u8>,
+    /// What this process is; peers whose wire has another version are refused with both names.
+    pub release: Release,
     /// Certificates; with them both ends of every bootstrap also prove themselves by mutual TLS, and it is encrypted.
     pub tls: Option<TlsFiles>,
     /// Connections at once, both directions.
@@ -175,10 +177,11 @@ pub struct EndpointConfig {
 impl std::fmt::Debug for EndpointConfig {
     /// Without the secret, which has no place in a log.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { arm, listen, secret: _, tls, connections_max, read_budget_bytes } = self;
+        let Self { arm, listen, secret: _, release, tls, connections_max, read_budget_bytes } = self;
         f.debug_struct("EndpointConfig")
             .field("arm", arm)
             .field("listen", listen)
+            .field("release", release)
             .field("tls", tls)
             .field("connections_max", connections_max)
             .field("read_budget_bytes", read_budget_bytes)
@@ -203,7 +206,8 @@ impl EndpointConfig {
     #[must_use]
     pub fn over(arm: Arm) -> Self {
         let secret = rand::random::<[u8; SECRET_BYTES_MIN]>().into();
-        Self { arm, listen: None, secret, tls: None, connections_max: 256, read_budget_bytes: 0 }
+        let release = Release::this();
+        Self { arm, listen: None, secret, release, tls: None, connections_max: 256, read_budget_bytes: 0 }
     }
 
     /// The same, and listens there (TCP).

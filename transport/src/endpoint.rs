@@ -23,7 +23,7 @@ use acceptor::Acceptor;
 use crate::{
     Access, ConnectionId, DeviceMemory, DisconnectReason, EndpointConfig, Event, PostError, Region, RegionKey,
     Transfer, Way,
-    bootstrap::Parameters,
+    bootstrap::{Identity, Parameters},
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
     config::check_secret,
     device::{
@@ -58,7 +58,7 @@ pub struct Endpoint {
     watched: Vec<(Descriptor, Interest)>,
     poller: Poller,
     acceptor: Option<Acceptor>,
-    secret: Arc<[u8]>,
+    identity: Identity,
     tls: Option<Tls>,
     connections_refused: u64,
     incarnation: u64,
@@ -131,9 +131,9 @@ impl Endpoint {
             read_budget_bytes: config.read_budget_bytes,
         };
         let device = Device::open(config.arm, demand)?;
-        let secret: Arc<[u8]> = config.secret.into();
+        let identity = Identity { secret: config.secret.into(), release: Arc::new(config.release) };
         let listen = |at| {
-            let opened = Acceptor::open(at, Arc::clone(&secret), tls.clone());
+            let opened = Acceptor::open(at, identity.clone(), tls.clone());
             opened.map_err(|cause| OpenError::Listen { at, cause })
         };
         let acceptor = config.listen.map(listen).transpose()?;
@@ -148,7 +148,7 @@ impl Endpoint {
             watched,
             poller,
             acceptor,
-            secret,
+            identity,
             tls,
             connections_refused: 0,
             incarnation: rand::random(),

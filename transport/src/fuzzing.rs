@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use proto::{Span, Timestamp};
 
-use crate::bootstrap::{Bootstrap, BootstrapEvent, MESSAGE_BYTES_MAX, NONCE_BYTES, PacketAddress, Parameters};
+use crate::{
+    Release,
+    bootstrap::{Bootstrap, BootstrapEvent, Identity, MESSAGE_BYTES_MAX, NONCE_BYTES, PacketAddress, Parameters},
+};
 
 const SECRET: &[u8] = b"correct horse battery staple";
 
@@ -20,9 +23,9 @@ impl HandshakeUnderAttack {
     /// After `turns` honest exchanges; the attacker knows the secret from the second on.
     #[must_use]
     pub fn new(is_client: bool, turns: u8) -> Self {
-        let secret: Arc<[u8]> = SECRET.into();
-        let client = Bootstrap::client(Timestamp::ZERO, secret.clone(), [1; NONCE_BYTES]);
-        let server = Bootstrap::server(Timestamp::ZERO, secret, [2; NONCE_BYTES]);
+        let identity = Identity { secret: SECRET.into(), release: Arc::new(Release::this()) };
+        let client = Bootstrap::client(Timestamp::ZERO, identity.clone(), [1; NONCE_BYTES]);
+        let server = Bootstrap::server(Timestamp::ZERO, identity, [2; NONCE_BYTES]);
         let (side, other) = if is_client { (client, server) } else { (server, client) };
         let mut attacked = Self { side, now: Timestamp::ZERO, closed: false };
         let mut honest = Self { side: other, now: Timestamp::ZERO, closed: false };

@@ -43,6 +43,7 @@
 //! | `strangers` | who has connected and not proved itself yet. No IO |
 //! | `notes` | [`Notes`]: lines of the log that others can cause. No IO |
 //! | `bootstrap` | what two peers say over TCP: proof of the secret, parameters, heartbeats. No IO |
+//! | `release` | which release this is, for peers of another. No IO |
 //! | `link`, `tls` | one bootstrap on a TCP socket; mutual TLS under it |
 //! | `device` | what carries the queue pairs: `soft` or `verbs` |
 //! | `channel` | one queue pair with its memory and its queues. No IO |
@@ -76,6 +77,7 @@ mod notes;
 mod poller;
 mod raw;
 mod reads;
+mod release;
 // Maps memory and shares it as atomic words.
 #[allow(unsafe_code)]
 mod region;
@@ -96,10 +98,13 @@ pub use device_memory::{DeviceMemory, Keeper, Way};
 pub use endpoint::Endpoint;
 pub use error::OpenError;
 pub use event::{Access, ConnectionId, DisconnectReason, Event, PostError, RegionKey, Transfer, TransferError};
-pub use limits::{CONNECTIONS_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN};
+pub use limits::{
+    CONNECTIONS_MAX, HANDSHAKE_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN, SILENCE_MAX, WORK_MAX,
+};
 pub use notes::Notes;
 pub use poller::Waker;
 pub use raw::{RawAddress, RawQueuePair};
 pub use region::Region;
+pub use release::Release;
 pub use strangers::share_of;
 pub use tls::{ServerTlsFiles, TlsFiles, client_tls};

@@ -1,4 +1,6 @@
-//! Bounds and constants that errors name, too.
+//! Bounds and constants that others name, too.
+
+use proto::Span;
 
 /// Bytes of the shortest `secret`. Whoever connects is given a proof of it, and could try short ones against that.
 pub const SECRET_BYTES_MIN: usize = 16;
@@ -15,3 +17,12 @@ pub const CONNECTIONS_MAX: usize = 4096 - REGIONS_MAX;
 /// The largest hello or welcome: a backend's names what it hosts, which may be thousands of models with their latency
 /// profiles. Peers that have proved themselves may send so much; more than that does not decode, either.
 pub const HELLO_BYTES_MAX: usize = 4 << 20;
+
+/// From the opening of a bootstrap connection to the offer.
+pub const HANDSHAKE_MAX: Span = Span::from_millis(2_000);
+
+/// A peer that has said nothing for so long has stalled: four heartbeats.
+pub const SILENCE_MAX: Span = Span::from_millis(2_000);
+
+/// Frames and WRITEs of one connection that wait or are under way.
+pub const WORK_MAX: usize = 1024;

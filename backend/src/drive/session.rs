@@ -86,13 +86,11 @@ impl<'a> Session<'a> {
         threads: Threads<'a>,
         number: u64,
     ) -> Result<Self, BackendError> {
+        let arm = Arm::choose(&config.arm, config.address, config.shared_address, config.faults, config.verbs)?;
         let mut endpoint = Endpoint::open(EndpointConfig {
-            arm: Arm::choose(&config.arm, config.address, config.shared_address, config.faults, config.verbs)?,
-            listen: None,
-            secret: config.secret.clone().into_bytes(),
-            tls: config.tls.clone(),
             connections_max: config.connections_max,
             read_budget_bytes: config.read_budget_bytes,
+            ..EndpointConfig::over(arm).with_secret(config.secret.as_str()).with_tls(config.tls.clone())
         })?;
         let shapes = models.iter().map(|model| model.shape).chain(shapes.iter().copied());
         let shapes: Vec<_> = shapes.chain([ROOM_FOR_LATER]).collect();

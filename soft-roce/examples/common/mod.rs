@@ -274,7 +274,7 @@ impl Arguments {
     /// `--mtu`.
     pub(crate) fn mtu(&self) -> Result<PathMtu, Failure> {
         let bytes = self.get("mtu", 4096)?;
-        let mtu = PathMtu::for_link(bytes + 80).filter(|mtu| mtu.bytes() == bytes);
+        let mtu = PathMtu::of_bytes(bytes);
         mtu.ok_or(format!("--mtu {bytes}: expected 256, 512, 1024, 2048 or 4096").into())
     }
 }

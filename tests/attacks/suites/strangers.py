@@ -93,7 +93,8 @@ def link_strangers(scene):
 def liars_at_the_door(scene):
     """Prefaces of other versions, wrong proofs, messages of gigabytes, HTTP and noise at the scheduler and the link
     port; what is logged of it."""
-    whole = fabric.preface(fabric.version_of(scene.cluster.scheduler))
+    versions = fabric.versions_of(scene.cluster.scheduler)
+    whole, of_another_wire = fabric.preface(versions), fabric.preface((versions[0], versions[1] ^ 1))
     wrong = whole + fabric.message(fabric.PROOF, os.urandom(32))
     firsts = [
         b"GET / HTTP/1.1\r\n\r\n",
@@ -105,6 +106,7 @@ def liars_at_the_door(scene):
     firsts += [
         b"downbeat\0\x09" + bytes(32),
         whole + fabric.message(fabric.CLOSE, fabric.sized(b"\x1b[31m\n" * 80)),
+        of_another_wire + fabric.message(fabric.RELEASE, fabric.sized(b"\x1b[31m\n" * 80)),
         bytes(70_000),
     ]
     members = [scene.cluster.members[name] for name in ("scheduler", "frontend")]
@@ -127,7 +129,7 @@ def liars_at_the_door(scene):
 @attack(limit_s=10)
 def half_open_peers(scene):
     """Peers that stop in the middle of the bootstrap, send a byte at a time, close one half, or reset at once."""
-    whole = fabric.preface(fabric.version_of(scene.cluster.scheduler))
+    whole = fabric.preface(fabric.versions_of(scene.cluster.scheduler))
     connections, until = [], time.monotonic() + 1
     while time.monotonic() < until:
         for address in (scene.cluster.scheduler, scene.cluster.link):
@@ -206,13 +208,13 @@ class Recorder(threading.Thread):
 def false_server(scene):
     """A server that does not know the secret, where a backend looks for its scheduler: it learns nothing to try secrets
     against."""
-    version = fabric.version_of(scene.cluster.scheduler)
+    versions = fabric.versions_of(scene.cluster.scheduler)
     listener = socket.create_server(("127.66.6.9", 0))
     listener.settimeout(3)
     backend = start_newcomer(scene, scheduler="%s:%d" % listener.getsockname())
     connection, _ = listener.accept()
     connection.settimeout(1)
-    connection.sendall(fabric.preface(version))
+    connection.sendall(fabric.preface(versions))
     said = bytearray()
     try:
         said += fabric.read_exactly(connection, fabric.PREFACE_BYTES)
@@ -232,7 +234,7 @@ def hostile_member(scene):
     """A member that knows the secret says that it can be reached at an address of 20,000 bytes, at none, or at one
     that is no address; then hellos that do not decode."""
     cluster, seen = scene.cluster, []
-    version = fabric.version_of(cluster.scheduler)
+    versions = fabric.versions_of(cluster.scheduler)
     hellos = [
         fabric.frontend_hello(address)
         for address in (b"a" * 20_000, b"", b"a" * 129, b"999.1.1.1:0", b"\xff\xfe", b"a" * 128)
@@ -248,7 +250,7 @@ def hostile_member(scene):
     for hello in hellos:
         for address in (cluster.scheduler, cluster.link):
             try:
-                connection, kind, _ = fabric.join(address, version, cluster.secret, hello, (STRANGER, 4791))
+                connection, kind, _ = fabric.join(address, versions, cluster.secret, hello, (STRANGER, 4791))
                 seen.append({fabric.ANSWER: "taken", fabric.CLOSE: "refused"}.get(kind, str(kind)))
                 connection.close()
             except OSError:

@@ -23,11 +23,20 @@ fn parameters(queue_pair: u32) -> Parameters {
 }
 
 fn client(secret: &[u8]) -> Bootstrap {
-    Bootstrap::client(at(0), secret.into(), [1; NONCE_BYTES])
+    Bootstrap::client(at(0), identity(secret), [1; NONCE_BYTES])
 }
 
 fn server(secret: &[u8]) -> Bootstrap {
-    Bootstrap::server(at(0), secret.into(), [2; NONCE_BYTES])
+    Bootstrap::server(at(0), identity(secret), [2; NONCE_BYTES])
+}
+
+fn identity(secret: &[u8]) -> Identity {
+    of_release("0.1.0", 7, secret)
+}
+
+fn of_release(name: &str, wire: u32, secret: &[u8]) -> Identity {
+    let release = Release { name: name.to_owned(), wire: WireVersion(u64::from(wire) << 32) };
+    Identity { secret: secret.into(), release: Arc::new(release) }
 }
 
 /// Moves what `from` has to say to `to`, in pieces of `piece` bytes.
@@ -169,17 +178,17 @@ fn a_recorded_bootstrap_opens_nothing() {
     assert_eq!([client.state, server.state], [State::Established; 2]);
 
     for piece in [1, 1000, usize::MAX] {
-        let mut again = Bootstrap::server(at(0), SECRET.into(), [3; NONCE_BYTES]);
+        let mut again = Bootstrap::server(at(0), identity(SECRET), [3; NONCE_BYTES]);
         of_client.chunks(piece).for_each(|piece| again.handle_bytes(at(1), piece));
         assert_eq!(again.poll_event(), Some(BootstrapEvent::Closed(DIFFER.to_owned())));
         assert_eq!(again.poll_event(), None, "nothing was told before");
-        let mut again = Bootstrap::client(at(0), SECRET.into(), [4; NONCE_BYTES]);
+        let mut again = Bootstrap::client(at(0), identity(SECRET), [4; NONCE_BYTES]);
         of_server.chunks(piece).for_each(|piece| again.handle_bytes(at(1), piece));
         assert_eq!(again.poll_event(), Some(BootstrapEvent::Closed(DIFFER.to_owned())));
         assert_eq!(again.poll_event(), None, "nothing was told before");
     }
     // The same client's nonce again is not enough, nor is the same server's: both count.
-    let mut again = Bootstrap::server(at(0), SECRET.into(), [3; NONCE_BYTES]);
+    let mut again = Bootstrap::server(at(0), identity(SECRET), [3; NONCE_BYTES]);
     again.handle_bytes(at(1), &of_client[..PREFACE_BYTES]);
     let fresh = again.poll_transmit().to_vec();
     assert!(fresh[PREFACE_BYTES..] != of_server[PREFACE_BYTES..fresh.len()], "another proof for the same client");
@@ -261,8 +270,118 @@ fn another_version_is_named_on_both_sides() {
     let (mut client, mut server) = (client(SECRET), server(SECRET));
     client.outbound[MAGIC.len() + 1] = 9;
     exchange(&mut client, &mut server, at(1));
-    assert!(closed(&mut server).contains("version 9, we speak 3"));
-    assert!(closed(&mut client).contains("version 9, we speak 3"));
+    let told = "the peer speaks bootstrap version 9, this is release 0.1.0 (wire 00000007) with 4: run releases with \
+                one wire version; docs/operations.md, \"Upgrades\"";
+    assert_eq!(closed(&mut server), told);
+    assert_eq!(closed(&mut client), format!("the peer says: {told}"));
+}
+
+/// The third version's prefaces end with a nonce right after the version, and are shorter than ours.
+#[test]
+fn a_peer_of_the_third_version_is_refused_at_once() {
+    let preface = [MAGIC.as_slice(), &3u16.to_be_bytes(), &[9; NONCE_BYTES]].concat();
+    for mut ours in [client(SECRET), server(SECRET)] {
+        ours.handle_bytes(at(1), &preface);
+        let reason = closed(&mut ours);
+        assert!(reason.starts_with("the peer speaks bootstrap version 3, this is release 0.1.0"), "{reason}");
+        // Where a peer of that version looks for ours.
+        assert_eq!(ours.poll_transmit()[MAGIC.len()..VERSION_END], VERSION.to_be_bytes());
+    }
+}
+
+/// Takes a client and a server of two releases as far as they come.
+fn mixed(ours: Identity, theirs: Identity, piece: usize) -> (String, String) {
+    let mut client = Bootstrap::client(at(0), ours, [1; NONCE_BYTES]);
+    let mut server = Bootstrap::server(at(0), theirs, [2; NONCE_BYTES]);
+    while !(client.poll_transmit().is_empty() && server.poll_transmit().is_empty()) {
+        carry(&mut client, &mut server, at(1), piece);
+        assert!(!server.is_proved() && !client.is_proved());
+        carry(&mut server, &mut client, at(1), piece);
+    }
+    assert_eq!(client.events.len() + server.events.len(), 2, "neither owner is told anything but the end");
+    (closed(&mut client), closed(&mut server))
+}
+
+#[test]
+fn peers_with_two_wires_both_name_both_releases() {
+    for piece in [1, 41, usize::MAX] {
+        let (client, server) = mixed(of_release("0.1.0", 7, SECRET), of_release("0.2.0", 8, SECRET), piece);
+        let end = "run releases with one wire version; docs/operations.md, \"Upgrades\"";
+        assert_eq!(
+            client,
+            format!("the peer is release 0.2.0 (wire 00000008), this is release 0.1.0 (wire 00000007): {end}")
+        );
+        assert_eq!(
+            server,
+            format!("the peer is release 0.1.0 (wire 00000007), this is release 0.2.0 (wire 00000008): {end}")
+        );
+    }
+}
+
+/// Nor is a stranger told of a release: whose secret is another is told only that.
+#[test]
+fn a_release_is_named_to_those_alone_who_know_the_secret() {
+    let (client, server) = mixed(of_release("0.1.0", 7, SECRET), of_release("0.2.0", 8, b"guess"), usize::MAX);
+    assert_eq!((client.as_str(), server), (DIFFER, format!("the peer says: {DIFFER}")));
+    let mut server = super::tests::server(SECRET);
+    server.handle_bytes(at(1), super::tests::client(SECRET).poll_transmit());
+    let said = String::from_utf8_lossy(server.poll_transmit()).into_owned();
+    assert!(!said.contains("0.1.0"), "{said:?}");
+}
+
+/// Proofs cover both wires: whoever changes them on the way is found out.
+#[test]
+fn a_wire_that_was_changed_on_the_way_is_no_members() {
+    let (mut client, mut server) = (client(SECRET), server(SECRET));
+    client.outbound[VERSION_END] ^= 1;
+    exchange(&mut client, &mut server, at(1));
+    assert_eq!(closed(&mut client), DIFFER);
+}
+
+#[test]
+fn a_release_that_is_no_name_is_cut_and_shown_on_one_line() {
+    let long = format!("9\n\u{1b}[31m{}", "x".repeat(400));
+    let (client, _) = mixed(identity(SECRET), of_release(&long, 8, SECRET), usize::MAX);
+    assert!(client.starts_with("the peer is release 9  [31mxxx") && client.contains("x (wire 00000008), "), "{client}");
+    assert!(client.len() < 300 && !client.contains(char::is_control), "{client}");
+    // One that tells a longer name than it may.
+    let mut client = super::tests::client(SECRET);
+    let mut server = Bootstrap::server(at(0), of_release("0.2.0", 8, SECRET), [2; NONCE_BYTES]);
+    carry(&mut client, &mut server, at(1), usize::MAX);
+    carry(&mut server, &mut client, at(1), usize::MAX);
+    server.say(&Message::Release("y".repeat(500)));
+    carry(&mut server, &mut client, at(1), usize::MAX);
+    let reason = closed(&mut client);
+    assert!(reason.contains(&"y".repeat(RELEASE_BYTES_MAX)) && !reason.contains(&"y".repeat(65)), "{reason}");
+}
+
+/// What has another form here is another version: raise [`VERSION`] with it.
+#[test]
+fn the_fourth_version_has_these_bytes() {
+    assert_eq!(VERSION, 4);
+    let mut client = client(SECRET);
+    let preface = [MAGIC.as_slice(), &[0, 4, 0, 0, 0, 7, 0, 0, 0, 0], &[1; 32]].concat();
+    assert_eq!(client.poll_transmit(), preface);
+    let infiniband = Parameters { address: PacketAddress::InfiniBand { lid: 0x1234 }, ..parameters(17) };
+    let roce = Parameters { address: PacketAddress::Roce("[::1]:4791".parse().unwrap()), ..parameters(17) };
+    let messages = [
+        Message::Proof([3; 32]),
+        Message::Offer(parameters(17), b"hello".to_vec()),
+        Message::Offer(infiniband, Vec::new()),
+        Message::Answer(roce, b"welcome".to_vec()),
+        Message::Ready,
+        Message::Heartbeat,
+        Message::Close("why".to_owned()),
+        Message::Release("0.1.0".to_owned()),
+    ];
+    let mut lines = String::new();
+    for message in messages {
+        client.outbound.clear();
+        client.say(&message);
+        lines.extend(client.outbound.iter().map(|byte| format!("{byte:02x}")));
+        lines.push('\n');
+    }
+    assert_eq!(lines, include_str!("golden.txt"));
 }
 
 #[test]
@@ -295,7 +414,7 @@ fn oversized_lengths_hold_no_memory() {
     carry(&mut client, &mut server, at(1), 1000);
     server.handle_bytes(at(1), &(UNPROVED_BYTES_MAX as u32 + 1).to_be_bytes());
     assert!(closed(&mut server).contains("at most 576 are allowed"));
-    let mut stranger = Bootstrap::server(at(0), SECRET.into(), [2; NONCE_BYTES]);
+    let mut stranger = Bootstrap::server(at(0), identity(SECRET), [2; NONCE_BYTES]);
     let preface = super::tests::client(SECRET).poll_transmit().to_vec();
     stranger.handle_bytes(at(1), &preface);
     stranger.handle_bytes(at(1), &[&576u32.to_be_bytes()[..], &[1; 60_000]].concat());

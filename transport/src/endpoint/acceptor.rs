@@ -23,7 +23,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
     Clock,
-    bootstrap::{Bootstrap, BootstrapEvent, HANDSHAKE_MAX, NONCE_BYTES},
+    bootstrap::{Bootstrap, BootstrapEvent, Identity, NONCE_BYTES},
+    limits::HANDSHAKE_MAX,
     link::{Link, READ_BYTES},
     notes::Notes,
     poller::{Interest, Poller, Waker},
@@ -66,7 +67,7 @@ struct Shared {
 
 impl Acceptor {
     /// Listens, and starts the thread.
-    pub(super) fn open(at: SocketAddr, secret: Arc<[u8]>, tls: Option<Tls>) -> io::Result<Self> {
+    pub(super) fn open(at: SocketAddr, identity: Identity, tls: Option<Tls>) -> io::Result<Self> {
         let socket = listen(at)?;
         let address = socket.local_addr()?;
         let poller = Poller::new()?;
@@ -77,7 +78,7 @@ impl Acceptor {
             socket,
             poller,
             clock: Clock::start(),
-            secret,
+            identity,
             tls,
             strangers: Strangers::new(STRANGERS_MAX, HANDSHAKE_MAX),
             refusals: Notes::default(),
@@ -148,7 +149,7 @@ struct Reception {
     socket: TcpListener,
     poller: Poller,
     clock: Clock,
-    secret: Arc<[u8]>,
+    identity: Identity,
     tls: Option<Tls>,
     strangers: Strangers<Visitor>,
     refusals: Notes,
@@ -205,7 +206,7 @@ impl Reception {
                     return;
                 }
             };
-            let bootstrap = Bootstrap::server(now, self.secret.clone(), rand::random::<[u8; NONCE_BYTES]>());
+            let bootstrap = Bootstrap::server(now, self.identity.clone(), rand::random::<[u8; NONCE_BYTES]>());
             let Ok(link) = Link::accepted(stream, self.tls.as_ref(), bootstrap) else { continue };
             let visitor = Visitor { link, peer, interest: Interest::Read };
             let (number, evicted) = self.strangers.admit(now, peer.ip(), visitor);

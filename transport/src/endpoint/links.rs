@@ -36,7 +36,7 @@ impl Endpoint {
         if hello.len() > HELLO_BYTES_MAX {
             return Err(ConnectError::HelloTooLong(hello.len()));
         }
-        let bootstrap = Bootstrap::client(now, self.secret.clone(), rand::random::<[u8; NONCE_BYTES]>());
+        let bootstrap = Bootstrap::client(now, self.identity.clone(), rand::random::<[u8; NONCE_BYTES]>());
         let link = Link::connect(to, self.tls.as_ref(), bootstrap)?;
         Ok(self.add_connection(id, link, to, Stage::Calling { hello })?)
     }

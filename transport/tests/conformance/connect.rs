@@ -7,7 +7,8 @@ use std::{
 };
 
 use proto::Span;
-use transport::{EndpointConfig, Event};
+use proto::WireVersion;
+use transport::{EndpointConfig, Event, Release};
 
 use crate::fabric::{Fabric, SECRET, config, pattern};
 
@@ -52,6 +53,21 @@ fn what_an_acceptor_sends_at_once_arrives() {
         counters.is_none_or(|counters| counters.retransmits_timeout == 0),
         "nothing was sent before the peer could receive"
     );
+}
+
+#[test]
+fn a_release_with_another_wire_is_refused_and_both_are_named() {
+    let of = |name: &str, wire: u64| Release { name: name.to_owned(), wire: WireVersion(wire << 32) };
+    let (old, new) = (of("0.1.0", 0x5f3a), of("0.2.0", 0x81c2));
+    let configs = [(0, old), (1, new)].map(|(node, release)| EndpointConfig { release, ..config(node) });
+    let mut fabric = Fabric::with(configs);
+    let (now, to) = (fabric.now(), fabric.address(1));
+    let ours = fabric.nodes[0].endpoint.connect(now, to, b"hello".to_vec());
+    let told = "the peer is release 0.2.0 (wire 000081c2), this is release 0.1.0 (wire 00005f3a): run releases with \
+                one wire version; docs/operations.md, \"Upgrades\"";
+    assert_eq!(fabric.disconnected(0, ours), format!("{to}: {told}"));
+    fabric.until("the server to refuse", |fabric| (fabric.nodes[1].endpoint.connections_refused() == 1).then_some(()));
+    fabric.quiet(1);
 }
 
 #[test]
