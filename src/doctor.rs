@@ -6,13 +6,14 @@
 
 mod compute;
 mod direct;
+mod finding;
 mod gpu;
 mod host;
 mod network;
 mod onnxruntime;
 mod rdma;
 
-use std::{fmt, io::Write, net::IpAddr};
+use std::{io::Write, net::IpAddr};
 
 use anyhow::Result;
 use serde::Serialize;
@@ -21,8 +22,7 @@ use transport::{ArmName, Release};
 use gpu::Gpus;
 use host::{Host, Limits};
 
-/// Twice the slots of a frontend of default size (`arena_bytes`), so that its rings and a backend's staging fit too.
-const REGISTERED_BYTES_USUAL: u64 = 128 << 20;
+use crate::doctor::finding::{Finding, Level};
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
@@ -39,66 +39,6 @@ pub(crate) struct Args {
     /// Print the commands that mend what was found, and nothing else; they are never run
     #[arg(long, conflicts_with = "json")]
     fix_script: bool,
-}
-
-/// How much a finding matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Level {
-    /// As it should be.
-    Ok,
-    /// Works, but something else would be faster, steadier, or needed for the other arm.
-    Advice,
-    /// The arm that was asked for cannot work.
-    Stop,
-}
-
-/// One line of the report.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Finding {
-    subject: String,
-    level: Level,
-    found: String,
-    /// What to do; nothing where all is well.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    remedy: Option<String>,
-    /// Commands that do it, for root, in this order.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    commands: Vec<String>,
-}
-
-impl Finding {
-    fn ok(subject: impl Into<String>, found: impl Into<String>) -> Self {
-        Self { subject: subject.into(), level: Level::Ok, found: found.into(), remedy: None, commands: Vec::new() }
-    }
-
-    fn advice(subject: impl Into<String>, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { level: Level::Advice, remedy: Some(remedy.into()), ..Self::ok(subject, found) }
-    }
-
-    fn stop(subject: impl Into<String>, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { level: Level::Stop, ..Self::advice(subject, found, remedy) }
-    }
-
-    fn with_commands<C: Into<String>>(mut self, commands: impl IntoIterator<Item = C>) -> Self {
-        self.commands = commands.into_iter().map(Into::into).collect();
-        self
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mark = match self.level {
-            Level::Ok => "ok    ",
-            Level::Advice => "advice",
-            Level::Stop => "STOP  ",
-        };
-        write!(f, "{mark} {}: {}", self.subject, self.found)?;
-        match &self.remedy {
-            Some(remedy) => write!(f, "; {remedy}"),
-            None => Ok(()),
-        }
-    }
 }
 
 /// The whole report as `--json` prints it.

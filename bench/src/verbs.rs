@@ -10,7 +10,7 @@ mod exchange;
 mod measure;
 mod soft;
 
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::Args as ClapArgs;
 use cli::{CommandError, positive};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -18,8 +18,8 @@ use soft_roce::udp::Faults;
 use thiserror::Error;
 use transport::ArmName;
 
-use crate::percentiles::Percentiles;
 use measure::Schedule;
+pub use measure::{Figures, Op};
 
 /// The largest object: what RDMA cards take as one message.
 const BYTES_MAX: f64 = 8.0 * 1024.0 * 1024.0;
@@ -51,27 +51,6 @@ pub struct Args {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
-}
-
-/// What an operation does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Op {
-    /// Two-sided: fills a posted receive.
-    Send,
-    /// One-sided: pushes into the peer's memory.
-    Write,
-    /// One-sided: pulls from the peer's memory.
-    Read,
-    /// A SEND that is answered by a SEND; latency is half of both, as perftest's `ib_send_lat` has it.
-    Pingpong,
-}
-
-impl Op {
-    /// How often the object crosses the network.
-    fn crossings(self) -> u32 {
-        if self == Self::Pingpong { 2 } else { 1 }
-    }
 }
 
 /// Why nothing was measured.
@@ -111,15 +90,6 @@ pub struct Verbs {
     /// With `--fault`: the arm without faults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without_fault: Option<Figures>,
-}
-
-/// What was measured of one contestant.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Figures {
-    /// From posting an operation to its completion, one at a time; of a ping-pong half of that.
-    pub latency_us: Percentiles,
-    /// Payload bits in a nanosecond with many operations under way: the median of all rounds.
-    pub gbps: f64,
 }
 
 /// Runs the command and prints its result on stdout, its progress on stderr.

@@ -26,11 +26,15 @@ use transport::Event;
 use zerocopy::IntoBytes;
 
 use super::{
-    env::{Env, Happening, Life, Node},
+    env::{Env, Happening},
     models,
     mutation::Mutation,
     network::Network,
     oracle::Violation,
+};
+use crate::{
+    fault::Trouble,
+    node::{Life, Node},
 };
 
 /// As in `backend::drive`: waits before the scheduler is tried again.
@@ -66,19 +70,6 @@ pub(super) struct BackendNode {
     pub(super) trouble: Trouble,
     /// The first task of each READ of guards, by its token.
     guarded: BTreeMap<u64, TaskId>,
-}
-
-/// How executors behave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Trouble {
-    /// As their profile says.
-    None,
-    /// So many times slower.
-    Slow(i64),
-    /// Each takes that much longer.
-    Hang(Span),
-    /// They fail.
-    Fail,
 }
 
 /// A session with a scheduler; none while the next is waited for.

@@ -10,19 +10,15 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::{
-    faults::Fault,
     models::{Dynamic, MODELS},
     mutation::Mutation,
     network::{Network, SideId},
     oracle::Oracle,
 };
-
-/// A member: schedulers come first, then frontends, then backends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Node(pub(super) usize);
-
-/// How often a member has started or begun a session: what was begun before concerns no later one.
-pub(super) type Life = u32;
+use crate::{
+    fault::Fault,
+    node::{Life, Node},
+};
 
 /// Something that happens later.
 #[derive(Debug)]

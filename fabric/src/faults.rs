@@ -6,9 +6,12 @@ use proto::{ModelId, ModelThreadId, Span, Timestamp, frontend_to_scheduler::Mode
 use rand::RngExt;
 
 use super::{
-    backend::Trouble,
-    env::{Env, Happening, Node},
+    env::{Env, Happening},
     models::MODELS,
+};
+use crate::{
+    fault::{Fault, Trouble},
+    node::Node,
 };
 
 /// Whoever is to leave has so long at least for the batches that it was given.
@@ -76,27 +79,6 @@ impl FromStr for FaultKinds {
         }
         Ok(kinds)
     }
-}
-
-/// Something that goes wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// A process ends. If it tells, its peers learn of it as their kernels do, otherwise by silence.
-    Crash { node: Node, tells: bool },
-    /// Nothing gets through in one direction.
-    Partition { from: Node, to: Node },
-    /// One side of a connection ends, and the other learns of it by silence.
-    Cut { node: Node },
-    /// A pair's packets take so much longer.
-    SlowPair { pair: (Node, Node), longer: Span },
-    /// A process looks at its events that late.
-    SlowMember { node: Node, reaction: Span },
-    /// A process does nothing.
-    Stall { node: Node, span: Span },
-    /// A backend is told to end, and comes back.
-    Leave { node: Node },
-    /// Executors do not do as their profile says.
-    Executors { node: Node, trouble: Trouble },
 }
 
 /// The members of a fabric, by what they are.

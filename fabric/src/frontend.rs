@@ -24,12 +24,13 @@ use repository::{Model, emulated::digest};
 use transport::{ConnectionId, DisconnectReason, Event, PostError};
 
 use super::{
-    env::{Env, Happening, Life, Node},
+    env::{Env, Happening},
     models::{self, APPLICATIONS, MODELS},
     mutation::Mutation,
     network::{ARENA_ADDRESS, Network},
     oracle::Violation,
 };
+use crate::node::{Life, Node};
 
 /// Small, so that slots are reused soon.
 const ARENA_BYTES: usize = 48 * 1024;

@@ -16,11 +16,13 @@
 
 mod backend;
 mod env;
+mod fault;
 mod faults;
 mod frontend;
 mod models;
 mod mutation;
 mod network;
+mod node;
 mod oracle;
 mod peers;
 mod scheduler;
@@ -35,13 +37,17 @@ use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange};
 use rand::RngExt;
 
 use self::{
-    backend::{BackendNode, Trouble},
-    env::{Env, Happening, Node},
-    faults::{Fault, Roles},
+    backend::BackendNode,
+    env::{Env, Happening},
+    faults::Roles,
     frontend::FrontendNode,
     models::{Dynamic, MODELS},
     network::Pair,
     scheduler::SchedulerNode,
+};
+use crate::{
+    fault::{Fault, Trouble},
+    node::Node,
 };
 
 pub use self::{faults::FaultKinds, mutation::Mutation, oracle::Violation};

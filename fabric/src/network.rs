@@ -17,7 +17,8 @@ use transport::{
     ConnectionId, DisconnectReason, Event, HANDSHAKE_MAX, PostError, SILENCE_MAX, Transfer, TransferError, WORK_MAX,
 };
 
-use super::env::{Env, Happening, Node};
+use super::env::{Env, Happening};
+use crate::node::Node;
 
 /// One side of a connection; also its [`ConnectionId`] there.
 pub(super) type SideId = u64;

@@ -6,7 +6,7 @@ use proto::{SlotDescriptor, Span, TaskId, Timestamp, frontend_to_scheduler::Fron
 use repository::emulated::digest;
 use thiserror::Error;
 
-use super::env::Node;
+use crate::node::Node;
 
 /// A broken invariant of ARCHITECTURE.md.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

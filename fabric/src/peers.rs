@@ -13,10 +13,11 @@ use scheduler::control::{Control, PeerOutput};
 use transport::{ConnectionId, Event, Transfer};
 
 use super::{
-    env::{Env, Node},
+    env::Env,
     network::{ARENA_ADDRESS, Network},
     scheduler::encode,
 };
+use crate::node::Node;
 
 /// A heartbeat: one word.
 const BEAT_BYTES: usize = 8;

@@ -16,10 +16,11 @@ use transport::{ConnectionId, Event};
 use wincode::{SchemaWrite, config::DefaultConfig};
 
 use super::{
-    env::{Env, Happening, Node},
+    env::{Env, Happening},
     network::{Network, PORT},
     peers::Peers,
 };
+use crate::node::Node;
 
 /// A scheduler's process.
 pub(super) struct SchedulerNode {

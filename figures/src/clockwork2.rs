@@ -5,8 +5,8 @@ use proto::{Span, Timestamp};
 use sim::{Options, Workload, cluster, trace::Event};
 
 use crate::{
-    Figure, FigureError,
     context::{Context, axis_of, look_of, policy, workload},
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

@@ -5,9 +5,9 @@ use proto::{Span, Timestamp};
 use sim::{Options, Workload, cluster, trace::Event};
 
 use crate::{
-    Figure, FigureError,
     clockwork5::{COPIES, LATENCIES_MS, SLOS_MS, latencies_ms},
     context::{Context, IN_TIME, POLICIES, axis_of, legend_of, look_of, note_rivals, policy, workload},
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

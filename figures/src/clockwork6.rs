@@ -5,8 +5,8 @@ use proto::{Span, Timestamp};
 use sim::{Options, Workload, arrivals::Arrivals, cluster, trace::Event};
 
 use crate::{
-    Figure, FigureError,
     context::{Context, REQUESTS_PER_CORE_SECOND, policy, workload},
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

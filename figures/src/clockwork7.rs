@@ -3,10 +3,10 @@
 use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
-    Figure, FigureError,
     context::{
         Context, IN_TIME, Run, SYMPHONY, axis_of, legend_of, look_of, note_rivals, policy, transposed, workload,
     },
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

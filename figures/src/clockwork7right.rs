@@ -4,8 +4,8 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 use sim::{Options, Workload, cluster};
 
 use crate::{
-    Figure, FigureError,
     context::{Context, axis_of, look_of, policy, workload},
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

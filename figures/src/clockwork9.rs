@@ -5,9 +5,9 @@ use scheduler::predictions::{Action, Histogram, Signed};
 use sim::Report;
 
 use crate::{
-    Figure, FigureError,
     clockwork8::{GPUS, SLO_MS, models, with_jitter},
     context::{Context, Run, look_of, policy},
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

@@ -5,9 +5,9 @@ use proto::{Span, Timestamp};
 use sim::{Options, Report, cluster, trace::Event};
 
 use crate::{
-    Figure, FigureError,
     clockwork8::{models, with_jitter},
     context::{Context, look_of, policy},
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

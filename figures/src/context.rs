@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 use scheduler::Policy;
 use sim::{Options, Report, Workload, checker::Violation, cluster};
 
-use crate::{FigureError, table::Table};
+use crate::{figure::FigureError, table::Table};
 
 /// Requests that a core simulates in a second, about. Budgets are turned into requests with it and not by a clock, so
 /// that one budget gives one result on every machine.

@@ -3,8 +3,8 @@
 use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
-    Figure, FigureError,
     context::{Context, GOODPUT, POLICIES, Search, legend_of, look_of, note_rivals, policy, rate_of},
+    figure::{Figure, FigureError},
     table::{Table, cell},
     table2::{GPUS, MODELS},
 };

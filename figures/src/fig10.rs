@@ -6,11 +6,11 @@ use scheduler::Policy;
 use sim::{Options, Workload, checker::Violation, cluster};
 
 use crate::{
-    Figure, FigureError,
     context::{
         Context, GPUS_NEEDED, POLICIES, SYMPHONY, axis_of, legend_of, look_of, note_precision, note_rivals, policy,
         workload,
     },
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

@@ -6,11 +6,11 @@ use bench::scheduler;
 use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
-    Figure, FigureError,
     context::{
         Context, GOODPUT, POLICIES, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of, transposed,
         workload,
     },
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

@@ -4,8 +4,8 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 use sim::Workload;
 
 use crate::{
-    Figure, FigureError,
     context::{Context, GOODPUT, SYMPHONY, Search, axis_of, note_rivals, policy, rate_of, transposed},
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

@@ -10,8 +10,8 @@ use scheduler::Policy;
 use sim::{Options, Workload, arrivals::Arrivals, cluster, trace::Event};
 
 use crate::{
-    Figure, FigureError,
     context::{Context, IN_TIME, SYMPHONY, axis_of, legend_of, look_of, note_rivals, policy, workload},
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

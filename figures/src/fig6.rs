@@ -3,10 +3,10 @@
 use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
-    Figure, FigureError,
     context::{
         Context, GOODPUT, SYMPHONY, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of, workload,
     },
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

@@ -13,12 +13,11 @@ use rand_chacha::ChaCha8Rng;
 use sim::{Workload, checker::Violation};
 
 use crate::{
-    Figure, FigureError,
     context::{
         Context, GOODPUT, PROBE_RATE, REQUESTS_PER_CORE_SECOND, SYMPHONY, axis_of, legend_of, look_of, note_rivals,
         policy, rate_of, workload,
     },
-    save,
+    figure::{Figure, FigureError, save},
     table::{Table, cell},
 };
 

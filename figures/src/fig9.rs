@@ -4,11 +4,11 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 use sim::Workload;
 
 use crate::{
-    Figure, FigureError,
     context::{
         Context, GOODPUT, POLICIES, SYMPHONY, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of,
         workload,
     },
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

@@ -5,8 +5,8 @@ use bench::{Tail, incast};
 use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
-    Figure, FigureError,
     context::Context,
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

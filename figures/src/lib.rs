@@ -5,16 +5,13 @@
 #![forbid(unsafe_code)]
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
-use chart::Chart;
 use clap::Args as ClapArgs;
 use cli::{CommandError, positive};
 use indicatif::{ProgressBar, ProgressStyle};
-use sim::checker::Violation;
-use thiserror::Error;
 
 mod clockwork2;
 mod clockwork5;
@@ -36,6 +33,7 @@ mod fig15;
 mod fig6;
 mod fig7;
 mod fig9;
+mod figure;
 mod incast;
 mod orloj;
 mod orloj12;
@@ -47,7 +45,9 @@ mod table;
 mod table2;
 
 use context::Context;
-use table::Table;
+
+pub use figure::FigureError;
+use figure::{Figure, save};
 
 /// In the order of the page.
 const FIGURES: &[Figure] = &[
@@ -85,20 +85,6 @@ const FIGURES: &[Figure] = &[
     incast::INCAST,
 ];
 
-/// A figure's definition.
-struct Figure {
-    /// On the command line, and of its files.
-    name: &'static str,
-    /// With its number in the paper.
-    title: &'static str,
-    /// What is drawn: one paragraph.
-    shows: &'static str,
-    /// Where it differs from the paper, and why.
-    remarks: &'static [&'static str],
-    /// Makes it.
-    draw: fn(&Context) -> Result<(Chart, Table), FigureError>,
-}
-
 /// Reproduce the papers' figures as SVG and CSV.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
@@ -117,27 +103,6 @@ pub struct Args {
     /// Write a page (Markdown) that shows all figures of the directory.
     #[arg(long)]
     pub page: Option<PathBuf>,
-}
-
-/// Why figures were not made.
-#[derive(Debug, Error)]
-pub enum FigureError {
-    /// A flag's value.
-    #[error(transparent)]
-    Flag(#[from] CommandError),
-    /// A file.
-    #[error("--{flag}: cannot write {path}: {source}")]
-    Write {
-        /// Names the file or its directory.
-        flag: &'static str,
-        /// The file.
-        path: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// A bug of ours.
-    #[error("this is a bug in the scheduler, please report it with the command line: {0}")]
-    Violation(#[from] Violation),
 }
 
 /// Runs the command; tells each written file on stdout and its progress on stderr.
@@ -165,23 +130,6 @@ pub fn run(args: &Args) -> Result<(), FigureError> {
         let text = page::page(&args.out, &link).map_err(|source| write("page")(path, source))?;
         fs::write(path, text).map_err(|source| write("page")(path, source))?;
         println!("{}", path.display());
-    }
-    Ok(())
-}
-
-/// Writes a figure's two files.
-fn save(figure: &Figure, context: &Context, chart: &Chart, mut table: Table) -> Result<(), FigureError> {
-    let command =
-        format!("downbeat figures --only {} --budget {} --seed {}", figure.name, context.budget_minutes, context.seed);
-    table.notes.insert(0, ("figure".to_owned(), figure.title.to_owned()));
-    table.notes.insert(1, ("command".to_owned(), format!("{command} --out DIR")));
-    for (extension, text) in [("csv", table.csv()), ("svg", chart.svg())] {
-        let path = context.out.join(figure.name).with_extension(extension);
-        fs::write(&path, text).map_err(|source| FigureError::Write {
-            flag: "out",
-            path: path.display().to_string(),
-            source,
-        })?;
     }
     Ok(())
 }

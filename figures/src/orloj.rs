@@ -7,8 +7,8 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 use sim::clairvoyant;
 
 use crate::{
-    Figure, FigureError,
     context::{Context, Run, look_of, policy, workload},
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

@@ -11,8 +11,8 @@ use rand_chacha::ChaCha8Rng;
 use scheduler::{ModelConfig, NetworkBudget, Planner, Policy, Task, dynamic::BatchCost};
 
 use crate::{
-    Figure, FigureError,
     context::{Context, policy},
+    figure::{Figure, FigureError},
     table::{Table, cell},
 };
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
-    Figure, FigureError,
     context::{Context, Run, policy},
+    figure::{Figure, FigureError},
     orloj::{Case, Points, REMARKS, SETTINGS, SLOS_X_P99, Setting},
     table::{Table, cell},
 };

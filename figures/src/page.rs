@@ -3,7 +3,7 @@
 
 use std::{fmt::Write, io, path::Path};
 
-use crate::{FIGURES, Figure, orloj, table::Table};
+use crate::{FIGURES, figure::Figure, orloj, table::Table};
 
 /// Rows up to which a figure's data is shown as a table below it.
 const ROWS_MAX: usize = 24;

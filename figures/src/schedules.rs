@@ -6,8 +6,8 @@ use scheduler::Policy;
 use sim::examples::{self, Schedule};
 
 use crate::{
-    Figure,
     context::legend_of,
+    figure::Figure,
     table::{Table, cell},
 };
 

@@ -4,11 +4,11 @@
 use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
-    Figure, FigureError,
     context::{
         Context, GPU_TIME, IN_TIME, POLICIES, Run, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of,
         transposed, workload,
     },
+    figure::{Figure, FigureError},
     table::{Table, cell},
     table2::MODELS,
 };

@@ -13,12 +13,13 @@ pub use error::{LowerError, OPERATORS};
 
 use crate::{
     arena,
+    lower::stored::{Base, Stored},
     plan::{Plan, Port, Precision, Type},
 };
 use expression::{Expression, Lazy};
 use image::Image;
 use layout::Layout;
-use tensors::{Base, Builder, Stored};
+use tensors::Builder;
 use walk::{Value, Walk};
 
 mod attention;
@@ -37,6 +38,7 @@ mod response;
 mod rows;
 mod shapes;
 mod siblings;
+mod stored;
 mod tensors;
 mod walk;
 

@@ -1,10 +1,10 @@
 //! Processors, clocks, memory and where devices sit.
 
 use super::{
-    Finding, REGISTERED_BYTES_USUAL,
     host::{Host, Limits},
     rdma::Device,
 };
+use crate::doctor::finding::{Finding, REGISTERED_BYTES_USUAL};
 
 /// Threads that want a core of their own on a host that runs all three roles.
 const CORES_WANTED: usize = 4;

@@ -6,7 +6,8 @@
 
 use cuda::driver::real::DirectAccess;
 
-use super::{Finding, host::Host, rdma::Device};
+use super::{host::Host, rdma::Device};
+use crate::doctor::finding::Finding;
 
 /// The module in all its names; the last one is that of before NVIDIA's driver had it.
 const PEERMEM: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];

@@ -3,11 +3,12 @@
 use cuda::{GpuHealth, Health, driver::real::Library};
 
 use super::{
-    Finding, compute,
+    compute,
     direct::{self, Direct},
     host::Host,
     rdma::Device,
 };
+use crate::doctor::finding::Finding;
 
 /// What NVIDIA's libraries tell of this host.
 #[derive(Debug, Clone)]

@@ -2,10 +2,8 @@
 
 use transport::ArmName;
 
-use super::{
-    Finding,
-    host::{Host, Limits, SoftArm},
-};
+use super::host::{Host, Limits, SoftArm};
+use crate::doctor::finding::Finding;
 
 /// What a soft-RoCE socket asks for (`BUFFER_BYTES_WANTED` of its driver).
 const BUFFER_BYTES_WANTED: i64 = 8 << 20;

@@ -2,7 +2,7 @@
 
 use backend::{config::OnnxRuntime, executor};
 
-use super::Finding;
+use crate::doctor::finding::Finding;
 
 /// This host's library, as a backend finds it whose file does not name one.
 pub(super) fn here() -> Finding {
@@ -24,7 +24,8 @@ fn check(library: Result<String, backend::error::ExecutorError>) -> Finding {
 mod tests {
     use backend::error::ExecutorError;
 
-    use super::{super::Level, *};
+    use super::*;
+    use crate::doctor::finding::Level;
 
     #[test]
     fn a_library_that_is_missing_is_advice() {

@@ -4,10 +4,8 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use transport::ArmName;
 
-use super::{
-    Finding, REGISTERED_BYTES_USUAL,
-    host::{Host, Limits},
-};
+use super::host::{Host, Limits};
+use crate::doctor::finding::{Finding, REGISTERED_BYTES_USUAL};
 
 const CLASS: &str = "/sys/class/infiniband";
 /// Headers that a RoCEv2 packet carries beside its payload: 40 IPv6, 8 UDP, 12 BTH, 28 the longest extended header,

@@ -5,10 +5,10 @@ use soft_roce::{CompletionOpcode, Operation, RecvRequest, Remote, Segment, SendR
 use transport::{Access, Arm, ArmName, Clock, Faults, RawQueuePair, Region, RegionKey, VerbsSettings};
 
 use super::{
-    Op,
     measure::{Contestant, Initiator, Target},
     soft::{operation, receives},
 };
+use crate::verbs::measure::Op;
 
 /// Two connected ends.
 pub(super) fn open(arm: &ArmName, op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {

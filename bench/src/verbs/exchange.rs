@@ -11,10 +11,8 @@ use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use socket2::SockRef;
 use transport::random_loopback;
 
-use super::{
-    Op,
-    measure::{Contestant, Initiator, Target},
-};
+use super::measure::{Contestant, Initiator, Target};
+use crate::verbs::measure::Op;
 
 /// A request or an answer without an object: as much as RoCEv2's header for either.
 const SMALL_BYTES: usize = 16;

@@ -14,9 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use clap::ValueEnum;
 use hdrhistogram::Histogram;
+use serde::Serialize;
 
-use super::Figures;
 use crate::percentiles::Percentiles;
 
 /// Rounds after the warm-up, if there are operations for so many.
@@ -242,4 +243,34 @@ impl Tally {
         self.gbps.sort_by(f64::total_cmp);
         Figures { latency_us: Percentiles::of(&self.latency_ns), gbps: self.gbps[self.gbps.len() / 2] }
     }
+}
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// Two-sided: fills a posted receive.
+    Send,
+    /// One-sided: pushes into the peer's memory.
+    Write,
+    /// One-sided: pulls from the peer's memory.
+    Read,
+    /// A SEND that is answered by a SEND; latency is half of both, as perftest's `ib_send_lat` has it.
+    Pingpong,
+}
+
+impl Op {
+    /// How often the object crosses the network.
+    pub(super) fn crossings(self) -> u32 {
+        if self == Self::Pingpong { 2 } else { 1 }
+    }
+}
+
+/// What was measured of one contestant.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Figures {
+    /// From posting an operation to its completion, one at a time; of a ping-pong half of that.
+    pub latency_us: Percentiles,
+    /// Payload bits in a nanosecond with many operations under way: the median of all rounds.
+    pub gbps: f64,
 }

@@ -10,10 +10,8 @@ use soft_roce::{
 };
 use transport::{ROCE_PORT, Region, random_loopback};
 
-use super::{
-    Op,
-    measure::{Contestant, Initiator, Target},
-};
+use super::measure::{Contestant, Initiator, Target};
+use crate::verbs::measure::Op;
 
 /// Addresses that are tried before we believe that none is free.
 const BINDS_MAX: u32 = 8;

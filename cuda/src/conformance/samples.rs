@@ -114,7 +114,7 @@ impl Sample {
                 tasks = rest;
             }
         }
-        interpret::run(&plan, &mut interpret::Memory { arena: &mut arena, weights: &self.weights });
+        interpret::run(&plan, &mut lowering::interpret::Memory { arena: &mut arena, weights: &self.weights });
         let tensors = (0..batch).flat_map(|task| plan.outputs.iter().map(move |port| (task, port)));
         let bytes = tensors.flat_map(|(task, port)| {
             let bytes = port.bytes() / batch;

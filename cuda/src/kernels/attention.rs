@@ -2,8 +2,10 @@
 
 use lowering::plan::{ATTENTION_WIDTH_MAX, Attention, Operand, Place, Type, View};
 
-use super::{Call, Parameters, address, elements, float_type, refused, strides};
-use crate::driver::{Address, Bases, DriverError};
+use crate::{
+    driver::{Address, Bases, DriverError},
+    kernels::call::{self, Call, Parameters, address, elements, float_type, refused, strides},
+};
 
 const WHAT: &str = "an attention";
 /// Elements of binary16 that are loaded at once.
@@ -30,7 +32,7 @@ pub(super) fn attention(step: &Attention, at: Bases) -> Result<Option<Call>, Dri
     let grid = elements(WHAT, &[step.batch, step.heads, tiles])?;
     let mut is_aligned = step.width.is_multiple_of(VECTOR);
     for view in [&step.key, &step.value] {
-        is_aligned &= super::is_aligned(view.base, VECTOR, at);
+        is_aligned &= call::is_aligned(view.base, VECTOR, at);
         is_aligned &= view.strides.iter().all(|stride| stride % VECTOR as i64 == 0);
     }
     let mut parameters = Parameters::default();

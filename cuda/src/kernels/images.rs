@@ -2,10 +2,13 @@
 
 use lowering::plan::{Activation, Conv, Pool, PoolKind, Resize, ResizeKind, Type};
 
-use super::{
-    Call, GROUP, Parameters, address, elements, float_type, is_grouped, optional_address, smalls, spread, type_number,
+use crate::{
+    driver::{Bases, DriverError},
+    kernels::call::{
+        Call, GROUP, Parameters, address, elements, float_type, is_grouped, optional_address, smalls, spread,
+        type_number,
+    },
 };
-use crate::driver::{Bases, DriverError};
 
 /// Threads for the positions of an output, and the struct `Positions`: a thread has so many channels.
 fn positions(parameters: Parameters, [height, width]: [usize; 2], channels: usize, threads: u32) -> Parameters {

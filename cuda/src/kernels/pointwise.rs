@@ -5,8 +5,10 @@ use lowering::plan::{
     Binary, CODE_MAX, DIMS_MAX, INPUTS_MAX, Instruction, Numbers, Operand, Pointwise, TEMPORARIES, Type, Unary, Value,
 };
 
-use super::{Call, GROUP, Parameters, address, elements, is_aligned, refused, small, spread};
-use crate::driver::{Bases, DriverError};
+use crate::{
+    driver::{Bases, DriverError},
+    kernels::call::{Call, GROUP, Parameters, THREADS, address, elements, is_aligned, refused, small, spread},
+};
 
 const WHAT: &str = "a pointwise step";
 /// Length and width of a tile of the kernel for transpositions.
@@ -125,7 +127,7 @@ fn tiled(step: &Pointwise, dimensions: &[Dimension], input: usize, at: Bases) ->
     let grid = elements(WHAT, &[tiles0 as usize, tiles1 as usize, outer.iter().product()])?;
     let parameters = parameters(step, dimensions, &lengths, at)?;
     let parameters = parameters.u32(grid).u32(input as u32).u32(tiles0).u32(tiles1).finish();
-    Ok(Call { kernel: "pointwise_tiled", grid, threads: super::THREADS, parameters })
+    Ok(Call { kernel: "pointwise_tiled", grid, threads: THREADS, parameters })
 }
 
 /// All but the last members, which depend on the kernel. `lengths` are what the threads' numbers are divided by.

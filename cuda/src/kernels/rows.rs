@@ -2,11 +2,13 @@
 
 use lowering::plan::{Gather, Norm, Operand, Reduce, Reduction, Softmax, Type};
 
-use super::{
-    Call, GROUP, Parameters, THREADS, address, elements, float_type, is_grouped, optional_address, refused, small,
-    spread,
+use crate::{
+    driver::{Address, Bases, DriverError},
+    kernels::call::{
+        Call, GROUP, Parameters, THREADS, address, elements, float_type, is_grouped, optional_address, refused, small,
+        spread,
+    },
 };
-use crate::driver::{Address, Bases, DriverError};
 
 /// Threads of a warp.
 const WARP: usize = 32;

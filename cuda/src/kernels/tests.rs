@@ -8,10 +8,13 @@ mod images;
 mod pointwise;
 mod rows;
 
-use lowering::plan::{Gather, Pointwise};
-use lowering::plan::{Instruction, Numbers, Softmax, Value};
+use lowering::{
+    Place, Type,
+    plan::{Gather, Instruction, Numbers, Operand, Pointwise, Softmax, Value, View},
+};
 
-use super::*;
+use super::{call::*, *};
+use crate::driver::Address;
 
 const BASES: Bases = Bases { arena: Address(1 << 40), weights: Address(1 << 41) };
 

@@ -1,7 +1,9 @@
 //! Pooling and resizing.
 
-use super::{Memory, inside};
-use crate::plan::{Pool, PoolKind, Resize, ResizeKind};
+use crate::{
+    interpret::{Memory, memory::inside},
+    plan::{Pool, PoolKind, Resize, ResizeKind},
+};
 
 pub(super) fn pool(step: &Pool, memory: &mut Memory<'_>) {
     let ([height, width], [out_height, out_width]) = (step.size, step.out);

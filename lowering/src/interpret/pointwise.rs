@@ -2,8 +2,13 @@
 
 use half::f16;
 
-use super::{Memory, float_of, integer_of, put_float, put_integer};
-use crate::plan::{Binary, Instruction, Numbers, Operand, Pointwise, TEMPORARIES, Type, Unary, Value, View};
+use crate::{
+    interpret::{
+        Memory,
+        memory::{float_of, integer_of, put_float, put_integer},
+    },
+    plan::{Binary, Instruction, Numbers, Operand, Pointwise, TEMPORARIES, Type, Unary, Value, View},
+};
 
 pub(super) fn pointwise(step: &Pointwise, memory: &mut Memory<'_>) {
     match step.numbers {

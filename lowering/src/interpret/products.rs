@@ -1,7 +1,13 @@
 //! Convolution, matrix product, attention.
 
-use super::{Memory, activate, inside, rows::softmax_of};
-use crate::plan::{Attention, Conv, Factor, Matmul, View};
+use super::rows::softmax_of;
+use crate::{
+    interpret::{
+        Memory,
+        memory::{activate, inside},
+    },
+    plan::{Attention, Conv, Factor, Matmul, View},
+};
 
 /// In four sums of binary64, which the compiler makes vectors of.
 fn dot(a: &[f32], b: &[f32]) -> f64 {

@@ -1,7 +1,9 @@
 //! Reductions, softmax, normalisation, gathering.
 
-use super::Memory;
-use crate::plan::{Gather, Norm, Place, Reduce, Reduction, Softmax};
+use crate::{
+    interpret::Memory,
+    plan::{Gather, Norm, Place, Reduce, Reduction, Softmax},
+};
 
 pub(super) fn reduce(step: &Reduce, memory: &mut Memory<'_>) {
     let (count, results) = (step.outer * step.length * step.inner, step.outer * step.inner);

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::plan::{
-    Attention, Binary, Conv, Factor, Gather, Instruction, Matmul, Norm, Numbers, Pointwise, Pool, PoolKind, Reduce,
-    Reduction, Resize, ResizeKind, Softmax, Unary, Value, View,
+    Activation, Attention, Binary, Conv, Factor, Gather, Instruction, Matmul, Norm, Numbers, Operand, Place, Pointwise,
+    Pool, PoolKind, Reduce, Reduction, Resize, ResizeKind, Softmax, Type, Unary, Value, View,
 };
 
 /// An arena in which tensors are put one after another.

@@ -8,10 +8,12 @@ use super::{
     image,
     layout::Layout,
     patterns::{AttentionPattern, Change},
-    tensors::Stored,
     walk::{Value, Walk, spread},
 };
-use crate::plan::{Attention, Binary, Numbers, Step, View};
+use crate::{
+    lower::stored::Stored,
+    plan::{Attention, Binary, Numbers, Step, View},
+};
 
 impl Walk<'_> {
     pub(super) fn attention(&mut self, pattern: &AttentionPattern, shape: &[usize]) -> Result<Value, LowerError> {

@@ -12,10 +12,12 @@ use super::{
     image,
     layout::Layout,
     pending::{Kind, Pending, UNSET},
-    tensors::Stored,
     walk::{Value, Walk},
 };
-use crate::plan::{Activation, Factor, Matmul, Operand};
+use crate::{
+    lower::stored::Stored,
+    plan::{Activation, Factor, Matmul, Operand},
+};
 
 impl Walk<'_> {
     pub(super) fn deconvolution(&mut self, node: &TypedNode, op: &Deconv) -> Result<Value, LowerError> {

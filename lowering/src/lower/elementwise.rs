@@ -6,7 +6,6 @@ use tract_onnx::{
     prelude::*,
     tract_core::ops::{
         binary::TypedBinOp,
-        cast::Cast,
         element_wise::ElementWiseOp,
         logic::{BitNot, Iff},
         math::{IsInf, PowConst},
@@ -33,15 +32,6 @@ fn unary(unary: Unary, a: &Part) -> Part {
 
 fn binary(binary: Binary, a: &Part, b: &Part) -> Part {
     Rc::new(Expression::Binary(binary, a.clone(), b.clone()))
-}
-
-/// Whether it is an operator of this module.
-pub(super) fn is_elementwise(node: &TypedNode) -> bool {
-    node.op_is::<TypedBinOp>()
-        || node.op_is::<ElementWiseOp>()
-        || node.op_is::<Cast>()
-        || node.op_is::<Iff>()
-        || node.op().name() == "ToLength"
 }
 
 /// The function of two numbers of this name, whether its operands are swapped, and whether its result is negated.

@@ -2,8 +2,16 @@
 
 use std::{collections::HashMap, rc::Rc};
 
-use super::{layout::Layout, tensors::Stored};
-use crate::plan::{Binary, CODE_MAX, INPUTS_MAX, Instruction, Numbers, TEMPORARIES, Type, Unary, Value};
+use tract_onnx::{
+    prelude::*,
+    tract_core::ops::{binary::TypedBinOp, cast::Cast, element_wise::ElementWiseOp, logic::Iff},
+};
+
+use super::layout::Layout;
+use crate::{
+    lower::stored::Stored,
+    plan::{Binary, CODE_MAX, INPUTS_MAX, Instruction, Numbers, TEMPORARIES, Type, Unary, Value},
+};
 
 /// What an element is. Parts that several have in common are one, and computed once.
 #[derive(Debug)]
@@ -231,4 +239,13 @@ impl Compiler {
             }
         }
     }
+}
+
+/// Whether what it gives is an expression of elements, one for one.
+pub(super) fn is_elementwise(node: &TypedNode) -> bool {
+    node.op_is::<TypedBinOp>()
+        || node.op_is::<ElementWiseOp>()
+        || node.op_is::<Cast>()
+        || node.op_is::<Iff>()
+        || node.op().name() == "ToLength"
 }

@@ -15,10 +15,12 @@ use super::{
     image,
     layout::Layout,
     pending::{Kind, Pending, UNSET},
-    tensors::{Base, Stored},
     walk::{Value, Walk},
 };
-use crate::plan::{Activation, Binary, Conv, Numbers, Operand, Pool, PoolKind, Resize, ResizeKind, Step};
+use crate::{
+    lower::stored::{Base, Stored},
+    plan::{Activation, Binary, Conv, Numbers, Operand, Pool, PoolKind, Resize, ResizeKind, Step},
+};
 
 /// An image in memory, rows of width one if it has one dimension, and where a window goes over it.
 struct Windows {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use tract_onnx::{prelude::*, tract_core::ops::array::TypedConcat};
 
-use super::tensors::Stored;
+use crate::lower::stored::Stored;
 
 /// The concatenations of a graph.
 #[derive(Debug, Default)]

@@ -6,9 +6,12 @@ use super::{
     image,
     layout::{Layout, signed},
     siblings::Columns,
-    tensors::{Builder, Stored},
+    tensors::Builder,
 };
-use crate::plan::{Activation, Binary, Conv, Matmul, Norm, Operand, Place, Reduce, Reduction, Step};
+use crate::{
+    lower::stored::Stored,
+    plan::{Activation, Binary, Conv, Matmul, Norm, Operand, Place, Reduce, Reduction, Step},
+};
 
 /// A step that has not been added to the plan.
 #[derive(Debug, Clone)]

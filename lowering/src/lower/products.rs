@@ -7,10 +7,12 @@ use super::{
     layout::{Layout, signed},
     pending::{Kind, Pending, UNSET},
     siblings::Columns,
-    tensors::{Base, Stored},
     walk::{Value, Walk},
 };
-use crate::plan::{Activation, Conv, Factor, Matmul, Operand, Type};
+use crate::{
+    lower::stored::{Base, Stored},
+    plan::{Activation, Conv, Factor, Matmul, Operand, Type},
+};
 
 /// An operand whose place is set when its step is added to the plan.
 const UNSET_OPERAND: Operand = Operand { place: UNSET, ty: Type::F32 };

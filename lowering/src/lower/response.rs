@@ -6,10 +6,12 @@ use tract_onnx_opl::lrn::Lrn;
 use super::{
     LowerError,
     expression::{Expression, Lazy},
-    tensors::Stored,
     walk::{Value, Walk},
 };
-use crate::plan::{Binary, Numbers, Pool, PoolKind, Step, Type};
+use crate::{
+    lower::stored::Stored,
+    plan::{Binary, Numbers, Pool, PoolKind, Step, Type},
+};
 
 impl Walk<'_> {
     /// x / (bias + alpha * mean of x^2) ^ beta, where the mean is that of `size` channels, of which those outside are

@@ -10,10 +10,12 @@ use super::{
     patterns::NormPattern,
     pending::{Kind, Pending},
     shapes::run_in,
-    tensors::Stored,
     walk::{Value, Walk},
 };
-use crate::plan::{Norm, Reduce, Reduction, Softmax, Step};
+use crate::{
+    lower::stored::Stored,
+    plan::{Norm, Reduce, Reduction, Softmax, Step},
+};
 
 impl Walk<'_> {
     pub(super) fn reduce(&mut self, node: &TypedNode, op: &ReduceOp) -> Result<Value, LowerError> {

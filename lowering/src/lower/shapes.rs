@@ -15,10 +15,13 @@ use super::{
     expression::{Expression, Lazy},
     image,
     layout::{Layout, signed},
-    tensors::{Stored, natural_order},
+    tensors::natural_order,
     walk::{Value, Walk},
 };
-use crate::plan::{Gather, Step, Type};
+use crate::{
+    lower::stored::Stored,
+    plan::{Gather, Step, Type},
+};
 
 impl Walk<'_> {
     pub(super) fn axis(&mut self, node: &TypedNode, op: &AxisOp) -> Result<Value, LowerError> {

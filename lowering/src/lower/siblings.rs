@@ -10,14 +10,11 @@ use tract_onnx::{
     tract_core::ops::{binary::TypedBinOp, change_axes::AxisOp, einsum::EinSum},
 };
 
-use super::{
-    LowerError,
-    elementwise::is_elementwise,
-    image::Part,
-    patterns::Patterns,
-    tensors::{Builder, Stored},
+use super::{LowerError, image::Part, patterns::Patterns, tensors::Builder};
+use crate::{
+    lower::{expression::is_elementwise, stored::Stored},
+    plan::{Factor, Matmul, Operand, Place, Step},
 };
-use crate::plan::{Factor, Matmul, Operand, Place, Step};
 
 /// Columns of a part are a multiple of this, so that all begin where kernels want vectors to begin.
 const COLUMNS_MULTIPLE: usize = 8;

@@ -1,8 +1,6 @@
 //! Tensors while a plan is made: in buffers whose places are dealt when all steps are known ([`crate::arena`]), until
 //! then at addresses of their own that no two of them share.
 
-use std::rc::Rc;
-
 use tract_onnx::prelude::*;
 
 use super::{
@@ -14,45 +12,9 @@ use super::{
 };
 use crate::{
     arena::Buffer,
+    lower::stored::{Base, Stored},
     plan::{ALIGNMENT, DIMS_MAX, Operand, Place, Pointwise, Precision, Step, Type, View},
 };
-
-/// Where a tensor's bytes are.
-#[derive(Debug, Clone)]
-pub(super) enum Base {
-    /// In the buffer of this number, at this address.
-    Buffer(usize, usize),
-    /// Among the model's weights, once somebody needs it there.
-    Constant(Arc<Tensor>, Rc<str>),
-}
-
-impl PartialEq for Base {
-    fn eq(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Buffer(a, _), Self::Buffer(b, _)) => a == b,
-            (Self::Constant(a, _), Self::Constant(b, _)) => Arc::ptr_eq(a, b),
-            _ => false,
-        }
-    }
-}
-
-/// A tensor that is in memory.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Stored {
-    pub(super) base: Base,
-    pub(super) ty: Type,
-    pub(super) layout: Layout,
-}
-
-impl Stored {
-    /// The constant that it is a view of.
-    pub(super) fn constant(&self) -> Option<(&Arc<Tensor>, &str)> {
-        match &self.base {
-            Base::Constant(tensor, name) => Some((tensor, name)),
-            Base::Buffer(..) => None,
-        }
-    }
-}
 
 /// Steps and tensors of one plan.
 pub(super) struct Builder<'a> {

@@ -20,7 +20,6 @@ use tract_onnx::{
 
 use super::{
     LowerError,
-    elementwise::is_elementwise,
     expression::{Expression, Lazy},
     image,
     joints::Joints,
@@ -28,9 +27,15 @@ use super::{
     patterns::Patterns,
     pending::Pending,
     siblings::Siblings,
-    tensors::{Base, Builder, Stored, natural_order},
+    tensors::{Builder, natural_order},
 };
-use crate::plan::Type;
+use crate::{
+    lower::{
+        expression::is_elementwise,
+        stored::{Base, Stored},
+    },
+    plan::Type,
+};
 
 /// What is known of a tensor of the model.
 #[derive(Debug, Clone)]

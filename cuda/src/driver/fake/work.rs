@@ -305,6 +305,6 @@ fn run_plan(plan: &Plan, at: Bases, weights_bytes: u64, memory: &mut Memory) {
     memory.read(at.arena, &mut arena);
     let mut weights = vec![0; memory.written(at.weights, weights_bytes) as usize];
     memory.read(at.weights, &mut weights);
-    interpret::run(plan, &mut interpret::Memory { arena: &mut arena, weights: &weights });
+    interpret::run(plan, &mut lowering::interpret::Memory { arena: &mut arena, weights: &weights });
     memory.write(at.arena, &arena);
 }

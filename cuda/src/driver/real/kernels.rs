@@ -40,7 +40,7 @@ unsafe impl Sync for Function {}
 #[derive(Debug)]
 pub(super) struct Launch {
     function: Function,
-    call: kernels::Call,
+    call: crate::kernels::Call,
 }
 
 impl Kernels {
@@ -71,7 +71,7 @@ impl Kernels {
     /// # Errors
     /// If none of our kernels can.
     pub(super) fn prepare(&self, step: &Step, faults: Option<usize>, at: Bases) -> Result<Vec<Launch>, DriverError> {
-        let launch = |call: kernels::Call| {
+        let launch = |call: crate::kernels::Call| {
             let index = KERNELS.iter().position(|(name, _)| *name == call.kernel).expect("calls are of known kernels");
             Launch { function: self.functions[index], call }
         };
