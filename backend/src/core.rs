@@ -1,4 +1,5 @@
-//! Steps 7 to 9: the backend as a state machine, for one life under one name. It takes transport events, executions
+//! Step 7, Step 8, Step 9.
+//! The backend as a state machine, for one life under one name. It takes transport events, executions
 //! and loads that have ended, and the time; it gives what the driver is to do. It does no IO and reads no clock.
 //!
 //! It connects to each scheduler of a list, is welcomed under a name, and connects to the scheduler's ModelThreads if

@@ -1,5 +1,7 @@
-//! Steps 7 to 9 of a request's way: fetches the inputs of a batch plan out of the frontends' memory, executes the batch
-//! in its window, and pushes the outputs back.
+//! Step 7, Step 8, Step 9 of a request's way.
+//!
+//! The backend fetches the inputs of a batch plan out of the frontends' memory, executes the batch in its window, and
+//! pushes the outputs back.
 #![deny(unsafe_code)]
 
 pub mod config;

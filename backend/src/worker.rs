@@ -1,4 +1,4 @@
-//! Step 7, 8 and 9 for one GPU: a batch's life from its plan over the READs of its inputs to its last answer.
+//! Step 7, Step 8, Step 9 for one GPU: a batch's life from its plan over the READs of its inputs to its last answer.
 //!
 //! Bytes are moved by the run: tasks that are neighbours in their frontend's slots and in their plan are read and
 //! answered by one transfer, which has the name of the first of them. A READ or WRITE that fails, fails for its whole

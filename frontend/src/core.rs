@@ -1,4 +1,5 @@
-//! Steps 1 to 3 and 10: the frontend as a state machine. It takes requests and transport events with the time, and
+//! Step 1, Step 2, Step 3, Step 10.
+//! The frontend as a state machine. It takes requests and transport events with the time, and
 //! gives replies and what the driver is to do with connections. It does no IO and reads no clock.
 //!
 //! It has a session with each scheduler of a list, and obeys one of them (`schedulers`). Losing that one for good ends

@@ -1,4 +1,5 @@
-//! Steps 2, 3 and 10: a request's rows become tasks with slots; their answers become its reply.
+//! Step 2, Step 3, Step 10.
+//! A request's rows become tasks with slots; their answers become its reply.
 //!
 //! A task's life: admitted with a leased slot and submitted; then it ends exactly once, by a valid answer, by the
 //! scheduler's drop, or with the scheduler itself. Only its end frees the slot, because only then can no READ or WRITE

@@ -1,4 +1,5 @@
-//! Steps 1 and 10: gzip and deflate. What a body becomes is charged and bounded while it grows (`server/intake.rs`),
+//! Step 1, Step 10.
+//! Gzip and deflate. What a body becomes is charged and bounded while it grows (`server/intake.rs`),
 //! and a large reply leaves the thread to others between its pieces.
 
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! Steps 1 and 10 on sockets: connections over HTTP/1.1 and HTTP/2, which a client's first bytes tell apart. Part of
+//! Step 1, Step 10 on sockets: connections over HTTP/1.1 and HTTP/2, which a client's first bytes tell apart. Part of
 //! the driver: it owns sockets and timeouts, and nothing else; `rest` and `grpc` say what a request means, the
 //! frontend's core what becomes of it. Every listener answers both.
 #![allow(clippy::disallowed_methods)] // Drivers own clocks.

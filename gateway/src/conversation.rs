@@ -1,4 +1,4 @@
-//! Steps 1 to 10 of a request for inference, the same over REST and gRPC, for a call and for a message of a stream.
+//! Step 1, Step 10 of a request for inference, the same over REST and gRPC, for a call and for a message of a stream.
 //! It is received, permitted, decoded, submitted, awaited and encoded, and leaves a trace. Its head has been admitted
 //! before.
 //!

@@ -1,4 +1,4 @@
-//! Steps 1 and 10 in gRPC: the methods of `inference.GRPCInferenceService`. `framing` takes messages in; tonic frames,
+//! Step 1, Step 10 in gRPC: the methods of `inference.GRPCInferenceService`. `framing` takes messages in; tonic frames,
 //! encodes and compresses replies. They run on this thread, where the core is.
 
 use std::rc::Rc;

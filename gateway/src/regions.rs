@@ -1,4 +1,4 @@
-//! Steps 1 and 10 through shared memory: POSIX shared memory that clients on this host register by name.
+//! Step 1, Step 10 through shared memory: POSIX shared memory that clients on this host register by name.
 //!
 //! A region is read by pread and written by pwrite, never mapped: a client that truncates its region gets an error,
 //! and cannot kill this process with a signal. A region lives until it is unregistered and no request that names it is

@@ -1,4 +1,4 @@
-//! Steps 1 and 10 in REST: the routes of the Open Inference Protocol and of Triton's extensions, in one table.
+//! Step 1, Step 10 in REST: the routes of the Open Inference Protocol and of Triton's extensions, in one table.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 

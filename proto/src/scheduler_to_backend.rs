@@ -1,4 +1,5 @@
-//! Step 6 to 7: scheduler -> backend. A batch plan names tasks and their slots; the backend pulls the bytes itself.
+//! Step 6, Step 7.
+//! Scheduler -> backend. A batch plan names tasks and their slots; the backend pulls the bytes itself.
 
 use wincode::{SchemaRead, SchemaWrite};
 

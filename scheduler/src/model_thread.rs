@@ -1,4 +1,5 @@
-//! Steps 4 and 6: a ModelThread owns many models; for each it keeps the queue and the candidate batch, and makes the
+//! Step 4, Step 6.
+//! A ModelThread owns many models; for each it keeps the queue and the candidate batch, and makes the
 //! batch final when a GPU is granted (Symphony, section 4.2 and Figure 18).
 //!
 //! A task enters by `handle_submit` and leaves exactly once: in a [`Batch`], or dropped with a reason. The candidate

@@ -1,4 +1,6 @@
-//! Steps 4 to 6 as one thing: what turns tasks into batches on GPUs. The simulator and production drive any policy
+//! Step 4, Step 5, Step 6 as one thing: what turns tasks into batches on GPUs.
+//!
+//! The simulator and production drive any policy
 //! through this interface, so a published policy that is no choice of window (a static plan, a queue for each replica,
 //! preemption) can be a state machine of its own beside ModelThread and RankThread.
 

@@ -142,13 +142,13 @@ pub enum Policy {
     Timeout(Span),
     /// The same with a timeout of so many per cent of the time that the task's client gave it.
     TimeoutPercent(f64),
-    /// Clockwork (`policy/clockwork.rs`).
+    /// Clockwork (`planners/clockwork.rs`).
     Clockwork,
-    /// Nexus (`policy/nexus.rs`).
+    /// Nexus (`planners/nexus.rs`).
     Nexus,
-    /// Shepherd's Flex (`policy/shepherd.rs`).
+    /// Shepherd's Flex (`planners/shepherd.rs`).
     Shepherd,
-    /// Clipper (`policy/clipper.rs`).
+    /// Clipper (`planners/clipper.rs`).
     Clipper,
     /// Orloj (`planners/orloj.rs`), with b for a millisecond.
     Orloj(f64),

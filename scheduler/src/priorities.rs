@@ -1,4 +1,5 @@
-//! Steps 4 and 6: which tasks of a model give way while it cannot serve them all.
+//! Step 4, Step 6.
+//! Which tasks of a model give way while it cannot serve them all.
 //!
 //! A task's `priority` is Triton's: the smaller, the more important. Deadlines alone form batches as long as every task
 //! can be met. A lost task says that not all can: from then on, for as long as that task was given, batches serve as

@@ -1,4 +1,5 @@
-//! Steps 3 to 6: what one ModelThread does with its peers. It owns models, and of their tasks everything from a
+//! Step 3, Step 4, Step 5, Step 6.
+//! What one ModelThread does with its peers. It owns models, and of their tasks everything from a
 //! frontend's submission to a plan for a backend and the plan's end: queues, plans under way, fences, and what
 //! executions teach about l(b). Who there is, what is hosted where and who owns which model it is told by control.
 //!

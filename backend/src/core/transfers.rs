@@ -1,5 +1,6 @@
-//! Step 7: the READ of a task's input out of its frontend's slot, and of its guard before, if it has one; and step 9:
-//! the WRITE of its answer into it.
+//! Step 7, Step 9.
+//! The READ of a task's input out of its frontend's slot, and of its guard before, if it has one; and the
+//! WRITE of its answer into it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Step 1 and 10 in REST: the body of an infer request, and that of its reply, with the binary tensor extension.
+//! Step 1, Step 10 in REST: the body of an infer request, and that of its reply, with the binary tensor extension.
 //!
 //! A body is a JSON object; with the extension its length is in `Inference-Header-Content-Length` and the bytes of the
 //! inputs that name a `binary_data_size` follow it, in the order of the inputs. Elements are little-endian.

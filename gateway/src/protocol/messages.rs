@@ -1,4 +1,4 @@
-//! Steps 1 and 10 in gRPC: the messages of an infer request and of its reply.
+//! Step 1, Step 10 in gRPC: the messages of an infer request and of its reply.
 //!
 //! Elements come in `raw_input_contents`, one for each input in order, or typed in each input's `contents`; never both.
 //! Contents without an element are none: MLServer's client sends them beside raw ones.

@@ -1,4 +1,4 @@
-//! Steps 4 and 6 for tasks that have no objective: they wait in the order of their arrival, and the RankThread says
+//! Step 4, Step 6 for tasks that have no objective: they wait in the order of their arrival, and the RankThread says
 //! when a GPU may run some of them and until when. Those of a dynamic model, whatever their applications are, are taken
 //! to need what nearly none of its batches exceeds.
 

@@ -1,5 +1,5 @@
-//! Steps 4 and 6 of dynamic models under `downbeat` ([`crate::dynamic`]): they have lanes ([`crate::lanes`]) instead of
-//! a queue and windows.
+//! Step 4, Step 6 of dynamic models under `downbeat` ([`crate::dynamic`]), which have lanes ([`crate::lanes`])
+//! instead of a queue and windows.
 //!
 //! Nobody knows when a batch of theirs ends, so nothing is held back: the candidate is schedulable at once, until the
 //! first task that could be in its batch cannot any more. It is taken from the lanes once more when a GPU is granted,

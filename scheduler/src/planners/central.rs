@@ -1,4 +1,4 @@
-//! Steps 4 to 6 for policies that look at all queues whenever a GPU can take work: Clockwork and Shepherd.
+//! Step 4, Step 5, Step 6 for policies that look at all queues whenever a GPU can take work: Clockwork and Shepherd.
 //!
 //! Each model has one queue; a task without an objective has a deadline that is far off there. A GPU is offered a batch
 //! of every model that waits, and the [`Rule`] says which comes first. A waiting task leaves in a batch, or when even

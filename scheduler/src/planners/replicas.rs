@@ -1,4 +1,6 @@
-//! Steps 4 to 6 for policies without a central queue: Nexus and Clipper. Each model has replicas on some GPUs, each
+//! Step 4, Step 5, Step 6 for policies without a central queue: Nexus and Clipper.
+//!
+//! Each model has replicas on some GPUs, each
 //! with a queue of its own; a task is routed to one of them when it arrives, and GPUs serve their replicas in turn.
 //!
 //! A task without an objective is one whose deadline is far off.
