@@ -22,9 +22,9 @@ use backend::{config::Config, drive};
 use proto::{
     BackendId, Claim, Epoch, Era, FrontendId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, LinkWelcome},
-    backend_to_scheduler::{BackendToScheduler, PlanOutcome},
+    backend_to_scheduler::{BackendToControl, BackendToModelThread, BackendToScheduler, PlanOutcome},
     clock::ClockReply,
-    frame::{FrameWriter, read_frame},
+    frame::{Addressed, FrameWriter, read_frame},
     hello::ModelThreads,
     scheduler_to_backend::{BackendWelcome, BatchPlan, PlannedTask, SchedulerToBackend},
     stages::SchedulerStamps,
@@ -206,12 +206,12 @@ impl Members {
 
     fn handle_report(&mut self, report: BackendToScheduler) {
         match report {
-            BackendToScheduler::ClockRequest { sent_at } => {
+            Addressed::Control(BackendToControl::ClockRequest { sent_at }) => {
                 let now = self.clock.now();
                 self.tell(&SchedulerToBackend::Clock(ClockReply { sent_at, received_at: now, replied_at: now }));
             }
-            BackendToScheduler::Linked { .. } => self.is_linked = true,
-            BackendToScheduler::PlanDone { outcome, .. } => {
+            Addressed::Control(BackendToControl::Linked { .. }) => self.is_linked = true,
+            Addressed::ModelThread(BackendToModelThread::PlanDone { outcome, .. }) => {
                 self.done += 1;
                 match outcome {
                     PlanOutcome::Executed { started_at, finished_at } => self.ran.push((started_at, finished_at)),

@@ -29,7 +29,7 @@ use std::{
 use proto::{
     BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, PlanId, Span, TaskId, Timestamp,
     backend_to_frontend::{AnswerHeader, LinkHello, LinkWelcome},
-    backend_to_scheduler::BackendToScheduler,
+    backend_to_scheduler::{BackendToControl, BackendToModelThread},
     brought::{Brought, CONFIG_BYTES_MAX},
     clock::ClockOffset,
     frame::read_frame,
@@ -467,7 +467,7 @@ impl Core {
         if self.leaving.is_none() && self.has_joined() {
             // An orphan tells its next primary.
             self.leaving = Some(self.primary().map_or(1, |primary| self.sessions[primary].plan_senders()));
-            self.report(Reader::Scheduler, &BackendToScheduler::Leaving);
+            self.report(&BackendToControl::Leaving);
             self.settle(now);
         }
     }
@@ -630,17 +630,17 @@ impl Core {
     }
 
     fn on_plan(&mut self, now: Timestamp, index: usize, mut plan: BatchPlan) {
-        let (id, reader) = (plan.plan.0, Reader::ModelThread(plan.plan.model_thread()));
+        let (id, thread) = (plan.plan.0, plan.plan.model_thread());
         let session = &self.sessions[index];
-        if !session.is_up(reader) {
-            let thread = plan.plan.model_thread().0;
-            return self.lose(now, index, format!("plan {id} is of ModelThread {thread}, which is not connected"));
+        if !session.is_up(Reader::ModelThread(thread)) {
+            let text = format!("plan {id} is of ModelThread {}, which is not connected", thread.0);
+            return self.lose(now, index, text);
         }
         let ours = session.models.get(&plan.model).copied();
         let scheduler_now = self.scheduler_now(now);
         let refuse = |core: &mut Self, plan: &BatchPlan, why: &str| {
             tracing::warn!(plan = id, gpu = plan.gpu_index, model = plan.model.0, "a plan names {why}");
-            worker::refuse(scheduler_now, plan).iter().for_each(|report| core.report(reader, report));
+            worker::refuse(scheduler_now, plan).into_iter().for_each(|report| core.report_to_thread(report));
         };
         let Some(ours) = ours else { return refuse(self, &plan, "a model that is not hosted") };
         let Some(worker) = self.worker(plan.gpu_index as usize) else {
@@ -665,7 +665,7 @@ impl Core {
         };
         tracing::info!(frontend = frontend.0, "linked");
         self.hosting.workers.iter_mut().for_each(|worker| worker.handle_linked(frontend, link));
-        self.tell_all(&BackendToScheduler::Linked { frontend, link });
+        self.tell_all(&BackendToControl::Linked { frontend, link });
     }
 
     fn on_link_broken(&mut self, now: Timestamp, connection: ConnectionId, reason: &str) {
@@ -673,7 +673,7 @@ impl Core {
             Some(Broken::Link(frontend)) => {
                 tracing::warn!(frontend = frontend.0, reason, "the link to a frontend broke");
                 self.cut_off(now, frontend);
-                self.tell_all(&BackendToScheduler::Unlinked { frontend });
+                self.tell_all(&BackendToControl::Unlinked { frontend });
             }
             Some(Broken::Attempt(frontend)) => {
                 tracing::warn!(frontend = frontend.0, reason, "a frontend cannot be reached; trying again");
@@ -760,7 +760,7 @@ impl Core {
             }
             Action::Execute { .. } => self.execute(now, gpu, action),
             Action::TakeBack => self.outputs.push_back(Output::TakeBack { gpu }),
-            Action::Report(report) => self.report_plan(&report),
+            Action::Report(report) => self.report_to_thread(report),
         }
     }
 
@@ -777,7 +777,7 @@ impl Core {
             Verdict::Usable(gpu) => (gpu, true),
         };
         tracing::warn!(gpu, is_usable, "whether the GPU can be used has changed");
-        self.report(Reader::Scheduler, &BackendToScheduler::Usable { gpu_index: gpu as u32, is_usable });
+        self.report(&BackendToControl::Usable { gpu_index: gpu as u32, is_usable });
     }
 
     fn perform_link(&mut self, action: LinkAction) {
@@ -792,40 +792,42 @@ impl Core {
         }
     }
 
-    /// What becomes of a plan is told to the ModelThread that made it, or to the scheduler that has inherited it.
-    fn report_plan(&mut self, report: &BackendToScheduler) {
-        let reader = match report {
-            BackendToScheduler::PlanDone { plan, .. }
-            | BackendToScheduler::Answered { plan, .. }
-            | BackendToScheduler::Cancelled { plan, .. }
-            | BackendToScheduler::InputLate { plan, .. }
-            | BackendToScheduler::RanAlone { plan, .. } => match plan.model_thread() {
-                ModelThreadId::INHERITED => Reader::Scheduler,
-                thread => Reader::ModelThread(thread),
-            },
-            _ => Reader::Scheduler,
+    /// What becomes of a plan is told to the ModelThread that made it. One that an earlier primary made is control's to
+    /// pass on, unless there is but one ModelThread, which shares our connection.
+    fn report_to_thread(&mut self, report: BackendToModelThread) {
+        let Some(primary) = self.primary() else { return };
+        let first = ModelThreadId(0);
+        let session = &mut self.sessions[primary];
+        let pushed = match report.plan().map_or(first, PlanId::model_thread) {
+            ModelThreadId::INHERITED if session.has_model_threads() => {
+                session.push(&BackendToControl::Inherited(report))
+            }
+            ModelThreadId::INHERITED => session.push_to(first, &report),
+            thread => session.push_to(thread, &report),
         };
-        self.report(reader, report);
-    }
-
-    /// Tells the primary. What an orphan would say is lost: the next primary is told what has not ended by then.
-    fn report(&mut self, to: Reader, message: &BackendToScheduler) {
-        if let Some(primary) = self.primary() {
-            self.tell(primary, to, message);
+        if let Err(error) = pushed {
+            self.end(error.to_string());
         }
     }
 
-    fn tell(&mut self, index: usize, to: Reader, message: &BackendToScheduler) {
-        if let Err(error) = self.sessions[index].push(to, message) {
+    /// Tells the primary. What an orphan would say is lost: the next primary is told what has not ended by then.
+    fn report(&mut self, message: &BackendToControl) {
+        if let Some(primary) = self.primary() {
+            self.tell(primary, message);
+        }
+    }
+
+    fn tell(&mut self, index: usize, message: &BackendToControl) {
+        if let Err(error) = self.sessions[index].push(message) {
             self.end(error.to_string());
         }
     }
 
     /// Tells every scheduler that has taken us in.
-    fn tell_all(&mut self, message: &BackendToScheduler) {
+    fn tell_all(&mut self, message: &BackendToControl) {
         for index in 0..self.sessions.len() {
             if self.sessions[index].is_welcomed() {
-                self.tell(index, Reader::Scheduler, message);
+                self.tell(index, message);
             }
         }
     }

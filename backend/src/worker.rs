@@ -36,7 +36,7 @@ use std::{
 use proto::{
     FrontendId, LatencyProfile, LinkId, ModelId, PlanId, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
-    backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
+    backend_to_scheduler::{BackendToModelThread, PlanOutcome, Undelivered},
     scheduler_to_backend::{BatchPlan, PlannedTask},
     slot::{GUARD_BYTES, ImmediateData, guard_word},
     stages::AnswerStamps,
@@ -112,7 +112,7 @@ pub enum Action {
     /// WRITE_WITH_IMM the answer of a run into its slots; then call [`Worker::handle_pushed`].
     Push(Push),
     /// Tell the scheduler.
-    Report(BackendToScheduler),
+    Report(BackendToModelThread),
 }
 
 /// A batch that is about to be next, while another one executes.
@@ -465,7 +465,7 @@ impl Worker {
         match batch.tasks[index].progress {
             Progress::Waiting | Progress::Fetched => {
                 batch.tasks[index].progress = Progress::Ended;
-                self.report(BackendToScheduler::Cancelled { plan, task });
+                self.report(BackendToModelThread::Cancelled { plan, task });
             }
             Progress::Guarding | Progress::Fetching | Progress::Straggling | Progress::Executing => {
                 batch.tasks[index].cancelled = true;
@@ -501,8 +501,8 @@ impl Worker {
                 Progress::Guarding | Progress::Straggling => {
                     batch.tasks[index].progress = Progress::Ended;
                     dropped.push(match state.cancelled {
-                        true => BackendToScheduler::Cancelled { plan, task },
-                        false => BackendToScheduler::InputLate { plan, task },
+                        true => BackendToModelThread::Cancelled { plan, task },
+                        false => BackendToModelThread::InputLate { plan, task },
                     });
                 }
                 progress => unreachable!("the guard was read of a task that is {progress:?}"),
@@ -545,7 +545,7 @@ impl Worker {
             }
         }
         let plan = batch.plan.plan;
-        cancelled.into_iter().for_each(|task| self.report(BackendToScheduler::Cancelled { plan, task }));
+        cancelled.into_iter().for_each(|task| self.report(BackendToModelThread::Cancelled { plan, task }));
         self.answer(place.buffer, &stragglers, &Answer::WindowMissed);
         self.on_change(now);
     }
@@ -710,7 +710,7 @@ impl Worker {
                 batch.phase == Phase::Answering && batch.tasks.iter().all(|task| task.progress == Progress::Ended)
             };
             if let Some(Batch { plan, undelivered, .. }) = buffer.take_if(over) {
-                self.actions.push_back(Action::Report(BackendToScheduler::Answered { plan: plan.plan, undelivered }));
+                self.actions.push_back(Action::Report(BackendToModelThread::Answered { plan: plan.plan, undelivered }));
                 self.ahead.take_if(|ahead| ahead.buffer == index);
             }
         }
@@ -807,7 +807,7 @@ impl Worker {
         self.report(done);
     }
 
-    fn report(&mut self, message: BackendToScheduler) {
+    fn report(&mut self, message: BackendToModelThread) {
         self.actions.push_back(Action::Report(message));
     }
 
@@ -818,12 +818,12 @@ impl Worker {
 
 /// What the scheduler is told of a plan that cannot be run at all: that it ended at once, and all its tasks with it.
 #[must_use]
-pub fn refuse(now: Timestamp, plan: &BatchPlan) -> [BackendToScheduler; 2] {
+pub fn refuse(now: Timestamp, plan: &BatchPlan) -> [BackendToModelThread; 2] {
     let undelivered = plan.tasks.iter().map(|task| Undelivered { task: task.task, link: LinkId::NONE }).collect();
     let outcome = PlanOutcome::WindowMissed { rejected_at: now };
     [
-        BackendToScheduler::PlanDone { plan: plan.plan, outcome, undelivered, arrived_at: now, fetched_at: now },
-        BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] },
+        BackendToModelThread::PlanDone { plan: plan.plan, outcome, undelivered, arrived_at: now, fetched_at: now },
+        BackendToModelThread::Answered { plan: plan.plan, undelivered: vec![] },
     ]
 }
 

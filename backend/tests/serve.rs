@@ -21,9 +21,11 @@ use backend::{
 use proto::{
     BackendId, Claim, Epoch, Era, FrontendId, LinkId, LoadId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
-    backend_to_scheduler::{BackendHello, BackendToScheduler, LoadOutcome, PlanOutcome, Undelivered},
+    backend_to_scheduler::{
+        BackendHello, BackendToControl, BackendToModelThread, BackendToScheduler, LoadOutcome, PlanOutcome, Undelivered,
+    },
     clock::ClockReply,
-    frame::{FrameWriter, read_frame},
+    frame::{Addressed, FrameWriter, read_frame},
     hello::{ModelThreads, SchedulerHello},
     scheduler_to_backend::{BackendWelcome, BatchPlan, PlannedTask, SchedulerToBackend},
     slot::{GUARD_BYTES, ImmediateData, guard_word},
@@ -247,10 +249,12 @@ impl Cluster {
     }
 
     fn handle_report(&mut self, message: BackendToScheduler) {
-        if message == (BackendToScheduler::Obeys { epoch: CLAIM.epoch }) {
+        if message == (Addressed::Control(BackendToControl::Obeys { epoch: CLAIM.epoch })) {
             return;
         }
-        let BackendToScheduler::ClockRequest { sent_at } = message else { return self.reports.push_back(message) };
+        let Addressed::Control(BackendToControl::ClockRequest { sent_at }) = message else {
+            return self.reports.push_back(message);
+        };
         let now = self.clock.now();
         self.tell(&SchedulerToBackend::Clock(ClockReply { sent_at, received_at: now, replied_at: now }));
     }
@@ -289,7 +293,7 @@ impl Cluster {
         let mut outcome = None;
         self.run_until("the load", |cluster| {
             cluster.reports.retain(|report| match report {
-                BackendToScheduler::Loaded { load: ended, outcome: found } if *ended == load => {
+                Addressed::Control(BackendToControl::Loaded { load: ended, outcome: found }) if *ended == load => {
                     outcome = Some(found.clone());
                     false
                 }
@@ -302,7 +306,8 @@ impl Cluster {
 
     fn await_linked(&mut self) {
         self.run_until("the link", |cluster| {
-            let is_linked = |report| matches!(report, BackendToScheduler::Linked { frontend: FRONTEND, .. });
+            let is_linked =
+                |report| matches!(report, Addressed::Control(BackendToControl::Linked { frontend: FRONTEND, .. }));
             cluster.reports.pop_front().is_some_and(is_linked)
         });
     }
@@ -425,13 +430,13 @@ fn classify(cluster: &mut Cluster) -> usize {
 fn check_reports(reports: &mut VecDeque<BackendToScheduler>, id: PlanId) {
     match (reports.pop_front(), reports.pop_front()) {
         (
-            Some(BackendToScheduler::PlanDone {
+            Some(Addressed::ModelThread(BackendToModelThread::PlanDone {
                 plan,
                 outcome: PlanOutcome::Executed { started_at, finished_at },
                 undelivered: lost,
                 ..
-            }),
-            Some(BackendToScheduler::Answered { plan: answered, undelivered }),
+            })),
+            Some(Addressed::ModelThread(BackendToModelThread::Answered { plan: answered, undelivered })),
         ) => {
             assert_eq!((plan, answered), (id, id));
             assert!(started_at < finished_at && lost.is_empty() && undelivered.is_empty());
@@ -464,7 +469,9 @@ fn of_guarded_inputs_those_are_fetched_that_are_there() {
     cluster.await_linked();
     cluster.plan_with(1, 0, 0..8, SlotDescriptor::guarded);
     cluster.run_until("the answers", |cluster| cluster.answers.len() == 4 && cluster.reports.len() == 6);
-    let late = |slot| BackendToScheduler::InputLate { plan: PlanId(1), task: TaskId::new(FRONTEND, slot) };
+    let late = |slot| {
+        Addressed::ModelThread(BackendToModelThread::InputLate { plan: PlanId(1), task: TaskId::new(FRONTEND, slot) })
+    };
     assert!(cluster.reports.drain(..4).eq([0, 2, 5, 6].map(late)));
     check_reports(&mut cluster.reports, PlanId(1));
     let best = |output: &[f32]| (0..CLASSES).max_by(|&a, &b| output[a].total_cmp(&output[b]));
@@ -504,11 +511,16 @@ fn what_executes_when_another_scheduler_takes_over_is_answered_over_the_same_lin
 
     let epoch = Epoch { number: 2, scheduler: 1 };
     let (mut former, to_former) = cluster.take_over(epoch);
-    let obeys = BackendToScheduler::Obeys { epoch };
+    let obeys = Addressed::Control(BackendToControl::Obeys { epoch });
     cluster.run_until("the backend to obey", |cluster| cluster.reports.contains(&obeys));
-    cluster.reports.retain(|report| !matches!(report, BackendToScheduler::Linked { .. }));
-    let Some(BackendToScheduler::Unfinished { plan, gpu_index: 0, model: ModelId(6), frees_at, tasks }) =
-        cluster.reports.pop_front()
+    cluster.reports.retain(|report| !matches!(report, Addressed::Control(BackendToControl::Linked { .. })));
+    let Some(Addressed::Control(BackendToControl::Unfinished {
+        plan,
+        gpu_index: 0,
+        model: ModelId(6),
+        frees_at,
+        tasks,
+    })) = cluster.reports.pop_front()
     else {
         panic!("it has a plan")
     };
@@ -531,7 +543,7 @@ fn a_link_that_breaks_is_reported_and_opened_again() {
     let mut cluster = Cluster::start(|_| {});
     cluster.await_linked();
     cluster.frontend.disconnect(cluster.link.unwrap());
-    let unlinked = BackendToScheduler::Unlinked { frontend: FRONTEND };
+    let unlinked = Addressed::Control(BackendToControl::Unlinked { frontend: FRONTEND });
     cluster.run_until("the broken link to be noticed", |cluster| cluster.reports.front() == Some(&unlinked));
     cluster.reports.clear();
     assert_eq!(classify(&mut cluster), RIGHT);
@@ -555,12 +567,16 @@ fn models_are_loaded_beside_what_is_served_and_unloaded() {
     check_reports(&mut cluster.reports, PlanId(98));
     assert!(cluster.answers.values().all(|answer| answer.header.status == AnswerStatus::Done));
     cluster.tell(&SchedulerToBackend::Unload { model: ModelId(5) });
-    let gone = BackendToScheduler::Unloaded { model: ModelId(5) };
+    let gone = Addressed::Control(BackendToControl::Unloaded { model: ModelId(5) });
     cluster.run_until("the unload", |cluster| cluster.reports.pop_front().as_ref() == Some(&gone));
     cluster.plan(99, 0, 0..1);
     cluster.run_until("the refusal", |cluster| cluster.reports.len() == 2);
     let undelivered = vec![Undelivered { task: TaskId::new(FRONTEND, 0), link: LinkId::NONE }];
-    let Some(BackendToScheduler::PlanDone { undelivered: found, .. }) = cluster.reports.pop_front() else { panic!() };
+    let Some(Addressed::ModelThread(BackendToModelThread::PlanDone { undelivered: found, .. })) =
+        cluster.reports.pop_front()
+    else {
+        panic!()
+    };
     assert_eq!(found, undelivered);
 }
 
@@ -575,7 +591,7 @@ fn tasks_of_a_frontend_that_left_are_undelivered_and_its_memory_is_left_alone() 
     cluster.tell(&SchedulerToBackend::FrontendLeft { frontend: FRONTEND });
     cluster.run_until("the end of the plan", |cluster| cluster.reports.len() == 2);
     let undelivered = match cluster.reports.pop_front() {
-        Some(BackendToScheduler::PlanDone { undelivered, .. }) => undelivered,
+        Some(Addressed::ModelThread(BackendToModelThread::PlanDone { undelivered, .. })) => undelivered,
         other => panic!("{other:?}"),
     };
     let failed = |slot| Undelivered { task: TaskId::new(FRONTEND, slot), link: LinkId(1) };

@@ -15,9 +15,9 @@ use backend::{
 use proto::{
     LoadId, ModelId, PlanId, Span, TaskId, Timestamp,
     backend_to_frontend::ANSWER_HEADER_BYTES,
-    backend_to_scheduler::BackendToScheduler,
+    backend_to_scheduler::{BackendToControl, BackendToModelThread, BackendToScheduler},
     backoff::Backoff,
-    frame::{FrameWriter, read_frame},
+    frame::{Addressed, FrameWriter, read_frame},
     scheduler_to_backend::SchedulerToBackend,
     slot::{GUARD_BYTES, guard_word},
 };
@@ -547,11 +547,18 @@ impl BackendNode {
         }
         let mut writer = FrameWriter::default();
         for message in read_frame::<BackendToScheduler>(&frame).map(|message| message.expect("it is ours")) {
-            let is_outcome =
-                matches!(message, BackendToScheduler::PlanDone { .. } | BackendToScheduler::Answered { .. });
-            if !(is_outcome && env.chance(1)) {
-                writer.push(&message).expect("it fitted before");
-            }
+            let mut is_kept = |report: &BackendToModelThread| {
+                let is_outcome =
+                    matches!(report, BackendToModelThread::PlanDone { .. } | BackendToModelThread::Answered { .. });
+                !(is_outcome && env.chance(1))
+            };
+            let pushed = match &message {
+                Addressed::Control(BackendToControl::Inherited(report)) if !is_kept(report) => continue,
+                Addressed::ModelThread(report) if !is_kept(report) => continue,
+                Addressed::Control(message) => writer.push(message),
+                Addressed::ModelThread(report) => writer.push(report),
+            };
+            pushed.expect("it fitted before");
         }
         writer.take().unwrap_or_default()
     }

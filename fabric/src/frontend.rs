@@ -15,8 +15,8 @@ use frontend::{
 use proto::{
     Application, ChangeId, Span, TaskId, Timestamp,
     backend_to_frontend::LinkWelcome,
-    frame::{FrameWriter, read_frame},
-    frontend_to_scheduler::{FrontendToScheduler, ModelChange},
+    frame::{Addressed, FrameWriter, read_frame},
+    frontend_to_scheduler::{FrontendToModelThread, FrontendToScheduler, ModelChange},
     scheduler_to_frontend::{DropReason, SchedulerToFrontend},
 };
 use rand::{Rng, RngExt};
@@ -341,14 +341,8 @@ impl FrontendNode {
             Output::Disconnect { connection } => process.disconnect(env, node, connection),
             Output::Send { connection, frame } => {
                 for message in read_frame::<FrontendToScheduler>(&frame).map(|message| message.expect("it is ours")) {
-                    let is_guarded = matches!(&message, FrontendToScheduler::Submit { slot, .. } if slot.is_guarded());
-                    let later = if is_guarded { process.later.pop_front() } else { None };
-                    env.oracle.handle_submitted(node, &message, (env.network.arena(node), later.as_deref()));
-                    if let FrontendToScheduler::Submit { task, .. } = message {
-                        process.lately.push_back(task);
-                        if process.lately.len() > LATELY_MAX {
-                            process.lately.pop_front();
-                        }
+                    if let Addressed::ModelThread(message) = &message {
+                        process.note_said(env, node, message);
                     }
                     env.trace(node, || format!("tells the scheduler {message:?}"));
                 }
@@ -424,6 +418,19 @@ impl Clients {
 }
 
 impl Process {
+    /// A frame is about to leave with this message.
+    fn note_said(&mut self, env: &mut Env, node: Node, message: &FrontendToModelThread) {
+        let is_guarded = matches!(message, FrontendToModelThread::Submit { slot, .. } if slot.is_guarded());
+        let later = if is_guarded { self.later.pop_front() } else { None };
+        env.oracle.handle_submitted(node, message, (env.network.arena(node), later.as_deref()));
+        if let FrontendToModelThread::Submit { task, .. } = message {
+            self.lately.push_back(*task);
+            if self.lately.len() > LATELY_MAX {
+                self.lately.pop_front();
+            }
+        }
+    }
+
     fn disconnect(&mut self, env: &mut Env, node: Node, connection: ConnectionId) {
         let is_link = !self.schedulers.iter().any(|(own, _)| *own == connection);
         if is_link && self.core.has_scheduler() && env.mutation == Some(Mutation::SkipFence) {

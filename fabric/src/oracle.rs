@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use proto::{SlotDescriptor, Span, TaskId, Timestamp, frontend_to_scheduler::FrontendToScheduler};
+use proto::{SlotDescriptor, Span, TaskId, Timestamp, frontend_to_scheduler::FrontendToModelThread};
 use repository::emulated::digest;
 use thiserror::Error;
 
@@ -71,16 +71,16 @@ impl Oracle {
     pub(super) fn handle_submitted(
         &mut self,
         node: Node,
-        message: &FrontendToScheduler,
+        message: &FrontendToModelThread,
         (arena, later): (&[u8], Option<&[u8]>),
     ) {
         let (task, slot) = match message {
-            FrontendToScheduler::Submit { task, slot, .. } if later.is_some() != slot.is_guarded() => {
+            FrontendToModelThread::Submit { task, slot, .. } if later.is_some() != slot.is_guarded() => {
                 return self.report(Violation::Slot(format!("{task:?} is guarded: {}", slot.is_guarded())));
             }
-            FrontendToScheduler::Submit { task, slot, .. } => (task, slot),
+            FrontendToModelThread::Submit { task, slot, .. } => (task, slot),
             // It was admitted while there was no primary.
-            FrontendToScheduler::Open { task, slot, .. } if !self.tasks.contains_key(&(node, *task)) => (task, slot),
+            FrontendToModelThread::Open { task, slot, .. } if !self.tasks.contains_key(&(node, *task)) => (task, slot),
             _ => return,
         };
         let in_slot = (!slot.is_guarded()).then(|| &arena[slot.input_offset as usize..][..slot.input_bytes as usize]);

@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 
 use proto::{
     Claim, ModelId, ModelThreadId, Span, Timestamp,
-    backend_to_scheduler::BackendToScheduler,
-    frame::{FrameWriter, read_frame},
-    frontend_to_scheduler::FrontendToScheduler,
+    frame::{Addressed, FrameWriter, Message, read_frame},
     hello::{Member, SchedulerHello},
 };
 use rand::RngExt;
-use scheduler::cluster::{Cluster, ClusterConfig, ClusterOutput, Port};
+use scheduler::cluster::{Cluster, ClusterConfig, ClusterOutput, Port, Violation};
 use transport::{ConnectionId, Event};
 use wincode::{SchemaWrite, config::DefaultConfig};
 
@@ -33,6 +31,8 @@ pub(super) struct SchedulerNode {
 
 struct Process {
     cluster: Cluster,
+    /// Whether ModelThreads have connections of their own.
+    has_ports: bool,
     peers: Peers,
     members: BTreeMap<ConnectionId, (Port, Member)>,
     /// Where a member's messages go.
@@ -51,7 +51,9 @@ impl SchedulerNode {
         let config = ClusterConfig { first_id: env.rng.random(), ..self.config.clone() };
         let cluster = Cluster::new(&config, env.rng.random()).expect("the policy goes with several ModelThreads");
         let peers = Peers::new(env, self.node, &self.all);
-        self.process = Some(Process { cluster, peers, members: BTreeMap::new(), routes: BTreeMap::new() });
+        let has_ports = !config.addresses.is_empty();
+        let (members, routes) = (BTreeMap::new(), BTreeMap::new());
+        self.process = Some(Process { cluster, has_ports, peers, members, routes });
         env.trace(self.node, || "starts".to_owned());
         env.wake(self.node);
     }
@@ -189,25 +191,33 @@ impl Process {
     }
 
     fn handle_frame(&mut self, now: Timestamp, connection: ConnectionId, frame: &[u8]) -> Result<(), String> {
-        match self.members.get(&connection) {
-            Some(&(port, Member::Frontend(frontend))) => {
-                for message in read_frame::<FrontendToScheduler>(frame) {
-                    let message = message.map_err(|error| error.to_string())?;
-                    let taken = self.cluster.handle_frontend_message(now, port, frontend, message);
-                    taken.map_err(|violation| violation.to_string())?;
-                }
-            }
-            Some(&(port, Member::Backend(backend))) => {
-                for message in read_frame::<BackendToScheduler>(frame) {
-                    let message = message.map_err(|error| error.to_string())?;
-                    let taken = self.cluster.handle_backend_message(now, port, backend, message);
-                    taken.map_err(|violation| violation.to_string())?;
-                }
-            }
+        let Some(&(port, member)) = self.members.get(&connection) else {
             // Already being closed.
-            None => {}
+            return Ok(());
+        };
+        let (cluster, only) = (&mut self.cluster, ModelThreadId(0));
+        match (port, member) {
+            (Port::Control, Member::Frontend(id)) if self.has_ports => {
+                each(frame, |message| cluster.handle_frontend_to_control(now, id, message))
+            }
+            (Port::Control, Member::Backend(id)) if self.has_ports => {
+                each(frame, |message| cluster.handle_backend_to_control(now, id, message))
+            }
+            (Port::Control, Member::Frontend(id)) => each(frame, |message| match message {
+                Addressed::Control(message) => cluster.handle_frontend_to_control(now, id, message),
+                Addressed::ModelThread(message) => cluster.handle_frontend_to_model_thread(now, only, id, message),
+            }),
+            (Port::Control, Member::Backend(id)) => each(frame, |message| match message {
+                Addressed::Control(message) => cluster.handle_backend_to_control(now, id, message),
+                Addressed::ModelThread(message) => cluster.handle_backend_to_model_thread(now, only, id, message),
+            }),
+            (Port::ModelThread(thread), Member::Frontend(id)) => {
+                each(frame, |message| cluster.handle_frontend_to_model_thread(now, thread, id, message))
+            }
+            (Port::ModelThread(thread), Member::Backend(id)) => {
+                each(frame, |message| cluster.handle_backend_to_model_thread(now, thread, id, message))
+            }
         }
-        Ok(())
     }
 
     fn send_outputs(&mut self, env: &mut Env, node: Node) {
@@ -244,6 +254,14 @@ impl Process {
         let (connection, writer) = self.routes.get_mut(&to)?;
         Some((*connection, writer.push(message).expect("every message fits a frame")?))
     }
+}
+
+/// Hands each message of a frame to `take`.
+fn each<M: Message>(frame: &[u8], mut take: impl FnMut(M) -> Result<(), Violation>) -> Result<(), String> {
+    for message in read_frame(frame) {
+        take(message.map_err(|error| error.to_string())?).map_err(|violation| violation.to_string())?;
+    }
+    Ok(())
 }
 
 pub(super) fn encode<M: SchemaWrite<DefaultConfig, Src = M>>(message: &M) -> Vec<u8> {

@@ -17,7 +17,7 @@ use proto::{
     brought::{Brought, CONFIG_BYTES_MAX},
     clock::ClockOffset,
     frame::read_frame,
-    frontend_to_scheduler::{FrontendToScheduler, ModelChange, NAME_BYTES_MAX},
+    frontend_to_scheduler::{FrontendToControl, FrontendToModelThread, ModelChange, NAME_BYTES_MAX},
     request_times::RequestTimes,
     scheduler_to_frontend::{
         DropReason, FENCED_TASKS_MAX, ModelState, REASON_BYTES_MAX, SchedulerLoad, SchedulerToFrontend,
@@ -388,7 +388,7 @@ impl Core {
             return Err(InferError::Invalid(format!("config: found {found} bytes, expected {expected}")));
         }
         let change = self.changes.handle_asked(to, name)?;
-        self.sessions[primary].post(&FrontendToScheduler::ChangeModel { change, to, name: name.to_owned(), brought });
+        self.sessions[primary].post(&FrontendToControl::ChangeModel { change, to, name: name.to_owned(), brought });
         Ok(change)
     }
 
@@ -680,7 +680,7 @@ impl Core {
         }
         while let Some(fence) = self.take_fence() {
             let unanswered = self.tasks.handle_fenced(fence.tasks);
-            let fenced = FrontendToScheduler::Fenced { backend: fence.backend, unanswered };
+            let fenced = FrontendToModelThread::Fenced { backend: fence.backend, unanswered };
             // Only the primary's fences are kept.
             if let Some(primary) = self.allegiance.primary() {
                 self.sessions[primary].post_back(fence.connection, &fenced);

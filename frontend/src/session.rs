@@ -13,7 +13,7 @@ use proto::{
     backoff::Backoff,
     clock::{ClockOffset, ClockReply, ClockSync},
     frame::FrameWriter,
-    frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
+    frontend_to_scheduler::{FrontendHello, FrontendToControl, FrontendToModelThread},
     hello::{Member, MemberHello, ModelThreads, SchedulerHello},
     scheduler_to_frontend::FrontendWelcome,
 };
@@ -354,14 +354,14 @@ impl Session {
     }
 
     /// Posts to the scheduler itself; to nobody while there is none.
-    pub(crate) fn post(&mut self, message: &FrontendToScheduler) {
+    pub(crate) fn post(&mut self, message: &FrontendToControl) {
         if let State::Welcomed(Scheduler { line, .. }) = &mut self.state {
             push(line, message, &mut self.outputs);
         }
     }
 
     /// Posts to a ModelThread.
-    pub(crate) fn post_to_thread(&mut self, id: ModelThreadId, message: &FrontendToScheduler) {
+    pub(crate) fn post_to_thread(&mut self, id: ModelThreadId, message: &FrontendToModelThread) {
         let State::Welcomed(Scheduler { line, threads, .. }) = &mut self.state else { return };
         let line = match threads.get_mut(usize::from(id.0)) {
             Some(thread) => thread.line.as_mut(),
@@ -372,8 +372,8 @@ impl Session {
         }
     }
 
-    /// Posts over the connection that a question came on.
-    pub(crate) fn post_back(&mut self, connection: ConnectionId, message: &FrontendToScheduler) {
+    /// Posts over the connection that a ModelThread's question came on.
+    pub(crate) fn post_back(&mut self, connection: ConnectionId, message: &FrontendToModelThread) {
         let State::Welcomed(scheduler) = &mut self.state else { return };
         if let Some(line) = scheduler.lines_mut().find(|line| line.connection == connection) {
             push(line, message, &mut self.outputs);
@@ -393,7 +393,10 @@ impl Session {
     }
 }
 
-fn push(line: &mut Line, message: &FrontendToScheduler, outputs: &mut VecDeque<SessionOutput>) {
+fn push<M>(line: &mut Line, message: &M, outputs: &mut VecDeque<SessionOutput>)
+where
+    M: wincode::SchemaWrite<wincode::config::DefaultConfig, Src = M>,
+{
     let full = line.writer.push(message).expect("every message to the scheduler fits a frame");
     outputs.extend(full.map(|frame| SessionOutput::Send { connection: line.connection, frame }));
 }

@@ -28,7 +28,7 @@ use bytes::Bytes;
 use proto::{
     Application, BackendId, FrontendId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
-    frontend_to_scheduler::FrontendToScheduler,
+    frontend_to_scheduler::FrontendToModelThread,
     scheduler_to_frontend::DropReason,
     slot::ImmediateData,
     stages::AnswerStamps,
@@ -178,7 +178,7 @@ pub struct Tasks {
     next_task: u64,
     next_request: u64,
     /// Each for the ModelThread that its task belongs to.
-    messages: VecDeque<(ModelThreadId, FrontendToScheduler)>,
+    messages: VecDeque<(ModelThreadId, FrontendToModelThread)>,
     replies: VecDeque<(RequestId, Result<Reply, InferError>)>,
     counters: Counters,
     ways_back: Durations,
@@ -498,7 +498,7 @@ impl Tasks {
     }
 
     /// The next message, and the ModelThread that it is for.
-    pub fn poll_message(&mut self) -> Option<(ModelThreadId, FrontendToScheduler)> {
+    pub fn poll_message(&mut self) -> Option<(ModelThreadId, FrontendToModelThread)> {
         self.messages.pop_front()
     }
 

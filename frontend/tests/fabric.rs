@@ -9,8 +9,8 @@ use proto::{
     BackendId, Claim, Epoch, Era, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     clock::ClockReply,
-    frame::read_frame,
-    frontend_to_scheduler::FrontendToScheduler,
+    frame::{Addressed, read_frame},
+    frontend_to_scheduler::{FrontendToControl, FrontendToModelThread, FrontendToScheduler},
     hello::{ModelThreads, SchedulerHello},
     scheduler_to_frontend::{FrontendWelcome, NetworkTimes, SchedulerToFrontend},
     slot::ImmediateData,
@@ -146,21 +146,22 @@ impl Fabric {
 
     fn on_message(&mut self, message: FrontendToScheduler) {
         match message {
-            FrontendToScheduler::ClockRequest { sent_at, .. } => {
+            Addressed::Control(FrontendToControl::ClockRequest { sent_at, .. }) => {
                 let at = self.clock.now();
                 self.tell(&SchedulerToFrontend::Clock(ClockReply { sent_at, received_at: at, replied_at: at }));
             }
-            FrontendToScheduler::Submit { task, slot, deadline, .. } => {
+            Addressed::ModelThread(FrontendToModelThread::Submit { task, slot, deadline, .. }) => {
                 assert!(deadline > self.clock.now() && task.frontend() == FrontendId(self.frontends));
                 self.tasks.insert(task, (slot, 0));
             }
-            FrontendToScheduler::Obeys { epoch } => assert_eq!(epoch, EPOCH),
-            FrontendToScheduler::Cancel { .. } | FrontendToScheduler::AllOpen => {}
-            other @ (FrontendToScheduler::ChangeModel { .. }
-            | FrontendToScheduler::Link { .. }
-            | FrontendToScheduler::Open { .. }
-            | FrontendToScheduler::Misses { .. }) => panic!("nobody asked for that: {other:?}"),
-            FrontendToScheduler::Fenced { unanswered, .. } => {
+            Addressed::Control(FrontendToControl::Obeys { epoch }) => assert_eq!(epoch, EPOCH),
+            Addressed::ModelThread(FrontendToModelThread::Cancel { .. })
+            | Addressed::ModelThread(FrontendToModelThread::AllOpen) => {}
+            other @ (Addressed::Control(FrontendToControl::ChangeModel { .. })
+            | Addressed::Control(FrontendToControl::Link { .. })
+            | Addressed::ModelThread(FrontendToModelThread::Open { .. })
+            | Addressed::Control(FrontendToControl::Misses { .. })) => panic!("nobody asked for that: {other:?}"),
+            Addressed::ModelThread(FrontendToModelThread::Fenced { unanswered, .. }) => {
                 for task in unanswered {
                     self.tasks.get_mut(&task).expect("it was not answered").1 += 1;
                 }

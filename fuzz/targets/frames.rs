@@ -5,9 +5,9 @@
 use libfuzzer_sys::fuzz_target;
 use proto::{
     backend_to_frontend::AnswerHeader,
-    backend_to_scheduler::BackendToScheduler,
+    backend_to_scheduler::{BackendToControl, BackendToModelThread, BackendToScheduler},
     frame::{FrameWriter, read_frame},
-    frontend_to_scheduler::FrontendToScheduler,
+    frontend_to_scheduler::{FrontendToControl, FrontendToModelThread, FrontendToScheduler},
     hello::SchedulerHello,
     scheduler_to_backend::SchedulerToBackend,
     scheduler_to_frontend::SchedulerToFrontend,
@@ -30,8 +30,16 @@ macro_rules! round_trip {
 fuzz_target!(|bytes: &[u8]| {
     let Some((edge, frame)) = bytes.split_first() else { return };
     match edge % 6 {
-        0 => round_trip!(BackendToScheduler, frame),
-        1 => round_trip!(FrontendToScheduler, frame),
+        0 => {
+            round_trip!(BackendToControl, frame);
+            round_trip!(BackendToModelThread, frame);
+            read_frame::<BackendToScheduler>(frame).for_each(drop);
+        }
+        1 => {
+            round_trip!(FrontendToControl, frame);
+            round_trip!(FrontendToModelThread, frame);
+            read_frame::<FrontendToScheduler>(frame).for_each(drop);
+        }
         2 => round_trip!(SchedulerToBackend, frame),
         3 => round_trip!(SchedulerToFrontend, frame),
         4 => round_trip!(SchedulerHello, frame),

@@ -4,6 +4,7 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
     epoch::{Epoch, Standing},
+    frame::Addressed,
     ids::{BackendId, FrontendId, GpuId, LinkId, LoadId, ModelId, PlanId, TaskId},
     profile::{BatchCost, LatencyProfile},
     time::{Span, Timestamp},
@@ -138,12 +139,12 @@ pub enum LoadOutcome {
 /// Versions of one model that are served at once.
 pub const VERSIONS_MAX: usize = 64;
 
-/// Models that one [`BackendToScheduler::Resident`] or [`BackendToScheduler::InHostMemory`] names.
+/// Models that one [`BackendToControl::Resident`] or [`BackendToControl::InHostMemory`] names.
 pub const RESIDENT_MAX: usize = 1024;
 
-/// A message to the scheduler.
+/// A message to the scheduler's control.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
-pub enum BackendToScheduler {
+pub enum BackendToControl {
     /// The queue pair to this frontend is up: its tasks can be planned here. Told to every scheduler.
     Linked {
         /// The frontend.
@@ -188,15 +189,6 @@ pub enum BackendToScheduler {
         /// The model.
         model: ModelId,
     },
-    /// The answer to `LoadWeights`, for whichever ModelThread is the first.
-    WeightsLoaded {
-        /// As in the order.
-        gpu: GpuId,
-        /// The model.
-        model: ModelId,
-        /// How.
-        outcome: WeightsOutcome,
-    },
     /// A part of the answer to `AskResident`.
     Resident {
         /// As in the question.
@@ -222,32 +214,8 @@ pub enum BackendToScheduler {
     /// What has become of weights; told while that changes, and not more often than every
     /// [`TALLY_INTERVAL`](crate::weights::TALLY_INTERVAL).
     Weights(WeightsTally),
-    /// The [`sample`](crate::scheduler_to_backend::BatchPlan::sample) of a plan was run again, alone, and took so
-    /// long. Not all are.
-    RanAlone {
-        /// The plan.
-        plan: PlanId,
-        /// From its start to its end.
-        took: Span,
-    },
-    /// A task that was cancelled was dropped from its batch: its slot is neither read nor written any more. Precedes
-    /// the plan's `Answered`.
-    Cancelled {
-        /// The plan.
-        plan: PlanId,
-        /// The task.
-        task: TaskId,
-    },
-    /// A task was dropped from its batch because its guarded input was not in its slot: that is neither read nor
-    /// written any more. Precedes the plan's `Answered`.
-    InputLate {
-        /// The plan.
-        plan: PlanId,
-        /// The task.
-        task: TaskId,
-    },
-    /// A plan of an earlier primary that has not ended. What becomes of it is reported under this name, to control. Of
-    /// its tasks those are named whose end has yet to be reported.
+    /// A plan of an earlier primary that has not ended. What becomes of it is reported under this name (`Inherited`).
+    /// Of its tasks those are named whose end has yet to be reported.
     Unfinished {
         /// Its name from now on, of [`ModelThreadId::INHERITED`](crate::ModelThreadId::INHERITED).
         plan: PlanId,
@@ -260,6 +228,9 @@ pub enum BackendToScheduler {
         /// Those tasks and their attempts; at most [`LatencyProfile::MAX_BATCH`].
         tasks: Vec<(TaskId, u16)>,
     },
+    /// What becomes of an `Unfinished` plan, where ModelThreads have connections of their own: control knows which of
+    /// them owns the plan's model, and passes it on.
+    Inherited(BackendToModelThread),
     /// The sender obeys this primary from now on, and no lower one any more. Follows all `Unfinished`.
     Obeys {
         /// Whose word counts.
@@ -275,8 +246,51 @@ pub enum BackendToScheduler {
         /// When this was sent, on the sender's clock; comes back in the reply.
         sent_at: Timestamp,
     },
+}
+
+/// A message to a ModelThread: what becomes of its plans, and of weights that it has ordered.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub enum BackendToModelThread {
+    /// The answer to `LoadWeights`, for whichever ModelThread is the first.
+    #[wincode(tag = 64)]
+    WeightsLoaded {
+        /// As in the order.
+        gpu: GpuId,
+        /// The model.
+        model: ModelId,
+        /// How.
+        outcome: WeightsOutcome,
+    },
+    /// The [`sample`](crate::scheduler_to_backend::BatchPlan::sample) of a plan was run again, alone, and took so
+    /// long. Not all are.
+    #[wincode(tag = 65)]
+    RanAlone {
+        /// The plan.
+        plan: PlanId,
+        /// From its start to its end.
+        took: Span,
+    },
+    /// A task that was cancelled was dropped from its batch: its slot is neither read nor written any more. Precedes
+    /// the plan's `Answered`.
+    #[wincode(tag = 66)]
+    Cancelled {
+        /// The plan.
+        plan: PlanId,
+        /// The task.
+        task: TaskId,
+    },
+    /// A task was dropped from its batch because its guarded input was not in its slot: that is neither read nor
+    /// written any more. Precedes the plan's `Answered`.
+    #[wincode(tag = 67)]
+    InputLate {
+        /// The plan.
+        plan: PlanId,
+        /// The task.
+        task: TaskId,
+    },
     /// Every answer of a plan has arrived or failed: the plan's tasks have ended here. Sent once for each plan, after
     /// its `PlanDone`; until then a task's answer can still be lost with the backend.
+    #[wincode(tag = 68)]
     Answered {
         /// The plan.
         plan: PlanId,
@@ -285,6 +299,7 @@ pub enum BackendToScheduler {
     },
     /// A plan's execution ended or was given up: unless it was abandoned the GPU is free, and the answers are on their
     /// way. Sent once for each plan.
+    #[wincode(tag = 69)]
     PlanDone {
         /// The plan.
         plan: PlanId,
@@ -298,4 +313,34 @@ pub enum BackendToScheduler {
         /// When the last of its inputs did.
         fetched_at: Timestamp,
     },
+}
+
+impl BackendToModelThread {
+    /// The plan that it is about, if it is about one.
+    #[must_use]
+    pub fn plan(&self) -> Option<PlanId> {
+        match self {
+            Self::PlanDone { plan, .. }
+            | Self::Answered { plan, .. }
+            | Self::Cancelled { plan, .. }
+            | Self::InputLate { plan, .. }
+            | Self::RanAlone { plan, .. } => Some(*plan),
+            Self::WeightsLoaded { .. } => None,
+        }
+    }
+}
+
+/// A message to either, over the one connection that serves both.
+pub type BackendToScheduler = Addressed<BackendToControl, BackendToModelThread>;
+
+impl From<BackendToControl> for BackendToScheduler {
+    fn from(message: BackendToControl) -> Self {
+        Self::Control(message)
+    }
+}
+
+impl From<BackendToModelThread> for BackendToScheduler {
+    fn from(message: BackendToModelThread) -> Self {
+        Self::ModelThread(message)
+    }
 }

@@ -26,6 +26,44 @@ pub enum FrameError {
     },
 }
 
+/// A message on a connection that serves the scheduler's control and its only ModelThread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Addressed<C, M> {
+    /// For control.
+    Control(C),
+    /// For the ModelThread.
+    ModelThread(M),
+}
+
+/// The least tag of a message to a ModelThread; those to control are below it. So a message to the one never decodes as
+/// a message to the other, and one connection can carry both.
+pub const MODEL_THREAD_TAG: u32 = 64;
+
+/// What a frame can be made of.
+pub trait Message: Sized {
+    /// Takes the first one off.
+    ///
+    /// # Errors
+    /// What the decoder says.
+    fn take(rest: &mut &[u8]) -> Result<Self, String>;
+}
+
+impl<M> Message for M
+where
+    M: SchemaReadOwned<DefaultConfig, Dst = M>,
+{
+    fn take(rest: &mut &[u8]) -> Result<Self, String> {
+        wincode::deserialize_from(rest).map_err(|cause| cause.to_string())
+    }
+}
+
+impl<C: Message, M: Message> Message for Addressed<C, M> {
+    fn take(rest: &mut &[u8]) -> Result<Self, String> {
+        let is_for_thread = rest.first_chunk().is_some_and(|&tag| u32::from_le_bytes(tag) >= MODEL_THREAD_TAG);
+        if is_for_thread { M::take(rest).map(Self::ModelThread) } else { C::take(rest).map(Self::Control) }
+    }
+}
+
 /// Packs messages into frames.
 #[derive(Debug, Default)]
 pub struct FrameWriter {
@@ -66,19 +104,16 @@ impl FrameWriter {
 ///
 /// # Errors
 /// If it does not decode; messages before the fault have been handed out then.
-pub fn read_frame<M>(frame: &[u8]) -> impl Iterator<Item = Result<M, FrameError>>
-where
-    M: SchemaReadOwned<DefaultConfig, Dst = M>,
-{
+pub fn read_frame<M: Message>(frame: &[u8]) -> impl Iterator<Item = Result<M, FrameError>> {
     let mut rest = frame;
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
         }
         let at = frame.len() - rest.len();
-        Some(wincode::deserialize_from::<M>(&mut rest).map_err(|cause| {
+        Some(M::take(&mut rest).map_err(|cause| {
             rest = &[];
-            FrameError::Malformed { at, cause: cause.to_string() }
+            FrameError::Malformed { at, cause }
         }))
     })
 }
@@ -88,14 +123,14 @@ mod tests {
     use super::*;
     use crate::{
         Span,
-        frontend_to_scheduler::FrontendToScheduler,
+        frontend_to_scheduler::{FrontendToControl, FrontendToModelThread, FrontendToScheduler},
         ids::{ModelId, TaskId},
         time::Timestamp,
     };
     use proptest::prelude::*;
 
-    fn cancel(task: u64) -> FrontendToScheduler {
-        FrontendToScheduler::Cancel { task: TaskId(task), model: ModelId(0) }
+    fn cancel(task: u64) -> FrontendToModelThread {
+        FrontendToModelThread::Cancel { task: TaskId(task), model: ModelId(0) }
     }
 
     #[test]
@@ -107,7 +142,7 @@ mod tests {
         }
         frames.extend(writer.take());
         assert!(frames.len() > 1 && frames.iter().all(|frame| frame.len() <= FRAME_BYTES_MAX));
-        let read: Vec<FrontendToScheduler> =
+        let read: Vec<FrontendToModelThread> =
             frames.iter().flat_map(|frame| read_frame(frame)).map(Result::unwrap).collect();
         assert_eq!(read, (0..5000).map(cancel).collect::<Vec<_>>());
     }
@@ -116,11 +151,28 @@ mod tests {
     fn a_torn_frame_yields_what_is_whole_and_then_an_error() {
         let mut writer = FrameWriter::default();
         writer.push(&cancel(1)).unwrap();
-        writer.push(&FrontendToScheduler::ClockRequest { sent_at: Timestamp(5), resp: Span::ZERO }).unwrap();
+        writer.push(&FrontendToControl::ClockRequest { sent_at: Timestamp(5), resp: Span::ZERO }).unwrap();
         let frame = writer.take().unwrap();
         let read: Vec<_> = read_frame::<FrontendToScheduler>(&frame[..frame.len() - 1]).collect();
         assert_eq!(read.len(), 2);
         assert!(read[0].is_ok() && matches!(read[1], Err(FrameError::Malformed { at: 16, .. })), "{read:?}");
+    }
+
+    /// What is for the other of both is as malformed as noise; where one connection serves both, each finds its own.
+    #[test]
+    fn a_message_for_control_is_none_for_a_model_thread() {
+        let request = FrontendToControl::ClockRequest { sent_at: Timestamp(5), resp: Span::ZERO };
+        let mut writer = FrameWriter::default();
+        writer.push(&request).unwrap();
+        let to_control = writer.take().unwrap();
+        writer.push(&cancel(1)).unwrap();
+        let to_thread = writer.take().unwrap();
+        let error = read_frame::<FrontendToModelThread>(&to_control).next().unwrap().unwrap_err().to_string();
+        assert!(error.starts_with("a frame from the peer does not decode at byte 0: "), "{error}");
+        assert!(read_frame::<FrontendToControl>(&to_thread).next().unwrap().is_err());
+        let both = [to_control, to_thread].concat();
+        let read: Vec<FrontendToScheduler> = read_frame(&both).map(Result::unwrap).collect();
+        assert_eq!(read, [Addressed::Control(request), Addressed::ModelThread(cancel(1))]);
     }
 
     proptest! {

@@ -5,6 +5,7 @@ use wincode::{SchemaRead, SchemaWrite};
 use crate::{
     brought::Brought,
     epoch::{Epoch, Standing},
+    frame::Addressed,
     ids::{Application, BackendId, ChangeId, FrontendId, LinkId, ModelId, TaskId},
     slot::SlotDescriptor,
     time::{Span, Timestamp},
@@ -19,39 +20,15 @@ pub enum ModelChange {
     Unload,
 }
 
-/// A message to the ModelThread that owns the model, or (clock, fence) to the scheduler's control.
+/// A message to the scheduler's control.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
-pub enum FrontendToScheduler {
-    /// The client hung up: do not run the task, if its execution has not begun. Its end is reported as any other's.
-    Cancel {
-        /// The task.
-        task: TaskId,
-        /// Its model, so that no index of all tasks is needed.
-        model: ModelId,
-    },
+pub enum FrontendToControl {
     /// Asks for the scheduler's clock.
     ClockRequest {
         /// When this was sent, on the sender's clock; comes back in the reply.
         sent_at: Timestamp,
         /// What the way back from the end of execution took of late, at a high percentile; zero if nothing came back.
         resp: Span,
-    },
-    /// Run this task by its deadline.
-    Submit {
-        /// The task.
-        task: TaskId,
-        /// The model.
-        model: ModelId,
-        /// When the client wants its answer, on the scheduler's clock. The scheduler takes off what the way back costs.
-        deadline: Timestamp,
-        /// The smaller, the more important among the tasks of its model while these cannot all be met.
-        priority: u8,
-        /// The workload that it is of.
-        application: Application,
-        /// Whether it is the first row of its request: a model's bound of requests that wait is held against these.
-        is_first: bool,
-        /// Where its bytes are.
-        slot: SlotDescriptor,
     },
     /// A client asks for a change of a model. Answered once, by `ModelChanged`.
     ChangeModel {
@@ -77,7 +54,44 @@ pub enum FrontendToScheduler {
         /// Whose word counts.
         epoch: Epoch,
     },
+    /// The answer to `AskPrimary`.
+    Misses {
+        /// Whether the primary is not heard.
+        misses: bool,
+    },
+}
+
+/// A message to the ModelThread that owns the model.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub enum FrontendToModelThread {
+    /// The client hung up: do not run the task, if its execution has not begun. Its end is reported as any other's.
+    #[wincode(tag = 64)]
+    Cancel {
+        /// The task.
+        task: TaskId,
+        /// Its model, so that no index of all tasks is needed.
+        model: ModelId,
+    },
+    /// Run this task by its deadline.
+    #[wincode(tag = 65)]
+    Submit {
+        /// The task.
+        task: TaskId,
+        /// The model.
+        model: ModelId,
+        /// When the client wants its answer, on the scheduler's clock. The scheduler takes off what the way back costs.
+        deadline: Timestamp,
+        /// The smaller, the more important among the tasks of its model while these cannot all be met.
+        priority: u8,
+        /// The workload that it is of.
+        application: Application,
+        /// Whether it is the first row of its request: a model's bound of requests that wait is held against these.
+        is_first: bool,
+        /// Where its bytes are.
+        slot: SlotDescriptor,
+    },
     /// A task that an earlier primary was given and that has not ended: it waits, runs, or is lost.
+    #[wincode(tag = 66)]
     Open {
         /// The task.
         task: TaskId,
@@ -95,19 +109,31 @@ pub enum FrontendToScheduler {
         slot: SlotDescriptor,
     },
     /// All open tasks have been named to this ModelThread.
+    #[wincode(tag = 67)]
     AllOpen,
-    /// The answer to `AskPrimary`.
-    Misses {
-        /// Whether the primary is not heard.
-        misses: bool,
-    },
     /// The queue pair of `backend` is in ERROR: nothing that it still sends can reach a slot.
+    #[wincode(tag = 68)]
     Fenced {
         /// The backend that was asked about.
         backend: BackendId,
         /// Of the tasks asked about, those that have no answer yet; the others have been answered.
         unanswered: Vec<TaskId>,
     },
+}
+
+/// A message to either, over the one connection that serves both.
+pub type FrontendToScheduler = Addressed<FrontendToControl, FrontendToModelThread>;
+
+impl From<FrontendToControl> for FrontendToScheduler {
+    fn from(message: FrontendToControl) -> Self {
+        Self::Control(message)
+    }
+}
+
+impl From<FrontendToModelThread> for FrontendToScheduler {
+    fn from(message: FrontendToModelThread) -> Self {
+        Self::ModelThread(message)
+    }
 }
 
 /// Bytes of a model's name and of its version.

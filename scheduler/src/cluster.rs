@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 
 use proto::{
     BackendId, FrontendId, ModelId, ModelThreadId, Span, Timestamp,
-    backend_to_scheduler::{BackendHello, BackendToScheduler},
-    frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
+    backend_to_scheduler::{BackendHello, BackendToControl, BackendToModelThread},
+    frontend_to_scheduler::{FrontendHello, FrontendToControl, FrontendToModelThread},
     hello::Member,
     scheduler_to_backend::{BackendWelcome, SchedulerToBackend},
     scheduler_to_frontend::{FrontendWelcome, SchedulerToFrontend},
@@ -178,42 +178,68 @@ impl Cluster {
         self.settle(now);
     }
 
-    /// A frontend's message.
+    /// A frontend's message to control.
     ///
     /// # Errors
     /// If it breaks the protocol.
-    pub fn handle_frontend_message(
+    pub fn handle_frontend_to_control(
         &mut self,
         now: Timestamp,
-        at: Port,
         frontend: FrontendId,
-        message: FrontendToScheduler,
+        message: FrontendToControl,
     ) -> Result<(), Violation> {
-        match self.shard_at(at, Shard::is_for_shard_of_frontend(&message)) {
-            Some(shard) => shard.handle_frontend_message(now, frontend, message)?,
-            None => {
-                self.note_loads(now);
-                self.control.handle_frontend_message(now, frontend, message)?;
-            }
+        self.note_loads(now);
+        self.control.handle_frontend_message(now, frontend, message)?;
+        self.settle(now);
+        Ok(())
+    }
+
+    /// A frontend's message to a ModelThread.
+    ///
+    /// # Errors
+    /// If it breaks the protocol.
+    pub fn handle_frontend_to_model_thread(
+        &mut self,
+        now: Timestamp,
+        thread: ModelThreadId,
+        frontend: FrontendId,
+        message: FrontendToModelThread,
+    ) -> Result<(), Violation> {
+        if let Some(shard) = self.shards.get_mut(usize::from(thread.0)) {
+            shard.handle_frontend_message(now, frontend, message)?;
         }
         self.settle(now);
         Ok(())
     }
 
-    /// A backend's message.
+    /// A backend's message to control.
     ///
     /// # Errors
     /// If it breaks the protocol.
-    pub fn handle_backend_message(
+    pub fn handle_backend_to_control(
         &mut self,
         now: Timestamp,
-        at: Port,
         backend: BackendId,
-        message: BackendToScheduler,
+        message: BackendToControl,
     ) -> Result<(), Violation> {
-        match self.shard_at(at, Shard::is_for_shard_of_backend(&message)) {
-            Some(shard) => shard.handle_backend_message(now, backend, message)?,
-            None => self.control.handle_backend_message(now, backend, message)?,
+        self.control.handle_backend_message(now, backend, message)?;
+        self.settle(now);
+        Ok(())
+    }
+
+    /// A backend's message to a ModelThread.
+    ///
+    /// # Errors
+    /// If it breaks the protocol.
+    pub fn handle_backend_to_model_thread(
+        &mut self,
+        now: Timestamp,
+        thread: ModelThreadId,
+        backend: BackendId,
+        message: BackendToModelThread,
+    ) -> Result<(), Violation> {
+        if let Some(shard) = self.shards.get_mut(usize::from(thread.0)) {
+            shard.handle_backend_message(now, backend, message)?;
         }
         self.settle(now);
         Ok(())
@@ -271,15 +297,6 @@ impl Cluster {
     /// [`Self::handle_timeout`] must be called after it, with the same `now`.
     pub fn control(&mut self) -> &mut Control {
         &mut self.control
-    }
-
-    /// The ModelThread that a message is for; `None` if it is for control.
-    fn shard_at(&mut self, at: Port, is_for_shard: bool) -> Option<&mut Shard> {
-        match at {
-            Port::ModelThread(thread) => self.shards.get_mut(usize::from(thread.0)),
-            Port::Control if is_for_shard && !self.has_ports => self.shards.first_mut(),
-            Port::Control => None,
-        }
     }
 
     fn note_loads(&mut self, now: Timestamp) {

@@ -23,9 +23,9 @@ use std::{
 
 use proto::{
     BackendId, FrontendId, LinkId, ModelId, ModelThreadId, Span, Standing, Timestamp,
-    backend_to_scheduler::{BackendHello, BackendToScheduler},
+    backend_to_scheduler::{BackendHello, BackendToControl},
     clock::ClockReply,
-    frontend_to_scheduler::{FrontendHello, FrontendToScheduler},
+    frontend_to_scheduler::{FrontendHello, FrontendToControl},
     hello::{Member, ModelThreads},
     scheduler_to_backend::{BackendWelcome, SchedulerToBackend},
     scheduler_to_frontend::{FrontendWelcome, NetworkTimes, SchedulerLoad, SchedulerToFrontend},
@@ -286,27 +286,20 @@ impl Control {
         &mut self,
         now: Timestamp,
         frontend: FrontendId,
-        message: FrontendToScheduler,
+        message: FrontendToControl,
     ) -> Result<(), Violation> {
         match message {
-            FrontendToScheduler::ClockRequest { sent_at, resp } => {
+            FrontendToControl::ClockRequest { sent_at, resp } => {
                 self.on_frontend_clock(now, frontend, sent_at);
                 self.on_resp(now, resp);
             }
-            FrontendToScheduler::ChangeModel { change, to, name, brought } => {
+            FrontendToControl::ChangeModel { change, to, name, brought } => {
                 self.on_change_asked(now, (frontend, change), Wish { to, brought }, &name);
                 self.settle(now);
             }
-            FrontendToScheduler::Link { backend, link } => self.on_link_named(frontend, (backend, link))?,
-            FrontendToScheduler::Obeys { epoch } => self.on_frontend_obeys(now, frontend, epoch),
-            FrontendToScheduler::Misses { misses } => self.on_misses(now, misses),
-            FrontendToScheduler::Submit { .. }
-            | FrontendToScheduler::Open { .. }
-            | FrontendToScheduler::AllOpen
-            | FrontendToScheduler::Cancel { .. }
-            | FrontendToScheduler::Fenced { .. } => {
-                return Err(Violation("a frontend told control what is for a ModelThread".to_owned()));
-            }
+            FrontendToControl::Link { backend, link } => self.on_link_named(frontend, (backend, link))?,
+            FrontendToControl::Obeys { epoch } => self.on_frontend_obeys(now, frontend, epoch),
+            FrontendToControl::Misses { misses } => self.on_misses(now, misses),
         }
         Ok(())
     }
@@ -319,57 +312,42 @@ impl Control {
         &mut self,
         now: Timestamp,
         backend: BackendId,
-        message: BackendToScheduler,
+        message: BackendToControl,
     ) -> Result<(), Violation> {
         match message {
-            BackendToScheduler::ClockRequest { sent_at } => {
+            BackendToControl::ClockRequest { sent_at } => {
                 let reply = ClockReply { sent_at, received_at: now, replied_at: now };
                 self.outputs.push_back(ControlOutput::ToBackend(backend, SchedulerToBackend::Clock(reply)));
             }
-            BackendToScheduler::Linked { frontend, link } => self.on_link(now, backend, frontend, Some(link)),
-            BackendToScheduler::Unlinked { frontend } => self.on_link(now, backend, frontend, None),
-            BackendToScheduler::Unfinished { plan, gpu_index, model, frees_at, tasks } => {
+            BackendToControl::Linked { frontend, link } => self.on_link(now, backend, frontend, Some(link)),
+            BackendToControl::Unlinked { frontend } => self.on_link(now, backend, frontend, None),
+            BackendToControl::Unfinished { plan, gpu_index, model, frees_at, tasks } => {
                 self.on_unfinished(backend, Unfinished { plan, gpu_index, model, frees_at, tasks })?;
             }
-            BackendToScheduler::Obeys { epoch } => self.on_backend_obeys(now, backend, epoch),
-            BackendToScheduler::Misses { misses } => self.on_misses(now, misses),
-            BackendToScheduler::Loaded { load, outcome } => self.on_loaded(backend, load, outcome),
-            BackendToScheduler::NotLoaded { name, version, reason } => {
+            BackendToControl::Obeys { epoch } => self.on_backend_obeys(now, backend, epoch),
+            BackendToControl::Misses { misses } => self.on_misses(now, misses),
+            BackendToControl::Loaded { load, outcome } => self.on_loaded(backend, load, outcome),
+            BackendToControl::NotLoaded { name, version, reason } => {
                 self.on_not_loaded(backend, (&name, &version), reason);
             }
-            BackendToScheduler::Unloaded { model } => self.changes.handle_unloaded(backend, model),
-            BackendToScheduler::Usable { gpu_index, is_usable } => {
+            BackendToControl::Unloaded { model } => self.changes.handle_unloaded(backend, model),
+            BackendToControl::Usable { gpu_index, is_usable } => {
                 if !self.members.set_usable(backend, gpu_index, is_usable) {
                     return Err(Violation(format!("it speaks of GPU {gpu_index}, which it does not have")));
                 }
                 tracing::warn!(backend = backend.0, gpu_index, is_usable, "whether a GPU can be used has changed");
                 self.refresh(now);
             }
-            BackendToScheduler::Leaving => self.on_backend_leaving(now, backend),
-            BackendToScheduler::Resident { gpu, models, is_last } => {
+            BackendToControl::Leaving => self.on_backend_leaving(now, backend),
+            BackendToControl::Resident { gpu, models, is_last } => {
                 self.on_resident(now, (backend, gpu), models, is_last)?;
             }
-            BackendToScheduler::InHostMemory { models, is_there } => {
+            BackendToControl::InHostMemory { models, is_there } => {
                 self.on_host_memory(backend, models, is_there)?;
             }
-            BackendToScheduler::WeightsMissing { gpu } => self.on_weights_missing(now, backend, gpu),
-            BackendToScheduler::Weights(tally) => self.members.set_tally(backend, tally),
-            BackendToScheduler::PlanDone { plan, .. }
-            | BackendToScheduler::Answered { plan, .. }
-            | BackendToScheduler::Cancelled { plan, .. }
-            | BackendToScheduler::InputLate { plan, .. }
-                if plan.model_thread() == ModelThreadId::INHERITED =>
-            {
-                self.on_inherited(backend, plan, message);
-            }
-            BackendToScheduler::PlanDone { .. }
-            | BackendToScheduler::Answered { .. }
-            | BackendToScheduler::Cancelled { .. }
-            | BackendToScheduler::InputLate { .. }
-            | BackendToScheduler::RanAlone { .. }
-            | BackendToScheduler::WeightsLoaded { .. } => {
-                return Err(Violation("a backend told control what is for a ModelThread".to_owned()));
-            }
+            BackendToControl::WeightsMissing { gpu } => self.on_weights_missing(now, backend, gpu),
+            BackendToControl::Weights(tally) => self.members.set_tally(backend, tally),
+            BackendToControl::Inherited(report) => self.on_inherited(backend, report),
         }
         self.settle(now);
         Ok(())

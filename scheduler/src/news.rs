@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proto::{
     Application, BackendId, BatchCost, FrontendId, GpuId, LatencyProfile, LinkId, LoadId, ModelId, ModelThreadId, Span,
-    TaskId, Timestamp, backend_to_scheduler::BackendToScheduler, hello::Member, scheduler_to_frontend::DropReason,
+    TaskId, Timestamp, backend_to_scheduler::BackendToModelThread, hello::Member, scheduler_to_frontend::DropReason,
     scheduler_to_scheduler::LearnedAverages,
 };
 
@@ -84,7 +84,7 @@ pub enum ControlToShard {
     /// A backend that obeys this primary has a plan of an earlier one, of a model that this thread owns.
     Unfinished(BackendId, Unfinished),
     /// What a backend reports of such a plan.
-    Inherited(BackendId, BackendToScheduler),
+    Inherited(BackendId, BackendToModelThread),
     /// All backends have said what they have, and a frontend what it waits for.
     Settle(FrontendId, Links),
     /// A model that another thread owned so far.

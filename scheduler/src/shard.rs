@@ -23,8 +23,8 @@ use std::{
 use proto::{
     Application, BackendId, BatchCost, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, PlanId,
     SlotDescriptor, Span, TaskId, Timestamp,
-    backend_to_scheduler::{BackendToScheduler, PlanOutcome, Undelivered},
-    frontend_to_scheduler::FrontendToScheduler,
+    backend_to_scheduler::{BackendToModelThread, PlanOutcome, Undelivered},
+    frontend_to_scheduler::FrontendToModelThread,
     hello::Member,
     request_times::RequestTimes,
     scheduler_to_backend::{BatchPlan, PlannedTask, SchedulerToBackend},
@@ -124,7 +124,7 @@ pub struct ShardLoad {
 #[error("the peer broke the protocol: {0}")]
 pub struct Violation(pub String);
 
-/// [`FrontendToScheduler::Submit`].
+/// [`FrontendToModelThread::Submit`].
 #[derive(Debug, Clone, Copy)]
 struct Submission {
     task: TaskId,
@@ -347,35 +347,6 @@ impl Shard {
         self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Lost(member, reason)));
     }
 
-    /// Whether a frontend's message is for the ModelThread, where one connection serves that and control.
-    #[must_use]
-    pub fn is_for_shard_of_frontend(message: &FrontendToScheduler) -> bool {
-        use FrontendToScheduler as Message;
-        matches!(
-            message,
-            Message::Submit { .. }
-                | Message::Cancel { .. }
-                | Message::Fenced { .. }
-                | Message::Open { .. }
-                | Message::AllOpen
-        )
-    }
-
-    /// Whether a backend's message is for the ModelThread, where one connection serves that and control.
-    #[must_use]
-    pub fn is_for_shard_of_backend(message: &BackendToScheduler) -> bool {
-        use BackendToScheduler as Message;
-        matches!(
-            message,
-            Message::PlanDone { .. }
-                | Message::Answered { .. }
-                | Message::Cancelled { .. }
-                | Message::InputLate { .. }
-                | Message::RanAlone { .. }
-                | Message::WeightsLoaded { .. }
-        )
-    }
-
     /// A frontend's message.
     ///
     /// # Errors
@@ -384,37 +355,32 @@ impl Shard {
         &mut self,
         now: Timestamp,
         frontend: FrontendId,
-        message: FrontendToScheduler,
+        message: FrontendToModelThread,
     ) -> Result<(), Violation> {
         match message {
-            FrontendToScheduler::Submit { task, model, deadline, priority, application, is_first, slot } => {
+            FrontendToModelThread::Submit { task, model, deadline, priority, application, is_first, slot } => {
                 let submission = Submission { task, model, deadline, priority, application, is_first, slot };
                 self.on_submit(now, frontend, submission)
             }
-            FrontendToScheduler::Cancel { task, model } => {
+            FrontendToModelThread::Cancel { task, model } => {
                 check_owner(frontend, task)?;
                 if !self.on_heir_cancelled(model, task) {
                     self.on_cancel(now, model, task);
                 }
                 Ok(())
             }
-            FrontendToScheduler::Open { task: id, model, deadline, priority, application, attempt, slot } => {
+            FrontendToModelThread::Open { task: id, model, deadline, priority, application, attempt, slot } => {
                 let deadline = self.latest_end(now, deadline);
                 let application = self.application(model, application);
                 let task = RunningTask { id, model, deadline, priority, application, attempt, losses: 0, slot };
                 self.on_open(frontend, task)
             }
-            FrontendToScheduler::AllOpen => {
+            FrontendToModelThread::AllOpen => {
                 self.outputs.push_back(ShardOutput::ToControl(ShardToControl::AllOpen(frontend)));
                 Ok(())
             }
-            FrontendToScheduler::Fenced { backend, unanswered } => self.on_fenced(now, frontend, backend, &unanswered),
-            FrontendToScheduler::ClockRequest { .. }
-            | FrontendToScheduler::ChangeModel { .. }
-            | FrontendToScheduler::Link { .. }
-            | FrontendToScheduler::Obeys { .. }
-            | FrontendToScheduler::Misses { .. } => {
-                Err(Violation("a frontend asked a ModelThread what is control's to answer".to_owned()))
+            FrontendToModelThread::Fenced { backend, unanswered } => {
+                self.on_fenced(now, frontend, backend, &unanswered)
             }
         }
     }
@@ -427,43 +393,26 @@ impl Shard {
         &mut self,
         now: Timestamp,
         backend: BackendId,
-        message: BackendToScheduler,
+        message: BackendToModelThread,
     ) -> Result<(), Violation> {
         match message {
-            BackendToScheduler::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at } => {
+            BackendToModelThread::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at } => {
                 self.on_plan_done(now, backend, (plan, outcome), &undelivered, (arrived_at, fetched_at))
             }
-            BackendToScheduler::Answered { plan, undelivered } => self.on_answered(backend, plan, &undelivered),
-            BackendToScheduler::Cancelled { plan, task } => {
+            BackendToModelThread::Answered { plan, undelivered } => self.on_answered(backend, plan, &undelivered),
+            BackendToModelThread::Cancelled { plan, task } => {
                 self.on_task_dropped(backend, (plan, task), DropReason::Cancelled)
             }
-            BackendToScheduler::InputLate { plan, task } => {
+            BackendToModelThread::InputLate { plan, task } => {
                 self.on_task_dropped(backend, (plan, task), DropReason::InputLate)
             }
-            BackendToScheduler::RanAlone { plan, took } => {
+            BackendToModelThread::RanAlone { plan, took } => {
                 self.on_ran_alone(now, (plan, backend), took);
                 Ok(())
             }
-            BackendToScheduler::WeightsLoaded { gpu, model, outcome } => {
+            BackendToModelThread::WeightsLoaded { gpu, model, outcome } => {
                 self.on_weights_loaded(now, (backend, gpu), model, outcome);
                 Ok(())
-            }
-            BackendToScheduler::Linked { .. }
-            | BackendToScheduler::Unlinked { .. }
-            | BackendToScheduler::Usable { .. }
-            | BackendToScheduler::Leaving
-            | BackendToScheduler::Loaded { .. }
-            | BackendToScheduler::NotLoaded { .. }
-            | BackendToScheduler::Unloaded { .. }
-            | BackendToScheduler::Unfinished { .. }
-            | BackendToScheduler::Obeys { .. }
-            | BackendToScheduler::Resident { .. }
-            | BackendToScheduler::InHostMemory { .. }
-            | BackendToScheduler::WeightsMissing { .. }
-            | BackendToScheduler::Weights(_)
-            | BackendToScheduler::Misses { .. }
-            | BackendToScheduler::ClockRequest { .. } => {
-                Err(Violation("a backend told a ModelThread what is control's to know".to_owned()))
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Step 8: batches on their way to GPUs' threads and back.
 
-use proto::{PlanId, Span, Timestamp, backend_to_scheduler::BackendToScheduler};
+use proto::{PlanId, Span, Timestamp, backend_to_scheduler::BackendToModelThread};
 
 use super::{Core, Job, Loaded, Output};
 use crate::worker::{Action, Execution};
@@ -71,7 +71,7 @@ impl Core {
     /// A sample that [`Output::Execute`] asked for has been run again.
     pub fn handle_ran_alone(&mut self, now: Timestamp, plan: PlanId, took: Span) {
         if self.ended.is_none() {
-            self.report_plan(&BackendToScheduler::RanAlone { plan, took });
+            self.report_to_thread(BackendToModelThread::RanAlone { plan, took });
             self.settle(now);
         }
     }

@@ -10,13 +10,13 @@ use std::{
 
 use proto::{
     Brought, LoadId, ModelId, Timestamp,
-    backend_to_scheduler::{BackendToScheduler, LoadOutcome, ModelOffer},
+    backend_to_scheduler::{BackendToControl, LoadOutcome, ModelOffer},
     scheduler_to_frontend::REASON_BYTES_MAX,
 };
 
 use transport::Notes;
 
-use super::{Core, HANDOVER, Output, Reader};
+use super::{Core, HANDOVER, Output};
 use crate::{executor::Loaded, staging::Staging, worker::Worker};
 
 /// Models that may be loaded and wait for the primary's word.
@@ -101,7 +101,7 @@ impl Core {
             }
         };
         for outcome in outcomes {
-            self.report(Reader::Scheduler, &BackendToScheduler::Loaded { load, outcome });
+            self.report(&BackendToControl::Loaded { load, outcome });
         }
         self.settle(now);
     }
@@ -142,7 +142,7 @@ impl Core {
     /// The primary, which is `session`, wants a model to go.
     pub(super) fn on_unload(&mut self, now: Timestamp, session: usize, theirs: ModelId) {
         let Some(&id) = self.sessions[session].models.get(&theirs) else {
-            return self.report(Reader::Scheduler, &BackendToScheduler::Unloaded { model: theirs });
+            return self.report(&BackendToControl::Unloaded { model: theirs });
         };
         if self.hosting.leaving.insert(id) {
             self.rejoin_standbys(now);
@@ -160,7 +160,7 @@ impl Core {
             if let Some(primary) = self.primary()
                 && let Some((&theirs, _)) = self.sessions[primary].models.iter().find(|(_, ours)| **ours == model)
             {
-                self.report(Reader::Scheduler, &BackendToScheduler::Unloaded { model: theirs });
+                self.report(&BackendToControl::Unloaded { model: theirs });
             }
             self.sessions.iter_mut().for_each(|session| session.models.retain(|_, ours| *ours != model));
         }

@@ -9,13 +9,13 @@ use std::{collections::BTreeSet, net::SocketAddr};
 
 use proto::{
     BackendId, Claim, FrontendId, ModelThreadId, PlanId, Span, Standing, Timestamp,
-    backend_to_scheduler::{BackendHello, BackendToScheduler},
+    backend_to_scheduler::{BackendHello, BackendToControl},
     hello::{Member, MemberHello, SchedulerHello},
 };
 use repository::Refused;
 use transport::{ConnectionId, HELLO_BYTES_MAX};
 
-use super::{Core, HelloTooLarge, Hosting, Output, Peer, Reader, encode, session::Welcomed};
+use super::{Core, HelloTooLarge, Hosting, Output, Peer, encode, session::Welcomed};
 use crate::worker::Unfinished;
 
 /// An orphan waits this long for another primary.
@@ -91,10 +91,10 @@ impl Core {
         let (scheduler, threads) = (session.address, model_threads.len().max(1));
         tracing::info!(backend = backend.0, %scheduler, model_threads = threads, "joined");
         for (frontend, link) in self.links.up().collect::<Vec<_>>() {
-            self.tell(index, Reader::Scheduler, &BackendToScheduler::Linked { frontend, link });
+            self.tell(index, &BackendToControl::Linked { frontend, link });
         }
         for Refused { name, version, reason } in self.not_loaded.clone() {
-            self.tell(index, Reader::Scheduler, &BackendToScheduler::NotLoaded { name, version, reason });
+            self.tell(index, &BackendToControl::NotLoaded { name, version, reason });
         }
         for (id, to) in model_threads {
             let hello = MemberHello { member: Member::Backend(backend), pass };
@@ -150,14 +150,14 @@ impl Core {
         self.hosting.forget_loads();
         self.memories.forget_orders();
         self.tell_plans(index);
-        self.report(Reader::Scheduler, &BackendToScheduler::Obeys { epoch: claim.epoch });
+        self.report(&BackendToControl::Obeys { epoch: claim.epoch });
         for gpu in self.watchdog.unusable() {
-            let usable = BackendToScheduler::Usable { gpu_index: gpu as u32, is_usable: false };
-            self.tell(index, Reader::Scheduler, &usable);
+            let usable = BackendToControl::Usable { gpu_index: gpu as u32, is_usable: false };
+            self.tell(index, &usable);
         }
         if self.leaving.is_some() {
             self.leaving = Some(self.sessions[index].plan_senders());
-            self.report(Reader::Scheduler, &BackendToScheduler::Leaving);
+            self.report(&BackendToControl::Leaving);
         }
         self.on_clock(now, index);
         self.inherit_frontends(now, index);
@@ -182,10 +182,10 @@ impl Core {
             for Unfinished { plan, model, exec_at, tasks } in worker.rename_plans(&mut name) {
                 let frees_at = exec_at.map(|at| at + models[&model].profile.latency(tasks.len().max(1)));
                 let model = self.sessions[index].name_of(model);
-                unfinished.push(BackendToScheduler::Unfinished { plan, gpu_index, model, frees_at, tasks });
+                unfinished.push(BackendToControl::Unfinished { plan, gpu_index, model, frees_at, tasks });
             }
         }
-        unfinished.iter().for_each(|plan| self.tell(index, Reader::Scheduler, plan));
+        unfinished.iter().for_each(|plan| self.tell(index, plan));
     }
 
     /// Links that are up stay up, whoever is obeyed, for as long as the new primary may still announce their frontends.
@@ -287,21 +287,21 @@ impl Core {
     pub(super) fn on_question(&mut self, now: Timestamp, index: usize) {
         let answer_at = match self.primary() {
             None => now,
-            Some(primary) if primary == index => return self.tell(index, Reader::Scheduler, &MISSES_NOT),
+            Some(primary) if primary == index => return self.tell(index, &MISSES_NOT),
             Some(_) => now + MISSED_AFTER,
         };
         if self.sessions[index].question.is_some() {
             return;
         }
         self.sessions[index].question = Some(answer_at);
-        self.report(Reader::Scheduler, &BackendToScheduler::ClockRequest { sent_at: now });
+        self.report(&BackendToControl::ClockRequest { sent_at: now });
     }
 
     /// The primary has said something.
     pub(super) fn on_heard(&mut self) {
         for index in 0..self.sessions.len() {
             if self.sessions[index].question.take().is_some() {
-                self.tell(index, Reader::Scheduler, &MISSES_NOT);
+                self.tell(index, &MISSES_NOT);
             }
         }
     }
@@ -310,10 +310,10 @@ impl Core {
     pub(super) fn on_time(&mut self, now: Timestamp) {
         for index in 0..self.sessions.len() {
             if self.sessions[index].question.take_if(|answer_at| *answer_at <= now).is_some() {
-                self.tell(index, Reader::Scheduler, &BackendToScheduler::Misses { misses: true });
+                self.tell(index, &BackendToControl::Misses { misses: true });
             }
             if let Some(sent_at) = self.sessions[index].clock.poll_request(now) {
-                self.tell(index, Reader::Scheduler, &BackendToScheduler::ClockRequest { sent_at });
+                self.tell(index, &BackendToControl::ClockRequest { sent_at });
             }
         }
         if self.obedience.inherited_until <= now {
@@ -374,4 +374,4 @@ impl Core {
     }
 }
 
-const MISSES_NOT: BackendToScheduler = BackendToScheduler::Misses { misses: false };
+const MISSES_NOT: BackendToControl = BackendToControl::Misses { misses: false };

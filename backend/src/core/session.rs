@@ -14,7 +14,7 @@ use std::{
 
 use proto::{
     BackendId, Claim, FrontendId, ModelId, ModelThreadId, Span, Timestamp,
-    backend_to_scheduler::BackendToScheduler,
+    backend_to_scheduler::{BackendToControl, BackendToModelThread},
     backoff::Backoff,
     clock::ClockSync,
     frame::{FrameError, FrameWriter},
@@ -22,6 +22,7 @@ use proto::{
     scheduler_to_backend::{BackendWelcome, SchedulerToBackend},
 };
 use transport::ConnectionId;
+use wincode::{SchemaWrite, config::DefaultConfig};
 
 use crate::links::{FRONTENDS_MAX, TooManyFrontends};
 
@@ -254,6 +255,11 @@ impl Session {
         self.model_threads.len().max(1)
     }
 
+    /// Whether its ModelThreads have connections of their own.
+    pub(super) fn has_model_threads(&self) -> bool {
+        !self.model_threads.is_empty()
+    }
+
     /// Whether this one can be told something.
     pub(super) fn is_up(&self, reader: Reader) -> bool {
         self.route(reader).is_some_and(|route| route.is_up)
@@ -269,7 +275,22 @@ impl Session {
     ///
     /// # Errors
     /// If the message alone is larger than a frame.
-    pub(super) fn push(&mut self, to: Reader, message: &BackendToScheduler) -> Result<(), FrameError> {
+    pub(super) fn push(&mut self, message: &BackendToControl) -> Result<(), FrameError> {
+        self.add(Reader::Scheduler, message)
+    }
+
+    /// The same for a ModelThread.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub(super) fn push_to(&mut self, to: ModelThreadId, message: &BackendToModelThread) -> Result<(), FrameError> {
+        self.add(Reader::ModelThread(to), message)
+    }
+
+    fn add<M>(&mut self, to: Reader, message: &M) -> Result<(), FrameError>
+    where
+        M: SchemaWrite<DefaultConfig, Src = M>,
+    {
         let Some(route) = self.route_mut(to) else { return Ok(()) };
         let Some(connection) = route.connection else { return Ok(()) };
         let full = route.frame.push(message)?;

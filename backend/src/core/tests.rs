@@ -8,9 +8,9 @@ use crate::{
 use proto::{
     Epoch, Era, LatencyProfile, LinkId, PlanId, SlotDescriptor, Weights,
     backend_to_frontend::ANSWER_HEADER_BYTES,
-    backend_to_scheduler::{LoadOutcome, PlanOutcome, Undelivered},
+    backend_to_scheduler::{BackendToScheduler, LoadOutcome, PlanOutcome, Undelivered},
     clock::ClockReply,
-    frame::FrameWriter,
+    frame::{Addressed, FrameWriter},
     hello::{Member, MemberHello, ModelThreads, SchedulerHello},
     scheduler_to_backend::{BackendWelcome, PlannedTask},
     stages::SchedulerStamps,
@@ -21,7 +21,7 @@ use transport::{DisconnectReason, TransferError};
 const SCHEDULER: ConnectionId = ConnectionId(1);
 const FRONTEND: FrontendId = FrontendId(4);
 const NOW: Timestamp = Timestamp(1_000_000);
-const LINKED: BackendToScheduler = BackendToScheduler::Linked { frontend: FRONTEND, link: LinkId(1) };
+const LINKED: BackendToScheduler = Addressed::Control(BackendToControl::Linked { frontend: FRONTEND, link: LinkId(1) });
 
 /// Of the primary with this number in an era.
 fn claim(number: u32) -> Claim {
@@ -34,7 +34,7 @@ fn epoch(number: u32) -> Epoch {
 
 /// What a backend says that obeys the first primary.
 fn obeys(number: u32) -> BackendToScheduler {
-    BackendToScheduler::Obeys { epoch: epoch(number) }
+    Addressed::Control(BackendToControl::Obeys { epoch: epoch(number) })
 }
 
 fn loaded(name: &str, elements: usize) -> Loaded {
@@ -256,7 +256,7 @@ fn it_has_joined_once_it_is_connected_to_every_model_thread_and_reports_to_whom_
     let readers: Vec<u64> = reports.iter().map(|(connection, _)| connection.0).collect();
     assert_eq!(readers, [1, 1, 21, 21], "{reports:?}");
     assert_eq!(reports[0].1, obeys(1));
-    assert!(matches!(reports[1].1, BackendToScheduler::ClockRequest { sent_at: NOW }));
+    assert!(matches!(reports[1].1, Addressed::Control(BackendToControl::ClockRequest { sent_at: NOW })));
 
     let (connection, reason) = (ConnectionId(20), DisconnectReason("gone".into()));
     backend.0.handle_event(NOW, Event::Disconnected { connection, reason });
@@ -286,7 +286,10 @@ fn a_plan_becomes_a_read_an_execution_and_a_write() {
     assert_eq!((header.task, header.batch_size, backend.0.plans()), (TaskId::new(FRONTEND, 1).0, 1, 1));
     backend.0.handle_event(NOW, Event::WriteDone { connection, token: transfer.token, result: Ok(()) });
     let reports = backend.reports();
-    assert!(matches!(&reports[..], [(_, BackendToScheduler::Answered { undelivered, .. })] if undelivered.is_empty()));
+    let [(_, Addressed::ModelThread(BackendToModelThread::Answered { undelivered, .. }))] = &reports[..] else {
+        panic!("{reports:?}")
+    };
+    assert!(undelivered.is_empty(), "{undelivered:?}");
     assert_eq!(backend.0.plans(), 0);
 }
 
@@ -326,7 +329,8 @@ fn what_cannot_be_posted_is_reported_with_its_link() {
     let [Output::Read { transfer, .. }] = backend.outputs()[..] else { panic!("a plan is read") };
     backend.0.handle_read_failed(NOW, transfer.token);
     let reports = backend.reports();
-    let [(_, BackendToScheduler::PlanDone { outcome, undelivered, .. }), _] = &reports[..] else {
+    let [(_, Addressed::ModelThread(BackendToModelThread::PlanDone { outcome, undelivered, .. })), _] = &reports[..]
+    else {
         panic!("{reports:?}")
     };
     assert!(matches!(outcome, PlanOutcome::WindowMissed { .. }));
@@ -347,7 +351,7 @@ fn a_link_that_breaks_is_reported_and_its_transfers_with_it() {
     backend.0.handle_event(NOW, Event::Disconnected { connection, reason: DisconnectReason("dead".into()) });
     let reports = backend.reports();
     assert_eq!(reports.len(), 3, "{reports:?}");
-    assert_eq!(reports[2].1, BackendToScheduler::Unlinked { frontend: FRONTEND });
+    assert_eq!(reports[2].1, Addressed::Control(BackendToControl::Unlinked { frontend: FRONTEND }));
     let at = backend.0.poll_timeout().max(NOW + Span::from_millis(20));
     backend.0.handle_timeout(at);
     let again = |output: &Output| matches!(output, Output::Connect { peer: Peer::Frontend(FRONTEND), .. });
@@ -376,7 +380,9 @@ fn loads_are_answered_and_a_batch_keeps_the_shape_that_it_came_with() {
         assert_eq!(name, "n");
         backend.0.handle_loaded(NOW, *ours, result);
         let reports = backend.reports();
-        let [(_, BackendToScheduler::Loaded { load: found, outcome })] = &reports[..] else { panic!("one answer") };
+        let [(_, Addressed::Control(BackendToControl::Loaded { load: found, outcome }))] = &reports[..] else {
+            panic!("one answer")
+        };
         assert_eq!(*found, LoadId(load));
         outcome.clone()
     };
@@ -397,7 +403,10 @@ fn loads_are_answered_and_a_batch_keeps_the_shape_that_it_came_with() {
     for output in backend.outputs() {
         let Output::Send { frame, .. } = output else { continue };
         let mut said = read_frame::<BackendToScheduler>(&frame);
-        assert!(!said.any(|said| matches!(said, Ok(BackendToScheduler::Unloaded { .. }))), "nobody wants it to go");
+        assert!(
+            !said.any(|said| matches!(said, Ok(Addressed::Control(BackendToControl::Unloaded { .. })))),
+            "nobody wants it to go"
+        );
     }
 }
 
@@ -421,10 +430,12 @@ fn a_batch_that_hangs_is_given_up_and_its_gpu_is_tried_again_later() {
     backend.0.handle_timeout(gives_up_at);
     let (reports, others) = backend.reports_and_others();
     assert!(matches!(others[..], [Output::Interrupt { gpu: 0 }]), "{others:?}");
-    let [usable, (_, BackendToScheduler::PlanDone { outcome, undelivered, .. })] = &reports[..] else {
+    let [usable, (_, Addressed::ModelThread(BackendToModelThread::PlanDone { outcome, undelivered, .. }))] =
+        &reports[..]
+    else {
         panic!("{reports:?}")
     };
-    assert_eq!(usable.1, BackendToScheduler::Usable { gpu_index: 0, is_usable: false });
+    assert_eq!(usable.1, Addressed::Control(BackendToControl::Usable { gpu_index: 0, is_usable: false }));
     assert_eq!(*outcome, PlanOutcome::Abandoned { abandoned_at: gives_up_at });
     assert_eq!(undelivered[..], [Undelivered { task: TaskId::new(FRONTEND, 1), link: LinkId::NONE }]);
 
@@ -435,10 +446,13 @@ fn a_batch_that_hangs_is_given_up_and_its_gpu_is_tried_again_later() {
         Execution::Done { started_at: NOW, finished_at: back_at, outputs: Outputs::default() },
     );
     let reports = backend.reports();
-    assert!(matches!(&reports[..], [(_, BackendToScheduler::Answered { undelivered, .. })] if undelivered.is_empty()));
+    let [(_, Addressed::ModelThread(BackendToModelThread::Answered { undelivered, .. }))] = &reports[..] else {
+        panic!("{reports:?}")
+    };
+    assert!(undelivered.is_empty(), "{undelivered:?}");
     assert_eq!(backend.0.plans(), 0);
     backend.0.handle_timeout(back_at + Span::from_millis(1_000));
-    let is_usable = BackendToScheduler::Usable { gpu_index: 0, is_usable: true };
+    let is_usable = Addressed::Control(BackendToControl::Usable { gpu_index: 0, is_usable: true });
     assert!(backend.reports().contains(&(SCHEDULER, is_usable)));
 }
 
@@ -460,10 +474,10 @@ fn a_gpu_rests_without_its_programs_only_if_it_hosts_nothing_else() {
         let lost = Execution::Lost { started_at: NOW, finished_at: NOW, reason: "it ended".into() };
         backend.0.handle_executed(NOW, 0, lost);
         let (reports, _) = backend.reports_and_others();
-        let is_unusable = BackendToScheduler::Usable { gpu_index: 0, is_usable: false };
+        let is_unusable = Addressed::Control(BackendToControl::Usable { gpu_index: 0, is_usable: false });
         assert_eq!(reports.iter().any(|(_, report)| *report == is_unusable), others == 0, "{reports:?}");
         backend.0.handle_timeout(NOW + Span::from_millis(1_000));
-        let is_usable = BackendToScheduler::Usable { gpu_index: 0, is_usable: true };
+        let is_usable = Addressed::Control(BackendToControl::Usable { gpu_index: 0, is_usable: true });
         assert_eq!(backend.reports().iter().any(|(_, report)| *report == is_usable), others == 0);
     }
 }
@@ -480,7 +494,7 @@ fn schedulers_are_told_what_could_not_be_loaded_until_it_is() {
     let mut backend = backend.welcomed_by(&[]);
     let not_loaded = |name: &str| {
         let (name, version, reason) = (name.to_owned(), "1".to_owned(), "it is torn".to_owned());
-        (SCHEDULER, BackendToScheduler::NotLoaded { name, version, reason })
+        (SCHEDULER, Addressed::Control(BackendToControl::NotLoaded { name, version, reason }))
     };
     assert_eq!(backend.reports(), [not_loaded("n"), not_loaded("o"), (SCHEDULER, obeys(1))]);
     backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(7), name: "n".into(), brought: None });
@@ -516,7 +530,7 @@ fn one_that_leaves_finishes_what_it_has_and_what_still_comes() {
     let mut backend = executing();
     backend.0.handle_leaving(NOW);
     backend.0.handle_leaving(NOW);
-    assert_eq!(backend.reports(), [(SCHEDULER, BackendToScheduler::Leaving)]);
+    assert_eq!(backend.reports(), [(SCHEDULER, Addressed::Control(BackendToControl::Leaving))]);
     assert!(!backend.0.has_left());
     backend.tell(SCHEDULER, &SchedulerToBackend::Dismissed);
     assert!(!backend.0.has_left(), "a batch executes");

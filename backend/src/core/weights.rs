@@ -7,13 +7,13 @@ use std::{
 };
 
 use proto::{
-    GpuId, ModelId, ModelThreadId, Span, Timestamp, Weights,
-    backend_to_scheduler::{BackendToScheduler, RESIDENT_MAX, ResidentModel},
+    GpuId, ModelId, Span, Timestamp, Weights,
+    backend_to_scheduler::{BackendToControl, BackendToModelThread, RESIDENT_MAX, ResidentModel},
     host_memory::{HostMemory, Moved},
     weights::{TALLY_INTERVAL, WeightsTally},
 };
 
-use super::{Core, Output, Reader, session::Session};
+use super::{Core, Output, session::Session};
 use crate::{
     executor::Loaded,
     memory::{Hosted, LoadOrder, Memory, MemoryAction},
@@ -245,7 +245,7 @@ impl Core {
         loop {
             let models = parts.next().unwrap_or_default().to_vec();
             let is_last = parts.peek().is_none();
-            self.report(Reader::Scheduler, &BackendToScheduler::Resident { gpu: name, models, is_last });
+            self.report(&BackendToControl::Resident { gpu: name, models, is_last });
             if is_last {
                 return;
             }
@@ -263,7 +263,7 @@ impl Core {
             let theirs: Vec<ModelId> = models.iter().filter_map(|model| ours.get(model).copied()).collect();
             for models in theirs.chunks(RESIDENT_MAX) {
                 let models = models.to_vec();
-                self.report(Reader::Scheduler, &BackendToScheduler::InHostMemory { models, is_there });
+                self.report(&BackendToControl::InHostMemory { models, is_there });
             }
         }
     }
@@ -319,7 +319,7 @@ impl Core {
         if let Some(name) = gpu.memory.name().filter(|name| gpu.disputed != Some(*name)) {
             gpu.disputed = Some(name);
             tracing::warn!(gpu = gpu_index, model = model.0, "a batch came whose weights are not in memory");
-            self.report(Reader::Scheduler, &BackendToScheduler::WeightsMissing { gpu: name });
+            self.report(&BackendToControl::WeightsMissing { gpu: name });
         }
         false
     }
@@ -350,8 +350,7 @@ impl Core {
                         self.outputs.push_back(Output::CopyWeights { gpu: index, model, executor, takes, read });
                     }
                     MemoryAction::Report { gpu, model, outcome } => {
-                        let report = BackendToScheduler::WeightsLoaded { gpu, model, outcome };
-                        self.report(Reader::ModelThread(ModelThreadId(0)), &report);
+                        self.report_to_thread(BackendToModelThread::WeightsLoaded { gpu, model, outcome });
                     }
                 }
             }
@@ -370,7 +369,7 @@ impl Core {
             }
         }
         if let Some(tally) = self.memories.poll_tally(now) {
-            self.report(Reader::Scheduler, &BackendToScheduler::Weights(tally));
+            self.report(&BackendToControl::Weights(tally));
         }
     }
 }

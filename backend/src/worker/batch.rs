@@ -142,10 +142,10 @@ impl Batch {
         self.undelivered.push(Undelivered { task, link });
     }
 
-    pub(super) fn done(&mut self, outcome: PlanOutcome) -> BackendToScheduler {
+    pub(super) fn done(&mut self, outcome: PlanOutcome) -> BackendToModelThread {
         let undelivered = std::mem::take(&mut self.undelivered);
         let (plan, arrived_at, fetched_at) = (self.plan.plan, self.planned_at, self.fetched_at);
-        BackendToScheduler::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
+        BackendToModelThread::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
     }
 
     /// What is told of it under another name. A task that has failed and was not reported is, like one that was

@@ -201,7 +201,7 @@ impl Worker {
             }
         }
         let plan = batch.plan.plan;
-        cancelled.into_iter().for_each(|task| self.report(BackendToScheduler::Cancelled { plan, task }));
+        cancelled.into_iter().for_each(|task| self.report(BackendToModelThread::Cancelled { plan, task }));
         self.on_change(now);
     }
 }

@@ -68,20 +68,20 @@ fn actions(worker: &mut Worker) -> Vec<Action> {
 }
 
 /// When a plan and its inputs arrived is in its answers' stamps, too, and compared there.
-fn without_instants(mut report: BackendToScheduler) -> BackendToScheduler {
-    if let BackendToScheduler::PlanDone { arrived_at, fetched_at, .. } = &mut report {
+fn without_instants(mut report: BackendToModelThread) -> BackendToModelThread {
+    if let BackendToModelThread::PlanDone { arrived_at, fetched_at, .. } = &mut report {
         (*arrived_at, *fetched_at) = (Timestamp::PAST, Timestamp::PAST);
     }
     report
 }
 
 /// Of plan 1, without instants.
-fn plan_done(outcome: PlanOutcome, undelivered: Vec<Undelivered>) -> BackendToScheduler {
+fn plan_done(outcome: PlanOutcome, undelivered: Vec<Undelivered>) -> BackendToModelThread {
     let (plan, arrived_at, fetched_at) = (PlanId(1), Timestamp::PAST, Timestamp::PAST);
-    BackendToScheduler::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
+    BackendToModelThread::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
 }
 
-fn reports(worker: &mut Worker) -> Vec<BackendToScheduler> {
+fn reports(worker: &mut Worker) -> Vec<BackendToModelThread> {
     let report = |action| if let Action::Report(report) = action { Some(without_instants(report)) } else { None };
     actions(worker).into_iter().filter_map(report).collect()
 }
@@ -144,7 +144,7 @@ fn a_batch_is_fetched_at_once_executed_in_its_window_and_answered() {
     assert_eq!(reports(&mut worker), []);
     worker.handle_pushed(Timestamp(170), place(0, 1), false);
     let undelivered = vec![Undelivered { task: TaskId::new(FrontendId(1), 101), link: LINK }];
-    assert_eq!(reports(&mut worker), [BackendToScheduler::Answered { plan: PlanId(1), undelivered }]);
+    assert_eq!(reports(&mut worker), [BackendToModelThread::Answered { plan: PlanId(1), undelivered }]);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn neighbours_share_their_transfers_and_their_failures() {
     // The middle one of the first run is not wanted any more; the last run cannot be read.
     worker.handle_cancel(Timestamp(15), PlanId(1), TaskId::new(FrontendId(0), 101));
     worker.handle_fetched(Timestamp(20), place(0, 0), true);
-    let cancelled = BackendToScheduler::Cancelled { plan: PlanId(1), task: TaskId::new(FrontendId(0), 101) };
+    let cancelled = BackendToModelThread::Cancelled { plan: PlanId(1), task: TaskId::new(FrontendId(0), 101) };
     assert_eq!(reports(&mut worker), [cancelled]);
     worker.handle_fetched(Timestamp(20), place(0, 3), true);
     worker.handle_fetched(Timestamp(20), place(0, 4), false);
@@ -211,7 +211,7 @@ fn one_answer_is_for_the_run_that_executed() {
     worker.handle_pushed(Timestamp(160), place(0, 0), false);
     let undelivered = |number| Undelivered { task: TaskId::new(FrontendId(0), number), link: LINK };
     let undelivered = (100..103).map(undelivered).collect();
-    assert_eq!(reports(&mut worker), [BackendToScheduler::Answered { plan: PlanId(1), undelivered }]);
+    assert_eq!(reports(&mut worker), [BackendToModelThread::Answered { plan: PlanId(1), undelivered }]);
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn an_input_that_is_late_is_not_read_and_the_rest_of_its_batch_goes_on() {
     // The word of another task is no better than none.
     worker.handle_guards(Timestamp(10), place(0, 0), &[word(100), 0, word(102), word(102)]);
     let all = actions(&mut worker);
-    let late = |task| Action::Report(BackendToScheduler::InputLate { plan: PlanId(1), task: TaskId(task) });
+    let late = |task| Action::Report(BackendToModelThread::InputLate { plan: PlanId(1), task: TaskId(task) });
     assert_eq!(all[..2], [late(101), late(103)]);
     assert!(matches!(all[2..], [Action::Fetch { tasks: 1, .. }, Action::Fetch { tasks: 1, .. }]), "{all:?}");
     assert_eq!((worker.reads_guards(place(0, 0)), worker.poll_timeout()), (None, Timestamp(201)));
@@ -327,9 +327,9 @@ fn a_batch_of_late_inputs_is_given_up_at_once() {
     let task = TaskId::new(FrontendId(0), 100);
     let outcome = PlanOutcome::WindowMissed { rejected_at: Timestamp(10) };
     let expected = [
-        BackendToScheduler::InputLate { plan: PlanId(1), task },
+        BackendToModelThread::InputLate { plan: PlanId(1), task },
         plan_done(outcome, vec![]),
-        BackendToScheduler::Answered { plan: PlanId(1), undelivered: vec![] },
+        BackendToModelThread::Answered { plan: PlanId(1), undelivered: vec![] },
     ];
     assert_eq!(reports(&mut worker), expected);
     assert_eq!((worker.plans(), worker.poll_timeout()), (0, Timestamp::NEVER));
@@ -353,7 +353,7 @@ fn a_guard_that_is_looked_at_too_late_or_for_nobody_ends_its_task_as_an_input_do
     worker.handle_guards(Timestamp(151), place(0, 1), &[word(101)]);
     worker.handle_guards(Timestamp(151), place(0, 2), &[word(102)]);
     let all = actions(&mut worker);
-    let cancelled = BackendToScheduler::Cancelled { plan: PlanId(1), task: TaskId::new(FrontendId(0), 101) };
+    let cancelled = BackendToModelThread::Cancelled { plan: PlanId(1), task: TaskId::new(FrontendId(0), 101) };
     let [Action::Report(report), Action::Push(Push { header, .. })] = &all[..] else { panic!("{all:?}") };
     assert_eq!((report, header.status), (&cancelled, AnswerStatus::WindowMissed));
     worker.handle_executed(Timestamp(160), done(150, 160));
@@ -451,7 +451,7 @@ fn a_batch_that_cannot_start_in_its_window_is_rejected() {
     assert_eq!(pushes(&mut worker)[0].0, 1);
     worker.handle_pushed(Timestamp(40), place(0, 0), true);
     worker.handle_pushed(Timestamp(40), place(0, 1), true);
-    assert_eq!(reports(&mut worker), [BackendToScheduler::Answered { plan: PlanId(1), undelivered: vec![] }]);
+    assert_eq!(reports(&mut worker), [BackendToModelThread::Answered { plan: PlanId(1), undelivered: vec![] }]);
 }
 
 #[test]
@@ -545,7 +545,7 @@ fn plans_that_no_gpu_could_run_end_at_once() {
             refused.tasks.iter().map(|task| Undelivered { task: task.task, link: LinkId::NONE }).collect();
         let outcome = PlanOutcome::WindowMissed { rejected_at: Timestamp(5) };
         let expected =
-            [plan_done(outcome, undelivered), BackendToScheduler::Answered { plan: PlanId(1), undelivered: vec![] }];
+            [plan_done(outcome, undelivered), BackendToModelThread::Answered { plan: PlanId(1), undelivered: vec![] }];
         assert_eq!(reports(&mut worker), expected);
         error.to_string()
     };

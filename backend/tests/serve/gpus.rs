@@ -73,7 +73,9 @@ fn load(cluster: &mut Cluster) -> WeightsOutcome {
     let latest = now + Span::from_millis(10_000);
     cluster.tell(&SchedulerToBackend::LoadWeights { gpu: GPU, model: MODEL, earliest: now, latest });
     await_weights(cluster, "the load", |report| match report {
-        BackendToScheduler::WeightsLoaded { gpu: GPU, model: MODEL, outcome } => Some(*outcome),
+        Addressed::ModelThread(BackendToModelThread::WeightsLoaded { gpu: GPU, model: MODEL, outcome }) => {
+            Some(*outcome)
+        }
         _ => None,
     })
 }
@@ -98,7 +100,7 @@ fn weights_come_and_go_as_the_scheduler_says_and_no_batch_runs_without_them() {
     assert_eq!((weights.pages, weights.load > Span::ZERO), (1, true), "measured when it was registered");
     cluster.tell(&SchedulerToBackend::AskResident { gpu_index: 0, gpu: GPU });
     let resident = await_weights(&mut cluster, "what is resident", |report| match report {
-        BackendToScheduler::Resident { gpu: GPU, models, is_last: true } => Some(models.clone()),
+        Addressed::Control(BackendToControl::Resident { gpu: GPU, models, is_last: true }) => Some(models.clone()),
         _ => None,
     });
     assert_eq!(resident, [] as [ResidentModel; 0], "it has left the GPU when it was registered");

@@ -88,7 +88,7 @@ impl Core {
         for (index, session) in self.sessions.iter_mut().enumerate() {
             if let Some(sent_at) = session.poll_clock_request(now) {
                 let resp = if primary == Some(index) { self.tasks.take_way_back() } else { Span::ZERO };
-                session.post(&FrontendToScheduler::ClockRequest { sent_at, resp });
+                session.post(&FrontendToControl::ClockRequest { sent_at, resp });
             }
         }
     }
@@ -96,7 +96,7 @@ impl Core {
     /// Runs the timers of sessions and of what depends on them.
     pub(super) fn tend_schedulers(&mut self, now: Timestamp) {
         for session in self.questions.take_missed(now) {
-            self.sessions[session].post(&FrontendToScheduler::Misses { misses: true });
+            self.sessions[session].post(&FrontendToControl::Misses { misses: true });
         }
         if let Verdict::StartOver(reason) = self.allegiance.handle_timeout(now) {
             self.start_over(reason);
@@ -180,13 +180,13 @@ impl Core {
         self.fences.clear();
         self.fenced.clear();
         for &(backend, link) in self.links.values() {
-            self.sessions[index].post(&FrontendToScheduler::Link { backend, link });
+            self.sessions[index].post(&FrontendToControl::Link { backend, link });
         }
-        self.sessions[index].post(&FrontendToScheduler::Obeys { epoch });
+        self.sessions[index].post(&FrontendToControl::Obeys { epoch });
         self.tasks.handle_obeyed(|model| self.models.offer_of(model));
         self.post_messages();
         for thread in self.sessions[index].threads() {
-            self.sessions[index].post_to_thread(thread, &FrontendToScheduler::AllOpen);
+            self.sessions[index].post_to_thread(thread, &FrontendToModelThread::AllOpen);
         }
         self.answer_questions(false);
         for (connection, hello) in std::mem::take(&mut self.early) {
@@ -215,10 +215,10 @@ impl Core {
             Some(primary) => {
                 if self.questions.handle_asked(now, index) {
                     let resp = Span::ZERO;
-                    self.sessions[primary].post(&FrontendToScheduler::ClockRequest { sent_at: now, resp });
+                    self.sessions[primary].post(&FrontendToControl::ClockRequest { sent_at: now, resp });
                 }
             }
-            None => self.sessions[index].post(&FrontendToScheduler::Misses { misses: true }),
+            None => self.sessions[index].post(&FrontendToControl::Misses { misses: true }),
         }
     }
 
@@ -231,7 +231,7 @@ impl Core {
 
     fn answer_questions(&mut self, misses: bool) {
         for session in self.questions.take_all() {
-            self.sessions[session].post(&FrontendToScheduler::Misses { misses });
+            self.sessions[session].post(&FrontendToControl::Misses { misses });
         }
     }
 

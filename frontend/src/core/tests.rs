@@ -8,6 +8,8 @@ use proto::{
     Epoch, Era, ModelId, ModelThreadId, SlotDescriptor, Span,
     backend_to_frontend::{AnswerHeader, AnswerStatus},
     clock::ClockReply,
+    frame::Addressed,
+    frontend_to_scheduler::FrontendToScheduler,
     hello::{Member, MemberHello, ModelThreads, SchedulerHello},
     scheduler_to_frontend::{DropReason, FrontendWelcome, NetworkTimes},
     slot::ImmediateData,
@@ -266,24 +268,27 @@ impl World {
         let seed = self.seed;
         for message in read_frame(frame) {
             match message.unwrap() {
-                FrontendToScheduler::Submit { task, model, .. } => {
+                Addressed::ModelThread(FrontendToModelThread::Submit { task, model, .. }) => {
                     let line = self.line(self.told[model.0 as usize]);
                     assert_eq!(Some(connection), line, "seed {seed}: {task:?} of {model:?} went elsewhere");
                     assert_eq!(self.up.len(), self.threads, "seed {seed}: submitted before all lines were up");
                     self.submitted_over.insert(task, connection);
                 }
-                FrontendToScheduler::Cancel { task, .. } => {
+                Addressed::ModelThread(FrontendToModelThread::Cancel { task, .. }) => {
                     let over = self.submitted_over.get(&task);
                     assert_eq!(Some(&connection), over, "seed {seed}: {task:?} was submitted elsewhere");
                 }
-                FrontendToScheduler::Fenced { .. } => {
+                Addressed::ModelThread(FrontendToModelThread::Fenced { .. }) => {
                     let asked = self.asked.iter().position(|asked| *asked == connection);
                     self.asked.remove(asked.unwrap_or_else(|| panic!("seed {seed}: nobody asked over {connection:?}")));
                 }
-                FrontendToScheduler::ClockRequest { .. } | FrontendToScheduler::Obeys { .. } => {
+                Addressed::Control(FrontendToControl::ClockRequest { .. })
+                | Addressed::Control(FrontendToControl::Obeys { .. }) => {
                     assert_eq!(connection, scheduler, "seed {seed}");
                 }
-                FrontendToScheduler::AllOpen => assert_eq!(self.up.len(), self.threads, "seed {seed}"),
+                Addressed::ModelThread(FrontendToModelThread::AllOpen) => {
+                    assert_eq!(self.up.len(), self.threads, "seed {seed}")
+                }
                 other => panic!("seed {seed}: found {other:?}, nobody asked for that"),
             }
         }
@@ -581,26 +586,26 @@ impl World {
         }
         for message in read_frame::<FrontendToScheduler>(frame) {
             match message.unwrap() {
-                FrontendToScheduler::ClockRequest { sent_at, .. } => {
+                Addressed::Control(FrontendToControl::ClockRequest { sent_at, .. }) => {
                     let at = self.now + OFFSET;
                     let reply = ClockReply { sent_at, received_at: at, replied_at: at };
                     self.tell(Some(connection), &SchedulerToFrontend::Clock(reply));
                 }
-                FrontendToScheduler::Submit { task, slot, .. } => {
+                Addressed::ModelThread(FrontendToModelThread::Submit { task, slot, .. }) => {
                     self.submitted(thread.expect("its way was checked"), task, slot);
                 }
-                FrontendToScheduler::Cancel { task, .. } => {
+                Addressed::ModelThread(FrontendToModelThread::Cancel { task, .. }) => {
                     if self.tasks.get(&task).is_some_and(|task| task.link.is_none() && !task.fencing) {
                         self.drop_task(task, DropReason::Cancelled);
                     }
                 }
-                FrontendToScheduler::Obeys { epoch } => assert_eq!(epoch, CLAIM.epoch),
-                FrontendToScheduler::AllOpen => {}
-                other @ (FrontendToScheduler::ChangeModel { .. }
-                | FrontendToScheduler::Link { .. }
-                | FrontendToScheduler::Open { .. }
-                | FrontendToScheduler::Misses { .. }) => panic!("nobody asked for that: {other:?}"),
-                FrontendToScheduler::Fenced { unanswered, .. } => {
+                Addressed::Control(FrontendToControl::Obeys { epoch }) => assert_eq!(epoch, CLAIM.epoch),
+                Addressed::ModelThread(FrontendToModelThread::AllOpen) => {}
+                other @ (Addressed::Control(FrontendToControl::ChangeModel { .. })
+                | Addressed::Control(FrontendToControl::Link { .. })
+                | Addressed::ModelThread(FrontendToModelThread::Open { .. })
+                | Addressed::Control(FrontendToControl::Misses { .. })) => panic!("nobody asked for that: {other:?}"),
+                Addressed::ModelThread(FrontendToModelThread::Fenced { unanswered, .. }) => {
                     for id in unanswered {
                         let task = self.tasks.get_mut(&id).expect("an unanswered task has not ended");
                         assert!(task.fencing);

@@ -133,23 +133,23 @@ impl Group {
     }
 
     /// Gives a row's task to the scheduler.
-    pub(super) fn submit(&self, row: usize) -> FrontendToScheduler {
+    pub(super) fn submit(&self, row: usize) -> FrontendToModelThread {
         let Terms { deadline, priority, application, .. } = self.terms;
         let (task, model, slot) = (self.task(row), self.model_id, self.offered_slot(row));
-        FrontendToScheduler::Submit { task, model, deadline, priority, application, is_first: row == 0, slot }
+        FrontendToModelThread::Submit { task, model, deadline, priority, application, is_first: row == 0, slot }
     }
 
     /// Names a row's task, which an earlier primary was given, to the next one.
-    pub(super) fn open(&self, row: usize) -> FrontendToScheduler {
+    pub(super) fn open(&self, row: usize) -> FrontendToModelThread {
         let Terms { deadline, priority, application, .. } = self.terms;
         let (task, model, slot) = (self.task(row), self.model_id, self.offered_slot(row));
         let attempt = self.rows[row].attempt;
-        FrontendToScheduler::Open { task, model, deadline, priority, application, attempt, slot }
+        FrontendToModelThread::Open { task, model, deadline, priority, application, attempt, slot }
     }
 
     /// Takes a row's task back.
-    pub(super) fn cancel(&self, row: usize) -> FrontendToScheduler {
-        FrontendToScheduler::Cancel { task: self.task(row), model: self.model_id }
+    pub(super) fn cancel(&self, row: usize) -> FrontendToModelThread {
+        FrontendToModelThread::Cancel { task: self.task(row), model: self.model_id }
     }
 
     /// A row's slot, as the scheduler is told of it: whoever is submitted again has its input.

@@ -89,7 +89,7 @@ impl Bench {
     fn submitted(&mut self) -> Vec<(TaskId, SlotDescriptor)> {
         std::iter::from_fn(|| self.tasks.poll_message())
             .map(|(model_thread, message)| match message {
-                FrontendToScheduler::Submit { task, model, deadline, priority, slot, .. } => {
+                FrontendToModelThread::Submit { task, model, deadline, priority, slot, .. } => {
                     assert_eq!((model_thread, model, priority), (THREAD, ModelId(3), 2));
                     assert_eq!(deadline, Timestamp(1_000) + SLO);
                     (task, slot)
@@ -317,7 +317,7 @@ fn a_failed_row_ends_the_request_once_and_cancels_the_others() {
     bench.answer(slot, header, reason.as_bytes());
     assert_eq!(bench.tasks.poll_reply(), Some((request, Err(InferError::Failed(reason.to_owned())))));
     let cancelled: Vec<_> = std::iter::from_fn(|| bench.tasks.poll_message()).collect();
-    let cancel = |task| (THREAD, FrontendToScheduler::Cancel { task, model: ModelId(3) });
+    let cancel = |task| (THREAD, FrontendToModelThread::Cancel { task, model: ModelId(3) });
     assert_eq!(cancelled, [cancel(tasks[0].0), cancel(tasks[2].0)]);
     assert_eq!(bench.tasks.outstanding(), 2, "cancelled tasks keep their slots until they end");
     bench.tasks.handle_dropped(Timestamp(0), tasks[0].0, DropReason::Cancelled);
@@ -427,7 +427,7 @@ fn a_request_without_any_word_is_given_up_and_its_slot_kept() {
 fn without_an_objective_there_is_no_deadline_and_the_answer_is_waited_for_a_day() {
     let mut bench = Bench::new();
     let _ = bench.admit_within(Span::ENDLESS, 1, inputs(1)).unwrap();
-    let Some((THREAD, FrontendToScheduler::Submit { deadline, .. })) = bench.tasks.poll_message() else {
+    let Some((THREAD, FrontendToModelThread::Submit { deadline, .. })) = bench.tasks.poll_message() else {
         panic!("expected a task")
     };
     let given_up_at = Timestamp(0) + ENDLESS_MAX + WORD_WAIT;

@@ -18,8 +18,8 @@ use proto::{
     TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     clock::ClockReply,
-    frame::read_frame,
-    frontend_to_scheduler::{FrontendToScheduler, ModelChange},
+    frame::{Addressed, read_frame},
+    frontend_to_scheduler::{FrontendToControl, FrontendToModelThread, FrontendToScheduler, ModelChange},
     hello::ModelThreads,
     predictions::{ActionErrors, ErrorTail, ErrorTails, PredictionErrors},
     scheduler_to_frontend::{
@@ -137,7 +137,7 @@ impl Peer {
 
     fn handle_message(&self, connection: ConnectionId, message: FrontendToScheduler) {
         match message {
-            FrontendToScheduler::ClockRequest { sent_at, .. } => {
+            Addressed::Control(FrontendToControl::ClockRequest { sent_at, .. }) => {
                 let at = sent_at + Span::from_millis(5_000);
                 let reply = ClockReply { sent_at, received_at: at, replied_at: at };
                 self.tell_over(connection, &SchedulerToFrontend::Clock(reply));
@@ -158,20 +158,19 @@ impl Peer {
                 };
                 self.tell_over(connection, &SchedulerToFrontend::Load(Box::new(load)));
             }
-            FrontendToScheduler::Submit { task, slot, .. } | FrontendToScheduler::Open { task, slot, .. } => {
-                match self.next_fate(slot) {
-                    None if slot.is_guarded() => self.guarded.borrow_mut().push((task, slot)),
-                    None => self.answer(task, slot, AnswerStatus::Done, &self.doubled(slot)),
-                    Some(Fate::Answer(status, payload)) => self.answer(task, slot, status, payload.as_bytes()),
-                    Some(Fate::Drop(reason)) => self.tell(&SchedulerToFrontend::Dropped { task, reason }),
-                    Some(Fate::Keep) => self.kept.borrow_mut().push(task),
-                }
-            }
-            FrontendToScheduler::Cancel { task, .. } => {
+            Addressed::ModelThread(FrontendToModelThread::Submit { task, slot, .. })
+            | Addressed::ModelThread(FrontendToModelThread::Open { task, slot, .. }) => match self.next_fate(slot) {
+                None if slot.is_guarded() => self.guarded.borrow_mut().push((task, slot)),
+                None => self.answer(task, slot, AnswerStatus::Done, &self.doubled(slot)),
+                Some(Fate::Answer(status, payload)) => self.answer(task, slot, status, payload.as_bytes()),
+                Some(Fate::Drop(reason)) => self.tell(&SchedulerToFrontend::Dropped { task, reason }),
+                Some(Fate::Keep) => self.kept.borrow_mut().push(task),
+            },
+            Addressed::ModelThread(FrontendToModelThread::Cancel { task, .. }) => {
                 self.cancelled.set(self.cancelled.get() + 1);
                 self.tell(&SchedulerToFrontend::Dropped { task, reason: DropReason::Cancelled });
             }
-            FrontendToScheduler::ChangeModel { change, to, name, brought } => match brought {
+            Addressed::Control(FrontendToControl::ChangeModel { change, to, name, brought }) => match brought {
                 // No backend can run it as it is told to.
                 Some(Brought { config, .. }) => {
                     let refused = Some(format!("parameter config: {config}"));
@@ -179,8 +178,11 @@ impl Peer {
                 }
                 None => self.change_model(change, to, name),
             },
-            FrontendToScheduler::Link { .. } | FrontendToScheduler::Obeys { .. } | FrontendToScheduler::AllOpen => {}
-            other @ (FrontendToScheduler::Fenced { .. } | FrontendToScheduler::Misses { .. }) => {
+            Addressed::Control(FrontendToControl::Link { .. })
+            | Addressed::Control(FrontendToControl::Obeys { .. })
+            | Addressed::ModelThread(FrontendToModelThread::AllOpen) => {}
+            other @ (Addressed::ModelThread(FrontendToModelThread::Fenced { .. })
+            | Addressed::Control(FrontendToControl::Misses { .. })) => {
                 panic!("nobody asked for that: {other:?}")
             }
         }

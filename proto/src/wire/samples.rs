@@ -256,16 +256,18 @@ enums! { enum_lines:
     SchedulerHello { Frontend { 0 } Backend { 0 } Member { 0 } Peer { 0 } HandOver {} }
     Member { Frontend { 0 } Backend { 0 } }
     ModelChange { Load {} Unload {} }
-    FrontendToScheduler {
-        Cancel { task, model }
+    FrontendToControl {
         ClockRequest { sent_at, resp }
-        Submit { task, model, deadline, priority, application, is_first, slot }
         ChangeModel { change, to, name, brought }
         Link { backend, link }
         Obeys { epoch }
+        Misses { misses }
+    }
+    FrontendToModelThread {
+        Cancel { task, model }
+        Submit { task, model, deadline, priority, application, is_first, slot }
         Open { task, model, deadline, priority, application, attempt, slot }
         AllOpen {}
-        Misses { misses }
         Fenced { backend, unanswered }
     }
     PlanOutcome {
@@ -275,7 +277,7 @@ enums! { enum_lines:
     }
     WeightsOutcome { Loaded { started_at, finished_at, read } Failed { failed_at } }
     LoadOutcome { Ready { offer, is_last } NotPlaced {} Failed { 0 } }
-    BackendToScheduler {
+    BackendToControl {
         Linked { frontend, link }
         Unlinked { frontend }
         Usable { gpu_index, is_usable }
@@ -283,18 +285,21 @@ enums! { enum_lines:
         Loaded { load, outcome }
         NotLoaded { name, version, reason }
         Unloaded { model }
-        WeightsLoaded { gpu, model, outcome }
         Resident { gpu, models, is_last }
         InHostMemory { models, is_there }
         WeightsMissing { gpu }
         Weights { 0 }
-        RanAlone { plan, took }
-        Cancelled { plan, task }
-        InputLate { plan, task }
         Unfinished { plan, gpu_index, model, frees_at, tasks }
+        Inherited { 0 }
         Obeys { epoch }
         Misses { misses }
         ClockRequest { sent_at }
+    }
+    BackendToModelThread {
+        WeightsLoaded { gpu, model, outcome }
+        RanAlone { plan, took }
+        Cancelled { plan, task }
+        InputLate { plan, task }
         Answered { plan, undelivered }
         PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
     }

@@ -70,6 +70,22 @@ fn every_type_that_can_be_encoded_is_in_the_golden_file() {
     assert!(types > 60, "{types}");
 }
 
+/// One connection can carry both because their tags differ.
+#[test]
+fn messages_to_control_and_to_model_threads_have_tags_of_their_own() {
+    let mut found = [0, 0];
+    for line in GOLDEN.lines() {
+        let (name, digits) = line.split_once(' ').unwrap();
+        let (is_to_control, is_to_thread) = (name.contains("ToControl::"), name.contains("ToModelThread::"));
+        if is_to_control || is_to_thread {
+            let tag = u32::from_str_radix(&digits[..8], 16).unwrap().swap_bytes();
+            assert_eq!(tag >= crate::frame::MODEL_THREAD_TAG, is_to_thread, "{line}");
+            found[usize::from(is_to_thread)] += 1;
+        }
+    }
+    assert!(found.iter().all(|found| *found > 10), "{found:?}");
+}
+
 #[test]
 fn a_version_is_shown_short() {
     assert_eq!(WireVersion(0x0123_4567_89ab_cdef).to_string(), "01234567");

@@ -8,9 +8,12 @@ use std::collections::BTreeSet;
 use proto::{
     Application, BatchCost, Brought, ChangeId, Epoch, FilesDigest, GpuId, LatencyProfile, LinkId, LoadId, PlanId,
     SlotDescriptor, TaskId, Weights,
-    backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, ResidentModel, Undelivered, WeightsOutcome},
+    backend_to_scheduler::{
+        BackendToScheduler, LoadOutcome, ModelOffer, PlanOutcome, ResidentModel, Undelivered, WeightsOutcome,
+    },
     brought::CONFIG_BYTES_MAX,
-    frontend_to_scheduler::{ADDRESS_BYTES_MAX, ModelChange},
+    frame::Addressed,
+    frontend_to_scheduler::{ADDRESS_BYTES_MAX, FrontendToScheduler, ModelChange},
     scheduler_to_backend::BatchPlan,
     weights::WeightsTally,
 };
@@ -109,8 +112,8 @@ impl World {
         let joined = world.cluster.handle_backend_joined(world.now, hello).unwrap();
         world.connect(Member::Backend(joined.backend), joined.model_threads.pass);
         world.good = (welcome.frontend, joined.backend);
-        world.tell_good(BackendToScheduler::Obeys { epoch: EPOCH });
-        world.tell_good(BackendToScheduler::Linked { frontend: welcome.frontend, link: LinkId(1) });
+        world.tell_good(BackendToControl::Obeys { epoch: EPOCH });
+        world.tell_good(BackendToControl::Linked { frontend: welcome.frontend, link: LinkId(1) });
         world
     }
 
@@ -253,10 +256,10 @@ impl World {
                 self.connect(Member::Backend(welcome.backend), welcome.model_threads.pass);
                 self.backends.push(welcome.backend);
                 // One that can be planned on does more harm.
-                let obeys = BackendToScheduler::Obeys { epoch: EPOCH };
+                let obeys = BackendToControl::Obeys { epoch: EPOCH };
                 self.cluster.handle_backend_message(self.now, Port::Control, welcome.backend, obeys).unwrap();
                 for frontend in self.frontends.iter().copied().chain([self.good.0]).collect::<Vec<_>>() {
-                    let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
+                    let linked = BackendToControl::Linked { frontend, link: LinkId(1) };
                     self.cluster.handle_backend_message(self.now, Port::Control, welcome.backend, linked).unwrap();
                 }
             }
@@ -266,15 +269,15 @@ impl World {
     fn frontend_says(&mut self) {
         let Some(frontend) = self.pick(&self.frontends.clone()) else { return };
         let (task, model) = (self.task(frontend), self.model());
-        let message = match self.rng.random_range(0..12) {
+        let message: FrontendToScheduler = match self.rng.random_range(0..12) {
             10 => match self.rng.random_range(0..3) {
-                0 => FrontendToScheduler::Link { backend: self.good.1, link: LinkId(self.number(3) as u32) },
-                1 => FrontendToScheduler::Obeys { epoch: self.epoch() },
-                _ => FrontendToScheduler::Misses { misses: self.rng.random() },
+                0 => FrontendToControl::Link { backend: self.good.1, link: LinkId(self.number(3) as u32) }.into(),
+                1 => FrontendToControl::Obeys { epoch: self.epoch() }.into(),
+                _ => FrontendToControl::Misses { misses: self.rng.random() }.into(),
             },
             11 => match self.rng.random_range(0..4) {
-                0 => FrontendToScheduler::AllOpen,
-                _ => FrontendToScheduler::Open {
+                0 => FrontendToModelThread::AllOpen.into(),
+                _ => FrontendToModelThread::Open {
                     task,
                     model,
                     deadline: self.instant(),
@@ -282,29 +285,30 @@ impl World {
                     application: Application(self.number(40) as u32),
                     attempt: self.number(3) as u16,
                     slot: slot(0),
-                },
+                }
+                .into(),
             },
-            0 | 1 => FrontendToScheduler::Cancel { task, model },
-            2 => FrontendToScheduler::ClockRequest { sent_at: self.instant(), resp: self.span() },
+            0 | 1 => FrontendToModelThread::Cancel { task, model }.into(),
+            2 => FrontendToControl::ClockRequest { sent_at: self.instant(), resp: self.span() }.into(),
             3 => {
                 let to = if self.rng.random() { ModelChange::Load } else { ModelChange::Unload };
                 // Not the model of those who keep to the protocol: who may change it is another matter.
                 let name = if self.rng.random() { "n".to_owned() } else { self.text(256) };
                 let files = self.rng.random::<bool>().then(|| FilesDigest(self.rng.random()));
                 let brought = self.rng.random::<bool>().then(|| Brought { config: self.text(CONFIG_BYTES_MAX), files });
-                FrontendToScheduler::ChangeModel { change: ChangeId(self.number(3)), to, name, brought }
+                FrontendToControl::ChangeModel { change: ChangeId(self.number(3)), to, name, brought }.into()
             }
             4 if self.rng.random_range(0..10) == 0 => {
                 let backends: Vec<_> = self.backends.iter().copied().chain([self.good.1]).collect();
                 let backend = self.pick(&backends).unwrap_or(BackendId(9));
                 let unanswered = (0..self.rng.random_range(0..5)).map(|_| self.task(frontend)).collect();
-                FrontendToScheduler::Fenced { backend, unanswered }
+                FrontendToModelThread::Fenced { backend, unanswered }.into()
             }
             _ => {
                 let (deadline, priority) = (self.instant(), self.rng.random());
                 let number = self.number(9) as u32;
                 let (is_first, slot) = (self.rng.random(), slot(number));
-                FrontendToScheduler::Submit {
+                FrontendToModelThread::Submit {
                     task,
                     model,
                     deadline,
@@ -313,10 +317,11 @@ impl World {
                     is_first,
                     slot,
                 }
+                .into()
             }
         };
-        let is_for_shard = Shard::is_for_shard_of_frontend(&message);
-        let right = if is_for_shard { self.cluster.port_of(model) } else { Port::Control };
+        let is_for_thread = matches!(message, Addressed::ModelThread(_));
+        let right = if is_for_thread { self.cluster.port_of(model) } else { Port::Control };
         let port = if self.rng.random_range(0..10) == 0 { self.port() } else { right };
         if self.cluster.handle_frontend_message(self.now, port, frontend, message).is_err() {
             self.leave(Member::Frontend(frontend));
@@ -336,12 +341,12 @@ impl World {
             (0..world.rng.random_range(0..4)).map(|_| one(world)).collect::<Vec<_>>()
         };
         let gpu = GpuId(self.number(6) as u32);
-        let message = match self.rng.random_range(0..18) {
+        let message: BackendToScheduler = match self.rng.random_range(0..18) {
             14 => {
                 let most = [0, 1, 3, 1_025][self.rng.random_range(0..4)];
                 let models =
                     (0..most).map(|_| ResidentModel { model: self.model(), is_pinned: self.rng.random() }).collect();
-                BackendToScheduler::Resident { gpu, models, is_last: self.rng.random() }
+                BackendToControl::Resident { gpu, models, is_last: self.rng.random() }.into()
             }
             15 => {
                 let (started_at, finished_at) = (self.instant(), self.instant());
@@ -350,29 +355,30 @@ impl World {
                 } else {
                     WeightsOutcome::Failed { failed_at: finished_at }
                 };
-                BackendToScheduler::WeightsLoaded { gpu, model: self.model(), outcome }
+                BackendToModelThread::WeightsLoaded { gpu, model: self.model(), outcome }.into()
             }
             17 => {
                 let most = [0, 1, 3, 1_025][self.rng.random_range(0..4)];
                 let models = (0..most).map(|_| self.model()).collect();
-                BackendToScheduler::InHostMemory { models, is_there: self.rng.random() }
+                BackendToControl::InHostMemory { models, is_there: self.rng.random() }.into()
             }
-            16 if self.rng.random() => BackendToScheduler::WeightsMissing { gpu },
+            16 if self.rng.random() => BackendToControl::WeightsMissing { gpu }.into(),
             16 => {
                 let (busy, pages) = (self.span(), self.rng.random());
-                BackendToScheduler::Weights(WeightsTally { busy, pages, pages_used: pages, ..WeightsTally::default() })
+                BackendToControl::Weights(WeightsTally { busy, pages, pages_used: pages, ..WeightsTally::default() })
+                    .into()
             }
-            12 if self.rng.random() => BackendToScheduler::Obeys { epoch: self.epoch() },
-            12 => BackendToScheduler::Misses { misses: self.rng.random() },
+            12 if self.rng.random() => BackendToControl::Obeys { epoch: self.epoch() }.into(),
+            12 => BackendToControl::Misses { misses: self.rng.random() }.into(),
             13 => {
                 let plan = PlanId::new(ModelThreadId::INHERITED, self.number(3) & 0xffff);
                 let (gpu_index, model) = (self.number(1) as u32, self.model());
                 let frees_at = self.rng.random::<bool>().then(|| self.instant());
                 let tasks = (0..self.rng.random_range(0..300)).map(|_| (self.task(frontend), 0)).collect();
-                BackendToScheduler::Unfinished { plan, gpu_index, model, frees_at, tasks }
+                BackendToControl::Unfinished { plan, gpu_index, model, frees_at, tasks }.into()
             }
-            0 if self.rng.random_range(0..5) == 0 => BackendToScheduler::Unlinked { frontend },
-            0..=2 => BackendToScheduler::Linked { frontend, link: LinkId(1) },
+            0 if self.rng.random_range(0..5) == 0 => BackendToControl::Unlinked { frontend }.into(),
+            0..=2 => BackendToControl::Linked { frontend, link: LinkId(1) }.into(),
             3 => {
                 let outcome = match self.rng.random_range(0..3) {
                     0 => LoadOutcome::Ready { offer: self.offer(), is_last: self.rng.random() },
@@ -381,17 +387,17 @@ impl World {
                 };
                 let known = self.loads.clone();
                 let load = self.pick(&known).unwrap_or(LoadId(0));
-                BackendToScheduler::Loaded { load, outcome }
+                BackendToControl::Loaded { load, outcome }.into()
             }
             4 if self.rng.random() => {
                 let (name, version) = (self.text(300), self.text(300));
-                BackendToScheduler::NotLoaded { name, version, reason: self.text(2000) }
+                BackendToControl::NotLoaded { name, version, reason: self.text(2000) }.into()
             }
-            4 => BackendToScheduler::Unloaded { model: self.model() },
-            5 if self.rng.random() => BackendToScheduler::Cancelled { plan, task: self.task(frontend) },
-            5 if self.rng.random() => BackendToScheduler::InputLate { plan, task: self.task(frontend) },
-            6 => BackendToScheduler::ClockRequest { sent_at: self.instant() },
-            7 | 8 => BackendToScheduler::Answered { plan, undelivered: undelivered(self) },
+            4 => BackendToControl::Unloaded { model: self.model() }.into(),
+            5 if self.rng.random() => BackendToModelThread::Cancelled { plan, task: self.task(frontend) }.into(),
+            5 if self.rng.random() => BackendToModelThread::InputLate { plan, task: self.task(frontend) }.into(),
+            6 => BackendToControl::ClockRequest { sent_at: self.instant() }.into(),
+            7 | 8 => BackendToModelThread::Answered { plan, undelivered: undelivered(self) }.into(),
             _ => {
                 let (started_at, finished_at) = (self.instant(), self.instant());
                 let outcome = if self.rng.random() {
@@ -400,11 +406,21 @@ impl World {
                     PlanOutcome::WindowMissed { rejected_at: finished_at }
                 };
                 let (arrived_at, fetched_at) = (self.instant(), self.instant());
-                BackendToScheduler::PlanDone { plan, outcome, undelivered: undelivered(self), arrived_at, fetched_at }
+                BackendToModelThread::PlanDone { plan, outcome, undelivered: undelivered(self), arrived_at, fetched_at }
+                    .into()
             }
         };
+        let is_done = matches!(message, Addressed::ModelThread(BackendToModelThread::PlanDone { .. }));
+        let inherited = Some(ModelThreadId::INHERITED);
+        let message = match message {
+            Addressed::ModelThread(report)
+                if self.threads > 1 && report.plan().map(PlanId::model_thread) == inherited =>
+            {
+                BackendToControl::Inherited(report).into()
+            }
+            other => other,
+        };
         let port = if self.rng.random_range(0..10) == 0 { self.port() } else { self.port_of(&message) };
-        let is_done = matches!(message, BackendToScheduler::PlanDone { .. });
         // What breaks the protocol costs it its connection, mostly: it has more to say otherwise.
         match self.cluster.handle_backend_message(self.now, port, backend, message) {
             Ok(()) => self.reached[0] += u64::from(is_done),
@@ -423,7 +439,8 @@ impl World {
     }
 
     /// The backend that keeps to the protocol says something, which nobody may hold against it.
-    fn tell_good(&mut self, message: BackendToScheduler) {
+    fn tell_good(&mut self, message: impl Into<BackendToScheduler>) {
+        let message = message.into();
         let (port, text) = (self.port_of(&message), format!("{message:?}"));
         let said = self.cluster.handle_backend_message(self.now, port, self.good.1, message);
         assert_eq!(said, Ok(()), "{text}");
@@ -432,13 +449,8 @@ impl World {
     /// Where a backend's message belongs.
     fn port_of(&self, message: &BackendToScheduler) -> Port {
         match message {
-            BackendToScheduler::PlanDone { plan, .. }
-            | BackendToScheduler::Answered { plan, .. }
-            | BackendToScheduler::Cancelled { plan, .. }
-            | BackendToScheduler::InputLate { plan, .. }
-                if self.threads > 1 =>
-            {
-                Port::ModelThread(plan.model_thread())
+            Addressed::ModelThread(report) if self.threads > 1 => {
+                report.plan().map_or(Port::Control, |plan| Port::ModelThread(plan.model_thread()))
             }
             _ => Port::Control,
         }
@@ -450,7 +462,7 @@ impl World {
         self.next_task += 1;
         let (deadline, slot) = (self.now + Span::from_millis(30), slot(0));
         let (model, is_first) = (ModelId(0), true);
-        let message = FrontendToScheduler::Submit {
+        let message = FrontendToModelThread::Submit {
             task,
             model,
             deadline,
@@ -474,8 +486,14 @@ impl World {
         let outcome = PlanOutcome::Executed { started_at: self.now, finished_at: self.now };
         let (arrived_at, fetched_at) = (self.now, self.now);
         let undelivered = Vec::new();
-        self.tell_good(BackendToScheduler::PlanDone { plan: plan.plan, outcome, undelivered, arrived_at, fetched_at });
-        self.tell_good(BackendToScheduler::Answered { plan: plan.plan, undelivered: Vec::new() });
+        self.tell_good(BackendToModelThread::PlanDone {
+            plan: plan.plan,
+            outcome,
+            undelivered,
+            arrived_at,
+            fetched_at,
+        });
+        self.tell_good(BackendToModelThread::Answered { plan: plan.plan, undelivered: Vec::new() });
         for task in plan.tasks {
             self.open.remove(&task.task);
         }
@@ -498,18 +516,18 @@ impl World {
                         Some(())
                     });
                     if place.is_some() {
-                        self.tell_good(BackendToScheduler::Cancelled { plan, task });
+                        self.tell_good(BackendToModelThread::Cancelled { plan, task });
                     }
                 }
                 // Hostile ones link too: else they would be given nothing to lie about.
                 ClusterOutput::ToBackend(_, backend, SchedulerToBackend::FrontendJoined { frontend, .. }) => {
-                    let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
+                    let linked = BackendToControl::Linked { frontend, link: LinkId(1) };
                     let said = self.cluster.handle_backend_message(self.now, Port::Control, backend, linked);
                     assert_eq!(said, Ok(()));
                 }
                 ClusterOutput::ToBackend(_, backend, SchedulerToBackend::Load { load, .. }) => {
                     if backend == self.good.1 {
-                        self.tell_good(BackendToScheduler::Loaded { load, outcome: LoadOutcome::NotPlaced });
+                        self.tell_good(BackendToControl::Loaded { load, outcome: LoadOutcome::NotPlaced });
                     }
                     self.loads.push(load);
                 }
@@ -527,7 +545,7 @@ impl World {
                 ClusterOutput::ToFrontend(port, frontend, SchedulerToFrontend::Fence { backend, tasks, .. })
                     if frontend == self.good.0 =>
                 {
-                    let fenced = FrontendToScheduler::Fenced { backend, unanswered: tasks };
+                    let fenced = FrontendToModelThread::Fenced { backend, unanswered: tasks };
                     assert_eq!(self.cluster.handle_frontend_message(self.now, port, frontend, fenced), Ok(()));
                 }
                 ClusterOutput::Close(member, _) => {

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 use proto::{
     Brought, ChangeId, Epoch, FilesDigest, LatencyProfile, LinkId, LoadId, PlanId, SlotDescriptor, TaskId, Weights,
-    backend_to_scheduler::{LoadOutcome, ModelOffer, PlanOutcome, Undelivered},
-    frontend_to_scheduler::ModelChange,
+    backend_to_scheduler::{BackendToScheduler, LoadOutcome, ModelOffer, PlanOutcome, Undelivered},
+    frame::Addressed,
+    frontend_to_scheduler::{FrontendToScheduler, ModelChange},
     scheduler_to_backend::BatchPlan,
     scheduler_to_frontend::{DropReason, ModelState, SchedulerLoad},
     stages::SchedulerStamps,
@@ -60,8 +61,8 @@ fn model_offer(gpus: u32, name: &str, version: u32) -> ModelOffer {
     ModelOffer { name, version, profile, input_bytes: 10_000, gpu_indexes, weights, cost: None, queue_max: Vec::new() }
 }
 
-fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendToScheduler {
-    FrontendToScheduler::Submit {
+fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendToModelThread {
+    FrontendToModelThread::Submit {
         task: TaskId::new(frontend, sequence),
         model: ModelId(0),
         deadline,
@@ -72,13 +73,53 @@ fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendT
     }
 }
 
+/// A connection carries messages to control, to a ModelThread, or, with one ModelThread, to both.
+impl Cluster {
+    pub(super) fn handle_frontend_message(
+        &mut self,
+        now: Timestamp,
+        at: Port,
+        frontend: FrontendId,
+        message: impl Into<FrontendToScheduler>,
+    ) -> Result<(), Violation> {
+        match message.into() {
+            Addressed::Control(message) => self.handle_frontend_to_control(now, frontend, message),
+            Addressed::ModelThread(message) => {
+                self.handle_frontend_to_model_thread(now, at.thread(), frontend, message)
+            }
+        }
+    }
+
+    pub(super) fn handle_backend_message(
+        &mut self,
+        now: Timestamp,
+        at: Port,
+        backend: BackendId,
+        message: impl Into<BackendToScheduler>,
+    ) -> Result<(), Violation> {
+        match message.into() {
+            Addressed::Control(message) => self.handle_backend_to_control(now, backend, message),
+            Addressed::ModelThread(message) => self.handle_backend_to_model_thread(now, at.thread(), backend, message),
+        }
+    }
+}
+
+impl Port {
+    fn thread(self) -> ModelThreadId {
+        match self {
+            Self::Control => ModelThreadId(0),
+            Self::ModelThread(thread) => thread,
+        }
+    }
+}
+
 fn drain(cluster: &mut Cluster) -> Vec<ClusterOutput> {
     std::iter::from_fn(|| cluster.poll_output()).collect()
 }
 
-fn plan_done(plan: PlanId, outcome: PlanOutcome, undelivered: Vec<Undelivered>) -> BackendToScheduler {
+fn plan_done(plan: PlanId, outcome: PlanOutcome, undelivered: Vec<Undelivered>) -> BackendToModelThread {
     let (arrived_at, fetched_at) = (Timestamp::PAST, Timestamp::PAST);
-    BackendToScheduler::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
+    BackendToModelThread::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at }
 }
 
 /// One frontend linked to one backend of one GPU.
@@ -95,7 +136,7 @@ const EPOCH: Epoch = Epoch { number: 1, scheduler: 0 };
 fn add_backend(cluster: &mut Cluster, now: Timestamp, hello: BackendHello) -> BackendWelcome {
     let welcome = cluster.handle_backend_joined(now, hello).unwrap();
     assert_eq!(welcome.claim.epoch, EPOCH);
-    let obeys = BackendToScheduler::Obeys { epoch: EPOCH };
+    let obeys = BackendToControl::Obeys { epoch: EPOCH };
     cluster.handle_backend_message(now, Port::Control, welcome.backend, obeys).unwrap();
     welcome
 }
@@ -104,7 +145,7 @@ fn join(cluster: &mut Cluster, now: Timestamp) -> (FrontendId, BackendId) {
     let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
     let backend = add_backend(cluster, now, offer(1)).backend;
     cluster
-        .handle_backend_message(now, Port::Control, backend, BackendToScheduler::Linked { frontend, link: LinkId(1) })
+        .handle_backend_message(now, Port::Control, backend, BackendToControl::Linked { frontend, link: LinkId(1) })
         .unwrap();
     drain(cluster);
     (frontend, backend)
@@ -147,7 +188,7 @@ fn a_task_whose_input_is_late_ends_once_and_only_as_its_backend_says() {
         let said = cluster.handle_backend_message(fires_at, Port::Control, backend, message);
         (said, drain(&mut cluster))
     };
-    let late = |task| BackendToScheduler::InputLate { plan, task };
+    let late = |task| BackendToModelThread::InputLate { plan, task };
     let (said, outputs) = tell(backend, late(task));
     let [ClusterOutput::ToFrontend(_, to, SchedulerToFrontend::Dropped { task: dropped, reason })] = &outputs[..]
     else {
@@ -158,7 +199,7 @@ fn a_task_whose_input_is_late_ends_once_and_only_as_its_backend_says() {
     assert!(tell(backend, late(TaskId::new(frontend, 7))).0.is_err(), "it never had it");
     let outcome = PlanOutcome::Executed { started_at: fires_at, finished_at: fires_at };
     assert_eq!(tell(backend, plan_done(plan, outcome, vec![])).0, Ok(()));
-    assert_eq!(tell(backend, BackendToScheduler::Answered { plan, undelivered: vec![] }).0, Ok(()));
+    assert_eq!(tell(backend, BackendToModelThread::Answered { plan, undelivered: vec![] }).0, Ok(()));
     assert!(cluster.is_idle(), "the other one was answered");
 }
 
@@ -168,7 +209,7 @@ fn as_many_requests_of_a_priority_wait_as_the_model_says_however_many_rows_they_
     let frontend = cluster.handle_frontend_joined(Timestamp(0), FrontendHello::new("f:1")).unwrap().frontend;
     let hello = BackendHello::new(1, vec![ModelOffer { queue_max: vec![0, 2, 1], ..model_offer(1, "m", 1) }]);
     let backend = add_backend(&mut cluster, Timestamp(0), hello).backend;
-    let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
+    let linked = BackendToControl::Linked { frontend, link: LinkId(1) };
     cluster.handle_backend_message(Timestamp(0), Port::Control, backend, linked).unwrap();
     drain(&mut cluster);
     // Priority, whether a request begins, and whether the task is let in.
@@ -185,7 +226,7 @@ fn as_many_requests_of_a_priority_wait_as_the_model_says_however_many_rows_they_
     for (sequence, (priority, is_first, is_let_in)) in (0..).zip(tasks) {
         let slot = slot();
         let (task, model, deadline) = (TaskId::new(frontend, sequence), ModelId(0), Timestamp(25 * MS));
-        let submit = FrontendToScheduler::Submit {
+        let submit = FrontendToModelThread::Submit {
             task,
             model,
             deadline,
@@ -219,7 +260,7 @@ fn frontends_are_told_why_a_model_could_not_be_loaded_until_it_is_or_its_backend
     };
     for name in ["n", "o"] {
         let (name, version, reason) = (name.to_owned(), "1".to_owned(), "it is torn".repeat(200));
-        let message = BackendToScheduler::NotLoaded { name, version, reason };
+        let message = BackendToControl::NotLoaded { name, version, reason };
         cluster.handle_backend_message(Timestamp(0), Port::Control, backend, message).unwrap();
     }
     let cut = "it is torn".repeat(200)[..1024].to_owned();
@@ -227,15 +268,11 @@ fn frontends_are_told_why_a_model_could_not_be_loaded_until_it_is_or_its_backend
     assert_eq!(told(&mut cluster, frontend), both);
     let late = cluster.handle_frontend_joined(Timestamp(0), FrontendHello::new("f:2")).unwrap().frontend;
     assert_eq!(told(&mut cluster, late), both);
-    let asked = FrontendToScheduler::ChangeModel {
-        change: ChangeId(1),
-        to: ModelChange::Load,
-        name: "n".into(),
-        brought: None,
-    };
+    let asked =
+        FrontendToControl::ChangeModel { change: ChangeId(1), to: ModelChange::Load, name: "n".into(), brought: None };
     cluster.handle_frontend_message(Timestamp(0), Port::Control, frontend, asked).unwrap();
     let outcome = LoadOutcome::Ready { offer: model_offer(1, "n", 1), is_last: true };
-    let loaded = BackendToScheduler::Loaded { load: proto::LoadId(0), outcome };
+    let loaded = BackendToControl::Loaded { load: proto::LoadId(0), outcome };
     cluster.handle_backend_message(Timestamp(0), Port::Control, backend, loaded).unwrap();
     assert_eq!(told(&mut cluster, late), [not_loaded("n", None)]);
     cluster.handle_disconnected(Timestamp(0), Port::Control, Member::Backend(backend), String::new());
@@ -247,7 +284,7 @@ fn a_frontend_that_asks_for_the_time_is_told_how_much_there_is_to_do() {
     let (mut cluster, frontend, backend) = pair(Timestamp(0));
     let none = SchedulerLoad::default();
     let load = |cluster: &mut Cluster| {
-        let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
+        let request = FrontendToControl::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
         cluster.handle_frontend_message(Timestamp(1), Port::Control, frontend, request).unwrap();
         match &drain(cluster)[..] {
             [
@@ -294,7 +331,7 @@ fn run_one(
     let outcome = PlanOutcome::Executed { started_at: plan.exec_at, finished_at };
     let done = plan_done(plan.plan, outcome, vec![]);
     cluster.handle_backend_message(finished_at, Port::Control, backend, done).unwrap();
-    let answered = BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] };
+    let answered = BackendToModelThread::Answered { plan: plan.plan, undelivered: vec![] };
     cluster.handle_backend_message(finished_at, Port::Control, backend, answered).unwrap();
     plan
 }
@@ -319,7 +356,7 @@ fn what_executions_take_is_planned_with_and_told() {
                 assert_eq!(plan.latest, now + Span::from_millis(24) - Span::from_micros(latency_us));
             }
         }
-        let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
+        let request = FrontendToControl::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
         let asks_at = Timestamp(9_000 * MS);
         cluster.handle_frontend_message(asks_at, Port::Control, members.0, request).unwrap();
         let mut outputs = drain(&mut cluster).into_iter();
@@ -347,7 +384,7 @@ fn each_gpu_is_planned_with_its_own_times() {
             Timestamp(0),
             Port::Control,
             fast,
-            BackendToScheduler::Linked { frontend, link: LinkId(1) },
+            BackendToControl::Linked { frontend, link: LinkId(1) },
         )
         .unwrap();
     let plan_of_next = |cluster: &mut Cluster, sequence| {
@@ -415,7 +452,7 @@ fn a_frontend_is_told_what_serves_it_and_when_that_ends() {
     let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
     let backend = add_backend(&mut cluster, now, offer(3)).backend;
     cluster
-        .handle_backend_message(now, Port::Control, backend, BackendToScheduler::Linked { frontend, link: LinkId(1) })
+        .handle_backend_message(now, Port::Control, backend, BackendToControl::Linked { frontend, link: LinkId(1) })
         .unwrap();
     cluster.handle_disconnected(now, Port::Control, Member::Backend(backend), String::new());
     let gpus: Vec<u32> = drain(&mut cluster)
@@ -458,7 +495,7 @@ fn tasks_per_frontend_are_bounded() {
 }
 
 fn change(cluster: &mut Cluster, frontend: FrontendId, change: u64, to: ModelChange) -> Vec<ClusterOutput> {
-    let message = FrontendToScheduler::ChangeModel { change: ChangeId(change), to, name: "m".into(), brought: None };
+    let message = FrontendToControl::ChangeModel { change: ChangeId(change), to, name: "m".into(), brought: None };
     cluster.handle_frontend_message(Timestamp(0), Port::Control, frontend, message).unwrap();
     drain(cluster)
 }
@@ -472,7 +509,7 @@ fn changed(frontend: FrontendId, change: u64, refused: Option<&str>) -> ClusterO
 fn unloading_ends_what_waits_and_loading_serves_again() {
     let (mut cluster, frontend, backend) = pair(Timestamp(0));
     let now = Timestamp(0);
-    let unknown = FrontendToScheduler::ChangeModel {
+    let unknown = FrontendToControl::ChangeModel {
         change: ChangeId(9),
         to: ModelChange::Unload,
         name: "x".into(),
@@ -492,7 +529,7 @@ fn unloading_ends_what_waits_and_loading_serves_again() {
     assert!(outputs.contains(&unload), "{outputs:?}");
     assert!(!outputs.contains(&changed(frontend, 1, None)), "the backend has not finished");
     cluster
-        .handle_backend_message(now, Port::Control, backend, BackendToScheduler::Unloaded { model: ModelId(0) })
+        .handle_backend_message(now, Port::Control, backend, BackendToControl::Unloaded { model: ModelId(0) })
         .unwrap();
     assert_eq!(drain(&mut cluster).last(), Some(&changed(frontend, 1, None)));
     cluster.handle_frontend_message(now, Port::Control, frontend, submit(frontend, 1, Timestamp(90 * MS))).unwrap();
@@ -511,7 +548,7 @@ fn unloading_ends_what_waits_and_loading_serves_again() {
     };
     let failed = LoadOutcome::Failed("model.onnx: it is torn".into());
     cluster
-        .handle_backend_message(now, Port::Control, backend, BackendToScheduler::Loaded { load, outcome: failed })
+        .handle_backend_message(now, Port::Control, backend, BackendToControl::Loaded { load, outcome: failed })
         .unwrap();
     let reason = "backend 0: model.onnx: it is torn";
     let outputs = drain(&mut cluster);
@@ -526,7 +563,7 @@ fn unloading_ends_what_waits_and_loading_serves_again() {
     };
     let ready = LoadOutcome::Ready { offer: model_offer(1, "m", 1), is_last: true };
     cluster
-        .handle_backend_message(now, Port::Control, backend, BackendToScheduler::Loaded { load, outcome: ready })
+        .handle_backend_message(now, Port::Control, backend, BackendToControl::Loaded { load, outcome: ready })
         .unwrap();
     let outputs = drain(&mut cluster);
     let host = ClusterOutput::ToBackend(
@@ -564,7 +601,7 @@ fn members_that_come_later_are_told_of_files_that_clients_have_brought() {
         });
         outputs.collect()
     };
-    let message = FrontendToScheduler::ChangeModel {
+    let message = FrontendToControl::ChangeModel {
         change: ChangeId(1),
         to: ModelChange::Load,
         name: "n".into(),
@@ -573,7 +610,7 @@ fn members_that_come_later_are_told_of_files_that_clients_have_brought() {
     cluster.handle_frontend_message(now, Port::Control, frontend, message).unwrap();
     let asked = load(&mut cluster);
     let outcome = LoadOutcome::Ready { offer: model_offer(1, "n", 1), is_last: true };
-    let loaded = BackendToScheduler::Loaded { load: asked[&backend], outcome };
+    let loaded = BackendToControl::Loaded { load: asked[&backend], outcome };
     cluster.handle_backend_message(now, Port::Control, backend, loaded).unwrap();
     let state = SchedulerToFrontend::ModelState {
         name: "n".into(),
@@ -608,9 +645,9 @@ fn a_backend_that_cannot_reach_a_frontend_gets_none_of_its_tasks() {
     let (frontend, cut_off) = join(&mut cluster, now);
     let other = add_backend(&mut cluster, now, offer(1)).backend;
     cluster
-        .handle_backend_message(now, Port::Control, other, BackendToScheduler::Linked { frontend, link: LinkId(1) })
+        .handle_backend_message(now, Port::Control, other, BackendToControl::Linked { frontend, link: LinkId(1) })
         .unwrap();
-    let unlinked = BackendToScheduler::Unlinked { frontend };
+    let unlinked = BackendToControl::Unlinked { frontend };
     cluster.handle_backend_message(now, Port::Control, cut_off, unlinked).unwrap();
     let planned_at = |cluster: &mut Cluster, first: u64| {
         let mut backends = BTreeSet::new();
@@ -627,19 +664,19 @@ fn a_backend_that_cannot_reach_a_frontend_gets_none_of_its_tasks() {
                 let (started_at, finished_at) = (plan.exec_at, plan.exec_at + Span::from_millis(6));
                 let done = plan_done(plan.plan, PlanOutcome::Executed { started_at, finished_at }, vec![]);
                 cluster.handle_backend_message(finished_at, Port::Control, backend, done).unwrap();
-                let answered = BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] };
+                let answered = BackendToModelThread::Answered { plan: plan.plan, undelivered: vec![] };
                 cluster.handle_backend_message(finished_at, Port::Control, backend, answered).unwrap();
             }
         }
         backends
     };
     assert_eq!(planned_at(&mut cluster, 0), [other].into());
-    let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
+    let linked = BackendToControl::Linked { frontend, link: LinkId(1) };
     cluster.handle_backend_message(Timestamp(900 * MS), Port::Control, cut_off, linked).unwrap();
     assert!(planned_at(&mut cluster, 10).contains(&other), "one of the two, which are alike");
     // When nobody reaches it, its tasks end at once and with the reason.
     for backend in [cut_off, other] {
-        let unlinked = BackendToScheduler::Unlinked { frontend };
+        let unlinked = BackendToControl::Unlinked { frontend };
         cluster.handle_backend_message(Timestamp(2_000 * MS), Port::Control, backend, unlinked).unwrap();
     }
     drain(&mut cluster);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{
     BackendId, Claim, Epoch, Era, FrontendId, LinkId, ModelThreadId, PlanId, Span, Timestamp,
-    backend_to_scheduler::BackendToScheduler,
+    backend_to_scheduler::BackendToModelThread,
     clock::ClockReply,
     hello::Member,
     scheduler_to_backend::SchedulerToBackend,
@@ -369,9 +369,10 @@ impl Control {
     }
 
     /// What becomes of such a plan is its ModelThread's to know.
-    pub(super) fn on_inherited(&mut self, backend: BackendId, plan: PlanId, report: BackendToScheduler) {
+    pub(super) fn on_inherited(&mut self, backend: BackendId, report: BackendToModelThread) {
+        let Some(plan) = report.plan() else { return };
         let Some(&owner) = self.takeover.inherited.get(&(backend, plan)) else { return };
-        if matches!(report, BackendToScheduler::Answered { .. }) {
+        if matches!(report, BackendToModelThread::Answered { .. }) {
             self.takeover.inherited.remove(&(backend, plan));
         }
         self.outputs.push_back(ControlOutput::ToShard(owner, ControlToShard::Inherited(backend, report)));

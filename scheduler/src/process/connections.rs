@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 
 use proto::{
     BackendId, FrontendId, Timestamp,
-    backend_to_scheduler::BackendToScheduler,
-    frame::{FrameWriter, read_frame},
-    frontend_to_scheduler::FrontendToScheduler,
+    frame::{FrameWriter, Message, read_frame},
     hello::Member,
 };
 use transport::{ConnectionId, Endpoint};
@@ -15,10 +13,10 @@ use wincode::{SchemaWrite, config::DefaultConfig};
 
 use crate::shard::Violation;
 
-/// What a member said.
-pub(super) enum Said {
-    Frontend(FrontendId, FrontendToScheduler),
-    Backend(BackendId, BackendToScheduler),
+/// What a member said to whom this connection serves.
+pub(super) enum Said<F, B> {
+    Frontend(FrontendId, F),
+    Backend(BackendId, B),
 }
 
 pub(super) struct Connections {
@@ -74,11 +72,11 @@ impl Connections {
     }
 
     /// Hands each message of a frame to `take`. A member that breaks the protocol loses its connection.
-    pub(super) fn read(
+    pub(super) fn read<F: Message, B: Message>(
         &mut self,
         connection: ConnectionId,
         frame: &[u8],
-        mut take: impl FnMut(Said) -> Result<(), Violation>,
+        mut take: impl FnMut(Said<F, B>) -> Result<(), Violation>,
     ) {
         let broken = match self.members.get(&connection) {
             Some(&Member::Frontend(frontend)) => read_frame(frame).try_for_each(|message| {

@@ -3,7 +3,8 @@
 use std::sync::atomic::AtomicBool;
 
 use proto::{
-    Span, Timestamp,
+    ModelThreadId, Span, Timestamp,
+    frame::Addressed,
     hello::{Member, SchedulerHello},
     turns::TurnWatch,
 };
@@ -20,6 +21,9 @@ use crate::{
     cluster::{Cluster, ClusterConfig, ClusterOutput, Port},
     config::{Config, RunError},
 };
+
+/// It shares control's connections.
+const ONLY_THREAD: ModelThreadId = ModelThreadId(0);
 
 pub(super) fn run(config: &Config, cluster: &ClusterConfig, clock: Clock, stop: &AtomicBool) -> Result<(), RunError> {
     let era = super::era_clock(cluster, clock);
@@ -101,11 +105,17 @@ impl Server {
             Event::Message { connection, frame } => {
                 let cluster = &mut self.cluster;
                 self.connections.read(connection, &frame, |said| match said {
-                    Said::Frontend(frontend, message) => {
-                        cluster.handle_frontend_message(now, Port::Control, frontend, message)
+                    Said::Frontend(frontend, Addressed::Control(message)) => {
+                        cluster.handle_frontend_to_control(now, frontend, message)
                     }
-                    Said::Backend(backend, message) => {
-                        cluster.handle_backend_message(now, Port::Control, backend, message)
+                    Said::Frontend(frontend, Addressed::ModelThread(message)) => {
+                        cluster.handle_frontend_to_model_thread(now, ONLY_THREAD, frontend, message)
+                    }
+                    Said::Backend(backend, Addressed::Control(message)) => {
+                        cluster.handle_backend_to_control(now, backend, message)
+                    }
+                    Said::Backend(backend, Addressed::ModelThread(message)) => {
+                        cluster.handle_backend_to_model_thread(now, ONLY_THREAD, backend, message)
                     }
                 });
             }

@@ -6,7 +6,7 @@
 //! left is in doubt, so it is fenced and asked about like any task whose backend was lost. An answer that is just
 //! arriving is found out that way, and no attempt runs twice under one number.
 
-use proto::backend_to_scheduler::BackendToScheduler;
+use proto::backend_to_scheduler::BackendToModelThread;
 
 use super::*;
 use crate::news::Links;
@@ -68,7 +68,7 @@ impl Shard {
     }
 
     /// What becomes of such a plan.
-    pub(super) fn on_inherited(&mut self, now: Timestamp, backend: BackendId, report: BackendToScheduler) {
+    pub(super) fn on_inherited(&mut self, now: Timestamp, backend: BackendId, report: BackendToModelThread) {
         if let Err(violation) = self.handle_backend_message(now, backend, report) {
             self.handle_disconnected(Member::Backend(backend), violation.to_string());
         }

@@ -95,12 +95,14 @@ fn the_next_primary_is_told_of_every_plan_and_its_answers_go_over_the_same_link(
 
     backend.take_over(OTHER, 2);
     // l(1) = 2 ms.
-    let unfinished = |number, frees_at, task| BackendToScheduler::Unfinished {
-        plan: inherited(number),
-        gpu_index: 0,
-        model: THEIRS,
-        frees_at: Some(frees_at),
-        tasks: vec![(TaskId::new(FRONTEND, task), 0)],
+    let unfinished = |number, frees_at, task| {
+        Addressed::Control(BackendToControl::Unfinished {
+            plan: inherited(number),
+            gpu_index: 0,
+            model: THEIRS,
+            frees_at: Some(frees_at),
+            tasks: vec![(TaskId::new(FRONTEND, task), 0)],
+        })
     };
     let outputs = backend.outputs();
     assert!(matches!(outputs[0], Output::Disconnect { connection: SCHEDULER }), "before all else: {outputs:?}");
@@ -124,11 +126,12 @@ fn the_next_primary_is_told_of_every_plan_and_its_answers_go_over_the_same_link(
     assert_eq!((*connection, header.task), (ConnectionId(2), TaskId::new(FRONTEND, 1).0));
     assert_eq!(transfer.local_offset + ANSWER_HEADER_BYTES, job.runs[0].output_offset);
     let done: Vec<_> = read_frame::<BackendToScheduler>(frame).map(Result::unwrap).collect();
-    assert!(matches!(done[..], [BackendToScheduler::PlanDone { plan, .. }] if plan == inherited(1)), "{done:?}");
+    let [Addressed::ModelThread(BackendToModelThread::PlanDone { plan, .. })] = done[..] else { panic!("{done:?}") };
+    assert_eq!(plan, inherited(1));
     backend
         .0
         .handle_event(NOW, Event::WriteDone { connection: ConnectionId(2), token: transfer.token, result: Ok(()) });
-    let answered = BackendToScheduler::Answered { plan: inherited(1), undelivered: vec![] };
+    let answered = Addressed::ModelThread(BackendToModelThread::Answered { plan: inherited(1), undelivered: vec![] });
     assert_eq!(backend.reports(), [(OTHER, answered)]);
 
     // The other one keeps its window, and can be cancelled under its new name.
@@ -138,7 +141,7 @@ fn the_next_primary_is_told_of_every_plan_and_its_answers_go_over_the_same_link(
     let (plan, task) = (inherited(2), TaskId::new(FRONTEND, 2));
     backend.tell(OTHER, &SchedulerToBackend::Cancel { plan, task });
     let reports = backend.reports();
-    assert_eq!(reports[0], (OTHER, BackendToScheduler::Cancelled { plan, task }));
+    assert_eq!(reports[0], (OTHER, Addressed::ModelThread(BackendToModelThread::Cancelled { plan, task })));
     assert_eq!((reports.len(), backend.0.plans()), (3, 0), "{reports:?}");
 }
 
@@ -199,7 +202,9 @@ fn takes_over_a_plan_that_loses_tasks(is_told: bool) {
         // While the second can still execute the plan goes on, and the third is kept for its end.
         backend.0.handle_read_failed(NOW, tokens[2]);
         backend.take_over(OTHER, 2);
-        let BackendToScheduler::Unfinished { tasks: named, .. } = first_report(&mut backend) else { panic!("a plan") };
+        let Addressed::Control(BackendToControl::Unfinished { tasks: named, .. }) = first_report(&mut backend) else {
+            panic!("a plan")
+        };
         return assert_eq!(named, tasks.map(|task| (task.task, 0)));
     }
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: tokens[1], result: Ok(()) });
@@ -208,13 +213,15 @@ fn takes_over_a_plan_that_loses_tasks(is_told: bool) {
     backend.outputs();
     backend.take_over(OTHER, 2);
     let report = first_report(&mut backend);
-    let BackendToScheduler::Unfinished { tasks: named, frees_at, .. } = report else { panic!("{report:?}") };
+    let Addressed::Control(BackendToControl::Unfinished { tasks: named, frees_at, .. }) = report else {
+        panic!("{report:?}")
+    };
     assert_eq!((named, frees_at), (vec![(tasks[0].task, 0)], None), "the third was told to the former one");
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: tokens[0], result: Ok(()) });
     let plan = inherited(1);
     let expected = [
-        (OTHER, BackendToScheduler::Cancelled { plan, task: tasks[0].task }),
-        (OTHER, BackendToScheduler::Answered { plan, undelivered: vec![] }),
+        (OTHER, Addressed::ModelThread(BackendToModelThread::Cancelled { plan, task: tasks[0].task })),
+        (OTHER, Addressed::ModelThread(BackendToModelThread::Answered { plan, undelivered: vec![] })),
     ];
     assert_eq!(backend.reports(), expected);
 }
@@ -287,7 +294,9 @@ fn an_orphan_keeps_all_and_is_served_on_or_ends_when_nobody_takes_over() {
     assert!(matches!(backend.outputs()[..], [Output::Write { .. }]));
     backend.take_over(OTHER, 2);
     let reports = backend.reports();
-    let (_, BackendToScheduler::Unfinished { frees_at, tasks, .. }) = &reports[0] else { panic!("{reports:?}") };
+    let (_, Addressed::Control(BackendToControl::Unfinished { frees_at, tasks, .. })) = &reports[0] else {
+        panic!("{reports:?}")
+    };
     assert_eq!((frees_at, &tasks[..]), (&None, &[(TaskId::new(FRONTEND, 1), 0)][..]), "it was executed");
     assert_eq!(reports[1..], [(OTHER, obeys(2))]);
     backend.0.handle_timeout(after(3_000));
@@ -365,12 +374,20 @@ fn a_claim_waits_until_all_model_threads_are_connected() {
     backend.connected(ConnectionId(4), vec![]);
     assert_eq!(backend.0.obeys(), Some(claim(2)));
     assert!(matches!(backend.outputs()[..], [Output::Disconnect { .. }, Output::Send { connection: OTHER, .. }]));
+
+    // Regression: control refused what was said of a sample of an earlier primary's plan, and the backend was lost.
+    let ran = |plan| BackendToModelThread::RanAlone { plan, took: Span(7) };
+    backend.0.handle_ran_alone(NOW, inherited(1), Span(7));
+    let told = Addressed::Control(BackendToControl::Inherited(ran(inherited(1))));
+    assert_eq!(backend.reports(), [(OTHER, told)]);
+    backend.0.handle_ran_alone(NOW, PlanId(9), Span(7));
+    assert_eq!(backend.reports(), [(ConnectionId(4), Addressed::ModelThread(ran(PlanId(9))))]);
 }
 
 #[test]
 fn a_standby_that_asks_is_told_whether_the_primary_is_heard() {
-    let misses = |misses| (OTHER, BackendToScheduler::Misses { misses });
-    let asks_clock = (SCHEDULER, BackendToScheduler::ClockRequest { sent_at: NOW });
+    let misses = |misses| (OTHER, Addressed::Control(BackendToControl::Misses { misses }));
+    let asks_clock = (SCHEDULER, Addressed::Control(BackendToControl::ClockRequest { sent_at: NOW }));
     let asked = || {
         let mut backend = Backend::of_two();
         backend.0.handle_timeout(NOW);
@@ -403,7 +420,7 @@ fn a_standby_that_asks_is_told_whether_the_primary_is_heard() {
     // It asks about itself.
     let mut backend = Backend::of_two();
     backend.tell(SCHEDULER, &SchedulerToBackend::AskPrimary);
-    assert_eq!(backend.reports(), [(SCHEDULER, BackendToScheduler::Misses { misses: false })]);
+    assert_eq!(backend.reports(), [(SCHEDULER, Addressed::Control(BackendToControl::Misses { misses: false }))]);
 }
 
 #[test]
@@ -492,7 +509,9 @@ fn a_plan_of_a_model_that_goes_is_told_under_a_name_that_nobody_knows() {
     let outputs = backend.outputs();
     let Output::Send { frame, .. } = &outputs[1] else { panic!("{outputs:?}") };
     let reports: Vec<_> = read_frame::<BackendToScheduler>(frame).map(Result::unwrap).collect();
-    let [LINKED, BackendToScheduler::Unfinished { model, .. }, obeyed] = &reports[..] else { panic!("{reports:?}") };
+    let [LINKED, Addressed::Control(BackendToControl::Unfinished { model, .. }), obeyed] = &reports[..] else {
+        panic!("{reports:?}")
+    };
     assert_eq!((*model, obeyed), (ModelId(u32::MAX), &obeys(2)));
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: transfer.token, result: Ok(()) });
     backend.outputs();
@@ -505,7 +524,10 @@ fn a_plan_of_a_model_that_goes_is_told_under_a_name_that_nobody_knows() {
     let Output::Write { transfer, .. } = &outputs[0] else { panic!("{outputs:?}") };
     backend.0.handle_event(NOW, Event::WriteDone { connection, token: transfer.token, result: Ok(()) });
     let reports = backend.reports();
-    assert!(matches!(&reports[..], [(_, BackendToScheduler::Answered { .. })]), "{reports:?}");
+    assert!(
+        matches!(&reports[..], [(_, Addressed::ModelThread(BackendToModelThread::Answered { .. }))]),
+        "{reports:?}"
+    );
     assert!(backend.0.into_models().is_empty());
 }
 
@@ -570,8 +592,8 @@ fn the_next_primary_hears_of_unusable_gpus_and_that_we_leave() {
     let outputs = backend.outputs();
     let Output::Send { connection: OTHER, frame } = &outputs[1] else { panic!("{outputs:?}") };
     let reports: Vec<_> = read_frame::<BackendToScheduler>(frame).map(Result::unwrap).collect();
-    let unusable = BackendToScheduler::Usable { gpu_index: 0, is_usable: false };
-    assert_eq!(reports, [obeys(2), unusable, BackendToScheduler::Leaving]);
+    let unusable = Addressed::Control(BackendToControl::Usable { gpu_index: 0, is_usable: false });
+    assert_eq!(reports, [obeys(2), unusable, Addressed::Control(BackendToControl::Leaving)]);
     assert!(!backend.0.has_left());
     backend.tell(OTHER, &SchedulerToBackend::Dismissed);
     assert!(backend.0.has_left());
@@ -594,7 +616,7 @@ fn the_former_clock_is_kept_until_the_next_one_is_known() {
         plan.plan = PlanId(id);
         backend.tell(OTHER, &SchedulerToBackend::Plan(plan));
         match backend.reports()[0].1 {
-            BackendToScheduler::PlanDone { arrived_at, .. } => arrived_at,
+            Addressed::ModelThread(BackendToModelThread::PlanDone { arrived_at, .. }) => arrived_at,
             ref other => panic!("{other:?}"),
         }
     };

@@ -54,7 +54,7 @@ fn a_batch_whose_client_hung_up_is_taken_back_from_behind_another() {
     assert!(matches!(backend.outputs()[..], [Output::TakeBack { gpu: 0 }]));
     backend.0.handle_taken_back(NOW, 0);
     let reports = backend.reports();
-    let cancelled = BackendToScheduler::Cancelled { plan, task: second_task() };
+    let cancelled = Addressed::ModelThread(BackendToModelThread::Cancelled { plan, task: second_task() });
     assert_eq!((&reports[0].1, reports.len()), (&cancelled, 3), "done and answered, too: {reports:?}");
     backend.0.handle_executed(after(2), 0, done(NOW, after(2)));
     assert!(matches!(backend.outputs()[..], [Output::Write { .. }, Output::Send { .. }]));
@@ -85,7 +85,7 @@ fn a_batch_that_waits_alone_for_its_window_is_taken_back() {
     assert!(matches!(outputs[..], [Output::TakeBack { gpu: 0 }]), "{outputs:?}");
     backend.0.handle_taken_back(after(1), 0);
     let reports = backend.reports();
-    assert_eq!(reports[0].1, BackendToScheduler::Cancelled { plan, task: second_task() });
+    assert_eq!(reports[0].1, Addressed::ModelThread(BackendToModelThread::Cancelled { plan, task: second_task() }));
     backend.0.handle_timeout(after(20_000));
     let (_, others) = backend.reports_and_others();
     assert!(others.is_empty(), "nothing hangs: {others:?}");

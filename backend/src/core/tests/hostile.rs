@@ -469,8 +469,8 @@ impl Attack {
                     assert!(is_up, "a frame for nobody");
                     for message in read_frame::<BackendToScheduler>(&frame) {
                         match message.unwrap() {
-                            BackendToScheduler::Obeys { .. } => self.obeyed += 1,
-                            BackendToScheduler::Unfinished { .. } => self.inherited += 1,
+                            Addressed::Control(BackendToControl::Obeys { .. }) => self.obeyed += 1,
+                            Addressed::Control(BackendToControl::Unfinished { .. }) => self.inherited += 1,
                             _ => {}
                         }
                     }

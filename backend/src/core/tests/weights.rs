@@ -16,7 +16,7 @@ fn backend() -> Backend {
     let weights = Weights::new(7, Span::from_millis(8));
     let mut backend = Backend::with(1, Loaded { weights, ..loaded("m", 8) }, (Some(10), None)).welcomed_by(&[]);
     let nothing = WeightsTally { pages: 10, ..WeightsTally::default() };
-    let expected = [(SCHEDULER, obeys(1)), (SCHEDULER, BackendToScheduler::Weights(nothing))];
+    let expected = [(SCHEDULER, obeys(1)), (SCHEDULER, Addressed::Control(BackendToControl::Weights(nothing)))];
     assert_eq!(backend.reports(), expected);
     backend.link();
     assert_eq!(backend.reports(), [(SCHEDULER, LINKED)]);
@@ -26,7 +26,9 @@ fn backend() -> Backend {
 fn ask(backend: &mut Backend, gpu: GpuId) -> Vec<ModelId> {
     backend.tell(SCHEDULER, &SchedulerToBackend::AskResident { gpu_index: 0, gpu });
     let reports = backend.reports();
-    let [(SCHEDULER, BackendToScheduler::Resident { gpu: named, models, is_last: true })] = &reports[..] else {
+    let [(SCHEDULER, Addressed::Control(BackendToControl::Resident { gpu: named, models, is_last: true }))] =
+        &reports[..]
+    else {
         panic!("{reports:?}")
     };
     assert_eq!(*named, gpu);
@@ -61,7 +63,10 @@ fn weights_come_before_their_batches_and_stay_while_these_run() {
     let at = NOW + Span::from_millis(2);
     backend.0.handle_copied(at, 0, Some(Span::ZERO));
     let outcome = WeightsOutcome::Loaded { started_at: NOW, finished_at: at, read: Span::ZERO };
-    assert_eq!(backend.reports(), [(SCHEDULER, BackendToScheduler::WeightsLoaded { gpu: GPU, model: MODEL, outcome })]);
+    assert_eq!(
+        backend.reports(),
+        [(SCHEDULER, Addressed::ModelThread(BackendToModelThread::WeightsLoaded { gpu: GPU, model: MODEL, outcome }))]
+    );
     assert!(matches!(executes(&mut backend)[..], [Output::Execute { gpu: 0, .. }]));
     backend.tell(SCHEDULER, &SchedulerToBackend::UnloadWeights { gpu: GPU, model: MODEL });
     assert!(backend.reports().is_empty());
@@ -74,11 +79,14 @@ fn weights_come_before_their_batches_and_stay_while_these_run() {
         let busy = Span::from_millis(2);
         WeightsTally { loads: 1, evictions: 1, busy, pages: 10, pages_used, ..WeightsTally::default() }
     };
-    assert!(reports.contains(&(SCHEDULER, BackendToScheduler::Weights(tally(7)))), "{reports:?}");
+    assert!(reports.contains(&(SCHEDULER, Addressed::Control(BackendToControl::Weights(tally(7))))), "{reports:?}");
     backend.0.handle_executed(tells_at, 0, Execution::WindowMissed { rejected_at: NOW });
     assert!(backend.outputs().iter().any(|output| matches!(output, Output::FreeWeights { gpu: 0, .. })));
     backend.0.handle_timeout(tells_at + TALLY_INTERVAL);
-    assert!(backend.reports().contains(&(SCHEDULER, BackendToScheduler::Weights(tally(0)))), "the batch has ended");
+    assert!(
+        backend.reports().contains(&(SCHEDULER, Addressed::Control(BackendToControl::Weights(tally(0))))),
+        "the batch has ended"
+    );
 }
 
 #[test]
@@ -92,10 +100,14 @@ fn a_batch_without_its_weights_misses_its_window_and_the_primary_is_told_once() 
         };
         let mut reports = read_frame(frame).map(Result::unwrap);
         if is_first {
-            assert_eq!(reports.next(), Some(BackendToScheduler::WeightsMissing { gpu: GPU }));
+            assert_eq!(reports.next(), Some(Addressed::Control(BackendToControl::WeightsMissing { gpu: GPU })));
         }
         let missed = PlanOutcome::WindowMissed { rejected_at: NOW };
-        assert!(matches!(reports.next(), Some(BackendToScheduler::PlanDone { outcome, .. }) if outcome == missed));
+        let done = reports.next();
+        let Some(Addressed::ModelThread(BackendToModelThread::PlanDone { outcome, .. })) = done else {
+            panic!("{done:?}")
+        };
+        assert_eq!(outcome, missed);
         let token = transfer.token;
         backend.0.handle_event(NOW, Event::WriteDone { connection: *connection, token, result: Ok(()) });
         assert_eq!(backend.reports().len(), 1, "answered");
@@ -127,7 +139,7 @@ fn a_copy_that_hangs_takes_its_gpu_out_of_use() {
     load(&mut backend);
     let gives_up_at = NOW + Span::from_millis(1_000);
     backend.0.handle_timeout(gives_up_at);
-    let usable = |is_usable| (SCHEDULER, BackendToScheduler::Usable { gpu_index: 0, is_usable });
+    let usable = |is_usable| (SCHEDULER, Addressed::Control(BackendToControl::Usable { gpu_index: 0, is_usable }));
     assert!(backend.reports().contains(&usable(false)));
     let back_at = gives_up_at + Span::from_millis(500);
     backend.0.handle_copied(back_at, 0, Some(Span::ZERO));
@@ -172,7 +184,7 @@ fn released(backend: &Backend, outputs: &[Output]) -> Vec<ModelId> {
 }
 
 fn on_disk(model: ModelId, is_there: bool) -> BackendToScheduler {
-    BackendToScheduler::InHostMemory { models: vec![model], is_there }
+    Addressed::Control(BackendToControl::InHostMemory { models: vec![model], is_there })
 }
 
 fn reports(outputs: &[Output]) -> Vec<BackendToScheduler> {
@@ -199,12 +211,12 @@ fn what_is_not_in_host_memory_is_read_and_what_makes_room_is_let_go() {
     let at = NOW + Span::from_millis(60);
     backend.0.handle_copied(at, 0, Some(Span::from_millis(51)));
     let outcome = WeightsOutcome::Loaded { started_at: NOW, finished_at: at, read: Span::from_millis(51) };
-    let loaded = BackendToScheduler::WeightsLoaded { gpu: GPU, model: MODEL, outcome };
+    let loaded = Addressed::ModelThread(BackendToModelThread::WeightsLoaded { gpu: GPU, model: MODEL, outcome });
     let reports = reports(&backend.outputs());
     assert!(reports.contains(&loaded) && reports.contains(&on_disk(MODEL, true)), "{reports:?}");
     backend.0.handle_timeout(at + TALLY_INTERVAL);
     let tally = backend.reports().into_iter().find_map(|(_, report)| match report {
-        BackendToScheduler::Weights(tally) => Some(tally),
+        Addressed::Control(BackendToControl::Weights(tally)) => Some(tally),
         _ => None,
     });
     let WeightsTally { loads, reads, host_pages, host_pages_used, .. } = tally.unwrap();
@@ -253,6 +265,6 @@ fn what_is_pinned_is_there_before_the_answer() {
     assert!(matches!(outputs[..], [Output::CopyWeights { gpu: 0, .. }]), "{outputs:?}");
     backend.0.handle_copied(NOW, 0, Some(Span::ZERO));
     let models = vec![ResidentModel { model: MODEL, is_pinned: true }];
-    let answer = BackendToScheduler::Resident { gpu: GPU, models, is_last: true };
+    let answer = Addressed::Control(BackendToControl::Resident { gpu: GPU, models, is_last: true });
     assert!(backend.reports().contains(&(SCHEDULER, answer)));
 }

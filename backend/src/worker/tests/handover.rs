@@ -107,7 +107,7 @@ fn a_task_that_nobody_wants_leaves_what_is_behind_another_unless_it_has_begun() 
         assert!(is_asked_back(&mut worker));
         if is_given_back {
             worker.handle_taken_back(Timestamp(32));
-            let cancelled = BackendToScheduler::Cancelled { plan: PlanId(2), task: task(1, 201) };
+            let cancelled = BackendToModelThread::Cancelled { plan: PlanId(2), task: task(1, 201) };
             let expected = if is_cancelled { vec![cancelled] } else { vec![] };
             assert_eq!(reports(&mut worker), expected);
             assert_eq!(hand_over(&mut worker, 33), Some(vec![0]), "the rest goes on");
@@ -118,7 +118,7 @@ fn a_task_that_nobody_wants_leaves_what_is_behind_another_unless_it_has_begun() 
         let actions = actions(&mut worker);
         let answered = actions.iter().filter(|action| matches!(action, Action::Push(_))).count();
         assert_eq!(answered, if is_cancelled && !is_given_back { 2 } else { 1 }, "{actions:?}");
-        let Some(Action::Report(BackendToScheduler::PlanDone { undelivered, .. })) = actions.last() else {
+        let Some(Action::Report(BackendToModelThread::PlanDone { undelivered, .. })) = actions.last() else {
             panic!("{actions:?}")
         };
         let lost: Vec<TaskId> = undelivered.iter().map(|undelivered| undelivered.task).collect();
@@ -134,12 +134,14 @@ fn one_that_nobody_wants_at_all_ends_without_the_gpu() {
     assert_eq!(actions(&mut worker), [Action::TakeBack]);
     worker.handle_taken_back(Timestamp(32));
     let reports = reports(&mut worker);
-    let cancelled = |number| BackendToScheduler::Cancelled { plan: PlanId(2), task: task(number as u32 - 200, number) };
+    let cancelled =
+        |number| BackendToModelThread::Cancelled { plan: PlanId(2), task: task(number as u32 - 200, number) };
     assert_eq!(reports[..2], [cancelled(200), cancelled(201)]);
-    assert!(
-        matches!(&reports[2..], [BackendToScheduler::PlanDone { undelivered, .. }, BackendToScheduler::Answered { .. }]
-        if undelivered.is_empty())
-    );
+    let [BackendToModelThread::PlanDone { undelivered, .. }, BackendToModelThread::Answered { .. }] = &reports[2..]
+    else {
+        panic!("{reports:?}")
+    };
+    assert!(undelivered.is_empty(), "{undelivered:?}");
     assert_eq!((worker.plans(), hand_over(&mut worker, 33)), (1, None));
 }
 
@@ -187,7 +189,7 @@ fn what_was_skipped_behind_a_lost_one_runs_elsewhere() {
     assert_eq!(pushes(&mut worker)[0].1.status, AnswerStatus::Failed);
     worker.handle_executed(Timestamp(40), Execution::Skipped { rejected_at: Timestamp(40) });
     let actions = actions(&mut worker);
-    let [Action::Report(BackendToScheduler::PlanDone { plan, outcome, undelivered, .. }), Action::Report(answered)] =
+    let [Action::Report(BackendToModelThread::PlanDone { plan, outcome, undelivered, .. }), Action::Report(answered)] =
         &actions[..]
     else {
         panic!("{actions:?}")
@@ -195,7 +197,7 @@ fn what_was_skipped_behind_a_lost_one_runs_elsewhere() {
     assert_eq!((*plan, *outcome), (PlanId(2), PlanOutcome::WindowMissed { rejected_at: Timestamp(40) }));
     let lost = [task(0, 200), task(1, 201)].map(|task| Undelivered { task, link: LinkId::NONE });
     assert_eq!(undelivered[..], lost);
-    assert_eq!(*answered, BackendToScheduler::Answered { plan: PlanId(2), undelivered: vec![] });
+    assert_eq!(*answered, BackendToModelThread::Answered { plan: PlanId(2), undelivered: vec![] });
 }
 
 #[test]
@@ -250,7 +252,7 @@ fn another_primary_is_told_of_what_is_behind_another() {
     worker.handle_executed(Timestamp(40), done(10, 40));
     worker.handle_executed(Timestamp(50), done(40, 50));
     let done = reports(&mut worker).into_iter().filter_map(|report| match report {
-        BackendToScheduler::PlanDone { plan, .. } => Some(plan),
+        BackendToModelThread::PlanDone { plan, .. } => Some(plan),
         _ => None,
     });
     assert_eq!(done.collect::<Vec<_>>(), [PlanId(7), PlanId(8)]);
@@ -267,7 +269,7 @@ proptest! {
         // What the GPU has: the windows of its batches.
         let mut gpu: VecDeque<(Timestamp, Timestamp)> = VecDeque::new();
         let (mut reads, mut writes) = (Vec::new(), VecDeque::new());
-        let mut reports: Vec<BackendToScheduler> = Vec::new();
+        let mut reports: Vec<BackendToModelThread> = Vec::new();
         let mut ended: Vec<TaskId> = Vec::new();
         // At the end all that is open is finished.
         let rest = (0..80).flat_map(|_| [(1, 0, 7), (2, 0, 7), (3, 0, 7)]);
@@ -334,15 +336,15 @@ proptest! {
         let (mut are_done, mut are_answered) = (Vec::new(), Vec::new());
         for report in reports {
             let undelivered = match report {
-                BackendToScheduler::PlanDone { plan, undelivered, .. } => {
+                BackendToModelThread::PlanDone { plan, undelivered, .. } => {
                     are_done.push(plan.0);
                     undelivered
                 }
-                BackendToScheduler::Answered { plan, undelivered } => {
+                BackendToModelThread::Answered { plan, undelivered } => {
                     are_answered.push(plan.0);
                     undelivered
                 }
-                BackendToScheduler::Cancelled { task, .. } => {
+                BackendToModelThread::Cancelled { task, .. } => {
                     ended.push(task);
                     vec![]
                 }

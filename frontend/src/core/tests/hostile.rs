@@ -343,8 +343,8 @@ impl Attack {
                 }
                 Output::Send { frame, .. } => {
                     for message in read_frame::<FrontendToScheduler>(&frame) {
-                        let (FrontendToScheduler::Submit { task, slot, .. }
-                        | FrontendToScheduler::Open { task, slot, .. }) = message.unwrap()
+                        let (Addressed::ModelThread(FrontendToModelThread::Submit { task, slot, .. })
+                        | Addressed::ModelThread(FrontendToModelThread::Open { task, slot, .. })) = message.unwrap()
                         else {
                             continue;
                         };

@@ -144,7 +144,9 @@ fn a_deadline_counts_from_the_arrival() {
     world.frames();
     world.request_after(Span::from_millis(25)).unwrap();
     let frames = world.frames();
-    let [FrontendToScheduler::Submit { deadline, .. }] = frames[0][..] else { panic!("{frames:?}") };
+    let [Addressed::ModelThread(FrontendToModelThread::Submit { deadline, .. })] = frames[0][..] else {
+        panic!("{frames:?}")
+    };
     assert_eq!(deadline, world.now + Span::from_millis(5), "30 ms less 25; the model takes 5");
     let late = Err(InferError::Dropped(DropReason::InputLate));
     assert_eq!(world.request_after(Span::from_millis(25) + Span(1)), late);
@@ -177,7 +179,7 @@ fn a_fence_cuts_off_links_up_to_the_one_that_failed_and_no_newer_one() {
     let ((newer, taken), (other, _)) = (world.link_now(1, 6), world.link_now(2, 3));
     assert_eq!(taken, Some(vec![]));
     world.tell_now(&SchedulerToFrontend::Fence { backend: BackendId(1), link: LinkId(5), tasks: vec![] });
-    let fenced = FrontendToScheduler::Fenced { backend: BackendId(1), unanswered: vec![] };
+    let fenced = Addressed::ModelThread(FrontendToModelThread::Fenced { backend: BackendId(1), unanswered: vec![] });
     assert_eq!(world.frames(), [vec![fenced]], "answered at once, and nobody is cut off");
     assert_eq!(world.link_now(1, 5).1, None, "a link that was fenced off comes late");
     assert_eq!(world.link_now(2, 4).1, Some(vec![other]), "a backend has one link");
@@ -200,7 +202,7 @@ fn fences_are_confirmed_in_the_order_of_their_connection() {
     assert!(world.frames().is_empty(), "all wait behind the first");
     let reason = DisconnectReason("we disconnected".to_owned());
     world.core.handle_event(world.now, Event::Disconnected { connection: link, reason }, &world.arena);
-    let fenced = |backend| FrontendToScheduler::Fenced { backend, unanswered: vec![] };
+    let fenced = |backend| Addressed::ModelThread(FrontendToModelThread::Fenced { backend, unanswered: vec![] });
     assert_eq!(world.frames(), [backends.map(fenced).to_vec()]);
     // Nobody is fenced off by a question about nobody.
     assert_eq!(world.core.fenced.len(), 2);

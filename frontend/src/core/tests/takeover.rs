@@ -250,13 +250,15 @@ impl Bench {
     pub(super) fn said(&mut self, connection: ConnectionId) -> Vec<FrontendToScheduler> {
         let said = self.done.extract_if(.., |done| matches!(done, Done::Said(over, _) if *over == connection));
         let message = |done| if let Done::Said(_, message) = done { Some(message) } else { None };
-        said.filter_map(message).filter(|said| !matches!(said, FrontendToScheduler::ClockRequest { .. })).collect()
+        said.filter_map(message)
+            .filter(|said| !matches!(said, Addressed::Control(FrontendToControl::ClockRequest { .. })))
+            .collect()
     }
 
     /// The tasks that were submitted over a connection.
     fn submitted(&mut self, connection: ConnectionId) -> Vec<(TaskId, SlotDescriptor)> {
         let task = |said| match said {
-            FrontendToScheduler::Submit { task, slot, .. } => (task, slot),
+            Addressed::ModelThread(FrontendToModelThread::Submit { task, slot, .. }) => (task, slot),
             other => panic!("found {other:?}, expected a submission"),
         };
         self.said(connection).into_iter().map(task).collect()
@@ -351,13 +353,17 @@ fn a_takeover_cuts_off_the_former_primary_and_then_names_all_open_tasks() {
     bench.take_over(1, claim(2, 1).epoch);
     assert_eq!(bench.done.remove(0), Done::Cut(former), "before anything is said");
     let (control, lines) = (bench.control(1), bench.lines[1].clone());
-    let (epoch, links) = (claim(2, 1).epoch, FrontendToScheduler::Link { backend: BackendId(1), link: LinkId(1) });
-    assert_eq!(bench.said(control), [links, FrontendToScheduler::Obeys { epoch }]);
-    assert_eq!(bench.said(lines[0]), [FrontendToScheduler::AllOpen]);
+    let (epoch, links) =
+        (claim(2, 1).epoch, Addressed::Control(FrontendToControl::Link { backend: BackendId(1), link: LinkId(1) }));
+    assert_eq!(bench.said(control), [links, Addressed::Control(FrontendToControl::Obeys { epoch })]);
+    assert_eq!(bench.said(lines[0]), [Addressed::ModelThread(FrontendToModelThread::AllOpen)]);
     let said = bench.said(lines[1]);
     let mut opened: BTreeMap<TaskId, (u16, SlotDescriptor)> = BTreeMap::new();
     for message in &said[..5] {
-        let FrontendToScheduler::Open { task, model, deadline, priority, attempt, slot, .. } = *message else {
+        let Addressed::ModelThread(FrontendToModelThread::Open {
+            task, model, deadline, priority, attempt, slot, ..
+        }) = *message
+        else {
             panic!("{said:?}")
         };
         assert_eq!((model, priority, deadline), (ModelId(9), 1, bench.now + OFFSET + Span::from_millis(30)));
@@ -371,8 +377,8 @@ fn a_takeover_cuts_off_the_former_primary_and_then_names_all_open_tasks() {
         opened.values().map(|(_, slot)| slot.is_guarded()).collect::<Vec<_>>(),
         [false, false, false, true, false]
     );
-    let cancel = FrontendToScheduler::Cancel { task: tasks[2].0, model: ModelId(9) };
-    assert_eq!(said[5..], [cancel, FrontendToScheduler::AllOpen]);
+    let cancel = Addressed::ModelThread(FrontendToModelThread::Cancel { task: tasks[2].0, model: ModelId(9) });
+    assert_eq!(said[5..], [cancel, Addressed::ModelThread(FrontendToModelThread::AllOpen)]);
 
     // What still comes over the former primary's connection counts for nothing.
     let frame = encode(&SchedulerToFrontend::Dropped { task: tasks[0].0, reason: DropReason::Deadline });
@@ -381,7 +387,9 @@ fn a_takeover_cuts_off_the_former_primary_and_then_names_all_open_tasks() {
     // Everyone ends once.
     bench.inputs(guarded);
     bench.inputs(waits);
-    let [FrontendToScheduler::Submit { task, model: ModelId(9), slot, .. }] = bench.said(lines[1])[..] else {
+    let [Addressed::ModelThread(FrontendToModelThread::Submit { task, model: ModelId(9), slot, .. })] =
+        bench.said(lines[1])[..]
+    else {
         panic!()
     };
     opened.insert(task, (0, slot));
@@ -421,12 +429,14 @@ fn an_orphan_goes_on_admitting_and_the_next_primary_is_told() {
     let opened: Vec<_> = said
         .iter()
         .filter_map(|said| match said {
-            FrontendToScheduler::Open { task, model: ModelId(2), slot, .. } => Some((*task, *slot)),
+            Addressed::ModelThread(FrontendToModelThread::Open { task, model: ModelId(2), slot, .. }) => {
+                Some((*task, *slot))
+            }
             _ => None,
         })
         .collect();
     assert_eq!((said.len(), opened.len()), (7, 3), "a link, whom it obeys, three tasks, a cancel, the end: {said:?}");
-    assert!(!said.iter().any(|said| matches!(said, FrontendToScheduler::Submit { .. })));
+    assert!(!said.iter().any(|said| matches!(said, Addressed::ModelThread(FrontendToModelThread::Submit { .. }))));
     opened.iter().for_each(|&(task, slot)| bench.answer(link, task, 0, slot));
     let ended: Vec<RequestId> = bench.replies.iter().map(|(request, _)| *request).collect();
     assert_eq!((ended, bench.core.outstanding()), (vec![before, meanwhile], 0));
@@ -532,7 +542,7 @@ fn a_lower_claim_is_not_obeyed_and_the_primary_makes_no_other() {
 
 #[test]
 fn a_standby_is_told_whether_the_primary_is_missed() {
-    let missed = |misses| FrontendToScheduler::Misses { misses };
+    let missed = |misses| Addressed::Control(FrontendToControl::Misses { misses });
     let (mut bench, _) = Bench::warm();
     let (primary, standby) = (bench.control(0), bench.control(1));
     // It answers.
@@ -585,9 +595,10 @@ fn what_was_to_be_told_to_the_former_primary_is_not_told_to_the_next() {
     bench.core.handle_cancel(cancelled);
     bench.take_over(1, claim(2, 1).epoch);
     let [other, line] = bench.lines[1][..] else { panic!() };
-    assert_eq!(bench.said(other), [FrontendToScheduler::AllOpen]);
+    assert_eq!(bench.said(other), [Addressed::ModelThread(FrontendToModelThread::AllOpen)]);
     let said = bench.said(line);
-    let opened = said.iter().filter(|said| matches!(said, FrontendToScheduler::Open { .. })).count();
+    let opened =
+        said.iter().filter(|said| matches!(said, Addressed::ModelThread(FrontendToModelThread::Open { .. }))).count();
     assert_eq!((opened, said.len()), (2, 4), "and a cancel, and the end: {said:?}");
 }
 
@@ -689,7 +700,10 @@ fn tasks_of_a_model_that_the_next_primary_does_not_know_are_named_without() {
         bench.take_over(1, claim(2, 1).epoch);
         let line = bench.lines[1][thread];
         let said = bench.said(line);
-        assert!(matches!(said[0], FrontendToScheduler::Open { model: found, .. } if found == model), "{said:?}");
+        let Addressed::ModelThread(FrontendToModelThread::Open { model: found, .. }) = said[0] else {
+            panic!("{said:?}")
+        };
+        assert_eq!(found, model);
     }
 }
 

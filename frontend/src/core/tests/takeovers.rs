@@ -121,45 +121,46 @@ impl Rumble {
         let seed = self.seed;
         let is_primary = self.primary == Some(index);
         match message {
-            FrontendToScheduler::Obeys { epoch } => {
+            Addressed::Control(FrontendToControl::Obeys { epoch }) => {
                 assert_eq!(self.primary, None, "seed {seed}: two are obeyed");
                 assert!(epoch > self.obeyed, "seed {seed}: {epoch} after {}", self.obeyed);
                 (self.primary, self.obeyed, self.all_open) = (Some(index), epoch, 0);
                 self.known.clear();
                 self.takeovers += 1;
             }
-            FrontendToScheduler::Open { task, attempt, slot, .. } => {
+            Addressed::ModelThread(FrontendToModelThread::Open { task, attempt, slot, .. }) => {
                 assert!(is_primary && self.all_open <= self.threads, "seed {seed}: {task:?} is named late");
                 assert!(self.known.insert(task), "seed {seed}: {task:?} is named twice");
                 let known = *self.tasks.entry(task).or_insert((slot, 0, At::Queued));
                 assert_eq!((known.0, known.1), (slot, attempt), "seed {seed}: {task:?} is another one");
             }
-            FrontendToScheduler::AllOpen => {
+            Addressed::ModelThread(FrontendToModelThread::AllOpen) => {
                 self.all_open += 1;
                 if self.all_open == self.threads.max(1) {
                     let all: BTreeSet<TaskId> = self.tasks.keys().copied().collect();
                     assert_eq!(self.known, all, "seed {seed}: not all that are open were named");
                 }
             }
-            FrontendToScheduler::Submit { task, slot, .. } => {
+            Addressed::ModelThread(FrontendToModelThread::Submit { task, slot, .. }) => {
                 assert!(is_primary && self.known.insert(task), "seed {seed}: {task:?} was named before");
                 self.check_slot(task, slot);
                 assert!(self.tasks.insert(task, (slot, 0, At::Queued)).is_none(), "seed {seed}: {task:?}");
             }
-            FrontendToScheduler::Cancel { task, .. } => {
+            Addressed::ModelThread(FrontendToModelThread::Cancel { task, .. }) => {
                 assert!(is_primary && self.known.contains(&task), "seed {seed}: {task:?} was never named");
             }
-            FrontendToScheduler::Fenced { unanswered, .. } => {
+            Addressed::ModelThread(FrontendToModelThread::Fenced { unanswered, .. }) => {
                 for task in unanswered {
                     let (_, attempt, at) = self.tasks.get_mut(&task).expect("it has not ended");
                     (*attempt, *at) = (*attempt + 1, At::Queued);
                 }
             }
-            FrontendToScheduler::Link { backend, link } => {
+            Addressed::Control(FrontendToControl::Link { backend, link }) => {
                 assert!(self.links.values().any(|known| *known == (backend, link)), "seed {seed}: {backend:?}");
             }
-            FrontendToScheduler::ClockRequest { .. } | FrontendToScheduler::Misses { .. } => {}
-            FrontendToScheduler::ChangeModel { .. } => panic!("nobody changes models here"),
+            Addressed::Control(FrontendToControl::ClockRequest { .. })
+            | Addressed::Control(FrontendToControl::Misses { .. }) => {}
+            Addressed::Control(FrontendToControl::ChangeModel { .. }) => panic!("nobody changes models here"),
         }
     }
 

@@ -138,7 +138,7 @@ fn a_request_that_ends_before_its_input_comes_frees_what_waits_for_it() {
     let tasks = bench.submitted();
     bench.late(Timestamp(2), tasks[0].0);
     bench.tasks.handle_cancel(request);
-    let cancel = FrontendToScheduler::Cancel { task: tasks[1].0, model: ModelId(3) };
+    let cancel = FrontendToModelThread::Cancel { task: tasks[1].0, model: ModelId(3) };
     assert_eq!((bench.tasks.poll_message(), bench.tasks.poll_message()), (Some((THREAD, cancel)), None));
     assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_timeout()), (1, None));
     bench.tasks.handle_inputs(Timestamp(3), request, &inputs(2), &bench.arena);

@@ -7,12 +7,12 @@ fn with_two_gpus() -> (Cluster, FrontendId, BackendId) {
     let (mut cluster, now) = (scheduler(&config()), Timestamp(0));
     let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
     let backend = add_backend(&mut cluster, now, offer(2)).backend;
-    tell(&mut cluster, now, backend, BackendToScheduler::Linked { frontend, link: LinkId(1) });
+    tell(&mut cluster, now, backend, BackendToControl::Linked { frontend, link: LinkId(1) });
     drain(&mut cluster);
     (cluster, frontend, backend)
 }
 
-fn tell(cluster: &mut Cluster, now: Timestamp, backend: BackendId, message: BackendToScheduler) {
+fn tell(cluster: &mut Cluster, now: Timestamp, backend: BackendId, message: impl Into<BackendToScheduler>) {
     cluster.handle_backend_message(now, Port::Control, backend, message).unwrap();
 }
 
@@ -50,14 +50,14 @@ fn what_a_hanging_gpu_had_runs_elsewhere_and_nothing_goes_there_until_it_works()
     let (mut cluster, frontend, backend) = with_two_gpus();
     let plan = planned(&mut cluster, frontend, Timestamp(0), 0, 5_000);
     let now = plan.latest + Span::from_millis(1_000);
-    tell(&mut cluster, now, backend, BackendToScheduler::Usable { gpu_index: plan.gpu_index, is_usable: false });
+    tell(&mut cluster, now, backend, BackendToControl::Usable { gpu_index: plan.gpu_index, is_usable: false });
     assert_eq!(is_told_gpus(&drain(&mut cluster)), [1]);
     let (task, link) = (plan.tasks[0].task, LinkId::NONE);
     let outcome = PlanOutcome::Abandoned { abandoned_at: now };
     tell(&mut cluster, now, backend, plan_done(plan.plan, outcome, vec![Undelivered { task, link }]));
     let fence = SchedulerToFrontend::Fence { backend, link, tasks: vec![task] };
     assert_eq!(drain(&mut cluster), [ClusterOutput::ToFrontend(Port::Control, frontend, fence)], "no link is to blame");
-    let fenced = FrontendToScheduler::Fenced { backend, unanswered: vec![task] };
+    let fenced = FrontendToModelThread::Fenced { backend, unanswered: vec![task] };
     cluster.handle_frontend_message(now, Port::Control, frontend, fenced).unwrap();
     cluster.handle_timeout(now);
     let late = drain(&mut cluster);
@@ -71,14 +71,14 @@ fn what_a_hanging_gpu_had_runs_elsewhere_and_nothing_goes_there_until_it_works()
         let finished_at = other.exec_at + Span::from_millis(6);
         let outcome = PlanOutcome::Executed { started_at: other.exec_at, finished_at };
         tell(&mut cluster, finished_at, backend, plan_done(other.plan, outcome, vec![]));
-        let answered = BackendToScheduler::Answered { plan: other.plan, undelivered: vec![] };
+        let answered = BackendToModelThread::Answered { plan: other.plan, undelivered: vec![] };
         tell(&mut cluster, finished_at, backend, answered);
     }
-    let answered = BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] };
+    let answered = BackendToModelThread::Answered { plan: plan.plan, undelivered: vec![] };
     tell(&mut cluster, now, backend, answered);
-    tell(&mut cluster, now, backend, BackendToScheduler::Usable { gpu_index: plan.gpu_index, is_usable: true });
+    tell(&mut cluster, now, backend, BackendToControl::Usable { gpu_index: plan.gpu_index, is_usable: true });
     assert_eq!(is_told_gpus(&drain(&mut cluster)), [2]);
-    let unknown = BackendToScheduler::Usable { gpu_index: 2, is_usable: true };
+    let unknown = BackendToControl::Usable { gpu_index: 2, is_usable: true };
     assert!(cluster.handle_backend_message(now, Port::Control, backend, unknown).is_err());
 }
 
@@ -95,9 +95,9 @@ fn a_task_that_was_given_up_in_time_runs_on_another_gpu_and_not_for_ever() {
         let undelivered = vec![Undelivered { task, link: LinkId::NONE }];
         tell(&mut cluster, now, backend, plan_done(plan.plan, outcome, undelivered));
         let gpu_index = plan.gpu_index;
-        tell(&mut cluster, now, backend, BackendToScheduler::Usable { gpu_index, is_usable: false });
-        tell(&mut cluster, now, backend, BackendToScheduler::Usable { gpu_index, is_usable: true });
-        let fenced = FrontendToScheduler::Fenced { backend, unanswered: vec![task] };
+        tell(&mut cluster, now, backend, BackendToControl::Usable { gpu_index, is_usable: false });
+        tell(&mut cluster, now, backend, BackendToControl::Usable { gpu_index, is_usable: true });
+        let fenced = FrontendToModelThread::Fenced { backend, unanswered: vec![task] };
         cluster.handle_frontend_message(now, Port::Control, frontend, fenced).unwrap();
         plan = next_plan(&mut cluster);
     }
@@ -106,7 +106,7 @@ fn a_task_that_was_given_up_in_time_runs_on_another_gpu_and_not_for_ever() {
     let outcome = PlanOutcome::Abandoned { abandoned_at: now };
     tell(&mut cluster, now, backend, plan_done(plan.plan, outcome, undelivered));
     drain(&mut cluster);
-    let fenced = FrontendToScheduler::Fenced { backend, unanswered: vec![task] };
+    let fenced = FrontendToModelThread::Fenced { backend, unanswered: vec![task] };
     cluster.handle_frontend_message(now, Port::Control, frontend, fenced).unwrap();
     let dropped = SchedulerToFrontend::Dropped { task, reason: DropReason::BackendLost };
     assert_eq!(drain(&mut cluster), [ClusterOutput::ToFrontend(Port::Control, frontend, dropped)]);
@@ -150,10 +150,10 @@ fn a_backend_that_leaves_is_dismissed_once_nothing_is_planned_there() {
             assert!(!has_ports || cluster.handle_member_connected(now, ModelThreadId(id), member, pass));
         }
         let (frontend, backend) = (frontend.frontend, backend.backend);
-        tell(&mut cluster, now, backend, BackendToScheduler::Linked { frontend, link: LinkId(1) });
+        tell(&mut cluster, now, backend, BackendToControl::Linked { frontend, link: LinkId(1) });
         assert_eq!(is_told_gpus(&drain(&mut cluster)).last(), Some(&1));
-        tell(&mut cluster, now, backend, BackendToScheduler::Leaving);
-        tell(&mut cluster, now, backend, BackendToScheduler::Leaving);
+        tell(&mut cluster, now, backend, BackendToControl::Leaving);
+        tell(&mut cluster, now, backend, BackendToControl::Leaving);
         let outputs = drain(&mut cluster);
         assert_eq!(is_told_gpus(&outputs), [0]);
         let is_dismissal =
@@ -182,7 +182,7 @@ fn a_backend_that_is_still_connecting_misses_nothing_that_it_is_told() {
     };
     let unload = SchedulerToBackend::Unload { model: ModelId(0) };
     let first = add_backend(&mut cluster, now, offer(1));
-    let change = FrontendToScheduler::ChangeModel {
+    let change = FrontendToControl::ChangeModel {
         change: ChangeId(0),
         to: ModelChange::Unload,
         name: "m".into(),
@@ -215,9 +215,9 @@ fn a_scheduler_that_leaves_tells_frontends_takes_nobody_in_and_is_idle_in_the_en
     let outcome = PlanOutcome::WindowMissed { rejected_at: now };
     let undelivered = vec![Undelivered { task: plan.tasks[0].task, link: LinkId::NONE }];
     tell(&mut cluster, now, backend, plan_done(plan.plan, outcome, undelivered));
-    tell(&mut cluster, now, backend, BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] });
+    tell(&mut cluster, now, backend, BackendToModelThread::Answered { plan: plan.plan, undelivered: vec![] });
     assert!(!cluster.is_idle(), "its frontend has yet to say what it knows of the task");
-    let fenced = FrontendToScheduler::Fenced { backend, unanswered: vec![] };
+    let fenced = FrontendToModelThread::Fenced { backend, unanswered: vec![] };
     cluster.handle_frontend_message(now, Port::Control, frontend, fenced).unwrap();
     assert!(cluster.is_idle());
 }
@@ -235,9 +235,9 @@ fn a_backend_that_does_not_obey_yet_holds_up_no_change_and_hears_of_it_later() {
     let unload = |to, model| ClusterOutput::ToBackend(Port::Control, to, SchedulerToBackend::Unload { model });
     let outputs = change(&mut cluster, frontend, 1, ModelChange::Unload);
     assert!(outputs.contains(&unload(backend, ModelId(0))) && !outputs.contains(&unload(late, ModelId(0))));
-    let outputs = tell(&mut cluster, backend, BackendToScheduler::Unloaded { model: ModelId(0) });
+    let outputs = tell(&mut cluster, backend, BackendToControl::Unloaded { model: ModelId(0) });
     assert_eq!(outputs.last(), Some(&changed(frontend, 1, None)));
-    let outputs = tell(&mut cluster, late, BackendToScheduler::Obeys { epoch: EPOCH });
+    let outputs = tell(&mut cluster, late, BackendToControl::Obeys { epoch: EPOCH });
     assert!(outputs.contains(&unload(late, ModelId(0))), "{outputs:?}");
     // The next one joins and is never heard of again.
     let silent = cluster.handle_backend_joined(now, offer(1)).unwrap().backend;
@@ -250,7 +250,7 @@ fn a_backend_that_does_not_obey_yet_holds_up_no_change_and_hears_of_it_later() {
     assert!(asked.len() == 2 && asked.iter().all(|(to, _)| *to != silent), "{outputs:?}");
     for (to, load) in asked {
         let outcome = LoadOutcome::Ready { offer: model_offer(1, "m", 1), is_last: true };
-        let outputs = tell(&mut cluster, to, BackendToScheduler::Loaded { load, outcome });
+        let outputs = tell(&mut cluster, to, BackendToControl::Loaded { load, outcome });
         assert_eq!(outputs.contains(&changed(frontend, 2, None)), to == late, "{outputs:?}");
     }
 }

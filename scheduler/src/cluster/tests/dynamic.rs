@@ -40,7 +40,7 @@ impl Dynamic {
                 assert!(cluster.handle_member_connected(now, id, member, pass));
             }
         }
-        let linked = BackendToScheduler::Linked { frontend, link: LinkId(1) };
+        let linked = BackendToControl::Linked { frontend, link: LinkId(1) };
         cluster.handle_backend_message(now, Port::Control, backend, linked).unwrap();
         drain(&mut cluster);
         Self { cluster, frontend, backend, now, sequence: 0 }
@@ -51,20 +51,20 @@ impl Dynamic {
     }
 
     fn submit_long(&mut self, name: &str, slo_ms: i64, input_bytes: u32) {
-        let FrontendToScheduler::Submit { task, model, deadline, priority, is_first, slot, .. } =
+        let FrontendToModelThread::Submit { task, model, deadline, priority, is_first, slot, .. } =
             submit(self.frontend, self.sequence, self.now + Span::from_millis(slo_ms))
         else {
             unreachable!("that is what it makes")
         };
         self.sequence += 1;
         let (application, slot) = (Application::named(name), SlotDescriptor { input_bytes, ..slot });
-        let submit = FrontendToScheduler::Submit { task, model, deadline, priority, application, is_first, slot };
+        let submit = FrontendToModelThread::Submit { task, model, deadline, priority, application, is_first, slot };
         let port = self.cluster.port_of(ModelId(0));
         self.cluster.handle_frontend_message(self.now, port, self.frontend, submit).unwrap();
     }
 
     /// Of a plan, to the thread that made it.
-    fn say(&mut self, plan: PlanId, message: BackendToScheduler) {
+    fn say(&mut self, plan: PlanId, message: impl Into<BackendToScheduler>) {
         let port = match self.cluster.port_of(ModelId(0)) {
             Port::Control => Port::Control,
             Port::ModelThread(_) => Port::ModelThread(plan.model_thread()),
@@ -84,7 +84,7 @@ impl Dynamic {
         let started_at = self.now;
         self.now += Span::from_millis(ms);
         self.say(plan.plan, plan_done(plan.plan, PlanOutcome::Executed { started_at, finished_at: self.now }, vec![]));
-        self.say(plan.plan, BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] });
+        self.say(plan.plan, BackendToModelThread::Answered { plan: plan.plan, undelivered: vec![] });
         plan
     }
 
@@ -110,7 +110,7 @@ impl Dynamic {
 
     /// What frontends are told of what requests take, until now.
     fn told(&mut self) -> Vec<(FrontendId, Box<RequestTimes>)> {
-        let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
+        let request = FrontendToControl::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
         self.cluster.handle_frontend_message(self.now, Port::Control, self.frontend, request).unwrap();
         let times = drain(&mut self.cluster).into_iter().filter_map(|output| match output {
             ClusterOutput::ToFrontend(_, frontend, SchedulerToFrontend::RequestTimes { model, times }) => {
@@ -172,10 +172,10 @@ fn what_a_backend_ran_again_alone_counts_for_its_workload_and_once() {
             sampled += 1;
             // It says that it took longer: more than has passed is not believed.
             dynamic.now += Span::from_millis(ms);
-            let ran = BackendToScheduler::RanAlone { plan: plan.plan, took: Span::from_millis(1_000 * ms) };
+            let ran = BackendToModelThread::RanAlone { plan: plan.plan, took: Span::from_millis(1_000 * ms) };
             // Whoever says it twice, or of what nobody asked for, is not believed.
             (0..2).for_each(|_| dynamic.say(plan.plan, ran.clone()));
-            dynamic.say(plan.plan, BackendToScheduler::RanAlone { plan: PlanId(1 << 40), took: Span(-7) });
+            dynamic.say(plan.plan, BackendToModelThread::RanAlone { plan: PlanId(1 << 40), took: Span(-7) });
         }
     }
     assert!((600..750).contains(&sampled), "one task in eight, of which some were alone: {sampled}");

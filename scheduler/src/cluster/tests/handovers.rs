@@ -20,9 +20,9 @@ impl Standby {
 
     /// Its members obey it, and nothing is open.
     fn settle(&mut self) {
-        self.backend(BackendToScheduler::Obeys { epoch: OURS });
-        self.frontend(FrontendToScheduler::Obeys { epoch: OURS });
-        self.frontend(FrontendToScheduler::AllOpen);
+        self.backend(BackendToControl::Obeys { epoch: OURS });
+        self.frontend(FrontendToControl::Obeys { epoch: OURS });
+        self.frontend(FrontendToModelThread::AllOpen);
         self.take();
         assert!(self.cluster.control().claim().is_primary());
     }
@@ -35,7 +35,7 @@ impl Standby {
             self.now = plan.exec_at + execution;
             let outcome = PlanOutcome::Executed { started_at: plan.exec_at, finished_at: self.now };
             self.backend(plan_done(plan.plan, outcome, vec![]));
-            self.backend(BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] });
+            self.backend(BackendToModelThread::Answered { plan: plan.plan, undelivered: vec![] });
             self.take();
         }
     }

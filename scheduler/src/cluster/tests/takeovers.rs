@@ -98,7 +98,7 @@ impl Standby {
         assert_eq!((welcome.frontend, welcome.claim.era, welcome.claim.is_primary()), (FRONTEND, PRIMARY.era, false));
         let hello = BackendHello { known_as: Some(BACKEND), standing, ..offer(1) };
         assert_eq!(self.cluster.handle_backend_joined(self.now, hello).unwrap().backend, BACKEND);
-        self.backend(BackendToScheduler::Linked { frontend: FRONTEND, link: LinkId(3) });
+        self.backend(BackendToControl::Linked { frontend: FRONTEND, link: LinkId(3) });
         let mut gpus = self.take().into_iter().filter_map(|output| match output {
             ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Model { gpus, .. }) => Some(gpus),
             _ => None,
@@ -106,11 +106,11 @@ impl Standby {
         assert_eq!(gpus.next_back(), Some(1), "the frontend knows what it could be served with");
     }
 
-    pub(super) fn backend(&mut self, message: BackendToScheduler) {
+    pub(super) fn backend(&mut self, message: impl Into<BackendToScheduler>) {
         self.cluster.handle_backend_message(self.now, Port::Control, BACKEND, message).unwrap();
     }
 
-    pub(super) fn frontend(&mut self, message: FrontendToScheduler) {
+    pub(super) fn frontend(&mut self, message: impl Into<FrontendToScheduler>) {
         self.cluster.handle_frontend_message(self.now, Port::Control, FRONTEND, message).unwrap();
     }
 
@@ -123,17 +123,17 @@ impl Standby {
             asked.contains(&ClusterOutput::ToFrontend(Port::Control, FRONTEND, SchedulerToFrontend::AskPrimary)),
             "{asked:?}"
         );
-        self.frontend(FrontendToScheduler::Misses { misses: true });
-        self.backend(BackendToScheduler::Misses { misses: true });
+        self.frontend(FrontendToControl::Misses { misses: true });
+        self.backend(BackendToControl::Misses { misses: true });
         let told = self.take();
         let takeover = SchedulerToBackend::Takeover { epoch: OURS };
         assert!(told.contains(&ClusterOutput::ToBackend(Port::Control, BACKEND, takeover)), "{told:?}");
     }
 
-    fn open(&self, sequence: u64) -> FrontendToScheduler {
+    fn open(&self, sequence: u64) -> FrontendToModelThread {
         let (task, model) = (TaskId::new(FRONTEND, sequence), ModelId(0));
         let deadline = self.now + Span::from_millis(200);
-        FrontendToScheduler::Open {
+        FrontendToModelThread::Open {
             task,
             model,
             deadline,
@@ -146,17 +146,17 @@ impl Standby {
 
     /// The frontend obeys, with two open tasks and one link.
     fn frontend_obeys(&mut self) {
-        self.frontend(FrontendToScheduler::Link { backend: BACKEND, link: LinkId(3) });
-        self.frontend(FrontendToScheduler::Obeys { epoch: OURS });
+        self.frontend(FrontendToControl::Link { backend: BACKEND, link: LinkId(3) });
+        self.frontend(FrontendToControl::Obeys { epoch: OURS });
         for sequence in 0..2 {
             let open = self.open(sequence);
             self.frontend(open);
         }
-        self.frontend(FrontendToScheduler::AllOpen);
+        self.frontend(FrontendToModelThread::AllOpen);
     }
 
-    fn unfinished(&self) -> BackendToScheduler {
-        BackendToScheduler::Unfinished {
+    fn unfinished(&self) -> BackendToControl {
+        BackendToControl::Unfinished {
             plan: INHERITED,
             gpu_index: 0,
             model: ModelId(0),
@@ -207,10 +207,10 @@ fn what_runs_goes_on_and_what_waited_runs_as_another_attempt() {
     standby.backend(unfinished);
     standby.frontend_obeys();
     assert_eq!(standby.fences(), [], "the backend has not said yet that this is all");
-    standby.backend(BackendToScheduler::Obeys { epoch: OURS });
+    standby.backend(BackendToControl::Obeys { epoch: OURS });
     let waited = TaskId::new(FRONTEND, 1);
     assert_eq!(standby.fences(), [(BackendId::NOBODY, LinkId::NONE, vec![waited])]);
-    standby.frontend(FrontendToScheduler::Fenced { backend: BackendId::NOBODY, unanswered: vec![waited] });
+    standby.frontend(FrontendToModelThread::Fenced { backend: BackendId::NOBODY, unanswered: vec![waited] });
     let freed_at = standby.now + Span::from_millis(4);
     let plan = standby.next_plan();
     assert_eq!(plan.tasks.iter().map(|task| (task.task, task.attempt)).collect::<Vec<_>>(), [(waited, 1)]);
@@ -218,7 +218,7 @@ fn what_runs_goes_on_and_what_waited_runs_as_another_attempt() {
     let outcome = PlanOutcome::Executed { started_at: standby.now, finished_at: standby.now };
     for plan in [INHERITED, plan.plan] {
         standby.backend(plan_done(plan, outcome, vec![]));
-        standby.backend(BackendToScheduler::Answered { plan, undelivered: vec![] });
+        standby.backend(BackendToModelThread::Answered { plan, undelivered: vec![] });
     }
     assert!(standby.cluster.is_idle());
 }
@@ -229,11 +229,11 @@ fn what_is_lost_of_an_inherited_plan_is_asked_about_whenever_that_is_said() {
     standby.take_over();
     let (unfinished, first) = (standby.unfinished(), TaskId::new(FRONTEND, 0));
     standby.backend(unfinished);
-    standby.backend(BackendToScheduler::Obeys { epoch: OURS });
+    standby.backend(BackendToControl::Obeys { epoch: OURS });
     // Before the frontend has said that it waits for it ...
     let lost = vec![Undelivered { task: first, link: LinkId(3) }];
     let outcome = PlanOutcome::WindowMissed { rejected_at: standby.now };
-    standby.backend(BackendToScheduler::Unlinked { frontend: FRONTEND });
+    standby.backend(BackendToControl::Unlinked { frontend: FRONTEND });
     standby.backend(plan_done(INHERITED, outcome, lost));
     standby.frontend_obeys();
     // ... and the link that it was lost with is not accounted for any more.
@@ -250,13 +250,13 @@ fn a_backend_that_says_nothing_is_fenced_and_may_obey_later() {
     standby.now += Span::from_millis(50);
     let both = vec![TaskId::new(FRONTEND, 0), TaskId::new(FRONTEND, 1)];
     assert_eq!(standby.fences(), [(BACKEND, LinkId(3), vec![]), (BackendId::NOBODY, LinkId::NONE, both.clone())]);
-    standby.frontend(FrontendToScheduler::Fenced { backend: BACKEND, unanswered: vec![] });
-    standby.frontend(FrontendToScheduler::Fenced { backend: BackendId::NOBODY, unanswered: both.clone() });
+    standby.frontend(FrontendToModelThread::Fenced { backend: BACKEND, unanswered: vec![] });
+    standby.frontend(FrontendToModelThread::Fenced { backend: BackendId::NOBODY, unanswered: both.clone() });
     // What it says now of what it was given before concerns nobody.
     let (unfinished, frees_at) = (standby.unfinished(), standby.now + Span::from_millis(4));
     standby.backend(unfinished);
-    standby.backend(BackendToScheduler::Obeys { epoch: OURS });
-    standby.backend(BackendToScheduler::Linked { frontend: FRONTEND, link: LinkId(4) });
+    standby.backend(BackendToControl::Obeys { epoch: OURS });
+    standby.backend(BackendToControl::Linked { frontend: FRONTEND, link: LinkId(4) });
     let plan = standby.next_plan();
     assert!(plan.exec_at >= frees_at && plan.tasks.iter().all(|task| task.attempt == 1));
     assert_eq!(plan.tasks.iter().map(|task| task.task).collect::<Vec<_>>(), both);
@@ -268,8 +268,8 @@ fn members_that_hear_the_primary_keep_it() {
     standby.take();
     standby.cluster.control().handle_peer_lost(standby.now, 0);
     standby.take();
-    standby.frontend(FrontendToScheduler::Misses { misses: false });
-    standby.backend(BackendToScheduler::Misses { misses: false });
+    standby.frontend(FrontendToControl::Misses { misses: false });
+    standby.backend(BackendToControl::Misses { misses: false });
     let told = standby.take();
     let takes_over =
         |output: &ClusterOutput| matches!(output, ClusterOutput::ToBackend(_, _, SchedulerToBackend::Takeover { .. }));
@@ -307,9 +307,9 @@ fn an_id_that_is_in_use_is_not_given_to_somebody_else() {
 fn a_frontend_that_comes_back_under_its_name_owes_nothing_of_what_it_had() {
     let mut standby = Standby::warm();
     standby.take_over();
-    standby.backend(BackendToScheduler::Obeys { epoch: OURS });
-    standby.frontend(FrontendToScheduler::Obeys { epoch: OURS });
-    standby.frontend(FrontendToScheduler::AllOpen);
+    standby.backend(BackendToControl::Obeys { epoch: OURS });
+    standby.frontend(FrontendToControl::Obeys { epoch: OURS });
+    standby.frontend(FrontendToModelThread::AllOpen);
     standby.frontend(submit(FRONTEND, 7, standby.now + Span::from_millis(25)));
     let plan = standby.next_plan();
     standby.cluster.handle_disconnected(standby.now, Port::Control, Member::Frontend(FRONTEND), "lost".to_owned());
@@ -318,7 +318,7 @@ fn a_frontend_that_comes_back_under_its_name_owes_nothing_of_what_it_had() {
     standby.cluster.handle_frontend_joined(standby.now, hello).unwrap();
     let outcome = PlanOutcome::Executed { started_at: standby.now, finished_at: standby.now };
     standby.backend(plan_done(plan.plan, outcome, vec![]));
-    standby.backend(BackendToScheduler::Answered { plan: plan.plan, undelivered: vec![] });
+    standby.backend(BackendToModelThread::Answered { plan: plan.plan, undelivered: vec![] });
     assert!(standby.cluster.is_idle());
 }
 
@@ -328,13 +328,13 @@ fn whatever_may_carry_a_task_of_an_unknown_model_is_fenced() {
     standby.take_over();
     let unfinished = standby.unfinished();
     standby.backend(unfinished);
-    standby.backend(BackendToScheduler::Obeys { epoch: OURS });
-    standby.frontend(FrontendToScheduler::Link { backend: BACKEND, link: LinkId(3) });
-    standby.frontend(FrontendToScheduler::Obeys { epoch: OURS });
-    let FrontendToScheduler::Open { task, deadline, priority, attempt, slot, .. } = standby.open(0) else { panic!() };
+    standby.backend(BackendToControl::Obeys { epoch: OURS });
+    standby.frontend(FrontendToControl::Link { backend: BACKEND, link: LinkId(3) });
+    standby.frontend(FrontendToControl::Obeys { epoch: OURS });
+    let FrontendToModelThread::Open { task, deadline, priority, attempt, slot, .. } = standby.open(0) else { panic!() };
     // It has not heard yet what the new primary calls the model.
     let model = ModelId(u32::MAX);
-    standby.frontend(FrontendToScheduler::Open {
+    standby.frontend(FrontendToModelThread::Open {
         task,
         model,
         deadline,
@@ -343,7 +343,7 @@ fn whatever_may_carry_a_task_of_an_unknown_model_is_fenced() {
         attempt,
         slot,
     });
-    standby.frontend(FrontendToScheduler::AllOpen);
+    standby.frontend(FrontendToModelThread::AllOpen);
     assert_eq!(standby.fences(), [(BACKEND, LinkId(3), vec![]), (BackendId::NOBODY, LinkId::NONE, vec![task])]);
 }
 
@@ -353,7 +353,7 @@ fn frontends_are_told_who_obeys_and_how_long_that_took() {
     standby.take_over();
     let load = |standby: &mut Standby| {
         standby.take();
-        standby.frontend(FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO });
+        standby.frontend(FrontendToControl::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO });
         let loads = standby.take().into_iter().find_map(|output| match output {
             ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Load(load)) => Some(*load),
             _ => None,
@@ -363,10 +363,10 @@ fn frontends_are_told_who_obeys_and_how_long_that_took() {
     };
     assert_eq!(load(&mut standby), (2, 0, Span::ZERO));
     standby.now += Span::from_millis(2);
-    standby.backend(BackendToScheduler::Obeys { epoch: OURS });
+    standby.backend(BackendToControl::Obeys { epoch: OURS });
     assert_eq!(load(&mut standby), (2, 1, Span::ZERO));
     standby.now += Span::from_millis(1);
-    standby.frontend(FrontendToScheduler::Obeys { epoch: OURS });
-    standby.frontend(FrontendToScheduler::AllOpen);
+    standby.frontend(FrontendToControl::Obeys { epoch: OURS });
+    standby.frontend(FrontendToModelThread::AllOpen);
     assert_eq!(load(&mut standby), (2, 2, Span::from_millis(3)));
 }

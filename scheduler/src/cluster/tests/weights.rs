@@ -31,17 +31,18 @@ impl Bench {
         Self { cluster, frontend, backend, now }
     }
 
-    fn tell(&mut self, message: BackendToScheduler) {
+    fn tell(&mut self, message: impl Into<BackendToScheduler>) {
         self.cluster.handle_backend_message(self.now, Port::Control, self.backend, message).unwrap();
     }
 
     fn submit(&mut self, sequence: u64, model: u32, slo_ms: i64) {
         let deadline = self.now + Span::from_millis(slo_ms);
-        let FrontendToScheduler::Submit { task, priority, slot, .. } = submit(self.frontend, sequence, deadline) else {
+        let FrontendToModelThread::Submit { task, priority, slot, .. } = submit(self.frontend, sequence, deadline)
+        else {
             unreachable!("that is what it makes")
         };
         let (model, is_first) = (ModelId(model), true);
-        let submit = FrontendToScheduler::Submit {
+        let submit = FrontendToModelThread::Submit {
             task,
             model,
             deadline,
@@ -93,7 +94,7 @@ impl Bench {
         let [SchedulerToBackend::AskResident { gpu_index: 0, gpu }] = orders[..] else { panic!("{orders:?}") };
         let resident = |&model: &u32| ResidentModel { model: ModelId(model), is_pinned: pinned.contains(&model) };
         let models = models.iter().map(resident).collect();
-        self.tell(BackendToScheduler::Resident { gpu, models, is_last: true });
+        self.tell(BackendToControl::Resident { gpu, models, is_last: true });
         gpu
     }
 
@@ -105,14 +106,14 @@ impl Bench {
     /// Of these, some that stay there.
     fn pinning(resident: &[u32], pinned: &[u32]) -> (Self, GpuId) {
         let mut bench = Self::new();
-        bench.tell(BackendToScheduler::Linked { frontend: bench.frontend, link: LinkId(1) });
+        bench.tell(BackendToControl::Linked { frontend: bench.frontend, link: LinkId(1) });
         let gpu = bench.answers(resident, pinned);
         (bench, gpu)
     }
 
     /// What the frontend is told when it asks.
     fn load(&mut self) -> SchedulerLoad {
-        let request = FrontendToScheduler::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
+        let request = FrontendToControl::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
         self.cluster.handle_frontend_message(self.now, Port::Control, self.frontend, request).unwrap();
         let mut loads = drain(&mut self.cluster).into_iter().filter_map(|output| match output {
             ClusterOutput::ToFrontend(_, _, SchedulerToFrontend::Load(load)) => Some(*load),
@@ -125,7 +126,7 @@ impl Bench {
         let (started_at, finished_at) = (self.now, self.now + WEIGHTS.load);
         self.now = finished_at;
         let outcome = WeightsOutcome::Loaded { started_at, finished_at, read: Span::ZERO };
-        self.tell(BackendToScheduler::WeightsLoaded { gpu, model: ModelId(model), outcome });
+        self.tell(BackendToModelThread::WeightsLoaded { gpu, model: ModelId(model), outcome });
     }
 }
 
@@ -153,7 +154,7 @@ fn weights_are_loaded_before_their_batch_and_others_make_room() {
 fn a_gpu_is_asked_once_it_is_used_and_what_does_not_fit_has_to_go() {
     let mut bench = Bench::new();
     assert!(bench.orders().is_empty(), "it reaches nobody yet");
-    bench.tell(BackendToScheduler::Linked { frontend: bench.frontend, link: LinkId(1) });
+    bench.tell(BackendToControl::Linked { frontend: bench.frontend, link: LinkId(1) });
     let gpu = bench.answers(&[1, 0, 9], &[]);
     let unload = |model| SchedulerToBackend::UnloadWeights { gpu, model: ModelId(model) };
     assert_eq!(bench.orders(), [unload(1), unload(9)]);
@@ -162,10 +163,10 @@ fn a_gpu_is_asked_once_it_is_used_and_what_does_not_fit_has_to_go() {
 #[test]
 fn a_gpu_whose_weights_are_missing_is_asked_again_under_another_name() {
     let (mut bench, gpu) = Bench::with(&[0]);
-    bench.tell(BackendToScheduler::WeightsMissing { gpu });
+    bench.tell(BackendToControl::WeightsMissing { gpu });
     let renamed = bench.answers(&[], &[]);
     assert_ne!(renamed, gpu);
-    bench.tell(BackendToScheduler::WeightsMissing { gpu });
+    bench.tell(BackendToControl::WeightsMissing { gpu });
     // Nor does what is said of the former one count.
     bench.loaded(gpu, 0);
     bench.submit(0, 0, 100);
@@ -177,7 +178,7 @@ fn a_gpu_whose_weights_are_missing_is_asked_again_under_another_name() {
 fn frontends_are_told_what_becomes_of_weights() {
     let (mut bench, _) = Bench::with(&[0]);
     let tally = WeightsTally { loads: 3, pages: 10, pages_used: 6, ..WeightsTally::default() };
-    bench.tell(BackendToScheduler::Weights(tally));
+    bench.tell(BackendToControl::Weights(tally));
     bench.submit(0, 1, 100);
     bench.next_orders();
     let told = bench.load();
@@ -199,7 +200,7 @@ fn frontends_are_told_how_far_loads_were_off() {
     let outcome = WeightsOutcome::Loaded { started_at, finished_at, read: Span::ZERO };
     for _ in 0..2 {
         // What is said twice counts once.
-        bench.tell(BackendToScheduler::WeightsLoaded { gpu, model: ModelId(0), outcome });
+        bench.tell(BackendToModelThread::WeightsLoaded { gpu, model: ModelId(0), outcome });
     }
     let predictions = bench.load().predictions;
     let (duration, completion) = (predictions.load.duration.under, predictions.load.completion.under);
@@ -241,7 +242,7 @@ fn what_backends_pin_stays() {
 #[test]
 fn a_load_from_disk_takes_longer_until_the_backend_says_that_it_does_not() {
     let (mut bench, gpu) = Bench::with(&[0]);
-    let says = |models: &[u32], is_there| BackendToScheduler::InHostMemory {
+    let says = |models: &[u32], is_there| BackendToControl::InHostMemory {
         models: models.iter().copied().map(ModelId).collect(),
         is_there,
     };
@@ -253,11 +254,11 @@ fn a_load_from_disk_takes_longer_until_the_backend_says_that_it_does_not() {
     bench.now += Span::from_millis(58);
     bench.tell(says(&[0], false));
     let outcome = WeightsOutcome::Failed { failed_at: bench.now };
-    bench.tell(BackendToScheduler::WeightsLoaded { gpu, model: ModelId(1), outcome });
+    bench.tell(BackendToModelThread::WeightsLoaded { gpu, model: ModelId(1), outcome });
     bench.submit(2, 0, 60);
     assert!(bench.orders().is_empty(), "both are on disk only");
     // It joins planners anew with what is known.
-    bench.tell(BackendToScheduler::WeightsMissing { gpu });
+    bench.tell(BackendToControl::WeightsMissing { gpu });
     bench.answers(&[], &[]);
     bench.submit(3, 0, 60);
     assert!(bench.orders().is_empty());
