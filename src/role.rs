@@ -183,7 +183,7 @@ mod tests {
         for own in ["downbeat::role", "gateway::connection", "frontend::core", "soft_roce::endpoint", "program"] {
             assert!(verbose.would_enable(own, &Level::TRACE), "{own}");
         }
-        for other in ["h2::codec::framed_read", "hyper::proto::h1::io", "tract_core", "rustls::server", "tonic"] {
+        for other in ["h2::codec::framed_read", "hyper::proto::h1::io", "rten", "rustls::server", "tonic"] {
             assert!(verbose.would_enable(other, &Level::WARN) && !verbose.would_enable(other, &Level::INFO), "{other}");
         }
         let errors = targets(LevelFilter::ERROR);

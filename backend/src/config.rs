@@ -528,7 +528,11 @@ mod tests {
         assert_eq!(wanted(keys, own), (cpu, Precision::Fp32, true));
         let runtime = Processor::Onnxruntime;
         let keys = "executor = 'onnxruntime'";
-        assert_eq!(wanted(keys, Wanted::default()), (runtime, Precision::Tf32, false), "its profile was tract's");
+        assert_eq!(
+            wanted(keys, Wanted::default()),
+            (runtime, Precision::Tf32, false),
+            "its profile was the embedded engine's"
+        );
         let own = Wanted { processor: Some(runtime), precision: None };
         assert_eq!(wanted("", own), (runtime, Precision::Tf32, true));
         let on_gpus = "onnxruntime = { provider = 'cuda' }";

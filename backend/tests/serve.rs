@@ -35,6 +35,7 @@ use transport::{
     Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, ROCE_PORT, Region, RegionKey, random_loopback,
 };
 
+#[cfg(feature = "cuda")]
 #[path = "serve/gpus.rs"]
 mod gpus;
 

@@ -13,6 +13,7 @@
 //!   [`Driver::flush_remote_writes`] only.
 
 pub mod fake;
+#[cfg(feature = "driver")]
 pub mod real;
 
 use std::{fmt::Debug, sync::Arc};

@@ -11,14 +11,23 @@ pub mod driver;
 mod gpu;
 mod handles;
 mod health;
+mod host;
+#[cfg(feature = "driver")]
 mod kernels;
 mod landing;
 mod model;
 mod pages;
 mod random;
 
+/// Why a program without the feature `driver` uses no GPU, and what has it.
+pub const WITHOUT_GPUS: &str =
+    "this program was built without GPUs; `cargo build --release --features cuda` builds one that serves them";
+
 pub use driver::{Driver, DriverError, fake::Fake};
 pub use gpu::{BATCH_MAX, Gpu, GpuError, PinnedRegion, SLOTS, Settings, Slot, image};
-pub use health::{Brake, GpuHealth, Health, Management, health, library as management_library};
+#[cfg(feature = "driver")]
+pub use health::nvml::library as management_library;
+pub use health::{Brake, GpuHealth, Health, Management, health};
+pub use host::{DirectAccess, Library};
 pub use landing::Landing;
 pub use model::{Form, Hosted, Measured, Part, Ran};

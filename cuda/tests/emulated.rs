@@ -15,10 +15,7 @@ mod driver;
 #[path = "../examples/model.rs"]
 mod model;
 
-use cuda::{
-    GpuHealth, Management,
-    driver::real::{self, DirectAccess},
-};
+use cuda::{DirectAccess, GpuHealth, Management, driver::real};
 use std::{
     path::Path,
     process::{Command, ExitCode},

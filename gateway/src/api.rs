@@ -1,15 +1,15 @@
-//! The messages of `inference.GRPCInferenceService` and of gRPC's own services, as build.rs compiled them from
-//! `proto/`. REST answers with the same messages as JSON.
+//! The messages of `inference.GRPCInferenceService` and of gRPC's own services, as `tests/generated.rs` compiled them
+//! from `proto/`. REST answers with the same messages as JSON.
 #![allow(missing_docs, clippy::doc_markdown, clippy::pedantic)]
 
-include!(concat!(env!("OUT_DIR"), "/inference.rs"));
+include!("../proto/generated/inference.rs.in");
 
 /// The messages of `grpc.health.v1.Health`.
 pub mod health {
-    include!(concat!(env!("OUT_DIR"), "/grpc.health.v1.rs"));
+    include!("../proto/generated/grpc.health.v1.rs.in");
 }
 
 /// The messages of `grpc.reflection.v1.ServerReflection`.
 pub mod reflection {
-    include!(concat!(env!("OUT_DIR"), "/grpc.reflection.v1.rs"));
+    include!("../proto/generated/grpc.reflection.v1.rs.in");
 }

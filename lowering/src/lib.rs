@@ -8,9 +8,11 @@
 pub mod arena;
 mod extents;
 pub mod interpret;
+#[cfg(feature = "tract")]
 pub mod lower;
 pub mod plan;
 
 pub use extents::Extent;
-pub use lower::{LowerError, Lowered, Lowering, lower};
-pub use plan::{Place, Plan, Port, Precision, Step, Type};
+#[cfg(feature = "tract")]
+pub use lower::{LowerError, Lowering, lower};
+pub use plan::{Lowered, Place, Plan, Port, Precision, Step, Type};

@@ -14,7 +14,7 @@ pub use error::{LowerError, OPERATORS};
 use crate::{
     arena,
     lower::stored::{Base, Stored},
-    plan::{Plan, Port, Precision, Type},
+    plan::{Lowered, Plan, Port, Precision, Type},
 };
 use expression::{Expression, Lazy};
 use image::Image;
@@ -41,15 +41,6 @@ mod siblings;
 mod stored;
 mod tensors;
 mod walk;
-
-/// A lowered model.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Lowered {
-    /// What all plans read, as one image.
-    pub weights: Vec<u8>,
-    /// One for each batch size, in ascending order of sizes; or as they were added to a [`Lowering`].
-    pub plans: Vec<Plan>,
-}
 
 /// Plans that share their weights, made one after another.
 pub struct Lowering {

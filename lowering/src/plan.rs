@@ -7,6 +7,15 @@
 //!
 //! Images are NHWC, as tensor cores want them, with filters `[k, r, s, c / groups]`.
 
+/// A lowered model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lowered {
+    /// What all plans read, as one image.
+    pub weights: Vec<u8>,
+    /// One for each batch size, in ascending order of sizes; or as they were added.
+    pub plans: Vec<Plan>,
+}
+
 /// Bytes that a tensor's place is a multiple of: what cuDNN, cuBLASLt and vector loads want at most.
 pub const ALIGNMENT: usize = 256;
 /// Dimensions of a [`Pointwise`] step at most; neighbouring ones that can be one are one.

@@ -13,7 +13,7 @@ mod limits;
 mod load;
 mod model;
 mod names;
-mod onnx;
+pub mod onnx;
 pub mod profile;
 mod program;
 mod stamp;

@@ -148,13 +148,14 @@ pub enum Executor {
         /// l(b).
         profile: LatencyProfile,
     },
-    /// tract on the CPU, our own kernels on GPUs, or ONNX Runtime.
+    /// The embedded engine on the CPU, our own kernels on GPUs, or ONNX Runtime.
     Onnx {
         /// The model file.
         file: PathBuf,
         /// What becomes of tasks of unequal sizes.
         batching: Batching,
-        /// l(b) where it was measured ahead of time ([`profile`]): by ONNX Runtime if `wanted` says so, else by tract.
+        /// l(b) where it was measured ahead of time ([`profile`]): by ONNX Runtime if `wanted` says so, else by
+        /// the embedded engine.
         profile: Option<LatencyProfile>,
         /// What its configuration says of where and how it runs.
         wanted: Wanted,
@@ -181,7 +182,7 @@ pub struct Wanted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Processor {
-    /// The host's, by tract.
+    /// The host's, by the embedded engine.
     #[default]
     Cpu,
     /// An NVIDIA GPU.

@@ -1,95 +1,57 @@
 //! What an ONNX file says about its model: the names, types and shapes of its inputs and outputs, which complete what
-//! `config.pbtxt` leaves out.
+//! `config.pbtxt` leaves out, and its operators.
 //!
-//! Only the few fields of `ModelProto` that say so are declared, with the numbers of onnx.proto; the decoder passes
-//! over all others, the weights above all, without keeping them.
+//! Only some fields of `ModelProto` are declared ([`proto`]); the decoder passes over all others. Weights stay where
+//! they were read.
 
 use std::{collections::BTreeSet, fmt, fs, path::Path};
 
-use prost::Message;
+use prost::{Message, bytes::Bytes};
 
 use crate::{error::RepositoryError, tensor::DataType};
+use proto::{DimensionProto, GraphProto, ModelProto, ValueInfoProto};
 
-#[derive(Clone, PartialEq, Message)]
-struct ModelProto {
-    #[prost(message, optional, tag = "7")]
-    graph: Option<GraphProto>,
-}
+pub mod proto;
 
-#[derive(Clone, PartialEq, Message)]
-struct GraphProto {
-    #[prost(message, repeated, tag = "5")]
-    initializer: Vec<TensorProto>,
-    #[prost(message, repeated, tag = "11")]
-    input: Vec<ValueInfoProto>,
-    #[prost(message, repeated, tag = "12")]
-    output: Vec<ValueInfoProto>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TensorProto {
-    #[prost(string, tag = "8")]
-    name: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ValueInfoProto {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(message, optional, tag = "2")]
-    r#type: Option<TypeProto>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TypeProto {
-    #[prost(message, optional, tag = "1")]
-    tensor_type: Option<TensorTypeProto>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TensorTypeProto {
-    #[prost(int32, tag = "1")]
-    elem_type: i32,
-    #[prost(message, optional, tag = "2")]
-    shape: Option<TensorShapeProto>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TensorShapeProto {
-    #[prost(message, repeated, tag = "1")]
-    dim: Vec<DimensionProto>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct DimensionProto {
-    /// Zero is a length, too.
-    #[prost(int64, optional, tag = "1")]
-    dim_value: Option<i64>,
-    #[prost(string, tag = "2")]
-    dim_param: String,
+/// Reads a file. It has a graph.
+///
+/// # Errors
+/// If it cannot be read, or is no model.
+pub fn read(file: &Path) -> Result<ModelProto, RepositoryError> {
+    let wrong = |cause: &dyn fmt::Display| RepositoryError(format!("{}: {cause}", file.display()));
+    let bytes = fs::read(file).map_err(|error| wrong(&error))?;
+    let model = ModelProto::decode(Bytes::from(bytes))
+        .map_err(|error| wrong(&format_args!("found no ONNX model ({error}), expected one")))?;
+    match model.graph {
+        Some(_) => Ok(model),
+        None => Err(wrong(&"found no graph, expected an ONNX model")),
+    }
 }
 
 /// A file's inputs and outputs.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Signature {
+pub struct Signature {
     /// Without those that only name weights, as old files list them.
-    pub(crate) inputs: Vec<Value>,
-    pub(crate) outputs: Vec<Value>,
+    pub inputs: Vec<Value>,
+    /// As the file lists them.
+    pub outputs: Vec<Value>,
 }
 
 /// An input or an output.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Value {
-    pub(crate) name: String,
+pub struct Value {
+    /// As the file names it.
+    pub name: String,
     /// `None` for types that the protocol lacks.
-    pub(crate) datatype: Option<DataType>,
+    pub datatype: Option<DataType>,
     /// With the batch dimension; `None` if the file does not tell.
-    pub(crate) shape: Option<Vec<Dimension>>,
+    pub shape: Option<Vec<Dimension>>,
 }
 
 /// A dimension.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Dimension {
+pub enum Dimension {
+    /// This length.
     Fixed(usize),
     /// Any length; with the file's name for it, or none.
     Symbolic(String),
@@ -109,16 +71,17 @@ impl Signature {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, or is no model.
+    /// As [`read`].
     pub(crate) fn read(file: &Path) -> Result<Self, RepositoryError> {
-        let wrong = |cause: &dyn fmt::Display| RepositoryError(format!("{}: {cause}", file.display()));
-        let bytes = fs::read(file).map_err(|error| wrong(&error))?;
-        let model = ModelProto::decode(bytes.as_slice())
-            .map_err(|error| wrong(&format_args!("found no ONNX model ({error}), expected one")))?;
-        let graph = model.graph.ok_or_else(|| wrong(&"found no graph, expected an ONNX model"))?;
+        Ok(Self::of(&read(file)?.graph.unwrap_or_default()))
+    }
+
+    /// That of a graph.
+    #[must_use]
+    pub fn of(graph: &GraphProto) -> Self {
         let weights: BTreeSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
         let inputs = graph.input.iter().filter(|input| !weights.contains(input.name.as_str()));
-        Ok(Self { inputs: inputs.map(Value::new).collect(), outputs: graph.output.iter().map(Value::new).collect() })
+        Self { inputs: inputs.map(Value::new).collect(), outputs: graph.output.iter().map(Value::new).collect() }
     }
 
     /// Whether the first dimension of every tensor is symbolic, so that it can be the batch; of one input at least it
@@ -168,8 +131,9 @@ impl Value {
     }
 }
 
-/// `TensorProto.DataType`.
-fn datatype(elem_type: i32) -> Option<DataType> {
+/// That of `TensorProto.DataType`, if the protocol has it.
+#[must_use]
+pub fn datatype(elem_type: i32) -> Option<DataType> {
     Some(match elem_type {
         1 => DataType::Fp32,
         2 => DataType::Uint8,
@@ -190,7 +154,10 @@ fn datatype(elem_type: i32) -> Option<DataType> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::*;
+    use super::{
+        proto::{TensorProto, TensorShapeProto, TensorTypeProto, TypeProto},
+        *,
+    };
 
     /// A model without nodes; the dimension -1 is called `N`, others below 0 have no name.
     pub(crate) fn file(inputs: &[(&str, i32, &[i64])], outputs: &[(&str, i32, &[i64])], weights: &[&str]) -> Vec<u8> {
@@ -200,15 +167,19 @@ pub(crate) mod tests {
         };
         let value = |&(name, elem_type, dims): &(&str, i32, &[i64])| {
             let shape = Some(TensorShapeProto { dim: dims.iter().map(dimension).collect() });
-            let kind = TypeProto { tensor_type: Some(TensorTypeProto { elem_type, shape }) };
+            let kind = TypeProto { tensor_type: Some(TensorTypeProto { elem_type, shape }), ..TypeProto::default() };
             ValueInfoProto { name: name.to_owned(), r#type: Some(kind) }
         };
         let graph = GraphProto {
-            initializer: weights.iter().map(|&name| TensorProto { name: name.to_owned() }).collect(),
+            initializer: weights
+                .iter()
+                .map(|&name| TensorProto { name: name.to_owned(), ..TensorProto::default() })
+                .collect(),
             input: inputs.iter().map(value).collect(),
             output: outputs.iter().map(value).collect(),
+            ..GraphProto::default()
         };
-        ModelProto { graph: Some(graph) }.encode_to_vec()
+        ModelProto { graph: Some(graph), ..ModelProto::default() }.encode_to_vec()
     }
 
     fn read(bytes: &[u8]) -> Result<Signature, String> {

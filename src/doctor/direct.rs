@@ -4,7 +4,7 @@
 //! There are two ways, and each needs its pieces: a dma-buf (the GPU's driver hands its memory over as one, the RDMA
 //! device's driver takes it), or `nvidia-peermem`, a kernel module between NVIDIA's drivers for both.
 
-use cuda::driver::real::DirectAccess;
+use cuda::DirectAccess;
 
 use super::{host::Host, rdma::Device};
 use crate::doctor::finding::Finding;
@@ -27,7 +27,10 @@ impl Direct {
     /// This host's.
     pub(super) fn here() -> Self {
         let takes_dma_bufs = |device: &str| transport::takes_dma_bufs(device).map_err(|error| error.to_string());
+        #[cfg(feature = "cuda")]
         let gpus = cuda::driver::real::direct_access().map_err(|error| error.to_string());
+        #[cfg(not(feature = "cuda"))]
+        let gpus = Err(cuda::WITHOUT_GPUS.to_owned());
         Self { gpus, takes_dma_bufs }
     }
 }

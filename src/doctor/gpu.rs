@@ -1,6 +1,6 @@
 //! GPUs, what drives them, and how steady their clocks are.
 
-use cuda::{GpuHealth, Health, driver::real::Library};
+use cuda::{GpuHealth, Health, Library};
 
 use super::{
     compute,
@@ -25,10 +25,17 @@ pub(super) struct Gpus {
 
 impl Gpus {
     /// This host's.
+    #[cfg(feature = "cuda")]
     pub(super) fn here() -> Self {
         let (mut libraries, looked_in) = (cuda::driver::real::libraries(), cuda::driver::real::looked_in());
         libraries.push(cuda::management_library());
         Self { health: cuda::health(), libraries, looked_in, direct: Direct::here() }
+    }
+
+    /// What a program that drives none knows of them.
+    #[cfg(not(feature = "cuda"))]
+    pub(super) fn here() -> Self {
+        Self { health: cuda::health(), libraries: Vec::new(), looked_in: String::new(), direct: Direct::here() }
     }
 }
 
@@ -36,6 +43,13 @@ impl Gpus {
 pub(super) fn check(host: &Host, gpus: &Gpus, devices: &[Device]) -> Vec<Finding> {
     let on_bus = compute::gpus(host);
     let health = match &gpus.health {
+        Err(reason) if reason == cuda::WITHOUT_GPUS && on_bus.is_empty() => {
+            return vec![Finding::ok("GPUs", format!("none; {reason}"))];
+        }
+        Err(reason) if reason == cuda::WITHOUT_GPUS => {
+            let found = format!("{} on the PCI bus, which nothing uses", on_bus.len());
+            return vec![Finding::advice("GPUs", found, reason)];
+        }
         Ok(health) if !health.gpus.is_empty() => health,
         _ if on_bus.is_empty() => {
             let found = "none: ONNX models run on the CPU here (executor = \"cpu\")";

@@ -2,10 +2,7 @@
 
 use std::{fs, path::Path};
 
-use cuda::{
-    Brake, GpuHealth, Health,
-    driver::real::{DirectAccess, Library},
-};
+use cuda::{Brake, DirectAccess, GpuHealth, Health, Library};
 
 use super::{direct::Direct, host::SoftArm, *};
 

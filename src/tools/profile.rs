@@ -158,7 +158,7 @@ fn onnxruntime(args: &Args, executor: &str) -> Result<OnnxRuntime> {
 }
 
 /// Makes it a model that this executor runs. Whether backends would read what is measured so from its folder: if its
-/// configuration leaves the executor to them, they take what is there to be tract's.
+/// configuration leaves the executor to them, they take what is there to be the embedded engine's.
 fn configure(model: &mut Model, (executor, provider): (&str, Provider), precision: Option<Precision>) -> bool {
     let configured = model.executor_name();
     let Executor::Onnx { wanted, .. } = &mut model.executor else { return true };

@@ -202,7 +202,7 @@ if __name__ == "__main__":
     for name, made in made.items():
         (repository / name / "1").mkdir(parents=True, exist_ok=True)
         save(made, repository / name / "1" / "model.onnx")
-    for name, config in [("strings", parameters(max_dims=8, max_bytes=4096)), *UNEQUAL.items()]:
+    for name, config in [("strings", parameters(max_dims=8, max_bytes=4096, executor="onnxruntime")), *UNEQUAL.items()]:
         (repository / name / "config.pbtxt").write_text(config)
     (repository / "tokens" / "1").mkdir(parents=True, exist_ok=True)
     (repository / "tokens" / "1" / "model.py").write_text(TOKENS.read_text())

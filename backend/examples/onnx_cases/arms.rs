@@ -41,7 +41,12 @@ impl Arm {
     /// Those that there are on this machine.
     pub(crate) fn here() -> Vec<Self> {
         let has_onnxruntime = executor::onnxruntime_library(&OnnxRuntime::default()).is_ok();
-        Self::ALL.into_iter().filter(|&arm| arm != Self::Onnxruntime || has_onnxruntime).collect()
+        let is_here = |arm: &Self| match arm {
+            Self::Onnx => true,
+            Self::Cuda | Self::CudaHalf => cfg!(feature = "cuda"),
+            Self::Onnxruntime => has_onnxruntime,
+        };
+        Self::ALL.into_iter().filter(is_here).collect()
     }
 
     /// How far its answers may be off: this share of a number, and, as where a sum's terms cancel out it is as far off

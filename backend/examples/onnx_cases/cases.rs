@@ -3,9 +3,12 @@
 use std::{collections::BTreeSet, fs, iter, path::Path};
 
 use prost::Message as _;
-use repository::DataType;
-use tract_onnx::pb::{
-    ModelProto, TensorProto, tensor_proto::DataType as Element, tensor_shape_proto::dimension, type_proto,
+use repository::{
+    DataType,
+    onnx::{
+        datatype,
+        proto::{ModelProto, TensorProto},
+    },
 };
 
 use crate::Error;
@@ -32,10 +35,11 @@ impl Case {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let proto = ModelProto::decode(&*fs::read(folder.join("model.onnx"))?)?;
         let graph = proto.graph.as_ref().ok_or("no graph")?;
-        let are_tensors = graph.input.iter().chain(&graph.output).all(|value| {
-            let kind = value.r#type.as_ref().and_then(|kind| kind.value.as_ref());
-            matches!(kind, Some(type_proto::Value::TensorType(_)))
-        });
+        let are_tensors = graph
+            .input
+            .iter()
+            .chain(&graph.output)
+            .all(|value| value.r#type.as_ref().is_some_and(|kind| kind.tensor_type.is_some()));
         let mut requests = Vec::new();
         for number in 0.. {
             let set = folder.join(format!("test_data_set_{number}"));
@@ -59,14 +63,9 @@ impl Case {
         let graph = proto.graph.as_ref().ok_or("no graph")?;
         let weights: BTreeSet<_> = graph.initializer.iter().map(|weight| &weight.name).collect();
         let input = graph.input.iter().find(|input| !weights.contains(&input.name)).ok_or("no input")?;
-        let kind = input.r#type.as_ref().and_then(|kind| kind.value.as_ref());
-        let Some(type_proto::Value::TensorType(type_proto::Tensor { shape: Some(shape), .. })) = kind else {
-            return Err("an input without a shape".into());
-        };
-        let lengths = shape.dim.iter().map(|dim| match dim.value {
-            Some(dimension::Value::DimValue(length)) => length as usize,
-            _ => 1,
-        });
+        let kind = input.r#type.as_ref().and_then(|kind| kind.tensor_type.as_ref());
+        let shape = kind.and_then(|kind| kind.shape.as_ref()).ok_or("an input without a shape")?;
+        let lengths = shape.dim.iter().map(|dim| dim.dim_value.map_or(1, |length| length as usize));
         let shape: Vec<usize> = lengths.collect();
         let count = shape.iter().product::<usize>();
         let data = (0..count).flat_map(|at| ((at as f64 / count as f64) as f32).to_le_bytes()).collect();
@@ -122,26 +121,14 @@ impl Value {
     }
 
     fn weight(&self, name: &str) -> Option<TensorProto> {
-        let data_type = match self.datatype {
-            DataType::Bool => Element::Bool,
-            DataType::Uint8 => Element::Uint8,
-            DataType::Uint16 => Element::Uint16,
-            DataType::Uint32 => Element::Uint32,
-            DataType::Uint64 => Element::Uint64,
-            DataType::Int8 => Element::Int8,
-            DataType::Int16 => Element::Int16,
-            DataType::Int32 => Element::Int32,
-            DataType::Int64 => Element::Int64,
-            DataType::Fp16 => Element::Float16,
-            DataType::Fp32 => Element::Float,
-            DataType::Fp64 => Element::Double,
-            DataType::Bytes => return None,
-        };
+        if self.datatype == DataType::Bytes {
+            return None;
+        }
         Some(TensorProto {
             name: name.to_owned(),
-            data_type: data_type as i32,
+            data_type: (1..17).find(|&number| datatype(number) == Some(self.datatype))?,
             dims: self.shape.iter().map(|&length| length as i64).collect(),
-            raw_data: self.data.clone(),
+            raw_data: self.data.clone().into(),
             ..TensorProto::default()
         })
     }
@@ -158,33 +145,18 @@ fn value(tensor: TensorProto) -> Option<Value> {
     let shape = tensor.dims.iter().map(|&length| usize::try_from(length).ok()).collect::<Option<_>>()?;
     let integers =
         |bytes: usize| tensor.int32_data.iter().flat_map(move |number| number.to_le_bytes()[..bytes].to_vec());
-    let (datatype, listed) = match Element::try_from(tensor.data_type).ok()? {
-        Element::Float => (DataType::Fp32, tensor.float_data.iter().flat_map(|number| number.to_le_bytes()).collect()),
-        Element::Double => {
-            (DataType::Fp64, tensor.double_data.iter().flat_map(|number| number.to_le_bytes()).collect())
-        }
-        Element::Int64 => (DataType::Int64, tensor.int64_data.iter().flat_map(|number| number.to_le_bytes()).collect()),
-        Element::Uint64 => {
-            (DataType::Uint64, tensor.uint64_data.iter().flat_map(|number| number.to_le_bytes()).collect())
-        }
-        Element::Uint32 => {
-            let numbers = tensor.uint64_data.iter().map(|&number| number as u32);
-            (DataType::Uint32, numbers.flat_map(u32::to_le_bytes).collect())
-        }
-        Element::Int32 => (DataType::Int32, integers(4).collect()),
-        Element::Int16 => (DataType::Int16, integers(2).collect()),
-        Element::Uint16 => (DataType::Uint16, integers(2).collect()),
-        Element::Float16 => (DataType::Fp16, integers(2).collect()),
-        Element::Int8 => (DataType::Int8, integers(1).collect()),
-        Element::Uint8 => (DataType::Uint8, integers(1).collect()),
-        Element::Bool => (DataType::Bool, integers(1).collect()),
-        Element::String => {
+    let datatype = datatype(tensor.data_type)?;
+    let listed: Vec<u8> = match datatype {
+        DataType::Fp32 => tensor.float_data.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        DataType::Fp64 => tensor.double_data.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        DataType::Int64 => tensor.int64_data.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        DataType::Uint64 => tensor.uint64_data.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        DataType::Uint32 => tensor.uint64_data.iter().flat_map(|&number| (number as u32).to_le_bytes()).collect(),
+        DataType::Bytes => {
             let strings = tensor.string_data.iter();
-            let sized =
-                strings.flat_map(|text| (text.len() as u32).to_le_bytes().into_iter().chain(text.iter().copied()));
-            (DataType::Bytes, sized.collect::<Vec<u8>>())
+            strings.flat_map(|text| (text.len() as u32).to_le_bytes().into_iter().chain(text.iter().copied())).collect()
         }
-        _ => return None,
+        other => integers(other.bytes()).collect(),
     };
     let data = if tensor.raw_data.is_empty() { listed } else { tensor.raw_data.to_vec() };
     Some(Value { datatype, shape, data })

@@ -42,6 +42,9 @@ impl Verdict {
     }
 }
 
+/// How far numbers may be off, and the steps of quantised ones.
+type Tolerance = ([f64; 2], u8);
+
 /// How a case ends for an arm, and why if it does not pass.
 pub(crate) fn judge(case: &Case, arm: Arm) -> Result<(), (Verdict, String)> {
     let folder = tempfile::tempdir().expect("a folder for a model");
@@ -55,7 +58,13 @@ pub(crate) fn judge(case: &Case, arm: Arm) -> Result<(), (Verdict, String)> {
     let panicked = |when| (Verdict::Wrong, format!("panicked while it {when}"));
     let executor = catch_unwind(AssertUnwindSafe(|| arm.load(&model, &file)));
     let executor = executor.map_err(|_| panicked("was loaded"))?.map_err(refused)?;
-    let ask = |request| ask(&model, executor.as_ref(), request, arm.tolerance());
+    // Where a number lies between two steps, rounding decides.
+    let steps = if case.operators().contains("QuantizeLinear") || case.operators().contains("DynamicQuantizeLinear") {
+        1
+    } else {
+        0
+    };
+    let ask = |request| ask(&model, executor.as_ref(), request, (arm.tolerance(), steps));
     catch_unwind(AssertUnwindSafe(|| case.requests.iter().try_for_each(ask))).map_err(|_| panicked("ran"))?
 }
 
@@ -64,7 +73,7 @@ fn ask(
     model: &Model,
     executor: &dyn Executor,
     [inputs, expected]: &Request,
-    tolerance: [f64; 2],
+    tolerance: Tolerance,
 ) -> Result<(), (Verdict, String)> {
     let tasks = if model.is_batched { inputs.first().map_or(0, |input| input.shape[0]) } else { 1 };
     let outputs = run(model, executor, inputs, tasks).map_err(|why| (Verdict::Failed, why))?;
@@ -107,7 +116,7 @@ fn compare(
     tensor: &Tensor,
     found: &cell::Cell<'_>,
     expected: &Value,
-    [relative, rounding]: [f64; 2],
+    ([relative, rounding], steps): Tolerance,
 ) -> Result<(), String> {
     if tensor.datatype != expected.datatype {
         return Err(format!("found {}, expected {}", tensor.datatype, expected.datatype));
@@ -126,7 +135,17 @@ fn compare(
         })
     };
     let (Some(found_numbers), Some(expected_numbers)) = (numbers(found.data), numbers(&expected.data)) else {
-        return if found.data == expected.data { Ok(()) } else { Err("found other elements".to_owned()) };
+        let is_step = |(found, expected): (&u8, &u8)| match tensor.datatype {
+            DataType::Int8 => found.cast_signed().abs_diff(expected.cast_signed()) <= steps,
+            _ => found.abs_diff(*expected) <= steps,
+        };
+        let is_close = match tensor.datatype {
+            DataType::Uint8 | DataType::Int8 => {
+                found.data.len() == expected.data.len() && iter::zip(found.data, &expected.data).all(is_step)
+            }
+            _ => found.data == expected.data,
+        };
+        return if is_close { Ok(()) } else { Err("found other elements".to_owned()) };
     };
     let finite = expected_numbers.iter().filter(|number| number.is_finite());
     let largest = finite.fold(0.0, |largest: f64, number| largest.max(number.abs()));

@@ -1,10 +1,11 @@
 //! ONNX's own tests of those who run its models, as PyPI's package `onnx` brings them: each is a model with inputs
-//! and with what must come out. What runs models here is asked to, one after another: tract on the CPU, plans for
-//! GPUs on a GPU that is none ([`cuda::Fake`]), and ONNX Runtime where its library is. Whatever does not pass is
+//! and with what must come out. What runs models here is asked to, one after another: the engine that is
+//! embedded, on the CPU; plans for GPUs on a GPU that is none ([`cuda::Fake`]), of a build that has them; and ONNX
+//! Runtime where its library is. Whatever does not pass is
 //! printed, with the reason.
 //!
 //! ```text
-//! cargo run --release -p backend --example onnx_cases -- [--only TEXT] [--page FILE] FOLDER..
+//! cargo run --release -p backend --features cuda --example onnx_cases -- [--only TEXT] [--page FILE] FOLDER..
 //! ```
 //!
 //! `--page` writes what each operator came to, as Markdown. `tests/onnx/run` gets the package and calls this.

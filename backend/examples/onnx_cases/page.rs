@@ -8,13 +8,13 @@ const HEAD: &str = "\
 # Operators
 
 What runs ONNX models here, by ONNX's own tests of those who run them (PyPI's `onnx`, so nobody here wrote them):
-`onnx` is tract, on the CPU; `cuda` is a plan for GPUs, computed on the CPU by what says what each of its steps
-means; `onnxruntime` is ONNX Runtime's library on the CPU. Each test is asked as it is, and once more with all
-inputs but the first as weights, as exporters write axes, kernels and scales. Allowed are a thousandth of each
-number, as ONNX has it, 1e-6, where ONNX has 1e-7, and, as where sums cancel out rounding alone is more than that, a
-hundred-thousandth of a tensor's largest number. In FP16 it is a hundredth of each and of the largest (it has no
-10,003 beside 10,000, and nothing above 65,504: what is wrong there is that). Tests of sequences, and of types that
-the protocol does not have, are left out.
+`onnx` is rten, the engine that is embedded, on the CPU; `cuda` is a plan for GPUs, computed on the CPU by what says
+what each of its steps means; `onnxruntime` is ONNX Runtime's library on the CPU. Each test is asked as it is, and once
+more with all inputs but the first as weights, as exporters write axes, kernels and scales. Allowed are a thousandth of
+each number, as ONNX has it, 1e-6, where ONNX has 1e-7, and, as where sums cancel out rounding alone is more than that,
+a hundred-thousandth of a tensor's largest number, and one step where a case quantises. In FP16 it is a hundredth of
+each and of the largest (it has no 10,003 beside 10,000, and nothing above 65,504: what is wrong there is that). Tests
+of sequences, and of types that the protocol does not have, are left out.
 
 This page is made by `tests/onnx/run --update`, and `tests/onnx/run` checks that it is still true.
 

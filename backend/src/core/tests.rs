@@ -293,6 +293,7 @@ fn a_plan_becomes_a_read_an_execution_and_a_write() {
     assert_eq!(backend.0.plans(), 0);
 }
 
+#[cfg(feature = "cuda")]
 #[test]
 fn inputs_land_in_the_memory_of_a_gpu_that_takes_them_and_guards_where_they_can_be_looked_at() {
     let (gpus, _fakes) = crate::executor::gpus::tests::on_gpus();

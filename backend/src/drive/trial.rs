@@ -195,7 +195,7 @@ pub(super) fn time_read(clock: Clock, on_gpus: &OnGpus) -> Result<Span, Executor
     Ok((clock.now() - started_at).clamp(Span(1), SLO_MAX))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests {
     use std::{path::Path, sync::Arc, thread};
 

@@ -7,6 +7,9 @@
 //! ([`rungs`]), and tasks are padded to those ([`unequal`]).
 
 mod devices;
+#[cfg(feature = "cuda")]
+mod front;
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what makes plans asks for them"))]
 mod rungs;
 mod unequal;
 
@@ -17,7 +20,7 @@ use std::{
 };
 
 use cuda::{GpuError, Hosted, Part, Slot};
-use lowering::{Lowered, Lowering, Plan};
+use lowering::{Lowered, Plan};
 use proto::{LatencyProfile, Span};
 use repository::{Batching, Model, Precision, cell};
 use transport::Region;
@@ -346,66 +349,17 @@ fn check_ports(model: &Model, plan: &Plan) -> Result<(), ExecutorError> {
     Ok(())
 }
 
-const ELSE: &str = "parameters: executor \"onnx\" runs it on the CPU";
-
-fn refused(source: &Source, error: &lowering::LowerError) -> ExecutorError {
-    source.refused(&format_args!("executor = \"cuda\": {error}; {ELSE}"))
-}
-
 /// What a model whose requests choose lengths has beside its plans, which are in the order of forms and of their sizes.
 type Forms = Option<(Groups, Rungs)>;
 
-fn lower(source: &Source, sizes: &[usize], precision: Precision) -> Result<(Lowered, Forms), ExecutorError> {
-    let precision = match precision {
-        Precision::Fp32 => lowering::plan::Precision::Fp32,
-        Precision::Tf32 => lowering::plan::Precision::Tf32,
-        Precision::Fp16 => lowering::plan::Precision::Fp16,
-    };
-    let (graph, groups) = match source.decluttered() {
-        Ok(read) => read,
-        Err(error) if source.may_have_one_size() => return lower_each(source, sizes, precision).unwrap_or(Err(error)),
-        Err(error) => return Err(error),
-    };
-    let batch = source.is_batched().then(|| graph.symbols.sym("batch"));
-    if groups.binding.lengths.is_empty() {
-        let lowered = lowering::lower(&graph, batch.as_ref(), sizes, precision);
-        return Ok((lowered.map_err(|error| refused(source, &error))?, None));
-    }
-    let refused = |error: ExecutorError| source.refused(&error);
-    let rungs = Rungs::of(&groups, sizes.last().copied().unwrap_or(1)).map_err(refused)?;
-    let named = groups.binding.named_lengths().map_err(|cause| source.refused(&cause))?;
-    let mut lowering = Lowering::new(precision);
-    for form in rungs.forms() {
-        for &size in &form.sizes {
-            let batch = batch.iter().map(|batch| (batch.clone(), size));
-            let symbols: Vec<_> = batch.chain(named.iter().cloned().zip(form.lengths.iter().copied())).collect();
-            lowering.add(&graph, size, &symbols).map_err(|error| {
-                let lengths = &form.lengths;
-                source.refused(&format_args!(
-                    "executor = \"cuda\": {error}, with lengths {lengths:?}; {ELSE}, and max_dims says how long \
-                     they are"
-                ))
-            })?;
-        }
-    }
-    Ok((lowering.finish(), Some((groups, rungs))))
+#[cfg(feature = "cuda")]
+use front::lower;
+
+/// Files are lowered by what only builds with GPUs have.
+#[cfg(not(feature = "cuda"))]
+fn lower(source: &Source, _: &[usize], _: Precision) -> Result<(Lowered, Forms), ExecutorError> {
+    Err(source.refused(&format_args!("executor = \"cuda\": {}", cuda::WITHOUT_GPUS)))
 }
 
-/// The same where there is a graph for each size alone; `None` if there is none either.
-fn lower_each(
-    source: &Source,
-    sizes: &[usize],
-    precision: lowering::plan::Precision,
-) -> Option<Result<(Lowered, Forms), ExecutorError>> {
-    let mut lowering = Lowering::new(precision);
-    for &size in sizes {
-        let graph = source.decluttered_for(size).ok()?;
-        if let Err(error) = lowering.add(&graph, size, &[]) {
-            return Some(Err(refused(source, &error)));
-        }
-    }
-    Some(Ok((lowering.finish(), None)))
-}
-
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 pub(crate) mod tests;

@@ -41,8 +41,8 @@ use self::{
     table::Table,
 };
 pub use self::{
-    context::{DirectAccess, devices, direct_access},
-    library::{Library, libraries, looked_in},
+    context::{devices, direct_access},
+    library::{libraries, looked_in},
     name::GpuName,
 };
 use crate::{

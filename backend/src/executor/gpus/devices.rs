@@ -27,8 +27,18 @@ pub type OpenDriver = dyn Fn(&str) -> Result<Arc<dyn Driver>, DriverError> + Sen
 ///
 /// # Errors
 /// If there is none, or a library is missing: says which, and where it was looked for.
+#[cfg(feature = "cuda")]
 pub fn real_driver(name: &str) -> Result<Arc<dyn Driver>, DriverError> {
     Ok(Arc::new(cuda::driver::real::Cuda::open(&name.parse()?)?))
+}
+
+/// Opens none.
+///
+/// # Errors
+/// Always: says what a program that serves GPUs is built with.
+#[cfg(not(feature = "cuda"))]
+pub fn real_driver(_: &str) -> Result<Arc<dyn Driver>, DriverError> {
+    Err(DriverError(cuda::WITHOUT_GPUS.to_owned()))
 }
 
 /// The GPUs that a backend may use.

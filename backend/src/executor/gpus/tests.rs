@@ -6,8 +6,10 @@ mod unequal;
 use std::sync::Mutex;
 
 use cuda::{DriverError, Fake};
-use repository::Variable;
-use tract_onnx::pb::{GraphProto, TensorProto};
+use repository::{
+    Variable,
+    onnx::proto::{GraphProto, TensorProto},
+};
 
 use super::*;
 use crate::{

@@ -10,11 +10,10 @@ use std::{
 use cuda::{Hosted, Part, PinnedRegion, Slot};
 use lowering::Plan;
 use repository::{BatchLengths, Batching, DataType, GeneratedKind, Model};
-use tract_onnx::prelude::*;
 use transport::Region;
 
 use super::{ExecutorError, INDEX_OUT_OF_RANGE, TaskError, devices::Device, rungs::Rungs};
-use crate::executor::onnx::{Group, Groups, Output, RunGroups, TakeResults, datum_type};
+use crate::executor::onnx::{Group, Groups, Output, RunGroups, TakeResults, tensor::Tensor};
 
 /// Such a model, and room for its runs.
 pub(super) struct Unequal {
@@ -33,7 +32,7 @@ struct Ports {
     /// Bytes of each input of a task.
     inputs: Vec<usize>,
     /// Type and shape of each output; the first length is that of the batch if the model has one.
-    outputs: Vec<(DatumType, Vec<usize>)>,
+    outputs: Vec<(DataType, Vec<usize>)>,
     /// Bytes of all outputs of a task.
     output_bytes: usize,
 }
@@ -112,9 +111,7 @@ impl Unequal {
         region.read(offset, &mut outputs);
         let failed = ran.faults.into_iter().map(|task| (task, INDEX_OUT_OF_RANGE.to_owned())).collect();
         let is_batched = self.groups.is_batched;
-        let made = ports.outputs(&outputs, (tasks, is_batched));
-        let outputs = made.map_err(|cause| ExecutorError(format!("an output has no room: {cause:#}")))?;
-        Ok(RunOnGpu { outputs, failed })
+        Ok(RunOnGpu { outputs: ports.outputs(&outputs, (tasks, is_batched)), failed })
     }
 }
 
@@ -134,21 +131,22 @@ struct RunOnGpu {
 }
 
 impl RunGroups for Runs<'_> {
-    fn run(&mut self, group: &Group<'_>, tensors: Vec<Tensor>, take: &mut TakeResults<'_>) -> TractResult<()> {
+    fn run(
+        &mut self,
+        group: &Group<'_>,
+        tensors: Vec<Tensor>,
+        take: &mut TakeResults<'_>,
+    ) -> Result<(), ExecutorError> {
         if self.is_over() {
-            return Err(TractError::msg("the GPU has failed another run of this batch"));
+            return Err(ExecutorError("the GPU has failed another run of this batch".to_owned()));
         }
         let lengths = &group.lengths;
         let form = self.model.rungs.form(lengths).ok_or_else(|| {
-            TractError::msg(format!("lengths {lengths:?} are none that executor = \"cuda\" runs, which begin at 1"))
+            ExecutorError(format!("lengths {lengths:?} are none that executor = \"cuda\" runs, which begin at 1"))
         })?;
         let ran = self.model.run_group(self.on, (form, group.tasks.len()), &tensors, self.region);
-        let RunOnGpu { outputs, failed } = ran.map_err(|error| {
-            let cause = TractError::msg(error.to_string());
-            self.lost = Some(error);
-            cause
-        })?;
-        take(&outputs.iter().map(Output::of).collect::<TractResult<Vec<_>>>()?, &failed)
+        let RunOnGpu { outputs, failed } = ran.inspect_err(|error| self.lost = Some(error.clone()))?;
+        take(&outputs.iter().map(Output::of).collect::<Vec<_>>(), &failed)
     }
 
     fn is_over(&self) -> bool {
@@ -161,9 +159,9 @@ impl Ports {
         let inputs: Vec<usize> = plan.inputs.iter().map(|port| port.bytes() / plan.batch).collect();
         let elements = |input: usize| groups.shape_with(input, lengths).iter().product::<usize>();
         let given = groups.inputs.iter().enumerate().map(|(input, tensor)| elements(input) * tensor.datatype.bytes());
-        let masks = groups.batching.generated.iter().zip(&groups.binding.generated).map(|(mask, datum_type)| {
+        let masks = groups.batching.generated.iter().zip(&groups.binding.generated).map(|(mask, datatype)| {
             let lengths = groups.binding.inputs[mask.source].iter().map(|&(_, length)| lengths[length]);
-            lengths.product::<usize>() * datum_type.size_of()
+            lengths.product::<usize>() * datatype.bytes()
         });
         let expected: Vec<usize> = given.chain(masks).collect();
         if inputs != expected {
@@ -173,14 +171,14 @@ impl Ports {
             )));
         }
         let shapes = plan.outputs.iter().zip(&groups.outputs);
-        let outputs: Vec<(DatumType, Vec<usize>)> =
-            shapes.map(|(port, tensor)| (datum_type(tensor.datatype), port.shape.clone())).collect();
-        let bytes = |(datum_type, shape): &(DatumType, Vec<usize>)| {
-            shape.iter().product::<usize>() * datum_type.size_of() / plan.batch
+        let outputs: Vec<(DataType, Vec<usize>)> =
+            shapes.map(|(port, tensor)| (tensor.datatype, port.shape.clone())).collect();
+        let bytes = |(datatype, shape): &(DataType, Vec<usize>)| {
+            shape.iter().product::<usize>() * datatype.bytes() / plan.batch
         };
         let found: Vec<usize> = plan.outputs.iter().map(|port| port.bytes() / plan.batch).collect();
         let expected: Vec<usize> = outputs.iter().map(bytes).collect();
-        let has_rows = |(_, shape): &(DatumType, Vec<usize>)| !groups.is_batched || shape.first() == Some(&plan.batch);
+        let has_rows = |(_, shape): &(DataType, Vec<usize>)| !groups.is_batched || shape.first() == Some(&plan.batch);
         if found != expected || !outputs.iter().all(has_rows) {
             return Err(ExecutorError(format!(
                 "its outputs have {found:?} bytes for a task of lengths {lengths:?}, expected {expected:?} as \
@@ -191,23 +189,23 @@ impl Ports {
     }
 
     /// Tensors out of the tasks' outputs, which lie one after another, each with all its tensors.
-    fn outputs(&self, bytes: &[u8], (tasks, is_batched): (usize, bool)) -> TractResult<Vec<Tensor>> {
+    fn outputs(&self, bytes: &[u8], (tasks, is_batched): (usize, bool)) -> Vec<Tensor> {
         let mut before = 0;
         let mut made = Vec::new();
-        for (datum_type, shape) in &self.outputs {
+        for (datatype, shape) in &self.outputs {
             let mut shape = shape.clone();
             if is_batched {
                 shape[0] = tasks;
             }
-            let mut tensor = Tensor::zero_dt(*datum_type, &shape)?;
-            let own = tensor.as_bytes().len() / tasks;
-            for (task, into) in tensor.as_bytes_mut().chunks_exact_mut(own.max(1)).enumerate() {
+            let mut tensor = Tensor::zeros(*datatype, &shape);
+            let own = tensor.bytes().len() / tasks;
+            for (task, into) in tensor.bytes_mut().chunks_exact_mut(own.max(1)).enumerate() {
                 into.copy_from_slice(&bytes[task * self.output_bytes + before..][..own]);
             }
             before += own;
             made.push(tensor);
         }
-        Ok(made)
+        made
     }
 }
 
@@ -216,7 +214,7 @@ fn in_turn(tensors: &[Tensor], bytes: &[usize], tasks: usize) -> Vec<u8> {
     let mut joined = Vec::with_capacity(tasks * bytes.iter().sum::<usize>());
     for task in 0..tasks {
         for (tensor, &bytes) in tensors.iter().zip(bytes) {
-            joined.extend_from_slice(&tensor.as_bytes()[task * bytes..][..bytes]);
+            joined.extend_from_slice(&tensor.bytes()[task * bytes..][..bytes]);
         }
     }
     joined

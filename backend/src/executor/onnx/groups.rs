@@ -1,10 +1,8 @@
 //! Step 8 where tensors differ in size between requests: the tasks of a batch run in groups ([`super::runs`]), one
 //! after another. Those of a group are padded to the same lengths, or joined, and its outputs are cut back to what
-//! each task's own would be. The graph was optimised with a symbol for each length that requests choose, so a shape
-//! that has never come before costs nothing that the first has not cost, and none is remembered. A group that fails
-//! runs again in halves, until what fails does so for itself.
+//! each task's own would be. A group that fails runs again in halves, until what fails does so for itself.
 //!
-//! What runs a group is the caller's: tract, or a GPU, which has plans for a few lengths only ([`Rounding`]).
+//! What runs a group is the caller's: an engine, or a GPU, which has plans for a few lengths only ([`Rounding`]).
 
 use std::collections::BTreeMap;
 
@@ -13,17 +11,17 @@ use repository::{
     cell::{self, Cell},
     elements,
 };
-use tract_onnx::prelude::{tract_ndarray::ArrayD, *};
 
 use super::{
-    Output,
     binding::{Axes, Binding, Parts},
-    clean, datum_type,
+    engine::Output,
     layout::copy_common,
-    runs, text,
+    runs,
+    tensor::{Tensor, clean},
+    text,
 };
 use crate::{
-    error::TaskError,
+    error::{ExecutorError, TaskError},
     executor::{panics, tasks},
 };
 
@@ -56,12 +54,14 @@ pub(in crate::executor) struct Group<'a> {
 
 /// Takes what the run of a group gave: the outputs of all its tasks, and the tasks of the group that have none,
 /// ascending, and why.
-pub(in crate::executor) type TakeResults<'a> = dyn FnMut(&[Output<'_>], &[(usize, String)]) -> TractResult<()> + 'a;
+pub(in crate::executor) type TakeResults<'a> =
+    dyn FnMut(&[Output<'_>], &[(usize, String)]) -> Result<(), ExecutorError> + 'a;
 
 /// Runs the groups of a batch.
 pub(in crate::executor) trait RunGroups {
     /// Runs one, of which these are the tensors as the model's file takes them. `take` is called once at most.
-    fn run(&mut self, group: &Group<'_>, tensors: Vec<Tensor>, take: &mut TakeResults<'_>) -> TractResult<()>;
+    fn run(&mut self, group: &Group<'_>, tensors: Vec<Tensor>, take: &mut TakeResults<'_>)
+    -> Result<(), ExecutorError>;
 
     /// Whether none can be run any more, so that it is no use to look for the task that is to blame.
     fn is_over(&self) -> bool;
@@ -101,7 +101,7 @@ impl<'a> Group<'a> {
 type Part = Result<(Vec<usize>, Vec<u8>), String>;
 
 impl Groups {
-    pub(super) fn new(model: &Model, batching: &Batching, binding: Binding) -> Self {
+    pub(in crate::executor) fn new(model: &Model, batching: &Batching, binding: Binding) -> Self {
         let (inputs, outputs) = (model.inputs.clone(), model.outputs.clone());
         let (name, batching) = (model.name.clone(), batching.clone());
         Self { name, inputs, outputs, is_batched: model.is_batched, batching, binding }
@@ -141,7 +141,7 @@ impl Groups {
                 // One of them may be to blame: each half runs anew, so a batch as often as it can be halved.
                 Err(_) if group.tasks.len() > 1 && !run.is_over() => groups.extend(group.halves()),
                 Err(cause) => {
-                    let reason = format!("execution failed: {cause:#}");
+                    let reason = format!("execution failed: {cause}");
                     failed.extend(group.tasks.iter().map(|task| (task.place, reason.clone())));
                 }
             }
@@ -155,7 +155,7 @@ impl Groups {
         group: &Group<'_>,
         run: &mut dyn RunGroups,
         outputs: &mut [u8],
-    ) -> TractResult<Vec<(usize, String)>> {
+    ) -> Result<Vec<(usize, String)>, ExecutorError> {
         let run = || {
             let mut failed = Vec::new();
             run.run(group, self.tensors(group)?, &mut |results, without| {
@@ -222,11 +222,11 @@ impl Groups {
     }
 
     /// All inputs of the model's file.
-    fn tensors(&self, group: &Group<'_>) -> TractResult<Vec<Tensor>> {
+    fn tensors(&self, group: &Group<'_>) -> Result<Vec<Tensor>, ExecutorError> {
         let given = (0..self.inputs.len()).map(|input| match self.inputs[input].datatype {
-            _ if self.batching.ragged[input] => self.joined(input, group),
-            DataType::Bytes => self.strings(input, group),
-            _ => self.numbers(input, group),
+            _ if self.batching.ragged[input] => Ok(self.joined(input, group)),
+            DataType::Bytes => Ok(self.strings(input, group)),
+            _ => Ok(self.numbers(input, group)),
         });
         let generated = (0..self.batching.generated.len()).map(|index| self.generate(index, group));
         given.chain(generated).collect()
@@ -238,48 +238,46 @@ impl Groups {
         batch.into_iter().chain(self.padded_shape(input, group)).collect()
     }
 
-    fn numbers(&self, input: usize, group: &Group<'_>) -> TractResult<Tensor> {
+    fn numbers(&self, input: usize, group: &Group<'_>) -> Tensor {
         let tensor = &self.inputs[input];
         let padded = self.padded_shape(input, group);
-        let mut gathered = Tensor::zero_dt(datum_type(tensor.datatype), &self.group_shape(input, group))?;
+        let mut gathered = Tensor::zeros(tensor.datatype, &self.group_shape(input, group));
         let element_bytes = tensor.datatype.bytes();
-        let bytes = gathered.as_bytes_mut();
-        let row_bytes = bytes.len() / group.tasks.len();
         let pad = self.batching.pads[input];
         if pad != 0.0 && group.tasks.iter().any(|task| task.lengths != group.lengths) {
-            let pad = tensor0(pad).cast_to_dt(datum_type(tensor.datatype))?.into_owned();
-            bytes.chunks_exact_mut(element_bytes).for_each(|element| element.copy_from_slice(pad.as_bytes()));
+            gathered.fill(pad);
         }
+        let bytes = gathered.bytes_mut();
+        let row_bytes = bytes.len() / group.tasks.len();
         for (task, into) in group.tasks.iter().zip(bytes.chunks_exact_mut(row_bytes.max(1))) {
             let own = tensor.model_shape_of(&task.cells[input].shape);
             copy_common((task.cells[input].data, &own), (into, &padded), element_bytes);
         }
         clean(tensor.datatype, bytes);
-        Ok(gathered)
+        gathered
     }
 
     /// Tasks' tensors one after another.
-    fn joined(&self, input: usize, group: &Group<'_>) -> TractResult<Tensor> {
+    fn joined(&self, input: usize, group: &Group<'_>) -> Tensor {
         let datatype = self.inputs[input].datatype;
         let bytes: usize = group.tasks.iter().map(|task| task.cells[input].data.len()).sum();
         let mut shape = vec![1; self.binding.joined_ranks[input]];
         *shape.last_mut().expect("it has one dimension at least") = bytes / datatype.bytes();
-        let mut joined = Tensor::zero_dt(datum_type(datatype), &shape)?;
-        let mut rest = joined.as_bytes_mut();
+        let mut joined = Tensor::zeros(datatype, &shape);
+        let mut rest = joined.bytes_mut();
         for task in &group.tasks {
             let data = task.cells[input].data;
             rest.split_off_mut(..data.len()).expect("these were counted").copy_from_slice(data);
         }
-        clean(datatype, joined.as_bytes_mut());
-        Ok(joined)
+        clean(datatype, joined.bytes_mut());
+        joined
     }
 
     /// Strings are of one shape: those that could be padded are refused.
-    fn strings(&self, input: usize, group: &Group<'_>) -> TractResult<Tensor> {
+    fn strings(&self, input: usize, group: &Group<'_>) -> Tensor {
         let strings = group.tasks.iter().flat_map(|task| cell::strings(task.cells[input].data));
         let strings = strings.map(|string| text::from_bytes(string.expect("it was read from a cell")));
-        let shape = self.group_shape(input, group);
-        Ok(ArrayD::from_shape_vec(shape, strings.collect::<Vec<String>>())?.into_tensor())
+        Tensor::of_strings(self.group_shape(input, group), strings.collect())
     }
 
     /// Takes each task's outputs out of those of its group; yields the places of those that have no room for theirs.
@@ -288,7 +286,7 @@ impl Groups {
         group: &Group<'_>,
         (results, without): (&[Output<'_>], &[(usize, String)]),
         outputs: &mut [u8],
-    ) -> TractResult<Vec<(usize, String)>> {
+    ) -> Result<Vec<(usize, String)>, ExecutorError> {
         let mut parts = Vec::with_capacity(results.len());
         for (index, result) in results.iter().enumerate() {
             parts.push(match &self.binding.outputs[index] {
@@ -316,18 +314,23 @@ impl Groups {
     }
 
     /// Each task's row of an output, cut to the task's lengths.
-    fn rows(&self, output: usize, (result, axes): (&Output<'_>, &Axes), group: &Group<'_>) -> TractResult<Vec<Part>> {
+    fn rows(
+        &self,
+        output: usize,
+        (result, axes): (&Output<'_>, &Axes),
+        group: &Group<'_>,
+    ) -> Result<Vec<Part>, ExecutorError> {
         let tensor = &self.outputs[output];
         let padded = match &result.shape[..] {
             [first, rest @ ..] if self.is_batched && *first == group.tasks.len() => rest,
             found if self.is_batched => {
                 let (name, expected) = (&tensor.name, group.tasks.len());
-                return Err(TractError::msg(format!("output {name} has shape {found:?}, expected {expected} rows")));
+                return Err(ExecutorError(format!("output {name} has shape {found:?}, expected {expected} rows")));
             }
             found => found,
         };
         if let Some((dim, length)) = axes.iter().find(|axis| padded.get(axis.0) != group.lengths.get(axis.1)) {
-            return Err(TractError::msg(format!(
+            return Err(ExecutorError(format!(
                 "output {} has shape {:?}, expected {} in dimension {dim}, as its tasks were padded to",
                 tensor.name, result.shape, group.lengths[*length]
             )));
@@ -364,7 +367,7 @@ impl Groups {
         output: usize,
         (result, source): (&Output<'_>, usize),
         group: &Group<'_>,
-    ) -> TractResult<Vec<Part>> {
+    ) -> Result<Vec<Part>, ExecutorError> {
         let tensor = &self.outputs[output];
         let shapes = group.tasks.iter().map(|task| {
             let mut shape = tensor.shape.clone();
@@ -376,7 +379,7 @@ impl Groups {
         let expected: usize = shapes.iter().map(|shape| shape.iter().product::<usize>()).sum();
         let found: usize = result.shape.iter().product();
         if found != expected {
-            return Err(TractError::msg(format!(
+            return Err(ExecutorError(format!(
                 "output {} has {found} elements, expected {expected}, as its tasks' input {} gives (batch_output)",
                 tensor.name, self.inputs[source].name
             )));
@@ -391,18 +394,18 @@ impl Groups {
 }
 
 /// What a model that panicked on tasks of these shapes is told to have done.
-pub(super) fn failed_on(shapes: &[Vec<usize>], text: &str) -> TractError {
-    TractError::msg(format!("the model failed on inputs of shapes {shapes:?}: {text}"))
+pub(super) fn failed_on(shapes: &[Vec<usize>], text: &str) -> ExecutorError {
+    ExecutorError(format!("the model failed on inputs of shapes {shapes:?}: {text}"))
 }
 
 /// The bytes of each row.
-fn number_rows(result: &Output<'_>, rows: usize) -> TractResult<Vec<Vec<u8>>> {
+fn number_rows(result: &Output<'_>, rows: usize) -> Result<Vec<Vec<u8>>, ExecutorError> {
     let bytes = result.numbers()?;
     let each = bytes.len() / rows;
     Ok((0..rows).map(|row| bytes[row * each..][..each].to_vec()).collect())
 }
 
-fn string_rows(result: &Output<'_>, rows: usize) -> TractResult<Vec<Vec<u8>>> {
+fn string_rows(result: &Output<'_>, rows: usize) -> Result<Vec<Vec<u8>>, ExecutorError> {
     let strings = result.strings()?;
     let each = strings.len() / rows;
     let mut strings = strings.iter();

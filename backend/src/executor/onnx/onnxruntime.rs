@@ -1,4 +1,5 @@
-//! ONNX Runtime as what computes a graph: for models with operators that neither tract nor our own plans have. Its
+//! ONNX Runtime as what computes a graph: for models with operators that neither the embedded
+//! engine nor our own plans have. Its
 //! library is loaded when the first of them comes ([`library`]).
 //!
 //! Each GPU that hosts a model, or each thread that stands for one, has a session of its own: sessions run one batch at
@@ -9,11 +10,13 @@ pub(in crate::executor) mod library;
 
 use std::{
     collections::BTreeMap,
-    fmt,
     sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
-use half::slice::HalfFloatSliceExt as _;
+use half::{
+    f16,
+    slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _},
+};
 use ort::{
     ep,
     logging::LogLevel,
@@ -21,20 +24,19 @@ use ort::{
     value::{DynValue, Outlet, TensorElementType, TensorRef, ValueType},
 };
 use repository::{DataType, Precision};
-use tract_onnx::prelude::*;
-use zerocopy::IntoBytes as _;
+use zerocopy::{IntoBytes as _, TryFromBytes as _};
 
 use super::{
-    Elements, Engine, Output, Source, Turn,
-    binding::{self, Binding, Fact, Port},
+    binding::{Binding, Port, input_names},
+    engine::{Engine, Output},
+    source::{Source, one_line},
+    tensor::{Elements, Length, Tensor},
+    turns::Turn,
 };
 use crate::{
     config::onnxruntime::{Provider, Sessions},
     error::ExecutorError,
 };
-
-/// Bytes of a reason, which the library makes as long as it likes.
-const REASON_BYTES_MAX: usize = 400;
 
 /// The sessions of a model, by the index of their GPU.
 type Opened = BTreeMap<usize, Mutex<Session>>;
@@ -59,7 +61,7 @@ impl OnnxRuntime {
         let session = session.lock().unwrap_or_else(PoisonError::into_inner);
         let binding = bind(&session, source).map_err(|cause| source.refused(&cause))?;
         drop(session);
-        let inputs = binding::input_names(model, batching).into_iter().map(str::to_owned).collect();
+        let inputs = input_names(model, batching).into_iter().map(str::to_owned).collect();
         let outputs = model.outputs.iter().map(|tensor| (tensor.name.clone(), tensor.datatype)).collect();
         let opened = RwLock::new(Some(Arc::new(opened)));
         Ok((Self { opened, sessions: sessions.clone(), inputs, outputs }, binding))
@@ -69,11 +71,11 @@ impl OnnxRuntime {
     fn take(
         &self,
         results: &ort::session::SessionOutputs<'_>,
-        take: &mut dyn FnMut(&[Output<'_>]) -> TractResult<()>,
-    ) -> TractResult<()> {
+        take: &mut dyn FnMut(&[Output<'_>]) -> Result<(), ExecutorError>,
+    ) -> Result<(), ExecutorError> {
         let mut values = Vec::with_capacity(self.outputs.len());
         for (name, datatype) in &self.outputs {
-            let value = results.get(name).ok_or_else(|| TractError::msg(format!("it gave no output {name}")))?;
+            let value = results.get(name).ok_or_else(|| ExecutorError(format!("it gave no output {name}")))?;
             let strings = match datatype {
                 DataType::Bytes => value.try_extract_strings().map_err(failed)?.1,
                 _ => Vec::new(),
@@ -81,7 +83,7 @@ impl OnnxRuntime {
             values.push((value, *datatype, strings));
         }
         let outputs = values.iter().map(|(value, datatype, strings)| output(value, *datatype, strings));
-        take(&outputs.collect::<TractResult<Vec<_>>>()?)
+        take(&outputs.collect::<Result<Vec<_>, ExecutorError>>()?)
     }
 }
 
@@ -90,13 +92,13 @@ impl Engine for OnnxRuntime {
         &self,
         turn: &Turn,
         inputs: Vec<Tensor>,
-        take: &mut dyn FnMut(&[Output<'_>]) -> TractResult<()>,
-    ) -> TractResult<()> {
+        take: &mut dyn FnMut(&[Output<'_>]) -> Result<(), ExecutorError>,
+    ) -> Result<(), ExecutorError> {
         let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let opened = opened.ok_or_else(|| TractError::msg("its weights are not in memory"))?;
+        let opened = opened.ok_or_else(|| ExecutorError("its weights are not in memory".to_owned()))?;
         let session = turn.gpu.map_or_else(|| opened.values().next(), |gpu| opened.get(&gpu));
-        let session = session.ok_or_else(|| TractError::msg("that GPU does not host it"))?;
-        let values: Vec<SessionInputValue<'_>> = inputs.iter().map(value).collect::<TractResult<_>>()?;
+        let session = session.ok_or_else(|| ExecutorError("that GPU does not host it".to_owned()))?;
+        let values: Vec<SessionInputValue<'_>> = inputs.iter().map(value).collect::<Result<_, ExecutorError>>()?;
         let named: Vec<_> = self.inputs.iter().map(String::as_str).zip(values).collect();
         let options = Arc::new(RunOptions::new().map_err(failed)?);
         let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,16 +150,17 @@ fn open(source: &Source, sessions: &Sessions) -> Result<Opened, ExecutorError> {
     Ok(opened)
 }
 
-fn check_cuda(precision: Precision) -> TractResult<()> {
+fn check_cuda(precision: Precision) -> Result<(), ExecutorError> {
     if precision == Precision::Fp16 {
-        return Err(TractError::msg(
-            "precision is fp16, expected fp32 or tf32, as ONNX Runtime computes what the file says",
+        return Err(ExecutorError(
+            "precision is fp16, expected fp32 or tf32, as ONNX Runtime computes what the file says".to_owned(),
         ));
     }
     if !library::has_cuda() {
-        return Err(TractError::msg(
+        return Err(ExecutorError(
             "onnxruntime.provider is cuda, expected cpu, as the library was built without CUDA (PyPI's \
-             onnxruntime-gpu has it)",
+             onnxruntime-gpu has it)"
+                .to_owned(),
         ));
     }
     Ok(())
@@ -181,106 +184,80 @@ fn configure(
 }
 
 /// Brings the file's inputs and outputs together with the configuration's.
-fn bind(session: &Session, source: &Source) -> TractResult<Binding> {
-    let Source { model, batching, .. } = source;
-    let symbols = SymbolScope::default();
-    let ports = |outlets: &[Outlet]| outlets.iter().map(|outlet| port(outlet, &symbols)).collect::<Vec<_>>();
-    let (inputs, outputs) = (ports(session.inputs()), ports(session.outputs()));
-    let (mut binding, facts) = binding::bind(&inputs, &symbols, model, batching)?;
-    for (name, fact) in binding::input_names(model, batching).into_iter().zip(&facts) {
-        inputs.iter().filter(|port| port.name == name).try_for_each(|port| check_input(port, fact))?;
-    }
-    let names: Vec<String> = outputs.iter().map(|port| port.name.clone()).collect();
-    let places = binding::output_places(&names, model)?;
-    let outputs: Vec<Port> = places.into_iter().map(|place| outputs[place].clone()).collect();
-    binding.bind_parts(&outputs, model, batching)?;
-    Ok(binding)
-}
-
-/// That a file takes what it will be given: unlike tract's, its lengths stay what they are.
-fn check_input(port: &Port, (datum_type, shape): &Fact) -> TractResult<()> {
-    let fits = |(found, given): (&Option<TDim>, &TDim)| match found {
-        Some(found) => found.to_i64().is_err() || found == given,
-        None => true,
-    };
-    let has_shape = |found: &TVec<Option<TDim>>| found.len() == shape.len() && found.iter().zip(shape).all(fits);
-    if port.datum_type == Some(*datum_type) && port.shape.as_ref().is_none_or(has_shape) {
-        return Ok(());
-    }
-    let given: String = shape.iter().map(|length| format!("{length},")).collect();
-    Err(TractError::msg(format!(
-        "input {} is {port} in the file, and config.pbtxt gives it {given}{datum_type:?}",
-        port.name
-    )))
+fn bind(session: &Session, source: &Source) -> Result<Binding, ExecutorError> {
+    let ports = |outlets: &[Outlet]| outlets.iter().map(port).collect::<Vec<_>>();
+    source.bind(&ports(session.inputs()), &ports(session.outputs()))
 }
 
 /// What a file says of an input or an output.
-fn port(outlet: &Outlet, symbols: &SymbolScope) -> Port {
-    let (datum_type, shape) = match outlet.dtype() {
+fn port(outlet: &Outlet) -> Port {
+    let (datatype, shape) = match outlet.dtype() {
         ValueType::Tensor { ty, shape, dimension_symbols } => {
             let length = |(at, &length): (usize, &i64)| match dimension_symbols.get(at).map(String::as_str) {
-                _ if length >= 0 => Some(TDim::from(length)),
+                _ if length >= 0 => usize::try_from(length).ok().map(Length::Fixed),
                 None | Some("") => None,
-                Some(name) => Some(symbols.sym(name).into()),
+                Some(name) => Some(Length::Named(name.to_owned())),
             };
             // A file that says nothing of a shape is no different from one that says that it is a scalar.
             let is_known = !shape.is_empty();
-            (datum_type(*ty), is_known.then(|| shape.iter().enumerate().map(length).collect()))
+            (datatype(*ty), is_known.then(|| shape.iter().enumerate().map(length).collect()))
         }
         _ => (None, None),
     };
-    Port { name: outlet.name().to_owned(), datum_type, shape }
+    Port { name: outlet.name().to_owned(), datatype, shape }
 }
 
-fn datum_type(found: TensorElementType) -> Option<DatumType> {
+fn datatype(found: TensorElementType) -> Option<DataType> {
     Some(match found {
-        TensorElementType::Bool => DatumType::Bool,
-        TensorElementType::Uint8 => DatumType::U8,
-        TensorElementType::Uint16 => DatumType::U16,
-        TensorElementType::Uint32 => DatumType::U32,
-        TensorElementType::Uint64 => DatumType::U64,
-        TensorElementType::Int8 => DatumType::I8,
-        TensorElementType::Int16 => DatumType::I16,
-        TensorElementType::Int32 => DatumType::I32,
-        TensorElementType::Int64 => DatumType::I64,
-        TensorElementType::Float16 => DatumType::F16,
-        TensorElementType::Float32 => DatumType::F32,
-        TensorElementType::Float64 => DatumType::F64,
-        TensorElementType::String => DatumType::String,
+        TensorElementType::Bool => DataType::Bool,
+        TensorElementType::Uint8 => DataType::Uint8,
+        TensorElementType::Uint16 => DataType::Uint16,
+        TensorElementType::Uint32 => DataType::Uint32,
+        TensorElementType::Uint64 => DataType::Uint64,
+        TensorElementType::Int8 => DataType::Int8,
+        TensorElementType::Int16 => DataType::Int16,
+        TensorElementType::Int32 => DataType::Int32,
+        TensorElementType::Int64 => DataType::Int64,
+        TensorElementType::Float16 => DataType::Fp16,
+        TensorElementType::Float32 => DataType::Fp32,
+        TensorElementType::Float64 => DataType::Fp64,
+        TensorElementType::String => DataType::Bytes,
         _ => return None,
     })
 }
 
 /// A tensor as an input; numbers stay where they are.
-fn value(tensor: &Tensor) -> TractResult<SessionInputValue<'_>> {
-    let (shape, plain) = (tensor.shape(), tensor.try_as_plain_ram()?);
+fn value(tensor: &Tensor) -> Result<SessionInputValue<'_>, ExecutorError> {
+    let shape = &tensor.shape[..];
     macro_rules! view {
-        ($type:ty) => {
-            Ok(TensorRef::from_array_view((shape, plain.as_slice::<$type>()?)).map_err(failed)?.into())
+        ($numbers:expr) => {
+            Ok(TensorRef::from_array_view((shape, $numbers)).map_err(failed)?.into())
         };
     }
-    match tensor.datum_type() {
-        DatumType::Bool => view!(bool),
-        DatumType::U8 => view!(u8),
-        DatumType::U16 => view!(u16),
-        DatumType::U32 => view!(u32),
-        DatumType::U64 => view!(u64),
-        DatumType::I8 => view!(i8),
-        DatumType::I16 => view!(i16),
-        DatumType::I32 => view!(i32),
-        DatumType::I64 => view!(i64),
-        DatumType::F16 => view!(f16),
-        DatumType::F32 => view!(f32),
-        DatumType::F64 => view!(f64),
-        DatumType::String => {
-            let strings = (shape, plain.as_slice::<String>()?);
-            Ok(ort::value::Tensor::from_string_array(strings).map_err(failed)?.into())
+    if let Elements::Strings(strings) = tensor.elements() {
+        return Ok(ort::value::Tensor::from_string_array((shape, strings)).map_err(failed)?.into());
+    }
+    match tensor.datatype {
+        DataType::Bool => {
+            let bools = <[bool]>::try_ref_from_bytes(tensor.bytes());
+            view!(bools.map_err(|_| ExecutorError("it has bytes that are no BOOL".to_owned()))?)
         }
-        other => Err(TractError::msg(format!("it has no inputs of type {other:?}"))),
+        DataType::Uint8 => view!(tensor.numbers::<u8>()),
+        DataType::Uint16 => view!(tensor.numbers::<u16>()),
+        DataType::Uint32 => view!(tensor.numbers::<u32>()),
+        DataType::Uint64 => view!(tensor.numbers::<u64>()),
+        DataType::Int8 => view!(tensor.numbers::<i8>()),
+        DataType::Int16 => view!(tensor.numbers::<i16>()),
+        DataType::Int32 => view!(tensor.numbers::<i32>()),
+        DataType::Int64 => view!(tensor.numbers::<i64>()),
+        DataType::Fp16 => view!(tensor.numbers::<u16>().reinterpret_cast::<f16>()),
+        DataType::Fp32 => view!(tensor.numbers::<f32>()),
+        DataType::Fp64 => view!(tensor.numbers::<f64>()),
+        DataType::Bytes => Err(ExecutorError("it has numbers, expected strings".to_owned())),
     }
 }
 
-fn output<'a>(value: &'a DynValue, datatype: DataType, strings: &'a [String]) -> TractResult<Output<'a>> {
+fn output<'a>(value: &'a DynValue, datatype: DataType, strings: &'a [String]) -> Result<Output<'a>, ExecutorError> {
     let lengths = value.dtype().tensor_shape().map(|shape| shape.iter());
     let shape = lengths.into_iter().flatten().map(|&length| usize::try_from(length).unwrap_or(0)).collect();
     let elements = match datatype {
@@ -291,7 +268,7 @@ fn output<'a>(value: &'a DynValue, datatype: DataType, strings: &'a [String]) ->
 }
 
 /// An output's elements.
-fn numbers(value: &DynValue, datatype: DataType) -> TractResult<&[u8]> {
+fn numbers(value: &DynValue, datatype: DataType) -> Result<&[u8], ExecutorError> {
     macro_rules! elements {
         ($type:ty) => {
             value.try_extract_tensor::<$type>().map_err(failed)?.1
@@ -310,22 +287,12 @@ fn numbers(value: &DynValue, datatype: DataType) -> TractResult<&[u8]> {
         DataType::Fp16 => elements!(f16).reinterpret_cast().as_bytes(),
         DataType::Fp32 => elements!(f32).as_bytes(),
         DataType::Fp64 => elements!(f64).as_bytes(),
-        DataType::Bytes => return Err(TractError::msg("it has strings, expected numbers")),
+        DataType::Bytes => return Err(ExecutorError("it has strings, expected numbers".to_owned())),
     })
 }
 
-fn failed(error: ort::Error) -> TractError {
-    TractError::msg(one_line(&error))
-}
-
-/// The library's reasons have lines of their own.
-fn one_line(error: &dyn fmt::Display) -> String {
-    let mut line = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    if line.len() > REASON_BYTES_MAX {
-        line.truncate(line.floor_char_boundary(REASON_BYTES_MAX));
-        line.push_str("..");
-    }
-    line
+fn failed(error: ort::Error) -> ExecutorError {
+    ExecutorError(one_line(&error))
 }
 
 #[cfg(test)]

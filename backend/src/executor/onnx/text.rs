@@ -1,4 +1,4 @@
-//! Strings of any bytes as those that tract has, which are UTF-8.
+//! Strings of any bytes as those that engines have, which are UTF-8.
 //!
 //! Bytes that are not UTF-8 become characters of their own, the last 128 that there are: two noncharacters and private
 //! ones before them, which no text has by accident. Where a client's text does have one of these, its bytes become such

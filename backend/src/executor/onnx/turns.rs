@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tract_onnx::prelude::{TractError, TractResult};
+use crate::error::ExecutorError;
 
 /// An execution: a batch, however many runs of the graph it takes.
 pub(super) struct Turn {
@@ -34,11 +34,11 @@ impl Turn {
     pub(super) fn run<T>(
         &self,
         end: impl Fn() + Send + 'static,
-        run: impl FnOnce() -> TractResult<T>,
-    ) -> TractResult<T> {
+        run: impl FnOnce() -> Result<T, ExecutorError>,
+    ) -> Result<T, ExecutorError> {
         let mut state = lock(&self.state);
         if state.is_over {
-            return Err(TractError::msg("it was given up"));
+            return Err(ExecutorError("it was given up".to_owned()));
         }
         state.end = Some(Box::new(end));
         drop(state);

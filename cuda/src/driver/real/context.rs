@@ -13,7 +13,7 @@ use cudarc::driver::sys::{
 use proto::Span;
 
 use super::{check::cuda, library};
-use crate::{DriverError, driver::Device};
+use crate::{DirectAccess, DriverError, driver::Device};
 
 /// What all GPUs of this host are, in CUDA's order.
 ///
@@ -27,18 +27,6 @@ pub fn devices() -> Result<Vec<Device>, DriverError> {
     // SAFETY: libcuda is initialised, and writes one number.
     cuda("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
     (0..count).map(|index| describe(device(index)?)).collect()
-}
-
-/// What a GPU lets RDMA devices do with its memory, as its driver says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DirectAccess {
-    /// Whether its memory can be handed over as a dma-buf (`cuMemGetHandleForAddressRange`, which libcuda has since
-    /// version 11.7).
-    pub dma_buf: bool,
-    /// Whether RDMA devices can reach its memory by `nvidia-peermem`.
-    pub rdma: bool,
-    /// Whether pages that are mapped can be made so that either way is open for them, which ours are.
-    pub mapped: bool,
 }
 
 /// Which GPUs RDMA devices could reach: their addresses on the PCI bus, as CUDA writes them, in CUDA's order.

@@ -7,18 +7,7 @@
 
 use cudarc::{cublaslt, cudnn, driver};
 
-use crate::DriverError;
-
-/// One of the shared libraries.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Library {
-    /// As people call it.
-    pub name: &'static str,
-    /// The file that is looked for.
-    pub file: &'static str,
-    /// Where it was found and which version it is, or else what is missing and where it was looked for.
-    pub found: Result<String, String>,
-}
+use crate::{DriverError, Library};
 
 /// Which one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

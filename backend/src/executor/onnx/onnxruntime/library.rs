@@ -14,8 +14,7 @@ use ort::{
     logging::LogLevel,
 };
 
-use super::one_line;
-use crate::error::ExecutorError;
+use crate::{error::ExecutorError, executor::onnx::source::one_line};
 
 /// Names its path, where no configuration does.
 const PATH_VARIABLE: &str = "ORT_DYLIB_PATH";

@@ -1,30 +1,29 @@
-//! What tract must do this must do, too, and what only this can. Where there is no library (`ORT_DYLIB_PATH`, or the
-//! system's) the tests are skipped.
+//! What the embedded engine must do this must do, too, and what only this can. Where there is no library
+//! (`ORT_DYLIB_PATH`, or the system's) the tests are skipped.
 
 use std::{env, process::Command, thread};
 
-use tract_onnx::pb::{AttributeProto, GraphProto, NodeProto, TensorProto, attribute_proto::AttributeType};
+use repository::onnx::proto::{AttributeProto, GRAPH, GraphProto, NodeProto, TensorProto};
 
-use super::*;
+use super::{super::source::REASON_BYTES_MAX, *};
 use crate::{
     config::{Gpus, OnnxRuntime as Settings},
     executor::{
         Executor as _, Onnx,
-        onnx::tests::{FP32, INT64, Value, floats, graph, in_repository, node},
+        onnx::tests::{FP32, INT64, Value, graph, in_repository, node},
     },
 };
 
 const BOOL: i32 = 9;
+const DOUBLE: i32 = 11;
 
-/// Names what the tests of tract's arm load models with.
+/// Names what the tests of the embedded engine load models with.
 const ENGINE_VARIABLE: &str = "ONNX_TESTS_ENGINE";
 
-/// These are about what tract alone finds out, or says in its own words. (ONNX Runtime believes what a file notes, and
-/// what is configured otherwise is refused; of shapes that are computed with it knows nothing before it runs.)
-const OF_TRACT: [&str; 4] = [
-    "what_the_file_does_not_fit_is_refused_by_name",
+/// These are about what the embedded engine alone does. (ONNX Runtime believes what a file notes; of how many rows
+/// outputs have it knows nothing before it runs.)
+const OF_THE_EMBEDDED: [&str; 2] = [
     "lengths_that_a_file_notes_give_way_to_what_is_configured",
-    "a_length_of_an_input_that_does_not_matter_gives_way_to_what_is_configured",
     "what_has_one_row_for_all_tasks_is_refused_for_whatever_size",
 ];
 
@@ -33,8 +32,8 @@ fn sessions(settings: Settings) -> Sessions {
     settings.sessions(&Gpus::Count(2), &[0, 1], Precision::default()).unwrap()
 }
 
-/// How the tests of tract's arm load models, if it is this arm that they are to judge.
-pub(in crate::executor::onnx) fn instead_of_tract() -> Option<Sessions> {
+/// How those tests load models, if it is this arm that they are to judge.
+pub(in crate::executor::onnx) fn instead() -> Option<Sessions> {
     env::var_os(ENGINE_VARIABLE).map(|_| sessions(Settings::default()))
 }
 
@@ -63,12 +62,12 @@ fn int64s(bytes: &[u8]) -> Vec<i64> {
 }
 
 #[test]
-fn what_tract_must_do_this_does() {
+fn what_the_embedded_engine_must_do_this_does() {
     if !is_here() {
         return;
     }
     let mut tests = Command::new(env::current_exe().unwrap());
-    tests.arg("executor::onnx::tests::").args(OF_TRACT.iter().flat_map(|name| ["--skip", name]));
+    tests.arg("executor::onnx::tests::").args(OF_THE_EMBEDDED.iter().flat_map(|name| ["--skip", name]));
     let output = tests.env(ENGINE_VARIABLE, "onnxruntime").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
@@ -77,48 +76,44 @@ fn what_tract_must_do_this_does() {
     assert!(passed > 20, "{text}");
 }
 
-/// y = 2 to the power of n, by as many additions: a loop, which tract does not have.
+/// y = 2 to the power of n, by as many additions, as numbers of a type that the embedded engine does not have.
 fn doublings() -> GraphProto {
     let body = graph(
-        &[("i", INT64, &[]), ("go", BOOL, &[]), ("before", FP32, &[1])],
+        &[("i", INT64, &[]), ("go", BOOL, &[]), ("before", DOUBLE, &[1])],
         vec![node("Identity", &["go"], "goes_on", &[]), node("Add", &["before", "before"], "after", &[])],
-        &[("goes_on", BOOL, &[]), ("after", FP32, &[1])],
+        &[("goes_on", BOOL, &[]), ("after", DOUBLE, &[1])],
     );
-    let body = AttributeProto {
-        name: "body".into(),
-        r#type: AttributeType::Graph as i32,
-        g: Some(body),
-        ..AttributeProto::default()
-    };
+    let body = AttributeProto { name: "body".into(), r#type: GRAPH, g: Some(body), ..AttributeProto::default() };
     let repeat = NodeProto { attribute: vec![body], ..node("Loop", &["n", "", "one"], "y", &[]) };
     let one = TensorProto {
         name: "one".into(),
-        data_type: FP32,
+        data_type: DOUBLE,
         dims: vec![1],
-        float_data: vec![1.0],
+        double_data: vec![1.0],
         ..TensorProto::default()
     };
-    let mut doublings = graph(&[("n", INT64, &[1])], vec![repeat], &[("y", FP32, &[1])]);
+    let mut doublings = graph(&[("n", INT64, &[1])], vec![repeat], &[("y", DOUBLE, &[1])]);
     doublings.initializer.push(one);
     doublings
 }
 
 #[test]
-fn a_model_that_tract_refuses_runs_on_each_of_its_gpus() {
+fn a_model_that_the_embedded_engine_refuses_runs_on_each_of_its_gpus() {
     if !is_here() {
         return;
     }
-    let by_tract = in_repository("", doublings(), |model, file| {
-        crate::executor::onnx::tests::load_by_tract(model, file).map_err(|error| error.to_string())
+    let embedded = in_repository("", doublings(), |model, file| {
+        crate::executor::onnx::tests::load_embedded(model, file).map_err(|error| error.to_string())
     });
-    assert!(by_tract.is_err(), "tract has learnt it: another model is to be here");
+    let error = embedded.err().unwrap();
+    assert!(error.contains("the embedded engine lacks; parameters: executor \"onnxruntime\" has it"), "{error}");
     let model = load("", doublings()).unwrap();
     for (gpu, n) in [(0, 3i64), (1, 10)] {
-        let mut outputs = [0xaa; 4];
+        let mut outputs = [0xaa; 8];
         assert_eq!(model.execute_on(gpu, &n.to_le_bytes(), &mut outputs), Ok(vec![]));
-        assert_eq!(outputs[..], floats(&[2f32.powi(n as i32)]));
+        assert_eq!(outputs, 2f64.powi(n as i32).to_le_bytes());
     }
-    let error = model.execute_on(2, &3i64.to_le_bytes(), &mut [0; 4]).unwrap_err().to_string();
+    let error = model.execute_on(2, &3i64.to_le_bytes(), &mut [0; 8]).unwrap_err().to_string();
     assert_eq!(error, "execution failed: that GPU does not host it");
 }
 
@@ -130,7 +125,7 @@ fn a_run_that_is_given_up_ends_and_the_next_is_not_touched() {
     }
     let model = load("", doublings()).unwrap();
     model.interrupt(0);
-    let execute = |n: i64| model.execute_on(0, &n.to_le_bytes(), &mut [0; 4]);
+    let execute = |n: i64| model.execute_on(0, &n.to_le_bytes(), &mut [0; 8]);
     assert_eq!(execute(2), Ok(vec![]), "nothing ran when it was interrupted");
     thread::scope(|threads| {
         // As many additions take days. Whoever comes too early comes again.
@@ -163,12 +158,16 @@ fn a_file_that_does_not_take_what_it_is_given_is_refused_in_one_line() {
         &[("y", FP32, &[-1, -3])],
     );
     let cases = [
-        (tensors("3"), negate(("x", FP32, &[-1, 2]), ("y", FP32, &[-1, 2])), "input x is N,2,F32 in the file, and"),
-        (tensors("2"), negate(("x", FP32, &[1, 2]), ("y", FP32, &[1, 2])), "gives it batch,2,F32"),
+        (
+            tensors("3"),
+            negate(("x", FP32, &[-1, 2]), ("y", FP32, &[-1, 2])),
+            "input x: config.pbtxt says dims [3], the file has [2]",
+        ),
+        (tensors("2"), negate(("x", FP32, &[1, 2]), ("y", FP32, &[1, 2])), "gives it batch,2,FP32"),
         (
             "input { name: \"x\" data_type: TYPE_INT64 }".into(),
             negate(("x", FP32, &[-1, 2]), ("y", FP32, &[-1, 2])),
-            "input x is N,2,F32 in the file, and config.pbtxt gives it batch,2,I64",
+            "input x: config.pbtxt says data_type TYPE_INT64, the file has TYPE_FP32",
         ),
         (String::new(), unknown, "Nonsense"),
         (String::new(), no_tensor, "z"),
