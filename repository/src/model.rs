@@ -154,7 +154,7 @@ pub enum Executor {
         file: PathBuf,
         /// What becomes of tasks of unequal sizes.
         batching: Batching,
-        /// l(b) where it was measured ahead of time ([`profile`]): by ONNX Runtime if `wanted` says so, else by
+        /// l(b) where it was measured ahead of time ([`crate::profile`]): by ONNX Runtime if `wanted` says so, else by
         /// the embedded engine.
         profile: Option<LatencyProfile>,
         /// What its configuration says of where and how it runs.
@@ -164,7 +164,7 @@ pub enum Executor {
     Process {
         /// Which.
         program: Program,
-        /// l(b), where it was measured ahead of time ([`profile`]).
+        /// l(b), where it was measured ahead of time ([`crate::profile`]).
         profile: Option<LatencyProfile>,
     },
 }

@@ -81,7 +81,7 @@ pub struct Answer {
     pub outputs: Vec<OutputChoice>,
     /// What the backend answered.
     pub reply: Reply,
-    /// Its number among those that have ended here ([`Recent`]).
+    /// Its number among those that have ended here ([`crate::recent::Recent`]).
     pub number: u64,
 }
 
