@@ -1,20 +1,20 @@
 //! Real processes with the driver that serves, on a GPU that is none: `cuda/tests/emulated` has libcuda, cuBLASLt,
 //! cuDNN and NVML as their documentation describes them, on host memory. Without g++ there is nothing to build them
-//! with, and the tests say `skipped`.
+//! with, and the tests are skipped.
 #![allow(clippy::disallowed_methods)] // Processes of its own.
 
 use std::{
     fs::{self, Permissions},
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::OnceLock,
-    time::Duration,
 };
 
 use tempfile::TempDir;
+use testing::{Port, eventually};
 
 /// Where the libraries are, if they can be built.
 fn libraries() -> Option<&'static Path> {
@@ -28,7 +28,7 @@ fn libraries() -> Option<&'static Path> {
     };
     let built = BUILT.get_or_init(build);
     if built.is_none() {
-        eprintln!("skipped: no g++");
+        testing::skip("tests/emulated_gpu", "g++");
     }
     built.as_deref()
 }
@@ -114,10 +114,7 @@ struct Cluster {
     process: Child,
     http: String,
     folder: TempDir,
-}
-
-fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    _port: Port,
 }
 
 impl Cluster {
@@ -133,7 +130,8 @@ impl Cluster {
             let config = fs::read_to_string(digits.join("config.pbtxt")).unwrap();
             fs::write(model.join("config.pbtxt"), config.replace("\"digits\"", &format!("\"{name}\""))).unwrap();
         }
-        let http = free_address();
+        let port = Port::hold();
+        let http = port.address().to_string();
         let repository = folder.path().join("models");
         let config = format!(
             "repository = {repository:?}\nhttp = [\"{http}\"]\ngrpc = []\n[[backend]]\ngpus = 1\nexecutor = \"cuda\"\n\
@@ -149,7 +147,7 @@ impl Cluster {
         let mut said = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
         let is_ready = said.any(|line| line.starts_with(&format!("ready: {}", models.join(", "))));
         assert!(is_ready, "it ended before all models were served");
-        Self { process, http, folder }
+        Self { process, http, folder, _port: port }
     }
 
     /// How the GPU is from now on, as `cuda/tests/emulated/nvml.cpp` reads it.
@@ -182,13 +180,7 @@ fn scrape(address: &str) -> String {
 
 /// Scrapes until what comes is as wanted.
 fn scrape_until(address: &str, what: &str, mut is_it: impl FnMut(&str) -> bool) {
-    for _ in 0..1_200 {
-        if is_it(&scrape(address)) {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    panic!("{what} never came: {}", scrape(address));
+    eventually(what, || is_it(&scrape(address)));
 }
 
 impl Drop for Cluster {
@@ -227,7 +219,8 @@ fn more_models_than_fit_are_served_as_their_weights_come_and_go() {
 fn how_a_gpu_is_can_be_scraped_and_a_driver_that_hangs_holds_nobody_up() {
     const GPU: &str = "gpu_uuid=\"GPU-00112233-4455-6677-8899-aabbccddeeff\"";
     let Some(libraries) = libraries() else { return };
-    let address = free_address();
+    let metrics = Port::hold();
+    let address = metrics.address().to_string();
     let cluster = Cluster::start(libraries, &["digits"], &format!("metrics_http = \"{address}\"\n"));
     let line = |name: &str, rest: &str| format!("\n{name}{{{GPU}{rest}\n");
     scrape_until(&address, "a reading", |text| {
@@ -293,7 +286,7 @@ fn doctor_tells_of_the_libraries_with_and_without_a_gpu() {
         }
     };
     if Path::new("/dev/nvidiactl").exists() {
-        eprintln!("skipped: this host may have a GPU");
+        testing::skip("tests/emulated_gpu_missing", "a host without GPUs");
         return;
     }
     let nowhere = tempfile::tempdir().unwrap();
@@ -314,7 +307,7 @@ fn without_libraries_one_line_says_which_is_missing_and_where_it_was_looked_for(
     let done = downbeat(nowhere.path(), &["profile", "--model", "models/digits", "--executor", "cuda"]);
     let error = text(&done.stderr);
     if Path::new("/dev/nvidiactl").exists() {
-        eprintln!("skipped: this host may have a GPU");
+        testing::skip("tests/emulated_gpu_missing", "a host without GPUs");
         return;
     }
     assert_eq!(done.status.code(), Some(2), "{error}");
@@ -362,7 +355,7 @@ fn bundle(folder: &Path) {
 fn what_is_asked_of_a_host_with_gpus_is_answered_by_one_with_none() {
     let Some(libraries) = libraries() else { return };
     if Command::new("python3").arg("--version").output().is_err() {
-        eprintln!("skipped: no python3");
+        testing::skip("tests/emulated_gpu_cases", "python3");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -373,7 +366,9 @@ fn what_is_asked_of_a_host_with_gpus_is_answered_by_one_with_none() {
     command.args(["-B", "cases.py", "0"]).args(right).args(told).arg("conformance").current_dir(folder.path());
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
     command.env("PATH", path).env("LD_LIBRARY_PATH", libraries).env("TMPDIR", folder.path());
-    command.env("HTTP", free_address()).env("METRICS", free_address()).env("LOAD_SECONDS", "1");
+    let ports = [Port::hold(), Port::hold()];
+    let [http, metrics] = ports.each_ref().map(|port| port.address().to_string());
+    command.env("HTTP", http).env("METRICS", metrics).env("LOAD_SECONDS", "1");
     let done = command.output().unwrap();
     let (out, error) = (text(&done.stdout), text(&done.stderr));
     let line = |name: &str| {

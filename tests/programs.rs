@@ -12,7 +12,7 @@ use std::{
     path::Path,
     sync::{Arc, mpsc},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, SystemTime},
 };
 
 use backend::{
@@ -22,6 +22,7 @@ use backend::{
 };
 use repository::Model;
 use rustix::process::{Pid, test_kill_process};
+use testing::{HANG, eventually};
 
 /// What is done in every test: adds 1 to each byte. `misbehave(batch, number)` is the test's own.
 const PROGRAM: &str = r#"
@@ -53,6 +54,9 @@ for number, line in enumerate(lines):
     batch = json.loads(line)["batch"]
     if misbehave(batch, number) is None: answer(batch)
 "#;
+
+/// Of the clock that file systems take their times from.
+const TICK: Duration = Duration::from_millis(10);
 
 /// A repository with one model, whose program does `misbehave`; its first batch is 0 0 0.
 struct Odd {
@@ -91,6 +95,11 @@ impl Odd {
     fn lives(&self) -> usize {
         fs::read_dir(self.folder.path().join("odd/1/lives")).map_or(0, Iterator::count)
     }
+
+    fn began(&self, life: usize) -> SystemTime {
+        let folder = self.folder.path().join(format!("odd/1/lives/{life}"));
+        fs::metadata(folder).and_then(|found| found.modified()).unwrap()
+    }
 }
 
 fn run(executor: &dyn Executor, inputs: &[u8]) -> Result<Vec<u8>, String> {
@@ -100,15 +109,6 @@ fn run(executor: &dyn Executor, inputs: &[u8]) -> Result<Vec<u8>, String> {
 fn run_on(gpu: usize, executor: &dyn Executor, inputs: &[u8]) -> Result<Vec<u8>, String> {
     let mut outputs = vec![0; inputs.len()];
     executor.execute_on(gpu, inputs, &mut outputs).map(|_| outputs).map_err(|ExecutorError(reason)| reason)
-}
-
-/// Waits for something that must come.
-fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let since = Instant::now();
-    while !is_so() {
-        assert!(since.elapsed() < Duration::from_secs(60), "{what} does not come");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// The program does this with its second batch; that fails for the reason, and the next one is served by another life.
@@ -168,7 +168,7 @@ fn one_that_says_more_than_it_was_asked() {
     assert_costs_one_batch(twice, "it answered with 0 outputs, expected 1");
     let none = r#"say({"done": {"id": 1, "groups": []}})"#;
     assert_costs_one_batch(none, "it answered groups of [] tasks, expected 1 in all");
-    let odd = Odd::new("    if number == 0 and life == 1: say({\"ready\": {\"protocol\": 2}}); time.sleep(0.1)");
+    let odd = Odd::new("    if number == 0 and life == 1: say({\"ready\": {\"protocol\": 2}})");
     let executor = odd.load().unwrap();
     let found = run(&*executor, &[7]).unwrap_err();
     assert!(found.contains("it said that it has started, expected an answer"), "{found}");
@@ -192,15 +192,17 @@ fn one_that_cannot_run_a_batch_and_says_so_goes_on() {
 /// It is the watchdog that interrupts.
 #[test]
 fn one_that_hangs_is_killed_when_it_is_interrupted() {
-    let odd = Odd::new("    if number == 1 and life == 1: time.sleep(3600)");
+    let hangs = "os.mkdir(os.path.join(here, 'hangs')); time.sleep(3600)";
+    let odd = Odd::new(&format!("    if number == 1 and life == 1: {hangs}"));
     let executor = odd.load().unwrap();
     run(&*executor, &[1]).unwrap();
     let (sender, result) = mpsc::channel();
     let other = Arc::clone(&executor);
     let thread = thread::spawn(move || sender.send(run(&*other, &[1])).unwrap());
-    assert!(result.recv_timeout(Duration::from_millis(300)).is_err(), "it hangs");
+    eventually("the batch that hangs", || odd.folder.path().join("odd/1/hangs").exists());
+    assert!(result.try_recv().is_err(), "it hangs");
     executor.interrupt(0);
-    let found = result.recv().unwrap().unwrap_err();
+    let found = result.recv_timeout(HANG).unwrap().unwrap_err();
     thread.join().unwrap();
     assert!(found.contains("the program of the model failed"), "{found}");
     eventually("another life", || executor.is_up());
@@ -283,12 +285,16 @@ fn one_that_loops_in_crashes_is_started_ever_more_rarely() {
     let odd = Odd::with("if life > 1: os._exit(1)\nsay({'ready': {'protocol': 2}}); lines.readline(); os._exit(1)", "");
     let executor = odd.load().unwrap();
     run(&*executor, &[1]).unwrap_err();
-    thread::sleep(Duration::from_secs(3));
-    // After 0.1, 0.3, 0.7, 1.5 and 3.1 s, and what starting takes.
-    assert!((2..=6).contains(&odd.lives()), "{} lives", odd.lives());
+    eventually("the fifth life", || odd.lives() >= 5);
     assert!(!executor.is_up());
     let found = run(&*executor, &[1]).unwrap_err();
     assert!(found.contains("is started again") || found.contains("being started"), "{found}");
+    let began: Vec<SystemTime> = (1..=5).map(|life| odd.began(life)).collect();
+    // After 0.1, 0.2, 0.4 and 0.8 s, and what starting takes; a folder's time may be a tick of the clock old.
+    for (life, least_ms) in [100, 200, 400, 800].into_iter().enumerate() {
+        let after = began[life + 1].duration_since(began[life]).unwrap_or_default();
+        assert!(after + TICK >= Duration::from_millis(least_ms), "life {} came after {after:?}", life + 2);
+    }
 }
 
 #[test]
@@ -373,8 +379,9 @@ fn it_ends_with_its_executor_and_so_does_what_it_has_started() {
 fn a_fork_bomb_ends_with_its_batch() {
     let odd = Odd::with(
         &format!(
-            "def misbehave(batch, number):\n    if number != 1 or life != 1: return\n    for _ in range(200):\n        \
-             if os.fork() == 0: time.sleep(3600)\n    os._exit(1)\n{LOOP}"
+            "def misbehave(batch, number):\n    if number != 1 or life != 1: return\n    try:\n        \
+             for _ in range(200):\n            if os.fork() == 0: time.sleep(3600)\n    \
+             finally: os.mkdir(os.path.join(here, 'forked')); os._exit(1)\n{LOOP}"
         ),
         "parameters { key: \"processes_max\" value { string_value: \"50\" } }",
     );
@@ -384,7 +391,7 @@ fn a_fork_bomb_ends_with_its_batch() {
     // All of them hold the socket open: it is the end of the first that counts, or the watchdog.
     let other = Arc::clone(&executor);
     let batch = thread::spawn(move || run(&*other, &[1]));
-    thread::sleep(Duration::from_secs(1));
+    eventually("the end of its forks", || odd.folder.path().join("odd/1/forked").exists() || batch.is_finished());
     eventually("the end of the batch", || {
         executor.interrupt(0);
         batch.is_finished()
@@ -400,7 +407,7 @@ fn a_fork_bomb_ends_with_its_batch() {
 #[test]
 fn it_has_no_network_unless_it_is_given() {
     if !namespaces_are_given() {
-        eprintln!("skipped: the kernel gives no namespaces");
+        testing::skip("tests/programs_network", "namespaces of users");
         return;
     }
     let try_it = "import socket as s\nl = s.socket(); l.bind(('127.0.0.1', 0)); l.listen()\n\

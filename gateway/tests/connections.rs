@@ -7,10 +7,10 @@ use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     thread,
-    time::Duration,
 };
 
 use gateway::{Config, Gateway};
+use testing::eventually;
 
 /// Connections in all, and of one wave, which are open at once. Both ends of each are descriptors of this process,
 /// which commonly may have 1024.
@@ -95,9 +95,7 @@ fn ten_thousand_connections_leave_nothing_behind() {
         for mut stream in open.into_iter().skip(wave % 3) {
             let _ = stream.set_nonblocking(true).and_then(|()| stream.read(&mut [0; 512]));
         }
-        while descriptors() > before {
-            thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the end of all connections", || descriptors() <= before);
         if wave == 7 {
             settled = memory();
         }

@@ -404,11 +404,9 @@ mod tests {
 
     #[test]
     fn nobody_listens() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        drop(listener);
+        let nobody = testing::Port::hold();
         for wire in [Wire::Http(Encoding::Json), Wire::Grpc] {
-            let target = Target { wire, ..Target::http(address, Duration::from_millis(50), 1) };
+            let target = Target { wire, ..Target::http(nobody.address(), Duration::from_millis(50), 1) };
             let error = inputs_of(&target, &["m"]).unwrap_err().to_string();
             assert!(error.contains("refused"), "{error}");
             let tally = generate(&target, &[stream(Arrivals::poisson(200.0))], |_| {}).unwrap().remove(0);

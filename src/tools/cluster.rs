@@ -44,6 +44,8 @@ pub(super) struct Layout {
     pub strict: bool,
     /// Schedulers: one is the primary, the others take over from it.
     pub schedulers: u16,
+    /// How long the primary's heartbeat stands still before it is suspected, in milliseconds.
+    pub suspect_ms: f64,
     /// The scheduler's policy.
     pub policy: String,
     /// The scheduler's ModelThreads.
@@ -182,6 +184,7 @@ impl Default for Layout {
             repository: "models".into(),
             strict: false,
             schedulers: 1,
+            suspect_ms: scheduler::config::SUSPECT_MS,
             policy: scheduler::Policy::default().to_string(),
             model_threads: scheduler::config::ModelThreadCount::default(),
             cores: Vec::new(),
@@ -214,6 +217,8 @@ impl Layout {
             (1..=SCHEDULERS_MAX).contains(&schedulers),
             "schedulers: expected 1 to {SCHEDULERS_MAX}, found {schedulers}"
         );
+        let suspect_ms = self.suspect_ms;
+        ensure!((1.0..=10_000.0).contains(&suspect_ms), "suspect_ms: expected 1 to 10000, found {suspect_ms}");
         ensure!(
             (1..=FRONTENDS_MAX).contains(&frontends),
             "http: expected 1 to {FRONTENDS_MAX} addresses, found {frontends}"
@@ -481,7 +486,7 @@ impl Wiring {
         to_toml(&scheduler::config::Config {
             listen: self.scheduler_address(index, BOOTSTRAP_PORT),
             schedulers: self.scheduler_list(layout),
-            suspect_ms: scheduler::config::SUSPECT_MS,
+            suspect_ms: layout.suspect_ms,
             arm: layout.arm.clone(),
             address: layout.packet_address(self.scheduler_address(index, ROCE_PORT)),
             shared_address: false,

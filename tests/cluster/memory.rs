@@ -13,7 +13,7 @@ const MANY: usize = 4_026;
 const EMULATED: &str = r#"
     backend: "emulated" max_batch_size: 16
     input [ { name: "x" data_type: TYPE_UINT8 dims: [ 4 ] } ] output [ { name: "y" data_type: TYPE_UINT8 dims: [ 4 ] } ]
-    parameters { key: "slo_ms" value: { string_value: "3000" } }
+    parameters { key: "slo_ms" value: { string_value: "30000" } }
     parameters { key: "alpha_ms" value: { string_value: "1" } }
     parameters { key: "beta_ms" value: { string_value: "5" } }
     parameters { key: "weights_mb" value: { string_value: "102.3" } }
@@ -27,7 +27,7 @@ fn digits(repository: &Path, name: &str) {
         backend: "onnx" max_batch_size: 8
         input [ { name: "image" data_type: TYPE_FP32 dims: [ 64 ] } ]
         output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] } ]
-        parameters { key: "slo_ms" value: { string_value: "3000" } }
+        parameters { key: "slo_ms" value: { string_value: "30000" } }
         parameters { key: "weights_mb" value: { string_value: "16" } }
     "#;
     fs::write(repository.join(name).join("config.pbtxt"), config).unwrap();
@@ -47,7 +47,7 @@ fn weights_are_read_from_disk_each_time_that_they_are_needed_again() {
     }
     // A page for each of the two memories.
     let backend = "[[backend]]\ngpus = 1\ngpu_memory_mb = 17\nhost_memory_mb = 17";
-    let up = Up::start(1, "", &[], &format!("repository = '{}'\n{backend}", repository.path().display()));
+    let up = Up::start(1, "", &[], &format!("{EAGER}repository = '{}'\n{backend}", repository.path().display()));
     let address = up.http[0];
     let pixels: Vec<u8> = (0..64).map(|at| at % 17).collect();
     let input = json!({ "name": "image", "datatype": "FP32", "shape": [1, 64], "data": pixels });
@@ -79,7 +79,7 @@ fn thousands_of_models_share_two_gpus() {
         fs::create_dir(&folder).and_then(|()| fs::write(folder.join("config.pbtxt"), EMULATED)).unwrap();
     }
     let backend = "[[backend]]\ngpus = 2\ngpu_memory_mb = 2000";
-    let up = Up::start(1, "", &[], &format!("repository = '{}'\n{backend}", repository.path().display()));
+    let up = Up::start(1, "", &[], &format!("{EAGER}repository = '{}'\n{backend}", repository.path().display()));
     let address = up.http[0];
     let asked = (0..MANY).step_by(100);
     let body = r#"{"inputs":[{"name":"x","datatype":"UINT8","shape":[1,4],"data":[1,2,3,4]}]}"#;

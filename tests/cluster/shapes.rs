@@ -10,10 +10,10 @@ const CONFIG: &str = r#"
     max_batch_size: 8
     input [ { name: "s" data_type: TYPE_STRING dims: [ -1 ] }, { name: "n" data_type: TYPE_INT32 dims: [ -1, 2 ] } ]
     output [ { name: "t" data_type: TYPE_STRING dims: [ -1 ] }, { name: "m" data_type: TYPE_INT32 dims: [ -1, 2 ] } ]
-    parameters { key: "slo_ms" value: { string_value: "2000" } }
+    parameters { key: "slo_ms" value: { string_value: "30000" } }
     parameters { key: "alpha_ms" value: { string_value: "1" } }
     parameters { key: "beta_ms" value: { string_value: "3" } }
-    parameters { key: "max_bytes" value: { string_value: "2000" } }
+    parameters { key: "max_bytes" value: { string_value: "30000" } }
 "#;
 
 /// A request of so many rows with strings and numbers of its own, and the data of its answer.
@@ -38,7 +38,7 @@ fn tensors_of_any_size_come_back_as_they_went() {
     let repository = tempfile::tempdir().unwrap();
     std::fs::create_dir(repository.path().join("echo")).unwrap();
     std::fs::write(repository.path().join("echo/config.pbtxt"), CONFIG).unwrap();
-    let up = Up::start(1, "echo", &[1, 2], &format!("repository = '{}'", repository.path().display()));
+    let up = Up::start(1, "echo", &[1, 2], &format!("{EAGER}repository = '{}'", repository.path().display()));
     let address = up.http[0];
     thread::scope(|scope| {
         for client in 0..8 {

@@ -1,10 +1,10 @@
 //! Models in Python, with the package out of the binary; and repositories that mix them with others, served by `up`
-//! with no other configuration. Says `skipped` where no numpy can be had.
+//! with no other configuration. Skipped where there is no Python with what they need.
 
 use std::{
     fs,
     io::{BufRead as _, BufReader},
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Child, Command, Stdio},
@@ -15,29 +15,23 @@ use load::{Arrivals, Encoding, Expected, Input, Stream, Tally, Target, Wire, gen
 use repository::DataType;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
+use testing::Port;
 
 use super::{http::exchange, *};
 
-/// An interpreter with numpy and scikit-learn: `python3`, or that of an environment that is made for tests.
+/// The environment variable that names an interpreter with numpy and scikit-learn; otherwise `python3` may have both.
+const PYTHON: &str = "DOWNBEAT_PYTHON";
+
+/// That interpreter. Nothing is installed here.
 fn python() -> Option<&'static str> {
-    static PYTHON: OnceLock<Option<String>> = OnceLock::new();
-    let found = PYTHON.get_or_init(|| {
-        let has_all = |python: &str| {
-            let imports = Command::new(python).args(["-c", "import numpy, sklearn"]).output();
-            imports.is_ok_and(|output| output.status.success())
-        };
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/python-venv");
-        let python = folder.join("bin/python").display().to_string();
-        if let Some(found) = ["python3".to_owned(), python.clone()].into_iter().find(|python| has_all(python)) {
-            return Some(found);
-        }
-        let run = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
-        let made = run(Command::new("python3").args(["-m", "venv"]).arg(&folder))
-            && run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "numpy", "scikit-learn"]));
-        made.then_some(python)
+    static FOUND: OnceLock<Option<String>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        let python = std::env::var(PYTHON).unwrap_or_else(|_| "python3".to_owned());
+        let imports = Command::new(&python).args(["-c", "import numpy, sklearn"]).output();
+        imports.is_ok_and(|output| output.status.success()).then_some(python)
     });
     if found.is_none() {
-        eprintln!("skipped: there is no python3 with numpy and scikit-learn, and none can be installed");
+        testing::skip("tests/programs_python", "a python3 with numpy and scikit-learn (DOWNBEAT_PYTHON)");
     }
     found.as_deref()
 }
@@ -159,14 +153,15 @@ fn assert_all_served(tally: &Tally) {
 struct Up {
     child: Child,
     http: SocketAddr,
+    _ports: [Port; 2],
 }
 
 impl Up {
     fn start(repository: &Path, python: &str) -> Self {
         let path = std::env::var("PATH").unwrap_or_default();
         let path = Path::new(python).parent().map_or(path.clone(), |folder| format!("{}:{path}", folder.display()));
-        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (http, grpc) = (free(), free());
+        let ports = [Port::hold(), Port::hold()];
+        let [http, grpc] = ports.each_ref().map(Port::address);
         let mut child = Command::new(env!("CARGO_BIN_EXE_downbeat"))
             .args(["up", "--http", &http.to_string(), "--grpc", &grpc.to_string(), "--repository"])
             .arg(repository)
@@ -179,7 +174,7 @@ impl Up {
         let ready = lines.find(|line| line.as_ref().is_ok_and(|line| line.starts_with("ready: ")));
         assert!(ready.is_some(), "the cluster did not become ready: {:?}", child.wait());
         thread::spawn(move || lines.for_each(drop));
-        Self { child, http }
+        Self { child, http, _ports: ports }
     }
 
     /// A request's status, and what it is answered.

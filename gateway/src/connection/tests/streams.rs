@@ -10,7 +10,8 @@ use super::{
 };
 use crate::api::ModelStreamInferResponse;
 
-const SHORT: Duration = Duration::from_millis(30);
+/// Longer than a busy machine lets a client that is not slow wait.
+const SHORT: Duration = Duration::from_millis(300);
 
 /// A client that takes no reply in: none has room for a byte.
 async fn closed_window(address: SocketAddr) -> (h2::client::SendRequest<Bytes>, tokio::task::JoinHandle<()>) {
@@ -32,7 +33,7 @@ fn a_reader_that_takes_nothing_in_is_dropped_even_if_it_keeps_asking() {
             if let Ok(asked) = client.send_request(get_metadata(), true) {
                 held.push(asked);
             }
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            tokio::task::yield_now().await;
         }
         assert_eq!(refused(&peer, "slow_reader"), 1);
         while peer.server.places.borrow().len() > 0 {
@@ -105,7 +106,7 @@ fn a_message_that_does_not_end_ends_its_stream() {
             ended = answers => ended,
             () = drip => unreachable!(),
         };
-        assert!(status == 4 && text.contains("incomplete after 30ms"), "{status} {text}");
+        assert!(status == 4 && text.contains("incomplete after 300ms"), "{status} {text}");
         let first = ModelStreamInferResponse::decode(messages[0].clone()).unwrap();
         assert_eq!((messages.len(), first.error_message.as_str()), (1, ""));
         assert_eq!(refused(&peer, "stream"), 1);
