@@ -75,7 +75,8 @@ pub struct Config {
     /// How numbers of type FP32 are multiplied on GPUs, of models that do not say it themselves.
     #[serde(default)]
     pub precision: Precision,
-    /// GPUs to offer, 1 to [`crate::limits::GPUS_MAX`]; without `executor = "cuda"` they are only threads, and names mean nothing.
+    /// GPUs to offer, 1 to [`crate::limits::GPUS_MAX`]. Without `executor = "cuda"` they are only threads, and names
+    /// mean nothing.
     #[serde(default = "one")]
     pub gpus: Gpus,
     /// Whether other backends use these GPUs, too; all of them must say so, and predictions will be worse.

@@ -14,7 +14,8 @@ pub trait Executor: Send + Sync {
     /// ([`repository::cell`]). `outputs` has room of `model.output_bytes()` bytes for each task, one after another, and
     /// is filled in the same way; if the outputs are records, each begins at the front of its task's room.
     ///
-    /// Records have the length that they say, and nothing else in them is to be trusted: [`repository::cell::read`] checks it.
+    /// Records have the length that they say, and nothing else in them is to be trusted: [`repository::cell::read`]
+    /// checks it.
     ///
     /// Yields the tasks that have no output, ascending; mostly none.
     ///
