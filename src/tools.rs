@@ -3,6 +3,7 @@
 
 mod cluster;
 mod demo;
+mod demo_models;
 mod digits;
 mod fabric;
 mod profile;
@@ -21,7 +22,7 @@ pub(crate) use demo::Failed;
 pub(crate) enum Command {
     /// Run a local cluster of real processes for about ten seconds and show what it does
     Demo(demo::Args),
-    /// Run the same cluster until stopped
+    /// Run the same cluster, or one that serves your models, until stopped
     Up(cluster::UpArgs),
     /// Measure how long a model's batches take, and store it beside the model
     Profile(profile::Args),

@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     io::Write as _,
     net::{Ipv4Addr, SocketAddr, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -25,9 +25,13 @@ use rand::RngExt;
 use repository::{Precision, Processor};
 use scheduler::Policy;
 use serde::Deserialize;
+use tempfile::TempDir;
 use transport::{Arm, ArmName, Endpoint, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, VerbsSettings};
 
-use super::supervisor::{Fate, Incident, Logs, Restarts, Supervisor};
+use super::{
+    demo_models,
+    supervisor::{Fate, Incident, Logs, Restarts, Supervisor},
+};
 pub(crate) use up::{UpArgs, up};
 
 /// What a local cluster consists of; the file of `up --config`. Every key has a default: the cluster of `demo`.
@@ -38,8 +42,8 @@ pub(super) struct Layout {
     pub http: Vec<SocketAddr>,
     /// Where gRPC is served: one of the frontends for each address, from the first on.
     pub grpc: Vec<SocketAddr>,
-    /// The model repository.
-    pub repository: PathBuf,
+    /// The model repository; the demo's models if none is named.
+    pub repository: Option<PathBuf>,
     /// Whether a model that cannot be loaded ends the members; otherwise the others are served.
     pub strict: bool,
     /// Schedulers: one is the primary, the others take over from it.
@@ -181,7 +185,7 @@ impl Default for Layout {
         Self {
             http: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8000))],
             grpc: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8001))],
-            repository: "models".into(),
+            repository: None,
             strict: false,
             schedulers: 1,
             suspect_ms: scheduler::config::SUSPECT_MS,
@@ -229,11 +233,6 @@ impl Layout {
             "backend: expected 1 to {backends_max} of them, found {backends}"
         );
         ensure!(
-            self.repository.is_dir(),
-            "no model repository at `{}`; run from the project's root or name it with `repository` in --config",
-            self.repository.display()
-        );
-        ensure!(
             self.grpc.len() <= frontends,
             "grpc: expected at most {frontends} addresses, as http has, found {}",
             self.grpc.len()
@@ -250,6 +249,18 @@ impl Layout {
             drop(listener.with_context(|| format!("cannot listen on {address}; choose another address (--{key})"))?);
         }
         Ok(())
+    }
+
+    /// Where the models are. Those of the demo are written into `folder`, which must last as long as the cluster.
+    pub(super) fn find_repository(&mut self, folder: &Path) -> Result<PathBuf> {
+        if self.repository.is_none() {
+            self.repository = Some(demo_models::write(folder)?);
+        }
+        Ok(self.repository().to_owned())
+    }
+
+    fn repository(&self) -> &Path {
+        self.repository.as_deref().expect("`find_repository` comes first")
     }
 
     /// A member's address for packets: all of them share that of a device.
@@ -339,12 +350,12 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts all processes; see [`Self::wait_until_ready`].
-    pub(super) fn start(layout: Layout, logs: Logs, restarts: Restarts) -> Result<Self> {
+    /// Starts all processes, whose files are in `folder`; see [`Self::wait_until_ready`].
+    pub(super) fn start(folder: TempDir, layout: Layout, logs: Logs, restarts: Restarts) -> Result<Self> {
         layout.check()?;
         let mut wiring = Wiring::random();
         try_arm(&layout, &wiring)?;
-        let supervisor = Supervisor::new(logs, restarts)?;
+        let supervisor = Supervisor::new(folder, logs, restarts)?;
         wiring.load_files = layout.load_files.then(|| supervisor.loaded_files());
         for index in 0..layout.schedulers {
             let file = wiring.scheduler(&layout, index);
@@ -531,7 +542,7 @@ impl Wiring {
         let config = frontend::Config::new(
             self.scheduler_address(0, BOOTSTRAP_PORT),
             self.secret.clone(),
-            layout.repository.clone(),
+            layout.repository().to_owned(),
         );
         let network = NetworkConfig {
             arm: layout.arm.clone(),
@@ -562,7 +573,7 @@ impl Wiring {
             shared_address: false,
             verbs: layout.verbs,
             secret: self.secret.clone(),
-            repository: layout.repository.clone(),
+            repository: layout.repository().to_owned(),
             strict: layout.strict,
             load_files: self.load_files.clone(),
             executor: this.executor,

@@ -21,7 +21,7 @@ use transport::{ArmName, Faults};
 use super::{
     cluster::{Cluster, Layout, READY_TIMEOUT, SCHEDULERS_MAX, random_http},
     digits,
-    supervisor::{Logs, Restarts},
+    supervisor::{Logs, Restarts, private_folder},
 };
 use takeover::Killed;
 
@@ -139,13 +139,13 @@ pub(super) fn run(args: &Args) -> Result<()> {
     };
     // Answers are compared with what the CPU makes of the same images.
     (layout.backend[0].executor, layout.backend[0].precision) = (args.executor, Precision::Fp32);
-    let models = repository::load(&layout.repository)
-        .context("the demo serves the folder `models` of its source tree: run it there, or `up --repository FOLDER`")?;
-    let models = models.whole()?;
+    let folder = private_folder()?;
+    let repository = layout.find_repository(folder.path())?;
+    let models = repository::load(&repository)?.whole()?;
     let held_out = {
         let digits =
             models.iter().find(|model| model.name == "digits").context("the repository has no digits model")?;
-        digits::load(digits, &layout.repository.join("digits"))?
+        digits::load(digits, &repository.join("digits"))?
     };
     let direct = Direct { images: held_out.inputs.len(), accuracy: held_out.direct_accuracy };
     let streams = streams(&models, held_out, rate, args.seed)?;
@@ -157,7 +157,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         args.arm,
         args.policy
     );
-    let cluster = Cluster::start(layout, Logs::Files, Restarts::Killed)?;
+    let cluster = Cluster::start(folder, layout, Logs::Files, Restarts::Killed)?;
     cluster.wait_until_ready(READY_TIMEOUT).map_err(|error| Failed::new(&error))?;
 
     let alone = Stream { arrivals: Arrivals::ONE_AT_A_TIME, ..streams[0].clone() };

@@ -61,9 +61,7 @@ struct FrontendFile {
 pub(super) fn run(args: &Args) -> Result<()> {
     args.check()?;
     Policy::of_cluster(&args.policy).context("--policy")?;
-    let repository = private_folder()?;
-    args.model_names().iter().try_for_each(|name| write_model(repository.path(), name, args))?;
-    let mut members = Members::start(args, repository.path())?;
+    let mut members = Members::start(args)?;
     let (tally, cpu) = members.measure(args).map_err(|error| Failed::new(&error))?;
     // Nothing may run beside the idle threads.
     drop(members);
@@ -129,7 +127,7 @@ parameters {{ key: "beta_ms" value: {{ string_value: "{BATCH_MS}" }} }}
 "#
     );
     let write = || {
-        fs::create_dir(&folder)?;
+        fs::create_dir_all(&folder)?;
         fs::write(folder.join("config.pbtxt"), text)
     };
     write().with_context(|| format!("cannot write {}", folder.display()))
@@ -143,10 +141,13 @@ struct Members {
 }
 
 impl Members {
-    fn start(args: &Args, repository: &Path) -> Result<Self> {
+    fn start(args: &Args) -> Result<Self> {
+        let folder = private_folder()?;
+        let repository = folder.path().join("models");
+        args.model_names().iter().try_for_each(|name| write_model(&repository, name, args))?;
         let backend = BackendLayout::new(args.gpus, args.model_names());
         let layout = Layout {
-            repository: repository.to_owned(),
+            repository: Some(repository),
             schedulers: args.schedulers,
             policy: args.policy.clone(),
             // What loopback takes. A budget that is larger than l(b) by far would let plans pile up at the backends.
@@ -157,7 +158,7 @@ impl Members {
         };
         let wiring = Wiring::random();
         cluster::try_arm(&layout, &wiring)?;
-        let supervisor = Supervisor::new(Logs::Files, Restarts::Killed)?;
+        let supervisor = Supervisor::new(folder, Logs::Files, Restarts::Killed)?;
         for index in 0..layout.schedulers {
             supervisor.start(&["scheduler"], &layout.scheduler_name(index), &wiring.scheduler(&layout, index))?;
         }

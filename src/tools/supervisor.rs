@@ -159,14 +159,14 @@ pub(super) fn private_folder() -> Result<tempfile::TempDir> {
 }
 
 impl Supervisor {
-    /// No members yet. From now on SIGTERM and Ctrl-C (SIGINT, SIGHUP) let the frontends answer what they have, then
-    /// end all members and this process: with 0 or, after Ctrl-C, 130. A second one ends it at once.
+    /// No members yet; their files are in `folder`, which is [private](private_folder) and goes with them. From now on
+    /// SIGTERM and Ctrl-C (SIGINT, SIGHUP) let the frontends answer what they have, then end all members and this
+    /// process: with 0 or, after Ctrl-C, 130. A second one ends it at once.
     ///
     /// Members end with the thread that starts them: who wants them to be started again calls [`Self::tend`], now and
     /// then, from the same thread.
-    pub(super) fn new(logs: Logs, restarts: Restarts) -> Result<Self> {
+    pub(super) fn new(folder: tempfile::TempDir, logs: Logs, restarts: Restarts) -> Result<Self> {
         let members: Arc<Mutex<Vec<Member>>> = Arc::default();
-        let folder = private_folder()?;
         let (doomed, path) = (members.clone(), folder.path().to_owned());
         signals::handle(move |ask| {
             let (doomed, path) = (doomed.clone(), path.clone());

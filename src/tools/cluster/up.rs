@@ -15,7 +15,7 @@ use repository::{Executor, Model, Processor, Refused, Repository};
 use super::{BackendLayout, Cluster, LOOK, Layout, Wiring};
 use crate::{
     role,
-    tools::supervisor::{Fate, Logs, Restarts},
+    tools::supervisor::{Fate, Logs, Restarts, private_folder},
 };
 
 /// How often it is said what is waited for.
@@ -83,7 +83,7 @@ impl UpArgs {
             Some(file) => role::read_config(file)?,
         };
         if let Some(repository) = &self.repository {
-            layout.repository = repository.clone();
+            layout.repository = Some(repository.clone());
             layout.backend = vec![BackendLayout::new(1, Vec::new())];
         }
         if let Some(executor) = self.executor {
@@ -122,7 +122,9 @@ impl UpArgs {
 /// or cannot be started at all.
 pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let mut layout = args.layout()?;
-    let found = repository::load(&layout.repository);
+    let folder = private_folder()?;
+    let is_demo = layout.repository.is_none();
+    let found = repository::load(&layout.find_repository(folder.path())?);
     let key = "--repository, or `repository` in --config, names the folder of models";
     let repository = found.context(key)?;
     let Repository { models, refused } = &repository;
@@ -139,7 +141,7 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     check_models(&layout, &repository, !args.load_model.is_empty())?;
     let arena_bytes = arena_bytes(models);
     layout.frontend.entry("arena_bytes").or_insert(toml::Value::Integer(arena_bytes as i64));
-    let cluster = Cluster::start(layout, Logs::Inherited(args.log_format), Restarts::All)?;
+    let cluster = Cluster::start(folder, layout, Logs::Inherited(args.log_format), Restarts::All)?;
     for (name, process) in cluster.supervisor.process_ids() {
         println!("{name}: process {process}");
     }
@@ -153,8 +155,13 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let at: Vec<String> = cluster.layout.http.iter().map(|http| format!("http://{http}")).collect();
     let at = at.into_iter().chain(cluster.layout.grpc.iter().map(|grpc| format!("grpc://{grpc}")));
     let at: Vec<String> = at.collect();
+    let has_digits = is_demo && served.iter().any(|name| name == "digits");
     let served = if served.is_empty() { "no model is loaded yet,".to_owned() } else { served.join(", ") };
     println!("ready: {served} at {}", at.join(", "));
+    if has_digits && cluster.observer.is_none() {
+        let image = cluster.layout.repository().join("digits/seven.json");
+        println!("try: curl -s http://{}/v2/models/digits/infer --data @{}", cluster.http(), image.display());
+    }
     loop {
         std::thread::sleep(LOOK);
         // What is left goes on: that is what it is for.
@@ -277,7 +284,7 @@ mod tests {
             std::fs::write(repository.path().join(name).join("config.pbtxt"), config).unwrap();
         }
         let layout = || Layout {
-            repository: repository.path().to_owned(),
+            repository: Some(repository.path().to_owned()),
             backend: vec![BackendLayout::new(1, Vec::new())],
             ..Layout::default()
         };

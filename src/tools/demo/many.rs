@@ -12,7 +12,7 @@ use repository::DataType;
 use super::{Args, Failed, READY_TIMEOUT, random_http, send};
 use crate::tools::{
     cluster::{BackendLayout, Cluster, Layout},
-    supervisor::{Logs, Restarts},
+    supervisor::{Logs, Restarts, private_folder},
 };
 
 /// Models that one demo has: as many as Clockwork's largest experiment (section 6.3), and some more.
@@ -74,17 +74,18 @@ pub(super) fn run(args: &Args, models: u32, memory: Size) -> Result<()> {
     ensure!((10..=MODELS_MAX).contains(&models), "--models must be 10 to {MODELS_MAX}, found {models}");
     ensure!(args.kill.is_none(), "--kill scheduler: expected a demo without --models");
     let rate_rps = args.rate.unwrap_or(RATE_RPS);
-    let repository = tempfile::tempdir()?;
+    let folder = private_folder()?;
+    let repository = folder.path().join("models");
     let name = |rank: u32| format!("resnet50_{rank:04}");
     for rank in 0..models {
-        let folder = repository.path().join(name(rank));
-        fs::create_dir(&folder).and_then(|()| fs::write(folder.join("config.pbtxt"), CONFIG))?;
+        let folder = repository.join(name(rank));
+        fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join("config.pbtxt"), CONFIG))?;
     }
     let hosted = BackendLayout::new(GPUS, (0..models).map(name).collect());
     let layout = Layout {
         http: vec![random_http()],
         grpc: vec![],
-        repository: repository.path().to_owned(),
+        repository: Some(repository),
         schedulers: args.schedulers,
         policy: args.policy.clone(),
         arm: args.arm.clone(),
@@ -100,7 +101,7 @@ pub(super) fn run(args: &Args, models: u32, memory: Size) -> Result<()> {
     let streams = streams(&groups, rate_rps, args.seed, name);
 
     eprintln!("starting {GPUS} GPUs that host {models} models, and hold a part of them ({})", args.policy);
-    let cluster = Cluster::start(layout, Logs::Files, Restarts::Killed)?;
+    let cluster = Cluster::start(folder, layout, Logs::Files, Restarts::Killed)?;
     cluster.wait_until_ready(READY_TIMEOUT).map_err(|error| Failed::new(&error))?;
     let tallies = send(&cluster, "load", args.seconds, args.seed, &streams)?;
     thread::sleep(METRICS_AGE);
