@@ -1,6 +1,9 @@
 //! Models that a program runs: which one, and what it may use of the host.
 
-use std::path::PathBuf;
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use prost_reflect::{DynamicMessage, MapKey, Value};
 use proto::Span;
@@ -19,7 +22,7 @@ pub(super) const PYTHON_FILE: &str = "model.py";
 /// The file of a program, unless its parameter names one.
 const PROGRAM_FILE: &str = "model";
 
-/// A program that is not found by anybody who looks there.
+/// The interpreter of models in Python, unless their parameter names one.
 const INTERPRETER: &str = "python3";
 /// Libraries of numbers reserve far more of addresses than they ever use.
 const MEMORY_BYTES: u64 = 16_000_000_000;
@@ -71,7 +74,7 @@ impl ConfigFile<'_> {
                 let expected = "none: name the environment's interpreter by the parameter `python`";
                 return Err(self.error("EXECUTION_ENV_PATH", format_args!("\"{found}\""), expected));
             }
-            let interpreter = self.parameter("python").unwrap_or_else(|| INTERPRETER.to_owned());
+            let interpreter = self.parameter("python").unwrap_or_else(interpreter);
             if interpreter.is_empty() {
                 return Err(self.error("python", "\"\"", "a Python interpreter"));
             }
@@ -159,6 +162,20 @@ impl ConfigFile<'_> {
     }
 }
 
+/// That of the virtual environment which has this binary, whose packages were installed beside it; otherwise the one
+/// that is found on the path.
+fn interpreter() -> String {
+    let folder = env::current_exe().ok().and_then(|binary| binary.parent().map(Path::to_owned));
+    let own = folder.and_then(|folder| interpreter_of(&folder));
+    own.map_or_else(|| INTERPRETER.to_owned(), |own| own.display().to_string())
+}
+
+/// The interpreter of a virtual environment (PEP 405) whose binaries are in `folder`.
+fn interpreter_of(folder: &Path) -> Option<PathBuf> {
+    let has_mark = folder.parent()?.join("pyvenv.cfg").is_file();
+    Some(folder.join(INTERPRETER)).filter(|interpreter| has_mark && interpreter.is_file())
+}
+
 impl Program {
     /// The file or the program itself, as its configuration has it.
     #[must_use]
@@ -191,6 +208,19 @@ mod tests {
         fs::write(folder.join("config.pbtxt"), format!("{TENSORS} {config}")).unwrap();
         let prefix = format!("{}/", repository.path().display());
         crate::load::load_model(&folder).map_err(|error| error.to_string().replace(&prefix, ""))
+    }
+
+    #[test]
+    fn a_virtual_environments_binary_runs_models_with_its_interpreter() {
+        let environment = tempfile::tempdir().unwrap();
+        let folder = environment.path().join("bin");
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("python3"), "").unwrap();
+        assert_eq!(interpreter_of(&folder), None, "any folder may have one");
+        fs::write(environment.path().join("pyvenv.cfg"), "").unwrap();
+        assert_eq!(interpreter_of(&folder), Some(folder.join("python3")));
+        fs::remove_file(folder.join("python3")).unwrap();
+        assert_eq!(interpreter_of(&folder), None);
     }
 
     fn parameter(key: &str, value: &str) -> String {
