@@ -110,11 +110,12 @@ fn the_inputs_of_larger_batches_are_there_when_smaller_ones_have_run() {
 /// A model on the CPU and on a GPU that is none.
 fn both(config: &str, graph: GraphProto) -> Result<[Arc<dyn Executor>; 2], String> {
     in_repository(config, graph, |model, file| {
-        let cpu = load_file(model, file).map_err(|error| error.to_string())?;
         let devices = devices(4, |_| Ok(Fake::new(PAGES, 5)));
         let repository::Executor::Onnx { batching, .. } = &model.executor else { panic!("it is {:?}", model.executor) };
         let how = (file, batching, Precision::Fp32);
+        // First, as refusals are to be the GPU's.
         let gpu = OnGpus::load(model, how, &[0], &devices).map_err(|error| error.to_string())?;
+        let cpu = load_file(model, file).map_err(|error| error.to_string())?;
         Ok([Arc::new(cpu) as Arc<dyn Executor>, Arc::new(gpu)])
     })
 }

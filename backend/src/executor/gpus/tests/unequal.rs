@@ -21,13 +21,14 @@ fn load(config: &str, graph: GraphProto) -> Result<Both, String> {
 }
 
 fn load_both(model: &Model, file: &Path) -> Result<Both, String> {
-    let cpu = load_file(model, file).map_err(|error| error.to_string())?;
     let repository::Executor::Onnx { batching, .. } = &model.executor else { panic!("it is {:?}", model.executor) };
     let fake = Fake::new(PAGES, 5);
     let opened = Arc::clone(&fake);
     let devices = devices(4, move |_| Ok(Arc::clone(&opened) as Arc<dyn cuda::Driver>));
     let gpu = OnGpus::load(model, (file, batching, Precision::Fp32), &[0], &devices);
+    // First, as refusals are to be the GPU's.
     let gpu = gpu.map_err(|error| error.to_string())?;
+    let cpu = load_file(model, file).map_err(|error| error.to_string())?;
     Ok(Both { model: model.clone(), cpu, gpu, fake })
 }
 
