@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, Permissions},
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
@@ -170,12 +170,20 @@ impl Cluster {
     }
 }
 
+/// Who scrapes again and again has used up its address's share of connections now and then, and is cut off.
 fn scrape(address: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    eventually("an answer", || {
+        answer.clear();
+        try_scrape(address, &mut answer).is_ok()
+    });
     answer
+}
+
+fn try_scrape(address: &str, answer: &mut String) -> io::Result<usize> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+    stream.read_to_string(answer)
 }
 
 /// Scrapes until what comes is as wanted.

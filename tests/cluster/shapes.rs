@@ -13,7 +13,7 @@ const CONFIG: &str = r#"
     parameters { key: "slo_ms" value: { string_value: "30000" } }
     parameters { key: "alpha_ms" value: { string_value: "1" } }
     parameters { key: "beta_ms" value: { string_value: "3" } }
-    parameters { key: "max_bytes" value: { string_value: "30000" } }
+    parameters { key: "max_bytes" value: { string_value: "2000" } }
 "#;
 
 /// A request of so many rows with strings and numbers of its own, and the data of its answer.
