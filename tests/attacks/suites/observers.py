@@ -180,8 +180,10 @@ def adding(weights):
         dims = f(1, f(2, "N")) + f(1, number(1, 64))
         return f(1, name) + f(2, f(1, number(1, 1) + f(2, dims)))
 
-    location = f(13, f(1, "location") + f(2, weights))
-    initializer = number(1, 1) + number(1, 64) + number(2, 1) + f(8, "w") + location + number(14, 1)
+    # With the place that exporters write, which not every engine does without.
+    place = [("location", weights), ("offset", "0"), ("length", "256")]
+    external = b"".join(f(13, f(1, key) + f(2, value)) for key, value in place)
+    initializer = number(1, 1) + number(1, 64) + number(2, 1) + f(8, "w") + external + number(14, 1)
     node = f(1, "x") + f(1, "w") + f(2, "y") + f(4, "Add")
     graph = f(1, node) + f(2, "g") + f(5, initializer) + f(11, value("x")) + f(12, value("y"))
     return number(1, 8) + f(7, graph) + f(8, f(1, "") + number(2, 13))
