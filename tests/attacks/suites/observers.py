@@ -180,7 +180,7 @@ def adding(weights):
         dims = f(1, f(2, "N")) + f(1, number(1, 64))
         return f(1, name) + f(2, f(1, number(1, 1) + f(2, dims)))
 
-    # With the place that exporters write, which not every engine does without.
+    # With the place and a name as exporters write them: not every engine does without.
     place = [("location", weights), ("offset", "0"), ("length", "256")]
     external = b"".join(f(13, f(1, key) + f(2, value)) for key, value in place)
     initializer = number(1, 1) + number(1, 64) + number(2, 1) + f(8, "w") + external + number(14, 1)
@@ -204,7 +204,7 @@ def loaded_files(scene):
     outside.write_bytes(bytes(256))
     far = ["../" * 5 + outside.name, str(outside.resolve())]
     # That it is the place, and nothing else, that is wrong with the others.
-    right = bring({"1/model.onnx": adding("w.bin"), "1/w.bin": bytes(256)})
+    right = bring({"1/model.onnx": adding("w.data"), "1/w.data": bytes(256)})
     scene.expect(right == 200, f"a model with its weights was answered with {right}")
     wrong = Counter(bring({"1/model.onnx": adding(path)}) for path in far)
     odd = ["../x", "1/../../x", "/tmp/x", "1/.x", "x", "0/x", "1/2/x", "config.pbtxt", "1/\0", "\n/x", f"1/{'x' * 300}"]
