@@ -18,10 +18,11 @@ const STRICT: &str = "DOWNBEAT_NO_SKIPS";
 /// Where `DOWNBEAT_NO_SKIPS` is set, unless `.ci/skips` names the test with what it needs.
 pub fn skip(name: &str, needs: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let line = format!("skipped {name}: needs {needs}");
+    let line = format!("\nskipped {name}: needs {needs}\n");
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
-        // Past the capture of `eprintln!`: who runs the tests shall see it, though the test passes.
-        let _ = writeln!(std::io::stderr(), "{line}");
+        // Past the capture of `eprintln!`: who runs the tests shall see it, though the test passes. In one piece, on a
+        // line of its own: the harness writes meanwhile.
+        let _ = std::io::stderr().write_all(line.as_bytes());
     }
     if env::var_os(STRICT).is_some() {
         let list = std::fs::read_to_string(LIST).unwrap_or_else(|error| panic!("{LIST}: {error}"));
