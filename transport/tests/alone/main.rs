@@ -1,6 +1,5 @@
-//! What looks at the whole process, its descriptors and its memory: one test at a time, in a program of their own.
+//! What looks at the whole process: one test at a time, in a program of their own.
 
-mod descriptors;
 #[path = "../conformance/fabric.rs"]
 #[allow(dead_code)]
 mod fabric;
