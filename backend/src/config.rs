@@ -393,19 +393,24 @@ impl Config {
 
     /// What a model does not say of where and how it runs is as this backend is configured.
     fn choose_processor(&self, model: &mut Model) {
-        let Executor::Onnx { wanted, profile, .. } = &mut model.executor else { return };
+        let Executor::Onnx { wanted, .. } = &mut model.executor else { return };
         let processor = wanted.processor.unwrap_or(self.executor);
         let precision = wanted.precision.unwrap_or(self.precision);
-        let is_measured = match processor {
-            Processor::Cpu => true,
-            Processor::Cuda => false,
-            // What a model does not say was not known when its profile was read.
-            Processor::Onnxruntime => wanted.processor == Some(processor) && self.onnxruntime.provider == Provider::Cpu,
-        };
         *wanted = Wanted { processor: Some(processor), precision: Some(precision) };
-        if !is_measured {
-            *profile = None;
-        }
+        self.keep_profile(model);
+    }
+
+    /// Drops what was measured ahead of time by something else than what computes the model.
+    pub(crate) fn keep_profile(&self, model: &mut Model) {
+        let Executor::Onnx { wanted, profile, .. } = &mut model.executor else { return };
+        let (Some(processor), provider) = (wanted.processor, self.onnxruntime.provider) else { return };
+        let is_known = |by: Processor| match processor {
+            Processor::Auto => true,
+            // It was measured on the CPU.
+            Processor::Onnxruntime => by == processor && provider == Provider::Cpu,
+            Processor::Cpu | Processor::Cuda => by == processor,
+        };
+        *profile = profile.take().filter(|(by, _)| is_known(*by));
     }
 
     /// The GPUs that host a model; `None` if it is not to be loaded.
@@ -509,25 +514,27 @@ mod tests {
 
     #[test]
     fn models_run_where_they_say_or_else_where_the_backend_says() {
-        let wanted = |text: &str, own: Wanted| {
+        let (cpu, cuda, runtime) = (Processor::Cpu, Processor::Cuda, Processor::Onnxruntime);
+        let measured_by = |by: Processor, text: &str, own: Wanted| {
             let mut model = models().remove(0);
             let Executor::Onnx { wanted, profile, .. } = &mut model.executor else { panic!("{model:?}") };
             *wanted = own;
-            *profile = Some(LatencyProfile::linear(1.0, 1.0, 4).unwrap());
+            *profile = Some((by, LatencyProfile::linear(1.0, 1.0, 4).unwrap()));
             let placed = config(text).unwrap().place(only(model)).unwrap().remove(0);
             let Executor::Onnx { wanted, profile, .. } = placed.model.executor else { panic!("it is onnx") };
             (wanted.processor.unwrap(), wanted.precision.unwrap(), profile.is_some())
         };
-        let (cpu, cuda) = (Processor::Cpu, Processor::Cuda);
+        let wanted = |text: &str, own| measured_by(cpu, text, own);
         let of_model = Wanted { processor: Some(cuda), precision: Some(Precision::Fp16) };
-        assert_eq!(wanted("", Wanted::default()), (cpu, Precision::Tf32, true));
+        let auto = Processor::Auto;
+        assert_eq!(wanted("", Wanted::default()), (auto, Precision::Tf32, true), "the host decides");
+        assert_eq!(wanted("executor = 'cpu'", Wanted::default()), (cpu, Precision::Tf32, true));
         assert_eq!(wanted("", of_model), (cuda, Precision::Fp16, false), "what was measured is of the CPU");
         let keys = "executor = 'cuda'\nprecision = 'fp32'";
         assert_eq!(wanted(keys, Wanted::default()), (cuda, Precision::Fp32, false));
         assert_eq!(wanted(keys, of_model), (cuda, Precision::Fp16, false));
         let own = Wanted { processor: Some(cpu), precision: None };
         assert_eq!(wanted(keys, own), (cpu, Precision::Fp32, true));
-        let runtime = Processor::Onnxruntime;
         let keys = "executor = 'onnxruntime'";
         assert_eq!(
             wanted(keys, Wanted::default()),
@@ -535,9 +542,14 @@ mod tests {
             "its profile was the embedded engine's"
         );
         let own = Wanted { processor: Some(runtime), precision: None };
-        assert_eq!(wanted("", own), (runtime, Precision::Tf32, true));
+        assert_eq!(measured_by(runtime, keys, Wanted::default()), (runtime, Precision::Tf32, true));
+        assert_eq!(measured_by(runtime, "", own), (runtime, Precision::Tf32, true));
         let on_gpus = "onnxruntime = { provider = 'cuda' }";
-        assert_eq!(wanted(on_gpus, own), (runtime, Precision::Tf32, false), "what was measured is of the CPU");
+        assert_eq!(
+            measured_by(runtime, on_gpus, own),
+            (runtime, Precision::Tf32, false),
+            "what was measured is of the CPU"
+        );
     }
 
     #[test]

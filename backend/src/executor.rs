@@ -12,7 +12,7 @@ mod onnx;
 mod panics;
 pub mod process;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use repository::{Model, Processor};
 
@@ -26,7 +26,10 @@ pub use emulated::Emulated;
 pub use execute::{Execute, Executor};
 pub use gpus::OnGpus;
 pub use loaded::Loaded;
-pub use onnx::Onnx;
+pub use onnx::{
+    Onnx,
+    onnxruntime::{library::Library, places::python_package},
+};
 pub use panics::panic_is_caught;
 pub use process::{Process, Programs};
 
@@ -64,18 +67,33 @@ pub fn load(
 const BROUGHT: &str = "a client brought its files, expected executor \"onnx\" or \"cuda\", as \"onnxruntime\" runs \
                        only what the repository has";
 
-/// Where ONNX Runtime's library is and what it was built for, for people; why it cannot be used otherwise.
+/// ONNX Runtime's library, as `settings` name it, or as it is found on this host; also in the folder of a Python's
+/// package, if there is one.
 ///
 /// # Errors
-/// If it cannot be found or is too old.
-pub fn onnxruntime_library(settings: &OnnxRuntime) -> Result<String, ExecutorError> {
-    onnx::onnxruntime::library::describe(settings.library.as_deref())
+/// If it cannot be found or used: what was looked at, and what brings it.
+pub fn onnxruntime_library(settings: &OnnxRuntime, package: Option<&Path>) -> Result<Library, ExecutorError> {
+    onnx::onnxruntime::library::find(settings, package)
+}
+
+/// What runs ONNX models that leave it open, where the backend leaves it open, too: ONNX Runtime where its library is
+/// found, else the embedded engine. For people: which, and why.
+#[must_use]
+pub fn choose_engine(settings: &OnnxRuntime, package: Option<&Path>) -> (Processor, String) {
+    engine_of(&onnxruntime_library(settings, package))
+}
+
+/// The same of what was found.
+#[must_use]
+pub fn engine_of(found: &Result<Library, ExecutorError>) -> (Processor, String) {
+    match found {
+        Ok(library) => (Processor::Onnxruntime, format!("ONNX Runtime, {library}")),
+        Err(reason) => (Processor::Cpu, format!("the embedded engine, as {reason}")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use repository::{BroughtFile, Store};
 
     use super::*;

@@ -21,6 +21,7 @@ mod warmup;
 
 pub use asked::{Question, ask_programs_with};
 pub use configuration::Configuration;
+pub use program::interpreter;
 use prost_reflect::{DynamicMessage, Value};
 use proto::{LatencyProfile, Span};
 pub use queue::{QueuePolicies, QueuePolicy, QueueTimeout};
@@ -36,7 +37,7 @@ use crate::{
     limits::WEIGHTS_MB_MAX,
     model::{
         CUDA, Executor, Model, ONNX, ONNXRUNTIME, PROCESS, PYTHON, Precision, Priorities, Processor, Wanted,
-        WeightsSize,
+        WeightsSize, onnx_name,
     },
     profile::StoredProfile,
     tensor::{DataType, Tensor, elements},
@@ -111,7 +112,7 @@ impl ConfigFile<'_> {
         let times = self.unequal_times()?;
         let executor = self.executor((max_batch, is_batched), (&inputs, &outputs), times.as_ref())?;
         if let Executor::Emulated { profile }
-        | Executor::Onnx { profile: Some(profile), .. }
+        | Executor::Onnx { profile: Some((_, profile)), .. }
         | Executor::Process { profile: Some(profile), .. } = &executor
             && slo < profile.latency(1)
         {
@@ -247,18 +248,25 @@ impl ConfigFile<'_> {
             }
             name if is_onnx(name) => {
                 let wanted = self.wanted()?;
-                let measured_on = match wanted.processor {
-                    Some(Processor::Cuda) => None,
-                    Some(Processor::Onnxruntime) => Some(ONNXRUNTIME),
-                    Some(Processor::Cpu) | None => Some(ONNX),
+                let measured_on: &[Processor] = match wanted.processor {
+                    Some(Processor::Cuda) => &[],
+                    Some(Processor::Onnxruntime) => &[Processor::Onnxruntime],
+                    Some(Processor::Cpu) => &[Processor::Cpu],
+                    // Which it is each backend finds out.
+                    Some(Processor::Auto) | None => &[Processor::Cpu, Processor::Onnxruntime],
                 };
-                let read = |name| StoredProfile::read(self.folder, name, &self.version, max_batch);
-                let profile = measured_on.map(read).transpose()?.flatten();
+                let mut profile = None;
+                if !measured_on.is_empty() {
+                    let by = measured_on.iter().map(|&processor| (onnx_name(processor), processor));
+                    let by: Vec<_> = by.collect();
+                    profile = StoredProfile::read(self.folder, &by, &self.version, max_batch)?;
+                }
                 let batching = self.batching(is_batched, (inputs, outputs))?;
                 Ok(Executor::Onnx { file: self.model_file(ONNX_FILE)?, batching, profile, wanted })
             }
             name @ (PROCESS | PYTHON) => {
-                let profile = StoredProfile::read(self.folder, PROCESS, &self.version, max_batch)?;
+                let profile = StoredProfile::read(self.folder, &[(PROCESS, ())], &self.version, max_batch)?;
+                let profile = profile.map(|((), profile)| profile);
                 Ok(Executor::Process { program: self.program(name)?, profile })
             }
             other => {

@@ -23,7 +23,7 @@ mod tensor;
 pub use batching::{BatchLengths, Batching, Generated, GeneratedKind};
 pub use config::{
     Configuration, Question, QueuePolicies, QueuePolicy, QueueTimeout, Warmup, WarmupData, WarmupInput,
-    ask_programs_with,
+    ask_programs_with, interpreter,
 };
 pub use error::{Refused, RepositoryError};
 pub use folders::folder_of;

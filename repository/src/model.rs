@@ -34,6 +34,15 @@ pub(crate) const PROCESS: &str = "process";
 /// Models in Python, Triton's name for them.
 pub(crate) const PYTHON: &str = "python";
 
+/// What configurations and profiles call what computes an ONNX model.
+pub(crate) fn onnx_name(processor: Processor) -> &'static str {
+    match processor {
+        Processor::Cpu | Processor::Auto => ONNX,
+        Processor::Cuda => CUDA,
+        Processor::Onnxruntime => ONNXRUNTIME,
+    }
+}
+
 /// One version of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
@@ -105,11 +114,7 @@ impl Model {
     pub fn executor_name(&self) -> &'static str {
         match self.executor {
             Executor::Emulated { .. } => "emulated",
-            Executor::Onnx { wanted, .. } => match wanted.processor {
-                Some(Processor::Cuda) => CUDA,
-                Some(Processor::Onnxruntime) => ONNXRUNTIME,
-                Some(Processor::Cpu) | None => ONNX,
-            },
+            Executor::Onnx { wanted, .. } => wanted.processor.map_or(ONNX, onnx_name),
             Executor::Process { .. } => "process",
         }
     }
@@ -154,9 +159,8 @@ pub enum Executor {
         file: PathBuf,
         /// What becomes of tasks of unequal sizes.
         batching: Batching,
-        /// l(b) where it was measured ahead of time ([`crate::profile`]): by ONNX Runtime if `wanted` says so, else by
-        /// the embedded engine.
-        profile: Option<LatencyProfile>,
+        /// l(b) where it was measured ahead of time ([`crate::profile`]), and what computed it then.
+        profile: Option<(Processor, LatencyProfile)>,
         /// What its configuration says of where and how it runs.
         wanted: Wanted,
     },
@@ -182,8 +186,10 @@ pub struct Wanted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Processor {
-    /// The host's, by the embedded engine.
+    /// ONNX Runtime where it is found, else the embedded engine.
     #[default]
+    Auto,
+    /// The host's, by the embedded engine.
     Cpu,
     /// An NVIDIA GPU.
     Cuda,
@@ -207,6 +213,7 @@ pub enum Precision {
 impl fmt::Display for Processor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Auto => "auto",
             Self::Cpu => "cpu",
             Self::Cuda => CUDA,
             Self::Onnxruntime => ONNXRUNTIME,
@@ -218,10 +225,10 @@ impl FromStr for Processor {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        [Self::Cpu, Self::Cuda, Self::Onnxruntime]
+        [Self::Auto, Self::Cpu, Self::Cuda, Self::Onnxruntime]
             .into_iter()
             .find(|processor| processor.to_string() == text)
-            .ok_or("expected cpu, cuda or onnxruntime")
+            .ok_or("expected auto, cpu, cuda or onnxruntime")
     }
 }
 

@@ -51,17 +51,17 @@ impl StoredProfile {
             .map_err(|error| RepositoryError(format!("{}: cannot be written: {error}", path.display())))
     }
 
-    /// The profile for this version of a model, up to its largest batch; nothing if there is no such file, or it is of
-    /// another version or executor.
+    /// The profile for this version of a model, up to its largest batch, and which of these executors was measured;
+    /// nothing if there is no such file, or it is of another version or executor.
     ///
     /// # Errors
     /// If the file is not what [`Self::write`] writes, or holds fewer batch sizes than the model takes.
-    pub(crate) fn read(
+    pub(crate) fn read<E: Copy>(
         folder: &Path,
-        executor: &str,
+        executors: &[(&str, E)],
         version: &str,
         max_batch: usize,
-    ) -> Result<Option<LatencyProfile>, RepositoryError> {
+    ) -> Result<Option<(E, LatencyProfile)>, RepositoryError> {
         let path = Self::path(folder);
         let wrong = |cause: &dyn std::fmt::Display| RepositoryError(format!("{}: {cause}", path.display()));
         let text = match fs::read_to_string(&path) {
@@ -69,16 +69,19 @@ impl StoredProfile {
             text => text.map_err(|error| wrong(&error))?,
         };
         let stored: Self = toml::from_str(&text).map_err(|error| wrong(&error.message().replace('\n', "; ")))?;
-        if stored.executor != executor || stored.version != version {
+        let executor =
+            executors.iter().find(|(name, _)| *name == stored.executor).filter(|_| stored.version == version);
+        let Some(&(_, executor)) = executor else {
+            let expected = executors.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" or ");
             tracing::warn!(
                 file = %path.display(),
-                "ignored: it is of version {} on {}, this is version {version} on {executor}; run `downbeat profile` \
+                "ignored: it is of version {} on {}, this is version {version} on {expected}; run `downbeat profile` \
                  again",
                 stored.version,
                 stored.executor
             );
             return Ok(None);
-        }
+        };
         let found = stored.latency_ms.len();
         if found < max_batch {
             let hint = "run `downbeat profile` again";
@@ -87,7 +90,8 @@ impl StoredProfile {
             )));
         }
         let table = stored.latency_ms[..max_batch].iter().map(|ms| Span::from_millis_f64(*ms)).collect();
-        LatencyProfile::from_table(table).map(Some).map_err(|error| wrong(&format!("latency_ms: {error}")))
+        let profile = LatencyProfile::from_table(table).map_err(|error| wrong(&format!("latency_ms: {error}")))?;
+        Ok(Some((executor, profile)))
     }
 }
 
@@ -109,13 +113,15 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let folder = tempfile::tempdir().unwrap();
-        let read = |version, max_batch| StoredProfile::read(folder.path(), "onnx", version, max_batch);
+        let any = [("onnxruntime", 1), ("onnx", 2)];
+        let read = |version, max_batch| StoredProfile::read(folder.path(), &any, version, max_batch);
         assert_eq!(read("3", 2).unwrap(), None, "there is none yet");
         stored().write(&StoredProfile::path(folder.path())).unwrap();
-        let profile = read("3", 2).unwrap().unwrap();
+        let (executor, profile) = read("3", 2).unwrap().unwrap();
+        assert_eq!(executor, 2, "the one that it names");
         assert_eq!((profile.max_batch(), profile.latency(2)), (2, Span::from_millis(6)));
         assert_eq!(read("4", 2).unwrap(), None, "another version is measured anew");
-        assert_eq!(StoredProfile::read(folder.path(), "emulated", "3", 2).unwrap(), None);
+        assert_eq!(StoredProfile::read(folder.path(), &[("emulated", ())], "3", 2).unwrap(), None);
         let error = read("3", 4).unwrap_err().to_string();
         assert!(error.contains("found 3 batch sizes, expected max_batch_size = 4"), "{error}");
     }
@@ -126,7 +132,7 @@ mod tests {
         let path = StoredProfile::path(folder.path());
         let refused = |text: &str| {
             fs::write(&path, text).unwrap();
-            let error = StoredProfile::read(folder.path(), "onnx", "3", 2).unwrap_err().to_string();
+            let error = StoredProfile::read(folder.path(), &[("onnx", ())], "3", 2).unwrap_err().to_string();
             assert!(error.contains(FILE_NAME) && error.lines().count() == 1, "{error}");
             error
         };

@@ -1,40 +1,35 @@
-//! ONNX Runtime, which runs the models that ask for it.
+//! What runs ONNX models that do not say it: ONNX Runtime, if it is found.
 
-use backend::{config::OnnxRuntime, executor};
+use backend::{
+    config::OnnxRuntime,
+    error::ExecutorError,
+    executor::{self, Library},
+};
 
 use crate::doctor::finding::Finding;
 
-/// This host's library, as a backend finds it whose file does not name one.
+/// This host's library, as `up` finds it.
 pub(super) fn here() -> Finding {
-    check(executor::onnxruntime_library(&OnnxRuntime::default()))
+    check(&executor::onnxruntime_library(&OnnxRuntime::default(), executor::python_package().as_deref()))
 }
 
-fn check(library: Result<String, backend::error::ExecutorError>) -> Finding {
-    let name = "ONNX Runtime";
-    match library {
-        Ok(found) => Finding::ok(name, found),
-        Err(reason) => {
-            let remedy = "executor = \"onnxruntime\" does not start without it (docs/configuration.md)";
-            Finding::advice(name, reason.to_string(), remedy)
-        }
+fn check(found: &Result<Library, ExecutorError>) -> Finding {
+    let (name, (_, engine)) = ("ONNX models", executor::engine_of(found));
+    match found {
+        Ok(_) => Finding::ok(name, engine),
+        Err(_) => Finding::advice(name, engine, "pip install onnxruntime runs all of them, and faster"),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use backend::error::ExecutorError;
-
     use super::*;
     use crate::doctor::finding::Level;
 
     #[test]
     fn a_library_that_is_missing_is_advice() {
-        let level = |library: Result<&str, &str>| {
-            let library = library.map(str::to_owned).map_err(|reason| ExecutorError(reason.to_owned()));
-            let finding = check(library);
-            (finding.level, finding.found)
-        };
-        assert_eq!(level(Ok("/opt/x.so, for the CPU")), (Level::Ok, "/opt/x.so, for the CPU".to_owned()));
-        assert_eq!(level(Err("not found")), (Level::Advice, "not found".to_owned()));
+        let finding = check(&Err(ExecutorError("none was found".to_owned())));
+        let expected = "the embedded engine, as none was found";
+        assert_eq!((finding.level, &*finding.found), (Level::Advice, expected));
     }
 }

@@ -15,6 +15,8 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use backend::{
     config::{OTHERS, OnnxRuntime},
+    error::ExecutorError,
+    executor::{self, Library},
     limits::GPUS_MAX,
 };
 use gateway::{
@@ -82,7 +84,8 @@ pub(super) struct Layout {
     pub load_files: bool,
     /// Limits of each frontend: further keys of its file.
     pub frontend: toml::Table,
-    /// The backends.
+    /// The backends. If the file names none: those of the demo, or one for all of its repository.
+    #[serde(default)]
     pub backend: Vec<BackendLayout>,
 }
 
@@ -91,6 +94,7 @@ pub(super) struct Layout {
 #[serde(deny_unknown_fields)]
 pub(super) struct BackendLayout {
     /// GPUs that it offers.
+    #[serde(default = "one_gpu")]
     pub gpus: u32,
     /// What computes ONNX models that do not say it themselves.
     #[serde(default)]
@@ -131,6 +135,10 @@ pub(super) struct BackendLayout {
     /// Models that programs run, and how many GPUs of its own each has beyond these.
     #[serde(skip)]
     pub programs: Vec<(String, usize)>,
+}
+
+fn one_gpu() -> u32 {
+    1
 }
 
 impl BackendLayout {
@@ -257,6 +265,34 @@ impl Layout {
             self.repository = Some(demo_models::write(folder)?);
         }
         Ok(self.repository().to_owned())
+    }
+
+    /// Names the library of ONNX Runtime to all backends that name none: the one that is found here, also among the
+    /// packages of a Python.
+    ///
+    /// # Errors
+    /// If there is none that can be used.
+    pub(super) fn find_onnxruntime(&mut self) -> Result<Library, ExecutorError> {
+        let settings = self.backend.first().map(|backend| backend.onnxruntime.clone()).unwrap_or_default();
+        let library = executor::onnxruntime_library(&settings, executor::python_package().as_deref())?;
+        for backend in &mut self.backend {
+            backend.onnxruntime.library.get_or_insert_with(|| library.path.clone());
+        }
+        Ok(library)
+    }
+
+    /// What runs ONNX models that do not say it themselves, and why.
+    pub(super) fn engines(&self, found: &Result<Library, ExecutorError>) -> String {
+        let mut executors: Vec<Processor> = self.backend.iter().map(|backend| backend.executor).collect();
+        executors.dedup();
+        let engines = executors.into_iter().map(|executor| match (executor, found) {
+            (Processor::Auto, found) => executor::engine_of(found).1,
+            (Processor::Onnxruntime, Ok(library)) => format!("ONNX Runtime, {library}"),
+            (Processor::Onnxruntime, Err(reason)) => format!("nothing, as {reason}"),
+            (Processor::Cpu, _) => "the embedded engine, as `executor` says".to_owned(),
+            (Processor::Cuda, _) => "plans for GPUs, as `executor` says".to_owned(),
+        });
+        engines.collect::<Vec<_>>().join("; and by ")
     }
 
     fn repository(&self) -> &Path {

@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Kill the primary in the middle of the load; it is started again
     #[arg(long, value_name = "scheduler")]
     kill: Option<Kill>,
-    /// What computes the classifier of digits: cpu, cuda or onnxruntime
+    /// What computes the classifier of digits: auto, cpu, cuda or onnxruntime
     #[arg(long, default_value_t, conflicts_with = "models")]
     executor: Processor,
     /// Serve so many emulated models on GPUs whose memory holds a part of them
@@ -150,6 +150,8 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let direct = Direct { images: held_out.inputs.len(), accuracy: held_out.direct_accuracy };
     let streams = streams(&models, held_out, rate, args.seed)?;
 
+    let found = layout.find_onnxruntime();
+    eprintln!("digits is run by {}", layout.engines(&found));
     eprintln!(
         "starting {schedulers} scheduler{}, 1 frontend and {} backends ({} arm, {})",
         if schedulers == 1 { "" } else { "s" },

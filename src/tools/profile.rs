@@ -11,6 +11,7 @@ use backend::{
         onnxruntime::{Provider, THREADS_MAX},
     },
     drive::{ByLength, Effort, Measured, OfLength, Profiled, QUANTILE},
+    executor,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use proto::{BatchCost, LatencyProfile, Span};
@@ -23,14 +24,14 @@ pub(crate) struct Args {
     /// The model's folder, with its config.pbtxt
     #[arg(long)]
     model: PathBuf,
-    /// What runs it: what config.pbtxt names, or for ONNX models also cuda or onnxruntime [default: what config.pbtxt
-    /// names]
+    /// What runs it: what config.pbtxt names, or for ONNX models onnx, cuda or onnxruntime [default: what config.pbtxt
+    /// names, or else onnxruntime if its library is found, and onnx if not]
     #[arg(long)]
     executor: Option<String>,
-    /// ONNX Runtime's library [default: $ORT_DYLIB_PATH, or else what the system finds]
+    /// ONNX Runtime's library [default: $ORT_DYLIB_PATH, or else the newest that is found]
     #[arg(long)]
     library: Option<PathBuf>,
-    /// Threads of ONNX Runtime: as many as onnxruntime.threads of backends' files [default: 1]
+    /// Threads of ONNX Runtime: as many as onnxruntime.threads of backends' files [default: one for each core]
     #[arg(long)]
     threads: Option<usize>,
     /// What ONNX Runtime computes with: cpu or cuda [default: cpu]
@@ -44,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long)]
     precision: Option<Precision>,
     /// Where to store the profile; by default profile.toml in the model's folder, or nowhere with cuda, and with
-    /// onnxruntime where config.pbtxt does not name it
+    /// what config.pbtxt does not name if it names something else
     #[arg(long)]
     out: Option<PathBuf>,
     /// Runs of each batch size
@@ -67,8 +68,14 @@ pub(super) fn run(args: &Args) -> Result<()> {
     ensure!(args.warm_up <= 1_000, "--warm-up must be at most 1000, found {}", args.warm_up);
     ensure!((0.01..=600.0).contains(&args.seconds), "--seconds must be 0.01 to 600, found {}", args.seconds);
     let mut model = repository::load_model(&args.model)?;
-    let (executor, precision) = chosen(args, &model)?;
+    let mut settings = OnnxRuntime { library: args.library.clone(), ..OnnxRuntime::default() };
+    settings.provider = args.provider.unwrap_or_default();
+    let found = || executor::onnxruntime_library(&settings, executor::python_package().as_deref());
+    let (executor, precision) = chosen(args, &model, || found().is_ok())?;
     let onnxruntime = onnxruntime(args, executor)?;
+    if executor == "onnxruntime" {
+        found()?;
+    }
     let is_stored = configure(&mut model, (executor, onnxruntime.provider), precision);
     if let Executor::Emulated { .. } = model.executor {
         bail!("--model: {} is emulated, so its profile is what its config.pbtxt says", args.model.display());
@@ -121,9 +128,18 @@ pub(super) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The name of what runs the model and, if that is a GPU and it is known, its precision.
-fn chosen(args: &Args, model: &Model) -> Result<(&'static str, Option<Precision>)> {
-    let configured = model.executor_name();
+/// The name of what runs the model and, if that is a GPU and it is known, its precision. What runs ONNX models of
+/// which nobody says it is up to whether ONNX Runtime is here.
+fn chosen(
+    args: &Args,
+    model: &Model,
+    has_onnxruntime: impl FnOnce() -> bool,
+) -> Result<(&'static str, Option<Precision>)> {
+    let is_open = matches!(model.executor, Executor::Onnx { wanted, .. } if wanted.processor.is_none());
+    let configured = match args.executor {
+        None if is_open && has_onnxruntime() => "onnxruntime",
+        _ => model.executor_name(),
+    };
     match (&model.executor, args.executor.as_deref().unwrap_or(configured)) {
         (Executor::Onnx { wanted, .. }, "cuda") => {
             Ok(("cuda", Some(args.precision.or(wanted.precision).unwrap_or_default())))
@@ -152,22 +168,22 @@ fn onnxruntime(args: &Args, executor: &str) -> Result<OnnxRuntime> {
     if let Some((flag, _)) = given.iter().find(|(_, is_given)| *is_given && executor != "onnxruntime") {
         bail!("{flag}: expected --executor onnxruntime, found {executor}");
     }
-    let threads = threads.unwrap_or(OnnxRuntime::default().threads);
-    ensure!((1..=THREADS_MAX).contains(&threads), "--threads must be 1 to {THREADS_MAX}, found {threads}");
-    Ok(OnnxRuntime { library: library.clone(), threads, provider: provider.unwrap_or_default() })
+    if let Some(threads) = threads.filter(|threads| !(1..=THREADS_MAX).contains(threads)) {
+        bail!("--threads must be 1 to {THREADS_MAX}, found {threads}");
+    }
+    Ok(OnnxRuntime { library: library.clone(), threads: *threads, provider: provider.unwrap_or_default() })
 }
 
 /// Makes it a model that this executor runs. Whether backends would read what is measured so from its folder: if its
-/// configuration leaves the executor to them, they take what is there to be the embedded engine's.
+/// configuration names this executor or leaves it to them, and it is the CPU that computes.
 fn configure(model: &mut Model, (executor, provider): (&str, Provider), precision: Option<Precision>) -> bool {
-    let configured = model.executor_name();
     let Executor::Onnx { wanted, .. } = &mut model.executor else { return true };
-    let on_runtime = Processor::Onnxruntime.to_string();
-    let (processor, is_read) = match executor {
-        "onnx" => (Processor::Cpu, configured != on_runtime),
-        _ if executor == on_runtime => (Processor::Onnxruntime, configured == on_runtime && provider == Provider::Cpu),
+    let (processor, is_on_cpu) = match executor {
+        "onnx" => (Processor::Cpu, true),
+        "onnxruntime" => (Processor::Onnxruntime, provider == Provider::Cpu),
         _ => (Processor::Cuda, false),
     };
+    let is_read = is_on_cpu && wanted.processor.is_none_or(|configured| configured == processor);
     wanted.processor = Some(processor);
     wanted.precision = precision.or(wanted.precision);
     is_read
@@ -329,7 +345,8 @@ mod tests {
         let (cpu, cuda, runtime) = (Processor::Cpu, Processor::Cuda, Processor::Onnxruntime);
         let cases = [
             (None, "onnx", Provider::Cpu, (cpu, true)),
-            (None, "onnxruntime", Provider::Cpu, (runtime, false)),
+            (None, "onnxruntime", Provider::Cpu, (runtime, true)),
+            (None, "onnxruntime", Provider::Cuda, (runtime, false)),
             (None, "cuda", Provider::Cpu, (cuda, false)),
             (Some("onnxruntime"), "onnxruntime", Provider::Cpu, (runtime, true)),
             (Some("onnxruntime"), "onnxruntime", Provider::Cuda, (runtime, false)),
@@ -353,9 +370,10 @@ mod tests {
         }
         let model = repository::load_model(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/digits")).unwrap();
         let taken = |words: &str| {
-            let words = format!("profile --model models/digits --executor {words}");
+            let flag = if words.is_empty() { "" } else { " --executor " };
+            let words = format!("profile --model models/digits{flag}{words}");
             let Line { args } = clap::Parser::parse_from(words.split(' '));
-            let (executor, precision) = chosen(&args, &model).map_err(|error| error.to_string())?;
+            let (executor, precision) = chosen(&args, &model, || true).map_err(|error| error.to_string())?;
             let settings = onnxruntime(&args, executor).map_err(|error| error.to_string())?;
             Ok((precision, settings.threads, settings.provider))
         };
@@ -376,10 +394,11 @@ mod tests {
             assert_eq!(taken(words), Err(expected.to_owned()), "{words}");
         }
         let (fp32, tf32) = (Some(Precision::Fp32), Some(Precision::Tf32));
-        assert_eq!(taken("onnx"), Ok((None, 1, Provider::Cpu)));
-        assert_eq!(taken("cuda --precision fp32"), Ok((fp32, 1, Provider::Cpu)));
-        assert_eq!(taken("onnxruntime --threads 2"), Ok((None, 2, Provider::Cpu)));
-        assert_eq!(taken("onnxruntime --provider cuda --precision tf32 --threads 3"), Ok((tf32, 3, Provider::Cuda)));
+        assert_eq!(taken("onnx"), Ok((None, None, Provider::Cpu)));
+        assert_eq!(taken(""), Ok((None, None, Provider::Cpu)), "what is found");
+        assert_eq!(taken("cuda --precision fp32"), Ok((fp32, None, Provider::Cpu)));
+        assert_eq!(taken("onnxruntime --threads 2"), Ok((None, Some(2), Provider::Cpu)));
+        assert_eq!(taken("onnxruntime --provider cuda --precision tf32 --threads 3"), Ok((tf32, Some(3), Provider::Cuda)));
     }
 
     #[test]

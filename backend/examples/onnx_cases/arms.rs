@@ -40,7 +40,7 @@ impl Arm {
 
     /// Those that there are on this machine.
     pub(crate) fn here() -> Vec<Self> {
-        let has_onnxruntime = executor::onnxruntime_library(&OnnxRuntime::default()).is_ok();
+        let has_onnxruntime = executor::onnxruntime_library(&OnnxRuntime::default(), None).is_ok();
         let is_here = |arm: &Self| match arm {
             Self::Onnx => true,
             Self::Cuda | Self::CudaHalf => cfg!(feature = "cuda"),

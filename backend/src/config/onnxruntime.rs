@@ -1,6 +1,6 @@
 //! How ONNX Runtime runs the models that it does.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, num::NonZero, path::PathBuf, str::FromStr, thread::available_parallelism};
 
 use repository::Precision;
 use serde::{Deserialize, Serialize};
@@ -12,22 +12,18 @@ use crate::error::{BackendError, ExecutorError};
 pub const THREADS_MAX: usize = 256;
 
 /// The table `onnxruntime` of the configuration.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OnnxRuntime {
-    /// Its library. Without the key, what the environment's `ORT_DYLIB_PATH` names, or else what the system finds.
+    /// Its library. Without the key, what the environment's `ORT_DYLIB_PATH` names, or else the newest that is found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub library: Option<PathBuf>,
-    /// Threads that a batch is computed on, 1 to [`THREADS_MAX`]; the GPU's own is one of them.
-    pub threads: usize,
+    /// Threads that a batch is computed on, 1 to [`THREADS_MAX`]; the GPU's own is one of them. Without the key, a
+    /// GPU's share of the cores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
     /// What computes.
     pub provider: Provider,
-}
-
-impl Default for OnnxRuntime {
-    fn default() -> Self {
-        Self { library: None, threads: 1, provider: Provider::Cpu }
-    }
 }
 
 /// What ONNX Runtime calls an execution provider.
@@ -65,6 +61,8 @@ pub struct Sessions {
     pub settings: OnnxRuntime,
     /// The GPU's index in the configuration, and the device that it is, unless the CPU computes.
     pub gpus: Vec<(usize, Option<i32>)>,
+    /// Threads of each session.
+    pub threads: usize,
     /// How a GPU multiplies numbers of type FP32.
     pub precision: Precision,
 }
@@ -75,13 +73,12 @@ impl OnnxRuntime {
     /// # Errors
     /// If not.
     pub fn check(&self) -> Result<(), BackendError> {
-        let threads = self.threads;
-        match (1..=THREADS_MAX).contains(&threads) {
-            true => Ok(()),
-            false => {
+        match self.threads {
+            Some(threads) if !(1..=THREADS_MAX).contains(&threads) => {
                 let text = format!("onnxruntime.threads: found {threads}, expected 1 to {THREADS_MAX}");
                 Err(BackendError::Config(text))
             }
+            _ => Ok(()),
         }
     }
 
@@ -107,8 +104,16 @@ impl OnnxRuntime {
             ))),
         };
         let gpus = indexes.iter().map(|&index| Ok((index as usize, device(index)?)));
-        Ok(Sessions { settings: self.clone(), gpus: gpus.collect::<Result<_, ExecutorError>>()?, precision })
+        let gpus = gpus.collect::<Result<_, ExecutorError>>()?;
+        let cores = available_parallelism().map_or(1, NonZero::get);
+        let threads = self.threads.unwrap_or_else(|| share(cores, names.len()));
+        Ok(Sessions { settings: self.clone(), gpus, threads, precision })
     }
+}
+
+/// Threads for each of so many GPUs.
+fn share(cores: usize, gpus: usize) -> usize {
+    (cores / gpus.max(1)).clamp(1, THREADS_MAX)
 }
 
 #[cfg(test)]
@@ -128,11 +133,18 @@ mod tests {
         assert_eq!(settings(""), Ok(OnnxRuntime::default()));
         let all = settings("library = '/opt/libonnxruntime.so.1'\nthreads = 4\nprovider = 'cuda'");
         let library = Some("/opt/libonnxruntime.so.1".into());
-        assert_eq!(all, Ok(OnnxRuntime { library, threads: 4, provider: Provider::Cuda }));
+        assert_eq!(all, Ok(OnnxRuntime { library, threads: Some(4), provider: Provider::Cuda }));
         assert_eq!(settings("threads = 0"), Err("onnxruntime.threads: found 0, expected 1 to 256".into()));
         assert!(settings("threads = 257").is_err());
         assert!(settings("provider = 'tensorrt'").unwrap_err().contains("expected `cpu` or `cuda`"));
         assert!(settings("thread = 1").unwrap_err().contains("unknown field `thread`"));
+    }
+
+    #[test]
+    fn threads_are_a_gpus_share_of_the_cores_unless_they_are_configured() {
+        assert_eq!([(8, 1), (8, 3), (2, 4), (1024, 1)].map(|(cores, gpus)| share(cores, gpus)), [8, 2, 1, 256]);
+        let of = |settings: OnnxRuntime| settings.sessions(&Gpus::Count(64), &[0], Precision::Fp32).unwrap().threads;
+        assert_eq!(of(OnnxRuntime { threads: Some(3), ..OnnxRuntime::default() }), 3);
     }
 
     #[test]

@@ -42,7 +42,8 @@ pub(crate) fn load(
     trials: &mut Trials<'_>,
 ) -> Result<Loaded, BackendError> {
     let Means { clock, programs, devices, .. } = means;
-    let Placed { model, gpu_indexes, mut weights, is_pinned } = placed;
+    let Placed { mut model, gpu_indexes, mut weights, is_pinned } = placed;
+    choose_engine(config, &mut model);
     let started_at = clock.now();
     trials.begin(&gpu_indexes);
     let executor = load_executor(&model, &gpu_indexes, (config, programs, devices), trials)?;
@@ -84,6 +85,20 @@ pub(crate) fn load(
     let (name, gpus, waited) = (&model.name, &gpu_indexes, trials.waited());
     tracing::info!(model = name, l_1 = %least, l_max = %largest, profile = source, ?gpus, %waited, "loaded");
     Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, weights, is_pinned })
+}
+
+/// What runs it, where its configuration and this backend's leave that open.
+fn choose_engine(config: &Config, model: &mut Model) {
+    let repository::Executor::Onnx { wanted, .. } = &mut model.executor else { return };
+    if wanted.processor == Some(Processor::Auto) {
+        let (engine, why) = match model.files {
+            Some(_) => (Processor::Cpu, "the embedded engine, as a client brought its files".to_owned()),
+            None => executor::choose_engine(&config.onnxruntime, None),
+        };
+        tracing::info!(model = model.name, "run by {why}");
+        wanted.processor = Some(engine);
+        config.keep_profile(model);
+    }
 }
 
 pub(crate) fn cost(
@@ -136,7 +151,8 @@ pub(crate) fn load_executor(
 /// l(b) without measuring: an emulated GPU says what it is, and a model may have been measured ahead of time.
 pub(crate) fn known_profile(model: &Model, executor: &dyn Executor) -> Option<LatencyProfile> {
     let stored = match &model.executor {
-        repository::Executor::Onnx { profile, .. } | repository::Executor::Process { profile, .. } => profile.clone(),
+        repository::Executor::Onnx { profile, .. } => profile.as_ref().map(|(_, profile)| profile.clone()),
+        repository::Executor::Process { profile, .. } => profile.clone(),
         repository::Executor::Emulated { .. } => None,
     };
     executor.emulated_profile().cloned().or(stored)

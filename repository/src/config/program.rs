@@ -162,9 +162,10 @@ impl ConfigFile<'_> {
     }
 }
 
-/// That of the virtual environment which has this binary, whose packages were installed beside it; otherwise the one
-/// that is found on the path.
-fn interpreter() -> String {
+/// The interpreter of models in Python that name none: that of the virtual environment which has this binary, whose
+/// packages were installed beside it; otherwise the one that is found on the path.
+#[must_use]
+pub fn interpreter() -> String {
     let folder = env::current_exe().ok().and_then(|binary| binary.parent().map(Path::to_owned));
     let own = folder.and_then(|folder| interpreter_of(&folder));
     own.map_or_else(|| INTERPRETER.to_owned(), |own| own.display().to_string())

@@ -33,11 +33,12 @@ pub(crate) struct UpArgs {
     /// The cluster's file (TOML); without it, the cluster of `demo`
     #[arg(long)]
     config: Option<PathBuf>,
-    /// The model repository, all of which is served by one backend with one GPU, and one for each model's program
+    /// The model repository. All of it is served by one backend with one GPU, and one for each model's program, unless
+    /// --config has backends
     #[arg(long)]
     repository: Option<PathBuf>,
-    /// What computes ONNX models that do not say it themselves, on every backend: cpu, cuda or onnxruntime [default: as
-    /// the file says]
+    /// What computes ONNX models that do not say it themselves, on every backend: auto, cpu, cuda or onnxruntime
+    /// [default: as the file says, or auto]
     #[arg(long)]
     executor: Option<Processor>,
     /// Refuse to start if any model cannot be loaded
@@ -79,12 +80,13 @@ pub(crate) struct UpArgs {
 impl UpArgs {
     fn layout(&self) -> Result<Layout> {
         let mut layout = match &self.config {
-            None => Layout::default(),
+            None => Layout { backend: Vec::new(), ..Layout::default() },
             Some(file) => role::read_config(file)?,
         };
-        if let Some(repository) = &self.repository {
-            layout.repository = Some(repository.clone());
-            layout.backend = vec![BackendLayout::new(1, Vec::new())];
+        layout.repository = self.repository.clone().or(layout.repository);
+        if layout.backend.is_empty() {
+            let all = || vec![BackendLayout::new(1, Vec::new())];
+            layout.backend = layout.repository.as_ref().map_or_else(|| Layout::default().backend, |_| all());
         }
         if let Some(executor) = self.executor {
             layout.backend.iter_mut().for_each(|backend| backend.executor = executor);
@@ -133,12 +135,16 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
         let version = if version.is_empty() { String::new() } else { format!(" version {version}") };
         eprintln!("downbeat: model {name}{version} is not served: {reason}");
     }
-    if args.repository.is_some() {
-        layout.backend[0].programs = programs(models);
+    if let ([backend], Some(_)) = (&mut layout.backend[..], &args.repository)
+        && backend.models.is_empty()
+    {
+        backend.programs = programs(models);
     }
     let first = refused.first().map_or("", |refused| &refused.reason);
     ensure!(!models.is_empty(), "repository: found no model that can be served, expected one: {first}");
     check_models(&layout, &repository, !args.load_model.is_empty())?;
+    let found = layout.find_onnxruntime();
+    println!("ONNX models run by {}", layout.engines(&found));
     let arena_bytes = arena_bytes(models);
     layout.frontend.entry("arena_bytes").or_insert(toml::Value::Integer(arena_bytes as i64));
     let cluster = Cluster::start(folder, layout, Logs::Inherited(args.log_format), Restarts::All)?;
@@ -265,6 +271,33 @@ fn wait_for_models(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn layout(words: &[&str]) -> Layout {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: UpArgs,
+        }
+        let line: Line = clap::Parser::parse_from(["up"].iter().chain(words));
+        line.args.layout().unwrap()
+    }
+
+    /// The backend's keys were once left out without a word.
+    #[test]
+    fn a_repository_is_served_by_the_backends_of_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        std::fs::write(path, "[[backend]]\nexecutor = 'cpu'\n[backend.onnxruntime]\nthreads = 2\n").unwrap();
+        let own = layout(&["--config", path, "--repository", "models"]).backend;
+        let own: Vec<_> = own.iter().map(|own| (own.gpus, own.executor, own.onnxruntime.threads)).collect();
+        assert_eq!(own, [(1, Processor::Cpu, Some(2))]);
+        std::fs::write(path, "policy = 'eager'\n").unwrap();
+        let hosted = |words: &[&str]| layout(words).backend.into_iter().map(|own| own.models).collect::<Vec<_>>();
+        let all = vec![Vec::<String>::new()];
+        assert_eq!(hosted(&["--config", path, "--repository", "models"]), all);
+        assert_eq!(hosted(&["--repository", "models"]), all);
+        assert_eq!((hosted(&[]), hosted(&["--config", path]).len()), (hosted(&["--config", path]), 2), "the demo's");
+    }
 
     /// `up` was once ready with nothing at all, while its backend ended again and again.
     #[test]

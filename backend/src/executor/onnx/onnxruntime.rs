@@ -1,12 +1,12 @@
-//! ONNX Runtime as what computes a graph: for models with operators that neither the embedded
-//! engine nor our own plans have. Its
-//! library is loaded when the first of them comes ([`library`]).
+//! ONNX Runtime as what computes a graph: what runs models wherever its library is found ([`places`]), as it has all of
+//! ONNX's operators, and those of others. The library is loaded once ([`library`]).
 //!
 //! Each GPU that hosts a model, or each thread that stands for one, has a session of its own: sessions run one batch at
 //! a time, on their own few threads, which do not spin while they wait. What a graph's lengths are called is what its
 //! file says of inputs and outputs; what it does not say is unknown, and found out when a batch has run.
 
 pub(in crate::executor) mod library;
+pub(in crate::executor) mod places;
 
 use std::{
     collections::BTreeMap,
@@ -128,8 +128,8 @@ impl Engine for OnnxRuntime {
 
 /// Reads the file and optimises it for each GPU. It is what it was.
 fn open(source: &Source, sessions: &Sessions) -> Result<Opened, ExecutorError> {
-    let Sessions { settings, gpus, precision } = sessions;
-    let environment = library::environment(settings.library.as_deref())
+    let Sessions { settings, gpus, threads, precision } = sessions;
+    let environment = library::environment(settings)
         .map_err(|error| ExecutorError(format!("model {}: {error}", source.model.name)))?;
     if settings.provider == Provider::Cuda {
         check_cuda(*precision).map_err(|cause| source.refused(&cause))?;
@@ -142,7 +142,7 @@ fn open(source: &Source, sessions: &Sessions) -> Result<Opened, ExecutorError> {
             let provider = ep::CUDA::default().with_device_id(device).with_tf32(*precision == Precision::Tf32);
             provider.build().error_on_failure()
         });
-        let builder = configure(builder, source, (settings.threads, cuda));
+        let builder = configure(builder, source, (*threads, cuda));
         let session = builder.map_err(refused)?.commit_from_file(&source.file);
         opened.insert(gpu, Mutex::new(session.map_err(refused)?));
     }

@@ -110,8 +110,8 @@ impl Rten {
         options.prepack_weights(true);
         let read = || options.load_file(&source.file);
         // Files are anybody's, also in what the library takes for granted.
-        let model = panics::catch(read).map_err(ExecutorError)?;
-        let model = model.map_err(|error| ExecutorError(one_line(&error)))?;
+        let cannot = |why: String| ExecutorError(format!("{why}, in {EMBEDDED}; {ELSE}"));
+        let model = panics::catch(read).map_err(cannot)?.map_err(|error| cannot(one_line(&error)))?;
         let node = |name: &str| model.node_id(name).map_err(|error| ExecutorError(one_line(&error)));
         let inputs = self.inputs.iter().map(|name| node(name)).collect::<Result<_, _>>()?;
         let outputs = self.outputs.iter().map(|(name, _)| node(name)).collect::<Result<_, _>>()?;

@@ -38,7 +38,7 @@ pub(in crate::executor::onnx) fn instead() -> Option<Sessions> {
 }
 
 fn is_here() -> bool {
-    let found = library::environment(None);
+    let found = library::environment(&Settings::default());
     if let Err(error) = &found {
         eprintln!("{error}");
         testing::skip("backend/onnxruntime", "ONNX Runtime's library (ORT_DYLIB_PATH, of PyPI's onnxruntime)");
@@ -106,7 +106,7 @@ fn a_model_that_the_embedded_engine_refuses_runs_on_each_of_its_gpus() {
         crate::executor::onnx::tests::load_embedded(model, file).map_err(|error| error.to_string())
     });
     let error = embedded.err().unwrap();
-    assert!(error.contains("the embedded engine lacks; parameters: executor \"onnxruntime\" has it"), "{error}");
+    assert!(error.contains("the embedded engine lacks; ONNX Runtime has it"), "{error}");
     let model = load("", doublings()).unwrap();
     for (gpu, n) in [(0, 3i64), (1, 10)] {
         let mut outputs = [0xaa; 8];

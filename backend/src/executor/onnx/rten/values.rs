@@ -12,7 +12,7 @@ use crate::{error::ExecutorError, executor::onnx::tensor::Tensor};
 pub(super) const EMBEDDED: &str = "the embedded engine";
 
 /// What has the rest.
-pub(super) const ELSE: &str = "parameters: executor \"onnxruntime\" has it";
+pub(super) const ELSE: &str = "ONNX Runtime has it: pip install onnxruntime (executor \"auto\" takes it)";
 
 /// Types that a model's inputs and outputs may have.
 pub(super) const TYPES: [DataType; 7] =
@@ -126,6 +126,6 @@ mod tests {
         let error = passed(&Tensor::of_numbers(DataType::Int64, &[1], &[f64::from(i32::MAX)])).unwrap_err();
         assert!(error.starts_with("output y has 2147483647"), "{error}");
         let error = passed(&Tensor::of_numbers(DataType::Fp64, &[1], &[1.0])).unwrap_err();
-        assert!(error.starts_with("input x is FP64, which the embedded engine lacks; parameters: executor"), "{error}");
+        assert!(error.starts_with("input x is FP64, which the embedded engine lacks; ONNX Runtime has it"), "{error}");
     }
 }
