@@ -196,7 +196,8 @@ pub(crate) fn picture_request(
     };
     let classes = || [("classification".to_owned(), PICTURE_CLASSES.into())].into_iter().collect();
     let output = |output: &Tensor| RequestedOutput { name: output.name.clone(), parameters: classes() };
-    let outputs = if model.labels.is_empty() { Vec::new() } else { vec![output(&model.outputs[0])] };
+    let outputs =
+        if model.labels.first().is_none_or(Vec::is_empty) { Vec::new() } else { vec![output(&model.outputs[0])] };
     Ok(InferRequest { id: None, parameters, inputs: vec![input], outputs })
 }
 

@@ -344,7 +344,7 @@ fn bytes_of(tensor: &Tensor) -> Option<usize> {
 /// The tensor with made-up data.
 fn filled(tensor: &Tensor, random: &mut impl Rng) -> Tensor {
     let mut data = vec![0; bytes_of(tensor).expect("the size was checked")];
-    if !matches!(tensor.datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bytes) {
+    if !tensor.datatype.is_float() && tensor.datatype != DataType::Bytes {
         random.fill_bytes(&mut data);
     }
     Tensor { data: data.into(), ..tensor.clone() }
@@ -521,8 +521,8 @@ mod tests {
         let Expected::Bytes(digest) = Expected::digest(&[&whole.data[..], &[0; 8]].concat()) else { panic!() };
         assert_eq!(two.inputs[0].judge(Some(&digest)), Verdict::Right { classified: None });
         let text = |input| plan().stream(&[input], 1, false).unwrap_err().to_string();
-        let expected = "--model: the inputs of m have `i` as BF16, expected a type of the protocol";
-        assert_eq!(text(shape("BF16", &[-1, 1])), expected);
+        let expected = "--model: the inputs of m have `i` as FP8, expected a type of the protocol";
+        assert_eq!(text(shape("FP8", &[-1, 1])), expected);
         assert!(text(shape("FP32", &[-1, i64::MAX, i64::MAX])).contains("which is more than"));
         assert!(plan().stream(&[shape("UINT8", &[40 << 20]), shape("UINT8", &[40 << 20])], 1, false).is_err());
     }

@@ -2,6 +2,7 @@
 //! completed from the model's file (`completion`), or by the program that runs it (`asked`).
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -72,12 +73,13 @@ pub(crate) fn load(folder: &Path, written: Written<'_>) -> Result<Vec<Result<Mod
     let file = match written {
         Written::InFolder => {
             let message = own.map_err(|cause| wrong(&path, cause))?;
-            ConfigFile { folder, path, message, version, may_start: true }
+            ConfigFile { folder, path, message, version, may_start: true, keys: BTreeMap::new() }
         }
         Written::ByClient { json, brings_files } => {
             let path = PathBuf::from("parameter config");
             let message = parse_json(json).map_err(|cause| wrong(&path, cause))?;
-            let mut file = ConfigFile { folder, path, message, version, may_start: !brings_files };
+            let (may_start, keys) = (!brings_files, BTreeMap::new());
+            let mut file = ConfigFile { folder, path, message, version, may_start, keys };
             // One that cannot be read says nothing.
             file.keep_launch(&own.unwrap_or_else(|_| DynamicMessage::new(MODEL_CONFIG.clone())))?;
             file
@@ -87,7 +89,8 @@ pub(crate) fn load(folder: &Path, written: Written<'_>) -> Result<Vec<Result<Mod
     let name = file.name()?;
     let of_version = |version: String| {
         let (path, message) = (file.path.clone(), file.message.clone());
-        let mut file = ConfigFile { folder, path, message, version: version.clone(), may_start: file.may_start };
+        let (may_start, keys) = (file.may_start, BTreeMap::new());
+        let mut file = ConfigFile { folder, path, message, version: version.clone(), may_start, keys };
         let model = file.complete().and_then(|()| file.model());
         model.map_err(|RepositoryError(reason)| Refused { name: name.clone(), version, reason })
     };
@@ -121,7 +124,8 @@ impl ConfigFile<'_> {
         let weights = self.weights(&executor)?;
         let priorities = self.priorities()?;
         let queue = self.queue_policies(priorities.levels)?;
-        let labels = self.labels(&outputs[0])?;
+        let labels = outputs.iter().enumerate().map(|(index, output)| self.labels(index, output));
+        let labels = labels.collect::<Result<_, _>>()?;
         let image = self.parameter("image").map(|text| ImagePipeline::parse(&text, &inputs)).transpose();
         let image =
             image.map_err(|error| RepositoryError(format!("{}: parameter image: {error}", self.path.display())))?;
@@ -228,7 +232,7 @@ impl ConfigFile<'_> {
             .and_then(|types| types.get_value(data_type).map(|value| value.name().to_owned()))
             .unwrap_or_else(|| data_type.to_string());
         DataType::ALL.into_iter().find(|datatype| datatype.config_name() == spelled).ok_or_else(|| {
-            let expected = "TYPE_BOOL, TYPE_[U]INT8 to 64, TYPE_FP16 to 64, or TYPE_STRING";
+            let expected = "TYPE_BOOL, TYPE_[U]INT8 to 64, TYPE_FP16 to 64, TYPE_BF16, or TYPE_STRING";
             self.error(&format!("{key}.data_type"), &spelled, expected)
         })
     }
@@ -303,24 +307,26 @@ impl ConfigFile<'_> {
         Ok(file)
     }
 
-    /// The labels of the first output, one a line, one for each of its elements.
-    fn labels(&self, first: &Tensor) -> Result<Vec<String>, RepositoryError> {
+    /// The labels of an output, one a line, one for each of its elements; without a file of them, its maps' keys.
+    fn labels(&self, index: usize, tensor: &Tensor) -> Result<Vec<String>, RepositoryError> {
         let output = get(&self.message, "output");
-        let name = output.as_list().unwrap_or_default()[0].as_message().map(|o| text(o, "label_filename"));
-        let Some(name) = name.filter(|name| !name.is_empty()) else { return Ok(Vec::new()) };
-        self.check_inside("output[0].label_filename", &name)?;
+        let name = output.as_list().unwrap_or_default()[index].as_message().map(|o| text(o, "label_filename"));
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
+            return Ok(self.keys.get(&tensor.name).cloned().unwrap_or_default());
+        };
+        self.check_inside(&format!("output[{index}].label_filename"), &name)?;
         let path = self.folder.join(name);
         let lines =
             fs::read_to_string(&path).map_err(|error| RepositoryError(format!("{}: {error}", path.display())))?;
         let labels: Vec<String> = lines.lines().map(str::trim).map(str::to_owned).collect();
         // How many elements there are may be up to each request.
-        if first.variable.is_none() && labels.len() != first.elements() {
+        if tensor.variable.is_none() && labels.len() != tensor.elements() {
             return Err(RepositoryError(format!(
                 "{}: found {} labels, expected {}, one for each element of output \"{}\"",
                 path.display(),
                 labels.len(),
-                first.elements(),
-                first.name
+                tensor.elements(),
+                tensor.name
             )));
         }
         Ok(labels)

@@ -70,8 +70,8 @@ pub struct Model {
     pub weights: WeightsSize,
     /// What runs it.
     pub executor: Executor,
-    /// Class labels of the first output, if the configuration names a label file.
-    pub labels: Vec<String>,
+    /// Class labels of each output: those of its label file, or the keys of its maps; none of the others.
+    pub labels: Vec<Vec<String>>,
     /// How a picture becomes its input, if it takes pictures (`parameters: image`).
     pub image: Option<ImagePipeline>,
     /// What clients are told of all this.

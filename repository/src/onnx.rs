@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, fmt, fs, path::Path};
 use prost::{Message, bytes::Bytes};
 
 use crate::{error::RepositoryError, tensor::DataType};
-use proto::{DimensionProto, GraphProto, ModelProto, ValueInfoProto};
+use proto::{DimensionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 
 pub mod proto;
 
@@ -46,6 +46,9 @@ pub struct Value {
     pub datatype: Option<DataType>,
     /// With the batch dimension; `None` if the file does not tell.
     pub shape: Option<Vec<Dimension>>,
+    /// Of an output with a map for each row (`ZipMap` of `ai.onnx.ml`), which clients see as a tensor: the keys, one for
+    /// each of a row's elements.
+    pub keys: Option<Vec<String>>,
 }
 
 /// A dimension.
@@ -81,7 +84,11 @@ impl Signature {
     pub fn of(graph: &GraphProto) -> Self {
         let weights: BTreeSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
         let inputs = graph.input.iter().filter(|input| !weights.contains(input.name.as_str()));
-        Self { inputs: inputs.map(Value::new).collect(), outputs: graph.output.iter().map(Value::new).collect() }
+        let outputs = graph.output.iter().map(|output| match keys(graph, &output.name) {
+            Some(keys) => Value::of_maps(&output.name, keys),
+            None => Value::new(output),
+        });
+        Self { inputs: inputs.map(Value::new).collect(), outputs: outputs.collect() }
     }
 
     /// Whether the first dimension of every tensor is symbolic, so that it can be the batch; of one input at least it
@@ -108,7 +115,14 @@ impl Value {
             name: info.name.clone(),
             datatype: tensor.and_then(|tensor| datatype(tensor.elem_type)),
             shape: shape.map(|shape| shape.dim.iter().map(dimension).collect()),
+            keys: None,
         }
+    }
+
+    /// A map for each row.
+    fn of_maps(name: &str, keys: Vec<String>) -> Self {
+        let shape = vec![Dimension::Symbolic(String::new()), Dimension::Fixed(keys.len())];
+        Self { name: name.to_owned(), datatype: Some(DataType::Fp32), shape: Some(shape), keys: Some(keys) }
     }
 
     /// The dimensions of one task: all, or those without the first, which is the batch; -1 for any length.
@@ -131,6 +145,19 @@ impl Value {
     }
 }
 
+/// The keys of the maps that an output has, if `ZipMap` makes it.
+fn keys(graph: &GraphProto, output: &str) -> Option<Vec<String>> {
+    let zips = |node: &&NodeProto| {
+        node.op_type == "ZipMap" && node.domain == "ai.onnx.ml" && node.output.iter().any(|name| name == output)
+    };
+    let node = graph.node.iter().find(zips)?;
+    let named = |name: &str| node.attribute.iter().find(|attribute| attribute.name == name);
+    let strings = named("classlabels_strings").map(|found| &found.strings[..]).unwrap_or_default();
+    let strings = strings.iter().map(|key| String::from_utf8_lossy(key).into_owned());
+    let numbers = named("classlabels_int64s").map(|found| &found.ints[..]).unwrap_or_default();
+    Some(strings.chain(numbers.iter().map(ToString::to_string)).collect()).filter(|keys: &Vec<_>| !keys.is_empty())
+}
+
 /// That of `TensorProto.DataType`, if the protocol has it.
 #[must_use]
 pub fn datatype(elem_type: i32) -> Option<DataType> {
@@ -148,6 +175,7 @@ pub fn datatype(elem_type: i32) -> Option<DataType> {
         11 => DataType::Fp64,
         12 => DataType::Uint32,
         13 => DataType::Uint64,
+        16 => DataType::Bf16,
         _ => return None,
     })
 }
@@ -155,7 +183,7 @@ pub fn datatype(elem_type: i32) -> Option<DataType> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::{
-        proto::{TensorProto, TensorShapeProto, TensorTypeProto, TypeProto},
+        proto::{AttributeProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto},
         *,
     };
 
@@ -197,6 +225,7 @@ pub(crate) mod tests {
             name: name.to_owned(),
             datatype: Some(DataType::Fp32),
             shape: Some(vec![Dimension::Symbolic("N".to_owned()), Dimension::Fixed(length)]),
+            keys: None,
         };
         assert_eq!(
             signature,
@@ -219,7 +248,33 @@ pub(crate) mod tests {
         assert_eq!((of(&[-1]).inputs[0].task_dims(true), of(&[]).inputs[0].task_dims(false)), (Ok(vec![]), Ok(vec![])));
         assert_eq!(of(&[-1, -2, 3, -1]).inputs[0].task_dims(true), Ok(vec![-1, 3, -1]));
         let datatype = |elem_type| read(&file(&[("x", elem_type, &[-1, 1])], &[], &[])).unwrap().inputs[0].datatype;
-        assert_eq!([8, 14, 16].map(datatype), [Some(DataType::Bytes), None, None], "strings, complex and bfloat16");
+        assert_eq!([8, 14, 16, 17].map(datatype), [Some(DataType::Bytes), None, Some(DataType::Bf16), None]);
+    }
+
+    #[test]
+    fn maps_are_rows_with_an_element_for_each_key() {
+        let zipped = |attribute: AttributeProto, domain: &str| {
+            let node = NodeProto {
+                op_type: "ZipMap".to_owned(),
+                domain: domain.to_owned(),
+                output: vec!["y".to_owned()],
+                attribute: vec![attribute],
+                ..NodeProto::default()
+            };
+            let output = ValueInfoProto { name: "y".to_owned(), r#type: None };
+            let graph = GraphProto { node: vec![node], output: vec![output], ..GraphProto::default() };
+            Signature::of(&graph).outputs.remove(0)
+        };
+        let (name, ints) = ("classlabels_int64s".to_owned(), vec![3, -1]);
+        let numbers = AttributeProto { name, ints, ..AttributeProto::default() };
+        let (name, strings) = ("classlabels_strings".to_owned(), vec![Bytes::from_static(b"a"); 3]);
+        let texts = AttributeProto { name, strings, ..AttributeProto::default() };
+        let found = zipped(numbers.clone(), "ai.onnx.ml");
+        assert_eq!((found.datatype, found.task_dims(true)), (Some(DataType::Fp32), Ok(vec![2])));
+        assert_eq!(found.keys.unwrap(), ["3", "-1"]);
+        assert_eq!(zipped(texts, "ai.onnx.ml").keys.unwrap(), ["a"; 3]);
+        assert_eq!(zipped(numbers, "").keys, None, "another operator of that name");
+        assert_eq!(zipped(AttributeProto::default(), "ai.onnx.ml").keys, None);
     }
 
     #[test]

@@ -152,6 +152,7 @@ pub enum DataType {
     Fp16,
     Fp32,
     Fp64,
+    Bf16,
     /// Strings of any bytes.
     Bytes,
 }
@@ -164,7 +165,7 @@ impl fmt::Display for DataType {
 
 impl DataType {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Bool,
         Self::Uint8,
         Self::Uint16,
@@ -177,6 +178,7 @@ impl DataType {
         Self::Fp16,
         Self::Fp32,
         Self::Fp64,
+        Self::Bf16,
         Self::Bytes,
     ];
 
@@ -196,6 +198,7 @@ impl DataType {
             Self::Fp16 => "FP16",
             Self::Fp32 => "FP32",
             Self::Fp64 => "FP64",
+            Self::Bf16 => "BF16",
             Self::Bytes => "BYTES",
         }
     }
@@ -212,12 +215,18 @@ impl DataType {
         Self::ALL.into_iter().find(|datatype| datatype.name() == name)
     }
 
+    /// Whether its elements are floating-point numbers.
+    #[must_use]
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::Fp16 | Self::Fp32 | Self::Fp64 | Self::Bf16)
+    }
+
     /// Bytes of one element; of a string the least, which are those of its length.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
             Self::Bool | Self::Uint8 | Self::Int8 => 1,
-            Self::Uint16 | Self::Int16 | Self::Fp16 => 2,
+            Self::Uint16 | Self::Int16 | Self::Fp16 | Self::Bf16 => 2,
             Self::Uint32 | Self::Int32 | Self::Fp32 | Self::Bytes => 4,
             Self::Uint64 | Self::Int64 | Self::Fp64 => 8,
         }

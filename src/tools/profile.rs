@@ -398,7 +398,10 @@ mod tests {
         assert_eq!(taken(""), Ok((None, None, Provider::Cpu)), "what is found");
         assert_eq!(taken("cuda --precision fp32"), Ok((fp32, None, Provider::Cpu)));
         assert_eq!(taken("onnxruntime --threads 2"), Ok((None, Some(2), Provider::Cpu)));
-        assert_eq!(taken("onnxruntime --provider cuda --precision tf32 --threads 3"), Ok((tf32, Some(3), Provider::Cuda)));
+        assert_eq!(
+            taken("onnxruntime --provider cuda --precision tf32 --threads 3"),
+            Ok((tf32, Some(3), Provider::Cuda))
+        );
     }
 
     #[test]

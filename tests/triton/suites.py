@@ -683,7 +683,7 @@ SUITES = [
     ), [
         Unit("python_test.py", na={
             "*.test_growth_error": "needs 1 GB in one request",
-            "*.test_async_infer": HELD_BACK, "*.test_bf16": "needs BF16, which the protocol does not have",
+            "*.test_async_infer": HELD_BACK, "*.test_bf16": "needs torch",
             "*.test_infer_pytorch": "needs torch",
         }),
     ], env=NO_PROBE),

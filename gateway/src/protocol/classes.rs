@@ -45,8 +45,7 @@ pub(super) fn shown(model: &Model, choice: &OutputChoice, reply: &Reply) -> Show
     if choice.classes == 0 {
         return Shown { datatype: tensor.datatype, shape, data: data.clone() };
     }
-    // Labels are the first output's.
-    let labels = if choice.index == 0 { &model.labels[..] } else { &[] };
+    let labels = model.labels.get(choice.index).map(Vec::as_slice).unwrap_or_default();
     let row_bytes = data.len() / reply.rows;
     let rows = (0..reply.rows).map(|row| &data[row * row_bytes..][..row_bytes]);
     let classes = rows.flat_map(|row| best(tensor.datatype, row, choice.classes, labels));
@@ -68,7 +67,7 @@ fn best(datatype: DataType, row: &[u8], count: usize, labels: &[String]) -> Vec<
     }
     scores.sort_unstable_by(order);
     // Triton writes whole numbers as such.
-    let decimals = if matches!(datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64) { 6 } else { 0 };
+    let decimals = if datatype.is_float() { 6 } else { 0 };
     let text = |(index, score): &(usize, f64)| match labels.get(*index) {
         Some(label) => format!("{score:.decimals$}:{index}:{label}"),
         None => format!("{score:.decimals$}:{index}"),

@@ -15,8 +15,8 @@ mod strings;
 /// # Errors
 /// What was found and expected, in one line.
 pub fn read_json(datatype: DataType, elements: usize, json: &[u8]) -> Result<Vec<u8>, String> {
-    if datatype == DataType::Fp16 {
-        return Err("found JSON, expected binary data: FP16 has no JSON form".to_owned());
+    if [DataType::Fp16, DataType::Bf16].contains(&datatype) {
+        return Err(format!("found JSON, expected binary data: {datatype} has no JSON form"));
     }
     if datatype == DataType::Bytes {
         return strings::read_json(elements, json);
@@ -74,7 +74,7 @@ fn read_element(datatype: DataType, text: &[u8], bytes: &mut Vec<u8>) -> Option<
             let value: f64 = text.parse().ok()?;
             bytes.extend_from_slice(&Some(value).filter(|value| value.is_finite() || is_spelled(text))?.to_le_bytes());
         }
-        DataType::Fp16 | DataType::Bytes => return None,
+        DataType::Fp16 | DataType::Bf16 | DataType::Bytes => return None,
     }
     Some(())
 }
@@ -127,6 +127,7 @@ pub fn write_json(datatype: DataType, data: &[u8], json: &mut String) -> Result<
         DataType::Int32 => join(data, i32::from_le_bytes, json),
         DataType::Int64 => join(data, i64::from_le_bytes, json),
         DataType::Fp16 => join(data, |bytes| Number(half_to_f32(u16::from_le_bytes(bytes))), json),
+        DataType::Bf16 => join(data, |bytes| Number(brain_to_f32(u16::from_le_bytes(bytes))), json),
         DataType::Fp32 => join(data, |bytes| Number(f32::from_le_bytes(bytes)), json),
         DataType::Fp64 => join(data, |bytes| Number(f64::from_le_bytes(bytes)), json),
     }
@@ -148,6 +149,7 @@ pub fn to_f64(datatype: DataType, data: &[u8]) -> Vec<f64> {
         DataType::Int32 => each(data, |bytes| i32::from_le_bytes(bytes).into()),
         DataType::Int64 => each(data, |bytes| i64::from_le_bytes(bytes) as f64),
         DataType::Fp16 => each(data, |bytes| half_to_f32(u16::from_le_bytes(bytes)).into()),
+        DataType::Bf16 => each(data, |bytes| brain_to_f32(u16::from_le_bytes(bytes)).into()),
         DataType::Fp32 => each(data, |bytes| f32::from_le_bytes(bytes).into()),
         DataType::Fp64 => each(data, f64::from_le_bytes),
         DataType::Bytes => Vec::new(),
@@ -174,6 +176,11 @@ impl<T: fmt::Debug + Copy + Into<f64>> fmt::Display for Number<T> {
             false => write!(f, "{:?}", self.0),
         }
     }
+}
+
+/// The upper half of a binary32.
+fn brain_to_f32(brain: u16) -> f32 {
+    f32::from_bits(u32::from(brain) << 16)
 }
 
 /// IEEE 754 binary16 to binary32, which holds every one of its values.
@@ -241,7 +248,7 @@ mod tests {
             for datatype in DataType::ALL {
                 let mut bytes = random.clone();
                 match datatype {
-                    DataType::Fp16 | DataType::Bytes => continue,
+                    DataType::Fp16 | DataType::Bf16 | DataType::Bytes => continue,
                     DataType::Bool => bytes.iter_mut().for_each(|byte| *byte &= 1),
                     // Without the upper exponent bits every pattern is a finite number.
                     DataType::Fp32 | DataType::Fp64 => bytes.iter_mut().for_each(|byte| *byte &= 0x3f),
@@ -297,6 +304,12 @@ mod tests {
         let mut json = String::new();
         write_json(DataType::Fp16, &bytes, &mut json).unwrap();
         assert_eq!(json, "1.0,-2.0,0.33325195,5.9604645e-8,Infinity,NaN,-Infinity");
+        let brains: Vec<u8> =
+            [0x3f80u16, 0xc000, 0x3eab, 0x7f80, 0x7fc0].into_iter().flat_map(u16::to_le_bytes).collect();
+        json.clear();
+        write_json(DataType::Bf16, &brains, &mut json).unwrap();
+        assert_eq!(json, "1.0,-2.0,0.33398438,Infinity,NaN");
+        assert_eq!(to_f64(DataType::Bf16, &brains[..4]), [1.0, -2.0]);
     }
 
     #[test]

@@ -302,7 +302,7 @@ proptest! {
 #[test]
 fn an_output_may_be_shown_as_its_best_classes() {
     let mut model = two_by_two();
-    model.labels = vec!["cold".into(), "hot".into()];
+    model.labels = vec![vec!["cold".into(), "hot".into()]];
     let choices = |form| [OutputChoice { index: 0, form, classes: 1 }];
     let encoded = json::encode_reply(&model, None, &choices(OutputForm::Usual), &reply()).unwrap();
     let value: Value = serde_json::from_slice(&encoded.body).unwrap();

@@ -298,7 +298,7 @@ fn number(datatype: DataType, value: &toml::Value) -> Option<f64> {
         DataType::Int16 => integer(i16::MIN.into(), i16::MAX.into()),
         DataType::Int32 => integer(i32::MIN.into(), i32::MAX.into()),
         DataType::Int64 => integer(i64::MIN, i64::MAX),
-        DataType::Fp16 | DataType::Fp32 | DataType::Fp64 => {
+        DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16 => {
             value.as_float().or_else(|| integer(i64::MIN, i64::MAX)).filter(|number| number.is_finite())
         }
         DataType::Bytes => None,
@@ -488,7 +488,7 @@ mod tests {
             let whole = |text: &str| text.parse().unwrap_or(f64::from(u8::from(text == "true")));
             assert_eq!([least, most].map(|text| of(datatype, text)), [least, most].map(|text| Some(whole(text))));
             let beyond = most.parse::<i64>().map_or("2".to_owned(), |most| (most + 1).to_string());
-            let is_whole = ![DataType::Fp16, DataType::Fp32, DataType::Fp64].contains(&datatype);
+            let is_whole = !datatype.is_float();
             assert_eq!(of(datatype, &beyond).is_none(), is_whole, "{datatype} {beyond}");
         }
         assert_eq!(["nan", "inf", "'1'", "true"].map(|text| of(DataType::Fp32, text)), [None; 4]);

@@ -48,6 +48,8 @@ impl ConfigFile<'_> {
             return Ok(());
         }
         let signature = Signature::read(&file)?;
+        let keys = signature.outputs.iter().filter_map(|output| Some((output.name.clone(), output.keys.clone()?)));
+        self.keys = keys.collect();
         if lacks_batch && self.has_batch_dimension(&signature) {
             self.message.set_field_by_name("max_batch_size", Value::I32(MAX_BATCH_DEFAULT as i32));
         }
@@ -136,8 +138,10 @@ fn complete_tensor(tensor: &mut DynamicMessage, value: &onnx::Value, is_batched:
     if lacks_type(tensor) {
         let known = value.datatype.zip(data_types());
         let number = known.and_then(|(datatype, types)| types.get_value_by_name(&datatype.config_name()));
-        let number = number
-            .ok_or("data_type: found none that the protocol has, expected BOOL, [U]INT8 to 64, FP16 to 64 or STRING")?;
+        let number = number.ok_or(
+            "data_type: found none that the protocol has, expected BOOL, [U]INT8 to 64, FP16 to 64, BF16 or \
+                    STRING",
+        )?;
         tensor.set_field_by_name("data_type", Value::EnumNumber(number.number()));
     }
     if lacks_dims(tensor) {

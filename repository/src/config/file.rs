@@ -1,6 +1,7 @@
 //! A configuration file as it was parsed, and what its keys say.
 
 use std::{
+    collections::BTreeMap,
     path::{Component, Path, PathBuf},
     sync::LazyLock,
 };
@@ -37,6 +38,8 @@ pub(super) struct ConfigFile<'a> {
     pub(super) version: String,
     /// Whether it may name a program: its files are not a client's.
     pub(super) may_start: bool,
+    /// Keys of outputs that are maps in the model's file, by the output's name.
+    pub(super) keys: BTreeMap<String, Vec<String>>,
 }
 
 impl ConfigFile<'_> {

@@ -54,7 +54,7 @@ fn a_model_of_files_loads() {
             wanted: Wanted::default(),
         }
     );
-    assert_eq!((model.labels.len(), model.labels[9].as_str()), (10, "nine"));
+    assert_eq!((model.labels[0].len(), model.labels[0][9].as_str()), (10, "nine"));
 }
 
 #[test]
@@ -566,7 +566,10 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
         (weights("max_bytes", "all"), "max_bytes: found \"all\", expected bytes of any tensor whose size requests"),
         (wrong("[ 64 ]", "[ 70000, 70000 ]"), "input[0].dims: found 4 GiB or more"),
         (wrong("[ 64 ]", "[ 9223372036854775807, 9223372036854775807 ]"), "input[0].dims: found 4 GiB or more"),
-        (wrong("TYPE_FP32 dims: [", "TYPE_BF16 dims: ["), "input[0].data_type: found TYPE_BF16, expected TYPE_BOOL"),
+        (
+            wrong("TYPE_FP32 dims: [", "TYPE_INVALID dims: ["),
+            "input[0].data_type: found TYPE_INVALID, expected TYPE_BOOL",
+        ),
         (wrong("\"20\"", "\"fast\""), "slo_ms: found \"fast\", expected milliseconds, above 0 and at most 600000"),
         (wrong("\"20\"", "\"nan\""), "slo_ms: found \"nan\", expected milliseconds, above 0 and at most 600000"),
         (
@@ -638,7 +641,7 @@ fn a_load_may_bring_its_own_configuration() {
     let load = |json: &str| crate::load::load_named(&crate::Source::repository(folder.path()), "digits", Some(json));
     let [model] = &load(&json.to_string()).unwrap()[..] else { panic!("one version") };
     assert_eq!((model.version.as_str(), model.max_batch), ("2", 4), "what is told can be told again");
-    assert_eq!(model.labels.len(), 10, "files are those of the folder");
+    assert_eq!(model.labels[0].len(), 10, "files are those of the folder");
     let camel = r#"{ "backend": "onnxruntime", "maxBatchSize": 2, "input": [{ "name": "image", "dataType": "TYPE_FP32",
         "dims": ["64"] }], "output": [{ "name": "p", "data_type": "TYPE_FP32", "dims": [10] }] }"#;
     assert_eq!(load(camel).unwrap()[0].max_batch, 2);

@@ -193,7 +193,8 @@ fn typed_with(
         if let (Some(batch), true) = (batch, model.is_batched) {
             shape[0] = batch.into();
         }
-        graph.set_input_fact(index, InferenceFact::dt_shape(datum_type(datatype), shape))?;
+        let own_type = datum_type(datatype).ok_or_else(|| TractError::msg(format!("an input is {datatype}")))?;
+        graph.set_input_fact(index, InferenceFact::dt_shape(own_type, shape))?;
     }
     let outlets = graph.outputs.clone();
     let found = outlets.iter().map(|&outlet| graph.outlet_label(outlet).unwrap_or_default().to_owned());
@@ -269,11 +270,12 @@ fn dimension(length: &Length, symbols: &SymbolScope) -> TDim {
 }
 
 fn datatype(found: DatumType) -> Option<DataType> {
-    DataType::ALL.into_iter().find(|&datatype| datum_type(datatype) == found)
+    DataType::ALL.into_iter().find(|&datatype| datum_type(datatype) == Some(found))
 }
 
-fn datum_type(datatype: DataType) -> DatumType {
-    match datatype {
+/// What tract calls it, unless it lacks it.
+fn datum_type(datatype: DataType) -> Option<DatumType> {
+    Some(match datatype {
         DataType::Bool => DatumType::Bool,
         DataType::Uint8 => DatumType::U8,
         DataType::Uint16 => DatumType::U16,
@@ -287,5 +289,6 @@ fn datum_type(datatype: DataType) -> DatumType {
         DataType::Fp32 => DatumType::F32,
         DataType::Fp64 => DatumType::F64,
         DataType::Bytes => DatumType::String,
-    }
+        DataType::Bf16 => return None,
+    })
 }

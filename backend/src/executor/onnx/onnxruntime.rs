@@ -14,16 +14,19 @@ use std::{
 };
 
 use half::{
-    f16,
+    bf16, f16,
     slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _},
 };
 use ort::{
     ep,
     logging::LogLevel,
     session::{RunOptions, Session, SessionInputValue, builder::SessionBuilder},
-    value::{DynValue, Outlet, TensorElementType, TensorRef, ValueType},
+    value::{DynMapValueType, DynValue, Outlet, TensorElementType, TensorRef, ValueType},
 };
-use repository::{DataType, Precision};
+use repository::{
+    DataType, Precision,
+    onnx::{self, Signature},
+};
 use zerocopy::{IntoBytes as _, TryFromBytes as _};
 
 use super::{
@@ -49,6 +52,8 @@ pub(super) struct OnnxRuntime {
     /// The file's inputs in the order of the binding, and its outputs in the configuration's.
     inputs: Vec<String>,
     outputs: Vec<(String, DataType)>,
+    /// Of outputs that have a map for each row, by name: the keys in the order of a row's elements.
+    keys: BTreeMap<String, Vec<String>>,
 }
 
 impl OnnxRuntime {
@@ -59,12 +64,13 @@ impl OnnxRuntime {
         let Source { model, batching, .. } = source;
         let session = opened.values().next().expect("a model is hosted on one GPU at least");
         let session = session.lock().unwrap_or_else(PoisonError::into_inner);
-        let binding = bind(&session, source).map_err(|cause| source.refused(&cause))?;
+        let keys = keys(&session, source).map_err(|cause| source.refused(&cause))?;
+        let binding = bind(&session, source, &keys).map_err(|cause| source.refused(&cause))?;
         drop(session);
         let inputs = input_names(model, batching).into_iter().map(str::to_owned).collect();
         let outputs = model.outputs.iter().map(|tensor| (tensor.name.clone(), tensor.datatype)).collect();
         let opened = RwLock::new(Some(Arc::new(opened)));
-        Ok((Self { opened, sessions: sessions.clone(), inputs, outputs }, binding))
+        Ok((Self { opened, sessions: sessions.clone(), inputs, outputs, keys }, binding))
     }
 
     /// The outputs of a run, in the configuration's order.
@@ -76,13 +82,14 @@ impl OnnxRuntime {
         let mut values = Vec::with_capacity(self.outputs.len());
         for (name, datatype) in &self.outputs {
             let value = results.get(name).ok_or_else(|| ExecutorError(format!("it gave no output {name}")))?;
-            let strings = match datatype {
-                DataType::Bytes => value.try_extract_strings().map_err(failed)?.1,
-                _ => Vec::new(),
+            let taken = match (self.keys.get(name), datatype) {
+                (Some(keys), _) => Taken::Rows(rows_of_maps(value, keys)?),
+                (None, DataType::Bytes) => Taken::Strings(value.try_extract_strings().map_err(failed)?.1),
+                (None, _) => Taken::InPlace,
             };
-            values.push((value, *datatype, strings));
+            values.push((value, *datatype, taken));
         }
-        let outputs = values.iter().map(|(value, datatype, strings)| output(value, *datatype, strings));
+        let outputs = values.iter().map(|(value, datatype, taken)| output(value, *datatype, taken));
         take(&outputs.collect::<Result<Vec<_>, ExecutorError>>()?)
     }
 }
@@ -183,10 +190,63 @@ fn configure(
     Ok(builder.with_execution_providers(provider.as_slice())?)
 }
 
+/// What an output's elements are taken from.
+enum Taken {
+    /// Its numbers stay where they are.
+    InPlace,
+    Strings(Vec<String>),
+    /// What maps had for their keys.
+    Rows(Tensor),
+}
+
+/// The keys of outputs that are sequences of maps, as the file has them.
+fn keys(session: &Session, source: &Source) -> Result<BTreeMap<String, Vec<String>>, ExecutorError> {
+    let has_maps =
+        |outlet: &Outlet| matches!(outlet.dtype(), ValueType::Sequence(of) if matches!(**of, ValueType::Map { .. }));
+    if !session.outputs().iter().any(has_maps) {
+        return Ok(BTreeMap::new());
+    }
+    let file = onnx::read(&source.file).map_err(|error| ExecutorError(error.to_string()))?;
+    let outputs = Signature::of(&file.graph.unwrap_or_default()).outputs;
+    Ok(outputs.into_iter().filter_map(|output| Some((output.name, output.keys?))).collect())
+}
+
+/// A row for each map of a sequence, with the numbers of these keys.
+fn rows_of_maps(value: &DynValue, keys: &[String]) -> Result<Tensor, ExecutorError> {
+    let maps = value.try_extract_sequence::<DynMapValueType>().map_err(failed)?;
+    let mut numbers = Vec::with_capacity(maps.len() * keys.len());
+    for map in &maps {
+        let of_map: BTreeMap<String, f32> = match map.dtype() {
+            ValueType::Map { key: TensorElementType::String, .. } => {
+                map.try_extract_key_values::<String, f32>().map_err(failed)?.into_iter().collect()
+            }
+            _ => {
+                let pairs = map.try_extract_key_values::<i64, f32>().map_err(failed)?;
+                pairs.into_iter().map(|(key, number)| (key.to_string(), number)).collect()
+            }
+        };
+        for key in keys {
+            let number = of_map.get(key).ok_or_else(|| ExecutorError(format!("a map has no key {key}")))?;
+            numbers.push(f64::from(*number));
+        }
+    }
+    Ok(Tensor::of_numbers(DataType::Fp32, &[maps.len(), keys.len()], &numbers))
+}
+
 /// Brings the file's inputs and outputs together with the configuration's.
-fn bind(session: &Session, source: &Source) -> Result<Binding, ExecutorError> {
-    let ports = |outlets: &[Outlet]| outlets.iter().map(port).collect::<Vec<_>>();
-    source.bind(&ports(session.inputs()), &ports(session.outputs()))
+fn bind(session: &Session, source: &Source, keys: &BTreeMap<String, Vec<String>>) -> Result<Binding, ExecutorError> {
+    let of_maps = |name: &str, keys: &Vec<String>| Port {
+        name: name.to_owned(),
+        datatype: Some(DataType::Fp32),
+        shape: Some(vec![None, Some(Length::Fixed(keys.len()))]),
+    };
+    let as_clients_see_it = |outlet: &Outlet| match keys.get(outlet.name()) {
+        Some(keys) => of_maps(outlet.name(), keys),
+        None => port(outlet),
+    };
+    let inputs: Vec<Port> = session.inputs().iter().map(port).collect();
+    let outputs: Vec<Port> = session.outputs().iter().map(as_clients_see_it).collect();
+    source.bind(&inputs, &outputs)
 }
 
 /// What a file says of an input or an output.
@@ -219,6 +279,7 @@ fn datatype(found: TensorElementType) -> Option<DataType> {
         TensorElementType::Int32 => DataType::Int32,
         TensorElementType::Int64 => DataType::Int64,
         TensorElementType::Float16 => DataType::Fp16,
+        TensorElementType::Bfloat16 => DataType::Bf16,
         TensorElementType::Float32 => DataType::Fp32,
         TensorElementType::Float64 => DataType::Fp64,
         TensorElementType::String => DataType::Bytes,
@@ -251,19 +312,21 @@ fn value(tensor: &Tensor) -> Result<SessionInputValue<'_>, ExecutorError> {
         DataType::Int32 => view!(tensor.numbers::<i32>()),
         DataType::Int64 => view!(tensor.numbers::<i64>()),
         DataType::Fp16 => view!(tensor.numbers::<u16>().reinterpret_cast::<f16>()),
+        DataType::Bf16 => view!(tensor.numbers::<u16>().reinterpret_cast::<bf16>()),
         DataType::Fp32 => view!(tensor.numbers::<f32>()),
         DataType::Fp64 => view!(tensor.numbers::<f64>()),
         DataType::Bytes => Err(ExecutorError("it has numbers, expected strings".to_owned())),
     }
 }
 
-fn output<'a>(value: &'a DynValue, datatype: DataType, strings: &'a [String]) -> Result<Output<'a>, ExecutorError> {
+fn output<'a>(value: &'a DynValue, datatype: DataType, taken: &'a Taken) -> Result<Output<'a>, ExecutorError> {
+    let elements = match taken {
+        Taken::Rows(rows) => return Ok(Output::of(rows)),
+        Taken::Strings(strings) => Elements::Strings(strings),
+        Taken::InPlace => Elements::Numbers(numbers(value, datatype)?),
+    };
     let lengths = value.dtype().tensor_shape().map(|shape| shape.iter());
     let shape = lengths.into_iter().flatten().map(|&length| usize::try_from(length).unwrap_or(0)).collect();
-    let elements = match datatype {
-        DataType::Bytes => Elements::Strings(strings),
-        _ => Elements::Numbers(numbers(value, datatype)?),
-    };
     Ok(Output { shape, elements })
 }
 
@@ -285,6 +348,7 @@ fn numbers(value: &DynValue, datatype: DataType) -> Result<&[u8], ExecutorError>
         DataType::Int32 => elements!(i32).as_bytes(),
         DataType::Int64 => elements!(i64).as_bytes(),
         DataType::Fp16 => elements!(f16).reinterpret_cast().as_bytes(),
+        DataType::Bf16 => elements!(bf16).reinterpret_cast().as_bytes(),
         DataType::Fp32 => elements!(f32).as_bytes(),
         DataType::Fp64 => elements!(f64).as_bytes(),
         DataType::Bytes => return Err(ExecutorError("it has strings, expected numbers".to_owned())),

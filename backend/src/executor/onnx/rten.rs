@@ -244,7 +244,7 @@ fn sample(tensor: &repository::Tensor, index: usize, rows: Option<usize>) -> Ten
         state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
         f64::from(state >> 8) / f64::from(1 << 24)
     };
-    let is_whole = !matches!(tensor.datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64);
+    let is_whole = !tensor.datatype.is_float();
     let numbers = (0..shape.iter().product()).map(|_| if is_whole { next().round() } else { next() });
     Tensor::of_numbers(tensor.datatype, &shape, &numbers.collect::<Vec<_>>())
 }

@@ -151,6 +151,7 @@ fn write_number(datatype: DataType, number: f64, into: &mut [u8]) {
         DataType::Int32 => into.copy_from_slice(&(number as i32).to_le_bytes()),
         DataType::Int64 => into.copy_from_slice(&(number as i64).to_le_bytes()),
         DataType::Fp16 => into.copy_from_slice(&half::f16::from_f64(number).to_le_bytes()),
+        DataType::Bf16 => into.copy_from_slice(&half::bf16::from_f64(number).to_le_bytes()),
         DataType::Fp32 => into.copy_from_slice(&(number as f32).to_le_bytes()),
         DataType::Fp64 => into.copy_from_slice(&number.to_le_bytes()),
         DataType::Bytes => {}

@@ -20,6 +20,8 @@ DTYPES: dict[str, Any] = {
     "FP16": np.float16,
     "FP32": np.float32,
     "FP64": np.float64,
+    # NumPy has none: the bits, which are the upper half of a float32.
+    "BF16": np.uint16,
     "BYTES": np.object_,
 }
 
