@@ -49,6 +49,9 @@ fn main() -> ExitCode {
     if let Some(code) = backend::executor::process::launch_if_asked() {
         return code;
     }
+    if let Some(code) = backend::drive::try_if_asked() {
+        return code;
+    }
     backend::executor::Programs::default().complete_configurations();
     panics::report();
     let cli = match Cli::try_parse() {

@@ -12,12 +12,14 @@ mod health;
 mod loader;
 mod loading;
 mod pinned;
+mod probe;
 mod profile;
 mod queue;
 mod scrape;
 mod session;
 mod timers;
 mod trial;
+mod tried;
 mod turns;
 mod warmup;
 
@@ -52,7 +54,8 @@ use copies::Copies;
 use gpu::Gpus;
 use health::Readings;
 use loader::Loader;
-use loading::{Means, load};
+use loading::{Means, choose_engine, load};
+pub use probe::try_if_asked;
 pub use profile::{ByLength, Effort, Measured, OfLength, QUANTILE};
 use scrape::Scrape;
 use session::{Session, Threads};
@@ -147,9 +150,12 @@ fn load_all(
     let (mut first_error, mut not_loaded) = (None, Vec::new());
     // As the core will have it: what does not fit is let go before the next one is read.
     let mut host = config.host_pages()?.map(HostMemory::new);
-    for placed in models {
+    let models: Vec<Placed> = models.into_iter().map(|placed| choose_engine(config, placed)).collect();
+    let tried = probe::all(config, &models);
+    for (placed, tried) in models.into_iter().zip(tried) {
         let (name, version) = (placed.model.name.clone(), placed.model.version.clone());
         let load = || {
+            tried?;
             let loaded = load(means, config, placed, &mut means.trials())?;
             stamps.check(&config.repository, &name)?;
             Ok(loaded)

@@ -50,9 +50,6 @@ pub fn load(
         repository::Executor::Onnx { file, batching, wanted, .. }
             if wanted.processor == Some(Processor::Onnxruntime) =>
         {
-            if model.files.is_some() {
-                return Err(ExecutorError(format!("model {}: {BROUGHT}", model.name)));
-            }
             let sessions = onnxruntime.sessions(gpus, gpu_indexes, wanted.precision.unwrap_or_default())?;
             Arc::new(Onnx::load_by_onnxruntime(model, (file, batching), &sessions)?)
         }
@@ -62,10 +59,6 @@ pub fn load(
         }
     })
 }
-
-/// A library that is not written in Rust reads files that an operator has chosen, and no others.
-const BROUGHT: &str = "a client brought its files, expected executor \"onnx\" or \"cuda\", as \"onnxruntime\" runs \
-                       only what the repository has";
 
 /// ONNX Runtime's library, as `settings` name it, or as it is found on this host; also in the folder of a Python's
 /// package, if there is one.
@@ -89,36 +82,5 @@ pub fn engine_of(found: &Result<Library, ExecutorError>) -> (Processor, String) 
     match found {
         Ok(library) => (Processor::Onnxruntime, format!("ONNX Runtime, {library}")),
         Err(reason) => (Processor::Cpu, format!("the embedded engine, as {reason}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use repository::{BroughtFile, Store};
-
-    use super::*;
-
-    /// The digits, for ONNX Runtime.
-    fn digits() -> Model {
-        let models = repository::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")).unwrap().models;
-        let mut model = models.into_iter().find(|model| model.name == "digits").unwrap();
-        let repository::Executor::Onnx { wanted, .. } = &mut model.executor else { panic!("{:?}", model.executor) };
-        wanted.processor = Some(Processor::Onnxruntime);
-        model
-    }
-
-    fn refused(model: &Model) -> Option<String> {
-        let on = (&[0][..], &Gpus::Count(1));
-        load(model, on, &OnnxRuntime::default(), &Programs::default()).err().map(|error| error.to_string())
-    }
-
-    #[test]
-    fn files_that_clients_brought_are_not_for_a_library() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
-        let files = [BroughtFile { path: "1/model.onnx", bytes: b"any" }];
-        let model = Model { files: Some(store.keep("digits", &files, 1 << 20).unwrap()), ..digits() };
-        let error = refused(&model).unwrap();
-        assert!(error.starts_with("model digits: a client brought its files, expected executor \"onnx\""), "{error}");
     }
 }

@@ -46,8 +46,8 @@ pub struct Value {
     pub datatype: Option<DataType>,
     /// With the batch dimension; `None` if the file does not tell.
     pub shape: Option<Vec<Dimension>>,
-    /// Of an output with a map for each row (`ZipMap` of `ai.onnx.ml`), which clients see as a tensor: the keys, one for
-    /// each of a row's elements.
+    /// Of an output with a map for each row (`ZipMap` of `ai.onnx.ml`), which clients see as a tensor: the keys, one
+    /// for each of a row's elements.
     pub keys: Option<Vec<String>>,
 }
 

@@ -20,6 +20,24 @@ fn serves(address: SocketAddr, version: u32) -> bool {
     answer.is_some_and(|(status, _)| status == 200)
 }
 
+/// Its graph takes a terabyte; an allocation that fails ends the process that it is in.
+#[test]
+fn a_file_that_ends_whoever_runs_it_is_refused_and_nobody_else_notices() {
+    let up = Up::start(1, "digits", &[1], "load_files = true\npolicy = 'eager'");
+    let backend = up.members["backend-0"];
+    let file = BASE64_STANDARD.encode(fs::read("tests/cluster/takes_all_memory.onnx").unwrap());
+    let config = json!({ "parameters": { "executor": { "string_value": "onnx" } } }).to_string();
+    let load = json!({ "parameters": { "config": config, "file:9/model.onnx": file } });
+    let (status, answer) = post(up.http[0], "repository/models/digits/load", &load).unwrap();
+    let error = answer["error"].as_str().unwrap();
+    assert!(
+        status >= 400 && error.contains("version 9") && error.contains("was ended by signal 6 (SIGABRT)"),
+        "{error}"
+    );
+    assert!(serves(up.http[0], 1), "what was served before still is");
+    assert!(test_kill_process(backend).is_ok(), "by the same process");
+}
+
 #[test]
 fn files_of_a_load_are_served_by_all_and_by_whoever_is_started_later() {
     let up = Up::start(2, "digits", &[1, 1], "load_files = true\npolicy = 'eager'");

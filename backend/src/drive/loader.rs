@@ -13,7 +13,8 @@ use repository::{Source, Stamp, Store};
 use transport::Waker;
 
 use super::{
-    loading::{Means, load},
+    loading::{Means, choose_engine, load},
+    probe::{self, Origin},
     turns::Trials,
 };
 use crate::{
@@ -105,7 +106,9 @@ impl With<'_> {
             let source = Source::of(&config.repository, store, brought)?;
             let folder = repository::folder_of(source.root(), name)?;
             let stamp = Stamp::of(&folder)?;
-            let versions = repository::load_named(&source, name, brought.map(|brought| &brought.config[..]))?;
+            let written = brought.map(|brought| &brought.config[..]);
+            let versions = repository::load_named(&source, name, written)?;
+            let origin = Origin { root: source.root(), config: written };
             let placed = versions.into_iter().filter_map(|model| config.place_one(model).transpose());
             // As Triton says it.
             let failed = |version: &str, error: BackendError| {
@@ -113,7 +116,10 @@ impl With<'_> {
             };
             let mut load_one = |placed: Placed| {
                 let version = placed.model.version.clone();
-                load(means, config, placed, &mut trials).map_err(|error| BackendError::from(failed(&version, error)))
+                let placed = choose_engine(config, placed);
+                let tried = probe::one(config, &placed.model, origin).map_err(BackendError::from);
+                let loaded = tried.and_then(|()| load(means, config, placed, &mut trials));
+                loaded.map_err(|error| BackendError::from(failed(&version, error)))
             };
             let loaded = placed.map(|placed| placed.and_then(&mut load_one)).collect::<Result<_, _>>()?;
             stamp.check(&folder)?;

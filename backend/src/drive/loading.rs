@@ -42,8 +42,7 @@ pub(crate) fn load(
     trials: &mut Trials<'_>,
 ) -> Result<Loaded, BackendError> {
     let Means { clock, programs, devices, .. } = means;
-    let Placed { mut model, gpu_indexes, mut weights, is_pinned } = placed;
-    choose_engine(config, &mut model);
+    let Placed { model, gpu_indexes, mut weights, is_pinned } = placed;
     let started_at = clock.now();
     trials.begin(&gpu_indexes);
     let executor = load_executor(&model, &gpu_indexes, (config, programs, devices), trials)?;
@@ -87,18 +86,18 @@ pub(crate) fn load(
     Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, weights, is_pinned })
 }
 
-/// What runs it, where its configuration and this backend's leave that open.
-fn choose_engine(config: &Config, model: &mut Model) {
-    let repository::Executor::Onnx { wanted, .. } = &mut model.executor else { return };
-    if wanted.processor == Some(Processor::Auto) {
-        let (engine, why) = match model.files {
-            Some(_) => (Processor::Cpu, "the embedded engine, as a client brought its files".to_owned()),
-            None => executor::choose_engine(&config.onnxruntime, None),
-        };
+/// With what runs it, where its configuration and this backend's leave that open.
+pub(crate) fn choose_engine(config: &Config, mut placed: Placed) -> Placed {
+    let model = &mut placed.model;
+    if let repository::Executor::Onnx { wanted, .. } = &mut model.executor
+        && wanted.processor == Some(Processor::Auto)
+    {
+        let (engine, why) = executor::choose_engine(&config.onnxruntime, None);
         tracing::info!(model = model.name, "run by {why}");
         wanted.processor = Some(engine);
         config.keep_profile(model);
     }
+    placed
 }
 
 pub(crate) fn cost(

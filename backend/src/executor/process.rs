@@ -43,7 +43,7 @@ use crate::{
     executor::Executor,
 };
 use keeper::Keeper;
-pub(super) use launcher::THIS_BINARY;
+pub(crate) use launcher::THIS_BINARY;
 pub use launcher::launch_if_asked;
 use layout::Layout;
 pub(super) use output::printable;

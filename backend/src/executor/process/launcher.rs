@@ -31,7 +31,7 @@ use super::{namespaces, package};
 /// The word that makes this binary a launcher.
 const WORD: &str = "launch-program";
 /// This binary, wherever it lies, and even if there is another one at its place by now.
-pub(in crate::executor) const THIS_BINARY: &str = "/proc/self/exe";
+pub(crate) const THIS_BINARY: &str = "/proc/self/exe";
 /// What a shell says of a program that cannot be started.
 const NOT_STARTED: u8 = 127;
 

@@ -79,8 +79,9 @@ fn load(settings: &OnnxRuntime, package: Option<&Path>) -> Result<(Library, Envi
     }
     let found = if skipped.is_empty() { "none was found".to_owned() } else { skipped.join("; ") };
     Err(ExecutorError(format!(
-        "ONNX Runtime's library cannot be loaded: {found}; `pip install onnxruntime` brings it for `up`, and a backend's \
-         file names it by onnxruntime.library, or {PATH_VARIABLE} does: capi/libonnxruntime.so.1.* of that package"
+        "ONNX Runtime's library cannot be loaded: {found}; `pip install onnxruntime` brings it for `up`, and a \
+         backend's file names it by onnxruntime.library, or {PATH_VARIABLE} does: capi/libonnxruntime.so.1.* of that \
+         package"
     )))
 }
 
