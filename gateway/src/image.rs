@@ -5,24 +5,15 @@
 //! is decoded. A picture that is truncated, hostile, or larger than the limits once decoded is an error of that request
 //! alone.
 
-use std::io::Cursor;
-
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer, images::Image};
 use frontend::{InferError, rope::Rope};
-use image::{DynamicImage, ImageDecoder as _, ImageFormat, ImageReader, Limits};
 use repository::{Color, DataType, ImagePipeline, Layout, Tensor};
 
-use crate::{budget::Charge, pool::Pool};
-
-/// The longer side of a picture.
-const SIDE_MAX: u32 = 16_384;
-/// Memory that a decoder may take: about 20 megapixels of RGB.
-const DECODED_BYTES_MAX: u64 = 64 << 20;
-/// Pixels that the scans of a JPEG may go over in all: as many as 16 scans of the largest picture, where encoders write
-/// 6 to 12. A decoder goes over some 5,000 million a second, however few bytes a scan has.
-const SCANNED_PIXELS_MAX: u64 = 16 * DECODED_BYTES_MAX;
-/// What a scan costs in any case, in pixels.
-const SCAN_PIXELS_MIN: u64 = 4096;
+use crate::{
+    budget::Charge,
+    picture::{self, Picture},
+    pool::Pool,
+};
 
 /// The tensor's bytes as they lie in a slot; they are charged too.
 ///
@@ -52,7 +43,11 @@ pub fn tensor_of<R>(
     picture: &[u8],
     room: impl FnOnce(usize) -> Result<R, InferError>,
 ) -> Result<Vec<u8>, InferError> {
-    let (decoded, _room) = decode(picture, room)?;
+    let head = picture::head(picture).map_err(unusable)?;
+    // What the picture becomes, and once more for what comes before (the coefficients of a progressive JPEG) or after
+    // (other channels).
+    let _room = room(2 * picture.len() + 2 * head.decoded_bytes)?;
+    let decoded = picture::decode(picture, &head).map_err(unusable)?;
     let pixels = resize(pipeline, decoded).map_err(unusable)?;
     let channels = pipeline.color.channels();
     let (height, width) = (pipeline.height as usize, pipeline.width as usize);
@@ -82,59 +77,12 @@ fn unusable(cause: String) -> InferError {
     InferError::Invalid(format!("the picture cannot be used: {cause}"))
 }
 
-fn decode<R>(
-    picture: &[u8],
-    room: impl FnOnce(usize) -> Result<R, InferError>,
-) -> Result<(DynamicImage, R), InferError> {
-    let reader = ImageReader::new(Cursor::new(picture)).with_guessed_format();
-    let mut reader = reader.map_err(|error| unusable(error.to_string()))?;
-    let format = reader.format();
-    match format {
-        Some(ImageFormat::Jpeg | ImageFormat::Png) => {}
-        _ => return Err(unusable("it is neither JPEG nor PNG".into())),
-    }
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(SIDE_MAX);
-    limits.max_image_height = Some(SIDE_MAX);
-    limits.max_alloc = Some(DECODED_BYTES_MAX);
-    reader.limits(limits.clone());
-    let wrong = |error: image::ImageError| unusable(error.to_string().replace('\n', "; "));
-    let mut decoder = reader.into_decoder().map_err(wrong)?;
-    limits.reserve(decoder.total_bytes()).map_err(wrong)?;
-    if format == Some(ImageFormat::Jpeg) {
-        check_scans(picture, decoder.dimensions()).map_err(unusable)?;
-    }
-    // The encoded picture in one piece and in the decoder; what it becomes, and once more for what comes before (the
-    // coefficients of a progressive JPEG) or after (another order of colours).
-    let room = room(2 * picture.len() + 2 * decoder.total_bytes() as usize)?;
-    decoder.set_limits(limits).map_err(wrong)?;
-    Ok((DynamicImage::from_decoder(decoder).map_err(wrong)?, room))
-}
-
-/// Checks how much there is to go over: each scan of a progressive JPEG refines all of its pixels, and may be a few
-/// bytes that refine nothing.
-fn check_scans(picture: &[u8], (width, height): (u32, u32)) -> Result<(), String> {
-    let (found, pixels) = (scans_of(picture), u64::from(width) * u64::from(height));
-    let max = SCANNED_PIXELS_MAX / pixels.max(SCAN_PIXELS_MIN);
-    if found as u64 > max {
-        return Err(format!("found {found} scans of {width} x {height} pixels, expected at most {max} of that size"));
-    }
-    Ok(())
-}
-
-/// At least as many scans as any decoder finds in a JPEG: wherever the head of one may be (ITU-T T.81, section B.2.3),
-/// in whatever segment. Coded data has none, as a zero follows each of its 0xFF (section F.1.2.3).
-fn scans_of(picture: &[u8]) -> usize {
-    let is_scan = |bytes: &&[u8]| matches!(**bytes, [0xff, 0xda, 0, length, of @ 1..=4] if length == 6 + 2 * of);
-    picture.windows(5).filter(is_scan).count()
-}
-
 /// The pixels of the tensor's size, channels together.
-fn resize(pipeline: &ImagePipeline, decoded: DynamicImage) -> Result<Vec<u8>, String> {
-    let (width, height) = (decoded.width(), decoded.height());
+fn resize(pipeline: &ImagePipeline, decoded: Picture) -> Result<Vec<u8>, String> {
+    let (width, height) = (decoded.width, decoded.height);
     let (pixel, buffer) = match pipeline.color {
-        Color::Gray => (PixelType::U8, decoded.into_luma8().into_raw()),
-        Color::Rgb | Color::Bgr => (PixelType::U8x3, decoded.into_rgb8().into_raw()),
+        Color::Gray => (PixelType::U8, decoded.into_gray()),
+        Color::Rgb | Color::Bgr => (PixelType::U8x3, decoded.into_rgb()),
     };
     if (width, height) == (pipeline.width, pipeline.height) {
         return Ok(buffer);
@@ -165,20 +113,20 @@ fn window(pipeline: &ImagePipeline, width: f64, height: f64) -> Option<[f64; 4]>
 
 #[cfg(test)]
 mod tests {
-    use image::{GrayImage, Luma, Rgb, RgbImage};
+    use png::ColorType;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::budget::Budget;
+    use crate::{
+        budget::Budget,
+        picture::{
+            png_of,
+            tests::{JPEG, progressive},
+        },
+    };
 
     fn endless(_: usize) -> Result<(), InferError> {
         Ok(())
-    }
-
-    fn encoded(picture: impl Into<DynamicImage>, format: ImageFormat) -> Vec<u8> {
-        let mut bytes = Cursor::new(Vec::new());
-        picture.into().write_to(&mut bytes, format).unwrap();
-        bytes.into_inner()
     }
 
     fn pipeline(color: Color, height: u32, width: u32) -> ImagePipeline {
@@ -209,13 +157,21 @@ mod tests {
     }
 
     /// Red rises with the column, green with the row, blue is 7.
-    fn gradient(width: u32, height: u32) -> RgbImage {
-        RgbImage::from_fn(width, height, |x, y| Rgb([x as u8 * 10, y as u8 * 10, 7]))
+    fn gradient(width: u8, height: u8) -> Vec<u8> {
+        let pixels: Vec<u8> = (0..height)
+            .flat_map(|y| (0..width).flat_map(move |x| [x.wrapping_mul(10), y.wrapping_mul(10), 7]))
+            .collect();
+        png_of(width.into(), height.into(), ColorType::Rgb, &pixels)
+    }
+
+    fn gray(width: u32, height: u32, of: impl Fn(u32, u32) -> u8) -> Vec<u8> {
+        let pixels: Vec<u8> = (0..width * height).map(|at| of(at % width, at / width)).collect();
+        png_of(width, height, ColorType::Grayscale, &pixels)
     }
 
     #[test]
     fn every_element_lies_where_the_layout_says() {
-        let png = encoded(gradient(3, 2), ImageFormat::Png);
+        let png = gradient(3, 2);
         let hwc = pipeline(Color::Rgb, 2, 3);
         let expected_hwc = [0, 0, 7, 10, 0, 7, 20, 0, 7, 0, 10, 7, 10, 10, 7, 20, 10, 7].map(|v: u8| f32::from(v));
         assert_eq!(floats(&hwc, &png), expected_hwc);
@@ -230,7 +186,7 @@ mod tests {
 
     #[test]
     fn values_are_normalised_by_channel() {
-        let png = encoded(gradient(1, 1), ImageFormat::Png);
+        let png = gradient(1, 1);
         let normalised = ImagePipeline {
             invert: true,
             scale: 2.0,
@@ -245,8 +201,7 @@ mod tests {
     fn a_crop_takes_the_middle_and_a_stretch_takes_all() {
         // Light from 2 pixels outside the middle half: resizing looks a little beyond what it keeps.
         let is_light = |x, y| (28..52).contains(&x) && (8..32).contains(&y);
-        let picture = GrayImage::from_fn(80, 40, |x, y| Luma([if is_light(x, y) { 200 } else { 0 }]));
-        let png = encoded(picture, ImageFormat::Png);
+        let png = gray(80, 40, |x, y| if is_light(x, y) { 200 } else { 0 });
         let middle = ImagePipeline { crop: 0.5, ..pipeline(Color::Gray, 10, 10) };
         assert_eq!(floats(&middle, &png), [200.0; 100]);
         let all = floats(&pipeline(Color::Gray, 10, 10), &png);
@@ -257,22 +212,11 @@ mod tests {
     #[test]
     fn the_least_shares_and_sides_are_resized() {
         for (width, height) in [(1, 1), (1, 300), (300, 1), (17, 3)] {
-            let png = encoded(GrayImage::from_pixel(width, height, Luma([200])), ImageFormat::Png);
+            let png = gray(width, height, |_, _| 200);
             for crop in [1e-30, 0.01, 0.5, 1.0] {
                 let least = ImagePipeline { crop, ..pipeline(Color::Gray, 10, 20) };
                 assert_eq!(floats(&least, &png), [200.0; 200], "{crop} of {width} x {height}");
             }
-        }
-    }
-
-    #[test]
-    fn a_jpeg_comes_close() {
-        let jpeg = encoded(RgbImage::from_pixel(32, 32, Rgb([200, 100, 50])), ImageFormat::Jpeg);
-        for pixel in floats(&pipeline(Color::Rgb, 4, 4), &jpeg).as_chunks::<3>().0 {
-            assert!(
-                pixel.iter().zip([200.0, 100.0, 50.0]).all(|(found, right)| (found - right).abs() < 4.0),
-                "{pixel:?}"
-            );
         }
     }
 
@@ -287,7 +231,7 @@ mod tests {
         };
         assert!(refused(b"").contains("neither JPEG nor PNG"));
         assert!(refused(b"GIF89a........").contains("neither JPEG nor PNG"));
-        let png = encoded(gradient(20, 20), ImageFormat::Png);
+        let png = gradient(20, 20);
         refused(&png[..png.len() / 2]);
         // A few hundred bytes that would become a gigabyte.
         let mut bomb = png.clone();
@@ -308,7 +252,7 @@ mod tests {
         let tensor = tensor(&pipeline, DataType::Fp32);
         let charge = budget.account(()).charge();
         let run = |side| {
-            let png = Rope::from(encoded(RgbImage::new(side, side), ImageFormat::Png));
+            let png = Rope::from(gradient(side, side));
             decoded(&pool, &charge, pipeline.clone(), tensor.clone(), png)
         };
         assert!(run(20).await.is_ok());
@@ -317,39 +261,6 @@ mod tests {
         assert!(matches!(&error, InferError::MemoryFull(text) if text.contains("bodies_bytes_max")), "{error}");
         charge.release();
         assert_eq!(budget.held(), 0);
-    }
-
-    #[test]
-    fn the_head_says_what_a_picture_becomes() {
-        for (format, pixel_bytes) in [(ImageFormat::Png, 3), (ImageFormat::Jpeg, 3)] {
-            let bytes = encoded(RgbImage::new(1000, 500), format);
-            let mut asked = 0;
-            let refuse = |room| {
-                asked = room;
-                Err::<(), _>(InferError::MemoryFull("no room".into()))
-            };
-            assert!(decode(&bytes, refuse).is_err());
-            assert_eq!(asked, 2 * bytes.len() + 2 * 1000 * 500 * pixel_bytes);
-        }
-    }
-
-    /// A progressive JPEG of one component whose coefficients are all zero, with so many scans.
-    fn progressive(side: u16, scans: usize) -> Vec<u8> {
-        let [high, low] = side.to_be_bytes();
-        let table = |class: u8| [&[0xff, 0xc4, 0, 20, class, 1][..], &[0; 15], &[0]].concat();
-        let mut jpeg = vec![0xff, 0xd8, 0xff, 0xdb, 0, 67, 0];
-        jpeg.extend([1; 64]);
-        jpeg.extend([0xff, 0xc2, 0, 11, 8, high, low, high, low, 1, 1, 0x11, 0]);
-        jpeg.extend([table(0x00), table(0x10)].concat());
-        let blocks = usize::from(side.div_ceil(8)).pow(2);
-        // Each block is one bit: no difference, or the end of its band.
-        let data = vec![0; blocks.div_ceil(8)];
-        for scan in 0..scans {
-            let band = if scan == 0 { [0, 0, 0] } else { [1, 63, 0] };
-            jpeg.extend([&[0xff, 0xda, 0, 8, 1, 1, 0][..], &band, &data].concat());
-        }
-        jpeg.extend([0xff, 0xd9]);
-        jpeg
     }
 
     /// 91 scans of 65 million pixels, 265 KB, held a decoder for 1.25 s.
@@ -361,36 +272,6 @@ mod tests {
         let error = run(&progressive(8100, 17)).unwrap_err().to_string();
         let expected = "found 17 scans of 8100 x 8100 pixels, expected at most 16 of that size";
         assert_eq!(error, format!("the picture cannot be used: {expected}"));
-        // Encoders' ten scans of the largest pictures, and the most that small ones may have.
-        assert_eq!(check_scans(&progressive(8, 12), (8192, 8192)), Ok(()));
-        assert_eq!(check_scans(&[], (0, 0)), Ok(()));
-        let max = (SCANNED_PIXELS_MAX / SCAN_PIXELS_MIN) as usize;
-        assert!(
-            check_scans(&progressive(8, max), (1, 1)).is_ok() && check_scans(&progressive(8, max + 1), (1, 1)).is_err()
-        );
-    }
-
-    #[test]
-    fn scans_are_counted_wherever_they_may_be_and_nowhere_else() {
-        for components in [1, 3] {
-            let picture: DynamicImage = match components {
-                1 => GrayImage::new(20, 20).into(),
-                _ => RgbImage::new(20, 20).into(),
-            };
-            assert_eq!(scans_of(&encoded(picture, ImageFormat::Jpeg)), 1);
-        }
-        let scan = [0xff, 0xda, 0, 8, 1];
-        for (bytes, expected) in [
-            (&[][..], 0),
-            (&scan[..4], 0),
-            (&scan, 1),
-            (&[0xff, 0xff, 0xda, 0, 12, 3], 1),
-            (&[0xff, 0xda, 0, 8, 3], 0),
-            (&[0xff, 0xda, 0, 16, 5], 0),
-            (&[0xff, 0, 0xda, 0, 8, 1], 0),
-        ] {
-            assert_eq!(scans_of(bytes), expected, "{bytes:?}");
-        }
     }
 
     proptest! {
@@ -404,7 +285,7 @@ mod tests {
             let start = [&b"\x89PNG\r\n\x1a\n"[..], b"\xff\xd8\xff\xe0", b""][head];
             let tensor = tensor(&pipeline, DataType::Fp32);
             let _ = tensor_of(&pipeline, &tensor, &[start, &rest].concat(), endless);
-            let mut damaged = encoded(gradient(9, 9), ImageFormat::Jpeg);
+            let mut damaged = JPEG.to_vec();
             let at = cut % damaged.len();
             damaged.iter_mut().skip(at).zip(&rest).take(3).for_each(|(byte, other)| *byte ^= other);
             let _ = tensor_of(&pipeline, &tensor, &damaged, endless);

@@ -20,6 +20,7 @@ pub mod image;
 mod limits;
 pub mod loads;
 pub mod metrics;
+mod picture;
 mod poll;
 pub mod pool;
 mod probes;

@@ -1,11 +1,10 @@
 //! Pictures, which are submitted before they are decoded.
 
-use std::io::Cursor;
-
-use image::{ImageFormat, Rgb, RgbImage};
+use ::png::ColorType;
 use repository::{Color, ImagePipeline, Layout};
 
 use super::*;
+use crate::picture::png_of;
 
 const PIXELS: [u8; 12] = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120];
 
@@ -29,10 +28,7 @@ fn of_pictures() -> repository::Model {
 }
 
 fn png() -> Vec<u8> {
-    let picture = RgbImage::from_fn(2, 2, |x, y| Rgb(*PIXELS[(6 * y + 3 * x) as usize..].first_chunk().unwrap()));
-    let mut png = Cursor::new(Vec::new());
-    picture.write_to(&mut png, ImageFormat::Png).unwrap();
-    png.into_inner()
+    png_of(2, 2, ColorType::Rgb, &PIXELS)
 }
 
 fn with_pictures<F: Future<Output = ()>>(test: impl FnOnce(TcpStream, Rc<Peer>) -> F) {
