@@ -71,23 +71,52 @@ impl Coding {
         Decoding { decoder, decoded: Vec::new() }
     }
 
-    /// Encodes a body, unless it is too small to be worth it.
+    /// Encodes a body, unless it is too small to be worth it; between pieces, this thread is left to others.
     pub async fn encode(self, body: &[u8]) -> Option<Vec<u8>> {
-        if body.len() < COMPRESSED_BYTES_MIN {
-            return None;
+        let mut encoder = self.encoder(body)?;
+        for piece in body.chunks(PIECE_BYTES) {
+            encoder.write(piece);
+            tokio::task::yield_now().await;
         }
-        Some(match self {
-            Self::Gzip => {
-                let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-                write_pieces(body, &mut encoder).await;
-                encoder.finish().expect(IN_MEMORY)
-            }
-            Self::Deflate => {
-                let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
-                write_pieces(body, &mut encoder).await;
-                encoder.finish().expect(IN_MEMORY)
-            }
+        Some(encoder.finish())
+    }
+
+    /// The same, in one go.
+    #[must_use]
+    pub fn encode_at_once(self, body: &[u8]) -> Option<Vec<u8>> {
+        let mut encoder = self.encoder(body)?;
+        encoder.write(body);
+        Some(encoder.finish())
+    }
+
+    fn encoder(self, body: &[u8]) -> Option<Encoder> {
+        (body.len() >= COMPRESSED_BYTES_MIN).then(|| match self {
+            Self::Gzip => Encoder::Gzip(GzEncoder::new(Vec::new(), Compression::fast())),
+            Self::Deflate => Encoder::Deflate(ZlibEncoder::new(Vec::new(), Compression::fast())),
         })
+    }
+}
+
+enum Encoder {
+    Gzip(GzEncoder<Vec<u8>>),
+    Deflate(ZlibEncoder<Vec<u8>>),
+}
+
+impl Encoder {
+    fn write(&mut self, piece: &[u8]) {
+        match self {
+            Self::Gzip(encoder) => encoder.write_all(piece),
+            Self::Deflate(encoder) => encoder.write_all(piece),
+        }
+        .expect(IN_MEMORY);
+    }
+
+    fn finish(self) -> Vec<u8> {
+        match self {
+            Self::Gzip(encoder) => encoder.finish(),
+            Self::Deflate(encoder) => encoder.finish(),
+        }
+        .expect(IN_MEMORY)
     }
 }
 
@@ -124,13 +153,6 @@ impl Decoding {
 
 const IN_MEMORY: &str = "writing into memory cannot fail";
 
-async fn write_pieces(body: &[u8], encoder: &mut impl Write) {
-    for piece in body.chunks(PIECE_BYTES) {
-        encoder.write_all(piece).expect(IN_MEMORY);
-        tokio::task::yield_now().await;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
@@ -163,6 +185,7 @@ mod tests {
             for coding in [Coding::Gzip, Coding::Deflate] {
                 let Some(encoded) = block_on(coding.encode(&body)) else { continue };
                 assert_eq!(decode(coding, &encoded).unwrap(), body);
+                assert_eq!(decode(coding, &coding.encode_at_once(&body).unwrap()).unwrap(), body);
                 assert!(decode(coding, b"no such thing").is_err());
                 assert!(decode(coding, &encoded[..encoded.len() - 9]).is_err());
                 assert_eq!(block_on(coding.encode(&body[..100])), None);

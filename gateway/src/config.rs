@@ -250,14 +250,23 @@ pub struct TraceConfig {
     pub rate: u32,
 }
 
-/// The table `[metrics]`: Triton's metrics that cost something, as its flag `--metrics-config` names them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The table `[metrics]`: of how many models `/metrics` tells, and Triton's metrics that cost something, as its flag
+/// `--metrics-config` names them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsConfig {
+    /// Models that are named, those first that have had a request; the others are told together.
+    pub models_max: usize,
     /// `nv_inference_first_response_histogram_ms`.
     pub histogram_latencies: bool,
     /// `nv_inference_request_summary_us` and those of the stages.
     pub summary_latencies: bool,
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { models_max: 200, histogram_latencies: false, summary_latencies: false }
+    }
 }
 
 /// Bounds on what clients can take up.

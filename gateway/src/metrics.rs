@@ -1,52 +1,37 @@
 //! Step 10: what Prometheus scrapes: Triton's names, which dashboards know, and histograms of our own for every stage.
 //!
-//! Everything is resolved to a handle when a model has its first request, so a request costs a few additions and no
-//! look-up, and models without traffic do not appear: there may be thousands.
+//! The thread that moves packets counts, and reads gauges when somebody scrapes; the text is made beside it. There may
+//! be thousands of models: a model counts from its first request on, and of so many as the configuration says
+//! (`models_max`) the text names each.
 
+mod counts;
 mod host;
+mod models;
 mod register;
 mod requests;
 mod schedulers;
 mod summaries;
-
-use std::cell::{OnceCell, Ref, RefCell};
 
 use frontend::{
     InferError,
     core::Core,
     tasks::{Reply, Timing},
 };
-use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder, exponential_buckets,
-};
-use proto::{
-    Span,
-    scheduler_to_frontend::{DropReason, NetworkTimes},
-};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder, proto::MetricFamily};
+use proto::Span;
 use repository::Model;
+
+pub(crate) use counts::drop_reason;
 
 use self::{
     host::HostMetrics,
-    register::{MODEL, count_up_to, registered},
+    models::Models,
+    register::{count_up_to, registered},
     requests::RequestMetrics,
     schedulers::SchedulerMetrics,
-    summaries::{Summary, SummaryVec},
 };
 use crate::{access::Refusal, config::MetricsConfig};
 
-/// Of our own durations: 20 us to 10 s, each bucket twice the one before.
-const BUCKETS: (f64, f64, usize) = (20e-6, 2.0, 20);
-/// Of `nv_inference_first_response_histogram_ms`: Triton's.
-const FIRST_RESPONSE_BUCKETS_MS: [f64; 4] = [100.0, 500.0, 2000.0, 5000.0];
-/// What Triton sums up of answered requests, and what it is here.
-const DURATIONS: [(&str, &str); 5] = [
-    ("request", "the time of answered requests"),
-    ("queue", "their time until a GPU was granted"),
-    ("compute_input", "the time of fetching inputs"),
-    ("compute_infer", "the time of execution"),
-    ("compute_output", "the time of pushing outputs"),
-];
 /// A part of a request's way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
@@ -115,17 +100,13 @@ pub fn stages(timing: &Timing) -> [(Stage, i64, i64); 8] {
 }
 
 /// Of so many models all metrics are there before their first request, as in Triton; of more, only of those that have
-/// had one: each has hundreds of lines.
+/// had one.
 const ALL_FROM_START_MAX: usize = 32;
 
 /// Everything that is scraped.
 pub struct Metrics {
     registry: Registry,
-    families: Families,
-    /// By index in the model table.
-    models: RefCell<Vec<KnownModel>>,
-    pending: IntGaugeVec,
-    network: GaugeVec,
+    models: Models,
     slots: IntGauge,
     backends: IntGauge,
     silences: IntGauge,
@@ -271,57 +252,14 @@ impl Refusals {
     }
 }
 
-/// A model that is served, and its handles once it has had a request.
-struct KnownModel {
-    name: String,
-    version: String,
-    metrics: OnceCell<ModelMetrics>,
-}
-
-/// One model's handles.
-struct ModelMetrics {
-    success: IntCounter,
-    late: IntCounter,
-    inferences: IntCounter,
-    executions: IntCounter,
-    /// In the order of [`DURATIONS`].
-    durations_us: [IntCounter; 5],
-    /// In the same order, if they are wanted.
-    summaries_us: Option<[Summary; 5]>,
-    first_response_ms: Option<Histogram>,
-    request: Histogram,
-    batch: Histogram,
-    /// In the order of [`Stage::ALL`].
-    stages: Vec<Histogram>,
-}
-
 impl Metrics {
     /// Metrics of no model yet, all zero.
     #[must_use]
     pub fn new(config: MetricsConfig) -> Self {
         let registry = Registry::new();
-        let families = Families::new(&registry, config);
         let gauge = |name: &str, help: &str| registered(&registry, IntGauge::new(name, help));
         Self {
-            models: RefCell::default(),
-            families,
-            pending: registered(
-                &registry,
-                IntGaugeVec::new(
-                    Opts::new("nv_inference_pending_request_count", "Requests without an answer yet"),
-                    &MODEL,
-                ),
-            ),
-            network: registered(
-                &registry,
-                GaugeVec::new(
-                    Opts::new(
-                        "downbeat_network_budget_seconds",
-                        "What is planned with for the way of a plan (ctrl), of an input (data) and of an answer (resp)",
-                    ),
-                    &["model", "version", "part"],
-                ),
-            ),
+            models: Models::new(&registry, config),
             slots: gauge("downbeat_slots_in_use", "Slots of registered memory that are leased"),
             backends: gauge("downbeat_backends_linked", "Backends that can reach our slots"),
             silences: gauge("downbeat_silences", "Times that the frontend's thread did nothing for 0.1 s or more"),
@@ -360,64 +298,17 @@ impl Metrics {
 
     /// A model is served: another version of one that is here, or the next one of the table.
     pub fn handle_model(&self, index: usize, model: &Model) {
-        let (name, version) = (model.name.clone(), model.version.clone());
-        let model = KnownModel { name, version, metrics: OnceCell::new() };
-        let mut models = self.models.borrow_mut();
-        match models.get_mut(index) {
-            Some(known) => *known = model,
-            None => models.push(model),
-        }
-    }
-
-    /// A model's handles: it has traffic.
-    fn of(&self, model: usize) -> Ref<'_, ModelMetrics> {
-        Ref::map(self.models.borrow(), |models| {
-            let KnownModel { name, version, metrics } = &models[model];
-            metrics.get_or_init(|| self.families.model(name, version))
-        })
+        self.models.handle_model(index, &model.name, &model.version);
     }
 
     /// A request was answered.
     pub fn handle_success(&self, model: usize, reply: &Reply, new_executions: u64) {
-        let of = self.of(model);
-        let (timing, stamps) = (&reply.timing, &reply.timing.stamps);
-        let (admitted, answered) = (timing.admitted_at.0, timing.answered_at.0);
-        of.success.inc();
-        of.late.inc_by(u64::from(timing.answered_at > timing.deadline));
-        of.inferences.inc_by(reply.rows as u64);
-        of.executions.inc_by(new_executions);
-        of.request.observe(seconds(answered - admitted));
-        of.batch.observe(timing.batch_size.into());
-        let durations_ns = [
-            answered - admitted,
-            stamps.granted_at_ns - admitted,
-            stamps.fetched_at_ns - stamps.planned_at_ns,
-            stamps.finished_at_ns - stamps.started_at_ns,
-            answered - stamps.finished_at_ns,
-        ];
-        for (counter, ns) in of.durations_us.iter().zip(durations_ns) {
-            counter.inc_by(u64::try_from(ns / 1000).unwrap_or(0));
-        }
-        for (summary, ns) in of.summaries_us.iter().flatten().zip(durations_ns) {
-            summary.observe(ns.max(0) as f64 / 1e3);
-        }
-        if let Some(histogram) = &of.first_response_ms {
-            histogram.observe(seconds(answered - admitted) * 1e3);
-        }
-        for (stage, from, to) in stages(timing) {
-            of.stages[stage as usize].observe(seconds(to - from));
-        }
+        self.models.with(model, |known| known.handle_success(reply, new_executions));
     }
 
     /// A request ended without an answer.
     pub fn handle_failure(&self, model: usize, error: &InferError) {
-        self.of(model);
-        let known = &self.models.borrow()[model];
-        let labels = |reason| [&known.name[..], &known.version, reason];
-        self.families.failure.with_label_values(&labels(tritons_reason(error))).inc();
-        if let Some(reason) = drop_reason(error) {
-            self.families.dropped.with_label_values(&labels(reason)).inc();
-        }
+        self.models.with(model, |known| known.counts().handle_failure(error));
     }
 
     /// The frontend's thread was silent for too long so many times.
@@ -427,168 +318,44 @@ impl Metrics {
 
     /// A request was this long in a stage that the frontend alone knows.
     pub fn observe(&self, model: usize, stage: Stage, took: Span) {
-        self.of(model).stages[stage as usize].observe(seconds(took.0));
+        self.models.with(model, |known| known.counts().handle_stage(stage, took.0));
     }
 
-    /// All metrics in Prometheus's text format; the gauges are read now.
-    #[must_use]
-    pub fn text(&self, core: &Core, pending: impl Fn(usize) -> usize) -> String {
-        if self.models.borrow().len() <= ALL_FROM_START_MAX {
-            (0..self.models.borrow().len()).for_each(|index| drop(self.of(index)));
-        }
-        let has_traffic = |index: usize, known: &KnownModel| known.metrics.get().is_some() || pending(index) > 0;
-        for (index, known) in
-            self.models.borrow().iter().enumerate().filter(|(index, known)| has_traffic(*index, known))
-        {
-            self.pending.with_label_values(&[&known.name, &known.version]).set(pending(index) as i64);
-            let served = core.models().get(index);
-            // A model that nobody offers any more is not planned with anything.
-            let NetworkTimes { ctrl, data, resp } = served.offer.map_or_else(Default::default, |offer| offer.network);
-            for (part, time) in [("ctrl", ctrl), ("data", data), ("resp", resp)] {
-                let gauge = self.network.with_label_values(&[&served.model.name[..], &served.model.version, part]);
-                gauge.set(seconds(time.0));
-            }
-        }
+    /// Reads all gauges. `pending` says how many requests of a model, by its index, have no answer yet.
+    pub fn read(&self, core: &Core, pending: impl Fn(usize) -> usize) -> Reading {
+        self.models.read(core, pending, ALL_FROM_START_MAX);
         self.slots.set(core.outstanding() as i64);
         self.backends.set(core.backends_linked() as i64);
         count_up_to(&self.late_inputs, core.counters().late_inputs);
         self.schedulers.read(core);
-        self.requests.read(core);
+        self.requests.read(core, |model| self.models.is_named(model));
         self.host.read(core);
-        TextEncoder::new()
-            .encode_to_string(&self.registry.gather())
-            .expect("names and labels were checked when they were made")
+        self.reading()
+    }
+
+    /// Counts as they are, and gauges as they were read last.
+    #[must_use]
+    pub fn reading(&self) -> Reading {
+        Reading(self.registry.clone())
+    }
+
+    /// All that is counted of one model, in the same format.
+    pub fn of_model(&self, core: &Core, pending: impl Fn(usize) -> usize, name: &str) -> String {
+        text_of(&self.models.read_one(core, pending, name))
     }
 }
 
-/// Metrics that each model has one of.
-struct Families {
-    counters: [IntCounterVec; 4],
-    durations: [IntCounterVec; 5],
-    summaries: Option<[SummaryVec; 5]>,
-    first_response: Option<HistogramVec>,
-    failure: IntCounterVec,
-    dropped: IntCounterVec,
-    request: HistogramVec,
-    batch: HistogramVec,
-    stages: HistogramVec,
-}
+/// What can be told, on any thread.
+pub struct Reading(Registry);
 
-impl Families {
-    fn new(registry: &Registry, config: MetricsConfig) -> Self {
-        let counter = |name: &str, help: &str, labels: &[&str]| {
-            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
-        };
-        let of_model = |(name, help): (&str, &str)| counter(name, help, &MODEL);
-        let (start, factor, count) = BUCKETS;
-        let durations = exponential_buckets(start, factor, count).expect("constants");
-        let histogram = |name: &str, help: &str, labels: &[&str], buckets: Vec<f64>| {
-            registered(registry, HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), labels))
-        };
-        let (by_reason, by_stage) = (["model", "version", "reason"], ["model", "version", "stage"]);
-        Self {
-            counters: [
-                ("nv_inference_request_success", "Requests that were answered"),
-                ("downbeat_request_late", "Of these, answered after their deadline"),
-                ("nv_inference_count", "Rows that were answered"),
-                ("nv_inference_exec_count", "Batches of which this frontend saw an answer"),
-            ]
-            .map(of_model),
-            durations: DURATIONS
-                .map(|(of, help)| of_model((&format!("nv_inference_{of}_duration_us"), &format!("Sum of {help}")))),
-            summaries: config.summary_latencies.then(|| {
-                DURATIONS.map(|(of, help)| {
-                    let (name, help) = (format!("nv_inference_{of}_summary_us"), format!("Quantiles of {help}"));
-                    registered(registry, SummaryVec::new(&name, &help))
-                })
-            }),
-            first_response: config.histogram_latencies.then(|| {
-                let name = "nv_inference_first_response_histogram_ms";
-                histogram(name, "From admission to answer", &MODEL, FIRST_RESPONSE_BUCKETS_MS.into())
-            }),
-            failure: counter("nv_inference_request_failure", "Requests without an answer", &by_reason),
-            dropped: counter(
-                "downbeat_dropped",
-                "Requests that were dropped, by the reason in its own terms",
-                &by_reason,
-            ),
-            request: histogram("downbeat_request_seconds", "From admission to answer", &MODEL, durations.clone()),
-            batch: histogram(
-                "downbeat_batch_size",
-                "Tasks in the batch of an answered request",
-                &MODEL,
-                exponential_buckets(1.0, 2.0, 9).expect("constants"),
-            ),
-            stages: histogram("downbeat_stage_seconds", "Where a request's time goes", &by_stage, durations),
-        }
-    }
-
-    fn model(&self, name: &str, version: &str) -> ModelMetrics {
-        let labels = [name, version];
-        let [success, late, inferences, executions] =
-            self.counters.each_ref().map(|family| family.with_label_values(&labels));
-        for reason in TRITONS_REASONS {
-            self.failure.with_label_values(&[name, version, reason]);
-        }
-        let summaries = self.summaries.as_ref();
-        let stage = |(_, name): (Stage, &str)| self.stages.with_label_values(&[labels[0], labels[1], name]);
-        ModelMetrics {
-            success,
-            late,
-            inferences,
-            executions,
-            durations_us: self.durations.each_ref().map(|family| family.with_label_values(&labels)),
-            summaries_us: summaries.map(|all| all.each_ref().map(|family| family.of(labels[0], labels[1]))),
-            first_response_ms: self.first_response.as_ref().map(|family| family.with_label_values(&labels)),
-            request: self.request.with_label_values(&labels),
-            batch: self.batch.with_label_values(&labels),
-            stages: Stage::ALL.map(stage).into(),
-        }
+impl Reading {
+    /// All metrics in Prometheus's text format.
+    #[must_use]
+    pub fn text(&self) -> String {
+        text_of(&self.0.gather())
     }
 }
 
-/// Clocks of members agree within an error, so a short stage can seem to end before it began.
-fn seconds(ns: i64) -> f64 {
-    ns.max(0) as f64 / 1e9
-}
-
-/// Triton's reasons of failure. It tells of all before there is any.
-const TRITONS_REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
-
-/// Which of [`TRITONS_REASONS`] it is.
-fn tritons_reason(error: &InferError) -> &'static str {
-    match error {
-        InferError::Dropped(DropReason::Cancelled) => "CANCELED",
-        InferError::Failed(_) | InferError::BadAnswer(_) => "BACKEND",
-        InferError::Dropped(_)
-        | InferError::NeverMet { .. }
-        | InferError::WindowMissed
-        | InferError::ArenaFull { .. }
-        | InferError::ArenaShare { .. }
-        | InferError::NoScheduler
-        | InferError::NoBackend { .. }
-        | InferError::Unloaded { .. }
-        | InferError::LoadedAnew { .. } => "REJECTED",
-        _ => "OTHER",
-    }
-}
-
-/// Why a request was dropped, in our own terms; nothing if it was not.
-pub(crate) fn drop_reason(error: &InferError) -> Option<&'static str> {
-    Some(match error {
-        InferError::Dropped(DropReason::Deadline) => "deadline",
-        InferError::Dropped(DropReason::ColdStart) => "cold_start",
-        InferError::Dropped(DropReason::QueueFull) => "queue_full",
-        InferError::Dropped(DropReason::NoBackend) | InferError::NoBackend { .. } => "no_backend",
-        InferError::Dropped(DropReason::Unloaded) | InferError::Unloaded { .. } => "unloaded",
-        InferError::Dropped(DropReason::BackendLost) => "backend_lost",
-        InferError::Dropped(DropReason::Cancelled) => "cancelled",
-        InferError::Dropped(DropReason::InputLate) => "input_late",
-        InferError::WindowMissed => "window_missed",
-        InferError::NeverMet { .. } => "never_met",
-        InferError::ArenaFull { .. } | InferError::ArenaShare { .. } => "slots_full",
-        InferError::NoScheduler | InferError::SchedulerLost => "no_scheduler",
-        InferError::NoAnswer { .. } => "no_answer",
-        _ => return None,
-    })
+fn text_of(families: &[MetricFamily]) -> String {
+    TextEncoder::new().encode_to_string(families).expect("names and labels were checked when they were made")
 }

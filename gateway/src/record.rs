@@ -12,7 +12,7 @@ use repository::Model;
 
 use crate::{
     config::MetricsConfig,
-    metrics::{Metrics, Refusals, Stage, Traces},
+    metrics::{Metrics, Reading, Refusals, Stage, Traces},
     statistics::Statistics,
 };
 
@@ -35,11 +35,24 @@ impl Record {
         look(&self.statistics.borrow()[model])
     }
 
-    /// What Prometheus scrapes.
+    /// Reads what Prometheus scrapes.
     #[must_use]
-    pub fn metrics_text(&self, desk: &Desk) -> String {
+    pub fn read_metrics(&self, desk: &Desk) -> Reading {
         let pending = desk.pending();
-        desk.with_core(|core| self.metrics.text(core, |model| pending.get(&model).copied().unwrap_or_default()))
+        desk.with_core(|core| self.metrics.read(core, |model| pending.get(&model).copied().unwrap_or_default()))
+    }
+
+    /// What Prometheus scrapes of one model.
+    ///
+    /// # Errors
+    /// If there is none of that name, in Triton's words.
+    pub fn metrics_of(&self, desk: &Desk, name: &str) -> Result<String, InferError> {
+        let pending = desk.pending();
+        let pending = |model| pending.get(&model).copied().unwrap_or_default();
+        desk.with_core(|core| {
+            core.models().find(name, None)?;
+            Ok(self.metrics.of_model(core, pending, name))
+        })
     }
 
     /// A request for a model was this long in a stage that only its protocol knows.

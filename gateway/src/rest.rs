@@ -224,7 +224,7 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
             let recent = server.service.recent.borrow();
             Ok(ok(&recent.explain(at.request, |client, model| caller.may_see(client, model))?))
         }
-        Scrape => Ok(metrics(server, coding).await),
+        Scrape => metrics(server, request.uri().query(), coding).await,
         Drain => {
             server.begin_drain();
             Ok(json_reply(StatusCode::ACCEPTED, &json!({})))
@@ -270,20 +270,22 @@ impl Action {
     }
 }
 
-async fn metrics(server: &Server, coding: Option<Coding>) -> Reply {
-    let desk = &server.service.desk;
-    let render = || server.service.record.metrics_text(desk);
-    let (body, encoding) = match coding {
-        None => (server.scrape.text(&|| desk.now(), render), None),
-        Some(coding) => match server.scrape.encoded(coding, &|| desk.now(), render).await {
-            Ok(encoded) => (encoded, Some(coding.name())),
-            Err(text) => (text, None),
-        },
+/// What is scraped: of all models, or with `?model=NAME` of one, named or not.
+async fn metrics(server: &Server, query: Option<&str>, coding: Option<Coding>) -> Result<Reply, Failure> {
+    let (desk, record) = (&server.service.desk, &server.service.record);
+    let model = form_urlencoded::parse(query.unwrap_or_default().as_bytes()).find(|(key, _)| key == "model");
+    let (body, coding) = match model {
+        Some((_, name)) => (record.metrics_of(desk, &name)?.into(), None),
+        None => {
+            let read = || record.read_metrics(desk);
+            server.scrape.text(coding, &|| desk.now(), read).await.ok_or(Refusal::Draining)?
+        }
     };
     let mut reply = Response::new(Full::from(body));
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
-    reply.headers_mut().extend(encoding.map(|name| (CONTENT_ENCODING, HeaderValue::from_static(name))));
-    reply
+    let encoding = coding.map(|coding| (CONTENT_ENCODING, HeaderValue::from_static(coding.name())));
+    reply.headers_mut().extend(encoding);
+    Ok(reply)
 }
 
 fn health(service: &Service, up: bool) -> Reply {

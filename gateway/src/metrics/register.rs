@@ -2,9 +2,6 @@
 
 use prometheus::{IntCounter, Registry, Result, core::Collector};
 
-/// The labels that Triton's metrics have.
-pub(super) const MODEL: [&str; 2] = ["model", "version"];
-
 /// Constant names are valid, and each is registered once.
 pub(super) fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: Result<C>) -> C {
     let collector = collector.expect("a valid name");

@@ -79,11 +79,12 @@ impl RequestMetrics {
         }
     }
 
-    pub(super) fn read(&self, core: &Core) {
+    /// Reads what is known of the models that are named, by their index.
+    pub(super) fn read(&self, core: &Core, is_named: impl Fn(usize) -> bool) {
         // What was learned may be of other lengths and applications than before.
         self.cost.iter().chain(&self.alone).for_each(GaugeVec::reset);
         self.samples.iter().for_each(IntGaugeVec::reset);
-        for (index, served) in core.models().iter().enumerate() {
+        for (index, served) in core.models().iter().enumerate().filter(|(index, _)| is_named(*index)) {
             if let Some(times) = core.request_times(index) {
                 self.set((&served.model.name, &served.model.version), times);
             }

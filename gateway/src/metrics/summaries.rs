@@ -2,53 +2,26 @@
 //! where somebody wants them: a histogram of ours tells more and can be added up over frontends.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
 };
 
-use prometheus::{
-    Opts,
-    core::{Collector, Desc, Describer as _},
-    proto,
-};
-
-use super::register::MODEL;
+use prometheus::proto::{self, LabelPair, Metric};
 
 /// Quantiles are those of so many durations.
 const KEPT_MAX: usize = 1024;
 /// Triton's.
 const QUANTILES: [f64; 5] = [0.5, 0.9, 0.95, 0.99, 0.999];
 
-/// The summaries of all models.
-#[derive(Clone)]
-pub(super) struct SummaryVec {
-    desc: Desc,
-    /// By name and version.
-    models: Arc<Mutex<BTreeMap<(String, String), Summary>>>,
-}
-
-/// That of one model.
-#[derive(Clone, Default)]
-pub(super) struct Summary(Arc<Mutex<Observed>>);
+/// Those of one kind of one model's durations.
+#[derive(Default)]
+pub(super) struct Summary(Mutex<Observed>);
 
 #[derive(Default)]
 struct Observed {
     count: u64,
     sum: f64,
     last: VecDeque<f64>,
-}
-
-impl SummaryVec {
-    pub(super) fn new(name: &str, help: &str) -> prometheus::Result<Self> {
-        let opts = Opts::new(name, help).variable_labels(MODEL.map(str::to_owned).into());
-        Ok(Self { desc: opts.describe()?, models: Arc::default() })
-    }
-
-    /// The summary of a model, as it was if there was one.
-    pub(super) fn of(&self, name: &str, version: &str) -> Summary {
-        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
-        models.entry((name.to_owned(), version.to_owned())).or_default().clone()
-    }
 }
 
 impl Summary {
@@ -62,7 +35,13 @@ impl Summary {
         observed.last.push_back(value);
     }
 
-    fn collect(&self) -> proto::Summary {
+    pub(super) fn told(&self, labels: Vec<LabelPair>) -> Metric {
+        let mut metric = Metric::from_label(labels);
+        metric.set_summary(self.quantiles());
+        metric
+    }
+
+    fn quantiles(&self) -> proto::Summary {
         let observed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last: Vec<f64> = observed.last.iter().copied().collect();
         last.sort_by(f64::total_cmp);
@@ -81,51 +60,20 @@ impl Summary {
     }
 }
 
-impl Collector for SummaryVec {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.desc]
-    }
-
-    fn collect(&self) -> Vec<proto::MetricFamily> {
-        let label = |name: &str, value: &str| {
-            let mut label = proto::LabelPair::default();
-            label.set_name(name.to_owned());
-            label.set_value(value.to_owned());
-            label
-        };
-        let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
-        let metrics = models.iter().map(|((name, version), summary)| {
-            let mut metric = proto::Metric::from_label(vec![label(MODEL[0], name), label(MODEL[1], version)]);
-            metric.set_summary(summary.collect());
-            metric
-        });
-        let mut family = proto::MetricFamily::default();
-        family.set_name(self.desc.fq_name.clone());
-        family.set_help(self.desc.help.clone());
-        family.set_field_type(proto::MetricType::SUMMARY);
-        family.set_metric(metrics.collect());
-        vec![family]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn quantiles_are_those_of_the_last_durations_and_sums_of_all() {
-        let family = SummaryVec::new("s", "help").unwrap();
-        let summary = family.of("m", "1");
-        assert!(summary.collect().get_quantile().iter().all(|told| told.value().is_nan()), "none yet");
+        let summary = Summary::default();
+        assert!(summary.quantiles().get_quantile().iter().all(|told| told.value().is_nan()), "none yet");
         (0..KEPT_MAX).for_each(|_| summary.observe(1e9));
-        (1..=KEPT_MAX).rev().for_each(|value| family.of("m", "1").observe(value as f64));
-        let told = summary.collect();
+        (1..=KEPT_MAX).rev().for_each(|value| summary.observe(value as f64));
+        let told = summary.quantiles();
         let found: Vec<f64> = told.get_quantile().iter().map(proto::Quantile::value).collect();
         assert_eq!(found, [512.0, 922.0, 973.0, 1014.0, 1023.0]);
         assert_eq!(told.sample_count(), 2 * KEPT_MAX as u64);
         assert_eq!(told.sample_sum(), 1e9 * 1024.0 + 512.0 * 1025.0);
-        let text = prometheus::TextEncoder::new().encode_to_string(&Collector::collect(&family)).unwrap();
-        assert!(text.contains("s{model=\"m\",version=\"1\",quantile=\"0.5\"} 512"), "{text}");
-        assert!(text.contains("s_count{model=\"m\",version=\"1\"} 2048"), "{text}");
     }
 }

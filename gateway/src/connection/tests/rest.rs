@@ -315,8 +315,8 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
             r#"nv_inference_request_failure{model="double",reason="BACKEND",version="1"} 0"#.to_owned(),
             r#"downbeat_dropped{model="double",reason="deadline",version="1"} 1"#.to_owned(),
             format!("downbeat_request_seconds_count{{{label}}} 1"),
-            r#"downbeat_stage_seconds_count{model="double",stage="execute",version="1"} 1"#.to_owned(),
-            r#"downbeat_stage_seconds_count{model="double",stage="receive",version="1"} 2"#.to_owned(),
+            r#"downbeat_stage_seconds_count{stage="execute"} 1"#.to_owned(),
+            r#"downbeat_stage_seconds_count{stage="receive"} 2"#.to_owned(),
             "downbeat_slots_in_use 0".to_owned(),
             "downbeat_backends_linked 1".to_owned(),
             "downbeat_scheduler_connected 1".to_owned(),
@@ -336,6 +336,12 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
         ] {
             assert!(text.lines().any(|line| line == expected), "no `{expected}` in\n{text}");
         }
+
+        let of_model = ask(&mut stream, &get_of("/metrics?model=double")).await;
+        let text = String::from_utf8(of_model.body).unwrap();
+        let expected = r#"downbeat_stage_seconds_count{model="double",stage="execute",version="1"} 1"#;
+        assert!(text.lines().any(|line| line == expected), "no `{expected}` in\n{text}");
+        assert_eq!(ask(&mut stream, &get_of("/metrics?model=triple")).await.status, 404);
 
         let explained = ask(&mut stream, &get_of(&format!("/debug/requests/{number}"))).await.json();
         assert_eq!((&explained["outcome"], &explained["id"]), (&json!("answered"), &json!("q")));
