@@ -28,6 +28,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::conn::auto,
 };
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -45,9 +46,11 @@ use crate::{
 };
 use activity::{Activity, End, Leave, Watched};
 use places::{Opened, PlaceId};
+use socket::Socket;
 
 pub(crate) mod activity;
 pub(crate) mod places;
+mod socket;
 
 /// Requests at once on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
@@ -60,6 +63,9 @@ const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 const FRAME_BYTES_MAX: u32 = 256 * 1024;
 /// Bytes of replies that one HTTP/2 stream holds for a client that takes in slowly.
 const SEND_BUFFER_BYTES_MAX: usize = 1 << 20;
+/// Bytes of replies in the kernel that it has not sent, as a client has no room for them; what is sent and not
+/// acknowledged comes on top, and is bounded by that room.
+const UNSENT_BYTES_MAX: u32 = 128 << 10;
 /// How long to leave the listener alone when the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// How long a connection that is told to end has for it.
@@ -109,9 +115,11 @@ async fn connection(server: Rc<Server>, stream: TcpStream, from: IpAddr) {
     if let Err(error) = tune(&stream, limits.body_timeout) {
         return server.tell(Line::NotSetUp, format_args!("a connection cannot be set up: {error}"));
     }
-    let Some(tls) = server.tls() else { return converse(&server, stream, &place, limits).await };
+    let socket = Socket::new(stream);
+    let Some(tls) = server.tls() else { return converse(&server, &socket, socket.clone(), &place, limits).await };
+    let shaking = shake_hands(&server, &tls, socket.clone(), from);
     let accepted = tokio::select! {
-        accepted = tokio::time::timeout(limits.head_timeout, shake_hands(&server, &tls, stream, from)) => accepted,
+        accepted = tokio::time::timeout(limits.head_timeout, shaking) => accepted,
         _ = place.activity.told() => return,
     };
     match accepted {
@@ -119,7 +127,7 @@ async fn connection(server: Rc<Server>, stream: TcpStream, from: IpAddr) {
             let certificate = encrypted.get_ref().1.peer_certificates().and_then(|chain| chain.first());
             let client = certificate.map(|certificate| Client::with_certificate(certificate));
             if client.is_none_or(|client| server.places.borrow_mut().rename(place.id, client, &limits)) {
-                converse(&server, encrypted, &place, limits).await;
+                converse(&server, &socket, encrypted, &place, limits).await;
             } else {
                 server.service.record.refusals().count(Cause::Connections);
             }
@@ -142,9 +150,9 @@ async fn connection(server: Rc<Server>, stream: TcpStream, from: IpAddr) {
 async fn shake_hands(
     server: &Server,
     tls: &TlsAcceptor,
-    stream: TcpStream,
+    stream: Socket,
     from: IpAddr,
-) -> io::Result<TlsStream<TcpStream>> {
+) -> io::Result<TlsStream<Socket>> {
     let (desk, from) = (&server.service.desk, Client::at(from));
     let mut shaking = pin!(tls.accept(stream));
     let mut pause = pin!(tokio::time::sleep(Duration::ZERO));
@@ -165,9 +173,10 @@ async fn shake_hands(
     .await
 }
 
-/// Answers the requests of a connection until it ends.
+/// Answers the requests of a connection until it ends. `stream` is the socket's, or what is encrypted on it.
 async fn converse(
     server: &Rc<Server>,
+    socket: &Socket,
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
     place: &Place,
     limits: Limits,
@@ -194,8 +203,11 @@ async fn converse(
     let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = loop {
         let end = tokio::select! {
+            biased;
             ended = &mut serving => break ended,
             end = activity.end(limits) => end,
+            // Of a request that is under way nobody reads, nor writes.
+            () = socket.broken() => return,
         };
         if end == End::Slow {
             server.service.record.refusals().count(Cause::SlowReader);
@@ -252,7 +264,8 @@ impl Drop for Place {
 fn builder(limits: Limits) -> auto::Builder<Local> {
     let mut builder = auto::Builder::new(Local);
     // How long a head may take is the connection's own timer, which runs before either protocol is known.
-    builder.http1().max_buf_size(READ_BUFFER_BYTES_MAX);
+    // A client that has said all it has to say may still listen.
+    builder.http1().max_buf_size(READ_BUFFER_BYTES_MAX).half_close(true);
     // So that what is only a little too large is refused in the protocol's own terms; h2 cuts the rest off.
     let head_bytes_max = (2 * limits.head_bytes_max).min(READ_BUFFER_BYTES_MAX) as u32;
     builder
@@ -272,9 +285,11 @@ fn builder(limits: Limits) -> auto::Builder<Local> {
     builder
 }
 
-/// Replies go out at once; a client that takes nothing in is dropped by the kernel (RFC 5482).
+/// Replies go out at once; a client that takes nothing in is dropped by the kernel (RFC 5482), which keeps little of
+/// what has been written meanwhile: the rest is with us, and charged.
 fn tune(stream: &TcpStream, timeout: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
     let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
     Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?)
 }

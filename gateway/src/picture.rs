@@ -19,6 +19,8 @@ const SCANNED_PIXELS_MAX: usize = 16 * DECODED_BYTES_MAX;
 /// What a scan costs in any case, in pixels.
 const SCAN_PIXELS_MIN: usize = 4096;
 
+type Jpeg<'a> = JpegDecoder<ZCursor<&'a [u8]>>;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Jpeg,
@@ -113,7 +115,7 @@ fn one_line(error: &impl std::fmt::Display) -> String {
 }
 
 /// A decoder that has read the head, and the channels that it gives: one for gray pictures, otherwise three.
-fn jpeg(file: &[u8]) -> Result<(JpegDecoder<ZCursor<&[u8]>>, usize), DecodeErrors> {
+fn jpeg(file: &[u8]) -> Result<(Jpeg<'_>, usize), DecodeErrors> {
     let options = DecoderOptions::default().set_strict_mode(false).set_max_width(SIDE_MAX).set_max_height(SIDE_MAX);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options);
     decoder.decode_headers()?;
@@ -196,8 +198,11 @@ pub(crate) mod tests {
     /// An independent encoder's files, and what its decoder makes of them.
     #[test]
     fn pictures_have_the_pixels_that_another_decoder_finds() {
-        let files = pictures!["bits.png" "gray.png" "gray16.png" "gray-alpha.png" "palette.png" "palette-transparent.png"
-            "gray-transparent.png" "rgb-transparent.png""rgb.png" "rgba.png" "gray.jpg" "full-chroma.jpg" "half-chroma.jpg" "progressive.jpg"];
+        let files = pictures![
+            "bits.png" "gray.png" "gray16.png" "gray-alpha.png" "palette.png" "palette-transparent.png"
+            "gray-transparent.png" "rgb-transparent.png" "rgb.png" "rgba.png"
+            "gray.jpg" "full-chroma.jpg" "half-chroma.jpg" "progressive.jpg"
+        ];
         for (name, file, right) in files {
             let head = head(file).unwrap();
             let picture = decode(file, &head).unwrap();

@@ -442,7 +442,8 @@ mod tests {
                 }
                 let text = text(&registry);
                 let told = lines(&text, "downbeat_dropped");
-                let of_others = told.iter().find(|(labels, _)| labels.contains(OTHERS)).map_or(0.0, |(_, value)| *value);
+                let of_others = told.iter().find(|(labels, _)| labels.contains(OTHERS));
+                let of_others = of_others.map_or(0.0, |(_, value)| *value);
                 let unnamed: u64 = (0..6).filter(|of| !named.contains(of)).map(|of| counted[of]).sum();
                 prop_assert_eq!(of_others, (others + unnamed) as f64);
                 prop_assert!(of_others >= before);

@@ -130,6 +130,16 @@ fn half_a_preface_and_idle_http2_connections_end() {
 fn half_closed_connections_end_whatever_was_sent_before() {
     with_server(limits(), async |address, peer| {
         let request = post_of(INFER, "", GOOD.as_bytes());
+        // What was asked in full is answered first.
+        for asked in [1, 3] {
+            let mut half = TcpStream::connect(address).await.unwrap();
+            half.write_all(&request.repeat(asked)).await.unwrap();
+            half.shutdown().await.unwrap();
+            let mut heard = Vec::new();
+            half.read_to_end(&mut heard).await.unwrap();
+            let heard = String::from_utf8(heard).unwrap();
+            assert_eq!(heard.matches("HTTP/1.1 200").count(), asked, "{heard}");
+        }
         for sent in [&b""[..], b"PRI * HT", b"POST /v2", &request[..request.len() - 1]] {
             let mut half = TcpStream::connect(address).await.unwrap();
             half.write_all(sent).await.unwrap();

@@ -199,7 +199,7 @@ fn errors_have_their_status_and_the_connection_goes_on() {
 }
 
 #[test]
-fn a_client_that_hangs_up_cancels_its_task() {
+fn a_client_that_resets_its_connection_cancels_its_task() {
     with_server(limits(), async |address, peer| {
         peer.fates.borrow_mut().push_back(Fate::Keep);
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -208,6 +208,7 @@ fn a_client_that_hangs_up_cancels_its_task() {
             tokio::task::yield_now().await;
         }
         assert_eq!(peer.desk.with_core(Core::outstanding), 1);
+        stream.set_zero_linger().unwrap();
         drop(stream);
         while peer.cancelled.get() == 0 {
             tokio::task::yield_now().await;

@@ -93,6 +93,7 @@ fn who_sends_too_often_or_too_much_waits() {
             let busy = ask(&mut stream, &good).await;
             assert_eq!((busy.status, busy.header("retry-after")), (429, Some("1")), "{busy:?}");
             assert!(busy.json()["error"].as_str().unwrap().contains("1 requests under way already (requests_max)"));
+            kept.set_zero_linger().unwrap();
             drop(kept);
             while peer.cancelled.get() == 0 {
                 tokio::task::yield_now().await;
@@ -125,6 +126,7 @@ fn all_requests_together_are_bounded() {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let heard = ask(&mut stream, &get_of("/v2")).await;
         assert_eq!((heard.status, heard.header("retry-after")), (503, Some("1")), "{heard:?}");
+        kept.set_zero_linger().unwrap();
         drop(kept);
         while ask(&mut stream, &get_of("/v2")).await.status != 200 {
             tokio::task::yield_now().await;
