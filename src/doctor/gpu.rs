@@ -52,7 +52,7 @@ pub(super) fn check(host: &Host, gpus: &Gpus, devices: &[Device]) -> Vec<Finding
         }
         Ok(health) if !health.gpus.is_empty() => health,
         _ if on_bus.is_empty() => {
-            let found = "none: ONNX models run on the CPU here (executor = \"cpu\")";
+            let found = "none: ONNX models run on the CPU here";
             return vec![Finding::ok("GPUs", found), all_libraries(gpus)];
         }
         found => {

@@ -2,6 +2,7 @@
 //! loopback. `demo` drives it, `up` leaves it running.
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
+mod gpus;
 mod up;
 
 use std::{

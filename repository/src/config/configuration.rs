@@ -12,7 +12,7 @@ use serde::{
 
 use super::{PROCESS, PYTHON};
 use crate::{
-    config::file::{MODEL_CONFIG, parse, text},
+    config::file::{MODEL_CONFIG, get, parse, text},
     emulated::UnequalTimes,
     error::RepositoryError,
     model::ONNX,
@@ -28,7 +28,18 @@ pub struct Configuration {
     unequal_times: Option<Arc<UnequalTimes>>,
 }
 
+/// `KIND_GPU` of an instance group.
+const KIND_GPU: i32 = 1;
+
 impl Configuration {
+    /// Whether an instance group says that it is for GPUs.
+    #[must_use]
+    pub fn names_gpus(&self) -> bool {
+        let groups = get(&self.message, "instance_group");
+        let mut groups = groups.as_list().unwrap_or_default().iter().filter_map(Value::as_message);
+        groups.any(|group| get(group, "kind").as_enum_number() == Some(KIND_GPU))
+    }
+
     /// With what is in effect for what `message` does not say: which version is served, what runs it, the objective
     /// if there is one.
     pub(super) fn completed(mut message: DynamicMessage, slo: Span) -> Self {

@@ -12,7 +12,7 @@ use frontend::config::ARENA_BYTES;
 use gateway::config::ModelControlMode;
 use repository::{Executor, Model, Processor, Refused, Repository};
 
-use super::{BackendLayout, Cluster, LOOK, Layout, Wiring};
+use super::{BackendLayout, Cluster, LOOK, Layout, Wiring, gpus};
 use crate::{
     role,
     tools::supervisor::{Fate, Logs, Restarts, private_folder},
@@ -145,6 +145,7 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     check_models(&layout, &repository, !args.load_model.is_empty())?;
     let found = layout.find_onnxruntime();
     println!("ONNX models run by {}", layout.engines(&found));
+    gpus::line(&layout, models).into_iter().for_each(|line| println!("{line}"));
     let arena_bytes = arena_bytes(models);
     layout.frontend.entry("arena_bytes").or_insert(toml::Value::Integer(arena_bytes as i64));
     let cluster = Cluster::start(folder, layout, Logs::Inherited(args.log_format), Restarts::All)?;
