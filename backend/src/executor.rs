@@ -69,6 +69,18 @@ pub fn onnxruntime_library(settings: &OnnxRuntime, package: Option<&Path>) -> Re
     onnx::onnxruntime::library::find(settings, package)
 }
 
+/// A session of ONNX Runtime as this model gets one, alone: what the executor is measured beside (`bench/executors`).
+///
+/// # Errors
+/// As [`load`].
+pub fn onnxruntime_session(model: &Model, settings: &OnnxRuntime) -> Result<ort::session::Session, ExecutorError> {
+    let repository::Executor::Onnx { file, batching, wanted, .. } = &model.executor else {
+        return Err(ExecutorError(format!("model {}: expected an ONNX model", model.name)));
+    };
+    let sessions = settings.sessions(&Gpus::Count(1), &[0], wanted.precision.unwrap_or_default())?;
+    onnx::onnxruntime::session(&onnx::Source::of(model, file, batching)?, &sessions)
+}
+
 /// What runs ONNX models that leave it open, where the backend leaves it open, too: ONNX Runtime where its library is
 /// found, else the embedded engine. For people: which, and why.
 #[must_use]

@@ -133,6 +133,12 @@ impl Engine for OnnxRuntime {
     }
 }
 
+/// A session as a model gets one for its first GPU, without an executor.
+pub(in crate::executor) fn session(source: &Source, sessions: &Sessions) -> Result<Session, ExecutorError> {
+    let (_, session) = open(source, sessions)?.pop_first().expect("a model is hosted on one GPU at least");
+    Ok(session.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
 /// Reads the file and optimises it for each GPU. It is what it was.
 fn open(source: &Source, sessions: &Sessions) -> Result<Opened, ExecutorError> {
     let Sessions { settings, gpus, threads, precision } = sessions;
