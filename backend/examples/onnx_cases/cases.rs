@@ -6,7 +6,7 @@ use prost::Message as _;
 use repository::{
     DataType,
     onnx::{
-        datatype,
+        Signature, datatype,
         proto::{ModelProto, TensorProto},
     },
 };
@@ -21,9 +21,15 @@ const WITHOUT_BATCHES: &str = "max_batch_size: 0\n";
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) proto: ModelProto,
+    /// As it is, with what no message of ours declares.
+    pub(crate) file: Vec<u8>,
+    /// Of a kind that users bring: how far numbers may be off, as a part of each or in all.
+    pub(crate) tolerance: Option<[f64; 2]>,
     /// Its `config.pbtxt`. Where that has batches, tensors of requests have a row for each task.
     pub(crate) config: String,
     pub(crate) requests: Vec<Request>,
+    /// What may come out as well, if anything may: of each request.
+    pub(crate) unfused: Vec<Vec<Value>>,
 }
 
 /// Inputs, and what must come out.
@@ -33,14 +39,11 @@ impl Case {
     /// `None` if its tensors are no tensors, or of a type that no client can send.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>, Error> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let proto = ModelProto::decode(&*fs::read(folder.join("model.onnx"))?)?;
-        let graph = proto.graph.as_ref().ok_or("no graph")?;
-        let are_tensors = graph
-            .input
-            .iter()
-            .chain(&graph.output)
-            .all(|value| value.r#type.as_ref().is_some_and(|kind| kind.tensor_type.is_some()));
-        let mut requests = Vec::new();
+        let file = fs::read(folder.join("model.onnx"))?;
+        let proto = ModelProto::decode(&*file)?;
+        let Signature { inputs, outputs } = Signature::of(proto.graph.as_ref().ok_or("no graph")?);
+        let are_tensors = inputs.iter().chain(&outputs).all(|value| value.datatype.is_some());
+        let (mut requests, mut unfused) = (Vec::new(), Vec::new());
         for number in 0.. {
             let set = folder.join(format!("test_data_set_{number}"));
             if !are_tensors || !set.is_dir() {
@@ -51,15 +54,22 @@ impl Case {
                 return Ok(None);
             };
             requests.push(sides.try_into().map_err(|_| "two sides")?);
+            unfused.extend(values(&set, "unfused").filter(|values| !values.is_empty()));
         }
         let config = fs::read_to_string(folder.join("config.pbtxt")).unwrap_or_else(|_| WITHOUT_BATCHES.to_owned());
-        Ok(Some(Self { name, proto, config, requests }).filter(|case| !case.requests.is_empty()))
+        let tolerance = fs::read_to_string(folder.join("tolerance")).ok();
+        let tolerance = tolerance.map(|text| text.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>());
+        let tolerance = tolerance.transpose()?.map(|both| both.try_into().map_err(|_| "tolerance: expected two"));
+        let tolerance = tolerance.transpose()?;
+        Ok(Some(Self { name, proto, file, tolerance, config, requests, unfused })
+            .filter(|case| !case.requests.is_empty()))
     }
 
     /// A network without a folder: its input is known, and what must come out lies beside it.
     pub(crate) fn network(file: &Path) -> Result<Self, Error> {
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let proto = ModelProto::decode(&*fs::read(file)?)?;
+        let bytes = fs::read(file)?;
+        let proto = ModelProto::decode(&*bytes)?;
         let graph = proto.graph.as_ref().ok_or("no graph")?;
         let weights: BTreeSet<_> = graph.initializer.iter().map(|weight| &weight.name).collect();
         let input = graph.input.iter().find(|input| !weights.contains(&input.name)).ok_or("no input")?;
@@ -72,14 +82,15 @@ impl Case {
         let output = TensorProto::decode(&*fs::read(file.with_file_name(format!("{name}_output_0.pb")))?)?;
         let output = value(output).ok_or("an output that is no tensor")?;
         let requests = vec![[vec![Value { datatype: DataType::Fp32, shape, data }], vec![output]]];
-        Ok(Self { name, proto, config: WITHOUT_BATCHES.to_owned(), requests })
+        let config = WITHOUT_BATCHES.to_owned();
+        Ok(Self { name, proto, file: bytes, tolerance: None, config, requests, unfused: Vec::new() })
     }
 
     /// The same with all inputs but the first as weights, which is how exporters write axes, pads, scales and kernels;
     /// `None` if there is but one input, another one in each request, or a configuration that names them.
     pub(crate) fn exported(&self) -> Option<Self> {
         let [[inputs, expected]] = &self.requests[..] else { return None };
-        if self.config != WITHOUT_BATCHES {
+        if self.config != WITHOUT_BATCHES || self.tolerance.is_some() {
             return None;
         }
         let mut case = self.clone();
@@ -92,9 +103,15 @@ impl Case {
         for (name, value) in iter::zip(rest, others) {
             graph.initializer.push(value.weight(name)?);
         }
+        case.file = case.proto.encode_to_vec();
         case.name += " (exported)";
         case.requests = vec![[vec![first.clone()], expected.clone()]];
         Some(case)
+    }
+
+    /// Which kind it is of, if users bring such: what its name begins with.
+    pub(crate) fn kind(&self) -> Option<&str> {
+        self.tolerance.and(self.name.split('-').next())
     }
 
     /// The operators of its graph.
@@ -115,9 +132,23 @@ pub(crate) struct Value {
 impl Value {
     /// What belongs to one of several tasks.
     pub(crate) fn row(&self, task: usize, tasks: usize) -> Self {
-        let bytes = self.data.len() / tasks;
-        let data = self.data[task * bytes..][..bytes].to_vec();
+        let own = self.shape[1..].iter().product::<usize>();
+        let data = match self.datatype {
+            DataType::Bytes => self.strings().skip(task * own).take(own).flatten().copied().collect(),
+            _ => self.data.chunks_exact((self.data.len() / tasks).max(1)).nth(task).unwrap_or_default().to_vec(),
+        };
         Self { datatype: self.datatype, shape: self.shape[1..].to_vec(), data }
+    }
+
+    /// Each string, with its length before it.
+    fn strings(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = &self.data[..];
+        iter::from_fn(move || {
+            let (head, _) = rest.split_first_chunk::<4>()?;
+            let (string, others) = rest.split_at_checked(head.len() + u32::from_le_bytes(*head) as usize)?;
+            rest = others;
+            Some(string)
+        })
     }
 
     fn weight(&self, name: &str) -> Option<TensorProto> {

@@ -3,7 +3,10 @@
 //! shapes with a symbol there is one for each size.
 
 use lowering::{Lowered, Lowering};
-use repository::{DataType, Model, Precision};
+use repository::{
+    DataType, Model, Precision,
+    onnx::{self, proto::NodeProto},
+};
 use tract_onnx::{
     prelude::*,
     tract_core::{internal::DimLike as _, ops::cast::Cast},
@@ -130,7 +133,25 @@ enum Inputs {
 /// As [`typed_noted`], and what keeps a file from being computed with is said in the configuration's words where that
 /// is what it says of inputs.
 fn typed(source: &Source, batch: Option<usize>) -> TractResult<(TypedModel, Binding)> {
+    check(source)?;
     typed_noted(source, batch, Inputs::AsConfigured).map_err(|cause| explained(source, batch, cause))
+}
+
+/// What tract computes otherwise than ONNX has it is refused by name.
+fn check(source: &Source) -> TractResult<()> {
+    let file = onnx::read(&source.file).map_err(TractError::new)?;
+    let mut nodes = file.graph.iter().flat_map(|graph| &graph.node);
+    let is_max = |node: &&NodeProto| {
+        let mut attributes = node.attribute.iter();
+        node.op_type == "Normalizer"
+            && attributes.all(|attribute| attribute.name != "norm" || attribute.s == b"MAX"[..])
+    };
+    match nodes.find(is_max) {
+        Some(node) => {
+            Err(TractError::msg(format!("Normalizer ({}): norm is MAX, which comes out otherwise", node.name)))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Configurations may say other lengths than a file's inputs have. Those are to blame if all goes well without.

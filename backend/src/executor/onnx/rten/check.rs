@@ -76,6 +76,10 @@ fn otherwise(node: &NodeProto, weights: &[(&str, &TensorProto)]) -> Option<Strin
         }
         "MaxPool" if has_output(1) => "indices are not given",
         "AveragePool" | "MaxPool" | "ConvInteger" | "ConvTranspose" if without("strides") => "strides are not noted",
+        // Of how many there are it knows from the kernel's lengths, and from nothing else.
+        "Conv" if without("kernel_shape") && (without("strides") || without("dilations")) => {
+            "kernel_shape is not noted, nor strides and dilations"
+        }
         "ConvTranspose" if without("dilations") => "dilations are not noted",
         "ConvTranspose" if without("pads") && without("auto_pad") => "pads are not noted",
         "LayerNormalization" if has_output(1) || has_output(2) => "means and deviations are not given",
