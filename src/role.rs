@@ -138,7 +138,9 @@ pub(crate) fn frontend(args: &Args) -> Result<()> {
     let running = Arc::new(OnceLock::<gateway::Control>::new());
     let (control, file) = (Arc::clone(&running), args.config.clone());
     signals::handle(move |ask| match (ask, control.get()) {
-        (Ask::Terminate | Ask::Interrupt, Some(running)) => running.drain(),
+        (Ask::Terminate, Some(running)) => running.drain(),
+        // Whoever sits at the keyboard waits for it.
+        (Ask::Interrupt, Some(running)) => running.close(),
         // Nobody has been served yet.
         (Ask::Terminate | Ask::Interrupt, None) => std::process::exit(0),
         (Ask::Reload, None) => tracing::warn!("nothing is read anew: the frontend is just about to start"),

@@ -226,7 +226,10 @@ pub enum Refusal {
     #[error("this frontend is being drained; ask another one")]
     Draining,
     /// The request's target is none of ours.
-    #[error("Host: found '{found}', expected localhost, an IP address, or one of clients.hosts")]
+    #[error(
+        "Host: found '{found}' from a browser, expected localhost, an IP address, or a name in \
+         hosts = [\"{found}\"] of the table [clients]"
+    )]
     Host {
         /// The field, shortened.
         found: String,

@@ -73,7 +73,7 @@ pub struct Config {
     /// Bytes of one client's replies that it has not taken in.
     #[serde(default = "default_client_untaken_bytes_max")]
     pub client_untaken_bytes_max: usize,
-    /// How long a client may take to send a request's head, and how long its connection may stay idle.
+    /// How long a client may take to send its first request's head.
     #[serde(default = "default_head_timeout_ms")]
     pub head_timeout_ms: u64,
     /// How long a client may take to send a request's body, and to take in a reply.
@@ -85,7 +85,13 @@ pub struct Config {
     /// How long a gRPC stream may have no message under way after that.
     #[serde(default = "default_stream_idle_timeout_ms")]
     pub stream_idle_timeout_ms: u64,
-    /// How long what is under way may take once the frontend is told to end.
+    /// How long a connection may stay idle between requests, the head of the next one among that.
+    #[serde(default = "default_idle_timeout_ms")]
+    pub idle_timeout_ms: u64,
+    /// How long all is served as before once the frontend is told to end: balancers take a while to hear of it.
+    #[serde(default = "default_drain_grace_ms")]
+    pub drain_grace_ms: u64,
+    /// How long all of that may take, what is under way after the grace too.
     #[serde(default = "default_drain_timeout_ms")]
     pub drain_timeout_ms: u64,
     /// Who may connect over HTTP and gRPC, and what they may do.
@@ -154,7 +160,9 @@ impl Config {
             client_untaken_bytes_max: self.client_untaken_bytes_max,
             stream_first_timeout: Duration::from_millis(self.stream_first_timeout_ms),
             stream_idle_timeout: Duration::from_millis(self.stream_idle_timeout_ms),
+            drain_grace: Duration::from_millis(self.drain_grace_ms.min(self.drain_timeout_ms)),
             drain_timeout: Duration::from_millis(self.drain_timeout_ms),
+            idle_timeout: Duration::from_millis(self.idle_timeout_ms),
             head_timeout: Duration::from_millis(self.head_timeout_ms),
             body_timeout: Duration::from_millis(self.body_timeout_ms),
         }
@@ -189,6 +197,8 @@ impl From<frontend::Config> for Config {
             client_untaken_bytes_max: default_client_untaken_bytes_max(),
             stream_first_timeout_ms: default_stream_first_timeout_ms(),
             stream_idle_timeout_ms: default_stream_idle_timeout_ms(),
+            idle_timeout_ms: default_idle_timeout_ms(),
+            drain_grace_ms: default_drain_grace_ms(),
             drain_timeout_ms: default_drain_timeout_ms(),
             head_bytes_max: default_head_bytes_max(),
             body_bytes_max: default_body_bytes_max(),
@@ -294,10 +304,14 @@ pub struct Limits {
     pub stream_first_timeout: Duration,
     /// How long a gRPC stream may have no message under way after that.
     pub stream_idle_timeout: Duration,
-    /// How long what is under way may take once the server is told to end.
+    /// How long all is served as before once the server is told to end.
+    pub drain_grace: Duration,
+    /// How long that and what is under way then may take.
     pub drain_timeout: Duration,
-    /// How long a client may take to send a request's head; also how long a connection may stay idle.
+    /// How long a client may take to send its first request's head.
     pub head_timeout: Duration,
+    /// How long a connection may stay idle between requests.
+    pub idle_timeout: Duration,
     /// How long a client may take to send a request's body, and to take in what we send.
     pub body_timeout: Duration,
 }
@@ -359,6 +373,17 @@ fn default_stream_first_timeout_ms() -> u64 {
 
 fn default_stream_idle_timeout_ms() -> u64 {
     300_000
+}
+
+/// Longer than proxies keep connections that they may use again (nginx and AWS's balancers: 60 s), so that they close
+/// them and do not meet a closing one.
+fn default_idle_timeout_ms() -> u64 {
+    90_000
+}
+
+/// What orchestrators and balancers commonly take until nobody sends anything more.
+fn default_drain_grace_ms() -> u64 {
+    5_000
 }
 
 /// Less than the 30 s that orchestrators commonly wait before they kill.

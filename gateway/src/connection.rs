@@ -5,7 +5,6 @@
 
 use std::{
     cell::Cell,
-    convert::Infallible,
     future::poll_fn,
     io::{self, Write as _},
     net::IpAddr,
@@ -32,6 +31,7 @@ use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
+    sync::Notify,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
@@ -41,8 +41,8 @@ use crate::{
     grpc,
     limits::READ_BUFFER_BYTES_MAX,
     metrics::Cause,
-    rest,
-    server::{Caller, Server, lines::Line},
+    probes, rest,
+    server::{Caller, Drain, Server, lines::Line},
 };
 use activity::{Activity, End, Leave, Watched};
 use places::{Opened, PlaceId};
@@ -85,11 +85,18 @@ const NO_PLACE: &str =
 /// A reply's body: REST's in one piece, gRPC's message by message.
 type Body = Either<Full<Bytes>, tonic::body::Body>;
 
-/// Serves connections until the returned future is dropped. Must run in a `LocalSet` or on a `LocalRuntime`.
-pub async fn serve(listener: TcpListener, server: Rc<Server>) {
+/// Serves connections until the server takes nothing new in and all of them have ended. Must run in a `LocalSet` or on
+/// a `LocalRuntime`.
+///
+/// # Errors
+/// If the listener cannot be closed in good order.
+pub async fn serve(listener: TcpListener, server: Rc<Server>) -> io::Result<()> {
     let mut connections = tokio::task::JoinSet::new();
     loop {
-        let accepted = listener.accept().await;
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = server.drain.closed() => break,
+        };
         while connections.try_join_next().is_some() {}
         match accepted {
             Ok((stream, from)) => {
@@ -101,6 +108,15 @@ pub async fn serve(listener: TcpListener, server: Rc<Server>) {
             }
         }
     }
+    // Who waits to be accepted would be reset with the listener. Once it is closed, a successor can have its address.
+    let listener = listener.into_std()?;
+    while let Ok((stream, from)) = listener.accept() {
+        stream.set_nonblocking(true)?;
+        connections.spawn_local(connection(Rc::clone(&server), TcpStream::from_std(stream)?, from.ip()));
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+    Ok(())
 }
 
 async fn connection(server: Rc<Server>, stream: TcpStream, from: IpAddr) {
@@ -118,9 +134,12 @@ async fn connection(server: Rc<Server>, stream: TcpStream, from: IpAddr) {
     let socket = Socket::new(stream);
     let Some(tls) = server.tls() else { return converse(&server, &socket, socket.clone(), &place, limits).await };
     let shaking = shake_hands(&server, &tls, socket.clone(), from);
-    let accepted = tokio::select! {
-        accepted = tokio::time::timeout(limits.head_timeout, shaking) => accepted,
-        _ = place.activity.told() => return,
+    let mut shaking = pin!(tokio::time::timeout(limits.head_timeout, shaking));
+    let accepted = loop {
+        tokio::select! {
+            accepted = &mut shaking => break accepted,
+            leave = place.activity.told() => if leave == Leave::Room { return },
+        }
     };
     match accepted {
         Ok(Ok(encrypted)) => {
@@ -181,10 +200,12 @@ async fn converse(
     place: &Place,
     limits: Limits,
 ) {
-    // A client that has connected asks within a round trip, or has said that it speaks HTTP/2 and waits.
-    let (activity, linger) = (&place.activity, Cell::new(LINGER_UNASKED));
+    let (activity, asked) = (&place.activity, Asked::default());
+    if server.drain.has_begun() {
+        activity.tell(Leave::Drain);
+    }
     let service = service_fn(|request: Request<Incoming>| {
-        linger.set(if request.version() < Version::HTTP_2 { LINGER } else { Duration::ZERO });
+        asked.handle(request.version());
         // Streams of HTTP/2 are tasks of their own; requests of HTTP/1 would be answered one after another.
         let gives_way = request.version() < Version::HTTP_2 && activity.is_pipelined();
         let (server, request_open) = (Rc::clone(server), activity.open());
@@ -193,8 +214,9 @@ async fn converse(
             if gives_way {
                 tokio::task::yield_now().await;
             }
+            check_closed(&server, &request)?;
             let (caller, reply) = answer(server, &activity, request).await;
-            Ok::<_, Infallible>(reply.map(|body| Watched::new(body, request_open, caller)))
+            Ok::<_, h2::Error>(reply.map(|body| Watched::new(body, request_open, caller)))
         }
     });
     let head_timeout = if activity.is_spare { limits.head_timeout.min(SPARE_TIMEOUT) } else { limits.head_timeout };
@@ -215,11 +237,11 @@ async fn converse(
             let text = format_args!("a client did not take a reply in for {allowed:?} (body_timeout_ms)");
             return server.tell(Line::Slow, text);
         }
-        // HTTP/1 has no word that crosses a request on its way without loss: the next reply is the one that closes.
-        if end == End::Told(Leave::Drain)
-            && let Ok(ended) = tokio::time::timeout(linger.get(), serving.as_mut()).await
-        {
-            break ended;
+        if end == End::Told(Leave::Drain) {
+            tokio::select! {
+                ended = &mut serving => break ended,
+                () = asked.lingered(&server.drain) => {}
+            }
         }
         // HTTP/2 says GOAWAY and answers what it has; HTTP/1 answers what is under way and closes.
         serving.as_mut().graceful_shutdown();
@@ -233,6 +255,55 @@ async fn converse(
     if let Err(error) = ended {
         server.tell(Line::Ended, format_args!("a connection ended: {error}"));
     }
+}
+
+/// What a connection has been asked, as far as it matters for how it ends.
+#[derive(Default)]
+struct Asked {
+    version: Cell<Option<Version>>,
+    changed: Notify,
+}
+
+impl Asked {
+    fn handle(&self, version: Version) {
+        if self.version.replace(Some(version)).is_none() {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Returns when a connection is to end whose server drains. HTTP/2 has GOAWAY, at once. HTTP/1 has no word that
+    /// crosses a request on its way without loss: the next reply is the one that closes, and until nothing new is
+    /// taken in, and a while longer, one may come.
+    async fn lingered(&self, drain: &Drain) {
+        let closed = async {
+            drain.closed().await;
+            // A client that has connected asks within a round trip, or has said that it speaks HTTP/2 and waits.
+            tokio::time::sleep(if self.version.get().is_some() { LINGER } else { LINGER_UNASKED }).await;
+        };
+        let is_http2 = async {
+            while self.version.get().is_none_or(|version| version < Version::HTTP_2) {
+                self.changed.notified().await;
+            }
+        };
+        tokio::select! {
+            () = closed => {}
+            () = is_http2 => {}
+        }
+    }
+}
+
+/// Checks that a stream of gRPC comes before nothing new is taken in; health is always answered.
+///
+/// # Errors
+/// What tells clients and proxies that they may ask another server: a status would be for the application.
+fn check_closed(server: &Server, request: &Request<Incoming>) -> Result<(), h2::Error> {
+    let is_grpc = || request.headers().get(CONTENT_TYPE).is_some_and(grpc::is_content_type);
+    let is_late = server.drain.has_closed() && request.version() >= Version::HTTP_2 && is_grpc();
+    if is_late && !probes::is_in_grpc(request.uri().path()) {
+        server.service.record.refusals().count(Cause::Draining);
+        return Err(h2::Reason::REFUSED_STREAM.into());
+    }
+    Ok(())
 }
 
 /// A connection's place, until it ends.

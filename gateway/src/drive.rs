@@ -54,6 +54,7 @@ pub enum GatewayError {
 /// What an operator tells a running gateway.
 enum Order {
     Drain,
+    Close,
     Stop,
     Reload(Box<Gate>),
 }
@@ -63,9 +64,15 @@ enum Order {
 pub struct Control(mpsc::Sender<Order>);
 
 impl Control {
-    /// Lets it end once what is under way has been answered, or `drain_timeout_ms` are over.
+    /// Lets it end once `drain_grace_ms` are over and what is under way has been answered, or after
+    /// `drain_timeout_ms`.
     pub fn drain(&self) {
         self.give(Order::Drain);
+    }
+
+    /// The same without a grace.
+    pub fn close(&self) {
+        self.give(Order::Close);
     }
 
     /// Lets it end at once.
@@ -178,6 +185,7 @@ impl Gateway {
             while let Some(order) = orders.recv().await {
                 match order {
                     Order::Drain => server.begin_drain(),
+                    Order::Close => server.close(),
                     Order::Reload(gate) => {
                         server.reload(*gate);
                         tracing::info!("limits, tokens and certificates have been read anew");
@@ -188,8 +196,9 @@ impl Gateway {
         };
         let serve = async |listener: Option<TcpListener>| match listener {
             Some(listener) => {
-                connection::serve(tokio::net::TcpListener::from_std(listener)?, Rc::clone(&server)).await;
-                Ok(())
+                connection::serve(tokio::net::TcpListener::from_std(listener)?, Rc::clone(&server)).await?;
+                // What else there is to do is no listener's.
+                std::future::pending().await
             }
             None => std::future::pending().await,
         };

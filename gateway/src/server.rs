@@ -15,7 +15,7 @@ use crate::{
     service::Service,
 };
 pub use caller::Caller;
-use drain::Drain;
+pub(crate) use drain::Drain;
 pub use gate::Gate;
 use handshakes::Handshakes;
 pub use intake::{BodyMax, Intake, IntakeError, decompressed};
@@ -120,26 +120,37 @@ impl Server {
         (budget.take_peak(), budget.held())
     }
 
-    /// Begins to end: nothing new is taken in, what is under way is answered.
+    /// Begins to end: this server is not ready any more, and takes nothing new in after `drain_grace_ms`.
     pub fn begin_drain(&self) {
         if self.drain.begin() {
-            tracing::info!("draining: {} requests are under way", self.access.borrow().requests());
+            let (under_way, grace) = (self.access.borrow().requests(), self.limits().drain_grace);
+            tracing::info!("draining: {under_way} requests are under way, and others come in for {grace:?}");
             self.service.set_draining();
             self.places.borrow().drain();
+            if grace.is_zero() {
+                self.drain.close();
+            }
         }
+    }
+
+    /// The same without a grace, or what is left of it.
+    pub fn close(&self) {
+        self.begin_drain();
+        self.drain.close();
     }
 
     /// Returns once the server has been told to end and nothing is under way, or after `drain_timeout_ms`.
     pub async fn drained(&self) {
         self.drain.begun().await;
+        let Limits { drain_grace: grace, drain_timeout: allowed, .. } = self.limits();
+        tokio::select! {
+            () = self.drain.closed() => {}
+            () = tokio::time::sleep(grace) => drop(self.drain.close()),
+        }
         let is_quiet = || self.access.borrow().requests() == 0;
-        if tokio::time::timeout(self.limits().drain_timeout, self.drain.done(is_quiet)).await.is_err() {
+        if tokio::time::timeout(allowed.saturating_sub(grace), self.drain.done(is_quiet)).await.is_err() {
             let left = self.access.borrow().requests();
-            tracing::warn!(
-                "drained: {left} requests were not answered in {:?} (drain_timeout_ms)",
-                self.limits().drain_timeout
-            );
-            return;
+            return tracing::warn!("drained: {left} requests were not answered in {allowed:?} (drain_timeout_ms)");
         }
         // The last replies are in the sockets; connections that end by themselves lose none.
         let is_empty = || self.places.borrow().len() == 0;

@@ -173,7 +173,7 @@ impl Supervisor {
             thread::spawn(move || {
                 // Held until the end: nobody else is to see that no member is left, and end this process as failed.
                 let mut doomed = doomed.lock().expect("no holder of this lock panics");
-                drain(&mut doomed);
+                drain(&mut doomed, ask);
                 kill_all(&mut doomed);
                 // `exit` runs no destructor; what cannot be removed is left to the system.
                 let _ = fs::remove_dir_all(&path);
@@ -363,13 +363,15 @@ impl Drop for Supervisor {
     }
 }
 
-/// Lets frontends answer what is under way, while there are a scheduler and backends that they need for it.
-fn drain(members: &mut [Member]) {
+/// Lets frontends answer what is under way, while there are a scheduler and backends that they need for it; they are
+/// told as this process was.
+fn drain(members: &mut [Member], ask: Ask) {
+    let signal = if ask == Ask::Terminate { Signal::TERM } else { Signal::INT };
     let frontends = members.iter_mut().filter(|member| member.name.starts_with("frontend"));
     let mut frontends: Vec<&mut Child> = frontends.filter_map(|member| member.process.child_mut()).collect();
     for child in &frontends {
         // It may have ended already.
-        let _ = kill_process(Pid::from_child(child), Signal::TERM);
+        let _ = kill_process(Pid::from_child(child), signal);
     }
     let until = Instant::now() + DRAIN_TIMEOUT;
     while frontends.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) && Instant::now() < until {

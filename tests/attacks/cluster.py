@@ -210,6 +210,7 @@ class Cluster:
         http, grpc = (f"{host}:{port}" for host, port in (self.http, self.grpc))
         keys = f'scheduler = "{self.at(1, 7400)}"\nlink = "{self.at(2, 7401)}"\naddress = "{self.at(2, 4791)}"\n'
         keys += f'repository = "{REPOSITORY}"\nhttp = "{http}"\ngrpc = "{grpc}"\n'
+        keys += "drain_grace_ms = 1000\n"
         keys += f'load_files = "{self.loaded}"\nload_files_bytes_max = {LOADED_BYTES_MAX}\n'
         self.start_role("frontend", "frontend", keys, log=layout.log, files_max=layout.files_max)
 
@@ -221,6 +222,7 @@ class Cluster:
         placement = ", ".join(f"{model} = {list(range(gpus))}" for model in models)
         keys = f'scheduler = "{scheduler or self.at(1, 7400)}"\naddress = "{address}"\n'
         keys += f'repository = "{REPOSITORY}"\ngpus = {gpus}\nplacement = {{ {placement} }}\n'
+        keys += "drain_grace_ms = 1000\n"
         keys += f'load_files = "{self.loaded}"\n'
         name = name or f"backend-{index}"
         return self.start_role("backend", name, keys, namespace=self.namespace if is_away else None)

@@ -37,6 +37,7 @@ pub(crate) struct Activity {
     pub(crate) is_spare: bool,
     /// Requests under way.
     open: Cell<usize>,
+    has_asked: Cell<bool>,
     last: Cell<Instant>,
     /// Pieces of replies that have not gone into the socket, by the turn in which they last moved.
     untaken: [Cell<usize>; TURNS],
@@ -76,6 +77,7 @@ impl Activity {
             load: RefCell::new(load),
             is_spare,
             open: Cell::new(0),
+            has_asked: Cell::new(false),
             last: Cell::new(Instant::now()),
             untaken: Default::default(),
             turn: Cell::new(0),
@@ -108,6 +110,7 @@ impl Activity {
     /// A request came.
     pub(super) fn open(self: &Rc<Self>) -> Open {
         add(&self.open, 1);
+        self.has_asked.set(true);
         self.last.set(Instant::now());
         Open(Rc::clone(self))
     }
@@ -151,7 +154,8 @@ impl Activity {
                 }
                 turn_at = now + half;
             }
-            let idle_at = self.idle_since().map(|since| since + limits.head_timeout);
+            let allowed = if self.has_asked.get() { limits.idle_timeout } else { limits.head_timeout };
+            let idle_at = self.idle_since().map(|since| since + allowed);
             if idle_at.is_some_and(|at| at <= now) {
                 return End::Idle;
             }

@@ -407,9 +407,11 @@ fn limits() -> Limits {
         client_untaken_bytes_max: 1 << 20,
         stream_first_timeout: Duration::from_secs(60),
         stream_idle_timeout: Duration::from_secs(60),
+        drain_grace: Duration::ZERO,
         drain_timeout: Duration::from_secs(60),
         head_bytes_max: 8192,
         head_timeout: Duration::from_secs(60),
+        idle_timeout: Duration::from_secs(60),
         body_timeout: Duration::from_secs(60),
     }
 }

@@ -70,7 +70,7 @@ impl Caller {
                 return Err(Refusal::Head { found, max });
             }
             check_named_once(request)?;
-            if server.tls.borrow().is_none() {
+            if server.tls.borrow().is_none() && lane == Lane::Work && path != "/metrics" {
                 server.hosts.borrow().check(request)?;
             }
             let access = server.access.borrow();
@@ -106,7 +106,7 @@ impl Caller {
     pub fn permit(&self, operation: Operation, scope: Scope<'_>) -> Result<(), Refusal> {
         self.permit_further(operation, scope)?;
         match operation {
-            Operation::Infer | Operation::Repository if self.server.drain.has_begun() => {
+            Operation::Infer | Operation::Repository if self.server.drain.has_closed() => {
                 self.on_refusal(&Refusal::Draining);
                 Err(Refusal::Draining)
             }

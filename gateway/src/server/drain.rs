@@ -1,44 +1,77 @@
-//! How the server ends: first it is told to, then nothing new begins, and once nothing is under way it may go.
+//! How the server ends: first it is told to, and is not ready any more, but serves; after a grace nothing new begins,
+//! and once nothing is under way it may go.
 
 use std::cell::Cell;
 
 use tokio::sync::Notify;
 
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    #[default]
+    Serving,
+    /// All is served for those who have not heard yet that it is to end.
+    Grace,
+    /// Nothing new begins.
+    Closed,
+}
+
 /// Whether the server is to end.
 #[derive(Debug, Default)]
 pub(crate) struct Drain {
-    has_begun: Cell<bool>,
+    phase: Cell<Phase>,
     changed: Notify,
 }
 
 impl Drain {
-    /// Whether nothing new is to begin.
+    /// Whether the server is to end.
     pub(crate) fn has_begun(&self) -> bool {
-        self.has_begun.get()
+        self.phase.get() >= Phase::Grace
+    }
+
+    /// Whether nothing new is to begin.
+    pub(crate) fn has_closed(&self) -> bool {
+        self.phase.get() == Phase::Closed
+    }
+
+    /// The server is to end. False if that was so before.
+    pub(crate) fn begin(&self) -> bool {
+        self.advance(Phase::Grace)
     }
 
     /// Nothing new is to begin from now on. False if that was so before.
-    pub(crate) fn begin(&self) -> bool {
-        let is_first = !self.has_begun.replace(true);
-        self.changed.notify_waiters();
-        is_first
+    pub(crate) fn close(&self) -> bool {
+        self.advance(Phase::Closed)
+    }
+
+    fn advance(&self, to: Phase) -> bool {
+        let is_new = self.phase.get() < to;
+        if is_new {
+            self.phase.set(to);
+            self.changed.notify_waiters();
+        }
+        is_new
     }
 
     /// Something that was under way has ended.
     pub(crate) fn handle_end(&self) {
-        if self.has_begun.get() {
+        if self.has_closed() {
             self.changed.notify_waiters();
         }
     }
 
     /// Returns once it has begun.
     pub(crate) async fn begun(&self) {
-        self.until(|| self.has_begun.get()).await;
+        self.until(|| self.has_begun()).await;
     }
 
-    /// Returns once it has begun and nothing is under way.
+    /// Returns once nothing new is to begin.
+    pub(crate) async fn closed(&self) {
+        self.until(|| self.has_closed()).await;
+    }
+
+    /// Returns once nothing new is to begin and nothing is under way.
     pub(crate) async fn done(&self, is_quiet: impl Fn() -> bool) {
-        self.until(|| self.has_begun.get() && is_quiet()).await;
+        self.until(|| self.has_closed() && is_quiet()).await;
     }
 
     async fn until(&self, holds: impl Fn() -> bool) {
@@ -66,11 +99,12 @@ mod tests {
                 for _ in 0..2 {
                     tokio::task::yield_now().await;
                     assert_eq!(drain.begin(), under_way.get() == 2);
+                    assert_eq!(drain.close(), under_way.get() == 2);
                     under_way.set(under_way.get() - 1);
                     drain.handle_end();
                 }
             };
-            tokio::join!(drain.done(|| under_way.get() == 0), ends, drain.begun());
+            tokio::join!(drain.done(|| under_way.get() == 0), ends, drain.begun(), drain.closed());
             assert!(drain.has_begun() && under_way.get() == 0);
         });
     }

@@ -1,22 +1,26 @@
 //! What pages in a browser on our network can make it send: requests that change something, which a browser sends to
 //! any site without asking if they look like a form's, and any request once a name of theirs leads to our address (DNS
-//! rebinding). Programs send neither `Sec-Fetch-Site` nor `Origin`.
+//! rebinding). Programs send none of the fields that tell a browser.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use frontend::excerpt;
 use hyper::{
     Request, Version,
-    header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN},
+    header::{ACCEPT_LANGUAGE, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN, REFERER},
 };
 
 use crate::access::Refusal;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+/// Fields of which a browser sends one at least, whatever a page wants: over plain HTTP it leaves out `Sec-Fetch-Site`
+/// and, of a GET to the page's own host, `Origin`; a page can choose what is in `Accept-Language`, and not that it is
+/// there.
+const BROWSERS_FIELDS: [HeaderName; 4] = [SEC_FETCH_SITE, ORIGIN, REFERER, ACCEPT_LANGUAGE];
 /// What a form, and so a page of any site, can send without being asked (Fetch, "CORS-safelisted request-header").
 const FORM_TYPES: [&str; 3] = ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded"];
 
-/// The names by which clients may reach us.
+/// The names by which browsers may reach us. Programs may by any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hosts {
     /// All.
@@ -36,14 +40,15 @@ impl Hosts {
         }
     }
 
-    /// Checks for whom an unencrypted request of HTTP/1 is. Browsers speak HTTP/2 only where a certificate has shown
-    /// who we are.
+    /// Checks for whom an unencrypted request is that may be a browser's. Browsers speak HTTP/2 only where a
+    /// certificate has shown who we are.
     ///
     /// # Errors
     /// If it is for another host.
     pub(crate) fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
         let Self::Named(names) = self else { return Ok(()) };
-        if request.version() >= Version::HTTP_2 {
+        let is_browsers = BROWSERS_FIELDS.iter().any(|name| request.headers().contains_key(name));
+        if request.version() >= Version::HTTP_2 || !is_browsers {
             return Ok(());
         }
         for host in hosts_of(request) {
@@ -191,8 +196,8 @@ mod tests {
     }
 
     #[test]
-    fn without_tokens_only_names_that_cannot_be_rebound_lead_here() {
-        let check = |hosts: &Hosts, host: &str| hosts.check(&request(&[("host", host)])).is_ok();
+    fn without_tokens_only_names_that_cannot_be_rebound_lead_browsers_here() {
+        let check = |hosts: &Hosts, host: &str| hosts.check(&request(&[("host", host), ("referer", "x")])).is_ok();
         let hosts = Hosts::new(None, false);
         for host in
             ["localhost", "LocalHost:8000", "localhost.", "127.0.0.1:8000", "10.1.2.3", "[::1]:8000", "[2001:db8::1]"]
@@ -208,8 +213,22 @@ mod tests {
         assert!(check(&named, "Serve.Example:80") && check(&named, "127.0.0.1") && !check(&named, "evil.example"));
         assert!(check(&Hosts::new(None, true), "evil.example") && check(&Hosts::new(Some(&["*".into()]), false), "x"));
         assert_eq!(hosts.check(&request(&[])), Ok(()), "HTTP/1.0: no browser");
-        let absolute = Request::get("http://evil.example/v2").header("host", "localhost").body(()).unwrap();
-        let refusal = hosts.check(&absolute).unwrap_err().to_string();
-        assert_eq!(refusal, "Host: found 'evil.example', expected localhost, an IP address, or one of clients.hosts");
+        let absolute = Request::get("http://evil.example/v2").header("host", "localhost");
+        let refusal = hosts.check(&absolute.header("accept-language", "").body(()).unwrap()).unwrap_err().to_string();
+        let expected = "Host: found 'evil.example' from a browser, expected localhost, an IP address, or a name in \
+                        hosts = [\"evil.example\"] of the table [clients]";
+        assert_eq!(refusal, expected);
+    }
+
+    #[test]
+    fn programs_come_by_any_name() {
+        let hosts = Hosts::new(None, false);
+        for host in ["downbeat", "downbeat.serving.svc.cluster.local:8000", "serve.example"] {
+            let fields = [("host", host), ("user-agent", "python-requests/2"), ("content-type", "application/json")];
+            assert_eq!(hosts.check(&request(&fields)), Ok(()), "{host}");
+            for field in ["origin", "sec-fetch-site", "referer", "accept-language"] {
+                assert!(hosts.check(&request(&[("host", host), (field, "same-origin")])).is_err(), "{field}");
+            }
+        }
     }
 }

@@ -149,7 +149,7 @@ def expect_ending(scene, member, code="exit code 0", seconds=DRAIN_S):
 
 @attack(cluster="pair", limit_s=40, is_control_judged=False, ends=("frontend",), is_last=True)
 def terminated_frontend(scene):
-    """SIGTERM to the frontend with 32 requests under way: it is not ready at once, takes no more, answers those,
+    """SIGTERM to the frontend with 32 requests under way: it is not ready at once, serves for a grace, answers those,
     and ends."""
     under_way = UnderWay(scene.http)
     idle = http2.Connection(scene.http)
@@ -160,13 +160,14 @@ def terminated_frontend(scene):
     for path, expected in (("/v2/health/ready", 503), ("/v2/health/live", 200)):
         found = scene.status("GET", path)
         scene.expect(found == expected, f"{path} was answered {found}, expected {expected}")
-    found = http1.replies(scene.http, under_way.raw, 0.3)
+    closing = under_way.raw.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+    found = http1.replies(scene.http, closing, timeout=20)
     scene.expect(
-        [reply.status for reply in found] == [503], f"a new request was answered {told(r.status for r in found)}"
+        [reply.status for reply in found] == [200], f"a new request was answered {told(r.status for r in found)}"
     )
+    answered = under_way.expect_answers(scene)
     idle.pump(0.2)
     scene.expect(idle.frames[http2.GOAWAY] > 0, "an HTTP/2 connection was not sent GOAWAY")
-    answered = under_way.expect_answers(scene)
     expect_ending(scene, member)
     return answered
 

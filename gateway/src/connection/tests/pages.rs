@@ -37,13 +37,20 @@ fn without_tokens_other_names_than_ours_are_refused() {
     let ours = Hosts::Named(vec!["serve.example".to_owned()]);
     with_gate(Gate { hosts: ours, ..open_gate(limits()) }, async |address, peer| {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let get = |host: &str| format!("GET /v2/models/double HTTP/1.1\r\nhost: {host}\r\n\r\n").into_bytes();
+        let get = |host: &str| {
+            format!("GET /v2/models/double HTTP/1.1\r\nhost: {host}\r\naccept-language: en\r\n\r\n").into_bytes()
+        };
         for host in ["localhost:8000", "127.0.0.1:8000", "serve.example", "[::1]"] {
             assert_eq!(ask(&mut stream, &get(host)).await.status, 200, "{host}");
         }
         let heard = ask(&mut stream, &get("rebound.evil.example")).await;
         assert_eq!(heard.status, 421);
-        assert!(heard.json()["error"].as_str().unwrap().contains("Host: found 'rebound.evil.example', expected"));
+        let error = heard.json()["error"].as_str().unwrap().to_owned();
+        assert!(error.starts_with("Host: found 'rebound.evil.example' from a browser, expected"), "{error}");
+        for path in ["/v2/health/ready", "/metrics"] {
+            let asked = format!("GET {path} HTTP/1.1\r\nhost: downbeat\r\naccept-language: en\r\n\r\n");
+            assert_eq!(ask(&mut stream, asked.as_bytes()).await.status, 200, "{path}");
+        }
         assert_eq!(refused(&peer, "host"), 1);
     });
 }
