@@ -33,6 +33,7 @@ pub(super) mod onnxruntime;
 mod rten;
 mod runs;
 mod source;
+mod spare;
 pub(super) mod tensor;
 mod text;
 mod turns;
@@ -85,7 +86,8 @@ impl Onnx {
         let tensor = &self.groups.inputs[index];
         let task_bytes = task_bytes(&self.groups.inputs);
         let offset = task_bytes_before(&self.groups.inputs, index);
-        let mut gathered = Tensor::zeros(tensor.datatype, &self.shape(tensor, batch));
+        let memory = spare::take(batch * tensor.bytes());
+        let mut gathered = Tensor::in_memory(memory, tensor.datatype, &self.shape(tensor, batch));
         for (task, into) in gathered.bytes_mut().chunks_exact_mut(tensor.bytes()).enumerate() {
             let from = &inputs[task * task_bytes + offset..][..tensor.bytes()];
             into.copy_from_slice(from);
@@ -112,8 +114,11 @@ impl Onnx {
 
     fn run(&self, turn: &Turn, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
         let batch = self.tasks(inputs);
-        let gathered = (0..self.groups.inputs.len()).map(|index| self.gather(inputs, index, batch));
-        self.engine.run(turn, gathered.collect(), &mut |results| self.scatter(results, batch, outputs))
+        let gathered: Vec<Tensor> =
+            (0..self.groups.inputs.len()).map(|index| self.gather(inputs, index, batch)).collect();
+        let ran = self.engine.run(turn, &gathered, &mut |results| self.scatter(results, batch, outputs));
+        spare::give(gathered);
+        ran
     }
 
     /// Puts each task's part of each output where it belongs.
@@ -197,7 +202,7 @@ struct InTurn<'a> {
 
 impl RunGroups for InTurn<'_> {
     fn run(&mut self, _: &Group<'_>, inputs: Vec<Tensor>, take: &mut TakeResults<'_>) -> Result<(), ExecutorError> {
-        self.engine.run(self.turn, inputs, &mut |outputs| take(outputs, &[]))
+        self.engine.run(self.turn, &inputs, &mut |outputs| take(outputs, &[]))
     }
 
     fn is_over(&self) -> bool {

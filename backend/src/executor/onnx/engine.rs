@@ -14,7 +14,7 @@ pub(super) trait Engine: Send + Sync {
     fn run(
         &self,
         turn: &Turn,
-        inputs: Vec<Tensor>,
+        inputs: &[Tensor],
         take: &mut dyn FnMut(&[Output<'_>]) -> Result<(), ExecutorError>,
     ) -> Result<(), ExecutorError>;
 

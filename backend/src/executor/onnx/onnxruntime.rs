@@ -98,7 +98,7 @@ impl Engine for OnnxRuntime {
     fn run(
         &self,
         turn: &Turn,
-        inputs: Vec<Tensor>,
+        inputs: &[Tensor],
         take: &mut dyn FnMut(&[Output<'_>]) -> Result<(), ExecutorError>,
     ) -> Result<(), ExecutorError> {
         let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner).clone();

@@ -184,14 +184,14 @@ impl Engine for Rten {
     fn run(
         &self,
         turn: &Turn,
-        inputs: Vec<Tensor>,
+        inputs: &[Tensor],
         take: &mut dyn FnMut(&[Output<'_>]) -> Result<(), ExecutorError>,
     ) -> Result<(), ExecutorError> {
         let graph = self.graph.read().unwrap_or_else(PoisonError::into_inner).clone();
         let graph = graph.ok_or_else(|| ExecutorError("its weights are not in memory".to_owned()))?;
         let compute = || match self.is_for_one {
-            true => self.compute_in_turn(&graph, &inputs),
-            false => self.compute(&graph, &inputs),
+            true => self.compute_in_turn(&graph, inputs),
+            false => self.compute(&graph, inputs),
         };
         // What has begun cannot be ended.
         let results = turn.run(|| (), compute)?;

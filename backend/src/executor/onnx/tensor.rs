@@ -36,6 +36,20 @@ impl Tensor {
         Self { datatype, shape: shape.to_vec(), elements: Owned::Numbers(vec![0; bytes.div_ceil(8)]) }
     }
 
+    /// Numbers in this memory, which holds as many or a few more; they are whatever is in it.
+    pub(super) fn in_memory(memory: Vec<u64>, datatype: DataType, shape: &[usize]) -> Self {
+        debug_assert!(memory.len() * 8 >= shape.iter().product::<usize>() * datatype.bytes());
+        Self { datatype, shape: shape.to_vec(), elements: Owned::Numbers(memory) }
+    }
+
+    /// What its numbers are in.
+    pub(super) fn into_memory(self) -> Option<Vec<u64>> {
+        match self.elements {
+            Owned::Numbers(memory) => Some(memory),
+            Owned::Strings(_) => None,
+        }
+    }
+
     /// As many strings as the shape has elements.
     pub(super) fn of_strings(shape: Vec<usize>, strings: Vec<String>) -> Self {
         debug_assert_eq!(strings.len(), shape.iter().product::<usize>());
