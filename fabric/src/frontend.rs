@@ -480,7 +480,7 @@ fn kind(error: &InferError) -> &'static str {
         InferError::SchedulerLost => "SchedulerLost",
         InferError::NoScheduler => "NoScheduler",
         InferError::NeverMet { .. } => "NeverMet",
-        InferError::NoBackend { .. } => "NoBackend",
+        InferError::NoBackend { .. } | InferError::NotLoaded { .. } => "NoBackend",
         InferError::Unloaded { .. } => "Unloaded",
         InferError::ArenaFull { .. } => "ArenaFull",
         InferError::ArenaShare { .. } => "ArenaShare",

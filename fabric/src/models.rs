@@ -112,6 +112,7 @@ pub(super) fn loaded(dynamic: Dynamic, name: &str, version: u32, gpus: u32) -> L
         executor,
         profile: profile(),
         cost: dynamic.has(name).then_some(COST),
+        is_sampled: true,
         weights: WEIGHTS,
         is_pinned: false,
     }

@@ -4,8 +4,6 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use transport::NetworkConfig;
 
-/// The default of [`Config::arena_bytes`]: over 400 tasks of 150 kB, a second of 400 requests each.
-pub const ARENA_BYTES: usize = 64 << 20;
 /// The default of [`Config::links_max`].
 pub const LINKS_MAX: usize = 255;
 
@@ -24,8 +22,8 @@ pub struct Config {
     /// Where backends reach us (TCP); any port of the network's `address` if it is not given. Backends are told this
     /// address.
     pub link: Option<SocketAddr>,
-    /// Bytes of registered memory for slots.
-    pub arena_bytes: usize,
+    /// Bytes of registered memory for slots; without it as many as the models need ([`crate::arena::bytes_for`]).
+    pub arena_bytes: Option<usize>,
     /// Backends linked at once.
     pub links_max: usize,
     /// The network, and the cluster's secret.
@@ -42,7 +40,7 @@ impl Config {
             strict: false,
             load_files: None,
             link: None,
-            arena_bytes: ARENA_BYTES,
+            arena_bytes: None,
             links_max: LINKS_MAX,
             network: NetworkConfig::new(secret),
         }

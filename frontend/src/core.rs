@@ -332,7 +332,10 @@ impl Core {
         let model = || served.model.name.clone();
         let offer = served.offer.filter(|offer| offer.gpus > 0).ok_or_else(|| match served.state {
             ModelState::Unloading | ModelState::Unloaded => InferError::Unloaded { model: model() },
-            ModelState::Serving | ModelState::Loading => InferError::NoBackend { model: model() },
+            ModelState::Serving | ModelState::Loading => match self.models.reason_against(&served.model) {
+                Some(reason) => InferError::NotLoaded { model: model(), reason: reason.to_owned() },
+                None => InferError::NoBackend { model: model() },
+            },
         })?;
         if request.inputs.is_empty() && (served.slot_size.input_bytes as usize) < GUARD_BYTES {
             let (found, name) = (served.slot_size.input_bytes, &served.model.name);

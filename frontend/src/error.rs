@@ -36,6 +36,14 @@ pub enum InferError {
         /// The model.
         model: String,
     },
+    /// No backend could load the model.
+    #[error("model '{model}' could not be loaded: {reason}")]
+    NotLoaded {
+        /// The model.
+        model: String,
+        /// As the repository index says it.
+        reason: String,
+    },
     /// Clients have unloaded the model (Triton's words).
     #[error("Request for unknown model: '{model}' has no available versions, as it was unloaded")]
     Unloaded {

@@ -144,9 +144,9 @@ impl ModelTable {
     pub fn find(&self, name: &str, version: Option<&str>) -> Result<usize, InferError> {
         let Some(versions) = self.by_name.get(name) else {
             let prefix = (name.to_owned(), String::new());
-            if self.refused.range(prefix..).next().is_some_and(|((refused, _), _)| refused == name) {
-                let why = "cannot be served, the repository index says why";
-                return Err(InferError::NotFound(format!("Request for unknown model: '{name}' {why}")));
+            if let Some((_, reason)) = self.refused.range(prefix..).next().filter(|((refused, _), _)| refused == name) {
+                let text = format!("Request for unknown model: '{name}' cannot be served: {reason}");
+                return Err(InferError::NotFound(text));
             }
             // As Triton says it.
             return Err(InferError::NotFound(format!(
@@ -317,7 +317,7 @@ mod tests {
         let expected = [("bad", "", "bad/config.pbtxt: dims: found 0"), ("good", "2", "no file")];
         assert_eq!(table.refused().collect::<Vec<_>>(), expected);
         let error = table.find("bad", None).unwrap_err().to_string();
-        assert!(error.ends_with("'bad' cannot be served, the repository index says why"), "{error}");
+        assert!(error.ends_with("'bad' cannot be served: bad/config.pbtxt: dims: found 0"), "{error}");
         assert_eq!(table.handle_model(vec![version("bad", "1")]), [1]);
         assert_eq!((table.refused().count(), table.find("bad", None)), (1, Ok(1)));
         (0..REFUSED_MAX + 9).for_each(|n| table.handle_refused(refused(&n.to_string(), "", "")));

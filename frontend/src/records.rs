@@ -215,7 +215,7 @@ mod tests {
 
     fn variable(name: &str, datatype: DataType, shape: Vec<usize>, is_optional: bool) -> Tensor {
         let dims = if datatype == DataType::Bytes { vec![] } else { (0..shape.len()).collect() };
-        let variable = Variable { dims, reshape_dims: vec![], bytes_max: 100, is_optional };
+        let variable = Variable { dims, reshape_dims: vec![], bytes_max: 100, is_optional, any_rank: false };
         Tensor { variable: Some(variable), ..Tensor::new(name, datatype, shape) }
     }
 

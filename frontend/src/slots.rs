@@ -78,7 +78,7 @@ impl SlotSize {
     }
 
     /// Bytes of its class's slots: rounded up by at most an eighth, so that similar models share a class.
-    fn class_bytes(self) -> usize {
+    pub(crate) fn class_bytes(self) -> usize {
         let bytes = self.input_room(1) + self.answer_bytes_max as usize;
         bytes.next_multiple_of((bytes.next_power_of_two() / 16).max(ALIGNMENT))
     }
@@ -267,6 +267,20 @@ impl Slots {
         self.classes.last().is_some_and(|largest| size.class_bytes() <= largest.slot_bytes)
     }
 
+    /// Whether so many slots of this size are more than the arena has, however free it is.
+    #[must_use]
+    pub fn never_fit(&self, size: SlotSize, slots: usize) -> bool {
+        let class_bytes = size.class_bytes();
+        let class = self.classes.iter().find(|class| class.slot_bytes >= class_bytes);
+        class.is_none_or(|class| class.slots_per_block * self.blocks.len() < slots)
+    }
+
+    /// Whether a client holds any slot.
+    #[must_use]
+    pub fn holds_any(&self, client: Option<Client>) -> bool {
+        self.shares.holds_any(client)
+    }
+
     /// Leases neighbouring slots to `owner` and the tasks that follow it, as many as `wanted` if there are so many
     /// together, or else fewer: of their own class, or, as their model has come later, the next larger one. They are
     /// held by `client`, or by nobody whose share counts.
@@ -282,12 +296,29 @@ impl Slots {
         (owner, client): (TaskId, Option<Client>),
         wanted: usize,
     ) -> Result<Lease, NoSlot> {
+        self.lease_within(size, (owner, client), wanted, true)
+    }
+
+    /// The same, or, where `in_share` does not hold, whatever the client holds already.
+    ///
+    /// # Errors
+    /// As [`Self::lease`].
+    ///
+    /// # Panics
+    /// As [`Self::lease`].
+    pub fn lease_within(
+        &mut self,
+        size: SlotSize,
+        (owner, client): (TaskId, Option<Client>),
+        wanted: usize,
+        in_share: bool,
+    ) -> Result<Lease, NoSlot> {
         assert!(wanted > 0, "a lease of no slot");
         let class_bytes = size.class_bytes();
         let class_index = self.classes.partition_point(|class| class.slot_bytes < class_bytes);
         let (block_index, run) = self.find_run(class_index, wanted).ok_or(NoSlot::Full)?;
         let bytes = self.classes[class_index].slot_bytes * run.len();
-        if !self.shares.take(client, block_index, bytes) {
+        if !self.shares.take(client, block_index, bytes, in_share) {
             self.close_if_unused(block_index);
             return Err(NoSlot::Share);
         }

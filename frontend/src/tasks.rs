@@ -40,7 +40,7 @@ use repository::{Model, Tensor, cell};
 use crate::{
     arena::Arena,
     durations::Durations,
-    error::InferError,
+    error::{InferError, invalid},
     models::{Offer, ServedModel},
     rope::Rope,
     slots::{ArenaTooSmall, Client, Lease, NoSlot, SlotSize, Slots},
@@ -291,11 +291,17 @@ impl Tasks {
         (served, size): (&ServedModel, SlotSize),
         rows: usize,
     ) -> Result<Vec<Lease>, InferError> {
+        if self.slots.never_fit(size, rows) {
+            let expected = "fewer, as the arena has no room for so many (arena_bytes, max_bytes)";
+            return Err(invalid("inputs[].shape[0]", format_args!("{rows} rows"), expected));
+        }
+        // Alone, a client can send any one request.
+        let in_share = self.slots.holds_any(client);
         let mut leases: Vec<Lease> = Vec::new();
         let mut leased = 0;
         while leased < rows {
             let owner = TaskId(first.0 + leased as u64);
-            match self.slots.lease(size, (owner, client), rows - leased) {
+            match self.slots.lease_within(size, (owner, client), rows - leased, in_share) {
                 Ok(lease) => {
                     leased += lease.slots();
                     leases.push(lease);

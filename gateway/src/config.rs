@@ -40,9 +40,9 @@ pub struct Config {
     /// address.
     #[serde(default)]
     pub link: Option<SocketAddr>,
-    /// Bytes of registered memory for slots.
-    #[serde(default = "default_arena_bytes")]
-    pub arena_bytes: usize,
+    /// Bytes of registered memory for slots; without it as many as the models need.
+    #[serde(default)]
+    pub arena_bytes: Option<usize>,
     /// Backends linked at once.
     #[serde(default = "default_links_max")]
     pub links_max: usize,
@@ -334,10 +334,6 @@ fn default_queue_max() -> usize {
 
 fn default_timeout_ms() -> u64 {
     10_000
-}
-
-fn default_arena_bytes() -> usize {
-    frontend::config::ARENA_BYTES
 }
 
 fn default_links_max() -> usize {

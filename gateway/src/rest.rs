@@ -10,11 +10,11 @@ use frontend::{
 };
 use http_body_util::{BodyExt as _, Full};
 use hyper::{
-    Request, Response, StatusCode, Version,
-    body::Incoming,
+    Method, Request, Response, StatusCode, Version,
+    body::{Body as _, Incoming},
     header::{
-        ACCEPT_ENCODING, ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER,
-        WWW_AUTHENTICATE,
+        ACCEPT_ENCODING, ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
+        RETRY_AFTER, WWW_AUTHENTICATE,
     },
 };
 use matchit::Router;
@@ -169,8 +169,17 @@ struct Failure {
 
 /// Answers a request.
 pub async fn answer(caller: &Caller, request: Request<Incoming>) -> Reply {
-    let version = request.version();
-    route(caller, request).await.unwrap_or_else(|failure| failure.into_reply(version))
+    let (version, is_head) = (request.version(), request.method() == Method::HEAD);
+    let reply = route(caller, request).await.unwrap_or_else(|failure| failure.into_reply(version));
+    if is_head { without_body(reply) } else { reply }
+}
+
+/// What a request for the head alone is answered: all but the body, of which it says how long it is.
+fn without_body(reply: Reply) -> Reply {
+    let (mut head, body) = reply.into_parts();
+    let length = body.size_hint().exact().map(HeaderValue::from);
+    head.headers.extend(length.map(|length| (CONTENT_LENGTH, length)));
+    Response::from_parts(head, Full::default())
 }
 
 /// Answers a request that was refused before it was looked at.
@@ -191,10 +200,11 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
         return Err(Failure::new(StatusCode::NOT_FOUND, message));
     };
     let routes = found.value.iter().map(|&place| ROUTES[place]);
-    let method = request.method().as_str();
+    let is_head = request.method() == Method::HEAD;
+    let method = if is_head { "GET" } else { request.method().as_str() };
     let Some((_, operation, action)) = routes.clone().find(|(_, _, action)| action.method() == method) else {
         let allow: Vec<&str> = routes.map(|(_, _, action)| action.method()).collect();
-        return Err(Failure::method(method, &allow.join(", ")));
+        return Err(Failure::method(request.method().as_str(), &allow.join(", ")));
     };
     // A segment is decoded once it is apart (RFC 3986, section 2.4): a name may have a slash.
     let name = |key| found.params.get(key).map(|segment| percent_decode_str(segment).decode_utf8_lossy());
@@ -524,6 +534,7 @@ impl From<InferError> for Failure {
             )
             | InferError::NoScheduler
             | InferError::NoBackend { .. }
+            | InferError::NotLoaded { .. }
             | InferError::Unloaded { .. }
             | InferError::LoadedAnew { .. }
             | InferError::ChangesFull

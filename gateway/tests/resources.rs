@@ -96,7 +96,7 @@ fn server() -> (SocketAddr, impl Drop) {
                 http: Some(any),
                 body_bytes_max: BODY_BYTES_MAX,
                 bodies_bytes_max: BODIES_BYTES_MAX,
-                arena_bytes: 64 << 20,
+                arena_bytes: Some(64 << 20),
                 body_timeout_ms: 60_000,
                 load_files: Some(repository.path().join(".loaded")),
                 ..Config::new(nobody, "a secret of enough bytes", repository.path())

@@ -8,6 +8,7 @@
 //!          each tensor in the order of the configuration: its elements if its size is fixed, or else a cell
 //!          zeros, any number of them
 //! cell     u32 bytes of the elements, or ABSENT for an optional tensor that is left out, after which nothing follows
+//!          u32 how many dimensions follow, if the tensor may have any number of them
 //!          u32 for each dimension of the shape, the batch dimension left out
 //!          the elements in row-major order; each string (BYTES) after its length as a u32, as Triton has them
 //! ```
@@ -17,7 +18,7 @@
 
 use thiserror::Error;
 
-use crate::tensor::{DataType, Tensor, elements};
+use crate::tensor::{DataType, RANK_MAX, Tensor, elements};
 
 /// Bytes of the length before a record, a cell's elements, and a string.
 pub const HEAD_BYTES: usize = size_of::<u32>();
@@ -134,6 +135,9 @@ pub fn push_head(tensor: &Tensor, cell: Option<(&[usize], usize)>, record: &mut 
     }
     let Some((shape, bytes)) = cell else { return record.extend_from_slice(&ABSENT.to_le_bytes()) };
     record.extend_from_slice(&(bytes as u32).to_le_bytes());
+    if has_any_rank(tensor) {
+        record.extend_from_slice(&(shape.len() as u32).to_le_bytes());
+    }
     shape.iter().for_each(|&length| record.extend_from_slice(&(length as u32).to_le_bytes()));
 }
 
@@ -142,17 +146,27 @@ pub fn push_head(tensor: &Tensor, cell: Option<(&[usize], usize)>, record: &mut 
 /// outputs of those lengths have room, too.
 #[must_use]
 pub fn sample(inputs: &[Tensor], outputs: &[Tensor], length_max: usize) -> Vec<u8> {
+    let fit = |&length: &usize| sample_of(inputs, outputs, (length, length));
+    (1..=length_max).rev().find_map(|length| fit(&length)).or_else(|| fit(&0)).unwrap_or_default()
+}
+
+/// The same with so many rows, in tensors of several dimensions whose first is a request's choice, and with all other
+/// dimensions just so long; `None` if that has no room.
+#[must_use]
+pub fn sample_of(inputs: &[Tensor], outputs: &[Tensor], (rows, length): (usize, usize)) -> Option<Vec<u8>> {
     const STRING: &[u8] = b"\x01\0\0\x000";
-    let shape_of = |tensor: &Tensor, length: usize| {
+    let shape_of = |tensor: &Tensor| {
         let mut shape = tensor.shape.clone();
-        tensor.variable.iter().flat_map(|variable| &variable.dims).for_each(|&dim| shape[dim] = length);
+        let is_rows = |dim: usize| dim == 0 && tensor.shape.len() > 1;
+        let chosen = tensor.variable.iter().flat_map(|variable| &variable.dims);
+        chosen.for_each(|&dim| shape[dim] = if is_rows(dim) { rows } else { length });
         shape
     };
-    let tensors = || inputs.iter().chain(outputs);
-    let fit = |length: &usize| tensors().all(|tensor| tensor.accepts(&shape_of(tensor, *length)));
-    let length = (1..=length_max).rev().find(fit).unwrap_or_default();
+    if !inputs.iter().chain(outputs).all(|tensor| tensor.accepts(&shape_of(tensor))) {
+        return None;
+    }
     let data = inputs.iter().map(|tensor| {
-        let elements = elements(&shape_of(tensor, length)).unwrap_or_default();
+        let elements = elements(&shape_of(tensor)).unwrap_or_default();
         let room = tensor.variable.as_ref().map_or(0, |variable| variable.bytes_max);
         match tensor.datatype {
             DataType::Bytes if elements * STRING.len() <= room => STRING.repeat(elements),
@@ -160,11 +174,15 @@ pub fn sample(inputs: &[Tensor], outputs: &[Tensor], length_max: usize) -> Vec<u
         }
     });
     let data: Vec<Vec<u8>> = data.collect();
-    let cells = inputs.iter().zip(&data).map(|(tensor, data)| Some(Cell { shape: shape_of(tensor, length), data }));
+    let cells = inputs.iter().zip(&data).map(|(tensor, data)| Some(Cell { shape: shape_of(tensor), data }));
     let mut sample = vec![0; bytes_max(inputs)];
     let bytes = write(inputs, &cells.collect::<Vec<_>>(), &mut sample).expect("these are shapes that they accept");
     sample.truncate(bytes);
-    sample
+    Some(sample)
+}
+
+fn has_any_rank(tensor: &Tensor) -> bool {
+    tensor.variable.as_ref().is_some_and(|variable| variable.any_rank)
 }
 
 /// Checks elements of a tensor against its shape.
@@ -240,7 +258,14 @@ impl<'a> Reader<'a> {
                 false => Err(CellError(format!("tensor '{}': found none, expected it", tensor.name))),
             };
         }
-        let dims = tensor.shape.iter().map(|_| self.number().map(|length| length as usize));
+        let rank = if has_any_rank(tensor) { self.number().ok_or_else(torn)? as usize } else { tensor.shape.len() };
+        if rank > RANK_MAX.max(tensor.shape.len()) {
+            return Err(CellError(format!(
+                "tensor '{}': found {rank} dimensions, expected at most {RANK_MAX}",
+                tensor.name
+            )));
+        }
+        let dims = (0..rank).map(|_| self.number().map(|length| length as usize));
         let shape: Vec<usize> = dims.collect::<Option<_>>().ok_or_else(torn)?;
         let data = self.take(bytes as usize).ok_or_else(torn)?;
         check(tensor, &shape, data)?;
@@ -254,9 +279,28 @@ mod tests {
     use crate::tensor::Variable;
     use proptest::prelude::*;
 
+    #[test]
+    fn a_tensor_of_any_rank_keeps_its_shape() {
+        let mut tensors = [variable("y", DataType::Int16, vec![1, 50], false)];
+        tensors[0].variable.as_mut().unwrap().any_rank = true;
+        for shape in [&[4, 1, 5][..], &[100], &[], &[0, 3]] {
+            let data = vec![7; shape.iter().product::<usize>() * 2];
+            let mut record = vec![0; bytes_max(&tensors)];
+            let cell = Cell { shape: shape.to_vec(), data: &data };
+            let bytes = write(&tensors, &[Some(cell.clone())], &mut record).unwrap();
+            assert_eq!(read(&tensors, &record[..bytes]).unwrap(), [Some(cell)]);
+            assert_eq!(tensors[0].client_shape_of(shape), Some(shape.to_vec()));
+        }
+        for shape in [&[101][..], &[1; RANK_MAX + 1]] {
+            assert!(!tensors[0].accepts(shape), "{shape:?}");
+        }
+        let lie = [16u32, 0, RANK_MAX as u32 + 1, 0].map(u32::to_le_bytes).concat();
+        assert!(read(&tensors, &lie).unwrap_err().to_string().contains("17 dimensions, expected at most 16"));
+    }
+
     fn variable(name: &str, datatype: DataType, shape: Vec<usize>, is_optional: bool) -> Tensor {
         let dims = if datatype == DataType::Bytes { vec![] } else { (0..shape.len()).collect() };
-        let variable = Variable { dims, reshape_dims: vec![], bytes_max: 200, is_optional };
+        let variable = Variable { dims, reshape_dims: vec![], bytes_max: 200, is_optional, any_rank: false };
         Tensor { variable: Some(variable), ..Tensor::new(name, datatype, shape) }
     }
 

@@ -2,7 +2,6 @@
 //! completed from the model's file (`completion`), or by the program that runs it (`asked`).
 
 use std::{
-    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -14,6 +13,8 @@ mod completion;
 mod configuration;
 mod emulated;
 mod file;
+mod foreign;
+mod misspelt;
 mod program;
 mod queue;
 mod variable;
@@ -32,7 +33,10 @@ use variable::Bounds;
 
 use crate::{
     ImagePipeline, cell,
-    config::file::{ConfigFile, MODEL_CONFIG, ONNX_FILE, data_types, get, is_onnx, parse, parse_json, text},
+    config::file::{
+        ConfigFile, MODEL_CONFIG, ONNX_FILE, data_types, get, is_onnx, json_says_batch, parse, parse_json, says_batch,
+        text,
+    },
     emulated::UnequalTimes,
     error::{Refused, RepositoryError},
     limits::WEIGHTS_MB_MAX,
@@ -65,32 +69,34 @@ pub(crate) enum Written<'a> {
 pub(crate) fn load(folder: &Path, written: Written<'_>) -> Result<Vec<Result<Model, Refused>>, RepositoryError> {
     let path = folder.join("config.pbtxt");
     let own = match fs::read_to_string(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => parse(""),
-        read => read.map_err(|error| error.to_string()).and_then(|text| parse(&text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        read => read.map_err(|error| error.to_string()),
     };
+    // Editors on Windows begin files with it.
+    let own = own.map(|text| text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text));
     let wrong = |path: &Path, cause: String| RepositoryError(format!("{}: {cause}", path.display()));
-    let version = String::new();
     let file = match written {
         Written::InFolder => {
-            let message = own.map_err(|cause| wrong(&path, cause))?;
-            ConfigFile { folder, path, message, version, may_start: true, keys: BTreeMap::new() }
+            let text = own.map_err(|cause| wrong(&path, cause))?;
+            let message = parse(&text).map_err(|cause| wrong(&path, cause))?;
+            ConfigFile { says_batch: says_batch(&text), ..ConfigFile::new(folder, path, message, true) }
         }
         Written::ByClient { json, brings_files } => {
             let path = PathBuf::from("parameter config");
             let message = parse_json(json).map_err(|cause| wrong(&path, cause))?;
-            let (may_start, keys) = (!brings_files, BTreeMap::new());
-            let mut file = ConfigFile { folder, path, message, version, may_start, keys };
+            let mut file = ConfigFile::new(folder, path, message, !brings_files);
+            file.says_batch = json_says_batch(json);
             // One that cannot be read says nothing.
+            let own = own.and_then(|text| parse(&text));
             file.keep_launch(&own.unwrap_or_else(|_| DynamicMessage::new(MODEL_CONFIG.clone())))?;
             file
         }
     };
     file.check_fields()?;
+    file.tell_misspelt();
     let name = file.name()?;
     let of_version = |version: String| {
-        let (path, message) = (file.path.clone(), file.message.clone());
-        let (may_start, keys) = (file.may_start, BTreeMap::new());
-        let mut file = ConfigFile { folder, path, message, version: version.clone(), may_start, keys };
+        let mut file = file.of_version(version.clone());
         let model = file.complete().and_then(|()| file.model());
         model.map_err(|RepositoryError(reason)| Refused { name: name.clone(), version, reason })
     };
@@ -302,12 +308,14 @@ impl ConfigFile<'_> {
         self.check_inside("default_model_filename", &name)?;
         let file = self.folder.join(&self.version).join(name);
         if !file.is_file() {
-            return Err(RepositoryError(format!("{}: no such file, expected the model", file.display())));
+            let found = foreign::advice(&self.folder.join(&self.version));
+            let found = found.map_or(String::new(), |found| format!("; {found}"));
+            return Err(RepositoryError(format!("{}: no such file, expected the model{found}", file.display())));
         }
         Ok(file)
     }
 
-    /// The labels of an output, one a line, one for each of its elements; without a file of them, its maps' keys.
+    /// The labels of an output, one a line, for its elements in their order; without a file of them, its maps' keys.
     fn labels(&self, index: usize, tensor: &Tensor) -> Result<Vec<String>, RepositoryError> {
         let output = get(&self.message, "output");
         let name = output.as_list().unwrap_or_default()[index].as_message().map(|o| text(o, "label_filename"));
@@ -316,18 +324,19 @@ impl ConfigFile<'_> {
         };
         self.check_inside(&format!("output[{index}].label_filename"), &name)?;
         let path = self.folder.join(name);
-        let lines =
-            fs::read_to_string(&path).map_err(|error| RepositoryError(format!("{}: {error}", path.display())))?;
-        let labels: Vec<String> = lines.lines().map(str::trim).map(str::to_owned).collect();
+        let bytes = fs::read(&path).map_err(|error| RepositoryError(format!("{}: {error}", path.display())))?;
+        let lines = String::from_utf8(bytes).unwrap_or_else(|error| latin_1(error.as_bytes()));
+        let lines = lines.trim_start_matches('\u{feff}').lines();
+        let labels: Vec<String> = lines.map(str::trim).map(str::to_owned).collect();
         // How many elements there are may be up to each request.
         if tensor.variable.is_none() && labels.len() != tensor.elements() {
-            return Err(RepositoryError(format!(
-                "{}: found {} labels, expected {}, one for each element of output \"{}\"",
+            tracing::warn!(
+                "{}: found {} labels, expected {}, one for each element of output \"{}\"; some have none",
                 path.display(),
                 labels.len(),
                 tensor.elements(),
                 tensor.name
-            )));
+            );
         }
         Ok(labels)
     }
@@ -360,6 +369,11 @@ impl ConfigFile<'_> {
             )),
         }
     }
+}
+
+/// What is no UTF-8: each byte is the character of its number.
+fn latin_1(bytes: &[u8]) -> String {
+    bytes.iter().copied().map(char::from).collect()
 }
 
 fn size_in_bytes(tensor: &Tensor) -> Option<u32> {

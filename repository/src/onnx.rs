@@ -91,15 +91,29 @@ impl Signature {
         Self { inputs: inputs.map(Value::new).collect(), outputs: outputs.collect() }
     }
 
-    /// Whether the first dimension of every tensor is symbolic, so that it can be the batch; of one input at least it
-    /// says so. An output without a shape is checked when the model is loaded.
-    pub(crate) fn is_batched(&self) -> bool {
-        let can_be = |value: &Value| match value.shape.as_deref().map(<[Dimension]>::first) {
-            None | Some(Some(Dimension::Symbolic(_))) => true,
-            Some(Some(Dimension::Fixed(_)) | None) => false,
+    /// Whether the first dimension of every tensor is the batch: it is symbolic, and of one name in all of them, or of
+    /// none; of one input at least the file says so. Rows that have a name of their own are those of one request: a
+    /// graph may compute each of them from all. `generated` inputs do not count. An output without a shape is checked
+    /// when the model is loaded.
+    pub(crate) fn is_batched(&self, generated: &[String]) -> bool {
+        let inputs = || self.inputs.iter().filter(|input| !generated.contains(&input.name));
+        let Some(rows) = inputs().find_map(|input| input.shape.as_ref()).map(|shape| shape.first()) else {
+            return false;
         };
-        let has_shape = |value: &Value| value.shape.is_some();
-        self.inputs.iter().any(has_shape) && self.inputs.iter().chain(&self.outputs).all(can_be)
+        // Maps have no shape of their own in a file, but one for each row.
+        let is_rows =
+            |value: &Value| value.keys.is_some() || value.shape.as_ref().is_none_or(|shape| shape.first() == rows);
+        let is_named = |name: &str| {
+            let name = name.to_ascii_lowercase();
+            name.contains("batch") || ["", "b", "bs", "n"].contains(&name.as_str())
+        };
+        matches!(rows, Some(Dimension::Symbolic(name)) if is_named(name)) && inputs().chain(&self.outputs).all(is_rows)
+    }
+
+    /// Whether every input has a first dimension of any length.
+    pub(crate) fn has_free_rows(&self) -> bool {
+        let is_free = |value: &Value| matches!(value.shape.as_deref(), Some([Dimension::Symbolic(_), ..]));
+        !self.inputs.is_empty() && self.inputs.iter().all(is_free)
     }
 }
 
@@ -108,7 +122,7 @@ impl Value {
         let tensor = info.r#type.as_ref().and_then(|kind| kind.tensor_type.as_ref());
         let dimension = |dim: &DimensionProto| match dim.dim_value.map(usize::try_from) {
             Some(Ok(length)) if dim.dim_param.is_empty() => Dimension::Fixed(length),
-            _ => Dimension::Symbolic(dim.dim_param.clone()),
+            _ => Dimension::Symbolic(name_of(&dim.dim_param).to_owned()),
         };
         let shape = tensor.and_then(|tensor| tensor.shape.as_ref());
         Self {
@@ -156,6 +170,12 @@ fn keys(graph: &GraphProto, output: &str) -> Option<Vec<String>> {
     let strings = strings.iter().map(|key| String::from_utf8_lossy(key).into_owned());
     let numbers = named("classlabels_int64s").map(|found| &found.ints[..]).unwrap_or_default();
     Some(strings.chain(numbers.iter().map(ToString::to_string)).collect()).filter(|keys: &Vec<_>| !keys.is_empty())
+}
+
+/// The name of a length: some exporters write a question mark for none.
+#[must_use]
+pub fn name_of(symbol: &str) -> &str {
+    if symbol == "?" { "" } else { symbol }
 }
 
 /// That of `TensorProto.DataType`, if the protocol has it.
@@ -231,7 +251,7 @@ pub(crate) mod tests {
             signature,
             Signature { inputs: vec![value("image", 64)], outputs: vec![value("probabilities", 10)] }
         );
-        assert_eq!((signature.is_batched(), signature.inputs[0].task_dims(true)), (true, Ok(vec![64])));
+        assert_eq!((signature.is_batched(&[]), signature.inputs[0].task_dims(true)), (true, Ok(vec![64])));
     }
 
     #[test]
@@ -241,7 +261,7 @@ pub(crate) mod tests {
         assert_eq!((signature.inputs.len(), signature.inputs[0].datatype), (1, Some(DataType::Int64)));
         assert_eq!(signature.inputs[0].task_dims(true), Ok(vec![3, 2]));
         assert_eq!(
-            [&[-2, 3][..], &[-1], &[1, 3], &[4], &[]].map(|dims| of(dims).is_batched()),
+            [&[-2, 3][..], &[-1], &[1, 3], &[4], &[]].map(|dims| of(dims).is_batched(&[])),
             [true, true, false, false, false]
         );
         assert_eq!(of(&[1, 3]).inputs[0].task_dims(false), Ok(vec![1, 3]));
@@ -275,6 +295,20 @@ pub(crate) mod tests {
         assert_eq!(zipped(texts, "ai.onnx.ml").keys.unwrap(), ["a"; 3]);
         assert_eq!(zipped(numbers, "").keys, None, "another operator of that name");
         assert_eq!(zipped(AttributeProto::default(), "ai.onnx.ml").keys, None);
+    }
+
+    #[test]
+    fn rows_with_a_name_of_their_own_are_no_batch() {
+        let is_batched = |name: &str| {
+            let symbol = DimensionProto { dim_value: None, dim_param: name.to_owned() };
+            let shape = Some(TensorShapeProto { dim: vec![symbol] });
+            let kind = TypeProto { tensor_type: Some(TensorTypeProto { elem_type: 1, shape }), ..TypeProto::default() };
+            let value = ValueInfoProto { name: "x".to_owned(), r#type: Some(kind) };
+            let graph = GraphProto { input: vec![value.clone()], output: vec![value], ..GraphProto::default() };
+            Signature::of(&graph).is_batched(&[])
+        };
+        assert!(["", "?", "N", "b", "batch_size", "BatchSize", "DynamicBatch.0"].into_iter().all(is_batched));
+        assert!(!["D", "num_atoms", "rows", "time"].into_iter().any(is_batched));
     }
 
     #[test]

@@ -30,7 +30,12 @@ pub struct Variable {
     pub bytes_max: usize,
     /// Requests may leave it out.
     pub is_optional: bool,
+    /// It has as many dimensions as it has: what a file notes of an output need not be so.
+    pub any_rank: bool,
 }
+
+/// Dimensions of a tensor that may have any number of them.
+pub(crate) const RANK_MAX: usize = 16;
 
 impl Tensor {
     /// A tensor whose shape is the same for clients and for the model, and in all requests.
@@ -78,6 +83,9 @@ impl Tensor {
             let lengths = |shape: &[usize]| shape.iter().copied().filter(|&length| length != 1).collect::<Vec<_>>();
             return (lengths(found) == lengths(own)).then(|| self.shape.clone());
         }
+        if self.variable.as_ref().is_some_and(|variable| variable.any_rank) {
+            return self.accepts(found).then(|| found.to_vec());
+        }
         let is_whole = found.len() >= own.len() && found[own.len()..].iter().all(|&length| length == 1);
         let found = &found[..own.len().min(found.len())];
         let mut shape = self.shape.clone();
@@ -91,7 +99,14 @@ impl Tensor {
     /// Whether requests may choose this shape, the batch dimension left out.
     #[must_use]
     pub fn accepts(&self, shape: &[usize]) -> bool {
-        let Some(variable) = &self.variable else { return self.shape == shape };
+        let Some(variable) = &self.variable else {
+            // Triton's clients give a number as a vector of one.
+            return self.shape == shape || self.shape.is_empty() && shape == [1];
+        };
+        if variable.any_rank {
+            let bytes = elements(shape).and_then(|elements| elements.checked_mul(self.datatype.bytes()));
+            return shape.len() <= RANK_MAX && bytes.is_some_and(|bytes| bytes <= variable.bytes_max);
+        }
         let is_length = |(dim, (found, own)): (usize, (&usize, &usize))| {
             found == own || (found < own && variable.dims.contains(&dim))
         };
@@ -125,7 +140,10 @@ impl Tensor {
     pub fn bytes(&self) -> usize {
         match &self.variable {
             None => self.elements() * self.datatype.bytes(),
-            Some(variable) => cell::HEAD_BYTES + self.shape.len() * cell::DIM_BYTES + variable.bytes_max,
+            Some(variable) => {
+                let dims = if variable.any_rank { 1 + RANK_MAX } else { self.shape.len() };
+                cell::HEAD_BYTES + dims * cell::DIM_BYTES + variable.bytes_max
+            }
         }
     }
 }

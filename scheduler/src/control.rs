@@ -17,7 +17,7 @@ mod takeover;
 mod weights;
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
@@ -128,6 +128,8 @@ pub struct Control {
     leaves: bool,
     succession: Succession,
     takeover: Takeover,
+    /// Versions that newer ones have replaced, by when they go.
+    retiring: BTreeMap<(BackendId, ModelId), Timestamp>,
     outputs: VecDeque<ControlOutput>,
 }
 
@@ -146,6 +148,7 @@ impl Control {
             leaves: false,
             succession: Succession::new(config.succession),
             takeover: Takeover::default(),
+            retiring: BTreeMap::new(),
             outputs: VecDeque::new(),
             config,
         };
@@ -421,6 +424,7 @@ impl Control {
         if self.members.poll_timeout().is_some_and(|at| at <= now) {
             self.refresh(now);
         }
+        self.retire(now);
         self.succession.handle_timeout(now);
         self.follow_succession(now);
         self.end_waiting(now);
@@ -430,7 +434,8 @@ impl Control {
     /// When [`Self::handle_timeout`] must be called at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        let own = [self.members.poll_timeout(), self.changes.poll_timeout()];
+        let retires = self.retiring.values().min().copied();
+        let own = [self.members.poll_timeout(), self.changes.poll_timeout(), retires];
         let others = [self.succession.poll_timeout(), self.takeover.poll_timeout()];
         own.into_iter().chain(others).flatten().min()
     }

@@ -169,7 +169,7 @@ impl Members {
             let mut frontend = wiring.silent_frontend(&layout, FRONTEND_HOSTS + index as u8);
             let arena_bytes =
                 ARENA_FACTOR * args.input_bytes() + ARENA_BYTES_PER_TASK * args.input_bytes() / args.bytes;
-            frontend.arena_bytes = frontend.arena_bytes.max(arena_bytes);
+            frontend.arena_bytes = Some(arena_bytes.max(frontend::arena::ARENA_BYTES_MIN));
             let file = cluster::to_toml(&FrontendFile { frontend: frontend.into(), load: args.load(index) });
             supervisor.start_and_talk(&["bench", "fabric-frontend"], &format!("frontend-{index}"), &file)
         });

@@ -192,7 +192,8 @@ impl Mapping {
         {
             return Ok(mapping);
         }
-        let mapping = Self::map(mapped_bytes, MapFlags::empty())?;
+        // Room for the largest batch is mostly never touched, and need not be backed.
+        let mapping = Self::map(mapped_bytes, MapFlags::NORESERVE)?;
         if unit == HUGEPAGE {
             // Advice only: a kernel without transparent hugepages refuses it and small pages serve as well.
             // SAFETY: the range is exactly the mapping that we own; LinuxHugepage changes no contents.

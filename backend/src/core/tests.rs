@@ -67,6 +67,7 @@ fn loaded(name: &str, elements: usize) -> Loaded {
         profile,
         cost: None,
         weights: Weights::default(),
+        is_sampled: true,
         is_pinned: false,
     }
 }

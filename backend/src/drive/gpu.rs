@@ -303,7 +303,7 @@ impl Scratch {
         let inputs_bytes = inputs_bytes(batch);
         // They do not shrink, so that nothing is cleared that is overwritten anyway.
         self.inputs.resize(self.inputs.len().max(inputs_bytes), 0);
-        self.outputs.resize(self.outputs.len().max(batch.tasks() * output_bytes), 0);
+        make_room(&mut self.outputs, batch.tasks() * output_bytes);
         let (inputs, outputs) = (&mut self.inputs[..inputs_bytes], &mut self.outputs[..batch.tasks() * output_bytes]);
         let mut rest = &mut *inputs;
         for run in &batch.runs {
@@ -353,13 +353,22 @@ impl Scratch {
         if failed.is_empty() {
             return Ok(Outputs::default());
         }
-        self.outputs.resize(self.outputs.len().max(batch.tasks() * output_bytes), 0);
+        make_room(&mut self.outputs, batch.tasks() * output_bytes);
         let outputs = &mut self.outputs[..batch.tasks() * output_bytes];
         let mut rest = &mut *outputs;
         for room in rooms {
             region.read(room.offset, rest.split_off_mut(..room.bytes).expect("there is room for all tasks"));
         }
         put_apart(job, failed, outputs)
+    }
+}
+
+/// What is cleared here would be overwritten anyway, and room for the longest is mostly not used: the system clears
+/// what is touched first.
+fn make_room(outputs: &mut Vec<u8>, bytes: usize) {
+    if outputs.len() < bytes {
+        *outputs = Vec::new();
+        *outputs = vec![0; bytes];
     }
 }
 

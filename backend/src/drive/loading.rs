@@ -19,6 +19,9 @@ use crate::{
     staging::ModelShape,
 };
 
+/// What a task is taken to take of a model that no sample could be run of, until its requests tell.
+const UNKNOWN: Span = Span::from_millis(10);
+
 /// What models are loaded with.
 #[derive(Clone)]
 pub(crate) struct Means {
@@ -47,6 +50,7 @@ pub(crate) fn load(
     trials.begin(&gpu_indexes);
     let executor = load_executor(&model, &gpu_indexes, (config, programs, devices), trials)?;
     let folder = model.folder(&config.repository);
+    let mut is_sampled = true;
     let (profile, source) = match (executor.on_gpus(), known_profile(&model, executor.as_ref())) {
         (Some(on_gpus), _) => {
             if weights.read > Span::ZERO {
@@ -71,19 +75,30 @@ pub(crate) fn load(
             warmup::run(&model, &folder, executor.as_ref(), trials)?;
             match known {
                 Some(profile) => (profile, "known"),
-                None => {
-                    let effort = (Effort::AT_START, &mut *trials);
-                    (profile::table(&profile::measure(&model, executor.as_ref(), effort, &mut |_| {})?), "measured")
-                }
+                None => match profile::first(&model, executor.as_ref(), trials) {
+                    Ok((_, l_1)) => (profile::in_turn(l_1, model.max_batch), "l(1) measured"),
+                    Err(error) => {
+                        let name = &model.name;
+                        tracing::warn!(
+                            "model {name}: what it takes is learned from requests, as no sample runs: {error}"
+                        );
+                        is_sampled = false;
+                        (profile::in_turn(UNKNOWN, model.max_batch), "unknown")
+                    }
+                },
             }
         }
     };
-    let cost = cost((config, &model), executor.as_ref(), (weights, &profile), trials)?;
+    let cost = match is_sampled {
+        true => cost((config, &model), executor.as_ref(), (weights, &profile), trials)?,
+        // A model of which nothing is known takes what its requests take.
+        false => Some(BatchCost { fixed: UNKNOWN, per_task_ppm: BatchCost::PER_TASK_MAX }),
+    };
     let shape = ModelShape::from(&model);
     let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
     let (name, gpus, waited) = (&model.name, &gpu_indexes, trials.waited());
     tracing::info!(model = name, l_1 = %least, l_max = %largest, profile = source, ?gpus, %waited, "loaded");
-    Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, weights, is_pinned })
+    Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, is_sampled, weights, is_pinned })
 }
 
 /// With what runs it, where its configuration and this backend's leave that open.
@@ -107,7 +122,10 @@ pub(crate) fn cost(
     trials: &mut Trials<'_>,
 ) -> Result<Option<BatchCost>, BackendError> {
     let is_chosen = ModelShape::from(model).records.inputs;
-    if !is_chosen || executor.on_gpus().is_none() || config.memory_pages()?.is_none() {
+    if executor.on_gpus().is_none() {
+        return Ok(profile::first_cost(model, executor, profile.latency(1), trials));
+    }
+    if !is_chosen || config.memory_pages()?.is_none() {
         return Ok(profile::cost(model, executor, trials));
     }
     // The weights are there all the time: while it waited for turns they would have pages that the scheduler counts as

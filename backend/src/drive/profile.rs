@@ -19,8 +19,9 @@ pub use by_length::{ByLength, OfLength};
 pub const QUANTILE: f64 = 0.9;
 /// Runs of a batch size, however slow.
 const RUNS_MIN: usize = 3;
-/// How long dimensions are at most that requests choose: the next one if a model cannot be run with those before.
-const SAMPLE_LENGTHS: [usize; 3] = [MEASURED_LENGTH, 16, 1];
+/// How long dimensions are that requests choose: the next one if a model cannot be run with those before. Words, sides
+/// of pictures, a second of speech; at last what is short.
+const SAMPLE_LENGTHS: [usize; 12] = [MEASURED_LENGTH, 224, 320, 512, 640, 16_000, 576, 128, 64, 32, 16, 1];
 /// Half the width of a normal distribution's central 95 %, in standard deviations.
 const CONFIDENCE_95: f64 = 1.96;
 
@@ -40,6 +41,9 @@ pub struct Effort {
 impl Effort {
     /// A backend that starts wants to serve soon.
     pub const AT_START: Self = Self { every_size: false, warm_up: 1, runs_max: 30, span: Span::from_millis(50) };
+
+    /// The least that tells anything.
+    pub(super) const BRIEF: Self = Self { every_size: false, warm_up: 0, runs_max: 3, span: Span::ZERO };
 
     /// What the runs of a batch size take together that takes so long.
     pub(super) fn takes(self, batch: Span) -> Span {
@@ -145,25 +149,74 @@ fn fit(least: Span, longest: Span, (batch, together): (usize, Span)) -> BatchCos
     BatchCost { fixed, per_task_ppm: ppm.clamp(1.0, f64::from(BatchCost::PER_TASK_MAX)) as u32 }
 }
 
-/// A task's input that the model can compute an output for: of the longest of these lengths, where requests choose
-/// some.
+/// l(b) until more is known: batches take no longer than their tasks one after another.
+pub(super) fn in_turn(l_1: Span, max_batch: usize) -> LatencyProfile {
+    let table = (1..=max_batch as i64).map(|batch| l_1 * batch).collect();
+    LatencyProfile::from_table(table).expect("positive and monotone by construction")
+}
+
+/// What one task takes, measured; or why no sample could be run.
+pub(super) fn first(
+    model: &Model,
+    executor: &dyn Executor,
+    trials: &mut Trials<'_>,
+) -> Result<(Vec<u8>, Span), ExecutorError> {
+    let execute: &mut Execute<'_> = &mut |inputs, outputs| executor.execute(inputs, outputs);
+    let sample = sample(model, execute, trials)?;
+    let tensors = (sample.clone(), vec![0; model.output_bytes()]);
+    let measured = time_batch(execute, (Effort::AT_START, trials), tensors, 1)?;
+    Ok((sample, measured.estimate))
+}
+
+/// What a batch takes of such a model until more is known: c0 is what the shortest task takes, if it runs.
+pub(super) fn first_cost(
+    model: &Model,
+    executor: &dyn Executor,
+    l_1: Span,
+    trials: &mut Trials<'_>,
+) -> Option<BatchCost> {
+    if executor.emulated_profile().is_some() {
+        return executor.emulated_cost();
+    }
+    if !cell::is_record(&model.inputs) {
+        return None;
+    }
+    let execute: &mut Execute<'_> = &mut |inputs, outputs| executor.execute(inputs, outputs);
+    let shortest = cell::sample(&model.inputs, &model.outputs, 1);
+    let tensors = (shortest, vec![0; model.output_bytes()]);
+    let measured = time_batch(execute, (Effort::BRIEF, trials), tensors, 1);
+    let fixed = measured.map_or(l_1, |measured| measured.median.min(l_1));
+    Some(BatchCost { fixed, per_task_ppm: BatchCost::PER_TASK_MAX })
+}
+
+/// A task's input that the model can compute an output for: of the first of these lengths that it can, where requests
+/// choose some.
 pub(super) fn sample(
     model: &Model,
     execute: &mut Execute<'_>,
     trials: &mut Trials<'_>,
 ) -> Result<Vec<u8>, ExecutorError> {
     let has_records = cell::is_record(&model.inputs) || cell::is_record(&model.outputs);
-    let lengths = if has_records { &SAMPLE_LENGTHS[..] } else { &SAMPLE_LENGTHS[..1] };
-    let mut tried = Err(ExecutorError("there is no sample".to_owned()));
-    for &length in lengths {
-        let sample = cell::sample(&model.inputs, &model.outputs, length);
-        let mut outputs = vec![0; model.output_bytes()];
-        tried = match has_records.then(|| trials.run(None, || run_once(execute, &sample, &mut outputs))) {
-            Some(Err(error)) => Err(error),
-            Some(Ok(_)) | None => return Ok(sample),
-        };
+    if !has_records {
+        return Ok(cell::sample(&model.inputs, &model.outputs, MEASURED_LENGTH));
     }
-    tried
+    let (inputs, outputs) = (&model.inputs, &model.outputs);
+    // Where tensors have no dimension for a batch, the first is mostly one.
+    let each = SAMPLE_LENGTHS.iter().flat_map(|&length| [(1, length), (length, length)]);
+    let each = each.skip(usize::from(model.is_batched)).step_by(if model.is_batched { 2 } else { 1 });
+    let mut samples: Vec<Vec<u8>> = each.filter_map(|shape| cell::sample_of(inputs, outputs, shape)).collect();
+    // What is shorter than all of these, or has outputs that are longer.
+    samples.push(cell::sample(inputs, outputs, MEASURED_LENGTH));
+    samples.dedup();
+    let mut first_error = None;
+    for sample in samples {
+        let mut outputs = vec![0; model.output_bytes()];
+        match trials.run(None, || run_once(execute, &sample, &mut outputs)) {
+            Ok(_) => return Ok(sample),
+            Err(error) => drop(first_error.get_or_insert(error)),
+        }
+    }
+    Err(first_error.unwrap_or_else(|| ExecutorError("there is no sample".to_owned())))
 }
 
 fn run_once(execute: &mut Execute<'_>, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {

@@ -132,7 +132,8 @@ mod tests {
 
     #[test]
     fn records_are_digested_without_what_is_not_an_element_or_come_back() {
-        let variable = Variable { dims: vec![0], reshape_dims: vec![], bytes_max: 9, is_optional: true };
+        let variable =
+            Variable { dims: vec![0], reshape_dims: vec![], bytes_max: 9, is_optional: true, any_rank: false };
         let optional = Tensor { variable: Some(variable), ..Tensor::new("a", DataType::Uint8, vec![9]) };
         let inputs = vec![optional.clone(), Tensor::new("b", DataType::Uint8, vec![2])];
         let profile = LatencyProfile::linear(1.0, 1.0, 4).unwrap();

@@ -26,6 +26,8 @@ pub struct Loaded {
     pub profile: LatencyProfile,
     /// What a batch takes, if requests choose how large they are.
     pub cost: Option<BatchCost>,
+    /// Whether a sample could be run; otherwise l(b) and the cost are guesses.
+    pub is_sampled: bool,
     /// What it takes in the memory of these GPUs, if that is short.
     pub weights: Weights,
     /// Whether it is there all the time.
@@ -47,6 +49,9 @@ impl Loaded {
     #[must_use]
     pub fn longest(&self, tasks: usize, input_bytes: usize) -> Span {
         let measured = self.profile.latency(tasks);
+        if !self.is_sampled {
+            return LONGEST.max(measured);
+        }
         if !self.shape.records.inputs || self.cost.is_none() {
             return measured;
         }
@@ -123,7 +128,7 @@ mod tests {
         let mut tensor = Tensor::new("t", datatype, shape.to_vec());
         let bytes_max = shape.iter().product::<usize>() * datatype.bytes();
         let (dims, reshape_dims) = (dims.to_vec(), Vec::new());
-        tensor.variable = Some(Variable { dims, reshape_dims, bytes_max, is_optional: false });
+        tensor.variable = Some(Variable { dims, reshape_dims, bytes_max, is_optional: false, any_rank: false });
         tensor
     }
 

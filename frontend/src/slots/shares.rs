@@ -32,14 +32,21 @@ impl Shares {
         Self { block_bytes, bytes, held: 0, clients, blocks: vec![BTreeMap::new(); blocks] }
     }
 
-    /// Whether a client may take so many bytes more of a block, and then holds them.
-    pub(super) fn take(&mut self, client: Option<Client>, block: usize, bytes: usize) -> bool {
+    pub(super) fn holds_any(&self, client: Option<Client>) -> bool {
+        self.of(client) > 0
+    }
+
+    /// Whether a client may take so many bytes more of a block, and then holds them; always, unless its share counts.
+    pub(super) fn take(&mut self, client: Option<Client>, block: usize, bytes: usize, in_share: bool) -> bool {
         let before = self.of(client);
         self.change(block, |holders| *holders.entry(client).or_default() += bytes);
         let after = self.of(client);
         // Who holds nothing takes what there is, and who alone has a block has paid for all of its slots.
-        let may =
-            client.is_none() || before == 0 || after <= before || after <= (self.bytes - self.held) * SHARE_OF_FREE;
+        let may = !in_share
+            || client.is_none()
+            || before == 0
+            || after <= before
+            || after <= (self.bytes - self.held) * SHARE_OF_FREE;
         if !may {
             self.give_back(client, block, bytes);
         }
@@ -101,21 +108,23 @@ mod tests {
     #[test]
     fn one_client_leaves_a_fifth_and_who_comes_finds_room() {
         let mut shares = Shares::new(20, 100);
-        let blocks: Vec<usize> = (0..20).filter(|&block| shares.take(A, block, 1)).collect();
+        let blocks: Vec<usize> = (0..20).filter(|&block| shares.take(A, block, 1, true)).collect();
         assert_eq!(blocks.len(), 16, "one slot has a block");
-        assert!((0..99).all(|_| shares.take(A, 3, 1)), "whose other slots cost nothing more");
-        assert!(shares.take(B, 16, 50) && shares.take(B, 16, 50));
-        assert!(!shares.take(A, 17, 1), "what is left is less than a quarter of what it holds");
-        assert!(shares.take(None, 17, 100) && shares.take(None, 18, 100) && shares.take(None, 19, 100));
-        assert!(shares.take(B, 15, 1), "a block of which A holds one slot only from then on");
+        assert!((0..99).all(|_| shares.take(A, 3, 1, true)), "whose other slots cost nothing more");
+        assert!(shares.take(B, 16, 50, true) && shares.take(B, 16, 50, true));
+        assert!(!shares.take(A, 17, 1, true), "what is left is less than a quarter of what it holds");
+        assert!(
+            shares.take(None, 17, 100, true) && shares.take(None, 18, 100, true) && shares.take(None, 19, 100, true)
+        );
+        assert!(shares.take(B, 15, 1, true), "a block of which A holds one slot only from then on");
         blocks.into_iter().for_each(|block| shares.give_back(A, block, 1));
-        assert!(shares.take(B, 0, 100));
+        assert!(shares.take(B, 0, 100, true));
     }
 
     #[test]
     fn those_who_share_a_block_hold_their_slots() {
         let mut shares = Shares::new(10, 100);
-        assert!(shares.take(A, 0, 10) && shares.take(B, 0, 20));
+        assert!(shares.take(A, 0, 10, true) && shares.take(B, 0, 20, true));
         assert_eq!((shares.of(A), shares.of(B), shares.held), (10, 20, 30));
         shares.give_back(A, 0, 10);
         assert_eq!((shares.of(A), shares.of(B), shares.held), (0, 100, 100));
@@ -134,7 +143,7 @@ mod tests {
                 let used: usize = taken.iter().filter(|other| other.1 == block).map(|other| other.2).sum();
                 if takes && used + bytes <= 100 {
                     let is_new = !taken.iter().any(|other| other.0 == client);
-                    let may = shares.take(client, block, bytes);
+                    let may = shares.take(client, block, bytes, true);
                     prop_assert!(may || (client.is_some() && !is_new));
                     taken.extend(may.then_some((client, block, bytes)));
                 } else if !taken.is_empty() {

@@ -28,7 +28,7 @@ fn two_by_two() -> Model {
 /// A string and numbers, and the same back; and any number of numbers.
 fn of_any_size() -> Model {
     let variable = |name: &str, datatype, bytes_max| {
-        let variable = Variable { dims: vec![0], reshape_dims: vec![], bytes_max, is_optional: false };
+        let variable = Variable { dims: vec![0], reshape_dims: vec![], bytes_max, is_optional: false, any_rank: false };
         Tensor { variable: Some(variable), ..tensor(name, datatype, &[9]) }
     };
     let tensors =

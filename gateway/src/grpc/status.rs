@@ -74,6 +74,7 @@ pub(super) fn status_of(error: InferError) -> Status {
         InferError::Dropped(DropReason::QueueFull | DropReason::NoBackend | DropReason::Unloaded)
         | InferError::NoScheduler
         | InferError::NoBackend { .. }
+        | InferError::NotLoaded { .. }
         | InferError::Unloaded { .. }
         | InferError::LoadedAnew { .. }
         | InferError::SchedulerLost

@@ -230,6 +230,7 @@ fn tritons_reason(error: &InferError) -> usize {
         | InferError::ArenaShare { .. }
         | InferError::NoScheduler
         | InferError::NoBackend { .. }
+        | InferError::NotLoaded { .. }
         | InferError::Unloaded { .. }
         | InferError::LoadedAnew { .. } => 0,
         _ => 3,
@@ -242,7 +243,9 @@ pub(crate) fn drop_reason(error: &InferError) -> Option<&'static str> {
         InferError::Dropped(DropReason::Deadline) => "deadline",
         InferError::Dropped(DropReason::ColdStart) => "cold_start",
         InferError::Dropped(DropReason::QueueFull) => "queue_full",
-        InferError::Dropped(DropReason::NoBackend) | InferError::NoBackend { .. } => "no_backend",
+        InferError::Dropped(DropReason::NoBackend) | InferError::NoBackend { .. } | InferError::NotLoaded { .. } => {
+            "no_backend"
+        }
         InferError::Dropped(DropReason::Unloaded) | InferError::Unloaded { .. } => "unloaded",
         InferError::Dropped(DropReason::BackendLost) => "backend_lost",
         InferError::Dropped(DropReason::Cancelled) => "cancelled",

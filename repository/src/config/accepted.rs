@@ -96,7 +96,7 @@ impl ConfigFile<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, fs, path::PathBuf};
+    use std::{fs, path::PathBuf};
 
     use super::*;
     use crate::config::file::parse;
@@ -107,8 +107,7 @@ mod tests {
         fs::create_dir_all(folder.path().join("1")).unwrap();
         fs::write(folder.path().join("1").join(file), "").unwrap();
         let (message, path) = (parse(config).unwrap(), PathBuf::from("config.pbtxt"));
-        let (version, keys) = (String::new(), BTreeMap::new());
-        let file = ConfigFile { folder: folder.path(), path, message, version, may_start: true, keys };
+        let file = ConfigFile::new(folder.path(), path, message, true);
         file.unused().into_iter().map(|(key, _)| key).collect()
     }
 

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use prost_reflect::{DynamicMessage, ReflectMessage as _, Value};
+use prost_reflect::{DynamicMessage, Value};
 use proto::LatencyProfile;
 
 use super::{PROCESS, PYTHON, variable::is_ragged};
@@ -35,7 +35,7 @@ impl ConfigFile<'_> {
         if !executor.is_empty() && !is_onnx(&executor) {
             return Ok(());
         }
-        let lacks_batch = get(&self.message, "max_batch_size").as_i32() == Some(0);
+        let lacks_batch = !self.says_batch && get(&self.message, "max_batch_size").as_i32() == Some(0);
         let lacks_tensors = ["input", "output"].map(|key| self.lacks_tensors(key));
         if !executor.is_empty() && !lacks_batch && lacks_tensors == [false; 2] {
             return Ok(());
@@ -50,7 +50,8 @@ impl ConfigFile<'_> {
         let signature = Signature::read(&file)?;
         let keys = signature.outputs.iter().filter_map(|output| Some((output.name.clone(), output.keys.clone()?)));
         self.keys = keys.collect();
-        if lacks_batch && self.has_batch_dimension(&signature) {
+        self.has_free_rows = signature.has_free_rows();
+        if lacks_batch && self.has_batch_dimension(&signature, &self.generated_names()?) {
             self.message.set_field_by_name("max_batch_size", Value::I32(MAX_BATCH_DEFAULT as i32));
         }
         for (key, values, is_lacking) in
@@ -64,8 +65,8 @@ impl ConfigFile<'_> {
     }
 
     /// Whether the first dimension of the file's tensors is the batch, though `max_batch_size` does not say so: it can
-    /// be, and no `dims` name it. What is joined has none.
-    fn has_batch_dimension(&self, signature: &Signature) -> bool {
+    /// be, and no `dims` name it. What is joined has none, and inputs that are made for each run have what it gives.
+    fn has_batch_dimension(&self, signature: &Signature, generated: &[String]) -> bool {
         let is_whole = |key: &str, values: &[onnx::Value]| {
             let tensors = get(&self.message, key);
             let mut tensors = tensors.as_list().unwrap_or_default().iter().filter_map(Value::as_message);
@@ -79,7 +80,9 @@ impl ConfigFile<'_> {
                 is_ragged(tensor) || !lacks_dims(tensor) && rank == Some(dims.len())
             })
         };
-        signature.is_batched() && !is_whole("input", &signature.inputs) && !is_whole("output", &signature.outputs)
+        signature.is_batched(generated)
+            && !is_whole("input", &signature.inputs)
+            && !is_whole("output", &signature.outputs)
     }
 
     fn lacks_tensors(&self, key: &str) -> bool {
@@ -111,6 +114,7 @@ impl ConfigFile<'_> {
             let expected = "those of one request: the file has those of all of a batch, as allow_ragged_batch says";
             return Err(self.error(&format!("{key}[{at}].dims"), "none", expected));
         }
+        let has_free_rows = !is_batched && key == "output" && self.has_free_rows;
         for tensor in &mut tensors {
             let name = text(tensor, "name");
             let Some(value) = values.iter().find(|value| value.name == name) else {
@@ -118,8 +122,14 @@ impl ConfigFile<'_> {
                 let expected = format!("one of the model file's: {}", known.join(", "));
                 return Err(self.error(&format!("{key}.name"), format_args!("\"{name}\""), expected));
             };
-            complete_tensor(tensor, value, is_batched)
+            if key == "output" && !is_batched && lacks_dims(tensor) {
+                self.free_ranks.insert(name.clone());
+            }
+            let is_scalar = complete_tensor(tensor, value, (is_batched, has_free_rows))
                 .map_err(|cause| RepositoryError(format!("{}: {key} '{name}': {cause}", file.display())))?;
+            if is_scalar {
+                self.scalars.insert(name);
+            }
         }
         self.message.set_field(&field, Value::List(tensors.into_iter().map(Value::Message).collect()));
         Ok(())
@@ -134,7 +144,13 @@ fn lacks_dims(tensor: &DynamicMessage) -> bool {
     get(tensor, "dims").as_list().is_some_and(<[Value]>::is_empty)
 }
 
-fn complete_tensor(tensor: &mut DynamicMessage, value: &onnx::Value, is_batched: bool) -> Result<(), String> {
+/// Completes a tensor; yields whether one row of it has no dimension, as the file says. Where inputs have any number of
+/// rows, an output with one in the file was noted for the example that it was exported with.
+fn complete_tensor(
+    tensor: &mut DynamicMessage,
+    value: &onnx::Value,
+    (is_batched, has_free_rows): (bool, bool),
+) -> Result<bool, String> {
     if lacks_type(tensor) {
         let known = value.datatype.zip(data_types());
         let number = known.and_then(|(datatype, types)| types.get_value_by_name(&datatype.config_name()));
@@ -145,22 +161,19 @@ fn complete_tensor(tensor: &mut DynamicMessage, value: &onnx::Value, is_batched:
         tensor.set_field_by_name("data_type", Value::EnumNumber(number.number()));
     }
     if lacks_dims(tensor) {
-        let dims = value.task_dims(is_batched).map_err(|found| {
+        let mut dims = value.task_dims(is_batched).map_err(|found| {
             let batch = if is_batched { "a batch dimension and then " } else { "" };
             format!("dims: found shape {found}, expected {batch}any; or say dims in config.pbtxt")
         })?;
         if dims.contains(&0) {
             return Err(format!("dims: found shape {}, expected lengths above 0", value.shown_shape()));
         }
-        let mut dims: Vec<Value> = dims.into_iter().map(Value::I64).collect();
-        if dims.is_empty() {
-            // A scalar, which clients give and see as a vector of one.
-            dims.push(Value::I64(1));
-            let field = tensor.descriptor().get_field_by_name("reshape").expect("the schema declares it");
-            let scalar = DynamicMessage::new(field.kind().as_message().expect("the schema says message").clone());
-            tensor.set_field(&field, Value::Message(scalar));
+        if has_free_rows && let Some(first @ 1) = dims.first_mut() {
+            *first = -1;
         }
-        tensor.set_field_by_name("dims", Value::List(dims));
+        let is_scalar = dims.is_empty();
+        tensor.set_field_by_name("dims", Value::List(dims.into_iter().map(Value::I64).collect()));
+        return Ok(is_scalar);
     }
-    Ok(())
+    Ok(false)
 }

@@ -1,7 +1,7 @@
 //! A configuration file as it was parsed, and what its keys say.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Component, Path, PathBuf},
     sync::LazyLock,
 };
@@ -40,9 +40,40 @@ pub(super) struct ConfigFile<'a> {
     pub(super) may_start: bool,
     /// Keys of outputs that are maps in the model's file, by the output's name.
     pub(super) keys: BTreeMap<String, Vec<String>>,
+    /// Whether it says `max_batch_size`, be it 0.
+    pub(super) says_batch: bool,
+    /// Tensors whose rows have no dimension, as the model's file says.
+    pub(super) scalars: BTreeSet<String>,
+    /// Outputs of which the model's file says how many dimensions they have, and nobody else.
+    pub(super) free_ranks: BTreeSet<String>,
+    /// Whether the model's file has inputs with any number of rows, and no others.
+    pub(super) has_free_rows: bool,
 }
 
-impl ConfigFile<'_> {
+impl<'a> ConfigFile<'a> {
+    /// Of all versions of a model.
+    pub(super) fn new(folder: &'a Path, path: PathBuf, message: DynamicMessage, may_start: bool) -> Self {
+        Self {
+            folder,
+            path,
+            message,
+            version: String::new(),
+            may_start,
+            keys: BTreeMap::new(),
+            says_batch: false,
+            scalars: BTreeSet::new(),
+            free_ranks: BTreeSet::new(),
+            has_free_rows: false,
+        }
+    }
+
+    /// The same of one version.
+    pub(super) fn of_version(&self, version: String) -> Self {
+        let Self { folder, path, message, may_start, says_batch, .. } = self;
+        let of_all = Self::new(folder, path.clone(), message.clone(), *may_start);
+        Self { version, says_batch: *says_batch, ..of_all }
+    }
+
     pub(super) fn name(&self) -> Result<String, RepositoryError> {
         let folder = self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let name = text(&self.message, "name");
@@ -106,9 +137,38 @@ pub(super) fn parse_json(text: &str) -> Result<DynamicMessage, String> {
     parsed.map_err(|error| format!("{error}; expected a ModelConfig in JSON").replace('\n', " "))
 }
 
+/// Whether such a configuration says `max_batch_size`.
+pub(super) fn json_says_batch(text: &str) -> bool {
+    let json: Result<serde_json::Value, _> = serde_json::from_str(text);
+    json.is_ok_and(|json| ["max_batch_size", "maxBatchSize"].iter().any(|key| json.get(key).is_some()))
+}
+
 pub(super) fn parse(text: &str) -> Result<DynamicMessage, String> {
     let text = with_colons(text);
     DynamicMessage::parse_text_format(MODEL_CONFIG.clone(), &text).map_err(|error| located(&error, &text))
+}
+
+/// Whether a configuration in the text format says `max_batch_size`: 0 is what it is where nothing is said, too.
+pub(super) fn says_batch(text: &str) -> bool {
+    let (mut depth, mut word, mut chars) = (0usize, String::new(), text.chars());
+    while let Some(c) = chars.next() {
+        if c.is_ascii_alphanumeric() || c == '_' {
+            word.push(c);
+            continue;
+        }
+        if depth == 0 && word == "max_batch_size" {
+            return true;
+        }
+        word.clear();
+        match c {
+            '#' => drop(chars.by_ref().find(|&c| c == '\n')),
+            '"' | '\'' => while chars.by_ref().next().is_some_and(|inner| inner != c) {},
+            '{' | '[' | '<' => depth += 1,
+            '}' | ']' | '>' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    false
 }
 
 /// Writes `input: [` for `input [`. The colon before a list of messages is optional in the text format and Triton's
@@ -193,6 +253,14 @@ pub(super) fn data_types() -> Option<EnumDescriptor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_batch_of_none_is_told_from_one_that_is_not_said() {
+        let says = ["max_batch_size: 0", "name: \"m\" max_batch_size:4", "input [ { } ]\nmax_batch_size : 0 # one"];
+        assert!(says.into_iter().all(says_batch));
+        let others = ["", "# max_batch_size: 0\n", "name: 'max_batch_size: 0'", "x { max_batch_size: 0 }", "max_batch"];
+        assert!(!others.into_iter().any(says_batch));
+    }
 
     #[test]
     fn the_colon_before_a_list_is_optional_and_strings_and_comments_stay() {

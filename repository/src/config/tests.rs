@@ -163,10 +163,7 @@ fn a_configuration_is_told_as_it_was_written_and_completed() {
     let file = onnx::tests::file(&[("x", 1, &[-1, 3])], &[("y", 7, &[-1])], &[]);
     let told = serde_json::to_value(&model(&plain(&file, None)).configuration).unwrap();
     assert_eq!((&told["max_batch_size"], &told["backend"]), (&32.into(), &"onnx".into()));
-    assert_eq!(
-        (&told["output"][0]["dims"], &told["output"][0]["reshape"]),
-        (&[1].into(), &serde_json::json!({ "shape": [] }))
-    );
+    assert_eq!((&told["output"][0]["dims"], told["output"][0].get("reshape")), (&serde_json::json!([]), None));
     assert_eq!(told["parameters"], serde_json::json!({}), "there is no objective");
 }
 
@@ -180,8 +177,8 @@ fn without_batches_dims_are_the_whole_shape() {
     };
     // As the file says.
     assert_eq!(shapes(&file(&[1, 3], &[4, 2]), ""), (false, 1, vec![1, 3], vec![4, 2], vec![4, 2]));
-    assert_eq!(shapes(&file(&[1, 3], &[]), ""), (false, 1, vec![1, 3], vec![1], vec![]));
-    assert_eq!(shapes(&file(&[-1, 3], &[-1]), ""), (true, 32, vec![3], vec![1], vec![]));
+    assert_eq!(shapes(&file(&[1, 3], &[]), ""), (false, 1, vec![1, 3], vec![], vec![]));
+    assert_eq!(shapes(&file(&[-1, 3], &[-1]), ""), (true, 32, vec![3], vec![], vec![]));
     // As the configuration says, which is the batch's if the file has one dimension more.
     let dims =
         |x: &str, y: &str| format!("input {{ name: \"x\" dims: [ {x} ] }} output {{ name: \"y\" dims: [ {y} ] }}");
@@ -327,9 +324,9 @@ fn lengths_that_requests_choose_are_bounded() {
         emulated(&tensors, parameters).map(|model| model.inputs[0].clone())
     };
     let x = with("data_type: TYPE_FP32 dims: [ -1, 3 ]", &[]).unwrap();
-    assert_eq!((x.shape.clone(), x.dims().collect::<Vec<_>>()), (vec![5_461, 3], vec![-1, 3]));
-    assert!([&[0, 3][..], &[1, 3], &[5_461, 3]].iter().all(|shape| x.accepts(shape)));
-    assert!(![&[5_462, 3][..], &[1, 4], &[1], &[], &[1, 3, 1]].iter().any(|shape| x.accepts(shape)));
+    assert_eq!((x.shape.clone(), x.dims().collect::<Vec<_>>()), (vec![2_796_202, 3], vec![-1, 3]));
+    assert!([&[0, 3][..], &[1, 3], &[2_796_202, 3]].iter().all(|shape| x.accepts(shape)));
+    assert!(![&[2_796_203, 3][..], &[1, 4], &[1], &[], &[1, 3, 1]].iter().any(|shape| x.accepts(shape)));
     // Each may be the longest, but not all at once.
     let x = with("data_type: TYPE_INT8 dims: [ -1, -1 ]", &[("max_bytes", "100")]).unwrap();
     assert!(x.accepts(&[100, 1]) && x.accepts(&[10, 10]) && !x.accepts(&[11, 10]) && !x.accepts(&[101, 0]));
@@ -341,7 +338,7 @@ fn lengths_that_requests_choose_are_bounded() {
     assert!(x.accepts(&[100, 1]) && !x.accepts(&[101, 1]));
     let x = with("data_type: TYPE_STRING dims: [ 2, -1 ]", &[("max_dims", "5")]).unwrap();
     assert!(x.accepts(&[2, 5]) && !x.accepts(&[2, 6]));
-    assert_eq!(x.variable.unwrap().bytes_max, 65_536);
+    assert_eq!(x.variable.unwrap().bytes_max, 32 << 20);
     let fixed = with("data_type: TYPE_FP32 dims: [ 100000 ] optional: true", &[]).unwrap();
     assert!(fixed.is_optional() && fixed.accepts(&[100_000]) && !fixed.accepts(&[99_999]));
     assert_eq!(fixed.bytes(), 400_000 + 8, "its size is known");
@@ -390,6 +387,64 @@ fn an_emulated_model_may_give_its_inputs_back() {
             error.starts_with("output: found \"y\", expected only \"digest\", TYPE_UINT64, dims [ 2 ], or one for")
         );
     }
+}
+
+#[test]
+fn bounds_that_nobody_says_are_parts_of_a_batch() {
+    let bytes_max = |rows: usize, tensors: usize| {
+        let one = |at| format!("input {{ name: \"x{at}\" data_type: TYPE_INT8 dims: -1 }}");
+        let inputs: String = (0..tensors).map(one).collect();
+        let model = emulated(&format!("max_batch_size: {rows} {inputs} {DIGEST}"), &[]).unwrap();
+        model.inputs[0].variable.as_ref().unwrap().bytes_max
+    };
+    assert_eq!(bytes_max(32, 2), 8 << 20, "a picture of 800 x 800, or 5,000 tokens of MiniLM");
+    assert_eq!((bytes_max(1, 1), bytes_max(256, 4)), (32 << 20, 4 << 20), "the most and the least");
+}
+
+#[test]
+fn the_batch_is_a_dimension_only_where_all_tensors_share_it() {
+    let of = |input: &[i64], output: &[i64], config: &str| {
+        let file = onnx::tests::file(&[("x", 1, input)], &[("y", 1, output)], &[]);
+        let model = model(&plain(&file, Some(config)));
+        let dims = |tensor: &Tensor| tensor.dims().collect::<Vec<_>>();
+        (model.is_batched, dims(&model.inputs[0]), dims(&model.outputs[0]))
+    };
+    assert_eq!(of(&[-1, 6, 4], &[-1, 3], ""), (true, vec![6, 4], vec![3]));
+    assert_eq!(of(&[-2, 4], &[-2], ""), (true, vec![4], vec![]), "rows without names, and one that has no dimension");
+    assert_eq!(of(&[-1, 6, 4], &[-2, 3], ""), (false, vec![-1, 6, 4], vec![-1, 3]), "others than the input's");
+    assert_eq!(of(&[-1, 6, 4], &[-1, 3], "max_batch_size: 0"), (false, vec![-1, 6, 4], vec![-1, 3]));
+    assert_eq!(of(&[-1], &[-1], "max_batch_size: 0"), (false, vec![-1], vec![-1]));
+    assert_eq!(of(&[-1, 4], &[1, 2], ""), (false, vec![-1, 4], vec![-1, 2]), "a note of the example that was traced");
+    assert_eq!(of(&[3, 4], &[1, 2], ""), (false, vec![3, 4], vec![1, 2]));
+    assert_eq!(of(&[3, 4], &[], ""), (false, vec![3, 4], vec![]), "a number");
+}
+
+#[test]
+fn how_many_dimensions_an_output_has_is_the_graphs_to_say() {
+    let file = onnx::tests::file(&[("x", 1, &[1, -1])], &[("y", 1, &[1, -1])], &[]);
+    let any_rank = |config: &str| {
+        let y = model(&plain(&file, Some(config))).outputs.remove(0);
+        (y.variable.as_ref().unwrap().any_rank, y.client_shape_of(&[4, 1, 9]))
+    };
+    let (whole, dims) = ("output { name: \"y\" data_type: TYPE_FP32 dims: [ 1, -1 ] }", vec![4, 1, 9]);
+    assert_eq!((any_rank(""), any_rank(whole)), ((true, Some(dims)), (false, None)), "unless somebody says it");
+}
+
+#[test]
+fn a_number_is_taken_as_a_vector_of_one_too() {
+    let file = onnx::tests::file(&[("x", 1, &[]), ("z", 1, &[3])], &[("y", 1, &[3])], &[]);
+    let x = &model(&plain(&file, None)).inputs[0];
+    assert!(x.accepts(&[]) && x.accepts(&[1]) && !x.accepts(&[2]) && !x.accepts(&[1, 1]));
+}
+
+#[test]
+fn labels_of_any_count_and_files_as_windows_writes_them() {
+    let folder = repository(&format!("\u{feff}{}", DIGITS.replace("dims: 10", "dims: 9")));
+    assert_eq!(model(&folder).labels[0].len(), 10, "one more than there are elements");
+    fs::write(folder.path().join("digits/labels.txt"), b"\xef\xbb\xbfzero\r\none\r\n").unwrap();
+    assert_eq!(model(&folder).labels[0], ["zero", "one"]);
+    fs::write(folder.path().join("digits/labels.txt"), b"caf\xe9\n").unwrap();
+    assert_eq!(model(&folder).labels[0], ["caf\u{e9}"]);
 }
 
 #[test]
@@ -558,7 +613,10 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
             "input[0].dims: found -2, expected lengths above 0, or -1 for what requests choose",
         ),
         (wrong("[ 64 ]", "[ 0 ]"), "input[0].dims: found 0, expected lengths above 0"),
-        (wrong("[ 64 ]", "[ -1, 70000 ]"), "max_bytes: found 65536, expected 280000 or more, for the dimensions of"),
+        (
+            wrong("[ 64 ]", "[ -1, 70000000 ]"),
+            "max_bytes: found 33554432, expected 280000000 or more, for the dimensions of",
+        ),
         (
             weights("max_dims", "0"),
             "max_dims: found \"0\", expected the longest of any dimension that is -1, 1 to 1073741824",
@@ -580,7 +638,6 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
         ),
         (weights("load_ms", "nan"), "load_ms: found \"nan\", expected milliseconds, above 0 and at most 600000"),
         (weights("load_ms", "0"), "load_ms: found \"0\", expected milliseconds, above 0 and at most 600000"),
-        (wrong("dims: 10", "dims: 9"), "labels.txt: found 10 labels, expected 9"),
         (wrong("labels.txt", "l.txt"), "digits/l.txt: No such file"),
         (
             wrong("max_batch", "ensemble_scheduling { } max_batch"),

@@ -1,18 +1,25 @@
 //! Tensors whose size differs from request to request: what bounds them, since slots and staging memory have room for
 //! the largest (`parameters: max_dims, max_bytes`).
 
-use prost_reflect::DynamicMessage;
+use prost_reflect::{DynamicMessage, Value};
+use proto::LatencyProfile;
 
 use crate::{
     BatchLengths,
     config::file::{ConfigFile, dims, get},
     error::RepositoryError,
+    model::{PROCESS, PYTHON},
     tensor::{DataType, Tensor, Variable, elements},
 };
 
-/// Bytes of the elements of a tensor whose size requests choose, if the configuration bounds neither its dimensions
-/// nor its bytes.
-const BYTES_DEFAULT: usize = 64 << 10;
+/// Bytes of the elements of all tensors of a batch whose size requests choose, if the configuration bounds neither
+/// their dimensions nor their bytes; all members must come to the same bounds, whatever memory they have.
+const BATCH_BYTES_DEFAULT: usize = 512 << 20;
+/// The same of a model that a program runs, which has its batches in memory of its own.
+const BATCH_BYTES_OF_PROGRAM: usize = 64 << 20;
+/// The part of each tensor in a row has at least (first) and at most (second) so many bytes.
+const BYTES_DEFAULT: (usize, usize) = (4 << 20, 32 << 20);
+const BYTES_OF_PROGRAM: (usize, usize) = (64 << 10, 4 << 20);
 /// The longest dimension, and the most bytes, that can be configured.
 pub(super) const BOUND_MAX: usize = 1 << 30;
 
@@ -23,6 +30,8 @@ pub(super) struct Bounds {
     dims: Option<usize>,
     /// `max_bytes`: of the elements of every tensor whose size they choose.
     bytes: Option<usize>,
+    /// What it is if nobody says it.
+    bytes_default: usize,
     /// The last bound of `batch_lengths`: of every dimension of an input that is padded to one.
     bucket: Option<usize>,
 }
@@ -40,7 +49,22 @@ impl ConfigFile<'_> {
             BatchLengths::Bucketed(bounds) => bounds.last().copied(),
             BatchLengths::Equal | BatchLengths::Padded => None,
         };
-        Ok(Bounds { dims, bytes: number("max_bytes", "bytes of any tensor whose size requests choose")?, bucket })
+        let bytes = number("max_bytes", "bytes of any tensor whose size requests choose")?;
+        Ok(Bounds { dims, bytes, bytes_default: self.bytes_default(), bucket })
+    }
+
+    /// An equal part of a batch's memory for each row of each tensor whose size requests choose.
+    fn bytes_default(&self) -> usize {
+        let sides = ["input", "output"].map(|key| get(&self.message, key));
+        let tensors = sides.iter().flat_map(|side| side.as_list().unwrap_or_default()).filter_map(Value::as_message);
+        let tensors = tensors.filter(|tensor| dims(tensor, "dims").iter().any(|&dim| dim < 0)).count();
+        let rows = get(&self.message, "max_batch_size").as_i32().unwrap_or_default();
+        let rows = usize::try_from(rows).unwrap_or_default().clamp(1, LatencyProfile::MAX_BATCH);
+        let (all, (least, most)) = match self.executor_name().as_str() {
+            PROCESS | PYTHON => (BATCH_BYTES_OF_PROGRAM, BYTES_OF_PROGRAM),
+            _ => (BATCH_BYTES_DEFAULT, BYTES_DEFAULT),
+        };
+        (all / (rows * tensors.max(1))).clamp(least, most)
     }
 
     /// The tensor with the dimensions that `message` gives it.
@@ -51,7 +75,7 @@ impl ConfigFile<'_> {
         bounds: Bounds,
     ) -> Result<Tensor, RepositoryError> {
         let found = dims(message, "dims");
-        if found.is_empty() {
+        if found.is_empty() && !self.scalars.contains(&name) {
             return Err(self.error(&format!("{key}.dims"), "none", "at least one dimension (the batch is not one)"));
         }
         if let Some(dim) = found.iter().find(|&&dim| dim < 1 && dim != -1) {
@@ -70,7 +94,7 @@ impl ConfigFile<'_> {
         }
         let fixed = elements(&lengths(&found, 1)).and_then(|fixed| fixed.checked_mul(datatype.bytes()));
         let sized = fixed.filter(|_| variable.is_empty() && datatype != DataType::Bytes);
-        let room = bounds.bytes.unwrap_or(BYTES_DEFAULT.max(sized.unwrap_or(0)));
+        let room = bounds.bytes.unwrap_or(bounds.bytes_default.max(sized.unwrap_or(0)));
         let unbounded = bounds.bytes.is_none() && bounds.dims.is_some() && datatype != DataType::Bytes;
         let room = if unbounded { BOUND_MAX } else { room };
         // One dimension alone may be as long as there is room for.
@@ -85,7 +109,8 @@ impl ConfigFile<'_> {
         let shape = lengths(&found, longest);
         let largest = elements(&shape).and_then(|elements| elements.checked_mul(datatype.bytes()));
         let bytes_max = if datatype == DataType::Bytes { room } else { room.min(largest.unwrap_or(room)) };
-        let variable = Variable { dims: variable, reshape_dims: Vec::new(), bytes_max, is_optional };
+        let any_rank = self.free_ranks.contains(&name);
+        let variable = Variable { dims: variable, reshape_dims: Vec::new(), bytes_max, is_optional, any_rank };
         let tensor = Tensor { variable: Some(variable), ..Tensor::new(name, datatype, shape) };
         self.reshaped(key, tensor, reshape.as_deref())
     }

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    FrontendId, LoadId, ModelId, Timestamp,
+    FrontendId, LoadId, ModelId, Span, Timestamp,
     backend_to_scheduler::LoadOutcome,
     brought::CONFIG_BYTES_MAX,
     frontend_to_scheduler::{ModelChange, NAME_BYTES_MAX},
@@ -21,6 +21,10 @@ use super::{
     members::Hosted,
 };
 use crate::news::ControlToShard;
+
+/// How long a version is served beside the one that has replaced it: until frontends know of that, and what they have
+/// submitted before has run.
+const RETIRES_AFTER: Span = Span::from_millis(1_000);
 
 impl Control {
     /// A client asks for a change of a model.
@@ -134,9 +138,21 @@ impl Control {
             let version = self.members.models[model.0 as usize].version.clone();
             self.tell_owner(model, ControlToShard::Host { backend, load, version, model });
         }
+        self.retiring.retain(|version, _| !hosted.models.contains(version));
         self.on_offers_changed(hosted.models.into_iter().map(|(_, model)| model).collect());
+        self.retiring.extend(hosted.replaced.into_iter().map(|version| (version, now + RETIRES_AFTER)));
         self.refresh(now);
-        self.unload(&hosted.replaced);
+    }
+
+    /// Versions that newer ones have replaced go, now that no frontend submits to them any more.
+    pub(super) fn retire(&mut self, now: Timestamp) {
+        let due = self.retiring.extract_if(.., |_, at| *at <= now).map(|(version, _)| version);
+        let mut gone: BTreeSet<(BackendId, ModelId)> = due.collect();
+        gone.retain(|&(backend, model)| self.members.let_go(backend, model));
+        if !gone.is_empty() {
+            self.refresh(now);
+            self.unload(&gone);
+        }
     }
 
     /// No plan comes after that: the GPUs have left the planners.

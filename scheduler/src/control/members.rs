@@ -257,7 +257,7 @@ pub(super) struct Joined {
 pub(super) struct Hosted {
     /// Under which ids each backend hosts the model's versions now.
     pub(super) models: BTreeSet<(BackendId, ModelId)>,
-    /// Other versions of the model, which these backends have no use for any more.
+    /// Other versions of the model, which these backends have no use for once frontends know the new ones.
     pub(super) replaced: BTreeSet<(BackendId, ModelId)>,
     /// Backends whose offers are of more versions than there is room for.
     pub(super) refused: BTreeSet<BackendId>,
@@ -572,7 +572,8 @@ impl Members {
         check_offer(gpus.len() as u32, memory.map(|memory| memory.pages), offer)
     }
 
-    /// Backends host what they have loaded, instead of any other version. The profile is made of these offers alone.
+    /// Backends host what they have loaded. The profile is made of these offers alone. Other versions stay until they
+    /// are [let go](Self::let_go).
     pub(super) fn host(&mut self, offers: &BTreeMap<BackendId, Vec<ModelOffer>>) -> Hosted {
         let mut hosted = Hosted::default();
         for (&backend, offers) in offers {
@@ -582,29 +583,40 @@ impl Members {
                 hosted.refused.insert(backend);
                 continue;
             }
-            let former = self.clear(backend, &offers[0].name);
             for offer in offers {
+                if let Some(known) = self.position(offer) {
+                    self.let_go(backend, known);
+                }
                 let model = self.host_version(backend, offer, &hosted);
                 hosted.models.insert((backend, model));
             }
-            let models = &hosted.models;
-            hosted.replaced.extend(former.into_iter().map(|m| (backend, m)).filter(|former| !models.contains(former)));
+            let others = self.versions_on(backend, &offers[0].name).map(|model| (backend, model));
+            let others: Vec<_> = others.filter(|other| !hosted.models.contains(other)).collect();
+            hosted.replaced.extend(others);
         }
         hosted
     }
 
-    /// Takes all versions of a model from a backend. Yields those that it hosted.
-    fn clear(&mut self, backend: BackendId, name: &str) -> BTreeSet<ModelId> {
-        let Some(entry) = self.backends.get_mut(&backend) else { return BTreeSet::new() };
-        let is_meant = |model: &ModelId| self.models[model.0 as usize].name == name;
-        entry.offers.retain(|model, _| !is_meant(model));
-        entry.on_disk.retain(|model| !is_meant(model));
-        let mut former = BTreeSet::new();
+    /// The versions of a model that a backend hosts.
+    fn versions_on(&self, backend: BackendId, name: &str) -> impl Iterator<Item = ModelId> {
+        let versions = self.versions.get(name).into_iter().flatten().copied();
+        versions.filter(move |model| {
+            let gpus = self.backends.get(&backend).into_iter().flat_map(|entry| &entry.gpus);
+            gpus.map(|gpu| &self.gpus[gpu]).any(|gpu| gpu.models.binary_search(model).is_ok())
+        })
+    }
+
+    /// Takes a version of a model from a backend. False if it does not host it.
+    pub(super) fn let_go(&mut self, backend: BackendId, model: ModelId) -> bool {
+        let Some(entry) = self.backends.get_mut(&backend) else { return false };
+        entry.offers.remove(&model);
+        entry.on_disk.retain(|other| *other != model);
+        let mut is_hosted = false;
         for gpu in &entry.gpus {
             let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
-            former.extend(gpu.models.extract_if(.., |model| is_meant(model)));
+            is_hosted |= gpu.models.extract_if(.., |other| *other == model).count() > 0;
         }
-        former
+        is_hosted
     }
 
     /// A backend hosts a version that it has loaded, as others do that are in `hosted`.

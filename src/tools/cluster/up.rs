@@ -2,13 +2,13 @@
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
 use std::{
+    ffi::OsStr,
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use frontend::config::ARENA_BYTES;
 use gateway::config::ModelControlMode;
 use repository::{Executor, Model, Processor, Refused, Repository};
 
@@ -22,10 +22,6 @@ use crate::{
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 /// A backend joins with all models that it could load, and frontends hear of them within this.
 const JOIN_SPAN: Duration = Duration::from_secs(5);
-/// Tasks of the largest model that the arenas have room for, if the limits leave that open..
-const TASKS_IN_ARENA: usize = 64;
-/// .. and what they take up at most then.
-const ARENA_BYTES_MAX: usize = 1 << 30;
 
 /// Arguments of `up`.
 #[derive(Debug, clap::Args)]
@@ -37,6 +33,9 @@ pub(crate) struct UpArgs {
     /// --config has backends
     #[arg(long)]
     repository: Option<PathBuf>,
+    /// An ONNX file that is served without a repository, under its own name; may be given several times
+    #[arg(long, value_name = "FILE", conflicts_with = "repository")]
+    model: Vec<PathBuf>,
     /// What computes ONNX models that do not say it themselves, on every backend: auto, cpu, cuda or onnxruntime
     /// [default: as the file says, or auto]
     #[arg(long)]
@@ -86,7 +85,8 @@ impl UpArgs {
         layout.repository = self.repository.clone().or(layout.repository);
         if layout.backend.is_empty() {
             let all = || vec![BackendLayout::new(1, Vec::new())];
-            layout.backend = layout.repository.as_ref().map_or_else(|| Layout::default().backend, |_| all());
+            let is_demo = layout.repository.is_none() && self.model.is_empty();
+            layout.backend = if is_demo { Layout::default().backend } else { all() };
         }
         if let Some(executor) = self.executor {
             layout.backend.iter_mut().for_each(|backend| backend.executor = executor);
@@ -125,6 +125,9 @@ impl UpArgs {
 pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let mut layout = args.layout()?;
     let folder = private_folder()?;
+    if !args.model.is_empty() {
+        layout.repository = Some(lay_out(&args.model, &folder.path().join("models"))?);
+    }
     let is_demo = layout.repository.is_none();
     let found = repository::load(&layout.find_repository(folder.path())?);
     let key = "--repository, or `repository` in --config, names the folder of models";
@@ -146,8 +149,6 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let found = layout.find_onnxruntime();
     println!("ONNX models run by {}", layout.engines(&found));
     gpus::line(&layout, models).into_iter().for_each(|line| println!("{line}"));
-    let arena_bytes = arena_bytes(models);
-    layout.frontend.entry("arena_bytes").or_insert(toml::Value::Integer(arena_bytes as i64));
     let cluster = Cluster::start(folder, layout, Logs::Inherited(args.log_format), Restarts::All)?;
     for (name, process) in cluster.supervisor.process_ids() {
         println!("{name}: process {process}");
@@ -175,6 +176,24 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
         cluster.tend(|fate| fate == Fate::Left)?;
         ensure!(!cluster.supervisor.is_empty(), "no member is left");
     }
+}
+
+/// A repository of these files, each the only version of a model that is called as it is. They stay where they are, and
+/// so does what they have beside them.
+fn lay_out(files: &[PathBuf], repository: &Path) -> Result<PathBuf> {
+    for file in files {
+        let wrong = || anyhow!("--model: found {}, expected an ONNX file", file.display());
+        let file = std::fs::canonicalize(file).map_err(|_| wrong())?;
+        let (folder, name) = file.parent().zip(file.file_name().and_then(OsStr::to_str)).ok_or_else(wrong)?;
+        ensure!(file.is_file() && name.ends_with(".onnx") && !name.contains(['"', '\\']), wrong());
+        let model = repository.join(name.trim_end_matches(".onnx"));
+        let twice = || format!("--model: found two files of the name {name}, expected each name once");
+        std::fs::create_dir_all(repository)?;
+        std::fs::create_dir(&model).with_context(twice)?;
+        std::os::unix::fs::symlink(folder, model.join("1"))?;
+        std::fs::write(model.join("config.pbtxt"), format!("default_model_filename: \"{name}\"\n"))?;
+    }
+    Ok(repository.to_owned())
 }
 
 /// What backends would refuse of the models that they are told of, again and again and only in their logs.
@@ -213,11 +232,6 @@ fn programs(models: &[Model]) -> Vec<(String, usize)> {
         Executor::Emulated { .. } | Executor::Onnx { .. } => None,
     };
     models.iter().filter_map(instances).collect()
-}
-
-fn arena_bytes(models: &[Model]) -> usize {
-    let largest = models.iter().map(|model| model.input_bytes() + model.output_bytes()).max().unwrap_or(0);
-    largest.saturating_mul(TASKS_IN_ARENA).clamp(ARENA_BYTES, ARENA_BYTES_MAX)
 }
 
 /// Waits until all that can be served is, however long it is loaded and measured, and yields that. What a backend could
@@ -301,6 +315,24 @@ mod tests {
     }
 
     /// `up` was once ready with nothing at all, while its backend ended again and again.
+    #[test]
+    fn a_file_is_a_model_of_its_own_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/digits/1/model.onnx");
+        let file = folder.path().join("ten digits.onnx");
+        std::fs::copy(digits, &file).unwrap();
+        let repository = lay_out(&[file], &folder.path().join("models")).unwrap();
+        let models = repository::load(&repository).unwrap().models;
+        assert_eq!(
+            models.iter().map(|model| (&model.name[..], model.max_batch)).collect::<Vec<_>>(),
+            [("ten digits", 32)]
+        );
+        for wrong in ["none.onnx", ".", "models"] {
+            let error = lay_out(&[folder.path().join(wrong)], &folder.path().join("other")).unwrap_err().to_string();
+            assert!(error.starts_with("--model: found ") && error.ends_with("expected an ONNX file"), "{error}");
+        }
+    }
+
     #[test]
     fn models_that_the_repository_lacks_are_refused_before_anything_starts() {
         let repository = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ const WINDOW_MS: i64 = 5;
 fn any_length() -> Backend {
     let mut any = loaded("m", 4_096);
     any.model.inputs[0].variable =
-        Some(Variable { dims: vec![0], reshape_dims: vec![], bytes_max: 4_096, is_optional: false });
+        Some(Variable { dims: vec![0], reshape_dims: vec![], bytes_max: 4_096, is_optional: false, any_rank: false });
     any.shape = ModelShape::from(&any.model);
     any.cost = Some(BatchCost { fixed: Span::from_millis(100), per_task_ppm: 500_000 });
     any.profile = LatencyProfile::linear(100.0, 100.0, 4).unwrap();

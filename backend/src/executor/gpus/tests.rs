@@ -299,7 +299,7 @@ fn what_only_the_cpu_does_is_refused_before_any_gpu_is_asked() {
         let how = (&*models().join("digits/1/model.onnx"), &batching, Precision::Fp32);
         OnGpus::load(&model, how, &[0], &devices).err().unwrap().to_string()
     };
-    let any = Variable { dims: vec![0], reshape_dims: vec![], bytes_max: 256, is_optional: false };
+    let any = Variable { dims: vec![0], reshape_dims: vec![], bytes_max: 256, is_optional: false, any_rank: false };
     let text = refusal(&|model, _| model.inputs[0].variable = Some(any.clone()));
     let expected = "model digits: the size of image is a request's choice, and nothing says that tasks may be padded \
                     (parameters: batch_lengths \"padded\" or \"bucketed:64,256\", and mask_inputs or a mask of the \

@@ -259,7 +259,8 @@ fn bind(session: &Session, source: &Source, keys: &BTreeMap<String, Vec<String>>
 fn port(outlet: &Outlet) -> Port {
     let (datatype, shape) = match outlet.dtype() {
         ValueType::Tensor { ty, shape, dimension_symbols } => {
-            let length = |(at, &length): (usize, &i64)| match dimension_symbols.get(at).map(String::as_str) {
+            let length = |(at, &length): (usize, &i64)| match dimension_symbols.get(at).map(|name| onnx::name_of(name))
+            {
                 _ if length >= 0 => usize::try_from(length).ok().map(Length::Fixed),
                 None | Some("") => None,
                 Some(name) => Some(Length::Named(name.to_owned())),

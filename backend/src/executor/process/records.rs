@@ -213,7 +213,7 @@ mod tests {
     use repository::Variable;
 
     fn variable(name: &str, datatype: DataType, longest: usize, is_optional: bool) -> Tensor {
-        let variable = Variable { dims: vec![0], reshape_dims: vec![], bytes_max: 100, is_optional };
+        let variable = Variable { dims: vec![0], reshape_dims: vec![], bytes_max: 100, is_optional, any_rank: false };
         Tensor { variable: Some(variable), ..Tensor::new(name, datatype, vec![longest]) }
     }
 

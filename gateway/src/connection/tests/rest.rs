@@ -23,6 +23,45 @@ fn health_and_metadata() {
 }
 
 #[test]
+fn whatever_is_got_has_a_head() {
+    with_server(limits(), async |address, _| {
+        for path in
+            ["/v2", "/v2/health/ready", "/v2/models/double", "/metrics", "/v2/models/none", "/v2/models/double/infer"]
+        {
+            let ask_for = async |method: &str| {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                let request = format!("{method} {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n");
+                stream.write_all(request.as_bytes()).await.unwrap();
+                let mut heard = String::new();
+                stream.read_to_string(&mut heard).await.unwrap();
+                let (head, body) = heard.split_once("\r\n\r\n").unwrap();
+                let has_length = head.lines().any(|line| line.to_ascii_lowercase().starts_with("content-length: "));
+                (head.lines().next().unwrap().to_owned(), has_length, body.len())
+            };
+            let (got, head) = (ask_for("GET").await, ask_for("HEAD").await);
+            assert_eq!((&head.0, head.1, head.2), (&got.0, true, 0), "{path}");
+            assert!(got.2 > 0, "{path}");
+        }
+    });
+}
+
+#[test]
+fn what_is_optional_may_be_null() {
+    with_server(limits(), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let input = r#"{"name":"x","shape":[1,4],"datatype":"UINT8","parameters":null,"data":[1,2,3,4]}"#;
+        for rest in [r#""id":null,"parameters":null,"outputs":null"#, r#""outputs":[{"name":"y","parameters":null}]"#] {
+            let body = format!(r#"{{"inputs":[{input}],{rest}}}"#);
+            let heard = ask(&mut stream, &post_of(INFER, "", body.as_bytes())).await;
+            assert_eq!((heard.status, &heard.json()["outputs"][0]["data"]), (200, &json!([2, 4, 6, 8])), "{heard:?}");
+        }
+        for body in [r#"{"inputs":null}"#.to_owned(), format!(r#"{{"inputs":[{}]}}"#, input.replace("[1,4]", "null"))] {
+            assert_eq!(ask(&mut stream, &post_of(INFER, "", body.as_bytes())).await.status, 400, "{body}");
+        }
+    });
+}
+
+#[test]
 fn an_encoded_slash_is_part_of_a_name() {
     with_server(limits(), async |address, _| {
         let mut stream = TcpStream::connect(address).await.unwrap();

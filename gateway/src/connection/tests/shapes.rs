@@ -9,7 +9,7 @@ use prost::Message as _;
 /// Strings and numbers, which come back.
 fn echo() -> repository::Model {
     let variable = |name: &str, datatype, longest: usize, bytes_max| {
-        let variable = Variable { dims: vec![0], reshape_dims: vec![], bytes_max, is_optional: false };
+        let variable = Variable { dims: vec![0], reshape_dims: vec![], bytes_max, is_optional: false, any_rank: false };
         Tensor { variable: Some(variable), ..tensor(name, datatype, &[longest]) }
     };
     let tensors = |names: [&str; 2]| {
@@ -229,7 +229,8 @@ fn grpc_takes_strings_typed_and_raw() {
 #[test]
 fn an_optional_input_may_be_left_out_and_others_are_missed_as_triton_says_it() {
     let optional = |name: &str| {
-        let variable = Variable { dims: vec![], reshape_dims: vec![], bytes_max: 4, is_optional: true };
+        let variable =
+            Variable { dims: vec![], reshape_dims: vec![], bytes_max: 4, is_optional: true, any_rank: false };
         Tensor { variable: Some(variable), ..tensor(name, DataType::Uint8, &[4]) }
     };
     let both = |is_optional: bool| {
@@ -269,7 +270,7 @@ fn metadata_tells_what_requests_choose() {
 #[test]
 fn a_raw_body_tells_its_length_by_its_bytes_or_is_one_string() {
     let of = |datatype, shape: &[usize], dims: Vec<usize>| {
-        let variable = Variable { dims, reshape_dims: vec![], bytes_max: 60, is_optional: false };
+        let variable = Variable { dims, reshape_dims: vec![], bytes_max: 60, is_optional: false, any_rank: false };
         Tensor { variable: Some(variable), ..tensor("x", datatype, shape) }
     };
     let ask_raw = |tensor: Tensor, body: &'static [u8]| {

@@ -76,14 +76,14 @@ impl<'de> Visitor<'de> for Request {
         while let Some(field) = map.next_key()? {
             let is_first = match field {
                 Field::Id => id.replace(map.next_value_seed(Id)?).is_none(),
-                Field::Parameters => parameters.replace(map.next_value_seed(ParametersSeed)?).is_none(),
+                Field::Parameters => parameters.replace(map.next_value_seed(OrNull(ParametersSeed))?).is_none(),
                 Field::Inputs => {
                     let list = List::new(self.0.inputs, "inputs", "the model's");
                     inputs.replace(map.next_value_seed(list)?).is_none()
                 }
                 Field::Outputs => {
                     let list = List::new(self.0.outputs, "outputs", "the model's");
-                    outputs.replace(map.next_value_seed(list)?).is_none()
+                    outputs.replace(map.next_value_seed(OrNull(list))?).is_none()
                 }
                 Field::Other => map.next_value::<IgnoredAny>().map(|_| true)?,
             };
@@ -95,10 +95,37 @@ impl<'de> Visitor<'de> for Request {
         }
         Ok(RawRequest {
             id: id.flatten(),
-            parameters: parameters.unwrap_or_default(),
+            parameters: parameters.flatten().unwrap_or_default(),
             inputs: inputs.ok_or_else(|| A::Error::missing_field("inputs"))?,
-            outputs: outputs.unwrap_or_default(),
+            outputs: outputs.flatten().unwrap_or_default(),
         })
+    }
+}
+
+/// What may be left out, and is also left out by a null.
+struct OrNull<S>(S);
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for OrNull<S> {
+    type Value = Option<S::Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_option(self)
+    }
+}
+
+impl<'de, S: DeserializeSeed<'de>> Visitor<'de> for OrNull<S> {
+    type Value = Option<S::Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value or null")
+    }
+
+    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        self.0.deserialize(deserializer).map(Some)
     }
 }
 
@@ -204,7 +231,7 @@ impl<'de> Visitor<'de> for Id {
 struct ParametersSeed;
 
 fn parameters<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Parameters, D::Error> {
-    ParametersSeed.deserialize(deserializer)
+    OrNull(ParametersSeed).deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 impl<'de> DeserializeSeed<'de> for ParametersSeed {

@@ -119,6 +119,8 @@ fn a_loaded_version_takes_the_place_of_the_others_and_their_profile() {
     assert_eq!(hosted.models, [(one.backend, ModelId(1)), (other.backend, ModelId(1))].into());
     assert_eq!(hosted.replaced, [(one.backend, ModelId(0)), (other.backend, ModelId(0))].into());
     assert_eq!(members.models[1].profile.latency(1), Span::from_millis(3));
+    assert!(hosted.replaced.iter().all(|&(backend, model)| members.let_go(backend, model)));
+    assert!(!members.let_go(one.backend, ModelId(0)), "it is gone");
     // The second GPU of the first backend hosts nothing that is of use any more, so the planner need not know.
     let reach = members.reach(Timestamp(1));
     assert_eq!(members.gpus_that_leave(&reach), [one_gpu(&members, one.backend), one_gpu(&members, other.backend)]);
@@ -145,6 +147,8 @@ fn a_load_hosts_several_versions_and_lets_go_of_those_that_it_does_not_name() {
     let hosted = members.host(&[(backend, vec![version("2", 4.0), version("3", 3.0)])].into());
     assert_eq!(hosted.models, [(backend, ModelId(1)), (backend, ModelId(2))].into());
     assert_eq!((hosted.replaced, hosted.refused), ([(backend, ModelId(0))].into(), BTreeSet::new()));
+    assert_eq!(members.gpus[&one_gpu(&members, backend)].models, [ModelId(0), ModelId(1), ModelId(2)]);
+    assert!(members.let_go(backend, ModelId(0)));
     assert_eq!(members.gpus[&one_gpu(&members, backend)].models, [ModelId(1), ModelId(2)]);
     let alpha = |model: usize| members.models[model].profile.latency(2) - members.models[model].profile.latency(1);
     assert_eq!((alpha(1), alpha(2)), (Span::from_millis(4), Span::from_millis(3)), "each has its own l(b)");

