@@ -257,6 +257,9 @@ impl<P> ModelThread<P> {
         if has_objective && model.dynamic.is_some() {
             return self.on_submit_to_lanes(now, id, (key, payload));
         }
+        if has_objective {
+            model.policy.handle_arrived(now);
+        }
         let queue = if has_objective { &mut model.queue } else { &mut model.background.queue };
         if let Err(payload) = queue.push(key, payload) {
             let Some((least, its_payload)) = queue.take_below(key.priority) else {

@@ -15,6 +15,7 @@ use crate::{estimates::Learning, task_queue::Queued};
 
 mod downbeat;
 mod losses;
+mod symphony;
 mod tuning;
 
 pub use tuning::Tuning;
@@ -106,6 +107,9 @@ pub trait BatchPolicy: fmt::Debug + Send {
         Span::ZERO
     }
 
+    /// A task has come.
+    fn handle_arrived(&mut self, _now: Timestamp) {}
+
     /// A task was given up: it was passed over, or could not be met any more.
     fn handle_lost(&mut self, _task: &Queued) {}
 
@@ -130,6 +134,10 @@ pub enum Policy {
     DeferredLatest,
     /// Symphony, section 3.2: as deferred, but heads are given up early to keep the batch at a target size.
     DeferredTarget,
+    /// Symphony as its authors run it (`policy/symphony.rs`): the target follows the measured rate.
+    Symphony,
+    /// The eager policy of its evaluation: the same batches, and the window is always open.
+    SymphonyEager,
     /// Ours: deferred, with heads given up early, earlier windows and a fair order (`policy/downbeat.rs`). Models have
     /// lanes where what a batch takes depends on its tasks (`model_thread/dynamic.rs`).
     #[default]
@@ -158,8 +166,9 @@ pub enum Policy {
 const ORLOJ_RATE: f64 = 1e-4;
 
 /// What a policy may be called, for errors and help.
-pub const POLICIES: &str = "downbeat, downbeat:CONSTANT=VALUE,.., deferred, deferred:latest, deferred:target, eager, \
-                            timeout:MS, timeout:P%, clockwork, nexus, shepherd, clipper, orloj or orloj:B";
+pub const POLICIES: &str = "downbeat, downbeat:CONSTANT=VALUE,.., deferred, deferred:latest, deferred:target, \
+                            symphony, symphony:eager, eager, timeout:MS, timeout:P%, clockwork, nexus, shepherd, \
+                            clipper, orloj or orloj:B";
 
 /// Why a policy was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -235,6 +244,8 @@ impl Policy {
             Self::Deferred => Box::new(Deferred),
             Self::DeferredLatest => Box::new(DeferredLatest),
             Self::DeferredTarget => Box::new(DeferredTarget),
+            Self::Symphony => Box::new(symphony::Symphony::new(false)),
+            Self::SymphonyEager => Box::new(symphony::Symphony::new(true)),
             Self::Downbeat => Box::new(downbeat::Downbeat::new(Tuning::default())),
             Self::DownbeatTuned(tuning) => Box::new(downbeat::Downbeat::new(tuning)),
             Self::Eager => Box::new(Timeout { after: Span::ZERO, part: 0.0 }),
@@ -255,6 +266,8 @@ impl FromStr for Policy {
             None if text == "deferred" => Ok(Self::Deferred),
             Some(("deferred", "latest")) => Ok(Self::DeferredLatest),
             Some(("deferred", "target")) => Ok(Self::DeferredTarget),
+            None if text == "symphony" => Ok(Self::Symphony),
+            Some(("symphony", "eager")) => Ok(Self::SymphonyEager),
             None if text == "downbeat" => Ok(Self::Downbeat),
             Some(("downbeat", tuning)) => {
                 let tuning = Tuning::parse(tuning).map_err(PolicyError::Tuning)?;
@@ -290,6 +303,8 @@ impl fmt::Display for Policy {
             Self::Deferred => f.write_str("deferred"),
             Self::DeferredLatest => f.write_str("deferred:latest"),
             Self::DeferredTarget => f.write_str("deferred:target"),
+            Self::Symphony => f.write_str("symphony"),
+            Self::SymphonyEager => f.write_str("symphony:eager"),
             Self::Downbeat => f.write_str("downbeat"),
             Self::DownbeatTuned(tuning) => write!(f, "downbeat:{tuning}"),
             Self::Eager => f.write_str("eager"),
@@ -415,6 +430,8 @@ mod tests {
             "deferred",
             "deferred:latest",
             "deferred:target",
+            "symphony",
+            "symphony:eager",
             "eager",
             "timeout:2.5",
             "timeout:30%",

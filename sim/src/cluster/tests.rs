@@ -373,9 +373,8 @@ proptest! {
         load in 0.2f64..3.0,
         network in (0.0f64..500.0, 0.0f64..100.0, 0.0f64..1000.0),
         policy in proptest::sample::select(vec![
-            "downbeat", "deferred", "deferred:latest", "deferred:target", "eager", "timeout:7", "clockwork", "nexus",
-            "shepherd",
-            "clipper",
+            "downbeat", "deferred", "deferred:latest", "deferred:target", "symphony", "symphony:eager", "eager",
+            "timeout:7", "clockwork", "nexus", "shepherd", "clipper",
         ]),
         arrivals in proptest::sample::select(vec!["poisson\"", "uniform\"", "gamma\", shape = 0.1"]),
         faults in proptest::sample::select(vec!["", "execution_jitter = 0.2, load_jitter = 0.3",
