@@ -92,27 +92,15 @@ pub struct LearnedFactor {
     pub thousandths: u32,
 }
 
-/// What the policy `downbeat` keeps of a model's batches; `scheduler/src/policy/` says what for.
+/// What the policy `downbeat` keeps of a model's tasks; `scheduler/src/policy/` says what for.
 #[derive(Debug, Clone, Copy, PartialEq, SchemaRead, SchemaWrite)]
 pub struct LearnedAverages {
-    /// Batches seen.
-    pub batches: u32,
-    /// From one batch's start to the next one's, in nanoseconds.
-    pub interval_ns: f64,
-    /// Tasks in a batch.
-    pub size: f64,
-    /// l(b), in nanoseconds.
-    pub execution_ns: f64,
-    /// Batches that waited for a GPU, of all.
-    pub waited_part: f64,
-    /// From the newest task's arrival to the grant of a batch, in nanoseconds.
-    pub silence_ns: f64,
-    /// What one more task adds to l(b), in nanoseconds.
-    pub task_ns: f64,
+    /// Arrivals seen.
+    pub arrivals: u32,
+    /// Between two arrivals, in nanoseconds.
+    pub gap_ns: f64,
     /// GPUs that host the model.
     pub hosts: u32,
-    /// Tasks that were lost before each batch, since the one before it.
-    pub lost: f64,
     /// Mean SLO of served tasks, in nanoseconds.
     pub slo_ns: f64,
     /// Served tasks that were in a hurry, of all.

@@ -52,6 +52,10 @@ pub struct Config {
     /// When batches run.
     #[serde(default = "default_policy")]
     pub policy: String,
+    /// Milliseconds of a request's latency that a millisecond of GPU time is worth, from 0 to infinity: as
+    /// `downbeat:gpu_price=..` in `policy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_price: Option<f64>,
     /// How many ModelThreads plan, each on a core of its own, beside one for the RankThread and one for control. With
     /// one, a single thread does everything.
     #[serde(default)]
@@ -237,7 +241,7 @@ impl Config {
             0.0..=1e6 => Ok(Span::from_millis_f64(us / 1e3)),
             _ => Err(RunError::Network { key, found: us }),
         };
-        let policy = Policy::of_cluster(&self.policy)?;
+        let policy = Policy::of_cluster(&self.policy)?.with_gpu_price(self.gpu_price)?;
         let model_threads = self.model_threads.of(policy, cores);
         if !(1..=ModelThreadId::COUNT_MAX).contains(&model_threads) {
             return Err(RunError::ModelThreads { found: model_threads });
@@ -315,6 +319,14 @@ mod tests {
             error("model_threads = 2\npolicy = \"nexus\""),
             "policy: policy nexus needs one queue for all models, so model_threads must be 1"
         );
+        assert_eq!(error("gpu_price = -1"), "policy: gpu_price must be a number from 0 to inf, found -1");
+        assert_eq!(error("gpu_price = nan"), "policy: gpu_price must be a number from 0 to inf, found NaN");
+        assert_eq!(
+            error("policy = \"eager\"\ngpu_price = 4"),
+            "policy: gpu_price needs the policy downbeat, found eager"
+        );
+        assert_eq!(config("gpu_price = 4").unwrap().policy.to_string(), "downbeat:gpu_price=4");
+        assert_eq!(config("gpu_price = inf").unwrap().policy.to_string(), "downbeat:gpu_price=inf");
         let short = toml::from_str::<Config>("listen = '127.0.0.1:1'\nsecret = 'hush'").err().unwrap().to_string();
         assert!(short.contains("secret: found 4 bytes, expected at least 16"), "{short}");
         assert!(error("model_threads = \"many\"").contains("expected \"auto\" or a number"));

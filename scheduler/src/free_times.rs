@@ -74,6 +74,26 @@ impl FreeTimes {
         Some((node - self.tree.len() / 2, self.tree[node]))
     }
 
+    /// As [`Self::earliest`], of the positions below `limit`.
+    #[must_use]
+    pub fn earliest_below(&self, limit: usize) -> Option<(usize, Timestamp)> {
+        let leaves = self.tree.len() / 2;
+        let (mut from, mut to, mut first) = (leaves, leaves + limit.min(leaves), Timestamp::NEVER);
+        // What covers them is at most two nodes of each level.
+        while from < to {
+            if from % 2 == 1 {
+                first = first.min(self.tree[from]);
+                from += 1;
+            }
+            if to % 2 == 1 {
+                to -= 1;
+                first = first.min(self.tree[to]);
+            }
+            (from, to) = (from / 2, to / 2);
+        }
+        if first == Timestamp::NEVER { None } else { self.first_free_by(first) }
+    }
+
     /// The position that frees first; the smaller one of two that free at once. `None` if no free time is known.
     #[must_use]
     pub fn earliest(&self) -> Option<(usize, Timestamp)> {
@@ -107,6 +127,8 @@ mod tests {
                 let last = known().rfind(|&(_, at)| at <= Timestamp(by));
                 prop_assert_eq!(free.last_free_by(Timestamp(by)), last);
                 prop_assert_eq!(free.last_free_by(Timestamp::NEVER), known().next_back());
+                let below = known().filter(|&(place, _)| place as i64 * 2 < by).min_by_key(|&(place, at)| (at, place));
+                prop_assert_eq!(free.earliest_below((by as usize).div_ceil(2)), below);
                 prop_assert_eq!(free.earliest(), known().min_by_key(|&(position, at)| (at, position)));
             }
         }

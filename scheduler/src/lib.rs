@@ -31,6 +31,7 @@ pub mod planner;
 mod planners;
 pub mod policy;
 pub mod predictions;
+mod pricing;
 mod priorities;
 pub mod process;
 pub mod rank_loop;
@@ -45,7 +46,7 @@ pub const MODELS_MAX: usize = 65_536;
 
 pub use doorbell::Doorbell;
 pub use estimates::{Estimates, Learning, ProfileChange};
-pub use messages::{Background, Candidate, GpuUpdate, Grant, NetworkBudget, Whereabouts};
+pub use messages::{Background, Candidate, GpuUpdate, Grant, NetworkBudget, Price, Traffic, Whereabouts};
 pub use model_thread::ModelThread;
 pub use planner::{Planner, PlannerOutput};
 pub use policy::{Policy, Tuning};

@@ -14,7 +14,7 @@ use proto::{GpuId, ModelId, Span, Timestamp};
 #[cfg(not(loom))]
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::messages::{Background, Candidate, GpuUpdate, Grant, Whereabouts};
+use crate::messages::{Background, Candidate, GpuUpdate, Grant, Price, Traffic, Whereabouts};
 #[cfg(loom)]
 use ring_model::{Consumer, Producer, RingBuffer};
 use sync::{Arc, AtomicBool, AtomicU64, Ordering, fence};
@@ -34,7 +34,8 @@ mod sync {
 }
 
 /// A candidate, or what waits without an objective, in words.
-type Words = [u64; 6];
+type Words = [u64; WORDS];
+const WORDS: usize = 12;
 
 /// Messages in each ring of grants and of updates; more wait with their sender.
 const RING_MESSAGES: usize = 4096;
@@ -43,6 +44,7 @@ const RING_MESSAGES: usize = 4096;
 #[must_use]
 pub fn link(models_max: usize) -> (ModelEnd, RankEnd) {
     let slots = Arc::new(LatestValues::new(2 * models_max));
+    let prices: Arc<[AtomicU64]> = (0..models_max).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().into();
     let (grant_sender, grants) = ring(RING_MESSAGES);
     let (gpu_sender, gpus) = ring(RING_MESSAGES);
     // Each slot is in it at most once.
@@ -53,8 +55,9 @@ pub fn link(models_max: usize) -> (ModelEnd, RankEnd) {
         changed: changed_sender,
         gpus: gpu_sender,
         grants,
+        prices: Arc::clone(&prices),
     };
-    (model_end, RankEnd { slots, changed, gpus, grants: grant_sender })
+    (model_end, RankEnd { slots, changed, gpus, grants: grant_sender, prices })
 }
 
 /// The ModelThread's side.
@@ -66,6 +69,8 @@ pub struct ModelEnd {
     changed: Sender<u32>,
     gpus: Sender<(GpuId, GpuUpdate)>,
     grants: Consumer<FromRankThread>,
+    /// By model: the last one that was told.
+    prices: Arc<[AtomicU64]>,
 }
 
 /// The RankThread's side.
@@ -75,6 +80,7 @@ pub struct RankEnd {
     changed: Consumer<u32>,
     gpus: Consumer<(GpuId, GpuUpdate)>,
     grants: Sender<FromRankThread>,
+    prices: Arc<[AtomicU64]>,
 }
 
 /// What the RankThread finds.
@@ -156,6 +162,13 @@ impl ModelEnd {
         self.grants.pop().ok()
     }
 
+    /// What a model's batches are sized by.
+    #[must_use]
+    pub fn price(&self, model: ModelId) -> Price {
+        // It is one word, and nothing else goes with it.
+        self.prices.get(model.0 as usize).map_or_else(Price::default, |word| decode_price(word.load(Ordering::Relaxed)))
+    }
+
     /// Whether [`Self::poll`] has something to yield.
     #[must_use]
     pub fn has_mail(&self) -> bool {
@@ -194,6 +207,13 @@ impl RankEnd {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.gpus.is_empty() && self.changed.is_empty()
+    }
+
+    /// A model's batches are sized by this from now on. Nobody is woken: it is looked at when something else happens.
+    pub fn post_price(&mut self, model: ModelId, price: Price) {
+        if let Some(word) = self.prices.get(model.0 as usize) {
+            word.store(encode_price(price), Ordering::Relaxed);
+        }
     }
 
     /// Posts a message.
@@ -253,9 +273,12 @@ fn encode_counts(size: u32, grants_seen: u32) -> u64 {
 }
 
 fn encode_background(background: Option<Background>) -> Words {
-    background.map_or([0; 6], |Background { size, since, least, most, grants_seen }| {
-        [encode_counts(size, grants_seen), since.0 as u64, least.0 as u64, most.0 as u64, 0, 0]
-    })
+    let mut words = [0; WORDS];
+    if let Some(Background { size, since, least, most, grants_seen }) = background {
+        let told = [encode_counts(size, grants_seen), since.0 as u64, least.0 as u64, most.0 as u64];
+        words[..told.len()].copy_from_slice(&told);
+    }
+    words
 }
 
 fn decode_background([counts, since, least, most, ..]: Words) -> Option<Background> {
@@ -270,25 +293,53 @@ fn decode_background([counts, since, least, most, ..]: Words) -> Option<Backgrou
 }
 
 fn encode_candidate(candidate: Option<Candidate>) -> Words {
-    candidate.map_or([0; 6], |candidate| {
-        let Candidate { size, exec_at, latest, due_at, grants_seen, expected_at, patience } = candidate;
-        let times = [exec_at.0, latest.0, due_at.0, expected_at.0, patience.0].map(|ns| ns as u64);
-        let [exec_at, latest, due_at, expected_at, patience] = times;
-        [encode_counts(size, grants_seen), exec_at, latest, due_at, expected_at, patience]
+    candidate.map_or([0; WORDS], |candidate| {
+        let Candidate { size, exec_at, anywhere_at, latest, due_at, grants_seen, expected_at, patience, traffic } =
+            candidate;
+        let [gap, arrived_at, fixed, per_task, bounds] = traffic.map_or([0; 5], |traffic| {
+            let Traffic { gap, arrived_at, fixed, per_task, target, gpu_price } = traffic;
+            [gap.0 as u64, arrived_at.0 as u64, fixed.0 as u64, per_task.0 as u64, encode_counts(target, gpu_price)]
+        });
+        let times = [exec_at, anywhere_at, latest, due_at, expected_at].map(|at| at.0 as u64);
+        let [exec_at, anywhere_at, latest, due_at, expected_at] = times;
+        let counts = encode_counts(size, grants_seen);
+        let own = [counts, exec_at, anywhere_at, latest, due_at, expected_at, patience.0 as u64];
+        let of_traffic = [gap, arrived_at, fixed, per_task, bounds];
+        std::array::from_fn(|index| own.get(index).copied().unwrap_or_else(|| of_traffic[index - own.len()]))
     })
 }
 
-fn decode_candidate([counts, exec_at, latest, due_at, expected_at, patience]: Words) -> Option<Candidate> {
+fn decode_candidate(words: Words) -> Option<Candidate> {
+    let [counts, exec_at, anywhere_at, latest, due_at, expected_at, patience, traffic @ ..] = words;
+    let [gap, arrived_at, fixed, per_task, bounds] = traffic;
     let size = (counts >> 32) as u32;
+    let traffic = (gap > 0).then_some(Traffic {
+        gap: Span(gap as i64),
+        arrived_at: Timestamp(arrived_at as i64),
+        fixed: Span(fixed as i64),
+        per_task: Span(per_task as i64),
+        target: (bounds >> 32) as u32,
+        gpu_price: bounds as u32,
+    });
     (size > 0).then_some(Candidate {
         size,
         exec_at: Timestamp(exec_at as i64),
+        anywhere_at: Timestamp(anywhere_at as i64),
         latest: Timestamp(latest as i64),
         due_at: Timestamp(due_at as i64),
         grants_seen: counts as u32,
         expected_at: Timestamp(expected_at as i64),
         patience: Span(patience as i64),
+        traffic,
     })
+}
+
+fn encode_price(Price { price, execution_ms }: Price) -> u64 {
+    u64::from(price.to_bits()) << 32 | u64::from(execution_ms.to_bits())
+}
+
+fn decode_price(word: u64) -> Price {
+    Price { price: f32::from_bits((word >> 32) as u32), execution_ms: f32::from_bits(word as u32) }
 }
 
 fn zeros<const WORDS: usize>() -> [AtomicU64; WORDS] {
@@ -305,13 +356,13 @@ struct LatestValues {
     slots: Box<[Slot]>,
 }
 
-/// Fills a cache line of its own, as neighbours may belong to other threads.
+/// Fills cache lines of its own, as neighbours may belong to other threads.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Slot {
     /// Odd while a write is going on.
     version: AtomicU64,
-    words: [AtomicU64; 6],
+    words: [AtomicU64; WORDS],
     /// It is in the queue of changed ones, or about to be.
     is_changed: AtomicBool,
 }

@@ -8,7 +8,7 @@ use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_t
 use crate::{
     dynamic::{DynamicTimes, KnownTimes},
     mailbox::{FromRankThread, ModelEnd},
-    messages::{Background, Candidate, GpuUpdate, NetworkBudget},
+    messages::{Background, Candidate, GpuUpdate, NetworkBudget, Price},
     model_thread::{ModelThread, Output},
     planner::{Planner, PlannerOutput, Released},
     policy::Policy,
@@ -26,6 +26,8 @@ pub trait RankSide: Send {
     fn post_gpu(&mut self, gpu: GpuId, update: GpuUpdate);
     /// All that was to be posted for now has been.
     fn settle(&mut self, now: Timestamp);
+    /// What GPU time is worth to a model.
+    fn price(&self, model: ModelId) -> Price;
     /// What the RankThread says.
     fn poll(&mut self) -> Option<FromRankThread>;
     /// Whether [`Self::poll`] has something to yield that another thread has posted.
@@ -62,7 +64,13 @@ impl RankSide for RankThread {
         self.handle_timeout(now);
     }
 
+    fn price(&self, model: ModelId) -> Price {
+        Self::price(self, model)
+    }
+
     fn poll(&mut self) -> Option<FromRankThread> {
+        // Prices are asked for where they are needed.
+        while self.poll_price().is_some() {}
         self.poll_message().map(|(_, message)| message)
     }
 
@@ -111,6 +119,10 @@ impl RankSide for ModelEnd {
 
     fn settle(&mut self, _now: Timestamp) {
         self.flush();
+    }
+
+    fn price(&self, model: ModelId) -> Price {
+        Self::price(self, model)
     }
 
     fn poll(&mut self) -> Option<FromRankThread> {
@@ -188,6 +200,7 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
     }
 
     fn handle_submit(&mut self, now: Timestamp, id: ModelId, task: Task<P>) {
+        self.models.handle_price(id, self.rank.price(id));
         self.models.handle_submit(now, id, task);
     }
 
@@ -248,7 +261,10 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
 
     /// Carries messages until neither side has any left.
     fn handle_timeout(&mut self, now: Timestamp) {
-        self.models.handle_timeout(now);
+        while let Some(id) = self.models.next_due(now) {
+            self.models.handle_price(id, self.rank.price(id));
+            self.models.handle_due(now, id);
+        }
         loop {
             while let Some(output) = self.models.poll_output() {
                 match output {
@@ -267,6 +283,7 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
             while let Some(message) = self.rank.poll() {
                 match message {
                     FromRankThread::Grant(grant) if self.gpus.contains(&grant.gpu) => {
+                        self.models.handle_price(grant.model, self.rank.price(grant.model));
                         self.models.handle_grant(now, grant);
                     }
                     FromRankThread::Grant(grant) => self.models.handle_void_grant(now, grant),

@@ -37,8 +37,10 @@ impl NetworkBudget {
 pub struct Candidate {
     /// Tasks in it; at least 1.
     pub size: u32,
-    /// It is schedulable from here on (deferred: the frontrun); may lie in the past.
+    /// It is schedulable from here on, on GPUs that may start batches early; may lie in the past.
     pub exec_at: Timestamp,
+    /// And from here on on any GPU; not before `exec_at`. Policies without prices say the same for both.
+    pub anywhere_at: Timestamp,
     /// It is schedulable until here: the head's deadline less l(size).
     pub latest: Timestamp,
     /// Of the candidates that wait for a GPU the one with the nearest is taken. Symphony's Algorithm 1 takes `latest`.
@@ -52,6 +54,40 @@ pub struct Candidate {
     pub expected_at: Timestamp,
     /// From a task's arrival to the latest start of the batch that it leads, of late at least.
     pub patience: Span,
+    /// What is asked for, if batches are sized by a price.
+    pub traffic: Option<Traffic>,
+}
+
+/// What a model's clients ask for, and what its batches take, for the price of GPU time ([`crate::pricing`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// Between two arrivals, on average; above zero.
+    pub gap: Span,
+    /// When the newest task came.
+    pub arrived_at: Timestamp,
+    /// l(b) is about `fixed + b * per_task`.
+    pub fixed: Span,
+    /// What each task adds.
+    pub per_task: Span,
+    /// Tasks that a batch can gather and run in time; at least 1.
+    pub target: u32,
+    /// Thousandths of a millisecond of a request's latency that a millisecond of GPU time is worth; infinite at
+    /// [`Self::ENDLESS_PRICE`].
+    pub gpu_price: u32,
+}
+
+impl Traffic {
+    /// Stands for an infinite price.
+    pub const ENDLESS_PRICE: u32 = u32::MAX;
+}
+
+/// RankThread -> ModelThread: what its batches are sized by, until the next plan.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Price {
+    /// Milliseconds of a request's latency that a millisecond of GPU time is worth; infinite where GPUs are scarce.
+    pub price: f32,
+    /// What the batches of all models take on average, in milliseconds, times how scarce GPUs are: from 0 to 1.
+    pub execution_ms: f32,
 }
 
 /// ModelThread -> RankThread: tasks of a model that have no objective wait. They run on GPUs that no candidate needs.
@@ -80,6 +116,8 @@ pub struct Grant {
     pub free_at: Timestamp,
     /// GPUs that host the model.
     pub gpus: u32,
+    /// Whether the GPU may start batches early ([`Candidate::exec_at`]).
+    pub is_open: bool,
     /// When the timer that found the match was due: how late a batch leaves counts from there.
     pub timer_at: Timestamp,
     /// If it is for tasks without an objective: when their batch must have ended.

@@ -18,7 +18,7 @@ use proto::{
 use crate::{
     dynamic::DynamicTimes,
     indexed_heap::IndexedHeap,
-    messages::{Background, Candidate, GpuUpdate, Grant, NetworkBudget, Whereabouts},
+    messages::{Background, Candidate, GpuUpdate, Grant, NetworkBudget, Price, Whereabouts},
     model_times::{ModelTimes, Times},
     policy::{BatchPolicy, Gathered, Granted, Policy, View},
     priorities,
@@ -31,6 +31,9 @@ mod dynamic;
 
 use background::{Usual, Waiting};
 use dynamic::Dynamic;
+
+/// A batch that is held back is looked at again after so long at the soonest: prices are as old.
+const LOOK_AGAIN: Span = Span::from_millis(20);
 
 /// What a ModelThread wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,8 +77,8 @@ pub struct ModelThread<P> {
 struct Model<P> {
     times: ModelTimes,
     jitter: Span,
-    /// As [`View::is_paged`].
-    is_paged: bool,
+    /// What GPU time is worth, as last heard of.
+    price: Price,
     queue: TaskQueue<P>,
     /// Of a dynamic model, whose queue is empty: what it has instead.
     dynamic: Option<Box<Dynamic<P>>>,
@@ -181,7 +184,7 @@ impl<P> ModelThread<P> {
             Box::new(Model {
                 times: ModelTimes::new(config.profile.clone(), budget),
                 jitter: budget.jitter,
-                is_paged: false,
+                price: Price::default(),
                 queue: TaskQueue::new(config.queue_max),
                 dynamic: None,
                 background: Waiting::new(config.queue_max),
@@ -195,7 +198,6 @@ impl<P> ModelThread<P> {
                 whereabouts: Whereabouts::Here,
             })
         });
-        model.is_paged = config.weights.pages > 0;
         model.times.set_common(config.profile.clone(), budget);
         self.set_dynamic(now, id, (config, budget));
         self.update_candidate(now, id);
@@ -311,15 +313,17 @@ impl<P> ModelThread<P> {
             return self.on_grant_to_lanes(now, grant);
         }
         let is_contended = model.is_contended(now);
-        let Model { times, queue, policy, due_at, jitter, is_paged, .. } = &mut **model;
-        let (queue, due_at, terms) = (queue.keys(), *due_at, (*jitter, *is_paged));
+        let Model { times, queue, policy, due_at, jitter, price, .. } = &mut **model;
+        let (queue, due_at, terms) = (queue.keys(), *due_at, (*jitter, *price));
         let gather = |policy: &dyn BatchPolicy, view: &View<'_>| {
             let by_policy = policy.gather(view);
             (by_policy, if is_contended { priorities::lead(view, by_policy) } else { by_policy })
         };
         let mut view = view((now, grant.free_at), queue, times.common(), terms);
         let (mut by_policy, mut batch) = gather(&**policy, &view);
-        let is_due = batch.size > 0 && policy.opens_at(&view, batch) <= view.earliest_start(batch.size);
+        let opens_at =
+            |batch| if grant.is_open { policy.ready_at(&view, batch) } else { policy.opens_at(&view, batch) };
+        let is_due = batch.size > 0 && opens_at(batch) <= view.earliest_start(batch.size);
         if is_due {
             if let Some(own) = times.own(grant.gpu) {
                 view = View { profile: &own.profile, lead_times: &own.lead_times, ..view };
@@ -376,12 +380,28 @@ impl<P> ModelThread<P> {
         }
     }
 
+    /// What GPU time is worth to a model from now on. Its candidate is drawn up by that when it is the next time.
+    pub fn handle_price(&mut self, id: ModelId, price: Price) {
+        if let Some(model) = self.models.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            model.price = price;
+        }
+    }
+
+    /// The next model whose candidate is to be drawn up anew by [`Self::handle_timeout`].
+    #[must_use]
+    pub fn next_due(&self, now: Timestamp) -> Option<ModelId> {
+        self.expiries.peek().filter(|&(at, _)| at <= now).map(|(_, id)| ModelId(id))
+    }
+
+    /// Draws up anew the candidate of a model that is due.
+    pub fn handle_due(&mut self, now: Timestamp, id: ModelId) {
+        self.update_candidate(now, id);
+    }
+
     /// Draws up anew every candidate that can no longer be met.
     pub fn handle_timeout(&mut self, now: Timestamp) {
-        while let Some((at, id)) = self.expiries.peek()
-            && at <= now
-        {
-            self.update_candidate(now, ModelId(id));
+        while let Some(id) = self.next_due(now) {
+            self.handle_due(now, id);
         }
     }
 
@@ -472,30 +492,36 @@ impl<P> ModelThread<P> {
         }
         let times = model.times.common();
         let ready_at = model.whereabouts.ready_at(now);
-        let view = view((now, ready_at), model.queue.keys(), times, (model.jitter, model.is_paged));
+        let view = view((now, ready_at), model.queue.keys(), times, (model.jitter, model.price));
         let batch = model.gather(&view);
         debug_assert!(batch.size == 0 || view.earliest_end(batch.size) <= view.queue[batch.skip].deadline);
         let candidate = (batch.size > 0).then(|| {
             let latest = view.queue[batch.skip].deadline - view.profile.latency(batch.size);
-            let exec_at = model.policy.opens_at(&view, batch);
+            let (exec_at, anywhere_at) = (model.policy.ready_at(&view, batch), model.policy.opens_at(&view, batch));
             let grown = batch.size.max(model.usual.size(view.profile.max_batch()));
             let longer = view.profile.latency(grown) - view.profile.latency(batch.size);
             Candidate {
                 size: batch.size as u32,
                 exec_at,
+                anywhere_at,
                 latest,
                 due_at: latest - model.policy.urgency(),
                 grants_seen: model.grants_seen,
                 expected_at: exec_at - longer,
                 patience: model.usual.patience.min(latest - view.queue[batch.skip].queued_at),
+                traffic: model.policy.traffic(&view),
             }
         });
+        // One that is held back is drawn up again once it has waited twice as long, as prices fall.
+        let held_since = view.queue.front().map_or(now, |head| head.queued_at);
+        let is_held = |candidate: &Candidate| candidate.traffic.is_some() && candidate.exec_at > now;
+        let again_at = candidate.filter(is_held).map(|_| now + (now - held_since).max(LOOK_AGAIN));
         match head_expiry {
             None => self.expiries.remove(id.0),
             Some(expiry) if batch.size == 0 => self.expiries.set(id.0, expiry),
             Some(expiry) => {
                 let of_batch = model.expiry(model.queue.keys()[batch.skip].deadline, batch.size);
-                self.expiries.set(id.0, expiry.min(of_batch));
+                self.expiries.set(id.0, expiry.min(of_batch).min(again_at.unwrap_or(Timestamp::NEVER)));
             }
         }
         let opens_at = candidate.map_or(Timestamp::NEVER, |candidate| candidate.exec_at.max(now));
@@ -522,9 +548,9 @@ fn view<'a>(
     (now, free_at): (Timestamp, Timestamp),
     queue: &'a VecDeque<Queued>,
     Times { profile, lead_times }: &'a Times,
-    (jitter, is_paged): (Span, bool),
+    (jitter, price): (Span, Price),
 ) -> View<'a> {
-    View { now, free_at, queue, profile, lead_times, jitter, is_paged }
+    View { now, free_at, queue, profile, lead_times, jitter, price }
 }
 
 fn dropped<P>(model: ModelId, key: Queued, payload: P, reason: DropReason) -> Output<P> {

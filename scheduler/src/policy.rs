@@ -11,7 +11,11 @@ use std::{collections::VecDeque, fmt, str::FromStr};
 use proto::{LatencyProfile, Span, Timestamp, scheduler_to_scheduler::LearnedAverages};
 use thiserror::Error;
 
-use crate::{estimates::Learning, task_queue::Queued};
+use crate::{
+    estimates::Learning,
+    messages::{Price, Traffic},
+    task_queue::Queued,
+};
 
 mod downbeat;
 mod losses;
@@ -35,8 +39,8 @@ pub struct View<'a> {
     pub lead_times: &'a [Span],
     /// How much earlier the frontrun moment is, because timers are late (`NetworkBudget::jitter`).
     pub jitter: Span,
-    /// GPUs hold but a part of what they host, so few hold this model, and they hold many others.
-    pub is_paged: bool,
+    /// What GPU time is worth at the moment.
+    pub price: Price,
 }
 
 impl View<'_> {
@@ -101,6 +105,16 @@ pub trait BatchPolicy: fmt::Debug + Send {
     /// When the window of a gathered batch (of at least one task) opens; `PAST` for at once.
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp;
 
+    /// When it opens on a GPU that may start batches early: not after [`Self::opens_at`], which is the default.
+    fn ready_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
+        self.opens_at(view, batch)
+    }
+
+    /// What is asked for, if batches start early by the price of GPU time.
+    fn traffic(&self, _view: &View<'_>) -> Option<Traffic> {
+        None
+    }
+
     /// Batches that wait for a GPU go in the order of the end of their window less this. By default zero (Symphony,
     /// Algorithm 1: the nearest `latest`).
     fn urgency(&self) -> Span {
@@ -138,7 +152,7 @@ pub enum Policy {
     Symphony,
     /// The eager policy of its evaluation: the same batches, and the window is always open.
     SymphonyEager,
-    /// Ours: deferred, with heads given up early, earlier windows and a fair order (`policy/downbeat.rs`). Models have
+    /// Ours: batches by the price of GPU time, heads given up early, a fair order (`policy/downbeat.rs`). Models have
     /// lanes where what a batch takes depends on its tasks (`model_thread/dynamic.rs`).
     #[default]
     Downbeat,
@@ -171,14 +185,15 @@ pub const POLICIES: &str = "downbeat, downbeat:CONSTANT=VALUE,.., deferred, defe
                             clipper, orloj or orloj:B";
 
 /// Why a policy was not understood.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Error)]
 pub enum PolicyError {
     /// No such name.
     #[error("unknown policy `{0}`; expected {POLICIES}")]
     Unknown(String),
     /// A constant of `downbeat:CONSTANT=VALUE,..`.
     #[error(
-        "policy downbeat:CONSTANT=VALUE,.. needs numbers above 0 for {}, found `{_0}`", Tuning::NAMES.join(", ")
+        "policy downbeat:CONSTANT=VALUE,.. needs numbers above 0 for {}, or a number from 0 to inf for gpu_price, \
+         found `{_0}`", Tuning::NAMES.join(", ")
     )]
     Tuning(String),
     /// The time of `timeout:MS`.
@@ -187,6 +202,12 @@ pub enum PolicyError {
          timeout:30%, found `{0}`"
     )]
     Timeout(String),
+    /// The key `gpu_price`.
+    #[error("gpu_price must be a number from 0 to inf, found {0}")]
+    GpuPrice(f64),
+    /// A policy that has no price.
+    #[error("gpu_price needs the policy downbeat, found {0}")]
+    NoPrice(String),
     /// The rate of `orloj:B`.
     #[error("policy orloj:B needs a number from 1e-9 to 1 for a millisecond, found `{0}`")]
     Orloj(String),
@@ -210,6 +231,27 @@ impl Policy {
             Self::Shepherd => Err(PolicyError::Preempts(text.to_owned())),
             policy => Ok(policy),
         }
+    }
+
+    /// The same with another price of GPU time, if one is said.
+    ///
+    /// # Errors
+    /// If the price cannot be, or the policy has none.
+    pub fn with_gpu_price(self, gpu_price: Option<f64>) -> Result<Self, PolicyError> {
+        let Some(gpu_price) = gpu_price else { return Ok(self) };
+        if gpu_price.is_nan() || gpu_price < 0.0 {
+            return Err(PolicyError::GpuPrice(gpu_price));
+        }
+        match self {
+            Self::Downbeat => Ok(Self::of_tuning(Tuning { gpu_price, ..Tuning::default() })),
+            Self::DownbeatTuned(tuning) => Ok(Self::of_tuning(Tuning { gpu_price, ..tuning })),
+            other => Err(PolicyError::NoPrice(other.to_string())),
+        }
+    }
+
+    /// As it is written, whatever was said.
+    fn of_tuning(tuning: Tuning) -> Self {
+        if tuning == Tuning::default() { Self::Downbeat } else { Self::DownbeatTuned(tuning) }
     }
 
     /// Whether it decides over all models at once, so that they cannot be dealt to several ModelThreads.
@@ -271,8 +313,7 @@ impl FromStr for Policy {
             None if text == "downbeat" => Ok(Self::Downbeat),
             Some(("downbeat", tuning)) => {
                 let tuning = Tuning::parse(tuning).map_err(PolicyError::Tuning)?;
-                // As it is written, whatever was said.
-                Ok(if tuning == Tuning::default() { Self::Downbeat } else { Self::DownbeatTuned(tuning) })
+                Ok(Self::of_tuning(tuning))
             }
             None if text == "eager" => Ok(Self::Eager),
             None if text == "clockwork" => Ok(Self::Clockwork),
@@ -426,7 +467,8 @@ mod tests {
     fn policies_read_as_they_are_written() {
         for text in [
             "downbeat",
-            "downbeat:spare=0.1,worth=7.2",
+            "downbeat:reserve=1.5,gpu_price=4",
+            "downbeat:gpu_price=inf",
             "deferred",
             "deferred:latest",
             "deferred:target",
@@ -495,7 +537,7 @@ mod tests {
                 profile: &profile,
                 lead_times: &lead_times,
                 jitter: Span(0),
-                is_paged: false,
+                price: Price::default(),
             };
             let policy = policy.instantiate();
             let batch = policy.gather(&view);
@@ -531,7 +573,7 @@ mod tests {
             profile: &profile,
             lead_times: &lead_times,
             jitter: Span::ZERO,
-            is_paged: false,
+            price: Price::default(),
         };
         let opens_at = |policy: Policy| policy.instantiate().opens_at(&view, Gathered { skip: 0, size: 2 });
         assert_eq!(opens_at(Policy::Eager), Timestamp::PAST);

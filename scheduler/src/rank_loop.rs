@@ -102,6 +102,10 @@ impl RankLoop {
             self.ends[usize::from(owner.0)].post(message);
             self.told.insert(owner);
         }
+        while let Some((model, price)) = self.rank.poll_price() {
+            let owner = self.owners[model.0 as usize];
+            self.ends[usize::from(owner.0)].post_price(model, price);
+        }
         for end in &mut self.ends {
             is_busy |= end.flush();
         }

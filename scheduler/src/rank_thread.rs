@@ -23,15 +23,19 @@ use crate::{
     gpu_work::GpuWork,
     indexed_heap::IndexedHeap,
     mailbox::FromRankThread,
-    messages::{Candidate, GpuUpdate, Grant, NetworkBudget, Whereabouts},
+    messages::{Candidate, GpuUpdate, Grant, NetworkBudget, Price, Traffic, Whereabouts},
+    pricing::Pricing,
     residency::Decision,
     task::{GpuMemory, LoadEnd, Weights},
 };
 use background::{Demand, Waiting};
 use loads::{Business, Loader};
+use prices::Prices;
 
 mod background;
 mod loads;
+mod prices;
+mod waiting;
 
 /// Plans of one GPU that its backend has not reported on: one runs and the inputs of the next are fetched. A GPU with
 /// this many is not granted before it reports, however long its batches should have ended.
@@ -56,6 +60,7 @@ pub struct RankThread {
     /// What waits without an objective.
     background: Waiting,
     loader: Loader,
+    prices: Prices,
     /// With the models whose ModelThreads they are for.
     messages: VecDeque<(ModelId, FromRankThread)>,
 }
@@ -65,8 +70,12 @@ struct Model {
     /// What the network costs it, if that is not what it costs all.
     budget: Option<NetworkBudget>,
     candidate: Option<Candidate>,
-    /// The candidate's timer has fired and found no GPU.
-    is_schedulable: bool,
+    /// Whether the candidate's timer has fired and found no GPU.
+    waits: Waits,
+    /// What was last told of its requests.
+    traffic: Option<Traffic>,
+    /// As its ModelThread was told.
+    price: Price,
     /// Grants of the model's whole life, modulo 2^32.
     grants: u32,
     /// The sub-clusters that host it, and its place among their models.
@@ -74,6 +83,18 @@ struct Model {
     /// As its ModelThread was told.
     whereabouts: Whereabouts,
     demand: Demand,
+}
+
+/// What a candidate waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Waits {
+    /// Its timer runs, or there is none.
+    #[default]
+    No,
+    /// A GPU that may start batches early. Its timer runs until it is schedulable anywhere.
+    Open,
+    /// Any GPU.
+    Anywhere,
 }
 
 #[derive(Debug)]
@@ -129,8 +150,15 @@ struct SubCluster {
     gpus: Vec<GpuId>,
     /// By place in `gpus`.
     free_times: FreeTimes,
-    /// `due_at` of each schedulable candidate, by place in `models`.
+    /// `due_at` of each candidate that waits for any GPU, by place in `models`.
     schedulable: IndexedHeap,
+    /// The same of those that wait for one of the first `open`.
+    early: IndexedHeap,
+    /// GPUs that may start batches early: those with the smallest ids.
+    open: usize,
+    pricing: Pricing,
+    /// What batches with an objective take there, on average over some.
+    execution_ns: f64,
     /// When tasks without an objective last ran here although a request of the next moment could have been late for it.
     indulged_at: Timestamp,
 }
@@ -148,6 +176,7 @@ impl RankThread {
             gpu_timers: IndexedHeap::default(),
             background: Waiting::default(),
             loader: Loader::default(),
+            prices: Prices::default(),
             messages: VecDeque::new(),
         }
     }
@@ -212,8 +241,8 @@ impl RankThread {
         let model = self.model_mut(id);
         model.candidate = None;
         model.grants = 0;
-        // The new owner takes it for being here.
-        model.whereabouts = Whereabouts::Here;
+        // The new owner takes it for being here, and knows of no price.
+        (model.whereabouts, model.price) = (Whereabouts::Here, Price::default());
         self.background.remove(id);
         self.loader.handle_waits(id, None);
         self.loader.handle_background(id, None);
@@ -250,10 +279,14 @@ impl RankThread {
         if candidate.is_some_and(|candidate| candidate.grants_seen != model.grants) {
             return;
         }
-        let waits_already = model.is_schedulable;
+        let waits_already = model.waits != Waits::No;
         model.candidate = candidate;
         if let Some(candidate) = candidate {
             model.demand.patience = candidate.patience;
+            if candidate.traffic.is_some() {
+                model.traffic = candidate.traffic;
+                self.prices.handle_traffic(now);
+            }
         }
         if !self.loader.is_idle() {
             let starts_by = candidate.map(|candidate| candidate.latest - self.delay(id, candidate.size));
@@ -261,7 +294,7 @@ impl RankThread {
         }
         match candidate {
             // It keeps its place among those that wait, rather than look for a GPU that there was none of before.
-            Some(candidate) if waits_already && self.fires_at(id, &candidate) <= now => self.on_schedulable(now, id),
+            Some(candidate) if waits_already && self.fires_at(id, &candidate) <= now => self.on_waiting(now, id),
             Some(candidate) => {
                 self.withdraw(id);
                 // Not before `now`: candidates that wait already come first.
@@ -278,6 +311,11 @@ impl RankThread {
             && let Some(model) = gpu.candidate_of.take()
         {
             self.models[model.0 as usize].demand.handle_answered();
+            if let GpuUpdate::Planned { exec_at, free_at, .. } = update {
+                let average_ns =
+                    &mut self.sub_clusters[gpu.sub_cluster as usize].as_mut().expect("its own").execution_ns;
+                *average_ns += EXECUTION_WEIGHT * ((free_at - exec_at).as_nanos() as f64 - *average_ns);
+            }
         }
         match update {
             GpuUpdate::Planned { exec_at, free_at, is_certain } => {
@@ -310,6 +348,20 @@ impl RankThread {
     /// Fires all timers that are due, in the order of their instants; at the same instant GPUs first, so that
     /// candidates that wait come before those that begin to.
     pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.fire_timers(now);
+        if self.prices.looks_at().is_some_and(|at| at <= now) {
+            self.plan_prices(now);
+            self.fire_timers(now);
+        }
+        if !self.loader.is_idle() {
+            self.decide_loads(now);
+        }
+        if self.background.looks_at().is_some_and(|at| at <= now) {
+            self.grant_background(now);
+        }
+    }
+
+    fn fire_timers(&mut self, now: Timestamp) {
         loop {
             let model = self.model_timers.peek().filter(|&(at, _)| at <= now);
             let gpu = self.gpu_timers.peek().filter(|&(at, _)| at <= now);
@@ -322,12 +374,6 @@ impl RankThread {
                 (Some(_), None) => unreachable!("the second arm takes every model timer that has no rival"),
             }
         }
-        if !self.loader.is_idle() {
-            self.decide_loads(now);
-        }
-        if self.background.looks_at().is_some_and(|at| at <= now) {
-            self.grant_background(now);
-        }
     }
 
     /// When `handle_timeout` must be called at the latest.
@@ -338,46 +384,13 @@ impl RankThread {
         let or_never = |at: Option<Timestamp>| at.unwrap_or(Timestamp::NEVER);
         let candidates_at = earliest(&self.model_timers).min(earliest(&self.gpu_timers));
         let at = candidates_at.min(or_never(self.loader.poll_timeout())).min(or_never(self.background.looks_at()));
+        let at = at.min(or_never(self.prices.looks_at()));
         (at != Timestamp::NEVER).then_some(at)
     }
 
     /// The next thing to say, with the model whose ModelThread it is for.
     pub fn poll_message(&mut self) -> Option<(ModelId, FromRankThread)> {
         self.messages.pop_front()
-    }
-
-    /// Algorithm 1, `OnModelTimer`.
-    fn on_model_timer(&mut self, (now, timer_at): (Timestamp, Timestamp), id: ModelId) {
-        self.model_timers.remove(id.0);
-        let model = &self.models[id.0 as usize];
-        let candidate = model.candidate.expect("a model's timer runs only while it has a candidate");
-        let exec_at = candidate.exec_at.max(now + self.delay(id, candidate.size));
-        let first_free = model.hosts.iter().filter_map(|&(host, _)| {
-            let sub_cluster = self.sub_clusters[host as usize].as_ref().expect("hosts are sub-clusters with GPUs");
-            sub_cluster.free_times.first_free_by(exec_at).map(|(position, _)| sub_cluster.gpus[position])
-        });
-        match first_free.min() {
-            Some(gpu) => self.on_match(timer_at, id, gpu),
-            None => self.on_schedulable(now, id),
-        }
-    }
-
-    /// Algorithm 1, `OnGpuTimer`, for the GPU of the sub-cluster that frees first.
-    fn on_gpu_timer(&mut self, (now, timer_at): (Timestamp, Timestamp), host: u32) {
-        let sub_cluster = self.sub_clusters[host as usize].as_mut().expect("only sub-clusters with GPUs have timers");
-        let (position, free_at) = sub_cluster.free_times.earliest().expect("the timer runs for a GPU");
-        let (_, place) = sub_cluster.schedulable.peek().expect("the timer runs for a candidate");
-        let model = sub_cluster.models[place as usize];
-        let Candidate { size, latest, .. } = self.models[model.0 as usize].candidate.expect("it waits");
-        let budget = self.models[model.0 as usize].budget.unwrap_or(self.budget);
-        if free_at.max(now + budget.delay(size as usize)) <= latest {
-            let gpu = sub_cluster.gpus[position];
-            self.on_match(timer_at, model, gpu);
-        } else {
-            // Too late for this batch; its ModelThread is about to draw up a smaller one.
-            sub_cluster.schedulable.remove(place);
-            self.set_gpu_timer(host);
-        }
     }
 
     fn on_match(&mut self, timer_at: Timestamp, id: ModelId, gpu_id: GpuId) {
@@ -411,22 +424,10 @@ impl RankThread {
         let hosts = self.models[id.0 as usize].hosts.iter();
         let gpus = hosts.filter_map(|&(host, _)| self.sub_clusters[host as usize].as_ref());
         let gpus = gpus.map(|host| host.gpus.len() as u32).sum();
-        let grant = Grant { model: id, gpu: gpu_id, free_at, gpus, timer_at, background_until };
+        let is_open = self.sub_clusters[sub_cluster as usize].as_ref().is_some_and(|host| position < host.open);
+        let grant = Grant { model: id, gpu: gpu_id, free_at, gpus, is_open, timer_at, background_until };
         self.messages.push_back((id, FromRankThread::Grant(grant)));
         self.set_available(sub_cluster, position, Timestamp::NEVER);
-    }
-
-    /// The candidate waits for a GPU, wherever its model is hosted.
-    fn on_schedulable(&mut self, now: Timestamp, id: ModelId) {
-        self.check_starved(now, id);
-        let model = &mut self.models[id.0 as usize];
-        model.is_schedulable = true;
-        let due_at = model.candidate.expect("callers checked").due_at;
-        for index in 0..model.hosts.len() {
-            let (host, place) = self.models[id.0 as usize].hosts[index];
-            self.sub_clusters[host as usize].as_mut().expect("a host").schedulable.set(place, due_at);
-            self.set_gpu_timer(host);
-        }
     }
 
     /// If no GPU that has the candidate's model in memory can take it in time, another one may have to.
@@ -516,9 +517,8 @@ impl RankThread {
         sub_cluster.models[place as usize] = id;
         let model = &mut self.models[id.0 as usize];
         model.hosts.push((host, place));
-        if model.is_schedulable {
-            sub_cluster.schedulable.set(place, model.candidate.expect("it waits").due_at);
-            self.set_gpu_timer(host);
+        if model.waits != Waits::No {
+            self.set_waiting(host, place, id);
         }
     }
 
@@ -529,40 +529,14 @@ impl RankThread {
         let (_, place) = hosts.swap_remove(index);
         let sub_cluster = self.sub_clusters[host as usize].as_mut().expect("a GPU's");
         sub_cluster.schedulable.remove(place);
+        sub_cluster.early.remove(place);
         sub_cluster.paged.as_mut().expect("only its models go").push(place);
         self.set_gpu_timer(host);
-    }
-
-    /// Stops the model's timer and waiting.
-    fn withdraw(&mut self, id: ModelId) {
-        self.model_timers.remove(id.0);
-        let model = &mut self.models[id.0 as usize];
-        if !std::mem::replace(&mut model.is_schedulable, false) {
-            return;
-        }
-        for index in 0..model.hosts.len() {
-            let (host, place) = self.models[id.0 as usize].hosts[index];
-            self.sub_clusters[host as usize].as_mut().expect("a host").schedulable.remove(place);
-            self.set_gpu_timer(host);
-        }
     }
 
     fn set_available(&mut self, host: u32, position: usize, at: Timestamp) {
         self.sub_clusters[host as usize].as_mut().expect("a GPU's").free_times.set(position, at);
         self.set_gpu_timer(host);
-    }
-
-    /// Figure 18, `set_gpu_timer`; the delay is that of the candidate that the timer would take.
-    fn set_gpu_timer(&mut self, host: u32) {
-        let sub_cluster = self.sub_clusters[host as usize].as_ref().expect("callers hold a sub-cluster with GPUs");
-        match (sub_cluster.free_times.earliest(), sub_cluster.schedulable.peek()) {
-            (Some((_, free_at)), Some((_, place))) => {
-                let model = sub_cluster.models[place as usize];
-                let size = self.models[model.0 as usize].candidate.expect("it waits").size;
-                self.gpu_timers.set(host, free_at - self.delay(model, size));
-            }
-            _ => self.gpu_timers.remove(host),
-        }
     }
 
     fn fires_at(&self, id: ModelId, candidate: &Candidate) -> Timestamp {
@@ -597,17 +571,28 @@ impl RankThread {
             self.sub_clusters.push(None);
             self.sub_clusters.len() - 1
         });
-        let mut schedulable = IndexedHeap::default();
+        let (mut schedulable, early) = (IndexedHeap::default(), IndexedHeap::default());
         for (place, &id) in (0u32..).zip(&models) {
             let model = self.model_mut(id);
             model.hosts.push((index as u32, place));
-            if model.is_schedulable {
+            // Nobody has planned for it yet: all of its GPUs are open.
+            if model.waits != Waits::No {
                 schedulable.set(place, model.candidate.expect("it waits").due_at);
             }
         }
         let free_times = FreeTimes::new(std::iter::empty());
-        let (gpus, indulged_at) = (Vec::new(), Timestamp::PAST);
-        self.sub_clusters[index] = Some(SubCluster { models, paged, gpus, free_times, schedulable, indulged_at });
+        self.sub_clusters[index] = Some(SubCluster {
+            models,
+            paged,
+            gpus: Vec::new(),
+            free_times,
+            schedulable,
+            early,
+            open: usize::MAX,
+            pricing: Pricing::default(),
+            execution_ns: 0.0,
+            indulged_at: Timestamp::PAST,
+        });
         index as u32
     }
 

@@ -55,6 +55,8 @@ pub(super) struct Layout {
     pub suspect_ms: f64,
     /// The scheduler's policy.
     pub policy: String,
+    /// Its price of GPU time.
+    pub gpu_price: Option<f64>,
     /// The scheduler's ModelThreads.
     pub model_threads: scheduler::config::ModelThreadCount,
     /// Cores that the scheduler's threads are pinned to.
@@ -199,6 +201,7 @@ impl Default for Layout {
             schedulers: 1,
             suspect_ms: scheduler::config::SUSPECT_MS,
             policy: scheduler::Policy::default().to_string(),
+            gpu_price: None,
             model_threads: scheduler::config::ModelThreadCount::default(),
             cores: Vec::new(),
             network: scheduler::config::Network::default(),
@@ -222,7 +225,8 @@ impl Default for Layout {
 impl Layout {
     /// What a member would refuse too, but only in its log.
     fn check(&self) -> Result<()> {
-        Policy::of_cluster(&self.policy).context("policy")?;
+        let policy = Policy::of_cluster(&self.policy).context("policy")?;
+        policy.with_gpu_price(self.gpu_price).map_err(|error| anyhow!(error))?;
         self.clients.grants().map_err(|error| anyhow!(error))?;
         self.clients.tls.as_ref().map(|tls| tls.load("clients.tls")).transpose()?;
         let (schedulers, frontends, backends) = (self.schedulers, self.http.len(), self.backend.len());
@@ -541,6 +545,7 @@ impl Wiring {
             verbs: layout.verbs,
             secret: self.secret.clone(),
             policy: layout.policy.clone(),
+            gpu_price: layout.gpu_price,
             model_threads: layout.model_threads,
             cores: layout.cores.clone(),
             network: layout.network,

@@ -242,10 +242,7 @@ structs! { struct_lines:
     LearnedNetwork { ctrl, resp }
     LearnedModel { name, version, factors, data, averages }
     LearnedFactor { backend, gpu_index, thousandths }
-    LearnedAverages {
-        batches, interval_ns, size, execution_ns, waited_part, silence_ns, task_ns, hosts, lost, slo_ns, hurried_part,
-        classes
-    }
+    LearnedAverages { arrivals, gap_ns, hosts, slo_ns, hurried_part, classes }
     LearnedClass { tasks, lost_part }
     HandedOver { epoch, took }
     LinkHello { backend, frontend, link, epoch }

@@ -7,7 +7,9 @@ use super::*;
 fn candidate(serial: u32) -> Candidate {
     let at = Timestamp(i64::from(serial));
     let patience = Span(i64::from(serial));
-    Candidate { size: serial, exec_at: at, latest: at, due_at: at, grants_seen: serial, expected_at: at, patience }
+    let [exec_at, anywhere_at, latest, due_at, expected_at] = [at; 5];
+    let (size, grants_seen, traffic) = (serial, serial, None);
+    Candidate { size, exec_at, anywhere_at, latest, due_at, grants_seen, expected_at, patience, traffic }
 }
 
 fn is_whole(candidate: Candidate) -> bool {

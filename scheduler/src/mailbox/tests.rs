@@ -7,8 +7,18 @@ use super::*;
 
 fn candidate(serial: u32) -> Candidate {
     let exec_at = Timestamp(-i64::from(serial));
-    let (latest, due_at, expected_at) = (exec_at + Span(1), exec_at + Span(2), exec_at - Span(3));
-    Candidate { size: serial + 1, exec_at, latest, due_at, grants_seen: serial, expected_at, patience: Span(4) }
+    let [anywhere_at, latest, due_at, expected_at] = [7, 1, 2, -3].map(|later| exec_at + Span(later));
+    let (size, grants_seen, patience) = (serial + 1, serial, Span(4));
+    // One in two has nothing to say of its traffic.
+    let traffic = serial.is_multiple_of(2).then_some(Traffic {
+        gap: Span(1 + i64::from(serial)),
+        arrived_at: exec_at - Span(5),
+        fixed: Span(6),
+        per_task: Span(8),
+        target: serial + 9,
+        gpu_price: Traffic::ENDLESS_PRICE - serial,
+    });
+    Candidate { size, exec_at, anywhere_at, latest, due_at, grants_seen, expected_at, patience, traffic }
 }
 
 fn background(serial: u32) -> Background {
@@ -33,7 +43,8 @@ proptest! {
                 }
                 2 if grants.len() < 8 => {
                     let (model, gpu, timer_at) = (ModelId(id), GpuId(serial), Timestamp(0));
-                    let grant = Grant { model, gpu, free_at: at, gpus: 1, timer_at, background_until: Some(at) };
+                    let (free_at, gpus, is_open, background_until) = (at, 1, true, Some(at));
+                    let grant = Grant { model, gpu, free_at, gpus, is_open, timer_at, background_until };
                     rank_end.post(FromRankThread::Grant(grant));
                     grants.push(grant);
                 }
@@ -80,6 +91,7 @@ fn more_than_a_ring_holds_waits_with_its_sender() {
         gpu: GpuId(serial),
         free_at: Timestamp(0),
         gpus: 1,
+        is_open: true,
         timer_at: Timestamp(0),
         background_until: None,
     };
@@ -91,4 +103,18 @@ fn more_than_a_ring_holds_waits_with_its_sender() {
     }
     assert!(!rank_end.flush());
     assert_eq!(model_end.poll(), None);
+}
+
+#[test]
+fn prices_are_those_that_were_posted_last() {
+    let (model_end, mut rank_end) = link(2);
+    let price = |price| Price { price, execution_ms: 2.5 };
+    assert_eq!(model_end.price(ModelId(1)), Price::default());
+    for posted in [price(0.1), price(f32::INFINITY), price(3e5)] {
+        rank_end.post_price(ModelId(1), posted);
+        assert_eq!((model_end.price(ModelId(1)), model_end.price(ModelId(0))), (posted, Price::default()));
+    }
+    // Of a model that is not there nothing comes.
+    rank_end.post_price(ModelId(2), price(1.0));
+    assert_eq!(model_end.price(ModelId(2)), Price::default());
 }

@@ -100,7 +100,7 @@ impl<P> ModelThread<P> {
         let queue = &mut model.background.queue;
         let waiting = queue.keys().len();
         let times = model.dynamic.as_ref().map_or_else(|| model.times.of(gpu), |dynamic| &dynamic.longest);
-        let view = view((now, free_at), queue.keys(), times, (model.jitter, model.is_paged));
+        let view = view((now, free_at), queue.keys(), times, (model.jitter, model.price));
         let size = if waiting == 0 { 0 } else { view.longest_batch_by(until, waiting) };
         let update = if size == 0 {
             GpuUpdate::Returned

@@ -156,11 +156,13 @@ impl<P> ModelThread<P> {
             Candidate {
                 size: size as u32,
                 exec_at: Timestamp::PAST,
+                anywhere_at: Timestamp::PAST,
                 latest,
                 due_at: deadline - execution - model.policy.urgency(),
                 grants_seen: model.grants_seen,
                 expected_at: Timestamp::PAST,
                 patience: model.usual.patience.min(latest - queued_at),
+                traffic: None,
             }
         });
         match expires_at {
@@ -204,7 +206,7 @@ impl<P> ModelThread<P> {
                 // The mean of all may be more than there was for one that is short.
                 let patience = (queue[0].deadline - execution - queue[0].queued_at).max(Span::ZERO);
                 model.usual.handle_planned(queue.len(), patience);
-                let view = view((now, free_at), &queue, model.times.common(), (model.jitter, model.is_paged));
+                let view = view((now, free_at), &queue, model.times.common(), (model.jitter, model.price));
                 // Nothing waits on purpose, and what is learned of windows is of no use here; losses are.
                 let all = Gathered { skip: 0, size: queue.len() };
                 model.policy.handle_granted(&view, all, Granted { start: exec_at, waited: Span::ZERO, gpus });

@@ -30,11 +30,13 @@ fn candidate(size: u32, exec_at: i64, latest: i64) -> Option<Candidate> {
     Some(Candidate {
         size,
         exec_at: Timestamp(exec_at),
+        anywhere_at: Timestamp(exec_at),
         latest: Timestamp(latest),
         due_at: Timestamp(latest),
         grants_seen: 0,
         expected_at: Timestamp(exec_at),
         patience: Span(latest),
+        traffic: None,
     })
 }
 
@@ -90,6 +92,7 @@ fn a_grant_takes_the_batch_that_fits_the_granted_gpu() {
             gpu: GpuId(1),
             free_at: Timestamp(13),
             gpus: 1,
+            is_open: true,
             timer_at: Timestamp(0),
             background_until: None,
         },
@@ -122,6 +125,7 @@ fn a_gpu_that_is_faster_than_others_takes_more() {
                 gpu: GpuId(gpu),
                 free_at: Timestamp(13),
                 gpus: 2,
+                is_open: true,
                 timer_at: Timestamp(0),
                 background_until: None,
             },
@@ -142,6 +146,7 @@ fn a_gpu_that_is_faster_than_others_takes_more() {
             gpu: GpuId(1),
             free_at: Timestamp(13),
             gpus: 2,
+            is_open: true,
             timer_at: Timestamp(0),
             background_until: None,
         },
@@ -157,6 +162,7 @@ fn a_grant_that_nothing_is_due_for_returns_the_gpu() {
         gpu: GpuId(0),
         free_at: Timestamp(0),
         gpus: 1,
+        is_open: true,
         timer_at: Timestamp(0),
         background_until: None,
     };
@@ -231,7 +237,8 @@ fn tasks_without_an_objective_wait_beside_the_others_and_take_what_time_they_are
     let mut grant = |until| {
         let (gpu, free_at) = (GpuId(1), Timestamp(11));
         let background_until = Some(Timestamp(until));
-        let grant = Grant { model: MODEL, gpu, free_at, gpus: 1, timer_at: Timestamp(8), background_until };
+        let grant =
+            Grant { model: MODEL, gpu, free_at, gpus: 1, is_open: true, timer_at: Timestamp(8), background_until };
         thread.handle_grant(Timestamp(8), grant);
         outputs(&mut thread)
     };
@@ -314,7 +321,8 @@ proptest! {
                     let free_at = now + Span(free_in);
                     let naive = naive_candidate(&waiting, now, free_at, budget);
                     let (gpu, timer_at, background_until) = (GpuId(0), now, None);
-                    thread.handle_grant(now, Grant { model: MODEL, gpu, free_at, gpus: 1, timer_at, background_until });
+                    let (model, gpus, is_open) = (MODEL, 1, true);
+                    thread.handle_grant(now, Grant { model, gpu, free_at, gpus, is_open, timer_at, background_until });
                     let start = |size| (now + budget.delay(size)).max(free_at);
                     let is_due = naive.is_some_and(|(_, size, frontrun, _)| frontrun <= start(size));
                     match thread.poll_output() {

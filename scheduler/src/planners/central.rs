@@ -77,7 +77,15 @@ struct Model<P> {
 impl<P> Model<P> {
     fn view<'a>(&'a self, now: Timestamp, free_at: Timestamp, times: &'a Times) -> View<'a> {
         let Times { profile, lead_times } = times;
-        View { now, free_at, queue: self.queue.keys(), profile, lead_times, jitter: Span::ZERO, is_paged: false }
+        View {
+            now,
+            free_at,
+            queue: self.queue.keys(),
+            profile,
+            lead_times,
+            jitter: Span::ZERO,
+            price: crate::Price::default(),
+        }
     }
 }
 

@@ -275,7 +275,7 @@ impl<P, R: Rule> Replicas<P, R> {
             profile,
             lead_times,
             jitter: Span::ZERO,
-            is_paged: false,
+            price: crate::Price::default(),
         };
         let batch_max = (replica.batch_max as usize).clamp(1, profile.max_batch());
         let batch = self.rule.gather(&view, batch_max);

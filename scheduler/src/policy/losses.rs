@@ -18,6 +18,8 @@ pub(super) struct Losses {
     hurried_part: f64,
     /// Tasks with a longer SLO, and those in a hurry. Models with one SLO have only the former.
     classes: [Class; 2],
+    /// Tasks that were lost of late, of all.
+    late_part: f64,
 }
 
 /// What one class loses.
@@ -62,7 +64,12 @@ impl Losses {
     pub(super) fn told(slo_ns: f64, hurried_part: f64, classes: [LearnedClass; 2]) -> Option<Self> {
         let parts = [hurried_part, classes[0].lost_part, classes[1].lost_part];
         let classes = classes.map(|LearnedClass { tasks, lost_part }| Class { tasks, lost_part });
-        parts.iter().all(|part| (0.0..=1.0).contains(part)).then_some(Self { slo_ns, hurried_part, classes })
+        parts.iter().all(|part| (0.0..=1.0).contains(part)).then_some(Self {
+            slo_ns,
+            hurried_part,
+            classes,
+            late_part: 0.0,
+        })
     }
 
     /// 1 if the task is in a hurry.
@@ -74,6 +81,7 @@ impl Losses {
     pub(super) fn handle_lost(&mut self, tuning: &Tuning, task: &Queued) {
         let class = self.class(tuning, task);
         self.classes[class].handle_lost(tuning);
+        self.late_part += tuning.late_weight * (1.0 - self.late_part);
     }
 
     /// A batch was served.
@@ -87,9 +95,15 @@ impl Losses {
         for (class, &count) in self.classes.iter_mut().zip(&counts) {
             class.handle_served(tuning, count);
         }
+        self.late_part *= (1.0 - tuning.late_weight).powi((counts[0] + counts[1]) as i32);
         let size = f64::from(counts[0] + counts[1]);
         self.slo_ns += tuning.batch_weight * (slos_ns / size - self.slo_ns);
         self.hurried_part += tuning.batch_weight * (f64::from(counts[1]) / size - self.hurried_part);
+    }
+
+    /// The part of all tasks that was lost of late.
+    pub(super) fn late_part(&self) -> f64 {
+        self.late_part
     }
 
     /// The part of its tasks that the class loses that fares worse.

@@ -102,7 +102,10 @@ mod tests {
     use proto::LatencyProfile;
 
     use super::*;
-    use crate::{messages::NetworkBudget, task_queue::Queued};
+    use crate::{
+        messages::{NetworkBudget, Price},
+        task_queue::Queued,
+    };
 
     /// The target after arrivals that each came so many nanoseconds after the one before.
     fn target(profile: &LatencyProfile, gap: Span, arrivals: i64, budget: Span) -> usize {
@@ -121,7 +124,7 @@ mod tests {
             profile,
             lead_times: &lead_times,
             jitter: Span::ZERO,
-            is_paged: false,
+            price: Price::default(),
         };
         policy.target(&view, budget)
     }

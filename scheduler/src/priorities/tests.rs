@@ -42,7 +42,7 @@ proptest! {
             profile: &profile,
             lead_times: &lead_times,
             jitter: Span::ZERO,
-            is_paged: false,
+            price: crate::Price::default(),
         };
         let fits = |batch: &[&Queued]| {
             let first = batch.iter().map(|key| key.deadline).min();

@@ -100,6 +100,11 @@ impl Waiting {
         (!self.by_age.is_empty()).then_some(self.look_at.unwrap_or(Timestamp::PAST))
     }
 
+    /// Models with such tasks, oldest first.
+    pub(super) fn ids(&self) -> impl Iterator<Item = ModelId> {
+        self.by_age.iter().map(|&(_, id)| id)
+    }
+
     fn set(&mut self, id: ModelId, background: Option<Background>) {
         if self.models.len() <= id.0 as usize {
             self.models.resize_with(id.0 as usize + 1, Model::default);

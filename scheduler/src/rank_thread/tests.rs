@@ -9,7 +9,8 @@ const BUDGET: NetworkBudget = NetworkBudget { ctrl: Span(2), data_per_task: Span
 fn candidate(size: u32, exec_at: i64, latest: i64, grants_seen: u32) -> Option<Candidate> {
     let latest = Timestamp(latest);
     let (exec_at, patience) = (Timestamp(exec_at), Span::ENDLESS);
-    Some(Candidate { size, exec_at, latest, due_at: latest, grants_seen, expected_at: exec_at, patience })
+    let (anywhere_at, due_at, expected_at, traffic) = (exec_at, latest, exec_at, None);
+    Some(Candidate { size, exec_at, anywhere_at, latest, due_at, grants_seen, expected_at, patience, traffic })
 }
 
 fn poll_grant(rank: &mut RankThread) -> Option<Grant> {
@@ -51,6 +52,88 @@ fn a_model_timer_takes_the_smallest_free_gpu_delay_before_exec_at() {
     rank.handle_candidate(Timestamp(46), ModelId(0), candidate(1, 0, 90, 1));
     rank.handle_timeout(Timestamp(46));
     assert_eq!(grants(&mut rank), [(0, 1, 0)]);
+}
+
+/// A candidate that may start early on open GPUs.
+fn early(exec_at: i64, anywhere_at: i64, latest: i64) -> Option<Candidate> {
+    let anywhere_at = Timestamp(anywhere_at);
+    candidate(1, exec_at, latest, 0).map(|candidate| Candidate { anywhere_at, ..candidate })
+}
+
+#[test]
+fn a_batch_starts_early_on_open_gpus_only() {
+    let busy = || {
+        let mut rank = cluster(2, 3);
+        rank.set_open(0, 1);
+        rank.handle_candidate(Timestamp(0), ModelId(0), early(0, 0, 90));
+        rank.handle_timeout(Timestamp(0));
+        assert_eq!(grants(&mut rank), [(0, 0, 0)]);
+        rank.handle_gpu(GpuId(0), planned(3, 53));
+        rank.handle_candidate(Timestamp(0), ModelId(1), early(0, 43, 90));
+        rank.handle_timeout(Timestamp(39));
+        assert_eq!(grants(&mut rank), [], "only the other GPU is free");
+        rank
+    };
+    let mut rank = busy();
+    assert_eq!(rank.poll_timeout(), Some(Timestamp(40)));
+    rank.handle_timeout(Timestamp(40));
+    assert_eq!(grants(&mut rank), [(1, 1, 0)], "from its frontrun moment on it takes any");
+    let mut rank = busy();
+    rank.handle_gpu(GpuId(0), GpuUpdate::Finished { finished_at: Timestamp(20) });
+    rank.handle_timeout(Timestamp(39));
+    assert_eq!(grants(&mut rank), [(1, 0, 20)], "the open one was free sooner");
+    // Once all are open nobody waits for the first.
+    let mut rank = busy();
+    rank.set_open(0, 2);
+    rank.handle_timeout(Timestamp(39));
+    assert_eq!(grants(&mut rank), [(1, 1, 0)]);
+    // Of those that wait the one that is due first takes the open GPU, wherever else it could go.
+    let mut rank = busy();
+    rank.handle_candidate(Timestamp(39), ModelId(2), early(0, 43, 80));
+    rank.handle_timeout(Timestamp(39));
+    rank.handle_gpu(GpuId(0), GpuUpdate::Finished { finished_at: Timestamp(20) });
+    rank.handle_timeout(Timestamp(39));
+    assert_eq!(grants(&mut rank), [(2, 0, 20)]);
+}
+
+#[test]
+fn prices_follow_what_is_asked_for_and_rest_when_nothing_is() {
+    let at = |ms: i64| Timestamp(1_000_000 * ms);
+    let traffic = |gap_us: i64, now, gpu_price| Traffic {
+        gap: Span::from_micros(gap_us),
+        arrived_at: now,
+        fixed: Span::from_millis(5),
+        per_task: Span::from_millis(1),
+        target: 14,
+        gpu_price,
+    };
+    let told = |gap_us, gpu_price| {
+        let mut rank = cluster(8, 2);
+        // Each price has its turn.
+        for ms in 0..2_000 {
+            let candidate = candidate(1, 9_000_000_000, 9_900_000_000, 0).unwrap();
+            let candidate = Candidate { traffic: Some(traffic(gap_us, at(ms), gpu_price)), ..candidate };
+            rank.handle_candidate(at(ms), ModelId(0), Some(candidate));
+            rank.handle_timeout(at(ms));
+        }
+        let found = (rank.price(ModelId(0)).price, rank.sub_clusters[0].as_ref().unwrap().open);
+        assert_eq!(rank.price(ModelId(1)), Price::default(), "nobody asks for it");
+        rank.handle_candidate(at(2_000), ModelId(0), None);
+        let mut looks = 0;
+        while let Some(now) = rank.poll_timeout() {
+            rank.handle_timeout(now);
+            looks += 1;
+        }
+        assert!(looks < 1_000, "{looks} plans in silence");
+        found
+    };
+    // At a tenth of what eight GPUs can serve, a half and twice as much.
+    let prices = [1_800, 360, 90].map(|gap_us| told(gap_us, 0).0);
+    assert!(prices[0] < 0.1 && prices[1] > prices[0] && prices[1].is_finite(), "{prices:?}");
+    assert_eq!(prices[2], f32::INFINITY);
+    let (dear, open) = told(1_800, 4_000);
+    assert!(dear > 1.0 && open < 8, "{dear} {open}");
+    assert_eq!(told(1_800, Traffic::ENDLESS_PRICE).0, f32::INFINITY);
 }
 
 #[test]
@@ -262,6 +345,10 @@ impl Oracle {
                 (_, Some((_, _, gpu, model))) => {
                     let candidate = self.models[&model].candidate.unwrap();
                     let start = self.gpus[&gpu].free_at().max(now + BUDGET.delay(candidate.size as usize));
+                    // Line 19: the smallest id that is free then, where the timer was late for several.
+                    let set = &self.gpus[&gpu].hosted;
+                    let fits = |gpu: &OracleGpu| gpu.hosted == *set && gpu.is_available() && gpu.free_at() <= start;
+                    let gpu = self.gpus.iter().find(|(_, gpu)| fits(gpu)).map_or(gpu, |(&id, _)| id);
                     if start > candidate.latest {
                         self.waiting.remove(&(self.gpus[&gpu].hosted.clone(), model));
                     }

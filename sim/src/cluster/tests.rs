@@ -86,15 +86,20 @@ fn bad_rate_between(keys: &str, policy: Policy, (from_s, to_s): (f64, f64)) -> f
 fn batches_are_in_time_again_once_throttled_gpus_were_measured() {
     for slow_gpus in [1, 8] {
         let faults = format!("faults = {{ gpu_slowdown = 1.2, slow_from_s = 3, slow_gpus = {slow_gpus} }}");
-        for policy in [Policy::Deferred, Policy::Downbeat] {
+        // Where GPUs are plenty what starts early is late for nothing.
+        for policy in ["deferred", "downbeat:gpu_price=inf"] {
+            let policy = policy.parse::<Policy>().unwrap();
             let bad = |reestimate: bool, span| {
                 bad_rate_between(&format!("reestimate = {reestimate}\n{faults}"), policy, span)
             };
             assert_eq!(bad(true, (0.5, 3.0)), bad(false, (0.5, 3.0)), "{policy}, {slow_gpus} slow");
             assert!(bad(true, (0.5, 3.0)) < 0.01, "{policy}: the rate is one that can be served");
-            assert!(bad(true, (3.0, 3.5)) > 0.1, "{policy}, {slow_gpus} slow: it takes some executions to learn");
             assert!(bad(true, (3.5, 10.0)) < 0.01, "{policy}, {slow_gpus} slow: {}", bad(true, (3.5, 10.0)));
-            assert!(bad(false, (3.5, 10.0)) > 0.2, "{policy}, {slow_gpus} slow: the control");
+            // One of eight is late for fewer where batches start before the last moment.
+            if policy == Policy::Deferred || slow_gpus == 8 {
+                assert!(bad(true, (3.0, 3.5)) > 0.1, "{policy}, {slow_gpus} slow: it takes some executions to learn");
+                assert!(bad(false, (3.5, 10.0)) > 0.2, "{policy}, {slow_gpus} slow: the control");
+            }
         }
     }
 }
@@ -179,8 +184,8 @@ fn downbeat_holds_its_goodput_in_overload() {
     }
 }
 
-/// Symphony, section 3.5. Windows that open early make batches small, which keep GPUs busy, so that candidates wait and
-/// windows open early: at three quarters of the peak twenty models once took 92 % of GPU time.
+/// Symphony, section 3.5, if GPU time is worth something. Windows that open early make batches small, which keep GPUs
+/// busy, so that candidates wait and windows open early: at three quarters of the peak twenty models once took 92 %.
 #[test]
 fn downbeat_takes_gpu_time_in_proportion_to_the_load() {
     let resnet50s = format!("gpus = 32\n{RESNET50}count = 20\n");
@@ -188,7 +193,8 @@ fn downbeat_takes_gpu_time_in_proportion_to_the_load() {
     for (text, peak_rps) in [(resnet50s.as_str(), 19_960.0), (zoo, 7840.0)] {
         let workload = workload(text);
         for load in [0.25, 0.5, 0.75, 0.85] {
-            let options = Options { policy: Policy::Downbeat, rate_rps: load * peak_rps, seconds: 10.0, seed: 5 };
+            let policy = "downbeat:gpu_price=inf".parse().unwrap();
+            let options = Options { policy, rate_rps: load * peak_rps, seconds: 10.0, seed: 5 };
             let report = run(&workload, &options, &mut |_| (), &mut |_| ()).unwrap();
             assert!(report.totals.bad_rate() < 0.001, "{}", report.table());
             assert!(report.gpu_busy_fraction < load + 0.1, "at {load}: {}", report.table());
@@ -420,8 +426,8 @@ proptest! {
     }
 }
 
-/// On the same GPUs a model whose requests differ gets them when they are free, one whose requests are alike when its
-/// windows open; both are served, and neither knows when the other's batches end.
+/// On the same GPUs a model whose requests differ gets them when they are free, one whose requests are alike, and whose
+/// GPU time is dear, when its windows open; both are served, and neither knows when the other's batches end.
 #[test]
 fn static_and_dynamic_models_share_gpus() {
     let static_one = "[[model]]\nname = \"s\"\nalpha_ms = 1\nbeta_ms = 5\nslo_ms = 100\n";
@@ -430,7 +436,8 @@ fn static_and_dynamic_models_share_gpus() {
                        applications = [{ mean_ms = 5, std_ms = 1 }, { mean_ms = 20, std_ms = 2 }]\n";
     let report = |models: &str, rate_rps| {
         let workload = workload(&format!("gpus = 4\nreestimate = true\n{models}"));
-        let options = Options { policy: Policy::Downbeat, rate_rps, seconds: 30.0, seed: 1 };
+        let policy = "downbeat:gpu_price=inf".parse().unwrap();
+        let options = Options { policy, rate_rps, seconds: 30.0, seed: 1 };
         run(&workload, &options, &mut |_| {}, &mut |_| {}).unwrap()
     };
     let both = report(&format!("{static_one}{dynamic_one}"), 400.0);

@@ -69,15 +69,9 @@ impl Standby {
 
 fn averages() -> LearnedAverages {
     LearnedAverages {
-        batches: 7,
-        interval_ns: 1e7,
-        size: 2.0,
-        execution_ns: 7e6,
-        waited_part: 0.5,
-        silence_ns: 1e6,
-        task_ns: 1e6,
+        arrivals: 7,
+        gap_ns: 1e7,
         hosts: 1,
-        lost: 0.5,
         slo_ns: 3e7,
         hurried_part: 0.0,
         classes: [LearnedClass { tasks: 9, lost_part: 0.25 }; 2],
@@ -102,7 +96,7 @@ fn whoever_is_handed_over_to_knows_what_the_former_primary_knew() {
     assert_eq!(*last, SchedulerToScheduler::HandOver);
     let factor = LearnedFactor { backend: BACKEND, gpu_index: 0, thousandths: 1_200 };
     assert_eq!((learned.name.as_str(), &learned.factors[..]), ("m", &[factor][..]));
-    assert!(learned.averages.is_some_and(|averages| averages.batches == 40), "{learned:?}");
+    assert!(learned.averages.is_some_and(|averages| averages.arrivals == 40), "{learned:?}");
     let mut next = Standby::that_learns();
     next.told(&told[..1]);
     // l(1), delay(1) and the way back, as in `what_executions_take_is_planned_with_and_told`.
@@ -148,12 +142,7 @@ fn what_cannot_be_is_not_believed() {
     next.told(&[SchedulerToScheduler::LearnedModel(LearnedModel { factors, ..model() })]);
     for wrong in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
         for change in [
-            |averages: &mut LearnedAverages, wrong| averages.interval_ns = wrong,
-            |averages: &mut LearnedAverages, wrong| averages.size = wrong,
-            |averages: &mut LearnedAverages, wrong| averages.execution_ns = wrong,
-            |averages: &mut LearnedAverages, wrong| averages.waited_part = wrong,
-            |averages: &mut LearnedAverages, wrong| averages.silence_ns = wrong,
-            |averages: &mut LearnedAverages, wrong| averages.task_ns = wrong,
+            |averages: &mut LearnedAverages, wrong| averages.gap_ns = wrong,
             |averages: &mut LearnedAverages, wrong| averages.slo_ns = wrong,
             |averages: &mut LearnedAverages, wrong| averages.hurried_part = wrong,
             |averages: &mut LearnedAverages, wrong| averages.classes[1].lost_part = wrong,

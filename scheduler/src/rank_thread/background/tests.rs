@@ -94,8 +94,10 @@ fn inputs_of_many_tasks_take_too_long_and_those_of_fewer_do_not() {
         rank.handle_model_budget(ModelId(1), NetworkBudget { data_per_task, ..NetworkBudget::default() });
         for (model, exec_at) in [(0, ms(40)), (2, ms(75))] {
             let (latest, patience) = (exec_at + Span::from_millis(10), Span::ENDLESS);
+            let (anywhere_at, due_at, expected_at) = (exec_at, latest, exec_at);
+            let (size, grants_seen, traffic) = (1, 0, None);
             let candidate =
-                Candidate { size: 1, exec_at, latest, due_at: latest, grants_seen: 0, expected_at: exec_at, patience };
+                Candidate { size, exec_at, anywhere_at, latest, due_at, grants_seen, expected_at, patience, traffic };
             rank.handle_candidate(ms(0), ModelId(model), Some(candidate));
         }
         let (least, most) = (Span::from_millis(10), Span::from_millis(80));
@@ -184,8 +186,10 @@ proptest! {
         for (id, &(opens_in, window)) in (0..).map(ModelId).zip(&windows) {
             let (exec_at, patience) = (Timestamp(1 + opens_in), Span::ENDLESS);
             let latest = exec_at + Span(window);
+            let (anywhere_at, due_at, expected_at) = (exec_at, latest, exec_at);
+            let (size, grants_seen, traffic) = (1, 0, None);
             let candidate =
-                Candidate { size: 1, exec_at, latest, due_at: latest, grants_seen: 0, expected_at: exec_at, patience };
+                Candidate { size, exec_at, anywhere_at, latest, due_at, grants_seen, expected_at, patience, traffic };
             rank.handle_candidate(Timestamp(0), id, Some(candidate));
         }
         for id in windows.len() as u32..models {
