@@ -2,11 +2,13 @@
 
 import os
 import random
+import socket
 import struct
 import time
 from collections import Counter
 
 import http1
+from cluster import seven
 from http1 import push
 from judge import attack, told
 
@@ -77,6 +79,50 @@ def silent_readers(scene):
     while connections and not scene.is_over(2.5):
         connections = [connection for connection in connections if push(connection, raw, 0.002)]
     return f"{len(connections)} held"
+
+
+@attack()
+def unread_replies(scene):
+    """250 connections that ask for /metrics a hundred times at once and take nothing in: what the kernel keeps for them
+    is bounded."""
+    before = kernel_bytes()
+    raw = http1.head("GET", "/metrics") * 100
+    connections = http1.connect_many(scene.http, 250, 2)
+    for connection in connections:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    peak = 0
+    while connections and not scene.is_over(2.5):
+        connections = [connection for connection in connections if push(connection, raw, 0.002)]
+        peak = max(peak, kernel_bytes() - before)
+    # What is not sent, a segment more, and what each end has received and not read.
+    bound = 250 * (1 << 19)
+    scene.expect(peak < bound, f"the kernel kept {peak >> 20} MiB, expected at most {bound >> 20}")
+    return f"{len(connections)} held, {peak >> 20} MiB in the kernel"
+
+
+def kernel_bytes():
+    """What TCP holds on this host, of all sockets."""
+    with open("/proc/net/sockstat") as lines:
+        words = next(line for line in lines if line.startswith("TCP:")).split()
+    return int(words[words.index("mem") + 1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@attack()
+def half_closed_clients(scene):
+    """Forty clients that close their sending half once they have asked, and forty that ask three times before: all are
+    answered, and their connections end."""
+    raw = http1.request(*seven(), [("Content-Type", "application/json")])
+    answered = Counter()
+    for asked in [1, 3] * 40:
+        with http1.connect(scene.http) as connection:
+            connection.sendall(raw * asked)
+            connection.shutdown(socket.SHUT_WR)
+            heard = b""
+            while piece := connection.recv(1 << 16):
+                heard += piece
+        answered[heard.count(b"HTTP/1.1 200 ") == asked] += 1
+    scene.expect(not answered[False], f"{answered[False]} of 80 were not answered in full")
+    return f"{answered[True]} answered"
 
 
 @attack()
