@@ -8,7 +8,7 @@ use std::{
 
 use repository::Model;
 
-use crate::slots::SlotSize;
+use crate::slots::{self, SlotSize};
 
 /// The least that an arena has unless it is configured: over 400 tasks of 150 kB, a second of 400 requests each.
 pub const ARENA_BYTES_MIN: usize = 64 << 20;
@@ -19,17 +19,20 @@ const TASKS: usize = 64;
 /// The part of a host's memory that it is at most.
 const PART_OF_MEMORY: usize = 4;
 
-/// Bytes of an arena for these models on a host with so much memory: for many tasks of the largest, for a request of
-/// the most rows of any, and for a block of each beside it. What is never used takes no memory.
+/// Bytes of an arena for these models on a host with so much memory: for many tasks of the largest, and for a request
+/// of the most rows of any beside a block of each other. What is never used takes no memory.
 #[must_use]
 pub fn bytes_for(models: &[Model], memory_bytes: usize) -> usize {
-    let task_bytes = |model: &Model| SlotSize::new(model.input_bytes(), model.output_bytes()).class_bytes();
-    let largest = models.iter().map(task_bytes).max().unwrap_or(0);
-    let request = models.iter().map(|model| task_bytes(model).saturating_mul(model.rows_max)).max().unwrap_or(0);
-    let wanted = largest.saturating_mul(TASKS + models.len()).max(largest.saturating_mul(models.len() + 1) + request);
+    let size = |model: &Model| SlotSize::new(model.input_bytes(), model.output_bytes());
+    let requests: Vec<(SlotSize, usize)> = models.iter().map(|model| (size(model), model.rows_max)).collect();
+    let largest = requests.iter().map(|(size, _)| size.class_bytes()).max().unwrap_or(0);
     let most = ARENA_BYTES_MAX.min(memory_bytes / PART_OF_MEMORY);
+    let mut bytes = largest.saturating_mul(TASKS + models.len()).max(ARENA_BYTES_MIN);
+    while bytes < most && !slots::has_room(bytes, &requests) {
+        bytes += bytes / 8;
+    }
     // One task of the largest must have room.
-    wanted.min(most).max(ARENA_BYTES_MIN).max(largest.saturating_mul(2))
+    bytes.min(most).max(ARENA_BYTES_MIN).max(largest.saturating_mul(2))
 }
 
 /// The registered memory that slots lie in.

@@ -163,6 +163,47 @@ impl Layout {
         let guarded_bytes = block_bytes + ids_per_block * GUARD_BYTES;
         Self { block_bytes, ids_per_block, guarded_bytes, blocks: arena_bytes / guarded_bytes }
     }
+
+    /// With a block for each class, if the arena has room for so many; where it has not, blocks hold fewer of the
+    /// largest, and then there are fewer classes.
+    ///
+    /// # Errors
+    /// If it cannot hold one slot of the largest class.
+    fn of_classes(arena_bytes: usize, class_bytes: &mut BTreeSet<usize>) -> Result<Self, ArenaTooSmall> {
+        let mut largest_per_block = LARGEST_PER_BLOCK;
+        loop {
+            let layout = Self::new(arena_bytes, class_bytes, largest_per_block);
+            if layout.blocks >= class_bytes.len() {
+                return Ok(layout);
+            }
+            if largest_per_block > 1 {
+                largest_per_block -= 1;
+            } else if class_bytes.len() > 1 {
+                class_bytes.pop_first();
+            } else {
+                return Err(ArenaTooSmall { found: arena_bytes, least: layout.guarded_bytes });
+            }
+        }
+    }
+
+    fn slots_per_block(&self, slot_bytes: usize) -> usize {
+        (self.block_bytes / slot_bytes).min(self.ids_per_block)
+    }
+}
+
+/// Whether an arena has room for so many slots of each size, beside a block for each other class.
+#[must_use]
+pub fn has_room(arena_bytes: usize, wanted: &[(SlotSize, usize)]) -> bool {
+    let mut class_bytes: BTreeSet<usize> = wanted.iter().map(|(size, _)| size.class_bytes()).collect();
+    if class_bytes.is_empty() {
+        return true;
+    }
+    let Ok(layout) = Layout::of_classes(arena_bytes, &mut class_bytes) else { return false };
+    let blocks = layout.blocks + 1 - class_bytes.len();
+    wanted.iter().all(|(size, slots)| {
+        let class = class_bytes.range(size.class_bytes()..).next();
+        class.is_some_and(|&slot_bytes| slots.div_ceil(layout.slots_per_block(slot_bytes)) <= blocks)
+    })
 }
 
 /// All slots of a frontend.
@@ -215,23 +256,11 @@ impl Slots {
         if class_bytes.is_empty() {
             return Ok(Self::empty());
         }
-        let mut largest_per_block = LARGEST_PER_BLOCK;
-        let Layout { block_bytes, ids_per_block, blocks, .. } = loop {
-            let layout = Layout::new(arena_bytes, &class_bytes, largest_per_block);
-            if layout.blocks >= class_bytes.len() {
-                break layout;
-            }
-            if largest_per_block > 1 {
-                largest_per_block -= 1;
-            } else if class_bytes.len() > 1 {
-                class_bytes.pop_first();
-            } else {
-                return Err(ArenaTooSmall { found: arena_bytes, least: layout.guarded_bytes });
-            }
-        };
+        let layout = Layout::of_classes(arena_bytes, &mut class_bytes)?;
+        let Layout { block_bytes, ids_per_block, blocks, .. } = layout;
         let class = |&slot_bytes: &usize| Class {
             slot_bytes,
-            slots_per_block: (block_bytes / slot_bytes).min(ids_per_block),
+            slots_per_block: layout.slots_per_block(slot_bytes),
             open: BTreeSet::new(),
         };
         Ok(Self {
@@ -495,6 +524,28 @@ mod tests {
     }
 
     proptest! {
+        /// A lone request of a model's own most rows was refused for ever where blocks did not divide it.
+        #[test]
+        fn where_an_arena_has_room_all_slots_of_any_size_can_be_leased_beside_one_of_each_other(
+            wanted in proptest::collection::vec((1usize..40_000, 1usize..300), 1..6),
+            arena in 1usize..64,
+        ) {
+            let wanted: Vec<_> = wanted.iter().map(|&(bytes, slots)| (size(bytes, 8), slots)).collect();
+            let (arena_bytes, sizes) = (arena << 20, wanted.iter().map(|(size, _)| *size).collect::<Vec<_>>());
+            if has_room(arena_bytes, &wanted) {
+                for &(most, count) in &wanted {
+                    let mut slots = Slots::new(arena_bytes, &sizes).unwrap();
+                    for size in sizes.iter().filter(|size| size.class_bytes() != most.class_bytes()) {
+                        slots.lease(*size, (TaskId(1), None), 1).unwrap();
+                    }
+                    let mut left = count;
+                    while left > 0 {
+                        left -= slots.lease(most, (TaskId(9), None), left).unwrap().slots();
+                    }
+                }
+            }
+        }
+
         #[test]
         fn leases_never_overlap_and_all_room_comes_back(
             steps in proptest::collection::vec(
