@@ -44,7 +44,7 @@ const RING_MESSAGES: usize = 4096;
 #[must_use]
 pub fn link(models_max: usize) -> (ModelEnd, RankEnd) {
     let slots = Arc::new(LatestValues::new(2 * models_max));
-    let prices: Arc<[AtomicU64]> = (0..models_max).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().into();
+    let prices = Arc::new((0..models_max).map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
     let (grant_sender, grants) = ring(RING_MESSAGES);
     let (gpu_sender, gpus) = ring(RING_MESSAGES);
     // Each slot is in it at most once.
@@ -70,7 +70,7 @@ pub struct ModelEnd {
     gpus: Sender<(GpuId, GpuUpdate)>,
     grants: Consumer<FromRankThread>,
     /// By model: the last one that was told.
-    prices: Arc<[AtomicU64]>,
+    prices: Arc<Vec<AtomicU64>>,
 }
 
 /// The RankThread's side.
@@ -80,7 +80,7 @@ pub struct RankEnd {
     changed: Consumer<u32>,
     gpus: Consumer<(GpuId, GpuUpdate)>,
     grants: Sender<FromRankThread>,
-    prices: Arc<[AtomicU64]>,
+    prices: Arc<Vec<AtomicU64>>,
 }
 
 /// What the RankThread finds.

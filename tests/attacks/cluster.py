@@ -222,7 +222,6 @@ class Cluster:
         placement = ", ".join(f"{model} = {list(range(gpus))}" for model in models)
         keys = f'scheduler = "{scheduler or self.at(1, 7400)}"\naddress = "{address}"\n'
         keys += f'repository = "{REPOSITORY}"\ngpus = {gpus}\nplacement = {{ {placement} }}\n'
-        keys += "drain_grace_ms = 1000\n"
         keys += f'load_files = "{self.loaded}"\n'
         name = name or f"backend-{index}"
         return self.start_role("backend", name, keys, namespace=self.namespace if is_away else None)
