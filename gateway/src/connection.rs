@@ -63,9 +63,11 @@ const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 const FRAME_BYTES_MAX: u32 = 256 * 1024;
 /// Bytes of replies that one HTTP/2 stream holds for a client that takes in slowly.
 const SEND_BUFFER_BYTES_MAX: usize = 1 << 20;
-/// Bytes of replies in the kernel that it has not sent, as a client has no room for them; what is sent and not
-/// acknowledged comes on top, and is bounded by that room.
+/// Bytes of replies in the kernel that it has not sent, as a client has no room for them.
 const UNSENT_BYTES_MAX: u32 = 128 << 10;
+/// The same with those that are sent and not acknowledged, which the kernel counts twice as it keeps more than bytes.
+/// It would let a client have 4 MiB.
+const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// How long to leave the listener alone when the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// How long a connection that is told to end has for it.
@@ -360,7 +362,9 @@ fn builder(limits: Limits) -> auto::Builder<Local> {
 /// what has been written meanwhile: the rest is with us, and charged.
 fn tune(stream: &TcpStream, timeout: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
+    let socket = SockRef::from(stream);
+    socket.set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
+    socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
     let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
     Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?)
 }

@@ -3,7 +3,7 @@
 usage: models.py REPOSITORY
 
 `encoder`: a layer of self-attention over tokens, with random weights; ids INT64 [N, length] to states FP32
-[N, length, 16] and scores FP32 [N, 4]. There is nothing but the file, as users have it.
+[N, length, 16] and scores FP32 [N, 4]. All but the bound of its tensors is as the file has it.
 `padded`, `bucketed`, `masked`: a transformer of two layers with a mask, ids INT64 [N, length] to states FP32 [N, length, 32], scores
 FP32 [N, 4] and width FP32 [N, 1], which is the length that ids had in the run. The mask is made for each run, or the client's.
 `ragged`: the same with all ids of a run in one dimension; its width is their number.
@@ -177,6 +177,9 @@ output { name: "scores" dims: [ 4 ] }
 output { name: "width" dims: [ 1 ] }
 """ + parameters(max_dims=256, batch_elements_max=1024)
 
+# Less than by default, so that no client has to send and no attention to compute megabytes of ids.
+ENCODER = parameters(max_bytes=65536)
+STRINGS = parameters(max_dims=8, max_bytes=4096, executor="onnxruntime")
 UNEQUAL = {
     "padded": parameters(batch_lengths="padded", mask_inputs="{ mask = 'ids' }", pad_values="{ ids = 1 }", max_dims=256),
     "bucketed": parameters(batch_lengths="bucketed:16,64,128,256", mask_inputs="{ mask = 'ids' }"),
@@ -202,7 +205,7 @@ if __name__ == "__main__":
     for name, made in made.items():
         (repository / name / "1").mkdir(parents=True, exist_ok=True)
         save(made, repository / name / "1" / "model.onnx")
-    for name, config in [("strings", parameters(max_dims=8, max_bytes=4096, executor="onnxruntime")), *UNEQUAL.items()]:
+    for name, config in {"encoder": ENCODER, "strings": STRINGS, **UNEQUAL}.items():
         (repository / name / "config.pbtxt").write_text(config)
     (repository / "tokens" / "1").mkdir(parents=True, exist_ok=True)
     (repository / "tokens" / "1" / "model.py").write_text(TOKENS.read_text())
