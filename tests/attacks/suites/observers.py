@@ -243,10 +243,11 @@ def cross_site_posts(scene):
     ]
     # As browsers mark them, whatever their type; and by a name that its owner points to this host (DNS rebinding).
     marked = [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Site", "same-site"), ("Origin", "https://evil.example")]
-    marked += [("Origin", "null"), ("Host", "evil.example"), ("Host", "evil.example:8000")]
-    headers = (
-        [[form] for form in forms] + [[mark, *JSON] for mark in marked] + [[("Sec-Fetch-Site", "cross-site"), forms[0]]]
-    )
+    marked += [("Origin", "null")]
+    language = ("Accept-Language", "en")
+    rebound = [[("Host", host), language, *JSON] for host in ("evil.example", "evil.example:8000")]
+    headers = [[form] for form in forms] + [[mark, *JSON] for mark in marked] + rebound
+    headers += [[("Sec-Fetch-Site", "cross-site"), forms[0]]]
     level = b'{"log_verbose_level": 2}'
     routes = [("/v2/repository/models/digits/unload", b"{}"), ("/v2/logging", level), ("/v2/drain", b"{}")]
     routes += [("/v2/trace/setting", b'{"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}')]
@@ -259,7 +260,7 @@ def cross_site_posts(scene):
         preflight = scene.ask("OPTIONS", routes[0][0], headers=[*more, ("Access-Control-Request-Method", "POST")])
         allowed = preflight and any(name.startswith("access-control-") for name in preflight.headers)
         scene.expect(not allowed, f"a preflight with {more} is answered by CORS headers")
-    reads = scene.ask("GET", "/v2/models/digits/config", headers=[("Host", "evil.example")])
+    reads = scene.ask("GET", "/v2/models/digits/config", headers=[("Host", "evil.example"), language])
     scene.expect(reads is None or reads.status != 200, "a page can read the configuration by a name of its own (Host)")
     scene.expect(not taken, f"{len(taken)} were obeyed: {'; '.join(taken[:3])}, ..")
     index = scene.ask("GET", "/v2/models/digits/ready", source=http1.CONTROL)

@@ -166,7 +166,8 @@ def terminated_frontend(scene):
         [reply.status for reply in found] == [200], f"a new request was answered {told(r.status for r in found)}"
     )
     answered = under_way.expect_answers(scene)
-    idle.pump(0.2)
+    # It has asked nothing yet, so the end of the grace is soon enough.
+    idle.pump(2)
     scene.expect(idle.frames[http2.GOAWAY] > 0, "an HTTP/2 connection was not sent GOAWAY")
     expect_ending(scene, member)
     return answered
