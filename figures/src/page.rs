@@ -14,6 +14,10 @@ Made by `downbeat figures`; the page itself, too (`--page`). Every figure names 
 the same seed: the simulator runs the scheduler's own state machines in virtual time, so the numbers do not depend on
 the machine, except where a figure says so. Beside each SVG lies its data as CSV.
 
+All figures were drawn before `downbeat` sized batches by the price of GPU time ([policy.md](policy.md)): it deferred
+every batch then, as it does now with `gpu_price = inf`, so its latencies here are higher than they are, and fewer
+GPUs are used. Nor is `symphony` in them yet, which serves 1.3 times what `deferred:target` does at twice its goodput.
+
 What the paper's evaluation calls Symphony is the policy `deferred:target` here; `deferred` is its Algorithm 1 with
 the longest prefix that can finish for a batch, without a target size; `downbeat` is our own, and the other systems are
 re-implemented as their papers describe them. The papers ran them on emulated and real GPUs with a network between;

@@ -246,7 +246,9 @@ impl Members {
 fn cpu(before: &[(String, Option<ProcessorTime>)], after: &[(String, Option<ProcessorTime>)]) -> CpuNs {
     let sum = |role: &str, part: fn(&ProcessorTime) -> u64| {
         let used = before.iter().zip(after).filter(|((name, _), _)| name.starts_with(role));
-        let used = used.map(|((_, before), (_, after))| Some((part(after.as_ref()?) - part(before.as_ref()?)) as f64));
+        // A thread that has ended meanwhile took its time with it.
+        let used = used
+            .map(|((_, before), (_, after))| Some(part(after.as_ref()?).saturating_sub(part(before.as_ref()?)) as f64));
         used.sum::<Option<f64>>()
     };
     let whole = |time: &ProcessorTime| time.first_thread_ns + time.other_threads_ns;
