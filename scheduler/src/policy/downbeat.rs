@@ -315,11 +315,11 @@ mod tests {
         let task = (latency(profile.max_batch()) - latency(1)) / (profile.max_batch() - 1) as f64;
         let fixed = latency(1) - task;
         let reserve = if lost < 0.02 {
-            1.25
+            1.1
         } else if lost > 0.08 {
             0.0
         } else {
-            1.25 * (0.08 - lost) / 0.06
+            1.1 * (0.08 - lost) / 0.06
         };
         let mut largest = 1;
         for size in 2..=profile.max_batch() {

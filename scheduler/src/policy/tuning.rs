@@ -43,7 +43,7 @@ impl Default for Tuning {
             late_weight: 0.0005,
             gap_weight: 0.005,
             little: 0.05,
-            reserve: 1.25,
+            reserve: 1.1,
             saving: 0.03,
             urgency_ms: 20.0,
             gpu_price: 0.0,
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(error("reserve=9,size=3"), "size=3");
         assert_eq!((error("reserve"), error("")), ("reserve".to_owned(), String::new()));
         assert_eq!(error("reserve=9,reserve=8"), "reserve=8 (named twice)");
-        assert_eq!("downbeat:reserve=1.25".parse(), Ok(crate::Policy::Downbeat), "as it is anyway");
+        assert_eq!("downbeat:reserve=1.1".parse(), Ok(crate::Policy::Downbeat), "as it is anyway");
         for bad in ["0", "-1", "NaN", "inf", "1.5", "x"] {
             assert_eq!(error(&format!("little={bad}")), format!("little={bad} (at most 1)"));
         }
