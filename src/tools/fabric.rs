@@ -242,13 +242,15 @@ impl Members {
     }
 }
 
-/// What each role used between two looks, in nanoseconds.
+/// What each role used between two looks, in nanoseconds; not of one of which a process was there at the first only.
 fn cpu(before: &[(String, Option<ProcessorTime>)], after: &[(String, Option<ProcessorTime>)]) -> CpuNs {
     let sum = |role: &str, part: fn(&ProcessorTime) -> u64| {
-        let used = before.iter().zip(after).filter(|((name, _), _)| name.starts_with(role));
-        // A thread that has ended meanwhile took its time with it.
-        let used = used
-            .map(|((_, before), (_, after))| Some(part(after.as_ref()?).saturating_sub(part(before.as_ref()?)) as f64));
+        // A frontend that is done, on a machine that is busy, has ended before it was looked at again; a thread that
+        // has ended took its time with it.
+        let used = before.iter().filter(|(name, _)| name.starts_with(role)).map(|(name, before)| {
+            let (_, after) = after.iter().find(|(other, _)| other == name)?;
+            Some(part(after.as_ref()?).saturating_sub(part(before.as_ref()?)) as f64)
+        });
         used.sum::<Option<f64>>()
     };
     let whole = |time: &ProcessorTime| time.first_thread_ns + time.other_threads_ns;
