@@ -83,9 +83,11 @@ pub(crate) struct Pricing {
 
 /// A price, with what it makes of the loads.
 struct Outlook {
-    /// Sum of the requests' rates, of batches' rates, and of both kinds of time that a request pays.
+    /// Requests a millisecond.
     requests: f64,
+    /// Batches a millisecond.
     batches: f64,
+    /// GPUs that they keep busy.
     busy: f64,
     /// Latency of all requests of a millisecond but what they wait for GPUs.
     latency: f64,

@@ -172,8 +172,7 @@ pub(super) fn one(config: &Config, model: &Model, origin: Origin<'_>) -> Result<
         // The same that this process has loaded.
         settings.library = Some(executor::onnxruntime_library(&settings, None)?.path);
     }
-    let folder = file.parent().unwrap_or(Path::new("."));
-    let tried = Tried::of((model, folder), (processor, &settings), origin.config);
+    let tried = Tried::of((model, file), (processor, &settings), origin.config);
     if tried.as_ref().is_some_and(Tried::is_known) {
         return Ok(());
     }
@@ -194,7 +193,8 @@ pub(super) fn one(config: &Config, model: &Model, origin: Origin<'_>) -> Result<
         let (name, file) = (&model.name, file.display());
         ExecutorError(format!("model {name}: {file}: {engine} {how} when it tried the file in a process of its own"))
     };
-    let span = SPAN + Duration::from_secs(folder_bytes(folder) / BYTES_PER_SECOND);
+    let bytes = fs::metadata(file).map_or(0, |found| found.len()).max(model.weights.bytes.unwrap_or(0));
+    let span = SPAN + Duration::from_secs(bytes / BYTES_PER_SECOND);
     match ask(&order, span).map_err(ended)?.refused {
         Some(reason) => Err(ExecutorError(reason)),
         None => {
@@ -270,9 +270,4 @@ fn memory_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
-}
-
-fn folder_bytes(folder: &Path) -> u64 {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter_map(|entry| fs::metadata(entry.path()).ok()).map(|found| found.len()).sum()
 }

@@ -27,19 +27,19 @@ pub(super) struct Tried {
 }
 
 impl Tried {
-    /// That of a model whose files are in a folder, by an engine; `config` takes the place of what is written for it.
+    /// That of a model whose graph is in a file, by an engine; `config` takes the place of what is written for it.
     /// `None` where nothing is remembered.
     pub(super) fn of(
-        (model, folder): (&Model, &Path),
+        (model, file): (&Model, &Path),
         (processor, settings): (Processor, &OnnxRuntime),
         config: Option<&str>,
     ) -> Option<Self> {
-        Self::below(&cache()?, (model, folder), (processor, settings), config)
+        Self::below(&cache()?, (model, file), (processor, settings), config)
     }
 
     fn below(
         cache: &Path,
-        (model, folder): (&Model, &Path),
+        (model, file): (&Model, &Path),
         (processor, settings): (Processor, &OnnxRuntime),
         config: Option<&str>,
     ) -> Option<Self> {
@@ -47,16 +47,14 @@ impl Tried {
         let engine = (env!("CARGO_PKG_VERSION"), processor, settings.provider, &model.inputs, &model.outputs);
         digest.update(format!("{engine:?} {} {config:?}", model.max_batch));
         if let Some(library) = &settings.library {
-            let found = fs::metadata(library).ok()?;
-            let changed = found.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-            digest.update(format!("{} {} {changed:?}", library.display(), found.len()));
+            add_stamp(&mut digest, library)?;
         }
-        let mut files: Vec<PathBuf> = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
-        files.sort();
-        for file in files.iter().filter(|file| file.is_file()) {
-            digest.update(file.file_name()?.as_encoded_bytes());
-            add_content(&mut digest, file)?;
-        }
+        add_content(&mut digest, file)?;
+        // Weights lie there, and whatever else: there may be too much to read it at each start.
+        let mut beside: Vec<PathBuf> = fs::read_dir(file.parent()?).ok()?.flatten().map(|entry| entry.path()).collect();
+        beside.retain(|other| other != file && other.is_file());
+        beside.sort();
+        beside.iter().try_for_each(|other| add_stamp(&mut digest, other))?;
         let name: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         Some(Self { note: cache.join(name) })
     }
@@ -85,6 +83,14 @@ fn cache() -> Option<PathBuf> {
     Some(base.join("downbeat/tried"))
 }
 
+/// Which file it is, as far as that can be told without reading it.
+fn add_stamp(digest: &mut Sha256, file: &Path) -> Option<()> {
+    let found = fs::metadata(file).ok()?;
+    let changed = found.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    digest.update(format!("{} {} {changed:?}", file.display(), found.len()));
+    Some(())
+}
+
 fn add_content(digest: &mut Sha256, file: &Path) -> Option<()> {
     let mut file = fs::File::open(file).ok()?;
     let mut bytes = vec![0; READ_BYTES];
@@ -108,17 +114,18 @@ mod tests {
         fs::write(folder.join("model.onnx"), "one").unwrap();
         let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/digits");
         let model = repository::load_model(&digits).unwrap();
+        let file = folder.join("model.onnx");
         let of = |processor, config| {
-            Tried::below(&cache, (&model, &folder), (processor, &OnnxRuntime::default()), config).unwrap()
+            Tried::below(&cache, (&model, &file), (processor, &OnnxRuntime::default()), config).unwrap()
         };
         let first = of(Processor::Cpu, None);
         assert!(!first.is_known());
         first.note();
         assert!(of(Processor::Cpu, None).is_known());
         assert!(!of(Processor::Onnxruntime, None).is_known() && !of(Processor::Cpu, Some("{}")).is_known());
-        fs::write(folder.join("model.onnx"), "two").unwrap();
+        fs::write(&file, "two").unwrap();
         assert!(!of(Processor::Cpu, None).is_known());
-        fs::write(folder.join("model.onnx"), "one").unwrap();
+        fs::write(&file, "one").unwrap();
         assert!(of(Processor::Cpu, None).is_known());
         fs::write(folder.join("weights"), "").unwrap();
         assert!(!of(Processor::Cpu, None).is_known());

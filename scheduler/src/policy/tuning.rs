@@ -125,8 +125,8 @@ mod tests {
             assert_eq!(Tuning::parse(&tuning.to_string()), Ok(tuning));
         }
         let tuning = Tuning::default().scaled("reserve", 1.2).scaled("little", 2.0);
-        assert_eq!(tuning.to_string(), "little=0.1,reserve=1.5");
-        assert_eq!(Tuning::parse("reserve=1.5,little=0.1"), Ok(tuning));
+        assert_eq!(tuning.to_string(), "little=0.1,reserve=1.32");
+        assert_eq!(Tuning::parse("reserve=1.32,little=0.1"), Ok(tuning));
     }
 
     #[test]
