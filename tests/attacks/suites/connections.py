@@ -90,6 +90,8 @@ def unread_replies(scene):
     connections = http1.connect_many(scene.http, 250, 2)
     for connection in connections:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        # What a client keeps of its own requests is not the server's doing: four megabytes, if its kernel likes.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     peak = 0
     while connections and not scene.is_over(2.5):
         connections = [connection for connection in connections if push(connection, raw, 0.002)]
