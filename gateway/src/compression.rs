@@ -2,11 +2,12 @@
 //! Gzip and deflate. What a body becomes is charged and bounded while it grows (`server/intake.rs`),
 //! and a large reply leaves the thread to others between its pieces.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead as _, BufReader, Read, Write};
 
 use flate2::{
     Compression,
-    read::{GzDecoder, ZlibDecoder},
+    bufread::GzDecoder,
+    read::ZlibDecoder,
     write::{GzEncoder, ZlibEncoder},
 };
 use frontend::rope::Rope;
@@ -15,6 +16,8 @@ use frontend::rope::Rope;
 const COMPRESSED_BYTES_MIN: usize = 1024;
 /// How much is coded at a time.
 pub const PIECE_BYTES: usize = 64 * 1024;
+/// Members of a gzip body: those that decode to nothing cost time, and are charged for nothing.
+const MEMBERS_MAX: usize = 4_096;
 
 /// A content coding (RFC 9110, section 8.4.1). `deflate` is the zlib format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +68,7 @@ impl Coding {
     #[must_use]
     pub fn decoding(self, body: Rope) -> Decoding {
         let decoder: Box<dyn Read + Send> = match self {
-            Self::Gzip => Box::new(GzDecoder::new(body.into_reader())),
+            Self::Gzip => Box::new(Members::new(body.into_reader())),
             Self::Deflate => Box::new(ZlibDecoder::new(body.into_reader())),
         };
         Decoding { decoder, decoded: Vec::new() }
@@ -151,6 +154,35 @@ impl Decoding {
     }
 }
 
+/// The members of a gzip body, one after another (RFC 1952, section 2.2).
+struct Members<R> {
+    /// `None` for a moment only, between two of them.
+    member: Option<GzDecoder<BufReader<R>>>,
+    /// How many may follow.
+    left: usize,
+}
+
+impl<R: Read> Members<R> {
+    fn new(body: R) -> Self {
+        Self { member: Some(GzDecoder::new(BufReader::new(body))), left: MEMBERS_MAX - 1 }
+    }
+}
+
+impl<R: Read> Read for Members<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let member = self.member.as_mut().ok_or_else(|| io::Error::other("it has failed before"))?;
+            let read = member.read(into)?;
+            if read > 0 || into.is_empty() || member.get_mut().fill_buf()?.is_empty() {
+                return Ok(read);
+            }
+            let too_many = || io::Error::other(format!("found more than {MEMBERS_MAX} members"));
+            self.left = self.left.checked_sub(1).ok_or_else(too_many)?;
+            self.member = self.member.take().map(|ended| GzDecoder::new(ended.into_inner()));
+        }
+    }
+}
+
 const IN_MEMORY: &str = "writing into memory cannot fail";
 
 #[cfg(test)]
@@ -191,6 +223,24 @@ mod tests {
                 assert_eq!(block_on(coding.encode(&body[..100])), None);
             }
         }
+    }
+
+    /// Whoever compresses in blocks, or appends to a file, sends several members: all but the first were dropped.
+    #[test]
+    fn all_members_of_a_gzip_body_count_up_to_a_bound() {
+        let member = |body: &[u8]| {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+            encoder.write_all(body).unwrap();
+            encoder.finish().unwrap()
+        };
+        let (one, other) = (vec![1; PIECE_BYTES + 7], b"and more".to_vec());
+        let body = [member(&one), member(b""), member(&other)].concat();
+        assert_eq!(decode(Coding::Gzip, &body).unwrap(), [one, other].concat());
+        assert!(decode(Coding::Gzip, &body[..body.len() - 1]).is_err());
+        assert!(decode(Coding::Gzip, &[&member(b"x")[..], b"no member"].concat()).is_err());
+        assert_eq!(decode(Coding::Gzip, &member(b"x").repeat(MEMBERS_MAX)).unwrap(), b"x".repeat(MEMBERS_MAX));
+        let error = decode(Coding::Gzip, &member(b"").repeat(MEMBERS_MAX + 1)).unwrap_err();
+        assert_eq!(error.to_string(), "found more than 4096 members");
     }
 
     #[test]
