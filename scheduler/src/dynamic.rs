@@ -289,6 +289,12 @@ impl BatchTimes {
         Self { mean: time, classes: Vec::new(), pooled: seen }
     }
 
+    /// Of these steps, whoever sees them.
+    #[cfg(test)]
+    pub(crate) fn of_bins(bins: Vec<Bin>, mean: Span) -> Self {
+        Self { mean, classes: Vec::new(), pooled: Seen { bins, mean } }
+    }
+
     /// As a class sees it; one that is unknown as all together do, in this lane.
     #[must_use]
     pub fn of(&self, class: Class) -> &Seen {

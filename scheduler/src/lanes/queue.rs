@@ -4,10 +4,13 @@
 //! request's deadline D and a rate b at which it would be delayed if it were not chosen now it is, for each step
 //! (equation 2, with a cost of 1 for a miss),
 //!
-//! - before `D - to`: `part / (E[L] b) (e^{b to} - e^{b from}) e^{-bD} e^{bt}`: the batch would be on time, and the
+//! - before `D - to`: `h / (E[L] b) (e^{b to} - e^{b from}) e^{-bD} e^{bt}`: the batch would be on time, and the
 //!   less likely later the nearer that is,
-//! - before `D - from`: `part / (E[L] b) (1 - e^{b from} e^{-bD} e^{bt})`: it may be,
+//! - before `D - from`: `h / (E[L] b) (1 - e^{b from} e^{-bD} e^{bt})`: it may be,
 //! - then 0.
+//!
+//! The paper calls h the step's frequency. It is a density, the step's probability divided by its width: the integral
+//! of equation 1 over the step has it so, and steps are of unequal widths.
 //!
 //! Each is a line over `x = e^{bt}`, so the queue is a [`Hull`], and a request moves in it only at these milestones.
 
@@ -56,7 +59,7 @@ fn line(now: Timestamp, entry: &Entry, times: &BatchTimes, clock: ScoreClock) ->
     let mut until = Timestamp::NEVER;
     for bin in bins {
         let (certain_until, possible_until) = (entry.deadline - bin.to, entry.deadline - bin.from);
-        let weight = bin.part * per_part;
+        let weight = bin.part / (bin.to - bin.from).as_millis_f64() * per_part;
         if now < certain_until {
             line.alpha += weight * (grown(bin.to) - grown(bin.from));
             until = until.min(certain_until);
@@ -190,6 +193,43 @@ mod tests {
         Timestamp::ZERO + Span::from_millis_f64(ms)
     }
 
+    /// Equation 1, as it is written: by how much the expected cost of a miss grows if the request is delayed, for a
+    /// delay that follows an exponential distribution, over E[L]. Each step's times are alike likely; the integral is a
+    /// sum over slices of them.
+    fn expected_cost_reduction(now: Timestamp, entry: &Entry, times: &BatchTimes) -> f64 {
+        const SLICES: usize = 2_000;
+        let ms = Span::as_millis_f64;
+        let left = ms(entry.deadline - now);
+        let of_time = |took: f64| {
+            let missed_now = if took > left { 1.0 } else { 0.0 };
+            // P(delay > what is left).
+            let missed_later = if took > left { 1.0 } else { (-CLOCK.rate * (left - took)).exp() };
+            missed_later - missed_now
+        };
+        let of_bin = |bin: &crate::dynamic::Bin| {
+            let (from, width) = (ms(bin.from), ms(bin.to - bin.from));
+            let slice = |index: usize| of_time(from + width * (index as f64 + 0.5) / SLICES as f64);
+            bin.part * (0..SLICES).map(slice).sum::<f64>() / SLICES as f64
+        };
+        times.of(entry.class).bins.iter().map(of_bin).sum::<f64>() / ms(times.mean)
+    }
+
+    /// A step's probability stood where its density belongs: wide steps counted for more than they are.
+    #[test]
+    fn a_score_is_the_expected_cost_that_running_now_saves() {
+        let ms = Span::from_millis;
+        let bin = |from, to, part| crate::dynamic::Bin { from: ms(from), to: ms(to), part };
+        let bins = vec![bin(10, 12, 0.5), bin(12, 40, 0.3), bin(40, 400, 0.2)];
+        let times = BatchTimes::of_bins(bins, ms(60));
+        for left in [5, 11, 12, 30, 39, 41, 200, 399, 500, 5_000] {
+            let entry = Entry { key: 0, deadline: at(7_000.0) + ms(left), class: Class::ANY };
+            let (Line { alpha, beta }, _) = line(at(7_000.0), &entry, &times, CLOCK);
+            let score = alpha * CLOCK.exp(at(7_000.0)) + beta;
+            let expected = expected_cost_reduction(at(7_000.0), &entry, &times);
+            assert!((score - expected).abs() < 1e-3 * expected.max(1e-3), "{left} ms left: {score}, {expected}");
+        }
+    }
+
     /// Equation 2, as it is written.
     fn naive_score(now: Timestamp, entry: &Entry, times: &BatchTimes) -> f64 {
         let ms = Span::as_millis_f64;
@@ -197,10 +237,11 @@ mod tests {
         let factor = 1.0 / (ms(times.mean) * b);
         let score = |bin: &crate::dynamic::Bin| {
             let (l1, l2) = (ms(bin.from), ms(bin.to));
+            let h = bin.part / (l2 - l1);
             if t < d - l2 {
-                bin.part * factor * ((b * l2).exp() - (b * l1).exp()) * (b * (t - d)).exp()
+                h * factor * ((b * l2).exp() - (b * l1).exp()) * (b * (t - d)).exp()
             } else if t < d - l1 {
-                bin.part * factor * (1.0 - (b * l1).exp() * (b * (t - d)).exp())
+                h * factor * (1.0 - (b * l1).exp() * (b * (t - d)).exp())
             } else {
                 0.0
             }
