@@ -69,7 +69,8 @@ impl ClusterConfig {
         let Self { resp, budget, queue_max, tasks_per_frontend_max, .. } = *self;
         let learning = self.policy.learning(self.reestimate);
         let has_port = !self.addresses.is_empty();
-        ShardConfig { id, has_port, resp, ctrl: budget.ctrl, queue_max, tasks_per_frontend_max, learning }
+        let NetworkBudget { ctrl, jitter, .. } = budget;
+        ShardConfig { id, has_port, resp, ctrl, jitter, queue_max, tasks_per_frontend_max, learning }
     }
 }
 

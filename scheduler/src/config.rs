@@ -11,6 +11,7 @@ use crate::{
     cluster::ClusterConfig,
     control::SuccessionConfig,
     messages::NetworkBudget,
+    network_times::TIMERS_LATE,
     policy::{Policy, PolicyError},
 };
 
@@ -141,19 +142,11 @@ pub struct Network {
     pub data_us_per_megabyte: f64,
     /// From the end of execution to the client.
     pub resp_us: f64,
-    /// How late timers fire and threads wake; windows open this much earlier.
-    pub jitter_us: f64,
 }
 
 impl Default for Network {
     fn default() -> Self {
-        Self {
-            ctrl_us: 100.0,
-            data_us_per_request: 20.0,
-            data_us_per_megabyte: 1000.0,
-            resp_us: 1000.0,
-            jitter_us: 1000.0,
-        }
+        Self { ctrl_us: 100.0, data_us_per_request: 20.0, data_us_per_megabyte: 1000.0, resp_us: 1000.0 }
     }
 }
 
@@ -254,7 +247,7 @@ impl Config {
             budget: NetworkBudget {
                 ctrl: span("ctrl_us", self.network.ctrl_us)?,
                 data_per_task: span("data_us_per_request", self.network.data_us_per_request)?,
-                jitter: span("jitter_us", self.network.jitter_us)?,
+                jitter: TIMERS_LATE,
             },
             data_per_megabyte: span("data_us_per_megabyte", self.network.data_us_per_megabyte)?,
             resp: span("resp_us", self.network.resp_us)?,

@@ -1,27 +1,59 @@
-//! What the network takes, as a high percentile of what was seen (Symphony, section 5.6): a budget that is too small
-//! makes batches late, one that is too large wastes what deadlines leave.
+//! What the network takes, and how late timers are, as a high percentile of what was seen (Symphony, section 5.6): a
+//! budget that is too small makes batches late, one that is too large wastes what deadlines leave.
 //!
-//! The configured value holds until enough has been seen, and is never exceeded: a network that is worse than its
-//! operator allows is not planned around, it shows.
+//! Of the network the configured value holds until enough has been seen, and is never exceeded: one that is worse than
+//! its operator allows is not planned around, it shows. Nobody can know how late a host's timers are; that is bounded.
 
 use proto::{Span, Timestamp};
 
-/// Of all that was seen, one in so many took longer than what is planned with.
-const ONE_IN: u32 = 1_000;
 /// What is seen counts for one to two of these.
 const WINDOW: Span = Span::from_millis(10_000);
-/// Fewer say nothing of that percentile.
-const SAMPLES_MIN: u32 = 2_000;
 /// Buckets for each doubling.
 const STEPS: u32 = 8;
 /// Up to 2^40 ns, 18 minutes.
 const BUCKETS: usize = 40 * STEPS as usize;
 
-/// One part of the network's way.
+/// How late timers are taken to be before that is known.
+pub const TIMERS_LATE: Span = Span::from_millis(1);
+/// No operating system keeps time better.
+const TIMERS_LATE_MIN: Span = Span::from_micros(50);
+/// What is later is a stall, which no window should wait for.
+const TIMERS_LATE_MAX: Span = Span::from_millis(2);
+
+/// Which percentile is planned with.
+#[derive(Debug, Clone, Copy)]
+struct Rule {
+    /// Of all that was seen, one in so many took longer.
+    one_in: u32,
+    /// Fewer say nothing of it.
+    samples_min: u32,
+    /// What is planned with lies between these.
+    least: Span,
+    most: Span,
+    /// It is the least, doubled as often as needed: all models are planned anew whenever it changes.
+    is_rough: bool,
+}
+
+impl Rule {
+    fn planned(self, seen: Span) -> Span {
+        let seen = seen.clamp(self.least, self.most);
+        if !self.is_rough {
+            return seen;
+        }
+        let mut planned = self.least;
+        while planned < seen {
+            planned = planned * 2;
+        }
+        planned.min(self.most)
+    }
+}
+
+/// One part of the way from a decision to what comes of it.
 #[derive(Debug)]
 pub struct NetworkTime {
     configured: Span,
     planned: Span,
+    rule: Rule,
     window: Window,
     last: Window,
     ends_at: Timestamp,
@@ -48,11 +80,11 @@ impl Window {
     }
 
     /// The upper edge of the bucket that holds the percentile; `None` if there is too little.
-    fn percentile(&self) -> Option<Span> {
-        if self.total < SAMPLES_MIN {
+    fn percentile(&self, rule: Rule) -> Option<Span> {
+        if self.total < rule.samples_min {
             return None;
         }
-        let rank = self.total - self.total / ONE_IN;
+        let rank = self.total - self.total / rule.one_in;
         let mut seen = 0;
         let at = self.counts.iter().position(|count| {
             seen = count.saturating_add(seen);
@@ -76,14 +108,29 @@ impl NetworkTime {
     /// Plans with the configured value.
     #[must_use]
     pub fn new(configured: Span) -> Self {
+        Self::by(
+            Rule { one_in: 1_000, samples_min: 2_000, least: Span::ZERO, most: configured, is_rough: false },
+            configured,
+        )
+    }
+
+    /// How late timers fire and threads wake: as long, until that has been seen.
+    #[must_use]
+    pub fn of_timers(at_first: Span) -> Self {
+        let (least, most) = (TIMERS_LATE_MIN, TIMERS_LATE_MAX);
+        Self::by(Rule { one_in: 100, samples_min: 200, least, most, is_rough: true }, at_first)
+    }
+
+    fn by(rule: Rule, configured: Span) -> Self {
         let (window, last) = (Window::empty(), Window::empty());
-        Self { configured, planned: configured, window, last, ends_at: Timestamp::PAST }
+        Self { configured, planned: configured, rule, window, last, ends_at: Timestamp::PAST }
     }
 
     /// The configured value is another one; what was seen still counts.
     pub fn set_configured(&mut self, configured: Span) {
         self.planned = if self.planned == self.configured { configured } else { self.planned.min(configured) };
         self.configured = configured;
+        self.rule.most = configured;
     }
 
     /// It took so long. True if another value is to be planned with.
@@ -93,7 +140,7 @@ impl NetworkTime {
 
     /// As [`Self::handle_seen`], of who has seen many and tells their percentile.
     pub fn handle_percentile(&mut self, now: Timestamp, span: Span) -> bool {
-        self.handle_seen_times(now, span, SAMPLES_MIN)
+        self.handle_seen_times(now, span, self.rule.samples_min)
     }
 
     /// What another one planned with; it counts as long as what was seen here does.
@@ -117,8 +164,8 @@ impl NetworkTime {
         let is_over = self.ends_at <= now;
         let planned = self.planned;
         if is_over && self.ends_at > Timestamp::PAST {
-            let seen = [&self.window, &self.last].into_iter().filter_map(Window::percentile).max();
-            self.planned = seen.unwrap_or(self.configured).min(self.configured);
+            let seen = [&self.window, &self.last].into_iter().filter_map(|window| window.percentile(self.rule)).max();
+            self.planned = seen.map_or(self.configured, |seen| self.rule.planned(seen));
             self.last = std::mem::replace(&mut self.window, Window::empty());
         }
         if is_over {
@@ -161,6 +208,21 @@ mod tests {
         let learned = windows(&mut time, 2, |_| Span::from_micros(20))[1];
         assert!(learned > Span::from_micros(20) && learned < Span::from_micros(22), "{learned}");
         assert_eq!(windows(&mut time, 2, |_| Span::from_millis(3))[1], Span::from_micros(100));
+    }
+
+    #[test]
+    fn timers_are_as_late_as_one_in_a_hundred_is_within_bounds() {
+        let planned = |late: &dyn Fn(i64) -> Span| {
+            let mut timers = NetworkTime::of_timers(TIMERS_LATE);
+            assert_eq!(windows(&mut timers, 1, late), [TIMERS_LATE]);
+            windows(&mut timers, 2, late)[1]
+        };
+        assert_eq!(planned(&|_| Span::ZERO), TIMERS_LATE_MIN);
+        assert_eq!(planned(&|_| Span::from_millis(400)), TIMERS_LATE_MAX, "a stall");
+        // Half a percent do not count, two do; what counts is rounded up.
+        let late = |part, number| Span::from_micros(if number % 200 < part { 330 } else { 60 });
+        assert_eq!(planned(&|number| late(1, number)), Span::from_micros(100));
+        assert_eq!(planned(&|number| late(4, number)), Span::from_micros(400));
     }
 
     #[test]

@@ -72,6 +72,8 @@ pub struct ShardConfig {
     pub resp: Span,
     /// From a grant to its plan's arrival at a backend, at most.
     pub ctrl: Span,
+    /// How late timers fire and threads wake, until that is known.
+    pub jitter: Span,
     /// Tasks that may wait for one model.
     pub queue_max: usize,
     /// Tasks that one frontend may have under way here.
@@ -200,6 +202,8 @@ pub struct Shard {
     estimates: Estimates,
     /// From a grant to its plan's arrival.
     ctrl: NetworkTime,
+    /// From when a timer is due to the batch that it is for.
+    lateness: NetworkTime,
     planner: Box<dyn Planner<Ride>>,
     plans: Plans,
     fences: Fences,
@@ -227,6 +231,7 @@ impl Shard {
             models: BTreeMap::new(),
             estimates: Estimates::new(config.learning),
             ctrl: NetworkTime::new(config.ctrl),
+            lateness: NetworkTime::of_timers(config.jitter),
             planner,
             plans: Plans::new(config.id),
             fences: Fences::default(),
@@ -694,7 +699,11 @@ impl Shard {
         let is_resized = std::mem::replace(&mut entry.weights, weights) != weights;
         let is_dearer = std::mem::replace(&mut entry.cost, cost) != cost;
         entry.data.set_configured(budget.data_per_task);
-        entry.budget = NetworkBudget { ctrl: self.ctrl.planned(), data_per_task: entry.data.planned(), ..budget };
+        entry.budget = NetworkBudget {
+            ctrl: self.ctrl.planned(),
+            data_per_task: entry.data.planned(),
+            jitter: self.lateness.planned(),
+        };
         if let Some(common) = common {
             self.estimates.handle_model(model, common);
         }

@@ -13,6 +13,13 @@ impl Shard {
         }
     }
 
+    /// A batch was made so long after the timer for it was due.
+    pub(super) fn on_late(&mut self, now: Timestamp, lateness: Span) {
+        if self.lateness.handle_seen(now, lateness) {
+            self.on_budgets(now);
+        }
+    }
+
     pub(super) fn on_budgets(&mut self, now: Timestamp) {
         for model in self.models.keys().copied().collect::<Vec<_>>() {
             self.on_budget(now, model);
@@ -25,7 +32,7 @@ impl Shard {
         let budget = NetworkBudget {
             ctrl: self.ctrl.planned(),
             data_per_task: entry.data.planned(),
-            jitter: entry.budget.jitter,
+            jitter: self.lateness.planned(),
         };
         if entry.budget != budget {
             entry.budget = budget;

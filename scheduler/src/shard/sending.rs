@@ -7,7 +7,8 @@ impl Shard {
     /// Step 6: a final batch becomes a plan.
     pub(super) fn on_batch(&mut self, now: Timestamp, batch: Batch<Ride>) {
         let predicted = batch.predicted();
-        let Batch { model, gpu, due_at, exec_at, latest, tasks, .. } = batch;
+        let Batch { model, gpu, due_at, timer_at, exec_at, latest, tasks, .. } = batch;
+        self.on_late(now, now - timer_at);
         let UsedGpu { backend, index: gpu_index, .. } = self.gpus[&gpu];
         let sample = self.sample(model, &tasks);
         let sampled = sample.map(|index| (tasks[index].0.application, tasks[index].0.length));
