@@ -3,6 +3,7 @@
 
 mod doctor;
 mod handover;
+mod notices;
 mod panics;
 mod role;
 mod signals;
@@ -61,10 +62,18 @@ fn main() -> ExitCode {
             help.exit();
         }
         Err(error) => {
-            eprintln!("downbeat: {}", misused(&error.to_string()));
+            notices::fail(&misused(&error.to_string()));
             return ExitCode::from(BAD_INPUT);
         }
     };
+    match &cli.command {
+        #[cfg(feature = "tools")]
+        Command::Tool(command) => notices::write_as(command.log_format()),
+        Command::Scheduler(args) | Command::Frontend(args) | Command::Backend(args) => {
+            notices::write_as(args.log_format);
+        }
+        Command::Handover(_) | Command::Doctor(_) => {}
+    }
     let result = match cli.command {
         #[cfg(feature = "tools")]
         Command::Tool(command) => tools::run(&command),
@@ -81,7 +90,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("downbeat: {}", one_line(&error));
+            notices::fail(&one_line(&error));
             ExitCode::from(if ran(&error) { 1 } else { BAD_INPUT })
         }
     }

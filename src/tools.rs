@@ -55,6 +55,17 @@ pub(crate) enum Bench {
     Load(load::Args),
 }
 
+impl Command {
+    /// How what it says beside its tables is written.
+    pub(crate) fn log_format(&self) -> role::LogFormat {
+        match self {
+            Self::Up(args) => args.log_format,
+            Self::Bench(Bench::FabricFrontend(args)) => args.log_format,
+            _ => role::LogFormat::Text,
+        }
+    }
+}
+
 /// Runs one of them.
 pub(crate) fn run(command: &Command) -> Result<()> {
     match command {

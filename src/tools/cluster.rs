@@ -35,6 +35,7 @@ use super::{
     demo_models,
     supervisor::{Fate, Incident, Logs, Restarts, Supervisor},
 };
+use crate::notices;
 pub(crate) use up::{UpArgs, up};
 
 /// What a local cluster consists of; the file of `up --config`. Every key has a default: the cluster of `demo`.
@@ -484,12 +485,13 @@ impl Cluster {
             match incident {
                 Incident::Restarted { name, process } if self.is_told => {
                     // Nobody need read any more what is said here.
-                    let _ = writeln!(std::io::stdout(), "{name}: process {process}");
+                    let told = notices::told(&format!("{name}: process {process}"));
+                    let _ = writeln!(std::io::stdout(), "{told}");
                 }
                 Incident::Restarted { .. } => {}
                 Incident::Fell(fallen) if matches!(fallen.fate, Fate::Again(_)) || is_left(fallen.fate) => {
                     if self.is_told {
-                        eprintln!("downbeat: {fallen}");
+                        notices::warn(&fallen.to_string());
                     }
                 }
                 Incident::Fell(fallen) => {

@@ -14,12 +14,14 @@ use repository::{Executor, Model, Processor, Refused, Repository};
 
 use super::{BackendLayout, Cluster, LOOK, Layout, Wiring, gpus};
 use crate::{
-    role,
+    notices, role,
     tools::supervisor::{Fate, Logs, Restarts, private_folder},
 };
 
 /// How often it is said what is waited for.
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
+/// Models that a line names; of the others their number.
+const NAMES_MAX: usize = 20;
 /// A backend joins with all models that it could load, and frontends hear of them within this.
 const JOIN_SPAN: Duration = Duration::from_secs(5);
 
@@ -73,7 +75,7 @@ pub(crate) struct UpArgs {
     repository_poll_secs: Option<u32>,
     /// How members write their logs to stderr
     #[arg(long, value_enum, default_value_t)]
-    log_format: role::LogFormat,
+    pub(crate) log_format: role::LogFormat,
 }
 
 impl UpArgs {
@@ -136,7 +138,7 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     for Refused { name, version, reason } in refused {
         ensure!(!layout.strict, "model {name}: {reason}");
         let version = if version.is_empty() { String::new() } else { format!(" version {version}") };
-        eprintln!("downbeat: model {name}{version} is not served: {reason}");
+        notices::warn(&format!("model {name}{version} is not served: {reason}"));
     }
     if let ([backend], Some(_)) = (&mut layout.backend[..], &args.repository)
         && backend.models.is_empty()
@@ -147,14 +149,14 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     ensure!(!models.is_empty(), "repository: found no model that can be served, expected one: {first}");
     check_models(&layout, &repository, !args.load_model.is_empty())?;
     let found = layout.find_onnxruntime();
-    println!("ONNX models run by {}", layout.engines(&found));
-    gpus::line(&layout, models).into_iter().for_each(|line| println!("{line}"));
+    notices::tell(&format!("ONNX models run by {}", layout.engines(&found)));
+    gpus::line(&layout, models).iter().for_each(|line| notices::tell(line));
     let cluster = Cluster::start(folder, layout, Logs::Inherited(args.log_format), Restarts::All)?;
     for (name, process) in cluster.supervisor.process_ids() {
-        println!("{name}: process {process}");
+        notices::tell(&format!("{name}: process {process}"));
     }
     for (address, name) in cluster.schedulers() {
-        println!("{name}: {address}, --config {}", cluster.supervisor.config(&name).display());
+        notices::tell(&format!("{name}: {address}, --config {}", cluster.supervisor.config(&name).display()));
     }
     let mut names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     names.dedup();
@@ -164,11 +166,15 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let at = at.into_iter().chain(cluster.layout.grpc.iter().map(|grpc| format!("grpc://{grpc}")));
     let at: Vec<String> = at.collect();
     let has_digits = is_demo && served.iter().any(|name| name == "digits");
-    let served = if served.is_empty() { "no model is loaded yet,".to_owned() } else { served.join(", ") };
-    println!("ready: {served} at {}", at.join(", "));
+    let served = match &served[..] {
+        [] => "no model is loaded yet,".to_owned(),
+        served => told_names(&served.iter().map(String::as_str).collect::<Vec<_>>()),
+    };
+    notices::tell(&format!("ready: {served} at {}", at.join(", ")));
     if has_digits && cluster.observer.is_none() {
         let image = cluster.layout.repository().join("digits/seven.json");
-        println!("try: curl -s http://{}/v2/models/digits/infer --data @{}", cluster.http(), image.display());
+        let (http, image) = (cluster.http(), image.display());
+        notices::tell(&format!("try: curl -s http://{http}/v2/models/digits/infer --data @{image}"));
     }
     loop {
         std::thread::sleep(LOOK);
@@ -268,19 +274,26 @@ fn wait_for_models(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
             let has_failed = |&host: &usize| joined[host].is_some_and(|at| at.elapsed() > JOIN_SPAN);
             let is_given_up = !is_served && hosts.iter().all(has_failed);
             if is_given_up {
-                eprintln!("downbeat: model {name} is not served: its backend could not load it, see the log");
+                notices::warn(&format!("model {name} is not served: its backend could not load it, see the log"));
             }
             !is_served && !is_given_up
         });
         if told.elapsed() > PROGRESS_EVERY && !missing.is_empty() {
             let names: Vec<&str> = missing.iter().map(|(name, _)| *name).collect();
-            println!("loading and measuring: {}", names.join(", "));
+            notices::tell(&format!("loading and measuring: {}", told_names(&names)));
             told = Instant::now();
         }
         std::thread::sleep(LOOK);
     }
     served.sort_unstable();
     Ok(served)
+}
+
+/// The first of these, and how many more there are.
+fn told_names(names: &[&str]) -> String {
+    let (first, rest) = names.split_at(names.len().min(NAMES_MAX));
+    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+    format!("{}{more}", first.join(", "))
 }
 
 #[cfg(test)]
